@@ -9,12 +9,10 @@ import (
 
 // amplify asks with a field that the table holds, times over: a few bytes that stand for many.
 func (p *peer) amplify(id uint32, times int) int {
-	p.headers(id, true, ":method=GET", ":scheme=https", ":authority=a", ":path=/")
-	block := p.block.Bytes()
+	block := p.encode(asHead()...)
 	for range times {
 		block = append(block, 0x80|62) // the entry that came last
 	}
-	p.to.Reset()
 	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndStream: true, EndHeaders: true})
 	n := p.to.Len()
 	p.flush()
@@ -58,22 +56,12 @@ func TestAmplifiedHeads(t *testing.T) {
 
 // long asks with a head of 200 KiB.
 func (p *peer) long(id uint32) {
-	p.headers(id, true, ":method=GET", ":scheme=https", ":authority=a", ":path=/", "x-large="+strings.Repeat("{", 200<<10))
-	block := p.block.Bytes()
-	p.to.Reset()
-	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:minMaxFrame], EndStream: true})
-	for block = block[minMaxFrame:]; len(block) > 0; {
-		n := min(len(block), minMaxFrame)
-		_ = p.fr.WriteContinuation(id, n == len(block), block[:n])
-		block = block[n:]
-	}
-	p.flush()
+	p.continued(id, p.encode(asHead("x-large="+strings.Repeat("{", 200<<10))...), minMaxFrame)
 }
 
 // A connection's unanswered heads are bounded, however honestly they were sent.
 func TestUnansweredHeads(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
+	r, c := newClient(t)
 	refused := uint32(0)
 	for id := uint32(1); id < 60; id += 2 {
 		c.long(id)
@@ -94,8 +82,7 @@ func TestUnansweredHeads(t *testing.T) {
 
 // What real clients send costs nothing: tokens, groups and long selectors, from the table or not.
 func TestOrdinaryHeadsAreFree(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
+	_, c := newClient(t)
 	fields := []string{"authorization=Bearer " + strings.Repeat("t", 3000), "user-agent=" + strings.Repeat("u", 300)}
 	for range 60 {
 		fields = append(fields, "impersonate-group="+strings.Repeat("g", 20)+string(rune('a'+len(fields)%26)))

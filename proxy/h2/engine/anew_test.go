@@ -28,8 +28,7 @@ func TestBackendThatOnlyGreets(t *testing.T) {
 			_ = b.fr.WriteGoAway(0, http2.ErrCodeNo, nil)
 		}},
 		{"says that it takes one, refuses it, and goes", func(b *peer) {
-			_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1})
-			b.flush()
+			b.takes(1)
 			_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0})
 			for id := range b.c.streams {
 				_ = b.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream)
@@ -50,12 +49,8 @@ func TestBackendThatOnlyGreets(t *testing.T) {
 					if len(r.held) == 0 {
 						break
 					}
-					p := r.held[0]
-					r.held = r.held[1:]
 					dials++
-					b := r.peer(p.dialled(nil))
-					r.backends = append(r.backends, b)
-					r.run()
+					b := r.dialEnds(nil)
 					tc.greet(b)
 					b.flush()
 				}
@@ -111,12 +106,7 @@ func TestHeldFieldsAreCounted(t *testing.T) {
 			if r.e.held < tc.want {
 				t.Errorf("%d bytes are counted, want at least %d", r.e.held, tc.want)
 			}
-			r.e.lose(c.c, errRefused)
-			r.run()
-			for _, b := range r.backends {
-				r.e.lose(b.c, errRefused)
-			}
-			r.run()
+			r.loseAll(c)
 			r.clean()
 		})
 	}
@@ -233,11 +223,7 @@ func TestClientsTricks(t *testing.T) {
 			c.request(1, "POST", false)
 			c.upload(1, 60<<10)
 			c.rst(1, http2.ErrCodeCancel)
-			r.heldDial = false
-			for _, p := range r.held {
-				r.dialled(p)
-			}
-			r.held = nil
+			r.dialAll()
 		}},
 		{"gone while a retry waits", func(r *rig, c *peer) {
 			r.plan.Retries = 2
@@ -245,23 +231,16 @@ func TestClientsTricks(t *testing.T) {
 			c.upload(1, 60<<10)
 			b := r.backend(0)
 			r.heldDial = true
-			r.e.lose(b.c, errRefused)
-			r.run()
-			r.e.lose(c.c, errRefused)
-			r.run()
-			r.heldDial = false
-			for _, p := range r.held {
-				r.dialled(p)
-			}
-			r.held = nil
+			r.lose(b, errRefused)
+			r.lose(c, errRefused)
+			r.dialAll()
 		}},
 		{"a window below zero, and trailers behind it", func(r *rig, c *peer) {
 			c.get(1)
 			b := r.backend(0)
 			b.headers(1, false, ":status=200")
 			_ = b.fr.WriteData(1, false, make([]byte, 30<<10))
-			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-			c.flush()
+			c.window(0)
 			_ = b.fr.WriteData(1, false, make([]byte, 30<<10))
 			b.headers(1, true, "x-one=1")
 			b.flush()
@@ -269,9 +248,7 @@ func TestClientsTricks(t *testing.T) {
 				r.t.Errorf("the client sees %s", got)
 			}
 			c.grow(1, 60<<10)
-			if got := strings.Join(c.see(), "|"); !strings.Contains(got, "HEADERS 1 x-one=1 END") {
-				r.t.Errorf("the client sees %s", got)
-			}
+			c.wantPart("HEADERS 1 x-one=1 END")
 		}},
 		{"GOAWAY and then streams", func(_ *rig, c *peer) {
 			_ = c.fr.WriteGoAway(0, http2.ErrCodeNo, nil)
@@ -284,15 +261,9 @@ func TestClientsTricks(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := newRig(t)
-			c := r.client()
+			r, c := newClient(t)
 			tc.do(r, c)
-			r.e.lose(c.c, errRefused)
-			r.run()
-			for _, b := range r.backends {
-				r.e.lose(b.c, errRefused)
-			}
-			r.run()
+			r.loseAll(c)
 			r.clean()
 			if n := r.e.Count.Streams.Load(); n != 0 {
 				t.Errorf("%d streams are counted", n)
@@ -309,8 +280,7 @@ func TestSharedConnectionOutlivesClients(t *testing.T) {
 	r.plan.LongRunning = true
 	watcher.get(1)
 	b := r.backend(0)
-	b.headers(1, false, ":status=200")
-	b.flush()
+	b.begin(1)
 	r.plan.LongRunning = false
 	for i := range 20 {
 		c := r.client()
@@ -329,7 +299,5 @@ func TestSharedConnectionOutlivesClients(t *testing.T) {
 	}
 	_ = b.fr.WriteData(1, false, []byte("event\n"))
 	b.flush()
-	if got := strings.Join(watcher.see(), "|"); !strings.Contains(got, `event`) {
-		t.Errorf("the watcher sees %s", got)
-	}
+	watcher.wantPart(`event`)
 }

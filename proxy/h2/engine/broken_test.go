@@ -35,8 +35,7 @@ func TestConnectionErrors(t *testing.T) {
 		}, "GOAWAY 0 PROTOCOL_ERROR"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := newRig(t)
-			c := r.client()
+			_, c := newClient(t)
 			tc.do(c)
 			c.flush()
 			if got := strings.Join(c.see(), "|"); got != tc.want || c.c.closing != (tc.want != "") {

@@ -3,8 +3,6 @@ package engine
 import (
 	"errors"
 	"testing"
-
-	"golang.org/x/net/http2"
 )
 
 // crowd has clients ask at once, each on a connection of its own, while dials wait.
@@ -30,12 +28,7 @@ func TestCrowdMakesFewDials(t *testing.T) {
 	}
 	dials := 0
 	for ; len(r.held) > 0; dials++ {
-		p := r.held[0]
-		r.held = r.held[1:]
-		b := r.peer(p.dialled(nil))
-		r.backends = append(r.backends, b)
-		b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: perConn})
-		b.flush()
+		r.dialEnds(nil).takes(perConn)
 	}
 	// Those that were under way before the first backend had said how many streams it takes, one in
 	// the place of the first, and no further ones.
@@ -61,13 +54,9 @@ func TestCrowdOnSmallConnections(t *testing.T) {
 		if n := len(r.held); n > maxDialing {
 			t.Fatalf("%d dials at once", n)
 		}
-		p := r.held[0]
-		r.held = r.held[1:]
-		c := p.dialled(nil)
-		b := r.peer(c)
-		b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: perConn})
-		b.flush()
-		sent += len(c.streams)
+		b := r.dialEnds(nil)
+		b.takes(perConn)
+		sent += len(b.c.streams)
 	}
 	if sent != clients*each {
 		t.Errorf("%d of %d requests were sent", sent, clients*each)

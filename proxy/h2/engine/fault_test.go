@@ -78,8 +78,7 @@ func TestBackendMisbehaves(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			r := newRig(t, func(l *limits) { l.maxHeader = 32 << 10 })
-			c := r.client()
+			r, c := newClient(t, func(l *limits) { l.maxHeader = 32 << 10 })
 			if test.name == "stream window overflow" {
 				c.request(1, "POST", false)
 			} else {
@@ -102,18 +101,14 @@ func TestBackendMisbehaves(t *testing.T) {
 }
 
 func TestConnectionFieldsOfBackendAreDropped(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
-	c.get(1)
-	b := r.backend(0)
+	_, c, b := asked(t)
 	b.headers(1, true, ":status=200", "connection=x", "keep-alive=1", "transfer-encoding=chunked", "upgrade=h2c", "x-a=1")
 	b.flush()
 	c.want("HEADERS 1 :status=200 x-a=1 END")
 }
 
 func TestRequestValidation(t *testing.T) {
-	std := []string{":method=GET", ":scheme=https", ":authority=a", ":path=/"}
-	with := func(f ...string) []string { return append(append([]string{}, std...), f...) }
+	with := asHead
 	bad := map[string][]string{
 		"no method":                {":scheme=https", ":authority=a", ":path=/"},
 		"no path":                  {":method=GET", ":scheme=https", ":authority=a"},
@@ -146,8 +141,7 @@ func TestRequestValidation(t *testing.T) {
 		"authority with a newline": {":method=GET", ":scheme=https", ":authority=a\n", ":path=/"},
 	}
 	for name, fields := range bad {
-		r := newRig(t)
-		c := r.client()
+		r, c := newClient(t)
 		c.headers(1, true, fields...)
 		c.flush()
 		if got := strings.Join(c.see(), "|"); got != "RST 1 PROTOCOL_ERROR" || len(r.backends) != 0 {
@@ -167,8 +161,7 @@ func TestRequestValidation(t *testing.T) {
 		":method=GET :scheme=https :authority=h :path=/":     {":method=GET", ":scheme=https", ":path=/", "host=h"},
 	}
 	for want, fields := range good {
-		r := newRig(t)
-		c := r.client()
+		r, c := newClient(t)
 		c.headers(1, true, fields...)
 		c.flush()
 		if got := strings.Join(r.backend(0).see(), "|"); !strings.Contains(got, "HEADERS 1 "+want+" END") {
@@ -183,8 +176,7 @@ func TestRequestLengthMismatch(t *testing.T) {
 		"short":    func(c *peer) { c.data(1, "tw", true) },
 		"trailers": func(c *peer) { c.data(1, "tw", false); c.headers(1, true, "x-t=1"); c.flush() },
 	} {
-		r := newRig(t)
-		c := r.client()
+		r, c := newClient(t)
 		c.request(1, "POST", false, "content-length=3")
 		b := r.backend(0)
 		b.see()
@@ -291,21 +283,27 @@ func TestNoRetryOfProcessed(t *testing.T) {
 	}
 }
 
+// unless is a plan towards the rig's endpoint, or the other one once that is ejected.
+func (r *rig) unless(ejected *bool, other *Endpoint) Plan {
+	p := r.forward()
+	p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
+		r.inFlight++
+		if *ejected {
+			return other
+		}
+		return r.ep
+	}}
+	return p
+}
+
 func TestEject(t *testing.T) {
 	r := newRig(t)
 	r.plan.Retries, r.plan.Again = 2, true
 	other := r.endpoint("other")
 	ejected := false
 	r.decide = func(h *wire.Head, _ func(Plan)) (Plan, bool) {
-		p := r.forward(r.ep)
+		p := r.unless(&ejected, other)
 		p.Again = h.Method == "GET"
-		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
-			r.inFlight++
-			if ejected {
-				return other
-			}
-			return r.ep
-		}}
 		return p, true
 	}
 	c := r.client()
@@ -338,17 +336,7 @@ func TestEjectWhileDialling(t *testing.T) {
 	r := newRig(t)
 	other := r.endpoint("other")
 	ejected := false
-	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
-		p := r.forward(r.ep)
-		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
-			r.inFlight++
-			if ejected {
-				return other
-			}
-			return r.ep
-		}}
-		return p, true
-	}
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.unless(&ejected, other), true }
 	r.heldDial = true
 	c := r.client()
 	c.request(1, "POST", true)

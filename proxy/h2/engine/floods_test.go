@@ -14,15 +14,13 @@ import (
 
 // Each SETTINGS moves the windows of all streams, and lets each of them send a byte.
 func TestWindowSeesaw(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
+	r, c := newClient(t)
 	for id := uint32(1); id < 500; id += 2 {
 		c.request(id, "POST", false)
 	}
 	n := 0
 	for ; n < 10_000 && !c.c.closing; n++ {
-		_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(n % 2)})
-		c.flush()
+		c.window(uint32(n % 2))
 	}
 	if n < 10 || n > 100 {
 		t.Errorf("%d SETTINGS were taken, for 250 streams each", n)

@@ -56,36 +56,10 @@ func TestFreedAndUsed(t *testing.T) {
 	r.clean()
 }
 
-// A throttled backend has most of the time to answer a PING in (design §4).
-func TestBackendHasTimeToAnswerPing(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
-	c.get(1)
-	b := r.backend(0)
-	b.see()
-	r.tick(1250 * time.Millisecond)
-	b.want("PING fairlead")
-	r.tick(3 * time.Second)
-	if b.c.closing {
-		t.Fatal("given up after 3 s")
-	}
-	_ = b.fr.WritePing(true, [8]byte([]byte("fairlead")))
-	b.respond(1, "late")
-	c.see()
-	r.tick(5 * time.Second)
-	if !b.c.closing {
-		t.Error("a silent backend is not found within 5 s")
-	}
-	r.clean()
-}
-
 // A request that comes the moment after an idle connection was asked is not lost sooner than
 // others.
 func TestIdleBackendHasTimeToAnswerPing(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
-	c.get(1)
-	b := r.backend(0)
+	r, c, b := asked(t)
 	b.see()
 	b.respond(1, "")
 	for range 20 { // until it is asked
@@ -115,24 +89,20 @@ func TestKeysWearOut(t *testing.T) {
 		side dir
 	}{{"of a client", up}, {"of a backend", down}} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
-			c := r.client()
+			r, c := newClient(t)
 			r.plan.LongRunning = true
 			c.get(1)
 			r.plan.LongRunning = false
 			c.get(3)
 			b := r.backend(0)
-			b.headers(1, false, ":status=200")
-			b.flush()
+			b.begin(1)
 			p := map[dir]*peer{up: c, down: b}[tt.side]
 			p.c.bytesIn = r.e.lim.keyBytes
 			alive := func(d time.Duration) {
 				for end := r.e.now + d; r.e.now < end; {
 					r.tick(time.Second)
-					for _, p := range []*peer{c, b} {
-						_ = p.fr.WritePing(true, [8]byte([]byte("fairlead")))
-						p.flush()
-					}
+					c.pong()
+					b.pong()
 				}
 			}
 			alive(2 * time.Second)

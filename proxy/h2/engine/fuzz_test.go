@@ -19,7 +19,7 @@ func FuzzClientBytes(f *testing.F) {
 		write(p)
 		f.Add(p.to.Bytes())
 	}
-	seed(func(p *peer) { p.headers(1, true, ":method=GET", ":scheme=https", ":authority=a", ":path=/") })
+	seed(func(p *peer) { p.headers(1, true, asHead()...) })
 	seed(func(p *peer) {
 		p.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
 		_ = p.fr.WriteDataPadded(1, false, []byte("x"), make([]byte, 3))
@@ -33,8 +33,7 @@ func FuzzClientBytes(f *testing.F) {
 		_ = p.fr.WriteGoAway(0, 0, nil)
 	})
 	f.Fuzz(func(t *testing.T, in []byte) {
-		r := newRig(t)
-		c := r.client()
+		r, c := newClient(t)
 		r.feed(c.c, in)
 		for _, b := range r.backends {
 			if len(b.c.streams) > 0 {

@@ -8,10 +8,7 @@ import (
 
 // A head that says how long the body is leaves with the body's first bytes.
 func TestHeadWaitsForBody(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
-	c.get(1)
-	b := r.backend(0)
+	r, c, b := asked(t)
 	b.headers(1, false, ":status=200", "content-length=4")
 	b.flush()
 	c.want()
@@ -33,8 +30,7 @@ func TestHeldHeadEnds(t *testing.T) {
 		{"reset", func(_ *rig, _, b *peer) { b.rst(1, http2.ErrCodeInternal) }, []string{"RST 1 INTERNAL_ERROR"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := newRig(t)
-			c := r.client()
+			r, c := newClient(t)
 			c.get(1)
 			c.get(3)
 			b := r.backend(0)

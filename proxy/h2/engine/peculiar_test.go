@@ -8,10 +8,7 @@ import (
 
 // Trailers that were under way when we reset their stream must not cost the connection.
 func TestLateTrailersOfResetStream(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
-	c.request(1, "POST", false)
-	b := r.backend(0)
+	r, c, b := posted(t)
 	b.see()
 	b.headers(1, false, ":status=200")
 	b.rst(1, http2.ErrCodeInternal)

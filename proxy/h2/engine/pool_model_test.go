@@ -81,18 +81,13 @@ func (m *poolModel) step() {
 
 // dialEnds ends the dial that is under way longest.
 func (m *poolModel) dialEnds(well bool) {
-	r := m.r
-	if len(r.held) == 0 {
-		return
+	switch {
+	case len(m.r.held) == 0:
+	case well:
+		m.r.dialEnds(nil)
+	default:
+		m.r.dialEnds(errRefused)
 	}
-	p := r.held[0]
-	r.held = r.held[1:]
-	if well {
-		r.backends = append(r.backends, r.peer(p.dialled(nil)))
-	} else {
-		p.dialled(errors.New("refused"))
-	}
-	r.run()
 }
 
 // backend has one connection's backend do something.
@@ -105,8 +100,7 @@ func (m *poolModel) backend(b *peer) {
 	n := rnd.IntN(40)
 	switch {
 	case !b.c.started || n < 4:
-		_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: uint32(rnd.IntN(6))})
-		b.flush()
+		b.takes(uint32(rnd.IntN(6)))
 	case n == 4:
 		_ = b.fr.WriteGoAway(max(1, b.c.maxID)-2*uint32(rnd.IntN(2))%max(1, b.c.maxID), http2.ErrCodeNo, nil)
 		b.flush()
@@ -173,8 +167,7 @@ func (m *poolModel) end() {
 	}
 	for _, b := range r.backends {
 		if !b.c.closing {
-			r.e.lose(b.c, errors.New("lost"))
-			r.run()
+			r.lose(b, errors.New("lost"))
 		}
 	}
 	for range 60 {

@@ -37,8 +37,7 @@ func occupied(r *rig, long bool) (c, b *peer) {
 func (r *rig) alive(b *peer, d time.Duration) {
 	for ; d > 0; d -= time.Second {
 		r.tick(time.Second)
-		_ = b.fr.WritePing(true, [8]byte{})
-		b.flush()
+		b.pong()
 	}
 }
 
@@ -78,9 +77,8 @@ func TestDialFailsBesideUselessConnection(t *testing.T) {
 			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
 			r.plan.Retries, r.heldDial = 1, true
 			c.get(3)
-			r.held[0].dialled(errRefused)
-			r.run()
-			if len(r.held) != 2 || r.held[1].ep != other {
+			r.dialEnds(errRefused)
+			if len(r.held) != 1 || r.held[0].ep != other {
 				t.Fatal("the other endpoint is not dialled")
 			}
 		})
@@ -113,9 +111,8 @@ func TestDialFailsBesideFullConnection(t *testing.T) {
 	r.heldDial = true
 	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
 	c.get(7)
-	r.held[0].dialled(errRefused)
-	r.run()
-	if len(r.held) != 2 || r.held[1].ep != other || r.inFlight != 2 {
+	r.dialEnds(errRefused)
+	if len(r.held) != 1 || r.held[0].ep != other || r.inFlight != 2 {
 		t.Fatal("the other endpoint is not dialled")
 	}
 }

@@ -14,8 +14,7 @@ func (s *spares) empty() bool {
 // A shard that nobody asks anything keeps nothing for reuse, and what it holds for others is
 // untouched.
 func TestSparesGoWhenTheShardRests(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
+	r, c := newClient(t)
 	c.get(1) // a watch
 	b := r.backend(0)
 	b.headers(1, false, ":status=200")
@@ -57,8 +56,7 @@ func TestFewFramesAreRest(t *testing.T) {
 		{"work", 4, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
-			c := r.client()
+			r, c := newClient(t)
 			var b *peer
 			id := uint32(1)
 			for range 3 * int(restAfter/TickEvery) {
@@ -101,8 +99,7 @@ func TestSilenceAtRest(t *testing.T) {
 			}
 			ticked := r.e.now
 			r.e.Advance(ticked + off%r.e.Pace()) // its last word comes between two ticks
-			_ = b.fr.WritePing(true, [8]byte{})
-			b.flush()
+			b.pong()
 			last := r.e.now
 			for pace(ticked); !b.c.cut && r.e.now < time.Minute; {
 				pace(r.e.now)
@@ -116,8 +113,7 @@ func TestSilenceAtRest(t *testing.T) {
 
 // A shard that drains is looked after as one that works, though it has rested.
 func TestDrainIsNoRest(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
+	r, c := newClient(t)
 	c.get(1)
 	for range 2 * int(restAfter/TickEvery) {
 		r.tick(TickEvery)
@@ -134,8 +130,7 @@ func TestDrainIsNoRest(t *testing.T) {
 func pong(peers ...*peer) {
 	for _, p := range peers {
 		if slices.ContainsFunc(p.see(), func(f string) bool { return strings.HasPrefix(f, "PING") }) {
-			_ = p.fr.WritePing(true, [8]byte{})
-			p.flush()
+			p.pong()
 		}
 	}
 }

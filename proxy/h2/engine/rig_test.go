@@ -127,6 +127,30 @@ func (r *rig) dialled(d dialling) {
 	r.run()
 }
 
+// dialEnds ends the dial that is under way longest. Where it is well its backend has said nothing
+// yet.
+func (r *rig) dialEnds(err error) (b *peer) {
+	d := r.held[0]
+	r.held = r.held[1:]
+	if err != nil {
+		d.dialled(err)
+	} else {
+		b = r.peer(d.dialled(nil))
+		r.backends = append(r.backends, b)
+	}
+	r.run()
+	return b
+}
+
+// dialAll ends all dials that wait, well, and lets others pass.
+func (r *rig) dialAll() {
+	r.heldDial = false
+	for _, d := range r.held {
+		r.dialled(d)
+	}
+	r.held = nil
+}
+
 func (r *rig) peer(c *Conn) *peer {
 	p := &peer{r: r, c: c}
 	p.fr = http2.NewFramer(&p.to, &p.from)
@@ -147,6 +171,26 @@ func (r *rig) client() *peer {
 	p.flush()
 	p.see()
 	return p
+}
+
+// newClient is a rig with a client.
+func newClient(t testing.TB, change ...func(*limits)) (r *rig, c *peer) {
+	r = newRig(t, change...)
+	return r, r.client()
+}
+
+// asked is a rig with a GET under way, on stream 1.
+func asked(t testing.TB, change ...func(*limits)) (r *rig, c, b *peer) {
+	r, c = newClient(t, change...)
+	c.get(1)
+	return r, c, r.backend(0)
+}
+
+// posted is a rig with a POST under way, whose body is to come.
+func posted(t testing.TB, change ...func(*limits)) (r *rig, c, b *peer) {
+	r, c = newClient(t, change...)
+	c.request(1, "POST", false)
+	return r, c, r.backend(0)
 }
 
 // flush feeds what the peer has written, and lets the engine work.
@@ -216,19 +260,32 @@ func (r *rig) tick(d time.Duration) {
 	}
 }
 
-// headers writes a field block: "name=value" each, in one HEADERS frame.
-func (p *peer) headers(id uint32, end bool, fields ...string) {
+// encode makes a field block of "name=value" each.
+func (p *peer) encode(fields ...string) []byte {
 	p.block.Reset()
 	for _, f := range fields {
 		name, value, _ := strings.Cut(f, "=")
-		if strings.HasPrefix(f, ":") {
-			name, value, _ = strings.Cut(f[1:], "=")
-			name = ":" + name
-		}
-		_ = p.enc.WriteField(hpack.HeaderField{Name: name, Value: value})
+		_ = p.enc.WriteField(field(name, value))
 	}
-	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.block.Bytes(), EndStream: end, EndHeaders: true})
+	return p.block.Bytes()
 }
+
+// headers writes a field block in one HEADERS frame.
+func (p *peer) headers(id uint32, end bool, fields ...string) {
+	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.encode(fields...), EndStream: end, EndHeaders: true})
+}
+
+// continued asks with a field block in frames of n bytes each.
+func (p *peer) continued(id uint32, block []byte, n int) {
+	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndStream: true})
+	for block = block[n:]; len(block) > 0; block = block[min(n, len(block)):] {
+		_ = p.fr.WriteContinuation(id, len(block) <= n, block[:min(n, len(block))])
+	}
+	p.flush()
+}
+
+// asHead are the fields of okHead, for encode and headers.
+func asHead(more ...string) []string { return append(strings.Fields(okHead), more...) }
 
 // get requests "/" with further fields.
 func (p *peer) get(id uint32, fields ...string) { p.request(id, "GET", true, fields...) }
@@ -247,6 +304,12 @@ func (p *peer) respond(id uint32, body string) {
 	p.flush()
 }
 
+// begin answers 200 with a body that is to come.
+func (p *peer) begin(id uint32) {
+	p.headers(id, false, ":status=200")
+	p.flush()
+}
+
 func (p *peer) data(id uint32, body string, end bool) {
 	_ = p.fr.WriteData(id, end, []byte(body))
 	p.flush()
@@ -255,6 +318,37 @@ func (p *peer) data(id uint32, body string, end bool) {
 func (p *peer) rst(id uint32, code http2.ErrCode) {
 	_ = p.fr.WriteRSTStream(id, code)
 	p.flush()
+}
+
+// pong answers a PING that asks whether the peer lives.
+func (p *peer) pong() {
+	_ = p.fr.WritePing(true, [8]byte([]byte("fairlead")))
+	p.flush()
+}
+
+// drainPong answers the PING that goes with a GOAWAY.
+func (p *peer) drainPong() {
+	_ = p.fr.WritePing(true, [8]byte([]byte(drainPing)))
+	p.flush()
+}
+
+// window says with how much each stream to the peer may begin.
+func (p *peer) window(n uint32) {
+	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: n})
+	p.flush()
+}
+
+// lose has a connection break.
+func (r *rig) lose(p *peer, err error) {
+	r.e.lose(p.c, err)
+	r.run()
+}
+
+// loseAll has a client's connection break, and all to backends.
+func (r *rig) loseAll(c *peer) {
+	for _, p := range append([]*peer{c}, r.backends...) {
+		r.lose(p, errRefused)
+	}
 }
 
 // see returns what the engine has sent since the last call, one string a frame.
@@ -327,6 +421,17 @@ func (p *peer) want(frames ...string) {
 	got := p.see()
 	if !slices.Equal(got, frames) {
 		p.r.t.Fatalf("sees\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(frames, "\n  "))
+	}
+}
+
+// wantPart checks that what the peer sees has all the parts.
+func (p *peer) wantPart(parts ...string) {
+	p.r.t.Helper()
+	got := strings.Join(p.see(), "|")
+	for _, part := range parts {
+		if !strings.Contains(got, part) {
+			p.r.t.Errorf("sees %s, want %s in it", got, part)
+		}
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
@@ -199,10 +198,8 @@ func TestSharersHearOfFailures(t *testing.T) {
 	s.ask(c, 3, "a", "GET", "/?watch=1")
 	b := s.backend(0)
 	b.headers(1, false, ":status=200")
-	b.headers(3, false, ":status=200")
-	b.flush()
-	s.e.lose(b.c, errors.New("broken"))
-	s.run()
+	b.begin(3)
+	s.lose(b, errors.New("broken"))
 	if s.failed["a"] != 1 || s.failed["b"] != 0 || s.rig.failed != 1 {
 		t.Errorf("a lost connection is told %v, and %d times to its owner", s.failed, s.rig.failed)
 	}
@@ -212,25 +209,4 @@ func TestSharersHearOfFailures(t *testing.T) {
 		t.Errorf("failed dials are told %v, and %d times to their owner", s.failed, s.rig.failed)
 	}
 	s.clean()
-}
-
-// Who only wants no new requests on an endpoint does not undo the end that another has set.
-func TestRetireAgain(t *testing.T) {
-	r := newRig(t)
-	r.plan.LongRunning = true
-	c := r.client()
-	c.get(1)
-	b := r.backend(0)
-	b.headers(1, false, ":status=200")
-	b.flush()
-	c.see()
-	for _, grace := range []time.Duration{time.Hour, time.Second, time.Hour} {
-		r.e.Retire(r.ep, grace)
-	}
-	r.run()
-	r.tick(900 * time.Millisecond)
-	c.want()
-	r.tick(200 * time.Millisecond)
-	c.want(`DATA 1 "" END`)
-	r.clean()
 }

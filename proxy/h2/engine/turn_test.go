@@ -18,8 +18,7 @@ func (p *peer) many(n int) []byte {
 
 // A turn under the mutex ends after so many requests, whatever has come.
 func TestTurnHasSoManyHeads(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
+	r, c := newClient(t)
 	b := c.many(200)
 	for _, want := range []int{64, 128, 192, 200} {
 		b = r.e.Feed(c.c, b)
@@ -34,8 +33,7 @@ func TestTurnHasSoManyHeads(t *testing.T) {
 
 // What waits for another turn is counted once as input, and as held as long as it waits.
 func TestTurnsCountInputOnce(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
+	r, c := newClient(t)
 	c.c.bytesIn = 0
 	b := c.many(200)
 	held := func() int { return c.c.weight - c.c.heads - len(c.c.out) - 2*c.c.inflight }

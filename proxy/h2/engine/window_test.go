@@ -45,8 +45,7 @@ func (p *peer) rounds(distance time.Duration, streams, n int, end bool, send fun
 		p.r.e.report(1)
 		p.r.tick(distance)
 		for _, other := range p.r.peers { // none of them is silent
-			_ = other.fr.WritePing(true, [8]byte{})
-			other.flush()
+			other.pong()
 		}
 		if round > 10_000 {
 			p.r.t.Fatal("it never ends")
@@ -69,8 +68,7 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 				t.Logf("%d round trips, Go's client takes %d", got, n/goWindow+1)
 			})
 			t.Run("from a client, "+name, func(t *testing.T) {
-				r := newRig(t)
-				c := r.client()
+				r, c := newClient(t)
 				for i := range streams {
 					id := uint32(2*i + 1)
 					c.request(id, "POST", false)
@@ -102,8 +100,7 @@ func (r *rig) downloads(streams int) (c, b *peer) {
 		c.get(id)
 		c.grow(id, 1<<30)
 		b = r.backend(0)
-		b.headers(id, false, ":status=200")
-		b.flush()
+		b.begin(id)
 	}
 	return c, b
 }
@@ -135,12 +132,8 @@ func TestWindowsStayNarrow(t *testing.T) {
 		}
 	})
 	t.Run("slow reader", func(t *testing.T) {
-		r := newRig(t)
-		c := r.client()
-		c.get(1)
-		b := r.backend(0)
-		b.headers(1, false, ":status=200")
-		b.flush()
+		r, c, b := asked(t)
+		b.begin(1)
 		b.rounds(50*time.Millisecond, 1, 4<<20, false, func(id uint32, n int) {
 			c.grow(0, 64<<10)
 			c.grow(id, 64<<10)
@@ -167,12 +160,10 @@ func TestWindowsStayNarrow(t *testing.T) {
 		if int64(wide-r.e.lim.streamWindow) != b.c.reach.promised || wide < 4<<20 {
 			t.Errorf("a window of %d, and %d are promised", wide, b.c.reach.promised)
 		}
-		_ = b.fr.WritePing(true, [8]byte{}) // else it is silent
-		b.flush()
+		b.pong() // else it is silent
 		for range 7 {
 			r.tick(time.Second)
-			_ = b.fr.WritePing(true, [8]byte{})
-			b.flush()
+			b.pong()
 		}
 		h := &b.c.streams[1].half[down]
 		if h.recv+h.credit != wide {
