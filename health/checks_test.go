@@ -23,13 +23,10 @@ func fetch(t *testing.T, h http.Handler, path string) (code int, body string, he
 		s.EnableHTTP2 = h2
 		s.StartTLS()
 		resp := must.Get(s.Client().Get(s.URL + path))(t)
-		b, err := io.ReadAll(resp.Body)
+		b := must.Get(io.ReadAll(resp.Body))(t)
 		_ = resp.Body.Close()
 		s.Client().CloseIdleConnections()
 		s.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
 		if h2 && (code != resp.StatusCode || body != string(b)) {
 			t.Errorf("HTTP/1.1 said %d %q, HTTP/2 %d %q", code, body, resp.StatusCode, b)
 		}

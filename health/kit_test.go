@@ -2,16 +2,15 @@ package health
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
-	"math/big"
+	"net/http"
+	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -19,33 +18,24 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// authority is a CA and a certificate of it that outlive any time a test may have (a bubble begins
-// in the year 2000).
+// authority is a CA and a certificate of it.
 type authority struct {
 	roots *x509.CertPool
 	pair  tls.Certificate
 }
 
-func newAuthority(tb testing.TB, name string, notAfter time.Time) authority {
-	tb.Helper()
-	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(tb)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: rand.Text()}, DNSNames: []string{name},
-		NotBefore: time.Date(1990, 1, 1, 0, 0, 0, 0, time.UTC), NotAfter: notAfter,
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(tb)
-	leaf := must.Get(x509.ParseCertificate(der))(tb)
-	roots := x509.NewCertPool()
-	roots.AddCert(leaf)
-	return authority{roots, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}}
-}
+// newAuthority makes one whose certificate is good for a name.
+func newAuthority(name string) authority { return authorityOf(pki.Leaf{Names: []string{name}}) }
 
-func farFuture() time.Time { return time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC) }
+func authorityOf(leaf pki.Leaf) authority {
+	ca := pki.NewCA(rand.Text())
+	return authority{ca.Pool(), ca.Issue(leaf).TLS()}
+}
 
 // feed is a table that a test changes by hand.
 type feed struct {
@@ -144,6 +134,16 @@ func entry(addresses ...string) *registry.Entry {
 	return e
 }
 
+// copies are n APIServices of the same group-version, with a Backend each.
+func copies(n int) (all []*registry.Entry) {
+	for i := range n {
+		e := entry(at)
+		e.Name += strconv.Itoa(i)
+		all = append(all, e)
+	}
+	return all
+}
+
 // bench is a prober that runs in a bubble until the test ends.
 type bench struct {
 	*Prober
@@ -161,16 +161,61 @@ func (b *bench) config(a authority) Config {
 	}
 }
 
-func startBench(t *testing.T, a authority, entries []*registry.Entry, change func(*Config)) *bench {
+func startBench(t *testing.T, a authority, entries []*registry.Entry, change ...func(*Config)) *bench {
 	t.Helper()
 	b := &bench{cable: newCable(), feed: newFeed(entries...), notes: &notebook{}}
 	c := b.config(a)
-	if change != nil {
-		change(&c)
+	for _, f := range change {
+		f(&c)
 	}
-	p := must.Get(New(c))(t)
-	b.Prober = p
+	b.Prober = must.Get(New(c))(t)
 	return b
+}
+
+// served is a bench that runs, with a server at `at`.
+func served(t *testing.T, entries []*registry.Entry, handler http.HandlerFunc, change ...func(*Config)) (*bench, *host) {
+	t.Helper()
+	ca := newAuthority(serverName)
+	b := startBench(t, ca, entries, change...)
+	h := b.cable.host(at)
+	h.serve(t, ca, handler)
+	b.run(t)
+	return b, h
+}
+
+// dials counts the connections that were made to `at`.
+func (b *bench) dials() int { return len(b.cable.dialled(at)) }
+
+// wantAll ends the test unless the newest report about each APIService says so.
+func (b *bench) wantAll(t *testing.T, when string, want registry.Health) {
+	t.Helper()
+	for _, e := range b.feed.entries {
+		if r := b.notes.of(e); r.Health != want {
+			t.Fatalf("%s: %+v", when, r)
+		}
+	}
+}
+
+// wantNothing checks that nothing is left of what the table had once.
+func (b *bench) wantNothing(t *testing.T, hosts ...*host) {
+	t.Helper()
+	synctest.Wait()
+	for _, h := range hosts {
+		if n := h.open(); n != 0 {
+			t.Errorf("%d connections left", n)
+		}
+	}
+	if n := b.watched.Load(); n != 0 {
+		t.Errorf("%d connections counted as watched", n)
+	}
+	if x := b.index.Load(); len(x.claims) != 0 || len(x.compared) != 0 {
+		t.Errorf("%d APIServices left, %d with several endpoints", len(x.claims), len(x.compared))
+	}
+	for how := range b.failing {
+		if n := b.failing[how].Load(); n != 0 {
+			t.Errorf("%d counted as failing in way %d", n, how)
+		}
+	}
 }
 
 // run starts the prober; it is stopped and awaited before the servers are.

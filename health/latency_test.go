@@ -11,9 +11,9 @@ import (
 // trio runs three healthy endpoints of one backend.
 func trio(t *testing.T) (*bench, []string, []*backend) {
 	t.Helper()
-	ca := newAuthority(t, serverName, farFuture())
+	ca := newAuthority(serverName)
 	addresses := []string{"10.0.0.1:443", "10.0.0.2:443", "10.0.0.3:443"}
-	b := startBench(t, ca, []*registry.Entry{entry(addresses...)}, nil)
+	b := startBench(t, ca, []*registry.Entry{entry(addresses...)})
 	servers := make([]*backend, len(addresses))
 	for i, a := range addresses {
 		servers[i] = newBackend()

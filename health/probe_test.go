@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // typedError is an error as the certificates' keeper returns it.
@@ -58,7 +59,7 @@ func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
 		var got *http.Request
 		var names []string
-		ca := newAuthority(t, serverName, farFuture())
+		ca := newAuthority(serverName)
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r }))
 		s.TLS = &tls.Config{
 			Certificates: []tls.Certificate{ca.pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.roots,
@@ -107,9 +108,9 @@ func TestProbeURL(t *testing.T) {
 }
 
 func TestWhyAProbeFails(t *testing.T) {
-	good, other := newAuthority(t, serverName, farFuture()), newAuthority(t, serverName, farFuture())
-	wrongName := newAuthority(t, "other.svc", farFuture())
-	expired := newAuthority(t, serverName, time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC))
+	good, other := newAuthority(serverName), newAuthority(serverName)
+	wrongName := newAuthority("other.svc")
+	expired := authorityOf(pki.Leaf{Names: []string{serverName}, NotBefore: time.Unix(0, 0), NotAfter: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)})
 	answer := func(code int) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Location", "/elsewhere")
@@ -180,15 +181,11 @@ func TestWhyAProbeFails(t *testing.T) {
 // A backend that hangs has one message, wherever it does so and whichever timer tells; one that
 // cannot be dialled has another.
 func TestHangsAreExplainedAlike(t *testing.T) {
-	hang := func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	s := httptest.NewServer(http.HandlerFunc(hang))
 	defer s.Close()
 	get := func(ctx context.Context, patience time.Duration) error {
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = (&http.Client{Timeout: patience}).Do(r)
+		r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, s.URL, nil))(t)
+		_, err := (&http.Client{Timeout: patience}).Do(r)
 		return err
 	}
 	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -252,7 +249,7 @@ const busy = 2 * time.Second
 func TestDeathAndReturnOfARealProcess(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("h2=%v", h2), func(t *testing.T) {
-			ca := newAuthority(t, serverName, farFuture())
+			ca := newAuthority(serverName)
 			s := startProcess(t, "127.0.0.1:0", ca, h2)
 			address := s.listener.Addr().String()
 			reports := make(chan registry.Report, 10)
@@ -308,7 +305,7 @@ func FuzzProbeAnswer(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	ca := newAuthority(f, serverName, farFuture())
+	ca := newAuthority(serverName)
 	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.pair}}))(f)
 	answers := make(chan []byte, 1)
 	go func() {

@@ -3,7 +3,6 @@ package health
 import (
 	"errors"
 	"net/http"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -28,12 +27,7 @@ func newBackend() *backend { return &backend{asked: make(chan time.Time, 100_000
 
 func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.asked <- time.Now()
-	if d := time.Duration(b.delay.Load()); d > 0 {
-		select {
-		case <-time.After(d):
-		case <-r.Context().Done():
-		}
-	}
+	lasts(r, time.Duration(b.delay.Load()))
 	if b.hung.Load() {
 		<-r.Context().Done()
 		return
@@ -47,11 +41,8 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // single runs one endpoint at `at`, healthy.
 func single(t *testing.T) (*bench, *host, *backend) {
 	t.Helper()
-	ca := newAuthority(t, serverName, farFuture())
-	b := startBench(t, ca, []*registry.Entry{entry(at)}, nil)
-	h, s := b.cable.host(at), newBackend()
-	h.serve(t, ca, s.ServeHTTP)
-	b.run(t)
+	s := newBackend()
+	b, h := served(t, []*registry.Entry{entry(at)}, s.ServeHTTP)
 	synctest.Wait()
 	if got := b.notes.all(); len(got) != 1 || got[0].Health != registry.Healthy {
 		t.Fatalf("a new endpoint that answers is not healthy at once: %+v", got)
@@ -136,13 +127,13 @@ func TestProcessDeathShowsWithinASecondIdle(t *testing.T) {
 		b, h, _ := single(t)
 		for _, into := range []time.Duration{0, 100 * time.Millisecond, 5 * time.Second} {
 			time.Sleep(into)
-			before := len(b.cable.dialled(at))
+			before := b.dials()
 			h.set(refusing)
 			took := b.until(t, at, registry.Unhealthy, time.Second)
 			if took < firstRetry {
 				t.Errorf("unhealthy after %v: before a second probe", took)
 			}
-			if n := len(b.cable.dialled(at)) - before; n != fall {
+			if n := b.dials() - before; n != fall {
 				t.Errorf("%d probes before the verdict, want %d", n, fall)
 			}
 			want := "failing or missing response from https://10.0.0.1:443/apis/metrics.k8s.io/v1beta1: " +
@@ -164,9 +155,9 @@ func TestOneLostProbeChangesNothing(t *testing.T) {
 		b, _, s := single(t)
 		for range 5 {
 			synctest.Wait() // a probe of this very instant is over
-			before := len(b.cable.dialled(at))
+			before := b.dials()
 			s.status.Store(http.StatusInternalServerError)
-			for len(b.cable.dialled(at)) == before {
+			for b.dials() == before {
 				time.Sleep(time.Millisecond)
 				synctest.Wait()
 			}
@@ -202,7 +193,7 @@ func TestPacesWhileFailing(t *testing.T) {
 				b, h, s := single(t)
 				time.Sleep(time.Second)
 				tt.fail(h, s)
-				before := len(b.cable.dialled(at))
+				before := b.dials()
 				b.Signal(b.feed.entries[0].Name, at, errors.New("no answer"))
 				time.Sleep(5 * time.Minute)
 				synctest.Wait()
@@ -266,16 +257,16 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 		b, _, _ := single(t)
 		name := b.feed.entries[0].Name
 		time.Sleep(time.Second)
-		before := len(b.cable.dialled(at))
+		before := b.dials()
 		b.Signal(name, at, nil)
 		b.Signal("v1.other.example.com", at, errors.New("of another APIService"))
 		synctest.Wait()
-		if n := len(b.cable.dialled(at)) - before; n != 0 {
+		if n := b.dials() - before; n != 0 {
 			t.Errorf("%d probes without a reason", n)
 		}
 		b.Signal(name, at, errors.New("dial failed"))
 		synctest.Wait()
-		if n := len(b.cable.dialled(at)) - before; n != 1 {
+		if n := b.dials() - before; n != 1 {
 			t.Errorf("%d probes at once, want 1", n)
 		}
 		for range 60 * 100 {
@@ -283,14 +274,14 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		// 0.25 + 0.5 + … + 8 s, then one each 10 s.
-		if n := len(b.cable.dialled(at)) - before; n > 14 {
+		if n := b.dials() - before; n > 14 {
 			t.Errorf("%d probes in a minute of signals", n)
 		}
 		for range 600 { // no pause grows beyond the interval, however long they go on
 			b.Signal(name, at, errors.New("dial failed"))
 			time.Sleep(time.Second)
 		}
-		if n := len(b.cable.dialled(at)) - before; n > 14+70 {
+		if n := b.dials() - before; n > 14+70 {
 			t.Errorf("%d probes in eleven minutes of signals", n)
 		}
 		if got := b.notes.all(); len(got) != 1 {
@@ -366,12 +357,12 @@ func TestRenew(t *testing.T) {
 		b.until(t, at, registry.Unhealthy, 12*time.Second)
 		for range 20 {
 			time.Sleep(time.Second) // any moment within a pause of 5 s
-			before := len(b.cable.dialled(at))
+			before := b.dials()
 			b.Renew("v1.other.example.com")
 			b.Renew(name)
 			time.Sleep(alarmGap)
 			synctest.Wait()
-			if n := len(b.cable.dialled(at)) - before; n < 1 || n > 2 {
+			if n := b.dials() - before; n < 1 || n > 2 {
 				t.Errorf("%d probes, want one, besides one that may have been due", n)
 			}
 		}
@@ -383,25 +374,9 @@ func TestRenew(t *testing.T) {
 	})
 }
 
-func TestServerThatClosesIdleConnectionsIsNotHammered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, []*registry.Entry{entry(at)}, nil)
-		b.cable.host(at).serve(t, ca, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") })
-		b.run(t)
-		time.Sleep(5 * time.Minute)
-		if n := len(b.cable.dialled(at)); n > 5*6*2+10 {
-			t.Errorf("%d probes in 5 minutes", n)
-		}
-		if got := b.notes.all(); len(got) != 1 {
-			t.Errorf("reported %+v", got)
-		}
-	})
-}
-
 func TestWatchedConnectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
+		ca := newAuthority(serverName)
 		addresses := []string{"10.0.0.1:443", "10.0.0.2:443", "10.0.0.3:443"}
 		b := startBench(t, ca, []*registry.Entry{entry(addresses...)}, func(c *Config) { c.MaxWatched = 2 })
 		for _, a := range addresses {
@@ -424,23 +399,16 @@ func TestWatchedConnectionsAreBounded(t *testing.T) {
 
 func TestStartIsSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
-		var entries []*registry.Entry
-		for range 1000 {
-			e := entry(at)
-			e.Name += strconv.Itoa(len(entries))
-			entries = append(entries, e)
-		}
-		b := startBench(t, ca, entries, nil)
+		b := startBench(t, newAuthority(serverName), copies(1000))
 		b.cable.host(at).set(vanished)
 		b.run(t)
 		synctest.Wait()
-		if n := len(b.cable.dialled(at)); n != gateSlots {
+		if n := b.dials(); n != gateSlots {
 			t.Errorf("%d probes at the same time, want %d", n, gateSlots)
 		}
 		time.Sleep(1600 * time.Millisecond)
 		synctest.Wait()
-		if n := len(b.cable.dialled(at)); n < 1000 {
+		if n := b.dials(); n < 1000 {
 			t.Errorf("%d probes after 1.6 s: backends that do not answer hold up others", n)
 		}
 	})
@@ -449,17 +417,10 @@ func TestStartIsSpread(t *testing.T) {
 // When both probes of a round pass at the same moment one connection is kept and the other closed.
 func TestHedgedProbesLeaveOneConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, []*registry.Entry{entry(at)}, nil)
-		h := b.cable.host(at)
-		h.serve(t, ca, func(_ http.ResponseWriter, r *http.Request) {
+		b, h := served(t, []*registry.Entry{entry(at)}, func(_ http.ResponseWriter, r *http.Request) {
 			// All that is asked within three seconds is answered at once at their end.
-			select {
-			case <-time.After(time.Until(time.Now().Truncate(3 * time.Second).Add(3 * time.Second))):
-			case <-r.Context().Done():
-			}
+			lasts(r, time.Until(time.Now().Truncate(3*time.Second).Add(3*time.Second)))
 		})
-		b.run(t)
 		for range 100 {
 			time.Sleep(3*time.Second + time.Millisecond)
 			synctest.Wait()

@@ -3,7 +3,6 @@ package health
 import (
 	"fmt"
 	"net/http"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -49,7 +48,7 @@ func TestManyGroupVersionsAreBackSoon(t *testing.T) {
 			if ill.Load() {
 				refuse(w, r)
 			}
-		}, nil)
+		})
 		time.Sleep(2 * time.Second)
 		ill.Store(true)
 		h.set(refusing)
@@ -58,11 +57,7 @@ func TestManyGroupVersionsAreBackSoon(t *testing.T) {
 		time.Sleep(700 * time.Millisecond) // it answers badly at first
 		ill.Store(false)
 		time.Sleep(time.Second)
-		for _, e := range b.feed.entries {
-			if r := b.notes.of(e); r.Health != registry.Healthy {
-				t.Fatalf("a second after it answers well: %+v", r)
-			}
-		}
+		b.wantAll(t, "a second after it answers well", registry.Healthy)
 	})
 }
 
@@ -85,22 +80,16 @@ func TestManyThatAreDownAreNotHammered(t *testing.T) {
 				n = 200 // real handshakes
 			}
 			synctest.Test(t, func(t *testing.T) {
-				ca := newAuthority(t, serverName, farFuture())
-				var entries []*registry.Entry
-				for i := range n {
-					e := entry(at)
-					e.Name += strconv.Itoa(i)
-					entries = append(entries, e)
-				}
-				b := startBench(t, ca, entries, nil)
+				ca := newAuthority(serverName)
+				b := startBench(t, ca, copies(n))
 				h, s := b.cable.host(at), newBackend()
 				h.serve(t, ca, s.ServeHTTP)
 				tc.set(h, s)
 				b.run(t)
 				time.Sleep(2 * time.Second) // all have failed
-				before := len(b.cable.dialled(at))
+				before := b.dials()
 				time.Sleep(window)
-				if got := float64(len(b.cable.dialled(at))-before) / window.Seconds(); got > 1.2*float64(tc.most) {
+				if got := float64(b.dials()-before) / window.Seconds(); got > 1.2*float64(tc.most) {
 					t.Errorf("%.0f probes a second of %d that fail, want %d", got, n, tc.most)
 				}
 			})

@@ -91,17 +91,10 @@ func overBoth(t *testing.T, test func(t *testing.T, http1 bool)) {
 // five runs five APIServices on one endpoint.
 func five(t *testing.T, http1 bool) (*bench, *host, *discovery) {
 	t.Helper()
-	ca := newAuthority(t, serverName, farFuture())
-	b := startBench(t, ca, family(5, http1, at), nil)
-	h, d := b.cable.host(at), &discovery{}
-	h.serve(t, ca, d.ServeHTTP)
-	b.run(t)
+	d := &discovery{}
+	b, h := served(t, family(5, http1, at), d.ServeHTTP)
 	time.Sleep(time.Second)
-	for _, e := range b.feed.entries {
-		if r := b.notes.of(e); r.Health != registry.Healthy {
-			t.Fatalf("%s after a second: %+v", e.Name, r)
-		}
-	}
+	b.wantAll(t, "after a second", registry.Healthy)
 	return b, h, d
 }
 
@@ -110,7 +103,7 @@ func TestOneConnectionForAllGroupVersions(t *testing.T) {
 		b, h, d := five(t, http1)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		dials := len(b.cable.dialled(at))
+		dials := b.dials()
 		if dials < 6 || dials > 8 {
 			t.Errorf("%d connections in a minute, want a fresh one every 10 s", dials)
 		}
@@ -149,12 +142,12 @@ func TestVerdictsOfOneEndpoint(t *testing.T) {
 					if r := b.notes.of(ill); r.Health != registry.Unhealthy || !strings.Contains(r.Message, pathOf(ill)) {
 						t.Errorf("the ill one: %+v", r)
 					}
-					before, dials := d.times(well), len(b.cable.dialled(at))
+					before, dials := d.times(well), b.dials()
 					time.Sleep(time.Minute)
 					if n := d.times(well) - before; n > 20 {
 						t.Errorf("one that is well was asked for %d times in a minute", n)
 					}
-					if n := len(b.cable.dialled(at)) - dials; n > 30 && name == "hangs" {
+					if n := b.dials() - dials; n > 30 && name == "hangs" {
 						t.Errorf("%d connections in a minute", n)
 					}
 					for _, e := range b.feed.entries {
@@ -172,11 +165,7 @@ func TestVerdictsOfOneEndpoint(t *testing.T) {
 					d.answers(ill, nil)
 					h.set(listening)
 					time.Sleep(6 * time.Second) // what hangs may be asked just before
-					for _, e := range b.feed.entries {
-						if r := b.notes.of(e); r.Health != registry.Healthy {
-							t.Errorf("after its process is back: %+v", r)
-						}
-					}
+					b.wantAll(t, "after its process is back", registry.Healthy)
 				}
 			})
 		})
@@ -186,22 +175,15 @@ func TestVerdictsOfOneEndpoint(t *testing.T) {
 // The promise of 12 s holds for all group-versions of a process that hangs.
 func TestHungProcessWithManyGroupVersions(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, family(30, http1, at), nil)
 		s := newBackend()
-		b.cable.host(at).serve(t, ca, s.ServeHTTP)
-		b.run(t)
+		b, _ := served(t, family(30, http1, at), s.ServeHTTP)
 		worst := time.Duration(0)
 		for i := range 20 {
 			time.Sleep(20*time.Second + time.Duration(i)*371*time.Millisecond)
 			s.hung.Store(true)
 			from := time.Now()
 			time.Sleep(12 * time.Second)
-			for _, e := range b.feed.entries {
-				if r := b.notes.of(e); r.Health != registry.Unhealthy {
-					t.Fatalf("%s is not unhealthy after 12 s", e.Name)
-				}
-			}
+			b.wantAll(t, "after 12 s", registry.Unhealthy)
 			out := map[string]time.Duration{} // at the first report
 			for _, r := range b.notes.all() {
 				if took := r.at.Sub(from); took > 0 && out[r.Name] == 0 {
@@ -211,11 +193,7 @@ func TestHungProcessWithManyGroupVersions(t *testing.T) {
 			}
 			s.hung.Store(false)
 			time.Sleep(7 * time.Second)
-			for _, e := range b.feed.entries {
-				if r := b.notes.of(e); r.Health != registry.Healthy {
-					t.Fatalf("%s is not healthy again: %+v", e.Name, r)
-				}
-			}
+			b.wantAll(t, "again", registry.Healthy)
 		}
 		if worst > 11500*time.Millisecond {
 			t.Errorf("took %v, leaving no margin below 12 s", worst)
@@ -228,10 +206,7 @@ func TestHungProcessWithManyGroupVersions(t *testing.T) {
 // something that hangs does so.
 func TestAnswersAtTheDeadline(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, family(40, http1, at), nil)
-		b.cable.host(at).serve(t, ca, func(_ http.ResponseWriter, r *http.Request) { lasts(r, probeTimeout) })
-		b.run(t)
+		b, _ := served(t, family(40, http1, at), func(_ http.ResponseWriter, r *http.Request) { lasts(r, probeTimeout) })
 		time.Sleep(time.Minute)
 		for _, r := range b.notes.all() {
 			if r.Health != registry.Unhealthy {
@@ -241,34 +216,32 @@ func TestAnswersAtTheDeadline(t *testing.T) {
 	})
 }
 
-// A server that ends each connection after its answer is well.
+// A server that ends each connection after its answer is well, and is not hammered.
 func TestConnectionsOfOneAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, family(5, true, at), nil)
-		b.cable.host(at).serve(t, ca, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") })
-		b.run(t)
-		time.Sleep(5 * time.Minute)
-		if n := len(b.cable.dialled(at)); n > 5*(5*6*2+10) {
-			t.Errorf("%d connections in 5 minutes", n)
-		}
-		if got := b.notes.all(); len(got) != 5 {
-			t.Errorf("reported %+v", got)
-		}
-	})
+	for name, entries := range map[string][]*registry.Entry{"one": {entry(at)}, "five over HTTP/1.1": family(5, true, at)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, _ := served(t, entries, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") })
+				time.Sleep(5 * time.Minute)
+				if n := b.dials(); n > len(entries)*(5*6*2+10) {
+					t.Errorf("%d connections in 5 minutes", n)
+				}
+				if got := b.notes.all(); len(got) != len(entries) {
+					t.Errorf("reported %+v", got)
+				}
+			})
+		})
+	}
 }
 
 // A thousand group-versions far away are asked for within seconds, on one connection.
 func TestManyGroupVersionsFarAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, family(1000, false, at), nil)
 		s := newBackend()
 		s.delay.Store(int64(50 * time.Millisecond))
-		b.cable.host(at).serve(t, ca, s.ServeHTTP)
-		b.run(t)
+		b, _ := served(t, family(1000, false, at), s.ServeHTTP)
 		time.Sleep(4 * time.Second)
-		if n, dials := len(b.notes.all()), len(b.cable.dialled(at)); n != 1000 || dials != 1 {
+		if n, dials := len(b.notes.all()), b.dials(); n != 1000 || dials != 1 {
 			t.Errorf("%d found out on %d connections", n, dials)
 		}
 	})
@@ -279,14 +252,14 @@ func TestGroupVersionsComeAndGo(t *testing.T) {
 		b, h, d := five(t, http1)
 		more := append(b.feed.entries, family(6, http1, at)[5])
 		more[5].Backend = more[0].Backend
-		before, dials := d.times(more[0]), len(b.cable.dialled(at))
+		before, dials := d.times(more[0]), b.dials()
 		b.feed.set(more...)
 		synctest.Wait()
 		if r := b.notes.of(more[5]); r.Health != registry.Healthy || r.at != time.Now() {
 			t.Errorf("not asked for at once: %+v", r)
 		}
-		if d.times(more[0]) != before || len(b.cable.dialled(at)) != dials+1 {
-			t.Errorf("the others were asked for %d times more, on %d connections", d.times(more[0])-before, len(b.cable.dialled(at))-dials)
+		if d.times(more[0]) != before || b.dials() != dials+1 {
+			t.Errorf("the others were asked for %d times more, on %d connections", d.times(more[0])-before, b.dials()-dials)
 		}
 		b.feed.set(more[1])
 		time.Sleep(time.Minute)

@@ -25,7 +25,7 @@ func servers(addresses ...string) *registry.Entry {
 }
 
 func TestServersAreAskedWhetherTheyAreReady(t *testing.T) {
-	ca := newAuthority(t, serverName, farFuture())
+	ca := newAuthority(serverName)
 	for _, tt := range []struct {
 		code int
 		alpn []string // nil: HTTP/2
@@ -82,11 +82,8 @@ func TestServersIdle(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ca := newAuthority(t, serverName, farFuture())
-				b := startBench(t, ca, []*registry.Entry{servers(at)}, nil)
-				h, s := b.cable.host(at), newBackend()
-				h.serve(t, ca, s.ServeHTTP)
-				b.run(t)
+				s := newBackend()
+				b, h := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
 				worst, worstBack := time.Duration(0), time.Duration(0)
 				b.until(t, at, registry.Healthy, time.Minute)
 				for i := range 20 {
@@ -109,10 +106,7 @@ func TestServersIdle(t *testing.T) {
 // Whoever gave a hint has doubts until a probe has looked: it is told, though nothing has changed.
 func TestHintsAreAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, []*registry.Entry{servers(at)}, nil)
-		b.cable.host(at).serve(t, ca, newBackend().ServeHTTP)
-		b.run(t)
+		b, _ := served(t, []*registry.Entry{servers(at)}, newBackend().ServeHTTP)
 		time.Sleep(time.Second)
 		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
 		synctest.Wait()
@@ -125,11 +119,8 @@ func TestHintsAreAnswered(t *testing.T) {
 // Whoever doubts a server goes on to while it fails, and is told when it does not any more.
 func TestHintsOutlastAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, []*registry.Entry{servers(at)}, nil)
-		h, s := b.cable.host(at), newBackend()
-		h.serve(t, ca, s.ServeHTTP)
-		b.run(t)
+		s := newBackend()
+		b, _ := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
 		time.Sleep(time.Second)
 		s.status.Store(500)
 		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
@@ -148,15 +139,12 @@ func TestHintsOutlastAFailure(t *testing.T) {
 // Every third question is answered badly, on whatever connection: the verdict stays.
 func TestServersDoNotFlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, []*registry.Entry{servers(at)}, nil)
 		var asked atomic.Int64
-		b.cable.host(at).serve(t, ca, func(w http.ResponseWriter, _ *http.Request) {
+		b, _ := served(t, []*registry.Entry{servers(at)}, func(w http.ResponseWriter, _ *http.Request) {
 			if asked.Add(1)%3 == 0 {
 				w.WriteHeader(http.StatusInternalServerError)
 			}
 		})
-		b.run(t)
 		time.Sleep(10 * time.Minute)
 		if got := b.notes.all(); len(got) != 1 || got[0].Health != registry.Healthy {
 			t.Errorf("after ten minutes: %+v", got)

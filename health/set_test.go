@@ -24,9 +24,9 @@ func TestFollowsTheTable(t *testing.T) {
 		if n := h.open(); n != 0 {
 			t.Errorf("%d connections open to an endpoint that is gone", n)
 		}
-		before := len(b.cable.dialled(at))
+		before := b.dials()
 		time.Sleep(time.Minute)
-		if n := len(b.cable.dialled(at)) - before; n != 0 {
+		if n := b.dials() - before; n != 0 {
 			t.Errorf("%d probes of an endpoint that is gone", n)
 		}
 
@@ -56,10 +56,10 @@ func TestWhatIsNotProbed(t *testing.T) {
 		local.Backend = nil
 		protected := entry(at)
 		protected.Verdict.Reason = registry.ReasonProtectedGroup
-		b := startBench(t, newAuthority(t, serverName, farFuture()), []*registry.Entry{local, protected}, nil)
+		b := startBench(t, newAuthority(serverName), []*registry.Entry{local, protected})
 		b.run(t)
 		time.Sleep(time.Minute)
-		if n := len(b.cable.dialled(at)); n != 0 {
+		if n := b.dials(); n != 0 {
 			t.Errorf("%d probes", n)
 		}
 	})
@@ -73,10 +73,10 @@ func TestNewIntervalAppliesAtOnce(t *testing.T) {
 		faster.Policy.ProbeInterval = time.Second
 		b.feed.set(&slower)
 		time.Sleep(time.Minute)
-		before := len(b.cable.dialled(at))
+		before := b.dials()
 		b.feed.set(&faster)
 		time.Sleep(time.Minute)
-		if n := len(b.cable.dialled(at)) - before; n < 50 || n > 76 {
+		if n := b.dials() - before; n < 50 || n > 76 {
 			t.Errorf("%d probes in a minute of one a second", n)
 		}
 	})
@@ -110,11 +110,8 @@ func TestTellsAForgetfulTableAgain(t *testing.T) {
 
 func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
 		r := prometheus.NewPedanticRegistry()
-		b := startBench(t, ca, []*registry.Entry{entry(at, "10.0.0.2:443")}, func(c *Config) { c.Metrics = r })
-		b.cable.host(at).serve(t, ca, newBackend().ServeHTTP)
-		b.run(t)
+		b, _ := served(t, []*registry.Entry{entry(at, "10.0.0.2:443")}, newBackend().ServeHTTP, func(c *Config) { c.Metrics = r })
 		time.Sleep(350 * time.Millisecond) // four probes of what is down
 		want := `
 			# HELP fairlead_endpoint_healthy 1 if the endpoint is healthy, 0 if it is not or has not been found out yet.
@@ -148,8 +145,8 @@ func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 // The bubble fails the test if a goroutine is left when it ends; the connections are counted.
 func TestNothingIsLeftAfterAThousandChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, nil, nil)
+		ca := newAuthority(serverName)
+		b := startBench(t, ca, nil)
 		hosts := make([]*host, 4)
 		addresses := make([]string, 4)
 		for i := range hosts {
@@ -175,22 +172,6 @@ func TestNothingIsLeftAfterAThousandChanges(t *testing.T) {
 			}
 		}
 		b.feed.set()
-		synctest.Wait()
-		for _, h := range hosts {
-			if n := h.open(); n != 0 {
-				t.Errorf("%d connections left", n)
-			}
-		}
-		if n := b.watched.Load(); n != 0 {
-			t.Errorf("%d connections counted as watched", n)
-		}
-		if x := b.index.Load(); len(x.claims) != 0 || len(x.compared) != 0 {
-			t.Errorf("%d APIServices left, %d with several endpoints", len(x.claims), len(x.compared))
-		}
-		for how := range b.failing {
-			if n := b.failing[how].Load(); n != 0 {
-				t.Errorf("%d counted as failing in way %d", n, how)
-			}
-		}
+		b.wantNothing(t, hosts...)
 	})
 }

@@ -13,18 +13,16 @@ import (
 )
 
 // many runs n APIServices on one endpoint that a handler answers.
-func many(t *testing.T, n int, http1 bool, handler http.HandlerFunc, change func(*Config)) (*bench, *host) {
+func many(t *testing.T, n int, http1 bool, handler http.HandlerFunc, change ...func(*Config)) (*bench, *host) {
 	t.Helper()
-	ca := newAuthority(t, serverName, farFuture())
-	b := startBench(t, ca, family(n, http1, at), change)
-	h := b.cable.host(at)
-	h.serve(t, ca, handler)
-	b.run(t)
-	return b, h
+	return served(t, family(n, http1, at), handler, change...)
 }
 
 // lasts is a handler's work, which ends when nobody waits for it.
 func lasts(r *http.Request, d time.Duration) {
+	if d <= 0 {
+		return
+	}
 	select {
 	case <-time.After(d):
 	case <-r.Context().Done():
@@ -39,12 +37,8 @@ func (b *bench) wantAllWell(t *testing.T, dials int) {
 	if got := b.notes.all(); len(got) != len(b.feed.entries) {
 		t.Errorf("%d reports of %d APIServices", len(got), len(b.feed.entries))
 	}
-	for _, e := range b.feed.entries {
-		if r := b.notes.of(e); r.Health != registry.Healthy {
-			t.Errorf("%s: %+v", e.Name, r)
-		}
-	}
-	if n := len(b.cable.dialled(at)); n > dials {
+	b.wantAll(t, "at last", registry.Healthy)
+	if n := b.dials(); n > dials {
 		t.Errorf("%d connections, want %d at most", n, dials)
 	}
 }
@@ -77,7 +71,7 @@ func TestAlarmsAmidARound(t *testing.T) {
 // A bundle that arrives while its APIServices are asked for is tried at once.
 func TestRenewAmidARound(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
-		good, other := newAuthority(t, serverName, farFuture()), newAuthority(t, serverName, farFuture())
+		good, other := newAuthority(serverName), newAuthority(serverName)
 		var renewed atomic.Bool
 		b := startBench(t, good, family(3, http1, at), func(c *Config) {
 			c.TLS = func(string, *registry.Backend) (*tls.Config, error) {
@@ -95,19 +89,11 @@ func TestRenewAmidARound(t *testing.T) {
 			renewed.Store(true)
 			b.Renew(b.feed.entries[0].Name)
 			time.Sleep(600 * time.Millisecond)
-			for _, e := range b.feed.entries {
-				if r := b.notes.of(e); r.Health != registry.Healthy {
-					t.Fatalf("after its bundle has come: %+v", r)
-				}
-			}
+			b.wantAll(t, "after its bundle has come", registry.Healthy)
 			renewed.Store(false)
 			b.Renew(b.feed.entries[0].Name)
 			time.Sleep(20*time.Second + time.Duration(i)*37*time.Millisecond)
-			for _, e := range b.feed.entries {
-				if r := b.notes.of(e); r.Health != registry.Unhealthy {
-					t.Fatalf("after its bundle has gone: %+v", r)
-				}
-			}
+			b.wantAll(t, "after its bundle has gone", registry.Unhealthy)
 		}
 	})
 }
@@ -136,7 +122,7 @@ func TestHedgeLeavesTheRoundsConnection(t *testing.T) {
 					d = 3 * time.Second
 				}
 				lasts(r, d)
-			}, nil)
+			})
 			time.Sleep(7 * time.Second)
 			b.wantAllWell(t, dials)
 		})
@@ -156,7 +142,7 @@ func TestHangOfOneIsNoRush(t *testing.T) {
 			most.Store(max(most.Load(), running.Add(1)))
 			lasts(r, 10*time.Millisecond)
 			running.Add(-1)
-		}, nil)
+		})
 		time.Sleep(7 * time.Second)
 		for _, e := range b.feed.entries {
 			if r := b.notes.of(e); (r.Health == registry.Healthy) == (pathOf(e) == ill) {
@@ -189,8 +175,8 @@ func TestServersWithLittleRoom(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ca := newAuthority(t, serverName, farFuture())
-				b := startBench(t, ca, family(40, false, at), nil)
+				ca := newAuthority(serverName)
+				b := startBench(t, ca, family(40, false, at))
 				b.cable.host(at).serveAs(t, ca, &http.Server{Handler: tt.handler, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: tt.streams}})
 				b.run(t)
 				time.Sleep(time.Minute)
@@ -209,18 +195,14 @@ func TestHangAmidARound(t *testing.T) {
 			if lasts(r, 50*time.Millisecond); hung.Load() {
 				hang(w, r)
 			}
-		}, nil)
-		for len(b.cable.dialled(at)) < 2 {
+		})
+		for b.dials() < 2 {
 			time.Sleep(100 * time.Millisecond)
 		}
 		time.Sleep(200 * time.Millisecond)
 		hung.Store(true)
 		time.Sleep(11 * time.Second)
-		for _, e := range b.feed.entries {
-			if r := b.notes.of(e); r.Health != registry.Unhealthy {
-				t.Fatalf("11 s after: %+v", r)
-			}
-		}
+		b.wantAll(t, "11 s after", registry.Unhealthy)
 	})
 }
 
@@ -234,7 +216,7 @@ func TestManyOneByOne(t *testing.T) {
 					w.Header().Set("Connection", "close")
 				}
 				lasts(r, 90*time.Millisecond)
-			}, nil)
+			})
 			time.Sleep(oneByOne + time.Second)
 			b.wantAllWell(t, 120)
 		})
@@ -244,7 +226,7 @@ func TestManyOneByOne(t *testing.T) {
 // A light check does not take turns with a round over HTTP/1.1.
 func TestLightChecksKeepOutOfRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, _ := many(t, 12, true, func(_ http.ResponseWriter, r *http.Request) { lasts(r, 400*time.Millisecond) }, nil)
+		b, _ := many(t, 12, true, func(_ http.ResponseWriter, r *http.Request) { lasts(r, 400*time.Millisecond) })
 		time.Sleep(2 * time.Minute)
 		b.wantAllWell(t, 16)
 	})
@@ -260,7 +242,7 @@ func TestOneDeadlineForAClaim(t *testing.T) {
 			}
 			lasts(r, 4*time.Second)
 			panic(http.ErrAbortHandler)
-		}, nil)
+		})
 		time.Sleep(hedgeAfter + probeTimeout + hedgeAfter)
 		if r := b.notes.of(ill); r.Health != registry.Unhealthy {
 			t.Errorf("%+v", r)
@@ -273,7 +255,7 @@ func TestOneDeadlineForAClaim(t *testing.T) {
 func TestTrustIsTheBackends(t *testing.T) {
 	for _, owner := range []string{"", family(1, false, at)[0].Name} {
 		synctest.Test(t, func(t *testing.T) {
-			good, other := newAuthority(t, serverName, farFuture()), newAuthority(t, serverName, farFuture())
+			good, other := newAuthority(serverName), newAuthority(serverName)
 			entries := family(2, false, at)
 			entries[0].Backend.Owner = owner // of both, as the prober sees it
 			b := startBench(t, good, entries, func(c *Config) {
@@ -287,11 +269,7 @@ func TestTrustIsTheBackends(t *testing.T) {
 			b.cable.host(at).serve(t, good, newBackend().ServeHTTP)
 			b.run(t)
 			time.Sleep(time.Second)
-			for _, e := range entries {
-				if r := b.notes.of(e); r.Health != registry.Unhealthy {
-					t.Errorf("with Owner %q: %+v", owner, r)
-				}
-			}
+			b.wantAll(t, "with Owner "+owner, registry.Unhealthy)
 		})
 	}
 }
@@ -322,9 +300,9 @@ func TestFailuresStayTogether(t *testing.T) {
 		b, _ := many(t, 5, false, func(w http.ResponseWriter, r *http.Request) {
 			lasts(r, 200*time.Millisecond+time.Duration(asked.Add(1)%5)*7*time.Millisecond)
 			w.WriteHeader(http.StatusForbidden)
-		}, nil)
+		})
 		time.Sleep(3 * time.Second)
-		if n := len(b.cable.dialled(at)); n > 2*10+2 { // the first one is asked for before the others
+		if n := b.dials(); n > 2*10+2 { // the first one is asked for before the others
 			t.Errorf("%d connections in 3 s", n)
 		}
 	})
@@ -333,9 +311,9 @@ func TestFailuresStayTogether(t *testing.T) {
 // Where one group-version is slow nobody says so of the others.
 func TestOneSlowGroupVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(t, serverName, farFuture())
+		ca := newAuthority(serverName)
 		other := "10.0.0.2:443"
-		b := startBench(t, ca, family(3, false, at, other), nil)
+		b := startBench(t, ca, family(3, false, at, other))
 		slow := b.feed.entries[0]
 		for _, address := range []string{at, other} {
 			b.cable.host(address).serve(t, ca, func(_ http.ResponseWriter, r *http.Request) {
@@ -377,7 +355,7 @@ func TestChangesAmidRounds(t *testing.T) {
 			default:
 				lasts(r, time.Duration(n%7)*100*time.Millisecond)
 			}
-		}, nil)
+		})
 		all := b.feed.entries
 		for i := range 120 {
 			b.feed.set(all[i%7 : 20-i%5]...)
@@ -394,20 +372,8 @@ func TestChangesAmidRounds(t *testing.T) {
 		b.feed.set(all...)
 		h.set(refusing)
 		time.Sleep(7 * time.Second) // what hangs may have been asked just before
-		for _, e := range all {
-			if r := b.notes.of(e); r.Health != registry.Unhealthy {
-				t.Errorf("%+v", r)
-			}
-		}
+		b.wantAll(t, "in the end", registry.Unhealthy)
 		b.feed.set()
-		synctest.Wait()
-		if n := h.open(); n != 0 {
-			t.Errorf("%d connections left", n)
-		}
-		for how := range b.failing {
-			if n := b.failing[how].Load(); n != 0 {
-				t.Errorf("%d counted as failing in way %d", n, how)
-			}
-		}
+		b.wantNothing(t, h)
 	})
 }
