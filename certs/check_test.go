@@ -38,7 +38,7 @@ func TestCheckProxyClient(t *testing.T) {
 		clientCA, proxyCA := pki.NewCA("kubernetes"), pki.NewCA("front-proxy-ca")
 		day := 24 * time.Hour
 		leaf := func(ca *pki.CA, cn string, left time.Duration) []*x509.Certificate {
-			return chainOf(t, ca.Issue(pki.Leaf{CommonName: cn, NotBefore: time.Now().Add(-300 * day), NotAfter: time.Now().Add(left)}))
+			return ca.Issue(pki.Leaf{CommonName: cn, NotBefore: time.Now().Add(-300 * day), NotAfter: time.Now().Add(left)}).Chain()
 		}
 		with := func(edit ...string) map[string][]byte {
 			m := map[string][]byte{
@@ -64,7 +64,7 @@ func TestCheckProxyClient(t *testing.T) {
 		begins(t, "sooner", CheckProxyClient(leaf(proxyCA, "front-proxy-client", 20*time.Hour), with()), w+`certificate "front-proxy-client" expires in 20 hours`)
 		begins(t, "over", CheckProxyClient(leaf(proxyCA, "front-proxy-client", -day), with()),
 			e+`certificate "front-proxy-client" expired at 1999-12-31T00:00:00Z`, e+`the cluster's request-header CA "front-proxy-ca" does not vouch`)
-		begins(t, "not yet", CheckProxyClient(chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client", NotBefore: time.Now().Add(time.Hour)})), with()),
+		begins(t, "not yet", CheckProxyClient(proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client", NotBefore: time.Now().Add(time.Hour)}).Chain(), with()),
 			e+`certificate "front-proxy-client" is not valid before`, e+"the cluster's request-header CA")
 		begins(t, "another CA", CheckProxyClient(leaf(clientCA, "front-proxy-client", 100*day), with()), e+`the cluster's request-header CA "front-proxy-ca" does not vouch for "front-proxy-client"`)
 		begins(t, "another name", CheckProxyClient(leaf(proxyCA, "fairlead", 100*day), with()), e+`its common name "fairlead" is not among the cluster's allowed names ["front-proxy-client"]; add "fairlead" to`)
@@ -79,12 +79,12 @@ func TestCheckProxyClient(t *testing.T) {
 
 func TestCheckServing(t *testing.T) {
 	ca := pki.NewCA("ca")
-	chain := chainOf(t, ca.Issue(pki.Leaf{CommonName: "fairlead", Names: []string{"fairlead.example.com", "10.0.0.1"}}))
+	chain := ca.Issue(pki.Leaf{CommonName: "fairlead", Names: []string{"fairlead.example.com", "10.0.0.1"}}).Chain()
 	begins(t, "good", CheckServing(chain, []string{"fairlead.example.com", "10.0.0.1"}))
 	begins(t, "none", CheckServing(nil, nil), "error: serving certificate: there is none")
 	begins(t, "names", CheckServing(chain, []string{"kubernetes.default.svc", "10.96.0.1"}),
 		`error: serving certificate: clients that use "kubernetes.default.svc" will refuse it`, `error: serving certificate: clients that use "10.96.0.1" will refuse it`)
-	client := chainOf(t, ca.Issue(pki.Leaf{Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}))
+	client := ca.Issue(pki.Leaf{Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}).Chain()
 	begins(t, "usage", CheckServing(client, nil), "error: serving certificate: it is not a server certificate")
 }
 
@@ -93,7 +93,7 @@ func TestCheckBackend(t *testing.T) {
 		const name = "v1beta1.metrics.k8s.io"
 		b := &registry.Backend{ServerName: "metrics-server.kube-system.svc"}
 		ca, next := pki.NewCA("backend CA"), pki.NewCA("next CA")
-		good := chainOf(t, ca.Issue(pki.Leaf{CommonName: "metrics", Names: []string{b.ServerName}}))
+		good := ca.Issue(pki.Leaf{CommonName: "metrics", Names: []string{b.ServerName}}).Chain()
 		live := func(chains ...[]*x509.Certificate) map[string][]*x509.Certificate {
 			m := make(map[string][]*x509.Certificate)
 			for i, c := range chains {
@@ -107,13 +107,13 @@ func TestCheckBackend(t *testing.T) {
 		begins(t, "not asked", CheckBackend(name, b, ca.PEM(), nil))
 		begins(t, "system roots", CheckBackend(name, b, nil, live(good)), e+`endpoint a: UnknownAuthority: the backend's certificate "metrics" is signed by "backend CA", which the system's root store does not hold; put the CA`)
 		begins(t, "insecure", CheckBackend(name, &registry.Backend{Insecure: true}, nil, live(good)), w+"its backend is not verified")
-		begins(t, "rotation", CheckBackend(name, b, bundleOf(ca, next), live(good)), w+`CA "next CA" of its bundle verifies no endpoint; remove it once`)
-		begins(t, "half", CheckBackend(name, b, bundleOf(next), live(good, chainOf(t, next.Issue(pki.Leaf{Names: []string{b.ServerName}})))), e+`endpoint a: UnknownAuthority: the backend's certificate "metrics" is signed by "backend CA"`)
+		begins(t, "rotation", CheckBackend(name, b, pki.Bundle(ca, next), live(good)), w+`CA "next CA" of its bundle verifies no endpoint; remove it once`)
+		begins(t, "half", CheckBackend(name, b, pki.Bundle(next), live(good, next.Issue(pki.Leaf{Names: []string{b.ServerName}}).Chain())), e+`endpoint a: UnknownAuthority: the backend's certificate "metrics" is signed by "backend CA"`)
 		begins(t, "no PEM", CheckBackend(name, b, []byte("x"), live(good)), e+"its CA bundle is not usable", e+"endpoint a: the CA bundle holds no readable certificate")
 		begins(t, "a part", CheckBackend(name, b, append(ca.PEM(), next.PEM()[:100]...), live(good)), w+"a part of its CA bundle is ignored")
-		begins(t, "wrong name", CheckBackend(name, b, ca.PEM(), live(chainOf(t, ca.Issue(pki.Leaf{Names: []string{"other"}})))), e+"endpoint a: WrongServerName: the backend's certificate")
-		begins(t, "no SAN", CheckBackend(name, b, ca.PEM(), live(chainOf(t, ca.Issue(pki.Leaf{CommonName: "metrics"})))), e+`endpoint a: MissingSAN: the backend's certificate "metrics" has no subject alternative name`)
-		begins(t, "SHA-1", CheckBackend(name, b, ca.PEM(), live(chainOf(t, ca.Issue(pki.Leaf{Names: []string{b.ServerName}, SHA1: true})))), e+"endpoint a: InsecureSHA1: the backend's certificate")
+		begins(t, "wrong name", CheckBackend(name, b, ca.PEM(), live(ca.Issue(pki.Leaf{Names: []string{"other"}}).Chain())), e+"endpoint a: WrongServerName: the backend's certificate")
+		begins(t, "no SAN", CheckBackend(name, b, ca.PEM(), live(ca.Issue(pki.Leaf{CommonName: "metrics"}).Chain())), e+`endpoint a: MissingSAN: the backend's certificate "metrics" has no subject alternative name`)
+		begins(t, "SHA-1", CheckBackend(name, b, ca.PEM(), live(ca.Issue(pki.Leaf{Names: []string{b.ServerName}, SHA1: true}).Chain())), e+"endpoint a: InsecureSHA1: the backend's certificate")
 		begins(t, "nothing presented", CheckBackend(name, b, ca.PEM(), live(nil)), e+"endpoint a: InvalidCertificate: the server presented no certificate")
 		time.Sleep(20 * time.Hour)
 		begins(t, "renewal", CheckBackend(name, b, ca.PEM(), live(good)), w+`endpoint a: certificate "metrics" expires in 4 hours; renew it at the backend`)

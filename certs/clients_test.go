@@ -19,16 +19,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-func chainOf(t *testing.T, pair *pki.Pair) []*x509.Certificate {
-	t.Helper()
-	var chain []*x509.Certificate
-	for _, der := range pair.TLS().Certificate {
-		c := must.Get(x509.ParseCertificate(der))(t)
-		chain = append(chain, c)
-	}
-	return chain
-}
-
 // worth is what a chain is worth now.
 func worth(c *Clients, chain []*x509.Certificate) (user, proxy bool) {
 	users, _ := c.VerifyUser(chain)
@@ -51,15 +41,15 @@ func TestVerify(t *testing.T) {
 			chain             []*x509.Certificate
 			userErr, proxyErr string
 		}{
-			{"user", chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "jane"})), "", unknown},
-			{"user by an intermediate", chainOf(t, clientCA.Intermediate("middle").Issue(pki.Leaf{})), "", unknown},
-			{"front proxy", chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client"})), unknown, ""},
-			{"front proxy of another name", chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "jane"})), unknown, "not among the allowed names"},
-			{"allowed name of the wrong CA", chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "front-proxy-client"})), "", unknown},
-			{"stranger", chainOf(t, stranger.Issue(pki.Leaf{CommonName: "front-proxy-client"})), unknown, unknown},
-			{"expired", chainOf(t, clientCA.Issue(pki.Leaf{NotBefore: time.Now().Add(-hour), NotAfter: time.Now().Add(-time.Second)})), expired, expired},
-			{"of tomorrow", chainOf(t, clientCA.Issue(pki.Leaf{NotBefore: time.Now().Add(hour)})), "not yet valid", "not yet valid"},
-			{"server usage", chainOf(t, clientCA.Issue(pki.Leaf{Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})), "incompatible key usage", unknown},
+			{"user", clientCA.Issue(pki.Leaf{CommonName: "jane"}).Chain(), "", unknown},
+			{"user by an intermediate", clientCA.Intermediate("middle").Issue(pki.Leaf{}).Chain(), "", unknown},
+			{"front proxy", proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client"}).Chain(), unknown, ""},
+			{"front proxy of another name", proxyCA.Issue(pki.Leaf{CommonName: "jane"}).Chain(), unknown, "not among the allowed names"},
+			{"allowed name of the wrong CA", clientCA.Issue(pki.Leaf{CommonName: "front-proxy-client"}).Chain(), "", unknown},
+			{"stranger", stranger.Issue(pki.Leaf{CommonName: "front-proxy-client"}).Chain(), unknown, unknown},
+			{"expired", clientCA.Issue(pki.Leaf{NotBefore: time.Now().Add(-hour), NotAfter: time.Now().Add(-time.Second)}).Chain(), expired, expired},
+			{"of tomorrow", clientCA.Issue(pki.Leaf{NotBefore: time.Now().Add(hour)}).Chain(), "not yet valid", "not yet valid"},
+			{"server usage", clientCA.Issue(pki.Leaf{Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}).Chain(), "incompatible key usage", unknown},
 			{"too long", slices.Repeat([]*x509.Certificate{clientCA.Issue(pki.Leaf{}).Certificate}, 17), "certificates, more than", "certificates, more than"},
 		}
 		if user, proxy := worth(s.Clients(), nil); user || proxy {
@@ -86,7 +76,7 @@ func TestVerify(t *testing.T) {
 func TestGeneration(t *testing.T) {
 	ca, next := pki.NewCA("ca"), pki.NewCA("next")
 	c := store(t, Config{ClientCA: written(t, ca.PEM())}).Clients()
-	jane := chainOf(t, ca.Issue(pki.Leaf{CommonName: "jane"}))
+	jane := ca.Issue(pki.Leaf{CommonName: "jane"}).Chain()
 	if user, proxy := worth(c, jane); !user || proxy {
 		t.Errorf("user %v, front proxy %v", user, proxy)
 	}
@@ -112,23 +102,18 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	client, proxy := write(t, dir, "client.crt", clientCA.PEM()), write(t, dir, "proxy.crt", proxyCA.PEM())
 	metrics := prometheus.NewRegistry()
 	s := store(t, Config{ClientCA: client, RequestHeaderCA: proxy, Metrics: metrics})
-	run(t, s)
+	must.Run(t, s.Run)
 	generation := s.Clients().Generation()
 	status := func(use string) Status {
-		for _, st := range s.Status() {
-			if st.Use == use {
-				return st
-			}
-		}
-		t.Fatalf("no status of %s", use)
-		return Status{}
+		all := s.Status()
+		return all[slices.IndexFunc(all, func(st Status) bool { return st.Use == use })]
 	}
-	write(t, dir, "proxy.crt", bundleOf(proxyCA, clientCA))
+	write(t, dir, "proxy.crt", pki.Bundle(proxyCA, clientCA))
 	waitFor(t, "the refusal", func() bool { return strings.Contains(status("requestheader-ca").Err, "share a certificate") })
 	if text := status("serving").Err; text != "" {
 		t.Errorf("the serving pair is blamed: %s", text)
 	}
-	jane := chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "jane"}))
+	jane := clientCA.Issue(pki.Leaf{CommonName: "jane"}).Chain()
 	if user, proxy := worth(s.Clients(), jane); !user || proxy || s.Clients().Generation() != generation {
 		t.Error("the refused bundle is in force")
 	}
@@ -158,7 +143,7 @@ func TestConfigMap(t *testing.T) {
 			}
 		}
 		s := store(t, Config{ConfigMap: ref, TrustConfigMap: true, Watch: watch})
-		run(t, s)
+		must.Run(t, s.Run)
 		deliver := func(data map[string]string, err error) {
 			b := make(map[string][]byte)
 			for k, v := range data {
@@ -168,8 +153,8 @@ func TestConfigMap(t *testing.T) {
 			synctest.Wait()
 		}
 		clientCA, proxyCA := pki.NewCA("kubernetes"), pki.NewCA("front-proxy-ca")
-		jane := chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "jane"}))
-		front := chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client"}))
+		jane := clientCA.Issue(pki.Leaf{CommonName: "jane"}).Chain()
+		front := proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client"}).Chain()
 		expect := func(when string, user, proxy bool) {
 			t.Helper()
 			if got, _ := worth(s.Clients(), jane); got != user {
@@ -218,7 +203,7 @@ func TestConfigMap(t *testing.T) {
 		expect("deletion ends trust", false, false)
 		deliver(full, nil)
 		expect("and recreation brings it back", false, true)
-		full["client-ca-file"] = string(bundleOf(clientCA, proxyCA))
+		full["client-ca-file"] = string(pki.Bundle(clientCA, proxyCA))
 		deliver(full, nil)
 		expect("a shared CA without names is refused", false, true)
 	})
@@ -238,17 +223,17 @@ func TestConfigMapAndFiles(t *testing.T) {
 				return ctx.Err()
 			},
 		})
-		run(t, s)
+		must.Run(t, s.Run)
 		waitFor(t, "the ConfigMap", func() bool {
 			return s.Clients().Headers() != nil && s.Status()[len(s.Status())-1].Err == "" && !s.Status()[len(s.Status())-1].Changed.IsZero()
 		})
-		if user, _ := worth(s.Clients(), chainOf(t, clientCA.Issue(pki.Leaf{}))); !user {
+		if user, _ := worth(s.Clients(), clientCA.Issue(pki.Leaf{}).Chain()); !user {
 			t.Error("the file's CA does not count")
 		}
-		if user, _ := worth(s.Clients(), chainOf(t, other.Issue(pki.Leaf{}))); user {
+		if user, _ := worth(s.Clients(), other.Issue(pki.Leaf{}).Chain()); user {
 			t.Error("the ConfigMap's client CA counts beside a file")
 		}
-		if _, proxy := worth(s.Clients(), chainOf(t, proxyCA.Issue(pki.Leaf{}))); proxy != trusted {
+		if _, proxy := worth(s.Clients(), proxyCA.Issue(pki.Leaf{}).Chain()); proxy != trusted {
 			t.Errorf("trusted %v: the ConfigMap's request-header CA counts: %v", trusted, proxy)
 		}
 		if got := s.Clients().Headers().UID; len(got) != 1 {

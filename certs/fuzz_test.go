@@ -56,7 +56,7 @@ func FuzzClientTrust(f *testing.F) {
 	f.Add(one.PEM(), two.PEM(), []byte{})
 	f.Add(one.PEM(), one.PEM(), []byte{})
 	f.Add(one.PEM(), one.PEM(), names)
-	f.Add(bundleOf(one, two), two.PEM(), []byte("[1]"))
+	f.Add(pki.Bundle(one, two), two.PEM(), []byte("[1]"))
 	f.Add(one.PEM()[:100], two.PEM(), []byte("{"))
 	f.Add(one.Intermediate("m").PEM(), one.PEM(), []byte("null"))
 	jane := one.Issue(pki.Leaf{CommonName: "jane"}).Certificate

@@ -70,15 +70,8 @@ func visitor(t *testing.T, pair *pki.Pair, cas ...*pki.CA) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
-func get(t *testing.T, c *http.Client, url string) (*http.Response, error) {
-	t.Helper()
-	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
-	return c.Do(r)
-}
-
-func code(t *testing.T, c *http.Client, url string) string {
-	t.Helper()
-	resp, err := get(t, c, url)
+func code(c *http.Client, url string) string {
+	resp, err := c.Get(url)
 	if err != nil {
 		return err.Error()
 	}
@@ -97,18 +90,15 @@ func TestRotationUnderTraffic(t *testing.T) {
 	oldServing, newServing, oldClients, newClients := pki.NewCA("old serving"), pki.NewCA("new serving"), pki.NewCA("old clients"), pki.NewCA("new clients")
 	dir := t.TempDir()
 	local := pki.Leaf{CommonName: "serving", Names: []string{"127.0.0.1"}}
-	certFile, keyFile, err := oldServing.Issue(local).WriteFiles(dir, "tls")
-	if err != nil {
-		t.Fatal(err)
-	}
+	certFile, keyFile := must.Get2(oldServing.Issue(local).WriteFiles(dir, "tls"))(t)
 	clientCA := write(t, dir, "client.crt", oldClients.PEM())
 	s := store(t, Config{Serving: PairSource{Cert: certFile, Key: keyFile}, ClientCA: clientCA})
-	run(t, s)
+	must.Run(t, s.Run)
 	feed := make(chan string)
 	url := server(t, s, feed)
 
 	jane := visitor(t, oldClients.Issue(pki.Leaf{CommonName: "jane"}), oldServing)
-	resp := must.Get(get(t, jane, url+"/watch"))(t)
+	resp := must.Get(jane.Get(url + "/watch"))(t)
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	watch := func(when string) {
@@ -119,29 +109,27 @@ func TestRotationUnderTraffic(t *testing.T) {
 		}
 	}
 	watch("before")
-	if got := code(t, jane, url+"/who"); got != "200 HTTP/2.0 jane" {
+	if got := code(jane, url+"/who"); got != "200 HTTP/2.0 jane" {
 		t.Fatal(got)
 	}
 
-	if _, _, err := newServing.Issue(local).WriteFiles(dir, "tls"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get2(newServing.Issue(local).WriteFiles(dir, "tls"))(t)
 	fresh := func() *http.Client { return visitor(t, oldClients.Issue(pki.Leaf{CommonName: "joe"}), newServing) }
-	waitFor(t, "the new serving pair", func() bool { return code(t, fresh(), url+"/who") == "200 HTTP/2.0 joe" })
+	waitFor(t, "the new serving pair", func() bool { return code(fresh(), url+"/who") == "200 HTTP/2.0 joe" })
 	watch("with the new serving pair")
-	if got := code(t, jane, url+"/who"); got != "200 HTTP/2.0 jane" {
+	if got := code(jane, url+"/who"); got != "200 HTTP/2.0 jane" {
 		t.Errorf("on the connection of the old pair: %s", got)
 	}
 
-	write(t, dir, "client.crt", bundleOf(oldClients, newClients))
+	write(t, dir, "client.crt", pki.Bundle(oldClients, newClients))
 	var kim *http.Client
 	waitFor(t, "both client CAs", func() bool {
 		// Anew each time: a client keeps its certificate to itself when the server has not asked
 		// for one of that CA.
 		kim = visitor(t, newClients.Issue(pki.Leaf{CommonName: "kim"}), newServing)
-		return code(t, kim, url+"/who") == "200 HTTP/2.0 kim"
+		return code(kim, url+"/who") == "200 HTTP/2.0 kim"
 	})
-	if got := code(t, jane, url+"/who"); got != "200 HTTP/2.0 jane" {
+	if got := code(jane, url+"/who"); got != "200 HTTP/2.0 jane" {
 		t.Errorf("with both client CAs: %s", got)
 	}
 	write(t, dir, "client.crt", newClients.PEM())
@@ -149,11 +137,11 @@ func TestRotationUnderTraffic(t *testing.T) {
 		return s.Status()[1].Certificates[0].Subject == "new clients" && len(s.Status()[1].Certificates) == 1
 	})
 	for what, c := range map[string]*http.Client{"open": jane, "new": fresh()} {
-		if got := code(t, c, url+"/who"); got != "401 HTTP/2.0 " {
+		if got := code(c, url+"/who"); got != "401 HTTP/2.0 " {
 			t.Errorf("a user of the removed CA on a connection that is %s: %s", what, got)
 		}
 	}
-	if got := code(t, kim, url+"/who"); got != "200 HTTP/2.0 kim" {
+	if got := code(kim, url+"/who"); got != "200 HTTP/2.0 kim" {
 		t.Errorf("a user of the new CA: %s", got)
 	}
 	watch("after all")
@@ -163,7 +151,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	ca, clients, proxies := pki.NewCA("serving CA"), pki.NewCA("kubernetes"), pki.NewCA("front-proxy-ca")
 	dir := t.TempDir()
-	client := write(t, dir, "client.crt", bundleOf(clients, clients)) // twice: a series twice would spoil the scrape
+	client := write(t, dir, "client.crt", pki.Bundle(clients, clients)) // twice: a series twice would spoil the scrape
 	metrics := prometheus.NewRegistry()
 	s := store(t, Config{
 		Serving:         pairFiles(t, ca.Issue(pki.Leaf{CommonName: "serving"})),

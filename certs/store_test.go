@@ -2,7 +2,6 @@ package certs
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -37,38 +36,13 @@ func written(t *testing.T, bundle []byte) string {
 // pairFiles puts a key pair into files of its own.
 func pairFiles(t *testing.T, p *pki.Pair) PairSource {
 	t.Helper()
-	cert, key, err := p.WriteFiles(t.TempDir(), "tls")
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert, key := must.Get2(p.WriteFiles(t.TempDir(), "tls"))(t)
 	return PairSource{Cert: cert, Key: key}
-}
-
-func bundleOf(cas ...*pki.CA) []byte {
-	var out []byte
-	for _, ca := range cas {
-		out = append(out, ca.PEM()...)
-	}
-	return out
 }
 
 func store(t *testing.T, cfg Config) *Store {
 	t.Helper()
 	return must.Get(New(cfg))(t)
-}
-
-// run starts the store and ends it with the test.
-func run(t *testing.T, s *Store) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run: %v", err)
-		}
-	})
 }
 
 // shake runs one handshake over a pipe and returns what each side saw.
@@ -174,10 +148,7 @@ func TestClientCertificateRequest(t *testing.T) {
 			return &stranger, nil
 		},
 	}
-	_, far, err := shake(t, client, s.TLS())
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, far := must.Get2(shake(t, client, s.TLS()))(t)
 	if len(asked) != 2 || !bytes.Equal(asked[0], clientCA.Certificate.RawSubject) && !bytes.Equal(asked[1], clientCA.Certificate.RawSubject) {
 		t.Errorf("asked for %d CAs, want both", len(asked))
 	}
@@ -208,10 +179,7 @@ func TestNewRefuses(t *testing.T) {
 	dir := t.TempDir()
 	ca := pki.NewCA("ca")
 	pair := ca.Issue(pki.Leaf{})
-	certFile, keyFile, err := pair.WriteFiles(dir, "tls")
-	if err != nil {
-		t.Fatal(err)
-	}
+	certFile, keyFile := must.Get2(pair.WriteFiles(dir, "tls"))(t)
 	other := write(t, dir, "other.key", ca.Issue(pki.Leaf{}).KeyPEM())
 	empty := write(t, dir, "empty.crt", nil)
 	middle := ca.Intermediate("middle")
@@ -228,7 +196,7 @@ func TestNewRefuses(t *testing.T) {
 		{"a key for a bundle", Config{RequestHeaderCA: keyFile}, "no PEM certificate"},
 		{"no certificate", Config{Serving: PairSource{Key: keyFile}}, "reading serving: stat"},
 		{"a ConfigMap without watch", Config{ConfigMap: trust.Ref{Namespace: "a", Name: "b"}}, "Watch is required"},
-		{"a shared CA", Config{ClientCA: written(t, ca.PEM()), RequestHeaderCA: written(t, bundleOf(pki.NewCA("x"), ca))}, "share a certificate"},
+		{"a shared CA", Config{ClientCA: written(t, ca.PEM()), RequestHeaderCA: written(t, pki.Bundle(pki.NewCA("x"), ca))}, "share a certificate"},
 		{"a client CA issued by the request-header CA", Config{ClientCA: written(t, middle.PEM()), RequestHeaderCA: written(t, ca.PEM())}, "issue each other"},
 		{"no ConfigMap to trust", Config{TrustConfigMap: true}, "none is named"},
 	}
@@ -266,9 +234,7 @@ func TestFilesFollowed(t *testing.T) {
 	volume := func(name string, p *pki.Pair) {
 		t.Helper()
 		must.Do(t, os.Mkdir(filepath.Join(dir, name), 0o700))
-		if _, _, err := p.WriteFiles(filepath.Join(dir, name), "tls"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get2(p.WriteFiles(filepath.Join(dir, name), "tls"))(t)
 	}
 	link := func(to, at string) {
 		t.Helper()
@@ -285,7 +251,7 @@ func TestFilesFollowed(t *testing.T) {
 		Serving: PairSource{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")},
 		Files:   []File{{Use: "kubeconfig", Path: kubeconfigPath, Take: func(b []byte) error { kubeconfig.Store(string(b)); return nil }}},
 	})
-	run(t, s)
+	must.Run(t, s.Run)
 	serves := func(cn string) func() bool {
 		return func() bool { return s.pair.Certificate().Leaf.Subject.CommonName == cn && s.Status()[0].Err == "" }
 	}

@@ -91,7 +91,7 @@ func FuzzVerify(f *testing.F) {
 // certificates.
 func TestCutShort(t *testing.T) {
 	ca := pki.NewCA("ca")
-	whole := bundleOf(ca, pki.NewCA("second"))
+	whole := pki.Bundle(ca, pki.NewCA("second"))
 	end := bytes.Index(whole, []byte("-----END CERTIFICATE-----")) + len("-----END CERTIFICATE-----")
 	for n := range whole {
 		certs, err := ParseBundle(whole[:n])

@@ -37,7 +37,7 @@ func TestLocal(t *testing.T) {
 		if _, err := dial(old, "127.0.0.1", false); err == nil {
 			t.Error("the system's roots trust a test's CA")
 		}
-		must.Do(t, b.LocalBundle(bundleOf(old)))
+		must.Do(t, b.LocalBundle(pki.Bundle(old)))
 		if _, err := dial(old, "127.0.0.1", false); err != nil {
 			t.Error(err)
 		}
@@ -54,16 +54,16 @@ func TestLocal(t *testing.T) {
 		}
 		open, release := b.LocalGuard([]*x509.Certificate{pair(old).Certificate})
 		defer release()
-		if err := b.LocalBundle(bundleOf(old, next)[:len(bundleOf(old))+50]); err == nil {
+		if err := b.LocalBundle(pki.Bundle(old, next)[:len(pki.Bundle(old))+50]); err == nil {
 			t.Error("half a file was taken")
 		}
-		if err := b.LocalBundle(bundleOf(old, next)); err != nil || lost(open) {
+		if err := b.LocalBundle(pki.Bundle(old, next)); err != nil || lost(open) {
 			t.Errorf("a CA more: %v, lost %v", err, lost(open))
 		}
 		if s := b.Status()[0]; s.APIService != localName || s.Source != "kubeconfig" || len(s.CAs) != 2 || len(s.Leaves) == 0 {
 			t.Errorf("status %+v", s)
 		}
-		if err := b.LocalBundle(bundleOf(next)); err != nil || !lost(open) {
+		if err := b.LocalBundle(pki.Bundle(next)); err != nil || !lost(open) {
 			t.Errorf("the CA is gone: %v, lost %v", err, lost(open))
 		}
 		if _, err := dial(old, "127.0.0.1", false); err == nil {

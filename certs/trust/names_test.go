@@ -14,7 +14,7 @@ func TestNamesOfSeveralURLs(t *testing.T) {
 	ca := pki.NewCA("ca")
 	b := newBench(t, Config{})
 	b.set(func(s *registry.Backend) {
-		s.CABundle, s.ServerName = string(bundleOf(ca)), "a.example.com,2001:db8::1,10.0.0.1"
+		s.CABundle, s.ServerName = string(pki.Bundle(ca)), "a.example.com,2001:db8::1,10.0.0.1"
 	})
 	cfg, err := b.TLS(b.name, b.spec)
 	if err != nil || cfg.ServerName != "" {
@@ -39,19 +39,15 @@ func TestNamesOfSeveralURLs(t *testing.T) {
 		if got := reason(t, err); got != tt.want || got == "WrongServerName" && !strings.Contains(err.Error(), b.spec.ServerName) {
 			t.Errorf("a certificate for %q: %v, want %q", tt.names, err, tt.want)
 		}
-		open, release := b.Guard(b.name, b.spec, chainOf(t, pair))
+		open, release := b.Guard(b.name, b.spec, pair.Chain())
 		if lost(open) != (tt.want != "") {
 			t.Errorf("a connection with a certificate for %q ends: %v", tt.names, lost(open))
 		}
 		release()
 	}
-	if got := reason(t, b.dial(pki.NewCA("other").Issue(pki.Leaf{Names: []string{"a.example.com"}}))); got != "UnknownAuthority" {
-		t.Errorf("somebody else's certificate: %q", got)
-	}
+	b.wants("somebody else's certificate", pki.NewCA("other").Issue(pki.Leaf{Names: []string{"a.example.com"}}), "UnknownAuthority")
 	for _, none := range []string{"", ",", ",other.example.com"} { // the first is that of an annotation that cannot be used
 		b.set(func(s *registry.Backend) { s.ServerName = none })
-		if got := reason(t, b.dial(ca.Issue(pki.Leaf{Names: []string{"a.example.com"}}))); got != "WrongServerName" {
-			t.Errorf("with the name %q: %q", none, got)
-		}
+		b.wants("with the name "+none, ca.Issue(pki.Leaf{Names: []string{"a.example.com"}}), "WrongServerName")
 	}
 }

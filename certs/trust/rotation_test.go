@@ -23,7 +23,7 @@ type rotation struct {
 
 func (r *rotation) open(cas ...*pki.CA) {
 	for _, ca := range cas {
-		ch, release := r.Guard(apiService, r.spec, chainOf(r.t, good(ca)))
+		ch, release := r.Guard(apiService, r.spec, good(ca).Chain())
 		r.guards[ca] = ch
 		r.t.Cleanup(release)
 	}
@@ -198,7 +198,7 @@ func TestRotation(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), next: pki.NewCA("new"), third: pki.NewCA("third"), guards: make(map[*pki.CA]<-chan struct{})}
+				r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), next: pki.NewCA("new"), third: pki.NewCA("third"), guards: map[*pki.CA]<-chan struct{}{}}
 				r.bundle(r.old)
 				tt.run(r)
 			})
@@ -229,9 +229,7 @@ func TestReplacedDuringAHandshake(t *testing.T) {
 			})
 			b.backends[apiService].current.Load().current.pool = pool
 			for _, when := range []string{"during", "after"} {
-				if got := reason(t, b.dial(good(old))); got != tc.want {
-					t.Errorf("%s: %q, want %q", when, got, tc.want)
-				}
+				b.wants(when, good(old), tc.want)
 			}
 		})
 	}
@@ -240,9 +238,9 @@ func TestReplacedDuringAHandshake(t *testing.T) {
 // The chain of an open connection ends with its earliest NotAfter.
 func TestChainExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), guards: make(map[*pki.CA]<-chan struct{})}
+		r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), guards: map[*pki.CA]<-chan struct{}{}}
 		r.bundle(r.old)
-		open, release := r.Guard(apiService, r.spec, chainOf(t, r.old.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)})))
+		open, release := r.Guard(apiService, r.spec, r.old.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)}).Chain())
 		r.pass(59 * time.Second)
 		if lost(open) {
 			t.Error("lost before it expired")

@@ -41,16 +41,14 @@ func TestSharedTrust(t *testing.T) {
 			t.Error("one bundle was read twice")
 		}
 		soon := old.Issue(pki.Leaf{CommonName: "soon", Names: []string{serverName}, NotAfter: time.Now().Add(time.Hour)})
-		open, release := w.Guard("", before, chainOf(t, soon))
-		if other, _ := w.Guard("", before, chainOf(t, good(next))); lost(open) || !lost(other) {
+		open, release := w.Guard("", before, soon.Chain())
+		if other, _ := w.Guard("", before, good(next).Chain()); lost(open) || !lost(other) {
 			t.Errorf("at once: its own lost %v, another's lost %v", lost(open), lost(other))
 		}
 		// The APIService trusts both for a minute; who has its next Backend by then, as if the
 		// table had given it to all, does not.
 		w.bundle(next)
-		if got := reason(t, w.dial(good(old))); got != "" {
-			t.Errorf("in its overlap: %s", got)
-		}
+		w.wants("in its overlap", good(old), "")
 		if got := dial(w.spec, good(old)); got != "UnknownAuthority" {
 			t.Errorf("its replaced CA on behalf of all: %q", got)
 		}
@@ -88,12 +86,10 @@ func TestOwnedTrustIsNotShared(t *testing.T) {
 	if _, err := w.TLS("", w.spec); reason(t, err) != "InvalidCABundle" {
 		t.Errorf("on behalf of all: %v", err)
 	}
-	if open, _ := w.Guard("", w.spec, chainOf(t, good(ca))); !lost(open) {
+	if open, _ := w.Guard("", w.spec, good(ca).Chain()); !lost(open) {
 		t.Error("a connection of all to a Backend that has an Owner is trusted")
 	}
-	if got := reason(t, w.dial(good(ca))); got != "" {
-		t.Errorf("on behalf of its Owner: %s", got)
-	}
+	w.wants("on behalf of its Owner", good(ca), "")
 	w.set(func(s *registry.Backend) { s.CABundle, s.Owner = "nonsense", "" })
 	if _, err := w.TLS("", w.spec); reason(t, err) != "InvalidCABundle" {
 		t.Errorf("with a bundle that cannot be read: %v", err)

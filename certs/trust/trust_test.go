@@ -57,15 +57,7 @@ func (b *bench) set(edit func(*registry.Backend)) {
 
 // bundle replaces the inline bundle.
 func (b *bench) bundle(cas ...*pki.CA) {
-	b.set(func(s *registry.Backend) { s.CABundle = string(bundleOf(cas...)) })
-}
-
-func bundleOf(cas ...*pki.CA) []byte {
-	var out []byte
-	for _, ca := range cas {
-		out = append(out, ca.PEM()...)
-	}
-	return out
+	b.set(func(s *registry.Backend) { s.CABundle = string(pki.Bundle(cas...)) })
 }
 
 // dial does a real handshake in memory with a server that holds the pair.
@@ -76,6 +68,14 @@ func (b *bench) dial(pair *pki.Pair) error {
 		return err
 	}
 	return shake(b.t, cfg, &tls.Config{Certificates: []tls.Certificate{pair.TLS()}})
+}
+
+// wants checks for which reason a server is refused; empty: it is not.
+func (b *bench) wants(when string, pair *pki.Pair, want string) {
+	b.t.Helper()
+	if got := reason(b.t, b.dial(pair)); got != want {
+		b.t.Errorf("%s: %q, want %q", when, got, want)
+	}
 }
 
 // buffered is an end of a net.Pipe whose writes do not wait for the other side: when a client
@@ -139,16 +139,6 @@ func reason(t *testing.T, err error) string {
 		t.Fatalf("error without reason: %v", err)
 	}
 	return e.Reason()
-}
-
-func chainOf(t *testing.T, pair *pki.Pair) []*x509.Certificate {
-	t.Helper()
-	var chain []*x509.Certificate
-	for _, der := range pair.TLS().Certificate {
-		c := must.Get(x509.ParseCertificate(der))(t)
-		chain = append(chain, c)
-	}
-	return chain
 }
 
 func lost(ch <-chan struct{}) bool {
@@ -284,9 +274,9 @@ func TestRefusals(t *testing.T) {
 // A table without the APIService ends its trust.
 func TestGone(t *testing.T) {
 	ca := pki.NewCA("ca")
-	b := newBench(t, Config{Table: func() *registry.Table { return new(registry.Table) }})
+	b := newBench(t, Config{})
 	b.bundle(ca)
-	open, release := b.Guard(apiService, b.spec, chainOf(t, good(ca)))
+	open, release := b.Guard(apiService, b.spec, good(ca).Chain())
 	defer release()
 	was := b.backends[apiService]
 	b.apply(b.generation+1, nil)
@@ -299,7 +289,7 @@ func TestGone(t *testing.T) {
 	if _, err := b.TLS(apiService, b.spec); reason(t, err) == "" {
 		t.Error("a deleted APIService's backend is still trusted")
 	}
-	again, _ := b.Guard(apiService, b.spec, chainOf(t, good(ca)))
+	again, _ := b.Guard(apiService, b.spec, good(ca).Chain())
 	if !lost(again) {
 		t.Error("a new connection to a deleted APIService's backend is still trusted")
 	}
@@ -314,12 +304,8 @@ func TestOldTable(t *testing.T) {
 	before := b.spec
 	b.bundle(next)
 	b.spec = before
-	if got := reason(t, b.dial(good(old))); got != "UnknownAuthority" {
-		t.Errorf("dialling with a superseded backend, old CA: %q, want UnknownAuthority", got)
-	}
-	if got := reason(t, b.dial(good(next))); got != "" {
-		t.Errorf("dialling with a superseded backend, new CA: %q, want success", got)
-	}
+	b.wants("dialling with a superseded backend, old CA", good(old), "UnknownAuthority")
+	b.wants("dialling with a superseded backend, new CA", good(next), "")
 }
 
 // Two handshakes with one configuration are two full ones: the second sees the certificate that the

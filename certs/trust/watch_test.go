@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -53,12 +54,9 @@ func TestReferencedBundle(t *testing.T) {
 		a := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "bundle"}
 		other := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "other"}
 		c := newCluster(a, other)
-		table := new(registry.Table)
 		renewed := 0
-		b := newBench(t, Config{Table: func() *registry.Table { return table }, Watch: c.watch, Renewed: func(string) { renewed++ }})
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- b.Run(ctx) }()
+		b := newBench(t, Config{Watch: c.watch, Renewed: func(string) { renewed++ }})
+		must.Run(t, b.Run)
 		synctest.Wait()
 
 		first, second := pki.NewCA("first"), pki.NewCA("second")
@@ -68,9 +66,7 @@ func TestReferencedBundle(t *testing.T) {
 		}
 		expect := func(when string, ca *pki.CA, want string) {
 			t.Helper()
-			if got := reason(t, b.dial(good(ca))); got != want {
-				t.Errorf("%s: %q, want %q", when, got, want)
-			}
+			b.wants(when, good(ca), want)
 		}
 
 		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
@@ -116,11 +112,6 @@ func TestReferencedBundle(t *testing.T) {
 		b.set(func(s *registry.Backend) { s.CAFrom = "nonsense" })
 		time.Sleep(61 * time.Second)
 		expect("a reference that is none", second, "InvalidCABundle")
-
-		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run: %v", err)
-		}
 	})
 }
 
@@ -130,11 +121,8 @@ func TestSharedReference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ref := Ref{Kind: "ConfigMap", Namespace: "ns", Name: "bundle"}
 		c := newCluster(ref)
-		table := new(registry.Table)
-		b := newBench(t, Config{Table: func() *registry.Table { return table }, Watch: c.watch})
-		ctx, cancel := context.WithCancel(t.Context())
-		defer func() { cancel(); synctest.Wait() }()
-		go b.Run(ctx)
+		b := newBench(t, Config{Watch: c.watch})
+		must.Run(t, b.Run)
 		synctest.Wait()
 		spec := func(key string) *registry.Entry {
 			return &registry.Entry{Name: key, Backend: &registry.Backend{Namespace: "ns", ServerName: serverName, CAFrom: "bundle/" + key, Owner: key}}
@@ -149,9 +137,7 @@ func TestSharedReference(t *testing.T) {
 		settle()
 		for e, ca := range map[*registry.Entry]*pki.CA{one: first, two: second} {
 			b.name, b.spec = e.Name, e.Backend
-			if got := reason(t, b.dial(good(ca))); got != "" {
-				t.Errorf("%s: %s", e.Name, got)
-			}
+			b.wants(e.Name, good(ca), "")
 		}
 		if c.started[ref] != 1 {
 			t.Errorf("%d watches, want 1", c.started[ref])
@@ -161,15 +147,10 @@ func TestSharedReference(t *testing.T) {
 
 func TestReferenceWithoutWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		table := new(registry.Table)
-		b := newBench(t, Config{Table: func() *registry.Table { return table }})
-		ctx, cancel := context.WithCancel(t.Context())
-		defer func() { cancel(); synctest.Wait() }()
-		go b.Run(ctx)
+		b := newBench(t, Config{})
+		must.Run(t, b.Run)
 		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
 		settle()
-		if got := reason(t, b.dial(good(pki.NewCA("ca")))); got != "InvalidCABundle" {
-			t.Errorf("%q, want InvalidCABundle", got)
-		}
+		b.wants("without a watch", good(pki.NewCA("ca")), "InvalidCABundle")
 	})
 }

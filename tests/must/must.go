@@ -21,3 +21,12 @@ func Get[T any](v T, err error) func(testing.TB) T {
 		return v
 	}
 }
+
+// Get2 is Get for a call that returns two values beside its error.
+func Get2[A, B any](a A, b B, err error) func(testing.TB) (A, B) {
+	return func(t testing.TB) (A, B) {
+		t.Helper()
+		Do(t, err)
+		return a, b
+	}
+}

@@ -60,6 +60,14 @@ func (ca *CA) IntermediateUntil(commonName string, notAfter time.Time) *CA {
 // PEM is the CA's certificate as found in a bundle.
 func (ca *CA) PEM() []byte { return encode("CERTIFICATE", ca.Certificate.Raw) }
 
+// Bundle is what PEM says of several.
+func Bundle(cas ...*CA) (all []byte) {
+	for _, ca := range cas {
+		all = append(all, ca.PEM()...)
+	}
+	return all
+}
+
 // WriteFiles writes dir/name.crt and dir/name.key and returns their paths: for a server in another
 // process that signs its own certificate.
 func (ca *CA) WriteFiles(dir, name string) (certFile, keyFile string, err error) {
@@ -168,6 +176,17 @@ func (p *Pair) TLS() tls.Certificate {
 		PrivateKey:  p.key,
 		Leaf:        p.Certificate,
 	}
+}
+
+// Chain is the certificate with its intermediates, parsed: what a peer sees of it.
+func (p *Pair) Chain() []*x509.Certificate {
+	chain := []*x509.Certificate{p.Certificate}
+	for _, der := range p.chain {
+		cert, err := x509.ParseCertificate(der)
+		must(err)
+		chain = append(chain, cert)
+	}
+	return chain
 }
 
 // CertPEM is the certificate followed by its intermediates.

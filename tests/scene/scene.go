@@ -25,6 +25,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Home is the local apiserver's name among the servers; the others are named as their Services.
@@ -70,15 +71,8 @@ func (s *Scene) Config() documents.Config {
 
 // Start runs something until the test ends.
 func (s *Scene) Start(run func(context.Context) error) {
-	ctx, cancel := context.WithCancel(s.Context())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	s.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			s.Errorf("Run: %v", err)
-		}
-	})
+	s.Helper()
+	must.Run(s, run)
 }
 
 // Set has a server answer so from now on. Nil: nobody is there.

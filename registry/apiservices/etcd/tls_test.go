@@ -36,16 +36,9 @@ func TestMain(m *testing.M) {
 func TestKeysOfEtcd(t *testing.T) {
 	dir, ca := t.TempDir(), pki.NewCA("etcd")
 	files := func(name string, leaf pki.Leaf) (cert, key string) {
-		cert, key, err := ca.Issue(leaf).WriteFiles(dir, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cert, key
+		return must.Get2(ca.Issue(leaf).WriteFiles(dir, name))(t)
 	}
-	caFile, _, err := ca.WriteFiles(dir, "ca")
-	if err != nil {
-		t.Fatal(err)
-	}
+	caFile, _ := must.Get2(ca.WriteFiles(dir, "ca"))(t)
 	serving, servingKey := files("serving", pki.Leaf{Names: []string{"localhost", "127.0.0.1"}})
 	client, clientKey := files("client", pki.Leaf{CommonName: "fairlead"})
 	server := testserver.NewTestConfig(t)
