@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
@@ -114,7 +113,7 @@ func TestOwnedForTheOverlap(t *testing.T) {
 			if group == "0.example.com" { // it comes first, and ends last
 				a.Annotations = map[string]string{prefix + "ca-rotation-overlap": "9m"}
 			}
-			to.set(key{kindAPIService, types.NamespacedName{Name: a.Name}}, a)
+			put(to, a)
 		}
 		put("0.example.com", "old")
 		put("a.example.com", "old")

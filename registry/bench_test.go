@@ -2,7 +2,6 @@ package registry
 
 import (
 	"fmt"
-	"maps"
 	"testing"
 	"time"
 
@@ -58,13 +57,12 @@ func clusterIP(name types.NamespacedName) *corev1.Service {
 }
 
 func slice(service types.NamespacedName, addresses ...string) *discoveryv1.EndpointSlice {
-	name, port := "https", int32(8443)
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: service.Namespace, Name: service.Name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service.Name},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(8443))}},
 	}
 	for _, a := range addresses {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
@@ -137,42 +135,33 @@ func BenchmarkBuild(b *testing.B) {
 				Build(in, nil)
 			}
 		})
-		b.Run(fmt.Sprintf("endpoint/%d", n), func(b *testing.B) {
-			in := manyRemotes(n)
-			t := Build(in, nil)
-			service := types.NamespacedName{Namespace: "extensions", Name: "server-5"}
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
+		service, extra := types.NamespacedName{Namespace: "extensions", Name: "server-5"}, remoteService("extra.example.com", "v1", "server-5")
+		for name, change := range map[string]func(in *Input, t *Table, i int){
+			"endpoint": func(in *Input, _ *Table, i int) {
 				in.Slices[service] = []*discoveryv1.EndpointSlice{slice(service, fmt.Sprintf("10.200.0.%d", i%200))}
-				t = Build(in, t)
-			}
-		})
-		b.Run(fmt.Sprintf("report/%d", n), func(b *testing.B) {
-			in := manyRemotes(n)
-			t := Build(in, nil)
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
+			},
+			"report": func(in *Input, t *Table, i int) {
 				e := t.Entries()[n/2]
 				in.Reports = []Report{{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: Healthy + Health(i%2)}}
-				t = Build(in, t)
-			}
-		})
-		b.Run(fmt.Sprintf("apiservice/%d", n), func(b *testing.B) {
-			in := manyRemotes(n)
-			t := Build(in, nil)
-			extra := remoteService("extra.example.com", "v1", "server-5")
-			with := maps.Clone(in.APIServices)
-			with[extra.Name] = extra
-			without := in.APIServices
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				in.APIServices = with
+			},
+			"apiservice": func(in *Input, _ *Table, i int) {
 				if i%2 == 1 {
-					in.APIServices = without
+					delete(in.APIServices, extra.Name)
+				} else {
+					in.APIServices[extra.Name] = extra
 				}
-				t = Build(in, t)
-			}
-		})
+			},
+		} {
+			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+				in := manyRemotes(n)
+				t := Build(in, nil)
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					change(&in, t, i)
+					t = Build(in, t)
+				}
+			})
+		}
 	}
 }
 

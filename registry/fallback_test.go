@@ -57,8 +57,7 @@ func TestDirectoryBesideCluster(t *testing.T) {
 
 	server.Fault(true, false)
 	metrics := prometheus.NewPedanticRegistry()
-	r := must.Get(New(Config{Directory: dir, Client: server.Start(t), Cluster: true, Metrics: metrics}))(t)
-	start(t, r)
+	r := running(t, Config{Directory: dir, Client: server.Start(t), Cluster: true, Metrics: metrics})
 	if r.Table().Complete() {
 		t.Error("complete although the cluster was not read")
 	}
@@ -167,8 +166,7 @@ func TestStoredBesideCluster(t *testing.T) {
 				c.Directory = t.TempDir()
 				write(t, filepath.Join(c.Directory, "a.yaml"), tc.directory)
 			}
-			r := must.Get(New(c))(t)
-			start(t, r)
+			r := running(t, c)
 			table := until(t, r, "all", (*Table).Complete)
 			if at := address(table, "v1.a.io"); at != "10.0.0.3:8443" {
 				t.Errorf("the cluster's Service is at %q", at)

@@ -11,7 +11,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
@@ -66,7 +65,7 @@ func randomly(r *rand.Rand, b *batch) {
 	n, gone := r.IntN(4), r.IntN(4) == 0
 	service := fmt.Sprintf("s%d", n)
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: service}
-	k, object := key{}, runtime.Object(nil)
+	var o object
 	switch r.IntN(3) {
 	case 0:
 		group, version := fmt.Sprintf("g%d.example.com", r.IntN(5)), fmt.Sprintf("v%d", 1+r.IntN(3))
@@ -75,25 +74,22 @@ func randomly(r *rand.Rand, b *batch) {
 			Group: group, Version: version, GroupPriorityMinimum: r.Int32N(3), VersionPriority: r.Int32N(3), InsecureSkipTLSVerify: true,
 		}}
 		if r.IntN(5) > 0 {
-			port := int32(443)
-			a.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "ns", Name: service, Port: &port}
+			a.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "ns", Name: service, Port: new(int32(443))}
 		}
-		k, object = key{kindAPIService, types.NamespacedName{Name: meta.Name}}, a
+		o = a
 	case 1:
-		k, object = key{kindService, types.NamespacedName{Namespace: "ns", Name: service}}, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
+		o = &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
 			ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Name: "p", Port: 443}},
 		}}
 	case 2:
 		meta.Name += fmt.Sprint("-", r.IntN(2))
 		meta.Labels = map[string]string{discoveryv1.LabelServiceName: service}
-		name, port, protocol := "p", int32(8443), corev1.ProtocolTCP
-		k, object = key{kindSlice, types.NamespacedName{Namespace: "ns", Name: meta.Name}}, &discoveryv1.EndpointSlice{
-			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},
+		o = &discoveryv1.EndpointSlice{
+			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("p"), Port: new(int32(8443)), Protocol: new(corev1.ProtocolTCP)}},
 			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.1.0.%d", 1+r.IntN(4))}}},
 		}
 	}
-	if gone {
-		object = nil
+	if b.objects[keyOf(o)] = o; gone {
+		b.objects[keyOf(o)] = nil
 	}
-	b.objects[k] = object
 }

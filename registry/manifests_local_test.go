@@ -11,8 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
-
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // localServer is an apiserver that serves these group-versions besides core v1.
@@ -53,8 +51,7 @@ func TestDirectoryBeforeAnAPIServer(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")
 	write(t, file, manifestsOf("a.io", "127.0.0.1"))
-	r := must.Get(New(Config{Directory: dir, Client: &rest.Config{Host: server.URL}}))(t)
-	start(t, r)
+	r := running(t, Config{Directory: dir, Client: &rest.Config{Host: server.URL}})
 	table := until(t, r, "the local groups", func(t *Table) bool { return t.named("v1.apps") != nil })
 	var got []string
 	for _, e := range table.Entries() {
@@ -88,8 +85,7 @@ func TestDirectoryWithoutItsAPIServer(t *testing.T) {
 	server.Close()
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "127.0.0.1"))
-	r := must.Get(New(Config{Directory: dir, Client: &rest.Config{Host: server.URL}}))(t)
-	start(t, r)
+	r := running(t, Config{Directory: dir, Client: &rest.Config{Host: server.URL}})
 	table := until(t, r, "the directory", (*Table).Complete)
 	if address(table, "v1.a.io") == "" {
 		t.Errorf("table %s", show(table))

@@ -1,19 +1,16 @@
 package registry
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
@@ -58,8 +55,7 @@ func rename(t *testing.T, path, text string) {
 func startDirectory(t *testing.T, path string, c Config) *Registry {
 	t.Helper()
 	c.Directory = path
-	r := must.Get(New(c))(t)
-	start(t, r)
+	r := running(t, c)
 	until(t, r, "everything", (*Table).Complete)
 	return r
 }
@@ -241,34 +237,15 @@ func TestDirectoryOddFiles(t *testing.T) {
 
 func TestDirectoryConfigMap(t *testing.T) {
 	dir := t.TempDir()
-	const text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: x, name: ca}\ndata: {ca.crt: %s}\n"
 	r := must.Get(New(Config{Directory: dir}))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	seen := make(chan string, 10)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		_ = r.Watch(ctx, "x", "ca", func(m *corev1.ConfigMap) {
-			if m == nil {
-				seen <- "none"
-				return
-			}
-			seen <- m.Data["ca.crt"]
-		})
-	})
-	defer wg.Wait()
-	defer cancel()
-	start(t, r)
-	expect := func(want string) {
-		t.Helper()
-		if got := <-seen; got != want {
-			t.Errorf("saw %q, want %q", got, want)
-		}
-	}
+	expect := watchTrust(t, r)
+	must.Run(t, r.Run)
 	expect("none")
-	rename(t, filepath.Join(dir, "ca.yaml"), fmt.Sprintf(text, "one"))
-	expect("one")
-	rename(t, filepath.Join(dir, "ca.yaml"), fmt.Sprintf(text, "two"))
-	expect("two")
-	must.Do(t, os.Remove(filepath.Join(dir, "ca.yaml")))
+	file := filepath.Join(dir, "trust.yaml")
+	for _, ca := range []string{"one", "two"} {
+		rename(t, file, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: kube-system, name: trust}, data: {ca: "+ca+"}}")
+		expect(ca)
+	}
+	must.Do(t, os.Remove(file))
 	expect("none")
 }

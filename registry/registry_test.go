@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -17,24 +16,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// start runs a registry over a source until the test ends.
-func start(t *testing.T, r *Registry) {
+// running is a registry that runs until the test ends.
+func running(t *testing.T, c Config) *Registry {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	r := must.Get(New(c))(t)
+	must.Run(t, r.Run)
+	return r
 }
 
 // until waits for a table that satisfies ok, as every consumer does.
@@ -61,7 +55,7 @@ func TestClusterFollows(t *testing.T) {
 	if r.Table().Complete() || r.Table().Generation() != 1 {
 		t.Error("a table that was never read is complete")
 	}
-	start(t, r)
+	must.Run(t, r.Run)
 	table := until(t, r, "everything", (*Table).Complete)
 	e := table.named(managed.Name)
 	if len(table.Entries()) != 1 || len(e.Endpoints) != 1 || e.Endpoints[0].Address != "10.0.0.1:8443" {
@@ -93,8 +87,7 @@ func TestClusterFollows(t *testing.T) {
 func TestClusterSurvivesRestart(t *testing.T) {
 	server := apiserver.New()
 	server.Put(remoteService("metrics.k8s.io", "v1beta1", "metrics"))
-	r := must.Get(New(Config{Client: server.Start(t)}))(t)
-	start(t, r)
+	r := running(t, Config{Client: server.Start(t)})
 	before := until(t, r, "everything", (*Table).Complete)
 	server.Fault(true, false)
 	server.Fault(false, true) // it comes back, and says 404 until it is ready
@@ -108,11 +101,8 @@ func TestClusterSurvivesRestart(t *testing.T) {
 
 func TestClusterWithoutAggregation(t *testing.T) {
 	server := apiserver.New(apiserver.APIServices)
-	r, err := New(Config{Client: server.Start(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = r.Run(t.Context())
+	r := must.Get(New(Config{Client: server.Start(t)}))(t)
+	err := r.Run(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "dir:") {
 		t.Errorf("Run: %v, want an error that names dir:", err)
 	}
@@ -121,8 +111,7 @@ func TestClusterWithoutAggregation(t *testing.T) {
 func TestClusterNotYetThere(t *testing.T) {
 	server := apiserver.New()
 	server.Fault(true, false)
-	r := must.Get(New(Config{Client: server.Start(t)}))(t)
-	start(t, r)
+	r := running(t, Config{Client: server.Start(t)})
 	if r.Table().Complete() {
 		t.Error("complete although nothing could be read")
 	}
@@ -151,22 +140,15 @@ func configMap(name, ca string) *corev1.ConfigMap {
 // what is seen of it next; the same may be seen again.
 func watchTrust(t *testing.T, r *Registry) (expect func(want string)) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	seen, done := make(chan string, 10), make(chan error, 1)
-	go func() {
-		done <- r.Watch(ctx, "kube-system", "trust", func(m *corev1.ConfigMap) {
+	seen := make(chan string, 10)
+	must.Run(t, func(ctx context.Context) error {
+		return r.Watch(ctx, "kube-system", "trust", func(m *corev1.ConfigMap) {
 			if m == nil {
 				seen <- "none"
 				return
 			}
 			seen <- m.Data["ca"]
 		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Watch: %v", err)
-		}
 	})
 	last := ""
 	return func(want string) {
@@ -178,6 +160,31 @@ func watchTrust(t *testing.T, r *Registry) (expect func(want string)) {
 		if last = got; got != want {
 			t.Errorf("saw %q, want %q", got, want)
 		}
+	}
+}
+
+// keyOf is what the writer knows an object by.
+func keyOf(o metav1.Object) key {
+	k := key{kindSlice, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}}
+	switch o.(type) {
+	case *apiregistrationv1.APIService:
+		k.kind = kindAPIService
+	case *corev1.Service:
+		k.kind = kindService
+	}
+	return k
+}
+
+// object is whatever a source tells of.
+type object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// put has objects come, or change.
+func put(c *changes, all ...object) {
+	for _, o := range all {
+		c.set(keyOf(o), o)
 	}
 }
 
@@ -200,7 +207,7 @@ func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
 	t.Helper()
 	s := script{to: make(chan *changes, 1)}
 	r := must.Get(newRegistry(Config{Metrics: to}, s))(t)
-	start(t, r)
+	must.Run(t, r.Run)
 	c := <-s.to
 	for k := range kinds {
 		c.replace(k, nil)
@@ -215,7 +222,7 @@ func TestStormIsCoalesced(t *testing.T) {
 		for i := range 10_000 {
 			a := remoteService(fmt.Sprintf("g%d.example.com", i%100), "v1", "server")
 			a.Spec.VersionPriority = int32(i)
-			c.set(key{kindAPIService, types.NamespacedName{Name: a.Name}}, a)
+			put(c, a)
 		}
 		time.Sleep(mostPause) // virtual time: the moment by which the table must be there
 		synctest.Wait()
@@ -234,7 +241,7 @@ func TestSupersededComesAfterTheTable(t *testing.T) {
 	for i := range 50 {
 		old := r.Table()
 		a := remoteService("metrics.k8s.io", fmt.Sprintf("v%d", i+1), "server")
-		c.set(key{kindAPIService, types.NamespacedName{Name: a.Name}}, a)
+		put(c, a)
 		<-old.Superseded()
 		if now := r.Table(); now == old || now.Generation() <= old.Generation() {
 			t.Fatalf("woken by generation %d, found %d", old.Generation(), now.Generation())
@@ -246,9 +253,7 @@ func TestReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, c := scripted(t, nil)
 		service := types.NamespacedName{Namespace: "extensions", Name: "server"}
-		c.set(key{kindAPIService, types.NamespacedName{Name: "v1.a.io"}}, remoteService("a.io", "v1", "server"))
-		c.set(key{kindService, service}, clusterIP(service))
-		c.set(key{kindSlice, service}, slice(service, "10.0.0.1", "10.0.0.2"))
+		put(c, remoteService("a.io", "v1", "server"), clusterIP(service), slice(service, "10.0.0.1", "10.0.0.2"))
 		settle := func() *Table {
 			time.Sleep(time.Second) // virtual time
 			synctest.Wait()
@@ -302,18 +307,14 @@ func TestMetrics(t *testing.T) {
 	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
 	local := remoteService("b.io", "v1", "")
 	local.Spec.Service = nil
-	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.b.io"}}, local)
 	remote := remoteService("a.io", "v1", "server")
 	remote.Annotations = map[string]string{prefix + "owner": "team-a"}
-	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.a.io"}}, remote)
-	c.set(key{kindService, service}, clusterIP(service))
-	c.set(key{kindSlice, service}, slice(service, "10.0.0.1"))
+	put(c, local, remote, clusterIP(service), slice(service, "10.0.0.1"))
 	table := until(t, r, "an endpoint", func(t *Table) bool { e := t.named("v1.a.io"); return e != nil && len(e.Endpoints) == 1 })
 	e := table.named("v1.a.io")
 	value := func(reason string) float64 {
 		t.Helper()
-		families := must.Get(reg.Gather())(t)
-		for _, f := range families {
+		for _, f := range must.Get(reg.Gather())(t) {
 			for _, m := range f.GetMetric() {
 				if f.GetName() == "aggregator_unavailable_apiservice_total" && m.GetLabel()[1].GetValue() == reason {
 					return m.GetCounter().GetValue()
@@ -337,7 +338,7 @@ func TestMetrics(t *testing.T) {
 		until(t, r, "False", func(t *Table) bool { return !t.named(e.Name).Verdict.Available() })
 	}
 	// From unavailable to unavailable for another reason is no new outage.
-	c.set(key{kindService, service}, nil)
+	c.set(keyOf(clusterIP(service)), nil)
 	until(t, r, "no service", func(t *Table) bool { return t.named(e.Name).Verdict.Reason == ReasonServiceNotFound })
 	if got := []float64{value(ReasonFailedDiscoveryCheck), value(ReasonServiceNotFound)}; !cmp.Equal(got, []float64{2, 0}) {
 		t.Errorf("counters are %v", got)
@@ -358,7 +359,7 @@ fairlead_registry_entries{kind="remote"} 1
 `), "aggregator_unavailable_apiservice", "fairlead_apiservice_info", "fairlead_registry_entries"); err != nil {
 		t.Error(err)
 	}
-	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.a.io"}}, nil)
+	c.set(keyOf(remote), nil)
 	until(t, r, "one entry", func(t *Table) bool { return len(t.Entries()) == 1 })
 	if v := value(ReasonFailedDiscoveryCheck); v != -1 {
 		t.Errorf("series outlives its object: %v", v)
@@ -374,8 +375,7 @@ func TestReplaceForgetsWhatIsGone(t *testing.T) {
 	c.replace(kindAPIService, map[types.NamespacedName]runtime.Object{{Name: a.Name}: a, {Name: b.Name}: b})
 	until(t, r, "two", func(t *Table) bool { return len(t.Entries()) == 2 })
 	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
-	c.set(key{kindSlice, service}, slice(service, "10.0.0.1"))
-	c.set(key{kindService, service}, clusterIP(service))
+	put(c, slice(service, "10.0.0.1"), clusterIP(service))
 	until(t, r, "an endpoint", func(t *Table) bool { return len(t.named(a.Name).Endpoints) == 1 })
 	c.replace(kindAPIService, map[types.NamespacedName]runtime.Object{{Name: b.Name}: b})
 	c.replace(kindSlice, nil)

@@ -9,13 +9,11 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -58,18 +56,9 @@ func TestShadowedDefinitions(t *testing.T) {
 	client := defining(t, s, map[string]string{
 		"boats.sea.io": "v1 (v2)", "anchors.sea.io": "v1", "trees.wood.io": "v1", "crates.sea.io": "v3",
 	})
-	for _, gv := range []string{"sea.io/v1", "sea.io/v2", "air.io/v1"} {
-		group, version, _ := strings.Cut(gv, "/")
-		s.Put(&apiregistrationv1.APIService{
-			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
-			Spec: apiregistrationv1.APIServiceSpec{
-				Group: group, Version: version, GroupPriorityMinimum: 1, VersionPriority: 1, Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: "fleet"},
-			},
-		})
-	}
-	r := must.Get(New(Config{Client: client}))(t)
-	start(t, r)
-	const told = `it hides CustomResourceDefinition anchors.sea.io: service/fleet in "x" has taken over sea.io/v1, and the objects of the definition cannot be reached`
+	s.Put(remoteService("sea.io", "v1", "fleet"), remoteService("sea.io", "v2", "fleet"), remoteService("air.io", "v1", "fleet"))
+	r := running(t, Config{Client: client})
+	const told = `it hides CustomResourceDefinition anchors.sea.io: service/fleet in "extensions" has taken over sea.io/v1, and the objects of the definition cannot be reached`
 	table := until(t, r, "the report", func(t *Table) bool {
 		e := t.named("v1.sea.io")
 		return e != nil && slices.Contains(e.Problems, told)
@@ -82,10 +71,7 @@ func TestShadowedDefinitions(t *testing.T) {
 }
 
 func TestShadowComesAndGoes(t *testing.T) {
-	object := &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: "v1.sea.io"},
-		Spec:       apiregistrationv1.APIServiceSpec{Group: "sea.io", Version: "v1", Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: "fleet"}},
-	}
+	object := remoteService("sea.io", "v1", "fleet")
 	in := Input{APIServices: map[string]*apiregistrationv1.APIService{"v1.sea.io": object}, Options: &Options{}, Now: time.Unix(0, 0)}
 	plain := Build(in, nil)
 	in.Shadowed = map[schema.GroupVersion]string{{Group: "sea.io", Version: "v1"}: "boats.sea.io"}

@@ -29,8 +29,7 @@ func TestStoredBesideDirectory(t *testing.T) {
 	server.Put(stored("b.io", "a-io"))
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "10.0.0.1"))
-	r := must.Get(New(Config{APIServices: server.Start(t), Directory: dir}))(t)
-	start(t, r)
+	r := running(t, Config{APIServices: server.Start(t), Directory: dir})
 	until(t, r, "both", func(t *Table) bool { return address(t, "v1.a.io") != "" && address(t, "v1.b.io") != "" })
 	// Who writes to etcd is not who runs this process.
 	write(t, filepath.Join(dir, "b.yaml"), manifestsOf("lo.io", "127.0.0.1"))
@@ -61,8 +60,7 @@ func TestStoredBesideDirectory(t *testing.T) {
 func TestStoredBesideAnAPIServer(t *testing.T) {
 	server, local := apiserver.New(), apiserver.New()
 	server.Put(stored("a.io", "one"))
-	r := must.Get(New(Config{APIServices: server.Start(t), Client: local.Start(t)}))(t)
-	start(t, r)
+	r := running(t, Config{APIServices: server.Start(t), Client: local.Start(t)})
 	until(t, r, "all lists", (*Table).Complete)
 	name := types.NamespacedName{Namespace: "x", Name: "one"}
 	local.Put(clusterIP(name), slice(name, "10.0.0.1"))
@@ -75,8 +73,7 @@ func TestStoredAndMisnamed(t *testing.T) {
 	odd := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.odd.io"}}
 	odd.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: "Available", Status: "False", Reason: "Corrupt", Message: "no JSON"}}
 	server.Put(odd, stored("a.io", "one"))
-	r := must.Get(New(Config{APIServices: server.Start(t)}))(t)
-	start(t, r)
+	r := running(t, Config{APIServices: server.Start(t)})
 	table := until(t, r, "the list", (*Table).Complete)
 	if p := table.Problems(); len(table.Entries()) != 1 || len(p) != 1 || p[0].String() != "APIService v1.odd.io: no JSON" {
 		t.Errorf("%s, problems %v", show(table), p)
@@ -89,8 +86,7 @@ func TestStoredAndMisnamed(t *testing.T) {
 func TestStoredAndRemembered(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cache.json")
 	begin := func(server *apiserver.Server) *Registry {
-		r := must.Get(New(Config{APIServices: server.Start(t), CacheFile: file}))(t)
-		start(t, r)
+		r := running(t, Config{APIServices: server.Start(t), CacheFile: file})
 		return r
 	}
 	server := apiserver.New()

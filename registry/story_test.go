@@ -241,15 +241,15 @@ func (s *story) read(file string, b *batch) {
 		case "APIService":
 			o := &apiregistrationv1.APIService{}
 			s.decode(file, doc, o)
-			b.objects[key{kindAPIService, types.NamespacedName{Name: o.Name}}] = o
+			b.objects[keyOf(o)] = o
 		case "Service":
 			o := &corev1.Service{}
 			s.decode(file, doc, o)
-			b.objects[key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+			b.objects[keyOf(o)] = o
 		case "EndpointSlice":
 			o := &discoveryv1.EndpointSlice{}
 			s.decode(file, doc, o)
-			b.objects[key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+			b.objects[keyOf(o)] = o
 		default:
 			s.Fatalf("%s: unknown kind %q", file, m.Kind)
 		}

@@ -15,7 +15,6 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestURLs(t *testing.T) {
@@ -148,8 +147,7 @@ func TestURLsOfACluster(t *testing.T) {
 			o.Annotations = map[string]string{urlAnnotation: "https://api.example.com"}
 			server.Put(o)
 		}
-		r := must.Get(New(Config{Client: server.Start(t), Options: Options{AllowURLs: allowed}, Logger: slog.New(slog.DiscardHandler)}))(t)
-		start(t, r)
+		r := running(t, Config{Client: server.Start(t), Options: Options{AllowURLs: allowed}, Logger: slog.New(slog.DiscardHandler)})
 		table := until(t, r, "everything", (*Table).Complete)
 		for _, e := range table.Entries() {
 			refused := e.Verdict.Reason == ReasonInvalidURL && strings.Contains(e.Verdict.Message, "--allow-url-backends") && len(e.Problems) == 1
