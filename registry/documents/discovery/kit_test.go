@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +30,17 @@ func newStage(tb testing.TB) *stage {
 	s := &stage{Scene: scene.New(tb)}
 	s.Input.Options.ProtectedGroups = []string{"protected.example.com"}
 	return s
+}
+
+// inBubble plays on a stage in a bubble.
+func inBubble(t *testing.T, play func(t *testing.T, s *stage)) {
+	synctest.Test(t, func(t *testing.T) { play(t, newStage(t)) })
+}
+
+// pass lets time go by.
+func (s *stage) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }
 
 // open makes the Discovery and runs it until the test ends.

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
@@ -16,8 +15,7 @@ import (
 // of that group, and also where that does not have it.
 func TestOwnGroup(t *testing.T) {
 	for _, local := range []string{"apiregistration.k8s.io/v1=apiservices,writes", "other.example.com/v1=others", ""} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newStage(t)
+		inBubble(t, func(t *testing.T, s *stage) {
 			want := "apiregistration.k8s.io/v1 Current apiservices\n"
 			if s.alone = local == ""; !s.alone {
 				s.Claim("apps/v1", "", 17800, 15)
@@ -26,8 +24,7 @@ func TestOwnGroup(t *testing.T) {
 			}
 			s.Set("own", serving(listOf("apiregistration.k8s.io/v1=apiservices")))
 			s.open(own(s, "own"))
-			time.Sleep(5 * time.Second)
-			synctest.Wait()
+			s.pass(5 * time.Second)
 			got := s.show()
 			if !strings.HasPrefix(got, want) || strings.Contains(got, "old") {
 				t.Errorf("with %s:\n%s", local, got)

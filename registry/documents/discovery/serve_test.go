@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,20 +18,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// opened is a stage with two local group-versions, that is ready.
-func opened(t *testing.T) *stage {
-	s := newStage(t)
+// opened makes a stage ready, with two local group-versions.
+func opened(s *stage) {
 	s.Claim("apps/v1", "", 17800, 15)
 	s.Set(scene.Home, serving(listOf("apps/v1="+strings.Repeat("deployments,", 200))))
 	s.open(Config{})
-	time.Sleep(time.Second)
-	synctest.Wait()
-	return s
+	s.pass(time.Second)
 }
 
 func TestForms(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := opened(t)
+	inBubble(t, func(t *testing.T, s *stage) {
+		opened(s)
 		tests := []struct {
 			path, accept string
 			code         int
@@ -63,8 +59,8 @@ func TestForms(t *testing.T) {
 }
 
 func TestConditionalAndCompressed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := opened(t)
+	inBubble(t, func(t *testing.T, s *stage) {
+		opened(s)
 		plain := s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
 		tag := plain.Header().Get("Etag")
 		if len(tag) != 130 || tag != strings.ToUpper(tag) || strings.Join(plain.Header().Values("Vary"), ",") != "Accept,Accept-Encoding" || plain.Header().Get("Cache-Control") != "public" {
@@ -102,8 +98,8 @@ func TestConditionalAndCompressed(t *testing.T) {
 
 // A request asks nobody anything, and a document that has not changed is not rendered again.
 func TestRenderedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := opened(t)
+	inBubble(t, func(t *testing.T, s *stage) {
+		opened(s)
 		before := testutil.ToFloat64(s.d.aggregations)
 		docs := s.d.view.Load()
 		s.Questions(scene.Home)
@@ -115,8 +111,7 @@ func TestRenderedOnce(t *testing.T) {
 			t.Errorf("100 requests asked the local apiserver %d times", n)
 		}
 		s.d.sources.Touch()
-		time.Sleep(time.Second)
-		synctest.Wait()
+		s.pass(time.Second)
 		if s.d.view.Load() == docs || s.d.view.Load().groups != docs.groups || testutil.ToFloat64(s.d.aggregations) != before {
 			t.Error("a document that has not changed was rendered again")
 		}
@@ -124,16 +119,14 @@ func TestRenderedOnce(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("apps/v1", "", 17800, 15)
 		s.Claim("a.example.com/v1", "well", 100, 10)
 		s.Claim("b.example.com/v1", "dead", 100, 10)
 		s.Set(scene.Home, serving(listOf("apps/v1=deployments")))
 		s.Set("well", serving(listOf("a.example.com/v1=as")))
 		s.open(Config{})
-		time.Sleep(100 * time.Millisecond)
-		synctest.Wait()
+		s.pass(100 * time.Millisecond)
 		want := `
 # HELP fairlead_discovery_age_seconds Time since a remote APIService's backend last confirmed its part of discovery. Absent if it never did.
 # TYPE fairlead_discovery_age_seconds gauge
@@ -153,8 +146,7 @@ fairlead_discovery_failing{name="v1.b.example.com",reason="unreachable"} 1
 
 // What changes is served: the order of a group's versions, and where the core group is.
 func TestChangesAreServed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		home := serving(listOf("apps/v1=deployments"))
 		var address atomic.Pointer[string]
 		s.Set(scene.Home, func(w http.ResponseWriter, r *http.Request) {
@@ -174,8 +166,7 @@ func TestChangesAreServed(t *testing.T) {
 		}{{"10.0.0.1:6443", 10, "v2"}, {"10.0.0.2:6443", 30, "v1"}} {
 			address.Store(&tt.address)
 			s.Claim("a.example.com/v1", "a", 100, tt.priority)
-			time.Sleep(2 * localSlow)
-			synctest.Wait()
+			s.pass(2 * localSlow)
 			if got := s.get("/api", nil).Body.String(); !strings.Contains(got, tt.address) {
 				t.Errorf("the core group is %s", got)
 			}
@@ -191,15 +182,12 @@ func TestChangesAreServed(t *testing.T) {
 // What the local apiserver says that cannot be read is counted as that.
 func TestLocalGarbage(t *testing.T) {
 	for name, h := range map[string]http.HandlerFunc{"garbage": behaviour([]string{"garbage"}), "old": saying(http.StatusOK, "application/json", []byte(`{}`))} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newStage(t)
+		inBubble(t, func(t *testing.T, s *stage) {
 			s.Set(scene.Home, h)
 			s.open(Config{})
-			time.Sleep(time.Second)
-			synctest.Wait()
+			s.pass(time.Second)
 			want := map[string]bool{"ok": false, "invalid": true}
-			families := must.Get(s.metrics.Gather())(t)
-			for _, f := range families {
+			for _, f := range must.Get(s.metrics.Gather())(t) {
 				if f.GetName() != "fairlead_discovery_polls_total" {
 					continue
 				}
@@ -222,8 +210,8 @@ func TestNewRefuses(t *testing.T) {
 // What Rendered returns is what ServeHTTP would answer, and it returns it for what was asked for
 // once.
 func TestRenderedIsServed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := opened(t)
+	inBubble(t, func(t *testing.T, s *stage) {
+		opened(s)
 		tag := s.get("/apis", http.Header{"Accept": {aggregatedJSON}}).Header().Get("Etag")
 		for _, path := range []string{"/apis", "/api"} {
 			for _, accept := range []string{"", aggregatedJSON, aggregatedJSON + ",application/json", "application/vnd.kubernetes.protobuf" + aggregatedParams, "application/yaml", "*/*"} {
@@ -259,8 +247,8 @@ func TestRenderedIsServed(t *testing.T) {
 
 // What only ServeHTTP can tell is not answered.
 func TestNotRendered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := opened(t)
+	inBubble(t, func(t *testing.T, s *stage) {
+		opened(s)
 		accept := hpack.HeaderField{Name: "accept", Value: aggregatedJSON}
 		s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
 		for name, ask := range map[string]func() bool{

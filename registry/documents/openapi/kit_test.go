@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
@@ -21,6 +23,19 @@ type stage struct {
 	*scene.Scene
 	cfg documents.Config
 	o   *OpenAPI
+}
+
+// inBubble plays on a stage in a bubble.
+func inBubble(t *testing.T, play func(t *testing.T, s *stage)) {
+	synctest.Test(t, func(t *testing.T) { play(t, newStage(t)) })
+}
+
+// host has a server that serves kinds, each claimed for it.
+func (s *stage) host(server string, kinds ...kind) {
+	for _, k := range kinds {
+		s.Claim(k.gv, server, 100, 10)
+	}
+	s.Set(server, serving(kinds...))
 }
 
 func newStage(tb testing.TB) *stage {
@@ -39,8 +54,20 @@ func (s *stage) make() {
 
 func (s *stage) open() { s.Start(s.o.Run) }
 
+// settle opens the stage, and waits until it has asked everybody.
+func (s *stage) settle() {
+	s.open()
+	s.pass(500 * time.Millisecond)
+}
+
 func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder {
 	return s.Get(s.o, path, header)
+}
+
+// pass lets time go by.
+func (s *stage) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }
 
 // sizes names what there are sizes of.
@@ -139,6 +166,13 @@ func (s *stage) v2() object {
 	out := object{}
 	must.Do(s, json.Unmarshal(w.Body.Bytes(), &out))
 	return out
+}
+
+// said is how the merged document describes the kind Thing of a group-version; nil: not at all.
+func (s *stage) said(gv string) any {
+	s.Helper()
+	d, _ := s.v2()["definitions"].(object)["def."+gv].(object)
+	return d["description"]
 }
 
 // index returns the paths of the v3 index.

@@ -21,35 +21,27 @@ func keys(o any) []string {
 	return slices.Sorted(maps.Keys(m))
 }
 
-func settle() {
-	time.Sleep(500 * time.Millisecond)
-	synctest.Wait()
-}
-
 func TestMerge(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("apps/v1", "", 100, 10)
 		s.Claim("a.example.com/v1", "a", 100, 10)
-		s.Claim("b.example.com/v1", "b", 100, 10)
 		// The local apiserver's documents hold the remotes as its own aggregator sees them.
 		s.Set(scene.Home, serving(define("apps/v1", "local"), define("a.example.com/v1", "lies")))
 		poison := define("apps/v1", "poison")
 		poison.name = "more"
 		s.Set("a", serving(define("a.example.com/v1", "from a"), poison, define("b.example.com/v1", "poison")))
-		s.Set("b", serving(define("b.example.com/v1", "from b")))
+		s.host("b", define("b.example.com/v1", "from b"))
 		if w := s.get("/openapi/v2", nil); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
 			t.Errorf("before there is anything: %d", w.Code)
 		}
-		s.open()
-		settle()
+		s.settle()
 		doc := s.v2()
 		if d := cmp.Diff([]string{"/apis/a.example.com/v1/things", "/apis/apps/v1/things", "/apis/b.example.com/v1/things", "/version/"}, keys(doc["paths"])); d != "" {
 			t.Errorf("paths:\n%s", d)
 		}
-		for name, want := range map[string]string{"def.apps/v1": "local", "def.a.example.com/v1": "from a", "def.b.example.com/v1": "from b"} {
-			if got := doc["definitions"].(object)[name].(object)["description"]; got != want {
-				t.Errorf("%s is %q, want %q", name, got, want)
+		for gv, want := range map[string]string{"apps/v1": "local", "a.example.com/v1": "from a", "b.example.com/v1": "from b"} {
+			if got := s.said(gv); got != want {
+				t.Errorf("%s is %q, want %q", gv, got, want)
 			}
 		}
 		if n := len(keys(doc["definitions"])); n != 3 {
@@ -102,25 +94,21 @@ func TestBadSpecs(t *testing.T) {
 	}
 	for name, h := range tests {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newStage(t)
+			inBubble(t, func(t *testing.T, s *stage) {
 				s.Claim("apps/v1", "", 100, 10)
 				s.Claim("bad.example.com/v1", "bad", 100, 10)
 				s.Claim("never.example.com/v1", "never", 100, 10)
-				s.Claim("good.example.com/v1", "good", 100, 10)
 				s.Set(scene.Home, serving(define("apps/v1", "local")))
 				s.Set("bad", serving(good))
 				s.Set("never", h)
-				s.Set("good", serving(define("good.example.com/v1", "good")))
-				s.open()
-				settle()
+				s.host("good", define("good.example.com/v1", "good"))
+				s.settle()
 				before, index := s.v2(), s.index()
 				s.Set("bad", h)
 				s.Set("good", serving(define("good.example.com/v1", "better")))
-				time.Sleep(time.Minute + 2*fetchTimeout)
-				synctest.Wait()
+				s.pass(time.Minute + 2*fetchTimeout)
 				after := s.v2()
-				if after["definitions"].(object)["def.good.example.com/v1"].(object)["description"] != "better" {
+				if s.said("good.example.com/v1") != "better" {
 					t.Error("another backend's change was not seen")
 				}
 				if !cmp.Equal(before["definitions"].(object)["def.bad.example.com/v1"], after["definitions"].(object)["def.bad.example.com/v1"]) {
@@ -145,8 +133,7 @@ func TestBadSpecs(t *testing.T) {
 // A backend that never answers is told of after half a minute, whatever it is asked for; what it
 // did answer until then counts.
 func TestOneQuestionIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving())
 		s.Claim("hung.example.com/v1", "hung", 100, 10)
 		s.Set("hung", hanging)
@@ -155,8 +142,7 @@ func TestOneQuestionIsBounded(t *testing.T) {
 		both := serving(define("half.example.com/v1", "one"), define("half.example.com/v2", "two"))
 		s.Set("half", only("/openapi/v2", hanging, only("/openapi/v3/apis/half.example.com/v2", hanging, both)))
 		s.open()
-		time.Sleep(31 * time.Second)
-		synctest.Wait()
+		s.pass(31 * time.Second)
 		for _, st := range s.o.Status() {
 			if st.Reason != "timeout" {
 				t.Errorf("after 31 s the status is %+v", st)
@@ -170,8 +156,7 @@ func TestOneQuestionIsBounded(t *testing.T) {
 
 // The definitions of a stranger cannot take a name or a kind away from those of others.
 func TestDefinitionsOfStrangers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("apps/v1", "", 100, 10)
 		s.Claim("a.example.com/v1", "a", 100, 10)
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
@@ -179,8 +164,7 @@ func TestDefinitionsOfStrangers(t *testing.T) {
 		thief.definition = "def.apps/v1"
 		thief.gvks = []any{object{"group": "apps", "version": "v1", "kind": "Deployment"}, object{"group": "a.example.com", "version": "v1", "kind": "Thing"}}
 		s.Set("a", serving(thief))
-		s.open()
-		settle()
+		s.settle()
 		definitions := s.v2()["definitions"].(object)
 		if definitions["def.apps/v1"].(object)["description"] != "local" {
 			t.Error("a name was taken")
@@ -194,14 +178,12 @@ func TestDefinitionsOfStrangers(t *testing.T) {
 
 // A backend that has v2 only gets v3 documents made of it.
 func TestConverted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("a.example.com/v1", "a", 100, 10)
 		s.Claim("a.example.com/v2", "a", 100, 10)
 		s.Set(scene.Home, serving())
 		s.Set("a", only("/openapi/v3", saying(http.StatusNotFound, ""), serving(define("a.example.com/v1", "one"))))
-		s.open()
-		settle()
+		s.settle()
 		if _, ok := s.index()["apis/a.example.com/v1"]; !ok || len(s.index()) != 2 {
 			t.Errorf("index %v", keys(s.index()))
 		}
@@ -213,22 +195,19 @@ func TestConverted(t *testing.T) {
 
 // Documents are decoded a few at a time, and backends that hang keep nobody from it.
 func TestFewAreDecodedAtATime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving())
 		for i := range 2 * maxHeavy {
 			name := fmt.Sprintf("hung%d", i)
 			s.Claim(name+".example.com/v1", name, 100, 10)
 			s.Set(name, hanging)
 		}
-		s.Claim("a.example.com/v1", "a", 100, 10)
-		s.Set("a", serving(define("a.example.com/v1", "well")))
+		s.host("a", define("a.example.com/v1", "well"))
 		for range maxHeavy {
 			s.o.heavy <- struct{}{} // documents that take long
 		}
 		s.open()
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
+		s.pass(10 * time.Second)
 		if st := s.o.Status()[0]; st.Reason != "pending" || st.V2 {
 			t.Errorf("with no place left the status is %+v", st)
 		}
@@ -258,16 +237,13 @@ func TestNotConvertible(t *testing.T) {
 		"produces": `{"produces":[` + many + `],"responses":{"200":{"description":"","schema":{"description":"` + text + `"}}}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newStage(t)
+			inBubble(t, func(t *testing.T, s *stage) {
 				s.Claim("bad.example.com/v1", "bad", 100, 10)
-				s.Claim("good.example.com/v1", "good", 100, 10)
 				s.Set(scene.Home, serving())
 				body := `{"swagger":"2.0","info":{"title":"t","version":"v"},"paths":{"/apis/bad.example.com/v1/x":{"get":` + operation + `}}}`
 				s.Set("bad", only("/openapi/v2", saying(http.StatusOK, body), saying(http.StatusNotFound, "")))
-				s.Set("good", serving(define("good.example.com/v1", "good")))
-				s.open()
-				settle()
+				s.host("good", define("good.example.com/v1", "good"))
+				s.settle()
 				if got := keys(s.index()); slices.Contains(got, "apis/bad.example.com/v1") || !slices.Contains(got, "apis/good.example.com/v1") {
 					t.Errorf("index %v", got)
 				}
@@ -282,13 +258,10 @@ func TestNotConvertible(t *testing.T) {
 // Nothing is merged unless somebody asks, everybody who asks at the same time gets the same, and no
 // request asks a server.
 func TestMergedWhenAsked(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
-		s.Claim("a.example.com/v1", "a", 100, 10)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
-		s.Set("a", serving(define("a.example.com/v1", "one")))
-		s.open()
-		settle()
+		s.host("a", define("a.example.com/v1", "one"))
+		s.settle()
 		if s.o.built.Load() != nil || s.sizes() != "v3_index " {
 			t.Errorf("it was merged before anybody asked: there are sizes of %s", s.sizes())
 		}
@@ -310,16 +283,14 @@ func TestMergedWhenAsked(t *testing.T) {
 		if got := append(s.Questions(scene.Home), s.Questions("a")...); len(got) > 0 {
 			t.Errorf("requests asked servers: %v", got)
 		}
-		time.Sleep(10 * time.Minute)
-		synctest.Wait()
+		s.pass(10 * time.Minute)
 		s.get("/openapi/v2", nil)
 		if s.o.built.Load() != first {
 			t.Error("polls that found nothing new had it merged again")
 		}
 		s.Set("a", serving(define("a.example.com/v1", "two")))
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if got := s.v2()["definitions"].(object)["def.a.example.com/v1"].(object)["description"]; got != "two" {
+		s.pass(time.Minute)
+		if got := s.said("a.example.com/v1"); got != "two" {
 			t.Errorf("a change was not seen within a minute: %v", got)
 		}
 	})
@@ -327,13 +298,11 @@ func TestMergedWhenAsked(t *testing.T) {
 
 // Who says that nothing is new has said nothing to whoever knows nothing.
 func TestNothingIsNew(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("a.example.com/v1", "a", 100, 10)
 		s.Set(scene.Home, serving())
 		s.Set("a", only("/openapi/v2", saying(http.StatusNotModified, ""), saying(http.StatusNotFound, "")))
-		s.open()
-		settle()
+		s.settle()
 		if st := s.o.Status()[0]; st.Reason != "status" {
 			t.Errorf("status %+v", st)
 		}
@@ -360,28 +329,24 @@ func TestOfLocal(t *testing.T) {
 // What is local changes is seen soon: the index within seconds, at once after a change of an
 // APIService.
 func TestLocalIsFollowed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
-		s.open()
-		settle()
+		s.settle()
 		if d := cmp.Diff([]string{"apis/apps/v1", "version"}, keys(s.index())); d != "" {
 			t.Error(d)
 		}
 		s.Set(scene.Home, serving(define("apps/v1", "local"), define("crd.example.com/v1", "crd")))
 		s.Claim("crd.example.com/v1", "", 100, 10)
-		settle()
+		s.pass(500 * time.Millisecond)
 		if _, ok := s.index()["apis/crd.example.com/v1"]; !ok {
 			t.Error("a CRD is not in the index")
 		}
-		time.Sleep(2 * specGap)
-		synctest.Wait()
+		s.pass(2 * specGap)
 		if _, ok := s.v2()["definitions"].(object)["def.crd.example.com/v1"]; !ok {
 			t.Error("a CRD is not in the v2 document")
 		}
 		s.Set(scene.Home, nil)
-		time.Sleep(10 * time.Minute)
-		synctest.Wait()
+		s.pass(10 * time.Minute)
 		if len(s.index()) != 3 || len(s.v2()) == 0 {
 			t.Error("what was known of a local apiserver that is away did not stay")
 		}
@@ -390,31 +355,25 @@ func TestLocalIsFollowed(t *testing.T) {
 
 // A busy kube-apiserver's v2 document comes long after its index: it is asked for until then.
 func TestLateSpec(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
+	inBubble(t, func(t *testing.T, s *stage) {
 		old, changed := serving(define("apps/v1", "old")), serving(define("apps/v1", "new"))
 		s.Set(scene.Home, old)
-		s.open()
-		settle()
+		s.settle()
 		s.Set(scene.Home, only("/openapi/v2", old, changed))
 		time.Sleep(6 * specGap)
 		s.Set(scene.Home, changed)
-		time.Sleep(specGap + indexEvery)
-		synctest.Wait()
-		if got := s.v2()["definitions"].(object)["def.apps/v1"].(object)["description"]; got != "new" {
+		s.pass(specGap + indexEvery)
+		if got := s.said("apps/v1"); got != "new" {
 			t.Errorf("it is still the %v one", got)
 		}
 	})
 }
 
 func TestForms(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t)
-		s.Claim("a.example.com/v1", "a", 100, 10)
+	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
-		s.Set("a", serving(define("a.example.com/v1", "one")))
-		s.open()
-		settle()
+		s.host("a", define("a.example.com/v1", "one"))
+		s.settle()
 		for _, path := range []string{"/openapi/v2", "/openapi/v3/apis/a.example.com/v1"} {
 			proto := map[bool]string{true: subtypeProto2, false: subtypeProto3}[path == "/openapi/v2"]
 			tag := s.get(path, nil).Header().Get("Etag")
