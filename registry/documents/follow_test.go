@@ -40,10 +40,7 @@ func (d *diary) read() []time.Duration {
 // following runs follow with an ask that takes a while and may fail.
 func following(t *testing.T, takes time.Duration, failing *atomic.Bool) (*diary, chan struct{}) {
 	d, hints := &diary{begun: time.Now()}, make(chan struct{}, 1)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	must.Run(t, func(ctx context.Context) error {
 		p := Pace{Every: 2 * time.Second, After: []time.Duration{30 * time.Millisecond, 300 * time.Millisecond}}
 		p.follow(ctx, hints, func(ctx context.Context) error {
 			d.note()
@@ -52,8 +49,8 @@ func following(t *testing.T, takes time.Duration, failing *atomic.Bool) (*diary,
 			}
 			return ctx.Err()
 		})
-	}()
-	t.Cleanup(func() { cancel(); <-done })
+		return ctx.Err()
+	})
 	return d, hints
 }
 
@@ -154,9 +151,7 @@ func (c *collection) behave(status int) (asked []string, events *io.PipeWriter) 
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, d := &collection{status: http.StatusOK}, &diary{begun: time.Now()}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- Watch(ctx, c.do, "/apis/g/v1/things", d.note) }()
+		must.Run(t, func(ctx context.Context) error { return Watch(ctx, c.do, "/apis/g/v1/things", d.note) })
 		synctest.Wait()
 		asked, events := c.behave(http.StatusForbidden)
 		if want := []string{"limit=1 as=PartialObjectMetadataList", "watch=true&resourceVersion=7 as=PartialObjectMetadata"}; !slices.Equal(asked, want) {
@@ -187,10 +182,6 @@ func TestWatch(t *testing.T) {
 		synctest.Wait()
 		if asked, _ = c.behave(http.StatusOK); len(asked) != 2 || len(d.read()) != 1 {
 			t.Errorf("when it may be read again: %q", asked)
-		}
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Watch: %v", err)
 		}
 	})
 }

@@ -29,9 +29,8 @@ func TestPublishedWhenItMatters(t *testing.T) {
 				Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: "a"},
 			}}
 			endpoint := func(address string) []*discoveryv1.EndpointSlice {
-				port := int32(443)
 				return []*discoveryv1.EndpointSlice{{
-					AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port, Name: new(string)}},
+					AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(443)), Name: new("")}},
 					Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}}},
 				}}
 			}
@@ -57,10 +56,7 @@ func TestPublishedWhenItMatters(t *testing.T) {
 				Sizes:    func(func(string, int)) {},
 				Verdicts: verdicts,
 			}))(t)
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- s.Run(ctx) }()
-			defer func() { cancel(); <-done }()
+			must.Run(t, s.Run)
 			expect := func(what string, want int) {
 				t.Helper()
 				table.Store(registry.Build(in, table.Load()))

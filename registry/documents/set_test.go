@@ -45,14 +45,21 @@ func (b *book) behave(err error, hang bool) {
 }
 
 type rig struct {
+	ctx   context.Context
 	set   *set[book]
 	last  []*registry.Entry
 	books []*book
 	begun time.Time
 }
 
-func newRig() *rig {
-	r := &rig{begun: time.Now()}
+// newRig makes one whose goroutines end with the test.
+func newRig(t *testing.T) *rig {
+	ctx, cancel := context.WithCancel(t.Context())
+	r := &rig{ctx: ctx, begun: time.Now()}
+	t.Cleanup(func() {
+		cancel()
+		r.set.running.Wait()
+	})
 	r.set = newSet(func(ctx context.Context, known *atomic.Pointer[book], entries []*registry.Entry) error {
 		b := known.Load()
 		b.mu.Lock()
@@ -79,8 +86,8 @@ func entry(name string, b *registry.Backend, verdict corev1.ConditionStatus) *re
 	}
 }
 
-func (r *rig) update(ctx context.Context, entries ...*registry.Entry) {
-	r.set.update(ctx, latest.Diff(r.last, entries))
+func (r *rig) update(entries ...*registry.Entry) {
+	r.set.update(r.ctx, latest.Diff(r.last, entries))
 	r.set.forget()
 	r.last = entries
 	for of := range r.set.backends.Range {
@@ -92,13 +99,12 @@ func (r *rig) update(ctx context.Context, entries ...*registry.Entry) {
 
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		r := newRig()
+		r := newRig(t)
 		// Two APIServices of one backend, and one of another.
 		a := &registry.Backend{Service: "a"}
 		a1, a2 := entry("a1", a, corev1.ConditionTrue), entry("a2", a, corev1.ConditionFalse)
 		b1 := entry("b1", &registry.Backend{Service: "a", ServerName: "other"}, "")
-		r.update(ctx, a1, a2, b1, entry("local", nil, corev1.ConditionTrue))
+		r.update(a1, a2, b1, entry("local", nil, corev1.ConditionTrue))
 		synctest.Wait()
 		if len(r.books) != 2 {
 			t.Fatalf("%d backends, want 2", len(r.books))
@@ -128,8 +134,6 @@ func TestPace(t *testing.T) {
 		if times, _ := r.books[0].all(); len(times) < 9 {
 			t.Errorf("asked %d times in ten minutes of failure", len(times))
 		}
-		cancel()
-		r.set.running.Wait()
 	})
 }
 
@@ -173,20 +177,17 @@ func TestWakes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
-				r := newRig()
-				r.update(ctx, entry("a1", backend, tt.from))
+				r := newRig(t)
+				r.update(entry("a1", backend, tt.from))
 				time.Sleep(time.Second)
 				synctest.Wait()
 				r.books[0].all()
-				r.update(ctx, tt.now...)
+				r.update(tt.now...)
 				time.Sleep(leastGap)
 				synctest.Wait()
 				if times, _ := r.books[0].all(); (len(times) > 0) != tt.want {
 					t.Errorf("asked %d times", len(times))
 				}
-				cancel()
-				r.set.running.Wait()
 			})
 		})
 	}
@@ -195,17 +196,17 @@ func TestWakes(t *testing.T) {
 // A backend that hangs delays nobody, and its goroutine ends with it.
 func TestHungBackendEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig()
+		r := newRig(t)
 		hung, well := entry("hung", &registry.Backend{Service: "hung"}, ""), entry("well", &registry.Backend{Service: "well"}, "")
-		r.update(t.Context(), hung)
+		r.update(hung)
 		r.books[0].behave(nil, true)
 		time.Sleep(2 * time.Minute)
-		r.update(t.Context(), hung, well)
+		r.update(hung, well)
 		synctest.Wait()
 		if times, _ := r.books[1].all(); len(times) != 1 || times[0] != 2*time.Minute {
 			t.Errorf("the other backend was asked at %v", times)
 		}
-		r.update(t.Context())
+		r.update()
 		r.set.running.Wait()
 	})
 }
@@ -226,13 +227,13 @@ func TestKnownUnderOtherTrust(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := newRig()
-				r.update(t.Context(), entry("a1", &registry.Backend{Service: "a", Port: 443}, ""))
-				r.update(t.Context(), entry("a1", &tt.now, ""))
+				r := newRig(t)
+				r.update(entry("a1", &registry.Backend{Service: "a", Port: 443}, ""))
+				r.update(entry("a1", &tt.now, ""))
 				if r.set.find(&tt.now) == nil || len(r.books) != tt.want {
 					t.Errorf("its backend is %v, %d were known", r.set.find(&tt.now), len(r.books))
 				}
-				r.update(t.Context())
+				r.update()
 				r.set.running.Wait()
 			})
 		})
