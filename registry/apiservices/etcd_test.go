@@ -27,16 +27,25 @@ import (
 )
 
 // serveEtcd serves what an etcd of the test's own has.
-func serveEtcd(t *testing.T) (*kubernetes.Client, string) {
+func serveEtcd(t *testing.T) (kv *kubernetes.Client, url string, c typed.APIServiceInterface) {
 	t.Helper()
-	client := testserver.RunEtcd(t, nil)
-	return client, serveOf(t, client.Endpoints()...)
+	kv = testserver.RunEtcd(t, nil)
+	url = serveFor(t, serverOf(t, kv.Endpoints()...))
+	return kv, url, client(t, url, "application/json")
+}
+
+// anew is another server of the same etcd, when it has read that.
+func anew(t *testing.T, kv *kubernetes.Client) typed.APIServiceInterface {
+	t.Helper()
+	c := client(t, serveFor(t, serverOf(t, kv.Endpoints()...)), "application/json")
+	ready(t, c)
+	return c
 }
 
 // serverOf is a server of what the members have.
 func serverOf(t *testing.T, members ...string) *Server {
 	t.Helper()
-	server := must.Get(New(Config{
+	return must.Get(New(Config{
 		Etcd: &etcd.Config{Endpoints: members}, Version: &version.Info{GitVersion: "v1.37.2"},
 		Protects: func(group string) bool { return group == "apps" },
 		Authorize: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -46,13 +55,6 @@ func serverOf(t *testing.T, members ...string) *Server {
 			return authorizer.DecisionAllow, "", nil
 		},
 	}))(t)
-	return server
-}
-
-// serveOf serves what the members have.
-func serveOf(t *testing.T, members ...string) (url string) {
-	t.Helper()
-	return serveFor(t, serverOf(t, members...))
 }
 
 // serveFor runs a server for whom the header User names.
@@ -91,8 +93,7 @@ func ready(t *testing.T, c typed.APIServiceInterface) {
 }
 
 func TestEtcdIsServed(t *testing.T) {
-	_, url := serveEtcd(t)
-	c := client(t, url, "application/json")
+	_, url, c := serveEtcd(t)
 	ready(t, c)
 	w := must.Get(c.Watch(t.Context(), metav1.ListOptions{AllowWatchBookmarks: true}))(t)
 	defer w.Stop()
@@ -140,8 +141,7 @@ func TestEtcdIsServed(t *testing.T) {
 
 // Nobody collects garbage here: what a deletion would leave to those who do ends at once.
 func TestDeletionWaitsForNobody(t *testing.T) {
-	_, url := serveEtcd(t)
-	c := client(t, url, "application/json")
+	_, _, c := serveEtcd(t)
 	for _, p := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationBackground, metav1.DeletePropagationOrphan} {
 		must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
 		if err := c.Delete(t.Context(), "v1.a.io", metav1.DeleteOptions{PropagationPolicy: &p}); err != nil {
@@ -155,8 +155,7 @@ func TestDeletionWaitsForNobody(t *testing.T) {
 
 // What a patch creates must be allowed to be created.
 func TestApply(t *testing.T) {
-	_, url := serveEtcd(t)
-	c := client(t, url, "application/json")
+	_, _, c := serveEtcd(t)
 	apply := func(name, manager, spec string, o metav1.PatchOptions) (*apiregistrationv1.APIService, error) {
 		o.FieldManager = manager
 		v, group, _ := strings.Cut(name, ".")
@@ -185,8 +184,7 @@ func TestApply(t *testing.T) {
 }
 
 func TestProtectedGroupsAreRefused(t *testing.T) {
-	_, url := serveEtcd(t)
-	c := client(t, url, "application/json")
+	_, _, c := serveEtcd(t)
 	if _, err := c.Create(t.Context(), remote("v1.apps", "mine"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `group "apps" is protected`) {
 		t.Errorf("a remote claims it: %v", err)
 	}
@@ -206,8 +204,7 @@ func TestProtectedGroupsAreRefused(t *testing.T) {
 
 // One object that nobody can read is named and costs none of the others.
 func TestCorruptObjects(t *testing.T) {
-	kv, url := serveEtcd(t)
-	c := client(t, url, "application/json")
+	kv, _, c := serveEtcd(t)
 	ready(t, c)
 	w := must.Get(c.Watch(t.Context(), metav1.ListOptions{}))(t)
 	defer w.Stop()
@@ -242,9 +239,7 @@ func TestCorruptObjects(t *testing.T) {
 		}
 	}
 	check(c)
-	anew := client(t, serveOf(t, kv.Endpoints()...), "application/json")
-	ready(t, anew)
-	check(anew)
+	check(anew(t, kv))
 	if _, err := c.Patch(t.Context(), "v1.noise.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("patch of a part: %v", err)
 	}
@@ -263,7 +258,7 @@ func TestCorruptObjects(t *testing.T) {
 
 // Without etcd there is an answer, soon, and it says that asking again may help.
 func TestEtcdIsAway(t *testing.T) {
-	url := serveOf(t, "http://127.0.0.1:1")
+	url := serveFor(t, serverOf(t, "http://127.0.0.1:1"))
 	for _, method := range []string{http.MethodGet, http.MethodDelete} {
 		begun := time.Now()
 		res, body := do(t, method, url+"/apis/apiregistration.k8s.io/v1/apiservices/v1.a.io", "")
@@ -275,8 +270,7 @@ func TestEtcdIsAway(t *testing.T) {
 
 // After a compaction who was away lists again.
 func TestCompaction(t *testing.T) {
-	kv, url := serveEtcd(t)
-	c := client(t, url, "application/json")
+	kv, _, c := serveEtcd(t)
 	o := must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
 	old := o.ResourceVersion
 	for i := range int32(3) {
@@ -285,14 +279,13 @@ func TestCompaction(t *testing.T) {
 	}
 	now := must.Get(strconv.ParseInt(o.ResourceVersion, 10, 64))(t)
 	must.Get(kv.Compact(t.Context(), now))(t)
-	anew := client(t, serveOf(t, kv.Endpoints()...), "application/json")
-	ready(t, anew)
-	w := must.Get(anew.Watch(t.Context(), metav1.ListOptions{ResourceVersion: old}))(t)
+	later := anew(t, kv)
+	w := must.Get(later.Watch(t.Context(), metav1.ListOptions{ResourceVersion: old}))(t)
 	defer w.Stop()
 	if got := next(t, w); got != "ERROR Expired" {
 		t.Errorf("watch from before: %s", got)
 	}
-	if _, err := anew.List(t.Context(), metav1.ListOptions{ResourceVersion: old, ResourceVersionMatch: metav1.ResourceVersionMatchExact}); !apierrors.IsResourceExpired(err) {
+	if _, err := later.List(t.Context(), metav1.ListOptions{ResourceVersion: old, ResourceVersionMatch: metav1.ResourceVersionMatchExact}); !apierrors.IsResourceExpired(err) {
 		t.Errorf("list from before: %v", err)
 	}
 }

@@ -22,8 +22,23 @@ import (
 
 // source is a registry that the test writes to.
 type source struct {
-	in    registry.Input
-	table atomic.Pointer[registry.Table]
+	in      registry.Input
+	table   atomic.Pointer[registry.Table]
+	changed func() // publishes what the test wrote, and waits until it is served
+}
+
+// put writes and publishes objects.
+func (s *source) put(all ...*apiregistrationv1.APIService) {
+	for _, o := range all {
+		s.in.APIServices[o.Name] = o
+	}
+	s.changed()
+}
+
+// remove takes an object away, and publishes that.
+func (s *source) remove(name string) {
+	delete(s.in.APIServices, name)
+	s.changed()
 }
 
 func newSource() *source {
@@ -49,10 +64,10 @@ func remote(name, service string) *apiregistrationv1.APIService {
 	return o
 }
 
-// serve serves the source's table over HTTP. Changed publishes what the test wrote and waits until
-// it is served.
-func serve(t *testing.T, s *source) (url string, changed func()) {
+// serve serves a source's table over HTTP.
+func serve(t *testing.T) (s *source, url string) {
 	t.Helper()
+	s = newSource()
 	server := must.Get(New(Config{Table: s.table.Load, Version: &version.Info{GitVersion: "v1.36.3"}}))(t)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { server.ServeHTTP(recorder{w}, r) }))
 	t.Cleanup(func() {
@@ -61,7 +76,7 @@ func serve(t *testing.T, s *source) (url string, changed func()) {
 		server.store.stop()
 	})
 	var last []*registry.Entry
-	return h.URL, func() {
+	s.changed = func() {
 		s.in.Complete = true
 		s.table.Store(registry.Build(s.in, s.table.Load()))
 		server.store.follow(latest.Diff(last, s.table.Load().Entries()))
@@ -70,6 +85,7 @@ func serve(t *testing.T, s *source) (url string, changed func()) {
 			<-time.After(time.Millisecond)
 		}
 	}
+	return s, h.URL
 }
 
 func get(t *testing.T, url, accept string) (*http.Response, string) {

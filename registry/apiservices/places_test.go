@@ -22,20 +22,22 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
+// asks takes a place for a user's request, if there is one.
+func asks(t *testing.T, p *places, name, verb string) bool {
+	t.Helper()
+	_, ok := p.take(httptest.NewRequestWithContext(request.WithUser(t.Context(), &user.DefaultInfo{Name: name}), http.MethodPost, "/", nil), verb)
+	return ok
+}
+
 // No user has all places.
 func TestPlaces(t *testing.T) {
 	for _, verb := range []string{"create", "get", "list", "watch"} {
 		p := newPlaces()
-		ask := func(name string) bool {
-			r := httptest.NewRequestWithContext(request.WithUser(t.Context(), &user.DefaultInfo{Name: name}), http.MethodPost, "/", nil)
-			_, ok := p.take(r, verb)
-			return ok
-		}
 		for _, slow := range []string{"ann", "bob"} {
-			for ask(slow) {
+			for asks(t, p, slow, verb) {
 			}
 		}
-		if !ask("cid") {
+		if !asks(t, p, "cid", verb) {
 			t.Errorf("%s: two users have all places", verb)
 		}
 	}
@@ -43,8 +45,7 @@ func TestPlaces(t *testing.T) {
 
 // A patch is a small thing, and costs more than its length.
 func TestLongPatch(t *testing.T) {
-	_, url := serveEtcd(t)
-	c := client(t, url, "application/json")
+	_, _, c := serveEtcd(t)
 	ready(t, c)
 	_, err := c.Patch(t.Context(), "v1.a.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"`+strings.Repeat("x", maxPatch)+`"}}}`), metav1.PatchOptions{})
 	if !apierrors.IsRequestEntityTooLargeError(err) || !strings.Contains(err.Error(), "limit is 524288") {
@@ -108,11 +109,7 @@ func TestOwnPlaces(t *testing.T) {
 func TestPlacesOfReaders(t *testing.T) {
 	for verb, most := range map[string]int{"list": 8, "watch": 100} { // of 20 MB and of 3 MB each, with 10,000 objects
 		p, n := newPlaces(), 0
-		r := httptest.NewRequestWithContext(request.WithUser(t.Context(), &user.DefaultInfo{Name: "ann"}), http.MethodGet, "/", nil)
-		for {
-			if _, ok := p.take(r, verb); !ok {
-				break
-			}
+		for asks(t, p, "ann", verb) {
 			n++
 		}
 		if n > most {
@@ -123,8 +120,7 @@ func TestPlacesOfReaders(t *testing.T) {
 
 // A patch that doubles an object with each operation is refused before it takes all memory.
 func TestCopyingPatch(t *testing.T) {
-	_, url := serveEtcd(t)
-	c := client(t, url, "application/json")
+	_, _, c := serveEtcd(t)
 	ready(t, c)
 	must.Get(c.Create(t.Context(), object("v1.a.io", map[string]string{"x": strings.Repeat("x", 60)}), metav1.CreateOptions{}))(t)
 	patch := `[{"op":"copy","from":"/metadata/labels","path":"/metadata/b"}`

@@ -25,18 +25,12 @@ import (
 )
 
 func TestRead(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
-	for _, o := range []*apiregistrationv1.APIService{
-		object("v1.", nil), object("v1.apps", map[string]string{"tier": "a"}), object("v1.b.io", map[string]string{"tier": "b"}), remote("v1.a.io", "gone"),
-	} {
-		s.in.APIServices[o.Name] = o
-	}
+	s, url := serve(t)
 	res, body := get(t, url+"/apis/apiregistration.k8s.io/v1/apiservices", "")
 	if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") != "1" {
 		t.Errorf("before the first table: %d %q: %s", res.StatusCode, res.Header.Get("Retry-After"), body)
 	}
-	changed()
+	s.put(object("v1.", nil), object("v1.apps", map[string]string{"tier": "a"}), object("v1.b.io", map[string]string{"tier": "b"}), remote("v1.a.io", "gone"))
 	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		c := client(t, url, contentType)
 		all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
@@ -80,13 +74,12 @@ func TestRead(t *testing.T) {
 }
 
 func TestTables(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
+	s, url := serve(t)
 	s.in.APIServices["v1.a.io"] = remote("v1.a.io", "gone")
 	s.in.APIServices["v1.apps"] = object("v1.apps", nil)
 	s.in.APIServices["v1.b.io"] = object("v1.b.io", nil)
 	s.in.APIServices["v1.b.io"].Annotations = map[string]string{"fairlead.dev/url": "https://b.example.com"}
-	changed()
+	s.changed()
 	list := url + "/apis/apiregistration.k8s.io/v1/apiservices"
 	_, body := get(t, list, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
 	var table metav1.Table
@@ -116,15 +109,14 @@ func TestTables(t *testing.T) {
 }
 
 func TestPages(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
+	s, url := serve(t)
 	var want []string
 	for i := range 10 {
 		o := object(fmt.Sprintf("v1.g%d.io", i), nil)
 		s.in.APIServices[o.Name] = o
 		want = append(want, o.Name)
 	}
-	changed()
+	s.changed()
 	c := client(t, url, runtime.ContentTypeJSON)
 	var got []string
 	options := metav1.ListOptions{Limit: 3}
@@ -137,8 +129,7 @@ func TestPages(t *testing.T) {
 				t.Errorf("remaining %v", l.RemainingItemCount)
 			}
 			// What changes meanwhile must not end the list, and is not in it.
-			s.in.APIServices["v1.zz.io"] = object("v1.zz.io", nil)
-			changed()
+			s.put(object("v1.zz.io", nil))
 		}
 		if l.ResourceVersion != first {
 			t.Errorf("page %d has resource version %s, the first %s", i, l.ResourceVersion, first)
@@ -164,10 +155,8 @@ func TestPages(t *testing.T) {
 }
 
 func TestWritesAreRefused(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
-	s.in.APIServices["v1.apps"] = object("v1.apps", nil)
-	changed()
+	s, url := serve(t)
+	s.put(object("v1.apps", nil))
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 		res, body := do(t, method, url+"/apis/apiregistration.k8s.io/v1/apiservices/v1.apps", "")
 		var status metav1.Status
@@ -188,9 +177,8 @@ func TestWritesAreRefused(t *testing.T) {
 }
 
 func TestNotFound(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
-	changed()
+	s, url := serve(t)
+	s.changed()
 	for _, path := range []string{
 		"/", "/x", "/api/v1", "/api/v1/pods", "/apis/apps", "/apis/apps/v1", "/apis/apiregistration.k8s.io/v2", "/apis/apiregistration.k8s.io/v1/things",
 		"/apis/apiregistration.k8s.io/v1/apiservices/v1.a/scale", "/apis/apiregistration.k8s.io/v1/namespaces/x/apiservices", "/openapi/v3/apis/apps/v1",
@@ -207,7 +195,7 @@ func TestNoPathIsRegisteredTwice(t *testing.T) {
 	before := utilruntime.ErrorHandlers
 	defer func() { utilruntime.ErrorHandlers = before }()
 	utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{func(_ context.Context, err error, _ string, _ ...any) { t.Error(err) }}
-	url, _ := serve(t, newSource())
+	_, url := serve(t)
 	for _, path := range []string{root + "/v1", root + "/v1/"} {
 		if res, body := get(t, url+path, ""); res.StatusCode != http.StatusOK || !strings.Contains(body, `"APIResourceList"`) {
 			t.Errorf("%s: %d %s", path, res.StatusCode, body)
@@ -216,14 +204,10 @@ func TestNoPathIsRegisteredTwice(t *testing.T) {
 }
 
 func TestDiscovery(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
-	changed()
+	s, url := serve(t)
+	s.changed()
 	c := must.Get(discovery.NewDiscoveryClientForConfig(&rest.Config{Host: url}))(t)
-	groups, lists, err := c.ServerGroupsAndResources()
-	if err != nil {
-		t.Fatal(err)
-	}
+	groups, lists := must.Get2(c.ServerGroupsAndResources())(t)
 	if len(groups) != 1 || groups[0].Name != "apiregistration.k8s.io" || len(lists) != 1 {
 		t.Fatalf("groups %v, lists %v", groups, lists)
 	}
@@ -244,7 +228,7 @@ func TestDiscovery(t *testing.T) {
 	}
 	// The same without aggregated discovery.
 	c.UseLegacyDiscovery = true
-	groups, lists, err = c.ServerGroupsAndResources()
+	groups, lists, err := c.ServerGroupsAndResources()
 	if err != nil || len(lists) != 1 || groups[len(groups)-1].Name != "apiregistration.k8s.io" {
 		t.Errorf("legacy: %v %v: %v", groups, lists, err)
 	}
@@ -291,10 +275,9 @@ func TestRun(t *testing.T) {
 
 // Who may list one by its name is not told of others, whatever the cache leaves to its storage.
 func TestListOfOne(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
+	s, url := serve(t)
 	s.in.APIServices["v1.a.io"], s.in.APIServices["v1.b.io"] = object("v1.a.io", nil), object("v1.b.io", map[string]string{"a": "b"})
-	changed()
+	s.changed()
 	c := client(t, url, runtime.ContentTypeJSON)
 	all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
 	for _, o := range []metav1.ListOptions{

@@ -50,13 +50,9 @@ func next(t *testing.T, w watch.Interface) string {
 }
 
 func TestWatch(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
-	s.in.APIServices["v1.apps"] = object("v1.apps", map[string]string{"tier": "a"})
-	s.in.APIServices["v1.b.io"] = object("v1.b.io", nil)
-	changed()
+	s, url := serve(t)
+	s.put(object("v1.apps", map[string]string{"tier": "a"}), object("v1.b.io", nil))
 	c := client(t, url, runtime.ContentTypeProtobuf)
-	yes := true
 	open := func(o metav1.ListOptions) watch.Interface {
 		t.Helper()
 		w := must.Get(c.Watch(t.Context(), o))(t)
@@ -69,7 +65,7 @@ func TestWatch(t *testing.T) {
 	selected := open(metav1.ListOptions{ResourceVersion: list.ResourceVersion, LabelSelector: "tier=a"})
 	named := open(metav1.ListOptions{FieldSelector: "metadata.name=v1.b.io"})
 	stream := open(metav1.ListOptions{
-		SendInitialEvents: &yes, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+		SendInitialEvents: new(true), AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
 	})
 
 	expect := func(what string, w watch.Interface, want ...string) {
@@ -86,11 +82,9 @@ func TestWatch(t *testing.T) {
 
 	s.in.APIServices["v1.b.io"] = object("v1.b.io", map[string]string{"tier": "a"}) // begins to match
 	s.in.APIServices["v1.c.io"] = object("v1.c.io", nil)
-	changed()
-	s.in.APIServices["v1.apps"] = object("v1.apps", nil) // ceases to match
-	changed()
-	delete(s.in.APIServices, "v1.b.io")
-	changed()
+	s.changed()
+	s.put(object("v1.apps", nil)) // ceases to match
+	s.remove("v1.b.io")
 	everything := []string{"MODIFIED v1.b.io", "ADDED v1.c.io", "MODIFIED v1.apps", "DELETED v1.b.io"}
 	expect("all", all, everything...)
 	expect("since", since, everything...)
@@ -124,14 +118,9 @@ func TestWatch(t *testing.T) {
 
 // A watch may come by WebSocket, as browsers' do.
 func TestWatchByWebSocket(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
-	s.in.APIServices["v1.a.io"] = object("v1.a.io", nil)
-	changed()
-	c, res, err := websocket.DefaultDialer.DialContext(t.Context(), strings.Replace(url, "http", "ws", 1)+root+"/v1/apiservices?watch=1", http.Header{"Origin": {url}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, url := serve(t)
+	s.put(object("v1.a.io", nil))
+	c, res := must.Get2(websocket.DefaultDialer.DialContext(t.Context(), strings.Replace(url, "http", "ws", 1)+root+"/v1/apiservices?watch=1", http.Header{"Origin": {url}}))(t)
 	defer c.Close()
 	defer res.Body.Close()
 	if _, data, err := c.ReadMessage(); err != nil || !strings.Contains(string(data), `"type":"ADDED"`) || !strings.Contains(string(data), "v1.a.io") {
@@ -140,10 +129,8 @@ func TestWatchByWebSocket(t *testing.T) {
 }
 
 func TestWatchAsTable(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
-	s.in.APIServices["v1.apps"] = object("v1.apps", nil)
-	changed()
+	s, url := serve(t)
+	s.put(object("v1.apps", nil))
 	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/apis/apiregistration.k8s.io/v1/apiservices?watch=1&timeoutSeconds=1", nil))(t)
 	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
 	res := must.Get(new(http.Client).Do(r))(t)
@@ -177,11 +164,8 @@ func TestSlowWatcher(t *testing.T) {
 	write(history/2 + 1)
 	write(history/2 + 1)
 	w := must.Get(s.Watch(t.Context(), "", storage.ListOptions{ResourceVersion: at}))(t)
-	if got := next(t, w); got != "ERROR Expired" {
-		t.Errorf("first event %s", got)
-	}
-	if got := next(t, w); got != "end" {
-		t.Errorf("second event %s", got)
+	if first, second := next(t, w), next(t, w); first != "ERROR Expired" || second != "end" {
+		t.Errorf("events %s and %s", first, second)
 	}
 	if n := len(s.state().events); n != history {
 		t.Errorf("history of %d events", n)
@@ -189,13 +173,12 @@ func TestSlowWatcher(t *testing.T) {
 }
 
 func TestReflector(t *testing.T) {
-	s := newSource()
-	url, changed := serve(t, s)
+	s, url := serve(t)
 	for i := range 20 {
 		o := object(fmt.Sprintf("v1.g%d.io", i), nil)
 		s.in.APIServices[o.Name] = o
 	}
-	changed()
+	s.changed()
 	c := client(t, url, runtime.ContentTypeProtobuf)
 	lw := &cache.ListWatch{
 		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.List(ctx, o) },
@@ -222,13 +205,11 @@ func TestReflector(t *testing.T) {
 	for range 20 {
 		<-events
 	}
-	s.in.APIServices["v1.new.io"] = object("v1.new.io", nil)
-	changed()
+	s.put(object("v1.new.io", nil))
 	if e := <-events; e != "add v1.new.io" {
 		t.Errorf("event %s", e)
 	}
-	delete(s.in.APIServices, "v1.new.io")
-	changed()
+	s.remove("v1.new.io")
 	if e := <-events; e != "delete" {
 		t.Errorf("event %s", e)
 	}

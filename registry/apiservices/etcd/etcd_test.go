@@ -3,7 +3,6 @@ package etcd
 import (
 	"bytes"
 	"context"
-	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -27,15 +26,7 @@ func open(t *testing.T, c Config) *Store {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	s := must.Get(New(scheme, c))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	must.Run(t, s.Run)
 	return s
 }
 
