@@ -59,22 +59,6 @@ func TestGet(t *testing.T) {
 	}
 }
 
-// A body of a known length needs one buffer of that size.
-func TestGetNeedsOneBuffer(t *testing.T) {
-	const size = 1 << 20
-	do := func(context.Context, *http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: http.StatusOK, ContentLength: size, Body: io.NopCloser(io.LimitReader(zeros{}, size))}, nil
-	}
-	a, err := Get(t.Context(), do, Question{Path: "/apis"})
-	if err != nil || len(a.Body) != size || cap(a.Body) != size+bytes.MinRead {
-		t.Errorf("%v, %d bytes in a buffer of %d", err, len(a.Body), cap(a.Body))
-	}
-}
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
-
 type closing struct {
 	io.Reader
 	n *int
