@@ -298,8 +298,22 @@ func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 			}
 		}
 	}
-	for _, p := range t.problems {
-		if slices.Contains(last.problems, p) {
+	r.compareProblems(last.problems, t.problems)
+}
+
+// compareProblems logs the problems that came, and the files and objects in etcd that have none any
+// more.
+func (r *Registry) compareProblems(last, now []directory.Fault) {
+	if slices.Equal(last, now) {
+		return
+	}
+	known, bad := map[directory.Fault]bool{}, map[string]bool{} // by fault; by file
+	for _, p := range last {
+		known[p] = true
+	}
+	for _, p := range now {
+		bad[p.File] = true
+		if known[p] {
 			continue
 		}
 		if name, stored := strings.CutPrefix(p.File, inEtcd); stored {
@@ -308,11 +322,11 @@ func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 			r.log.Error("problem with manifest, the last valid state is kept", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
 		}
 	}
-	for i, p := range last.problems {
-		same := func(f directory.Fault) bool { return f.File == p.File }
-		if slices.ContainsFunc(t.problems, same) || slices.ContainsFunc(last.problems[:i], same) {
+	for _, p := range last {
+		if bad[p.File] {
 			continue
 		}
+		bad[p.File] = true // once, however many problems it had
 		if name, stored := strings.CutPrefix(p.File, inEtcd); stored {
 			r.log.Info("APIService in etcd has no problem any more", "apiservice", name)
 		} else {
