@@ -7,18 +7,18 @@ SHELL       := /usr/bin/env bash
 # The version that every binary prints and sends in its User-Agent.
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # Static and reproducible: no cgo, no build paths, no state of a clone, no symbol tables.
-# grpcnotrace is gRPC's own: without its pages for debugging the linker can leave out 9 MB (docs/decisions/0023).
+# grpcnotrace removes gRPC's debug pages, so that the linker can drop 9 MB (docs/decisions/0023).
 GOBUILD := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
 
 # The real parts (etcd, kube-apiserver, kubectl, …) and the linters are built once, from Go modules, into this folder.
 export FAIRLEAD_TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/tools
 TOOLS := go run ./tests/tools/build
 
-# What is spent on each fuzz target.
+# The time for each fuzz target.
 FUZZTIME ?= 60s
-# Where a run keeps how many cases of each suite ran, how long, and what failed.
+# Where a run keeps the number of cases of each suite, the time, and failures.
 TIMES ?= bin/times
-# Benchmarks whose names match, and for how long each.
+# Which benchmarks run, and for how long each.
 BENCH     ?= .
 BENCHTIME ?= 1s
 IMAGE     ?= fairlead:$(VERSION)
@@ -37,16 +37,16 @@ run: build ## Bring up a whole cluster on loopback behind Fairlead; Ctrl-C ends 
 	@bin/fairlead-dev
 
 .PHONY: standalone
-standalone: build ## Two Fairleads over one etcd, an extension server, and no kube-apiserver; prints what to try, Ctrl-C ends all
+standalone: build ## Two Fairleads on one etcd and an extension server, without kube-apiserver; prints what to try, Ctrl-C ends all
 	@bin/fairlead-dev -standalone -dir .standalone
 
 .PHONY: example
-example: build ## Fairlead before two extension servers and a folder of manifests, without a cluster; Ctrl-C ends all
+example: build ## Fairlead with two extension servers and a folder of manifests, without a cluster; Ctrl-C ends all
 	@go build -o bin/ ./examples/directory
 	@bin/directory $(EXAMPLEARGS)
 
-# Runs targets one after the other, though one fails, and prints the cases and the seconds of each at the end.
-# What is no suite, or failed before its tests ran, has no line of its own there and gets one.
+# Runs targets one after the other, even if one fails, and prints the cases and the seconds of each at the end.
+# A target that is no suite, or failed before its tests ran, gets a line too.
 define each
 @rm -f '$(TIMES)'; mkdir -p "$$(dirname '$(TIMES)')"; failed=; \
 for target in $(1); do \
@@ -56,14 +56,14 @@ done; \
 go run ./tests/count -table '$(TIMES)'; test -z "$$failed" || { echo "FAIL:$$failed"; exit 1; }
 endef
 
-# $(call count,SUITE,FLAGS) reads go test -json, and keeps how many cases ran, how long, and what failed.
+# $(call count,SUITE,FLAGS) reads go test -json, and keeps the number of cases, the time, and failures.
 count = go run ./tests/count -suite $(1) -times '$(TIMES)' $(2)
-# $(call suite,FLAGS) runs the suite that the target is named for.
+# $(call suite,FLAGS) runs the suite with the target's name.
 suite = go test -tags e2e -count=1 $(1) -json ./tests/$@ | $(call count,$@,-want tests/$@/COUNT)
 
 # Suites on the real parts whose bounds are seconds, and those that need more than the default parts.
 SLOW := faults rotation entrypoint operate directory etcd differential releases dashboards
-# What CI runs besides verify and test: what guards a property of security and has no bounds in seconds, which a busy machine would break.
+# What CI runs besides verify and test: suites that guard a security property. They have no limits in seconds, so a busy machine does not break them.
 GUARDS := directory etcd attacks fuzz-one
 
 .PHONY: test
@@ -71,18 +71,18 @@ test: ## Unit tests, and end-to-end tests on real parts
 	$(call each,unit parts e2e managed)
 
 .PHONY: slow
-slow: ## Suites that have bounds in seconds (faults, rotation, …), or need programs of their own: for a machine that is otherwise idle
+slow: ## Suites with limits in seconds (faults, rotation, …), or that need more programs; on an idle machine
 	$(call each,parts $(SLOW))
 
 .PHONY: guards
 guards: ## Suites that guard a security property, and a minute of fuzzing
 	$(call each,parts $(GUARDS))
 
-# How a change compares: with the commit that it began at, or, on main itself, with the last commit.
+# What a change is compared with: the commit where its branch began or, on main, the last commit.
 BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main)
 
 .PHONY: quick
-quick: ## Of the packages changed since BASE (main): gofmt, vet, lint of what changed, unit tests; and the rules. A minute
+quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, unit tests; and the rules. A minute
 	@files=$$({ git diff --name-only --diff-filter=d --relative $(BASE); git ls-files -o --exclude-standard; } | grep '\.go$$' || true); \
 	test -n "$$files" || { echo "no Go file differs from $(BASE)"; exit 0; }; \
 	out=$$(gofmt -l $$files); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; \
@@ -93,7 +93,7 @@ quick: ## Of the packages changed since BASE (main): gofmt, vet, lint of what ch
 	go test $$packages ./tests
 
 .PHONY: unit
-unit: ## Unit tests, once: under the race detector, and without it what ships otherwise than under it
+unit: ## Unit tests, once: under the race detector, and without it for code that differs without it
 	@# ./tests are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
 	go test -race -timeout 20m -json $$(go list ./... | grep -v '/tests$$') | $(call count,unit,-q)
 	go test -json ./proxy/... ./registry/... | $(call count,unit-plain,-q)
@@ -103,7 +103,7 @@ parts: ## Build the real parts that the end-to-end tests need
 	$(TOOLS) -q
 
 .PHONY: e2e
-e2e: parts ## End-to-end tests on real parts; fails when fewer cases ran than the files COUNT say
+e2e: parts ## End-to-end tests on real parts; fails if fewer cases ran than the COUNT files say
 	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | $(call count,$@,-want tests/e2e/COUNT)
 
 .PHONY: managed directory etcd differential
@@ -113,7 +113,7 @@ directory: parts ## Fairlead without a cluster: APIServices from a folder
 	$(call suite,-timeout 15m)
 etcd: parts ## APIServices in etcd
 	$(call suite,-timeout 15m)
-differential: parts ## The same questions to Fairlead and to kube-apiserver
+differential: parts ## The same requests to Fairlead and to kube-apiserver
 	$(call suite,-timeout 15m)
 
 .PHONY: netns
@@ -121,7 +121,7 @@ netns:
 	@command -v ip >/dev/null || apt-get install -y iproute2
 
 .PHONY: faults rotation entrypoint
-faults: parts netns ## Everything breaks (root; otherwise idle)
+faults: parts netns ## Faults of all parts (root; otherwise idle)
 	$(call suite,-parallel 12 -timeout 20m)
 rotation: parts ## Every certificate and CA is replaced under load (otherwise idle)
 	$(call suite,-parallel 32 -timeout 15m)
@@ -133,14 +133,14 @@ operate: parts netns ## Manifests, roles, alerts, page and commands (root; other
 	$(TOOLS) -q helm kubeadm # before the tests: their network has no way out
 	@for tool in chromium promtool amtool curl openssl haproxy; do command -v $$tool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus prometheus-alertmanager curl openssl haproxy; break; }; done
 	$(call suite,-parallel 32 -timeout 15m)
-releases: parts ## What make release makes, twice (root)
+releases: parts ## Test the files of make release, built twice (root)
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/release | $(call count,$@,-want tests/release/COUNT)
 
-# What Fairlead offers its clients in make conformance and make soak: h2 or http1; direct is without Fairlead, impersonate before a kube-apiserver that believes no front proxy.
+# What Fairlead offers its clients in make conformance and make soak: h2 or http1; direct is without Fairlead, impersonate with a kube-apiserver that trusts no front proxy.
 LANE ?= h2
 
 .PHONY: dashboards
-dashboards: ## Check the dashboards by Grafana's own types, and that those find a mistake (npm)
+dashboards: ## Check the dashboards by Grafana's own types, and that the check finds a mistake (npm)
 	@command -v npm >/dev/null || apt-get install -y --no-install-recommends npm
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	  npm install --silent --no-audit --no-fund --prefix "$$dir" typescript@5.6.3 @grafana/schema@11.0.0 && mkdir "$$dir/right" "$$dir/wrong" && \
@@ -162,18 +162,18 @@ screenshots: ## The pictures of the status page in docs/, taken by its own test 
 conformance: build ## Kubernetes' own specs of sig-api-machinery that need no pods, through Fairlead (LANE=h2|http1|impersonate|direct); minutes, outside CI
 	go run ./tests/conformance -lane=$(LANE) -want=56
 
-# How long to break things, and what is drawn from.
+# How long the soak runs, and its seed.
 MINUTES ?= 20
 SEED    ?= 1
 
 .PHONY: soak
-soak: ## Break everything at random under load and keep account, for MINUTES=20 with SEED=1 on LANE=h2|http1 (Linux, root)
+soak: ## Random faults of all parts under load, with every request checked, for MINUTES=20 with SEED=1 on LANE=h2|http1 (Linux, root)
 	$(TOOLS) -q etcd kube-apiserver
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -timeout 0 -v ./tests/soak -args -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
 
 .PHONY: recovery
-recovery: ## Real extension servers ended and started again: how soon Fairlead serves them again (6 min; root, otherwise idle)
+recovery: ## Real extension servers restart: how soon Fairlead serves them again (6 min; root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver sample-apiserver test-adapter
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -timeout 30m -json ./tests/recovery | go run ./tests/count -v -want tests/recovery/COUNT
@@ -206,7 +206,7 @@ hostile: ## Attacks on the real binary (40 min): floods, smuggling, malicious ba
 	$(TOOLS) -q etcd kube-apiserver h2spec
 	$(call suite,-timeout 90m) -v
 
-# Those of hostile that need no idle machine and end within two minutes.
+# Parts of hostile that need no idle machine and end within two minutes.
 ATTACKS := TestIdentity|TestProtocol/h2spec|TestProtocol/frame/(smuggling|backends)
 
 .PHONY: attacks
@@ -214,12 +214,12 @@ attacks: ## Attacks on the real binary that take a minute or two: forged identit
 	$(TOOLS) -q etcd kube-apiserver h2spec
 	go test -tags e2e -count=1 -timeout 15m -json -run '$(ATTACKS)' ./tests/hostile | $(call count,$@,-want tests/hostile/ATTACKS)
 
-# How many changes to draw, and from which packages; none named: all that decide.
+# How many changes to make, and in which packages; by default all that decide.
 MUTANTS ?= 300
 PACKAGES ?=
 
 .PHONY: mutants
-mutants: ## Change the code MUTANTS=300 times, drawn by SEED=1 from PACKAGES="…", and see that unit tests notice (30 min); -at in MUTANTARGS
+mutants: ## Change the code MUTANTS=300 times, chosen by SEED=1 from PACKAGES="…", and check that unit tests fail (30 min); -at in MUTANTARGS
 	go run ./tests/mutants -n=$(MUTANTS) -seed=$(SEED) $(MUTANTARGS) $(PACKAGES)
 
 .PHONY: lint
@@ -243,11 +243,11 @@ size: ## Lines of Go that ship, and lines of tests (*_test.go and tests/); examp
 	@echo "lines of tests: $$(git ls-files -z '*_test.go' 'tests/*.go' ':!examples' | xargs -0 cat | wc -l)"
 
 .PHONY: vulncheck
-vulncheck: ## Known vulnerabilities that the code reaches (govulncheck); fails when the database cannot be read. VULNDB=url of a mirror
+vulncheck: ## Known vulnerabilities that the code reaches (govulncheck); fails if the database cannot be read. VULNDB=url of a mirror
 	go run ./tests/vulncheck
 
 .PHONY: outdated
-outdated: ## Say which of the modules that are required directly are behind, here and of the tools, and what is newest
+outdated: ## List direct modules, also of the tools, that have a newer version
 	@for mod in go.mod $$(git ls-files '*/go.mod'); do \
 	  echo "$$mod"; \
 	  (cd "$$(dirname "$$mod")"; { go list -m -f '{{if not (or .Main .Indirect)}}{{.Path}}{{end}}' all; go list -f '{{.Module.Path}}' tool 2>/dev/null; } | sed '/^$$/d' | sort -u | \
@@ -265,7 +265,7 @@ tidy-diff:
 
 # Every fuzz target: package and name.
 FUZZES := git grep '^func Fuzz' -- '*_test.go' | sed -E 's,^(.*)/[^/]*:func (\w+).*,./\1 \2,'
-# 10x: coverage of code that uses crypto/rand differs from run to run, and the minute that is spent on making each input smaller would be all of FUZZTIME.
+# 10x: coverage of code that uses crypto/rand differs from run to run, so minimizing inputs would take all of FUZZTIME.
 FUZZ := while read -r package target; do \
   echo "== $$package $$target"; \
   go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x "$$package" </dev/null; \
@@ -276,7 +276,7 @@ fuzz: ## Run every fuzz target for FUZZTIME
 	@$(FUZZES) | $(FUZZ)
 
 .PHONY: fuzz-one
-fuzz-one: ## Run one fuzz target for FUZZTIME; the commit says which, so that each has its turn
+fuzz-one: ## Run one fuzz target for FUZZTIME, chosen by the commit
 	@$(FUZZES) | sed -n "$$((0x$$(git rev-parse --short=8 HEAD) % $$($(FUZZES) | wc -l) + 1))p" | $(FUZZ)
 
 .PHONY: bench
@@ -289,14 +289,14 @@ bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of do
 microbench: ## Go benchmarks with allocations (BENCH=regexp, BENCHTIME=1s)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem ./...
 
-# A release: from a tag, dated by its commit, for whom, and where its image and its files will be found.
+# A release: from a tag, dated by its commit; its platforms, and where its image and files will be.
 RELEASE_TARGETS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 RELEASE_IMAGE   ?= ghcr.io/fairlead-proxy/fairlead
 RELEASE_URL     ?= https://github.com/fairlead-proxy/fairlead/releases/download/$(VERSION)
 OUT             ?= dist
 
 .PHONY: release
-release: build ## All that a release page holds, into OUT=dist: archives, deb, rpm, image, chart, manifests, bills of materials, checksums
+release: build ## All files of a release page, into OUT=dist: archives, deb, rpm, image, chart, manifests, bills of materials, checksums
 	@rm -rf '$(OUT)'
 	@for target in $(RELEASE_TARGETS); do \
 	  echo "release: building for $$target"; \

@@ -11,7 +11,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -80,7 +79,7 @@ func (m *remembered) recall(ctx context.Context, to *changes) {
 
 // read reads the file, unless another user could have written it.
 func (m *remembered) read() (list *apiregistrationv1.APIServiceList, err error) {
-	f, err := os.OpenFile(m.path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(m.path, readOwnFile, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -89,14 +88,14 @@ func (m *remembered) read() (list *apiregistrationv1.APIServiceList, err error) 
 	if err != nil {
 		return nil, err
 	}
-	owner, known := info.Sys().(*syscall.Stat_t)
+	owner, known := ownerOf(info)
 	switch {
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s is not a regular file", m.path)
 	case info.Mode().Perm()&0o077 != 0:
 		return nil, fmt.Errorf("%s has mode %04o, so that other users can read or write it: want 0600", m.path, info.Mode().Perm())
-	case known && int(owner.Uid) != os.Geteuid():
-		return nil, fmt.Errorf("%s belongs to user %d, but this process runs as user %d", m.path, owner.Uid, os.Geteuid())
+	case known && owner != os.Geteuid():
+		return nil, fmt.Errorf("%s belongs to user %d, but this process runs as user %d", m.path, owner, os.Geteuid())
 	case info.Size() > maxRemembered:
 		return nil, fmt.Errorf("%s has more than %d bytes", m.path, maxRemembered)
 	}

@@ -52,7 +52,11 @@ func holdPort(address string) (fd, port int, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	fd, err = syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	syscall.ForkLock.RLock() // macOS has no SOCK_CLOEXEC
+	if fd, err = syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0); err == nil {
+		syscall.CloseOnExec(fd)
+	}
+	syscall.ForkLock.RUnlock()
 	if err != nil {
 		return 0, 0, err
 	}
