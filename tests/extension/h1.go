@@ -2,7 +2,6 @@ package extension
 
 import (
 	"bytes"
-	"context"
 	"net"
 	"net/http"
 	"strings"
@@ -15,12 +14,7 @@ const maxHeaderBytes = 1 << 20
 // handover is the net.Listener through which connections that chose HTTP/1.1 reach net/http.
 type handover struct {
 	conns chan net.Conn
-	done  chan struct{} // closed by Close
-	once  sync.Once
-}
-
-func newHandover() *handover {
-	return &handover{conns: make(chan net.Conn), done: make(chan struct{})}
+	done  <-chan struct{} // of the server
 }
 
 func (h *handover) give(c net.Conn) {
@@ -40,11 +34,7 @@ func (h *handover) Accept() (net.Conn, error) {
 	}
 }
 
-func (h *handover) Close() error {
-	h.once.Do(func() { close(h.done) })
-	return nil
-}
-
+func (h *handover) Close() error   { return nil }
 func (h *handover) Addr() net.Addr { return &net.TCPAddr{} }
 
 // tap keeps a copy of what was read, so that a request's head can be reported as it was on the
@@ -91,10 +81,6 @@ func (t *tap) head(line string) string {
 }
 
 type tapKey struct{}
-
-func tapContext(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, tapKey{}, c)
-}
 
 func (s *Server) serveH1(w http.ResponseWriter, r *http.Request) {
 	t := r.Context().Value(tapKey{}).(*tap)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -114,7 +116,10 @@ func (l *listener) refuse(cut bool) {
 	l.mu.Unlock()
 	l.wg.Wait() // so that nothing accepted before is missed below
 	if cut {
-		for _, c := range l.snapshot() {
+		l.mu.Lock()
+		all := slices.Collect(maps.Keys(l.conns)) // whose ends take the lock
+		l.mu.Unlock()
+		for _, c := range all {
 			c.rst()
 		}
 	}
@@ -147,16 +152,6 @@ func (l *listener) remove(c *connection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.conns, c)
-}
-
-func (l *listener) snapshot() []*connection {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	all := make([]*connection, 0, len(l.conns))
-	for c := range l.conns {
-		all = append(all, c)
-	}
-	return all
 }
 
 // accept runs one connection from its first byte to its protocol.

@@ -2,6 +2,7 @@ package extension
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"compress/gzip"
 	"fmt"
@@ -16,7 +17,8 @@ import (
 func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) bool {
 	switch f.Kind {
 	case Slow:
-		return wait(r, f.Delay)
+		wait(r, f.Delay)
+		return true
 	case NoAggregated:
 		writeStatus(w, cmp.Or(f.Code, http.StatusNotFound), "no aggregated discovery here")
 	case Status:
@@ -43,7 +45,8 @@ func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) boo
 	case SlowBody:
 		slowBody(w, r, f.Delay, cmp.Or(f.Size, 1000))
 	case InformationalFlood:
-		return s.flood(w, r, cmp.Or(f.Size, 10_000))
+		flood(w, r, cmp.Or(f.Size, 10_000))
+		return true
 	case ResetConn:
 		x.conn.rst()
 		panic(http.ErrAbortHandler)
@@ -64,11 +67,10 @@ func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) boo
 	return false
 }
 
-// wait reports whether d has passed before the client gave up.
-func wait(r *http.Request, d time.Duration) bool {
+// wait lets d pass, unless the client gives up.
+func wait(r *http.Request, d time.Duration) {
 	select {
 	case <-time.After(d):
-		return true
 	case <-r.Context().Done():
 		panic(http.ErrAbortHandler)
 	}
@@ -117,7 +119,7 @@ func slowBody(w *answer, r *http.Request, pause time.Duration, size int64) {
 	}
 }
 
-func (s *Server) flood(w *answer, r *http.Request, n int64) bool {
+func flood(w *answer, r *http.Request, n int64) {
 	w.Header().Set("Link", "</style.css>; rel=preload")
 	for range n {
 		if r.Context().Err() != nil {
@@ -126,17 +128,10 @@ func (s *Server) flood(w *answer, r *http.Request, n int64) bool {
 		w.WriteHeader(http.StatusEarlyHints)
 	}
 	w.Header().Del("Link")
-	return true
 }
 
 // filler is n bytes that need no escaping in JSON; at most 1 MiB.
-func filler(n int64) []byte {
-	b := make([]byte, min(n, 1<<20))
-	for i := range b {
-		b[i] = 'x'
-	}
-	return b
-}
+func filler(n int64) []byte { return bytes.Repeat([]byte("x"), int(min(n, 1<<20))) }
 
 // misbehaveH1 commits the faults that net/http would not let happen, on the connection itself.
 func (s *Server) misbehaveH1(w *answer, r *http.Request, x *exchange, f Fault) {

@@ -53,12 +53,6 @@ type exchange struct {
 	fields []Field
 }
 
-// Requests returns the remembered requests with a Seq above since, oldest first.
-func (s *Server) Requests(since int64) []Request { return s.ring.after(since) }
-
-// Forget forgets all requests; their numbers go on.
-func (s *Server) Forget() { s.ring.forget() }
-
 // ring remembers the last requests.
 type ring struct {
 	size int
@@ -68,13 +62,6 @@ type ring struct {
 	kept []*Request // at most size; oldest first
 }
 
-func newRing(size int) *ring {
-	if size == 0 {
-		size = 1024 // some seconds of a test's requests, at 64 KiB of header each at most
-	}
-	return &ring{size: max(size, 0)}
-}
-
 // add remembers a request and returns its record, which only finish may change.
 func (r *ring) add(req *http.Request, x *exchange, fault Kind) *Request {
 	if r.size == 0 {
@@ -82,7 +69,7 @@ func (r *ring) add(req *http.Request, x *exchange, fault Kind) *Request {
 	}
 	rec := &Request{
 		Time: time.Now(), Conn: x.conn.id, Proto: req.Proto, ServerName: x.conn.state.ServerName, Verified: x.conn.verified,
-		Method: req.Method, Target: clip(req.RequestURI), Host: req.Host, Header: req.Header.Clone(), Fields: x.fields, Fault: fault,
+		Method: req.Method, Target: req.RequestURI[:min(len(req.RequestURI), maxTap)], Host: req.Host, Header: req.Header.Clone(), Fields: x.fields, Fault: fault,
 	}
 	if peers := x.conn.state.PeerCertificates; len(peers) > 0 {
 		rec.PeerName, rec.PeerSerial = peers[0].Subject.CommonName, peers[0].SerialNumber.Text(16)
@@ -113,7 +100,9 @@ func (r *ring) finish(rec *Request, req *http.Request, body *bodyCount, status i
 	}
 }
 
-func (r *ring) after(since int64) []Request {
+// Requests returns the remembered requests with a Seq above since, oldest first.
+func (s *Server) Requests(since int64) []Request {
+	r := &s.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := []Request{}
@@ -125,10 +114,11 @@ func (r *ring) after(since int64) []Request {
 	return out
 }
 
-func (r *ring) forget() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.kept = nil
+// Forget forgets all requests; their numbers go on.
+func (s *Server) Forget() {
+	s.ring.mu.Lock()
+	defer s.ring.mu.Unlock()
+	s.ring.kept = nil
 }
 
 func headerBytes(h http.Header) int {
@@ -140,8 +130,6 @@ func headerBytes(h http.Header) int {
 	}
 	return n
 }
-
-func clip(s string) string { return s[:min(len(s), maxTap)] }
 
 // bodyCount counts what is read. It belongs to the handler's goroutine.
 type bodyCount struct {

@@ -26,18 +26,14 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request, x *exchange) {
 	if faulty && !s.misbehave(w, r, x, fault) {
 		return
 	}
-	s.respond(w, r, x)
+	route := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.route(w, r, x) }))
+	if s.cfg.Wrap != nil {
+		route = s.cfg.Wrap(route)
+	}
+	route.ServeHTTP(w, r)
 	if !w.hijacked { // what nobody read still counts; 8 MiB is more than any test sends
 		_, _ = io.Copy(io.Discard, io.LimitReader(body, 8<<20))
 	}
-}
-
-func (s *Server) respond(w http.ResponseWriter, r *http.Request, x *exchange) {
-	if s.cfg.Wrap == nil {
-		s.route(w, r, x)
-		return
-	}
-	s.cfg.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.route(w, r, x) })).ServeHTTP(w, r)
 }
 
 // route finds the handler.

@@ -12,6 +12,7 @@
 package extension
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -78,7 +79,7 @@ type Server struct {
 	versions []groupVersion
 	pairs    pairs
 	faults   faults
-	ring     *ring
+	ring     ring
 	stores   map[string]*store // :: group → its widgets; fixed after New
 	listen   *listener
 	h1       *http.Server
@@ -122,10 +123,9 @@ func New(cfg Config) (*Server, error) {
 	if cfg.CA == nil {
 		cfg.CA = pki.NewCA("extension-ca")
 	}
-	if cfg.MaxStreams == 0 {
-		cfg.MaxStreams = 250
-	}
-	s := &Server{CA: cfg.CA, cfg: cfg, versions: versions, ring: newRing(cfg.Record), stores: map[string]*store{}}
+	cfg.MaxStreams = cmp.Or(cfg.MaxStreams, 250)
+	s := &Server{CA: cfg.CA, cfg: cfg, versions: versions, stores: map[string]*store{}}
+	s.ring.size = max(cmp.Or(cfg.Record, 1024), 0) // some seconds of a test's requests, at 64 KiB of header each at most
 	s.pairs = newPairs(cfg)
 	for _, gv := range versions {
 		if s.stores[gv.group] == nil {
@@ -133,10 +133,10 @@ func New(cfg Config) (*Server, error) {
 		}
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.h1conns = newHandover()
+	s.h1conns = &handover{conns: make(chan net.Conn), done: s.ctx.Done()}
 	s.h1 = &http.Server{
 		Handler:           http.HandlerFunc(s.serveH1),
-		ConnContext:       tapContext,
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, tapKey{}, c) },
 		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 		MaxHeaderBytes:    maxHeaderBytes,
 		ReadHeaderTimeout: time.Minute, // a half-sent head is the client's test, but does not live for ever
@@ -158,7 +158,6 @@ func New(cfg Config) (*Server, error) {
 func (s *Server) Close() {
 	s.cancel()
 	s.listen.close()
-	s.h1conns.Close()
 	_ = s.h1.Close()
 	s.wg.Wait()
 }

@@ -1,8 +1,8 @@
 package extension
 
 import (
+	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -75,34 +75,16 @@ func (s *Server) echoWebSocket(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return // answered by the library
 	}
-	note(w)
+	if a, ok := w.(*answer); ok {
+		a.status = http.StatusSwitchingProtocols // which does not pass through WriteHeader
+	}
 	defer ws.Close()
-	defer s.upgraded(ws.NetConn())()
+	defer context.AfterFunc(s.ctx, func() { _ = ws.NetConn().Close() })()
 	ws.SetReadLimit(maxMessage)
 	for {
 		kind, message, err := ws.ReadMessage()
 		if err != nil || ws.WriteMessage(kind, message) != nil {
 			return
 		}
-	}
-}
-
-// upgraded closes an upgraded connection with the server; the caller defers what it returns.
-func (s *Server) upgraded(conn net.Conn) func() {
-	done := make(chan struct{})
-	s.wg.Go(func() {
-		select {
-		case <-s.ctx.Done():
-			conn.Close()
-		case <-done:
-		}
-	})
-	return func() { close(done) }
-}
-
-// note records the 101 that does not pass through WriteHeader.
-func note(w http.ResponseWriter) {
-	if a, ok := w.(*answer); ok {
-		a.status = http.StatusSwitchingProtocols
 	}
 }

@@ -28,6 +28,7 @@ func (s *Server) widgets(w http.ResponseWriter, r *http.Request, gv groupVersion
 		writeStatus(w, http.StatusNotFound, "no such resource")
 		return
 	}
+	watches, _ := strconv.ParseBool(r.URL.Query().Get("watch"))
 	c := call{gv: gv, store: st, namespace: namespace}
 	if len(path) > 1 {
 		c.name = unescape(path[1])
@@ -35,7 +36,7 @@ func (s *Server) widgets(w http.ResponseWriter, r *http.Request, gv groupVersion
 	switch {
 	case len(path) == 3:
 		s.connect(w, r, path[2])
-	case c.name == "" && r.Method == http.MethodGet && isWatch(r):
+	case c.name == "" && r.Method == http.MethodGet && watches:
 		s.watch(w, r, c)
 	case c.name == "" && r.Method == http.MethodGet:
 		c.list(w)
@@ -59,11 +60,6 @@ func unescape(segment string) string {
 		return s
 	}
 	return segment
-}
-
-func isWatch(r *http.Request) bool {
-	v, _ := strconv.ParseBool(r.URL.Query().Get("watch"))
-	return v
 }
 
 // call is one request for objects.
