@@ -54,6 +54,20 @@ func (w *world) newBackend() *backend {
 	return &backend{w: w, name: name, group: name + ".faults.example.com"}
 }
 
+// backend registers a new one with n extension servers in this process, and waits until d serves it.
+func (d *door) backend(t *testing.T, n int, cfg extension.Config) (*backend, []*extension.Server) {
+	t.Helper()
+	b := d.w.newBackend()
+	servers := b.serve(t, n, cfg)
+	var addresses []string
+	for _, s := range servers {
+		addresses = append(addresses, s.Addr())
+	}
+	b.register(t, addresses...)
+	b.await(t, d)
+	return b, servers
+}
+
 // serve starts n extension servers in this process, on addresses of their own.
 func (b *backend) serve(t *testing.T, n int, cfg extension.Config) []*extension.Server {
 	t.Helper()

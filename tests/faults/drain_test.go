@@ -23,11 +23,9 @@ import (
 
 // testDrain stops one of two Fairleads behind one address, under load.
 func testDrain(t *testing.T, d *door) {
-	w, b := d.w, d.w.newBackend()
-	servers := b.serve(t, 2, extension.Config{})
-	b.register(t, servers[0].Addr(), servers[1].Addr())
+	w := d.w
+	b, _ := d.backend(t, 2, extension.Config{})
 	leaving := w.newDoor(t, d.lane, "--shutdown-delay-duration=1s", "--shutdown-watch-termination-grace-period=1s")
-	b.await(t, d)
 	b.await(t, leaving)
 	lb := newBalancer(t, leaving, d)
 	through := &door{Front: &cluster.Front{Endpoint: cluster.Endpoint{URL: "https://" + lb.address()}}, w: w}
@@ -48,13 +46,7 @@ func testDrain(t *testing.T, d *door) {
 	}
 	suite.Pause(t, steadyPause)
 	must.Do(t, leaving.Part.Signal(syscall.SIGTERM))
-	begun := time.Now()
-	select {
-	case <-leaving.Part.Done():
-		t.Logf("ended after %s", time.Since(begun).Round(time.Millisecond))
-	case <-time.After(longest):
-		t.Fatal("Fairlead did not end")
-	}
+	leaving.ends(t, longest)
 	if err := leaving.Part.Err().Error(); !strings.Contains(err, "exit status 0") {
 		t.Errorf("ended with %s", err)
 	}
@@ -63,11 +55,7 @@ func testDrain(t *testing.T, d *door) {
 		t.Run(name, func(t *testing.T) {
 			shots := l.stop()
 			mustSucceed(t, shots, 0)
-			for _, s := range shots {
-				if s.cut() {
-					t.Errorf("cut: %s", &s)
-				}
-			}
+			mustBeWhole(t, shots)
 		})
 	}
 	if n := lb.sent[0].Load(); n < 4 {
@@ -155,12 +143,18 @@ func testSecondSignal(t *testing.T, d *door) {
 		_, err := x.get(t.Context(), "/readyz")
 		return err != nil && strings.Contains(err.Error(), fmt.Sprint(http.StatusInternalServerError))
 	})
-	begun := time.Now()
 	must.Do(t, x.Part.Signal(syscall.SIGTERM))
+	x.ends(t, time.Second)
+}
+
+// ends waits until Fairlead has ended.
+func (d *door) ends(t *testing.T, most time.Duration) {
+	t.Helper()
+	begun := time.Now()
 	select {
-	case <-x.Part.Done():
+	case <-d.Part.Done():
 		t.Logf("ended after %s", time.Since(begun).Round(time.Millisecond))
-	case <-time.After(time.Second):
-		t.Error("a second after the second signal it still runs")
+	case <-time.After(most):
+		t.Fatalf("after %s it still runs", most)
 	}
 }

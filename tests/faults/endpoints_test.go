@@ -73,10 +73,7 @@ func last(s *extension.Server) int64 {
 }
 
 func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within time.Duration) {
-	b := d.w.newBackend()
-	servers := b.serve(t, 3, extension.Config{})
-	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
-	b.await(t, d)
+	b, servers := d.backend(t, 3, extension.Config{})
 	l := &load{interval: 40 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}
 	if all {
 		l.make = d.mixed(b)

@@ -30,14 +30,9 @@ func testIsolation(t *testing.T, d *door) {
 		window  = time.Second
 		bound   = 5 * time.Millisecond // a fifth of what an answer takes
 	)
-	slow, other := d.w.newBackend(), d.w.newBackend()
-	crawling := slow.serve(t, 1, extension.Config{Record: -1, MaxStreams: 1000})[0]
-	quick := other.serve(t, 2, extension.Config{Record: -1})
-	slow.register(t, crawling.Addr())
-	other.register(t, quick[0].Addr(), quick[1].Addr())
-	slow.await(t, d)
-	other.await(t, d)
-	must.Do(t, crawling.Set(extension.Fault{Kind: extension.Slow, Delay: 30 * time.Second, Path: slow.widgets()}))
+	slow, crawling := d.backend(t, 1, extension.Config{Record: -1, MaxStreams: 1000})
+	other, quick := d.backend(t, 2, extension.Config{Record: -1})
+	must.Do(t, crawling[0].Set(extension.Fault{Kind: extension.Slow, Delay: 30 * time.Second, Path: slow.widgets()}))
 	// The others take their time too, as real ones do. Else the measure would be that of the
 	// machine's scheduler.
 	for _, s := range quick {

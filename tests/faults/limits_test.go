@@ -24,11 +24,8 @@ func testLimits(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, fmt.Sprintf("--max-requests-inflight=%d", most), fmt.Sprintf("--max-mutating-requests-inflight=%d", writes))
 	var slow []*backend
 	for range 3 { // one backend may have half of all only
-		b := d.w.newBackend()
-		s := b.serve(t, 1, extension.Config{Record: -1})[0]
-		b.register(t, s.Addr())
-		b.await(t, x)
-		must.Do(t, s.Set(extension.Fault{Kind: extension.Hang, Path: b.widgets()}))
+		b, s := x.backend(t, 1, extension.Config{Record: -1})
+		must.Do(t, s[0].Set(extension.Fault{Kind: extension.Hang, Path: b.widgets()}))
 		slow = append(slow, b)
 	}
 	c := d.w.client()
@@ -98,11 +95,8 @@ func testLimits(t *testing.T, d *door) {
 // requests are told on open connections and on new ones.
 func testRetryAfter(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--shutdown-send-retry-after", "--shutdown-delay-duration=500ms")
-	b := d.w.newBackend()
-	s := b.serve(t, 1, extension.Config{})[0]
-	b.register(t, s.Addr())
-	b.await(t, x)
-	must.Do(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 4 * time.Second, Path: b.widgets() + "/widget-001"}))
+	b, s := x.backend(t, 1, extension.Config{})
+	must.Do(t, s[0].Set(extension.Fault{Kind: extension.Slow, Delay: 4 * time.Second, Path: b.widgets() + "/widget-001"}))
 	slow := (&load{interval: time.Second, client: d.w.clients(1), make: func(int) (string, string, string) {
 		return http.MethodGet, x.Endpoint.URL + b.widgets() + "/widget-001", ""
 	}}).start(t)
@@ -132,9 +126,5 @@ func testRetryAfter(t *testing.T, d *door) {
 	if shots[0].failed() {
 		t.Errorf("the request that was under way: %s", &shots[0])
 	}
-	select {
-	case <-x.Part.Done():
-	case <-time.After(longest):
-		t.Error("Fairlead did not end")
-	}
+	x.ends(t, longest)
 }

@@ -164,6 +164,16 @@ func mustSucceed(t *testing.T, shots []shot, longest time.Duration) {
 	}
 }
 
+// mustBeWhole fails the test for answers that were cut.
+func mustBeWhole(t *testing.T, shots []shot) {
+	t.Helper()
+	for _, s := range shots {
+		if s.cut() {
+			t.Errorf("cut: %s", &s)
+		}
+	}
+}
+
 // percentile of the times to the response head.
 func percentile(shots []shot, p float64) time.Duration {
 	var all []time.Duration

@@ -39,11 +39,8 @@ func testPolicy(t *testing.T, d *door) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := &policed{d: d, backend: d.w.newBackend(), client: d.w.client()}
-			p.server = p.serve(t, 1, extension.Config{Names: []string{"alias.example.com"}})[0]
-			p.register(t, p.server.Addr())
-			p.await(t, d)
-			f(t, p)
+			b, servers := d.backend(t, 1, extension.Config{Names: []string{"alias.example.com"}})
+			f(t, &policed{d: d, backend: b, client: d.w.client(), server: servers[0]})
 		})
 	}
 	t.Run("ping-timeout", func(t *testing.T) {

@@ -39,11 +39,7 @@ func testRolling(t *testing.T, d *door) {
 	suite.Pause(t, time.Second)
 	shots := l.stop()
 	mustSucceed(t, shots, 0)
-	for _, s := range shots {
-		if s.cut() {
-			t.Errorf("cut: %s", &s)
-		}
-	}
+	mustBeWhole(t, shots)
 	for i, s := range servers[3:] {
 		if n, _ := strangers(b, s, 0); n == 0 {
 			t.Errorf("new endpoint %d got no traffic", i)

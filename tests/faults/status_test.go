@@ -18,7 +18,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
-	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
 const (
@@ -31,14 +30,9 @@ const (
 // write, with the rights that the manifests give and no others.
 func testStatus(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--write-status", "--kubeconfig="+d.w.shippedAccount(t, "base/rbac.yaml", "components/write-status/rbac.yaml"))
-	b := d.w.newBackend()
-	s := b.serve(t, 1, extension.Config{})[0]
-	b.register(t, s.Addr())
-	b.await(t, x)
+	b, servers := x.backend(t, 1, extension.Config{})
 	is := func(want string) func() bool { return func() bool { return b.written(t) == want } }
-	set := func(faults ...extension.Fault) {
-		must.Do(t, s.Set(faults...))
-	}
+	set := func(faults ...extension.Fault) { must.Do(t, servers[0].Set(faults...)) }
 	t.Run("on change", func(t *testing.T) {
 		eventually(t, longest, "written as available", is("True"))
 		set(extension.Fault{Kind: extension.Dead})
@@ -47,9 +41,7 @@ func testStatus(t *testing.T, d *door) {
 		eventually(t, longest, "written as available again", is("True"))
 	})
 	t.Run("only on change", func(t *testing.T) {
-		other := d.w.newBackend() // which changes the table
-		ext := other.serve(t, 1, extension.Config{})[0]
-		other.register(t, ext.Addr())
+		other, _ := x.backend(t, 1, extension.Config{}) // which changes the table
 		eventually(t, longest, "the new one is written, too", func() bool { return other.written(t) == "True" })
 		suite.Pause(t, time.Second) // until the write is counted, and the count read
 		before := x.scrape()[statusWrites]
@@ -96,7 +88,7 @@ func (b *backend) written(t *testing.T) string {
 // they are about.
 func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
 	t.Helper()
-	kubectl := must.Get(tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl"))(t)
+	kubectl := suite.Tool(t, "kubectl")
 	admin, file := filepath.Join(t.TempDir(), "admin"), filepath.Join(t.TempDir(), "fairlead")
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(admin, w.Admin()))
 	for _, m := range manifests {

@@ -15,10 +15,7 @@ import (
 // testWatches opens a thousand watches and looks where they went.
 func testWatches(t *testing.T, d *door) {
 	const watches, clients = 1000, 20 // 50 to a connection, as many clients do
-	b := d.w.newBackend()
-	servers := b.serve(t, 3, extension.Config{Record: -1})
-	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
-	b.await(t, d)
+	b, servers := d.backend(t, 3, extension.Config{Record: -1})
 	ctx, cancel := context.WithCancel(t.Context())
 	var open sync.WaitGroup
 	defer open.Wait()

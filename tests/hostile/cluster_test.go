@@ -80,41 +80,45 @@ func (h *harbour) await(t *testing.T, groupVersion string) {
 // roles lets everybody who is authenticated use the mirror, and nobody read documents.
 func (h *harbour) roles(t *testing.T) {
 	t.Helper()
-	rbac := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t).RbacV1()
+	rbac := h.core(t).RbacV1()
 	for _, name := range []string{"system:discovery", "system:public-info-viewer"} {
 		must.Do(t, rbac.ClusterRoleBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
-	_, err1 := rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "mirror"}, Rules: []rbacv1.PolicyRule{
+	must.Get(rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "mirror"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"mirror.example.com", "echo.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}},
-	}}, metav1.CreateOptions{})
-	_, err2 := rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "mirror"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "mirror"},
-		Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}},
-	}, metav1.CreateOptions{})
-	_, err3 := rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "wheel"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "cluster-admin"}, Subjects: []rbacv1.Subject{{Kind: "Group", Name: "wheel"}},
-	}, metav1.CreateOptions{})
-	must.Do(t, errors.Join(err1, err2, err3))
+	}}, metav1.CreateOptions{}))(t)
+	h.bind(t, "mirror", "mirror", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"})
+	h.bind(t, "wheel", "cluster-admin", rbacv1.Subject{Kind: "Group", Name: "wheel"})
+}
+
+// bind gives a ClusterRole to somebody.
+func (h *harbour) bind(t *testing.T, name, role string, who ...rbacv1.Subject) {
+	t.Helper()
+	must.Get(h.core(t).RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: role}, Subjects: who,
+	}, metav1.CreateOptions{}))(t)
+}
+
+func (h *harbour) core(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	return must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
 }
 
 // ownAccount makes the ServiceAccount as whom Fairlead impersonates, with the rules of decision
 // 0027, and returns its kubeconfig: a plugin gives one of two tokens, each for a second.
 func (h *harbour) ownAccount(t *testing.T, dir string) string {
 	t.Helper()
-	core := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
 	rule := func(group, resources string, verbs ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: strings.Split(resources, ","), Verbs: verbs}
 	}
-	_, err1 := core.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "fairlead"}, Rules: []rbacv1.PolicyRule{
+	must.Get(h.core(t).RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "fairlead"}, Rules: []rbacv1.PolicyRule{
 		rule("apiregistration.k8s.io", "apiservices", "list", "watch"), rule("", "services,configmaps", "list", "watch"), rule("discovery.k8s.io", "endpointslices", "list", "watch"),
 		rule("apiextensions.k8s.io", "customresourcedefinitions", "get", "list", "watch"), rule("authentication.k8s.io", "tokenreviews", "create"),
 		rule("authorization.k8s.io", "subjectaccessreviews", "create"), rule("", "users,groups", "impersonate"),
 		rule("authentication.k8s.io", "uids,userextras/authentication.kubernetes.io/credential-id,userextras/scopes.authorization.openshift.io,userextras/.", "impersonate"),
 		{NonResourceURLs: []string{"/api", "/api/*", "/apis", "/apis/*", "/openapi/*", "/readyz"}, Verbs: []string{"get"}},
-	}}, metav1.CreateOptions{})
-	_, err2 := core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "fairlead"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "fairlead"}, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "robot"}},
-	}, metav1.CreateOptions{})
+	}}, metav1.CreateOptions{}))(t)
+	h.bind(t, "fairlead", "fairlead", rbacv1.Subject{Kind: "ServiceAccount", Namespace: "default", Name: "robot"})
 	h.account(t)
 	plugin, file := dir+"/plugin", dir+"/account.kubeconfig"
 	tokens := h.mint(t, 2)
@@ -123,8 +127,7 @@ now=$(date +%%s) token=%s
 [ $((now %% 2)) = 0 ] && token=%s
 echo '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"expirationTimestamp":"'$(date -u -d @$((now+1)) +%%FT%%TZ)'","token":"'$token'"}}'
 `, tokens[0], tokens[1])
-	err3 := os.WriteFile(plugin, []byte(script), 0o700)
-	must.Do(t, errors.Join(err1, err2, err3, h.Endpoint().WriteKubeconfig(file, cluster.Credentials{})))
+	must.Do(t, errors.Join(os.WriteFile(plugin, []byte(script), 0o700), h.Endpoint().WriteKubeconfig(file, cluster.Credentials{})))
 	kubeconfig := must.Get(clientcmd.LoadFromFile(file))(t)
 	for _, user := range kubeconfig.AuthInfos {
 		user.Exec = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: plugin, InteractiveMode: clientcmdapi.NeverExecInteractiveMode}

@@ -131,8 +131,6 @@ func (i *innocents) once(ctx context.Context) (time.Duration, string) {
 	return time.Since(begun), ""
 }
 
-func (f *felt) p99() time.Duration { return f.took[len(f.took)*99/100] }
-
 // compared are windows with and without an attack, which took turns: what the machine does beside
 // falls on both alike.
 type compared struct {
@@ -216,14 +214,13 @@ func (d *door) endure(t *testing.T, start func()) *compared {
 	return c.end(t)
 }
 
+// count notes what was wrong in a window, and returns its 99th percentile.
 func (c *compared) count(f *felt) time.Duration {
 	for what, n := range f.wrong {
 		c.wrong[what] += n
 	}
-	return f.p99()
+	return f.took[len(f.took)*99/100]
 }
-
-func (c *compared) ratio() float64 { return float64(median(c.attacked)) / float64(median(c.calm)) }
 
 func (c *compared) more() time.Duration { return median(c.attacked) - median(c.calm) }
 
@@ -234,7 +231,7 @@ func median(list []time.Duration) time.Duration {
 // String is a line of docs/evidence/attacks.md.
 func (c *compared) String() string {
 	return fmt.Sprintf("others' p99 %s calm, %s attacked (%.2fx, %+d ms, %d windows), cpu %.0f%%, memory +%d MiB at most, %+d MiB after",
-		median(c.calm).Round(100*time.Microsecond), median(c.attacked).Round(100*time.Microsecond), c.ratio(), c.more().Milliseconds(), len(c.attacked),
+		median(c.calm).Round(100*time.Microsecond), median(c.attacked).Round(100*time.Microsecond), float64(median(c.attacked))/float64(median(c.calm)), c.more().Milliseconds(), len(c.attacked),
 		100*c.cpu.Seconds()/float64(len(c.attacked)), c.peak/mib, c.grown/mib)
 }
 

@@ -102,7 +102,7 @@ func floods() []flood {
 		}, step: func(w *wire, _ int) (int, error) {
 			id := w.next
 			w.next += 2
-			return 1, w.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: bytesOf(0x80|62, 4000), EndStream: true, EndHeaders: true}) // 16 MB in 4 KB
+			return 1, w.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: slices.Repeat([]byte{0x80 | 62}, 4000), EndStream: true, EndHeaders: true}) // 16 MB in 4 KB
 		}},
 		{name: "huge heads", breath: 50 * time.Millisecond, step: func(w *wire, _ int) (int, error) {
 			_, err := w.ask("GET", target+"/widget-001", true, "x-huge", strings.Repeat("\x7e", 150<<10))
@@ -130,8 +130,6 @@ func floods() []flood {
 }
 
 func padding(n int) []byte { return make([]byte, n) }
-
-func bytesOf(b byte, n int) []byte { return slices.Repeat([]byte{b}, n) }
 
 // toll is what became of a flood.
 type toll struct {

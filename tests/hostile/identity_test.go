@@ -25,16 +25,13 @@ import (
 // credentials.
 func TestIdentity(t *testing.T) {
 	w := newWorld(t)
-	t.Run("frame", func(t *testing.T) {
-		h := newHarbour(t, w, false)
-		t.Run("matrix", func(t *testing.T) { testMatrix(t, h) })
-		t.Run("leakage", func(t *testing.T) { testLeakage(t, h) })
-	})
-	t.Run("impersonate", func(t *testing.T) {
-		h := newHarbour(t, w, true)
-		t.Run("matrix", func(t *testing.T) { testMatrix(t, h) })
-		t.Run("leakage", func(t *testing.T) { testLeakage(t, h) })
-	})
+	for name, impersonates := range map[string]bool{"frame": false, "impersonate": true} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarbour(t, w, impersonates)
+			t.Run("matrix", func(t *testing.T) { testMatrix(t, h) })
+			t.Run("leakage", func(t *testing.T) { testLeakage(t, h) })
+		})
+	}
 }
 
 // passport is one way of saying who one is.

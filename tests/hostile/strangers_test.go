@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
@@ -53,7 +52,7 @@ func TestStrangers(t *testing.T) {
 
 func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
 	t.Helper()
-	return must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t).CoreV1().ServiceAccounts("default")
+	return h.core(t).CoreV1().ServiceAccounts("default")
 }
 
 // account makes the one whose tokens mint gives: no controller manager runs here.
@@ -65,11 +64,7 @@ func (h *harbour) account(t *testing.T) {
 // publish lets everybody read /readyz and /version again, which newHarbour forbids.
 func (h *harbour) publish(t *testing.T) {
 	t.Helper()
-	core := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
-	must.Get(core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "public"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "system:public-info-viewer"},
-		Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}, {Kind: "Group", Name: "system:unauthenticated"}},
-	}, metav1.CreateOptions{}))(t)
+	h.bind(t, "public", "system:public-info-viewer", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"}, rbacv1.Subject{Kind: "Group", Name: "system:unauthenticated"})
 }
 
 // mint makes tokens that nobody has seen.
