@@ -22,7 +22,7 @@ func testKubectl(t *testing.T, w *world) {
 		t.Run(k.name, func(t *testing.T) {
 			for _, c := range []struct {
 				name string
-				run  func(t *testing.T, w *world, k kind)
+				run  func(t *testing.T, k kind, ns string, kc caller)
 			}{
 				{"create, get and list", createGetList},
 				{"describe and formats", formats},
@@ -39,20 +39,25 @@ func testKubectl(t *testing.T, w *world) {
 				{"table columns", columns},
 				{"explain", explain},
 			} {
-				t.Run(c.name, func(t *testing.T) { c.run(t, w, k) })
+				t.Run(c.name, func(t *testing.T) { c.run(t, k, w.namespace(t), w.admin(t)) })
 			}
 		})
 	}
 }
 
-func createGetList(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+// holds compares the value of an object.
+func holds(t *testing.T, kc caller, k kind, ns, name, want string) {
+	t.Helper()
+	if got := kc.run(t, "get", k.name, name, "-n", ns, "-o", k.jsonpath()); got != want {
+		t.Errorf("%s holds %q, want %q", name, got, want)
+	}
+}
+
+func createGetList(t *testing.T, k kind, ns string, kc caller) {
 	for _, name := range []string{"one", "two", "three"} {
 		kc.feed(t, k.manifest(name, "value-of-"+name), "create", "-n", ns, "-f", "-")
 	}
-	if got := kc.run(t, "get", k.name, "two", "-n", ns, "-o", k.jsonpath()); got != "value-of-two" {
-		t.Errorf("get: %q, want value-of-two", got)
-	}
+	holds(t, kc, k, ns, "two", "value-of-two")
 	got := sets.New(strings.Fields(kc.run(t, "get", k.name, "-n", ns, "-o", "jsonpath={.items[*].metadata.name}"))...)
 	got.Delete("kube-root-ca.crt") // a controller's
 	if want := sets.New("one", "two", "three"); !got.Equal(want) {
@@ -66,8 +71,7 @@ func createGetList(t *testing.T, w *world, k kind) {
 	}
 }
 
-func formats(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func formats(t *testing.T, k kind, ns string, kc caller) {
 	kc.feed(t, k.manifest("shown", "this-value"), "create", "-n", ns, "-f", "-")
 	for _, args := range [][]string{
 		{"describe", k.name, "shown"},
@@ -86,8 +90,7 @@ func formats(t *testing.T, w *world, k kind) {
 	}
 }
 
-func kubectlWatch(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func kubectlWatch(t *testing.T, k kind, ns string, kc caller) {
 	kc.feed(t, k.manifest("seen", "first"), "create", "-n", ns, "-f", "-")
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -119,35 +122,28 @@ func kubectlWatch(t *testing.T, w *world, k kind) {
 	_ = cmd.Wait() // killed
 }
 
-func apply(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func apply(t *testing.T, k kind, ns string, kc caller) {
 	for _, step := range []struct{ value, want string }{{"a", "created"}, {"a", "unchanged"}, {"b", "configured"}} {
 		if out := kc.feed(t, k.manifest("applied", step.value), "apply", "-n", ns, "-f", "-"); !strings.Contains(out, step.want) {
 			t.Errorf("applying %q: %s, want %s", step.value, out, step.want)
 		}
 	}
-	if got := kc.run(t, "get", k.name, "applied", "-n", ns, "-o", k.jsonpath()); got != "b" {
-		t.Errorf("after apply: %q, want b", got)
-	}
+	holds(t, kc, k, ns, "applied", "b")
 }
 
-func serverSideApply(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func serverSideApply(t *testing.T, k kind, ns string, kc caller) {
 	kc.feed(t, k.manifest("shared", "mine"), "apply", "-n", ns, "--server-side", "--field-manager=me", "-f", "-")
 	kc.feed(t, k.manifest("shared", "mine"), "apply", "-n", ns, "--server-side", "--field-manager=you", "-f", "-")
 	kc.fail(t, "conflict", k.manifest("shared", "yours"), "apply", "-n", ns, "--server-side", "--field-manager=you", "-f", "-")
 	kc.feed(t, k.manifest("shared", "yours"), "apply", "-n", ns, "--server-side", "--field-manager=you", "--force-conflicts", "-f", "-")
-	if got := kc.run(t, "get", k.name, "shared", "-n", ns, "-o", k.jsonpath()); got != "yours" {
-		t.Errorf("after a forced apply: %q, want yours", got)
-	}
+	holds(t, kc, k, ns, "shared", "yours")
 	managers := kc.run(t, "get", k.name, "shared", "-n", ns, "--show-managed-fields", "-o", "jsonpath={.metadata.managedFields[*].manager}")
 	if got := sets.New(strings.Fields(managers)...); !got.Has("you") {
 		t.Errorf("managers %v, want you among them", got)
 	}
 }
 
-func patch(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func patch(t *testing.T, k kind, ns string, kc caller) {
 	kc.feed(t, k.manifest("patched", "start"), "create", "-n", ns, "-f", "-")
 	for _, p := range []struct{ kind, patch, want string }{
 		{"merge", k.patch("merged"), "merged"},
@@ -155,14 +151,11 @@ func patch(t *testing.T, w *world, k kind) {
 		{"strategic", k.patch("strategic"), "strategic"},
 	} {
 		kc.run(t, "patch", k.name, "patched", "-n", ns, "--type="+p.kind, "-p", p.patch)
-		if got := kc.run(t, "get", k.name, "patched", "-n", ns, "-o", k.jsonpath()); got != p.want {
-			t.Errorf("after a %s patch: %q, want %q", p.kind, got, p.want)
-		}
+		holds(t, kc, k, ns, "patched", p.want)
 	}
 }
 
-func label(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func label(t *testing.T, k kind, ns string, kc caller) {
 	for _, name := range []string{"red", "blue"} {
 		kc.feed(t, k.manifest(name, "x"), "create", "-n", ns, "-f", "-")
 		kc.run(t, "label", k.name, name, "-n", ns, "colour="+name)
@@ -176,20 +169,16 @@ func label(t *testing.T, w *world, k kind) {
 	}
 }
 
-func replace(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func replace(t *testing.T, k kind, ns string, kc caller) {
 	kc.feed(t, k.manifest("replaced", "old"), "create", "-n", ns, "-f", "-")
 	kc.feed(t, k.manifest("replaced", "new"), "replace", "-n", ns, "-f", "-")
-	if got := kc.run(t, "get", k.name, "replaced", "-n", ns, "-o", k.jsonpath()); got != "new" {
-		t.Errorf("after replace: %q, want new", got)
-	}
+	holds(t, kc, k, ns, "replaced", "new")
 	stale := k.object("replaced", "stale")
 	stale.SetResourceVersion("1")
 	kc.fail(t, "Conflict", string(must.Get(stale.MarshalJSON())(t)), "replace", "-n", ns, "-f", "-")
 }
 
-func diff(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func diff(t *testing.T, k kind, ns string, kc caller) {
 	kc.feed(t, k.manifest("compared", "left"), "apply", "-n", ns, "-f", "-")
 	if a := kc.try(t, k.manifest("compared", "left"), "diff", "-n", ns, "-f", "-"); a.Code != 0 {
 		t.Errorf("diff of the same: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
@@ -200,8 +189,7 @@ func diff(t *testing.T, w *world, k kind) {
 	}
 }
 
-func remove(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func remove(t *testing.T, k kind, ns string, kc caller) {
 	for _, name := range []string{"a", "b", "c"} {
 		kc.feed(t, k.manifest(name, "x"), "create", "-n", ns, "-f", "-")
 	}
@@ -212,27 +200,24 @@ func remove(t *testing.T, w *world, k kind) {
 	kc.fail(t, "NotFound", "", "get", k.name, "b", "-n", ns)
 }
 
-func refusals(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func refusals(t *testing.T, k kind, ns string, kc caller) {
 	kc.fail(t, "NotFound", "", "get", k.name, "nobody", "-n", ns)
 	kc.feed(t, k.manifest("once", "x"), "create", "-n", ns, "-f", "-")
 	kc.fail(t, "AlreadyExists", k.manifest("once", "x"), "create", "-n", ns, "-f", "-")
 	kc.fail(t, "Invalid", k.manifest(k.invalid[0], k.invalid[1]), "create", "-n", ns, "-f", "-")
 	kc.fail(t, "unknown field", strings.Replace(k.manifest("odd", "x"), "{", `{"oddity":1,`, 1), "create", "-n", ns, "-f", "-")
 	kc.fail(t, "not found", k.manifest("x", "x"), "create", "-n", ns+"-that-is-not", "-f", "-")
-	w.as(t, w.server, w.StaticToken("bob")).fail(t, "Forbidden", "", "get", k.name, "-n", ns)
+	kc.w.as(t, kc.w.server, kc.w.StaticToken("bob")).fail(t, "Forbidden", "", "get", k.name, "-n", ns)
 }
 
-func dryRun(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func dryRun(t *testing.T, k kind, ns string, kc caller) {
 	if out := kc.feed(t, k.manifest("ghost", "boo"), "create", "-n", ns, "--dry-run=server", "-o", "yaml", "-f", "-"); !strings.Contains(out, "boo") || !strings.Contains(out, "uid:") {
 		t.Errorf("a server-side dry run answers what would be stored, got:\n%s", out)
 	}
 	kc.fail(t, "NotFound", "", "get", k.name, "ghost", "-n", ns)
 }
 
-func columns(t *testing.T, w *world, k kind) {
-	ns, kc := w.namespace(t), w.admin(t)
+func columns(t *testing.T, k kind, ns string, kc caller) {
 	kc.feed(t, k.manifest("row", "x"), "create", "-n", ns, "-f", "-")
 	out := kc.run(t, "get", k.name, "row", "-n", ns)
 	head, _, _ := strings.Cut(out, "\n")
@@ -247,8 +232,8 @@ func columns(t *testing.T, w *world, k kind) {
 	}
 }
 
-func explain(t *testing.T, w *world, k kind) {
-	out := w.admin(t).run(t, "explain", k.name, "--recursive")
+func explain(t *testing.T, k kind, _ string, kc caller) {
+	out := kc.run(t, "explain", k.name, "--recursive")
 	for _, want := range []string{"KIND:       " + k.kind, k.path[0], "ownerReferences"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("explain shows no %q:\n%.2000s", want, out)

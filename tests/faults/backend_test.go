@@ -54,7 +54,7 @@ func (w *world) newBackend() *backend {
 	return &backend{w: w, name: name, group: name + ".faults.example.com"}
 }
 
-// backend registers a new one with n extension servers in this process, and waits until d serves it.
+// backend registers a new one with n extension servers in this process; d serves it then.
 func (d *door) backend(t *testing.T, n int, cfg extension.Config) (*backend, []*extension.Server) {
 	t.Helper()
 	b := d.w.newBackend()
