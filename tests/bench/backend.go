@@ -41,7 +41,6 @@ type extension struct {
 	tick chan struct{} // closed and replaced at every event
 }
 
-// serveBackend is the subcommand that runs it.
 func serveBackend(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("backend", flag.ContinueOnError)
 	address := flags.String("address", "", "`host:port` to serve on; addresses that follow it have the same port")
@@ -164,7 +163,6 @@ func discover(w http.ResponseWriter, groupVersion string) {
 	})
 }
 
-// startBackend runs the extension server in the cluster and registers it.
 func startBackend(ctx context.Context, c *cluster.Cluster, self string) (address string) {
 	b := cluster.Backend{
 		Namespace: "bench", Service: "extension", CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{group + "/v1"},

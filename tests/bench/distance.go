@@ -38,7 +38,6 @@ func distant(ctx context.Context, to string, trip time.Duration) string {
 	return r.Address
 }
 
-// downloads has a relay before the extension server.
 func (w *world) downloads(ctx context.Context, trip time.Duration) {
 	far := distant(ctx, w.backend, trip)
 	dir := filepath.Join(w.Dir(), fmt.Sprintf("far-%v", trip))
@@ -51,7 +50,6 @@ func (w *world) downloads(ctx context.Context, trip time.Duration) {
 	w.flows(ctx, fmt.Sprintf("download-%v", trip), []*peer{ours.as(fairlead), bare, {name: direct, address: far}}, http.MethodGet)
 }
 
-// uploads has one before each peer.
 func (w *world) uploads(ctx context.Context, trip time.Duration) {
 	list := w.want(ctx, []string{fairlead, reverse, direct})
 	for i, p := range list {

@@ -48,7 +48,6 @@ func command(ctx context.Context, args []string) (err error) {
 	return nil
 }
 
-// options are the flags.
 type options struct {
 	full      bool
 	rounds    int
@@ -137,7 +136,6 @@ func boot(ctx context.Context, o *options) *world {
 	return w
 }
 
-// prepare starts the extension server.
 func (w *world) prepare(ctx context.Context) {
 	w.tls = clientTLS(w.PKI.Serving.CertFile)
 	w.grant(ctx)

@@ -43,7 +43,6 @@ const (
 	direct     = "direct" // the extension server itself
 )
 
-// peer is a server under measurement.
 type peer struct {
 	name    string
 	address string
@@ -54,7 +53,6 @@ type peer struct {
 	backend string         // what a bare proxy forwards to. Empty: the extension server
 }
 
-// world is everything that runs.
 type world struct {
 	*cluster.Cluster
 
@@ -176,7 +174,6 @@ func freeAddress(ctx context.Context) string {
 	return l.Addr().String()
 }
 
-// listens reports whether somebody accepts connections.
 func listens(address string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := new(net.Dialer).DialContext(ctx, "tcp", address)

@@ -51,7 +51,6 @@ const (
 	own = "RssAnon:"
 )
 
-// resident is a peer's resident memory in bytes.
 func (p *peer) resident(what string) int64 {
 	return 1024 * int64(figure(try.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", p.part.PID()))), what))
 }
@@ -82,7 +81,6 @@ func machine() string {
 	return fmt.Sprintf("%d × %s, %s, load at start %s", runtime.NumCPU(), model, runtime.Version(), strings.TrimSpace(string(load)))
 }
 
-// admin gets a page of Fairlead's own.
 func (w *world) admin(ctx context.Context, p *peer, path string) []byte {
 	return w.get(ctx, p.front.Admin, path)
 }
@@ -102,7 +100,6 @@ func (w *world) get(ctx context.Context, from cluster.Endpoint, path string) []b
 	return try.Get(io.ReadAll(resp.Body))
 }
 
-// mallocs is how many objects Fairlead has allocated.
 func (w *world) mallocs(ctx context.Context, p *peer) float64 {
 	return figure(w.admin(ctx, p, "/metrics"), "go_memstats_mallocs_total ")
 }

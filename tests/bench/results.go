@@ -50,20 +50,17 @@ func newSample(a, b gauge, took []time.Duration) (sample, error) {
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
-// results are all samples.
 type results struct {
 	Machine string    `json:"machine"`
 	Options string    `json:"options"`
 	Tables  []*result `json:"scenarios"`
 }
 
-// result is one scenario's.
 type result struct {
 	Scenario string    `json:"scenario"`
 	Peers    []*series `json:"peers"`
 }
 
-// series is what one peer did, round by round.
 type series struct {
 	Peer    string   `json:"peer"`
 	Samples []sample `json:"samples"` // by round; one without figures did not count

@@ -36,7 +36,6 @@ func serveReverse(ctx context.Context, args []string) error {
 	})
 }
 
-// pooled is a httputil.BufferPool.
 type pooled struct{ sync.Pool }
 
 func (p *pooled) Get() []byte { return p.Pool.Get().(*[32 << 10]byte)[:] } //nolint:forcetypeassert // nothing else is put there

@@ -13,14 +13,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// scenario is one thing to measure.
 type scenario struct {
 	name, about string
 	quick       bool // part of the short run
 	run         func(ctx context.Context, w *world)
 }
 
-// always asks for one path as one user.
 func always(path string) func(int, int) load.Request {
 	r := load.Request{Path: path, Token: token(0)}
 	return func(int, int) load.Request { return r }
@@ -194,7 +192,6 @@ func (w *world) profile(ctx context.Context, p *peer, name string, c load.Config
 	try.Do(l.Close())
 }
 
-// keep saves one of Fairlead's own profiles.
 func (w *world) keep(ctx context.Context, p *peer, page, name string) {
 	try.Do(os.MkdirAll(w.o.out, 0o750))
 	try.Do(os.WriteFile(filepath.Join(w.o.out, name+".pprof"), w.admin(ctx, p, page), 0o600))

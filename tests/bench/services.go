@@ -74,7 +74,6 @@ func (w *world) steady(ctx context.Context, p *peer, paths []string) {
 	}
 }
 
-// available waits until n APIServices are.
 func (w *world) available(ctx context.Context, p *peer, n int) {
 	const patience, every = 5 * time.Minute, 3 * time.Second // 10,000 take one minute, and the question a second
 	ctx, cancel := context.WithTimeout(ctx, patience)

@@ -40,7 +40,6 @@ func local(ctx context.Context, w *world) {
 	})
 }
 
-// bodies is how cost grows with a body.
 func bodies(ctx context.Context, w *world) {
 	for _, size := range []int{objectSize, 16 << 10, listSize, 1 << 20} {
 		c := load.Config{Connections: 4, Streams: 4, Size: size, Next: always(fmt.Sprintf("%s/size-%d", resources, size))}

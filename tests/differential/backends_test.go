@@ -69,7 +69,6 @@ func portOf(t *testing.T, address string) int32 {
 	return int32(must.Get(strconv.ParseInt(address[strings.LastIndex(address, ":")+1:], 10, 32))(t))
 }
 
-// namespace makes a namespace if it is not there.
 func (w *world) namespace(t *testing.T, name string) {
 	t.Helper()
 	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -78,7 +77,6 @@ func (w *world) namespace(t *testing.T, name string) {
 	}
 }
 
-// define makes a CustomResourceDefinition.
 func (w *world) define(t *testing.T, manifest string) {
 	t.Helper()
 	o := &unstructured.Unstructured{}

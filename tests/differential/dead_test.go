@@ -60,7 +60,6 @@ func TestDeadBackends(t *testing.T) {
 	w.gone(t, "held")
 }
 
-// unavailable waits until Fairlead knows.
 func (w *world) unavailable(t *testing.T, path string) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, path+" is unavailable", func() (bool, string) {
@@ -74,7 +73,6 @@ func (w *world) remove(t *testing.T, namespace string) {
 	must.Do(t, w.core.CoreV1().Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}))
 }
 
-// deleted makes a namespace with something in it and deletes it.
 func (w *world) deleted(t *testing.T, namespace string) {
 	t.Helper()
 	w.namespace(t, namespace)
@@ -99,7 +97,6 @@ func (w *world) gone(t *testing.T, namespace string) {
 	t.Logf("namespace %s was gone after %s", namespace, took)
 }
 
-// collects deletes an owner and waits until what it owns is collected.
 func (w *world) collects(t *testing.T) {
 	t.Helper()
 	maps := w.core.CoreV1().ConfigMaps("default")

@@ -205,7 +205,6 @@ func (w *world) leftOut(t *testing.T, bad []misdescribed) {
 	}
 }
 
-// routes lists objects of a backend and returns how long that took.
 func (w *world) routes(t *testing.T, gv string) time.Duration {
 	t.Helper()
 	begun := time.Now()
@@ -255,7 +254,6 @@ func (w *world) openAPIReasons(t *testing.T) map[string]string {
 	return out
 }
 
-// admin asks Fairlead's own port.
 func (w *world) admin(t *testing.T, path string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

@@ -115,7 +115,6 @@ func (w *world) sameDocument(t *testing.T, path, accept string) {
 	}
 }
 
-// sameHead compares everything but body and tag.
 func (w *world) sameHead(t *testing.T, path string, header http.Header) {
 	t.Helper()
 	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)

@@ -57,7 +57,6 @@ func (s *scripted) start(t *testing.T) {
 	s.server.StartTLS()
 }
 
-// kill closes the port and every connection.
 func (s *scripted) kill() {
 	s.mu.Lock()
 	server := s.server

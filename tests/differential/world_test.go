@@ -56,7 +56,6 @@ func (w *world) eachLane(t *testing.T, f func(*testing.T, *world)) {
 	t.Run("http1", func(t *testing.T) { f(t, &other) })
 }
 
-// ask sends one GET.
 func (w *world) ask(t *testing.T, e cluster.Endpoint, path string, header http.Header) suite.Reply {
 	t.Helper()
 	return w.send(t, http.MethodGet, e, path, header)

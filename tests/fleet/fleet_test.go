@@ -125,7 +125,6 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// look has the test's own questions go to one kube-apiserver.
 func (w *world) look(t *testing.T, i int) {
 	t.Helper()
 	w.core = must.Get(kubernetes.NewForConfig(w.EndpointOf(i).RESTConfig(w.Admin())))(t)

@@ -81,7 +81,6 @@ func (b *balancer) write(t *testing.T, servers []cluster.Endpoint) {
 	must.Do(t, os.WriteFile(b.file, []byte(text), 0o600))
 }
 
-// front is where every client goes.
 func front(c *cluster.Cluster) cluster.Endpoint {
 	return cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", frontPort), CAFile: c.PKI.Serving.CertFile}
 }

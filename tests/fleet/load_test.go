@@ -68,7 +68,6 @@ func (s shot) String() string {
 	return fmt.Sprintf("%s at %s: %d after %s %s", s.what, s.began.Format("15:04:05.000"), s.code, s.took.Round(time.Millisecond), s.why)
 }
 
-// load asks the front door at a steady rate.
 type load struct {
 	clients []*http.Client // in turns; each has one connection over HTTP/2, which stays
 	url     string

@@ -31,7 +31,6 @@ type watcher struct {
 	cuts []string
 }
 
-// watchers are those of one round.
 type watchers struct {
 	all  []*watcher
 	stop context.CancelFunc

@@ -158,7 +158,6 @@ func testOthers(t *testing.T, w *world) {
 	})
 }
 
-// leaf is the certificate in a Secret.
 func (w *world) leaf(t *testing.T, secret string) *x509.Certificate {
 	t.Helper()
 	s := must.Get(w.core.CoreV1().Secrets("kube-system").Get(t.Context(), secret, metav1.GetOptions{}))(t)

@@ -74,7 +74,6 @@ func passports(t *testing.T, w *world) []passport {
 
 const caller = "caller-of-managed"
 
-// ask sends a request to a Fairlead.
 func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path, body string) (int, string) {
 	t.Helper()
 	c := suite.Client(t, front.Endpoint, p.cred)
@@ -89,7 +88,6 @@ func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path
 	return reply.Code, reply.Body
 }
 
-// whoami asks the cluster who one is.
 func (w *world) whoami(t *testing.T, front *cluster.Front, p passport) (int, string) {
 	t.Helper()
 	return w.ask(t, front, p, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)

@@ -91,7 +91,6 @@ func (w *world) follow(t *testing.T, block string, more ...string) suite.Answer 
 	return suite.Run(t, cmd, "")
 }
 
-// must follows what must succeed.
 func (w *world) must(t *testing.T, block string, more ...string) string {
 	t.Helper()
 	a := w.follow(t, block, more...)
@@ -137,7 +136,6 @@ func (w *world) start(t *testing.T, name, namespace, account string, more ...str
 	return f, err
 }
 
-// mount writes the volumes of a pod below root.
 func (w *world) mount(t *testing.T, d *appsv1.Deployment, root string) {
 	t.Helper()
 	pod := d.Spec.Template.Spec
@@ -189,12 +187,10 @@ func (w *world) events(t *testing.T) []event {
 	return all
 }
 
-// issue makes a user's certificate.
 func (w *world) issue(t *testing.T, by *cluster.Authority, user string, groups ...string) cluster.Credentials {
 	t.Helper()
 	name := strings.ReplaceAll(t.Name()+"-"+user+"-of-"+filepath.Base(by.CertFile), "/", "-")
 	return cluster.Credentials{Pair: must.Get(by.Issue(name, cluster.Leaf{User: user, Groups: groups}))(t)}
 }
 
-// accountName is Fairlead's own.
 const accountName = "system:serviceaccount:kube-system:fairlead"

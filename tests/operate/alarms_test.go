@@ -52,7 +52,6 @@ func (w *world) alarms(t *testing.T, p *prometheus, front *cluster.Front, spare,
 	}
 }
 
-// alarmEndpoint has two endpoints, of which one dies.
 func (w *world) alarmEndpoint(t *testing.T) alarm {
 	t.Helper()
 	const name = "alarm-endpoint"
@@ -106,7 +105,6 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 	}
 }
 
-// alarmReload breaks a key pair of Fairlead's.
 func (w *world) alarmReload(broken cluster.Pair) alarm {
 	return alarm{
 		map[string]string{"source": broken.CertFile},
@@ -116,7 +114,6 @@ func (w *world) alarmReload(broken cluster.Pair) alarm {
 	}
 }
 
-// alarmBundle breaks the CA bundle of an APIService.
 func (w *world) alarmBundle(t *testing.T) alarm {
 	t.Helper()
 	const name = "alarm-bundle"

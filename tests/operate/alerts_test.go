@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// prometheusAccount is who scrapes.
 const prometheusAccount = `
 {apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: prometheus}}
 ---

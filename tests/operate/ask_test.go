@@ -16,7 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// command runs a program to its end.
 func command(t *testing.T, stdin, name string, args ...string) suite.Answer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -24,7 +23,6 @@ func command(t *testing.T, stdin, name string, args ...string) suite.Answer {
 	return suite.Run(t, exec.CommandContext(ctx, name, args...), stdin)
 }
 
-// succeed runs a program that must succeed.
 func succeed(t *testing.T, stdin, name string, args ...string) string {
 	t.Helper()
 	a := command(t, stdin, name, args...)

@@ -99,7 +99,6 @@ func (b *browser) call(t *testing.T, method string, params any) json.RawMessage 
 	}
 }
 
-// eval returns what an expression comes to.
 func (b *browser) eval(t *testing.T, expression string) any {
 	t.Helper()
 	var r struct {
@@ -113,7 +112,6 @@ func (b *browser) eval(t *testing.T, expression string) any {
 	return r.Result.Value
 }
 
-// until waits until an expression is true.
 func (b *browser) until(t *testing.T, expression string) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, expression, func() (bool, string) {
@@ -128,13 +126,11 @@ func (b *browser) open(t *testing.T, url string) {
 	b.until(t, fmt.Sprintf("location.href === %q && document.readyState === 'complete'", url))
 }
 
-// size makes the window of a phone or of a desk.
 func (b *browser) size(t *testing.T, width, height int) {
 	t.Helper()
 	b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
 }
 
-// press presses a key as a keyboard does.
 func (b *browser) press(t *testing.T, key string, code int) {
 	t.Helper()
 	text := ""
@@ -145,7 +141,6 @@ func (b *browser) press(t *testing.T, key string, code int) {
 	b.call(t, "Input.dispatchKeyEvent", map[string]any{"type": "keyUp", "key": key, "code": key, "windowsVirtualKeyCode": code})
 }
 
-// shoot keeps a picture of the page.
 func (b *browser) shoot(t *testing.T, name string) {
 	t.Helper()
 	var r struct{ Data string }

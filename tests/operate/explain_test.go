@@ -53,7 +53,6 @@ spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, version
 `, name, port, base64.StdEncoding.EncodeToString(w.ca.PEM()), annotations)
 }
 
-// clusterIP is a Service with one port, 443, and whatever else.
 func clusterIP(name, more string) string {
 	return fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %s}, spec: {ports: [{name: https, port: 443}]%s}}\n---\n", name, more)
 }
@@ -64,7 +63,6 @@ func slice(name, endpoints string) string {
 `, name, endpoints)
 }
 
-// definition defines what an APIService of the same group-version hides.
 func definition(plural, group string) string {
 	return fmt.Sprintf(`
 apiVersion: apiextensions.k8s.io/v1
@@ -206,7 +204,6 @@ func (w *world) lint(t *testing.T, name, want string, byClusterIP bool) {
 	})
 }
 
-// testPlugin runs the plugin as kubectl finds it.
 func testPlugin(t *testing.T, w *world) {
 	path := "PATH=" + w.dir + ":" + os.Getenv("PATH")
 	a := command(t, "", "env", path, w.kubectl, "fairlead", "status", "--kubeconfig", w.admin)

@@ -26,7 +26,6 @@ type alarm struct {
 	fire, clear func(t *testing.T)
 }
 
-// prometheus is a real one, with the shipped alerts.
 type prometheus struct {
 	address string
 	targets string // file of what it scrapes

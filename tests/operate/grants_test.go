@@ -170,7 +170,6 @@ ports: [{name: https, port: 1}]
 ---
 `
 
-// lost is an APIService that nobody serves.
 const lost = `
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
@@ -240,14 +239,12 @@ func (w *world) clear(t *testing.T) {
 	gone(w.core.CoordinationV1().Leases("kube-system").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"}))
 }
 
-// logged is what a Fairlead has logged so far.
 func (w *world) logged(t *testing.T, f *cluster.Front) string {
 	t.Helper()
 	text := must.Get(os.ReadFile(f.Part.LogFile()))(t)
 	return string(text)
 }
 
-// told counts the events on an APIService.
 func (w *world) told(t *testing.T, name string) int {
 	t.Helper()
 	list := must.Get(w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=" + name}))(t)

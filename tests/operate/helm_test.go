@@ -38,7 +38,6 @@ func shapes() []shape {
 	}
 }
 
-// compose renders an overlay with components, as a user's own kustomization would.
 func (w *world) compose(t *testing.T, s shape) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -219,7 +218,6 @@ func testValues(t *testing.T, w *world, helm string) {
 	}
 }
 
-// objects are the documents of rendered manifests.
 func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
 	t.Helper()
 	var list []*unstructured.Unstructured

@@ -115,7 +115,6 @@ func (s *site) has(t *testing.T, values []string) {
 	}
 }
 
-// names are those of all objects there are, of every kind that the chart has.
 func (s *site) names(t *testing.T) string {
 	t.Helper()
 	return succeed(t, "", s.kubectl, "--kubeconfig", s.direct, "get", "--all-namespaces", "-o", "name", "daemonsets,deployments,replicasets,services,serviceaccounts,configmaps,secrets,"+
@@ -128,7 +127,6 @@ func (s *site) args(t *testing.T, kind string) string {
 	return succeed(t, "", s.kubectl, "--kubeconfig", s.direct, "--namespace", "kube-system", "get", kind, "fairlead", "-o", "jsonpath={.spec.template.spec.containers[0].args}")
 }
 
-// operatorCRDs are the kinds of the Prometheus operator, of whatever shape.
 const operatorCRDs = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition

@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testManifests gives every rendered manifest to a real kube-apiserver.
 func testManifests(t *testing.T, w *world) {
 	for _, s := range shapes() {
 		t.Run(s.name, func(t *testing.T) {

@@ -131,7 +131,6 @@ func newControlPlane(t *testing.T, w *world, images map[string]string) *controlP
 	return c
 }
 
-// machine makes one.
 func (c *controlPlane) machine(t *testing.T, address string) {
 	t.Helper()
 	c.follow(t, fmt.Sprintf(`mkdir -p /etc/netns/%[1]s/kubernetes /etc/netns/%[1]s/haproxy %[1]s
@@ -144,7 +143,6 @@ ip -n %[1]s link set eth0 up
 ip -n %[1]s route add 10.96.0.0/12 via %[2]s`, address, laptop))
 }
 
-// initialize does what kubeadm init does on the first node.
 func (c *controlPlane) initialize(t *testing.T) {
 	t.Helper()
 	c.write(t, firstNode+"/kubeadm.yaml", initConfiguration)
@@ -252,7 +250,6 @@ func (c *controlPlane) container(ctx context.Context, address, name string, mani
 	return part
 }
 
-// run runs a program on a machine.
 func (c *controlPlane) run(ctx context.Context, address, name string, line ...string) (*cluster.Part, error) {
 	ip, err := exec.LookPath("ip")
 	if err != nil {

@@ -49,7 +49,6 @@ func testOthers(t *testing.T, w *world, grants []grant) {
 	}
 }
 
-// testViewer reads all pages of the front door.
 func testViewer(t *testing.T, w *world, _ []grant) {
 	may, mayNot := w.bound(t, "system:fairlead-viewer"), suite.Token(t, w.core, "operate", "stranger")
 	for _, path := range []string{"/fairlead", "/fairlead/", "/fairlead/status", "/fairlead/explain?path=/api/v1/pods", "/fairlead/apiservice/v9.batch", "/fairlead/style.css"} {
@@ -83,7 +82,6 @@ func testTapRole(t *testing.T, w *world, _ []grant) {
 	}
 }
 
-// testMetricsRole scrapes.
 func testMetricsRole(t *testing.T, w *world, _ []grant) {
 	may := w.bound(t, "system:fairlead-metrics")
 	suite.Eventually(t, 15*time.Second, "scraped", func() (bool, string) {

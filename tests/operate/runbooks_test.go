@@ -108,7 +108,6 @@ func (w *world) withEndpoints(t *testing.T, do func()) {
 	w.clear(t)
 }
 
-// spans are the pieces of code in the lines of a page.
 func spans(t *testing.T, page string) []string {
 	t.Helper()
 	data := must.Get(os.ReadFile(page))(t)

@@ -178,7 +178,6 @@ func running(node, what string) string {
 	return "ip netns pids " + node + " | xargs ps -o args= -p | grep -q " + what
 }
 
-// edit replaces something in a file, at once.
 func (c *controlPlane) edit(t *testing.T, file, old, text string) {
 	t.Helper()
 	data := must.Get(os.ReadFile(file))(t)

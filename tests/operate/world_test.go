@@ -68,19 +68,16 @@ metadata: {name: v9.batch}
 spec: {group: batch, version: v9, groupPriorityMinimum: 100, versionPriority: 1, insecureSkipTLSVerify: true, service: {namespace: operate, name: thief}}
 `
 
-// kustomize renders a folder of deploy.
 func (w *world) kustomize(t *testing.T, folder string) string {
 	t.Helper()
 	return succeed(t, "", w.kubectl, "kustomize", "../../deploy/"+folder)
 }
 
-// apply applies manifests at kube-apiserver itself.
 func (w *world) apply(t *testing.T, manifests string) {
 	t.Helper()
 	succeed(t, manifests, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
 }
 
-// account returns a kubeconfig with a token of a ServiceAccount.
 func (w *world) account(t *testing.T, namespace, name string) string {
 	t.Helper()
 	file := filepath.Join(w.dir, namespace+"-"+name+".kubeconfig")

@@ -30,13 +30,11 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 // is what kube-apiserver's own aggregator needs, and a person notices nothing below a third.
 const most = 300 * time.Millisecond
 
-// world is what both servers share.
 type world struct {
 	*cluster.Cluster
 	front *cluster.Front
 }
 
-// server is an extension server, and where to ask for its objects.
 type server struct {
 	part *cluster.Part
 	e    cluster.Endpoint

@@ -24,7 +24,6 @@ import (
 
 const version = "v0.9.9"
 
-// site is a release of this machine's architecture.
 type site struct {
 	dir, out, image string
 }
@@ -59,7 +58,6 @@ func (s *site) run(t *testing.T, name string, args ...string) string {
 	return a.Out
 }
 
-// file is the only file of the release that fits.
 func (s *site) file(t *testing.T, pattern string) string {
 	t.Helper()
 	found := must.Get(filepath.Glob(filepath.Join(s.out, pattern)))(t)

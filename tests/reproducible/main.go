@@ -30,7 +30,6 @@ func main() {
 	}
 }
 
-// run builds twice and compares.
 func run(ctx context.Context, version string, out io.Writer) (err error) {
 	defer try.Catch(&err)
 	dir := try.Get(os.MkdirTemp("", "reproducible-"))

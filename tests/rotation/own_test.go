@@ -62,13 +62,11 @@ func rotateRequestHeaderCA(t *testing.T, s *stage) {
 	s.judge(t, m, "")
 }
 
-// accepted waits until an identity may read, on both sides.
 func (s *stage) accepted(t *testing.T, id identity) {
 	t.Helper()
 	s.answers(t, id, 200, "a certificate of the new CA is accepted")
 }
 
-// refused waits until an identity is refused on new connections, on both sides.
 func (s *stage) refused(t *testing.T, id identity) {
 	t.Helper()
 	s.answers(t, id, 401, "a certificate of the old CA is refused")

@@ -93,7 +93,6 @@ func rotateAll(t *testing.T, w *world, lane string) {
 	}
 }
 
-// available waits until a target answers.
 func (f *front) available(t *testing.T, tg target) {
 	t.Helper()
 	c := f.client(user(f.admin), true)

@@ -56,7 +56,6 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// object makes a ConfigMap in the namespace default.
 func (w *world) object(t *testing.T, name string) {
 	t.Helper()
 	must.Get(w.core.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)

@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// caller is one who asks, and how he shows who he is.
 type caller struct {
 	user   string
 	groups []string // sorted

@@ -18,7 +18,6 @@ const (
 	impersonation = "impersonation"
 )
 
-// class is a kind of request.
 type class struct {
 	name string
 	// weight is how many of a hundred requests are of it.

@@ -67,7 +67,6 @@ func (w *world) raiseDoor(ctx context.Context, fairlead, name string) *door {
 	return d
 }
 
-// transport speaks one of both protocols.
 func transport(c *tls.Config, h2 bool) *http.Transport {
 	var protocols http.Protocols
 	protocols.SetHTTP1(!h2)
@@ -81,7 +80,6 @@ func (d *door) ask(ctx context.Context) {
 	d.ready.Store(err == nil)
 }
 
-// look reads the door's status.
 func (d *door) look(ctx context.Context) {
 	status := new(answer.Status)
 	text, err := get(ctx, d.admin, d.Admin.URL+"/status")
@@ -93,7 +91,6 @@ func (d *door) look(ctx context.Context) {
 	d.status, d.err = status, err
 }
 
-// seen is the door's latest status.
 func (d *door) seen() (*answer.Status, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -103,7 +100,6 @@ func (d *door) seen() (*answer.Status, error) {
 	return d.status, d.err
 }
 
-// get reads what url answers, if that is 200.
 func get(ctx context.Context, c *http.Client, url string) (string, error) {
 	reply, err := suite.Ask(ctx, c, http.MethodGet, url, nil, "")
 	if err == nil && reply.Code != http.StatusOK {

@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// group is one API group with its APIService, and two Services that it may point to.
 type group struct {
 	name     string // the group's
 	version  string
@@ -34,26 +33,22 @@ type group struct {
 	rotations   int
 }
 
-// service is a Service with its endpoints.
 type service struct {
 	name  string
 	sites []*site
 }
 
-// apiService is the APIService's name.
 func (g *group) apiService() string { return g.version + "." + g.name }
 
 // scope is what depends on the group's backends.
 func (g *group) scope() string { return "group:" + g.name }
 
-// widgets is the path of its objects.
 func (g *group) widgets() string {
 	return "/apis/" + g.name + "/" + g.version + "/namespaces/" + namespace + "/widgets"
 }
 
 func (g *group) sites() []*site { return slices.Concat(g.services[0].sites, g.services[1].sites) }
 
-// raiseGroup starts the backends of a group and registers them.
 func (w *world) raiseGroup(ctx context.Context, number int, name string) *group {
 	g := &group{name: name + ".soak.example.com", version: "v1", exists: true, priority: 1000, ca: pki.NewCA(name + "-ca-0")}
 	g.bundle = []*pki.CA{g.ca}
@@ -94,7 +89,6 @@ func endpoints(sites []*site) []discoveryv1.Endpoint {
 	return list
 }
 
-// createAPIService makes the APIService as the model says it is.
 func (w *world) createAPIService(ctx context.Context, g *group) error {
 	w.mu.Lock()
 	object := &apiregistrationv1.APIService{

@@ -59,7 +59,6 @@ func newLoad(w *world) *load {
 	return &load{w: w, rng: rand.New(rand.NewPCG(*seed, 0)), slots: make(chan struct{}, slots), lines: map[line]*http.Transport{}, batch: &batch{}}
 }
 
-// start begins to ask.
 func (l *load) start(ctx context.Context) {
 	asking, cancel := context.WithCancel(ctx)
 	l.cancel = cancel
@@ -139,7 +138,6 @@ func (l *load) dose(ctx context.Context, group string, n int) {
 	}
 }
 
-// transport is where a caller's requests through a door go.
 func (l *load) transport(d *door, c *caller, h2 bool) *http.Transport {
 	key := line{d.name, c.line, h2}
 	l.mu.Lock()

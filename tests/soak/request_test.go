@@ -27,7 +27,6 @@ const (
 	clientPatience = 3 * requestTimeout
 )
 
-// task is a request as it was drawn.
 type task struct {
 	id    string
 	class class

@@ -16,7 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
-// holding is what a door holds while nobody asks for anything.
 type holding struct {
 	goroutines, files float64
 	heap, resident    float64 // bytes; heap right after a collection
@@ -61,7 +60,6 @@ func (w *world) holds(ctx context.Context) (all [2]holding) {
 	return all
 }
 
-// metrics are the series without labels.
 func metrics(text string) map[string]float64 {
 	m := map[string]float64{}
 	for line := range strings.Lines(text) {

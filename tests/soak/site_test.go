@@ -67,7 +67,6 @@ func (w *world) newSite(g *group, s *service, ip string) *site {
 
 func (x *site) address() string { return net.JoinHostPort(x.ip, strconv.Itoa(sitePort)) }
 
-// present has new connections shown a certificate of ca.
 func (x *site) present(ca *pki.CA) {
 	x.server.SetPair(ca.Issue(pki.Leaf{CommonName: "extension", Names: x.names}))
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
-// drawDoor replaces the second Fairlead, or a certificate of both.
 func (w *world) drawDoor(rng *rand.Rand) *act {
 	kind := rng.IntN(8)
 	d := w.doors[1]
@@ -71,7 +70,6 @@ func (d *door) drain(ctx context.Context) error {
 	return nil
 }
 
-// replace starts a door's next process, at the same address.
 func (d *door) replace(ctx context.Context) error {
 	defer d.back()
 	return d.Part.Restart(ctx)
@@ -119,7 +117,6 @@ func (w *world) drawPlane(rng *rand.Rand) *act {
 	return a
 }
 
-// kill ends a part without a word, and starts it again.
 func (w *world) kill(a *act, p *cluster.Part) {
 	a.fault.Target = p.Name()
 	a.begin = func(context.Context) error { p.Kill(); return nil }

@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
-// act is one fault from its beginning to its end.
 type act struct {
 	fault check.Fault
 	// group is whose requests are counted while it lasts, dose how many. Empty: all requests.

@@ -25,7 +25,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// namespace holds everything that a soak makes.
 const namespace = "soak"
 
 // nodeAddress is what the kube-apiservers say theirs is: they refuse to advertise loopback.
@@ -49,7 +48,6 @@ type world struct {
 	mu sync.Mutex // guards what the tormentors change: the fields of groups and sites that say so
 }
 
-// raise starts everything.
 func raise(t *testing.T, dir string, journal *check.Journal) *world {
 	t.Helper()
 	w := &world{t: t, journal: journal, history: &check.History{}}
@@ -116,7 +114,6 @@ func absent(err error) error {
 	return err
 }
 
-// grant makes the namespace and lets the callers do everything in it.
 func (w *world) grant(ctx context.Context) {
 	meta, core := metav1.ObjectMeta{Name: namespace}, w.kube[0].core
 	must.Get(core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: meta}, metav1.CreateOptions{}))(w.t)

@@ -14,7 +14,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// load is one run of h2load.
 type load struct {
 	connections, streams, requests int
 	body                           string // file of a POST's body; empty: GET

@@ -25,10 +25,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// runs is how often each load is run against each side.
 const runs = 10
 
-// world is what all cases share.
 type world struct {
 	*cluster.Cluster
 	front *cluster.Front

@@ -49,7 +49,6 @@ func parts() []part {
 	}
 }
 
-// arguments are those of the go command that writes p to out.
 func (p part) arguments(pins pins, out string) []string {
 	verb := []string{"build"}
 	if p.test {

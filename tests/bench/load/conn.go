@@ -75,7 +75,6 @@ func newConn(l *Load, index int, t *tls.Conn) (*conn, error) {
 	return c, c.flush()
 }
 
-// flush sends what is buffered.
 func (c *conn) flush() error {
 	if c.out.Len() == 0 {
 		return nil
@@ -287,7 +286,6 @@ func (c *conn) end(id uint32, now time.Time) {
 	}
 }
 
-// ask buffers one request.
 func (c *conn) ask(r Request, began time.Time) {
 	s := &stream{}
 	if n := len(c.free); n > 0 {

@@ -36,7 +36,6 @@ func (c *conn) converse1() error {
 	}
 }
 
-// visit makes one visit after another.
 func (c *conn) visit() error {
 	for {
 		began := time.Now()

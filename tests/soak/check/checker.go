@@ -41,10 +41,8 @@ type write struct {
 	retryAfter   bool // the client was told to try again
 }
 
-// tally counts the requests of a class.
 type tally struct{ sent, ok, failed int }
 
-// failure is a way in which requests of a class fail.
 type failure struct{ class, fault, how string }
 
 // New makes a Checker of an empty account.

@@ -33,7 +33,6 @@ type clock struct {
 	gaps []gap
 }
 
-// gap is a standstill.
 type gap struct{ from, to time.Time }
 
 // KeepTime finds out when the machine stands still, until ctx ends. What is late then is told

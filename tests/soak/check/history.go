@@ -12,7 +12,6 @@ type History struct {
 	spans map[[2]string][]span
 }
 
-// span is a time in which a server may be asked.
 type span struct{ from, until time.Time } // until is zero: it still may
 
 // Allow says that server may be sent requests for group from now on.
