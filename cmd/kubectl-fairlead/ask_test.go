@@ -67,11 +67,7 @@ func TestStatusUnavailable(t *testing.T) {
 	if !errors.Is(err, errUnavailable) {
 		t.Errorf("error %v, want errUnavailable", err)
 	}
-	for _, want := range []string{"False       FailedDiscoveryCheck   30s", "2.5/s", "100/10", "metrics-server.kube-system.svc", "v1.apps", "Local", "annotation fairlead.dev/x", "local apiserver 10.0.0.9:6443 is unhealthy: dial"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in:\n%s", want, out)
-		}
-	}
+	says(t, out, "False       FailedDiscoveryCheck   30s", "2.5/s", "100/10", "metrics-server.kube-system.svc", "v1.apps", "Local", "annotation fairlead.dev/x", "local apiserver 10.0.0.9:6443 is unhealthy: dial")
 	if strings.Contains(out, "\x1b") {
 		t.Errorf("control characters of a backend reach the terminal: %q", out)
 	}
@@ -191,11 +187,7 @@ func TestExplain(t *testing.T) {
 			if diff := cmp.Diff([]string{tc.path}, f.explained); diff != "" {
 				t.Errorf("paths (-want +got):\n%s", diff)
 			}
-			for _, want := range tc.want {
-				if !strings.Contains(out, want) {
-					t.Errorf("%q is missing in:\n%s", want, out)
-				}
-			}
+			says(t, out, tc.want...)
 		})
 	}
 	if _, err := newFront(t, sample()).run(t, "explain", "no-such-thing"); err == nil || !strings.Contains(err.Error(), "neither a path nor an APIService nor a resource") {
@@ -211,11 +203,7 @@ func TestCauseOnce(t *testing.T) {
 		Endpoints: []answer.Endpoint{{Address: "10.0.0.1:443", Health: "unhealthy", Error: message}, {Address: "10.0.0.2:443", Health: "unhealthy", Error: "another"}},
 	}}
 	out := (&client{}).describe(x)
-	for _, want := range []string{"Verdict:       False FailedDiscoveryCheck\n", "Endpoint:      10.0.0.1:443 unhealthy\n", "Endpoint:      10.0.0.2:443 unhealthy: another\n", "Cause:         connection refused\n"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in:\n%s", want, out)
-		}
-	}
+	says(t, out, "Verdict:       False FailedDiscoveryCheck\n", "Endpoint:      10.0.0.1:443 unhealthy\n", "Endpoint:      10.0.0.2:443 unhealthy: another\n", "Cause:         connection refused\n")
 	if n := strings.Count(out, "refused"); n != 2 { // the outcome and the cause
 		t.Errorf("%d times:\n%s", n, out)
 	}

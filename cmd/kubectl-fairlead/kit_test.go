@@ -112,3 +112,13 @@ func (f *front) run(t *testing.T, args ...string) (string, error) {
 	err := cmd.ExecuteContext(t.Context())
 	return out.String(), err
 }
+
+// says checks that a text has what is wanted of it.
+func says(t *testing.T, text string, wants ...string) {
+	t.Helper()
+	for _, want := range wants {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in:\n%s", want, text)
+		}
+	}
+}

@@ -67,10 +67,7 @@ func run(t *testing.T, s *apiserver, r *replica, identity, address string) *repl
 		}
 		return nil
 	}
-	var err error
-	if r.Publisher, err = New(c); err != nil {
-		t.Fatal(err)
-	}
+	r.Publisher = must.Get(New(c))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
@@ -89,8 +86,10 @@ func run(t *testing.T, s *apiserver, r *replica, identity, address string) *repl
 	return r
 }
 
-func want(t *testing.T, s *apiserver, when, want string) {
+// want waits, and then checks what is published.
+func want(t *testing.T, s *apiserver, after time.Duration, when, want string) {
 	t.Helper()
+	time.Sleep(after)
 	synctest.Wait()
 	if diff := cmp.Diff(want, s.said(t)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", when, diff)
@@ -100,33 +99,26 @@ func want(t *testing.T, s *apiserver, when, want string) {
 func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		a := startUnready(t, s, "one", "10.0.0.1:8443")
-		time.Sleep(5 * time.Second)
-		want(t, s, "unready", "nothing")
+		want(t, s, 5*time.Second, "unready", "nothing")
 		a.unready.Store(false)
-		time.Sleep(time.Second)
-		want(t, s, "ready", "https 10.0.0.1 8443")
+		want(t, s, time.Second, "ready", "https 10.0.0.1 8443")
 		b := start(t, s, "two", "10.0.0.2:8443")
-		time.Sleep(time.Second)
-		want(t, s, "two", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+		want(t, s, time.Second, "two", "https 10.0.0.1 8443, https 10.0.0.2 8443")
 		writes := s.written()
 		time.Sleep(time.Hour)
 		if n := s.written() - writes; n != 0 {
 			t.Errorf("%d writes in an hour in which nothing happened", n)
 		}
 		b.unready.Store(true)
-		time.Sleep(time.Second)
-		want(t, s, "one is unready", "https 10.0.0.1 8443")
+		want(t, s, time.Second, "one is unready", "https 10.0.0.1 8443")
 		b.unready.Store(false)
-		time.Sleep(time.Second)
-		want(t, s, "ready again", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+		want(t, s, time.Second, "ready again", "https 10.0.0.1 8443, https 10.0.0.2 8443")
 		b.Withdraw()
 		b.Withdraw()
-		synctest.Wait()
-		want(t, s, "the moment it drains", "https 10.0.0.1 8443")
-		time.Sleep(time.Minute)
-		want(t, s, "still ready, but withdrawn", "https 10.0.0.1 8443")
+		want(t, s, 0, "the moment it drains", "https 10.0.0.1 8443")
+		want(t, s, time.Minute, "still ready, but withdrawn", "https 10.0.0.1 8443")
 		a.leave()
-		want(t, s, "ended without a word", "")
+		want(t, s, 0, "ended without a word", "")
 	})
 }
 
@@ -137,7 +129,7 @@ func TestAWithdrawalIsFinished(t *testing.T) {
 		time.Sleep(time.Second)
 		a.Withdraw()
 		a.leave()
-		want(t, s, "ended at once", "")
+		want(t, s, 0, "ended at once", "")
 	})
 }
 
@@ -150,7 +142,7 @@ func TestNothingIsTakenForNothing(t *testing.T) {
 		a := startUnready(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Hour)
 		a.leave()
-		want(t, s, "never ready", "https 10.0.0.9 6443")
+		want(t, s, 0, "never ready", "https 10.0.0.9 6443")
 	})
 }
 
@@ -159,9 +151,8 @@ func TestADeadReplicaLeaves(t *testing.T) {
 		a, b := start(t, s, "one", "10.0.0.1:8443"), start(t, s, "two", "10.0.0.2:8443")
 		time.Sleep(time.Minute)
 		b.die()
-		want(t, s, "just dead", "https 10.0.0.1 8443, https 10.0.0.2 8443")
-		time.Sleep(12 * time.Second)
-		want(t, s, "its Lease has run out", "https 10.0.0.1 8443")
+		want(t, s, 0, "just dead", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+		want(t, s, 12*time.Second, "its Lease has run out", "https 10.0.0.1 8443")
 		list, err := s.config().Leases.Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: leaseLabel})
 		if err != nil || len(list.Items) != 1 {
 			t.Errorf("%d Leases are left, want one (%v)", len(list.Items), err)
@@ -236,8 +227,7 @@ func TestNobodyBringsTheDeadBack(t *testing.T) {
 		dead.die()
 		time.Sleep(time.Hour)
 		start(t, s, "two", "10.0.0.2:8443")
-		time.Sleep(time.Second)
-		want(t, s, "after an hour", "https 10.0.0.2 8443")
+		want(t, s, time.Second, "after an hour", "https 10.0.0.2 8443")
 	})
 }
 
@@ -251,17 +241,14 @@ func TestForeignClocksDoNotMatter(t *testing.T) {
 		past := metav1.NewMicroTime(time.Now().Add(-time.Hour))
 		other.Name, other.Spec.RenewTime, other.Annotations[addressAnnotation] = "other", &past, "10.0.0.2:8443"
 		other = must.Get(c.Leases.Leases("kube-system").Create(t.Context(), other, metav1.CreateOptions{}))(t)
-		time.Sleep(interval)
-		want(t, s, "not seen to be renewed", "https 10.0.0.1 8443")
+		want(t, s, interval, "not seen to be renewed", "https 10.0.0.1 8443")
 		for range 20 {
 			past = metav1.NewMicroTime(past.Add(interval))
 			other.Spec.RenewTime = &past
 			other = must.Get(c.Leases.Leases("kube-system").Update(t.Context(), other, metav1.UpdateOptions{}))(t)
-			time.Sleep(interval + time.Millisecond)
-			want(t, s, "renewed", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+			want(t, s, interval+time.Millisecond, "renewed", "https 10.0.0.1 8443, https 10.0.0.2 8443")
 		}
-		time.Sleep(leaseDuration + interval)
-		want(t, s, "no longer renewed", "https 10.0.0.1 8443")
+		want(t, s, leaseDuration+interval, "no longer renewed", "https 10.0.0.1 8443")
 	})
 }
 
@@ -276,8 +263,7 @@ func TestAnApiserverThatWasAwayCostsNobodyItsPlace(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		s.down.Store(false)
 		writes := s.written()
-		time.Sleep(time.Minute)
-		want(t, s, "back", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+		want(t, s, time.Minute, "back", "https 10.0.0.1 8443, https 10.0.0.2 8443")
 		if n := s.written() - writes; n != 0 {
 			t.Errorf("%d writes: somebody lost its place", n)
 		}
@@ -293,11 +279,9 @@ func TestASuccessorAtTheSameAddress(t *testing.T) {
 		start(t, s, "two", "10.0.0.1:8443")
 		time.Sleep(500 * time.Millisecond)
 		a.Withdraw()
-		synctest.Wait()
-		want(t, s, "the former drains", "https 10.0.0.1 8443")
+		want(t, s, 0, "the former drains", "https 10.0.0.1 8443")
 		a.leave()
-		time.Sleep(time.Minute)
-		want(t, s, "the former is gone", "https 10.0.0.1 8443")
+		want(t, s, time.Minute, "the former is gone", "https 10.0.0.1 8443")
 	})
 }
 
@@ -306,12 +290,10 @@ func TestFamiliesAndPorts(t *testing.T) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		b := start(t, s, "two", "10.0.0.2:9443")
 		start(t, s, "three", "[fd00::1]:8443")
-		time.Sleep(5 * time.Second)
-		want(t, s, "all", "https 10.0.0.1 8443, https 10.0.0.2 9443, https fd00::1 8443")
+		want(t, s, 5*time.Second, "all", "https 10.0.0.1 8443, https 10.0.0.2 9443, https fd00::1 8443")
 		a.leave()
 		b.leave()
-		time.Sleep(5 * time.Second)
-		want(t, s, "another family is the first one now", "https fd00::1 8443")
+		want(t, s, 5*time.Second, "another family is the first one now", "https fd00::1 8443")
 		list, err := s.config().Slices.EndpointSlices("default").List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "kubernetes" {
 			t.Errorf("slices left behind: %v (%v)", list.Items, err)
@@ -324,15 +306,13 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(5 * time.Second)
 		s.overwrite(t, "10.0.0.9")
-		time.Sleep(interval)
-		want(t, s, "once may be a mistake", "https 10.0.0.1 8443")
+		want(t, s, interval, "once may be a mistake", "https 10.0.0.1 8443")
 		if strings.Contains(a.log.String(), "--endpoint-reconciler-type=none") || testutil.ToFloat64(a.metrics.contested) != 0 {
 			t.Errorf("one write is already a contest:\n%s", a.log.String())
 		}
 		time.Sleep(5 * time.Second)
 		s.overwrite(t, "10.0.0.9")
-		time.Sleep(interval)
-		want(t, s, "twice is a writer", "https 10.0.0.9 6443")
+		want(t, s, interval, "twice is a writer", "https 10.0.0.9 6443")
 		if !strings.Contains(a.log.String(), "--endpoint-reconciler-type=none") || testutil.ToFloat64(a.metrics.contested) != 1 {
 			t.Errorf("nobody is told: contested %v\n%s", testutil.ToFloat64(a.metrics.contested), a.log.String())
 		}
@@ -353,8 +333,7 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 			t.Errorf("contested is %v", got)
 		}
 		// The other one stops.
-		time.Sleep(longPause + interval)
-		want(t, s, "taken over", "https 10.0.0.1 8443")
+		want(t, s, longPause+interval, "taken over", "https 10.0.0.1 8443")
 		time.Sleep(quiet + interval)
 		if got := testutil.ToFloat64(a.metrics.contested); got != 0 {
 			t.Errorf("contested is still %v", got)
@@ -370,11 +349,9 @@ func TestGivesWayToNobodyElse(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			s.overwrite(t, "10.0.0.9")
 		}
-		time.Sleep(30 * time.Second)
-		want(t, s, "given way", "https 10.0.0.9 6443")
+		want(t, s, 30*time.Second, "given way", "https 10.0.0.9 6443")
 		s.overwrite(t, "")
-		time.Sleep(interval)
-		want(t, s, "nobody is left", "https 10.0.0.1 8443")
+		want(t, s, interval, "nobody is left", "https 10.0.0.1 8443")
 	})
 }
 
@@ -390,8 +367,7 @@ func TestTakesOver(t *testing.T) {
 		must.Get(c.Endpoints.Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}))(t)
 		s.overwrite(t, "10.0.0.9")
 		a := start(t, s, "one", "10.0.0.1:8443")
-		time.Sleep(time.Second)
-		want(t, s, "taken over", "https 10.0.0.1 8443")
+		want(t, s, time.Second, "taken over", "https 10.0.0.1 8443")
 		if got := testutil.ToFloat64(a.metrics.foreign); got != 0 {
 			t.Errorf("%v foreign writes", got)
 		}
@@ -410,8 +386,7 @@ func TestALeaseWithABadAddress(t *testing.T) {
 			bad.Name, bad.Annotations[addressAnnotation] = name, address
 			must.Get(c.Leases.Leases("kube-system").Create(t.Context(), bad, metav1.CreateOptions{}))(t)
 		}
-		time.Sleep(interval)
-		want(t, s, "with bad Leases", "https 10.0.0.1 8443")
+		want(t, s, interval, "with bad Leases", "https 10.0.0.1 8443")
 	})
 }
 

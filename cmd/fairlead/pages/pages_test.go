@@ -122,11 +122,7 @@ func TestExplain(t *testing.T) {
 			if got.Destination != tc.destination || got.Timeout != tc.timeout || got.Code != tc.code {
 				t.Errorf("%s, timeout %q, code %d; want %s, %q, %d", got.Destination, got.Timeout, got.Code, tc.destination, tc.timeout, tc.code)
 			}
-			for _, want := range tc.want {
-				if !strings.Contains(body, want) {
-					t.Errorf("%q is missing in:\n%s", want, body)
-				}
-			}
+			says(t, body, tc.want...)
 		})
 	}
 	for _, path := range []string{"/explain", "/explain?path=apis", "/explain?path=/" + strings.Repeat("a", maxPath)} {
@@ -297,11 +293,7 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page holds %q", bad)
 		}
 	}
-	for _, want := range []string{"back &lt;b&gt;at nine", "v1.lost.example.com", "3 of 4 APIServices of extension servers cannot be used.", `id="explanation"`, `lang="en"`} {
-		if !strings.Contains(body, want) {
-			t.Errorf("the page holds no %q", want)
-		}
-	}
+	says(t, body, "back &lt;b&gt;at nine", "v1.lost.example.com", "3 of 4 APIServices of extension servers cannot be used.", `id="explanation"`, `lang="en"`)
 	if _, body := s.get(t, "/apiservice/v1.bad.example.com"); !strings.Contains(body, "127.0.0.7:8443") || !strings.Contains(body, ": 403") {
 		t.Errorf("the detail shows no endpoint with its error:\n%s", body)
 	}

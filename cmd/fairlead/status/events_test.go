@@ -65,7 +65,7 @@ func TestEventsTellOfChangesOnly(t *testing.T) {
 			}
 			return nil
 		}
-		f, stop := startEvents(t, s, "one", faults, remote(a, "True", "Passed"), remote(b, "False", "MissingEndpoints"), remote(c, "", ""))
+		f, _ := startEvents(t, s, "one", faults, remote(a, "True", "Passed"), remote(b, "False", "MissingEndpoints"), remote(c, "", ""))
 		time.Sleep(time.Minute)
 		if got := s.events(); len(got) != 0 {
 			t.Fatalf("told of what was so before: %q", got)
@@ -90,7 +90,6 @@ func TestEventsTellOfChangesOnly(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
 		}
-		stop()
 	})
 }
 
@@ -101,7 +100,7 @@ func TestEventsAreFewAndFromOne(t *testing.T) {
 		s := newAPIServer(t, a)
 		f1, stop1 := startEvents(t, s, "one", nil, remote(a, "True", "Passed"))
 		time.Sleep(5 * time.Second)
-		f2, stop2 := startEvents(t, s, "two", nil, remote(a, "True", "Passed"))
+		f2, _ := startEvents(t, s, "two", nil, remote(a, "True", "Passed"))
 		flap := func(n int) {
 			for range n {
 				for _, status := range []corev1.ConditionStatus{"False", "True"} {
@@ -126,6 +125,5 @@ func TestEventsAreFewAndFromOne(t *testing.T) {
 		if got := len(s.events()) - first; got != 2 {
 			t.Errorf("%d calls by the one that took over: %q", got, s.events()[first:])
 		}
-		stop2()
 	})
 }

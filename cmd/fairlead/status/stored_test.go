@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -28,11 +26,9 @@ func TestAvailable(t *testing.T) {
 		born := stored("born")
 		born.Backend, born.Verdict.Reason = nil, "Local"
 		s := newAPIServer(t, fresh.Object, moved.Object, file.Object)
-		f, stop := startStored(t, s, nil, fresh, moved, file)
+		f, _ := startStored(t, s, nil, fresh, moved, file)
 		time.Sleep(time.Second)
-		if diff := cmp.Diff([]string{"fresh", "moved"}, s.since(time.Time{})); diff != "" {
-			t.Errorf("written (-want +got):\n%s", diff)
-		}
+		s.wrote(t, "written", time.Time{}, "fresh", "moved")
 		if body := s.patches[0].body; !strings.Contains(body, `"type":"Available"`) {
 			t.Errorf("written: %s", body)
 		}
@@ -41,10 +37,7 @@ func TestAvailable(t *testing.T) {
 		local.Backend, local.Verdict.Reason = nil, "Local"
 		f.set(fresh, &local, file, born)
 		time.Sleep(time.Minute)
-		if diff := cmp.Diff([]string{"moved"}, s.since(begun)); diff != "" {
-			t.Errorf("written later (-want +got):\n%s", diff)
-		}
-		stop()
+		s.wrote(t, "written later", begun, "moved")
 	})
 }
 
@@ -73,9 +66,7 @@ func TestAvailableOfAnother(t *testing.T) {
 		begun := time.Now()
 		s.overwrite(t, "a", "Theirs")
 		time.Sleep(time.Millisecond)
-		if diff := cmp.Diff([]string{"Available=True Passed"}, s.conditions(t, "a")); diff != "" {
-			t.Errorf("after another's write (-want +got):\n%s", diff)
-		}
+		s.has(t, "after another's write", "a", "Available=True Passed")
 		if n := len(s.since(begun)); n != 1 {
 			t.Errorf("%d writes, want 1", n)
 		}
@@ -88,9 +79,7 @@ func TestAvailableOfAnother(t *testing.T) {
 			t.Errorf("%d writes in an hour's fight", n)
 		}
 		time.Sleep(2 * relist)
-		if diff := cmp.Diff([]string{"Available=True Passed"}, s.conditions(t, "a")); diff != "" {
-			t.Errorf("after the fight (-want +got):\n%s", diff)
-		}
+		s.has(t, "after the fight", "a", "Available=True Passed")
 		stop()
 		if n := strings.Count(log.String(), "another writer writes this condition"); n != 1 {
 			t.Errorf("%d lines in the log, want 1:\n%s", n, log.String())
@@ -111,8 +100,6 @@ func TestAvailableOfLocal(t *testing.T) {
 		local.Backend = nil
 		f.set(local)
 		time.Sleep(2 * time.Second)
-		if diff := cmp.Diff([]string{"Available=True Local"}, s.conditions(t, "born")); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		s.has(t, "at the end", "born", "Available=True Local")
 	})
 }

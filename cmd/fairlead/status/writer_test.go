@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -105,6 +104,16 @@ func theirs() apiregistrationv1.APIServiceCondition {
 	return apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionTrue, Reason: "Passed"}
 }
 
+// oneWritten is an apiserver with one APIService, which a first writer has written.
+func oneWritten(t *testing.T) (o *apiregistrationv1.APIService, s *apiserver, f *feed, stop func()) {
+	t.Helper()
+	o = object("a")
+	s = newAPIServer(t, o)
+	f, stop = start(t, s, "one", remote(o, "True", "Passed"))
+	time.Sleep(time.Second)
+	return o, s, f, stop
+}
+
 func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fresh, same, changed, unknown, local := object("fresh", theirs()), object("same", theirs(), ours("True", "Passed")),
@@ -115,9 +124,7 @@ func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
 		f, _ := start(t, s, "one", remote(fresh, "True", "Passed"), remote(same, "True", "Passed"),
 			remote(changed, "False", "MissingEndpoints"), remote(unknown, "", ""), nowLocal)
 		time.Sleep(time.Second)
-		if diff := cmp.Diff([]string{"changed", "fresh", "local"}, s.since(time.Time{})); diff != "" {
-			t.Fatalf("written (-want +got):\n%s", diff)
-		}
+		s.wrote(t, "written", time.Time{}, "changed", "fresh", "local")
 		want := `{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"fresh","uid":"uid of fresh"},"status":{"conditions":` +
 			`[{"type":"fairlead.dev/Available","status":"True","lastTransitionTime":"2000-01-01T00:00:00Z","reason":"Passed","message":"m"}]}}`
 		if got := s.patches[1].body; got != want {
@@ -129,27 +136,20 @@ func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
 			"unknown": nil,
 			"local":   {"Available=True Passed"},
 		} {
-			if diff := cmp.Diff(want, s.conditions(t, name)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", name, diff)
-			}
+			s.has(t, "written", name, want...)
 		}
 		from := time.Now()
 		for range 100 {
 			f.set(f.entries...)
 			time.Sleep(time.Minute)
 		}
-		if got := s.since(from); len(got) != 0 {
-			t.Errorf("wrote %v though nothing changed", got)
-		}
+		s.wrote(t, "though nothing changed", from)
 	})
 }
 
 func TestOneOfTwoWritesAndTheOtherTakesOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := object("a")
-		s := newAPIServer(t, o)
-		f1, stop := start(t, s, "one", remote(o, "True", "Passed"))
-		time.Sleep(time.Second)
+		o, s, f1, stop := oneWritten(t)
 		f2, _ := start(t, s, "two", remote(o, "False", "MissingEndpoints"))
 		time.Sleep(time.Minute)
 		f2.set(remote(o, "False", "ServiceNotFound"))
@@ -159,9 +159,7 @@ func TestOneOfTwoWritesAndTheOtherTakesOver(t *testing.T) {
 		}
 		stop() // gives the Lease up
 		time.Sleep(5 * time.Second)
-		if diff := cmp.Diff([]string{"fairlead.dev/Available=False ServiceNotFound"}, s.conditions(t, "a")); diff != "" {
-			t.Errorf("5 s after the leader left (-want +got):\n%s", diff)
-		}
+		s.has(t, "5 s after the leader left", "a", "fairlead.dev/Available=False ServiceNotFound")
 		f1.set(remote(o, "True", "Passed"))
 		time.Sleep(time.Minute)
 		if got := s.since(time.Time{}); len(got) != 2 {
@@ -172,10 +170,7 @@ func TestOneOfTwoWritesAndTheOtherTakesOver(t *testing.T) {
 
 func TestSurvivesTheLossOfTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := object("a")
-		s := newAPIServer(t, o)
-		f, _ := start(t, s, "one", remote(o, "True", "Passed"))
-		time.Sleep(time.Second)
+		o, s, f, _ := oneWritten(t)
 		// Somebody takes the Lease by force and writes something else, which this replica's table
 		// does not show.
 		s.steal(t)
@@ -184,13 +179,9 @@ func TestSurvivesTheLossOfTheLease(t *testing.T) {
 		from := time.Now()
 		f.set(remote(o, "False", "MissingEndpoints"))
 		time.Sleep(time.Second)
-		if got := s.since(from); len(got) != 0 {
-			t.Errorf("wrote %v without the Lease", got)
-		}
+		s.wrote(t, "without the Lease", from)
 		time.Sleep(30 * time.Second)
-		if diff := cmp.Diff([]string{"fairlead.dev/Available=False MissingEndpoints"}, s.conditions(t, "a")); diff != "" {
-			t.Errorf("after the thief's Lease ran out (-want +got):\n%s", diff)
-		}
+		s.has(t, "after the thief's Lease ran out", "a", "fairlead.dev/Available=False MissingEndpoints")
 	})
 }
 
@@ -205,28 +196,19 @@ func TestApiserverThatFails(t *testing.T) {
 		denied := "a"
 		s.denied.Store(&denied)
 		time.Sleep(5 * time.Second)
-		if diff := cmp.Diff([]string{"b"}, s.since(time.Time{})); diff != "" {
-			t.Fatalf("back, but a is denied (-want +got):\n%s", diff)
-		}
+		s.wrote(t, "back, but a is denied", time.Time{}, "b")
 		f.set(remote(a, "True", "Passed"), remote(b, "False", "MissingEndpoints"))
 		time.Sleep(time.Second)
-		if diff := cmp.Diff([]string{"b", "b"}, s.since(time.Time{})); diff != "" {
-			t.Errorf("one that is denied holds up the other (-want +got):\n%s", diff)
-		}
+		s.wrote(t, "one that is denied holds up the other", time.Time{}, "b", "b")
 		s.denied.Store(nil)
 		time.Sleep(lastRetry)
-		if diff := cmp.Diff([]string{"fairlead.dev/Available=True Passed"}, s.conditions(t, "a")); diff != "" {
-			t.Errorf("after the last pause (-want +got):\n%s", diff)
-		}
+		s.has(t, "after the last pause", "a", "fairlead.dev/Available=True Passed")
 	})
 }
 
 func TestFlappingCostsOneWriteASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := object("a")
-		s := newAPIServer(t, o)
-		f, _ := start(t, s, "one", remote(o, "True", "Passed"))
-		time.Sleep(time.Second)
+		o, s, f, _ := oneWritten(t)
 		for i := range 1000 {
 			f.set(remote(o, "False", strconv.Itoa(i)))
 			time.Sleep(10 * time.Millisecond)
@@ -235,9 +217,7 @@ func TestFlappingCostsOneWriteASecond(t *testing.T) {
 		if n := len(s.since(time.Time{})); n > 13 {
 			t.Errorf("%d writes in 10 s", n)
 		}
-		if diff := cmp.Diff([]string{"fairlead.dev/Available=False 999"}, s.conditions(t, "a")); diff != "" {
-			t.Errorf("at rest (-want +got):\n%s", diff)
-		}
+		s.has(t, "at rest", "a", "fairlead.dev/Available=False 999")
 	})
 }
 
@@ -263,10 +243,7 @@ func TestRewordingIsSlow(t *testing.T) {
 func TestObjectMadeAnewIsWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		resource := apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")
-		o := object("a")
-		s := newAPIServer(t, o)
-		f, _ := start(t, s, "one", remote(o, "True", "Passed"))
-		time.Sleep(time.Second)
+		o, s, f, _ := oneWritten(t)
 		must.Do(t, s.tracker.Delete(resource, "", "a"))
 		// The watch is behind: the table still has it, with another verdict.
 		f.set(remote(o, "False", "ServiceNotFound"))
@@ -276,8 +253,6 @@ func TestObjectMadeAnewIsWrittenAgain(t *testing.T) {
 		must.Do(t, s.tracker.Add(anew))
 		f.set(remote(anew, "True", "Passed"))
 		time.Sleep(time.Second)
-		if diff := cmp.Diff([]string{"fairlead.dev/Available=True Passed"}, s.conditions(t, "a")); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		s.has(t, "at the end", "a", "fairlead.dev/Available=True Passed")
 	})
 }
