@@ -8,12 +8,11 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/net/http2/hpack"
 )
 
 func madeAnswer(status int, body []byte) *Answer {
-	a := &Answer{Status: status, Body: body, Fields: []hpack.HeaderField{field(":status", strconv.Itoa(status)), field("etag", `"x"`)}}
+	a := made(status)
+	a.Body, a.Fields = body, append(a.Fields, field("etag", `"x"`))
 	if body != nil {
 		a.Fields = append(a.Fields, field("content-length", strconv.Itoa(len(body))))
 	}

@@ -31,17 +31,12 @@ func TestGuestLongInterims(t *testing.T) {
 // Callers that do not read are as those who do not read over HTTP/2: who holds most is ended when
 // the process holds too much.
 func TestGuestsStayWithinBound(t *testing.T) {
-	x := &hotel{stand: &stand{t: t, ended: make(chan Outcome, 100)}}
-	x.backend = newBackend(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	bound := hold.New(2 << 20)
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for range 16 {
 			_, _ = w.Write(make([]byte, 64<<10))
 		}
-	}))
-	x.ep = endpoint(x.backend.Listener.Addr().String())
-	bound := hold.New(2 << 20)
-	x.start(Config{Memory: bound, Shards: 1})
-	x.plan = forward(x.ep)
-	x.plan.Done = x.done
+	}), func(c *Config) { c.Memory, c.Shards = bound, 1 })
 	var guests []*guest
 	for range 32 {
 		guests = append(guests, x.must("GET", "/", nil).Body.(*guestBody).g)

@@ -26,8 +26,8 @@ type hotel struct {
 	plan Plan
 }
 
-func newHotel(t *testing.T, driver string, h http.Handler) *hotel {
-	x := &hotel{stand: newStand(t, driver, h, nil)}
+func newHotel(t *testing.T, driver string, h http.Handler, config ...func(*Config)) *hotel {
+	x := &hotel{stand: newStand(t, driver, h, nil, config...)}
 	x.plan = forward(x.ep)
 	x.plan.Done = x.done
 	return x
@@ -306,7 +306,7 @@ func TestGuestFailures(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		}
 	}))
-	answer := http.NotFoundHandler()
+	answer, asIs := http.NotFoundHandler(), func(*http.Request, *Plan) {}
 	x.plan.Fail = func(Outcome) http.Handler { return answer }
 	x.plan.Accept = func(status int) http.Handler {
 		if status == http.StatusFound {
@@ -319,18 +319,14 @@ func TestGuestFailures(t *testing.T) {
 		change func(*http.Request, *Plan)
 		reason Reason
 	}{
-		{"/reset", nil, ReasonReset},
-		{"/redirect", nil, ReasonRejected},
+		{"/reset", asIs, ReasonReset},
+		{"/redirect", asIs, ReasonRejected},
 		{"/late", func(_ *http.Request, p *Plan) { p.Deadline = 10 * time.Millisecond }, ReasonDeadline},
 		{"/none", func(_ *http.Request, p *Plan) {
 			p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { return nil }}
 		}, ReasonNoEndpoint},
 	} {
-		var changes []func(*http.Request, *Plan)
-		if tc.change != nil {
-			changes = append(changes, tc.change)
-		}
-		_, err := x.ask(t.Context(), "GET", tc.path, nil, changes...)
+		_, err := x.ask(t.Context(), "GET", tc.path, nil, tc.change)
 		var f *Failure
 		if !errors.As(err, &f) || f.Reason != tc.reason || f.Answer == nil {
 			t.Errorf("%s: %v", tc.path, err)

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -45,7 +44,7 @@ func TestTurnsAreShared(t *testing.T) {
 	var order []string // guarded by the shard's mutex
 	busy, gate := make(chan struct{}), make(chan struct{})
 	s := &stand{t: t, ended: make(chan Outcome, strangers*each+2)}
-	answer := &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200")}}
+	answer := made(200)
 	s.start(Config{Shards: 1, Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
 		if order = append(order, h.Path); h.Path == "/gate" {
 			close(busy)
@@ -58,9 +57,7 @@ func TestTurnsAreShared(t *testing.T) {
 	for range strangers {
 		all = append(all, s.greet())
 	}
-	send := func(c *tls.Conn, n int, path string) {
-		must.Get(c.Write(many(t, n, path)))(t)
-	}
+	send := func(c *tls.Conn, n int, path string) { must.Get(c.Write(many(t, n, path)))(t) }
 	send(first, 1, "/gate")
 	<-busy
 	for _, c := range all {
@@ -87,7 +84,7 @@ func TestOneTurnEach(t *testing.T) {
 	)
 	busy, gate := make(chan struct{}), make(chan struct{})
 	s := &stand{t: t, ended: make(chan Outcome, strangers*each+2)}
-	answer := &Answer{Status: 204, Fields: []hpack.HeaderField{field(":status", "204")}}
+	answer := made(204)
 	send := func(c *tls.Conn, b []byte) {
 		if _, err := c.Write(b); err != nil {
 			t.Error(err)

@@ -63,9 +63,8 @@ func total(t *testing.T, c prometheus.Collector, name string) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(c)
-	families := must.Get(reg.Gather())(t)
 	n := 0.0
-	for _, f := range families {
+	for _, f := range must.Get(reg.Gather())(t) {
 		for _, m := range f.GetMetric() {
 			if f.GetName() == name {
 				n += m.GetCounter().GetValue() + m.GetGauge().GetValue()

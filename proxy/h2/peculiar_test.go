@@ -94,10 +94,7 @@ func TestOneByteFramesAndWindows(t *testing.T) { onDrivers(t, testOneByteFramesA
 
 func testOneByteFramesAndWindows(t *testing.T, driver string) {
 	s := newStand(t, driver, httpEcho(), nil)
-	c, err := tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))(t)
 	defer c.Close()
 	const size = 700
 	fr := http2.NewFramer(c, c)
@@ -106,37 +103,28 @@ func testOneByteFramesAndWindows(t *testing.T, driver string) {
 	for _, f := range []hpack.HeaderField{field(":method", "POST"), field(":scheme", "https"), field(":authority", "a"), field(":path", "/echo"), field("x-some", "value")} {
 		_ = enc.WriteField(f)
 	}
-	do := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, err = io.WriteString(c, http2.ClientPreface)
-	do(err)
-	do(fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1}))
+	must.Get(io.WriteString(c, http2.ClientPreface))(t)
+	must.Do(t, fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1}))
 	b := block.Bytes()
-	do(fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b[:1]}))
+	must.Do(t, fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b[:1]}))
 	for i := 1; i < len(b); i++ {
-		do(fr.WriteContinuation(1, i == len(b)-1, b[i:i+1]))
+		must.Do(t, fr.WriteContinuation(1, i == len(b)-1, b[i:i+1]))
 	}
 	want := make([]byte, size)
 	for i := range want {
 		want[i] = byte(i)
-		do(fr.WriteData(1, i == size-1, want[i:i+1]))
+		must.Do(t, fr.WriteData(1, i == size-1, want[i:i+1]))
 	}
 	var got []byte
 	for ended := false; !ended; {
-		f, err := fr.ReadFrame()
-		do(err)
-		switch f := f.(type) {
+		switch f := must.Get(fr.ReadFrame())(t).(type) {
 		case *http2.DataFrame:
 			if len(f.Data()) > 1 {
 				t.Fatalf("%d bytes came through a window of one", len(f.Data()))
 			}
 			got = append(got, f.Data()...)
 			if ended = f.StreamEnded(); !ended && len(f.Data()) > 0 {
-				do(fr.WriteWindowUpdate(1, 1))
+				must.Do(t, fr.WriteWindowUpdate(1, 1))
 			}
 		case *http2.GoAwayFrame, *http2.RSTStreamFrame:
 			t.Fatalf("the server says %v", f)

@@ -155,13 +155,7 @@ func startPeer(t testing.TB, role string) *peerProcess {
 func (p *peerProcess) usage(t testing.TB, how string) usage {
 	t.Helper()
 	must.Get(io.WriteString(p.in, how+"\n"))(t)
-	line, err := p.out.ReadBytes('\n')
 	var u usage
-	if err == nil {
-		err = json.Unmarshal(line, &u)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(must.Get(p.out.ReadBytes('\n'))(t), &u))
 	return u
 }

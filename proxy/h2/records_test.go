@@ -38,8 +38,7 @@ func dialRecords(t *testing.T, s *stand) (*tlsrecords.Conn, *http2.Framer) {
 func ponged(t *testing.T, fr *http2.Framer, data byte) {
 	t.Helper()
 	for {
-		f := must.Get(fr.ReadFrame())(t)
-		if p, ok := f.(*http2.PingFrame); ok && p.IsAck() && p.Data[0] == data {
+		if p, ok := must.Get(fr.ReadFrame())(t).(*http2.PingFrame); ok && p.IsAck() && p.Data[0] == data {
 			return
 		}
 	}

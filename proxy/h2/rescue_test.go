@@ -50,16 +50,12 @@ func testPanicEndsItsConnection(t *testing.T, driver string) {
 		t.Run(tt.name, func(t *testing.T) {
 			var log logbook.Book
 			b := newHolding("fine")
-			s := &stand{t: t, backend: newBackend(t, b), ended: make(chan Outcome, 100), unwrapped: driver == "unwrapped", panics: tt.panics}
-			s.ep = endpoint(s.backend.Listener.Addr().String())
-			s.start(Config{Shards: 1, portable: driver != "loop", Logger: slog.New(slog.NewTextHandler(&log, nil)), Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
-				p := forward(s.ep)
-				p.Done = s.done
+			s := newStand(t, driver, b, func(h *Head, p *Plan) {
 				if h.Path == "/panic" {
-					tt.plan(&p)
+					tt.plan(p)
 				}
-				return p, true
-			}})
+			}, func(c *Config) { c.Shards, c.Logger = 1, slog.New(slog.NewTextHandler(&log, nil)) })
+			s.panics = tt.panics
 			held := s.begin("/hold", len("begun ")) // of another client, on the same connection to the backend
 			other := &http.Client{Transport: s.client.Transport.(*http.Transport).Clone(), Timeout: 10 * time.Second}
 			defer other.CloseIdleConnections()

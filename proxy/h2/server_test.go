@@ -147,12 +147,7 @@ func testRetireEndpoint(t *testing.T, driver string) {
 		}
 		return n
 	}
-	for end := time.Now().Add(10 * time.Second); left() > 1; { // the second backend's stays
-		if time.Now().After(end) {
-			t.Fatalf("%d connections to backends are left", left())
-		}
-		s.read(s.do("GET", "/", nil))
-	}
+	s.eventually(func() bool { return left() <= 1 }, "the second backend's connection is left alone")
 }
 
 func TestAcceptAnswersInstead(t *testing.T) { onDrivers(t, testAcceptAnswersInstead) }
@@ -209,12 +204,7 @@ func testGoAwayAfterRequest(t *testing.T, driver string) {
 		t.Fatalf("%d connections for two requests", len(conns))
 	}
 	ask("/leave")
-	for end := time.Now().Add(10 * time.Second); len(conns) == 1; {
-		if time.Now().After(end) {
-			t.Fatal("the client never left")
-		}
-		ask("/") // GOAWAY may come after the first of them
-	}
+	s.eventually(func() bool { ask("/"); return len(conns) > 1 }, "the client leaves") // GOAWAY may come after the first of them
 }
 
 // A client that reads nothing holds what the windows and one write allow, and nobody else waits for
@@ -241,12 +231,7 @@ func testFullSocket(t *testing.T, driver string) {
 	defer slow.Close()
 	must.Do(t, errors.Join(slow.get("/big"), slow.w.Flush()))
 	n := &sh.e.Count
-	for end := time.Now().Add(10 * time.Second); n.Output.Load() == 0 || n.Queued.Load() == 0; { // until the socket is full
-		if time.Now().After(end) {
-			t.Fatal("the socket never got full")
-		}
-		s.read(s.do("GET", "/", nil))
-	}
+	s.eventually(func() bool { return n.Output.Load() > 0 && n.Queued.Load() > 0 }, "the socket is full")
 	for range 50 {
 		if got := s.read(s.do("GET", "/", nil)); got != "fine" {
 			t.Fatalf("another client got %q", got)

@@ -19,12 +19,9 @@ func TestSlowReaderIsNotStalled(t *testing.T) { onRecordDrivers(t, testSlowReade
 
 func testSlowReaderIsNotStalled(t *testing.T, driver string) {
 	const stall = time.Second
-	s := &stand{t: t, ended: make(chan Outcome, 1), backend: newBackend(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write(bytes.Repeat([]byte("s"), 32<<20))
-	}))}
-	plan := forward(endpoint(s.backend.Listener.Addr().String()))
-	plan.Done = s.done
-	s.start(Config{portable: driver != "loop", stall: stall, Decide: func(*ConnInfo, *Head, func(Plan)) (Plan, bool) { return plan, true }})
+	}), nil, func(c *Config) { c.stall = stall })
 	raw := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", s.addr))(t)
 	t.Cleanup(func() { _ = raw.Close() })
 	_ = raw.(*net.TCPConn).SetReadBuffer(64 << 10) // so that it waits at the other end

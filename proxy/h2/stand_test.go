@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -67,20 +68,25 @@ func forward(ep *Endpoint) Plan {
 	return Plan{Forward: &Upstream{Pick: func([]*Endpoint) *Endpoint { return ep }}}
 }
 
-// newStand starts everything. change, if not nil, may change the plan of each request.
-func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan)) *stand {
+// newStand starts everything. change, if not nil, may change the plan of each request, and config
+// the server.
+func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan), config ...func(*Config)) *stand {
 	s := &stand{t: t, backend: newBackend(t, h), ended: make(chan Outcome, 10000)}
 	s.ep = endpoint(s.backend.Listener.Addr().String())
 	plan := forward(s.ep)
 	s.unwrapped = driver == "unwrapped"
-	s.start(Config{portable: driver != "loop", Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+	cfg := Config{portable: driver != "loop", Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
 		p := plan
 		p.Done = s.done
 		if change != nil {
 			change(h, &p)
 		}
 		return p, true
-	}})
+	}}
+	for _, f := range config {
+		f(&cfg)
+	}
+	s.start(cfg)
 	return s
 }
 
@@ -136,6 +142,22 @@ func (s *stand) start(cfg Config) {
 	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true, DisableCompression: true}
 	t.Cleanup(tr.CloseIdleConnections)
 	s.client = &http.Client{Transport: tr, Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// eventually asks for "/" until ok, which other connections bring about in their own time.
+func (s *stand) eventually(ok func() bool, what string) {
+	s.t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); {
+		if time.Now().After(end) {
+			s.t.Fatalf("not within 10 s: %s", what)
+		}
+		s.read(s.do("GET", "/", nil))
+	}
+}
+
+// made is a plan's answer without a body.
+func made(status int) *Answer {
+	return &Answer{Status: status, Fields: []hpack.HeaderField{field(":status", strconv.Itoa(status))}}
 }
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }

@@ -29,18 +29,13 @@ func many(t *testing.T, n int, path string) []byte {
 
 // What a turn has left is handled in the next one, on every driver.
 func TestMoreThanATurn(t *testing.T) {
-	for _, driver := range drivers {
-		t.Run(driver, func(t *testing.T) {
-			s := newStand(t, driver, newHolding(""), func(_ *Head, p *Plan) {
-				p.Forward, p.Answer = nil, &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200")}}
-			})
-			c := s.greet()
-			must.Get(c.Write(many(t, 3*turnPlans, "/")))(t)
-			for range 3 * turnPlans {
-				<-s.ended
-			}
-		})
-	}
+	onDrivers(t, func(t *testing.T, driver string) {
+		s := newStand(t, driver, newHolding(""), func(_ *Head, p *Plan) { p.Forward, p.Answer = nil, made(200) })
+		must.Get(s.greet().Write(many(t, 3*turnPlans, "/")))(t)
+		for range 3 * turnPlans {
+			<-s.ended
+		}
+	})
 }
 
 // greet connects, and returns when the server has the connection.
@@ -74,7 +69,7 @@ func TestResumedTogether(t *testing.T) {
 	back := make(chan struct{}, n)
 	for _, resume := range all {
 		go func() {
-			resume(Plan{Answer: &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200")}}, Done: s.done})
+			resume(Plan{Answer: made(200), Done: s.done})
 			back <- struct{}{}
 		}()
 	}
