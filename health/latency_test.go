@@ -52,35 +52,33 @@ func TestSlowEndpointIsReportedAndRecovers(t *testing.T) {
 		{"all slow", 5 * time.Second, 5 * time.Second, false},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b, addresses, _ := trio(t)
-				took := func(i int) time.Duration {
-					if i == 0 {
-						return tt.first
-					}
-					return tt.others
+		bubble(t, tt.name, func(t *testing.T) {
+			b, addresses, _ := trio(t)
+			took := func(i int) time.Duration {
+				if i == 0 {
+					return tt.first
 				}
-				b.traffic(addresses, 5*time.Second, took)
-				if b.notes.last(addresses[0]).Slow {
-					t.Errorf("slow after 5 s, want 10 s")
+				return tt.others
+			}
+			b.traffic(addresses, 5*time.Second, took)
+			if b.notes.last(addresses[0]).Slow {
+				t.Errorf("slow after 5 s, want 10 s")
+			}
+			b.traffic(addresses, 7*time.Second, took)
+			if got := b.notes.last(addresses[0]).Slow; got != tt.want {
+				t.Errorf("slow after 12 s: %v, want %v", got, tt.want)
+			}
+			even := func(int) time.Duration { return tt.others }
+			b.traffic(addresses, 8*time.Second, even)
+			if got := b.notes.last(addresses[0]).Slow; got != tt.want {
+				t.Errorf("slow after 8 s like its peers: %v, want %v still", got, tt.want)
+			}
+			b.traffic(addresses, 4*time.Second, even)
+			for _, a := range addresses {
+				if r := b.notes.last(a); r.Slow || r.Health != registry.Healthy {
+					t.Errorf("after 12 s like its peers: %+v", r)
 				}
-				b.traffic(addresses, 7*time.Second, took)
-				if got := b.notes.last(addresses[0]).Slow; got != tt.want {
-					t.Errorf("slow after 12 s: %v, want %v", got, tt.want)
-				}
-				even := func(int) time.Duration { return tt.others }
-				b.traffic(addresses, 8*time.Second, even)
-				if got := b.notes.last(addresses[0]).Slow; got != tt.want {
-					t.Errorf("slow after 8 s like its peers: %v, want %v still", got, tt.want)
-				}
-				b.traffic(addresses, 4*time.Second, even)
-				for _, a := range addresses {
-					if r := b.notes.last(a); r.Slow || r.Health != registry.Healthy {
-						t.Errorf("after 12 s like its peers: %+v", r)
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -106,14 +104,12 @@ func TestIdleEndpointIsJudgedByItsProbes(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		servers[2].delay.Store(int64(500 * time.Millisecond))
-		time.Sleep(25 * time.Second)
-		synctest.Wait()
+		pass(25 * time.Second)
 		if r := b.notes.last(addresses[2]); !r.Slow || r.Health != registry.Healthy {
 			t.Errorf("after 25 s: %+v, want slow and healthy", r)
 		}
 		servers[2].delay.Store(int64(5 * time.Millisecond))
-		time.Sleep(25 * time.Second)
-		synctest.Wait()
+		pass(25 * time.Second)
 		if r := b.notes.last(addresses[2]); r.Slow {
 			t.Error("still slow 25 s after it stopped being so")
 		}
@@ -124,40 +120,37 @@ func TestIdleEndpointIsJudgedByItsProbes(t *testing.T) {
 // else is slow.
 func TestLiveTrafficOutweighsProbes(t *testing.T) {
 	for name, every := range map[string]time.Duration{"many": 100 * time.Millisecond, "one at a time": 1700 * time.Millisecond} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b, addresses, servers := trio(t)
-				for _, s := range servers {
-					s.delay.Store(int64(2 * time.Millisecond))
-				}
-				live := func(d, slow time.Duration) {
-					name := b.feed.entries[0].Name
-					for i := range int(d / every) {
-						// In turns: rarely do two endpoints answer within the same second.
-						if a := addresses[i%3]; a == addresses[0] {
-							b.Observe(name, a, slow)
-						} else {
-							b.Observe(name, a, 2*time.Millisecond)
-						}
-						time.Sleep(every)
+		bubble(t, name, func(t *testing.T) {
+			b, addresses, servers := trio(t)
+			for _, s := range servers {
+				s.delay.Store(int64(2 * time.Millisecond))
+			}
+			live := func(d, slow time.Duration) {
+				name := b.feed.entries[0].Name
+				for i := range int(d / every) {
+					// In turns: rarely do two endpoints answer within the same second.
+					if a := addresses[i%3]; a == addresses[0] {
+						b.Observe(name, a, slow)
+					} else {
+						b.Observe(name, a, 2*time.Millisecond)
 					}
-					synctest.Wait()
+					time.Sleep(every)
 				}
-				live(time.Minute, 200*time.Millisecond)
-				if r := b.notes.last(addresses[0]); !r.Slow || r.Health != registry.Healthy {
-					t.Errorf("after a minute: %+v, want slow and healthy", r)
-				}
-				live(time.Minute, 2*time.Millisecond)
-				if b.notes.last(addresses[0]).Slow {
-					t.Error("still slow a minute after it stopped being so")
-				}
-				live(time.Minute, 200*time.Millisecond)
-				time.Sleep(time.Minute)
 				synctest.Wait()
-				if b.notes.last(addresses[0]).Slow {
-					t.Error("a minute without traffic, and its probes are quick: it would never get another chance")
-				}
-			})
+			}
+			live(time.Minute, 200*time.Millisecond)
+			if r := b.notes.last(addresses[0]); !r.Slow || r.Health != registry.Healthy {
+				t.Errorf("after a minute: %+v, want slow and healthy", r)
+			}
+			live(time.Minute, 2*time.Millisecond)
+			if b.notes.last(addresses[0]).Slow {
+				t.Error("still slow a minute after it stopped being so")
+			}
+			live(time.Minute, 200*time.Millisecond)
+			pass(time.Minute)
+			if b.notes.last(addresses[0]).Slow {
+				t.Error("a minute without traffic, and its probes are quick: it would never get another chance")
+			}
 		})
 	}
 }

@@ -76,8 +76,7 @@ func (b *bench) until(t *testing.T, address string, want registry.Health, limit 
 func TestHealthyEndpointIsProbedEveryTenSecondsGiveOrTake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, h, _ := single(t)
-		time.Sleep(10 * time.Minute)
-		synctest.Wait()
+		pass(10 * time.Minute)
 		dials := b.cable.dialled(at)
 		shortest, longest := time.Hour, time.Duration(0)
 		for i := range len(dials) - 1 {
@@ -158,8 +157,7 @@ func TestOneLostProbeChangesNothing(t *testing.T) {
 			before := b.dials()
 			s.status.Store(http.StatusInternalServerError)
 			for b.dials() == before {
-				time.Sleep(time.Millisecond)
-				synctest.Wait()
+				pass(time.Millisecond)
 			}
 			s.status.Store(0)
 			time.Sleep(30 * time.Second)
@@ -188,27 +186,24 @@ func TestPacesWhileFailing(t *testing.T) {
 		{"hung", func(_ *host, s *backend) { s.hung.Store(true) }, ms(250, 5100, 5100, 5100)},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b, h, s := single(t)
-				time.Sleep(time.Second)
-				tt.fail(h, s)
-				before := b.dials()
-				b.Signal(b.feed.entries[0].Name, at, errors.New("no answer"))
-				time.Sleep(5 * time.Minute)
-				synctest.Wait()
-				var got []time.Duration
-				dials := b.cable.dialled(at)[before:]
-				for i := range tt.want {
-					got = append(got, dials[i+1].Sub(dials[i]).Truncate(time.Millisecond))
-				}
-				if diff := cmp.Diff(tt.want, got); diff != "" {
-					t.Errorf("pauses (-want +got):\n%s", diff)
-				}
-				if end := dials[len(dials)-1].Sub(dials[len(dials)-2]); end > 5*time.Second+firstRetry {
-					t.Errorf("after minutes: %v apart", end)
-				}
-			})
+		bubble(t, tt.name, func(t *testing.T) {
+			b, h, s := single(t)
+			time.Sleep(time.Second)
+			tt.fail(h, s)
+			before := b.dials()
+			b.Signal(b.feed.entries[0].Name, at, errors.New("no answer"))
+			pass(5 * time.Minute)
+			var got []time.Duration
+			dials := b.cable.dialled(at)[before:]
+			for i := range tt.want {
+				got = append(got, dials[i+1].Sub(dials[i]).Truncate(time.Millisecond))
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("pauses (-want +got):\n%s", diff)
+			}
+			if end := dials[len(dials)-1].Sub(dials[len(dials)-2]); end > 5*time.Second+firstRetry {
+				t.Errorf("after minutes: %v apart", end)
+			}
 		})
 	}
 }
@@ -300,26 +295,24 @@ func TestFalseAlarmsDoNotBlind(t *testing.T) {
 		"killed": {func(h *host, _ *backend) { h.set(refusing) }, time.Second},
 		"hung":   {func(_ *host, s *backend) { s.hung.Store(true) }, 10 * time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b, h, s := single(t)
-				worst := time.Duration(0)
-				for i := range 20 {
-					for range 600 + 7*i {
-						b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
-						time.Sleep(100 * time.Millisecond)
-					}
-					tc.fail(h, s)
-					worst = max(worst, b.until(t, at, registry.Unhealthy, 30*time.Second))
-					s.hung.Store(false)
-					h.set(listening)
-					b.until(t, at, registry.Healthy, 6*time.Second)
+		bubble(t, name, func(t *testing.T) {
+			b, h, s := single(t)
+			worst := time.Duration(0)
+			for i := range 20 {
+				for range 600 + 7*i {
+					b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
+					time.Sleep(100 * time.Millisecond)
 				}
-				if worst > tc.within {
-					t.Errorf("out after %v, want %v", worst, tc.within)
-				}
-				t.Logf("worst of 20: %v", worst)
-			})
+				tc.fail(h, s)
+				worst = max(worst, b.until(t, at, registry.Unhealthy, 30*time.Second))
+				s.hung.Store(false)
+				h.set(listening)
+				b.until(t, at, registry.Healthy, 6*time.Second)
+			}
+			if worst > tc.within {
+				t.Errorf("out after %v, want %v", worst, tc.within)
+			}
+			t.Logf("worst of 20: %v", worst)
 		})
 	}
 }
@@ -360,8 +353,7 @@ func TestRenew(t *testing.T) {
 			before := b.dials()
 			b.Renew("v1.other.example.com")
 			b.Renew(name)
-			time.Sleep(alarmGap)
-			synctest.Wait()
+			pass(alarmGap)
 			if n := b.dials() - before; n < 1 || n > 2 {
 				t.Errorf("%d probes, want one, besides one that may have been due", n)
 			}
@@ -384,8 +376,7 @@ func TestWatchedConnectionsAreBounded(t *testing.T) {
 		}
 		b.run(t)
 		for range 20 {
-			time.Sleep(7 * time.Second)
-			synctest.Wait()
+			pass(7 * time.Second)
 			open := 0
 			for _, a := range addresses {
 				open += b.cable.hosts[a].open()
@@ -406,8 +397,7 @@ func TestStartIsSpread(t *testing.T) {
 		if n := b.dials(); n != gateSlots {
 			t.Errorf("%d probes at the same time, want %d", n, gateSlots)
 		}
-		time.Sleep(1600 * time.Millisecond)
-		synctest.Wait()
+		pass(1600 * time.Millisecond)
 		if n := b.dials(); n < 1000 {
 			t.Errorf("%d probes after 1.6 s: backends that do not answer hold up others", n)
 		}
@@ -422,8 +412,7 @@ func TestHedgedProbesLeaveOneConnection(t *testing.T) {
 			lasts(r, time.Until(time.Now().Truncate(3*time.Second).Add(3*time.Second)))
 		})
 		for range 100 {
-			time.Sleep(3*time.Second + time.Millisecond)
-			synctest.Wait()
+			pass(3*time.Second + time.Millisecond)
 			if n := h.open(); n > 2 {
 				t.Fatalf("%d connections open, want the watched one and at most a probe's", n)
 			}

@@ -17,24 +17,22 @@ func TestServedAgainAfterARestart(t *testing.T) {
 	const promised = 300 * time.Millisecond
 	for _, down := range []time.Duration{0, 100 * time.Millisecond, 2 * time.Second, 5 * time.Second, 10 * time.Second, time.Minute} {
 		for _, status := range []int{http.StatusForbidden, http.StatusInternalServerError} {
-			t.Run(fmt.Sprintf("%v, then %d", down, status), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					b, h, s := single(t)
-					worst := time.Duration(0)
-					for syncing := 100 * time.Millisecond; syncing <= 600*time.Millisecond; syncing += 50 * time.Millisecond {
-						time.Sleep(time.Minute + syncing) // any moment between two probes
-						s.status.Store(int64(status))
-						h.set(refusing)
-						time.Sleep(down)
-						h.set(listening)
-						time.Sleep(syncing)
-						s.status.Store(0)
-						worst = max(worst, b.until(t, at, registry.Healthy, time.Minute))
-					}
-					if worst > promised {
-						t.Errorf("served again %v after it would answer, want %v", worst, promised)
-					}
-				})
+			bubble(t, fmt.Sprintf("%v, then %d", down, status), func(t *testing.T) {
+				b, h, s := single(t)
+				worst := time.Duration(0)
+				for syncing := 100 * time.Millisecond; syncing <= 600*time.Millisecond; syncing += 50 * time.Millisecond {
+					time.Sleep(time.Minute + syncing) // any moment between two probes
+					s.status.Store(int64(status))
+					h.set(refusing)
+					time.Sleep(down)
+					h.set(listening)
+					time.Sleep(syncing)
+					s.status.Store(0)
+					worst = max(worst, b.until(t, at, registry.Healthy, time.Minute))
+				}
+				if worst > promised {
+					t.Errorf("served again %v after it would answer, want %v", worst, promised)
+				}
 			})
 		}
 	}

@@ -82,9 +82,7 @@ func (n *notebook) of(e *registry.Entry) (last told) {
 func overBoth(t *testing.T, test func(t *testing.T, http1 bool)) {
 	t.Helper()
 	for _, http1 := range []bool{false, true} {
-		t.Run(fmt.Sprintf("http1=%v", http1), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(t, http1) })
-		})
+		bubble(t, fmt.Sprintf("http1=%v", http1), func(t *testing.T) { test(t, http1) })
 	}
 }
 
@@ -101,8 +99,7 @@ func five(t *testing.T, http1 bool) (*bench, *host, *discovery) {
 func TestOneConnectionForAllGroupVersions(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		b, h, d := five(t, http1)
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		dials := b.dials()
 		if dials < 6 || dials > 8 {
 			t.Errorf("%d connections in a minute, want a fresh one every 10 s", dials)
@@ -219,17 +216,15 @@ func TestAnswersAtTheDeadline(t *testing.T) {
 // A server that ends each connection after its answer is well, and is not hammered.
 func TestConnectionsOfOneAnswer(t *testing.T) {
 	for name, entries := range map[string][]*registry.Entry{"one": {entry(at)}, "five over HTTP/1.1": family(5, true, at)} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b, _ := served(t, entries, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") })
-				time.Sleep(5 * time.Minute)
-				if n := b.dials(); n > len(entries)*(5*6*2+10) {
-					t.Errorf("%d connections in 5 minutes", n)
-				}
-				if got := b.notes.all(); len(got) != len(entries) {
-					t.Errorf("reported %+v", got)
-				}
-			})
+		bubble(t, name, func(t *testing.T) {
+			b, _ := served(t, entries, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") })
+			time.Sleep(5 * time.Minute)
+			if n := b.dials(); n > len(entries)*(5*6*2+10) {
+				t.Errorf("%d connections in 5 minutes", n)
+			}
+			if got := b.notes.all(); len(got) != len(entries) {
+				t.Errorf("reported %+v", got)
+			}
 		})
 	}
 }

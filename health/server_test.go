@@ -80,25 +80,23 @@ func TestServersIdle(t *testing.T) {
 		{"unready", func(_ *host, s *backend) { s.status.Store(500) }, 4*time.Second + 200*time.Millisecond, 700 * time.Millisecond},
 		{"without a network", func(h *host, _ *backend) { h.set(vanished) }, 7 * time.Second, 3 * time.Second}, // 2 s less where the kernel finds out (keep-alive)
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newBackend()
-				b, h := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
-				worst, worstBack := time.Duration(0), time.Duration(0)
-				b.until(t, at, registry.Healthy, time.Minute)
-				for i := range 20 {
-					time.Sleep(time.Duration(i) * 731 * time.Millisecond)
-					tt.fail(h, s)
-					worst = max(worst, b.until(t, at, registry.Unhealthy, time.Minute))
-					s.hung.Store(false)
-					s.status.Store(0)
-					h.set(listening)
-					worstBack = max(worstBack, b.until(t, at, registry.Healthy, time.Minute))
-				}
-				if worst > tt.out || worstBack > tt.again {
-					t.Errorf("out after %s, want %s; back after %s, want %s", worst, tt.out, worstBack, tt.again)
-				}
-			})
+		bubble(t, tt.name, func(t *testing.T) {
+			s := newBackend()
+			b, h := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
+			worst, worstBack := time.Duration(0), time.Duration(0)
+			b.until(t, at, registry.Healthy, time.Minute)
+			for i := range 20 {
+				time.Sleep(time.Duration(i) * 731 * time.Millisecond)
+				tt.fail(h, s)
+				worst = max(worst, b.until(t, at, registry.Unhealthy, time.Minute))
+				s.hung.Store(false)
+				s.status.Store(0)
+				h.set(listening)
+				worstBack = max(worstBack, b.until(t, at, registry.Healthy, time.Minute))
+			}
+			if worst > tt.out || worstBack > tt.again {
+				t.Errorf("out after %s, want %s; back after %s, want %s", worst, tt.out, worstBack, tt.again)
+			}
 		})
 	}
 }

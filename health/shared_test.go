@@ -173,15 +173,13 @@ func TestServersWithLittleRoom(t *testing.T) {
 			}
 		}, 8 * 60},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ca := newAuthority(serverName)
-				b := startBench(t, ca, family(40, false, at))
-				b.cable.host(at).serveAs(t, ca, &http.Server{Handler: tt.handler, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: tt.streams}})
-				b.run(t)
-				time.Sleep(time.Minute)
-				b.wantAllWell(t, tt.dials)
-			})
+		bubble(t, name, func(t *testing.T) {
+			ca := newAuthority(serverName)
+			b := startBench(t, ca, family(40, false, at))
+			b.cable.host(at).serveAs(t, ca, &http.Server{Handler: tt.handler, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: tt.streams}})
+			b.run(t)
+			time.Sleep(time.Minute)
+			b.wantAllWell(t, tt.dials)
 		})
 	}
 }
