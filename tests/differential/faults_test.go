@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -258,7 +259,7 @@ func (w *world) admin(t *testing.T, path string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	a := must.Get(suite.Ask(ctx, w.clients[w.front.Endpoint.URL], http.MethodGet, w.front.Admin.URL+path, nil, ""))(t)
+	a := must.Get(ask.Do(ctx, w.clients[w.front.Endpoint.URL], http.MethodGet, w.front.Admin.URL+path, nil, ""))(t)
 	if a.Code != http.StatusOK {
 		t.Fatalf("%s: %d %.300s", path, a.Code, a.Body)
 	}

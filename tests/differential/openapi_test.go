@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -37,7 +38,7 @@ func testV3(t *testing.T, w *world) {
 	type index struct {
 		Paths map[string]struct{ ServerRelativeURL string }
 	}
-	read := func(a suite.Reply) (i index) {
+	read := func(a ask.Reply) (i index) {
 		if err := json.Unmarshal([]byte(a.Body), &i); err != nil {
 			t.Fatalf("%v: %.300s", err, a.Body)
 		}

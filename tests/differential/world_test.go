@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -56,12 +57,12 @@ func (w *world) eachLane(t *testing.T, f func(*testing.T, *world)) {
 	t.Run("http1", func(t *testing.T) { f(t, &other) })
 }
 
-func (w *world) ask(t *testing.T, e cluster.Endpoint, path string, header http.Header) suite.Reply {
+func (w *world) ask(t *testing.T, e cluster.Endpoint, path string, header http.Header) ask.Reply {
 	t.Helper()
 	return w.send(t, http.MethodGet, e, path, header)
 }
 
-func (w *world) send(t *testing.T, method string, e cluster.Endpoint, path string, header http.Header) suite.Reply {
+func (w *world) send(t *testing.T, method string, e cluster.Endpoint, path string, header http.Header) ask.Reply {
 	t.Helper()
-	return must.Get(suite.Ask(t.Context(), w.clients[e.URL], method, e.URL+path, header, ""))(t)
+	return must.Get(ask.Do(t.Context(), w.clients[e.URL], method, e.URL+path, header, ""))(t)
 }

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/scheme"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -101,7 +102,7 @@ func (s *side) ask(t *testing.T, o operation) string {
 	if !strings.HasPrefix(path, "/apis") {
 		path = base + path
 	}
-	res := must.Get(suite.Ask(t.Context(), s.client, o.method, s.base+path, http.Header{
+	res := must.Get(ask.Do(t.Context(), s.client, o.method, s.base+path, http.Header{
 		"Content-Type": {std.Or(o.contentType, "application/json")}, "Accept": {std.Or(o.accept, "application/json")}, "User-Agent": {"kubectl/v1.36.0 (linux/amd64)"},
 	}, body))(t)
 	text := []byte(res.Body)

@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -48,7 +49,7 @@ func nameOf(i int) string { return fmt.Sprintf("v1.g%05d.example.com", i) }
 // asks is a request for an APIService's things: the status.
 func (d *door) asks(ctx context.Context, name string) (int, error) {
 	version, group, _ := strings.Cut(name, ".")
-	reply, err := suite.Ask(ctx, d.client, http.MethodGet, d.Endpoint.URL+"/apis/"+group+"/"+version+"/things", nil, "")
+	reply, err := ask.Do(ctx, d.client, http.MethodGet, d.Endpoint.URL+"/apis/"+group+"/"+version+"/things", nil, "")
 	return reply.Code, err
 }
 

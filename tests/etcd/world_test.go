@@ -19,6 +19,7 @@ import (
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -129,11 +130,11 @@ const (
 )
 
 // ask sends a request and returns what was answered, status 0 when nothing was.
-func (d *door) ask(t *testing.T, method, path, body string) suite.Reply {
+func (d *door) ask(t *testing.T, method, path, body string) ask.Reply {
 	t.Helper()
-	reply, err := suite.Ask(t.Context(), d.client, method, d.Endpoint.URL+path, nil, body)
+	reply, err := ask.Do(t.Context(), d.client, method, d.Endpoint.URL+path, nil, body)
 	if err != nil {
-		return suite.Reply{Body: err.Error()}
+		return ask.Reply{Body: err.Error()}
 	}
 	return reply
 }

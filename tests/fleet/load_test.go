@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 )
 
 const (
@@ -43,7 +43,7 @@ type shot struct {
 
 // ask is one try. Its client's patience ends it, not the load's end.
 func (s *shot) ask(c *http.Client, method, url, body string) {
-	reply, err := suite.Ask(context.Background(), c, method, url, http.Header{"Content-Type": {"application/merge-patch+json"}}, body)
+	reply, err := ask.Do(context.Background(), c, method, url, http.Header{"Content-Type": {"application/merge-patch+json"}}, body)
 	if err != nil {
 		s.code, s.why = 0, err.Error()
 		return

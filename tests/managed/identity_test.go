@@ -13,6 +13,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -84,7 +85,7 @@ func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path
 	}
 	header := http.Header{"Content-Type": {"application/json"}, "User-Agent": {caller}}
 	maps.Copy(header, p.header)
-	reply := must.Get(suite.Ask(t.Context(), c, method, front.Endpoint.URL+path, header, body))(t)
+	reply := must.Get(ask.Do(t.Context(), c, method, front.Endpoint.URL+path, header, body))(t)
 	return reply.Code, reply.Body
 }
 

@@ -90,7 +90,7 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 		s.SetPair(w.ca.Issue(pki.Leaf{CommonName: "extension", Names: []string{name + ".operate.svc"}, NotAfter: time.Now().Add(d)}))
 	}
 	lasts(9 * 24 * time.Hour) // before anybody can see the first one, which lasts a day
-	w.apply(t, external(name, suite.Port(s))+w.apiService(name, suite.Port(s), ""))
+	w.apply(t, external(name, portOf(s))+w.apiService(name, portOf(s), ""))
 	return alarm{
 		map[string]string{"apiservice": "v1." + name + ".example.com", "kind": "leaf"},
 		`fairlead_certificate_backend_expiration_timestamp_seconds{kind="leaf",apiservice="v1.` + name + `.example.com"}`,
@@ -100,7 +100,7 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 			// What an endpoint has presented is remembered for five minutes, or as long as its
 			// APIService.
 			succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com")
-			w.apply(t, w.apiService(name, suite.Port(s), ""))
+			w.apply(t, w.apiService(name, portOf(s), ""))
 		},
 	}
 }
@@ -118,7 +118,7 @@ func (w *world) alarmBundle(t *testing.T) alarm {
 	t.Helper()
 	const name = "alarm-bundle"
 	s := w.serve(t, name, nil)
-	good := w.apiService(name, suite.Port(s), "")
+	good := w.apiService(name, portOf(s), "")
 	bad := strings.ReplaceAll(good, base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
 	return alarm{
 		map[string]string{"apiservice": "v1." + name + ".example.com"},
@@ -133,7 +133,7 @@ func (w *world) alarmSaturated(t *testing.T, front *cluster.Front) alarm {
 	t.Helper()
 	const name = "alarm-saturated"
 	s := w.serve(t, name, nil)
-	w.apply(t, w.apiService(name, suite.Port(s), `fairlead.dev/max-inflight: "1"`))
+	w.apply(t, w.apiService(name, portOf(s), `fairlead.dev/max-inflight: "1"`))
 	var stop func()
 	return alarm{
 		map[string]string{"name": "v1." + name + ".example.com", "limit": "inflight"},

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -43,6 +44,6 @@ func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, 
 	client := suite.Client(t, e, who)
 	client.CheckRedirect = nil // as a browser does
 	defer client.CloseIdleConnections()
-	reply := must.Get(suite.Ask(t.Context(), client, http.MethodGet, e.URL+path, nil, ""))(t)
+	reply := must.Get(ask.Do(t.Context(), client, http.MethodGet, e.URL+path, nil, ""))(t)
 	return reply.Code, reply.Body
 }

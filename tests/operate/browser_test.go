@@ -16,6 +16,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -60,7 +61,7 @@ func findPage(ctx context.Context, data string) (string, error) {
 	}
 	number, _, _ := strings.Cut(string(port), "\n")
 	var list []struct{ Type, WebSocketDebuggerURL string }
-	if err := suite.Read(ctx, "http://127.0.0.1:"+number+"/json/list", &list); err != nil {
+	if err := ask.JSON(ctx, "http://127.0.0.1:"+number+"/json/list", &list); err != nil {
 		return "", err
 	}
 	for _, p := range list {

@@ -63,7 +63,7 @@ func testEvents(t *testing.T, w *world) {
 	expect(corev1.EventTypeWarning, "FailedDiscoveryCheck", "requests are answered with 503: ")
 	must.Do(t, server.Set())
 	expect(corev1.EventTypeNormal, "Available", "requests are forwarded again, after ")
-	bad := strings.ReplaceAll(w.apiService("told", suite.Port(server), ""), base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
+	bad := strings.ReplaceAll(w.apiService("told", portOf(server), ""), base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
 	w.apply(t, bad)
 	expect(corev1.EventTypeWarning, "Faulty", "the CA bundle is not used: ")
 	for _, front := range fronts {

@@ -33,9 +33,11 @@ func (w *world) serve(t *testing.T, name string, change func(*extension.Config),
 	}
 	s := extension.Start(t, cfg)
 	must.Do(t, s.Set(faults...))
-	w.apply(t, external(name, suite.Port(s))+w.apiService(name, suite.Port(s), ""))
+	w.apply(t, external(name, portOf(s))+w.apiService(name, portOf(s), ""))
 	return s
 }
+
+func portOf(s *extension.Server) string { return s.Addr()[strings.LastIndex(s.Addr(), ":")+1:] }
 
 // external is a Service that leads to this machine: Kubernetes refuses loopback addresses in
 // EndpointSlices.
@@ -141,7 +143,7 @@ func testExplain(t *testing.T, w *world) {
 		{"protected-group", func(*testing.T, string) {}, "v9.batch", "", 3, []string{"ProtectedGroup", "--protected-groups"}},
 		{"maintenance", func(t *testing.T, name string) {
 			s := w.serve(t, name, nil)
-			w.apply(t, w.apiService(name, suite.Port(s), "fairlead.dev/maintenance: moving house"))
+			w.apply(t, w.apiService(name, portOf(s), "fairlead.dev/maintenance: moving house"))
 		}, "", "", 3, []string{"it is in maintenance: moving house", "remove the annotation"}},
 		{"well", func(t *testing.T, name string) { w.serve(t, name, nil) }, "/apis/well.example.com/v1/widgets?watch=true", "", 0, []string{
 			"Destination:   forwarded to operate/well:", "Timeout:       long-running: none", "TLS name:      well.operate.svc", "x-remote-user: admin", "healthy",

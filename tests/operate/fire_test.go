@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -189,7 +190,7 @@ func (p *prometheus) knows(t *testing.T, expr string) {
 		}
 	}
 	suite.Eventually(t, 90*time.Second, expr, func() (bool, string) {
-		err := suite.Read(t.Context(), "http://"+p.address+"/api/v1/query?query="+url.QueryEscape(expr), &body)
+		err := ask.JSON(t.Context(), "http://"+p.address+"/api/v1/query?query="+url.QueryEscape(expr), &body)
 		return err == nil && len(body.Data.Result) > 0, fmt.Sprint(body, err)
 	})
 }
@@ -204,7 +205,7 @@ func (p *prometheus) firing(ctx context.Context) ([]map[string]string, error) {
 			}
 		}
 	}
-	if err := suite.Read(ctx, "http://"+p.address+"/api/v1/alerts", &body); err != nil {
+	if err := ask.JSON(ctx, "http://"+p.address+"/api/v1/alerts", &body); err != nil {
 		return nil, err
 	}
 	var list []map[string]string

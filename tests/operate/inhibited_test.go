@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -38,7 +39,7 @@ func testInhibited(t *testing.T, w *world) {
 		alert("a", "FairleadAPIServiceDown", "warning", y), alert("a", "KubeAggregatedAPIErrors", "warning", y),
 		alert("b", "FairleadDown", "critical", ""), alert("b", "FairleadBackendErrors", "critical", x), alert("b", "KubeAggregatedAPIDown", "warning", y),
 	}))(t)
-	must.Get(suite.Ask(t.Context(), new(http.Client), http.MethodPost, "http://"+address+"/api/v2/alerts", nil, string(body)))(t)
+	must.Get(ask.Do(t.Context(), new(http.Client), http.MethodPost, "http://"+address+"/api/v2/alerts", nil, string(body)))(t)
 	want := []string{"a FairleadAPIServiceDown warning " + y, "a FairleadBackendErrors critical " + x, "b FairleadDown critical "}
 	suite.Eventually(t, 30*time.Second, "one alert for one cause", func() (bool, string) {
 		got, err := told(t.Context(), address)
@@ -49,7 +50,7 @@ func testInhibited(t *testing.T, w *world) {
 // told are the alerts that are not inhibited.
 func told(ctx context.Context, address string) ([]string, error) {
 	var list []struct{ Labels map[string]string }
-	if err := suite.Read(ctx, "http://"+address+"/api/v2/alerts?inhibited=false", &list); err != nil {
+	if err := ask.JSON(ctx, "http://"+address+"/api/v2/alerts?inhibited=false", &list); err != nil {
 		return nil, err
 	}
 	var names []string

@@ -103,8 +103,8 @@ func testBundleRole(t *testing.T, w *world, grants []grant) {
 	front := must.Get(w.restricted(t, "unbound", base))(t)
 	const name = "lent"
 	s := extension.Start(t, extension.Config{GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + "." + name + ".svc"}, CA: w.ca})
-	w.apply(t, fmt.Sprintf(lent, suite.Port(s), strings.ReplaceAll(string(w.ca.PEM()), "\n", "\\n")))
-	w.apply(t, fmt.Sprintf(lentService, suite.Port(s))) // when it may be read
+	w.apply(t, fmt.Sprintf(lent, portOf(s), strings.ReplaceAll(string(w.ca.PEM()), "\n", "\\n")))
+	w.apply(t, fmt.Sprintf(lentService, portOf(s))) // when it may be read
 	suite.Eventually(t, 30*time.Second, "served", func() (bool, string) {
 		code, body := w.get(t, w.front.Endpoint, "/apis/lent.example.com/v1", "")
 		return code == 200, fmt.Sprint(code, body)

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -250,7 +251,7 @@ func (c *clients) ask(ctx context.Context, client *http.Client, what, url string
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		reply, err := suite.Ask(ctx, client, http.MethodGet, url, nil, "")
+		reply, err := ask.Do(ctx, client, http.MethodGet, url, nil, "")
 		if err == nil && reply.Code != http.StatusOK {
 			err = fmt.Errorf("%d: %s", reply.Code, reply.Body)
 		}

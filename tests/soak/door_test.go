@@ -17,9 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const (
@@ -101,7 +101,7 @@ func (d *door) seen() (*answer.Status, error) {
 }
 
 func get(ctx context.Context, c *http.Client, url string) (string, error) {
-	reply, err := suite.Ask(ctx, c, http.MethodGet, url, nil, "")
+	reply, err := ask.Do(ctx, c, http.MethodGet, url, nil, "")
 	if err == nil && reply.Code != http.StatusOK {
 		err = fmt.Errorf("%s: %d: %.300s", url, reply.Code, reply.Body)
 	}

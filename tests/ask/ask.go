@@ -1,6 +1,5 @@
-//go:build e2e
-
-package suite
+// Package ask asks a server something and reads the whole answer.
+package ask
 
 import (
 	"context"
@@ -9,8 +8,6 @@ import (
 	"maps"
 	"net/http"
 	"strings"
-
-	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
 // Reply is an answer that was read to its end.
@@ -21,9 +18,9 @@ type Reply struct {
 	Body   string
 }
 
-// Ask sends a request and returns what was answered. An empty body is none, and so is a nil
+// Do sends a request and returns what was answered. An empty body is none, and so is a nil
 // header; a body is JSON unless the header says otherwise.
-func Ask(ctx context.Context, c *http.Client, method, url string, header http.Header, body string) (Reply, error) {
+func Do(ctx context.Context, c *http.Client, method, url string, header http.Header, body string) (Reply, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return Reply{}, err
@@ -41,14 +38,11 @@ func Ask(ctx context.Context, c *http.Client, method, url string, header http.He
 	return Reply{res.StatusCode, res.Header, string(text)}, err
 }
 
-// Read gets JSON from a server of this machine without TLS.
-func Read(ctx context.Context, url string, into any) error {
-	r, err := Ask(ctx, new(http.Client), http.MethodGet, url, nil, "")
+// JSON reads what a server of this machine without TLS has there.
+func JSON(ctx context.Context, url string, into any) error {
+	r, err := Do(ctx, new(http.Client), http.MethodGet, url, nil, "")
 	if err != nil {
 		return err
 	}
 	return json.Unmarshal([]byte(r.Body), into)
 }
-
-// Port is where an extension server listens.
-func Port(s *extension.Server) string { return s.Addr()[strings.LastIndex(s.Addr(), ":")+1:] }
