@@ -29,7 +29,7 @@ spec:
   - name: v1
     served: true
     storage: true
-    subresources: {status: {}, scale: {specReplicasPath: .spec.replicas, statusReplicasPath: .Code.replicas}}
+    subresources: {status: {}, scale: {specReplicasPath: .spec.replicas, statusReplicasPath: .status.replicas}}
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
   - name: v1alpha1
     served: true
