@@ -1,29 +1,21 @@
 package main
 
 import (
-	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
-	"net/http/httptest"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"testing"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
-	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // crowd is a kube-apiserver, as far as this process asks it, with very many APIServices, and the
@@ -131,28 +123,3 @@ func (c *crowd) extension(w http.ResponseWriter, r *http.Request) {
 }
 
 const aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
-
-// serve runs both servers until the test ends, and has the kubeconfig lead to the kube-apiserver.
-func (c *crowd) serve(b testing.TB, o *options, ca *pki.CA) {
-	b.Helper()
-	serve := func(h http.Handler) string {
-		s := httptest.NewUnstartedServer(h)
-		s.EnableHTTP2, s.Config.ErrorLog = true, slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
-		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
-		s.StartTLS()
-		b.Cleanup(func() { s.CloseClientConnections(); s.Close() })
-		return s.URL
-	}
-	u := must.Get(url.Parse(serve(http.HandlerFunc(c.extension))))(b)
-	port := must.Get(strconv.ParseInt(u.Port(), 10, 32))(b)
-	c.port = int32(port)
-	for i := range c.services {
-		c.Put(c.service(i), c.slice(i, false))
-	}
-	for i := range c.apiServices {
-		c.Put(c.apiService(i))
-	}
-	kubeconfig := must.Get(clientcmd.LoadFromFile(o.kubeconfig))(b)
-	kubeconfig.Clusters["c"].Server = serve(c.local())
-	must.Do(b, clientcmd.WriteToFile(*kubeconfig, o.kubeconfig))
-}

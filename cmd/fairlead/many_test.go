@@ -2,17 +2,25 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -111,4 +119,29 @@ func (c *crowd) start(b *testing.B) *door {
 		}
 	}
 	return d
+}
+
+// serve runs both servers until the test ends, and has the kubeconfig lead to the kube-apiserver.
+func (c *crowd) serve(b testing.TB, o *options, ca *pki.CA) {
+	b.Helper()
+	serve := func(h http.Handler) string {
+		s := httptest.NewUnstartedServer(h)
+		s.EnableHTTP2, s.Config.ErrorLog = true, slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
+		s.StartTLS()
+		b.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+		return s.URL
+	}
+	u := must.Get(url.Parse(serve(http.HandlerFunc(c.extension))))(b)
+	port := must.Get(strconv.ParseInt(u.Port(), 10, 32))(b)
+	c.port = int32(port)
+	for i := range c.services {
+		c.Put(c.service(i), c.slice(i, false))
+	}
+	for i := range c.apiServices {
+		c.Put(c.apiService(i))
+	}
+	kubeconfig := must.Get(clientcmd.LoadFromFile(o.kubeconfig))(b)
+	kubeconfig.Clusters["c"].Server = serve(c.local())
+	must.Do(b, clientcmd.WriteToFile(*kubeconfig, o.kubeconfig))
 }

@@ -17,12 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
-	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -151,33 +149,5 @@ func TestBackendsByURL(t *testing.T) {
 		if said := ask(http2); said[byAddress] != 50 {
 			t.Errorf("HTTP/2 %v, with the name bound to another address: %v", http2, said)
 		}
-	}
-}
-
-// --allow-url-backends reaches the table; without it a URL counts in no cluster.
-func TestAllowURLBackends(t *testing.T) {
-	for _, allowed := range []bool{false, true} {
-		d := buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
-			c := &crowd{Server: apiserver.New(), apiServices: 1, services: 1, annotations: map[string]string{"fairlead.dev/url": "https://far.example.com"}}
-			c.serve(t, o, ca)
-			o.allowURLs = allowed
-		})
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		var running sync.WaitGroup
-		running.Go(func() { _ = d.registry.Run(ctx) })
-		for table := range latest.Of(ctx, d.registry.Table, nil) {
-			if !table.Complete() {
-				continue
-			}
-			if e := table.Entries()[0]; (len(e.Endpoints) == 1) != allowed || (e.Verdict.Reason == registry.ReasonInvalidURL) == allowed {
-				t.Errorf("allowed %v: %+v %v", allowed, e.Verdict, e.Endpoints)
-			}
-			break
-		}
-		if ctx.Err() != nil {
-			t.Error("the table is never complete")
-		}
-		cancel()
-		running.Wait()
 	}
 }

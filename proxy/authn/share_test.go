@@ -2,14 +2,22 @@ package authn
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -65,4 +73,57 @@ func TestNoReviewInVain(t *testing.T) {
 			t.Errorf("asked %v, and then %v", asked, err)
 		}
 	})
+}
+
+// TestTokenReview asks a real server in Kubernetes' own words.
+func TestTokenReview(t *testing.T) {
+	var asked atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var review authenticationv1.TokenReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil || r.URL.Path != "/apis/authentication.k8s.io/v1/tokenreviews" {
+			http.Error(w, "bad request", http.StatusBadRequest)
+			return
+		}
+		asked.Add(1)
+		switch review.Spec.Token {
+		case "bad":
+			review.Status.Error = "invalid bearer token"
+		case "ended":
+			review.Status.Error = "[invalid bearer token, service account token has expired]"
+		case "good":
+			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{
+				Username: "alice", UID: "7", Groups: []string{"dev"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}},
+			}}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	defer s.Close()
+	client := must.Get(authenticationclient.NewForConfig(&rest.Config{Host: s.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}))(t)
+	review := must.Get(TokenReview(client))(t)
+	a := newAuthenticator(t, Config{Review: review})
+	u, err := a.Review(t.Context(), credentials(a, "good"), "")
+	if err != nil || describe(u) != describe(&user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"k": {"v"}}}) {
+		t.Errorf("%s, %v", describe(u), err)
+	}
+	// A token that nobody knows is remembered; one that somebody could not tell is asked for again.
+	for token, want := range map[string]int64{"bad": 1, "ended": 2} {
+		before := asked.Load()
+		for range 2 {
+			if _, err := a.Review(t.Context(), credentials(a, token), ""); !errors.Is(err, ErrUnauthenticated) {
+				t.Errorf("%s: %v", token, err)
+			}
+		}
+		if got := asked.Load() - before; got != want {
+			t.Errorf("%s: asked %d times, want %d", token, got, want)
+		}
+	}
+	if !a.Proven(credentials(a, "good").Token) || a.Proven(credentials(a, "bad").Token) {
+		t.Error("what a review says does not prove a token")
+	}
+	s.Close()
+	if _, err := a.Review(t.Context(), credentials(a, "another"), ""); err == nil || errors.Is(err, ErrUnauthenticated) || strings.Contains(err.Error(), "another") {
+		t.Error(err)
+	}
 }

@@ -65,7 +65,8 @@ func (n *memoryNet) dial(ctx context.Context, _, address string) (net.Conn, erro
 	}
 }
 
-// serve answers at address until stop, or the end of the test. A server that was stopped may be replaced.
+// serve answers at address until stop, or until the test ends. A server that was stopped may be
+// replaced.
 func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memoryServer {
 	if handler == nil {
 		handler = http.NotFound

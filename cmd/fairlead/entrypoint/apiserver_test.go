@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"go.uber.org/goleak"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -22,6 +23,8 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // apiserver keeps objects in memory and refuses what is based on an older state, as an apiserver
 // does and client-go's tracker does not.

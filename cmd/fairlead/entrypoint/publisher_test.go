@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"go.uber.org/goleak"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -31,8 +30,6 @@ func story(t *testing.T, tell func(*testing.T, *apiserver)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { tell(t, newAPIServer(t)) })
 }
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // replica is a publisher that a test runs.
 type replica struct {

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -138,22 +136,6 @@ func (s *apiserver) since(from time.Time) (names []string) {
 		}
 	}
 	return names
-}
-
-// wrote checks which APIServices were written since a time.
-func (s *apiserver) wrote(t *testing.T, when string, since time.Time, want ...string) {
-	t.Helper()
-	if diff := cmp.Diff(want, s.since(since), cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", when, diff)
-	}
-}
-
-// has checks the conditions of an APIService.
-func (s *apiserver) has(t *testing.T, when, name string, want ...string) {
-	t.Helper()
-	if diff := cmp.Diff(want, s.conditions(t, name)); diff != "" {
-		t.Errorf("%s: %s (-want +got):\n%s", when, name, diff)
-	}
 }
 
 func (s *apiserver) conditions(t *testing.T, name string) (found []string) {

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -112,6 +114,22 @@ func oneWritten(t *testing.T) (o *apiregistrationv1.APIService, s *apiserver, f 
 	f, stop = start(t, s, "one", remote(o, "True", "Passed"))
 	time.Sleep(time.Second)
 	return o, s, f, stop
+}
+
+// wrote checks which APIServices were written since a time.
+func (s *apiserver) wrote(t *testing.T, when string, since time.Time, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, s.since(since), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", when, diff)
+	}
+}
+
+// has checks the conditions of an APIService.
+func (s *apiserver) has(t *testing.T, when, name string, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, s.conditions(t, name)); diff != "" {
+		t.Errorf("%s: %s (-want +got):\n%s", when, name, diff)
+	}
 }
 
 func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
