@@ -1,0 +1,65 @@
+package proxy
+
+import (
+	"bufio"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// guard serves what Guard protects.
+func (w *world) guard(t *testing.T, p *Proxy, h http.HandlerFunc) *httptest.Server {
+	t.Helper()
+	s := w.server()
+	s.Config.Handler, s.Config.ConnContext = p.Guard(h), p.ConnContext
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s
+}
+
+// dial opens an HTTP/1.1 connection to a server of ours, for requests that no client library would
+// send, with a client certificate if pair is not nil.
+func (w *world) dial(t *testing.T, to *httptest.Server, pair *pki.Pair) net.Conn {
+	t.Helper()
+	tc := &tls.Config{RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}
+	if pair != nil {
+		tc.Certificates = []tls.Certificate{pair.TLS()}
+	}
+	c := must.Get(tls.Dial("tcp", to.Listener.Addr().String(), tc))(t)
+	must.Do(t, c.SetDeadline(time.Now().Add(30*time.Second)))
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// say sends text over a connection of its own, and returns the head of the answer, what reads on,
+// and the connection.
+func (w *world) say(t *testing.T, pair *pki.Pair, text string) (*http.Response, *bufio.Reader, net.Conn) {
+	t.Helper()
+	conn := w.dial(t, w.front, pair)
+	must.Get(io.WriteString(conn, text))(t)
+	br := bufio.NewReader(conn)
+	return must.Get(http.ReadResponse(br, nil))(t), br, conn
+}
+
+// raw is say with a request line, as bob.
+func (w *world) raw(t *testing.T, line, rest string) (*http.Response, *bufio.Reader, net.Conn) {
+	t.Helper()
+	return w.say(t, nil, line+" HTTP/1.1\r\nHost: front.example.com\r\nAuthorization: Bearer token-of-bob\r\n"+rest)
+}
+
+// write is say with a request, as it stands.
+func (w *world) write(t *testing.T, pair *pki.Pair, r *http.Request) *http.Response {
+	t.Helper()
+	var text strings.Builder
+	must.Do(t, r.Write(&text))
+	res, _, _ := w.say(t, pair, text.String())
+	return res
+}
