@@ -3,7 +3,6 @@ package apiservices
 import (
 	"context"
 	"net/http"
-	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,9 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
@@ -55,24 +52,6 @@ func serverOf(t *testing.T, members ...string) *Server {
 			return authorizer.DecisionAllow, "", nil
 		},
 	}))(t)
-}
-
-// serveFor runs a server for whom the header User names.
-func serveFor(t *testing.T, server *Server) (url string) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
-	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		server.ServeHTTP(recorder{w}, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: r.Header.Get("User")})))
-	}))
-	t.Cleanup(func() {
-		h.CloseClientConnections()
-		h.Close()
-		cancel()
-		<-ended
-	})
-	return h.URL
 }
 
 // ready waits for the cache.

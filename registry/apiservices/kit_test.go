@@ -1,6 +1,7 @@
 package apiservices
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
@@ -86,6 +89,24 @@ func serve(t *testing.T) (s *source, url string) {
 		}
 	}
 	return s, h.URL
+}
+
+// serveFor runs a server for whom the header User names.
+func serveFor(t *testing.T, server *Server) (url string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		server.ServeHTTP(recorder{w}, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: r.Header.Get("User")})))
+	}))
+	t.Cleanup(func() {
+		h.CloseClientConnections()
+		h.Close()
+		cancel()
+		<-ended
+	})
+	return h.URL
 }
 
 func get(t *testing.T, url, accept string) (*http.Response, string) {
