@@ -20,7 +20,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	aggregatorscheme "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/scheme"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -135,15 +134,6 @@ func (s *side) ask(t *testing.T, o operation) string {
 		}
 	}
 	return b.String()
-}
-
-func fromProtobuf(t *testing.T, data []byte) []byte {
-	t.Helper()
-	o, _, err := aggregatorscheme.Codecs.UniversalDeserializer().Decode(data, nil, nil)
-	if err != nil {
-		t.Fatalf("%v in %q", err, data)
-	}
-	return must.Get(json.Marshal(o))(t)
 }
 
 func (s *side) fill(text string) string {

@@ -3,10 +3,16 @@
 package etcd
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"testing"
+
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/scheme"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 const (
@@ -181,4 +187,13 @@ func operations() []operation {
 		{name: "old version", method: get, path: "/apis/apiregistration.k8s.io/v1beta1"},
 		{name: "options", method: http.MethodOptions, path: "/" + a},
 	})
+}
+
+func fromProtobuf(t *testing.T, data []byte) []byte {
+	t.Helper()
+	o, _, err := aggregatorscheme.Codecs.UniversalDeserializer().Decode(data, nil, nil)
+	if err != nil {
+		t.Fatalf("%v in %q", err, data)
+	}
+	return must.Get(json.Marshal(o))(t)
 }
