@@ -36,47 +36,39 @@ func (a *Authenticator) Strip(name string, p Pool) bool {
 	return a.nameSet().strip.match(name, p)
 }
 
-// stripper matches names without allocating. Its names are in lower case, with dashes only.
-type stripper struct {
-	names, prefixes []string
-	// first holds the first byte of all names and prefixes, so that most fields cost one look-up.
-	first [256]bool
+// stripper matches names without allocating. Most fields cost one look-up, because no name begins
+// as they do.
+type stripper struct{ rules [256][]rule } // by the first byte, as plain returns it
+
+// rule matches a name, or all that begin with it. It is in lower case, with dashes only.
+type rule struct {
+	name   string
+	prefix bool
 }
 
-func newStripper(sets ...HeaderNames) stripper {
-	s := stripper{prefixes: []string{"x-remote-"}}
-	for _, n := range sets {
-		for _, names := range [][]string{n.Username, n.UID, n.Group} {
-			for _, name := range names {
-				s.names = append(s.names, dashed(name))
-			}
-		}
-		for _, p := range n.ExtraPrefix {
-			s.prefixes = append(s.prefixes, dashed(p))
+func newStripper(sets ...HeaderNames) (s stripper) {
+	add := func(prefix bool, names ...string) {
+		for _, name := range names {
+			name = strings.ReplaceAll(name, "_", "-")
+			s.rules[name[0]] = append(s.rules[name[0]], rule{name, prefix})
 		}
 	}
-	for _, list := range [][]string{s.names, s.prefixes, {"authorization", "proxy-authorization", "impersonate-", "sec-"}} {
-		for _, name := range list {
-			s.first[name[0]] = true
-			s.first[name[0]-'a'+'A'] = s.first[name[0]-'a'+'A'] || 'a' <= name[0] && name[0] <= 'z'
-		}
+	add(true, "x-remote-")
+	for _, n := range sets {
+		add(false, n.Username...)
+		add(false, n.UID...)
+		add(false, n.Group...)
+		add(true, n.ExtraPrefix...)
 	}
 	return s
 }
 
-func dashed(name string) string { return strings.ReplaceAll(name, "_", "-") }
-
 func (s *stripper) match(name string, p Pool) bool {
-	if name == "" || !s.first[name[0]] {
+	if name == "" {
 		return false
 	}
-	for _, prefix := range s.prefixes {
-		if hasPrefix(name, prefix) {
-			return true
-		}
-	}
-	for _, n := range s.names {
-		if len(name) == len(n) && hasPrefix(name, n) {
+	for _, r := range s.rules[plain(name[0])] {
+		if hasPrefix(name, r.name) && (r.prefix || len(name) == len(r.name)) {
 			return true
 		}
 	}
@@ -108,16 +100,20 @@ func hasPrefix(name, prefix string) bool {
 		return false
 	}
 	for i := range len(prefix) {
-		c := name[i]
-		if 'A' <= c && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		if c == '_' {
-			c = '-'
-		}
-		if c != prefix[i] {
+		if plain(name[i]) != prefix[i] {
 			return false
 		}
 	}
 	return true
+}
+
+// plain returns the byte of a name that stands for all its spellings.
+func plain(c byte) byte {
+	switch {
+	case 'A' <= c && c <= 'Z':
+		return c + ('a' - 'A')
+	case c == '_':
+		return '-'
+	}
+	return c
 }

@@ -1,0 +1,52 @@
+package tokens
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead-proxy/fairlead/tests/issuer"
+)
+
+// said are lines of a log.
+type said chan string
+
+func (s said) Write(line []byte) (int, error) {
+	s <- string(line)
+	return len(line), nil
+}
+
+// A configuration that is given up for a newer one is told of, and looks for no keys any more.
+func TestGivenUpConfiguration(t *testing.T) {
+	dead := issuer.Start(t)
+	nobody, waits := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n", dead.Config("")
+	dead.Close()
+	log := make(said, 10)
+	k := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	take := func(text string) {
+		t.Helper()
+		if err := k.TakeConfig([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(message string) {
+		t.Helper()
+		if line := <-log; !strings.Contains(line, `msg="authentication configuration `+message) {
+			t.Fatalf("the log says %s", line)
+		}
+	}
+	take(nobody)
+	run(t, k)
+	want("activated")
+	before := goleak.IgnoreCurrent()
+	take(waits)
+	until(t, "waited for", func() bool { return goleak.Find(before) != nil })
+	take(nobody)
+	want(`not activated, the previous one stays" err="waiting for`)
+	want("activated")
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}
