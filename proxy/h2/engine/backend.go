@@ -100,7 +100,7 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	s.half[up].q.forget(e)
 	e.weigh(s)
 	if r.Fields = s.keep(r.Fields); s.guest != nil {
-		e.headGuest(s, r, c.blockES)
+		e.headGuest(s, r)
 	} else {
 		s.leg[up].finalHead(s, c.blockES, e.fields.Pseudo(), r.Fields)
 	}
@@ -116,12 +116,18 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 // the next tick. It is only for requests that are complete, so that the backend does not wait for
 // the client, and for clients whose window allows a body.
 func (c *Conn) finalHead(s *stream, end bool, lists ...[]hpack.HeaderField) {
-	d := &s.half[down]
 	idle := !c.dirty && !c.flushing && !c.closing && len(c.out) < maxDelayed
 	c.writeHeaders(s.id[up], end, lists...)
-	if idle && !end && d.declared > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning && d.window > 0 && c.window > 0 {
+	if idle && s.bodyFollows() && s.half[down].window > 0 && c.window > 0 {
 		c.delay()
 	}
+}
+
+// bodyFollows reports whether the first bytes of a body will come at once after the head, and the
+// client needs nothing before.
+func (s *stream) bodyFollows() bool {
+	d := &s.half[down]
+	return !d.end && d.declared > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning
 }
 
 // maxDelayed is how much output may be delayed: about twenty heads.

@@ -103,20 +103,18 @@ func (e *Engine) interimGuest(g *Guest, r wire.ResponseHead) {
 
 // headGuest passes the final head to the guest. A head that declares a length waits for the first
 // bytes of the body, as in finalHead.
-func (e *Engine) headGuest(s *stream, r wire.ResponseHead, end bool) {
+func (e *Engine) headGuest(s *stream, r wire.ResponseHead) {
 	g := s.guest
 	g.head = r
 	g.head.Fields = slices.Clone(r.Fields)
-	if g.waits = !end && r.ContentLength > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning; !g.waits {
+	if g.waits = s.bodyFollows(); !g.waits {
 		e.wakeGuest(g, down)
 	}
 }
 
 // dismiss ends a stream that was not forwarded; h is the answer for its caller, and may be nil.
 func (e *Engine) dismiss(s *stream, h http.Handler) {
-	g := s.guest
 	e.endGuest(s, &Failure{Outcome: e.outcome(s), Answer: h})
-	g.head = wire.ResponseHead{}
 	e.reset(s, down, http2.ErrCodeCancel)
 	e.endIfDone(s)
 }

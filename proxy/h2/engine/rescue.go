@@ -147,12 +147,9 @@ func (e *Engine) dropStream(s *stream) {
 		e.stopped(l)
 	}
 	s.leg, s.local, s.picked, s.decided = [2]*Conn{}, nil, false, false
-	for d := range s.half {
-		e.unqueue(s, dir(d))
-	}
-	for _, n := range []*node{&s.timer, &s.wait, &s.half[up].ready, &s.half[down].ready} {
-		n.unlink()
-	}
+	s.timer.unlink()
+	s.wait.unlink()
+	e.unqueueAll(s)
 }
 
 // accepts calls Plan.Accept. It reports false after a panic: the stream and its client's connection

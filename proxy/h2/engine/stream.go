@@ -224,10 +224,7 @@ func (e *Engine) endIfDone(s *stream) {
 		s.ticket = nil
 	}
 	e.arm(s, 0)
-	for d := range s.half {
-		e.unqueue(s, dir(d))
-		s.half[d].ready.unlink()
-	}
+	e.unqueueAll(s)
 	e.freeSending(s)
 	if e.freeStreams >= maxFreeStreams {
 		return
@@ -325,6 +322,14 @@ func (e *Engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
 	e.stopLocal(s)
 	e.stopGuest(s)
 	e.endIfDone(s)
+}
+
+// unqueueAll drops everything that waits to be sent.
+func (e *Engine) unqueueAll(s *stream) {
+	for d := range s.half {
+		e.unqueue(s, dir(d))
+		s.half[d].ready.unlink()
+	}
 }
 
 // unqueue drops everything that waits to be sent in direction d.

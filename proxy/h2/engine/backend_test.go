@@ -1,0 +1,22 @@
+package engine
+
+import "testing"
+
+// What is kept of a request in case it must be sent again counts against its client until the
+// response begins.
+func TestAnsweredRequestIsNotHeld(t *testing.T) {
+	r := newRig(t)
+	r.plan.Retries = 1
+	c := r.client()
+	c.request(1, "POST", false)
+	c.upload(1, 2*chunkSize)
+	b := r.backend(0)
+	if c.c.queued < 2*chunkSize {
+		t.Fatalf("%d bytes are held", c.c.queued)
+	}
+	b.headers(1, false, ":status=200")
+	b.flush()
+	if c.c.queued != 0 {
+		t.Errorf("%d bytes are held of what is not sent again", c.c.queued)
+	}
+}

@@ -1,0 +1,26 @@
+package engine
+
+import (
+	"testing"
+)
+
+// While another dial goes on, one that has failed costs nobody anything.
+func TestOneOfTwoDialsFails(t *testing.T) {
+	r := newRig(t)
+	r.heldDial = true
+	c := r.client()
+	for id := uint32(1); id < 2*(assumedStreams+2); id += 2 {
+		c.get(id)
+	}
+	if len(r.held) != 2 {
+		t.Fatalf("%d dials", len(r.held))
+	}
+	r.held[0].dialled(errRefused)
+	r.run()
+	c.want()
+	r.dialled(r.held[1])
+	r.backend(0).takes(2 * assumedStreams)
+	if n := r.e.pool(r.ep).waiting.n; n > 0 || len(r.outcomes) > 0 {
+		t.Errorf("%d wait, %d have ended", n, len(r.outcomes))
+	}
+}

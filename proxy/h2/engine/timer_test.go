@@ -1,0 +1,56 @@
+package engine
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// A watch does not end amid a DATA frame, though the part that has come ends with a line.
+func TestDrainEndsBetweenFrames(t *testing.T) {
+	r := newRig(t)
+	first := r.client()
+	first.get(1)
+	b := r.backend(0)
+	b.respond(1, "other")
+	c := r.client()
+	r.plan.LongRunning = true
+	c.get(1) // 3, as the backend knows it
+	b.headers(3, false, ":status=200")
+	frame := wire.FrameHeader{Length: 10, Type: http2.FrameData, StreamID: 3}.Append(nil)
+	b.to.WriteString(string(frame) + "{}\n")
+	b.flush()
+	c.see()
+	r.e.Drain(0)
+	r.run()
+	c.see()
+	r.tick(eventGap)
+	c.want()
+	b.to.WriteString(`{"a":0}`)
+	b.flush()
+	r.tick(2 * eventGap)
+	c.want(`DATA 1 "{\"a\":0}"`, `DATA 1 "" END`)
+}
+
+// Timers are looked at four times a second amid work, and twice at rest.
+func TestPace(t *testing.T) {
+	r := newRig(t)
+	want := func(when string, pace time.Duration) {
+		t.Helper()
+		if got := r.e.Pace(); got != pace {
+			t.Errorf("%s: every %v, want %v", when, got, pace)
+		}
+	}
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	want("at work", 250*time.Millisecond)
+	for range 2 * int(restAfter/TickEvery) {
+		r.tick(TickEvery)
+		pong(c, b)
+	}
+	want("at rest", 500*time.Millisecond)
+}

@@ -1,0 +1,28 @@
+package h2
+
+import (
+	"io"
+	"net/http"
+	"slices"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+)
+
+// A shard that rested is ticked as often as any other as soon as it is asked something.
+func TestWorkEndsTheRest(t *testing.T) {
+	s := newStand(t, "portable", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "x") }), nil)
+	for _, sh := range s.server.shards {
+		sh.lock()
+		sh.pace = 0
+		sh.mu.Unlock()
+	}
+	s.read(s.do("GET", "/", nil))
+	if !slices.ContainsFunc(s.server.shards, func(sh *shard) bool {
+		sh.lock()
+		defer sh.mu.Unlock()
+		return sh.pace == engine.TickEvery
+	}) {
+		t.Error("nobody is ticked")
+	}
+}

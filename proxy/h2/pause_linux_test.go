@@ -1,0 +1,57 @@
+package h2
+
+import (
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// paused reports whether the loops have stopped to read a connection.
+func (s *stand) paused() (some bool) {
+	for _, sh := range s.server.shards {
+		sh.loop.mu.Lock()
+		for _, l := range sh.loop.links {
+			some = some || l != nil && l.paused.Load()
+		}
+		sh.loop.mu.Unlock()
+	}
+	return some
+}
+
+// A client that reads no answers is not read from, and is again when it reads them.
+func TestPausedClientGoesOn(t *testing.T) {
+	const n = 6000 // more than sockets hold, of either side
+	s := newStand(t, "loop", newHolding(""), func(_ *Head, p *Plan) {
+		p.Forward, p.Answer = nil, &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("x", 8<<10))}}
+	})
+	c := s.greet()
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	sent := make(chan error, 1)
+	go func() {
+		_, err := c.Write(many(t, n, "/"+strings.Repeat("long", 1000)))
+		sent <- err
+	}()
+	for late := time.Now().Add(20 * time.Second); !s.paused(); {
+		if time.Now().After(late) {
+			t.Fatal("it is read from however much waits for it")
+		}
+	}
+	fr, answers := http2.NewFramer(io.Discard, c), 0
+	fr.SetMaxReadFrameSize(1 << 24)
+	for answers < n {
+		f, err := fr.ReadFrame()
+		if err != nil {
+			t.Fatalf("after %d answers: %v", answers, err)
+		}
+		if f.Header().Type == http2.FrameHeaders {
+			answers++
+		}
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,21 @@
+package h2
+
+import (
+	"net/http"
+	"testing"
+)
+
+// A path that net/http cannot read reaches no handler.
+func TestUnreadableTarget(t *testing.T) {
+	onDrivers(t, func(t *testing.T, driver string) {
+		s := newStand(t, driver, http.NotFoundHandler(), func(_ *Head, p *Plan) {
+			p.Forward, p.Serve = nil, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("served %s", r.URL) })
+		})
+		if _, err := s.greet().Write(many(t, 1, "/%zz")); err != nil {
+			t.Fatal(err)
+		}
+		if o := <-s.ended; o.Status != http.StatusBadRequest {
+			t.Errorf("%+v", o)
+		}
+	})
+}
