@@ -1,0 +1,28 @@
+package accesslog
+
+import (
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// However many lines are lost, the log says so once a minute.
+func TestLossesAreLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, w := io.Pipe()
+		_ = r.Close()
+		var said strings.Builder
+		l := newLog(t, Config{Writer: w, Logger: slog.New(slog.NewTextHandler(&said, nil))})
+		for range 3 * 60 {
+			l.Add(1, full())
+			l.flush()
+			time.Sleep(time.Second)
+		}
+		if n := strings.Count(said.String(), "access log lost lines"); n != 3 {
+			t.Errorf("said %d times in 3 minutes:\n%s", n, said.String())
+		}
+	})
+}

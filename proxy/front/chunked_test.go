@@ -1,0 +1,30 @@
+package front
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// A chunked body ends its connection: net/http does not tell whether a Content-Length came with it.
+func TestChunkedBodyEndsConnection(t *testing.T) {
+	s := httptest.NewServer(limitSlowClients(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })))
+	t.Cleanup(s.Close)
+	for _, length := range []int64{-1, 4} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL, strings.NewReader("body"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.ContentLength = length
+		res, err := s.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = res.Body.Close()
+		if res.Close != (length < 0) {
+			t.Errorf("length %d: the connection ends: %v", length, res.Close)
+		}
+	}
+}
