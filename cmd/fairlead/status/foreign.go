@@ -19,7 +19,7 @@ type foreign struct {
 
 	mu    sync.Mutex                               // guards what follows
 	ended bool                                     // the watch has ended
-	seen  map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number
+	seen  map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number; nil means none
 }
 
 // loss is how often another writer has replaced a condition.
@@ -32,7 +32,7 @@ type loss struct {
 const warnAfter = 3
 
 func newForeign(w *Writer, wake func()) *foreign {
-	return &foreign{writer: w, wake: wake, end: func() {}, seen: map[string]*apiregistrationv1.APIService{}}
+	return &foreign{writer: w, wake: wake, end: func() {}}
 }
 
 // watch starts a new watch after a list. If the watch ends by itself, everything is listed again
@@ -69,6 +69,9 @@ func (f *foreign) receive(ctx context.Context, after string) {
 	for e := range w.ResultChan() {
 		if o, ok := e.Object.(*apiregistrationv1.APIService); ok {
 			f.mu.Lock()
+			if f.seen == nil {
+				f.seen = map[string]*apiregistrationv1.APIService{}
+			}
 			f.seen[o.Name] = &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}, Status: o.Status}
 			f.wake()
 			f.mu.Unlock()
@@ -110,7 +113,7 @@ func (f *foreign) take() map[string]*apiregistrationv1.APIService {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	seen := f.seen
-	f.seen = map[string]*apiregistrationv1.APIService{}
+	f.seen = nil
 	return seen
 }
 

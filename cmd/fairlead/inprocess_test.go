@@ -1,0 +1,23 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+)
+
+// A watch without an event has begun: its head is there when the handler flushes it.
+func TestInProcessFlush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // in which it is found out that nobody can go on
+		h := inProcess{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.(http.Flusher).Flush() //nolint:forcetypeassert // of this package
+			<-r.Context().Done()
+		})}
+		res, err := h.RoundTrip(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/watch", nil))
+		if err != nil || res.StatusCode != http.StatusOK {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		_ = res.Body.Close()
+	})
+}

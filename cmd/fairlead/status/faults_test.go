@@ -1,0 +1,30 @@
+package status
+
+import (
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// A fault that the last leader has told of is not told again, nor that it has gone; a new one is.
+func TestFaultsAreToldOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := object("a")
+		s := newAPIServer(t, a)
+		var fault atomic.Pointer[map[string]string]
+		fault.Store(&map[string]string{"a": "its bundle cannot be read"})
+		_, stop := startEvents(t, s, "one", func() map[string]string { return *fault.Load() }, remote(a, "True", "Passed"))
+		for _, f := range []map[string]string{{}, {"a": "it is cut"}, {}} {
+			time.Sleep(time.Minute)
+			fault.Store(&f)
+		}
+		time.Sleep(time.Minute)
+		if diff := cmp.Diff([]string{"a Warning Faulty in default: it is cut"}, s.events()); diff != "" {
+			t.Error(diff)
+		}
+		stop()
+	})
+}

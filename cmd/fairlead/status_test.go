@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+const withoutService = `apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.g%[1]d.example.com}
+spec: {group: g%[1]d.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 100, insecureSkipTLSVerify: true, service: {namespace: x, name: gone}}
+`
+
+// The replica that the local apiserver elects tells it of a new APIService that is not available.
+func TestEventsReachTheLocalApiserver(t *testing.T) {
+	told := make(chan string, 100)
+	manifests := t.TempDir()
+	d := buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				http.NotFound(w, r)
+				return
+			}
+			body, _ := io.ReadAll(r.Body)
+			w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+			_, _ = w.Write(body) // it takes what it is given
+			told <- r.URL.Path + string(body)
+		}))
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}
+		s.StartTLS()
+		t.Cleanup(s.Close)
+		o.localAPIServer, o.registry = []string{s.URL}, "dir:"+manifests
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	for _, name := range []string{"table", "events"} {
+		run := d.loops()[name]
+		running.Go(func() { _ = run(ctx) })
+	}
+	late := time.After(20 * time.Second)
+	for n := 0; ; n++ { // the first ones may be there before it leads
+		if err := os.WriteFile(filepath.Join(manifests, fmt.Sprintf("%d.yaml", n)), fmt.Appendf(nil, withoutService, n), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case got := <-told:
+			if strings.HasPrefix(got, "/api/v1/namespaces/default/events") && strings.Contains(got, "ServiceNotFound") {
+				return
+			}
+		case <-time.After(100 * time.Millisecond):
+		case <-late:
+			t.Fatal("there is no Event")
+		}
+	}
+}
+
+// Who asks for no Events gets none.
+func TestEventsAreAskedFor(t *testing.T) {
+	d := buildDoor(t, prometheus.NewRegistry(), func(o *options, _ *pki.CA) { o.emitEvents = false })
+	if loops := d.loops(); loops["events"] != nil || loops["status writer"] == nil {
+		t.Errorf("events: %v, status writer: %v", loops["events"] != nil, loops["status writer"] != nil)
+	}
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// The port for operators knows them by their certificates, over both protocols.
+func TestOperatorsShowCertificates(t *testing.T) {
+	users := pki.NewCA("users")
+	d, ca := aloneDoor(t, func(o *options) {
+		o.clientCA = filepath.Join(t.TempDir(), "users.crt")
+		if err := os.WriteFile(o.clientCA, users.PEM(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- d.serve(ctx) }()
+	jane := &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", Certificates: []tls.Certificate{users.Issue(pki.Leaf{CommonName: "jane"}).TLS()}, MinVersion: tls.VersionTLS12}
+	for _, h2 := range []bool{true, false} {
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: jane.Clone(), ForceAttemptHTTP2: h2}}
+		res, err := client.Get("https://" + d.adminListener.Addr().String() + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(res.Body)
+		_ = res.Body.Close()
+		if res.ProtoMajor == 2 != h2 || res.StatusCode != http.StatusForbidden || !strings.Contains(string(text), `User \"jane\"`) {
+			t.Errorf("%s: %d %s", res.Proto, res.StatusCode, text)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A start that fails for one port gives the other back.
+func TestFailedStartClosesItsPort(t *testing.T) {
+	there, _ := aloneDoor(t, func(*options) {})
+	o := *there.o
+	o.adminPort = there.adminListener.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it listens on TCP
+	d := &door{o: &o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
+	if err := d.build(t.Context()); err == nil {
+		t.Fatal("two listen on one port")
+	}
+	if conn, err := net.Dial("tcp", d.frontListener.Addr().String()); err == nil {
+		_ = conn.Close()
+		t.Error("the front port is still open")
+	}
+}
