@@ -1,0 +1,85 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install"
+)
+
+// Whoever knows a revision that etcd has not reached, as one that was restored, is told to list
+// anew; any other revision is served.
+func TestRevisionFromTheFuture(t *testing.T) {
+	s := open(t, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
+	if err := create(t, s, "v1.a.io"); err != nil {
+		t.Fatal(err)
+	}
+	for late := time.Now().Add(20 * time.Second); !s.cached.Ready(); {
+		if time.Now().After(late) {
+			t.Fatal("the cache is never ready")
+		}
+	}
+	now, err := s.raw.now(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.raw.notFuture(t.Context(), fmt.Sprint(now)); err != nil {
+		t.Errorf("the newest: %v", err)
+	}
+	from := s.Storage()["apiservices"].(interface { //nolint:forcetypeassert // it is both
+		rest.Lister
+		rest.Watcher
+	})
+	for version, expired := range map[string]bool{"": false, "0": false, "1": false, fmt.Sprint(now): false, fmt.Sprint(now + 1000): true} {
+		if _, err := from.List(asked(t), &metainternal.ListOptions{ResourceVersion: version}); apierrors.IsResourceExpired(err) != expired || !expired && err != nil {
+			t.Errorf("a list from %q: %v", version, err)
+		}
+		ctx, cancel := context.WithCancel(asked(t))
+		w, err := from.Watch(ctx, &metainternal.ListOptions{ResourceVersion: version})
+		if apierrors.IsResourceExpired(err) != expired {
+			t.Errorf("a watch from %q: %v", version, err)
+		}
+		if w != nil {
+			w.Stop()
+		}
+		cancel()
+	}
+}
+
+// The cache ends with Run.
+func TestRunEndsTheCache(t *testing.T) {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	s, err := New(scheme, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	for late := time.Now().Add(20 * time.Second); !s.cached.Ready(); {
+		if time.Now().After(late) {
+			t.Fatal("the cache is never ready")
+		}
+	}
+	cancel()
+	<-done
+	if s.cached.Ready() {
+		t.Error("the cache is still ready")
+	}
+}
+
+// A cache that has read nothing yet judges no revision, and nobody waits for it.
+func TestRevisionBeforeTheCache(t *testing.T) {
+	s := open(t, Config{Endpoints: []string{"http://127.0.0.1:1"}})
+	if err := (&present{s.raw, s.cached, s.raw}).known(t.Context(), "5"); err != nil {
+		t.Error(err)
+	}
+}
