@@ -95,7 +95,7 @@ quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, u
 .PHONY: unit
 unit: ## Unit tests, once: under the race detector, and without it for code that differs without it
 	@# ./tests are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
-	go test -race -timeout 20m -json $$(go list ./... | grep -v '/tests$$') | $(call count,unit,-q)
+	go test -race -timeout 20m -json $$(go list ./... | grep -v '/tests$$') | $(call count,unit,-q -want tests/count/UNIT)
 	go test -json ./proxy/... ./registry/... | $(call count,unit-plain,-q)
 
 .PHONY: parts

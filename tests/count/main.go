@@ -1,6 +1,6 @@
 // Command count reads `go test -json` on its standard input, prints a line per finished case and
 // the whole output of those that fail, says how many cases ran, and exits 1 when one failed, one
-// was skipped, or fewer ran than expected.
+// was skipped, none ran, or fewer than expected.
 //
 // A case is a test without subtests, or a subtest without subtests: what a reader would call one.
 //
@@ -76,6 +76,8 @@ func (c *counter) judge(ran, least int) error {
 		return fmt.Errorf("failed: %s", strings.Join(c.failed, ", "))
 	case len(c.skipped) > 0:
 		return fmt.Errorf("skipped: %s", strings.Join(c.skipped, ", "))
+	case ran == 0: // go test itself has failed, and says so elsewhere
+		return errors.New("no case ran")
 	case ran < least:
 		return fmt.Errorf("%d cases ran, %d expected", ran, least)
 	}

@@ -38,7 +38,8 @@ func TestRun(t *testing.T) {
 		{"a failure shows its output", oneFails, "0", "fail TestB (1.0s)\nbecause\n", "failed: TestB, p"},
 		{"a skip is a failure", oneSkips, "0", "1 skipped", "skipped: TestC"},
 		{"a broken build is a failure", brokenBuild, "0", "x.go:1: oops\n", "failed: p"},
-		{"nothing ran", "", "1", "0 cases ran", "0 cases ran, 1 expected"},
+		{"nothing ran", "", "0", "0 cases ran", "no case ran"},
+		{"nothing was there to run", `{"Action":"skip","Package":"p"}`, "0", "0 cases ran", "no case ran"},
 		{"an unreadable count", "", "many", "", "reading count"},
 	}
 	for _, tt := range tests {
