@@ -8,10 +8,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
-	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install"
 )
 
 // Whoever knows a revision that etcd has not reached, as one that was restored, is told to list
@@ -50,29 +48,6 @@ func TestRevisionFromTheFuture(t *testing.T) {
 			w.Stop()
 		}
 		cancel()
-	}
-}
-
-// The cache ends with Run.
-func TestRunEndsTheCache(t *testing.T) {
-	scheme := runtime.NewScheme()
-	install.Install(scheme)
-	s, err := New(scheme, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	for late := time.Now().Add(20 * time.Second); !s.cached.Ready(); {
-		if time.Now().After(late) {
-			t.Fatal("the cache is never ready")
-		}
-	}
-	cancel()
-	<-done
-	if s.cached.Ready() {
-		t.Error("the cache is still ready")
 	}
 }
 
