@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -201,24 +200,6 @@ func (w *world) do(t *testing.T, c *http.Client, r *http.Request) answer {
 	defer res.Body.Close()
 	body := must.Get(io.ReadAll(res.Body))(t)
 	return answer{res.StatusCode, res.Header, string(body)}
-}
-
-// request makes a request to the front door whose target is sent as it stands.
-func (w *world) request(t *testing.T, method, target string, body io.Reader) *http.Request {
-	t.Helper()
-	r := must.Get(http.NewRequestWithContext(t.Context(), method, w.front.URL, body))(t)
-	path, query, has := strings.Cut(target, "?")
-	r.URL.Opaque, r.URL.RawQuery, r.URL.ForceQuery = path, query, has
-	r.URL.Opaque = "//" + r.URL.Host + path
-	return r
-}
-
-// as is a request by the holder of a token.
-func (w *world) as(t *testing.T, user, method, target string, body io.Reader) *http.Request {
-	t.Helper()
-	r := w.request(t, method, target, body)
-	r.Header.Set("Authorization", "Bearer token-of-"+user)
-	return r
 }
 
 // everyWay runs a test over HTTP/1.1 and HTTP/2: they must not be told apart.

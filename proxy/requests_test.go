@@ -63,3 +63,21 @@ func (w *world) write(t *testing.T, pair *pki.Pair, r *http.Request) *http.Respo
 	res, _, _ := w.say(t, pair, text.String())
 	return res
 }
+
+// request makes a request to the front door whose target is sent as it stands.
+func (w *world) request(t *testing.T, method, target string, body io.Reader) *http.Request {
+	t.Helper()
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, w.front.URL, body))(t)
+	path, query, has := strings.Cut(target, "?")
+	r.URL.Opaque, r.URL.RawQuery, r.URL.ForceQuery = path, query, has
+	r.URL.Opaque = "//" + r.URL.Host + path
+	return r
+}
+
+// as is a request by the holder of a token.
+func (w *world) as(t *testing.T, user, method, target string, body io.Reader) *http.Request {
+	t.Helper()
+	r := w.request(t, method, target, body)
+	r.Header.Set("Authorization", "Bearer token-of-"+user)
+	return r
+}
