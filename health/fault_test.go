@@ -17,7 +17,7 @@ import (
 func TestUnknownNamesAreNotHammered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
-		b := startBench(t, newAuthority(t, serverName, farFuture()), []*registry.Entry{entry(at)}, func(c *Config) {
+		b := startBench(t, newAuthority(serverName), []*registry.Entry{entry(at)}, func(c *Config) {
 			c.Dial = func(context.Context, string, string) (net.Conn, error) {
 				asked.Add(1)
 				return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", IsNotFound: true}}
@@ -37,8 +37,8 @@ func TestUnknownNamesAreNotHammered(t *testing.T) {
 func TestLostConnectionIsTheFaultOfOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{}
-		ca := newAuthority(t, serverName, farFuture())
-		b := startBench(t, ca, family(5, false, at), nil)
+		ca := newAuthority(serverName)
+		b := startBench(t, ca, family(5, false, at))
 		ill := b.feed.entries[2]
 		b.cable.host(at).serveAs(t, ca, &http.Server{
 			ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, key{}, c) },

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // client-go repeats what says when to come again: that helps only where it will pass, and where
@@ -65,7 +66,7 @@ func TestAccessLogKnowsTheWait(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer token-of-bob")
 		w.do(t, client, r)
 		var got struct{ Waited, First float64 }
-		check(t, json.Unmarshal([]byte(<-seen), &got))
+		must.Do(t, json.Unmarshal([]byte(<-seen), &got))
 		if got.Waited <= 0 || got.First < got.Waited {
 			t.Errorf("%+v", got)
 		}
