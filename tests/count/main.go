@@ -15,7 +15,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -179,6 +181,20 @@ func (c *counter) add(e event) {
 		c.failed = append(c.failed, name)
 		fmt.Fprintf(c.out, "fail %s (%.1fs)\n%s", name, e.Elapsed, strings.Join(c.output[key], ""))
 		delete(c.output, key)
+		if e.Test == "" {
+			c.tellRest(e.Package)
+		}
+	}
+}
+
+// tellRest shows what came of a package's cases after their end: a data race of what they left
+// behind fails the package alone.
+func (c *counter) tellRest(name string) {
+	for _, key := range slices.Sorted(maps.Keys(c.output)) {
+		if test, ok := strings.CutPrefix(key, name+" "); ok {
+			fmt.Fprintf(c.out, "after %s:\n%s", test, strings.Join(c.output[key], ""))
+			delete(c.output, key)
+		}
 	}
 }
 

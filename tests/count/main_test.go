@@ -22,7 +22,11 @@ func TestRun(t *testing.T) {
 {"Action":"fail","Package":"p","Test":"TestB","Elapsed":1}
 {"Action":"fail","Package":"p","Elapsed":1}
 `
-		oneSkips    = `{"Action":"skip","Package":"p","Test":"TestC"}` + "\n"
+		oneSkips  = `{"Action":"skip","Package":"p","Test":"TestC"}` + "\n"
+		raceAfter = `{"Action":"pass","Package":"p","Test":"TestD","Elapsed":1}
+{"Action":"output","Package":"p","Test":"TestD","Output":"WARNING: DATA RACE\n"}
+{"Action":"fail","Package":"p","Elapsed":1}
+`
 		brokenBuild = `{"ImportPath":"p","Action":"build-output","Output":"x.go:1: oops\n"}
 {"ImportPath":"p","Action":"build-fail"}
 {"Action":"fail","Package":"p","Elapsed":0,"FailedBuild":"p"}
@@ -36,6 +40,7 @@ func TestRun(t *testing.T) {
 		{"parents are not cases", twoSubtests, "2", "2 cases ran, at least 2 expected, 0 failed, 0 skipped\n", ""},
 		{"too few", twoSubtests, "3", "2 cases ran", "2 cases ran, 3 expected"},
 		{"a failure shows its output", oneFails, "0", "fail TestB (1.0s)\nbecause\n", "failed: TestB, p"},
+		{"what comes after a case is shown with its package", raceAfter, "0", "after TestD:\nWARNING: DATA RACE\n", "failed: p"},
 		{"a skip is a failure", oneSkips, "0", "1 skipped", "skipped: TestC"},
 		{"a broken build is a failure", brokenBuild, "0", "x.go:1: oops\n", "failed: p"},
 		{"nothing ran", "", "0", "0 cases ran", "no case ran"},
