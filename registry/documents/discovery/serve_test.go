@@ -149,6 +149,7 @@ func TestChangesAreServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		home := serving(listOf("apps/v1=deployments"))
 		var address atomic.Pointer[string]
+		address.Store(new(""))
 		s.Set(scene.Home, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/api" && r.Header.Get("Accept") == "application/json" {
 				_, _ = w.Write([]byte(`{"versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + *address.Load() + `"}]}`))
