@@ -190,16 +190,16 @@ func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	info := &ConnInfo{Remote: conn.RemoteAddr(), Local: conn.LocalAddr(), TLS: conn.ConnectionState()}
 	info.ctx = context.WithValue(ctx, http.LocalAddrContextKey, info.Local)
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
-	s.links.Add(1)
-	defer s.links.Done()
 	l := sh.newLink(conn)
 	l.info = info
 	sh.lock()
-	if sh.ended {
+	if sh.ended { // and links may have been waited for
 		sh.settle()
 		l.discard()
 		return
 	}
+	s.links.Add(1)
+	defer s.links.Done()
 	l.attach(sh.e.AcceptClient())
 	sh.settle()
 	l.serve()
