@@ -77,8 +77,8 @@ func TestFreshCRDs(t *testing.T) {
 		if step.described != "" {
 			const path = "/openapi/v3/apis/fresh.example.com/v1"
 			suite.Eventually(t, 30*time.Second, step.what+" is described by kube-apiserver", shown(w.Endpoint(), path, step.described))
-			// A busy kube-apiserver describes it when the five requests after the event are over: the
-			// index is then asked for every three seconds.
+			// A busy kube-apiserver describes it when the five requests after the event are over:
+			// the index is then asked for every three seconds.
 			lag := suite.Eventually(t, 4*time.Second, step.what+" is described", func() (bool, string) {
 				theirs, ours := place(w.ask(t, w.Endpoint(), "/openapi/v3", nil).Body), place(w.ask(t, w.front.Endpoint, "/openapi/v3", nil).Body)
 				return ours == theirs && ours != "", ours + ", kube-apiserver's " + theirs
