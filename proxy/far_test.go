@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/relay"
 )
 
 // received is one request as a backend got it.
@@ -102,9 +104,6 @@ type faulty struct {
 	address  string
 	pair     atomic.Pointer[tls.Certificate]
 	executed atomic.Int64
-	wg       sync.WaitGroup
-	mu       sync.Mutex
-	open     []net.Conn
 }
 
 // act acts on one request, a stream; with false the connection is closed.
@@ -118,31 +117,10 @@ func newFaulty(t *testing.T, do act) *faulty {
 	})
 	must.Do(t, err)
 	f.address = l.Addr().String()
-	f.wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			f.mu.Lock()
-			f.open = append(f.open, c)
-			f.mu.Unlock()
-			f.wg.Go(func() {
-				defer c.Close()
-				if err := f.serve(c, do); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-					t.Logf("faulty backend: %v", err)
-				}
-			})
+	relay.Accept(t, l, func(_ context.Context, c net.Conn) {
+		if err := f.serve(c, do); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+			t.Logf("faulty backend: %v", err)
 		}
-	})
-	t.Cleanup(func() {
-		_ = l.Close()
-		f.mu.Lock()
-		for _, c := range f.open {
-			_ = c.Close()
-		}
-		f.mu.Unlock()
-		f.wg.Wait()
 	})
 	return f
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/relay"
 )
 
 func writeEgress(t *testing.T, text string) string {
@@ -26,26 +27,17 @@ func writeEgress(t *testing.T, text string) string {
 func connectProxy(t *testing.T, socket string) (asked chan string) {
 	t.Helper()
 	l := must.Get(net.Listen("unix", socket))(t)
-	t.Cleanup(func() { l.Close() })
 	asked = make(chan string, 1)
-	go func() { // ends with the listener
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			r := bufio.NewReader(c)
-			req, err := http.ReadRequest(r)
-			if err != nil || req.Method != http.MethodConnect {
-				c.Close()
-				continue
-			}
-			asked <- req.Host
-			fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
-			_, _ = io.Copy(c, r)
-			c.Close()
+	relay.Accept(t, l, func(_ context.Context, c net.Conn) {
+		r := bufio.NewReader(c)
+		req, err := http.ReadRequest(r)
+		if err != nil || req.Method != http.MethodConnect {
+			return
 		}
-	}()
+		asked <- req.Host
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
+		_, _ = io.Copy(c, r)
+	})
 	return asked
 }
 

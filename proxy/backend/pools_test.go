@@ -170,7 +170,7 @@ func TestRollingUpdate(t *testing.T) {
 			if err != nil {
 				// What is long-running is not sent again, because it may be an exec. Clients watch
 				// again if the server closes a new connection before it answers.
-				if !watch {
+				if lost := (*failure)(nil); !watch || !errors.As(err, &lost) || lost.kind != failLost {
 					t.Errorf("GET failed: %v", err)
 				}
 				continue
