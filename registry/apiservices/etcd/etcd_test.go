@@ -20,12 +20,19 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// open opens what c says until the test ends.
+// open opens what c says until the test ends, and checks that its cache ends with it.
 func open(t *testing.T, c Config) *Store {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	s := must.Get(New(scheme, c))(t)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := s.cached.Wait(ctx); err == nil || ctx.Err() != nil {
+			t.Errorf("the cache has not ended with Run: %v", err)
+		}
+	})
 	must.Run(t, s.Run)
 	return s
 }
