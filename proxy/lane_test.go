@@ -40,6 +40,7 @@ func annotate(key, value string) func(*apiregistrationv1.APIService) {
 }
 
 func TestErrors(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	redirect := func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }
 	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	cut := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }

@@ -85,6 +85,7 @@ func inShort(ev *auditv1.Event) string {
 // Every request is recorded by whoever answers it, over either protocol, with what kube-apiserver
 // would say of it.
 func TestAudit(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	everyWay(t, func(t *testing.T, proto string) {
 		log, read := auditLog(t, "rules: [{level: None, nonResourceURLs: [/readyz]}, {level: Metadata}]", false)
 		w := newWorld(t, worldConfig{audit: log, remote: func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "ok") }})

@@ -45,6 +45,7 @@ func (w *world) announce(t *testing.T, c *http.Client, n int, target, token stri
 
 // TestSilentBodies: who announces bodies and sends none has no place of anybody's (defect A1).
 func TestSilentBodies(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	for _, tc := range []struct {
 		name, target, token string
 		world               worldConfig

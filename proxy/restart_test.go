@@ -65,6 +65,7 @@ func TestLocalRestarts(t *testing.T) {
 // Who is answered before its body has come does not keep the answer waiting, nor its request's
 // goroutine, however long the rest takes.
 func TestAnswerBeforeTheBody(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	for _, http1 := range []bool{false, true} {
 		for _, length := range []string{"Content-Length: 1000000\r\n\r\nbegin", "Transfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\n"} {
 			for query, status := range map[string]int{"": http.StatusConflict, "?timeout=300ms": http.StatusGatewayTimeout} {

@@ -195,6 +195,7 @@ func TestURLs(t *testing.T) {
 // When the trust in a backend's connection ends, its watches end after 5 s as if their own time
 // were over, and its requests are answered.
 func TestTrustEnds(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	everyWay(t, func(t *testing.T, proto string) {
 		t.Parallel()
 		lost := make(chan struct{})

@@ -16,6 +16,7 @@ import (
 // TestEndings: a line says how its request has ended and how much of it came, whichever way both
 // went.
 func TestEndings(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	for _, http1 := range []bool{false, true} {
 		access, seen := newLog(t)
 		begun := make(chan struct{}, 1)
