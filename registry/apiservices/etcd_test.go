@@ -15,7 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
+	"k8s.io/apiserver/pkg/storage/feature"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
@@ -54,12 +56,13 @@ func serverOf(t *testing.T, members ...string) *Server {
 	}))(t)
 }
 
-// ready waits for the cache.
+// ready waits for the cache, and for etcd's version, by which the cache knows that it may serve
+// watch-list: a client that asks earlier lists instead.
 func ready(t *testing.T, c typed.APIServiceInterface) {
 	t.Helper()
 	for {
 		_, err := c.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-		if err == nil {
+		if err == nil && feature.DefaultFeatureSupportChecker.Supports(storage.RequestWatchProgress) {
 			return
 		}
 		t.Log(err)
