@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // badTokens is how many come in a second, and floodTime for how long.
@@ -111,22 +112,6 @@ func get(ctx context.Context, c *http.Client, url, token string) (*http.Response
 	return res, err
 }
 
-// steadily does something at a rate, whether or not the earlier ones have ended, until ctx ends;
-// then it waits for all.
-func steadily(ctx context.Context, every time.Duration, do func(i int)) {
-	var flying sync.WaitGroup
-	defer flying.Wait()
-	begun := time.Now()
-	for i := 0; ; i++ {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(time.Until(begun.Add(time.Duration(i) * every))):
-		}
-		flying.Go(func() { do(i) })
-	}
-}
-
 // dials are the connections that Fairlead has made to the local apiserver for those who are
 // somebody.
 func (w *world) dials(t *testing.T) map[string]string {
@@ -168,7 +153,7 @@ func testFlood(t *testing.T, q *quay) {
 	watches := q.openWatches(t, ns, byCert, byToken, alice)
 	var users, strangers, newcomers tally
 	work := func(ctx context.Context) {
-		steadily(ctx, 50*time.Millisecond, func(i int) {
+		volley.Pace(ctx, 50*time.Millisecond, func(i int) {
 			users.get(t.Context(), byCert, []string{local, remote}[i%2], "")
 			users.get(t.Context(), byToken, []string{local + "/configmaps", remote}[i%2], alice)
 		})
@@ -182,14 +167,14 @@ func testFlood(t *testing.T, q *quay) {
 	var all sync.WaitGroup
 	all.Go(func() { work(ctx) })
 	all.Go(func() {
-		steadily(ctx, time.Second/badTokens, func(i int) {
+		volley.Pace(ctx, time.Second/badTokens, func(i int) {
 			strangers.get(t.Context(), intruders[i%len(intruders)], []string{local, remote}[i%2], fmt.Sprintf("not-a-token-%d", i))
 		})
 	})
 	all.Go(func() {
 		// With a token that nobody has seen before one is a stranger among strangers: when there
 		// are too many at once, one is asked to come again.
-		steadily(ctx, time.Second, func(i int) {
+		volley.Pace(ctx, time.Second, func(i int) {
 			token := strings.TrimSpace(kc.run(t, "create", "token", "newcomer", "-n", ns))
 			newcomers.retry(t.Context(), byToken, []string{local + "/configmaps", remote}[i%2], token)
 		})

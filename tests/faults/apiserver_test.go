@@ -23,6 +23,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // testAPIServer kills one of two kube-apiservers under load: the first one, which Fairlead's own
@@ -44,13 +45,13 @@ func testAPIServer(t *testing.T, d *door) {
 		}
 		return nil
 	}
-	loads := map[string]*load{
-		"GET by certificate": {interval: 20 * time.Millisecond, client: w.clients(3), make: small, check: whole},
-		"GET by token":       {interval: 20 * time.Millisecond, client: []*http.Client{token}, make: small, check: whole},
-		"LIST of 1 MB":       {interval: 100 * time.Millisecond, client: w.clients(3), make: lists, check: whole},
+	loads := map[string]*volley.Load{
+		"GET by certificate": {Every: 20 * time.Millisecond, Clients: w.clients(3), Make: small, Check: whole},
+		"GET by token":       {Every: 20 * time.Millisecond, Clients: []*http.Client{token}, Make: small, Check: whole},
+		"LIST of 1 MB":       {Every: 100 * time.Millisecond, Clients: w.clients(3), Make: lists, Check: whole},
 	}
 	for _, l := range loads {
-		l.start(t)
+		l.Start(t)
 	}
 	end := w.ask(t, d)
 	suite.Pause(t, steadyPause)
@@ -65,13 +66,13 @@ func testAPIServer(t *testing.T, d *door) {
 	end()
 	for name, l := range loads {
 		t.Run(name, func(t *testing.T) {
-			shots := l.stop()
+			shots := l.Stop()
 			mustSucceed(t, shots, 0)
 			cut := 0
 			for _, s := range shots {
-				if s.cut() {
+				if s.Cut() {
 					cut++
-					if s.began.After(killed.Add(time.Second)) {
+					if s.Began.After(killed.Add(time.Second)) {
 						t.Errorf("cut long after the kill: %s", &s)
 					}
 				}

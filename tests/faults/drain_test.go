@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/relay"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // testDrain stops one of two Fairleads behind one address, under load.
@@ -35,14 +36,14 @@ func testDrain(t *testing.T, d *door) {
 	long := func(i int) (string, string, string) {
 		return http.MethodGet, through.Endpoint.URL + b.widgets() + "?watch=1&resourceVersion=1&timeoutSeconds=6", ""
 	}
-	loads := map[string]*load{
-		"HTTP/2, remote":   {interval: 10 * time.Millisecond, client: w.clients(4), make: through.mixed(b)},
-		"HTTP/2, local":    {interval: 20 * time.Millisecond, client: w.clients(4), make: local},
-		"HTTP/2, watches":  {interval: 100 * time.Millisecond, client: w.clients(4), make: long},
-		"HTTP/1.1, remote": {interval: 20 * time.Millisecond, client: h1Clients(w.admin, 4), make: through.mixed(b)},
+	loads := map[string]*volley.Load{
+		"HTTP/2, remote":   {Every: 10 * time.Millisecond, Clients: w.clients(4), Make: through.mixed(b)},
+		"HTTP/2, local":    {Every: 20 * time.Millisecond, Clients: w.clients(4), Make: local},
+		"HTTP/2, watches":  {Every: 100 * time.Millisecond, Clients: w.clients(4), Make: long},
+		"HTTP/1.1, remote": {Every: 20 * time.Millisecond, Clients: h1Clients(w.admin, 4), Make: through.mixed(b)},
 	}
 	for _, l := range loads {
-		l.start(t)
+		l.Start(t)
 	}
 	suite.Pause(t, steadyPause)
 	must.Do(t, leaving.Part.Signal(syscall.SIGTERM))
@@ -53,7 +54,7 @@ func testDrain(t *testing.T, d *door) {
 	suite.Pause(t, time.Second)
 	for name, l := range loads {
 		t.Run(name, func(t *testing.T) {
-			shots := l.stop()
+			shots := l.Stop()
 			mustSucceed(t, shots, 0)
 			mustBeWhole(t, shots)
 		})

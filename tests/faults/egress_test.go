@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/relay"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // testEgress has endpoints that can be reached through a proxy only, as where a hosted control
@@ -78,7 +79,7 @@ func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
 	if probes == 0 {
 		t.Error("no probe has come through the proxy")
 	}
-	l := (&load{interval: 10 * time.Millisecond, client: d.w.clients(2), make: x.mixed(b)}).start(t)
+	l := (&volley.Load{Every: 10 * time.Millisecond, Clients: d.w.clients(2), Make: x.mixed(b)}).Start(t)
 	suite.Pause(t, 2*time.Second)
 	for i, s := range servers {
 		if n, _ := strangers(b, s, 0); n == 0 {
@@ -93,7 +94,7 @@ func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
 	t.Logf("unhealthy after %s", killed.until(t, eventually(t, nextProbe, "unhealthy", func() bool { return !b.healthy(x, beyond[0]) })))
 	must.Do(t, servers[0].Set())
 	eventually(t, longest, "healthy again", func() bool { return b.healthy(x, beyond[0]) })
-	mustSucceed(t, l.stop(), 0)
+	mustSucceed(t, l.Stop(), 0)
 }
 
 // connectProxy answers CONNECT for the addresses that it knows, and no others.

@@ -5,12 +5,14 @@ package faults
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // testEndpoints has a backend of three endpoints per case, of which one goes bad under traffic.
@@ -74,11 +76,11 @@ func last(s *extension.Server) int64 {
 
 func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within time.Duration) {
 	b, servers := d.backend(t, 3, extension.Config{})
-	l := &load{interval: 40 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}
+	l := &volley.Load{Every: 40 * time.Millisecond, Clients: d.w.clients(2), Make: d.reads(b)}
 	if all {
-		l.make = d.mixed(b)
+		l.Make = d.mixed(b)
 	}
-	l.start(t)
+	l.Start(t)
 	suite.Pause(t, time.Second)
 
 	bad := servers[0]
@@ -102,7 +104,7 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 		t.Errorf("%d requests were sent to an unhealthy endpoint, such as %s", n, example)
 	}
 	// Ended while the fault is there: what hangs must have been given up by Fairlead.
-	mustSucceed(t, l.stop(), hungIdle)
+	mustSucceed(t, l.Stop(), hungIdle)
 
 	must.Do(t, bad.Set())
 	eventually(t, longest, "healthy again", func() bool { return b.healthy(d, bad.Addr()) })
@@ -119,7 +121,7 @@ func testBlackhole(t *testing.T, d *door) {
 	}
 	b.register(t, addresses...)
 	b.await(t, d)
-	l := (&load{interval: 20 * time.Millisecond, client: d.w.clients(2), make: d.mixed(b)}).start(t)
+	l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2), Make: d.mixed(b)}).Start(t)
 	suite.Pause(t, steadyPause)
 
 	lost := processes[0].host
@@ -136,13 +138,13 @@ func testBlackhole(t *testing.T, d *door) {
 
 	// What may be repeated is, and succeeds. What had been sent and may not be repeated is answered
 	// in time, too.
-	var reads []shot
-	for _, s := range l.stop() {
-		if s.method == http.MethodGet && !s.watch() {
+	var reads []volley.Shot
+	for _, s := range l.Stop() {
+		if s.Method == http.MethodGet && !strings.Contains(s.Target, "?watch=1") {
 			reads = append(reads, s)
 			continue
 		}
-		if s.head == 0 || s.head > failOver {
+		if s.Head == 0 || s.Head > failOver {
 			t.Errorf("waited for too long: %s", &s)
 		}
 	}
@@ -164,7 +166,7 @@ func testSlow(t *testing.T, d *door, onlyLive bool) {
 	}
 	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
 	b.await(t, d)
-	l := (&load{interval: 10 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
+	l := (&volley.Load{Every: 10 * time.Millisecond, Clients: d.w.clients(2), Make: d.reads(b)}).Start(t)
 	suite.Pause(t, steadyPause)
 	must.Do(t, servers[0].Set(extension.Fault{Kind: extension.Slow, Delay: slow, Path: path}))
 	suite.Pause(t, 15*time.Second) // the bound
@@ -181,7 +183,7 @@ func testSlow(t *testing.T, d *door, onlyLive bool) {
 			toSlow = n
 		}
 	}
-	mustSucceed(t, l.stop(), 0)
+	mustSucceed(t, l.Stop(), 0)
 	t.Logf("%d of %d requests went to the slow endpoint", toSlow, total)
 	if total < 200 || float64(toSlow) > 0.01*float64(total) {
 		t.Errorf("%d of %d requests went to the slow endpoint, want 1%% at most", toSlow, total)

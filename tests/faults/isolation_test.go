@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // testIsolation floods a backend that answers after half a minute, and looks at what the users of
@@ -39,18 +40,18 @@ func testIsolation(t *testing.T, d *door) {
 		must.Do(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 20 * time.Millisecond, Path: other.widgets()}))
 	}
 	clients, measuring := d.w.clients(6), d.w.clients(2)
-	measure := func() []shot {
-		l := (&load{interval: 5 * time.Millisecond, client: measuring, make: d.reads(other)}).start(t)
+	measure := func() []volley.Shot {
+		l := (&volley.Load{Every: 5 * time.Millisecond, Clients: measuring, Make: d.reads(other)}).Start(t)
 		suite.Pause(t, window)
-		return l.stop()
+		return l.Stop()
 	}
 	measure() // connections, caches
-	var all []shot
+	var all []volley.Shot
 	var calm, flooded []time.Duration // p99 of each window
 	measured := func(to *[]time.Duration) {
 		shots := measure()
 		all = append(all, shots...)
-		*to = append(*to, percentile(shots, 0.99))
+		*to = append(*to, volley.Percentile(shots, 0.99))
 	}
 	for range windows {
 		measured(&calm)

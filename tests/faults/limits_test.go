@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // testLimits fills a Fairlead that may have few requests under way.
@@ -97,9 +98,9 @@ func testRetryAfter(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--shutdown-send-retry-after", "--shutdown-delay-duration=500ms")
 	b, s := x.backend(t, 1, extension.Config{})
 	must.Do(t, s[0].Set(extension.Fault{Kind: extension.Slow, Delay: 4 * time.Second, Path: b.widgets() + "/widget-001"}))
-	slow := (&load{interval: time.Second, client: d.w.clients(1), make: func(int) (string, string, string) {
+	slow := (&volley.Load{Every: time.Second, Clients: d.w.clients(1), Make: func(int) (string, string, string) {
 		return http.MethodGet, x.Endpoint.URL + b.widgets() + "/widget-001", ""
-	}}).start(t)
+	}}).Start(t)
 	suite.Pause(t, 200*time.Millisecond)
 	must.Do(t, x.Part.Signal(syscall.SIGTERM))
 	told := map[int]int{}
@@ -122,8 +123,8 @@ func testRetryAfter(t *testing.T, d *door) {
 	if told[http.StatusOK] == 0 || told[http.StatusTooManyRequests] == 0 || len(told) != 2 {
 		t.Errorf("answers by status: %v, want 200 during the delay and 429 after it", told)
 	}
-	shots := slow.stop()
-	if shots[0].failed() {
+	shots := slow.Stop()
+	if shots[0].Failed() {
 		t.Errorf("the request that was under way: %s", &shots[0])
 	}
 	x.ends(t, longest)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // The bounds. They are for the moment at which the verdict is in force and shown, from the
@@ -49,7 +50,7 @@ func testProcess(t *testing.T, d *door) {
 	}
 
 	t.Run("killed under traffic", func(t *testing.T) {
-		l := (&load{interval: 20 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
+		l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2), Make: d.reads(b)}).Start(t)
 		suite.Pause(t, steadyPause)
 		killed := d.w.stalls.start()
 		p.Kill()
@@ -58,8 +59,8 @@ func testProcess(t *testing.T, d *door) {
 		up(t, restart(t), comeBack)
 		back := time.Now()
 		suite.Pause(t, time.Second)
-		for _, s := range l.stop() {
-			if (s.began.Before(killed.begun.Add(-100*time.Millisecond)) || s.began.After(back)) && s.failed() {
+		for _, s := range l.Stop() {
+			if (s.Began.Before(killed.begun.Add(-100*time.Millisecond)) || s.Began.After(back)) && s.Failed() {
 				t.Errorf("while all was well: %s", &s)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // testRolling replaces the three endpoints of a backend, one after the other, as a Deployment does:
@@ -22,7 +23,7 @@ func testRolling(t *testing.T, d *door) {
 	servers := b.serve(t, 6, extension.Config{})
 	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
 	b.await(t, d)
-	l := (&load{interval: 5 * time.Millisecond, client: d.w.clients(4), make: d.mixed(b)}).start(t)
+	l := (&volley.Load{Every: 5 * time.Millisecond, Clients: d.w.clients(4), Make: d.mixed(b)}).Start(t)
 	suite.Pause(t, time.Second)
 	for i := range 3 {
 		old, fresh := servers[i], servers[i+3]
@@ -37,7 +38,7 @@ func testRolling(t *testing.T, d *door) {
 		must.Do(t, old.Set(extension.Fault{Kind: extension.Dead}))
 	}
 	suite.Pause(t, time.Second)
-	shots := l.stop()
+	shots := l.Stop()
 	mustSucceed(t, shots, 0)
 	mustBeWhole(t, shots)
 	for i, s := range servers[3:] {

@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // The hollow kubelets listen on every address, and cannot be told not to: hence a network of its
@@ -43,7 +44,7 @@ type world struct {
 	front    *balancer
 	leading  []*cluster.Part
 	kubelets []*cluster.Part
-	load     load
+	load     *volley.Load
 	watchers watchers
 	// directly is how many requests fail at most when a kube-apiserver is stopped with no Fairlead
 	// before it: what comes to it between its signal and its GOAWAY gets 503, at fifty requests a
@@ -110,10 +111,11 @@ func newWorld(t *testing.T) *world {
 	w.front = newBalancer(t, w.Cluster, []cluster.Endpoint{w.EndpointOf(0), w.EndpointOf(1)})
 	w.settle(t)
 	users := []cluster.Credentials{w.Admin(), w.StaticToken("alice")} // the second one's every request asks RBAC
+	var clients []*http.Client                                        // each has one connection over HTTP/2, which stays
 	for i := range 10 {
-		c := suite.Client(t, front(w.Cluster), users[i/5])
-		w.load.clients, w.load.url = append(w.load.clients, c), front(w.Cluster).URL
+		clients = append(clients, suite.Client(t, front(w.Cluster), users[i/5]))
 	}
+	w.load = newLoad(clients, front(w.Cluster).URL)
 	for i := range 10 {
 		c := suite.Client(t, front(w.Cluster), w.Admin())
 		if i%2 == 1 {
@@ -156,7 +158,7 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	w.look(t, other)
 	before := w.steady(t)
 	w.watchers.start(t.Context())
-	w.load.start(t.Context())
+	w.load.Start(t)
 	<-time.After(calm)
 	begun := time.Now()
 	must.Do(t, p.Signal(syscall.SIGTERM))
@@ -171,7 +173,7 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	back := time.Since(begun)
 	<-time.After(calm)
 	t.Logf("stopped at %s, gone %s later, ready again %s later", begun.Format("15:04:05.000"), ended.Round(time.Millisecond), back.Round(time.Millisecond))
-	failed = w.load.end(t, most)
+	failed = judge(t, w.load.Stop(), most)
 	w.watchers.end(t)
 	w.unmoved(t, before)
 	return failed

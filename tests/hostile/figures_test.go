@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // mib is a MiB.
@@ -77,37 +78,13 @@ func (d *door) innocents() *innocents {
 	return &innocents{client(d.w.as("innocent"), "h2"), "https://" + d.Front + others + "/widget-001"}
 }
 
-// felt is what they have seen in a while.
-type felt struct {
-	mu    sync.Mutex // guards both
-	took  []time.Duration
-	wrong map[string]int
-}
-
-// window asks every 4 ms for a second.
-func (i *innocents) window(ctx context.Context) *felt {
-	f := &felt{wrong: map[string]int{}}
-	var flying sync.WaitGroup
-	begun := time.Now()
-	for n := range 250 {
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Until(begun.Add(time.Duration(n) * 4 * time.Millisecond))):
-		}
-		flying.Go(func() { f.add(i.once(ctx)) })
-	}
-	flying.Wait()
-	slices.Sort(f.took)
-	return f
-}
-
-func (f *felt) add(took time.Duration, wrong string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.took = append(f.took, took)
-	if wrong != "" {
-		f.wrong[wrong]++
-	}
+// window is what they see who ask every 4 ms for a second.
+func (i *innocents) window(t *testing.T) []volley.Shot {
+	t.Helper()
+	get := func(int) (string, string, string) { return http.MethodGet, i.url, "" }
+	l := (&volley.Load{Every: 4 * time.Millisecond, Clients: []*http.Client{i.client}, Make: get}).Start(t)
+	suite.Pause(t, time.Second)
+	return l.Stop()
 }
 
 func (i *innocents) once(ctx context.Context) (time.Duration, string) {
@@ -149,7 +126,7 @@ const (
 func (d *door) begin(t *testing.T) *comparison {
 	t.Helper()
 	c := &comparison{d: d, innocents: d.innocents(), compared: compared{wrong: map[string]int{}}}
-	c.innocents.window(t.Context()) // connections, caches
+	c.innocents.window(t) // connections, caches
 	c.before, _ = d.memory(t)
 	d.forgetPeak(t)
 	return c
@@ -165,13 +142,13 @@ type comparison struct {
 
 func (c *comparison) calmWindow(t *testing.T) {
 	t.Helper()
-	c.calm = append(c.calm, c.count(c.innocents.window(t.Context())))
+	c.calm = append(c.calm, c.count(c.innocents.window(t)))
 }
 
 func (c *comparison) attackedWindow(t *testing.T) {
 	t.Helper()
 	used := c.d.cpu(t)
-	c.attacked = append(c.attacked, c.count(c.innocents.window(t.Context())))
+	c.attacked = append(c.attacked, c.count(c.innocents.window(t)))
 	c.cpu += c.d.cpu(t) - used
 }
 
@@ -215,11 +192,13 @@ func (d *door) endure(t *testing.T, start func()) *compared {
 }
 
 // count notes what was wrong in a window, and returns its 99th percentile.
-func (c *compared) count(f *felt) time.Duration {
-	for what, n := range f.wrong {
-		c.wrong[what] += n
+func (c *compared) count(window []volley.Shot) time.Duration {
+	for _, s := range window {
+		if s.Code != http.StatusOK || s.Err != nil {
+			c.wrong[fmt.Sprint(s.Code, " ", s.Err, " ", s.Text)]++
+		}
 	}
-	return f.took[len(f.took)*99/100]
+	return volley.Percentile(window, 0.99)
 }
 
 func (c *compared) more() time.Duration { return median(c.attacked) - median(c.calm) }

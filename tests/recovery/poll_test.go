@@ -3,99 +3,44 @@
 package recovery
 
 import (
-	"context"
 	"net/http"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 const (
 	// step is how often a poller asks.
 	step = 20 * time.Millisecond
-	// patience is how long one question may take: longer than the longest a server is down.
+	// patience is how long it may take until all are served.
 	patience = 30 * time.Second
 )
 
-// poller asks one URL at a steady rate, whether or not the earlier questions were answered.
+// poller asks one URL.
 type poller struct {
-	client *http.Client
-	url    string
-	header http.Header // nil: none
-
-	stop context.CancelFunc
-	done sync.WaitGroup
-	mu   sync.Mutex // guards answers
-	all  []answer
+	*volley.Load
+	url string
 }
 
-// answer is when a question was asked and answered, and the status: zero when there was no answer.
-type answer struct {
-	asked, at time.Time
-	code      int
-}
-
-func (p *poller) start(t *testing.T) {
+// poll begins to ask a URL.
+func poll(t *testing.T, c *http.Client, url string, header http.Header) *poller {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	p.stop, p.all = cancel, nil
-	p.done.Go(func() { // ends with ctx
-		tick := time.NewTicker(step)
-		defer tick.Stop()
-		for {
-			p.done.Go(func() { p.ask(ctx) }) // ends with its patience
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
-}
-
-func (p *poller) ask(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url, nil)
-	if err != nil {
-		panic(err) // a URL of this test
-	}
-	if p.header != nil {
-		req.Header = p.header.Clone()
-	}
-	a := answer{asked: time.Now()}
-	if res, err := p.client.Do(req); err == nil {
-		a.code = res.StatusCode
-		_ = res.Body.Close()
-	}
-	if ctx.Err() == context.Canceled {
-		return // ended by the test
-	}
-	a.at = time.Now()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.all = append(p.all, a)
-}
-
-// end stops the questions and gives up those that are open.
-func (p *poller) end() {
-	p.stop()
-	p.done.Wait()
+	l := &volley.Load{Every: step, Clients: []*http.Client{c}, Header: header, Make: func(int) (string, string, string) { return http.MethodGet, url, "" }}
+	return &poller{l.Start(t), url}
 }
 
 // served is when the first 200 after begun came, and how many questions that were asked after it
 // got another answer.
 func (p *poller) served(begun time.Time) (first time.Time, relapses int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, a := range p.all { // in the order in which they were answered
+	for _, s := range p.Ended() {
+		at := s.Began.Add(s.Took)
 		switch {
-		case a.at.Before(begun):
-		case a.code == http.StatusOK && first.IsZero():
-			first = a.at
-		case a.code != http.StatusOK && !first.IsZero() && a.asked.After(first):
+		case at.Before(begun):
+		case s.Code == http.StatusOK && first.IsZero():
+			first = at
+		case s.Code != http.StatusOK && !first.IsZero() && s.Began.After(first):
 			relapses++
 		}
 	}

@@ -72,16 +72,10 @@ func TestRecovery(t *testing.T) {
 func (w *world) restart(t *testing.T, s server, down time.Duration, farewell bool) time.Duration {
 	t.Helper()
 	vouched := cluster.Credentials{Pair: w.PKI.FrontProxyPair}
-	direct := &poller{client: suite.Client(t, s.e, vouched), url: s.e.URL + s.path, header: http.Header{
-		"X-Remote-User": {"admin"}, "X-Remote-Group": {"system:masters"},
-	}}
-	through := &poller{client: suite.Client(t, w.front.Endpoint, w.Admin()), url: w.front.Endpoint.URL + s.path}
-	beside := &poller{client: suite.Client(t, w.Endpoint(), w.Admin()), url: w.Endpoint().URL + s.path}
+	direct := poll(t, suite.Client(t, s.e, vouched), s.e.URL+s.path, http.Header{"X-Remote-User": {"admin"}, "X-Remote-Group": {"system:masters"}})
+	through := poll(t, suite.Client(t, w.front.Endpoint, w.Admin()), w.front.Endpoint.URL+s.path, nil)
+	beside := poll(t, suite.Client(t, w.Endpoint(), w.Admin()), w.Endpoint().URL+s.path, nil)
 	all := []*poller{direct, through, beside}
-	for _, p := range all {
-		p.start(t)
-		defer p.end() // again, harmlessly, when all went well
-	}
 	await(t, all, time.Now())
 	if farewell {
 		must.Do(t, s.part.Signal(syscall.SIGTERM))
@@ -95,7 +89,7 @@ func (w *world) restart(t *testing.T, s server, down time.Duration, farewell boo
 	await(t, all, begun)
 	<-time.After(time.Second) // in which nothing may fail again
 	for _, p := range all {
-		p.end()
+		p.Stop()
 	}
 	at, _ := direct.served(begun)
 	ours, relapses := through.served(begun)

@@ -28,11 +28,11 @@ func (s *stage) byTheBook(t *testing.T, r *remote, trust func(*testing.T, ...*pk
 	t.Helper()
 	m := s.mark()
 	s.loaded(t, r, func() { trust(t, r.old, r.new) })
-	dwell(t, time.Second)
+	suite.Pause(t, time.Second)
 	r.serve(r.new)
 	s.presented(t, r)
 	s.loaded(t, r, func() { trust(t, r.new) })
-	dwell(t, 6*time.Second) // in which the watches over connections of the old CA end
+	suite.Pause(t, 6*time.Second) // in which the watches over connections of the old CA end
 	s.judge(t, m, r.group)
 }
 
@@ -57,12 +57,12 @@ func rotateBundleFirst(t *testing.T, s *stage) {
 	r := s.overlap
 	m := s.mark()
 	s.loaded(t, r, func() { r.trust(t, r.new) })
-	dwell(t, 8*time.Second) // of 12 s of overlap
+	suite.Pause(t, 8*time.Second) // of 12 s of overlap
 	if got := s.metric(t, "fairlead_certificate_backend_overlap", `"v1.`+r.group+`"} 1`); len(got) != 1 {
 		t.Errorf("the overlap that is in force does not show: %q", got)
 	}
 	r.serve(r.new)
-	dwell(t, 10*time.Second) // past the end of the overlap, and past the end of the watches over connections of the old CA
+	suite.Pause(t, 10*time.Second) // past the end of the overlap, and past the end of the watches over connections of the old CA
 	s.judge(t, m, r.group)
 	if got := s.metric(t, "fairlead_certificate_backend_overlap", `"v1.`+r.group+`"} 0`); len(got) != 1 {
 		t.Errorf("the overlap that is over still shows: %q", got)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 func removedClientCA(t *testing.T, s *stage) {
@@ -34,7 +35,7 @@ func expiredLeaf(t *testing.T, s *stage) {
 	end := soon()
 	pair := s.clients.lasting.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"system:masters"}, NotAfter: end})
 	open := s.opened(t, user(pair))
-	dwell(t, time.Until(end))
+	suite.Pause(t, time.Until(end))
 	s.ended(t, open)
 }
 
@@ -42,7 +43,7 @@ func expiredChain(t *testing.T, s *stage) {
 	end := soon()
 	between := s.clients.lasting.IntermediateUntil("intermediate", end)
 	open := s.opened(t, masters(between))
-	dwell(t, time.Until(end))
+	suite.Pause(t, time.Until(end))
 	s.ended(t, open)
 }
 

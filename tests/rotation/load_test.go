@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 const (
@@ -92,7 +93,7 @@ func startLoad(t *testing.T, f *front, targets []target, ids [3]identity) *load 
 			owners.Go(func() { l.keepWatching(ctx, w, i, tg) })
 		}
 	}
-	owners.Go(func() { l.pace(ctx, &owners) })
+	owners.Go(func() { volley.Pace(ctx, time.Second/rate, func(n int) { l.one(ctx, n) }) })
 	return l
 }
 
@@ -102,32 +103,14 @@ func (l *load) move(i int, id identity) {
 	l.callers[i].Store(&caller{id: id, pool: l.f.client(id, true)})
 }
 
-// pace starts the requests that are due, whether or not earlier ones have been answered. After a
-// tick that came late it catches up.
-func (l *load) pace(ctx context.Context, owners *sync.WaitGroup) {
-	begun := time.Now()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for n := 0; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		for due := int(time.Since(begun).Seconds() * rate); n < due; {
-			n++
-			nth := n
-			select {
-			case l.slots <- struct{}{}:
-				owners.Go(func() { l.one(ctx, nth); <-l.slots })
-			default:
-				l.fail("request %d: %d are under way already", n, maxPending)
-			}
-		}
-	}
-}
-
 func (l *load) one(ctx context.Context, n int) {
+	select {
+	case l.slots <- struct{}{}:
+		defer func() { <-l.slots }()
+	default:
+		l.fail("request %d: %d are under way already", n, maxPending)
+		return
+	}
 	tg := l.targets[n%len(l.targets)]
 	c := l.callers[n/len(l.targets)%len(l.callers)].Load()
 	use := c.pool
@@ -165,8 +148,7 @@ func (l *load) keepWatching(ctx context.Context, w *watching, i int, tg target) 
 		}
 		if refused := (*refusal)(nil); errors.As(err, &refused) {
 			l.fail("opening %s: %v", w.who, err)
-			timer := time.NewTimer(100 * time.Millisecond)
-			<-timer.C
+			<-time.After(100 * time.Millisecond)
 			continue
 		}
 		l.mu.Lock()

@@ -28,7 +28,7 @@ func rotateServing(t *testing.T, s *stage) {
 			return got.Equal(want), "they are shown the old one"
 		})
 		t.Logf("in force after %s", took.Round(time.Millisecond))
-		dwell(t, 500*time.Millisecond)
+		suite.Pause(t, 500*time.Millisecond)
 	}
 	s.judge(t, m, "")
 	if got := s.metric(t, "fairlead_certificate_reloads_total", `use="serving"`, `outcome="success"`); len(got) != 1 {
@@ -42,10 +42,10 @@ func rotateClientCA(t *testing.T, s *stage) {
 	s.clients.add(t, next)
 	s.accepted(t, masters(next))
 	s.move(0, masters(next))
-	dwell(t, time.Second) // requests under way over the old connections end
+	suite.Pause(t, time.Second) // requests under way over the old connections end
 	s.clients.remove(t, s.clients.first)
 	s.refused(t, masters(s.clients.first))
-	dwell(t, time.Second)
+	suite.Pause(t, time.Second)
 	s.judge(t, m, "")
 }
 
@@ -55,10 +55,10 @@ func rotateRequestHeaderCA(t *testing.T, s *stage) {
 	s.proxies.add(t, next)
 	s.accepted(t, gateway(next))
 	s.move(1, gateway(next))
-	dwell(t, time.Second)
+	suite.Pause(t, time.Second)
 	s.proxies.remove(t, s.proxies.first)
 	s.refused(t, gateway(s.proxies.first))
-	dwell(t, time.Second)
+	suite.Pause(t, time.Second)
 	s.judge(t, m, "")
 }
 
@@ -101,7 +101,7 @@ func rotateProxyPair(t *testing.T, s *stage) {
 		})
 		t.Logf("in force after %s", took.Round(time.Millisecond))
 		since := time.Now()
-		dwell(t, time.Second)
+		suite.Pause(t, time.Second)
 		for _, r := range []*remote{s.steady, s.inline, s.overlap, s.configmap} {
 			old := 0
 			for _, q := range r.handled(since.Add(500 * time.Millisecond)) {

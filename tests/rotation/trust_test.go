@@ -63,7 +63,7 @@ func expiredBackend(t *testing.T, s *stage) {
 	r := startRemote(t, s.w, s.lane, "expired", nil, func(r *remote) {
 		r.SetPair(r.old.Issue(pki.Leaf{CommonName: "extension", Names: []string{r.host()}, NotAfter: end}))
 	})
-	distrusted(t, s.front, r, func() { dwell(t, time.Until(end)+slack) }) // expired chains are looked for once a second
+	distrusted(t, s.front, r, func() { suite.Pause(t, time.Until(end)+slack) }) // expired chains are looked for once a second
 }
 
 // distrusted opens a watch, and calls end, after which Fairlead must not trust what the backend
@@ -113,7 +113,7 @@ func distrusted(t *testing.T, f *front, r *remote, end func()) {
 		if status, err := c.get(t.Context(), tg.get); status != 503 {
 			t.Fatalf("a request was answered with %d (%v) after another was refused", status, err)
 		}
-		dwell(t, 50*time.Millisecond)
+		suite.Pause(t, 50*time.Millisecond)
 	}
 }
 
@@ -143,7 +143,7 @@ func healed(t *testing.T, s *stage, r *remote, arrive func()) {
 		status, err := c.get(t.Context(), tg.get)
 		return status == 503, fmt.Sprintf("%d %v", status, err)
 	})
-	dwell(t, outage)
+	suite.Pause(t, outage)
 	arrive()
 	took := suite.Eventually(t, 10*time.Second, "requests are answered again", func() (bool, string) {
 		_, err := c.get(t.Context(), tg.get)
@@ -157,6 +157,6 @@ func healed(t *testing.T, s *stage, r *remote, arrive func()) {
 		if _, err := c.get(t.Context(), tg.get); err != nil {
 			t.Fatalf("after it had healed: %v", err)
 		}
-		dwell(t, 20*time.Millisecond)
+		suite.Pause(t, 20*time.Millisecond)
 	}
 }

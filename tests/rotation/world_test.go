@@ -68,25 +68,13 @@ func (w *world) frontPool() *x509.CertPool {
 	return pool
 }
 
-// dwell lets the load go on for a while.
-func dwell(t *testing.T, d time.Duration) {
-	t.Helper()
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-t.Context().Done():
-		t.Fatal("the test has ended")
-	}
-}
-
 // writePair writes the files <base>.crt and <base>.key as careless tools do: in place, and the key
 // long before its certificate.
 func writePair(t *testing.T, base string, pair *pki.Pair) (cert, key string) {
 	t.Helper()
 	cert, key = base+".crt", base+".key"
 	must.Do(t, os.WriteFile(key, pair.KeyPEM(), 0o600))
-	dwell(t, 50*time.Millisecond)
+	suite.Pause(t, 50*time.Millisecond)
 	must.Do(t, os.WriteFile(cert, pair.CertPEM(), 0o600))
 	return cert, key
 }
