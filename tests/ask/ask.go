@@ -4,9 +4,11 @@ package ask
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"strconv"
 	"strings"
 )
 
@@ -21,15 +23,7 @@ type Reply struct {
 // Do sends a request and returns what was answered. An empty body is none, and so is a nil
 // header; a body is JSON unless the header says otherwise.
 func Do(ctx context.Context, c *http.Client, method, url string, header http.Header, body string) (Reply, error) {
-	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
-	if err != nil {
-		return Reply{}, err
-	}
-	if body != "" {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	maps.Copy(req.Header, header)
-	res, err := c.Do(req)
+	res, err := send(ctx, c, method, url, header, body)
 	if err != nil {
 		return Reply{}, err
 	}
@@ -38,11 +32,71 @@ func Do(ctx context.Context, c *http.Client, method, url string, header http.Hea
 	return Reply{res.StatusCode, res.Header, string(text)}, err
 }
 
+func send(ctx context.Context, c *http.Client, method, url string, header http.Header, body string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if body == "" {
+		req.Body = nil
+	} else {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	maps.Copy(req.Header, header)
+	return c.Do(req)
+}
+
+// Bearer is the header of who has a token. Nil: the token is empty.
+func Bearer(token string) http.Header {
+	if token == "" {
+		return nil
+	}
+	return http.Header{"Authorization": {"Bearer " + token}}
+}
+
+// Open asks for what has no end, such as a watch, and returns when its head has come. The caller
+// closes its body. Whatever is not 200 is an error that begins with the status.
+func Open(ctx context.Context, c *http.Client, url string, header http.Header) (*http.Response, error) {
+	res, err := send(ctx, c, http.MethodGet, url, header, "")
+	if err != nil || res.StatusCode == http.StatusOK {
+		return res, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, _ := io.ReadAll(io.LimitReader(res.Body, 4<<10))
+	return nil, fmt.Errorf("%s: %s: %s", res.Status, url, text)
+}
+
+// Get is Open for what has an end: it returns the whole.
+func Get(ctx context.Context, c *http.Client, url string) (string, error) {
+	res, err := Open(ctx, c, url, nil)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	return string(text), err
+}
+
+// Metrics are the series that a server exposes, spelled as in its text, and their values.
+func Metrics(ctx context.Context, c *http.Client, server string) (map[string]float64, error) {
+	text, err := Get(ctx, c, server+"/metrics")
+	series := map[string]float64{}
+	for line := range strings.Lines(text) {
+		name := strings.TrimSpace(line)
+		if i := strings.LastIndexByte(name, ' '); i > 0 && name[0] != '#' {
+			if v, err := strconv.ParseFloat(name[i+1:], 64); err == nil {
+				series[name[:i]] = v
+			}
+		}
+	}
+	return series, err
+}
+
 // JSON reads what a server of this machine without TLS has there.
 func JSON(ctx context.Context, url string, into any) error {
-	r, err := Do(ctx, new(http.Client), http.MethodGet, url, nil, "")
+	text, err := Get(ctx, new(http.Client), url)
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal([]byte(r.Body), into)
+	return json.Unmarshal([]byte(text), into)
 }

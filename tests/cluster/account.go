@@ -13,15 +13,15 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // Account makes Fairlead's ServiceAccount with all that an overlay of deploy grants it, and nothing
 // else of the overlay, and returns a kubeconfig with a token of it for e. folder is deploy's.
 func (c *Cluster) Account(ctx context.Context, e Endpoint, folder, overlay string) (kubeconfig string, err error) {
-	kubectl, err := c.cfg.tool(ctx, "kubectl")
-	if err != nil {
-		return "", err
-	}
+	defer try.Catch(&err)
+	kubectl := try.Get(c.cfg.tool(ctx, "kubectl"))
 	out, err := exec.CommandContext(ctx, kubectl, "kustomize", filepath.Join(folder, "overlays", overlay)).Output()
 	if err != nil {
 		return "", fmt.Errorf("rendering overlay %s: %w", overlay, err)
@@ -37,18 +37,13 @@ func (c *Cluster) Account(ctx context.Context, e Endpoint, folder, overlay strin
 		}
 	}
 	admin := filepath.Join(c.dir, "account-admin.kubeconfig")
-	if err := c.Endpoint().WriteKubeconfig(admin, c.Admin()); err != nil {
-		return "", err
-	}
+	try.Do(c.Endpoint().WriteKubeconfig(admin, c.Admin()))
 	apply := exec.CommandContext(ctx, kubectl, "--kubeconfig", admin, "apply", "-f", "-")
 	apply.Stdin = &grants
 	if out, err := apply.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("applying overlay %s: %w\n%s", overlay, err, out)
 	}
-	core, err := kubernetes.NewForConfig(c.Endpoint().RESTConfig(c.Admin()))
-	if err != nil {
-		return "", err
-	}
+	core := try.Get(kubernetes.NewForConfig(c.Endpoint().RESTConfig(c.Admin())))
 	day := int64(24 * 60 * 60) // longer than any run
 	r, err := core.CoreV1().ServiceAccounts("kube-system").CreateToken(ctx, "fairlead", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &day}}, metav1.CreateOptions{})
 	if err != nil {

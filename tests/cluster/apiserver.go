@@ -11,6 +11,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // mastersGroup is the group that kube-apiserver lets do everything without asking.
@@ -27,30 +29,18 @@ bob-token,bob,uid-bob
 // and ops) and bob (of no group).
 func (c *Cluster) StaticToken(user string) Credentials { return Credentials{Token: user + "-token"} }
 
-func (c *Cluster) startAPIServer(ctx context.Context, i int) error {
-	path, err := c.cfg.tool(ctx, "kube-apiserver")
-	if err != nil {
-		return err
-	}
-	ports, err := freePorts(1)
-	if err != nil {
-		return err
-	}
+func (c *Cluster) startAPIServer(ctx context.Context, i int) (err error) {
+	defer try.Catch(&err)
+	path, port := try.Get(c.cfg.tool(ctx, "kube-apiserver")), try.Get(freePorts(1))[0]
 	name := "kube-apiserver"
 	if i > 0 {
 		name += "-" + strconv.Itoa(i)
 	}
-	serving, err := c.PKI.Serving.Issue(name, Leaf{User: name, Names: []string{
+	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: name, Names: []string{
 		"127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1",
-	}})
-	if err != nil {
-		return err
-	}
-	args, err := c.apiServerArgs(i, ports[0], serving)
-	if err != nil {
-		return err
-	}
-	c.urls = append(c.urls, loopback("https", ports[0]))
+	}}))
+	args := c.apiServerArgs(i, port, serving)
+	c.urls = append(c.urls, loopback("https", port))
 	part, err := c.Run(ctx, Command{
 		Name: name, Path: path, Args: args,
 		Ready: get(c.urls[i]+"/readyz", c.EndpointOf(i), c.Admin()),
@@ -59,15 +49,11 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int) error {
 	return err
 }
 
-func (c *Cluster) apiServerArgs(i, port int, serving Pair) ([]string, error) {
+// apiServerArgs must be called below a try.Catch.
+func (c *Cluster) apiServerArgs(i, port int, serving Pair) []string {
 	tokens := filepath.Join(c.PKI.Dir, "tokens.csv")
-	if err := os.WriteFile(tokens, []byte(staticTokens), 0o600); err != nil {
-		return nil, err
-	}
-	kubelet, err := c.PKI.Client.Issue("kube-apiserver-kubelet-client", Leaf{User: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}})
-	if err != nil {
-		return nil, err
-	}
+	try.Do(os.WriteFile(tokens, []byte(staticTokens), 0o600))
+	kubelet := try.Get(c.PKI.Client.Issue("kube-apiserver-kubelet-client", Leaf{User: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}}))
 	args := []string{
 		"--etcd-servers=" + c.etcdURL,
 		"--bind-address=127.0.0.1",
@@ -105,19 +91,14 @@ func (c *Cluster) apiServerArgs(i, port int, serving Pair) ([]string, error) {
 		}
 		args = append(args, c.cfg.BelieverArgs...)
 	}
-	return append(args, c.cfg.APIServerArgs...), nil
+	return append(args, c.cfg.APIServerArgs...)
 }
 
 // bindAdmin gives Config.AdminGroup everything.
-func (c *Cluster) bindAdmin(ctx context.Context) error {
-	master, err := c.PKI.Client.Issue("master", Leaf{User: "master", Groups: []string{mastersGroup}})
-	if err != nil {
-		return err
-	}
-	core, err := kubernetes.NewForConfig(c.Endpoint().RESTConfig(Credentials{Pair: master}))
-	if err != nil {
-		return err
-	}
+func (c *Cluster) bindAdmin(ctx context.Context) (err error) {
+	defer try.Catch(&err)
+	master := try.Get(c.PKI.Client.Issue("master", Leaf{User: "master", Groups: []string{mastersGroup}}))
+	core := try.Get(kubernetes.NewForConfig(c.Endpoint().RESTConfig(Credentials{Pair: master})))
 	_, err = core.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: c.cfg.AdminGroup},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
@@ -130,23 +111,12 @@ func (c *Cluster) bindAdmin(ctx context.Context) error {
 // controllers that make a cluster without nodes behave: namespaces end, owned objects are
 // collected, ServiceAccounts and their CA bundles exist. more are added to its arguments;
 // controllers add up, of the others the later one wins.
-func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (*Part, error) {
-	path, err := c.cfg.tool(ctx, "kube-controller-manager")
-	if err != nil {
-		return nil, err
-	}
-	pair, err := c.PKI.Client.Issue("kube-controller-manager", Leaf{User: "system:kube-controller-manager"})
-	if err != nil {
-		return nil, err
-	}
+func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (p *Part, err error) {
+	defer try.Catch(&err)
+	path, port := try.Get(c.cfg.tool(ctx, "kube-controller-manager")), try.Get(freePorts(1))[0]
+	pair := try.Get(c.PKI.Client.Issue("kube-controller-manager", Leaf{User: "system:kube-controller-manager"}))
 	kubeconfig := filepath.Join(c.dir, "kube-controller-manager.kubeconfig")
-	if err := through.WriteKubeconfig(kubeconfig, Credentials{Pair: pair}); err != nil {
-		return nil, err
-	}
-	ports, err := freePorts(1)
-	if err != nil {
-		return nil, err
-	}
+	try.Do(through.WriteKubeconfig(kubeconfig, Credentials{Pair: pair}))
 	var controllers []string
 	for _, name := range []string{
 		"namespace", "garbage-collector", "serviceaccount", "serviceaccount-token", "root-ca-certificate-publisher",
@@ -158,7 +128,7 @@ func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, 
 		Name: "kube-controller-manager", Path: path,
 		Args: append([]string{
 			"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
-			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[0]),
+			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port),
 			"--leader-elect=false",
 			"--use-service-account-credentials", // as kubeadm: each controller is a ServiceAccount with a token, so tokens are exercised too
 			"--service-account-private-key-file=" + c.PKI.ServiceAccounts.KeyFile,

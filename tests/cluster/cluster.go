@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/tools"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // Config describes a cluster. The zero value is one etcd and one kube-apiserver in a temporary
@@ -125,31 +126,25 @@ func (c *Cluster) makeDir() (err error) {
 	return os.MkdirAll(c.dir, 0o700)
 }
 
-func (c *Cluster) boot(ctx context.Context) error {
+func (c *Cluster) boot(ctx context.Context) (err error) {
+	defer try.Catch(&err)
 	// Both first: a build of minutes must not eat the time that a part is given to become ready.
 	for i, tool := range []string{"etcd", "kube-apiserver"} {
 		if i > 0 && c.cfg.APIServers < 0 {
 			break
 		}
-		if _, err := c.cfg.tool(ctx, tool); err != nil {
-			return err
-		}
+		try.Get(c.cfg.tool(ctx, tool))
 	}
 	// 1 min: ready in about 4 s on an idle machine with two cores, and no test machine is fifteen
 	// times as slow.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	var err error
 	if c.PKI, err = newPKI(filepath.Join(c.dir, "pki"), c.cfg.AdminGroup); err != nil {
 		return fmt.Errorf("making keys: %w", err)
 	}
-	if err := c.startEtcd(ctx); err != nil {
-		return err
-	}
+	try.Do(c.startEtcd(ctx))
 	for i := range c.cfg.APIServers {
-		if err := c.startAPIServer(ctx, i); err != nil {
-			return err
-		}
+		try.Do(c.startAPIServer(ctx, i))
 	}
 	if c.cfg.AdminGroup != mastersGroup {
 		return c.bindAdmin(ctx)

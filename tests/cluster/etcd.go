@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // Registry is the --registry of a Fairlead whose APIServices are in the cluster's etcd.
@@ -16,15 +18,9 @@ func (c *Cluster) Registry() string { return "etcd:" + c.etcdURL }
 func (c *Cluster) EtcdURLs() []string { return strings.Split(c.etcdURL, ",") }
 
 // startEtcd starts all members at once: none is ready before most are.
-func (c *Cluster) startEtcd(ctx context.Context) error {
-	path, err := c.cfg.tool(ctx, "etcd")
-	if err != nil {
-		return err
-	}
-	ports, err := freePorts(2 * c.cfg.Members)
-	if err != nil {
-		return err
-	}
+func (c *Cluster) startEtcd(ctx context.Context) (err error) {
+	defer try.Catch(&err)
+	path, ports := try.Get(c.cfg.tool(ctx, "etcd")), try.Get(freePorts(2*c.cfg.Members))
 	var clients, peers []string
 	for i := range c.cfg.Members {
 		clients = append(clients, loopback("http", ports[2*i]))

@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // Backend is an extension server that listens on loopback, and the group-versions it serves.
@@ -33,20 +35,10 @@ type Backend struct {
 // Register makes the APIServices of b and its Service. Kubernetes refuses loopback addresses in
 // EndpointSlices, so the Service is an external name, localhost, and its port is the backend's own:
 // kube-apiserver's aggregator follows it, and Fairlead with --allow-loopback-backends.
-func (c *Cluster) Register(ctx context.Context, b Backend) error {
-	ca, err := os.ReadFile(b.CAFile)
-	if err != nil {
-		return err
-	}
-	rc := c.Endpoint().RESTConfig(c.Admin())
-	core, err := kubernetes.NewForConfig(rc)
-	if err != nil {
-		return err
-	}
-	services, err := aggregator.NewForConfig(rc)
-	if err != nil {
-		return err
-	}
+func (c *Cluster) Register(ctx context.Context, b Backend) (err error) {
+	defer try.Catch(&err)
+	ca, rc := try.Get(os.ReadFile(b.CAFile)), c.Endpoint().RESTConfig(c.Admin())
+	core, services := try.Get(kubernetes.NewForConfig(rc)), try.Get(aggregator.NewForConfig(rc))
 	_, err = core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.Namespace}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("registering %s: %w", b.Service, err)
@@ -92,55 +84,37 @@ func (b Backend) apiService(i int, ca []byte) *apiregistrationv1.APIService {
 // StartSampleAPIServer starts Kubernetes' sample extension server, registers it as
 // wardle.example.com/v1beta1 and v1alpha1 and waits until it serves. more are added to its
 // arguments, later ones winning.
-func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (*Part, error) {
-	path, err := c.cfg.tool(ctx, "sample-apiserver")
-	if err != nil {
-		return nil, err
-	}
+func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *Part, err error) {
+	defer try.Catch(&err)
+	path := try.Get(c.cfg.tool(ctx, "sample-apiserver"))
 	backend := Backend{
 		Namespace: "wardle", Service: "api", CAFile: c.PKI.Serving.CertFile,
 		GroupVersions: []string{"wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"},
 	}
 	e, args, err := c.ExtensionArgs(&backend)
-	if err != nil {
-		return nil, err
-	}
-	part, err := c.Run(ctx, Command{
+	try.Do(err)
+	part := try.Get(c.Run(ctx, Command{
 		Name:  "sample-apiserver",
 		Path:  path,
 		Args:  slices.Concat(args, []string{"--etcd-servers=" + c.etcdURL, "--etcd-prefix=/registry/wardle.example.com"}, more),
 		Ready: get(e.URL+"/readyz", e, c.Admin()),
-	})
-	if err != nil {
-		return nil, err
-	}
+	}))
 	return part, c.Register(ctx, backend)
 }
 
 // ExtensionArgs issues what an extension server on loopback needs, chooses b.Port, and returns
 // where it will serve and the arguments that every program built on k8s.io/apiserver takes for it.
-func (c *Cluster) ExtensionArgs(b *Backend) (Endpoint, []string, error) {
-	serving, err := c.PKI.Serving.Issue(b.Service+"."+b.Namespace, Leaf{User: b.Service, Names: []string{
+func (c *Cluster) ExtensionArgs(b *Backend) (e Endpoint, args []string, err error) {
+	defer try.Catch(&err)
+	serving := try.Get(c.PKI.Serving.Issue(b.Service+"."+b.Namespace, Leaf{User: b.Service, Names: []string{
 		b.Service + "." + b.Namespace + ".svc", "localhost", "127.0.0.1",
-	}})
-	if err != nil {
-		return Endpoint{}, nil, err
-	}
+	}}))
 	// Its own identity asks kube-apiserver about others (TokenReview, SubjectAccessReview, the
 	// request-header ConfigMap).
-	client, err := c.PKI.Client.Issue(b.Service+"."+b.Namespace+"-client", Leaf{User: b.Service, Groups: []string{"system:masters"}})
-	if err != nil {
-		return Endpoint{}, nil, err
-	}
+	client := try.Get(c.PKI.Client.Issue(b.Service+"."+b.Namespace+"-client", Leaf{User: b.Service, Groups: []string{"system:masters"}}))
 	kubeconfig := filepath.Join(c.dir, b.Service+"."+b.Namespace+".kubeconfig")
-	if err := c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}); err != nil {
-		return Endpoint{}, nil, err
-	}
-	ports, err := freePorts(1)
-	if err != nil {
-		return Endpoint{}, nil, err
-	}
-	b.Port = ports[0]
+	try.Do(c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}))
+	b.Port = try.Get(freePorts(1))[0]
 	return Endpoint{URL: loopback("https", b.Port), CAFile: c.PKI.Serving.CertFile}, []string{
 		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", b.Port),
 		"--tls-cert-file=" + serving.CertFile, "--tls-private-key-file=" + serving.KeyFile,

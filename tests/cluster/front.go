@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // Fairlead describes a Fairlead to run before the cluster's first kube-apiserver.
@@ -44,49 +46,34 @@ type Front struct {
 }
 
 // StartFairlead starts f with everything it needs of the PKI and waits until it is ready.
-func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (*Front, error) {
-	free, err := freePorts(2)
-	if err != nil {
-		return nil, err
-	}
+func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (running *Front, err error) {
+	defer try.Catch(&err)
+	free := try.Get(freePorts(2))
 	f.Name, f.Address = cmp.Or(f.Name, "fairlead"), cmp.Or(f.Address, "127.0.0.1")
 	f.Port, f.AdminPort = cmp.Or(f.Port, free[0]), cmp.Or(f.AdminPort, free[1])
-	args, err := c.fairleadArgs(f)
-	if err != nil {
-		return nil, err
-	}
+	args := c.fairleadArgs(f)
 	ca := cmp.Or(f.CAFile, c.PKI.Serving.CertFile)
 	front := &Front{
 		Endpoint: Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.Port), CAFile: ca},
 		Admin:    Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.AdminPort), CAFile: ca},
 	}
-	front.Part, err = c.Run(ctx, Command{
+	front.Part = try.Get(c.Run(ctx, Command{
 		Name: f.Name, Path: f.Path, Args: args,
 		Ready: get(front.Admin.URL+"/readyz", front.Admin, Credentials{}),
-	})
-	if err != nil {
-		return nil, err
-	}
+	}))
 	return front, nil
 }
 
-func (c *Cluster) fairleadArgs(f Fairlead) ([]string, error) {
-	serving, err := c.PKI.Serving.Issue(f.Name, Leaf{User: f.Name, Names: []string{
+// fairleadArgs must be called below a try.Catch.
+func (c *Cluster) fairleadArgs(f Fairlead) []string {
+	serving := try.Get(c.PKI.Serving.Issue(f.Name, Leaf{User: f.Name, Names: []string{
 		f.Address, "localhost", "kubernetes.default.svc", "10.96.0.1",
-	}})
-	if err != nil {
-		return nil, err
-	}
+	}}))
 	from := "--registry=" + f.Registry
 	if f.Registry == "" {
-		client, err := c.PKI.Client.Issue(f.Name+"-client", Leaf{User: "fairlead", Groups: []string{"system:masters"}})
-		if err != nil {
-			return nil, err
-		}
+		client := try.Get(c.PKI.Client.Issue(f.Name+"-client", Leaf{User: "fairlead", Groups: []string{"system:masters"}}))
 		kubeconfig := filepath.Join(c.dir, f.Name+".kubeconfig")
-		if err := c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}); err != nil {
-			return nil, err
-		}
+		try.Do(c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}))
 		from = "--kubeconfig=" + kubeconfig
 	}
 	return append([]string{
@@ -103,5 +90,5 @@ func (c *Cluster) fairleadArgs(f Fairlead) ([]string, error) {
 		"--proxy-client-cert-file=" + c.PKI.FrontProxyPair.CertFile,
 		"--proxy-client-key-file=" + c.PKI.FrontProxyPair.KeyFile,
 		"--allow-loopback-backends", // all of ours are
-	}, f.Args...), nil
+	}, f.Args...)
 }

@@ -4,15 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 )
 
 // freePorts returns n loopback ports that nobody listens on. They lie below the range that the
@@ -49,20 +49,8 @@ func get(url string, e Endpoint, c Credentials) func(context.Context) error {
 		}
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a hung answer is no answer
 		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		if err != nil {
-			return err
-		}
-		res, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = res.Body.Close() }()
-		body, _ := io.ReadAll(io.LimitReader(res.Body, 4<<10))
-		if res.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s: %s: %s", url, res.Status, strings.TrimSpace(string(body)))
-		}
-		return nil
+		_, err := ask.Get(ctx, client, url)
+		return err
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // PKI is everything that a cluster's certificates hang on. The authorities are distinct on purpose:
@@ -54,35 +55,16 @@ type Leaf struct {
 }
 
 // newPKI makes a whole PKI in dir.
-func newPKI(dir, adminGroup string) (*PKI, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	p := &PKI{Dir: dir}
-	for _, a := range []struct {
-		name string
-		to   **Authority
-	}{{"client-ca", &p.Client}, {"front-proxy-ca", &p.FrontProxy}, {"serving-ca", &p.Serving}} {
-		var err error
-		if *a.to, err = p.NewAuthority(a.name); err != nil {
-			return nil, err
-		}
-	}
-	for _, l := range []struct {
-		by   *Authority
-		file string
-		leaf Leaf
-		to   *Pair
-	}{
-		{p.Client, "admin", Leaf{User: "admin", Groups: []string{adminGroup}}, &p.Admin},
-		{p.FrontProxy, "front-proxy-client", Leaf{User: "front-proxy-client"}, &p.FrontProxyPair},
-		{p.Client, "service-accounts", Leaf{User: "service-accounts"}, &p.ServiceAccounts},
-	} {
-		var err error
-		if *l.to, err = l.by.Issue(l.file, l.leaf); err != nil {
-			return nil, err
-		}
-	}
+func newPKI(dir, adminGroup string) (p *PKI, err error) {
+	defer try.Catch(&err)
+	try.Do(os.MkdirAll(dir, 0o700))
+	p = &PKI{Dir: dir}
+	p.Client = try.Get(p.NewAuthority("client-ca"))
+	p.FrontProxy = try.Get(p.NewAuthority("front-proxy-ca"))
+	p.Serving = try.Get(p.NewAuthority("serving-ca"))
+	p.Admin = try.Get(p.Client.Issue("admin", Leaf{User: "admin", Groups: []string{adminGroup}}))
+	p.FrontProxyPair = try.Get(p.FrontProxy.Issue("front-proxy-client", Leaf{User: "front-proxy-client"}))
+	p.ServiceAccounts = try.Get(p.Client.Issue("service-accounts", Leaf{User: "service-accounts"}))
 	return p, nil
 }
 
