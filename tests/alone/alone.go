@@ -6,7 +6,6 @@ package alone
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -111,15 +111,9 @@ func (k *Keys) Serve(t *testing.T, program, registry string, args ...string) *Do
 // Get asks, and returns what was answered, status 0 when nothing was.
 func Get(t *testing.T, c *http.Client, url string) (int, string) {
 	t.Helper()
-	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
-	res, err := c.Do(r)
+	reply, err := ask.Do(t.Context(), c, http.MethodGet, url, nil, "")
 	if err != nil {
 		return 0, err.Error()
 	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		return 0, err.Error()
-	}
-	return res.StatusCode, string(body)
+	return reply.Code, reply.Body
 }

@@ -77,6 +77,12 @@ func Get(ctx context.Context, c *http.Client, url string) (string, error) {
 	return string(text), err
 }
 
+// Serves asks once, and returns an error unless the answer is 200.
+func Serves(ctx context.Context, c *http.Client, url string) error {
+	_, err := Get(ctx, c, url)
+	return err
+}
+
 // Metrics are the series that a server exposes, spelled as in its text, and their values.
 func Metrics(ctx context.Context, c *http.Client, server string) (map[string]float64, error) {
 	text, err := Get(ctx, c, server+"/metrics")

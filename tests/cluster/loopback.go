@@ -49,8 +49,7 @@ func get(url string, e Endpoint, c Credentials) func(context.Context) error {
 		}
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a hung answer is no answer
 		defer cancel()
-		_, err := ask.Get(ctx, client, url)
-		return err
+		return ask.Serves(ctx, client, url)
 	}
 }
 

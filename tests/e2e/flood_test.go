@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -67,49 +68,31 @@ func (w *world) thrifty(t *testing.T, e cluster.Endpoint, pair cluster.Pair) *ht
 // get counts one request.
 func (y *tally) get(ctx context.Context, c *http.Client, url, token string) {
 	begun := time.Now()
-	res, err := get(ctx, c, url, token)
+	reply, err := ask.Do(ctx, c, http.MethodGet, url, ask.Bearer(token), "")
 	if err != nil {
 		y.add(err.Error(), time.Since(begun))
 		return
 	}
-	y.add(strconv.Itoa(res.StatusCode), time.Since(begun))
+	y.add(strconv.Itoa(reply.Code), time.Since(begun))
 }
 
 // retry is get as client-go does it: an answer that says when to come again is obeyed, ten times.
 func (y *tally) retry(ctx context.Context, c *http.Client, url, token string) {
 	begun, what := time.Now(), ""
 	for range 10 {
-		res, err := get(ctx, c, url, token)
+		reply, err := ask.Do(ctx, c, http.MethodGet, url, ask.Bearer(token), "")
 		if err != nil {
 			what = err.Error()
 			break
 		}
-		what = strconv.Itoa(res.StatusCode)
-		seconds, err := strconv.Atoi(res.Header.Get("Retry-After"))
+		what = strconv.Itoa(reply.Code)
+		seconds, err := strconv.Atoi(reply.Header.Get("Retry-After"))
 		if err != nil {
 			break
 		}
 		<-time.After(time.Duration(seconds) * time.Second)
 	}
 	y.add(what, time.Since(begun))
-}
-
-// get reads an answer to its end.
-func get(ctx context.Context, c *http.Client, url, token string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	res, err := c.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer res.Body.Close()
-	_, err = io.Copy(io.Discard, res.Body)
-	return res, err
 }
 
 // dials are the connections that Fairlead has made to the local apiserver for those who are

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/volley"
@@ -151,11 +152,7 @@ func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 	c.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10}
 	var list []*http.Response
 	for range 6 {
-		res, err := c.Do(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+path, nil))(t))
-		if err != nil || res.StatusCode != http.StatusOK {
-			t.Fatalf("asking for a list: %v %v", res, err)
-		}
-		list = append(list, res)
+		list = append(list, must.Get(ask.Open(t.Context(), c, d.Endpoint.URL+path, nil))(t))
 	}
 	return list
 }

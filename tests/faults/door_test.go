@@ -4,14 +4,13 @@ package faults
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -22,7 +21,7 @@ type door struct {
 	w     *world
 	lane  string
 	admin *http.Client // of its admin port
-	now   atomic.Pointer[series]
+	now   atomic.Pointer[map[string]float64]
 }
 
 // newDoor starts a Fairlead before both kube-apiservers. It ends with the test.
@@ -44,18 +43,5 @@ func (w *world) newDoorTo(t *testing.T, lane string, servers []string, args ...s
 
 // get asks the admin port.
 func (d *door) get(ctx context.Context, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Admin.URL+path, nil)
-	if err != nil {
-		return "", err
-	}
-	res, err := d.admin.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", path, res.Status, body)
-	}
-	return string(body), err
+	return ask.Get(ctx, d.admin, d.Admin.URL+path)
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -111,15 +112,7 @@ func (lb *balancer) probe(ctx context.Context, i int) {
 		case <-ctx.Done():
 			return
 		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, lb.doors[i].Endpoint.URL+"/readyz", nil)
-		if err != nil {
-			return
-		}
-		res, err := c.Do(req)
-		if err == nil {
-			res.Body.Close()
-		}
-		lb.ready[i].Store(err == nil && res.StatusCode == http.StatusOK)
+		lb.ready[i].Store(ask.Serves(ctx, c, lb.doors[i].Endpoint.URL+"/readyz") == nil)
 	}
 }
 

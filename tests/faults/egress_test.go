@@ -89,7 +89,7 @@ func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
 			t.Errorf("endpoint %d accepted %d connections, the proxy opened %d", i, accepted, p.count(beyond[i]))
 		}
 	}
-	killed := d.w.stalls.start()
+	killed := d.w.start()
 	must.Do(t, servers[0].Set(extension.Fault{Kind: extension.Refuse}))
 	t.Logf("unhealthy after %s", killed.until(t, eventually(t, nextProbe, "unhealthy", func() bool { return !b.healthy(x, beyond[0]) })))
 	must.Do(t, servers[0].Set())

@@ -87,7 +87,7 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 	if n, _ := strangers(b, bad, 0); n == 0 {
 		t.Error("the endpoint got no traffic while it was well")
 	}
-	begun := d.w.stalls.start()
+	begun := d.w.start()
 	must.Do(t, bad.Set(fault))
 	verdict := begun.until(t, eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, bad.Addr()) }))
 	t.Logf("unhealthy after %s", verdict.Round(time.Millisecond))
@@ -125,7 +125,7 @@ func testBlackhole(t *testing.T, d *door) {
 	suite.Pause(t, steadyPause)
 
 	lost := processes[0].host
-	begun := d.w.stalls.start()
+	begun := d.w.start()
 	lost.unplug(t)
 	verdict := begun.until(t, eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, addresses[0]) }))
 	t.Logf("unhealthy after %s", verdict.Round(time.Millisecond))

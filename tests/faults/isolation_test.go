@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -82,17 +83,12 @@ func startFlood(t *testing.T, d *door, b *backend, clients []*http.Client, n int
 	for i := range n {
 		flying.Go(func() {
 			for ctx.Err() == nil {
-				req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Endpoint.URL+b.widgets()+"/widget-001", nil)
-				if err != nil {
-					return
-				}
-				res, err := clients[i%len(clients)].Do(req)
+				got, err := ask.Do(ctx, clients[i%len(clients)], http.MethodGet, d.Endpoint.URL+b.widgets()+"/widget-001", nil, "")
 				if err != nil {
 					continue
 				}
-				res.Body.Close()
-				if res.StatusCode != http.StatusTooManyRequests || res.Header.Get("Retry-After") != "1" {
-					t.Errorf("flooding: %s, Retry-After %q, want 429 and 1", res.Status, res.Header.Get("Retry-After"))
+				if got.Code != http.StatusTooManyRequests || got.Header.Get("Retry-After") != "1" {
+					t.Errorf("flooding: %d, Retry-After %q, want 429 and 1", got.Code, got.Header.Get("Retry-After"))
 					return
 				}
 				select {

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -44,7 +45,7 @@ func testLeftovers(t *testing.T, d *door) {
 	b.await(t, d)
 	clients := d.w.clients(workers)
 	for _, c := range clients { // so that their connections are there before, too
-		ask(t, c, d.Endpoint.URL+b.widgets())
+		knock(t, c, d.Endpoint.URL+b.widgets())
 	}
 	before := d.holds(t, servers)
 
@@ -94,7 +95,7 @@ type holding struct {
 // holds counts. The connections of the backend's own APIService are among them, before and after.
 func (d *door) holds(t *testing.T, servers []*extension.Server) holding {
 	t.Helper()
-	s := parse(must.Get(d.get(t.Context(), "/metrics"))(t))
+	s := must.Get(ask.Metrics(t.Context(), d.admin, d.Admin.URL))(t)
 	h := holding{goroutines: int(s["go_goroutines"]), files: int(s["process_open_fds"])}
 	for _, x := range servers {
 		h.backend += x.Stats().Open
@@ -127,9 +128,11 @@ func (d *door) churn(t *testing.T, c *http.Client, object *apiregistrationv1.API
 			t.Error(err)
 			return
 		}
-		ask(t, c, url)
+		knock(t, c, url)
 		if i%8 == 4 {
-			open(watching, c, url+"?watch=1&resourceVersion=1")
+			if res, err := ask.Open(watching, c, url+"?watch=1&resourceVersion=1", nil); err == nil {
+				context.AfterFunc(watching, func() { res.Body.Close() })
+			}
 		}
 	}
 	if err := api.Delete(ctx, object.Name, metav1.DeleteOptions{}); err != nil {
@@ -137,26 +140,10 @@ func (d *door) churn(t *testing.T, c *http.Client, object *apiregistrationv1.API
 	}
 }
 
-// ask sends a request whose answer does not matter: the APIService may be of any state.
-func ask(t *testing.T, c *http.Client, url string) {
+// knock sends a request whose answer does not matter: the APIService may be of any state.
+func knock(t *testing.T, c *http.Client, url string) {
 	t.Helper()
-	res, err := c.Get(url)
-	if err != nil {
+	if _, err := ask.Do(t.Context(), c, http.MethodGet, url, nil, ""); err != nil {
 		t.Error(err)
-		return
 	}
-	res.Body.Close()
-}
-
-// open begins a watch that lasts until ctx ends.
-func open(ctx context.Context, c *http.Client, url string) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return
-	}
-	res, err := c.Do(req)
-	if err != nil {
-		return
-	}
-	context.AfterFunc(ctx, func() { res.Body.Close() })
 }

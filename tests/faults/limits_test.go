@@ -5,14 +5,13 @@ package faults
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -37,35 +36,23 @@ func testLimits(t *testing.T, d *door) {
 	hang := func(method string, b *backend, n int) {
 		for range n {
 			flying.Go(func() {
-				body := io.Reader(nil)
-				if method == http.MethodPost {
-					body = strings.NewReader("{}")
-				}
-				req, err := http.NewRequestWithContext(ctx, method, x.Endpoint.URL+b.widgets(), body)
-				if err != nil {
-					return
-				}
-				if res, err := c.Do(req); err == nil {
-					res.Body.Close()
-				}
+				_, _ = ask.Do(ctx, c, method, x.Endpoint.URL+b.widgets(), nil, map[string]string{http.MethodPost: "{}"}[method])
 			})
 		}
 	}
 	full := func(t *testing.T, method string, b *backend) {
 		t.Helper()
 		eventually(t, longest, "full", func() bool {
-			req := must.Get(http.NewRequestWithContext(ctx, method, x.Endpoint.URL+b.widgets(), nil))(t)
-			answered := make(chan *http.Response, 1)
+			answered := make(chan ask.Reply, 1)
 			flying.Go(func() {
-				if res, err := c.Do(req); err == nil {
-					res.Body.Close()
-					answered <- res
+				if reply, err := ask.Do(ctx, c, method, x.Endpoint.URL+b.widgets(), nil, ""); err == nil {
+					answered <- reply
 				}
 			})
 			select {
-			case res := <-answered:
-				if res.StatusCode != http.StatusTooManyRequests || res.Header.Get("Retry-After") == "" {
-					t.Fatalf("%s, Retry-After %q, want 429 and a Retry-After", res.Status, res.Header.Get("Retry-After"))
+			case got := <-answered:
+				if got.Code != http.StatusTooManyRequests || got.Header.Get("Retry-After") == "" {
+					t.Fatalf("%d, Retry-After %q, want 429 and a Retry-After", got.Code, got.Header.Get("Retry-After"))
 				}
 				return true
 			case <-time.After(300 * time.Millisecond): // it has a place and hangs: of those that came at once one or two may have been refused
@@ -79,10 +66,8 @@ func testLimits(t *testing.T, d *door) {
 		full(t, http.MethodGet, slow[2])
 	})
 	t.Run("the local apiserver has no limit of ours", func(t *testing.T) {
-		res := must.Get(c.Get(x.Endpoint.URL + "/api/v1/namespaces/default"))(t)
-		res.Body.Close()
-		if res.StatusCode != http.StatusOK {
-			t.Errorf("%s, want 200", res.Status)
+		if err := ask.Serves(t.Context(), c, x.Endpoint.URL+"/api/v1/namespaces/default"); err != nil {
+			t.Error(err)
 		}
 	})
 	t.Run("writes", func(t *testing.T) {

@@ -3,16 +3,12 @@
 package faults
 
 import (
-	"bufio"
 	"context"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
-)
 
-// series is a scrape: the value of each series, spelled as in the text.
-type series map[string]float64
+	"github.com/fairlead-proxy/fairlead/tests/ask"
+)
 
 // scrapeEvery is how often the metrics are read: one reader for all cases, since a scrape costs
 // Fairlead some milliseconds.
@@ -25,8 +21,7 @@ func (d *door) follow(t *testing.T) {
 		tick := time.NewTicker(scrapeEvery)
 		defer tick.Stop()
 		for {
-			if text, err := d.get(ctx, "/metrics"); err == nil {
-				s := parse(text)
+			if s, err := ask.Metrics(ctx, d.admin, d.Admin.URL); err == nil {
 				d.now.Store(&s)
 			}
 			select {
@@ -39,26 +34,9 @@ func (d *door) follow(t *testing.T) {
 }
 
 // scrape is the latest state of the metrics.
-func (d *door) scrape() series {
+func (d *door) scrape() map[string]float64 {
 	if s := d.now.Load(); s != nil {
 		return *s
 	}
 	return nil
-}
-
-func parse(text string) series {
-	s := series{}
-	lines := bufio.NewScanner(strings.NewReader(text))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		if strings.HasPrefix(lines.Text(), "#") {
-			continue
-		}
-		if i := strings.LastIndexByte(lines.Text(), ' '); i > 0 {
-			if v, err := strconv.ParseFloat(lines.Text()[i+1:], 64); err == nil {
-				s[lines.Text()[:i]] = v
-			}
-		}
-	}
-	return s
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -128,7 +129,9 @@ func maxLongRunning(t *testing.T, p *policed) {
 // hold has a request under way until the test ends.
 func (p *policed) hold(t *testing.T, path string) {
 	t.Helper()
-	beside(t, func(ctx context.Context) { open(ctx, p.d.w.client(), p.d.Endpoint.URL+p.widgets()+path) })
+	beside(t, func(ctx context.Context) {
+		_, _ = ask.Do(ctx, p.d.w.client(), http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil, "")
+	})
 }
 
 func serverName(t *testing.T, p *policed) {
@@ -213,11 +216,10 @@ func pingTimeout(t *testing.T, d *door) {
 	b.register(t, process.addr())
 	b.await(t, d)
 	client := d.w.client()
-	ask(t, client, d.Endpoint.URL+b.widgets()) // a connection with the default
+	knock(t, client, d.Endpoint.URL+b.widgets()) // a connection with the default
 	b.annotate(t, "ping-timeout", ping.String())
 	suite.Pause(t, time.Second)
-	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil))(t)
-	res := must.Get(client.Do(req))(t)
+	res := must.Get(ask.Open(t.Context(), client, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil))(t)
 	defer res.Body.Close()
 	var ended atomic.Bool
 	over := make(chan error, 1)
@@ -227,7 +229,7 @@ func pingTimeout(t *testing.T, d *door) {
 		over <- err
 	}()
 	suite.Pause(t, time.Second)
-	lost := d.w.stalls.start()
+	lost := d.w.start()
 	process.host.unplug(t)
 	took := lost.until(t, eventually(t, longest, "cut", ended.Load))
 	t.Logf("the watch was cut after %s", took.Round(time.Millisecond))

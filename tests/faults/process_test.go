@@ -46,13 +46,13 @@ func testProcess(t *testing.T, d *door) {
 	restart := func(t *testing.T) stopwatch {
 		t.Helper()
 		must.Do(t, p.Restart(t.Context()))
-		return d.w.stalls.start()
+		return d.w.start()
 	}
 
 	t.Run("killed under traffic", func(t *testing.T) {
 		l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2), Make: d.reads(b)}).Start(t)
 		suite.Pause(t, steadyPause)
-		killed := d.w.stalls.start()
+		killed := d.w.start()
 		p.Kill()
 		down(t, killed, killedBusy)
 		suite.Pause(t, steadyPause)
@@ -67,18 +67,18 @@ func testProcess(t *testing.T, d *door) {
 	})
 	t.Run("killed idle", func(t *testing.T) {
 		suite.Pause(t, steadyPause)
-		killed := d.w.stalls.start()
+		killed := d.w.start()
 		p.Kill()
 		down(t, killed, killedIdle)
 		suite.Pause(t, 2*steadyPause) // probes have slowed down
 		up(t, restart(t), comeBack)
 	})
 	t.Run("hung idle", func(t *testing.T) {
-		hung := d.w.stalls.start()
+		hung := d.w.start()
 		must.Do(t, p.Signal(syscall.SIGSTOP))
 		down(t, hung, hungIdle)
 		must.Do(t, p.Signal(syscall.SIGCONT))
 		// A probe is under way for 5 s at most, and the next one begins 5 s after the last at most.
-		up(t, d.w.stalls.start(), 6*time.Second)
+		up(t, d.w.start(), 6*time.Second)
 	})
 }

@@ -4,11 +4,11 @@ package faults
 
 import (
 	"context"
-	"net/http"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
@@ -23,14 +23,9 @@ func testWatches(t *testing.T, d *door) {
 	for _, c := range d.w.clients(clients) {
 		open.Go(func() {
 			for range watches / clients {
-				req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil)
+				res, err := ask.Open(ctx, c, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil)
 				if err != nil {
-					t.Error(err)
-					return
-				}
-				res, err := c.Do(req)
-				if err != nil || res.StatusCode != http.StatusOK {
-					t.Errorf("opening a watch: %v %v", res, err)
+					t.Errorf("opening a watch: %v", err)
 					return
 				}
 				defer res.Body.Close()

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
+	"github.com/fairlead-proxy/fairlead/tests/clock"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -33,7 +34,7 @@ type world struct {
 	*cluster.Cluster
 	fairlead string // executable
 	hosts    hosts
-	stalls   stalls
+	clock    clock.Clock
 	core     kubernetes.Interface
 	groups   aggregator.Interface
 	ca       *pki.CA // signs the serving certificates of extension servers
@@ -51,7 +52,7 @@ func newWorld(t *testing.T) *world {
 	network(t)
 	dir := suite.Folder(t, "faults")
 	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin")), ca: pki.NewCA("extension-ca"), counts: map[string]int{}}
-	w.stalls.follow(t)
+	beside(t, w.clock.Run)
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
 	rc := w.Endpoint().RESTConfig(w.Admin())
 	var err1, err2, err3 error

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -60,7 +61,7 @@ func newBalancer(t *testing.T, c *cluster.Cluster, servers []cluster.Endpoint) *
 	b.part = must.Get(c.Run(t.Context(), cluster.Command{Name: "haproxy", Path: path, Args: []string{"-db", "-f", b.file}, Ready: func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a hung answer is no answer
 		defer cancel()
-		return suite.Serves(ctx, client, front(c).URL+"/readyz")
+		return ask.Serves(ctx, client, front(c).URL+"/readyz")
 	}}))(t)
 	return b
 }

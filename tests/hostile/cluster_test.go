@@ -91,6 +91,12 @@ func (h *harbour) roles(t *testing.T) {
 	h.bind(t, "wheel", "cluster-admin", rbacv1.Subject{Kind: "Group", Name: "wheel"})
 }
 
+// publish lets everybody read /readyz and /version again, which newHarbour forbids.
+func (h *harbour) publish(t *testing.T) {
+	t.Helper()
+	h.bind(t, "public", "system:public-info-viewer", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"}, rbacv1.Subject{Kind: "Group", Name: "system:unauthenticated"})
+}
+
 // bind gives a ClusterRole to somebody.
 func (h *harbour) bind(t *testing.T, name, role string, who ...rbacv1.Subject) {
 	t.Helper()

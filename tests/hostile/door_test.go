@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -78,20 +78,15 @@ func (d *door) ask(t *testing.T, c *http.Client, url string) (int, string) {
 // metric is the sum of the series that begin with a text; there must be one.
 func (d *door) metric(t *testing.T, begin string) float64 {
 	t.Helper()
-	_, text := d.ask(t, d.root, "https://"+d.Admin+"/metrics")
+	series := must.Get(ask.Metrics(t.Context(), d.root, "https://"+d.Admin))(t)
 	sum, found := 0.0, false
-	for line := range strings.Lines(text) {
-		if rest, ok := strings.CutPrefix(line, begin); ok && rest[0] != '_' {
-			fields := strings.Fields(rest)
-			v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-			if err != nil {
-				t.Fatalf("reading %q: %v", line, err)
-			}
+	for name, v := range series {
+		if rest, ok := strings.CutPrefix(name, begin); ok && !strings.HasPrefix(rest, "_") {
 			sum, found = sum+v, true
 		}
 	}
 	if !found {
-		t.Fatalf("no metric begins with %s:\n%.2000s", begin, text)
+		t.Fatalf("no metric begins with %s: %v", begin, series)
 	}
 	return sum
 }

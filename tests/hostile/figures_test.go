@@ -5,7 +5,6 @@ package hostile
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/volley"
@@ -87,25 +87,9 @@ func (i *innocents) window(t *testing.T) []volley.Shot {
 	return l.Stop()
 }
 
-func (i *innocents) once(ctx context.Context) (time.Duration, string) {
-	begun := time.Now()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, i.url, nil)
-	if err != nil {
-		return 0, err.Error()
-	}
-	res, err := i.client.Do(r)
-	if err != nil {
-		return time.Since(begun), err.Error()
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		return time.Since(begun), err.Error()
-	}
-	if res.StatusCode != http.StatusOK {
-		return time.Since(begun), res.Status + ": " + string(body[:min(len(body), 300)])
-	}
-	return time.Since(begun), ""
+// once is what is wrong with an answer to them.
+func (i *innocents) once(ctx context.Context) error {
+	return ask.Serves(ctx, i.client, i.url)
 }
 
 // compared are windows with and without an attack, which took turns: what the machine does beside

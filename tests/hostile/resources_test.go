@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -47,13 +48,12 @@ func (w *world) under(t *testing.T, prepare string, args ...string) *door {
 }
 
 // served asks the innocents' API once on a connection of its own, and returns what was wrong.
-func (d *door) served(ctx context.Context) string {
+func (d *door) served(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	i := d.innocents()
 	defer i.client.CloseIdleConnections()
-	_, wrong := i.once(ctx)
-	return wrong
+	return i.once(ctx)
 }
 
 // testDescriptors has a stranger take all connections that there can be.
@@ -61,7 +61,7 @@ func testDescriptors(t *testing.T, w *world) {
 	const limit = 128
 	d := w.under(t, fmt.Sprintf("ulimit -n %d", limit))
 	early := d.innocents()
-	if _, wrong := early.once(t.Context()); wrong != "" {
+	if wrong := early.once(t.Context()); wrong != nil {
 		t.Fatal(wrong)
 	}
 	var taken []net.Conn
@@ -72,7 +72,7 @@ func testDescriptors(t *testing.T, w *world) {
 		}
 		taken = append(taken, conn)
 	}
-	suite.Eventually(t, 10*time.Second, "full", func() (bool, string) { w := d.served(t.Context()); return w != "", "others are served" })
+	suite.Eventually(t, 10*time.Second, "full", func() (bool, string) { return d.served(t.Context()) != nil, "others are served" })
 	if !strings.Contains(d.Log.String(), "new connections wait") {
 		t.Error("nothing is told in the log")
 	}
@@ -83,7 +83,7 @@ func testDescriptors(t *testing.T, w *world) {
 	probed := d.others.Stats().Handshakes
 	suite.Eventually(t, 30*time.Second, "probed", func() (bool, string) { return d.others.Stats().Handshakes > probed, "no new probe" })
 	for range 100 {
-		if _, wrong := early.once(t.Context()); wrong != "" {
+		if wrong := early.once(t.Context()); wrong != nil {
 			t.Errorf("an open connection is answered %s", wrong)
 		}
 	}
@@ -95,7 +95,7 @@ func testDescriptors(t *testing.T, w *world) {
 		_ = c.Close()
 	}
 	begun := time.Now()
-	suite.Eventually(t, 10*time.Second, "served again", func() (bool, string) { wrong := d.served(t.Context()); return wrong == "", wrong })
+	suite.Eventually(t, 10*time.Second, "served again", func() (bool, string) { wrong := d.served(t.Context()); return wrong == nil, fmt.Sprint(wrong) })
 	t.Logf("%d connections tried, %d of %d descriptors in use, open connections served, APIServices available; new ones served %s after these were given back",
 		len(taken), open, limit, time.Since(begun).Round(time.Millisecond))
 }
@@ -184,7 +184,7 @@ func (d *door) burst(t *testing.T, n int, mark string) {
 	i.url = "https://" + d.Front + others + "/" + strings.ReplaceAll(mark, " ", "-")
 	defer i.client.CloseIdleConnections()
 	for range n {
-		if _, wrong := i.once(t.Context()); !strings.HasPrefix(wrong, "404") { // there is no such widget, and its name is in the log
+		if wrong := i.once(t.Context()); wrong == nil || !strings.HasPrefix(wrong.Error(), "404") { // there is no such widget, and its name is in the log
 			t.Fatalf("%s: answered %q", mark, wrong)
 		}
 	}
@@ -210,7 +210,7 @@ func testNoLog(t *testing.T, w *world) {
 	d := w.under(t, "exec 2>/dev/full", "--access-log=/dev/full", "--v=4")
 	i := d.innocents()
 	for range 500 {
-		if _, wrong := i.once(t.Context()); wrong != "" {
+		if wrong := i.once(t.Context()); wrong != nil {
 			t.Fatal(wrong)
 		}
 	}
@@ -232,14 +232,14 @@ func testStopped(t *testing.T, w *world) {
 	ended := make(chan error, 1)
 	events := d.watch(t, c, ended)
 	i := d.innocents()
-	if _, wrong := i.once(t.Context()); wrong != "" {
+	if wrong := i.once(t.Context()); wrong != nil {
 		t.Fatal(wrong)
 	}
 	must.Do(t, d.Process.Signal(syscall.SIGSTOP))
 	suite.Pause(t, stop)
 	begun := time.Now()
 	must.Do(t, d.Process.Signal(syscall.SIGCONT))
-	if _, wrong := i.once(t.Context()); wrong != "" {
+	if wrong := i.once(t.Context()); wrong != nil {
 		t.Errorf("the first request after it is answered %s", wrong)
 	}
 	back := time.Since(begun)
@@ -261,10 +261,7 @@ func testStopped(t *testing.T, w *world) {
 // watch counts what a watch of the innocents' API brings.
 func (d *door) watch(t *testing.T, c *http.Client, ended chan<- error) *atomic.Int64 {
 	t.Helper()
-	res, err := c.Do(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.Front+others+"?watch=true", nil))(t))
-	if err != nil || res.StatusCode != http.StatusOK {
-		t.Fatalf("watching: %v, %v", res, err)
-	}
+	res := must.Get(ask.Open(t.Context(), c, "https://"+d.Front+others+"?watch=true", nil))(t)
 	var n atomic.Int64
 	go func() { // ends with the test's context
 		defer res.Body.Close()
@@ -323,7 +320,7 @@ func testDNS(t *testing.T, w *world) {
 	if !strings.Contains(page, "named.test") || !strings.Contains(d.Log.String(), "named.test") {
 		t.Errorf("neither status nor log names the name: %s\n%.2000s", said, page)
 	}
-	if wrong := d.served(t.Context()); wrong != "" {
+	if wrong := d.served(t.Context()); wrong != nil {
 		t.Errorf("meanwhile others are answered %s", wrong)
 	}
 	write(hosts, with)

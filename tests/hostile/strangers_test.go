@@ -16,11 +16,11 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -59,12 +59,6 @@ func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
 func (h *harbour) account(t *testing.T) {
 	t.Helper()
 	must.Get(h.accounts(t).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}))(t)
-}
-
-// publish lets everybody read /readyz and /version again, which newHarbour forbids.
-func (h *harbour) publish(t *testing.T) {
-	t.Helper()
-	h.bind(t, "public", "system:public-info-viewer", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"}, rbacv1.Subject{Kind: "Group", Name: "system:unauthenticated"})
 }
 
 // mint makes tokens that nobody has seen.
@@ -125,9 +119,7 @@ type siege struct {
 	url            string // what the others ask
 	calm, attacked []int  // requests of theirs that were served, in each window
 	worst          [2]time.Duration
-
-	mu    sync.Mutex // guards wrong
-	wrong map[string]int
+	wrong          map[string]int
 }
 
 func (s *siege) run(t *testing.T) {
@@ -198,23 +190,22 @@ func stolen(t *testing.T) time.Duration {
 // answer of all.
 func (s *siege) second(t *testing.T, c *http.Client) (served int, worst time.Duration) {
 	var all sync.WaitGroup
-	var mu sync.Mutex // guards served and worst
+	var mu sync.Mutex // guards served, worst and s.wrong
 	end := time.Now().Add(time.Second)
 	for range askers {
 		all.Go(func() {
 			for time.Now().Before(end) {
-				took, wrong := (&innocents{c, s.url}).once(t.Context())
+				begun := time.Now()
+				wrong := (&innocents{c, s.url}).once(t.Context())
 				mu.Lock()
-				worst = max(worst, took)
-				if wrong == "" && time.Now().Before(end) {
+				worst = max(worst, time.Since(begun))
+				switch {
+				case wrong != nil:
+					s.wrong[wrong.Error()]++
+				case time.Now().Before(end):
 					served++
 				}
 				mu.Unlock()
-				if wrong != "" {
-					s.mu.Lock()
-					s.wrong[wrong]++
-					s.mu.Unlock()
-				}
 			}
 		})
 	}
@@ -224,28 +215,14 @@ func (s *siege) second(t *testing.T, c *http.Client) (served int, worst time.Dur
 
 // others asks meanwhile what needs nobody's place, and with a token that was never seen.
 func (s *siege) others(t *testing.T) {
-	for _, ask := range []struct{ what, path, token string }{
+	for _, other := range []struct{ what, path, token string }{
 		{"/readyz", "/readyz", ""}, {"a new token", remotePath + "/widget-001", s.token()}, {"a new token at the local apiserver", "/version", s.token()},
 	} {
 		c := s.client("h2", s.h.tls(nil))
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.h.front.Endpoint.URL+ask.path, nil)
-		if err != nil {
-			t.Error(err)
-			return
+		if reply, err := ask.Do(t.Context(), c, http.MethodGet, s.h.front.Endpoint.URL+other.path, ask.Bearer(other.token), ""); err != nil || reply.Code != http.StatusOK {
+			t.Errorf("%s is answered with %d: %v", other.what, reply.Code, err)
 		}
-		if ask.token != "" {
-			r.Header.Set("Authorization", "Bearer "+ask.token)
-		}
-		res, err := c.Do(r)
-		if err != nil {
-			t.Errorf("%s: %v", ask.what, err)
-			continue
-		}
-		_ = res.Body.Close()
 		c.CloseIdleConnections()
-		if res.StatusCode != http.StatusOK {
-			t.Errorf("%s is answered with %d", ask.what, res.StatusCode)
-		}
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -130,7 +131,7 @@ func (w *world) start(t *testing.T, name, namespace, account string, more ...str
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // one that may everything is ready within a second or two
 	defer cancel()
 	part, err := w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: func(ctx context.Context) error {
-		return suite.Serves(ctx, client, f.Admin.URL+"/readyz")
+		return ask.Serves(ctx, client, f.Admin.URL+"/readyz")
 	}})
 	f.Part = part
 	return f, err

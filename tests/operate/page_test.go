@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testPage looks at the page as people do: through kubectl proxy, in a browser.
@@ -23,7 +23,7 @@ func testPage(t *testing.T, w *world) {
 	base := "http://" + address + "/fairlead/"
 	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "kubectl-proxy", Path: w.kubectl, Args: []string{"--kubeconfig", w.admin, "proxy", "--port", port},
-		Ready: func(ctx context.Context) error { return suite.Serves(ctx, new(http.Client), base) },
+		Ready: func(ctx context.Context) error { return ask.Serves(ctx, new(http.Client), base) },
 	}))(t)
 	server := w.serve(t, "shown", nil)
 	w.serveHalf(t, "half", "10.79.0.31", "10.79.0.32")

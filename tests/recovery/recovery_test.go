@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
@@ -133,7 +134,7 @@ func (w *world) adapter(t *testing.T) server {
 	}
 	client := suite.Client(t, e, w.Admin())
 	part := must.Get(w.Run(t.Context(), cluster.Command{Name: "test-adapter", Path: path, Args: args, Ready: func(ctx context.Context) error {
-		return suite.Serves(ctx, client, e.URL+"/readyz")
+		return ask.Serves(ctx, client, e.URL+"/readyz")
 	}}))(t)
 	must.Do(t, w.Register(t.Context(), b))
 	return server{part: part, e: e, path: "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"}

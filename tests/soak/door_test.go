@@ -76,13 +76,13 @@ func transport(c *tls.Config, h2 bool) *http.Transport {
 
 // ask finds out whether the door takes requests.
 func (d *door) ask(ctx context.Context) {
-	_, err := get(ctx, d.probe, d.Endpoint.URL+"/readyz")
+	_, err := ask.Get(ctx, d.probe, d.Endpoint.URL+"/readyz")
 	d.ready.Store(err == nil)
 }
 
 func (d *door) look(ctx context.Context) {
 	status := new(answer.Status)
-	text, err := get(ctx, d.admin, d.Admin.URL+"/status")
+	text, err := ask.Get(ctx, d.admin, d.Admin.URL+"/status")
 	if err == nil {
 		err = json.Unmarshal([]byte(text), status)
 	}
@@ -98,12 +98,4 @@ func (d *door) seen() (*answer.Status, error) {
 		return nil, errors.New("not asked yet")
 	}
 	return d.status, d.err
-}
-
-func get(ctx context.Context, c *http.Client, url string) (string, error) {
-	reply, err := ask.Do(ctx, c, http.MethodGet, url, nil, "")
-	if err == nil && reply.Code != http.StatusOK {
-		err = fmt.Errorf("%s: %d: %.300s", url, reply.Code, reply.Body)
-	}
-	return reply.Body, err
 }

@@ -7,11 +7,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
@@ -52,23 +51,12 @@ func (h holding) near(o holding, d float64) bool {
 func (w *world) holds(ctx context.Context) (all [2]holding) {
 	for i, d := range w.doors {
 		for range 2 { // what a sync.Pool holds outlives one collection
-			must.Get(get(ctx, d.admin, d.Admin.URL+"/debug/pprof/heap?gc=1"))(w.t)
+			must.Get(ask.Get(ctx, d.admin, d.Admin.URL+"/debug/pprof/heap?gc=1"))(w.t)
 		}
-		m := metrics(must.Get(get(ctx, d.admin, d.Admin.URL+"/metrics"))(w.t))
+		m := must.Get(ask.Metrics(ctx, d.admin, d.Admin.URL))(w.t)
 		all[i] = holding{m["go_goroutines"], m["process_open_fds"], m["go_memstats_heap_alloc_bytes"], m["process_resident_memory_bytes"]}
 	}
 	return all
-}
-
-func metrics(text string) map[string]float64 {
-	m := map[string]float64{}
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if v, err := strconv.ParseFloat(value, 64); err == nil {
-			m[name] = v
-		}
-	}
-	return m
 }
 
 // compare enters what is left over. The first door has lived through everything; the second is
@@ -95,7 +83,7 @@ func (w *world) compare(before, after [2]holding) {
 	}
 	for _, d := range w.doors { // for whoever looks for the leak
 		for name, path := range map[string]string{"heap-" + d.name + ".pb.gz": "/debug/pprof/heap", "goroutines-" + d.name + ".txt": "/debug/pprof/goroutine?debug=1"} {
-			if text, err := get(context.Background(), d.admin, d.Admin.URL+path); err == nil {
+			if text, err := ask.Get(context.Background(), d.admin, d.Admin.URL+path); err == nil {
 				_ = os.WriteFile(filepath.Join(w.Dir(), name), []byte(text), 0o600)
 			}
 		}

@@ -11,7 +11,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -106,6 +105,31 @@ func Eventually(t *testing.T, most time.Duration, what string, ok func() (bool, 
 	}
 }
 
+// Cases share a world.
+type Cases[W any] []struct {
+	Name string
+	Run  func(*testing.T, W)
+}
+
+// Run runs them one after the other.
+func (c Cases[W]) Run(t *testing.T, w W) {
+	t.Helper()
+	for _, one := range c {
+		t.Run(one.Name, func(t *testing.T) { one.Run(t, w) })
+	}
+}
+
+// Beside runs them at the same time, once the test that calls it has come to its end.
+func (c Cases[W]) Beside(t *testing.T, w W) {
+	t.Helper()
+	for _, one := range c {
+		t.Run(one.Name, func(t *testing.T) {
+			t.Parallel()
+			one.Run(t, w)
+		})
+	}
+}
+
 // Pause lets time pass.
 func Pause(t *testing.T, d time.Duration) {
 	t.Helper()
@@ -197,21 +221,4 @@ func Put[T ~string | ~[]byte](t *testing.T, file string, data T) {
 	fresh := filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".tmp")
 	must.Do(t, os.WriteFile(fresh, []byte(data), 0o600))
 	must.Do(t, os.Rename(fresh, file))
-}
-
-// Serves asks once, and returns an error unless the answer is 200.
-func Serves(ctx context.Context, c *http.Client, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	res, err := c.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = res.Body.Close() }()
-	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, res.Status)
-	}
-	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -97,17 +98,8 @@ func reach(ctx context.Context, db string) error {
 		_, err := os.Stat(dir + "/index/db.json")
 		return err //nolint:wrapcheck // it names the file
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, db+"/index/db.json", nil)
-	if err != nil {
+	if _, err := ask.Get(ctx, http.DefaultClient, db+"/index/db.json"); err != nil {
 		return fmt.Errorf("reading database: %w", err)
-	}
-	res, err := (&http.Client{Timeout: time.Minute}).Do(req)
-	if err != nil {
-		return fmt.Errorf("reading database: %w", err)
-	}
-	defer func() { _ = res.Body.Close() }() // only its status counts
-	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("reading database: %s answers %s", db, res.Status)
 	}
 	return nil
 }

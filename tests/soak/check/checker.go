@@ -1,10 +1,13 @@
 package check
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/clock"
 )
 
 // Config is what a Checker needs. The zero value will do.
@@ -19,7 +22,7 @@ type Config struct {
 type Checker struct {
 	cfg     Config
 	windows windows
-	clock   clock
+	clock   clock.Clock
 	began   time.Time
 
 	mu         sync.Mutex // guards what follows
@@ -51,12 +54,16 @@ func New(cfg Config) *Checker {
 		cfg.History = &History{}
 	}
 	c := &Checker{cfg: cfg, began: time.Now(), writes: map[string]*write{}, classes: map[string]*tally{}, failures: map[failure]int{}, invariants: map[Invariant]*Outcome{}}
-	c.clock.journal = cfg.Journal
+	c.clock.Tell = func(d time.Duration) { cfg.Journal.Write("stood still", "milliseconds", d.Milliseconds()) }
 	for _, i := range invariants() {
 		c.invariants[i] = &Outcome{}
 	}
 	return c
 }
+
+// KeepTime finds out when the machine stands still, until ctx ends. What is late then is told
+// apart.
+func (c *Checker) KeepTime(ctx context.Context) { c.clock.Run(ctx) }
 
 // Begin enters a write that is about to be sent. Nothing may execute it before.
 func (c *Checker) Begin(x Exchange) {

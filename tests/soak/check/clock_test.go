@@ -26,7 +26,7 @@ func stopping(still time.Duration) func(time.Duration) {
 
 // keepTime has the clock run until the test ends, or the result is called.
 func (s *story) keepTime(t *testing.T, sleep func(time.Duration)) (end func()) {
-	s.clock.sleep = sleep
+	s.clock.Sleep = sleep
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { s.KeepTime(ctx) })
@@ -58,10 +58,10 @@ func TestStandstill(t *testing.T) {
 				s := tell()
 				s.keepTime(t, stopping(tt.still))
 				time.Sleep(time.Minute)
-				if got := s.clock.stood(began.Add(tt.begin), began.Add(tt.end)); got != tt.want {
+				if got := s.clock.Stood(began.Add(tt.begin), began.Add(tt.end)); got != tt.want {
 					t.Errorf("stood still for %v, want %v", got, tt.want)
 				}
-				if got := s.clock.excuses(began.Add(tt.begin), began.Add(tt.end)); got != tt.excusing {
+				if got := s.clock.Excuses(began.Add(tt.begin), began.Add(tt.end)); got != tt.excusing {
 					t.Errorf("excuses %v, want %v", got, tt.excusing)
 				}
 			})
@@ -75,19 +75,19 @@ func TestClockIsBehind(t *testing.T) {
 		s := tell()
 		end := s.keepTime(t, stopping(10*time.Second))
 		time.Sleep(6 * time.Second)
-		if got, want := s.clock.excuses(time.Now().Add(-3*time.Second), time.Now()), 5*time.Second; got != want {
+		if got, want := s.clock.Excuses(time.Now().Add(-3*time.Second), time.Now()), 5*time.Second; got != want {
 			t.Errorf("excuses %v, want %v", got, want)
 		}
-		if n, _, _ := s.clock.sum(); n != 0 {
+		if n, _, _ := s.clock.Sum(); n != 0 {
 			t.Errorf("the clock has noted %d standstills already", n)
 		}
 		time.Sleep(time.Minute)
-		if n, all, longest := s.clock.sum(); n != 1 || all != 10*time.Second || longest != all {
+		if n, all, longest := s.clock.Sum(); n != 1 || all != 10*time.Second || longest != all {
 			t.Errorf("%d standstills, %v, %v", n, all, longest)
 		}
 		end()
 		time.Sleep(time.Minute)
-		if got := s.clock.stood(time.Now().Add(-50*time.Second), time.Now()); got != 0 {
+		if got := s.clock.Stood(time.Now().Add(-50*time.Second), time.Now()); got != 0 {
 			t.Errorf("a clock that does not run has seen %v", got)
 		}
 	})

@@ -78,7 +78,7 @@ func (c *Checker) violateLocked(i Invariant, format string, args ...any) {
 // moments is told apart if the machine stood still then.
 func (c *Checker) timely(from, to time.Time) func(i Invariant, ok bool, format string, args ...any) {
 	return func(i Invariant, ok bool, format string, args ...any) {
-		still := c.clock.excuses(from, to)
+		still := c.clock.Excuses(from, to)
 		if ok || still == 0 {
 			c.testLocked(i, ok, format, args...)
 			return
@@ -174,7 +174,7 @@ func (c *Checker) reportInvariantsLocked(w io.Writer) {
 		}
 		_, _ = fmt.Fprintf(w, "\nconvergence after a repair\tmedian %s\tp90 %s\tp99 %s\tlongest %s\n", at(0.5), at(0.9), at(0.99), at(1))
 	}
-	n, all, longest := c.clock.sum()
+	n, all, longest := c.clock.Sum()
 	_, _ = fmt.Fprintf(w, "\nmachine stood still\t%d times\t%s in all\t%s at most\n", n, all.Round(time.Millisecond), longest.Round(time.Millisecond))
 	_, _ = fmt.Fprintf(w, "\ninvariant\tchecked\tviolated\tlate while the machine stood still\n")
 	for _, i := range invariants() {

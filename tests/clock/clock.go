@@ -1,4 +1,6 @@
-package check
+// Package clock finds out when the machine stood still, so that what was late then can be told from
+// what was late by itself.
+package clock
 
 import (
 	"context"
@@ -8,7 +10,7 @@ import (
 )
 
 const (
-	// beat is how long a clock sleeps, again and again.
+	// beat is how long a Clock sleeps, again and again.
 	beat = 50 * time.Millisecond
 	// standstill is how much later it must wake for the machine to have stood still: a busy
 	// scheduler is late by some 10 ms, a busy collector by less.
@@ -22,11 +24,14 @@ const (
 	leastStill = time.Second
 )
 
-// clock notes when the machine stood still: when this process, though it only wanted to sleep, got
-// no turn. The zero value has seen nothing yet. It says nothing about others that get no turn.
-type clock struct {
-	journal *Journal            // is told of each standstill; nil: nobody is
-	sleep   func(time.Duration) // nil: time.Sleep
+// Clock notes when the machine stood still: when this process, though it only wanted to sleep, got
+// no turn. The zero value has seen nothing yet. It says nothing about others that get no turn. Its
+// methods may be called at any time from any goroutine.
+type Clock struct {
+	// Tell is told of each standstill. Nil: nobody is.
+	Tell func(time.Duration)
+	// Sleep is what Run does, for tests. Nil: time.Sleep.
+	Sleep func(time.Duration)
 
 	mu   sync.Mutex // guards what follows
 	due  time.Time  // when it wants to wake next. Zero: it does not run
@@ -35,12 +40,9 @@ type clock struct {
 
 type gap struct{ from, to time.Time }
 
-// KeepTime finds out when the machine stands still, until ctx ends. What is late then is told
-// apart.
-func (c *Checker) KeepTime(ctx context.Context) { c.clock.run(ctx) }
-
-func (k *clock) run(ctx context.Context) {
-	sleep := k.sleep
+// Run finds out when the machine stands still, until ctx ends.
+func (k *Clock) Run(ctx context.Context) {
+	sleep := k.Sleep
 	if sleep == nil {
 		sleep = time.Sleep //nolint:forbidigo // how long it takes is what is to be found out
 	}
@@ -56,7 +58,7 @@ func (k *clock) run(ctx context.Context) {
 	k.due = time.Time{}
 }
 
-func (k *clock) woke() {
+func (k *Clock) woke() {
 	now := time.Now()
 	k.mu.Lock()
 	g := gap{k.due, now}
@@ -65,14 +67,14 @@ func (k *clock) woke() {
 		k.gaps = append(k.gaps, g)
 	}
 	k.mu.Unlock()
-	if still {
-		k.journal.Write("stood still", "milliseconds", g.to.Sub(g.from).Milliseconds())
+	if still && k.Tell != nil {
+		k.Tell(g.to.Sub(g.from))
 	}
 }
 
-// stood is how long the machine stood still between two moments, including a standstill of which
-// the clock has not woken yet.
-func (k *clock) stood(from, to time.Time) (sum time.Duration) {
+// Stood is how long the machine stood still between two moments, including a standstill of which
+// the Clock has not woken yet.
+func (k *Clock) Stood(from, to time.Time) (sum time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	all := k.gaps
@@ -91,18 +93,18 @@ func (k *clock) stood(from, to time.Time) (sum time.Duration) {
 	return sum
 }
 
-// excuses says how long the machine stood still while something took its time, or right before.
+// Excuses says how long the machine stood still while something took its time, or right before.
 // Zero: not long enough to be its cause.
-func (k *clock) excuses(from, to time.Time) time.Duration {
+func (k *Clock) Excuses(from, to time.Time) time.Duration {
 	from = from.Add(-aftermath)
-	if still := k.stood(from, to); still >= leastStill && still >= to.Sub(from)/4 {
+	if still := k.Stood(from, to); still >= leastStill && still >= to.Sub(from)/4 {
 		return still
 	}
 	return 0
 }
 
-// sum is how often and for how long the machine stood still in all, and the longest time.
-func (k *clock) sum() (n int, all, longest time.Duration) {
+// Sum is how often and for how long the machine stood still in all, and the longest time.
+func (k *Clock) Sum() (n int, all, longest time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, g := range k.gaps {
