@@ -4,14 +4,14 @@ package directory
 
 import (
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 func TestDirectory(t *testing.T) {
 	w := newWorld(t)
-	for _, suite := range []struct {
-		name string
-		run  func(*testing.T, *world)
-	}{
+	t.Run("speed", func(t *testing.T) { testSpeed(t, w) }) // which measures: the others wait until it has ended
+	suite.Cases[*world]{
 		{"kubectl", testKubectl},
 		{"identity", testIdentity},
 		{"modes", testModes},
@@ -19,13 +19,5 @@ func TestDirectory(t *testing.T) {
 		{"local", testLocal},
 		{"protected", testProtected},
 		{"example", testExample},
-		{"speed", testSpeed},
-	} {
-		t.Run(suite.name, func(t *testing.T) {
-			if suite.name != "speed" { // which measures: the parallel ones wait until it has ended
-				t.Parallel()
-			}
-			suite.run(t, w)
-		})
-	}
+	}.Beside(t, w)
 }

@@ -50,10 +50,7 @@ func testLane(t *testing.T, w *world, alone *sync.Mutex) {
 			testFlood(t, q)
 		})
 	}
-	for _, s := range []struct {
-		name string
-		run  func(*testing.T, *world)
-	}{
+	suite.Cases[*world]{ // the long watches and deletions of one pass while the others work
 		{"discovery", testDiscovery},
 		{"kubectl", testKubectl},
 		{"identity", testIdentity},
@@ -64,10 +61,5 @@ func testLane(t *testing.T, w *world, alone *sync.Mutex) {
 		{"admin", testAdmin},
 		{"nodes", testNodes},
 		{"extension", func(t *testing.T, _ *world) { testExtension(t, q) }},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel() // the long watches and deletions of one suite pass while the others work
-			s.run(t, w)
-		})
-	}
+	}.Beside(t, w)
 }

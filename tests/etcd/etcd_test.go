@@ -4,14 +4,14 @@ package etcd
 
 import (
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 func TestEtcd(t *testing.T) {
 	w := newWorld(t)
-	for _, suite := range []struct {
-		name string
-		run  func(*testing.T, *world)
-	}{
+	t.Run("load", func(t *testing.T) { testLoad(t, w) }) // which measures: the others wait until it has ended
+	suite.Cases[*world]{
 		{"differential", testDifferential},
 		{"keys", testKeys},
 		{"kubectl", testKubectl},
@@ -19,13 +19,5 @@ func TestEtcd(t *testing.T) {
 		{"beside", testBeside},
 		{"leader", testLeader},
 		{"faults", testFaults},
-		{"load", testLoad},
-	} {
-		t.Run(suite.name, func(t *testing.T) {
-			if suite.name != "load" { // which measures: the parallel ones wait until it has ended
-				t.Parallel()
-			}
-			suite.run(t, w)
-		})
-	}
+	}.Beside(t, w)
 }

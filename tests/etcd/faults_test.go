@@ -24,10 +24,7 @@ import (
 )
 
 func testFaults(t *testing.T, w *world) {
-	for _, fault := range []struct {
-		name string
-		run  func(*testing.T, *world)
-	}{
+	suite.Cases[*world]{
 		{"killed", func(t *testing.T, w *world) {
 			testAway(t, w, (*cluster.Part).Kill, func(p *cluster.Part) error { return p.Restart(t.Context()) })
 		}},
@@ -40,12 +37,7 @@ func testFaults(t *testing.T, w *world) {
 		{"corrupt", testCorrupt},
 		{"restart", testRestart},
 		{"restored", testRestored},
-	} {
-		t.Run(fault.name, func(t *testing.T) {
-			t.Parallel()
-			fault.run(t, w)
-		})
-	}
+	}.Beside(t, w)
 }
 
 // routed makes an APIService that a door routes.

@@ -52,10 +52,7 @@ func rotateAll(t *testing.T, w *world, lane string) {
 	s.load = startLoad(t, s.front, targets, [3]identity{masters(s.clients.first), gateway(s.proxies.first), token()})
 	t.Run("under load", func(t *testing.T) {
 		t.Parallel()
-		for _, c := range []struct {
-			name string
-			run  func(*testing.T, *stage)
-		}{
+		suite.Cases[*stage]{
 			{"serving pair", rotateServing},
 			{"client CA", rotateClientCA},
 			{"request-header CA", rotateRequestHeaderCA},
@@ -63,16 +60,11 @@ func rotateAll(t *testing.T, w *world, lane string) {
 			{"caBundle, old then both then new", rotateInline},
 			{"caBundle first, backend later", rotateBundleFirst},
 			{"ConfigMap bundle", rotateConfigMap},
-		} {
-			t.Run(c.name, func(t *testing.T) { c.run(t, s) })
-		}
+		}.Run(t, s)
 	})
 	// The rest break what they look at, so they have backends and identities of their own, beside
 	// the load.
-	for _, c := range []struct {
-		name string
-		run  func(*testing.T, *stage)
-	}{
+	suite.Cases[*stage]{
 		{"a client certificate of a removed CA", removedClientCA},
 		{"a front proxy of a removed CA", removedProxyCA},
 		{"an expired client certificate", expiredLeaf},
@@ -85,12 +77,7 @@ func rotateAll(t *testing.T, w *world, lane string) {
 		{"backend first, then caBundle", backendFirst},
 		{"backend first, then ConfigMap", backendFirstConfigMap},
 		{"lint", lintCluster},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			c.run(t, s)
-		})
-	}
+	}.Beside(t, s)
 }
 
 func (f *front) available(t *testing.T, tg target) {
