@@ -14,11 +14,13 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // alarms are what makes each alert fire but FairleadDown, by the alert's name. Each has a
@@ -57,10 +59,7 @@ func (w *world) alarmEndpoint(t *testing.T) alarm {
 	const name = "alarm-endpoint"
 	var servers []*extension.Server
 	for _, address := range []string{"10.79.0.11", "10.79.0.12"} {
-		servers = append(servers, extension.Start(t, extension.Config{
-			Address: address + ":8443", GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + ".operate.svc"}, CA: w.ca,
-			RequestHeaderCA: w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: 401,
-		}))
+		servers = append(servers, w.extension(t, name, func(c *extension.Config) { c.Address = address + ":8443" }))
 	}
 	w.apply(t, clusterIP(name, "")+slice(name, "{addresses: [10.79.0.11]}, {addresses: [10.79.0.12]}")+w.apiService(name, "443", ""))
 	return alarm{
@@ -170,34 +169,27 @@ func widgetsOf(name string) string {
 	return "/apis/" + name + ".example.com/v1/namespaces/default/widgets"
 }
 
-// load asks for a path, three at a time, some ten times a second each, until the returned function
-// is called.
+// load asks for a path some thirty times a second, until the returned function is called.
 func (w *world) load(t *testing.T, front *cluster.Front, path string) (stop func()) {
 	t.Helper()
-	transport := &http.Transport{TLSClientConfig: suite.TLS(t, front.Endpoint, w.Admin()), ForceAttemptHTTP2: true}
+	client := suite.Client(t, front.Endpoint, w.Admin())
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	var wg sync.WaitGroup
-	for range 3 {
-		wg.Go(func() {
-			tick := time.NewTicker(100 * time.Millisecond)
-			defer tick.Stop()
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-tick.C:
-				}
-				req, err := http.NewRequestWithContext(ctx, http.MethodGet, front.Endpoint.URL+path, nil)
-				if err != nil {
-					return
-				}
-				if resp, err := transport.RoundTrip(req); err == nil {
-					_ = resp.Body.Close() // what is answered is for the metrics to tell
-				}
-			}
+	var running sync.WaitGroup
+	running.Go(func() {
+		volley.Pace(ctx, time.Second/30, func(int) {
+			_, _ = ask.Do(ctx, client, http.MethodGet, front.Endpoint.URL+path, nil, "") // what is answered is for the metrics to tell
 		})
-	}
-	return sync.OnceFunc(func() { cancel(); wg.Wait(); transport.CloseIdleConnections() })
+	})
+	return sync.OnceFunc(func() { cancel(); running.Wait() })
+}
+
+// publishes waits until default/kubernetes has this endpoint.
+func (w *world) publishes(t *testing.T, address string) {
+	t.Helper()
+	suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {
+		got := w.published(t)
+		return got == address, got
+	})
 }
 
 // alarmContested writes the endpoints of default/kubernetes that a Fairlead publishes, as a
@@ -212,10 +204,7 @@ func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 			publisher = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "publisher", Args: []string{"--publish-kubernetes-endpoints", "--advertise-address=192.0.2.7"}}))(t)
 			p.scrape(t, front.Admin, publisher.Admin)
 			for range 2 {
-				suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {
-					got := w.published(t)
-					return got == "192.0.2.7", got
-				})
+				w.publishes(t, "192.0.2.7")
 				e := must.Get(w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 				e.Subsets[0].Addresses[0].IP = "192.0.2.8"
 				must.Get(w.core.CoreV1().Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}))(t)
@@ -225,10 +214,7 @@ func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 		// does not wait.
 		func(t *testing.T) {
 			must.Do(t, publisher.Part.Restart(t.Context()))
-			suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {
-				got := w.published(t)
-				return got == "192.0.2.7", got
-			})
+			w.publishes(t, "192.0.2.7")
 			t.Cleanup(func() {
 				p.scrape(t, front.Admin)
 				publisher.Part.Kill()

@@ -45,10 +45,7 @@ func testAlerts(t *testing.T, w *world) {
 	w.apply(t, prometheusAccount)
 	token := suite.Token(t, w.core, "operate", "prometheus")
 	t.Run("metrics", func(t *testing.T) {
-		suite.Eventually(t, 10*time.Second, "scraped", func() (bool, string) {
-			code, body := w.get(t, w.front.Admin, "/metrics", token)
-			return code == 200, body
-		})
+		w.serves(t, 10*time.Second, w.front.Admin, "/metrics", token)
 		_, scrape := w.get(t, w.front.Admin, "/metrics", token)
 		a := command(t, scrape, "promtool", "check", "metrics")
 		for line := range strings.Lines(a.Out + a.Errs) {

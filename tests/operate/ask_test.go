@@ -4,6 +4,7 @@ package operate
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"os/exec"
 	"path/filepath"
@@ -46,4 +47,22 @@ func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, 
 	defer client.CloseIdleConnections()
 	reply := must.Get(ask.Do(t.Context(), client, http.MethodGet, e.URL+path, nil, ""))(t)
 	return reply.Code, reply.Body
+}
+
+// wants fails the test unless who has a token is answered so.
+func (w *world) wants(t *testing.T, want int, e cluster.Endpoint, path, token string) {
+	t.Helper()
+	if code, body := w.get(t, e, path, token); code != want {
+		t.Errorf("%s is answered with %d, want %d: %s", path, code, want, body)
+	}
+}
+
+// serves waits until who has a token is answered well, which may take as long as what was written
+// just now needs to be known.
+func (w *world) serves(t *testing.T, most time.Duration, e cluster.Endpoint, path, token string) {
+	t.Helper()
+	suite.Eventually(t, most, path+" is served", func() (bool, string) {
+		code, body := w.get(t, e, path, token)
+		return code == http.StatusOK, fmt.Sprint(code, " ", body)
+	})
 }

@@ -37,10 +37,7 @@ func testEvents(t *testing.T, w *world) {
 		fronts = append(fronts, front)
 	}
 	for _, front := range fronts {
-		suite.Eventually(t, time.Minute, "available", func() (bool, string) {
-			code, body := w.get(t, front.Endpoint, "/apis/told.example.com/v1", "")
-			return code == 200, body
-		})
+		w.serves(t, time.Minute, front.Endpoint, "/apis/told.example.com/v1", "")
 	}
 	suite.Eventually(t, time.Minute, "somebody leads", func() (bool, string) {
 		lease, err := w.core.CoordinationV1().Leases("kube-system").Get(t.Context(), "fairlead-events", metav1.GetOptions{})

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,6 +25,15 @@ import (
 // registers it.
 func (w *world) serve(t *testing.T, name string, change func(*extension.Config), faults ...extension.Fault) *extension.Server {
 	t.Helper()
+	s := w.extension(t, name, change)
+	must.Do(t, s.Set(faults...))
+	w.apply(t, external(name, portOf(s))+w.apiService(name, portOf(s), ""))
+	return s
+}
+
+// extension starts an extension server that nobody knows of yet. change may be nil.
+func (w *world) extension(t *testing.T, name string, change func(*extension.Config)) *extension.Server {
+	t.Helper()
 	cfg := extension.Config{
 		GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + ".operate.svc"}, CA: w.ca,
 		RequestHeaderCA: w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: 401,
@@ -31,13 +41,10 @@ func (w *world) serve(t *testing.T, name string, change func(*extension.Config),
 	if change != nil {
 		change(&cfg)
 	}
-	s := extension.Start(t, cfg)
-	must.Do(t, s.Set(faults...))
-	w.apply(t, external(name, portOf(s))+w.apiService(name, portOf(s), ""))
-	return s
+	return extension.Start(t, cfg)
 }
 
-func portOf(s *extension.Server) string { return s.Addr()[strings.LastIndex(s.Addr(), ":")+1:] }
+func portOf(s *extension.Server) string { return strconv.Itoa(s.Port()) }
 
 // external is a Service that leads to this machine: Kubernetes refuses loopback addresses in
 // EndpointSlices.

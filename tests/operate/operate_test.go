@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/netns"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
@@ -15,10 +16,7 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 func TestOperate(t *testing.T) {
 	w := newWorld(t)
 	t.Run("tutorial", func(t *testing.T) { testTutorial(t, w) }) // before the others: it has an outage to time
-	for _, suite := range []struct {
-		name string
-		run  func(*testing.T, *world)
-	}{
+	suite.Cases[*world]{                                         // most wait for something
 		{"manifests", testManifests},
 		{"install", testInstall},
 		{"documents", testDocuments},
@@ -28,10 +26,5 @@ func TestOperate(t *testing.T) {
 		{"alerts", testAlerts},
 		{"events", testEvents},
 		{"page", testPage},
-	} {
-		t.Run(suite.name, func(t *testing.T) {
-			t.Parallel() // most wait for something
-			suite.run(t, w)
-		})
-	}
+	}.Beside(t, w)
 }

@@ -52,13 +52,8 @@ func testOthers(t *testing.T, w *world, grants []grant) {
 func testViewer(t *testing.T, w *world, _ []grant) {
 	may, mayNot := w.bound(t, "system:fairlead-viewer"), suite.Token(t, w.core, "operate", "stranger")
 	for _, path := range []string{"/fairlead", "/fairlead/", "/fairlead/status", "/fairlead/explain?path=/api/v1/pods", "/fairlead/apiservice/v9.batch", "/fairlead/style.css"} {
-		suite.Eventually(t, 15*time.Second, "shown", func() (bool, string) {
-			code, body := w.get(t, w.front.Endpoint, path, may)
-			return code == 200, fmt.Sprint(path, code, body)
-		})
-		if code, body := w.get(t, w.front.Endpoint, path, mayNot); code != 403 {
-			t.Errorf("%s by a stranger: %d %s", path, code, body)
-		}
+		w.serves(t, 15*time.Second, w.front.Endpoint, path, may)
+		w.wants(t, 403, w.front.Endpoint, path, mayNot)
 	}
 }
 
@@ -66,20 +61,10 @@ func testViewer(t *testing.T, w *world, _ []grant) {
 func testTapRole(t *testing.T, w *world, _ []grant) {
 	may, viewer := w.bound(t, "system:fairlead-tap"), w.bound(t, "system:fairlead-viewer")
 	const tap = "/fairlead/tap?path=/version&seconds=1"
-	suite.Eventually(t, 15*time.Second, "tapped", func() (bool, string) {
-		code, body := w.get(t, w.front.Endpoint, tap, may)
-		return code == 200, fmt.Sprint(code, body)
-	})
-	if code, body := w.get(t, w.front.Endpoint, "/fairlead/status", may); code != 403 {
-		t.Errorf("it shows the pages: %d %s", code, body)
-	}
-	suite.Eventually(t, 15*time.Second, "a viewer", func() (bool, string) {
-		code, body := w.get(t, w.front.Endpoint, "/fairlead/status", viewer)
-		return code == 200, fmt.Sprint(code, body)
-	})
-	if code, body := w.get(t, w.front.Endpoint, tap, viewer); code != 403 {
-		t.Errorf("a viewer taps: %d %s", code, body)
-	}
+	w.serves(t, 15*time.Second, w.front.Endpoint, tap, may)
+	w.wants(t, 403, w.front.Endpoint, "/fairlead/status", may)
+	w.serves(t, 15*time.Second, w.front.Endpoint, "/fairlead/status", viewer)
+	w.wants(t, 403, w.front.Endpoint, tap, viewer)
 }
 
 func testMetricsRole(t *testing.T, w *world, _ []grant) {
@@ -88,12 +73,8 @@ func testMetricsRole(t *testing.T, w *world, _ []grant) {
 		code, body := w.get(t, w.front.Admin, "/metrics", may)
 		return code == 200 && strings.Contains(body, "fairlead_"), fmt.Sprint(code, body)
 	})
-	if code, body := w.get(t, w.front.Admin, "/status", may); code != 403 {
-		t.Errorf("it shows more than metrics: %d %s", code, body)
-	}
-	if code, body := w.get(t, w.front.Admin, "/metrics", suite.Token(t, w.core, "operate", "stranger")); code != 403 {
-		t.Errorf("a stranger scrapes: %d %s", code, body)
-	}
+	w.wants(t, 403, w.front.Admin, "/status", may)
+	w.wants(t, 403, w.front.Admin, "/metrics", suite.Token(t, w.core, "operate", "stranger"))
 }
 
 // testBundleRole takes a bundle from a ConfigMap in a namespace in which the shipped account has
@@ -105,17 +86,12 @@ func testBundleRole(t *testing.T, w *world, grants []grant) {
 	s := extension.Start(t, extension.Config{GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + "." + name + ".svc"}, CA: w.ca})
 	w.apply(t, fmt.Sprintf(lent, portOf(s), strings.ReplaceAll(string(w.ca.PEM()), "\n", "\\n")))
 	w.apply(t, fmt.Sprintf(lentService, portOf(s))) // when it may be read
-	suite.Eventually(t, 30*time.Second, "served", func() (bool, string) {
-		code, body := w.get(t, w.front.Endpoint, "/apis/lent.example.com/v1", "")
-		return code == 200, fmt.Sprint(code, body)
-	})
+	w.serves(t, 30*time.Second, w.front.Endpoint, "/apis/lent.example.com/v1", "")
 	suite.Eventually(t, 10*time.Second, "forbidden", func() (bool, string) {
 		log := w.logged(t, front)
 		return strings.Contains(log, `resource \"configmaps\"`) && strings.Contains(log, `namespace \"lent\"`), log
 	})
-	if code, body := w.get(t, front.Endpoint, "/apis/lent.example.com/v1", ""); code != 503 {
-		t.Errorf("without its bundle: %d %s", code, body)
-	}
+	w.wants(t, 503, front.Endpoint, "/apis/lent.example.com/v1", "") // without its bundle
 }
 
 const lent = `

@@ -163,9 +163,6 @@ func testPage(t *testing.T, w *world) {
 // serveHalf registers an extension server of two endpoints, of which one is dead.
 func (w *world) serveHalf(t *testing.T, name, alive, dead string) {
 	t.Helper()
-	extension.Start(t, extension.Config{
-		Address: alive + ":8443", GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + ".operate.svc"}, CA: w.ca,
-		RequestHeaderCA: w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: 401,
-	})
+	w.extension(t, name, func(c *extension.Config) { c.Address = alive + ":8443" })
 	w.apply(t, clusterIP(name, "")+slice(name, fmt.Sprintf("{addresses: [%s]}, {addresses: [%s]}", alive, dead))+w.apiService(name, "443", ""))
 }

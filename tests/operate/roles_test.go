@@ -24,18 +24,11 @@ func testRoles(t *testing.T, w *world) {
 	const hides = "CustomResourceDefinition gadgets.guarded.example.com"
 	const widgets = "/apis/guarded.example.com/v1/namespaces/default/widgets"
 	t.Run("everything works", func(t *testing.T) {
-		suite.Eventually(t, 30*time.Second, "served", func() (bool, string) {
-			code, body := w.get(t, w.front.Endpoint, widgets, may)
-			return code == 200, body
-		})
+		w.serves(t, 30*time.Second, w.front.Endpoint, widgets, may)
 		for _, path := range []string{widgets, "/api/v1/namespaces"} { // pages are testViewer's part
-			if code, body := w.get(t, w.front.Endpoint, path, mayNot); code != 403 {
-				t.Errorf("%s by a stranger: %d %s", path, code, body)
-			}
+			w.wants(t, 403, w.front.Endpoint, path, mayNot)
 		}
-		if code, _ := w.get(t, w.front.Admin, "/metrics", may); code != 403 {
-			t.Errorf("metrics by a viewer: %d", code)
-		}
+		w.wants(t, 403, w.front.Admin, "/metrics", may)
 		suite.Eventually(t, 10*time.Second, "seen to hide a definition", func() (bool, string) {
 			_, body := w.get(t, w.front.Endpoint, "/fairlead/status", may)
 			return strings.Contains(body, hides), body
@@ -55,14 +48,10 @@ func testRoles(t *testing.T, w *world) {
 			switch missing.resource() {
 			case "tokenreviews":
 				must.Do(t, err)
-				if code, body := w.get(t, front.Endpoint, widgets, may); code != 503 {
-					t.Errorf("%d %s, want 503: nobody can say whose the token is", code, body)
-				}
+				w.wants(t, 503, front.Endpoint, widgets, may) // nobody can say whose the token is
 			case "subjectaccessreviews":
 				must.Do(t, err)
-				if code, body := w.get(t, front.Endpoint, widgets, may); code != 500 {
-					t.Errorf("%d %s, want 500: nobody can authorize", code, body)
-				}
+				w.wants(t, 500, front.Endpoint, widgets, may) // nobody can authorize
 			case configMapReader:
 				must.Do(t, err)
 				w.testUnread(t, front)
