@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
@@ -89,14 +90,8 @@ func (w *world) admin(ctx context.Context, p *peer, path string) []byte {
 func (w *world) get(ctx context.Context, from cluster.Endpoint, path string) []byte {
 	client := try.Get(rest.HTTPClientFor(from.RESTConfig(w.Admin())))
 	defer client.CloseIdleConnections()
-	req := try.Get(http.NewRequestWithContext(ctx, http.MethodGet, from.URL+path, nil))
-	req.Header.Set("Accept", discovery.AcceptV2+",*/*")
-	resp, err := client.Do(req)
-	try.Do(err)
+	resp := try.Get(ask.Open(ctx, client, from.URL+path, http.Header{"Accept": {discovery.AcceptV2 + ",*/*"}}))
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		try.Do(fmt.Errorf("getting %s: %s", path, resp.Status))
-	}
 	return try.Get(io.ReadAll(resp.Body))
 }
 

@@ -189,15 +189,8 @@ func (q *quay) openWatches(t *testing.T, ns string, byCert, byToken *http.Client
 	t.Helper()
 	var ended atomic.Int64
 	for _, path := range []string{"/api/v1/namespaces/" + ns + "/configmaps", widgetsPath} {
-		for _, c := range []*http.Client{byCert, byToken} {
-			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, q.server.URL+path+"?watch=true", nil))(t)
-			if c == byToken {
-				req.Header.Set("Authorization", "Bearer "+token)
-			}
-			res, err := c.Do(req)
-			if err != nil || res.StatusCode != http.StatusOK {
-				t.Fatalf("watching %s: %v, %v", path, res, err)
-			}
+		for c, header := range map[*http.Client]http.Header{byCert: nil, byToken: ask.Bearer(token)} {
+			res := must.Get(ask.Open(t.Context(), c, q.server.URL+path+"?watch=true", header))(t)
 			go func() { // ends with the test's context
 				defer res.Body.Close()
 				if _, err := io.Copy(io.Discard, res.Body); t.Context().Err() == nil {

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 )
 
 // watcher follows the objects without a client's library, so that it sees how each body ends.
@@ -94,18 +96,11 @@ func (w *watcher) run(ctx context.Context) {
 // follow watches until the body ends, and returns how much of an unfinished event there was, and
 // how it ended.
 func (w *watcher) follow(ctx context.Context) (rest int, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.url+path+"?watch=1&resourceVersion="+w.version, nil)
-	if err != nil {
-		return 0, err
-	}
-	res, err := w.client.Do(req)
+	res, err := ask.Open(ctx, w.client, w.url+path+"?watch=1&resourceVersion="+w.version, nil)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = res.Body.Close() }()
-	if res.StatusCode != http.StatusOK {
-		return 0, errors.New(res.Status)
-	}
 	body := bufio.NewReader(res.Body)
 	for {
 		line, err := body.ReadString('\n')

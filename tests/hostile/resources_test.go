@@ -301,8 +301,7 @@ func testDNS(t *testing.T, w *world) {
 	d := other.open(t)
 	named := w.extension(t, "named", "named.example.com/v1", -1)
 	path := "/apis/named.example.com/v1/namespaces/default/widgets"
-	_, port, err := net.SplitHostPort(named.Addr())
-	must.Do(t, err)
+	port := strconv.Itoa(named.Port())
 	text, _, _ := strings.Cut(w.manifest("named", "named.example.com", named.Addr(), ""), "---\napiVersion: v1\n")
 	text = strings.Replace(text, "name: named}", "name: named, port: "+port+"}", 1)
 	suite.Put(t, filepath.Join(d.registry, "named.yaml"), text+"---\napiVersion: v1\nkind: Service\nmetadata: {namespace: apps, name: named}\nspec: {type: ExternalName, externalName: named.test, ports: [{port: "+port+"}]}\n")

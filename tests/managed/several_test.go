@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -41,9 +40,8 @@ func testSeveral(t *testing.T, w *world) {
 	here := extension.Start(t, extension.Config{CA: ca, RequestHeaderCA: suite.Pool(t, filepath.Join(w.folder, "requestheader.crt")), GroupVersions: []string{"ours.example.com/v1", "both.example.com/v1"}, Names: []string{"here.several.svc"}})
 	there := extension.Start(t, extension.Config{CA: ca, RequestHeaderCA: suite.Pool(t, w.PKI.FrontProxy.CertFile), GroupVersions: []string{"theirs.example.com/v1", "both.example.com/v1"}, Names: []string{"there.several.svc"}})
 	register := func(service string, server *extension.Server, groupVersions ...string) int {
-		port := must.Get(strconv.Atoi(server.Addr()[strings.LastIndex(server.Addr(), ":")+1:]))(t)
-		must.Do(t, w.Register(t.Context(), cluster.Backend{Namespace: "several", Service: service, Port: port, CAFile: caFile, GroupVersions: groupVersions}))
-		return port
+		must.Do(t, w.Register(t.Context(), cluster.Backend{Namespace: "several", Service: service, Port: server.Port(), CAFile: caFile, GroupVersions: groupVersions}))
+		return server.Port()
 	}
 	register("there", there, "theirs.example.com/v1", "both.example.com/v1")
 	text := fmt.Sprintf(ours, register("here", here), base64.StdEncoding.EncodeToString(ca.PEM()))

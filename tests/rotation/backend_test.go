@@ -5,8 +5,6 @@ package rotation
 import (
 	"context"
 	"fmt"
-	"net"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -45,9 +43,7 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 	for _, f := range first {
 		f(r)
 	}
-	_, text, _ := net.SplitHostPort(r.Addr())
-	number, _ := strconv.Atoi(text)
-	port := int32(number)
+	port := int32(r.Port())
 	must.Get(w.core.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: r.name},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}}},

@@ -6,12 +6,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -79,14 +77,12 @@ func (w *world) backend(t *testing.T, limit uint32) string {
 		GroupVersions: []string{gv}, CA: w.ca, Names: []string{name + ".streams.svc"}, NoHTTP1: true, MaxStreams: limit, Record: -1,
 		RequestHeaderCA: suite.Pool(t, w.PKI.FrontProxy.CertFile), RejectWith: http.StatusUnauthorized, Wrap: accept,
 	})
-	_, port, err := net.SplitHostPort(s.Addr())
-	must.Do(t, err)
 	// A thousand requests are under way at once, of one user: streams are to be found wanting, not
 	// places.
 	places := map[string]string{"fairlead.dev/max-inflight": "2000"}
-	b := cluster.Backend{Namespace: "streams", Service: name, CAFile: w.caPEM, GroupVersions: []string{gv}, Annotations: places}
-	b.Port = must.Get(strconv.Atoi(port))(t)
-	must.Do(t, w.Register(t.Context(), b))
+	must.Do(t, w.Register(t.Context(), cluster.Backend{
+		Namespace: "streams", Service: name, Port: s.Port(), CAFile: w.caPEM, GroupVersions: []string{gv}, Annotations: places,
+	}))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for _, e := range []cluster.Endpoint{w.Endpoint(), w.front.Endpoint} {
