@@ -1,5 +1,5 @@
-// Package clock finds out when the machine stood still, so that what was late then can be told from
-// what was late by itself.
+// Package clock detects when the machine stood still, so that tests can distinguish its delays from
+// those of the program.
 package clock
 
 import (
@@ -10,41 +10,39 @@ import (
 )
 
 const (
-	// beat is how long a Clock sleeps, again and again.
+	// beat is how long a Clock sleeps at a time.
 	beat = 50 * time.Millisecond
 	// standstill is how much later it must wake for the machine to have stood still: a busy
 	// scheduler is late by some 10 ms, a busy collector by less.
 	standstill = 250 * time.Millisecond
-	// aftermath is how long it may take until a standstill is felt: as long as an answer to a ping
-	// or a probe may take.
+	// aftermath is how long a standstill has effects: as long as an answer to a ping or a probe may
+	// take.
 	aftermath = 5 * time.Second
-	// leastStill is how long the machine must have stood still to excuse anything; and at least a
-	// quarter of the time in which something was late must have been lost, since nobody is late by
-	// accident who had three quarters of it.
+	// leastStill is the shortest standstill that excuses a delay. It must also fill a quarter of the
+	// time, because what had three quarters of it is late by itself.
 	leastStill = time.Second
 )
 
-// Clock notes when the machine stood still: when this process, though it only wanted to sleep, got
-// no turn. The zero value has seen nothing yet. It says nothing about others that get no turn. Its
-// methods may be called at any time from any goroutine.
+// Clock records standstills: times when this process overslept by far. It cannot see that only other
+// processes did not run. The zero value is ready for Run. Any goroutine may call its methods.
 type Clock struct {
-	// Tell is told of each standstill. Nil: nobody is.
+	// Tell is called for each standstill. Nil means never.
 	Tell func(time.Duration)
-	// Sleep is what Run does, for tests. Nil: time.Sleep.
+	// Sleep replaces time.Sleep, for tests. Nil means time.Sleep.
 	Sleep func(time.Duration)
 
-	mu   sync.Mutex // guards what follows
-	due  time.Time  // when it wants to wake next. Zero: it does not run
+	mu   sync.Mutex // guards the fields below
+	due  time.Time  // the next wakeup. Zero means that Run does not run
 	gaps []gap
 }
 
 type gap struct{ from, to time.Time }
 
-// Run finds out when the machine stands still, until ctx ends.
+// Run detects standstills until ctx ends.
 func (k *Clock) Run(ctx context.Context) {
 	sleep := k.Sleep
 	if sleep == nil {
-		sleep = time.Sleep //nolint:forbidigo // how long it takes is what is to be found out
+		sleep = time.Sleep //nolint:forbidigo // its duration is what is measured
 	}
 	for ctx.Err() == nil {
 		k.mu.Lock()
@@ -72,8 +70,8 @@ func (k *Clock) woke() {
 	}
 }
 
-// Stood is how long the machine stood still between two moments, including a standstill of which
-// the Clock has not woken yet.
+// Stood returns how long the machine stood still between two moments, including a standstill that
+// has not ended yet.
 func (k *Clock) Stood(from, to time.Time) (sum time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -93,8 +91,8 @@ func (k *Clock) Stood(from, to time.Time) (sum time.Duration) {
 	return sum
 }
 
-// Excuses says how long the machine stood still while something took its time, or right before.
-// Zero: not long enough to be its cause.
+// Excuses returns how long the machine stood still during an operation or right before it. Zero
+// means too short to have delayed it.
 func (k *Clock) Excuses(from, to time.Time) time.Duration {
 	from = from.Add(-aftermath)
 	if still := k.Stood(from, to); still >= leastStill && still >= to.Sub(from)/4 {
@@ -103,7 +101,7 @@ func (k *Clock) Excuses(from, to time.Time) time.Duration {
 	return 0
 }
 
-// Sum is how often and for how long the machine stood still in all, and the longest time.
+// Sum returns the number of standstills, their total and the longest.
 func (k *Clock) Sum() (n int, all, longest time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

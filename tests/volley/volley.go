@@ -1,7 +1,7 @@
-// Package volley asks a server at a steady rate, whether or not the earlier requests were answered:
-// a hang must not slow down those who find out about it.
+// Package volley sends requests at a steady rate, whether or not earlier ones were answered: a server
+// that hangs must not slow down its own measurement.
 //
-// A Load's fields belong to its caller until Start; its methods may be called from any goroutine.
+// Set a Load's fields before Start. Any goroutine may call its methods.
 package volley
 
 import (
@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Pace does something every so often, each time on a goroutine of its own, until ctx ends; then it
-// waits for all of them. After a stall it catches up.
+// Pace calls do at a fixed interval, each time on a new goroutine, until ctx ends, and then waits for
+// all calls. After a stall it catches up.
 func Pace(ctx context.Context, every time.Duration, do func(i int)) {
 	var flying sync.WaitGroup
 	defer flying.Wait()
@@ -36,19 +36,19 @@ func Pace(ctx context.Context, every time.Duration, do func(i int)) {
 	}
 }
 
-// Load is what is asked for, and what has become of it.
+// Load sends requests and keeps their results.
 type Load struct {
-	// Every is how far the requests are apart.
+	// Every is the interval between requests.
 	Every time.Duration
-	// Clients are taken in turns.
+	// Clients take turns.
 	Clients []*http.Client
-	// Make says what request i is. An empty body is none.
+	// Make returns request i. An empty body means none.
 	Make func(i int) (method, url, body string)
-	// Header is what every request has beside the type of its body. Nil: nothing.
+	// Header is added to every request. Nil means no fields but Content-Type.
 	Header http.Header
-	// Check looks at the whole body of an answer that was not refused. Nil: bodies are thrown away.
+	// Check verifies the complete body of a successful response. Nil discards bodies.
 	Check func(body []byte) error
-	// Again says that a client may be expected to repeat a request, a second later. Nil: none may.
+	// Again reports whether a real client would repeat the request, a second later. Nil means never.
 	Again func(*Shot) bool
 
 	stop   context.CancelFunc
@@ -57,10 +57,10 @@ type Load struct {
 	shots  []Shot
 }
 
-// patience is how long a request may take in all: longer than anything is allowed to.
+// patience limits a request. It exceeds every bound of a test.
 const patience = 40 * time.Second
 
-// Start begins to ask, anew if it has been stopped, until Stop or the test's end.
+// Start sends requests until Stop or the end of the test. A stopped Load may be started again.
 func (l *Load) Start(t *testing.T) *Load {
 	t.Helper()
 	pacing, cancel := context.WithCancel(t.Context())
@@ -76,14 +76,14 @@ func (l *Load) Start(t *testing.T) *Load {
 	return l
 }
 
-// Stop ends it, waits for the requests under way and returns all in the order in which they began.
+// Stop stops sending, waits for pending requests, and returns all in the order in which they began.
 func (l *Load) Stop() []Shot {
 	l.stop()
 	l.flying.Wait()
 	return slices.SortedFunc(slices.Values(l.Ended()), func(a, b Shot) int { return a.Began.Compare(b.Began) })
 }
 
-// Ended are the requests that have ended so far, in that order.
+// Ended returns the requests that have ended so far, in the order in which they ended.
 func (l *Load) Ended() []Shot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +104,7 @@ func (l *Load) shoot(ctx context.Context, i int) Shot {
 	}
 }
 
-// try makes a shot what it became, this time.
+// try sends the request once and sets the result in s.
 func (l *Load) try(ctx context.Context, s *Shot, c *http.Client, url, body string) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -142,43 +142,43 @@ func (l *Load) try(ctx context.Context, s *Shot, c *http.Client, url, body strin
 		s.Text, s.Err = string(whole[:min(len(whole), 1<<10)]), nil
 	case s.Err == nil:
 		if err := l.Check(whole); err != nil {
-			s.Code, s.Text = 999, "a whole answer that is none: "+err.Error() // never to be seen
+			s.Code, s.Text = 999, "the response is complete but wrong: "+err.Error() // no server may ever cause this
 		}
 	}
 }
 
-// Shot is one request and what became of it.
+// Shot is one request and its result.
 type Shot struct {
-	// Method and Target are what was asked for, and Began when.
+	// Method and Target are the request's, and Began is when it was sent first.
 	Method, Target string
 	Began          time.Time
-	// Head is how long it took from Began to the head of the answer. Zero: none came.
+	// Head is the time from Began to the head of the response. Zero means that none arrived.
 	Head time.Duration
-	// Took is how long it took from Began to the end of the answer.
+	// Took is the time from Began to the end of the response.
 	Took time.Duration
-	// Code is the status. Zero: there was none.
+	// Code is the status. Zero means that no head arrived.
 	Code int
-	// Text is the beginning of the body of an answer that says what is wrong.
+	// Text is the beginning of an error response's body.
 	Text string
-	// Err is why there is no answer, or no whole one. Nil: there is.
+	// Err is why the response is missing or incomplete. Nil means that it is complete.
 	Err error
-	// Repeated is how often it was.
+	// Repeated counts the repetitions.
 	Repeated int
 }
 
-// Failed says that the client got no answer, or one that refuses what is right.
+// Failed reports whether the client got no response or an error.
 func (s *Shot) Failed() bool { return s.Head == 0 || s.Code >= 400 }
 
-// Cut says that the answer ended before its end, and that the client could tell.
+// Cut reports whether the response ended early, in a way that the client could see.
 func (s *Shot) Cut() bool { return s.Head != 0 && s.Err != nil }
 
-// String tells all of it.
+// String returns everything about the request on one line.
 func (s *Shot) String() string {
-	return fmt.Sprintf("%s %s at %s: %d after %s, over after %s: %v %s",
+	return fmt.Sprintf("%s %s at %s: %d after %s, ended after %s: %v %s",
 		s.Method, s.Target, s.Began.Format("15:04:05.000"), s.Code, s.Head.Round(time.Millisecond), s.Took.Round(time.Millisecond), s.Err, s.Text)
 }
 
-// Judge fails the test when more than most requests are bad, and returns how many are.
+// Judge fails the test if more than most requests are bad, and returns how many are.
 func Judge(t *testing.T, shots []Shot, most int, bad func(*Shot) bool) int {
 	t.Helper()
 	if len(shots) < 10 {
@@ -207,7 +207,7 @@ func Judge(t *testing.T, shots []Shot, most int, bad func(*Shot) bool) int {
 	return len(worse)
 }
 
-// Percentile is one of the times that requests took.
+// Percentile returns the p-quantile (0 to 1) of Took.
 func Percentile(shots []Shot, p float64) time.Duration {
 	var all []time.Duration
 	for _, s := range shots {
