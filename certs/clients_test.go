@@ -109,7 +109,7 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 		return all[slices.IndexFunc(all, func(st Status) bool { return st.Use == use })]
 	}
 	write(t, dir, "proxy.crt", pki.Bundle(proxyCA, clientCA))
-	waitFor(t, "the refusal", func() bool { return strings.Contains(status("requestheader-ca").Err, "share a certificate") })
+	must.Soon(t, 10*time.Second, "the refusal", func() bool { return strings.Contains(status("requestheader-ca").Err, "share a certificate") })
 	if text := status("serving").Err; text != "" {
 		t.Errorf("the serving pair is blamed: %s", text)
 	}
@@ -119,7 +119,7 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	}
 	next := pki.NewCA("next client CA")
 	write(t, dir, "client.crt", next.PEM())
-	waitFor(t, "both", func() bool { return status("requestheader-ca").Err == "" && status("client-ca").Err == "" })
+	must.Soon(t, 10*time.Second, "both", func() bool { return status("requestheader-ca").Err == "" && status("client-ca").Err == "" })
 	if user, proxy := worth(s.Clients(), jane); user || !proxy {
 		t.Error("the mended bundles are not in force")
 	}
@@ -224,7 +224,7 @@ func TestConfigMapAndFiles(t *testing.T) {
 			},
 		})
 		must.Run(t, s.Run)
-		waitFor(t, "the ConfigMap", func() bool {
+		must.Soon(t, 10*time.Second, "the ConfigMap", func() bool {
 			return s.Clients().Headers() != nil && s.Status()[len(s.Status())-1].Err == "" && !s.Status()[len(s.Status())-1].Changed.IsZero()
 		})
 		if user, _ := worth(s.Clients(), clientCA.Issue(pki.Leaf{}).Chain()); !user {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -115,7 +116,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 
 	must.Get2(newServing.Issue(local).WriteFiles(dir, "tls"))(t)
 	fresh := func() *http.Client { return visitor(t, oldClients.Issue(pki.Leaf{CommonName: "joe"}), newServing) }
-	waitFor(t, "the new serving pair", func() bool { return code(fresh(), url+"/who") == "200 HTTP/2.0 joe" })
+	must.Soon(t, 10*time.Second, "the new serving pair", func() bool { return code(fresh(), url+"/who") == "200 HTTP/2.0 joe" })
 	watch("with the new serving pair")
 	if got := code(jane, url+"/who"); got != "200 HTTP/2.0 jane" {
 		t.Errorf("on the connection of the old pair: %s", got)
@@ -123,7 +124,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 
 	write(t, dir, "client.crt", pki.Bundle(oldClients, newClients))
 	var kim *http.Client
-	waitFor(t, "both client CAs", func() bool {
+	must.Soon(t, 10*time.Second, "both client CAs", func() bool {
 		// Anew each time: a client keeps its certificate to itself when the server has not asked
 		// for one of that CA.
 		kim = visitor(t, newClients.Issue(pki.Leaf{CommonName: "kim"}), newServing)
@@ -133,7 +134,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 		t.Errorf("with both client CAs: %s", got)
 	}
 	write(t, dir, "client.crt", newClients.PEM())
-	waitFor(t, "the end of the old client CA", func() bool {
+	must.Soon(t, 10*time.Second, "the end of the old client CA", func() bool {
 		return s.Status()[1].Certificates[0].Subject == "new clients" && len(s.Status()[1].Certificates) == 1
 	})
 	for what, c := range map[string]*http.Client{"open": jane, "new": fresh()} {
@@ -165,7 +166,7 @@ func TestMetrics(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	write(t, dir, "client.crt", clients.PEM()[:50])
-	waitFor(t, "the fault", func() bool { return s.Status()[4].Err != "" })
+	must.Soon(t, 10*time.Second, "the fault", func() bool { return s.Status()[4].Err != "" })
 	cancel()
 	<-ended
 	families := must.Get(metrics.Gather())(t)

@@ -210,21 +210,6 @@ func TestNewRefuses(t *testing.T) {
 	store(t, Config{ClientCA: written(t, ca.PEM()), RequestHeaderCA: written(t, ca.PEM()), AllowedNames: []string{"front-proxy-client"}})
 }
 
-// waitFor polls until ok, which a file watch brings about in its own time.
-func waitFor(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(10 * time.Second)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("waiting for %s", what)
-		}
-	}
-}
-
 // The life of a Kubernetes volume and of files written by hand, with the kubelet's and everybody
 // else's manners.
 func TestFilesFollowed(t *testing.T) {
@@ -258,41 +243,41 @@ func TestFilesFollowed(t *testing.T) {
 	fault := func(part string) func() bool {
 		return func() bool { return strings.Contains(s.Status()[0].Err, part) }
 	}
-	waitFor(t, "the first", serves("one"))
+	must.Soon(t, 10*time.Second, "the first", serves("one"))
 
 	volume("..2", issue("two"))
 	link("..2", "..data")
 	must.Do(t, os.RemoveAll(filepath.Join(dir, "..1")))
-	waitFor(t, "the swapped symlink", serves("two"))
+	must.Soon(t, 10*time.Second, "the swapped symlink", serves("two"))
 
 	third := issue("three")
 	write(t, dir, "..2/tls.key", third.KeyPEM())
-	waitFor(t, "the fault of a key before its certificate", fault("parsing key pair"))
+	must.Soon(t, 10*time.Second, "the fault of a key before its certificate", fault("parsing key pair"))
 	if !strings.Contains(s.pair.Certificate().Leaf.Subject.CommonName, "two") {
 		t.Error("the last good pair is gone")
 	}
 	whole := third.CertPEM()
 	write(t, dir, "..2/tls.crt", whole[:len(whole)/2])
 	write(t, dir, "..2/tls.crt", whole)
-	waitFor(t, "the certificate", serves("three"))
+	must.Soon(t, 10*time.Second, "the certificate", serves("three"))
 
 	before := s.pair.Changed()
 	must.Do(t, os.Remove(filepath.Join(dir, "tls.crt")))
-	waitFor(t, "the fault of a deleted file", fault("no such file"))
+	must.Soon(t, 10*time.Second, "the fault of a deleted file", fault("no such file"))
 	link("..data/tls.crt", "tls.crt")
-	waitFor(t, "the recreated file", serves("three"))
+	must.Soon(t, 10*time.Second, "the recreated file", serves("three"))
 	if s.pair.Changed() != before {
 		t.Error("the same pair again counts as another")
 	}
 	link("..3", "..data")
-	waitFor(t, "the fault of a dangling link", fault("no such file"))
+	must.Soon(t, 10*time.Second, "the fault of a dangling link", fault("no such file"))
 	volume("..3", issue("four"))
 	// Nothing in a watched directory tells that the link leads somewhere again: touching it does.
 	link("..3", "..data")
-	waitFor(t, "the link that leads somewhere", serves("four"))
+	must.Soon(t, 10*time.Second, "the link that leads somewhere", serves("four"))
 
 	write(t, dir, "..3/tls.crt", nil)
-	waitFor(t, "the fault of an empty file", fault("empty"))
+	must.Soon(t, 10*time.Second, "the fault of an empty file", fault("empty"))
 	write(t, dir, "kubeconfig", []byte("second"))
-	waitFor(t, "the kubeconfig", func() bool { return kubeconfig.Load() == "second" })
+	must.Soon(t, 10*time.Second, "the kubeconfig", func() bool { return kubeconfig.Load() == "second" })
 }

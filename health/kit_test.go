@@ -1,11 +1,9 @@
 package health
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"net/http"
 	"strconv"
 	"sync"
@@ -233,16 +231,10 @@ func (b *bench) wantNothing(t *testing.T, hosts ...*host) {
 // run starts the prober; it is stopped and awaited before the servers are.
 func (b *bench) run(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- b.Run(ctx) }()
 	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run returned %v", err)
-		}
 		if n := b.watched.Load(); n != 0 {
 			t.Errorf("%d watched connections left", n)
 		}
 	})
+	must.Run(t, b.Run)
 }

@@ -334,20 +334,6 @@ func FuzzProbeAnswer(f *testing.F) {
 		} else if !bytes.Contains(answer, []byte(" 2")) {
 			t.Errorf("passed on %q", answer)
 		}
-		settled(t, before+20)
+		must.Soon(t, 10*time.Second, "at most 20 more goroutines", func() bool { return runtime.NumGoroutine() <= before+20 })
 	})
-}
-
-// settled fails the test if there are still more goroutines than that after a while.
-func settled(t *testing.T, most int) {
-	t.Helper()
-	tick, limit := time.NewTicker(time.Millisecond), time.After(10*time.Second)
-	defer tick.Stop()
-	for runtime.NumGoroutine() > most {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("%d goroutines, at most %d wanted", runtime.NumGoroutine(), most)
-		}
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestFollowsTheTable(t *testing.T) {
@@ -123,9 +124,7 @@ func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 			fairlead_probe_total{name="v1beta1.metrics.k8s.io",result="failed"} 4
 			fairlead_probe_total{name="v1beta1.metrics.k8s.io",result="passed"} 1
 		`
-		if err := testutil.GatherAndCompare(r, strings.NewReader(want), "fairlead_endpoint_healthy", "fairlead_probe_total"); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, testutil.GatherAndCompare(r, strings.NewReader(want), "fairlead_endpoint_healthy", "fairlead_probe_total"))
 		alone := *b.feed.entries[0]
 		alone.Endpoints = nil
 		for _, step := range []struct {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -154,16 +153,8 @@ func TestCredentialFollows(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "calls")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the plugin was run: %v", err)
 	}
-	var loop sync.WaitGroup
-	loop.Go(func() { _ = k.Run(t.Context()) })
-	t.Cleanup(loop.Wait)
-	for late := time.After(time.Minute); k.Authorization() != "Bearer t2"; {
-		select {
-		case <-late:
-			t.Fatalf("after a minute it is %q", k.Authorization())
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
+	must.Run(t, k.Run)
+	must.Soon(t, time.Minute, "the plugin's token", func() bool { return k.Authorization() == "Bearer t2" })
 }
 
 // What was refused is got anew soon, but no more often than a cloud bears; a file that is gone
@@ -175,9 +166,7 @@ func TestCredentialIsRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		write("t1")
 		k := must.Get(credentialOf(t, dir, `"tokenFile":"token"`))(t)
-		var loop sync.WaitGroup
-		loop.Go(func() { _ = k.Run(t.Context()) })
-		t.Cleanup(loop.Wait)
+		must.Run(t, k.Run)
 		want := func(after time.Duration, token string) {
 			t.Helper()
 			time.Sleep(after)

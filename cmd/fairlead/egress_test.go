@@ -48,8 +48,7 @@ func TestEgressDialer(t *testing.T) {
 	asked := connectProxy(t, socket)
 	dial := must.Get(egressDialer(writeEgress(t, egressHead+
 		"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n")))(t)
-	c, err := dial(t.Context(), "tcp", "192.0.2.7:443") // TEST-NET-1: nowhere but through the proxy
-	must.Do(t, err)
+	c := must.Get(dial(t.Context(), "tcp", "192.0.2.7:443"))(t) // TEST-NET-1: nowhere but through the proxy
 	defer c.Close()
 	if got := <-asked; got != "192.0.2.7:443" {
 		t.Errorf("the proxy was asked for %q", got)

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net/http"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,9 +22,7 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 	server := must.Get(apiservices.New(apiservices.Config{
 		Etcd: &etcd.Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()}, Protects: func(string) bool { return false },
 	}))(t)
-	var running sync.WaitGroup
-	running.Go(func() { _ = server.Run(t.Context()) })
-	t.Cleanup(running.Wait)
+	must.Run(t, server.Run)
 	watch := func(name string) int {
 		ctx := request.WithUser(t.Context(), &user.DefaultInfo{Name: name})
 		r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://fairlead.invalid/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil))(t)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -128,11 +129,9 @@ func TestDrainIsSeen(t *testing.T) {
 		return res
 	}
 	until := func(ready bool) {
-		for late := time.Now().Add(20 * time.Second); (get(d.adminListener, "/readyz").StatusCode == http.StatusOK) != ready; {
-			if time.Now().After(late) {
-				t.Fatalf("it is never seen that it is ready: %v", ready)
-			}
-		}
+		must.Soon(t, 20*time.Second, fmt.Sprintf("it is seen that it is ready: %v", ready), func() bool {
+			return (get(d.adminListener, "/readyz").StatusCode == http.StatusOK) == ready
+		})
 	}
 	until(true)
 	watch := get(d.frontListener, "/apis/apiregistration.k8s.io/v1/apiservices?watch=1") // the drain waits for it

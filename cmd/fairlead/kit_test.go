@@ -27,9 +27,7 @@ func writeFile(t testing.TB, name, text string) string {
 // writePair writes a key pair.
 func writePair(t testing.TB, p *pki.Pair, dir, name string) (cert, key string) {
 	t.Helper()
-	cert, key, err := p.WriteFiles(dir, name)
-	must.Do(t, err)
-	return cert, key
+	return must.Get2(p.WriteFiles(dir, name))(t)
 }
 
 // kubeconfigText leads to a server, which a CA vouches for if it is not nil, as a user, who is the

@@ -50,8 +50,7 @@ func TestFollowKubeconfig(t *testing.T) {
 	kube, _, _, err := clientConfig(writeFile(t, path, string(text(serving, certified("first")))), nil)
 	must.Do(t, err)
 	var logged bytes.Buffer
-	f, cfg, err := follow(kube, slog.New(slog.NewTextHandler(&logged, nil)))
-	must.Do(t, err)
+	f, cfg := must.Get2(follow(kube, slog.New(slog.NewTextHandler(&logged, nil))))(t)
 	client := must.Get(corev1client.NewForConfig(cfg))(t)
 	want := func(when, name string) {
 		t.Helper()
@@ -136,8 +135,7 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	dead.Close()
 	kube, _, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL})
 	must.Do(t, err)
-	_, cfg, err := follow(kube, slog.New(slog.DiscardHandler))
-	must.Do(t, err)
+	_, cfg := must.Get2(follow(kube, slog.New(slog.DiscardHandler)))(t)
 	client := must.Get(corev1client.NewForConfig(cfg))(t)
 	one, two := strings.TrimPrefix(first.URL, "https://"), strings.TrimPrefix(second.URL, "https://")
 	answered := func(when, by string) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -9,12 +8,12 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -36,31 +35,20 @@ spec: {type: ExternalName, externalName: localhost, ports: [{port: %[1]s}]}
 // certificate and asks as system:masters. Here it leads to Fairlead itself.
 func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
 	d, _ := aloneDoor(t, func(*options) {})
-	_, port, err := net.SplitHostPort(d.frontListener.Addr().String())
-	must.Do(t, err)
+	_, port := must.Get2(net.SplitHostPort(d.frontListener.Addr().String()))(t)
 	writeFile(t, filepath.Join(d.o.directory(), "loop.yaml"), fmt.Sprintf(namedForItself, port))
-	var running sync.WaitGroup
-	t.Cleanup(running.Wait)
-	for _, run := range []func(context.Context) error{d.registry.Run, d.prober.Run} {
-		running.Go(func() { _ = run(t.Context()) })
-	}
-	deadline := time.After(20 * time.Second)
-	for {
-		table := d.registry.Table()
-		for _, e := range table.Entries() {
-			if e.Name != "v1.loop.example.com" || len(e.Endpoints) == 0 || e.Endpoints[0].Health == registry.Unprobed {
-				continue
-			}
-			if e.Endpoints[0].Health != registry.Unhealthy || !strings.Contains(e.Endpoints[0].Message, "is this server itself") {
-				t.Errorf("the probe found %+v", e.Endpoints[0])
-			}
-			return
+	must.Run(t, d.registry.Run)
+	must.Run(t, d.prober.Run)
+	var found registry.Endpoint
+	must.Soon(t, 20*time.Second, "a probe has told something", func() bool {
+		e := d.registry.Table().Entry(schema.GroupVersion{Group: "loop.example.com", Version: "v1"})
+		if e != nil && len(e.Endpoints) > 0 {
+			found = e.Endpoints[0]
 		}
-		select {
-		case <-table.Superseded():
-		case <-deadline:
-			t.Fatalf("no probe has told anything: %+v", table.Entries())
-		}
+		return found.Health != registry.Unprobed
+	})
+	if found.Health != registry.Unhealthy || !strings.Contains(found.Message, "is this server itself") {
+		t.Errorf("the probe found %+v", found)
 	}
 }
 
@@ -82,11 +70,8 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 		t.Cleanup(s.Close)
 		o.localAPIServer = []string{s.URL}
 	})
-	var running sync.WaitGroup
-	t.Cleanup(running.Wait)
 	for _, name := range []string{"local apiserver's pools", "local apiserver's prober"} {
-		run := d.loops()[name]
-		running.Go(func() { _ = run(t.Context()) })
+		must.Run(t, d.loops()[name])
 	}
 	until := func(want registry.Health, message string) {
 		t.Helper()

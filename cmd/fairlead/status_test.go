@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -10,12 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -45,19 +44,12 @@ func TestEventsReachTheLocalApiserver(t *testing.T) {
 		t.Cleanup(s.Close)
 		o.localAPIServer, o.registry = []string{s.URL}, "dir:"+manifests
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
 	for _, name := range []string{"table", "events"} {
-		run := d.loops()[name]
-		running.Go(func() { _ = run(ctx) })
+		must.Run(t, d.loops()[name])
 	}
 	late := time.After(20 * time.Second)
 	for n := 0; ; n++ { // the first ones may be there before it leads
-		if err := os.WriteFile(filepath.Join(manifests, fmt.Sprintf("%d.yaml", n)), fmt.Appendf(nil, withoutService, n), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(manifests, fmt.Sprintf("%d.yaml", n)), fmt.Appendf(nil, withoutService, n), 0o600))
 		select {
 		case got := <-told:
 			if strings.HasPrefix(got, "/api/v1/namespaces/default/events") && strings.Contains(got, "ServiceNotFound") {

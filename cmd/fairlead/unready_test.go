@@ -103,16 +103,12 @@ func farewell(f http2.Frame) bool {
 // connections nothing else moves them.
 func TestUnreadySendsClientsAway(t *testing.T) {
 	address, c, ill := serveDoor(t, func(*options) {})
-	becomesReady := func() { // and keeps connections
+	becomesReady := func() {
 		t.Helper()
-		for from := time.Now(); ; {
-			if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
-				return
-			}
-			if time.Since(from) > 20*time.Second {
-				t.Fatal("it is not ready, or connections end all the same")
-			}
-		}
+		must.Soon(t, 20*time.Second, "it is ready, and keeps connections", func() bool {
+			status, last := dialOld(t, address, c).ask(t)
+			return status == http.StatusOK && !last
+		})
 	}
 	becomesReady()
 	one, two := dialOld(t, address, c), dialRaw(t, address, c.Clone())

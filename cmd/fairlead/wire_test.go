@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -22,9 +23,7 @@ func TestOperatorsShowCertificates(t *testing.T) {
 	users := pki.NewCA("users")
 	d, ca := aloneDoor(t, func(o *options) {
 		o.clientCA = filepath.Join(t.TempDir(), "users.crt")
-		if err := os.WriteFile(o.clientCA, users.PEM(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(o.clientCA, users.PEM(), 0o600))
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -32,10 +31,7 @@ func TestOperatorsShowCertificates(t *testing.T) {
 	jane := &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", Certificates: []tls.Certificate{users.Issue(pki.Leaf{CommonName: "jane"}).TLS()}, MinVersion: tls.VersionTLS12}
 	for _, h2 := range []bool{true, false} {
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: jane.Clone(), ForceAttemptHTTP2: h2}}
-		res, err := client.Get("https://" + d.adminListener.Addr().String() + "/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := must.Get(client.Get("https://" + d.adminListener.Addr().String() + "/metrics"))(t)
 		text, _ := io.ReadAll(res.Body)
 		_ = res.Body.Close()
 		if res.ProtoMajor == 2 != h2 || res.StatusCode != http.StatusForbidden || !strings.Contains(string(text), `User \"jane\"`) {

@@ -89,9 +89,7 @@ func TestExplainTrust(t *testing.T) {
 		s := sample()
 		s.APIServices[0].Trust.Source, s.APIServices[0].Trust.Fault = "inline", tt.fault
 		f := newFront(t, s)
-		if _, err := f.run(t, "status"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.run(t, "status"))(t)
 		if out, err := f.run(t, "explain", "/apis/x/v1/y"); err != nil || !strings.Contains(out, tt.want) {
 			t.Errorf("%v, want %q in:\n%s", err, tt.want, out)
 		}

@@ -67,10 +67,7 @@ func TestLintSparesFiles(t *testing.T) {
 func TestLintSparesWhatIsUsed(t *testing.T) {
 	backend := httptest.NewTLSServer(nil)
 	t.Cleanup(backend.Close)
-	_, text, err := net.SplitHostPort(backend.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, text := must.Get2(net.SplitHostPort(backend.Listener.Addr().String()))(t)
 	listening := must.Get(strconv.Atoi(text))(t)
 	for _, tt := range []struct {
 		name  string

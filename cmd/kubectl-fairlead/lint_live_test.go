@@ -14,16 +14,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // With nothing else to check, lint checks the cluster that kubectl would use. Its advice for a dead
 // backend is explain's.
 func TestLintCurrentCluster(t *testing.T) {
 	server := apiserver.New()
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	port := int32(closed.Addr().(*net.TCPAddr).Port)
 	_ = closed.Close()
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: "widgets", Labels: map[string]string{discoveryv1.LabelServiceName: "widgets"}}

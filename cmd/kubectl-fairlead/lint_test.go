@@ -148,11 +148,7 @@ func TestLintOwn(t *testing.T) {
 		return path
 	}
 	pair := func(name string, leaf pki.Leaf) (cert, key string) {
-		cert, key, err := clientCA.Issue(leaf).WriteFiles(dir, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cert, key
+		return must.Get2(clientCA.Issue(leaf).WriteFiles(dir, name))(t)
 	}
 	cert, key := pair("serving", pki.Leaf{CommonName: "fairlead", Names: []string{"api.example.com"}})
 	bare, bareKey := pair("bare", pki.Leaf{CommonName: "fairlead"})

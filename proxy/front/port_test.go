@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -53,7 +52,7 @@ func TestShutdown(t *testing.T) {
 				defer cancel()
 				ended := make(chan error, 1)
 				go func() { ended <- p.Shutdown(ctx, 0) }()
-				until(t, "the port takes no new connections", func() bool {
+				must.Soon(t, 10*time.Second, "the port takes no new connections", func() bool {
 					conn, err := (&tls.Dialer{Config: client}).DialContext(t.Context(), "tcp", address)
 					if err == nil {
 						_ = conn.Close()
@@ -123,16 +122,6 @@ func boundedPort(t *testing.T, most int) (l *Listener, client *tls.Config) {
 	return l, client
 }
 
-// until waits for something that another goroutine brings about.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !is(); runtime.Gosched() {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
-
 // A place lives as long as its connection, whoever reads from the socket.
 func TestMaxConnections(t *testing.T) {
 	const most = 4
@@ -158,7 +147,7 @@ func TestMaxConnections(t *testing.T) {
 			}
 			more := make(chan error, 1)
 			go func() { _, err := open(); more <- err }()
-			until(t, "a full port says so", func() bool { return testutil.ToFloat64(c.stalls) > 0 || len(more) > 0 })
+			must.Soon(t, 10*time.Second, "a full port says so", func() bool { return testutil.ToFloat64(c.stalls) > 0 || len(more) > 0 })
 			if len(more) > 0 {
 				t.Fatalf("connection %d is served where %d are allowed (%v)", most+1, most, <-more)
 			}
@@ -169,7 +158,7 @@ func TestMaxConnections(t *testing.T) {
 			for _, conn := range conns {
 				_ = conn.Close()
 			}
-			until(t, "one connection is counted when one is open", func() bool { return c.open.Load() == 1 })
+			must.Soon(t, 10*time.Second, "one connection is counted when one is open", func() bool { return c.open.Load() == 1 })
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/examples/directory/tides"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -24,18 +25,12 @@ func start(t *testing.T, at time.Time) (ask func(path, accept string) (int, []by
 	s := tides.New(tides.Config{
 		Certificate: servers.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS(), FrontProxies: fronts.Pool(), Now: func() time.Time { return at },
 	})
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	go func() { _ = s.ServeTLS(l, "", "") }() // ends with Close
 	t.Cleanup(func() { _ = s.Close() })
 	get := func(path, accept string, pairs ...tls.Certificate) (int, []byte, error) {
 		client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: servers.Pool(), Certificates: pairs}, DisableKeepAlives: true}}
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+l.Addr().String()+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+l.Addr().String()+path, nil))(t)
 		r.Header = http.Header{"Accept": {accept}, "X-Remote-User": {"alice"}}
 		res, err := client.Do(r)
 		if err != nil {
@@ -48,10 +43,7 @@ func start(t *testing.T, at time.Time) (ask func(path, accept string) (int, []by
 	front := fronts.Issue(pki.Leaf{CommonName: "front-proxy"}).TLS()
 	return func(path, accept string) (int, []byte) {
 			t.Helper()
-			code, body, err := get(path, accept, front)
-			if err != nil {
-				t.Fatal(err)
-			}
+			code, body := must.Get2(get(path, accept, front))(t)
 			return code, body
 		}, func() error {
 			_, _, err := get("/apis", "")

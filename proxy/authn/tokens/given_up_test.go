@@ -4,10 +4,12 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // said are lines of a log.
@@ -27,9 +29,7 @@ func TestGivenUpConfiguration(t *testing.T) {
 	k := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
 	take := func(text string) {
 		t.Helper()
-		if err := k.TakeConfig([]byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, k.TakeConfig([]byte(text)))
 	}
 	want := func(message string) {
 		t.Helper()
@@ -38,11 +38,11 @@ func TestGivenUpConfiguration(t *testing.T) {
 		}
 	}
 	take(nobody)
-	run(t, k)
+	must.Run(t, k.Run)
 	want("activated")
 	before := goleak.IgnoreCurrent()
 	take(waits)
-	until(t, "waited for", func() bool { return goleak.Find(before) != nil })
+	must.Soon(t, 30*time.Second, "waited for", func() bool { return goleak.Find(before) != nil })
 	take(nobody)
 	want(`not activated, the previous one stays" err="waiting for`)
 	want("activated")

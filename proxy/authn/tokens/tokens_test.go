@@ -1,7 +1,6 @@
 package tokens
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -111,40 +110,11 @@ func sprint(said, allowed bool, paths []string) string {
 	return "said " + yes[said] + ", allowed " + yes[allowed] + ", paths [" + strings.Join(paths, " ") + "]"
 }
 
-// until waits for what a goroutine does.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("still not %s", what)
-		case <-tick.C:
-		}
-	}
-}
-
-func run(t *testing.T, k *Tokens) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- k.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run: %v", err)
-		}
-	})
-}
-
 func TestIssuer(t *testing.T) {
 	i, other := issuer.Start(t), issuer.Start(t)
 	k := New(Config{})
 	must.Do(t, k.TakeConfig([]byte(i.Config("oidc:"))))
-	run(t, k)
+	must.Run(t, k.Run)
 	good := i.Token(t, nil)
 	known := func(token string) string {
 		r, ok, err := k.Review(t.Context(), token)
@@ -153,7 +123,7 @@ func TestIssuer(t *testing.T) {
 		}
 		return r.User.GetName() + " " + strings.Join(r.User.GetGroups(), ",")
 	}
-	until(t, "known", func() bool { return known(good) != "" })
+	must.Soon(t, 30*time.Second, "known", func() bool { return known(good) != "" })
 	if got := known(good); got != "oidc:jane readers" {
 		t.Errorf("the user is %q", got)
 	}
@@ -174,7 +144,7 @@ func TestIssuer(t *testing.T) {
 
 	before := k.Generation()
 	must.Do(t, k.TakeConfig([]byte(i.Config("new:"))))
-	until(t, "replaced", func() bool { return strings.HasPrefix(known(good), "new:") })
+	must.Soon(t, 30*time.Second, "replaced", func() bool { return strings.HasPrefix(known(good), "new:") })
 	if k.Generation() == before {
 		t.Error("the generation is that of the former configuration")
 	}
@@ -189,16 +159,16 @@ func TestIssuer(t *testing.T) {
 		t.Errorf("a dead issuer has replaced the one that was there: %q", got)
 	}
 	must.Do(t, k.TakeConfig([]byte(other.Config(""))))
-	until(t, "the other issuer's", func() bool { return known(other.Token(t, nil)) != "" && known(good) == "" })
+	must.Soon(t, 30*time.Second, "the other issuer's", func() bool { return known(other.Token(t, nil)) != "" && known(good) == "" })
 }
 
 func TestFileAndIssuer(t *testing.T) {
 	i := issuer.Start(t)
 	k := New(Config{})
 	must.Do(t, errors.Join(k.TakeTokens([]byte("a,alice,1\n")), k.TakeConfig([]byte(i.Config("")))))
-	run(t, k)
+	must.Run(t, k.Run)
 	jwt := i.Token(t, nil)
-	until(t, "both known", func() bool {
+	must.Soon(t, 30*time.Second, "both known", func() bool {
 		_, file, _ := k.Review(t.Context(), "a")
 		_, issued, _ := k.Review(t.Context(), jwt)
 		return file && issued
