@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
 
 // authority is a CA that issues client certificates.
@@ -50,23 +51,15 @@ func (a *authority) verify(names ...string) func([]*x509.Certificate) ([][]*x509
 // tokens is an apiserver that knows tokens that begin with "good", and counts how often it is
 // asked.
 type tokens struct {
-	n     atomic.Int64
-	now   atomic.Int64
-	peak  atomic.Int64
-	delay time.Duration
-	fail  atomic.Bool
+	*reviews.Count
+	fail atomic.Bool
 }
 
+func newTokens() *tokens { return &tokens{Count: &reviews.Count{}} }
+
 func (s *tokens) review(ctx context.Context, token string) (*authenticator.Response, bool, error) {
-	s.n.Add(1)
-	s.peak.Store(max(s.peak.Load(), s.now.Add(1)))
-	defer s.now.Add(-1)
-	if s.delay > 0 {
-		select {
-		case <-time.After(s.delay):
-		case <-ctx.Done():
-			return nil, false, ctx.Err()
-		}
+	if err := s.Wait(ctx); err != nil {
+		return nil, false, err
 	}
 	switch {
 	case s.fail.Load() || token == "fails":

@@ -41,7 +41,7 @@ func FuzzRead(f *testing.F) {
 		}
 		h := http.Header{"X-Remote-User": {name}, http.CanonicalHeaderKey(key): {value}}
 		up := http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}}
-		review := &tokens{}
+		review := newTokens()
 		r := request(conn.Peer, h, up, []string{authorization}, []string{protocol})
 		compare(t, s.ours(t, review), s.upstream(tokenFunc(review.review)), conn, r, "fuzz")
 	})
@@ -110,7 +110,7 @@ func hot(t testing.TB, a *Authenticator, conn *Conn, h Head, dst []hpack.HeaderF
 
 func hotCases(t testing.TB) map[string]func() {
 	ca, front := newAuthority("client-ca"), newAuthority("front-ca")
-	a := newAuthenticator(t, Config{VerifyClient: ca.verify(), VerifyFrontProxy: front.verify("front-proxy-client"), Review: (&tokens{}).review, TokenTTL: time.Hour})
+	a := newAuthenticator(t, Config{VerifyClient: ca.verify(), VerifyFrontProxy: front.verify("front-proxy-client"), Review: newTokens().review, TokenTTL: time.Hour})
 	peer := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}, time.Hour)}
 	withToken := slices.Concat(usual(), bearer("good"+strings.Repeat("x", 1100)))
 	known := &Conn{}

@@ -10,7 +10,7 @@ import (
 func TestProvenTokenIsRenewed(t *testing.T) {
 	for used, want := range map[time.Duration]bool{29 * time.Second: false, 31 * time.Second: true, 40 * time.Second: true} {
 		synctest.Test(t, func(t *testing.T) {
-			a := newAuthenticator(t, Config{Review: (&tokens{}).review})
+			a := newAuthenticator(t, Config{Review: newTokens().review})
 			c := credentials(a, "good")
 			a.Seen(c, 200)
 			time.Sleep(used)

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
 
 func credentials(a *Authenticator, token string) *Credentials {
@@ -49,7 +49,7 @@ func TestReviewCaches(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%.8s %v", tt.token, tt.ttl), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := &tokens{}
+				api := newTokens()
 				a := newAuthenticator(t, Config{Review: api.review, TokenTTL: tt.ttl})
 				c := credentials(a, tt.token)
 				if _, known := a.Cached(c, ""); known {
@@ -61,8 +61,8 @@ func TestReviewCaches(t *testing.T) {
 				if tt.fresh > 0 { // also who comes late, to a question that has just been answered, asks nobody
 					id, late := a.review(c.Token, bound.Source{})
 					u, again := a.Review(t.Context(), c, "")
-					if (id != nil) != tt.ok || (late == nil) != tt.ok || (u != nil) != tt.ok || (again == nil) != tt.ok || api.n.Load() != 1 {
-						t.Errorf("late: %v, %v, again: %v, %v, asked %d times", id, late, u, again, api.n.Load())
+					if (id != nil) != tt.ok || (late == nil) != tt.ok || (u != nil) != tt.ok || (again == nil) != tt.ok || api.N.Load() != 1 {
+						t.Errorf("late: %v, %v, again: %v, %v, asked %d times", id, late, u, again, api.N.Load())
 					}
 				}
 				pass(tt.fresh)
@@ -75,51 +75,43 @@ func TestReviewCaches(t *testing.T) {
 					t.Error("still known a second later")
 				}
 				_, _ = a.Review(t.Context(), c, "")
-				if api.n.Load() != 2 {
-					t.Errorf("asked %d times, want 2", api.n.Load())
+				if api.N.Load() != 2 {
+					t.Errorf("asked %d times, want 2", api.N.Load())
 				}
 			})
 		})
 	}
 }
 
-// An answer holds for the configuration that it was asked under, for its time from then on.
-func TestRevoked(t *testing.T) {
-	for _, token := range []string{"good", "bad"} {
-		synctest.Test(t, func(t *testing.T) {
-			var generation atomic.Uint64
-			api := &tokens{delay: time.Second}
-			a := newAuthenticator(t, Config{Review: api.review, ReviewGeneration: generation.Load})
-			c := credentials(a, token)
-			for _, step := range []struct {
-				name           string
-				during, change uint64 // of the configuration: while it is asked, and afterwards
-				later          time.Duration
-				known          bool
-			}{
-				{"nothing changed", 0, 0, 8 * time.Second, true},
-				{"too old, counted from the question", 0, 0, 9 * time.Second, false},
-				{"another configuration afterwards", 0, 1, 0, false},
-				{"another configuration meanwhile", 1, 0, 0, false},
-			} {
-				pass(time.Minute) // of what was asked before nothing is left
-				var answered sync.WaitGroup
-				answered.Go(func() { _, _ = a.Review(t.Context(), c, "") })
-				synctest.Wait()
-				generation.Add(step.during)
-				answered.Wait()
-				generation.Add(step.change)
-				pass(step.later)
-				if _, known := a.Cached(c, ""); known != step.known {
-					t.Errorf("%s, %s: known %v", token, step.name, known)
-				}
-			}
-		})
-	}
+// asker is an Authenticator, of whom a token may say after a @ where it comes from.
+func asker(t *testing.T, count *reviews.Count, generation func() uint64) reviews.Asker {
+	t.Helper()
+	a := newAuthenticator(t, Config{Review: (&tokens{Count: count}).review, ReviewGeneration: generation})
+	return reviews.Asker{No: ErrUnauthenticated, Ask: func(ctx context.Context, name string) (bool, error) {
+		token, from, _ := strings.Cut(name, "@")
+		c := credentials(a, token)
+		c.From.Address = from
+		u, err := a.Review(ctx, c, "")
+		return u != nil && u.GetName() == "owner of "+token, err
+	}, Known: func(name string) bool {
+		_, known := a.Cached(credentials(a, name), "")
+		return known
+	}}
+}
+
+func TestRevoked(t *testing.T) { reviews.Revoked(t, asker, "good", "bad") }
+
+func TestReviewCoalesces(t *testing.T) { reviews.Coalesce(t, asker, "good") }
+
+func TestNoReviewInVain(t *testing.T) { reviews.InVain(t, asker, "new") }
+
+func TestReviewIsBounded(t *testing.T) {
+	t.Parallel()
+	reviews.Bounds(t, asker, func(i int) string { return fmt.Sprintf("good%d@10.0.0.%d", i, i%4) }, maxWaiting, maxReviews)
 }
 
 func TestReviewErrors(t *testing.T) {
-	a := newAuthenticator(t, Config{Review: (&tokens{}).review})
+	a := newAuthenticator(t, Config{Review: newTokens().review})
 	for token, own := range map[string]bool{"bad": true, "fails": false, "panic": false, "nobody": false} {
 		_, err := a.Review(t.Context(), credentials(a, token), "")
 		if err == nil || errors.Is(err, ErrUnauthenticated) != own {
@@ -171,71 +163,11 @@ func TestAnonymous(t *testing.T) {
 	}
 }
 
-func TestReviewCoalesces(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		api := &tokens{delay: time.Second}
-		a := newAuthenticator(t, Config{Review: api.review})
-		// The first to ask gives up; the others still get the answer.
-		impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		var gaveUp error
-		var ok atomic.Int64
-		var wg sync.WaitGroup
-		wg.Go(func() { _, gaveUp = a.Review(impatient, credentials(a, "good"), "") })
-		synctest.Wait()
-		for range 50 {
-			wg.Go(func() {
-				if u, err := a.Review(t.Context(), credentials(a, "good"), ""); err == nil && u.GetName() == "owner of good" {
-					ok.Add(1)
-				}
-			})
-		}
-		wg.Wait()
-		if !errors.Is(gaveUp, context.DeadlineExceeded) || errors.Is(gaveUp, ErrUnauthenticated) {
-			t.Errorf("the impatient one got %v", gaveUp)
-		}
-		if ok.Load() != 50 || api.n.Load() != 1 {
-			t.Errorf("%d succeeded, asked %d times", ok.Load(), api.n.Load())
-		}
-	})
-}
-
-func TestReviewIsBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		api := &tokens{delay: time.Hour}
-		a := newAuthenticator(t, Config{Review: api.review})
-		var failed atomic.Int64
-		var wg sync.WaitGroup
-		start := time.Now()
-		for i := range maxWaiting + 100 {
-			wg.Go(func() {
-				c := credentials(a, fmt.Sprint("good", i))
-				c.From.Address = fmt.Sprint("10.0.0.", i%4)
-				if _, err := a.Review(t.Context(), c, ""); err != nil && !errors.Is(err, ErrUnauthenticated) {
-					failed.Add(1)
-				}
-			})
-		}
-		synctest.Wait()
-		if got := failed.Load(); got != 100 {
-			t.Errorf("%d were refused at once, want 100", got)
-		}
-		wg.Wait()
-		if failed.Load() != maxWaiting+100 || api.peak.Load() != maxReviews {
-			t.Errorf("%d failed, %d reviews at once", failed.Load(), api.peak.Load())
-		}
-		if took := time.Since(start); took != 10*time.Second {
-			t.Errorf("took %v", took)
-		}
-	})
-}
-
 // A flood of bad tokens neither evicts good ones nor grows without bound.
 func TestBadTokensPushNobodyOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // no token is forgotten for its age
-		a := newAuthenticator(t, Config{Review: (&tokens{}).review})
+		a := newAuthenticator(t, Config{Review: newTokens().review})
 		good := credentials(a, "good")
 		must.Get(a.Review(t.Context(), good, ""))(t)
 		for i := range 6000 {
@@ -298,7 +230,7 @@ func TestCacheHoldsAHundredThousand(t *testing.T) {
 
 func TestProven(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		review := (&tokens{}).review
+		review := newTokens().review
 		a := newAuthenticator(t, Config{Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 			return review(ctx, token)
 		}})
@@ -394,7 +326,7 @@ func TestTokensAreNotPrinted(t *testing.T) {
 // TestConcurrently uses a few tokens from many goroutines, for the race detector.
 func TestConcurrently(t *testing.T) {
 	names := &HeaderNames{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}}
-	a := newAuthenticator(t, Config{Review: (&tokens{}).review, TokenTTL: time.Millisecond, ProvenTTL: time.Millisecond, Target: func() *HeaderNames { return names }})
+	a := newAuthenticator(t, Config{Review: newTokens().review, TokenTTL: time.Millisecond, ProvenTTL: time.Millisecond, Target: func() *HeaderNames { return names }})
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {

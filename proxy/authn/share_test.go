@@ -57,24 +57,6 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 	})
 }
 
-// Nobody is asked for a request whose time is over: it may have waited for others.
-func TestNoReviewInVain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		asked := false
-		a := newAuthenticator(t, Config{Review: func(context.Context, string) (*authenticator.Response, bool, error) {
-			asked = true
-			return nil, false, nil
-		}})
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		_, err := a.Review(ctx, credentials(a, "new"), "")
-		synctest.Wait()
-		if asked || !errors.Is(err, context.Canceled) {
-			t.Errorf("asked %v, and then %v", asked, err)
-		}
-	})
-}
-
 // TestTokenReview asks a real server in Kubernetes' own words.
 func TestTokenReview(t *testing.T) {
 	var asked atomic.Int64

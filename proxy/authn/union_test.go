@@ -139,7 +139,7 @@ func TestUnion(t *testing.T) {
 	for _, s := range setups {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			review := &tokens{}
+			review := newTokens()
 			a, want := s.ours(t, review), s.upstream(tokenFunc(review.review))
 			n := 0
 			for cn, peer := range certificates {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -18,30 +17,23 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
 
 // asked answers reviews by the user's name and counts them.
 type asked struct {
-	n     atomic.Int64
-	now   atomic.Int64 // under way
-	peak  atomic.Int64
-	delay time.Duration
-	last  atomic.Pointer[authorizer.AttributesRecord]
+	*reviews.Count
+	last atomic.Pointer[authorizer.AttributesRecord]
 }
 
+func newAsked() *asked { return &asked{Count: &reviews.Count{}} }
+
 func (r *asked) review(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	r.n.Add(1)
-	r.peak.Store(max(r.peak.Load(), r.now.Add(1)))
-	defer r.now.Add(-1)
 	if rec, ok := a.(authorizer.AttributesRecord); ok {
 		r.last.Store(&rec)
 	}
-	if r.delay > 0 {
-		select {
-		case <-time.After(r.delay):
-		case <-ctx.Done():
-			return authorizer.DecisionNoOpinion, "", ctx.Err()
-		}
+	if err := r.Wait(ctx); err != nil {
+		return authorizer.DecisionNoOpinion, "", err
 	}
 	switch a.GetUser().GetName() {
 	case "alice":
@@ -99,7 +91,7 @@ func TestAuthorize(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := &asked{}
+			r := newAsked()
 			tt.cfg.Review = r.review
 			got, err := newAuthorizer(t, tt.cfg).Authorize(t.Context(), tt.a)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -108,8 +100,8 @@ func TestAuthorize(t *testing.T) {
 			if (err != nil) != (tt.wantErr != "") || err != nil && !strings.Contains(err.Error(), tt.wantErr) {
 				t.Errorf("error %v, want %q", err, tt.wantErr)
 			}
-			if r.n.Load() != tt.asked {
-				t.Errorf("asked %d times, want %d", r.n.Load(), tt.asked)
+			if r.N.Load() != tt.asked {
+				t.Errorf("asked %d times, want %d", r.N.Load(), tt.asked)
 			}
 		})
 	}
@@ -135,10 +127,7 @@ func TestPaths(t *testing.T) {
 	} {
 		for _, resource := range []bool{true, false} {
 			a := &Attributes{User: &user.DefaultInfo{Name: "bob"}, Verb: "get", Path: p, ResourceRequest: resource}
-			want, _, err := upstream.Authorize(t.Context(), authorizer.AttributesRecord{User: a.User, Verb: "get", Path: p, ResourceRequest: resource})
-			if err != nil {
-				t.Fatal(err)
-			}
+			want, _ := must.Get2(upstream.Authorize(t.Context(), authorizer.AttributesRecord{User: a.User, Verb: "get", Path: p, ResourceRequest: resource}))(t)
 			if got, _ := z.Cached(a); got.Allowed != (want == authorizer.DecisionAllow) {
 				t.Errorf("%q (resource %v): allowed %v, upstream says %v", p, resource, got.Allowed, want)
 			}
@@ -192,7 +181,7 @@ func TestKeyDistinguishes(t *testing.T) {
 	}
 	for _, collide := range []bool{false, true} {
 		for name, change := range changes {
-			z := newAuthorizer(t, Config{Review: (&asked{}).review})
+			z := newAuthorizer(t, Config{Review: newAsked().review})
 			if collide {
 				z.cache.narrow = func(uint64) uint64 { return 7 }
 			}
@@ -216,15 +205,15 @@ func TestKeyDistinguishes(t *testing.T) {
 }
 
 func TestPathIsNoPartOfAResourceQuestion(t *testing.T) {
-	r := &asked{}
+	r := newAsked()
 	z := newAuthorizer(t, Config{Review: r.review})
 	for i := range 3 {
 		a := get("alice")
 		a.Path = fmt.Sprint("/apis/", i)
 		must.Get(z.Authorize(t.Context(), a))(t)
 	}
-	if r.n.Load() != 1 {
-		t.Errorf("asked %d times", r.n.Load())
+	if r.N.Load() != 1 {
+		t.Errorf("asked %d times", r.N.Load())
 	}
 }
 
@@ -243,7 +232,7 @@ func TestTTL(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.user, tt.allow, tt.deny), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &asked{}
+				r := newAsked()
 				z := newAuthorizer(t, Config{Review: r.review, AllowTTL: tt.allow, DenyTTL: tt.deny})
 				_, _ = z.Authorize(t.Context(), get(tt.user))
 				pass(tt.fresh)
@@ -255,75 +244,12 @@ func TestTTL(t *testing.T) {
 					t.Error("still cached a second later")
 				}
 				_, _ = z.Authorize(t.Context(), get(tt.user))
-				if r.n.Load() != 2 {
-					t.Errorf("asked %d times, want 2", r.n.Load())
+				if r.N.Load() != 2 {
+					t.Errorf("asked %d times, want 2", r.N.Load())
 				}
 			})
 		})
 	}
-}
-
-func TestCoalescing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &asked{delay: time.Second}
-		z := newAuthorizer(t, Config{Review: r.review})
-		// The first to ask gives up; the others still get the answer.
-		impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		var gaveUp error
-		var wg sync.WaitGroup
-		wg.Go(func() { _, gaveUp = z.Authorize(impatient, get("alice")) })
-		synctest.Wait()
-		var allowed atomic.Int64
-		for range 50 {
-			wg.Go(func() {
-				if d, err := z.Authorize(t.Context(), get("alice")); err == nil && d.Allowed {
-					allowed.Add(1)
-				}
-			})
-		}
-		wg.Wait()
-		if !errors.Is(gaveUp, context.DeadlineExceeded) {
-			t.Errorf("the impatient one got %v", gaveUp)
-		}
-		if allowed.Load() != 50 || r.n.Load() != 1 {
-			t.Errorf("%d allowed, asked %d times", allowed.Load(), r.n.Load())
-		}
-	})
-}
-
-func TestTimeoutAndBound(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := &asked{delay: time.Hour}
-		z := newAuthorizer(t, Config{Review: r.review})
-		var failed atomic.Int64
-		var wg sync.WaitGroup
-		start := time.Now()
-		for i := range maxWaiting + 100 {
-			wg.Go(func() {
-				a := get(fmt.Sprint("user-", i%4))
-				a.Name = fmt.Sprint(i)
-				if _, err := z.Authorize(t.Context(), a); err != nil {
-					failed.Add(1)
-				}
-			})
-		}
-		synctest.Wait()
-		if got := failed.Load(); got != 100 {
-			t.Errorf("%d were refused at once, want 100", got)
-		}
-		wg.Wait()
-		if failed.Load() != maxWaiting+100 {
-			t.Errorf("only %d failed", failed.Load())
-		}
-		if r.peak.Load() != maxReviews {
-			t.Errorf("%d reviews at once, want %d", r.peak.Load(), maxReviews)
-		}
-		if took := time.Since(start); took != 10*time.Second {
-			t.Errorf("took %v", took)
-		}
-	})
 }
 
 // kept counts those of n questions whose answers a cache still has.
@@ -353,7 +279,7 @@ func TestCacheHoldsAHundredThousand(t *testing.T) {
 
 func TestCacheIsBounded(t *testing.T) {
 	t.Parallel()
-	z := newAuthorizer(t, Config{Review: (&asked{}).review})
+	z := newAuthorizer(t, Config{Review: newAsked().review})
 	ask := func(i int) *Attributes {
 		a := get("alice")
 		a.Name = fmt.Sprint(i)
@@ -393,7 +319,7 @@ func TestCacheIsBounded(t *testing.T) {
 
 // In one set, what is used stays and what is not goes.
 func TestCacheKeepsWhatIsUsed(t *testing.T) {
-	z := newAuthorizer(t, Config{Review: (&asked{}).review})
+	z := newAuthorizer(t, Config{Review: newAsked().review})
 	z.cache.narrow = func(h uint64) uint64 { return h &^ (maxEntries/memo.Ways - 1) }
 	used := get("alice")
 	z.cache.put(used, Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
@@ -416,7 +342,7 @@ func TestReviewGetsTheSelectors(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := &asked{}
+			r := newAsked()
 			a := get("alice")
 			a.Verb, a.FieldSelector, a.LabelSelector = "list", tt.field, tt.label
 			must.Get(newAuthorizer(t, Config{Review: r.review}).Authorize(t.Context(), a))(t)
@@ -430,7 +356,7 @@ func TestReviewGetsTheSelectors(t *testing.T) {
 }
 
 func BenchmarkCachedHit(b *testing.B) {
-	z := newAuthorizer(b, Config{Review: (&asked{}).review})
+	z := newAuthorizer(b, Config{Review: newAsked().review})
 	a := get("alice")
 	a.User = &user.DefaultInfo{
 		Name: "system:serviceaccount:default:alice", UID: "6b9a2d0e-1b1f-4f6e-9d6a-2f0f9f7f3a11",
@@ -447,7 +373,7 @@ func BenchmarkCachedHit(b *testing.B) {
 }
 
 func TestCachedAllocatesNothing(t *testing.T) {
-	z := newAuthorizer(t, Config{Review: (&asked{}).review})
+	z := newAuthorizer(t, Config{Review: newAsked().review})
 	must.Get(z.Authorize(t.Context(), get("alice")))(t)
 	a := get("alice")
 	a.User = &user.DefaultInfo{Name: "alice", Groups: []string{"g"}, Extra: map[string][]string{}}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
 
 // TestReviewsOfOneUser: who asks for very many names at once waits for himself, and is told to come
@@ -55,64 +56,41 @@ func TestReviewsOfOneUser(t *testing.T) {
 	})
 }
 
-// Nobody is asked for a request whose time is over: it may have waited for others.
-func TestNoReviewInVain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		asked := false
-		z := newAuthorizer(t, Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-			asked = true
-			return authorizer.DecisionAllow, "", nil
-		}})
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		_, err := z.Authorize(ctx, get("alice"))
-		synctest.Wait()
-		if asked || !errors.Is(err, context.Canceled) {
-			t.Errorf("asked %v, and then %v", asked, err)
-		}
-	})
+// asker is an Authorizer; after a / may stand the name of what somebody wants.
+func asker(t *testing.T, count *reviews.Count, generation func() uint64) reviews.Asker {
+	t.Helper()
+	z := newAuthorizer(t, Config{Review: (&asked{Count: count}).review, Generation: generation})
+	question := func(name string) *Attributes {
+		user, object, _ := strings.Cut(name, "/")
+		a := get(user)
+		a.Name = object
+		return a
+	}
+	return reviews.Asker{Ask: func(ctx context.Context, name string) (bool, error) {
+		d, err := z.Authorize(ctx, question(name))
+		return d.Allowed, err
+	}, Known: func(name string) bool {
+		_, known := z.Cached(question(name))
+		return known
+	}}
 }
 
-// An answer was true when it was asked for: later roles end it, also those that came while it was
-// on its way, and so does time from then on.
-func TestRevoked(t *testing.T) {
-	for _, name := range []string{"alice", "bob"} { // may and may not
-		synctest.Test(t, func(t *testing.T) {
-			var generation atomic.Uint64
-			r := &asked{delay: time.Second}
-			z := newAuthorizer(t, Config{Review: r.review, Generation: generation.Load})
-			for _, step := range []struct {
-				name           string
-				during, change uint64 // of the roles: while it is asked, and afterwards
-				later          time.Duration
-				known          bool
-			}{
-				{"nothing changed", 0, 0, 8 * time.Second, true},
-				{"too old, counted from the question", 0, 0, 9 * time.Second, false},
-				{"other roles afterwards", 0, 1, 0, false},
-				{"other roles meanwhile", 1, 0, 0, false},
-			} {
-				pass(time.Minute) // of what was asked before nothing is left
-				var answered sync.WaitGroup
-				answered.Go(func() { _, _ = z.Authorize(t.Context(), get(name)) })
-				synctest.Wait()
-				generation.Add(step.during)
-				answered.Wait()
-				generation.Add(step.change)
-				pass(step.later)
-				if _, known := z.Cached(get(name)); known != step.known {
-					t.Errorf("%s, %s: known %v", name, step.name, known)
-				}
-			}
-		})
-	}
+func TestRevoked(t *testing.T) { reviews.Revoked(t, asker, "alice", "bob") } // may and may not
+
+func TestCoalescing(t *testing.T) { reviews.Coalesce(t, asker, "alice") }
+
+func TestNoReviewInVain(t *testing.T) { reviews.InVain(t, asker, "alice") }
+
+func TestTimeoutAndBound(t *testing.T) {
+	t.Parallel()
+	reviews.Bounds(t, asker, func(i int) string { return fmt.Sprintf("user-%d/%d", i%4, i) }, maxWaiting, maxReviews)
 }
 
 // A no of an apiserver that is not ready is neither passed on nor kept. Its yes is: rules that are
 // not read yet allow nothing.
 func TestNotReady(t *testing.T) {
 	var ready atomic.Bool
-	r := &asked{}
+	r := newAsked()
 	z := newAuthorizer(t, Config{Review: r.review, Ready: ready.Load})
 	for _, name := range []string{"denied", "nobody"} {
 		if d, err := z.Authorize(t.Context(), get(name)); d.Allowed || !errors.Is(err, errNotReady) {
@@ -129,7 +107,7 @@ func TestNotReady(t *testing.T) {
 	if d, err := z.Authorize(t.Context(), get("denied")); d.Allowed || err != nil {
 		t.Errorf("%v, %v when ready", d, err)
 	}
-	if _, known := z.Cached(get("denied")); !known || r.n.Load() != 4 {
-		t.Errorf("kept: %v, asked %d times", known, r.n.Load())
+	if _, known := z.Cached(get("denied")); !known || r.N.Load() != 4 {
+		t.Errorf("kept: %v, asked %d times", known, r.N.Load())
 	}
 }

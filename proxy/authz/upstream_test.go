@@ -101,7 +101,7 @@ func TestSubjectAccessReview(t *testing.T) {
 }
 
 func TestUpstream(t *testing.T) {
-	r := &asked{}
+	r := newAsked()
 	z := newAuthorizer(t, Config{Review: r.review})
 	up := z.Upstream()
 	ask := func(name string, change func(*authorizer.AttributesRecord)) (authorizer.Decision, error) {
@@ -120,12 +120,12 @@ func TestUpstream(t *testing.T) {
 		}
 	}
 	// It shares the cache with the rest.
-	r.n.Store(0)
+	r.N.Store(0)
 	if d, ok := z.Cached(get("alice")); !ok || !d.Allowed {
 		t.Error("what was allowed is not cached")
 	}
-	if d, err := ask("alice", same); d != authorizer.DecisionAllow || err != nil || r.n.Load() != 0 {
-		t.Errorf("%v, %v, asked %d times", d, err, r.n.Load())
+	if d, err := ask("alice", same); d != authorizer.DecisionAllow || err != nil || r.N.Load() != 0 {
+		t.Errorf("%v, %v, asked %d times", d, err, r.N.Load())
 	}
 	// Parsed selectors bypass the cache, and are not mistaken for no selector.
 	selective := func(a *authorizer.AttributesRecord) {
@@ -136,8 +136,8 @@ func TestUpstream(t *testing.T) {
 			t.Errorf("%v, %v", d, err)
 		}
 	}
-	if r.n.Load() != 2 || len(r.last.Load().FieldSelectorRequirements) != 1 {
-		t.Errorf("asked %d times, last with %v", r.n.Load(), r.last.Load().FieldSelectorRequirements)
+	if r.N.Load() != 2 || len(r.last.Load().FieldSelectorRequirements) != 1 {
+		t.Errorf("asked %d times, last with %v", r.N.Load(), r.last.Load().FieldSelectorRequirements)
 	}
 	if d, err := ask("x", func(a *authorizer.AttributesRecord) {
 		selective(a)
