@@ -40,9 +40,7 @@ func TestBackendThatOnlyGreets(t *testing.T) {
 			r := newRig(t)
 			r.heldDial = true
 			c := r.client()
-			for id := uint32(1); id < 40; id += 2 {
-				c.get(id)
-			}
+			c.gets(1, 39)
 			dials := 0
 			for end := r.e.now + 10*time.Second; r.e.now < end; r.tick(50 * time.Millisecond) {
 				for range 20 { // a handshake takes 2.5 ms
@@ -80,21 +78,17 @@ func TestHeldFieldsAreCounted(t *testing.T) {
 			for id := uint32(1); id < 20; id += 2 {
 				c.request(id, "POST", false)
 				c.upload(id, 65<<10)
-				c.headers(id, true, big)
-				c.flush()
+				c.send(id, true, big)
 			}
 		}, 10*(65+15)<<10 - 65<<10},
 		{"trailers of answers that nobody reads", func(r *rig, c *peer) {
 			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-			for id := uint32(1); id < 20; id += 2 {
-				c.get(id)
-			}
+			c.gets(1, 19)
 			b := r.backend(0)
 			for id := uint32(1); id < 20; id += 2 {
 				b.headers(id, false, ":status=200")
 				_ = b.fr.WriteData(id, false, []byte("x"))
-				b.headers(id, true, big)
-				b.flush()
+				b.send(id, true, big)
 			}
 		}, 10 * 15 << 10},
 	} {
@@ -121,8 +115,7 @@ func TestBackendsTricks(t *testing.T) {
 	}{
 		{"interim answers of 50 KB, without end", func(_ *rig, _, b *peer) {
 			for range 40 {
-				b.headers(1, false, ":status=103", "link="+strings.Repeat("l", 50<<10))
-				b.flush()
+				b.send(1, false, ":status=103", "link="+strings.Repeat("l", 50<<10))
 			}
 		}, ":status=502"},
 		{"SETTINGS that flip between none and one stream", func(_ *rig, _, b *peer) {
@@ -137,22 +130,18 @@ func TestBackendsTricks(t *testing.T) {
 		{"trailers twice", func(_ *rig, _, b *peer) {
 			b.headers(1, false, ":status=200")
 			b.headers(1, true, "x-one=1")
-			b.headers(1, true, "x-two=2")
-			b.flush()
+			b.send(1, true, "x-two=2")
 		}, `HEADERS 1 x-one=1 END`},
 		{"trailers that say who asks, and how long it was", func(_ *rig, _, b *peer) {
 			b.headers(1, false, ":status=200")
-			b.headers(1, true, "set-cookie=a", "content-length=9", "x-remote-user=root", "transfer-encoding=chunked", "x-one=1")
-			b.flush()
+			b.send(1, true, "set-cookie=a", "content-length=9", "x-remote-user=root", "transfer-encoding=chunked", "x-one=1")
 		}, `HEADERS 1 x-one=1 END`},
 		{"the length of one answer in another", func(_ *rig, _, b *peer) {
-			b.headers(1, false, ":status=200", "content-length=5", "content-length=6")
-			b.flush()
+			b.send(1, false, ":status=200", "content-length=5", "content-length=6")
 		}, ":status=502"},
 		{"a pseudo-field in trailers", func(_ *rig, _, b *peer) {
 			b.headers(1, false, ":status=200")
-			b.headers(1, true, ":status=500")
-			b.flush()
+			b.send(1, true, ":status=500")
 		}, "RST 1 INTERNAL_ERROR"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -207,8 +196,7 @@ func TestClientsTricks(t *testing.T) {
 			var resume func(Plan)
 			r.decide = func(_ *wire.Head, f func(Plan)) (Plan, bool) { resume = f; return Plan{}, false }
 			c.request(1, "POST", false)
-			c.headers(1, true, "x-remote-user=root", "x-one=1")
-			c.flush()
+			c.send(1, true, "x-remote-user=root", "x-one=1")
 			p := r.forward(r.ep)
 			p.Remove = func(name string) bool { return name == "x-one" }
 			resume(p)
@@ -242,8 +230,7 @@ func TestClientsTricks(t *testing.T) {
 			_ = b.fr.WriteData(1, false, make([]byte, 30<<10))
 			c.window(0)
 			_ = b.fr.WriteData(1, false, make([]byte, 30<<10))
-			b.headers(1, true, "x-one=1")
-			b.flush()
+			b.send(1, true, "x-one=1")
 			if got := strings.Join(c.see(), "|"); strings.Contains(got, "x-one") {
 				r.t.Errorf("the client sees %s", got)
 			}

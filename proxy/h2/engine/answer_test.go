@@ -20,8 +20,7 @@ func TestAnswerWaitsWhereItIs(t *testing.T) {
 	}
 	c := r.client()
 	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30})
-	_ = c.fr.WriteWindowUpdate(0, 1<<30)
-	c.flush()
+	c.grow(0, 1<<30)
 	c.silent = true
 	const streams = 50
 	for i := range uint32(streams) {

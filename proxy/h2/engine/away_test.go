@@ -44,9 +44,7 @@ func TestSendAway(t *testing.T) {
 	fresh.want(away...)
 	r.backend(0).respond(3, "done")
 	r.backend(0).respond(5, "done")
-	if !busy.c.closing {
-		t.Error("a client that was asked to go is kept after its request")
-	}
+	busy.wantClosed(true, "a client that was asked to go is kept after its request")
 	for range sentAwayAtOnce {
 		r.client().get(1)
 	}

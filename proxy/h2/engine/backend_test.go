@@ -14,8 +14,7 @@ func TestAnsweredRequestIsNotHeld(t *testing.T) {
 	if c.c.queued < 2*chunkSize {
 		t.Fatalf("%d bytes are held", c.c.queued)
 	}
-	b.headers(1, false, ":status=200")
-	b.flush()
+	b.send(1, false, ":status=200")
 	if c.c.queued != 0 {
 		t.Errorf("%d bytes are held of what is not sent again", c.c.queued)
 	}

@@ -46,7 +46,5 @@ func TestConnectionErrors(t *testing.T) {
 	r := newRig(t)
 	c := r.peer(r.e.AcceptClient())
 	r.feed(c.c, []byte(strings.Replace(http2.ClientPreface, "SM", "MS", 1)))
-	if !c.c.closing {
-		t.Error("a connection with another preface is kept")
-	}
+	c.wantClosed(true, "a connection with another preface is kept")
 }

@@ -10,14 +10,49 @@ import (
 	"golang.org/x/net/http2"
 )
 
+func (r *rig) eject(ep *Endpoint) {
+	r.e.Eject(ep)
+	r.run()
+}
+
+func (r *rig) retire(ep *Endpoint, grace time.Duration) {
+	r.e.Retire(ep, grace)
+	r.run()
+}
+
+func (r *rig) drain(grace time.Duration) {
+	r.e.Drain(grace)
+	r.run()
+}
+
+// ended checks how the i-th request has that did.
+func (r *rig) ended(i int, want Reason) {
+	r.t.Helper()
+	if o := r.outcomes[i]; o.Reason != want {
+		r.t.Errorf("outcome %+v, want %v", o, want)
+	}
+}
+
+// drainPong answers the PING that goes with a GOAWAY.
+func (p *peer) drainPong() {
+	_ = p.fr.WritePing(true, [8]byte([]byte(drainPing)))
+	p.flush()
+}
+
+// wantClosed checks whether the connection is, and says what is wrong otherwise.
+func (p *peer) wantClosed(closed bool, wrong string) {
+	p.r.t.Helper()
+	if p.c.closing != closed {
+		p.r.t.Error(wrong)
+	}
+}
+
 func TestMaxStreamsOfBackend(t *testing.T) {
 	r, c, b := asked(t)
 	b.takes(2)
 	b.see()
 	r.heldDial = true
-	for id := uint32(3); id <= 9; id += 2 {
-		c.get(id)
-	}
+	c.gets(3, 9)
 	if got := strings.Join(b.see(), "|"); strings.Count(got, "HEADERS") != 1 {
 		t.Errorf("the backend sees %s", got)
 	}
@@ -42,9 +77,7 @@ func TestMaxStreamsOfBackend(t *testing.T) {
 
 func TestStreamIDsRunOut(t *testing.T) {
 	r, c := newClient(t, func(l *limits) { l.maxStreamID = 7 })
-	for id := uint32(1); id <= 7; id += 2 {
-		c.get(id)
-	}
+	c.gets(1, 7)
 	r.backend(0).see()
 	if len(r.backends) != 1 || len(r.backends[0].c.streams) != 4 {
 		t.Errorf("%d connections", len(r.backends))
@@ -61,13 +94,9 @@ func TestStreamIDsRunOut(t *testing.T) {
 	for id := uint32(1); id <= 7; id += 2 {
 		r.backends[0].respond(id, "")
 	}
-	if !r.backends[0].c.closing {
-		t.Error("a backend connection without ids is kept")
-	}
+	r.backends[0].wantClosed(true, "a backend connection without ids is kept")
 	r.backends[1].respond(1, "")
-	if !c.c.closing {
-		t.Error("the client's connection is kept")
-	}
+	c.wantClosed(true, "the client's connection is kept")
 	r.clean()
 }
 
@@ -78,8 +107,7 @@ func TestGoAwayOfBackendLetsStreamsFinish(t *testing.T) {
 	c.get(1)
 	c.get(3)
 	b := r.backend(0)
-	_ = b.fr.WriteGoAway(1, http2.ErrCodeNo, nil)
-	b.flush()
+	b.goAway(1, http2.ErrCodeNo)
 	b2 := r.backend(1)
 	b.respond(1, "a")
 	b2.respond(1, "b")
@@ -103,9 +131,7 @@ func TestSilentBackendIsFoundInTime(t *testing.T) {
 	r.tick(1250 * time.Millisecond)
 	b.want("PING fairlead")
 	r.tick(3 * time.Second)
-	if b.c.closing {
-		t.Fatal("given up after 3 s")
-	}
+	b.wantClosed(false, "given up after 3 s")
 	b.pong()
 	r.tick(3 * time.Second)
 	b.want("PING fairlead")
@@ -114,9 +140,7 @@ func TestSilentBackendIsFoundInTime(t *testing.T) {
 		t.Errorf("5 s later: closed: %v, %d signals", b.c.closing, r.failed)
 	}
 	c.want("HEADERS 1 :status=503 content-length=0 END")
-	if o := r.outcomes[0]; o.Reason != ReasonLost {
-		t.Errorf("outcome %+v", o)
-	}
+	r.ended(0, ReasonLost)
 	r.clean()
 }
 
@@ -124,13 +148,9 @@ func TestClientTimeouts(t *testing.T) {
 	gone := func(r *rig, p *peer, after time.Duration) {
 		t.Helper()
 		r.tick(after - time.Second)
-		if p.c.closing {
-			t.Error("closed too early")
-		}
+		p.wantClosed(false, "closed too early")
 		r.tick(3 * time.Second)
-		if !p.c.closing {
-			t.Error("not closed")
-		}
+		p.wantClosed(true, "not closed")
 		r.clean()
 	}
 	t.Run("no preface", func(_ *testing.T) {
@@ -153,9 +173,7 @@ func TestClientTimeouts(t *testing.T) {
 		r.alive(b, 30*time.Second)
 		c.silent = true
 		r.alive(b, 20*time.Second)
-		if !c.c.closing {
-			t.Error("not closed")
-		}
+		c.wantClosed(true, "not closed")
 		b.wantPart("RST 1 CANCEL")
 		r.clean()
 	})
@@ -178,8 +196,7 @@ func TestDrain(t *testing.T) {
 	b := r.backend(0)
 	b.begin(3)
 	c.see()
-	r.e.Drain(5 * time.Second)
-	r.run()
+	r.drain(5 * time.Second)
 	c.want(fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING "+drainPing)
 	r.tick(2 * time.Second) // no answer to the PING
 	c.want("GOAWAY 3 NO_ERROR")
@@ -205,17 +222,14 @@ func TestRetire(t *testing.T) {
 	b.begin(3)
 	old := r.ep
 	r.ep = r.endpoint("new")
-	r.e.Retire(old, 2*time.Second)
-	r.run()
+	r.retire(old, 2*time.Second)
 	c.get(5)
 	if len(r.backends) != 2 {
 		t.Fatal("a retired endpoint is still used")
 	}
 	b.respond(1, "done")
 	r.tick(3 * time.Second)
-	if !b.c.closing {
-		t.Error("the retired connection is kept")
-	}
+	b.wantClosed(true, "the retired connection is kept")
 	r.backend(1).respond(1, "")
 	c.wantPart(`DATA 1 "done" END`, `DATA 3 "" END`)
 	r.clean()
@@ -240,9 +254,7 @@ func TestRetireAgain(t *testing.T) {
 		c.want()
 		r.tick(grace/10 + TickEvery)
 		c.want(`DATA 1 "" END`)
-		if !b.c.closing {
-			t.Error("the retired connection is kept")
-		}
+		b.wantClosed(true, "the retired connection is kept")
 		r.clean()
 	}
 }
@@ -349,8 +361,7 @@ func TestDrainEndsBetweenEvents(t *testing.T) {
 		b.headers(1, false, ":status=200")
 		b.data(1, "{half of an", false)
 		c.see()
-		r.e.Drain(0)
-		r.run()
+		r.drain(0)
 		r.tick(eventGap / 2)
 		if got := strings.Join(c.see(), "|"); strings.Contains(got, "END") {
 			t.Fatalf("the watch ended in the middle of an event: %s", got)

@@ -102,8 +102,7 @@ func TestBackendMisbehaves(t *testing.T) {
 
 func TestConnectionFieldsOfBackendAreDropped(t *testing.T) {
 	_, c, b := asked(t)
-	b.headers(1, true, ":status=200", "connection=x", "keep-alive=1", "transfer-encoding=chunked", "upgrade=h2c", "x-a=1")
-	b.flush()
+	b.send(1, true, ":status=200", "connection=x", "keep-alive=1", "transfer-encoding=chunked", "upgrade=h2c", "x-a=1")
 	c.want("HEADERS 1 :status=200 x-a=1 END")
 }
 
@@ -142,8 +141,7 @@ func TestRequestValidation(t *testing.T) {
 	}
 	for name, fields := range bad {
 		r, c := newClient(t)
-		c.headers(1, true, fields...)
-		c.flush()
+		c.send(1, true, fields...)
 		if got := strings.Join(c.see(), "|"); got != "RST 1 PROTOCOL_ERROR" || len(r.backends) != 0 {
 			t.Errorf("%s: the client sees %s", name, got)
 		}
@@ -162,8 +160,7 @@ func TestRequestValidation(t *testing.T) {
 	}
 	for want, fields := range good {
 		r, c := newClient(t)
-		c.headers(1, true, fields...)
-		c.flush()
+		c.send(1, true, fields...)
 		if got := strings.Join(r.backend(0).see(), "|"); !strings.Contains(got, "HEADERS 1 "+want+" END") {
 			t.Errorf("%s: the backend sees %s", want, got)
 		}
@@ -194,7 +191,7 @@ func TestRequestLengthMismatch(t *testing.T) {
 func TestRetryOfUnprocessed(t *testing.T) {
 	events := map[string]func(b *peer){
 		"refused": func(b *peer) { b.rst(1, http2.ErrCodeRefusedStream) },
-		"goaway":  func(b *peer) { _ = b.fr.WriteGoAway(0, http2.ErrCodeNo, nil); b.flush() },
+		"goaway":  func(b *peer) { b.goAway(0, http2.ErrCodeNo) },
 	}
 	for name, event := range events {
 		t.Run(name, func(t *testing.T) {
@@ -253,8 +250,7 @@ func TestNoRetryOfProcessed(t *testing.T) {
 				}
 				b := r.backend(i)
 				_ = b.fr.WriteWindowUpdate(0, 1<<20)
-				_ = b.fr.WriteWindowUpdate(1, 1<<20)
-				b.flush()
+				b.grow(1, 1<<20)
 				for left := test.body; left > 0 && i == 0; left -= 1000 {
 					c.data(1, strings.Repeat("x", 1000), false)
 				}
@@ -315,8 +311,7 @@ func TestEject(t *testing.T) {
 	b.headers(5, false, ":status=200") // the response has begun: this one stays
 	b.flush()
 	ejected = true
-	r.e.Eject(r.ep)
-	r.run()
+	r.eject(r.ep)
 	b.want("RST 1 CANCEL")
 	b2 := r.backend(1)
 	b2.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=GET :scheme=https :authority=a :path=/ END", "SETTINGS ACK")
@@ -342,8 +337,7 @@ func TestEjectWhileDialling(t *testing.T) {
 	c.request(1, "POST", true)
 	hung := r.held[0]
 	r.heldDial, ejected = false, true
-	r.e.Eject(r.ep)
-	r.run()
+	r.eject(r.ep)
 	b := r.backend(0)
 	b.respond(1, "ok")
 	c.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
@@ -379,9 +373,7 @@ func TestDialFails(t *testing.T) {
 	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(), true }
 	c.get(3)
 	c.want("HEADERS 3 :status=503 content-length=0 END")
-	if o := r.outcomes[1]; o.Reason != ReasonNoEndpoint {
-		t.Errorf("outcome %+v", o)
-	}
+	r.ended(1, ReasonNoEndpoint)
 	r.clean()
 }
 

@@ -65,9 +65,7 @@ func TestUnauthorizedFlood(t *testing.T) {
 	b.respond(1, "ok")
 	c.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
 	r.clean()
-	if !c.c.closing {
-		t.Error("the connection is still open")
-	}
+	c.wantClosed(true, "the connection is still open")
 }
 
 // Plan.Unwelcome is charged for like a 401. Resets that come after the answer cost next to nothing.

@@ -71,13 +71,9 @@ func TestIdleBackendHasTimeToAnswerPing(t *testing.T) {
 	b.want("PING fairlead")
 	c.get(3)
 	r.tick(3 * time.Second)
-	if b.c.closing {
-		t.Error("given up after 3 s")
-	}
+	b.wantClosed(false, "given up after 3 s")
 	r.tick(time.Second)
-	if !b.c.closing {
-		t.Error("a silent backend is not found within 5 s of the request")
-	}
+	b.wantClosed(true, "a silent backend is not found within 5 s of the request")
 	r.clean()
 }
 
@@ -121,9 +117,7 @@ func TestKeysWearOut(t *testing.T) {
 				r.backend(1).respond(1, "elsewhere")
 			}
 			alive(r.e.lim.keyGrace)
-			if !p.c.closing {
-				t.Error("it is still open")
-			}
+			p.wantClosed(true, "it is still open")
 			if last := r.outcomes[len(r.outcomes)-1]; last.Reason != ReasonRetired {
 				t.Errorf("the watch ended with %+v", last)
 			}

@@ -190,8 +190,7 @@ func randomClient(rnd *rand.Rand, p *peer) {
 	switch id := some(rnd, p, uploading); {
 	case id == 0:
 	case rnd.IntN(8) == 0:
-		p.headers(id, true, "x-trailer=1")
-		p.flush()
+		p.send(id, true, "x-trailer=1")
 	default:
 		p.data(id, string(make([]byte, rnd.IntN(16000))), rnd.IntN(3) == 0)
 	}
@@ -224,8 +223,7 @@ func randomControl(rnd *rand.Rand, p *peer) {
 func randomBackend(rnd *rand.Rand, p *peer) {
 	switch n := rnd.IntN(400); {
 	case n == 0:
-		_ = p.fr.WriteGoAway(max(1, p.c.maxID-2*uint32(rnd.IntN(4))), http2.ErrCodeNo, nil)
-		p.flush()
+		p.goAway(max(1, p.c.maxID-2*uint32(rnd.IntN(4))), http2.ErrCodeNo)
 	case n == 1:
 		p.r.e.lose(p.c, nil)
 		p.r.run()
@@ -234,16 +232,14 @@ func randomBackend(rnd *rand.Rand, p *peer) {
 	case n < 200:
 		if id := some(rnd, p, func(s *stream) bool { return s.waited == 0 }); id != 0 {
 			end := rnd.IntN(3) == 0
-			p.headers(id, end, []string{":status=200", ":status=404", ":status=103"}[rnd.IntN(2+min(1, rnd.IntN(3)))], "x-a=b")
-			p.flush()
+			p.send(id, end, []string{":status=200", ":status=404", ":status=103"}[rnd.IntN(2+min(1, rnd.IntN(3)))], "x-a=b")
 		}
 	default:
 		id := some(rnd, p, func(s *stream) bool { return s.waited != 0 && !s.half[down].end && !s.noBody })
 		switch {
 		case id == 0:
 		case n < 220:
-			p.headers(id, true, "x-trailer=1")
-			p.flush()
+			p.send(id, true, "x-trailer=1")
 		default:
 			p.data(id, string(make([]byte, rnd.IntN(16000))), n%4 == 0)
 		}

@@ -9,8 +9,7 @@ import (
 // A head that says how long the body is leaves with the body's first bytes.
 func TestHeadWaitsForBody(t *testing.T) {
 	r, c, b := asked(t)
-	b.headers(1, false, ":status=200", "content-length=4")
-	b.flush()
+	b.send(1, false, ":status=200", "content-length=4")
 	c.want()
 	_ = b.fr.WriteData(1, true, []byte("body"))
 	b.flush()
@@ -34,8 +33,7 @@ func TestHeldHeadEnds(t *testing.T) {
 			c.get(1)
 			c.get(3)
 			b := r.backend(0)
-			b.headers(1, false, ":status=200", "content-length=4")
-			b.flush()
+			b.send(1, false, ":status=200", "content-length=4")
 			c.want()
 			tc.by(r, c, b)
 			c.want(append([]string{"HEADERS 1 :status=200 content-length=4"}, tc.want...)...)
@@ -70,8 +68,7 @@ func TestHeadThatDoesNotWait(t *testing.T) {
 			c := r.client()
 			tc.ask(c)
 			b := r.backend(0)
-			b.headers(1, false, tc.head...)
-			b.flush()
+			b.send(1, false, tc.head...)
 			c.want(tc.want)
 		})
 	}

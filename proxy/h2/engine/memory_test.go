@@ -53,8 +53,7 @@ func TestGreedyConnectionWaits(t *testing.T) {
 	c.wantPart(`DATA 19 "hi" END`)
 	r.e.lose(c.c, errRefused)
 	r.e.lose(other.c, errRefused)
-	r.e.Retire(stuck, 0)
-	r.run()
+	r.retire(stuck, 0)
 	r.clean()
 }
 

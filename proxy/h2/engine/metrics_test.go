@@ -14,19 +14,15 @@ func TestCounters(t *testing.T) {
 	r.plan.Again = true
 	p := r.client()
 	n := &r.e.Count
-	for id := uint32(1); id <= 9; id += 2 {
-		p.get(id)
-	}
+	p.gets(1, 9)
 	b := r.backend(0)
 	if n.Conns[up].Load() != 1 || n.Conns[down].Load() != 1 || n.Streams.Load() != 5 {
 		t.Errorf("%d, %d connections, %d streams", n.Conns[up].Load(), n.Conns[down].Load(), n.Streams.Load())
 	}
 	p.rst(1, http2.ErrCodeCancel)
 	b.rst(3, http2.ErrCodeInternal)
-	b.headers(5, true, "x=no status")
-	b.flush()
-	p.headers(2*250+1, false, ":method=GET", ":scheme=https", ":path=/", "connection=close")
-	p.flush()
+	b.send(5, true, "x=no status")
+	p.send(2*250+1, false, ":method=GET", ":scheme=https", ":path=/", "connection=close")
 	for _, want := range []resetCause{resetByClient, resetByBackend} {
 		if got := n.Resets[want].Load(); got != 1 {
 			t.Errorf("%v: %d resets", want, got)

@@ -13,15 +13,13 @@ func TestLateTrailersOfResetStream(t *testing.T) {
 	b.headers(1, false, ":status=200")
 	b.rst(1, http2.ErrCodeInternal)
 	c.want("HEADERS 1 :status=200", "RST 1 INTERNAL_ERROR")
-	c.headers(1, true, "x-late=1")
-	c.flush()
+	c.send(1, true, "x-late=1")
 	c.want()
 	c.get(3)
 	b.see()
 	c.rst(3, http2.ErrCodeCancel)
 	b.headers(3, false, ":status=200") // the same from a backend
-	b.headers(3, true, "x-late=1")
-	b.flush()
+	b.send(3, true, "x-late=1")
 	c.get(5)
 	b.see()
 	b.respond(5, "fine")
@@ -45,9 +43,7 @@ func TestWindowsAreNotBelowTheDefault(t *testing.T) {
 		_ = c.fr.WriteData(1, left <= minMaxFrame, make([]byte, min(left, minMaxFrame)))
 	}
 	c.flush()
-	if c.c.closing {
-		t.Fatal("a client that uses the whole default window is cut off")
-	}
+	c.wantClosed(false, "a client that uses the whole default window is cut off")
 	r.backend(0).respond(1, "")
 	r.clean()
 }

@@ -102,8 +102,7 @@ func (m *poolModel) backend(b *peer) {
 	case !b.c.started || n < 4:
 		b.takes(uint32(rnd.IntN(6)))
 	case n == 4:
-		_ = b.fr.WriteGoAway(max(1, b.c.maxID)-2*uint32(rnd.IntN(2))%max(1, b.c.maxID), http2.ErrCodeNo, nil)
-		b.flush()
+		b.goAway(max(1, b.c.maxID)-2*uint32(rnd.IntN(2))%max(1, b.c.maxID), http2.ErrCodeNo)
 	case n == 5:
 		m.r.e.lose(b.c, errors.New("lost"))
 		m.r.run()
@@ -116,8 +115,7 @@ func (m *poolModel) backend(b *peer) {
 	case id != 0 && id <= b.c.maxID && b.c.streams[id] != nil && n < 24:
 		b.rst(id, http2.ErrCodeRefusedStream)
 	case id != 0 && b.c.streams[id] != nil:
-		b.headers(id, true, ":status=200")
-		b.flush()
+		b.send(id, true, ":status=200")
 	}
 }
 

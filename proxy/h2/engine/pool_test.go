@@ -45,7 +45,7 @@ func (r *rig) alive(b *peer, d time.Duration) {
 // waits is answered, or goes elsewhere.
 func TestDialFailsBesideUselessConnection(t *testing.T) {
 	for name, useless := range map[string]func(b *peer){
-		"drained":         func(b *peer) { _ = b.fr.WriteGoAway(1, http2.ErrCodeNo, nil); b.flush() },
+		"drained":         func(b *peer) { b.goAway(1, http2.ErrCodeNo) },
 		"full of watches": func(*peer) {},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -139,9 +139,7 @@ func TestNoRoomInTime(t *testing.T) {
 			if got := c.see(); !slices.Contains(got, "HEADERS 3 :status=503 content-length=0 END") {
 				t.Fatalf("sees %q", got)
 			}
-			if o := r.outcomes[0]; o.Reason != ReasonBusy {
-				t.Errorf("outcome %+v", o)
-			}
+			r.ended(0, ReasonBusy)
 		})
 	}
 }
@@ -204,8 +202,7 @@ func TestEjectKeepsWhatMayNotBeSentAgain(t *testing.T) {
 	c := r.client()
 	c.get(1)
 	b := r.backend(0)
-	r.e.Eject(r.ep)
-	r.run()
+	r.eject(r.ep)
 	b.respond(1, "")
 	c.want("HEADERS 1 :status=200 END")
 	r.clean()

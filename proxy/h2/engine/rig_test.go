@@ -275,6 +275,12 @@ func (p *peer) headers(id uint32, end bool, fields ...string) {
 	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.encode(fields...), EndStream: end, EndHeaders: true})
 }
 
+// send has the engine take a field block, and what was written before.
+func (p *peer) send(id uint32, end bool, fields ...string) {
+	p.headers(id, end, fields...)
+	p.flush()
+}
+
 // continued asks with a field block in frames of n bytes each.
 func (p *peer) continued(id uint32, block []byte, n int) {
 	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndStream: true})
@@ -290,9 +296,15 @@ func asHead(more ...string) []string { return append(strings.Fields(okHead), mor
 // get requests "/" with further fields.
 func (p *peer) get(id uint32, fields ...string) { p.request(id, "GET", true, fields...) }
 
+// gets requests "/" on all streams from the first to the last.
+func (p *peer) gets(first, last uint32) {
+	for id := first; id <= last; id += 2 {
+		p.get(id)
+	}
+}
+
 func (p *peer) request(id uint32, method string, end bool, fields ...string) {
-	p.headers(id, end, append([]string{":method=" + method, ":scheme=https", ":authority=a", ":path=/"}, fields...)...)
-	p.flush()
+	p.send(id, end, append([]string{":method=" + method, ":scheme=https", ":authority=a", ":path=/"}, fields...)...)
 }
 
 // respond answers 200 with a body.
@@ -305,10 +317,7 @@ func (p *peer) respond(id uint32, body string) {
 }
 
 // begin answers 200 with a body that is to come.
-func (p *peer) begin(id uint32) {
-	p.headers(id, false, ":status=200")
-	p.flush()
-}
+func (p *peer) begin(id uint32) { p.send(id, false, ":status=200") }
 
 func (p *peer) data(id uint32, body string, end bool) {
 	_ = p.fr.WriteData(id, end, []byte(body))
@@ -320,15 +329,14 @@ func (p *peer) rst(id uint32, code http2.ErrCode) {
 	p.flush()
 }
 
-// pong answers a PING that asks whether the peer lives.
-func (p *peer) pong() {
-	_ = p.fr.WritePing(true, [8]byte([]byte("fairlead")))
+func (p *peer) goAway(last uint32, code http2.ErrCode) {
+	_ = p.fr.WriteGoAway(last, code, nil)
 	p.flush()
 }
 
-// drainPong answers the PING that goes with a GOAWAY.
-func (p *peer) drainPong() {
-	_ = p.fr.WritePing(true, [8]byte([]byte(drainPing)))
+// pong answers a PING that asks whether the peer lives.
+func (p *peer) pong() {
+	_ = p.fr.WritePing(true, [8]byte([]byte("fairlead")))
 	p.flush()
 }
 

@@ -45,8 +45,7 @@ func newSharers(t *testing.T) *sharers {
 }
 
 func (s *sharers) ask(c *peer, id uint32, who, method, path string) {
-	c.headers(id, true, ":method="+method, ":scheme=https", ":authority="+who, ":path="+path)
-	c.flush()
+	c.send(id, true, ":method="+method, ":scheme=https", ":authority="+who, ":path="+path)
 }
 
 // leave has upstreams leave, and returns over which backends' connections their long-running
@@ -170,12 +169,10 @@ func TestEjectOfSharers(t *testing.T) {
 	s.ask(c, 7, "a", "GET", "/?watch=1")
 	b := s.backend(0)
 	b.see()
-	s.e.Eject(&Endpoint{Name: "ep", Via: s.ep})
-	s.run()
+	s.eject(&Endpoint{Name: "ep", Via: s.ep})
 	b.want()
 	s.apart["a"] = s.endpoint("other")
-	s.e.Eject(s.eps["a"])
-	s.run()
+	s.eject(s.eps["a"])
 	b.want("RST 1 CANCEL")
 	s.backend(1).respond(1, "again")
 	b.respond(3, "made")

@@ -33,8 +33,7 @@ func TestWaitsForBackend(t *testing.T) {
 	b := r.backend(0)
 	b.wantPart("HEADERS 1 "+okHead+" END", `DATA 3 "body" END`)
 	b.headers(1, true, ":status=200")
-	b.headers(3, true, ":status=201")
-	b.flush()
+	b.send(3, true, ":status=201")
 	c.want("HEADERS 1 :status=200 END", "HEADERS 3 :status=201 END")
 	r.clean()
 }
