@@ -62,8 +62,7 @@ func TestAccessLogKnowsTheWait(t *testing.T) {
 	w := newWorld(t, worldConfig{access: access})
 	client := w.httpClient(t, "h2", nil)
 	for range 2 { // the first time it is asked who bob is, too
-		r := w.request(t, "GET", remoteGV+"/widgets", nil)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
+		r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
 		w.do(t, client, r)
 		var got struct{ Waited, First float64 }
 		must.Do(t, json.Unmarshal([]byte(<-seen), &got))

@@ -38,9 +38,7 @@ func TestChainThatPanics(t *testing.T) {
 				}
 			}
 		}
-		if got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/api/v1/pods", nil)); got.status != http.StatusOK {
-			t.Errorf("another client: %d %s", got.status, got.body)
-		}
+		w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/api/v1/pods", nil)).want(t, http.StatusOK, "another client")
 	})
 }
 
@@ -125,8 +123,7 @@ func TestScraperByAnotherWord(t *testing.T) {
 func TestPreflightProvesNothing(t *testing.T) {
 	w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }})
 	everyWay(t, func(t *testing.T, proto string) {
-		r := w.request(t, "OPTIONS", "/api/v1/pods", nil)
-		r.Header.Set("Authorization", "Bearer bogus")
+		r := w.by(t, "Bearer bogus", "OPTIONS", "/api/v1/pods", nil)
 		r.Header.Set("Origin", "https://console.example.com")
 		w.do(t, w.httpClient(t, proto, nil), r)
 		c, _ := w.proxy.cfg.Authn.Read(nil, authn.Head{{Name: "authorization", Value: "Bearer bogus"}}, "")
@@ -150,10 +147,7 @@ func TestDotSegmentsWithParameters(t *testing.T) {
 		remoteGV + "/widgets/...;c":                                  http.StatusOK,
 	} {
 		everyWay(t, func(t *testing.T, proto string) {
-			r := w.as(t, "bob", "GET", target, nil)
-			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != want {
-				t.Errorf("%s: status %d, want %d", target, got.status, want)
-			}
+			w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", target, nil)).want(t, want, target)
 		})
 	}
 }

@@ -73,9 +73,7 @@ func TestIncompleteTable(t *testing.T) {
 func TestRemotesLeftToThemselves(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	p.cfg.Documents = http.NotFoundHandler()
-	var err error
-	p.cfg.Authz, err = authz.New(authz.Config{LeaveRemotes: true}) // there is nobody to ask: all else is refused
-	must.Do(t, err)
+	p.cfg.Authz = must.Get(authz.New(authz.Config{LeaveRemotes: true}))(t) // there is nobody to ask: all else is refused
 	for path, want := range map[string]Action{
 		remoteGV: ToRemote, remoteGV + "/widgets": ToRemote, "/api/v1/pods": ToLocal,
 		"/apis": Refuse, "/apis/remote.example.com": Refuse, "/openapi/v2": Refuse, "/fairlead/status": Refuse,
@@ -94,8 +92,7 @@ func TestRemotesLeftToThemselves(t *testing.T) {
 func TestWhatIsAuthorized(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	var got string
-	var err error
-	p.cfg.Authz, err = authz.New(authz.Config{AllowTTL: -1, Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	p.cfg.Authz = must.Get(authz.New(authz.Config{AllowTTL: -1, Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		labels, _ := a.GetLabelSelector()
 		fields, _ := a.GetFieldSelector()
 		got = fmt.Sprintf("%s %s: %s", a.GetUser().GetName(), a.GetVerb(), a.GetPath())
@@ -104,8 +101,7 @@ func TestWhatIsAuthorized(t *testing.T) {
 				a.GetResource(), a.GetSubresource(), labels, fields)
 		}
 		return authorizer.DecisionAllow, "", nil
-	}})
-	must.Do(t, err)
+	}}))(t)
 	for _, tt := range []struct{ path, query, want string }{
 		{remoteGV, "", "bob get: " + remoteGV},
 		{remoteGV + "/namespaces/a/widgets/b/status", "", "bob get: " + remoteGV[len("/apis/"):] + " a/b of widgets/status,  []"},

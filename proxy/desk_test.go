@@ -100,9 +100,7 @@ func TestChainsOffTheLoop(t *testing.T) {
 	n.Store(0)
 	client := w.httpClient(t, "h2", pair)
 	for _, query := range []string{"", "?labelSelector=a%2C" + strings.Repeat("b", 2*quickQuery), "?x=1", "?labelSelector=a%2C" + strings.Repeat("b", 4*maxSelectors)} {
-		if got := w.do(t, client, w.request(t, "GET", "/api/v1/pods"+query, nil)); got.status != http.StatusOK {
-			t.Errorf("%.20s: %d %s", query, got.status, got.body)
-		}
+		w.do(t, client, w.request(t, "GET", "/api/v1/pods"+query, nil)).want(t, http.StatusOK, fmt.Sprintf("%.20s", query))
 	}
 	if n.Load() != 1 {
 		t.Errorf("one connection's certificates were verified %d times", n.Load())
@@ -214,8 +212,7 @@ func TestParkedBehindBadTokens(t *testing.T) {
 	var generation atomic.Uint64
 	gate := make(chan struct{})
 	defer close(gate)
-	var err error
-	w.proxy.cfg.Authn, err = authn.New(authn.Config{
+	w.proxy.cfg.Authn = must.Get(authn.New(authn.Config{
 		ReviewGeneration: generation.Load,
 		Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 			if token == "good" {
@@ -227,8 +224,7 @@ func TestParkedBehindBadTokens(t *testing.T) {
 			}
 			return nil, false, nil
 		},
-	})
-	must.Do(t, err)
+	}))(t)
 	l := &frames{p: w.proxy}
 	l.requests.New = func() any { return newFrameRequest(l) }
 	conn := &h2.ConnInfo{Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}

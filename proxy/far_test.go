@@ -112,10 +112,9 @@ type act func(f *faulty, fr *http2.Framer, stream uint32) bool
 func newFaulty(t *testing.T, do act) *faulty {
 	t.Helper()
 	f := &faulty{}
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return f.pair.Load(), nil }, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12,
-	})
-	must.Do(t, err)
+	}))(t)
 	f.address = l.Addr().String()
 	relay.Accept(t, l, func(_ context.Context, c net.Conn) {
 		if err := f.serve(c, do); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {

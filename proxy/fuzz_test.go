@@ -24,16 +24,13 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	w.remote = &far{Server: httptest.NewUnstartedServer(http.NotFoundHandler())} // for its address
 	f.Cleanup(func() { _ = w.remote.Listener.Close() })
 	table := buildTable(f, w, c)
-	pools, err := backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
+	pools := must.Get(backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
-	}})
-	must.Do(f, err)
-	local, err := backend.NewLocal(backend.LocalConfig{
+	}}))(f)
+	local := must.Get(backend.NewLocal(backend.LocalConfig{
 		Servers: []string{"https://127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
-	})
-	must.Do(f, err)
-	p, err := New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, nil), Backends: pools, Local: local})
-	must.Do(f, err)
+	}))(f)
+	p := must.Get(New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, nil), Backends: pools, Local: local}))(f)
 	return w, p
 }
 

@@ -149,10 +149,7 @@ func TestGivenUpIsRefused(t *testing.T) {
 				if n := testutil.ToFloat64(w.proxy.givenUp.refused); n != 1 {
 					t.Errorf("%v refused", n)
 				}
-				r := w.as(t, "alice", "GET", path, nil)
-				if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != http.StatusOK {
-					t.Errorf("somebody else: %d %s", got.status, got.body)
-				}
+				w.do(t, w.httpClient(t, proto, nil), w.as(t, "alice", "GET", path, nil)).want(t, http.StatusOK, "somebody else")
 			})
 		})
 	}
@@ -173,9 +170,7 @@ func TestGivenUpByItsBody(t *testing.T) {
 			t.Errorf("answered with %d %v", res.StatusCode, res.Header)
 		}
 	}
-	if got := w.get(t, "http/1.1", remoteGV+"/widgets"); got.status != http.StatusTooManyRequests {
-		t.Errorf("then served with %d", got.status)
-	}
+	w.get(t, "http/1.1", remoteGV+"/widgets").want(t, http.StatusTooManyRequests)
 }
 
 // giveUp asks on a connection of its own, and gives up when the backend has heard of it. It returns

@@ -26,16 +26,14 @@ import (
 func TestKnownScrapers(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	var asked, deaf atomic.Bool
-	may, err := authz.New(authz.Config{AllowTTL: -1, DenyTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+	may := must.Get(authz.New(authz.Config{AllowTTL: -1, DenyTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 		asked.Store(true)
 		if deaf.Load() {
 			return authorizer.DecisionNoOpinion, "", errors.New("nobody answers")
 		}
 		return authorizer.DecisionAllow, "", nil
-	}})
-	must.Do(t, err)
-	p, err := New(Config{Table: w.table, Authn: w.authenticator(t, worldConfig{}), Authz: may, Backends: w.proxy.cfg.Backends, Local: w.proxy.cfg.Local})
-	must.Do(t, err)
+	}}))(t)
+	p := must.Get(New(Config{Table: w.table, Authn: w.authenticator(t, worldConfig{}), Authz: may, Backends: w.proxy.cfg.Backends, Local: w.proxy.cfg.Local}))(t)
 	s := w.guard(t, p, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fairlead_up 1") })
 	prometheus, grafana := w.client.Issue(pki.Leaf{CommonName: "prometheus"}), w.client.Issue(pki.Leaf{CommonName: "grafana"})
 	scrape := func(path string, pair *pki.Pair, token string) int {

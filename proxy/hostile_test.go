@@ -31,13 +31,9 @@ func TestForgedHeadersDoNothing(t *testing.T) {
 		if proto == "http/1.1" {
 			r.Header.Set("Connection", "X-Remote-User, X-Remote-Group, Audit-Id")
 		}
-		if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
-			t.Fatalf("status %d: %s", got.status, got.body)
-		}
+		w.do(t, w.httpClient(t, proto, nil), r).want(t, 200)
 		in := w.remote.last(t)
-		if diff := cmp.Diff(want, identityFields(in.header)); diff != "" {
-			t.Errorf("identity (-want +got):\n%s", diff)
-		}
+		same(t, "identity", want, identityFields(in.header))
 		if got := in.header.Get("X-Forwarded-For"); got != "127.0.0.1" {
 			t.Errorf("X-Forwarded-For %q: a stranger's word was passed on", got)
 		}
@@ -91,15 +87,11 @@ func TestForgedTrailersDoNothing(t *testing.T) {
 		r.ContentLength = -1
 		r.Header.Set("Authorization", "Bearer token-of-bob")
 		r.Trailer = http.Header{"X-Remote-User": {"system:admin"}, "X-Checksum": {"abc"}, "X_remote-Group": {"system:masters"}}
-		if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
-			t.Fatalf("status %d: %s", got.status, got.body)
-		}
+		w.do(t, w.httpClient(t, proto, nil), r).want(t, 200)
 		in := w.remote.last(t)
 		// The engine passes the announcement on, and no value.
 		maps.DeleteFunc(in.trailer, func(_ string, values []string) bool { return values == nil })
-		if diff := cmp.Diff(http.Header{"X-Checksum": {"abc"}}, in.trailer); diff != "" {
-			t.Errorf("trailers (-want +got):\n%s", diff)
-		}
+		same(t, "trailers", http.Header{"X-Checksum": {"abc"}}, in.trailer)
 	})
 }
 
@@ -109,11 +101,7 @@ func TestTargetIsForwardedAsItStands(t *testing.T) {
 		remoteGV + "/widgets/a%2Fb", remoteGV + "/widgets/%C3%A9?b=2&a=1&&c", remoteGV + "/widgets?x=%zz;y", remoteGV + "/widgets/?", remoteGV + "/widgets/a'b(c)|d",
 	} {
 		everyWay(t, func(t *testing.T, proto string) {
-			r := w.as(t, "bob", "GET", target, nil)
-			got := w.do(t, w.httpClient(t, proto, nil), r)
-			if got.status != 200 {
-				t.Fatalf("%s: status %d: %s", target, got.status, got.body)
-			}
+			w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", target, nil)).want(t, 200, target)
 			if in := w.remote.last(t); in.target != target {
 				t.Errorf("arrived as %q, want %q", in.target, target)
 			}
@@ -261,9 +249,7 @@ func TestIdentity(t *testing.T) {
 					r := w.request(t, "GET", side.path, nil)
 					maps.Copy(r.Header, tc.header)
 					got := w.do(t, w.httpClient(t, proto, tc.pair), r)
-					if got.status != side.status {
-						t.Fatalf("%s: status %d, want %d: %s", side.path, got.status, side.status, got.body)
-					}
+					got.want(t, side.status, side.path)
 					if side.status != 200 {
 						if n := side.far.count() - before; n != 0 {
 							t.Fatalf("%s: a refused request reached the backend", side.path)
@@ -272,9 +258,7 @@ func TestIdentity(t *testing.T) {
 					}
 					in := side.far.last(t)
 					have := identityFields(in.header)
-					if diff := cmp.Diff(side.want, have, ignoreCredentialID()); diff != "" {
-						t.Errorf("%s (-want +got):\n%s", side.path, diff)
-					}
+					same(t, side.path, side.want, have, ignoreCredentialID())
 					if in.peer != side.peer {
 						t.Errorf("%s: came with the certificate of %q, want %q", side.path, in.peer, side.peer)
 					}

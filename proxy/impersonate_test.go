@@ -154,12 +154,8 @@ func TestImpersonatedIdentity(t *testing.T) {
 					}
 					if !own {
 						in := w.local.last(t).header
-						if diff := cmp.Diff(p.header["Authorization"], in["Authorization"]); diff != "" {
-							t.Errorf("%s, %s: Authorization -sent +came:\n%s", name, way, diff)
-						}
-						if diff := cmp.Diff(p.header["Impersonate-User"], in["Impersonate-User"]); diff != "" {
-							t.Errorf("%s, %s: Impersonate-User -sent +came:\n%s", name, way, diff)
-						}
+						same(t, name+", "+way+", Authorization", p.header["Authorization"], in["Authorization"])
+						same(t, name+", "+way+", Impersonate-User", p.header["Impersonate-User"], in["Impersonate-User"])
 					}
 				}
 			}
@@ -206,9 +202,7 @@ func TestAuditOfImpersonation(t *testing.T) {
 			got = append(got, inShort(&ev))
 		}
 		slices.Sort(got)
-		if diff := cmp.Diff([]string{"ResponseComplete Metadata list alice 403", "ResponseComplete Metadata list boss as jane 200"}, got); diff != "" {
-			t.Error(diff)
-		}
+		same(t, "record", []string{"ResponseComplete Metadata list alice 403", "ResponseComplete Metadata list boss as jane 200"}, got)
 	})
 }
 
@@ -264,8 +258,7 @@ func TestImpersonatedElsewhere(t *testing.T) {
 		{"certificate", "", w.client.Issue(pki.Leaf{CommonName: "alice"}), 200, 200, "alice"},
 		{"master", "", w.client.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}}), 403, 403, ""},
 	} {
-		r := w.request(t, "GET", remoteGV+"/widgets", nil)
-		r.Header.Set("Authorization", "Bearer "+tc.token)
+		r := w.by(t, "Bearer "+tc.token, "GET", remoteGV+"/widgets", nil)
 		if got := w.do(t, w.httpClient(t, "h2", tc.pair), r); got.status != tc.remote {
 			t.Errorf("%s: status %d: %s", tc.name, got.status, got.body)
 		} else if in := w.remote; tc.remote == 200 && (in.last(t).header.Get("X-Remote-User") != tc.user || in.last(t).header.Get("Authorization") != "") {
@@ -285,16 +278,12 @@ func TestImpersonatedElsewhere(t *testing.T) {
 		if as != "" {
 			r.Header = http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {as}}
 		}
-		if got := w.do(t, w.httpClient(t, "http/1.1", w.client.Issue(pki.Leaf{CommonName: "boss"})), r); got.status != want {
-			t.Errorf("a page, as %q: status %d, want %d: %s", as, got.status, want, got.body)
-		}
+		w.do(t, w.httpClient(t, "http/1.1", w.client.Issue(pki.Leaf{CommonName: "boss"})), r).want(t, want, "a page, as", as)
 		r = w.request(t, "POST", "/readyz", io.NopCloser(strings.NewReader("body")))
 		if as != "" {
 			r.Header = http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {as}}
 		}
-		if got := w.do(t, w.httpClient(t, "h2", w.client.Issue(pki.Leaf{CommonName: "boss"})), r); got.status != want {
-			t.Errorf("health, as %q: status %d, want %d: %s", as, got.status, want, got.body)
-		}
+		w.do(t, w.httpClient(t, "h2", w.client.Issue(pki.Leaf{CommonName: "boss"})), r).want(t, want, "health, as", as)
 	}
 }
 
@@ -306,9 +295,7 @@ func TestImpersonatedTrailers(t *testing.T) {
 		r := w.request(t, "POST", "/api/v1/pods", io.NopCloser(strings.NewReader("body")))
 		r.ContentLength = -1
 		r.Trailer = http.Header{"Impersonate-Group": {"system:masters"}, "Authorization": {"Bearer token-of-root"}, "X-Remote-User": {"root"}, "X-Checksum": {"abc"}}
-		if got := w.do(t, w.httpClient(t, proto, alice), r); got.status != 200 {
-			t.Fatalf("status %d: %s", got.status, got.body)
-		}
+		w.do(t, w.httpClient(t, proto, alice), r).want(t, 200)
 		in := w.local.last(t)
 		maps.DeleteFunc(in.trailer, func(_ string, values []string) bool { return values == nil }) // announced, and never sent
 		if diff := cmp.Diff(http.Header{"X-Checksum": {"abc"}}, in.trailer); diff != "" || in.header.Get("Impersonate-User") != "alice" {

@@ -135,8 +135,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		taps = &accesslog.Taps{}
 		pages = taps
 	}
-	w.proxy, err = New(Config{Disbelieved: func() { w.disbelieved.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready})
-	must.Do(t, err)
+	w.proxy = must.Get(New(Config{Disbelieved: func() { w.disbelieved.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	w.lane = w.proxy.Frames(h2.Config{})
@@ -200,6 +199,14 @@ func (w *world) do(t *testing.T, c *http.Client, r *http.Request) answer {
 	defer res.Body.Close()
 	body := must.Get(io.ReadAll(res.Body))(t)
 	return answer{res.StatusCode, res.Header, string(body)}
+}
+
+// want checks its status; about says what was asked for.
+func (a answer) want(t *testing.T, status int, about ...any) {
+	t.Helper()
+	if a.status != status {
+		t.Errorf("%v: status %d, want %d: %s", about, a.status, status, a.body)
+	}
 }
 
 // everyWay runs a test over HTTP/1.1 and HTTP/2: they must not be told apart.

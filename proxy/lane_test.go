@@ -22,8 +22,7 @@ import (
 // get asks for a target as bob.
 func (w *world) get(t *testing.T, proto, target string) answer {
 	t.Helper()
-	r := w.as(t, "bob", "GET", target, nil)
-	return w.do(t, w.httpClient(t, proto, nil), r)
+	return w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", target, nil))
 }
 
 func statusOf(t *testing.T, a answer) metav1.Status {
@@ -85,9 +84,7 @@ func TestLoop(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	r := w.request(t, "GET", "/api/v1/pods", nil)
 	r.Header.Set(loopHeader, "other, "+w.proxy.instance)
-	if got := w.do(t, w.httpClient(t, "h2", nil), r); got.status != http.StatusLoopDetected {
-		t.Errorf("status %d", got.status)
-	}
+	w.do(t, w.httpClient(t, "h2", nil), r).want(t, http.StatusLoopDetected)
 	r = w.request(t, "GET", "/api/v1/pods", nil)
 	r.Header.Set(loopHeader, "other")
 	w.do(t, w.httpClient(t, "h2", nil), r)
@@ -129,9 +126,7 @@ func TestBusy(t *testing.T) {
 			}
 		}
 		close(end)
-		if got := <-first; got.status != 200 {
-			t.Errorf("the first: %d", got.status)
-		}
+		(<-first).want(t, 200, "the first")
 		const want = `
 # HELP fairlead_backend_rejections_total Requests refused at a limit, and retries refused by the retry budget.
 # TYPE fairlead_backend_rejections_total counter
@@ -225,9 +220,7 @@ func TestImpersonation(t *testing.T) {
 			r := w.request(t, "GET", remoteGV+"/widgets", nil)
 			r.Header = http.Header{"Authorization": {"Bearer " + tc.token}, "Impersonate-User": {"jane"}, "Impersonate-Group": {"dev"}}
 			got := w.do(t, w.httpClient(t, proto, nil), r)
-			if got.status != tc.status {
-				t.Fatalf("status %d: %s", got.status, got.body)
-			}
+			got.want(t, tc.status)
 			if tc.status != 200 {
 				return
 			}
@@ -261,9 +254,7 @@ func TestLeave(t *testing.T) {
 		conns := map[string]bool{}
 		ask := func(target string) {
 			t.Helper()
-			if got := w.do(t, c, noteConn(w.as(t, "bob", "GET", target, nil), conns)); got.status != 200 {
-				t.Errorf("%s: %d", target, got.status)
-			}
+			w.do(t, c, noteConn(w.as(t, "bob", "GET", target, nil), conns)).want(t, 200, target)
 		}
 		for range 2 {
 			ask("/api/v1/pods")
@@ -302,24 +293,15 @@ func TestShareOfServerWideLimit(t *testing.T) {
 			if got := w.get(t, proto, remoteGV+"/widgets"); got.status != 429 || got.header.Get("Retry-After") != "1" {
 				t.Errorf("limit %d, %d under way: another is answered %d", limit, share, got.status)
 			}
-			if got := w.get(t, proto, "/api/v1/pods"); got.status != 200 {
-				t.Errorf("limit %d of remotes only: a local read is answered %d", limit, got.status)
-			}
-			r := w.as(t, "bob", "POST", remoteGV+"/widgets", nil)
-			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
-				t.Errorf("limit %d of reads only: a write is answered %d", limit, got.status)
-			}
+			w.get(t, proto, "/api/v1/pods").want(t, 200, "a local read, limit", limit)
+			w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "POST", remoteGV+"/widgets", nil)).want(t, 200, "a write, limit", limit)
 		})
 		close(end)
 		for range share {
-			if got := <-held; got.status != 200 {
-				t.Errorf("limit %d: one of %d is answered %d", limit, share, got.status)
-			}
+			(<-held).want(t, 200, "one of", share)
 		}
 		w.settled(t)
-		if got := w.get(t, "h2", remoteGV+"/widgets"); got.status != 200 {
-			t.Errorf("limit %d, none under way: answered %d", limit, got.status)
-		}
+		w.get(t, "h2", remoteGV+"/widgets").want(t, 200, "none under way, limit", limit)
 	}
 }
 
@@ -330,9 +312,7 @@ func TestRejectNew(t *testing.T) {
 		if got := w.get(t, proto, "/api/v1/pods"); got.status != 429 || got.header.Get("Retry-After") != "5" {
 			t.Errorf("%d, Retry-After %q", got.status, got.header.Get("Retry-After"))
 		}
-		if got := w.get(t, proto, "/readyz"); got.status != 200 {
-			t.Errorf("health: %d", got.status)
-		}
+		w.get(t, proto, "/readyz").want(t, 200, "health")
 	})
 }
 
@@ -341,9 +321,7 @@ func TestGoAway(t *testing.T) {
 	w := newWorld(t, worldConfig{goAway: 1})
 	c, conns := w.httpClient(t, "h2", nil), map[string]bool{}
 	for range 3 {
-		if got := w.do(t, c, noteConn(w.request(t, "GET", "/api/v1/pods", nil), conns)); got.status != 200 {
-			t.Fatal(got.status)
-		}
+		w.do(t, c, noteConn(w.request(t, "GET", "/api/v1/pods", nil), conns)).want(t, 200)
 	}
 	if len(conns) < 2 {
 		t.Error("the client was never asked to reconnect")

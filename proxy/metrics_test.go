@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -174,9 +172,7 @@ func TestAnswersAreObserved(t *testing.T) {
 			w.get(t, proto, tc.target)
 			w.settled(t)
 			mu.Lock()
-			if diff := cmp.Diff(tc.want, heard); diff != "" {
-				t.Errorf("%s: -want +heard:\n%s", tc.target, diff)
-			}
+			same(t, tc.target, tc.want, heard)
 			mu.Unlock()
 		}
 	})
@@ -186,10 +182,5 @@ func TestAnswersAreObserved(t *testing.T) {
 // its way.
 func (w *world) settled(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); w.proxy.UnderWay() > 0; {
-		if time.Now().After(deadline) {
-			t.Fatal("a request does not end")
-		}
-		runtime.Gosched()
-	}
+	must.Soon(t, 10*time.Second, "no request is under way", func() bool { return w.proxy.UnderWay() == 0 })
 }

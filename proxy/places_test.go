@@ -63,19 +63,14 @@ func TestSilentBodies(t *testing.T) {
 				w.announce(t, c, 200, tc.target, tc.token)
 				for i := range 20 {
 					for _, token := range []string{tc.token, fmt.Sprint("Bearer new-", i)} {
-						r := w.request(t, "GET", tc.probe, nil)
-						r.Header.Set("Authorization", token)
+						r := w.by(t, token, "GET", tc.probe, nil)
 						if strings.HasPrefix(token, "Bearer new-") && tc.token != "" {
 							r.Header.Set("Authorization", tc.token)
 						}
-						if got := w.do(t, c, r); got.status != tc.code {
-							t.Fatalf("%s with %q: %d %s", tc.probe, token, got.status, got.body)
-						}
+						w.do(t, c, r).want(t, tc.code, tc.probe, token)
 					}
 				}
-				if got := w.do(t, c, w.request(t, "GET", "/readyz", nil)); got.status != 200 {
-					t.Errorf("/readyz: %d %s", got.status, got.body)
-				}
+				w.do(t, c, w.request(t, "GET", "/readyz", nil)).want(t, 200, "/readyz")
 				if n := w.proxy.UnderWay(); n != 0 {
 					t.Errorf("%d requests hold places", n)
 				}
@@ -96,15 +91,9 @@ func TestSlowBody(t *testing.T) {
 			r := w.request(t, "POST", target, body)
 			r.ContentLength = 100
 			r.Header.Set("Authorization", token)
-			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != http.StatusRequestTimeout {
-				t.Errorf("%s: %d %s", target, got.status, got.body)
-			}
+			w.do(t, w.httpClient(t, proto, nil), r).want(t, http.StatusRequestTimeout, target)
 			// What comes in time afterwards is served.
-			r = w.request(t, "POST", target, strings.NewReader("body"))
-			r.Header.Set("Authorization", token)
-			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
-				t.Errorf("%s: %d %s", target, got.status, got.body)
-			}
+			w.do(t, w.httpClient(t, proto, nil), w.by(t, token, "POST", target, strings.NewReader("body"))).want(t, 200, target)
 		})
 	}
 }
@@ -167,8 +156,7 @@ func TestUnprovenWatch(t *testing.T) {
 			authorization, want string
 			status              int
 		}{{"Bearer good", "HTTP/2.0", 200}, {"Bearer bad", "", 401}, {"Basic eA==", "HTTP/1.1", 200}, {"", "HTTP/1.1", 200}} {
-			r := w.request(t, "GET", "/api/v1/pods?watch=true", nil)
-			r.Header.Set("Authorization", tc.authorization)
+			r := w.by(t, tc.authorization, "GET", "/api/v1/pods?watch=true", nil)
 			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != tc.status || got.body != tc.want {
 				t.Errorf("%q: %d %q", tc.authorization, got.status, got.body)
 			}

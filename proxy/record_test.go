@@ -60,9 +60,7 @@ func TestAccessLog(t *testing.T) {
 			{remoteGV + "/widgets?secret=x", "token-of-bob", map[string]any{"verb": "list", "status": 200., "bytes": 7., "user": "bob", "apiservice": "v1.remote.example.com", "end": "complete", "tries": 1.}},
 			{remoteGV + "/widgets/one", "token-of-nobody", map[string]any{"verb": "get", "status": 403., "user": "nobody", "apiservice": "v1.remote.example.com", "end": "refused-here"}},
 		} {
-			r := w.request(t, "GET", tc.target, nil)
-			r.Header.Set("Authorization", "Bearer "+tc.token)
-			w.do(t, w.httpClient(t, proto, nil), r)
+			w.do(t, w.httpClient(t, proto, nil), w.by(t, "Bearer "+tc.token, "GET", tc.target, nil))
 			line := <-seen
 			var got map[string]any
 			if err := json.Unmarshal([]byte(line), &got); err != nil {
@@ -93,9 +91,7 @@ func TestAccessLog(t *testing.T) {
 			for _, name := range []string{"took", "time", "audit", "proto", "first", "waited", "new"} {
 				delete(got, name)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			same(t, "record", tc.want, got)
 		}
 	})
 	select {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -74,10 +76,24 @@ func (w *world) request(t *testing.T, method, target string, body io.Reader) *ht
 	return r
 }
 
+// by is a request with an Authorization.
+func (w *world) by(t *testing.T, authorization, method, target string, body io.Reader) *http.Request {
+	t.Helper()
+	r := w.request(t, method, target, body)
+	r.Header.Set("Authorization", authorization)
+	return r
+}
+
 // as is a request by the holder of a token.
 func (w *world) as(t *testing.T, user, method, target string, body io.Reader) *http.Request {
 	t.Helper()
-	r := w.request(t, method, target, body)
-	r.Header.Set("Authorization", "Bearer token-of-"+user)
-	return r
+	return w.by(t, "Bearer token-of-"+user, method, target, body)
+}
+
+// same checks that something is as it should be.
+func same[T any](t *testing.T, what string, want, got T, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
 }

@@ -50,15 +50,11 @@ func TestLocalRestarts(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		w := newWorld(t, worldConfig{})
 		for range 2 { // the first proves the token
-			if got := w.get(t, proto, "/api/v1/pods"); got.status != 200 {
-				t.Fatalf("before: %d %s", got.status, got.body)
-			}
+			w.get(t, proto, "/api/v1/pods").want(t, 200, "before")
 		}
 		w.local.restart(t, 700*time.Millisecond)
 		began := time.Now()
-		if got := w.get(t, proto, "/api/v1/pods"); got.status != 200 {
-			t.Errorf("a read: %d after %s: %s", got.status, time.Since(began), got.body)
-		}
+		w.get(t, proto, "/api/v1/pods").want(t, 200, "a read, after", time.Since(began))
 	})
 }
 

@@ -92,8 +92,7 @@ func TestRetry(t *testing.T) {
 					if !read {
 						body = strings.Repeat("body", 10_000)
 					}
-					r := w.as(t, "bob", method, remoteGV+"/widgets", strings.NewReader(body))
-					got := w.do(t, w.httpClient(t, proto, nil), r)
+					got := w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", method, remoteGV+"/widgets", strings.NewReader(body)))
 					executed := int(bad.executed.Load()) + w.remote.count()
 					if tt.unprocessed || read {
 						if got.status != http.StatusOK || w.remote.count() != 1 || w.remote.last(t).body != body {
@@ -177,9 +176,7 @@ func TestURLs(t *testing.T) {
 			for i := range 40 {
 				method := []string{http.MethodGet, http.MethodPost}[i%2]
 				r := w.as(t, "bob", method, remoteGV+"/widgets", strings.NewReader("{}"))
-				if got := w.do(t, client, r); got.status != http.StatusOK {
-					t.Fatalf("HTTP/1.1 backend %v, %s %d: %d %s", http1, method, i, got.status, got.body)
-				}
+				w.do(t, client, r).want(t, http.StatusOK, "HTTP/1.1 backend", http1, method, i)
 				in := w.remote.last(t)
 				if in.method != method || in.peer != "front-proxy-client" || in.header.Get("X-Remote-User") != "bob" || in.header.Get("Host") != w.remote.Listener.Addr().String() {
 					t.Fatalf("HTTP/1.1 backend %v: it got %+v", http1, in)

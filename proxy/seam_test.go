@@ -201,11 +201,7 @@ func TestOnlyTokensAreProven(t *testing.T) {
 				w = newWorld(t, worldConfig{}) // where the token is not proven yet
 			}
 			before := w.local.count()
-			r := w.request(t, "GET", "/api/v1/pods?watch=true", nil)
-			r.Header.Set("Authorization", authorization)
-			if got := w.do(t, w.httpClient(t, by, nil), r); got.status != 200 {
-				t.Fatalf("%q: status %d: %s", authorization, got.status, got.body)
-			}
+			w.do(t, w.httpClient(t, by, nil), w.by(t, authorization, "GET", "/api/v1/pods?watch=true", nil)).want(t, 200, authorization)
 			in, asked := w.local.last(t), w.local.count()-before > 1
 			if asked != (proto == "HTTP/2.0") || in.proto != proto {
 				t.Errorf("%q: asked about: %v; the watch went over %s", authorization, asked, in.proto)
@@ -228,9 +224,7 @@ func TestHostOfBackends(t *testing.T) {
 				r := must.Get(http.NewRequestWithContext(t.Context(), "GET", w.front.URL+side.path, nil))(t)
 				r.Host = "front.example.com"
 				r.Header.Set("Authorization", "Bearer token-of-bob")
-				if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
-					t.Fatalf("status %d: %s", got.status, got.body)
-				}
+				w.do(t, w.httpClient(t, proto, nil), r).want(t, 200)
 				in := side.far.last(t).header
 				if in.Get("Host") != side.want || in.Get("X-Forwarded-Host") != "front.example.com" {
 					t.Errorf("%s: host %q for %q", side.path, in.Get("Host"), in.Get("X-Forwarded-Host"))
@@ -272,9 +266,7 @@ func TestOwnAnswers(t *testing.T) {
 					r.Header.Set("Audit-Id", id)
 				}
 				got := w.do(t, w.httpClient(t, proto, nil), r)
-				if got.status != tc.status {
-					t.Fatalf("%s: status %d: %s", tc.name, got.status, got.body)
-				}
+				got.want(t, tc.status, tc.name)
 				ids := got.header.Values("Audit-Id")
 				if len(ids) != 1 || len(ids[0]) > 64 || len(id) < 64 && id != "" && ids[0] != id || ids[0] == "" {
 					t.Errorf("%s with %.20q: Audit-Id %.100q", tc.name, id, ids)

@@ -9,6 +9,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -319,11 +320,7 @@ func TestSharedRotation(t *testing.T) {
 	changed := s.rotated
 	s.rotated = nil // there is no further one
 	close(changed)
-	for deadline := time.Now().Add(30 * time.Second); s.conn(a) == shared; <-time.After(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("still over the connection of the old certificate")
-		}
-	}
+	must.Soon(t, 30*time.Second, "a connection of the new certificate", func() bool { return s.conn(a) != shared })
 	next := s.at(a)
 	for _, g := range []string{a, b} {
 		if got := s.conn(g); got != next {

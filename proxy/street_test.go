@@ -3,6 +3,7 @@ package proxy
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
@@ -204,20 +205,17 @@ func (s *street) at(group string) string {
 
 // shared waits until groups share a connection, and returns it: the first request of each may go
 // over one that finds out what the backend speaks.
-func (s *street) shared(groups ...string) string {
+func (s *street) shared(groups ...string) (first string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(10 * time.Millisecond) {
-		first, all := s.conn(groups[0]), true
+	must.Soon(s.t, 30*time.Second, fmt.Sprint(groups, " share a connection"), func() bool {
+		first = s.conn(groups[0])
+		all := true
 		for _, g := range groups[1:] {
 			all = all && s.conn(g) == first
 		}
-		if all && s.conn(groups[0]) == first {
-			return first
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("%v do not share a connection", groups)
-		}
-	}
+		return all && s.conn(groups[0]) == first
+	})
+	return first
 }
 
 // goesOn checks that a watch does, for a second.
@@ -245,11 +243,7 @@ func (s *street) ends(what string, w *http.Response) {
 // closes checks that a connection to the backend does.
 func (s *street) closes(what, address string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); s.remote.isOpen(address); <-time.After(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("the connection %s is open", what)
-		}
-	}
+	must.Soon(s.t, 30*time.Second, "the connection "+what+" is closed", func() bool { return !s.remote.isOpen(address) })
 }
 
 // another adds a second process behind the Service, and returns its address.

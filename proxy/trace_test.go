@@ -22,8 +22,7 @@ func tracer(t *testing.T, perMillion int32) (tr *traced.Tracer, read func(n int)
 	t.Helper()
 	c := must.Get(otlp.Start(t.Context()))(t)
 	t.Cleanup(c.Close)
-	provider, err := tracing.NewProvider(t.Context(), &tracingapi.TracingConfiguration{Endpoint: &c.Address, SamplingRatePerMillion: &perMillion}, nil, nil)
-	must.Do(t, err)
+	provider := must.Get(tracing.NewProvider(t.Context(), &tracingapi.TracingConfiguration{Endpoint: &c.Address, SamplingRatePerMillion: &perMillion}, nil, nil))(t)
 	return traced.New(provider), func(n int) []otlp.Span {
 		for patience := time.Now().Add(10 * time.Second); len(c.Spans()) < n && time.Now().Before(patience); {
 			must.Do(t, provider.(interface{ ForceFlush(context.Context) error }).ForceFlush(t.Context()))

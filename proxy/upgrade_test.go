@@ -95,8 +95,7 @@ func TestTapped(t *testing.T) {
 	defer res.Body.Close()
 	lines := bufio.NewScanner(res.Body)
 	everyWay(t, func(t *testing.T, proto string) {
-		r := w.as(t, "bob", "GET", remoteGV+"/widgets?secret=x", nil)
-		w.do(t, w.httpClient(t, proto, nil), r)
+		w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets?secret=x", nil))
 		if !lines.Scan() || !strings.Contains(lines.Text(), `"user":"bob"`) || strings.Contains(lines.Text(), "secret") {
 			t.Errorf("%q", lines.Text())
 		}

@@ -7,9 +7,7 @@ func TestSpanHasTheVerb(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		tr, read := tracer(t, 1_000_000)
 		w := newWorld(t, worldConfig{tracer: tr})
-		r := w.request(t, "GET", remoteGV+"/widgets", nil)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
-		w.do(t, w.httpClient(t, proto, nil), r)
+		w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets", nil))
 		if spans := read(1); len(spans) != 1 || spans[0].Attributes["k8s.verb"] != "list" {
 			t.Errorf("%+v", spans)
 		}

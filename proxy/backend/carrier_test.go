@@ -261,9 +261,7 @@ func TestRotationDrainsShared(t *testing.T) {
 	own := must.Get(s.up("b").dialH2(t.Context(), well.address, nil))(t)
 	defer own.Close()
 	c := dialShared(t, s, well.address)
-	var loop sync.WaitGroup
-	loop.Go(func() { _ = s.Run(t.Context()) })
-	t.Cleanup(loop.Wait)
+	must.Run(t, s.Run)
 	if drained(c) {
 		t.Error("drained before the rotation")
 	}

@@ -151,9 +151,7 @@ func TestPingTimeoutIsLive(t *testing.T) {
 		}
 		f.policy.MaxInFlight = 10 + want // another entry each time
 		e := f.set(healthy(s.address))
-		if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Get2(f.do(e, http.MethodGet, ""))(t)
 		if n := s.conns.Load(); n != int64(max(want, 1)) {
 			t.Errorf("after %d tables: %d connections, want %d", want+1, n, max(want, 1))
 		}
@@ -249,10 +247,7 @@ func TestRoundTrip(t *testing.T) {
 		f := newFixture(t, nil)
 		e := f.set(healthy(s.address))
 		for range 3 {
-			status, text, err := f.do(e, http.MethodPost, "body")
-			if err != nil {
-				t.Fatal(err)
-			}
+			status, text := must.Get2(f.do(e, http.MethodPost, "body"))(t)
 			want := "POST HTTP/1.1 body"
 			if status != http.StatusTemporaryRedirect || text != want {
 				t.Errorf("got %d %q, want %q", status, text, want)

@@ -131,9 +131,7 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 		change(&cfg)
 	}
 	f.Pools = must.Get(New(cfg))(t)
-	var loop sync.WaitGroup
-	loop.Go(func() { _ = f.Run(t.Context()) }) // context.Canceled
-	t.Cleanup(loop.Wait)
+	must.Run(t, f.Run)
 	return f
 }
 

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -48,9 +47,7 @@ func newLocal(t *testing.T, change func(*LocalConfig), servers ...string) *Local
 		change(&cfg)
 	}
 	l := must.Get(NewLocal(cfg))(t)
-	var loop sync.WaitGroup
-	loop.Go(func() { _ = l.Run(t.Context()) }) // context.Canceled
-	t.Cleanup(loop.Wait)
+	must.Run(t, l.Run)
 	return l
 }
 

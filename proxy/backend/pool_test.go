@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -59,7 +58,7 @@ func TestManyWatches(t *testing.T) {
 	if l := e1(f, e).inFlight.Load(); l != 0 {
 		t.Errorf("%d leases are still held", l)
 	}
-	waitFor(t, "the connections to close", func() bool { return s.open.Load() == 0 && f.Upstream(e).meter.connections.Load() == 0 })
+	must.Soon(t, 10*time.Second, "the connections to close", func() bool { return s.open.Load() == 0 && f.Upstream(e).meter.connections.Load() == 0 })
 }
 
 func e1(f *fixture, e *registry.Entry) *endpoint { return f.Upstream(e).snapshot()[0] }
@@ -98,23 +97,11 @@ func TestRemovedEndpoint(t *testing.T) {
 			t.Errorf("the request under way got %q, %v", text, err)
 		}
 		_ = res.Body.Close()
-		waitFor(t, "the old connections to close", func() bool { return old.open.Load() == 0 })
+		must.Soon(t, 10*time.Second, "the old connections to close", func() bool { return old.open.Load() == 0 })
 		if _, err := f.Upstream(e).dialH2(t.Context(), old.address, nil); !errors.Is(err, ErrUnreachable) {
 			t.Errorf("dialH2 to a removed endpoint: %v", err)
 		}
 	})
-}
-
-// waitFor waits for what another process, or the kernel, does in its own time.
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for !done() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-		runtime.Gosched()
-	}
 }
 
 // When a connection's trust has ended it takes no new request, its requests end by themselves and
@@ -211,14 +198,12 @@ func TestIdentityChanged(t *testing.T) {
 		}
 	})
 	e := f.set(healthy(s.address))
-	if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Get2(f.do(e, http.MethodGet, ""))(t)
 	conn := must.Get(f.Upstream(e).dialH2(t.Context(), s.address, nil))(t)
 	close(changed)
 	<-conn.Drain
 	_ = conn.Close()
-	waitFor(t, "the old connections to close", func() bool { return s.open.Load() == 0 })
+	must.Soon(t, 10*time.Second, "the old connections to close", func() bool { return s.open.Load() == 0 })
 	if _, _, err := f.do(e, http.MethodGet, ""); err != nil || s.conns.Load() != 3 {
 		t.Errorf("got %v after %d connections, want 3", err, s.conns.Load())
 	}
@@ -231,9 +216,7 @@ func TestIdle(t *testing.T) {
 			n, f := newMemoryFixture(t)
 			n.serve("10.0.0.1:443", proto, nil)
 			e := f.set(healthy("10.0.0.1:443"))
-			if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
-				t.Fatal(err)
-			}
+			must.Get2(f.do(e, http.MethodGet, ""))(t)
 			time.Sleep(staleIdle - time.Second)
 			for _, want := range []int64{1, 0} { // before the time, and after it
 				synctest.Wait()
@@ -257,9 +240,7 @@ func TestStaleHTTP1(t *testing.T) {
 			method string
 			want   uint64
 		}{{http.MethodGet, 1}, {http.MethodGet, 2}, {http.MethodPost, 3}} {
-			if _, _, err := f.do(e, tt.method, ""); err != nil {
-				t.Fatal(err)
-			}
+			must.Get2(f.do(e, tt.method, ""))(t)
 			if got := f.Upstream(e).meter.dials[dialOK].Load(); got != tt.want {
 				t.Errorf("%s: %d connections were made so far, want %d", tt.method, got, tt.want)
 			}

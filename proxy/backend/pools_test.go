@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Nothing is left over of a thousand updates, CA changes and deletions
@@ -40,16 +41,14 @@ func TestNoLeaks(t *testing.T) {
 		if i%4 == 3 {
 			e = f.set(healthy(b.address))
 		}
-		if _, _, err := f.do(e, http.MethodPost, "body"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get2(f.do(e, http.MethodPost, "body"))(t)
 	}
 	for i := range 1000 {
 		use(i)
 	}
 	f.generation++
 	f.apply(f.generation, nil)
-	waitFor(t, "all connections to close", func() bool { return a.open.Load()+b.open.Load() == 0 })
+	must.Soon(t, 10*time.Second, "all connections to close", func() bool { return a.open.Load()+b.open.Load() == 0 })
 	entries := 0
 	f.byEntry.Range(func(any, any) bool { entries++; return true })
 	if len(f.remotes)+len(f.carriers)+entries != 0 {
@@ -68,7 +67,7 @@ func TestNoLeaks(t *testing.T) {
 		}
 		return n
 	}
-	waitFor(t, "goroutines of connections to end", func() bool { return inPackage() == 0 })
+	must.Soon(t, 10*time.Second, "goroutines of connections to end", func() bool { return inPackage() == 0 })
 }
 
 // Both metrics of a Pools and of a Local can be registered, and come out well-formed.
@@ -78,12 +77,8 @@ func TestMetrics(t *testing.T) {
 	l := newLocal(t, func(cfg *LocalConfig) { cfg.Metrics = reg }, s.address)
 	f := newFixture(t, func(cfg *Config) { cfg.Metrics = reg })
 	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
-	if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := l.get(t, PoolUnproven, "good"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get2(f.do(e, http.MethodGet, ""))(t)
+	must.Get2(l.get(t, PoolUnproven, "good"))(t)
 	const want = `
 # HELP fairlead_backend_retries_total Retries, by how the previous try failed.
 # TYPE fairlead_backend_retries_total counter
@@ -97,9 +92,7 @@ fairlead_backend_dials_total{name="local-unproven",result="ok"} 1
 fairlead_backend_dials_total{name="v1.example.com",result="connect"} 1
 fairlead_backend_dials_total{name="v1.example.com",result="ok"} 1
 `
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_backend_retries_total", "fairlead_backend_dials_total"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_backend_retries_total", "fairlead_backend_dials_total"))
 	if n, err := testutil.GatherAndCount(reg, "fairlead_backend_phase_seconds"); err != nil || n < 6 {
 		t.Errorf("%d phases, %v", n, err)
 	}
@@ -196,7 +189,7 @@ func TestRollingUpdate(t *testing.T) {
 		}
 		publish(nil)
 		seen := total.Load()
-		waitFor(t, "traffic to go on", func() bool { return total.Load() > seen+50 })
+		must.Soon(t, 10*time.Second, "traffic to go on", func() bool { return total.Load() > seen+50 })
 	}
 	stop()
 	wg.Wait()
