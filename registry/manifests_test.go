@@ -14,30 +14,12 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	samples "github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// manifests of one remote API group on loopback.
-func manifestsOf(group, address string) string {
-	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
-kind: APIService
-metadata:
-  name: v1.%[1]s
-spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 100, insecureSkipTLSVerify: true, service: {namespace: x, name: %[2]s}}
----
-apiVersion: v1
-kind: Service
-metadata: {namespace: x, name: %[2]s}
-spec: {ports: [{port: 443}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {namespace: x, name: %[2]s, labels: {kubernetes.io/service-name: %[2]s}}
-addressType: IPv4
-ports: [{port: 8443}]
-endpoints: [{addresses: [%[3]s]}]
-`, group, strings.ReplaceAll(group, ".", "-"), address)
-}
+// manifestsOf are those of one remote API group.
+func manifestsOf(group, address string) string { return samples.Remote(group, address, "") }
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
@@ -118,19 +100,17 @@ func TestDirectoryKeepsTheLastGood(t *testing.T) {
 		t.Error("the entry of the bad file changed")
 	}
 	p := table.Problems()[0]
-	if p.File != a || p.Line != 8 || p.Field != "kind" {
+	if p.File != a || p.Line != 7 || p.Field != "kind" {
 		t.Errorf("problem %+v", p)
 	}
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(`
+	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 # HELP fairlead_registry_file_problems Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.
 # TYPE fairlead_registry_file_problems gauge
 fairlead_registry_file_problems{file="`+a+`"} 1
-`), "fairlead_registry_file_problems"); err != nil {
-		t.Error(err)
-	}
+`), "fairlead_registry_file_problems"))
 	rename(t, a, manifestsOf("a.io", "127.0.0.3"))
 	until(t, r, "no problem", func(t *Table) bool { return len(t.Problems()) == 0 && address(t, "v1.a.io") == "127.0.0.3:8443" })
-	if s := logged.String(); !strings.Contains(s, "line=8") || !strings.Contains(s, "field=kind") {
+	if s := logged.String(); !strings.Contains(s, "line=7") || !strings.Contains(s, "field=kind") {
 		t.Errorf("log: %s", s)
 	}
 }

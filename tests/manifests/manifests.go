@@ -2,7 +2,10 @@
 // ones with what must be told about each.
 package manifests
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 const apiService = `apiVersion: apiregistration.k8s.io/v1
 kind: APIService
@@ -175,6 +178,28 @@ type Case struct {
 	// Want is how the first fault is told, of a file called bad.yaml: bad.yaml:LINE: FIELD:
 	// MESSAGE.
 	Want string
+}
+
+// Remote are manifests of group/v1, behind port 8443 of an address; annotations, if there are any,
+// are its APIService's.
+func Remote(group, address, annotations string) string {
+	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.%[1]s, annotations: {%[4]s}}
+spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 100, insecureSkipTLSVerify: true, service: {namespace: x, name: %[2]s}}
+---
+apiVersion: v1
+kind: Service
+metadata: {namespace: x, name: %[2]s}
+spec: {ports: [{port: 443}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: x, name: %[2]s, labels: {kubernetes.io/service-name: %[2]s}}
+addressType: IPv4
+ports: [{port: 8443}]
+endpoints: [{addresses: [%[3]s]}]
+`, group, strings.ReplaceAll(group, ".", "-"), address, annotations)
 }
 
 // Good returns a valid manifest of each kind.

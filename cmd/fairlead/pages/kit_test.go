@@ -3,10 +3,8 @@ package pages
 import (
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"net/http/httptest"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,29 +19,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
+	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // manifest is one remote group-version with one endpoint.
 func manifest(group, annotations string) string {
-	name := strings.ReplaceAll(group, ".", "-")
-	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
-kind: APIService
-metadata: {name: v1.%[1]s, annotations: {%[3]s}}
-spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 15, insecureSkipTLSVerify: true, service: {namespace: x, name: %[2]s}}
----
-apiVersion: v1
-kind: Service
-metadata: {namespace: x, name: %[2]s}
-spec: {ports: [{port: 443}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {namespace: x, name: %[2]s, labels: {kubernetes.io/service-name: %[2]s}}
-addressType: IPv4
-ports: [{port: 8443}]
-endpoints: [{addresses: [127.0.0.7]}]
-`, group, name, annotations)
+	return manifests.Remote(group, "127.0.0.7", annotations)
 }
 
 const noService = `apiVersion: apiregistration.k8s.io/v1
@@ -79,7 +61,7 @@ func newStand(t *testing.T) *stand {
 	who := must.Get(authn.New(authn.Config{}))(t)
 	may := must.Get(authz.New(authz.Config{Review: rights}))(t)
 	door := must.Get(proxy.New(proxy.Config{Table: s.registry.Table, Authn: who, Authz: may, Backends: pools}))(t)
-	s.Pages, err = New(Config{
+	s.Pages = must.Get(New(Config{
 		Table: s.registry.Table, Explain: door.Explain, Draining: s.draining.Load, Version: "v1.2.3",
 		Load: func(e *registry.Entry) (int64, int64, map[string]int64) { return pools.Upstream(e).Load() },
 		Latencies: func(e *registry.Entry) []uint64 {
@@ -108,8 +90,7 @@ func newStand(t *testing.T) *stand {
 		OpenAPI: func() []openapi.Status {
 			return []openapi.Status{{Freshness: documents.Freshness{Name: "v1.good.example.com", Confirmed: time.Now()}, V3: true}}
 		},
-	})
-	must.Do(t, err)
+	}))(t)
 	s.start(t)
 	return s
 }

@@ -102,14 +102,10 @@ func TestHelp(t *testing.T) {
 	if down, well := strings.Index(page, `"apiservice/v1.bad.`), strings.Index(page, `"apiservice/v1.good.`); down > well {
 		t.Error("what is well stands before what is not")
 	}
-	for late := time.After(10 * time.Second); !strings.Contains(page, `<rect class="unhealthy"`); { // history follows the table
-		select {
-		case <-late:
-			t.Fatal("the detail has no hour in which it was unhealthy")
-		case <-time.After(time.Millisecond):
-		}
+	must.Soon(t, 10*time.Second, "an hour in which it was unhealthy", func() bool { // history follows the table
 		_, page = s.get(t, "/fairlead/apiservice/v1.bad.example.com")
-	}
+		return strings.Contains(page, `<rect class="unhealthy"`)
+	})
 	says(t, page, `<code class="copy">kubectl -n x describe service bad-example-com;`, "FairleadAPIServiceDown.md", `class="timeline"`, `s ago, took 12ms, failed<span class="sub">bad status: 403</span>`)
 }
 

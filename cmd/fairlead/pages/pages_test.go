@@ -253,21 +253,13 @@ func TestTransitions(t *testing.T) {
 	s := newStand(t)
 	must.Do(t, os.Remove(filepath.Join(s.dir, "lost.yaml")))
 	s.await(t, func(t *registry.Table) bool { return remotes(t) == 3 })
-	deadline := time.After(10 * time.Second)
-	for tick := time.NewTicker(5 * time.Millisecond); ; {
+	must.Soon(t, 10*time.Second, "the transitions of all three", func() bool {
 		seen := map[string]string{}
 		for _, x := range s.history.newest() {
 			seen[x.APIService] += x.Status + ";"
 		}
-		if seen["v1.lost.example.com"] == "gone;False;" && seen["v1.good.example.com"] == "True;" && seen["v1.bad.example.com"] == "False;" {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("transitions: %v", seen)
-		}
-	}
+		return seen["v1.lost.example.com"] == "gone;False;" && seen["v1.good.example.com"] == "True;" && seen["v1.bad.example.com"] == "False;"
+	})
 }
 
 func TestHistoryIsBounded(t *testing.T) {

@@ -2,14 +2,12 @@ package pages
 
 import (
 	"cmp"
-	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -31,10 +29,8 @@ func (s *stand) write(t *testing.T, file, text string) {
 // start runs everything and waits until the prober's part has been played.
 func (s *stand) start(t *testing.T) {
 	t.Helper()
-	var loops sync.WaitGroup
-	for _, run := range []func(context.Context) error{s.registry.Run, s.Run} {
-		loops.Go(func() { _ = run(t.Context()) })
-	}
+	must.Run(t, s.registry.Run)
+	must.Run(t, s.Run)
 	s.http = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u := &user.DefaultInfo{Name: cmp.Or(r.Header.Get("Test-User"), "alice"), UID: "7", Groups: []string{"people"}}
 		s.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), u)))
@@ -42,7 +38,6 @@ func (s *stand) start(t *testing.T) {
 	t.Cleanup(func() {
 		s.http.CloseClientConnections()
 		s.http.Close()
-		loops.Wait()
 	})
 	s.await(t, func(t *registry.Table) bool { return t.Complete() && remotes(t) == 4 })
 	for group, why := range map[string]string{"good.example.com": "", "bad.example.com": "failing or missing response from https://127.0.0.7:8443/apis/bad.example.com/v1: bad status from https://127.0.0.7:8443/apis/bad.example.com/v1: 403", "closed.example.com": ""} {
