@@ -2,7 +2,6 @@ package h2
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"fmt"
 	"io"
 	"net/http"
@@ -36,6 +35,22 @@ func (s *stand) read(res *http.Response) string {
 		s.t.Fatalf("reading the body: %v", err)
 	}
 	return string(b)
+}
+
+// reads checks what a response's body says.
+func (s *stand) reads(res *http.Response, want string) {
+	s.t.Helper()
+	if got := s.read(res); got != want {
+		s.t.Errorf("%s: %d bytes came, %.100q; want %d, %.100q", res.Request.URL.Path, len(got), got, len(want), want)
+	}
+}
+
+// ends checks how the next request ends that does; about says which one that is.
+func (s *stand) ends(want Reason, about ...any) {
+	s.t.Helper()
+	if o := <-s.ended; o.Reason != want {
+		s.t.Errorf("%v: outcome %+v, want %s", about, o, want)
+	}
 }
 
 func TestForwardGet(t *testing.T) { onDrivers(t, testForwardGet) }
@@ -82,9 +97,7 @@ func testForwardEcho(t *testing.T, driver string) {
 	for _, size := range []int{0, 1, 1000, 16384, 100_000, 5_000_000} {
 		body := bytes.Repeat([]byte("0123456789abcde\n"), size/16+1)[:size]
 		res := s.do("POST", "/", bytes.NewReader(body))
-		if got := s.read(res); got != string(body) {
-			t.Errorf("size %d: %d bytes came back, digests %x %x", size, len(got), sha256.Sum256([]byte(got)), sha256.Sum256(body))
-		}
+		s.reads(res, string(body))
 	}
 }
 
@@ -121,9 +134,7 @@ func testForwardManyAtOnce(t *testing.T, driver string) {
 		return // what never came never ends
 	}
 	for range 300 {
-		if o := <-s.ended; o.Reason != ReasonNone {
-			t.Errorf("a request ended with %q: %v", o.Reason, o.Err)
-		}
+		s.ends(ReasonNone)
 	}
 }
 
@@ -209,9 +220,7 @@ func testServeLocal(t *testing.T, driver string) {
 	if res = s.do("GET", "/empty", nil); s.read(res) != "" || res.Header["Content-Type"] != nil {
 		t.Errorf("empty: %v", res.Header)
 	}
-	if got := s.read(s.do("GET", "/large", nil)); got != strings.Repeat("y", 1_000_000) {
-		t.Errorf("large: %d bytes", len(got))
-	}
+	s.reads(s.do("GET", "/large", nil), strings.Repeat("y", 1_000_000))
 	body := strings.Repeat("0123456789", 200_000)
 	req, _ := http.NewRequestWithContext(t.Context(), "PUT", s.url+"/echo", io.NopCloser(strings.NewReader(body)))
 	req.Trailer = http.Header{"X-Up": {"up"}}

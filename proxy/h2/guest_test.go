@@ -91,9 +91,7 @@ func testGuest(t *testing.T, driver string) {
 	if res.Header.Get("X-Secret") != "" || fmt.Sprint(res.Header["X-Two"]) != "[1 2]" {
 		t.Errorf("header %v", res.Header)
 	}
-	if got := x.read(res); got != "hello" {
-		t.Errorf("body %q", got)
-	}
+	x.reads(res, "hello")
 	if o := <-x.ended; o.Status != 202 || o.Sent != 5 || o.Reason != ReasonNone || o.Endpoint != x.ep || o.Wait <= 0 || o.Answer <= 0 {
 		t.Errorf("outcome %+v", o)
 	}
@@ -163,9 +161,7 @@ func testGuestEcho(t *testing.T, driver string) {
 	}
 	wg.Wait()
 	for range 8 {
-		if o := <-x.ended; o.Reason != ReasonNone {
-			t.Errorf("outcome %+v", o)
-		}
+		x.ends(ReasonNone)
 	}
 	x.empty()
 }
@@ -254,9 +250,7 @@ func testGuestLeaves(t *testing.T, driver string) {
 			}
 		}
 		cancel()
-		if o := <-x.ended; o.Reason != ReasonClientReset {
-			t.Errorf("%+v: outcome %+v", tc, o)
-		}
+		x.ends(ReasonClientReset, tc)
 		<-left
 	}
 	x.empty()
@@ -283,9 +277,7 @@ func TestGuestBrokenBody(t *testing.T) {
 		if err == nil || tc.want != nil && !errors.Is(err, tc.want) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if o := <-x.ended; o.Reason != ReasonClientReset {
-			t.Errorf("%s: outcome %+v", name, o)
-		}
+		x.ends(ReasonClientReset, name)
 	}
 	x.empty()
 }
@@ -357,9 +349,7 @@ func TestGuestRetries(t *testing.T) {
 		return x.ep
 	}}
 	body := strings.Repeat("0123456789", 20_000)
-	if got := x.read(x.must("POST", "/", strings.NewReader(body))); got != body {
-		t.Errorf("%d bytes came back", len(got))
-	}
+	x.reads(x.must("POST", "/", strings.NewReader(body)), body)
 	if o := <-x.ended; o.Retries != 1 || o.Reason != ReasonNone {
 		t.Errorf("outcome %+v", o)
 	}
@@ -406,12 +396,8 @@ func testGuestDrain(t *testing.T, driver string) {
 	if err := x.server.Shutdown(t.Context(), time.Millisecond); err != nil {
 		t.Error(err)
 	}
-	if got := x.read(watch); got != "event\n" {
-		t.Errorf("the watch got %q", got)
-	}
-	if o := <-x.ended; o.Reason != ReasonDrain {
-		t.Errorf("outcome of the watch: %+v", o)
-	}
+	x.reads(watch, "event\n")
+	x.ends(ReasonDrain)
 	x.server.end()
 	if _, err := io.ReadAll(plain.Body); err == nil {
 		t.Error("a response outlasted the server")
@@ -483,13 +469,9 @@ func TestGuestPanic(t *testing.T) {
 		cancel()
 		<-x.ended
 	}
-	if got := x.read(x.must("GET", "/", nil)); got != "fine" {
-		t.Errorf("got %q", got)
-	}
+	x.reads(x.must("GET", "/", nil), "fine")
 	<-x.ended
 	_ = other.Body.Close()
-	if o := <-x.ended; o.Reason != ReasonClientReset {
-		t.Errorf("the other ended with %+v", o)
-	}
+	x.ends(ReasonClientReset)
 	x.empty()
 }

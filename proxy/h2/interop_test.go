@@ -50,10 +50,7 @@ func TestH2spec(t *testing.T) {
 						p.Forward, p.Serve = nil, answer
 					}
 				})
-				host, port, err := net.SplitHostPort(s.addr)
-				if err != nil {
-					t.Fatal(err)
-				}
+				host, port := must.Get2(net.SplitHostPort(s.addr))(t)
 				out := run(t, h2spec, "--host", host, "--port", port, "--tls", "--insecure", "--timeout", "5")
 				if !strings.Contains(out, " 0 failed") {
 					t.Errorf("%s", out)

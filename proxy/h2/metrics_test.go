@@ -8,6 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestMetricsAreRegistered(t *testing.T) {
@@ -28,9 +30,7 @@ fairlead_h2_resets_total{cause="lane"} 1
 fairlead_h2_resets_total{cause="limit"} 0
 fairlead_h2_resets_total{cause="protocol"} 0
 `
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_h2_streams", "fairlead_h2_resets_total"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_h2_streams", "fairlead_h2_resets_total"))
 	if n, err := testutil.GatherAndCount(reg); err != nil || n != 16 {
 		t.Errorf("%d series, %v", n, err)
 	}

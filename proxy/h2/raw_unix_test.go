@@ -24,11 +24,7 @@ func TestUnread(t *testing.T) {
 		t.Error("something waits before anything was sent")
 	}
 	must.Get(theirs.Write([]byte("x")))(t)
-	for deadline := time.Now().Add(10 * time.Second); !r.unread(); {
-		if time.Now().After(deadline) {
-			t.Fatal("what was sent is not seen")
-		}
-	}
+	must.Soon(t, 10*time.Second, "what was sent is seen", r.unread)
 }
 
 // wrapped is a connection with the methods of a socket, by embedding.

@@ -65,22 +65,16 @@ func testShutdown(t *testing.T, driver string) {
 
 	over := make(chan error, 1)
 	go func() { over <- s.server.Shutdown(t.Context(), 50*time.Millisecond) }()
-	if got := s.read(watch); got != "" { // as a watch that has timed out
-		t.Errorf("the watch ended with %q", got)
-	}
+	s.reads(watch, "") // as a watch that has timed out
 	<-b.cut
-	if o := <-s.ended; o.Reason != ReasonDrain {
-		t.Errorf("the watch ended with %q", o.Reason)
-	}
+	s.ends(ReasonDrain)
 	select {
 	case err := <-over:
 		t.Fatalf("Shutdown returned %v while a request was under way", err)
 	default:
 	}
 	close(b.release)
-	if got := s.read(hold); got != "done" {
-		t.Errorf("the request that was under way got %q", got)
-	}
+	s.reads(hold, "done")
 	if o := <-s.ended; o.Reason != ReasonNone || o.Status != 200 {
 		t.Errorf("it ended with %+v", o)
 	}
@@ -104,9 +98,7 @@ func testShutdownRunsOutOfTime(t *testing.T, driver string) {
 	if _, err := io.ReadAll(hold.Body); err == nil {
 		t.Error("a response that was cut off looks complete")
 	}
-	if o := <-s.ended; o.Reason != ReasonClientLost {
-		t.Errorf("ended with %q", o.Reason)
-	}
+	s.ends(ReasonClientLost)
 }
 
 func TestRetireEndpoint(t *testing.T) { onDrivers(t, testRetireEndpoint) }
@@ -124,21 +116,15 @@ func testRetireEndpoint(t *testing.T, driver string) {
 
 	current.Store(endpoint(newBackend(t, second).Listener.Addr().String()))
 	s.server.Retire(s.ep, 50*time.Millisecond)
-	if got := s.read(s.do("GET", "/", nil)); got != "second" {
-		t.Errorf("a new request went to %q", got)
-	}
-	if got := s.read(watch); got != "" { // as a watch that has timed out
-		t.Errorf("the watch ended with %q", got)
-	}
+	s.reads(s.do("GET", "/", nil), "second")
+	s.reads(watch, "") // as a watch that has timed out
 	<-first.cut
 	// On a slow machine the watch's grace is over before the new request has ended.
 	if a, b := <-s.ended, <-s.ended; a.Reason != ReasonRetired && b.Reason != ReasonRetired {
 		t.Errorf("the watch and the new request ended with %q and %q", a.Reason, b.Reason)
 	}
 	close(first.release)
-	if got := s.read(hold); got != "first" {
-		t.Errorf("the request that was under way got %q", got)
-	}
+	s.reads(hold, "first")
 	<-s.ended
 	left := func() int64 {
 		n := int64(0)
@@ -177,9 +163,7 @@ func testAcceptAnswersInstead(t *testing.T, driver string) {
 	if o := <-s.ended; o.Reason != ReasonRejected || o.Status != http.StatusBadGateway {
 		t.Errorf("outcome %+v", o)
 	}
-	if got := s.read(s.do("GET", "/", nil)); got != "fine" {
-		t.Errorf("got %q", got)
-	}
+	s.reads(s.do("GET", "/", nil), "fine")
 }
 
 func TestGoAwayAfterRequest(t *testing.T) { onDrivers(t, testGoAwayAfterRequest) }
@@ -194,9 +178,7 @@ func testGoAwayAfterRequest(t *testing.T, driver string) {
 		req := must.Get(http.NewRequestWithContext(ctx, "GET", s.url+path, nil))(t)
 		res := must.Get(s.client.Do(req))(t)
 		defer res.Body.Close()
-		if got := s.read(res); got != "fine" {
-			t.Errorf("%s: %q", path, got)
-		}
+		s.reads(res, "fine")
 	}
 	ask("/")
 	ask("/")

@@ -3,6 +3,8 @@ package h2
 import (
 	"net/http"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // A path that net/http cannot read reaches no handler.
@@ -11,9 +13,7 @@ func TestUnreadableTarget(t *testing.T) {
 		s := newStand(t, driver, http.NotFoundHandler(), func(_ *Head, p *Plan) {
 			p.Forward, p.Serve = nil, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("served %s", r.URL) })
 		})
-		if _, err := s.greet().Write(many(t, 1, "/%zz")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.greet().Write(many(t, 1, "/%zz")))(t)
 		if o := <-s.ended; o.Status != http.StatusBadRequest {
 			t.Errorf("%+v", o)
 		}

@@ -5,13 +5,15 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestMetrics(t *testing.T) {
 	b := New(1 << 30)
 	b.Add(7)
 	b.Refuse(Stream)
-	if err := testutil.CollectAndCompare(b, strings.NewReader(`
+	must.Do(t, testutil.CollectAndCompare(b, strings.NewReader(`
 # HELP fairlead_memory_held_bytes Bytes held for connections: input, output and bodies that wait.
 # TYPE fairlead_memory_held_bytes gauge
 fairlead_memory_held_bytes 7
@@ -23,7 +25,5 @@ fairlead_memory_limit_bytes 1.073741824e+09
 fairlead_memory_refused_total{what="stream"} 1
 fairlead_memory_refused_total{what="connection"} 0
 fairlead_memory_refused_total{what="body"} 0
-`)); err != nil {
-		t.Error(err)
-	}
+`)))
 }
