@@ -80,9 +80,7 @@ func TestDirectoryBesideCluster(t *testing.T) {
 	// That, and the address on loopback.
 	const counted = "# HELP fairlead_registry_problems Faults of APIServices and of their source that are worked around and should be fixed.\n" +
 		"# TYPE fairlead_registry_problems gauge\nfairlead_registry_problems 2\n"
-	if err := testutil.GatherAndCompare(metrics, strings.NewReader(counted), "fairlead_registry_problems"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, testutil.GatherAndCompare(metrics, strings.NewReader(counted), "fairlead_registry_problems"))
 	if m := table.Match("/apis/low.io/v1/things"); m.Route != RouteLocal {
 		t.Errorf("what the cluster's aggregator serves: %+v", m)
 	}

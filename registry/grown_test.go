@@ -21,7 +21,7 @@ func FuzzGrown(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
-		s := &story{T: t, objects: newObjects(), now: time.Unix(0, 0).UTC()}
+		s := &teller{T: t, objects: newObjects(), now: time.Unix(0, 0).UTC()}
 		s.table = Build(Input{Options: &s.options}, nil)
 		r := rand.New(rand.NewPCG(seed, 0))
 		for step := range 100 {

@@ -343,7 +343,7 @@ func TestMetrics(t *testing.T) {
 	if got := []float64{value(ReasonFailedDiscoveryCheck), value(ReasonServiceNotFound)}; !cmp.Equal(got, []float64{2, 0}) {
 		t.Errorf("counters are %v", got)
 	}
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(`
+	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 # HELP aggregator_unavailable_apiservice Gauge of APIServices which are marked as unavailable broken down by APIService name.
 # TYPE aggregator_unavailable_apiservice gauge
 aggregator_unavailable_apiservice{name="v1.a.io"} 1
@@ -356,9 +356,7 @@ fairlead_apiservice_info{group="a.io",name="v1.a.io",owner="team-a",version="v1"
 fairlead_registry_entries{kind="local"} 1
 fairlead_registry_entries{kind="refused"} 0
 fairlead_registry_entries{kind="remote"} 1
-`), "aggregator_unavailable_apiservice", "fairlead_apiservice_info", "fairlead_registry_entries"); err != nil {
-		t.Error(err)
-	}
+`), "aggregator_unavailable_apiservice", "fairlead_apiservice_info", "fairlead_registry_entries"))
 	c.set(keyOf(remote), nil)
 	until(t, r, "one entry", func(t *Table) bool { return len(t.Entries()) == 1 })
 	if v := value(ReasonFailedDiscoveryCheck); v != -1 {

@@ -4,23 +4,21 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/tools/txtar"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations of the stories")
@@ -38,19 +36,11 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //	shared <apiservice>…       they have one Backend
 //	alone <apiservice>…        none has the Backend of another APIService
 //	expect <file>              the table, as text
-func TestStories(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no stories: %v", err)
-	}
-	for _, f := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(f), ".txtar"), func(t *testing.T) { tell(t, f) })
-	}
-}
+func TestStories(t *testing.T) { story.Tell(t, *update, tell) }
 
-type story struct {
+type teller struct {
 	*testing.T
-	archive  *txtar.Archive
+	story    *story.Story
 	objects  *objects
 	options  Options
 	now      time.Time
@@ -59,24 +49,16 @@ type story struct {
 	backends map[string]*Backend
 }
 
-func tell(t *testing.T, file string) {
-	archive := must.Get(txtar.ParseFile(file))(t)
-	s := &story{T: t, archive: archive, objects: newObjects(), now: time.Unix(0, 0).UTC(), backends: make(map[string]*Backend)}
+func tell(t *testing.T, told *story.Story) {
+	s := &teller{T: t, story: told, objects: newObjects(), now: time.Unix(0, 0).UTC(), backends: make(map[string]*Backend)}
 	s.table = Build(Input{Options: &s.options}, nil)
 	s.last = s.table
-	for i, line := range strings.Split(string(archive.Comment), "\n") {
-		words := strings.Fields(line)
-		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
-			continue
-		}
-		s.step(fmt.Sprintf("%s:%d", file, i+1), words)
-	}
-	if *update {
-		must.Do(t, os.WriteFile(file, txtar.Format(archive), 0o644))
+	for at, words := range told.Steps() {
+		s.step(at, words)
 	}
 }
 
-func (s *story) step(at string, words []string) {
+func (s *teller) step(at string, words []string) {
 	var b batch
 	b.objects = make(map[key]runtime.Object)
 	b.replaced = [kinds]bool{}
@@ -124,7 +106,7 @@ func (s *story) step(at string, words []string) {
 		s.compare(at, words[0] == "shared", words[1:])
 		return
 	case "expect":
-		s.expect(at, words[1])
+		s.story.Expect(s, at, words[1], show(s.table))
 		return
 	default:
 		s.Fatalf("%s: unknown step %s", at, words[0])
@@ -139,7 +121,7 @@ func (s *story) step(at string, words []string) {
 }
 
 // compare looks at who has the Backend of each of the named.
-func (s *story) compare(at string, shared bool, names []string) {
+func (s *teller) compare(at string, shared bool, names []string) {
 	first := s.table.named(names[0]).Backend
 	for _, e := range s.table.Entries() {
 		named := slices.Contains(names, e.Name)
@@ -154,7 +136,7 @@ func (s *story) compare(at string, shared bool, names []string) {
 	}
 }
 
-func (s *story) build(reports map[reportKey]Report, prev *Table) *Table {
+func (s *teller) build(reports map[reportKey]Report, prev *Table) *Table {
 	in := Input{
 		APIServices: s.objects.apiServices, Services: s.objects.services, Slices: s.objects.grouped,
 		FallbackServices: s.objects.fallbackBackings.services, FallbackSlices: s.objects.fallbackBackings.grouped,
@@ -188,7 +170,7 @@ func layoutOf(t *Table) string {
 	return b.String()
 }
 
-func (s *story) setOptions(words []string) {
+func (s *teller) setOptions(words []string) {
 	for _, w := range words {
 		switch w {
 		case "clusterip":
@@ -207,7 +189,7 @@ func (s *story) setOptions(words []string) {
 	}
 }
 
-func (s *story) report(words []string, b *batch) {
+func (s *teller) report(words []string, b *batch) {
 	e := s.table.named(words[0])
 	if e == nil {
 		s.Fatalf("report about %s, which is not in the table", words[0])
@@ -229,61 +211,25 @@ func (s *story) report(words []string, b *batch) {
 }
 
 // read takes the objects of a file, separated by ---.
-func (s *story) read(file string, b *batch) {
-	for doc := range strings.SplitSeq(string(s.file(file).Data), "---\n") {
+func (s *teller) read(file string, b *batch) {
+	for doc := range strings.SplitSeq(s.story.File(s, file), "---\n") {
 		var m struct {
 			Kind string `json:"kind"`
 		}
 		if err := yaml.Unmarshal([]byte(doc), &m); err != nil {
 			s.Fatalf("%s: %v", file, err)
 		}
-		switch m.Kind {
-		case "APIService":
-			o := &apiregistrationv1.APIService{}
-			s.decode(file, doc, o)
-			b.objects[keyOf(o)] = o
-		case "Service":
-			o := &corev1.Service{}
-			s.decode(file, doc, o)
-			b.objects[keyOf(o)] = o
-		case "EndpointSlice":
-			o := &discoveryv1.EndpointSlice{}
-			s.decode(file, doc, o)
-			b.objects[keyOf(o)] = o
-		default:
+		o := map[string]interface {
+			runtime.Object
+			metav1.Object
+		}{"APIService": &apiregistrationv1.APIService{}, "Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{}}[m.Kind]
+		if o == nil {
 			s.Fatalf("%s: unknown kind %q", file, m.Kind)
 		}
-	}
-}
-
-func (s *story) decode(file, doc string, into any) {
-	if err := yaml.UnmarshalStrict([]byte(doc), into); err != nil {
-		s.Fatalf("%s: %v", file, err)
-	}
-}
-
-func (s *story) file(name string) *txtar.File {
-	for i := range s.archive.Files {
-		if s.archive.Files[i].Name == name {
-			return &s.archive.Files[i]
+		if err := yaml.UnmarshalStrict([]byte(doc), o); err != nil {
+			s.Fatalf("%s: %v", file, err)
 		}
-	}
-	if *update {
-		s.archive.Files = append(s.archive.Files, txtar.File{Name: name})
-		return &s.archive.Files[len(s.archive.Files)-1]
-	}
-	s.Fatalf("no file %s", name)
-	return nil
-}
-
-func (s *story) expect(at, file string) {
-	f, got := s.file(file), show(s.table)
-	if *update {
-		f.Data = []byte(got)
-		return
-	}
-	if d := cmp.Diff(string(f.Data), got); d != "" {
-		s.Errorf("%s: table differs from %s (-want +got):\n%s", at, file, d)
+		b.objects[keyOf(o)] = o
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -158,4 +159,13 @@ func (s *Scene) Get(from http.Handler, path string, header http.Header) *httptes
 	w := httptest.NewRecorder()
 	from.ServeHTTP(w, r)
 	return w
+}
+
+// Heap is how much memory is in use.
+func Heap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what pools hold lives through one
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
 }

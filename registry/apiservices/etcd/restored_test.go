@@ -10,24 +10,17 @@ import (
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Whoever knows a revision that etcd has not reached, as one that was restored, is told to list
 // anew; any other revision is served.
 func TestRevisionFromTheFuture(t *testing.T) {
 	s := open(t, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
-	if err := create(t, s, "v1.a.io"); err != nil {
-		t.Fatal(err)
-	}
-	for late := time.Now().Add(20 * time.Second); !s.cached.Ready(); {
-		if time.Now().After(late) {
-			t.Fatal("the cache is never ready")
-		}
-	}
-	now, err := s.raw.now(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, create(t, s, "v1.a.io"))
+	must.Soon(t, 20*time.Second, "the cache is ready", s.cached.Ready)
+	now := must.Get(s.raw.now(t.Context()))(t)
 	if err := s.raw.notFuture(t.Context(), fmt.Sprint(now)); err != nil {
 		t.Errorf("the newest: %v", err)
 	}

@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // thousand is a stage with a thousand CRDs, merged once.
@@ -58,7 +59,7 @@ func BenchmarkMemory(b *testing.B) {
 	taken := 0.0
 	for b.Loop() {
 		s.d.view.Store(nil)
-		before := heap()
+		before := scene.Heap()
 		s.merge()
 		docs := s.d.view.Load()
 		for _, c := range []choice{{media: 0}, {media: 2}} {
@@ -66,18 +67,9 @@ func BenchmarkMemory(b *testing.B) {
 				d.form(c).compressed(true)
 			}
 		}
-		taken = heap() - before
+		taken = scene.Heap() - before
 	}
 	b.ReportMetric(taken/(1<<20), "MB")
-}
-
-// heap is how much memory is in use.
-func heap() float64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.GC() // what pools hold lives through one
-	runtime.ReadMemStats(&m)
-	return float64(m.HeapAlloc)
 }
 
 // BenchmarkGet is GET /apis from the rendered document: no question to anybody, and at most five

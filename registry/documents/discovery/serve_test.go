@@ -135,9 +135,7 @@ fairlead_discovery_age_seconds{name="v1.a.example.com"} 0.1
 # TYPE fairlead_discovery_failing gauge
 fairlead_discovery_failing{name="v1.b.example.com",reason="unreachable"} 1
 `
-		if err := testutil.GatherAndCompare(s.metrics, strings.NewReader(want), "fairlead_discovery_age_seconds", "fairlead_discovery_failing"); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, testutil.GatherAndCompare(s.metrics, strings.NewReader(want), "fairlead_discovery_age_seconds", "fairlead_discovery_failing"))
 		if all := s.d.Status(); len(all) != 2 || all[0].Resources != 1 || all[1].Resources != 0 {
 			t.Errorf("status %+v", all)
 		}

@@ -3,22 +3,15 @@ package discovery
 import (
 	"bytes"
 	"flag"
-	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"golang.org/x/tools/txtar"
-
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
+	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations of the stories")
@@ -38,31 +31,16 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //	asked <service> <least> <most>      how many questions came since the last time; jitter decides between the two
 //	expect <file>
 func TestStories(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no stories: %v", err)
-	}
-	for _, f := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(f), ".txtar"), func(t *testing.T) {
-			archive := must.Get(txtar.ParseFile(f))(t)
-			synctest.Test(t, func(t *testing.T) { tell(t, f, archive) })
-			if *update {
-				must.Do(t, os.WriteFile(f, txtar.Format(archive), 0o644))
-			}
-		})
-	}
+	story.Tell(t, *update, func(t *testing.T, told *story.Story) {
+		synctest.Test(t, func(t *testing.T) { tell(t, told) })
+	})
 }
 
-func tell(t *testing.T, file string, archive *txtar.Archive) {
+func tell(t *testing.T, told *story.Story) {
 	s := newStage(t)
-	for i, line := range strings.Split(string(archive.Comment), "\n") {
-		words := strings.Fields(line)
-		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
-			continue
-		}
-		at := fmt.Sprintf("%s:%d", file, i+1)
+	for at, words := range told.Steps() {
 		if words[0] == "expect" {
-			expect(t, at, s.show(), words[1], archive)
+			told.Expect(t, at, words[1], s.show())
 			continue
 		}
 		s.step(at, words)
@@ -148,24 +126,4 @@ func behaviour(words []string) http.HandlerFunc {
 		return saying(code, "text/plain", nil)
 	}
 	return nil // refuses
-}
-
-func expect(t *testing.T, at, got, name string, archive *txtar.Archive) {
-	t.Helper()
-	for i := range archive.Files {
-		f := &archive.Files[i]
-		if f.Name != name {
-			continue
-		}
-		if *update {
-			f.Data = []byte(got)
-		} else if d := cmp.Diff(string(f.Data), got); d != "" {
-			t.Errorf("%s: differs from %s (-want +got):\n%s", at, name, d)
-		}
-		return
-	}
-	if !*update {
-		t.Fatalf("%s: no file %s", at, name)
-	}
-	archive.Files = append(archive.Files, txtar.File{Name: name, Data: []byte(got)})
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // thousand is the v2 document of a thousand CRDs, 20 MB: a CRD's part is 20 KB as a rule, most of
@@ -36,7 +37,7 @@ func BenchmarkThousandCRDs(b *testing.B) {
 	s := newStage(b)
 	body := must.Get(json.Marshal(thousand(b)))(b)
 	size := float64(len(body))
-	before := heap()
+	before := scene.Heap()
 	own := define("own.example.com/v1", "own")
 	remote := must.Get(json.Marshal(specOf(own)))(b)
 	gvs := []schema.GroupVersion{{Group: "own.example.com", Version: "v1"}}
@@ -47,16 +48,7 @@ func BenchmarkThousandCRDs(b *testing.B) {
 		kept = must.Get(s.o.merge(in))(b)
 	}
 	b.ReportMetric(size/(1<<20), "MB-document")
-	b.ReportMetric((heap()-before+size)/(1<<20), "MB-kept")
+	b.ReportMetric((scene.Heap()-before+size)/(1<<20), "MB-kept")
 	runtime.KeepAlive(kept)
 	runtime.KeepAlive(in)
-}
-
-// heap is how much memory is in use.
-func heap() float64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.GC() // what pools hold lives through one
-	runtime.ReadMemStats(&m)
-	return float64(m.HeapAlloc)
 }

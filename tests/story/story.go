@@ -1,0 +1,87 @@
+// Package story tells the stories of a package's tests: scripts of steps, one a line, over the files
+// of a txtar archive.
+package story
+
+import (
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// Story is one of them.
+type Story struct {
+	name    string
+	archive *txtar.Archive
+	update  bool
+}
+
+// Tell has each story of testdata told in a test of its own, and what is expected there rewritten
+// if update says so.
+func Tell(t *testing.T, update bool, tell func(t *testing.T, s *Story)) {
+	files := must.Get(filepath.Glob("testdata/*.txtar"))(t)
+	if len(files) == 0 {
+		t.Fatal("no stories")
+	}
+	for _, f := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(f), ".txtar"), func(t *testing.T) {
+			s := &Story{f, must.Get(txtar.ParseFile(f))(t), update}
+			tell(t, s)
+			if update {
+				must.Do(t, os.WriteFile(f, txtar.Format(s.archive), 0o644))
+			}
+		})
+	}
+}
+
+// Steps are where each step stands, and its words.
+func (s *Story) Steps() iter.Seq2[string, []string] {
+	return func(yield func(string, []string) bool) {
+		for i, line := range strings.Split(string(s.archive.Comment), "\n") {
+			words := strings.Fields(line)
+			if len(words) == 0 || strings.HasPrefix(words[0], "#") {
+				continue
+			}
+			if !yield(fmt.Sprintf("%s:%d", s.name, i+1), words) {
+				return
+			}
+		}
+	}
+}
+
+// File is what a file of the archive holds.
+func (s *Story) File(t testing.TB, name string) string {
+	t.Helper()
+	for _, f := range s.archive.Files {
+		if f.Name == name {
+			return string(f.Data)
+		}
+	}
+	t.Fatalf("%s: no file %s", s.name, name)
+	return ""
+}
+
+// Expect compares what there is with a file, or writes it there.
+func (s *Story) Expect(t testing.TB, at, name, got string) {
+	t.Helper()
+	if s.update {
+		for i := range s.archive.Files {
+			if s.archive.Files[i].Name == name {
+				s.archive.Files[i].Data = []byte(got)
+				return
+			}
+		}
+		s.archive.Files = append(s.archive.Files, txtar.File{Name: name, Data: []byte(got)})
+		return
+	}
+	if d := cmp.Diff(s.File(t, name), got); d != "" {
+		t.Errorf("%s: differs from %s (-want +got):\n%s", at, name, d)
+	}
+}
