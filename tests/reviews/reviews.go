@@ -117,8 +117,7 @@ func Coalesce(t *testing.T, start Start, name string) {
 }
 
 // Bounds checks how many reviews are under way at one time, how many wait beside them, and that all
-// end in ten seconds. Of n goroutines each asks about what it gets by its number from name, of which
-// no two are the same.
+// end in ten seconds. Each is about another name, which has the number of who asks.
 func Bounds(t *testing.T, start Start, name func(i int) string, waiting, reviews int) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &Count{Delay: time.Hour}

@@ -1,5 +1,5 @@
-// Package story tells the stories of a package's tests: scripts of steps, one a line, over the files
-// of a txtar archive.
+// Package story tells the stories of a package's tests: scripts of steps, one a line, over the
+// files of a txtar archive.
 package story
 
 import (
