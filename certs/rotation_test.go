@@ -2,7 +2,6 @@ package certs
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -162,13 +161,10 @@ func TestMetrics(t *testing.T) {
 		ProxyClient:     pairFiles(t, proxies.Issue(pki.Leaf{CommonName: "front-proxy-client"})),
 		Metrics:         metrics,
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
+	stop := must.Run(t, s.Run)
 	write(t, dir, "client.crt", clients.PEM()[:50])
 	must.Soon(t, 10*time.Second, "the fault", func() bool { return s.Status()[4].Err != "" })
-	cancel()
-	<-ended
+	stop()
 	families := must.Get(metrics.Gather())(t)
 	got := map[string]float64{}
 	for _, f := range families {

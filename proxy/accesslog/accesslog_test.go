@@ -2,9 +2,7 @@ package accesslog
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"math"
 	"net/http"
@@ -123,9 +121,7 @@ func TestGathers(t *testing.T) {
 		g := &gate{open: make(chan struct{})}
 		close(g.open)
 		l := newLog(t, Config{Writer: g})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- l.Run(ctx) }()
+		stop := must.Run(t, l.Run)
 		for range 100 {
 			l.Add(7, full())
 		}
@@ -147,10 +143,7 @@ func TestGathers(t *testing.T) {
 		}
 		// And nothing is lost at the end.
 		l.Add(8, full())
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
+		stop()
 		if lines, _ := g.seen(); lines != 100+soon/100+1 {
 			t.Errorf("%d lines at the end", lines)
 		}
@@ -164,9 +157,7 @@ func TestBound(t *testing.T) {
 		g := &gate{open: make(chan struct{})}
 		reg := prometheus.NewRegistry()
 		l := newLog(t, Config{Writer: g, Metrics: reg})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- l.Run(ctx) }()
+		stop := must.Run(t, l.Run)
 		const added = 50_000
 		for range added {
 			l.Add(3, full())
@@ -180,8 +171,7 @@ func TestBound(t *testing.T) {
 			t.Errorf("%d lost, %d bytes kept", lost, cap(l.stripes[3].buf))
 		}
 		close(g.open)
-		cancel()
-		<-done
+		stop()
 		if lines, _ := g.seen(); int64(lines)+lost != 2*added {
 			t.Errorf("%d written and %d lost of %d", lines, lost, 2*added)
 		}

@@ -3,13 +3,11 @@ package audit
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/url"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -39,12 +37,9 @@ func write(t *testing.T, cfg Config, f func(l *Log)) []auditv1.Event {
 		cfg.Writer = &out
 	}
 	l := must.Get(New(cfg))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	var loop sync.WaitGroup
-	loop.Go(func() { _ = l.Run(ctx) })
+	stop := must.Run(t, l.Run)
 	f(l)
-	cancel()
-	loop.Wait()
+	stop()
 	var events []auditv1.Event
 	for line := range strings.Lines(out.String()) {
 		var ev auditv1.Event

@@ -1,13 +1,11 @@
 package entrypoint
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -65,21 +63,12 @@ func run(t *testing.T, s *apiserver, r *replica, identity, address string) *repl
 		return nil
 	}
 	r.Publisher = must.Get(New(c))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	r.leave = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run returned %v", err)
-		}
-	})
+	r.leave = must.Run(t, r.Run)
 	r.die = func() {
 		s.down.Store(true)
 		r.leave()
 		s.down.Store(false)
 	}
-	t.Cleanup(r.leave)
 	return r
 }
 

@@ -1,7 +1,6 @@
 package status
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -28,12 +27,7 @@ func startEvents(t *testing.T, s *apiserver, identity string, faults func() map[
 		Identity: identity, Faults: faults,
 	}))(t)
 	e.table = f.table
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { _ = e.Run(ctx); close(done) }()
-	stop = func() { cancel(); <-done }
-	t.Cleanup(stop)
-	return f, stop
+	return f, must.Run(t, e.Run)
 }
 
 // events are what the apiserver was told, in few words.

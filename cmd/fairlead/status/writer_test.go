@@ -1,8 +1,6 @@
 package status
 
 import (
-	"context"
-	"errors"
 	"strconv"
 	"sync"
 	"testing"
@@ -71,17 +69,7 @@ func run(t *testing.T, s *apiserver, c Config, entries ...*registry.Entry) (f *f
 	c.APIServices = (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices()
 	w := must.Get(New(c))(t)
 	w.table = f.table
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run returned %v", err)
-		}
-	})
-	t.Cleanup(stop)
-	return f, stop
+	return f, must.Run(t, w.Run)
 }
 
 func object(name string, conditions ...apiregistrationv1.APIServiceCondition) *apiregistrationv1.APIService {
