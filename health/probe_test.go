@@ -261,10 +261,7 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 				TLS:    func(string, *registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil },
 			}))(t)
 			p.config.Table = f.table
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan struct{})
-			go func() { defer close(done); _ = p.Run(ctx) }()
-			defer func() { cancel(); <-done }()
+			defer must.Run(t, p.Run)()
 			expect := func(want registry.Health, limit time.Duration) {
 				t.Helper()
 				from := time.Now()

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -38,14 +37,11 @@ func TestAuditFiles(t *testing.T) {
 			o.audit.policy = writeFile(t, filepath.Join(dir, "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
 			d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
 			must.Do(t, d.makeAudit())
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error)
-			go func() { done <- d.audit.Run(ctx) }()
+			stop := must.Run(t, d.audit.Run)
 			for range 1800 { // less than 2 MiB, and no more than the queue holds
 				d.audit.Open(&audit.Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/x"}, Path: "/x", Received: time.Now(), UserAgent: strings.Repeat("a", 500)}).Received()
 			}
-			cancel()
-			<-done
+			stop()
 			must.Do(t, d.closeLogs())
 			if info, err := os.Stat(filepath.Join(dir, "logs")); err != nil || info.Mode().Perm() != 0o700 {
 				t.Errorf("their folder: %v, %v", info.Mode(), err)
