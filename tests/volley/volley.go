@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Pace calls do at a fixed interval, each time on a new goroutine, until ctx ends, and then waits for
-// all calls. After a stall it catches up.
+// Pace calls do at a fixed interval, each time on a new goroutine, until ctx ends, and then waits
+// for all calls. After a stall it catches up.
 func Pace(ctx context.Context, every time.Duration, do func(i int)) {
 	var flying sync.WaitGroup
 	defer flying.Wait()
@@ -48,7 +48,7 @@ type Load struct {
 	Header http.Header
 	// Check verifies the complete body of a successful response. Nil discards bodies.
 	Check func(body []byte) error
-	// Again reports whether a real client would repeat the request, a second later. Nil means never.
+	// Again reports whether a real client would repeat the request a second later. Nil: never.
 	Again func(*Shot) bool
 
 	stop   context.CancelFunc
