@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/utils/ptr"
 )
 
 // apiregistration is the group of the APIServices themselves. No APIService can redirect it: in
@@ -276,10 +277,7 @@ func isLocal(object *apiregistrationv1.APIService) bool {
 }
 
 func servicePort(ref *apiregistrationv1.ServiceReference) int32 {
-	if ref.Port == nil {
-		return defaultPort
-	}
-	return *ref.Port
+	return ptr.Deref(ref.Port, defaultPort)
 }
 
 // local fills an entry that the local apiserver serves.

@@ -74,30 +74,24 @@ type source interface {
 // New makes a registry. It reads nothing: see Run.
 func New(c Config) (*Registry, error) {
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	var from source
+	var err error
 	switch {
 	case c.Cluster && c.Client == nil:
 		return nil, errors.New("making registry: a cluster's APIServices are to count, and there is no local apiserver")
-	case c.APIServices != nil:
+	case c.APIServices != nil || c.Directory != "":
 		c.Options.Directory, c.Options.AllowURLs = true, true
-		from, err := newManifests(c)
-		if err != nil {
-			return nil, err
+		if c.APIServices == nil && !c.Cluster {
+			// The operator of this process writes the directory, on a machine that may have no
+			// network, so it may name loopback. Slices of a cluster may not.
+			c.Options.Reach.AllowLoopback = true
 		}
-		return newRegistry(c, from)
-	case c.Client == nil && c.Directory == "":
+		from, err = newManifests(c)
+	case c.Client == nil:
 		return nil, errors.New("making registry: neither a local apiserver nor a directory to take APIServices from")
-	case c.Directory != "":
-		// The operator of this process writes the directory, on a machine that may have no network,
-		// so it may name loopback. Slices of a cluster may not.
-		c.Options.Directory, c.Options.AllowURLs = true, true
-		c.Options.Reach.AllowLoopback = c.Options.Reach.AllowLoopback || !c.Cluster
-		from, err := newManifests(c)
-		if err != nil {
-			return nil, err
-		}
-		return newRegistry(c, from)
+	default:
+		from, err = newCluster(c.Client, c.Logger)
 	}
-	from, err := newCluster(c.Client, c.Logger)
 	if err != nil {
 		return nil, err
 	}

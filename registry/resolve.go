@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/utils/ptr"
 )
 
 // resolution is the result of resolving a Service to endpoints.
@@ -157,7 +158,7 @@ func (r *resolver) add(to *[]Endpoint, res *resolution, e *discoveryv1.Endpoint,
 	}
 	*to = append(*to, Endpoint{
 		Address:     net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(port))),
-		Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
+		Terminating: ptr.Deref(e.Conditions.Terminating, false),
 	})
 }
 
@@ -165,10 +166,7 @@ func (r *resolver) add(to *[]Endpoint, res *resolution, e *discoveryv1.Endpoint,
 // or it is terminating and still serves.
 func usable(e discoveryv1.Endpoint) bool {
 	c := &e.Conditions
-	if c.Ready == nil || *c.Ready {
-		return true
-	}
-	return c.Terminating != nil && *c.Terminating && c.Serving != nil && *c.Serving
+	return ptr.Deref(c.Ready, true) || ptr.Deref(c.Terminating, false) && ptr.Deref(c.Serving, false)
 }
 
 // slicePort returns the number of a slice's named port, 0 if there is none.
@@ -178,7 +176,7 @@ func slicePort(s *discoveryv1.EndpointSlice, name string) int32 {
 		if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
 			continue
 		}
-		if p.Name == nil && name == "" || p.Name != nil && *p.Name == name {
+		if ptr.Deref(p.Name, "") == name {
 			return *p.Port
 		}
 	}
