@@ -33,12 +33,9 @@ const (
 
 // probeURL returns the URL of a probe.
 func probeURL(e *registry.Entry, address string) *url.URL {
-	u := &url.URL{Scheme: "https", Host: address, Path: "/apis/" + e.GroupVersion.Group + "/" + e.GroupVersion.Version}
-	switch {
-	case e.GroupVersion.Empty():
+	u := &url.URL{Scheme: "https", Host: address, Path: registry.PathOf(e.GroupVersion)}
+	if e.GroupVersion.Empty() {
 		u.Path = "/readyz"
-	case e.GroupVersion.Group == "":
-		u.Path = "/api/" + e.GroupVersion.Version
 	}
 	return u
 }

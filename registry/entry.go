@@ -39,6 +39,14 @@ type Entry struct {
 	from *origin
 }
 
+// PathOf returns the path of a group-version: of its discovery document, and above all its objects.
+func PathOf(gv schema.GroupVersion) string {
+	if gv.Group == "" {
+		return "/api/" + gv.Version
+	}
+	return "/apis/" + gv.Group + "/" + gv.Version
+}
+
 // Key returns the name, for latest.Diff.
 func (e *Entry) Key() string { return e.Name }
 

@@ -158,11 +158,7 @@ func failed(e *Entry) Verdict {
 	first := &e.Endpoints[at]
 	message := first.Message
 	if !strings.HasPrefix(message, "failing or missing response from ") && !strings.HasPrefix(message, "timed out waiting for ") {
-		path := "/apis/" + e.GroupVersion.Group
-		if e.Name == "v1." {
-			path = "/api"
-		}
-		message = "failing or missing response from https://" + first.Address + path + "/" + e.GroupVersion.Version + ": " + message
+		message = "failing or missing response from https://" + first.Address + PathOf(e.GroupVersion) + ": " + message
 	}
 	return Verdict{Status: corev1.ConditionFalse, Reason: ReasonFailedDiscoveryCheck, Message: message}
 }

@@ -3,8 +3,11 @@ package answer
 import (
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
@@ -176,10 +179,7 @@ func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.M
 
 // Path returns the path of its discovery document.
 func (a *APIService) Path() string {
-	if a.Group == "" {
-		return "/api/" + a.Version
-	}
-	return "/apis/" + a.Group + "/" + a.Version
+	return registry.PathOf(schema.GroupVersion{Group: a.Group, Version: a.Version})
 }
 
 // Healthy counts the endpoints that are healthy.

@@ -12,6 +12,8 @@ import (
 	"k8s.io/kube-openapi/pkg/aggregator"
 	"k8s.io/kube-openapi/pkg/openapiconv"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 const (
@@ -22,12 +24,12 @@ const (
 	discarded = "discarded "
 )
 
-// pathOf returns a group-version's path without slashes at its ends: its name in the v3 index.
-func pathOf(gv schema.GroupVersion) string {
-	if gv.Group == "" {
-		return "api/" + gv.Version
-	}
-	return "apis/" + gv.Group + "/" + gv.Version
+// nameOf returns a group-version's name in the v3 index.
+func nameOf(gv schema.GroupVersion) string { return strings.TrimPrefix(registry.PathOf(gv), "/") }
+
+// below reports whether a path is below one of the group-versions.
+func below(path string, list []schema.GroupVersion) bool {
+	return slices.ContainsFunc(list, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, registry.PathOf(gv)+"/") })
 }
 
 // guard turns a panic into an error: kube-openapi was made for trusted servers.
@@ -74,9 +76,7 @@ func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagge
 	if err := checkParameters(sw); err != nil {
 		return nil, err
 	}
-	out = prune(sw, func(path string) bool {
-		return slices.ContainsFunc(own, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, "/"+pathOf(gv)+"/") })
-	}, true)
+	out = prune(sw, func(path string) bool { return below(path, own) }, true)
 	for name, d := range out.Definitions {
 		if err := ownKinds(&d, own); err != nil {
 			return nil, fmt.Errorf("filtering definition %q: %w", name, err)
@@ -152,9 +152,7 @@ func ownKinds(d *spec.Schema, own []schema.GroupVersion) error {
 // filterLocal removes the paths of remote group-versions from the local apiserver's document: that
 // has them as its own aggregator sees them.
 func filterLocal(sw *spec.Swagger, remote []schema.GroupVersion) *spec.Swagger {
-	return prune(sw, func(path string) bool {
-		return !slices.ContainsFunc(remote, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, "/"+pathOf(gv)+"/") })
-	}, false)
+	return prune(sw, func(path string) bool { return !below(path, remote) }, false)
 }
 
 // prune keeps some paths, and the definitions that they use. The library prunes by prefixes, and

@@ -202,7 +202,7 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 	}
 	add := func(gv schema.GroupVersion) {
 		if d := o.remote(v, gv); d != nil {
-			index.Paths[pathOf(gv)] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: relativeURL(gv, d.json.hash)}
+			index.Paths[nameOf(gv)] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: relativeURL(gv, d.json.hash)}
 		}
 	}
 	for e := range o.remotes(v.table) {
@@ -224,17 +224,13 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 // ofLocal reports whether a path of the local apiserver's index is its own: neither a remote
 // group-version, nor a group that has only remote ones.
 func ofLocal(t *registry.Table, path string) bool {
-	parts := strings.Split(path, "/")
-	switch {
-	case parts[0] == "apis" && len(parts) == 3:
-		e := t.Entry(schema.GroupVersion{Group: parts[1], Version: parts[2]})
+	if gv, ok := groupVersionOf(path); ok {
+		e := t.Entry(gv)
 		return e == nil || e.Local()
-	case parts[0] == "apis" && len(parts) == 2:
-		g := t.Group(parts[1])
+	}
+	if group, ok := strings.CutPrefix(path, "apis/"); ok {
+		g := t.Group(group) // none has a slash in its name
 		return g == nil || slices.ContainsFunc(g.Entries, (*registry.Entry).Local)
-	case parts[0] == "api" && len(parts) == 2:
-		e := t.Entry(schema.GroupVersion{Version: parts[1]})
-		return e == nil || e.Local()
 	}
 	return true
 }

@@ -1,6 +1,7 @@
 package openapi
 
 import (
+	"cmp"
 	"net/http"
 	"net/url"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // The subtypes of application/ of each version. Each protobuf type has two names: kube-openapi's
@@ -125,17 +128,13 @@ func groupVersionOf(path string) (schema.GroupVersion, bool) {
 
 // relativeURL returns the URL of the document with this hash.
 func relativeURL(gv schema.GroupVersion, hash string) string {
-	u := url.URL{Path: "/openapi/v3/" + pathOf(gv), RawQuery: url.Values{"hash": {hash}}.Encode()}
+	u := url.URL{Path: "/openapi/v3" + registry.PathOf(gv), RawQuery: url.Values{"hash": {hash}}.Encode()}
 	return u.String()
 }
 
 // choose returns the subtype that the client prefers, as kube-openapi does. Empty means none.
 func choose(r *http.Request, subtypes ...string) string {
-	accept := r.Header.Get("Accept")
-	if accept == "" {
-		accept = "*/*"
-	}
-	for _, clause := range goautoneg.ParseAccept(accept) {
+	for _, clause := range goautoneg.ParseAccept(cmp.Or(r.Header.Get("Accept"), "*/*")) {
 		for _, s := range subtypes {
 			if (clause.Type == "application" || clause.Type == "*") && (clause.SubType == s || clause.SubType == "*") {
 				return s
