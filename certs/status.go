@@ -144,11 +144,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		// series would fail the whole scrape.
 		if key := (series{st.Use, st.Source, ""}); !seen[key] {
 			seen[key] = true
-			valid := 1.0
-			if st.Err != "" {
-				valid = 0
-			}
-			gauge(c.valid, valid, st.Use, st.Source)
+			gauge(c.valid, metric.Number(st.Err == ""), st.Use, st.Source)
 			if !st.Changed.IsZero() {
 				gauge(c.change, float64(st.Changed.Unix()), st.Use, st.Source)
 			}

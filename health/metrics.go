@@ -68,9 +68,5 @@ func (s endpointSeries) probed(f finding) {
 }
 
 func (s endpointSeries) set(r registry.Report) {
-	if r.Health == registry.Healthy {
-		s.healthy.Set(1)
-	} else {
-		s.healthy.Set(0)
-	}
+	s.healthy.Set(metric.Number(r.Health == registry.Healthy))
 }

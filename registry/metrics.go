@@ -103,11 +103,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	for _, e := range t.entries {
 		counts[e.Kind()]++
 		problems += len(e.Problems)
-		value := 1.0
-		if e.Verdict.Available() {
-			value = 0
-		}
-		to <- prometheus.MustNewConstMetric(m.unavailable, prometheus.GaugeValue, value, e.Name)
+		to <- prometheus.MustNewConstMetric(m.unavailable, prometheus.GaugeValue, metric.Number(!e.Verdict.Available()), e.Name)
 		if !e.Local() {
 			m.collectTotal(to, e.Name)
 			to <- prometheus.MustNewConstMetric(m.info, prometheus.GaugeValue, 1, e.Name, e.GroupVersion.Group, e.GroupVersion.Version, e.Policy.Owner)

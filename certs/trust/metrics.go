@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // maxSeries bounds the expiry series of one bundle; the CAs that expire first are shown. A bundle
@@ -148,17 +150,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 				gauge(c.expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
 			}
 		}
-		gauge(c.overlap, number(s.OverlapInForce), s.APIService)
-		gauge(c.valid, number(s.Fault == ""), s.APIService)
+		gauge(c.overlap, metric.Number(s.OverlapInForce), s.APIService)
+		gauge(c.valid, metric.Number(s.Fault == ""), s.APIService)
 		if !s.Changed.IsZero() {
 			gauge(c.change, float64(s.Changed.Unix()), s.APIService)
 		}
 	}
-}
-
-func number(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
 }

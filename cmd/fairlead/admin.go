@@ -114,10 +114,7 @@ func (d *door) countProcess(context.Context) error {
 			Name: "fairlead_build_info", Help: "1, with the build in the labels.", ConstLabels: prometheus.Labels{"version": version, "go": runtime.Version()},
 		}, func() float64 { return 1 }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_draining", Help: "1 while this process drains and reports not ready."}, func() float64 {
-			if d.draining.Active() {
-				return 1
-			}
-			return 0
+			return metric.Number(d.draining.Active())
 		}),
 		localHealth{d.localServers}, d.held,
 	)
@@ -137,10 +134,6 @@ func (l localHealth) Describe(to chan<- *prometheus.Desc) { to <- l.desc() }
 // Collect implements prometheus.Collector.
 func (l localHealth) Collect(to chan<- prometheus.Metric) {
 	for _, s := range l.servers() {
-		up := 0.0
-		if s.Health == registry.Healthy {
-			up = 1
-		}
-		to <- prometheus.MustNewConstMetric(l.desc(), prometheus.GaugeValue, up, s.Address)
+		to <- prometheus.MustNewConstMetric(l.desc(), prometheus.GaugeValue, metric.Number(s.Health == registry.Healthy), s.Address)
 	}
 }

@@ -23,6 +23,14 @@ func Register(to prometheus.Registerer, of string, all ...prometheus.Collector) 
 	return nil
 }
 
+// Number returns the value of a gauge that says yes or no: 1 or 0.
+func Number(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
 // Counter makes a counter with one label of few values. All series start at 0, because rate() does
 // not see the first step of a series that begins at 1.
 func Counter(name, help, label string, values ...string) *prometheus.CounterVec {

@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 const (
@@ -155,7 +157,7 @@ func (p *Publisher) present(now bool) {
 		p.log.Info("the lease of this replica changed", "address", p.config.Address.String(), "published", now)
 	}
 	p.published = now
-	p.metrics.published.Set(map[bool]float64{true: 1}[now])
+	p.metrics.published.Set(metric.Number(now))
 }
 
 // deleteExpired deletes expired Leases, so that a replica that starts later does not wait for them
