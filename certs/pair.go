@@ -2,6 +2,7 @@ package certs
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -55,10 +56,7 @@ func (p *Pair) Changed() <-chan struct{} { return p.current.Load().superseded }
 // for, as client-go does: servers that ask for the wrong CA are common and verify the certificate
 // all the same. Without a pair it returns an empty certificate, which means none to crypto/tls.
 func (p *Pair) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	if c := p.Certificate(); c != nil {
-		return c, nil
-	}
-	return &tls.Certificate{}, nil
+	return cmp.Or(p.Certificate(), &tls.Certificate{}), nil
 }
 
 // take parses data (certificate, key) and puts it in force. Calls must not overlap.

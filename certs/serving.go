@@ -107,10 +107,7 @@ func (n *servingNames) lookup(name string) *tls.Certificate {
 const maxWildcards = 8
 
 func (n *servingNames) either(name string) *tls.Certificate {
-	if c := n.explicit[name]; c != nil {
-		return c
-	}
-	return n.implied[name]
+	return cmp.Or(n.explicit[name], n.implied[name])
 }
 
 // TLS returns the configuration of the listeners. It follows the pairs and CAs: each handshake uses

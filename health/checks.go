@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+
+	"k8s.io/utils/ptr"
 )
 
 // ownCheck is the name of this process's readiness check, on the admin port and in its responses
@@ -155,10 +157,7 @@ func warnUnmatched(text *strings.Builder, excluded map[string]bool) {
 // logChange logs changes only: a load balancer that asks every second must not fill the log.
 func (c *Checks) logChange(failed []string, causes []any) {
 	now := strings.Join(failed, ",")
-	before := ""
-	if p := c.failing.Swap(&now); p != nil {
-		before = *p
-	}
+	before := ptr.Deref(c.failing.Swap(&now), "")
 	if now == "" {
 		c.passed.Store(true)
 	}

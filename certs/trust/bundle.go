@@ -125,12 +125,7 @@ func (r *roots) without(drop map[identity]bool) *roots {
 	if r.system() || len(drop) == 0 {
 		return r
 	}
-	var left []*x509.Certificate
-	for _, c := range r.certs {
-		if !drop[identify(c)] {
-			left = append(left, c)
-		}
-	}
+	left := slices.DeleteFunc(slices.Clone(r.certs), func(c *x509.Certificate) bool { return drop[identify(c)] })
 	switch len(left) {
 	case 0:
 		return nil

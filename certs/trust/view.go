@@ -2,6 +2,7 @@ package trust
 
 import (
 	"crypto/x509"
+	"maps"
 	"slices"
 	"time"
 )
@@ -145,12 +146,8 @@ func live(previous []replaced, now time.Time) []replaced {
 
 // dropped returns the CAs of old that next does not have.
 func dropped(old, next *roots) map[identity]bool {
-	d := make(map[identity]bool)
-	for id := range old.ids {
-		if !next.ids[id] {
-			d[id] = true
-		}
-	}
+	d := maps.Clone(old.ids)
+	maps.DeleteFunc(d, func(id identity, _ bool) bool { return next.ids[id] })
 	return d
 }
 

@@ -1,6 +1,7 @@
 package openapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -45,10 +46,7 @@ type localState struct {
 
 // askLocal requests what may have changed, and stores it. After an error the former state stays.
 func (o *OpenAPI) askLocal(ctx context.Context) error {
-	last := o.local.Load()
-	if last == nil {
-		last = &localState{}
-	}
+	last := cmp.Or(o.local.Load(), &localState{})
 	next := *last
 	err := o.localIndex(ctx, &next)
 	if err == nil && (next.spec == nil || time.Since(next.specAt) >= specEvery || next.pending > 0 && time.Since(next.specAt) >= specGap) {
