@@ -23,9 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
-// maxManifest bounds one file, as the dir: registry does.
-const maxManifest = 4 << 20
-
 // set holds the objects of the files, and their positions.
 type set struct {
 	in   registry.Input
@@ -83,7 +80,7 @@ func (l *linter) expand(path string) []string {
 			return err
 		case e.IsDir() && name != path && strings.HasPrefix(e.Name(), "."):
 			return filepath.SkipDir
-		case !e.IsDir() && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) && !strings.HasPrefix(e.Name(), "."):
+		case !e.IsDir() && manifest.IsFile(name) && !strings.HasPrefix(e.Name(), "."):
 			files = append(files, name)
 		}
 		return nil
@@ -123,20 +120,15 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 }
 
 func readManifest(file string, stdin io.Reader) ([]byte, error) {
-	in := stdin
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		in = f
+	if file == "-" {
+		return manifest.Read(stdin)
 	}
-	data, err := io.ReadAll(io.LimitReader(in, maxManifest+1))
-	if err == nil && len(data) > maxManifest {
-		err = fmt.Errorf("larger than %d bytes", maxManifest)
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
 	}
-	return data, err
+	defer f.Close()
+	return manifest.Read(f)
 }
 
 func (s *set) add(o manifest.Object) {

@@ -14,6 +14,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -188,7 +189,7 @@ func (d *Directory) publish(to Publish, faults []Fault) {
 	var objects []runtime.Object
 	now := newShown()
 	owners := make(map[string]string) // :: object → "file:line"
-	for _, path := range sortedKeys(d.files) {
+	for _, path := range slices.Sorted(maps.Keys(d.files)) {
 		f := d.files[path]
 		faults = append(faults, f.faults...)
 		for _, o := range f.objects {

@@ -1,12 +1,11 @@
 package directory
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,9 +39,6 @@ type listing struct {
 }
 
 const (
-	// maxFileSize bounds one file: etcd rejects objects above 1.5 MiB, and a List of all
-	// APIServices of a large cluster has 2 MiB.
-	maxFileSize = 4 << 20
 	// maxFiles is for the supported 10,000 APIServices, each with a file for its Service.
 	maxFiles = 20_000
 	// maxDepth is how deep subdirectories may be nested.
@@ -84,7 +80,7 @@ func (l *listing) walk(path string, depth int) {
 			l.walk(name, depth+1)
 		case e.IsDir():
 			l.fault(name, "reading directory", fmt.Errorf("more than %d directories deep", maxDepth))
-		case !isManifest(name):
+		case !manifest.IsFile(name):
 		case len(l.files) >= maxFiles:
 			l.fault(name, "reading file", fmt.Errorf("more than %d files", maxFiles))
 			return
@@ -107,14 +103,6 @@ func plain(err error) string {
 	return err.Error()
 }
 
-func isManifest(name string) bool {
-	switch filepath.Ext(name) {
-	case ".yaml", ".yml", ".json":
-		return true
-	}
-	return false
-}
-
 // read reads the changed files. It reports whether some must be read again soon.
 func (d *Directory) read(l listing, first bool) (again bool) {
 	for path := range d.files {
@@ -123,10 +111,7 @@ func (d *Directory) read(l listing, first bool) (again bool) {
 		}
 	}
 	for _, path := range l.files {
-		old := d.files[path]
-		if old == nil {
-			old = &file{}
-		}
+		old := cmp.Or(d.files[path], &file{})
 		f := d.readFile(path, old)
 		switch {
 		case f == old:
@@ -163,7 +148,7 @@ func (d *Directory) readFile(path string, old *file) *file {
 	if !info.Mode().IsRegular() {
 		return wrong("reading file", errors.New("not a regular file")) // a pipe would hang
 	}
-	data, err := readBounded(path)
+	data, err := read(path)
 	if err != nil {
 		return wrong("reading file", err)
 	}
@@ -197,20 +182,11 @@ func (f *file) unchanged(info fs.FileInfo) bool {
 		f.readAt.Sub(info.ModTime()) > clockTick
 }
 
-func readBounded(path string) ([]byte, error) {
+func read(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxFileSize {
-		return nil, fmt.Errorf("larger than %d bytes", maxFileSize)
-	}
-	return data, nil
+	return manifest.Read(f)
 }
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

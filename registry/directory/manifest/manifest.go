@@ -9,6 +9,9 @@ package manifest
 import (
 	"errors"
 	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -80,6 +83,24 @@ func NewDecoder() (*Decoder, error) {
 	}
 	codecs := serializer.NewCodecFactory(scheme, serializer.EnableStrict)
 	return &Decoder{scheme: scheme, strict: codecs.UniversalDeserializer()}, nil
+}
+
+// IsFile reports whether a file of this name is read as manifests.
+func IsFile(name string) bool {
+	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
+}
+
+// maxFile bounds one file: etcd rejects objects above 1.5 MiB, and a List of all APIServices of a
+// large cluster has 2 MiB.
+const maxFile = 4 << 20
+
+// Read reads a file, unless it is too large.
+func Read(from io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(from, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("larger than %d bytes", maxFile)
+	}
+	return data, err
 }
 
 // maxFaults bounds the faults that are reported for a file: a reader fixes the first ones and tries

@@ -73,9 +73,7 @@ func validateBinding(o *rbacv1.ClusterRoleBinding) field.ErrorList {
 	if o.RoleRef.Name == "" {
 		errs = append(errs, field.Required(ref.Child("name"), ""))
 	} else {
-		for _, msg := range roleName(o.RoleRef.Name, false) {
-			errs = append(errs, field.Invalid(ref.Child("name"), o.RoleRef.Name, msg))
-		}
+		errs = append(errs, invalid(ref.Child("name"), o.RoleRef.Name, roleName(o.RoleRef.Name, false))...)
 	}
 	for i := range o.Subjects {
 		errs = append(errs, validateSubject(&o.Subjects[i], field.NewPath("subjects").Index(i))...)
@@ -92,10 +90,8 @@ func validateSubject(s *rbacv1.Subject, at *field.Path) field.ErrorList {
 	switch s.Kind {
 	case rbacv1.ServiceAccountKind:
 		group = ""
-		for _, msg := range apivalidation.ValidateServiceAccountName(s.Name, false) {
-			if s.Name != "" {
-				errs = append(errs, field.Invalid(at.Child("name"), s.Name, msg))
-			}
+		if s.Name != "" {
+			errs = append(errs, invalid(at.Child("name"), s.Name, apivalidation.ValidateServiceAccountName(s.Name, false))...)
 		}
 		if s.Namespace == "" {
 			errs = append(errs, field.Required(at.Child("namespace"), ""))

@@ -66,9 +66,7 @@ func validateService(o *corev1.Service) field.ErrorList {
 	switch o.Spec.Type {
 	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
 	case corev1.ServiceTypeExternalName:
-		for _, msg := range utilvalidation.IsDNS1123Subdomain(o.Spec.ExternalName) {
-			errs = append(errs, field.Invalid(spec.Child("externalName"), o.Spec.ExternalName, msg))
-		}
+		errs = append(errs, invalid(spec.Child("externalName"), o.Spec.ExternalName, utilvalidation.IsDNS1123Subdomain(o.Spec.ExternalName))...)
 	default:
 		errs = append(errs, field.NotSupported(spec.Child("type"), o.Spec.Type, []corev1.ServiceType{
 			corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort,
@@ -96,9 +94,7 @@ func validateServicePort(p *corev1.ServicePort, path *field.Path, named bool, na
 	if named && p.Name == "" {
 		errs = append(errs, field.Required(path.Child("name"), ""))
 	}
-	for _, msg := range utilvalidation.IsValidPortNum(int(p.Port)) {
-		errs = append(errs, field.Invalid(path.Child("port"), p.Port, msg))
-	}
+	errs = append(errs, invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))...)
 	number := fmt.Sprintf("%s/%d", p.Protocol, p.Port)
 	if numbers.Has(number) {
 		errs = append(errs, field.Duplicate(path, number))
@@ -110,9 +106,7 @@ func validateServicePort(p *corev1.ServicePort, path *field.Path, named bool, na
 func validatePortName(name string, path *field.Path, names sets.Set[string]) field.ErrorList {
 	var errs field.ErrorList
 	if name != "" {
-		for _, msg := range utilvalidation.IsDNS1123Label(name) {
-			errs = append(errs, field.Invalid(path, name, msg))
-		}
+		errs = invalid(path, name, utilvalidation.IsDNS1123Label(name))
 		if names.Has(name) {
 			errs = append(errs, field.Duplicate(path, name))
 		}
@@ -175,9 +169,7 @@ func validateSlice(o *discoveryv1.EndpointSlice) field.ErrorList {
 			errs = append(errs, field.Required(path.Child("port"), ""))
 			continue
 		}
-		for _, msg := range utilvalidation.IsValidPortNum(int(*p.Port)) {
-			errs = append(errs, field.Invalid(path.Child("port"), *p.Port, msg))
-		}
+		errs = append(errs, invalid(path.Child("port"), *p.Port, utilvalidation.IsValidPortNum(int(*p.Port)))...)
 	}
 	return errs
 }
@@ -193,9 +185,7 @@ func validateAddresses(addresses []string, kind discoveryv1.AddressType, path *f
 	for i, a := range addresses {
 		at := path.Index(i)
 		if kind == discoveryv1.AddressTypeFQDN {
-			for _, msg := range utilvalidation.IsDNS1123Subdomain(a) {
-				errs = append(errs, field.Invalid(at, a, msg))
-			}
+			errs = append(errs, invalid(at, a, utilvalidation.IsDNS1123Subdomain(a))...)
 			continue
 		}
 		addr, err := netip.ParseAddr(a)
@@ -252,9 +242,13 @@ func validateSecret(o *corev1.Secret) field.ErrorList {
 }
 
 func validateKey(k string, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	for _, msg := range utilvalidation.IsConfigMapKey(k) {
-		errs = append(errs, field.Invalid(path.Key(k), k, msg))
+	return invalid(path.Key(k), k, utilvalidation.IsConfigMapKey(k))
+}
+
+// invalid returns an error for each of the messages about a value.
+func invalid(path *field.Path, value any, messages []string) (errs field.ErrorList) {
+	for _, msg := range messages {
+		errs = append(errs, field.Invalid(path, value, msg))
 	}
 	return errs
 }
