@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"cmp"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -182,11 +183,19 @@ func (a *APIService) Path() string {
 	return registry.PathOf(schema.GroupVersion{Group: a.Group, Version: a.Version})
 }
 
+// Why returns the details of the verdict, or the message of the maintenance.
+func (a *APIService) Why() string { return cmp.Or(a.Maintenance, a.Verdict.Message) }
+
 // Healthy counts the endpoints that are healthy.
-func (a *APIService) Healthy() int {
+func (a *APIService) Healthy() int { return healthy(a.Endpoints) }
+
+// LocalHealthy counts the healthy local apiservers.
+func (s *Status) LocalHealthy() int { return healthy(s.LocalServers) }
+
+func healthy(list []Endpoint) int {
 	n := 0
-	for i := range a.Endpoints {
-		if a.Endpoints[i].Health == "healthy" {
+	for i := range list {
+		if list[i].Health == "healthy" {
 			n++
 		}
 	}

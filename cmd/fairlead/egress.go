@@ -9,12 +9,10 @@ import (
 	"k8s.io/apiserver/pkg/server/egressselector"
 )
 
-type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
-
 // egressDialer returns the dialer of an egress selector configuration's entry "cluster", as
 // kube-apiserver reads it. Live traffic and probes must use the same one. Nil means direct
 // connections: there is no file, or it says so.
-func egressDialer(file string) (dialFunc, error) {
+func egressDialer(file string) (utilnet.DialFunc, error) {
 	if file == "" {
 		return nil, nil
 	}

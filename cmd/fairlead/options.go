@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -197,15 +196,13 @@ func (o *options) validate() error {
 }
 
 func (o *options) validateTLS(fault func(string, ...any)) {
-	for _, pair := range o.sniPairs {
-		files, _, _ := strings.Cut(pair, ":")
-		cert, key, ok := strings.Cut(files, ",")
-		if !ok || cert == "" || key == "" {
-			fault("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", pair)
+	for i, pair := range sniPairs(o.sniPairs) {
+		if pair.Cert == "" || pair.Key == "" {
+			fault("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", o.sniPairs[i])
 			continue
 		}
-		checkReadable(fault, "--tls-sni-cert-key", cert)
-		checkReadable(fault, "--tls-sni-cert-key", key)
+		checkReadable(fault, "--tls-sni-cert-key", pair.Cert)
+		checkReadable(fault, "--tls-sni-cert-key", pair.Key)
 	}
 	known := map[string]bool{}
 	for _, s := range tls.CipherSuites() {

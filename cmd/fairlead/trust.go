@@ -55,7 +55,8 @@ func filePair(cert, key string) certs.PairSource {
 	return certs.PairSource{Cert: cert, Key: key}
 }
 
-// sniPairs reads certfile,keyfile[:name,…], as kube-apiserver does. validate has checked the form.
+// sniPairs reads certfile,keyfile[:name,…], as kube-apiserver does. A flag of another form yields a
+// pair without a file, which validate refuses.
 func sniPairs(flags []string) []certs.PairSource {
 	var pairs []certs.PairSource
 	for _, f := range flags {

@@ -107,12 +107,7 @@ func (d *door) makeTable(context.Context) (err error) {
 }
 
 // orNone is for durations whose zero means the default in a Config but none on the command line.
-func orNone(d time.Duration) time.Duration {
-	if d == 0 {
-		return -1
-	}
-	return d
-}
+func orNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 
 // protectedGroups reads the flag: no value means the default, "-" means none.
 func protectedGroups(flag []string) []string {

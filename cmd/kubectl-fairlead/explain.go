@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -174,19 +175,14 @@ func (c *client) findShadowed(ctx context.Context, x *answer.Explanation) {
 	found, err := shadow.Find(ctx, c.apiserver, []schema.GroupVersion{gv})
 	if name := found[gv]; err == nil && name != "" {
 		hidden := fmt.Sprintf("CustomResourceDefinition %s serves %s too, and is shadowed by APIService %s", name, gv, a.Name)
-		x.Cause = strings.Join(compact(x.Cause, hidden), "; ")
-		x.Advice = strings.Join(compact(x.Advice, "a group-version has one owner: delete one of the two, or rename the group"), "; ")
+		x.Cause = joined("; ", x.Cause, hidden)
+		x.Advice = joined("; ", x.Advice, "a group-version has one owner: delete one of the two, or rename the group")
 	}
 }
 
-func compact(texts ...string) []string {
-	var out []string
-	for _, t := range texts {
-		if t != "" {
-			out = append(out, t)
-		}
-	}
-	return out
+// joined joins the texts that are not empty.
+func joined(separator string, texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(t string) bool { return t == "" }), separator)
 }
 
 // describe formats an explanation for people.
@@ -241,12 +237,12 @@ func (c *client) describeEntry(line func(name, text string), a *answer.APIServic
 	line("Service", a.Service)
 	line("TLS name", a.ServerName)
 	if a.Trust != nil {
-		line("Trusted by", printable(strings.Join(compact(a.Trust.Source, a.Trust.Fault), " ")))
+		line("Trusted by", printable(joined(" ", a.Trust.Source, a.Trust.Fault)))
 	}
-	line("Verdict", printable(strings.Join(compact(a.Verdict.Status, a.Verdict.Reason, other(a.Verdict.Message)), " ")))
+	line("Verdict", printable(joined(" ", a.Verdict.Status, a.Verdict.Reason, other(a.Verdict.Message))))
 	for i := range a.Endpoints {
 		e := &a.Endpoints[i]
-		text := printable(strings.Join(compact(e.Address+" "+e.Health, other(e.Error)), ": "))
+		text := printable(joined(": ", e.Address+" "+e.Health, other(e.Error)))
 		if e.Health == "unhealthy" {
 			text = c.palette.bad(text)
 		}

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net"
-	"strings"
 	"sync"
 	"time"
 
@@ -50,7 +49,7 @@ func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]
 	_ = g.Wait() // no function returns an error
 	for _, endpoint := range e.Endpoints {
 		if err := faults[endpoint.Address]; err != nil {
-			do := strings.Join(compact("run lint where Fairlead runs", advice.For(err.Error())), "; there, ")
+			do := joined("; there, ", "run lint where Fairlead runs", advice.For(err.Error()))
 			l.warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", endpoint.Address, err)
 		} else if l.proxy != nil {
 			l.trusts("APIService "+e.Name, endpoint.Address, asked[endpoint.Address])

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -87,13 +88,8 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 
 // sound returns errUnavailable unless this replica is ready and every APIService can be used.
 func sound(s *answer.Status) error {
-	if s.Ready != "" {
+	if s.Ready != "" || slices.ContainsFunc(s.APIServices, func(a answer.APIService) bool { return !a.Available() }) {
 		return errUnavailable
-	}
-	for i := range s.APIServices {
-		if !s.APIServices[i].Available() {
-			return errUnavailable
-		}
 	}
 	return nil
 }
@@ -142,12 +138,8 @@ func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 		{text: strconv.FormatInt(a.InFlight, 10)}, {text: answer.Latency(traffic.P99)}, c.expires(now, a.Expires()),
 	}
 	if wide {
-		message := a.Verdict.Message
-		if a.Maintenance != "" {
-			message = a.Maintenance
-		}
 		row = append(row, cell{text: answer.Rate(traffic.Rate)}, cell{text: strconv.FormatInt(a.LongRunning, 10)}, cell{text: fmt.Sprintf("%d/%d", a.GroupPriority, a.VersionPriority)},
-			cell{text: a.ServerName}, cell{text: message})
+			cell{text: a.ServerName}, cell{text: a.Why()})
 	}
 	return row
 }

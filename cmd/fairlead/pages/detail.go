@@ -48,7 +48,7 @@ func (d *document) facts(now time.Time, a *answer.APIService) {
 	d.put(` <span class="dim">for %s</span></p>
 `, answer.Ago(now, a.Verdict.Since))
 	if !a.Available() {
-		d.put(`<p class="bad">%s</p>`, why(a))
+		d.put(`<p class="bad">%s</p>`, a.Why())
 	}
 	d.items("note warn", a.Problems)
 	if a.Advice+a.Command+a.Runbook != "" {

@@ -1,9 +1,11 @@
 package pages
 
 import (
+	"cmp"
 	"embed"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
@@ -109,55 +111,30 @@ func (v *view) Headline() string {
 
 // Rate returns the requests per second to extension servers.
 func (v *view) Rate() float64 {
-	sum := 0.0
-	for _, a := range v.Remotes() {
-		if a.Traffic != nil {
-			sum += a.Traffic.Rate
-		}
-	}
-	return sum
+	return sum(v, func(a *answer.APIService) float64 { return cmp.Or(a.Traffic, &answer.Traffic{}).Rate })
 }
 
 // Errors returns the requests per second to extension servers that are answered with 5xx.
 func (v *view) Errors() float64 {
-	sum := 0.0
-	for _, a := range v.Remotes() {
-		if a.Traffic != nil {
-			sum += a.Traffic.Errors
-		}
-	}
-	return sum
+	return sum(v, func(a *answer.APIService) float64 { return cmp.Or(a.Traffic, &answer.Traffic{}).Errors })
 }
 
 // InFlight counts the requests in flight to extension servers, watches included.
 func (v *view) InFlight() int64 {
-	n := int64(0)
-	for _, a := range v.Remotes() {
-		n += a.InFlight + a.LongRunning
-	}
-	return n
+	return sum(v, func(a *answer.APIService) int64 { return a.InFlight + a.LongRunning })
 }
 
-// LocalHealthy counts the healthy local apiservers.
-func (v *view) LocalHealthy() int {
-	n := 0
-	for i := range v.LocalServers {
-		if v.LocalServers[i].Health == "healthy" {
-			n++
-		}
+// sum adds up a number of the APIServices of extension servers.
+func sum[N int64 | float64](v *view, number func(*answer.APIService) N) (n N) {
+	for _, a := range v.Remotes() {
+		n += number(a)
 	}
 	return n
 }
 
 // History returns the transitions of the one APIService.
 func (v *view) History() []answer.Transition {
-	var own []answer.Transition
-	for _, t := range v.Transitions {
-		if v.One != nil && t.APIService == v.One.Name {
-			own = append(own, t)
-		}
-	}
-	return own
+	return slices.DeleteFunc(slices.Clone(v.Transitions), func(t answer.Transition) bool { return t.APIService != v.One.Name })
 }
 
 func render(w http.ResponseWriter, v *view, page func(*document, *view)) {

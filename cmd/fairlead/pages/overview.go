@@ -208,7 +208,7 @@ func (d *document) row(v *view, a *answer.APIService) {
 	d.put(`</td>
 <td class="n" data-label="Certificate"><span class="%s">%s</span></td></tr>
 `, urgency(v.Time, a.Expires()), answer.Left(v.Time, a.Expires()))
-	if cause := cmp.Or(a.Cause, when(!a.Available(), why(a))); cause != "" {
+	if cause := cmp.Or(a.Cause, when(!a.Available(), a.Why())); cause != "" {
 		d.put(`<tr class="help"><td class="wide" colspan="11"><span class="%s">%s</span>`, state(a), cause)
 		d.help(a)
 		d.put(`</td></tr>

@@ -44,14 +44,6 @@ func (d *document) state(a *answer.APIService) {
 	}
 }
 
-// why returns the details of the state.
-func why(a *answer.APIService) string {
-	if a.Maintenance != "" {
-		return a.Maintenance
-	}
-	return a.Verdict.Message
-}
-
 // fewer returns the CSS class for the number of healthy endpoints.
 func fewer(a *answer.APIService) string {
 	switch healthy := a.Healthy(); {

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"runtime"
 	"time"
 
@@ -102,11 +103,7 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 }
 
 func verdict(v *registry.Verdict) answer.Verdict {
-	out := answer.Verdict{Status: string(v.Status), Reason: v.Reason, Message: v.Message, Since: v.Since}
-	if out.Status == "" {
-		out.Status = "Unknown"
-	}
-	return out
+	return answer.Verdict{Status: cmp.Or(string(v.Status), "Unknown"), Reason: v.Reason, Message: v.Message, Since: v.Since}
 }
 
 func (p *Pages) endpoint(of string, e *registry.Endpoint) answer.Endpoint {
