@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"mime"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -139,11 +140,8 @@ func (c *copied) object(omitManagedFields bool) (*runtime.Unknown, string) {
 }
 
 func jsonType(media string) bool {
-	switch media {
-	case "application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json":
-		return true
-	}
-	return false
+	types := []string{"application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json"}
+	return slices.Contains(types, media)
 }
 
 // inflate decompresses a body up to maxBody. If the data is no gzip, it returns it unchanged; that

@@ -1,6 +1,7 @@
 package authn
 
 import (
+	"cmp"
 	"crypto/x509"
 	"net/http"
 	"sync"
@@ -72,12 +73,7 @@ type verdict struct {
 }
 
 // err returns why the verification failed, or nil.
-func (v *verdict) err() error {
-	if v.clientErr != nil {
-		return v.clientErr
-	}
-	return v.frontErr
-}
+func (v *verdict) err() error { return cmp.Or(v.clientErr, v.frontErr) }
 
 func (v *verdict) alive(generation uint64, now time.Time) bool {
 	return v != nil && v.generation == generation && !now.After(v.until)

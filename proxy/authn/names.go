@@ -123,10 +123,10 @@ func newNameSet(target *HeaderNames, read HeaderNames) *nameSet {
 // preferred returns the standard name if it is trusted, else the first trusted one: without the
 // extra, a user could lose a restriction.
 func preferred(trusted []string, standard string) string {
-	if len(trusted) == 0 || slices.Contains(trusted, standard) {
-		if len(trusted) == 0 {
-			return ""
-		}
+	switch {
+	case len(trusted) == 0:
+		return ""
+	case slices.Contains(trusted, standard):
 		return standard
 	}
 	return trusted[0]

@@ -147,15 +147,7 @@ func (z *Authorizer) shortcut(a *Attributes) bool {
 		return false
 	}
 	path := strings.TrimPrefix(a.Path, "/")
-	if z.paths[path] {
-		return true
-	}
-	for _, p := range z.prefixes {
-		if strings.HasPrefix(path, p) {
-			return true
-		}
-	}
-	return false
+	return z.paths[path] || slices.ContainsFunc(z.prefixes, func(prefix string) bool { return strings.HasPrefix(path, prefix) })
 }
 
 // Cached decides without I/O, if possible. It keeps nothing of a.

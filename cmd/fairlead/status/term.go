@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -131,10 +132,7 @@ func (w *written) read(o *apiregistrationv1.APIService, of apiregistrationv1.API
 }
 
 func (t *term) of(name string) *written {
-	if have := t.entries[name]; have != nil {
-		return have
-	}
-	return &written{}
+	return cmp.Or(t.entries[name], &written{})
 }
 
 // write applies every condition that differs and may be written now. It returns when to call it

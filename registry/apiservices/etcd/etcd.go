@@ -10,6 +10,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,9 +65,7 @@ const (
 
 // New makes a Store of the objects that scheme knows. It does not wait for etcd.
 func New(scheme *runtime.Scheme, c Config) (*Store, error) {
-	if c.Prefix == "" {
-		c.Prefix = "/registry"
-	}
+	c.Prefix = cmp.Or(c.Prefix, "/registry")
 	client := clientv3.Config{
 		Endpoints: c.Endpoints, DialKeepAliveTime: keepAlive, DialKeepAliveTimeout: keepAliveTimeout,
 		Logger: zap.NewNop(), // callers log what fails

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,10 +58,7 @@ func (s *localState) complete() bool {
 
 // askLocal requests all documents and stores the changed ones. An error changes nothing.
 func (d *Discovery) askLocal(ctx context.Context) error {
-	next, changed := localState{}, false
-	if last := d.local.Load(); last != nil {
-		next = *last
-	}
+	next, changed := *cmp.Or(d.local.Load(), &localState{}), false
 	err := errors.Join(d.localGroups(ctx, &next, &changed), d.localCore(ctx, &next, &changed), d.localVersions(ctx, &next, &changed))
 	d.local.Store(&next)
 	if changed {

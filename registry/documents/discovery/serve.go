@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -25,9 +26,7 @@ type groupDocument struct {
 
 // render makes the documents. It takes unchanged ones from old, which may be nil.
 func (d *Discovery) render(m *merge, l *localState, old *view) *view {
-	if old == nil {
-		old = &view{}
-	}
+	old = cmp.Or(old, &view{})
 	t := m.table
 	next := &view{of: t, local: l, groups: old.groups, legacy: old.legacy, core: old.core, versions: old.versions}
 	next.pieces = m.cut(old.pieces, l.sameGroups(old.local) && m.staleAfter <= 0)
