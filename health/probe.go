@@ -33,7 +33,7 @@ const (
 
 // probeURL returns the URL of a probe.
 func probeURL(e *registry.Entry, address string) *url.URL {
-	u := &url.URL{Scheme: "https", Host: address, Path: registry.PathOf(e.GroupVersion)}
+	u := &url.URL{Scheme: "https", Host: address, Path: e.Path()}
 	if e.GroupVersion.Empty() {
 		u.Path = "/readyz"
 	}

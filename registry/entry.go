@@ -39,16 +39,16 @@ type Entry struct {
 	from *origin
 }
 
-// PathOf returns the path of a group-version: of its discovery document, and above all its objects.
-func PathOf(gv schema.GroupVersion) string {
-	if gv.Group == "" {
-		return "/api/" + gv.Version
-	}
-	return "/apis/" + gv.Group + "/" + gv.Version
-}
-
 // Key returns the name, for latest.Diff.
 func (e *Entry) Key() string { return e.Name }
+
+// Path returns the path of the group-version's discovery document, which is above all its objects.
+func (e *Entry) Path() string {
+	if e.GroupVersion.Group == "" {
+		return "/api/" + e.GroupVersion.Version
+	}
+	return "/apis/" + e.GroupVersion.String()
+}
 
 // Local reports whether the local apiserver serves this group-version.
 func (e *Entry) Local() bool { return e.Backend == nil }

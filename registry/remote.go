@@ -158,7 +158,7 @@ func failed(e *Entry) Verdict {
 	first := &e.Endpoints[at]
 	message := first.Message
 	if !strings.HasPrefix(message, "failing or missing response from ") && !strings.HasPrefix(message, "timed out waiting for ") {
-		message = "failing or missing response from https://" + first.Address + PathOf(e.GroupVersion) + ": " + message
+		message = "failing or missing response from https://" + first.Address + e.Path() + ": " + message
 	}
 	return Verdict{Status: corev1.ConditionFalse, Reason: ReasonFailedDiscoveryCheck, Message: message}
 }

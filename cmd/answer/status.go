@@ -4,11 +4,8 @@ import (
 	"cmp"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
-
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
@@ -180,7 +177,10 @@ func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.M
 
 // Path returns the path of its discovery document.
 func (a *APIService) Path() string {
-	return registry.PathOf(schema.GroupVersion{Group: a.Group, Version: a.Version})
+	if a.Group == "" {
+		return "/api/" + a.Version
+	}
+	return "/apis/" + a.Group + "/" + a.Version
 }
 
 // Why returns the details of the verdict, or the message of the maintenance.

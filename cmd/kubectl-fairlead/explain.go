@@ -17,7 +17,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/shadow"
 )
 
@@ -145,7 +144,7 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%q is neither a path nor an APIService nor a resource: %w", subject, err)
 	}
-	path := registry.PathOf(gvr.GroupVersion()) + "/"
+	path := (&answer.APIService{Group: gvr.Group, Version: gvr.Version}).Path() + "/"
 	if ns := *c.flags.Namespace; ns != "" {
 		path += "namespaces/" + ns + "/"
 	}

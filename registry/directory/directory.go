@@ -14,7 +14,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -189,7 +188,7 @@ func (d *Directory) publish(to Publish, faults []Fault) {
 	var objects []runtime.Object
 	now := newShown()
 	owners := make(map[string]string) // :: object → "file:line"
-	for _, path := range slices.Sorted(maps.Keys(d.files)) {
+	for _, path := range d.paths() {
 		f := d.files[path]
 		faults = append(faults, f.faults...)
 		for _, o := range f.objects {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -166,6 +167,9 @@ func (d *Directory) readFile(path string, old *file) *file {
 	f.objects = objects
 	return f
 }
+
+// paths returns the files that were read, in order.
+func (d *Directory) paths() []string { return slices.Sorted(maps.Keys(d.files)) }
 
 // unsettled reports whether a file is invalid and so new that it may still be being written.
 func (f *file) unsettled() bool {

@@ -27,7 +27,7 @@ func (d *Discovery) legacyVersion(ctx context.Context, old version, e *registry.
 }
 
 func (d *Discovery) askLegacy(ctx context.Context, e *registry.Entry) (*apidiscoveryv2.APIVersionDiscovery, error) {
-	a, err := documents.Get(ctx, d.cfg.From(e), documents.Question{Path: "/apis/" + e.GroupVersion.String(), Accept: runtime.ContentTypeJSON})
+	a, err := documents.Get(ctx, d.cfg.From(e), documents.Question{Path: e.Path(), Accept: runtime.ContentTypeJSON})
 	if err != nil {
 		return nil, err
 	}

@@ -12,8 +12,6 @@ import (
 	"k8s.io/kube-openapi/pkg/aggregator"
 	"k8s.io/kube-openapi/pkg/openapiconv"
 	"k8s.io/kube-openapi/pkg/validation/spec"
-
-	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 const (
@@ -24,12 +22,17 @@ const (
 	discarded = "discarded "
 )
 
-// nameOf returns a group-version's name in the v3 index.
-func nameOf(gv schema.GroupVersion) string { return strings.TrimPrefix(registry.PathOf(gv), "/") }
+// pathOf returns a group-version's path without slashes at its ends: its name in the v3 index.
+func pathOf(gv schema.GroupVersion) string {
+	if gv.Group == "" {
+		return "api/" + gv.Version
+	}
+	return "apis/" + gv.Group + "/" + gv.Version
+}
 
 // below reports whether a path is below one of the group-versions.
 func below(path string, list []schema.GroupVersion) bool {
-	return slices.ContainsFunc(list, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, registry.PathOf(gv)+"/") })
+	return slices.ContainsFunc(list, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, "/"+pathOf(gv)+"/") })
 }
 
 // guard turns a panic into an error: kube-openapi was made for trusted servers.

@@ -202,7 +202,7 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 	}
 	add := func(gv schema.GroupVersion) {
 		if d := o.remote(v, gv); d != nil {
-			index.Paths[nameOf(gv)] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: relativeURL(gv, d.json.hash)}
+			index.Paths[pathOf(gv)] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: relativeURL(gv, d.json.hash)}
 		}
 	}
 	for e := range o.remotes(v.table) {

@@ -12,8 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
-
-	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // The subtypes of application/ of each version. Each protobuf type has two names: kube-openapi's
@@ -128,7 +126,7 @@ func groupVersionOf(path string) (schema.GroupVersion, bool) {
 
 // relativeURL returns the URL of the document with this hash.
 func relativeURL(gv schema.GroupVersion, hash string) string {
-	u := url.URL{Path: "/openapi/v3" + registry.PathOf(gv), RawQuery: url.Values{"hash": {hash}}.Encode()}
+	u := url.URL{Path: "/openapi/v3/" + pathOf(gv), RawQuery: url.Values{"hash": {hash}}.Encode()}
 	return u.String()
 }
 

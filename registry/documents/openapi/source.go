@@ -160,7 +160,7 @@ func (q *question) index(ctx context.Context) (*handler3.OpenAPIV3Discovery, err
 func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Discovery, next *state) error {
 	var errs []error
 	for _, gv := range q.own {
-		item, ok := index.Paths[nameOf(gv)]
+		item, ok := index.Paths[pathOf(gv)]
 		if !ok {
 			continue
 		}
@@ -169,7 +169,7 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 			next.documents[gv] = old
 			continue
 		}
-		body, err := q.document(ctx, "/openapi/v3"+registry.PathOf(gv))
+		body, err := q.document(ctx, "/openapi/v3/"+pathOf(gv))
 		switch {
 		case err != nil:
 			errs = append(errs, err)
