@@ -1,5 +1,5 @@
-// Package volley sends requests at a steady rate, whether or not earlier ones were answered: a server
-// that hangs must not slow down its own measurement.
+// Package volley sends requests at a steady rate, whether or not earlier ones were answered: a
+// server that hangs must not slow down its own measurement.
 //
 // Set a Load's fields before Start. Any goroutine may call its methods.
 package volley
