@@ -37,11 +37,12 @@ func (s *Store) runFiles(ctx context.Context) {
 	watching.Go(func() { w.Run(ctx) })
 	for {
 		// Watch before reading: a change between New and this point is seen now.
-		var want []string
-		for _, path := range paths {
-			want = append(want, directories(path)...)
-		}
-		w.Watch(want)
+		w.Watch(func() (all []string) {
+			for _, path := range paths {
+				all = append(all, directories(path)...)
+			}
+			return all
+		})
 		for _, f := range s.followed {
 			if len(f.files) > 0 {
 				s.report(f)(f.load())

@@ -144,8 +144,11 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 	}
 	for first := true; ; {
 		// Watch before reading: a change in between is seen twice, never missed.
-		found := d.list()
-		w.Watch(found.directories)
+		var found listing
+		w.Watch(func() []string {
+			found = d.list()
+			return found.directories
+		})
 		again := true
 		// If nothing could be read, do not publish an empty registry: every path would be answered
 		// with 404.

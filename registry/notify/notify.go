@@ -33,7 +33,9 @@ type Watcher struct {
 	cfg     Config
 	from    *fsnotify.Watcher // nil means polling only
 	changed chan struct{}     // holds one token
-	watched map[string]bool   // :: directory → watching succeeded; only Watch uses it
+	// Only Watch uses these.
+	listed  []string
+	watched map[string]bool // :: directory → watching succeeded
 }
 
 // New makes a Watcher. Run releases it.
@@ -58,10 +60,28 @@ func newPoller(cfg Config) *Watcher {
 // Changed returns a channel that delivers when something may have changed.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
-// Watch sets the watched directories. Those that were watched before are watched anew, because the
-// name may now be another directory's. Names must be real (without links), because a watch stays
-// with the directory that had the name when the watch was made.
-func (w *Watcher) Watch(directories []string) {
+// maxLists bounds how often a Watch lists directories that keep changing.
+const maxLists = 10
+
+// Watch watches the directories that list returns, instead of the earlier ones. It lists again until
+// all of them were watched before list was called, so that no later change is missed. Names must be
+// real (without links), because a watch stays with the directory that had the name when the watch
+// was made.
+func (w *Watcher) Watch(list func() []string) {
+	for range maxLists {
+		w.watch(w.listed)
+		before := w.listed
+		if w.listed = list(); slices.Equal(w.listed, before) {
+			return
+		}
+	}
+	w.watch(w.listed)
+	w.signal() // they may have changed since
+}
+
+// watch watches directories. Those that were watched before are watched anew, because the name may
+// now be another directory's.
+func (w *Watcher) watch(directories []string) {
 	if w.from == nil {
 		return
 	}

@@ -101,7 +101,7 @@ func TestPollsAlone(t *testing.T) {
 		w := newPoller(Config{})
 		var running sync.WaitGroup
 		running.Go(func() { w.Run(ctx) })
-		w.Watch([]string{"/"})
+		w.watch([]string{"/"})
 		begun := time.Now()
 		for range 3 {
 			<-w.Changed()
@@ -138,12 +138,12 @@ func TestDirectories(t *testing.T) {
 		}
 	}()
 
-	w.Watch([]string{dir("a"), dir("missing")})
+	w.watch([]string{dir("a"), dir("missing")})
 	write(dir("a/f"))
 	<-w.Changed()
 
 	must.Do(t, errors.Join(os.Rename(dir("a"), dir("old")), os.Mkdir(dir("a"), 0o700)))
-	w.Watch([]string{dir("a")})
+	w.watch([]string{dir("a")})
 	drain(w.Changed(), seen)
 	write(dir("a/g"))
 	for path := range seen {
@@ -153,7 +153,7 @@ func TestDirectories(t *testing.T) {
 	}
 	<-w.Changed()
 
-	w.Watch([]string{dir("b")})
+	w.watch([]string{dir("b")})
 	drain(w.Changed(), seen)
 	write(dir("a/h"))
 	write(dir("b/i")) // the kernel reports in order
@@ -165,6 +165,34 @@ func TestDirectories(t *testing.T) {
 			break
 		}
 	}
+}
+
+// A directory that was found only when others had been watched is watched before it is listed.
+func TestWatchLists(t *testing.T) {
+	root := t.TempDir()
+	a, b := filepath.Join(root, "a"), filepath.Join(root, "b")
+	must.Do(t, errors.Join(os.Mkdir(a, 0o700), os.Mkdir(b, 0o700)))
+	w := New(Config{})
+	must.Run(t, func(ctx context.Context) error { w.Run(ctx); return ctx.Err() })
+	lists := 0
+	w.Watch(func() []string { // as of a link that is changed right after it has been read
+		if lists++; lists == 1 {
+			return []string{a}
+		}
+		return []string{b}
+	})
+	if lists != 3 {
+		t.Errorf("listed %d times, want once more after the last change", lists)
+	}
+	must.Do(t, os.WriteFile(filepath.Join(b, "f"), nil, 0o600))
+	<-w.Changed()
+
+	lists = 0
+	w.Watch(func() []string { lists++; return [][]string{{b}, {a}}[lists%2] })
+	if lists != maxLists {
+		t.Errorf("directories that never settle: listed %d times, want %d", lists, maxLists)
+	}
+	<-w.Changed() // to look again
 }
 
 // drain forgets what has been told so far.
