@@ -78,9 +78,6 @@ slow: ## Suites with limits in seconds (faults, rotation, …), or that need mor
 guards: ## Suites that guard a security property, and a minute of fuzzing
 	$(call each,parts $(GUARDS))
 
-# How many parallel tests of a package run at a time: they wait for deadlines most of the time.
-WAITING := 8
-
 # What a change is compared with: the commit where its branch began or, on main, the last commit.
 BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main)
 
@@ -93,12 +90,12 @@ quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, u
 	echo $$packages; \
 	go vet -tags e2e $$packages; \
 	"$$($(TOOLS) golangci-lint)" run --new-from-rev=$(BASE) $$(dirname $$files | sort -u | sed 's,$$,/,;s,^,./,'); \
-	go test -parallel $(WAITING) $$packages ./tests
+	go test -parallel 8 $$packages ./tests # they wait for deadlines most of the time
 
 .PHONY: unit
 unit: ## Unit tests, once: under the race detector, and without it for code that differs without it
 	@# ./tests are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
-	go test -race -parallel $(WAITING) -timeout 20m -json $$(go list ./... | grep -v '/tests$$') | $(call count,unit,-q -want tests/count/UNIT)
+	go test -race -timeout 20m -json $$(go list ./... | grep -v '/tests$$') | $(call count,unit,-q -want tests/count/UNIT)
 	go test -json ./proxy/... ./registry/... | $(call count,unit-plain,-q)
 
 .PHONY: parts

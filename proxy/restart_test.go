@@ -95,7 +95,7 @@ func answerBeforeTheBody(t *testing.T, http1 bool, query, length string, status 
 	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 	conn := w.dial(t, s, nil)
 	must.Get(fmt.Fprintf(conn, "POST %s/widgets%s HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, query, length))(t)
-	must.Do(t, conn.SetReadDeadline(time.Now().Add(uploadRest/2)))
+	must.Do(t, conn.SetReadDeadline(time.Now().Add(uploadRest*9/10))) // a response that waits for the body takes uploadRest
 	br := bufio.NewReader(conn)
 	if res := must.Get(http.ReadResponse(br, nil))(t); res.StatusCode != status {
 		t.Fatal(res)

@@ -20,7 +20,7 @@ func TestEndings(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
 		access, seen := newLog(t)
 		begun := make(chan struct{}, 1)
-		w := newWorld(t, worldConfig{access: access, remoteHTTP1: http1, change: annotate("request-timeout", "1s"), remote: func(w http.ResponseWriter, r *http.Request) {
+		w := newWorld(t, worldConfig{access: access, remoteHTTP1: http1, remote: func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			switch {
 			case strings.HasSuffix(r.URL.Path, "/breaks"):
@@ -38,7 +38,7 @@ func TestEndings(t *testing.T) {
 				ends   []string
 				leaves bool
 			}{
-				{"whole", 200, []string{"complete"}, false}, {"breaks", 503, []string{"lost", "reset"}, false}, {"hangs", 504, []string{"deadline"}, false},
+				{"whole", 200, []string{"complete"}, false}, {"breaks", 503, []string{"lost", "reset"}, false}, {"hangs?timeout=1s", 504, []string{"deadline"}, false},
 				{"hangs", 499, []string{"client-lost", "client-reset"}, true},
 			} {
 				ctx, cancel := context.WithCancel(t.Context())
@@ -52,7 +52,7 @@ func TestEndings(t *testing.T) {
 				}
 				cancel()
 				line := <-seen
-				if tc.name == "hangs" && !tc.leaves {
+				if tc.status == 504 {
 					<-begun
 				}
 				got := struct {
