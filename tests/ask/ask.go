@@ -1,4 +1,4 @@
-// Package ask asks a server something and reads the whole answer.
+// Package ask sends requests and reads complete responses.
 package ask
 
 import (
@@ -12,16 +12,16 @@ import (
 	"strings"
 )
 
-// Reply is an answer that was read to its end.
+// Reply is a response that was read to its end.
 type Reply struct {
-	// Code, Header and Body are what was answered.
+	// Code, Header and Body are the response's.
 	Code   int
 	Header http.Header
 	Body   string
 }
 
-// Do sends a request and returns what was answered. An empty body is none, and so is a nil
-// header; a body is JSON unless the header says otherwise.
+// Do sends a request and returns the response. An empty body or a nil header means none; a body is
+// JSON unless the header says otherwise.
 func Do(ctx context.Context, c *http.Client, method, url string, header http.Header, body string) (Reply, error) {
 	res, err := send(ctx, c, method, url, header, body)
 	if err != nil {
@@ -46,7 +46,7 @@ func send(ctx context.Context, c *http.Client, method, url string, header http.H
 	return c.Do(req)
 }
 
-// Bearer is the header of who has a token. Nil: the token is empty.
+// Bearer returns the header of a bearer token. It is nil for an empty token.
 func Bearer(token string) http.Header {
 	if token == "" {
 		return nil
@@ -54,8 +54,8 @@ func Bearer(token string) http.Header {
 	return http.Header{"Authorization": {"Bearer " + token}}
 }
 
-// Open asks for what has no end, such as a watch, and returns when its head has come. The caller
-// closes its body. Whatever is not 200 is an error that begins with the status.
+// Open requests a stream, such as a watch, and returns after its head. The caller closes the body.
+// Any status but 200 is an error that begins with the status.
 func Open(ctx context.Context, c *http.Client, url string, header http.Header) (*http.Response, error) {
 	res, err := send(ctx, c, http.MethodGet, url, header, "")
 	if err != nil || res.StatusCode == http.StatusOK {
@@ -66,7 +66,7 @@ func Open(ctx context.Context, c *http.Client, url string, header http.Header) (
 	return nil, fmt.Errorf("%s: %s: %s", res.Status, url, text)
 }
 
-// Get is Open for what has an end: it returns the whole.
+// Get is Open for a response that ends: it returns the whole body.
 func Get(ctx context.Context, c *http.Client, url string) (string, error) {
 	res, err := Open(ctx, c, url, nil)
 	if err != nil {
@@ -77,13 +77,13 @@ func Get(ctx context.Context, c *http.Client, url string) (string, error) {
 	return string(text), err
 }
 
-// Serves asks once, and returns an error unless the answer is 200.
+// Serves sends one GET, and returns an error unless the status is 200.
 func Serves(ctx context.Context, c *http.Client, url string) error {
 	_, err := Get(ctx, c, url)
 	return err
 }
 
-// Metrics are the series that a server exposes, spelled as in its text, and their values.
+// Metrics returns the values of a server's series, by their text.
 func Metrics(ctx context.Context, c *http.Client, server string) (map[string]float64, error) {
 	text, err := Get(ctx, c, server+"/metrics")
 	series := map[string]float64{}
@@ -98,7 +98,7 @@ func Metrics(ctx context.Context, c *http.Client, server string) (map[string]flo
 	return series, err
 }
 
-// JSON reads what a server of this machine without TLS has there.
+// JSON decodes a response of a local server without TLS.
 func JSON(ctx context.Context, url string, into any) error {
 	text, err := Get(ctx, new(http.Client), url)
 	if err != nil {

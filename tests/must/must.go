@@ -1,5 +1,5 @@
-// Package must ends a test whose preparation fails, in one line. What a test is about is checked
-// by the test itself, which says what it expected.
+// Package must ends a test if its preparation fails. Tests check by themselves what they are about,
+// and say what they expected.
 package must
 
 import "testing"

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Run has something run until the test ends, or stop is called, which waits for its end. It fails
-// the test if that comes otherwise than because its context ended.
+// Run calls run on a goroutine until the test ends or stop is called; stop waits for it. The test
+// fails if run returns anything but its context's error.
 func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

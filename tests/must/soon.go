@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// Soon waits for what somebody else brings about in their own time, and ends the test if it is not
-// so within most.
+// Soon waits until is returns true, and ends the test if that takes longer than most.
 func Soon(t testing.TB, most time.Duration, what string, is func() bool) {
 	t.Helper()
 	tick, late := time.NewTicker(time.Millisecond), time.After(most)

@@ -1,5 +1,4 @@
-// Package reviews has what holds for everybody who asks an apiserver for reviews, of tokens or of
-// what somebody may do, and who remembers what it said.
+// Package reviews tests the rules that caches of TokenReviews and SubjectAccessReviews share.
 package reviews
 
 import (
@@ -12,16 +11,16 @@ import (
 	"time"
 )
 
-// Count is a part of an apiserver: how it is asked, but not what it says.
+// Count counts and delays the reviews of a fake apiserver.
 type Count struct {
-	// Delay is how long each review takes. Zero: no time.
+	// Delay is how long each review takes. Zero means no time.
 	Delay time.Duration
-	// N is how many were asked for, Peak how many were under way at one time.
+	// N counts the reviews, Peak is the largest number of concurrent ones.
 	N, Peak atomic.Int64
 	now     atomic.Int64
 }
 
-// Wait is a review: it takes its time, or ends with ctx.
+// Wait is one review: it waits for Delay, or until ctx ends.
 func (c *Count) Wait(ctx context.Context) error {
 	c.N.Add(1)
 	c.Peak.Store(max(c.Peak.Load(), c.now.Add(1)))
@@ -37,23 +36,23 @@ func (c *Count) Wait(ctx context.Context) error {
 	}
 }
 
-// Asker is who asks.
+// Asker is the cache under test.
 type Asker struct {
-	// Ask asks about somebody, and returns whether he is said to be well.
+	// Ask reviews a name, and returns whether it is accepted.
 	Ask func(ctx context.Context, name string) (bool, error)
-	// Known reports whether it is known without asking.
+	// Known reports whether the verdict is cached.
 	Known func(name string) bool
-	// No is the error with which nobody is well. Nil: there is none.
+	// No is the error of a refusal. Nil means that a refusal is no error.
 	No error
 }
 
-// Start makes an Asker of an apiserver, for the configuration that generation numbers.
+// Start makes an Asker for an apiserver. generation numbers the configuration.
 type Start func(t *testing.T, api *Count, generation func() uint64) Asker
 
 func none() uint64 { return 0 }
 
-// Revoked checks that an answer counts for ten seconds, from its question on, and for the
-// configuration that it was asked under: not for what came later, nor while it was on its way.
+// Revoked checks that a verdict is used for ten seconds after its request, and only with the
+// configuration under which it was requested.
 func Revoked(t *testing.T, start Start, names ...string) {
 	for _, name := range names {
 		synctest.Test(t, func(t *testing.T) {
@@ -86,8 +85,8 @@ func Revoked(t *testing.T, start Start, names ...string) {
 	}
 }
 
-// Coalesce checks that one review is for all who ask at one time about somebody who is well. The
-// first to ask gives up; the others still get the answer.
+// Coalesce checks that concurrent callers share one review, and that it outlives the first caller,
+// who gives up.
 func Coalesce(t *testing.T, start Start, name string) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &Count{Delay: time.Second}
@@ -116,8 +115,8 @@ func Coalesce(t *testing.T, start Start, name string) {
 	})
 }
 
-// Bounds checks how many reviews are under way at one time, how many wait beside them, and that all
-// end in ten seconds. Each is about another name, which has the number of who asks.
+// Bounds checks the limits of running and waiting reviews, and that all end within ten seconds.
+// Each caller asks about another name.
 func Bounds(t *testing.T, start Start, name func(i int) string, waiting, reviews int) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &Count{Delay: time.Hour}
@@ -146,8 +145,7 @@ func Bounds(t *testing.T, start Start, name func(i int) string, waiting, reviews
 	})
 }
 
-// InVain checks that nobody is asked for a request whose time is over: it may have waited for
-// others.
+// InVain checks that a request whose context has ended, perhaps while it waited, causes no review.
 func InVain(t *testing.T, start Start, name string) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &Count{}

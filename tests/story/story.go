@@ -1,5 +1,4 @@
-// Package story tells the stories of a package's tests: scripts of steps, one a line, over the
-// files of a txtar archive.
+// Package story runs txtar tests: scripts with one step a line, and the files that they use.
 package story
 
 import (
@@ -16,15 +15,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Story is one of them.
+// Story is one txtar test.
 type Story struct {
 	name    string
 	archive *txtar.Archive
 	update  bool
 }
 
-// Tell has each story of testdata told in a test of its own, and what is expected there rewritten
-// if update says so.
+// Tell runs each story of testdata as a subtest. With update it rewrites the expected files.
 func Tell(t *testing.T, update bool, tell func(t *testing.T, s *Story)) {
 	files := must.Get(filepath.Glob("testdata/*.txtar"))(t)
 	if len(files) == 0 {
@@ -41,7 +39,7 @@ func Tell(t *testing.T, update bool, tell func(t *testing.T, s *Story)) {
 	}
 }
 
-// Steps are where each step stands, and its words.
+// Steps yields the position and the words of each step.
 func (s *Story) Steps() iter.Seq2[string, []string] {
 	return func(yield func(string, []string) bool) {
 		for i, line := range strings.Split(string(s.archive.Comment), "\n") {
@@ -56,7 +54,7 @@ func (s *Story) Steps() iter.Seq2[string, []string] {
 	}
 }
 
-// File is what a file of the archive holds.
+// File returns the content of a file of the archive.
 func (s *Story) File(t testing.TB, name string) string {
 	t.Helper()
 	for _, f := range s.archive.Files {
@@ -68,7 +66,7 @@ func (s *Story) File(t testing.TB, name string) string {
 	return ""
 }
 
-// Expect compares what there is with a file, or writes it there.
+// Expect compares got with a file, or updates the file.
 func (s *Story) Expect(t testing.TB, at, name, got string) {
 	t.Helper()
 	if s.update {
