@@ -195,6 +195,24 @@ func TestWatchLists(t *testing.T) {
 	<-w.Changed() // to look again
 }
 
+// That a directory cannot be watched is told once, and once more if it has been given up meanwhile.
+func TestCannotBeWatched(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	must.Do(t, os.WriteFile(file, nil, 0o600))
+	var warnings strings.Builder
+	w := New(Config{Logger: slog.New(slog.NewTextHandler(&warnings, nil))})
+	defer w.from.Close()
+	for i, step := range []struct {
+		directories []string
+		want        int
+	}{{[]string{file + "/x"}, 1}, {[]string{file + "/x"}, 1}, {nil, 1}, {[]string{file + "/x"}, 2}} {
+		w.watch(step.directories)
+		if got := strings.Count(warnings.String(), "watching directory, polling instead"); got != step.want {
+			t.Errorf("step %d: %d warnings, want %d: %s", i, got, step.want, warnings.String())
+		}
+	}
+}
+
 // drain forgets what has been told so far.
 func drain(changed <-chan struct{}, seen <-chan string) {
 	for {
