@@ -151,6 +151,7 @@ func Invalid() []Case {
 		{"slice port twice", swap(endpointSlice, "endpoints", "- name: a\n  port: 80\nendpoints"), `bad.yaml:12: ports[1].name: Duplicate value: "a"`},
 		{"no address", swap(endpointSlice, "- addresses:\n  - 10.0.0.1", "- hostname: a"), "bad.yaml:13: endpoints[0].addresses: Required value: must contain at least 1 address"},
 		{"slice port", swap(endpointSlice, "port: 443", "port: 65536"), "bad.yaml:11: ports[0].port: Invalid value: 65536: must be between 1 and 65535, inclusive"},
+		{"slice protocol", swap(endpointSlice, "port: 443", "protocol: tcp"), `bad.yaml:11: ports[0].protocol: Unsupported value: "tcp": supported values: "SCTP", "TCP", "UDP"`},
 		{"slice without port", swap(endpointSlice, "  port: 443\n", ""), "bad.yaml:10: ports[0].port: Required value"},
 		{"key", swap(configMap, "ca.crt", "ca/crt"), "bad.yaml:7: data[ca/crt]: Invalid value: \"ca/crt\": a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"},
 		{"twice", configMap + "---\n" + configMap, "bad.yaml:9: metadata.name: ConfigMap x/svc is already at line 1"},

@@ -122,6 +122,16 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
+// A field that is not there is looked for where it would be.
+func TestLineOf(t *testing.T) {
+	d := document{text: []byte("a:\n  b:\n  - 1\n  - 2\n"), line: 10}
+	for path, want := range map[string]int{"": 10, "a.b": 11, "a.b[1]": 13, "a.b[2]": 11, "a.b[x]": 11, "a.b[-1]": 11, "a.c": 10} {
+		if got := d.lineOf(path); got != want {
+			t.Errorf("%q: line %d, want %d", path, got, want)
+		}
+	}
+}
+
 func TestManyFaults(t *testing.T) {
 	_, faults := decoder(t).Decode("bad.yaml", []byte(strings.Repeat("apiVersion: v1\nkind: Pod\n---\n", 100)))
 	if len(faults) != maxFaults {
