@@ -25,9 +25,13 @@ import (
 // The pointers stay while nothing changes, so no table is made for nothing.
 func TestLocalKeepsItsObjects(t *testing.T) {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}
-	l := must.Get(newLocal(&rest.Config{Host: "http://localhost"}, nil))(t)
+	c := &rest.Config{Host: "http://localhost"}
+	l := must.Get(newLocal(c, nil))(t)
 	if a, b := l.objects(list), l.objects(list); len(a) != 1 || a[0] != b[0] {
 		t.Errorf("objects %v and %v", a, b)
+	}
+	if c.Timeout != 0 {
+		t.Errorf("the timeout of others is %s now", c.Timeout)
 	}
 }
 
@@ -72,7 +76,9 @@ func TestWatchTellsChanges(t *testing.T) {
 			{"other", "{name: bb, namespace: x}", "[none one]"},
 			{"ca", "{name: ca, namespace: x}\ndata: {a: three}", "[none one three]"},
 		} {
-			must.Do(t, os.WriteFile(filepath.Join(dir, step.file+".yaml"), []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: "+step.text+"\n"), 0o600))
+			path, long := filepath.Join(dir, step.file+".yaml"), time.Now().Add(-time.Hour)
+			must.Do(t, os.WriteFile(path, []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: "+step.text+"\n"), 0o600))
+			must.Do(t, os.Chtimes(path, long, long)) // so only its size says that it has changed
 			d.read(d.list(), true)
 			d.publish(func([]runtime.Object, []Fault) {}, nil)
 			synctest.Wait()
@@ -81,6 +87,30 @@ func TestWatchTellsChanges(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The number of the roles is another one whenever a role or a binding is, and only then.
+func TestRolesAreNumbered(t *testing.T) {
+	dir := t.TempDir()
+	d := must.Get(New(Config{Path: dir}))(t)
+	for i, step := range []struct {
+		file, text string
+		want       uint64
+	}{
+		{"role", "kind: ClusterRole\nmetadata: {name: a}\nrules: []\n", 1},
+		{"binding", "kind: ClusterRoleBinding\nmetadata: {name: a}\nroleRef: {kind: ClusterRole, name: a}\n", 2},
+		{"binding", "kind: ClusterRoleBinding\nmetadata: {name: a}\nroleRef: {kind: ClusterRole, name: b}\n", 3},
+		{"role", "kind: ClusterRole\nmetadata: {name: aa}\nrules: []\n", 4},
+		{"role", "kind: ClusterRole\nmetadata: {name: aa}\nrules: []\n", 4},
+	} {
+		must.Do(t, os.WriteFile(filepath.Join(dir, step.file+".yaml"), []byte("apiVersion: rbac.authorization.k8s.io/v1\n"+step.text), 0o600))
+		d.read(d.list(), true)
+		d.publish(func([]runtime.Object, []Fault) {}, nil)
+		roles, bindings, got := d.Roles()
+		if got != step.want || len(roles) != 1 || len(bindings) != min(i, 1) {
+			t.Errorf("step %d: number %d, want %d; %d roles, %d bindings", i, got, step.want, len(roles), len(bindings))
+		}
+	}
 }
 
 func TestUIDs(t *testing.T) {
