@@ -100,6 +100,7 @@ func TestMatch(t *testing.T) {
 		{path: "/apis/metrics.k8s.io/v1beta1/namespaces/a/../b/pods", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/nodes/x%2F..%2Fy", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/nodes/..", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/%2/..", route: invalid}, // no escape, which would have the slash
 		{path: "/apis/metrics%2Ek8s.io/v1beta1/nodes", route: invalid},
 		{path: "/apis%2Fmetrics.k8s.io/v1beta1/nodes", route: invalid},
 		{path: "/%61pis/metrics.k8s.io/v1beta1/nodes", route: invalid},

@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -66,6 +68,25 @@ func TestShadowedDefinitions(t *testing.T) {
 	for _, name := range []string{"v2.sea.io", "v1.air.io"} {
 		if p := table.named(name).Problems; len(p) != 0 {
 			t.Errorf("%s: %q", name, p)
+		}
+	}
+}
+
+// That nothing is known of definitions is told once, and once more after an answer.
+func TestShadowFails(t *testing.T) {
+	var status int
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		fmt.Fprint(w, "{}")
+	}))
+	t.Cleanup(front.Close)
+	told := 0
+	core := must.Get(corev1.NewForConfig(&rest.Config{Host: front.URL, QPS: -1}))(t)
+	s := shadows{client: core.RESTClient(), to: newChanges(), failed: func(error) { told++ }}
+	for i, step := range []struct{ status, told int }{{http.StatusForbidden, 1}, {http.StatusForbidden, 1}, {http.StatusOK, 1}, {http.StatusForbidden, 2}} {
+		status = step.status
+		if ok := s.ask(t.Context(), []schema.GroupVersion{{Group: "sea.io", Version: "v1"}}); ok != (status == http.StatusOK) || told != step.told {
+			t.Errorf("step %d: %v, told %d times, want %d", i, ok, told, step.told)
 		}
 	}
 }
