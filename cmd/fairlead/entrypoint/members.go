@@ -172,10 +172,10 @@ func (p *Publisher) deleteExpired(ctx context.Context, dead []*coordinationv1.Le
 	}
 }
 
-// remove deletes a Lease unless it has been renewed since it was read.
+// remove deletes a Lease unless it has been renewed, or made anew, since it was read.
 func (p *Publisher) remove(ctx context.Context, l *coordinationv1.Lease) error {
 	err := p.config.Leases.Leases(metav1.NamespaceSystem).Delete(ctx, l.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &l.UID, ResourceVersion: &l.ResourceVersion},
+		Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion},
 	})
 	if apierrors.IsNotFound(err) {
 		return nil

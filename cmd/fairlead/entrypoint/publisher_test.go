@@ -103,6 +103,9 @@ func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
 		b.Withdraw()
 		want(t, s, 0, "the moment it drains", "https 10.0.0.1 8443")
 		want(t, s, time.Minute, "still ready, but withdrawn", "https 10.0.0.1 8443")
+		if one, two := testutil.ToFloat64(a.metrics.published), testutil.ToFloat64(b.metrics.published); one != 1 || two != 0 {
+			t.Errorf("published by their own account: %v and %v", one, two)
+		}
 		a.leave()
 		want(t, s, 0, "ended without a word", "")
 	})
@@ -324,6 +327,9 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 		if got := testutil.ToFloat64(a.metrics.contested); got != 0 {
 			t.Errorf("contested is still %v", got)
 		}
+		if n := strings.Count(a.log.String(), "no other writer changes the endpoints"); n != 1 {
+			t.Errorf("the end is told %d times", n)
+		}
 	})
 }
 
@@ -338,6 +344,19 @@ func TestGivesWayToNobodyElse(t *testing.T) {
 		want(t, s, 30*time.Second, "given way", "https 10.0.0.9 6443")
 		s.overwrite(t, "")
 		want(t, s, interval, "nobody is left", "https 10.0.0.1 8443")
+	})
+}
+
+// Who writes nothing but the EndpointSlice is another writer, too.
+func TestAForeignSlice(t *testing.T) {
+	story(t, func(t *testing.T, s *apiserver) {
+		a := start(t, s, "one", "10.0.0.1:6443")
+		time.Sleep(5 * time.Second)
+		s.overwrite(t, "10.0.0.1") // the Endpoints stay as they are
+		want(t, s, interval, "the same", "https 10.0.0.1 6443")
+		if got := testutil.ToFloat64(a.metrics.foreign); got != 1 {
+			t.Errorf("%v foreign writes", got)
+		}
 	})
 }
 
