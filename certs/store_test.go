@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -208,6 +209,17 @@ func TestNewRefuses(t *testing.T) {
 		})
 	}
 	store(t, Config{ClientCA: written(t, ca.PEM()), RequestHeaderCA: written(t, ca.PEM()), AllowedNames: []string{"front-proxy-client"}})
+}
+
+// Where a change is looked for, each directory once: those of the links on the way, too.
+func TestDirectories(t *testing.T) {
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
+	volume := filepath.Join(dir, "..1")
+	must.Do(t, errors.Join(os.Mkdir(volume, 0o700), os.Symlink("..1", filepath.Join(dir, "..data")), os.Symlink("..data/tls.crt", filepath.Join(dir, "tls.crt"))))
+	write(t, volume, "tls.crt", nil)
+	if got := directories(filepath.Join(dir, "tls.crt")); !slices.Equal(got, []string{dir, volume}) {
+		t.Errorf("%q", got)
+	}
 }
 
 // The life of a Kubernetes volume and of files written by hand, with the kubelet's and everybody
