@@ -179,6 +179,9 @@ func TestRotation(t *testing.T) {
 			r.set(func(s *registry.Backend) { s.Insecure, s.CABundle = true, "" })
 			r.open(r.old)
 			r.expect("anything goes", m{r.old: true, r.third: true})
+			if r.Status()[1].OverlapInForce {
+				r.t.Error("where nothing is verified no replaced roots are needed")
+			}
 			r.set(func(s *registry.Backend) { s.Insecure, s.CABundle = false, string(r.next.PEM()) })
 			r.expect("at once", m{r.old: false, r.next: true})
 		}},
@@ -251,6 +254,29 @@ func TestChainExpires(t *testing.T) {
 		}
 		release()
 		release()
+	})
+}
+
+// The status has each CA of a bundle once, and a leaf until it has not been presented for
+// leafMemory.
+func TestLeavesAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := pki.NewCA("ca")
+		b := newBench(t, Config{})
+		b.bundle(ca, ca)
+		b.wants("good", good(ca), "")
+		for _, tc := range []struct {
+			after  time.Duration
+			leaves int
+		}{{leafMemory, 1}, {1, 0}} {
+			time.Sleep(tc.after)
+			for _, one := range b.both() {
+				one.tick(time.Now())
+			}
+			if s := b.Status()[1]; len(s.CAs) != 1 || len(s.Leaves) != tc.leaves {
+				t.Errorf("%s later: %d CAs, %d leaves, want 1 and %d", tc.after, len(s.CAs), len(s.Leaves), tc.leaves)
+			}
+		}
 	})
 }
 
