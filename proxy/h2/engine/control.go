@@ -79,7 +79,7 @@ func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 		}
 	}
 	// The acknowledgement is sent first (§6.5.3): before it, the peer may still enforce its old
-	// window.
+	// window. And it ends the last frame of DATA, which must not grow beyond the new frame size.
 	c.frame(0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 	if c.peerWindow > window {
 		e.readyAll(c)
@@ -112,7 +112,6 @@ func (e *Engine) setting(c *Conn, id http2.SettingID, v uint32) *connError {
 			return &connError{http2.ErrCodeProtocol, "bad SETTINGS_MAX_FRAME_SIZE"}
 		}
 		c.peerFrame = min(int(v), e.lim.writeFrame)
-		c.tailID = 0 // the last frame must not grow beyond the new size
 	case http2.SettingMaxHeaderListSize:
 		c.peerHeaders = v
 	}

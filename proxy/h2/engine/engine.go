@@ -371,7 +371,7 @@ func (e *Engine) SendAway() (more bool) {
 	if e.now-e.awayAt > awayGap || e.awayAt == 0 {
 		e.awayFrom = e.now
 	}
-	e.awayAt = max(e.now, 1)
+	e.awayAt = e.now
 	n := 0
 	for _, c := range e.conns {
 		if c.side != up || c.goAway != goAwayNone || c.closing || c.maxID == 0 {

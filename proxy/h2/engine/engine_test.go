@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 
@@ -291,6 +292,40 @@ func TestRapidReset(t *testing.T) {
 	r.clean()
 }
 
+// PRIORITY is ignored where it is valid (§6.3).
+func TestBadPriority(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		id      uint32
+		payload []byte
+		want    string
+	}{
+		{"cut short", 1, make([]byte, 4), "RST 1 FRAME_SIZE_ERROR"},
+		{"cut short, of an idle stream", 3, make([]byte, 4), "RST 3 FRAME_SIZE_ERROR"},
+		{"a stream of itself", 1, []byte{0, 0, 0, 1, 0}, "RST 1 PROTOCOL_ERROR"},
+		{"an idle stream of itself", 3, []byte{0, 0, 0, 3, 0}, "RST 3 PROTOCOL_ERROR"},
+	} {
+		_, c, _ := posted(t)
+		_ = c.fr.WriteRawFrame(http2.FramePriority, 0, tt.id, tt.payload)
+		c.flush()
+		c.wantPart(tt.want)
+	}
+}
+
+// What is refused costs what a reset does: a client may try five hundred at once.
+func TestRefusedFlood(t *testing.T) {
+	r, c := newClient(t, func(l *limits) { l.maxStreams = 1 })
+	c.request(1, "POST", false)
+	n := uint32(0)
+	for ; n < 10_000 && !c.c.closing; n++ {
+		c.get(3 + 2*n)
+	}
+	if want := uint32(budget.Burst / budget.Reset); n < want-10 || n > want+10 {
+		t.Errorf("%d requests were refused before the connection, want %d", n, want)
+	}
+	r.clean()
+}
+
 func TestPaddingAndPrioritiesAreIgnored(t *testing.T) {
 	r, c := newClient(t)
 	block := c.encode(":method=POST", ":scheme=https", ":authority=a", ":path=/")
@@ -379,6 +414,38 @@ func TestHeaderListLimit(t *testing.T) {
 	if n > 10 {
 		t.Errorf("%d bombs of 12 MB were decoded", n)
 	}
+}
+
+// A head that its backend would not take is not sent, and its outcome says why.
+func TestHeadForALesserBackend(t *testing.T) {
+	r, c, b := asked(t)
+	_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: 1000})
+	b.flush()
+	b.see()
+	c.get(3, "x-a="+strings.Repeat("v", 1000))
+	b.want()
+	if len(r.outcomes) != 1 || r.outcomes[0].Reason != ReasonTooLarge || r.outcomes[0].Err == nil {
+		t.Errorf("outcomes %+v", r.outcomes)
+	}
+}
+
+// 100 Continue is sent once at most, and not to whom has sent something of the body.
+func TestContinue(t *testing.T) {
+	r := newRig(t)
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return Plan{Serve: http.NotFoundHandler()}, true }
+	c := r.client()
+	c.request(1, "POST", false)
+	if !r.locals[0].Continue() {
+		t.Error("it was not sent")
+	}
+	r.run()
+	c.want("HEADERS 1 :status=100")
+	c.data(1, "x", false)
+	if r.locals[0].Continue() {
+		t.Error("it was sent to a client that does not wait for it")
+	}
+	r.run()
+	c.want()
 }
 
 func TestParkedStream(t *testing.T) {

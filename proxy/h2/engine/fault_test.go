@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,22 @@ func TestBackendMisbehaves(t *testing.T) {
 			r.clean()
 		})
 	}
+}
+
+// Whoever sends fields that are too large is told that it is too much.
+func TestTooLarge(t *testing.T) {
+	r, c, b := asked(t, func(l *limits) { l.maxHeader = 32 << 10 })
+	large := slices.Repeat([]string{"x-a=" + strings.Repeat("v", 3000)}, 20)
+	b.see()
+	b.headers(1, true, append([]string{":status=200"}, large...)...)
+	b.flush()
+	b.wantPart("RST 1 ENHANCE_YOUR_CALM")
+	c.wantPart(":status=502")
+	c.request(3, "POST", false)
+	c.headers(3, true, large...)
+	c.flush()
+	c.wantPart("RST 3 ENHANCE_YOUR_CALM")
+	r.clean()
 }
 
 func TestConnectionFieldsOfBackendAreDropped(t *testing.T) {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -124,6 +125,17 @@ func TestUploadsDoNotBlockEachOther(t *testing.T) {
 
 // Padding takes of a stream's window and waits for nobody: it is given back at once, or a padded
 // upload would come to a halt.
+// There is no more to read of an answer that has ended.
+func TestNoMoreOfAGuest(t *testing.T) {
+	g := Guest{err: errRefused, rest: []byte("ab")}
+	for _, want := range []string{"1 true <nil>", "1 false <nil>", "0 false connection refused"} {
+		n, more, err := g.Read(make([]byte, 1))
+		if got := fmt.Sprint(n, more, err); got != want {
+			t.Errorf("read %s, want %s", got, want)
+		}
+	}
+}
+
 func TestPaddingIsCredited(t *testing.T) {
 	r, c, b := posted(t)
 	window, pad := r.e.lim.streamWindow, make([]byte, 255)

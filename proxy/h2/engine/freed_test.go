@@ -38,6 +38,27 @@ func TestFreedTwice(t *testing.T) {
 	}
 }
 
+// Of the streams of a crowd only so many are kept for reuse.
+func TestFewStreamsAreKept(t *testing.T) {
+	r, c := newClient(t)
+	var crowd []*stream
+	for id := range uint32(maxFreeStreams + 10) {
+		s := r.e.newStream(c.c, 2*id+1)
+		r.e.unlinkLeg(s, up)
+		crowd = append(crowd, s)
+	}
+	kept := 0
+	for _, s := range crowd {
+		r.e.endIfDone(s)
+	}
+	for s := r.e.streams; s != nil; s = s.free {
+		kept++
+	}
+	if kept != maxFreeStreams || r.e.freeStreams != kept {
+		t.Errorf("%d are kept and %d counted, want %d", kept, r.e.freeStreams, maxFreeStreams)
+	}
+}
+
 // What was freed and taken again is nobody else's, and may be freed again.
 func TestFreedAndUsed(t *testing.T) {
 	r := newRig(t)

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
@@ -22,5 +23,8 @@ func TestOutputThatMayWait(t *testing.T) {
 	}
 	if n := len(c.c.out) + c.c.inflight; n <= most || n > most+3*each {
 		t.Errorf("%d bytes wait", n)
+	}
+	if c.rst(0, http2.ErrCodeCancel); !c.c.closing || c.c.Over() {
+		t.Errorf("closing: %v; of a connection that is closed what comes is read to its end", c.c.closing)
 	}
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -192,6 +193,29 @@ func TestRefusedBeforeSettings(t *testing.T) {
 		}
 	}
 	r.clean()
+}
+
+// What was refused as one too many is sent again only while all of its body is there.
+func TestRefusedWithItsBody(t *testing.T) {
+	for _, size := range []int{1000, 400_000} {
+		r, c := newClient(t)
+		r.plan.Retries = 1
+		c.get(1)
+		b := r.backend(0)
+		b.takes(2)
+		_ = b.fr.WriteWindowUpdate(0, 1<<20)
+		c.request(3, "POST", false)
+		_ = b.fr.WriteWindowUpdate(3, 1<<20)
+		b.flush()
+		for left := size; left > 0; left -= 1000 {
+			c.data(3, strings.Repeat("x", 1000), false)
+		}
+		b.takes(1)
+		b.rst(3, http2.ErrCodeRefusedStream)
+		if got := strings.Join(c.see(), "|"); strings.Contains(got, ":status=503") != (size > 1000) {
+			t.Errorf("refused after %d bytes, the client sees %s", size, got)
+		}
+	}
 }
 
 // What an ejected endpoint holds goes elsewhere only if it may be sent again: otherwise it may

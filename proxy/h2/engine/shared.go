@@ -19,9 +19,7 @@ func (s *stream) shared() bool { return s.ep != nil && s.ep.Via != nil }
 func (e *Engine) Leave(of map[*Upstream]bool, on func(*Upstream, *Conn)) {
 	defer e.rescue(nil)
 	for _, p := range e.pools {
-		if p.waiting.n > 0 {
-			e.moveWaiting(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && e.repick(s) })
-		}
+		e.moveWaiting(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && e.repick(s) })
 	}
 	for _, c := range e.conns {
 		if c.pool == nil {

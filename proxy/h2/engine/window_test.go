@@ -53,6 +53,22 @@ func (p *peer) rounds(distance time.Duration, streams, n int, end bool, send fun
 	}
 }
 
+// A measurement that a peer never ended, because it had no more to send, makes room for another.
+func TestMeasurementsEnd(t *testing.T) {
+	var m meter
+	for _, step := range []struct {
+		at   time.Duration
+		want bool
+	}{{1, true}, {1 + far, false}, {2 + far, true}, {3 + far, false}} {
+		if got := m.start(step.at, 100); got != step.want {
+			t.Errorf("at %v: begun %v", step.at, got)
+		}
+	}
+	if took := m.received(5+far, 100); took != 3 {
+		t.Errorf("it took %v", took)
+	}
+}
+
 func TestWindowsGrowWithDistance(t *testing.T) {
 	for _, distance := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond} {
 		for _, streams := range []int{1, 20} {
