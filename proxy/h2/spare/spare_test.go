@@ -34,6 +34,10 @@ func TestBounds(t *testing.T) {
 			t.Errorf("a buffer of %d bytes is kept", n)
 		}
 	}
+	if s.Put(make([]byte, markSize)); s.Size() != markSize {
+		t.Error("a buffer with room for the mark alone is not kept")
+	}
+	s.Drop()
 	for range maxSize/maxKept + 1 {
 		s.Put(make([]byte, maxKept))
 	}

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/net/http2"
@@ -62,6 +63,38 @@ func TestValidValue(t *testing.T) {
 	}
 	if validValue("tab\tthen\x01bell ") || validValue("\x7f") || !validValue("") {
 		t.Error("short values are misjudged")
+	}
+}
+
+// Names are tokens in lower case, methods tokens in any (RFC 9110 §5.6.2, RFC 9113 §8.2.1).
+func TestTokens(t *testing.T) {
+	for b := range 256 {
+		name := strings.IndexByte("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz", byte(b)) >= 0
+		s := string([]byte{'a', byte(b), 'c'})
+		if got := validName(s); got != name {
+			t.Errorf("validName(%q) = %v", s, got)
+		}
+		if got := validMethod(s); got != (name || 'A' <= b && b <= 'Z') {
+			t.Errorf("validMethod(%q) = %v", s, got)
+		}
+	}
+	if validName("") || validMethod("") {
+		t.Error("nothing is a token")
+	}
+}
+
+// A length may come twice if it is the same, also that of nothing.
+func TestLengths(t *testing.T) {
+	for _, tt := range []struct {
+		have   int64
+		digits string
+		again  bool
+		ok     bool
+	}{{-1, "0", false, true}, {-1, "7", false, true}, {0, "0", true, true}, {0, "7", false, false}, {7, "7", true, true}, {7, "0", false, false}, {-1, "+7", false, false}} {
+		to := tt.have
+		if again, err := setLength(&to, tt.digits); again != tt.again || (err == nil) != tt.ok {
+			t.Errorf("%d and then %s: again %v, %v", tt.have, tt.digits, again, err)
+		}
 	}
 }
 
