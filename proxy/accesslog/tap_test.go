@@ -142,6 +142,17 @@ func TestTapBound(t *testing.T) {
 	})
 }
 
+// That one line was left out is said, too.
+func TestTapLeavesOneOut(t *testing.T) {
+	var one tap
+	for range tapLines + 1 {
+		one.add(&Line{})
+	}
+	if got := string(one.take(nil)); !strings.HasSuffix(got, `{"msg":"left out","lines":1}`+"\n") {
+		t.Error(got)
+	}
+}
+
 // slow is a client that takes what it reads, and no more.
 type slow struct {
 	*httptest.ResponseRecorder
