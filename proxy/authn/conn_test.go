@@ -40,6 +40,22 @@ func TestConnVerifiesOnce(t *testing.T) {
 	}
 }
 
+// The turn that a verification waits for is given back, and who needs none takes none.
+func TestConnGivesItsTurnBack(t *testing.T) {
+	ca := newAuthority("client-ca")
+	a := newAuthenticator(t, Config{VerifyClient: ca.verify()})
+	c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
+	entered, left := 0, 0
+	for range 2 {
+		if err := a.Verify(c, func() (func(), error) { entered++; return func() { left++ }, nil }); err != nil {
+			t.Error(err)
+		}
+	}
+	if entered != 1 || left != 1 {
+		t.Errorf("%d turns were taken and %d given back, want one", entered, left)
+	}
+}
+
 func TestConnFollowsGeneration(t *testing.T) {
 	oldCA, newCA := newAuthority("client-ca"), newAuthority("client-ca")
 	var generation atomic.Uint64
