@@ -46,6 +46,21 @@ func TestTooLargeHasNoTag(t *testing.T) {
 	}
 }
 
+// What a legacy list is in is told by its media type, and is JSON without one.
+func TestLegacyMedia(t *testing.T) {
+	d := &Discovery{codecs: must.Get(newCodecs())(t)}
+	body := []byte(`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"own.example.com/v1","resources":[{"name":"as","kind":"A","verbs":["get"]}]}`)
+	for media, want := range map[string]bool{"": true, "application/json; charset=utf-8": true, "application/vnd.kubernetes.protobuf": false, "application/yaml": false, ";": false} {
+		header := http.Header{}
+		if media != "" {
+			header.Set("Content-Type", media)
+		}
+		if doc, err := d.convert(documents.Answer{Header: header, Body: body}); (err == nil) != want || want && len(doc.Resources) != 1 {
+			t.Errorf("%q: %v, %v", media, doc, err)
+		}
+	}
+}
+
 // Whatever a real backend does to its connections and bodies, it is asked in vain at worst: its
 // resources stay as they were, it is over in time, and another backend does not notice.
 func TestFaults(t *testing.T) {

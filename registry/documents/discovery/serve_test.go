@@ -55,6 +55,11 @@ func TestForms(t *testing.T) {
 				t.Errorf("%s %q: got %d %q %.100q", tt.path, tt.accept, w.Code, w.Header().Get("Content-Type"), w.Body)
 			}
 		}
+		for _, media := range []string{"json", "vnd.kubernetes.protobuf"} {
+			if w := s.get("/apis", http.Header{"Accept": {"application/" + media + aggregatedParams}}); !strings.Contains(w.Body.String(), "deployments") {
+				t.Errorf("%s: there are no resources in it", media)
+			}
+		}
 	})
 }
 
@@ -109,6 +114,11 @@ func TestRenderedOnce(t *testing.T) {
 		}
 		if n := len(s.Questions(scene.Home)); n > 0 {
 			t.Errorf("100 requests asked the local apiserver %d times", n)
+		}
+		group := s.d.groupDocument(docs, "apps")
+		s.Claim("apps/v1", "", 17801, 15)
+		if s.d.groupDocument(docs, "apps") != group {
+			t.Error("a group that has another priority was rendered again")
 		}
 		s.d.sources.Touch()
 		s.pass(time.Second)

@@ -1,6 +1,10 @@
 package negotiate
 
-import "testing"
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
 
 func TestMatches(t *testing.T) {
 	const tag = `"A1"`
@@ -62,6 +66,17 @@ func TestTakesGzip(t *testing.T) {
 				t.Errorf("got %v", got)
 			}
 		})
+	}
+}
+
+// An answer has the length of its content, and one without content has none.
+func TestLength(t *testing.T) {
+	for want, body := range map[string][]byte{"": nil, "0": {}, "3": []byte("abc")} {
+		w := httptest.NewRecorder()
+		Prepare(http.StatusOK, body).Write(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		if got := w.Header().Get("Content-Length"); got != want {
+			t.Errorf("%q: length %q, want %q", body, got, want)
+		}
 	}
 }
 
