@@ -120,6 +120,29 @@ func (s *apiserver) has(t *testing.T, when, name string, want ...string) {
 	}
 }
 
+// What New needs it asks for, and it follows the table that it was given.
+func TestNew(t *testing.T) {
+	s := newAPIServer(t)
+	asked := false
+	good := Config{
+		Table: func() *registry.Table { asked = true; return nil }, APIServices: (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices(),
+		Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake}, Identity: "one",
+	}
+	if must.Get(New(good))(t).table(); !asked {
+		t.Error("the table is another one")
+	}
+	for name, change := range map[string]func(*Config){
+		"no table": func(c *Config) { c.Table = nil }, "no APIServices": func(c *Config) { c.APIServices = nil },
+		"no Leases": func(c *Config) { c.Leases = nil }, "no identity": func(c *Config) { c.Identity = "" },
+	} {
+		bad := good
+		change(&bad)
+		if _, err := New(bad); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
 func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fresh, same, changed, unknown, local := object("fresh", theirs()), object("same", theirs(), ours("True", "Passed")),
