@@ -57,6 +57,7 @@ func TestErrors(t *testing.T) {
 		{"redirect", worldConfig{remote: redirect}, remoteGV + "/widgets", 502, "attempted to redirect", ""},
 		{"timeout", worldConfig{remote: hang}, remoteGV + "/widgets?timeout=50ms", 504, "did not answer within", ""},
 		{"bad timeout", worldConfig{}, remoteGV + "/widgets?timeout=soon", 400, "invalid timeout", ""},
+		{"timeout in the past", worldConfig{}, remoteGV + "/widgets?timeout=-1s", 400, "invalid timeout", ""},
 		{"policy timeout", worldConfig{remote: hang, change: annotate("request-timeout", "1s")}, remoteGV + "/widgets", 504, "did not answer within", ""},
 		{"cut", worldConfig{remote: cut}, remoteGV + "/widgets", 503, "ended the connection before it had answered", ""},
 		{"own page without pages", worldConfig{}, "/fairlead/none", 404, "could not find", ""},

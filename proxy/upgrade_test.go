@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -153,6 +155,17 @@ func TestUpgradeToSomethingElse(t *testing.T) {
 	if res.StatusCode != http.StatusBadGateway {
 		t.Errorf("status %d, want 502", res.StatusCode)
 	}
+}
+
+// A client whose connection cannot be taken over is cut off, and not answered as if all was well.
+func TestNotTakenOver(t *testing.T) {
+	defer func() {
+		if v := recover(); v != http.ErrAbortHandler { //nolint:errorlint // net/http compares it so
+			t.Errorf("panic with %v", v)
+		}
+	}()
+	p := &Proxy{log: slog.New(slog.DiscardHandler)}
+	p.tunnel(httptest.NewRecorder(), nil, nil, nil, nil)
 }
 
 func TestUpgradeWithBody(t *testing.T) {
