@@ -33,6 +33,17 @@ func (c *piecesConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// That no more input comes is told, not waited for.
+func TestFillEnds(t *testing.T) {
+	r, b := wrapConn(&piecesConn{pieces: [][]byte{[]byte("x")}}).(*rawConn), &buffers{}
+	if err := r.fill(b); err != nil || string(r.rest) != "x" {
+		t.Errorf("input %q, %v", r.rest, err)
+	}
+	if err := r.fill(b); !errors.Is(err, io.EOF) {
+		t.Errorf("at its end: %v", err)
+	}
+}
+
 // However input comes, before and after takeOver, no read goes beyond the end of a record and no
 // byte is lost: else a request that comes with the last message of the handshake would be stuck in
 // TLS, or the next record would not be recognised.

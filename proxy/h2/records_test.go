@@ -114,7 +114,7 @@ func testKeyUpdatesInOrder(t *testing.T, driver string) {
 
 // A turn ends after so many records, and what is left of its input is not lost: many tiny records
 // in one packet, on a connection that gets nothing else.
-func TestTinyRecords(t *testing.T) { onRecordDrivers(t, testTinyRecords) }
+func TestTinyRecords(t *testing.T) { onDrivers(t, testTinyRecords) }
 
 func testTinyRecords(t *testing.T, driver string) {
 	s := newStand(t, driver, pings(t), nil)
