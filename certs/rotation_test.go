@@ -152,7 +152,7 @@ func TestMetrics(t *testing.T) {
 	ca, clients, proxies := pki.NewCA("serving CA"), pki.NewCA("kubernetes"), pki.NewCA("front-proxy-ca")
 	dir := t.TempDir()
 	client := write(t, dir, "client.crt", pki.Bundle(clients, clients)) // twice: a series twice would spoil the scrape
-	metrics := prometheus.NewPedanticRegistry() // which takes only what is described
+	metrics := prometheus.NewPedanticRegistry()                         // which takes only what is described
 	s := store(t, Config{
 		Serving:         pairFiles(t, ca.Issue(pki.Leaf{CommonName: "serving"})),
 		SNI:             []PairSource{pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-1"})), pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-2"}))},
