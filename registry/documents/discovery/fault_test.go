@@ -150,5 +150,17 @@ func TestFallback(t *testing.T) {
 				t.Errorf("%d: %s is %+v", code, gv, v.doc)
 			}
 		}
+		if _, changed, err := st.d.ask(t.Context(), known, st.Table().Entries()); changed || err != nil {
+			t.Errorf("%d: asked again: changed %v, %v", code, changed, err)
+		}
+	}
+}
+
+// Broken protobuf is not what could be read of it.
+func TestBrokenProtobuf(t *testing.T) {
+	d := &Discovery{codecs: must.Get(newCodecs())(t)}
+	header := http.Header{"Content-Type": {"application/vnd.kubernetes.protobuf" + aggregatedParams}}
+	if found, err := d.parse(documents.Answer{Header: header, Body: []byte("k8s\x00\xff\xff")}); err == nil {
+		t.Errorf("it is read as %v", found)
 	}
 }

@@ -145,7 +145,7 @@ func (d *Discovery) groupDocument(docs *view, name string) *document {
 		return nil
 	}
 	if known, ok := docs.group.Load(name); ok {
-		if known := known.(*groupDocument); known.of == g || sameVersions(known.of, g) { //nolint:forcetypeassert // nothing else is stored
+		if known := known.(*groupDocument); sameVersions(known.of, g) { //nolint:forcetypeassert // nothing else is stored
 			return known.doc
 		}
 	}

@@ -42,7 +42,7 @@ func TestForms(t *testing.T) {
 			{"/apis", strings.ReplaceAll(aggregatedJSON, "v=v2", "v=v2beta1"), 406, "application/json", "{"},
 			{"/apis/", aggregatedJSON + ",application/json", 200, "application/json", `{"kind":"APIGroupList"`},
 			{"/apis/apps", "application/yaml", 200, "application/yaml", "apiVersion: v1\nkind: APIGroup"},
-			{"/apis/apps/", "", 200, "application/json", `{"kind":"APIGroup"`},
+			{"/apis/apps/", "", 200, "application/json", `{"kind":"APIGroup","apiVersion":"v1","name":"apps"`},
 			{"/apis/none", "", 404, "application/json", `{"kind":"Status"`},
 			{"/api", "", 200, "application/json", `{"kind":"APIVersions","versions":["v1"]`},
 			{"/api/", aggregatedJSON, 200, aggregatedJSON, `{"kind":"APIGroupDiscoveryList"`},
@@ -184,6 +184,10 @@ func TestChangesAreServed(t *testing.T) {
 					t.Errorf("%s prefers another than %s: %s", path, tt.preferred, got)
 				}
 			}
+		}
+		s.Claim("a.example.com/v1", "a", 100, 10)
+		if got := s.get("/apis/a.example.com", nil).Body.String(); !strings.Contains(got, `"preferredVersion":{"groupVersion":"a.example.com/v2`) {
+			t.Errorf("a group is not at once that of the table: %s", got)
 		}
 	})
 }

@@ -360,11 +360,27 @@ func TestLateSpec(t *testing.T) {
 		s.Set(scene.Home, old)
 		s.settle()
 		s.Set(scene.Home, only("/openapi/v2", old, changed))
+		s.Questions(scene.Home)
 		time.Sleep(6 * specGap)
 		s.Set(scene.Home, changed)
 		s.pass(specGap + indexEvery)
 		if got := s.said("apps/v1"); got != "new" {
 			t.Errorf("it is still the %v one", got)
+		}
+		s.pass(specEvery)
+		n := 0
+		for _, path := range s.Questions(scene.Home) {
+			if path == "/openapi/v2" {
+				n++
+			}
+		}
+		if n != specPolls {
+			t.Errorf("asked for %d times, want %d", n, specPolls)
+		}
+		s.Set(scene.Home, only("/openapi/v2", serving(define("apps/v1", "last")), changed))
+		s.pass(specEvery + indexEvery)
+		if got := s.said("apps/v1"); got != "last" {
+			t.Errorf("a minute later, without a change of the index, it is the %v one", got)
 		}
 	})
 }
