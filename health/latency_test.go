@@ -193,3 +193,26 @@ func TestOpinionNeedsTimeAndWitnesses(t *testing.T) {
 		}
 	}
 }
+
+// An endpoint is no peer of its own, and neither is one that nothing is known of.
+func TestMedianOfOthers(t *testing.T) {
+	for _, tt := range []struct {
+		first  time.Duration
+		others []time.Duration
+		want   time.Duration
+	}{
+		{100, nil, 0},
+		{100, []time.Duration{0}, 0},
+		{100, []time.Duration{0, 20}, 20},
+		{100, []time.Duration{20, 30}, 20},
+		{1, []time.Duration{20, 30, 40}, 30},
+	} {
+		samples := []sample{{probe: tt.first}}
+		for _, d := range tt.others {
+			samples = append(samples, sample{probe: d})
+		}
+		if got := medianOfOthers(samples, 0, func(s sample) time.Duration { return s.probe }); got != tt.want {
+			t.Errorf("%d among %d: got %d, want %d", tt.first, tt.others, got, tt.want)
+		}
+	}
+}

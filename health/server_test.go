@@ -114,6 +114,28 @@ func TestHintsAreAnswered(t *testing.T) {
 	})
 }
 
+// A probe that began before a hint does not answer it: the next one does.
+func TestHintsDuringAProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBackend()
+		b, _ := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
+		time.Sleep(time.Second)
+		s.delay.Store(int64(600 * time.Millisecond))
+		for _, step := range []struct {
+			hint  bool
+			lasts time.Duration
+			want  int // reports by then
+		}{{true, 300 * time.Millisecond, 1}, {true, 400 * time.Millisecond, 1}, {false, 600 * time.Millisecond, 2}} {
+			if step.hint {
+				b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
+			}
+			if pass(step.lasts); len(b.notes.all()) != step.want {
+				t.Errorf("reported %+v, want %d", b.notes.all(), step.want)
+			}
+		}
+	})
+}
+
 // Whoever doubts a server goes on to while it fails, and is told when it does not any more.
 func TestHintsOutlastAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
