@@ -88,6 +88,20 @@ func TestRemotesLeftToThemselves(t *testing.T) {
 	}
 }
 
+// Without a local apiserver there is no API but those of the table; what is no API is a page of
+// ours.
+func TestNoLocalAPIServer(t *testing.T) {
+	_, p := thinker(t, worldConfig{})
+	p.cfg.Local = nil
+	for path, want := range map[string]Action{
+		"/api/v1/pods": Refuse, "/apis/apps/v1/deployments": Refuse, remoteGV: ToRemote, "/": ToPage, "/metrics": ToPage,
+	} {
+		if d, _ := p.decision(t.Context(), asBob(path, ""), nil, true); d.Action != want || want == Refuse && !apierrors.IsNotFound(d.Err) {
+			t.Errorf("%s: %v, want %v (%v)", path, d.Action, want, d.Err)
+		}
+	}
+}
+
 // What is asked of the authorizer is all of what is asked for, a path's or a resource's.
 func TestWhatIsAuthorized(t *testing.T) {
 	_, p := thinker(t, worldConfig{})

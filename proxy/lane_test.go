@@ -12,7 +12,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/net/http2/hpack"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -23,6 +25,11 @@ import (
 func (w *world) get(t *testing.T, proto, target string) answer {
 	t.Helper()
 	return w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", target, nil))
+}
+
+// upstream is the remote's.
+func (w *world) upstream() *backend.Upstream {
+	return w.proxy.cfg.Backends.Upstream(w.table().Entry(schema.GroupVersion{Group: "remote.example.com", Version: "v1"}))
 }
 
 func statusOf(t *testing.T, a answer) metav1.Status {
@@ -320,12 +327,62 @@ func TestRejectNew(t *testing.T) {
 // With a chance of one, each request comes over a connection of its own.
 func TestGoAway(t *testing.T) {
 	w := newWorld(t, worldConfig{goAway: 1})
-	c, conns := w.httpClient(t, "h2", nil), map[string]bool{}
-	for range 3 {
-		w.do(t, c, noteConn(w.request(t, "GET", "/api/v1/pods", nil), conns)).want(t, 200)
+	ask := func(token, accept, target string, status int) {
+		t.Helper()
+		c, conns := w.httpClient(t, "h2", nil), map[string]bool{}
+		for range 3 {
+			r := noteConn(w.request(t, "GET", target, nil), conns)
+			for name, value := range map[string]string{"Authorization": token, "Accept": accept} {
+				if value != "" {
+					r.Header.Set(name, value)
+				}
+			}
+			w.do(t, c, r).want(t, status, target, accept)
+		}
+		if len(conns) < 2 {
+			t.Errorf("who asks for %s as %s was never asked to reconnect", target, accept)
+		}
 	}
-	if len(conns) < 2 {
-		t.Error("the client was never asked to reconnect")
+	const bob, widgets = "Bearer token-of-bob", remoteGV + "/widgets"
+	ask("", "", "/api/v1/pods", 200)
+	ask(bob, "*/*", widgets, 200)
+	fillUp(t, w.upstream())
+	ask(bob, "application/json", widgets, 429)
+	ask(bob, "application/yaml", widgets, 429)
+}
+
+// A refusal that is ready needs no goroutine, and that of an unknown caller is charged to its
+// connection. Who wants another format, or no body, is answered by Proxy.ServeHTTP.
+func TestReadyRefusals(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	for _, tt := range []struct {
+		method, accept string
+		ready          bool
+	}{
+		{"GET", "", true}, {"GET", "application/json;as=Table", true}, {"GET", "*/*", true}, {"GET", "application/yaml", false}, {"HEAD", "", false},
+	} {
+		r := newFrameRequest(w.proxy.frames)
+		*r.head = Head{Method: tt.method, Path: "/api"}
+		if tt.accept != "" {
+			r.head.Fields = []hpack.HeaderField{{Name: "accept", Value: tt.accept}}
+		}
+		r.front = &frameConn{}
+		r.decision = Decision{Action: Refuse, Err: errUnauthorized()}
+		if plan := w.proxy.frames.plan(r); (plan.Answer != nil) != tt.ready || plan.Unwelcome != tt.ready || (plan.Serve == nil) != tt.ready {
+			t.Errorf("%s, accepting %q: %+v", tt.method, tt.accept, plan)
+		}
+	}
+}
+
+// What this process asks of a backend that cannot be reached has an error for an answer, never
+// none.
+func TestFetchFails(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	w.remote.Close()
+	for _, u := range []*backend.Upstream{nil, w.upstream()} {
+		if res, err := w.proxy.Fetch(u, w.request(t, "GET", remoteGV, nil), false); err == nil {
+			t.Errorf("answered with %v", res)
+		}
 	}
 }
 

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,8 +12,13 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // announce sends n heads of requests whose bodies do not come until the test ends.
@@ -165,4 +172,17 @@ func TestUnprovenWatch(t *testing.T) {
 			t.Errorf("%d requests hold places", n)
 		}
 	})
+}
+
+// Who could not be authorized is refused, whatever the reason: nobody has said yes.
+func TestNobodyAuthorizes(t *testing.T) {
+	_, p := thinker(t, worldConfig{})
+	for failure, want := range map[error]func(error) bool{bound.ErrFull: apierrors.IsTooManyRequests, errors.New("unreachable"): apierrors.IsInternalError} {
+		p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			return authorizer.DecisionNoOpinion, "", failure
+		}}))(t)
+		if d, known := p.decision(t.Context(), asBob(remoteGV, ""), nil, true); !known || d.Action != Refuse || !want(d.Err) {
+			t.Errorf("%v: known %v, %v (%v)", failure, known, d.Action, d.Err)
+		}
+	}
 }

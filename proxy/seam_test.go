@@ -46,6 +46,7 @@ func TestAnswersAreCleaned(t *testing.T) {
 		set("", "interim")
 		w.WriteHeader(http.StatusEarlyHints)
 		set("", "final")
+		h.Set("X-Said", "final")
 		h.Set("Trailer", "X-Said, Access-Control-Allow-Methods")
 		_, _ = io.WriteString(w, "body")
 		w.(http.Flusher).Flush()
@@ -76,8 +77,8 @@ func TestAnswersAreCleaned(t *testing.T) {
 					t.Errorf("%s: X-Kept did not pass: %v", place, h)
 				}
 			}
-			if res.Trailer.Get("X-Said") != "trailer" {
-				t.Errorf("the announced trailer did not pass: %v", res.Trailer)
+			if said := res.Trailer.Values("X-Said"); !slices.Equal(said, []string{"trailer"}) {
+				t.Errorf("the announced trailer passed as %q", said)
 			}
 		})
 	})
