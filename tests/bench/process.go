@@ -90,7 +90,8 @@ func (w *world) admin(ctx context.Context, p *peer, path string) []byte {
 func (w *world) get(ctx context.Context, from cluster.Endpoint, path string) []byte {
 	client := try.Get(rest.HTTPClientFor(from.RESTConfig(w.Admin())))
 	defer client.CloseIdleConnections()
-	resp := try.Get(ask.Open(ctx, client, from.URL+path, http.Header{"Accept": {discovery.AcceptV2 + ",*/*"}}))
+	resp, err := ask.Open(ctx, client, from.URL+path, http.Header{"Accept": {discovery.AcceptV2 + ",*/*"}})
+	try.Do(err)
 	defer resp.Body.Close()
 	return try.Get(io.ReadAll(resp.Body))
 }

@@ -98,7 +98,7 @@ func reach(ctx context.Context, db string) error {
 		_, err := os.Stat(dir + "/index/db.json")
 		return err //nolint:wrapcheck // it names the file
 	}
-	if _, err := ask.Get(ctx, http.DefaultClient, db+"/index/db.json"); err != nil {
+	if _, err := ask.Get(ctx, new(http.Client), db+"/index/db.json"); err != nil {
 		return fmt.Errorf("reading database: %w", err)
 	}
 	return nil
