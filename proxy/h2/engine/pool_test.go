@@ -197,9 +197,9 @@ func TestRefusedBeforeSettings(t *testing.T) {
 
 // What was refused as one too many is sent again only while all of its body is there.
 func TestRefusedWithItsBody(t *testing.T) {
-	for _, size := range []int{1000, 400_000} {
+	for _, tt := range []struct{ retries, size int }{{0, 1000}, {1, 1000}, {1, 400_000}} {
 		r, c := newClient(t)
-		r.plan.Retries = 1
+		r.plan.Retries = tt.retries
 		c.get(1)
 		b := r.backend(0)
 		b.takes(2)
@@ -207,13 +207,22 @@ func TestRefusedWithItsBody(t *testing.T) {
 		c.request(3, "POST", false)
 		_ = b.fr.WriteWindowUpdate(3, 1<<20)
 		b.flush()
-		for left := size; left > 0; left -= 1000 {
+		for left := tt.size; left > 0; left -= 1000 {
 			c.data(3, strings.Repeat("x", 1000), false)
 		}
 		b.takes(1)
 		b.rst(3, http2.ErrCodeRefusedStream)
-		if got := strings.Join(c.see(), "|"); strings.Contains(got, ":status=503") != (size > 1000) {
-			t.Errorf("refused after %d bytes, the client sees %s", size, got)
+		if got := strings.Join(c.see(), "|"); strings.Contains(got, ":status=503") != (tt.size > 1000) {
+			t.Errorf("refused after %d bytes, the client sees %s", tt.size, got)
+		}
+		if tt.size > 1000 {
+			continue
+		}
+		b.see()
+		b.respond(1, "")
+		c.data(3, "end", true)
+		if got := strings.Join(r.backend(1).see(), "|"); !strings.Contains(got, `|DATA 1 (1000)|DATA 1 "end" END`) {
+			t.Errorf("with %d retries, it is sent again as %s", tt.retries, got)
 		}
 	}
 }
