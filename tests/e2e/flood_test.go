@@ -26,6 +26,9 @@ import (
 const (
 	badTokens = 1000
 	floodTime = 10 * time.Second
+	// grown is how many connections a pool may add: kube-apiserver takes 100 streams on each, and
+	// on busy cores more requests than that are in flight. Bad tokens would end one each.
+	grown = 2
 )
 
 // tally counts what became of requests.
@@ -95,18 +98,15 @@ func (y *tally) retry(ctx context.Context, c *http.Client, url, token string) {
 	y.add(what, time.Since(begun))
 }
 
-// dials are the connections that Fairlead has made to the local apiserver for those who are
-// somebody.
-func (w *world) dials(t *testing.T) map[string]string {
+// dials counts the connections that Fairlead has made to the local apiserver for authenticated
+// users, by pool.
+func (w *world) dials(t *testing.T) map[string]float64 {
 	t.Helper()
-	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil))(t)
-	body := answer(t, w.thrifty(t, w.front.Admin, w.PKI.Admin).Transport, req).body
-	found := map[string]string{}
-	for line := range strings.Lines(string(body)) {
+	found := map[string]float64{}
+	for series, n := range must.Get(ask.Metrics(t.Context(), w.thrifty(t, w.front.Admin, w.PKI.Admin), w.front.Admin.URL))(t) {
 		for _, pool := range []string{"local-certificate", "local-impersonate", "local-proven"} {
-			if strings.HasPrefix(line, `fairlead_backend_dials_total{name="`+pool+`"`) {
-				name, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
-				found[name] = value
+			if strings.HasPrefix(series, `fairlead_backend_dials_total{name="`+pool+`"`) {
+				found[pool] += n
 			}
 		}
 	}
@@ -173,9 +173,9 @@ func testFlood(t *testing.T, q *quay) {
 	if n := strangers.codes["401"] + strangers.codes["429"] + strangers.codes["503"]; n != len(strangers.times) || n < badTokens*int(floodTime/time.Second)*9/10 {
 		t.Errorf("%d bad tokens were answered %s", len(strangers.times), &strangers)
 	}
-	for name, n := range after {
-		if before[name] != n {
-			t.Errorf("%s}: %s connections, %s before: other users paid for them", name, n, before[name])
+	for pool, n := range after {
+		if n > before[pool]+grown {
+			t.Errorf("%s: %v connections, %v before: bad tokens ended those of other users", pool, n, before[pool])
 		}
 	}
 	if n := watches.Load(); n != 0 {
