@@ -326,29 +326,35 @@ func TestRejectNew(t *testing.T) {
 
 // With a chance of one, each request comes over a connection of its own.
 func TestGoAway(t *testing.T) {
-	w := newWorld(t, worldConfig{goAway: 1})
-	ask := func(token, accept, target string, status int) {
-		t.Helper()
+	const bob, widgets = "Bearer token-of-bob", remoteGV + "/widgets"
+	for _, tt := range []struct {
+		full                  bool // has the remote no place left?
+		token, accept, target string
+		status                int
+	}{
+		{false, "", "", "/api/v1/pods", 200},
+		{false, bob, "*/*", widgets, 200},
+		{true, bob, "application/json", widgets, 429},
+		{true, bob, "application/yaml", widgets, 429},
+	} {
+		w := newWorld(t, worldConfig{goAway: 1})
+		if tt.full {
+			fillUp(t, w.upstream())
+		}
 		c, conns := w.httpClient(t, "h2", nil), map[string]bool{}
 		for range 3 {
-			r := noteConn(w.request(t, "GET", target, nil), conns)
-			for name, value := range map[string]string{"Authorization": token, "Accept": accept} {
+			r := noteConn(w.request(t, "GET", tt.target, nil), conns)
+			for name, value := range map[string]string{"Authorization": tt.token, "Accept": tt.accept} {
 				if value != "" {
 					r.Header.Set(name, value)
 				}
 			}
-			w.do(t, c, r).want(t, status, target, accept)
+			w.do(t, c, r).want(t, tt.status, tt.target, tt.accept)
 		}
 		if len(conns) < 2 {
-			t.Errorf("who asks for %s as %s was never asked to reconnect", target, accept)
+			t.Errorf("the client that asks for %s as %q was never asked to reconnect", tt.target, tt.accept)
 		}
 	}
-	const bob, widgets = "Bearer token-of-bob", remoteGV + "/widgets"
-	ask("", "", "/api/v1/pods", 200)
-	ask(bob, "*/*", widgets, 200)
-	fillUp(t, w.upstream())
-	ask(bob, "application/json", widgets, 429)
-	ask(bob, "application/yaml", widgets, 429)
 }
 
 // A refusal that is ready needs no goroutine, and that of an unknown caller is charged to its
