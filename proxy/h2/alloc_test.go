@@ -8,8 +8,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// The whole lane, drivers and TLS included, may allocate 4 times for a request: the engine nothing,
-// crypto/tls once for each record it reads, and the rest is room for what happens now and then.
+// Forwarding may allocate 4 times per request, with drivers and TLS: crypto/tls once for each
+// record that it reads, the engine never. The rest is a margin for rare allocations.
 func TestLaneAllocations(t *testing.T) {
 	backend := startPeer(t, "backend")
 	for _, kind := range []string{"portable", "loop"} {

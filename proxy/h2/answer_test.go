@@ -21,7 +21,7 @@ func madeAnswer(status int, body []byte) *Answer {
 
 func TestAnswer(t *testing.T) { onDrivers(t, testAnswer) }
 
-// Bodies of all sizes, many at a time on one connection and with uploads that nobody wants.
+// Bodies of all sizes, many at once on one connection, some with uploads that are never read.
 func testAnswer(t *testing.T, driver string) {
 	bodies := map[string][]byte{"/none": nil, "/empty": {}, "/small": []byte("small"), "/frame": bytes.Repeat([]byte("0123456789abcdef"), 1024), "/large": bytes.Repeat([]byte("large "), 1<<19)}
 	answers := map[string]*Answer{}
@@ -58,7 +58,7 @@ func testAnswer(t *testing.T, driver string) {
 	}
 	all.Wait()
 	for range 10 * len(bodies) {
-		// A client that has its answer gives up its upload.
+		// A client that has its answer cancels its upload.
 		if o := <-s.ended; o.Reason != ReasonNone && o.Reason != ReasonClientReset || o.Status == 0 || o.Endpoint != nil {
 			t.Errorf("outcome %+v", o)
 		}

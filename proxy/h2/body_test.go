@@ -9,12 +9,12 @@ import (
 	"testing"
 )
 
-// bodySize is how large the bodies of TestLargeBodies are: go test -run LargeBodies ./proxy/h2
-// -body 1073741824 takes a minute.
+// bodySize is the size of the bodies of TestLargeBodies. A run of go test -run LargeBodies
+// ./proxy/h2 -body 1073741824 takes a minute.
 var bodySize = flag.Int64("body", 64<<20/slower, "bytes of TestLargeBodies' bodies")
 
-// patternReader gives n bytes that repeat with a prime period, so that bytes that are lost, doubled
-// or exchanged are seen.
+// patternReader returns n bytes that repeat with a prime period, so that lost, doubled or swapped
+// bytes are detected.
 type patternReader struct{ at, n int64 }
 
 var periodic = pattern(0, 65521)
@@ -28,14 +28,14 @@ func (r *patternReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// compare reads all of got.
+// compare reads all of got and compares it with r.
 func (r *patternReader) compare(got io.Reader) error {
 	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
 	for {
 		n, err := io.ReadFull(got, a)
 		k, _ := io.ReadFull(r, b)
 		if n != k || !bytes.Equal(a[:n], b[:k]) {
-			return errors.New("the body was changed or cut")
+			return errors.New("the body was changed or truncated")
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return nil

@@ -37,15 +37,15 @@ func (s *stand) read(res *http.Response) string {
 	return string(b)
 }
 
-// reads checks what a response's body says.
+// reads checks a response's body.
 func (s *stand) reads(res *http.Response, want string) {
 	s.t.Helper()
 	if got := s.read(res); got != want {
-		s.t.Errorf("%s: %d bytes came, %.100q; want %d, %.100q", res.Request.URL.Path, len(got), got, len(want), want)
+		s.t.Errorf("%s: got %d bytes, %.100q; want %d, %.100q", res.Request.URL.Path, len(got), got, len(want), want)
 	}
 }
 
-// ends checks how the next request ends that does; about says which one that is.
+// ends checks the reason of the next outcome; about identifies the request in the failure message.
 func (s *stand) ends(want Reason, about ...any) {
 	s.t.Helper()
 	if o := <-s.ended; o.Reason != want {
@@ -58,7 +58,7 @@ func TestForwardGet(t *testing.T) { onDrivers(t, testForwardGet) }
 func testForwardGet(t *testing.T, driver string) {
 	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor != 2 {
-			t.Errorf("backend was asked over %s", r.Proto)
+			t.Errorf("backend got %s", r.Proto)
 		}
 		w.Header().Set("X-Path", r.RequestURI)
 		w.Header().Set("X-Got", fmt.Sprint(r.Header["X-A"], r.Header["X-Strip"], r.Header["X-Remote-User"]))
@@ -131,7 +131,7 @@ func testForwardManyAtOnce(t *testing.T, driver string) {
 	}
 	wg.Wait()
 	if t.Failed() {
-		return // what never came never ends
+		return // a request without a response has no outcome to wait for
 	}
 	for range 300 {
 		s.ends(ReasonNone)
@@ -235,7 +235,7 @@ func testServeLocal(t *testing.T, driver string) {
 			_, err = io.ReadAll(res.Body)
 		}
 		if err == nil {
-			t.Errorf("%s: the client took a broken response for complete", path)
+			t.Errorf("%s: the client took a broken response as complete", path)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-// A front that forwards everything to one backend, and says who asks.
+// A front proxy that forwards everything to one backend and sets the user.
 func Example() {
 	backend := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprintf(w, "%s asks for %s", r.Header.Get("X-Remote-User"), r.RequestURI)
@@ -37,7 +37,7 @@ func Example() {
 	server := h2.New(h2.Config{Dial: dial, Decide: func(_ *h2.ConnInfo, h *h2.Head, _ func(h2.Plan)) (h2.Plan, bool) {
 		return h2.Plan{
 			Forward: upstream,
-			Set:     []hpack.HeaderField{{Name: "x-remote-user", Value: "jane"}}, // whatever the client says
+			Set:     []hpack.HeaderField{{Name: "x-remote-user", Value: "jane"}}, // replaces what the client sent
 			Retries: 2, Again: h.Method == http.MethodGet,
 		}, true
 	}})
@@ -62,7 +62,7 @@ func Example() {
 	_ = res.Body.Close()
 	fmt.Println(res.Proto, res.StatusCode, string(body), err)
 
-	err = server.Shutdown(ctx, 0) // asks the clients to go
+	err = server.Shutdown(ctx, 0) // sends GOAWAY to the clients
 	cancel()
 	fmt.Println(err, <-ended)
 	// Output:

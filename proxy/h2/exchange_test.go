@@ -15,31 +15,31 @@ import (
 	"testing"
 )
 
-// exchange is one request and what the backend is to make of it.
+// exchange is one request, and what the backend does with it.
 type exchange struct {
 	Method   string
-	Upload   []int // sizes of the pieces of the request's body; nil: it has none
-	Declared bool  // the request declares its length
+	Upload   []int // sizes of the pieces of the request's body; nil: no body
+	Declared bool  // the request has a Content-Length
 
 	Interim  bool // 103 first
 	Status   int
-	Reads    string // "all" of the request's body before it answers, "none", or "after" the answer
+	Reads    string // when it reads the request's body: "all" of it first, "none", or "after" the answer
 	Pieces   []int  // sizes of the pieces of the response's body
-	Length   bool   // the response declares its length
-	Flush    bool   // each piece leaves at once
+	Length   bool   // the response has a Content-Length
+	Flush    bool   // each piece is flushed
 	Trailers int    // trailers of the response
-	Abort    int    // the backend resets the stream after this many pieces; -1: it does not
-	Large    int    // bytes of an additional field, both ways
+	Abort    int    // the backend resets the stream after this many pieces; -1: never
+	Large    int    // size of an additional field, in both directions
 
-	Leave int // the client gives up after this many bytes, which the backend waits for; -1: it does not
+	Leave int // the client cancels after this many bytes, and the backend waits for that; -1: never
 }
 
-// result is what the client saw of it.
+// result is the client's view of an exchange.
 type result struct {
 	Status   int
 	Fields   string
 	Interims string
-	Body     string // a digest, or "reset" when it broke off
+	Body     string // a digest, or "reset" if it was reset
 	Trailers string
 }
 
@@ -60,7 +60,7 @@ func randomExchange(rnd *rand.Rand) exchange {
 	}
 	if x.Method == "POST" || x.Method == "PUT" || x.Method == "PATCH" {
 		if x.Upload = sizes(); sum(x.Upload) == 0 {
-			x.Upload = nil // whether the end of an empty body comes with the head is a matter of time
+			x.Upload = nil // the end of an empty body may or may not come with the head
 		}
 	}
 	if rnd.IntN(10) == 0 {
@@ -80,7 +80,7 @@ func randomExchange(rnd *rand.Rand) exchange {
 	case rnd.IntN(6) == 0 && sum(x.Pieces) > 0:
 		x.Leave, x.Flush, x.Length, x.Reads = 1+rnd.IntN(sum(x.Pieces)), true, false, "none"
 	case sum(x.Pieces) == 0:
-		x.Length = true // net/http's server would add it, if the end comes with the head
+		x.Length = true // net/http's server would add it if the end comes with the head
 	}
 	return x
 }
@@ -103,7 +103,7 @@ func pattern(seed, n int) []byte {
 
 func crcOf(p []byte) string { return fmt.Sprintf("%x", crc32.ChecksumIEEE(p)) }
 
-// perform has the exchange done over one of the proxies.
+// perform runs the exchange through one of the proxies.
 func (x exchange) perform(ctx context.Context, t *testing.T, client *http.Client, base, path string, b *modelBackend) result {
 	var res result
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
@@ -157,7 +157,7 @@ func (x exchange) perform(ctx context.Context, t *testing.T, client *http.Client
 	}
 	p, err := io.ReadAll(r.Body)
 	if res.Body = fmt.Sprint(len(p), " ", crcOf(p)); err != nil {
-		return result{Body: "reset", Interims: res.Interims} // how much came before it, the head even, is a matter of time
+		return result{Body: "reset", Interims: res.Interims} // how much came before the reset, even the head, depends on timing
 	}
 	for i := range x.Trailers {
 		res.Trailers += r.Trailer.Get(fmt.Sprint("X-T", i)) + " "

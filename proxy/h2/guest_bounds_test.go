@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// All interim heads of a response are together no longer than one head may be.
+// All interim heads of a response together must not exceed the limit of one head.
 func TestGuestLongInterims(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Long", strings.Repeat("0123456789", 10_000))
@@ -28,8 +28,8 @@ func TestGuestLongInterims(t *testing.T) {
 	x.empty()
 }
 
-// Callers that do not read are as those who do not read over HTTP/2: who holds most is ended when
-// the process holds too much.
+// Guests that do not read are treated like HTTP/2 clients that do not read: the largest holder is
+// ended when the process holds too much.
 func TestGuestsStayWithinBound(t *testing.T) {
 	bound := hold.New(2 << 20)
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -48,17 +48,17 @@ func TestGuestsStayWithinBound(t *testing.T) {
 	sh.lock()
 	defer sh.settle()
 	if over := bound.Over(); over > 0 {
-		t.Errorf("%d bytes too much are held", over)
+		t.Errorf("%d bytes above the limit are held", over)
 	}
 	for _, g := range guests {
-		g.Abort(errServerEnded) // those that go on: nothing is left of either kind
+		g.Abort(errServerEnded) // also the others, so that nothing is left of any
 		if n, _, err := g.Read(make([]byte, 1)); n > 0 {
-			t.Fatalf("something is held that is not counted, before %v", err)
+			t.Fatalf("bytes are held that are not counted, before %v", err)
 		}
 	}
 }
 
-// Who does not read holds little when its time is over.
+// A guest that does not read holds little after its deadline.
 func TestGuestIsLate(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for r.Context().Err() == nil {
@@ -73,7 +73,7 @@ func TestGuestIsLate(t *testing.T) {
 	x.empty()
 }
 
-// measured is a body that tells what room it is given.
+// measured is a body that reports the size of the buffer it gets.
 type measured chan int
 
 func (m measured) Read(p []byte) (int, error) {
@@ -81,12 +81,12 @@ func (m measured) Read(p []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// A body that does not come holds no more than is read of one at a time.
+// A body that does not arrive holds no more than one read's buffer.
 func TestGuestUploadHoldsLittle(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 	}))
-	body := make(measured, 1) // the engine may read of it when the answer is there already
+	body := make(measured, 1) // the engine may read it after the answer
 	_ = x.read(x.must("POST", "/", body))
 	if room := <-body; room != guestChunk {
 		t.Errorf("%d bytes are held for it, want %d", room, guestChunk)

@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// hotel has guests: callers of RoundTrip, and a backend over real TLS.
+// hotel has guests (callers of RoundTrip) and a backend over real TLS.
 type hotel struct {
 	*stand
 	plan Plan
@@ -53,7 +53,7 @@ func (x *hotel) must(method, target string, body io.Reader, change ...func(*http
 	return res
 }
 
-// empty fails the test if anything is left of the guests.
+// empty checks that no streams or bytes of guests are left.
 func (x *hotel) empty() {
 	x.t.Helper()
 	for _, sh := range x.server.shards {
@@ -196,7 +196,7 @@ func TestGuestInterim(t *testing.T) {
 	x.empty()
 }
 
-// A guest may leave at any time: nothing is left of it, and the backend hears of it.
+// A guest may leave at any time: nothing is left of it, and its stream at the backend is reset.
 func TestGuestLeaves(t *testing.T) { onDrivers(t, testGuestLeaves) }
 
 func testGuestLeaves(t *testing.T, driver string) {
@@ -221,7 +221,7 @@ func testGuestLeaves(t *testing.T, driver string) {
 	for _, tc := range []struct {
 		path string
 		body io.Reader
-		stay bool // it does not close the body: its context ends
+		stay bool // the body is not closed; the context ends
 	}{
 		{path: "/silent"}, {path: "/head"}, {path: "/head", stay: true}, {path: "/much"}, {path: "/much", stay: true},
 		{path: "/silent", body: endless()}, {path: "/head", body: endless()}, {path: "/much", body: endless(), stay: true},
@@ -260,7 +260,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// A body that fails, or is not as long as was said, ends the request.
+// A body that fails or differs from its declared length ends the request.
 func TestGuestBrokenBody(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); <-r.Context().Done() }))
 	broken := errors.New("broken")
@@ -282,7 +282,7 @@ func TestGuestBrokenBody(t *testing.T) {
 	x.empty()
 }
 
-// What the plan answers a failure with comes to the caller.
+// The plan's answer to a failure reaches the caller.
 func TestGuestFailures(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -331,13 +331,13 @@ func TestGuestFailures(t *testing.T) {
 	body, err := io.ReadAll(res.Body)
 	var f *Failure
 	if string(body) != "begin" || !errors.As(err, &f) || f.Reason != ReasonReset {
-		t.Errorf("a response that is cut: %q, %v", body, err)
+		t.Errorf("a response that was cut off: %q, %v", body, err)
 	}
 	<-x.ended
 	x.empty()
 }
 
-// What no backend has processed is sent again with its whole body, elsewhere.
+// A request that no backend has processed is sent to another endpoint, with its whole body.
 func TestGuestRetries(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }))
 	dead := endpoint("127.0.0.1:1")
@@ -356,7 +356,7 @@ func TestGuestRetries(t *testing.T) {
 	x.empty()
 }
 
-// A caller that does not read holds a window of the body at most, and others go on.
+// A caller that does not read holds at most one window of the body, and does not delay others.
 func TestGuestReadsSlowly(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/much" {
@@ -382,7 +382,7 @@ func TestGuestReadsSlowly(t *testing.T) {
 	x.empty()
 }
 
-// A drain ends watches cleanly, and the end of the server everything.
+// A drain ends watches cleanly; the end of the server ends everything.
 func TestGuestDrain(t *testing.T) { onDrivers(t, testGuestDrain) }
 
 func testGuestDrain(t *testing.T, driver string) {
@@ -409,7 +409,7 @@ func testGuestDrain(t *testing.T, driver string) {
 	<-x.ended
 }
 
-// Plan.Done has returned when Read fails, also to who looks while another's turn ends the stream.
+// Read fails only after Plan.Done has returned, even if another goroutine's turn ends the stream.
 func TestGuestHearsAfterDone(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "begin")
@@ -423,7 +423,7 @@ func TestGuestHearsAfterDone(t *testing.T) {
 			close(begun)
 			select {
 			case err := <-read:
-				t.Errorf("told of %v before Done has returned", err)
+				t.Errorf("Read returned %v before Done has returned", err)
 			case <-time.After(50 * time.Millisecond):
 			}
 		}
@@ -435,7 +435,7 @@ func TestGuestHearsAfterDone(t *testing.T) {
 	}
 }
 
-// A panic on behalf of a guest ends its request, once, and nobody else's.
+// A panic for a guest ends its request, once, and no other request.
 func TestGuestPanic(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/hangs" {

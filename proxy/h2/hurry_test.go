@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// A shard that rested is ticked as often as any other as soon as it is asked something.
+// A resting shard ticks at the full rate again after a request.
 func TestWorkEndsTheRest(t *testing.T) {
 	s := newStand(t, "portable", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "x") }), nil)
 	for _, sh := range s.server.shards {
@@ -23,6 +23,6 @@ func TestWorkEndsTheRest(t *testing.T) {
 		defer sh.mu.Unlock()
 		return sh.pace == engine.TickEvery
 	}) {
-		t.Error("nobody is ticked")
+		t.Error("no shard ticks at the full rate")
 	}
 }

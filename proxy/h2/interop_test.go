@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// run runs a tool that the machine must have.
+// run runs a tool that must be installed.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), name, args...).Output()
@@ -34,7 +34,7 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// TestH2spec runs the conformance suite against forwarding and against answers of our own.
+// TestH2spec runs the conformance suite against forwarding and against the server's own answers.
 func TestH2spec(t *testing.T) {
 	lines := strings.Fields(run(t, "go", "run", "github.com/fairlead-proxy/fairlead/tests/tools/build", "h2spec"))
 	h2spec := lines[len(lines)-1]
@@ -60,7 +60,7 @@ func TestH2spec(t *testing.T) {
 	})
 }
 
-// TestInterop has other people's HTTP/2 clients get and send bodies.
+// TestInterop gets and sends bodies with other HTTP/2 clients.
 func TestInterop(t *testing.T) { onDrivers(t, testInterop) }
 
 func testInterop(t *testing.T, driver string) {
@@ -76,14 +76,14 @@ func testInterop(t *testing.T, driver string) {
 	same := func(got string) {
 		t.Helper()
 		if fmt.Sprintf("%x", sha256.Sum256([]byte(got))) != sum {
-			t.Errorf("%d bytes came, or others than %d", len(got), size)
+			t.Errorf("got %d bytes, want %d, or their content differs", len(got), size)
 		}
 	}
 	t.Run("curl", func(t *testing.T) {
 		same(run(t, "curl", "-sSfk", "--http2", fmt.Sprintf("%s/%d", s.url, size)))
 		same(run(t, "curl", "-sSfk", "--http2", "--data-binary", "@"+file, s.url+"/echo"))
 		if got := run(t, "curl", "-sSfk", "--http2", "-o", os.DevNull, "-w", "%{http_version} %{http_code}", s.url+"/1"); got != "2 200" {
-			t.Errorf("curl says %q", got)
+			t.Errorf("curl printed %q", got)
 		}
 	})
 	t.Run("nghttp", func(t *testing.T) {
@@ -121,6 +121,6 @@ func testGigabyte(t *testing.T, driver string) {
 	defer res.Body.Close()
 	n, err := io.Copy(down, res.Body)
 	if err != nil || n != size || !bytes.Equal(up.Sum(nil), down.Sum(nil)) {
-		t.Errorf("%d of %d bytes came back: %v; the same: %v", n, int64(size), err, bytes.Equal(up.Sum(nil), down.Sum(nil)))
+		t.Errorf("%d of %d bytes came back: %v; equal: %v", n, int64(size), err, bytes.Equal(up.Sum(nil), down.Sum(nil)))
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A connection that comes while Run ends, or afterwards, is closed.
+// A connection that arrives while Run ends, or later, is closed.
 func TestServeWhileRunEnds(t *testing.T) {
 	for range 100 {
 		s := New(Config{})
@@ -24,7 +24,7 @@ func TestServeWhileRunEnds(t *testing.T) {
 		cancel()
 		running.Wait()
 		if _, err := theirs.Read(make([]byte, 1)); err == nil {
-			t.Error("it is left open")
+			t.Error("the connection is left open")
 		}
 		_ = theirs.Close()
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// leanConn speaks HTTP/2 with little work of its own, so that a load costs the peers more than it
-// costs whoever makes it.
+// leanConn speaks HTTP/2 with little work, so that a load costs the peers more than its own
+// process.
 type leanConn struct {
 	net.Conn
 	fr    *http2.Framer
@@ -55,7 +55,7 @@ func (l *leanConn) headers(id uint32, end bool, fields ...string) error {
 	return l.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: l.block.Bytes(), EndStream: end, EndHeaders: true})
 }
 
-// control handles what is the same on both sides.
+// control handles the frames that both sides handle alike.
 func (l *leanConn) control(f http2.Frame) error {
 	switch f := f.(type) {
 	case *http2.SettingsFrame:
@@ -76,8 +76,8 @@ func (l *leanConn) control(f http2.Frame) error {
 	return nil
 }
 
-// leanBackend answers by path: /small 1 KiB, /list 100 KiB, /watch an event now and one at each
-// /fire, all as soon as the head is there.
+// leanBackend answers by path: /small with 1 KiB, /list with 100 KiB, /watch with an event now and
+// one at each /fire. It answers as soon as the head has arrived.
 type leanBackend struct {
 	mu      sync.Mutex
 	watches map[*leanConn][]uint32 // guarded by mu
@@ -174,7 +174,7 @@ func (b *leanBackend) answer(l *leanConn, dec *hpack.Decoder, h *http2.HeadersFr
 	return err
 }
 
-// leanClient is a connection of a load.
+// leanClient is one connection of a load.
 type leanClient struct {
 	*leanConn
 	next uint32
@@ -228,7 +228,7 @@ func (l *leanClient) body(id uint32) ([]byte, error) {
 	}
 }
 
-// run has n requests answered, streams of them at a time; each is n2 bytes long.
+// run sends n requests, at most streams at a time; each answer has size bytes.
 func (l *leanClient) run(path string, n, streams, size int) error {
 	asked, done, got := 0, 0, 0
 	for ; asked < min(streams, n); asked++ {
@@ -276,7 +276,7 @@ func (l *leanClient) run(path string, n, streams, size int) error {
 	return nil
 }
 
-// shape is a load: connections, streams on each, requests in all.
+// shape is a load: connections, streams on each, total requests.
 type shape struct {
 	name           string
 	conns, streams int
@@ -308,9 +308,9 @@ func median(v []float64) string {
 	return fmt.Sprintf("%.2f–%.2f–%.2f", v[0], v[len(v)/2], v[len(v)-1])
 }
 
-// BenchmarkPeers puts the same load on each peer in turn, b.N rounds of it, and shows what a
-// request cost each as a ratio to the bare ReverseProxy of the same round. Absolute figures drift
-// with the machine, ratios hardly.
+// BenchmarkPeers puts the same load on each peer in turn, for b.N rounds, and shows the cost of a
+// request as a ratio to the plain ReverseProxy of the same round. Absolute figures drift with the
+// machine; ratios hardly do.
 func BenchmarkPeers(b *testing.B) {
 	for _, s := range []shape{
 		{name: "GET-8x8", conns: 8, streams: 8, path: "/small", size: 1024, count: 8000},
@@ -332,7 +332,7 @@ func benchShape(b *testing.B, s shape) {
 	for _, k := range kinds {
 		peers[k] = startPeer(b, k+"="+backend.addr)
 		conns[k] = dialAll(b, peers[k].addr, s.conns)
-		if err := s.run(conns[k]); err != nil { // warm
+		if err := s.run(conns[k]); err != nil { // warm up
 			b.Fatalf("%s: %v", k, err)
 		}
 	}

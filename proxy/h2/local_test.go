@@ -56,9 +56,9 @@ func testLocalDeadlines(t *testing.T, driver string) {
 		defer upload.Close()
 	}
 	if b := s.read(s.do("GET", "/cleared", nil)); b != "fine" || <-got != nil {
-		t.Errorf("a deadline that was taken back: %q", b)
+		t.Errorf("a deadline that was cleared: %q", b)
 	}
-	res := s.do("GET", "/write", nil) // its body is not read before the deadline
+	res := s.do("GET", "/write", nil) // the body is not read before the deadline
 	if err := <-got; !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("writing ended with %v", err)
 	}

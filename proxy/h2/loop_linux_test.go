@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A loop that cannot wait any more serves nobody: its connections end, and Run says so and ends.
+// A loop that can no longer wait ends its connections, and Run returns the error.
 func TestLoopThatCannotWait(t *testing.T) {
 	b := newHolding("")
 	t.Cleanup(func() { close(b.release) })
@@ -30,15 +30,15 @@ func TestLoopThatCannotWait(t *testing.T) {
 	select {
 	case <-s.stopped:
 	case <-time.After(10 * time.Second):
-		t.Fatal("Run goes on")
+		t.Fatal("Run did not return")
 	}
 	if !errors.Is(s.runErr, os.ErrDeadlineExceeded) {
 		t.Errorf("Run returned %v", s.runErr)
 	}
 }
 
-// Sixteen connections send 200 requests each at once, and then another sends one: it does not wait
-// for all of them. All are answered.
+// Sixteen connections send 200 requests each at once, then another connection sends one. It does
+// not wait for all of them, and all are answered.
 func TestTurnsAreShared(t *testing.T) {
 	const strangers, each = 16, 200
 	var order []string // guarded by the shard's mutex
@@ -69,16 +69,16 @@ func TestTurnsAreShared(t *testing.T) {
 		<-s.ended
 	}
 	if at := slices.Index(order, "/innocent"); at > 1+strangers*turnPlans {
-		t.Errorf("%d requests that came at once were handled before another's one", at)
+		t.Errorf("%d requests of other connections were handled first", at)
 	}
 }
 
-// Four connections have 3000 requests waiting each, and send something else all the time. That
-// gives them no more turns: another's request waits for one of each.
+// Four connections have 3000 requests waiting each, and keep sending other frames. That gives them
+// no extra turns: another connection's request waits for one turn of each.
 func TestOneTurnEach(t *testing.T) {
 	const strangers, each, sent = 4, 3000, 3000
 	var (
-		handled, at int // of the strangers' requests, and before the other's; guarded by the shard's mutex
+		handled, at int // requests of the strangers so far, and at the innocent's request; guarded by the shard's mutex
 		all         []*tls.Conn
 		innocent    *tls.Conn
 	)
@@ -127,6 +127,6 @@ func TestOneTurnEach(t *testing.T) {
 		<-s.ended
 	}
 	if at > sent+loopHeads+strangers*turnPlans {
-		t.Errorf("%d requests that waited were handled before another's one", at-sent)
+		t.Errorf("%d requests of other connections were handled first", at-sent)
 	}
 }

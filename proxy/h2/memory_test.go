@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Clients that take nothing make the process hold no more than its bound, and harm nobody who does.
+// Clients that read nothing cannot make the process exceed its limit, nor harm others.
 func TestSlowReadersStayWithinBound(t *testing.T) { onDrivers(t, testSlowReaders) }
 
 func testSlowReaders(t *testing.T, driver string) {
@@ -29,7 +29,7 @@ func testSlowReaders(t *testing.T, driver string) {
 	for range readers {
 		c := dialLean(t, s.addr)
 		defer c.Close()
-		for range streams { // 12 × 16 × 256 KiB: twelve times the bound
+		for range streams { // 12 × 16 × 256 KiB: twelve times the limit
 			if c.get("/big") != nil || c.w.Flush() != nil {
 				break
 			}
@@ -42,7 +42,7 @@ func testSlowReaders(t *testing.T, driver string) {
 			t.Fatalf("another client got %d", res.StatusCode)
 		}
 	}
-	must.Soon(t, 20*time.Second, "refusals, and nothing above the bound", func() bool { // what comes within a tick may be too much
+	must.Soon(t, 20*time.Second, "refusals, and nothing above the bound", func() bool { // the input of one tick may exceed the limit
 		got()
 		return total(t, bound, "fairlead_memory_refused_total") > 0 && bound.Over() <= 0
 	})
@@ -50,11 +50,11 @@ func testSlowReaders(t *testing.T, driver string) {
 		got()
 	}
 	if bound.Over() > limit/4 {
-		t.Errorf("%d bytes above the bound are held", bound.Over())
+		t.Errorf("%d bytes above the limit are held", bound.Over())
 	}
 }
 
-// total adds a metric's values up.
+// total adds up a metric's values.
 func total(t *testing.T, c prometheus.Collector, name string) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()

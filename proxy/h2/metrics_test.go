@@ -55,6 +55,6 @@ func testRemoveResponse(t *testing.T, driver string) {
 		t.Errorf("got %v, trailer %v", res.Header, res.Trailer)
 	}
 	if res.Header["Access-Control-Allow-Origin"] != nil || res.Trailer["Access-Control-Allow-Origin"] != nil {
-		t.Errorf("forwarded: %v, trailer %v", res.Header, res.Trailer)
+		t.Errorf("not removed: %v, trailer %v", res.Header, res.Trailer)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// modelBackend does what the exchange in the request's X-Exchange says. left gets the name of each
-// request that was given up.
+// modelBackend does what X-Exchange of the request says. The channel of a path in left is closed
+// when its client has canceled.
 type modelBackend struct {
 	mu   sync.Mutex
 	left map[string]chan struct{} // guarded by mu
@@ -53,7 +53,7 @@ func (b *modelBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p, err := io.ReadAll(r.Body)
 		digest = fmt.Sprint(len(p), crcOf(p), err)
 	}
-	w.Header().Set("Content-Type", "text/x-model") // net/http's server would add one of its own to what it forwards
+	w.Header().Set("Content-Type", "text/x-model") // otherwise net/http's server would add one
 	w.Header().Set("X-Digest", digest)
 	w.Header().Set("X-Saw", fmt.Sprint(r.Method, r.RequestURI, r.ContentLength, r.Header["X-Multi"], len(r.Header.Get("X-Large"))))
 	w.Header()["X-Back"] = []string{"1", "2"}
@@ -95,8 +95,8 @@ func (b *modelBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestModel has random exchanges done at once over the engine and over net/http with
-// httputil.ReverseProxy, to the same backend: a client must not be able to tell them apart.
+// TestModel runs random exchanges concurrently over the engine and over net/http with
+// httputil.ReverseProxy, to the same backend. Their results at the client must be equal.
 func TestModel(t *testing.T) { onDrivers(t, testModel) }
 
 func testModel(t *testing.T, driver string) {
@@ -112,7 +112,7 @@ func testModel(t *testing.T, driver string) {
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	var wg sync.WaitGroup
-	turns := make(chan struct{}, 16) // how many run at once
+	turns := make(chan struct{}, 16) // limits the concurrent exchanges
 	for i := range 400 / min(slower, 4) {
 		x := randomExchange(rnd)
 		turns <- struct{}{}
@@ -129,7 +129,7 @@ func testModel(t *testing.T, driver string) {
 				t.Errorf("exchange %+v got stuck: %+v", x, got)
 			}
 			want, err := result{}, error(nil)
-			for try := range 5 { // net/http gets stuck now and then, when an upload meets an early response: that is no model
+			for try := range 5 { // net/http sometimes gets stuck when an upload meets an early response; then it is tried again
 				as := fmt.Sprint("/model", try)
 				if want, err = ask(10*time.Second, client, model, path+as); err == nil {
 					want.Fields = strings.ReplaceAll(want.Fields, as, "/lane")
@@ -142,14 +142,14 @@ func testModel(t *testing.T, driver string) {
 				return
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("exchange %+v (-net/http +lane):\n%s", x, diff)
+				t.Errorf("exchange %+v (-net/http +engine):\n%s", x, diff)
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// startModel starts net/http with a ReverseProxy that does what the plan says.
+// startModel starts a net/http server with a ReverseProxy that follows the plan.
 func startModel(t *testing.T, backend string) (string, *http.Client) {
 	target := &url.URL{Scheme: "https", Host: backend}
 	tr := &http.Transport{ForceAttemptHTTP2: true, DisableCompression: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// paused reports whether the loops have stopped to read a connection.
+// paused reports whether the loops have stopped reading a connection.
 func (s *stand) paused() (some bool) {
 	for _, sh := range s.server.shards {
 		sh.loop.mu.Lock()
@@ -24,9 +24,9 @@ func (s *stand) paused() (some bool) {
 	return some
 }
 
-// A client that reads no answers is not read from, and is again when it reads them.
+// A client that does not read its answers is no longer read from, until it reads them.
 func TestPausedClientGoesOn(t *testing.T) {
-	const n = 6000 // more than sockets hold, of either side
+	const n = 6000 // more than the sockets of both sides can buffer
 	s := newStand(t, "loop", newHolding(""), func(_ *Head, p *Plan) {
 		p.Forward, p.Answer = nil, &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("x", 8<<10))}}
 	})

@@ -20,8 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// grpc-go's transport is no net/http, on either side: a stream both ways, with metadata and a
-// status in the trailers.
+// A bidirectional stream of grpc-go, which does not use net/http on either side, with metadata and
+// a status in the trailers.
 func TestGRPCTransport(t *testing.T) { onDrivers(t, testGRPCTransport) }
 
 func testGRPCTransport(t *testing.T, driver string) {
@@ -77,7 +77,7 @@ func echoMessages(_ any, s grpc.ServerStream) error {
 	}
 }
 
-// rawCodec leaves messages as they are.
+// rawCodec passes messages unchanged.
 type rawCodec struct{}
 
 func (rawCodec) Name() string { return "raw" }
@@ -89,7 +89,7 @@ func (rawCodec) Unmarshal(b []byte, v any) error {
 	return nil
 }
 
-// A client of one byte at a time: its field block, its body and its window.
+// A client that sends its field block and body, and opens its window, one byte at a time.
 func TestOneByteFramesAndWindows(t *testing.T) { onDrivers(t, testOneByteFramesAndWindows) }
 
 func testOneByteFramesAndWindows(t *testing.T, driver string) {
@@ -120,24 +120,24 @@ func testOneByteFramesAndWindows(t *testing.T, driver string) {
 		switch f := must.Get(fr.ReadFrame())(t).(type) {
 		case *http2.DataFrame:
 			if len(f.Data()) > 1 {
-				t.Fatalf("%d bytes came through a window of one", len(f.Data()))
+				t.Fatalf("got %d bytes through a window of one", len(f.Data()))
 			}
 			got = append(got, f.Data()...)
 			if ended = f.StreamEnded(); !ended && len(f.Data()) > 0 {
 				must.Do(t, fr.WriteWindowUpdate(1, 1))
 			}
 		case *http2.GoAwayFrame, *http2.RSTStreamFrame:
-			t.Fatalf("the server says %v", f)
+			t.Fatalf("the server sent %v", f)
 		case *http2.HeadersFrame:
 			ended = f.StreamEnded()
 		}
 	}
 	if !bytes.Equal(got, want) {
-		t.Errorf("%d of %d bytes came back, or others", len(got), len(want))
+		t.Errorf("%d of %d bytes came back, or their content differs", len(got), len(want))
 	}
 }
 
-// httpEcho answers with the body it was sent, or with as many bytes as /n says.
+// httpEcho answers with the request's body, or with n bytes for /n.
 func httpEcho() http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", "X-T")

@@ -19,9 +19,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Peers are processes of their own, so that what each costs can be told apart: this test binary,
-// told by roleEnv what to be. They say on standard output where they listen, answer each line on
-// standard input with what they have used, and end with it.
+// Peers are processes of this test binary, so that their costs are measured separately. roleEnv
+// selects the role. A peer prints its address, prints its usage for each line on standard input,
+// and exits at the end of the input.
 const roleEnv = "FAIRLEAD_H2_PEER"
 
 func TestMain(m *testing.M) {
@@ -35,14 +35,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// usage is what a process has used since it started.
+// usage is what a process has used since its start.
 type usage struct {
 	CPU     time.Duration
 	Mallocs uint64
-	RSS     int64 // bytes, after a collection of garbage
+	RSS     int64 // bytes, after a garbage collection
 }
 
-// runPeer is "backend", or "rp=<backend>", "portable=<backend>", "loop=<backend>".
+// runPeer runs "backend", "rp=<backend>", "portable=<backend>" or "loop=<backend>".
 func runPeer(role string) error {
 	kind, backend, _ := strings.Cut(role, "=")
 	var addr string
@@ -78,7 +78,7 @@ func runPeer(role string) error {
 	return nil
 }
 
-// profile writes the CPU and allocation profiles of a peer whose role $FAIRLEAD_H2_PROFILE names to
+// profile writes the CPU and allocation profiles of the peer that $FAIRLEAD_H2_PROFILE names to
 // <role>.cpu and <role>.mem.
 func profile(kind string) (func(), error) {
 	if os.Getenv("FAIRLEAD_H2_PROFILE") != kind {
@@ -104,7 +104,7 @@ func profile(kind string) (func(), error) {
 
 func measure(gc bool) (usage, error) {
 	if gc {
-		for range 3 { // pools are emptied in two steps
+		for range 3 { // pools are emptied in two collections
 			runtime.GC()
 		}
 	}
@@ -133,7 +133,7 @@ type peerProcess struct {
 
 func startPeer(t testing.TB, role string) *peerProcess {
 	t.Helper()
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0]) // ends with its standard input
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0]) // exits at the end of its standard input
 	cmd.Env = append(os.Environ(), roleEnv+"="+role)
 	cmd.Stderr = os.Stderr
 	in := must.Get(cmd.StdinPipe())(t)

@@ -2,6 +2,6 @@
 
 package h2
 
-// slower is how much less is done under the race detector, which makes moving bytes some ten times
-// slower.
+// slower divides the amount of work under the race detector, which makes copying bytes some ten
+// times slower.
 const slower = 8

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// piecesConn gives its input in the pieces it is made of.
+// piecesConn returns its input piece by piece.
 type piecesConn struct {
 	net.Conn
 	pieces [][]byte
@@ -33,7 +33,7 @@ func (c *piecesConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// That no more input comes is told, not waited for.
+// fill reports the end of the input instead of waiting.
 func TestFillEnds(t *testing.T) {
 	r, b := wrapConn(&piecesConn{pieces: [][]byte{[]byte("x")}}).(*rawConn), &buffers{}
 	if err := r.fill(b); err != nil || string(r.rest) != "x" {
@@ -44,9 +44,9 @@ func TestFillEnds(t *testing.T) {
 	}
 }
 
-// However input comes, before and after takeOver, no read goes beyond the end of a record and no
-// byte is lost: else a request that comes with the last message of the handshake would be stuck in
-// TLS, or the next record would not be recognised.
+// Before and after takeOver, however the input is split, no read passes the end of a record and no
+// byte is lost. Otherwise a request in the same segment as the last message of the handshake would
+// be stuck in TLS, or the next record would not be recognized.
 func TestRawReadKeepsRecordsApart(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
@@ -98,7 +98,7 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 	}
 }
 
-// corkedConn keeps what is written after the first input until uncork.
+// corkedConn buffers everything written after the first input until uncork.
 type corkedConn struct {
 	net.Conn
 	cork bool
@@ -137,7 +137,7 @@ func testRequestInTheHandshakesLastSegment(t *testing.T, driver string) {
 	must.Do(t, l.get("/"))
 	must.Do(t, errors.Join(l.w.Flush(), corked.uncork()))
 	_ = raw.SetReadDeadline(time.Now().Add(10 * time.Second))
-	for { // without a word, which would wake the engine up
+	for { // sends nothing, which would wake the engine
 		f := must.Get(l.fr.ReadFrame())(t)
 		if d, ok := f.(*http2.DataFrame); ok && d.StreamEnded() {
 			return

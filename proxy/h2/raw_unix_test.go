@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// unread sees what has come to a socket.
+// unread detects unread input of a socket.
 func TestUnread(t *testing.T) {
 	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
@@ -21,21 +21,21 @@ func TestUnread(t *testing.T) {
 	defer theirs.Close()
 	r := wrapConn(ours).(*rawConn)
 	if r.unread() {
-		t.Error("something waits before anything was sent")
+		t.Error("unread input before anything was sent")
 	}
 	must.Get(theirs.Write([]byte("x")))(t)
 	must.Soon(t, 10*time.Second, "what was sent is seen", r.unread)
 }
 
-// wrapped is a connection with the methods of a socket, by embedding.
+// wrapped is a connection that has a socket's methods by embedding.
 type wrapped struct{ *net.TCPConn }
 
-// transparent says that it does nothing to the bytes.
+// transparent declares that it does not change the bytes.
 type transparent struct{ net.Conn }
 
 func (t transparent) Wraps() net.Conn { return t.Conn }
 
-// Nobody is gone round who has not said that it may be done.
+// A wrapper is bypassed only if it declares that it may be.
 func TestWrapperIsNotPassedBy(t *testing.T) {
 	tcp := &net.TCPConn{}
 	for _, tt := range []struct {

@@ -15,14 +15,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tlsrecords"
 )
 
-// onRecordDrivers runs on the drivers that see the records of TLS.
+// onRecordDrivers runs f on the drivers that see TLS records.
 func onRecordDrivers(t *testing.T, f func(t *testing.T, driver string)) {
 	for _, d := range []string{"portable", "loop"} {
 		t.Run(d, func(t *testing.T) { f(t, d) })
 	}
 }
 
-// dialRecords is a client that writes TLS records of its own and has sent its preface.
+// dialRecords connects a client that writes its own TLS records, and sends the preface.
 func dialRecords(t *testing.T, s *stand) (*tlsrecords.Conn, *http2.Framer) {
 	t.Helper()
 	c := must.Get(tlsrecords.Dial(t.Context(), s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))(t)
@@ -45,10 +45,10 @@ func ponged(t *testing.T, fr *http2.Framer, data byte) {
 }
 
 func pings(t *testing.T) http.Handler {
-	return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("nobody asked") })
+	return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a request arrived") })
 }
 
-// TLS answers a key update on its own; the answer goes out although the engine has nothing to say.
+// TLS answers a key update by itself. The answer is sent although the engine has nothing to send.
 func TestKeyUpdateIsAnswered(t *testing.T) { onRecordDrivers(t, testKeyUpdateIsAnswered) }
 
 func testKeyUpdateIsAnswered(t *testing.T, driver string) {
@@ -58,17 +58,17 @@ func testKeyUpdateIsAnswered(t *testing.T, driver string) {
 	ponged(t, fr, 1)
 	update := must.Get(c.AppendKeyUpdate(nil, true))(t)
 	var noise bytes.Buffer
-	_ = http2.NewFramer(&noise, nil).WriteWindowUpdate(0, 1000) // which the engine does not answer
+	_ = http2.NewFramer(&noise, nil).WriteWindowUpdate(0, 1000) // the engine does not answer this
 	must.Do(t, c.Send(c.AppendData(update, noise.Bytes())))
-	// A record on the socket: the header, the message of five bytes, its type and the tag. It may
-	// come after the acknowledgement of our SETTINGS' answer only.
+	// The size of a record on the socket: the header, the message of five bytes, its type and the
+	// tag. Only the acknowledgement of SETTINGS may come before it.
 	if _, err := io.ReadFull(c.NetConn(), make([]byte, recordHeader+5+1+16)); err != nil {
 		t.Fatalf("no answer to the key update: %v", err)
 	}
 }
 
-// Key updates cost ten times what a frame costs, and were free; sixteen and then a frame is what
-// crypto/tls lets pass for ever.
+// A key update costs ten times what a frame costs, and must be charged. crypto/tls tolerates
+// sixteen before each frame, forever.
 func TestKeyUpdateFlood(t *testing.T) { onRecordDrivers(t, testKeyUpdateFlood) }
 
 func testKeyUpdateFlood(t *testing.T, driver string) {
@@ -77,7 +77,7 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 	var noise bytes.Buffer
 	_ = http2.NewFramer(&noise, nil).WriteWindowUpdate(0, 1000)
 	began, sent := time.Now(), 0
-	go func() { _, _ = io.Copy(io.Discard, c.NetConn()) }() // what TLS answers
+	go func() { _, _ = io.Copy(io.Discard, c.NetConn()) }() // discard what TLS answers
 	for ; sent < 100_000; sent += 16 {
 		var records []byte
 		for range 16 {
@@ -87,14 +87,14 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 			break
 		}
 	}
-	// What the socket held when the connection was ended is not known here.
+	// It is unknown how many were still in the socket when the connection was closed.
 	if n := s.server.shards[0].e.Count.Floods.Load(); n != 1 {
-		t.Errorf("after %d key updates in %v %d connections were ended", sent, time.Since(began), n)
+		t.Errorf("%d key updates in %v ended %d connections, want 1", sent, time.Since(began), n)
 	}
 }
 
-// A client that rekeys as often as a cautious one may, or whose every record is a byte long, pays
-// nothing.
+// A client is not charged for rekeying as often as a cautious client may, or for records of one
+// byte.
 func TestKeyUpdatesInOrder(t *testing.T) { onRecordDrivers(t, testKeyUpdatesInOrder) }
 
 func testKeyUpdatesInOrder(t *testing.T, driver string) {
@@ -112,8 +112,8 @@ func testKeyUpdatesInOrder(t *testing.T, driver string) {
 	}
 }
 
-// A turn ends after so many records, and what is left of its input is not lost: many tiny records
-// in one packet, on a connection that gets nothing else.
+// A turn ends after a number of records, and the rest of its input is not lost: many tiny records
+// in one packet, on a connection that gets no further input.
 func TestTinyRecords(t *testing.T) { onDrivers(t, testTinyRecords) }
 
 func testTinyRecords(t *testing.T, driver string) {
@@ -130,7 +130,7 @@ func testTinyRecords(t *testing.T, driver string) {
 		records = c.AppendData(records, []byte{b})
 	}
 	if len(frames.Bytes()) < 4*turnRecords || n*budget.Control > budget.Burst {
-		t.Fatal("the test proves nothing")
+		t.Fatal("too few records for several turns, or too many PINGs for the budget")
 	}
 	must.Do(t, c.Send(records))
 	for i := range byte(n) {

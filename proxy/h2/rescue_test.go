@@ -12,16 +12,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A panic in the engine ends the connection that caused it: the process serves on, and so does
-// every other connection.
+// A panic in the engine ends the connection that caused it. The process and all other connections
+// continue.
 func TestPanicEndsItsConnection(t *testing.T) { onDrivers(t, testPanicEndsItsConnection) }
 
 func testPanicEndsItsConnection(t *testing.T, driver string) {
 	tests := []struct {
 		name string
-		// plan has requests for /panic do it.
+		// plan makes requests for /panic panic.
 		plan func(p *Plan)
-		// answered says that the client of such a request gets its answer all the same.
+		// answered says that the client gets its answer despite the panic.
 		answered bool
 		panics   int64
 	}{
@@ -56,7 +56,7 @@ func testPanicEndsItsConnection(t *testing.T, driver string) {
 				}
 			}, func(c *Config) { c.Shards, c.Logger = 1, slog.New(slog.NewTextHandler(&log, nil)) })
 			s.panics = tt.panics
-			held := s.begin("/hold", len("begun ")) // of another client, on the same connection to the backend
+			held := s.begin("/hold", len("begun ")) // by another client, over the same connection to the backend
 			other := &http.Client{Transport: s.client.Transport.(*http.Transport).Clone(), Timeout: 10 * time.Second}
 			defer other.CloseIdleConnections()
 			for range 3 {
@@ -72,19 +72,19 @@ func testPanicEndsItsConnection(t *testing.T, driver string) {
 			close(b.release)
 			s.reads(held, "fine")
 			s.reads(s.do("GET", "/", nil), "fine")
-			// A client has its answer before the stream is settled here.
+			// A client gets its answer before the stream has ended here.
 			sh, clients := s.server.shards[0], int64(1)
 			if tt.answered {
 				clients = 2
 			}
 			for end := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
 				n := &sh.e.Count
-				said := log.String() // with the stack
+				said := log.String() // includes the stack
 				if strings.Contains(said, "engine panicked") && strings.Contains(said, "rescue_test.go") && s.caught() >= 3*tt.panics && n.Conns[0].Load() == clients && n.Streams.Load() == 0 {
 					break
 				}
 				if time.Now().After(end) {
-					t.Fatalf("%d panics, %d connections of clients, %d streams; want 3 times %d, %d and none; the log says %q", s.caught(), n.Conns[0].Load(), n.Streams.Load(), tt.panics, clients, said)
+					t.Fatalf("%d panics, %d connections of clients, %d streams; want 3 times %d, %d and none; log: %q", s.caught(), n.Conns[0].Load(), n.Streams.Load(), tt.panics, clients, said)
 				}
 			}
 		})

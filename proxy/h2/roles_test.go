@@ -44,8 +44,8 @@ func (p *slicePool) Get() []byte {
 
 func (p *slicePool) Put(b []byte) { p.Pool.Put(&b) }
 
-// startLane is a lane with what a request always has: a field stripped, one set, a deadline, an
-// outcome, metrics.
+// startLane starts an engine with a plan as every request has: a field removed, one set, a
+// deadline, an outcome, metrics.
 func startLane(kind, backend string) string {
 	plan := forward(endpoint(backend))
 	plan.Remove = func(name string) bool { return name == "authorization" }

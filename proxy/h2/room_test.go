@@ -18,11 +18,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// smallRooms is a backend that takes few streams on a connection and needs 10 ms for each request.
+// smallRooms starts a backend that allows few streams per connection and takes 10 ms per request.
 func smallRooms(t *testing.T, streams int) *httptest.Server {
 	b := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body)
-		<-time.After(10 * time.Millisecond) // its work
+		<-time.After(10 * time.Millisecond) // processing time
 		fmt.Fprint(w, n)
 	}))
 	b.EnableHTTP2 = true
@@ -33,8 +33,8 @@ func smallRooms(t *testing.T, streams int) *httptest.Server {
 	return b
 }
 
-// crowdOf has clients ask at once, on one connection each and every other time with a body, and
-// returns what went wrong.
+// crowdOf has clients send their requests concurrently, on one connection per client, every other
+// one with a body. It returns the errors.
 func crowdOf(t *testing.T, addr string, clients, each int) []string {
 	var mu sync.Mutex
 	var wrong []string
@@ -59,7 +59,7 @@ func crowdOf(t *testing.T, addr string, clients, each int) []string {
 	return wrong
 }
 
-// askRoom sends size bytes, and wants to hear how many have arrived.
+// askRoom sends size bytes, and expects their number as the answer.
 func askRoom(ctx context.Context, cc *http.ClientConn, addr string, size int) error {
 	method, body := http.MethodGet, io.Reader(nil)
 	if size > 0 {
@@ -81,8 +81,8 @@ func askRoom(ctx context.Context, cc *http.ClientConn, addr string, size int) er
 	return nil
 }
 
-// A backend may take as few streams on a connection as it likes: no request is lost by it, and none
-// uses up tries.
+// However few streams per connection a backend allows, no request is lost, and none uses up
+// retries.
 func TestFewStreamsAConnection(t *testing.T) {
 	for _, streams := range []int{1, 5, 20} {
 		for _, shape := range []struct{ clients, each int }{{4, 50}, {4, 95}, {10, 100}} {
@@ -99,10 +99,10 @@ func TestFewStreamsAConnection(t *testing.T) {
 					return p, true
 				}})
 				if wrong := crowdOf(t, s.addr, shape.clients, shape.each); len(wrong) > 0 {
-					t.Errorf("%d of %d requests went wrong: %s", len(wrong), shape.clients*shape.each, wrong[0])
+					t.Errorf("%d of %d requests failed: %s", len(wrong), shape.clients*shape.each, wrong[0])
 				}
 				if n := charged.Load(); n > 0 {
-					t.Errorf("%d tries were charged", n)
+					t.Errorf("%d retries were charged", n)
 				}
 			})
 		}

@@ -15,12 +15,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// holding is a backend whose /hold answers when release is closed, whose /watch sends an event and
-// goes on until it is cut, and which answers everything else at once.
+// holding is a backend: /hold answers when release is closed, /watch sends an event and lasts until
+// the request is canceled, everything else is answered at once.
 type holding struct {
 	name    string
 	release chan struct{}
-	cut     chan struct{} // gets a token for each watch that has ended
+	cut     chan struct{} // gets a value for each watch that has ended
 }
 
 func newHolding(name string) *holding {
@@ -65,7 +65,7 @@ func testShutdown(t *testing.T, driver string) {
 
 	over := make(chan error, 1)
 	go func() { over <- s.server.Shutdown(t.Context(), 50*time.Millisecond) }()
-	s.reads(watch, "") // as a watch that has timed out
+	s.reads(watch, "") // like a watch that has timed out
 	<-b.cut
 	s.ends(ReasonDrain)
 	select {
@@ -76,7 +76,7 @@ func testShutdown(t *testing.T, driver string) {
 	close(b.release)
 	s.reads(hold, "done")
 	if o := <-s.ended; o.Reason != ReasonNone || o.Status != 200 {
-		t.Errorf("it ended with %+v", o)
+		t.Errorf("the request ended with %+v", o)
 	}
 	if err := <-over; err != nil {
 		t.Errorf("Shutdown: %v", err)
@@ -117,9 +117,9 @@ func testRetireEndpoint(t *testing.T, driver string) {
 	current.Store(endpoint(newBackend(t, second).Listener.Addr().String()))
 	s.server.Retire(s.ep, 50*time.Millisecond)
 	s.reads(s.do("GET", "/", nil), "second")
-	s.reads(watch, "") // as a watch that has timed out
+	s.reads(watch, "") // like a watch that has timed out
 	<-first.cut
-	// On a slow machine the watch's grace is over before the new request has ended.
+	// On a slow machine the watch's grace may end before the new request does.
 	if a, b := <-s.ended, <-s.ended; a.Reason != ReasonRetired && b.Reason != ReasonRetired {
 		t.Errorf("the watch and the new request ended with %q and %q", a.Reason, b.Reason)
 	}
@@ -186,15 +186,15 @@ func testGoAwayAfterRequest(t *testing.T, driver string) {
 		t.Fatalf("%d connections for two requests", len(conns))
 	}
 	ask("/leave")
-	s.eventually(func() bool { ask("/"); return len(conns) > 1 }, "the client leaves") // GOAWAY may come after the first of them
+	s.eventually(func() bool { ask("/"); return len(conns) > 1 }, "the client leaves") // GOAWAY may come after the first of these
 }
 
-// A client that reads nothing holds what the windows and one write allow, and nobody else waits for
-// it.
+// A client that reads nothing holds no more than the windows and one write, and does not delay
+// other clients.
 func TestFullSocket(t *testing.T) { onDrivers(t, testFullSocket) }
 
 func testFullSocket(t *testing.T, driver string) {
-	const size = 16 << 20 // beyond what the kernel buffers on both sides
+	const size = 16 << 20 // more than the kernel buffers on both sides
 	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/big" {
 			_, _ = io.WriteString(w, "fine")
@@ -207,7 +207,7 @@ func testFullSocket(t *testing.T, driver string) {
 	sh := s.server.shards[0]
 	sh.lock()
 	sh.e.Memory = hold.New(4 << 20)
-	room := sh.e.Memory.Room() // what a busy machine takes for a distant peer may get more than one window
+	room := sh.e.Memory.Room() // a client that a busy machine takes for a distant one may get more than one window
 	sh.settle()
 	slow := dialLean(t, s.addr)
 	defer slow.Close()
@@ -220,7 +220,7 @@ func testFullSocket(t *testing.T, driver string) {
 		}
 		const window, chunk, output = 256 << 10, 4 << 10, 128 << 10 // the engine's
 		if q, o := n.Queued.Load(), n.Output.Load(); q > window+room+4*chunk || o > 2*output {
-			t.Fatalf("%d bytes wait in streams, %d in connections", q, o)
+			t.Fatalf("%d bytes are queued in streams, %d in connections", q, o)
 		}
 	}
 	body, err := slow.body(1)

@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A client that reads slowly is not one that has stopped: what it takes is seen although the socket
-// has no room for longer than a stall may last.
+// A slow client is not taken for a stalled one: what it reads is noticed even if the socket stays
+// full for longer than the stall timeout.
 func TestSlowReaderIsNotStalled(t *testing.T) { onRecordDrivers(t, testSlowReaderIsNotStalled) }
 
 func testSlowReaderIsNotStalled(t *testing.T, driver string) {
@@ -24,7 +24,7 @@ func testSlowReaderIsNotStalled(t *testing.T, driver string) {
 	}), nil, func(c *Config) { c.stall = stall })
 	raw := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", s.addr))(t)
 	t.Cleanup(func() { _ = raw.Close() })
-	_ = raw.(*net.TCPConn).SetReadBuffer(64 << 10) // so that it waits at the other end
+	_ = raw.(*net.TCPConn).SetReadBuffer(64 << 10) // so that the rest waits at the sender
 	l := greet(t, tls.Client(raw, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))
 	const window = 64 << 20
 	must.Do(t, errors.Join(l.get("/"), l.fr.WriteWindowUpdate(0, window), l.fr.WriteWindowUpdate(1, window), l.w.Flush()))
@@ -32,7 +32,7 @@ func testSlowReaderIsNotStalled(t *testing.T, driver string) {
 	defer pace.Stop()
 	for range 4 * stall / (100 * time.Millisecond) {
 		<-pace.C
-		if _, err := io.CopyN(io.Discard, raw, 40<<10); err != nil { // the records as they are
+		if _, err := io.CopyN(io.Discard, raw, 40<<10); err != nil { // raw records
 			t.Fatalf("cut off: %v", err)
 		}
 	}
@@ -41,12 +41,12 @@ func testSlowReaderIsNotStalled(t *testing.T, driver string) {
 		t.Fatalf("ended with %+v", o)
 	default:
 	}
-	select { // it reads no more
+	select { // it no longer reads
 	case o := <-s.ended:
 		if o.Reason != ReasonClientLost {
 			t.Errorf("ended with %+v", o)
 		}
 	case <-time.After(10 * stall):
-		t.Error("a client that takes nothing is not cut off")
+		t.Error("a client that reads nothing is not cut off")
 	}
 }

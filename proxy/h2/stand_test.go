@@ -31,8 +31,8 @@ type stand struct {
 
 	stopped   chan struct{} // closed when Run has returned runErr
 	runErr    error
-	panics    int64 // that the test provokes at least; 0: there must be none
-	unwrapped bool  // connections are not passed through Server.Listener and wrap
+	panics    int64 // minimum of panics that the test causes; 0: none are allowed
+	unwrapped bool  // connections bypass Server.Listener and wrap
 }
 
 // newBackend starts an HTTP/2 server.
@@ -45,10 +45,10 @@ func newBackend(t testing.TB, h http.Handler) *httptest.Server {
 	return b
 }
 
-// endpoint is one at addr. A machine that is busy with other tests must not make it look silent.
+// endpoint returns one at addr, with a long PING timeout for a busy machine.
 func endpoint(addr string) *Endpoint { return &Endpoint{Name: addr, PingTimeout: time.Minute} }
 
-// dial connects to an endpoint's name with ALPN h2.
+// dial connects to the address in an endpoint's name, with ALPN h2.
 func dial(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 	var d net.Dialer
 	raw, err := d.DialContext(ctx, "tcp", ep.Name)
@@ -63,13 +63,13 @@ func dial(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls
 	return tc, nil
 }
 
-// forward is a Plan that forwards everything to ep.
+// forward returns a Plan that forwards everything to ep.
 func forward(ep *Endpoint) Plan {
 	return Plan{Forward: &Upstream{Pick: func([]*Endpoint) *Endpoint { return ep }}}
 }
 
-// newStand starts everything. change, if not nil, may change the plan of each request, and config
-// the server.
+// newStand starts everything. change may change each request's plan, if not nil; config may change
+// the server's Config.
 func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan), config ...func(*Config)) *stand {
 	s := &stand{t: t, backend: newBackend(t, h), ended: make(chan Outcome, 10000)}
 	s.ep = endpoint(s.backend.Listener.Addr().String())
@@ -90,7 +90,7 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, 
 	return s
 }
 
-// caught counts the panics that were survived.
+// caught counts the recovered panics.
 func (s *stand) caught() (n int64) {
 	for _, sh := range s.server.shards {
 		n += sh.e.Count.Panics.Load()
@@ -125,7 +125,7 @@ func (s *stand) start(cfg Config) {
 			t.Error("the server did not stop")
 		}
 		if n := s.caught(); n < s.panics || s.panics == 0 && n > 0 {
-			t.Errorf("%d panics were survived, want %d", n, s.panics)
+			t.Errorf("%d panics were recovered, want %d", n, s.panics)
 		}
 	})
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
@@ -144,7 +144,7 @@ func (s *stand) start(cfg Config) {
 	s.client = &http.Client{Transport: tr, Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// eventually asks for "/" until ok, which other connections bring about in their own time.
+// eventually requests "/" until ok, which depends on other connections.
 func (s *stand) eventually(ok func() bool, what string) {
 	s.t.Helper()
 	for end := time.Now().Add(10 * time.Second); !ok(); {
@@ -155,16 +155,15 @@ func (s *stand) eventually(ok func() bool, what string) {
 	}
 }
 
-// made is a plan's answer without a body.
+// made returns an answer without a body.
 func made(status int) *Answer {
 	return &Answer{Status: status, Fields: []hpack.HeaderField{field(":status", strconv.Itoa(status))}}
 }
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
 
-// drivers are what every test over real connections runs on: a goroutine per connection, the event
-// loop (where there is one), and connections that were not wrapped, so that reading and writing
-// them blocks.
+// drivers are the drivers for every test over real connections: a goroutine per connection, the
+// event loop (where it exists), and unwrapped connections, whose reads and writes block.
 var drivers = []string{"portable", "loop", "unwrapped"}
 
 func onDrivers(t *testing.T, f func(t *testing.T, driver string)) {

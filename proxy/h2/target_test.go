@@ -7,7 +7,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A path that net/http cannot read reaches no handler.
+// A path that net/http cannot parse reaches no handler.
 func TestUnreadableTarget(t *testing.T) {
 	onDrivers(t, func(t *testing.T, driver string) {
 		s := newStand(t, driver, http.NotFoundHandler(), func(_ *Head, p *Plan) {

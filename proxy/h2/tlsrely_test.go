@@ -10,9 +10,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// What the driver relies on and crypto/tls does not promise: an error that is Temporary leaves the
-// connection usable, it is handed up as it is, and what was read of a record is kept until the rest
-// has come. Here it comes byte by byte, each followed by such an error.
+// The driver relies on this, which crypto/tls does not promise: a Temporary error leaves the
+// connection usable and is returned unchanged, and a partly read record is kept until the rest has
+// come. Here each byte is followed by such an error.
 func TestTLSKeepsPartialRecords(t *testing.T) {
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		t.Run(tls.VersionName(version), func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestTLSKeepsPartialRecords(t *testing.T) {
 	}
 }
 
-// heldConn keeps what is written once hold is set.
+// heldConn keeps what is written after hold is set.
 type heldConn struct {
 	net.Conn
 	hold bool

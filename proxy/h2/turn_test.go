@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// many are requests of a connection that has sent its preface, as it may send them at once.
+// many returns n requests for a connection that has sent its preface.
 func many(t *testing.T, n int, path string) []byte {
 	t.Helper()
 	var all, block bytes.Buffer
@@ -27,7 +27,7 @@ func many(t *testing.T, n int, path string) []byte {
 	return all.Bytes()
 }
 
-// What a turn has left is handled in the next one, on every driver.
+// Input that exceeds a turn is handled in the next one, on every driver.
 func TestMoreThanATurn(t *testing.T) {
 	onDrivers(t, func(t *testing.T, driver string) {
 		s := newStand(t, driver, newHolding(""), func(_ *Head, p *Plan) { p.Forward, p.Answer = nil, made(200) })
@@ -38,7 +38,7 @@ func TestMoreThanATurn(t *testing.T) {
 	})
 }
 
-// greet connects, and returns when the server has the connection.
+// greet connects, and returns when the server serves the connection.
 func (s *stand) greet() *tls.Conn {
 	c := must.Get(tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))(s.t)
 	s.t.Cleanup(func() { _ = c.Close() })
@@ -49,8 +49,8 @@ func (s *stand) greet() *tls.Conn {
 	return c
 }
 
-// Five hundred requests wait for one answer. When it comes one goroutine has them go on, and the
-// others do not queue for the mutex.
+// Five hundred requests wait for one decision. When it comes, one goroutine resumes all of them;
+// the others do not queue for the mutex.
 func TestResumedTogether(t *testing.T) {
 	const n = 500
 	resumes := make(chan func(Plan), n)

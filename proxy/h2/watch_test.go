@@ -11,8 +11,8 @@ import (
 
 var watchCount = flag.Int("watches", 2000, "watches that BenchmarkIdleWatches opens, 250 on a connection")
 
-// BenchmarkIdleWatches opens -watches watches, has each get one event, and shows what they cost:
-// resident memory, and CPU for an event.
+// BenchmarkIdleWatches opens -watches watches, sends each one event, and shows their cost: resident
+// memory, and CPU per event.
 func BenchmarkIdleWatches(b *testing.B) {
 	backend := startPeer(b, "backend")
 	for _, kind := range []string{"rp", "portable", "loop"} {

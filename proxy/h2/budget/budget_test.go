@@ -17,7 +17,7 @@ func TestBudget(t *testing.T) {
 	if n := spent(Reset, 0); n != Burst/Reset {
 		t.Errorf("%d resets at once", n)
 	}
-	// Frames that come faster than the clock's unit must not keep it from filling.
+	// Frames that come faster than the clock's unit must not stop the budget from refilling.
 	const rounds, step = 100_000, 30 * time.Microsecond
 	n := 0
 	for i := range rounds {
@@ -25,10 +25,10 @@ func TestBudget(t *testing.T) {
 			n++
 			continue
 		}
-		b.left++ // it was not done
+		b.left++ // the refused frame is not charged
 	}
 	if want := int(rounds * step * Rate / time.Second); n < want-Reset-1 || n > want {
-		t.Errorf("%d were paid for in %v, want %d", n, rounds*step, want)
+		t.Errorf("%d were allowed in %v, want %d", n, rounds*step, want)
 	}
 	const year = 365 * 24 * time.Hour
 	if n := spent(Reset, year); n != Burst/Reset {
@@ -36,7 +36,7 @@ func TestBudget(t *testing.T) {
 	}
 	b.Completed()
 	b.Completed()
-	if n := spent(Reset, year); n != 1 { // two, less the one that was refused
+	if n := spent(Reset, year); n != 1 { // two, minus the refused one
 		t.Errorf("%d resets after two requests", n)
 	}
 }

@@ -18,16 +18,15 @@ func TestDefaultIsQuarterOfMemoryLimit(t *testing.T) {
 	t.Cleanup(func() { debug.SetMemoryLimit(old) })
 	debug.SetMemoryLimit(400 << 20)
 	if n := New(0).limit; n != 100<<20 {
-		t.Errorf("of 400 MiB connections may hold %d", n)
+		t.Errorf("connections may hold %d of 400 MiB", n)
 	}
 	debug.SetMemoryLimit(math.MaxInt64)
 	if n := New(0).limit; n <= 0 || n > math.MaxInt64/fraction {
-		t.Errorf("without a limit of Go's connections may hold %d", n)
+		t.Errorf("connections may hold %d without a Go memory limit", n)
 	}
 }
 
-// However many hold as much as they may, they never hold more than the limit, and one alone less
-// than a quarter.
+// All holders together never hold more than the limit, and one alone holds at most a quarter.
 func TestHoldersShare(t *testing.T) {
 	for _, holders := range []int64{1, 2, 10, 100, 1000} {
 		b := New(1 << 30)
@@ -54,13 +53,13 @@ func TestHoldersShare(t *testing.T) {
 func TestBodiesAndPromises(t *testing.T) {
 	b := New(8 << 20)
 	if b.Hold(3 << 20) {
-		t.Error("a body of more than a share is kept")
+		t.Error("a body larger than a share is kept")
 	}
 	if !b.Hold(2<<20) || b.held.Load() != 2<<20 || b.refused[Body].Load() != 1 {
 		t.Errorf("%d bytes are held, %d bodies were refused", b.held.Load(), b.refused[Body].Load())
 	}
 	if !b.Promise(4<<20) || b.Promise(1) {
-		t.Error("half of the limit may be promised, and no more")
+		t.Error("want exactly half of the limit promised")
 	}
 	if n := testutil.CollectAndCount(b); n != 5 {
 		t.Errorf("%d metrics, want what is held, the limit and three kinds of refusals", n)
@@ -68,7 +67,7 @@ func TestBodiesAndPromises(t *testing.T) {
 	b.Promise(-4 << 20)
 	b.Add(3 << 20)
 	if b.Promise(1) {
-		t.Error("a promise although more than half is held")
+		t.Error("bytes are promised although more than half is held")
 	}
 	b.Hold(-5 << 20)
 	if b.held.Load() != 0 || b.promised.Load() != 0 {
@@ -93,7 +92,7 @@ func TestLogIsSeldom(t *testing.T) {
 		text.Reset()
 		time.Sleep(time.Hour)
 		if b.Log(log); text.Len() != 0 {
-			t.Errorf("nothing was refused, and the log says %s", &text)
+			t.Errorf("logged without a refusal: %s", &text)
 		}
 	})
 }

@@ -9,7 +9,7 @@ func TestFreedTwice(t *testing.T) {
 	s.Put(append(b, "content"...))
 	defer func() {
 		if recover() == nil {
-			t.Error("it was freed twice, and nobody noticed")
+			t.Error("no panic although the buffer was freed twice")
 		}
 	}()
 	s.Put(b)
@@ -35,7 +35,7 @@ func TestBounds(t *testing.T) {
 		}
 	}
 	if s.Put(make([]byte, markSize)); s.Size() != markSize {
-		t.Error("a buffer with room for the mark alone is not kept")
+		t.Error("a buffer with room for just the mark is not kept")
 	}
 	s.Drop()
 	for range maxSize/maxKept + 1 {

@@ -11,7 +11,7 @@ func TestNextFrame(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		h    FrameHeader
-		have int // bytes of the header that have come
+		have int // bytes of the header received so far
 		need int
 		ok   bool
 	}{
@@ -32,7 +32,7 @@ func TestNextFrame(t *testing.T) {
 		}
 		PutFrameLength(b, 1<<16+2<<8+3)
 		if h := parseFrameHeader(b); h.Length != 1<<16+2<<8+3 || h.StreamID != tt.h.StreamID {
-			t.Errorf("%s: with another length it is %+v", tt.name, h)
+			t.Errorf("%s: with another length: %+v", tt.name, h)
 		}
 	}
 }

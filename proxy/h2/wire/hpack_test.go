@@ -14,7 +14,7 @@ import (
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
 
-// hpackPair is our encoder with x/net's decoder, which is every Go peer's.
+// hpackPair is our encoder with x/net's decoder, which every Go peer uses.
 type hpackPair struct {
 	t   testing.TB
 	enc *Encoder
@@ -39,15 +39,15 @@ func (p *hpackPair) pass(fields ...hpack.HeaderField) []byte {
 	if err := p.dec.Close(); err != nil {
 		p.t.Fatalf("decoding %x: %v", b, err)
 	}
-	if !slices.Equal(fields, p.got) { // first, because a difference takes long to find, and this is fuzzed
+	if !slices.Equal(fields, p.got) { // cmp.Diff is too slow to run each time, as this is fuzzed
 		p.t.Fatalf("fields differ (-sent +received):\n%s", cmp.Diff(fields, p.got))
 	}
 	return b
 }
 
 func TestEncoderStaticTable(t *testing.T) {
-	// What x/net's encoder makes of a field with nothing in its table tells where the static table
-	// has it.
+	// The encoding by x/net with an empty dynamic table shows the field's place in the static
+	// table.
 	names := []string{
 		":authority", ":method", ":path", ":scheme", ":status", "accept-charset", "accept-encoding", "accept-language", "accept-ranges", "accept",
 		"access-control-allow-origin", "age", "allow", "authorization", "cache-control", "content-disposition", "content-encoding", "content-language",
@@ -67,7 +67,7 @@ func TestEncoderStaticTable(t *testing.T) {
 				t.Errorf("%s: %s is %x, want %x", name, value, got, want.Bytes())
 			}
 			if name != "" && name != "x-remote-user" && len(got) > 1 && got[0]&15 == 0 {
-				t.Errorf("%s is written out although the static table has it: %x", name, got)
+				t.Errorf("%s is sent as a literal although the static table has it: %x", name, got)
 			}
 		}
 	}
@@ -80,11 +80,11 @@ func TestEncoderIndexesWhatRepeats(t *testing.T) {
 	if first[0]&0xf0 != 0 || second[0]&0xc0 != 0x40 || len(third) != 1 || third[0] != 0x80|62 {
 		t.Errorf("a field is sent as %x, %x, %x: want not indexed, added, an index", first, second, third)
 	}
-	for i := range 1000 { // unique ones leave it where it is
+	for i := range 1000 { // unique fields do not evict it
 		p.pass(field(":path", fmt.Sprintf("/apis/example.com/v1/namespaces/default/things/%d", i)))
 	}
 	if b := p.pass(agent); len(b) != 1 {
-		t.Errorf("a thousand fields that came once pushed out one that repeats: %x", b)
+		t.Errorf("a thousand unique fields evicted one that repeats: %x", b)
 	}
 }
 
@@ -100,7 +100,7 @@ func TestEncoderNeverIndexesCredentials(t *testing.T) {
 			t.Fatalf("a user is sent as %x, want never indexed", b)
 		}
 	}
-	// Not even where somebody has sent the same openly.
+	// Not even after the same field was sent without Sensitive.
 	secret.Sensitive = false
 	p.pass(secret)
 	p.pass(secret)
@@ -131,8 +131,8 @@ func TestEncoderEvictsAndShrinks(t *testing.T) {
 	}
 }
 
-// FuzzEncoder sends fields that the input chooses from a few, on one connection, with changes of
-// the table's size.
+// FuzzEncoder sends fields that the input selects from a small set, on one connection, with changes
+// of the table's size.
 func FuzzEncoder(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 255, 0, 1, 2, 3, 4, 4, 4})
 	f.Add(bytes.Repeat([]byte{7, 9, 200, 13, 13}, 50))

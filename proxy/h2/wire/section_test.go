@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// FuzzRequestBlock compares our judgement of a field block with x/net's frame reader: what we
-// accept, it accepts.
+// FuzzRequestBlock compares our validation of a field block with x/net's: everything we accept, it
+// must accept.
 func FuzzRequestBlock(f *testing.F) {
 	get := []hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":authority", "a"), field(":path", "/?a=b")}
 	more := []hpack.HeaderField{field("te", "trailers"), field("x-a", "1"), field("content-length", "0"), field("cookie", "a")}
@@ -66,7 +66,8 @@ func TestValidValue(t *testing.T) {
 	}
 }
 
-// Names are tokens in lower case, methods tokens in any (RFC 9110 §5.6.2, RFC 9113 §8.2.1).
+// Names are tokens in lower case, methods are tokens in any case (RFC 9110 §5.6.2, RFC 9113
+// §8.2.1).
 func TestTokens(t *testing.T) {
 	for b := range 256 {
 		name := strings.IndexByte("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz", byte(b)) >= 0
@@ -79,11 +80,11 @@ func TestTokens(t *testing.T) {
 		}
 	}
 	if validName("") || validMethod("") {
-		t.Error("nothing is a token")
+		t.Error("an empty token is accepted")
 	}
 }
 
-// A length may come twice if it is the same, also that of nothing.
+// A Content-Length may be repeated if it is the same, also if it is 0.
 func TestLengths(t *testing.T) {
 	for _, tt := range []struct {
 		have   int64
@@ -98,7 +99,7 @@ func TestLengths(t *testing.T) {
 	}
 }
 
-// A status has three digits, of which the first is not 0 (RFC 9110 §15).
+// A status has three digits, and the first is not 0 (RFC 9110 §15).
 func TestStatus(t *testing.T) {
 	for status, want := range map[string]int{
 		"100": 100, "199": 199, "204": 204, "909": 909, "990": 990, "999": 999,
