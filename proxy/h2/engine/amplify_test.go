@@ -7,11 +7,11 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// amplify asks with a field that the table holds, times over: a few bytes that stand for many.
+// amplify sends a request with a field of the table, times over: few bytes that decode to many.
 func (p *peer) amplify(id uint32, times int) int {
 	block := p.encode(asHead()...)
 	for range times {
-		block = append(block, 0x80|62) // the entry that came last
+		block = append(block, 0x80|62) // the newest entry
 	}
 	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndStream: true, EndHeaders: true})
 	n := p.to.Len()
@@ -19,8 +19,8 @@ func (p *peer) amplify(id uint32, times int) int {
 	return n
 }
 
-// Small heads that stand for large ones make neither connections nor output without end: not to
-// backends that read nothing, and not for who has many connections.
+// Small heads that decode to large ones cannot cause unlimited connections or output: not to a
+// backend that reads nothing, and not from many connections.
 func TestAmplifiedHeads(t *testing.T) {
 	r := newRig(t)
 	r.plan.Retries = 2
@@ -54,12 +54,12 @@ func TestAmplifiedHeads(t *testing.T) {
 	}
 }
 
-// long asks with a head of 200 KiB.
+// long sends a request with a head of 200 KiB.
 func (p *peer) long(id uint32) {
 	p.continued(id, p.encode(asHead("x-large="+strings.Repeat("{", 200<<10))...), minMaxFrame)
 }
 
-// A connection's unanswered heads are bounded, however honestly they were sent.
+// The unanswered heads of a connection are bounded, even without compression.
 func TestUnansweredHeads(t *testing.T) {
 	r, c := newClient(t)
 	refused := uint32(0)
@@ -70,17 +70,17 @@ func TestUnansweredHeads(t *testing.T) {
 		}
 	}
 	if got := 200 << 10 * int(refused-1) / 2; refused == 0 || got > maxHeads || c.c.heads > maxHeads {
-		t.Fatalf("%d streams of 200 KiB are taken, %d bytes", (refused-1)/2, c.c.heads)
+		t.Fatalf("%d streams of 200 KiB are accepted, %d bytes", (refused-1)/2, c.c.heads)
 	}
 	b := r.backend(0)
 	b.respond(1, "")
 	c.long(101)
 	if c.c.wasReset(101) {
-		t.Error("refused although one was answered")
+		t.Error("a stream is refused although an earlier one was answered")
 	}
 }
 
-// What real clients send costs nothing: tokens, groups and long selectors, from the table or not.
+// Real clients' heads are not charged: tokens, groups, long selectors, from the table or literal.
 func TestOrdinaryHeadsAreFree(t *testing.T) {
 	_, c := newClient(t)
 	fields := []string{"authorization=Bearer " + strings.Repeat("t", 3000), "user-agent=" + strings.Repeat("u", 300)}

@@ -12,12 +12,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Attacks that were tried when the engine's bounds had been set; docs/evidence/attacks.md lists
-// them ("Tried anew").
+// Attacks tried after the engine's bounds were set; docs/evidence/attacks.md lists them ("Tried
+// anew").
 
-// A backend that begins each connection and ends it again, having taken no request or given back
-// those that it took as one too many, is not dialled as fast as handshakes go: those who wait have
-// no answer, and no try of theirs is used up.
+// A backend that ends each connection after its SETTINGS, without taking a request or after
+// refusing those it got, is dialed at a bounded rate. The requests that wait get no answer, and use
+// up no retries.
 func TestBackendThatOnlyGreets(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -61,7 +61,7 @@ func TestBackendThatOnlyGreets(t *testing.T) {
 	}
 }
 
-// Heads and trailers are held, too, while their requests wait: they count against the bound.
+// The heads and trailers of requests that wait count as held, too.
 func TestHeldFieldsAreCounted(t *testing.T) {
 	big := "x-big=" + strings.Repeat("b", 15<<10)
 	for _, tc := range []struct {
@@ -106,7 +106,8 @@ func TestHeldFieldsAreCounted(t *testing.T) {
 	}
 }
 
-// What a backend may do to the clients of others on its shared connection, and to us, at no charge.
+// Things a backend might do, uncharged, to other clients of its shared connection, or to the
+// engine.
 func TestBackendsTricks(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -163,9 +164,9 @@ func TestBackendsTricks(t *testing.T) {
 				t.Errorf("%d bytes are held", r.e.held)
 			}
 			if n := len(r.backends); n > 5 {
-				t.Errorf("%d connections were made", n)
+				t.Errorf("%d connections were dialed", n)
 			}
-			// The process serves others.
+			// Other backends can still be used.
 			r.ep = r.endpoint("other")
 			before := len(r.backends)
 			o := r.client()
@@ -176,7 +177,7 @@ func TestBackendsTricks(t *testing.T) {
 	}
 }
 
-// What a client may make of the counts: none becomes negative, and none is left, whenever it goes.
+// Things a client might do to the counters: none becomes negative, and all return to zero.
 func TestClientsTricks(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -189,7 +190,7 @@ func TestClientsTricks(t *testing.T) {
 			c.upload(1, 60<<10)
 			c.rst(1, http2.ErrCodeCancel)
 			resume(r.forward(r.ep))
-			resume(r.forward(r.ep)) // twice
+			resume(r.forward(r.ep)) // the second call must do nothing
 			r.decide = nil
 		}},
 		{"trailers while parked", func(r *rig, c *peer) {
@@ -259,8 +260,8 @@ func TestClientsTricks(t *testing.T) {
 	}
 }
 
-// A connection that others share is not charged for what a client does: one that gives up as fast
-// as it may, and drips bodies byte by byte, does not have it ended.
+// A shared connection is not charged for a client's behavior: a client that cancels as fast as it
+// may, and sends bodies byte by byte, does not end it.
 func TestSharedConnectionOutlivesClients(t *testing.T) {
 	r := newRig(t)
 	watcher := r.client()
@@ -276,7 +277,7 @@ func TestSharedConnectionOutlivesClients(t *testing.T) {
 			c.data(id, "x", false)
 			sent := b.c.maxID
 			c.rst(id, http2.ErrCodeCancel)
-			b.headers(sent, true, ":status=200") // crosses the reset
+			b.headers(sent, true, ":status=200") // crosses the client's reset
 			_ = b.fr.WriteRSTStream(sent, http2.ErrCodeNo)
 			b.flush()
 		}

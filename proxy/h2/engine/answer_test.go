@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// What waits for a client that does not read is where it always was: the connection holds one
-// output's worth of it at most, whoever else asks.
+// The body of an answer for a client that does not read is not copied: a connection holds at most
+// one output buffer of it, for all its streams.
 func TestAnswerWaitsWhereItIs(t *testing.T) {
 	body := make([]byte, 10<<20)
 	r := newRig(t)
@@ -34,9 +34,9 @@ func TestAnswerWaitsWhereItIs(t *testing.T) {
 		t.Errorf("outcomes after a reset: %+v", r.outcomes)
 	}
 	if s := c.c.streams[3]; s == nil || s.half[down].q.size == 0 {
-		t.Error("another stream has lost its body")
+		t.Error("another stream lost its body")
 	}
 	if n := len(c.c.streams); n != streams-1 {
-		t.Errorf("%d streams are left, want all but one", n)
+		t.Errorf("%d streams are left, want all except one", n)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A server that is not ready asks its clients to go, but for those it has not served yet, and holds
-// its mutex for a few of them at a time.
+// A server that is not ready sends GOAWAY to its clients, except to those without a request so far,
+// and to a few at a time while it holds its mutex.
 func TestSendAway(t *testing.T) {
 	r := newRig(t)
 	idle, busy, fresh := r.client(), r.client(), r.client()
@@ -22,7 +22,7 @@ func TestSendAway(t *testing.T) {
 	away := []string{fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING " + drainPing}
 	send := func() {
 		if r.e.SendAway() {
-			t.Error("there are more than three")
+			t.Error("SendAway has more to do, with three clients")
 		}
 		r.run()
 		r.tick(TickEvery) // clients have longer to answer the PING
@@ -31,7 +31,7 @@ func TestSendAway(t *testing.T) {
 	idle.want(away...)
 	busy.want(away...)
 	if got := fresh.see(); slices.Contains(got, away[0]) {
-		t.Errorf("a client that has asked nothing yet sees %v", got)
+		t.Errorf("a client without a request so far sees %v", got)
 	}
 	for _, c := range []*peer{idle, busy} {
 		c.drainPong()
@@ -50,12 +50,12 @@ func TestSendAway(t *testing.T) {
 	}
 	r.client().get(1)
 	if !r.e.SendAway() || r.e.SendAway() {
-		t.Errorf("not %d at a time", sentAwayAtOnce)
+		t.Errorf("want %d at a time", sentAwayAtOnce)
 	}
 }
 
-// What could not be sent anywhere is refused on a connection that is sent away, so that its client
-// repeats it elsewhere; after some seconds it is told what is wrong.
+// On a connection that was sent GOAWAY, a request that cannot be sent to a backend is refused, so
+// that its client repeats it elsewhere. After some seconds the client gets the error instead.
 func TestSendAwayRefuses(t *testing.T) {
 	r := newRig(t)
 	r.plan.Wait = time.Minute
@@ -85,7 +85,7 @@ func TestSendAwayRefuses(t *testing.T) {
 	if got := strings.Join(fresh.see(), "|"); strings.Contains(got, "REFUSED_STREAM") {
 		t.Errorf("refused for longer than %s: %s", awayRefuses, got)
 	}
-	r.tick(2 * awayGap) // what follows is another time of sending away
+	r.tick(2 * awayGap) // then the next period of SendAway begins
 	late := r.client()
 	late.get(1)
 	r.e.SendAway()

@@ -2,8 +2,7 @@ package engine
 
 import "testing"
 
-// What is kept of a request in case it must be sent again counts against its client until the
-// response begins.
+// The body that is kept for a retry counts against its client until the response begins.
 func TestAnsweredRequestIsNotHeld(t *testing.T) {
 	r := newRig(t)
 	r.plan.Retries = 1
@@ -16,6 +15,6 @@ func TestAnsweredRequestIsNotHeld(t *testing.T) {
 	}
 	b.send(1, false, ":status=200")
 	if c.c.queued != 0 {
-		t.Errorf("%d bytes are held of what is not sent again", c.c.queued)
+		t.Errorf("%d bytes are held although nothing can be sent again", c.c.queued)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// BenchmarkEngineGet is one GET of 1 KiB through the engine alone: client's head in, backend's
-// answer in, both written.
+// BenchmarkEngineGet is one GET of 1 KiB through the engine alone: it reads the client's head and
+// the backend's answer, and writes both.
 func BenchmarkEngineGet(b *testing.B) {
 	get := engineGet()
 	b.ReportAllocs()
@@ -27,8 +27,8 @@ func TestEngineAllocatesNothing(t *testing.T) {
 	}
 }
 
-// engineGet returns what does one request. Both peers' bytes are made beforehand, with every field
-// in the tables, as on a connection that has been used before.
+// engineGet returns a function that performs one request. Both peers' bytes are made in advance,
+// with all fields in the tables, as on a connection that has been in use.
 func engineGet() func() {
 	e := newEngine(defaultLimits())
 	ep := &Endpoint{Name: "ep"}
@@ -98,7 +98,7 @@ func engineGet() func() {
 	drop()
 	id := uint32(5)
 	return func() {
-		// The frames' bytes do not change but for the stream's id.
+		// Only the stream's ID changes in the frames' bytes.
 		putID(in, id)
 		putID(out, id)
 		putID(out[len(out)-1024-wire.FrameHeaderLen:], id)

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A connection whose client breaks the protocol ends with the error that RFC 9113 has for it.
+// A connection whose client breaks the protocol ends with the error code of RFC 9113.
 func TestConnectionErrors(t *testing.T) {
 	raw := func(kind http2.FrameType, flags http2.Flags, id uint32, n int) func(*peer) {
 		return func(c *peer) { _ = c.fr.WriteRawFrame(kind, flags, id, make([]byte, n)) }

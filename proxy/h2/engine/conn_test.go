@@ -25,7 +25,7 @@ func (r *rig) drain(grace time.Duration) {
 	r.run()
 }
 
-// ended checks how the i-th request has that did.
+// ended checks the reason of the i-th outcome.
 func (r *rig) ended(i int, want Reason) {
 	r.t.Helper()
 	if o := r.outcomes[i]; o.Reason != want {
@@ -33,13 +33,13 @@ func (r *rig) ended(i int, want Reason) {
 	}
 }
 
-// drainPong answers the PING that goes with a GOAWAY.
+// drainPong answers the PING that follows a GOAWAY.
 func (p *peer) drainPong() {
 	_ = p.fr.WritePing(true, [8]byte([]byte(drainPing)))
 	p.flush()
 }
 
-// wantClosed checks whether the connection is, and says what is wrong otherwise.
+// wantClosed checks whether the connection is closed, and otherwise reports wrong.
 func (p *peer) wantClosed(closed bool, wrong string) {
 	p.r.t.Helper()
 	if p.c.closing != closed {
@@ -57,9 +57,9 @@ func TestMaxStreamsOfBackend(t *testing.T) {
 		t.Errorf("the backend sees %s", got)
 	}
 	if len(r.held) != 2 {
-		t.Errorf("%d connections are dialled for three streams, at two each", len(r.held))
+		t.Errorf("%d connections are dialed for three streams, at two each", len(r.held))
 	}
-	b.respond(1, "") // a slot is free
+	b.respond(1, "") // makes room for a stream
 	b.want("HEADERS 5 " + okHead + " END")
 	r.heldDial = false
 	r.dialled(r.held[0])
@@ -83,11 +83,11 @@ func TestStreamIDsRunOut(t *testing.T) {
 		t.Errorf("%d connections", len(r.backends))
 	}
 	c.want(fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING "+drainPing)
-	c.get(9) // was under way
+	c.get(9) // crossed the GOAWAY
 	r.backend(1)
 	c.drainPong()
 	c.want("GOAWAY 9 NO_ERROR")
-	c.get(11) // was told
+	c.get(11) // after the GOAWAY
 	if n := len(r.e.conns[0].streams); n != 5 {
 		t.Errorf("%d streams", n)
 	}
@@ -123,8 +123,8 @@ func TestGoAwayOfBackendLetsStreamsFinish(t *testing.T) {
 	r.clean()
 }
 
-// A silent backend is found in time, of which a throttled one has most to answer a PING in (design
-// §4).
+// A silent backend is detected in time; a throttled one has the longest time to answer a PING
+// (design §4).
 func TestSilentBackendIsFoundInTime(t *testing.T) {
 	r, c, b := asked(t)
 	b.see()
@@ -137,7 +137,7 @@ func TestSilentBackendIsFoundInTime(t *testing.T) {
 	b.want("PING fairlead")
 	r.tick(2 * time.Second)
 	if !b.c.closing || r.failed != 1 {
-		t.Errorf("5 s later: closed: %v, %d signals", b.c.closing, r.failed)
+		t.Errorf("after 5 s: closed: %v, %d signals", b.c.closing, r.failed)
 	}
 	c.want("HEADERS 1 :status=503 content-length=0 END")
 	r.ended(0, ReasonLost)
@@ -206,7 +206,7 @@ func TestDrain(t *testing.T) {
 	b.respond(1, "done")
 	c.want("HEADERS 1 :status=200", `DATA 1 "done" END`)
 	r.alive(b, 5*time.Second)
-	c.want(`DATA 3 "" END`) // a watch ends as if its time had come
+	c.want(`DATA 3 "" END`) // a watch ends as if it had timed out
 	if !c.c.closing || r.outcomes[1].Reason != ReasonDrain {
 		t.Errorf("closed: %v, outcomes %+v", c.c.closing, r.outcomes)
 	}
@@ -235,8 +235,8 @@ func TestRetire(t *testing.T) {
 	r.clean()
 }
 
-// An endpoint is first retired for good, so that no request begins there, and later its watches'
-// time is over, too. Who then only wants no new requests does not undo that end.
+// An endpoint is first retired without a near end, so that it gets no new requests. Later its
+// watches are ended. Another Retire with a long grace does not undo that end.
 func TestRetireAgain(t *testing.T) {
 	for _, grace := range []time.Duration{0, time.Second} {
 		r, c := newClient(t)
@@ -307,8 +307,7 @@ func (r *rig) dialFailedAll(err error) {
 	r.run()
 }
 
-// A process that did not run for a while (a suspended machine) must not take its own absence for
-// its peers' silence.
+// A process that was suspended must not take its own pause for its peers' silence.
 func TestStallIsNotSilence(t *testing.T) {
 	r, c, b := asked(t)
 	turn := func(step time.Duration) {
@@ -322,17 +321,17 @@ func TestStallIsNotSilence(t *testing.T) {
 	}
 	turn(time.Hour)
 	if b.c.closing || c.c.closing || b.c.cut || c.c.cut {
-		t.Fatal("connections were given up because this process did not run")
+		t.Fatal("connections were closed because this process did not run")
 	}
 	for range int(defaultPing/TickEvery) + 2 { // the PING that was due is sent, and not answered
 		turn(TickEvery)
 	}
 	if !b.c.cut {
-		t.Error("a backend that is silent while this process runs was not given up")
+		t.Error("a backend that is silent while this process runs was not closed")
 	}
 }
 
-// A peer whose words wait in our socket is not silent: it is we who are late.
+// A peer with unread input in our socket is not silent: we are late.
 func TestLateReadingIsNotSilence(t *testing.T) {
 	r := newRig(t)
 	waiting := true
@@ -342,16 +341,16 @@ func TestLateReadingIsNotSilence(t *testing.T) {
 	b := r.backend(0)
 	r.tick(3 * time.Minute)
 	if b.c.cut || c.c.cut {
-		t.Fatal("connections were given up because this process was late")
+		t.Fatal("connections were closed because this process was late")
 	}
 	waiting = false
 	r.tick(TickEvery)
 	if !b.c.cut || !c.c.cut {
-		t.Error("peers that are silent were not given up")
+		t.Error("connections of silent peers were not closed")
 	}
 }
 
-// A watch that is ended ends between two events, if it ever is between two.
+// A drain ends a watch between two events, if possible.
 func TestDrainEndsBetweenEvents(t *testing.T) {
 	begin := func(t *testing.T) (*rig, *peer, *peer) {
 		r, c := newClient(t)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// crowd has clients ask at once, each on a connection of its own, while dials wait.
+// crowd has clients send requests at once, on one connection each, while dials wait.
 func (r *rig) crowd(clients int, each uint32) {
 	r.heldDial = true
 	for range clients {
@@ -16,9 +16,9 @@ func (r *rig) crowd(clients int, each uint32) {
 	}
 }
 
-// All clients of a replica that went away come to another at once, with all their watches. That
-// must not become hundreds of handshakes, which a backend that has little time to spare answers by
-// giving connections up, each with a hundred watches on it.
+// When a replica stops, all its clients reconnect to another one at once, with all their watches.
+// That must not become hundreds of handshakes: a busy backend would close some of the connections,
+// each with a hundred watches.
 func TestCrowdMakesFewDials(t *testing.T) {
 	const clients, each, perConn = 20, 250, 1000
 	r := newRig(t)
@@ -30,10 +30,10 @@ func TestCrowdMakesFewDials(t *testing.T) {
 	for ; len(r.held) > 0; dials++ {
 		r.dialEnds(nil).takes(perConn)
 	}
-	// Those that were under way before the first backend had said how many streams it takes, one in
-	// the place of the first, and no further ones.
+	// The dials in progress before the first backend sent its limit of streams, one in the place of
+	// the first, and no others.
 	if dials > maxDialing+1 {
-		t.Errorf("%d dials for what fits on %d connections, want %d", dials, clients*each/perConn, maxDialing+1)
+		t.Errorf("%d dials although %d connections suffice, want %d", dials, clients*each/perConn, maxDialing+1)
 	}
 	sent := 0
 	for _, b := range r.backends {
@@ -44,7 +44,7 @@ func TestCrowdMakesFewDials(t *testing.T) {
 	}
 }
 
-// A backend that takes few streams on a connection still gets as many connections as it needs.
+// A backend with few streams per connection still gets as many connections as it needs.
 func TestCrowdOnSmallConnections(t *testing.T) {
 	const clients, each, perConn = 4, 250, 10
 	r := newRig(t)
@@ -63,9 +63,9 @@ func TestCrowdOnSmallConnections(t *testing.T) {
 	}
 }
 
-// A backend that is so busy that it gives a connection up before it has read our SETTINGS has seen
-// nothing of what came after them: watches go elsewhere. One that has acknowledged them may have
-// begun, and a POST may have been executed for all we know.
+// A busy backend that closes a connection before it has acknowledged our SETTINGS has not read the
+// requests after them: watches are sent elsewhere. After the acknowledgement it may have processed
+// them; a POST may have been executed in either case.
 func TestWatchOnUnheardConnection(t *testing.T) {
 	for name, tt := range map[string]struct {
 		method string

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// While another dial goes on, one that has failed costs nobody anything.
+// A failed dial fails no request while another dial is in progress.
 func TestOneOfTwoDialsFails(t *testing.T) {
 	r := newRig(t)
 	r.heldDial = true
@@ -21,6 +21,6 @@ func TestOneOfTwoDialsFails(t *testing.T) {
 	r.dialled(r.held[1])
 	r.backend(0).takes(2 * assumedStreams)
 	if n := r.e.pool(r.ep).waiting.n; n > 0 || len(r.outcomes) > 0 {
-		t.Errorf("%d wait, %d have ended", n, len(r.outcomes))
+		t.Errorf("%d requests wait, %d have ended", n, len(r.outcomes))
 	}
 }

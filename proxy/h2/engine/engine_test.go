@@ -27,7 +27,7 @@ func TestRequestAndResponse(t *testing.T) {
 	r.clean()
 }
 
-// Every byte in a frame of its own, and every frame cut anywhere, is the same as all at once.
+// Input has the same effect in single bytes, in any pieces of frames, and all at once.
 func TestInputInAnyPieces(t *testing.T) {
 	r, c := newClient(t)
 	c.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
@@ -52,7 +52,7 @@ func TestInterimAndTrailersBothWays(t *testing.T) {
 	b.see()
 	c.data(1, "up", false)
 	c.send(1, true, "x-sum=1", "x-remote-user=system:admin", "authorization=x")
-	b.want(`DATA 1 "up"`, "HEADERS 1 x-sum=1 END") // identity must not ride in trailers
+	b.want(`DATA 1 "up"`, "HEADERS 1 x-sum=1 END") // trailers must not carry an identity
 	b.headers(1, false, ":status=103", "link=l", "content-length=3")
 	b.headers(1, false, ":status=200")
 	_ = b.fr.WriteData(1, false, []byte("down"))
@@ -72,12 +72,12 @@ func TestEndOnlyAfterPendingData(t *testing.T) {
 	c.want("SETTINGS ACK", "HEADERS 1 :status=200", `DATA 1 "hel"`)
 	c.grow(1, 1)
 	c.want(`DATA 1 "l"`)
-	c.window(100) // changes mid-flight
+	c.window(100) // the window changes mid-stream
 	c.want("SETTINGS ACK", `DATA 1 "o"`, "HEADERS 1 x-t=1 END")
 	r.clean()
 }
 
-// A slow reader never buffers more than its window, and does not hurt others on the same backend
+// A slow reader's body holds at most one window, and does not delay other streams of the backend's
 // connection.
 func TestSlowReaderHoldsOneWindow(t *testing.T) {
 	r, c := newClient(t)
@@ -101,12 +101,13 @@ func TestSlowReaderHoldsOneWindow(t *testing.T) {
 	if q := c.c.streams[1].half[down].q.size; q != sent-defaultWindow {
 		t.Errorf("%d bytes are queued, want %d", q, sent-defaultWindow)
 	}
-	// The client gives the connection window back but not the stream's: the other stream goes on.
+	// The client gives back the connection's window, but not the stream's: the other stream
+	// continues.
 	_ = c.fr.WriteWindowUpdate(0, 1<<20)
 	b.data(3, "y", true)
 	c.flush()
 	c.want(`DATA 3 "y" END`)
-	b.data(1, "z", false) // beyond the window
+	b.data(1, "z", false) // exceeds the window
 	if got := b.see(); len(got) != 1 || got[0] != "RST 1 FLOW_CONTROL_ERROR" {
 		t.Errorf("window exceeded: %q", got)
 	}
@@ -114,7 +115,7 @@ func TestSlowReaderHoldsOneWindow(t *testing.T) {
 	r.clean()
 }
 
-// A client whose socket takes nothing makes us hold its windows, not more.
+// A client whose socket is full makes us hold no more than its windows.
 func TestFullSocketStopsData(t *testing.T) {
 	r, c := newClient(t)
 	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow})
@@ -152,7 +153,7 @@ func TestSettingsAreAcknowledgedBeforeTheyAreUsed(t *testing.T) {
 	p.want("SETTINGS ACK", `DATA 1 "a"`)
 }
 
-// Windows are given back in large steps: not one WINDOW_UPDATE per DATA.
+// Windows are credited in large steps, not with a WINDOW_UPDATE for each DATA frame.
 func TestWindowUpdatesAreBatched(t *testing.T) {
 	_, c, b := posted(t)
 	_ = b.fr.WriteWindowUpdate(0, 1<<30)
@@ -171,7 +172,7 @@ func TestWindowUpdatesAreBatched(t *testing.T) {
 	}
 }
 
-// DATA of dead streams still uses up the connection's window: it must be given back (RFC 9113 §5.2,
+// DATA of ended streams uses up the connection's window, too, and must be credited (RFC 9113 §5.2,
 // §6.9).
 func TestCreditOfDeadStreams(t *testing.T) {
 	r, c, b := posted(t)
@@ -195,12 +196,12 @@ func TestCreditOfDeadStreams(t *testing.T) {
 		}
 	}
 	if back == 0 {
-		t.Error("1.6 MB on a dead stream, and no credit")
+		t.Error("no credit for 1.6 MB on an ended stream")
 	}
 	r.clean()
 }
 
-// The field block of a refused stream changes the table that later blocks refer to.
+// The field block of a refused stream changes the table that later blocks use.
 func TestRefusedStreamsAreDecoded(t *testing.T) {
 	r, c := newClient(t, func(l *limits) { l.maxStreams = 1 })
 	c.get(1, "x-a=1")
@@ -214,8 +215,8 @@ func TestRefusedStreamsAreDecoded(t *testing.T) {
 	b.want("HEADERS 3 " + okHead + " x-b=2 END")
 }
 
-// curl shows an error instead of the response when RST_STREAM rides with it: the upload is drained,
-// and reset only after a while.
+// curl shows an error instead of the response if RST_STREAM comes with it. So the upload is
+// drained, and reset only after a while.
 func TestEarlyResponseDrainsUpload(t *testing.T) {
 	for _, reset := range []bool{false, true} {
 		r, c, b := posted(t)
@@ -237,7 +238,7 @@ func TestEarlyResponseDrainsUpload(t *testing.T) {
 		if r.outcomes[0].Reason != ReasonNone || r.outcomes[0].Status != 200 {
 			t.Errorf("outcome %+v", r.outcomes[0])
 		}
-		// Trailers that were under way must not kill the connection.
+		// Late trailers must not end the connection.
 		c.send(1, true, "x-late=1")
 		c.want()
 	}
@@ -249,7 +250,7 @@ func TestResetFromClientReachesBackend(t *testing.T) {
 	c.rst(1, http2.ErrCodeCancel)
 	b.want("RST 1 CANCEL")
 	r.ended(0, ReasonClientReset)
-	b.respond(1, "late") // still under way: dropped
+	b.respond(1, "late") // crosses the reset, and is dropped
 	c.want()
 	r.clean()
 }
@@ -287,7 +288,7 @@ func TestRapidReset(t *testing.T) {
 	}
 	got := c.see()
 	if !strings.Contains(got[len(got)-1], "ENHANCE_YOUR_CALM") {
-		t.Errorf("the client is told %q", got[len(got)-1])
+		t.Errorf("the client sees %q", got[len(got)-1])
 	}
 	r.clean()
 }
@@ -312,7 +313,7 @@ func TestBadPriority(t *testing.T) {
 	}
 }
 
-// What is refused costs what a reset does: a client may try five hundred at once.
+// A refused request is charged like a reset: a client may send five hundred at once.
 func TestRefusedFlood(t *testing.T) {
 	r, c := newClient(t, func(l *limits) { l.maxStreams = 1 })
 	c.request(1, "POST", false)
@@ -321,7 +322,7 @@ func TestRefusedFlood(t *testing.T) {
 		c.get(3 + 2*n)
 	}
 	if want := uint32(budget.Burst / budget.Reset); n < want-10 || n > want+10 {
-		t.Errorf("%d requests were refused before the connection, want %d", n, want)
+		t.Errorf("%d requests were refused before the connection ended, want %d", n, want)
 	}
 	r.clean()
 }
@@ -358,7 +359,7 @@ func TestContinuationFlood(t *testing.T) {
 			c.flush()
 		}
 		if n > 300 || !strings.Contains(strings.Join(c.see(), "|"), "ENHANCE_YOUR_CALM") {
-			t.Errorf("%s: %d CONTINUATION frames were taken", name, n)
+			t.Errorf("%s: %d CONTINUATION frames were accepted", name, n)
 		}
 	}
 }
@@ -378,21 +379,21 @@ func TestControlFloods(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, c := newClient(t)
 			c.request(1, "POST", false)
-			c.silent = true // and nothing is read
+			c.silent = true // and reads nothing
 			n := 0
 			for ; n < 100_000 && !c.c.closing; n++ {
 				flood(c)
 				c.flush()
 			}
 			if n > 2*budget.Burst || len(c.c.out) > 200<<10 {
-				t.Errorf("%d frames were taken, %d bytes of output wait", n, len(c.c.out))
+				t.Errorf("%d frames were accepted, %d bytes of output wait", n, len(c.c.out))
 			}
 		})
 	}
 }
 
-// Lists that are too long are answered 431, and streams go on; a bomb closes the connection after a
-// few.
+// Header lists that are too long are answered with 431, and other streams continue. A few HPACK
+// bombs end the connection.
 func TestHeaderListLimit(t *testing.T) {
 	r, c := newClient(t, func(l *limits) { l.maxHeader = 4096 })
 	c.get(1, "x-a="+strings.Repeat("v", 3000), "x-b="+strings.Repeat("w", 3000))
@@ -416,7 +417,7 @@ func TestHeaderListLimit(t *testing.T) {
 	}
 }
 
-// A head that its backend would not take is not sent, and its outcome says why.
+// A head that its backend would not accept is not sent, and its outcome has the error.
 func TestHeadForALesserBackend(t *testing.T) {
 	r, c, b := asked(t)
 	_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: 1000})
@@ -429,20 +430,20 @@ func TestHeadForALesserBackend(t *testing.T) {
 	}
 }
 
-// 100 Continue is sent once at most, and not to whom has sent something of the body.
+// 100 Continue is sent at most once, and not if the client has sent part of the body.
 func TestContinue(t *testing.T) {
 	r := newRig(t)
 	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return Plan{Serve: http.NotFoundHandler()}, true }
 	c := r.client()
 	c.request(1, "POST", false)
 	if !r.locals[0].Continue() {
-		t.Error("it was not sent")
+		t.Error("100 Continue was not sent")
 	}
 	r.run()
 	c.want("HEADERS 1 :status=100")
 	c.data(1, "x", false)
 	if r.locals[0].Continue() {
-		t.Error("it was sent to a client that does not wait for it")
+		t.Error("100 Continue was sent to a client that does not wait for it")
 	}
 	r.run()
 	c.want()
@@ -463,7 +464,7 @@ func TestParkedStream(t *testing.T) {
 	c.request(1, "POST", false, "x-a=1", "x-strip=1")
 	c.data(1, "body", false)
 	c.send(1, true, "x-t=1", "x-strip=2")
-	c.get(3, "x-a=3") // is not held up
+	c.get(3, "x-a=3") // does not wait
 	b := r.backend(0)
 	if got := strings.Join(b.see(), "|"); !strings.Contains(got, "HEADERS 1 "+okHead+" x-a=3 END") || strings.Contains(got, "POST") {
 		t.Fatalf("the backend sees %s", got)
@@ -474,7 +475,7 @@ func TestParkedStream(t *testing.T) {
 	b.respond(3, "")
 	r.clean()
 
-	// A plan that comes too late only has its Done called.
+	// For a plan that comes too late, only Done is called.
 	resume = nil
 	c.get(5)
 	c.rst(5, http2.ErrCodeCancel)
@@ -483,6 +484,6 @@ func TestParkedStream(t *testing.T) {
 	if len(r.outcomes) != n+1 || r.outcomes[n].Reason != ReasonClientReset {
 		t.Errorf("outcomes %+v", r.outcomes[n:])
 	}
-	resume(r.forward(r.ep)) // twice does no harm
+	resume(r.forward(r.ep)) // a second call is harmless
 	r.clean()
 }

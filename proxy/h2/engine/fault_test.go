@@ -15,14 +15,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Backends are not trusted: whatever they send, the client sees a clean answer or a reset, and
-// never the nonsense.
+// Backends are not trusted: whatever they send, the client sees a valid answer or a reset.
 func TestBackendMisbehaves(t *testing.T) {
 	head := func(b *peer) { b.headers(1, false, ":status=200") }
 	tests := []struct {
 		name string
 		send func(b *peer)
-		want string // a part of what the client sees
+		want string // part of what the client sees
 		end  bool   // the backend's connection is closed
 	}{
 		{"data before headers", func(b *peer) { _ = b.fr.WriteData(1, true, []byte("x")) }, ":status=502", false},
@@ -101,7 +100,7 @@ func TestBackendMisbehaves(t *testing.T) {
 	}
 }
 
-// Whoever sends fields that are too large is told that it is too much.
+// A peer whose fields are too large gets a reset with ENHANCE_YOUR_CALM.
 func TestTooLarge(t *testing.T) {
 	r, c, b := asked(t, func(l *limits) { l.maxHeader = 32 << 10 })
 	large := slices.Repeat([]string{"x-a=" + strings.Repeat("v", 3000)}, 20)
@@ -164,7 +163,7 @@ func TestRequestValidation(t *testing.T) {
 		}
 		c.get(3)
 		if len(r.backends) != 1 {
-			t.Errorf("%s: the connection is of no more use", name)
+			t.Errorf("%s: the connection cannot be used any more", name)
 		}
 	}
 	good := map[string][]string{
@@ -296,7 +295,7 @@ func TestNoRetryOfProcessed(t *testing.T) {
 	}
 }
 
-// unless is a plan towards the rig's endpoint, or the other one once that is ejected.
+// unless returns a plan for the rig's endpoint, or for other after the first is ejected.
 func (r *rig) unless(ejected *bool, other *Endpoint) Plan {
 	p := r.forward()
 	p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
@@ -325,7 +324,7 @@ func TestEject(t *testing.T) {
 	c.get(5)
 	b := r.backend(0)
 	b.see()
-	b.headers(5, false, ":status=200") // the response has begun: this one stays
+	b.headers(5, false, ":status=200") // this request stays, because its response has begun
 	b.flush()
 	ejected = true
 	r.eject(r.ep)
@@ -342,8 +341,8 @@ func TestEject(t *testing.T) {
 	r.clean()
 }
 
-// A request that waits for a connection to an endpoint that is ejected goes elsewhere, whatever its
-// method and without a retry.
+// A request that waits for a connection to an endpoint moves when that is ejected, whatever its
+// method, and uses up no retry.
 func TestEjectWhileDialling(t *testing.T) {
 	r := newRig(t)
 	other := r.endpoint("other")
@@ -370,16 +369,16 @@ func TestDialFails(t *testing.T) {
 	r := newRig(t)
 	r.refuse = errors.New("connection refused")
 	r.plan.Retries = 2
-	r.plan.Budget = func() bool { return false } // a dial that failed costs nothing of it
+	r.plan.Budget = func() bool { return false } // a failed dial is not charged to it
 	var told Outcome
 	r.plan.Fail = func(o Outcome) http.Handler { told = o; return http.NotFoundHandler() }
 	c := r.client()
 	c.request(1, "POST", true)
 	if len(r.locals) != 1 || told.Reason != ReasonDial || told.Retries != 2 || r.failed != 3 || !errors.Is(told.Err, r.refuse) {
-		t.Errorf("%d handlers, told %+v, %d signals", len(r.locals), told, r.failed)
+		t.Errorf("%d handlers, outcome %+v, %d signals", len(r.locals), told, r.failed)
 	}
 	if l := r.locals[0]; l.head.Method != "POST" || l.head.Target() != "/" || l.head.Authority != "a" {
-		t.Errorf("the handler is given %+v", l.head)
+		t.Errorf("the handler gets %+v", l.head)
 	}
 	r.locals[0].End(503, okFields(), nil)
 	r.run()

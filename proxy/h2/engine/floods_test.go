@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Each SETTINGS moves the windows of all streams, and lets each of them send a byte.
+// Each SETTINGS changes the windows of all streams, so that each may send a byte.
 func TestWindowSeesaw(t *testing.T) {
 	r, c := newClient(t)
 	for id := uint32(1); id < 500; id += 2 {
@@ -23,13 +23,13 @@ func TestWindowSeesaw(t *testing.T) {
 		c.window(uint32(n % 2))
 	}
 	if n < 10 || n > 100 {
-		t.Errorf("%d SETTINGS were taken, for 250 streams each", n)
+		t.Errorf("%d SETTINGS were accepted, for 250 streams each", n)
 	}
 	r.clean()
 }
 
-// Whoever asks again and again as nobody is asked to go, and what others have under way on the
-// connection is answered.
+// A connection with many requests that get 401 is sent GOAWAY, and the other requests on it are
+// still answered.
 func TestUnauthorizedFlood(t *testing.T) {
 	r := newRig(t)
 	r.decide = func(h *wire.Head, _ func(Plan)) (Plan, bool) {
@@ -53,10 +53,10 @@ func TestUnauthorizedFlood(t *testing.T) {
 		t.Errorf("%d requests were answered with 401", n)
 	}
 	if !strings.Contains(said, "NO_ERROR|HEADERS") {
-		t.Errorf("the last was told %s", said)
+		t.Errorf("the last one sees %s", said)
 	}
 	answered := len(r.locals)
-	for range 400 { // what was under way
+	for range 400 { // requests that crossed the GOAWAY
 		if c.get(id); len(r.locals) > answered {
 			t.Fatalf("stream %d was answered", id)
 		}
@@ -68,7 +68,7 @@ func TestUnauthorizedFlood(t *testing.T) {
 	c.wantClosed(true, "the connection is still open")
 }
 
-// Plan.Unwelcome is charged for like a 401. Resets that come after the answer cost next to nothing.
+// Plan.Unwelcome is charged like a 401. Resets after the answer cost next to nothing.
 func TestUnwelcome(t *testing.T) {
 	r := newRig(t)
 	answer := &Answer{Status: http.StatusTooManyRequests, Fields: []hpack.HeaderField{{Name: ":status", Value: "429"}, {Name: "content-length", Value: "7"}}, Body: []byte("not now")}

@@ -12,8 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// A connection whose long-running streams are being ended still carries others: its peer's death is
-// noticed.
+// A connection that ends its long-running streams still has others: its peer's silence is detected.
 func TestSilenceIsFoundAfterCut(t *testing.T) {
 	t.Run("retired backend", func(t *testing.T) {
 		r, c, b := asked(t)
@@ -37,12 +36,12 @@ func TestSilenceIsFoundAfterCut(t *testing.T) {
 			r.backend(0).flush()
 		}
 		if !slices.Contains(c.see(), "PING fairlead") || !c.c.closing {
-			t.Errorf("a silent client is kept after the drain's grace")
+			t.Errorf("a silent client's connection is kept after the drain's grace")
 		}
 	})
 }
 
-// What a retry sends again has had its credit when it was sent first.
+// A body that a retry sends again was already credited when it was first sent.
 func TestCreditOnceThroughRetries(t *testing.T) {
 	r := newRig(t)
 	r.plan.Retries = 2
@@ -57,7 +56,7 @@ func TestCreditOnceThroughRetries(t *testing.T) {
 		b.grow(0, body)
 		b.grow(1, body)
 		if u := &c.c.streams[1].half[up]; u.recv+u.credit > r.e.lim.streamWindow {
-			t.Fatalf("try %d: the client may send %d bytes, and %d more are due: the bound is %d", i, u.recv, u.credit, r.e.lim.streamWindow)
+			t.Fatalf("try %d: the client may send %d bytes, and %d more are credited; the bound is %d", i, u.recv, u.credit, r.e.lim.streamWindow)
 		}
 		if i < 2 {
 			b.rst(1, http2.ErrCodeRefusedStream)
@@ -71,12 +70,12 @@ func TestCreditOnceThroughRetries(t *testing.T) {
 	r.clean()
 }
 
-// Go's client resets what is left of an upload when the answer has come. Nothing was given up.
+// Go's client resets the rest of an upload after the answer. That is not counted as canceled.
 func TestResetAfterWholeAnswer(t *testing.T) {
 	for _, code := range []http2.ErrCode{http2.ErrCodeNo, http2.ErrCodeCancel} {
 		r, c := newClient(t)
 		n := uint32(0)
-		for ; n < 2000 && !c.c.closing; n++ { // four times as many as a connection may give up
+		for ; n < 2000 && !c.c.closing; n++ { // four times as many as a connection may cancel
 			id := 1 + 2*n
 			c.request(id, "POST", false)
 			b := r.backend(0)
@@ -96,13 +95,13 @@ func TestResetAfterWholeAnswer(t *testing.T) {
 			}
 		}
 		if got := r.e.Count.Resets[resetByClient].Load(); got != 0 {
-			t.Errorf("%d resets are counted as the client's", got)
+			t.Errorf("%d resets are counted as cancellations by the client", got)
 		}
 		r.clean()
 	}
 }
 
-// Uploads to a backend that does not read hold up nobody else on the client's connection.
+// Uploads to a backend that does not read do not delay other requests on the client's connection.
 func TestUploadsDoNotBlockEachOther(t *testing.T) {
 	r, c := newClient(t)
 	stuck := r.ep
@@ -113,7 +112,7 @@ func TestUploadsDoNotBlockEachOther(t *testing.T) {
 	r.ep = r.endpoint("healthy")
 	c.request(17, "POST", false)
 	if c.c.recv < minMaxFrame {
-		t.Fatalf("the client may send %d bytes more on its connection", c.c.recv)
+		t.Fatalf("the client may send only %d bytes more on its connection", c.c.recv)
 	}
 	c.data(17, "hello", true)
 	b := r.backend(1)
@@ -123,9 +122,7 @@ func TestUploadsDoNotBlockEachOther(t *testing.T) {
 	r.e.Retire(stuck, 0)
 }
 
-// Padding takes of a stream's window and waits for nobody: it is given back at once, or a padded
-// upload would come to a halt.
-// There is no more to read of an answer that has ended.
+// The rest of an answer that has ended can be read, and then its error.
 func TestNoMoreOfAGuest(t *testing.T) {
 	g := Guest{err: errRefused, rest: []byte("ab")}
 	for _, want := range []string{"1 true <nil>", "1 false <nil>", "0 false connection refused"} {
@@ -136,10 +133,11 @@ func TestNoMoreOfAGuest(t *testing.T) {
 	}
 }
 
+// Padding uses up window and is credited at once; otherwise a padded upload would stall.
 func TestPaddingIsCredited(t *testing.T) {
 	r, c, b := posted(t)
 	window, pad := r.e.lim.streamWindow, make([]byte, 255)
-	for sent := int32(0); sent < 2*window; sent += 257 { // with the octet that says how long the padding is
+	for sent := int32(0); sent < 2*window; sent += 257 { // with the octet of the padding's length
 		_ = c.fr.WriteDataPadded(1, false, []byte("x"), pad)
 		c.flush()
 		if c.c.streams[1] == nil {
@@ -154,7 +152,7 @@ func TestPaddingIsCredited(t *testing.T) {
 	r.clean()
 }
 
-// Of an upload that nobody wants so much is read that the client sees the answer, and no more.
+// Of an unwanted upload enough is read that the client sees the answer, and no more.
 func TestUnwantedUploadIsBounded(t *testing.T) {
 	r, c, b := posted(t)
 	b.respond(1, "no")
@@ -169,7 +167,7 @@ func TestUnwantedUploadIsBounded(t *testing.T) {
 		ended = slices.Contains(c.see(), "RST 1 NO_ERROR")
 	}
 	if sent < maxDrained {
-		t.Errorf("it was ended after %d bytes", sent)
+		t.Errorf("the upload was reset after %d bytes", sent)
 	}
 	r.clean()
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Whatever is kept for reuse cannot be kept twice: two connections would share it.
+// An object that is kept for reuse cannot be freed twice: two connections would share it.
 func TestFreedTwice(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -30,7 +30,7 @@ func TestFreedTwice(t *testing.T) {
 			free()
 			defer func() {
 				if recover() == nil {
-					t.Error("it was freed twice, and nobody noticed")
+					t.Error("no panic although it was freed twice")
 				}
 			}()
 			free()
@@ -38,7 +38,7 @@ func TestFreedTwice(t *testing.T) {
 	}
 }
 
-// Of the streams of a crowd only so many are kept for reuse.
+// After a crowd only a limited number of streams is kept for reuse.
 func TestFewStreamsAreKept(t *testing.T) {
 	r, c := newClient(t)
 	var crowd []*stream
@@ -55,11 +55,11 @@ func TestFewStreamsAreKept(t *testing.T) {
 		kept++
 	}
 	if kept != maxFreeStreams || r.e.freeStreams != kept {
-		t.Errorf("%d are kept and %d counted, want %d", kept, r.e.freeStreams, maxFreeStreams)
+		t.Errorf("%d streams are kept and %d counted, want %d", kept, r.e.freeStreams, maxFreeStreams)
 	}
 }
 
-// What was freed and taken again is nobody else's, and may be freed again.
+// Objects that are reused after being freed can be freed again.
 func TestFreedAndUsed(t *testing.T) {
 	r := newRig(t)
 	for range 3 {
@@ -77,13 +77,13 @@ func TestFreedAndUsed(t *testing.T) {
 	r.clean()
 }
 
-// A request that comes the moment after an idle connection was asked is not lost sooner than
-// others.
+// A request that comes just after the PING of an idle connection has as much time as others before
+// the connection is closed.
 func TestIdleBackendHasTimeToAnswerPing(t *testing.T) {
 	r, c, b := asked(t)
 	b.see()
 	b.respond(1, "")
-	for range 20 { // until it is asked
+	for range 20 { // until the PING
 		r.tick(TickEvery)
 		if b.c.pingAt > 0 {
 			break
@@ -98,8 +98,8 @@ func TestIdleBackendHasTimeToAnswerPing(t *testing.T) {
 	r.clean()
 }
 
-// Keys are not used for more than they are good for (RFC 8446 §5.5): a connection takes no new
-// request, finishes those it has, and its watches are ended.
+// Keys are not used beyond their limits (RFC 8446 §5.5): a connection takes no new requests,
+// finishes those it has, and ends its watches.
 func TestKeysWearOut(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -124,16 +124,16 @@ func TestKeysWearOut(t *testing.T) {
 			}
 			alive(2 * time.Second)
 			if tt.side == up && c.c.goAway == goAwayNone || tt.side == down && !b.c.drained {
-				t.Fatal("it is used on")
+				t.Fatal("the connection is still used")
 			}
 			b.respond(3, "under way")
 			if len(r.outcomes) != 1 || r.outcomes[0].Reason != ReasonNone {
-				t.Errorf("what was under way ended with %+v", r.outcomes)
+				t.Errorf("the request in progress ended with %+v", r.outcomes)
 			}
 			if tt.side == down {
 				c.get(5)
 				if len(r.backends) != 2 {
-					t.Fatal("a new request went over it")
+					t.Fatal("a new request used the old connection")
 				}
 				r.backend(1).respond(1, "elsewhere")
 			}

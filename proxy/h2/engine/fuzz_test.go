@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// FuzzClientBytes feeds arbitrary bytes after a good preface: no panic, no stream left behind,
-// output bounded.
+// FuzzClientBytes sends arbitrary bytes after a valid preface: no panic, no stream is left, and
+// output is bounded.
 func FuzzClientBytes(f *testing.F) {
 	seed := func(write func(p *peer)) {
 		p := newRig(f).client()
@@ -44,7 +44,7 @@ func FuzzClientBytes(f *testing.F) {
 	})
 }
 
-// FuzzBackendBytes feeds arbitrary bytes from a backend that has three requests.
+// FuzzBackendBytes sends arbitrary bytes from a backend that has three requests.
 func FuzzBackendBytes(f *testing.F) {
 	seed := func(write func(p *peer)) {
 		r := newRig(f)
@@ -79,7 +79,7 @@ func FuzzBackendBytes(f *testing.F) {
 func finish(r *rig) {
 	r.t.Helper()
 	for _, p := range r.peers {
-		p.see() // what the engine writes must always be well-formed
+		p.see() // the engine's output must always be well-formed
 	}
 	r.tick(20 * time.Second)
 	for _, p := range r.peers {
@@ -96,7 +96,7 @@ func finish(r *rig) {
 }
 
 // Random interleavings of well-formed frames from clients and backends, full and empty sockets,
-// retries, resets, settings and time: nothing panics, hangs or leaks, and both sides only see
+// retries, resets, settings and time: nothing panics, hangs or leaks, and both sides see only
 // well-formed frames.
 func TestRandomInterleavings(t *testing.T) {
 	for seed := range uint64(120) {
@@ -164,7 +164,7 @@ func TestRandomInterleavings(t *testing.T) {
 	}
 }
 
-// some returns the id of a stream that ok likes, now and then of any, and 0 if there is none.
+// some returns the ID of a stream for which ok is true, sometimes of any stream, or 0.
 func some(rnd *rand.Rand, p *peer, ok func(s *stream) bool) uint32 {
 	if rnd.IntN(300) == 0 {
 		return max(1, p.c.maxID-2*uint32(rnd.IntN(4)))

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A head that says how long the body is leaves with the body's first bytes.
+// A head with a Content-Length is sent together with the body's first bytes.
 func TestHeadWaitsForBody(t *testing.T) {
 	r, c, b := asked(t)
 	b.send(1, false, ":status=200", "content-length=4")
@@ -41,7 +41,7 @@ func TestHeldHeadEnds(t *testing.T) {
 	}
 }
 
-// What a client may be waiting for is sent at once.
+// A head that the client may be waiting for is sent at once.
 func TestHeadThatDoesNotWait(t *testing.T) {
 	const length = "content-length=4"
 	for _, tc := range []struct {

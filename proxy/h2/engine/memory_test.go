@@ -7,7 +7,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// greedyClient has sent so much that nobody takes that its connection holds more than its share.
+// greedyClient has sent so much unread data that its connection holds more than its share.
 func (r *rig) greedyClient() *peer {
 	r.e.Memory = hold.New(4 << 20)
 	c := r.client()
@@ -19,8 +19,8 @@ func (r *rig) greedyClient() *peer {
 	return c
 }
 
-// A connection that holds more than its share gets no credit and no stream; others do, and so does
-// it when its bodies have gone on.
+// A connection that holds more than its share gets no credit and no new stream until its bodies
+// have been forwarded. Other connections do.
 func TestGreedyConnectionWaits(t *testing.T) {
 	r := newRig(t)
 	stuck := r.ep
@@ -57,13 +57,13 @@ func TestGreedyConnectionWaits(t *testing.T) {
 	r.clean()
 }
 
-// A client that sends more than the window of its connection loses it, whatever its streams'
-// windows would allow.
+// A client that exceeds its connection's window loses the connection, even if its streams' windows
+// would allow the data.
 func TestConnectionWindowIsEnforced(t *testing.T) {
 	r := newRig(t)
 	c := r.greedyClient()
 	c.get(17)
-	c.see() // it is refused, and what comes on it counts for the connection alone
+	c.see() // the stream is refused, so its DATA counts only for the connection
 	for full := strings.Repeat("x", minMaxFrame); c.c.recv >= minMaxFrame; {
 		c.data(17, full, false)
 		if got := c.see(); len(got) > 0 {

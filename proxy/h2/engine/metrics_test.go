@@ -34,7 +34,7 @@ func TestCounters(t *testing.T) {
 	b.respond(7, "7")
 	b.headers(9, false, ":status=200")
 	b.data(9, strings.Repeat("9", 50_000), false)
-	b.data(9, strings.Repeat("9", 50_000), true) // more than the client's window: the rest waits
+	b.data(9, strings.Repeat("9", 50_000), true) // exceeds the client's window: the rest waits
 	if got := n.Queued.Load(); got < 100_000-defaultWindow || got > 100_000 {
 		t.Errorf("%d bytes buffered", got)
 	}
@@ -48,6 +48,6 @@ func TestCounters(t *testing.T) {
 		t.Errorf("GOAWAY: %d received, %d sent; floods %d", n.Received[up].Load(), n.Sent[up].Load(), n.Floods.Load())
 	}
 	if n.Conns[up].Load() != 0 || n.Streams.Load() != 0 || n.Queued.Load() != 0 || n.Output.Load() != 0 {
-		t.Errorf("left: %d connections, %d streams, %d and %d bytes", n.Conns[up].Load(), n.Streams.Load(), n.Queued.Load(), n.Output.Load())
+		t.Errorf("left over: %d connections, %d streams, %d and %d bytes", n.Conns[up].Load(), n.Streams.Load(), n.Queued.Load(), n.Output.Load())
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// A client that does not read its answers may ask until 256 KiB wait for it.
+// A client that does not read its answers may send requests until 256 KiB of output wait for it.
 func TestOutputThatMayWait(t *testing.T) {
 	const most, each = 256 << 10, 8 << 10
 	r := newRig(t)
@@ -25,6 +25,6 @@ func TestOutputThatMayWait(t *testing.T) {
 		t.Errorf("%d bytes wait", n)
 	}
 	if c.rst(0, http2.ErrCodeCancel); !c.c.closing || c.c.Over() {
-		t.Errorf("closing: %v; of a connection that is closed what comes is read to its end", c.c.closing)
+		t.Errorf("closing: %v; the input of a closing connection must still be read", c.c.closing)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Trailers that were under way when we reset their stream must not cost the connection.
+// Trailers that cross our reset of their stream must not end the connection.
 func TestLateTrailersOfResetStream(t *testing.T) {
 	r, c, b := posted(t)
 	b.see()
@@ -18,7 +18,7 @@ func TestLateTrailersOfResetStream(t *testing.T) {
 	c.get(3)
 	b.see()
 	c.rst(3, http2.ErrCodeCancel)
-	b.headers(3, false, ":status=200") // the same from a backend
+	b.headers(3, false, ":status=200") // a backend's head crosses a reset, too
 	b.send(3, true, "x-late=1")
 	c.get(5)
 	b.see()
@@ -27,8 +27,8 @@ func TestLateTrailersOfResetStream(t *testing.T) {
 	r.clean()
 }
 
-// Peers may count by the default window until they have seen our SETTINGS: a smaller one would make
-// what they send then an error.
+// Peers may assume the default window until they have read our SETTINGS. With a smaller window, the
+// data they send before that would be an error.
 func TestWindowsAreNotBelowTheDefault(t *testing.T) {
 	lim := defaultLimits()
 	if lim.streamWindow < defaultWindow || lim.clientWindow < defaultWindow || lim.backendWindow < defaultWindow {
@@ -39,7 +39,7 @@ func TestWindowsAreNotBelowTheDefault(t *testing.T) {
 	c.to.WriteString(http2.ClientPreface)
 	c.fr.WriteSettings()
 	c.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
-	for left := defaultWindow; left > 0; left -= minMaxFrame { // all before our SETTINGS were read
+	for left := defaultWindow; left > 0; left -= minMaxFrame { // all sent before the peer reads our SETTINGS
 		_ = c.fr.WriteData(1, left <= minMaxFrame, make([]byte, min(left, minMaxFrame)))
 	}
 	c.flush()

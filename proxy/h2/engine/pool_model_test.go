@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// TestPoolModel has random things happen to an endpoint's connections, and holds after each what
-// pool promises to those that wait. In the end everybody has an answer.
+// TestPoolModel applies random events to an endpoint's connections, and checks pool's promises to
+// the waiting requests after each. In the end every request has an answer.
 func TestPoolModel(t *testing.T) {
 	for seed := range uint64(400) {
 		rnd := rand.New(rand.NewPCG(seed, 16))
@@ -79,7 +79,7 @@ func (m *poolModel) step() {
 	}
 }
 
-// dialEnds ends the dial that is under way longest.
+// dialEnds ends the longest-running dial.
 func (m *poolModel) dialEnds(well bool) {
 	switch {
 	case len(m.r.held) == 0:
@@ -90,7 +90,7 @@ func (m *poolModel) dialEnds(well bool) {
 	}
 }
 
-// backend has one connection's backend do something.
+// backend performs a random action of one connection's backend.
 func (m *poolModel) backend(b *peer) {
 	rnd := m.rnd
 	if b.c.closing {
@@ -119,7 +119,7 @@ func (m *poolModel) backend(b *peer) {
 	}
 }
 
-// check holds pool's promise.
+// check verifies pool's promises.
 func (m *poolModel) check() {
 	e := m.r.e
 	for _, p := range e.pools {
@@ -144,7 +144,7 @@ func (m *poolModel) check() {
 	}
 }
 
-// end has every dial fail and every backend fall silent: those that wait have their answer in time.
+// end makes every dial fail and every backend silent: all waiting requests are answered in time.
 func (m *poolModel) end() {
 	r := m.r
 	for range int((r.e.lim.wait + 3*time.Second) / time.Second) {
@@ -152,7 +152,7 @@ func (m *poolModel) end() {
 			m.dialEnds(false)
 		}
 		for _, b := range r.backends {
-			b.fr.WritePing(true, [8]byte{}) // it lives
+			b.fr.WritePing(true, [8]byte{}) // it is alive
 			b.flush()
 		}
 		r.tick(time.Second)

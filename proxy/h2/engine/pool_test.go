@@ -14,14 +14,14 @@ import (
 
 var errRefused = errors.New("connection refused")
 
-// takes has a backend say how many streams it takes on the connection.
+// takes sends the backend's limit of streams for the connection.
 func (p *peer) takes(n uint32) {
 	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: n})
 	p.flush()
 }
 
-// occupied is a connection of one stream, which is taken by a request that runs long or not; no
-// other can be dialled.
+// occupied returns a connection whose only stream is taken by a request, long-running or not.
+// Further dials fail.
 func occupied(r *rig, long bool) (c, b *peer) {
 	r.plan.LongRunning = long
 	c = r.client()
@@ -34,7 +34,7 @@ func occupied(r *rig, long bool) (c, b *peer) {
 	return c, b
 }
 
-// alive lets time pass for a backend that answers PING.
+// alive advances the clock for a backend that answers PINGs.
 func (r *rig) alive(b *peer, d time.Duration) {
 	for ; d > 0; d -= time.Second {
 		r.tick(time.Second)
@@ -42,8 +42,8 @@ func (r *rig) alive(b *peer, d time.Duration) {
 	}
 }
 
-// A connection that will take nothing soon is as good as none when another cannot be dialled: who
-// waits is answered, or goes elsewhere.
+// A connection that will not take a request soon does not count when a dial fails: the waiting
+// requests are answered, or move to another endpoint.
 func TestDialFailsBesideUselessConnection(t *testing.T) {
 	for name, useless := range map[string]func(b *peer){
 		"drained":         func(b *peer) { b.goAway(1, http2.ErrCodeNo) },
@@ -86,8 +86,8 @@ func TestDialFailsBesideUselessConnection(t *testing.T) {
 	}
 }
 
-// A connection that is only full will take who waits when a request ends. Meanwhile another is
-// dialled now and then, and who has another endpoint to go to goes there.
+// A connection that is merely full takes a waiting request when another one ends. Meanwhile dials
+// are repeated now and then, and a request that may use another endpoint moves there.
 func TestDialFailsBesideFullConnection(t *testing.T) {
 	r := newRig(t)
 	c, b := occupied(r, false)
@@ -108,7 +108,7 @@ func TestDialFailsBesideFullConnection(t *testing.T) {
 
 	r.alive(b, 2*time.Second)
 	other := r.endpoint("other")
-	c.get(5) // it is full again
+	c.get(5) // the connection is full again
 	r.heldDial = true
 	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
 	c.get(7)
@@ -118,7 +118,7 @@ func TestDialFailsBesideFullConnection(t *testing.T) {
 	}
 }
 
-// Who waits for room is answered in time, and told the cause.
+// A request that waits for a free stream is answered in time, with the cause.
 func TestNoRoomInTime(t *testing.T) {
 	for name, tt := range map[string]struct{ deadline, late time.Duration }{
 		"without a deadline":   {0, 30 * time.Second},
@@ -145,8 +145,8 @@ func TestNoRoomInTime(t *testing.T) {
 	}
 }
 
-// Before its SETTINGS come, a connection gets one stream, or as many as the endpoint's others take.
-// What it refuses of them waits again, and costs no try.
+// Before its SETTINGS come, a connection gets one stream, or as many as the endpoint's other
+// connections allow. Those that it refuses wait again, and use up no retry.
 func TestRefusedBeforeSettings(t *testing.T) {
 	r := newRig(t)
 	r.plan.Retries = 0
@@ -195,7 +195,7 @@ func TestRefusedBeforeSettings(t *testing.T) {
 	r.clean()
 }
 
-// What was refused as one too many is sent again only while all of its body is there.
+// A request refused because of the limit of streams is sent again only with its whole body.
 func TestRefusedWithItsBody(t *testing.T) {
 	for _, tt := range []struct{ retries, size int }{{0, 1000}, {1, 1000}, {1, 400_000}} {
 		r, c := newClient(t)
@@ -222,12 +222,12 @@ func TestRefusedWithItsBody(t *testing.T) {
 		b.respond(1, "")
 		c.data(3, "end", true)
 		if got := strings.Join(r.backend(1).see(), "|"); !strings.Contains(got, `|DATA 1 (1000)|DATA 1 "end" END`) {
-			t.Errorf("with %d retries, it is sent again as %s", tt.retries, got)
+			t.Errorf("with %d retries, the backend sees %s", tt.retries, got)
 		}
 	}
 }
 
-// What an ejected endpoint holds goes elsewhere only if it may be sent again: otherwise it may
+// Requests at an ejected endpoint are moved only if they may be sent again. Otherwise they may
 // still be answered.
 func TestEjectKeepsWhatMayNotBeSentAgain(t *testing.T) {
 	r := newRig(t)
@@ -241,8 +241,7 @@ func TestEjectKeepsWhatMayNotBeSentAgain(t *testing.T) {
 	r.clean()
 }
 
-// Who picks next must know of a lost connection: the client's next request may have come with the
-// news.
+// Lost is called at once, before the next Pick: the client's next request may already have arrived.
 func TestLostIsToldAtOnce(t *testing.T) {
 	r := newRig(t)
 	lost := 0
@@ -251,7 +250,7 @@ func TestLostIsToldAtOnce(t *testing.T) {
 	c.get(1)
 	r.e.lose(r.backend(0).c, errors.New("reset"))
 	if lost != 1 || r.failed != 0 {
-		t.Errorf("told %d times at once, and %d times Failed, which has to wait for the mutex", lost, r.failed)
+		t.Errorf("%d calls of Lost at once, and %d of Failed, which must wait for the mutex", lost, r.failed)
 	}
 	r.run()
 }

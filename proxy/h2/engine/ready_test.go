@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A stream whose window is used up has no turn until it gets another.
+// A stream without window gets no turn until it has window again.
 func TestNoTurnWithoutWindow(t *testing.T) {
 	r := newRig(t)
 	c := r.client()
@@ -37,6 +37,6 @@ func TestEmptyFramesAreCounted(t *testing.T) {
 		c.data(1, "", false)
 	}
 	if n < 4990 || n > 5010 {
-		t.Errorf("%d were taken", n)
+		t.Errorf("%d empty frames were accepted", n)
 	}
 }

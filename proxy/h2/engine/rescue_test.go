@@ -6,8 +6,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// What panics again while it is cleaned up is taken out by force: nothing of it is left, and what
-// is owed for its streams is paid.
+// A connection whose cleanup panics again is removed by force: nothing of it is left, and its
+// streams at backends are reset.
 func TestPanicWhileCleaningUp(t *testing.T) {
 	r := newRig(t)
 	caught := 0
@@ -18,7 +18,7 @@ func TestPanicWhileCleaningUp(t *testing.T) {
 	other.get(1)
 	b := r.backend(0)
 	b.see()
-	p.c.streams[1].ep = nil // what release panics at
+	p.c.streams[1].ep = nil // makes release panic
 	r.inFlight--
 	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { panic("deciding") }
 	p.get(5)

@@ -11,8 +11,7 @@ func (s *spares) empty() bool {
 	return s.streams == nil && s.chunks == nil && s.freeStreams == 0 && s.freeChunks == 0 && len(s.sendings) == 0
 }
 
-// A shard that nobody asks anything keeps nothing for reuse, and what it holds for others is
-// untouched.
+// An idle shard keeps nothing for reuse, and its streams are not affected.
 func TestSparesGoWhenTheShardRests(t *testing.T) {
 	r, c := newClient(t)
 	c.get(1) // a watch
@@ -30,7 +29,7 @@ func TestSparesGoWhenTheShardRests(t *testing.T) {
 		pong(c, b)
 	}
 	if r.e.empty() || r.e.buffers.Size() == 0 {
-		t.Error("spares are gone before it was quiet for long enough")
+		t.Error("spares are dropped before the shard was idle for long enough")
 	}
 	r.tick(3 * TickEvery)
 	pong(c, b)
@@ -45,7 +44,7 @@ func TestSparesGoWhenTheShardRests(t *testing.T) {
 	r.clean()
 }
 
-// What always comes, as a lease that is renewed, keeps no spares.
+// A little regular traffic, like the renewal of a lease, does not keep spares.
 func TestFewFramesAreRest(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -79,8 +78,7 @@ func TestFewFramesAreRest(t *testing.T) {
 	}
 }
 
-// A backend with a watch falls silent while nothing else happens: that is found out as soon as amid
-// work.
+// A backend with a watch that falls silent in an idle shard is detected as soon as in a busy one.
 func TestSilenceAtRest(t *testing.T) {
 	for _, limit := range []time.Duration{time.Second / 2, time.Second, 2 * time.Second, 3 * time.Second, defaultPing} {
 		for off := time.Duration(0); off < restEvery; off += 10 * time.Millisecond {
@@ -98,20 +96,20 @@ func TestSilenceAtRest(t *testing.T) {
 				pong(b)
 			}
 			ticked := r.e.now
-			r.e.Advance(ticked + off%r.e.Pace()) // its last word comes between two ticks
+			r.e.Advance(ticked + off%r.e.Pace()) // its last frame comes between two ticks
 			b.pong()
 			last := r.e.now
 			for pace(ticked); !b.c.cut && r.e.now < time.Minute; {
 				pace(r.e.now)
 			}
 			if took := r.e.now - last; took > max(limit, limit*9/10+TickEvery) {
-				t.Errorf("PingTimeout %v: given up after %v", limit, took)
+				t.Errorf("PingTimeout %v: closed after %v", limit, took)
 			}
 		}
 	}
 }
 
-// A shard that drains is looked after as one that works, though it has rested.
+// A shard that drains ticks at the full rate, even if it was idle.
 func TestDrainIsNoRest(t *testing.T) {
 	r, c := newClient(t)
 	c.get(1)
@@ -126,7 +124,7 @@ func TestDrainIsNoRest(t *testing.T) {
 	}
 }
 
-// pong has peers answer pings.
+// pong makes peers answer PINGs.
 func pong(peers ...*peer) {
 	for _, p := range peers {
 		if slices.ContainsFunc(p.see(), func(f string) bool { return strings.HasPrefix(f, "PING") }) {

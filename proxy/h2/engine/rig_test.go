@@ -18,35 +18,35 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// rig drives an engine without I/O: peers speak frames, and see frames.
+// rig drives an engine without I/O: peers send and receive frames.
 type rig struct {
 	t        testing.TB
 	e        *Engine
 	peers    []*peer
-	backends []*peer // in the order dialled
+	backends []*peer // in dial order
 	locals   []answered
 	outcomes []Outcome
-	refuse   error // what dials fail with; nil: they succeed
+	refuse   error // the error of dials; nil: they succeed
 	heldDial bool  // dials wait in held
 	held     []dialling
 	ep       *Endpoint
 	inFlight int // Pick minus Release
 	failed   int // calls of Endpoint.Failed
-	// plan may be changed before requests come; Forward and Done are filled in. A nil Forward in it
+	// plan may be changed before requests are sent; Forward and Done are filled in. A nil Forward
 	// means "forward to ep".
 	plan   Plan
-	named  bool                                               // the backend sees its endpoint's name as :authority, else the client's
+	named  bool                                               // the backend sees its endpoint's name as :authority, otherwise the client's
 	asked  string                                             // the last head's :authority
 	decide func(h *wire.Head, resume func(Plan)) (Plan, bool) // replaces plan
 }
 
-// dialling is a dial that is under way.
+// dialling is a dial in progress.
 type dialling struct {
 	ep      *Endpoint
 	dialled func(error) *Conn
 }
 
-// answered is a stream that a handler is to answer.
+// answered is a stream for a handler to answer.
 type answered struct {
 	*Local
 	head wire.Head
@@ -61,7 +61,7 @@ type peer struct {
 	fr     *http2.Framer
 	enc    *hpack.Encoder
 	block  bytes.Buffer
-	silent bool // what the engine writes is not taken: its socket is full
+	silent bool // does not take the engine's output: its socket is full
 }
 
 func newRig(t testing.TB, change ...func(*limits)) *rig {
@@ -99,7 +99,7 @@ func (r *rig) endpoint(name string) *Endpoint {
 	return &Endpoint{Name: name, Release: func() { r.inFlight-- }, Failed: func(error) { r.failed++ }}
 }
 
-// forward is the rig's plan towards the given endpoints, tried in turn.
+// forward returns the rig's plan with the given endpoints, tried in turn.
 func (r *rig) forward(eps ...*Endpoint) Plan {
 	p := r.plan
 	if !r.named {
@@ -127,8 +127,7 @@ func (r *rig) dialled(d dialling) {
 	r.run()
 }
 
-// dialEnds ends the dial that is under way longest. Where it is well its backend has said nothing
-// yet.
+// dialEnds ends the longest-running dial. After a successful one the backend has sent nothing yet.
 func (r *rig) dialEnds(err error) (b *peer) {
 	d := r.held[0]
 	r.held = r.held[1:]
@@ -142,7 +141,7 @@ func (r *rig) dialEnds(err error) (b *peer) {
 	return b
 }
 
-// dialAll ends all dials that wait, well, and lets others pass.
+// dialAll lets all waiting and future dials succeed.
 func (r *rig) dialAll() {
 	r.heldDial = false
 	for _, d := range r.held {
@@ -173,34 +172,34 @@ func (r *rig) client() *peer {
 	return p
 }
 
-// newClient is a rig with a client.
+// newClient returns a rig with a client.
 func newClient(t testing.TB, change ...func(*limits)) (r *rig, c *peer) {
 	r = newRig(t, change...)
 	return r, r.client()
 }
 
-// asked is a rig with a GET under way, on stream 1.
+// asked returns a rig with a GET in progress, on stream 1.
 func asked(t testing.TB, change ...func(*limits)) (r *rig, c, b *peer) {
 	r, c = newClient(t, change...)
 	c.get(1)
 	return r, c, r.backend(0)
 }
 
-// posted is a rig with a POST under way, whose body is to come.
+// posted returns a rig with a POST in progress, whose body is not sent yet.
 func posted(t testing.TB, change ...func(*limits)) (r *rig, c, b *peer) {
 	r, c = newClient(t, change...)
 	c.request(1, "POST", false)
 	return r, c, r.backend(0)
 }
 
-// flush feeds what the peer has written, and lets the engine work.
+// flush passes the peer's frames to the engine and runs it.
 func (p *peer) flush() {
 	b := bytes.Clone(p.to.Bytes())
 	p.to.Reset()
 	p.r.feed(p.c, b)
 }
 
-// feed has the engine handle bytes in as many turns as it wants.
+// feed passes bytes to the engine in as many turns as it needs.
 func (r *rig) feed(c *Conn, b []byte) {
 	for more := true; more; more = len(b) > 0 {
 		b = r.e.Feed(c, b)
@@ -217,7 +216,7 @@ func (r *rig) run() {
 			c.dirty = false
 			p := r.find(c)
 			if p == nil {
-				continue // its peer is made when it is returned
+				continue // the engine has not returned it yet
 			}
 			if !p.silent {
 				p.take()
@@ -233,7 +232,7 @@ func (r *rig) run() {
 	}
 }
 
-// take receives what the engine has written to the peer.
+// take receives the engine's output for the peer.
 func (p *peer) take() {
 	for len(p.c.out) > 0 {
 		b := p.c.take()
@@ -260,7 +259,7 @@ func (r *rig) tick(d time.Duration) {
 	}
 }
 
-// encode makes a field block of "name=value" each.
+// encode makes a field block from "name=value" strings.
 func (p *peer) encode(fields ...string) []byte {
 	p.block.Reset()
 	for _, f := range fields {
@@ -275,13 +274,13 @@ func (p *peer) headers(id uint32, end bool, fields ...string) {
 	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.encode(fields...), EndStream: end, EndHeaders: true})
 }
 
-// send has the engine take a field block, and what was written before.
+// send writes a field block and flushes.
 func (p *peer) send(id uint32, end bool, fields ...string) {
 	p.headers(id, end, fields...)
 	p.flush()
 }
 
-// continued asks with a field block in frames of n bytes each.
+// continued sends a request whose field block is in frames of n bytes each.
 func (p *peer) continued(id uint32, block []byte, n int) {
 	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndStream: true})
 	for block = block[n:]; len(block) > 0; block = block[min(n, len(block)):] {
@@ -290,7 +289,7 @@ func (p *peer) continued(id uint32, block []byte, n int) {
 	p.flush()
 }
 
-// asHead are the fields of okHead, for encode and headers.
+// asHead returns the fields of okHead, for encode and headers.
 func asHead(more ...string) []string { return append(strings.Fields(okHead), more...) }
 
 // get requests "/" with further fields.
@@ -316,7 +315,7 @@ func (p *peer) respond(id uint32, body string) {
 	p.flush()
 }
 
-// begin answers 200 with a body that is to come.
+// begin answers 200, with a body to follow.
 func (p *peer) begin(id uint32) { p.send(id, false, ":status=200") }
 
 func (p *peer) data(id uint32, body string, end bool) {
@@ -334,32 +333,32 @@ func (p *peer) goAway(last uint32, code http2.ErrCode) {
 	p.flush()
 }
 
-// pong answers a PING that asks whether the peer lives.
+// pong answers a PING that checks whether the peer is alive.
 func (p *peer) pong() {
 	_ = p.fr.WritePing(true, [8]byte([]byte("fairlead")))
 	p.flush()
 }
 
-// window says with how much each stream to the peer may begin.
+// window sets the initial window of streams to the peer.
 func (p *peer) window(n uint32) {
 	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: n})
 	p.flush()
 }
 
-// lose has a connection break.
+// lose breaks a connection.
 func (r *rig) lose(p *peer, err error) {
 	r.e.lose(p.c, err)
 	r.run()
 }
 
-// loseAll has a client's connection break, and all to backends.
+// loseAll breaks a client's connection, and all connections to backends.
 func (r *rig) loseAll(c *peer) {
 	for _, p := range append([]*peer{c}, r.backends...) {
 		r.lose(p, errRefused)
 	}
 }
 
-// see returns what the engine has sent since the last call, one string a frame.
+// see returns the frames from the engine since the last call, as strings.
 func (p *peer) see() []string {
 	p.r.t.Helper()
 	var got []string
@@ -372,7 +371,7 @@ func (p *peer) see() []string {
 			return got
 		}
 		if err != nil {
-			p.r.t.Fatalf("the engine wrote nonsense: %v (after %q)", err, got)
+			p.r.t.Fatalf("the engine wrote an invalid frame: %v (after %q)", err, got)
 		}
 		got = append(got, show(f))
 	}
@@ -423,7 +422,7 @@ func show(f http2.Frame) string {
 	return h.String()
 }
 
-// want checks what the peer sees.
+// want checks the frames that the peer sees.
 func (p *peer) want(frames ...string) {
 	p.r.t.Helper()
 	got := p.see()
@@ -432,7 +431,7 @@ func (p *peer) want(frames ...string) {
 	}
 }
 
-// wantPart checks that what the peer sees has all the parts.
+// wantPart checks that the frames that the peer sees contain all parts.
 func (p *peer) wantPart(parts ...string) {
 	p.r.t.Helper()
 	got := strings.Join(p.see(), "|")
@@ -443,7 +442,7 @@ func (p *peer) wantPart(parts ...string) {
 	}
 }
 
-// backend is the i-th backend connection, greeted.
+// backend returns the i-th connection to a backend, after its SETTINGS.
 func (r *rig) backend(i int) *peer {
 	r.t.Helper()
 	if i >= len(r.backends) {
@@ -456,7 +455,7 @@ func (r *rig) backend(i int) *peer {
 	return b
 }
 
-// clean checks that nothing is left over when all streams have ended.
+// clean checks that nothing is left when all streams have ended.
 func (r *rig) clean() {
 	r.t.Helper()
 	for _, c := range r.e.conns {

@@ -9,13 +9,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// sharers are two upstreams, "a" and "b" (by :authority), whose requests go over the connections of
-// one endpoint.
+// sharers are two upstreams, "a" and "b" (by :authority), that share the connections of one
+// endpoint.
 type sharers struct {
 	*rig
-	eps    map[string]*Endpoint // their endpoints
+	eps    map[string]*Endpoint // of each upstream
 	ups    map[string]*Upstream
-	apart  map[string]*Endpoint // :: who → where it goes instead
+	apart  map[string]*Endpoint // upstream → the endpoint that it uses instead
 	failed map[string]int       // calls of Endpoint.Failed
 	ended  map[string][]Outcome
 }
@@ -48,8 +48,8 @@ func (s *sharers) ask(c *peer, id uint32, who, method, path string) {
 	c.send(id, true, ":method="+method, ":scheme=https", ":authority="+who, ":path="+path)
 }
 
-// leave has upstreams leave, and returns over which backends' connections their long-running
-// requests go.
+// leave calls Leave, and returns the backends (by number) whose connections have long-running
+// requests of those upstreams.
 func (s *sharers) leave(who ...string) (on []int) {
 	set := map[*Upstream]bool{}
 	for _, w := range who {
@@ -57,7 +57,7 @@ func (s *sharers) leave(who ...string) (on []int) {
 	}
 	s.e.Leave(set, func(u *Upstream, c *Conn) {
 		if !set[u] {
-			s.t.Error("told of somebody who did not leave")
+			s.t.Error("called for an upstream that does not leave")
 		}
 		on = append(on, slices.IndexFunc(s.backends, func(b *peer) bool { return b.c == c }))
 	})
@@ -65,7 +65,7 @@ func (s *sharers) leave(who ...string) (on []int) {
 	return on
 }
 
-// Requests of several upstreams use one connection, and each is counted and told as its own.
+// Requests of several upstreams share a connection. Each is counted for its own upstream.
 func TestSharersUseOneConnection(t *testing.T) {
 	s := newSharers(t)
 	c := s.client()
@@ -86,8 +86,8 @@ func TestSharersUseOneConnection(t *testing.T) {
 	s.clean()
 }
 
-// newWatchers are sharers with requests on one connection: 1 and 5 are watches of a's and of b's, 3
-// is a's and none.
+// newWatchers returns sharers with requests on one connection: 1 and 5 are watches of a and of b, 3
+// is another request of a.
 func newWatchers(t *testing.T) (s *sharers, c, b *peer) {
 	s = newSharers(t)
 	c = s.client()
@@ -99,12 +99,12 @@ func newWatchers(t *testing.T) (s *sharers, c, b *peer) {
 	return s, c, b
 }
 
-// Who leaves takes what waits for a shared connection along; what was sent goes on, and where its
-// watches are is told.
+// Leave moves the requests that wait for a shared connection. Those that were sent continue, and
+// the connections with watches are reported.
 func TestLeave(t *testing.T) {
 	s, c, b := newWatchers(t)
 	s.heldDial = true
-	b.c.drained = true // nobody gets on it any more
+	b.c.drained = true // takes no more requests
 	s.ask(c, 7, "a", "POST", "/")
 	s.ask(c, 9, "b", "POST", "/")
 	dialling := s.held[0]
@@ -122,22 +122,22 @@ func TestLeave(t *testing.T) {
 	s.backend(2).respond(1, "b's")
 	c.want("HEADERS 7 :status=200", `DATA 7 "made" END`, "HEADERS 3 :status=200", `DATA 3 "late" END`, "HEADERS 9 :status=200", `DATA 9 "b's" END`)
 	if on := s.leave("a"); !slices.Equal(on, []int{0}) {
-		t.Errorf("asked again, its watches are on %v", on)
+		t.Errorf("at the second call, its watches are on %v", on)
 	}
 	b.respond(1, "event")
 	b.respond(5, "event")
 	if on := s.leave("a", "b"); on != nil {
-		t.Errorf("no watches are left, but on %v", on)
+		t.Errorf("watches are reported on %v, want none", on)
 	}
 	s.ask(c, 11, "b", "GET", "/")
 	if on := s.leave("b"); on != nil {
-		t.Errorf("it has a request that is no watch, but watches on %v", on)
+		t.Errorf("watches are reported on %v for a request that is not a watch", on)
 	}
 	s.backend(2).respond(3, "ok")
 	s.clean()
 }
 
-// Ending one upstream's watches on a connection ends no others, and nothing else of its own.
+// EndOn ends one upstream's watches on a connection: no other watches, and no other requests of it.
 func TestEndOn(t *testing.T) {
 	s, c, b := newWatchers(t)
 	for _, id := range []uint32{1, 5} {
@@ -158,8 +158,8 @@ func TestEndOn(t *testing.T) {
 	s.clean()
 }
 
-// An endpoint that is out for one upstream only loses that one's requests: those that wait for a
-// connection or for an answer, and may be repeated.
+// An endpoint that is ejected for one upstream loses only that upstream's requests: those that wait
+// for a connection, and those that may be repeated.
 func TestEjectOfSharers(t *testing.T) {
 	s := newSharers(t)
 	c := s.client()
@@ -187,7 +187,7 @@ func TestEjectOfSharers(t *testing.T) {
 	s.clean()
 }
 
-// Everybody whose requests are hit by a failure is told of it once, nobody else.
+// A failure is reported once to each upstream whose requests it affects, and to no other.
 func TestSharersHearOfFailures(t *testing.T) {
 	s := newSharers(t)
 	c := s.client()
@@ -198,12 +198,12 @@ func TestSharersHearOfFailures(t *testing.T) {
 	b.begin(3)
 	s.lose(b, errors.New("broken"))
 	if s.failed["a"] != 1 || s.failed["b"] != 0 || s.rig.failed != 1 {
-		t.Errorf("a lost connection is told %v, and %d times to its owner", s.failed, s.rig.failed)
+		t.Errorf("a lost connection is reported %v, and %d times to its owner", s.failed, s.rig.failed)
 	}
 	s.refuse = errors.New("refused")
 	s.ask(c, 5, "b", "POST", "/")
 	if s.failed["a"] != 1 || s.failed["b"] != 3 || s.rig.failed != 4 { // three tries
-		t.Errorf("failed dials are told %v, and %d times to their owner", s.failed, s.rig.failed)
+		t.Errorf("failed dials are reported %v, and %d times to their owner", s.failed, s.rig.failed)
 	}
 	s.clean()
 }

@@ -9,19 +9,21 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// TestStalls stops a client or a backend at every point of a stream's life. What is held for it
-// stays within bounds, and another stream, on the same connections where those still move, is
-// served as if nothing had happened. When the peers go on, so does the stream.
+// TestStalls stalls a client or a backend at every point of a stream's life. The stream holds a
+// bounded number of bytes, and another stream is served as usual, on the same connections unless
+// they are stuck. The stalled stream continues when its peers do.
 func TestStalls(t *testing.T) {
-	const big = 4 << 20 // far beyond every window
+	const big = 4 << 20 // far more than any window
 	tests := []struct {
 		name string
-		// stall brings stream 1 of client p to the point, and returns what lets it go on; nil:
+		// stall stalls stream 1 of client p, and returns a function that lets it continue; nil:
 		// nothing does.
 		stall func(r *rig, p *peer) func()
-		// own is a client whose whole connection is stuck; others then use another one.
+		// own is set if the client's whole connection is stuck; other requests then use another
+		// one.
 		own bool
-		// back is a backend whose connection is stuck; others then use another endpoint.
+		// back is set if the backend's connection is stuck; other requests then use another
+		// endpoint.
 		back bool
 	}{
 		{name: "client in the middle of a field block", own: true, stall: func(_ *rig, p *peer) func() {
@@ -86,7 +88,7 @@ func TestStalls(t *testing.T) {
 			p.request(1, "POST", false)
 			b := r.backend(0)
 			p.upload(1, big)
-			return func() { b.respond(1, "enough"); p.rst(1, http2.ErrCodeCancel) } // of its upload
+			return func() { b.respond(1, "enough"); p.rst(1, http2.ErrCodeCancel) } // cancels its upload
 		}},
 		{name: "backend that takes no output", back: true, stall: func(r *rig, p *peer) func() {
 			p.request(1, "POST", false)
@@ -131,19 +133,19 @@ func TestStalls(t *testing.T) {
 				return
 			}
 			resume()
-			p.wantPart(" END") // it goes on
+			p.wantPart(" END") // it continues
 			r.clean()
 		})
 	}
 }
 
-// grow gives the engine a window.
+// grow credits the engine's window.
 func (p *peer) grow(id uint32, n int) {
 	_ = p.fr.WriteWindowUpdate(id, uint32(n))
 	p.flush()
 }
 
-// upload sends n bytes of a body, as far as the engine's windows go.
+// upload sends up to n bytes of a body, as far as the engine's windows allow.
 func (p *peer) upload(id uint32, n int) {
 	for n > 0 {
 		s := p.c.streams[id]
@@ -159,8 +161,8 @@ func (p *peer) upload(id uint32, n int) {
 	}
 }
 
-// sendBig has the backend answer stream 1 with n bytes, as far as the engine's windows go. What it
-// returns calls release and sends the rest.
+// sendBig answers stream 1 with up to n bytes, as far as the engine's windows allow. The returned
+// function calls release and sends the rest.
 func sendBig(r *rig, n int, release func()) func() {
 	b := r.backend(0)
 	b.begin(1)
@@ -181,7 +183,7 @@ func sendBig(r *rig, n int, release func()) func() {
 	send()
 	return func() {
 		release()
-		for range 100 { // the client gives the connection's window back as it reads
+		for range 100 { // the client credits the connection's window as it reads
 			r.peers[0].grow(0, 1<<20)
 			send()
 			if n == 0 {

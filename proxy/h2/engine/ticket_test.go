@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// A plan that comes after its request has gone is nobody else's, though a request that has come
-// since uses the same memory.
+// A plan that comes after its request has ended is not used for a later request that reuses the
+// memory.
 func TestLatePlan(t *testing.T) {
 	r := newRig(t)
 	var resume []func(Plan)

@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// A watch does not end amid a DATA frame, though the part that has come ends with a line.
+// A drain does not end a watch within a DATA frame, even if the received part ends with a newline.
 func TestDrainEndsBetweenFrames(t *testing.T) {
 	r := newRig(t)
 	first := r.client()
@@ -18,7 +18,7 @@ func TestDrainEndsBetweenFrames(t *testing.T) {
 	b.respond(1, "other")
 	c := r.client()
 	r.plan.LongRunning = true
-	c.get(1) // 3, as the backend knows it
+	c.get(1) // 3 on the backend's connection
 	b.headers(3, false, ":status=200")
 	frame := wire.FrameHeader{Length: 10, Type: http2.FrameData, StreamID: 3}.Append(nil)
 	b.to.WriteString(string(frame) + "{}\n")
@@ -34,7 +34,7 @@ func TestDrainEndsBetweenFrames(t *testing.T) {
 	c.want(`DATA 1 "{\"a\":0}"`, `DATA 1 "" END`)
 }
 
-// Timers are looked at four times a second amid work, and twice at rest.
+// Timers are checked four times a second in a busy shard, and twice in an idle one.
 func TestPace(t *testing.T) {
 	r := newRig(t)
 	want := func(when string, pace time.Duration) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// many are requests that the peer has not sent yet, the first on the connection.
+// many returns n requests that the peer has not sent yet, the first ones of the connection.
 func (p *peer) many(n int) []byte {
 	for i := range n {
 		p.headers(uint32(2*i+1), true, strings.Fields(okHead)...)
@@ -16,14 +16,14 @@ func (p *peer) many(n int) []byte {
 	return b
 }
 
-// A turn under the mutex ends after so many requests, whatever has come.
+// A turn under the mutex ends after a fixed number of requests, however much input there is.
 func TestTurnHasSoManyHeads(t *testing.T) {
 	r, c := newClient(t)
 	b := c.many(200)
 	for _, want := range []int{64, 128, 192, 200} {
 		b = r.e.Feed(c.c, b)
 		if n := len(c.c.streams); n != want {
-			t.Fatalf("%d requests are under way, want %d", n, want)
+			t.Fatalf("%d requests are in progress, want %d", n, want)
 		}
 	}
 	if len(b) > 0 {
@@ -31,7 +31,7 @@ func TestTurnHasSoManyHeads(t *testing.T) {
 	}
 }
 
-// What waits for another turn is counted once as input, and as held as long as it waits.
+// Input that waits for another turn is counted once as input, and as held while it waits.
 func TestTurnsCountInputOnce(t *testing.T) {
 	r, c := newClient(t)
 	c.c.bytesIn = 0
@@ -43,7 +43,7 @@ func TestTurnsCountInputOnce(t *testing.T) {
 	}
 	r.feed(c.c, rest)
 	if n := held(); n != 0 || c.c.bytesIn != int64(len(b)) {
-		t.Errorf("%d bytes have come in; %d are counted, and %d as waiting", len(b), c.c.bytesIn, n)
+		t.Errorf("%d bytes were received; %d are counted, and %d as waiting", len(b), c.c.bytesIn, n)
 	}
 	lost := r.client()
 	r.e.Feed(lost.c, b)

@@ -8,8 +8,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// While its only backend restarts a request waits for it, body and all, and costs its client
-// nothing but the time.
+// While its only backend restarts, a request waits for it, with its body and without an error.
 func TestWaitsForBackend(t *testing.T) {
 	r := newRig(t)
 	r.plan = Plan{Retries: 2, Wait: 2 * time.Second}

@@ -8,16 +8,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// goWindow is what Go's client lets one stream send (transportDefaultStreamFlow), and goServer Go's
-// server on a connection.
+// goWindow is the window of a stream of Go's client (transportDefaultStreamFlow), and goServer that
+// of a connection to Go's server.
 const (
 	goWindow = 4 << 20
 	goServer = 1 << 20
 )
 
-// rounds is how many round trips it takes p to send n bytes on each of its streams when only
-// windows hold it up. send is given what may be sent at once; what comes back is seen a round trip
-// later.
+// rounds returns the number of round trips that p needs to send n bytes on each stream, limited
+// only by windows. send sends as much as the windows allow; credit arrives one round trip later.
 func (p *peer) rounds(distance time.Duration, streams, n int, end bool, send func(id uint32, n int)) int {
 	left := make([]int, streams)
 	for i := range left {
@@ -44,16 +43,16 @@ func (p *peer) rounds(distance time.Duration, streams, n int, end bool, send fun
 		}
 		p.r.e.report(1)
 		p.r.tick(distance)
-		for _, other := range p.r.peers { // none of them is silent
+		for _, other := range p.r.peers { // so that none of them is silent
 			other.pong()
 		}
 		if round > 10_000 {
-			p.r.t.Fatal("it never ends")
+			p.r.t.Fatal("no end after 10,000 round trips")
 		}
 	}
 }
 
-// A measurement that a peer never ended, because it had no more to send, makes room for another.
+// A measurement that a peer never ended, because it had no more to send, is replaced by another.
 func TestMeasurementsEnd(t *testing.T) {
 	var m meter
 	for _, step := range []struct {
@@ -107,7 +106,7 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 	}
 }
 
-// downloads begins responses whose client takes everything.
+// downloads begins responses to a client that reads everything.
 func (r *rig) downloads(streams int) (c, b *peer) {
 	c = r.client()
 	c.grow(0, 1<<30)
@@ -121,7 +120,7 @@ func (r *rig) downloads(streams int) (c, b *peer) {
 	return c, b
 }
 
-// download sends of a response's body, to a client that sees it.
+// download sends data of a response's body to a client that reads it.
 func (p *peer) download(to *peer) func(id uint32, n int) {
 	return func(id uint32, n int) {
 		for n > 0 {
@@ -135,8 +134,8 @@ func (p *peer) download(to *peer) func(id uint32, n int) {
 	}
 }
 
-// Windows stay as they are when the peer is near, or the receiver is slow, or there is no room; and
-// a wide one becomes narrow again at rest, without taking back what was promised.
+// Windows do not grow if the peer is near, the receiver is slow, or there is no room. A wide one
+// shrinks again at rest, without revoking credit.
 func TestWindowsStayNarrow(t *testing.T) {
 	full := func(b *peer) int32 { return b.c.streams[1].half[down].full }
 	t.Run("near", func(t *testing.T) {
@@ -155,7 +154,7 @@ func TestWindowsStayNarrow(t *testing.T) {
 			c.grow(id, 64<<10)
 			b.download(c)(id, n)
 		})
-		if full(b) > growth*r.e.lim.streamWindow { // the first burst went through
+		if full(b) > growth*r.e.lim.streamWindow { // the first burst was not slowed down
 			t.Errorf("a window of %d", full(b))
 		}
 	})
@@ -176,18 +175,18 @@ func TestWindowsStayNarrow(t *testing.T) {
 		if int64(wide-r.e.lim.streamWindow) != b.c.reach.promised || wide < 4<<20 {
 			t.Errorf("a window of %d, and %d are promised", wide, b.c.reach.promised)
 		}
-		b.pong() // else it is silent
+		b.pong() // otherwise it is silent
 		for range 7 {
 			r.tick(time.Second)
 			b.pong()
 		}
 		h := &b.c.streams[1].half[down]
 		if h.recv+h.credit != wide {
-			t.Errorf("of %d bytes that were promised only %d may come", wide, h.recv+h.credit)
+			t.Errorf("%d bytes were promised, but only %d may be sent", wide, h.recv+h.credit)
 		}
 		b.rounds(far+time.Millisecond, 1, int(wide), false, b.download(c)) // as much as a slow watch sends in days
 		if full(b) != r.e.lim.streamWindow || b.c.reach.promised != 0 || h.recv+h.credit != full(b) {
-			t.Errorf("a window of %d after a rest, of which %d may come, and %d are promised", full(b), h.recv+h.credit, b.c.reach.promised)
+			t.Errorf("a window of %d after a rest; %d may be sent, and %d are promised", full(b), h.recv+h.credit, b.c.reach.promised)
 		}
 	})
 	t.Run("end", func(t *testing.T) {
@@ -197,7 +196,7 @@ func TestWindowsStayNarrow(t *testing.T) {
 		b.data(1, "", true)
 		c.rst(3, 8)
 		if b.c.reach.promised != 0 {
-			t.Errorf("%d bytes are promised to nobody", b.c.reach.promised)
+			t.Errorf("%d bytes are still promised", b.c.reach.promised)
 		}
 		r.clean()
 	})
