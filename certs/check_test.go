@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// begins compares findings by how their lines begin, and asks that each is one line that ends in an
-// instruction.
+// begins compares the beginnings of findings with want, and checks that each finding is one line
+// that ends with an instruction.
 func begins(t *testing.T, name string, got []Finding, want ...string) {
 	t.Helper()
 	var lines []string
@@ -102,7 +102,7 @@ func TestCheckBackend(t *testing.T) {
 			return m
 		}
 		const e, w = "error: APIService " + name + ": ", "warning: APIService " + name + ": "
-		// The test CAs live for ten days: a quarter of that is no warning yet.
+		// The test CAs are valid for ten days: no warning for a quarter of that.
 		begins(t, "good", CheckBackend(name, b, ca.PEM(), live(good, good)))
 		begins(t, "not asked", CheckBackend(name, b, ca.PEM(), nil))
 		begins(t, "system roots", CheckBackend(name, b, nil, live(good)), e+`endpoint a: UnknownAuthority: the backend's certificate "metrics" is signed by "backend CA", which the system's root store does not hold; put the CA`)

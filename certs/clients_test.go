@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// worth is what a chain is worth now.
+// worth reports whether a chain currently verifies as a user's and as a front proxy's.
 func worth(c *Clients, chain []*x509.Certificate) (user, proxy bool) {
 	users, _ := c.VerifyUser(chain)
 	proxies, _ := c.VerifyFrontProxy(chain)
@@ -53,7 +53,7 @@ func TestVerify(t *testing.T) {
 			{"too long", slices.Repeat([]*x509.Certificate{clientCA.Issue(pki.Leaf{}).Certificate}, 17), "certificates, more than", "certificates, more than"},
 		}
 		if user, proxy := worth(s.Clients(), nil); user || proxy {
-			t.Error("who presents nothing is somebody")
+			t.Error("a client without a certificate is authenticated")
 		}
 		for _, tt := range tests {
 			for what, verify := range map[string]struct {
@@ -72,7 +72,7 @@ func TestVerify(t *testing.T) {
 	})
 }
 
-// Every change of the CAs is another generation, and counts at once.
+// Every change of the CAs makes a new generation, and takes effect at once.
 func TestGeneration(t *testing.T) {
 	ca, next := pki.NewCA("ca"), pki.NewCA("next")
 	c := store(t, Config{ClientCA: written(t, ca.PEM())}).Clients()
@@ -83,19 +83,19 @@ func TestGeneration(t *testing.T) {
 	before := c.Generation()
 	must.Do(t, c.takeClient([][]byte{next.PEM()}))
 	if user, _ := worth(c, jane); user || c.Generation() == before {
-		t.Error("a certificate of a removed CA is a user")
+		t.Error("a certificate of a removed CA still verifies as a user's, or the generation is unchanged")
 	}
 	before = c.Generation()
 	if err := c.takeClient([][]byte{ca.PEM()[:100]}); err == nil || c.Generation() != before {
-		t.Errorf("half a bundle: %v", err)
+		t.Errorf("half a bundle was accepted, or is a new generation: %v", err)
 	}
 	if chains, err := c.VerifyFrontProxy(jane); chains != nil || err != nil {
-		t.Errorf("without a request-header CA there is an opinion: %v, %v", chains, err)
+		t.Errorf("without a request-header CA: %v, %v, want neither chains nor an error", chains, err)
 	}
 }
 
-// A reload that would make users front proxies is refused and said; a change of the other bundle
-// mends it.
+// A reload that would turn users into front proxies is refused and reported. A change of the other
+// bundle resolves it.
 func TestSharedCARefusedAtReload(t *testing.T) {
 	clientCA, proxyCA := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca")
 	dir := t.TempDir()
@@ -111,7 +111,7 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	write(t, dir, "proxy.crt", pki.Bundle(proxyCA, clientCA))
 	must.Soon(t, 10*time.Second, "the refusal", func() bool { return strings.Contains(status("requestheader-ca").Err, "share a certificate") })
 	if text := status("serving").Err; text != "" {
-		t.Errorf("the serving pair is blamed: %s", text)
+		t.Errorf("the error is reported for the serving pair: %s", text)
 	}
 	jane := clientCA.Issue(pki.Leaf{CommonName: "jane"}).Chain()
 	if user, proxy := worth(s.Clients(), jane); !user || proxy || s.Clients().Generation() != generation {
@@ -121,7 +121,7 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	write(t, dir, "client.crt", next.PEM())
 	must.Soon(t, 10*time.Second, "both", func() bool { return status("requestheader-ca").Err == "" && status("client-ca").Err == "" })
 	if user, proxy := worth(s.Clients(), jane); user || !proxy {
-		t.Error("the mended bundles are not in force")
+		t.Error("the corrected bundles are not in force")
 	}
 }
 
@@ -161,7 +161,7 @@ func TestConfigMap(t *testing.T) {
 				t.Errorf("%s: jane is a user: %v", when, got)
 			}
 			if _, got := worth(s.Clients(), front); got != proxy {
-				t.Errorf("%s: the front proxy is one: %v", when, got)
+				t.Errorf("%s: the front proxy verifies as one: %v", when, got)
 			}
 		}
 		expect("before it was read", false, false)
@@ -209,7 +209,7 @@ func TestConfigMap(t *testing.T) {
 	})
 }
 
-// Files win over the ConfigMap, and without trust it gives only names.
+// Files take precedence over the ConfigMap. An untrusted ConfigMap provides only names.
 func TestConfigMapAndFiles(t *testing.T) {
 	clientCA, proxyCA, other := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca"), pki.NewCA("other")
 	data := map[string][]byte{"client-ca-file": other.PEM(), "requestheader-client-ca-file": proxyCA.PEM(), "requestheader-uid-headers": []byte(`["X-Remote-Uid"]`)}
@@ -228,13 +228,13 @@ func TestConfigMapAndFiles(t *testing.T) {
 			return s.Clients().Headers() != nil && s.Status()[len(s.Status())-1].Err == "" && !s.Status()[len(s.Status())-1].Changed.IsZero()
 		})
 		if user, _ := worth(s.Clients(), clientCA.Issue(pki.Leaf{}).Chain()); !user {
-			t.Error("the file's CA does not count")
+			t.Error("the file's CA is not used")
 		}
 		if user, _ := worth(s.Clients(), other.Issue(pki.Leaf{}).Chain()); user {
-			t.Error("the ConfigMap's client CA counts beside a file")
+			t.Error("the ConfigMap's client CA is used in addition to the file's")
 		}
 		if _, proxy := worth(s.Clients(), proxyCA.Issue(pki.Leaf{}).Chain()); proxy != trusted {
-			t.Errorf("trusted %v: the ConfigMap's request-header CA counts: %v", trusted, proxy)
+			t.Errorf("trusted %v: the ConfigMap's request-header CA is used: %v", trusted, proxy)
 		}
 		if got := s.Clients().Headers().UID; len(got) != 1 {
 			t.Errorf("UID headers %v", got)

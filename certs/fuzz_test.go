@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Whatever two files hold: a pair that can serve, or an error and the former pair.
+// Any two files give a pair that can serve, or an error and the former pair.
 func FuzzPair(f *testing.F) {
 	ca := pki.NewCA("ca")
 	pair := ca.Intermediate("middle").Issue(pki.Leaf{CommonName: "leaf", Names: []string{"localhost"}})
@@ -32,12 +32,12 @@ func FuzzPair(f *testing.F) {
 		}
 		c := p.Certificate()
 		if c.Leaf == nil || c.PrivateKey == nil {
-			t.Fatalf("half a pair: %+v", c)
+			t.Fatalf("an incomplete pair: %+v", c)
 		}
 		select {
 		case <-before:
 		default:
-			t.Fatal("nobody was told")
+			t.Fatal("Changed was not closed")
 		}
 		names := newServingNames(nil, []sniPair{{cert: c}})
 		for _, name := range append(certificateNames(c), "", "nobody.test") {
@@ -48,8 +48,8 @@ func FuzzPair(f *testing.F) {
 	})
 }
 
-// Whatever the files and the ConfigMap hold: nobody is trusted whom no bundle in force names, and a
-// bundle shared without allowed names never is in force.
+// Whatever the files and the ConfigMap contain, no client is trusted without a bundle in force, and
+// a shared bundle without allowed names is never in force.
 func FuzzClientTrust(f *testing.F) {
 	one, two := pki.NewCA("one"), pki.NewCA("two")
 	names, _ := json.Marshal([]string{"front"})
@@ -66,14 +66,14 @@ func FuzzClientTrust(f *testing.F) {
 		err := c.takeConfigMap(true)(data, nil)
 		in := c.current.Load()
 		if err != nil && in.generation != 0 {
-			t.Fatalf("refused (%v) and in force", err)
+			t.Fatalf("refused (%v) but in force", err)
 		}
 		if err := in.check(); err != nil {
-			t.Fatalf("in force: %v", err)
+			t.Fatalf("in force although invalid: %v", err)
 		}
 		user, front := worth(c, []*x509.Certificate{jane})
 		if (user || front) && len(in.client)+len(in.proxy) == 0 {
-			t.Fatal("trusted by nobody")
+			t.Fatal("trusted without a bundle in force")
 		}
 	})
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// server serves the store's pairs over HTTP/2. /who answers with the user that the connection's
-// certificate makes now, /watch with a line for each that is fed.
+// server serves the store's pairs over HTTP/2. /who answers with the user of the connection's
+// certificate, verified now; /watch sends each line of feed.
 func server(t *testing.T, s *Store, feed <-chan string) string {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -58,7 +58,7 @@ func server(t *testing.T, s *Store, feed <-chan string) string {
 	return "https://" + l.Addr().String()
 }
 
-// visitor is a client with a certificate that trusts these CAs.
+// visitor returns a client with a certificate, which trusts cas.
 func visitor(t *testing.T, pair *pki.Pair, cas ...*pki.CA) *http.Client {
 	t.Helper()
 	roots := x509.NewCertPool()
@@ -83,9 +83,9 @@ func code(c *http.Client, url string) string {
 	return fmt.Sprint(resp.StatusCode, " ", resp.Proto, " ", string(body))
 }
 
-// A serving pair and a client CA are replaced under an open watch: the watch goes on, new
-// connections get the new pair, and a user of the CA that was removed is one no more, on the open
-// connection as on a new one.
+// A serving pair and a client CA are replaced during a watch. The watch continues, and new
+// connections get the new pair. Certificates of the removed client CA are no longer accepted, on
+// the open connection as on a new one.
 func TestRotationUnderTraffic(t *testing.T) {
 	oldServing, newServing, oldClients, newClients := pki.NewCA("old serving"), pki.NewCA("new serving"), pki.NewCA("old clients"), pki.NewCA("new clients")
 	dir := t.TempDir()
@@ -118,14 +118,14 @@ func TestRotationUnderTraffic(t *testing.T) {
 	must.Soon(t, 10*time.Second, "the new serving pair", func() bool { return code(fresh(), url+"/who") == "200 HTTP/2.0 joe" })
 	watch("with the new serving pair")
 	if got := code(jane, url+"/who"); got != "200 HTTP/2.0 jane" {
-		t.Errorf("on the connection of the old pair: %s", got)
+		t.Errorf("on the connection with the old pair: %s", got)
 	}
 
 	write(t, dir, "client.crt", pki.Bundle(oldClients, newClients))
 	var kim *http.Client
 	must.Soon(t, 10*time.Second, "both client CAs", func() bool {
-		// Anew each time: a client keeps its certificate to itself when the server has not asked
-		// for one of that CA.
+		// A new client each time: a client does not send its certificate if the server has not
+		// requested one of that CA.
 		kim = visitor(t, newClients.Issue(pki.Leaf{CommonName: "kim"}), newServing)
 		return code(kim, url+"/who") == "200 HTTP/2.0 kim"
 	})
@@ -147,12 +147,12 @@ func TestRotationUnderTraffic(t *testing.T) {
 	watch("after all")
 }
 
-// Every certificate in force has its expiry, every source its state.
+// Every certificate in force has its expiry, and every source its state.
 func TestMetrics(t *testing.T) {
 	ca, clients, proxies := pki.NewCA("serving CA"), pki.NewCA("kubernetes"), pki.NewCA("front-proxy-ca")
 	dir := t.TempDir()
-	client := write(t, dir, "client.crt", pki.Bundle(clients, clients)) // twice: a series twice would spoil the scrape
-	metrics := prometheus.NewPedanticRegistry()                         // which takes only what is described
+	client := write(t, dir, "client.crt", pki.Bundle(clients, clients)) // twice: a repeated series would make the scrape fail
+	metrics := prometheus.NewPedanticRegistry()                         // rejects undescribed metrics
 	s := store(t, Config{
 		Serving:         pairFiles(t, ca.Issue(pki.Leaf{CommonName: "serving"})),
 		SNI:             []PairSource{pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-1"})), pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-2"}))},
@@ -180,7 +180,7 @@ func TestMetrics(t *testing.T) {
 				if got[key] == 0 {
 					t.Errorf("%s is zero", key)
 				}
-				got[key] = -1 // there, and not compared
+				got[key] = -1 // present; the value is not compared
 			}
 		}
 	}

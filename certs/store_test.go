@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// write puts files into a directory and returns their paths.
+// write writes a file into a directory and returns its path.
 func write(t *testing.T, dir, name string, data []byte) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -28,13 +28,13 @@ func write(t *testing.T, dir, name string, data []byte) string {
 	return path
 }
 
-// written puts a bundle into a file of its own.
+// written writes a bundle into a new file.
 func written(t *testing.T, bundle []byte) string {
 	t.Helper()
 	return write(t, t.TempDir(), "ca.crt", bundle)
 }
 
-// pairFiles puts a key pair into files of its own.
+// pairFiles writes a key pair into new files.
 func pairFiles(t *testing.T, p *pki.Pair) PairSource {
 	t.Helper()
 	cert, key := must.Get2(p.WriteFiles(t.TempDir(), "tls"))(t)
@@ -46,7 +46,7 @@ func store(t *testing.T, cfg Config) *Store {
 	return must.Get(New(cfg))(t)
 }
 
-// shake runs one handshake over a pipe and returns what each side saw.
+// shake runs one handshake over a pipe and returns the state of each side.
 func shake(t *testing.T, client, server *tls.Config) (near, far tls.ConnectionState, err error) {
 	t.Helper()
 	a, b := net.Pipe()
@@ -130,12 +130,12 @@ func TestServing(t *testing.T) {
 	}
 }
 
-// addressed is a connection to 10.0.0.9.
+// addressed is a connection with the local address 10.0.0.9.
 type addressed struct{ net.Conn }
 
 func (addressed) LocalAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 9), Port: 6443} }
 
-// The server asks for certificates of both CAs, takes any, and gives no tickets.
+// The server requests certificates of both CAs, accepts any, and issues no tickets.
 func TestClientCertificateRequest(t *testing.T) {
 	clientCA, proxyCA := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca")
 	s := store(t, Config{ClientCA: written(t, clientCA.PEM()), RequestHeaderCA: written(t, proxyCA.PEM())})
@@ -151,7 +151,7 @@ func TestClientCertificateRequest(t *testing.T) {
 	}
 	_, far := must.Get2(shake(t, client, s.TLS()))(t)
 	if len(asked) != 2 || !bytes.Equal(asked[0], clientCA.Certificate.RawSubject) && !bytes.Equal(asked[1], clientCA.Certificate.RawSubject) {
-		t.Errorf("asked for %d CAs, want both", len(asked))
+		t.Errorf("certificates of %d CAs are requested, want both", len(asked))
 	}
 	if len(far.PeerCertificates) != 1 || far.PeerCertificates[0].Subject.CommonName != "eve" {
 		t.Errorf("the stranger's certificate did not arrive: %v", far.PeerCertificates)
@@ -172,7 +172,7 @@ func TestSelfSigned(t *testing.T) {
 		}
 	}
 	if user, proxy := worth(s.Clients(), []*x509.Certificate{leaf}); user || proxy {
-		t.Error("without CAs somebody is trusted")
+		t.Error("a certificate is trusted without CAs")
 	}
 }
 
@@ -211,7 +211,7 @@ func TestNewRefuses(t *testing.T) {
 	store(t, Config{ClientCA: written(t, ca.PEM()), RequestHeaderCA: written(t, ca.PEM()), AllowedNames: []string{"front-proxy-client"}})
 }
 
-// Where a change is looked for, each directory once: those of the links on the way, too.
+// directories returns each directory to watch once, including those that symlinks lead through.
 func TestDirectories(t *testing.T) {
 	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	volume := filepath.Join(dir, "..1")
@@ -222,8 +222,8 @@ func TestDirectories(t *testing.T) {
 	}
 }
 
-// The life of a Kubernetes volume and of files written by hand, with the kubelet's and everybody
-// else's manners.
+// The updates of a Kubernetes volume and of files written by hand, as the kubelet and others make
+// them.
 func TestFilesFollowed(t *testing.T) {
 	ca := pki.NewCA("ca")
 	issue := func(cn string) *pki.Pair { return ca.Issue(pki.Leaf{CommonName: cn}) }
@@ -266,7 +266,7 @@ func TestFilesFollowed(t *testing.T) {
 	write(t, dir, "..2/tls.key", third.KeyPEM())
 	must.Soon(t, 10*time.Second, "the fault of a key before its certificate", fault("parsing key pair"))
 	if !strings.Contains(s.pair.Certificate().Leaf.Subject.CommonName, "two") {
-		t.Error("the last good pair is gone")
+		t.Error("the last good pair is no longer served")
 	}
 	whole := third.CertPEM()
 	write(t, dir, "..2/tls.crt", whole[:len(whole)/2])
@@ -279,12 +279,12 @@ func TestFilesFollowed(t *testing.T) {
 	link("..data/tls.crt", "tls.crt")
 	must.Soon(t, 10*time.Second, "the recreated file", serves("three"))
 	if s.pair.Changed() != before {
-		t.Error("the same pair again counts as another")
+		t.Error("the same pair counts as a change")
 	}
 	link("..3", "..data")
 	must.Soon(t, 10*time.Second, "the fault of a dangling link", fault("no such file"))
 	volume("..3", issue("four"))
-	// Nothing in a watched directory tells that the link leads somewhere again: touching it does.
+	// A new target of the link causes no event in a watched directory; replacing the link does.
 	link("..3", "..data")
 	must.Soon(t, 10*time.Second, "the link that leads somewhere", serves("four"))
 

@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// A server's chain is verified by a bundle and a name, as in a handshake.
+// VerifyChain verifies a server's chain with a bundle and a name, as a handshake does.
 func ExampleVerifyChain() {
 	ca := pki.NewCA("widgets CA")
 	chain := []*x509.Certificate{ca.Issue(pki.Leaf{CommonName: "widgets", Names: []string{"widgets.default.svc"}}).Certificate}

@@ -30,7 +30,7 @@ func seeds(f *testing.F) [][]byte {
 	}
 }
 
-// A bundle gives certificates or an error, never neither; and what it gives makes usable roots.
+// A bundle yields certificates or an error, and its certificates make usable roots.
 func FuzzParseBundle(f *testing.F) {
 	for _, s := range seeds(f) {
 		f.Add(s)
@@ -42,7 +42,7 @@ func FuzzParseBundle(f *testing.F) {
 			t.Fatal("neither certificates nor an error")
 		}
 		if err != nil && len(err.Error()) > 1<<10 {
-			t.Fatalf("an error of %d bytes, which goes into logs, verdicts and status", len(err.Error()))
+			t.Fatalf("an error of %d bytes, which is too long for logs, verdicts and status", len(err.Error()))
 		}
 		for i, c := range certs {
 			if c == nil {
@@ -51,13 +51,13 @@ func FuzzParseBundle(f *testing.F) {
 		}
 		r := newRoots(certs)
 		if len(certs) > 0 && (!r.same(newRoots(certs)) || !r.shares(r) || r.without(r.ids) != nil) {
-			t.Fatal("the roots are not themselves")
+			t.Fatal("roots of the same certificates differ")
 		}
 	})
 }
 
-// Whatever a server presents and whatever the bundle holds: one line of an explanation, bounded, or
-// success.
+// Whatever a server presents and whatever the bundle holds, the result is success or an
+// explanation: one line, of bounded length.
 func FuzzVerify(f *testing.F) {
 	s := seeds(f)
 	for _, chain := range s {
@@ -87,7 +87,7 @@ func FuzzVerify(f *testing.F) {
 	})
 }
 
-// A half-written bundle is never taken for a whole one, except where it happens to end between two
+// A half-written bundle is never accepted as complete, unless it ends exactly between two
 // certificates.
 func TestCutShort(t *testing.T) {
 	ca := pki.NewCA("ca")
@@ -106,7 +106,7 @@ func TestCutShort(t *testing.T) {
 		t.Fatalf("whole: %d certificates, %v", len(certs), err)
 	}
 	if _, err := ParseBundle(make([]byte, maxBundle+1)); err == nil {
-		t.Error("a bundle without bound")
+		t.Error("a bundle above the limit is accepted")
 	}
 }
 
@@ -114,20 +114,20 @@ func TestIdentity(t *testing.T) {
 	ca := pki.NewCA("ca")
 	again := pki.NewCA("ca")
 	if identify(ca.Certificate) == identify(again.Certificate) {
-		t.Error("another key is another CA")
+		t.Error("CAs with different keys have one identity")
 	}
 	renewed := *ca.Certificate
 	renewed.Raw = []byte("renewed")
 	renewed.NotAfter = time.Now().AddDate(10, 0, 0)
 	if identify(ca.Certificate) != identify(&renewed) {
-		t.Error("a renewed CA is the same CA")
+		t.Error("a renewed CA has another identity")
 	}
 	if !newRoots([]*x509.Certificate{ca.Certificate}).shares(newRoots([]*x509.Certificate{&renewed, again.Certificate})) {
-		t.Error("a bundle with a renewed CA keeps it")
+		t.Error("a bundle with a renewed CA does not share it")
 	}
 }
 
-// Of a CA that was renewed with its key, the certificate that is good for longest is blamed.
+// Of a CA that was renewed with its key, the certificate that is valid for longest is the issuer.
 func TestIssuer(t *testing.T) {
 	ca := pki.NewCA("ca")
 	expired := *ca.Certificate

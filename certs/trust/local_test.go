@@ -55,19 +55,19 @@ func TestLocal(t *testing.T) {
 		open, release := b.LocalGuard([]*x509.Certificate{pair(old).Certificate})
 		defer release()
 		if err := b.LocalBundle(pki.Bundle(old, next)[:len(pki.Bundle(old))+50]); err == nil {
-			t.Error("half a file was taken")
+			t.Error("half a file was accepted")
 		}
 		if err := b.LocalBundle(pki.Bundle(old, next)); err != nil || lost(open) {
-			t.Errorf("a CA more: %v, lost %v", err, lost(open))
+			t.Errorf("with an additional CA: %v, lost %v", err, lost(open))
 		}
 		if s := b.Status()[0]; s.APIService != localName || s.Source != "kubeconfig" || len(s.CAs) != 2 || len(s.Leaves) == 0 {
 			t.Errorf("status %+v", s)
 		}
 		if err := b.LocalBundle(pki.Bundle(next)); err != nil || !lost(open) {
-			t.Errorf("the CA is gone: %v, lost %v", err, lost(open))
+			t.Errorf("after the CA was removed: %v, lost %v", err, lost(open))
 		}
 		if _, err := dial(old, "127.0.0.1", false); err == nil {
-			t.Error("a CA that is gone was accepted")
+			t.Error("a removed CA was accepted")
 		}
 		name := "fairlead_certificate_backend_expiration_timestamp_seconds local-apiserver ca next"
 		if got := gather(t, metrics)[name]; got != float64(next.Certificate.NotAfter.Unix()) || time.Unix(int64(got), 0).Before(time.Now()) {

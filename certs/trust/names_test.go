@@ -8,8 +8,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Where URLs have several hosts a certificate has one of them, whichever address it is presented
-// at, and no other name: none at all, a part of one, or their list.
+// If the URLs have several hosts, a certificate must name one of them, whichever address presents
+// it. A part of a host, or the list of all, is refused, as is a certificate without names.
 func TestNamesOfSeveralURLs(t *testing.T) {
 	ca := pki.NewCA("ca")
 	b := newBench(t, Config{})
@@ -18,7 +18,7 @@ func TestNamesOfSeveralURLs(t *testing.T) {
 	})
 	cfg, err := b.TLS(b.name, b.spec)
 	if err != nil || cfg.ServerName != "" {
-		t.Fatalf("%q is sent to all: %v", cfg.ServerName, err)
+		t.Fatalf("%q is sent to all hosts: %v", cfg.ServerName, err)
 	}
 	for _, tt := range []struct {
 		names []string
@@ -46,7 +46,7 @@ func TestNamesOfSeveralURLs(t *testing.T) {
 		release()
 	}
 	b.wants("somebody else's certificate", pki.NewCA("other").Issue(pki.Leaf{Names: []string{"a.example.com"}}), "UnknownAuthority")
-	for _, none := range []string{"", ",", ",other.example.com"} { // the first is that of an annotation that cannot be used
+	for _, none := range []string{"", ",", ",other.example.com"} { // the first is from an invalid annotation
 		b.set(func(s *registry.Backend) { s.ServerName = none })
 		b.wants("with the name "+none, ca.Issue(pki.Leaf{Names: []string{"a.example.com"}}), "WrongServerName")
 	}

@@ -7,11 +7,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// TestChainCost: what real peers present is verified, and what only multiplies the work is not
-// looked at.
+// Chains of real peers are verified; chains that only multiply the work are rejected.
 func TestChainCost(t *testing.T) {
 	root := pki.NewCA("root")
-	same := func(n int) (all []*x509.Certificate) { // that all could have issued each other, by their names
+	same := func(n int) (all []*x509.Certificate) { // by their names, each could have issued each other
 		for range n {
 			all = append(all, pki.NewCA("same").Certificate)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// rotation is one story: two authorities, their servers and an open connection to each.
+// rotation has two CAs, their servers and an open connection to each.
 type rotation struct {
 	*bench
 	old, next, third *pki.CA
@@ -29,10 +29,10 @@ func (r *rotation) open(cas ...*pki.CA) {
 	}
 }
 
-// expect dials servers of each CA and looks at the open connections.
+// expect dials a server of each CA and checks the open connections.
 func (r *rotation) expect(when string, trusted map[*pki.CA]bool) {
 	r.t.Helper()
-	// Untrusted ones first: a trusted one may settle the rotation.
+	// Untrusted ones first: a trusted one may end the rotation.
 	for _, want := range []bool{false, true} {
 		for ca, ok := range trusted {
 			if ok != want {
@@ -48,7 +48,7 @@ func (r *rotation) expect(when string, trusted map[*pki.CA]bool) {
 	}
 }
 
-// pass lets time go by, with the ticks of Run.
+// pass lets time pass, with the ticks of Run.
 func (r *rotation) pass(d time.Duration) {
 	for range int(d / time.Second) {
 		time.Sleep(time.Second)
@@ -169,9 +169,9 @@ func TestRotation(t *testing.T) {
 			r.bundle(r.old, r.third)
 			r.open(r.third)
 			r.bundle(r.next)          // replaces both
-			r.bundle(r.next, r.third) // third is taken back
+			r.bundle(r.next, r.third) // third is restored
 			r.expect("all", m{r.old: true})
-			r.bundle(r.next) // and dropped
+			r.bundle(r.next) // and removed
 			r.expect("third was dropped on purpose", m{r.third: false})
 			r.expect("old was replaced", m{r.old: true})
 		}},
@@ -206,7 +206,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// What counts is the trust of the end of a handshake: it is another than at its beginning when the
+// The trust at the end of a handshake decides. It may differ from that at its beginning, if the
 // bundle was replaced meanwhile.
 func TestReplacedDuringAHandshake(t *testing.T) {
 	for _, tc := range []struct {
@@ -235,7 +235,7 @@ func TestReplacedDuringAHandshake(t *testing.T) {
 	}
 }
 
-// The chain of an open connection ends with its earliest NotAfter.
+// The chain of an open connection expires at its earliest NotAfter.
 func TestChainExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), guards: map[*pki.CA]<-chan struct{}{}}
@@ -254,7 +254,7 @@ func TestChainExpires(t *testing.T) {
 	})
 }
 
-// Where nothing is verified no replaced roots are needed.
+// An unverified backend needs no replaced roots.
 func TestInsecureNeedsNoOverlap(t *testing.T) {
 	b := newBench(t, Config{})
 	b.set(func(s *registry.Backend) { s.Insecure = true })
@@ -264,8 +264,8 @@ func TestInsecureNeedsNoOverlap(t *testing.T) {
 	}
 }
 
-// The status has each CA of a bundle once, and a leaf until it has not been presented for
-// leafMemory.
+// The status lists each CA of a bundle once, and a leaf until leafMemory after it was last
+// presented.
 func TestLeavesAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := pki.NewCA("ca")
@@ -292,7 +292,7 @@ func TestRotationIsSeen(t *testing.T) {
 		metrics := prometheus.NewRegistry()
 		b := newBench(t, Config{Metrics: metrics})
 		if _, err := New(Config{Metrics: metrics}); err == nil {
-			t.Error("two have the same metrics")
+			t.Error("two Trusts registered the same metrics")
 		}
 		r := &rotation{bench: b, old: pki.NewCA("old"), next: pki.NewCA("new")}
 		r.bundle(r.old)

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// What holds for all that have a Backend is its bundle: not what one of them trusts beside it, and
-// whatever becomes of those that had it.
+// All users of a Backend share the trust in its bundle, even when they no longer use it. They do
+// not share what one APIService trusts in addition.
 func TestSharedTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old, next := pki.NewCA("old"), pki.NewCA("next")
@@ -45,31 +45,31 @@ func TestSharedTrust(t *testing.T) {
 		if other, _ := w.Guard("", before, good(next).Chain()); lost(open) || !lost(other) {
 			t.Errorf("at once: its own lost %v, another's lost %v", lost(open), lost(other))
 		}
-		// The APIService trusts both for a minute; who has its next Backend by then, as if the
-		// table had given it to all, does not.
+		// For a minute the APIService trusts both bundles. A handshake for all users of the next
+		// Backend trusts only the new one.
 		w.bundle(next)
 		w.wants("in its overlap", good(old), "")
 		if got := dial(w.spec, good(old)); got != "UnknownAuthority" {
-			t.Errorf("its replaced CA on behalf of all: %q", got)
+			t.Errorf("its replaced CA, for all users: %q", got)
 		}
 		if got := dial(w.spec, good(next)); got != "" {
-			t.Errorf("its bundle on behalf of all: %q", got)
+			t.Errorf("its bundle, for all users: %q", got)
 		}
-		// Those that had the Backend of before may have watches on its connections, which are
-		// theirs to end.
+		// The previous users of the Backend may still have watches on its connections, and end them
+		// themselves.
 		tick(59 * time.Minute)
 		w.apply(w.generation+1, nil)
 		if lost(open) {
-			t.Error("lost with the APIServices")
+			t.Error("lost when the APIServices were deleted")
 		}
 		tick(2 * time.Minute)
 		if !lost(open) {
-			t.Error("kept after its certificate has expired")
+			t.Error("kept after its certificate expired")
 		}
 		release()
 		w.apply(w.generation+2, nil)
 		if len(w.shared) != 0 || dial(before, good(old)) != "InvalidCABundle" {
-			t.Errorf("the trust of %d Backends is left that nobody has", len(w.shared))
+			t.Errorf("the trust of %d unused Backends is left", len(w.shared))
 		}
 		if n := testutil.CollectAndCount(w.hooks.refusals) + testutil.CollectAndCount(w.hooks.reloads); n != 0 {
 			t.Errorf("%d series are left", n)
@@ -77,27 +77,26 @@ func TestSharedTrust(t *testing.T) {
 	})
 }
 
-// A Backend that has an Owner is trusted on its behalf alone, and what cannot be read trusts
-// nobody.
+// A Backend with an Owner is trusted only for its Owner, and an unreadable bundle verifies nothing.
 func TestOwnedTrustIsNotShared(t *testing.T) {
 	ca := pki.NewCA("ca")
 	w := newBench(t, Config{})
 	w.set(func(s *registry.Backend) { s.CABundle, s.Owner = string(ca.PEM()), apiService })
 	if _, err := w.TLS("", w.spec); reason(t, err) != "InvalidCABundle" {
-		t.Errorf("on behalf of all: %v", err)
+		t.Errorf("for all users: %v", err)
 	}
 	if open, _ := w.Guard("", w.spec, good(ca).Chain()); !lost(open) {
-		t.Error("a connection of all to a Backend that has an Owner is trusted")
+		t.Error("a connection for all users of a Backend with an Owner is trusted")
 	}
 	w.wants("on behalf of its Owner", good(ca), "")
 	w.set(func(s *registry.Backend) { s.CABundle, s.Owner = "nonsense", "" })
 	if _, err := w.TLS("", w.spec); reason(t, err) != "InvalidCABundle" {
-		t.Errorf("with a bundle that cannot be read: %v", err)
+		t.Errorf("with an unreadable bundle: %v", err)
 	}
 }
 
-// APIServices with one Backend are probed on one connection: what is shown there is shown in the
-// status of each, and what is refused counted for one.
+// APIServices with the same Backend are probed on one connection. A certificate presented there
+// appears in the status of each, and a refusal is counted for one of them.
 func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 	ca := pki.NewCA("ca")
 	w := newBench(t, Config{})
@@ -123,12 +122,12 @@ func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 			t.Errorf("another CA's certificate: %q", got)
 		}
 		if n := testutil.CollectAndCount(w.hooks.refusals); n != 1 {
-			t.Errorf("refused certificates are counted for %d", n)
+			t.Errorf("refused certificates are counted for %d APIServices, want 1", n)
 		}
 		w.shared[w.spec].leave(gone)
 		w.hooks.forget(gone)
 	}
 	if got := dial(good(pki.NewCA("another"))); got != "UnknownAuthority" || testutil.CollectAndCount(w.hooks.refusals) != 0 {
-		t.Errorf("%q, which is counted for somebody who is gone", got)
+		t.Errorf("%q, or it is counted for a deleted APIService", got)
 	}
 }

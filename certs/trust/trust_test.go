@@ -43,7 +43,7 @@ func newBench(t *testing.T, cfg Config) *bench {
 	return &bench{Trust: tr, t: t, name: apiService, overlap: time.Minute}
 }
 
-// set makes the table name this backend, as a new value like the registry does.
+// set applies a table with this backend, as a new value like the registry's.
 func (b *bench) set(edit func(*registry.Backend)) {
 	next := registry.Backend{Namespace: "kube-system", Service: "metrics-server", Port: 443, ServerName: serverName}
 	if b.spec != nil {
@@ -60,7 +60,7 @@ func (b *bench) bundle(cas ...*pki.CA) {
 	b.set(func(s *registry.Backend) { s.CABundle = string(pki.Bundle(cas...)) })
 }
 
-// dial does a real handshake in memory with a server that holds the pair.
+// dial performs a real handshake in memory with a server that has the pair.
 func (b *bench) dial(pair *pki.Pair) error {
 	b.t.Helper()
 	cfg, err := b.TLS(b.name, b.spec)
@@ -70,7 +70,7 @@ func (b *bench) dial(pair *pki.Pair) error {
 	return shake(b.t, cfg, &tls.Config{Certificates: []tls.Certificate{pair.TLS()}})
 }
 
-// wants checks for which reason a server is refused; empty: it is not.
+// wants checks the reason for which a server is refused; empty: it is accepted.
 func (b *bench) wants(when string, pair *pki.Pair, want string) {
 	b.t.Helper()
 	if got := reason(b.t, b.dial(pair)); got != want {
@@ -78,8 +78,8 @@ func (b *bench) wants(when string, pair *pki.Pair, want string) {
 	}
 }
 
-// buffered is an end of a net.Pipe whose writes do not wait for the other side: when a client
-// refuses a certificate both sides write at once.
+// buffered is an end of a net.Pipe whose writes do not block: when a client refuses a certificate,
+// both sides write at once.
 type buffered struct {
 	net.Conn
 	writes chan []byte
@@ -101,13 +101,13 @@ func (b *buffered) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close ends the connection once everything has been written or the other side is gone.
+// Close closes the connection when everything has been written or the other side has closed it.
 func (b *buffered) Close() error {
 	close(b.writes)
 	return nil
 }
 
-// shake runs one handshake in memory and returns what the client makes of it.
+// shake runs one handshake in memory and returns the client's result.
 func shake(t *testing.T, client, server *tls.Config) error {
 	t.Helper()
 	near, far := net.Pipe()
@@ -128,7 +128,7 @@ func shake(t *testing.T, client, server *tls.Config) error {
 	return err
 }
 
-// reason is what a handshake was refused for; empty: it was not.
+// reason returns the reason for which a handshake was refused; empty: it succeeded.
 func reason(t *testing.T, err error) string {
 	t.Helper()
 	if err == nil {
@@ -271,7 +271,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A table without the APIService ends its trust.
+// After its APIService is deleted, a backend is no longer trusted.
 func TestGone(t *testing.T) {
 	ca := pki.NewCA("ca")
 	b := newBench(t, Config{})
@@ -295,7 +295,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// The backend of an older table is answered with the trust of now.
+// Handshakes with the backend of an older table use the current trust.
 func TestOldTable(t *testing.T) {
 	b := newBench(t, Config{})
 	b.overlap = 0
@@ -308,8 +308,7 @@ func TestOldTable(t *testing.T) {
 	b.wants("dialling with a superseded backend, new CA", good(next), "")
 }
 
-// Two handshakes with one configuration are two full ones: the second sees the certificate that the
-// server holds by then.
+// A configuration never resumes a session: the second handshake sees the server's new certificate.
 func TestNoResumption(t *testing.T) {
 	b := newBench(t, Config{})
 	ca := pki.NewCA("ca")
@@ -336,7 +335,7 @@ func TestClientCertificate(t *testing.T) {
 	server := &tls.Config{
 		Certificates: []tls.Certificate{good(ca).TLS()},
 		ClientAuth:   tls.RequestClientCert,
-		MaxVersion:   tls.VersionTLS12, // so that the server has seen the certificate when the client's handshake ends
+		MaxVersion:   tls.VersionTLS12, // so that the server has seen the certificate before the client's handshake ends
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			got = cs.PeerCertificates[0].Subject.CommonName
 			return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// cluster is a set of ConfigMaps that can be watched and whose watches can be broken.
+// cluster is a set of ConfigMaps that can be watched, and whose watches can be broken.
 type cluster struct {
 	changes map[Ref]chan object
 	broken  map[Ref]chan error
@@ -43,7 +43,7 @@ func (c *cluster) watch(ctx context.Context, ref Ref, changed func(map[string][]
 	}
 }
 
-// settle has Run see what was applied without a new table: it looks once a second.
+// settle waits until Run, which looks once a second, has seen what was applied without a new table.
 func settle() {
 	time.Sleep(time.Second)
 	synctest.Wait()
@@ -81,7 +81,7 @@ func TestReferencedBundle(t *testing.T) {
 		expect("a read that failed changes nothing", first, "")
 		say(a, object{data: map[string][]byte{"ca.crt": second.PEM()}})
 		if told == 0 || renewed != told+1 {
-			t.Errorf("told %d times of a bundle that came, %d times when another had", told, renewed-told)
+			t.Errorf("Renewed was called %d times for the first bundle, %d times for the next, want 1", told, renewed-told)
 		}
 		expect("replaced, with overlap", first, "")
 		expect("the backend follows", second, "")
@@ -115,8 +115,8 @@ func TestReferencedBundle(t *testing.T) {
 	})
 }
 
-// Two APIServices share one watch, each with its key; the later one is told what the object says
-// already.
+// Two APIServices share one watch, each with its own key. The later one gets the object's current
+// content.
 func TestSharedReference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ref := Ref{Kind: "ConfigMap", Namespace: "ns", Name: "bundle"}
