@@ -51,7 +51,7 @@ func TestGuestsStayWithinBound(t *testing.T) {
 		t.Errorf("%d bytes above the limit are held", over)
 	}
 	for _, g := range guests {
-		g.Abort(errServerEnded) // also the others, so that nothing is left of any
+		g.Abort(errServerEnded) // ends the others, too: then nothing may be left of any
 		if n, _, err := g.Read(make([]byte, 1)); n > 0 {
 			t.Fatalf("bytes are held that are not counted, before %v", err)
 		}
@@ -81,7 +81,7 @@ func (m measured) Read(p []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// A body that does not arrive holds no more than one read's buffer.
+// An upload whose data has not arrived holds no more than one read's buffer.
 func TestGuestUploadHoldsLittle(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)

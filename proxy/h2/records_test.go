@@ -60,8 +60,7 @@ func testKeyUpdateIsAnswered(t *testing.T, driver string) {
 	var noise bytes.Buffer
 	_ = http2.NewFramer(&noise, nil).WriteWindowUpdate(0, 1000) // the engine does not answer this
 	must.Do(t, c.Send(c.AppendData(update, noise.Bytes())))
-	// The size of a record on the socket: the header, the message of five bytes, its type and the
-	// tag. Only the acknowledgement of SETTINGS may come before it.
+	// The size of the answer's record: the header, the message of five bytes, its type and the tag.
 	if _, err := io.ReadFull(c.NetConn(), make([]byte, recordHeader+5+1+16)); err != nil {
 		t.Fatalf("no answer to the key update: %v", err)
 	}

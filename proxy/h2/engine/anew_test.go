@@ -106,8 +106,7 @@ func TestHeldFieldsAreCounted(t *testing.T) {
 	}
 }
 
-// Things a backend might do, uncharged, to other clients of its shared connection, or to the
-// engine.
+// A backend cannot harm the engine, or other clients of its shared connection.
 func TestBackendsTricks(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -177,7 +176,7 @@ func TestBackendsTricks(t *testing.T) {
 	}
 }
 
-// Things a client might do to the counters: none becomes negative, and all return to zero.
+// Whatever a client does and whenever it leaves, all counters return to zero.
 func TestClientsTricks(t *testing.T) {
 	for _, tc := range []struct {
 		name string

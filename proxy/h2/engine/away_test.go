@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A server that is not ready sends GOAWAY to its clients, except to those without a request so far,
-// and to a few at a time while it holds its mutex.
+// A server that is not ready sends GOAWAY to its clients, except to those without a request so far.
+// It handles a few at a time, because it holds its mutex.
 func TestSendAway(t *testing.T) {
 	r := newRig(t)
 	idle, busy, fresh := r.client(), r.client(), r.client()

@@ -235,8 +235,8 @@ func TestRetire(t *testing.T) {
 	r.clean()
 }
 
-// An endpoint is first retired without a near end, so that it gets no new requests. Later its
-// watches are ended. Another Retire with a long grace does not undo that end.
+// An endpoint is first retired with a long grace, so that it gets no new requests; later its
+// watches are ended. Retiring it with a long grace once more does not undo that end.
 func TestRetireAgain(t *testing.T) {
 	for _, grace := range []time.Duration{0, time.Second} {
 		r, c := newClient(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// A connection that ends its long-running streams still has others: its peer's silence is detected.
+// The silence of a peer is detected while a connection finishes, after its watches were ended.
 func TestSilenceIsFoundAfterCut(t *testing.T) {
 	t.Run("retired backend", func(t *testing.T) {
 		r, c, b := asked(t)
@@ -41,7 +41,7 @@ func TestSilenceIsFoundAfterCut(t *testing.T) {
 	})
 }
 
-// A body that a retry sends again was already credited when it was first sent.
+// A body is credited once, even if a retry sends it again.
 func TestCreditOnceThroughRetries(t *testing.T) {
 	r := newRig(t)
 	r.plan.Retries = 2
@@ -70,7 +70,7 @@ func TestCreditOnceThroughRetries(t *testing.T) {
 	r.clean()
 }
 
-// Go's client resets the rest of an upload after the answer. That is not counted as canceled.
+// Go's client resets the rest of an upload after the answer. That is not a cancellation.
 func TestResetAfterWholeAnswer(t *testing.T) {
 	for _, code := range []http2.ErrCode{http2.ErrCodeNo, http2.ErrCodeCancel} {
 		r, c := newClient(t)
@@ -152,7 +152,7 @@ func TestPaddingIsCredited(t *testing.T) {
 	r.clean()
 }
 
-// Of an unwanted upload enough is read that the client sees the answer, and no more.
+// Enough of an unwanted upload is read that the client sees the answer, and no more.
 func TestUnwantedUploadIsBounded(t *testing.T) {
 	r, c, b := posted(t)
 	b.respond(1, "no")

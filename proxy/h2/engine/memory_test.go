@@ -20,7 +20,7 @@ func (r *rig) greedyClient() *peer {
 }
 
 // A connection that holds more than its share gets no credit and no new stream until its bodies
-// have been forwarded. Other connections do.
+// have been forwarded. Other connections are not affected.
 func TestGreedyConnectionWaits(t *testing.T) {
 	r := newRig(t)
 	stuck := r.ep

@@ -11,7 +11,7 @@ func (s *spares) empty() bool {
 	return s.streams == nil && s.chunks == nil && s.freeStreams == 0 && s.freeChunks == 0 && len(s.sendings) == 0
 }
 
-// An idle shard keeps nothing for reuse, and its streams are not affected.
+// An idle shard drops its spares, without an effect on its streams.
 func TestSparesGoWhenTheShardRests(t *testing.T) {
 	r, c := newClient(t)
 	c.get(1) // a watch
@@ -44,7 +44,7 @@ func TestSparesGoWhenTheShardRests(t *testing.T) {
 	r.clean()
 }
 
-// A little regular traffic, like the renewal of a lease, does not keep spares.
+// A shard with little regular traffic, like the renewal of a lease, keeps no spares.
 func TestFewFramesAreRest(t *testing.T) {
 	for _, tt := range []struct {
 		name string

@@ -137,7 +137,7 @@ func TestLeave(t *testing.T) {
 	s.clean()
 }
 
-// EndOn ends one upstream's watches on a connection: no other watches, and no other requests of it.
+// EndOn ends one upstream's watches on a connection, but no other watches or requests.
 func TestEndOn(t *testing.T) {
 	s, c, b := newWatchers(t)
 	for _, id := range []uint32{1, 5} {
