@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// client-go repeats what says when to come again: that helps only where it will pass, and where
-// nothing was executed.
+// client-go retries every answer with Retry-After: only a failure that may pass soon, before
+// anything was executed, has one.
 func TestRetryAfter(t *testing.T) {
 	down := &registry.Entry{Name: "v1.a", Verdict: registry.Verdict{Since: time.Unix(0, 0)}}
 	for name, tt := range map[string]struct {
@@ -51,17 +51,17 @@ func TestRetryAfter(t *testing.T) {
 			got = status.ErrStatus.Details.RetryAfterSeconds
 		}
 		if status == nil || got != tt.want {
-			t.Errorf("%s: again after %d s, want %d: %v", name, got, tt.want, tt.err)
+			t.Errorf("%s: Retry-After %d, want %d: %v", name, got, tt.want, tt.err)
 		}
 	}
 }
 
-// Who comes when there is none waits for a connection, and the log says for how long.
+// A request without a connection waits for a dial, and the access log shows for how long.
 func TestAccessLogKnowsTheWait(t *testing.T) {
 	access, seen := newLog(t)
 	w := newWorld(t, worldConfig{access: access})
 	client := w.httpClient(t, "h2", nil)
-	for range 2 { // the first time it is asked who bob is, too
+	for range 2 { // the first one also reviews bob's token
 		r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
 		w.do(t, client, r)
 		var got struct{ Waited, First float64 }

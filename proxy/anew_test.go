@@ -15,12 +15,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Attacks that were tried when the seams between the two roads of then had been closed;
-// docs/evidence/attacks.md lists them ("Tried anew").
+// Attacks that were tried after the two former lanes had become one; docs/evidence/attacks.md lists
+// them ("Tried anew").
 
-// A chain at which verification panics (CVE-2024-24783 and CVE-2025-58188 were such in crypto/x509)
-// ends its own requests, not the process: over HTTP/2 it is verified on a goroutine that nobody
-// else recovers.
+// A chain at which verification panics (like CVE-2024-24783 and CVE-2025-58188 in crypto/x509) ends
+// its own requests, not the process: over HTTP/2 a goroutine without another recover verifies it.
 func TestChainThatPanics(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	a := must.Get(authn.New(authn.Config{Anonymous: true, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
@@ -42,8 +41,8 @@ func TestChainThatPanics(t *testing.T) {
 	})
 }
 
-// Whoever makes up a token for each request, or takes another address of its own network for each
-// connection, is still one stranger when it gives requests up.
+// A stranger who invents a token for each request, or uses another address of its network for each
+// connection, is still one source when it gives up requests.
 func TestStrangersDebtFollows(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -90,8 +89,8 @@ func newTokens(t *testing.T) *authn.Authenticator {
 	return must.Get(authn.New(authn.Config{}))(t)
 }
 
-// What vouches for a scraper while nobody can be asked is a GET of /metrics, by one whose user has
-// no extra that could be a limit.
+// While reviews fail, a scraper is let in by an earlier GET of /metrics, if its user has no extra
+// that could be a limit.
 func TestScraperByAnotherWord(t *testing.T) {
 	now := time.Now()
 	of := func(verb string, kind authn.Kind, extra map[string][]string) *Decision {
@@ -117,9 +116,9 @@ func TestScraperByAnotherWord(t *testing.T) {
 	}
 }
 
-// A preflight that kube-apiserver answers before it looks at a token proves none
-// (--cors-allowed-origins): else a stranger's bogus tokens would share the connections of
-// everybody's good ones, and earn them GOAWAYs.
+// A preflight that kube-apiserver answers before it reads a token (--cors-allowed-origins) proves
+// no token. Otherwise a stranger's invalid tokens would share the connections of proven ones, and
+// get them closed by GOAWAYs.
 func TestPreflightProvesNothing(t *testing.T) {
 	w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }})
 	everyWay(t, func(t *testing.T, proto string) {
@@ -133,8 +132,8 @@ func TestPreflightProvesNothing(t *testing.T) {
 	})
 }
 
-// Servers of Java cut parameters off a segment before they resolve dots: "..;x" is ".." to them
-// (CVE-2020-5902 and its kin), and would be another object than the one that was authorized.
+// Java servers cut parameters off a segment before they resolve dots: "..;x" is ".." to them
+// (CVE-2020-5902), and would name another object than the authorized one.
 func TestDotSegmentsWithParameters(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	for target, want := range map[string]int{
@@ -152,7 +151,7 @@ func TestDotSegmentsWithParameters(t *testing.T) {
 	}
 }
 
-// A selector that is too long to be looked at asks the authorizer for the whole collection, never
+// A selector that is too long to parse is authorized as a request for the whole collection, never
 // for less.
 func TestLongSelectorAsksForMore(t *testing.T) {
 	long := strings.Repeat("&x=y", maxSelectors/4)
@@ -161,7 +160,7 @@ func TestLongSelectorAsksForMore(t *testing.T) {
 			for _, watch := range []string{"", "&watch=1", "&watch=0"} {
 				r := parseRequest(method, remoteGV+"/widgets", q+watch+long)
 				if r.Name != "" || r.FieldSelector != "" || r.LabelSelector != "" {
-					t.Errorf("%s %s%s: asks for less: %+v", method, q, watch, r)
+					t.Errorf("%s %s%s: authorized for less: %+v", method, q, watch, r)
 				}
 				if want := parseRequest(method, remoteGV+"/widgets", strings.TrimPrefix(watch, "&")); r.Verb != want.Verb {
 					t.Errorf("%s %s%s: %s, want %s", method, q, watch, r.Verb, want.Verb)

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// ownCredential is what a world's proxy impersonates with.
+// ownCredential is the credential with which a world's proxy impersonates.
 const ownCredential = "Bearer the-front-doors-own"
 
 func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator {
@@ -48,7 +48,7 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 }
 
 // newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss"
-// impersonate. Asked is called with each question.
+// impersonate. It calls asked for each review.
 func newTestAuthorizer(t testing.TB, asked func()) *authz.Authorizer {
 	t.Helper()
 	z := must.Get(authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {

@@ -25,13 +25,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// asBob asks for a path as bob.
+// asBob makes a request by bob.
 func asBob(path, query string) *Head {
 	return &Head{Method: "GET", Path: path, RawQuery: query, RemoteIP: "192.0.2.1", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}}
 }
 
-// Requests to remotes are bounded by the policy, and by less where the caller says so; those for
-// their discovery by five seconds.
+// A request to a remote is limited by the policy, or by a shorter timeout of the caller; a request
+// for its discovery by five seconds.
 func TestRequestTimeouts(t *testing.T) {
 	_, p := thinker(t, worldConfig{change: annotate("request-timeout", "1m")})
 	for _, tt := range []struct {
@@ -46,7 +46,7 @@ func TestRequestTimeouts(t *testing.T) {
 		{remoteGV + "/", "", 5 * time.Second},
 		{remoteGV, "timeout=32s", 5 * time.Second}, // kubectl's
 		{remoteGV, "timeout=1s", time.Second},
-		{"/api/v1/pods", "timeout=1s", 0}, // the local apiserver's business
+		{"/api/v1/pods", "timeout=1s", 0}, // the local apiserver enforces it
 	} {
 		if d, _ := p.decision(t.Context(), asBob(tt.path, tt.query), nil, true); d.Err != nil || d.Timeout != tt.want {
 			t.Errorf("%s?%s: %v, want %v (%v)", tt.path, tt.query, d.Timeout, tt.want, d.Err)
@@ -54,8 +54,8 @@ func TestRequestTimeouts(t *testing.T) {
 	}
 }
 
-// As long as not all APIServices are known, nobody is told that there is no such API; what is none
-// goes on.
+// While the table is incomplete, requests for unknown APIs are refused; paths outside the API are
+// not.
 func TestIncompleteTable(t *testing.T) {
 	_, p := thinker(t, worldConfig{incomplete: true})
 	for path, want := range map[string]Action{
@@ -68,12 +68,12 @@ func TestIncompleteTable(t *testing.T) {
 	}
 }
 
-// --authorization-mode=backend leaves to a remote what is asked of it, and nothing of what is
-// answered here.
+// --authorization-mode=backend leaves only requests to remotes unauthorized, not those that
+// Fairlead answers itself.
 func TestRemotesLeftToThemselves(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	p.cfg.Documents = http.NotFoundHandler()
-	p.cfg.Authz = must.Get(authz.New(authz.Config{LeaveRemotes: true}))(t) // there is nobody to ask: all else is refused
+	p.cfg.Authz = must.Get(authz.New(authz.Config{LeaveRemotes: true}))(t) // without Review, all else is refused
 	for path, want := range map[string]Action{
 		remoteGV: ToRemote, remoteGV + "/widgets": ToRemote, "/api/v1/pods": ToLocal,
 		"/apis": Refuse, "/apis/remote.example.com": Refuse, "/openapi/v2": Refuse, "/fairlead/status": Refuse,
@@ -84,12 +84,12 @@ func TestRemotesLeftToThemselves(t *testing.T) {
 	}
 	p.cfg.Local = nil
 	if d, _ := p.decision(t.Context(), asBob("/apis/apps/v1/deployments", ""), nil, true); !apierrors.IsForbidden(d.Err) {
-		t.Errorf("what the local apiserver would serve, if there were one: %v", d.Err)
+		t.Errorf("without a local apiserver, its paths: %v", d.Err)
 	}
 }
 
-// Without a local apiserver there is no API but those of the table; what is no API is a page of
-// ours.
+// Without a local apiserver, only the APIs of the table exist; other paths are Fairlead's own
+// pages.
 func TestNoLocalAPIServer(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	p.cfg.Local = nil
@@ -102,7 +102,7 @@ func TestNoLocalAPIServer(t *testing.T) {
 	}
 }
 
-// What is asked of the authorizer is all of what is asked for, a path's or a resource's.
+// The authorizer gets every attribute of a request, for a path or a resource.
 func TestWhatIsAuthorized(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	var got string
@@ -128,8 +128,8 @@ func TestWhatIsAuthorized(t *testing.T) {
 	}
 }
 
-// A token among a WebSocket's protocols goes where it is to be judged, and nowhere else; the
-// protocols go everywhere.
+// A token among a WebSocket's protocols is sent only to the server that authenticates it. The other
+// protocols are always forwarded.
 func TestUpgradeTokens(t *testing.T) {
 	const exec = "/api/v1/namespaces/a/pods/b/exec"
 	const token = "base64url.bearer.authorization.k8s.io.dG9rZW4tb2YtYm9i" // token-of-bob
@@ -162,8 +162,7 @@ func TestUpgradeTokens(t *testing.T) {
 	}
 }
 
-// A backend that refuses an upgrade and does not finish its answer holds nobody for longer than
-// that answer may take.
+// A backend that refuses an upgrade and never ends its answer is cut off after refusalTimeout.
 func TestRefusalThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
@@ -180,7 +179,7 @@ func TestRefusalThatHangs(t *testing.T) {
 	})
 }
 
-// What a client-go controller sends, with a service account's token.
+// usualHead is the head of a client-go controller with a service account's token.
 func usualHead() *Head {
 	return &Head{
 		Method: "GET", Authority: "127.0.0.1:6443", Path: remoteGV + "/namespaces/default/widgets/one", RemoteIP: "192.0.2.1",
@@ -191,7 +190,7 @@ func usualHead() *Head {
 	}
 }
 
-// decision is decide's, made anew.
+// decision calls decide with a new Decision.
 func (p *Proxy) decision(ctx context.Context, h *Head, c *authn.Conn, wait bool) (d Decision, known bool) {
 	known = p.decide(ctx, &d, h, c, wait)
 	return d, known
@@ -207,13 +206,13 @@ func TestDecideAllocates(t *testing.T) {
 	allocatesTheAuditID(t, w.proxy, h, c)
 }
 
-// allocatesTheAuditID checks that a decision that needs no I/O allocates nothing else.
+// allocatesTheAuditID checks that a decision without I/O allocates nothing but the Audit-ID.
 func allocatesTheAuditID(t *testing.T, p *Proxy, h *Head, c *authn.Conn) {
 	t.Helper()
 	var d Decision
 	if n := testing.AllocsPerRun(1000, func() {
 		if !p.decide(t.Context(), &d, h, c, false) {
-			t.Fatal("not known")
+			t.Fatal("undecided without I/O")
 		}
 	}); n > 1 {
 		t.Errorf("%v: %v allocations, want 1: the Audit-ID", h.Fields, n)

@@ -26,13 +26,13 @@ import (
 )
 
 const (
-	// maxSteps bounds what of one head is looked at on the loop: each byte of a target and each
-	// field some ten times.
+	// maxSteps limits the steps that the loop spends on one head: about ten for each byte of a
+	// target and for each field.
 	maxSteps = 10 * (quickHead + quickQuery)
 )
 
-// FuzzHeadCost holds the rule of docs/architecture.md, "What a stranger can cost", for one head:
-// the steps that the code counts, and what it allocates.
+// FuzzHeadCost checks the rule of docs/architecture.md, "What a stranger can cost", for one head:
+// the steps that the code counts, and its allocations.
 func FuzzHeadCost(f *testing.F) {
 	_, p := thinker(f, worldConfig{})
 	const long = 240_000
@@ -53,7 +53,7 @@ func FuzzHeadCost(f *testing.F) {
 	f.Fuzz(func(t *testing.T, method, path, query, text string) {
 		h := &Head{Method: method, Path: path, RawQuery: query, Fields: fuzzFields(text), Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 		if len(path)+len(query)+len(text) > 256<<10 {
-			return // neither protocol takes it
+			return // neither protocol accepts it
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -67,16 +67,16 @@ func FuzzHeadCost(f *testing.F) {
 		}
 		runtime.ReadMemStats(&after)
 		if steps > maxSteps {
-			t.Errorf("%d steps on the loop, at most %d", steps, maxSteps)
+			t.Errorf("%d steps on the loop, want at most %d", steps, maxSteps)
 		}
 		if size := after.TotalAlloc - before.TotalAlloc; size > maxDecided {
-			t.Errorf("%d bytes allocated for one decision, at most %d", size, maxDecided)
+			t.Errorf("%d bytes allocated for one decision, want at most %d", size, maxDecided)
 		}
 	})
 }
 
-// TestChainsOffTheLoop: what the loop asks verifies no certificate; one turn at the desk verifies
-// it for all who wait, over both protocols.
+// The loop verifies no certificate. The desk verifies a chain once for all requests of its
+// connection that wait for it, over both protocols.
 func TestChainsOffTheLoop(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	var n atomic.Int64
@@ -107,12 +107,12 @@ func TestChainsOffTheLoop(t *testing.T) {
 	}
 }
 
-// TestDeskIsShared: one connection that fills the desk is refused, and others wait for their turn.
+// A connection that fills the desk is refused, and others wait for their turn.
 func TestDeskIsShared(t *testing.T) {
 	p := &Proxy{desk: newDesk()}
 	long := &Head{Remote: "192.0.2.1:1", Fields: []hpack.HeaderField{{Name: "x", Value: strings.Repeat("x", quickHead)}}}
 	if !long.costly() {
-		t.Error("a long head is quick")
+		t.Error("a long head needs no desk")
 	}
 	ctx := t.Context()
 	leave := must.Get(p.turn(ctx, long))(t)
@@ -134,14 +134,14 @@ func TestDeskIsShared(t *testing.T) {
 	}
 	leave()
 	if refused == 0 {
-		t.Error("one connection may wait as often as it likes")
+		t.Error("no request of one connection was refused")
 	}
 	other := &Head{Remote: "192.0.2.2:1"}
 	leave = must.Get(p.turn(ctx, other))(t)
 	leave()
 }
 
-// Of a source's requests that need look-ups, sixteen are decided at once, and the others in turn.
+// Of a source's requests that need reviews, sixteen are decided at once, and the others in turn.
 func TestParkedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ann, bob := bound.Source{User: "ann"}, bound.Source{User: "bob"}
@@ -160,7 +160,7 @@ func TestParkedAtOnce(t *testing.T) {
 		}
 		for done := range 200 {
 			if n := len(order); n != min(parkedAtOnce+done, 200) {
-				t.Fatalf("%d of 200 have begun when %d are done", n, done)
+				t.Fatalf("%d of 200 have started when %d are done", n, done)
 			}
 			step <- struct{}{}
 			synctest.Wait()
@@ -171,12 +171,12 @@ func TestParkedAtOnce(t *testing.T) {
 			got = append(got, i)
 		}
 		if !slices.IsSorted(got) || len(l.by) > 0 {
-			t.Errorf("in the order %v, %d lines are left", got, len(l.by))
+			t.Errorf("order %v, %d queues are left", got, len(l.by))
 		}
 	})
 }
 
-// What waits is bounded in bytes: a connection may end, and its address begin another.
+// Parked requests are limited in bytes, also for an address that reconnects.
 func TestParkedIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const head = quickHead - parkedSize
@@ -191,22 +191,22 @@ func TestParkedIsBounded(t *testing.T) {
 		for i := range 10 {
 			n := fill(bound.Stranger(fmt.Sprint("192.0.2.1:", i+1)))
 			if want := maxParked / 16 / quickHead; i == 0 && n != want {
-				t.Errorf("%d of a connection wait, want %d", n, want)
+				t.Errorf("%d of a connection are parked, want %d", n, want)
 			}
 			all += n
 		}
 		if want := maxParked / 4 / quickHead; all != want || fill(bound.Source{User: "ann"}) != want {
-			t.Errorf("%d of an address wait, want %d, and as many of a user", all, want)
+			t.Errorf("%d of an address are parked, want %d, and as many of a user", all, want)
 		}
 		close(gate)
 		synctest.Wait()
 		if n := l.held.Held(); n != 0 {
-			t.Errorf("nothing waits, and %d bytes are counted", n)
+			t.Errorf("nothing is parked, and %d bytes are counted", n)
 		}
 	})
 }
 
-// Bad tokens that nobody answers about do not keep a good one of the same connection waiting.
+// Invalid tokens whose reviews hang do not delay a valid one of the same connection.
 func TestParkedBehindBadTokens(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	var generation atomic.Uint64
@@ -237,13 +237,13 @@ func TestParkedBehindBadTokens(t *testing.T) {
 		return plan
 	}
 	<-ask("good")
-	generation.Add(1) // whose it is has to be asked again
+	generation.Add(1) // makes its next review necessary
 	for i := range parkedAtOnce {
 		ask(fmt.Sprint("bad-", i))
 	}
 	select {
 	case <-ask("good"):
-	case <-time.After(5 * time.Second): // a look-up takes 10 s at most
-		t.Error("the good token waits for the bad ones")
+	case <-time.After(5 * time.Second): // a review takes at most 10 s
+		t.Error("the valid token waits for the invalid ones")
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-// A client is only told to repeat what no backend has executed.
+// Clients are only asked to retry requests that no backend has executed.
 func TestFrameFailures(t *testing.T) {
 	for reason, want := range map[h2.Reason]struct {
 		code       int32
@@ -43,7 +43,7 @@ func TestFrameFailures(t *testing.T) {
 	}
 }
 
-// What clients read: the code, the words, and in how many seconds to try again.
+// Clients get a code, a message, and the seconds until a retry.
 func TestMessages(t *testing.T) {
 	for want, err := range map[string]error{
 		"503 the caller could not be authenticated, 1":                                        errAuthenticating(),

@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/relay"
 )
 
-// received is one request as a backend got it.
+// received is one request as a backend received it.
 type received struct {
 	method, target, proto string
 	header                http.Header
@@ -30,12 +30,12 @@ type received struct {
 	body                  string
 }
 
-// recorder of tests: a TLS server that keeps what it received.
+// far is a TLS server that records the requests it receives.
 type far struct {
 	*httptest.Server
 	mu   sync.Mutex
 	got  []received
-	open map[string]bool // connections, by the other end's address
+	open map[string]bool // connections, by the peer's address
 }
 
 func (f *far) isOpen(address string) bool {
@@ -60,15 +60,15 @@ func (f *far) count() int {
 	return len(f.got)
 }
 
-// authorities of a test's little world.
+// authorities are the CAs of a test.
 type authorities struct{ client, front, serving *pki.CA }
 
-// newFar starts a server that records, then runs h. With h2 false it speaks HTTP/1.1 only.
+// newFar starts a server that records requests, then runs h. Without h2 it speaks only HTTP/1.1.
 func newFar(t *testing.T, a *authorities, h2 bool, name string, h http.HandlerFunc) *far {
 	t.Helper()
 	f := &far{open: map[string]bool{}}
 	f.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/readyz" { // the pools' own probe
+		if r.URL.Path == "/readyz" { // the pools' probe
 			return
 		}
 		var body []byte
@@ -98,15 +98,15 @@ func newFar(t *testing.T, a *authorities, h2 bool, name string, h http.HandlerFu
 	return f
 }
 
-// faulty is a backend that speaks frames: it reads each request wholly, counts it as executed or
-// not, and then does what answer says.
+// faulty is a backend that speaks frames: it reads a whole request, counts it as executed or not,
+// and then acts on it.
 type faulty struct {
 	address  string
 	pair     atomic.Pointer[tls.Certificate]
 	executed atomic.Int64
 }
 
-// act acts on one request, a stream; with false the connection is closed.
+// act handles the request of a stream. If it returns false the connection is closed.
 type act func(f *faulty, fr *http2.Framer, stream uint32) bool
 
 func newFaulty(t *testing.T, do act) *faulty {
@@ -161,31 +161,31 @@ func (f *faulty) serve(c net.Conn, do act) error {
 	}
 }
 
-// refuse says with REFUSED_STREAM that the request was not processed.
+// refuse sends REFUSED_STREAM: the request was not processed.
 func refuse(_ *faulty, fr *http2.Framer, stream uint32) bool {
 	return fr.WriteRSTStream(stream, http2.ErrCodeRefusedStream) == nil
 }
 
-// goaway says with a GOAWAY below the stream that the request was not processed, and closes.
+// goaway sends a GOAWAY below the stream, so the request was not processed, and closes.
 func goaway(_ *faulty, fr *http2.Framer, stream uint32) bool {
 	_ = fr.WriteGoAway(max(stream, 2)-2, http2.ErrCodeNo, nil)
 	return false
 }
 
-// goawayExecuted promises to process the request, does so, and closes without an answer.
+// goawayExecuted executes, sends a GOAWAY that includes the stream, and closes without an answer.
 func goawayExecuted(f *faulty, fr *http2.Framer, stream uint32) bool {
 	f.executed.Add(1)
 	_ = fr.WriteGoAway(stream, http2.ErrCodeNo, nil)
 	return false
 }
 
-// resetExecuted executes and resets the stream.
+// resetExecuted executes the request and resets the stream.
 func resetExecuted(f *faulty, fr *http2.Framer, stream uint32) bool {
 	f.executed.Add(1)
 	return fr.WriteRSTStream(stream, http2.ErrCodeInternal) == nil
 }
 
-// created begins to answer what it has executed.
+// created executes the request and sends the head of the answer.
 func (f *faulty) created(fr *http2.Framer, stream uint32) {
 	f.executed.Add(1)
 	head := bytes.NewBuffer(nil)
@@ -195,7 +195,7 @@ func (f *faulty) created(fr *http2.Framer, stream uint32) {
 	_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: head.Bytes(), EndHeaders: true})
 }
 
-// createdThenReset, createdThenClose and createdThenShort break the answer off in different ways.
+// createdThenReset, createdThenClose and createdThenShort break off the answer in different ways.
 func createdThenReset(f *faulty, fr *http2.Framer, stream uint32) bool {
 	f.created(fr, stream)
 	return fr.WriteRSTStream(stream, http2.ErrCodeInternal) == nil
@@ -211,7 +211,7 @@ func createdThenShort(f *faulty, fr *http2.Framer, stream uint32) bool {
 	return fr.WriteData(stream, true, []byte("{")) == nil
 }
 
-// closeExecuted executes and closes the connection.
+// closeExecuted executes the request and closes the connection.
 func closeExecuted(f *faulty, _ *http2.Framer, _ uint32) bool {
 	f.executed.Add(1)
 	return false

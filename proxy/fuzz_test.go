@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// thinker is a Proxy that decides and forwards nothing.
+// thinker is a Proxy that decides requests and forwards none.
 func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	w := &world{authorities: authorities{pki.NewCA("clients"), pki.NewCA("front"), pki.NewCA("serving")}}
 	w.remote = &far{Server: httptest.NewUnstartedServer(http.NotFoundHandler())} // for its address
@@ -34,7 +34,7 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	return w, p
 }
 
-// fuzzFields reads lines of name: value, names in lower case as both protocols hand them over.
+// fuzzFields parses lines of name: value, with lower-case names as both protocols pass them.
 func fuzzFields(text string) []hpack.HeaderField {
 	var fields []hpack.HeaderField
 	for line := range strings.SplitSeq(text, "\n") {
@@ -45,8 +45,8 @@ func fuzzFields(text string) []hpack.HeaderField {
 	return fields
 }
 
-// FuzzDecide holds every decision to what must never happen: a path that leads to a backend it does
-// not spell, a request of somebody else, a field of the client that says who it is.
+// FuzzDecide checks that no decision leads a path to a backend that it does not name, serves a
+// request as another user, or forwards an identity field of the client.
 func FuzzDecide(f *testing.F) {
 	_, p := thinker(f, worldConfig{})
 	const forged = "x-remote-user: system:admin\nX_Remote-Group: system:masters\nauthorization: Bearer token-of-bob\nconnection: authorization, x-remote-user\nimpersonate-user: boss"
@@ -77,21 +77,21 @@ func checkRoute(t *testing.T, path string, d *Decision) {
 	t.Helper()
 	spelled := path == remoteGV || strings.HasPrefix(path, remoteGV+"/")
 	if d.Action == ToRemote && !spelled || d.Action == ToLocal && spelled {
-		t.Errorf("%q goes to %v", path, d.Action)
+		t.Errorf("%q leads to %v", path, d.Action)
 	}
 	if d.Action == Refuse && d.Err == nil {
-		t.Errorf("%q is refused without a word", path)
+		t.Errorf("%q is refused without an error", path)
 	}
 	for part := range strings.SplitSeq(path, "/") {
-		// What leads neither as it stands nor resolved to one of ours is the local apiserver's to
-		// judge, byte for byte.
+		// A path that leads to none of Fairlead's, as sent and resolved, is the local apiserver's
+		// to judge, byte for byte.
 		if (part == ".." || part == ".") && d.Action != Refuse && d.Action != ToLocal {
-			t.Errorf("%q is carried out: %v", path, d.Action)
+			t.Errorf("%q is allowed: %v", path, d.Action)
 		}
 	}
 }
 
-// checkRemote looks at what a backend would be told.
+// checkRemote checks the fields that a backend would receive.
 func checkRemote(t *testing.T, h *Head, d *Decision, token bool) {
 	t.Helper()
 	if d.User == nil || token && d.User.GetName() != "carol" {
@@ -99,17 +99,17 @@ func checkRemote(t *testing.T, h *Head, d *Decision, token bool) {
 	}
 	for _, f := range d.Set {
 		if f.Name == "x-remote-user" && f.Value != d.User.GetName() {
-			t.Errorf("the backend is told %q, the user is %q", f.Value, d.User.GetName())
+			t.Errorf("the backend gets the user %q, want %q", f.Value, d.User.GetName())
 		}
 	}
 	if !slices.ContainsFunc(d.Set, func(f hpack.HeaderField) bool { return f.Name == "x-remote-user" }) {
-		t.Error("the backend is told nobody")
+		t.Error("the backend gets no user")
 	}
 	for _, f := range h.Fields {
 		name := strings.ReplaceAll(f.Name, "_", "-")
 		personal := strings.HasPrefix(name, "x-remote-") || strings.HasPrefix(name, "impersonate-") || name == "authorization" || name == "proxy-authorization"
 		if personal && !d.Strip.Removes(f.Name) {
-			t.Errorf("%q is passed on", f.Name)
+			t.Errorf("%q is forwarded", f.Name)
 		}
 	}
 }

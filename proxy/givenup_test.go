@@ -33,36 +33,36 @@ func TestGivenUp(t *testing.T) {
 			g.ended(bob, h, 0)
 		}
 		if g.overLimit(bob, h) {
-			t.Fatal("owes within the burst")
+			t.Fatal("refused within the burst")
 		}
 		g.ended(bob, h, 0)
 		if !g.overLimit(bob, h) {
-			t.Fatal("owes nothing beyond it")
+			t.Fatal("not refused beyond the burst")
 		}
 		if alice, h := quitter("alice"); g.overLimit(alice, h) {
-			t.Error("another user owes too")
+			t.Error("another user is refused, too")
 		}
 		time.Sleep(g.pause)
 		if g.overLimit(bob, h) {
-			t.Error("still owes after a pause")
+			t.Error("still refused after a pause")
 		}
-		for range 100 * g.burst { // nobody counts on being asked first
+		for range 100 * g.burst { // without a call of overLimit in between
 			g.ended(bob, h, 0)
 		}
 		full := time.Duration(g.burst) * g.pause
 		if time.Sleep(full - g.pause); !g.overLimit(bob, h) {
-			t.Error("all is paid off too early")
+			t.Error("accepted too early")
 		}
 		if time.Sleep(2 * g.pause); g.overLimit(bob, h) {
-			t.Error("has to wait longer than the bound")
+			t.Error("refused for longer than the bound")
 		}
 		if time.Sleep(full); g.overLimit(bob, h) || g.until.Load() != 0 {
-			t.Error("requests still look for who owes")
+			t.Error("requests still look for debts")
 		}
 	})
 }
 
-// What has run for a while, and what is answered here, is not charged for.
+// Requests that ran for a while, and those that Fairlead answers itself, are not charged.
 func TestGivenUpFree(t *testing.T) {
 	g := newGivenUp()
 	bob, h := quitter("bob")
@@ -73,12 +73,12 @@ func TestGivenUpFree(t *testing.T) {
 		g.ended(&page, h, 0)
 	}
 	if g.overLimit(bob, h) {
-		t.Error("owes")
+		t.Error("refused")
 	}
 }
 
 func TestGivenUpBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // in which no debt is over
+	synctest.Test(t, func(t *testing.T) { // so that no debt expires
 		g := newGivenUp()
 		for i := range 3 * maxAccounts * len(g.shards) {
 			d, h := quitter(fmt.Sprint(i))
@@ -116,8 +116,8 @@ func TestPayer(t *testing.T) {
 	}
 }
 
-// A user who gives up request after request, on any number of connections, reaches no backend for a
-// while; others do.
+// A user who gives up many requests, over any number of connections, reaches no backend for a
+// while. Other users do.
 func TestGivenUpIsRefused(t *testing.T) {
 	for side, path := range map[string]string{"remote": remoteGV + "/widgets", "local": "/api/v1/pods"} {
 		t.Run(side, func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestGivenUpIsRefused(t *testing.T) {
 				w := newWorld(t, worldConfig{remote: hang, local: hang})
 				const burst = 10
 				w.proxy.givenUp.burst, w.proxy.givenUp.pause = burst, time.Hour
-				w.get(t, proto, path) // which proves the token
+				w.get(t, proto, path) // proves the token
 				for range burst + 1 {
 					w.giveUp(t, proto, path, asked)
 				}
@@ -146,7 +146,7 @@ func TestGivenUpIsRefused(t *testing.T) {
 					"X-Content-Type-Options": {"nosniff"},
 				}, `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"this user has canceled too many requests, please try again later",` +
 					`"reason":"TooManyRequests","details":{"retryAfterSeconds":1},"code":429}` + "\n"}, refused, cmp.AllowUnexported(answer{})); d != "" {
-					t.Errorf("answered otherwise (-want +got):\n%s", d)
+					t.Errorf("refusal (-want +got):\n%s", d)
 				}
 				if n := testutil.ToFloat64(w.proxy.givenUp.refused); n != 1 {
 					t.Errorf("%v refused", n)
@@ -157,7 +157,7 @@ func TestGivenUpIsRefused(t *testing.T) {
 	}
 }
 
-// A body that breaks off as nonsense gives its request up as well as a client that goes does.
+// A request whose body turns out malformed counts as given up, like one whose client disconnects.
 func TestGivenUpByItsBody(t *testing.T) {
 	w := newWorld(t, worldConfig{remote: func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
@@ -175,8 +175,8 @@ func TestGivenUpByItsBody(t *testing.T) {
 	w.get(t, "http/1.1", remoteGV+"/widgets").want(t, http.StatusTooManyRequests)
 }
 
-// giveUp asks on a connection of its own, and gives up when the backend has heard of it. It returns
-// when that was noticed.
+// giveUp sends a request over its own connection, cancels it when the backend has received it, and
+// returns when it was counted as given up.
 func (w *world) giveUp(t *testing.T, proto, path string, asked <-chan struct{}) {
 	t.Helper()
 	before := w.given()
@@ -202,7 +202,7 @@ func (w *world) giveUp(t *testing.T, proto, path string, asked <-chan struct{}) 
 	}
 }
 
-// given is how many were charged for, of a world whose pause is an hour.
+// given returns the total charge, of a world whose pause is an hour.
 func (w *world) given() time.Duration {
 	var n time.Duration
 	g := w.proxy.givenUp

@@ -21,8 +21,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// While no local apiserver can be asked, /metrics goes on for callers that it let in lately, and
-// for nobody else.
+// While the local apiserver is unreachable, /metrics is still served to recently authorized
+// callers, and to no others.
 func TestKnownScrapers(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	var asked, deaf atomic.Bool
@@ -51,7 +51,7 @@ func TestKnownScrapers(t *testing.T) {
 	}
 	deaf.Store(true)
 	if got := scrape("/metrics", prometheus, ""); got != http.StatusInternalServerError {
-		t.Errorf("status %d while the local apiserver is healthy and refuses to say, want 500", got)
+		t.Errorf("status %d while the local apiserver is healthy and its review fails, want 500", got)
 	}
 	w.local.Close()
 	p.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "connection refused")
@@ -90,26 +90,25 @@ func TestScrapersAreForgotten(t *testing.T) {
 	d := scrape("prometheus")
 	k.remember(d, now)
 	if !k.knows(d, now.Add(scraperMemory-1)) || k.knows(d, now.Add(scraperMemory)) {
-		t.Error("a scraper is not known for just five minutes")
+		t.Error("a scraper is not remembered for exactly five minutes")
 	}
 	for i := range 2 * maxScrapers {
 		k.remember(scrape(string(rune('a'+i))), now)
 	}
 	if len(k.known) != maxScrapers {
-		t.Errorf("%d scrapers are remembered, at most %d should be", len(k.known), maxScrapers)
+		t.Errorf("%d scrapers are remembered, want at most %d", len(k.known), maxScrapers)
 	}
 	k.remember(d, now.Add(scraperMemory))
 	if len(k.known) != 1 {
-		t.Errorf("%d scrapers are remembered after their time, want the new one alone", len(k.known))
+		t.Errorf("%d scrapers are remembered after five minutes, want only the new one", len(k.known))
 	}
 	d.Credentials.Impersonates = true
 	if k.knows(d, now) {
-		t.Error("somebody who impersonates is known")
+		t.Error("a caller that impersonates is remembered")
 	}
 }
 
-// TestGuardServesWhatItAuthorizes: however a request line is written, the page is the one that was
-// authorized.
+// The page served is the authorized one, however the request line is written.
 func TestGuardServesWhatItAuthorizes(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	guarded := w.guard(t, w.proxy, func(rw http.ResponseWriter, r *http.Request) {

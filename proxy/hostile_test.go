@@ -45,8 +45,8 @@ func TestForgedHeadersDoNothing(t *testing.T) {
 	})
 }
 
-// A client that lists what says as whom it comes must not become somebody else: not nobody, and not
-// the proxy that impersonates it.
+// A client that lists its credential fields in Connection must not become another user: neither
+// anonymous nor the proxy that impersonates it.
 func TestListedCredentialsStay(t *testing.T) {
 	w := newWorld(t, worldConfig{local: switching})
 	want := map[string][]string{"authorization": {"Bearer token-of-bob"}, "impersonate-user": {"carol"}, "impersonate-extra-scope": {"all"}}
@@ -64,9 +64,8 @@ func TestListedCredentialsStay(t *testing.T) {
 	}
 }
 
-// HTTP/2 has no 101 (RFC 9113, 8.6), and a client that did not ask for another protocol must not be
-// told that it is spoken now: what stands between it and us may take all that follows for that
-// protocol's.
+// HTTP/2 has no 101 (RFC 9113, 8.6), and a client that asked for no other protocol must not get
+// one: a proxy before Fairlead might treat all later bytes as part of that protocol.
 func TestUnasked101(t *testing.T) {
 	w := newWorld(t, worldConfig{remote: func(rw http.ResponseWriter, _ *http.Request) {
 		rw.WriteHeader(http.StatusSwitchingProtocols)
@@ -89,7 +88,7 @@ func TestForgedTrailersDoNothing(t *testing.T) {
 		r.Trailer = http.Header{"X-Remote-User": {"system:admin"}, "X-Checksum": {"abc"}, "X_remote-Group": {"system:masters"}}
 		w.do(t, w.httpClient(t, proto, nil), r).want(t, 200)
 		in := w.remote.last(t)
-		// The engine passes the announcement on, and no value.
+		// The engine forwards the announcement, and no value.
 		maps.DeleteFunc(in.trailer, func(_ string, values []string) bool { return values == nil })
 		same(t, "trailers", http.Header{"X-Checksum": {"abc"}}, in.trailer)
 	})
@@ -109,8 +108,8 @@ func TestTargetIsForwardedAsItStands(t *testing.T) {
 	}
 }
 
-// Ambiguous paths, and CONNECT, which is no method of an API, reach nobody. Over HTTP/2 a backend
-// would get no path with it, that is, something else than was authorized.
+// Ambiguous paths and CONNECT reach no backend. Over HTTP/2 a backend would get a CONNECT without a
+// path, which differs from the authorized request.
 func TestWhatReachesNobody(t *testing.T) {
 	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
 		for line, want := range map[string]int{
@@ -133,7 +132,7 @@ func TestWhatReachesNobody(t *testing.T) {
 	})
 }
 
-// A front proxy's word about addresses counts, a stranger's does not.
+// X-Forwarded-For counts from a front proxy, not from a stranger.
 func TestForwardedForOfATrustedProxy(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	r := w.request(t, "GET", "/api/v1/pods", nil)
@@ -144,8 +143,8 @@ func TestForwardedForOfATrustedProxy(t *testing.T) {
 	}
 }
 
-// CVE-2018-1002105: after an upgrade that the backend refused, kube-apiserver left the connection
-// to the backend open for whatever the client sent next, with the proxy's own identity.
+// CVE-2018-1002105: after a backend refused an upgrade, kube-apiserver left the connection to it
+// open for further input of the client, with the proxy's own identity.
 func TestCVE20181002105(t *testing.T) {
 	refuse := func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upgrade here", http.StatusForbidden) }
 	for _, side := range []struct{ name, path string }{{"remote", remoteGV + "/namespaces/a/pods/b/exec"}, {"local", "/api/v1/namespaces/a/pods/b/exec"}} {
@@ -158,7 +157,7 @@ func TestCVE20181002105(t *testing.T) {
 			if res.StatusCode != 403 || !strings.Contains(string(body), "no upgrade here") {
 				t.Fatalf("status %d: %s", res.StatusCode, body)
 			}
-			// The connection ends; nothing answers the second request.
+			// The connection ends, and the second request gets no answer.
 			if rest, err := io.ReadAll(br); err == nil && len(rest) > 0 {
 				t.Errorf("after the refusal came %q", rest)
 			}
@@ -186,7 +185,7 @@ func TestUnofferedUpgradesAreIgnored(t *testing.T) {
 	}
 }
 
-// identityFields are what a backend learns about the caller.
+// identityFields returns the fields that identify the caller to a backend.
 func identityFields(h http.Header) map[string][]string {
 	out := map[string][]string{}
 	for name, values := range h {
@@ -198,7 +197,7 @@ func identityFields(h http.Header) map[string][]string {
 	return out
 }
 
-// ignoreCredentialID leaves out the certificate's digest, which differs from run to run.
+// ignoreCredentialID omits the certificate's digest, which differs from run to run.
 func ignoreCredentialID() cmp.Option {
 	return cmpopts.IgnoreMapEntries(func(name string, _ []string) bool { return strings.HasPrefix(name, "x-remote-extra-authentication") })
 }

@@ -20,13 +20,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// passport is one way of saying who one is, to a front door that impersonates.
+// passport is one way to authenticate to a front door that impersonates.
 type passport struct {
 	name   string
 	pair   *pki.Pair
 	header http.Header
-	// as is as whom the local apiserver is asked, over our own credential. Empty: what the caller
-	// presented is passed on, or refused with status.
+	// as is the user that the local apiserver gets, with our own credential. If it is empty, the
+	// caller's credential is forwarded, or refused with status.
 	as     string
 	groups []string
 	status int
@@ -78,7 +78,7 @@ func passports(w *world) []passport {
 	}
 }
 
-// impersonationForgeries are what somebody could add to it.
+// impersonationForgeries are fields that a client might add.
 func impersonationForgeries() map[string]http.Header {
 	return map[string]http.Header{
 		"none":        nil,
@@ -89,7 +89,7 @@ func impersonationForgeries() map[string]http.Header {
 	}
 }
 
-// asserted is as whom a request came, without the credential's own ID.
+// asserted returns the user that a request came as, without the credential's own ID.
 func asserted(t *testing.T, in received) (own bool, user string, groups []string) {
 	t.Helper()
 	h := in.header
@@ -116,8 +116,8 @@ func asserted(t *testing.T, in received) (own bool, user string, groups []string
 	return true, h.Get("Impersonate-User"), h["Impersonate-Group"]
 }
 
-// No credential, header or order of them makes anybody another, and nobody without a name comes
-// with our own credential.
+// No credential, header or order of them makes a caller another user, and our own credential is
+// never sent without a user.
 func TestImpersonatedIdentity(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true, local: switching})
 	for _, p := range passports(w) {
@@ -144,7 +144,7 @@ func TestImpersonatedIdentity(t *testing.T) {
 					}
 					if want >= 400 {
 						if n := w.local.count() - before; n != 0 {
-							t.Errorf("%s, %s: what was refused has reached the local apiserver", name, way)
+							t.Errorf("%s, %s: a refused request has reached the local apiserver", name, way)
 						}
 						continue
 					}
@@ -163,7 +163,7 @@ func TestImpersonatedIdentity(t *testing.T) {
 	}
 }
 
-// visit asks the local apiserver in a way: over a protocol, or for an upgrade.
+// visit sends a request to the local apiserver over a protocol, or for an upgrade.
 func (w *world) visit(t *testing.T, way string, pair *pki.Pair, header http.Header) int {
 	t.Helper()
 	if way == "http/1.1" || way == "h2" {
@@ -181,8 +181,7 @@ func (w *world) visit(t *testing.T, way string, pair *pki.Pair, header http.Head
 	return w.write(t, pair, r).StatusCode
 }
 
-// A caller's --as is recorded here with both names, whatever the local apiserver records: it is
-// told of one.
+// A caller's --as is recorded here with both users. The local apiserver gets only one of them.
 func TestAuditOfImpersonation(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", false)
@@ -206,8 +205,8 @@ func TestAuditOfImpersonation(t *testing.T) {
 	})
 }
 
-// A 401 of the local apiserver is about our own credential where that was shown: its caller's is as
-// good as before. What a Service says is the Service's.
+// A 401 of the local apiserver concerns our own credential if that was sent: the caller's is still
+// valid. A 401 from a Service is forwarded.
 func TestOwnCredentialIsRefused(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true, local: func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(http.StatusUnauthorized) }})
 	alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
@@ -229,17 +228,17 @@ func TestOwnCredentialIsRefused(t *testing.T) {
 			}
 			got := w.do(t, w.httpClient(t, proto, tc.pair), r)
 			if got.status != tc.status || int(w.disbelieved.Load()) != tc.told {
-				t.Errorf("%s: status %d, told %d times: %s", tc.name, got.status, w.disbelieved.Load(), got.body)
+				t.Errorf("%s: status %d, reported %d times: %s", tc.name, got.status, w.disbelieved.Load(), got.body)
 			}
 		}
 	})
 	w.disbelieved.Store(0)
 	if got := w.visit(t, "websocket", alice, http.Header{}); got != 503 || w.disbelieved.Load() != 1 {
-		t.Errorf("upgrade: status %d, told %d times", got, w.disbelieved.Load())
+		t.Errorf("upgrade: status %d, reported %d times", got, w.disbelieved.Load())
 	}
 }
 
-// The health paths and the admin port know the same callers.
+// The health paths and the admin port authenticate the same callers.
 func TestImpersonatedElsewhere(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
 	guarded := w.guard(t, w.proxy, func(rw http.ResponseWriter, r *http.Request) {
@@ -287,7 +286,7 @@ func TestImpersonatedElsewhere(t *testing.T) {
 	}
 }
 
-// Trailers say nothing of who asks.
+// Trailers do not carry identity.
 func TestImpersonatedTrailers(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
 	alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
@@ -304,7 +303,7 @@ func TestImpersonatedTrailers(t *testing.T) {
 	})
 }
 
-// Who is impersonated costs what a front proxy's word costs: the Audit-ID.
+// A decision with impersonation allocates what one with a front proxy's user does: the Audit-ID.
 func TestImpersonationAllocates(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
 	h := usualHead()
@@ -322,9 +321,9 @@ func TestImpersonationAllocates(t *testing.T) {
 	}
 }
 
-// FuzzDecideImpersonating holds every decision to what must never happen: that our own credential
-// goes out for who has no name, for another than the caller, or with a word of the caller's about
-// who it is; or that a caller's own is taken away.
+// FuzzDecideImpersonating checks that our own credential is never sent without a user, for another
+// user than the caller, or along with an identity field of the caller's; and that the caller's
+// credential is kept if ours is not sent.
 func FuzzDecideImpersonating(f *testing.F) {
 	w, p := thinker(f, worldConfig{impersonate: true})
 	conns := []*authn.Conn{{}, {Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice"}).Certificate}}, {Peer: []*x509.Certificate{w.authorities.front.Issue(pki.Leaf{CommonName: "outer"}).Certificate}}}
@@ -367,20 +366,20 @@ func FuzzDecideImpersonating(f *testing.F) {
 		for _, field := range h.Fields {
 			name := strings.ReplaceAll(field.Name, "_", "-")
 			if strings.HasPrefix(name, "x-remote-") && !d.Strip.Removes(field.Name) || d.Strip.Removes(field.Name) && own == 0 && (field.Name == "authorization" || field.Name == "impersonate-user") {
-				t.Errorf("%s stays behind: %v", field.Name, d.Strip.Removes(field.Name))
+				t.Errorf("%s: removed %v", field.Name, d.Strip.Removes(field.Name))
 			}
 			if own == 1 && (name == "authorization" || strings.HasPrefix(name, "impersonate-")) && !d.Strip.Removes(field.Name) {
-				t.Errorf("%q is passed on beside our own credential", field.Name)
+				t.Errorf("%q is forwarded along with our own credential", field.Name)
 			}
 		}
 		if own == 1 && (users[0] == "" || users[0] != d.User.GetName() || names[from] != "" && users[0] != names[from] || d.Credentials.Impersonates) {
-			t.Errorf("asked as %q, %v is served", users, d.User)
+			t.Errorf("sent as %q, decided for %v", users, d.User)
 		}
 	})
 }
 
-// A JWT of ours counts by itself, wherever it is: beside another token it would be tried when that
-// has failed, by who does not know whom we refuse.
+// A JWT of our issuers must be the only token: the local apiserver would try another one if it
+// failed, and does not know which users we refuse.
 func TestIssuedBesideAnotherToken(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true, local: switching, remote: switching})
 	for _, bearer := range []string{"bad", "token-of-bob"} {
@@ -398,12 +397,12 @@ func TestIssuedBesideAnotherToken(t *testing.T) {
 		}
 	}
 	if n, m := w.local.count(), w.remote.count(); n+m != 0 {
-		t.Errorf("%d have reached the local apiserver, %d a remote", n, m)
+		t.Errorf("%d requests have reached the local apiserver, %d a remote", n, m)
 	}
 }
 
-// Who has issued a long token is found out at the desk, or strangers with many would have all
-// processors.
+// The issuer of a long token is determined at the desk. Otherwise strangers with many of them would
+// use all processors.
 func TestLongTokenWaitsItsTurn(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
 	w.proxy.desk = bound.NewQueue(1, 1)

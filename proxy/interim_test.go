@@ -18,7 +18,7 @@ func countHints(ctx context.Context, n *int) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error { *n++; return nil }})
 }
 
-// A backend that does not stop hinting is stopped, whatever it speaks.
+// A backend that sends interim heads without end is stopped, over either protocol.
 func TestInterimFlood(t *testing.T) {
 	flood := func(w http.ResponseWriter, r *http.Request) {
 		for r.Context().Err() == nil {
@@ -38,8 +38,8 @@ func TestInterimFlood(t *testing.T) {
 	}
 }
 
-// A hint that comes when its request has ended is nobody's, and none takes away what the final head
-// was to say.
+// An interim head after the end of its request is dropped, and none removes fields of the final
+// head.
 func TestInterimTooLate(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
@@ -65,7 +65,7 @@ func hintThenRead(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Connection", "close")
 }
 
-// A client over HTTP/1.0 knows no interim heads.
+// An HTTP/1.0 client gets no interim heads.
 func TestInterimOfAnOldClient(t *testing.T) {
 	for _, http1 := range []bool{true, false} {
 		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})
@@ -77,8 +77,8 @@ func TestInterimOfAnOldClient(t *testing.T) {
 	}
 }
 
-// An interim head of the backend and net/http's own 100 Continue do not get in each other's way:
-// under the race detector.
+// An interim head of the backend and net/http's own 100 Continue do not race: for the race
+// detector.
 func TestInterimBesideContinue(t *testing.T) {
 	for _, http1 := range []bool{true, false} {
 		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})

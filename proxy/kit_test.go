@@ -25,12 +25,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// world is a Proxy with real servers on both sides of it.
+// world is a Proxy with real servers as clients' front door and as backends.
 type world struct {
 	authorities
 	proxy         *Proxy
 	local, remote *far
-	// front is for HTTP/1.1, frames for HTTP/2.
+	// front serves HTTP/1.1, frames HTTP/2.
 	front, frames *httptest.Server
 	lane          *h2.Server
 	table         func() *registry.Table
@@ -45,38 +45,37 @@ type worldConfig struct {
 	remote      http.HandlerFunc
 	local       http.HandlerFunc
 	change      func(*apiregistrationv1.APIService)
-	also        func(*registry.Input)  // what else is in the table
-	judge       func(*registry.Report) // what is found out about endpoints
+	also        func(*registry.Input)  // adds to the table
+	judge       func(*registry.Report) // changes reports on endpoints
 	unhealthy   bool
 	anonymous   bool
 	incomplete  bool
-	// guard is the backends'. Nil: their trust lasts.
+	// guard is the backends'. If nil, backends stay trusted.
 	guard func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
-	// roots are what verifies backends, pair what they are shown. Nil: what does, and one of
+	// roots verify backends, and pair is shown to them. If nil: the serving CA, and a pair for
 	// front-proxy-client.
 	roots func(apiService string, b *registry.Backend) *x509.CertPool
 	pair  func() tls.Certificate
-	// identity is the backends' IdentityChanged.
+	// identity is IdentityChanged of the backends' configuration.
 	identity func() <-chan struct{}
-	// impersonate has the local apiserver told of callers by Impersonate-*, beside a credential of
-	// ours.
+	// impersonate sends callers to the local apiserver in Impersonate-*, with our own credential.
 	impersonate bool
-	// observe is the backends'.
+	// observe is that of the backends' configuration.
 	observe     func(apiService, address string, took time.Duration)
 	maxInFlight int
 	goAway      float64
 	access      *accesslog.Log
-	// taps has the world serve /fairlead/tap.
+	// taps serves /fairlead/tap.
 	taps   bool
 	audit  *audit.Log
 	tracer *tracing.Tracer
-	// backends changes the backends' configuration. Nil: nothing is changed.
+	// backends changes the backends' configuration, if it is not nil.
 	backends func(*backend.Config)
 	// forwardRedirects is Config.ForwardRedirects.
 	forwardRedirects bool
-	// documents and ready are Config's.
+	// documents and ready are those of Config.
 	documents http.Handler
-	// reviewed is called when the authorizer is asked. Nil: nothing is done then.
+	// reviewed is called for each SubjectAccessReview, if it is not nil.
 	reviewed func()
 	ready    func(*Head) *h2.Answer
 }
@@ -168,8 +167,7 @@ func (w *world) server() *httptest.Server {
 	return s
 }
 
-// httpClient speaks to the front door over one protocol, with a client certificate if pair is not
-// nil.
+// httpClient uses one protocol, with a client certificate if pair is not nil.
 func (w *world) httpClient(t *testing.T, proto string, pair *pki.Pair) *http.Client {
 	t.Helper()
 	tc := &tls.Config{RootCAs: w.serving.Pool(), MinVersion: tls.VersionTLS12}
@@ -201,7 +199,7 @@ func (w *world) do(t *testing.T, c *http.Client, r *http.Request) answer {
 	return answer{res.StatusCode, res.Header, string(body)}
 }
 
-// want checks its status; about says what was asked for.
+// want checks the status; about describes the request.
 func (a answer) want(t *testing.T, status int, about ...any) {
 	t.Helper()
 	if a.status != status {
@@ -209,7 +207,7 @@ func (a answer) want(t *testing.T, status int, about ...any) {
 	}
 }
 
-// everyWay runs a test over HTTP/1.1 and HTTP/2: they must not be told apart.
+// everyWay runs a test over HTTP/1.1 and HTTP/2, which must behave alike.
 func everyWay(t *testing.T, f func(t *testing.T, proto string)) {
 	for _, proto := range []string{"http/1.1", "h2"} {
 		t.Run(proto, func(t *testing.T) { f(t, proto) })

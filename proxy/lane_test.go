@@ -21,13 +21,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// get asks for a target as bob.
+// get sends a GET as bob.
 func (w *world) get(t *testing.T, proto, target string) answer {
 	t.Helper()
 	return w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", target, nil))
 }
 
-// upstream is the remote's.
+// upstream returns the remote's.
 func (w *world) upstream() *backend.Upstream {
 	return w.proxy.cfg.Backends.Upstream(w.table().Entry(schema.GroupVersion{Group: "remote.example.com", Version: "v1"}))
 }
@@ -81,7 +81,7 @@ func TestErrors(t *testing.T) {
 					t.Errorf("Audit-Id %q", ids)
 				}
 				if strings.Contains(got.body, "10.1.2.3") || strings.Contains(got.body, "127.0.0.1") {
-					t.Errorf("the answer tells an address: %s", got.body)
+					t.Errorf("the answer contains an address: %s", got.body)
 				}
 			})
 		})
@@ -97,12 +97,12 @@ func TestLoop(t *testing.T) {
 	r.Header.Set(loopHeader, "other")
 	w.do(t, w.httpClient(t, "h2", nil), r)
 	if got := w.local.last(t).header.Get(loopHeader); got != "other, "+w.proxy.instance {
-		t.Errorf("passed on as %q", got)
+		t.Errorf("forwarded with %q", got)
 	}
 }
 
-// A request for which there is no place is refused once, as it has come. Asked again it would be
-// forwarded over connections of its own if a place came free in between (defect C14).
+// A request beyond the limit is refused once, by the decision already made. A second decision might
+// forward it over connections of its own if a place came free in between (defect C14).
 func TestBusy(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		began, end := make(chan struct{}), make(chan struct{})
@@ -124,7 +124,7 @@ func TestBusy(t *testing.T) {
 			got := w.do(t, w.httpClient(t, proto, nil), r)
 			h := got.header
 			if got.status != 429 || h.Get("Content-Type") != want || h.Get("Retry-After") != "1" || h.Get("Audit-Id") == "" || !strings.Contains(got.body, message) {
-				t.Errorf("who accepts %q is answered %d %v %q", accept, got.status, h, got.body)
+				t.Errorf("Accept %q: answered with %d %v %q", accept, got.status, h, got.body)
 			}
 			if want != "application/json" {
 				continue
@@ -146,7 +146,7 @@ fairlead_backend_rejections_total{limit="retry_budget",name="v1.remote.example.c
 	})
 }
 
-// A watch's events come when they are sent, and a drain ends it as if its time had come.
+// A watch's events arrive as they are sent, and a drain ends the watch as its timeout would.
 func TestWatch(t *testing.T) {
 	next := make(chan string)
 	watch := func(w http.ResponseWriter, r *http.Request) {
@@ -185,7 +185,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A drain ends no watch in the middle of an event: its client would tell of an unexpected end.
+// A drain ends no watch in the middle of an event: its client would log an unexpected end.
 func TestWatchEndsBetweenEvents(t *testing.T) {
 	const first, second = "{half of an", " event}\n"
 	for _, http1 := range []bool{false, true} {
@@ -212,7 +212,7 @@ func TestWatchEndsBetweenEvents(t *testing.T) {
 			}
 			time.AfterFunc(100*time.Millisecond, func() { close(more) })
 			if rest, err := io.ReadAll(res.Body); err != nil || string(rest) != second {
-				t.Errorf("after half of an event came %q, %v", rest, err)
+				t.Errorf("after half of an event: %q, %v", rest, err)
 			}
 		})
 	}
@@ -247,14 +247,14 @@ func TestImpersonation(t *testing.T) {
 	}
 }
 
-// noteConn has the connection noted that a request goes over.
+// noteConn records the connection that a request uses.
 func noteConn(r *http.Request, conns map[string]bool) *http.Request {
 	return r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 		GotConn: func(i httptrace.GotConnInfo) { conns[i.Conn.LocalAddr().String()] = true },
 	}))
 }
 
-// Before it goes it sends HTTP/1.1 clients away, with the answer that they wait for.
+// While leaving, Fairlead closes HTTP/1.1 connections with the next answer.
 func TestLeave(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	everyWay(t, func(t *testing.T, proto string) {
@@ -268,7 +268,7 @@ func TestLeave(t *testing.T) {
 			ask("/api/v1/pods")
 		}
 		if len(conns) != 1 {
-			t.Fatalf("%d connections before", len(conns))
+			t.Fatalf("%d connections before Leave", len(conns))
 		}
 		w.proxy.Leave()
 		defer w.proxy.leaving.Store(false)
@@ -281,8 +281,8 @@ func TestLeave(t *testing.T) {
 	})
 }
 
-// One backend gets half of a limit of the whole server, at least one place, of reads and of writes
-// apart.
+// One backend gets half of a server-wide limit, at least one place, separately for reads and
+// writes.
 func TestShareOfServerWideLimit(t *testing.T) {
 	for limit, share := range map[int]int{1: 1, 2: 1, 3: 2, 5: 3} {
 		began, end := make(chan struct{}), make(chan struct{})
@@ -299,7 +299,7 @@ func TestShareOfServerWideLimit(t *testing.T) {
 		}
 		everyWay(t, func(t *testing.T, proto string) {
 			if got := w.get(t, proto, remoteGV+"/widgets"); got.status != 429 || got.header.Get("Retry-After") != "1" {
-				t.Errorf("limit %d, %d under way: another is answered %d", limit, share, got.status)
+				t.Errorf("limit %d, %d under way: another is answered with %d", limit, share, got.status)
 			}
 			w.get(t, proto, "/api/v1/pods").want(t, 200, "a local read, limit", limit)
 			w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "POST", remoteGV+"/widgets", nil)).want(t, 200, "a write, limit", limit)
@@ -324,7 +324,7 @@ func TestRejectNew(t *testing.T) {
 	})
 }
 
-// With a chance of one, each request comes over a connection of its own.
+// With a probability of one, each request uses a connection of its own.
 func TestGoAway(t *testing.T) {
 	const bob, widgets = "Bearer token-of-bob", remoteGV + "/widgets"
 	for _, tt := range []struct {
@@ -352,13 +352,13 @@ func TestGoAway(t *testing.T) {
 			w.do(t, c, r).want(t, tt.status, tt.target, tt.accept)
 		}
 		if len(conns) < 2 {
-			t.Errorf("the client that asks for %s as %q was never asked to reconnect", tt.target, tt.accept)
+			t.Errorf("%s, accepting %s: no GOAWAY", tt.target, tt.accept)
 		}
 	}
 }
 
-// A refusal that is ready needs no goroutine, and that of an unknown caller is charged to its
-// connection. Who wants another format, or no body, is answered by Proxy.ServeHTTP.
+// A ready refusal needs no goroutine; one of an unauthenticated caller is charged to its
+// connection. ServeHTTP answers in other formats, and to HEAD.
 func TestReadyRefusals(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	for _, tt := range []struct {
@@ -380,8 +380,7 @@ func TestReadyRefusals(t *testing.T) {
 	}
 }
 
-// What this process asks of a backend that cannot be reached has an error for an answer, never
-// none.
+// Fetch returns an error for a backend that cannot be reached.
 func TestFetchFails(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	w.remote.Close()

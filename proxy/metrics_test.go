@@ -32,7 +32,7 @@ func tableOf(prev *registry.Table, groups ...string) *registry.Table {
 	return registry.Build(in, prev)
 }
 
-// What has failed is counted of each entry, by whoever answered.
+// Failures are counted for each entry, whether Fairlead or the backend answered.
 func TestFailed(t *testing.T) {
 	table := tableOf(nil, "x", "y")
 	m := must.Get(newMetrics(nil, func() *registry.Table { return table }))(t)
@@ -45,8 +45,8 @@ func TestFailed(t *testing.T) {
 	}
 }
 
-// Series come and go with their APIService, also when a request ends later than that, and when it
-// came and went between two looks at the table.
+// Series begin and end with their APIService, also if a request ends later, and if the APIService
+// existed only between two scans of the table.
 func TestSeriesEndWithTheAPIService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now atomic.Pointer[registry.Table]
@@ -62,7 +62,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 		first := now.Load()
 		get(first.Entries()[0])
 
-		second := tableOf(first, "stays", "goes") // nobody looks at it
+		second := tableOf(first, "stays", "goes") // no scan sees it
 		now.Store(second)
 		goes := second.Entries()[0]
 		if goes.GroupVersion.Group != "goes" {
@@ -83,7 +83,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 			t.Errorf("%d and %d series, want those of the APIService that stays", n, d)
 		}
 
-		// The entry that a request knew was replaced before its APIService went.
+		// The entry of a request was replaced before its APIService was deleted.
 		third := tableOf(now.Load(), "stays", "replaced")
 		m.seen.Store(third.Entries()[0], struct{}{})
 		m.seen.Store(third.Entries()[1], struct{}{})
@@ -106,8 +106,8 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 	})
 }
 
-// Counting a request allocates nothing, however many statuses a backend has shown before, and every
-// one is counted.
+// Counting a request allocates nothing, however many statuses a backend has returned, and every
+// request is counted.
 func TestObserve(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	table := tableOf(nil, "one")
@@ -137,8 +137,8 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// Health hears how fast an endpoint answers over both protocols: of requests that were answered,
-// and not of those whose time says nothing.
+// Health learns the latency of each endpoint over both protocols, from completed requests that are
+// not long-running.
 func TestAnswersAreObserved(t *testing.T) {
 	var mu sync.Mutex
 	var heard []string
@@ -178,8 +178,8 @@ func TestAnswersAreObserved(t *testing.T) {
 	})
 }
 
-// settled waits until no request is under way: the engine does its sums once the last byte is on
-// its way.
+// settled waits until no request is under way: the engine counts a request after its last byte is
+// sent.
 func (w *world) settled(t *testing.T) {
 	t.Helper()
 	must.Soon(t, 10*time.Second, "no request is under way", func() bool { return w.proxy.UnderWay() == 0 })

@@ -2,6 +2,6 @@
 
 package proxy
 
-// maxDecided bounds what deciding one head allocates, wherever it is decided: four times the
-// longest head.
+// maxDecided limits the allocations for deciding one head, on the loop or at the desk: four times
+// the longest head.
 const maxDecided = 1 << 20

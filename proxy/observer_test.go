@@ -21,9 +21,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// auditLog is an audit log of a test: read waits for a number of events, ends it, and returns what
-// it wrote, in the order in which the requests came: a request's last event may come after its
-// answer, and with it after the next one's first.
+// auditLog makes an audit log. read waits for n events, closes the log, and returns them in the
+// order of their requests: a request's last event may follow its answer, and so the next request's
+// first event.
 func auditLog(t *testing.T, rules string, local bool) (l *audit.Log, read func(n int) []auditv1.Event) {
 	t.Helper()
 	p := must.Get(policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + rules)))(t)
@@ -66,7 +66,7 @@ func auditLog(t *testing.T, rules string, local bool) (l *audit.Log, read func(n
 	}
 }
 
-// inShort is an event in few words.
+// inShort formats an event briefly.
 func inShort(ev *auditv1.Event) string {
 	words := []string{string(ev.Stage), string(ev.Level), ev.Verb, ev.User.Username}
 	if ev.ImpersonatedUser != nil {
@@ -81,8 +81,8 @@ func inShort(ev *auditv1.Event) string {
 	return strings.Join(words, " ")
 }
 
-// Every request is recorded by whoever answers it, over either protocol, with what kube-apiserver
-// would say of it.
+// Every request is recorded by the server that answers it, over either protocol, as kube-apiserver
+// would record it.
 func TestAudit(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	everyWay(t, func(t *testing.T, proto string) {
@@ -139,7 +139,7 @@ func TestAudit(t *testing.T) {
 	})
 }
 
-// With Local the local apiserver's requests are recorded too: a token's owner is not known here.
+// With Local, requests to the local apiserver are recorded, too, without the users of tokens.
 func TestAuditLocal(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", true)
@@ -158,7 +158,7 @@ func TestAuditLocal(t *testing.T) {
 	})
 }
 
-// So are the bodies of what this process serves itself, whoever is impersonated.
+// Bodies of requests that Fairlead answers itself are recorded, also with impersonation.
 func TestAuditBodiesOfOwn(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Request}]", false)
@@ -180,8 +180,8 @@ func TestAuditBodiesOfOwn(t *testing.T) {
 	})
 }
 
-// Bodies of extension servers are recorded where the policy says so, which kube-apiserver cannot
-// (kubernetes/kubernetes#103889); the other side sees the same bytes.
+// Bodies of extension servers are recorded if the policy says so, which kube-apiserver cannot do
+// (kubernetes/kubernetes#103889). They are forwarded unchanged.
 func TestAuditBodies(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: RequestResponse, resources: [{group: remote.example.com}]}, {level: Metadata}]", true)

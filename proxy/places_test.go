@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// announce sends n heads of requests whose bodies do not come until the test ends.
+// announce sends n heads of requests without their bodies until the test ends.
 func (w *world) announce(t *testing.T, c *http.Client, n int, target, token string) {
 	t.Helper()
 	var sent, over sync.WaitGroup
@@ -50,7 +50,7 @@ func (w *world) announce(t *testing.T, c *http.Client, n int, target, token stri
 	})
 }
 
-// TestSilentBodies: who announces bodies and sends none has no place of anybody's (defect A1).
+// Announced bodies that are never sent take no places from others (defect A1).
 func TestSilentBodies(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	for _, tc := range []struct {
@@ -86,11 +86,11 @@ func TestSilentBodies(t *testing.T) {
 	}
 }
 
-// TestSlowBody: a body that does not come is not waited for.
+// A body that does not arrive in time is answered with 408.
 func TestSlowBody(t *testing.T) {
 	w := newWorld(t, worldConfig{remoteHTTP1: true})
 	w.proxy.bodyTime = 50 * time.Millisecond
-	// Over HTTP/2 nothing is held: a body goes on as it comes, and the backend is who waits.
+	// Over HTTP/2 no body is buffered: each part is forwarded at once, and the backend waits.
 	for target, token := range map[string]string{"/api/v1/namespaces/x/pods": "", remoteGV + "/widgets": "Bearer token-of-bob"} {
 		everyWay(t, func(t *testing.T, proto string) {
 			body, unsent := io.Pipe()
@@ -99,7 +99,7 @@ func TestSlowBody(t *testing.T) {
 			r.ContentLength = 100
 			r.Header.Set("Authorization", token)
 			w.do(t, w.httpClient(t, proto, nil), r).want(t, http.StatusRequestTimeout, target)
-			// What comes in time afterwards is served.
+			// A body that arrives in time is served afterwards.
 			w.do(t, w.httpClient(t, proto, nil), w.by(t, token, "POST", target, strings.NewReader("body"))).want(t, 200, target)
 		})
 	}
@@ -124,14 +124,13 @@ func fillUp(t *testing.T, u *backend.Upstream) {
 	}
 }
 
-// TestOwnReadiness: /readyz and /healthz answer while every pool is full, and the relay's own
-// places are taken too.
+// /readyz and /healthz answer while every pool and the relay's own places are full.
 func TestOwnReadiness(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	ready := func(t *testing.T, proto string, relayed bool) {
 		for _, path := range []string{"/readyz", "/healthz"} {
 			if got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", path, nil)); got.status != 200 || (got.header.Get("X-Content-Type-Options") == "") != relayed {
-				t.Errorf("%s: %d %q, want it relayed: %v", path, got.status, got.body, relayed)
+				t.Errorf("%s: %d %q, want relayed: %v", path, got.status, got.body, relayed)
 			}
 		}
 		if got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/version", nil)); got.status != http.StatusTooManyRequests || got.header.Get("Retry-After") != "1" {
@@ -140,15 +139,15 @@ func TestOwnReadiness(t *testing.T) {
 	}
 	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven))
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
-	// Somebody at the prober's address has given up too much.
+	// A client at the prober's address has given up too many requests.
 	w.proxy.givenUp.charge(account{Source: bound.Source{Address: "127.0.0.1"}}, 10*givenUpBurst)
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
 	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolHealth))
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, false) })
 }
 
-// TestUnprovenWatch: watches with one new token prove it once, and then share an HTTP/2 connection
-// with others whose tokens are good.
+// Watches with one new token prove it once, and then share an HTTP/2 connection with other proven
+// tokens.
 func TestUnprovenWatch(t *testing.T) {
 	local := func(rw http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") == "Bearer bad" {
@@ -174,7 +173,7 @@ func TestUnprovenWatch(t *testing.T) {
 	})
 }
 
-// Who could not be authorized is refused, whatever the reason: nobody has said yes.
+// A request is refused if its authorization fails, for whatever reason.
 func TestNobodyAuthorizes(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	for failure, want := range map[error]func(error) bool{bound.ErrFull: apierrors.IsTooManyRequests, errors.New("unreachable"): apierrors.IsInternalError} {

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// lines is a writer that hands lines on.
+// lines is a writer that sends each line to a channel.
 type lines chan string
 
 func (l lines) Write(p []byte) (int, error) {
@@ -28,7 +28,7 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// newLog is an access log that runs until the test ends, and its lines.
+// newLog makes an access log that runs until the test ends, and returns its lines.
 func newLog(t *testing.T) (*accesslog.Log, lines) {
 	t.Helper()
 	seen := make(lines, 64)
@@ -43,8 +43,8 @@ func newLog(t *testing.T) (*accesslog.Log, lines) {
 	return access, seen
 }
 
-// TestAccessLog: every request has its line, whichever way it came and however it ended, and the
-// line leads to the logs of whoever answered it.
+// Every request has a line in the access log, over either protocol and however it ended. Its ID
+// leads to the logs of the server that answered.
 func TestAccessLog(t *testing.T) {
 	access, seen := newLog(t)
 	audit := make(chan string, 64)
@@ -80,7 +80,7 @@ func TestAccessLog(t *testing.T) {
 					t.Errorf("waited %v, first %v, took %v", waited, first, took)
 				}
 				if id := <-audit; id == "" || got["audit"] != id {
-					t.Errorf("the backend saw %q, the log says %v", id, got["audit"])
+					t.Errorf("the backend got %q, the log says %v", id, got["audit"])
 				}
 			} else {
 				tc.want["bytes"] = got["bytes"]
@@ -101,8 +101,7 @@ func TestAccessLog(t *testing.T) {
 	}
 }
 
-// TestReadyDocument: a document that is ready is sent to whom the cluster lets have it, counted and
-// logged like any other answer.
+// A ready document is sent to authorized callers, counted and logged like any other answer.
 func TestReadyDocument(t *testing.T) {
 	access, seen := newLog(t)
 	ready := &h2.Answer{Status: 200, Body: []byte("ready"), Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "5"}}}

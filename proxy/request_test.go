@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// upstreamRequest is what k8s.io/apiserver makes of a head.
+// upstreamRequest parses a request with k8s.io/apiserver.
 func upstreamRequest(t *testing.T, method, path, rawQuery string) Request {
 	t.Helper()
 	u := &url.URL{Path: path, RawQuery: rawQuery}
@@ -23,7 +23,7 @@ func upstreamRequest(t *testing.T, method, path, rawQuery string) Request {
 	}
 	factory := request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 	info, err := factory.NewRequestInfo(&http.Request{Method: method, URL: u})
-	if err != nil { // the verb is part of the path, and nothing else is
+	if err != nil { // the path has a verb and nothing else
 		return Request{Verb: strings.ToLower(method), Path: u.Path}
 	}
 	want := Request{Path: info.Path, IsResource: info.IsResourceRequest, Verb: info.Verb, Namespace: info.Namespace, Resource: info.Resource,
@@ -63,8 +63,8 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-// A query that is no list options must not reach the log: it may hold secrets, and anybody may ask
-// that as often as he likes.
+// An invalid list query must not be logged: it may hold secrets, and anybody may repeat it without
+// limit.
 func TestParseRequestLogsNothing(t *testing.T) {
 	var log bytes.Buffer
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(&log, nil)))
@@ -75,11 +75,11 @@ func TestParseRequestLogsNothing(t *testing.T) {
 		}
 	}
 	if log.Len() > 0 {
-		t.Errorf("the log says %s", &log)
+		t.Errorf("logged: %s", &log)
 	}
 }
 
-// TestLongSelectors: what is too long to be parsed asks for more than it would, never for less.
+// Selectors that are too long to parse are authorized for more than they select, never for less.
 func TestLongSelectors(t *testing.T) {
 	long := strings.Repeat("%2Cb", maxSelectors/4)
 	for _, tc := range []struct {

@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// guard serves what Guard protects.
+// guard serves h behind Guard.
 func (w *world) guard(t *testing.T, p *Proxy, h http.HandlerFunc) *httptest.Server {
 	t.Helper()
 	s := w.server()
@@ -27,8 +27,8 @@ func (w *world) guard(t *testing.T, p *Proxy, h http.HandlerFunc) *httptest.Serv
 	return s
 }
 
-// dial opens an HTTP/1.1 connection to a server of ours, for requests that no client library would
-// send, with a client certificate if pair is not nil.
+// dial opens an HTTP/1.1 connection to a server of the world, for requests that no client library
+// would send, with a client certificate if pair is not nil.
 func (w *world) dial(t *testing.T, to *httptest.Server, pair *pki.Pair) net.Conn {
 	t.Helper()
 	tc := &tls.Config{RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}
@@ -41,8 +41,8 @@ func (w *world) dial(t *testing.T, to *httptest.Server, pair *pki.Pair) net.Conn
 	return c
 }
 
-// say sends text over a connection of its own, and returns the head of the answer, what reads on,
-// and the connection.
+// say sends text over a connection of its own, and returns the head of the answer, the reader for
+// the rest, and the connection.
 func (w *world) say(t *testing.T, pair *pki.Pair, text string) (*http.Response, *bufio.Reader, net.Conn) {
 	t.Helper()
 	conn := w.dial(t, w.front, pair)
@@ -51,13 +51,13 @@ func (w *world) say(t *testing.T, pair *pki.Pair, text string) (*http.Response, 
 	return must.Get(http.ReadResponse(br, nil))(t), br, conn
 }
 
-// raw is say with a request line, as bob.
+// raw calls say with a request line, as bob.
 func (w *world) raw(t *testing.T, line, rest string) (*http.Response, *bufio.Reader, net.Conn) {
 	t.Helper()
 	return w.say(t, nil, line+" HTTP/1.1\r\nHost: front.example.com\r\nAuthorization: Bearer token-of-bob\r\n"+rest)
 }
 
-// write is say with a request, as it stands.
+// write calls say with a request.
 func (w *world) write(t *testing.T, pair *pki.Pair, r *http.Request) *http.Response {
 	t.Helper()
 	var text strings.Builder
@@ -66,7 +66,7 @@ func (w *world) write(t *testing.T, pair *pki.Pair, r *http.Request) *http.Respo
 	return res
 }
 
-// request makes a request to the front door whose target is sent as it stands.
+// request makes a request to the front door whose target is sent unchanged.
 func (w *world) request(t *testing.T, method, target string, body io.Reader) *http.Request {
 	t.Helper()
 	r := must.Get(http.NewRequestWithContext(t.Context(), method, w.front.URL, body))(t)
@@ -76,7 +76,7 @@ func (w *world) request(t *testing.T, method, target string, body io.Reader) *ht
 	return r
 }
 
-// by is a request with an Authorization.
+// by makes a request with an Authorization.
 func (w *world) by(t *testing.T, authorization, method, target string, body io.Reader) *http.Request {
 	t.Helper()
 	r := w.request(t, method, target, body)
@@ -84,13 +84,13 @@ func (w *world) by(t *testing.T, authorization, method, target string, body io.R
 	return r
 }
 
-// as is a request by the holder of a token.
+// as makes a request with the token of a user.
 func (w *world) as(t *testing.T, user, method, target string, body io.Reader) *http.Request {
 	t.Helper()
 	return w.by(t, "Bearer token-of-"+user, method, target, body)
 }
 
-// same checks that something is as it should be.
+// same checks that two values are equal.
 func same[T any](t *testing.T, what string, want, got T, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {

@@ -15,8 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// restart ends the server as a killed process does, and brings it back at its old address after a
-// while.
+// restart ends the server like a killed process, and restarts it at the same address after a while.
 func (f *far) restart(t *testing.T, after time.Duration) {
 	t.Helper()
 	address := f.Listener.Addr().String()
@@ -45,7 +44,7 @@ func (f *far) restart(t *testing.T, after time.Duration) {
 	})
 }
 
-// An apiserver that restarts costs its clients nothing but the time, whichever the protocol.
+// While the apiserver restarts, clients wait and see no error, over either protocol.
 func TestLocalRestarts(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		w := newWorld(t, worldConfig{})
@@ -58,8 +57,8 @@ func TestLocalRestarts(t *testing.T) {
 	})
 }
 
-// Who is answered before its body has come does not keep the answer waiting, nor its request's
-// goroutine, however long the rest takes.
+// An answer that comes before the end of the request's body is forwarded at once, and the request's
+// goroutine does not wait for the rest.
 func TestAnswerBeforeTheBody(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	for _, http1 := range []bool{false, true} {
@@ -87,7 +86,7 @@ func answerBeforeTheBody(t *testing.T, http1 bool, query, length string, status 
 	}})
 	s := w.server()
 	s.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		must.Do(t, http.NewResponseController(rw).EnableFullDuplex()) // as cmd/fairlead does, and ends the connection
+		must.Do(t, http.NewResponseController(rw).EnableFullDuplex()) // like cmd/fairlead; this ends the connection
 		rw.Header().Set("Connection", "close")
 		w.proxy.ServeHTTP(rw, r)
 	})
@@ -106,9 +105,9 @@ func answerBeforeTheBody(t *testing.T, http1 bool, query, length string, status 
 	}
 }
 
-// A backend that begins its answer, reads no more of a large body and then hangs holds nobody
-// beyond the deadline: net/http's HTTP/2 client waits for room to go on with the body, and does not
-// look at the request's context meanwhile.
+// A backend that begins its answer, stops reading a large body and then hangs keeps no client
+// beyond the deadline: net/http's HTTP/2 client waits for credit to send the body, and ignores the
+// request's context meanwhile.
 func TestDeadlineOfAnUpload(t *testing.T) {
 	hang := func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusOK)
@@ -127,7 +126,7 @@ func TestDeadlineOfAnUpload(t *testing.T) {
 			res.Body.Close()
 		}
 		if err == nil || ctx.Err() != nil {
-			t.Errorf("the answer ended with %v, %v", err, ctx.Err())
+			t.Errorf("the answer ended with %v, the context with %v", err, ctx.Err())
 		}
 	})
 }

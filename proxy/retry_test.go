@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// newWorldBeside has a faulty backend beside the one that is well, and asked first.
+// newWorldBeside adds a faulty backend, which is preferred to the healthy one.
 func newWorldBeside(t *testing.T, bad *faulty) *world {
 	t.Helper()
 	address := netip.MustParseAddrPort(bad.address)
@@ -47,7 +47,7 @@ func newWorldBeside(t *testing.T, bad *faulty) *world {
 	return w
 }
 
-// Nothing that a client says has a write sent again that may have been executed.
+// No field of a client causes a write to be sent again that may have been executed.
 func TestIdempotencyKey(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
 		w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(_ http.ResponseWriter, r *http.Request) {
@@ -56,7 +56,7 @@ func TestIdempotencyKey(t *testing.T) {
 			}
 		}})
 		everyWay(t, func(t *testing.T, proto string) {
-			w.get(t, proto, remoteGV+"/widgets") // makes the connection, which net/http only then takes for one that was idle for too long
+			w.get(t, proto, remoteGV+"/widgets") // opens the connection: net/http retries only over a reused one
 			before := w.remote.count()
 			r := w.as(t, "bob", http.MethodDelete, remoteGV+"/widgets/a", nil)
 			r.Header.Set("Idempotency-Key", "1")
@@ -68,13 +68,13 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
-// Whatever one endpoint does to a request, the other serves what may be sent again, and nothing
+// Whatever one endpoint does to a request, the other one serves it if it may be retried. No write
 // that may have been executed is executed twice.
 func TestRetry(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		do   act
-		// unprocessed requests may be sent again whatever they are, others only if they are reads.
+		// unprocessed requests may always be retried, others only if they are reads.
 		unprocessed bool
 	}{
 		{"refused stream", refuse, true},
@@ -96,7 +96,7 @@ func TestRetry(t *testing.T) {
 					executed := int(bad.executed.Load()) + w.remote.count()
 					if tt.unprocessed || read {
 						if got.status != http.StatusOK || w.remote.count() != 1 || w.remote.last(t).body != body {
-							t.Errorf("got %d %s; the good endpoint had %d requests", got.status, got.body, w.remote.count())
+							t.Errorf("got %d %s; the healthy endpoint got %d requests", got.status, got.body, w.remote.count())
 						}
 					} else if got.status != http.StatusServiceUnavailable || got.header.Get("Retry-After") != "" {
 						t.Errorf("got %d %s", got.status, got.body)
@@ -110,8 +110,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// A write was executed whose answer has broken off before its client had any of it: nobody tells
-// the client to repeat it.
+// A write whose answer broke off before the client got any of it was executed: the client is not
+// asked to retry.
 func TestBrokenAnswerOfAWrite(t *testing.T) {
 	for name, do := range map[string]act{"reset": createdThenReset, "closed": createdThenClose, "short": createdThenShort} {
 		t.Run(name, func(t *testing.T) {
@@ -126,8 +126,7 @@ func TestBrokenAnswerOfAWrite(t *testing.T) {
 	}
 }
 
-// A write that the end of this process ends, as it runs long, may have been executed: nobody tells
-// its client to repeat it.
+// A long-running write that a drain ends may have been executed: the client is not asked to retry.
 func TestWriteAtADrain(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
 		came := make(chan struct{})
@@ -146,8 +145,8 @@ func TestWriteAtADrain(t *testing.T) {
 	}
 }
 
-// URLs are endpoints like any other: of two, one of which nobody is at, each request is served by
-// the other, a write too, since nothing of it was sent.
+// URLs are endpoints like any other: if one of two refuses connections, the other one serves every
+// request, also writes, since nothing was sent.
 func TestURLs(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
 		l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
@@ -184,13 +183,13 @@ func TestURLs(t *testing.T) {
 			}
 		})
 		if failed.Load() == 0 {
-			t.Errorf("HTTP/1.1 backend %v: nobody has tried the dead one", http1)
+			t.Errorf("HTTP/1.1 backend %v: the dead one was never tried", http1)
 		}
 	}
 }
 
-// When the trust in a backend's connection ends, its watches end after 5 s as if their own time
-// were over, and its requests are answered.
+// When a backend's connection is no longer trusted, its watches end after 5 s as their timeout
+// would end them, and its requests are answered.
 func TestTrustEnds(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	everyWay(t, func(t *testing.T, proto string) {

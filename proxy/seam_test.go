@@ -26,14 +26,14 @@ func bothBackends(t *testing.T, c worldConfig, f func(t *testing.T, w *world)) {
 	}
 }
 
-// withheld are fields by which a remote could do what is not its business: those of its connection,
-// and those that let a page of a browser's read the cluster's API.
+// withheld are fields that a remote may not set: those of its connection, and those that let pages
+// of other origins read the cluster's API.
 func withheld(more ...string) []string {
 	return append([]string{"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin", "Proxy-Authenticate", "Http2-Settings", "Te"}, more...)
 }
 
-// TestAnswersAreCleaned: what a remote has no say in is removed from whatever it sends: interim
-// heads, the final one and trailers, announced or not.
+// Fields that a remote may not set are removed from its interim heads, its final head and its
+// trailers, announced or not.
 func TestAnswersAreCleaned(t *testing.T) {
 	names := withheld()
 	bothBackends(t, worldConfig{remote: func(w http.ResponseWriter, _ *http.Request) {
@@ -74,18 +74,17 @@ func TestAnswersAreCleaned(t *testing.T) {
 					}
 				}
 				if h.Get("X-Kept") == "" {
-					t.Errorf("%s: X-Kept did not pass: %v", place, h)
+					t.Errorf("%s: X-Kept is missing: %v", place, h)
 				}
 			}
 			if said := res.Trailer.Values("X-Said"); !slices.Equal(said, []string{"trailer"}) {
-				t.Errorf("the announced trailer passed as %q", said)
+				t.Errorf("the announced trailer is %q", said)
 			}
 		})
 	})
 }
 
-// TestUpgradeAnswersAreCleaned is the same for a backend that agrees to an upgrade, and for one
-// that refuses.
+// The same holds for a backend that accepts an upgrade, and for one that refuses it.
 func TestUpgradeAnswersAreCleaned(t *testing.T) {
 	for status, text := range map[int]string{101: "Connection: Upgrade, X-Listed\r\nUpgrade: websocket\r\n", 400: "Connection: X-Listed\r\nContent-Length: 0\r\n", 403: "Connection: X-Listed\r\nKeep-Alive: x\r\nContent-Length: 0\r\n"} {
 		names := withheld("X-Listed", "Keep-Alive")
@@ -111,7 +110,7 @@ func TestUpgradeAnswersAreCleaned(t *testing.T) {
 	}
 }
 
-// hijacked answers with bytes of its own, and ends the connection.
+// hijacked answers with bytes of its own, and closes the connection.
 func hijacked(f func(io.ReadWriter, *http.Request)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		conn, rw, err := http.NewResponseController(w).Hijack()
@@ -120,15 +119,15 @@ func hijacked(f func(io.ReadWriter, *http.Request)) http.HandlerFunc {
 		}
 		defer conn.Close()
 		f(struct {
-			io.Reader // which has what came early
+			io.Reader // has buffered bytes
 			io.Writer
 		}{rw, conn}, r)
 	}
 }
 
-// TestUpgradeRedirectCVE20208559: an extension server that answers an upgrade with a redirect sends
-// kubectl, credentials and all, wherever it likes. No answer to an upgrade but 101 and errors
-// reaches the client, whatever is said of other requests' redirects.
+// An extension server that answers an upgrade with a redirect sends kubectl, with its credentials,
+// anywhere. Of the answers to an upgrade only 101 and errors reach the client, even if redirects of
+// other requests are forwarded.
 func TestUpgradeRedirectCVE20208559(t *testing.T) {
 	for _, forward := range []bool{false, true} {
 		for _, status := range []int{200, 204, 300, 301, 302, 303, 304, 307, 308} {
@@ -138,15 +137,14 @@ func TestUpgradeRedirectCVE20208559(t *testing.T) {
 			}})
 			res, _, _ := w.raw(t, "GET "+remoteGV+"/namespaces/a/pods/b/exec", "Connection: upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
 			if res.StatusCode != http.StatusBadGateway || res.Header.Get("Location") != "" {
-				t.Errorf("%d: relayed as %d to %q", status, res.StatusCode, res.Header.Get("Location"))
+				t.Errorf("%d: forwarded as %d to %q", status, res.StatusCode, res.Header.Get("Location"))
 			}
 		}
 	}
 }
 
-// TestUnannouncedTrailersDoNothing: net/http puts every trailer of HTTP/1.1 into its map, once one
-// was announced. None that was not, and none that says who asks or how long the body is, reaches a
-// backend.
+// After one announced trailer, net/http puts every HTTP/1.1 trailer into its map. No unannounced
+// trailer reaches a backend, and none that states identity or the body's length.
 func TestUnannouncedTrailersDoNothing(t *testing.T) {
 	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
 		for _, target := range []string{remoteGV + "/widgets", "/api/v1/pods"} {
@@ -167,8 +165,8 @@ func TestUnannouncedTrailersDoNothing(t *testing.T) {
 	})
 }
 
-// TestUpgradeInNameOnly: what is no upgrade to who forwards it is none to who looks for a token in
-// it. Else the token is read and not sent, and the answer to nobody in particular proves it.
+// A token is read from a request only if the request is forwarded as an upgrade. Otherwise the
+// answer to a request without the token would prove it.
 func TestUpgradeInNameOnly(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	const token = "base64url.bearer.authorization.k8s.io.dG9rZW4tbm9ib2R5LWtub3dz" // token-nobody-knows
@@ -191,8 +189,8 @@ func TestUpgradeInNameOnly(t *testing.T) {
 	}
 }
 
-// TestOnlyTokensAreProven: a long-running request of nobody's, whatever stands in Authorization, is
-// not asked about and keeps away from the connections of proven tokens.
+// A long-running request without a token, whatever its Authorization, needs no review and stays off
+// the connections of proven tokens.
 func TestOnlyTokensAreProven(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	for authorization, proto := range map[string]string{"Basic x": "HTTP/1.1", "Bearer": "HTTP/1.1", "Bearer  token-of-bob": "HTTP/1.1", "Bearer token-of-bob": "HTTP/2.0"} {
@@ -205,16 +203,15 @@ func TestOnlyTokensAreProven(t *testing.T) {
 			w.do(t, w.httpClient(t, by, nil), w.by(t, authorization, "GET", "/api/v1/pods?watch=true", nil)).want(t, 200, authorization)
 			in, asked := w.local.last(t), w.local.count()-before > 1
 			if asked != (proto == "HTTP/2.0") || in.proto != proto {
-				t.Errorf("%q: asked about: %v; the watch went over %s", authorization, asked, in.proto)
+				t.Errorf("%q: reviewed: %v; the watch went over %s", authorization, asked, in.proto)
 			}
 		})
 	}
 }
 
-// TestHostOfBackends: a remote sees its own address as the host, as from kube-aggregator, however a
-// request is carried: behind a name that leads to an ingress the client would choose the virtual
-// host. The local apiserver sees the client's, as if it had been asked directly: it passes it on to
-// pods and services.
+// A remote gets its own address as the host, as from kube-aggregator, over any protocol: otherwise
+// a client could choose the virtual host of an ingress. The local apiserver gets the client's host,
+// as in a direct request: it forwards it to pods and services.
 func TestHostOfBackends(t *testing.T) {
 	bothBackends(t, worldConfig{remote: switchingIfAsked, local: switchingIfAsked}, func(t *testing.T, w *world) {
 		for _, side := range []struct {
@@ -245,8 +242,7 @@ func switchingIfAsked(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestOwnAnswers: what is answered here says what every answer of kube-apiserver's says, whoever
-// asks.
+// Fairlead's own answers have the fields of every answer of kube-apiserver, for every caller.
 func TestOwnAnswers(t *testing.T) {
 	w := newWorld(t, worldConfig{unhealthy: true, documents: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotAcceptable) })})
 	everyWay(t, func(t *testing.T, proto string) {
@@ -283,7 +279,7 @@ func TestOwnAnswers(t *testing.T) {
 	})
 }
 
-// TestForwardedAnswers: what a backend answers keeps its fields, once each.
+// Answers of a backend keep their fields, once each.
 func TestForwardedAnswers(t *testing.T) {
 	w := newWorld(t, worldConfig{remote: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Audit-Id", r.Header.Get("Audit-Id"))

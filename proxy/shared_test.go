@@ -19,8 +19,8 @@ const (
 	c = "c.example.com"
 )
 
-// APIServices of one Service and one trust share connections; those of another trust, server name
-// or port never use them.
+// APIServices with the same Service and trust share connections; others, with another trust, server
+// name or port, do not use them.
 func TestSharedConnections(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b, c)
@@ -34,10 +34,10 @@ func TestSharedConnections(t *testing.T) {
 	s.apply()
 	used := map[string]string{s.shared(a, b, c): "a, b, c", s.shared("trust.example.com", "trust2.example.com"): "trust"}
 	if len(used) != 2 {
-		t.Error("two of different trust share a connection")
+		t.Error("APIServices of different trust share a connection")
 	}
 	for _, g := range []string{"order.example.com", "name.example.com", "port.example.com", "ping.example.com"} {
-		for range 3 { // the first may go by net/http's handler, which finds out what the backend speaks
+		for range 3 { // the first may use net/http, to learn the backend's protocol
 			if at := s.conn(g); used[at] != "" && used[at] != g {
 				t.Errorf("%s goes over a connection of %s", g, used[at])
 			} else {
@@ -47,11 +47,11 @@ func TestSharedConnections(t *testing.T) {
 	}
 }
 
-// One that comes later uses the connections that are there.
+// A new APIService uses the existing connections.
 func TestSharedJoin(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a)
-	s.conn(a) // finds out what the backend speaks
+	s.conn(a) // learns the backend's protocol
 	first := s.conn(a)
 	watch := s.open(things(a) + "?watch=1")
 	s.homes[b] = &neighbour{}
@@ -62,9 +62,8 @@ func TestSharedJoin(t *testing.T) {
 	s.goesOn("that had begun before", watch)
 }
 
-// One of several changes its bundle: its next request goes over a connection that was verified by
-// the new one, its watches end if the old connection is not trusted any more, and nothing happens
-// to its neighbours.
+// An APIService that changes its bundle uses a connection verified by the new one. Its watches end
+// if the new bundle does not verify the old connection. Its neighbours are unaffected.
 func TestSharedTrustChanges(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b, c)
@@ -74,7 +73,7 @@ func TestSharedTrustChanges(t *testing.T) {
 	s.homes[c].bundle = pki.NewCA("hijacker").PEM()
 	s.apply()
 	if got := s.conn(b); got == shared {
-		t.Error("the request of an APIService with another bundle went over the connection of its old one")
+		t.Error("an APIService with a new bundle still uses the connection of its old one")
 	}
 	if res := s.open(things(c)); res.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("a bundle that does not verify the backend: %d", res.StatusCode)
@@ -87,9 +86,9 @@ func TestSharedTrustChanges(t *testing.T) {
 	s.goesOn("that the new bundle trusts, too", grows)
 }
 
-// What was verified by a replaced CA is for the one that still trusts it, as long as it does: no
-// request of an APIService that names the new CA alone goes over it, neither during the overlap nor
-// when that is over and both have one Backend.
+// A connection verified by a replaced CA serves only APIServices that still trust that CA. One that
+// trusts only the new CA never uses it: neither during the overlap, nor afterwards, when both have
+// one Backend.
 func TestOverlapIsNobodyElses(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b)
@@ -99,7 +98,7 @@ func TestOverlapIsNobodyElses(t *testing.T) {
 	s.overlap(a, true)
 	s.apply()
 	if got := s.conn(a); got == shared {
-		t.Error("an APIService in its overlap goes over the connection of its old bundle")
+		t.Error("an APIService in its overlap uses the connection of its old bundle")
 	}
 	own, neighbours := s.open(things(a)+"?watch=1"), s.open(things(b)+"?watch=1")
 	s.homes[c] = &neighbour{bundle: next}
@@ -108,13 +107,13 @@ func TestOverlapIsNobodyElses(t *testing.T) {
 		t.Helper()
 		for range 3 {
 			if res := s.open(things(group)); res.StatusCode != http.StatusServiceUnavailable {
-				t.Errorf("%s: %s is answered %d by a server that its bundle does not verify", when, group, res.StatusCode)
+				t.Errorf("%s: %s: status %d from a server that its bundle does not verify", when, group, res.StatusCode)
 			}
 		}
 	}
 	refused("during the overlap of a neighbour", c)
 	if at := s.conn(a); at == shared {
-		t.Error("back on what its bundle does not verify")
+		t.Error("back on a connection that its bundle does not verify")
 	}
 	s.overlap(a, false)
 	s.later = 2 * time.Second
@@ -128,8 +127,8 @@ func TestOverlapIsNobodyElses(t *testing.T) {
 	}
 }
 
-// One leads elsewhere while requests are under way: those that were sent are answered, the next
-// ones go where it leads now.
+// An APIService changes its target while requests are under way: those that were sent are answered,
+// later ones reach the new target.
 func TestSharedRetarget(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*neighbour){
@@ -156,7 +155,7 @@ func TestSharedRetarget(t *testing.T) {
 			s.apply()
 			for range 3 {
 				if got := s.conn(a); got == shared {
-					t.Error("still goes over what is shared")
+					t.Error("still uses the shared connection")
 				}
 			}
 			close(s.free)
@@ -171,9 +170,9 @@ func TestSharedRetarget(t *testing.T) {
 	}
 }
 
-// One is named by URL for a while: it shares connections with those of the same URL, and with
-// nobody of the Service, although both lead to the same address. A URL that cannot be used leads
-// nowhere, neither by the connections that are there.
+// An APIService with a URL shares connections with those of the same URL, not with those of a
+// Service, even if both have the same address. With an invalid URL it is unavailable, despite open
+// connections.
 func TestSharedByURL(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b, c)
@@ -190,25 +189,25 @@ func TestSharedByURL(t *testing.T) {
 	name(c, " "+url+","+url)
 	byURL := s.shared(a, c)
 	if byURL == shared || s.conn(b) != shared {
-		t.Error("one by URL and one by Service share a connection")
+		t.Error("an APIService with a URL and one with a Service share a connection")
 	}
 	s.homes[a].annotations = nil
 	s.apply()
 	if s.shared(a, b) != shared || s.conn(c) != byURL {
-		t.Error("without the annotation it does not go where it went before")
+		t.Error("without the annotation it does not use its former connection")
 	}
 	name(c, url+"/")
 	for range 3 {
 		if res := s.open(things(c)); res.StatusCode != http.StatusServiceUnavailable {
-			t.Errorf("by a bad URL: %d", res.StatusCode)
+			t.Errorf("with an invalid URL: status %d", res.StatusCode)
 		}
 	}
 	s.closes("that nobody shares any more", byURL)
 	s.goesOn("of the neighbour", stays)
 }
 
-// One that is deleted takes its own watches with it; the last one that shares a connection has it
-// closed.
+// Deleting an APIService ends its own watches. Deleting the last one that shares a connection
+// closes it.
 func TestSharedMemberGoes(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b)
@@ -217,7 +216,7 @@ func TestSharedMemberGoes(t *testing.T) {
 	delete(s.homes, a)
 	s.apply()
 	if s.conn(b) != shared {
-		t.Error("the connection went with one of those that shared it")
+		t.Error("the connection ended with one of the APIServices that shared it")
 	}
 	s.ends("of one that was deleted", goes)
 	s.goesOn("of its neighbour", stays)
@@ -229,7 +228,7 @@ func TestSharedMemberGoes(t *testing.T) {
 	s.closes("that nobody shares any more", shared)
 }
 
-// Limits are each one's own, whatever is shared.
+// Each APIService has its own limits, even on shared connections.
 func TestSharedLimits(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b)
@@ -242,23 +241,23 @@ func TestSharedLimits(t *testing.T) {
 	s.open(things(a) + "?watch=1")
 	for _, query := range []string{"", "?watch=1"} {
 		if res := s.open(things(a) + query); res.StatusCode != http.StatusTooManyRequests {
-			t.Errorf("one that is full: %d %s", res.StatusCode, query)
+			t.Errorf("at its limit: status %d %s", res.StatusCode, query)
 		}
 		for range 3 {
 			if res := s.open(things(b) + query); res.StatusCode != http.StatusOK {
-				t.Errorf("its neighbour: %d %s", res.StatusCode, query)
+				t.Errorf("its neighbour: status %d %s", res.StatusCode, query)
 			}
 		}
 	}
 	if s.conn(b) != shared {
-		t.Error("they share no more")
+		t.Error("they share no connection any more")
 	}
 	close(s.free)
 	<-done
 }
 
-// An endpoint that is out for one goes on serving the other, whose verdict is its own: only the
-// one's requests that wait for it go elsewhere.
+// An endpoint that is ejected for one APIService still serves another one with its own verdict:
+// only requests of the first one that wait for the endpoint are moved.
 func TestSharedEjection(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b)
@@ -301,16 +300,16 @@ func TestSharedEjection(t *testing.T) {
 	bad["v1."+a], bad["v1."+b] = second.Listener.Addr().String(), ""
 	s.apply()
 	if got := <-results; got != (result{a, "ok"}) {
-		t.Errorf("the first to be answered: %v; want what waited for the endpoint that is out, by the other one", got)
+		t.Errorf("first answer: %v; want the request that waited for the ejected endpoint, from the other one", got)
 	}
 	close(free)
 	if got := <-results; got != (result{b, "second"}) {
-		t.Errorf("then: %v; the neighbour's request was to stay where it was", got)
+		t.Errorf("second answer: %v; want the neighbour's request, where it was", got)
 	}
 }
 
-// Another client certificate is what all who share connections go by from then on, and watches go
-// on.
+// After a rotation of the client certificate, all who share connections use a new one, and watches
+// continue.
 func TestSharedRotation(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b)
@@ -324,10 +323,10 @@ func TestSharedRotation(t *testing.T) {
 	next := s.at(a)
 	for _, g := range []string{a, b} {
 		if got := s.conn(g); got != next {
-			t.Errorf("%s goes over another connection than its neighbour", g)
+			t.Errorf("%s uses another connection than its neighbour", g)
 		}
 		if peer := s.remote.last(t).peer; peer != "front-proxy-client-2" {
-			t.Errorf("%s goes by %q", g, peer)
+			t.Errorf("%s uses the certificate of %q", g, peer)
 		}
 	}
 	s.goesOn("that had begun before", watch)

@@ -25,7 +25,7 @@ import (
 
 // neighbour is an APIService of the street's one Service.
 type neighbour struct {
-	bundle      []byte // nil: what verifies the server
+	bundle      []byte // nil: verifies the server
 	port        int32  // 0: 443; 8443 leads to the same process
 	annotations map[string]string
 }
@@ -40,13 +40,13 @@ type street struct {
 	pair    atomic.Pointer[tls.Certificate]
 	rotated chan struct{}
 	tables  int
-	later   time.Duration // than now: when the next table is made
+	later   time.Duration // added to the time of the next table
 
 	mu    sync.Mutex
-	conns map[string]string // :: path of the last request → the connection it came over
-	hung  chan struct{}     // gets one for each request that hangs
-	free  chan struct{}     // closed: they are answered
-	// overlapping APIServices trust the server whatever their bundle says.
+	conns map[string]string // by path: the last request's connection
+	hung  chan struct{}     // receives for each hanging request
+	free  chan struct{}     // closed to answer them
+	// overlapping APIServices trust the server regardless of their bundle.
 	overlapping map[string]bool
 }
 
@@ -57,7 +57,7 @@ func newStreet(t *testing.T, groups ...string) *street {
 			if p := s.pair.Load(); p != nil {
 				return *p
 			}
-			return tls.Certificate{} // the world is being made
+			return tls.Certificate{} // newWorld is running
 		},
 		roots:    s.roots,
 		guard:    s.guard,
@@ -75,7 +75,7 @@ func newStreet(t *testing.T, groups ...string) *street {
 	return s
 }
 
-// roots are those of the bundle and, on behalf of an APIService in its overlap, the server's.
+// roots returns the bundle's CAs and, for an APIService in its overlap, the server's.
 func (s *street) roots(apiService string, b *registry.Backend) *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM([]byte(b.CABundle))
@@ -87,10 +87,10 @@ func (s *street) roots(apiService string, b *registry.Backend) *x509.CertPool {
 	return pool
 }
 
-// guard ends at once what is not trusted now. As in certs/trust, an APIService's trust goes with
-// it, and that of all that have a Backend never changes.
+// guard ends at once connections that are not trusted now. As in certs/trust, the trust of an
+// APIService may change, and that of a whole Backend never does.
 func (s *street) guard(apiService string, b *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
-	if s.pair.Load() == nil { // the world is being made
+	if s.pair.Load() == nil { // newWorld is running
 		return nil, func() {}
 	}
 	lost := make(chan struct{})
@@ -110,14 +110,14 @@ func (s *street) guard(apiService string, b *registry.Backend, chain []*x509.Cer
 	return lost, func() {}
 }
 
-// overlap has an APIService trust the server beside its bundle, or no longer.
+// overlap starts or ends an APIService's trust in the server beyond its bundle.
 func (s *street) overlap(group string, begins bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.overlapping["v1."+group] = begins
 }
 
-// show has Fairlead go by another client certificate.
+// show gives Fairlead another client certificate.
 func (s *street) show(name string) {
 	pair := s.authorities.front.Issue(pki.Leaf{CommonName: name}).TLS()
 	s.pair.Store(&pair)
@@ -147,8 +147,8 @@ func (s *street) input(in *registry.Input) {
 	}
 }
 
-// answer is the backend: it writes down over which connection it was asked; a watch goes on, and
-// what is to hang hangs.
+// answer is the backend's handler: it records the connection of each request, keeps watches open,
+// and hangs if asked to.
 func (s *street) answer(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.conns[r.URL.Path] = r.RemoteAddr
@@ -167,8 +167,7 @@ func (s *street) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// apply makes a table of what there is, and has it applied: by a request to the one entry that is
-// another in every table.
+// apply makes a table and applies it, by a request to the one entry that differs in every table.
 func (s *street) apply() {
 	s.tables++
 	s.current.Store(buildTable(s.t, s.world, s.config))
@@ -186,7 +185,7 @@ func (s *street) open(target string) *http.Response {
 	return res
 }
 
-// conn asks a group, and tells over which connection its backend heard of it.
+// conn sends a request to a group and returns the connection over which the backend received it.
 func (s *street) conn(group string) string {
 	s.t.Helper()
 	res := s.open(things(group))
@@ -196,15 +195,15 @@ func (s *street) conn(group string) string {
 	return s.at(group)
 }
 
-// at is over which connection a group's last request came.
+// at returns the connection of a group's last request.
 func (s *street) at(group string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.conns[things(group)]
 }
 
-// shared waits until groups share a connection, and returns it: the first request of each may go
-// over one that finds out what the backend speaks.
+// shared waits until groups share a connection, and returns it: the first request of each may use
+// another one, to learn the backend's protocol.
 func (s *street) shared(groups ...string) (first string) {
 	s.t.Helper()
 	must.Soon(s.t, 30*time.Second, fmt.Sprint(groups, " share a connection"), func() bool {
@@ -218,7 +217,7 @@ func (s *street) shared(groups ...string) (first string) {
 	return first
 }
 
-// goesOn checks that a watch does, for a second.
+// goesOn checks that a watch stays open for a second.
 func (s *street) goesOn(what string, w *http.Response) {
 	s.t.Helper()
 	done := make(chan error, 1)
@@ -230,8 +229,7 @@ func (s *street) goesOn(what string, w *http.Response) {
 	}
 }
 
-// ends checks that a watch ends cleanly within the 5 s that are promised, and a little for the
-// machine.
+// ends checks that a watch ends cleanly within the promised 5 s, and some time for a slow machine.
 func (s *street) ends(what string, w *http.Response) {
 	s.t.Helper()
 	begun := time.Now()
@@ -240,13 +238,13 @@ func (s *street) ends(what string, w *http.Response) {
 	}
 }
 
-// closes checks that a connection to the backend does.
+// closes checks that a connection to the backend is closed.
 func (s *street) closes(what, address string) {
 	s.t.Helper()
 	must.Soon(s.t, 30*time.Second, "the connection "+what+" is closed", func() bool { return !s.remote.isOpen(address) })
 }
 
-// another adds a second process behind the Service, and returns its address.
+// another adds a second process to the Service, and returns it.
 func (s *street) another(h http.HandlerFunc) *far {
 	f := newFar(s.t, &s.authorities, true, "ext.default.svc", h)
 	at := netip.MustParseAddrPort(f.Listener.Addr().String())

@@ -18,10 +18,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// current is the table of a world.
+// current holds a world's current table.
 type current struct{ atomic.Pointer[registry.Table] }
 
-// buildTable has one remote group-version, served by w.remote, and one local one.
+// buildTable makes a table with a remote group-version, served by w.remote, and a local one.
 func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 	t.Helper()
 	address := netip.MustParseAddrPort(w.remote.Listener.Addr().String())
@@ -76,16 +76,16 @@ func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 	return registry.Build(in, first)
 }
 
-// A request keeps to the table that decided it, whatever is in force when it is carried out. Here
-// another one, without the APIService, comes while the authorizer is asked.
+// A request keeps the table by which it was decided. Here another table, without the APIService,
+// replaces it during authorization.
 func TestOneTableForARequest(t *testing.T) {
 	widgets := remoteGV + "/widgets"
 	for _, tt := range []struct {
 		name, proto, path string
 		as                string // whom the caller impersonates
 		unhealthy         bool
-		want              string // begins the body
-		remote            int    // requests that the backend got
+		want              string // prefix of the body
+		remote            int    // requests at the backend
 	}{
 		{name: "forwarded", proto: "http/1.1", path: widgets, want: "far", remote: 1},
 		{name: "forwarded", proto: "h2", path: widgets, want: "far", remote: 1},
@@ -109,7 +109,7 @@ func TestOneTableForARequest(t *testing.T) {
 					}
 				},
 			})
-			w.get(t, tt.proto, widgets) // by bob: what the backend speaks is known then
+			w.get(t, tt.proto, widgets) // as bob; Fairlead learns the backend's protocol
 			before := w.remote.count()
 			armed.Store(true)
 			r := w.as(t, "boss", "GET", tt.path, nil)

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// tracer sends spans to a collector. read waits for a number of them, ends it, and returns what the
-// collector has. A span may end after its answer.
+// tracer sends spans to a collector. read waits for n of them, stops both, and returns the
+// collector's spans. A span may end after its answer.
 func tracer(t *testing.T, perMillion int32) (tr *traced.Tracer, read func(n int) []otlp.Span) {
 	t.Helper()
 	c := must.Get(otlp.Start(t.Context()))(t)
@@ -38,8 +38,8 @@ const (
 	callers      = "00-" + callersTrace + "-" + callersSpan + "-01"
 )
 
-// A trace is continued for those whom kube-apiserver continues it for; anybody else's begins anew,
-// with a link.
+// Traces are continued for the callers for which kube-apiserver continues them. For others a new
+// trace begins, with a link.
 func TestTrace(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		tr, read := tracer(t, 1_000_000)
@@ -94,8 +94,8 @@ func TestTrace(t *testing.T) {
 	})
 }
 
-// What is not sampled is not exported, whoever asks for it, unless it is somebody whose trace is
-// continued; the next hop is told.
+// An unsampled request is not exported, even if the client asks for it, unless the client's trace
+// is continued. The next hop gets the decision.
 func TestTraceNotSampled(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		tr, read := tracer(t, 0)
@@ -114,7 +114,7 @@ func TestTraceNotSampled(t *testing.T) {
 	})
 }
 
-// Without tracing a client's trace context is nobody's business.
+// Without tracing, a client's trace context is forwarded unchanged.
 func TestNoTrace(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	everyWay(t, func(t *testing.T, proto string) {

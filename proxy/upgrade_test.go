@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// TestEndings: a line says how its request has ended and how much of it came, whichever way both
-// went.
+// A line of the access log says how its request ended and how many bytes were sent, over any
+// protocols.
 func TestEndings(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	for _, http1 := range []bool{false, true} {
@@ -77,7 +77,7 @@ func TestEndings(t *testing.T) {
 	}
 }
 
-// The line of a session has its bytes, both ways, and all of them.
+// The line of an upgraded session counts all its bytes in both directions.
 func TestSessionLine(t *testing.T) {
 	access, seen := newLog(t)
 	w := newWorld(t, worldConfig{access: access, remote: switching})
@@ -89,7 +89,7 @@ func TestSessionLine(t *testing.T) {
 	}
 }
 
-// Who taps sees requests that the log leaves out, and over both protocols.
+// A tap shows requests that the access log omits, over both protocols.
 func TestTapped(t *testing.T) {
 	w := newWorld(t, worldConfig{taps: true})
 	r := w.as(t, "bob", "GET", "/fairlead/tap?user=bob&seconds=60", nil)
@@ -106,10 +106,10 @@ func TestTapped(t *testing.T) {
 
 const websocket = "Connection: upgrade\r\nUpgrade: websocket\r\n\r\n"
 
-// switching agrees to any upgrade and echoes what comes.
+// switching accepts any upgrade and echoes its input.
 func switching(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Upgrade") == "" {
-		return // a token's proof
+		return // a request that proves a token
 	}
 	hijacked(func(c io.ReadWriter, r *http.Request) {
 		fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\nX-Mine: yes\r\n\r\n", r.Header.Get("Upgrade"))
@@ -145,7 +145,7 @@ func TestUpgradeEchoes(t *testing.T) {
 	}
 }
 
-// The backend's word counts only if it is the protocol that was asked for.
+// A 101 is accepted only for the requested protocol.
 func TestUpgradeToSomethingElse(t *testing.T) {
 	w := newWorld(t, worldConfig{remote: hijacked(func(c io.ReadWriter, _ *http.Request) {
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
@@ -157,7 +157,7 @@ func TestUpgradeToSomethingElse(t *testing.T) {
 	}
 }
 
-// A client whose connection cannot be taken over is cut off, and not answered as if all was well.
+// A client whose connection cannot be hijacked is disconnected without an answer.
 func TestNotTakenOver(t *testing.T) {
 	defer func() {
 		if v := recover(); v != http.ErrAbortHandler { //nolint:errorlint // net/http compares it so
@@ -185,6 +185,6 @@ func TestSessionsEnd(t *testing.T) {
 	}
 	w.proxy.EndSessions()
 	if _, err := br.ReadByte(); err == nil {
-		t.Error("the session goes on")
+		t.Error("the session is still open")
 	}
 }

@@ -2,7 +2,7 @@ package proxy
 
 import "testing"
 
-// A span has Kubernetes' verb, which its method does not tell.
+// A span names Kubernetes' verb, which differs from the method.
 func TestSpanHasTheVerb(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		tr, read := tracer(t, 1_000_000)

@@ -70,7 +70,7 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// Whatever a client calls itself, a line is one line of valid JSON, and says the same.
+// Any value that a client sends makes one line of valid JSON, with that value.
 func FuzzField(f *testing.F) {
 	for _, s := range []string{"plain", "\"},{\"", "\n\x00\x7f", "é\u2028\xff", "\xed\xa0\x80"} {
 		f.Add(s)
@@ -82,7 +82,7 @@ func FuzzField(f *testing.F) {
 		}
 		var got struct{ X string }
 		must.Do(t, json.Unmarshal(b, &got))
-		want := strings.Map(func(r rune) rune { return r }, s) // what is no UTF-8 becomes U+FFFD
+		want := strings.Map(func(r rune) rune { return r }, s) // invalid UTF-8 becomes U+FFFD
 		if got.X != want {
 			t.Errorf("%q, want %q", got.X, want)
 		}
@@ -94,7 +94,7 @@ func newLog(t *testing.T, cfg Config) *Log {
 	return must.Get(New(cfg))(t)
 }
 
-// gate is a writer that can be held up, and counts writes.
+// gate is a writer that blocks until it is opened, and counts writes.
 type gate struct {
 	open   chan struct{}
 	mu     sync.Mutex // guards the rest
@@ -133,15 +133,15 @@ func TestGathers(t *testing.T) {
 		if lines, writes := g.seen(); lines != 100 || writes != 1 {
 			t.Errorf("%d lines in %d writes", lines, writes)
 		}
-		// Much is not kept waiting.
+		// A full stripe is written early.
 		for range soon / 100 {
 			l.Add(7, full())
 		}
 		synctest.Wait()
 		if lines, _ := g.seen(); lines < 101 {
-			t.Error("a full stripe waits")
+			t.Error("a full stripe is not written")
 		}
-		// And nothing is lost at the end.
+		// Run writes the remaining lines before it returns.
 		l.Add(8, full())
 		stop()
 		if lines, _ := g.seen(); lines != 100+soon/100+1 {
@@ -150,8 +150,8 @@ func TestGathers(t *testing.T) {
 	})
 }
 
-// A writer that hangs costs a bounded buffer and lines, which are counted, and no request waits for
-// it.
+// A writer that hangs uses a limited buffer and loses lines, which are counted. No request waits
+// for it.
 func TestBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{open: make(chan struct{})}
@@ -218,16 +218,16 @@ func BenchmarkAdd(b *testing.B) {
 
 func TestNew(t *testing.T) {
 	if _, err := New(Config{}); err == nil {
-		t.Error("made without a writer")
+		t.Error("New accepts no writer")
 	}
 	reg := prometheus.NewRegistry()
 	newLog(t, Config{Writer: io.Discard, Metrics: reg})
 	if _, err := New(Config{Writer: io.Discard, Metrics: reg}); err == nil {
-		t.Error("registered twice")
+		t.Error("the metrics are registered twice")
 	}
 }
 
-// A sample leaves out as many as it says, and no error.
+// A sample omits the configured share of lines, and no errors.
 func TestSample(t *testing.T) {
 	for _, skip := range []float64{0, .25, 1} {
 		l := must.Get(New(Config{Writer: io.Discard, Skip: skip}))(t)
@@ -243,7 +243,7 @@ func TestSample(t *testing.T) {
 		}
 		// Six standard deviations at most: 0.5·√20000 each.
 		if off := math.Abs(float64(wanted) - n*(1-skip)); off > 425 {
-			t.Errorf("of %d requests with %v left out, %d have a line", n, skip, wanted)
+			t.Errorf("of %d requests with %v omitted, %d have a line", n, skip, wanted)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// However many lines are lost, the log says so once a minute.
+// Lost lines are logged once a minute, however many they are.
 func TestLossesAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()
@@ -22,7 +22,7 @@ func TestLossesAreLogged(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		if n := strings.Count(said.String(), "access log lost lines"); n != 3 {
-			t.Errorf("said %d times in 3 minutes:\n%s", n, said.String())
+			t.Errorf("logged %d times in 3 minutes:\n%s", n, said.String())
 		}
 	})
 }

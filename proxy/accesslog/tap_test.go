@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// look opens a tap, and returns its lines as they come.
+// look opens a tap, and returns a scanner of its lines.
 func look(t *testing.T, url string) (lines *bufio.Scanner, end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -30,11 +30,11 @@ func look(t *testing.T, url string) (lines *bufio.Scanner, end func()) {
 	return bufio.NewScanner(res.Body), cancel
 }
 
-// A tap has the lines of whom it was opened for, at once, and nobody else's.
+// A tap immediately shows the lines that match it, and no others.
 func TestTap(t *testing.T) {
 	taps := &Taps{}
 	s := httptest.NewServer(taps)
-	t.Cleanup(s.Close) // when nobody looks any more
+	t.Cleanup(s.Close) // after all taps end
 	jane, _ := look(t, s.URL+"?user=jane")
 	flunders, _ := look(t, s.URL+"?path=/apis/wardle/&seconds=2")
 	both, _ := look(t, s.URL+"?path=/apis/wardle/&user=jane")
@@ -60,11 +60,11 @@ func TestTap(t *testing.T) {
 	}
 }
 
-// What is asked for is bounded, in number, length and time.
+// Taps are limited in number, length and time.
 func TestTapRefuses(t *testing.T) {
 	taps := &Taps{}
 	s := httptest.NewServer(taps)
-	t.Cleanup(s.Close) // when nobody looks any more
+	t.Cleanup(s.Close) // after all taps end
 	for _, query := range []string{"", "user=x&seconds=61", "user=x&seconds=0", "user=x&seconds=y", "path=/" + strings.Repeat("x", maxTapWord)} {
 		w := httptest.NewRecorder()
 		if taps.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/?"+query, nil)); w.Code != http.StatusBadRequest {
@@ -85,13 +85,13 @@ func TestTapRefuses(t *testing.T) {
 	}
 	for patience := time.Now().Add(10 * time.Second); taps.Active(); {
 		if time.Now().After(patience) {
-			t.Fatal("taps outlive those who look")
+			t.Fatal("taps outlive their clients")
 		}
 	}
 }
 
-// A crowd of requests costs a tap a bounded number of lines and bytes, and it says so; who does not
-// read holds no place beyond the time he has asked for; a drain ends him.
+// Many requests give a tap a limited number of lines and bytes, and it reports the omitted ones. A
+// client that does not read keeps its tap no longer than it asked for. A drain ends it.
 func TestTapBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var draining atomic.Bool
@@ -128,7 +128,7 @@ func TestTapBound(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		if n := len(*taps.open.Load()); n != 1 {
-			t.Errorf("%d taps, want jane's alone", n)
+			t.Errorf("%d taps, want only jane's", n)
 		}
 		_ = unread.Close()
 		draining.Store(true)
@@ -142,7 +142,7 @@ func TestTapBound(t *testing.T) {
 	})
 }
 
-// That one line was left out is said, too.
+// A tap also reports a single omitted line.
 func TestTapLeavesOneOut(t *testing.T) {
 	var one tap
 	for range tapLines + 1 {
@@ -153,7 +153,7 @@ func TestTapLeavesOneOut(t *testing.T) {
 	}
 }
 
-// slow is a client that takes what it reads, and no more.
+// slow is a client that reads as the test does.
 type slow struct {
 	*httptest.ResponseRecorder
 	to io.Writer
@@ -166,7 +166,7 @@ func (s *slow) Write(p []byte) (int, error) {
 	return s.to.Write(p)
 }
 
-// Nobody looks: no request pays more than a look at a pointer. Somebody does: it allocates nothing.
+// Without taps, a request only reads an atomic pointer. With one, it allocates nothing.
 func TestTapAllocates(t *testing.T) {
 	var none *Taps
 	taps := &Taps{}

@@ -29,7 +29,7 @@ func evaluator(t *testing.T, text string) audit.PolicyRuleEvaluator {
 	return policy.NewPolicyRuleEvaluator(p)
 }
 
-// write lets f use a log, and returns what it wrote.
+// write runs f with a log, and returns the events written.
 func write(t *testing.T, cfg Config, f func(l *Log)) []auditv1.Event {
 	t.Helper()
 	var out bytes.Buffer
@@ -62,7 +62,7 @@ func widget(verb string) *Request {
 	}
 }
 
-// stages are what was emitted, in few words.
+// stages describes events briefly.
 func stages(events []auditv1.Event) []string {
 	var out []string
 	for _, ev := range events {
@@ -108,10 +108,10 @@ func TestPolicy(t *testing.T) {
 	rules := "rules: [{level: None, users: [bob], verbs: [get]}, {level: Request, resources: [{group: example.com}]}, {level: Metadata}]"
 	write(t, Config{Policy: evaluator(t, rules)}, func(l *Log) {
 		if e := l.Open(widget("get")); e != nil {
-			t.Errorf("what the policy leaves out was opened: %+v", e.ev)
+			t.Errorf("the policy omits this request, and it was opened: %+v", e.ev)
 		}
 		if e := l.Open(widget("list")); e == nil || !e.Bodies() {
-			t.Error("a request's bodies are not wanted")
+			t.Error("a body at level Request is not recorded")
 		}
 		nobody := &Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/readyz"}}
 		if e := l.Open(nobody); e == nil || e.Bodies() {
@@ -213,12 +213,12 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// stuck is a writer that waits, and then fails.
+// stuck is a writer that blocks, and then fails.
 type stuck struct{ open chan struct{} }
 
 func (s stuck) Write([]byte) (int, error) { <-s.open; return 0, errors.New("no space left") }
 
-// A log that cannot be written loses events, and says how many; it never makes a request wait.
+// A log that cannot be written drops and counts events. It never blocks a request.
 func TestLosses(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	w := stuck{make(chan struct{})}
@@ -231,7 +231,7 @@ func TestLosses(t *testing.T) {
 			e.Completed(200, "")
 		}
 		if lost := testutil.ToFloat64(l.lost); lost < 1000 {
-			t.Errorf("%v events were lost while nothing was written", lost)
+			t.Errorf("%v events were lost while the writer was blocked", lost)
 		}
 		close(w.open)
 	})
@@ -243,7 +243,7 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// Bodies that wait are bounded in size, not only in number.
+// Bodies of queued events are limited in size, too, not only in number.
 func TestWaitingBodies(t *testing.T) {
 	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: io.Discard}))(t)
 	body := `"` + strings.Repeat("x", 1000_000) + `"`
@@ -253,11 +253,11 @@ func TestWaitingBodies(t *testing.T) {
 		e.Completed(200, "")
 	}
 	if n, lost := len(l.queue), testutil.ToFloat64(l.lost); n != (maxWaiting-maxWaiting/32)/len(body) || lost != float64(100-n) {
-		t.Errorf("%d wait, %v lost", n, lost)
+		t.Errorf("%d queued, %v lost", n, lost)
 	}
 }
 
-// Who makes more events than can be written loses his own, and nobody else's.
+// A user with more events than can be written loses only events of that user.
 func TestLossesOfOneUser(t *testing.T) {
 	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
 	noisy := l.Open(widget("get"))
@@ -269,7 +269,7 @@ func TestLossesOfOneUser(t *testing.T) {
 	r.Attributes.User = &user.DefaultInfo{Name: "somebody else"}
 	l.Open(r).Completed(200, "")
 	if now := testutil.ToFloat64(l.lost); lost < queued || now != lost {
-		t.Errorf("%v lost, then %v: another user's event is among them", lost, now)
+		t.Errorf("%v lost, then %v: another user's event was lost, too", lost, now)
 	}
 }
 
@@ -295,14 +295,13 @@ func TestMask(t *testing.T) {
 	}
 }
 
-// Whatever a query is, who reads it afterwards finds what was there before, but for the values that
-// may be secrets, and masking it again changes nothing.
+// Masking a query replaces only values that may be secrets, and masking it again changes nothing.
 func FuzzMask(f *testing.F) {
 	for _, q := range []string{"a=1&token=hunter2;b", "a=%zz&TOKEN=%zz&a=2&a", "=x&&;=;%3D=1&code==", "pass%77ord=1&key", "sig=%26token=a"} {
 		f.Add(q)
 	}
 	read := func(q string) url.Values {
-		v, _ := url.ParseQuery(strings.ReplaceAll(q, ";", "&")) // what can be read of it
+		v, _ := url.ParseQuery(strings.ReplaceAll(q, ";", "&")) // ignores errors
 		return v
 	}
 	f.Fuzz(func(t *testing.T, q string) {
@@ -324,10 +323,10 @@ func FuzzMask(f *testing.F) {
 			delete(after, name)
 		}
 		if diff := cmp.Diff(before, after); diff != "" {
-			t.Errorf("Mask(%q) = %q, which changes what is no secret:\n%s", q, got, diff)
+			t.Errorf("Mask(%q) = %q, which changes more than secrets:\n%s", q, got, diff)
 		}
 		if !strings.Contains(q, "hunter2") && strings.Contains(Mask(q+"&access_token=hunter2"), "hunter2") {
-			t.Errorf("%q keeps what follows it from being masked", q)
+			t.Errorf("%q prevents masking after it", q)
 		}
 	})
 }

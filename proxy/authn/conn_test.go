@@ -40,7 +40,7 @@ func TestConnVerifiesOnce(t *testing.T) {
 	}
 }
 
-// The turn that a verification waits for is given back, and who needs none takes none.
+// A verification releases its turn, and takes one only if it must run.
 func TestConnGivesItsTurnBack(t *testing.T) {
 	ca := newAuthority("client-ca")
 	a := newAuthenticator(t, Config{VerifyClient: ca.verify()})
@@ -52,7 +52,7 @@ func TestConnGivesItsTurnBack(t *testing.T) {
 		}
 	}
 	if entered != 1 || left != 1 {
-		t.Errorf("%d turns were taken and %d given back, want one", entered, left)
+		t.Errorf("%d turns were taken and %d released, want one", entered, left)
 	}
 }
 
@@ -75,14 +75,13 @@ func TestConnFollowsGeneration(t *testing.T) {
 	check(was, KindCertificate)
 	check(will, KindInvalid)
 	verify = newCA.verify()
-	check(was, KindCertificate) // nobody said so yet
+	check(was, KindCertificate) // the generation is unchanged
 	generation.Add(1)
 	check(was, KindInvalid)
 	check(will, KindCertificate)
 }
 
-// TestConnGenerationRace: a CA that changes while a certificate is verified must not leave the old
-// verdict behind.
+// If the CA changes during a verification, the result of the old one must not be cached.
 func TestConnGenerationRace(t *testing.T) {
 	ca := newAuthority("client-ca")
 	var generation atomic.Uint64
@@ -97,7 +96,7 @@ func TestConnGenerationRace(t *testing.T) {
 	c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
 	read(a, c, nil, "")
 	if got := read(a, c, nil, ""); got.Kind != KindInvalid {
-		t.Errorf("kind %d: the verdict outlived its CA", got.Kind)
+		t.Errorf("kind %d: the result outlived its CA", got.Kind)
 	}
 }
 
@@ -126,8 +125,7 @@ func TestConnDiesAtNotAfter(t *testing.T) {
 	})
 }
 
-// TestConnRetriesFailure: a certificate that is not valid yet becomes valid without a new
-// connection.
+// A certificate that is not valid yet becomes valid without a new connection.
 func TestConnRetriesFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := newAuthority("client-ca")
@@ -147,7 +145,7 @@ func TestConnRetriesFailure(t *testing.T) {
 			}
 		}
 		if n.Load() != 1 {
-			t.Errorf("a failing certificate was verified %d times at once", n.Load())
+			t.Errorf("a failing certificate was verified %d times in a row", n.Load())
 		}
 		pass(retryVerify + time.Second)
 		if got := read(a, c, nil, ""); got.Kind != KindCertificate {
@@ -156,7 +154,7 @@ func TestConnRetriesFailure(t *testing.T) {
 	})
 }
 
-// TestNoOpinion: a CA that is not there yet is no reason to refuse, as upstream.
+// A missing CA is no reason to refuse a request, as upstream.
 func TestNoOpinion(t *testing.T) {
 	ca := newAuthority("ca")
 	none := func([]*x509.Certificate) ([][]*x509.Certificate, error) { return nil, nil }
@@ -170,7 +168,7 @@ func TestNoOpinion(t *testing.T) {
 	}
 }
 
-// What a connection remembers of one request is never taken for what another one presents.
+// A value remembered from one request is never used for another value of the next one.
 func TestConnRemembersTokens(t *testing.T) {
 	a, c := newAuthenticator(t, Config{}), &Conn{}
 	long := strings.Repeat("x", maxRemembered)
@@ -183,7 +181,7 @@ func TestConnRemembersTokens(t *testing.T) {
 			t.Errorf("%.20q has the token %.20q, want %.20q", f.value, got, f.want)
 		}
 		if l := c.last.Load(); len(l.value) > maxRemembered {
-			t.Errorf("a value of %d bytes is kept", len(l.value))
+			t.Errorf("a value of %d bytes is remembered", len(l.value))
 		}
 	}
 }

@@ -24,7 +24,7 @@ type authority struct{ *pki.CA }
 
 func newAuthority(name string) *authority { return &authority{pki.NewCA(name)} }
 
-// issue makes a client certificate that ends in that time (negative: it has ended).
+// issue makes a client certificate that expires after the duration (negative: already expired).
 func (a *authority) issue(subject pki.Leaf, ends time.Duration) []*x509.Certificate {
 	subject.NotBefore, subject.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(ends)
 	return []*x509.Certificate{a.Issue(subject).Certificate}
@@ -34,7 +34,7 @@ func (a *authority) options() x509.VerifyOptions {
 	return x509.VerifyOptions{Roots: a.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 }
 
-// verify is what package certs does: verify, and check the names when there are any.
+// verify does what package certs does: it verifies, and checks the names if there are any.
 func (a *authority) verify(names ...string) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
 	opts := a.options()
 	return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
@@ -48,8 +48,7 @@ func (a *authority) verify(names ...string) func([]*x509.Certificate) ([][]*x509
 	}
 }
 
-// tokens is an apiserver that knows tokens that begin with "good", and counts how often it is
-// asked.
+// tokens is an apiserver that accepts tokens with the prefix "good", and counts reviews.
 type tokens struct {
 	*reviews.Count
 	fail atomic.Bool
@@ -92,7 +91,7 @@ func head(nv ...string) Head {
 
 func bearer(token string) Head { return head("authorization", "Bearer "+token) }
 
-// describe writes a user down for comparing.
+// describe formats a user for comparison.
 func describe(u user.Info) string {
 	if u == nil {
 		return "nobody"
@@ -100,7 +99,7 @@ func describe(u user.Info) string {
 	return fmt.Sprintf("%s/%s%q%v", u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
 }
 
-// read is Read after Verify, which gets its turn at once.
+// read calls Verify, which gets its turn at once, and then Read.
 func read(a *Authenticator, c *Conn, h Head, upgrade string) Credentials {
 	_ = a.Verify(c, func() (func(), error) { return func() {}, nil })
 	got, _ := a.Read(c, h, upgrade)

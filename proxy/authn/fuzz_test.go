@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// FuzzRead feeds foreign Authorization, subprotocol, and front-proxy fields to us and to upstream's
-// authenticators.
+// FuzzRead compares our reading of any Authorization, subprotocol and front-proxy fields with that
+// of upstream's authenticators.
 func FuzzRead(f *testing.F) {
 	front := newAuthority("front-ca")
 	s := setup{front: front, names: []string{"front-proxy-client"}}
@@ -36,7 +36,7 @@ func FuzzRead(f *testing.F) {
 		}
 		for _, v := range []string{authorization, protocol, name, value} {
 			if !httpguts.ValidHeaderFieldValue(v) {
-				return // refused by every HTTP parser before it gets here
+				return // every HTTP parser refuses it earlier
 			}
 		}
 		h := http.Header{"X-Remote-User": {name}, http.CanonicalHeaderKey(key): {value}}
@@ -47,8 +47,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// FuzzCutProtocol: no token is left, nothing else is lost, and what upstream would read as the
-// token is what is gone.
+// FuzzCutProtocol: all tokens that upstream would read are removed, and nothing else.
 func FuzzCutProtocol(f *testing.F) {
 	f.Add("a, " + protocolOf("good") + " ,b")
 	f.Add(strings.ToUpper(protocolOf("good")))
@@ -60,7 +59,7 @@ func FuzzCutProtocol(f *testing.F) {
 			t.Errorf("%q still holds a token", got)
 		}
 		if CutProtocol(got) != got {
-			t.Errorf("%q changes when it is cut again", got)
+			t.Errorf("%q changes if it is cut again", got)
 		}
 		var want []string
 		for p := range strings.SplitSeq(line, ",") {
@@ -92,8 +91,8 @@ func usual() Head {
 		"traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 }
 
-// hot is what one request costs when everything is known: who it is, where it goes, what of it
-// passes and what is said of it.
+// hot does the work of a request whose caller is cached: identity, pool, stripped fields, and
+// identity fields.
 func hot(t testing.TB, a *Authenticator, conn *Conn, h Head, dst []hpack.HeaderField) {
 	c := read(a, conn, h, "")
 	u, known := a.Cached(&c, "/apis")

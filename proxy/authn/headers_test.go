@@ -24,8 +24,8 @@ func toHTTP(fields []hpack.HeaderField) http.Header {
 	return h
 }
 
-// TestHeadersLikeUpstream compares with client-go's SetAuthProxyHeaders, and with what an extension
-// server reads from it.
+// Headers are those of client-go's SetAuthProxyHeaders, and an extension server reads the same
+// user.
 func TestHeadersLikeUpstream(t *testing.T) {
 	a := newAuthenticator(t, Config{})
 	for _, u := range []*user.DefaultInfo{
@@ -64,7 +64,7 @@ func TestHeadersRefuse(t *testing.T) {
 		"extra":         &user.DefaultInfo{Name: "a", Extra: map[string][]string{"k": {"v\n"}}},
 		"ours":          &identity{DefaultInfo: user.DefaultInfo{Name: "a ", Groups: []string{"g"}}},
 	} {
-		for range 2 { // the second time from memory
+		for range 2 { // the second time cached
 			if got, err := a.Headers(dst, u); err == nil || len(got) != 1 {
 				t.Errorf("%s: %v, %v", name, got, err)
 			}
@@ -98,7 +98,7 @@ func TestTarget(t *testing.T) {
 			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
 				t.Fatalf("New: %v, want %q", err, tt.err)
 			}
-			// The same when the names change while we run.
+			// The same holds if the names change at run time.
 			now := &standard
 			a := newAuthenticator(t, Config{Target: func() *HeaderNames { return now }})
 			must.Get(a.Headers(nil, u))(t)
@@ -117,7 +117,7 @@ func TestTarget(t *testing.T) {
 			for _, list := range [][]string{n.Username, n.UID, n.Group} {
 				for _, name := range list {
 					if tt.err == "" && !a.Strip(name, PoolUnproven) {
-						t.Errorf("%s passes", name)
+						t.Errorf("%s is not stripped", name)
 					}
 				}
 			}
@@ -136,8 +136,7 @@ func TestNewRefusesBadNames(t *testing.T) {
 	}
 }
 
-// FuzzHeaders: whatever a user is called, an extension server reads exactly that user, or the
-// request is refused.
+// Whatever a user's name, an extension server reads exactly that user, or the request is refused.
 func FuzzHeaders(f *testing.F) {
 	f.Add("alice", "7", "dev", "authentication.kubernetes.io/credential-id", "X509SHA256=ab")
 	f.Add(" a", "\n", "", "%zz", "ü")
@@ -150,7 +149,7 @@ func FuzzHeaders(f *testing.F) {
 			return
 		}
 		reader := must.Get(headerrequest.New([]string{"X-Remote-User"}, []string{"X-Remote-Uid"}, []string{"X-Remote-Group"}, []string{"X-Remote-Extra-"}))(t)
-		// Through real HTTP/1.1, which trims and refuses.
+		// Real HTTP/1.1 trims and refuses values.
 		var got user.Info
 		s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			if resp, ok, err := reader.AuthenticateRequest(r); ok && err == nil {
@@ -165,7 +164,7 @@ func FuzzHeaders(f *testing.F) {
 			t.Fatalf("%q: %v", fields, err)
 		}
 		_ = resp.Body.Close()
-		// Readers lower-case keys and leave out empty groups.
+		// Servers lower-case keys and omit empty groups.
 		want := *u
 		want.Extra = map[string][]string{lowerASCII(key): {value}}
 		if group == "" {

@@ -21,14 +21,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// kubeAPIServer is what a kube-apiserver makes of fields, by its own filter, for an account that
-// may impersonate everybody.
+// kubeAPIServer runs kube-apiserver's own filter on fields, for an account that may impersonate
+// everybody.
 func kubeAPIServer(t testing.TB) func([]hpack.HeaderField) (user.Info, *httptest.ResponseRecorder) {
 	var served user.Info
 	filter := impersonation.WithConstrainedImpersonation(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		served, _ = apirequest.UserFrom(r.Context())
 		if len(r.Header) != 1 {
-			t.Errorf("the filter has left %v", r.Header)
+			t.Errorf("the filter kept %v", r.Header)
 		}
 	}), authorizerfactory.NewAlwaysAllowAuthorizer(), serializer.NewCodecFactory(runtime.NewScheme()))
 	return func(fields []hpack.HeaderField) (user.Info, *httptest.ResponseRecorder) {
@@ -48,8 +48,7 @@ func newImpersonator(t testing.TB) *Authenticator {
 	return newAuthenticator(t, Config{Impersonate: func() string { return "Bearer own" }})
 }
 
-// sameUser compares what was meant with what has arrived: as a set of groups, since
-// system:authenticated comes back as the last.
+// sameUser compares users, with groups as a set: system:authenticated comes back last.
 func sameUser(meant, got user.Info) string {
 	flat := func(u user.Info) user.DefaultInfo {
 		groups := slices.DeleteFunc(slices.Clone(u.GetGroups()), func(g string) bool { return g == "" })
@@ -66,8 +65,8 @@ func sameUser(meant, got user.Info) string {
 	return cmp.Diff(flat(meant), flat(got), cmpopts.EquateEmpty())
 }
 
-// What kube-apiserver serves is whom we meant: nobody gains a group by it, and none is asserted
-// that it adds by itself.
+// kube-apiserver serves exactly the intended user: no group is gained, and groups that it adds
+// itself are not sent.
 func TestImpersonationArrives(t *testing.T) {
 	a, served := newImpersonator(t), kubeAPIServer(t)
 	const all, none = user.AllAuthenticated, user.AllUnauthenticated
@@ -91,11 +90,11 @@ func TestImpersonationArrives(t *testing.T) {
 			fields := must.Get(a.Impersonation(nil, &tc.u))(t)
 			for _, f := range fields {
 				if !f.Sensitive {
-					t.Errorf("%s may be kept in a table", f.Name)
+					t.Errorf("%s may be indexed by HPACK", f.Name)
 				}
 			}
 			if spelt := slices.Contains(toHTTP(fields)["Impersonate-Group"], all); spelt != tc.spelt {
-				t.Errorf("system:authenticated is sent: %v", spelt)
+				t.Errorf("system:authenticated was sent: %v", spelt)
 			}
 			got, w := served(fields)
 			if got == nil {
@@ -117,7 +116,7 @@ func TestImpersonationRefuses(t *testing.T) {
 		"space": &user.DefaultInfo{Name: "admin "}, "group": &user.DefaultInfo{Name: "a", Groups: []string{" system:masters"}},
 		"ours": &identity{DefaultInfo: user.DefaultInfo{Name: "a\x7f"}},
 	} {
-		for range 2 { // the second time from memory
+		for range 2 { // the second time cached
 			if got, err := newImpersonator(t).Impersonation(dst, u); err == nil || len(got) != 1 {
 				t.Errorf("%s: %v, %v", name, got, err)
 			}
@@ -153,8 +152,8 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// Whose a token is is found out once for a connection and configuration; off the loop where it is
-// long; and no other token beside one of ours counts.
+// The issuer of a token is determined once for a connection and configuration, off the loop for a
+// long token. A token of our issuers is the only one that counts.
 func TestIssued(t *testing.T) {
 	var asked, generation uint64
 	a := newAuthenticator(t, Config{
@@ -171,7 +170,7 @@ func TestIssued(t *testing.T) {
 	}{
 		{"first", "jwt.a.b", false, true, true, 1},
 		{"again", "jwt.a.b", false, true, true, 1},
-		{"another", "alice-token", false, false, true, 3}, // and the one beside it
+		{"another", "alice-token", false, false, true, 3}, // both tokens are checked
 		{"long", long, false, false, false, 3},
 		{"long, with time", long, true, true, true, 4},
 		{"long, again", long, false, true, true, 4},
@@ -193,8 +192,7 @@ func TestIssued(t *testing.T) {
 	}
 }
 
-// FuzzImpersonation: whoever is meant is served by kube-apiserver, or nothing is sent; never
-// anybody else.
+// kube-apiserver serves the intended user, or nothing is sent; it never serves another user.
 func FuzzImpersonation(f *testing.F) {
 	f.Add("alice", "7", "dev", "scope", "all")
 	f.Add("system:node:n", "", "", "a%2Fb/c ü%", "")
@@ -206,7 +204,7 @@ func FuzzImpersonation(f *testing.F) {
 		fields, err := a.Impersonation(nil, u)
 		if err != nil {
 			if len(fields) > 0 {
-				t.Errorf("%v was refused and asserted: %v", u, fields)
+				t.Errorf("%v was refused, and yet sent: %v", u, fields)
 			}
 			return
 		}

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A token in use stays proven: its minute begins anew when half of it is over, and not before.
+// A token in use stays proven: after half of its minute, a use renews it.
 func TestProvenTokenIsRenewed(t *testing.T) {
 	for used, want := range map[time.Duration]bool{29 * time.Second: false, 31 * time.Second: true, 40 * time.Second: true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -17,7 +17,7 @@ func TestProvenTokenIsRenewed(t *testing.T) {
 			a.Seen(c, 200)
 			time.Sleep(61*time.Second - used)
 			if got := a.Proven(c.Token); got != want {
-				t.Errorf("used after %v: proven after a minute: %v", used, got)
+				t.Errorf("used after %v: proven a minute later: %v", used, got)
 			}
 		})
 	}

@@ -27,14 +27,14 @@ func credentials(a *Authenticator, token string) *Credentials {
 	return &c
 }
 
-// pass lets so much of a bubble's time go by.
+// pass lets time pass in a bubble.
 func pass(d time.Duration) { time.Sleep(d) }
 
 func TestReviewCaches(t *testing.T) {
 	for _, tt := range []struct {
 		token string
 		ttl   time.Duration
-		fresh time.Duration // still known then; zero: never known
+		fresh time.Duration // still cached after it; zero: never cached
 		ok    bool
 	}{
 		{"good", 0, 9 * time.Second, true},
@@ -53,16 +53,16 @@ func TestReviewCaches(t *testing.T) {
 				a := newAuthenticator(t, Config{Review: api.review, TokenTTL: tt.ttl})
 				c := credentials(a, tt.token)
 				if _, known := a.Cached(c, ""); known {
-					t.Fatal("known before anybody was asked")
+					t.Fatal("known before a review")
 				}
 				if u, err := a.Review(t.Context(), c, ""); (u != nil) != tt.ok || (err == nil) != tt.ok {
 					t.Fatalf("%v, %v", u, err)
 				}
-				if tt.fresh > 0 { // also who comes late, to a question that has just been answered, asks nobody
+				if tt.fresh > 0 { // a request that comes just after the answer needs no review, either
 					id, late := a.review(c.Token, bound.Source{})
 					u, again := a.Review(t.Context(), c, "")
 					if (id != nil) != tt.ok || (late == nil) != tt.ok || (u != nil) != tt.ok || (again == nil) != tt.ok || api.N.Load() != 1 {
-						t.Errorf("late: %v, %v, again: %v, %v, asked %d times", id, late, u, again, api.N.Load())
+						t.Errorf("late: %v, %v, again: %v, %v, reviewed %d times", id, late, u, again, api.N.Load())
 					}
 				}
 				pass(tt.fresh)
@@ -72,18 +72,18 @@ func TestReviewCaches(t *testing.T) {
 				}
 				pass(time.Second)
 				if _, known := a.Cached(c, ""); known {
-					t.Error("still known a second later")
+					t.Error("still cached a second later")
 				}
 				_, _ = a.Review(t.Context(), c, "")
 				if api.N.Load() != 2 {
-					t.Errorf("asked %d times, want 2", api.N.Load())
+					t.Errorf("reviewed %d times, want 2", api.N.Load())
 				}
 			})
 		})
 	}
 }
 
-// asker is an Authenticator, of whom a token may say after a @ where it comes from.
+// asker makes an Authenticator; a name may be "token@address".
 func asker(t *testing.T, count *reviews.Count, generation func() uint64) reviews.Asker {
 	t.Helper()
 	a := newAuthenticator(t, Config{Review: (&tokens{Count: count}).review, ReviewGeneration: generation})
@@ -118,7 +118,7 @@ func TestReviewErrors(t *testing.T) {
 			t.Errorf("%s: %v", token, err)
 		}
 		if err != nil && token != "panic" && token != "bad" && strings.Contains(err.Error(), token) {
-			t.Errorf("the error shows the token: %v", err)
+			t.Errorf("the error contains the token: %v", err)
 		}
 	}
 	if _, err := a.Review(t.Context(), &Credentials{}, ""); !errors.Is(err, ErrUnauthenticated) {
@@ -163,10 +163,10 @@ func TestAnonymous(t *testing.T) {
 	}
 }
 
-// A flood of bad tokens neither evicts good ones nor grows without bound.
+// A flood of invalid tokens neither evicts valid ones nor grows without bound.
 func TestBadTokensPushNobodyOut(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // no token is forgotten for its age
+	synctest.Test(t, func(t *testing.T) { // so that no token expires
 		a := newAuthenticator(t, Config{Review: newTokens().review})
 		good := credentials(a, "good")
 		must.Get(a.Review(t.Context(), good, ""))(t)
@@ -174,15 +174,15 @@ func TestBadTokensPushNobodyOut(t *testing.T) {
 			_, _ = a.Review(t.Context(), credentials(a, fmt.Sprint("bad", i)), "")
 		}
 		if u, known := a.Cached(good, ""); u == nil || !known {
-			t.Error("the good token was forgotten")
+			t.Error("the valid token was evicted")
 		}
 		if n := kept(a.refused, 6000, "bad"); n > 4096 || n < 2048 {
-			t.Errorf("%d bad tokens are kept", n)
+			t.Errorf("%d invalid tokens are cached", n)
 		}
 	})
 }
 
-// kept counts those of n tokens that a cache still knows.
+// kept counts those of n tokens that are still cached.
 func kept[V any](c *cache[V], n int, prefix string) (found int) {
 	for i := range n {
 		if _, _, ok := c.get(newToken(fmt.Sprint(prefix, i)), time.Time{}); ok {
@@ -200,22 +200,22 @@ func TestCacheBytesAreBounded(t *testing.T) {
 		c.put(newToken(fmt.Sprint(long, i)), i, time.Now().Add(time.Hour), 0)
 	}
 	if size := 899 * kept(c, 4000, long); size > most || size < most/2 {
-		t.Errorf("%d bytes of tokens are kept, want %d at most", size, most)
+		t.Errorf("%d bytes of tokens are cached, want at most %d", size, most)
 	}
 	huge := newToken(strings.Repeat("x", most/1000+1))
 	c.put(huge, 1, time.Now().Add(time.Hour), 0)
 	if _, _, ok := c.get(huge, time.Time{}); ok {
-		t.Error("a huge token is kept")
+		t.Error("a huge token is cached")
 	}
 	for i := range 4000 {
 		c.drop(newToken(fmt.Sprint(long, i)))
 	}
 	if n := kept(c, 4000, long); n != 0 {
-		t.Errorf("an empty cache knows %d tokens", n)
+		t.Errorf("an empty cache has %d tokens", n)
 	}
 }
 
-// A hundred thousand tokens fit: hardly any is forgotten before its time.
+// The cache holds 100,000 tokens: few are dropped before they expire.
 func TestCacheHoldsAHundredThousand(t *testing.T) {
 	t.Parallel()
 	const n = 100_000
@@ -224,7 +224,7 @@ func TestCacheHoldsAHundredThousand(t *testing.T) {
 		c.put(newToken(fmt.Sprint("token-", i)), i, time.Now().Add(time.Hour), 0)
 	}
 	if found := kept(c, n, "token-"); found < n-n/100 {
-		t.Errorf("%d of %d tokens are kept", found, n)
+		t.Errorf("%d of %d tokens are cached", found, n)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestProven(t *testing.T) {
 		for _, status := range []int{100, 103, 204, 400, 401, 408, 413, 417, 429, 431, 500, 502, 503, 504} {
 			a.Seen(c, status)
 			if a.Proven(c.Token) {
-				t.Errorf("proven by a %d", status)
+				t.Errorf("proven by status %d", status)
 			}
 		}
 		for _, status := range []int{101, 200, 201, 206, 301, 304, 403, 404, 405, 409, 410, 415, 422} {
@@ -262,13 +262,13 @@ func TestProven(t *testing.T) {
 		}
 		pass(11 * time.Second)
 		pool(PoolUnproven)
-		// A 401 makes forgotten who it belongs to.
+		// A 401 drops the token's user from the cache.
 		must.Get(a.Review(t.Context(), c, ""))(t)
 		a.Seen(c, 401)
 		if _, known := a.Cached(c, ""); known {
-			t.Error("a refused token's owner is still known")
+			t.Error("the user of a refused token is still cached")
 		}
-		// Nor is it proven when its review says that it is nobody's any more.
+		// A review that refuses a token ends its proof.
 		for _, err := range []error{nil, fmt.Errorf("%w: revoked", ErrUnauthenticated)} {
 			a.Seen(c, 200)
 			pool(PoolProven)
@@ -277,23 +277,23 @@ func TestProven(t *testing.T) {
 				t.Errorf("a revoked token: %v", err)
 			}
 			pool(PoolUnproven)
-			pass(time.Minute) // until the refusal is forgotten
+			pass(time.Minute) // until the refusal expires
 		}
-		// With two tokens nobody knows which was accepted.
+		// With two tokens it is unknown which one was accepted.
 		two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("good"))...), "websocket")
 		a.Seen(&two, 200)
 		if a.Proven(two.Token) || a.Pool(&two) != PoolUnproven {
-			t.Error("a bad token was proven by the good one beside it")
+			t.Error("an invalid token was proven by the valid one beside it")
 		}
-		// Nothing is proven by having presented nothing.
+		// A request without a token proves none.
 		a.Seen(&Credentials{}, 200)
 		if a.Proven(Token{}) {
-			t.Error("no token is proven")
+			t.Error("the empty token is proven")
 		}
 	})
 }
 
-// TestTokensAreNotPrinted: not by any verb, at any depth, nor by any logger.
+// No verb prints a token, at any depth, and no logger does.
 func TestTokensAreNotPrinted(t *testing.T) {
 	a := newAuthenticator(t, Config{})
 	c := read(a, nil, append(bearer("hunter2"), head("sec-websocket-protocol", "x,"+protocolOf("hunter2-too"))...), "websocket")
@@ -315,15 +315,15 @@ func TestTokensAreNotPrinted(t *testing.T) {
 	}
 	for _, secret := range []string{"hunter2", fmt.Sprintf("%x", "hunter2"), "104 117 110 116 101 114 50"} {
 		if strings.Contains(out.String(), secret) {
-			t.Errorf("%q is printed:\n%s", secret, out.String())
+			t.Errorf("%q was printed:\n%s", secret, out.String())
 		}
 	}
 	if !strings.Contains(out.String(), "<masked>") || (Token{}).String() != "<none>" || (Token{}).Secret() != "" || c.Token.Secret() != "hunter2" {
-		t.Error("it cannot be told that there is a token")
+		t.Error("the output does not show that there is a token")
 	}
 }
 
-// TestConcurrently uses a few tokens from many goroutines, for the race detector.
+// A few tokens are used by many goroutines, for the race detector.
 func TestConcurrently(t *testing.T) {
 	names := &HeaderNames{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}}
 	a := newAuthenticator(t, Config{Review: newTokens().review, TokenTTL: time.Millisecond, ProvenTTL: time.Millisecond, Target: func() *HeaderNames { return names }})

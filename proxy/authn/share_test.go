@@ -23,31 +23,31 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A flood of strangers fills their queue, and does not keep those waiting who are known.
+// A flood of strangers fills their own queue, and does not delay proven tokens.
 func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthenticator(t, Config{TokenTTL: time.Second, Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 			if token == "good" {
 				return &authenticator.Response{User: &user.DefaultInfo{Name: "alice"}}, true, nil
 			}
-			<-ctx.Done() // of a stranger nothing is heard
+			<-ctx.Done() // strangers get no answer
 			return nil, false, ctx.Err()
 		}})
 		must.Get(a.Review(t.Context(), credentials(a, "good"), ""))(t)
-		time.Sleep(2 * time.Second) // until it must be asked again
+		time.Sleep(2 * time.Second) // until the next review is needed
 		for i := range maxWaiting {
 			go func() { _, _ = a.Review(t.Context(), credentials(a, fmt.Sprintf("bad-%d", i)), "") }() // ends with its timeout
 		}
 		synctest.Wait()
 		if _, err := a.Review(t.Context(), credentials(a, "another"), ""); !errors.Is(err, bound.ErrFull) {
-			t.Errorf("a stranger too many: %v", err)
+			t.Errorf("a stranger beyond the limit: %v", err)
 		}
 		stranger := credentials(a, "elsewhere")
 		stranger.From.Address = "10.0.0.2"
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := a.Review(ctx, stranger, ""); !errors.Is(err, context.DeadlineExceeded) { // he is heard, though not answered
-			t.Errorf("a stranger from elsewhere: %v", err)
+		if _, err := a.Review(ctx, stranger, ""); !errors.Is(err, context.DeadlineExceeded) { // queued, and not refused
+			t.Errorf("a stranger at another address: %v", err)
 		}
 		begun := time.Now()
 		if _, err := a.Review(t.Context(), credentials(a, "good"), ""); err != nil || time.Since(begun) > 0 {
@@ -57,7 +57,7 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 	})
 }
 
-// TestTokenReview asks a real server in Kubernetes' own words.
+// TokenReviews are sent to a real server with Kubernetes' own client.
 func TestTokenReview(t *testing.T) {
 	var asked atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -89,7 +89,8 @@ func TestTokenReview(t *testing.T) {
 	if err != nil || describe(u) != describe(&user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"k": {"v"}}}) {
 		t.Errorf("%s, %v", describe(u), err)
 	}
-	// A token that nobody knows is remembered; one that somebody could not tell is asked for again.
+	// The refusal of an unknown token is cached; a token that was not authenticated for an error is
+	// reviewed again.
 	for token, want := range map[string]int64{"bad": 1, "ended": 2} {
 		before := asked.Load()
 		for range 2 {
@@ -98,11 +99,11 @@ func TestTokenReview(t *testing.T) {
 			}
 		}
 		if got := asked.Load() - before; got != want {
-			t.Errorf("%s: asked %d times, want %d", token, got, want)
+			t.Errorf("%s: reviewed %d times, want %d", token, got, want)
 		}
 	}
 	if !a.Proven(credentials(a, "good").Token) || a.Proven(credentials(a, "bad").Token) {
-		t.Error("what a review says does not prove a token")
+		t.Error("a review did not prove the token, or proved an invalid one")
 	}
 	s.Close()
 	if _, err := a.Review(t.Context(), credentials(a, "another"), ""); err == nil || errors.Is(err, ErrUnauthenticated) || strings.Contains(err.Error(), "another") {

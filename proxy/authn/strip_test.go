@@ -2,8 +2,7 @@ package authn
 
 import "testing"
 
-// A name that the flags give is stripped in every spelling, even where its first byte is spelled in
-// another way.
+// A configured name is stripped in every spelling, including that of its first byte.
 func TestStripFirstByte(t *testing.T) {
 	a := newAuthenticator(t, Config{RequestHeaders: HeaderNames{Username: []string{"-user"}, Group: []string{"7group"}, ExtraPrefix: []string{"zone-"}}})
 	for name, want := range map[string]bool{

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// forward is the least that a proxy must do with what this package says: drop what is hop-by-hop or
-// stripped, cut tokens out of subprotocols, then set.
+// forward applies what this package returns as a proxy must: it drops hop-by-hop and stripped
+// fields, cuts tokens out of subprotocols, and then sets fields.
 func forward(t *testing.T, a *Authenticator, h Head, c *Credentials, p Pool) []string {
 	t.Helper()
 	var listed []string
@@ -53,7 +53,7 @@ func forward(t *testing.T, a *Authenticator, h Head, c *Credentials, p Pool) []s
 	return text
 }
 
-// forgeries are every way we know of to assert somebody else: none of it may reach anybody.
+// forgeries are all known ways to claim another identity; no backend may receive any of them.
 func forgeries() Head {
 	return head(
 		"x-remote-user", "root", "x-remote-uid", "0", "x-remote-group", "system:masters", "x-remote-extra-scopes", "all", "x-remote-anything", "x",
@@ -63,8 +63,8 @@ func forgeries() Head {
 	)
 }
 
-// TestDesignTable is the table of design section 3: who came with what, and exactly what each side
-// receives.
+// TestDesignTable is the table of design section 3: for each way to authenticate, exactly the
+// fields that each backend receives.
 func TestDesignTable(t *testing.T) {
 	clientCA, frontCA, foreignCA := newAuthority("client-ca"), newAuthority("front-ca"), newAuthority("foreign-ca")
 	client := clientCA.issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}, UIDs: []string{"u-1"}}, time.Hour)
@@ -82,8 +82,8 @@ func TestDesignTable(t *testing.T) {
 	spoken := func(token string) []string {
 		return []string{"sec-websocket-protocol: a, " + protocolOf(token) + ", b"}
 	}
-	// Impersonation is passed through to local and never reaches a remote, where the impersonated
-	// user is who is asserted.
+	// Impersonation fields are forwarded to the local apiserver, and never to a remote, which gets
+	// the impersonated user.
 	as := "impersonate-user: carol"
 	tests := []struct {
 		name    string
@@ -150,7 +150,7 @@ func TestDesignTable(t *testing.T) {
 				name += ", forged headers"
 			}
 			if forged && tt.peer != nil && &tt.peer[0] == &front[0] {
-				continue // from the front proxy these are not forged: TestFrontProxy
+				continue // a front proxy may set these: TestFrontProxy
 			}
 			t.Run(name, func(t *testing.T) {
 				a := newAuthenticator(t, Config{
@@ -168,7 +168,7 @@ func TestDesignTable(t *testing.T) {
 				}
 				local := tt.local
 				if forged && local != nil && tt.kind != KindInvalid && (tt.pool == PoolUnproven || tt.pool == PoolCertificate) {
-					// What only a remote must not see.
+					// Only remotes must not receive this field.
 					local = slices.Concat([]string{"impersonate_user: root"}, tt.local)
 				}
 				if c.Kind == KindInvalid {
@@ -190,7 +190,7 @@ func TestDesignTable(t *testing.T) {
 				u, err := a.Review(t.Context(), &c, "/apis")
 				if tt.remote == nil {
 					if u != nil || err == nil {
-						t.Errorf("a remote would see %v (%v)", u, err)
+						t.Errorf("a remote would get %v (%v)", u, err)
 					}
 					return
 				}
@@ -206,7 +206,7 @@ func cmpEmpty() cmp.Option {
 	return cmp.Transformer("nil", func(s []string) []string { return append([]string{}, s...) })
 }
 
-// TestFrontProxy: what a verified front proxy asserts is read, stripped and asserted anew.
+// The user that a verified front proxy sends is read, stripped and sent anew.
 func TestFrontProxy(t *testing.T) {
 	frontCA := newAuthority("front-ca")
 	front := frontCA.issue(pki.Leaf{CommonName: "front-proxy-client"}, time.Hour)
@@ -249,7 +249,7 @@ func TestStrip(t *testing.T) {
 	}
 }
 
-// headOf has the fields of a net/http header.
+// headOf converts a net/http header.
 func headOf(from http.Header) (h Head) {
 	for name, values := range from {
 		for _, v := range values {
@@ -259,7 +259,7 @@ func headOf(from http.Header) (h Head) {
 	return h
 }
 
-// TestStripOverHTTP: Go's own canonical spelling of whatever a client can send is stripped too.
+// Any client's fields are also stripped in Go's canonical spelling.
 func TestStripOverHTTP(t *testing.T) {
 	a := newAuthenticator(t, Config{})
 	for _, f := range forgeries() {
@@ -268,7 +268,7 @@ func TestStripOverHTTP(t *testing.T) {
 		for _, got := range headOf(h) {
 			own := strings.Contains(f.Name, "flag") || strings.Contains(f.Name, "cluster") || f.Name == "connection"
 			if !own && !a.Strip(got.Name, PoolRemote) {
-				t.Errorf("%q passes", got.Name)
+				t.Errorf("%q is not stripped", got.Name)
 			}
 		}
 	}

@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// setup is one way of being configured.
+// setup is a configuration.
 type setup struct {
 	name          string
 	client, front *authority
@@ -78,7 +78,7 @@ func protocolOf(token string) string {
 	return bearerProtocol + base64.RawURLEncoding.EncodeToString([]byte(token))
 }
 
-// TestUnion compares every combination of what can be presented with k8s.io/apiserver's own
+// Every combination of credentials has the same result as with k8s.io/apiserver's own
 // authenticators.
 func TestUnion(t *testing.T) {
 	t.Parallel()
@@ -164,8 +164,8 @@ func TestUnion(t *testing.T) {
 	}
 }
 
-// worthwhile leaves out what only repeats: of what is rare, one thing at a time, and the pairs that
-// can meet in one authenticator.
+// worthwhile omits redundant combinations: rare credentials are tried one at a time, and in pairs
+// that one authenticator reads.
 func worthwhile(cert, header, auth, protocol string) bool {
 	rare := 0
 	for _, name := range []string{cert, header, auth, protocol} {
@@ -192,7 +192,7 @@ func request(peer []*x509.Certificate, h, up http.Header, auth, proto []string) 
 	return r
 }
 
-// compare holds our answer for a side where Fairlead must know the caller to upstream's.
+// compare compares our user, for requests that Fairlead must authenticate, with upstream's.
 func compare(t *testing.T, a *Authenticator, upstream authenticator.Request, conn *Conn, r *http.Request, name string) {
 	t.Helper()
 	c := read(a, conn, headOf(r.Header), r.Header.Get("Upgrade"))
@@ -211,15 +211,15 @@ func compare(t *testing.T, a *Authenticator, upstream authenticator.Request, con
 	if (u == nil) == (err == nil) {
 		t.Errorf("%s: user %v and error %v", name, u, err)
 	}
-	// Toward the local apiserver nothing that failed may become anonymous: what has no token and no
-	// user must have been refused by upstream too.
+	// Requests to the local apiserver must not become anonymous after a failure: upstream, too,
+	// must have refused those without a token and a user.
 	if c.Kind == KindInvalid && wantErr == nil {
 		t.Errorf("%s: refused (%v), upstream sees %s", name, c.Err, want)
 	}
 	if c.Kind == KindNone && wantErr != nil {
-		t.Errorf("%s: passed as nothing, upstream refuses: %v", name, wantErr)
+		t.Errorf("%s: forwarded as anonymous, upstream refuses: %v", name, wantErr)
 	}
 	if c.Kind == KindNone && errors.Is(err, errBadToken) {
-		t.Errorf("%s: nothing presented and a bad token", name)
+		t.Errorf("%s: no credential, and yet an invalid token", name)
 	}
 }

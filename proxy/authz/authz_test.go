@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
 
-// asked answers reviews by the user's name and counts them.
+// asked answers reviews by user name and counts them.
 type asked struct {
 	*reviews.Count
 	last atomic.Pointer[authorizer.AttributesRecord]
@@ -101,7 +101,7 @@ func TestAuthorize(t *testing.T) {
 				t.Errorf("error %v, want %q", err, tt.wantErr)
 			}
 			if r.N.Load() != tt.asked {
-				t.Errorf("asked %d times, want %d", r.N.Load(), tt.asked)
+				t.Errorf("reviewed %d times, want %d", r.N.Load(), tt.asked)
 			}
 		})
 	}
@@ -117,7 +117,7 @@ func TestNobodyToAsk(t *testing.T) {
 	}
 }
 
-// TestPaths holds the open paths to upstream's own authorizer.
+// The open paths match those of upstream's own authorizer.
 func TestPaths(t *testing.T) {
 	allow := []string{"/healthz", "readyz", "/open/*", "/"}
 	upstream := must.Get(path.NewAuthorizer(allow))(t)
@@ -144,8 +144,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// TestKeyDistinguishes changes every field in turn: another question must never get the first one's
-// answer, even when all hashes collide.
+// After a change of any field, a cached answer must not be returned, even if all hashes collide.
 func TestKeyDistinguishes(t *testing.T) {
 	base := func() *Attributes {
 		return &Attributes{
@@ -187,12 +186,12 @@ func TestKeyDistinguishes(t *testing.T) {
 			}
 			z.cache.put(base(), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
 			if _, ok := z.Cached(base()); !ok {
-				t.Fatalf("%s: the same question missed", name)
+				t.Fatalf("%s: the same question missed the cache", name)
 			}
 			other := base()
 			change(other)
 			if d, ok := z.Cached(other); ok {
-				t.Errorf("%s (colliding %v): got the answer %v of another question", name, collide, d)
+				t.Errorf("%s (colliding %v): got answer %v, cached for another question", name, collide, d)
 			}
 			if base().key() == other.key() {
 				t.Errorf("%s: the same key", name)
@@ -213,7 +212,7 @@ func TestPathIsNoPartOfAResourceQuestion(t *testing.T) {
 		must.Get(z.Authorize(t.Context(), a))(t)
 	}
 	if r.N.Load() != 1 {
-		t.Errorf("asked %d times", r.N.Load())
+		t.Errorf("reviewed %d times", r.N.Load())
 	}
 }
 
@@ -221,7 +220,7 @@ func TestTTL(t *testing.T) {
 	for _, tt := range []struct {
 		user        string
 		allow, deny time.Duration
-		fresh       time.Duration // still cached then; zero: never cached
+		fresh       time.Duration // still cached after it; zero: never cached
 	}{
 		{"alice", 0, 0, 9 * time.Second},
 		{"bob", 0, 0, 9 * time.Second},
@@ -245,14 +244,14 @@ func TestTTL(t *testing.T) {
 				}
 				_, _ = z.Authorize(t.Context(), get(tt.user))
 				if r.N.Load() != 2 {
-					t.Errorf("asked %d times, want 2", r.N.Load())
+					t.Errorf("reviewed %d times, want 2", r.N.Load())
 				}
 			})
 		})
 	}
 }
 
-// kept counts those of n questions whose answers a cache still has.
+// kept counts the answers to n questions that are still cached.
 func kept(c *cache, n int, ask func(int) *Attributes) (found int) {
 	for i := range n {
 		if _, ok := c.get(ask(i)); ok {
@@ -262,8 +261,7 @@ func kept(c *cache, n int, ask func(int) *Attributes) (found int) {
 	return found
 }
 
-// A hundred thousand users who each ask for one thing fit: hardly any answer is forgotten before
-// its time.
+// The cache holds one answer for each of 100,000 users: few are dropped before they expire.
 func TestCacheHoldsAHundredThousand(t *testing.T) {
 	t.Parallel()
 	const n = 100_000
@@ -273,7 +271,7 @@ func TestCacheHoldsAHundredThousand(t *testing.T) {
 		c.put(ask(i), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
 	}
 	if found := kept(c, n, ask); found < n-n/100 {
-		t.Errorf("%d of %d answers are kept", found, n)
+		t.Errorf("%d of %d answers are cached", found, n)
 	}
 }
 
@@ -290,10 +288,10 @@ func TestCacheIsBounded(t *testing.T) {
 		z.cache.put(ask(i), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
 	}
 	if _, ok := z.Cached(ask(n - 1)); !ok {
-		t.Error("the newest was dropped")
+		t.Error("the newest answer was dropped")
 	}
 	if found := kept(z.cache, n, ask); found > maxEntries || found < maxEntries/2 {
-		t.Errorf("%d answers are kept, want %d at most", found, maxEntries)
+		t.Errorf("%d answers are cached, want at most %d", found, maxEntries)
 	}
 	const long = 16_000
 	large := func(i int) *Attributes {
@@ -305,7 +303,7 @@ func TestCacheIsBounded(t *testing.T) {
 		z.cache.put(large(i), Decision{}, time.Now().Add(time.Hour), 0)
 	}
 	if found := kept(z.cache, long, large); found*maxCached > maxBytes || found == 0 {
-		t.Errorf("%d large answers are kept, want %d at most", found, maxBytes/maxCached)
+		t.Errorf("%d large answers are cached, want at most %d", found, maxBytes/maxCached)
 	}
 	big := get("alice")
 	big.Name = strings.Repeat("x", maxCached)
@@ -313,11 +311,11 @@ func TestCacheIsBounded(t *testing.T) {
 		t.Fatal(d, err)
 	}
 	if _, ok := z.Cached(big); ok {
-		t.Error("a huge question was kept")
+		t.Error("the answer to a huge question was cached")
 	}
 }
 
-// In one set, what is used stays and what is not goes.
+// In a full set, used answers stay and unused ones are dropped.
 func TestCacheKeepsWhatIsUsed(t *testing.T) {
 	z := newAuthorizer(t, Config{Review: newAsked().review})
 	z.cache.narrow = func(h uint64) uint64 { return h &^ (maxEntries/memo.Ways - 1) }
@@ -382,5 +380,5 @@ func TestCachedAllocatesNothing(t *testing.T) {
 	}
 }
 
-// pass lets so much of a bubble's time go by.
+// pass lets time pass in a bubble.
 func pass(d time.Duration) { time.Sleep(d) }

@@ -10,8 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// dice makes questions of bytes, from few letters, so that two that are nearly the same are
-// frequent.
+// dice makes questions from bytes, with few letters, so that nearly equal ones are frequent.
 type dice struct{ bytes []byte }
 
 func (d *dice) roll(n int) int {
@@ -50,7 +49,7 @@ func (d *dice) question() *Attributes {
 	}
 }
 
-// spelled is a question in full: two are the same question when this text is.
+// spelled formats all of a question: two questions are the same if their texts are.
 func spelled(a *Attributes) string {
 	extra := ""
 	for _, k := range slices.Sorted(maps.Keys(a.User.GetExtra())) {
@@ -63,8 +62,8 @@ func spelled(a *Attributes) string {
 	return fmt.Sprintf("path %q %q as %q %q %q %s", a.Verb, a.Path, a.User.GetName(), a.User.GetUID(), a.User.GetGroups(), extra)
 }
 
-// FuzzKey: two questions share a key, and an answer in the cache, when and only when they are the
-// same one, even if all hashes collide.
+// Two questions share a key, and a cached answer, if and only if they are the same, even if all
+// hashes collide.
 func FuzzKey(f *testing.F) {
 	f.Add([]byte{}, []byte{1})
 	f.Add([]byte{2, 0, 1, 0, 2, 1, 0, 1, 1}, []byte{1, 0, 0, 3, 0, 1, 2, 1})

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// policy allows what its rules say: "<user> <verb> <resource> <name>".
+// policy allows requests by rules: "<user> <verb> <resource> <name>".
 func policy(rules ...string) func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 	return func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		if a.GetUser().GetName() == "broken" {
@@ -33,7 +33,7 @@ func policy(rules ...string) func(context.Context, authorizer.Attributes) (autho
 	}
 }
 
-// front is a server that authenticates by a header of the test's own and impersonates.
+// front is a server that authenticates by a header of the test, and impersonates.
 func front(t *testing.T, z *Authorizer) *httptest.Server {
 	t.Helper()
 	h := z.Impersonate(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

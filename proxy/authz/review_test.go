@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
 
-// TestReviewsOfOneUser: who asks for very many names at once waits for himself, and is told to come
-// again; others are served (defect A7).
+// A user's reviews of very many names delay only that user, who gets Retry-After; others are served
+// (defect A7).
 func TestReviewsOfOneUser(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -28,7 +28,7 @@ func TestReviewsOfOneUser(t *testing.T) {
 			}
 			under := active.Add(1)
 			peak.Store(max(peak.Load(), under))
-			<-ctx.Done() // of the others nothing is heard
+			<-ctx.Done() // the others get no answer
 			active.Add(-1)
 			return authorizer.DecisionNoOpinion, "", ctx.Err()
 		}})
@@ -51,12 +51,12 @@ func TestReviewsOfOneUser(t *testing.T) {
 		}
 		time.Sleep(11 * time.Second)
 		if got := peak.Load(); got != maxReviews/4 {
-			t.Errorf("%d were under way at once, want a quarter of %d", got, maxReviews)
+			t.Errorf("%d ran at once, want a quarter of %d", got, maxReviews)
 		}
 	})
 }
 
-// asker is an Authorizer; after a / may stand the name of what somebody wants.
+// asker makes an Authorizer; a name may be "user/object".
 func asker(t *testing.T, count *reviews.Count, generation func() uint64) reviews.Asker {
 	t.Helper()
 	z := newAuthorizer(t, Config{Review: (&asked{Count: count}).review, Generation: generation})
@@ -75,7 +75,7 @@ func asker(t *testing.T, count *reviews.Count, generation func() uint64) reviews
 	}}
 }
 
-func TestRevoked(t *testing.T) { reviews.Revoked(t, asker, "alice", "bob") } // may and may not
+func TestRevoked(t *testing.T) { reviews.Revoked(t, asker, "alice", "bob") } // allowed and denied
 
 func TestCoalescing(t *testing.T) { reviews.Coalesce(t, asker, "alice") }
 
@@ -86,8 +86,8 @@ func TestTimeoutAndBound(t *testing.T) {
 	reviews.Bounds(t, asker, func(i int) string { return fmt.Sprintf("user-%d/%d", i%4, i) }, maxWaiting, maxReviews)
 }
 
-// A no of an apiserver that is not ready is neither passed on nor kept. Its yes is: rules that are
-// not read yet allow nothing.
+// While an apiserver is not ready, its refusals are neither returned nor cached. An approval is:
+// rules that it has not read yet allow nothing.
 func TestNotReady(t *testing.T) {
 	var ready atomic.Bool
 	r := newAsked()
@@ -97,17 +97,17 @@ func TestNotReady(t *testing.T) {
 			t.Errorf("%s: %v, %v while not ready", name, d, err)
 		}
 		if _, known := z.Cached(get(name)); known {
-			t.Errorf("%s: kept what an apiserver says that is not ready", name)
+			t.Errorf("%s: cached an answer of an apiserver that is not ready", name)
 		}
 	}
 	if d, err := z.Authorize(t.Context(), get("alice")); !d.Allowed || err != nil {
-		t.Errorf("%v, %v for who may", d, err)
+		t.Errorf("%v, %v for an allowed user", d, err)
 	}
 	ready.Store(true)
 	if d, err := z.Authorize(t.Context(), get("denied")); d.Allowed || err != nil {
 		t.Errorf("%v, %v when ready", d, err)
 	}
 	if _, known := z.Cached(get("denied")); !known || r.N.Load() != 4 {
-		t.Errorf("kept: %v, asked %d times", known, r.N.Load())
+		t.Errorf("cached: %v, reviewed %d times", known, r.N.Load())
 	}
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// sarServer is an apiserver that answers SubjectAccessReviews and remembers them.
+// sarServer is an apiserver that answers SubjectAccessReviews and records them.
 func sarServer(t *testing.T, answer func(authorizationv1.SubjectAccessReviewSpec) authorizationv1.SubjectAccessReviewStatus) (*httptest.Server, func() []authorizationv1.SubjectAccessReviewSpec) {
 	t.Helper()
 	var mu sync.Mutex
@@ -58,7 +58,7 @@ func overHTTP(t *testing.T, s *httptest.Server) *Authorizer {
 	return newAuthorizer(t, Config{Review: review})
 }
 
-// TestSubjectAccessReview asks a real server in Kubernetes' own words.
+// SubjectAccessReviews are sent to a real server with Kubernetes' own client.
 func TestSubjectAccessReview(t *testing.T) {
 	s, seen := sarServer(t, func(spec authorizationv1.SubjectAccessReviewSpec) authorizationv1.SubjectAccessReviewStatus {
 		return authorizationv1.SubjectAccessReviewStatus{Allowed: spec.User == "alice", Denied: spec.User == "mallory", Reason: "because"}
@@ -70,7 +70,7 @@ func TestSubjectAccessReview(t *testing.T) {
 		Namespace: "ns", Name: "n", Path: "/ignored", FieldSelector: "metadata.name=n", LabelSelector: "app in (a,b)",
 	}
 	path := &Attributes{User: alice, Verb: "get", Path: "/openapi/v2", Group: "ignored"}
-	for _, a := range []*Attributes{resource, resource, path, path} { // the second from memory
+	for _, a := range []*Attributes{resource, resource, path, path} { // the second one cached
 		if d, err := z.Authorize(t.Context(), a); err != nil || d != (Decision{Allowed: true, Reason: "because"}) {
 			t.Errorf("%v, %v", d, err)
 		}
@@ -92,7 +92,7 @@ func TestSubjectAccessReview(t *testing.T) {
 		t.Error(diff)
 	}
 	if n := len(seen()); n != 4 {
-		t.Errorf("asked %d times, want 4", n)
+		t.Errorf("reviewed %d times, want 4", n)
 	}
 	s.Close()
 	if d, err := z.Authorize(t.Context(), get("somebody")); d.Allowed || err == nil {
@@ -119,15 +119,15 @@ func TestUpstream(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, d, err)
 		}
 	}
-	// It shares the cache with the rest.
+	// Upstream shares the cache with Authorize.
 	r.N.Store(0)
 	if d, ok := z.Cached(get("alice")); !ok || !d.Allowed {
-		t.Error("what was allowed is not cached")
+		t.Error("an approval is not cached")
 	}
 	if d, err := ask("alice", same); d != authorizer.DecisionAllow || err != nil || r.N.Load() != 0 {
-		t.Errorf("%v, %v, asked %d times", d, err, r.N.Load())
+		t.Errorf("%v, %v, reviewed %d times", d, err, r.N.Load())
 	}
-	// Parsed selectors bypass the cache, and are not mistaken for no selector.
+	// Parsed selectors bypass the cache, and do not count as no selector.
 	selective := func(a *authorizer.AttributesRecord) {
 		a.FieldSelectorRequirements = fields.Requirements{{Field: "metadata.name", Operator: "=", Value: "x"}}
 	}
@@ -137,7 +137,7 @@ func TestUpstream(t *testing.T) {
 		}
 	}
 	if r.N.Load() != 2 || len(r.last.Load().FieldSelectorRequirements) != 1 {
-		t.Errorf("asked %d times, last with %v", r.N.Load(), r.last.Load().FieldSelectorRequirements)
+		t.Errorf("reviewed %d times, last with %v", r.N.Load(), r.last.Load().FieldSelectorRequirements)
 	}
 	if d, err := ask("x", func(a *authorizer.AttributesRecord) {
 		selective(a)
@@ -155,7 +155,7 @@ func TestUpstream(t *testing.T) {
 	}
 }
 
-// TestCancelled: a cancelled caller gets its own error, not a verdict.
+// A cancelled caller gets its own error, not a decision.
 func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

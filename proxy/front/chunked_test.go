@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A chunked body ends its connection: net/http does not tell whether a Content-Length came with it.
+// A chunked body ends its connection: net/http hides whether it also had a Content-Length.
 func TestChunkedBodyEndsConnection(t *testing.T) {
 	s := httptest.NewServer(limitSlowClients(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })))
 	t.Cleanup(s.Close)

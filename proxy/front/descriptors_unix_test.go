@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// What the system allows is what there is.
+// descriptorLimit returns the process's RLIMIT_NOFILE.
 func TestDescriptorLimit(t *testing.T) {
 	var old syscall.Rlimit
 	must.Do(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &old))

@@ -13,9 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A backend may begin its answer before it has read the whole body. The rest of the body is the
-// backend's all the same: a body that was taken away would end there too early, or reset the
-// request in the middle of its answer.
+// A backend may begin its answer before it has read the whole body, and still gets the rest of it:
+// a truncated body would end early there, or reset the request in the middle of its answer.
 func TestAnswerWhileTheBodyComes(t *testing.T) {
 	s := httptest.NewServer(limitSlowClients(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b := make([]byte, 5)
@@ -46,7 +45,7 @@ func TestAnswerWhileTheBodyComes(t *testing.T) {
 	}
 }
 
-// What is left of a body is nobody's next request, however its sender behaves after the answer.
+// The rest of an unread body is never parsed as a request, whatever its sender does next.
 func TestRestOfABodyIsNoRequest(t *testing.T) {
 	var paths sync.Map
 	s := httptest.NewServer(limitSlowClients(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +59,7 @@ func TestRestOfABodyIsNoRequest(t *testing.T) {
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)
 	if err != nil || res.StatusCode != http.StatusUnauthorized || !res.Close {
-		t.Fatalf("%+v, %v, want a 401 at once that ends the connection", res, err)
+		t.Fatalf("%+v, %v, want an immediate 401 that ends the connection", res, err)
 	}
 	began := time.Now()
 	_, _ = io.WriteString(conn, "GET /second HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -69,6 +68,6 @@ func TestRestOfABodyIsNoRequest(t *testing.T) {
 		t.Errorf("the connection ended after %v, %v, want %v", took, err, bodyRest)
 	}
 	if _, ok := paths.Load("/second"); ok {
-		t.Error("the rest of a body was taken for a request")
+		t.Error("the rest of a body was parsed as a request")
 	}
 }

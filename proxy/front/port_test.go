@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// A drain lets what is under way finish, over both protocols, and cuts what does not in time.
+// Shutdown lets requests finish, over both protocols, and aborts those that take too long.
 func TestShutdown(t *testing.T) {
 	for _, protocol := range []string{"h2", "http/1.1"} {
 		for _, finishes := range []bool{true, false} {
@@ -76,17 +76,17 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// A port whose listener is lost says so.
+// Serve returns an error if its listener fails.
 func TestServeFails(t *testing.T) {
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100}))(t)
 	_ = l.Close()
 	p := New(Config{Listener: l, TLS: &tls.Config{Certificates: make([]tls.Certificate, 1), MinVersion: tls.VersionTLS12}, Frames: h2.New(h2.Config{})})
 	if err := p.Serve(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("it says %v", err)
+		t.Errorf("Serve: %v", err)
 	}
 }
 
-// servedPort serves by one handler, whichever the protocol.
+// servedPort answers every request with one handler, over both protocols.
 func servedPort(t *testing.T, handler http.Handler) (p *Port, address string, client *tls.Config) {
 	t.Helper()
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100}))(t)
@@ -94,7 +94,7 @@ func servedPort(t *testing.T, handler http.Handler) (p *Port, address string, cl
 	return p, l.Addr().String(), client
 }
 
-// serve has a port answer every request over HTTP/2 by a plan, and every other one by a handler.
+// serve runs a port that answers HTTP/2 requests by a plan, and others with a handler.
 func serve(t *testing.T, l *Listener, plan h2.Plan, handler http.Handler) (*Port, *tls.Config) {
 	t.Helper()
 	frames := h2.New(h2.Config{Decide: func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return plan, true }})
@@ -113,7 +113,7 @@ func serve(t *testing.T, l *Listener, plan h2.Plan, handler http.Handler) (*Port
 	return p, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
 }
 
-// boundedPort is a port that takes most connections.
+// boundedPort is a port with at most most connections.
 func boundedPort(t *testing.T, most int) (l *Listener, client *tls.Config) {
 	t.Helper()
 	l = must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
@@ -122,7 +122,7 @@ func boundedPort(t *testing.T, most int) (l *Listener, client *tls.Config) {
 	return l, client
 }
 
-// A place lives as long as its connection, whoever reads from the socket.
+// A connection holds its place until it is closed, over both protocols.
 func TestMaxConnections(t *testing.T) {
 	const most = 4
 	for _, protocol := range []string{"h2", "http/1.1"} {
@@ -153,7 +153,7 @@ func TestMaxConnections(t *testing.T) {
 			}
 			_ = conns[0].Close()
 			if err := <-more; err != nil {
-				t.Fatalf("the one that waited: %v", err)
+				t.Fatalf("the connection that waited: %v", err)
 			}
 			for _, conn := range conns {
 				_ = conn.Close()
@@ -163,7 +163,7 @@ func TestMaxConnections(t *testing.T) {
 	}
 }
 
-// exhausted has no file descriptor left, some times.
+// exhausted fails several times for lack of file descriptors.
 type exhausted struct {
 	net.Listener
 	times int
@@ -176,10 +176,10 @@ func (e *exhausted) Accept() (net.Conn, error) {
 	return e.Listener.Accept()
 }
 
-// No place stays taken for a connection that could not be accepted.
+// A failed Accept keeps no place.
 func TestFailedAcceptKeepsNoPlace(t *testing.T) {
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 1}))(t)
-	defer time.AfterFunc(10*time.Second, func() { _ = l.Close() }).Stop() // which ends a wait for a place
+	defer time.AfterFunc(10*time.Second, func() { _ = l.Close() }).Stop() // ends a wait for a place
 	l.Listener = &exhausted{l.Listener, 2}
 	for range 2 {
 		if _, err := l.Accept(); !errors.Is(err, syscall.EMFILE) {
@@ -196,7 +196,7 @@ func TestFailedAcceptKeepsNoPlace(t *testing.T) {
 	_ = l.Close()
 }
 
-// served asks once, so that the connection is where it stays.
+// served sends one request, after which the connection is in its final state.
 func served(c *tls.Conn, protocol string) error {
 	if protocol != "h2" {
 		r, err := http.NewRequest(http.MethodGet, "https://x/", nil)

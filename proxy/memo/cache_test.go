@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// book is a cache of numbers by their names.
+// book is a cache of numbers by name.
 type book struct {
 	*Cache[string, int]
 	hash func(string) uint64
@@ -37,7 +37,7 @@ func (b *book) putAsOf(generation uint64, name string, v int, forSo time.Duratio
 
 func (b *book) drop(name string) { b.Drop(b.hash(name), is(name)) }
 
-// kept counts the entries, and their bytes.
+// kept counts the entries and their bytes.
 func (b *book) kept() (n, size int) {
 	for i := range b.sets {
 		for j := range b.sets[i] {
@@ -68,7 +68,7 @@ func TestCacheBytesAreBounded(t *testing.T) {
 		}
 	}
 	if n, size := b.kept(); n != found || size != b.bytes || size > most || size < most/2 {
-		t.Errorf("%d are kept, %d found; %d bytes of which %d are counted", n, found, size, b.bytes)
+		t.Errorf("%d entries, %d found; %d bytes of which %d are counted", n, found, size, b.bytes)
 	}
 	if _, ok := b.get(name(3999)); !ok {
 		t.Error("the newest was dropped")
@@ -77,7 +77,7 @@ func TestCacheBytesAreBounded(t *testing.T) {
 	full.put("half", 1, time.Hour)
 	full.put("rest", 1, time.Hour)
 	if n, size := full.kept(); n != 2 || size != 8 {
-		t.Errorf("%d are kept of %d bytes, want 2 of 8", n, size)
+		t.Errorf("%d entries of %d bytes, want 2 of 8", n, size)
 	}
 	for i := range 4000 {
 		b.drop(name(i))
@@ -94,19 +94,19 @@ func TestCacheEntriesAreBounded(t *testing.T) {
 		b.put(fmt.Sprint(i), i, time.Hour)
 	}
 	if n, size := b.kept(); n > most || n < most/2 || size != b.bytes {
-		t.Errorf("%d are kept, %d bytes of which %d are counted", n, size, b.bytes)
+		t.Errorf("%d entries, %d bytes of which %d are counted", n, size, b.bytes)
 	}
 	before, _ := b.kept()
 	for i := range most * 5 / 4 {
-		b.put(fmt.Sprint(i%10), i, time.Hour) // in the place of what it was
+		b.put(fmt.Sprint(i%10), i, time.Hour) // replaces the former value
 	}
 	if after, size := b.kept(); after > before+10 || size != b.bytes {
-		t.Errorf("%d were kept, and with ten of them again %d, %d bytes of which %d are counted", before, after, size, b.bytes)
+		t.Errorf("%d entries, and after replacing ten of them %d, %d bytes of which %d are counted", before, after, size, b.bytes)
 	}
 }
 
-// In one set, what is used stays and what is not goes; and what has expired goes, although nobody
-// asks for it again.
+// In a full set, used entries stay and unused ones are dropped. Expired entries are dropped, even
+// if they are not read again.
 func TestCacheForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBook(Config{Bytes: 1 << 20})
@@ -119,23 +119,23 @@ func TestCacheForgets(t *testing.T) {
 		}
 		time.Sleep(2 * time.Hour)
 		if _, ok := b.get("used"); ok {
-			t.Error("remembered beyond its time")
+			t.Error("returned after it expired")
 		}
 		b.put("used", 1, time.Minute)
 		if n, _ := b.kept(); n != 1 {
-			t.Errorf("%d are kept, want the one that is alive", n)
+			t.Errorf("%d entries, want only the unexpired one", n)
 		}
 	})
 }
 
-// Who comes gets the place of what is over, or else of what nobody has used lately, wherever in its
-// set that is.
+// A new entry replaces an expired one, or else the least recently used one, in any place of its
+// set.
 func TestCachePlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, over := range []bool{true, false} {
 			for going := range Ways {
 				b := newBook(Config{Entries: 2 * Ways, Bytes: 1 << 20})
-				b.hash = func(string) uint64 { return 1 } // all in one set, and it is the other's turn to be swept when the last comes
+				b.hash = func(string) uint64 { return 1 } // one set, and the last Put sweeps the other
 				for i := range Ways {
 					b.put(fmt.Sprint(i), i, time.Hour)
 				}
@@ -171,12 +171,12 @@ func TestCacheSweepsEverySet(t *testing.T) {
 			b.put("alive", 1, time.Hour)
 		}
 		if n, _ := b.kept(); n != 1 {
-			t.Errorf("%d are kept, want the one that is alive", n)
+			t.Errorf("%d entries, want only the unexpired one", n)
 		}
 	})
 }
 
-// An answer counts in the generation in which it was asked for, and in no other.
+// An entry is valid only in the generation in which its value was requested.
 func TestCacheGenerations(t *testing.T) {
 	now := uint64(7)
 	b := newBook(Config{Entries: 1 << 10, Bytes: 1 << 20, Generation: func() uint64 { return now }})
@@ -202,11 +202,11 @@ func TestCacheGenerations(t *testing.T) {
 		b.putAsOf(9, "alive", 1, time.Hour)
 	}
 	if n, _ := b.kept(); n != 1 {
-		t.Errorf("%d are kept, want the one of this generation", n)
+		t.Errorf("%d entries, want only the one of this generation", n)
 	}
 }
 
-// Two keys of one hash have two entries.
+// Two keys with the same hash have two entries.
 func TestCacheCollisions(t *testing.T) {
 	b := newBook(Config{Entries: 1 << 10, Bytes: 1 << 20})
 	b.hash = func(string) uint64 { return 7 }

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// said are lines of a log.
+// said are the lines of a log.
 type said chan string
 
 func (s said) Write(line []byte) (int, error) {
@@ -20,7 +20,7 @@ func (s said) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// A configuration that is given up for a newer one is told of, and looks for no keys any more.
+// A configuration that is replaced while it waits for keys is logged, and stops fetching them.
 func TestGivenUpConfiguration(t *testing.T) {
 	dead := issuer.Start(t)
 	nobody, waits := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n", dead.Config("")
@@ -34,7 +34,7 @@ func TestGivenUpConfiguration(t *testing.T) {
 	want := func(message string) {
 		t.Helper()
 		if line := <-log; !strings.Contains(line, `msg="authentication configuration `+message) {
-			t.Fatalf("the log says %s", line)
+			t.Fatalf("logged: %s", line)
 		}
 	}
 	take(nobody)

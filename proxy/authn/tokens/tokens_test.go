@@ -37,7 +37,7 @@ func TestTokenFile(t *testing.T) {
 func TestTokensOfAFile(t *testing.T) {
 	k := New(Config{})
 	if _, ok, err := k.Review(t.Context(), "a"); ok || err != nil {
-		t.Errorf("known before there is a file: %v", err)
+		t.Errorf("accepted before there is a file: %v", err)
 	}
 	take := func(text string) {
 		t.Helper()
@@ -52,17 +52,17 @@ func TestTokensOfAFile(t *testing.T) {
 		t.Errorf("%v %v %v", r, ok, err)
 	}
 	if _, ok, _ := k.Review(t.Context(), "A"); ok {
-		t.Error("another token is known")
+		t.Error("another token is accepted")
 	}
 	take("b,bob,2\n")
 	if _, ok, _ := k.Review(t.Context(), "a"); ok {
-		t.Error("a token that was taken out is still known")
+		t.Error("a removed token is still accepted")
 	}
 	if err := k.TakeTokens([]byte("broken\n")); err == nil {
-		t.Error("a broken file was taken")
+		t.Error("an invalid file was accepted")
 	}
 	if _, ok, _ := k.Review(t.Context(), "b"); !ok {
-		t.Error("a broken file has replaced the last good one")
+		t.Error("an invalid file replaced the last valid one")
 	}
 }
 
@@ -138,7 +138,7 @@ func TestIssuer(t *testing.T) {
 		"no JWT":           "abc",
 	} {
 		if r, ok, err := k.Review(t.Context(), token); ok || err != nil {
-			t.Errorf("%s: %v, %v, want it refused", name, r, err)
+			t.Errorf("%s: %v, %v, want a refusal", name, r, err)
 		}
 	}
 
@@ -146,17 +146,17 @@ func TestIssuer(t *testing.T) {
 	must.Do(t, k.TakeConfig([]byte(i.Config("new:"))))
 	must.Soon(t, 30*time.Second, "replaced", func() bool { return strings.HasPrefix(known(good), "new:") })
 	if k.Generation() == before {
-		t.Error("the generation is that of the former configuration")
+		t.Error("the generation did not change with the configuration")
 	}
 
-	// One that names an issuer which does not answer is not put in force; the next one is, without
+	// A configuration whose issuer does not answer is not activated. The next one is, without
 	// waiting for it.
 	dead := issuer.Start(t)
 	text := dead.Config("dead:")
 	dead.Close()
 	must.Do(t, k.TakeConfig([]byte(text)))
 	if got := known(good); !strings.HasPrefix(got, "new:") {
-		t.Errorf("a dead issuer has replaced the one that was there: %q", got)
+		t.Errorf("an unreachable issuer replaced the former one: %q", got)
 	}
 	must.Do(t, k.TakeConfig([]byte(other.Config(""))))
 	must.Soon(t, 30*time.Second, "the other issuer's", func() bool { return known(other.Token(t, nil)) != "" && known(good) == "" })
@@ -175,13 +175,13 @@ func TestFileAndIssuer(t *testing.T) {
 	})
 }
 
-// jwt is a token as far as Issued looks.
+// jwt makes a token that is valid enough for Issued.
 func jwt(payload string) string {
 	return "e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".c2ln"
 }
 
-// A token that says that it is of an issuer of ours is judged here, whatever else it says; of all
-// others nothing is known.
+// A token with the issuer of a configured JWT authenticator is authenticated here, whatever else it
+// contains. Other tokens are unknown.
 func TestIssued(t *testing.T) {
 	i := issuer.Start(t)
 	k := New(Config{})
@@ -219,14 +219,14 @@ func TestIssued(t *testing.T) {
 		if tc.want {
 			continue
 		}
-		// What is not ours is nobody's in the issuers' eyes, too: it is left to the cluster.
+		// The authenticators do not know the other tokens, either: they are left to the cluster.
 		if r, ok, err := authenticator.TokenFunc(k.Review).AuthenticateToken(t.Context(), tc.token); ok || err != nil {
 			t.Errorf("%s: %v %v", tc.name, r, err)
 		}
 	}
 	must.Do(t, k.TakeConfig([]byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n")))
 	if k.Issued(i.Token(t, nil)) {
-		t.Error("an issuer that was taken out still counts")
+		t.Error("a removed issuer still counts")
 	}
 }
 

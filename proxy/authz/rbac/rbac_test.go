@@ -27,7 +27,7 @@ func kit() *Authorizer {
 	add("nameless", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "bot"}, rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}})
 	add("strange", rbacv1.Subject{Kind: "Robot", Name: "u"}, rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}})
 	delete(roles, "urls")
-	bindings = append(bindings, bindings[len(bindings)-1]) // twice is no harm
+	bindings = append(bindings, bindings[len(bindings)-1]) // a duplicate is harmless
 	return &Authorizer{Roles: func() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
 		return roles, bindings, 7
 	}}
