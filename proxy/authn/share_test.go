@@ -89,8 +89,7 @@ func TestTokenReview(t *testing.T) {
 	if err != nil || describe(u) != describe(&user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"k": {"v"}}}) {
 		t.Errorf("%s, %v", describe(u), err)
 	}
-	// The refusal of an unknown token is cached; a token that was not authenticated for an error is
-	// reviewed again.
+	// A plain refusal is cached; one with another error is reviewed again.
 	for token, want := range map[string]int64{"bad": 1, "ended": 2} {
 		before := asked.Load()
 		for range 2 {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// drained takes all retries that there are.
+// drained withdraws retries until the budget refuses, and counts them.
 func (b *budget) drained() (n int) {
 	for b.withdraw() {
 		n++
@@ -49,14 +49,14 @@ func TestBudget(t *testing.T) {
 	})
 }
 
-// Everybody at once gets no more than one after the other.
+// Concurrent withdrawals get no more than sequential ones.
 func TestBudgetAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b budget
 		b.init()
 		var wg sync.WaitGroup
 		var got atomic.Int64
-		time.Sleep(time.Minute) // earns more than there is room for
+		time.Sleep(time.Minute) // would earn more than the maximum
 		for range 8 {
 			wg.Go(func() {
 				for range retryBurst {

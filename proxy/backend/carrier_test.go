@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// APIServices that have one Backend use the same connections, and no others do; nor is there
-// anything to share with a backend without HTTP/2.
+// APIServices with one Backend use the same connections, and no others do. With a backend without
+// HTTP/2 nothing is shared.
 func TestWhoShares(t *testing.T) {
 	s := newStreet(t, nil)
 	s.house("a", nil, healthy(place1))
@@ -34,13 +34,13 @@ func TestWhoShares(t *testing.T) {
 			return nil, errLost
 		}
 		if _, _ = of.target.tls(); asked != name {
-			t.Errorf("the trust was asked on behalf of %q, want %q", asked, name)
+			t.Errorf("TLS was called for %q, want %q", asked, name)
 		}
 	}
 }
 
-// A new endpoint is reached over shared connections from its first request on, one that is gone by
-// nobody.
+// A new endpoint is reached over shared connections from its first request on, and a removed one is
+// forgotten.
 func TestSharedEndpointsFollowTheTable(t *testing.T) {
 	s := newStreet(t, nil)
 	s.house("a", nil, healthy(place1))
@@ -55,12 +55,12 @@ func TestSharedEndpointsFollowTheTable(t *testing.T) {
 		t.Error("the new endpoint is not reached over the shared connections")
 	}
 	if known := c.snapshot(); len(known) != 1 || known[0].address != place2 {
-		t.Errorf("the carrier knows %d endpoints", len(known))
+		t.Errorf("the carrier has %d endpoints", len(known))
 	}
 }
 
-// An APIService that changes where it leads to, or whom it trusts, is off the shared connections
-// for every request that knows so, and its neighbour is not.
+// After an APIService changes its target or its trust, its requests no longer use the shared
+// connections. Those of its neighbours do.
 func TestRetarget(t *testing.T) {
 	for name, change := range map[string]func(*registry.Entry, *registry.Backend){
 		"port":         func(_ *registry.Entry, b *registry.Backend) { b.Port = 8443 },
@@ -79,7 +79,7 @@ func TestRetarget(t *testing.T) {
 			s.house("a", change)
 			s.table()
 			if got := s.via("a"); got == nil || got == c {
-				t.Errorf("goes over %p, where it shared %p", got, c)
+				t.Errorf("uses %p, after it shared %p", got, c)
 			}
 			if s.via("b") != c || s.via("c") != c {
 				t.Error("a neighbour lost its connections")
@@ -87,13 +87,13 @@ func TestRetarget(t *testing.T) {
 			s.house("a", func(_ *registry.Entry, b *registry.Backend) { *b = *s.entries["b"].Backend })
 			s.table()
 			if s.via("a") != c {
-				t.Error("did not come back")
+				t.Error("does not use its former connections again")
 			}
 		})
 	}
 }
 
-// Limits are each one's own: who is full takes nothing from the neighbours.
+// Each APIService has its own limits: one at its limit takes no places from its neighbours.
 func TestLimitsOfSharers(t *testing.T) {
 	s := newStreet(t, nil)
 	for name, n := range map[string]int{"a": 1, "b": 2} {
@@ -101,7 +101,7 @@ func TestLimitsOfSharers(t *testing.T) {
 	}
 	s.table()
 	if s.via("a") == nil || s.via("a") != s.via("b") {
-		t.Fatal("they share nothing")
+		t.Fatal("they share no connections")
 	}
 	for _, long := range []bool{false, true} {
 		for name, want := range map[string]int{"a": 1, "b": 2} {
@@ -119,8 +119,8 @@ func TestLimitsOfSharers(t *testing.T) {
 	}
 }
 
-// What one finds out about an endpoint is its own verdict: the other goes on using it, over the
-// same connections.
+// An endpoint's verdict is that of one APIService: another one still uses it, over the same
+// connections.
 func TestEjectionOfSharers(t *testing.T) {
 	s := newStreet(t, nil)
 	s.house("a", nil, healthy(place1), healthy(place2))
@@ -140,12 +140,12 @@ func TestEjectionOfSharers(t *testing.T) {
 		t.Errorf("used after a's verdict: %v", used)
 	}
 	if _, c := s.via("b"), s.via("a"); c == nil || c != s.via("b") {
-		t.Error("they share no more")
+		t.Error("they share no connections any more")
 	}
 }
 
-// A failure on a connection that nobody uses is told as one's; those whose requests it hits are
-// told by the engine.
+// A failure on an unused connection is signaled for one of its APIServices. The engine signals
+// those whose requests fail.
 func TestSignalsOfSharers(t *testing.T) {
 	var told []string
 	s := newStreet(t, func(cfg *Config) {
@@ -162,12 +162,12 @@ func TestSignalsOfSharers(t *testing.T) {
 	s.table()
 	c.target.signal(place1, errLost)
 	if len(told) != 2 || told[1] == payer {
-		t.Errorf("told %v", told)
+		t.Errorf("signaled for %v", told)
 	}
 }
 
-// What those who leave have under way on shared connections ends 4 s after their trust in it does,
-// once, and not before.
+// After an APIService leaves shared connections, its requests on them end once, 4 s after its trust
+// in them ends, and not earlier.
 func TestHeldConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStreet(t, nil)
@@ -180,7 +180,7 @@ func TestHeldConnections(t *testing.T) {
 		}
 		stays, ends := on(), on()
 		ended := make(chan *Conn, 40)
-		for range 20 { // whatever it changes to: as often as it likes
+		for range 20 { // repeated changes
 			for _, c := range []*Conn{stays, ends} {
 				s.guardHeld(heldConn{s.up("a"), c}, func() { ended <- c })
 			}
@@ -196,7 +196,7 @@ func TestHeldConnections(t *testing.T) {
 		guards := len(s.guarded)
 		s.mu.Unlock()
 		if n := guards; n != 1 || len(ended) != 0 {
-			t.Errorf("%d guards, %d ended, while all is trusted", n, len(ended))
+			t.Errorf("%d guards, %d ended, while everything is trusted", n, len(ended))
 		}
 		close(s.lost)
 		time.Sleep(watchGrace - time.Millisecond)
@@ -214,26 +214,26 @@ func TestHeldConnections(t *testing.T) {
 	})
 }
 
-// One of two that leaves has nothing drained; with the last one, shared connections are.
+// If one of two leaves, shared connections stay. They drain when the last one leaves.
 func TestLastSharerCloses(t *testing.T) {
 	s, well := served(t, nil)
 	c, carrier := dialShared(t, s, well.address), s.via("a")
 	delete(s.entries, "b")
 	s.table()
 	if drained(c) || s.via("a") != carrier {
-		t.Fatal("went with one of two")
+		t.Fatal("drained when one of two left")
 	}
 	delete(s.entries, "a")
 	s.table()
 	if !drained(c) || len(s.carriers) != 0 {
-		t.Error("stays when nobody is left")
+		t.Error("not drained when the last one left")
 	}
 	if _, err := carrier.dialH2(t.Context(), well.address, nil); err == nil {
-		t.Error("can be dialled when nobody is left")
+		t.Error("can be dialled after the last one left")
 	}
 }
 
-// A drain of one's own connections, as when its policy changes, leaves the shared ones alone.
+// If an APIService's own connections drain, for example after a policy change, shared ones do not.
 func TestDrainOfOneSharer(t *testing.T) {
 	s, well := served(t, nil)
 	own := must.Get(s.up("b").dialH2(t.Context(), well.address, nil))(t)
@@ -242,12 +242,12 @@ func TestDrainOfOneSharer(t *testing.T) {
 	s.house("b", func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = time.Second })
 	s.table()
 	if !drained(own) || drained(c) {
-		t.Error("one's own connection is to drain, the shared one is not")
+		t.Error("want only the own connection to drain")
 	}
 }
 
-// Another proxy client certificate is shown by everybody from the next request on: shared
-// connections and own ones drain.
+// After a rotation of the proxy client certificate, the next requests use it: shared connections
+// and others drain.
 func TestRotationDrainsShared(t *testing.T) {
 	changed := make(chan struct{})
 	s, well := served(t, func(cfg *Config) {
@@ -270,20 +270,20 @@ func TestRotationDrainsShared(t *testing.T) {
 		t.Error("not drained by the rotation")
 	}
 	if next := dialShared(t, s, well.address); drained(next) {
-		t.Error("drained that was made afterwards")
+		t.Error("a connection made afterwards is drained")
 	}
 }
 
-// What a shared connection costs is counted once, and whether the backend speaks HTTP/2 is known to
-// all.
+// A dial of a shared connection is counted once. All who share it learn whether the backend speaks
+// HTTP/2.
 func TestSharersKnowTheProtocol(t *testing.T) {
 	s, well := served(t, nil)
 	if s.up("a").HTTP2() || s.up("b").HTTP2() {
-		t.Error("known without a connection")
+		t.Error("HTTP/2 without a connection")
 	}
 	dialShared(t, s, well.address)
 	if !s.up("a").HTTP2() || !s.up("b").HTTP2() {
-		t.Error("not known after a connection")
+		t.Error("no HTTP/2 after a connection")
 	}
 	dials := uint64(0)
 	for _, name := range []string{"a", "b"} {

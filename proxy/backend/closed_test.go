@@ -7,7 +7,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// An Upstream that the table has given up takes no endpoint of a table that is applied late.
+// An Upstream that was closed ignores the endpoints of a table that is applied late.
 func TestClosedUpstreamStaysEmpty(t *testing.T) {
 	f := newFixture(t, nil)
 	u := f.Upstream(f.set(healthy("10.0.0.1:443")))
@@ -22,7 +22,7 @@ func TestClosedUpstreamStaysEmpty(t *testing.T) {
 	}
 }
 
-// An endpoint that is gone makes no pool for a request that had chosen it.
+// A request that had chosen a removed endpoint creates no pool for it.
 func TestRemovedEndpointHasNoPool(t *testing.T) {
 	f := newFixture(t, nil)
 	u := f.Upstream(f.set(healthy("10.0.0.1:443")))
@@ -34,7 +34,7 @@ func TestRemovedEndpointHasNoPool(t *testing.T) {
 	}
 }
 
-// The engine's retries are counted by what failed before.
+// The engine's retries are counted by the failure that caused them.
 func TestRetriesOfTheEngineAreCounted(t *testing.T) {
 	f := newFixture(t, nil)
 	u := f.Upstream(f.set(healthy("10.0.0.1:443")))
@@ -44,7 +44,7 @@ func TestRetriesOfTheEngineAreCounted(t *testing.T) {
 		before := u.meter.retries[want].Load()
 		u.retried(after)
 		if n := u.meter.retries[want].Load() - before; n != 1 {
-			t.Errorf("after %v: %d are counted", after, n)
+			t.Errorf("after %v: %d counted", after, n)
 		}
 	}
 }

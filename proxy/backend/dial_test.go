@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// DialUpgrade speaks HTTP/1.1 to a server that prefers HTTP/2, goes past endpoints that are not
-// there, and holds a lease until it is closed.
+// DialUpgrade uses HTTP/1.1 even if the server prefers HTTP/2, skips unreachable endpoints, and
+// holds a lease until the connection is closed.
 func TestDialUpgrade(t *testing.T) {
 	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, nil)
@@ -49,7 +49,7 @@ func TestDialUpgrade(t *testing.T) {
 	}
 }
 
-// What needs HTTP/2 does not fall back to HTTP/1.1.
+// Requests that need HTTP/2 do not fall back to HTTP/1.1.
 func TestHTTP2Only(t *testing.T) {
 	s := newServer(t, protoH1, apiserver)
 	l := newLocal(t, func(cfg *LocalConfig) { cfg.Wait = -1 }, s.address)
@@ -64,7 +64,7 @@ func TestHTTP2Only(t *testing.T) {
 	}
 }
 
-// An annotation turns HTTP/2 off, for the connections that there are, too.
+// An annotation turns HTTP/2 off, also for existing connections.
 func TestHTTP1Only(t *testing.T) {
 	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, func(cfg *Config) {
@@ -84,7 +84,7 @@ func TestHTTP1Only(t *testing.T) {
 	}
 }
 
-// A bundle that cannot be used is no fault of the endpoint.
+// An unusable bundle does not count as a failure of the endpoint.
 func TestNoTrust(t *testing.T) {
 	f := newFixture(t, func(cfg *Config) {
 		cfg.TLS = func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }
@@ -97,7 +97,7 @@ func TestNoTrust(t *testing.T) {
 	}
 }
 
-// The engine finds out which backends it can carry, and whose connection it got.
+// The engine learns which backends speak HTTP/2, and wraps each connection once.
 func TestFrames(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
 		s := newServer(t, proto, nil)
@@ -118,12 +118,12 @@ func TestFrames(t *testing.T) {
 		}
 		asking.Wait()
 		if n := s.conns.Load(); n != 1 {
-			t.Errorf("ten who ask made %d connections", n)
+			t.Errorf("ten concurrent calls made %d connections", n)
 		}
 		if u.HTTP2() != (proto == protoH2) {
 			t.Errorf("HTTP/2 is %v", u.HTTP2())
 		}
-		u.noteProtocol("h2") // of another endpoint, which has it
+		u.noteProtocol("h2") // as for another endpoint with HTTP/2
 		wraps := 0
 		c, err := u.dialH2(t.Context(), s.address, func(c net.Conn) net.Conn {
 			wraps++
@@ -138,8 +138,7 @@ func TestFrames(t *testing.T) {
 	})
 }
 
-// Another ping timeout is for every request from now on: connections made before finish what they
-// carry.
+// A new ping timeout applies to every later request: older connections finish their requests.
 func TestPingTimeoutIsLive(t *testing.T) {
 	s := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
@@ -161,7 +160,7 @@ func TestPingTimeoutIsLive(t *testing.T) {
 	}
 }
 
-// Handshake errors are told apart as they come from real handshakes.
+// Errors of real handshakes are classified.
 func TestHandshakeClasses(t *testing.T) {
 	s := newServer(t, protoH1, nil)
 	trust := trusting(t)
@@ -178,7 +177,7 @@ func TestHandshakeClasses(t *testing.T) {
 		{want: "not_tls", dial: notTLS},
 		{want: "closed", dial: func() net.Conn {
 			a, b := net.Pipe()
-			go func() { // ends when it has read the greeting
+			go func() { // ends after reading the ClientHello
 				_, _ = b.Read(make([]byte, 16<<10))
 				_ = b.Close()
 			}()
@@ -236,10 +235,10 @@ func TestRoundTrip(t *testing.T) {
 			}
 			for _, name := range []string{"User-Agent", "Accept-Encoding"} {
 				if v, ok := r.Header[name]; ok {
-					t.Errorf("%s was invented: %q", name, v)
+					t.Errorf("%s was added: %q", name, v)
 				}
 			}
-			w.Header().Set("Content-Encoding", "gzip") // it is not, and nobody must look
+			w.Header().Set("Content-Encoding", "gzip") // untrue, and must not matter
 			w.Header().Set("Location", "https://elsewhere/")
 			w.WriteHeader(http.StatusTemporaryRedirect)
 			_, _ = w.Write(append([]byte(r.Method+" "+r.Proto+" "), b...))
@@ -267,8 +266,8 @@ func TestNoEndpoint(t *testing.T) {
 	}
 }
 
-// A server at whose chain verification panics (CVE-2025-58188 was such in crypto/x509) is one that
-// cannot be reached: dials have goroutines of their own, where a panic would end the process.
+// A server whose chain panics in verification (like CVE-2025-58188 in crypto/x509) is unreachable:
+// dials run on goroutines of their own, where a panic would end the process.
 func TestServersChainThatPanics(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
 		s := newServer(t, proto, nil)

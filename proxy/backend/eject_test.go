@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// What waits for an endpoint that is found unhealthy goes elsewhere as long as nothing was sent, or
-// if it may be sent again. A write that was sent may still be answered.
+// A request that waits for an ejected endpoint is moved if nothing was sent or it may be retried. A
+// write that was sent may still be answered.
 func TestEjected(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -43,26 +43,26 @@ func TestEjected(t *testing.T) {
 				var got atomic.Int64
 				n.serve(well, protoH1, func(http.ResponseWriter, *http.Request) { got.Add(1) })
 				unhealthy := registry.Endpoint{Address: hung, Health: registry.Unhealthy}
-				e := f.set(unhealthy) // alone: it is the floor
+				e := f.set(unhealthy) // used, because it is the only one
 				start := time.Now()
 				time.AfterFunc(500*time.Millisecond, func() { f.set(unhealthy, healthy(well)) })
 				status, _, err := f.do(e, tt.method, "")
 				if err != nil || status != http.StatusOK || got.Load() != tt.want {
-					t.Errorf("%d, %v; %d requests reached the endpoint that is well, want %d", status, err, got.Load(), tt.want)
+					t.Errorf("%d, %v; %d requests reached the healthy endpoint, want %d", status, err, got.Load(), tt.want)
 				}
 				if took := time.Since(start); tt.want > 0 && took != 500*time.Millisecond {
 					t.Errorf("took %v", took)
 				}
 				if retried := f.Upstream(e).meter.retries[failEjected].Load(); (retried > 0) != (tt.sent && tt.want > 0) {
-					t.Errorf("%d retries are counted as of ejected endpoints", retried)
+					t.Errorf("%d retries are counted for ejected endpoints", retried)
 				}
-				time.Sleep(5 * time.Second) // the dial goes on, and the handler
+				time.Sleep(5 * time.Second) // until the dial and the handler end
 			})
 		})
 	}
 }
 
-// A request asks when it has chosen, which may be after the ejection that it wants to know of.
+// state reports an ejection, also one that happened after the endpoint was chosen.
 func TestEjectedIsAState(t *testing.T) {
 	const one, other = "10.0.0.1:443", "10.0.0.2:443"
 	f := newFixture(t, nil)
@@ -78,13 +78,13 @@ func TestEjectedIsAState(t *testing.T) {
 			<-was.Done()
 		}
 		if _, out := at.state(); out != step.out {
-			t.Errorf("health %d, of the other %d: out %v", step.one, step.other, out)
+			t.Errorf("health %d, of the other %d: ejected %v", step.one, step.other, out)
 		}
 	}
 }
 
-// An endpoint dies with many reads under way: all are answered by the other one. The budget is for
-// backends that are sick, not for one death.
+// After an endpoint dies with many reads under way, the other one answers them all. The retry
+// budget is meant for failing backends, not for one death.
 func TestManyReadsSurviveADeath(t *testing.T) {
 	const reads = 100 // each has a connection of its own, and so a handshake
 	var at [2]atomic.Int64
@@ -117,7 +117,7 @@ func TestManyReadsSurviveADeath(t *testing.T) {
 	until := func(arrived <-chan struct{}) {
 		select {
 		case <-arrived:
-		case err := <-results: // the test has failed
+		case err := <-results: // a read ended too early
 			results <- err
 		}
 	}

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// server is a real extension server on loopback that counts what it executes.
+// server is a real extension server on loopback that counts requests.
 type server struct {
 	*httptest.Server
 	address string
@@ -71,13 +71,13 @@ func newServer(t *testing.T, proto string, handler http.HandlerFunc) *server {
 	return s
 }
 
-// kill ends the server as a killed process would: listener and connections go at once.
+// kill ends the server like a killed process: listener and connections close at once.
 func (s *server) kill() {
 	_ = s.Listener.Close()
 	s.CloseClientConnections()
 }
 
-// trusting is a client configuration that trusts the test servers' common certificate.
+// trusting returns a client configuration that trusts the test servers' common certificate.
 func trusting(t testing.TB) func() (*tls.Config, error) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(nil)
@@ -88,7 +88,7 @@ func trusting(t testing.TB) func() (*tls.Config, error) {
 	return func() (*tls.Config, error) { return &tls.Config{RootCAs: pool, ServerName: "example.com"}, nil }
 }
 
-// fixture is a Pools with its tables in hand.
+// fixture is a Pools whose tables a test applies.
 type fixture struct {
 	*Pools
 	t          testing.TB
@@ -98,7 +98,7 @@ type fixture struct {
 	signals    signals
 }
 
-// signals are the addresses of which was told that they have failed.
+// signals are the addresses for which failures were signaled.
 type signals struct {
 	mu   sync.Mutex
 	list []string
@@ -178,11 +178,11 @@ func newRequest(t testing.TB, method, body string) *http.Request {
 		r = strings.NewReader(body)
 	}
 	req := must.Get(http.NewRequestWithContext(t.Context(), method, "https://placeholder/apis/example.com/v1", r))(t)
-	req.GetBody = nil // nobody who forwards has it
+	req.GetBody = nil // a proxy has none
 	return req
 }
 
-// RoundTrip holds a short body first, as the front door does.
+// RoundTrip first buffers a short body, as the front door does.
 func (f *fixture) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool) (*http.Response, error) {
 	u := f.Upstream(e)
 	if u == nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// apiserver answers as kube-apiserver does as far as pools can tell: 401 with Connection: close to
-// HTTP/2 requests without a name or a good token.
+// apiserver answers like kube-apiserver, as far as pools notice: 401 with Connection: close to
+// HTTP/2 requests without a user or a valid token.
 func apiserver(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/readyz" {
 		if r.Header.Get("X-Remote-User") != "system:kube-aggregator" {
@@ -87,7 +87,7 @@ func TestLocalPools(t *testing.T) {
 		t.Errorf("the unproven pool: got %d %q %v", status, text, err)
 	}
 	if l.Upstream(0) != nil {
-		t.Error("the zero pool is one")
+		t.Error("the zero Pool has an upstream")
 	}
 	close(certificates)
 	n := map[bool]int{}
@@ -99,7 +99,7 @@ func TestLocalPools(t *testing.T) {
 	}
 }
 
-// A thousand bad tokens must cost nobody a connection (design §3): the unproven pool keeps its own.
+// A thousand invalid tokens cause no new connection (design §3): the unproven pool keeps its own.
 func TestBadTokensCostNoConnection(t *testing.T) {
 	s := newServer(t, protoH2, apiserver)
 	l := newLocal(t, nil, s.address)
@@ -115,7 +115,7 @@ func TestBadTokensCostNoConnection(t *testing.T) {
 		ask()
 	}
 	if n := s.conns.Load() - dials; n > 0 {
-		t.Errorf("1,000 bad tokens made %d connections", n)
+		t.Errorf("1,000 invalid tokens made %d connections", n)
 	}
 	if after := l.Upstream(PoolUnproven).meter.connections.Load(); after != before {
 		t.Errorf("pooled connections went from %d to %d", before, after)
@@ -140,7 +140,7 @@ func TestServerAddress(t *testing.T) {
 	}
 }
 
-// One of two apiservers is killed: reads that are under way or come later fail nowhere.
+// After one of two apiservers is killed, no read fails, whether under way or later.
 func TestLocalFailover(t *testing.T) {
 	a, b := newServer(t, protoH2, apiserver), newServer(t, protoH2, apiserver)
 	l := newLocal(t, nil, a.address, b.address)
@@ -157,8 +157,7 @@ func TestLocalFailover(t *testing.T) {
 	}
 }
 
-// The only apiserver restarts within the wait: nothing fails, neither reads nor writes that were
-// not sent.
+// If the only apiserver restarts within the wait, no read fails, nor any write that was not sent.
 func TestLocalRestart(t *testing.T) {
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
 		t.Run(method, func(t *testing.T) {
@@ -176,7 +175,7 @@ func TestLocalRestart(t *testing.T) {
 				req := newRequest(t, method, "")
 				req.Header.Set("Authorization", "Bearer good")
 				res := must.Get(l.Upstream(PoolUnproven).RoundTrip(req, false))(t)
-				_, _ = io.Copy(io.Discard, res.Body) // else both ends close at once, and each waits for the other to read its last word
+				_, _ = io.Copy(io.Discard, res.Body) // otherwise both ends close at once, and each waits for the other to read
 				_ = res.Body.Close()
 				synctest.Wait()
 				if took := time.Since(start); took < 1500*time.Millisecond || took > 1800*time.Millisecond {
@@ -187,7 +186,7 @@ func TestLocalRestart(t *testing.T) {
 	}
 }
 
-// With nobody there a request waits two seconds, no longer.
+// Without a reachable server a request waits two seconds, not longer.
 func TestLocalGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t)
@@ -201,12 +200,12 @@ func TestLocalGivesUp(t *testing.T) {
 			t.Errorf("gave up after %v, want %v", took, defaultWait)
 		}
 		if l.Ready() == nil {
-			t.Error("Ready although nobody is there")
+			t.Error("Ready without a reachable server")
 		}
 	})
 }
 
-// A server that is not ready gets no request while another is.
+// A server that is not ready gets no requests while another one is ready.
 func TestLocalReport(t *testing.T) {
 	const one, other = "10.0.0.1:6443", "10.0.0.2:6443"
 	n := newMemoryNet(t)
@@ -221,7 +220,7 @@ func TestLocalReport(t *testing.T) {
 		{one, registry.Healthy, "", []string{one}, true},
 		{other, registry.Healthy, "", []string{one, other}, true},
 		{one, registry.Unhealthy, "[-]shutdown failed", []string{other}, true},
-		{other, registry.Unhealthy, "connection refused", []string{one, other}, false}, // never nobody
+		{other, registry.Unhealthy, "connection refused", []string{one, other}, false}, // never none
 		{one, registry.Healthy, "", []string{one}, true},
 	} {
 		l.Report(step.address, step.health, step.message)
@@ -231,17 +230,17 @@ func TestLocalReport(t *testing.T) {
 		}
 		slices.Sort(preferred)
 		if !slices.Equal(preferred, step.preferred) || (l.Ready() == nil) != step.ready {
-			t.Errorf("%s %d: %v are preferred, ready: %v", step.address, step.health, preferred, l.Ready())
+			t.Errorf("%s %d: preferred %v, ready: %v", step.address, step.health, preferred, l.Ready())
 		}
 		for _, e := range l.Servers() {
 			if e.Address == step.address && (e.Health != step.health || e.Message != step.message || e.Since.IsZero()) {
-				t.Errorf("after %+v it is %+v", step, e)
+				t.Errorf("after %+v: %+v", step, e)
 			}
 		}
 	}
 }
 
-// A token is proven over the unproven pool, and holds a place of it as long as that takes.
+// Tokens are proven over the unproven pool, and hold a place in it meanwhile.
 func TestProve(t *testing.T) {
 	s := newServer(t, protoH2, apiserver)
 	l := newLocal(t, nil, s.address)
@@ -257,7 +256,7 @@ func TestProve(t *testing.T) {
 	}
 	for range maxUnproven / 16 {
 		if _, ok := u.Acquire(from, false); !ok {
-			t.Fatal("a connection does not get its share")
+			t.Fatal("a connection does not get its share of places")
 		}
 	}
 	if _, err := l.Prove(t.Context(), "good", from); !errors.Is(err, ErrBusy) {
@@ -268,8 +267,8 @@ func TestProve(t *testing.T) {
 	}
 }
 
-// An apiserver that has begun anew answers before it is ready, with 403: after its connections were
-// lost requests go to another until a probe has looked.
+// A restarted apiserver answers 403 before it is ready: after its connections are lost, other
+// servers get the requests until a probe passes.
 func TestLostConnectionsWaitForProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t)
@@ -300,7 +299,7 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		n.serve(restarted, protoH2, func(http.ResponseWriter, *http.Request) { begun.Add(1) })
 		synctest.Wait()
 		if told.Load() == 0 {
-			t.Error("nobody was asked for a probe")
+			t.Error("no probe was requested")
 		}
 		for range 100 {
 			ask()
@@ -315,7 +314,7 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 			ask()
 		}
 		if begun.Load() == 0 {
-			t.Error("it gets no requests now that it is ready")
+			t.Error("the server gets no requests after it is ready")
 		}
 	})
 }

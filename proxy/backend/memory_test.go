@@ -13,14 +13,14 @@ import (
 	"testing"
 )
 
-// memoryNet is a network inside the process, for synctest: real TLS and HTTP servers behind pipes.
+// memoryNet is a network in memory, for synctest: real TLS and HTTP servers behind pipes.
 type memoryNet struct {
 	cert    tls.Certificate
 	mu      sync.Mutex
 	servers map[string]*memoryServer
-	// silent addresses are blackholes: a dial to them never ends.
+	// silent addresses drop packets: a dial to them never ends.
 	silent map[string]bool
-	// streams is what servers allow a connection. Zero: as many as net/http does.
+	// streams limits the streams of a connection to a server. Zero means net/http's default.
 	streams int
 }
 
@@ -65,8 +65,7 @@ func (n *memoryNet) dial(ctx context.Context, _, address string) (net.Conn, erro
 	}
 }
 
-// serve answers at address until stop, or until the test ends. A server that was stopped may be
-// replaced.
+// serve answers at address until stop, or until the test ends. A stopped server may be replaced.
 func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memoryServer {
 	if handler == nil {
 		handler = http.NotFound
@@ -81,7 +80,7 @@ func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memo
 	n.mu.Lock()
 	n.servers[address] = s
 	n.mu.Unlock()
-	go func() { _ = s.http.ServeTLS(s, "", "") }() // http.ErrServerClosed
+	go func() { _ = s.http.ServeTLS(s, "", "") }() // returns http.ErrServerClosed
 	return s
 }
 
@@ -122,7 +121,7 @@ func (s *memoryServer) Close() error {
 
 func (s *memoryServer) Addr() net.Addr { return &net.TCPAddr{} }
 
-// newMemoryFixture is a fixture whose endpoints are in memory.
+// newMemoryFixture makes a fixture with endpoints in memory.
 func newMemoryFixture(t *testing.T) (*memoryNet, *fixture) {
 	t.Helper()
 	n := newMemoryNet(t)

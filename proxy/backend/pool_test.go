@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// hold is a handler that answers with a head, says so, and goes on until its client leaves.
+// hold is a handler that sends a head, reports that on started, and waits until its client leaves.
 func hold(started chan<- struct{}) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusOK)
@@ -25,7 +25,7 @@ func hold(started chan<- struct{}) http.HandlerFunc {
 	}
 }
 
-// Each watch has its own connection. All end with their watches.
+// Each watch has its own connection, which ends with it.
 func TestManyWatches(t *testing.T) {
 	const watches = 60
 	started := make(chan struct{}, watches)
@@ -63,7 +63,7 @@ func TestManyWatches(t *testing.T) {
 
 func e1(f *fixture, e *registry.Entry) *endpoint { return f.Upstream(e).snapshot()[0] }
 
-// A connection to an endpoint that is gone finishes its requests, takes no new one, and closes.
+// A connection to a removed endpoint finishes its requests, accepts no new ones, and closes.
 func TestRemovedEndpoint(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
 		proceed, started := make(chan struct{}), make(chan struct{}, 1)
@@ -104,8 +104,8 @@ func TestRemovedEndpoint(t *testing.T) {
 	})
 }
 
-// When a connection's trust has ended it takes no new request, its requests end by themselves and
-// its watches within 5 s.
+// A connection that is no longer trusted gets no new requests. Its requests finish, and its watches
+// end within 5 s.
 func TestTrustEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t)
@@ -154,8 +154,8 @@ func TestTrustEnds(t *testing.T) {
 		if c := f.Upstream(e).meter.connections.Load(); c != 2 {
 			t.Errorf("%d pooled connections, want the two old ones", c)
 		}
-		// Cleanly, as when the server's own timeout has passed: its client starts another, and has
-		// nothing to report.
+		// The watch ends cleanly, as after the server's timeout: its client starts another one and
+		// logs no error.
 		if _, err := io.ReadAll(watch.Body); err != nil || time.Since(start) != watchGrace {
 			t.Errorf("the watch ended after %v with %v", time.Since(start), err)
 		}
@@ -183,7 +183,7 @@ func TestTrustEnds(t *testing.T) {
 	})
 }
 
-// A new proxy client certificate drains all connections.
+// A rotation of the proxy client certificate drains all connections.
 func TestIdentityChanged(t *testing.T) {
 	s := newServer(t, protoH2, nil)
 	changed := make(chan struct{})
@@ -209,7 +209,7 @@ func TestIdentityChanged(t *testing.T) {
 	}
 }
 
-// Connections that nobody uses are closed.
+// Unused connections are closed.
 func TestIdle(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestIdle(t *testing.T) {
 			e := f.set(healthy("10.0.0.1:443"))
 			must.Get2(f.do(e, http.MethodGet, ""))(t)
 			time.Sleep(staleIdle - time.Second)
-			for _, want := range []int64{1, 0} { // before the time, and after it
+			for _, want := range []int64{1, 0} { // before the idle timeout, and after it
 				synctest.Wait()
 				if c := f.Upstream(e).meter.connections.Load(); c != want {
 					t.Errorf("%d connections, want %d", c, want)
@@ -229,8 +229,8 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// HTTP/1.1 does not tell whether a server that closes an idle connection has read a request, so a
-// write does not go where the server may be about to close.
+// When a server closes an idle HTTP/1.1 connection it is unknown whether it read a request. A write
+// does not use a connection that may be about to close.
 func TestStaleHTTP1(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, f := newMemoryFixture(t)

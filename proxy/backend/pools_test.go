@@ -20,8 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Nothing is left over of a thousand updates, CA changes and deletions
-// (kubernetes/kubernetes#117250 leaked a transport per sync).
+// A thousand updates, CA changes and deletions leak nothing (kubernetes/kubernetes#117250 leaked a
+// transport per sync).
 func TestNoLeaks(t *testing.T) {
 	a, b := newServer(t, protoH2, nil), newServer(t, protoH1, nil)
 	f := newFixture(t, nil)
@@ -70,7 +70,7 @@ func TestNoLeaks(t *testing.T) {
 	must.Soon(t, 10*time.Second, "goroutines of connections to end", func() bool { return inPackage() == 0 })
 }
 
-// Both metrics of a Pools and of a Local can be registered, and come out well-formed.
+// The metrics of a Pools and of a Local can be registered together, and are well-formed.
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	s := newServer(t, protoH2, apiserver)
@@ -98,7 +98,7 @@ fairlead_backend_dials_total{name="v1.example.com",result="ok"} 1
 	}
 }
 
-// A request may have matched a table that is older or newer than the one that was applied.
+// A request may have matched a table that is older or newer than the applied one.
 func TestOtherTables(t *testing.T) {
 	s := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
@@ -111,21 +111,21 @@ func TestOtherTables(t *testing.T) {
 	f.generation++
 	f.apply(f.generation, nil)
 	if _, _, err := f.do(old, http.MethodPost, ""); !errors.Is(err, ErrUnreachable) {
-		t.Errorf("an entry that is gone: %v, want ErrUnreachable", err)
+		t.Errorf("a removed entry: %v, want ErrUnreachable", err)
 	}
 	if f.Upstream(old) != nil {
-		t.Error("an entry that is gone has an upstream")
+		t.Error("a removed entry has an upstream")
 	}
 }
 
-// A rolling update of three endpoints under load fails no read, and cuts no watch. HTTP/1.1 does
-// not tell whether a write was read by a server that closes its connection.
+// A rolling update of three endpoints under load fails no read, and cuts no watch. Over HTTP/1.1 it
+// is unknown whether a server that closes its connection read a write.
 func TestRollingUpdate(t *testing.T) {
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Watch") != "" {
 			w.WriteHeader(http.StatusOK)
 			_ = http.NewResponseController(w).Flush()
-			select { // a watch ends when its server says so
+			select { // the server ends the watch
 			case <-r.Context().Done():
 			case <-time.After(50 * time.Millisecond):
 			}
@@ -161,8 +161,8 @@ func TestRollingUpdate(t *testing.T) {
 			}
 			res, err := f.RoundTrip(current.Load(), req, watch)
 			if err != nil {
-				// What is long-running is not sent again, because it may be an exec. Clients watch
-				// again if the server closes a new connection before it answers.
+				// Long-running requests are not retried, because they may be an exec. Clients retry
+				// a watch if the server closes a new connection before it answers.
 				if lost := (*failure)(nil); !watch || !errors.As(err, &lost) || lost.kind != failLost {
 					t.Errorf("GET failed: %v", err)
 				}
@@ -182,8 +182,8 @@ func TestRollingUpdate(t *testing.T) {
 		old := servers[i]
 		servers[i] = newServer(t, protoH2, handler)
 		publish(old)
-		// A process that is told to end finishes its requests, and may be gone before the table
-		// says so.
+		// A process that shuts down finishes its requests, and may exit before the table has
+		// removed it.
 		if err := old.Config.Shutdown(t.Context()); err != nil && !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}

@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/relay"
 )
 
-// deadAddress is one where nobody listens.
+// deadAddress returns an address without a listener.
 func deadAddress(t *testing.T) string {
 	t.Helper()
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -32,30 +32,30 @@ func deadAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// Whatever one endpoint does to a request, the other serves what may be sent again, and nothing
-// that may have been executed is executed twice.
+// Whatever one endpoint does to a request, the other one serves it if it may be retried. No request
+// that may have been executed is executed twice, unless it is a read.
 func TestRetry(t *testing.T) {
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
 		t.Run(method, func(t *testing.T) {
 			bad := newFaulty(t, closeExecuted)
 			good := newServer(t, protoH2, nil)
 			f := newFixture(t, nil)
-			// Unprobed endpoints are a lower tier than healthy ones: the first try goes to the bad
+			// Unprobed endpoints are a lower tier than healthy ones: the first try uses the faulty
 			// one.
 			status, _, err := f.do(f.set(healthy(bad.address), registry.Endpoint{Address: good.address}), method, "")
 			executed := bad.executed.Load() + good.hits.Load()
 			if method == http.MethodGet || method == http.MethodHead {
 				if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
-					t.Errorf("got %d, %v; the good endpoint had %d requests", status, err, good.hits.Load())
+					t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, good.hits.Load())
 				}
 			} else if !errors.Is(err, ErrUnanswered) || executed != 1 {
-				t.Errorf("a write: got %d, %v, want %v; it was executed %d times", status, err, ErrUnanswered, executed)
+				t.Errorf("a write: got %d, %v, want %v; executed %d times", status, err, ErrUnanswered, executed)
 			}
 		})
 	}
 }
 
-// Endpoints that cannot be reached cost nobody a request, whatever its verb.
+// Unreachable endpoints fail no request, whatever its method.
 func TestRetryUnreachable(t *testing.T) {
 	wrong := newServer(t, protoH2, nil)
 	for name, address := range map[string]string{"refused": deadAddress(t), "wrong certificate": wrong.address} {
@@ -92,7 +92,7 @@ func TestRetryUnreachable(t *testing.T) {
 	}
 }
 
-// notTLS is a connection to something that speaks, but not TLS.
+// notTLS connects to a server that does not speak TLS.
 func notTLS() net.Conn {
 	a, b := net.Pipe()
 	go func() { // ends when a is closed
@@ -117,7 +117,7 @@ func TestBadResponse(t *testing.T) {
 	}
 }
 
-// Any body is sent to another endpoint while nothing of it has been read.
+// A body of any size is sent to another endpoint if none of it was read.
 func TestRetryBody(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -137,7 +137,7 @@ func TestRetryBody(t *testing.T) {
 					t.Error(err)
 				}
 				if n := strings.Count(got.String(), "x"); n < tt.size {
-					t.Errorf("%d of %d bytes came", n, tt.size)
+					t.Errorf("%d of %d bytes arrived", n, tt.size)
 				}
 			})
 			f := newFixture(t, nil)
@@ -149,23 +149,23 @@ func TestRetryBody(t *testing.T) {
 			res := must.Get(f.RoundTrip(e, req, false))(t)
 			_ = res.Body.Close()
 			if n := f.shared.buffered.Held(); n != 0 {
-				t.Errorf("%d bytes are still held", n)
+				t.Errorf("%d bytes are still counted", n)
 			}
 		})
 	}
 }
 
-// Retries are a share of the requests: a backend that fails everything must not get three times the
-// load.
+// Retries are limited to a share of requests: a backend that fails every request must not get three
+// times the load.
 func TestRetryBudget(t *testing.T) {
 	bad, worse := newFaulty(t, closeExecuted), newFaulty(t, closeExecuted)
 	f := newFixture(t, nil)
 	e := f.set(healthy(bad.address), healthy(worse.address))
 	const stock, requests = 20, 200
-	f.Upstream(e).budget.filled.Store(math.MaxInt64) // the floor is earned by time, which this test has none of: TestBudget
+	f.Upstream(e).budget.filled.Store(math.MaxInt64) // no retries are earned by time: TestBudget
 	for range retryBurst - stock {
 		if !f.Upstream(e).allowRetry() {
-			t.Fatal("the stock is smaller than it says")
+			t.Fatal("the budget is smaller than retryBurst")
 		}
 	}
 	for range requests {
@@ -178,11 +178,11 @@ func TestRetryBudget(t *testing.T) {
 		t.Errorf("%d requests made %d retries, want %d", requests, extra, want)
 	}
 	if f.Upstream(e).meter.exhausted.Load() == 0 {
-		t.Error("the used up budget was not counted")
+		t.Error("the exhausted budget was not counted")
 	}
 }
 
-// A watch is sent once: it may have been answered by then.
+// A watch is not retried: it may have been answered.
 func TestNoRetryOfWatch(t *testing.T) {
 	bad := newFaulty(t, closeExecuted)
 	good := newServer(t, protoH2, nil)
@@ -196,8 +196,8 @@ func TestNoRetryOfWatch(t *testing.T) {
 	}
 }
 
-// However many ask an endpoint that refuses over HTTP/1.1, it is dialled ten times a second at
-// most, and one that comes back is asked soon.
+// An endpoint that refuses connections over HTTP/1.1 is dialled at most ten times a second, however
+// many requests it has, and is used soon after it returns.
 func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, f := newMemoryFixture(t)
@@ -210,7 +210,7 @@ func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 		f.backend.HTTP1 = true
 		e := f.set(healthy("10.0.0.1:443"))
 		var asking sync.WaitGroup
-		for range 200 { // one each 10 ms, and each tries again
+		for range 200 { // one every 10 ms, each with retries
 			asking.Go(func() {
 				if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
 					t.Errorf("got %v", err)
@@ -226,13 +226,13 @@ func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 		n.serve("10.0.0.1:443", protoH1, nil)
 		time.Sleep(dialPause)
 		if status, _, err := f.do(e, http.MethodGet, ""); err != nil || status != http.StatusNotFound {
-			t.Errorf("it is back: %d, %v", status, err)
+			t.Errorf("after its return: %d, %v", status, err)
 		}
 	})
 }
 
-// A host that swallows packets, or accepts and stays silent, is noticed in time: by then another is
-// asked, if there is one.
+// A host that drops packets, or accepts connections and stays silent, is noticed in time: another
+// one, if there is one, gets the request.
 func TestBlackhole(t *testing.T) {
 	const hole, well = "10.0.0.1:443", "10.0.0.2:443"
 	for _, tt := range []struct {
@@ -262,7 +262,7 @@ func TestBlackhole(t *testing.T) {
 				if took := time.Since(start); !errors.Is(err, tt.want) || err == nil && status != http.StatusNotFound || took > tt.within {
 					t.Errorf("got %d, %v after %v, want %v within %v", status, err, took, tt.want, tt.within)
 				}
-				time.Sleep(dialTimeout) // the dial goes on without the request
+				time.Sleep(dialTimeout) // the dial continues without the request
 				synctest.Wait()
 				if got := f.signals.count(hole); got != tt.signals {
 					t.Errorf("%d signals, want %d: %v", got, tt.signals, f.signals.list)
@@ -272,8 +272,7 @@ func TestBlackhole(t *testing.T) {
 	}
 }
 
-// Before anybody knows whether HTTP/2 is spoken, and before an upgrade, a silent endpoint is left
-// as early.
+// Learning the protocol and an upgrade also leave a silent endpoint as early.
 func TestSilentHandshake(t *testing.T) {
 	for name, dial := range map[string]func(context.Context, *Upstream) error{
 		"learning": func(ctx context.Context, u *Upstream) error { return u.Learn(ctx) },
@@ -300,7 +299,7 @@ func TestSilentHandshake(t *testing.T) {
 	}
 }
 
-// The caller's deadline bounds everything, waiting for a connection included.
+// The caller's deadline limits everything, including the wait for a connection.
 func TestDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, f := newMemoryFixture(t)
@@ -323,7 +322,7 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// Every failure tells its caller one thing.
+// Every failure matches exactly one sentinel error.
 func TestSentinels(t *testing.T) {
 	for kind := range failContext + 1 {
 		if kind.String() == "" {
@@ -342,7 +341,7 @@ func TestSentinels(t *testing.T) {
 	}
 }
 
-// How a try failed is told apart by what is known to have been sent.
+// Failures are classified by what is known to have been sent.
 func TestKindsOfFailure(t *testing.T) {
 	ended := func(cause error) context.Context {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -373,14 +372,14 @@ func TestKindsOfFailure(t *testing.T) {
 	}
 }
 
-// faulty is a backend over HTTP/1.1: it reads the head of each request, counts it as executed, and
-// then does what answer says.
+// faulty is an HTTP/1.1 backend: it reads the head of each request, counts it as executed, and
+// calls answer.
 type faulty struct {
 	address  string
 	executed atomic.Int64
 }
 
-// answer acts on one request; with false the connection is closed.
+// answer handles one request. If it returns false the connection is closed.
 type answer func(f *faulty, c net.Conn) bool
 
 func newFaulty(t *testing.T, act answer) *faulty {
@@ -399,7 +398,7 @@ func newFaulty(t *testing.T, act answer) *faulty {
 	return f
 }
 
-// serve reads heads without bodies.
+// serve reads heads of requests without bodies.
 func (f *faulty) serve(c net.Conn, act answer) error {
 	var head []byte
 	buf := make([]byte, 4096)
@@ -418,13 +417,13 @@ func (f *faulty) serve(c net.Conn, act answer) error {
 	}
 }
 
-// closeExecuted executes and closes the connection.
+// closeExecuted executes the request and closes the connection.
 func closeExecuted(f *faulty, _ net.Conn) bool {
 	f.executed.Add(1)
 	return false
 }
 
-// garbage answers with something that is not HTTP.
+// garbage sends an answer that is not HTTP.
 func garbage(f *faulty, c net.Conn) bool {
 	f.executed.Add(1)
 	_, _ = io.WriteString(c, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n")

@@ -13,17 +13,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied
-// when a test says so.
+// street is a Pools whose APIServices may be neighbours. Its Run does not run: a test applies
+// tables itself.
 type street struct {
 	*Pools
 	t          *testing.T
 	generation uint64
 	entries    map[string]*registry.Entry
-	backends   map[registry.Backend]*registry.Backend // as the registry has them: equal ones are one
+	backends   map[registry.Backend]*registry.Backend // as in the registry, equal ones are one pointer
 	tls        func() (*tls.Config, error)
-	// lost is when an APIService's connections are not trusted any more. Those of a Backend always
-	// are.
+	// lost is closed when connections of an APIService are not trusted any more. Those of a Backend
+	// stay trusted.
 	lost chan struct{}
 }
 
@@ -49,7 +49,7 @@ func newStreet(t *testing.T, change func(*Config)) *street {
 	return s
 }
 
-// house puts an APIService into the next table.
+// house adds an APIService to the next table.
 func (s *street) house(name string, change func(*registry.Entry, *registry.Backend), endpoints ...registry.Endpoint) {
 	b := &registry.Backend{Namespace: "ns", Service: "svc", Port: 443, ServerName: "svc.ns.svc"}
 	e := &registry.Entry{Name: name, GroupVersion: schema.GroupVersion{Group: name, Version: "v1"}, Backend: b, Endpoints: endpoints}
@@ -69,7 +69,7 @@ func (s *street) house(name string, change func(*registry.Entry, *registry.Backe
 	s.entries[name] = e
 }
 
-// table applies what there is.
+// table applies a table of all APIServices.
 func (s *street) table() {
 	s.generation++
 	var list []*registry.Entry
@@ -81,7 +81,7 @@ func (s *street) table() {
 
 func (s *street) up(name string) *Upstream { return s.Upstream(s.entries[name]) }
 
-// via is over whose connections a request goes. Nil: its own.
+// via returns the carrier that a request uses, or nil if it uses its own connections.
 func (s *street) via(name string) *Upstream {
 	s.t.Helper()
 	l, ok := s.up(name).Pick()
@@ -94,14 +94,14 @@ func (s *street) via(name string) *Upstream {
 		return nil
 	}
 	if at.address != l.Address() {
-		s.t.Errorf("%s goes to %s by way of %s", name, l.Address(), at.address)
+		s.t.Errorf("%s uses %s over a carrier for %s", name, l.Address(), at.address)
 	}
 	return at.up
 }
 
 const place1, place2 = "10.0.0.1:443", "10.0.0.2:443"
 
-// served is a street before a real server.
+// served is a street with a real server.
 func served(t *testing.T, change func(*Config)) (*street, *server) {
 	well := newServer(t, protoH2, nil)
 	s := newStreet(t, change)

@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// The kernel is asked to give up after the time in which a dead connection is to be noticed.
+// The kernel closes a dead connection within the ping timeout.
 func TestExpire(t *testing.T) {
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()

@@ -13,7 +13,7 @@ import (
 )
 
 func TestArrange(t *testing.T) {
-	// A word per endpoint: its address, and after a colon what it is.
+	// One word describes an endpoint: its address, and its state after a colon.
 	endpoints := func(text string) []registry.Endpoint {
 		var list []registry.Endpoint
 		for word := range strings.FieldsSeq(text) {
@@ -68,7 +68,7 @@ func TestArrange(t *testing.T) {
 	}
 }
 
-// A thousand watches spread over three endpoints within 10 %.
+// A thousand watches are spread over three endpoints within 10 %.
 func TestPickSpreads(t *testing.T) {
 	f := newFixture(t, nil)
 	u := f.Upstream(f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"), healthy("10.0.0.3:443")))
@@ -97,7 +97,7 @@ func TestPickSpreads(t *testing.T) {
 	}
 }
 
-// A slow endpoint gets a trickle, but it gets it.
+// A slow endpoint gets few requests, but some.
 func TestPickSlow(t *testing.T) {
 	f := newFixture(t, nil)
 	slow := healthy("10.0.0.1:443")
@@ -122,8 +122,7 @@ func TestPickSlow(t *testing.T) {
 	}
 }
 
-// Retries go elsewhere: to each other endpoint once, to lower tiers only then, to unhealthy ones
-// never.
+// Retries use each other endpoint once, then those of lower tiers, and never unhealthy ones.
 func TestPickAvoids(t *testing.T) {
 	f := newFixture(t, nil)
 	e := f.set(healthy("a:1"), healthy("b:1"), registry.Endpoint{Address: "c:1"}, registry.Endpoint{Address: "d:1", Health: registry.Unhealthy})
@@ -187,7 +186,7 @@ func BenchmarkAcquire(b *testing.B) {
 	}
 }
 
-// The benchmarks' claim, held to.
+// The benchmarked functions do not allocate.
 func TestNoAllocations(t *testing.T) {
 	f := newFixture(t, nil)
 	f.policy.MaxInFlight = 400
@@ -214,7 +213,7 @@ func TestAcquire(t *testing.T) {
 			t.Helper()
 			place, ok := u.Acquire(bound.Source{User: user}, longRunning)
 			if ok != want {
-				t.Errorf("long-running %v, of %d: %s has a place: %v", longRunning, limit, user, ok)
+				t.Errorf("long-running %v, limit %d: %s got a place: %v", longRunning, limit, user, ok)
 			}
 			return place
 		}
@@ -230,9 +229,9 @@ func TestAcquire(t *testing.T) {
 		}
 	}
 	if u.inFlight.Held() != 0 || u.longRunning.Held() != 0 || u.meter.rejected[0].Load() != 1 || u.meter.rejected[1].Load() != 1 {
-		t.Error("counts are off")
+		t.Error("the counts are wrong")
 	}
-	// Limits are live.
+	// Limits apply immediately.
 	f.policy = registry.Policy{}
 	e = f.set(healthy("10.0.0.1:443"))
 	for range 3 {
