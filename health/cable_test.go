@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// cable is a network in memory: what a bubble can wait on.
+// cable is a network in memory, which works in a bubble.
 type cable struct {
 	mu    sync.Mutex // guards hosts and dials
 	hosts map[string]*host
@@ -31,7 +31,7 @@ type dial struct {
 type host struct {
 	cable  *cable
 	accept chan net.Conn
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	state  hostState
 	ends   []*end
 }
@@ -80,7 +80,7 @@ func (c *cable) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	return near, nil
 }
 
-// dialled returns when an address was dialled.
+// dialled returns the times at which an address was dialled.
 func (c *cable) dialled(address string) (at []time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +92,7 @@ func (c *cable) dialled(address string) (at []time.Time) {
 	return at
 }
 
-// set changes how the host behaves. One that refuses has died: its connections are reset.
+// set changes the state of the host. A host that refuses has died: its connections are reset.
 func (h *host) set(s hostState) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -110,7 +110,7 @@ func (h *host) set(s hostState) {
 	}
 }
 
-// open counts the connections whose near end nobody has closed.
+// open counts the connections that the prober has not closed.
 func (h *host) open() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -122,7 +122,7 @@ func (h *host) open() (n int) {
 	return n
 }
 
-// Accept, Close and Addr make the host a listener.
+// Accept, Close and Addr implement net.Listener.
 func (h *host) Accept() (net.Conn, error) {
 	c, ok := <-h.accept
 	if !ok {
@@ -139,13 +139,13 @@ func (h *host) Close() error {
 
 func (h *host) Addr() net.Addr { return addr("host") }
 
-// serve runs an HTTPS server on a host until the test ends; the handler says what it does.
+// serve runs an HTTPS server with a handler on a host until the test ends.
 func (h *host) serve(t *testing.T, a authority, handler http.HandlerFunc) {
 	t.Helper()
 	h.serveAs(t, a, &http.Server{Handler: handler})
 }
 
-// serveAs runs a server as it is configured.
+// serveAs runs a configured server.
 func (h *host) serveAs(t *testing.T, a authority, s *http.Server) {
 	t.Helper()
 	s.ErrorLog, s.TLSConfig = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), &tls.Config{Certificates: []tls.Certificate{a.pair}}
@@ -166,13 +166,13 @@ type addr string
 func (addr) Network() string  { return "tcp" }
 func (a addr) String() string { return string(a) }
 
-// stream is one direction of a connection: bytes, and how it ends. net.Pipe would not do: it has no
-// buffer, and TLS writes from both sides.
+// stream is one direction of a connection: bytes, and its end. net.Pipe has no buffer, and TLS
+// writes from both sides.
 type stream struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	changed  *sync.Cond
 	data     []byte
-	err      error // what a read gets after the data
+	err      error // returned by Read after the data
 	cut      bool
 	deadline time.Time
 	timer    *time.Timer

@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// fetch asks a real server, over HTTP/1.1 and HTTP/2.
+// fetch sends a request to a real server, over HTTP/1.1 and HTTP/2.
 func fetch(t *testing.T, h http.Handler, path string) (code int, body string, header http.Header) {
 	t.Helper()
 	for _, h2 := range []bool{false, true} {
@@ -28,7 +28,7 @@ func fetch(t *testing.T, h http.Handler, path string) (code int, body string, he
 		s.Client().CloseIdleConnections()
 		s.Close()
 		if h2 && (code != resp.StatusCode || body != string(b)) {
-			t.Errorf("HTTP/1.1 said %d %q, HTTP/2 %d %q", code, body, resp.StatusCode, b)
+			t.Errorf("HTTP/1.1: %d %q, HTTP/2: %d %q", code, body, resp.StatusCode, b)
 		}
 		code, body, header = resp.StatusCode, string(b), resp.Header
 	}
@@ -38,7 +38,7 @@ func fetch(t *testing.T, h http.Handler, path string) (code int, body string, he
 func failing(*http.Request) error { return errors.New("token at 10.1.2.3") }
 func passing(*http.Request) error { return nil }
 
-// What callers see is compared with Kubernetes' own handler.
+// Answers equal those of Kubernetes' own handler.
 func TestChecksAnswerAsKubernetesDoes(t *testing.T) {
 	for _, broken := range []bool{false, true} {
 		f := passing
@@ -98,7 +98,7 @@ func TestDrainingEndsReadinessAndNotLife(t *testing.T) {
 	}
 }
 
-// A process that has just begun is not ready yet, which is no warning; once it was, it is one.
+// A process that is not ready yet after its start logs no warning. Later it does.
 func TestStartWarnsOfNothing(t *testing.T) {
 	var log strings.Builder
 	check := failing
@@ -124,7 +124,7 @@ func TestRelayAnswersForFairleadFirst(t *testing.T) {
 	tests := []struct {
 		path        string
 		unready     string // answer while not ready
-		readyIsHere bool   // answered without the local apiserver when ready
+		readyIsHere bool   // answered by Fairlead itself when ready
 	}{
 		{path: "/readyz", unready: own + "readyz check failed\n"},
 		{path: "/readyz?verbose", unready: own + "readyz check failed\n"},

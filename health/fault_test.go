@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// A name that nobody can resolve is not asked for ten times a second, as an address would be
-// dialled: that costs others' resolvers.
+// A name that cannot be resolved is not tried ten times a second, as an address would be: that
+// would load DNS servers.
 func TestUnknownNamesAreNotHammered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
@@ -28,12 +28,12 @@ func TestUnknownNamesAreNotHammered(t *testing.T) {
 		before := asked.Load()
 		time.Sleep(time.Minute)
 		if n := asked.Load() - before; n < 10 || n > 15 {
-			t.Errorf("asked for %d times in a minute, want once in 5 s", n)
+			t.Errorf("resolved %d times in a minute, want once in 5 s", n)
 		}
 	})
 }
 
-// A group-version whose server ends the connection costs the others of its endpoint nothing.
+// If a server closes the connection for one group-version, the others of its endpoint stay healthy.
 func TestLostConnectionIsTheFaultOfOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{}
@@ -58,7 +58,7 @@ func TestLostConnectionIsTheFaultOfOne(t *testing.T) {
 			}
 		}
 		if len(told) != 5 {
-			t.Errorf("%d reports, want one each", len(told))
+			t.Errorf("%d reports, want one for each APIService", len(told))
 		}
 	})
 }

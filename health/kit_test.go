@@ -27,19 +27,19 @@ func bubble(t *testing.T, name string, test func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
 
-// pass lets time go by, and what was to happen by then happen.
+// pass lets time pass, and then waits for everything that is due.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// authority is a CA and a certificate of it.
+// authority is a CA with a certificate.
 type authority struct {
 	roots *x509.CertPool
 	pair  tls.Certificate
 }
 
-// newAuthority makes one whose certificate is good for a name.
+// newAuthority makes an authority whose certificate is for a name.
 func newAuthority(name string) authority { return authorityOf(pki.Leaf{Names: []string{name}}) }
 
 func authorityOf(leaf pki.Leaf) authority {
@@ -47,9 +47,9 @@ func authorityOf(leaf pki.Leaf) authority {
 	return authority{ca.Pool(), ca.Issue(leaf).TLS()}
 }
 
-// feed is a table that a test changes by hand.
+// feed is a table that a test changes.
 type feed struct {
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	entries    []*registry.Entry
 	superseded chan struct{}
 }
@@ -64,7 +64,7 @@ func (f *feed) table() Table {
 	return fed{f.entries, f.superseded}
 }
 
-// fed is what a feed was once.
+// fed is a snapshot of a feed.
 type fed struct {
 	entries    []*registry.Entry
 	superseded <-chan struct{}
@@ -81,16 +81,16 @@ func (f *feed) set(entries ...*registry.Entry) {
 	f.superseded = make(chan struct{})
 }
 
-// told is what a prober reported, and when.
+// told is a report, and its time.
 type told struct {
 	registry.Report
 	at time.Time
 }
 
 type notebook struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	notes []told
-	more  chan struct{} // closed by the next report; nil: nobody waits for it
+	more  chan struct{} // closed by the next report; nil if unused
 }
 
 func (n *notebook) report(r registry.Report) {
@@ -103,7 +103,7 @@ func (n *notebook) report(r registry.Report) {
 	}
 }
 
-// next is closed by the next report.
+// next returns a channel that the next report closes.
 func (n *notebook) next() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -144,7 +144,7 @@ func entry(addresses ...string) *registry.Entry {
 	return e
 }
 
-// copies are n APIServices of the same group-version, with a Backend each.
+// copies makes n APIServices of the same group-version, with a Backend each.
 func copies(n int) (all []*registry.Entry) {
 	for i := range n {
 		e := entry(at)
@@ -182,7 +182,7 @@ func startBench(t *testing.T, a authority, entries []*registry.Entry, change ...
 	return b
 }
 
-// served is a bench that runs, with a server at `at`.
+// served runs a bench, with a server at `at`.
 func served(t *testing.T, entries []*registry.Entry, handler http.HandlerFunc, change ...func(*Config)) (*bench, *host) {
 	t.Helper()
 	ca := newAuthority(serverName)
@@ -193,10 +193,10 @@ func served(t *testing.T, entries []*registry.Entry, handler http.HandlerFunc, c
 	return b, h
 }
 
-// dials counts the connections that were made to `at`.
+// dials counts the connections to `at`.
 func (b *bench) dials() int { return len(b.cable.dialled(at)) }
 
-// wantAll ends the test unless the newest report about each APIService says so.
+// wantAll ends the test unless the newest report about each APIService has a health.
 func (b *bench) wantAll(t *testing.T, when string, want registry.Health) {
 	t.Helper()
 	for _, e := range b.feed.entries {
@@ -206,7 +206,7 @@ func (b *bench) wantAll(t *testing.T, when string, want registry.Health) {
 	}
 }
 
-// wantNothing checks that nothing is left of what the table had once.
+// wantNothing checks that no connection, claim or counter remains.
 func (b *bench) wantNothing(t *testing.T, hosts ...*host) {
 	t.Helper()
 	synctest.Wait()
@@ -228,7 +228,7 @@ func (b *bench) wantNothing(t *testing.T, hosts ...*host) {
 	}
 }
 
-// run starts the prober; it is stopped and awaited before the servers are.
+// run starts the prober. It is stopped before the servers are.
 func (b *bench) run(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {

@@ -24,7 +24,7 @@ func trio(t *testing.T) (*bench, []string, []*backend) {
 	return b, addresses, servers
 }
 
-// traffic observes ten requests a second at each address for a while; took says how long each took.
+// traffic observes ten requests a second at each address. took returns the duration of each.
 func (b *bench) traffic(addresses []string, d time.Duration, took func(i int) time.Duration) {
 	name := b.feed.entries[0].Name
 	for range int(d / (100 * time.Millisecond)) {
@@ -111,13 +111,13 @@ func TestIdleEndpointIsJudgedByItsProbes(t *testing.T) {
 		servers[2].delay.Store(int64(5 * time.Millisecond))
 		pass(25 * time.Second)
 		if r := b.notes.last(addresses[2]); r.Slow {
-			t.Error("still slow 25 s after it stopped being so")
+			t.Error("still slow 25 s after it became fast")
 		}
 	})
 }
 
-// What users feel counts, not what probes do: a discovery document may be cheap where everything
-// else is slow.
+// Latency of live traffic counts more than that of probes: a discovery document may be cheap where
+// everything else is slow.
 func TestLiveTrafficOutweighsProbes(t *testing.T) {
 	for name, every := range map[string]time.Duration{"many": 100 * time.Millisecond, "one at a time": 1700 * time.Millisecond} {
 		bubble(t, name, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestLiveTrafficOutweighsProbes(t *testing.T) {
 			live := func(d, slow time.Duration) {
 				name := b.feed.entries[0].Name
 				for i := range int(d / every) {
-					// In turns: rarely do two endpoints answer within the same second.
+					// They take turns: two endpoints rarely answer within the same second.
 					if a := addresses[i%3]; a == addresses[0] {
 						b.Observe(name, a, slow)
 					} else {
@@ -144,12 +144,12 @@ func TestLiveTrafficOutweighsProbes(t *testing.T) {
 			}
 			live(time.Minute, 2*time.Millisecond)
 			if b.notes.last(addresses[0]).Slow {
-				t.Error("still slow a minute after it stopped being so")
+				t.Error("still slow a minute after it became fast")
 			}
 			live(time.Minute, 200*time.Millisecond)
 			pass(time.Minute)
 			if b.notes.last(addresses[0]).Slow {
-				t.Error("a minute without traffic, and its probes are quick: it would never get another chance")
+				t.Error("still slow after a minute without traffic and with fast probes: it would never get traffic again")
 			}
 		})
 	}
@@ -172,7 +172,7 @@ func TestOpinionNeedsTimeAndWitnesses(t *testing.T) {
 	type step struct {
 		after time.Duration
 		slow  bool
-		want  bool // the opinion then
+		want  bool // the opinion after the step
 	}
 	const s = time.Second
 	for name, steps := range map[string][]step{
@@ -194,7 +194,7 @@ func TestOpinionNeedsTimeAndWitnesses(t *testing.T) {
 	}
 }
 
-// An endpoint is no peer of its own, and neither is one that nothing is known of.
+// The median of its peers excludes the endpoint itself, and those without data.
 func TestMedianOfOthers(t *testing.T) {
 	for _, tt := range []struct {
 		first  time.Duration

@@ -25,13 +25,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// typedError is an error as the certificates' keeper returns it.
+// typedError is an error like those of package certs/trust.
 type typedError struct{}
 
 func (typedError) Error() string  { return "no certificate in the bundle" }
 func (typedError) Reason() string { return registry.ReasonInvalidCABundle }
 
-// probeOnce asks a real address once.
+// probeOnce probes a real address once.
 func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() (*tls.Config, error)) (finding, *claim) {
 	tb.Helper()
 	e := entry(address)
@@ -39,7 +39,7 @@ func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() 
 	return probeEntry(tb, e, trust)
 }
 
-// probeEntry asks an entry's one endpoint once.
+// probeEntry probes the only endpoint of an entry once.
 func probeEntry(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, error)) (finding, *claim) {
 	tb.Helper()
 	p := must.Get(New(Config{
@@ -71,8 +71,6 @@ func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
 		s.EnableHTTP2 = true
 		s.StartTLS()
 		address := s.Listener.Addr().String()
-		// The pair of this test has no client usage: any usage will do for a server that does not
-		// ask for one.
 		o, _ := probeOnce(t, &registry.Backend{ServerName: serverName, HTTP1: http1}, address, func() (*tls.Config, error) {
 			return &tls.Config{RootCAs: ca.roots, Certificates: []tls.Certificate{ca.pair}}, nil
 		})
@@ -85,7 +83,7 @@ func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
 			t.Errorf("spoke %s, want HTTP/%d", got.Proto, want)
 		}
 		if got.Method != "GET" || got.RequestURI != "/apis/metrics.k8s.io/v1beta1" || got.Host != address {
-			t.Errorf("asked %s %s of %s", got.Method, got.RequestURI, got.Host)
+			t.Errorf("sent %s %s to %s", got.Method, got.RequestURI, got.Host)
 		}
 		if u, g := got.Header.Get("X-Remote-User"), got.Header.Get("X-Remote-Group"); u != "system:kube-aggregator" || g != "system:masters" {
 			t.Errorf("as %q in %q", u, g)
@@ -127,7 +125,7 @@ func TestWhyAProbeFails(t *testing.T) {
 		handler http.HandlerFunc
 		trust   func() (*tls.Config, error)
 		reason  string
-		message string // $U is the URL; empty: the probe passes
+		message string // $U is the URL; empty if the probe passes
 	}{
 		{"200", good, answer(200), trust(good), "", ""},
 		{"299", good, answer(299), trust(good), "", ""},
@@ -178,7 +176,7 @@ func TestWhyAProbeFails(t *testing.T) {
 	}
 }
 
-// A backend that hangs has one message, wherever it does so and whichever timer tells; one that
+// A backend that hangs has one message, wherever it hangs and whichever timer expires. One that
 // cannot be dialled has another.
 func TestHangsAreExplainedAlike(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(hang))
@@ -210,8 +208,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// process is a real server that can be killed: its listener and every connection are closed at
-// once.
+// process is a real server that can be killed: its listener and all connections close at once.
 type process struct {
 	*http.Server
 	listener net.Listener
@@ -242,8 +239,8 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// busy is what a real process's death and return may take on a busy machine: half a second on one
-// that is not. The bubbles' tests hold us to what is promised to the millisecond.
+// busy is the time for a real process's death and return on a busy machine; an idle one takes half
+// a second. The tests in bubbles check the promised times to the millisecond.
 const busy = 2 * time.Second
 
 func TestDeathAndReturnOfARealProcess(t *testing.T) {
@@ -287,8 +284,7 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 	}
 }
 
-// A backend may answer anything at all: a probe ends, its message is bounded text and nothing is
-// left.
+// Whatever a backend answers, a probe ends, its message is limited text, and no goroutine is left.
 func FuzzProbeAnswer(f *testing.F) {
 	for _, seed := range []string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
@@ -329,7 +325,7 @@ func FuzzProbeAnswer(f *testing.F) {
 				t.Errorf("message of %d bytes: %q", len(m), m)
 			}
 		} else if !bytes.Contains(answer, []byte(" 2")) {
-			t.Errorf("passed on %q", answer)
+			t.Errorf("passed with %q", answer)
 		}
 		must.Soon(t, 10*time.Second, "at most 20 more goroutines", func() bool { return runtime.NumGoroutine() <= before+20 })
 	})

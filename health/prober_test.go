@@ -15,7 +15,7 @@ import (
 
 const at = "10.0.0.1:443"
 
-// backend is a handler whose answer a test switches, and which notes when it was asked.
+// backend is a handler with a switchable answer, which records the times of requests.
 type backend struct {
 	status atomic.Int64
 	hung   atomic.Bool
@@ -38,7 +38,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write([]byte(`{"kind":"APIResourceList"}`))
 }
 
-// single runs one endpoint at `at`, healthy.
+// single runs one healthy endpoint at `at`.
 func single(t *testing.T) (*bench, *host, *backend) {
 	t.Helper()
 	s := newBackend()
@@ -50,8 +50,8 @@ func single(t *testing.T) (*bench, *host, *backend) {
 	return b, h, s
 }
 
-// until returns how long after now the newest report about an address says want, giving up after
-// limit.
+// until returns the time until the newest report about an address has a health. It fails the test
+// after limit.
 func (b *bench) until(t *testing.T, address string, want registry.Health, limit time.Duration) time.Duration {
 	t.Helper()
 	from := time.Now()
@@ -87,7 +87,7 @@ func TestHealthyEndpointIsProbedEveryTenSecondsGiveOrTake(t *testing.T) {
 			t.Errorf("probes %v to %v apart, want 8 s to 12 s, spread", shortest, longest)
 		}
 		if n := h.open(); n != 1 {
-			t.Errorf("%d connections open, want the watched one", n)
+			t.Errorf("%d connections open, want only the watched one", n)
 		}
 		if n := len(b.notes.all()); n != 1 {
 			t.Errorf("%d reports of an endpoint that did not change, want 1", n)
@@ -95,23 +95,23 @@ func TestHealthyEndpointIsProbedEveryTenSecondsGiveOrTake(t *testing.T) {
 	})
 }
 
-// What the last probe said is known before it is a verdict, and of nothing else.
+// Last returns the result of the last probe before it is a verdict, and only for probed endpoints.
 func TestLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, h, s := single(t)
 		name := entry(at).Name
 		if ended, took, fault := b.Last(name, at); time.Since(ended) > time.Second || took != 0 || fault != "" {
-			t.Errorf("of a probe that passed: %v, took %v: %q", ended, took, fault)
+			t.Errorf("a probe that passed: %v, took %v: %q", ended, took, fault)
 		}
 		s.delay.Store(int64(300 * time.Millisecond))
 		time.Sleep(15 * time.Second)
 		if _, took, fault := b.Last(name, at); took < 300*time.Millisecond || took > time.Second || fault != "" {
-			t.Errorf("of a slow one: took %v: %q", took, fault)
+			t.Errorf("a slow probe: took %v: %q", took, fault)
 		}
 		h.set(refusing)
 		b.until(t, at, registry.Unhealthy, time.Second)
 		if ended, _, fault := b.Last(name, at); time.Since(ended) > time.Second || fault != b.notes.last(at).Message {
-			t.Errorf("of one that failed: %v: %q", ended, fault)
+			t.Errorf("a failed probe: %v: %q", ended, fault)
 		}
 		for _, none := range [][2]string{{name, "10.9.9.9:443"}, {"v1.none", at}} {
 			if ended, took, fault := b.Last(none[0], none[1]); !ended.IsZero() || took != 0 || fault != "" {
@@ -130,7 +130,7 @@ func TestProcessDeathShowsWithinASecondIdle(t *testing.T) {
 			h.set(refusing)
 			took := b.until(t, at, registry.Unhealthy, time.Second)
 			if took < firstRetry {
-				t.Errorf("unhealthy after %v: before a second probe", took)
+				t.Errorf("unhealthy after %v: want a second probe before it", took)
 			}
 			if n := b.dials() - before; n != fall {
 				t.Errorf("%d probes before the verdict, want %d", n, fall)
@@ -153,7 +153,7 @@ func TestOneLostProbeChangesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, s := single(t)
 		for range 5 {
-			synctest.Wait() // a probe of this very instant is over
+			synctest.Wait() // a probe at this instant ends
 			before := b.dials()
 			s.status.Store(http.StatusInternalServerError)
 			for b.dials() == before {
@@ -237,7 +237,7 @@ func TestVanishedHostIsOutAfterOneDialTimeout(t *testing.T) {
 			t.Errorf("keep-alive %+v would not show a vanished host within 2 s", k)
 		}
 		h.set(vanished)
-		near.reset() // what the kernel does then
+		near.reset() // as the kernel does
 		if took := b.until(t, at, registry.Unhealthy, 5*time.Second); took > 2500*time.Millisecond {
 			t.Errorf("took %v after the connection was lost, want at most 2.25 s", took)
 		}
@@ -272,7 +272,7 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 		if n := b.dials() - before; n > 14 {
 			t.Errorf("%d probes in a minute of signals", n)
 		}
-		for range 600 { // no pause grows beyond the interval, however long they go on
+		for range 600 { // no pause grows beyond the interval
 			b.Signal(name, at, errors.New("dial failed"))
 			time.Sleep(time.Second)
 		}
@@ -285,8 +285,7 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 	})
 }
 
-// Traffic that fails for reasons of its own makes its hints count for less, but not what the
-// watched connection shows.
+// False hints count less from then on. The end of the watched connection counts as before.
 func TestFalseAlarmsDoNotBlind(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fail   func(*host, *backend)
@@ -317,7 +316,7 @@ func TestFalseAlarmsDoNotBlind(t *testing.T) {
 	}
 }
 
-// Once traffic was right, its next alarm is believed at once, however many were false before.
+// After one hint was right, the next one causes a probe at once, however many were false before.
 func TestAlarmsCountAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, s := single(t)
@@ -340,8 +339,8 @@ func TestAlarmsCountAgain(t *testing.T) {
 	})
 }
 
-// A bundle that arrives heals what was refused for want of it, even in the middle of the longest
-// pause between probes.
+// A new bundle causes a probe at once, even within the longest pause, and makes its APIServices
+// healthy.
 func TestRenew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, s := single(t)
@@ -355,7 +354,7 @@ func TestRenew(t *testing.T) {
 			b.Renew(name)
 			pass(alarmGap)
 			if n := b.dials() - before; n < 1 || n > 2 {
-				t.Errorf("%d probes, want one, besides one that may have been due", n)
+				t.Errorf("%d probes, want one, or two if one was due", n)
 			}
 		}
 		s.status.Store(http.StatusOK)
@@ -399,16 +398,16 @@ func TestStartIsSpread(t *testing.T) {
 		}
 		pass(1600 * time.Millisecond)
 		if n := b.dials(); n < 1000 {
-			t.Errorf("%d probes after 1.6 s: backends that do not answer hold up others", n)
+			t.Errorf("%d probes after 1.6 s: silent backends delay others", n)
 		}
 	})
 }
 
-// When both probes of a round pass at the same moment one connection is kept and the other closed.
+// If both probes of a round pass at once, one connection is kept and the other one closed.
 func TestHedgedProbesLeaveOneConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, h := served(t, []*registry.Entry{entry(at)}, func(_ http.ResponseWriter, r *http.Request) {
-			// All that is asked within three seconds is answered at once at their end.
+			// All requests of a period of three seconds are answered together at its end.
 			lasts(r, time.Until(time.Now().Truncate(3*time.Second).Add(3*time.Second)))
 		})
 		for range 100 {

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// An extension server that comes back answers 403 or 500 until its informers have synced. It is
-// served again at once after that, however long it was down.
+// An extension server that restarts answers 403 or 500 until its informers have synced. Then it is
+// used again at once, however long it was down.
 func TestServedAgainAfterARestart(t *testing.T) {
 	const promised = 300 * time.Millisecond
 	for _, down := range []time.Duration{0, 100 * time.Millisecond, 2 * time.Second, 5 * time.Second, 10 * time.Second, time.Minute} {
@@ -21,7 +21,7 @@ func TestServedAgainAfterARestart(t *testing.T) {
 				b, h, s := single(t)
 				worst := time.Duration(0)
 				for syncing := 100 * time.Millisecond; syncing <= 600*time.Millisecond; syncing += 50 * time.Millisecond {
-					time.Sleep(time.Minute + syncing) // any moment between two probes
+					time.Sleep(time.Minute + syncing) // at any point between two probes
 					s.status.Store(int64(status))
 					h.set(refusing)
 					time.Sleep(down)
@@ -31,14 +31,14 @@ func TestServedAgainAfterARestart(t *testing.T) {
 					worst = max(worst, b.until(t, at, registry.Healthy, time.Minute))
 				}
 				if worst > promised {
-					t.Errorf("served again %v after it would answer, want %v", worst, promised)
+					t.Errorf("used again %v after it answered, want %v", worst, promised)
 				}
 			})
 		}
 	}
 }
 
-// However many group-versions it has, one endpoint is back within a second.
+// An endpoint is healthy again within a second, however many group-versions it has.
 func TestManyGroupVersionsAreBackSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ill atomic.Bool
@@ -52,18 +52,18 @@ func TestManyGroupVersionsAreBackSoon(t *testing.T) {
 		h.set(refusing)
 		time.Sleep(3 * time.Second)
 		h.set(listening)
-		time.Sleep(700 * time.Millisecond) // it answers badly at first
+		time.Sleep(700 * time.Millisecond) // errors at first
 		ill.Store(false)
 		time.Sleep(time.Second)
 		b.wantAll(t, "a second after it answers well", registry.Healthy)
 	})
 }
 
-// A cluster whose nodes are gone costs a bounded part of a processor, not one redial for each
-// endpoint every 100 ms.
+// If all nodes of a cluster are gone, probing them takes a limited share of a processor, and not a
+// redial of each endpoint every 100 ms.
 func TestManyThatAreDownAreNotHammered(t *testing.T) {
-	// Twice as many as are asked every 100 ms, and far fewer goroutines than the 8,128 that the
-	// race detector knows.
+	// Twice as many as are probed every 100 ms, and far fewer goroutines than the race detector's
+	// limit of 8,128.
 	const endpoints, window = 800, 2 * time.Second
 	for name, tc := range map[string]struct {
 		set  func(*host, *backend)
@@ -88,7 +88,7 @@ func TestManyThatAreDownAreNotHammered(t *testing.T) {
 				before := b.dials()
 				time.Sleep(window)
 				if got := float64(b.dials()-before) / window.Seconds(); got > 1.2*float64(tc.most) {
-					t.Errorf("%.0f probes a second of %d that fail, want %d", got, n, tc.most)
+					t.Errorf("%.0f probes a second of %d failing endpoints, want %d", got, n, tc.most)
 				}
 			})
 		})

@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// family is n APIServices with one Backend.
+// family makes n APIServices with one Backend.
 func family(n int, http1 bool, addresses ...string) (entries []*registry.Entry) {
 	b := *entry().Backend
 	b.HTTP1 = http1
@@ -30,10 +30,9 @@ func family(n int, http1 bool, addresses ...string) (entries []*registry.Entry) 
 
 func pathOf(e *registry.Entry) string { return probeURL(e, at).Path }
 
-// discovery is a handler that knows how often each path was asked for, and answers some in ways of
-// their own.
+// discovery is a handler that counts requests by path, and has a different answer for some of them.
 type discovery struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	asked map[string]int
 	odd   map[string]http.HandlerFunc
 }
@@ -57,7 +56,7 @@ func (d *discovery) times(e *registry.Entry) int {
 	return d.asked[pathOf(e)]
 }
 
-// answers has an entry answered in its own way; nil: as the others.
+// answers sets a different answer for an entry; nil resets it.
 func (d *discovery) answers(e *registry.Entry, odd http.HandlerFunc) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,7 +77,7 @@ func (n *notebook) of(e *registry.Entry) (last told) {
 	return last
 }
 
-// overBoth runs a test in a bubble over each protocol.
+// overBoth runs a test in a bubble for each protocol.
 func overBoth(t *testing.T, test func(t *testing.T, http1 bool)) {
 	t.Helper()
 	for _, http1 := range []bool{false, true} {
@@ -102,30 +101,30 @@ func TestOneConnectionForAllGroupVersions(t *testing.T) {
 		pass(time.Minute)
 		dials := b.dials()
 		if dials < 6 || dials > 8 {
-			t.Errorf("%d connections in a minute, want a fresh one every 10 s", dials)
+			t.Errorf("%d connections in a minute, want a new one every 10 s", dials)
 		}
 		sum := 0
 		for _, e := range b.feed.entries {
 			n := d.times(e)
 			if n < dials {
-				t.Errorf("%s was asked for %d times on %d connections", e.Name, n, dials)
+				t.Errorf("%s was probed %d times over %d connections", e.Name, n, dials)
 			}
 			sum += n
 		}
 		if light := sum - 5*dials; light < dials || light > lightChecks*dials {
-			t.Errorf("%d light checks beside %d rounds", light, dials)
+			t.Errorf("%d light checks and %d rounds", light, dials)
 		}
 		if n := h.open(); n != 1 {
-			t.Errorf("%d connections open, want the watched one", n)
+			t.Errorf("%d connections open, want only the watched one", n)
 		}
 		if n := len(b.notes.all()); n != 5 {
-			t.Errorf("%d reports, want one each", n)
+			t.Errorf("%d reports, want one for each APIService", n)
 		}
 	})
 }
 
-// What is wrong with one group-version is nothing against the others of its endpoint, and what is
-// wrong with the endpoint is found out for them meanwhile.
+// A failure of one group-version does not count against others of its endpoint. Meanwhile a failure
+// of the endpoint is still noticed for all.
 func TestVerdictsOfOneEndpoint(t *testing.T) {
 	for name, odd := range map[string]http.HandlerFunc{"hangs": hang, "refuses": refuse} {
 		t.Run(name, func(t *testing.T) {
@@ -135,14 +134,14 @@ func TestVerdictsOfOneEndpoint(t *testing.T) {
 				for i := range 10 {
 					time.Sleep(time.Duration(i) * 1371 * time.Millisecond)
 					d.answers(ill, odd)
-					time.Sleep(19 * time.Second) // a whole interval, and two failures
+					time.Sleep(19 * time.Second) // an interval and two failures
 					if r := b.notes.of(ill); r.Health != registry.Unhealthy || !strings.Contains(r.Message, pathOf(ill)) {
-						t.Errorf("the ill one: %+v", r)
+						t.Errorf("the failing one: %+v", r)
 					}
 					before, dials := d.times(well), b.dials()
 					time.Sleep(time.Minute)
 					if n := d.times(well) - before; n > 20 {
-						t.Errorf("one that is well was asked for %d times in a minute", n)
+						t.Errorf("a healthy one was probed %d times in a minute", n)
 					}
 					if n := b.dials() - dials; n > 30 && name == "hangs" {
 						t.Errorf("%d connections in a minute", n)
@@ -161,7 +160,7 @@ func TestVerdictsOfOneEndpoint(t *testing.T) {
 					}
 					d.answers(ill, nil)
 					h.set(listening)
-					time.Sleep(6 * time.Second) // what hangs may be asked just before
+					time.Sleep(6 * time.Second) // a hanging probe may have begun just before
 					b.wantAll(t, "after its process is back", registry.Healthy)
 				}
 			})
@@ -169,7 +168,7 @@ func TestVerdictsOfOneEndpoint(t *testing.T) {
 	}
 }
 
-// The promise of 12 s holds for all group-versions of a process that hangs.
+// All group-versions of a process that hangs are unhealthy within the promised 12 s.
 func TestHungProcessWithManyGroupVersions(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		s := newBackend()
@@ -199,8 +198,8 @@ func TestHungProcessWithManyGroupVersions(t *testing.T) {
 	})
 }
 
-// A server that answers as its caller leaves has not answered: one whose handlers wait for
-// something that hangs does so.
+// An answer at the deadline counts as none: handlers that wait for a hanging dependency answer
+// then.
 func TestAnswersAtTheDeadline(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		b, _ := served(t, family(40, http1, at), func(_ http.ResponseWriter, r *http.Request) { lasts(r, probeTimeout) })
@@ -213,7 +212,7 @@ func TestAnswersAtTheDeadline(t *testing.T) {
 	})
 }
 
-// A server that ends each connection after its answer is well, and is not hammered.
+// A server that closes each connection after its answer is healthy, and not redialled often.
 func TestConnectionsOfOneAnswer(t *testing.T) {
 	for name, entries := range map[string][]*registry.Entry{"one": {entry(at)}, "five over HTTP/1.1": family(5, true, at)} {
 		bubble(t, name, func(t *testing.T) {
@@ -229,7 +228,7 @@ func TestConnectionsOfOneAnswer(t *testing.T) {
 	}
 }
 
-// A thousand group-versions far away are asked for within seconds, on one connection.
+// A thousand group-versions of a distant server are probed within seconds, over one connection.
 func TestManyGroupVersionsFarAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBackend()
@@ -237,7 +236,7 @@ func TestManyGroupVersionsFarAway(t *testing.T) {
 		b, _ := served(t, family(1000, false, at), s.ServeHTTP)
 		time.Sleep(4 * time.Second)
 		if n, dials := len(b.notes.all()), b.dials(); n != 1000 || dials != 1 {
-			t.Errorf("%d found out on %d connections", n, dials)
+			t.Errorf("%d reports over %d connections", n, dials)
 		}
 	})
 }
@@ -251,16 +250,16 @@ func TestGroupVersionsComeAndGo(t *testing.T) {
 		b.feed.set(more...)
 		synctest.Wait()
 		if r := b.notes.of(more[5]); r.Health != registry.Healthy || r.at != time.Now() {
-			t.Errorf("not asked for at once: %+v", r)
+			t.Errorf("not probed at once: %+v", r)
 		}
 		if d.times(more[0]) != before || b.dials() != dials+1 {
-			t.Errorf("the others were asked for %d times more, on %d connections", d.times(more[0])-before, b.dials()-dials)
+			t.Errorf("the others were probed %d times more, over %d connections", d.times(more[0])-before, b.dials()-dials)
 		}
 		b.feed.set(more[1])
 		time.Sleep(time.Minute)
 		gone := d.times(more[0])
 		if n := h.open(); n != 1 || gone > before+1 {
-			t.Errorf("%d connections open, and what is gone was asked for %d times", n, gone-before)
+			t.Errorf("%d connections open, and a removed one was probed %d times", n, gone-before)
 		}
 		b.feed.set()
 		synctest.Wait()

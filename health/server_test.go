@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// servers is an entry of no group-version: the local apiservers.
+// servers is an entry without a group-version: the local apiservers.
 func servers(addresses ...string) *registry.Entry {
 	e := &registry.Entry{Name: "local-apiserver", Backend: &registry.Backend{ServerName: serverName}}
 	for _, a := range addresses {
@@ -28,11 +28,11 @@ func TestServersAreAskedWhetherTheyAreReady(t *testing.T) {
 	ca := newAuthority(serverName)
 	for _, tt := range []struct {
 		code int
-		alpn []string // nil: HTTP/2
-		why  string   // empty: it passes
+		alpn []string // nil for HTTP/2
+		why  string   // empty if the probe passes
 	}{
 		{code: 200},
-		{code: 401}, // this is about us
+		{code: 401}, // concerns only our credential
 		{code: 403},
 		{code: 404, why: "404: [-]etcd failed"},
 		{code: 500, why: "500: [-]etcd failed"},
@@ -58,17 +58,17 @@ func TestServersAreAskedWhetherTheyAreReady(t *testing.T) {
 		s.Close()
 		switch {
 		case tt.alpn == nil && path != "/readyz", tt.alpn != nil && path != "":
-			t.Errorf("%d over %q: asked for %q", tt.code, tt.alpn, path)
+			t.Errorf("%d over %q: requested %q", tt.code, tt.alpn, path)
 		case (o.err == nil) != (tt.why == ""):
 			t.Errorf("%d: %v", tt.code, o.err)
 		case o.err != nil && !strings.Contains(o.err.Error(), tt.why):
-			t.Errorf("%d: %v, want it to say %q", tt.code, o.err, tt.why)
+			t.Errorf("%d: %v, want %q in it", tt.code, o.err, tt.why)
 		}
 	}
 }
 
-// The goals of the design hold for a server as for an extension server's endpoint, while nothing
-// asks for it.
+// The design's goals hold for an apiserver as for an endpoint of an extension server, without
+// traffic.
 func TestServersIdle(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
@@ -78,7 +78,7 @@ func TestServersIdle(t *testing.T) {
 		{"killed", func(h *host, _ *backend) { h.set(refusing) }, time.Second, time.Second},
 		{"hung", func(_ *host, s *backend) { s.hung.Store(true) }, 10 * time.Second, 6 * time.Second},
 		{"unready", func(_ *host, s *backend) { s.status.Store(500) }, 4*time.Second + 200*time.Millisecond, 700 * time.Millisecond},
-		{"without a network", func(h *host, _ *backend) { h.set(vanished) }, 7 * time.Second, 3 * time.Second}, // 2 s less where the kernel finds out (keep-alive)
+		{"without a network", func(h *host, _ *backend) { h.set(vanished) }, 7 * time.Second, 3 * time.Second}, // 2 s less if the kernel notices (keep-alive)
 	} {
 		bubble(t, tt.name, func(t *testing.T) {
 			s := newBackend()
@@ -101,7 +101,7 @@ func TestServersIdle(t *testing.T) {
 	}
 }
 
-// Whoever gave a hint has doubts until a probe has looked: it is told, though nothing has changed.
+// After a hint the next probe is reported, even if nothing has changed.
 func TestHintsAreAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _ := served(t, []*registry.Entry{servers(at)}, newBackend().ServeHTTP)
@@ -109,12 +109,12 @@ func TestHintsAreAnswered(t *testing.T) {
 		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
 		synctest.Wait()
 		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
-			t.Errorf("reported %+v, want the first again", got)
+			t.Errorf("reported %+v, want the first one again", got)
 		}
 	})
 }
 
-// A probe that began before a hint does not answer it: the next one does.
+// A probe that began before a hint does not answer it; the next one does.
 func TestHintsDuringAProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBackend()
@@ -136,7 +136,7 @@ func TestHintsDuringAProbe(t *testing.T) {
 	})
 }
 
-// Whoever doubts a server goes on to while it fails, and is told when it does not any more.
+// After a hint and a failed probe, the next probe that passes is reported.
 func TestHintsOutlastAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBackend()
@@ -146,17 +146,17 @@ func TestHintsOutlastAFailure(t *testing.T) {
 		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
 		synctest.Wait()
 		if got := b.notes.all(); len(got) != 1 {
-			t.Errorf("reported %+v after one failure, want the first alone", got)
+			t.Errorf("reported %+v after one failure, want only the first one", got)
 		}
 		s.status.Store(0)
 		time.Sleep(time.Second)
 		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
-			t.Errorf("reported %+v, want the first again", got)
+			t.Errorf("reported %+v, want the first one again", got)
 		}
 	})
 }
 
-// Every third question is answered badly, on whatever connection: the verdict stays.
+// If every third request fails, on any connection, the verdict stays.
 func TestServersDoNotFlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
@@ -170,7 +170,7 @@ func TestServersDoNotFlap(t *testing.T) {
 			t.Errorf("after ten minutes: %+v", got)
 		}
 		if n := asked.Load(); n > 10*60 {
-			t.Errorf("%d questions in ten minutes", n)
+			t.Errorf("%d requests in ten minutes", n)
 		}
 	})
 }

@@ -23,20 +23,20 @@ func TestFollowsTheTable(t *testing.T) {
 		b.feed.set()
 		synctest.Wait()
 		if n := h.open(); n != 0 {
-			t.Errorf("%d connections open to an endpoint that is gone", n)
+			t.Errorf("%d connections open to a removed endpoint", n)
 		}
 		before := b.dials()
 		time.Sleep(time.Minute)
 		if n := b.dials() - before; n != 0 {
-			t.Errorf("%d probes of an endpoint that is gone", n)
+			t.Errorf("%d probes of a removed endpoint", n)
 		}
 
-		// The same entry again, then one that differs in its backend (a new CA): each is asked at
+		// First the same entry again, then one with another backend (a new CA): each is probed at
 		// once.
 		b.feed.set(first)
 		synctest.Wait()
 		if last := b.notes.last(at); last.at != time.Now() {
-			t.Errorf("an endpoint that is back is not asked at once: %+v", last)
+			t.Errorf("an endpoint that is back is not probed at once: %+v", last)
 		}
 		for range 2 {
 			next := *first
@@ -45,7 +45,7 @@ func TestFollowsTheTable(t *testing.T) {
 			b.feed.set(&next)
 			synctest.Wait()
 			if last := b.notes.last(at); last.at != time.Now() || last.Backend != &again {
-				t.Errorf("new backend not reported at once: %+v", last)
+				t.Errorf("a new backend is not reported at once: %+v", last)
 			}
 		}
 	})
@@ -83,8 +83,8 @@ func TestNewIntervalAppliesAtOnce(t *testing.T) {
 	})
 }
 
-// A table that has forgotten what was reported (the endpoint came and went between two tables that
-// were seen) is told again.
+// A table without an earlier report (the endpoint was absent from a table that the prober skipped)
+// gets it again.
 func TestTellsAForgetfulTableAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, _ := single(t)
@@ -104,7 +104,7 @@ func TestTellsAForgetfulTableAgain(t *testing.T) {
 		before = len(b.notes.all())
 		time.Sleep(time.Minute)
 		if n := len(b.notes.all()) - before; n != 0 {
-			t.Errorf("%d reports more", n)
+			t.Errorf("%d more reports", n)
 		}
 	})
 }
@@ -113,7 +113,7 @@ func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := prometheus.NewPedanticRegistry()
 		b, _ := served(t, []*registry.Entry{entry(at, "10.0.0.2:443")}, newBackend().ServeHTTP, func(c *Config) { c.Metrics = r })
-		time.Sleep(350 * time.Millisecond) // four probes of what is down
+		time.Sleep(350 * time.Millisecond) // four probes of the unreachable endpoint
 		want := `
 			# HELP fairlead_endpoint_healthy 1 if the endpoint is healthy, 0 if it is not or has not been found out yet.
 			# TYPE fairlead_endpoint_healthy gauge
@@ -141,7 +141,7 @@ func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 	})
 }
 
-// The bubble fails the test if a goroutine is left when it ends; the connections are counted.
+// The bubble fails if a goroutine is left at its end. The test counts connections.
 func TestNothingIsLeftAfterAThousandChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := newAuthority(serverName)

@@ -12,13 +12,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// many runs n APIServices on one endpoint that a handler answers.
+// many runs n APIServices on one endpoint with a handler.
 func many(t *testing.T, n int, http1 bool, handler http.HandlerFunc, change ...func(*Config)) (*bench, *host) {
 	t.Helper()
 	return served(t, family(n, http1, at), handler, change...)
 }
 
-// lasts is a handler's work, which ends when nobody waits for it.
+// lasts is the work of a handler, which ends early if its client leaves.
 func lasts(r *http.Request, d time.Duration) {
 	if d <= 0 {
 		return
@@ -29,8 +29,8 @@ func lasts(r *http.Request, d time.Duration) {
 	}
 }
 
-// wantAllWell fails the test unless all that was ever reported is that each is healthy, and at most
-// so often was dialled.
+// wantAllWell fails the test unless each APIService was reported once, as healthy, with at most so
+// many dials.
 func (b *bench) wantAllWell(t *testing.T, dials int) {
 	t.Helper()
 	synctest.Wait()
@@ -39,11 +39,11 @@ func (b *bench) wantAllWell(t *testing.T, dials int) {
 	}
 	b.wantAll(t, "at last", registry.Healthy)
 	if n := b.dials(); n > dials {
-		t.Errorf("%d connections, want %d at most", n, dials)
+		t.Errorf("%d connections, want at most %d", n, dials)
 	}
 }
 
-// An alarm that comes while a claim is asked for is followed up, and so are those after it.
+// A hint during a claim's probe leads to another probe, and so do later hints.
 func TestAlarmsAmidARound(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		s := newBackend()
@@ -68,7 +68,7 @@ func TestAlarmsAmidARound(t *testing.T) {
 	})
 }
 
-// A bundle that arrives while its APIServices are asked for is tried at once.
+// A bundle that arrives during a round is tried at once.
 func TestRenewAmidARound(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		good, other := newAuthority(serverName), newAuthority(serverName)
@@ -98,7 +98,7 @@ func TestRenewAmidARound(t *testing.T) {
 	})
 }
 
-// A round's connection is the round's until its end, though none may be watched.
+// A round uses its connection until its end, even if no connection may be watched.
 func TestUnwatchedRoundsUseOneConnection(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		var asked atomic.Int64
@@ -110,8 +110,8 @@ func TestUnwatchedRoundsUseOneConnection(t *testing.T) {
 	})
 }
 
-// A second question that is answered first ends nobody else's. Where the very first is slow, those
-// that are asked for before any is answered are asked twice as well.
+// A hedged probe that is answered first does not abort others. If the very first probe is slow,
+// those that start before any answer are hedged, too.
 func TestHedgeLeavesTheRoundsConnection(t *testing.T) {
 	for slow, dials := range map[int64]int{1: 2 + 2*atOneTime + 1, 100: 2} {
 		synctest.Test(t, func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestHedgeLeavesTheRoundsConnection(t *testing.T) {
 	}
 }
 
-// A claim that hangs does not have the others dial all at once.
+// A claim that hangs does not make the others dial all at once.
 func TestHangOfOneIsNoRush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ill := pathOf(family(1, true, at)[0])
@@ -150,13 +150,13 @@ func TestHangOfOneIsNoRush(t *testing.T) {
 			}
 		}
 		if n := most.Load(); n > 1+atOneTime {
-			t.Errorf("%d asked for at one time", n)
+			t.Errorf("%d probes at the same time", n)
 		}
 	})
 }
 
-// What a server has room for is asked, and what it ends with a GOAWAY goes on elsewhere: neither is
-// a failure.
+// A server's stream limit is respected, and after its GOAWAY the round continues on a new
+// connection: neither is a failure.
 func TestServersWithLittleRoom(t *testing.T) {
 	var answered atomic.Int64
 	for name, tt := range map[string]struct {
@@ -166,7 +166,7 @@ func TestServersWithLittleRoom(t *testing.T) {
 	}{
 		"one stream":    {1, func(_ http.ResponseWriter, r *http.Request) { lasts(r, 20*time.Millisecond) }, 8},
 		"three streams": {3, func(_ http.ResponseWriter, r *http.Request) { lasts(r, 20*time.Millisecond) }, 8},
-		// The end of the watched connection asks for a round, too, at ever longer gaps.
+		// The end of the watched connection causes a round, too, with growing pauses.
 		"seven answers": {0, func(w http.ResponseWriter, _ *http.Request) {
 			if answered.Add(1)%7 == 0 {
 				w.Header().Set("Connection", "close")
@@ -184,7 +184,7 @@ func TestServersWithLittleRoom(t *testing.T) {
 	}
 }
 
-// A process that hangs amid a round is out within the promised 12 s for all its group-versions:
+// If a process hangs during a round, all its group-versions are unhealthy within the promised 12 s:
 // those that have just passed, and those that wait.
 func TestHangAmidARound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -204,8 +204,8 @@ func TestHangAmidARound(t *testing.T) {
 	})
 }
 
-// A server that answers one question at a time, or one a connection, is asked for all within an
-// interval.
+// A server that answers one request at a time, or one for each connection, is probed for all within
+// an interval.
 func TestManyOneByOne(t *testing.T) {
 	for _, end := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -221,7 +221,7 @@ func TestManyOneByOne(t *testing.T) {
 	}
 }
 
-// A light check does not take turns with a round over HTTP/1.1.
+// A light check is not sent during a round over HTTP/1.1.
 func TestLightChecksKeepOutOfRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _ := many(t, 12, true, func(_ http.ResponseWriter, r *http.Request) { lasts(r, 400*time.Millisecond) })
@@ -230,7 +230,7 @@ func TestLightChecksKeepOutOfRounds(t *testing.T) {
 	})
 }
 
-// However its connections end, a claim has the time of one probe, and that of the second beside it.
+// However its connections end, a claim takes no longer than one probe and its hedge.
 func TestOneDeadlineForAClaim(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		ill := family(1, http1, at)[0]
@@ -248,17 +248,17 @@ func TestOneDeadlineForAClaim(t *testing.T) {
 	})
 }
 
-// What one APIService says of trust holds for no other that has the Backend: an Owner's word
-// counts, and without one the Backend's.
+// The trust of one APIService does not apply to others with the same Backend: the Owner's does or,
+// without an Owner, the Backend's.
 func TestTrustIsTheBackends(t *testing.T) {
 	for _, owner := range []string{"", family(1, false, at)[0].Name} {
 		synctest.Test(t, func(t *testing.T) {
 			good, other := newAuthority(serverName), newAuthority(serverName)
 			entries := family(2, false, at)
-			entries[0].Backend.Owner = owner // of both, as the prober sees it
+			entries[0].Backend.Owner = owner // for both entries
 			b := startBench(t, good, entries, func(c *Config) {
 				c.TLS = func(name string, _ *registry.Backend) (*tls.Config, error) {
-					if name != owner { // whoever was edited a moment ago
+					if name != owner { // the trust of another APIService
 						return &tls.Config{InsecureSkipVerify: true}, nil
 					}
 					return &tls.Config{RootCAs: other.roots}, nil
@@ -272,8 +272,7 @@ func TestTrustIsTheBackends(t *testing.T) {
 	}
 }
 
-// Traffic that fails for reasons of its own does not count for more where one group-version fails
-// anyway.
+// Traffic with false hints does not cause more probes if another group-version fails anyway.
 func TestFalseAlarmsBesideOneThatFails(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		b, _, d := five(t, http1)
@@ -286,12 +285,12 @@ func TestFalseAlarmsBesideOneThatFails(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		if n := d.times(well) - before; n > 20 {
-			t.Errorf("asked for %d times in a minute", n)
+			t.Errorf("probed %d times in a minute", n)
 		}
 	})
 }
 
-// What fails alike is asked for together, though its answers come one after the other.
+// Failing claims share a round, even if their answers arrive one after the other.
 func TestFailuresStayTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
@@ -300,13 +299,13 @@ func TestFailuresStayTogether(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 		})
 		time.Sleep(3 * time.Second)
-		if n := b.dials(); n > 2*10+2 { // the first one is asked for before the others
+		if n := b.dials(); n > 2*10+2 { // the first one is probed before the others
 			t.Errorf("%d connections in 3 s", n)
 		}
 	})
 }
 
-// Where one group-version is slow nobody says so of the others.
+// A slow group-version does not make the others slow.
 func TestOneSlowGroupVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := newAuthority(serverName)
@@ -330,12 +329,12 @@ func TestOneSlowGroupVersion(t *testing.T) {
 			}
 		}
 		if last := b.notes.all(); !last[len(last)-1].Slow {
-			t.Errorf("the slow one is not: %+v", last[len(last)-1])
+			t.Errorf("the slow one is not reported slow: %+v", last[len(last)-1])
 		}
 	})
 }
 
-// APIServices come and go amid rounds, answers are late or missing, and the process dies: in the
+// APIServices come and go during rounds, answers are late or missing, and the process dies: at the
 // end each has its verdict, and nothing is left.
 func TestChangesAmidRounds(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
@@ -369,7 +368,7 @@ func TestChangesAmidRounds(t *testing.T) {
 		}
 		b.feed.set(all...)
 		h.set(refusing)
-		time.Sleep(7 * time.Second) // what hangs may have been asked just before
+		time.Sleep(7 * time.Second) // a hanging probe may have begun just before
 		b.wantAll(t, "in the end", registry.Unhealthy)
 		b.feed.set()
 		b.wantNothing(t, h)

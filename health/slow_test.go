@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// More than ten times as slow as its peers is slow.
+// An endpoint is slow if it takes more than ten times as long as its peers.
 func TestSlowIsTenTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, addresses, _ := trio(t)
@@ -17,7 +17,7 @@ func TestSlowIsTenTimes(t *testing.T) {
 			return 10 * time.Millisecond
 		})
 		if !b.notes.last(addresses[0]).Slow {
-			t.Error("it is not slow")
+			t.Error("the endpoint is not slow")
 		}
 	})
 }

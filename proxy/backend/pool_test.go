@@ -229,8 +229,8 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// When a server closes an idle HTTP/1.1 connection it is unknown whether it read a request. A write
-// does not use a connection that may be about to close.
+// When a server closes an idle HTTP/1.1 connection it is unknown whether it read a request. So no
+// request uses a connection that was idle for staleIdle.
 func TestStaleHTTP1(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, f := newMemoryFixture(t)
