@@ -268,7 +268,7 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 			b.Signal(name, at, errors.New("dial failed"))
 			time.Sleep(10 * time.Millisecond)
 		}
-		// 0.25 + 0.5 + … + 8 s, then one each 10 s.
+		// 0.25 + 0.5 + … + 8 s, then one every 10 s.
 		if n := b.dials() - before; n > 14 {
 			t.Errorf("%d probes in a minute of signals", n)
 		}
@@ -360,7 +360,7 @@ func TestRenew(t *testing.T) {
 		s.status.Store(http.StatusOK)
 		b.Renew(name)
 		if took := b.until(t, at, registry.Healthy, time.Second); took > alarmGap {
-			t.Errorf("healed after %v", took)
+			t.Errorf("healthy after %v", took)
 		}
 	})
 }

@@ -89,7 +89,7 @@ func newTokens(t *testing.T) *authn.Authenticator {
 	return must.Get(authn.New(authn.Config{}))(t)
 }
 
-// While reviews fail, a scraper is let in by an earlier GET of /metrics, if its user has no extra
+// While reviews fail, only an earlier GET of /metrics lets a scraper in, if its user has no extra
 // that could be a limit.
 func TestScraperByAnotherWord(t *testing.T) {
 	now := time.Now()

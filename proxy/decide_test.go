@@ -44,7 +44,7 @@ func TestRequestTimeouts(t *testing.T) {
 		{remoteGV + "/widgets", "watch=1", 0},
 		{remoteGV, "", 5 * time.Second},
 		{remoteGV + "/", "", 5 * time.Second},
-		{remoteGV, "timeout=32s", 5 * time.Second}, // kubectl's
+		{remoteGV, "timeout=32s", 5 * time.Second}, // as kubectl sends it
 		{remoteGV, "timeout=1s", time.Second},
 		{"/api/v1/pods", "timeout=1s", 0}, // the local apiserver enforces it
 	} {
@@ -68,8 +68,8 @@ func TestIncompleteTable(t *testing.T) {
 	}
 }
 
-// --authorization-mode=backend leaves only requests to remotes unauthorized, not those that
-// Fairlead answers itself.
+// With --authorization-mode=backend, remotes authorize requests themselves. Requests that Fairlead
+// answers itself are still authorized.
 func TestRemotesLeftToThemselves(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	p.cfg.Documents = http.NotFoundHandler()

@@ -156,7 +156,7 @@ func TestParkedAtOnce(t *testing.T) {
 		l.park(bob, 0, func() { other = true })
 		synctest.Wait()
 		if !other {
-			t.Error("another's request waits")
+			t.Error("another source's request waits")
 		}
 		for done := range 200 {
 			if n := len(order); n != min(parkedAtOnce+done, 200) {

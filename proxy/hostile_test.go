@@ -35,7 +35,7 @@ func TestForgedHeadersDoNothing(t *testing.T) {
 		in := w.remote.last(t)
 		same(t, "identity", want, identityFields(in.header))
 		if got := in.header.Get("X-Forwarded-For"); got != "127.0.0.1" {
-			t.Errorf("X-Forwarded-For %q: a stranger's word was passed on", got)
+			t.Errorf("X-Forwarded-For %q: a stranger's field was forwarded", got)
 		}
 		for name, values := range in.header {
 			if strings.Contains(strings.Join(values, ","), "bearer.authorization") {
@@ -151,7 +151,7 @@ func TestCVE20181002105(t *testing.T) {
 		t.Run(side.name, func(t *testing.T) {
 			w := newWorld(t, worldConfig{remote: refuse, local: refuse})
 			smuggled := "GET /apis/remote.example.com/v1/secrets HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
-			// All at once, so that the second request is there before the answer to the first.
+			// Sent at once, so that the second request is there before the answer to the first.
 			res, br, _ := w.raw(t, "POST "+side.path, "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n"+smuggled)
 			body, _ := io.ReadAll(res.Body)
 			if res.StatusCode != 403 || !strings.Contains(string(body), "no upgrade here") {

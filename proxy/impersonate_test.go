@@ -89,7 +89,7 @@ func impersonationForgeries() map[string]http.Header {
 	}
 }
 
-// asserted returns the user that a request came as, without the credential's own ID.
+// asserted returns whether a request came with our own credential, and the user that it came as.
 func asserted(t *testing.T, in received) (own bool, user string, groups []string) {
 	t.Helper()
 	h := in.header

@@ -32,7 +32,7 @@ func TestInterimFlood(t *testing.T) {
 			n := 0
 			got := w.do(t, w.httpClient(t, proto, nil), r.WithContext(countHints(r.Context(), &n)))
 			if got.status != http.StatusBadGateway || n > maxInterims {
-				t.Errorf("HTTP/1.1 backend %v: %d after %d hints: %s", http1, got.status, n, got.body)
+				t.Errorf("HTTP/1.1 backend %v: %d after %d interim heads: %s", http1, got.status, n, got.body)
 			}
 		})
 	}
@@ -55,7 +55,7 @@ func TestInterimTooLate(t *testing.T) {
 	res := must.Get(s.Client().Do(r))(t)
 	defer res.Body.Close()
 	if n != 1 || !res.Close || res.Header.Get("Link") != "" {
-		t.Errorf("%d hints, then %v; the connection ends: %v", n, res.Header, res.Close)
+		t.Errorf("%d interim heads, then %v; the connection ends: %v", n, res.Header, res.Close)
 	}
 }
 

@@ -176,7 +176,7 @@ func TestWatch(t *testing.T) {
 			}
 			w.proxy.EndLongRunning()
 			if proto == "h2" {
-				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to go
+				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to leave
 			}
 			if rest, err := io.ReadAll(res.Body); err != nil || len(rest) != 0 {
 				t.Errorf("ended with %q, %v", rest, err)
@@ -208,7 +208,7 @@ func TestWatchEndsBetweenEvents(t *testing.T) {
 			must.Get(io.ReadFull(res.Body, got))(t)
 			w.proxy.EndLongRunning()
 			if proto == "h2" {
-				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to go
+				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to leave
 			}
 			time.AfterFunc(100*time.Millisecond, func() { close(more) })
 			if rest, err := io.ReadAll(res.Body); err != nil || string(rest) != second {
@@ -238,7 +238,7 @@ func TestImpersonation(t *testing.T) {
 			}
 		})
 	}
-	// The local apiserver impersonates by itself.
+	// The local apiserver handles impersonation itself.
 	r := w.request(t, "GET", "/api/v1/pods", nil)
 	r.Header = http.Header{"Authorization": {"Bearer token-of-bob"}, "Impersonate-User": {"jane"}}
 	w.do(t, w.httpClient(t, "h2", nil), r)

@@ -80,7 +80,7 @@ func TestAccessLog(t *testing.T) {
 					t.Errorf("waited %v, first %v, took %v", waited, first, took)
 				}
 				if id := <-audit; id == "" || got["audit"] != id {
-					t.Errorf("the backend got %q, the log says %v", id, got["audit"])
+					t.Errorf("the backend got %q, the log has %v", id, got["audit"])
 				}
 			} else {
 				tc.want["bytes"] = got["bytes"]

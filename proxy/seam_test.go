@@ -184,7 +184,7 @@ func TestUpgradeInNameOnly(t *testing.T) {
 		}
 		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: authn.Head{{Name: "authorization", Value: "Bearer token-nobody-knows"}}}
 		if d, _ := w.proxy.decision(t.Context(), h, nil, true); d.Pool != authn.PoolUnproven {
-			t.Fatalf("%q: a token that nobody knows goes over pool %d", fields, d.Pool)
+			t.Fatalf("%q: an unknown token uses pool %d", fields, d.Pool)
 		}
 	}
 }
@@ -272,7 +272,7 @@ func TestOwnAnswers(t *testing.T) {
 					t.Errorf("%s: Cache-Control %q", tc.name, c)
 				}
 				if got.status == 403 && got.header.Get("X-Content-Type-Options") != "nosniff" {
-					t.Errorf("%s: a browser may guess its type", tc.name)
+					t.Errorf("%s: no X-Content-Type-Options: nosniff", tc.name)
 				}
 			}
 		}

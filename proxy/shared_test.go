@@ -39,7 +39,7 @@ func TestSharedConnections(t *testing.T) {
 	for _, g := range []string{"order.example.com", "name.example.com", "port.example.com", "ping.example.com"} {
 		for range 3 { // the first may use net/http, to learn the backend's protocol
 			if at := s.conn(g); used[at] != "" && used[at] != g {
-				t.Errorf("%s goes over a connection of %s", g, used[at])
+				t.Errorf("%s uses a connection of %s", g, used[at])
 			} else {
 				used[at] = g
 			}
@@ -276,7 +276,7 @@ func TestSharedEjection(t *testing.T) {
 		_, _ = io.WriteString(w, "second")
 	})
 	first := s.remote.Listener.Addr().String()
-	bad := map[string]string{"v1." + a: first, "v1." + b: first} // so that both are on the second
+	bad := map[string]string{"v1." + a: first, "v1." + b: first} // so that both use the second one
 	s.config.judge = func(r *registry.Report) {
 		if bad[r.Name] == r.Address {
 			r.Health, r.Reason = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck
@@ -317,7 +317,7 @@ func TestSharedRotation(t *testing.T) {
 	watch := s.open(things(a) + "?watch=1")
 	s.show("front-proxy-client-2")
 	changed := s.rotated
-	s.rotated = nil // there is no further one
+	s.rotated = nil // no further rotation
 	close(changed)
 	must.Soon(t, 30*time.Second, "a connection of the new certificate", func() bool { return s.conn(a) != shared })
 	next := s.at(a)

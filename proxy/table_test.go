@@ -82,7 +82,7 @@ func TestOneTableForARequest(t *testing.T) {
 	widgets := remoteGV + "/widgets"
 	for _, tt := range []struct {
 		name, proto, path string
-		as                string // whom the caller impersonates
+		as                string // the impersonated user
 		unhealthy         bool
 		want              string // prefix of the body
 		remote            int    // requests at the backend

@@ -95,7 +95,7 @@ func TestTrace(t *testing.T) {
 }
 
 // An unsampled request is not exported, even if the client asks for it, unless the client's trace
-// is continued. The next hop gets the decision.
+// is continued. The forwarded context says that it is not sampled.
 func TestTraceNotSampled(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		tr, read := tracer(t, 0)

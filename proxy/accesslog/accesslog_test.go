@@ -218,7 +218,7 @@ func BenchmarkAdd(b *testing.B) {
 
 func TestNew(t *testing.T) {
 	if _, err := New(Config{}); err == nil {
-		t.Error("New accepts no writer")
+		t.Error("New succeeded without a writer")
 	}
 	reg := prometheus.NewRegistry()
 	newLog(t, Config{Writer: io.Discard, Metrics: reg})

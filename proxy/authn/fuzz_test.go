@@ -56,7 +56,7 @@ func FuzzCutProtocol(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line string) {
 		got := CutProtocol(line)
 		if strings.Contains(strings.ToLower(got), bearerProtocol) {
-			t.Errorf("%q still holds a token", got)
+			t.Errorf("%q still contains a token", got)
 		}
 		if CutProtocol(got) != got {
 			t.Errorf("%q changes if it is cut again", got)

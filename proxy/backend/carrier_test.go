@@ -25,7 +25,7 @@ func TestWhoShares(t *testing.T) {
 	s.table()
 	a, c := s.via("a"), s.via("c")
 	if a == nil || a != s.via("b") || c == nil || c == a || s.via("d") != nil {
-		t.Errorf("a goes over %p, b over %p, c over %p, d over %p", a, s.via("b"), c, s.via("d"))
+		t.Errorf("a uses %p, b %p, c %p, d %p", a, s.via("b"), c, s.via("d"))
 	}
 	for name, of := range map[string]*Upstream{"": a, "c": c} {
 		asked := ""

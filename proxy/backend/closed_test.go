@@ -30,7 +30,7 @@ func TestRemovedEndpointHasNoPool(t *testing.T) {
 	e := u.endpoints["10.0.0.1:443"]
 	u.mu.Unlock()
 	if f.set(healthy("10.0.0.2:443")); e.http1() != nil {
-		t.Error("it has a pool")
+		t.Error("the removed endpoint has a pool")
 	}
 }
 

@@ -148,7 +148,7 @@ func TestPingTimeoutIsLive(t *testing.T) {
 			next.PingTimeout = ping
 			f.backend = &next
 		}
-		f.policy.MaxInFlight = 10 + want // another entry each time
+		f.policy.MaxInFlight = 10 + want // makes a new entry each time
 		e := f.set(healthy(s.address))
 		must.Get2(f.do(e, http.MethodGet, ""))(t)
 		if n := s.conns.Load(); n != int64(max(want, 1)) {

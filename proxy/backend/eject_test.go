@@ -19,7 +19,7 @@ func TestEjected(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		method string
-		sent   bool // before the endpoint is found unhealthy
+		sent   bool // before the ejection
 		want   int64
 	}{
 		{"read that waits for a connection", http.MethodGet, false, 1},

@@ -186,7 +186,7 @@ func TestIssued(t *testing.T) {
 	i := issuer.Start(t)
 	k := New(Config{})
 	if k.Issued(i.Token(t, nil)) {
-		t.Error("an issuer counts before there is a configuration")
+		t.Error("an issuer is known without a configuration")
 	}
 	before := k.Generation()
 	if err := k.TakeConfig([]byte(i.Config("oidc:"))); err != nil || k.Generation() == before {
@@ -226,7 +226,7 @@ func TestIssued(t *testing.T) {
 	}
 	must.Do(t, k.TakeConfig([]byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n")))
 	if k.Issued(i.Token(t, nil)) {
-		t.Error("a removed issuer still counts")
+		t.Error("a removed issuer is still known")
 	}
 }
 
