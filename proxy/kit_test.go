@@ -25,7 +25,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// world is a Proxy with real servers as clients' front door and as backends.
+// world is a Proxy with real servers for its front door and its backends.
 type world struct {
 	authorities
 	proxy         *Proxy

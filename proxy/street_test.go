@@ -25,7 +25,7 @@ import (
 
 // neighbour is an APIService of the street's one Service.
 type neighbour struct {
-	bundle      []byte // nil: verifies the server
+	bundle      []byte // nil: the server's CA
 	port        int32  // 0: 443; 8443 leads to the same process
 	annotations map[string]string
 }
@@ -44,7 +44,7 @@ type street struct {
 
 	mu    sync.Mutex
 	conns map[string]string // by path: the last request's connection
-	hung  chan struct{}     // receives for each hanging request
+	hung  chan struct{}     // receives one value for each hanging request
 	free  chan struct{}     // closed to answer them
 	// overlapping APIServices trust the server regardless of their bundle.
 	overlapping map[string]bool

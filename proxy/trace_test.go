@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// tracer sends spans to a collector. read waits for n of them, stops both, and returns the
-// collector's spans. A span may end after its answer.
+// tracer sends spans to a collector. read waits for n of them, stops the tracer, and returns all
+// spans. A span may end after its answer.
 func tracer(t *testing.T, perMillion int32) (tr *traced.Tracer, read func(n int) []otlp.Span) {
 	t.Helper()
 	c := must.Get(otlp.Start(t.Context()))(t)

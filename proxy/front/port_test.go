@@ -113,7 +113,7 @@ func serve(t *testing.T, l *Listener, plan h2.Plan, handler http.Handler) (*Port
 	return p, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
 }
 
-// boundedPort is a port with at most most connections.
+// boundedPort listens for at most most connections.
 func boundedPort(t *testing.T, most int) (l *Listener, client *tls.Config) {
 	t.Helper()
 	l = must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
