@@ -41,7 +41,7 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// Help shows the groups in their order, with examples, and no line is longer than a terminal.
+// Help lists the groups in order, with examples, in lines that fit a terminal.
 func TestFlags(t *testing.T) {
 	var groups cliflag.NamedFlagSets
 	groups.FlagSet("second").String("b", "", strings.Repeat("a long text ", 30))
@@ -56,7 +56,7 @@ func TestFlags(t *testing.T) {
 	for _, want := range []string{"Do it.", "Examples:\n  do --a", "Second flags:", "First flags:"} {
 		next := strings.Index(out.String(), want)
 		if next <= at {
-			t.Errorf("%q is not where it should be:\n%s", want, out.String())
+			t.Errorf("%q is missing, or in the wrong output:\n%s", want, out.String())
 		}
 		at = next
 	}

@@ -18,15 +18,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// dev is a fairlead-dev that runs within the test.
+// dev is a fairlead-dev inside the test.
 type dev struct {
 	dir    string
 	stop   context.CancelFunc
 	result chan error  // of run
-	said   chan string // its progress; what nobody reads is lost
+	said   chan string // its progress; unread lines are dropped
 }
 
-// Write implements io.Writer for what run says.
+// Write implements io.Writer for run's output.
 func (d dev) Write(line []byte) (int, error) {
 	select {
 	case d.said <- string(line):
@@ -66,13 +66,13 @@ func startDev(t *testing.T, args ...string) (dev, string) {
 
 func (d dev) fairlead() string { return filepath.Join(filepath.Dir(d.dir), "fairlead") }
 
-// parts lists the processes that hold d's folder in their arguments, by their executable's name.
+// parts counts the processes that have d's folder in their arguments, by executable name.
 func (d dev) parts(t *testing.T) map[string]int {
 	t.Helper()
 	files := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	out := map[string]int{}
 	for _, file := range files {
-		args, err := os.ReadFile(file) // gone since: no part
+		args, err := os.ReadFile(file) // it has ended
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		if err == nil && pid != os.Getpid() && strings.Contains(string(args), d.dir) {
 			name, _, _ := strings.Cut(string(args), "\x00")
@@ -82,7 +82,6 @@ func (d dev) parts(t *testing.T) map[string]int {
 	return out
 }
 
-// endsAll interrupts it.
 func (d dev) endsAll(t *testing.T) {
 	d.stop()
 	if err := <-d.result; err != nil {
@@ -112,13 +111,13 @@ func TestDev(t *testing.T) {
 	t.Run("the kubeconfig points at Fairlead", func(t *testing.T) {
 		server := strings.TrimSpace(kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"))
 		if !strings.Contains(printed, "front door   "+server) {
-			t.Errorf("kubeconfig says %s, printed:\n%s", server, printed)
+			t.Errorf("the kubeconfig names %s, printed:\n%s", server, printed)
 		}
 	})
 	t.Run("fairlead status", func(t *testing.T) {
 		i := strings.Index(printed, d.fairlead()+" status ")
 		if i < 0 {
-			t.Fatalf("it does not say to try it:\n%s", printed)
+			t.Fatalf("no command to try in:\n%s", printed)
 		}
 		cmd := exec.CommandContext(t.Context(), d.fairlead(), "status")
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(d.dir, "kubeconfig"))
@@ -143,12 +142,12 @@ func TestDev(t *testing.T) {
 	t.Run("an interrupt ends all", d.endsAll)
 }
 
-// A part that dies is named in one line, and the others go on.
+// If a process dies, one line names it, and the others continue.
 func TestDeathOfAPart(t *testing.T) {
 	d, _ := startDev(t)
 	pid := d.parts(t)["sample-apiserver"]
 	if pid == 0 {
-		t.Fatal("no sample-apiserver runs")
+		t.Fatal("sample-apiserver is not running")
 	}
 	must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
 	for line := range d.said {
@@ -165,9 +164,9 @@ func TestDeathOfAPart(t *testing.T) {
 func TestUsage(t *testing.T) {
 	var said bytes.Buffer
 	if err := run(t.Context(), []string{"-no-such-flag"}, io.Discard, &said); err == nil || !strings.Contains(said.String(), "usage: fairlead-dev") {
-		t.Errorf("got %v, said %q", err, said.String())
+		t.Errorf("got %v, printed %q", err, said.String())
 	}
 	if err := run(t.Context(), []string{"-fairlead", filepath.Join(t.TempDir(), "none")}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "make build") {
-		t.Errorf("got %v, want a hint at make build", err)
+		t.Errorf("got %v, want an error that names make build", err)
 	}
 }

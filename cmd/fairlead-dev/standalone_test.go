@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Everything that it says one should try shows what it promises.
+// Each command that fairlead-dev suggests prints what it should.
 func TestStandalone(t *testing.T) {
 	d, printed := startDev(t, "-standalone")
 	want := []string{"v1.widgets.example.com created", "condition met", "widget-002", "widget-002", "v1.widgets.example.com"}
@@ -22,7 +22,7 @@ func TestStandalone(t *testing.T) {
 			continue
 		}
 		if len(want) == 0 {
-			t.Fatalf("nobody knows what this must show: %s", line)
+			t.Fatalf("unexpected suggestion: %s", line)
 		}
 		t.Run(strings.ReplaceAll(strings.Join(words[1:], " "), d.dir, ""), func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), words[0], words[1:]...)
@@ -41,12 +41,12 @@ func TestStandalone(t *testing.T) {
 		want = want[1:]
 	}
 	if len(want) > 0 {
-		t.Errorf("it does not say to try what shows %q:\n%s", want, printed)
+		t.Errorf("no suggestion whose output contains %q:\n%s", want, printed)
 	}
 	t.Run("there is no Kubernetes", func(t *testing.T) {
 		got := d.parts(t)
-		if len(got) != 2 || got["etcd"] == 0 || got["fairlead"] == 0 { // two of them have one name
-			t.Errorf("it runs %v", got)
+		if len(got) != 2 || got["etcd"] == 0 || got["fairlead"] == 0 { // fairlead and fairlead-dev share a name
+			t.Errorf("running: %v", got)
 		}
 	})
 	t.Run("an interrupt ends all", d.endsAll)

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// --allow-url-backends reaches the table; without it a URL counts in no cluster.
+// --allow-url-backends reaches the table; without it, an APIService by URL of a cluster is invalid.
 func TestAllowURLBackends(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
 		d := buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
@@ -35,7 +35,7 @@ func TestAllowURLBackends(t *testing.T) {
 			break
 		}
 		if ctx.Err() != nil {
-			t.Error("the table is never complete")
+			t.Error("the table did not become complete")
 		}
 		cancel()
 		running.Wait()

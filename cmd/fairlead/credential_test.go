@@ -25,7 +25,7 @@ func credentialOf(t *testing.T, dir, user string) (*credential, error) {
 	return newCredential(kubeconfigOf(t, dir, user), slog.New(slog.DiscardHandler))
 }
 
-// kubeconfigOf is what a kubeconfig in a folder says.
+// kubeconfigOf writes a kubeconfig for user to dir and returns its configuration.
 func kubeconfigOf(t *testing.T, dir, user string) *rest.Config {
 	t.Helper()
 	kube, _, _, err := clientConfig(writeFile(t, filepath.Join(dir, "kubeconfig"), kubeconfigText("https://127.0.0.1:6443", nil, user)), nil)
@@ -73,13 +73,13 @@ func TestCredential(t *testing.T) {
 				certificate = string(pair.CertPEM())
 			}
 			if got := k.Authorization(); got != tc.want || k.showsTo(t) != certificate {
-				t.Errorf("%q, and shows %q", got, k.showsTo(t))
+				t.Errorf("credential %q, certificate %q", got, k.showsTo(t))
 			}
 		})
 	}
 }
 
-// plugin writes an exec plugin that answers with what is in the file beside it, and counts.
+// writePlugin writes an exec plugin that prints the content of a file and counts its runs.
 func writePlugin(t *testing.T, dir string) (user string, says func(status string), calls func() int) {
 	t.Helper()
 	command := filepath.Join(dir, "plugin")
@@ -96,8 +96,8 @@ func writePlugin(t *testing.T, dir string) (user string, says func(status string
 	return fmt.Sprintf(`"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":%q,"interactiveMode":"Never"}`, command), says, calls
 }
 
-// A plugin runs when its token has expired, and when the token was not taken; never because
-// somebody asks.
+// A plugin runs when its token has expired and when the token was refused, but never on a read of
+// the credential.
 func TestCredentialOfPlugin(t *testing.T) {
 	dir := t.TempDir()
 	user, says, calls := writePlugin(t, dir)
@@ -125,7 +125,7 @@ func TestCredentialOfPlugin(t *testing.T) {
 		_ = k.Authorization()
 	}
 	if calls() != before+1 {
-		t.Error("asking for the credential runs the plugin")
+		t.Error("reading the credential runs the plugin")
 	}
 	pair := pki.NewCA("clients").Issue(pki.Leaf{CommonName: "fairlead"})
 	says(fmt.Sprintf(`"clientCertificateData":%q,"clientKeyData":%q`, pair.CertPEM(), pair.KeyPEM()))
@@ -137,18 +137,18 @@ func TestCredentialOfPlugin(t *testing.T) {
 	select {
 	case <-changed:
 	default:
-		t.Error("nobody is told of another certificate")
+		t.Error("a changed certificate is not announced")
 	}
 }
 
-// A kubeconfig that has changed counts within a second, and who reads it waits for no plugin.
+// A changed kubeconfig takes effect within a second, and reading it does not wait for a plugin.
 func TestCredentialFollows(t *testing.T) {
 	dir := t.TempDir()
 	k := must.Get(credentialOf(t, dir, `"token":"t1"`))(t)
 	user, says, _ := writePlugin(t, dir)
 	says(`"token":"t2"`)
 	if err := k.take(kubeconfigOf(t, dir, user)); err != nil || k.Authorization() != "Bearer t1" {
-		t.Fatalf("%v: %q before anybody looks", err, k.Authorization())
+		t.Fatalf("%v: %q before the first look", err, k.Authorization())
 	}
 	if _, err := os.Stat(filepath.Join(dir, "calls")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the plugin was run: %v", err)
@@ -157,8 +157,8 @@ func TestCredentialFollows(t *testing.T) {
 	must.Soon(t, time.Minute, "the plugin's token", func() bool { return k.Authorization() == "Bearer t2" })
 }
 
-// What was refused is got anew soon, but no more often than a cloud bears; a file that is gone
-// takes nothing away.
+// A refused credential is renewed soon, but not more often than cloud providers tolerate. If the
+// file disappears, the last token stays.
 func TestCredentialIsRenewed(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "token")
@@ -177,7 +177,7 @@ func TestCredentialIsRenewed(t *testing.T) {
 		write("t2")
 		want(5*time.Second, "t1")
 		k.renew()
-		k.renew() // many were refused
+		k.renew() // one renewal for many refusals
 		want(1500*time.Millisecond, "t2")
 		write("t3")
 		k.renew()

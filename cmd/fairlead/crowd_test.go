@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 )
 
-// crowd is a kube-apiserver, as far as this process asks it, with very many APIServices, and the
-// one server behind all their Services.
+// crowd simulates a kube-apiserver with very many APIServices, as far as this process uses it, and
+// the server behind all their Services.
 type crowd struct {
 	*apiserver.Server
 	apiServices, services int
@@ -46,7 +46,7 @@ func (c *crowd) service(i int) *corev1.Service {
 	return &corev1.Service{ObjectMeta: c.named(i), Spec: corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{{Name: "https", Port: 443}}}}
 }
 
-// slice is a Service's slice, with a second endpoint or without.
+// slice returns a Service's EndpointSlice, optionally with a second endpoint.
 func (c *crowd) slice(i int, second bool) *discoveryv1.EndpointSlice {
 	name := "https"
 	return &discoveryv1.EndpointSlice{
@@ -60,7 +60,6 @@ func writeJSON(w http.ResponseWriter, contentType, body string) {
 	_, _ = io.WriteString(w, body)
 }
 
-// local is the kube-apiserver.
 func (c *crowd) local() http.Handler {
 	mux := http.NewServeMux()
 	discovery := func(w http.ResponseWriter, r *http.Request) {
@@ -82,7 +81,7 @@ func (c *crowd) local() http.Handler {
 		writeJSON(w, "application/json", `{"swagger":"2.0","info":{"title":"Kubernetes"},"paths":{}}`)
 	})
 	mux.Handle("GET /", c.Server)
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { // it takes whatever is written
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { // it accepts every write
 		c.written.Add(1)
 		kind := r.Header.Get("Content-Type")
 		if strings.HasSuffix(kind, "patch+json") || strings.HasSuffix(kind, "patch+yaml") {
@@ -94,7 +93,7 @@ func (c *crowd) local() http.Handler {
 	return mux
 }
 
-// extension is the server behind a Service, whom it knows by the name that it is dialled for.
+// extension is the server behind every Service; the TLS server name says which.
 func (c *crowd) extension(w http.ResponseWriter, r *http.Request) {
 	first, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(r.TLS.ServerName, "s"), ".many.svc"))
 	switch {
@@ -107,7 +106,7 @@ func (c *crowd) extension(w http.ResponseWriter, r *http.Request) {
 	}
 	verbs := []string{"create", "delete", "get", "list", "patch", "update", "watch"}
 	list := apidiscoveryv2.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/v2"}}
-	for i := first; i <= c.apiServices; i += c.services { // the last one comes and goes
+	for i := first; i <= c.apiServices; i += c.services { // the last APIService comes and goes
 		v := apidiscoveryv2.APIVersionDiscovery{Version: "v1", Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
 		for _, name := range []string{"things", "others"} {
 			v.Resources = append(v.Resources, apidiscoveryv2.APIResourceDiscovery{

@@ -19,10 +19,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Every overlay with every set of components is either what it says, a command line that serve
-// takes with the flags of each component, or refused with a sentence.
+// Every overlay with every set of components either renders a command line that serve accepts, with
+// each component's flags, or is refused with a message.
 func TestEveryCombination(t *testing.T) {
-	t.Parallel() // kustomize takes its time
+	t.Parallel() // kustomize is slow
 	disk := filesys.MakeFsInMemory()
 	must.Do(t, filepath.WalkDir("../../deploy", func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
@@ -75,8 +75,8 @@ func TestEveryCombination(t *testing.T) {
 	}
 }
 
-// wrongWith looks at what was rendered: at the pods' command lines, at what they mount, and at who
-// may do what it takes.
+// wrongWith checks the rendered manifests: the pods' arguments, their mounts, and the subjects of
+// their bindings.
 func wrongWith(text, base string, flags []string) (faults []string) {
 	pods := 0
 	for document := range strings.SplitSeq(text, "\n---\n") {
@@ -117,7 +117,7 @@ func wrongWith(text, base string, flags []string) (faults []string) {
 	return faults
 }
 
-// turnedDown is what serve says of arguments, but for the files that are on no node here.
+// turnedDown returns serve's errors for args, except missing files, which exist only on a node.
 func turnedDown(args []string) (faults []string) {
 	o := &options{}
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)

@@ -22,8 +22,7 @@ func writeEgress(t *testing.T, text string) string {
 	return writeFile(t, filepath.Join(t.TempDir(), "egress.yaml"), text)
 }
 
-// connectProxy answers CONNECT on a socket and echoes what comes then; asked gets the addresses
-// that were asked for.
+// connectProxy answers CONNECT on a socket and then echoes; asked receives the requested addresses.
 func connectProxy(t *testing.T, socket string) (asked chan string) {
 	t.Helper()
 	l := must.Get(net.Listen("unix", socket))(t)
@@ -48,7 +47,7 @@ func TestEgressDialer(t *testing.T) {
 	asked := connectProxy(t, socket)
 	dial := must.Get(egressDialer(writeEgress(t, egressHead+
 		"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n")))(t)
-	c := must.Get(dial(t.Context(), "tcp", "192.0.2.7:443"))(t) // TEST-NET-1: nowhere but through the proxy
+	c := must.Get(dial(t.Context(), "tcp", "192.0.2.7:443"))(t) // TEST-NET-1: reachable only through the proxy
 	defer c.Close()
 	if got := <-asked; got != "192.0.2.7:443" {
 		t.Errorf("the proxy was asked for %q", got)
@@ -68,7 +67,7 @@ func TestEgressDialerOfNothing(t *testing.T) {
 	} {
 		dial, err := egressDialer(file)
 		if dial != nil || err != nil {
-			t.Errorf("%s: %v, want to dial directly", name, err)
+			t.Errorf("%s: %v, want a direct dial", name, err)
 		}
 	}
 	for name, file := range map[string]string{
@@ -84,7 +83,7 @@ func TestEgressDialerOfNothing(t *testing.T) {
 	}
 }
 
-// A dialer that does not look at its context holds nobody up, and what it makes too late is closed.
+// A dialer that ignores its context blocks nobody, and its late connection is closed.
 func TestPrompt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()

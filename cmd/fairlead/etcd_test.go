@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// However many watch, this process follows its own table.
+// This process can watch its own table even when other users hold all places for watches.
 func TestOwnClientIsNeverRefused(t *testing.T) {
 	server := must.Get(apiservices.New(apiservices.Config{
 		Etcd: &etcd.Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()}, Protects: func(string) bool { return false },
@@ -30,13 +30,13 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 		if res.StatusCode != http.StatusOK {
 			_ = res.Body.Close()
 		}
-		return res.StatusCode // the others end with ctx
+		return res.StatusCode // the other watches end with ctx
 	}
-	for watch("first") != http.StatusOK { // the cache is not ready
+	for watch("first") != http.StatusOK { // until the cache is ready
 		<-time.After(10 * time.Millisecond)
 	}
 	n, refused := 0, 0
-	for refused < 10 { // users, one after the other, take all
+	for refused < 10 { // one user after another, until no place is free
 		n++
 		for name := fmt.Sprint(n); watch(name) == http.StatusOK; refused = 0 {
 		}

@@ -33,8 +33,8 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: lists}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: carol}]
 `
 
-// Each CA is for its own kind of certificate, and every file counts as soon as it has changed,
-// whatever was known of those who ask.
+// Each CA verifies its own kind of certificate, and every changed file takes effect soon, even for
+// a caller whose credential or decision is cached.
 func TestIdentities(t *testing.T) {
 	dir := t.TempDir()
 	users, proxies := pki.NewCA("users"), pki.NewCA("proxies")
@@ -97,7 +97,7 @@ func TestIdentities(t *testing.T) {
 	}
 }
 
-// user asks for something with a field, and returns the answer and whom it was refused to.
+// user sends a request with a header field, and returns the status code and the refused user.
 func (o *old) user(t *testing.T, field string) string {
 	t.Helper()
 	if field != "" {
@@ -115,7 +115,7 @@ func (o *old) user(t *testing.T, field string) string {
 	return strings.TrimSpace(res.Status[:3] + " " + user)
 }
 
-// Whoever chooses among replicas sees that this one leaves as long as it still serves.
+// A client that chooses among replicas can see that this one drains while it still serves.
 func TestDrainIsSeen(t *testing.T) {
 	d, ca := aloneDoor(t, func(o *options) { o.authzMode, o.anonymous, o.watchGrace = authzAlwaysAllow, true, time.Minute })
 	ctx, cancel := context.WithCancel(t.Context())
@@ -134,7 +134,7 @@ func TestDrainIsSeen(t *testing.T) {
 		})
 	}
 	until(true)
-	watch := get(d.frontListener, "/apis/apiregistration.k8s.io/v1/apiservices?watch=1") // the drain waits for it
+	watch := get(d.frontListener, "/apis/apiregistration.k8s.io/v1/apiservices?watch=1") // keeps the drain waiting
 	cancel()
 	until(false)
 	_ = watch.Body.Close()
@@ -143,7 +143,7 @@ func TestDrainIsSeen(t *testing.T) {
 	}
 }
 
-// A unit of Type=notify is told when this process is ready, not before, and when it begins to stop.
+// A Type=notify unit is notified once this process is ready, and when it begins to stop.
 func TestSystemdIsNotified(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "notify")
 	l := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"}))(t)
@@ -161,18 +161,18 @@ func TestSystemdIsNotified(t *testing.T) {
 	o, _ := directoryOptions(t)
 	go func() { ended <- run(ctx, o, slog.New(slog.DiscardHandler)) }()
 	if got := told(); got != "READY=1" {
-		t.Errorf("systemd is told %q at the start, want READY=1", got)
+		t.Errorf("systemd got %q at the start, want READY=1", got)
 	}
 	stop()
 	if got := told(); got != "STOPPING=1" {
-		t.Errorf("systemd is told %q at the end, want STOPPING=1", got)
+		t.Errorf("systemd got %q at the end, want STOPPING=1", got)
 	}
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }
 
-// The unit's command line is one that serve takes.
+// serve accepts the unit's command line.
 func TestUnitFile(t *testing.T) {
 	unit := must.Get(os.ReadFile("../../deploy/systemd/fairlead.service"))(t)
 	_, rest, ok := strings.Cut(string(unit), "ExecStart=")
@@ -186,7 +186,7 @@ func TestUnitFile(t *testing.T) {
 	for _, w := range words[2:] {
 		name, _, _ := strings.Cut(strings.TrimPrefix(w, "--"), "=")
 		if w != "$FAIRLEAD_FLAGS" && fs.Lookup(name) == nil {
-			t.Errorf("%q is no flag of serve", w)
+			t.Errorf("%q is not a flag of serve", w)
 		}
 	}
 	for _, line := range []string{"Type=notify", "KillMode=mixed", "LimitNOFILE="} {
@@ -203,10 +203,10 @@ func TestJWTBesideLocalAPIServer(t *testing.T) {
 	d := &door{o: &options{authConfig: file}}
 	err := d.makeTokens()[0].Take([]byte(text))
 	if err == nil || !strings.Contains(err.Error(), "jwt: the local apiserver authenticates all tokens") || strings.Contains(err.Error(), "\n") {
-		t.Errorf("jwt beside a local apiserver gives %v, want one line that says who judges tokens", err)
+		t.Errorf("jwt with a local apiserver: %v, want one line that names who authenticates tokens", err)
 	}
 	d.o.registry = "dir:/x"
 	if err := d.makeTokens()[0].Take([]byte(text)); err != nil {
-		t.Errorf("jwt without a local apiserver gives %v", err)
+		t.Errorf("jwt without a local apiserver: %v", err)
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"testing/synctest"
 )
 
-// A watch without an event has begun: its head is there when the handler flushes it.
+// The head of a watch without events arrives when the handler flushes it.
 func TestInProcessFlush(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // in which it is found out that nobody can go on
+	synctest.Test(t, func(t *testing.T) { // reports a deadlock
 		h := inProcess{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.(http.Flusher).Flush() //nolint:forcetypeassert // of this package
 			<-r.Context().Done()

@@ -17,21 +17,21 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// writeFile writes a file of a test, and returns its name.
+// writeFile writes a file and returns its name.
 func writeFile(t testing.TB, name, text string) string {
 	t.Helper()
 	must.Do(t, os.WriteFile(name, []byte(text), 0o600))
 	return name
 }
 
-// writePair writes a key pair.
+// writePair writes a key pair to dir.
 func writePair(t testing.TB, p *pki.Pair, dir, name string) (cert, key string) {
 	t.Helper()
 	return must.Get2(p.WriteFiles(dir, name))(t)
 }
 
-// kubeconfigText leads to a server, which a CA vouches for if it is not nil, as a user, who is the
-// text of a JSON object.
+// kubeconfigText is a kubeconfig for server, with ca if it is not nil. user is a JSON object
+// without its braces.
 func kubeconfigText(server string, ca *pki.CA, user string) string {
 	trust := ""
 	if ca != nil {
@@ -41,13 +41,12 @@ func kubeconfigText(server string, ca *pki.CA, user string) string {
 		"clusters":[{"name":"c","cluster":{"server":%q%s}}],"users":[{"name":"u","user":{%s}}]}`, server, trust, user)
 }
 
-// embedded is a user of a kubeconfig with a certificate.
+// embedded is a kubeconfig's user with p's certificate inline.
 func embedded(p *pki.Pair) string {
 	return fmt.Sprintf(`"client-certificate-data":%q,"client-key-data":%q`, base64.StdEncoding.EncodeToString(p.CertPEM()), base64.StdEncoding.EncodeToString(p.KeyPEM()))
 }
 
-// directoryOptions are those of a Fairlead before an empty directory, with ports that nobody else
-// has.
+// directoryOptions returns the options of a Fairlead with an empty directory and free ports.
 func directoryOptions(t *testing.T) (*options, *pki.CA) {
 	t.Helper()
 	ca := pki.NewCA("ca")
@@ -59,7 +58,7 @@ func directoryOptions(t *testing.T) (*options, *pki.CA) {
 	return o, ca
 }
 
-// aloneDoor builds all that serve builds where there is no local apiserver, short of serving.
+// aloneDoor builds everything that serve builds without a local apiserver, but does not serve.
 func aloneDoor(t *testing.T, change func(*options)) (*door, *pki.CA) {
 	t.Helper()
 	o, ca := directoryOptions(t)
@@ -75,7 +74,7 @@ func madeDoor(t testing.TB, o *options, metrics *prometheus.Registry) *door {
 	return d
 }
 
-// runDoor has a door serve until the test ends.
+// runDoor serves d until the test ends.
 func runDoor(t *testing.T, d *door) {
 	t.Helper()
 	done := make(chan error, 1)
@@ -83,8 +82,8 @@ func runDoor(t *testing.T, d *door) {
 	t.Cleanup(func() { must.Do(t, <-done) })
 }
 
-// buildDoor builds everything that serve builds, short of serving. Its local apiserver is trusted
-// by a CA.
+// buildDoor builds everything that serve builds, but does not serve. A CA of its own verifies the
+// local apiserver.
 func buildDoor(t testing.TB, metrics *prometheus.Registry, change func(*options, *pki.CA)) *door {
 	t.Helper()
 	dir := t.TempDir()

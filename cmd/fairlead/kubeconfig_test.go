@@ -20,8 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Fairlead's own clients go by the credentials that the kubeconfig holds now, not by those of the
-// start.
+// Fairlead's own clients use the current credentials of the kubeconfig, not those from the start.
 func TestFollowKubeconfig(t *testing.T) {
 	serving, clients := pki.NewCA("serving"), pki.NewCA("clients")
 	next := pki.NewCA("next serving")
@@ -54,9 +53,9 @@ func TestFollowKubeconfig(t *testing.T) {
 	client := must.Get(corev1client.NewForConfig(cfg))(t)
 	want := func(when, name string) {
 		t.Helper()
-		held := f.certificate() // what metrics show the end of
+		held := f.certificate() // the one whose expiry metrics show
 		if user, _, isToken := strings.Cut(name, " Bearer "); isToken && held != nil || !isToken && (len(held) != 1 || held[0].Subject.CommonName+" " != user) {
-			t.Errorf("%s: the certificate in force is %v", when, held)
+			t.Errorf("%s: the certificate in use is %v", when, held)
 		}
 		got, err := client.RESTClient().Get().AbsPath("/who").DoRaw(t.Context())
 		if err != nil || string(got) != name {
@@ -68,10 +67,10 @@ func TestFollowKubeconfig(t *testing.T) {
 	must.Do(t, reload(text(serving, certified("second"))))
 	want("another embedded pair", "second ")
 	if err := reload(text(serving, certified("third"))[:700]); err == nil {
-		t.Error("a kubeconfig that is cut short was taken")
+		t.Error("a truncated kubeconfig was accepted")
 	}
 	if err := reload(text(serving, `"client-certificate-data":"bm8=","client-key-data":"bm8="`)); err == nil {
-		t.Error("a pair that is none was taken")
+		t.Error("a mismatched key pair was accepted")
 	}
 	want("after a bad one", "second ")
 	must.Do(t, reload(text(serving, `"token":"t1"`)))
@@ -108,8 +107,8 @@ func TestClusterName(t *testing.T) {
 	}
 }
 
-// apiserverAt answers with its own address and what it was sent; its certificate names that address
-// alone, as those of control plane nodes do.
+// apiserverAt answers with its address and the request's credential. Its certificate names only
+// that address, like those of control plane nodes.
 func apiserverAt(t *testing.T, ca *pki.CA, ip string) *httptest.Server {
 	t.Helper()
 	l := must.Get(net.Listen("tcp", net.JoinHostPort(ip, "0")))(t)
@@ -117,7 +116,7 @@ func apiserverAt(t *testing.T, ca *pki.CA, ip string) *httptest.Server {
 		body, _ := io.ReadAll(r.Body)
 		_, _ = fmt.Fprintf(w, "%s %s", r.Host, body)
 	}))
-	_ = s.Listener.Close() // the one on 127.0.0.1 that it comes with
+	_ = s.Listener.Close() // httptest's default, on 127.0.0.1
 	s.Listener, s.EnableHTTP2 = l, true
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{ip}}).TLS()}, MinVersion: tls.VersionTLS12}
 	s.StartTLS()
@@ -125,8 +124,8 @@ func apiserverAt(t *testing.T, ca *pki.CA, ip string) *httptest.Server {
 	return s
 }
 
-// Reviews and watches must not stay with an apiserver that accepts connections and answers nobody,
-// and each server is known by its own name.
+// Reviews and watches leave an apiserver that accepts connections and never answers, and each
+// server is verified by its own name.
 func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	ca := pki.NewCA("serving")
 	first, second := apiserverAt(t, ca, "127.0.0.1"), apiserverAt(t, ca, "127.0.0.2")

@@ -22,12 +22,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// logged is what the libraries log in this package's tests. It is set before anybody logs: what
-// client-go leaves behind may log for a while after its test has ended.
+// logged is the libraries' log in this package's tests. It is set before anything logs, because
+// client-go may log for a while after its test has ended.
 var logged logbook.Book
 
-// A client that goes away in the middle of a list is no error of ours; what else the library logs
-// is kept.
+// A client that disconnects during a list is not logged as an error; the library's other messages
+// are.
 func TestLogOfClientsThatGo(t *testing.T) {
 	before := len(logged.String())
 	in := registry.Input{APIServices: map[string]*apiregistrationv1.APIService{}, Options: &registry.Options{Directory: true}, Complete: true, Now: time.Unix(1_700_000_000, 0)}
@@ -57,13 +57,13 @@ func TestLogOfClientsThatGo(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, h.URL+"/apis/apiregistration.k8s.io/v1/apiservices", nil))(t)
 		res, err := h.Client().Do(r)
-		cancel() // after the head: the rest does not fit into what the kernel holds
+		cancel() // after the head: the kernel's buffers cannot hold the rest
 		if err != nil {
 			t.Fatal(err)
 		}
 		_ = res.Body.Close()
 		<-answered
-		if res.StatusCode == http.StatusOK { // until then the table has not been read
+		if res.StatusCode == http.StatusOK { // otherwise the server has not read the table yet
 			n++
 		}
 	}
@@ -76,7 +76,6 @@ func TestLogOfClientsThatGo(t *testing.T) {
 	}
 }
 
-// small is a disk with little room.
 type small struct {
 	bytes.Buffer
 	room int
@@ -97,7 +96,7 @@ func TestWholeLines(t *testing.T) {
 	w := &wholeLines{WriteCloser: disk}
 	for _, room := range []int{6, 0, 0, 1, 100} {
 		disk.room = max(disk.room, room)
-		_, _ = w.Write([]byte("line\n")) // some fail
+		_, _ = w.Write([]byte("line\n")) // some of these fail
 	}
 	if got, want := disk.String(), "line\nl\nline\n"; got != want {
 		t.Errorf("%q, want %q", got, want)

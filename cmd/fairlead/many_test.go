@@ -24,16 +24,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// BenchmarkMany is what a change costs the whole process, with everybody who follows the table but
-// the prober: processor time per change, above what it takes when nothing changes. The servers are
-// in the same process.
+// BenchmarkMany measures the processor time of one change in the whole process, with everything
+// that follows the table except the prober, minus that of an idle process. It includes the
+// simulated servers.
 func BenchmarkMany(b *testing.B) {
 	const n = 10_000
-	for _, services := range []int{2000, 9000} { // few, and nearly as many: both ends of each connection are of the process's 20,000 descriptors
+	for _, services := range []int{2000, 9000} { // few, and nearly one each: the process holds both ends of each connection, with 20,000 descriptors
 		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
 			c := &crowd{Server: apiserver.New(), apiServices: n, services: services}
 			d := c.start(b)
-			<-time.After(2 * time.Second) // what was woken last
+			<-time.After(2 * time.Second) // the last ones that were woken finish
 			for name, change := range map[string]func(i int){
 				"endpoint": func(i int) { c.Put(c.slice(5, i%2 == 0)) },
 				"verdict": func(i int) {
@@ -53,7 +53,7 @@ func BenchmarkMany(b *testing.B) {
 				},
 			} {
 				b.Run(name, func(b *testing.B) {
-					// Most who follow the table rest less than this, so that each sees every
+					// Most followers of the table pause for less than this, so that each sees every
 					// change.
 					const changes, gap = 10, 100 * time.Millisecond
 					var costs []time.Duration
@@ -71,18 +71,18 @@ func BenchmarkMany(b *testing.B) {
 					}
 					slices.Sort(costs)
 					b.ReportMetric(costs[len(costs)/2].Seconds()*1000/changes, "cpu-ms/change")
-					b.ReportMetric(0, "ns/op") // it is the gaps
+					b.ReportMetric(0, "ns/op") // ns/op would measure the gaps
 				})
 			}
 		})
 	}
 }
 
-// used is how much processor time the process takes while f runs, and how long that is.
+// used returns the processor time and the duration of f.
 func used(f func()) (cpu, took time.Duration) {
 	now := func() time.Duration {
 		var u syscall.Rusage
-		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // of oneself: cannot fail
+		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail for the own process
 		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 	}
 	before, begun := now(), time.Now()
@@ -90,7 +90,7 @@ func used(f func()) (cpu, took time.Duration) {
 	return now() - before, time.Since(begun)
 }
 
-// start runs a process before the crowd, until all is known of all.
+// start runs a process on the crowd until it has probed everything.
 func (c *crowd) start(b *testing.B) *door {
 	b.Helper()
 	d := buildDoor(b, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
@@ -121,7 +121,7 @@ func (c *crowd) start(b *testing.B) *door {
 	return d
 }
 
-// serve runs both servers until the test ends, and has the kubeconfig lead to the kube-apiserver.
+// serve runs both servers until the test ends, and points the kubeconfig at the kube-apiserver.
 func (c *crowd) serve(b testing.TB, o *options, ca *pki.CA) {
 	b.Helper()
 	serve := func(h http.Handler) string {

@@ -18,9 +18,9 @@ func TestKeepSmall(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("GOGC", tt.gogc)
 			if tt.gogc == "" {
-				os.Unsetenv("GOGC") // Setenv puts it back afterwards
+				os.Unsetenv("GOGC") // Setenv restores it
 			}
-			before := debug.SetGCPercent(77) // what the environment has set when the process began
+			before := debug.SetGCPercent(77) // as if set by the environment at the start
 			defer debug.SetGCPercent(before)
 			if m := keepSmall(); (m == nil) != (tt.gogc != "") {
 				t.Errorf("with GOGC=%q memory is %v", tt.gogc, m)
@@ -57,16 +57,16 @@ func TestGiveBack(t *testing.T) {
 			if !tt.want {
 				return
 			}
-			tt.now.cycles++ // the collection just made is not somebody else's
+			tt.now.cycles++ // the collection of the first look does not count as the process's own
 			m.look(tt.now)
 			if given != 2 {
-				t.Errorf("took its own collection for a busy process")
+				t.Errorf("its own collection counts as a busy process")
 			}
 		})
 	}
 }
 
-// What a crowd has left behind is not seen before it was collected.
+// Memory of a burst is returned only after a garbage collection has made it visible.
 func TestGiveBackAfterABurst(t *testing.T) {
 	given := 0
 	m := &memory{give: func() { given++ }, last: heap{cycles: 7}}

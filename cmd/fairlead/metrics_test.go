@@ -23,10 +23,10 @@ var update = flag.Bool("update", false, "write docs/metrics.md anew")
 
 const metricsDoc = "../../docs/metrics.md"
 
-// family is one metric as its collector describes it.
+// family is a metric as described by its collector.
 type family struct{ name, help, kind, labels string }
 
-// described are all metrics of our own, in order of their names.
+// described returns our own metrics, sorted by name.
 func described(t *testing.T) ([]family, *prometheus.Registry) {
 	t.Helper()
 	r := prometheus.NewRegistry()
@@ -43,7 +43,7 @@ func described(t *testing.T) ([]family, *prometheus.Registry) {
 	for d := range descs {
 		m := re.FindStringSubmatch(d.String())
 		if m == nil {
-			t.Fatalf("a description of a new form: %s", d)
+			t.Fatalf("unknown form of a description: %s", d)
 		}
 		name := m[1]
 		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
@@ -63,8 +63,8 @@ func described(t *testing.T) ([]family, *prometheus.Registry) {
 	return list, r
 }
 
-// kindOf is for metrics that have no series until something has happened; the end-to-end tests
-// compare it with a real scrape.
+// kindOf names the type of metrics that have no series at first; the end-to-end tests compare it
+// with a real scrape.
 func kindOf(name string) string {
 	switch {
 	case strings.HasSuffix(name, "_total"):
@@ -75,7 +75,7 @@ func kindOf(name string) string {
 	return "gauge"
 }
 
-// docs/metrics.md is made of what is registered; run this test with -update to write it.
+// docs/metrics.md is generated from the registered metrics; run this test with -update to write it.
 func TestMetricsDocument(t *testing.T) {
 	list, _ := described(t)
 	var b strings.Builder
@@ -88,10 +88,10 @@ func TestMetricsDocument(t *testing.T) {
 	}
 	have := must.Get(os.ReadFile(metricsDoc))(t)
 	if string(have) != b.String() {
-		t.Errorf("docs/metrics.md is not what is registered; go test ./cmd/fairlead -run TestMetricsDocument -update writes:\n%s", b.String())
+		t.Errorf("docs/metrics.md differs from the registered metrics; go test ./cmd/fairlead -run TestMetricsDocument -update writes:\n%s", b.String())
 	}
 	if len(list) < 30 {
-		t.Errorf("%d metrics: some are not described", len(list))
+		t.Errorf("only %d metrics are described", len(list))
 	}
 }
 
@@ -107,7 +107,7 @@ the usual ` + "`go_*` and `process_*`" + `, and with ` + "`--registry=etcd:`" + 
 |---|---|---|---|
 `
 
-// What promtool check metrics would say, for metrics without series too.
+// Metrics pass promtool check metrics, also those without series.
 func TestMetricsLint(t *testing.T) {
 	list, r := described(t)
 	var families []*dto.MetricFamily
@@ -133,7 +133,7 @@ func TestMetricsLint(t *testing.T) {
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
-	// The golden scrape: what is exposed is what is described.
+	// A real scrape contains only described metrics.
 	gathered := must.Get(r.Gather())(t)
 	for _, f := range gathered {
 		if name := f.GetName(); !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") &&

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// addFlags adds all flags to one set, in the order of the groups.
+// addFlags adds all flags to one set, group by group.
 func (o *options) addFlags(fs *pflag.FlagSet) {
 	groups := o.flagGroups()
 	for _, name := range groups.Order {
@@ -128,8 +128,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// A mistake in the command line is told apart from everything else: exit 2, before anything
-// listens.
+// A mistake in the command line is a usage error, which exits with 2 before anything listens.
 func TestUsageErrors(t *testing.T) {
 	cmd := root()
 	for _, args := range [][]string{{"serve", "--secure-port", "0"}, {"serve", "--no-such-flag"}, {"serve", "extra"}} {
@@ -140,7 +139,7 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
-// docs/flags.md is made of the flags.
+// docs/flags.md is generated from the flags.
 func TestFlagsDocument(t *testing.T) {
 	const file, begin, end = "../../docs/flags.md", "<!-- flags -->\n", "<!-- end of flags -->"
 	data := must.Get(os.ReadFile(file))(t)
@@ -166,6 +165,6 @@ func TestFlagsDocument(t *testing.T) {
 		return
 	}
 	if have != b.String() {
-		t.Errorf("docs/flags.md does not list the flags that there are; go test ./cmd/fairlead -run TestFlagsDocument -update writes:\n%s", b.String())
+		t.Errorf("docs/flags.md differs from the flags; go test ./cmd/fairlead -run TestFlagsDocument -update writes:\n%s", b.String())
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// asFairlead in the environment makes the test's own executable fairlead.
+// asFairlead is the environment variable that makes the test's executable act as fairlead.
 const asFairlead = "TEST_AS_FAIRLEAD"
 
 func TestMain(m *testing.M) {
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// program writes an executable that says how it was called.
+// program writes an executable that prints its arguments.
 func program(t *testing.T, file string) {
 	t.Helper()
 	const text = "#!/bin/sh\necho \"told: $*\"\nexit 3\n"
@@ -47,7 +47,7 @@ func TestBecomesPlugin(t *testing.T) {
 			cmd.Env = append(os.Environ(), asFairlead+"=1", "PATH="+dir)
 			out, err := cmd.Output()
 			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 3 || string(out) != tt.want {
-				t.Errorf("%v, said %q, want exit code 3 and %q", err, out, tt.want)
+				t.Errorf("%v, printed %q, want exit code 3 and %q", err, out, tt.want)
 			}
 		})
 	}
@@ -60,7 +60,7 @@ func TestBecomesPlugin(t *testing.T) {
 		exit, ok := errors.AsType[*exec.ExitError](err)
 		if said := errs.String(); !ok || exit.ExitCode() != 1 || len(out) > 0 || strings.Count(said, "\n") != 1 ||
 			!strings.HasPrefix(said, plugin+", which has this subcommand, is neither next to ") {
-			t.Errorf("%v, said %q and %q", err, out, said)
+			t.Errorf("%v, printed %q and %q", err, out, said)
 		}
 	})
 }
@@ -70,7 +70,7 @@ func TestFindPlugin(t *testing.T) {
 	self := filepath.Join(beside, "fairlead")
 	program(t, self)
 	t.Setenv("PATH", elsewhere)
-	// The name under which fairlead was installed when it was its own plugin.
+	// fairlead used to be its own plugin, installed under this name.
 	must.Do(t, os.Symlink(self, filepath.Join(beside, plugin)))
 	if path, err := findPlugin(self); err == nil {
 		t.Errorf("%s is fairlead itself", path)

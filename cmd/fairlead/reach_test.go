@@ -31,8 +31,8 @@ metadata: {namespace: x, name: loop}
 spec: {type: ExternalName, externalName: localhost, ports: [{port: %[1]s}]}
 `
 
-// A name that leads where nobody may dial is not probed there either: a probe carries our
-// certificate and asks as system:masters. Here it leads to Fairlead itself.
+// A name that resolves to a forbidden address is not probed either: a probe carries our certificate
+// as system:masters. Here it resolves to Fairlead itself.
 func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
 	d, _ := aloneDoor(t, func(*options) {})
 	_, port := must.Get2(net.SplitHostPort(d.frontListener.Addr().String()))(t)
@@ -52,7 +52,7 @@ func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
 	}
 }
 
-// The prober's word on the local apiserver reaches its pools, and what they have lost the prober.
+// The local apiserver's probe results reach its pools, and its lost connections the prober.
 func TestLocalApiserverIsProbed(t *testing.T) {
 	var unready atomic.Bool
 	asked := make(chan string, 100)
@@ -87,7 +87,7 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 				}
 			case <-time.After(time.Millisecond):
 			case <-deadline:
-				t.Fatalf("it is %+v", d.localServers()[0])
+				t.Fatalf("the local apiserver is %+v", d.localServers()[0])
 			}
 		}
 	}

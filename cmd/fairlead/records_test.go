@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
 )
 
-// The audit log begins a new file where the flags say so, and nobody but its owner can read either.
+// The audit log is rotated as the flags say, and only its owner can read the files.
 func TestAuditFiles(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -38,7 +38,7 @@ func TestAuditFiles(t *testing.T) {
 			d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
 			must.Do(t, d.makeAudit())
 			stop := must.Run(t, d.audit.Run)
-			for range 1800 { // less than 2 MiB, and no more than the queue holds
+			for range 1800 { // less than 2 MiB, and fits into the queue
 				d.audit.Open(&audit.Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/x"}, Path: "/x", Received: time.Now(), UserAgent: strings.Repeat("a", 500)}).Received()
 			}
 			stop()
@@ -75,7 +75,7 @@ func TestAuditPolicyFaults(t *testing.T) {
 	}
 }
 
-// Without an audit log it is said that what kube-apiserver recorded is recorded by nobody now.
+// Without an audit log, a warning says that requests to extension servers are not audited.
 func TestAuditIsMissed(t *testing.T) {
 	var log bytes.Buffer
 	d := &door{o: &options{}, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: prometheus.NewRegistry()}
@@ -84,13 +84,12 @@ func TestAuditIsMissed(t *testing.T) {
 	}
 }
 
-// tracingDoor is a door with a tracing configuration.
 func tracingDoor(t *testing.T, text string) *door {
 	t.Helper()
 	return &door{o: &options{tracing: writeFile(t, filepath.Join(t.TempDir(), "tracing.yaml"), text)}, log: slog.New(slog.DiscardHandler)}
 }
 
-// What has not been sent when the process ends is sent then.
+// Spans that are still queued are sent when the process ends.
 func TestTracingConfiguration(t *testing.T) {
 	c := must.Get(otlp.Start(t.Context()))(t)
 	defer c.Close()
@@ -109,7 +108,7 @@ func TestTracingConfiguration(t *testing.T) {
 	}
 }
 
-// A collector that is not there neither keeps the process from starting nor from ending.
+// A missing collector delays neither the start nor the end of the process.
 func TestTracingWithoutCollector(t *testing.T) {
 	d := tracingDoor(t, "apiVersion: apiserver.config.k8s.io/v1beta1\nkind: TracingConfiguration\nendpoint: 127.0.0.1:1\nsamplingRatePerMillion: 1000000\n")
 	began := time.Now()

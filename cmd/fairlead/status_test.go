@@ -24,7 +24,7 @@ metadata: {name: v1.g%[1]d.example.com}
 spec: {group: g%[1]d.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 100, insecureSkipTLSVerify: true, service: {namespace: x, name: gone}}
 `
 
-// The replica that the local apiserver elects tells it of a new APIService that is not available.
+// The leader writes an Event to the local apiserver for a new APIService that is not available.
 func TestEventsReachTheLocalApiserver(t *testing.T) {
 	told := make(chan string, 100)
 	manifests := t.TempDir()
@@ -36,7 +36,7 @@ func TestEventsReachTheLocalApiserver(t *testing.T) {
 			}
 			body, _ := io.ReadAll(r.Body)
 			w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
-			_, _ = w.Write(body) // it takes what it is given
+			_, _ = w.Write(body) // it accepts every write
 			told <- r.URL.Path + string(body)
 		}))
 		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}
@@ -48,7 +48,7 @@ func TestEventsReachTheLocalApiserver(t *testing.T) {
 		must.Run(t, d.loops()[name])
 	}
 	late := time.After(20 * time.Second)
-	for n := 0; ; n++ { // the first ones may be there before it leads
+	for n := 0; ; n++ { // the first ones may exist before it leads
 		must.Do(t, os.WriteFile(filepath.Join(manifests, fmt.Sprintf("%d.yaml", n)), fmt.Appendf(nil, withoutService, n), 0o600))
 		select {
 		case got := <-told:
@@ -62,7 +62,7 @@ func TestEventsReachTheLocalApiserver(t *testing.T) {
 	}
 }
 
-// Who asks for no Events gets none.
+// Without the flag, no Events are written.
 func TestEventsAreAskedFor(t *testing.T) {
 	d := buildDoor(t, prometheus.NewRegistry(), func(o *options, _ *pki.CA) { o.emitEvents = false })
 	if loops := d.loops(); loops["events"] != nil || loops["status writer"] == nil {

@@ -17,11 +17,11 @@ func TestUnmap(t *testing.T) {
 	before := resident(t)
 	unmap()
 	if after := resident(t); after > before/2 {
-		t.Errorf("%d KiB of files were resident, and %d are", before, after)
+		t.Errorf("%d KiB of files were resident before, %d after", before, after)
 	}
 }
 
-// A loader writes to what is read-only afterwards.
+// Pages that the loader wrote before they became read-only keep their content.
 func TestUnmapKeepsWhatWasWritten(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "library")
 	must.Do(t, os.WriteFile(name, make([]byte, 2*os.Getpagesize()), 0o600))
@@ -37,7 +37,7 @@ func TestUnmapKeepsWhatWasWritten(t *testing.T) {
 	}
 }
 
-// resident is how much of files is mapped into this process, in KiB.
+// resident returns how many KiB of files are resident in this process.
 func resident(t *testing.T) int {
 	t.Helper()
 	status := must.Get(os.ReadFile("/proc/self/status"))(t)

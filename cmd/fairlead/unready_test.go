@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// serveDoor serves a door that is ready as long as ill is false.
+// serveDoor serves a door that is ready while ill is false.
 func serveDoor(t *testing.T, change func(*options)) (address string, client *tls.Config, ill *atomic.Bool) {
 	t.Helper()
 	d, ca := aloneDoor(t, change)
@@ -49,7 +49,7 @@ func dialOld(t *testing.T, address string, c *tls.Config) *old {
 	return &old{conn, bufio.NewReader(conn)}
 }
 
-// ask asks once and reports whether the connection ends with the answer.
+// ask sends one request and reports whether the connection ends with its response.
 func (o *old) ask(t *testing.T) (status int, last bool) {
 	t.Helper()
 	must.Get(io.WriteString(o, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
@@ -59,7 +59,7 @@ func (o *old) ask(t *testing.T) (status int, last bool) {
 	return res.StatusCode, res.Close
 }
 
-// await reads frames until the connection ends, or until there is one that is wanted.
+// await reads frames until one is wanted (true) or the connection ends.
 func (r *rawClient) await(t *testing.T, want func(http2.Frame) bool) bool {
 	t.Helper()
 	_ = r.SetDeadline(time.Now().Add(20 * time.Second))
@@ -99,8 +99,8 @@ func farewell(f http2.Frame) bool {
 	return ok && g.ErrCode == http2.ErrCodeNo
 }
 
-// A replica without a healthy apiserver does not keep its clients: behind a balancer of TCP
-// connections nothing else moves them.
+// A replica without a healthy apiserver closes its clients' connections: behind a TCP load balancer
+// nothing else moves them to another replica.
 func TestUnreadySendsClientsAway(t *testing.T) {
 	address, c, ill := serveDoor(t, func(*options) {})
 	becomesReady := func() {
@@ -113,7 +113,7 @@ func TestUnreadySendsClientsAway(t *testing.T) {
 	becomesReady()
 	one, two := dialOld(t, address, c), dialRaw(t, address, c.Clone())
 	if _, last := one.ask(t); last {
-		t.Error("a connection ends although all is well")
+		t.Error("the connection of a ready replica ends")
 	}
 	two.ask(t, 1)
 	ill.Store(true)
@@ -138,7 +138,7 @@ func TestUnreadySendsClientsAway(t *testing.T) {
 	becomesReady()
 }
 
-// With --http2=false clients are offered HTTP/1.1 alone.
+// With --http2=false, clients are offered only HTTP/1.1.
 func TestHTTP1Alone(t *testing.T) {
 	address, c, _ := serveDoor(t, func(o *options) { o.http2 = false })
 	c.NextProtos = []string{"h2", "http/1.1"}
@@ -152,7 +152,7 @@ func TestHTTP1Alone(t *testing.T) {
 	}
 }
 
-// rawClient writes frames.
+// rawClient is an HTTP/2 client that writes frames.
 type rawClient struct {
 	*http2.Framer
 	*tls.Conn
@@ -172,11 +172,11 @@ func dialRaw(t *testing.T, address string, c *tls.Config) *rawClient {
 	return r
 }
 
-// head is a GET with more fields, the block that has them.
+// head returns the header block of a GET with additional fields.
 func (r *rawClient) head(fields ...hpack.HeaderField) []byte {
 	r.block.Reset()
 	for _, f := range append([]hpack.HeaderField{{Name: ":method", Value: "GET"}, {Name: ":scheme", Value: "https"}, {Name: ":authority", Value: "x"}, {Name: ":path", Value: "/"}}, fields...) {
-		_ = r.enc.WriteField(f) // block is memory
+		_ = r.enc.WriteField(f) // cannot fail: writes to memory
 	}
 	return r.block.Bytes()
 }

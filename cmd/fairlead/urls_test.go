@@ -33,7 +33,7 @@ metadata:
 spec: {group: far.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 100, caBundle: %s, service: {namespace: x, name: nobody}}
 `
 
-// resolve has this process resolve every name to an address, which may change.
+// resolve makes this process resolve every name to an address that may change.
 func resolve(t *testing.T, to *atomic.Pointer[net.IP]) {
 	t.Helper()
 	server := must.Get(new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0"))(t)
@@ -69,9 +69,9 @@ func resolve(t *testing.T, to *atomic.Pointer[net.IP]) {
 	})
 }
 
-// Three URLs, one of a name, one of an address, one where nobody is: each server is called by its
-// own name, shows a certificate for that, and serves. When the name is bound to another address, to
-// where nobody may dial, no packet goes there, and the requests go to the one that is left.
+// Three URLs, one with a name, one with an address, one without a server: each server is called by
+// its own name, verified by it, and used. When the name resolves to a forbidden address, no packet
+// goes there, and requests go to the remaining server.
 func TestBackendsByURL(t *testing.T) {
 	var at atomic.Pointer[net.IP]
 	bind := func(ip string) { parsed := net.ParseIP(ip); at.Store(&parsed) }
@@ -147,7 +147,7 @@ func TestBackendsByURL(t *testing.T) {
 	})
 	for _, http2 := range []bool{true, false} {
 		if said := ask(http2); said[byAddress] != 50 {
-			t.Errorf("HTTP/2 %v, with the name bound to another address: %v", http2, said)
+			t.Errorf("HTTP/2 %v, after the name's address changed: %v", http2, said)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// The port for operators knows them by their certificates, over both protocols.
+// The admin port authenticates operators by client certificate, over both protocols.
 func TestOperatorsShowCertificates(t *testing.T) {
 	users := pki.NewCA("users")
 	d, ca := aloneDoor(t, func(o *options) {
@@ -44,14 +44,14 @@ func TestOperatorsShowCertificates(t *testing.T) {
 	}
 }
 
-// A start that fails for one port gives the other back.
+// If one port cannot be opened, the start fails and closes the other.
 func TestFailedStartClosesItsPort(t *testing.T) {
 	there, _ := aloneDoor(t, func(*options) {})
 	o := *there.o
 	o.adminPort = there.adminListener.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it listens on TCP
 	d := &door{o: &o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
 	if err := d.build(t.Context()); err == nil {
-		t.Fatal("two listen on one port")
+		t.Fatal("two doors listen on one port")
 	}
 	if conn, err := net.Dial("tcp", d.frontListener.Addr().String()); err == nil {
 		_ = conn.Close()

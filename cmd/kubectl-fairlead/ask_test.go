@@ -69,11 +69,11 @@ func TestStatusUnavailable(t *testing.T) {
 	}
 	says(t, out, "False       FailedDiscoveryCheck   30s", "2.5/s", "100/10", "metrics-server.kube-system.svc", "v1.apps", "Local", "annotation fairlead.dev/x", "local apiserver 10.0.0.9:6443 is unhealthy: dial")
 	if strings.Contains(out, "\x1b") {
-		t.Errorf("control characters of a backend reach the terminal: %q", out)
+		t.Errorf("a backend's control characters reach the terminal: %q", out)
 	}
 }
 
-// The table says how to learn more when something is broken, and only then.
+// The table refers to explain only if something is broken.
 func TestStatusLeadsToExplain(t *testing.T) {
 	out, _ := newFront(t, broken()).run(t, "status")
 	if want := " explain v1beta1.metrics.k8s.io\n"; !strings.Contains(out, "\nCause and advice: ") || !strings.HasSuffix(out, want) {
@@ -108,7 +108,7 @@ func TestStatusForms(t *testing.T) {
 	}
 }
 
-// A watch shows the table once and then the rows that changed; the server's end is an error.
+// A watch prints the table once, then changed rows; its end by the server is an error.
 func TestStatusWatch(t *testing.T) {
 	out, err := newFront(t, sample(), sample(), broken()).run(t, "status", "-w")
 	if err == nil || !strings.Contains(err.Error(), "the server has ended them") {
@@ -126,7 +126,7 @@ func TestMistakes(t *testing.T) {
 	f := newFront(t, sample())
 	for _, args := range [][]string{{"status", "-o", "xml"}, {"status", "-w", "-o", "json"}, {"explain"}, {"explain", "a", "b"}, {"explain", "/x", "-o", "table"}} {
 		if _, err := f.run(t, args...); !cli.IsUsage(err) {
-			t.Errorf("%v: %v, want a mistake in the command line", args, err)
+			t.Errorf("%v: %v, want a usage error", args, err)
 		}
 	}
 }
@@ -193,7 +193,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// What the cause says is said once.
+// The cause is not repeated.
 func TestCauseOnce(t *testing.T) {
 	const message = `failing or missing response from https://10.0.0.1:443/apis/x/v1: Get "https://10.0.0.1:443/apis/x/v1": connection refused`
 	x := &answer.Explanation{Destination: "refused", Code: 503, Message: "unavailable", Cause: "connection refused", APIService: &answer.APIService{
@@ -202,7 +202,7 @@ func TestCauseOnce(t *testing.T) {
 	}}
 	out := (&client{}).describe(x)
 	says(t, out, "Verdict:       False FailedDiscoveryCheck\n", "Endpoint:      10.0.0.1:443 unhealthy\n", "Endpoint:      10.0.0.2:443 unhealthy: another\n", "Cause:         connection refused\n")
-	if n := strings.Count(out, "refused"); n != 2 { // the outcome and the cause
+	if n := strings.Count(out, "refused"); n != 2 { // in the outcome and in the cause
 		t.Errorf("%d times:\n%s", n, out)
 	}
 }
@@ -239,10 +239,10 @@ func TestColour(t *testing.T) {
 			end.text = end.paint(end.text)
 		}
 		if end.text != want {
-			t.Errorf("a certificate good for %s is %q, want %q", left, end.text, want)
+			t.Errorf("a certificate that expires in %s is %q, want %q", left, end.text, want)
 		}
 	}
 	if want := "\x1b[32ma\x1b[0m      b\nlong   c\n"; out.String() != want {
-		t.Errorf("%q, want %q: colours must not count", out.String(), want)
+		t.Errorf("%q, want %q: colours must not count as width", out.String(), want)
 	}
 }

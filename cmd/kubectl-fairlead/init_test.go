@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// installation is a namespace that init is run in.
+// installation is a namespace in which init runs.
 type installation struct {
 	*testing.T
 	cluster *fake.Clientset
@@ -33,7 +33,7 @@ func (in *installation) init(names ...string) string {
 	return strings.ReplaceAll(out.String(), "secret/fairlead-", "")
 }
 
-// leaf is the certificate of a Secret, and a pool of the CA beside it.
+// leaf returns the certificate in a Secret, and a pool with the CA in the same Secret.
 func (in *installation) leaf(name string) (*x509.Certificate, *x509.CertPool) {
 	in.Helper()
 	s := must.Get(in.cluster.CoreV1().Secrets("kube-system").Get(in.Context(), name, metav1.GetOptions{}))(in)
@@ -46,7 +46,7 @@ func TestInit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := &installation{t, fake.NewClientset()}
 		if got := in.init("api.example.com", "192.0.2.1"); got != "ca written\nfront-proxy-client written\nserving written\n" {
-			t.Errorf("at first: %s", got)
+			t.Errorf("first run: %s", got)
 		}
 		proxy, ca := in.leaf("fairlead-front-proxy-client")
 		if _, err := proxy.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil || proxy.Subject.CommonName != "fairlead" {
@@ -58,31 +58,31 @@ func TestInit(t *testing.T) {
 				t.Errorf("serving: %v", err)
 			}
 		}
-		// The one CA must not make clients of servers: extension servers take any certificate of it
-		// with the name for the proxy.
+		// Serving certificates of the common CA must not be usable as client certificates:
+		// extension servers accept any client certificate of that CA with the proxy's name.
 		if _, err := serving.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
-			t.Error("the serving certificate is a client's, too")
+			t.Error("the serving certificate is also a client certificate")
 		}
 		if got := in.init("api.example.com", "192.0.2.1"); got != "ca unchanged\nfront-proxy-client unchanged\nserving unchanged\n" {
-			t.Errorf("at once again: %s", got)
+			t.Errorf("second run: %s", got)
 		}
 		if got := in.init("api.example.com"); got != "ca unchanged\nfront-proxy-client unchanged\nserving written\n" {
-			t.Errorf("with a name less: %s", got)
+			t.Errorf("with one name less: %s", got)
 		}
-		time.Sleep(250 * 24 * time.Hour) // of 365, 121 are a third
+		time.Sleep(250 * 24 * time.Hour) // of 365: less than a third is left
 		if found := certs.CheckProxyClient([]*x509.Certificate{proxy}, nil); len(found) != 1 || strings.Contains(found[0].Message, "expire") {
-			t.Errorf("lint is before init: %v", found)
+			t.Errorf("lint warns of expiry before init renews: %v", found)
 		}
 		if got := in.init(); got != "ca unchanged\nfront-proxy-client written\nserving written\n" {
 			t.Errorf("after 250 days: %s", got)
 		}
 		if next, _ := in.leaf("fairlead-serving"); fmt.Sprint(next.DNSNames) != "[api.example.com]" || next.Equal(serving) {
-			t.Errorf("the next one serves %q", next.DNSNames)
+			t.Errorf("the renewed certificate names %q", next.DNSNames)
 		}
 		if next, ca := in.leaf("fairlead-front-proxy-client"); next.Equal(proxy) {
-			t.Error("the certificate is the same")
+			t.Error("the certificate was not renewed")
 		} else if _, err := proxy.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-			t.Errorf("the one before is not trusted any more: %v", err)
+			t.Errorf("the previous certificate is not trusted any longer: %v", err)
 		}
 	})
 }
@@ -96,7 +96,7 @@ func TestInitWithoutItsCA(t *testing.T) {
 		t.Errorf("another CA: %s", got)
 	}
 	if after, _ := in.leaf("fairlead-front-proxy-client"); after.Equal(before) {
-		t.Error("the certificate is of a CA that is gone")
+		t.Error("the certificate is still the deleted CA's")
 	}
 	bad := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "fairlead-ca", Namespace: "kube-system"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
 	i := &initiator{secrets: fake.NewClientset(bad).CoreV1().Secrets("kube-system"), namespace: "kube-system", out: new(bytes.Buffer)}

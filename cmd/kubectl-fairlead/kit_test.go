@@ -20,15 +20,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// front answers as a Fairlead does, and notes as whom it was asked.
+// front answers as a Fairlead does, and records the user of each request.
 type front struct {
 	*httptest.Server
 	kubeconfig string
-	statuses   chan *answer.Status // one for each question; the last one stays
+	statuses   chan *answer.Status // one for each request; the last one is repeated
 	last       *answer.Status
 	explained  []string // paths
 	as         string
-	crd        string // in JSON; nodes.metrics.k8s.io is its name
+	crd        string // JSON; the CRD is named nodes.metrics.k8s.io
 	slices     *discoveryv1.EndpointSliceList
 }
 
@@ -101,7 +101,7 @@ func kubeconfig(t *testing.T, s *httptest.Server) string {
 	return file
 }
 
-// run runs one command line against f.
+// run runs one command against f.
 func (f *front) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -113,7 +113,7 @@ func (f *front) run(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// says checks that a text has what is wanted of it.
+// says checks that a text contains wants.
 func says(t *testing.T, text string, wants ...string) {
 	t.Helper()
 	for _, want := range wants {

@@ -21,20 +21,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// spares wants no error about what is healthy, and no advice to take it away.
+// spares checks that a healthy configuration causes no error and no advice to remove it.
 func spares(t *testing.T, out string) {
 	t.Helper()
 	takeAway := regexp.MustCompile(`(?i)\b(delete|uninstall|drop|remove|take \S+( \S+)? away)\b`)
 	for line := range strings.Lines(out) {
 		_, advice, _ := strings.Cut(line, "; ")
-		advice = strings.ReplaceAll(advice, "remove insecureSkipTLSVerify", "") // a field of it
+		advice = strings.ReplaceAll(advice, "remove insecureSkipTLSVerify", "") // a field's name
 		if strings.HasPrefix(line, "error: ") || takeAway.MatchString(advice) {
-			t.Errorf("of what is healthy: %s", line)
+			t.Errorf("reported for a healthy configuration: %s", line)
 		}
 	}
 }
 
-// What looks odd and works: in a file, of which a cluster may have the other half.
+// Files that look odd but work are not reported: the cluster may have what they lack.
 func TestLintSparesFiles(t *testing.T) {
 	ca := "  caBundle: " + base64.StdEncoding.EncodeToString(pki.NewCA("extension-ca").PEM())
 	both := "  caBundle: " + base64.StdEncoding.EncodeToString(append(pki.NewCA("old-ca").PEM(), pki.NewCA("new-ca").PEM()...))
@@ -63,7 +63,7 @@ func TestLintSparesFiles(t *testing.T) {
 	}
 }
 
-// What kube-apiserver can use is at most a warning, though it cannot be from where lint runs.
+// A backend that kube-apiserver can use causes at most a warning, even if lint cannot reach it.
 func TestLintSparesWhatIsUsed(t *testing.T) {
 	backend := httptest.NewTLSServer(nil)
 	t.Cleanup(backend.Close)
@@ -74,7 +74,7 @@ func TestLintSparesWhatIsUsed(t *testing.T) {
 		spec  corev1.ServiceSpec
 		slice *discoveryv1.EndpointSlice
 		args  []string
-		works bool // whatever kube-apiserver says
+		works bool // even if kube-apiserver cannot use it
 	}{
 		{"a name of loopback", corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"}, nil, nil, false},
 		{"the same, with the flag of serve", corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"}, nil, []string{"--allow-loopback-backends"}, true},
@@ -107,20 +107,20 @@ func TestLintSparesWhatIsUsed(t *testing.T) {
 			if spares(t, out); err != nil || !strings.Contains(out, "its backend is not verified") {
 				t.Errorf("error %v, found:\n%s", err, out)
 			}
-			// Where kube-apiserver cannot use it either, these are errors.
+			// If kube-apiserver cannot use it either, it is an error.
 			object = object.DeepCopy()
 			object.Status.Conditions[0].Status = apiregistrationv1.ConditionFalse
 			server.Put(object)
 			out, _ = lint(t, "", args...)
 			if tt.works == strings.Contains(out, "error: APIService") {
-				t.Errorf("nobody can use it, and found:\n%s", out)
+				t.Errorf("kube-apiserver cannot use it, found:\n%s", out)
 			}
 		})
 	}
 }
 
-// A file that claims what the cluster has another serve is told of; a newer manifest of the same is
-// not.
+// A file that claims a group-version which the cluster serves from elsewhere is reported; a newer
+// manifest of the same APIService is not.
 func TestLintDoubled(t *testing.T) {
 	server := apiserver.New()
 	file := kubeconfigOf(t, server)

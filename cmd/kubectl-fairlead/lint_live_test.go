@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// With nothing else to check, lint checks the cluster that kubectl would use. Its advice for a dead
-// backend is explain's.
+// Without arguments, lint checks kubectl's current cluster. Its advice for a dead backend is
+// explain's.
 func TestLintCurrentCluster(t *testing.T) {
 	server := apiserver.New()
 	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -45,7 +45,7 @@ func TestLintCurrentCluster(t *testing.T) {
 		t.Errorf("want %q in:\n%s", want, out)
 	}
 	if out := lintText(t, "kind: None", "-"); strings.Contains(out, "refused") {
-		t.Errorf("a file alone is checked without a cluster, and found:\n%s", out)
+		t.Errorf("a file alone must be checked without a cluster, found:\n%s", out)
 	}
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	if out, err := lint(t, ""); !cli.IsUsage(err) {

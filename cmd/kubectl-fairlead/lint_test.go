@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// lint runs the subcommand and returns what it printed.
 func lint(t *testing.T, stdin string, args ...string) (string, error) {
 	t.Helper()
 	cmd := root()
@@ -33,15 +32,15 @@ func lint(t *testing.T, stdin string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// lintText is what it printed, whatever the exit code.
+// lintText returns what lint printed, with any exit code.
 func lintText(t *testing.T, stdin string, args ...string) string {
 	t.Helper()
 	out, _ := lint(t, stdin, args...)
 	return out
 }
 
-// manifestOf is an APIService with its Service. Lines of changes replace those that begin alike; a
-// change that ends in a colon deletes its line.
+// manifestOf is an APIService with its Service. Each line of changes replaces the line with the
+// same key; a change that ends in a colon deletes its line.
 func manifestOf(changes ...string) string {
 	lines := strings.Split(strings.TrimSpace(`
 apiVersion: apiregistration.k8s.io/v1
@@ -78,7 +77,7 @@ spec:
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// found compares findings by how they begin; each is one line that ends in an instruction.
+// found compares findings by prefix; each is one line that ends in an instruction.
 func found(t *testing.T, out string, want []string) {
 	t.Helper()
 	var got []string
@@ -199,8 +198,8 @@ func TestLintUsage(t *testing.T) {
 	}
 }
 
-// What helm template writes is read: the APIService of a chart is checked, and what Fairlead does
-// not read is ignored, and reported.
+// lint reads the output of helm template: it checks the APIService of a chart, and reports the
+// kinds that it ignores.
 func TestLintChart(t *testing.T) {
 	chart := "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: widgets}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: test}\n---\n" +
 		"apiVersion: v1\nkind: Service\nmetadata: {name: other}\nspec: {ports: [{port: 443}]}\n---\n"
@@ -216,12 +215,12 @@ func TestLintChart(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if want := "ignored, because Fairlead does not read it: Deployment (1)\nignored, because Fairlead does not read it: Pod (1)\n"; errs.String() != want {
-		t.Errorf("it says %q", errs.String())
+		t.Errorf("stderr: %q", errs.String())
 	}
 	if text, err := lint(t, chart, "-"); err != nil || strings.Contains(text, "error") {
 		t.Errorf("a chart without an APIService: %v\n%s", err, text)
 	}
-	// A mistake is told, and hides nothing of what stands beside it.
+	// A mistake is reported, and does not hide others in the same file.
 	text := lintText(t, "apiVersion: v1\nkind: Servise\n---\n"+manifestOf("  caBundle:", "  ports: [{port: 8443}]"), "-")
 	found(t, text, []string{"error: -:2: kind: unknown kind", "error: -:4: APIService v1.widgets.example.com: service/widgets"})
 }
@@ -239,7 +238,7 @@ func TestLintKubeconfig(t *testing.T) {
 	}
 }
 
-// lint has flags of serve, so that one can give it serve's own. docs/flags.md lists those.
+// lint accepts those of serve's flags that affect it. docs/flags.md lists them.
 func TestLintFlags(t *testing.T) {
 	doc := must.Get(os.ReadFile("../../docs/flags.md"))(t)
 	lintCommand().Flags().VisitAll(func(f *pflag.Flag) {
@@ -283,6 +282,6 @@ func TestLintJSON(t *testing.T) {
 		t.Errorf("nothing wrong: %q, %v", out, err)
 	}
 	if got := printable("a\x1b[2Jb"); strings.ContainsRune(got, 0x1b) {
-		t.Errorf("the terminal would obey %q", got)
+		t.Errorf("control characters reach the terminal: %q", got)
 	}
 }

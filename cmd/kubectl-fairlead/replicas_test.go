@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// endpoints is an EndpointSlice of servers' addresses.
+// endpoints is an EndpointSlice with the addresses of urls.
 func endpoints(t *testing.T, urls ...string) discoveryv1.EndpointSlice {
 	t.Helper()
 	s := discoveryv1.EndpointSlice{}
@@ -33,7 +33,7 @@ func endpoints(t *testing.T, urls ...string) discoveryv1.EndpointSlice {
 	return s
 }
 
-// Every replica is asked, by the caller's own right; what is not the same for all is told apart.
+// Every replica is asked with the caller's credential; differences are shown per replica.
 func TestReplicas(t *testing.T) {
 	well, ill := sample(), broken()
 	well.Replica, ill.Replica, ill.Ready = "node-1", "node-2", "table: not complete"
@@ -59,19 +59,19 @@ func TestReplicas(t *testing.T) {
 	}
 	list.Items = list.Items[:1]
 	if out, err := f.run(t, "status", "--replicas"); err != nil || strings.Count(out, "\n") != 2 {
-		t.Errorf("one that is well: %v\n%s", err, out)
+		t.Errorf("a healthy replica: %v\n%s", err, out)
 	}
 	list.Items = nil
 	if _, err := f.run(t, "status", "--replicas"); err == nil || !strings.Contains(err.Error(), "has no endpoints") {
 		t.Errorf("none: %v", err)
 	}
 	if _, err := f.run(t, "status", "--replicas", "-o", "json"); !cli.IsUsage(err) {
-		t.Errorf("another form: %v", err)
+		t.Errorf("another output format: %v", err)
 	}
 }
 
-// An address in two slices, while one replaces the other, is one replica. Only the port admin is
-// asked.
+// An address in two slices, while one replaces the other, is one replica. Only the port named admin
+// counts.
 func TestReplicaAddresses(t *testing.T) {
 	slice := func(ports ...discoveryv1.EndpointPort) discoveryv1.EndpointSlice {
 		return discoveryv1.EndpointSlice{Ports: ports, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.2"}}, {Addresses: []string{"10.0.0.1"}}}}
@@ -83,7 +83,7 @@ func TestReplicaAddresses(t *testing.T) {
 	}
 }
 
-// Who cannot prove to be the server that the kubeconfig names is not asked, and not told who asks.
+// A replica that does not prove the kubeconfig's server name gets no request and no credential.
 func TestReplicaOfAnother(t *testing.T) {
 	f := newFront(t, sample())
 	var asked atomic.Int64

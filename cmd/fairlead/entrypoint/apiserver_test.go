@@ -26,16 +26,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// apiserver keeps objects in memory and refuses what is based on an older state, as an apiserver
+// apiserver keeps objects in memory and refuses updates of an old resourceVersion, as an apiserver
 // does and client-go's tracker does not.
 type apiserver struct {
 	fake    clienttesting.Fake
 	tracker clienttesting.ObjectTracker
 	down    atomic.Bool // every call fails
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	version int
-	writes  []string // verb and resource, Leases left out
+	writes  []string // verb and resource, without Leases
 }
 
 func newAPIServer(t *testing.T) *apiserver {
@@ -123,7 +123,7 @@ func (s *apiserver) config() Config {
 	}
 }
 
-// said is what the Endpoints and the EndpointSlices say, which must be the same.
+// said returns the addresses in the Endpoints and the EndpointSlices, which must be equal.
 func (s *apiserver) said(t *testing.T) string {
 	t.Helper()
 	c := s.config()
@@ -146,13 +146,13 @@ func (s *apiserver) said(t *testing.T) string {
 		}
 	}
 	if content(e) != content(&all) {
-		t.Errorf("Endpoints say %q, EndpointSlices %q", content(e), content(&all))
+		t.Errorf("Endpoints contain %q, EndpointSlices %q", content(e), content(&all))
 	}
 	return content(e)
 }
 
 // overwrite does what kube-apiserver's reconciler does: it sets the subsets of the Endpoints (to
-// none, if address is empty), keeping their annotations, and replaces the EndpointSlice.
+// none if address is empty), keeps their annotations, and replaces the EndpointSlice.
 func (s *apiserver) overwrite(t *testing.T, address string) {
 	t.Helper()
 	c := s.config()

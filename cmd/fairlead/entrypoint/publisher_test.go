@@ -23,19 +23,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// story is told in a bubble of time, about an apiserver of its own.
+// story runs tell in a synctest bubble, with an apiserver of its own.
 func story(t *testing.T, tell func(*testing.T, *apiserver)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { tell(t, newAPIServer(t)) })
 }
 
-// replica is a publisher that a test runs.
 type replica struct {
 	*Publisher
 	unready atomic.Bool
 	log     logbook.Book
-	leave   func() // ends Run as a drain does, and waits for it
-	die     func() // ends Run as a death does: nothing is withdrawn
+	leave   func() // ends Run as a drain does, and waits
+	die     func() // ends Run without withdrawal, as a crash does
 }
 
 // start runs a publisher until the test ends.
@@ -72,7 +71,7 @@ func run(t *testing.T, s *apiserver, r *replica, identity, address string) *repl
 	return r
 }
 
-// want waits, and then checks what is published.
+// want waits for after, then checks what is published.
 func want(t *testing.T, s *apiserver, after time.Duration, when, want string) {
 	t.Helper()
 	time.Sleep(after)
@@ -104,14 +103,14 @@ func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
 		want(t, s, 0, "the moment it drains", "https 10.0.0.1 8443")
 		want(t, s, time.Minute, "still ready, but withdrawn", "https 10.0.0.1 8443")
 		if one, two := testutil.ToFloat64(a.metrics.published), testutil.ToFloat64(b.metrics.published); one != 1 || two != 0 {
-			t.Errorf("published by their own account: %v and %v", one, two)
+			t.Errorf("the published metrics of the two: %v and %v", one, two)
 		}
 		a.leave()
 		want(t, s, 0, "ended without a word", "")
 	})
 }
 
-// A drain without a delay ends Run while the withdrawal is under way.
+// A drain without a delay finishes its withdrawal before Run returns.
 func TestAWithdrawalIsFinished(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
@@ -122,7 +121,7 @@ func TestAWithdrawalIsFinished(t *testing.T) {
 	})
 }
 
-// A replica that never was ready leaves alone what kube-apiserver published: it has nothing better.
+// A replica that never was ready does not replace what kube-apiserver published.
 func TestNothingIsTakenForNothing(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		former := start(t, s, "former", "10.0.0.9:6443")
@@ -147,12 +146,12 @@ func TestADeadReplicaLeaves(t *testing.T) {
 			t.Errorf("%d Leases are left, want one (%v)", len(list.Items), err)
 		}
 		if got := testutil.ToFloat64(a.metrics.replicas); got != 1 {
-			t.Errorf("%v replicas are counted", got)
+			t.Errorf("the metric counts %v replicas", got)
 		}
 	})
 }
 
-// A Lease that is renewed while others bury it stays: its replica was slow, and lives.
+// A Lease that is renewed while another replica deletes it stays: its owner was slow, not dead.
 func TestALeaseRenewedAtTheLastMoment(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
@@ -162,7 +161,7 @@ func TestALeaseRenewedAtTheLastMoment(t *testing.T) {
 		slow.Name, slow.Annotations[addressAnnotation] = "slow", "10.0.0.2:8443"
 		slow = must.Get(leases.Create(t.Context(), slow, metav1.CreateOptions{}))(t)
 		var late atomic.Bool
-		s.fake.Lock() // which PrependReactor does not
+		s.fake.Lock() // PrependReactor does not lock
 		s.fake.PrependReactor("delete", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
 			if !late.Swap(true) {
 				renewed, now := slow.DeepCopy(), metav1.NewMicroTime(time.Now())
@@ -176,12 +175,12 @@ func TestALeaseRenewedAtTheLastMoment(t *testing.T) {
 		s.fake.Unlock()
 		time.Sleep(leaseDuration + interval)
 		if _, err := leases.Get(t.Context(), "slow", metav1.GetOptions{}); !late.Load() || err != nil {
-			t.Errorf("somebody deletes it: %v; it is there: %v", late.Load(), err)
+			t.Errorf("deletion attempted: %v; getting the Lease: %v", late.Load(), err)
 		}
 	})
 }
 
-// A Lease that has run out counts no more, whether it can be deleted or not.
+// An expired Lease is not counted, even if it cannot be deleted.
 func TestALeaseRunsOut(t *testing.T) {
 	m, now := members{known: map[string]*member{}}, time.Now()
 	renewed := metav1.NewMicroTime(now)
@@ -194,7 +193,7 @@ func TestALeaseRunsOut(t *testing.T) {
 	}
 }
 
-// That endpoints cannot be written is told of.
+// A failed write of the Endpoints is logged.
 func TestEndpointsAreRefused(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		s.fake.PrependReactor("*", "endpoints", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -203,12 +202,12 @@ func TestEndpointsAreRefused(t *testing.T) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Minute)
 		if log := a.log.String(); !strings.Contains(log, "writing endpoints: no") {
-			t.Errorf("nothing is said of it: %s", log)
+			t.Errorf("the failure is not logged: %s", log)
 		}
 	})
 }
 
-// Who comes later cannot know by itself whether a Lease is renewed.
+// A new replica does not publish a dead one whose Lease it has just found.
 func TestNobodyBringsTheDeadBack(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		dead := start(t, s, "one", "10.0.0.1:8443")
@@ -220,7 +219,7 @@ func TestNobodyBringsTheDeadBack(t *testing.T) {
 	})
 }
 
-// Clocks differ: a replica whose clock is an hour behind renews all the same.
+// A replica whose clock is an hour behind counts as alive while it renews its Lease.
 func TestForeignClocksDoNotMatter(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
@@ -241,7 +240,7 @@ func TestForeignClocksDoNotMatter(t *testing.T) {
 	})
 }
 
-// While nobody can renew, nobody has died.
+// While the apiserver is down and nobody can renew, no replica counts as dead.
 func TestAnApiserverThatWasAwayCostsNobodyItsPlace(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		start(t, s, "one", "10.0.0.1:8443")
@@ -254,13 +253,13 @@ func TestAnApiserverThatWasAwayCostsNobodyItsPlace(t *testing.T) {
 		writes := s.written()
 		want(t, s, time.Minute, "back", "https 10.0.0.1 8443, https 10.0.0.2 8443")
 		if n := s.written() - writes; n != 0 {
-			t.Errorf("%d writes: somebody lost its place", n)
+			t.Errorf("%d writes: a replica was withdrawn", n)
 		}
 	})
 }
 
-// A process that follows another at the same address takes its Lease over, and the former's drain
-// does not take it away.
+// A process that replaces another at the same address takes over its Lease, and the drain of the
+// former does not delete it.
 func TestASuccessorAtTheSameAddress(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
@@ -297,16 +296,15 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 		s.overwrite(t, "10.0.0.9")
 		want(t, s, interval, "once may be a mistake", "https 10.0.0.1 8443")
 		if strings.Contains(a.log.String(), "--endpoint-reconciler-type=none") || testutil.ToFloat64(a.metrics.contested) != 0 {
-			t.Errorf("one write is already a contest:\n%s", a.log.String())
+			t.Errorf("one foreign write already counts as contested:\n%s", a.log.String())
 		}
 		time.Sleep(5 * time.Second)
 		s.overwrite(t, "10.0.0.9")
 		want(t, s, interval, "twice is a writer", "https 10.0.0.9 6443")
 		if !strings.Contains(a.log.String(), "--endpoint-reconciler-type=none") || testutil.ToFloat64(a.metrics.contested) != 1 {
-			t.Errorf("nobody is told: contested %v\n%s", testutil.ToFloat64(a.metrics.contested), a.log.String())
+			t.Errorf("not reported: contested %v\n%s", testutil.ToFloat64(a.metrics.contested), a.log.String())
 		}
-		// It goes on every ten seconds: the pauses grow, so that clients are thrown about ever
-		// less.
+		// Retries continue with growing pauses, so that clients are moved less and less often.
 		writes := s.written()
 		for range 6 * 60 {
 			time.Sleep(10 * time.Second)
@@ -316,24 +314,24 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 			}
 		}
 		if n := (s.written() - writes) / 4; n > 16 {
-			t.Errorf("it was tried %d times in an hour", n)
+			t.Errorf("%d attempts in an hour", n)
 		}
 		if got := testutil.ToFloat64(a.metrics.contested); got != 1 {
 			t.Errorf("contested is %v", got)
 		}
-		// The other one stops.
+		// The other writer stops.
 		want(t, s, longPause+interval, "taken over", "https 10.0.0.1 8443")
 		time.Sleep(quiet + interval)
 		if got := testutil.ToFloat64(a.metrics.contested); got != 0 {
 			t.Errorf("contested is still %v", got)
 		}
 		if n := strings.Count(a.log.String(), "no other writer changes the endpoints"); n != 1 {
-			t.Errorf("the end is told %d times", n)
+			t.Errorf("the end is logged %d times", n)
 		}
 	})
 }
 
-// kube-apiserver takes itself out as it ends: whoever gives way to it must not wait any longer.
+// kube-apiserver removes its address as it ends. A replica that gave way then returns at once.
 func TestGivesWayToNobodyElse(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		start(t, s, "one", "10.0.0.1:8443")
@@ -347,12 +345,12 @@ func TestGivesWayToNobodyElse(t *testing.T) {
 	})
 }
 
-// Who writes nothing but the EndpointSlice is another writer, too.
+// A writer of only the EndpointSlice counts as another writer, too.
 func TestAForeignSlice(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:6443")
 		time.Sleep(5 * time.Second)
-		s.overwrite(t, "10.0.0.1") // the Endpoints stay as they are
+		s.overwrite(t, "10.0.0.1") // the Endpoints do not change
 		want(t, s, interval, "the same", "https 10.0.0.1 6443")
 		if got := testutil.ToFloat64(a.metrics.foreign); got != 1 {
 			t.Errorf("%v foreign writes", got)
@@ -360,7 +358,7 @@ func TestAForeignSlice(t *testing.T) {
 	})
 }
 
-// What kube-apiserver left behind is taken over, its EndpointSlice included.
+// What kube-apiserver published earlier is replaced, including its EndpointSlice.
 func TestTakesOver(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		former := start(t, s, "none", "10.0.0.7:8443")
@@ -379,7 +377,7 @@ func TestTakesOver(t *testing.T) {
 	})
 }
 
-// An address in a Lease that Kubernetes would refuse must not keep all others out.
+// A Lease with an address that Kubernetes would refuse must not block the other replicas.
 func TestALeaseWithABadAddress(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")

@@ -17,8 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Whatever others write, a page has the same elements with the same attributes, and says what they
-// wrote.
+// Hostile values do not change a page's elements and attributes, and appear as text.
 func TestValuesStayText(t *testing.T) {
 	const hostile = `"'><script>alert(1)</script> %s %!d <!-- &lt; ` + "`javascript:"
 	for name, page := range map[string]func(*document, *view){"overview": (*document).overview, "detail": (*document).detail} {
@@ -35,7 +34,7 @@ func TestValuesStayText(t *testing.T) {
 	}
 }
 
-// viewOf is a view that has something of everything; its strings are s.
+// viewOf is a view with every part filled in; its strings are s.
 func viewOf(s string, yes bool) *view {
 	v := &view{Status: new(answer.Status), Explanation: new(answer.Explanation)}
 	fill(reflect.ValueOf(v).Elem(), s, yes)
@@ -74,7 +73,7 @@ func fill(v reflect.Value, s string, yes bool) {
 	}
 }
 
-// tags renders a page, and returns its tags with the names of their attributes, and its text.
+// tags renders a page and returns its tags with the names of their attributes, and its text.
 func tags(t *testing.T, v *view, page func(*document, *view)) (names, text string) {
 	t.Helper()
 	var d document
@@ -95,8 +94,7 @@ func tags(t *testing.T, v *view, page func(*document, *view)) (names, text strin
 	return n.String(), s.String()
 }
 
-// A string becomes markup only where it is written as such: a conversion would let a value through
-// as it is.
+// Only constants become markup: a conversion would not escape a value.
 func TestMarkupIsConstant(t *testing.T) {
 	files := must.Get(filepath.Glob("*.go"))(t)
 	for _, name := range files {

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// many is a view of n APIServices, of which each hundredth is down and each of those after it has
-// half of its endpoints.
+// many is a view of n APIServices: of every hundred, one is down, and the next has half of its
+// endpoints.
 func many(n int, target string) *view {
 	v := &view{Status: &answer.Status{Complete: true, Time: time.Now()}, List: listingOf(httptest.NewRequest("GET", target, nil))}
 	for i := range n {
@@ -35,7 +35,7 @@ func many(n int, target string) *view {
 	return v
 }
 
-// A thousand are read page by page, without a script, those first that somebody was woken for.
+// A thousand APIServices are shown in pages, without a script, unhealthy ones first.
 func TestList(t *testing.T) {
 	for _, tc := range []struct {
 		target      string
@@ -72,8 +72,8 @@ func TestList(t *testing.T) {
 	}
 }
 
-// Who was woken reads what is wrong, what to look at, what to type, and where to read on; of what
-// is well, nothing.
+// The pages show an operator the cause, the command to run and the runbook of an unhealthy
+// APIService, and nothing for a healthy one.
 func TestHelp(t *testing.T) {
 	s := newStand(t)
 	for name, want := range map[string][]string{
@@ -90,7 +90,7 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%s: cause %q, command %q, runbook %q", name, a.Cause, a.Command, a.Runbook)
 			}
 			if strings.Contains(a.Cause, "https://") && strings.Index(a.Cause, "bad status") > 0 {
-				t.Errorf("%s: the cause stands behind whom was asked: %s", name, a.Cause)
+				t.Errorf("%s: the cause comes after the URL: %s", name, a.Cause)
 			}
 			if a.Runbook != "" {
 				must.Get(os.Stat(filepath.Join("../../../docs/runbooks", strings.TrimPrefix(a.Runbook, runbooks))))(t)
@@ -100,7 +100,7 @@ func TestHelp(t *testing.T) {
 	_, page := s.get(t, "/fairlead/")
 	says(t, page, "node-7 in cluster prod-1", `<code class="copy">kubectl -n x get services</code>`, "FairleadAPIServiceDown.md", `role="search"`, `<td class="n bad" data-label="Endpoints">0/0</td>`, "s ago, took 2.0ms, passed")
 	if down, well := strings.Index(page, `"apiservice/v1.bad.`), strings.Index(page, `"apiservice/v1.good.`); down > well {
-		t.Error("what is well stands before what is not")
+		t.Error("a healthy APIService comes before an unhealthy one")
 	}
 	must.Soon(t, 10*time.Second, "an hour in which it was unhealthy", func() bool { // history follows the table
 		_, page = s.get(t, "/fairlead/apiservice/v1.bad.example.com")
@@ -109,7 +109,7 @@ func TestHelp(t *testing.T) {
 	says(t, page, `<code class="copy">kubectl -n x describe service bad-example-com;`, "FairleadAPIServiceDown.md", `class="timeline"`, `s ago, took 12ms, failed<span class="sub">bad status: 403</span>`)
 }
 
-// Whoever may write APIServices does not write what others copy into a shell.
+// Names that APIServices choose never get into commands that operators copy into a shell.
 func TestCommandsAreNotWritten(t *testing.T) {
 	for _, name := range []string{"x; rm -rf /", "$(id)", "x\ny", "--kubeconfig=x", "`id`", "X"} {
 		for _, e := range []*registry.Entry{
@@ -136,7 +136,7 @@ func TestBrief(t *testing.T) {
 	}
 }
 
-// An endpoint's changes are kept while it is there, and no more than are shown.
+// The changes of an endpoint are kept while it exists, up to the number that is shown.
 func TestEndpointHistory(t *testing.T) {
 	var h history
 	entry := func(health ...registry.Health) *registry.Entry {
@@ -157,7 +157,7 @@ func TestEndpointHistory(t *testing.T) {
 	}
 	got := h.of("v1.x")
 	if want := []answer.Change{{Time: now, Health: "healthy"}}; !cmp.Equal(got["0"], want) {
-		t.Errorf("%v of one that has changed once", got["0"])
+		t.Errorf("%v for an endpoint that changed once", got["0"])
 	}
 	if n := len(got["1"]); n != maxChanges || got["1"][n-1].Health != "unhealthy" {
 		t.Errorf("%d changes: %v", n, got["1"])
@@ -165,9 +165,9 @@ func TestEndpointHistory(t *testing.T) {
 	gone := entry(registry.Healthy)
 	h.changed(was, gone, now)
 	if len(h.of("v1.x")) != 1 {
-		t.Error("an endpoint that is gone is remembered")
+		t.Error("the history keeps a removed endpoint")
 	}
 	if h.changed(gone, &registry.Entry{}, now); len(h.endpoints) != 0 {
-		t.Error("an APIService that is gone is remembered")
+		t.Error("the history keeps a removed APIService")
 	}
 }

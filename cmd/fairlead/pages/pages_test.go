@@ -37,7 +37,7 @@ func TestStatus(t *testing.T) {
 		var lines []string
 		for _, a := range got.APIServices {
 			if a.Kind == "local" {
-				continue // whatever the directory's registry has of its own
+				continue // the registry's own
 			}
 			lines = append(lines, fmt.Sprint(a.Name, " ", a.Kind, " ", a.Service, " ", a.Verdict.Status, " ", a.Verdict.Reason, " ", a.Healthy(), "/", len(a.Endpoints), " ", a.Available()))
 		}
@@ -56,7 +56,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A list that is empty is one: a program need not ask whether it is there.
+// Empty lists are [], not null.
 func TestNoNull(t *testing.T) {
 	p := newStand(t).Pages
 	bare := &Pages{cfg: p.cfg}
@@ -69,8 +69,8 @@ func TestNoNull(t *testing.T) {
 	}
 }
 
-// How current an APIService's part of the merged documents is stands on the page, on its own page
-// and in the JSON.
+// The overview, the APIService's page and the JSON show how current its part of the merged
+// documents is.
 func TestDocuments(t *testing.T) {
 	s := newStand(t)
 	for path, wants := range map[string][]string{
@@ -87,7 +87,7 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// What a path leads to is asked of the proxy that would forward it; here is what it makes of it.
+// The explanation presents the decision of the proxy that would forward the request.
 func TestExplain(t *testing.T) {
 	s := newStand(t)
 	s.write(t, "urls.yaml", manifest("urls.example.com", `fairlead.dev/url: "https://b.example.com,https://10.0.0.9:8443"`))
@@ -132,7 +132,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// rights are those of the stand's users.
+// rights authorizes the users of these tests.
 func rights(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	// alice may do everything, bob may see widgets and pages, and nobody else anything.
 	u := a.GetUser()
@@ -142,8 +142,8 @@ func rights(_ context.Context, a authorizer.Attributes) (authorizer.Decision, st
 	return authorizer.DecisionNoOpinion, "no rule allows it", nil
 }
 
-// Whose request it is is a parameter, and what it may is asked; a caller who may not ask for
-// others' rights is not told of them.
+// The user is a parameter, and the answer depends on that user's rights; a caller who must not
+// review other users is refused.
 func TestExplainAnother(t *testing.T) {
 	s := newStand(t)
 	const widgets, pods = "/apis/good.example.com/v1/widgets", "/apis/good.example.com/v1/gadgets"
@@ -171,11 +171,11 @@ func TestExplainAnother(t *testing.T) {
 	resp := must.Get(s.http.Client().Do(r))(t)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusForbidden {
-		t.Errorf("bob asks for jane: %s", resp.Status)
+		t.Errorf("bob asks about jane: %s", resp.Status)
 	}
 }
 
-// Every reason that the registry can give has its advice, and what a probe says is told apart.
+// Every reason of the registry has its own advice, as have the different messages of probes.
 func TestDiagnose(t *testing.T) {
 	for _, tc := range []struct{ reason, message, want string }{
 		{registry.ReasonServiceNotFound, "", "does not exist"},
@@ -231,10 +231,10 @@ func TestEvents(t *testing.T) {
 		t.Errorf("generation %s twice", second)
 	}
 	s.draining.Store(true)
-	for lines.Scan() { // must end, and soon: the test's own deadline is the bound
+	for lines.Scan() { // the test's deadline bounds this
 	}
 	if err := lines.Err(); err != nil {
-		t.Errorf("the stream was cut: %v", err)
+		t.Errorf("the stream did not end cleanly: %v", err)
 	}
 }
 
@@ -273,7 +273,7 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// The page holds what others wrote: it must stay text.
+// Values that others wrote stay text in the page.
 func TestPage(t *testing.T) {
 	s := newStand(t)
 	resp, body := s.get(t, "/fairlead/?explain=%2Fapis%2Fclosed.example.com%2Fv1%2Fx%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E")
@@ -295,7 +295,7 @@ func TestPage(t *testing.T) {
 		}
 	}
 	if resp, _ := s.get(t, "/fairlead"); resp.Request.URL.Path != "/fairlead/" {
-		t.Errorf("/fairlead leads to %s", resp.Request.URL)
+		t.Errorf("/fairlead redirects to %s", resp.Request.URL)
 	}
 	if resp, err := s.http.Client().Post(s.http.URL+"/status", "text/plain", nil); err != nil || resp.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %v %v", resp, err)

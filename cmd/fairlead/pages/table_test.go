@@ -26,7 +26,7 @@ func (s *stand) write(t *testing.T, file, text string) {
 	must.Do(t, os.Rename(temporary, filepath.Join(s.dir, file)))
 }
 
-// start runs everything and waits until the prober's part has been played.
+// start runs everything, then reports health as a prober would.
 func (s *stand) start(t *testing.T) {
 	t.Helper()
 	must.Run(t, s.registry.Run)
@@ -68,7 +68,7 @@ func remotes(t *registry.Table) int {
 	return n
 }
 
-// await waits for a table.
+// await waits until ok accepts the table.
 func (s *stand) await(t *testing.T, ok func(*registry.Table) bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)
@@ -80,7 +80,7 @@ func (s *stand) await(t *testing.T, ok func(*registry.Table) bool) {
 		select {
 		case <-table.Superseded():
 		case <-deadline:
-			t.Fatal("the table did not become as it should")
+			t.Fatal("the expected table did not appear")
 		}
 	}
 }
@@ -93,7 +93,7 @@ func (s *stand) get(t *testing.T, path string) (*http.Response, string) {
 	return resp, string(body)
 }
 
-// says checks that a text has what is wanted of it.
+// says checks that a text contains wants.
 func says(t *testing.T, text string, wants ...string) {
 	t.Helper()
 	for _, want := range wants {

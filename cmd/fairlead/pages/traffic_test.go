@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// counted are latencies in whole milliseconds as the backends count them.
+// counted returns latencies of whole milliseconds as backends count them.
 func counted(ms ...int) []uint64 {
 	out := make([]uint64, 28)
 	for _, m := range ms {
@@ -49,8 +49,8 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// Traffic follows what was counted, starts again with a backend that was replaced, and forgets what
-// is gone.
+// Traffic is the rate of the backend's counters. It starts again after a replacement, and removed
+// APIServices are forgotten.
 func TestTraffic(t *testing.T) {
 	entry := func(name string) *registry.Entry {
 		return &registry.Entry{Name: name, GroupVersion: schema.GroupVersion{Group: name}, Backend: &registry.Backend{}}
@@ -80,7 +80,7 @@ func TestTraffic(t *testing.T) {
 	counts["busy"] = counted(1)
 	tr.look(both, latencies, failed)
 	if got := tr.of("busy").Points[3]; got <= 0 || got > .0011 {
-		t.Errorf("%v from a backend that was replaced", got)
+		t.Errorf("%v for a replaced backend", got)
 	}
 	for range 2 * points {
 		tr.look(both, latencies, failed)
@@ -88,17 +88,17 @@ func TestTraffic(t *testing.T) {
 	if got := tr.of("busy"); len(got.Points) != points || got.Rate != 0 {
 		t.Errorf("%+v", got)
 	}
-	// One that only fails has traffic, too, and an entry that was replaced counts from zero.
+	// A backend that only fails has traffic, too, and a replaced entry counts from zero.
 	failures["idle"] = 30
 	tr.look(both, latencies, failed)
 	failures["idle"] = 10
 	tr.look(both, latencies, failed)
 	if got := tr.of("idle"); got == nil || got.Errors != 2 || got.Rate != 0 {
-		t.Errorf("%+v of what only fails", got)
+		t.Errorf("%+v for a backend that only fails", got)
 	}
 	tr.look(both[1:], latencies, failed)
 	if got := tr.of("busy"); got != nil {
-		t.Errorf("%+v of what is gone", got)
+		t.Errorf("%+v for a removed APIService", got)
 	}
 }
 

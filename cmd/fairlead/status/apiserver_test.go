@@ -24,22 +24,22 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// apiserver keeps Leases and APIServices in memory and knows server-side apply of our condition,
-// which client-go's tracker does not.
+// apiserver keeps Leases and APIServices in memory and implements server-side apply of our
+// condition, which client-go's tracker does not.
 type apiserver struct {
 	fake    clienttesting.Fake
 	tracker clienttesting.ObjectTracker
-	// down makes every call fail, denied those for one APIService.
+	// down makes every call fail, denied the calls for one APIService.
 	down   atomic.Bool
 	denied atomic.Pointer[string]
-	// revision is the last resourceVersion that a write was given.
+	// revision is the resourceVersion of the latest write.
 	revision atomic.Int64
 
 	mu      sync.Mutex // guards patches
 	patches []patch
 }
 
-// patch is one write of a status.
+// patch is a write of a status.
 type patch struct {
 	name string
 	body string
@@ -72,8 +72,8 @@ func newAPIServer(t *testing.T, objects ...*apiregistrationv1.APIService) *apise
 	return s
 }
 
-// updateLease refuses what is based on an older state, as an apiserver does and client-go's tracker
-// does not.
+// updateLease refuses updates of an old resourceVersion, as an apiserver does and client-go's
+// tracker does not.
 func (s *apiserver) updateLease(lease *coordinationv1.Lease) error {
 	resource := coordinationv1.SchemeGroupVersion.WithResource("leases")
 	o, err := s.tracker.Get(resource, lease.Namespace, lease.Name)
@@ -115,7 +115,7 @@ func (s *apiserver) applyStatus(a clienttesting.Action) (bool, runtime.Object, e
 	return true, next, s.tracker.Update(p.Resource, next, "")
 }
 
-// overwrite is what another writer of Available does.
+// overwrite writes Available as another controller would.
 func (s *apiserver) overwrite(t *testing.T, name, reason string) {
 	t.Helper()
 	resource := apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")
@@ -126,7 +126,7 @@ func (s *apiserver) overwrite(t *testing.T, name, reason string) {
 	must.Do(t, s.tracker.Update(resource, next, ""))
 }
 
-// since returns the names of the APIServices that were written since a time.
+// since returns the names of the APIServices that were written after from.
 func (s *apiserver) since(from time.Time) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +147,7 @@ func (s *apiserver) conditions(t *testing.T, name string) (found []string) {
 	return found
 }
 
-// steal gives the Lease to somebody else, for as long as it runs.
+// steal gives the Lease to another holder until it expires.
 func (s *apiserver) steal(t *testing.T) {
 	t.Helper()
 	o := must.Get(s.tracker.Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), "kube-system", "fairlead-status"))(t)

@@ -30,7 +30,7 @@ func startEvents(t *testing.T, s *apiserver, identity string, faults func() map[
 	return f, must.Run(t, e.Run)
 }
 
-// events are what the apiserver was told, in few words.
+// events returns the received Events in short form.
 func (s *apiserver) events() []string {
 	var out []string
 	for _, a := range s.fake.Actions() {
@@ -62,7 +62,7 @@ func TestEventsTellOfChangesOnly(t *testing.T) {
 		f, _ := startEvents(t, s, "one", faults, remote(a, "True", "Passed"), remote(b, "False", "MissingEndpoints"), remote(c, "", ""))
 		time.Sleep(time.Minute)
 		if got := s.events(); len(got) != 0 {
-			t.Fatalf("told of what was so before: %q", got)
+			t.Fatalf("events for what was so before the start: %q", got)
 		}
 		down := remote(a, "False", "FailedDiscoveryCheck")
 		down.Verdict.Since = time.Now()
@@ -87,7 +87,7 @@ func TestEventsTellOfChangesOnly(t *testing.T) {
 	})
 }
 
-// An APIService that flaps costs the apiserver a handful of calls, and one replica tells of it.
+// A flapping APIService causes only a handful of calls, and only one replica writes Events.
 func TestEventsAreFewAndFromOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := object("a")
@@ -113,11 +113,11 @@ func TestEventsAreFewAndFromOne(t *testing.T) {
 			t.Errorf("%d calls for 1000 changes: %q", first, s.events())
 		}
 		stop1()
-		time.Sleep(time.Minute) // the other one has taken over
+		time.Sleep(time.Minute) // the other replica has taken over
 		flap(1)
 		time.Sleep(time.Second)
 		if got := len(s.events()) - first; got != 2 {
-			t.Errorf("%d calls by the one that took over: %q", got, s.events()[first:])
+			t.Errorf("%d calls by the new leader: %q", got, s.events()[first:])
 		}
 	})
 }

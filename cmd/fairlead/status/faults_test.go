@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A fault that the last leader has told of is not told again, nor that it has gone; a new one is.
+// A new leader repeats neither a reported fault nor its end, but reports new faults.
 func TestFaultsAreToldOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := object("a")

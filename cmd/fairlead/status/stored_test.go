@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Where no other controller writes Available, the elected one does: of what is stored, and of a
-// Local one only when that has changed.
+// Where no other controller writes Available, the elected replica writes it for stored APIServices;
+// for a Local one only when it changes.
 func TestAvailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stored := func(name string) *registry.Entry {
@@ -41,7 +41,7 @@ func TestAvailable(t *testing.T) {
 	})
 }
 
-// startStored runs a writer that etcd elects until the test ends, or stop is called.
+// startStored runs a writer that is elected by etcd until the test ends, or stop is called.
 func startStored(t *testing.T, s *apiserver, log *slog.Logger, entries ...*registry.Entry) (f *feed, stop func()) {
 	t.Helper()
 	return run(t, s, Config{Logger: log, Elect: func(ctx context.Context, name string, lead func(context.Context)) error {
@@ -53,8 +53,8 @@ func startStored(t *testing.T, s *apiserver, log *slog.Logger, entries ...*regis
 	}}, entries...)
 }
 
-// What another one writes is replaced at once; who does it again and again has the last word for
-// ever longer, and is named once.
+// A foreign write is replaced at once. Against a writer that repeats it, the pauses grow, and it is
+// named once.
 func TestAvailableOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := object("a")
@@ -76,7 +76,7 @@ func TestAvailableOfAnother(t *testing.T) {
 			}
 		}
 		if n := len(s.since(begun)); n < 12 || n > 20 { // ten that double, and six an hour
-			t.Errorf("%d writes in an hour's fight", n)
+			t.Errorf("%d writes in an hour of foreign writes", n)
 		}
 		time.Sleep(2 * relist)
 		s.has(t, "after the fight", "a", "Available=True Passed")
@@ -87,7 +87,7 @@ func TestAvailableOfAnother(t *testing.T) {
 	})
 }
 
-// A Local one that came into etcd without a status gets its own.
+// A Local APIService that was stored without a status gets one.
 func TestAvailableOfLocal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newAPIServer(t)

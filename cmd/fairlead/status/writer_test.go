@@ -24,14 +24,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// feed is a table that a test changes by hand.
+// feed is a table that the test changes.
 type feed struct {
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	entries    []*registry.Entry
 	superseded chan struct{}
 }
 
-// state is what it was at one moment.
+// state is a snapshot of a feed.
 type state struct {
 	entries    []*registry.Entry
 	superseded <-chan struct{}
@@ -94,7 +94,7 @@ func theirs() apiregistrationv1.APIServiceCondition {
 	return apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionTrue, Reason: "Passed"}
 }
 
-// oneWritten is an apiserver with one APIService, which a first writer has written.
+// oneWritten is an apiserver with one APIService whose status a first writer has written.
 func oneWritten(t *testing.T) (o *apiregistrationv1.APIService, s *apiserver, f *feed, stop func()) {
 	t.Helper()
 	o = object("a")
@@ -104,7 +104,7 @@ func oneWritten(t *testing.T) (o *apiregistrationv1.APIService, s *apiserver, f 
 	return o, s, f, stop
 }
 
-// wrote checks which APIServices were written since a time.
+// wrote checks which APIServices were written after since.
 func (s *apiserver) wrote(t *testing.T, when string, since time.Time, want ...string) {
 	t.Helper()
 	if diff := cmp.Diff(want, s.since(since), cmpopts.EquateEmpty()); diff != "" {
@@ -120,7 +120,7 @@ func (s *apiserver) has(t *testing.T, when, name string, want ...string) {
 	}
 }
 
-// What New needs it asks for, and it follows the table that it was given.
+// New requires its configuration, and the writer follows the given table.
 func TestNew(t *testing.T) {
 	s := newAPIServer(t)
 	asked := false
@@ -129,7 +129,7 @@ func TestNew(t *testing.T) {
 		Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake}, Identity: "one",
 	}
 	if must.Get(New(good))(t).table(); !asked {
-		t.Error("the table is another one")
+		t.Error("the writer has another table")
 	}
 	for name, change := range map[string]func(*Config){
 		"no table": func(c *Config) { c.Table = nil }, "no APIServices": func(c *Config) { c.APIServices = nil },
@@ -184,9 +184,9 @@ func TestOneOfTwoWritesAndTheOtherTakesOver(t *testing.T) {
 		f2.set(remote(o, "False", "ServiceNotFound"))
 		time.Sleep(time.Minute)
 		if got := s.since(time.Time{}); len(got) != 1 {
-			t.Fatalf("%d writes, want the leader's one", len(got))
+			t.Fatalf("%d writes, want only the leader's", len(got))
 		}
-		stop() // gives the Lease up
+		stop() // releases the Lease
 		time.Sleep(5 * time.Second)
 		s.has(t, "5 s after the leader left", "a", "fairlead.dev/Available=False ServiceNotFound")
 		f1.set(remote(o, "True", "Passed"))
@@ -200,7 +200,7 @@ func TestOneOfTwoWritesAndTheOtherTakesOver(t *testing.T) {
 func TestSurvivesTheLossOfTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, s, f, _ := oneWritten(t)
-		// Somebody takes the Lease by force and writes something else, which this replica's table
+		// Another holder takes the Lease by force and writes a status that this replica's table
 		// does not show.
 		s.steal(t)
 		must.Do(t, s.tracker.Update(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), object("a", ours("False", "Other")), ""))
@@ -250,7 +250,7 @@ func TestFlappingCostsOneWriteASecond(t *testing.T) {
 	})
 }
 
-// A message that alternates while its reason stays, as that of a backend whose connections break in
+// A message that alternates while the reason stays, as with a backend whose connections break in
 // two ways, costs two writes a minute.
 func TestRewordingIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -274,7 +274,7 @@ func TestObjectMadeAnewIsWrittenAgain(t *testing.T) {
 		resource := apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")
 		o, s, f, _ := oneWritten(t)
 		must.Do(t, s.tracker.Delete(resource, "", "a"))
-		// The watch is behind: the table still has it, with another verdict.
+		// The watch is behind: the table still has the APIService, with another verdict.
 		f.set(remote(o, "False", "ServiceNotFound"))
 		time.Sleep(time.Minute)
 		anew := object("a")
