@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// Backends are one when all that makes a connection what it is is equal, and only then.
+// Two APIServices share a Backend if and only if everything that affects a connection is equal.
 func TestInterned(t *testing.T) {
 	annotated := func(name, value string) func(*apiregistrationv1.APIService) {
 		return func(a *apiregistrationv1.APIService) { a.Annotations = map[string]string{prefix + name: value} }
@@ -57,22 +57,22 @@ func TestInterned(t *testing.T) {
 			table := Build(in, nil)
 			first, second := table.named(names[0]).Backend, table.named(names[1]).Backend
 			if got := first == second; got != c.shared || got != (*first == *second) {
-				t.Errorf("one Backend: %v\n%+v\n%+v", got, first, second)
+				t.Errorf("the same Backend: %v\n%+v\n%+v", got, first, second)
 			}
 			add("c.example.com", none)
 			add("d.example.com", c.change)
 			table = Build(in, table)
 			if got := table.named(names[2]).Backend; got != first {
-				t.Error("one that came later has another")
+				t.Error("a later APIService has another Backend")
 			}
 			if got := table.named(names[3]).Backend; (got == second) != (second.Owner == "") {
-				t.Errorf("one that came later and is as the second: %+v", got)
+				t.Errorf("a later APIService that equals the second: %+v", got)
 			}
 		})
 	}
 }
 
-// One that becomes Local, or goes, leaves nothing behind that the writer would wake up for.
+// An APIService that becomes Local or is deleted during an overlap leaves no pending rebuild.
 func TestNothingLeftToOpen(t *testing.T) {
 	for name, change := range map[string]func(map[string]*apiregistrationv1.APIService, *apiregistrationv1.APIService){
 		"local": func(_ map[string]*apiregistrationv1.APIService, a *apiregistrationv1.APIService) {
@@ -91,26 +91,25 @@ func TestNothingLeftToOpen(t *testing.T) {
 			table = Build(in, table)
 		}
 		if table.rebuildAt != in.Now.Add(time.Minute) {
-			t.Errorf("it is rebuilt at %v", table.rebuildAt)
+			t.Errorf("the rebuild is at %v", table.rebuildAt)
 		}
 		a := remoteService("a.example.com", "v1", "server")
 		in.APIServices[a.Name] = a
 		change(in.APIServices, a)
 		if table = Build(in, table); !table.rebuildAt.IsZero() {
-			t.Errorf("%s: it is rebuilt at %v", name, table.rebuildAt)
+			t.Errorf("%s: the rebuild is at %v", name, table.rebuildAt)
 		}
 	}
 }
 
-// A Backend that an overlap has given to one APIService is not shared a moment longer, or shorter,
-// than the overlap lasts, though nothing else happens.
+// An owner's Backend is private exactly as long as its overlap lasts, even if nothing else changes.
 func TestOwnedForTheOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, to := scripted(t, nil)
 		put := func(group, bundle string) {
 			a := remoteService(group, "v1", "server")
 			a.Spec.InsecureSkipTLSVerify, a.Spec.CABundle = false, []byte(bundle)
-			if group == "0.example.com" { // it comes first, and ends last
+			if group == "0.example.com" { // the first to start, and the last to end
 				a.Annotations = map[string]string{prefix + "ca-rotation-overlap": "9m"}
 			}
 			put(to, a)

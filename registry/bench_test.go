@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// manyRemotes is n APIServices, each with a Service of its own and one slice of three endpoints, in
-// n/2 groups.
+// manyRemotes returns n APIServices in n/2 groups, each with its own Service and one slice of three
+// endpoints.
 func manyRemotes(n int) Input {
 	in := Input{
 		APIServices: make(map[string]*apiregistrationv1.APIService, n),
@@ -70,7 +70,7 @@ func slice(service types.NamespacedName, addresses ...string) *discoveryv1.Endpo
 	return s
 }
 
-// BenchmarkStep is what the writer does for one change, with ten thousand different Services and
+// BenchmarkStep measures the writer's work for one change, with ten thousand different Services and
 // with few.
 func BenchmarkStep(b *testing.B) {
 	const n = 10_000

@@ -9,8 +9,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// A table is built from objects and asked where a path leads. Building again from the same objects
-// gives the same table.
+// A table is built from objects and resolves paths. The same objects give the same table.
 func ExampleBuild() {
 	metrics := &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: "v1beta1.metrics.k8s.io"},

@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// ranked is a cluster's APIService of no Service, or of service/theirs.
+// ranked is a cluster's APIService, of service/theirs or Local.
 func ranked(group string, priority int32, remote bool) *apiregistrationv1.APIService {
 	a := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1." + group}, Spec: apiregistrationv1.APIServiceSpec{
 		Group: group, Version: "v1", GroupPriorityMinimum: priority, VersionPriority: 10,
@@ -32,7 +32,7 @@ func ranked(group string, priority int32, remote bool) *apiregistrationv1.APISer
 	return a
 }
 
-// kindsOf are the entries in their order.
+// kindsOf lists the entries in order.
 func kindsOf(t *Table) string {
 	var got []string
 	for _, e := range t.Entries() {
@@ -59,7 +59,7 @@ func TestDirectoryBesideCluster(t *testing.T) {
 	metrics := prometheus.NewPedanticRegistry()
 	r := running(t, Config{Directory: dir, Client: server.Start(t), Cluster: true, Metrics: metrics})
 	if r.Table().Complete() {
-		t.Error("complete although the cluster was not read")
+		t.Error("complete before the cluster was read")
 	}
 	server.Fault(false, false)
 	table := until(t, r, "both", (*Table).Complete)
@@ -67,31 +67,31 @@ func TestDirectoryBesideCluster(t *testing.T) {
 	if got := kindsOf(table); got != want {
 		t.Errorf("entries %q, want %q", got, want)
 	}
-	// The directory's own Service counts, and the cluster's where it has none.
+	// The directory's own Service takes precedence; without one, the cluster's is used.
 	if a, b := address(table, "v1.a.io"), address(table, "v1.b.io"); a != "10.0.0.1:8443" || b != "10.0.0.2:8443" {
 		t.Errorf("endpoints %q and %q", a, b)
 	}
 	if e := table.named("v1.loop.io"); len(e.Endpoints) != 0 {
-		t.Errorf("loopback is allowed beside a cluster whose slices somebody else writes: %+v", e)
+		t.Errorf("loopback is allowed with a cluster, whose slices others write: %+v", e)
 	}
 	if p := table.Problems(); len(p) != 1 || p[0].File != file || !strings.Contains(p[0].Message, `the local apiserver serves it too, and service/a-io in "x" claims it`) {
 		t.Errorf("problems %v", p)
 	}
-	// That, and the address on loopback.
+	// That problem, and the loopback address.
 	const counted = "# HELP fairlead_registry_problems Faults of APIServices and of their source that are worked around and should be fixed.\n" +
 		"# TYPE fairlead_registry_problems gauge\nfairlead_registry_problems 2\n"
 	must.Do(t, testutil.GatherAndCompare(metrics, strings.NewReader(counted), "fairlead_registry_problems"))
 	if m := table.Match("/apis/low.io/v1/things"); m.Route != RouteLocal {
-		t.Errorf("what the cluster's aggregator serves: %+v", m)
+		t.Errorf("a group that the cluster's aggregator serves: %+v", m)
 	}
 
-	// What its aggregator finds out changes nothing here.
+	// Conditions that the cluster's aggregator writes change nothing here.
 	noted := ranked("low.io", 2, true)
 	noted.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse}}
 	server.Put(noted, ranked("new.io", 4, true))
 	next := until(t, r, "a new one", func(t *Table) bool { return t.named("v1.new.io") != nil })
 	if e := next.named("v1.low.io"); e != table.named("v1.low.io") || !e.Verdict.Available() {
-		t.Errorf("a condition has changed %+v", e)
+		t.Errorf("a condition changed %+v", e)
 	}
 	server.Drop(apiserver.APIServices, "/v1.new.io")
 	until(t, r, "it is gone", func(t *Table) bool { return t.named("v1.new.io") == nil })
@@ -103,7 +103,7 @@ func TestDirectoryBesideCluster(t *testing.T) {
 	}
 }
 
-// forbidden answers requests for a collection as kube-apiserver does who may not read it.
+// forbidden answers 403 for a collection, as kube-apiserver does without permission.
 type forbidden struct {
 	paths []string
 	next  http.RoundTripper
@@ -182,7 +182,7 @@ func TestStoredBesideCluster(t *testing.T) {
 			m := &remembered{path: filepath.Join(t.TempDir(), "cache")}
 			must.Do(t, m.write(table.Entries()))
 			if list, err := m.read(); err != nil || len(list.Items) != 1 || list.Items[0].Name != "v1.a.io" {
-				t.Errorf("kept are %v: %v", list, err)
+				t.Errorf("the cache keeps %v: %v", list, err)
 			}
 		})
 	}
@@ -193,12 +193,12 @@ func TestBesideNoCluster(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := New(Config{Directory: t.TempDir(), Cluster: true, Client: &rest.Config{Host: "http://a b"}}); err == nil {
-		t.Error("a client that cannot be made is no error")
+		t.Error("no error for an invalid client configuration")
 	}
 }
 
-// A ConfigMap that is taken out of the folder is gone, though the cluster's may not be read: it was
-// a bundle that nobody is to trust any longer.
+// A ConfigMap that is removed from the directory is gone, even if the cluster's cannot be read: its
+// bundle must not be trusted any longer.
 func TestBesideConfigMapRemoved(t *testing.T) {
 	client, dir := apiserver.New().Start(t), t.TempDir()
 	client.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
@@ -219,6 +219,6 @@ func TestMisnamedUnderCountsNot(t *testing.T) {
 	o := newObjects()
 	o.apply(&batch{})
 	if o.setFallback(a.Name, a); o.apiServices[a.Name] != nil {
-		t.Error("it counts")
+		t.Error("a misnamed APIService is used")
 	}
 }

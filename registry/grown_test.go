@@ -14,8 +14,8 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// FuzzGrown changes objects at random, some at a time. A table that grew by what its writer has
-// touched is the one that is made of everything.
+// FuzzGrown changes random objects in batches. The incrementally updated table equals one built
+// from all objects.
 func FuzzGrown(f *testing.F) {
 	for seed := range uint64(8) {
 		f.Add(seed)
@@ -32,14 +32,14 @@ func FuzzGrown(f *testing.F) {
 			s.objects.apply(&b)
 			s.table = s.build(nil, s.table)
 			if got, want := layoutOf(s.table), layoutOf(s.build(nil, nil)); got != want {
-				t.Fatalf("step %d: the table that grew differs from one made from nothing:\n%s", step, cmp.Diff(want, got))
+				t.Fatalf("step %d: the updated table differs from a new one:\n%s", step, cmp.Diff(want, got))
 			}
 		}
 	})
 }
 
-// TestAnotherGroupVersion: an APIService that says another group, or another priority of its
-// version, stands where one that is new would.
+// TestAnotherGroupVersion: an APIService whose group or version priority changes gets the same
+// place as a new one.
 func TestAnotherGroupVersion(t *testing.T) {
 	object := func(group string, priority int32) *apiregistrationv1.APIService {
 		return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.a.io"}, Spec: apiregistrationv1.APIServiceSpec{
@@ -49,7 +49,7 @@ func TestAnotherGroupVersion(t *testing.T) {
 	in := Input{Options: &Options{}, Now: time.Unix(0, 0), APIServices: map[string]*apiregistrationv1.APIService{
 		"v1.a.io": object("a.io", 1), "v2.a.io": ranked("a.io", 100, false), "v1.b.io": ranked("b.io", 100, false), "v1.c.io": ranked("c.io", 100, false),
 	}}
-	in.APIServices["v2.a.io"].Name, in.APIServices["v2.a.io"].Spec.Version = "v2.a.io", "v2" // a neighbour in its group
+	in.APIServices["v2.a.io"].Name, in.APIServices["v2.a.io"].Spec.Version = "v2.a.io", "v2" // another version of its group
 	table := Build(in, nil)
 	for _, now := range []*apiregistrationv1.APIService{object("a.io", 1000), object("a.io", 1), object("d.io", 1), object("b.io", 1), object("a.io", 1)} {
 		in.APIServices["v1.a.io"] = now
@@ -60,7 +60,7 @@ func TestAnotherGroupVersion(t *testing.T) {
 	}
 }
 
-// randomly changes or deletes one object of a few.
+// randomly changes or deletes one of a few objects.
 func randomly(r *rand.Rand, b *batch) {
 	n, gone := r.IntN(4), r.IntN(4) == 0
 	service := fmt.Sprintf("s%d", n)

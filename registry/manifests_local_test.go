@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// localServer is an apiserver that serves these group-versions besides core v1.
+// localServer is an apiserver with core v1 and gvs.
 func localServer(t *testing.T, gvs ...string) *httptest.Server {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -70,7 +70,7 @@ func TestDirectoryBeforeAnAPIServer(t *testing.T) {
 		t.Errorf("problems %v", p)
 	}
 	if m := table.Match("/apis/a.io/v1/things"); m.Route != RouteRemote {
-		t.Errorf("the manifest does not win: %+v", m)
+		t.Errorf("the manifest does not take precedence: %+v", m)
 	}
 	write(t, file, `{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.a.io, annotations: {fairlead.dev/url: "https://a.example.com"}},
   spec: {group: a.io, version: v1, groupPriorityMinimum: 100, versionPriority: 10}}`)

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// manifestsOf are those of one remote API group.
+// manifestsOf returns the manifests of one remote API group.
 func manifestsOf(group, address string) string { return samples.Remote(group, address, "") }
 
 func write(t *testing.T, path, text string) {
@@ -26,7 +26,7 @@ func write(t *testing.T, path, text string) {
 	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
-// rename writes a file as editors and deployers do, whole or not at all.
+// rename replaces a file atomically, as editors and deployment tools do.
 func rename(t *testing.T, path, text string) {
 	t.Helper()
 	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
@@ -97,7 +97,7 @@ func TestDirectoryKeepsTheLastGood(t *testing.T) {
 		return len(t.Problems()) == 1 && address(t, "v1.b.io") == "127.0.0.2:8443"
 	})
 	if table.named("v1.a.io") != before {
-		t.Error("the entry of the bad file changed")
+		t.Error("the entry of the faulty file changed")
 	}
 	p := table.Problems()[0]
 	if p.File != a || p.Line != 7 || p.Field != "kind" {
@@ -115,7 +115,7 @@ fairlead_registry_file_problems{file="`+a+`"} 1
 	}
 }
 
-// The log says once for each file, and each object in etcd, that it has no problem any more.
+// The log says once that a file's or a stored object's problem has ended.
 func TestLogOfProblemsThatEnd(t *testing.T) {
 	var logged logbook.Book
 	r := &Registry{log: slog.New(slog.NewTextHandler(&logged, nil))}
@@ -141,8 +141,8 @@ func TestDirectoryDuplicates(t *testing.T) {
 	}
 }
 
-// TestDirectoryConfigMapMount swaps files as the kubelet does: they are links through ..data, which
-// is renamed.
+// TestDirectoryConfigMapMount replaces files as the kubelet does: they are links through ..data,
+// which is renamed.
 func TestDirectoryConfigMapMount(t *testing.T) {
 	dir := t.TempDir()
 	version := func(name, text string) {
@@ -177,7 +177,7 @@ func TestDirectoryIsSwapped(t *testing.T) {
 	must.Do(t, os.Symlink("two", current+".new"))
 	must.Do(t, os.Rename(current+".new", current))
 	until(t, r, "the other directory", func(t *Table) bool { return address(t, "v1.a.io") == "127.0.0.2:8443" })
-	// Without a directory what was read stays.
+	// If the directory disappears, the objects stay.
 	must.Do(t, os.Remove(current))
 	table := until(t, r, "a problem", func(t *Table) bool { return len(t.Problems()) == 1 })
 	if len(table.Entries()) != 1 {
@@ -205,13 +205,13 @@ func TestDirectoryOddFiles(t *testing.T) {
 		t.Errorf("problems %q, want %q", got, want)
 	}
 	if _, err := New(Config{Directory: filepath.Join(dir, "nowhere")}); err == nil {
-		t.Error("a directory that is not there is no error")
+		t.Error("no error for a missing directory")
 	}
 	if _, err := New(Config{Directory: filepath.Join(dir, "empty.yaml")}); err == nil {
-		t.Error("a file is a directory")
+		t.Error("no error for a file as a directory")
 	}
 	if _, err := New(Config{}); err == nil {
-		t.Error("no source is no error")
+		t.Error("no error without a source")
 	}
 }
 

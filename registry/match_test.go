@@ -11,7 +11,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// matchTable holds a remote, a Local group, a CRD's group with a remote version beside it, and a
+// matchTable has a remote, a Local group, a CRD's group that also has a remote version, and a
 // protected group that a remote claims.
 func matchTable(t testing.TB, o Options, extra ...*apiregistrationv1.APIService) *Table {
 	t.Helper()
@@ -100,7 +100,7 @@ func TestMatch(t *testing.T) {
 		{path: "/apis/metrics.k8s.io/v1beta1/namespaces/a/../b/pods", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/nodes/x%2F..%2Fy", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/nodes/..", route: invalid},
-		{path: "/apis/metrics.k8s.io/v1beta1/nodes/%2/..", route: invalid}, // no escape, which would have the slash
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/%2/..", route: invalid}, // %2/ is not an escape: its slash counts
 		{path: "/apis/metrics%2Ek8s.io/v1beta1/nodes", route: invalid},
 		{path: "/apis%2Fmetrics.k8s.io/v1beta1/nodes", route: invalid},
 		{path: "/%61pis/metrics.k8s.io/v1beta1/nodes", route: invalid},
@@ -115,8 +115,8 @@ func TestMatch(t *testing.T) {
 		{path: "/x\r\n/y", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/a b", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/a\x00", route: invalid},
-		// What selects is not read in several ways, even where all of them would be the local
-		// apiserver's.
+		// A selecting segment with two readings is refused, even if both lead to the local
+		// apiserver.
 		{path: "/%61pi/v1/pods", route: invalid},
 		{path: "/api/v1/../v1/pods", route: invalid},
 		{path: "/apis//v1/x", route: invalid},
@@ -141,8 +141,8 @@ func TestMatchCoreRemote(t *testing.T) {
 			t.Errorf("Match(%q) = %+v, want remote v1.", p, m)
 		}
 	}
-	// Protected, nobody may have it: the local apiserver's own aggregator would send it to the
-	// remote.
+	// If core is protected, it is refused: the local apiserver's own aggregator would forward it to
+	// the remote.
 	table = matchTable(t, Options{}, core)
 	for _, p := range []string{"/api", "/api/v1/secrets"} {
 		if m := table.Match(p); m.Route != RouteRefused {
@@ -183,8 +183,8 @@ func TestMatchAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestOddPathCost: a path is looked at once more when it is odd, however it is written, and not in
-// every way that it could be read.
+// TestOddPathCost: an odd path of any form is scanned only once, not once for every possible
+// reading.
 func TestOddPathCost(t *testing.T) {
 	for _, part := range []string{"/", "%61", "/..", `\`, "%2F.", "a/../", "#", "/%2e%2e", "apis/"} {
 		p := "/%61" + strings.Repeat(part, 240_000/len(part))
@@ -194,7 +194,7 @@ func TestOddPathCost(t *testing.T) {
 	}
 }
 
-// servers are ways in which a path is read out there, written without a look at the code under
+// servers are the ways in which real servers read a path, written independently of the code under
 // test.
 var servers = map[string]func(string) string{
 	"as written":     func(p string) string { return p },
@@ -240,7 +240,7 @@ func resolved(p string) string {
 	return u.JoinPath().Path
 }
 
-// reached says what a server serves for a path that it reads as p.
+// reached returns where a server that reads the path as p sends the request.
 func reached(t *Table, p string) (Route, string) {
 	segments := strings.Split(p, "/")
 	if len(segments) < 2 || segments[0] != "" {
@@ -260,7 +260,7 @@ func reached(t *Table, p string) (Route, string) {
 		case len(segments) == 4 && segments[1] == "v3" && segments[2] == "api":
 			gv, ok = schema.GroupVersion{Version: segments[3]}, true
 		}
-		if e := t.Entry(gv); ok && e != nil && !e.Local() { // the local apiserver has all others, and answers for them
+		if e := t.Entry(gv); ok && e != nil && !e.Local() { // the local apiserver answers for all others
 			return RouteDocument, ""
 		}
 	case "api":

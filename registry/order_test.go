@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 )
 
-// someEntries makes entries with many ties: few priorities, few groups, versions of every sort.
+// someEntries makes entries with many ties: few priorities, few groups, versions of every form.
 func someEntries(rng *rand.Rand, n int) Input {
 	in := manyRemotes(0)
 	versions := []string{"v1", "v2", "v10", "v1beta1", "v1beta2", "v2beta1", "v1alpha1", "v11alpha2", "foo1", "foo10", "v", "v01", "x1"}
@@ -26,8 +26,8 @@ func someEntries(rng *rand.Rand, n int) Input {
 	return in
 }
 
-// total checks that a comparison is a total order: antisymmetric, transitive, and 0 only for one
-// and the same.
+// total checks that a comparison is a total order: antisymmetric, transitive, and 0 only for equal
+// arguments.
 func total[T any](t *testing.T, name string, all []T, compare func(a, b T) int) {
 	t.Helper()
 	for i, a := range all {
@@ -57,8 +57,7 @@ func TestOrdersAreTotal(t *testing.T) {
 	}
 }
 
-// TestOrders checks the documents' orders against their definition, written once more from the
-// description.
+// TestOrders checks the documents' orders against a second implementation of their definition.
 func TestOrders(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 50 {
@@ -88,7 +87,7 @@ func TestOrders(t *testing.T) {
 				}
 			}
 			if table.Group(g.Name).Name != g.Name {
-				t.Fatalf("Group(%q) is another", g.Name)
+				t.Fatalf("Group(%q) returns another group", g.Name)
 			}
 			members += len(g.Entries)
 			for j, e := range g.Entries {
@@ -111,8 +110,8 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// TestGrownTableEqualsFresh changes a table at random and compares it with one made from nothing
-// after every step; and every table before it must stay as it was.
+// TestGrownTableEqualsFresh changes a table at random. After every step it compares it with a new
+// table, and checks that the previous table did not change.
 func TestGrownTableEqualsFresh(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	in := someEntries(rng, 20)
@@ -136,13 +135,13 @@ func TestGrownTableEqualsFresh(t *testing.T) {
 		}
 		table = Build(in, table)
 		if got, want := layoutOf(table), layoutOf(Build(in, nil)); got != want {
-			t.Fatalf("step %d: grown table\n%s\nfresh table\n%s", step, got, want)
+			t.Fatalf("step %d: updated table\n%s\nnew table\n%s", step, got, want)
 		}
 		if show(before) != text {
 			t.Fatalf("step %d changed the table before it", step)
 		}
 		if len(table.Entries()) == 0 {
-			t.Fatal("the walk ran empty")
+			t.Fatal("no entries are left")
 		}
 	}
 }
@@ -169,13 +168,13 @@ func TestUnchangedEntriesKeepTheirPointers(t *testing.T) {
 	for _, e := range next.Entries() {
 		old := table.named(e.Name)
 		if (e == old) == (e.Name == a.Name) {
-			t.Errorf("entry %s kept: %v", e.Name, e == old)
+			t.Errorf("entry %s unchanged: %v", e.Name, e == old)
 		}
 		if e.Backend != old.Backend {
-			t.Errorf("backend of %s is another", e.Name)
+			t.Errorf("the backend of %s changed", e.Name)
 		}
 	}
-	// Another set of options makes every entry anew, but those that come out the same stay.
+	// Other options rebuild every entry, but equal entries stay the same.
 	in.Options = &Options{Defaults: Policy{MaxInFlight: 7}}
 	if e := Build(in, next).Entries()[0]; e == next.Entries()[0] || e.Policy.MaxInFlight != 7 {
 		t.Errorf("entry under new options has %d in flight", e.Policy.MaxInFlight)

@@ -70,7 +70,7 @@ func TestAnnotations(t *testing.T) {
 		}
 		got.problems = nil
 		if d := cmp.Diff(settings{policy: defaults}, got, cmp.AllowUnexported(settings{}, urls{}), cmpopts.EquateEmpty()); d != "" {
-			t.Errorf("%s=%q is bad but changes (-want +got):\n%s", tc.name, tc.value, d)
+			t.Errorf("%s=%q is invalid but changes (-want +got):\n%s", tc.name, tc.value, d)
 		}
 	}
 }
@@ -85,8 +85,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// FuzzAnnotations holds that no value, however odd, leaves a setting outside its bounds or without
-// a word about being ignored.
+// FuzzAnnotations checks that no value sets anything outside its bounds, and that every ignored
+// value is reported.
 func FuzzAnnotations(f *testing.F) {
 	names := []string{
 		"request-timeout", "max-inflight", "max-longrunning", "long-running-subresources", "tls-server-name", "ca-from",

@@ -23,7 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// running is a registry that runs until the test ends.
+// running runs a registry until the test ends.
 func running(t *testing.T, c Config) *Registry {
 	t.Helper()
 	r := must.Get(New(c))(t)
@@ -31,7 +31,7 @@ func running(t *testing.T, c Config) *Registry {
 	return r
 }
 
-// until waits for a table that satisfies ok, as every consumer does.
+// until waits for a table that satisfies ok, as consumers do.
 func until(t *testing.T, r *Registry, what string, ok func(*Table) bool) *Table {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -53,7 +53,7 @@ func TestClusterFollows(t *testing.T) {
 	server.Put(managed, clusterIP(name), slice(name, "10.0.0.1"))
 	r := must.Get(New(Config{Client: server.Start(t), Logger: slog.New(slog.DiscardHandler)}))(t)
 	if r.Table().Complete() || r.Table().Generation() != 1 {
-		t.Error("a table that was never read is complete")
+		t.Error("a table is complete before the first read")
 	}
 	must.Run(t, r.Run)
 	table := until(t, r, "everything", (*Table).Complete)
@@ -90,10 +90,10 @@ func TestClusterSurvivesRestart(t *testing.T) {
 	r := running(t, Config{Client: server.Start(t)})
 	before := until(t, r, "everything", (*Table).Complete)
 	server.Fault(true, false)
-	server.Fault(false, true) // it comes back, and says 404 until it is ready
+	server.Fault(false, true) // answers 404 until it is ready again
 	server.Put(remoteService("while.away.com", "v1", "metrics"))
 	if r.Table() != before {
-		t.Errorf("table changed while the apiserver was away:\n%s", show(r.Table()))
+		t.Errorf("table changed while the apiserver was down:\n%s", show(r.Table()))
 	}
 	server.Fault(false, false)
 	until(t, r, "what happened meanwhile", func(t *Table) bool { return len(t.Entries()) == 2 })
@@ -113,7 +113,7 @@ func TestClusterNotYetThere(t *testing.T) {
 	server.Fault(true, false)
 	r := running(t, Config{Client: server.Start(t)})
 	if r.Table().Complete() {
-		t.Error("complete although nothing could be read")
+		t.Error("complete, but nothing could be read")
 	}
 	server.Fault(false, false)
 	until(t, r, "everything", (*Table).Complete)
@@ -136,8 +136,8 @@ func configMap(name, ca string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}, Data: map[string]string{"ca": ca}}
 }
 
-// watchTrust watches the ConfigMap kube-system/trust until the test ends. What it returns waits for
-// what is seen of it next; the same may be seen again.
+// watchTrust watches the ConfigMap kube-system/trust until the test ends. expect waits for the next
+// different state.
 func watchTrust(t *testing.T, r *Registry) (expect func(want string)) {
 	t.Helper()
 	seen := make(chan string, 10)
@@ -163,7 +163,7 @@ func watchTrust(t *testing.T, r *Registry) (expect func(want string)) {
 	}
 }
 
-// keyOf is what the writer knows an object by.
+// keyOf returns the writer's key of an object.
 func keyOf(o metav1.Object) key {
 	k := key{kindSlice, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}}
 	switch o.(type) {
@@ -175,20 +175,20 @@ func keyOf(o metav1.Object) key {
 	return k
 }
 
-// object is whatever a source tells of.
+// object is an object of any source.
 type object interface {
 	metav1.Object
 	runtime.Object
 }
 
-// put has objects come, or change.
+// put adds or changes objects.
 func put(c *changes, all ...object) {
 	for _, o := range all {
 		c.set(keyOf(o), o)
 	}
 }
 
-// script is a source that a test writes to.
+// script is a source that the test controls.
 type script struct{ to chan *changes }
 
 func (s script) run(ctx context.Context, to *changes) error {
@@ -202,7 +202,7 @@ func (s script) watch(ctx context.Context, _, _ string, _ func(*corev1.ConfigMap
 	return ctx.Err()
 }
 
-// scripted runs a registry over a source that the test writes to.
+// scripted runs a registry over a source that the test controls.
 func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
 	t.Helper()
 	s := script{to: make(chan *changes, 1)}
@@ -224,14 +224,14 @@ func TestStormIsCoalesced(t *testing.T) {
 			a.Spec.VersionPriority = int32(i)
 			put(c, a)
 		}
-		time.Sleep(mostPause) // virtual time: the moment by which the table must be there
+		time.Sleep(mostPause) // virtual time: the table must exist by then
 		synctest.Wait()
 		table := r.Table()
 		if len(table.Entries()) != 100 || table.named("v1.g7.example.com").Object.Spec.VersionPriority != 9907 {
-			t.Errorf("table after the storm has %d entries", len(table.Entries()))
+			t.Errorf("table after the changes has %d entries", len(table.Entries()))
 		}
 		if g := table.Generation(); g > 20 {
-			t.Errorf("%d tables for one storm", g)
+			t.Errorf("%d tables for one burst of changes", g)
 		}
 	})
 }
@@ -291,12 +291,11 @@ func TestReport(t *testing.T) {
 		}
 		r.Report(good)
 		table = settle()
-		// Of two verdicts that come together the later one counts, even if the table says it
-		// already.
+		// Of two verdicts in one batch the later one counts, even if it equals the table's.
 		r.Report(bad)
 		r.Report(good)
 		if settle() != table {
-			t.Errorf("two reports that end where they began made a table:\n%s", show(r.Table()))
+			t.Errorf("two reports that cancel each other made a table:\n%s", show(r.Table()))
 		}
 	})
 }
@@ -337,7 +336,7 @@ func TestMetrics(t *testing.T) {
 		r.Report(report)
 		until(t, r, "False", func(t *Table) bool { return !t.named(e.Name).Verdict.Available() })
 	}
-	// From unavailable to unavailable for another reason is no new outage.
+	// A change from one unavailable reason to another is not a new outage.
 	c.set(keyOf(clusterIP(service)), nil)
 	until(t, r, "no service", func(t *Table) bool { return t.named(e.Name).Verdict.Reason == ReasonServiceNotFound })
 	if got := []float64{value(ReasonFailedDiscoveryCheck), value(ReasonServiceNotFound)}; !cmp.Equal(got, []float64{2, 0}) {
@@ -360,7 +359,7 @@ fairlead_registry_entries{kind="remote"} 1
 	c.set(keyOf(remote), nil)
 	until(t, r, "one entry", func(t *Table) bool { return len(t.Entries()) == 1 })
 	if v := value(ReasonFailedDiscoveryCheck); v != -1 {
-		t.Errorf("series outlives its object: %v", v)
+		t.Errorf("series remains after its object: %v", v)
 	}
 	if _, err := newMetrics(r.Table, reg); err == nil {
 		t.Error("registered twice without an error")

@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// One fault has one message, though each occurrence names another port of ours and another time.
+// A recurring fault has a constant message, though the original differs in our port and in times.
 func TestMessagesAreSteady(t *testing.T) {
 	reset := func(port int) string {
 		err := &net.OpError{

@@ -20,8 +20,8 @@ import (
 
 const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// defining adds definitions of custom resources to a fake apiserver: name → the versions that it
-// serves, those that it does not in parentheses.
+// defining adds CustomResourceDefinitions to a fake apiserver: name → versions; unserved ones are
+// in parentheses.
 func defining(t *testing.T, s *apiserver.Server, all map[string]string) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -72,7 +72,7 @@ func TestShadowedDefinitions(t *testing.T) {
 	}
 }
 
-// That nothing is known of definitions is told once, and once more after an answer.
+// A failure to read definitions is reported once, and again only after a success.
 func TestShadowFails(t *testing.T) {
 	var status int
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -86,7 +86,7 @@ func TestShadowFails(t *testing.T) {
 	for i, step := range []struct{ status, told int }{{http.StatusForbidden, 1}, {http.StatusForbidden, 1}, {http.StatusOK, 1}, {http.StatusForbidden, 2}} {
 		status = step.status
 		if ok := s.ask(t.Context(), []schema.GroupVersion{{Group: "sea.io", Version: "v1"}}); ok != (status == http.StatusOK) || told != step.told {
-			t.Errorf("step %d: %v, told %d times, want %d", i, ok, told, step.told)
+			t.Errorf("step %d: %v, reported %d times, want %d", i, ok, told, step.told)
 		}
 	}
 }
@@ -101,7 +101,7 @@ func TestShadowComesAndGoes(t *testing.T) {
 		t.Errorf("hiding: %q", p)
 	}
 	if again := Build(in, hiding); again != hiding {
-		t.Error("the same once more makes another table")
+		t.Error("the same input makes another table")
 	}
 	alone := object.DeepCopy()
 	alone.Spec.Service, alone.Annotations = nil, map[string]string{urlAnnotation: "https://fleet.example.com"}
@@ -109,10 +109,10 @@ func TestShadowComesAndGoes(t *testing.T) {
 	byURL.APIServices = map[string]*apiregistrationv1.APIService{"v1.sea.io": alone}
 	byURL.Options = &Options{AllowURLs: true}
 	if p := Build(byURL, nil).named("v1.sea.io").Problems; len(p) != 1 || !strings.Contains(p[0], `boats.sea.io: url "https://fleet.example.com" has taken over`) {
-		t.Errorf("hiding by URL: %q", p)
+		t.Errorf("shadowing by URL: %q", p)
 	}
 	in.Shadowed = nil
 	if p := Build(in, hiding).named("v1.sea.io").Problems; len(p) != 0 {
-		t.Errorf("no longer hiding: %q", p)
+		t.Errorf("no longer shadowing: %q", p)
 	}
 }

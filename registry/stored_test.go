@@ -23,7 +23,7 @@ func stored(group, service string) *apiregistrationv1.APIService {
 	}}
 }
 
-// What is in etcd wins over the directory beside it, whose Services serve both.
+// Stored APIServices take precedence over the directory's; both use the directory's Services.
 func TestStoredBesideDirectory(t *testing.T) {
 	server := apiserver.New()
 	server.Put(stored("b.io", "a-io"))
@@ -31,7 +31,7 @@ func TestStoredBesideDirectory(t *testing.T) {
 	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "10.0.0.1"))
 	r := running(t, Config{APIServices: server.Start(t), Directory: dir})
 	until(t, r, "both", func(t *Table) bool { return address(t, "v1.a.io") != "" && address(t, "v1.b.io") != "" })
-	// Who writes to etcd is not who runs this process.
+	// Whoever writes to etcd need not be this process's operator.
 	write(t, filepath.Join(dir, "b.yaml"), manifestsOf("lo.io", "127.0.0.1"))
 	byURL := stored("url.io", "a-io")
 	byURL.Annotations = map[string]string{urlAnnotation: "https://127.0.0.1:1"}
@@ -43,7 +43,7 @@ func TestStoredBesideDirectory(t *testing.T) {
 		}
 	}
 	if m := r.Table().Match(apiserver.APIServices); m.Route != RouteOwn {
-		t.Errorf("the APIServices themselves: %+v", m)
+		t.Errorf("the path of APIServices: %+v", m)
 	}
 	server.Put(stored("a.io", "nowhere"))
 	table = until(t, r, "etcd's own", func(t *Table) bool { return address(t, "v1.a.io") == "" })
@@ -67,7 +67,7 @@ func TestStoredBesideAnAPIServer(t *testing.T) {
 	until(t, r, "the Service", func(t *Table) bool { return address(t, "v1.a.io") == "10.0.0.1:8443" })
 }
 
-// An object that cannot be read is shown, and routes nothing.
+// An unreadable object is shown, but routes nothing.
 func TestStoredAndMisnamed(t *testing.T) {
 	server := apiserver.New()
 	odd := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.odd.io"}}
@@ -82,7 +82,7 @@ func TestStoredAndMisnamed(t *testing.T) {
 	until(t, r, "it is gone", func(t *Table) bool { return len(t.Problems()) == 0 })
 }
 
-// Who begins without etcd knows what was there last.
+// A process that starts without etcd uses the cached APIServices.
 func TestStoredAndRemembered(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cache.json")
 	begin := func(server *apiserver.Server) *Registry {
@@ -113,12 +113,12 @@ func TestStoredAndRemembered(t *testing.T) {
 	m := &remembered{path: file}
 	must.Do(t, os.Chmod(file, 0o644))
 	if _, err := m.read(); err == nil || !strings.Contains(err.Error(), "mode 0644") {
-		t.Errorf("a file that others can read: %v", err)
+		t.Errorf("the cache can be read by others: %v", err)
 	}
 	m.path = filepath.Join(t.TempDir(), "link")
 	must.Do(t, os.Symlink(file, m.path))
 	if _, err := m.read(); err == nil {
-		t.Error("a link is followed")
+		t.Error("reading follows a link")
 	}
 	for name, tc := range map[string]struct {
 		make func(path string) error
@@ -139,7 +139,7 @@ func TestStoredAndRemembered(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, tc.want)
 		}
 	}
-	// Nor does writing follow a link that somebody has put in its way, or leave anything behind.
+	// Writing does not follow a link in the file's place either, and leaves no temporary file.
 	m.path = filepath.Join(t.TempDir(), "cache")
 	must.Do(t, os.Symlink(file, m.path+".new"))
 	must.Do(t, m.write(nil))

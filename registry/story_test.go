@@ -26,13 +26,13 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 // A story is a script of steps, one a line, over the files of its archive:
 //
 //	options <word>…            clusterip, loopback, urls, directory, unprotected; before the first apply
-//	apply <file>…              objects that are new or changed
+//	apply <file>…              new or changed objects
 //	beside <file>…             the same, of a cluster beside a directory
 //	delete <kind> <ns>/<name>
 //	report <apiservice> <address> healthy|slow|unhealthy|badca [cause]
 //	advance <duration>
 //	same                       the last step made no new table
-//	backend <apiservice> same|new    since the last time this was asked
+//	backend <apiservice> same|new    compared with the last step of this kind
 //	shared <apiservice>…       they have one Backend
 //	alone <apiservice>…        none has the Backend of another APIService
 //	expect <file>              the table, as text
@@ -116,21 +116,21 @@ func (s *teller) step(at string, words []string) {
 	s.table = s.build(b.reports, s.table)
 	fresh := s.build(nil, nil)
 	if got, want := layoutOf(s.table), layoutOf(fresh); got != want {
-		s.Errorf("%s: the table that grew differs from one made from nothing:\n%s", at, cmp.Diff(want, got))
+		s.Errorf("%s: the updated table differs from a new one:\n%s", at, cmp.Diff(want, got))
 	}
 }
 
-// compare looks at who has the Backend of each of the named.
+// compare checks whether the named APIServices share one Backend, or share it with none.
 func (s *teller) compare(at string, shared bool, names []string) {
 	first := s.table.named(names[0]).Backend
 	for _, e := range s.table.Entries() {
 		named := slices.Contains(names, e.Name)
 		if shared && named && e.Backend != first {
-			s.Errorf("%s: %s has a Backend that is not that of %s", at, e.Name, names[0])
+			s.Errorf("%s: %s has another Backend than %s", at, e.Name, names[0])
 		}
 		for _, n := range names {
 			if !shared && n != e.Name && e.Backend == s.table.named(n).Backend {
-				s.Errorf("%s: %s has the Backend of %s", at, e.Name, n)
+				s.Errorf("%s: %s shares the Backend of %s", at, e.Name, n)
 			}
 		}
 	}
@@ -151,7 +151,7 @@ func (s *teller) build(reports map[reportKey]Report, prev *Table) *Table {
 	return Build(in, prev)
 }
 
-// layoutOf is what must not depend on how the table came to be: everything but what probes said.
+// layoutOf describes what must not depend on a table's history: everything except probe results.
 func layoutOf(t *Table) string {
 	var b strings.Builder
 	for _, e := range t.Entries() {
@@ -210,7 +210,7 @@ func (s *teller) report(words []string, b *batch) {
 	b.reports = map[reportKey]Report{{r.Name, r.Address}: r}
 }
 
-// read takes the objects of a file, separated by ---.
+// read decodes the objects of a file, separated by ---.
 func (s *teller) read(file string, b *batch) {
 	for doc := range strings.SplitSeq(s.story.File(s, file), "---\n") {
 		var m struct {

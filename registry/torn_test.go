@@ -17,7 +17,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// What a watch that was cut short has not told of a revision is found by another list.
+// If a watch ends within a revision, another list finds the events that it missed.
 func TestTornRevision(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -35,7 +35,7 @@ func TestTornRevision(t *testing.T) {
 				return nil, apierrors.NewInvalid(apiregistrationv1.SchemeGroupVersion.WithKind("APIService").GroupKind(), "", nil)
 			}
 			w := watch.NewFakeWithChanSize(1, false)
-			if lists == 1 && o.ResourceVersion == "4" { // both are deleted at 5, and it tells of one
+			if lists == 1 && o.ResourceVersion == "4" { // both are deleted at revision 5, the watch reports one
 				gone := stored("a.io", "x")
 				gone.ResourceVersion = "5"
 				w.Delete(gone)
@@ -61,7 +61,7 @@ func TestTornRevision(t *testing.T) {
 	}
 }
 
-// Where an apiserver does not stream lists, the list tells that reading is denied.
+// With an apiserver that does not stream lists, a forbidden list is reported as denied.
 func TestListIsDenied(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -75,11 +75,11 @@ func TestListIsDenied(t *testing.T) {
 	}}
 	l.reflect(ctx, &store{})
 	if !errors.Is(ctx.Err(), context.Canceled) {
-		t.Error("nobody was told")
+		t.Error("not reported")
 	}
 }
 
-// One outage is one line of the log, however often it is met.
+// An outage is logged in one line, however many requests fail.
 func TestOutageIsOneLine(t *testing.T) {
 	var log strings.Builder
 	l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil))}

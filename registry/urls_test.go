@@ -92,8 +92,8 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-// FuzzURLs holds that what is dialled is what anybody reads in a URL: a host and a port, and
-// nothing that could be taken for another.
+// FuzzURLs checks that Fairlead dials the host and port that a reader sees in a URL, and accepts
+// nothing ambiguous.
 func FuzzURLs(f *testing.F) {
 	for _, s := range []string{
 		"https://a.example.com", "https://[::1]:8443,https://10.0.0.1", "https://a@b", "https://a/b", "https://a:0", "https://a?b#c", "https://%61", "https://[::ffff:7f00:1%25x]:1", "https://127.1", ",",
@@ -112,7 +112,7 @@ func FuzzURLs(f *testing.F) {
 				return
 			}
 			if err != nil || parsed.Scheme != "https" || parsed.User != nil || parsed.Path+parsed.RawQuery+parsed.Fragment+parsed.Opaque != "" {
-				t.Fatalf("%q passes in %q", text, value)
+				t.Fatalf("%q is accepted in %q", text, value)
 			}
 			port := parsed.Port()
 			if port == "" {
@@ -120,11 +120,11 @@ func FuzzURLs(f *testing.F) {
 			}
 			n, err := strconv.ParseUint(port, 10, 16)
 			if err != nil || n == 0 {
-				t.Fatalf("%q passes with that port", text)
+				t.Fatalf("%q is accepted with that port", text)
 			}
 			host := strings.ToLower(parsed.Hostname())
 			if addr, err := netip.ParseAddr(host); (err != nil || addr.Zone() != "") && len(validation.IsDNS1123Subdomain(host)) > 0 {
-				t.Fatalf("%q passes with that host", text)
+				t.Fatalf("%q is accepted with that host", text)
 			}
 			want = append(want, net.JoinHostPort(host, strconv.FormatUint(n, 10)))
 		}
@@ -135,8 +135,8 @@ func FuzzURLs(f *testing.F) {
 	})
 }
 
-// In a cluster who may write APIServices is not who runs this process: a URL counts only where the
-// latter says so. It neither leads to the Service beside it instead, nor to the local apiserver.
+// Writers of APIServices in a cluster need not be this process's operators: a URL is used only if a
+// flag allows it. Otherwise neither the Service beside it nor the local apiserver is used instead.
 func TestURLsOfACluster(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
 		server := apiserver.New()
@@ -159,8 +159,8 @@ func TestURLsOfACluster(t *testing.T) {
 	}
 }
 
-// The ConfigMap of ca-from is nobody's where there is no Service to say in which namespace it is:
-// nobody asks for it in all of them.
+// ca-from names a ConfigMap in the Service's namespace: without a Service it has no namespace, and
+// is refused.
 func TestURLWithCAFrom(t *testing.T) {
 	o := remoteService("a.example.com", "v1", "metrics")
 	o.Annotations = map[string]string{urlAnnotation: "https://api.example.com", prefix + "ca-from": "bundle/ca.crt"}
@@ -170,7 +170,7 @@ func TestURLWithCAFrom(t *testing.T) {
 	if e.Backend.Namespace != "extensions" || e.Backend.CAFrom != "bundle/ca.crt" || len(e.Endpoints) != 1 {
 		t.Errorf("beside a Service: %+v", e.Backend)
 	}
-	o.Annotations[urlAnnotation] = "http://api.example.com" // a typing error is no reason to trust the system's roots until it is mended
+	o.Annotations[urlAnnotation] = "http://api.example.com" // a typing error must not lead to trust in the system's roots
 	if e = Build(in, nil).Entries()[0]; e.Backend.Namespace != "extensions" || e.Backend.CAFrom != "bundle/ca.crt" || len(e.Endpoints) != 0 {
 		t.Errorf("by a bad URL: %+v", e.Backend)
 	}
@@ -182,8 +182,7 @@ func TestURLWithCAFrom(t *testing.T) {
 	}
 }
 
-// Two APIServices whose URLs cannot be used have nothing in common: what is known of the one's
-// server is not said of the other.
+// APIServices with unusable URLs share no Backend: one's state must not be shown for the other.
 func TestBadURLsAreNotShared(t *testing.T) {
 	in := Input{APIServices: map[string]*apiregistrationv1.APIService{}, Options: &Options{}}
 	for _, group := range []string{"a.io", "b.io"} {

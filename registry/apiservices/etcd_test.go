@@ -25,7 +25,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// serveEtcd serves what an etcd of the test's own has.
+// serveEtcd serves the content of an etcd of its own.
 func serveEtcd(t *testing.T) (kv *kubernetes.Client, url string, c typed.APIServiceInterface) {
 	t.Helper()
 	kv = testserver.RunEtcd(t, nil)
@@ -33,7 +33,7 @@ func serveEtcd(t *testing.T) (kv *kubernetes.Client, url string, c typed.APIServ
 	return kv, url, client(t, url, "application/json")
 }
 
-// anew is another server of the same etcd, when it has read that.
+// anew starts another server on the same etcd, and waits until it has read it.
 func anew(t *testing.T, kv *kubernetes.Client) typed.APIServiceInterface {
 	t.Helper()
 	c := client(t, serveFor(t, serverOf(t, kv.Endpoints()...)), "application/json")
@@ -41,7 +41,7 @@ func anew(t *testing.T, kv *kubernetes.Client) typed.APIServiceInterface {
 	return c
 }
 
-// serverOf is a server of what the members have.
+// serverOf runs a server for an etcd cluster with these members.
 func serverOf(t *testing.T, members ...string) *Server {
 	t.Helper()
 	return must.Get(New(Config{
@@ -56,8 +56,8 @@ func serverOf(t *testing.T, members ...string) *Server {
 	}))(t)
 }
 
-// ready waits for the cache, and for etcd's version, by which the cache knows that it may serve
-// watch-list: a client that asks earlier lists instead.
+// ready waits for the cache, and for etcd's version, without which the cache refuses watch-list: a
+// client that asks earlier lists instead.
 func ready(t *testing.T, c typed.APIServiceInterface) {
 	t.Helper()
 	for {
@@ -68,7 +68,7 @@ func ready(t *testing.T, c typed.APIServiceInterface) {
 		t.Log(err)
 		select {
 		case <-t.Context().Done():
-			t.Fatal("the cache never came")
+			t.Fatal("the cache did not become ready")
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -101,7 +101,7 @@ func TestEtcdIsServed(t *testing.T) {
 		t.Errorf("modified: %v", o)
 	}
 	if _, err := c.Update(t.Context(), made, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
-		t.Errorf("update of an old one: %v", err)
+		t.Errorf("update of an old revision: %v", err)
 	}
 	o, err := c.Patch(t.Context(), "v1.a.io", types.MergePatchType, []byte(`{"status":{"conditions":[{"type":"Available","status":"False","reason":"X"}]},"spec":{"versionPriority":30}}`), metav1.PatchOptions{}, "status")
 	if err != nil || o.Spec.VersionPriority != 20 || o.Status.Conditions[0].Reason != "X" {
@@ -117,11 +117,11 @@ func TestEtcdIsServed(t *testing.T) {
 	}
 	event(watch.Deleted)
 	if _, err := c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("get of what is deleted: %v", err)
+		t.Errorf("get after deletion: %v", err)
 	}
 }
 
-// Nobody collects garbage here: what a deletion would leave to those who do ends at once.
+// There is no garbage collector here: a deletion completes at once with any propagation policy.
 func TestDeletionWaitsForNobody(t *testing.T) {
 	_, _, c := serveEtcd(t)
 	for _, p := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationBackground, metav1.DeletePropagationOrphan} {
@@ -135,7 +135,7 @@ func TestDeletionWaitsForNobody(t *testing.T) {
 	}
 }
 
-// What a patch creates must be allowed to be created.
+// A patch that creates an object needs the right to create.
 func TestApply(t *testing.T) {
 	_, _, c := serveEtcd(t)
 	apply := func(name, manager, spec string, o metav1.PatchOptions) (*apiregistrationv1.APIService, error) {
@@ -145,7 +145,7 @@ func TestApply(t *testing.T) {
 	}
 	const spec = `"groupPriorityMinimum":100,"versionPriority":10`
 	if _, err := apply("v1.forbidden.io", "me", spec, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("creating without the right to: %v", err)
+		t.Errorf("creating without permission: %v", err)
 	}
 	if _, err := apply("v1.a.io", "me", spec, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 		t.Errorf("dry run: %v", err)
@@ -168,23 +168,23 @@ func TestApply(t *testing.T) {
 func TestProtectedGroupsAreRefused(t *testing.T) {
 	_, _, c := serveEtcd(t)
 	if _, err := c.Create(t.Context(), remote("v1.apps", "mine"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `group "apps" is protected`) {
-		t.Errorf("a remote claims it: %v", err)
+		t.Errorf("a remote APIService: %v", err)
 	}
 	o, err := c.Create(t.Context(), object("v1.apps", nil), metav1.CreateOptions{})
 	if err != nil || o.Status.Conditions[0].Reason != "Local" {
-		t.Fatalf("a local one: %v %v", err, o)
+		t.Fatalf("a Local APIService: %v %v", err, o)
 	}
 	o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: "y"}
 	if _, err := c.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("it becomes remote: %v", err)
+		t.Errorf("an update to remote: %v", err)
 	}
 	o.Spec.Service, o.Annotations = nil, map[string]string{"fairlead.dev/url": "https://10.0.0.1"}
 	if _, err := c.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("it becomes remote by its annotation: %v", err)
+		t.Errorf("an update to remote by annotation: %v", err)
 	}
 }
 
-// One object that nobody can read is named and costs none of the others.
+// An unreadable object is reported, and the others are served.
 func TestCorruptObjects(t *testing.T) {
 	kv, _, c := serveEtcd(t)
 	ready(t, c)
@@ -223,13 +223,13 @@ func TestCorruptObjects(t *testing.T) {
 	check(c)
 	check(anew(t, kv))
 	if _, err := c.Patch(t.Context(), "v1.noise.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{}); !apierrors.IsInvalid(err) {
-		t.Errorf("patch of a part: %v", err)
+		t.Errorf("partial patch: %v", err)
 	}
 	whole := object("v1.noise.io", nil)
 	o := must.Get(c.Get(t.Context(), "v1.noise.io", metav1.GetOptions{}))(t)
 	whole.ResourceVersion, whole.CreationTimestamp = o.ResourceVersion, o.CreationTimestamp
 	if _, err := c.Update(t.Context(), whole, metav1.UpdateOptions{}); err != nil {
-		t.Errorf("replacing it: %v", err)
+		t.Errorf("replacing the object: %v", err)
 	}
 	for _, name := range []string{"v1.other.io", "v1.astray.io"} {
 		if err := c.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
@@ -238,7 +238,7 @@ func TestCorruptObjects(t *testing.T) {
 	}
 }
 
-// Without etcd there is an answer, soon, and it says that asking again may help.
+// Without etcd, requests fail soon, with an error that allows a retry.
 func TestEtcdIsAway(t *testing.T) {
 	url := serveFor(t, serverOf(t, "http://127.0.0.1:1"))
 	for _, method := range []string{http.MethodGet, http.MethodDelete} {
@@ -250,7 +250,7 @@ func TestEtcdIsAway(t *testing.T) {
 	}
 }
 
-// After a compaction who was away lists again.
+// After a compaction, a client with an old revision must list again.
 func TestCompaction(t *testing.T) {
 	kv, _, c := serveEtcd(t)
 	o := must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
@@ -265,9 +265,9 @@ func TestCompaction(t *testing.T) {
 	w := must.Get(later.Watch(t.Context(), metav1.ListOptions{ResourceVersion: old}))(t)
 	defer w.Stop()
 	if got := next(t, w); got != "ERROR Expired" {
-		t.Errorf("watch from before: %s", got)
+		t.Errorf("watch from an old revision: %s", got)
 	}
 	if _, err := later.List(t.Context(), metav1.ListOptions{ResourceVersion: old, ResourceVersionMatch: metav1.ResourceVersionMatchExact}); !apierrors.IsResourceExpired(err) {
-		t.Errorf("list from before: %v", err)
+		t.Errorf("list of an old revision: %v", err)
 	}
 }

@@ -23,14 +23,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// source is a registry that the test writes to.
+// source is a registry that the test changes.
 type source struct {
 	in      registry.Input
 	table   atomic.Pointer[registry.Table]
-	changed func() // publishes what the test wrote, and waits until it is served
+	changed func() // publishes the test's changes, and waits until they are served
 }
 
-// put writes and publishes objects.
+// put adds or replaces objects, and publishes that.
 func (s *source) put(all ...*apiregistrationv1.APIService) {
 	for _, o := range all {
 		s.in.APIServices[o.Name] = o
@@ -38,7 +38,7 @@ func (s *source) put(all ...*apiregistrationv1.APIService) {
 	s.changed()
 }
 
-// remove takes an object away, and publishes that.
+// remove deletes an object, and publishes that.
 func (s *source) remove(name string) {
 	delete(s.in.APIServices, name)
 	s.changed()
@@ -91,7 +91,7 @@ func serve(t *testing.T) (s *source, url string) {
 	return s, h.URL
 }
 
-// serveFor runs a server for whom the header User names.
+// serveFor serves the user that the header User names.
 func serveFor(t *testing.T, server *Server) (url string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -140,8 +140,7 @@ func names(l *apiregistrationv1.APIServiceList) []string {
 	return out
 }
 
-// recorder is a writer as the front door's is: it can flush, but tells nobody that its client has
-// gone.
+// recorder can flush but not report that its client has gone, like the front door's writer.
 type recorder struct{ http.ResponseWriter }
 
 func (r recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

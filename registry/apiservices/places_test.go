@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// asks takes a place for a user's request, if there is one.
+// asks takes a place for a user's request, if one is free.
 func asks(t *testing.T, p *places, name, verb string) bool {
 	t.Helper()
 	_, ok := p.take(httptest.NewRequestWithContext(request.WithUser(t.Context(), &user.DefaultInfo{Name: name}), http.MethodPost, "/", nil), verb)
@@ -38,12 +38,12 @@ func TestPlaces(t *testing.T) {
 			}
 		}
 		if !asks(t, p, "cid", verb) {
-			t.Errorf("%s: two users have all places", verb)
+			t.Errorf("%s: two users hold all places", verb)
 		}
 	}
 }
 
-// A patch is a small thing, and costs more than its length.
+// The limit of a patch is small, because a patch costs more than its length.
 func TestLongPatch(t *testing.T) {
 	_, _, c := serveEtcd(t)
 	ready(t, c)
@@ -53,7 +53,7 @@ func TestLongPatch(t *testing.T) {
 	}
 }
 
-// halves sends the head of a POST and the beginning of its body, as ann.
+// halves sends the head of a POST and half of its body, as ann.
 func halves(t *testing.T, url string) net.Conn {
 	t.Helper()
 	c := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://")))(t)
@@ -62,7 +62,7 @@ func halves(t *testing.T, url string) net.Conn {
 	return c
 }
 
-// Bodies that come slowly hold up nobody else.
+// Slow bodies of one user do not delay the requests of another.
 func TestSlowBodies(t *testing.T) {
 	s := serverOf(t, "http://127.0.0.1:1")
 	url := serveFor(t, s)
@@ -76,11 +76,11 @@ func TestSlowBodies(t *testing.T) {
 		t.Errorf("%d places of writes are held", n)
 	}
 	if res, body := do(t, http.MethodPost, url+root+"/v1/apiservices", ""); res.StatusCode == http.StatusTooManyRequests {
-		t.Errorf("another one's: %s", body)
+		t.Errorf("another user's: %s", body)
 	}
 }
 
-// Nor are they waited for for ever.
+// The wait for a body is limited.
 func TestBodyThatDoesNotCome(t *testing.T) {
 	s := serverOf(t, "http://127.0.0.1:1")
 	s.places.bodyTime = 10 * time.Millisecond
@@ -91,7 +91,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// A request of this process takes nobody's place, and nobody takes its.
+// Requests of this process neither take nor need a place.
 func TestOwnPlaces(t *testing.T) {
 	p := newPlaces()
 	own := httptest.NewRequestWithContext(Own(t.Context()), http.MethodGet, "/", nil)
@@ -105,20 +105,20 @@ func TestOwnPlaces(t *testing.T) {
 	}
 }
 
-// Each list and watch may hold all objects for a slow reader.
+// A list or watch may keep all objects in memory for a slow reader.
 func TestPlacesOfReaders(t *testing.T) {
-	for verb, most := range map[string]int{"list": 8, "watch": 100} { // of 20 MB and of 3 MB each, with 10,000 objects
+	for verb, most := range map[string]int{"list": 8, "watch": 100} { // each keeps 20 MB or 3 MB, with 10,000 objects
 		p, n := newPlaces(), 0
 		for asks(t, p, "ann", verb) {
 			n++
 		}
 		if n > most {
-			t.Errorf("%s: one user has %d places, more than %d", verb, n, most)
+			t.Errorf("%s: one user holds %d places, more than %d", verb, n, most)
 		}
 	}
 }
 
-// A patch that doubles an object with each operation is refused before it takes all memory.
+// A patch that doubles an object with each operation is refused before it uses all memory.
 func TestCopyingPatch(t *testing.T) {
 	_, _, c := serveEtcd(t)
 	ready(t, c)
@@ -133,8 +133,8 @@ func TestCopyingPatch(t *testing.T) {
 	}
 }
 
-// A body that says to be larger than any may be is refused as that, and takes no more places than
-// the largest.
+// A body with a declared length above the limit is refused as too large, and takes no more places
+// than the largest that is allowed.
 func TestDeclaredSize(t *testing.T) {
 	for _, declared := range []int64{-1, maxBody + 1, 1 << 40} {
 		p := newPlaces()
@@ -150,7 +150,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// Whom nobody knows counts for where he comes from, whatever he is called.
+// An unauthenticated caller counts by address, with any user name.
 func TestSourceOf(t *testing.T) {
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.RemoteAddr = "192.0.2.1:1"
@@ -166,9 +166,9 @@ func TestSourceOf(t *testing.T) {
 	}
 }
 
-// Whoever asks for a state of the future is not told to wait: client-go would, ten times over.
+// A request for a future revision gets no Retry-After, because client-go would obey it ten times.
 func TestTooLarge(t *testing.T) {
 	if after, told := apierrors.SuggestsClientDelay(tooLarge(2, 1)); told {
-		t.Errorf("it is to come again after %d s", after)
+		t.Errorf("Retry-After: %d s", after)
 	}
 }

@@ -46,7 +46,7 @@ func TestRead(t *testing.T) {
 			t.Errorf("%s: conditions (-want +got):\n%s", contentType, d)
 		}
 		if _, err := c.Get(t.Context(), "v1.nowhere", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			t.Errorf("%s: get of what is not there: %v", contentType, err)
+			t.Errorf("%s: get of a missing object: %v", contentType, err)
 		}
 		for _, tc := range []struct {
 			labels, fields string
@@ -64,7 +64,7 @@ func TestRead(t *testing.T) {
 			}
 		}
 		if _, err := c.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.group=x"}); !apierrors.IsBadRequest(err) {
-			t.Errorf("%s: foreign field selector: %v", contentType, err)
+			t.Errorf("%s: unknown field selector: %v", contentType, err)
 		}
 	}
 	res, body = get(t, url+"/apis/apiregistration.k8s.io/v1/apiservices/v1.a.io/status", "")
@@ -128,7 +128,7 @@ func TestPages(t *testing.T) {
 			if l.RemainingItemCount == nil || *l.RemainingItemCount != 7 {
 				t.Errorf("remaining %v", l.RemainingItemCount)
 			}
-			// What changes meanwhile must not end the list, and is not in it.
+			// A change between two pages neither ends the list nor appears in it.
 			s.put(object("v1.zz.io", nil))
 		}
 		if l.ResourceVersion != first {
@@ -190,7 +190,7 @@ func TestNotFound(t *testing.T) {
 	}
 }
 
-// k8s.io/apiserver's mux says so with an error and two stacks in an operator's log.
+// k8s.io/apiserver's mux logs a duplicate as an error with two stack traces.
 func TestNoPathIsRegisteredTwice(t *testing.T) {
 	before := utilruntime.ErrorHandlers
 	defer func() { utilruntime.ErrorHandlers = before }()
@@ -226,7 +226,7 @@ func TestDiscovery(t *testing.T) {
 	if v, err := c.ServerVersion(); err != nil || v.GitVersion != "v1.36.3" {
 		t.Errorf("version %v: %v", v, err)
 	}
-	// The same without aggregated discovery.
+	// Legacy discovery lists the same.
 	c.UseLegacyDiscovery = true
 	groups, lists, err := c.ServerGroupsAndResources()
 	if err != nil || len(lists) != 1 || groups[len(groups)-1].Name != "apiregistration.k8s.io" {
@@ -253,7 +253,7 @@ func TestDiscovery(t *testing.T) {
 
 func TestRun(t *testing.T) {
 	if _, err := New(Config{}); err == nil {
-		t.Error("no table is no error")
+		t.Error("no error without a table")
 	}
 	dir := t.TempDir()
 	r := must.Get(registry.New(registry.Config{Directory: dir}))(t)
@@ -273,7 +273,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Who may list one by its name is not told of others, whatever the cache leaves to its storage.
+// A caller who may list only one object by name sees no others, with or without the cache.
 func TestListOfOne(t *testing.T) {
 	s, url := serve(t)
 	s.in.APIServices["v1.a.io"], s.in.APIServices["v1.b.io"] = object("v1.a.io", nil), object("v1.b.io", map[string]string{"a": "b"})

@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// next takes the next event of a watch.
+// next returns the next event of a watch.
 func next(t *testing.T, w watch.Interface) string {
 	t.Helper()
 	select {
@@ -80,10 +80,10 @@ func TestWatch(t *testing.T) {
 	expect("named", named, "ADDED v1.b.io")
 	expect("stream", stream, "ADDED v1.apps", "ADDED v1.b.io", "BOOKMARK  initial")
 
-	s.in.APIServices["v1.b.io"] = object("v1.b.io", map[string]string{"tier": "a"}) // begins to match
+	s.in.APIServices["v1.b.io"] = object("v1.b.io", map[string]string{"tier": "a"}) // now matches
 	s.in.APIServices["v1.c.io"] = object("v1.c.io", nil)
 	s.changed()
-	s.put(object("v1.apps", nil)) // ceases to match
+	s.put(object("v1.apps", nil)) // no longer matches
 	s.remove("v1.b.io")
 	everything := []string{"MODIFIED v1.b.io", "ADDED v1.c.io", "MODIFIED v1.apps", "DELETED v1.b.io"}
 	expect("all", all, everything...)
@@ -93,7 +93,7 @@ func TestWatch(t *testing.T) {
 	expect("named", named, "MODIFIED v1.b.io", "DELETED v1.b.io")
 
 	last := list.ResourceVersion
-	for range everything { // each has a later revision, also the last state of what is deleted: clients resume from there
+	for range everything { // revisions increase, also in the last state of a deleted object: clients resume from it
 		e := <-numbered.ResultChan()
 		o, ok := e.Object.(*apiregistrationv1.APIService)
 		if !ok {
@@ -116,7 +116,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A watch may come by WebSocket, as browsers' do.
+// A watch over WebSocket, as browsers use it, works.
 func TestWatchByWebSocket(t *testing.T) {
 	s, url := serve(t)
 	s.put(object("v1.a.io", nil))
@@ -144,8 +144,7 @@ func TestWatchAsTable(t *testing.T) {
 	}
 }
 
-// TestSlowWatcher holds that a cache that is too far behind is told to list again, and that the
-// history is bounded.
+// A watcher that is too far behind must list again, and the history is bounded.
 func TestSlowWatcher(t *testing.T) {
 	s := newStore()
 	var last []*registry.Entry

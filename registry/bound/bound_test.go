@@ -29,7 +29,7 @@ func TestStranger(t *testing.T) {
 	}
 }
 
-// fill takes places for s until none is given, n at most.
+// fill takes up to n places for s, until it is refused.
 func fill(p *Places, s Source, n int, most int64) (held []Place) {
 	for range n {
 		place, ok := p.Take(s, 1, most)
@@ -48,7 +48,7 @@ func TestShareOfPlaces(t *testing.T) {
 		lend  bool
 		most  int64
 		first Source
-		want  int // places of the first source, and then of four others
+		want  int // places of the first source, then those of four others
 		rest  int
 	}{
 		{"a user", false, 400, user, 100, 300},
@@ -84,27 +84,27 @@ func TestShareOfPlaces(t *testing.T) {
 			}
 			for i := range held {
 				held[i].Leave()
-				held[i].Leave() // again, for nothing
+				held[i].Leave() // a second Leave has no effect
 			}
 			if p.Held() != 0 || len(p.by) != 0 {
-				t.Errorf("%d places and %d sources are left when all have gone", p.Held(), len(p.by))
+				t.Errorf("%d places and %d sources are left after all left", p.Held(), len(p.by))
 			}
 		})
 	}
 }
 
-// TestShareOfAnAddress: connections of one address have a quarter together.
+// TestShareOfAnAddress: connections of one address share a quarter.
 func TestShareOfAnAddress(t *testing.T) {
 	p, n := &Places{}, 0
 	for i := range 16 {
 		n += len(fill(p, Stranger(fmt.Sprint("10.0.0.1:", 1000+i)), 1000, 1024))
 	}
 	if n != 256 {
-		t.Errorf("16 connections of an address have %d places of 1024", n)
+		t.Errorf("16 connections of an address hold %d places of 1024", n)
 	}
 }
 
-// TestLentPlacesComeBack: what a source was lent goes to others as it is given back.
+// TestLentPlacesComeBack: lent places that are given back go to other sources.
 func TestLentPlacesComeBack(t *testing.T) {
 	p := &Places{Lend: true}
 	lent := fill(p, Source{User: "ann"}, 1000, 400)
@@ -117,13 +117,13 @@ func TestLentPlacesComeBack(t *testing.T) {
 		bob = append(bob, fill(p, Source{User: "bob"}, 1000, 400)...)
 	}
 	if len(bob) != 62 {
-		t.Errorf("who was late has %d places, want 62", len(bob))
+		t.Errorf("the later source holds %d places, want 62", len(bob))
 	}
 }
 
 func TestPlacesAllocateNothing(t *testing.T) {
 	p, s := &Places{Lend: true}, Source{User: "ann"}
-	for _, most := range []int64{1, 400} { // counted, and not
+	for _, most := range []int64{1, 400} { // counted by source, and not
 		if n := testing.AllocsPerRun(100, func() {
 			place, _ := p.Take(s, 1, most)
 			place.Leave()
@@ -146,8 +146,8 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// TestQueueShares: one source's flood is refused beyond its quarter, has a quarter of the slots,
-// and holds up nobody else.
+// TestQueueShares: a flood of one source is refused beyond its quarter, uses a quarter of the
+// slots, and delays no other source.
 func TestQueueShares(t *testing.T) {
 	for _, tc := range []struct {
 		name          string
@@ -168,7 +168,7 @@ func TestQueueShares(t *testing.T) {
 					go func() {
 						leave, err := q.Enter(ctx, tc.flood)
 						if err == nil {
-							active++ // one after the other: the bubble settles in between
+							active++ // no race: synctest runs them one at a time
 							<-ctx.Done()
 							leave()
 						}
@@ -177,7 +177,7 @@ func TestQueueShares(t *testing.T) {
 					synctest.Wait()
 				}
 				if len(results) != 2000-tc.waits || active != tc.active {
-					t.Errorf("%d refused and %d under way, want %d and %d", len(results), active, 2000-tc.waits, tc.active)
+					t.Errorf("%d refused and %d active, want %d and %d", len(results), active, 2000-tc.waits, tc.active)
 				}
 				other, err := q.Enter(ctx, Source{User: "other"})
 				if err != nil {
@@ -193,7 +193,7 @@ func TestQueueShares(t *testing.T) {
 					}
 				}
 				if late != tc.waits-tc.active {
-					t.Errorf("%d waited in vain, want %d", late, tc.waits-tc.active)
+					t.Errorf("%d waits failed, want %d", late, tc.waits-tc.active)
 				}
 				if q.held != 0 || len(q.by) != 0 || len(q.slots) != 0 {
 					t.Errorf("%d places, %d lines and %d slots are left", q.held, len(q.by), len(q.slots))
@@ -203,7 +203,7 @@ func TestQueueShares(t *testing.T) {
 	}
 }
 
-// TestQueueTurns: who waits comes to it when another leaves.
+// TestQueueTurns: a waiting request gets its turn when another leaves.
 func TestQueueTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := NewQueue(4, 64)

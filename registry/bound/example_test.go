@@ -6,7 +6,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// Of eight places a source gets two, whoever else is there or not.
+// Of eight places, a source gets two, with or without others.
 func ExamplePlaces() {
 	var places bound.Places
 	alice, bob := bound.Source{User: "alice"}, bound.Source{User: "bob"}

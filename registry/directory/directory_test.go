@@ -20,9 +20,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// How a directory is followed is tested where its table is: registry/manifests_test.go.
+// Following a directory is tested with the table: registry/manifests_test.go.
 
-// The pointers stay while nothing changes, so no table is made for nothing.
+// Objects stay the same pointers while nothing changes, so that no needless table is made.
 func TestLocalKeepsItsObjects(t *testing.T) {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}
 	c := &rest.Config{Host: "http://localhost"}
@@ -31,11 +31,11 @@ func TestLocalKeepsItsObjects(t *testing.T) {
 		t.Errorf("objects %v and %v", a, b)
 	}
 	if c.Timeout != 0 {
-		t.Errorf("the timeout of others is %s now", c.Timeout)
+		t.Errorf("the caller's configuration now has a timeout of %s", c.Timeout)
 	}
 }
 
-// What the local apiserver serves is told when it has changed, not whenever it was asked for.
+// The local apiserver's group-versions are sent when they change, not after every request.
 func TestLocalTellsChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := must.Get(newLocal(&rest.Config{Host: "http://localhost"}, nil))(t)
@@ -48,14 +48,14 @@ func TestLocalTellsChanges(t *testing.T) {
 			time.Sleep(10*localInterval + time.Second)
 			synctest.Wait()
 			if len(told) != n {
-				t.Errorf("told %d times of %d lists", len(told), n)
+				t.Errorf("sent %d times for %d lists", len(told), n)
 			}
 			list.Store(&metav1.APIGroupList{})
 		}
 	})
 }
 
-// Who watches a ConfigMap is told of it at first and when it has changed, not of changes beside it.
+// A watch of a ConfigMap sends its initial state and its changes, not those of other objects.
 func TestWatchTellsChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -78,18 +78,18 @@ func TestWatchTellsChanges(t *testing.T) {
 		} {
 			path, long := filepath.Join(dir, step.file+".yaml"), time.Now().Add(-time.Hour)
 			must.Do(t, os.WriteFile(path, []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: "+step.text+"\n"), 0o600))
-			must.Do(t, os.Chtimes(path, long, long)) // so only its size says that it has changed
+			must.Do(t, os.Chtimes(path, long, long)) // so that only the size shows the change
 			d.read(d.list(), true)
 			d.publish(func([]runtime.Object, []Fault) {}, nil)
 			synctest.Wait()
 			if got := fmt.Sprint(told); got != step.want {
-				t.Errorf("step %d: told %s, want %s", i, got, step.want)
+				t.Errorf("step %d: sent %s, want %s", i, got, step.want)
 			}
 		}
 	})
 }
 
-// The number of the roles is another one whenever a role or a binding is, and only then.
+// The roles get a new number exactly when a role or a binding changes.
 func TestRolesAreNumbered(t *testing.T) {
 	dir := t.TempDir()
 	d := must.Get(New(Config{Path: dir}))(t)

@@ -16,9 +16,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// diary notes when something was done.
+// diary records the times of requests.
 type diary struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	begun time.Time
 	times []time.Duration
 }
@@ -37,7 +37,7 @@ func (d *diary) read() []time.Duration {
 	return out
 }
 
-// following runs follow with an ask that takes a while and may fail.
+// following runs follow with an ask that takes some time and may fail.
 func following(t *testing.T, takes time.Duration, failing *atomic.Bool) (*diary, chan struct{}) {
 	d, hints := &diary{begun: time.Now()}, make(chan struct{}, 1)
 	must.Run(t, func(ctx context.Context) error {
@@ -57,7 +57,7 @@ func following(t *testing.T, takes time.Duration, failing *atomic.Bool) (*diary,
 func hint(hints chan struct{}) {
 	select {
 	case hints <- struct{}{}:
-	default: // one is waiting
+	default: // one is already pending
 	}
 }
 
@@ -104,8 +104,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A storm of hints about a server whose documents take long to read costs a fifth of the time,
-// however hard it blows.
+// Frequent hints about a server with slow documents cost at most a fifth of the time.
 func TestFollowRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, hints := following(t, 100*time.Millisecond, new(atomic.Bool))
@@ -115,16 +114,16 @@ func TestFollowRests(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := len(d.read()); n < 18 || n > 22 {
-			t.Errorf("%d questions of 100 ms in 10 s", n)
+			t.Errorf("%d requests of 100 ms in 10 s", n)
 		}
 	})
 }
 
 // collection serves lists and watches.
 type collection struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	asked  []string
-	status int // of lists
+	status int // code of lists
 	events *io.PipeWriter
 }
 
@@ -155,10 +154,10 @@ func TestWatch(t *testing.T) {
 		synctest.Wait()
 		asked, events := c.behave(http.StatusForbidden)
 		if want := []string{"limit=1 as=PartialObjectMetadataList", "watch=true&resourceVersion=7 as=PartialObjectMetadata"}; !slices.Equal(asked, want) {
-			t.Errorf("asked %q, want %q", asked, want)
+			t.Errorf("requests %q, want %q", asked, want)
 		}
 		if n := len(d.read()); n != 1 {
-			t.Errorf("at the start there were %d changes: what came before must be looked at once", n)
+			t.Errorf("%d changes at the start, want one for everything before", n)
 		}
 		time.Sleep(time.Minute)
 		for range 3 {
@@ -170,8 +169,8 @@ func TestWatch(t *testing.T) {
 			t.Errorf("three events were %d changes", n)
 		}
 
-		// The watch ends, and the collection may not be read for ten minutes: it is asked for ever
-		// more seldom, and never given up.
+		// The watch ends, and the collection is forbidden for ten minutes: retries become rarer,
+		// but never stop.
 		_ = events.Close()
 		time.Sleep(10 * time.Minute)
 		asked, _ = c.behave(http.StatusOK)
@@ -181,7 +180,7 @@ func TestWatch(t *testing.T) {
 		time.Sleep(lastRewatch * 2)
 		synctest.Wait()
 		if asked, _ = c.behave(http.StatusOK); len(asked) != 2 || len(d.read()) != 1 {
-			t.Errorf("when it may be read again: %q", asked)
+			t.Errorf("after it is allowed again: %q", asked)
 		}
 	})
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Documents are made anew when something has changed of which they are made. With ten thousand
-// APIServices most tables are another verdict or endpoint.
+// Documents are made again only if something in them has changed. With ten thousand APIServices,
+// most new tables differ in a verdict or an endpoint.
 func TestPublishedWhenItMatters(t *testing.T) {
 	for _, verdicts := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -60,8 +60,8 @@ func TestPublishedWhenItMatters(t *testing.T) {
 			expect := func(what string, want int) {
 				t.Helper()
 				table.Store(registry.Build(in, table.Load()))
-				// Tables of a test do not supersede each other: the token stands for that, without
-				// saying that there is something to publish.
+				// These tables do not supersede each other. The token wakes the set instead,
+				// without a claim that something must be published.
 				select {
 				case s.changed <- time.Time{}:
 				default:

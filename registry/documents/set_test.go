@@ -21,9 +21,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// book notes when a backend was asked for how many entries.
+// book records the requests to a backend: when, and for which entries.
 type book struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	times []time.Duration
 	asked [][]string
 	err   error
@@ -52,7 +52,7 @@ type rig struct {
 	begun time.Time
 }
 
-// newRig makes one whose goroutines end with the test.
+// newRig returns a rig whose goroutines end with the test.
 func newRig(t *testing.T) *rig {
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &rig{ctx: ctx, begun: time.Now()}
@@ -78,7 +78,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// entry makes the entry of a backend by name; one that is Local has no backend.
+// entry returns an entry with backend b; nil is Local.
 func entry(name string, b *registry.Backend, verdict corev1.ConditionStatus) *registry.Entry {
 	return &registry.Entry{
 		Name: name, Backend: b, Endpoints: []registry.Endpoint{{Address: "10.0.0.1:443"}}, Verdict: registry.Verdict{Status: verdict},
@@ -100,7 +100,7 @@ func (r *rig) update(entries ...*registry.Entry) {
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		// Two APIServices of one backend, and one of another.
+		// Two APIServices share a backend, a third has another.
 		a := &registry.Backend{Service: "a"}
 		a1, a2 := entry("a1", a, corev1.ConditionTrue), entry("a2", a, corev1.ConditionFalse)
 		b1 := entry("b1", &registry.Backend{Service: "a", ServerName: "other"}, "")
@@ -110,7 +110,7 @@ func TestPace(t *testing.T) {
 			t.Fatalf("%d backends, want 2", len(r.books))
 		}
 		for _, b := range r.books {
-			// The unavailable one is not asked for, the one that was never checked is.
+			// An unavailable APIService is not requested, an unchecked one is.
 			if times, asked := b.all(); len(times) != 1 || times[0] != 0 || len(asked[0]) != 1 {
 				t.Errorf("asked at %v for %v", times, asked)
 			}
@@ -126,13 +126,13 @@ func TestPace(t *testing.T) {
 				last = at
 			}
 		}
-		// Failures come closer together at first, and never further apart than successes.
+		// After failures, the pauses are shorter at first, and never longer than after successes.
 		r.books[0].behave(errors.New("no"), false)
 		time.Sleep(time.Minute + leastGap)
 		r.books[0].all()
 		time.Sleep(10 * time.Minute)
 		if times, _ := r.books[0].all(); len(times) < 9 {
-			t.Errorf("asked %d times in ten minutes of failure", len(times))
+			t.Errorf("%d requests in ten minutes of failure", len(times))
 		}
 	})
 }
@@ -145,7 +145,7 @@ func TestAskable(t *testing.T) {
 			t.Errorf("with a verdict of %q: %v", verdict, !want)
 		}
 		if e.Endpoints = nil; Askable(e) {
-			t.Errorf("with a verdict of %q, and nowhere to ask", verdict)
+			t.Errorf("with a verdict of %q, without an endpoint", verdict)
 		}
 	}
 }
@@ -193,7 +193,7 @@ func TestWakes(t *testing.T) {
 	}
 }
 
-// A backend that hangs delays nobody, and its goroutine ends with it.
+// A hanging backend delays no other, and its goroutine ends with it.
 func TestHungBackendEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -211,13 +211,13 @@ func TestHungBackendEnds(t *testing.T) {
 	})
 }
 
-// Another trust in a Service is another connection, not another backend: what was known of it
+// Another trust of the same Service means another connection, but the same backend: its state
 // stays. Another Service is another backend.
 func TestKnownUnderOtherTrust(t *testing.T) {
 	tests := []struct {
 		name string
 		now  registry.Backend
-		want int // backends of which something else is known
+		want int // backends with separate state
 	}{
 		{"another TLS name", registry.Backend{Service: "a", Port: 443, ServerName: "other"}, 1},
 		{"another CA", registry.Backend{Service: "a", Port: 443, CABundle: "other"}, 1},
@@ -231,7 +231,7 @@ func TestKnownUnderOtherTrust(t *testing.T) {
 				r.update(entry("a1", &registry.Backend{Service: "a", Port: 443}, ""))
 				r.update(entry("a1", &tt.now, ""))
 				if r.set.find(&tt.now) == nil || len(r.books) != tt.want {
-					t.Errorf("its backend is %v, %d were known", r.set.find(&tt.now), len(r.books))
+					t.Errorf("backend %v of %d", r.set.find(&tt.now), len(r.books))
 				}
 				r.update()
 				r.set.running.Wait()

@@ -12,7 +12,7 @@ type item struct{ name string }
 
 func (i *item) Key() string { return i.name }
 
-// Diff says what two maps by name say, however many have come, gone, changed or moved.
+// Diff equals a comparison by name, with any elements added, removed, changed or moved.
 func TestDiff(t *testing.T) {
 	for seed := range uint64(2000) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -29,7 +29,7 @@ func TestDiff(t *testing.T) {
 				now = append(now, e)
 			}
 		}
-		for range rng.IntN(3) { // moved ones, within the window and beyond it
+		for range rng.IntN(3) { // moved elements, within and beyond the window
 			if len(now) > 0 {
 				from := rng.IntN(len(now))
 				e := now[from]

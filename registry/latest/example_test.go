@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// prices is a state: nothing of it changes once it is stored.
+// prices is a state: it does not change once it is stored.
 type prices struct {
 	list     []*price // by name
 	replaced chan struct{}
@@ -23,8 +23,8 @@ func (p *prices) Superseded() <-chan struct{} { return p.replaced }
 func (p *prices) Entries() []*price           { return p.list }
 func (p *price) Key() string                  { return p.name }
 
-// A writer stores a new state and then closes the old one's channel. Whoever follows gets what has
-// changed; what has not is the same pointer.
+// A writer stores a new state and then closes the channel of the old one. Followers receive what
+// has changed; unchanged elements keep their pointers.
 func ExampleChanges() {
 	tea, coffee := &price{"tea", 200}, &price{"coffee", 300}
 	first := &prices{[]*price{coffee, tea}, make(chan struct{})}

@@ -15,8 +15,8 @@ type state struct {
 
 func (s *state) Superseded() <-chan struct{} { return s.superseded }
 
-// A reader sees the state in place and the newest after it, not those between, the same again when
-// it is woken, and ends with its context.
+// A reader gets the current state and then the newest, without those between; it gets the same
+// again when it is woken, and ends with its context.
 func TestOf(t *testing.T) {
 	t.Parallel()
 	var all []*state
@@ -52,7 +52,7 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// Who has seen enough leaves the loop, and is not waited for.
+// A reader may break out of the loop, and nothing waits for it.
 func TestOfEndsWithItsReader(t *testing.T) {
 	t.Parallel()
 	only := &state{superseded: make(chan struct{})}

@@ -26,13 +26,13 @@ const (
 	sec = time.Second
 )
 
-// event is what the kernel reports at a time.
+// event is one notification of the kernel.
 type event struct {
 	at   time.Duration
 	path string // empty: an error
 }
 
-// every is an event at each of some times.
+// every returns events at regular times.
 func every(gap, until time.Duration) (out []event) {
 	for at := gap; at <= until; at += gap {
 		out = append(out, event{at, "d/f"})
@@ -40,7 +40,7 @@ func every(gap, until time.Duration) (out []event) {
 	return out
 }
 
-// A change counts once it is quiet, or after AtMost; without any it is time to look once a minute.
+// A change is reported once it is quiet, or after AtMost; without any, one look a minute is due.
 func TestPace(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -87,14 +87,14 @@ func TestPace(t *testing.T) {
 				}
 				running.Wait()
 				if !slices.Equal(got, tt.want) {
-					t.Errorf("told at %v, want %v", got, tt.want)
+					t.Errorf("reported at %v, want %v", got, tt.want)
 				}
 			})
 		})
 	}
 }
 
-// Where nothing can be watched, it is time to look once a minute all the same.
+// If nothing can be watched, a look is still due once a minute.
 func TestPollsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -107,15 +107,15 @@ func TestPollsAlone(t *testing.T) {
 			<-w.Changed()
 		}
 		if took := time.Since(begun); took != 3*pollEvery {
-			t.Errorf("told three times in %s", took)
+			t.Errorf("reported three times in %s", took)
 		}
 		cancel()
 		running.Wait()
 	})
 }
 
-// What happens in real directories is told, also in one that has been given the name of another;
-// what is no longer watched is not.
+// Changes in real directories are reported, also after another directory took a watched name, but
+// not those in directories that are not watched any longer.
 func TestDirectories(t *testing.T) {
 	root := t.TempDir()
 	dir := func(name string) string { return filepath.Join(root, name) }
@@ -134,7 +134,7 @@ func TestDirectories(t *testing.T) {
 		cancel()
 		running.Wait()
 		if warnings.Len() > 0 {
-			t.Errorf("there was nothing to warn of, not even the directory that is missing: %s", warnings.String())
+			t.Errorf("unexpected warnings; a missing directory needs none: %s", warnings.String())
 		}
 	}()
 
@@ -159,7 +159,7 @@ func TestDirectories(t *testing.T) {
 	write(dir("b/i")) // the kernel reports in order
 	for path := range seen {
 		if path == dir("a/h") {
-			t.Error("told of a directory that is no longer watched")
+			t.Error("a change in a directory that is not watched any longer")
 		}
 		if path == dir("b/i") {
 			break
@@ -167,7 +167,7 @@ func TestDirectories(t *testing.T) {
 	}
 }
 
-// A directory that was found only when others had been watched is watched before it is listed.
+// A directory that appears while others are being watched is watched before it is listed.
 func TestWatchLists(t *testing.T) {
 	root := t.TempDir()
 	a, b := filepath.Join(root, "a"), filepath.Join(root, "b")
@@ -175,7 +175,7 @@ func TestWatchLists(t *testing.T) {
 	w := New(Config{})
 	must.Run(t, func(ctx context.Context) error { w.Run(ctx); return ctx.Err() })
 	lists := 0
-	w.Watch(func() []string { // as of a link that is changed right after it has been read
+	w.Watch(func() []string { // as with a link that changes right after it was read
 		if lists++; lists == 1 {
 			return []string{a}
 		}
@@ -190,12 +190,12 @@ func TestWatchLists(t *testing.T) {
 	lists = 0
 	w.Watch(func() []string { lists++; return [][]string{{b}, {a}}[lists%2] })
 	if lists != maxLists {
-		t.Errorf("directories that never settle: listed %d times, want %d", lists, maxLists)
+		t.Errorf("directories that keep changing: listed %d times, want %d", lists, maxLists)
 	}
-	<-w.Changed() // to look again
+	<-w.Changed() // a look is due
 }
 
-// That a directory cannot be watched is told once, and once more if it has been given up meanwhile.
+// A directory that cannot be watched is logged once, and again if it was dropped and added since.
 func TestCannotBeWatched(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "f")
 	must.Do(t, os.WriteFile(file, nil, 0o600))
@@ -213,7 +213,7 @@ func TestCannotBeWatched(t *testing.T) {
 	}
 }
 
-// drain forgets what has been told so far.
+// drain discards what was reported so far.
 func drain(changed <-chan struct{}, seen <-chan string) {
 	for {
 		select {

@@ -6,7 +6,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
-// The zero Rules refuse what belongs to this machine or to the cloud, however it is written.
+// The zero Rules refuse addresses of this machine and of the cloud's metadata, in any notation.
 func ExampleRules_Refusal() {
 	var rules reach.Rules
 	for _, host := range []string{"10.0.0.7", "127.0.0.1", "169.254.169.254", "::ffff:127.0.0.1", "localhost", "0x7f000001"} {

@@ -15,7 +15,7 @@ import (
 func TestRefusal(t *testing.T) {
 	o := &Rules{Self: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.5:6443")}}
 	loopback := &Rules{AllowLoopback: true}
-	const always = "\x00" // allowed is as want
+	const always = "\x00" // allowed equals want
 	for _, tc := range []struct {
 		host          string
 		port          int32
@@ -77,7 +77,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// What is refused is refused by whatever name, and nobody is connected to.
+// A refused address is refused under any name, and never connected to.
 func TestRefusedAddressesAreNotDialled(t *testing.T) {
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
@@ -89,7 +89,7 @@ func TestRefusedAddressesAreNotDialled(t *testing.T) {
 	for _, tt := range []struct {
 		name, address string
 		rules         Rules
-		// via is what an egress proxy is asked for. Empty: nothing.
+		// via is the address that an egress proxy must receive. Empty: none.
 		via string
 		ok  bool
 	}{
@@ -119,7 +119,7 @@ func TestRefusedAddressesAreNotDialled(t *testing.T) {
 			}
 			c, err = tt.rules.Dial(t.Context(), "tcp", tt.address)
 			if (err == nil) != tt.ok || (tt.via != "") != slices.Contains(asked, tt.via) || (tt.via == "") != (asked == nil) {
-				t.Errorf("through a proxy: %v; it was asked for %q, want %q", err, asked, tt.via)
+				t.Errorf("through a proxy: %v; it got %q, want %q", err, asked, tt.via)
 			}
 			if err == nil {
 				_ = c.Close()
@@ -128,7 +128,7 @@ func TestRefusedAddressesAreNotDialled(t *testing.T) {
 	}
 }
 
-// An egress proxy gets addresses that were checked, not names that lead anywhere.
+// An egress proxy gets addresses that were checked, not names that it may resolve differently.
 func TestEgressNamesAreResolvedHere(t *testing.T) {
 	var asked []string
 	nobody := errors.New("nobody there")
@@ -137,12 +137,11 @@ func TestEgressNamesAreResolvedHere(t *testing.T) {
 		return nil, nobody
 	}}
 	if _, err := r.Dial(t.Context(), "tcp", "[2001:db8::1]:443"); !errors.Is(err, nobody) || !slices.Equal(asked, []string{"[2001:db8::1]:443"}) {
-		t.Errorf("%v; it was asked for %q", err, asked)
+		t.Errorf("%v; the proxy got %q", err, asked)
 	}
 	asked = nil
-	// .invalid does not exist (RFC 6761 §6.4). Who can resolve here nothing at all gets an error of
-	// DNS, too.
+	// .invalid does not exist (RFC 6761 §6.4). A machine without DNS gets an error of DNS, too.
 	if _, err := r.Dial(t.Context(), "tcp", "inside.invalid:443"); err == nil || errors.Is(err, nobody) || asked != nil {
-		t.Errorf("a name that is not known here: %v; it was asked for %q", err, asked)
+		t.Errorf("an unknown name: %v; the proxy got %q", err, asked)
 	}
 }

@@ -28,12 +28,12 @@ func TestWhyNothingIsKnown(t *testing.T) {
 	}
 	_, err = Find(t.Context(), core.RESTClient(), []schema.GroupVersion{{Group: "sea.io", Version: "v1"}})
 	if err == nil || !strings.Contains(err.Error(), why) {
-		t.Errorf("%v, want what the apiserver says", err)
+		t.Errorf("%v, want the apiserver's error", err)
 	}
 }
 
-// A definition that goes between the list and its own reading hides nothing; of a group with very
-// many not all are read.
+// A definition that is deleted between the list and the get shadows nothing, and of a group with
+// very many not all are read.
 func TestFind(t *testing.T) {
 	names := []string{"gone.sea.io", "trees.wood.io", "boats.sea.io"}
 	for i := range mostDefinitions {
@@ -62,7 +62,7 @@ func TestFind(t *testing.T) {
 	if err != nil || found[sea] != "boats.sea.io" || found[air] != "many0.air.io" || len(found) != 2 {
 		t.Errorf("%v, %v", found, err)
 	}
-	if read != mostDefinitions-1 { // and the one that was gone
+	if read != mostDefinitions-1 { // including the deleted one
 		t.Errorf("%d were read", read)
 	}
 }

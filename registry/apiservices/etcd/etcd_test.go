@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// open opens what c says until the test ends, and checks that its cache ends with it.
+// open runs a store with c until the test ends, and checks that its cache ends with it.
 func open(t *testing.T, c Config) *Store {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -37,7 +37,6 @@ func open(t *testing.T, c Config) *Store {
 	return s
 }
 
-// asked is the context of a request.
 func asked(t *testing.T) context.Context {
 	t.Helper()
 	return request.WithRequestInfo(request.WithNamespace(t.Context(), ""), &request.RequestInfo{})
@@ -53,7 +52,7 @@ func create(t *testing.T, s *Store, name string) error {
 	return err
 }
 
-// Keys and values are kube-apiserver's; protobuf, which it never writes here, is read too.
+// Keys and values are kube-apiserver's. Protobuf, which it never writes here, can be read, too.
 func TestKeysAndValues(t *testing.T) {
 	kv := testserver.RunEtcd(t, nil)
 	s := open(t, Config{Endpoints: kv.Endpoints(), Prefix: "/cluster/one"})
@@ -80,7 +79,7 @@ func TestKeysAndValues(t *testing.T) {
 	}
 }
 
-// One leads at a time, and the next one when the first goes.
+// One replica leads at a time, and the next takes over when the first stops.
 func TestElect(t *testing.T) {
 	kv := testserver.RunEtcd(t, nil)
 	leads := make(chan string)

@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Whoever knows a revision that etcd has not reached, as one that was restored, is told to list
-// anew; any other revision is served.
+// A client with a revision that etcd has not reached, as after a restore, is told to list anew; any
+// other revision is served.
 func TestRevisionFromTheFuture(t *testing.T) {
 	s := open(t, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
 	must.Do(t, create(t, s, "v1.a.io"))
@@ -44,7 +44,7 @@ func TestRevisionFromTheFuture(t *testing.T) {
 	}
 }
 
-// A cache that has read nothing yet judges no revision, and nobody waits for it.
+// A cache that is still empty accepts every revision, without waiting.
 func TestRevisionBeforeTheCache(t *testing.T) {
 	s := open(t, Config{Endpoints: []string{"http://127.0.0.1:1"}})
 	if err := (&present{s.raw, s.cached, s.raw}).known(t.Context(), "5"); err != nil {

@@ -18,11 +18,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// distrust has a place for one line that says of an etcd that it is not believed.
+// distrust is sent to when klog reports an etcd whose certificate cannot be verified.
 var distrust = make(chan struct{}, 1)
 
-// TestMain sets klog's logger before anybody logs: what client-go leaves behind a store that has
-// ended may log for a while yet.
+// TestMain sets klog's logger before anything logs, because client-go may log for a while after a
+// store has ended.
 func TestMain(m *testing.M) {
 	klog.SetLogger(funcr.New(func(_, args string) {
 		if strings.Contains(args, "no TLS connection to etcd") && strings.Contains(args, "signed by unknown authority") {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Etcd may want to know its clients, and is known by its CA.
+// Etcd may require client certificates, and is verified by its CA.
 func TestKeysOfEtcd(t *testing.T) {
 	dir, ca := t.TempDir(), pki.NewCA("etcd")
 	files := func(name string, leaf pki.Leaf) (cert, key string) {
@@ -51,7 +51,7 @@ func TestKeysOfEtcd(t *testing.T) {
 	if err := create(t, open(t, Config{Endpoints: kv.Endpoints(), CAFile: caFile}), "v1.b.io"); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("without a certificate: %v", err)
 	}
-	// One that is not believed is named, and believed as soon as its CA is in the file.
+	// An etcd whose CA is unknown is reported, and accepted as soon as its CA is in the file.
 	bundle := filepath.Join(dir, "bundle")
 	write := func(ca *pki.CA) {
 		must.Do(t, os.WriteFile(bundle, ca.PEM(), 0o600))

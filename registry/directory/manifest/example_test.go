@@ -6,7 +6,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 )
 
-// What is wrong with a manifest is said by file, line and field.
+// Faults of a manifest name the file, the line and the field.
 func ExampleDecoder_Decode() {
 	decoder, err := manifest.NewDecoder()
 	if err != nil {

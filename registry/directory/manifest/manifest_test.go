@@ -103,14 +103,14 @@ func TestInvalid(t *testing.T) {
 	d := decoder(t)
 	for _, text := range manifests.Good() {
 		if objects, faults := d.Decode("good.yaml", []byte(text)); len(objects) != 1 || len(faults) != 0 {
-			t.Fatalf("the good one has faults: %v", faults)
+			t.Fatalf("the valid manifest has faults: %v", faults)
 		}
 	}
 	for _, tc := range manifests.Invalid() {
 		t.Run(tc.Name, func(t *testing.T) {
 			objects, faults := d.Decode("bad.yaml", []byte(tc.Text))
 			if len(objects) != 0 {
-				t.Errorf("%d objects in spite of faults", len(objects))
+				t.Errorf("%d objects despite faults", len(objects))
 			}
 			if len(faults) == 0 {
 				t.Fatal("no fault")
@@ -122,7 +122,7 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-// A field that is not there is looked for where it would be.
+// A missing field is located at its parent.
 func TestLineOf(t *testing.T) {
 	d := document{text: []byte("a:\n  b:\n  - 1\n  - 2\n"), line: 10}
 	for path, want := range map[string]int{"": 10, "a.b": 11, "a.b[1]": 13, "a.b[2]": 11, "a.b[x]": 11, "a.b[-1]": 11, "a.c": 10} {
@@ -139,7 +139,7 @@ func TestManyFaults(t *testing.T) {
 	}
 }
 
-// What is good is read beside what is not; what is of another trade is told apart from mistakes.
+// Valid objects are read even beside faulty ones; unsupported kinds are not reported as mistakes.
 func TestDecodeGood(t *testing.T) {
 	d := decoder(t)
 	d.Namespace = "own"
@@ -166,9 +166,9 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		objects, faults := d.Decode("f", []byte(text))
 		if len(objects) > 0 && len(faults) > 0 {
-			t.Fatal("objects and faults")
+			t.Fatal("both objects and faults")
 		}
-		lines := strings.Count(text, "\n") + strings.Count(text, "\r") + 1 // YAML ends a line at a bare CR too
+		lines := strings.Count(text, "\n") + strings.Count(text, "\r") + 1 // YAML also ends a line at a bare CR
 		for _, o := range objects {
 			if o.Line < 1 || o.Line > lines {
 				t.Errorf("object at line %d of %d", o.Line, lines)

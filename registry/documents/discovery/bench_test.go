@@ -35,7 +35,7 @@ func thousand(tb testing.TB) *stage {
 	return s
 }
 
-// customResource is what kube-apiserver lists of a CRD with a status.
+// customResource is kube-apiserver's entry of a CRD with a status.
 func customResource() apidiscoveryv2.APIVersionDiscovery {
 	kind := &metav1.GroupVersionKind{Group: "some.example.com", Version: "v1", Kind: "Thing"}
 	return apidiscoveryv2.APIVersionDiscovery{Version: "v1", Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: []apidiscoveryv2.APIResourceDiscovery{{
@@ -45,15 +45,14 @@ func customResource() apidiscoveryv2.APIVersionDiscovery {
 	}}}
 }
 
-// merge renders the documents of the stage anew.
+// merge renders the stage's documents again.
 func (s *stage) merge() {
 	st := s.d.local.Load()
 	m := &merge{table: s.Table(), local: st.groups, now: time.Now()}
 	s.d.view.Store(s.d.render(m, st, s.d.view.Load()))
 }
 
-// BenchmarkMemory is what the documents of a thousand CRDs take, in all the forms that clients ask
-// for.
+// BenchmarkMemory measures the documents of a thousand CRDs, in all forms that clients request.
 func BenchmarkMemory(b *testing.B) {
 	s := thousand(b)
 	taken := 0.0
@@ -72,8 +71,8 @@ func BenchmarkMemory(b *testing.B) {
 	b.ReportMetric(taken/(1<<20), "MB")
 }
 
-// BenchmarkGet is GET /apis from the rendered document: no question to anybody, and at most five
-// allocations.
+// BenchmarkGet measures GET /apis from the rendered document: no other server is asked, and it
+// makes at most five allocations.
 func BenchmarkGet(b *testing.B) {
 	s := thousand(b)
 	for name, header := range map[string]http.Header{
@@ -93,7 +92,7 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// The bound of the benchmark, held to in every run of the tests.
+// Every test run checks the bound of BenchmarkGet.
 func TestGetAllocates(t *testing.T) {
 	s := thousand(t)
 	fields := []hpack.HeaderField{{Name: "accept", Value: aggregatedJSON}, {Name: "accept-encoding", Value: "gzip"}}
@@ -109,8 +108,8 @@ func TestGetAllocates(t *testing.T) {
 	}
 }
 
-// BenchmarkRebuild merges and renders a thousand group-versions after a change of one, and says
-// what the documents take.
+// BenchmarkRebuild merges and renders a thousand group-versions after one has changed, and reports
+// the documents' size.
 func BenchmarkRebuild(b *testing.B) {
 	s := thousand(b)
 	m := &merge{table: s.Table(), local: s.d.local.Load().groups, now: time.Now()}
@@ -124,7 +123,7 @@ func BenchmarkRebuild(b *testing.B) {
 	b.ReportMetric(float64(bytes), "document-bytes")
 }
 
-// discard is a client that wants nothing.
+// discard is a client that ignores the answer.
 type discard struct{ header http.Header }
 
 func (d *discard) Header() http.Header         { return d.header }

@@ -23,14 +23,14 @@ func remote(t *testing.T, s *extension.Server) *http.Client {
 	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// fetching is a Config that asks every backend by do.
+// fetching is a Config that sends every backend's requests to do.
 func fetching(do func(*http.Request) (*http.Response, error)) Config {
 	return Config{Config: documents.Config{Fetch: func(_ context.Context, _ *registry.Entry, r *http.Request) (*http.Response, error) {
 		return do(r)
 	}}}
 }
 
-// What is too large is asked for in full each time: by "not modified" its backend would look well.
+// A document that is too large is requested without its tag: a 304 would hide the problem.
 func TestTooLargeHasNoTag(t *testing.T) {
 	entries := []*registry.Entry{{Name: "v1.own.example.com", GroupVersion: schema.GroupVersion{Group: "own.example.com", Version: "v1"}}}
 	known := &state{}
@@ -40,13 +40,13 @@ func TestTooLargeHasNoTag(t *testing.T) {
 	}{{1, true}, {maxVersion, false}, {1, true}} {
 		next, err := taken(known, entries, byGroupVersion(listOf("own.example.com/v1="+strings.Repeat("a", tt.size))), `"tag"`)
 		if (err == nil) != tt.fits || covers(next, entries) != tt.fits {
-			t.Errorf("%d bytes: %v, asked for by its tag: %v", tt.size, err, covers(next, entries))
+			t.Errorf("%d bytes: %v, requested with its tag: %v", tt.size, err, covers(next, entries))
 		}
 		known = next
 	}
 }
 
-// What a legacy list is in is told by its media type, and is JSON without one.
+// A legacy list is decoded by its media type; without one, it is JSON.
 func TestLegacyMedia(t *testing.T) {
 	d := &Discovery{codecs: must.Get(newCodecs())(t)}
 	body := []byte(`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"own.example.com/v1","resources":[{"name":"as","kind":"A","verbs":["get"]}]}`)
@@ -61,8 +61,8 @@ func TestLegacyMedia(t *testing.T) {
 	}
 }
 
-// Whatever a real backend does to its connections and bodies, it is asked in vain at worst: its
-// resources stay as they were, it is over in time, and another backend does not notice.
+// Whatever a real backend does to connections and bodies, its resources stay as they were, the
+// request ends in time, and another backend is not affected.
 func TestFaults(t *testing.T) {
 	faults := map[string][]extension.Fault{
 		"hang":              {{Kind: extension.Hang}},
@@ -101,7 +101,7 @@ func TestFaults(t *testing.T) {
 			if len(before.doc.Resources) != 1 || before.doc.Resources[0].Resource != "widgets" {
 				t.Fatalf("read %+v", before.doc)
 			}
-			// Without the tag, so that the whole document comes again.
+			// Without the tag, so that the backend sends the whole document again.
 			known = &state{versions: known.versions, tried: true}
 			must.Do(t, s.Set(fault...))
 			client.CloseIdleConnections()
@@ -112,14 +112,14 @@ func TestFaults(t *testing.T) {
 				t.Error("nothing is reported")
 			}
 			if after.doc != before.doc || after.confirmed != before.confirmed {
-				t.Errorf("what is listed has changed to %+v", after.doc)
+				t.Errorf("the listed resources have changed to %+v", after.doc)
 			}
-			// 5 s for each of two questions, and room for a busy machine.
+			// 5 s for each of two requests, and some for a busy machine.
 			if took := time.Since(begun); took > 15*time.Second {
 				t.Errorf("it took %s", took)
 			}
 			must.Do(t, s.Set())
-			client = remote(t, s) // what is left of the fault on a connection would be its next request's
+			client = remote(t, s) // a connection with the rest of a fault would spoil the next request
 			if _, _, err := st.d.ask(t.Context(), known, entries); err != nil {
 				t.Errorf("after the fault: %v", err)
 			}
@@ -127,8 +127,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A backend without aggregated discovery, whatever the code by which it says so, is asked for each
-// group-version.
+// A backend without aggregated discovery is asked for each group-version, with any status code that
+// says so.
 func TestFallback(t *testing.T) {
 	for _, code := range []int{404, 406, 403, 401, 400} {
 		s := extension.Start(t, extension.Config{GroupVersions: []string{"widgets.example.com/v1", "widgets.example.com/v2"}})
@@ -151,12 +151,12 @@ func TestFallback(t *testing.T) {
 			}
 		}
 		if _, changed, err := st.d.ask(t.Context(), known, st.Table().Entries()); changed || err != nil {
-			t.Errorf("%d: asked again: changed %v, %v", code, changed, err)
+			t.Errorf("%d: second request: changed %v, %v", code, changed, err)
 		}
 	}
 }
 
-// Broken protobuf is not what could be read of it.
+// Truncated protobuf is refused, not read partially.
 func TestBrokenProtobuf(t *testing.T) {
 	d := &Discovery{codecs: must.Get(newCodecs())(t)}
 	header := http.Header{"Content-Type": {"application/vnd.kubernetes.protobuf" + aggregatedParams}}

@@ -24,8 +24,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Whatever a backend says, it is read or refused, and of what is read nothing touches another
-// group: the rest of the document is as if the backend had said nothing.
+// Any answer of a backend is read or refused, and never touches another group: the rest of the
+// document is as if the backend had not answered.
 func FuzzBackendSays(f *testing.F) {
 	d := &Discovery{codecs: must.Get(newCodecs())(f)}
 	seeds := []*apidiscoveryv2.APIGroupDiscoveryList{listOf(), listOf("own.example.com/v1=as,bs", "other.example.com/v1=poison"), listOf("own.example.com/v2=x", "own.example.com/v1", "own.example.com/v1=y"), listOf("own.example.com/v1=\xff\xfe")}
@@ -59,14 +59,14 @@ func FuzzBackendSays(f *testing.F) {
 		}
 		next, _ := taken(empty, []*registry.Entry{own}, found, "")
 		if len(next.versions) != 1 {
-			t.Fatalf("it speaks for %v", next.versions)
+			t.Fatalf("it lists the group-versions %v", next.versions)
 		}
 		v := next.versions[own.GroupVersion]
 		if v.doc == nil {
 			return
 		}
 		if v.doc.Version != "v1" || v.doc.Freshness != apidiscoveryv2.DiscoveryFreshnessCurrent {
-			t.Errorf("it is listed as %s %s", v.doc.Version, v.doc.Freshness)
+			t.Errorf("listed as %s %s", v.doc.Version, v.doc.Freshness)
 		}
 		for _, r := range v.doc.Resources {
 			if r.ResponseKind == nil {
@@ -79,7 +79,7 @@ func FuzzBackendSays(f *testing.F) {
 			d.codecs.writeAggregated(s, list, media, false)
 			back := &apidiscoveryv2.APIGroupDiscoveryList{}
 			if err := decode(d.codecs.aggregated, media, s.body.Bytes(), back); err != nil {
-				t.Fatalf("what is served in %s cannot be read: %v", media, err)
+				t.Fatalf("the document in %s cannot be read: %v", media, err)
 			}
 			for _, r := range back.Items[0].Versions[0].Resources {
 				if !utf8.ValidString(r.Resource) || !utf8.ValidString(r.SingularResource) {
@@ -88,7 +88,7 @@ func FuzzBackendSays(f *testing.F) {
 			}
 		}
 		if !json.Valid(mustJSON(t, list)) {
-			t.Error("what is served is no JSON")
+			t.Error("the document is not JSON")
 		}
 	})
 }
@@ -98,8 +98,8 @@ func mustJSON(t *testing.T, v any) []byte {
 	return must.Get(json.Marshal(v))(t)
 }
 
-// Whatever a client accepts, it gets the form that it gets from Kubernetes' own handlers, or their
-// 406; the same each time, and within the bound on what is remembered.
+// With any Accept field, a client gets the form that Kubernetes' own handlers choose, or their 406;
+// it gets the same each time, and the cache of fields stays bounded.
 func FuzzAccept(f *testing.F) {
 	for _, s := range []string{
 		"", "*/*", aggregatedJSON, aggregatedJSON + ",application/json", "application/json;q=0.1, text/html", "a/b;c=d;;,", "application/json;as=;g=;v=", "application/yaml;pretty=1", "application/*;q=0",
@@ -124,7 +124,7 @@ func FuzzAccept(f *testing.F) {
 			return fmt.Sprintf("%d %q, indented %v", w.Code, w.Header().Get("Content-Type"), bytes.Contains(w.Body.Bytes(), []byte("\n ")))
 		}
 		begun, want := time.Now(), answer(theirs.ServeHTTP)
-		for range 2 { // the second time it is remembered
+		for range 2 { // the second time from the cache
 			if got := answer(func(w http.ResponseWriter, r *http.Request) { d.serve(w, r, n, rich, legacy) }); got != want {
 				t.Errorf("%q is answered %s, want %s", accept, got, want)
 			}

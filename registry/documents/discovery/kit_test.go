@@ -21,7 +21,7 @@ const aggregatedJSON = "application/json" + aggregatedParams
 // stage is a Discovery in a scene.
 type stage struct {
 	*scene.Scene
-	alone   bool // there is no local apiserver
+	alone   bool // without a local apiserver
 	d       *Discovery
 	metrics *prometheus.Registry
 }
@@ -32,18 +32,17 @@ func newStage(tb testing.TB) *stage {
 	return s
 }
 
-// inBubble plays on a stage in a bubble.
+// inBubble runs play on a new stage in a synctest bubble.
 func inBubble(t *testing.T, play func(t *testing.T, s *stage)) {
 	synctest.Test(t, func(t *testing.T) { play(t, newStage(t)) })
 }
 
-// pass lets time go by.
 func (s *stage) pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// open makes the Discovery and runs it until the test ends.
+// open runs the Discovery until the test ends.
 func (s *stage) open(cfg Config) {
 	s.Helper()
 	s.make(cfg)
@@ -67,7 +66,7 @@ func (s *stage) make(cfg Config) {
 	s.Built = s.d.sources.Touch
 }
 
-// report tells the table what a probe has found.
+// report passes a probe's result to the table.
 func (s *stage) report(name string, health registry.Health) {
 	s.Helper()
 	for _, e := range s.Table().Entries() {
@@ -79,12 +78,11 @@ func (s *stage) report(name string, health registry.Health) {
 	s.Fatalf("no entry %s", name)
 }
 
-// get asks the Discovery itself.
 func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder {
 	return s.Get(s.d, path, header)
 }
 
-// crdService makes an APIService of a CRD.
+// crdService is the APIService of a CRD.
 func crdService(group, version string) *apiregistrationv1.APIService {
 	return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: version + "." + group}, Spec: apiregistrationv1.APIServiceSpec{
 		Group: group, Version: version, GroupPriorityMinimum: crdGroupPriority, VersionPriority: crdVersionPriority,

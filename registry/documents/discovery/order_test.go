@@ -21,8 +21,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// cluster is a random set of APIServices with few different names and priorities, so that there are
-// ties of every kind. Some are Local.
+// cluster is a random set of APIServices with few names and priorities, for ties of every kind.
+// Some are Local.
 func cluster(rnd *rand.Rand) map[string]*apiregistrationv1.APIService {
 	pick := func(from ...string) string { return from[rnd.IntN(len(from))] }
 	out := map[string]*apiregistrationv1.APIService{}
@@ -40,7 +40,7 @@ func cluster(rnd *rand.Rand) map[string]*apiregistrationv1.APIService {
 	return out
 }
 
-// Both orders agree with Kubernetes' own implementations, whatever the ties.
+// Both orders agree with Kubernetes' own implementations, also for ties.
 func TestOrdersAreKubernetes(t *testing.T) {
 	for seed := range uint64(300) {
 		services := cluster(rand.New(rand.NewPCG(seed, 1)))
@@ -104,7 +104,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 	}
 }
 
-// Strays find their place in the same order as if the table named them with a CRD's priorities.
+// Strays are ordered as if the table named them with a CRD's priorities.
 func TestStraysAreInOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 2))

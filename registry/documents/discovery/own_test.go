@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// What this process serves itself is listed as this process says, whatever the local apiserver says
-// of that group, and also where that does not have it.
+// The groups that this process serves are listed from its own documents, also if the local
+// apiserver lists them differently or not at all.
 func TestOwnGroup(t *testing.T) {
 	for _, local := range []string{"apiregistration.k8s.io/v1=apiservices,writes", "other.example.com/v1=others", ""} {
 		inBubble(t, func(t *testing.T, s *stage) {
@@ -36,7 +36,7 @@ func TestOwnGroup(t *testing.T) {
 	}
 }
 
-// own is a Config by which a server of the stage stands for this process.
+// own is a Config in which a server of the stage answers for this process.
 func own(s *stage, server string) Config {
 	return Config{Config: documents.Config{FetchOwn: func(_ context.Context, r *http.Request) (*http.Response, error) {
 		return s.Answer(server, r)

@@ -21,9 +21,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// A document of pieces is, byte by byte, what Kubernetes' own encoder makes of all groups at once;
-// so is its ETag, and what comes out of its gzip. What holds no change has the text of the document
-// before.
+// A document of pieces equals, byte by byte, Kubernetes' own encoding of all groups; so do its ETag
+// and its decompressed gzip form. If nothing has changed, the text is the same as before.
 func TestPieces(t *testing.T) {
 	s := newStage(t)
 	s.make(Config{})
@@ -47,7 +46,7 @@ func TestPieces(t *testing.T) {
 			sources[e.Backend] = &source{}
 			sources[e.Backend].Store(&state{})
 		}
-		if len(e.Name)%5 > 0 { // others have not been asked yet
+		if len(e.Name)%5 > 0 { // others have not been fetched yet
 			say(e, e.Name)
 		}
 	}
@@ -65,7 +64,7 @@ func TestPieces(t *testing.T) {
 			delete(s.Input.APIServices, e.Name)
 		case 2:
 			say(e, fmt.Sprint(step))
-		case 3: // said again
+		case 3: // the same answer again
 			next := sources[e.Backend].Load().next("again")
 			next.content = sources[e.Backend].Load().content
 			sources[e.Backend].Store(next)
@@ -113,8 +112,8 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// What the local apiserver says again when a CRD has changed makes the same pieces: all others need
-// not be written and compressed anew.
+// When one CRD changes, the pieces of all others stay the same, and are not encoded and compressed
+// again.
 func TestWhatIsSaidAgainIsTheSame(t *testing.T) {
 	s := newStage(t)
 	s.make(Config{})
@@ -127,6 +126,6 @@ func TestWhatIsSaidAgainIsTheSame(t *testing.T) {
 	now := said(",others")
 	a, b := schema.GroupVersion{Group: "a.example.com", Version: "v1"}, schema.GroupVersion{Group: "b.example.com", Version: "v1"}
 	if now[a] != before[a] || now[b] == before[b] || len(now[b].Resources) != 2 {
-		t.Errorf("the one that has not changed is the same %v, the other %v with %d resources", now[a] == before[a], now[b] == before[b], len(now[b].Resources))
+		t.Errorf("the unchanged one is the same: %v; the changed one: %v, with %d resources", now[a] == before[a], now[b] == before[b], len(now[b].Resources))
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// opened makes a stage ready, with two local group-versions.
+// opened opens a stage with two local group-versions, and waits until it is ready.
 func opened(s *stage) {
 	s.Claim("apps/v1", "", 17800, 15)
 	s.Set(scene.Home, serving(listOf("apps/v1="+strings.Repeat("deployments,", 200))))
@@ -50,14 +50,14 @@ func TestForms(t *testing.T) {
 			{"/somewhere", "", 404, "application/json", `{"kind":"Status"`},
 		}
 		for _, tt := range tests {
-			w := s.get(tt.path, http.Header{"Accept": {tt.accept}}) // a bubble has no subtests
+			w := s.get(tt.path, http.Header{"Accept": {tt.accept}}) // synctest allows no subtests
 			if w.Code != tt.code || w.Header().Get("Content-Type") != tt.contentType || !strings.HasPrefix(w.Body.String(), tt.begins) {
 				t.Errorf("%s %q: got %d %q %.100q", tt.path, tt.accept, w.Code, w.Header().Get("Content-Type"), w.Body)
 			}
 		}
 		for _, media := range []string{"json", "vnd.kubernetes.protobuf"} {
 			if w := s.get("/apis", http.Header{"Accept": {"application/" + media + aggregatedParams}}); !strings.Contains(w.Body.String(), "deployments") {
-				t.Errorf("%s: there are no resources in it", media)
+				t.Errorf("%s: no resources", media)
 			}
 		}
 	})
@@ -83,7 +83,7 @@ func TestConditionalAndCompressed(t *testing.T) {
 		if body, err := io.ReadAll(z); err != nil || string(body) != plain.Body.String() || zipped.Header().Get("Content-Encoding") != "gzip" || strings.Join(zipped.Header().Values("Vary"), ",") != "Accept,Accept-Encoding" {
 			t.Errorf("compressed: %v %v", err, zipped.Header())
 		}
-		// One strong tag must not stand for two encodings (RFC 9110 §8.8.3).
+		// One strong tag must not identify two encodings (RFC 9110 §8.8.3).
 		if got := zipped.Header().Get("Etag"); got != "W/"+tag {
 			t.Errorf("compressed: tag %q", got)
 		}
@@ -91,7 +91,7 @@ func TestConditionalAndCompressed(t *testing.T) {
 			for encoding, want := range map[string]string{"identity": tag, "gzip": "W/" + tag} {
 				w := s.get("/apis", http.Header{"Accept": {aggregatedJSON}, "If-None-Match": {sent}, "Accept-Encoding": {encoding}})
 				if w.Code != http.StatusNotModified || w.Header().Get("Etag") != want {
-					t.Errorf("%s asked for with %.5s…: %d with tag %.5s…", encoding, sent, w.Code, w.Header().Get("Etag"))
+					t.Errorf("%s requested with %.5s…: %d with tag %.5s…", encoding, sent, w.Code, w.Header().Get("Etag"))
 				}
 			}
 		}
@@ -101,7 +101,7 @@ func TestConditionalAndCompressed(t *testing.T) {
 	})
 }
 
-// A request asks nobody anything, and a document that has not changed is not rendered again.
+// A request causes no other, and an unchanged document is not rendered again.
 func TestRenderedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		opened(s)
@@ -118,12 +118,12 @@ func TestRenderedOnce(t *testing.T) {
 		group := s.d.groupDocument(docs, "apps")
 		s.Claim("apps/v1", "", 17801, 15)
 		if s.d.groupDocument(docs, "apps") != group {
-			t.Error("a group that has another priority was rendered again")
+			t.Error("a change of priority rendered a group again")
 		}
 		s.d.sources.Touch()
 		s.pass(time.Second)
 		if s.d.view.Load() == docs || s.d.view.Load().groups != docs.groups || testutil.ToFloat64(s.d.aggregations) != before {
-			t.Error("a document that has not changed was rendered again")
+			t.Error("an unchanged document was rendered again")
 		}
 	})
 }
@@ -152,7 +152,7 @@ fairlead_discovery_failing{name="v1.b.example.com",reason="unreachable"} 1
 	})
 }
 
-// What changes is served: the order of a group's versions, and where the core group is.
+// Changes of the order of versions and of the core group's place are served.
 func TestChangesAreServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		home := serving(listOf("apps/v1=deployments"))
@@ -181,18 +181,18 @@ func TestChangesAreServed(t *testing.T) {
 			}
 			for _, path := range []string{"/apis", "/apis/a.example.com"} {
 				if got := s.get(path, nil).Body.String(); !strings.Contains(got, `"preferredVersion":{"groupVersion":"a.example.com/`+tt.preferred) {
-					t.Errorf("%s prefers another than %s: %s", path, tt.preferred, got)
+					t.Errorf("%s does not prefer %s: %s", path, tt.preferred, got)
 				}
 			}
 		}
 		s.Claim("a.example.com/v1", "a", 100, 10)
 		if got := s.get("/apis/a.example.com", nil).Body.String(); !strings.Contains(got, `"preferredVersion":{"groupVersion":"a.example.com/v2`) {
-			t.Errorf("a group is not at once that of the table: %s", got)
+			t.Errorf("a group does not follow the table at once: %s", got)
 		}
 	})
 }
 
-// What the local apiserver says that cannot be read is counted as that.
+// An unreadable document of the local apiserver is counted as an error.
 func TestLocalGarbage(t *testing.T) {
 	for name, h := range map[string]http.HandlerFunc{"garbage": behaviour([]string{"garbage"}), "old": saying(http.StatusOK, "application/json", []byte(`{}`))} {
 		inBubble(t, func(t *testing.T, s *stage) {
@@ -216,12 +216,11 @@ func TestLocalGarbage(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	if _, err := New(Config{}); err == nil {
-		t.Error("a Discovery without a table was made")
+		t.Error("New accepts a Config without a table")
 	}
 }
 
-// What Rendered returns is what ServeHTTP would answer, and it returns it for what was asked for
-// once.
+// Rendered returns what ServeHTTP would answer, once the form has been requested.
 func TestRenderedIsServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		opened(s)
@@ -243,7 +242,7 @@ func TestRenderedIsServed(t *testing.T) {
 					a := s.d.Rendered(path, "", fields)
 					if a == nil {
 						if want.Code < 400 {
-							t.Errorf("%s %v: not rendered, though it was asked for", path, h)
+							t.Errorf("%s %v: not rendered, although requested before", path, h)
 						}
 						continue
 					}
@@ -258,7 +257,7 @@ func TestRenderedIsServed(t *testing.T) {
 	})
 }
 
-// What only ServeHTTP can tell is not answered.
+// Rendered leaves requests that need ServeHTTP unanswered.
 func TestNotRendered(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		opened(s)
@@ -279,7 +278,7 @@ func TestNotRendered(t *testing.T) {
 		early := newStage(t)
 		early.make(Config{})
 		if early.d.Rendered("/apis", "", nil) != nil {
-			t.Error("answered before there was a document")
+			t.Error("answered before the first document")
 		}
 	})
 }

@@ -19,13 +19,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Kubernetes' own implementation, which ours is compared with, logs each group-version.
+	// Kubernetes' own implementation, which the tests compare with, logs each group-version.
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
 }
 
-// resources makes a version of some resources.
+// resources is a version with some resources.
 func resources(version string, names ...string) apidiscoveryv2.APIVersionDiscovery {
 	v := apidiscoveryv2.APIVersionDiscovery{Version: version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
 	for _, n := range names {
@@ -34,7 +34,7 @@ func resources(version string, names ...string) apidiscoveryv2.APIVersionDiscove
 	return v
 }
 
-// listOf makes a document of lines such as group/version=resource,resource.
+// listOf parses words of the form group/version=resource,resource.
 func listOf(words ...string) *apidiscoveryv2.APIGroupDiscoveryList {
 	list := &apidiscoveryv2.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/v2"}}
 	for _, w := range words {
@@ -73,8 +73,7 @@ func serving(list *apidiscoveryv2.APIGroupDiscoveryList) http.HandlerFunc {
 	}
 }
 
-// legacyServing knows APIResourceLists only, and answers 404, or another code, to whoever asks for
-// more.
+// legacyServing serves only APIResourceLists, and answers other requests with code.
 func legacyServing(code int, words ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for _, word := range words {
@@ -105,7 +104,7 @@ func saying(code int, contentType string, b []byte) http.HandlerFunc {
 	}
 }
 
-// versions are those of a document, by name.
+// versions parses the versions of a document.
 func versions(words []string) map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery {
 	out := map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{}
 	list := listOf(words...)

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// show writes what clients see, a line per group-version, and what the operator does.
+// show describes what clients see, a line per group-version, and the status that operators see.
 func (s *stage) show() string {
 	s.Helper()
 	w := s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
@@ -36,7 +36,7 @@ func (s *stage) show() string {
 		fmt.Fprintf(&b, "status %s %s", st.Name, st.Reason)
 		switch age := time.Since(st.Confirmed); {
 		case st.Confirmed.IsZero():
-		case age <= time.Minute+time.Second: // whatever the jitter was
+		case age <= time.Minute+time.Second: // with any jitter
 			b.WriteString(" confirmed")
 		default:
 			b.WriteString(" confirmed long ago")

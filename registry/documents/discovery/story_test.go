@@ -26,9 +26,9 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //	backend <service> legacy <code> <gv>=… …
 //	backend <service> hangs|refuses|garbage|huge|status <code>
 //	report <apiservice> healthy|unhealthy
-//	open [stale-after]                  Discovery begins to run
+//	open [stale-after]                  Discovery starts
 //	advance <duration>
-//	asked <service> <least> <most>      how many questions came since the last time; jitter decides between the two
+//	asked <service> <least> <most>      number of requests since the last step of this kind; it depends on jitter
 //	expect <file>
 func TestStories(t *testing.T) {
 	story.Tell(t, *update, func(t *testing.T, told *story.Story) {

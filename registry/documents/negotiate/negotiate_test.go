@@ -69,7 +69,7 @@ func TestTakesGzip(t *testing.T) {
 	}
 }
 
-// An answer has the length of its content, and one without content has none.
+// An answer has its content's length; one without content has none.
 func TestLength(t *testing.T) {
 	for want, body := range map[string][]byte{"": nil, "0": {}, "3": []byte("abc")} {
 		w := httptest.NewRecorder()
@@ -80,8 +80,7 @@ func TestLength(t *testing.T) {
 	}
 }
 
-// Whatever a client sends, a tag that is nowhere in it does not match, and a field that is the tag
-// does.
+// A tag that does not occur in the field does not match, and a field that equals the tag does.
 func FuzzMatches(f *testing.F) {
 	for _, s := range []string{`"A1"`, "*", `W/"x","y"`, `"`, `W/`, ` ,"a" "b"`} {
 		f.Add(s)

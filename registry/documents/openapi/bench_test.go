@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// thousand is the v2 document of a thousand CRDs, 20 MB: a CRD's part is 20 KB as a rule, most of
-// it the schema.
+// thousand is the v2 document of a thousand CRDs, 20 MB: a CRD typically has 20 KB, mostly its
+// schema.
 func thousand(tb testing.TB) object {
 	tb.Helper()
 	var kinds []kind
@@ -31,8 +31,8 @@ func thousand(tb testing.TB) object {
 	return doc
 }
 
-// BenchmarkThousandCRDs merges the v2 document of a thousand CRDs with one backend's, and says what
-// is kept of it afterwards.
+// BenchmarkThousandCRDs merges the v2 document of a thousand CRDs with one backend's, and reports
+// the memory that stays in use.
 func BenchmarkThousandCRDs(b *testing.B) {
 	s := newStage(b)
 	body := must.Get(json.Marshal(thousand(b)))(b)

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// Whatever a backend's v2 document says, it is merged or left out, and every path and definition
-// that others have stays as it was.
+// Any v2 document of a backend is merged or left out, and all paths and definitions of others stay
+// as they were.
 func FuzzSpec(f *testing.F) {
 	own := define("own.example.com/v1", "own")
 	for _, doc := range []object{specOf(own), specOf(own, define("apps/v1", "poison")), {"paths": nil}, {"paths": object{}, "definitions": object{"def.apps/v1": object{}}}} {
@@ -47,16 +47,16 @@ func FuzzSpec(f *testing.F) {
 		}
 		for path := range merged.Paths.Paths {
 			if path != "/version/" && path != "/apis/apps/v1/things" && !strings.HasPrefix(path, "/apis/own.example.com/v1/") {
-				t.Errorf("it has the path %q", path)
+				t.Errorf("the backend has the path %q", path)
 			}
 		}
 		was := must.Get(json.Marshal(mustRead(t, base).Definitions["def.apps/v1"]))(t)
 		is, err := json.Marshal(merged.Definitions["def.apps/v1"])
 		if err != nil || string(is) != string(was) {
-			t.Errorf("another's definition has become %s, it was %s: %v", is, was, err)
+			t.Errorf("another server's definition is %s, it was %s: %v", is, was, err)
 		}
 		if _, err := encode(merged); err != nil {
-			t.Errorf("what was merged cannot be served: %v", err)
+			t.Errorf("the merged document cannot be served: %v", err)
 		}
 	})
 }
@@ -66,7 +66,7 @@ func mustRead(t *testing.T, body []byte) *spec.Swagger {
 	return must.Get(readSpec(body))(t)
 }
 
-// Whatever a backend's v3 document says, it has a protobuf form that can be read, or none.
+// Any v3 document of a backend has a readable protobuf form, or none.
 func FuzzDocument(f *testing.F) {
 	for _, s := range []string{`{"openapi":"3.0.0"}`, `{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{"/a":{"get":{"responses":{"200":{"description":"OK"}}}}},"components":{"schemas":{"a":{"$ref":"#/components/schemas/a"}}}}`, `{"openapi":"3.1","paths":[],"info":null}`} {
 		f.Add([]byte(s))
@@ -87,8 +87,8 @@ func FuzzDocument(f *testing.F) {
 	})
 }
 
-// Whatever a backend answers, to whichever question: it speaks for itself only, what others have
-// stays as it is, and nobody waits long.
+// Whatever a backend answers, it changes only its own part of the documents, and takes limited
+// time.
 func FuzzBackendSays(f *testing.F) {
 	own := define("own.example.com/v1", "own")
 	v2 := must.Get(json.Marshal(specOf(own, define("apps/v1", "poison"))))(f)
@@ -124,10 +124,10 @@ func FuzzBackendSays(f *testing.F) {
 		s.Claim("own.example.com/v1", "own", 100, 10)
 		must.Do(t, s.o.askLocal(t.Context()))
 		entries := s.Table().Entries()
-		st, _, _ := s.o.ask(t.Context(), &state{}, entries) // it may say what it likes
+		st, _, _ := s.o.ask(t.Context(), &state{}, entries) // any answer is allowed
 		for gv, d := range st.documents {
 			if gv.String() != "own.example.com/v1" {
-				t.Errorf("it describes %s", gv)
+				t.Errorf("the backend describes %s", gv)
 			}
 			if body, err := d.json.open(); err != nil || !json.Valid(body) {
 				t.Errorf("%s is served as %.200q: %v", gv, body, err)
@@ -139,19 +139,19 @@ func FuzzBackendSays(f *testing.F) {
 		}
 		b, err := s.o.merge(in)
 		if err != nil {
-			t.Fatalf("the document of all is gone: %v", err)
+			t.Fatalf("the merged document is missing: %v", err)
 		}
 		body := must.Get(b.json.open())(t)
 		merged := mustRead(t, body)
 		for path := range merged.Paths.Paths {
 			if path != "/version/" && path != "/apis/apps/v1/things" && !strings.HasPrefix(path, "/apis/own.example.com/v1/") {
-				t.Errorf("it has the path %q", path)
+				t.Errorf("the backend has the path %q", path)
 			}
 		}
 		if d := merged.Definitions["def.apps/v1"]; d.Description != "local" {
-			t.Errorf("another's definition has become %v", d)
+			t.Errorf("another server's definition is %v", d)
 		}
-		// Sixty-four kilobytes take milliseconds; a hundred times that under a fuzzer on a busy
+		// 64 KiB take milliseconds; this allows a hundred times that, under a fuzzer on a busy
 		// machine.
 		if took := time.Since(begun); took > 10*time.Second {
 			t.Errorf("it took %s", took)

@@ -25,12 +25,12 @@ type stage struct {
 	o   *OpenAPI
 }
 
-// inBubble plays on a stage in a bubble.
+// inBubble runs play on a new stage in a synctest bubble.
 func inBubble(t *testing.T, play func(t *testing.T, s *stage)) {
 	synctest.Test(t, func(t *testing.T) { play(t, newStage(t)) })
 }
 
-// host has a server that serves kinds, each claimed for it.
+// host makes server serve kinds, each claimed by an APIService.
 func (s *stage) host(server string, kinds ...kind) {
 	for _, k := range kinds {
 		s.Claim(k.gv, server, 100, 10)
@@ -45,7 +45,6 @@ func newStage(tb testing.TB) *stage {
 	return s
 }
 
-// make makes the OpenAPI of cfg.
 func (s *stage) make() {
 	s.Helper()
 	s.o = must.Get(New(s.cfg))(s)
@@ -54,7 +53,7 @@ func (s *stage) make() {
 
 func (s *stage) open() { s.Start(s.o.Run) }
 
-// settle opens the stage, and waits until it has asked everybody.
+// settle opens the stage and waits until every server was asked.
 func (s *stage) settle() {
 	s.open()
 	s.pass(500 * time.Millisecond)
@@ -64,13 +63,12 @@ func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder 
 	return s.Get(s.o, path, header)
 }
 
-// pass lets time go by.
 func (s *stage) pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// sizes names what there are sizes of.
+// sizes returns the names of the reported sizes.
 func (s *stage) sizes() (names string) {
 	s.o.showSizes(func(document string, _ int) { names += document + " " })
 	return names
@@ -82,7 +80,7 @@ type kind struct {
 	gvks                              any
 }
 
-// define makes the kind Thing of a group-version.
+// define returns the kind Thing of a group-version.
 func define(gv, description string) kind {
 	group, version, _ := strings.Cut(gv, "/")
 	return kind{gv: gv, name: "things", definition: "def." + gv, description: description, gvks: []any{object{"group": group, "version": version, "kind": "Thing"}}}
@@ -99,7 +97,7 @@ func specOf(kinds ...kind) object {
 	return object{"swagger": "2.0", "info": object{"title": "t", "version": "v"}, "paths": paths, "definitions": definitions}
 }
 
-// serving answers with all documents of some kinds.
+// serving answers with all documents of kinds.
 func serving(kinds ...kind) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var doc any
@@ -136,7 +134,7 @@ func serving(kinds ...kind) http.HandlerFunc {
 	}
 }
 
-// only lets a handler answer for one path, and the other for the rest.
+// only uses h for one path, and rest for all others.
 func only(path string, h, rest http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == path {
@@ -168,7 +166,7 @@ func (s *stage) v2() object {
 	return out
 }
 
-// said is how the merged document describes the kind Thing of a group-version; nil: not at all.
+// said returns the merged document's description of the kind Thing of a group-version, or nil.
 func (s *stage) said(gv string) any {
 	s.Helper()
 	d, _ := s.v2()["definitions"].(object)["def."+gv].(object)

@@ -25,14 +25,14 @@ func TestMerge(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("apps/v1", "", 100, 10)
 		s.Claim("a.example.com/v1", "a", 100, 10)
-		// The local apiserver's documents hold the remotes as its own aggregator sees them.
+		// The local apiserver's own aggregator merges remotes into its documents, too.
 		s.Set(scene.Home, serving(define("apps/v1", "local"), define("a.example.com/v1", "lies")))
 		poison := define("apps/v1", "poison")
 		poison.name = "more"
 		s.Set("a", serving(define("a.example.com/v1", "from a"), poison, define("b.example.com/v1", "poison")))
 		s.host("b", define("b.example.com/v1", "from b"))
 		if w := s.get("/openapi/v2", nil); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
-			t.Errorf("before there is anything: %d", w.Code)
+			t.Errorf("before the first document: %d", w.Code)
 		}
 		s.settle()
 		doc := s.v2()
@@ -57,16 +57,15 @@ func TestMerge(t *testing.T) {
 			t.Errorf("%s: %d %v %s", url, w.Code, w.Header(), w.Body)
 		}
 		if w := s.get("/openapi/v3/apis/a.example.com/v1?hash=OLD", nil); w.Code != http.StatusMovedPermanently || w.Header().Get("Location") != url {
-			t.Errorf("an old hash: %d %v", w.Code, w.Header())
+			t.Errorf("an outdated hash: %d %v", w.Code, w.Header())
 		}
 		if w := s.get("/openapi/v3/apis/none.example.com/v1", nil); w.Code != http.StatusNotFound {
-			t.Errorf("a document that is not there: %d", w.Code)
+			t.Errorf("a missing document: %d", w.Code)
 		}
 	})
 }
 
-// A spec that is bad in whatever way is left out, or what was known stays; nobody else's part
-// changes.
+// A bad spec is left out, or the last good one stays; the parts of others do not change.
 func TestBadSpecs(t *testing.T) {
 	good := define("bad.example.com/v1", "good")
 	gvks := func(v any) kind { k := good; k.gvks = v; return k }
@@ -112,7 +111,7 @@ func TestBadSpecs(t *testing.T) {
 					t.Error("another backend's change was not seen")
 				}
 				if !cmp.Equal(before["definitions"].(object)["def.bad.example.com/v1"], after["definitions"].(object)["def.bad.example.com/v1"]) {
-					t.Error("what was known did not stay")
+					t.Error("the last good documents did not stay")
 				}
 				if !cmp.Equal(keys(index), keys(s.index())) || strings.Contains(strings.Join(keys(index), " "), "never") {
 					t.Errorf("index %v, before %v", keys(s.index()), keys(index))
@@ -130,8 +129,8 @@ func TestBadSpecs(t *testing.T) {
 	}
 }
 
-// A backend that never answers is told of after half a minute, whatever it is asked for; what it
-// did answer until then counts.
+// A backend that never answers a request is reported after half a minute; what it answered until
+// then is used.
 func TestOneQuestionIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving())
@@ -154,7 +153,7 @@ func TestOneQuestionIsBounded(t *testing.T) {
 	})
 }
 
-// The definitions of a stranger cannot take a name or a kind away from those of others.
+// Definitions of an extension server cannot replace another's names or kinds.
 func TestDefinitionsOfStrangers(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("apps/v1", "", 100, 10)
@@ -167,16 +166,16 @@ func TestDefinitionsOfStrangers(t *testing.T) {
 		s.settle()
 		definitions := s.v2()["definitions"].(object)
 		if definitions["def.apps/v1"].(object)["description"] != "local" {
-			t.Error("a name was taken")
+			t.Error("another server's definition was replaced")
 		}
 		renamed := definitions["def.apps/v1_v2"].(object)
 		if d := cmp.Diff([]any{object{"group": "a.example.com", "version": "v1", "kind": "Thing"}}, renamed["x-kubernetes-group-version-kind"]); d != "" {
-			t.Errorf("kinds of the stranger's definition:\n%s", d)
+			t.Errorf("kinds of the extension server's definition:\n%s", d)
 		}
 	})
 }
 
-// A backend that has v2 only gets v3 documents made of it.
+// A backend with only v2 gets converted v3 documents.
 func TestConverted(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("a.example.com/v1", "a", 100, 10)
@@ -193,7 +192,7 @@ func TestConverted(t *testing.T) {
 	})
 }
 
-// Documents are decoded a few at a time, and backends that hang keep nobody from it.
+// Few documents are decoded at a time, and hanging backends do not block others.
 func TestFewAreDecodedAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving())
@@ -204,27 +203,27 @@ func TestFewAreDecodedAtATime(t *testing.T) {
 		}
 		s.host("a", define("a.example.com/v1", "well"))
 		for range maxHeavy {
-			s.o.heavy <- struct{}{} // documents that take long
+			s.o.heavy <- struct{}{} // as if slow documents were decoded
 		}
 		s.open()
 		s.pass(10 * time.Second)
 		if st := s.o.Status()[0]; st.Reason != "pending" || st.V2 {
-			t.Errorf("with no place left the status is %+v", st)
+			t.Errorf("without a free place the status is %+v", st)
 		}
 		<-s.o.heavy
 		synctest.Wait()
 		if st := s.o.Status()[0]; st.Reason != "" || !st.V2 {
-			t.Errorf("with a place the status is %+v", st)
+			t.Errorf("with a free place the status is %+v", st)
 		}
-		for range maxHeavy - 1 { // for those that end with the test
+		for range maxHeavy - 1 { // for the decoders that end with the test
 			<-s.o.heavy
 		}
 	})
 }
 
-// A v2 document that cannot be converted harms nobody but its backend. kube-openapi's converter
-// makes a copy of a schema for each media type, and a megabyte can name a hundred thousand:
-// together they would take all there is of memory.
+// A v2 document that cannot be converted affects only its backend. kube-openapi's converter copies
+// a schema for each media type, and a megabyte can name a hundred thousand media types: the copies
+// would use up all memory.
 func TestNotConvertible(t *testing.T) {
 	types := make([]string, 50_000)
 	for i := range types {
@@ -255,15 +254,15 @@ func TestNotConvertible(t *testing.T) {
 	}
 }
 
-// Nothing is merged unless somebody asks, everybody who asks at the same time gets the same, and no
-// request asks a server.
+// Documents are merged only on request, concurrent requests get the same result, and no request
+// asks a server.
 func TestMergedWhenAsked(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
 		s.host("a", define("a.example.com/v1", "one"))
 		s.settle()
 		if s.o.built.Load() != nil || s.sizes() != "v3_index " {
-			t.Errorf("it was merged before anybody asked: there are sizes of %s", s.sizes())
+			t.Errorf("merged before the first request: sizes of %s", s.sizes())
 		}
 		s.Questions(scene.Home)
 		s.Questions("a")
@@ -274,19 +273,19 @@ func TestMergedWhenAsked(t *testing.T) {
 		asking.Wait()
 		first := s.o.built.Load()
 		if got := s.sizes(); got != "v2 v3_index " {
-			t.Errorf("there are sizes of %s", got)
+			t.Errorf("sizes of %s", got)
 		}
 		s.get("/openapi/v2", nil)
 		if s.o.built.Load() != first {
-			t.Error("it was merged again though nothing had changed")
+			t.Error("merged again without a change")
 		}
 		if got := append(s.Questions(scene.Home), s.Questions("a")...); len(got) > 0 {
-			t.Errorf("requests asked servers: %v", got)
+			t.Errorf("requests reached servers: %v", got)
 		}
 		s.pass(10 * time.Minute)
 		s.get("/openapi/v2", nil)
 		if s.o.built.Load() != first {
-			t.Error("polls that found nothing new had it merged again")
+			t.Error("polls without a change caused a merge")
 		}
 		s.Set("a", serving(define("a.example.com/v1", "two")))
 		s.pass(time.Minute)
@@ -296,7 +295,7 @@ func TestMergedWhenAsked(t *testing.T) {
 	})
 }
 
-// Who says that nothing is new has said nothing to whoever knows nothing.
+// A 304 without an earlier document is an error.
 func TestNothingIsNew(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("a.example.com/v1", "a", 100, 10)
@@ -326,8 +325,8 @@ func TestOfLocal(t *testing.T) {
 	}
 }
 
-// What is local changes is seen soon: the index within seconds, at once after a change of an
-// APIService.
+// Changes of the local apiserver appear soon: in the index within seconds, or at once if an
+// APIService changed.
 func TestLocalIsFollowed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
@@ -348,12 +347,12 @@ func TestLocalIsFollowed(t *testing.T) {
 		s.Set(scene.Home, nil)
 		s.pass(10 * time.Minute)
 		if len(s.index()) != 3 || len(s.v2()) == 0 {
-			t.Error("what was known of a local apiserver that is away did not stay")
+			t.Error("the documents of an unreachable local apiserver did not stay")
 		}
 	})
 }
 
-// A busy kube-apiserver's v2 document comes long after its index: it is asked for until then.
+// A busy kube-apiserver's v2 document lags far behind its index: it is polled until it has changed.
 func TestLateSpec(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		old, changed := serving(define("apps/v1", "old")), serving(define("apps/v1", "new"))
@@ -365,7 +364,7 @@ func TestLateSpec(t *testing.T) {
 		s.Set(scene.Home, changed)
 		s.pass(specGap + indexEvery)
 		if got := s.said("apps/v1"); got != "new" {
-			t.Errorf("it is still the %v one", got)
+			t.Errorf("still the %v document", got)
 		}
 		s.pass(specEvery)
 		n := 0
@@ -380,7 +379,7 @@ func TestLateSpec(t *testing.T) {
 		s.Set(scene.Home, only("/openapi/v2", serving(define("apps/v1", "last")), changed))
 		s.pass(specEvery + indexEvery)
 		if got := s.said("apps/v1"); got != "last" {
-			t.Errorf("a minute later, without a change of the index, it is the %v one", got)
+			t.Errorf("a minute later, without a change of the index: the %v document", got)
 		}
 	})
 }

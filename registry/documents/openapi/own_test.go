@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// What this process serves itself is described by this process, whatever the local apiserver and
-// the backends say of it: in the index, under the address in the index, and in the v2 document.
+// The groups that this process serves are described by its own documents in the index and in v2,
+// whatever the local apiserver and the backends say.
 func TestOwnGroup(t *testing.T) {
 	const group, path = "apiregistration.k8s.io/v1", "/apis/apiregistration.k8s.io/v1/things"
 	for _, alone := range []bool{false, true} {
@@ -35,7 +35,7 @@ func TestOwnGroup(t *testing.T) {
 			}
 			v2 := s.v2()
 			if _, ok := v2["paths"].(object)[path]; !ok {
-				t.Errorf("alone %v: v2 has no %s: %v", alone, path, v2["paths"])
+				t.Errorf("alone %v: v2 lacks %s: %v", alone, path, v2["paths"])
 			}
 			if got := s.said(group); got != "read only" {
 				t.Errorf("alone %v: v2 describes it as %v", alone, got)
@@ -52,7 +52,7 @@ func TestOwnGroup(t *testing.T) {
 	}
 }
 
-// A process that cannot describe itself does not run.
+// Run fails if this process cannot describe itself.
 func TestOwnGroupMissing(t *testing.T) {
 	s := newStage(t)
 	for name, h := range map[string]http.HandlerFunc{"nothing": saying(http.StatusNotFound, ""), "another": serving(define("apps/v1", "x")), "garbage": saying(http.StatusOK, "]")} {
