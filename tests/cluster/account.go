@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// Account makes Fairlead's ServiceAccount with all that an overlay of deploy grants it, and nothing
-// else of the overlay, and returns a kubeconfig with a token of it for e. folder is deploy's.
+// Account creates Fairlead's ServiceAccount with only the permissions that an overlay of deploy
+// grants it, and returns a kubeconfig for e with a token of it. folder is deploy's.
 func (c *Cluster) Account(ctx context.Context, e Endpoint, folder, overlay string) (kubeconfig string, err error) {
 	defer try.Catch(&err)
 	kubectl := try.Get(c.cfg.tool(ctx, "kubectl"))

@@ -15,18 +15,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// mastersGroup is the group that kube-apiserver lets do everything without asking.
+// mastersGroup is the group that kube-apiserver allows everything, without authorization.
 const mastersGroup = "system:masters"
 
-// staticTokens is kube-apiserver's token file: a user of each kind that tests need. Neither alice
-// nor bob may do anything until a test binds a role to them.
+// staticTokens is kube-apiserver's token file, with a user of each kind that tests need. alice and
+// bob may do nothing until a test binds a role to them.
 const staticTokens = `admin-token,admin,uid-admin,system:masters
 alice-token,alice,uid-alice,"dev,ops"
 bob-token,bob,uid-bob
 `
 
-// StaticToken returns the bearer token of one of the users admin (of system:masters), alice (of dev
-// and ops) and bob (of no group).
+// StaticToken returns the bearer token of admin (in system:masters), alice (in dev and ops) or bob
+// (in no group).
 func (c *Cluster) StaticToken(user string) Credentials { return Credentials{Token: user + "-token"} }
 
 func (c *Cluster) startAPIServer(ctx context.Context, i int) (err error) {
@@ -58,8 +58,8 @@ func (c *Cluster) apiServerArgs(i, port int, serving Pair) []string {
 		"--etcd-servers=" + c.etcdURL,
 		"--bind-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", port),
-		// Kubernetes refuses loopback addresses in the endpoints of its own Service, and nobody
-		// here asks for that Service.
+		// Kubernetes refuses loopback addresses in the endpoints of its own Service, and no test
+		// uses that Service.
 		"--endpoint-reconciler-type=none",
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file=" + serving.CertFile,
@@ -76,7 +76,7 @@ func (c *Cluster) apiServerArgs(i, port int, serving Pair) []string {
 		"--kubelet-client-certificate=" + kubelet.CertFile,
 		"--kubelet-client-key=" + kubelet.KeyFile,
 		"--kubelet-preferred-address-types=InternalIP",
-		"--enable-aggregator-routing=false", // it dials cluster addresses and external names, of which only the latter lead to loopback
+		"--enable-aggregator-routing=false", // it dials cluster addresses and external names; only external names lead to loopback
 	}
 	if i < c.cfg.APIServers-c.cfg.Clouds {
 		args = append(args,
@@ -94,7 +94,7 @@ func (c *Cluster) apiServerArgs(i, port int, serving Pair) []string {
 	return append(args, c.cfg.APIServerArgs...)
 }
 
-// bindAdmin gives Config.AdminGroup everything.
+// bindAdmin binds Config.AdminGroup to cluster-admin.
 func (c *Cluster) bindAdmin(ctx context.Context) (err error) {
 	defer try.Catch(&err)
 	master := try.Get(c.PKI.Client.Issue("master", Leaf{User: "master", Groups: []string{mastersGroup}}))
@@ -108,9 +108,9 @@ func (c *Cluster) bindAdmin(ctx context.Context) (err error) {
 }
 
 // StartControllerManager starts kube-controller-manager as a client of through, with the
-// controllers that make a cluster without nodes behave: namespaces end, owned objects are
-// collected, ServiceAccounts and their CA bundles exist. more are added to its arguments;
-// controllers add up, of the others the later one wins.
+// controllers that a cluster without nodes needs: namespaces end, owned objects are collected,
+// ServiceAccounts and their CA bundles exist. more are appended to its arguments: controllers add
+// up, other flags override.
 func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (p *Part, err error) {
 	defer try.Catch(&err)
 	path, port := try.Get(c.cfg.tool(ctx, "kube-controller-manager")), try.Get(freePorts(1))[0]
@@ -130,7 +130,7 @@ func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, 
 			"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
 			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port),
 			"--leader-elect=false",
-			"--use-service-account-credentials", // as kubeadm: each controller is a ServiceAccount with a token, so tokens are exercised too
+			"--use-service-account-credentials", // as kubeadm: each controller uses a ServiceAccount token, which exercises tokens
 			"--service-account-private-key-file=" + c.PKI.ServiceAccounts.KeyFile,
 			"--root-ca-file=" + c.PKI.Serving.CertFile,
 			"--controllers=" + strings.Join(controllers, ","),

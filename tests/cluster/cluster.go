@@ -1,12 +1,12 @@
 // Package cluster runs a real, throw-away Kubernetes control plane on loopback: etcd, one or more
-// kube-apiservers with a PKI made for the occasion, and on request kube-controller-manager, the
-// sample extension server and any other program. fairlead-dev and the e2e tests use it alike.
+// kube-apiservers with a PKI of their own, and on request kube-controller-manager, the sample
+// extension server and any other program. fairlead-dev and the e2e tests use it.
 //
-// Every part is a child process in a folder of its own making. Each is owned by one goroutine, and
-// none outlives this process, even if that is killed. The methods of a Cluster may be called from
-// several goroutines; the clusters of several processes do not meet.
+// Every program is a child process with files of its own. Each is owned by one goroutine, and none
+// outlives this process, even if that is killed. The methods of a Cluster are safe for concurrent
+// use, and clusters of several processes do not interfere.
 //
-// It runs no nodes: what needs a kubelet needs package kubelet beside this one.
+// There are no nodes: package kubelet simulates one.
 package cluster
 
 import (
@@ -25,42 +25,42 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// Config describes a cluster. The zero value is one etcd and one kube-apiserver in a temporary
+// Config describes a cluster. The zero value is one etcd and one kube-apiserver, with a temporary
 // folder.
 type Config struct {
 	// Dir holds keys, data and logs, and is kept. Empty: a temporary folder that Close removes.
 	Dir string
 
-	// APIServers is how many kube-apiservers share the etcd. Zero: one. Negative: none.
+	// APIServers is the number of kube-apiservers that share the etcd. Zero: one. Negative: none.
 	APIServers int
 
-	// Members is how many members the etcd has. Zero: one.
+	// Members is the number of etcd members. Zero: one.
 	Members int
 
-	// EtcdArgs are added to the arguments of each member, later ones winning. Nil: none.
+	// EtcdArgs are appended to the arguments of each member; later ones override. Nil: none.
 	EtcdArgs []string
 
-	// Clouds is how many of them, the last ones, are as somebody else runs them: they have no
-	// --requestheader flag, and believe no front proxy. Zero: none.
+	// Clouds is how many of the kube-apiservers, the last ones, run as cloud providers run them:
+	// without --requestheader flags, so they trust no front proxy. Zero: none.
 	Clouds int
 
-	// AdminGroup is that of Admin, bound to cluster-admin, as kubeadm's and those of clouds are.
-	// Empty: system:masters.
+	// AdminGroup is the group of Admin, bound to cluster-admin as by kubeadm and clouds. Empty:
+	// system:masters.
 	AdminGroup string
 
-	// UIDHeaders lets the kube-apiservers believe X-Remote-Uid. False: they drop it, as they do
-	// when set up by kubeadm.
+	// UIDHeaders makes the kube-apiservers accept X-Remote-Uid. False: they drop it, as kubeadm's
+	// do.
 	UIDHeaders bool
 
-	// BelieverArgs are added to the arguments of each kube-apiserver that believes front proxies,
+	// BelieverArgs are appended to the arguments of each kube-apiserver that trusts front proxies,
 	// before APIServerArgs. Nil: none.
 	BelieverArgs []string
 
-	// APIServerArgs are added to the arguments of each kube-apiserver, later ones winning. Nil:
+	// APIServerArgs are appended to the arguments of each kube-apiserver; later ones override. Nil:
 	// none.
 	APIServerArgs []string
 
-	// Progress receives a line per part that must be built first. Nil: standard error, since a
+	// Progress receives a line per program that must be built first. Nil: standard error, since a
 	// build takes minutes.
 	Progress io.Writer
 }
@@ -69,15 +69,15 @@ type Config struct {
 type Cluster struct {
 	PKI        *PKI    // all its keys
 	APIServers []*Part // the kube-apiservers, in the order of Config.APIServers
-	Etcd       *Part   // the store of all of them, and of the sample extension server; the first member
-	Members    []*Part // of the etcd
+	Etcd       *Part   // the store of the kube-apiservers and the sample extension server: the first member
+	Members    []*Part // of etcd
 
 	cfg       Config
 	dir       string
-	temporary bool       // dir is ours to remove
+	temporary bool       // Close removes dir
 	etcdURL   string     // of all Members, comma-separated
 	urls      []string   // of APIServers
-	deaths    chan error // ends that nobody asked for; never closed
+	deaths    chan error // unexpected ends of processes; never closed
 
 	mu     sync.Mutex // guards parts and closed
 	parts  []*Part    // in the order they were started
@@ -108,7 +108,7 @@ func (c Config) complete() Config {
 	return c
 }
 
-// tool returns the file of a part, built when it has to be.
+// tool returns the file of a program, and builds it if necessary.
 func (c Config) tool(ctx context.Context, name string) (string, error) {
 	return tools.Path(ctx, tools.Config{Progress: c.Progress}, name)
 }
@@ -128,15 +128,15 @@ func (c *Cluster) makeDir() (err error) {
 
 func (c *Cluster) boot(ctx context.Context) (err error) {
 	defer try.Catch(&err)
-	// Both first: a build of minutes must not eat the time that a part is given to become ready.
+	// Build both first: a build of minutes must not use up the time for becoming ready.
 	for i, tool := range []string{"etcd", "kube-apiserver"} {
 		if i > 0 && c.cfg.APIServers < 0 {
 			break
 		}
 		try.Get(c.cfg.tool(ctx, tool))
 	}
-	// 1 min: ready in about 4 s on an idle machine with two cores, and no test machine is fifteen
-	// times as slow.
+	// 1 min: an idle machine with two cores needs about 4 s, and no test machine is fifteen times
+	// as slow.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if c.PKI, err = newPKI(filepath.Join(c.dir, "pki"), c.cfg.AdminGroup); err != nil {
@@ -152,7 +152,7 @@ func (c *Cluster) boot(ctx context.Context) (err error) {
 	return nil
 }
 
-// Run starts a program as a part of the cluster and waits until it is ready.
+// Run starts a program in the cluster and waits until it is ready.
 func (c *Cluster) Run(ctx context.Context, cmd Command) (*Part, error) {
 	p := &Part{cmd: cmd, log: filepath.Join(c.dir, cmd.Name+".log"), deaths: c.deaths}
 	c.mu.Lock()
@@ -160,13 +160,13 @@ func (c *Cluster) Run(ctx context.Context, cmd Command) (*Part, error) {
 		c.mu.Unlock()
 		return nil, fmt.Errorf("starting %s: the cluster is closed", cmd.Name)
 	}
-	c.parts = append(c.parts, p) // before it lives: Close must find it
+	c.parts = append(c.parts, p) // before it runs, so that Close finds it
 	c.mu.Unlock()
 	return p, p.start(ctx)
 }
 
-// Wait blocks until a part ends that nobody here ended, and returns why with the tail of its log,
-// or until ctx ends.
+// Wait blocks until a process ends unexpectedly, and returns the cause with the end of its log, or
+// until ctx ends.
 func (c *Cluster) Wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -176,14 +176,14 @@ func (c *Cluster) Wait(ctx context.Context) error {
 	}
 }
 
-// Close kills every part, the latest first, and removes a temporary folder. It may be repeated.
+// Close kills every process, the latest first, and removes a temporary folder. It may be repeated.
 func (c *Cluster) Close() error {
 	c.mu.Lock()
 	c.closed = true
 	parts := c.parts
 	c.mu.Unlock()
 	for _, p := range slices.Backward(parts) {
-		p.Kill() // at once: everything a part could still write is about to be thrown away
+		p.Kill() // not gracefully: whatever a process would still write is discarded
 	}
 	if c.temporary {
 		return os.RemoveAll(c.dir)
@@ -191,7 +191,7 @@ func (c *Cluster) Close() error {
 	return nil
 }
 
-// Dir is the folder of the cluster's files. Parts that Run starts may keep theirs there too.
+// Dir is the folder of the cluster's files. Programs that Run starts may use it, too.
 func (c *Cluster) Dir() string { return c.dir }
 
 // Endpoint is the first kube-apiserver.
@@ -202,5 +202,5 @@ func (c *Cluster) EndpointOf(i int) Endpoint {
 	return Endpoint{URL: c.urls[i], CAFile: c.PKI.Serving.CertFile}
 }
 
-// Admin may do everything, by Config.AdminGroup.
+// Admin may do everything, as a member of Config.AdminGroup.
 func (c *Cluster) Admin() Credentials { return Credentials{Pair: c.PKI.Admin} }

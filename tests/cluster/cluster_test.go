@@ -111,18 +111,18 @@ func TestStopAndContinue(t *testing.T) {
 	}
 }
 
-// A failed start must say what the part said, and leave nothing.
+// The error of a failed start contains the process's log, and nothing keeps running.
 func TestStartFails(t *testing.T) {
 	dir := t.TempDir()
 	c, err := Start(t.Context(), Config{Dir: dir, APIServerArgs: []string{"--no-such-flag"}})
 	if err == nil {
 		t.Error(c.Close())
-		t.Fatal("started with a flag that does not exist")
+		t.Fatal("started with an unknown flag")
 	}
 	if !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
 		t.Errorf("the error does not hold the end of the log: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "kube-apiserver.log")); err != nil {
-		t.Errorf("a folder that was given is kept: %v", err)
+		t.Errorf("the configured folder must be kept: %v", err)
 	}
 }

@@ -9,21 +9,21 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Endpoint is a server that clients are pointed at: a kube-apiserver, or Fairlead in front of it. A
-// test that takes one can be run against both with nothing else changed.
+// Endpoint is a server for clients: a kube-apiserver, or Fairlead in front of it. A test that takes
+// an Endpoint can run against both.
 type Endpoint struct {
 	URL    string // https://address:port
-	CAFile string // whom to trust for it
+	CAFile string // the CA that verifies it
 }
 
-// Credentials is how a client shows who it is. The zero value is a client that does not.
+// Credentials authenticate a client. The zero value is for a client without any.
 type Credentials struct {
 	Pair  Pair   // client certificate. Zero: none.
 	Token string // bearer token. Empty: none.
 }
 
-// RESTConfig returns the configuration of a client-go client of e. It has no client-side rate
-// limit, which would only hide how fast the server is.
+// RESTConfig returns the configuration of a client-go client of e, without a client-side rate
+// limit, which would only hide the server's speed.
 func (e Endpoint) RESTConfig(c Credentials) *rest.Config {
 	return &rest.Config{
 		Host:        e.URL,

@@ -11,13 +11,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// Registry is the --registry of a Fairlead whose APIServices are in the cluster's etcd.
+// Registry is the --registry flag of a Fairlead whose APIServices are in the cluster's etcd.
 func (c *Cluster) Registry() string { return "etcd:" + c.etcdURL }
 
-// EtcdURLs are where the members of the etcd serve, in the order of Members.
+// EtcdURLs are the client URLs of the etcd members, in the order of Members.
 func (c *Cluster) EtcdURLs() []string { return strings.Split(c.etcdURL, ",") }
 
-// startEtcd starts all members at once: none is ready before most are.
+// startEtcd starts all members at once: none becomes ready before a majority runs.
 func (c *Cluster) startEtcd(ctx context.Context) (err error) {
 	defer try.Catch(&err)
 	path, ports := try.Get(c.cfg.tool(ctx, "etcd")), try.Get(freePorts(2*c.cfg.Members))
@@ -38,7 +38,7 @@ func (c *Cluster) startEtcd(ctx context.Context) (err error) {
 					"--name=" + memberName(i), "--data-dir=" + filepath.Join(c.dir, "data-"+memberName(i)),
 					"--listen-client-urls=" + url, "--advertise-client-urls=" + url,
 					"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=" + strings.Join(peers, ","),
-					"--unsafe-no-fsync", // nothing here must survive a power cut
+					"--unsafe-no-fsync", // the data need not survive a power failure
 					"--log-level=warn",
 				}, c.cfg.EtcdArgs...),
 				Ready: get(url+"/readyz", Endpoint{}, Credentials{}),

@@ -18,23 +18,23 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// Backend is an extension server that listens on loopback, and the group-versions it serves.
+// Backend is an extension server on loopback, with the group-versions that it serves.
 type Backend struct {
-	Namespace string // of its Service, made when missing
-	Service   string // name of its Service; its certificate must be for <Service>.<Namespace>.svc
-	Port      int    // where it listens, on 127.0.0.1
-	CAFile    string // who signed its serving certificate
+	Namespace string // of its Service; created if missing
+	Service   string // the Service's name; the certificate must be valid for <Service>.<Namespace>.svc
+	Port      int    // its port on 127.0.0.1
+	CAFile    string // the CA of its serving certificate
 
-	// GroupVersions are as in metrics.k8s.io/v1beta1, the preferred one first.
+	// GroupVersions have the form metrics.k8s.io/v1beta1, the preferred version first.
 	GroupVersions []string
 
-	// Annotations are those of the APIServices. Nil: none.
+	// Annotations are those of its APIServices. Nil: none.
 	Annotations map[string]string
 }
 
-// Register makes the APIServices of b and its Service. Kubernetes refuses loopback addresses in
-// EndpointSlices, so the Service is an external name, localhost, and its port is the backend's own:
-// kube-apiserver's aggregator follows it, and Fairlead with --allow-loopback-backends.
+// Register creates b's Service and APIServices. Kubernetes refuses loopback addresses in
+// EndpointSlices, so the Service is the external name localhost, with the backend's own port.
+// kube-apiserver's aggregator follows that, and so does Fairlead with --allow-loopback-backends.
 func (c *Cluster) Register(ctx context.Context, b Backend) (err error) {
 	defer try.Catch(&err)
 	ca, rc := try.Get(os.ReadFile(b.CAFile)), c.Endpoint().RESTConfig(c.Admin())
@@ -82,8 +82,8 @@ func (b Backend) apiService(i int, ca []byte) *apiregistrationv1.APIService {
 }
 
 // StartSampleAPIServer starts Kubernetes' sample extension server, registers it as
-// wardle.example.com/v1beta1 and v1alpha1 and waits until it serves. more are added to its
-// arguments, later ones winning.
+// wardle.example.com/v1beta1 and v1alpha1, and waits until it is available. more are appended to
+// its arguments; later ones override.
 func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *Part, err error) {
 	defer try.Catch(&err)
 	path := try.Get(c.cfg.tool(ctx, "sample-apiserver"))
@@ -102,15 +102,15 @@ func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *
 	return part, c.Register(ctx, backend)
 }
 
-// ExtensionArgs issues what an extension server on loopback needs, chooses b.Port, and returns
-// where it will serve and the arguments that every program built on k8s.io/apiserver takes for it.
+// ExtensionArgs issues the certificates of an extension server on loopback, chooses b.Port, and
+// returns its endpoint and the arguments for any program based on k8s.io/apiserver.
 func (c *Cluster) ExtensionArgs(b *Backend) (e Endpoint, args []string, err error) {
 	defer try.Catch(&err)
 	serving := try.Get(c.PKI.Serving.Issue(b.Service+"."+b.Namespace, Leaf{User: b.Service, Names: []string{
 		b.Service + "." + b.Namespace + ".svc", "localhost", "127.0.0.1",
 	}}))
-	// Its own identity asks kube-apiserver about others (TokenReview, SubjectAccessReview, the
-	// request-header ConfigMap).
+	// It uses an identity of its own to ask kube-apiserver about callers (TokenReview,
+	// SubjectAccessReview, the request-header ConfigMap).
 	client := try.Get(c.PKI.Client.Issue(b.Service+"."+b.Namespace+"-client", Leaf{User: b.Service, Groups: []string{"system:masters"}}))
 	kubeconfig := filepath.Join(c.dir, b.Service+"."+b.Namespace+".kubeconfig")
 	try.Do(c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}))
@@ -122,8 +122,7 @@ func (c *Cluster) ExtensionArgs(b *Backend) (e Endpoint, args []string, err erro
 	}, nil
 }
 
-// WaitAvailable waits until e, a kube-apiserver or what stands before it, answers for every given
-// group-version.
+// WaitAvailable waits until e answers for every given group-version.
 func (c *Cluster) WaitAvailable(ctx context.Context, e Endpoint, groupVersions ...string) error {
 	for _, gv := range groupVersions {
 		if err := eventually(ctx, get(e.URL+"/apis/"+gv, e, c.Admin()), nil); err != nil {

@@ -9,43 +9,42 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// Fairlead describes a Fairlead to run before the cluster's first kube-apiserver.
+// Fairlead describes a Fairlead in front of the cluster's first kube-apiserver.
 type Fairlead struct {
-	// Path is its executable.
+	// Path is the executable.
 	Path string
 
-	// Registry is its --registry, and there is no kube-apiserver before which it stands. Empty:
-	// there is.
+	// Registry is its --registry flag; it then runs without a local apiserver. Empty: with one.
 	Registry string
 
-	// Name is what errors and its log file call it. Empty: fairlead.
+	// Name is its name in errors and of its log file. Empty: fairlead.
 	Name string
 
-	// Address is where it listens. Empty: 127.0.0.1.
+	// Address is the address that it listens on. Empty: 127.0.0.1.
 	Address string
 
-	// Port is the front door's. Zero: a free one.
+	// Port is the front port. Zero: a free one.
 	Port int
 
-	// AdminPort is that of health and metrics. Zero: a free one.
+	// AdminPort is the port for health and metrics. Zero: a free one.
 	AdminPort int
 
-	// CAFile is who vouches for its serving certificate, when Args name another than its own.
-	// Empty: the cluster's serving CA.
+	// CAFile verifies its serving certificate, if Args replace that. Empty: the cluster's serving
+	// CA.
 	CAFile string
 
-	// Args are added to the arguments of fairlead serve, later ones winning. Nil: none.
+	// Args are appended to the arguments of fairlead serve; later ones override. Nil: none.
 	Args []string
 }
 
 // Front is a running Fairlead.
 type Front struct {
 	Part     *Part    // its process
-	Endpoint Endpoint // the front door
+	Endpoint Endpoint // the front port
 	Admin    Endpoint // health, metrics, status
 }
 
-// StartFairlead starts f with everything it needs of the PKI and waits until it is ready.
+// StartFairlead starts f with all files that it needs from the PKI, and waits until it is ready.
 func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (running *Front, err error) {
 	defer try.Catch(&err)
 	free := try.Get(freePorts(2))
@@ -89,6 +88,6 @@ func (c *Cluster) fairleadArgs(f Fairlead) []string {
 		"--requestheader-allowed-names=front-proxy-client",
 		"--proxy-client-cert-file=" + c.PKI.FrontProxyPair.CertFile,
 		"--proxy-client-key-file=" + c.PKI.FrontProxyPair.KeyFile,
-		"--allow-loopback-backends", // all of ours are
+		"--allow-loopback-backends", // all test backends are on loopback
 	}, f.Args...)
 }

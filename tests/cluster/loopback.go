@@ -15,9 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 )
 
-// freePorts returns n loopback ports that nobody listens on. They lie below the range that the
-// kernel hands to outgoing connections (32768 and up), so that none of those can take one before
-// its part listens.
+// freePorts returns n unused loopback ports below the range for outgoing connections (32768 and
+// up), so that none of those takes one before its server listens.
 func freePorts(n int) ([]int, error) {
 	const low, high = 11000, 32000
 	var ports []int
@@ -27,7 +26,7 @@ func freePorts(n int) ([]int, error) {
 		if err != nil {
 			continue
 		}
-		defer func() { _ = l.Close() }() // on return, so that no port comes twice
+		defer func() { _ = l.Close() }() // keeps the port in use until return, so that none is returned twice
 		if ports = append(ports, port); len(ports) == n {
 			return ports, nil
 		}
@@ -37,9 +36,9 @@ func freePorts(n int) ([]int, error) {
 
 func loopback(scheme string, port int) string { return fmt.Sprintf("%s://127.0.0.1:%d", scheme, port) }
 
-// get returns a question whether url answers 200 to c, for Command.Ready. Only the CA of e is used.
+// get returns a Command.Ready that checks for a 200 from url. Of e, it uses only the CA.
 func get(url string, e Endpoint, c Credentials) func(context.Context) error {
-	var client *http.Client // made at the first question, when the files are surely there
+	var client *http.Client // made on first use, when the files exist
 	return func(ctx context.Context) error {
 		if client == nil {
 			var err error
@@ -47,15 +46,15 @@ func get(url string, e Endpoint, c Credentials) func(context.Context) error {
 				return err
 			}
 		}
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a hung answer is no answer
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a server that hangs is not ready
 		defer cancel()
 		return ask.Serves(ctx, client, url)
 	}
 }
 
-// eventually asks until the answer is nil, ctx ends, or it is over.
+// eventually calls ready until it returns nil, ctx ends, or over is closed.
 func eventually(ctx context.Context, ready func(context.Context) error, over <-chan struct{}) error {
-	tick := time.NewTicker(20 * time.Millisecond) // kube-apiserver is ready in seconds, and asking costs it microseconds
+	tick := time.NewTicker(20 * time.Millisecond) // kube-apiserver takes seconds, and a check costs it microseconds
 	defer tick.Stop()
 	for last := errors.New("not asked yet"); ; last = ready(ctx) {
 		if last == nil {

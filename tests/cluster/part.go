@@ -13,9 +13,9 @@ import (
 	"syscall"
 )
 
-// Command describes a program to run beside the cluster.
+// Command describes a program to run in a cluster.
 type Command struct {
-	// Name is what errors and its log file call it. It must be unique in its cluster.
+	// Name is used in errors and for the log file. It must be unique in its cluster.
 	Name string
 
 	// Path is the executable.
@@ -24,37 +24,37 @@ type Command struct {
 	// Args are its arguments.
 	Args []string
 
-	// Env is added to this process's environment.
+	// Env is appended to this process's environment.
 	Env []string
 
-	// Ready is asked until it returns nil. Nil: a running process is ready.
+	// Ready is called until it returns nil. Nil: a running process is ready.
 	Ready func(context.Context) error
 }
 
-// Part is a program that the cluster runs. It dies with this process, however this process dies,
-// and at Cluster.Close.
+// Part is a process of a cluster. It ends with this process, even if that is killed, and with
+// Cluster.Close.
 type Part struct {
 	cmd    Command
 	log    string
-	deaths chan<- error // told of every end that nobody here asked for
+	deaths chan<- error // receives every unexpected end
 
 	mu  sync.Mutex // guards run
 	run *run
 }
 
-// run is one life of a part.
+// run is one process, from a start of the part to its end.
 type run struct {
 	process *os.Process
 	done    chan struct{} // closed by supervise once the process is reaped and err is set
 	err     error         // why it ended; readable once done is closed
 
 	mu    sync.Mutex // guards asked
-	asked bool       // its end was asked for
+	asked bool       // the end was requested
 }
 
 // start launches the program and waits until it is ready.
 func (p *Part) start(ctx context.Context) error {
-	cmd := exec.Command(p.cmd.Path, p.cmd.Args...) // no ctx: that covers the start only, Kill and Close end a part
+	cmd := exec.Command(p.cmd.Path, p.cmd.Args...) // without ctx, which covers only the start; Kill and Close end the process
 	cmd.Env = append(os.Environ(), p.cmd.Env...)
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -62,8 +62,8 @@ func (p *Part) start(ctx context.Context) error {
 	}
 	defer func() { _ = log.Close() }() // the child keeps its own
 	cmd.Stdout, cmd.Stderr = log, log
-	// A group of its own: an interrupt at the terminal reaches us alone, and we end the parts in
-	// order.
+	// In a process group of its own: an interrupt at the terminal reaches only this process, which
+	// ends the others in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	dieWithParent(cmd.SysProcAttr)
 
@@ -84,8 +84,7 @@ func (p *Part) start(ctx context.Context) error {
 }
 
 // supervise owns the process from start to end. The kernel kills the child when the *thread* that
-// forked it exits, so the goroutine stays on its thread for as long as the child lives. It ends
-// with the process.
+// forked it exits, so the goroutine is locked to its thread until the process ends.
 func (p *Part) supervise(r *run, cmd *exec.Cmd, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -109,7 +108,7 @@ func (p *Part) supervise(r *run, cmd *exec.Cmd, started chan<- error) {
 	}
 	select {
 	case p.deaths <- r.err:
-	default: // nobody looks, and one death is enough to tell
+	default: // nobody waits, or another death is already queued
 	}
 }
 
@@ -138,18 +137,17 @@ func (p *Part) current() *run {
 // Name returns the name of p's command.
 func (p *Part) Name() string { return p.cmd.Name }
 
-// PID returns the process id of p's present or latest life.
+// PID returns the process id of the current or last run.
 func (p *Part) PID() int { return p.current().process.Pid }
 
-// Done is closed when p's present life has ended.
+// Done is closed when the current run has ended.
 func (p *Part) Done() <-chan struct{} { return p.current().done }
 
-// Err says why p's latest life ended, with the tail of its log. It may be called only when Done is
-// closed.
+// Err returns why the last run ended, with the end of its log. Call it only after Done is closed.
 func (p *Part) Err() error { return p.current().err }
 
-// Signal sends sig. With SIGTERM or SIGINT the end of p counts as asked for; SIGSTOP hangs it,
-// surely by the time Signal returns, and SIGCONT revives it.
+// Signal sends sig. After SIGTERM or SIGINT, the end counts as requested. When Signal returns,
+// SIGSTOP has stopped the process; SIGCONT continues it.
 func (p *Part) Signal(sig syscall.Signal) error {
 	r := p.current()
 	if sig == syscall.SIGTERM || sig == syscall.SIGINT {
@@ -161,14 +159,14 @@ func (p *Part) Signal(sig syscall.Signal) error {
 	return waitStopped(r.process.Pid)
 }
 
-// Kill ends p and all it has forked at once (SIGKILL) and waits for its end. It may be repeated.
+// Kill ends the process and its children at once (SIGKILL), and waits. It may be repeated.
 func (p *Part) Kill() {
 	r := p.current()
 	if r == nil {
 		return
 	}
 	r.ask()
-	// The group, while its leader is surely not reaped and its number not another's.
+	// Kill the group only while its leader is not reaped; later its number may be another's.
 	select {
 	case <-r.done:
 	default:
@@ -177,7 +175,7 @@ func (p *Part) Kill() {
 	<-r.done
 }
 
-// Restart kills p if it lives, starts it again with the same arguments and waits until it is ready.
+// Restart kills the process if it runs, starts it again, and waits until it is ready.
 func (p *Part) Restart(ctx context.Context) error {
 	p.Kill()
 	return p.start(ctx)
@@ -189,12 +187,12 @@ func (r *run) ask() {
 	r.asked = true
 }
 
-// LogFile returns the file that holds what p printed, over all its lives.
+// LogFile returns the file with p's output, of all runs.
 func (p *Part) LogFile() string { return p.log }
 
 // Tail returns the end of p's log.
 func (p *Part) Tail() string {
-	const most = 4 << 10 // some thirty lines: enough for a panic's cause, short enough to read in a test's output
+	const most = 4 << 10 // about thirty lines: enough for a panic's cause, short enough for a test's output
 	f, err := os.Open(p.log)
 	if err != nil {
 		return err.Error()

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// dieWithParent has the kernel kill the child when the thread that forks it is gone. See
-// Part.supervise, which keeps that thread.
+// dieWithParent makes the kernel kill the child when the thread that forked it exits;
+// Part.supervise keeps that thread.
 func dieWithParent(a *syscall.SysProcAttr) { a.Pdeathsig = syscall.SIGKILL }
 
-// waitStopped waits until every thread of a process has obeyed SIGSTOP: on a busy machine some
-// answer requests for a while longer.
+// waitStopped waits until SIGSTOP has stopped every thread of a process: on a busy machine some
+// continue for a while.
 func waitStopped(pid int) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -34,7 +34,7 @@ func stopped(pid int) bool {
 	}
 	for _, file := range threads {
 		stat, err := os.ReadFile(file)
-		if err == nil && !strings.Contains(string(stat), ") T ") { // a thread that has ended since does not count
+		if err == nil && !strings.Contains(string(stat), ") T ") { // a thread that has ended meanwhile does not count
 			return false
 		}
 	}

@@ -4,9 +4,9 @@ package cluster
 
 import "syscall"
 
-// dieWithParent does nothing where the kernel offers nothing: there a parent that is killed
-// outright leaves its parts to be killed by hand.
+// dieWithParent does nothing: this kernel cannot do it. If the parent is killed, its children must
+// be killed by hand.
 func dieWithParent(*syscall.SysProcAttr) {}
 
-// waitStopped has no way to see it here.
+// waitStopped does nothing: it cannot see threads here.
 func waitStopped(int) error { return nil }

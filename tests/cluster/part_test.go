@@ -68,23 +68,23 @@ func TestAskedDeathIsNotTold(t *testing.T) {
 	p.Kill()
 	select {
 	case err := <-c.deaths:
-		t.Errorf("told of a death that was asked for: %v", err)
+		t.Errorf("a requested end was reported: %v", err)
 	default:
 	}
 }
 
 func TestNotReadyInTime(t *testing.T) {
 	c := bare(t, t.TempDir())
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // a busy machine starts it within that
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // enough to start it on a busy machine
 	defer cancel()
 	cmd := shell("shy", "echo thinking; exec sleep 600")
 	cmd.Ready = func(context.Context) error { return errors.New("not yet") }
 	p, err := c.Run(ctx, cmd)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not yet") || !strings.Contains(err.Error(), "thinking") {
-		t.Errorf("got %v, want the deadline, the last answer and the log", err)
+		t.Errorf("got %v, want the deadline, the last error of Ready, and the log", err)
 	}
 	if alive(p.PID()) {
-		t.Error("a part that was not ready in time still lives")
+		t.Error("a process that was not ready in time still runs")
 	}
 }
 
@@ -102,8 +102,7 @@ func TestCloseKillsChildrenOfParts(t *testing.T) {
 	}
 }
 
-// waitDead waits until pid is gone. A killed process that nobody reaps (init's business once its
-// parent is dead) counts as gone.
+// waitDead waits until pid is gone. A zombie counts as gone: init reaps it once its parent is dead.
 func waitDead(t *testing.T, pid int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -124,7 +123,7 @@ func zombie(pid int) bool {
 	return err == nil && strings.Contains(string(stat), ") Z ")
 }
 
-// TestParentDeath runs this test again as a parent of parts and kills it in a way it cannot notice.
+// TestParentDeath runs this test again as a parent of processes, and kills it with SIGKILL.
 func TestParentDeath(t *testing.T) {
 	const role = "FAIRLEAD_TEST_PARENT"
 	if dir := os.Getenv(role); dir != "" {
@@ -147,7 +146,7 @@ func TestParentDeath(t *testing.T) {
 				t.Fatalf("the parent started %v, want 3 parts", pids)
 			}
 			must.Do(t, cmd.Process.Signal(sig))
-			_ = cmd.Wait() // it was killed: its status says only that
+			_ = cmd.Wait() // killed: the error says only that
 			for _, pid := range pids {
 				waitDead(t, pid)
 			}
@@ -160,5 +159,5 @@ func parent(t *testing.T, dir string) {
 	for i := range 3 {
 		fmt.Println(must.Get(c.Run(t.Context(), shell(fmt.Sprintf("part-%d", i), "exec sleep 600")))(t).PID())
 	}
-	<-c.deaths // never: the parent is killed
+	<-c.deaths // never received: the parent is killed
 }

@@ -10,18 +10,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// PKI is everything that a cluster's certificates hang on. The authorities are distinct on purpose:
-// a program that trusts one for what only another may vouch for is caught.
+// PKI has all keys and certificates of a cluster. Each purpose has its own CA, so that a program
+// that trusts the wrong one is noticed.
 type PKI struct {
 	Dir string // folder of all its files
 
-	Client     *Authority // vouches for users (--client-ca-file)
-	FrontProxy *Authority // vouches for proxies that name users (--requestheader-client-ca-file)
-	Serving    *Authority // vouches for servers: kube-apiserver, extension servers, kubelets, Fairlead
+	Client     *Authority // verifies users (--client-ca-file)
+	FrontProxy *Authority // verifies front proxies (--requestheader-client-ca-file)
+	Serving    *Authority // verifies servers: kube-apiserver, extension servers, kubelets, Fairlead
 
-	Admin           Pair // a client of Config.AdminGroup
+	Admin           Pair // a client in Config.AdminGroup
 	FrontProxyPair  Pair // CN front-proxy-client, the proxy client certificate
-	ServiceAccounts Pair // signs ServiceAccount tokens; its certificate is used by nobody
+	ServiceAccounts Pair // signs ServiceAccount tokens; its certificate is unused
 }
 
 // Pair is a certificate and its key, in PEM files.
@@ -32,29 +32,28 @@ type Pair struct {
 
 // Authority issues certificates.
 type Authority struct {
-	CA       *pki.CA // itself, for what needs no files
+	CA       *pki.CA // the CA itself, for use without files
 	CertFile string  // the CA certificate, PEM
 
 	dir string // of its files
 }
 
-// Leaf says what a certificate is for.
+// Leaf describes a certificate.
 type Leaf struct {
-	// User is the common name: a user name, or the name of a server.
+	// User is the common name: a user's or a server's name.
 	User string
 
 	// Groups become the organizations. Nil: none.
 	Groups []string
 
-	// Names are the host names and addresses of a server; with none the certificate is a client's.
+	// Names are a server's DNS names and addresses; without any, it is a client certificate.
 	Names []string
 
-	// NotAfter is the end. Zero: in a day, longer than any test and short enough to be worth
-	// nothing.
+	// NotAfter is its expiry. Zero: in a day, longer than any test.
 	NotAfter time.Time
 }
 
-// newPKI makes a whole PKI in dir.
+// newPKI creates a PKI in dir.
 func newPKI(dir, adminGroup string) (p *PKI, err error) {
 	defer try.Catch(&err)
 	try.Do(os.MkdirAll(dir, 0o700))
@@ -68,8 +67,8 @@ func newPKI(dir, adminGroup string) (p *PKI, err error) {
 	return p, nil
 }
 
-// NewAuthority makes one more authority, for tests of rotation and of foreign certificates. Its
-// files are called name.
+// NewAuthority creates another CA, for tests of rotation and of untrusted certificates. Its files
+// are called name.
 func (p *PKI) NewAuthority(name string) (*Authority, error) {
 	a := &Authority{CA: pki.NewCA(name), dir: p.Dir}
 	var err error
@@ -79,8 +78,8 @@ func (p *PKI) NewAuthority(name string) (*Authority, error) {
 	return a, nil
 }
 
-// Issue makes a key pair for l and writes it to files called name. An existing pair of that name is
-// replaced in one step per file, as a rotation would.
+// Issue creates a key pair for l in files called name. It replaces each existing file atomically,
+// as a rotation does.
 func (a *Authority) Issue(name string, l Leaf) (Pair, error) {
 	usage := x509.ExtKeyUsageClientAuth
 	if len(l.Names) > 0 {

@@ -1,11 +1,11 @@
-// Command count reads `go test -json` on its standard input, prints a line per finished case and
-// the whole output of those that fail, says how many cases ran, and exits 1 when one failed, one
-// was skipped, none ran, or fewer than expected.
+// Command count reads `go test -json` from standard input, prints a line per finished case, the
+// whole output of failed ones, and the number of cases. It exits 1 if a case failed or was
+// skipped, if none ran, or if fewer ran than expected.
 //
-// A case is a test without subtests, or a subtest without subtests: what a reader would call one.
+// A case is a test or subtest without subtests.
 //
-// With -times it also adds a line to a file: the suite, its cases, its seconds and its outcome.
-// With -table it reads that file instead and prints it.
+// With -times it also appends a line to a file: the suite, its cases, its seconds and its outcome.
+// With -table it prints that file instead.
 package main
 
 import (
@@ -50,9 +50,9 @@ type options struct {
 	suite, times   string
 }
 
-// run counts what in reports and compares it with the number in the file o.want.
+// run counts the cases of in and compares their number with that in the file o.want.
 func run(in io.Reader, out io.Writer, o options) error {
-	begun := time.Now() // go test began at the same time: builds count
+	begun := time.Now() // go test started at the same time: includes builds
 	least, err := readCount(o.want)
 	if err != nil {
 		return err
@@ -71,14 +71,14 @@ func run(in io.Reader, out io.Writer, o options) error {
 	return errors.Join(verdict, addTime(o.times, o.suite, ran, time.Since(begun).Seconds(), verdict))
 }
 
-// judge says what is wrong with a suite that has ended.
+// judge returns what is wrong with a finished suite.
 func (c *counter) judge(ran, least int) error {
 	switch {
 	case len(c.failed) > 0:
 		return fmt.Errorf("failed: %s", strings.Join(c.failed, ", "))
 	case len(c.skipped) > 0:
 		return fmt.Errorf("skipped: %s", strings.Join(c.skipped, ", "))
-	case ran == 0: // go test itself has failed, and says so elsewhere
+	case ran == 0: // go test itself failed, and reports that elsewhere
 		return errors.New("no case ran")
 	case ran < least:
 		return fmt.Errorf("%d cases ran, %d expected", ran, least)
@@ -112,10 +112,10 @@ type event struct {
 	FailedBuild string
 }
 
-// counter keeps the output of the cases that still run, and forgets it when they pass.
+// counter keeps the output of running cases, and drops it when they pass.
 type counter struct {
 	out     io.Writer
-	verbose bool                // show what cases that pass have logged
+	verbose bool                // show the logs of passed cases
 	quiet   bool                // show packages instead
 	output  map[string][]string // :: case → its lines; "" for the package itself
 	cases   map[string]bool     // :: package and test → finished
@@ -129,12 +129,12 @@ func newCounter(out io.Writer) *counter {
 
 func (c *counter) read(in io.Reader) error {
 	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 4<<20) // go test splits output into lines; one line of a body dump can be long
+	lines.Buffer(nil, 4<<20) // go test splits output into lines, but a dump of a body can be one long line
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			// Not an event: a build error of an older toolchain, or a program that wrote to
-			// standard output.
+			// Not an event: a build error of an older toolchain, or a program's write to standard
+			// output.
 			fmt.Fprintln(c.out, lines.Text())
 			continue
 		}
@@ -187,8 +187,8 @@ func (c *counter) add(e event) {
 	}
 }
 
-// tellRest shows what came of a package's cases after their end: a data race of what they left
-// behind fails the package alone.
+// tellRest prints what a package's cases wrote after their end: a data race of leftover goroutines
+// fails only the package.
 func (c *counter) tellRest(name string) {
 	for _, key := range slices.Sorted(maps.Keys(c.output)) {
 		if test, ok := strings.CutPrefix(key, name+" "); ok {
@@ -198,7 +198,7 @@ func (c *counter) tellRest(name string) {
 	}
 }
 
-// tell shows what a case has logged: the indented lines.
+// tell prints what a case logged: the indented lines.
 func (c *counter) tell(lines []string) {
 	for _, line := range lines {
 		if c.verbose && strings.HasPrefix(line, "    ") && !strings.HasPrefix(strings.TrimSpace(line), "---") {
@@ -207,7 +207,7 @@ func (c *counter) tell(lines []string) {
 	}
 }
 
-// parents is how many of the finished tests have subtests: they are not cases themselves.
+// parents counts the finished tests that have subtests: they are not cases.
 func (c *counter) parents() int {
 	parents := map[string]bool{}
 	for key := range c.cases {

@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// What a case that passes has measured is shown when it is asked for.
+// The option verbose shows the logs of passed cases.
 func TestVerbose(t *testing.T) {
 	const in = `{"Action":"output","Package":"p","Test":"TestA","Output":"=== RUN   TestA\n"}
 {"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:1: 7 ms\n"}
@@ -88,9 +88,9 @@ func TestVerbose(t *testing.T) {
 	}
 }
 
-// Each suite has its line, whatever became of it.
+// Each suite gets a line, with any outcome.
 func TestTimes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // whose clock stands still
+	synctest.Test(t, func(t *testing.T) { // its clock stands still
 		file := filepath.Join(t.TempDir(), "times")
 		for _, suite := range []string{"good", "bad"} {
 			in := `{"Action":"` + map[string]string{"good": "pass", "bad": "fail"}[suite] + `","Package":"p","Test":"TestA"}`
@@ -107,7 +107,7 @@ func TestTimes(t *testing.T) {
 			t.Errorf("printed\n%swant\n%s", out.String(), want)
 		}
 		if err := printTable(&out, file+"s"); err == nil {
-			t.Error("a table of nothing")
+			t.Error("no error without a file of times")
 		}
 	})
 }

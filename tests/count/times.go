@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 )
 
-// addTime adds a suite's line to a file. What was wrong with it stays on the line.
+// addTime appends a suite's line to a file, with its error, if any.
 func addTime(file, suite string, cases int, seconds float64, verdict error) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("writing times: %w", err)

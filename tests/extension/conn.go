@@ -7,8 +7,7 @@ import (
 	"sync"
 )
 
-// connection is an accepted TCP connection below TLS. While the fault Freeze is on, it neither
-// reads nor writes.
+// connection is a TCP connection below TLS. The fault Freeze stops its reads and writes.
 type connection struct {
 	net.Conn
 	id       uint64
@@ -22,7 +21,7 @@ type connection struct {
 
 var errFrozen = errors.New("connection closed while frozen")
 
-// Read waits while the connection is frozen, also with what it has read already.
+// Read waits while the connection is frozen, even if it has already read data.
 func (c *connection) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.wait() != nil {
@@ -41,7 +40,7 @@ func (c *connection) Write(p []byte) (int, error) {
 
 func (c *connection) wait() error {
 	for c.faults.connects(Freeze) {
-		changed := c.faults.changed() // before the second look, so that no change is missed
+		changed := c.faults.changed() // before the check, so that no change is missed
 		if !c.faults.connects(Freeze) {
 			return nil
 		}
@@ -54,7 +53,7 @@ func (c *connection) wait() error {
 	return nil
 }
 
-// Close ends the connection in order; a second call does nothing.
+// Close ends the connection gracefully; a second call does nothing.
 func (c *connection) Close() error {
 	var err error
 	c.once.Do(func() {
@@ -68,7 +67,7 @@ func (c *connection) Close() error {
 // rst ends the connection with a TCP reset.
 func (c *connection) rst() {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // no bytes left to say: RST instead of FIN
+		_ = tcp.SetLinger(0) // discard unsent bytes: RST instead of FIN
 	}
 	c.Close()
 }

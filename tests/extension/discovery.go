@@ -14,8 +14,8 @@ import (
 
 const aggregatedType = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// asksAggregated reports whether r prefers aggregated discovery: whether it is anywhere in Accept,
-// which is what clients do that can read it.
+// asksAggregated reports whether r accepts aggregated discovery. It looks anywhere in Accept: every
+// client that lists it prefers it.
 func asksAggregated(r *http.Request) bool {
 	for _, accept := range r.Header.Values("Accept") {
 		if strings.Contains(accept, "as=APIGroupDiscoveryList") && strings.Contains(accept, "v=v2") && strings.Contains(accept, "application/json") {
@@ -38,7 +38,7 @@ func (s *Server) groups(w http.ResponseWriter, r *http.Request) {
 	s.writeDocument(w, r, "application/json", list)
 }
 
-// groupNames are the served groups in the order of Config.
+// groupNames returns the served groups in the order of Config.
 func (s *Server) groupNames() []string {
 	var names []string
 	for _, gv := range s.versions {
@@ -116,7 +116,7 @@ func widgetVerbs() metav1.Verbs {
 
 func connectVerbs() metav1.Verbs { return metav1.Verbs{"create", "get"} }
 
-// connectSubresources are reached by an upgrade, or (echo) by a plain POST.
+// connectSubresources use an upgrade, or (echo) a plain POST.
 func connectSubresources() []string { return []string{"console", "echo", "exec", "portforward", "vnc"} }
 
 // apis answers everything below /apis/.
@@ -162,7 +162,7 @@ func (s *Server) writeDocument(w http.ResponseWriter, r *http.Request, contentTy
 func encode(doc any) (b []byte, hash string) {
 	b, err := json.Marshal(doc)
 	if err != nil {
-		panic(err) // our own types: cannot happen
+		panic(err) // cannot fail for our own types
 	}
 	return b, fmt.Sprintf("%X", sha512.Sum512(b))
 }

@@ -47,7 +47,7 @@ func client(t *testing.T, s *extension.Server, proto string, pair *pki.Pair) *ht
 	}
 }
 
-// request returns the response with its whole body.
+// request returns a response and its whole body.
 func request(ctx context.Context, c *http.Client, method, url string, body io.Reader, header ...string) (*http.Response, []byte, error) {
 	r, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
@@ -115,7 +115,7 @@ func TestSizes(t *testing.T) {
 		}
 		res, all := ask(t, c, "GET", s.URL()+"/apis/widgets.example.com/v1/widgets", nil)
 		if len(all) < 90_000 || len(all) > 120_000 || res.ContentLength != int64(len(all)) {
-			t.Errorf("a list has %d bytes (%d promised), want about 100 KB", len(all), res.ContentLength)
+			t.Errorf("a list has %d bytes (Content-Length %d), want about 100 KB", len(all), res.ContentLength)
 		}
 		var list struct{ Items []json.RawMessage }
 		if err := json.Unmarshal(all, &list); err != nil || len(list.Items) != 100 {
@@ -133,7 +133,7 @@ func TestEcho(t *testing.T) {
 		defer res.Body.Close()
 		back, err := io.ReadAll(res.Body)
 		if err != nil || !bytes.Equal(back, body) {
-			t.Errorf("%d of %d bytes came back: %v", len(back), len(body), err)
+			t.Errorf("%d of %d bytes echoed: %v", len(back), len(body), err)
 		}
 		if got := res.Trailer.Get("X-Check"); got != "yes" {
 			t.Errorf("trailer %q, want yes", got)
@@ -144,7 +144,7 @@ func TestEcho(t *testing.T) {
 	})
 }
 
-// last waits for the newest request to be complete.
+// last returns the newest request once it is complete.
 func last(t *testing.T, s *extension.Server) extension.Request {
 	t.Helper()
 	for t.Context().Err() == nil {
@@ -251,7 +251,7 @@ func TestWatch(t *testing.T) {
 				t.Fatalf("event %s %.100s (%v), want %s", e.Type, e.Object, err, want)
 			}
 		}
-		next("ADDED {") // what existed
+		next("ADDED {") // the existing object
 		s.Emit()
 		next("MODIFIED {}")
 		ask(t, c, "DELETE", s.URL()+widgets+"/widget-000", nil)

@@ -10,47 +10,47 @@ import (
 // Kind is a way to misbehave.
 type Kind string
 
-// The kinds. The first group concerns connections: Path, Method and Every do not apply to it. The
+// The kinds. Those of the first group concern connections: Path, Method and Every do not apply. The
 // others concern requests.
 const (
-	// Refuse closes the port: new connections are refused, open ones live on.
+	// Refuse closes the port: new connections are refused, open ones stay.
 	Refuse Kind = "refuse"
-	// Dead closes the port and resets every open connection, as when the process dies.
+	// Dead closes the port and resets every open connection, like the death of the process.
 	Dead Kind = "dead"
-	// HangConnect accepts new connections and never says a word on them, not even of TLS.
+	// HangConnect accepts new connections and sends nothing on them, not even TLS.
 	HangConnect Kind = "hang-connect"
-	// Freeze stops reading and writing on all connections, pings included, as when the network
-	// drops every packet.
+	// Freeze stops reading and writing on all connections, including pings, as if the network
+	// dropped every packet.
 	Freeze Kind = "freeze"
-	// WrongCA serves a certificate of another CA, which has the same name.
+	// WrongCA serves a certificate of another CA with the same name.
 	WrongCA Kind = "wrong-ca"
 	// WrongName serves a certificate for another host.
 	WrongName Kind = "wrong-name"
-	// NoNames serves a certificate with a common name only.
+	// NoNames serves a certificate with only a common name.
 	NoNames Kind = "no-names"
-	// Expired serves a certificate that was valid until a minute ago.
+	// Expired serves a certificate that expired a minute ago.
 	Expired Kind = "expired"
 	// NotYetValid serves a certificate that will be valid in an hour.
 	NotYetValid Kind = "not-yet-valid"
 	// SHA1 serves a certificate signed with SHA-1.
 	SHA1 Kind = "sha1"
-	// HTTP1Only and HTTP2Only take the other protocol out of ALPN.
+	// HTTP1Only removes HTTP/2 from ALPN.
 	HTTP1Only Kind = "http1-only"
-	// HTTP2Only is HTTP1Only's sister.
+	// HTTP2Only removes HTTP/1.1 from ALPN.
 	HTTP2Only Kind = "http2-only"
 
 	// Hang never answers.
 	Hang Kind = "hang"
-	// HangBody answers with status and headers and never with the body.
+	// HangBody answers with status and headers, but never with a body.
 	HangBody Kind = "hang-body"
-	// Slow waits Delay before the request is handled.
+	// Slow waits Delay before it handles the request.
 	Slow Kind = "slow"
 	// SlowBody sends Size bytes (0: 1,000) in ten pieces, Delay apart.
 	SlowBody Kind = "slow-body"
 	// Reset ends the request before the response: RST_STREAM with INTERNAL_ERROR on HTTP/2, a TCP
 	// reset on HTTP/1.1.
 	Reset Kind = "reset"
-	// ResetBody is Reset after the headers and Size bytes (0: 1,000) of a longer body.
+	// ResetBody is Reset after the headers and the first Size bytes (0: 1,000) of a longer body.
 	ResetBody Kind = "reset-body"
 	// ResetConn ends the whole connection with a TCP reset before the response, on both protocols.
 	ResetConn Kind = "reset-conn"
@@ -60,50 +60,50 @@ const (
 	Redirect Kind = "redirect"
 	// NoAggregated answers requests for aggregated discovery with Code (0: 404).
 	NoAggregated Kind = "no-aggregated"
-	// HugeBody sends a JSON string of Size bytes (0: 1 GiB), unless the client ends it.
+	// HugeBody sends a JSON string of Size bytes (0: 1 GiB), or until the client stops it.
 	HugeBody Kind = "huge-body"
-	// Garbage answers 200 with bytes that are not what Content-Type says.
+	// Garbage answers 200 with bytes that do not match the Content-Type.
 	Garbage Kind = "garbage"
-	// EndlessHeaders sends header lines (HTTP/1.1) or CONTINUATION frames (HTTP/2) until Size bytes
-	// (0: 64 MiB), unless the client ends it.
+	// EndlessHeaders sends header lines (HTTP/1.1) or CONTINUATION frames (HTTP/2) of Size bytes
+	// (0: 64 MiB), or until the client stops it.
 	EndlessHeaders Kind = "endless-headers"
 	// EndlessTrailers is EndlessHeaders after a complete body.
 	EndlessTrailers Kind = "endless-trailers"
 	// GzipBomb answers 200 with a JSON string of Size bytes (0: 256 MiB), compressed to a
-	// thousandth whether or not that was asked for.
+	// thousandth, with or without Accept-Encoding.
 	GzipBomb Kind = "gzip-bomb"
-	// InformationalFlood sends Size (0: 10,000) responses 103 before the real one.
+	// InformationalFlood sends Size (0: 10,000) 103 responses before the final one.
 	InformationalFlood Kind = "informational-flood"
-	// ShortBody promises Size bytes (0: 1,000) in Content-Length and ends after half of them.
+	// ShortBody has a Content-Length of Size (0: 1,000) and ends after half of that.
 	ShortBody Kind = "short-body"
-	// LongBody promises half of the Size bytes (0: 1,000) that it sends.
+	// LongBody has a Content-Length of half of the Size bytes (0: 1,000) that it sends.
 	LongBody Kind = "long-body"
-	// GoAway says that the connection ends with this request (GOAWAY, or Connection: close) and
-	// answers it.
+	// GoAway announces the end of the connection (GOAWAY, or Connection: close) and answers the
+	// request.
 	GoAway Kind = "goaway"
-	// GoAwayUnprocessed sends GOAWAY with a last stream before this one and does not answer; a TCP
-	// reset on HTTP/1.1.
+	// GoAwayUnprocessed sends GOAWAY with a last stream before this one and does not answer; on
+	// HTTP/1.1 it sends a TCP reset.
 	GoAwayUnprocessed Kind = "goaway-unprocessed"
-	// BodyAfterReset sends RST_STREAM and then DATA for the same stream; on HTTP/1.1 a second
-	// response that nobody asked for.
+	// BodyAfterReset sends RST_STREAM and then DATA for the same stream; on HTTP/1.1 it sends a
+	// second response, which was not requested.
 	BodyAfterReset Kind = "body-after-reset"
-	// Unasked101 answers 101 to a request that did not ask for an upgrade, or to another protocol
-	// than it asked for.
+	// Unasked101 answers 101 to a request without an upgrade, or switches to another protocol than
+	// the requested one.
 	Unasked101 Kind = "unasked-101"
 )
 
-// Fault is one way to misbehave, and when. The first fault of a list that fits a request is applied
+// Fault is a way to misbehave, and when. The first fault of a list that matches a request applies
 // to it.
 type Fault struct {
-	// Kind is what goes wrong.
+	// Kind is the way.
 	Kind Kind
-	// Path is a prefix of the request targets it applies to, as on the wire. Empty: all.
+	// Path is a prefix of matching request targets, as on the wire. Empty: all.
 	Path string
-	// Method is the method it applies to. Empty: all.
+	// Method is the matching method. Empty: all.
 	Method string
-	// Every applies it to every n-th fitting request only. 0 and 1: to each.
+	// Every applies the fault only to every n-th matching request. 0 and 1: to each.
 	Every int
-	// Delay, Code, Size and Text are explained at the kinds that use them.
+	// Delay, Code, Size and Text are described at the kinds that use them.
 	Delay time.Duration
 	Code  int
 	Size  int64
@@ -118,18 +118,18 @@ func (k Kind) ofConnections() bool {
 	return false
 }
 
-// faults is the set that is switched on.
+// faults holds the active faults.
 type faults struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	set     []Fault
-	seen    []int         // :: index in set → requests that fitted it
+	seen    []int         // :: index in set → matching requests so far
 	conn    map[Kind]bool // the kinds of connections in set
-	change  chan struct{} // closed when set changes; nil until somebody waits
+	change  chan struct{} // closed when set changes; nil until someone waits
 	rotated *tls.Certificate
 }
 
-// Set replaces all faults; without arguments everything is well again. When it returns, the port is
-// as the faults want it.
+// Set replaces all faults; without arguments, nothing is faulty any longer. When it returns, the
+// port is open or closed as the faults require.
 func (s *Server) Set(list ...Fault) error {
 	s.faults.replace(list)
 	switch {
@@ -156,7 +156,7 @@ func (f *faults) replace(list []Fault) {
 	}
 }
 
-// changed is closed at the next Set.
+// changed is closed by the next Set.
 func (f *faults) changed() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -178,7 +178,7 @@ func (f *faults) rotatedPair() *tls.Certificate {
 	return f.rotated
 }
 
-// of finds the fault for a request. aggregated says whether aggregated discovery was asked for.
+// of returns the fault for a request, which may be for aggregated discovery.
 func (f *faults) of(method, target string, aggregated bool) (Fault, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

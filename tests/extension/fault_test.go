@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// outcome is what a client saw.
+// outcome is what a client observed.
 type outcome struct {
 	code int
 	body string
@@ -35,7 +35,7 @@ func TestRequestFaults(t *testing.T) {
 	either := func(a, b func(outcome) bool) func(outcome) bool { return func(o outcome) bool { return a(o) || b(o) } }
 	tests := []struct {
 		fault  extension.Fault
-		h1, h2 func(outcome) bool // h2 nil: as h1
+		h1, h2 func(outcome) bool // h2 nil: same as h1
 	}{
 		{extension.Fault{Kind: extension.Hang}, hung, nil},
 		{extension.Fault{Kind: extension.HangBody}, hung, nil},
@@ -73,7 +73,7 @@ func TestRequestFaults(t *testing.T) {
 				t.Errorf("recorded %+v", rec)
 			}
 			must.Do(t, s.Set())
-			fresh := client(t, s, "HTTP/2.0", nil) // the fault may have left c's connection in a bad way
+			fresh := client(t, s, "HTTP/2.0", nil) // the fault may have broken c's connection
 			if res, b := ask(t, fresh, "GET", s.URL()+widgets+"/widget-000", nil); res.StatusCode != 200 {
 				t.Errorf("after %s: status %d, body %.100q", tt.fault.Kind, res.StatusCode, b)
 			}
@@ -92,8 +92,8 @@ func patience(f extension.Fault) time.Duration {
 	return 10 * time.Second
 }
 
-// try gives up after patience: short where nothing will come, long where a busy machine may take
-// its time.
+// try gives up after patience: short if no answer is expected, long if a busy machine may need the
+// time.
 func try(t *testing.T, c *http.Client, url string, patience time.Duration) outcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -173,7 +173,7 @@ func TestConnectionFaults(t *testing.T) {
 	}
 }
 
-// An open connection survives Refuse, not Dead, and goes on after Freeze.
+// An open connection survives Refuse, but not Dead, and continues after Freeze.
 func TestOpenConnections(t *testing.T) {
 	tests := []struct {
 		kind  extension.Kind
@@ -200,7 +200,7 @@ func TestOpenConnections(t *testing.T) {
 				t.Errorf("after %s: %v", tt.kind, err)
 			}
 			if tt.reuse && !reused {
-				t.Errorf("after %s: the connection was not kept", tt.kind)
+				t.Errorf("after %s: the connection was not reused", tt.kind)
 			}
 		})
 	}
@@ -226,7 +226,7 @@ func TestProtocolsOff(t *testing.T) {
 	}
 }
 
-// A closed port stays ours: nobody else can listen on it, and it opens again at once.
+// A closed port stays reserved: no other process can listen on it, and it reopens at once.
 func TestPortIsHeld(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
 	for range 20 {
@@ -239,7 +239,7 @@ func TestPortIsHeld(t *testing.T) {
 	}
 }
 
-// What is smuggled behind a refused upgrade arrives as a request of its own, and is seen.
+// A request smuggled behind a refused upgrade arrives, and is recorded, as a separate request.
 func TestSecondRequestIsSeen(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
 	must.Do(t, s.Set(extension.Fault{Kind: extension.Status, Code: 403, Path: widgets + "/w/exec"}))

@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// maxHeaderBytes is what a request's head may have: net/http's default.
+// maxHeaderBytes is the limit of a request's head: net/http's default.
 const maxHeaderBytes = 1 << 20
 
-// handover is the net.Listener through which connections that chose HTTP/1.1 reach net/http.
+// handover is the net.Listener that passes HTTP/1.1 connections to net/http.
 type handover struct {
 	conns chan net.Conn
 	done  <-chan struct{} // of the server
@@ -37,8 +37,8 @@ func (h *handover) Accept() (net.Conn, error) {
 func (h *handover) Close() error   { return nil }
 func (h *handover) Addr() net.Addr { return &net.TCPAddr{} }
 
-// tap keeps a copy of what was read, so that a request's head can be reported as it was on the
-// wire: net/http changes the case of names and loses their order.
+// tap copies what is read, so that a request's head can be recorded as on the wire: net/http
+// changes the case of names and loses their order.
 type tap struct {
 	net.Conn
 	c *connection
@@ -61,9 +61,8 @@ func (t *tap) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// head takes the head that begins with line out of what was read; it is empty when the head was too
-// long. What stands before it is the rest of an earlier body, what stands behind it may be the next
-// request already.
+// head removes and returns the head that begins with line; it is empty if the head was too long. An
+// earlier body may precede it, and the next request may follow it.
 func (t *tap) head(line string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -91,7 +90,7 @@ func (s *Server) serveH1(w http.ResponseWriter, r *http.Request) {
 
 func headFields(head string) []Field {
 	var out []Field
-	_, lines, _ := strings.Cut(head, "\r\n") // after the request line
+	_, lines, _ := strings.Cut(head, "\r\n") // skip the request line
 	for line := range strings.SplitSeq(lines, "\r\n") {
 		if name, value, ok := strings.Cut(line, ":"); ok {
 			out = append(out, Field{Name: name, Value: strings.Trim(value, " \t")})

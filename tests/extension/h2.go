@@ -16,39 +16,38 @@ import (
 )
 
 const (
-	// The receive window of a stream, and so what a body that nobody reads may occupy: HTTP/2's
-	// default. With 250 streams a connection holds 16 MiB at most.
+	// The receive window of a stream, which limits an unread body: HTTP/2's default. With 250
+	// streams, a connection holds 16 MiB at most.
 	h2Window = 64<<10 - 1
-	// Control frames that wait for being written. A peer that makes us answer more than that while
-	// it does not read is flooding.
+	// Queued control frames. A peer that causes more of them and does not read is flooding.
 	h2Backlog = 1024
-	// Longer than any pause of a client that still reads; shorter than a test.
+	// Longer than the pauses of a client that still reads, shorter than a test.
 	h2WriteTimeout = 30 * time.Second
 )
 
 // h2conn is one HTTP/2 connection. One goroutine reads frames, one writes the answers to control
-// frames (so that reading never waits for writing), and each request has one.
+// frames, so that reading never waits for writing, and each request has one.
 type h2conn struct {
 	srv  *Server
 	conn *connection
 	nc   *tls.Conn
 	ctx  context.Context
-	fr   *http2.Framer // reading belongs to the reading goroutine, writing is guarded by wmu
+	fr   *http2.Framer // the reading goroutine reads from it; writes are guarded by wmu
 
-	wmu   sync.Mutex // guards bw, fr's writing half, enc, block: the frames of one message must not be interleaved
+	wmu   sync.Mutex // guards bw, fr's writes, enc, block: the frames of one message must not be interleaved
 	bw    *bufio.Writer
 	enc   *hpack.Encoder
 	block bytes.Buffer
 
-	control chan func() error // what the control goroutine writes; never closed
+	control chan func() error // writes for the control goroutine; never closed
 
-	mu       sync.Mutex // guards what follows
-	cond     *sync.Cond // window, a stream's window or gone has changed
+	mu       sync.Mutex // guards the fields below
+	cond     *sync.Cond // signals a change of window, a stream's window or gone
 	streams  map[uint32]*h2stream
-	window   int64 // what may be sent on the connection
-	initial  int64 // and on a new stream
+	window   int64 // the connection's send window
+	initial  int64 // the send window of a new stream
 	maxFrame int
-	last     uint32 // the highest stream opened by the peer
+	last     uint32 // the highest stream that the peer has opened
 	goneAt   uint32 // streams above it are ignored
 	opening  bool   // the reading goroutine is about to add to streams
 	leaving  bool   // GOAWAY was sent: close when streams is empty
@@ -73,7 +72,7 @@ func (s *Server) serveH2(c *connection, nc *tls.Conn) {
 	h.fr = http2.NewFramer(h.bw, r)
 	h.fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	h.fr.MaxHeaderListSize = maxHeaderBytes
-	h.fr.AllowIllegalWrites = true // faults write what they must not
+	h.fr.AllowIllegalWrites = true // faults write illegal frames
 	h.fr.SetReuseFrames()
 	s.wg.Go(h.writeControl)
 	h.run(r)
@@ -122,7 +121,7 @@ func (h *h2conn) write(f func() error) error {
 	return h.bw.Flush()
 }
 
-// later has f run by the control goroutine.
+// later queues f for the control goroutine.
 func (h *h2conn) later(f func() error) error {
 	select {
 	case h.control <- f:
@@ -189,7 +188,7 @@ func (h *h2conn) headers(f *http2.MetaHeadersFrame) error {
 		st.body.end(trailer(f), io.EOF)
 		return nil
 	case known && f.StreamID%2 == 1 || ignored:
-		return nil // a closed stream's trailers may still come
+		return nil // trailers of a closed stream may still arrive
 	case f.StreamID%2 == 0:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	case uint32(open) >= h.srv.cfg.MaxStreams:
@@ -204,7 +203,7 @@ func (h *h2conn) data(f *http2.DataFrame) error {
 	h.mu.Lock()
 	st := h.streams[f.StreamID]
 	h.mu.Unlock()
-	// The connection's window is given back at once: only the streams' windows hold a sender up.
+	// The connection's window is replenished at once: only the streams' windows limit a sender.
 	if n := f.Header().Length; n > 0 {
 		if err := h.later(func() error { return h.fr.WriteWindowUpdate(0, n) }); err != nil {
 			return err
@@ -292,9 +291,9 @@ func (h *h2conn) drop(id uint32, cause error) {
 	}
 }
 
-// disown announces that a stream is not processed, nor any after it; the connection ends when the
-// others have. It does nothing and returns false when one after it has come already: that one is
-// being answered, and whoever is told otherwise sends it again.
+// disown announces that stream id is not processed, and none after it; the connection ends after
+// the others. If a later stream has already arrived, it does nothing and returns false: that one is
+// being answered, and a client that was told otherwise would send it again.
 func (h *h2conn) disown(id uint32) bool {
 	last := max(id, 2) - 2
 	h.mu.Lock()
@@ -309,9 +308,9 @@ func (h *h2conn) disown(id uint32) bool {
 	return latest
 }
 
-// leave announces that no stream is taken any more; those that have come are answered. Said again
-// it says the same: RFC 9113 §6.8 has the last stream never raised, and the first of several
-// requests at once must not disown the others.
+// leave announces that no new streams are accepted; those that have arrived are answered. A second
+// call sends the same: the last stream must never be raised (RFC 9113 §6.8), and the first of
+// several concurrent calls must not disown the other requests.
 func (h *h2conn) leave() {
 	h.mu.Lock()
 	if !h.leaving {
@@ -322,10 +321,10 @@ func (h *h2conn) leave() {
 	_ = h.write(func() error { return h.fr.WriteGoAway(last, http2.ErrCodeNo, nil) })
 }
 
-// closeGently lets the peer read what was sent before the connection ends.
+// closeGently ends the connection after the peer could read what was sent.
 func (h *h2conn) closeGently() {
 	_ = h.nc.CloseWrite()
-	// A second for the peer to close its side.
+	// The peer has a second to close its side.
 	h.srv.wg.Go(func() {
 		select {
 		case <-time.After(time.Second):
@@ -335,7 +334,7 @@ func (h *h2conn) closeGently() {
 	})
 }
 
-// end tells every stream that the connection is gone.
+// end ends every stream, because the connection is gone.
 func (h *h2conn) end() {
 	h.mu.Lock()
 	h.gone = true

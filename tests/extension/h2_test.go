@@ -51,7 +51,7 @@ func (f *frames) open(id uint32, end bool, method, path string, more ...hpack.He
 	must.Do(f.t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: b.Bytes(), EndHeaders: true, EndStream: end}))
 }
 
-// next returns the next frame that is neither SETTINGS nor WINDOW_UPDATE; nil when the connection
+// next returns the next frame that is neither SETTINGS nor WINDOW_UPDATE, or nil if the connection
 // ended.
 func (f *frames) next() http2.Frame {
 	f.t.Helper()
@@ -91,16 +91,16 @@ func TestGoAway(t *testing.T) {
 		t.Fatalf("got %v, want GOAWAY of stream 3", g)
 	}
 	if h, ok := f.next().(*http2.MetaHeadersFrame); !ok || h.StreamID != 3 {
-		t.Errorf("got %v, want the answer", h)
+		t.Errorf("got %v, want the response", h)
 	}
 	f.next() // DATA
 	if rest := f.next(); rest != nil {
-		t.Errorf("got %v, want the end", rest)
+		t.Errorf("got %v, want the end of the connection", rest)
 	}
 }
 
-// Of many requests at once each may say that the connection ends, and none may disown another that
-// is answered.
+// Each of many concurrent requests may announce the end of the connection, and none may disown
+// another that is answered.
 func TestGoAwayOfMany(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
 	must.Do(t, s.Set(extension.Fault{Kind: extension.GoAway}))
@@ -113,7 +113,7 @@ func TestGoAwayOfMany(t *testing.T) {
 		switch fr := fr.(type) {
 		case *http2.GoAwayFrame:
 			if fr.LastStreamID > last {
-				t.Errorf("the last stream was %d and is %d", last, fr.LastStreamID)
+				t.Errorf("the last stream was %d, and later %d", last, fr.LastStreamID)
 			}
 			last = fr.LastStreamID
 		case *http2.MetaHeadersFrame:
@@ -121,7 +121,7 @@ func TestGoAwayOfMany(t *testing.T) {
 		}
 	}
 	if answered == 0 || answered > last {
-		t.Errorf("stream %d was answered, the last one is said to be %d", answered, last)
+		t.Errorf("stream %d was answered, but the announced last stream is %d", answered, last)
 	}
 }
 
@@ -134,9 +134,9 @@ func TestGoAwayUnprocessed(t *testing.T) {
 		t.Fatalf("got %v, want GOAWAY before stream 1", g)
 	}
 	if rest := f.next(); rest != nil {
-		t.Errorf("got %v, want the end", rest)
+		t.Errorf("got %v, want the end of the connection", rest)
 	}
-	// Go's client repeats such a request on another connection: the second, fourth… is answered.
+	// Go's client repeats such a request on another connection: the second, fourth, … are answered.
 	must.Do(t, s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Every: 2}))
 	c := client(t, s, "HTTP/2.0", nil)
 	for range 2 {
@@ -146,8 +146,8 @@ func TestGoAwayUnprocessed(t *testing.T) {
 	}
 }
 
-// Whoever is told that a request was not processed sends it again: that must be true of every
-// request on the connection.
+// A client sends a request again that was announced as not processed: the announcement must be true
+// for every request on the connection.
 func TestGoAwayUnprocessedIsTrue(t *testing.T) {
 	var mu sync.Mutex
 	executed := map[string]int{}
@@ -197,12 +197,12 @@ func TestRefusedStreams(t *testing.T) {
 	f.open(1, true, "GET", "/healthz")
 	f.open(3, true, "GET", "/healthz")
 	if r, ok := f.next().(*http2.RSTStreamFrame); !ok || r.StreamID != 3 || r.ErrCode != http2.ErrCodeRefusedStream {
-		t.Errorf("got %v, want stream 3 refused", r)
+		t.Errorf("got %v, want a refusal of stream 3", r)
 	}
 }
 
-// A client that does not read its answers is not answered for ever, and one that sends more than
-// its window ends its connection.
+// Answers to a client that does not read are bounded, and a client that exceeds its window loses
+// its connection.
 func TestFloods(t *testing.T) {
 	t.Run("window", func(t *testing.T) {
 		s := extension.Start(t, extension.Config{})
@@ -214,7 +214,7 @@ func TestFloods(t *testing.T) {
 			_ = f.WriteData(1, false, chunk)
 		}
 		if g, ok := f.next().(*http2.GoAwayFrame); !ok || g.ErrCode != http2.ErrCodeFlowControl {
-			t.Errorf("got %v, want GOAWAY for flow control", g)
+			t.Errorf("got %v, want GOAWAY with FLOW_CONTROL_ERROR", g)
 		}
 	})
 	t.Run("head", func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestFloods(t *testing.T) {
 			b.Reset()
 			_ = enc.WriteField(hpack.HeaderField{Name: "x", Value: strings.Repeat("y", 8<<10), Sensitive: true})
 			if err := f.WriteContinuation(1, i > 1000, b.Bytes()); err != nil || i > 1000 {
-				break // 8 MiB at most are taken: it ends by an error, or is answered below
+				break // 8 MiB at most: the connection fails by then, or the loop below reports the request
 			}
 		}
 		for _, r := range s.Requests(0) {
@@ -240,7 +240,7 @@ func TestFloods(t *testing.T) {
 	})
 }
 
-// Many streams with bodies both ways at once, and with clients that give up.
+// Many concurrent streams have bodies in both directions, and some clients give up.
 func TestConcurrentStreams(t *testing.T) {
 	s := extension.Start(t, extension.Config{Record: -1})
 	c := client(t, s, "HTTP/2.0", nil)
@@ -248,7 +248,7 @@ func TestConcurrentStreams(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 100 {
 		wg.Go(func() {
-			if i%4 == 0 { // give up in the middle
+			if i%4 == 0 { // give up halfway
 				r, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL()+widgets+"/w/echo", bytes.NewReader(body))
 				if res, err := c.Do(r); err == nil {
 					_, _ = io.ReadFull(res.Body, make([]byte, 1000))
@@ -263,7 +263,7 @@ func TestConcurrentStreams(t *testing.T) {
 			}
 			defer res.Body.Close()
 			if back, err := io.ReadAll(res.Body); err != nil || !bytes.Equal(back, body) {
-				t.Errorf("%d bytes came back: %v", len(back), err)
+				t.Errorf("%d bytes echoed: %v", len(back), err)
 			}
 		})
 	}

@@ -16,17 +16,17 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// h2stream is one request and, as http.ResponseWriter, its response.
+// h2stream is one request and, as an http.ResponseWriter, its response.
 type h2stream struct {
 	h      *h2conn
 	id     uint32
-	cancel context.CancelFunc // ends the request's context
+	cancel context.CancelFunc // cancels the request's context
 	body   pipe
 
-	window int64 // what may be sent; guarded by h.mu
-	dead   error // why nothing more may be sent; nil while something may; guarded by h.mu
+	window int64 // the stream's send window; guarded by h.mu
+	dead   error // why nothing more may be sent, or nil; guarded by h.mu
 
-	// What follows belongs to the handler's goroutine.
+	// The fields below belong to the handler's goroutine.
 	header http.Header
 	status int
 	isHead bool
@@ -34,7 +34,7 @@ type h2stream struct {
 	buf    []byte
 }
 
-// bufSize is what is collected before it is sent: an object of 1 KB and its headers leave in one
+// bufSize is how much is buffered before it is sent: an object of 1 KB and its headers leave in one
 // write.
 const bufSize = 16 << 10
 
@@ -83,7 +83,7 @@ func (st *h2stream) run(r *http.Request, x *exchange, tooLong bool) {
 	aborted = false
 }
 
-// request makes of a header block what net/http would.
+// request converts a header block to an http.Request as net/http does.
 func (st *h2stream) request(ctx context.Context, f *http2.MetaHeadersFrame) (*http.Request, *exchange) {
 	x := &exchange{conn: st.h.conn, stream: st}
 	header := http.Header{}
@@ -101,18 +101,18 @@ func (st *h2stream) request(ctx context.Context, f *http2.MetaHeadersFrame) (*ht
 	} else if n, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err == nil {
 		r.ContentLength = n
 	}
-	r.URL, _ = url.ParseRequestURI(r.RequestURI) // nil is answered with 400
+	r.URL, _ = url.ParseRequestURI(r.RequestURI) // nil gets a 400
 	r = r.WithContext(ctx)
 	r.Body.(*h2body).r = r
 	st.isHead = r.Method == http.MethodHead
 	return r, x
 }
 
-// Header is what WriteHeader sends.
+// Header returns what WriteHeader will send.
 func (st *h2stream) Header() http.Header { return st.header }
 
-// WriteHeader sends an informational response, or keeps the final status until there is something
-// to send.
+// WriteHeader sends an informational response, or keeps the final status until the first write or
+// flush.
 func (st *h2stream) WriteHeader(code int) {
 	if code < 200 {
 		_ = st.writeHead(code, false)
@@ -123,7 +123,7 @@ func (st *h2stream) WriteHeader(code int) {
 	}
 }
 
-// Write collects, or sends.
+// Write buffers, or sends.
 func (st *h2stream) Write(p []byte) (int, error) {
 	if st.status == 0 {
 		st.status = http.StatusOK
@@ -141,7 +141,7 @@ func (st *h2stream) Write(p []byte) (int, error) {
 	return len(p), st.writeData(p, false)
 }
 
-// Flush sends what was collected.
+// Flush sends the buffer.
 func (st *h2stream) Flush() { _ = st.flush() }
 
 func (st *h2stream) flush() error {
@@ -189,7 +189,7 @@ func (st *h2stream) finish() {
 	st.done(err)
 }
 
-// done forgets the stream; a request whose body is still coming is told to stop (RFC 9113, 8.1).
+// done forgets the stream; if a body is still arriving, the client is told to stop (RFC 9113, 8.1).
 func (st *h2stream) done(err error) {
 	if err == nil && !st.body.ended() {
 		_ = st.h.write(func() error { return st.h.fr.WriteRSTStream(st.id, http2.ErrCodeNo) })
@@ -270,7 +270,7 @@ func (h *h2conn) writeBlock(id uint32, fields []hpack.HeaderField, end bool) err
 	return err
 }
 
-// writeData sends p as the peer's windows allow.
+// writeData sends p within the peer's windows.
 func (st *h2stream) writeData(p []byte, end bool) error {
 	for {
 		n, err := st.reserve(len(p))
@@ -289,7 +289,7 @@ func (st *h2stream) writeData(p []byte, end bool) error {
 	}
 }
 
-// reserve takes up to want bytes from both windows, waiting for at least one.
+// reserve takes up to want bytes from both windows; it waits for at least one.
 func (st *h2stream) reserve(want int) (int, error) {
 	h := st.h
 	h.mu.Lock()
@@ -306,16 +306,16 @@ func (st *h2stream) reserve(want int) (int, error) {
 	return n, nil
 }
 
-// pipe is a request body between the reading goroutine and the handler: never more than h2Window
-// bytes.
+// pipe passes a request body from the reading goroutine to the handler, with h2Window bytes at
+// most.
 type pipe struct {
 	h  *h2conn
 	id uint32
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	cond    *sync.Cond
 	buf     bytes.Buffer
-	err     error       // what Read returns when buf is empty; nil while more may come
+	err     error       // Read's error when buf is empty; nil while more may arrive
 	trailer http.Header // set with err
 }
 
@@ -323,12 +323,12 @@ func (p *pipe) init(h *h2conn, id uint32) {
 	p.h, p.id, p.cond = h, id, sync.NewCond(&p.mu)
 }
 
-// put adds data; false: the peer has sent more than its window allows.
+// put adds data; it returns false if the peer has exceeded its window.
 func (p *pipe) put(data []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.err != nil {
-		return true // nobody will read it
+		return true // the handler does not read any longer
 	}
 	if p.buf.Len()+len(data) > h2Window {
 		return false
@@ -368,7 +368,7 @@ func (p *pipe) read(b []byte) (int, http.Header, error) {
 	return n, nil, nil
 }
 
-// giveBack lets the peer send n bytes more.
+// giveBack allows the peer another n bytes.
 func (p *pipe) giveBack(n int) {
 	if n > 0 && !p.ended() {
 		_ = p.h.later(func() error { return p.h.fr.WriteWindowUpdate(p.id, uint32(n)) })

@@ -13,27 +13,26 @@ import (
 	"time"
 )
 
-// listener is a TCP listener that can be closed and opened again on the same port.
+// listener is a TCP listener that can be closed and reopened on the same port.
 //
-// The port is held by a second socket that is bound to it and never listens: while the listener is
-// closed, connecting is refused as it would be after the process died, and no other process can be
-// given the port.
+// A second socket is bound to the port but never listens: while the listener is closed, connections
+// are refused as after the death of a process, and no other process can get the port.
 type listener struct {
 	addr   string
 	port   int
 	accept func(net.Conn)
 	hold   int // file descriptor
 
-	op sync.Mutex     // held by open and refuse from beginning to end: one at a time
+	op sync.Mutex     // held by open and refuse throughout: one at a time
 	wg sync.WaitGroup // the accepting goroutine
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	ln    net.Listener
 	conns map[*connection]struct{}
 	done  bool
 }
 
-// newListener holds address; open makes it accept.
+// newListener reserves address; open makes it accept.
 func newListener(address string, accept func(net.Conn)) (*listener, error) {
 	if address == "" {
 		address = "127.0.0.1:0"
@@ -48,7 +47,7 @@ func newListener(address string, accept func(net.Conn)) (*listener, error) {
 	}, nil
 }
 
-// holdPort binds a socket to an IPv4 address without listening.
+// holdPort binds a socket to an IPv4 address, without listening.
 func holdPort(address string) (fd, port int, err error) {
 	tcp, err := net.ResolveTCPAddr("tcp4", address)
 	if err != nil {
@@ -78,7 +77,7 @@ func holdPort(address string) (fd, port int, err error) {
 	return fd, bound.(*syscall.SockaddrInet4).Port, nil
 }
 
-// open begins to accept; it does nothing when it does already.
+// open starts to accept, unless it already does.
 func (l *listener) open() error {
 	l.op.Lock()
 	defer l.op.Unlock()
@@ -104,7 +103,7 @@ func (l *listener) open() error {
 	return nil
 }
 
-// refuse closes the port; with cut, open connections are reset too, as when a process dies.
+// refuse closes the port. With cut, it also resets open connections, like the death of a process.
 func (l *listener) refuse(cut bool) {
 	l.op.Lock()
 	defer l.op.Unlock()
@@ -114,10 +113,10 @@ func (l *listener) refuse(cut bool) {
 		l.ln = nil
 	}
 	l.mu.Unlock()
-	l.wg.Wait() // so that nothing accepted before is missed below
+	l.wg.Wait() // so that the loop below sees every accepted connection
 	if cut {
 		l.mu.Lock()
-		all := slices.Collect(maps.Keys(l.conns)) // whose ends take the lock
+		all := slices.Collect(maps.Keys(l.conns)) // a copy, because closing one takes the lock
 		l.mu.Unlock()
 		for _, c := range all {
 			c.rst()
@@ -136,11 +135,11 @@ func (l *listener) close() {
 	}
 }
 
-// add remembers c; false: the server is closed.
+// add registers c; it returns false if the server is closed.
 func (l *listener) add(c *connection) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// 20,000 connections: more than any test opens, fewer than would eat the machine.
+	// 20,000 connections: more than any test opens, and few enough for the machine.
 	if l.done || len(l.conns) >= 20_000 {
 		return false
 	}
@@ -154,7 +153,7 @@ func (l *listener) remove(c *connection) {
 	delete(l.conns, c)
 }
 
-// accept runs one connection from its first byte to its protocol.
+// accept handles one connection, from its first byte to the choice of its protocol.
 func (s *Server) accept(tcp net.Conn) {
 	id := s.stats.accepted.Add(1)
 	c := &connection{Conn: tcp, id: uint64(id), faults: &s.faults, closed: make(chan struct{})}
@@ -169,7 +168,7 @@ func (s *Server) accept(tcp net.Conn) {
 
 func (s *Server) handshake(c *connection) {
 	if s.faults.connects(HangConnect) {
-		select { // whatever the client says, the answer is silence
+		select { // no answer to anything
 		case <-s.faults.changed():
 		case <-c.closed:
 		case <-s.ctx.Done():
@@ -178,7 +177,7 @@ func (s *Server) handshake(c *connection) {
 		return
 	}
 	conn := tls.Server(c, s.tlsConfig())
-	// Ten seconds: longer than any client's own limit, so that it is the client who gives up.
+	// Ten seconds: longer than clients' own limits, so that the client gives up first.
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
 	err := conn.HandshakeContext(ctx)
 	cancel()

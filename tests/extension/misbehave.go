@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// misbehave does what the fault says; true: the request is to be answered nevertheless.
+// misbehave applies f; true means that the request must be answered nevertheless.
 func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) bool {
 	switch f.Kind {
 	case Slow:
@@ -67,7 +67,7 @@ func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) boo
 	return false
 }
 
-// wait lets d pass, unless the client gives up.
+// wait waits for d, or until the client gives up.
 func wait(r *http.Request, d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -76,7 +76,7 @@ func wait(r *http.Request, d time.Duration) {
 	}
 }
 
-// huge sends a JSON string of n bytes from one small buffer.
+// huge sends a JSON string of n bytes from a small buffer.
 func huge(w http.ResponseWriter, n int64) {
 	w.Header().Set("Content-Type", "application/json")
 	_, err := io.WriteString(w, `"`)
@@ -87,19 +87,19 @@ func huge(w http.ResponseWriter, n int64) {
 	_, _ = io.WriteString(w, `"`)
 }
 
-// bomb sends what unpacks to a JSON string of n bytes.
+// bomb sends a compressed JSON string of n bytes.
 func bomb(w http.ResponseWriter, n int64) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Encoding", "gzip")
 	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {
-		panic(err) // the level is one
+		panic(err) // a valid level
 	}
 	huge(unpacked{w, z}, n)
 	_ = z.Close()
 }
 
-// unpacked writes the body through a compressor.
+// unpacked compresses what is written.
 type unpacked struct {
 	http.ResponseWriter
 	z *gzip.Writer
@@ -130,10 +130,10 @@ func flood(w *answer, r *http.Request, n int64) {
 	w.Header().Del("Link")
 }
 
-// filler is n bytes that need no escaping in JSON; at most 1 MiB.
+// filler returns n bytes that need no escaping in JSON; at most 1 MiB.
 func filler(n int64) []byte { return bytes.Repeat([]byte("x"), int(min(n, 1<<20))) }
 
-// misbehaveH1 commits the faults that net/http would not let happen, on the connection itself.
+// misbehaveH1 applies the faults that net/http cannot cause, directly on the connection.
 func (s *Server) misbehaveH1(w *answer, r *http.Request, x *exchange, f Fault) {
 	if f.Kind == Reset || f.Kind == GoAwayUnprocessed {
 		x.conn.rst()
@@ -178,7 +178,7 @@ func (s *Server) misbehaveH1(w *answer, r *http.Request, x *exchange, f Fault) {
 	_ = out.Flush()
 }
 
-// endlessLines sends header lines after what begins.
+// endlessLines sends begin and then header lines.
 func endlessLines(out *bufio.Writer, begin string, size int64) {
 	_, err := io.WriteString(out, begin)
 	for n := int64(0); err == nil && n < size; {
@@ -188,15 +188,15 @@ func endlessLines(out *bufio.Writer, begin string, size int64) {
 	}
 }
 
-// linger keeps a connection open until the client closes it or a second has passed, so that it is
-// the client who reacts.
+// linger keeps a connection open for a second, or until the client closes it, so that the client
+// reacts first.
 func linger(conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 	_, _ = io.Copy(io.Discard, conn)
 }
 
-// linger101 reports what a client sends after a 101 that it should not have believed, as a request
-// of its own: its target is the first line.
+// linger101 records what a client sends after an unexpected 101 as a separate request, with the
+// first line as its target.
 func (s *Server) linger101(r *http.Request, x *exchange, rw *bufio.ReadWriter, conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 	line, _ := rw.ReadSlice('\n')

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// misbehaveH2 commits the faults that need frames no correct server writes. Each ends the stream
-// itself.
+// misbehaveH2 applies the faults that need frames which no correct server writes. Each ends the
+// stream itself.
 func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) {
 	size := min(cmp.Or(f.Size, 1000), 1<<20)
 	const code = http2.ErrCodeInternal
@@ -27,7 +27,7 @@ func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) 
 	case ShortBody:
 		w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 		_, _ = w.Write(filler(size / 2))
-		return // run ends the stream in order
+		return // run ends the stream gracefully
 	case LongBody:
 		w.Header().Set("Content-Length", strconv.FormatInt(size/2, 10))
 		_, _ = w.Write(filler(size))
@@ -35,7 +35,7 @@ func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) 
 	case GoAwayUnprocessed:
 		if st.h.disown(st.id) {
 			st.h.drop(st.id, errH2Gone)
-		} else { // a later one is being answered: the same is said of this one alone (RFC 9113, 8.7)
+		} else { // a later stream is being answered: refuse only this one (RFC 9113, 8.7)
 			st.reset(http2.ErrCodeRefusedStream)
 			st.h.leave()
 		}
@@ -53,14 +53,14 @@ func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) 
 		_ = st.writeHead(http.StatusOK, false)
 		_ = st.h.write(func() error {
 			_ = st.h.fr.WriteRSTStream(st.id, code)
-			return st.h.fr.WriteData(st.id, true, filler(100)) // within any window
+			return st.h.fr.WriteData(st.id, true, filler(100)) // fits into any window
 		})
 		st.h.drop(st.id, errH2Gone)
 	case Unasked101:
-		// RFC 9113, 8.6: HTTP/2 has no 101.
+		// HTTP/2 has no 101 (RFC 9113, 8.6).
 		w.status = http.StatusSwitchingProtocols
 		_ = st.writeHead(http.StatusSwitchingProtocols, false)
-		select { // the client has half a second to end it
+		select { // the client has half a second to reset it
 		case <-time.After(time.Second / 2):
 		case <-r.Context().Done():
 		}
@@ -69,9 +69,9 @@ func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) 
 	panic(http.ErrAbortHandler)
 }
 
-// endlessBlock sends one header block without end, which begins with a field. Nothing else may be
-// written within a block, so the connection is busy meanwhile. Every field is a never-indexed
-// literal: the tables of both sides stay as they are.
+// endlessBlock sends an unfinished header block that begins with a field. No other frame may be
+// sent within a block, so the connection is blocked meanwhile. Every field is a never-indexed
+// literal, which leaves the tables of both sides unchanged.
 func (st *h2stream) endlessBlock(size int64, name, value string) error {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)

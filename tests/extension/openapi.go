@@ -10,7 +10,7 @@ import (
 // object is a piece of a JSON document.
 type object = map[string]any
 
-// openAPIV2 answers with a Swagger document of the widgets.
+// openAPIV2 answers with the widgets' Swagger document.
 func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
 	paths, definitions := object{}, object{}
 	for _, gv := range s.versions {
@@ -24,7 +24,7 @@ func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// operation reads a widget.
+// operation describes the get of a widget.
 func operation(gv groupVersion, answer object) object {
 	return object{
 		"operationId": operationID(gv), "description": "read the specified Widget", "tags": []string{tag(gv)}, "responses": object{"200": answer},
@@ -32,7 +32,7 @@ func operation(gv groupVersion, answer object) object {
 	}
 }
 
-// parameters are those of the path, of a kind that either version has its own words for.
+// parameters returns those of the path. kind is their type, which v2 and v3 write differently.
 func parameters(kind object) (list []object) {
 	for _, name := range []string{"name", "namespace"} {
 		p := object{"name": name, "in": "path", "required": true}
@@ -52,8 +52,7 @@ func (s *Server) openAPIV3Index(w http.ResponseWriter, r *http.Request) {
 	s.writeDocument(w, r, "application/json", object{"paths": paths})
 }
 
-// openAPIV3 answers with one group-version's document; one that is asked for by its hash never
-// changes.
+// openAPIV3 answers with one group-version's document; one that is requested by hash is immutable.
 func (s *Server) openAPIV3(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.EscapedPath(), "/openapi/v3/apis/")
 	for _, gv := range s.versions {

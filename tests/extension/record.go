@@ -8,36 +8,36 @@ import (
 	"time"
 )
 
-// Request is what arrived, as it arrived. A request is reported as soon as its head was read; Body,
-// Trailer and Status come when it has been answered.
+// Request is a request as it arrived. It is recorded once its head was read; Body, Trailer and
+// Status are set after the answer.
 type Request struct {
 	// Seq counts requests, from 1.
 	Seq int64
-	// Time is when the head had been read.
+	// Time is when the head was complete.
 	Time time.Time
 	// Conn counts connections, from 1.
 	Conn uint64
 	// Proto is HTTP/1.1 or HTTP/2.0; ServerName the SNI, empty if none.
 	Proto, ServerName string
 	// PeerName is the common name of the client's certificate, PeerSerial its serial number in
-	// hexadecimal. Empty: it sent none.
+	// hexadecimal. Empty: no certificate.
 	PeerName, PeerSerial string
-	// Verified says that RequestHeaderCA vouches for the peer, or that there is none.
+	// Verified says that RequestHeaderCA has verified the peer, or is nil.
 	Verified bool
 	// Method, Target (:path) and Host (:authority) are as on the wire.
 	Method, Target, Host string
-	// Header is what net/http makes of Fields. Trailer is nil when there was none.
+	// Header is net/http's form of Fields. Trailer is nil if there was none.
 	Header, Trailer http.Header
-	// Fields are the header lines in their order, spelled as on the wire, without pseudo-headers.
-	// Nil on HTTP/1.1 when the head was longer than 64 KiB.
+	// Fields are the header lines in order, spelled as on the wire, without pseudo-headers. Nil on
+	// HTTP/1.1 if the head was longer than 64 KiB.
 	Fields []Field
 	// Body is the number of bytes read of the body.
 	Body int64
-	// Status is the answer. 0: none yet, or none at all.
+	// Status is the answer's. 0: not answered, or not yet.
 	Status int
-	// Fault is what was done to it. Empty: nothing.
+	// Fault is the fault that was applied. Empty: none.
 	Fault Kind
-	// Done says that nothing more will happen to it.
+	// Done says that the request has ended.
 	Done bool
 }
 
@@ -46,23 +46,23 @@ type Field struct {
 	Name, Value string // the name as on the wire, the value without surrounding blanks
 }
 
-// exchange is one request with what a fault needs to get at the wire.
+// exchange is one request with what faults need to reach the connection.
 type exchange struct {
 	conn   *connection
 	stream *h2stream // nil on HTTP/1.1
 	fields []Field
 }
 
-// ring remembers the last requests.
+// ring keeps the last requests.
 type ring struct {
 	size int
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	seq  int64
 	kept []*Request // at most size; oldest first
 }
 
-// add remembers a request and returns its record, which only finish may change.
+// add records a request and returns its record, which only finish may change.
 func (r *ring) add(req *http.Request, x *exchange, fault Kind) *Request {
 	if r.size == 0 {
 		return nil
@@ -75,7 +75,7 @@ func (r *ring) add(req *http.Request, x *exchange, fault Kind) *Request {
 		rec.PeerName, rec.PeerSerial = peers[0].Subject.CommonName, peers[0].SerialNumber.Text(16)
 	}
 	if headerBytes(req.Header) > maxTap {
-		rec.Header, rec.Fields = nil, nil // too much to keep; that it came is told by their absence
+		rec.Header, rec.Fields = nil, nil // too large; their absence shows it
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +100,7 @@ func (r *ring) finish(rec *Request, req *http.Request, body *bodyCount, status i
 	}
 }
 
-// Requests returns the remembered requests with a Seq above since, oldest first.
+// Requests returns the recorded requests with a Seq above since, oldest first.
 func (s *Server) Requests(since int64) []Request {
 	r := &s.ring
 	r.mu.Lock()
@@ -114,7 +114,7 @@ func (s *Server) Requests(since int64) []Request {
 	return out
 }
 
-// Forget forgets all requests; their numbers go on.
+// Forget drops all recorded requests; numbering continues.
 func (s *Server) Forget() {
 	s.ring.mu.Lock()
 	defer s.ring.mu.Unlock()

@@ -22,7 +22,7 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request, x *exchange) {
 	w := &answer{ResponseWriter: rw}
 	body := &bodyCount{ReadCloser: r.Body}
 	r.Body = body
-	defer func() { s.ring.finish(rec, r, body, w.status) }() // also when a fault panics
+	defer func() { s.ring.finish(rec, r, body, w.status) }() // even if a fault panics
 	if faulty && !s.misbehave(w, r, x, fault) {
 		return
 	}
@@ -31,7 +31,7 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request, x *exchange) {
 		route = s.cfg.Wrap(route)
 	}
 	route.ServeHTTP(w, r)
-	if !w.hijacked { // what nobody read still counts; 8 MiB is more than any test sends
+	if !w.hijacked { // unread bytes count, too; no test sends more than 8 MiB
 		_, _ = io.Copy(io.Discard, io.LimitReader(body, 8<<20))
 	}
 }
@@ -64,21 +64,21 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, x *exchange) {
 func writeJSON(w http.ResponseWriter, code int, contentType string, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // our own types: cannot happen
+		panic(err) // cannot fail for our own types
 	}
 	w.Header().Set("Content-Type", contentType)
 	w.WriteHeader(code)
 	_, _ = w.Write(b)
 }
 
-// writeStatus answers as the Kubernetes library does to a code, with a message of ours.
+// writeStatus answers with the Kubernetes library's Status for a code, and our message.
 func writeStatus(w http.ResponseWriter, code int, message string) {
 	err := apierrors.NewGenericServerResponse(code, http.MethodPost, schema.GroupResource{}, "", "", 0, false)
 	err.ErrStatus.Message, err.ErrStatus.Details = message, nil
 	writeError(w, err)
 }
 
-// writeError answers with the Status that an error holds; what cannot be encoded was not an object.
+// writeError answers with the error's Status, or a 400 without one.
 func writeError(w http.ResponseWriter, err error) {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -89,14 +89,14 @@ func writeError(w http.ResponseWriter, err error) {
 	writeJSON(w, int(s.Code), "application/json", s)
 }
 
-// answer remembers the status that was sent.
+// answer records the status that was sent.
 type answer struct {
 	http.ResponseWriter
 	status   int
 	hijacked bool
 }
 
-// WriteHeader notes the first final status.
+// WriteHeader records the first final status.
 func (w *answer) WriteHeader(code int) {
 	if w.status == 0 && code >= 200 {
 		w.status = code
@@ -111,13 +111,13 @@ func (w *answer) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// Unwrap lets http.ResponseController reach what is underneath.
+// Unwrap is for http.ResponseController.
 func (w *answer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Flush sends what was written so far.
 func (w *answer) Flush() { _ = http.NewResponseController(w.ResponseWriter).Flush() }
 
-// Hijack takes an HTTP/1.1 connection over; HTTP/2 has none to give.
+// Hijack takes over an HTTP/1.1 connection; with HTTP/2 it fails.
 func (w *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	w.hijacked = err == nil

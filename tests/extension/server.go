@@ -1,14 +1,13 @@
 // Package extension is an extension API server for tests: it serves discovery, OpenAPI, objects,
-// watches and WebSockets over HTTP/1.1 and HTTP/2 with TLS, misbehaves in a chosen way when told
-// to, and reports back exactly what it received.
+// watches and WebSockets over HTTP/1.1 and HTTP/2 with TLS, misbehaves on request, and records
+// exactly what it receives.
 //
-// HTTP/2 is served by this package itself, frame by frame, because most faults worth having (a
-// GOAWAY before the request was processed, DATA after RST_STREAM, header blocks without end) are
-// those that a correct server cannot be made to commit.
+// It implements HTTP/2 itself, frame by frame, because the most useful faults (a GOAWAY before the
+// request was processed, DATA after RST_STREAM, endless header blocks) are those that a correct
+// server cannot commit.
 //
-// All methods may be called at any time from any goroutine. Everything a client can make it keep
-// has a bound. It is not a server for anything but tests: it believes what it is told and has no
-// limits on time.
+// All methods are safe for concurrent use. Everything that a client can make it keep is bounded.
+// It is only for tests: it trusts its callers and has no time limits.
 package extension
 
 import (
@@ -29,50 +28,49 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Config says what the server is while nothing is wrong. The zero value serves
-// widgets.example.com/v1 on a free loopback port with a certificate for localhost and 127.0.0.1
-// from a CA of its own, and asks nobody who they are.
+// Config describes the server without faults. The zero value serves widgets.example.com/v1 on a
+// free loopback port, with a certificate for localhost and 127.0.0.1 from a CA of its own, and
+// authenticates nobody.
 type Config struct {
-	// GroupVersions are the group-versions to serve, as "group/version", the preferred version of a
-	// group first. Nil: widgets.example.com/v1.
+	// GroupVersions are the served "group/version"s, each group's preferred version first. Nil:
+	// widgets.example.com/v1.
 	GroupVersions []string
-	// Address is where to listen. Empty: a free port of 127.0.0.1.
+	// Address is the address to listen on. Empty: a free port of 127.0.0.1.
 	Address string
 	// Names are DNS names and addresses of the serving certificate, besides localhost and
 	// 127.0.0.1. Nil: none.
 	Names []string
 	// CA signs the serving certificate. Nil: a new one.
 	CA *pki.CA
-	// NoHTTP1 takes HTTP/1.1 out of ALPN. False: both protocols are served.
+	// NoHTTP1 removes HTTP/1.1 from ALPN. False: both protocols are served.
 	NoHTTP1 bool
-	// LegacyDiscovery answers /apis with an APIGroupList even where aggregated discovery was asked
-	// for. False: aggregated.
+	// LegacyDiscovery answers /apis with an APIGroupList, even to requests for aggregated
+	// discovery. False: aggregated.
 	LegacyDiscovery bool
-	// RequestHeaderCA signs the client certificates that may assert X-Remote-*. Nil: nobody is
-	// asked.
+	// RequestHeaderCA signs the client certificates that may assert X-Remote-*. Nil: all peers
+	// count as verified.
 	RequestHeaderCA *x509.CertPool
-	// AllowedNames are the common names those certificates may have. Nil: any.
+	// AllowedNames are the allowed common names of those certificates. Nil: any.
 	AllowedNames []string
-	// RejectWith is the status for callers that RequestHeaderCA does not vouch for. 0: they are
+	// RejectWith is the status for callers that RequestHeaderCA does not verify. 0: they are
 	// served.
 	RejectWith int
-	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250, as many as Go's
-	// server allows.
+	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250, like Go's
+	// server.
 	MaxStreams uint32
-	// Objects is how many widgets of about 1 KB exist from the start in the namespace default. 0:
-	// 100, so that a LIST has 100 KB.
+	// Objects is the initial number of widgets of about 1 KB in the namespace default. 0: 100, so
+	// that a LIST has 100 KB.
 	Objects int
-	// Record is how many requests are remembered. 0: 1,024. Negative: none, for benchmarks.
+	// Record is the number of recorded requests. 0: 1,024. Negative: none, for benchmarks.
 	Record int
-	// Wrap stands around what answers a request on which no fault was applied, discovery included:
-	// for tests with objects of their own. It is called for each request. Nil: nothing stands
-	// there.
+	// Wrap wraps the handler of requests without a fault, including discovery, for tests with their
+	// own objects. It is called for each request. Nil: not wrapped.
 	Wrap func(next http.Handler) http.Handler
 }
 
 // Server is a running extension server.
 type Server struct {
-	// CA signed the serving certificate: what belongs into caBundle.
+	// CA signed the serving certificate; it belongs into caBundle.
 	CA *pki.CA
 
 	cfg      Config
@@ -86,18 +84,18 @@ type Server struct {
 	h1conns  *handover
 	stats    counters
 
-	ctx    context.Context // ends with Close
+	ctx    context.Context // canceled by Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // every goroutine the server started
 }
 
-// Stats counts what the server has seen since it started, and what is open now.
+// Stats counts events since the start, and what is open now.
 type Stats struct {
-	// Requests is how many requests arrived, Handshakes how many TLS handshakes succeeded.
+	// Requests counts arrived requests, Handshakes successful TLS handshakes.
 	Requests, Handshakes int64
-	// Accepted is how many TCP connections were accepted, Open how many of them are open.
+	// Accepted counts accepted TCP connections, Open the open ones.
 	Accepted, Open int64
-	// Watchers is how many watches are open.
+	// Watchers counts the open watches.
 	Watchers int64
 }
 
@@ -125,7 +123,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	cfg.MaxStreams = cmp.Or(cfg.MaxStreams, 250)
 	s := &Server{CA: cfg.CA, cfg: cfg, versions: versions, stores: map[string]*store{}}
-	s.ring.size = max(cmp.Or(cfg.Record, 1024), 0) // some seconds of a test's requests, at 64 KiB of header each at most
+	s.ring.size = max(cmp.Or(cfg.Record, 1024), 0) // some seconds of a test's requests, with 64 KiB of header each at most
 	s.pairs = newPairs(cfg)
 	for _, gv := range versions {
 		if s.stores[gv.group] == nil {
@@ -139,7 +137,7 @@ func New(cfg Config) (*Server, error) {
 		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, tapKey{}, c) },
 		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 		MaxHeaderBytes:    maxHeaderBytes,
-		ReadHeaderTimeout: time.Minute, // a half-sent head is the client's test, but does not live for ever
+		ReadHeaderTimeout: time.Minute, // a test may send half a head, but it does not stay forever
 		BaseContext:       func(net.Listener) context.Context { return s.ctx },
 	}
 	if s.listen, err = newListener(cfg.Address, s.accept); err != nil {
@@ -162,21 +160,21 @@ func (s *Server) Close() {
 	s.wg.Wait()
 }
 
-// Addr is the host and port that the server listens on, also while a fault has closed it.
+// Addr is the server's host and port, even while a fault has closed it.
 func (s *Server) Addr() string { return s.listen.addr }
 
 // Port is the port of that address.
 func (s *Server) Port() int { return s.listen.port }
 
-// URL is https:// with Addr.
+// URL returns https:// and Addr.
 func (s *Server) URL() string { return "https://" + s.Addr() }
 
-// TLS is a client configuration that trusts the server and offers both protocols.
+// TLS returns a client configuration that trusts the server and offers both protocols.
 func (s *Server) TLS() *tls.Config {
 	return &tls.Config{RootCAs: s.CA.Pool(), MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
 }
 
-// Stats is what the server has seen.
+// Stats returns the current counts.
 func (s *Server) Stats() Stats {
 	c := &s.stats
 	return Stats{

@@ -13,18 +13,17 @@ import (
 )
 
 const (
-	// Bytes a store keeps: more than any test creates, and little beside the machine.
+	// Bytes that a store keeps: more than any test creates, and little for the machine.
 	maxStoreBytes = 64 << 20
-	// Watches a store serves: ten times what the benchmarks hold open.
+	// Watches that a store serves: ten times those of the benchmarks.
 	maxWatchers = 20_000
-	// Events that wait for a watcher which does not read. After that its watch ends, as
-	// kube-apiserver's do.
+	// Queued events of a slow watcher. After that its watch ends, as with kube-apiserver.
 	maxPending = 128
 )
 
-// store keeps the widgets of one group, and tells watchers.
+// store keeps the widgets of one group, and notifies watchers.
 type store struct {
-	mu       sync.Mutex         // guards what follows
+	mu       sync.Mutex         // guards the fields below
 	objects  map[string]*widget // :: namespace/name → widget
 	bytes    int
 	version  int64
@@ -34,7 +33,7 @@ type store struct {
 // widget is immutable.
 type widget struct {
 	namespace, name string
-	// The object without its apiVersion, which depends on who asks: {"apiVersion":"<here>"<rest>.
+	// The object after its apiVersion, which depends on the request: {"apiVersion":"<here>"<rest>.
 	rest []byte
 }
 
@@ -46,10 +45,10 @@ func newStore(gv groupVersion, seeds int) *store {
 	st := &store{objects: map[string]*widget{}, watchers: map[*watcher]struct{}{}}
 	for i := range cmp.Or(seeds, 100) {
 		c := call{gv: gv, namespace: "default", name: fmt.Sprintf("widget-%03d", i)}
-		// 760 bytes of payload and what Kubernetes adds make an object of about 1 KB.
+		// 760 bytes of payload and Kubernetes' fields make an object of about 1 KB.
 		doc := map[string]any{"spec": map[string]any{"payload": string(filler(760))}}
 		if _, err := st.put(c, doc, map[string]any{}, true); err != nil {
-			panic(err) // within the bounds: cannot happen
+			panic(err) // cannot fail: within the bounds
 		}
 	}
 	return st
@@ -81,7 +80,7 @@ func (st *store) listLocked(namespace string) []*widget {
 	return all
 }
 
-// put stores doc under c's name: a new object when fresh, else in place of one.
+// put stores doc under c's name: as a new object if fresh, else in place of the existing one.
 func (st *store) put(c call, doc, meta map[string]any, fresh bool) (*widget, error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -111,7 +110,7 @@ func (st *store) put(c call, doc, meta map[string]any, fresh bool) (*widget, err
 	if err != nil {
 		return nil, fmt.Errorf("encoding object: %w", err)
 	}
-	b[0] = ',' // behind the apiVersion; doc has at least a kind
+	b[0] = ',' // the part after apiVersion; doc has at least a kind
 	o := &widget{namespace: c.namespace, name: c.name, rest: b}
 	event := "ADDED"
 	if old != nil {
@@ -124,7 +123,7 @@ func (st *store) put(c call, doc, meta map[string]any, fresh bool) (*widget, err
 	return o, nil
 }
 
-// delete removes one widget, or with an empty name all of the namespace, and says how many.
+// delete removes one widget, or with an empty name all of the namespace, and returns how many.
 func (st *store) delete(namespace, name string) int {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -148,17 +147,17 @@ func (st *store) changedLocked(event string, o *widget) {
 // change is an event of a watch.
 type change struct {
 	event     string
-	namespace string  // empty: told to all
-	widget    *widget // nil: an object without content
+	namespace string  // empty: for all watches
+	widget    *widget // nil: an event without content
 }
 
-// watcher is one watch; the store closes events when it does not keep up.
+// watcher is one watch; the store closes events if it is too slow.
 type watcher struct {
 	namespace string
 	events    chan change
 }
 
-// watch begins a watch and returns what existed then; nil: there are too many watches.
+// watch starts a watch and returns the existing objects; nil if there are too many watches.
 func (st *store) watch(namespace string) (*watcher, []*widget) {
 	st.mu.Lock()
 	defer st.mu.Unlock()

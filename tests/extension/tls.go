@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// pairs are the serving certificates: the good one, and those that are wrong in one way each.
+// pairs are the serving certificates: the valid one, and those with one fault each.
 type pairs struct {
 	good tls.Certificate
 	bad  map[Kind]tls.Certificate // fixed after newPairs
@@ -17,7 +17,7 @@ type pairs struct {
 
 func newPairs(cfg Config) pairs {
 	names := append([]string{"localhost", "127.0.0.1"}, cfg.Names...)
-	stranger := pki.NewCA(cfg.CA.Certificate.Subject.CommonName) // of the same name: only the signature tells
+	stranger := pki.NewCA(cfg.CA.Certificate.Subject.CommonName) // same name: only the signature differs
 	issue := func(ca *pki.CA, leaf pki.Leaf) tls.Certificate {
 		leaf.CommonName = "extension"
 		return ca.Issue(leaf).TLS()
@@ -35,8 +35,8 @@ func newPairs(cfg Config) pairs {
 	}
 }
 
-// SetPair replaces the serving certificate for new connections, as a rotation does. Faults still
-// win over it.
+// SetPair replaces the serving certificate for new connections, as a rotation does. Faults take
+// precedence.
 func (s *Server) SetPair(pair *pki.Pair) {
 	cert := pair.TLS()
 	s.faults.mu.Lock()
@@ -44,7 +44,7 @@ func (s *Server) SetPair(pair *pki.Pair) {
 	s.faults.rotated = &cert
 }
 
-// tlsConfig is what a new connection gets, with the faults of this moment.
+// tlsConfig returns the configuration of a new connection, with the current faults.
 func (s *Server) tlsConfig() *tls.Config {
 	cert := s.pairs.good
 	if rotated := s.faults.rotatedPair(); rotated != nil {
@@ -58,10 +58,10 @@ func (s *Server) tlsConfig() *tls.Config {
 	cfg := &tls.Config{
 		Certificates: []tls.Certificate{cert},
 		MinVersion:   tls.VersionTLS12,
-		// Asked for, and verified by us: a bad certificate must reach the handler, to be counted
-		// and answered there.
+		// Requested here and verified by verify: a bad certificate must reach the handler, to be
+		// counted and answered.
 		ClientAuth:             tls.RequestClientCert,
-		SessionTicketsDisabled: true, // each handshake shows the certificate of its moment
+		SessionTicketsDisabled: true, // each handshake must show the current certificate
 	}
 	if !s.faults.connects(HTTP1Only) {
 		cfg.NextProtos = append(cfg.NextProtos, "h2")
@@ -72,7 +72,7 @@ func (s *Server) tlsConfig() *tls.Config {
 	return cfg
 }
 
-// verify reports whether the peer's certificate may assert X-Remote-*. Once per connection.
+// verify reports, once per connection, whether the peer's certificate may assert X-Remote-*.
 func (s *Server) verify(state *tls.ConnectionState) bool {
 	if s.cfg.RequestHeaderCA == nil {
 		return true

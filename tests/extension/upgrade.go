@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// maxMessage is the largest WebSocket message that is echoed.
+	// maxMessage limits an echoed WebSocket message.
 	maxMessage = 1 << 20
-	// tokenProtocol is how browsers and Kubernetes clients carry a bearer token: it must never be
+	// tokenProtocol carries a bearer token of browsers and Kubernetes clients: it must never be
 	// chosen.
 	tokenProtocol = "base64url.bearer.authorization.k8s.io."
 )
 
-// connect answers a connect subresource: with a WebSocket it echoes what comes, else the body.
+// connect answers a connect subresource: it echoes a WebSocket's messages, or the body.
 func (s *Server) connect(w http.ResponseWriter, r *http.Request, subresource string) {
 	if !slices.Contains(connectSubresources(), subresource) {
 		writeStatus(w, http.StatusNotFound, "no such subresource")
@@ -31,10 +31,10 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, subresource str
 	echo(w, r)
 }
 
-// echo sends the body back as it comes, and the trailers behind it.
+// echo streams the body and its trailers back.
 func echo(w http.ResponseWriter, r *http.Request) {
 	controller := http.NewResponseController(w)
-	_ = controller.EnableFullDuplex() // HTTP/1.1 would read the whole body first; not supported means not needed
+	_ = controller.EnableFullDuplex() // HTTP/1.1 reads the whole body first by default; HTTP/2 does not support this, or need it
 	w.Header().Set("Content-Type", "application/octet-stream")
 	if ct := r.Header.Get("Content-Type"); ct != "" {
 		w.Header().Set("Content-Type", ct)
@@ -73,10 +73,10 @@ func (s *Server) echoWebSocket(w http.ResponseWriter, r *http.Request) {
 	upgrader := websocket.Upgrader{CheckOrigin: func(*http.Request) bool { return true }}
 	ws, err := upgrader.Upgrade(w, r, header)
 	if err != nil {
-		return // answered by the library
+		return // the library has answered
 	}
 	if a, ok := w.(*answer); ok {
-		a.status = http.StatusSwitchingProtocols // which does not pass through WriteHeader
+		a.status = http.StatusSwitchingProtocols // the library does not call WriteHeader
 	}
 	defer ws.Close()
 	defer context.AfterFunc(s.ctx, func() { _ = ws.NetConn().Close() })()

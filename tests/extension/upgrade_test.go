@@ -34,11 +34,11 @@ func TestWebSocketEcho(t *testing.T) {
 	}
 	s.Close() // ends it
 	if _, _, err := ws.ReadMessage(); err == nil {
-		t.Error("the connection outlived the server")
+		t.Error("the connection is open after Close")
 	}
 }
 
-// Bytes behind a 101 that nobody asked for are reported.
+// Bytes after an unexpected 101 are recorded.
 func TestBytesAfterUnasked101(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
 	must.Do(t, s.Set(extension.Fault{Kind: extension.Unasked101, Text: "something-else"}))

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// Emit sends an event without content to every watch of the first group served, beside the events
-// that changes of objects cause.
+// Emit sends an event without content to every watch of the first served group, in addition to
+// those for changes.
 func (s *Server) Emit() { s.stores[s.versions[0].group].tell(change{event: "MODIFIED"}) }
 
 // watch streams events until the client, timeoutSeconds or the server ends it. Without a
-// resourceVersion, or with 0, it begins with what exists.
+// resourceVersion, or with 0, it starts with the existing objects.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 	query := r.URL.Query()
 	var end <-chan time.Time // nil: never

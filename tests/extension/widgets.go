@@ -14,11 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// maxObject is the largest body that is stored or echoed from a create: kube-apiserver's own limit
-// is 3 MB.
+// maxObject limits a stored body; kube-apiserver's own limit is 3 MB.
 const maxObject = 4 << 20
 
-// widgets answers for [namespaces/<ns>/]widgets[/<name>[/<subresource>]].
+// widgets serves [namespaces/<ns>/]widgets[/<name>[/<subresource>]].
 func (s *Server) widgets(w http.ResponseWriter, r *http.Request, gv groupVersion, st *store, path []string) {
 	namespace := ""
 	if len(path) >= 2 && path[0] == "namespaces" {
@@ -95,7 +94,7 @@ func (c call) list(w http.ResponseWriter) {
 	writeBytes(w, http.StatusOK, b.Bytes())
 }
 
-// writeBytes sends what is JSON already.
+// writeBytes sends JSON.
 func writeBytes(w http.ResponseWriter, code int, b []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
@@ -151,7 +150,7 @@ func (c call) read(w http.ResponseWriter, r *http.Request) (doc, meta map[string
 	return doc, meta, true
 }
 
-// delete removes one widget, or without a name all of the namespace.
+// delete deletes one widget, or without a name all of the namespace.
 func (c call) delete(w http.ResponseWriter) {
 	if c.store.delete(c.namespace, c.name) == 0 && c.name != "" {
 		writeError(w, apierrors.NewNotFound(c.resource(), c.name))

@@ -20,23 +20,22 @@ import (
 // containerName is the name of every pod's only container.
 const containerName = "main"
 
-// Container is a folder in which processes are executed, and a log. Its main process, which attach
-// talks to, answers each line with the same in capitals.
+// Container is a folder to run processes in, and a log. Its main process, for attach, repeats each
+// line in capitals.
 type Container struct {
 	// Dir is its working directory.
 	Dir string
 
 	namespace, pod string
 	started        time.Time
-	ctx            context.Context // ends with the kubelet
+	ctx            context.Context // canceled by Kubelet.Close
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	lines []line
-	grown chan struct{} // closed and replaced when there are more lines
+	grown chan struct{} // closed and replaced when lines are added
 }
 
-// ExecInContainer runs a command with the streams of an exec request. It implements
-// remotecommand.Executor.
+// ExecInContainer runs a command with the streams of an exec. It implements remotecommand.Executor.
 func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -46,7 +45,7 @@ func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command
 	if tty {
 		return exitCode(runOnTerminal(cmd, in, out, resize))
 	}
-	if out != nil { // a nil io.WriteCloser would become a writer that is not nil
+	if out != nil { // a nil io.WriteCloser would become a non-nil io.Writer
 		cmd.Stdout = out
 	}
 	if errs != nil {
@@ -55,26 +54,26 @@ func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command
 	if in == nil {
 		return exitCode(cmd.Run())
 	}
-	// Not cmd.Stdin: Wait would wait for the client to close its side too.
+	// Not cmd.Stdin: Wait would then also wait for the client to close its side.
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err
 	}
-	go func() { // ends with the client's standard input, and that with the connection
+	go func() { // ends with the client's standard input, at the latest with the connection
 		_, _ = io.Copy(stdin, in)
 		_ = stdin.Close()
 	}()
 	return exitCode(cmd.Run())
 }
 
-// runOnTerminal runs cmd on a terminal of its own, as long as the size of the client's.
+// runOnTerminal runs cmd on a new terminal of the client's size.
 func runOnTerminal(cmd *exec.Cmd, in io.Reader, out io.Writer, resize <-chan remotecommand.TerminalSize) error {
 	t, err := OpenTerminal()
 	if err != nil {
 		return err
 	}
 	defer t.Close()
-	sized := make(chan struct{}) // closed when the first size has been set, so that the command never sees none
+	sized := make(chan struct{}) // closed when the first size is set: the command must not start without one
 	go func() {                  // ends with the connection
 		first := true
 		for size := range resize {
@@ -87,7 +86,7 @@ func runOnTerminal(cmd *exec.Cmd, in io.Reader, out io.Writer, resize <-chan rem
 	}()
 	select {
 	case <-sized:
-	case <-time.After(5 * time.Second): // a client without a terminal sends none
+	case <-time.After(5 * time.Second): // clients without a terminal send no size
 	}
 	if err := t.Start(cmd); err != nil {
 		return err
@@ -99,7 +98,7 @@ func runOnTerminal(cmd *exec.Cmd, in io.Reader, out io.Writer, resize <-chan rem
 	return cmd.Wait()
 }
 
-// exitCode makes the streaming library tell the client the exit code.
+// exitCode wraps an error so that the streaming library reports the exit code.
 func exitCode(err error) error {
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
 		return utilexec.CodeExitError{Err: err, Code: exit.ExitCode()}
@@ -107,7 +106,7 @@ func exitCode(err error) error {
 	return err
 }
 
-// AttachContainer talks to the main process. It implements remotecommand.Attacher.
+// AttachContainer connects to the main process. It implements remotecommand.Attacher.
 func (c *Container) AttachContainer(ctx context.Context, _, _, _ string, in io.Reader, out, _ io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize) error {
 	if in == nil {
 		return c.follow(ctx, out, c.count(), line.text, true)
@@ -126,8 +125,7 @@ func (c *Container) AttachContainer(ctx context.Context, _, _, _ string, in io.R
 	return lines.Err()
 }
 
-// PortForward connects a stream with a port of this machine. It implements
-// portforward.PortForwarder.
+// PortForward connects a stream to a port of this machine. It implements portforward.PortForwarder.
 func (c *Container) PortForward(ctx context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
 	if err != nil {
@@ -135,7 +133,7 @@ func (c *Container) PortForward(ctx context.Context, _, _ string, port int32, st
 	}
 	defer context.AfterFunc(c.ctx, func() { _ = conn.Close() })()
 	defer conn.Close()
-	go func() { // ends with the stream, and that with the connection
+	go func() { // ends with the stream, at the latest with the connection
 		_, _ = io.Copy(conn, stream)
 		_ = conn.(*net.TCPConn).CloseWrite()
 	}()

@@ -1,13 +1,12 @@
 // Package kubelet is a stub kubelet for tests: a node that kube-apiserver can send exec, attach,
-// port-forward and logs to, and that metrics-server can scrape. The streams are served by the
-// library that the real kubelet and the container runtimes serve them with.
+// port-forward and logs to, and that metrics-server can scrape. The streams use the library of the
+// real kubelet and the container runtimes.
 //
-// Its containers are folders of this machine, and what is executed in one is a plain process there:
-// nothing is isolated. Only members of system:masters that the client CA vouches for may ask for
-// one. It knows just the pods that Run has made, watches nothing and reports nothing: it is not a
-// node for anything but tests.
+// Its containers are folders on this machine, and their processes are plain processes: nothing is
+// isolated. Only members of system:masters with a certificate of the client CA may start one. It
+// knows only the pods that Run has made, watches nothing and reports nothing: it is only for tests.
 //
-// All methods may be called from any goroutine. Close ends every process and connection.
+// All methods are safe for concurrent use. Close ends every process and connection.
 package kubelet
 
 import (
@@ -29,8 +28,8 @@ import (
 )
 
 const (
-	// idle is how long a stream may be silent, and creating how long a client may take to open its
-	// streams: the kubelet's own defaults.
+	// idle limits the silence of a stream, and creating the time for opening streams: the kubelet's
+	// own defaults.
 	idle     = 4 * time.Hour
 	creating = 30 * time.Second
 )
@@ -40,10 +39,10 @@ type Config struct {
 	// Certificate is the serving pair. Required; it must be valid for 127.0.0.1.
 	Certificate tls.Certificate
 
-	// ClientCAs vouch for callers. Required.
+	// ClientCAs verify callers. Required.
 	ClientCAs *x509.CertPool
 
-	// Dir holds the folders of the containers. Required.
+	// Dir holds the containers' folders. Required.
 	Dir string
 }
 
@@ -53,13 +52,13 @@ type Kubelet struct {
 	started time.Time
 	listen  net.Listener
 	server  *http.Server
-	ctx     context.Context // ends with Close
+	ctx     context.Context // canceled by Close
 	cancel  context.CancelFunc
 
-	mu         sync.Mutex // guards what follows
-	node       string     // name, once joined
+	mu         sync.Mutex // guards the fields below
+	node       string     // its name, once joined
 	containers map[string]*Container
-	conns      map[net.Conn]struct{} // open ones, those that were taken over for streams included
+	conns      map[net.Conn]struct{} // open ones, including those that streams have taken over
 }
 
 // New starts a kubelet on a free port of 127.0.0.1. The caller closes it.
@@ -100,10 +99,10 @@ func (k *Kubelet) Close() {
 	}
 }
 
-// port is where it listens.
+// port is the port that it listens on.
 func (k *Kubelet) port() int { return k.listen.Addr().(*net.TCPAddr).Port }
 
-// track remembers connections: the server forgets those that a stream has taken over.
+// track keeps open connections, because the server forgets those that streams have taken over.
 func (k *Kubelet) track(c net.Conn, state http.ConnState) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -115,7 +114,7 @@ func (k *Kubelet) track(c net.Conn, state http.ConnState) {
 	}
 }
 
-// guard lets in whom a real kubelet's authorizer would: here, those who may do anything.
+// guard admits only members of system:masters, in place of a real kubelet's authorizer.
 func (k *Kubelet) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(r.TLS.PeerCertificates[0].Subject.Organization, "system:masters") {
@@ -126,7 +125,7 @@ func (k *Kubelet) guard(next http.Handler) http.Handler {
 	})
 }
 
-// routes are those of the real kubelet, spelled as there.
+// routes are the real kubelet's.
 func (k *Kubelet) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics/resource", k.serveMetrics)
@@ -150,7 +149,7 @@ func (k *Kubelet) find(w http.ResponseWriter, r *http.Request) *Container {
 	return c
 }
 
-// streams finds the container and the options that a request names, and hands them to serve.
+// streams finds the container and the options of a request, and calls serve.
 func streams[T any](k *Kubelet, options func(*http.Request) (T, error), serve func(http.ResponseWriter, *http.Request, *Container, T)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		c := k.find(w, r)

@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// harbour is a kubelet with one container, and clients of it.
+// harbour is a kubelet with one container, and its clients.
 type harbour struct {
 	*Kubelet
 	container *Container
@@ -37,7 +37,7 @@ func newHarbour(t *testing.T) *harbour {
 	return &harbour{Kubelet: k, container: must.Get(k.newContainer("ns", "buoy"))(t), ca: ca, url: "https://" + k.listen.Addr().String()}
 }
 
-// config is that of a client in a group.
+// config is the configuration of a client in group.
 func (h *harbour) config(group string) *rest.Config {
 	pair := h.ca.Issue(pki.Leaf{CommonName: "someone", Organizations: []string{group}})
 	return &rest.Config{Host: h.url, TLSClientConfig: rest.TLSClientConfig{CAData: h.ca.PEM(), CertData: pair.CertPEM(), KeyData: pair.KeyPEM()}}
@@ -90,11 +90,11 @@ func TestOnlyMastersMayAsk(t *testing.T) {
 	}
 	conn, err := tls.Dial("tcp", h.listen.Addr().String(), &tls.Config{RootCAs: h.ca.Pool(), ServerName: "127.0.0.1"})
 	if err == nil {
-		_, err = conn.Read(make([]byte, 1)) // in TLS 1.3 the refusal comes after the client's part
+		_, err = conn.Read(make([]byte, 1)) // in TLS 1.3 the refusal arrives after the client's handshake
 		_ = conn.Close()
 	}
 	if err == nil {
-		t.Error("one without a certificate was let in")
+		t.Error("a client without a certificate was admitted")
 	}
 }
 
@@ -126,7 +126,7 @@ func TestTerminal(t *testing.T) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "stty", "size")
 	must.Do(t, tty.Start(cmd))
-	out, _ := io.ReadAll(tty) // ends in an error: nobody is on the terminal any more
+	out, _ := io.ReadAll(tty) // ends with an error when the program has left the terminal
 	if err := cmd.Wait(); err != nil || string(out) != "25 81\r\n" {
 		t.Errorf("%q, %v", out, err)
 	}
@@ -145,16 +145,16 @@ func TestCloseEndsStreams(t *testing.T) {
 		_ = stdout.CloseWithError(err)
 		ended <- err
 	}()
-	// Until its streams stand, an exec waits for them and not for its connection. And between fork
-	// and exec, a child holds all sockets.
+	// Before its streams exist, an exec does not notice the end of its connection, and between fork
+	// and exec a child holds all sockets.
 	must.Get(io.ReadFull(out, make([]byte, len("runs\n"))))(t)
 	h.Close()
-	// The client takes a connection that ends before the exit code for a success: only ctx says
-	// that nothing has ended.
+	// The client treats a connection that ends before the exit code as success: only ctx shows that
+	// nothing has ended.
 	if err := <-ended; ctx.Err() != nil {
-		t.Errorf("the command went on: %v", err)
+		t.Errorf("the command continued: %v", err)
 	}
 	if _, err := net.DialTimeout("tcp", h.listen.Addr().String(), time.Second); err == nil {
-		t.Error("it still listens")
+		t.Error("the kubelet still listens")
 	}
 }

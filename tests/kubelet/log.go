@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// maxLines is how many lines of log a container keeps: more than a test writes, and bounded.
+// maxLines limits a container's log: more than a test writes.
 const maxLines = 200_000
 
 type line struct {
@@ -19,7 +19,7 @@ type line struct {
 func (l line) text() string    { return l.what + "\n" }
 func (l line) stamped() string { return l.at.UTC().Format(time.RFC3339Nano) + " " + l.text() }
 
-// Log appends a line to the container's log; it is dropped when the log is full.
+// Log appends a line to the container's log, unless that is full.
 func (c *Container) Log(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -37,14 +37,14 @@ func (c *Container) count() int {
 	return len(c.lines)
 }
 
-// after returns the lines from number n on, and a channel that is closed when there are more.
+// after returns the lines from number n on, and a channel that is closed when lines are added.
 func (c *Container) after(n int) ([]line, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lines[min(n, len(c.lines)):], c.grown
 }
 
-// follow writes the lines from number n on; when it goes on, also those that come, until ctx or the
+// follow writes the lines from number n on. If goesOn, it also writes new lines until ctx or the
 // kubelet ends.
 func (c *Container) follow(ctx context.Context, w io.Writer, n int, form func(line) string, goesOn bool) error {
 	for {
@@ -70,7 +70,7 @@ func (c *Container) follow(ctx context.Context, w io.Writer, n int, form func(li
 	}
 }
 
-// serveLogs answers for `kubectl logs`: the options tailLines, timestamps and follow.
+// serveLogs serves `kubectl logs`, with the options tailLines, timestamps and follow.
 func (k *Kubelet) serveLogs(w http.ResponseWriter, r *http.Request) {
 	c := k.find(w, r)
 	if c == nil {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// What the node and each container use, always: metrics-server reports what it computes from it as
-// 250m, 512Mi, 100m and 64Mi.
+// The constant usage of the node and each container: metrics-server reports 250m, 512Mi, 100m and
+// 64Mi.
 const (
 	nodeCPU         = 0.25
 	nodeMemory      = 512 << 20
@@ -15,11 +15,11 @@ const (
 	containerMemory = 64 << 20
 )
 
-// serveMetrics answers what metrics-server scrapes (/metrics/resource).
+// serveMetrics serves what metrics-server scrapes (/metrics/resource).
 func (k *Kubelet) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now()
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	// A second more than it runs: metrics-server takes a counter of zero for none.
+	// A second more than it has run: metrics-server ignores a counter of zero.
 	fmt.Fprintf(w, "# TYPE node_cpu_usage_seconds_total counter\nnode_cpu_usage_seconds_total %f %d\n", used(now, k.started, nodeCPU), now.UnixMilli())
 	fmt.Fprintf(w, "# TYPE node_memory_working_set_bytes gauge\nnode_memory_working_set_bytes %d %d\n", nodeMemory, now.UnixMilli())
 	k.mu.Lock()
@@ -32,7 +32,7 @@ func (k *Kubelet) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// used is the CPU time of something that has always used as many cores.
+// used returns the CPU time after a constant use of cores.
 func used(now, started time.Time, cores float64) float64 {
 	return (now.Sub(started).Seconds() + 1) * cores
 }

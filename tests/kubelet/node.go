@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Join makes the Node object, ready, at this kubelet's address.
+// Join creates a ready Node object with this kubelet's address.
 func (k *Kubelet) Join(ctx context.Context, core kubernetes.Interface, name string) error {
 	node, err := core.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: name, Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux"},
@@ -19,8 +19,8 @@ func (k *Kubelet) Join(ctx context.Context, core kubernetes.Interface, name stri
 	if err != nil {
 		return fmt.Errorf("creating node: %w", err)
 	}
-	// Admission taints every new node as not ready, and the controller that would take that away
-	// does not run here.
+	// Admission taints every new node as not ready, and the controller that removes the taint is
+	// not running.
 	node.Spec.Taints = nil
 	if node, err = core.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("removing the node's taint: %w", err)
@@ -46,8 +46,8 @@ func (k *Kubelet) Join(ctx context.Context, core kubernetes.Interface, name stri
 	return nil
 }
 
-// Run makes a pod with one container, main, bound to this node and running. The namespace's default
-// ServiceAccount must exist.
+// Run creates a pod with one container, main, which is bound to this node and running. The
+// namespace's default ServiceAccount must exist.
 func (k *Kubelet) Run(ctx context.Context, core kubernetes.Interface, namespace, name string) (*Container, error) {
 	k.mu.Lock()
 	node := k.node

@@ -10,14 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal is a pseudo-terminal: what is written to it a program on it reads, and the other way
-// round.
+// Terminal is a pseudo-terminal: a program reads what is written to it, and vice versa.
 type Terminal struct {
-	*os.File          // the side of whoever sits before it
-	inner    *os.File // the side of the program
+	*os.File          // the user's side
+	inner    *os.File // the program's side
 }
 
-// OpenTerminal opens a new one. The caller closes it.
+// OpenTerminal opens a terminal. The caller closes it.
 func OpenTerminal() (*Terminal, error) {
 	outer, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -25,7 +24,7 @@ func OpenTerminal() (*Terminal, error) {
 	}
 	number := 0
 	err = control(outer, func(fd int) (err error) {
-		if err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err == nil { // a new one is locked
+		if err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err == nil { // new terminals are locked
 			number, err = unix.IoctlGetInt(fd, unix.TIOCGPTN)
 		}
 		return err
@@ -41,8 +40,8 @@ func OpenTerminal() (*Terminal, error) {
 	return &Terminal{File: outer, inner: inner}, nil
 }
 
-// control does something with the file descriptor. Fd would turn the file into one whose Close does
-// not end a Read.
+// control calls do with the file descriptor. File.Fd would make the file blocking, so that Close
+// would not end a Read.
 func control(f *os.File, do func(fd int) error) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -60,13 +59,13 @@ func (t *Terminal) Resize(columns, rows uint16) error {
 	})
 }
 
-// Start starts cmd as the program on the terminal. Reading from the terminal ends when that and its
-// children have ended.
+// Start starts cmd on the terminal. Reads from the terminal end when cmd and its children have
+// ended.
 func (t *Terminal) Start(cmd *exec.Cmd) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = t.inner, t.inner, t.inner
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	err := cmd.Start()
-	_ = t.inner.Close() // ours; the program has its own
+	_ = t.inner.Close() // cmd has its own copy
 	return err
 }
 

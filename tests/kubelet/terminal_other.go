@@ -8,10 +8,10 @@ import (
 	"os/exec"
 )
 
-// Terminal is a pseudo-terminal. There are none here.
+// Terminal is a pseudo-terminal, which is supported only on Linux.
 type Terminal struct{ *os.File }
 
-// OpenTerminal reports that there are none.
+// OpenTerminal returns an error.
 func OpenTerminal() (*Terminal, error) { return nil, errors.New("opening terminal: only on Linux") }
 
 // Resize does nothing.

@@ -1,13 +1,12 @@
-// Package pki makes throw-away certificate authorities and key pairs for tests: good ones, and ones
-// that are wrong in a chosen way. Everything is in memory and safe for concurrent use after it was
-// made.
+// Package pki makes throw-away certificate authorities and key pairs for tests: valid ones, and
+// ones
+// with a chosen fault. Everything is in memory and safe for concurrent use.
 //
 // Validity begins an hour before time.Now(), so pairs made inside a testing/synctest bubble are
 // valid inside that bubble.
 //
-// It is not a certificate authority for anything real: keys have no protection and serial numbers
-// are only random. What cannot fail without a programmer's error panics, because a test has nothing
-// better to do.
+// It is only for tests: keys are not protected and serial numbers are only random. What only a
+// programming error can make fail panics.
 package pki
 
 import (
@@ -33,22 +32,22 @@ type CA struct {
 	Certificate *x509.Certificate
 
 	key   *ecdsa.PrivateKey
-	chain [][]byte // from this CA up to, but without, the root: what a leaf sends along
+	chain [][]byte // from this CA up to, but without, the root: the chain that a leaf sends
 }
 
-// NewCA makes a root with this common name. Two calls give different keys, also for the same name.
+// NewCA creates a root with this common name. Every call creates a new key.
 func NewCA(commonName string) *CA {
 	key := newKey()
 	template := caTemplate(commonName)
 	return &CA{Certificate: sign(template, template, key, key), key: key}
 }
 
-// Intermediate makes a CA that ca signed. Its leaves carry the chain up to the root.
+// Intermediate creates a CA signed by ca. Its leaves carry the chain up to the root.
 func (ca *CA) Intermediate(commonName string) *CA {
 	return ca.IntermediateUntil(commonName, caTemplate(commonName).NotAfter)
 }
 
-// IntermediateUntil is Intermediate with an end of its own.
+// IntermediateUntil is Intermediate with a chosen expiry.
 func (ca *CA) IntermediateUntil(commonName string, notAfter time.Time) *CA {
 	key := newKey()
 	template := caTemplate(commonName)
@@ -57,10 +56,10 @@ func (ca *CA) IntermediateUntil(commonName string, notAfter time.Time) *CA {
 	return &CA{Certificate: cert, key: key, chain: append([][]byte{cert.Raw}, ca.chain...)}
 }
 
-// PEM is the CA's certificate as found in a bundle.
+// PEM is the CA's certificate in a bundle's form.
 func (ca *CA) PEM() []byte { return encode("CERTIFICATE", ca.Certificate.Raw) }
 
-// Bundle is what PEM says of several.
+// Bundle is the bundle of several CAs.
 func Bundle(cas ...*CA) (all []byte) {
 	for _, ca := range cas {
 		all = append(all, ca.PEM()...)
@@ -68,8 +67,8 @@ func Bundle(cas ...*CA) (all []byte) {
 	return all
 }
 
-// WriteFiles writes dir/name.crt and dir/name.key and returns their paths: for a server in another
-// process that signs its own certificate.
+// WriteFiles writes dir/name.crt and dir/name.key and returns their paths, for another process that
+// issues certificates.
 func (ca *CA) WriteFiles(dir, name string) (certFile, keyFile string, err error) {
 	pair := &Pair{Certificate: ca.Certificate, key: ca.key}
 	if len(ca.chain) > 0 {
@@ -78,7 +77,7 @@ func (ca *CA) WriteFiles(dir, name string) (certFile, keyFile string, err error)
 	return pair.WriteFiles(dir, name)
 }
 
-// ReadCA reads what CA.WriteFiles wrote.
+// ReadCA reads the files of CA.WriteFiles.
 func ReadCA(certFile, keyFile string) (*CA, error) {
 	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
 	if err != nil {
@@ -95,34 +94,33 @@ func ReadCA(certFile, keyFile string) (*CA, error) {
 	return ca, nil
 }
 
-// Pool trusts this CA and no other.
+// Pool returns a pool with only this CA.
 func (ca *CA) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Certificate)
 	return pool
 }
 
-// Leaf says what a certificate contains. The zero value is a nameless client and server
-// certificate, valid for a day.
+// Leaf describes a certificate. The zero value is for a nameless client and server, valid for a
+// day.
 type Leaf struct {
 	// CommonName is the subject's name: the user of a client certificate. Empty: none.
 	CommonName string
 	// Organizations are the groups of a client certificate. Nil: none.
 	Organizations []string
-	// UIDs are the user's, as Kubernetes reads them of a client certificate. Nil: none.
+	// UIDs are the user's, as Kubernetes reads them from a client certificate. Nil: none.
 	UIDs []string
-	// Names are the DNS names and IP addresses that it is valid for. Nil: none, not even
-	// CommonName.
+	// Names are its DNS names and IP addresses. Nil: none, not even CommonName.
 	Names []string
 	// NotBefore and NotAfter bound its validity. Zero: an hour ago, in a day.
 	NotBefore, NotAfter time.Time
-	// Usage is what the key may do. Nil: both sides of TLS.
+	// Usage is the extended key usage. Nil: TLS client and server.
 	Usage []x509.ExtKeyUsage
-	// SHA1 signs with SHA-1, which no verifier has accepted for years.
+	// SHA1 signs with SHA-1, which verifiers have refused for years.
 	SHA1 bool
 }
 
-// Issue makes a key pair as leaf says.
+// Issue creates a key pair for leaf.
 func (ca *CA) Issue(leaf Leaf) *Pair {
 	now := time.Now()
 	template := &x509.Certificate{
@@ -169,7 +167,7 @@ type Pair struct {
 	chain [][]byte
 }
 
-// TLS is the pair as crypto/tls wants it, with its intermediates.
+// TLS is the pair for crypto/tls, with its intermediates.
 func (p *Pair) TLS() tls.Certificate {
 	return tls.Certificate{
 		Certificate: append([][]byte{p.Certificate.Raw}, p.chain...),
@@ -178,7 +176,7 @@ func (p *Pair) TLS() tls.Certificate {
 	}
 }
 
-// Chain is the certificate with its intermediates, parsed: what a peer sees of it.
+// Chain is the parsed certificate with its intermediates, as a peer sees it.
 func (p *Pair) Chain() []*x509.Certificate {
 	chain := []*x509.Certificate{p.Certificate}
 	for _, der := range p.chain {
@@ -205,8 +203,8 @@ func (p *Pair) KeyPEM() []byte {
 	return encode("PRIVATE KEY", der)
 }
 
-// WriteFiles writes dir/name.crt and dir/name.key and returns their paths. Files of that name are
-// replaced in one step each: a program may be watching them.
+// WriteFiles writes dir/name.crt and dir/name.key and returns their paths. It replaces each file
+// atomically, because a program may be watching it.
 func (p *Pair) WriteFiles(dir, name string) (certFile, keyFile string, err error) {
 	certFile, keyFile = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
 	if err := replace(keyFile, p.KeyPEM()); err != nil {
@@ -240,8 +238,7 @@ func caTemplate(commonName string) *x509.Certificate {
 }
 
 func newKey() *ecdsa.PrivateKey {
-	// P-256 because it is what kubeadm's successors use, and because a test should not wait for
-	// RSA.
+	// P-256, because it makes tests faster than RSA does.
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(err)
 	return key
@@ -256,7 +253,7 @@ func sign(template, parent *x509.Certificate, key, parentKey *ecdsa.PrivateKey) 
 }
 
 func serial() *big.Int {
-	// 64 random bits: unique enough for a test, and positive as RFC 5280 wants.
+	// 64 random bits: unique enough for a test, and positive as RFC 5280 requires.
 	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 64))
 	must(err)
 	return n.Add(n, big.NewInt(1))

@@ -73,20 +73,20 @@ func TestReadCA(t *testing.T) {
 			}
 			again := must.Get(pki.ReadCA(cert, key))(t)
 			if err := verify(root, again.Issue(pki.Leaf{Names: []string{"x.test"}})); err != nil {
-				t.Errorf("a certificate of the CA that was read: %v", err)
+				t.Errorf("a certificate of the CA from the files: %v", err)
 			}
 			cert, key, err = ca.Issue(pki.Leaf{}).WriteFiles(t.TempDir(), "leaf")
 			if err != nil {
 				t.Fatal(err)
 			}
 			if _, err := pki.ReadCA(cert, key); err == nil {
-				t.Error("a leaf was taken for a CA")
+				t.Error("a leaf was accepted as a CA")
 			}
 		})
 	}
 }
 
-// verify does what a TLS client does with the chain that the server sends.
+// verify verifies the server's chain as a TLS client does.
 func verify(ca *pki.CA, pair *pki.Pair) error {
 	between := x509.NewCertPool()
 	between.AppendCertsFromPEM(pair.CertPEM())

@@ -1,8 +1,8 @@
-// Package scene is a table and servers that are functions, for what asks backends and the local
-// apiserver: all of it fits into a synctest bubble.
+// Package scene provides a table and servers that are functions, for tests of what asks backends
+// and
+// the local apiserver: all of it fits into a synctest bubble.
 //
-// The Input and Build belong to the test's goroutine; servers are asked, and may be changed, by
-// any.
+// Only the test's goroutine may use Input and Build; any may ask or change servers.
 package scene
 
 import (
@@ -29,26 +29,26 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Home is the local apiserver's name among the servers; the others are named as their Services.
+// Home is the local apiserver's name among the servers; others have their Service's name.
 const Home = "home"
 
-// Scene is where a test plays. Its table is complete, and empty at first.
+// Scene is a table with its servers. The table is complete, and empty at first.
 type Scene struct {
 	testing.TB
-	// Input is what Build makes the next table of.
+	// Input is what the next Build uses.
 	Input registry.Input
-	// Built is told of each table, since the tables of a test cannot supersede each other. Nil:
-	// nobody is.
+	// Built is called after each Build, since tables of a test cannot supersede each other. Nil:
+	// not called.
 	Built func()
 
 	table atomic.Pointer[registry.Table]
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	handlers map[string]http.HandlerFunc
 	asked    map[string][]string // :: server → paths
 }
 
-// New makes a Scene without servers.
+// New returns a Scene without servers.
 func New(tb testing.TB) *Scene {
 	s := &Scene{TB: tb, handlers: map[string]http.HandlerFunc{}, asked: map[string][]string{}}
 	s.Input = registry.Input{
@@ -59,7 +59,7 @@ func New(tb testing.TB) *Scene {
 	return s
 }
 
-// Config is for documents of this scene's servers.
+// Config returns a configuration for documents of the scene's servers.
 func (s *Scene) Config() documents.Config {
 	return documents.Config{
 		Table: s.Table, Logger: slog.New(slog.DiscardHandler),
@@ -70,20 +70,20 @@ func (s *Scene) Config() documents.Config {
 	}
 }
 
-// Start runs something until the test ends.
+// Start runs run until the test ends.
 func (s *Scene) Start(run func(context.Context) error) {
 	s.Helper()
 	must.Run(s, run)
 }
 
-// Set has a server answer so from now on. Nil: nobody is there.
+// Set makes h answer for server. Nil: its connections are refused.
 func (s *Scene) Set(server string, h http.HandlerFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.handlers[server] = h
 }
 
-// Questions returns the paths that a server was asked for since the last call.
+// Questions returns the paths that were requested from a server since the last call.
 func (s *Scene) Questions(server string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +92,7 @@ func (s *Scene) Questions(server string) []string {
 	return out
 }
 
-// Answer asks a server.
+// Answer sends a request to a server.
 func (s *Scene) Answer(server string, r *http.Request) (*http.Response, error) {
 	s.mu.Lock()
 	h := s.handlers[server]
@@ -109,10 +109,10 @@ func (s *Scene) Answer(server string, r *http.Request) (*http.Response, error) {
 	return rec.Result(), nil
 }
 
-// Table is the table in force.
+// Table returns the current table.
 func (s *Scene) Table() *registry.Table { return s.table.Load() }
 
-// Build makes the next table.
+// Build replaces the table.
 func (s *Scene) Build(reports ...registry.Report) {
 	s.Input.Reports, s.Input.Now = reports, time.Now()
 	s.table.Store(registry.Build(s.Input, s.table.Load()))
@@ -150,7 +150,7 @@ func (s *Scene) serve(name types.NamespacedName) {
 	}
 }
 
-// Get asks a handler for a path.
+// Get requests a path from a handler.
 func (s *Scene) Get(from http.Handler, path string, header http.Header) *httptest.ResponseRecorder {
 	r := httptest.NewRequestWithContext(s.Context(), http.MethodGet, path, nil)
 	if header != nil {
@@ -161,11 +161,11 @@ func (s *Scene) Get(from http.Handler, path string, header http.Header) *httptes
 	return w
 }
 
-// Heap is how much memory is in use.
+// Heap returns the memory in use.
 func Heap() float64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what pools hold lives through one
+	runtime.GC() // objects in pools survive one collection
 	runtime.ReadMemStats(&m)
 	return float64(m.HeapAlloc)
 }

@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package suite is what the suites on real parts have in common: a cluster whose logs survive a
-// case that fails, the programs, clients, and patience. Every helper ends the test when it cannot
-// do what it is for. What a suite's own world is made of stays with the suite.
+// Package suite is what the suites with real programs share: a cluster whose logs are kept after a
+// failure, the programs, clients, and timeouts. Every helper ends the test if it fails. What is
+// specific to a suite stays in that suite.
 package suite
 
 import (
@@ -29,10 +29,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// building is how long the parts may take that no cache holds.
+// building limits the build of programs that no cache holds.
 const building = 20 * time.Minute
 
-// Start starts a cluster, in a Folder mostly, and closes it with the test.
+// Start starts a cluster, usually in a Folder, and closes it with the test.
 func Start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), building)
@@ -46,13 +46,13 @@ func Start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	return c
 }
 
-// Folder is a temporary folder that is removed when the test has passed.
+// Folder is a temporary folder that is kept if the test fails.
 func Folder(t *testing.T, name string) string {
 	t.Helper()
 	dir := must.Get(os.MkdirTemp("", "fairlead-"+name+"-"))(t) //nolint:usetesting // that one is always removed
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("logs of all parts: %s", dir)
+			t.Logf("logs of all processes: %s", dir)
 			return
 		}
 		_ = os.RemoveAll(dir)
@@ -60,8 +60,8 @@ func Folder(t *testing.T, name string) string {
 	return dir
 }
 
-// Build builds programs of this repository into a folder. Without packages it is Fairlead alone,
-// whose file it returns.
+// Build builds Fairlead, and other packages of this repository, into a folder, and returns
+// Fairlead's file.
 func Build(t *testing.T, dir string, packages ...string) (fairlead string) {
 	t.Helper()
 	const module = "github.com/fairlead-proxy/fairlead/"
@@ -75,7 +75,7 @@ func Build(t *testing.T, dir string, packages ...string) (fairlead string) {
 	return filepath.Join(dir, "fairlead")
 }
 
-// Tool is the file of a part that package tools knows.
+// Tool returns the file of a program that package tools can build.
 func Tool(t *testing.T, name string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), building)
@@ -83,14 +83,14 @@ func Tool(t *testing.T, name string) string {
 	return must.Get(tools.Path(ctx, tools.Config{Progress: os.Stderr}, name))(t)
 }
 
-// Eventually asks until ok says yes, and returns how long that took. After most it ends the test
-// with the last answer.
+// Eventually calls ok until it returns true, and returns how long that took. After most it ends the
+// test with the last answer.
 func Eventually(t *testing.T, most time.Duration, what string, ok func() (bool, string)) time.Duration {
 	t.Helper()
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond) // asking costs less than a millisecond mostly, and some bounds are tenths of a second
+	tick := time.NewTicker(20 * time.Millisecond) // a call usually costs less than a millisecond, and some bounds are tenths of a second
 	defer tick.Stop()
 	for {
 		done, last := ok()
@@ -111,7 +111,7 @@ type Cases[W any] []struct {
 	Run  func(*testing.T, W)
 }
 
-// Run runs them one after the other.
+// Run runs them one after another.
 func (c Cases[W]) Run(t *testing.T, w W) {
 	t.Helper()
 	for _, one := range c {
@@ -119,7 +119,7 @@ func (c Cases[W]) Run(t *testing.T, w W) {
 	}
 }
 
-// Beside runs them at the same time, once the test that calls it has come to its end.
+// Beside runs them in parallel, after the calling test has returned.
 func (c Cases[W]) Beside(t *testing.T, w W) {
 	t.Helper()
 	for _, one := range c {
@@ -130,7 +130,7 @@ func (c Cases[W]) Beside(t *testing.T, w W) {
 	}
 }
 
-// Pause lets time pass.
+// Pause waits for d.
 func Pause(t *testing.T, d time.Duration) {
 	t.Helper()
 	select {
@@ -140,15 +140,15 @@ func Pause(t *testing.T, d time.Duration) {
 	}
 }
 
-// Answer is what a command left behind.
+// Answer is the result of a command.
 type Answer struct {
-	// Out and Errs are what it wrote to standard output and standard error.
+	// Out and Errs are its standard output and standard error.
 	Out, Errs string
 	// Code is its exit code.
 	Code int
 }
 
-// Run runs a command to its end, whatever that is.
+// Run runs a command and returns its result, with any exit code.
 func Run(t *testing.T, cmd *exec.Cmd, stdin string) Answer {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -160,7 +160,7 @@ func Run(t *testing.T, cmd *exec.Cmd, stdin string) Answer {
 	return Answer{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
 }
 
-// TLS is how a user reaches an endpoint.
+// TLS returns a user's TLS configuration for an endpoint.
 func TLS(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *tls.Config {
 	t.Helper()
 	c := &tls.Config{RootCAs: Pool(t, e.CAFile), MinVersion: tls.VersionTLS12}
@@ -170,14 +170,14 @@ func TLS(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *tls.Config {
 	return c
 }
 
-// Pool are the certificates of a file.
+// Pool returns a pool with the certificates of a file.
 func Pool(t *testing.T, file string) *x509.CertPool {
 	t.Helper()
 	return must.Get(certutil.NewPool(file))(t)
 }
 
-// Client is an HTTP client of an endpoint, as a user with a certificate or a token. It follows no
-// redirect and asks for no compression of its own accord.
+// Client is an HTTP client of an endpoint, with a user's certificate or token. It follows no
+// redirect, and requests no compression by default.
 func Client(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: TLS(t, e, cr), ForceAttemptHTTP2: true, DisableCompression: true}
@@ -202,20 +202,20 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b.next.RoundTrip(r)
 }
 
-// Token is one of a ServiceAccount.
+// Token returns a token of a ServiceAccount.
 func Token(t *testing.T, core kubernetes.Interface, namespace, name string) string {
 	t.Helper()
 	r := must.Get(core.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
 	return r.Status.Token
 }
 
-// Commit names what is tested, for figures that are kept.
+// Commit names the tested commit, for recorded figures.
 func Commit(t *testing.T) string {
 	t.Helper()
 	return strings.TrimSpace(string(must.Get(exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output())(t)))
 }
 
-// Put replaces a file in one step, as deployers do.
+// Put replaces a file atomically, as deployment tools do.
 func Put[T ~string | ~[]byte](t *testing.T, file string, data T) {
 	t.Helper()
 	fresh := filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".tmp")
