@@ -143,7 +143,7 @@ func TestParentDeath(t *testing.T) {
 				}
 			}
 			if len(pids) != 3 {
-				t.Fatalf("the parent started %v, want 3 parts", pids)
+				t.Fatalf("the parent started %v, want 3 processes", pids)
 			}
 			must.Do(t, cmd.Process.Signal(sig))
 			_ = cmd.Wait() // killed: the error says only that

@@ -321,7 +321,7 @@ func (h *h2conn) leave() {
 	_ = h.write(func() error { return h.fr.WriteGoAway(last, http2.ErrCodeNo, nil) })
 }
 
-// closeGently ends the connection after the peer could read what was sent.
+// closeGently ends the connection, but lets the peer read first what was sent.
 func (h *h2conn) closeGently() {
 	_ = h.nc.CloseWrite()
 	// The peer has a second to close its side.

@@ -70,7 +70,7 @@ type Config struct {
 
 // Server is a running extension server.
 type Server struct {
-	// CA signed the serving certificate; it belongs into caBundle.
+	// CA signed the serving certificate; it belongs in caBundle.
 	CA *pki.CA
 
 	cfg      Config

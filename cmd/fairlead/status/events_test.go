@@ -62,7 +62,7 @@ func TestEventsTellOfChangesOnly(t *testing.T) {
 		f, _ := startEvents(t, s, "one", faults, remote(a, "True", "Passed"), remote(b, "False", "MissingEndpoints"), remote(c, "", ""))
 		time.Sleep(time.Minute)
 		if got := s.events(); len(got) != 0 {
-			t.Fatalf("events for what was so before the start: %q", got)
+			t.Fatalf("events for faults from before the start: %q", got)
 		}
 		down := remote(a, "False", "FailedDiscoveryCheck")
 		down.Verdict.Since = time.Now()

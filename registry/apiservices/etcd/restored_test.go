@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A client with a revision that etcd has not reached, as after a restore, is told to list anew; any
+// A client with a revision that etcd has not reached, as after a restore, must list again; any
 // other revision is served.
 func TestRevisionFromTheFuture(t *testing.T) {
 	s := open(t, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
