@@ -13,17 +13,16 @@ import (
 )
 
 const (
-	// look is how often it is asked whether all is well again.
+	// look is the interval of polls for convergence.
 	look = 50 * time.Millisecond
-	// patience is how many looks convergence may take: 30 s of an undisturbed world on a machine
-	// that runs. Probes of what is down begin 5 s apart and take 5 s at most, watches of a control
-	// plane that was away try again every few seconds, and other soaks may run beside this one.
+	// patience is how many polls convergence may take: 30 s while the world is undisturbed and the
+	// machine runs. Probes of what is down are 5 s apart and take 5 s at most, watches of a control
+	// plane that was down are retried every few seconds, and other soaks may run on this machine.
 	patience = 600
 )
 
-// await waits until wrong has nothing to say, and enters how long that took. It counts its own
-// looks rather than time, and only those at a world in which convergence is possible: with a
-// control plane, and both doors.
+// await waits until wrong returns "", and records how long that took. It counts polls instead of
+// time, and only while the world can converge: with a control plane, and both doors.
 func (w *world) await(ctx context.Context, what string, wrong func() string) {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -55,7 +54,7 @@ func (w *world) doorsAway() bool {
 	return slices.ContainsFunc(w.doors[:], func(d *door) bool { return d.away.Load() })
 }
 
-// wrong says what of all groups and doors is not as it should be; empty: nothing.
+// wrong describes the first group or door that is not as expected, or returns "".
 func (w *world) wrong() string {
 	if wrong := w.planeWrong(); wrong != "" {
 		return wrong
@@ -68,7 +67,7 @@ func (w *world) wrong() string {
 	return ""
 }
 
-// groupWrong compares what both doors show of a group with what the cluster was told.
+// groupWrong compares what both doors show of a group with what the cluster was given.
 func (w *world) groupWrong(g *group) string {
 	return w.ofDoors(func(s *answer.Status) string {
 		i := slices.IndexFunc(s.APIServices, func(a answer.APIService) bool { return a.Name == g.apiService() })
@@ -138,7 +137,7 @@ func (g *group) compareSitesLocked(a *answer.APIService, current *service) strin
 	return ""
 }
 
-// planeWrong looks at what the doors think of both kube-apiservers.
+// planeWrong checks how the doors see both kube-apiservers.
 func (w *world) planeWrong() string {
 	return w.ofDoors(func(s *answer.Status) string {
 		for _, e := range s.LocalServers {
@@ -153,8 +152,7 @@ func (w *world) planeWrong() string {
 	})
 }
 
-// everywhere says what is wrong with a group in the view of both doors, also of one that is being
-// replaced.
+// everywhere is groupWrong, but fails while a door is being replaced.
 func (w *world) everywhere(g *group) string {
 	if w.doorsAway() {
 		return "a door is being replaced"
@@ -162,7 +160,7 @@ func (w *world) everywhere(g *group) string {
 	return w.groupWrong(g)
 }
 
-// ofDoors asks f about the view of each door that is there.
+// ofDoors calls f with the status of each running door.
 func (w *world) ofDoors(f func(*answer.Status) string) string {
 	for _, d := range w.doors {
 		if d.away.Load() {

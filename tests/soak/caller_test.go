@@ -20,12 +20,12 @@ import (
 type caller struct {
 	user   string
 	groups []string // sorted
-	// header is in each of his requests, line is whose connections he uses: callers with a token
-	// share one, and so do those whom a front proxy names.
+	// header is in each of the caller's requests. Callers with the same line share connections: all
+	// with a token, and all behind the front proxy.
 	header http.Header
 	line   string
 	tls    *tls.Config
-	// trusted says that he may say who he is: a forged header would be believed.
+	// trusted marks a front proxy's caller: forged identity headers would be believed.
 	trusted bool
 }
 

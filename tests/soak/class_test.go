@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
-// The classes that are treated in their own way somewhere.
+// The classes with special cases in the code.
 const (
 	localWrite    = "local write"
 	discovery     = "discovery"
@@ -20,18 +20,18 @@ const (
 
 type class struct {
 	name string
-	// weight is how many of a hundred requests are of it.
+	// weight is the percentage of requests in this class.
 	weight int
-	// remote goes to a group's backend, write changes something.
+	// remote requests go to a group's backend; write ones change something.
 	remote, write bool
-	// identity says that the answer tells who asked; anonymous requests come from nobody.
+	// identity says that the answer names the caller; anonymous requests have no credentials.
 	identity, anonymous bool
-	// answer and send bound the sizes of payload and body.
+	// answer and send limit the sizes of payload and body.
 	answer, send int
-	// want is the status that is right. Zero: 2xx.
+	// want is the expected status, or zero for 2xx.
 	want   int
 	accept string
-	// read looks at the body of a good answer. Nil: nobody does.
+	// read checks the body of a successful answer, unless it is nil.
 	read func(*task, *check.Exchange, []byte)
 }
 
@@ -41,7 +41,7 @@ func classes() []class {
 		{name: "remote read", weight: 34, remote: true, identity: true, answer: 2_000, read: readWidget},
 		{name: "remote read, large", weight: 4, remote: true, identity: true, answer: 400_000, read: readWidget},
 		{name: "remote write", weight: 24, remote: true, write: true, identity: true, answer: 2_000, send: 4_000, read: readWidget},
-		// Beyond the 256 KiB that are kept for a second try.
+		// Beyond the 256 KiB that are kept for a retry.
 		{name: "remote write, large", weight: 3, remote: true, write: true, identity: true, answer: 2_000, send: 600_000, read: readWidget},
 		{name: "local read", weight: 10, read: readJSON(`"name":"` + beacon + `"`)},
 		{name: localWrite, weight: 6, write: true},
@@ -53,7 +53,7 @@ func classes() []class {
 	}
 }
 
-// pick is the class of a number below 100.
+// pick returns the class of a number below 100.
 func pick(n int) class {
 	all := classes()
 	for _, c := range all {
@@ -64,7 +64,7 @@ func pick(n int) class {
 	return all[0]
 }
 
-// wire is the request line and the body.
+// wire returns the request line and the body.
 func (t *task) wire(id string) (method, path string, body []byte) {
 	const configMaps = "/api/v1/namespaces/" + namespace + "/configmaps"
 	switch t.class.name {
@@ -90,7 +90,7 @@ func (t *task) wire(id string) (method, path string, body []byte) {
 	return t.method, path + "?size=" + strconv.Itoa(t.size), body
 }
 
-// tls is for connections of the request's own.
+// tls is for connections that only this request uses.
 func (t *task) tls(w *world) *tls.Config {
 	c := t.caller.tls.Clone()
 	if t.class.anonymous {

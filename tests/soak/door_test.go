@@ -23,30 +23,30 @@ import (
 )
 
 const (
-	// readyEvery is how often a door is asked whether it takes requests, as a load balancer would.
-	// It has to notice within drainDelay.
+	// readyEvery is the interval of a door's readiness checks, as a load balancer would make them.
+	// It must be shorter than drainDelay.
 	readyEvery = 100 * time.Millisecond
-	// drainDelay is how long a door that is told to stop goes on serving, so that this is noticed.
+	// drainDelay is how long a door continues to serve after SIGTERM, so that this is noticed.
 	drainDelay = 2 * time.Second
-	// requestTimeout is Fairlead's bound for requests to backends: short, so that hangs do not pile
-	// up.
+	// requestTimeout is Fairlead's timeout for requests to backends: short, so that hung ones do
+	// not pile up.
 	requestTimeout = 10 * time.Second
 )
 
-// door is one Fairlead. The first one lives as long as the soak, so that what it piles up is seen;
-// the second is replaced again and again.
+// door is one Fairlead. The first runs as long as the soak, which shows what it accumulates. The
+// second is replaced again and again.
 type door struct {
 	*cluster.Front
 	name  string
 	admin *http.Client // of its admin port
-	probe *http.Client // of its main port, as nobody
+	probe *http.Client // of its main port, without credentials
 
-	ready atomic.Bool // says its readiness check
-	away  atomic.Bool // its process is being replaced
+	ready atomic.Bool // from its readiness check
+	away  atomic.Bool // it is stopped or being replaced
 
 	mu     sync.Mutex // guards status
 	status *answer.Status
-	err    error // of reading it
+	err    error // from reading it
 }
 
 func (w *world) raiseDoor(ctx context.Context, fairlead, name string) *door {
@@ -74,7 +74,7 @@ func transport(c *tls.Config, h2 bool) *http.Transport {
 	return &http.Transport{TLSClientConfig: c.Clone(), Protocols: &protocols, DisableCompression: true, MaxIdleConnsPerHost: 8}
 }
 
-// ask finds out whether the door takes requests.
+// ask checks whether the door is ready.
 func (d *door) ask(ctx context.Context) {
 	_, err := ask.Get(ctx, d.probe, d.Endpoint.URL+"/readyz")
 	d.ready.Store(err == nil)

@@ -18,18 +18,18 @@ import (
 )
 
 type group struct {
-	name     string // the group's
+	name     string
 	version  string
 	services [2]*service
 
-	// What follows is what the cluster has been told, or is being told right now; guarded by
-	// world.mu.
+	// The fields below are what the cluster has been given, or is being given right now. world.mu
+	// guards them.
 	exists      bool // the APIService
 	current     int  // the Service that it points to
 	priority    int32
 	maintenance bool
 	bundle      []*pki.CA
-	ca          *pki.CA // signs what the sites present
+	ca          *pki.CA // signs the sites' certificates
 	rotations   int
 }
 
@@ -40,7 +40,7 @@ type service struct {
 
 func (g *group) apiService() string { return g.version + "." + g.name }
 
-// scope is what depends on the group's backends.
+// scope is the scope of requests that depend on the group's backends.
 func (g *group) scope() string { return "group:" + g.name }
 
 func (g *group) widgets() string {
@@ -65,8 +65,8 @@ func (w *world) raiseGroup(ctx context.Context, number int, name string) *group 
 	return g
 }
 
-// createService makes a headless Service: kube-apiserver's own aggregator has no way to dial it, so
-// that all that sites see comes through a door.
+// createService makes a headless Service: kube-apiserver's own aggregator cannot dial it, so all
+// that sites receive comes through a door.
 func (w *world) createService(ctx context.Context, s *service) {
 	core := w.kube[0].core
 	meta := metav1.ObjectMeta{Name: s.name, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: s.name}}

@@ -19,17 +19,16 @@ import (
 )
 
 const (
-	// slots bounds the requests under way: what comes in half a minute, which is as long as a
-	// client waits.
+	// slots limits the running requests: those of half a minute, as long as a client waits.
 	slots = 4096
 	// watchers is how many watches are open at any time.
 	watchers = 9
 )
 
-// load asks for everything at a steady rate, whether or not it is answered, and keeps watches open.
+// load sends requests at a steady rate, whether or not they are answered, and keeps watches open.
 type load struct {
 	w     *world
-	rng   *rand.Rand // belongs to the dispatcher
+	rng   *rand.Rand // used only by dispatch
 	asked atomic.Int64
 	slots chan struct{}
 
@@ -37,19 +36,18 @@ type load struct {
 	owners  sync.WaitGroup
 	counter sync.Map // :: group → *atomic.Int64, requests that have ended; "" is all
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	lines map[line]*http.Transport
 	batch *batch
 }
 
-// line is a set of connections: a caller's, or one that several callers share.
+// line is a set of connections, of one caller or shared by several.
 type line struct {
 	door, owner string
 	h2          bool
 }
 
-// batch is a part of the writes to the local apiserver: their effects are looked for when all have
-// ended.
+// batch is a set of writes to the local apiserver. Their effects are checked when all have ended.
 type batch struct {
 	number int
 	under  sync.WaitGroup
@@ -69,7 +67,7 @@ func (l *load) start(ctx context.Context) {
 	}
 }
 
-// stop ends that and waits for what is under way.
+// stop stops the load and waits for running requests.
 func (l *load) stop() {
 	l.cancel()
 	l.owners.Wait()
@@ -81,8 +79,7 @@ func (l *load) stop() {
 	}
 }
 
-// dispatch starts the requests that are due until asking ends; they themselves end with ctx, or in
-// their own time.
+// dispatch starts the requests that are due until asking ends. They end with ctx, or by themselves.
 func (l *load) dispatch(ctx, asking context.Context) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -93,8 +90,8 @@ func (l *load) dispatch(ctx, asking context.Context) {
 			return
 		case <-tick.C:
 		}
-		// A quarter of a second's requests at once at most: after a stall of the machine there is
-		// no flood.
+		// At most a quarter of a second's requests at once, so that a stall of the machine does not
+		// cause a flood.
 		due = min(due+time.Since(last).Seconds()*float64(rate), float64(rate)/4)
 		last = time.Now()
 		for ; due >= 1; due-- {
@@ -109,7 +106,7 @@ func (l *load) dispatch(ctx, asking context.Context) {
 						l.count(t.group.name)
 					}
 				})
-			default: // as many as ever can wait, do: the next ones come when some have been given up
+			default: // all slots are used: skip it
 			}
 		}
 	}
@@ -122,8 +119,8 @@ func (l *load) counterOf(group string) *atomic.Int64 {
 	return n.(*atomic.Int64)
 }
 
-// dose waits until n more requests for group (empty: for anything) have ended, or some seconds'
-// looks have passed: when everything hangs, nothing ends.
+// dose waits until n more requests for group (empty: for anything) have ended, or for 12 s: when
+// everything hangs, none ends.
 func (l *load) dose(ctx context.Context, group string, n int) {
 	const looks = 240 // 12 s: a little longer than a request may take
 	tick := time.NewTicker(look)
@@ -150,7 +147,7 @@ func (l *load) transport(d *door, c *caller, h2 bool) *http.Transport {
 	return t
 }
 
-// choose is a door that says it is ready; when none does, one whose process is there.
+// choose returns a door that is ready. If none is, it returns one that is not away.
 func (w *world) choose(n int) *door {
 	ready := slices.DeleteFunc(slices.Clone(w.doors[:]), func(d *door) bool { return !d.ready.Load() })
 	if len(ready) == 0 {
@@ -159,7 +156,7 @@ func (w *world) choose(n int) *door {
 	return ready[n%len(ready)]
 }
 
-// enter puts a write into the present batch. The caller says Done.
+// enter adds a write to the current batch. The caller must call under.Done.
 func (l *load) enter() *batch {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,7 +164,7 @@ func (l *load) enter() *batch {
 	return l.batch
 }
 
-// turn begins a new batch and returns the one before, once all in it have ended.
+// turn begins a new batch, and returns the previous one once all its writes have ended.
 func (l *load) turn() *batch {
 	l.mu.Lock()
 	old := l.batch
@@ -179,14 +176,14 @@ func (l *load) turn() *batch {
 
 func (b *batch) prefix() string { return "l" + strconv.Itoa(b.number) + "-" }
 
-// settleLocal looks for what the writes to the local apiserver have left, batch by batch, until the
-// returned function is called; that looks for the rest.
+// settleLocal checks the effects of writes to the local apiserver batch by batch, until the
+// returned function is called, which checks the rest.
 func (w *world) settleLocal(ctx context.Context, l *load) (end func()) {
 	stopping, stop := context.WithCancel(ctx)
 	var owner sync.WaitGroup
 	owner.Go(func() {
 		for stopping.Err() == nil {
-			for range 2 { // what comes in 20 s or so: some dozens of writes
+			for range 2 { // some dozens of writes, in about 20 s
 				l.dose(stopping, "", 100*rate)
 			}
 			w.settle(ctx, l.turn())
@@ -199,12 +196,12 @@ func (w *world) settleLocal(ctx context.Context, l *load) (end func()) {
 	}
 }
 
-// settle counts the objects of a batch, and deletes them.
+// settle records the objects of a batch as executed, checks them and deletes them.
 func (w *world) settle(ctx context.Context, b *batch) {
 	batch := strings.TrimSuffix(b.prefix(), "-")
 	of := metav1.ListOptions{LabelSelector: "soak-batch=" + batch}
 	err := w.api(ctx, func(ctx context.Context, k clients) error {
-		list, err := k.core.CoreV1().ConfigMaps(namespace).List(ctx, of) // without a resourceVersion: of etcd, not of a cache
+		list, err := k.core.CoreV1().ConfigMaps(namespace).List(ctx, of) // without a resourceVersion: from etcd, not from a cache
 		if err != nil {
 			return err
 		}

@@ -20,32 +20,32 @@ import (
 )
 
 const (
-	// beacon is the ConfigMap that is read.
+	// beacon is the ConfigMap that clients read.
 	beacon = "beacon"
 	// clientPatience is how long a client waits for the end of an answer: three times Fairlead's
-	// own bound, so that silence is Fairlead's fault.
+	// own timeout, so that silence is Fairlead's fault.
 	clientPatience = 3 * requestTimeout
 )
 
 type task struct {
 	id    string
 	class class
-	// name is the object's. Most requests are for one of a few, so that what is cached of each
-	// question whether somebody may is a few thousand answers.
+	// name is the object's. Most requests use one of a few names, so that the authorization cache
+	// holds only some thousand decisions.
 	name   string
-	group  *group // nil: it is for the local apiserver
+	group  *group // nil for the local apiserver
 	caller *caller
-	door   int // of those that are ready
+	door   int // an index into the ready ones
 	h2     bool
-	// forged adds headers of somebody mightier, fresh uses a connection of its own.
+	// forged adds headers of a more powerful user. fresh uses a new connection.
 	forged, fresh bool
 	method        string
-	size, body    int // of the answer's payload, and of what is sent
-	// quit is how long after its start the client loses interest. Zero: it does not.
+	size, body    int // of the answer's payload, and of the request
+	// quit is when the client gives up, after its start. Zero: it does not.
 	quit time.Duration
 }
 
-// draw makes the next task, of the seed alone.
+// draw makes the next task, from the seed alone.
 func (l *load) draw() *task {
 	n := l.asked.Add(1)
 	r := l.rng
@@ -69,7 +69,7 @@ func (l *load) draw() *task {
 	return t
 }
 
-// do carries a task out and enters how it ended.
+// do sends a task's request and records how it ended.
 func (l *load) do(ctx context.Context, t *task) {
 	d := l.w.choose(t.door)
 	x := t.exchange(d)
@@ -91,7 +91,7 @@ func (l *load) do(ctx context.Context, t *task) {
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, d.Endpoint.URL+path, bytes.NewReader(body))
 	if err != nil {
-		panic(err) // our own paths: cannot happen
+		panic(err) // our own paths are valid
 	}
 	if len(body) == 0 {
 		req.Body = nil
@@ -107,17 +107,17 @@ func (l *load) do(ctx context.Context, t *task) {
 	x.Ended = time.Now()
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && x.Err != "" {
 		if t.quit > 0 {
-			return // nobody is interested any more
+			return // the client has left on purpose
 		}
 		x.GaveUp = true
 	}
 	if errors.Is(context.Cause(ctx), context.Canceled) {
-		return // the soak has been ended from outside
+		return // the soak was stopped
 	}
 	l.w.checker.End(x)
 }
 
-// exchange is what a good end looks like.
+// exchange returns the record of a successful request.
 func (t *task) exchange(d *door) check.Exchange {
 	x := check.Exchange{ID: t.id, Class: t.class.name, Write: t.class.write, Want: t.class.want, Deferred: t.class.name == localWrite}
 	door := []string{"door:" + d.name}
@@ -139,7 +139,7 @@ func (t *task) exchange(d *door) check.Exchange {
 	return x
 }
 
-// dress adds who is asking.
+// dress adds the caller's credentials, and forged ones.
 func (t *task) dress(req *http.Request, id string) {
 	req.Header.Set(idHeader, id)
 	req.Header.Set("Content-Type", "application/json")
@@ -159,7 +159,7 @@ func (t *task) dress(req *http.Request, id string) {
 	}
 }
 
-// send makes the exchange what it became.
+// send sends the request and records the result in x.
 func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) {
 	res, err := tr.RoundTrip(req)
 	if err != nil {
@@ -168,8 +168,8 @@ func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) 
 	}
 	defer res.Body.Close()
 	x.Code = res.StatusCode
-	// Whoever has an Audit-Id was answered by the local apiserver: what that promises is its own
-	// affair.
+	// Only the local apiserver's answers have an Audit-Id. Whether they may be retried is not
+	// Fairlead's promise.
 	x.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("Audit-Id") == ""
 	if text := res.Header.Get(receiptHeader); text != "" {
 		x.Head = new(check.Receipt)
@@ -187,11 +187,11 @@ func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) 
 	}
 }
 
-// readWidget wants an answer of a site.
+// readWidget expects a site's answer.
 func readWidget(t *task, x *check.Exchange, body []byte) {
 	var w widget
 	if err := json.Unmarshal(body, &w); err != nil || w.Receipt == nil {
-		return // the receipt is missed
+		return // the checker reports the missing receipt
 	}
 	x.Body, x.Text = w.Receipt, ""
 	if x.Head == nil {
@@ -202,7 +202,7 @@ func readWidget(t *task, x *check.Exchange, body []byte) {
 	}
 }
 
-// readReview wants what the local apiserver thinks of the caller.
+// readReview expects the local apiserver's view of the caller.
 func readReview(_ *task, x *check.Exchange, body []byte) {
 	var review struct {
 		Status struct {
@@ -218,7 +218,7 @@ func readReview(_ *task, x *check.Exchange, body []byte) {
 	}
 }
 
-// readJSON wants a whole document with a text in it.
+// readJSON expects a complete document that contains text.
 func readJSON(text string) func(*task, *check.Exchange, []byte) {
 	return func(_ *task, x *check.Exchange, body []byte) {
 		if !json.Valid(body) || !strings.Contains(string(body), text) {

@@ -17,12 +17,12 @@ import (
 
 type holding struct {
 	goroutines, files float64
-	heap, resident    float64 // bytes; heap right after a collection
+	heap, resident    float64 // bytes; heap just after a collection
 }
 
 const (
-	// restEvery is how often a resting door is looked at, restLooks how often at most: three
-	// minutes, longer than anything is kept idle.
+	// restEvery is the interval of looks at a resting door, and restLooks their maximum: three
+	// minutes, longer than any idle timeout.
 	restEvery = 500 * time.Millisecond
 	restLooks = 360
 )
@@ -36,7 +36,7 @@ func (w *world) rest(ctx context.Context) [2]holding {
 		if same++; !last[0].near(now[0], near) || !last[1].near(now[1], near) {
 			same, last = 0, now
 		}
-		if same == 20 { // 10 s: every periodic thing has been seen
+		if same == 20 { // 10 s: everything periodic has run
 			return now
 		}
 		pause(ctx, restEvery)
@@ -50,7 +50,7 @@ func (h holding) near(o holding, d float64) bool {
 
 func (w *world) holds(ctx context.Context) (all [2]holding) {
 	for i, d := range w.doors {
-		for range 2 { // what a sync.Pool holds outlives one collection
+		for range 2 { // a sync.Pool's content survives one collection
 			must.Get(ask.Get(ctx, d.admin, d.Admin.URL+"/debug/pprof/heap?gc=1"))(w.t)
 		}
 		m := must.Get(ask.Metrics(ctx, d.admin, d.Admin.URL))(w.t)
@@ -59,8 +59,8 @@ func (w *world) holds(ctx context.Context) (all [2]holding) {
 	return all
 }
 
-// compare enters what is left over. The first door has lived through everything; the second is
-// younger, and may hold no more.
+// compare records what is left over. The first door has run through everything. The second is
+// younger, and may not hold more either.
 func (w *world) compare(before, after [2]holding) {
 	const mib = 1 << 20
 	t := tabwriter.NewWriter(w.t.Output(), 0, 8, 2, ' ', 0)
@@ -69,11 +69,11 @@ func (w *world) compare(before, after [2]holding) {
 		b, a := before[i], after[i]
 		_, _ = fmt.Fprintf(t, "door %s\t%.0f → %.0f\t%.0f → %.0f\t%.1f → %.1f\t%.0f → %.0f\n", d.name,
 			b.goroutines, a.goroutines, b.files, a.files, b.heap/mib, a.heap/mib, b.resident/mib, a.resident/mib)
-		// 12 goroutines and descriptors come and go: scrapes, handshakes of probes.
+		// 12 goroutines and descriptors vary: scrapes, handshakes of probes.
 		w.checker.Left("goroutines of door "+d.name, a.goroutines, b.goroutines+12)
 		w.checker.Left("descriptors of door "+d.name, a.files, b.files+12)
-		// Half as much again and 8 MiB: series for answers that had not been given before, caches
-		// at their bounds, fragmentation.
+		// Half as much again and 8 MiB: metrics of new status codes, caches at their limits,
+		// fragmentation.
 		w.checker.Left("heap of door "+d.name, a.heap, 1.5*b.heap+8*mib)
 	}
 	_ = t.Flush()
@@ -81,7 +81,7 @@ func (w *world) compare(before, after [2]holding) {
 	if w.checker.Outcome(check.NothingLeft).Violated == 0 {
 		return
 	}
-	for _, d := range w.doors { // for whoever looks for the leak
+	for _, d := range w.doors { // to find the leak
 		for name, path := range map[string]string{"heap-" + d.name + ".pb.gz": "/debug/pprof/heap", "goroutines-" + d.name + ".txt": "/debug/pprof/goroutine?debug=1"} {
 			if text, err := ask.Get(context.Background(), d.admin, d.Admin.URL+path); err == nil {
 				_ = os.WriteFile(filepath.Join(w.Dir(), name), []byte(text), 0o600)

@@ -24,24 +24,24 @@ import (
 )
 
 const (
-	// sitePort is where every site listens, each on an address of its own.
+	// sitePort is the port of every site. Each has its own address.
 	sitePort = 8443
-	// eventEvery is how often a watch gets an event.
+	// eventEvery is the interval of a watch's events.
 	eventEvery = 200 * time.Millisecond
 	// receiptHeader carries a receipt, idHeader a request's name.
 	receiptHeader = "X-Soak-Receipt"
 	idHeader      = "X-Soak-Id"
 )
 
-// site is one endpoint: an extension server whose objects are made up, and which tells in every
-// answer who it is and what it was asked.
+// site is one endpoint: an extension server with invented objects. Each answer says which site it
+// is from and what it received.
 type site struct {
 	name, ip string
 	server   *extension.Server
 	checker  *check.Checker
-	names    []string // of its certificate
+	names    []string // in its certificate
 
-	// late is how the next writes end after they were executed: see lateFault.
+	// late is how the next writes end after their execution: see lateFault.
 	late atomic.Int32
 
 	listed bool // as an endpoint of its Service; guarded by world.mu
@@ -71,7 +71,7 @@ func (x *site) present(ca *pki.CA) {
 	x.server.SetPair(ca.Issue(pki.Leaf{CommonName: "extension", Names: x.names}))
 }
 
-// wrap answers for widgets; the rest is the extension server's.
+// wrap answers requests for widgets; next answers the others.
 func (x *site) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		path := strings.Split(strings.TrimPrefix(r.URL.EscapedPath(), "/apis/"), "/")
@@ -99,7 +99,7 @@ func (x *site) receipt(r *http.Request, gv string) *check.Receipt {
 	return c
 }
 
-// widget is what a site answers.
+// widget is a site's answer.
 type widget struct {
 	Kind       string         `json:"kind"`
 	APIVersion string         `json:"apiVersion"`
@@ -118,7 +118,7 @@ func (x *site) answer(w http.ResponseWriter, r *http.Request, receipt *check.Rec
 	size, _ := strconv.Atoi(r.URL.Query().Get("size"))
 	body, err := json.Marshal(widget{Kind: "Widget", APIVersion: receipt.GroupVersion, Receipt: receipt, Payload: payload(receipt.ID, size)})
 	if err != nil {
-		panic(err) // strings only: cannot happen
+		panic(err) // only strings: cannot fail
 	}
 	setReceipt(w, receipt)
 	w.Header().Set("Content-Type", "application/json")
@@ -126,7 +126,7 @@ func (x *site) answer(w http.ResponseWriter, r *http.Request, receipt *check.Rec
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	}
 	w.WriteHeader(code)
-	if size%2 == 1 { // odd sizes come without their length
+	if size%2 == 1 { // odd sizes come without Content-Length
 		_ = http.NewResponseController(w).Flush()
 	}
 	_, _ = w.Write(body)
@@ -135,16 +135,16 @@ func (x *site) answer(w http.ResponseWriter, r *http.Request, receipt *check.Rec
 func setReceipt(w http.ResponseWriter, receipt *check.Receipt) {
 	text, err := json.Marshal(receipt)
 	if err != nil {
-		panic(err) // the same
+		panic(err) // only strings: cannot fail
 	}
 	w.Header().Set(receiptHeader, string(text))
 }
 
-// execute carries out a write: once its body is there, and before anything is answered.
+// execute executes a write: after its body has arrived, and before the answer.
 func (x *site) execute(r *http.Request, receipt *check.Receipt) {
 	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, 4<<20))
 	if err != nil {
-		panic(http.ErrAbortHandler) // not all of it came: nothing is carried out
+		panic(http.ErrAbortHandler) // an incomplete body: nothing is executed
 	}
 	x.checker.Executed(check.Execution{Receipt: *receipt, Sum: sum(body)})
 	switch x.late.Load() {
@@ -156,7 +156,7 @@ func (x *site) execute(r *http.Request, receipt *check.Receipt) {
 	}
 }
 
-// watch sends numbered events until the client has enough.
+// watch sends numbered events until the client leaves.
 func (x *site) watch(w http.ResponseWriter, r *http.Request, receipt *check.Receipt) {
 	setReceipt(w, receipt)
 	w.Header().Set("Content-Type", "application/json")
@@ -180,7 +180,7 @@ func (x *site) watch(w http.ResponseWriter, r *http.Request, receipt *check.Rece
 	}
 }
 
-// payload is n bytes that only this request's answer has.
+// payload is n bytes that are unique to this request's answer.
 func payload(id string, n int) string {
 	if id == "" {
 		return ""

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// rate is how many requests there are in a second.
+// rate is the number of requests per second.
 const rate = 120
 
 var (
@@ -30,7 +30,7 @@ var (
 )
 
 func TestSoak(t *testing.T) {
-	netns.Up(t, "10.79.0.0/16") // each extension server has an address of its own there
+	netns.Up(t, "10.79.0.0/16") // each extension server has its own address there
 	dir := suite.Folder(t, "soak")
 	file := must.Get(os.Create(filepath.Join(dir, "journal.jsonl")))(t)
 	journal := &check.Journal{Out: file}
@@ -44,7 +44,7 @@ func TestSoak(t *testing.T) {
 	defer cancel(nil)
 	go func() { // ends with ctx
 		if err := w.Wait(ctx); ctx.Err() == nil {
-			cancel(fmt.Errorf("a part has died by itself: %w", err))
+			cancel(fmt.Errorf("a process has died by itself: %w", err))
 		}
 	}()
 	defer func() {
@@ -58,7 +58,7 @@ func TestSoak(t *testing.T) {
 	w.soak(ctx)
 }
 
-// soak is the run: a rest to compare with, the torment, and a rest again.
+// soak is the run: a rest as the baseline, the torment, and a rest again.
 func (w *world) soak(ctx context.Context) {
 	l := newLoad(w)
 	w.exercise(ctx, l)
@@ -70,11 +70,11 @@ func (w *world) soak(ctx context.Context) {
 	w.await(ctx, "everything, at the end", w.wrong)
 	l.stop()
 	settled()
-	w.exercise(ctx, l) // with nothing broken: not one may fail
+	w.exercise(ctx, l) // nothing is broken: no request may fail
 	w.compare(before, w.rest(ctx))
 }
 
-// exercise has the load run until each of its classes has been tried some dozens of times.
+// exercise runs the load until each of its classes has been used some dozens of times.
 func (w *world) exercise(ctx context.Context, l *load) {
 	l.start(ctx)
 	defer l.stop()

@@ -14,15 +14,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
-// ill is a way in which sites are broken.
+// ill is a way to break sites.
 type ill struct {
 	fault extension.Fault
-	// late is what else becomes of writes: they are executed, and then not answered.
+	// late is how writes end: executed, and then not answered.
 	late int32
-	// lies says that an answer is made up. Such are for reads only: nothing before a liar can tell
-	// a lie from an acknowledgement.
+	// lies says that answers are invented. It applies only to reads: no proxy can distinguish a lie
+	// from an acknowledgement.
 	lies bool
-	// connections says that it is one of connections, to which path and method do not apply.
+	// connections marks a fault of connections, to which path and method do not apply.
 	connections bool
 }
 
@@ -56,7 +56,7 @@ func (i *ill) name() string {
 	return string(i.fault.Kind)
 }
 
-// drawBackend breaks some of the three sites of a Service, mostly of the one in use.
+// drawBackend breaks some of the three sites of a Service, usually of the one in use.
 func (w *world) drawBackend(rng *rand.Rand) *act {
 	all := ills()
 	i := all[rng.IntN(len(all))]
@@ -64,7 +64,7 @@ func (w *world) drawBackend(rng *rand.Rand) *act {
 	other, mask, every, shallow, dose := rng.IntN(5) == 0, 1+rng.IntN(7), 1+rng.IntN(3), rng.IntN(2) == 0, 20+rng.IntN(400)
 	if !i.connections && i.late == lateNot {
 		i.fault.Every = every
-		if shallow { // probes see nothing of it
+		if shallow { // probes do not notice it
 			i.fault.Path = g.widgets()
 		}
 		if i.lies {
@@ -102,7 +102,7 @@ func (w *world) drawBackend(rng *rand.Rand) *act {
 	}
 }
 
-// claim takes the sites of a mask that are not broken already.
+// claim returns the sites of mask that are not broken already, and marks them broken.
 func (w *world) claim(g *group, other bool, mask int) []*site {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,7 +128,7 @@ func (w *world) release(sites []*site) {
 	}
 }
 
-// fall makes sites ill, or with no ill well.
+// fall breaks sites, or repairs them if i is zero.
 func fall(sites []*site, i ill) error {
 	var errs []error
 	for _, x := range sites {

@@ -21,8 +21,8 @@ func (w *world) drawDoor(rng *rand.Rand) *act {
 	a := &act{fault: check.Fault{Target: d.name}, dose: 50 + rng.IntN(300), wrong: w.wrong}
 	switch kind {
 	case 0, 1, 2:
-		// A client sees nothing of it, but for watches, and for those of HTTP/1.1 whose request
-		// crosses the end of an idle connection (RFC 9112, 9.3.1).
+		// Clients notice nothing, except watches and HTTP/1.1 requests that cross with the end of
+		// an idle connection (RFC 9112, 9.3.1).
 		a.fault.Kind, a.fault.Scopes = "door: told to stop", []string{"watch:door:" + d.name, "h1:door:" + d.name}
 		a.begin = d.drain
 		a.end = d.replace
@@ -39,7 +39,7 @@ func (w *world) drawDoor(rng *rand.Rand) *act {
 		a.fault.Kind, a.fault.Target = "door: serving pairs replaced", "a b"
 		a.begin = func(context.Context) error { return w.replaceServing() }
 	case 7:
-		// Connections under the old pair get no new streams; watches over them may end.
+		// Connections with the old pair get no new streams; watches over them may end.
 		a.fault.Kind, a.fault.Target = "door: proxy client pair replaced", "a b"
 		a.fault.Scopes = []string{"watch:door:a", "watch:door:b"}
 		a.fault.Weak = true
@@ -51,7 +51,7 @@ func (w *world) drawDoor(rng *rand.Rand) *act {
 	return a
 }
 
-// drain tells a door to stop and waits for its end, which must be a good one.
+// drain sends a door SIGTERM and waits for its exit, which must have status 0.
 func (d *door) drain(ctx context.Context) error {
 	d.away.Store(true)
 	if err := d.Part.Signal(syscall.SIGTERM); err != nil {
@@ -75,7 +75,7 @@ func (d *door) replace(ctx context.Context) error {
 	return d.Part.Restart(ctx)
 }
 
-// back has a door looked at again, and what it said before forgotten.
+// back lets a door be checked again, and drops its old status.
 func (d *door) back() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,7 +83,7 @@ func (d *door) back() {
 	d.away.Store(false)
 }
 
-// replaceServing writes new serving pairs under both doors.
+// replaceServing writes new serving pairs for both doors.
 func (w *world) replaceServing() error {
 	var errs []error
 	for _, d := range w.doors {
@@ -94,8 +94,8 @@ func (w *world) replaceServing() error {
 	return errors.Join(errs...)
 }
 
-// drawPlane breaks a kube-apiserver or the store of both. Everything depends on them: who a token
-// belongs to, and what its owner may, is asked there.
+// drawPlane breaks a kube-apiserver or etcd. Everything depends on them: they authenticate tokens
+// and authorize requests.
 func (w *world) drawPlane(rng *rand.Rand) *act {
 	kind, n := rng.IntN(5), rng.IntN(len(w.APIServers))
 	a := &act{fault: check.Fault{Scopes: []string{"plane", "discovery"}}, dose: 100 + rng.IntN(500), wrong: w.planeWrong}
@@ -123,7 +123,7 @@ func (w *world) kill(a *act, p *cluster.Part) {
 	a.end = p.Restart
 }
 
-// freeze has a part do nothing at all for a while: its connections stay, and nothing comes.
+// freeze stops a process for a while: its connections stay open, and nothing is answered.
 func (w *world) freeze(a *act, p *cluster.Part) {
 	a.fault.Target, a.fault.Silent = p.Name(), true
 	a.begin = func(context.Context) error { return p.Signal(syscall.SIGSTOP) }

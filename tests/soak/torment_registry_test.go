@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// drawRegistry changes what the cluster says of a group, and most of it back. The changes that a
-// client should not feel have no scope but the watches', whose connections may have to end.
+// drawRegistry changes a group's objects, and reverts most changes. Changes that clients should not
+// notice have only the scope of the watches, whose connections may have to end.
 func (w *world) drawRegistry(rng *rand.Rand) *act {
 	g := w.groups[rng.IntN(len(w.groups))]
 	kind, number := rng.IntN(8), rng.IntN(1000)
@@ -33,7 +33,7 @@ func (w *world) drawRegistry(rng *rand.Rand) *act {
 		a.begin = func(ctx context.Context) error { return w.retarget(ctx, g) }
 	case 2:
 		a.fault.Kind, a.fault.Scopes, a.fault.Weak = "registry: APIService deleted", append(hurts, "discovery"), false
-		a.fault.Refusals = []int{http.StatusNotFound, http.StatusForbidden} // the local apiserver's, the latter for nobody
+		a.fault.Refusals = []int{http.StatusNotFound, http.StatusForbidden} // the local apiserver's; 403 for callers without credentials
 		a.begin = func(ctx context.Context) error { return w.remove(ctx, g) }
 		a.end = func(ctx context.Context) error { return w.restore(ctx, g) }
 	case 3:
@@ -62,7 +62,7 @@ func (w *world) drawRegistry(rng *rand.Rand) *act {
 	return a
 }
 
-// patchSpec changes the model, and then the APIService to what it says.
+// patchSpec changes the model, and then the APIService to match it.
 func (w *world) patchSpec(ctx context.Context, g *group, change func()) error {
 	w.mu.Lock()
 	change()
@@ -84,8 +84,8 @@ func (w *world) patchAPIService(ctx context.Context, g *group, patch []byte) err
 	})
 }
 
-// known waits until both doors have read what the model says of a group's table: then nothing of
-// what was before may be used for a request that begins.
+// known waits until both doors have read the model's table for a group: requests that begin later
+// may not use anything older.
 func (w *world) known(ctx context.Context, g *group) error {
 	err := wait.PollUntilContextTimeout(ctx, look, 3*time.Minute, true, func(context.Context) (bool, error) { return w.everywhere(g) == "", nil })
 	if err != nil {
@@ -148,7 +148,7 @@ func (w *world) restore(ctx context.Context, g *group) error {
 	return w.createAPIService(ctx, g)
 }
 
-// unlist takes one or two of the three endpoints away.
+// unlist removes one or two of the three endpoints.
 func (w *world) unlist(ctx context.Context, g *group, number int) error {
 	w.mu.Lock()
 	s := g.services[g.current]
@@ -197,7 +197,7 @@ func (w *world) patchEndpoints(ctx context.Context, s *service) error {
 	})
 }
 
-// rotate moves a group to a new CA by the book: trusted beside the old one, then used, then trusted
+// rotate moves a group to a new CA step by step: trusted with the old one, then used, then trusted
 // alone.
 func (w *world) rotate(ctx context.Context, g *group) error {
 	w.mu.Lock()

@@ -14,27 +14,26 @@ import (
 
 type act struct {
 	fault check.Fault
-	// group is whose requests are counted while it lasts, dose how many. Empty: all requests.
+	// group is whose requests are counted (empty: all), dose how many of them the fault lasts.
 	group string
 	dose  int
-	// begin breaks something and end repairs it. Nil: nothing is left to do.
+	// begin breaks something and end repairs it. Either may be nil.
 	begin, end func(context.Context) error
-	// wrong says what is not well again.
+	// wrong describes what has not recovered.
 	wrong func() string
 }
 
-// tormentor does one act after the other. What it does next follows from its draws alone, and it
-// draws the same for the same seed.
+// tormentor performs one act after another. Its acts depend only on the seed.
 type tormentor struct {
 	name string
 	rng  *rand.Rand
-	// pause bounds the number of requests between two acts.
+	// pause limits the number of requests between two acts.
 	pause int
-	// draw makes the next act. Nil, though drawn: it does not apply now.
+	// draw makes the next act, or returns nil if the drawn one does not apply now.
 	draw func(*rand.Rand) *act
 }
 
-// tormentors are all there are: two of the backends, so that faults of theirs meet.
+// tormentors returns all: two for backends, so that their faults overlap.
 func (w *world) tormentors() []tormentor {
 	all := []tormentor{
 		{name: "backend", pause: 150, draw: w.drawBackend},
@@ -49,7 +48,7 @@ func (w *world) tormentors() []tormentor {
 	return all
 }
 
-// torment lets them loose for the time of the soak, and returns when each has ended its act.
+// torment runs the tormentors for the time of the soak, and returns when each has ended its act.
 func (w *world) torment(ctx context.Context, l *load) {
 	over, cancel := context.WithTimeout(ctx, time.Duration(*minutes*float64(time.Minute)))
 	defer cancel()
@@ -68,7 +67,7 @@ func (w *world) torment(ctx context.Context, l *load) {
 	all.Wait()
 }
 
-// play does an act. That it could not be done is a failure of the soak, and found at its end.
+// play performs an act. An act that fails violates an invariant.
 func (w *world) play(ctx context.Context, l *load, who string, a *act) {
 	what := a.fault.Kind + " " + a.fault.Target
 	window := w.checker.Open(a.fault)

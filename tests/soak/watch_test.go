@@ -19,11 +19,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
-// stallAfter is how long a client waits for an event: seventy times as long as they are apart, and
-// three times as long as it takes to find out that a backend is dead.
+// stallAfter is how long a client waits for an event: 75 times their interval, and three times as
+// long as it takes to detect a dead backend.
 const stallAfter = 15 * time.Second
 
-// keepWatching has one watch open after the other.
+// keepWatching keeps one watch open at a time.
 func (l *load) keepWatching(ctx context.Context, rng *rand.Rand) {
 	class := pick(0)
 	for ctx.Err() == nil {
@@ -40,7 +40,7 @@ func (l *load) keepWatching(ctx context.Context, rng *rand.Rand) {
 			return
 		}
 		l.w.checker.EndWatch(w)
-		if w.Code != http.StatusOK { // refused: as a client does, wait a little
+		if w.Code != http.StatusOK { // refused: wait a little, as clients do
 			pause(ctx, 200*time.Millisecond)
 		}
 	}
@@ -65,7 +65,7 @@ func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Watch, enou
 	defer guard.Stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Endpoint.URL+t.group.widgets()+"?watch=1", nil)
 	if err != nil {
-		panic(err) // our own path: cannot happen
+		panic(err) // our own path is valid
 	}
 	req.Header.Set(idHeader, t.id)
 	maps.Copy(req.Header, t.caller.header)
@@ -85,8 +85,8 @@ func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Watch, enou
 	w.Head = new(check.Receipt)
 	if err := json.Unmarshal([]byte(res.Header.Get(receiptHeader)), w.Head); err != nil {
 		w.Head = nil
-		// A backend that cuts its answers or hangs in them makes up what it sends before. That it
-		// has lied is only told by an answer that goes on, or ends well.
+		// A backend that cuts off its answers or hangs in them sends invented data first. Only an
+		// answer that continues, or ends properly, shows that it lied.
 		_, err := io.CopyN(io.Discard, res.Body, 64<<10)
 		switch w.Stalled = stalled(); {
 		case w.Stalled:
@@ -114,7 +114,7 @@ func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Watch, enou
 	}
 }
 
-// wrongEvent says what is wrong with the next event of a watch; empty: nothing.
+// wrongEvent describes what is wrong with the next event of a watch, or returns "".
 func wrongEvent(w *check.Watch, line []byte) string {
 	var e widget
 	if err := json.Unmarshal(line, &e); err != nil || e.Receipt == nil {

@@ -27,15 +27,15 @@ import (
 
 const namespace = "soak"
 
-// nodeAddress is what the kube-apiservers say theirs is: they refuse to advertise loopback.
+// nodeAddress is the address that the kube-apiservers advertise: they refuse loopback.
 const nodeAddress = "10.79.0.1"
 
-// world is all that there is: a control plane, groups with their backends, two doors before them,
-// and who comes through.
+// world is the whole environment: a control plane, groups with their backends, two doors in front,
+// and callers.
 type world struct {
 	*cluster.Cluster
 
-	t       *testing.T // for what is done before the torment and after it
+	t       *testing.T // for code before and after the torment
 	checker *check.Checker
 	history *check.History
 	journal *check.Journal
@@ -58,7 +58,7 @@ func raise(t *testing.T, dir string, journal *check.Journal) *world {
 	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
 	for i := range w.APIServers {
 		rc := w.EndpointOf(i).RESTConfig(w.Admin())
-		rc.Timeout = 5 * time.Second // a stopped apiserver does not answer; the other one may
+		rc.Timeout = 5 * time.Second // a stopped kube-apiserver does not answer; the other one may
 		w.kube = append(w.kube, clients{must.Get(kubernetes.NewForConfig(rc))(t), must.Get(aggregator.NewForConfig(rc))(t)})
 	}
 	w.grant(t.Context())
@@ -76,15 +76,14 @@ func raise(t *testing.T, dir string, journal *check.Journal) *world {
 	return w
 }
 
-// clients are an administrator's, of one kube-apiserver and past the doors.
+// clients are an administrator's, of one kube-apiserver, past the doors.
 type clients struct {
 	core   kubernetes.Interface
 	groups aggregator.Interface
 }
 
-// api asks one kube-apiserver after the other until f succeeds: what f does must bear being done
-// twice. It gives up after some minutes, when a control plane that was broken on purpose should
-// long be whole.
+// api calls f with one kube-apiserver after the other until it succeeds: f must be repeatable. It
+// gives up after 3 minutes, when a control plane that was broken on purpose should have recovered.
 func (w *world) api(ctx context.Context, f func(context.Context, clients) error) error {
 	var err error
 	n := 0
@@ -99,7 +98,7 @@ func (w *world) api(ctx context.Context, f func(context.Context, clients) error)
 	return nil
 }
 
-// present takes what exists already for made, absent what is gone already for deleted.
+// present treats an object that already exists as created, absent a missing one as deleted.
 func present(err error) error {
 	if apierrors.IsAlreadyExists(err) {
 		return nil

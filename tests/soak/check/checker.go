@@ -10,45 +10,45 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/clock"
 )
 
-// Config is what a Checker needs. The zero value will do.
+// Config configures a Checker. The zero value is valid.
 type Config struct {
-	// History is which servers may answer. Nil: none may.
+	// History is which servers may answer. If nil, none may.
 	History *History
-	// Journal is told of every failure and violation. Nil: nobody is.
+	// Journal records every failure and violation, unless it is nil.
 	Journal *Journal
 }
 
-// Checker finds out whether the account adds up.
+// Checker verifies the invariants on the recorded requests, executions and faults.
 type Checker struct {
 	cfg     Config
 	windows windows
 	clock   clock.Clock
 	began   time.Time
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	writes     map[string]*write
 	classes    map[string]*tally
 	failures   map[failure]int
 	invariants map[Invariant]*Outcome
 	violations []Violation
 	excused    []Violation
-	settling   []time.Duration // how long verdicts took to converge
+	settling   []time.Duration // how long convergence took
 }
 
-// write is what is known of a write.
+// write is what is known of a write request.
 type write struct {
-	want         Exchange // as it was begun
+	want         Exchange // as it began
 	executed     int
 	ended        bool
 	acknowledged bool // with 2xx
-	retryAfter   bool // the client was told to try again
+	retryAfter   bool // the client was asked to retry
 }
 
 type tally struct{ sent, ok, failed int }
 
 type failure struct{ class, fault, how string }
 
-// New makes a Checker of an empty account.
+// New makes a Checker without records.
 func New(cfg Config) *Checker {
 	if cfg.History == nil {
 		cfg.History = &History{}
@@ -61,18 +61,18 @@ func New(cfg Config) *Checker {
 	return c
 }
 
-// KeepTime finds out when the machine stands still, until ctx ends. What is late then is told
-// apart.
+// KeepTime detects until ctx ends when the machine stands still. What is late then is reported
+// separately.
 func (c *Checker) KeepTime(ctx context.Context) { c.clock.Run(ctx) }
 
-// Begin enters a write that is about to be sent. Nothing may execute it before.
+// Begin records a write that is about to be sent. It may not be executed before.
 func (c *Checker) Begin(x Exchange) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.writes[x.ID] = &write{want: x}
 }
 
-// Executed enters what a server did. The server says so before it answers.
+// Executed records a write that a server executed. The server calls it before it answers.
 func (c *Checker) Executed(e Execution) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +92,7 @@ func (c *Checker) Executed(e Execution) {
 	}
 }
 
-// End enters a request that has ended, other than a watch.
+// End records a request that has ended, other than a watch.
 func (c *Checker) End(x Exchange) {
 	explained := c.explain(&x, nil)
 	c.mu.Lock()
@@ -103,7 +103,7 @@ func (c *Checker) End(x Exchange) {
 	}
 }
 
-// explain finds the window for a failure; nil for a success, too.
+// explain finds the window for a failure, or returns nil.
 func (c *Checker) explain(x *Exchange, fits func(*Window) bool) *Window {
 	lying := x.ok() && x.Want == 0 && x.Group != "" && x.Body == nil
 	switch {
@@ -146,7 +146,7 @@ func (c *Checker) endLocked(x *Exchange, explained *Window) {
 	test(Explained, explained != nil, "%s %s failed while nothing was broken that it depends on: %s %s", x.Class, x.ID, f.how, x.detail())
 }
 
-// receiptsLocked compares what the answer says of itself with what was asked.
+// receiptsLocked compares the receipts in the answer with the request.
 func (c *Checker) receiptsLocked(x *Exchange, explained *Window) {
 	for _, r := range []*Receipt{x.Head, x.Body} {
 		if r == nil {
@@ -180,19 +180,18 @@ func (c *Checker) identityLocked(x *Exchange, r *Receipt) {
 		"%s %s of %s %q reached %s as %s %q %s", x.Class, x.ID, x.User, x.Groups, r.Server, r.User, r.Groups, r.Leaked)
 }
 
-// unauthenticatedLocked looks at those who must be refused: an answer meant for somebody is worse
-// than a failure.
+// unauthenticatedLocked checks requests that must be refused: a success is worse than a failure.
 func (c *Checker) unauthenticatedLocked(x *Exchange) {
 	if x.Want >= 400 {
 		c.testLocked(RightIdentity, x.Code/100 != 2, "%s %s got %d, want %d: %s", x.Class, x.ID, x.Code, x.Want, x.Text)
 	}
 }
 
-// writeLocked has the last word on a write whose end the client knows.
+// writeLocked checks a write whose end the client knows.
 func (c *Checker) writeLocked(x *Exchange) {
 	w := c.writes[x.ID]
 	if w == nil {
-		return // it was never begun: refused before it could be sent
+		return // it never began: it was refused before it could be sent
 	}
 	w.ended, w.acknowledged = true, x.ok() && x.Want == 0
 	w.retryAfter = x.RetryAfter && x.Code >= 400
@@ -206,8 +205,8 @@ func (c *Checker) writeLocked(x *Exchange) {
 	}
 }
 
-// Settle looks for the effects of deferred writes: all that have been executed are entered, and
-// which says which writes are meant.
+// Settle checks the deferred writes that which selects: all that were executed must be recorded by
+// now.
 func (c *Checker) Settle(which func(id string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -218,12 +217,12 @@ func (c *Checker) Settle(which func(id string) bool) {
 	}
 }
 
-// EndWatch enters a watch that has ended.
+// EndWatch records a watch that has ended.
 func (c *Checker) EndWatch(w Watch) {
 	var explained *Window
 	if !w.ok() || w.Partial || w.Stalled || w.Wrong != "" {
-		// What was broken and repaired while it went on has nothing to do with its end. 30 s: twice
-		// as long as a client waits for an event.
+		// What was repaired earlier did not end this watch. 30 s: twice as long as a client waits
+		// for an event.
 		late := w.Ended.Add(-30 * time.Second)
 		if late.Before(w.Begun) {
 			late = w.Begun
@@ -241,7 +240,7 @@ func (c *Checker) EndWatch(w Watch) {
 	defer c.mu.Unlock()
 	c.endLocked(&w.Exchange, explained)
 	if w.Code/100 != 2 {
-		return // it never began
+		return // it never started
 	}
 	lied := explained != nil && explained.Fault.Lies
 	c.testLocked(Watches, w.Wrong == "" || lied, "%s %s: event %d: %s", w.Class, w.ID, w.Events+1, w.Wrong)
@@ -249,8 +248,8 @@ func (c *Checker) EndWatch(w Watch) {
 	c.timely(w.critical())(Watches, !w.Stalled || explained != nil, "%s %s got no more events after %d, while nothing was broken", w.Class, w.ID, w.Events)
 }
 
-// Converged enters how long what was broken took to be well again after its repair. Within says
-// whether that was in time, what names it.
+// Converged records how long recovery took after a repair. within says whether that was in time; if
+// not, missing names what has not recovered.
 func (c *Checker) Converged(what string, took time.Duration, within bool, missing string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -259,14 +258,14 @@ func (c *Checker) Converged(what string, took time.Duration, within bool, missin
 	c.timely(now.Add(-took), now)(Converges, within, "%s: after %s still not well: %s", what, took.Round(time.Millisecond), missing)
 }
 
-// Left enters what a process holds at the end, and how much it may.
+// Left records what a process holds at the end, and how much it may hold.
 func (c *Checker) Left(what string, holds, most float64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.testLocked(NothingLeft, holds <= most, "%s: %.0f, at most %.0f", what, holds, most)
 }
 
-// Must enters anything else that an invariant asks for.
+// Must records any other check of an invariant.
 func (c *Checker) Must(i Invariant, ok bool, format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

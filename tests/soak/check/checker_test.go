@@ -11,8 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// story is an account under construction: a group, alpha, which the servers one and two may answer
-// for.
+// story is a Checker with invented records: the servers one and two may answer for the group alpha.
 type story struct {
 	*Checker
 	history *History
@@ -27,7 +26,7 @@ func tell() *story {
 	return s
 }
 
-// read is a request that went well; change may spoil it.
+// read records a successful request, which change may modify.
 func (s *story) read(change ...func(*Exchange)) {
 	x := Exchange{
 		ID: "r1", Class: "read", Scopes: []string{"group:alpha", "plane"}, Group: "alpha", Version: "v1", User: "ann", Groups: []string{"crew"},
@@ -44,7 +43,7 @@ func receipt(id string) *Receipt {
 	return &Receipt{ID: id, Server: "one", GroupVersion: "alpha/v1", User: "ann", Groups: []string{"crew"}}
 }
 
-// write is one that is executed as often as told, and then ends well unless change spoils it.
+// write records a write that is executed so many times and succeeds, unless change modifies it.
 func (s *story) write(executions int, change ...func(*Exchange)) {
 	x := Exchange{
 		ID: "w1", Class: "write", Scopes: []string{"group:alpha"}, Group: "alpha", Version: "v1", User: "ann", Groups: []string{"crew"}, Write: true, Sum: "abc",
@@ -83,7 +82,7 @@ func (s *story) watch(change ...func(*Watch)) {
 
 func group(kind string) Fault { return Fault{Kind: kind, Scopes: []string{"group:alpha"}} }
 
-// invented is a story with what must be found in it.
+// invented is a story with the violations that it contains.
 type invented struct {
 	name string
 	tell func(*story)
@@ -275,6 +274,6 @@ func TestBlame(t *testing.T) {
 		}
 	}
 	if !c.Disturbed("plane") || c.Disturbed("group:beta") {
-		t.Error("Disturbed does not tell what is broken")
+		t.Error("Disturbed does not report what is broken")
 	}
 }

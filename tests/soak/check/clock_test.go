@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// stopping is a machine that stands still in the 20th beat, for as long as told.
+// stopping is a sleep function whose 20th call oversleeps by still.
 func stopping(still time.Duration) func(time.Duration) {
 	n := 0
 	return func(d time.Duration) {
@@ -24,7 +24,7 @@ func stopping(still time.Duration) func(time.Duration) {
 	}
 }
 
-// keepTime has the clock run until the test ends, or the result is called.
+// keepTime runs the clock until the test ends, or end is called.
 func (s *story) keepTime(t *testing.T, sleep func(time.Duration)) (end func()) {
 	s.clock.Sleep = sleep
 	ctx, cancel := context.WithCancel(t.Context())
@@ -39,13 +39,13 @@ func TestStandstill(t *testing.T) {
 	for _, tt := range []struct {
 		name           string
 		still          time.Duration
-		begin, end     time.Duration // of what was late, from the start
+		begin, end     time.Duration // of what was late, since the start
 		want, excusing time.Duration
 	}{
 		{"on time", 0, 0, 10 * time.Second, 0, 0},
 		{"a busy scheduler", 200 * time.Millisecond, 0, 10 * time.Second, 0, 0},
 		{"a standstill", 3 * time.Second, 0, 6 * time.Second, 3 * time.Second, 3 * time.Second},
-		{"half of it", 4 * time.Second, 3 * time.Second, 7 * time.Second, 2 * time.Second, 4 * time.Second}, // it began right before
+		{"half of it", 4 * time.Second, 3 * time.Second, 7 * time.Second, 2 * time.Second, 4 * time.Second}, // it began just before
 		{"before it", 3 * time.Second, 0, 900 * time.Millisecond, 0, 0},
 		{"right after it", 3 * time.Second, 4 * time.Second, 7 * time.Second, 0, 3 * time.Second},
 		{"long after it", 3 * time.Second, 12 * time.Second, 13 * time.Second, 0, 0},
@@ -69,7 +69,7 @@ func TestStandstill(t *testing.T) {
 	}
 }
 
-// Who looks before the clock itself has woken sees the standstill all the same.
+// A standstill counts even before the clock itself has woken.
 func TestClockIsBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tell()
@@ -79,7 +79,7 @@ func TestClockIsBehind(t *testing.T) {
 			t.Errorf("excuses %v, want %v", got, want)
 		}
 		if n, _, _ := s.clock.Sum(); n != 0 {
-			t.Errorf("the clock has noted %d standstills already", n)
+			t.Errorf("the clock has recorded %d standstills already", n)
 		}
 		time.Sleep(time.Minute)
 		if n, all, longest := s.clock.Sum(); n != 1 || all != 10*time.Second || longest != all {
@@ -88,12 +88,12 @@ func TestClockIsBehind(t *testing.T) {
 		end()
 		time.Sleep(time.Minute)
 		if got := s.clock.Stood(time.Now().Add(-50*time.Second), time.Now()); got != 0 {
-			t.Errorf("a clock that does not run has seen %v", got)
+			t.Errorf("a stopped clock has seen %v", got)
 		}
 	})
 }
 
-// In a standstill time excuses what was late, and nothing else.
+// A standstill excuses lateness, and nothing else.
 func TestExcused(t *testing.T) {
 	late := failures()
 	for i := range late {
@@ -101,14 +101,14 @@ func TestExcused(t *testing.T) {
 		case "a failure without a fault", "a failure in a fault of another group", "a failure after the fault", "a failure before the fault",
 			"silence in a fault that answers", "a watch that begins wrongly and is cut for nothing", "a watch that is cut for nothing", "a watch that stalls", "a verdict that stays":
 			if late[i].want == nil {
-				t.Fatalf("%s is no violation", late[i].name)
+				t.Fatalf("%s is not a violation", late[i].name)
 			}
 			late[i].want = nil
 		}
 	}
 	for _, tt := range slices.Concat(answers(), writes(), late) {
 		if tt.name == "a server that is removed meanwhile" {
-			continue // no time passes within a bubble unless somebody waits
+			continue // without other goroutines no time passes within a bubble
 		}
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestExcused(t *testing.T) {
 	}
 }
 
-// What is excused is told, with how long the machine stood still.
+// Excused failures are reported, with how long the machine stood still.
 func TestExcusedIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tell()

@@ -1,10 +1,10 @@
-// Package check keeps the account of a soak: what its clients asked and were told, what its
-// backends did, what was broken on purpose and when. It says where the account does not add up.
+// Package check keeps the records of a soak: what its clients requested and received, what its
+// backends did, and what was broken on purpose and when. It reports contradictions.
 //
-// It knows nothing of Fairlead or of how faults are made, and of time limits only how long the
-// machine must have stood still to excuse what was late, so that it can be fed an invented story:
-// its tests tell it of every violation there is, and it must find each. All methods may be called
-// at any time from any goroutine. It keeps a record per write and per fault, for the whole run.
+// It knows nothing of Fairlead or of how faults are made. Its only time limit is how long the
+// machine must stand still to excuse lateness. It can therefore be tested with invented records:
+// its tests contain every kind of violation, and it must find each. All methods are safe for
+// concurrent use. It keeps a record per write and per fault, for the whole run.
 package check
 
 import (
@@ -15,40 +15,38 @@ import (
 
 // Fault is one thing that is broken on purpose.
 type Fault struct {
-	// Kind is the way in which it is broken, as the summary counts it.
+	// Kind is how it is broken, as the summary counts it.
 	Kind string
 	// Target is what is broken, for the journal.
 	Target string
-	// Scopes are what may suffer from it: a failure is explained by a fault that has a scope in
-	// common with the request. Nil: nothing may.
+	// Scopes are what may be affected: a fault explains a failure if it shares a scope with the
+	// request. If nil, it explains none.
 	Scopes []string
-	// Lies says that a backend makes up answers, so that an answer without a receipt is not
-	// Fairlead's invention.
+	// Lies says that a backend invents answers, so an answer without a receipt is not Fairlead's
+	// invention.
 	Lies bool
-	// Weak says that it should be felt by few or by nobody: it is blamed when nothing else can be.
+	// Weak says that it should affect few requests or none: it is blamed last.
 	Weak bool
-	// Refusals are the statuses of 4xx that it causes. Any other fault is no reason to tell a
-	// client that it is at fault itself.
+	// Refusals are the 4xx statuses that it causes. No other fault explains a 4xx (429 excepted).
 	Refusals []int
-	// Silent says that a process which can answer nothing is part of it: a client may wait without
-	// end.
+	// Silent says that a process may not answer at all while it lasts: clients may wait forever.
 	Silent bool
 }
 
-// Window is the time in which a fault may be felt: from before it is made until what is broken
-// works again. The Checker opens it.
+// Window is the time in which a fault may have effects: from before it is made until recovery. The
+// Checker opens it.
 type Window struct {
-	// Fault is what is wrong in it.
+	// Fault is the window's fault.
 	Fault Fault
 
 	c              *Checker
-	opened, closed time.Time // closed is zero while it is open; guarded by c.windows.mu
-	blamed         int       // failures that it explains; guarded as closed
+	opened, closed time.Time // closed is zero while open; guarded by c.windows.mu
+	blamed         int       // failures that it explains; guarded by c.windows.mu
 }
 
-// windows are all there have been, in the order of their beginnings.
+// windows are all windows, in the order of their beginnings.
 type windows struct {
-	mu  sync.Mutex // guards all, and what is said so in each
+	mu  sync.Mutex // guards all, and the fields of each that say so
 	all []*Window
 }
 
@@ -68,9 +66,9 @@ func (w *Window) Close() {
 	w.closed = time.Now()
 }
 
-// blame finds the window that explains a failure between two moments: of those that were open then,
-// the latest of the first scope that has any, weak ones last. Nil: nothing explains it. fits may
-// refuse windows; nil refuses none.
+// blame finds the window that explains a failure between two moments: of those open then, the
+// latest for the first scope that has any, and weak ones last. Without one it returns nil. A fits
+// that is not nil may reject windows.
 func (ws *windows) blame(scopes []string, from, to time.Time, fits func(*Window) bool) *Window {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -95,5 +93,5 @@ func (ws *windows) isOpen(scope string) bool {
 	return slices.ContainsFunc(ws.all, func(w *Window) bool { return w.closed.IsZero() && slices.Contains(w.Fault.Scopes, scope) })
 }
 
-// Disturbed reports whether something that scope may suffer from is broken now.
+// Disturbed reports whether something is broken now that may affect scope.
 func (c *Checker) Disturbed(scope string) bool { return c.windows.isOpen(scope) }

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// History is which servers may answer for which group, over time: what the APIServices and
-// endpoints said, until it is known that Fairlead has read the next.
+// History is which servers may answer for which group, over time: what APIServices and endpoints
+// said, until Fairlead is known to have read the next version.
 type History struct {
 	mu    sync.Mutex // guards spans
 	spans map[[2]string][]span
 }
 
-type span struct{ from, until time.Time } // until is zero: it still may
+type span struct{ from, until time.Time } // until is zero while the server may answer
 
-// Allow says that server may be sent requests for group from now on.
+// Allow permits server to receive requests for group from now on.
 func (h *History) Allow(group, server string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -29,7 +29,7 @@ func (h *History) Allow(group, server string) {
 	h.spans[key] = append(list, span{from: time.Now()})
 }
 
-// Forbid says that server may not be sent requests for group that begin from now on.
+// Forbid forbids server to receive requests for group that begin from now on.
 func (h *History) Forbid(group, server string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -39,8 +39,8 @@ func (h *History) Forbid(group, server string) {
 	}
 }
 
-// allowed reports whether server was one to send a request for group to, at any moment between its
-// beginning and its end.
+// allowed reports whether server was allowed to receive a request for group at any moment between
+// begun and ended.
 func (h *History) allowed(group, server string, begun, ended time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

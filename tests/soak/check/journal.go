@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// Journal is the run as it happened: a JSON object per line, in order. Nil writes nothing.
+// Journal is the log of the run: a JSON object per line, in order. A nil Journal writes nothing.
 type Journal struct {
-	// Out is written to, by one at a time.
+	// Out is written to by one goroutine at a time.
 	Out io.Writer
 
-	mu    sync.Mutex // guards what follows, and writing to Out
+	mu    sync.Mutex // guards the fields below, and writing to Out
 	began time.Time  // of the first entry
-	err   error      // the first one
+	err   error      // the first error
 }
 
-// Write enters an event with names and values of what belongs to it.
+// Write logs an event with pairs of names and values.
 func (j *Journal) Write(event string, pairs ...any) {
 	if j == nil {
 		return
@@ -43,7 +43,7 @@ func (j *Journal) Write(event string, pairs ...any) {
 	}
 }
 
-// Err is the first error in writing. Nil: everything was written.
+// Err returns the first error in writing, or nil.
 func (j *Journal) Err() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -10,30 +10,30 @@ import (
 	"time"
 )
 
-// Invariant is something that must hold whatever is broken.
+// Invariant is a rule that must hold whatever is broken.
 type Invariant string
 
 // The invariants.
 const (
 	// RightBackend: a request is answered by a server that its APIService named.
 	RightBackend Invariant = "no wrong backend"
-	// RightIdentity: a server is told who the caller is, and nothing that makes it somebody else.
+	// RightIdentity: a server receives the caller's identity, and nothing that changes it.
 	RightIdentity Invariant = "no wrong identity"
-	// OwnAnswer: bodies arrive whole and belong to their request, in both directions.
+	// OwnAnswer: bodies arrive complete and belong to their request, in both directions.
 	OwnAnswer Invariant = "bodies are their request's own"
-	// WrittenOnce: no write is executed twice, nor its client told to repeat it after it was.
+	// WrittenOnce: no write is executed twice, and no client is asked to retry an executed one.
 	WrittenOnce Invariant = "no write executed twice"
 	// Effect: what is acknowledged has happened.
 	Effect Invariant = "no 2xx without its effect"
-	// ExplicitEnd: the client of a write that was not acknowledged can tell.
+	// ExplicitEnd: the client of an unacknowledged write gets an error.
 	ExplicitEnd Invariant = "a cut write ends in an explicit error"
 	// Explained: what fails depends on something that is broken at the time.
 	Explained Invariant = "no failure without a fault"
-	// Watches: their events come in order, and their end is one.
+	// Watches: events arrive in order, and no watch ends within one.
 	Watches Invariant = "watches end cleanly or go on"
-	// Converges: verdicts and table are right again soon after the repair.
+	// Converges: verdicts and table are right again soon after a repair.
 	Converges Invariant = "verdicts converge"
-	// NothingLeft: goroutines, descriptors and memory are given back.
+	// NothingLeft: goroutines, descriptors and memory are released.
 	NothingLeft Invariant = "nothing is left over"
 )
 
@@ -41,20 +41,17 @@ func invariants() []Invariant {
 	return []Invariant{RightBackend, RightIdentity, OwnAnswer, WrittenOnce, Effect, ExplicitEnd, Explained, Watches, Converges, NothingLeft}
 }
 
-// Outcome is how often an invariant was looked at and how often it did not hold.
+// Outcome is how often an invariant was checked and how often it did not hold.
 type Outcome struct {
-	// Checked is the former, Violated the latter.
 	Checked, Violated int
-	// Excused is how often it did not hold because the machine stood still. Those are not
-	// violations.
+	// Excused counts failed checks while the machine stood still. They are not violations.
 	Excused int
 }
 
-// Violation is an invariant that did not hold.
+// Violation is a failed check of an invariant.
 type Violation struct {
-	// Invariant is which.
 	Invariant Invariant
-	// What happened.
+	// What describes what happened.
 	What string
 }
 
@@ -69,13 +66,13 @@ func (c *Checker) violateLocked(i Invariant, format string, args ...any) {
 	c.invariants[i].Violated++
 	what := fmt.Sprintf(format, args...)
 	c.cfg.Journal.Write("VIOLATION", "invariant", i, "what", what)
-	if len(c.violations) < 1000 { // more than anyone reads; all are counted, and in the journal
+	if len(c.violations) < 1000 { // enough to read; all are counted, and in the journal
 		c.violations = append(c.violations, Violation{i, what})
 	}
 }
 
-// timely is testLocked for what is only a question of time: what did not happen in time between two
-// moments is told apart if the machine stood still then.
+// timely is testLocked for lateness: a failed check is excused if the machine stood still between
+// the two moments.
 func (c *Checker) timely(from, to time.Time) func(i Invariant, ok bool, format string, args ...any) {
 	return func(i Invariant, ok bool, format string, args ...any) {
 		still := c.clock.Excuses(from, to)
@@ -93,14 +90,14 @@ func (c *Checker) timely(from, to time.Time) func(i Invariant, ok bool, format s
 	}
 }
 
-// Violations are those found so far, at most a thousand.
+// Violations returns those found so far, at most a thousand.
 func (c *Checker) Violations() []Violation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.violations)
 }
 
-// Outcome is what is known of an invariant so far.
+// Outcome returns the result for an invariant so far.
 func (c *Checker) Outcome(i Invariant) Outcome {
 	c.mu.Lock()
 	defer c.mu.Unlock()
