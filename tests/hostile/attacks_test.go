@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// attacks are those of one source, by the letters of the review that found them.
+// attacks returns those of one source. The letters are those of the review that found them.
 func attacks(t *testing.T) []attack {
 	t.Helper()
 	chain := longChain(t)
@@ -28,7 +28,7 @@ func attacks(t *testing.T) []attack {
 	var list []attack
 	for _, proto := range []string{"h2", "http/1.1"} {
 		list = append(list,
-			// A1: places of the unproven are taken by uploads of which nothing comes.
+			// A1: unproven callers' places are taken by uploads without data.
 			attack{name: "A1 uploads that send nothing", proto: proto, many: true, strike: holds("/api/v1/namespaces/x/pods")},
 			attack{name: "A1 long-running uploads", proto: proto, many: true, strike: holds("/api/v1/namespaces/x/pods/y/exec")},
 			attack{name: "A1 uploads to a remote", proto: proto, many: true, user: "attacker", strike: holds(remotePath)},
@@ -45,12 +45,12 @@ func attacks(t *testing.T) []attack {
 	)
 }
 
-// gets asks for one path again and again.
+// gets requests one path again and again.
 func gets(path string) func(context.Context, *striker) error {
 	return func(_ context.Context, s *striker) error { return s.get(path) }
 }
 
-// holds opens uploads, two hundred where a connection takes as many, and sends nothing more.
+// holds opens uploads (200 per HTTP/2 connection, else one) and sends nothing more.
 func holds(path string) func(context.Context, *striker) error {
 	return func(_ context.Context, s *striker) error {
 		if s.h2 == nil {
@@ -65,13 +65,13 @@ func holds(path string) func(context.Context, *striker) error {
 	}
 }
 
-// names has questions of authorization asked, of which each is another: fifty a second, since
-// sixteen times as many are a quarter of a processor of kube-apiserver's.
+// names causes a new SubjectAccessReview per request: fifty a second per connection, because
+// sixteen times as many use a quarter of a processor in kube-apiserver.
 func names(proto string) func(context.Context, *striker) error {
 	return func(_ context.Context, s *striker) error {
 		burst := 50
 		if proto != "h2" {
-			burst = 1 // answers come one after the other
+			burst = 1 // answers come in sequence
 		}
 		for i := range burst {
 			path := fmt.Sprintf("/apis/mirror.example.com/v1/namespaces/other/secrets/%d-%d", s.n, i)
@@ -83,8 +83,7 @@ func names(proto string) func(context.Context, *striker) error {
 	}
 }
 
-// rekeys asks for another key, and again, 32 times in a packet: each is work and has to be
-// answered.
+// rekeys sends 32 key updates in a packet. Each causes work and has to be answered.
 func rekeys(_ context.Context, s *striker) error {
 	var packet []byte
 	for range 32 {
@@ -96,9 +95,9 @@ func rekeys(_ context.Context, s *striker) error {
 	return s.records.Send(packet)
 }
 
-// unpacks sends heads of a few bytes that stand for 234 KB each.
+// unpacks sends heads of a few bytes that decode to 234 KB each.
 func unpacks(_ context.Context, s *striker) error {
-	if s.n == 0 { // the field that is repeated
+	if s.n == 0 { // the field to repeat
 		if _, err := s.h2.ask("GET", remotePath, true, "x-large", strings.Repeat("l", 3900)); err != nil {
 			return err
 		}
@@ -112,8 +111,8 @@ func unpacks(_ context.Context, s *striker) error {
 	return s.h2.flush()
 }
 
-// longChain is a certificate that nobody vouches for, below fifteen intermediates of one subject:
-// every order of them is tried.
+// longChain is an untrusted certificate below fifteen intermediates of one subject: a verifier
+// tries every order of them.
 func longChain(t *testing.T) *tls.Certificate {
 	t.Helper()
 	const intermediates = 15
@@ -131,7 +130,7 @@ func longChain(t *testing.T) *tls.Certificate {
 	parent, leaf := newKey(), newKey()
 	chain := &tls.Certificate{PrivateKey: leaf, Certificate: [][]byte{sign(pkix.Name{CommonName: "attacker"}, false, leaf, parent)}}
 	for range intermediates {
-		chain.Certificate = append(chain.Certificate, sign(subject, true, parent, parent)) // each fits everywhere
+		chain.Certificate = append(chain.Certificate, sign(subject, true, parent, parent)) // each fits at every position
 	}
 	return chain
 }

@@ -17,11 +17,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// broken stands for an answer that the client sees break off.
+// broken stands for an answer that breaks off.
 const broken = 0
 
-// malice is what a backend does, and what may become of a request: what a client of HTTP/2 or
-// HTTP/1.1 sees when the backend speaks either.
+// malice is a backend's fault, and what clients of HTTP/2 or HTTP/1.1 may see of it over either
+// backend protocol.
 type malice struct {
 	fault extension.Fault
 	want  []int
@@ -37,8 +37,8 @@ func malices() []malice {
 		sized(extension.EndlessHeaders, endless, 502, 503),
 		sized(extension.EndlessTrailers, endless, broken, 502),
 		sized(extension.InformationalFlood, 1_000_000, 502, 503, 504, broken),
-		of(extension.ShortBody, broken, 502),     // a head waits for its first bytes: a client over HTTP/1.1 may have had nothing yet
-		of(extension.LongBody, broken, 200, 502), // over HTTP/1.1 what is too much is the next answer, to nobody
+		of(extension.ShortBody, broken, 502),     // a head waits for its first bytes: an HTTP/1.1 client may have received nothing yet
+		of(extension.LongBody, broken, 200, 502), // over HTTP/1.1 the excess is an answer without a request
 		of(extension.ResetBody, broken),
 		of(extension.Reset, 503, broken),
 		of(extension.ResetConn, 503, broken),
@@ -49,14 +49,14 @@ func malices() []malice {
 		of(extension.GoAwayUnprocessed, 503),
 		of(extension.Garbage, 200),
 		sized(extension.HugeBody, endless, 200),
-		sized(extension.GzipBomb, endless/16, 200), // passed on as it is: it is the client's to unpack
+		sized(extension.GzipBomb, endless/16, 200), // passed on unchanged: the client unpacks it
 		of(extension.Hang, 504),
 		of(extension.HangBody, broken),
 	}
 }
 
-// testBackends has a backend of each protocol attack clients of each, and looks at what they see,
-// at memory, and at the next request.
+// testBackends lets a backend of each protocol attack clients of each. It checks what they receive,
+// memory, and the next request.
 func testBackends(t *testing.T, d *door) {
 	old := d.w.extension(t, "ancient", "ancient.example.com/v1", 0)
 	ancient := "/apis/ancient.example.com/v1/namespaces/default/widgets"
@@ -82,12 +82,12 @@ func testBackends(t *testing.T, d *door) {
 						t.Errorf("answered %d, want one of %v", got, m.want)
 					}
 					if n := len(backend.s.Requests(0)); n > 8 { // three tries, and the prober's
-						t.Errorf("the backend was asked %d times", n)
+						t.Errorf("the backend received %d requests", n)
 					}
 					must.Do(t, backend.s.Set())
 					d.serves(t, backend.path+"/widget-001")
 					if wrong := i.once(t.Context()); wrong != nil {
-						t.Errorf("meanwhile others were answered %s", wrong)
+						t.Errorf("others received %s meanwhile", wrong)
 					}
 				})
 			}
@@ -96,12 +96,12 @@ func testBackends(t *testing.T, d *door) {
 	after, peak := d.memory(t)
 	t.Logf("memory +%d MiB at most, %+d MiB after", (peak-before)/mib, (after-before)/mib)
 	if peak-before > 96*mib {
-		t.Errorf("%d MiB were taken", (peak-before)/mib)
+		t.Errorf("%d MiB were used", (peak-before)/mib)
 	}
 }
 
-// taste asks and reads some of what comes: the status when it ended well or never ends, broken when
-// it broke off. What was forged must not be in it.
+// taste sends a request and reads some of the answer. It returns the status if the answer ended
+// well or is endless, and broken if it broke off. It must not contain forged data.
 func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -109,7 +109,7 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	res, err := c.Do(must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Front+path, nil))(t))
 	if err != nil {
 		if ctx.Err() != nil {
-			t.Errorf("no answer: %v", err)
+			t.Errorf("timeout without an answer: %v", err)
 		}
 		return broken
 	}
@@ -120,15 +120,15 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	}
 	if err != nil {
 		if ctx.Err() != nil {
-			t.Errorf("no end: %v", err)
+			t.Errorf("timeout within the answer: %v", err)
 		}
 		return broken
 	}
 	return res.StatusCode
 }
 
-// testBombs has a backend's discovery and OpenAPI unpack to a thousand times their size, or never
-// end, from the beginning.
+// testBombs starts with discovery and OpenAPI documents that unpack to a thousand times their size,
+// or never end.
 func testBombs(t *testing.T, w *world) {
 	for _, kind := range []extension.Kind{extension.GzipBomb, extension.HugeBody, extension.EndlessHeaders, extension.InformationalFlood, extension.Redirect, extension.Garbage} {
 		t.Run(string(kind), func(t *testing.T) {
@@ -137,23 +137,23 @@ func testBombs(t *testing.T, w *world) {
 			d.forgetPeak(t)
 			must.Do(t, d.target.Set(extension.Fault{Kind: kind, Path: "/openapi", Size: 1 << 28}, extension.Fault{Kind: kind, Path: "/apis", Size: 1 << 28}))
 			seen := d.target.Stats().Requests
-			// Another generation of the table has everything asked anew.
+			// A new table makes Fairlead request everything again.
 			suite.Put(t, filepath.Join(d.registry, "target.yaml"), strings.Replace(w.manifest("target", "target.example.com", d.target.Addr(), ""), "versionPriority: 100", "versionPriority: 99", 1))
 			suite.Eventually(t, 30*time.Second, "asked", func() (bool, string) { return d.target.Stats().Requests > seen, d.Log.String() })
 			if status, _ := d.ask(t, d.root, "https://"+d.Front+"/openapi/v2"); status != http.StatusOK {
-				t.Errorf("/openapi/v2 is answered %d", status)
+				t.Errorf("/openapi/v2 returned %d", status)
 			}
-			suite.Pause(t, 3*time.Second) // for what goes on behind
+			suite.Pause(t, 3*time.Second) // for background work
 			_, peak := d.memory(t)
 			t.Logf("%d requests, memory +%d MiB at most", d.target.Stats().Requests-seen, (peak-before)/mib)
-			if peak-before > 96*mib { // 16 MiB are read of a v2 document, 8 of discovery, and as much again is left behind until it is collected
-				t.Errorf("%d MiB were taken", (peak-before)/mib)
+			if peak-before > 96*mib { // at most 16 MiB of a v2 document and 8 of discovery are read, and as much garbage remains until it is collected
+				t.Errorf("%d MiB were used", (peak-before)/mib)
 			}
 			if status, body := d.ask(t, d.root, "https://"+d.Front+"/apis"); status != http.StatusOK || !strings.Contains(body, "others.example.com") {
-				t.Errorf("discovery is answered %d without others: %.200s", status, body)
+				t.Errorf("discovery returned %d without others: %.200s", status, body)
 			}
 			if wrong := d.innocents().once(t.Context()); wrong != nil {
-				t.Errorf("others are answered %s", wrong)
+				t.Errorf("others received %s", wrong)
 			}
 		})
 	}

@@ -26,21 +26,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// harbour is a real cluster with a Fairlead and an extension server that tells what it was told.
+// harbour is a real cluster with a Fairlead and an extension server that records its requests.
 type harbour struct {
 	*cluster.Cluster
 	front  *cluster.Front
 	remote *extension.Server
-	outer  *pki.CA // vouches for front proxies in front of Fairlead
-	// impersonates says that kube-apiserver takes Fairlead's word for nobody.
+	outer  *pki.CA // signs the certificates of front proxies in front of Fairlead
+	// impersonates says that kube-apiserver trusts no front proxy, so Fairlead impersonates.
 	impersonates bool
 }
 
-// remotePath is the extension server's.
 const remotePath = "/apis/mirror.example.com/v1/namespaces/default/widgets"
 
-// newHarbour starts one. Nobody may read discovery or own pages without a role, so that refusals
-// name who asked.
+// newHarbour starts one. Discovery and Fairlead's own pages need a role, so that refusals name the
+// caller.
 func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	t.Helper()
 	cfg := cluster.Config{UIDHeaders: true}
@@ -65,8 +64,8 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	return h
 }
 
-// await waits until a group-version is served to a user of wheel: of system:masters nobody is
-// impersonated.
+// await waits until a group-version is served to a user of wheel, because Fairlead cannot
+// impersonate system:masters.
 func (h *harbour) await(t *testing.T, groupVersion string) {
 	t.Helper()
 	c := client(h.tls(h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"wheel"}})), "h2")
@@ -77,7 +76,7 @@ func (h *harbour) await(t *testing.T, groupVersion string) {
 	})
 }
 
-// roles lets everybody who is authenticated use the mirror, and nobody read documents.
+// roles lets all authenticated users use the mirror, and nobody read documents.
 func (h *harbour) roles(t *testing.T) {
 	t.Helper()
 	rbac := h.core(t).RbacV1()
@@ -97,7 +96,7 @@ func (h *harbour) publish(t *testing.T) {
 	h.bind(t, "public", "system:public-info-viewer", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"}, rbacv1.Subject{Kind: "Group", Name: "system:unauthenticated"})
 }
 
-// bind gives a ClusterRole to somebody.
+// bind binds a ClusterRole to subjects.
 func (h *harbour) bind(t *testing.T, name, role string, who ...rbacv1.Subject) {
 	t.Helper()
 	must.Get(h.core(t).RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
@@ -110,8 +109,8 @@ func (h *harbour) core(t *testing.T) kubernetes.Interface {
 	return must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
 }
 
-// ownAccount makes the ServiceAccount as whom Fairlead impersonates, with the rules of decision
-// 0027, and returns its kubeconfig: a plugin gives one of two tokens, each for a second.
+// ownAccount creates the ServiceAccount with which Fairlead impersonates (rules of decision 0027),
+// and returns its kubeconfig: a plugin alternates two tokens, each for a second.
 func (h *harbour) ownAccount(t *testing.T, dir string) string {
 	t.Helper()
 	rule := func(group, resources string, verbs ...string) rbacv1.PolicyRule {
@@ -142,12 +141,12 @@ echo '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","s
 	return file
 }
 
-// tls is how somebody with a key pair connects to Fairlead. Nil: without.
+// tls is the configuration of connections to Fairlead with a key pair, or with none if it is nil.
 func (h *harbour) tls(pair *pki.Pair) *tls.Config {
 	c := &tls.Config{RootCAs: h.PKI.Serving.CA.Pool(), MinVersion: tls.VersionTLS12, ServerName: "127.0.0.1"}
 	if pair != nil {
 		p := pair.TLS()
-		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &p, nil } // whatever the server says it would accept
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &p, nil } // whatever CAs the server accepts
 	}
 	return c
 }
@@ -155,7 +154,7 @@ func (h *harbour) tls(pair *pki.Pair) *tls.Config {
 // host is an endpoint's host:port.
 func host(e cluster.Endpoint) string { return strings.TrimPrefix(e.URL, "https://") }
 
-// named is who a refusal says that one is.
+// named extracts the user from a refusal.
 func named(body string) string {
 	_, rest, ok := strings.Cut(body, `User \"`)
 	if !ok {

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// testConformance runs h2spec against both ports, as somebody without credentials.
+// testConformance runs h2spec without credentials against both ports.
 func testConformance(t *testing.T, w *world) {
 	h2spec := must.Get(tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "h2spec"))(t)
 	d := w.open(t)

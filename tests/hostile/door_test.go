@@ -17,14 +17,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// The APIs of a door: others is what innocent users ask, target what attacks ask.
+// The APIs of a door: innocent users request others, attacks target.
 const (
 	others = "/apis/others.example.com/v1/namespaces/default/widgets"
 	target = "/apis/target.example.com/v1/namespaces/default/widgets"
 )
 
-// othersTake is how long the innocents' backend takes, as real ones do. Without it their latency
-// would be that of the machine's scheduler.
+// othersTake is how long the innocents' backend takes, like a real one. Without it the machine's
+// scheduler would dominate their latency.
 const othersTake = 10 * time.Millisecond
 
 // door is one Fairlead over a directory, with one extension server for innocent users and one that
@@ -34,7 +34,7 @@ type door struct {
 	w              *world
 	registry       string
 	others, target *extension.Server
-	root           *http.Client // of system:masters
+	root           *http.Client // in system:masters
 }
 
 // open starts a door where every authenticated user may do everything, and waits until it serves.
@@ -52,7 +52,7 @@ func (w *world) open(t *testing.T, args ...string) *door {
 	return d
 }
 
-// serves waits until a path is answered well.
+// serves waits until a path is served.
 func (d *door) serves(t *testing.T, path string) {
 	t.Helper()
 	suite.Eventually(t, time.Minute, "serving "+path, func() (bool, string) {
@@ -61,7 +61,7 @@ func (d *door) serves(t *testing.T, path string) {
 	})
 }
 
-// start runs a program as fairlead serve: fairlead itself, or one that becomes it.
+// start runs a program as fairlead serve: fairlead itself, or a script that executes it.
 func (d *door) start(t *testing.T, program string, args ...string) {
 	t.Helper()
 	d.Door = d.w.keys.Serve(t, program, d.registry, append([]string{"--authorization-mode=AlwaysAllow"}, args...)...)
@@ -69,13 +69,13 @@ func (d *door) start(t *testing.T, program string, args ...string) {
 	t.Cleanup(d.root.CloseIdleConnections)
 }
 
-// ask returns what was answered, status 0 when nothing was.
+// ask returns the answer, or status 0 without one.
 func (d *door) ask(t *testing.T, c *http.Client, url string) (int, string) {
 	t.Helper()
 	return alone.Get(t, c, url)
 }
 
-// metric is the sum of the series that begin with a text; there must be one.
+// metric returns the sum of all series that begin with a text; at least one must exist.
 func (d *door) metric(t *testing.T, begin string) float64 {
 	t.Helper()
 	series := must.Get(ask.Metrics(t.Context(), d.root, "https://"+d.Admin))(t)

@@ -21,10 +21,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// mib is a MiB.
 const mib = 1 << 20
 
-// memory is what the process holds in RAM now, and at most since forgetPeak.
+// memory returns the process's resident memory: current, and peak since forgetPeak.
 func (d *door) memory(t *testing.T) (now, peak int64) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Process.Pid))
@@ -42,13 +41,13 @@ func (d *door) memory(t *testing.T) (now, peak int64) {
 	return now << 10, peak << 10
 }
 
-// forgetPeak has memory's peak begin anew.
+// forgetPeak resets memory's peak.
 func (d *door) forgetPeak(t *testing.T) {
 	t.Helper()
 	must.Do(t, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.Process.Pid), []byte("5"), 0))
 }
 
-// cpu is the processor time that the process has used.
+// cpu returns the processor time that the process has used.
 func (d *door) cpu(t *testing.T) time.Duration {
 	t.Helper()
 	_, rest, _ := strings.Cut(string(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Process.Pid)))(t)), ") ")
@@ -58,17 +57,17 @@ func (d *door) cpu(t *testing.T) time.Duration {
 	if err1 != nil || err2 != nil {
 		t.Fatal(err1, err2)
 	}
-	return time.Duration(user+system) * 10 * time.Millisecond // USER_HZ is 100 on every Linux that Go runs on
+	return time.Duration(user+system) * 10 * time.Millisecond // USER_HZ is 100 on every Linux that Go supports
 }
 
-// descriptors is how many files and sockets the process has open.
+// descriptors returns how many files and sockets the process has open.
 func (d *door) descriptors(t *testing.T) int {
 	t.Helper()
 	return len(must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.Process.Pid)))(t))
 }
 
-// innocents are users who ask steadily while others attack. They do not wait for earlier answers: a
-// stall is felt by all who ask meanwhile.
+// innocents are users with steady requests during attacks. They do not wait for earlier answers, so
+// a stall affects all requests sent meanwhile.
 type innocents struct {
 	client *http.Client
 	url    string
@@ -78,7 +77,7 @@ func (d *door) innocents() *innocents {
 	return &innocents{client(d.w.as("innocent"), "h2"), "https://" + d.Front + others + "/widget-001"}
 }
 
-// window is what they see who ask every 4 ms for a second.
+// window returns the results of a second with a request every 4 ms.
 func (i *innocents) window(t *testing.T) []volley.Shot {
 	t.Helper()
 	get := func(int) (string, string, string) { return http.MethodGet, i.url, "" }
@@ -87,36 +86,36 @@ func (i *innocents) window(t *testing.T) []volley.Shot {
 	return l.Stop()
 }
 
-// once is what is wrong with an answer to them.
+// once sends one request, and returns what is wrong with its answer.
 func (i *innocents) once(ctx context.Context) error {
 	return ask.Serves(ctx, i.client, i.url)
 }
 
-// compared are windows with and without an attack, which took turns: what the machine does beside
-// falls on both alike.
+// compared are alternating windows with and without an attack, so that other load on the machine
+// affects both alike.
 type compared struct {
 	calm, attacked []time.Duration // 99th percentiles
 	wrong          map[string]int
 	cpu            time.Duration // of the process, in the attacked windows
-	grown, peak    int64         // memory: what was held more afterwards, and at most meanwhile
+	grown, peak    int64         // memory: growth afterwards, and peak meanwhile
 }
 
 const (
 	windows = 5          // of each kind; all count
-	bound   = othersTake // how much more the innocent may feel. A difference: their backend's own time would make any ratio look well
+	bound   = othersTake // how much slower the innocents' p99 may be. A difference: their backend's delay would hide any ratio
 )
 
-// begin notes how things are before an attack.
+// begin records the state before an attack.
 func (d *door) begin(t *testing.T) *comparison {
 	t.Helper()
 	c := &comparison{d: d, innocents: d.innocents(), compared: compared{wrong: map[string]int{}}}
-	c.innocents.window(t) // connections, caches
+	c.innocents.window(t) // fills connection pools and caches
 	c.before, _ = d.memory(t)
 	d.forgetPeak(t)
 	return c
 }
 
-// comparison is one that is being made.
+// comparison is a running measurement.
 type comparison struct {
 	compared
 	d         *door
@@ -136,7 +135,7 @@ func (c *comparison) attackedWindow(t *testing.T) {
 	c.cpu += c.d.cpu(t) - used
 }
 
-// end notes what is different now.
+// end records the differences.
 func (c *comparison) end(t *testing.T) *compared {
 	t.Helper()
 	after, peak := c.d.memory(t)
@@ -153,7 +152,7 @@ func (d *door) compare(t *testing.T, attack func(context.Context)) *compared {
 		ctx, cancel := context.WithCancel(t.Context())
 		var attackers sync.WaitGroup
 		attackers.Go(func() { attack(ctx) })
-		suite.Pause(t, 100*time.Millisecond) // until it is in full swing
+		suite.Pause(t, 100*time.Millisecond) // until the attack has started
 		c.attackedWindow(t)
 		cancel()
 		attackers.Wait()
@@ -161,7 +160,7 @@ func (d *door) compare(t *testing.T, attack func(context.Context)) *compared {
 	return c.end(t)
 }
 
-// endure measures before something that goes on by itself once it has begun, and meanwhile.
+// endure measures before and during something that continues by itself once started.
 func (d *door) endure(t *testing.T, start func()) *compared {
 	t.Helper()
 	c := d.begin(t)
@@ -175,7 +174,7 @@ func (d *door) endure(t *testing.T, start func()) *compared {
 	return c.end(t)
 }
 
-// count notes what was wrong in a window, and returns its 99th percentile.
+// count records the wrong answers of a window, and returns its 99th percentile.
 func (c *compared) count(window []volley.Shot) time.Duration {
 	for _, s := range window {
 		if s.Code != http.StatusOK || s.Err != nil {
@@ -198,17 +197,17 @@ func (c *compared) String() string {
 		100*c.cpu.Seconds()/float64(len(c.attacked)), c.peak/mib, c.grown/mib)
 }
 
-// held fails when others have waited for longer than bound, or got a wrong answer, or when more
-// memory was taken than limit.
+// held fails if others waited longer than bound or received a wrong answer, or if more memory than
+// limit was used.
 func (c *compared) held(t *testing.T, limit int64) {
 	t.Helper()
 	if c.more() > bound {
-		t.Errorf("others' p99 %v calm and %v attacked: %s more", c.calm, c.attacked, c.more())
+		t.Errorf("others' p99: %v without and %v with the attack, %s more", c.calm, c.attacked, c.more())
 	}
 	if len(c.wrong) > 0 {
-		t.Errorf("others were answered %v", c.wrong)
+		t.Errorf("others received %v", c.wrong)
 	}
 	if c.peak > limit {
-		t.Errorf("%d MiB were taken, the limit is %d", c.peak/mib, limit/mib)
+		t.Errorf("%d MiB were used, the limit is %d", c.peak/mib, limit/mib)
 	}
 }

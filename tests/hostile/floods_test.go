@@ -17,37 +17,37 @@ import (
 )
 
 const (
-	// attackers is how many connections a flood has at once.
+	// attackers is the number of a flood's concurrent connections.
 	attackers = 2
-	// again is when an attacker whose connection was ended opens the next: a handshake costs both
-	// sides a millisecond of CPU, and the work that a new connection may ask for some 5 ms more.
-	// Whoever can open many a second must be stopped below us; that is no question of frames.
+	// again is when an attacker reconnects after its connection was ended: a handshake uses 1 ms of
+	// CPU on both sides, and the work that a new connection may cause some 5 ms more. Many new
+	// connections a second are no matter of frames, and have to be stopped outside Fairlead.
 	again = 100 * time.Millisecond
-	// burst frames a breath is what an attacker sends: 64,000 in a second and connection. More
-	// would only show how much CPU the test itself takes from the innocent.
+	// An attacker sends burst frames per breath: 64,000 a second per connection. More would only
+	// show how much CPU the test itself takes from the innocents.
 	burst  = 64
 	breath = time.Millisecond
-	// floodMemory is what a flood may take: see docs/security.md, limits of a connection.
+	// floodMemory is how much memory a flood may use: see docs/security.md, limits of a connection.
 	floodMemory = 96 * mib
 )
 
-// flood is one way to keep a server busy for nothing.
+// flood is one way to keep a server busy.
 type flood struct {
 	name     string
 	settings []http2.Setting
-	// begin is called once for each connection. Nil: nothing.
+	// begin is called once per connection, unless it is nil.
 	begin func(*wire) error
 	// step writes a few frames and returns how many.
 	step func(w *wire, n int) (int, error)
-	// breath is the time from one step to the next, for frames that are work by their size. 0: many
-	// steps a millisecond.
+	// breath is the interval of steps, for frames whose size makes them expensive. 0: many steps
+	// per millisecond.
 	breath time.Duration
-	// want is how the engine must end the connection. Empty: it may live.
+	// want is how the engine must end the connection, or empty if it may stay open.
 	want string
 }
 
 func floods() []flood {
-	const endless = 64 << 20 // a body that is never finished
+	const endless = 64 << 20 // a body that never ends
 	post := func(w *wire) error { _, err := w.ask("POST", target, false); return err }
 	frame := func(f func(w *wire) error) func(*wire, int) (int, error) {
 		return func(w *wire, _ int) (int, error) { return 1, f(w) }
@@ -87,7 +87,7 @@ func floods() []flood {
 			return err
 		}, step: frame(func(w *wire) error { return w.fr.WriteWindowUpdate(1, 1) })},
 		{name: "window seesaw", want: "ENHANCE_YOUR_CALM", settings: []http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 0}}, begin: func(w *wire) error {
-			for range 50 { // more would be a burst of requests, which is something else
+			for range 50 { // more would be a burst of requests, which is a different case
 				if _, err := w.ask("GET", target+"/widget-001", true); err != nil {
 					return err
 				}
@@ -131,15 +131,15 @@ func floods() []flood {
 
 func padding(n int) []byte { return make([]byte, n) }
 
-// toll is what became of a flood.
+// toll is the result of a flood.
 type toll struct {
 	frames, connections atomic.Int64
 	mu                  sync.Mutex // guards told
 	told                map[string]int
 }
 
-// run floods until ctx ends: as fast as the server takes it, and again with a new connection when
-// it has had enough.
+// run floods until ctx ends: as fast as the server reads, and with a new connection after each that
+// it ends.
 func (f *flood) run(ctx context.Context, address string, as *tls.Config, y *toll) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -160,7 +160,7 @@ func (f *flood) run(ctx context.Context, address string, as *tls.Config, y *toll
 	}
 }
 
-// converse floods one connection until the server ends it, or ctx.
+// converse floods one connection until the server or ctx ends it.
 func (f *flood) converse(ctx context.Context, w *wire, y *toll) {
 	if f.begin != nil && f.begin(w) != nil {
 		return
@@ -209,10 +209,10 @@ func testFloods(t *testing.T, d *door) {
 				}
 				f.run(ctx, d.Front, as, y)
 			})
-			t.Logf("%d frames on %d connections, told %v; %s", y.frames.Load(), y.connections.Load(), slices.Sorted(maps.Keys(y.told)), c)
+			t.Logf("%d frames on %d connections, ended with %v; %s", y.frames.Load(), y.connections.Load(), slices.Sorted(maps.Keys(y.told)), c)
 			c.held(t, floodMemory)
-			// Whose user has given up too much is asked to go, which is NO_ERROR, before the
-			// connection's own budget is spent.
+			// A user who gives up too many requests is sent GOAWAY with NO_ERROR, before the budget
+			// of the connection is spent.
 			if f.want != "" && y.told[f.want]+y.told["NO_ERROR"] == 0 {
 				t.Errorf("connections ended with %v, want %s", y.told, f.want)
 			}

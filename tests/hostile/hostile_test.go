@@ -14,8 +14,7 @@ var (
 	otherBuild = flag.String("fairlead", "", "attack this executable (default: the working tree's, built anew)")
 )
 
-// TestProtocol is about bytes: nobody may cost others more than a documented amount, whatever is
-// sent to a port.
+// No bytes that a caller sends to a port cost other callers more than a documented amount.
 func TestProtocol(t *testing.T) {
 	w := newWorld(t)
 	t.Run("h2spec", func(t *testing.T) { testConformance(t, w) })

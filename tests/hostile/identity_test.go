@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// TestIdentity is about who one is: nobody may become somebody else, whatever is said beside the
-// credentials.
+// No caller can assume another identity, whatever it sends in addition to its credentials.
 func TestIdentity(t *testing.T) {
 	w := newWorld(t)
 	for name, impersonates := range map[string]bool{"frame": false, "impersonate": true} {
@@ -34,15 +33,15 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// passport is one way of saying who one is.
+// passport is one kind of credentials.
 type passport struct {
 	name   string
 	pair   *pki.Pair
 	header []string // pairs of names and values
-	// local and own are who that is to the local apiserver, and to what Fairlead authenticates
-	// itself. Empty: 401. Anonymous is somebody to the local apiserver.
+	// local and own are the resulting user at the local apiserver, and where Fairlead
+	// authenticates. Empty: 401. The local apiserver knows system:anonymous.
 	local, own string
-	// refused is the status of impersonators who may not. 0: the same as anybody.
+	// refused is the status if impersonation is refused, else 0.
 	refused int
 }
 
@@ -75,7 +74,7 @@ func (h *harbour) passports(t *testing.T) []passport {
 	}
 }
 
-// forgeries are what somebody could add, in pairs of name and value.
+// forgeries are headers that a caller could add, in pairs of name and value.
 func forgeries() map[string][]string {
 	return map[string][]string{
 		"none":                  nil,
@@ -101,7 +100,7 @@ func forgeries() map[string][]string {
 	}
 }
 
-// route is one place to ask, and how it tells who asked.
+// route is one place to send requests to, and how to find out which user it saw.
 type route struct {
 	name string
 	own  bool // Fairlead authenticates
@@ -130,7 +129,7 @@ func routes() []route {
 				}
 				return http.StatusOK, r.Status.UserInfo.Username
 			}
-			if status == http.StatusForbidden { // anonymous may not even ask
+			if status == http.StatusForbidden { // anonymous requests are not authorized
 				return http.StatusOK, named(body)
 			}
 			return status, ""
@@ -146,8 +145,8 @@ func routes() []route {
 	}
 }
 
-// toldRemote is who the extension server was told that the last request is of. What a trusted proxy
-// says is passed on; of others nothing is.
+// toldRemote returns the user of the last request that the extension server received. Only a
+// trusted front proxy's identity headers may arrive unchanged.
 func (h *harbour) toldRemote(t *testing.T, status int, trusted bool) string {
 	t.Helper()
 	found := ""
@@ -159,7 +158,7 @@ func (h *harbour) toldRemote(t *testing.T, status int, trusted bool) string {
 			lower := strings.ReplaceAll(strings.ToLower(name), "_", "-")
 			ours := trusted || name == "X-Remote-User" || name == "X-Remote-Group" || name == "X-Remote-Uid" && strings.HasPrefix(r.Header.Get(name), "uid-") || strings.HasPrefix(name, "X-Remote-Extra-Authentication.kubernetes.io")
 			if strings.HasPrefix(lower, "x-remote") && !ours || strings.HasPrefix(lower, "impersonate") || lower == "authorization" || lower == "proxy-authorization" {
-				t.Errorf("%s: %v has reached the extension server", name, r.Header[name])
+				t.Errorf("%s: %v reached the extension server", name, r.Header[name])
 			}
 		}
 		if slices.Contains(r.Header["X-Remote-Group"], "system:masters") {
@@ -173,18 +172,18 @@ func (h *harbour) toldRemote(t *testing.T, status int, trusted bool) string {
 	return found
 }
 
-// visitor is somebody with a passport and a forgery.
+// visitor is a caller with a passport and a forgery.
 type visitor struct {
 	client  *http.Client
 	header  []string
-	trusted bool // a front proxy, whose word counts
+	trusted bool // a front proxy, whose headers count
 }
 
 func (v *visitor) ask(t *testing.T, method, url, body string) (int, string) {
 	t.Helper()
 	r := must.Get(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body)))(t)
 	for i := 0; i < len(v.header); i += 2 {
-		r.Header[v.header[i]] = append(r.Header[v.header[i]], v.header[i+1]) // not Add: names are sent as they are spelled
+		r.Header[v.header[i]] = append(r.Header[v.header[i]], v.header[i+1]) // not Add: it would change the spelling of names
 	}
 	res, err := v.client.Do(r)
 	if err != nil {
@@ -194,7 +193,7 @@ func (v *visitor) ask(t *testing.T, method, url, body string) (int, string) {
 	return res.StatusCode, string(must.Get(io.ReadAll(res.Body))(t))
 }
 
-// testMatrix asks every route with every passport and every forgery, over both protocols.
+// testMatrix sends each passport with each forgery to each route, over both protocols.
 func testMatrix(t *testing.T, h *harbour) {
 	asked := 0
 	for _, p := range h.passports(t) {
@@ -219,12 +218,12 @@ func testMatrix(t *testing.T, h *harbour) {
 	t.Logf("%d combinations", asked)
 }
 
-// mastered reports whether a forgery puts whoever is believed in it into system:masters.
+// mastered reports whether believing a forgery puts the caller into system:masters.
 func (p *passport) mastered(forgery string) bool {
 	return p.name == "front proxy" && (forgery == "group" || forgery == "both" || forgery == "upper case")
 }
 
-// expected is who a passport is on a route: what a front proxy says beside its user is its word.
+// expected is the result of a passport on a route. A front proxy's headers count.
 func (p *passport) expected(own bool, forgery string) (status int, users []string) {
 	user := p.local
 	if own {
@@ -236,10 +235,10 @@ func (p *passport) expected(own bool, forgery string) (status int, users []strin
 	case user == "":
 		return http.StatusUnauthorized, nil
 	case p.name == "front proxy":
-		// What is forged by a trusted proxy is not forged: its first user counts, and its groups.
+		// Headers of a trusted proxy are not forged: its first user counts, and its groups.
 		switch forgery {
 		case "group", "both", "lower case", "upper case":
-			return http.StatusOK, []string{user, "a master", "system:admin", ""} // a master may see what others are refused
+			return http.StatusOK, []string{user, "a master", "system:admin", ""} // a master may see what others may not
 		}
 	}
 	return http.StatusOK, []string{user}
@@ -250,17 +249,17 @@ func (h *harbour) check(t *testing.T, p *passport, forgery string, r route, v *v
 	status, user := r.who(t, h, v)
 	want, users := p.expected(r.own, forgery)
 	if h.impersonates && (status == http.StatusForbidden || strings.Contains(user, "nobody: ")) && p.mastered(forgery) {
-		return // nobody speaks for them there
+		return // Fairlead may not impersonate system:masters
 	}
 	if p.refused != 0 && (status >= 400 || user == "dave") {
-		return // refused, one way or another: a refusal that names somebody is read as 200
+		return // any refusal will do: one that names a user is read as 200
 	}
 	if status != want || users != nil && !slices.Contains(users, user) {
 		t.Errorf("%s, forged %s: %d %q, want %d %q", r.name, forgery, status, user, want, users)
 	}
 }
 
-// checkUpgrades asks for a WebSocket on both sides, with all forgeries at once.
+// checkUpgrades requests a WebSocket on both sides, with all forgeries at once.
 func (h *harbour) checkUpgrades(t *testing.T, p *passport) int {
 	t.Helper()
 	for _, side := range []struct {
@@ -274,7 +273,7 @@ func (h *harbour) checkUpgrades(t *testing.T, p *passport) int {
 			user = p.own
 		}
 		if p.name == "token in a WebSocket protocol" {
-			user = "bob" // this is what the protocol is for
+			user = "bob" // the purpose of that protocol
 		}
 		told := h.toldRemote(t, status, p.name == "front proxy")
 		switch {
@@ -294,7 +293,7 @@ func (h *harbour) checkUpgrades(t *testing.T, p *passport) int {
 			if status != http.StatusSwitchingProtocols || told != user && p.name != "front proxy" {
 				t.Errorf("%s: %d as %q, want 101 as %q", side.path, status, told, user)
 			}
-		case p.name == "front proxy": // a master by its own word
+		case p.name == "front proxy": // a master by its own headers
 		case status != http.StatusForbidden || named(body) != user:
 			t.Errorf("%s: %d as %q, want 403 as %q", side.path, status, named(body), user)
 		}

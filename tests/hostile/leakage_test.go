@@ -33,14 +33,13 @@ const (
 	echoes  = "/apis/echo.example.com/v1/namespaces/default/echoes/"
 )
 
-// saying is what the echoing backend answers: who asked, for what, with what, as often as it takes
-// to fill size bytes.
+// saying is the echoing backend's answer: user, target and body, repeated to at least size bytes.
 func saying(user, target, body string, size int) string {
 	line := user + " " + target + " " + body + "\n"
 	return strings.Repeat(line, size/len(line)+1)
 }
 
-// startEcho registers a backend whose every answer tells its caller.
+// startEcho registers a backend whose answers name their caller.
 func (h *harbour) startEcho(t *testing.T) {
 	t.Helper()
 	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
@@ -54,7 +53,7 @@ func (h *harbour) startEcho(t *testing.T) {
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, err := io.ReadAll(r.Body)
 			if err != nil {
-				return // the client has gone
+				return // the client has left
 			}
 			size := 0
 			_, _ = fmt.Sscanf(r.URL.Query().Get("size"), "%d", &size)
@@ -76,8 +75,8 @@ type caller struct {
 	header []string
 }
 
-// callers are users who share connections: behind a front proxy, by tokens, impersonated; and one
-// with a certificate of their own.
+// callers are users who share connections: behind a front proxy, with tokens, impersonated; and one
+// with its own certificate.
 func (h *harbour) callers() []caller {
 	var list []caller
 	outer, root := h.outer.Issue(pki.Leaf{CommonName: "outer"}), h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"wheel"}})
@@ -98,8 +97,8 @@ func (h *harbour) callers() []caller {
 	return list
 }
 
-// testLeakage has many users ask at once over the same connections, here and there, short and long,
-// some giving up half way, and compares every answer with what only its caller can be told.
+// testLeakage sends requests of many users over the same connections at once: local and remote,
+// short and long, some given up half way. Each answer must be its caller's own.
 func testLeakage(t *testing.T, h *harbour) {
 	h.startEcho(t)
 	h.await(t, "echo.example.com/v1")
@@ -126,7 +125,7 @@ func testLeakage(t *testing.T, h *harbour) {
 		})
 	}
 	all.Wait()
-	t.Logf("%d requests of %d callers: %d given up half way, %d asked to come again, %d wrong", mixed, len(callers), given.Load(), refused.Load(), wrong.Load())
+	t.Logf("%d requests of %d callers: %d given up half way, %d asked to retry, %d wrong", mixed, len(callers), given.Load(), refused.Load(), wrong.Load())
 	if done := mixed - given.Load() - refused.Load(); done < mixed/2 {
 		t.Errorf("only %d requests were answered", done)
 	}
@@ -134,10 +133,10 @@ func testLeakage(t *testing.T, h *harbour) {
 
 var (
 	errGivenUp = errors.New("given up on purpose")
-	errBusy    = errors.New("asked to come again")
+	errBusy    = errors.New("asked to retry")
 )
 
-// exchange makes one request of a kind that its number decides.
+// exchange makes one request. Its number selects the kind.
 func (h *harbour) exchange(ctx context.Context, c *caller, n int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -157,7 +156,7 @@ func (h *harbour) exchange(ctx context.Context, c *caller, n int) error {
 	if res.StatusCode == http.StatusTooManyRequests {
 		return errBusy
 	}
-	if n%11 == 0 { // what comes then belongs to nobody
+	if n%11 == 0 { // the rest of this answer must not reach other requests
 		cancel()
 		return errGivenUp
 	}
@@ -188,7 +187,7 @@ func (h *harbour) whoAmI(ctx context.Context, c *caller) error {
 	}
 	var r authenticationv1.SelfSubjectReview
 	if err := json.Unmarshal(body, &r); err != nil || r.Status.UserInfo.Username != c.user {
-		return fmt.Errorf("the local apiserver takes it for %q: %d %.200s", r.Status.UserInfo.Username, res.StatusCode, body)
+		return fmt.Errorf("the local apiserver sees user %q: %d %.200s", r.Status.UserInfo.Username, res.StatusCode, body)
 	}
 	return nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testManyStreams has one connection ask a million times, or as often as it can in the time that a
-// suite has; with -million it takes what it takes.
+// testManyStreams sends a million requests on one connection, or as many as it can in a suite's
+// time; with -million it may take ten minutes.
 func testManyStreams(t *testing.T, d *door) {
 	const million = 1_000_000
 	most := 20 * time.Second
@@ -48,7 +48,7 @@ func testManyStreams(t *testing.T, d *door) {
 		t.Errorf("%d streams, %d faults: %v", s.Done, s.Faults, l.Close())
 	}
 	if after-before > 32*mib {
-		t.Errorf("%d MiB stayed", (after-before)/mib)
+		t.Errorf("%d MiB were not released", (after-before)/mib)
 	}
 }
 
@@ -56,7 +56,7 @@ func testManyStreams(t *testing.T, d *door) {
 func testIdle(t *testing.T, d *door) {
 	const (
 		connections = 2000
-		each        = 64 << 10 // what one may cost, its handshake included
+		each        = 64 << 10 // per connection, with its handshake
 	)
 	var idle []io.Closer
 	c := d.endure(t, func() {
@@ -76,7 +76,7 @@ func testIdle(t *testing.T, d *door) {
 	})
 }
 
-// idle opens a connection and asks once.
+// idle opens a connection and sends one request.
 func (d *door) idle(t *testing.T, as *tls.Config) io.Closer {
 	t.Helper()
 	w, err := connect(t.Context(), d.Front, as, true)

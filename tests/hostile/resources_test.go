@@ -25,8 +25,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// TestResources takes from the process what it needs of the machine, looks at what still works and
-// whether it says so, and gives it back.
+// TestResources takes resources of the machine away from the process, checks what still works and
+// what it reports, and gives them back.
 func TestResources(t *testing.T) {
 	w := newWorld(t)
 	t.Run("descriptors", func(t *testing.T) { testDescriptors(t, w) })
@@ -37,7 +37,7 @@ func TestResources(t *testing.T) {
 	t.Run("DNS", func(t *testing.T) { testDNS(t, w) })
 }
 
-// under starts a door by a shell that prepares something first, and then becomes fairlead.
+// under starts a door from a shell that prepares something first, and then executes fairlead.
 func (w *world) under(t *testing.T, prepare string, args ...string) *door {
 	t.Helper()
 	script := filepath.Join(t.TempDir(), "fairlead")
@@ -47,7 +47,7 @@ func (w *world) under(t *testing.T, prepare string, args ...string) *door {
 	return other.open(t, args...)
 }
 
-// served asks the innocents' API once on a connection of its own, and returns what was wrong.
+// served sends one request to the innocents' API on a new connection, and returns what was wrong.
 func (d *door) served(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -56,7 +56,7 @@ func (d *door) served(ctx context.Context) error {
 	return i.once(ctx)
 }
 
-// testDescriptors has a stranger take all connections that there can be.
+// testDescriptors lets a stranger take all possible connections.
 func testDescriptors(t *testing.T, w *world) {
 	const limit = 128
 	d := w.under(t, fmt.Sprintf("ulimit -n %d", limit))
@@ -74,21 +74,21 @@ func testDescriptors(t *testing.T, w *world) {
 	}
 	suite.Eventually(t, 10*time.Second, "full", func() (bool, string) { return d.served(t.Context()) != nil, "others are served" })
 	if !strings.Contains(d.Log.String(), "new connections wait") {
-		t.Error("nothing is told in the log")
+		t.Error("nothing is logged")
 	}
 	if n := d.metric(t, `fairlead_accept_stalls_total{port="front"}`); n == 0 {
 		t.Error("nothing is counted")
 	}
-	// What was there goes on, and the backends are still found well: probes dial anew all the time.
+	// Open connections still work, and backends stay healthy: probes dial anew all the time.
 	probed := d.others.Stats().Handshakes
 	suite.Eventually(t, 30*time.Second, "probed", func() (bool, string) { return d.others.Stats().Handshakes > probed, "no new probe" })
 	for range 100 {
 		if wrong := early.once(t.Context()); wrong != nil {
-			t.Errorf("an open connection is answered %s", wrong)
+			t.Errorf("an open connection received %s", wrong)
 		}
 	}
 	if n := d.metric(t, "aggregator_unavailable_apiservice{"); n != 0 {
-		t.Errorf("%v APIServices were found unavailable", n)
+		t.Errorf("%v APIServices became unavailable", n)
 	}
 	open := d.descriptors(t)
 	for _, c := range taken {
@@ -100,14 +100,14 @@ func testDescriptors(t *testing.T, w *world) {
 		len(taken), open, limit, time.Since(begun).Round(time.Millisecond))
 }
 
-// testMemoryLimit has many ask for much and read slowly in a container that does not leave room for
-// all of it. The kernel ends whoever takes more.
+// testMemoryLimit has many clients request much and read slowly, in a container without room for
+// all of it. The kernel kills a process that uses more.
 func testMemoryLimit(t *testing.T, w *world) {
 	const room = 128 * mib
 	const limit = room / 10 * 9
 	d := w.under(t, "echo $$ >"+filepath.Join(container(t, room), "cgroup.procs"))
 	if n := d.metric(t, "go_gc_gomemlimit_bytes"); n < limit-mib || n > limit+mib { // the kernel rounds to pages
-		t.Errorf("the limit is told as %v bytes", n)
+		t.Errorf("the limit is reported as %v bytes", n)
 	}
 	var readers []net.Conn
 	c := d.endure(t, func() {
@@ -123,18 +123,18 @@ func testMemoryLimit(t *testing.T, w *world) {
 	}
 }
 
-// container makes a control group with so much memory, of the version that the machine has.
+// container makes a cgroup with so much memory, of the machine's version.
 func container(t *testing.T, room int) string {
 	t.Helper()
 	top, limit := "/sys/fs/cgroup", "memory.max"
 	if _, err := os.Stat(filepath.Join(top, "memory")); err == nil {
 		top, limit = filepath.Join(top, "memory"), "memory.limit_in_bytes"
 	} else if err := os.WriteFile(filepath.Join(top, "cgroup.subtree_control"), []byte("+memory"), 0); err != nil {
-		t.Fatalf("limiting memory (this needs root): %v", err)
+		t.Fatalf("limiting memory (needs root): %v", err)
 	}
 	dir, err := os.MkdirTemp(top, "fairlead-") //nolint:usetesting // it has to be there
 	if err != nil {
-		t.Fatalf("making a control group (this needs root): %v", err)
+		t.Fatalf("making a control group (needs root): %v", err)
 	}
 	t.Cleanup(func() {
 		if err := os.Remove(dir); err != nil {
@@ -145,11 +145,11 @@ func container(t *testing.T, room int) string {
 	return dir
 }
 
-// testFullDisk fills the file system of the access log, and empties it again.
+// testFullDisk fills the file system of the access log, and frees it again.
 func testFullDisk(t *testing.T, w *world) {
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
-		t.Fatalf("mounting a small file system (this needs root): %v", err)
+		t.Fatalf("mounting a small file system (needs root): %v", err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
@@ -171,26 +171,26 @@ func testFullDisk(t *testing.T, w *world) {
 	d.burst(t, 100, "after")
 	suite.Eventually(t, 5*time.Second, "written again", func() (bool, string) { n, _ := lines(t, file, "after"); return n == 100, fmt.Sprint(n, " lines") })
 	n, bad := lines(t, file, "before")
-	if n != 100 || bad > 1 { // one may have been cut
-		t.Errorf("%d lines from before, %d that are none", n, bad)
+	if n != 100 || bad > 1 { // one may be incomplete
+		t.Errorf("%d lines from before, %d that are not JSON", n, bad)
 	}
 	t.Logf("500 requests served with a full disk, %v lines lost and counted; lines of all 100 after it", lost)
 }
 
-// burst asks n times, and nothing may go wrong.
+// burst sends n requests. None may fail.
 func (d *door) burst(t *testing.T, n int, mark string) {
 	t.Helper()
 	i := d.innocents()
 	i.url = "https://" + d.Front + others + "/" + strings.ReplaceAll(mark, " ", "-")
 	defer i.client.CloseIdleConnections()
 	for range n {
-		if wrong := i.once(t.Context()); wrong == nil || !strings.HasPrefix(wrong.Error(), "404") { // there is no such widget, and its name is in the log
+		if wrong := i.once(t.Context()); wrong == nil || !strings.HasPrefix(wrong.Error(), "404") { // the widget does not exist; its name is in the log
 			t.Fatalf("%s: answered %q", mark, wrong)
 		}
 	}
 }
 
-// lines counts those of an access log that mention a mark, and those that are not JSON.
+// lines counts an access log's lines that mention mark, and those that are not JSON.
 func lines(t *testing.T, file, mark string) (n, bad int) {
 	t.Helper()
 	f := must.Get(os.Open(file))(t)
@@ -205,7 +205,7 @@ func lines(t *testing.T, file, mark string) (n, bad int) {
 	return n, bad
 }
 
-// testNoLog gives the process a standard error and an access log that nothing can be written to.
+// testNoLog gives the process a standard error and an access log that cannot be written to.
 func testNoLog(t *testing.T, w *world) {
 	d := w.under(t, "exec 2>/dev/full", "--access-log=/dev/full", "--v=4")
 	i := d.innocents()
@@ -222,8 +222,8 @@ func testNoLog(t *testing.T, w *world) {
 	t.Logf("500 requests served with both logs on /dev/full, %v lines lost and counted", lost)
 }
 
-// testStopped stops the process for longer than any of its pings and probes may take, and lets it
-// go on.
+// testStopped stops the process for longer than any of its pings and probes may take, and continues
+// it.
 func testStopped(t *testing.T, w *world) {
 	const stop = 12 * time.Second
 	d := w.open(t)
@@ -240,25 +240,25 @@ func testStopped(t *testing.T, w *world) {
 	begun := time.Now()
 	must.Do(t, d.Process.Signal(syscall.SIGCONT))
 	if wrong := i.once(t.Context()); wrong != nil {
-		t.Errorf("the first request after it is answered %s", wrong)
+		t.Errorf("the first request afterwards received %s", wrong)
 	}
 	back := time.Since(begun)
-	suite.Pause(t, 3*time.Second) // for whatever takes it for dead
+	suite.Pause(t, 3*time.Second) // until a false alarm would have shown
 	if n := d.metric(t, "aggregator_unavailable_apiservice_total{"); n != 0 {
-		t.Errorf("APIServices were found unavailable %v times", n)
+		t.Errorf("APIServices became unavailable %v times", n)
 	}
 	seen := events.Load()
 	d.others.Emit()
 	suite.Eventually(t, 5*time.Second, "told of the event", func() (bool, string) { return events.Load() > seen, "nothing came" })
 	select {
 	case err := <-ended:
-		t.Errorf("the watch has ended: %v", err)
+		t.Errorf("the watch ended: %v", err)
 	default:
 	}
-	t.Logf("stopped for %s: answered %s after it went on, no verdict changed, the watch goes on", stop, back.Round(time.Millisecond))
+	t.Logf("stopped for %s: answered %s after SIGCONT, no verdict changed, the watch continues", stop, back.Round(time.Millisecond))
 }
 
-// watch counts what a watch of the innocents' API brings.
+// watch counts the events of a watch of the innocents' API.
 func (d *door) watch(t *testing.T, c *http.Client, ended chan<- error) *atomic.Int64 {
 	t.Helper()
 	res := must.Get(ask.Open(t.Context(), c, "https://"+d.Front+others+"?watch=true", nil))(t)
@@ -275,7 +275,7 @@ func (d *door) watch(t *testing.T, c *http.Client, ended chan<- error) *atomic.I
 	return &n
 }
 
-// testDNS has a backend be an external name, and takes the name away.
+// testDNS registers a backend with an external name, and removes the name.
 func testDNS(t *testing.T, w *world) {
 	dir := t.TempDir()
 	hosts, resolv := filepath.Join(dir, "hosts"), filepath.Join(dir, "resolv.conf")
@@ -287,14 +287,14 @@ func testDNS(t *testing.T, w *world) {
 	}
 	const with, without = "127.0.0.1 localhost named.test\n", "127.0.0.1 localhost\n"
 	write(hosts, with)
-	write(resolv, "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n") // nobody listens there
-	// A mount namespace of its own: the machine's files stay as they are.
+	write(resolv, "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n") // there is no server there
+	// A new mount namespace: the machine's files stay unchanged.
 	script := filepath.Join(dir, "fairlead")
 	inside := fmt.Sprintf("mount --bind %s /etc/hosts && mount --bind %s /etc/resolv.conf && GODEBUG=netdns=go exec %s \"$@\"", hosts, resolv, w.bin)
 	write(script, "#!/bin/sh\nexec unshare --mount --propagation private sh -c '"+inside+"' sh \"$@\"\n")
 	must.Do(t, os.Chmod(script, 0o700))
 	if out, err := exec.CommandContext(t.Context(), "unshare", "--mount", "true").CombinedOutput(); err != nil {
-		t.Fatalf("making a mount namespace (this needs root): %v\n%s", err, out)
+		t.Fatalf("making a mount namespace (needs root): %v\n%s", err, out)
 	}
 	other := *w
 	other.bin = script
@@ -317,13 +317,13 @@ func testDNS(t *testing.T, w *world) {
 	failed := time.Since(begun)
 	_, page := d.ask(t, d.root, "https://"+d.Admin+"/status")
 	if !strings.Contains(page, "named.test") || !strings.Contains(d.Log.String(), "named.test") {
-		t.Errorf("neither status nor log names the name: %s\n%.2000s", said, page)
+		t.Errorf("status or log lacks the name: %s\n%.2000s", said, page)
 	}
 	if wrong := d.served(t.Context()); wrong != nil {
-		t.Errorf("meanwhile others are answered %s", wrong)
+		t.Errorf("others received %s meanwhile", wrong)
 	}
 	write(hosts, with)
 	begun = time.Now()
 	d.serves(t, path)
-	t.Logf("unavailable %s after the name was gone, said so, others served; well again %s after it was back", failed.Round(100*time.Millisecond), time.Since(begun).Round(100*time.Millisecond))
+	t.Logf("unavailable %s after the name was gone, reported, others served; available again %s after it was back", failed.Round(100*time.Millisecond), time.Since(begun).Round(100*time.Millisecond))
 }

@@ -21,25 +21,25 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// lame is a peer that begins something and does not go on with it, or hardly.
+// lame is a peer that begins something and stalls, or almost.
 type lame struct {
 	name  string
-	proto string        // what it negotiates. Empty: no TLS at all
-	say   string        // what it says at once
-	drip  string        // what it says again every half second, when it was not cut
-	bound time.Duration // for how long it may be borne with
+	proto string        // what it negotiates; empty: no TLS at all
+	say   string        // what it sends first
+	drip  string        // what it sends again every half second until cut off
+	bound time.Duration // for how long the connection may live
 }
 
-// slack is for the ticks by which bounds are looked at, of a second at most, and as much for a busy
-// machine.
+// slack allows for the ticks that enforce bounds, a second apart at most, and as much again for a
+// busy machine.
 const slack = 2 * time.Second
 
 func lames() []lame {
 	const (
-		head = 32 * time.Second // kube-apiserver's ReadHeaderTimeout, of the handshake too
+		head = 32 * time.Second // kube-apiserver's ReadHeaderTimeout, also of the handshake
 		h2   = 10 * time.Second // the engine's for prefaces and heads; net/http's for prefaces
 		gone = 45 * time.Second // a PING after 30 s, and 15 s for its answer
-		rest = 5 * time.Second  // for what is left of a body when the answer is there
+		rest = 5 * time.Second  // for the rest of a body after the answer
 		asks = 2 * time.Second  // the request's own timeout
 	)
 	post := func(fields string) string {
@@ -59,8 +59,8 @@ func lames() []lame {
 	}
 }
 
-// testSlow has some of each at once, and looks at how long they are borne with, and at what others
-// feel.
+// testSlow opens several connections of each kind at once, and checks how long they live and what
+// others notice.
 func testSlow(t *testing.T, d *door) {
 	const each = 20
 	var all sync.WaitGroup
@@ -95,12 +95,12 @@ func testSlow(t *testing.T, d *door) {
 	for _, l := range lames() {
 		t.Logf("%s: cut after %s, bound %s", l.name, longest[l.name].Round(time.Second), l.bound)
 		if longest[l.name] > l.bound+slack {
-			t.Errorf("%s: borne with for %s, want %s", l.name, longest[l.name], l.bound)
+			t.Errorf("%s: cut after %s, want %s", l.name, longest[l.name], l.bound)
 		}
 	}
 }
 
-// outlive is for how long a lame peer is borne with.
+// outlive returns how long a lame peer's connection lives.
 func (d *door) outlive(ctx context.Context, l lame) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 70*time.Second)
 	defer cancel()
@@ -134,15 +134,15 @@ func (d *door) outlive(ctx context.Context, l lame) (time.Duration, error) {
 			return time.Since(begun), nil
 		}
 	}
-	return time.Since(begun), fmt.Errorf("it still lives")
+	return time.Since(begun), fmt.Errorf("the connection is still open")
 }
 
-// testSlowReaders has clients ask for much and take nothing of it.
+// testSlowReaders has clients send many requests and read none of the answers.
 func testSlowReaders(t *testing.T, d *door) {
 	const (
 		connections = 10
-		requests    = 35        // lists of 100 KB on each: fewer than one APIService may have under way, or they are told to come again
-		limit       = 160 * mib // what all of them may have waiting: less than everything, at most a window for each stream
+		requests    = 35        // lists of 100 KB on each: fewer than one APIService's limit, beyond which they would get 429
+		limit       = 160 * mib // what all of them may buffer: less than everything, at most a window for each stream
 		bound       = 45 * time.Second
 	)
 	var readers []net.Conn
@@ -158,16 +158,16 @@ func testSlowReaders(t *testing.T, d *door) {
 	suite.Pause(t, time.Until(begun.Add(bound+slack)))
 	for i, r := range readers {
 		must.Do(t, r.SetReadDeadline(time.Now().Add(5*time.Second)))
-		// What is in the sockets still comes; then the end, or the rest of what was asked for and
+		// What is in the sockets still arrives; then the end, or the rest of the answers and
 		// silence.
 		if n, err := io.Copy(io.Discard, r); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("reader %d is still there after %s; %d bytes came", i, time.Since(begun).Round(time.Second), n)
+			t.Errorf("reader %d is still connected after %s; it received %d bytes", i, time.Since(begun).Round(time.Second), n)
 		}
 		_ = r.Close()
 	}
 }
 
-// asksFrames asks over HTTP/2 and never reads, so that the socket fills up, with all windows open.
+// asksFrames sends requests over HTTP/2 and never reads, so the socket fills. All windows are open.
 func (d *door) asksFrames(t *testing.T, n int) net.Conn {
 	t.Helper()
 	w, err := connect(t.Context(), d.Front, d.w.as("reader"), false, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
@@ -182,7 +182,7 @@ func (d *door) asksFrames(t *testing.T, n int) net.Conn {
 	return w.tls.NetConn()
 }
 
-// asksLines asks many times in a row over HTTP/1.1.
+// asksLines pipelines requests over HTTP/1.1 and never reads.
 func (d *door) asksLines(t *testing.T, n int) net.Conn {
 	t.Helper()
 	conn := d.rawBy(t, "reader", deaf())

@@ -21,16 +21,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// inner is the request that an attacker hides in another one. It must never reach a backend, nor be
+// inner is the request that an attacker hides in another one. It must never reach a backend or be
 // answered.
 const inner = "GET /apis/GV/v1/smuggled HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
 
 // smuggled is one ambiguous request as bytes. GV stands for the API group, INNER for inner.
 type smuggled struct {
 	name, text string
-	// want are the statuses that may answer it. Refusals end the connection.
+	// want are the statuses that are allowed. Refusals end the connection.
 	want []int
-	// whole says that the request is sound, and what follows it is a second one, which is answered
+	// whole says that the request is valid, and what follows it is a second one, which is answered,
 	// too.
 	whole bool
 }
@@ -81,8 +81,8 @@ func smuggling() []smuggled {
 		{name: "forged trailers", text: head + "Transfer-Encoding: chunked\r\nTrailer: X-Remote-User, Content-Length\r\nConnection: close\r\n\r\n2\r\n{}\r\n0\r\nX-Remote-User: system:admin\r\nContent-Length: 99\r\n\r\n", want: []int{200, 201, 400, 409, 422}},
 		{name: "no host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\n\r\n", want: []int{400}},
 		{name: "two hosts", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", want: []int{400}},
-		// RFC 9112 §5.2 lets a server put a blank in place of a line's folding; then these are
-		// sound, and what follows their body is a request of its own.
+		// RFC 9112 §5.2 lets a server replace a line's folding by a blank. Then these are valid,
+		// and what follows their body is a second request.
 		{name: "folded length", text: head + "Content-Length:\r\n 5\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}, whole: true},
 		{name: "folded encoding", text: head + "X: y\r\n Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}, whole: true},
 		{name: "folded host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost:\r\n x\r\nConnection: close\r\n\r\nINNER", want: []int{200, 400}},
@@ -109,7 +109,7 @@ func smuggling() []smuggled {
 	return list
 }
 
-// testSmuggling sends the table to a backend of each protocol, and looks at what has arrived there.
+// testSmuggling sends the table to a backend of each protocol, and checks what arrived there.
 func testSmuggling(t *testing.T, d *door) {
 	old := d.w.extension(t, "old", "old.example.com/v1", 0)
 	suite.Put(t, filepath.Join(d.registry, "old.yaml"), d.w.manifest("old", "old.example.com", old.Addr(), `fairlead.dev/http1: "true"`))
@@ -140,7 +140,7 @@ func (d *door) rawBy(t *testing.T, user string, dialer *net.Dialer) *tls.Conn {
 	return conn.(*tls.Conn) //nolint:forcetypeassert // a tls.Dialer makes no other
 }
 
-// answers reads responses until the connection ends or most have come.
+// answers reads up to most responses, or until the connection ends.
 func answers(t *testing.T, conn io.Reader, most int) []int {
 	t.Helper()
 	var list []int
@@ -161,7 +161,7 @@ func (d *door) smuggle(t *testing.T, s smuggled, group string, backend *extensio
 	backend.Forget()
 	conn := d.raw(t, "attacker")
 	text := strings.NewReplacer("INNER", inner, "GV", group).Replace(strings.ReplaceAll(s.text, "INNER", inner))
-	_, cut := io.WriteString(conn, text) // it may be refused and ended before all of it is sent; then the answer may be lost too
+	_, cut := io.WriteString(conn, text) // a refusal may end the connection before all is sent; then the answer may be lost, too
 	most := 1
 	if s.whole {
 		most = 2
@@ -172,22 +172,22 @@ func (d *door) smuggle(t *testing.T, s smuggled, group string, backend *extensio
 	}
 	if !s.whole && len(got) > 0 && got[0] >= 400 {
 		if rest, err := io.ReadAll(io.LimitReader(conn, 1<<16)); err == nil && bytes.Contains(rest, []byte("HTTP/1.1")) {
-			t.Errorf("after the refusal came %q", rest)
+			t.Errorf("the refusal was followed by %q", rest)
 		}
 	}
 	for _, r := range backend.Requests(0) {
 		switch {
 		case strings.Contains(r.Target, "smuggled") && !s.whole:
-			t.Errorf("the hidden request has arrived: %s %s as %v", r.Method, r.Target, r.Header["X-Remote-User"])
+			t.Errorf("the hidden request arrived: %s %s as %v", r.Method, r.Target, r.Header["X-Remote-User"])
 		case strings.Contains(r.Target, "smuggled") && !slices.Equal(r.Header["X-Remote-User"], []string{"attacker"}):
-			t.Errorf("the second request has arrived as %v", r.Header["X-Remote-User"])
+			t.Errorf("the second request arrived as %v", r.Header["X-Remote-User"])
 		case len(r.Trailer["X-Remote-User"]) > 0:
-			t.Errorf("a trailer has arrived: %v", r.Trailer)
+			t.Errorf("a trailer arrived: %v", r.Trailer)
 		}
 	}
 }
 
-// testConnectionLists has a client declare hop-by-hop what only Fairlead may take away, or set.
+// testConnectionLists declares headers as hop-by-hop that only Fairlead may remove or set.
 func testConnectionLists(t *testing.T, d *door) {
 	for _, list := range []string{
 		"X-Remote-User", "x-remote-group, X-Remote-Extra-Scope", "close, X-Remote-User, Authorization", "X-Forwarded-For, Audit-Id, Fairlead-Via", "Host, Content-Length", "keep-alive, Transfer-Encoding",
@@ -214,12 +214,12 @@ func testConnectionLists(t *testing.T, d *door) {
 			}
 		}
 		if !seen {
-			t.Errorf("Connection: %s: nothing has arrived", list)
+			t.Errorf("Connection: %s: nothing arrived", list)
 		}
 	}
 }
 
-// testHugeHead sends header lines until Fairlead has had enough: a MiB, as kube-apiserver.
+// testHugeHead sends header lines until Fairlead refuses: at 1 MiB, like kube-apiserver.
 func testHugeHead(t *testing.T, d *door) {
 	conn := d.raw(t, "attacker")
 	_, err := io.WriteString(conn, "GET "+target+" HTTP/1.1\r\nHost: x\r\n")
@@ -230,6 +230,6 @@ func testHugeHead(t *testing.T, d *door) {
 	got := answers(t, conn, 1)
 	t.Logf("answered %v after %d KiB at most", got, sent>>10)
 	if sent >= 4*mib && (len(got) == 0 || got[0] != http.StatusRequestHeaderFieldsTooLarge) {
-		t.Errorf("%d bytes of head were taken and answered %v", sent, got)
+		t.Errorf("%d bytes of head were read and answered with %v", sent, got)
 	}
 }

@@ -27,9 +27,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// TestStrangers is about one connection, and sixteen, of somebody who wants to stop everybody else:
-// before a real kube-apiserver, over both HTTP versions. The letters are those of the review that
-// found the attacks.
+// One attacker cannot stop other users of a real kube-apiserver, with 1, 16 or 256 connections over
+// either HTTP version. The letters are those of the review that found the attacks.
 func TestStrangers(t *testing.T) {
 	w := newWorld(t)
 	h := newHarbour(t, w, false)
@@ -39,7 +38,7 @@ func TestStrangers(t *testing.T) {
 	for _, a := range attacks(t) {
 		numbers := []int{1, 16}
 		if a.many && a.proto != "h2" {
-			numbers = append(numbers, 256) // one request each: as many as a connection of HTTP/2 has
+			numbers = append(numbers, 256) // one request each: as many as an HTTP/2 connection may have
 		}
 		for _, connections := range numbers {
 			t.Run(fmt.Sprintf("%s over %s from %d", a.name, strings.ReplaceAll(a.proto, "/", " "), connections), func(t *testing.T) {
@@ -55,13 +54,13 @@ func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
 	return h.core(t).CoreV1().ServiceAccounts("default")
 }
 
-// account makes the one whose tokens mint gives: no controller manager runs here.
+// account creates the ServiceAccount of mint's tokens: no controller manager runs here.
 func (h *harbour) account(t *testing.T) {
 	t.Helper()
 	must.Get(h.accounts(t).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}))(t)
 }
 
-// mint makes tokens that nobody has seen.
+// mint creates unused tokens.
 func (h *harbour) mint(t *testing.T, n int) []string {
 	t.Helper()
 	accounts := h.accounts(t)
@@ -75,49 +74,49 @@ func (h *harbour) mint(t *testing.T, n int) []string {
 	return tokens
 }
 
-// attack is what each of its connections does, once at the beginning or again and again.
+// attack is what each of its connections does, once or repeatedly.
 type attack struct {
 	name, proto string
-	// many is for what HTTP/2 does in one connection and HTTP/1.1 in many.
+	// many is for attacks that need one connection over HTTP/2 and many over HTTP/1.1.
 	many bool
-	// records has the connection write TLS records itself.
+	// records lets the attack write TLS records itself.
 	records bool
-	// user has a client certificate. Empty: the attacker is nobody.
+	// user is the user of the client certificate, or empty without one.
 	user string
 	// chain replaces the user's certificate.
 	chain *tls.Certificate
-	// every is the time between two strikes of a connection. 0: there is one.
+	// every is the interval of a connection's strikes. 0: there is only one.
 	every time.Duration
-	// fresh has each strike open a connection of its own.
+	// fresh makes each strike open a new connection.
 	fresh  bool
 	strike func(ctx context.Context, s *striker) error
 }
 
 const (
-	// siegeWindows of each kind, calm and attacked, take turns. All count.
+	// siegeWindows is the number of calm and of attacked windows, which alternate. All count.
 	siegeWindows = 9
-	// swing is how long an attack has begun before a window does.
+	// swing is how long an attack runs before its window begins.
 	swing = 100 * time.Millisecond
-	// maxStolen is what the hypervisor may take of a window's two cores. One of which it takes more
-	// says nothing of Fairlead: it is measured once more, and logged. A window in six loses 10 ms,
-	// one in sixty 20.
+	// maxStolen is how much the hypervisor may take of a window's two cores. A window that loses
+	// more says nothing about Fairlead: it is logged and measured once more. One window in six
+	// loses 10 ms, one in sixty 20 ms.
 	maxStolen = 20 * time.Millisecond
-	// The bounds: requests of others served in the attacked windows, as a share of those in the
-	// calm ones; their slowest beside the calm windows' slowest; memory.
+	// The bounds: others' requests served in attacked windows, relative to calm ones; how much
+	// slower their slowest answer may be; memory.
 	siegeShare  = 0.8
 	siegeSlower = 50 * time.Millisecond
 	siegeMemory = 64 * mib
 )
 
-// siege is one attack, and what others felt of it.
+// siege is one attack, and its effects on others.
 type siege struct {
 	h           *harbour
 	attack      attack
 	connections int
-	tokens      []string // that nobody has seen: two for each window
+	tokens      []string // unused: two for each window
 
-	url            string // what the others ask
-	calm, attacked []int  // requests of theirs that were served, in each window
+	url            string // requested by the others
+	calm, attacked []int  // their requests served, in each window
 	worst          [2]time.Duration
 	wrong          map[string]int
 }
@@ -128,7 +127,7 @@ func (s *siege) run(t *testing.T) {
 	s.url, s.wrong = s.h.front.Endpoint.URL+remotePath+"/widget-001", map[string]int{}
 	c := s.client("h2", s.h.tls(s.h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "innocent"})))
 	defer c.CloseIdleConnections()
-	s.window(t, c) // connections, caches
+	s.window(t, c) // fills connection pools and caches
 	before, _ := d.memory(t)
 	d.forgetPeak(t)
 	for range siegeWindows {
@@ -144,7 +143,7 @@ func (s *siege) run(t *testing.T) {
 			}
 			strikers.Go(func() { s.strikes(ctx, i, struck) })
 		}
-		holding.Wait() // handshakes are work too, but none that this is about
+		holding.Wait() // their handshakes are not part of the measurement
 		suite.Pause(t, swing)
 		var meanwhile sync.WaitGroup
 		meanwhile.Go(func() { s.others(t) })
@@ -164,21 +163,21 @@ func (s *siege) client(proto string, as *tls.Config) *http.Client {
 	return c
 }
 
-// askers of one connection ask again as soon as they are answered.
+// askers is how many requests one connection always has.
 const askers = 4
 
-// window is one on cores that are this machine's own.
+// window measures a second, again if the hypervisor took too much of it.
 func (s *siege) window(t *testing.T, c *http.Client) (served int, worst time.Duration) {
 	before := stolen(t)
 	served, worst = s.second(t, c)
 	if lost := stolen(t) - before; lost > maxStolen {
-		t.Logf("measured again: %d served, the slowest in %v, while the hypervisor took %v", served, worst, lost)
+		t.Logf("measured again: %d served, slowest %v, while the hypervisor took %v", served, worst, lost)
 		return s.second(t, c)
 	}
 	return served, worst
 }
 
-// stolen is how long cores were ready to run and did not, since the machine has started (steal of
+// stolen is how long cores were ready to run and did not, since the machine started (steal of
 // proc_stat(5)).
 func stolen(t *testing.T) time.Duration {
 	t.Helper()
@@ -186,8 +185,8 @@ func stolen(t *testing.T) time.Duration {
 	return time.Duration(must.Get(strconv.Atoi(strings.Fields(all)[8]))(t)) * 10 * time.Millisecond // USER_HZ is 100
 }
 
-// second has others ask for a second. It returns how many were served within it, and the slowest
-// answer of all.
+// second sends others' requests for a second. It returns how many were answered within it, and the
+// slowest answer of all.
 func (s *siege) second(t *testing.T, c *http.Client) (served int, worst time.Duration) {
 	var all sync.WaitGroup
 	var mu sync.Mutex // guards served, worst and s.wrong
@@ -213,14 +212,14 @@ func (s *siege) second(t *testing.T, c *http.Client) (served int, worst time.Dur
 	return served, worst
 }
 
-// others asks meanwhile what needs nobody's place, and with a token that was never seen.
+// others sends requests that need no place, and requests with unused tokens.
 func (s *siege) others(t *testing.T) {
 	for _, other := range []struct{ what, path, token string }{
 		{"/readyz", "/readyz", ""}, {"a new token", remotePath + "/widget-001", s.token()}, {"a new token at the local apiserver", "/version", s.token()},
 	} {
 		c := s.client("h2", s.h.tls(nil))
 		if reply, err := ask.Do(t.Context(), c, http.MethodGet, s.h.front.Endpoint.URL+other.path, ask.Bearer(other.token), ""); err != nil || reply.Code != http.StatusOK {
-			t.Errorf("%s is answered with %d: %v", other.what, reply.Code, err)
+			t.Errorf("%s returned %d: %v", other.what, reply.Code, err)
 		}
 		c.CloseIdleConnections()
 	}
@@ -244,15 +243,15 @@ func (s *siege) held(t *testing.T, grown int64) {
 	t.Logf("FIGURE %s: others served %d calm, %d attacked (%.2f), worst %s calm, %s attacked (%+d ms), memory %+d MiB", strings.TrimPrefix(t.Name(), "TestStrangers/"),
 		total(s.calm), total(s.attacked), share, s.worst[0].Round(time.Millisecond), s.worst[1].Round(time.Millisecond), (s.worst[1] - s.worst[0]).Milliseconds(), grown/mib)
 	if share < siegeShare {
-		t.Errorf("others were served %.2f of what they are served in peace: %v calm, %v attacked", share, s.calm, s.attacked)
+		t.Errorf("others were served %.2f of the calm windows' requests: %v calm, %v attacked", share, s.calm, s.attacked)
 	}
 	if slower := s.worst[1] - s.worst[0]; slower > siegeSlower {
-		t.Errorf("the slowest answer to others took %v more", slower)
+		t.Errorf("others' slowest answer took %v longer", slower)
 	}
 	if len(s.wrong) > 0 {
-		t.Errorf("others were answered %v", s.wrong)
+		t.Errorf("others received %v", s.wrong)
 	}
 	if grown > siegeMemory {
-		t.Errorf("%d MiB were taken", grown/mib)
+		t.Errorf("%d MiB were used", grown/mib)
 	}
 }

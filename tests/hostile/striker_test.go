@@ -24,7 +24,7 @@ type striker struct {
 	n       int // strikes so far
 }
 
-// get asks over whichever protocol.
+// get sends a request over either protocol.
 func (s *striker) get(path string) error {
 	if s.h2 != nil {
 		_, err := s.h2.ask("GET", path, true)
@@ -33,7 +33,7 @@ func (s *striker) get(path string) error {
 	return s.send("GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n")
 }
 
-// post begins an upload of which nothing comes.
+// post begins an upload without sending any of it.
 func (s *striker) post(path string) error {
 	if s.h2 != nil {
 		_, err := s.h2.ask("POST", path, false, "content-length", "100", "content-type", "application/json")
@@ -87,7 +87,7 @@ func (s *siege) connect(ctx context.Context) (*striker, error) {
 	return &striker{h1: c}, nil
 }
 
-// speakRecords opens an HTTP/2 connection whose records the attack writes.
+// speakRecords opens an HTTP/2 connection whose TLS records the attack writes.
 func speakRecords(ctx context.Context, address string, as *tls.Config) (*striker, error) {
 	as.NextProtos = []string{"h2"}
 	c, err := tlsrecords.Dial(ctx, address, as)
@@ -99,8 +99,8 @@ func speakRecords(ctx context.Context, address string, as *tls.Config) (*striker
 	return &striker{records: c}, err
 }
 
-// strikes is what one connection of an attack does until ctx ends. One that the server has ended
-// opens another. struck is called when one that strikes once has struck.
+// strikes runs one connection of an attack until ctx ends, and reopens it when the server ends it.
+// struck is called when an attack with one strike has struck.
 func (s *siege) strikes(ctx context.Context, i int, struck func()) {
 	var on *striker
 	defer struck()
@@ -110,7 +110,7 @@ func (s *siege) strikes(ctx context.Context, i int, struck func()) {
 		}
 	}()
 	every := s.attack.every
-	// Connections take turns, and the first strike falls into the window.
+	// Connections alternate, and the first strike is within the window.
 	next := time.After(swing + every*time.Duration(i)/time.Duration(s.connections))
 	if every == 0 {
 		next = time.After(0)

@@ -18,8 +18,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// wire is a connection of a client that writes the frames it likes. Its output is buffered until
-// flush.
+// wire is a client's connection that may write any frames. Its output is buffered until flush.
 type wire struct {
 	tls   *tls.Conn
 	out   *bufio.Writer
@@ -35,8 +34,7 @@ type wire struct {
 	ended   atomic.Int64  // END_STREAM and RST_STREAM
 }
 
-// connect opens an HTTP/2 connection. Whoever reads is false never takes a byte after the
-// handshake.
+// connect opens an HTTP/2 connection. If reads is false, it never reads after the handshake.
 func connect(ctx context.Context, address string, c *tls.Config, reads bool, settings ...http2.Setting) (*wire, error) {
 	c = c.Clone()
 	c.NextProtos = []string{"h2"}
@@ -62,8 +60,8 @@ func connect(ctx context.Context, address string, c *tls.Config, reads bool, set
 	return w, nil
 }
 
-// deaf makes connections that take a few KiB before somebody reads them. Else the kernel takes
-// megabytes.
+// deaf dials connections that buffer only a few KiB until they are read. By default the kernel
+// buffers megabytes.
 func deaf() *net.Dialer {
 	return &net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		return errors.Join(raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) }), err)
@@ -72,7 +70,7 @@ func deaf() *net.Dialer {
 
 func (w *wire) close() { _ = w.tls.NetConn().Close() }
 
-// flush sends what is buffered. A server that takes nothing for 5 s has stopped listening.
+// flush writes the buffer. A server that reads nothing for 5 s has stopped reading.
 func (w *wire) flush() error {
 	if err := w.tls.SetWriteDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return err
@@ -135,7 +133,7 @@ func (w *wire) ask(method, path string, end bool, fields ...string) (uint32, err
 	return id, err
 }
 
-// told is how the server ended the connection.
+// told reports how the server ended the connection.
 func (w *wire) told() string {
 	select {
 	case <-w.gone:
@@ -143,7 +141,7 @@ func (w *wire) told() string {
 		return "open"
 	}
 	if code := w.goAway.Load(); code >= 0 {
-		return fmt.Sprint(http2.ErrCode(code)) // it was one
+		return fmt.Sprint(http2.ErrCode(code)) // the server sent one
 	}
 	return "closed"
 }

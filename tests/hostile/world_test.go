@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// world is what all cases share: the executable, and keys.
+// world is what all cases share: the executable and keys.
 type world struct {
 	bin  string
 	keys alone.Keys
@@ -32,7 +32,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// as is how a user of these groups connects; without a name, how nobody does.
+// as returns the TLS configuration of a user in groups, or of a stranger if name is empty.
 func (w *world) as(name string, groups ...string) *tls.Config {
 	c := &tls.Config{RootCAs: w.keys.Servers.Pool(), MinVersion: tls.VersionTLS12}
 	if name != "" {
@@ -41,7 +41,7 @@ func (w *world) as(name string, groups ...string) *tls.Config {
 	return c
 }
 
-// client has one connection and speaks the given protocol only.
+// client has one connection and speaks only the given protocol.
 func client(c *tls.Config, proto string) *http.Client {
 	c = c.Clone()
 	c.NextProtos = []string{proto}
@@ -60,7 +60,7 @@ func (w *world) extension(t *testing.T, svc, groupVersion string, record int) *e
 	})
 }
 
-// manifest registers what listens on an address as the service svc.
+// manifest registers the server at an address as the service svc.
 func (w *world) manifest(svc, group, address, annotations string) string {
 	host, port, _ := net.SplitHostPort(address)
 	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
