@@ -21,17 +21,15 @@ import (
 const (
 	group     = "bench.example.com"
 	resources = "/apis/" + group + "/v1/namespaces/default/objects"
-	// objectSize and listSize are what an ordinary object and a list of a hundred of them take.
+	// objectSize and listSize are the sizes of an ordinary object and a list of a hundred.
 	objectSize = 1 << 10
 	listSize   = 100 << 10
-	// eventPath makes the backend send an event on every watch; it is asked directly, not through a
-	// proxy.
+	// eventPath makes the backend send an event on every watch; requests for it bypass proxies.
 	eventPath = "/event"
 )
 
-// extension is the extension server behind all peers: an object, lists of any size, bodies and
-// watches that never end, all from memory. It asks nobody who they are, because its own work is not
-// what is measured.
+// extension is the extension server behind all peers: an object, lists of any size, endless bodies
+// and watches, all from memory. It does not authenticate, because its own work is not measured.
 type extension struct {
 	bodies map[int][]byte // :: size → JSON; filled before it serves
 	event  []byte
@@ -59,17 +57,17 @@ func serveBackend(ctx context.Context, args []string) error {
 	return <-ended
 }
 
-// addresses is how many the extension server has: for scenario rest, an endpoint each.
+// addresses is how many the extension server has: an endpoint each in scenario rest.
 const addresses = 2000
 
-// addressOf is the i-th, all of them loopback.
+// addressOf returns the i-th address. All are loopback.
 func addressOf(first string, i int) string {
 	_, port, _ := strings.Cut(first, ":")
 	return fmt.Sprintf("127.0.%d.%d:%s", i/250, 1+i%250, port)
 }
 
-// serveTLS serves until ctx ends, as kube-apiserver's own library does it: net/http over HTTP/2
-// with 250 streams per connection.
+// serveTLS serves until ctx ends, with net/http over HTTP/2 like kube-apiserver's library, and
+// maxStreams per connection.
 func serveTLS(ctx context.Context, address, cert, key string, h http.Handler) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -86,7 +84,7 @@ func serveTLS(ctx context.Context, address, cert, key string, h http.Handler) er
 // maxStreams is more than any scenario opens on a connection.
 const maxStreams = 1100
 
-// object is JSON of exactly so many bytes.
+// object returns JSON of exactly size bytes.
 func object(size int) []byte {
 	const head = `{"kind":"Object","apiVersion":"bench.example.com/v1","metadata":{"name":"one","namespace":"default"},"data":"`
 	return append(append([]byte(head), bytes.Repeat([]byte("x"), size-len(head)-2)...), `"}`...)
@@ -101,7 +99,7 @@ func (e *extension) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.tick = make(chan struct{})
 		e.mu.Unlock()
 	case r.Method == http.MethodPost:
-		_, _ = io.Copy(io.Discard, r.Body) // until the client goes
+		_, _ = io.Copy(io.Discard, r.Body) // until the client leaves
 	case strings.HasSuffix(path, "/objects/endless"):
 		for err := error(nil); err == nil; {
 			_, err = w.Write(e.bodies[listSize])
@@ -117,7 +115,7 @@ func (e *extension) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.send(w, size)
 	case strings.Count(path, "/") == 3:
 		discover(w, strings.TrimPrefix(path, "/apis/"))
-	default: // probes, and documents that not every extension server has
+	default: // probes, and documents that an extension server may lack
 		http.NotFound(w, r)
 	}
 }
@@ -131,10 +129,10 @@ func (e *extension) send(w http.ResponseWriter, size int) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
-	_, _ = w.Write(body) // a client that went away is the load's end
+	_, _ = w.Write(body) // the load handles a client that left
 }
 
-// watch sends one event at once and one whenever it is told to, until the client goes.
+// watch sends one event at once and one per tick, until the client leaves.
 func (e *extension) watch(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	for {
@@ -166,7 +164,7 @@ func discover(w http.ResponseWriter, groupVersion string) {
 func startBackend(ctx context.Context, c *cluster.Cluster, self string) (address string) {
 	b := cluster.Backend{
 		Namespace: "bench", Service: "extension", CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{group + "/v1"},
-		// Some scenarios have a thousand under way, and a hundred thousand watches.
+		// Some scenarios have a thousand running requests, and a hundred thousand watches.
 		Annotations: map[string]string{"fairlead.dev/max-inflight": "2000", "fairlead.dev/max-longrunning": "120000"},
 	}
 	at, args, err := c.ExtensionArgs(&b)

@@ -15,12 +15,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// flowing is how long bodies flow: 25 round trips of the longer kind, the first few of which
-// windows need to grow.
+// flowing is how long bodies flow: 25 of the longer round trips. Windows need the first few to
+// grow.
 const flowing = 5 * time.Second
 
-// distance is how fast long bodies come from an extension server that is far away, and from clients
-// that are.
+// distance measures the throughput of long bodies from a distant extension server, and from distant
+// clients.
 func distance(ctx context.Context, w *world) {
 	ctx, cancel := context.WithCancel(ctx) // ends the relays
 	defer cancel()
@@ -30,8 +30,8 @@ func distance(ctx context.Context, w *world) {
 	}
 }
 
-// distant is an address that is reached over a long way, each direction of which takes half of a
-// round trip, until ctx ends.
+// distant returns an address that forwards to another until ctx ends. Each direction takes half of
+// trip.
 func distant(ctx context.Context, to string, trip time.Duration) string {
 	r := try.Get(relay.Start(ctx, to))
 	r.Delay(trip / 2)
@@ -63,7 +63,7 @@ func (w *world) flows(ctx context.Context, name string, list []*peer, method str
 	for _, streams := range []int{1, 20} {
 		for round := range min(w.o.rounds, 3) {
 			for i := range list {
-				p := list[(i+round)%len(list)] // nobody is always the first
+				p := list[(i+round)%len(list)] // each is the first in turn
 				w.fresh(ctx, p)
 				w.r.add(fmt.Sprintf("%s-%d", name, streams), p.name, round, w.flow(ctx, p.address, method, streams))
 			}
@@ -71,8 +71,8 @@ func (w *world) flows(ctx context.Context, name string, list []*peer, method str
 	}
 }
 
-// flow has endless bodies flow on a new connection that has carried one request: handshakes are not
-// part of it, and windows have yet to grow.
+// flow measures endless bodies on a new connection that has carried one request: handshakes are not
+// measured, and windows still have to grow.
 func (w *world) flow(ctx context.Context, address, method string, streams int) sample {
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: w.tls.Clone(), ForceAttemptHTTP2: true}}
 	defer client.CloseIdleConnections()
@@ -86,14 +86,14 @@ func (w *world) flow(ctx context.Context, address, method string, streams int) s
 	}
 	for range streams {
 		if err := <-ended; !errors.Is(err, context.DeadlineExceeded) {
-			try.Do(fmt.Errorf("an endless body has ended: %w", cmp.Or(err, io.EOF)))
+			try.Do(fmt.Errorf("an endless body ended: %w", cmp.Or(err, io.EOF)))
 		}
 	}
 	return sample{Flow: float64(body.Load()) / 1e6 / flowing.Seconds()}
 }
 
-// endless is bodies that are sent or received, and counts them. What a sender's window lets go
-// counts at once: a round trip's worth of five seconds.
+// endless sends or receives bodies and counts their bytes. What is sent counts before it arrives: an
+// error of one round trip in five seconds.
 type endless struct{ atomic.Int64 }
 
 func (e *endless) exchange(ctx context.Context, client *http.Client, method, url string) (err error) {

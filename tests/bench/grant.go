@@ -16,15 +16,14 @@ import (
 )
 
 const (
-	// localPath is an object of kube-apiserver's own, of the same size as those of the extension
-	// server.
+	// localPath is an object in kube-apiserver, as large as the extension server's.
 	localPath = "/api/v1/namespaces/default/configmaps/bench"
-	// tokenSize is that of a service account's token.
+	// tokenSize is the size of a service account's token.
 	tokenSize = 900
 )
 
-// token is the i-th user's. They are kube-apiserver's static tokens, so that whoever authenticates
-// them pays for a TokenReview and little else.
+// token returns the i-th user's token. Tokens are kube-apiserver's static ones, so that
+// authentication costs a TokenReview and little else.
 func token(i int) string {
 	t := fmt.Sprintf("token-%07d-", i)
 	return t + strings.Repeat("x", tokenSize-len(t))
@@ -34,15 +33,15 @@ func writeTokens(file string, n int) {
 	f := try.Get(os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600))
 	w := bufio.NewWriter(f)
 	for i := range n {
-		// Groups as a service account has them.
+		// The groups of a service account.
 		fmt.Fprintf(w, "%s,system:serviceaccount:bench:user-%d,uid-%d,\"system:serviceaccounts,system:serviceaccounts:bench\"\n", token(i), i, i)
 	}
 	try.Do(w.Flush())
 	try.Do(f.Close())
 }
 
-// grant lets every user read what the scenarios read, and send what they send, by RBAC as in any
-// cluster: nobody here is of system:masters.
+// grant allows every user the requests of the scenarios by RBAC, as in any cluster: no user here is
+// in system:masters.
 func (w *world) grant(ctx context.Context) {
 	core := try.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))
 	read := []string{"get", "list", "watch"}

@@ -9,10 +9,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// identities compares the two ways by which kube-apiserver learns whose a request is, with a caller
-// by certificate: what one costs Fairlead, and what it costs kube-apiserver. A Fairlead is started
-// for each way. Each is two peers: one of which its own processor time counts, and one of which
-// kube-apiserver's does.
+// identities compares both values of --local-identity for a caller with a certificate: their cost
+// in Fairlead, and in kube-apiserver. It starts a Fairlead for each. Each is two peers: one counts
+// Fairlead's processor time, the other kube-apiserver's.
 func identities(ctx context.Context, w *world) {
 	account := try.Get(w.Account(ctx, w.Endpoint(), "deploy", "managed"))
 	proven := w.proven("bench", "dev", "ops")
@@ -24,14 +23,14 @@ func identities(ctx context.Context, w *world) {
 		behind.front, behind.part = nil, w.APIServers[0]
 		list = append(list, p.as(way), behind)
 	}
-	// At 500 a second: kube-apiserver looks a caller's rights up, and for the one who impersonates
-	// him as well.
+	// At 500 a second: kube-apiserver authorizes the caller, and also Fairlead if it impersonates
+	// the caller.
 	c := paced(gets(8, 1), 500)
 	c.Size, c.Next = 0, func(int, int) load.Request { return load.Request{Path: localPath} }
 	w.inTurns(ctx, "identity", list, func(*peer) load.Config { return c })
 }
 
-// proven is how a user with a certificate reaches everybody.
+// proven returns the TLS configuration of a user with a certificate.
 func (w *world) proven(user string, groups ...string) *tls.Config {
 	pair := try.Get(w.PKI.Client.Issue("bench-"+user, cluster.Leaf{User: user, Groups: groups}))
 	tc := w.tls.Clone()

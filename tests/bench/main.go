@@ -1,10 +1,10 @@
-// Command bench measures Fairlead beside its peers: kube-apiserver's own aggregator, a bare
-// httputil.ReverseProxy, HAProxy, nginx and nghttpx, all before the same extension server. It
-// starts a cluster on loopback, asks the peers in turns, round after round, and prints what a
-// request cost each of them: as ratios taken within a round, because absolute figures drift with
-// the machine.
+// Command bench compares Fairlead with its peers: kube-apiserver's own aggregator, a bare
+// httputil.ReverseProxy, HAProxy, nginx and nghttpx, all in front of the same extension server. It
+// starts a cluster on loopback, loads the peers in turn, round after round, and prints what a
+// request cost each of them: as ratios within a round, because absolute figures drift with the
+// machine.
 //
-// docs/evidence/measurements.md says what the figures mean. `make bench` runs it.
+// docs/evidence/measurements.md explains the figures. `make bench` runs it.
 package main
 
 import (
@@ -35,7 +35,7 @@ func main() {
 	}
 }
 
-// command runs a subcommand: the bench is its own extension server and its own bare proxy.
+// command runs a subcommand: bench is also the extension server and the bare proxy.
 func command(ctx context.Context, args []string) (err error) {
 	defer try.Catch(&err)
 	switch {
@@ -91,7 +91,7 @@ func parse(args []string) (*options, error) {
 	return o, nil
 }
 
-// pick is how much of something there is in a short run and with -full.
+// pick selects an amount: quick, or full with -full.
 func (o *options) pick(quick, full int) int {
 	if o.full {
 		return full
@@ -113,21 +113,21 @@ func bench(ctx context.Context, o *options, stdout io.Writer) {
 		return
 	}
 	w := boot(ctx, o)
-	defer func() { _ = w.Close() }() // everything in it is thrown away
+	defer func() { _ = w.Close() }() // its state is discarded
 	w.prepare(ctx)
 	for _, s := range chosen {
 		fmt.Fprintf(os.Stderr, "bench: %s: %s\n", s.name, s.about)
 		s.run(ctx, w)
-		w.save() // after each: what was measured is kept if a later one fails
+		w.save() // after each: results survive a later failure
 	}
 	try.Get(io.WriteString(stdout, w.r.table()))
 }
 
-// boot starts the cluster. Peers are started when a scenario first wants them.
+// boot starts the cluster. Peers are started by the first scenario that uses them.
 func boot(ctx context.Context, o *options) *world {
-	try.Get(exec.LookPath(o.bin)) // make build makes it
+	try.Get(exec.LookPath(o.bin)) // built by make build
 	dir := try.Get(os.MkdirTemp("", "fairlead-bench-"))
-	defer os.RemoveAll(dir) // kube-apiserver has read the file when it is ready
+	defer os.RemoveAll(dir) // kube-apiserver has read the file once it is ready
 	file := filepath.Join(dir, "tokens.csv")
 	writeTokens(file, o.users())
 	w := &world{o: o, self: try.Get(os.Executable())}

@@ -48,9 +48,9 @@ type peer struct {
 	address string
 	tls     *tls.Config
 	part    *cluster.Part
-	front   *cluster.Front // nil: it is not Fairlead
-	visits  string         // where it takes visits. Empty: at the same address
-	backend string         // what a bare proxy forwards to. Empty: the extension server
+	front   *cluster.Front // nil unless it is Fairlead
+	visits  string         // the address for visits; empty: address
+	backend string         // what a bare proxy forwards to; empty: the extension server
 }
 
 type world struct {
@@ -72,7 +72,7 @@ func (w *world) peer(name string) *peer {
 	return w.peers[i]
 }
 
-// start starts a peer. A program that is not installed is reported by its name.
+// start starts a peer. The error for a missing program names it.
 func (w *world) start(ctx context.Context, name string) *peer {
 	p := &peer{name: name, tls: w.tls}
 	switch name {
@@ -94,7 +94,7 @@ func (w *world) startFairlead(ctx context.Context, p *peer, args ...string) {
 	try.Do(w.WaitAvailable(ctx, p.front.Endpoint, group+"/v1"))
 }
 
-// launch starts a Fairlead that may have nothing available yet.
+// launch starts a Fairlead, without waiting for APIServices.
 func (w *world) launch(ctx context.Context, p *peer, args ...string) {
 	args = append([]string{
 		"--access-log=" + filepath.Join(w.Dir(), p.name+".access.log"), "--http2-max-streams-per-connection=" + strconv.Itoa(maxStreams),
@@ -107,7 +107,7 @@ func (w *world) launch(ctx context.Context, p *peer, args ...string) {
 	p.part, p.address = p.front.Part, strings.TrimPrefix(p.front.Endpoint.URL, "https://")
 }
 
-// startPeer starts one of those who know nothing of Kubernetes.
+// startPeer starts a peer that does not know Kubernetes.
 func (w *world) startPeer(ctx context.Context, p *peer) {
 	pair := try.Get(w.PKI.Serving.Issue(p.name, cluster.Leaf{User: p.name, Names: []string{"127.0.0.1", "localhost"}}))
 	p.address = freeAddress(ctx)
@@ -136,7 +136,7 @@ func (w *world) startPeer(ctx context.Context, p *peer) {
 		_, values["BackendPort"], _ = strings.Cut(w.backend, ":")
 		write(file, nghttpxConfig, values)
 	default:
-		try.Do(fmt.Errorf("there is no peer %q", p.name))
+		try.Do(fmt.Errorf("unknown peer %q", p.name))
 	}
 	if cmd.Path == "" {
 		cmd.Path = try.Get(exec.LookPath(p.name))
@@ -144,8 +144,8 @@ func (w *world) startPeer(ctx context.Context, p *peer) {
 	p.part = try.Get(w.Run(ctx, cmd))
 }
 
-// configureHAProxy has it forward to the extension server, and where it takes visits discovery to
-// kube-apiserver, as an authenticating proxy.
+// configureHAProxy lets it forward to the extension server and, at the address for visits,
+// discovery to kube-apiserver, as a front proxy.
 func (w *world) configureHAProxy(ctx context.Context, p *peer, pair cluster.Pair, file string, values map[string]any) {
 	p.visits = freeAddress(ctx)
 	bundle, identity, front := file+".pem", file+"-client.pem", w.PKI.FrontProxyPair
@@ -162,7 +162,7 @@ func write(file, text string, values any) {
 	try.Do(os.WriteFile(file, b.Bytes(), 0o600))
 }
 
-// join writes a certificate and its key to one file, where HAProxy wants both.
+// join writes a certificate and its key to one file, as HAProxy requires.
 func join(file string, pair cluster.Pair) {
 	both := slices.Concat(try.Get(os.ReadFile(pair.CertFile)), try.Get(os.ReadFile(pair.KeyFile)))
 	try.Do(os.WriteFile(file, both, 0o600))
@@ -184,8 +184,8 @@ func listens(address string) func(context.Context) error {
 	}
 }
 
-// clientTLS trusts the cluster's servers. Their certificates name no address of a test machine but
-// the loopback.
+// clientTLS trusts the cluster's servers. Of a test machine's addresses their certificates name
+// only loopback.
 func clientTLS(caFile string) *tls.Config {
 	return &tls.Config{RootCAs: try.Get(certutil.NewPool(caFile)), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
 }

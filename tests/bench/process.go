@@ -21,13 +21,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// scheduled is the processor time of all living threads of a process, by the scheduler's own count
-// (utime and stime come in ticks of 10 ms), and how often they were given a processor.
+// scheduled returns the processor time of a process's living threads, as the scheduler counts it
+// (utime and stime have ticks of 10 ms), and how often they ran.
 func scheduled(pid int) (cpu time.Duration, runs int64) {
 	for _, t := range try.Get(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))) {
 		b, err := os.ReadFile(t)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // the thread has just ended
+			continue // the thread just ended
 		}
 		var ran, waited, times int64
 		try.Get(fmt.Sscan(string(b), &ran, &waited, &times))
@@ -45,8 +45,8 @@ func (p *peer) cpu() time.Duration {
 	return cpu
 }
 
-// What of a process's memory is resident: all, or what it has made itself. The rest are pages of
-// its file, which come and go.
+// The kinds of resident memory: all, or anonymous pages only. The others are pages of files, which
+// come and go.
 const (
 	all = "VmRSS:"
 	own = "RssAnon:"
@@ -56,18 +56,18 @@ func (p *peer) resident(what string) int64 {
 	return 1024 * int64(figure(try.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", p.part.PID()))), what))
 }
 
-// figure is the number in the line of a page that begins with a name.
+// figure returns the number in the line of page that begins with name.
 func figure(page []byte, name string) float64 {
 	for line := range strings.Lines(string(page)) {
 		if rest, ok := strings.CutPrefix(line, name); ok {
 			return try.Get(strconv.ParseFloat(strings.Fields(rest)[0], 64))
 		}
 	}
-	try.Do(fmt.Errorf("there is no line %q", name))
+	try.Do(fmt.Errorf("no line begins with %q", name))
 	return 0
 }
 
-// machine says what the figures were measured on.
+// machine describes the machine of the measurement.
 func machine() string {
 	model := "unknown processor"
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -78,7 +78,7 @@ func machine() string {
 			}
 		}
 	}
-	load, _ := os.ReadFile("/proc/loadavg") // what else ran; empty: nobody knows
+	load, _ := os.ReadFile("/proc/loadavg") // other load; empty if unknown
 	return fmt.Sprintf("%d × %s, %s, load at start %s", runtime.NumCPU(), model, runtime.Version(), strings.TrimSpace(string(load)))
 }
 
@@ -86,7 +86,7 @@ func (w *world) admin(ctx context.Context, p *peer, path string) []byte {
 	return w.get(ctx, p.front.Admin, path)
 }
 
-// get asks as the administrator, for aggregated discovery where there is such a thing.
+// get requests path as the administrator, and prefers aggregated discovery.
 func (w *world) get(ctx context.Context, from cluster.Endpoint, path string) []byte {
 	client := try.Get(rest.HTTPClientFor(from.RESTConfig(w.Admin())))
 	defer client.CloseIdleConnections()

@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// settling is until the first probes and documents are over, the last garbage was collected,
-	// and buffers and memory were given back.
+	// settling is until the first probes and documents are complete, and garbage, buffers and
+	// memory are released.
 	settling = 25 * time.Second
 	// resting is three rounds of probes at the default interval.
 	resting = 30 * time.Second
-	// perEndpoint is how many APIServices an endpoint has, each endpoint a Service of its own.
+	// perEndpoint is the number of APIServices per endpoint. Each endpoint has its own Service.
 	perEndpoint = 5
 )
 
-// idleness is what Fairlead costs while nobody asks it anything. APIServices come from a folder, as
-// those of scenario apiservices.
+// idleness measures what Fairlead costs without requests. APIServices come from a folder, as in
+// scenario apiservices.
 func idleness(ctx context.Context, w *world) {
 	for _, n := range []int{0, 10, 1000, perEndpoint * addresses} {
 		if n <= 1000 || w.o.full {
@@ -46,13 +46,13 @@ func (w *world) rest(ctx context.Context, n int) {
 	}
 }
 
-// rested starts a Fairlead anew and lets it come to rest.
+// rested restarts a Fairlead and waits until it is idle.
 func (w *world) rested(ctx context.Context, p *peer, n int) (s sample) {
-	const patience = 5 * time.Minute // 10,000 took one until they were available
+	const patience = 5 * time.Minute // 10,000 needed one minute to become available
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	// Its log tells who is available: to ask it for metrics costs what a start costs. What an
-	// earlier life said does not count.
+	// Availability is read from its log: its metrics page costs as much as a start. The previous
+	// run's log is dropped.
 	p.part.Kill()
 	try.Do(os.Truncate(p.part.LogFile(), 0))
 	began := time.Now()
@@ -72,7 +72,7 @@ func (w *world) rested(ctx context.Context, p *peer, n int) (s sample) {
 	return s
 }
 
-// availableIn counts ours that are available according to a log.
+// availableIn counts the bench's APIServices that are available according to a log.
 func availableIn(log []byte) int {
 	changed := regexp.MustCompile(`msg="availability changed" apiservice=(\S*` + group + `) status=(\w+)`)
 	up := map[string]bool{}

@@ -22,7 +22,7 @@ func TestAvailableIn(t *testing.T) {
 	}
 }
 
-// Who waits ten times is given a processor as often, or more.
+// A process that waits ten times is scheduled at least as often.
 func TestScheduled(t *testing.T) {
 	_, before := scheduled(os.Getpid())
 	const times = 10
@@ -30,6 +30,6 @@ func TestScheduled(t *testing.T) {
 		<-time.After(time.Millisecond)
 	}
 	if cpu, after := scheduled(os.Getpid()); after-before < times || cpu <= 0 {
-		t.Errorf("%d times, %v in all", after-before, cpu)
+		t.Errorf("scheduled %d times, %v in total", after-before, cpu)
 	}
 }

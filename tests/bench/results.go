@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// sample is one measurement of one peer. What a scenario does not measure is zero.
+// sample is one measurement of one peer. Fields that a scenario does not measure are zero.
 type sample struct {
 	CPU     float64 `json:"cpuMicros"`         // µs of processor time per request
 	Rate    float64 `json:"perSecond"`         // requests per second
 	PerCore float64 `json:"perSecondPerCore"`  // requests per second of processor time of the peer
 	P50     float64 `json:"p50Millis"`         // latency
 	P99     float64 `json:"p99Millis"`         // latency
-	Mallocs float64 `json:"mallocs,omitempty"` // allocations per request; zero: not known
+	Mallocs float64 `json:"mallocs,omitempty"` // allocations per request; zero: unknown
 	Watch   float64 `json:"kbPerWatch,omitempty"`
-	Last    float64 `json:"lastMillis,omitempty"`  // from an event to the last watch that has it
+	Last    float64 `json:"lastMillis,omitempty"`  // from an event until the last watch has it
 	Flow    float64 `json:"mbPerSecond,omitempty"` // of bodies
 
-	Available float64 `json:"availableSeconds,omitempty"` // from the start until every APIService was
+	Available float64 `json:"availableSeconds,omitempty"` // from the start until all APIServices were
 	Share     float64 `json:"processorPercent,omitempty"` // of one
 	Wakes     float64 `json:"wakesPerSecond,omitempty"`   // of all threads
 	Resident  float64 `json:"residentMB,omitempty"`
@@ -33,7 +33,7 @@ func newSample(a, b gauge, took []time.Duration) (sample, error) {
 		return sample{}, errors.New("no request was answered")
 	}
 	if faults := b.Faults - a.Faults; faults > 0 {
-		return sample{}, fmt.Errorf("%d of %.0f requests were answered wrongly", faults, n)
+		return sample{}, fmt.Errorf("%d of %.0f requests failed", faults, n)
 	}
 	s := sample{Rate: n / b.At.Sub(a.At).Seconds()}
 	if cpu := b.cpu - a.cpu; cpu > 0 {
@@ -63,7 +63,7 @@ type result struct {
 
 type series struct {
 	Peer    string   `json:"peer"`
-	Samples []sample `json:"samples"` // by round; one without figures did not count
+	Samples []sample `json:"samples"` // by round; an empty one does not count
 }
 
 func (r *results) of(scenario, peer string) *series {
@@ -91,7 +91,7 @@ func (r *results) add(scenario, peer string, round int, s sample) {
 	of.Samples[round] = s
 }
 
-// spread are the least, the middle and the largest of several figures.
+// spread is the least, the middle and the largest of several figures.
 type spread struct{ least, middle, most float64 }
 
 func newSpread(v []float64) spread {
@@ -112,7 +112,7 @@ func (s *series) spread(of func(sample) float64) spread {
 	return newSpread(v)
 }
 
-// ratio is Fairlead's figure by a peer's, each taken within one round.
+// ratio is Fairlead's figure divided by a peer's, each within one round.
 func ratio(ours, theirs *series, of func(sample) float64) spread {
 	var v []float64
 	for i := range min(len(ours.Samples), len(theirs.Samples)) {
@@ -123,10 +123,10 @@ func ratio(ours, theirs *series, of func(sample) float64) spread {
 	return newSpread(v)
 }
 
-// single is where what a proxy adds can be told from what waiting for others adds.
+// single is the scenario without concurrent requests: its latencies show what a proxy itself adds.
 const single = "alone"
 
-// added is what Fairlead adds to direct's figure by what a peer adds, each taken within one round.
+// added divides what Fairlead adds to direct's figure by what a peer adds, within each round.
 func added(ours, theirs, direct *series, of func(sample) float64) spread {
 	var v []float64
 	for i := range min(len(ours.Samples), len(theirs.Samples), len(direct.Samples)) {
@@ -138,7 +138,7 @@ func added(ours, theirs, direct *series, of func(sample) float64) spread {
 	return newSpread(v)
 }
 
-// table is everything, for people.
+// table returns all results as Markdown.
 func (r *results) table() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s; %s. Ratios are Fairlead's by the peer's within a round. Least–median–most, or the median.\n", r.Machine, r.Options)
@@ -149,10 +149,10 @@ func (r *results) table() string {
 	return b.String()
 }
 
-// column is a figure of every peer.
+// column is one figure of all peers.
 type column struct {
 	head  string
-	ratio string // head of Fairlead's by the peer's. Empty: the figure itself says how it varies
+	ratio string // header of Fairlead's divided by the peer's; empty: the figure shows its own spread
 	of    func(sample) float64
 }
 
@@ -175,9 +175,9 @@ func columns() []column {
 	}
 }
 
-// write draws the columns in which anybody has a figure.
+// write writes the columns in which some peer has a figure.
 func (t *result) write(b *strings.Builder) {
-	ours := t.Peers[max(0, slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == fairlead }))] // else the first of a row
+	ours := t.Peers[max(0, slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == fairlead }))] // else the first row
 	rows := []string{"| peer |", "|---|"}
 	for _, s := range t.Peers {
 		rows = append(rows, "| "+s.Peer+" |")

@@ -25,7 +25,7 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// Ratios are taken within a round: here the machine was half as fast in the second.
+// Ratios are computed within a round: here the machine was half as fast in the second.
 func TestRatio(t *testing.T) {
 	r := &results{}
 	for round, x := range []struct{ ours, theirs float64 }{{10, 20}, {20, 40}, {9, 20}} {

@@ -16,8 +16,7 @@ import (
 )
 
 // serveReverse is the subcommand that runs a bare httputil.ReverseProxy: HTTP/2 on both sides, a
-// pool of buffers, and nothing else. What net/http costs without a proxy's duties is what the
-// engine is measured against.
+// pool of buffers, and nothing else. It shows what net/http costs without the duties of Fairlead.
 func serveReverse(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("reverseproxy", flag.ContinueOnError)
 	address := flags.String("address", "", "`host:port` to serve on")

@@ -24,7 +24,7 @@ func always(path string) func(int, int) load.Request {
 	return func(int, int) load.Request { return r }
 }
 
-// gets is a load of small objects. Where it goes is for world.at to say.
+// gets is a load of small objects. peer.at adds the address.
 func gets(conns, streams int) load.Config {
 	return load.Config{Connections: conns, Streams: streams, Size: objectSize, Next: always(resources + "/one")}
 }
@@ -43,8 +43,8 @@ func paced(c load.Config, rate float64) load.Config {
 	return c
 }
 
-// list is every scenario, in the order in which they run. Memory comes first: a process that has
-// been under load has its heap already.
+// list returns all scenarios, in order. Memory comes first: load enlarges a process's heap
+// permanently.
 func (o *options) list() []scenario {
 	proxies := []string{fairlead, reverse, haproxy, nginx, nghttpx}
 	everybody := []string{fairlead, reverse, haproxy, nginx, nghttpx, aggregator, direct}
@@ -59,7 +59,7 @@ func (o *options) list() []scenario {
 		loads("http1-get", "GET 1 KB over HTTP/1.1, 8 connections", false, bare, http1(gets(8, 1))),
 		loads("http1-list", "LIST 100 KB over HTTP/1.1, 8 connections", false, bare, http1(lists(8, 1))),
 		{name: "paced-8x8", about: "GET 1 KB at 60 % of the lower saturation, 8 connections", run: saturated},
-		// What a proxy adds to the latency of one request at a time: at this rate they seldom meet.
+		// The latency that a proxy adds to single requests: at this rate they seldom overlap.
 		loads(single, "GET 1 KB on one connection, 100 a second: one at a time", false, []string{fairlead, haproxy, nghttpx, direct}, paced(gets(1, 1), 100)),
 		loads("apis", "GET /apis, 4 × 4", false, []string{fairlead, aggregator}, load.Config{Connections: 4, Streams: 4, Next: always("/apis")}),
 		{name: "local", about: "GET 1 KB at 1,000/s, remote and delegated", run: local},
@@ -85,7 +85,7 @@ func loads(name, about string, quick bool, peers []string, c load.Config) scenar
 	}}
 }
 
-// compare measures peers by their names, and takes a profile of Fairlead at the end.
+// compare measures peers by their names, and then takes a profile of Fairlead.
 func (w *world) compare(ctx context.Context, name string, peers []string, of func(*peer) load.Config) {
 	w.inTurns(ctx, name, w.want(ctx, peers), of)
 	if p := w.peer(fairlead); w.o.profile && p != nil {
@@ -98,11 +98,11 @@ func (w *world) inTurns(ctx context.Context, name string, list []*peer, of func(
 	missed := map[*peer]int{}
 	for round := range w.o.rounds {
 		for i := range list {
-			p := list[(i+round)%len(list)] // nobody is always the first
+			p := list[(i+round)%len(list)] // each is the first in turn
 			s, err := w.measure(ctx, p, of(p))
 			if err != nil {
-				// Such as falling behind a rate for a moment: a round that does not count, unless
-				// most do not.
+				// For example, the load fell behind its rate for a moment. The round does not
+				// count, unless most fail.
 				if missed[p]++; ctx.Err() != nil || 2*missed[p] > w.o.rounds {
 					try.Do(fmt.Errorf("measuring %s: %w", p.name, err))
 				}
@@ -114,8 +114,7 @@ func (w *world) inTurns(ctx context.Context, name string, list []*peer, of func(
 	}
 }
 
-// want returns peers, those that the command line names rather than these, and starts those that do
-// not run yet.
+// want returns the peers of the command line, or else those in names, and starts missing ones.
 func (w *world) want(ctx context.Context, names []string) []*peer {
 	if w.o.peers != "" {
 		names = strings.Split(w.o.peers, ",")
@@ -134,13 +133,13 @@ func (w *world) have(ctx context.Context, names ...string) (list []*peer) {
 	return list
 }
 
-// at is a load of a peer.
+// at directs a load at a peer.
 func (p *peer) at(c load.Config) load.Config {
 	c.Address, c.TLS = p.address, p.tls
 	return c
 }
 
-// measure puts one peer under load and takes what the load cost between two moments.
+// measure loads one peer, and returns what the load cost between two moments.
 func (w *world) measure(ctx context.Context, p *peer, c load.Config) (s sample, err error) {
 	defer try.Catch(&err)
 	l := try.Get(load.Start(ctx, p.at(c)))
@@ -156,8 +155,8 @@ func (w *world) measure(ctx context.Context, p *peer, c load.Config) (s sample, 
 	l.Time(true)
 	pause(ctx, w.o.duration)
 	took := l.Time(false)
-	// Processor time first: with 10,000 APIServices the question after allocations takes longer
-	// than a measurement.
+	// Processor time first: with 10,000 APIServices the allocations take longer to read than a
+	// measurement.
 	after.read(p, l)
 	if p.front != nil {
 		after.mallocs = w.mallocs(ctx, p)
@@ -165,11 +164,11 @@ func (w *world) measure(ctx context.Context, p *peer, c load.Config) (s sample, 
 	return newSample(before, after, took)
 }
 
-// warm is how long there is load before it is measured.
+// warm is how long a load runs before it is measured.
 const warm = 300 * time.Millisecond
 
-// gauge reads what a sample is the difference of. Allocations are known of Fairlead only; cost is
-// what the question after them costs itself.
+// gauge is a reading; a sample is the difference of two. Allocations are known only of Fairlead;
+// cost is what reading them allocates.
 type gauge struct {
 	load.Snapshot
 
@@ -177,7 +176,7 @@ type gauge struct {
 	mallocs, cost float64
 }
 
-// read reads processor time and what was done for it.
+// read reads the processor time and the load's counts.
 func (g *gauge) read(p *peer, l *load.Load) {
 	if p.part != nil {
 		g.cpu = p.cpu()
@@ -185,7 +184,7 @@ func (g *gauge) read(p *peer, l *load.Load) {
 	g.Snapshot = l.Snapshot()
 }
 
-// profile loads a Fairlead once more and keeps a CPU profile.
+// profile loads a Fairlead once more and saves a CPU profile.
 func (w *world) profile(ctx context.Context, p *peer, name string, c load.Config) {
 	l := try.Get(load.Start(ctx, p.at(c)))
 	w.keep(ctx, p, "/debug/pprof/profile?seconds=5", name)

@@ -15,9 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// services is how cost grows with the number of APIServices. They come from a folder, because
-// kube-apiserver's own aggregator would spend the machine on probing them; requests go to all of
-// them in turn.
+// services measures how cost grows with the number of APIServices. They come from a folder, because
+// kube-apiserver's own aggregator would use up the machine for probes. Requests go to each in turn.
 func services(ctx context.Context, w *world) {
 	for n := 1; n <= w.o.services(); n *= 10 {
 		w.overServices(ctx, n)
@@ -26,10 +25,10 @@ func services(ctx context.Context, w *world) {
 
 func (w *world) overServices(ctx context.Context, n int) {
 	dir := filepath.Join(w.Dir(), fmt.Sprintf("manifests-%d", n))
-	// 10,000 probed every 10 s, as Fairlead does on its own, need more than this machine may have.
+	// 10,000 at the default probe interval of 10 s may be too much for this machine.
 	w.writeManifests(dir, n, []string{w.backend}, ", fairlead.dev/probe-interval: 10m, fairlead.dev/ping-timeout: 5m")
-	// What a miss costs is kube-apiserver's matter: with the default of 10 s, 10,000 APIServices in
-	// use are 1,000 reviews a second for each user.
+	// Cache misses are kube-apiserver's work: with the default of 10 s, 10,000 used APIServices
+	// cause 1,000 reviews a second for each user.
 	p := w.another(ctx, fmt.Sprintf("fairlead-%d", n), append(hits(), "--registry=dir:"+dir)...)
 	defer p.part.Kill()
 	c := gets(8, 8)
@@ -42,15 +41,15 @@ func (w *world) overServices(ctx context.Context, n int) {
 	}
 	w.steady(ctx, p, paths)
 	counted := p.as(p.name)
-	counted.front = nil // not its allocations: Fairlead's page of metrics takes a second then, and leaves its garbage to what is measured
+	counted.front = nil // without allocations: Fairlead's metrics page takes a second then, and its garbage would affect the measurement
 	row := strconv.Itoa(n)
 	for round := range w.o.rounds {
 		before := p.cpu()
 		pause(ctx, w.o.duration)
-		idle := float64((p.cpu() - before).Microseconds()) / w.o.duration.Seconds() // µs a second, without any request
+		idle := float64((p.cpu() - before).Microseconds()) / w.o.duration.Seconds() // µs a second, without requests
 		m := try.Get(w.measure(ctx, counted, c))
 		w.r.add("apiservices-with-probes", row, round, m)
-		m.CPU = max(0, m.CPU-idle/m.Rate) // probes go on without requests, and are not theirs
+		m.CPU = max(0, m.CPU-idle/m.Rate) // probes also run without requests
 		w.r.add("apiservices", row, round, m)
 		w.r.add("apiservices-idle", row, round, sample{CPU: idle})
 	}
@@ -59,23 +58,23 @@ func (w *world) overServices(ctx context.Context, n int) {
 	}
 }
 
-// steady waits until a Fairlead of many APIServices has nothing left of its start: every backend
-// was probed and found available, everything was asked for (which finds out what its backend
-// speaks, has decisions cached and connections dialled), who may share connections does, and
-// everything was asked for again.
+// steady waits until a Fairlead with many APIServices has finished its start: every backend was
+// probed and is available; everything was requested once (which detects the backend's protocol,
+// caches decisions and dials); backends that may share connections do; and everything was requested
+// again.
 func (w *world) steady(ctx context.Context, p *peer, paths []string) {
 	w.available(ctx, p, len(paths))
 	for range 2 {
 		c := gets(1, 16)
 		c.Next = func(_, i int) load.Request { return load.Request{Path: paths[i%len(paths)], Token: token(0)} }
 		w.ask(ctx, p, c, len(paths))
-		const join = 2 * time.Second // Fairlead looks once a second who may share
+		const join = 2 * time.Second // Fairlead updates the sharing once a second
 		pause(ctx, join)
 	}
 }
 
 func (w *world) available(ctx context.Context, p *peer, n int) {
-	const patience, every = 5 * time.Minute, 3 * time.Second // 10,000 take one minute, and the question a second
+	const patience, every = 5 * time.Minute, 3 * time.Second // 10,000 take one minute, and the metrics page a second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	up := regexp.MustCompile(`(?m)^aggregator_unavailable_apiservice\{.* 0$`)
@@ -84,7 +83,7 @@ func (w *world) available(ctx context.Context, p *peer, n int) {
 	}
 }
 
-// groupOf is the i-th group; the first is the one that every Fairlead serves.
+// groupOf returns the i-th group; the first is the one of every Fairlead.
 func groupOf(i int) string {
 	if i == 0 {
 		return group
@@ -92,8 +91,8 @@ func groupOf(i int) string {
 	return fmt.Sprintf("g%d.%s", i, group)
 }
 
-// writeManifests writes n APIServices, which have the addresses in turns, each a Service of its
-// own.
+// writeManifests writes n APIServices. They use the addresses in turn; each address has its own
+// Service.
 func (w *world) writeManifests(dir string, n int, addresses []string, annotations string) {
 	try.Do(os.MkdirAll(dir, 0o750))
 	ca := try.Get(os.ReadFile(w.PKI.Serving.CertFile))
@@ -113,8 +112,8 @@ func (w *world) writeManifests(dir string, n int, addresses []string, annotation
 	}
 }
 
-// perFile is how many APIServices are written to one file: 2 MB with a Service each, where Fairlead
-// takes 4.
+// perFile is the number of APIServices in one file: 2 MB with a Service each. Fairlead's limit is 4
+// MB.
 const perFile = 1000
 
 const serviceManifest = `---

@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// saturated compares latencies at the same rate: 60 % of what the slower of Fairlead and HAProxy
-// can do, as scenario get-8x8 found it.
+// saturated compares latencies at the same rate: 60 % of the lower maximum of Fairlead and HAProxy
+// in scenario get-8x8.
 func saturated(ctx context.Context, w *world) {
 	most := func(peer string) float64 {
 		if s := w.r.of("get-8x8", peer); len(s.Samples) > 0 {
@@ -25,8 +25,8 @@ func saturated(ctx context.Context, w *world) {
 	w.compare(ctx, "paced-8x8", []string{fairlead, haproxy}, func(*peer) load.Config { return c })
 }
 
-// local compares what is delegated to kube-apiserver with what goes to an extension server, at a
-// rate that kube-apiserver can stand.
+// local compares requests to kube-apiserver with those to an extension server, at a rate that
+// kube-apiserver can bear.
 func local(ctx context.Context, w *world) {
 	remote := paced(gets(8, 1), 1000)
 	delegated := remote
@@ -47,8 +47,8 @@ func bodies(ctx context.Context, w *world) {
 	}
 }
 
-// users is how cost grows with the number of tokens in use. All are known before it is measured:
-// what a miss costs is kube-apiserver's matter.
+// users measures how cost grows with the number of tokens in use. All are cached before it
+// measures, because misses are kube-apiserver's work.
 func users(ctx context.Context, w *world) {
 	p := w.another(ctx, "fairlead-users", hits()...)
 	defer p.part.Kill()
@@ -62,12 +62,12 @@ func users(ctx context.Context, w *world) {
 	}
 }
 
-// hits has what was asked once be known until the end.
+// hits returns flags that keep reviews cached until the end.
 func hits() []string {
 	return []string{"--authentication-token-webhook-cache-ttl=1h", "--authorization-webhook-cache-authorized-ttl=1h"}
 }
 
-// byUser goes around n users, each connection through all of them, from different places.
+// byUser cycles through n users. Each connection uses them all, from a different start.
 func byUser(conns, n int) func(conn, i int) load.Request {
 	all := make([]string, n)
 	for i := range all {
@@ -78,28 +78,27 @@ func byUser(conns, n int) func(conn, i int) load.Request {
 	}
 }
 
-// ask asks n requests, and those that are under way then.
+// ask sends n requests, and those that run concurrently.
 func (w *world) ask(ctx context.Context, p *peer, c load.Config, n int) {
 	l := try.Get(load.Start(ctx, p.at(c)))
 	try.Do(errors.Join(l.WaitDone(ctx, int64(n+c.Streams)), l.Close()))
 }
 
-// another starts a Fairlead with arguments of its own, which are part of no other scenario.
+// another starts a Fairlead with its own arguments, which no other scenario uses.
 func (w *world) another(ctx context.Context, name string, args ...string) *peer {
 	p := &peer{name: name, tls: w.tls}
 	w.startFairlead(ctx, p, args...)
 	return p
 }
 
-// as is the same peer in another row.
+// as returns the same peer with another name.
 func (p *peer) as(name string) *peer {
 	other := *p
 	other.name = name
 	return &other
 }
 
-// fresh restarts a peer: one that has been under load has its memory already, and connections whose
-// windows have grown.
+// fresh restarts a peer, because load enlarges its memory and its connections' windows.
 func (w *world) fresh(ctx context.Context, p *peer) {
 	if p.part == nil {
 		return
@@ -120,9 +119,9 @@ func (w *world) event(ctx context.Context) {
 	try.Do(resp.Body.Close())
 }
 
-// watching is what idle watches keep resident, and what an event costs.
+// watching measures the resident memory of idle watches, and the cost of an event.
 func (o *options) watching() scenario {
-	const each = 1000 // of a connection at most, below maxStreams
+	const each = 1000 // per connection at most, below maxStreams
 	conns := max(20, o.watches/each)
 	about := fmt.Sprintf("%d idle watches on %d connections, then events on all", o.watches, conns)
 	return scenario{name: "watches", about: about, quick: true, run: func(ctx context.Context, w *world) {
@@ -143,14 +142,14 @@ func (o *options) watching() scenario {
 }
 
 // watch opens watches on connections that have carried one request each, so that TLS handshakes are
-// not part of it.
+// not measured.
 func (w *world) watch(ctx context.Context, p *peer, conns int) (s sample) {
 	n := w.o.watches
 	c := load.Config{Connections: conns, Streams: n / conns, Watch: true, Next: always(resources + "?watch=true")}
 	c.First = &load.Request{Path: resources + "/one", Token: token(0)}
 	l := try.Get(load.Start(ctx, p.at(c)))
 	defer func() { try.Do(l.Close()) }()
-	const settle = 25 * time.Second // idle: the last garbage was collected, and buffers and memory were given back
+	const settle = 25 * time.Second // idle: garbage, buffers and memory are released
 	pause(ctx, settle)
 	before := p.resident(own)
 	l.Go()

@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// visits is what one kubectl costs, with a client certificate and with a token. Four come at a
-// time: more than two processors can serve at once.
+// visits measures one kubectl call, with a client certificate and with a token. Four run at a time:
+// more than two processors can serve at once.
 func visits(ctx context.Context, w *world) {
 	for _, v := range []struct {
 		with, token string
@@ -27,8 +27,8 @@ func visits(ctx context.Context, w *world) {
 	}
 }
 
-// visit is a connection with a full handshake, discovery as if half of it were known, an object,
-// and the end.
+// visit connects with a full handshake, requests discovery as if half of it were cached, requests
+// an object, and disconnects.
 func visit(ctx context.Context, at string, tc *tls.Config, token string) (err error) {
 	defer try.Catch(&err)
 	transport := &http.Transport{TLSClientConfig: tc.Clone(), ForceAttemptHTTP2: true}

@@ -10,10 +10,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A visit asks for four things over one connection of its own, and tells what is not as it should
-// be.
+// A visit sends four requests over one new connection, and reports an unexpected status.
 func TestVisit(t *testing.T) {
-	var asked, from []string // one request at a time
+	var asked, from []string // requests are sequential
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked, from = append(asked, r.URL.Path+r.Header.Get("If-None-Match")), append(from, r.RemoteAddr)
 		w.Header().Set("Etag", `"1"`)
@@ -33,7 +32,7 @@ func TestVisit(t *testing.T) {
 	}
 	want := []string{"/api", "/apis", `/apis"1"`, resources + "/one"}
 	if !slices.Equal(asked, slices.Concat(want, want)) || len(slices.Compact(from)) != 2 {
-		t.Errorf("%q was asked from %q", asked, from)
+		t.Errorf("%q was requested from %q", asked, from)
 	}
 	if err := visit(t.Context(), s.URL, tc, "x"); err == nil || !strings.Contains(err.Error(), "401") {
 		t.Errorf("%v, want a 401", err)

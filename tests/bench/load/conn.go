@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	// streamWindow is so large that no stream ever waits for it, connWindow so that a WINDOW_UPDATE
-	// is worth a body of 100 KB many times over.
+	// streamWindow is so large that no stream waits for it, connWindow so that a WINDOW_UPDATE
+	// covers many bodies of 100 KB.
 	streamWindow = 1 << 30
 	connWindow   = 1 << 24
 	// readBuffer holds four TLS records.
 	readBuffer = 64 << 10
 )
 
-// conn is one connection. Its reader goroutine sends as well, unless the load has a rate.
+// conn is one connection. Its reader goroutine also sends, unless the load has a rate.
 type conn struct {
 	l      *Load
 	index  int
@@ -33,12 +33,12 @@ type conn struct {
 	in     *bufio.Reader
 	framer *http2.Framer // reads in, writes out
 	dec    *hpack.Decoder
-	status string // of the block that dec is in
+	status string // of the block that dec decodes
 
 	done, bytes atomic.Int64
 
-	// mu guards everything below. It is held over the write of what is buffered, which is this
-	// connection's alone.
+	// mu guards everything below. It is held while the buffer, which only this connection uses, is
+	// written.
 	mu      sync.Mutex
 	out     bytes.Buffer
 	block   bytes.Buffer
@@ -46,16 +46,16 @@ type conn struct {
 	streams map[uint32]*stream
 	free    []*stream
 	nextID  uint32
-	first   bool // the answer to Config.First is under way
+	first   bool // waiting for the answer to Config.First
 	asked   int
-	credit  int // bytes received, whose window was not given back
+	credit  int // bytes received and not yet credited
 	took    []time.Duration
 }
 
 type stream struct {
 	began  time.Time
 	size   int
-	status bool // 200 came
+	status bool // 200 was received
 }
 
 func newConn(l *Load, index int, t *tls.Conn) (*conn, error) {
@@ -131,7 +131,7 @@ func (c *conn) converse() error {
 	}
 }
 
-// introduce asks the first request and waits for its answer.
+// introduce sends the first request and waits for its answer.
 func (c *conn) introduce(r Request) error {
 	defer c.l.warm.Done()
 	c.mu.Lock()
@@ -145,7 +145,7 @@ func (c *conn) introduce(r Request) error {
 	return err
 }
 
-// turn handles all frames that have come, and sends what they have made room for.
+// turn handles all received frames, and sends the requests that may follow.
 func (c *conn) turn() error {
 	f, err := c.framer.ReadFrame()
 	if err != nil {
@@ -167,7 +167,7 @@ func (c *conn) turn() error {
 	}
 }
 
-// whole reports whether a whole frame waits in the buffer.
+// whole reports whether a whole frame is in the buffer.
 func (c *conn) whole() bool {
 	const head = 9
 	if c.in.Buffered() < head {
@@ -197,7 +197,7 @@ func (c *conn) handle(f http2.Frame, now time.Time) error {
 		c.l.fault(fmt.Errorf("stream %d was reset: %v", f.StreamID, f.ErrCode))
 		c.end(f.StreamID, now)
 	case *http2.GoAwayFrame:
-		return fmt.Errorf("the server goes away: %v", f.ErrCode)
+		return fmt.Errorf("the server sent GOAWAY: %v", f.ErrCode)
 	}
 	return nil
 }
@@ -243,7 +243,7 @@ func (c *conn) data(f *http2.DataFrame, now time.Time) {
 	}
 }
 
-// finish is the end of an answer.
+// finish handles the end of an answer.
 func (c *conn) finish(id uint32, now time.Time) {
 	s := c.streams[id]
 	if s == nil {
@@ -253,14 +253,14 @@ func (c *conn) finish(id uint32, now time.Time) {
 		c.first = false
 		delete(c.streams, id)
 		if !s.status {
-			c.l.fault(errors.New("the first request was answered wrongly"))
+			c.l.fault(errors.New("the first request failed"))
 		}
 		return
 	}
 	switch want := c.l.cfg.Size; {
 	case c.l.cfg.Watch:
-		c.l.fault(errors.New("a watch has ended"))
-	case !s.status: // told already
+		c.l.fault(errors.New("a watch ended"))
+	case !s.status: // already counted
 	case want > 0 && s.size != want:
 		c.l.fault(fmt.Errorf("a body has %d bytes, not %d", s.size, want))
 	default:
@@ -307,9 +307,8 @@ func (c *conn) ask(r Request, began time.Time) {
 	c.nextID += 2
 }
 
-// pace begins requests at random moments, a Poisson process: latencies are those of independent
-// clients, and a slow answer does not keep the next request from being late (no coordinated
-// omission).
+// pace starts requests at random moments, a Poisson process: latencies are those of independent
+// clients, and a slow answer does not delay the next request (no coordinated omission).
 func (c *conn) pace(rate float64) {
 	due := time.Now()
 	timer := time.NewTimer(0)
@@ -324,7 +323,7 @@ func (c *conn) pace(rate float64) {
 		}
 		c.mu.Lock()
 		if len(c.streams) >= c.l.cfg.Streams {
-			c.l.fault(errors.New("more requests are under way than the load allows: the rate is beyond saturation"))
+			c.l.fault(errors.New("more requests are running than the load allows: the rate is beyond saturation"))
 		} else {
 			c.asked++
 			c.ask(c.l.cfg.Next(c.index, c.asked-1), due)

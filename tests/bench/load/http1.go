@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// converse1 asks one request after another over HTTP/1.1.
+// converse1 sends requests in sequence over HTTP/1.1.
 func (c *conn) converse1() error {
 	for {
 		r := c.l.cfg.Next(c.index, c.asked)
@@ -46,7 +46,7 @@ func (c *conn) visit() error {
 	}
 }
 
-// count adds what was answered as it should be.
+// count counts a correct answer.
 func (c *conn) count(began time.Time) {
 	c.done.Add(1)
 	if c.l.timed.Load() {

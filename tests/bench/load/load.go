@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// Request is what is asked for.
+// Request is a request to send.
 type Request struct {
 	// Path is the request target, with its query.
 	Path string
-	// Token is the bearer token. Empty: none is sent.
+	// Token is the bearer token, or empty without one.
 	Token string
 }
 
@@ -24,31 +24,30 @@ type Request struct {
 type Config struct {
 	// Address is the server's host:port.
 	Address string
-	// TLS is how it is reached; ALPN is added.
+	// TLS is the client's configuration; ALPN is added.
 	TLS *tls.Config
-	// Connections is how many there are. Zero: one.
+	// Connections is the number of connections, by default one.
 	Connections int
-	// Streams is how many requests are under way on each. Zero: one.
+	// Streams is the number of concurrent requests on each, by default one.
 	Streams int
-	// Rate is how many requests begin per second, on all connections together, at random moments
-	// whatever becomes of those before; Streams then only bounds them. Zero: the next begins when
-	// one has ended.
+	// Rate is how many requests start per second, on all connections together, at random moments,
+	// without waiting for earlier ones; Streams then only limits them. If zero, the next request
+	// starts when one has ended.
 	Rate float64
 	// Next returns the n-th request of a connection, counted from zero.
 	Next func(conn, n int) Request
-	// Size is what every body must have. Zero: any.
+	// Size is the required length of every body, or zero for any.
 	Size int
-	// First is asked once on every connection before Start returns; the others then wait for Go.
-	// Nil: they begin at once.
+	// First is sent once on every connection before Start returns; the other requests then wait for
+	// Go. If nil, they start at once.
 	First *Request
-	// HTTP1 has it speak HTTP/1.1, with one request under way on each connection. Streams, Rate,
-	// First and Watch do not go with it. False: HTTP/2.
+	// HTTP1 selects HTTP/1.1 instead of HTTP/2, with one request at a time on each connection. It
+	// excludes Streams, Rate, First and Watch.
 	HTTP1 bool
-	// Visit is done again and again instead of requests, by so many at once as there would be
-	// connections; it makes its own. Nil: requests.
+	// Visit, if not nil, is called in a loop instead of requests, by Connections goroutines; it
+	// makes its own connections.
 	Visit func(context.Context) error
-	// Watch leaves requests open: an answer never ends, and its first DATA counts as done. False:
-	// they end.
+	// Watch leaves requests open: answers never end, and their DATA frames count as done.
 	Watch bool
 }
 
@@ -59,7 +58,7 @@ func (cfg *Config) protocol() string {
 	return "h2"
 }
 
-// Load is one that runs.
+// Load is a running load.
 type Load struct {
 	cfg    Config
 	conns  []*conn
@@ -70,18 +69,18 @@ type Load struct {
 	once   sync.Once     // closes begin
 	warm   sync.WaitGroup
 
-	timed  atomic.Bool // latencies are kept
+	timed  atomic.Bool // latencies are recorded
 	faults atomic.Int64
 	// mu guards first.
 	mu    sync.Mutex
 	first error // the first fault
 }
 
-// dialing bounds a connection's making, TLS included: a thousand at once on two busy processors
-// take seconds.
+// dialing is the timeout for a connection with its TLS handshake: a thousand at once on two busy
+// processors take seconds.
 const dialing = 30 * time.Second
 
-// Start connects, and begins to ask. It returns when all connections are made.
+// Start connects, and starts the requests. It returns when all connections are made.
 func Start(ctx context.Context, cfg Config) (*Load, error) {
 	cfg.Connections, cfg.Streams = max(cfg.Connections, 1), max(cfg.Streams, 1)
 	l := &Load{cfg: cfg, begin: make(chan struct{})}
@@ -111,7 +110,7 @@ func Start(ctx context.Context, cfg Config) (*Load, error) {
 	return l, nil
 }
 
-// Go lets the requests begin that have waited for Config.First.
+// Go starts the requests that wait after Config.First.
 func (l *Load) Go() { l.once.Do(func() { close(l.begin) }) }
 
 func (l *Load) connect(i int, tc *tls.Config) (*conn, error) {
@@ -140,7 +139,7 @@ func (l *Load) Close() error {
 	l.cancel()
 	for _, c := range l.conns {
 		if c.tls != nil {
-			_ = c.tls.NetConn().Close() // TLS's own farewell would wait for a writer
+			_ = c.tls.NetConn().Close() // TLS's close_notify would wait for a writer
 		}
 	}
 	l.wg.Wait()
@@ -151,7 +150,7 @@ func (l *Load) Close() error {
 
 func (l *Load) fault(err error) {
 	if l.ctx.Err() != nil {
-		return // what ends because we end it is no fault
+		return // caused by Close: not a fault
 	}
 	l.faults.Add(1)
 	l.mu.Lock()
@@ -161,19 +160,19 @@ func (l *Load) fault(err error) {
 	}
 }
 
-// Snapshot is what was counted since Start.
+// Snapshot is the counts since Start.
 type Snapshot struct {
-	// At is when.
+	// At is its time.
 	At time.Time
-	// Done is how many answers were right, or with Config.Watch how many DATA frames came.
+	// Done is the number of correct answers, or with Config.Watch of DATA frames.
 	Done int64
-	// Bytes is how long their bodies were.
+	// Bytes is the length of their bodies.
 	Bytes int64
-	// Faults is how many answers were not right, and connections lost.
+	// Faults is the number of wrong answers and lost connections.
 	Faults int64
 }
 
-// Snapshot counts.
+// Snapshot returns the counts.
 func (l *Load) Snapshot() Snapshot {
 	s := Snapshot{At: time.Now(), Faults: l.faults.Load()}
 	for _, c := range l.conns {
@@ -183,7 +182,7 @@ func (l *Load) Snapshot() Snapshot {
 	return s
 }
 
-// Time begins to keep latencies, or stops and returns those kept, sorted.
+// Time starts to record latencies, or stops and returns them, sorted.
 func (l *Load) Time(on bool) []time.Duration {
 	l.timed.Store(on)
 	if on {
@@ -200,9 +199,9 @@ func (l *Load) Time(on bool) []time.Duration {
 	return all
 }
 
-// WaitDone waits until that many answers came.
+// WaitDone waits for n answers since Start.
 func (l *Load) WaitDone(ctx context.Context, n int64) error {
-	tick := time.NewTicker(5 * time.Millisecond) // a look costs microseconds
+	tick := time.NewTicker(5 * time.Millisecond) // a poll costs microseconds
 	defer tick.Stop()
 	for {
 		s := l.Snapshot()
@@ -214,7 +213,7 @@ func (l *Load) WaitDone(ctx context.Context, n int64) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for %d answers, %d came: %w", n, s.Done, ctx.Err())
+			return fmt.Errorf("waiting for %d answers, received %d: %w", n, s.Done, ctx.Err())
 		case <-tick.C:
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// serve answers over HTTP/1.1 and HTTP/2, with a thousand streams per connection.
+// serve serves HTTP/1.1 and HTTP/2, with a thousand streams per connection.
 func serve(t *testing.T, h http.HandlerFunc) Config {
 	t.Helper()
 	s := httptest.NewUnstartedServer(h)
@@ -42,7 +42,7 @@ func testLoad(t *testing.T, http1 bool) {
 		mu.Lock()
 		seen[r.RequestURI+" "+r.Header.Get("Authorization")]++
 		mu.Unlock()
-		_, _ = w.Write(make([]byte, 100_000)) // more than a frame, and many of them more than a window
+		_, _ = w.Write(make([]byte, 100_000)) // more than a frame, and many are more than a window
 	})
 	cfg.Size, cfg.HTTP1 = 100_000, http1
 	l := must.Get(Start(t.Context(), cfg))(t)
@@ -56,11 +56,11 @@ func testLoad(t *testing.T, http1 bool) {
 	mu.Lock()
 	defer mu.Unlock()
 	if n := seen["/x?y Bearer t"]; n < 500 || len(seen) != 1 {
-		t.Errorf("the server has seen %v", seen)
+		t.Errorf("the server received %v", seen)
 	}
 }
 
-// What is not the expected answer is a fault, whatever is wrong with it.
+// Every unexpected answer is a fault.
 func TestFaults(t *testing.T) {
 	for _, tc := range []struct {
 		name, want string
@@ -81,7 +81,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// As many visit at once as there would be connections, and one that fails is a fault.
+// Visits run concurrently, one per connection, and a failed one is a fault.
 func TestVisit(t *testing.T) {
 	var n atomic.Int64
 	cfg := serve(t, nil)
@@ -103,7 +103,7 @@ func TestRate(t *testing.T) {
 	began := time.Now()
 	l := must.Get(Start(t.Context(), cfg))(t)
 	must.Do(t, l.WaitDone(t.Context(), 100))
-	// A hundred take 200 ms. On a busy machine it may take longer, but never much less: a Poisson
+	// A hundred take 200 ms. A busy machine may need longer, but never much less: a Poisson
 	// process's deviation is a tenth.
 	if took := time.Since(began); took < 100*time.Millisecond {
 		t.Errorf("100 requests at 500/s took %v", took)
@@ -113,7 +113,7 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// Watches send their first event when they are let go, and stay.
+// Watches send their first event after Go, and stay open.
 func TestWatch(t *testing.T) {
 	cfg := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/first" {
