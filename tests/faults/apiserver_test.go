@@ -27,15 +27,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// testAPIServer kills one of two kube-apiservers under load: the first one, which Fairlead's own
-// watches go to. What was not yet being answered must succeed; what is cut in the middle must not
-// look whole.
+// testAPIServer kills one of two kube-apiservers under load, the one of Fairlead's own watches.
+// Requests without an answer yet must succeed; an answer that is cut off must not look complete.
 func testAPIServer(t *testing.T, d *door) {
 	w := d.w
 	configMaps := w.fill(t)
 	huge := w.store(t, "huge", 20, 900<<10)
 	token := suite.Client(t, w.Endpoint(), w.StaticToken("admin"))
-	token.Timeout = 0 // a load has a patience of its own
+	token.Timeout = 0 // the load has its own timeout
 	small := func(i int) (string, string, string) {
 		return http.MethodGet, fmt.Sprintf("%s%s/big-%d", d.Endpoint.URL, configMaps, i%20), ""
 	}
@@ -74,11 +73,11 @@ func testAPIServer(t *testing.T, d *door) {
 				if s.Cut() {
 					cut++
 					if s.Began.After(killed.Add(time.Second)) {
-						t.Errorf("cut long after the kill: %s", &s)
+						t.Errorf("cut off long after the kill: %s", &s)
 					}
 				}
 			}
-			t.Logf("%d answers were cut in the middle, and each client could tell", cut)
+			t.Logf("%d answers were cut off, and their clients noticed", cut)
 		})
 	}
 	t.Run("cut in the middle", func(t *testing.T) {
@@ -92,9 +91,9 @@ func testAPIServer(t *testing.T, d *door) {
 				t.Errorf("an answer of %d bytes looks complete and is %v", len(body), err)
 			}
 		}
-		t.Logf("%d of %d answers were cut, and their clients could tell", cut, len(halves))
+		t.Logf("%d of %d answers were cut off, and their clients noticed", cut, len(halves))
 		if cut == 0 || cut == len(halves) {
-			t.Errorf("%d of %d answers were cut, want those of one apiserver", cut, len(halves))
+			t.Errorf("%d of %d answers were cut off, want those of one kube-apiserver", cut, len(halves))
 		}
 	})
 	t.Run("Fairlead's own watches go on", func(t *testing.T) {
@@ -107,9 +106,9 @@ func testAPIServer(t *testing.T, d *door) {
 	})
 }
 
-// testOnlyAPIServer restarts the one kube-apiserver that a Fairlead has. What ordinary clients read
-// meanwhile takes its time, and does not fail: a request waits for some seconds, and what waited in
-// vain is told when to come back.
+// testOnlyAPIServer restarts the only kube-apiserver of a Fairlead. Meanwhile the reads of ordinary
+// clients are slow, and do not fail: a request waits for some seconds, and if that does not help,
+// its client is asked to retry later.
 func testOnlyAPIServer(t *testing.T, d *door) {
 	w := d.w
 	w.fill(t)
@@ -127,7 +126,7 @@ func testOnlyAPIServer(t *testing.T, d *door) {
 // fill makes twenty ConfigMaps of 50 KB, and returns their path.
 func (w *world) fill(t *testing.T) string { return w.store(t, "full", 20, 50<<10) }
 
-// store makes n ConfigMaps of a size in a namespace of their own, and returns their path.
+// store makes n ConfigMaps of size bytes in a namespace, and returns their path.
 func (w *world) store(t *testing.T, namespace string, n, size int) string {
 	t.Helper()
 	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
@@ -144,8 +143,8 @@ func (w *world) store(t *testing.T, namespace string, n, size int) string {
 	return "/api/v1/namespaces/" + namespace + "/configmaps"
 }
 
-// openLists asks for six lists of 18 MB and reads only as much of each as fits a small window. The
-// widest that Fairlead has for a stream is 16 MiB.
+// openLists requests six lists of 18 MB and reads only what fits a small window of each. Fairlead's
+// largest window of a stream is 16 MiB.
 func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 	t.Helper()
 	c := w.client()
@@ -157,8 +156,8 @@ func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 	return list
 }
 
-// ask has kubectl and client-go ask for the same as the load does, one question after the other,
-// until end is called. None may be refused.
+// ask lets kubectl and client-go send the load's requests in sequence until end is called. None may
+// be refused.
 func (w *world) ask(t *testing.T, d *door) (end func()) {
 	t.Helper()
 	kubectl := suite.Tool(t, "kubectl")
@@ -173,8 +172,8 @@ func (w *world) ask(t *testing.T, d *door) (end func()) {
 		n, cuts := 0, 0
 		for ctx.Err() == nil {
 			if err := f(); err != nil && ctx.Err() == nil {
-				// One answer at most was half on its way when the apiserver was killed: nobody can
-				// take its head back, and its client is told.
+				// At most one answer was half sent when the kube-apiserver was killed. Its status
+				// cannot be changed any more, and its client gets an error.
 				if cuts++; !strings.Contains(err.Error(), "reading response body") || cuts > 1 {
 					t.Errorf("%s at %s: %v", name, time.Now().Format("15:04:05.000"), err)
 					break
@@ -208,6 +207,6 @@ func (w *world) ask(t *testing.T, d *door) (end func()) {
 	return func() {
 		cancel()
 		asking.Wait()
-		t.Logf("asked: %v", count)
+		t.Logf("requests: %v", count)
 	}
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// port is where every extension server listens, each on an address of its own.
+// port is the port of every extension server. Each has its own address.
 const port = 8443
 
 // backend is an APIService with its Service and endpoints.
@@ -36,7 +36,7 @@ type backend struct {
 	slice *discoveryv1.EndpointSlice
 }
 
-// gv is the one group-version it serves.
+// gv is the only group-version that it serves.
 func (b *backend) gv() string { return b.group + "/v1" }
 
 // apiService is the name of its APIService.
@@ -45,16 +45,16 @@ func (b *backend) apiService() string { return "v1." + b.group }
 // widgets is the path of its objects.
 func (b *backend) widgets() string { return "/apis/" + b.gv() + "/namespaces/default/widgets" }
 
-// names are what its certificates are for.
+// names are those of its certificates.
 func (b *backend) names() []string { return []string{b.name + "." + namespace + ".svc"} }
 
-// newBackend only gives names; register makes the objects.
+// newBackend only invents names; register makes the objects.
 func (w *world) newBackend() *backend {
 	name := w.name("backend")
 	return &backend{w: w, name: name, group: name + ".faults.example.com"}
 }
 
-// backend registers a new one with n extension servers in this process; d serves it then.
+// backend registers one with n extension servers in this process, and waits until d serves it.
 func (d *door) backend(t *testing.T, n int, cfg extension.Config) (*backend, []*extension.Server) {
 	t.Helper()
 	b := d.w.newBackend()
@@ -68,7 +68,7 @@ func (d *door) backend(t *testing.T, n int, cfg extension.Config) (*backend, []*
 	return b, servers
 }
 
-// serve starts n extension servers in this process, on addresses of their own.
+// serve starts n extension servers in this process, each at a new address.
 func (b *backend) serve(t *testing.T, n int, cfg extension.Config) []*extension.Server {
 	t.Helper()
 	cfg.GroupVersions, cfg.Names, cfg.CA = append(cfg.GroupVersions, b.gv()), append(cfg.Names, b.names()...), b.w.ca
@@ -81,13 +81,13 @@ func (b *backend) serve(t *testing.T, n int, cfg extension.Config) []*extension.
 	return list
 }
 
-// address is a new one of the node.
+// address returns a new address of the node.
 func (w *world) address() string {
 	n := w.number("address")
 	return net.JoinHostPort(fmt.Sprintf("10.78.%d.%d", 1+n/250, 1+n%250), fmt.Sprint(port))
 }
 
-// process is an extension server that can be killed: a process on a host of its own.
+// process is an extension server that can be killed: a process on its own host.
 type process struct {
 	*cluster.Part
 	host *host
@@ -96,10 +96,10 @@ type process struct {
 // addr is where it serves.
 func (p *process) addr() string { return net.JoinHostPort(p.host.address, fmt.Sprint(port)) }
 
-// asExtension is set in the environment of a process of this program that is an extension server.
+// asExtension marks the environment of a process of this program that is an extension server.
 const asExtension = "FAIRLEAD_FAULTS_EXTENSION"
 
-// serveExtension is that process, until it is killed.
+// serveExtension runs that process until it is killed.
 func serveExtension(args []string) error {
 	cfg := extension.Config{Address: args[0], GroupVersions: args[1:2], Names: args[2:3], AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized}
 	var err1, err2 error
@@ -120,7 +120,7 @@ func (b *backend) start(t *testing.T, h *host) *process {
 	p := &process{host: h}
 	p.Part = must.Get(b.w.Run(t.Context(), cluster.Command{
 		Name: b.w.name("extension"), Path: "/bin/sh", Env: []string{asExtension + "=1"},
-		// The shell finds ip, which is not in the same folder everywhere; both replace themselves.
+		// The shell finds ip, whose folder varies; both replace themselves by exec.
 		Args: []string{
 			"-c", `exec ip netns exec "$@"`, "sh", h.name, must.Get(os.Executable())(t),
 			p.addr(), b.gv(), b.names()[0], b.w.caCert, b.w.caKey, b.w.PKI.FrontProxy.CertFile,
@@ -131,7 +131,7 @@ func (b *backend) start(t *testing.T, h *host) *process {
 	return p
 }
 
-// accepts returns a question whether somebody listens.
+// accepts returns a check that a server listens.
 func accepts(address string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -144,8 +144,8 @@ func accepts(address string) func(context.Context) error {
 	}
 }
 
-// register makes the backend's objects: a headless Service, for which kube-apiserver's own
-// aggregator has no way to dial, so that all that servers see comes from Fairlead.
+// register makes the backend's objects. The Service is headless: kube-apiserver's own aggregator
+// cannot dial it, so all that servers receive comes from Fairlead.
 func (b *backend) register(t *testing.T, addresses ...string) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: b.name, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: b.name}}
@@ -167,7 +167,7 @@ func (b *backend) register(t *testing.T, addresses ...string) {
 	})
 }
 
-// object is an APIService of a group that b's Service serves.
+// object returns an APIService of group that b's Service serves.
 func (b *backend) object(group string) *apiregistrationv1.APIService {
 	return &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: "v1." + group},
@@ -186,29 +186,29 @@ func ready(address string) discoveryv1.Endpoint {
 	}
 }
 
-// update writes the endpoints.
+// update changes the endpoints.
 func (b *backend) update(t *testing.T, change func(*discoveryv1.EndpointSlice)) {
 	t.Helper()
 	change(b.slice)
 	b.slice = must.Get(b.w.core.DiscoveryV1().EndpointSlices(namespace).Update(t.Context(), b.slice, metav1.UpdateOptions{}))(t)
 }
 
-// unavailable is the metric of the APIService's verdict.
+// unavailable returns the metric of the APIService's verdict.
 func (b *backend) unavailable(d *door) bool {
 	return d.scrape()[fmt.Sprintf("aggregator_unavailable_apiservice{name=%q}", b.apiService())] != 0
 }
 
-// healthy is the metric of one endpoint's.
+// healthy returns the metric of one endpoint's health.
 func (b *backend) healthy(d *door, address string) bool {
 	return d.scrape()[fmt.Sprintf("fairlead_endpoint_healthy{endpoint=%q,name=%q}", address, b.apiService())] == 1
 }
 
-// inFlight is how many requests hold a place among those that the backend may have.
+// inFlight returns how many of the backend's places are in use.
 func (b *backend) inFlight(d *door) float64 {
 	return d.scrape()[fmt.Sprintf("fairlead_backend_requests_in_flight{kind=%q,name=%q}", "request", b.apiService())]
 }
 
-// await waits until Fairlead serves the backend, all of its endpoints probed.
+// await waits until Fairlead serves the backend and all its endpoints are healthy.
 func (b *backend) await(t *testing.T, d *door) {
 	t.Helper()
 	eventually(t, 30*time.Second, b.name+" is available", func() bool {

@@ -1,10 +1,9 @@
-// Package faults shows what Fairlead promises when things break: backends that die, hang, lie or
-// crawl, hosts whose packets vanish, an apiserver that is killed, a Fairlead that is told to stop.
-// Everything is real (etcd, kube-apiserver, Fairlead, extension servers, sockets), and each case
-// runs with and without HTTP/2.
+// Package faults verifies what Fairlead promises when things break: backends that die, hang, send
+// garbage or are slow, hosts whose packets are lost, a kube-apiserver that is killed, a Fairlead
+// that gets SIGTERM. Everything is real (etcd, kube-apiserver, Fairlead, extension servers,
+// sockets), and each case runs with and without HTTP/2.
 //
-// The tests are behind the build tag e2e and need root: they run in a network namespace of their
-// own, which the kernel removes with the process. In it there is room for endpoints that are not on
-// loopback (Kubernetes refuses those that are), and for hosts whose packets can be made to vanish
-// without a trace anywhere else.
+// The tests need the build tag e2e and root: they run in their own network namespace, which the
+// kernel removes with the process. It has addresses for endpoints that are not on loopback, which
+// Kubernetes would refuse, and hosts whose packets can be dropped without effects elsewhere.
 package faults

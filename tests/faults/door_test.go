@@ -24,13 +24,13 @@ type door struct {
 	now   atomic.Pointer[map[string]float64]
 }
 
-// newDoor starts a Fairlead before both kube-apiservers. It ends with the test.
+// newDoor starts a Fairlead in front of both kube-apiservers. It ends with the test.
 func (w *world) newDoor(t *testing.T, lane string, args ...string) *door {
 	t.Helper()
 	return w.newDoorTo(t, lane, []string{w.EndpointOf(0).URL, w.EndpointOf(1).URL}, args...)
 }
 
-// newDoorTo is newDoor before the kube-apiservers named.
+// newDoorTo is newDoor in front of the given kube-apiservers.
 func (w *world) newDoorTo(t *testing.T, lane string, servers []string, args ...string) *door {
 	t.Helper()
 	args = append([]string{"--http2=" + strconv.FormatBool(lane == "h2"), "--local-apiserver=" + strings.Join(servers, ",")}, args...)
@@ -41,7 +41,7 @@ func (w *world) newDoorTo(t *testing.T, lane string, servers []string, args ...s
 	return d
 }
 
-// get asks the admin port.
+// get requests path from the admin port.
 func (d *door) get(ctx context.Context, path string) (string, error) {
 	return ask.Get(ctx, d.admin, d.Admin.URL+path)
 }

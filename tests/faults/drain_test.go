@@ -50,7 +50,7 @@ func testDrain(t *testing.T, d *door) {
 	must.Do(t, leaving.Part.Signal(syscall.SIGTERM))
 	leaving.ends(t, longest)
 	if err := leaving.Part.Err().Error(); !strings.Contains(err, "exit status 0") {
-		t.Errorf("ended with %s", err)
+		t.Errorf("exited with %s", err)
 	}
 	suite.Pause(t, time.Second)
 	for name, l := range loads {
@@ -61,7 +61,7 @@ func testDrain(t *testing.T, d *door) {
 		})
 	}
 	if n := lb.sent[0].Load(); n < 4 {
-		t.Errorf("%d connections went to the Fairlead that left: it was not under load", n)
+		t.Errorf("%d connections to the drained Fairlead: it was not under load", n)
 	}
 }
 
@@ -74,7 +74,7 @@ func h1Clients(c *tls.Config, n int) []*http.Client {
 	return list
 }
 
-// balancer spreads TCP connections over doors that say they are ready.
+// balancer spreads TCP connections over ready doors.
 type balancer struct {
 	l     net.Listener
 	doors [2]*door
@@ -83,8 +83,8 @@ type balancer struct {
 	next  atomic.Int64
 }
 
-// probeEvery is how often a door is asked; a door must say that it is going for longer than that
-// before it takes no more connections.
+// probeEvery is the interval of readiness checks. A door must be unready for longer than that
+// before it refuses connections.
 const probeEvery = 200 * time.Millisecond
 
 func newBalancer(t *testing.T, doors ...*door) *balancer {
@@ -101,7 +101,7 @@ func newBalancer(t *testing.T, doors ...*door) *balancer {
 
 func (lb *balancer) address() string { return lb.l.Addr().String() }
 
-// probe asks /readyz of the main port, as load balancers do.
+// probe requests /readyz from the main port, as load balancers do.
 func (lb *balancer) probe(ctx context.Context, i int) {
 	c := lb.doors[i].w.client()
 	tick := time.NewTicker(probeEvery)
@@ -129,7 +129,7 @@ func (lb *balancer) serve(ctx context.Context, c net.Conn) {
 	relay.Join(ctx, c, s, c)
 }
 
-// testSecondSignal tells a Fairlead that has a minute to drain a second time.
+// testSecondSignal sends a second SIGTERM to a Fairlead that has a minute to drain.
 func testSecondSignal(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--shutdown-delay-duration=1m")
 	must.Do(t, x.Part.Signal(syscall.SIGTERM))
@@ -141,14 +141,14 @@ func testSecondSignal(t *testing.T, d *door) {
 	x.ends(t, time.Second)
 }
 
-// ends waits until Fairlead has ended.
+// ends waits until Fairlead has exited.
 func (d *door) ends(t *testing.T, most time.Duration) {
 	t.Helper()
 	begun := time.Now()
 	select {
 	case <-d.Part.Done():
-		t.Logf("ended after %s", time.Since(begun).Round(time.Millisecond))
+		t.Logf("exited after %s", time.Since(begun).Round(time.Millisecond))
 	case <-time.After(most):
-		t.Fatalf("after %s it still runs", most)
+		t.Fatalf("still running after %s", most)
 	}
 }

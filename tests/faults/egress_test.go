@@ -24,8 +24,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// testEgress has endpoints that can be reached through a proxy only, as where a hosted control
-// plane has no route to its nodes.
+// testEgress has endpoints that can be reached only through a proxy, as if a hosted control plane
+// had no route to its nodes.
 func testEgress(t *testing.T, d *door) {
 	for name, start := range map[string]func(t *testing.T, p *connectProxy) string{
 		"over a Unix socket": func(t *testing.T, p *connectProxy) string {
@@ -55,7 +55,7 @@ func testEgress(t *testing.T, d *door) {
 func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
 	b := d.w.newBackend()
 	servers := b.serve(t, 2, extension.Config{})
-	var beyond []string // where nobody is, but for the proxy
+	var beyond []string // reachable only through the proxy
 	for i, s := range servers {
 		beyond = append(beyond, fmt.Sprintf("192.0.2.%d:%d", i+1, port))
 		p.behind[beyond[i]] = s.Addr()
@@ -77,7 +77,7 @@ func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
 		}
 	}
 	if probes == 0 {
-		t.Error("no probe has come through the proxy")
+		t.Error("no probe came through the proxy")
 	}
 	l := (&volley.Load{Every: 10 * time.Millisecond, Clients: d.w.clients(2), Make: x.mixed(b)}).Start(t)
 	suite.Pause(t, 2*time.Second)
@@ -97,12 +97,12 @@ func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
 	mustSucceed(t, l.Stop(), 0)
 }
 
-// connectProxy answers CONNECT for the addresses that it knows, and no others.
+// connectProxy answers CONNECT for the addresses in behind only.
 type connectProxy struct {
-	behind map[string]string // :: address asked for → real one
+	behind map[string]string // :: requested address → real one
 
 	mu      sync.Mutex     // guards tunnels
-	tunnels map[string]int // :: address asked for → connections made
+	tunnels map[string]int // :: requested address → connections made
 }
 
 func (p *connectProxy) count(address string) int {

@@ -15,14 +15,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// testEndpoints has a backend of three endpoints per case, of which one goes bad under traffic.
+// testEndpoints has a backend of three endpoints per case. One fails under traffic.
 func testEndpoints(t *testing.T, d *door) {
 	for _, tc := range []struct {
 		kind extension.Kind
-		// all says that writes and watches go on too: what goes wrong does so before anything was
-		// sent.
+		// all says that writes and watches continue, too: the fault precedes any sent request.
 		all bool
-		// within is when the verdict must be in.
+		// within is the limit for the verdict.
 		within time.Duration
 	}{
 		{kind: extension.Hang, within: hungIdle},
@@ -54,7 +53,7 @@ func testEndpoints(t *testing.T, d *door) {
 	})
 }
 
-// strangers counts the requests of a server since seq that are not probes.
+// strangers counts a server's requests since seq, except probes.
 func strangers(b *backend, s *extension.Server, seq int64) (n int, example string) {
 	for _, r := range s.Requests(seq) {
 		if r.Target == "/apis/"+b.gv() && r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
@@ -85,7 +84,7 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 
 	bad := servers[0]
 	if n, _ := strangers(b, bad, 0); n == 0 {
-		t.Error("the endpoint got no traffic while it was well")
+		t.Error("the endpoint got no traffic while it was healthy")
 	}
 	begun := d.w.start()
 	must.Do(t, bad.Set(fault))
@@ -95,22 +94,22 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 		t.Errorf("unhealthy after %s, want %s", verdict, within)
 	}
 	if b.unavailable(d) {
-		t.Error("the APIService is unavailable although two endpoints are well")
+		t.Error("the APIService is unavailable with two healthy endpoints")
 	}
-	suite.Pause(t, 200*time.Millisecond) // for what was on its way to the endpoint
+	suite.Pause(t, 200*time.Millisecond) // for requests on their way to the endpoint
 	seen := last(bad)
 	suite.Pause(t, 3*time.Second)
 	if n, example := strangers(b, bad, seen); n > 0 {
 		t.Errorf("%d requests were sent to an unhealthy endpoint, such as %s", n, example)
 	}
-	// Ended while the fault is there: what hangs must have been given up by Fairlead.
+	// Stopped while the fault persists: Fairlead must have given up on hung requests.
 	mustSucceed(t, l.Stop(), hungIdle)
 
 	must.Do(t, bad.Set())
 	eventually(t, longest, "healthy again", func() bool { return b.healthy(d, bad.Addr()) })
 }
 
-// testBlackhole takes the cable from one of three hosts.
+// testBlackhole disconnects one of three hosts.
 func testBlackhole(t *testing.T, d *door) {
 	b := d.w.newBackend()
 	var processes []*process
@@ -136,8 +135,7 @@ func testBlackhole(t *testing.T, d *door) {
 	lost.plug(t)
 	eventually(t, longest, "healthy again", func() bool { return b.healthy(d, addresses[0]) })
 
-	// What may be repeated is, and succeeds. What had been sent and may not be repeated is answered
-	// in time, too.
+	// Requests that may be retried are, and succeed. The others are answered in time, too.
 	var reads []volley.Shot
 	for _, s := range l.Stop() {
 		if s.Method == http.MethodGet && !strings.Contains(s.Target, "?watch=1") {
@@ -145,14 +143,14 @@ func testBlackhole(t *testing.T, d *door) {
 			continue
 		}
 		if s.Head == 0 || s.Head > failOver {
-			t.Errorf("waited for too long: %s", &s)
+			t.Errorf("waited too long: %s", &s)
 		}
 	}
 	mustSucceed(t, reads, failOver)
 }
 
-// testSlow makes one of three endpoints a hundred times as slow as it was, probes aside or not:
-// those that are not slow tell nothing, and only live traffic does.
+// testSlow makes one of three endpoints a hundred times slower, with its probes or (onlyLive)
+// without: then only live traffic shows it.
 func testSlow(t *testing.T, d *door, onlyLive bool) {
 	const usual, slow = 2 * time.Millisecond, 200 * time.Millisecond
 	b := d.w.newBackend()

@@ -4,9 +4,9 @@ package faults
 
 import "testing"
 
-// TestFaults runs every case with and without HTTP/2. Those whose measure is time run one after the
-// other, so that they do not disturb each other; the rest mostly wait for something to be found
-// out, and do so together.
+// TestFaults runs every case with and without HTTP/2. Cases that measure time run in sequence, so
+// that they do not disturb each other; the endpoints' cases mostly wait for detection, and run in
+// parallel.
 func TestFaults(t *testing.T) {
 	w := newWorld(t)
 	for _, lane := range lanes() {

@@ -18,25 +18,24 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// testIsolation floods a backend that answers after half a minute, and looks at what the users of
-// others feel.
+// testIsolation floods a backend that answers after half a minute, and measures other backends'
+// users.
 //
-// Windows with and without the flood take turns within one run, so that what the machine does
-// beside falls on both alike, and the medians of the windows' 99th percentiles are compared: one
-// stall of the machine moves one window.
+// Windows with and without the flood alternate, so that other load on the machine affects both
+// alike. It compares medians of the windows' 99th percentiles: one stall of the machine affects one
+// window.
 func testIsolation(t *testing.T, d *door) {
 	const (
-		flood   = 500 // a quarter more than a backend may have in flight
-		lent    = 388 // what one user may have of those 400: a 32nd is for others
+		flood   = 500 // a quarter more than a backend's limit
+		lent    = 388 // one user's share of those 400: a 32nd is for others
 		windows = 9   // of each kind
 		window  = time.Second
-		bound   = 5 * time.Millisecond // a fifth of what an answer takes
+		bound   = 5 * time.Millisecond // a quarter of the backend's delay
 	)
 	slow, crawling := d.backend(t, 1, extension.Config{Record: -1, MaxStreams: 1000})
 	other, quick := d.backend(t, 2, extension.Config{Record: -1})
 	must.Do(t, crawling[0].Set(extension.Fault{Kind: extension.Slow, Delay: 30 * time.Second, Path: slow.widgets()}))
-	// The others take their time too, as real ones do. Else the measure would be that of the
-	// machine's scheduler.
+	// The others are slow, too, like real ones. Otherwise the machine's scheduler would dominate.
 	for _, s := range quick {
 		must.Do(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 20 * time.Millisecond, Path: other.widgets()}))
 	}
@@ -46,7 +45,7 @@ func testIsolation(t *testing.T, d *door) {
 		suite.Pause(t, window)
 		return l.Stop()
 	}
-	measure() // connections, caches
+	measure() // fills connection pools and caches
 	var all []volley.Shot
 	var calm, flooded []time.Duration // p99 of each window
 	measured := func(to *[]time.Duration) {
@@ -58,7 +57,7 @@ func testIsolation(t *testing.T, d *door) {
 		measured(&calm)
 		end := startFlood(t, d, slow, clients, flood)
 		eventually(t, longest, "flooded", func() bool { return slow.inFlight(d) >= lent })
-		suite.Pause(t, 500*time.Millisecond) // the connections of the flood are no part of it
+		suite.Pause(t, 500*time.Millisecond) // the flood's handshakes are not measured
 		measured(&flooded)
 		end()
 	}
@@ -74,8 +73,7 @@ func median(list []time.Duration) time.Duration {
 	return sorted[len(sorted)/2]
 }
 
-// startFlood keeps n requests to b under way until end is called. Who is told to come back later
-// does.
+// startFlood keeps n requests to b running until end is called. Refused clients retry.
 func startFlood(t *testing.T, d *door, b *backend, clients []*http.Client, n int) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -92,7 +90,7 @@ func startFlood(t *testing.T, d *door, b *backend, clients []*http.Client, n int
 					return
 				}
 				select {
-				case <-time.After(time.Second + rand.N(2*time.Second)): // clients do not come back all at once
+				case <-time.After(time.Second + rand.N(2*time.Second)): // clients do not retry all at once
 				case <-ctx.Done():
 				}
 			}

@@ -23,8 +23,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testLeftovers creates, changes and deletes APIServices under traffic, a thousand times in all,
-// and counts what Fairlead holds before and after.
+// testLeftovers creates, changes and deletes APIServices under traffic, a thousand changes in all,
+// and compares what Fairlead holds before and after.
 func testLeftovers(t *testing.T, d *door) {
 	const (
 		groups  = 40
@@ -44,7 +44,7 @@ func testLeftovers(t *testing.T, d *door) {
 	b.register(t, servers[0].Addr(), servers[1].Addr())
 	b.await(t, d)
 	clients := d.w.clients(workers)
-	for _, c := range clients { // so that their connections are there before, too
+	for _, c := range clients { // their connections exist before, too
 		knock(t, c, d.Endpoint.URL+b.widgets())
 	}
 	before := d.holds(t, servers)
@@ -69,7 +69,7 @@ func testLeftovers(t *testing.T, d *door) {
 	t.Logf("%d updates in %s", groups*(changes+2), time.Since(begun).Round(time.Millisecond))
 
 	var after holding
-	const spare = 12 // goroutines and descriptors that come and go: scrapes, timers of handshakes, a probe under way
+	const spare = 12 // goroutines and descriptors that vary: scrapes, timers of handshakes, a running probe
 	ok := func() bool {
 		after = d.holds(t, servers)
 		return after.goroutines <= before.goroutines+spare && after.files <= before.files+spare && after.backend <= before.backend+2 && after.series == 0
@@ -88,11 +88,11 @@ func testLeftovers(t *testing.T, d *door) {
 type holding struct {
 	goroutines, files int   // of its process
 	backend           int64 // connections that the backend sees
-	series            int   // of APIServices that are no more
+	series            int   // of deleted APIServices
 	example           string
 }
 
-// holds counts. The connections of the backend's own APIService are among them, before and after.
+// holds returns that. It always includes the connections of the backend's own APIService.
 func (d *door) holds(t *testing.T, servers []*extension.Server) holding {
 	t.Helper()
 	s := must.Get(ask.Metrics(t.Context(), d.admin, d.Admin.URL))(t)
@@ -140,7 +140,7 @@ func (d *door) churn(t *testing.T, c *http.Client, object *apiregistrationv1.API
 	}
 }
 
-// knock sends a request whose answer does not matter: the APIService may be of any state.
+// knock sends a request whose answer does not matter: the APIService may be in any state.
 func knock(t *testing.T, c *http.Client, url string) {
 	t.Helper()
 	if _, err := ask.Do(t.Context(), c, http.MethodGet, url, nil, ""); err != nil {

@@ -18,12 +18,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// testLimits fills a Fairlead that may have few requests under way.
+// testLimits fills a Fairlead with a small limit of concurrent requests.
 func testLimits(t *testing.T, d *door) {
 	const most, writes = 6, 4
 	x := d.w.newDoor(t, d.lane, fmt.Sprintf("--max-requests-inflight=%d", most), fmt.Sprintf("--max-mutating-requests-inflight=%d", writes))
 	var slow []*backend
-	for range 3 { // one backend may have half of all only
+	for range 3 { // one backend may use only half of the limit
 		b, s := x.backend(t, 1, extension.Config{Record: -1})
 		must.Do(t, s[0].Set(extension.Fault{Kind: extension.Hang, Path: b.widgets()}))
 		slow = append(slow, b)
@@ -55,7 +55,7 @@ func testLimits(t *testing.T, d *door) {
 					t.Fatalf("%d, Retry-After %q, want 429 and a Retry-After", got.Code, got.Header.Get("Retry-After"))
 				}
 				return true
-			case <-time.After(300 * time.Millisecond): // it has a place and hangs: of those that came at once one or two may have been refused
+			case <-time.After(300 * time.Millisecond): // it got a place and hangs: one or two of the concurrent requests may have been refused
 				return false
 			}
 		})
@@ -77,8 +77,8 @@ func testLimits(t *testing.T, d *door) {
 	})
 }
 
-// testRetryAfter stops a Fairlead that still has a request to finish, and looks at what new
-// requests are told on open connections and on new ones.
+// testRetryAfter stops a Fairlead with a running request, and checks its answers to new requests on
+// open and new connections.
 func testRetryAfter(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--shutdown-send-retry-after", "--shutdown-delay-duration=500ms")
 	b, s := x.backend(t, 1, extension.Config{})
@@ -94,7 +94,7 @@ func testRetryAfter(t *testing.T, d *door) {
 		for _, c := range []*http.Client{h1, h2} {
 			res, err := c.Get(x.Endpoint.URL + b.widgets() + "/widget-002")
 			if err != nil {
-				t.Fatalf("while a request is being finished: %v", err)
+				t.Fatalf("while a request is running: %v", err)
 			}
 			res.Body.Close()
 			told[res.StatusCode]++
@@ -110,7 +110,7 @@ func testRetryAfter(t *testing.T, d *door) {
 	}
 	shots := slow.Stop()
 	if shots[0].Failed() {
-		t.Errorf("the request that was under way: %s", &shots[0])
+		t.Errorf("the running request: %s", &shots[0])
 	}
 	x.ends(t, longest)
 }

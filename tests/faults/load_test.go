@@ -11,27 +11,27 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// mustSucceed fails the test for requests that failed, and those that took too long for their head.
-// Zero longest: any time will do.
+// mustSucceed fails the test for failed requests, and for heads that took longer than longest,
+// unless that is zero.
 func mustSucceed(t *testing.T, shots []volley.Shot, longest time.Duration) {
 	t.Helper()
 	volley.Judge(t, shots, 0, func(s *volley.Shot) bool { return s.Failed() || longest > 0 && s.Head > longest })
 }
 
-// mustBeWhole fails the test for answers that were cut.
+// mustBeWhole fails the test for answers that were cut off.
 func mustBeWhole(t *testing.T, shots []volley.Shot) {
 	t.Helper()
 	volley.Judge(t, shots, 0, (*volley.Shot).Cut)
 }
 
-// reads asks for one object of a backend after the other.
+// reads requests a backend's objects in turn.
 func (d *door) reads(b *backend) func(int) (string, string, string) {
 	return func(i int) (string, string, string) {
 		return http.MethodGet, fmt.Sprintf("%s%s/widget-%03d", d.Endpoint.URL, b.widgets(), i%100), ""
 	}
 }
 
-// mixed reads, writes and watches a backend in turns. A watch ends by itself after a second.
+// mixed reads, writes and watches a backend in turn. A watch ends after a second.
 func (d *door) mixed(b *backend) func(int) (string, string, string) {
 	read := d.reads(b)
 	return func(i int) (string, string, string) {
@@ -45,7 +45,7 @@ func (d *door) mixed(b *backend) func(int) (string, string, string) {
 	}
 }
 
-// clients are n clients with a connection each.
+// clients returns n clients with one connection each.
 func (w *world) clients(n int) []*http.Client {
 	var list []*http.Client
 	for range n {

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 )
 
-// scrapeEvery is how often the metrics are read: one reader for all cases, since a scrape costs
-// Fairlead some milliseconds.
+// scrapeEvery is the interval of scrapes: one reader for all cases, because a scrape costs Fairlead
+// some milliseconds.
 const scrapeEvery = 50 * time.Millisecond
 
 // follow reads the metrics until the test ends.
@@ -33,7 +33,7 @@ func (d *door) follow(t *testing.T) {
 	})
 }
 
-// scrape is the latest state of the metrics.
+// scrape returns the latest metrics.
 func (d *door) scrape() map[string]float64 {
 	if s := d.now.Load(); s != nil {
 		return *s

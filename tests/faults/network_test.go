@@ -12,12 +12,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 )
 
-// nodeAddress is the node's own. All of 10.78/16 is: each endpoint in this process has an address
-// of its own there.
+// nodeAddress is the node's own. The node has all of 10.78/16: each endpoint in this process has
+// its own address there.
 const nodeAddress = "10.78.0.1"
 
-// network makes the namespace that this process is in a node: its addresses, and a place for the
-// names of its hosts' namespaces.
+// network makes this process's namespace a node: its addresses, and a place for the names of its
+// hosts' namespaces.
 func network(t *testing.T) {
 	t.Helper()
 	netns.Hide(t, "/run/netns") // where ip netns keeps them
@@ -34,13 +34,13 @@ func ip(t *testing.T, args string) string {
 	return string(out)
 }
 
-// host is a machine beside the node: a namespace with a cable to it.
+// host is a machine next to the node: a namespace connected to it.
 type host struct {
 	name    string
 	address string
 }
 
-// hosts counts them; a host is cabled once and never taken away.
+// hosts counts them; hosts are never removed.
 type hosts struct{ n atomic.Int32 }
 
 func (h *hosts) add(t *testing.T) *host {
@@ -54,8 +54,8 @@ func (h *hosts) add(t *testing.T) *host {
 	ip(t, "-n "+x.name+" link set lo up")
 	ip(t, "-n "+x.name+" link set eth0 up")
 	x.plug(t)
-	// The node never asks for the host's link address, so that its packets leave also when nobody
-	// is there: they vanish rather than come back as unreachable.
+	// The node never resolves the host's link address, so packets also leave when the host is gone:
+	// they are lost instead of reported as unreachable.
 	link := strings.Fields(ip(t, "-n "+x.name+" -br link show dev eth0"))
 	ip(t, fmt.Sprintf("neigh replace %s lladdr %s dev veth%d nud permanent", x.address, link[2], n))
 	return x
@@ -67,8 +67,8 @@ func (h *host) plug(t *testing.T) {
 	ip(t, "-n "+h.name+" addr replace "+h.address+"/24 dev eth0")
 }
 
-// unplug makes every packet to and from the host vanish, those of open connections too: to the host
-// they are for somebody else. Its processes go on.
+// unplug drops every packet to and from the host, also of open connections, because the host no
+// longer has the address. Its processes continue.
 func (h *host) unplug(t *testing.T) {
 	t.Helper()
 	ip(t, "-n "+h.name+" addr del "+h.address+"/24 dev eth0")

@@ -24,8 +24,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testPolicy sets each annotation of an APIService that is in use, and takes it away again: what it
-// changes follows within moments, without a restart. The two about CA bundles are tests/rotation's.
+// testPolicy sets each annotation of an APIService in use, and removes it again: both take effect
+// within moments, without a restart. tests/rotation tests the two about CA bundles.
 func testPolicy(t *testing.T, d *door) {
 	for name, f := range map[string]func(t *testing.T, p *policed){
 		"request-timeout":           requestTimeout,
@@ -58,7 +58,7 @@ type policed struct {
 	server *extension.Server
 }
 
-// annotate sets an annotation, or takes it away when the value is empty.
+// annotate sets an annotation, or removes it if value is empty.
 func (b *backend) annotate(t *testing.T, name, value string) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{"fairlead.dev/%s":%q}}}`, name, value)
@@ -73,20 +73,20 @@ func (p *policed) set(t *testing.T, faults ...extension.Fault) {
 	must.Do(t, p.server.Set(faults...))
 }
 
-// get asks below the objects' path.
+// get requests a path below the objects' path.
 func (p *policed) get(t *testing.T, path string) (int, string) {
 	t.Helper()
 	return alone.Get(t, p.client, p.d.Endpoint.URL+p.widgets()+path)
 }
 
-// becomes waits until a path is answered so.
+// becomes waits until a path has a status.
 func (p *policed) becomes(t *testing.T, path string, want int) {
 	t.Helper()
 	eventually(t, longest, fmt.Sprintf("%s is answered %d", path, want), func() bool { code, _ := p.get(t, path); return code == want })
 }
 
-// flips sets an annotation and takes it away again, and waits for what a path is answered before,
-// with it, and after it.
+// flips sets an annotation and removes it again, and waits for the status of a path before, with
+// and after it.
 func (p *policed) flips(t *testing.T, name, value, path string, without, with int) {
 	t.Helper()
 	p.becomes(t, path, without)
@@ -122,11 +122,11 @@ func maxLongRunning(t *testing.T, p *policed) {
 	p.annotate(t, "max-longrunning", "1")
 	p.becomes(t, watch+"&timeoutSeconds=1", 429)
 	if code, text := p.get(t, "/widget-001"); code != 200 {
-		t.Errorf("a request that is not long-running: %d %s", code, text)
+		t.Errorf("a short request: %d %s", code, text)
 	}
 }
 
-// hold has a request under way until the test ends.
+// hold keeps a request running until the test ends.
 func (p *policed) hold(t *testing.T, path string) {
 	t.Helper()
 	beside(t, func(ctx context.Context) {
@@ -137,7 +137,7 @@ func (p *policed) hold(t *testing.T, path string) {
 func serverName(t *testing.T, p *policed) {
 	p.annotate(t, "tls-server-name", "alias.example.com")
 	eventually(t, longest, "asked by its other name", func() bool {
-		// By new connections, such as a probe's: those that verify by both names go on.
+		// By new connections, such as a probe's. Existing ones that both names verify stay.
 		return slices.ContainsFunc(p.server.Requests(0), func(r extension.Request) bool { return r.ServerName == "alias.example.com" })
 	})
 	p.becomes(t, "/widget-001", 200)
@@ -155,7 +155,7 @@ func probeInterval(t *testing.T, p *policed) {
 		return len(p.server.Requests(seq))
 	}
 	p.annotate(t, "probe-interval", "1m")
-	suite.Pause(t, 12*time.Second) // the next probe is due within that, as it was before
+	suite.Pause(t, 12*time.Second) // the next probe at the old interval is due within that
 	if n := probes(); n > 1 {
 		t.Errorf("%d probes in 4 s at one a minute", n)
 	}
@@ -171,7 +171,7 @@ func http1Only(t *testing.T, p *policed) {
 		return func() bool {
 			code, text := p.get(t, "/widget-001")
 			if code != 200 {
-				t.Errorf("in between: %d %s", code, text)
+				t.Errorf("meanwhile: %d %s", code, text)
 			}
 			all := p.server.Requests(0)
 			return all[len(all)-1].Proto == proto
@@ -207,8 +207,8 @@ func badAnnotations(t *testing.T, p *policed) {
 	}
 }
 
-// pingTimeout takes the cable from a backend's only host: its watches end within the time that the
-// policy says, instead of 5 s.
+// pingTimeout disconnects a backend's only host: its watches end within the policy's time, instead
+// of 5 s.
 func pingTimeout(t *testing.T, d *door) {
 	const ping = time.Second
 	b := d.w.newBackend()
@@ -216,7 +216,7 @@ func pingTimeout(t *testing.T, d *door) {
 	b.register(t, process.addr())
 	b.await(t, d)
 	client := d.w.client()
-	knock(t, client, d.Endpoint.URL+b.widgets()) // a connection with the default
+	knock(t, client, d.Endpoint.URL+b.widgets()) // makes a connection with the default
 	b.annotate(t, "ping-timeout", ping.String())
 	suite.Pause(t, time.Second)
 	res := must.Get(ask.Open(t.Context(), client, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil))(t)
@@ -232,11 +232,11 @@ func pingTimeout(t *testing.T, d *door) {
 	lost := d.w.start()
 	process.host.unplug(t)
 	took := lost.until(t, eventually(t, longest, "cut", ended.Load))
-	t.Logf("the watch was cut after %s", took.Round(time.Millisecond))
+	t.Logf("the watch was cut off after %s", took.Round(time.Millisecond))
 	if took > 2*ping {
-		t.Errorf("the watch was cut after %s, want about %s", took, ping)
+		t.Errorf("the watch was cut off after %s, want about %s", took, ping)
 	}
 	if err := <-over; err == nil || errors.Is(err, context.Canceled) {
-		t.Errorf("the watch ended with %v, want a cut that its client can tell", err)
+		t.Errorf("the watch ended with %v, want an error that its client notices", err)
 	}
 }

@@ -12,20 +12,19 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// The bounds. They are for the moment at which the verdict is in force and shown, from the
-// moment at which the fault was made.
+// The limits, from the fault until its verdict is in force and reported.
 const (
 	killedBusy  = time.Second
 	killedIdle  = 2 * time.Second
 	comeBack    = time.Second
 	hungIdle    = 12 * time.Second
 	failOver    = 5 * time.Second
-	nextProbe   = 18 * time.Second // for what only a new connection shows: 12 s until the next probe, which takes 5 s at most and is repeated
-	longest     = 30 * time.Second // of anything that is waited for
-	steadyPause = 2 * time.Second  // lets what came before settle
+	nextProbe   = 18 * time.Second // for faults that only new connections notice: 12 s until the next probe, which takes 5 s at most and is repeated
+	longest     = 30 * time.Second // of anything that a test waits for
+	steadyPause = 2 * time.Second  // lets earlier effects settle
 )
 
-// testProcess has one backend with one endpoint, whose process dies, comes back and hangs.
+// testProcess has one backend with one endpoint, whose process is killed, restarted and stopped.
 func testProcess(t *testing.T, d *door) {
 	b := d.w.newBackend()
 	p := b.start(t, d.w.hosts.add(t))
@@ -61,7 +60,7 @@ func testProcess(t *testing.T, d *door) {
 		suite.Pause(t, time.Second)
 		for _, s := range l.Stop() {
 			if (s.Began.Before(killed.begun.Add(-100*time.Millisecond)) || s.Began.After(back)) && s.Failed() {
-				t.Errorf("while all was well: %s", &s)
+				t.Errorf("while the process was running: %s", &s)
 			}
 		}
 	})
@@ -70,7 +69,7 @@ func testProcess(t *testing.T, d *door) {
 		killed := d.w.start()
 		p.Kill()
 		down(t, killed, killedIdle)
-		suite.Pause(t, 2*steadyPause) // probes have slowed down
+		suite.Pause(t, 2*steadyPause) // until probes are at their slowest
 		up(t, restart(t), comeBack)
 	})
 	t.Run("hung idle", func(t *testing.T) {
@@ -78,7 +77,7 @@ func testProcess(t *testing.T, d *door) {
 		must.Do(t, p.Signal(syscall.SIGSTOP))
 		down(t, hung, hungIdle)
 		must.Do(t, p.Signal(syscall.SIGCONT))
-		// A probe is under way for 5 s at most, and the next one begins 5 s after the last at most.
+		// A probe takes at most 5 s, and the next one starts at most 5 s after it.
 		up(t, d.w.start(), 6*time.Second)
 	})
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// testRolling replaces the three endpoints of a backend, one after the other, as a Deployment does:
-// the new pod is ready, the old one is told to end; it serves what still comes and says on each
-// connection that it is going; it is gone before its grace is over.
+// testRolling replaces the three endpoints of a backend one by one, as a Deployment does: the new
+// pod is ready, and the old one gets SIGTERM. It still serves requests, with a GOAWAY on each
+// connection, and exits before its grace period ends.
 func testRolling(t *testing.T, d *door) {
-	const grace = 2 * time.Second // longer than the longest request of the mix
+	const grace = 2 * time.Second // longer than any request of the mix
 	b := d.w.newBackend()
 	servers := b.serve(t, 6, extension.Config{})
 	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())

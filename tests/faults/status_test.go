@@ -26,8 +26,8 @@ const (
 	statusFails  = `fairlead_status_write_total{result="failed"}`
 )
 
-// testStatus has Fairlead write its own condition, beside the one that kube-apiserver's controllers
-// write, with the rights that the manifests give and no others.
+// testStatus lets Fairlead write its own condition, next to the one of kube-apiserver's
+// controllers, with only the permissions of the shipped manifests.
 func testStatus(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--write-status", "--kubeconfig="+d.w.shippedAccount(t, "base/rbac.yaml", "components/write-status/rbac.yaml"))
 	b, servers := x.backend(t, 1, extension.Config{})
@@ -41,13 +41,13 @@ func testStatus(t *testing.T, d *door) {
 		eventually(t, longest, "written as available again", is("True"))
 	})
 	t.Run("only on change", func(t *testing.T) {
-		other, _ := x.backend(t, 1, extension.Config{}) // which changes the table
+		other, _ := x.backend(t, 1, extension.Config{}) // changes the table
 		eventually(t, longest, "the new one is written, too", func() bool { return other.written(t) == "True" })
-		suite.Pause(t, time.Second) // until the write is counted, and the count read
+		suite.Pause(t, time.Second) // until the write is counted, and the metric read
 		before := x.scrape()[statusWrites]
 		annotate := fmt.Sprintf(`{"metadata":{"annotations":{"example.com/at":%q}}}`, time.Now())
 		must.Get(d.w.groups.ApiregistrationV1().APIServices().Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(annotate), metav1.PatchOptions{}))(t)
-		suite.Pause(t, 3*time.Second) // longer than the least time between two writes
+		suite.Pause(t, 3*time.Second) // longer than the minimum interval of writes
 		if n := x.scrape()[statusWrites] - before; n != 0 {
 			t.Errorf("%v writes while no verdict changed", n)
 		}
@@ -68,11 +68,11 @@ func testStatus(t *testing.T, d *door) {
 	}
 	log := must.Get(os.ReadFile(x.Part.LogFile()))(t)
 	if strings.Contains(string(log), "forbidden") {
-		t.Errorf("the shipped rights do not suffice:\n%s", x.Part.Tail())
+		t.Errorf("the shipped permissions do not suffice:\n%s", x.Part.Tail())
 	}
 }
 
-// written is the status of the condition that Fairlead writes. Empty: there is none.
+// written returns the status of Fairlead's condition, or "" without one.
 func (b *backend) written(t *testing.T) string {
 	t.Helper()
 	object := must.Get(b.w.groups.ApiregistrationV1().APIServices().Get(t.Context(), b.apiService(), metav1.GetOptions{}))(t)
@@ -84,8 +84,7 @@ func (b *backend) written(t *testing.T) string {
 	return ""
 }
 
-// shippedAccount applies manifests of deploy/ and returns a kubeconfig of the ServiceAccount that
-// they are about.
+// shippedAccount applies manifests of deploy/ and returns a kubeconfig of their ServiceAccount.
 func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
 	t.Helper()
 	kubectl := suite.Tool(t, "kubectl")
@@ -103,7 +102,7 @@ func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
 	return file
 }
 
-// stealLease takes the Lease of the status writer by force, for a few seconds.
+// stealLease takes the Lease of the status writer for a while.
 func (w *world) stealLease(t *testing.T) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"spec":{"holderIdentity":"a thief","leaseDurationSeconds":20,"renewTime":%q}}`, time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"))

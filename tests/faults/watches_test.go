@@ -12,9 +12,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
-// testWatches opens a thousand watches and looks where they went.
+// testWatches opens a thousand watches and counts them per endpoint.
 func testWatches(t *testing.T, d *door) {
-	const watches, clients = 1000, 20 // 50 to a connection, as many clients do
+	const watches, clients = 1000, 20 // 50 per connection, like many clients
 	b, servers := d.backend(t, 3, extension.Config{Record: -1})
 	ctx, cancel := context.WithCancel(t.Context())
 	var open sync.WaitGroup

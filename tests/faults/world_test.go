@@ -29,7 +29,7 @@ import (
 // namespace holds the Services of all backends.
 const namespace = "faults"
 
-// world is what all cases share: a cluster of two kube-apiservers, and who may speak to it.
+// world is what all cases share: a cluster of two kube-apiservers, and credentials for it.
 type world struct {
 	*cluster.Cluster
 	fairlead string // executable
@@ -40,11 +40,11 @@ type world struct {
 	ca       *pki.CA // signs the serving certificates of extension servers
 	caCert   string  // its files
 	caKey    string
-	admin    *tls.Config    // of a client of system:masters
-	fronts   *x509.CertPool // vouches for front proxies
+	admin    *tls.Config    // of a client in system:masters
+	fronts   *x509.CertPool // verifies front proxies
 
 	mu     sync.Mutex     // guards counts
-	counts map[string]int // :: kind of name → how many were given
+	counts map[string]int // :: kind of name → how many exist
 }
 
 func newWorld(t *testing.T) *world {
@@ -73,10 +73,10 @@ func h2Client(c *tls.Config) *http.Client {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: c.Clone(), ForceAttemptHTTP2: true, DisableCompression: true}}
 }
 
-// name is a new name.
+// name returns a new name.
 func (w *world) name(kind string) string { return kind + strconv.Itoa(w.number(kind)) }
 
-// number counts things of a kind, from 1.
+// number counts names of a kind, from 1.
 func (w *world) number(kind string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +84,7 @@ func (w *world) number(kind string) int {
 	return w.counts[kind]
 }
 
-// beside runs something until the test ends, and waits for its end.
+// beside runs a function until the test ends, and waits for it to return.
 func beside(t *testing.T, run func(ctx context.Context)) {
 	t.Helper()
 	ended := make(chan struct{})
@@ -92,8 +92,8 @@ func beside(t *testing.T, run func(ctx context.Context)) {
 	go func() { defer close(ended); run(t.Context()) }()
 }
 
-// eventually asks every few milliseconds until ok says yes, and returns when that was. It fails
-// after most, far beyond what the caller asserts.
+// eventually polls until ok returns true, and returns that time. It fails after most, which is far
+// beyond what callers assert.
 func eventually(t *testing.T, most time.Duration, what string, ok func() bool) time.Time {
 	t.Helper()
 	suite.Eventually(t, most, what, func() (bool, string) { return ok(), "" })
