@@ -29,9 +29,9 @@ type remote struct {
 	old, new *pki.CA
 }
 
-// startRemote runs an extension server and registers it. annotations are written without their
-// prefix. With ca-from among them the bundle is in that ConfigMap, otherwise in the APIService.
-// Each of first is called before anybody can know of the server.
+// startRemote runs an extension server and registers it. annotations lack their prefix. With
+// ca-from the bundle is in that ConfigMap, otherwise in the APIService. first is called before the
+// server is registered.
 func startRemote(t *testing.T, w *world, lane, name string, annotations map[string]string, first ...func(*remote)) *remote {
 	t.Helper()
 	r := &remote{w: w, name: name + "-" + lane, group: name + "." + lane + ".example.com", old: pki.NewCA("old-ca"), new: pki.NewCA("new-ca")}
@@ -60,22 +60,22 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 	}
 	if annotations["ca-from"] != "" {
 		a.Spec.CABundle = nil
-		w.object(t, r.name) // the bundle's, unless the annotation names another
+		w.object(t, r.name) // for the bundle, unless the annotation names another
 		r.refer(t, r.old)
 	}
 	must.Get(w.services.ApiregistrationV1().APIServices().Create(t.Context(), a, metav1.CreateOptions{}))(t)
 	return r
 }
 
-// caFrom is the annotation's value for a remote called name.
+// caFrom returns the ca-from annotation for a remote called name.
 func caFrom(lane, name string) map[string]string {
 	return map[string]string{"ca-from": name + "-" + lane + "/ca.crt"}
 }
 
-// host is the name that its certificate is for.
+// host is the name in its certificate.
 func (r *remote) host() string { return r.name + ".default.svc" }
 
-// target is what is asked of it.
+// target is what the load requests from it.
 func (r *remote) target() target {
 	path := "/apis/" + r.group + "/v1/namespaces/default/widgets"
 	return target{name: r.group, get: path + "/widget-000", watch: path + "?watch=1"}
@@ -127,8 +127,8 @@ func emitEvents(t *testing.T, w *world, remotes ...*remote) {
 	}()
 }
 
-// handled are the requests for widgets that Fairlead has sent since a moment. Its probes ask for
-// documents, kube-apiserver's go by another name.
+// handled returns Fairlead's requests for widgets since a moment. Probes request documents, and
+// kube-apiserver's certificate has another name.
 func (r *remote) handled(since time.Time) []extension.Request {
 	var out []extension.Request
 	for _, q := range r.Requests(0) {

@@ -23,7 +23,7 @@ func (s *stage) loaded(t *testing.T, r *remote, change func()) {
 	t.Logf("bundle in force after %s", took.Round(time.Millisecond))
 }
 
-// byTheBook is the rotation after which nothing that works was ever untrusted.
+// byTheBook rotates a CA so that nothing that works is ever untrusted.
 func (s *stage) byTheBook(t *testing.T, r *remote, trust func(*testing.T, ...*pki.CA)) {
 	t.Helper()
 	m := s.mark()
@@ -32,16 +32,16 @@ func (s *stage) byTheBook(t *testing.T, r *remote, trust func(*testing.T, ...*pk
 	r.serve(r.new)
 	s.presented(t, r)
 	s.loaded(t, r, func() { trust(t, r.new) })
-	suite.Pause(t, 6*time.Second) // in which the watches over connections of the old CA end
+	suite.Pause(t, 6*time.Second) // until the watches over connections of the old CA have ended
 	s.judge(t, m, r.group)
 }
 
 func rotateInline(t *testing.T, s *stage) { s.byTheBook(t, s.inline, s.inline.trust) }
 
-// rotateConfigMap does what cert-manager's trust-manager does to a ConfigMap.
+// rotateConfigMap changes a ConfigMap as cert-manager's trust-manager does.
 func rotateConfigMap(t *testing.T, s *stage) { s.byTheBook(t, s.configmap, s.configmap.refer) }
 
-// presented waits until an endpoint has shown its new certificate to a probe.
+// presented waits until a probe has received an endpoint's new certificate.
 func (s *stage) presented(t *testing.T, r *remote) {
 	t.Helper()
 	fingerprints := func() int {
@@ -51,20 +51,20 @@ func (s *stage) presented(t *testing.T, r *remote) {
 	suite.Eventually(t, 20*time.Second, "a probe has seen the new certificate", func() (bool, string) { n := fingerprints(); return n > before, fmt.Sprint(n) })
 }
 
-// rotateBundleFirst replaces the bundle while the backend still has its old certificate, which a
-// replaced CA's overlap is for.
+// rotateBundleFirst replaces the bundle while the backend still has its old certificate: the case
+// for a replaced CA's overlap.
 func rotateBundleFirst(t *testing.T, s *stage) {
 	r := s.overlap
 	m := s.mark()
 	s.loaded(t, r, func() { r.trust(t, r.new) })
 	suite.Pause(t, 8*time.Second) // of 12 s of overlap
 	if got := s.metric(t, "fairlead_certificate_backend_overlap", `"v1.`+r.group+`"} 1`); len(got) != 1 {
-		t.Errorf("the overlap that is in force does not show: %q", got)
+		t.Errorf("the metric lacks the current overlap: %q", got)
 	}
 	r.serve(r.new)
-	suite.Pause(t, 10*time.Second) // past the end of the overlap, and past the end of the watches over connections of the old CA
+	suite.Pause(t, 10*time.Second) // past the end of the overlap, and of the watches over connections of the old CA
 	s.judge(t, m, r.group)
 	if got := s.metric(t, "fairlead_certificate_backend_overlap", `"v1.`+r.group+`"} 0`); len(got) != 1 {
-		t.Errorf("the overlap that is over still shows: %q", got)
+		t.Errorf("the metric still has the ended overlap: %q", got)
 	}
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// front is a Fairlead and every certificate of its own side, in files that this test replaces.
+// front is a Fairlead and all certificates of its own side, in files that this test replaces.
 type front struct {
 	*cluster.Front
 	w    *world
@@ -75,7 +75,7 @@ func (f *front) newServing(t *testing.T) *x509.Certificate {
 	return pair.Certificate
 }
 
-// served is what a new connection is shown.
+// served returns the certificate that a new connection gets.
 func (f *front) served(ctx context.Context) (*x509.Certificate, error) {
 	d := tls.Dialer{Config: &tls.Config{RootCAs: f.servingCA.Pool(), MinVersion: tls.VersionTLS12}}
 	conn, err := d.DialContext(ctx, "tcp", strings.TrimPrefix(f.Endpoint.URL, "https://"))
@@ -86,11 +86,10 @@ func (f *front) served(ctx context.Context) (*x509.Certificate, error) {
 	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0], nil
 }
 
-// bundle is a file of CAs that this test adds to and takes from. Cases that run at the same time
-// share it.
+// bundle is a file of CAs that this test adds and removes. Concurrent cases share it.
 type bundle struct {
 	file string
-	// first is there at the start, to be rotated away; lasting stays.
+	// first exists at the start, and is rotated away; lasting stays.
 	first, lasting *pki.CA
 
 	mu  sync.Mutex // guards cas and orders the writes
@@ -125,16 +124,16 @@ func (b *bundle) writeLocked(t *testing.T) {
 	suite.Put(t, b.file, pemOf(b.cas))
 }
 
-// identity is how a caller shows who it is.
+// identity is a caller's credentials.
 type identity struct {
 	pair   *pki.Pair   // client certificate; nil: none
 	header http.Header // of every request
 }
 
-// user is one whom a certificate names, a member of system:masters.
+// user is an identity by certificate.
 func user(pair *pki.Pair) identity { return identity{pair: pair} }
 
-// gateway is a front proxy that names its user.
+// gateway is a front proxy's identity, with a user in system:masters.
 func gateway(ca *pki.CA) identity {
 	return identity{
 		pair:   ca.Issue(pki.Leaf{CommonName: "gateway"}),
@@ -146,7 +145,7 @@ func masters(ca *pki.CA) identity {
 	return user(ca.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"system:masters"}}))
 }
 
-// client makes requests as one identity.
+// client sends requests with one identity.
 type client struct {
 	base      string
 	header    http.Header
@@ -154,13 +153,13 @@ type client struct {
 	dials     atomic.Int64
 }
 
-// client makes connections of its own, over HTTP/1.1 or, where it is offered, HTTP/2.
+// client returns a client with its own connections, over HTTP/1.1 or, where it is offered, HTTP/2.
 func (f *front) client(id identity, h2 bool) *client {
 	h2 = h2 && f.lane == "h2"
 	cfg := &tls.Config{RootCAs: f.servingCA.Pool(), MinVersion: tls.VersionTLS12}
 	if id.pair != nil {
-		// Whatever CAs the server names: with Certificates, crypto/tls would send none of another
-		// CA, and the request would be anonymous.
+		// Regardless of the CAs that the server names: with Certificates, crypto/tls would send
+		// none of another CA, and the request would be anonymous.
 		pair := id.pair.TLS()
 		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
@@ -189,10 +188,10 @@ func (c *client) send(ctx context.Context, path string) (*http.Response, error) 
 	return c.transport.RoundTrip(req)
 }
 
-// get makes a request and reads the whole answer. An error is whatever is not 200.
+// get sends a request and reads the whole answer. Any status but 200 is an error.
 func (c *client) get(ctx context.Context, path string) (status int, err error) {
-	// 10 s: no request here takes a tenth of one on an idle machine, and a client that waits longer
-	// has failed.
+	// 10 s: no request here takes a tenth of a second on an idle machine, so a client that waits
+	// longer has failed.
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	res, err := c.send(ctx, path)
@@ -212,8 +211,7 @@ func (c *client) get(ctx context.Context, path string) (status int, err error) {
 
 func (c *client) close() { c.transport.CloseIdleConnections() }
 
-// metric reads the lines of Fairlead's own metrics that begin with name and hold all the given
-// parts.
+// metric returns the lines of Fairlead's metrics that begin with name and contain all parts.
 func (f *front) metric(t *testing.T, name string, parts ...string) []string {
 	t.Helper()
 	c := f.client(user(f.admin), true)

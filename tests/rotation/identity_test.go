@@ -20,14 +20,14 @@ func removedProxyCA(t *testing.T, s *stage) {
 	removed(t, s, s.proxies, ca, gateway(ca))
 }
 
-// removed takes a CA out of a bundle, and looks at connections that were made before.
+// removed removes a CA from a bundle, and checks connections that were made before.
 func removed(t *testing.T, s *stage, b *bundle, ca *pki.CA, id identity) {
 	b.add(t, ca)
 	s.accepted(t, id)
 	open := s.opened(t, id)
 	b.remove(t, ca)
 	s.refused(t, id)
-	// Refused on new connections: then not one more request passes on an open one.
+	// Refused on new connections: then no request may succeed on an open one.
 	s.ended(t, open)
 }
 
@@ -47,10 +47,10 @@ func expiredChain(t *testing.T, s *stage) {
 	s.ended(t, open)
 }
 
-// soon is a whole second, as certificates have them, far enough to do something before.
+// soon is a time in whole seconds, as in certificates, with time to do something before.
 func soon() time.Time { return time.Now().Add(10 * time.Second).Truncate(time.Second) }
 
-// opened makes one connection and a request of each side on it.
+// opened makes one connection, and sends requests to each side on it.
 func (s *stage) opened(t *testing.T, id identity) *client {
 	t.Helper()
 	c := s.client(id, true)
@@ -65,7 +65,7 @@ func (s *stage) opened(t *testing.T, id identity) *client {
 	return c
 }
 
-// ended wants the next request on the open connection to be refused, on each side, and the
+// ended expects the next request to each side on the open connection to be refused, and the
 // connection to stay.
 func (s *stage) ended(t *testing.T, open *client) {
 	t.Helper()
@@ -75,6 +75,6 @@ func (s *stage) ended(t *testing.T, open *client) {
 		}
 	}
 	if n := open.dials.Load(); n != 1 {
-		t.Errorf("%d connections were made, want the one", n)
+		t.Errorf("%d connections were made, want one", n)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// finding is one of lint's.
+// finding is one of lint's findings.
 type finding struct{ Severity, Object, Message, Do string }
 
 // lint runs fairlead lint against the cluster and returns its findings and exit code.
@@ -31,7 +31,7 @@ func (w *world) lint(t *testing.T, args ...string) ([]finding, int) {
 	return found, a.Code
 }
 
-// about are the findings of one object, as one text.
+// about returns the findings of one object as text.
 func about(found []finding, object string) string {
 	var lines []string
 	for _, f := range found {
@@ -42,8 +42,8 @@ func about(found []finding, object string) string {
 	return strings.Join(lines, "\n")
 }
 
-// lintCluster looks at a whole cluster. Other cases break its APIServices meanwhile, so each check
-// is about one object.
+// lintCluster checks a whole cluster. Other cases break its APIServices meanwhile, so each check is
+// about one object.
 func lintCluster(t *testing.T, s *stage) {
 	good := startRemote(t, s.w, s.lane, "lintgood", nil)
 	bad := startRemote(t, s.w, s.lane, "lintbad", nil)
@@ -72,11 +72,11 @@ func lintCluster(t *testing.T, s *stage) {
 			}
 		}
 		if want == nil && got != "" {
-			t.Errorf("%s: %q, want nothing", object, got)
+			t.Errorf("%s: %q, want no finding", object, got)
 		}
 	}
 	if got := about(found, proxy); strings.Contains(got, "error") {
-		t.Errorf("the good proxy client certificate: %s", got)
+		t.Errorf("the valid proxy client certificate: %s", got)
 	}
 	cert, key = writePair(t, base, s.clients.lasting.Issue(pki.Leaf{CommonName: "stranger"}))
 	found, _ = s.w.lint(t, "--proxy-client-cert-file", cert, "--proxy-client-key-file", key)

@@ -20,12 +20,12 @@ import (
 )
 
 const (
-	// rate is what is asked for in a second.
+	// rate is the number of requests per second.
 	rate = 300
-	// freshEvery is which requests get a connection of their own.
+	// freshEvery is the share of requests with a new connection: one in so many.
 	freshEvery = 15
-	// maxPending bounds the requests under way: a third of a second's would be a stall, ten
-	// seconds' a disaster.
+	// maxPending limits the running requests: those of a third of a second would be a stall, those
+	// of ten seconds a disaster.
 	maxPending = 10 * rate
 )
 
@@ -39,14 +39,14 @@ type load struct {
 	asked atomic.Int64
 	slots chan struct{}
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	failed  []string
 	ended   []watchEnd
 	watches []*watching
 	slowest time.Duration
 }
 
-// target is what is read and watched.
+// target is what the load reads and watches.
 type target struct {
 	name       string
 	get, watch string
@@ -76,7 +76,7 @@ type watching struct {
 	events atomic.Int64
 }
 
-// startLoad begins to ask and to watch, and goes on until the test ends.
+// startLoad starts requests and watches, until the test ends.
 func startLoad(t *testing.T, f *front, targets []target, ids [3]identity) *load {
 	t.Helper()
 	l := &load{f: f, targets: targets, slots: make(chan struct{}, maxPending)}
@@ -87,7 +87,7 @@ func startLoad(t *testing.T, f *front, targets []target, ids [3]identity) *load 
 	var owners sync.WaitGroup
 	t.Cleanup(func() { cancel(); owners.Wait() })
 	for _, tg := range targets {
-		for i := range 2 { // a certificate and a front proxy: the token's identity ends with no rotation
+		for i := range 2 { // a certificate and a front proxy: no rotation ends the token's identity
 			w := &watching{who: fmt.Sprintf("watch %d of %s", i, tg.name)}
 			l.watches = append(l.watches, w)
 			owners.Go(func() { l.keepWatching(ctx, w, i, tg) })
@@ -97,8 +97,8 @@ func startLoad(t *testing.T, f *front, targets []target, ids [3]identity) *load 
 	return l
 }
 
-// move makes one identity's requests go over new connections, with a new certificate; the watches
-// stay where they are.
+// move gives one identity new connections with a new certificate. Its open watches stay on the old
+// ones.
 func (l *load) move(i int, id identity) {
 	l.callers[i].Store(&caller{id: id, pool: l.f.client(id, true)})
 }
@@ -139,7 +139,7 @@ func (l *load) fail(format string, args ...any) {
 	l.failed = append(l.failed, time.Now().Format("05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// keepWatching opens a watch and, when it has ended, another.
+// keepWatching keeps one watch open at a time.
 func (l *load) keepWatching(ctx context.Context, w *watching, i int, tg target) {
 	for ctx.Err() == nil {
 		err := w.watch(ctx, l.callers[i].Load().pool, tg.watch)
@@ -157,7 +157,7 @@ func (l *load) keepWatching(ctx context.Context, w *watching, i int, tg target) 
 	}
 }
 
-// refusal is why a watch did not begin.
+// refusal is why a watch did not start.
 type refusal struct{ error }
 
 // watch returns nil when the watch ended between two events with a clean end of the body.
@@ -192,7 +192,7 @@ type mark struct {
 	failed, ended int
 }
 
-// mark begins a window.
+// mark starts a window.
 func (l *load) mark() mark {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -200,9 +200,8 @@ func (l *load) mark() mark {
 	return mark{at: time.Now(), asked: l.asked.Load(), failed: len(l.failed), ended: len(l.ended)}
 }
 
-// judge ends a window and fails the test for every failed request and every cut watch in it. ends
-// is the target whose watches may have ended cleanly because its trust was taken away; empty: none
-// may.
+// judge ends a window and fails the test for every failed request and every watch that was cut off
+// in it. Watches of the target ends may end cleanly, because its trust was removed.
 func (l *load) judge(t *testing.T, m mark, ends string) {
 	t.Helper()
 	l.alive(t)
@@ -216,7 +215,7 @@ func (l *load) judge(t *testing.T, m mark, ends string) {
 			continue
 		}
 		cut++
-		t.Errorf("cut: %s", e)
+		t.Errorf("cut off: %s", e)
 	}
 	failed := l.failed[m.failed:]
 	for _, f := range failed[:min(len(failed), 10)] {
@@ -228,11 +227,11 @@ func (l *load) judge(t *testing.T, m mark, ends string) {
 	if least := int64(took.Seconds() * rate * 0.8); asked < least {
 		t.Errorf("only %d requests in %s, want %d a second", asked, took, rate)
 	}
-	t.Logf("%d requests in %.1f s (%.0f/s, slowest %s), %d failed; %d watches open, %d cut, %d ended with their trust",
+	t.Logf("%d requests in %.1f s (%.0f/s, slowest %s), %d failed; %d watches open, %d cut off, %d ended with their trust",
 		asked, took.Seconds(), float64(asked)/took.Seconds(), l.slowest.Round(time.Millisecond), len(failed), len(l.watches), cut, clean)
 }
 
-// alive waits until every watch has got an event: one that hangs is as bad as one that is cut.
+// alive waits until every watch has got an event: a hung watch is as bad as a cut one.
 func (l *load) alive(t *testing.T) {
 	t.Helper()
 	before := make([]int64, len(l.watches))

@@ -11,9 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// takenWithin is within how long a change must be in force: 100 ms of quiet that Fairlead waits
-// for, a second at most, and the rest for a machine on which 32 such cases run at once. How long it
-// took is printed.
+// takenWithin is the limit until a change is in force: Fairlead waits for 100 ms without changes, a
+// second at most, and 32 such cases run at once. The real time is logged.
 const takenWithin = 5 * time.Second
 
 func rotateServing(t *testing.T, s *stage) {
@@ -38,11 +37,11 @@ func rotateServing(t *testing.T, s *stage) {
 
 func rotateClientCA(t *testing.T, s *stage) {
 	m := s.mark()
-	next := pki.NewCA("client-ca") // the same name: only the key tells
+	next := pki.NewCA("client-ca") // the same name: only the keys differ
 	s.clients.add(t, next)
 	s.accepted(t, masters(next))
 	s.move(0, masters(next))
-	suite.Pause(t, time.Second) // requests under way over the old connections end
+	suite.Pause(t, time.Second) // requests on the old connections end
 	s.clients.remove(t, s.clients.first)
 	s.refused(t, masters(s.clients.first))
 	suite.Pause(t, time.Second)
@@ -87,8 +86,8 @@ func (s *stage) answers(t *testing.T, id identity, want int, what string) {
 	}
 }
 
-// rotateProxyPair moves to a certificate of another CA; everybody has come to trust both before, as
-// that procedure has it.
+// rotateProxyPair moves to a certificate of another CA. As in the documented procedure, all servers
+// trust both CAs by then.
 func rotateProxyPair(t *testing.T, s *stage) {
 	m := s.mark()
 	for _, ca := range []*pki.CA{s.w.frontCAs[1], s.w.frontCAs[1], s.w.frontCAs[0]} {
@@ -117,7 +116,7 @@ func rotateProxyPair(t *testing.T, s *stage) {
 	s.judge(t, m, "")
 }
 
-// token is the bearer token of a member of system:masters, which kube-apiserver knows.
+// token is the bearer token of a user in system:masters at kube-apiserver.
 func token() identity {
 	return identity{header: map[string][]string{"Authorization": {"Bearer admin-token"}}}
 }

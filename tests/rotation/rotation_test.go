@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// lanes are the protocols over which everything is shown (--http2).
+// lanes are the protocols of all cases (--http2).
 func lanes() []string { return []string{"h2", "http1"} }
 
 func TestRotation(t *testing.T) {
@@ -26,7 +26,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// stage is one lane's Fairlead, with the backends that the load goes to.
+// stage is one lane's Fairlead, with the load's backends.
 type stage struct {
 	*front
 	*load
@@ -62,8 +62,8 @@ func rotateAll(t *testing.T, w *world, lane string) {
 			{"ConfigMap bundle", rotateConfigMap},
 		}.Run(t, s)
 	})
-	// The rest break what they look at, so they have backends and identities of their own, beside
-	// the load.
+	// The other cases break things, so they have their own backends and identities, and run in
+	// parallel with the load.
 	suite.Cases[*stage]{
 		{"a client certificate of a removed CA", removedClientCA},
 		{"a front proxy of a removed CA", removedProxyCA},

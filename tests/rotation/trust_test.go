@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// grace is how long watches go on after the trust of their connection has ended.
+	// grace is how long watches continue after their connection lost its trust.
 	grace = 5 * time.Second
-	// slack is what a busy machine may add to a time that is promised.
+	// slack is the tolerance for a busy machine.
 	slack = time.Second
 )
 
@@ -30,8 +30,8 @@ func noOverlapAnnotation(t *testing.T, s *stage) {
 	distrusted(t, s.front, r, func() { r.trust(t, r.new) })
 }
 
-// droppedCA is what an operator does to a CA whose key was stolen: a minute of overlap would be a
-// minute for the thief.
+// droppedCA removes a CA as if its key was stolen: there must be no overlap, which the thief could
+// use.
 func droppedCA(t *testing.T, s *stage) {
 	r := startRemote(t, s.w, s.lane, "dropped", nil)
 	s.available(t, r.target())
@@ -39,7 +39,7 @@ func droppedCA(t *testing.T, s *stage) {
 	distrusted(t, s.front, r, func() { r.trust(t, r.new) })
 }
 
-// overlapEnds is a backend that never follows its bundle.
+// overlapEnds has a backend that never gets a certificate of its new bundle.
 func overlapEnds(t *testing.T, s *stage) {
 	const overlap = 4 * time.Second
 	r := startRemote(t, s.w, s.lane, "late", map[string]string{"ca-rotation-overlap": overlap.String()})
@@ -63,11 +63,11 @@ func expiredBackend(t *testing.T, s *stage) {
 	r := startRemote(t, s.w, s.lane, "expired", nil, func(r *remote) {
 		r.SetPair(r.old.Issue(pki.Leaf{CommonName: "extension", Names: []string{r.host()}, NotAfter: end}))
 	})
-	distrusted(t, s.front, r, func() { suite.Pause(t, time.Until(end)+slack) }) // expired chains are looked for once a second
+	distrusted(t, s.front, r, func() { suite.Pause(t, time.Until(end)+slack) }) // expired chains are detected once a second
 }
 
-// distrusted opens a watch, and calls end, after which Fairlead must not trust what the backend
-// presents.
+// distrusted opens a watch and calls end, after which Fairlead must not trust the backend's
+// certificate.
 func distrusted(t *testing.T, f *front, r *remote, end func()) {
 	t.Helper()
 	tg := r.target()
@@ -95,7 +95,7 @@ func distrusted(t *testing.T, f *front, r *remote, end func()) {
 		select {
 		case err := <-over:
 			if err != nil {
-				t.Errorf("the watch was cut: %v", err)
+				t.Errorf("the watch was cut off: %v", err)
 			}
 			t.Logf("requests refused after %s, the watch ended after %s, %d more requests refused meanwhile",
 				refused.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond), n)
@@ -107,7 +107,7 @@ func distrusted(t *testing.T, f *front, r *remote, end func()) {
 			}
 			return
 		case <-limit.C:
-			t.Fatalf("the watch goes on %s after the end of its trust", grace+slack)
+			t.Fatalf("the watch is still open %s after the end of its trust", grace+slack)
 		default:
 		}
 		if status, err := c.get(t.Context(), tg.get); status != 503 {
@@ -129,11 +129,11 @@ func backendFirstConfigMap(t *testing.T, s *stage) {
 	healed(t, s, r, func() { r.refer(t, r.old, r.new) })
 }
 
-// healed switches the backend before its bundle, waits until that shows and the prober's pauses are
-// long, and then has the bundle arrive.
+// healed switches the backend before its bundle, waits until requests fail and the prober's pauses
+// are long, and then calls arrive, which updates the bundle.
 func healed(t *testing.T, s *stage, r *remote, arrive func()) {
 	t.Helper()
-	const outage = 12 * time.Second // 250 ms doubled up to 5 s: 250+500+1000+2000+4000, and into the pause that follows
+	const outage = 12 * time.Second // 250 ms doubled up to 5 s: 250+500+1000+2000+4000, and into the next pause
 	tg := r.target()
 	s.available(t, tg)
 	c := s.client(user(s.admin), true)
@@ -149,13 +149,13 @@ func healed(t *testing.T, s *stage, r *remote, arrive func()) {
 		_, err := c.get(t.Context(), tg.get)
 		return err == nil, fmt.Sprint(err)
 	})
-	t.Logf("healed %s after the bundle arrived", took.Round(time.Millisecond))
+	t.Logf("recovered %s after the bundle arrived", took.Round(time.Millisecond))
 	if took > time.Second {
-		t.Errorf("healed %s after the bundle arrived, want at most 1 s", took)
+		t.Errorf("recovered %s after the bundle arrived, want at most 1 s", took)
 	}
 	for range 50 {
 		if _, err := c.get(t.Context(), tg.get); err != nil {
-			t.Fatalf("after it had healed: %v", err)
+			t.Fatalf("after it recovered: %v", err)
 		}
 		suite.Pause(t, 20*time.Millisecond)
 	}

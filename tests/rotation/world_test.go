@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// beat is the ConfigMap that is read and watched at the local apiserver.
+// beat is the ConfigMap at the local apiserver that the load reads and watches.
 const beat = "beat"
 
 // world is one cluster that all lanes share, and the request-header CAs that its servers trust.
@@ -32,8 +32,8 @@ type world struct {
 	binary   string // Fairlead
 	core     kubernetes.Interface
 	services aggregator.Interface
-	// frontCAs sign what kube-apiserver and the extension servers take for a front proxy: both of
-	// them, so that Fairlead's pair can move from one to the other.
+	// frontCAs sign the front proxies that kube-apiserver and the extension servers trust: both, so
+	// that Fairlead's pair can move from one to the other.
 	frontCAs [2]*pki.CA
 }
 
@@ -61,7 +61,7 @@ func (w *world) object(t *testing.T, name string) {
 	must.Get(w.core.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 }
 
-// frontPool is what an extension server verifies front proxies with.
+// frontPool verifies front proxies for extension servers.
 func (w *world) frontPool() *x509.CertPool {
 	pool := w.frontCAs[0].Pool()
 	pool.AddCert(w.frontCAs[1].Certificate)
@@ -79,8 +79,7 @@ func writePair(t *testing.T, base string, pair *pki.Pair) (cert, key string) {
 	return cert, key
 }
 
-// volume is a folder that changes as a kubelet changes a mounted Secret: all files at once, by a
-// symlink.
+// volume is a folder that changes like a mounted Secret: all files at once, by a symlink.
 type volume struct {
 	dir  string
 	turn int
