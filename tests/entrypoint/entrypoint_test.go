@@ -28,13 +28,13 @@ import (
 
 const port = 8443 // of every Fairlead
 
-// world is a cluster, and what it is asked with.
+// world is a cluster, and the tools to use it.
 type world struct {
 	*cluster.Cluster
 	dir      string
 	fairlead string // executables
 	kubectl  string
-	direct   string // kubeconfig of a member of system:masters at kube-apiserver itself
+	direct   string // kubeconfig of a user in system:masters, past Fairlead
 	core     kubernetes.Interface
 }
 
@@ -45,7 +45,7 @@ func newWorld(t *testing.T, name string, fairlead string, args ...string) *world
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: args})
 	w.core = must.Get(kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin())))(t)
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
-	// The shipped manifests, as docs/operations.md has them put together.
+	// The shipped manifests, combined as in docs/operations.md.
 	folder := filepath.Join(dir, "overlay")
 	must.Do(t, os.Mkdir(folder, 0o755))
 	deploy := must.Get(filepath.Abs("../../deploy"))(t)
@@ -55,7 +55,7 @@ func newWorld(t *testing.T, name string, fairlead string, args ...string) *world
 	must.Do(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte("resources: [../deploy/overlays/control-plane]\ncomponents: [../deploy/components/entrypoint]\n"), 0o600))
 	rendered := w.run(t, "", w.kubectl, "kustomize", folder)
 	if !strings.Contains(rendered, "- --publish-kubernetes-endpoints") {
-		t.Fatalf("the component does not turn it on:\n%s", rendered)
+		t.Fatalf("the component does not set the flag:\n%s", rendered)
 	}
 	w.run(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
 	return w
@@ -73,7 +73,7 @@ func (w *world) run(t *testing.T, stdin, name string, args ...string) string {
 	return a.Out
 }
 
-// start runs a Fairlead as the shipped ServiceAccount at an address of its own.
+// start runs a Fairlead with the shipped ServiceAccount at an address.
 func (w *world) start(t *testing.T, name, address string, args ...string) *cluster.Front {
 	t.Helper()
 	kubeconfig := filepath.Join(w.dir, name+"-account.kubeconfig")
@@ -98,7 +98,7 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 		return err == nil && slices.Equal(got, want), fmt.Sprint(got, err)
 	})
 	took := time.Since(begun)
-	// The older kind of object says the same.
+	// The Endpoints object must agree.
 	old := must.Get(w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 	var have []string
 	for _, s := range old.Subsets {
@@ -112,8 +112,8 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 	return took
 }
 
-// podConfig is what a client in a pod gets: environment variables, a token and a CA bundle at fixed
-// places.
+// podConfig is a pod's client configuration: environment variables, a token and a CA bundle at
+// fixed places.
 func (w *world) podConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -125,7 +125,7 @@ func (w *world) podConfig(t *testing.T) *rest.Config {
 	return must.Get(rest.InClusterConfig())(t)
 }
 
-// pods is what a pod may do.
+// pods are a pod's permissions.
 const pods = `
 {apiVersion: v1, kind: ServiceAccount, metadata: {namespace: default, name: pod}}
 ---
@@ -170,7 +170,7 @@ func testClients(t *testing.T, w *world) {
 		must.Get(pod.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}, metav1.CreateOptions{}))(t)
 		scrape := w.admitted(t, one) + w.admitted(t, two)
 		if !regexp.MustCompile(`fairlead_request_total\{.*verb="create".*\} [1-9]`).MatchString(scrape) {
-			t.Errorf("it went past Fairlead:\n%s", scrape)
+			t.Errorf("it bypassed Fairlead:\n%s", scrape)
 		}
 	})
 	t.Run("kube-controller-manager", func(t *testing.T) {
@@ -180,12 +180,12 @@ func testClients(t *testing.T, w *world) {
 			out := through("get", "replicasets", "-o", "name")
 			return strings.Contains(out, "replicaset.apps/idle-"), out
 		})
-		// It leaves the EndpointSlices alone that are not its own.
+		// It leaves other controllers' EndpointSlices alone.
 		w.publishes(t, time.Second, "10.79.0.1", "10.79.0.2")
 	})
 	t.Run("kubectl", func(t *testing.T) {
 		if out := through("get", "endpointslices", "kubernetes", "-o", "wide"); !strings.Contains(out, "10.79.0.1,10.79.0.2") {
-			t.Errorf("kubectl says:\n%s", out)
+			t.Errorf("kubectl printed:\n%s", out)
 		}
 	})
 	t.Run("one drains", func(t *testing.T) {
@@ -204,15 +204,15 @@ func testClients(t *testing.T, w *world) {
 	})
 	t.Run("one dies", func(t *testing.T) {
 		two.Part.Kill()
-		// It promises 12 s; the rest is this machine's.
+		// Documented are 12 s; the rest is for this machine.
 		took := w.publishes(t, 15*time.Second, "10.79.0.1")
 		t.Logf("its entry left after %s", took)
 		must.Get(pod.CoreV1().ConfigMaps("default").Get(t.Context(), "mine", metav1.GetOptions{}))(t)
-		through("delete", "deployment", "idle", "--cascade=foreground", "--timeout=60s") // kube-controller-manager lives on
+		through("delete", "deployment", "idle", "--cascade=foreground", "--timeout=60s") // kube-controller-manager still works
 		scrape := w.admitted(t, one)
 		for _, want := range []string{"fairlead_entrypoint_published 1", "fairlead_entrypoint_replicas 1", "fairlead_entrypoint_contested 0", "fairlead_entrypoint_foreign_writes_total 0"} {
 			if !strings.Contains(scrape, want+"\n") {
-				t.Errorf("the metrics do not say %s", want)
+				t.Errorf("the metrics lack %s", want)
 			}
 		}
 	})
@@ -224,8 +224,8 @@ func testClients(t *testing.T, w *world) {
 	})
 }
 
-// clients lets a pod's client ask on new connections until the returned function is called, which
-// counts what failed.
+// clients sends a pod client's requests until the returned function is called, which returns the
+// number of failed ones.
 func (w *world) clients(t *testing.T, pod kubernetes.Interface) func() int {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -243,7 +243,7 @@ func (w *world) clients(t *testing.T, pod kubernetes.Interface) func() int {
 	return func() int { cancel(); return <-failed }
 }
 
-// admitted is a scrape of a Fairlead.
+// admitted returns a scrape of a Fairlead.
 func (w *world) admitted(t *testing.T, f *cluster.Front) string {
 	t.Helper()
 	file := filepath.Join(w.dir, "admin-"+f.Part.Name())
@@ -251,20 +251,20 @@ func (w *world) admitted(t *testing.T, f *cluster.Front) string {
 	return w.run(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")
 }
 
-// testContest runs Fairlead against a kube-apiserver that goes on publishing itself, as when an
-// operator forgets the flag.
+// testContest runs Fairlead against a kube-apiserver that still publishes itself, because an
+// operator forgot the flag.
 func testContest(t *testing.T, w *world) {
 	front := w.start(t, "contested", "10.79.0.1")
-	// kube-apiserver writes every ten seconds, and the second time is enough.
+	// kube-apiserver writes every ten seconds; its second write suffices.
 	suite.Eventually(t, 40*time.Second, "given way", func() (bool, string) {
 		scrape := w.admitted(t, front)
 		return strings.Contains(scrape, "fairlead_entrypoint_contested 1\n"), regexp.MustCompile("(?m)^fairlead_entrypoint.*$").FindString(scrape)
 	})
 	log := must.Get(os.ReadFile(front.Part.LogFile()))(t)
 	if !strings.Contains(string(log), "--endpoint-reconciler-type=none") {
-		t.Errorf("the log does not say what to do:\n%s", log)
+		t.Errorf("the log does not name the flag:\n%s", log)
 	}
-	// What kube-apiserver wants stands: clients are not thrown to and fro.
+	// kube-apiserver's endpoints stay: clients must not be switched back and forth.
 	suite.Eventually(t, 15*time.Second, "kube-apiserver's own", func() (bool, string) {
 		got, err := endpoints(t.Context(), w.core)
 		return err == nil && len(got) == 1 && got[0].Addr().String() == "10.79.0.9", fmt.Sprint(got, err)

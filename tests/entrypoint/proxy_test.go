@@ -22,7 +22,7 @@ import (
 // clusterIP is the address of the Service kubernetes.
 const clusterIP = "10.96.0.1"
 
-// endpoints are the addresses in the EndpointSlices of default/kubernetes, in order.
+// endpoints returns the addresses in the EndpointSlices of default/kubernetes, in order.
 func endpoints(ctx context.Context, core kubernetes.Interface) ([]netip.AddrPort, error) {
 	list, err := core.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 	if err != nil {
@@ -40,9 +40,8 @@ func endpoints(ctx context.Context, core kubernetes.Interface) ([]netip.AddrPort
 	return all, nil
 }
 
-// serviceProxy does for one Service what kube-proxy does on a node: each connection to the cluster
-// address goes to one of the endpoints there are then. Like kube-proxy it learns them from an
-// apiserver directly.
+// serviceProxy acts as kube-proxy for one Service: each connection to the cluster address goes to
+// one of the current endpoints. Like kube-proxy, it reads them directly from an apiserver.
 func serviceProxy(t *testing.T, core kubernetes.Interface) {
 	t.Helper()
 	l := must.Get(net.Listen("tcp", clusterIP+":443"))(t)
