@@ -5,8 +5,7 @@ package faults
 import "testing"
 
 // TestFaults runs every case with and without HTTP/2. Cases that measure time run in sequence, so
-// that they do not disturb each other; the endpoints' cases mostly wait for detection, and run in
-// parallel.
+// that they do not disturb each other; cases that mostly wait for detection run in parallel.
 func TestFaults(t *testing.T) {
 	w := newWorld(t)
 	for _, lane := range lanes() {

@@ -92,7 +92,7 @@ type holding struct {
 	example           string
 }
 
-// holds returns that. It always includes the connections of the backend's own APIService.
+// holds returns what Fairlead holds now, with the connections of the backend's own APIService.
 func (d *door) holds(t *testing.T, servers []*extension.Server) holding {
 	t.Helper()
 	s := must.Get(ask.Metrics(t.Context(), d.admin, d.Admin.URL))(t)

@@ -65,7 +65,7 @@ func holds(path string) func(context.Context, *striker) error {
 	}
 }
 
-// names causes a new SubjectAccessReview per request: fifty a second per connection, because
+// names causes a new SubjectAccessReview per request: fifty a second per HTTP/2 connection, because
 // sixteen times as many use a quarter of a processor in kube-apiserver.
 func names(proto string) func(context.Context, *striker) error {
 	return func(_ context.Context, s *striker) error {

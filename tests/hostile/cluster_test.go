@@ -76,7 +76,7 @@ func (h *harbour) await(t *testing.T, groupVersion string) {
 	})
 }
 
-// roles lets all authenticated users use the mirror, and nobody read documents.
+// roles lets authenticated users use the mirror, and removes the roles to read documents.
 func (h *harbour) roles(t *testing.T) {
 	t.Helper()
 	rbac := h.core(t).RbacV1()

@@ -93,7 +93,7 @@ type attack struct {
 }
 
 const (
-	// siegeWindows is the number of calm and of attacked windows, which alternate. All count.
+	// siegeWindows is the number of windows without and with the attack, which alternate.
 	siegeWindows = 9
 	// swing is how long an attack runs before its window begins.
 	swing = 100 * time.Millisecond
@@ -101,7 +101,7 @@ const (
 	// more says nothing about Fairlead: it is logged and measured once more. One window in six
 	// loses 10 ms, one in sixty 20 ms.
 	maxStolen = 20 * time.Millisecond
-	// The bounds: others' requests served in attacked windows, relative to calm ones; how much
+	// The bounds: others' requests served with the attack, relative to those without; how much
 	// slower their slowest answer may be; memory.
 	siegeShare  = 0.8
 	siegeSlower = 50 * time.Millisecond
@@ -243,7 +243,7 @@ func (s *siege) held(t *testing.T, grown int64) {
 	t.Logf("FIGURE %s: others served %d calm, %d attacked (%.2f), worst %s calm, %s attacked (%+d ms), memory %+d MiB", strings.TrimPrefix(t.Name(), "TestStrangers/"),
 		total(s.calm), total(s.attacked), share, s.worst[0].Round(time.Millisecond), s.worst[1].Round(time.Millisecond), (s.worst[1] - s.worst[0]).Milliseconds(), grown/mib)
 	if share < siegeShare {
-		t.Errorf("others were served %.2f of the calm windows' requests: %v calm, %v attacked", share, s.calm, s.attacked)
+		t.Errorf("others were served %.2f of their requests without the attack: %v without, %v with it", share, s.calm, s.attacked)
 	}
 	if slower := s.worst[1] - s.worst[0]; slower > siegeSlower {
 		t.Errorf("others' slowest answer took %v longer", slower)

@@ -168,7 +168,7 @@ func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) 
 	}
 	defer res.Body.Close()
 	x.Code = res.StatusCode
-	// Only the local apiserver's answers have an Audit-Id. Whether they may be retried is not
+	// An answer with an Audit-Id is the local apiserver's: whether it may be retried is not
 	// Fairlead's promise.
 	x.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("Audit-Id") == ""
 	if text := res.Header.Get(receiptHeader); text != "" {

@@ -84,8 +84,8 @@ func (w *world) patchAPIService(ctx context.Context, g *group, patch []byte) err
 	})
 }
 
-// known waits until both doors have read the model's table for a group: requests that begin later
-// may not use anything older.
+// known waits until both doors have read the model of a group: requests that begin later may not
+// use anything older.
 func (w *world) known(ctx context.Context, g *group) error {
 	err := wait.PollUntilContextTimeout(ctx, look, 3*time.Minute, true, func(context.Context) (bool, error) { return w.everywhere(g) == "", nil })
 	if err != nil {

@@ -39,7 +39,7 @@ type world struct {
 	checker *check.Checker
 	history *check.History
 	journal *check.Journal
-	fronts  *x509.CertPool // vouches for front proxies
+	fronts  *x509.CertPool // verifies front proxies
 	kube    []clients      // of each kube-apiserver
 	groups  []*group
 	doors   [2]*door

@@ -36,7 +36,7 @@ type Fault struct {
 // Window is the time in which a fault may have effects: from before it is made until recovery. The
 // Checker opens it.
 type Window struct {
-	// Fault is the window's fault.
+	// Fault is what is broken.
 	Fault Fault
 
 	c              *Checker
