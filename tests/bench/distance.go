@@ -92,8 +92,8 @@ func (w *world) flow(ctx context.Context, address, method string, streams int) s
 	return sample{Flow: float64(body.Load()) / 1e6 / flowing.Seconds()}
 }
 
-// endless sends or receives bodies and counts their bytes. What is sent counts before it arrives: an
-// error of one round trip in five seconds.
+// endless sends or receives bodies and counts their bytes. What is sent counts before it arrives:
+// an error of one round trip in five seconds.
 type endless struct{ atomic.Int64 }
 
 func (e *endless) exchange(ctx context.Context, client *http.Client, method, url string) (err error) {
