@@ -168,8 +168,8 @@ func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) 
 	}
 	defer res.Body.Close()
 	x.Code = res.StatusCode
-	// An answer with an Audit-Id is the local apiserver's: whether it may be retried is not
-	// Fairlead's promise.
+	// Only Fairlead's own promises count, and the local apiserver's answers have an Audit-Id. But
+	// Fairlead's own answers have one by now, too, so that their Retry-After is not recorded.
 	x.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("Audit-Id") == ""
 	if text := res.Header.Get(receiptHeader); text != "" {
 		x.Head = new(check.Receipt)
