@@ -15,9 +15,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// The star: anything may import registry, a parent may import its own child, cmd may import every
-// component and wires them. Siblings never import each other, so each component can be read, tested
-// and replaced alone.
+// Imports form a star: any package may import registry, a parent may import its own child, and cmd
+// imports and wires all components. Siblings never import each other, so that each component can be
+// read, tested and replaced alone.
 func TestStarOfImports(t *testing.T) {
 	_, all := sources(t)
 	for _, s := range all {
@@ -33,7 +33,7 @@ func TestStarOfImports(t *testing.T) {
 	}
 }
 
-// forbiddenEdge says why s may not import the package to; empty: it may.
+// forbiddenEdge returns why s may not import the package to. Empty means that it may.
 func forbiddenEdge(s source, to string) string {
 	inTests := strings.HasPrefix(to, "tests/")
 	switch {
@@ -50,7 +50,7 @@ func forbiddenEdge(s source, to string) string {
 	case strings.HasPrefix(to, "cmd/") && !s.under("cmd"):
 		return "cmd is where everything is wired; nothing hangs on it"
 	case (to == "registry/documents" || to == "registry/documents/negotiate") && s.under("registry/documents"):
-		return "" // both kinds of documents stand on them
+		return "" // common to both kinds of documents
 	case slices.Contains(leaves(), to):
 		return ""
 	case to == "registry" || path.Dir(to) == s.dir || to == s.dir || s.under("cmd"):
@@ -59,9 +59,8 @@ func forbiddenEdge(s source, to string) string {
 	return "siblings never import each other: take a func field in Config and let cmd wire it"
 }
 
-// leaves are packages that every component may import, because they and what is below them import
-// nothing of ours but what is directly below: others can use them. Of the rooms below proxy/h2 only
-// the engine knows others.
+// leaves are packages that every component may import. They import nothing of this module except
+// packages directly below them and, in proxy/h2/engine, those of engineStandsOn.
 func leaves() []string {
 	return append(engineStandsOn(), "registry/bound", "proxy/h2", "proxy/h2/engine", "proxy/memo", "registry/latest", "registry/metric", "registry/notify")
 }
@@ -76,15 +75,15 @@ func TestLeavesImportNothing(t *testing.T) {
 		for _, imp := range imports(s) {
 			to, ours := strings.CutPrefix(imp, module+"/")
 			if ours && slices.ContainsFunc(leaves(), s.under) && !s.ownOrTest(to) {
-				t.Errorf("%s imports %s: a leaf imports nothing of ours", s.name, imp)
+				t.Errorf("%s imports %s: a leaf imports no other package of this module", s.name, imp)
 			}
 		}
 	}
 }
 
-// The engine does no I/O, waits for nobody, starts nothing and does not know what time it is:
-// whoever drives it does. So a test can have it do in a millisecond, and always in the same order,
-// what takes minutes. Of the libraries that could, it has a few words.
+// The engine does no I/O, never blocks, starts no goroutines and never reads the clock: its driver
+// does these. So a test can do in a millisecond, and always in the same order, what takes minutes.
+// Only the identifiers in words are allowed of other libraries.
 func TestEngineDoesNothingByItself(t *testing.T) {
 	words := regexp.MustCompile(`^((hpack|wire|budget|hold|spare|atomic|binary|cmp|errors|fmt|maps|slices)\.\w+|` +
 		`http2\.(ClientPreface|ErrCode|Flag|Frame|Setting)\w*|http\.(Handler|(Status|Method|TimeFormat)\w*)|time\.(Duration|Time|Minute|Second|Millisecond)|io\.EOF|sync\.Cond|debug\.Stack)$`)
@@ -102,18 +101,18 @@ func TestEngineDoesNothingByItself(t *testing.T) {
 		ast.Inspect(s.tree, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.GoStmt:
-				t.Errorf("%s: a goroutine: its driver has those", fset.Position(n.Pos()))
+				t.Errorf("%s: starts a goroutine: leave it to the driver", fset.Position(n.Pos()))
 			case *ast.UnaryExpr:
 				if n.Op == token.ARROW {
-					t.Errorf("%s: it waits for a channel", fset.Position(n.Pos()))
+					t.Errorf("%s: receives from a channel", fset.Position(n.Pos()))
 				}
 			case *ast.SelectorExpr:
 				if x, ok := n.X.(*ast.Ident); ok && names[x.Name] && !words.MatchString(x.Name+"."+n.Sel.Name) {
-					t.Errorf("%s: %s.%s: its driver may", fset.Position(n.Pos()), x.Name, n.Sel.Name)
+					t.Errorf("%s: %s.%s: not allowed in the engine: leave it to the driver", fset.Position(n.Pos()), x.Name, n.Sel.Name)
 				}
 			case *ast.CallExpr:
 				if c := callee(n); c == "Wait" || c == "Lock" {
-					t.Errorf("%s: it waits", fset.Position(n.Pos()))
+					t.Errorf("%s: blocks", fset.Position(n.Pos()))
 				}
 			}
 			return true
@@ -124,8 +123,8 @@ func TestEngineDoesNothingByItself(t *testing.T) {
 	}
 }
 
-// ownOrTest reports whether a package is below s, or a room that the engine stands on, or what only
-// a test needs: s itself, and real servers.
+// ownOrTest reports whether s may import the package to although s is in a leaf: to is directly
+// below s, the engine stands on it, or s is a test and to is its own package or in tests/.
 func (s source) ownOrTest(to string) bool {
 	return path.Dir(to) == s.dir || s.under("proxy/h2/engine") && slices.Contains(engineStandsOn(), to) || s.isTest() && (to == s.dir || strings.HasPrefix(to, "tests/"))
 }
@@ -171,12 +170,12 @@ func TestForbiddenEdge(t *testing.T) {
 	}
 }
 
-// rule forbids an import (and what is below it), with its reason.
+// rule forbids the import of a package and of those below it.
 type rule struct {
 	prefix string
 	why    string
-	except []string // files or folders where it is allowed, because that is the one place for it
-	tests  bool     // also forbidden in tests
+	except []string // files or folders where the import is allowed
+	tests  bool     // whether tests may not import it either
 }
 
 func rules() []rule {
@@ -212,7 +211,7 @@ func rules() []rule {
 	}
 }
 
-// allowed are imports that stand below a forbidden one but are something else.
+// allowed are imports below a forbidden prefix that are permitted.
 func allowed() []string { return []string{"math/rand/v2", "log/slog"} }
 
 func TestForbiddenImports(t *testing.T) {
@@ -238,8 +237,8 @@ func (r rule) forbids(s source, imp string) bool {
 	return !slices.ContainsFunc(r.except, func(place string) bool { return s.name == place || s.under(place) })
 }
 
-// The process that holds the front-proxy key links nothing of kubectl's: kubectl-fairlead has the
-// subcommands for people, and nothing that forwards.
+// The process that holds the front-proxy key must not link kubectl's code: its subcommands for
+// people are in kubectl-fairlead, which forwards nothing.
 func TestKeyIsKeptFromKubectl(t *testing.T) {
 	kubectl := []string{"k8s.io/cli-runtime/", "k8s.io/kubectl/", "sigs.k8s.io/kustomize/"}
 	if found := packagesOf(t, "fairlead", kubectl...); len(found) > 0 {
@@ -249,19 +248,19 @@ func TestKeyIsKeptFromKubectl(t *testing.T) {
 		t.Errorf("cmd/kubectl-fairlead links %s", strings.Join(found, ", "))
 	}
 	if len(packagesOf(t, "kubectl-fairlead", kubectl...)) == 0 {
-		t.Error("cmd/kubectl-fairlead links none of them: this test looks for what nobody has")
+		t.Error("cmd/kubectl-fairlead links no kubectl code: this test looks for the wrong packages")
 	}
 }
 
-// The linker leaves out methods that nobody calls as long as nothing in the process can call them
-// by their names: 9 MB (docs/decisions/0023).
+// The linker drops unused methods unless something in the process can call methods by name. That
+// saves 9 MB (docs/decisions/0023).
 func TestNothingCallsMethodsByName(t *testing.T) {
 	if found := packagesOf(t, "fairlead", "html/template", "golang.org/x/net/trace"); len(found) > 0 {
 		t.Errorf("cmd/fairlead links %s", strings.Join(found, ", "))
 	}
 }
 
-// packagesOf are the unwanted packages in a command that is built as the Makefile does it.
+// packagesOf returns the unwanted packages of a command that is built as in the Makefile.
 func packagesOf(t *testing.T, command string, unwanted ...string) []string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", "grpcnotrace", "-deps", module+"/cmd/"+command)
@@ -286,8 +285,8 @@ func imports(s source) []string {
 	return out
 }
 
-// A direct module is justified in docs/decisions, or it is not taken; and the Kubernetes libraries
-// move together.
+// Each direct dependency is justified in docs/decisions, and all Kubernetes libraries have one
+// version.
 func TestDirectModules(t *testing.T) {
 	mod := must.Get(os.ReadFile("../go.mod"))(t)
 	reasons := must.Get(os.ReadFile("../docs/decisions/0001-direct-dependencies.md"))(t)
@@ -314,6 +313,6 @@ func TestDirectModules(t *testing.T) {
 		}
 	}
 	if len(staging) > 1 {
-		t.Errorf("Kubernetes libraries of several versions: %v", staging)
+		t.Errorf("several versions of Kubernetes libraries: %v", staging)
 	}
 }

@@ -1,4 +1,3 @@
-// Package tests holds the rules that the whole repository obeys: how large a file, a function or a
-// package may grow, and who may import whom. They are tests, so they run with everything else and
-// need no tool but Go.
+// Package tests checks rules for the whole repository, such as the size of files, functions and
+// packages, and which imports are allowed. They are ordinary tests: they need only Go.
 package tests

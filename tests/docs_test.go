@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// pages are all documents of the repository, by their path from the root.
+// pages returns all documents of the repository, by path from its root.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -23,13 +23,13 @@ func pages(t *testing.T) map[string]string {
 	return out
 }
 
-// anchor is what a title is linked by.
+// anchor returns the anchor of a title's links.
 func anchor(title string) string {
 	kept := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(title), "")
 	return strings.ReplaceAll(strings.TrimSpace(kept), " ", "-")
 }
 
-// A link within the repository leads to a file, and to a title of it.
+// A link within the repository leads to an existing file and title.
 func TestLinksLead(t *testing.T) {
 	all := pages(t)
 	link := regexp.MustCompile(`\]\(([^)#:\s]*)(?:#([^)\s]+))?\)`)
@@ -52,8 +52,8 @@ func TestLinksLead(t *testing.T) {
 	}
 }
 
-// The index of documents has each page, and the index of decisions each of them, with its title and
-// whether it stands.
+// The index of documents has every page. The index of decisions has every decision with its title
+// and state.
 func TestIndexes(t *testing.T) {
 	all := pages(t)
 	for page, text := range all {
@@ -76,7 +76,7 @@ func TestIndexes(t *testing.T) {
 	}
 }
 
-// docs/annotations.md has the annotations that there are.
+// docs/annotations.md has exactly the existing annotations.
 func TestAnnotationsAreDocumented(t *testing.T) {
 	source := must.Get(os.ReadFile("../registry/policy.go"))(t)
 	find := func(expression, text string) (names []string) {
@@ -86,14 +86,14 @@ func TestAnnotationsAreDocumented(t *testing.T) {
 		return slices.Sorted(slices.Values(names))
 	}
 	have := find("(?m)^\tcase \"([a-z0-9-]+)\":", string(source))
-	have = slices.DeleteFunc(have, func(name string) bool { return name == "true" || name == "false" }) // setBool's
+	have = slices.DeleteFunc(have, func(name string) bool { return name == "true" || name == "false" }) // values of setBool
 	if said := find("(?m)^\\| `([a-z0-9-]+)` \\|", pages(t)["docs/annotations.md"]); len(have) < 12 || !slices.Equal(have, said) {
 		t.Errorf("registry/policy.go has %v\ndocs/annotations.md %v", have, said)
 	}
 }
 
-// A page names Go files and tests that there are. The CHANGELOG and decisions that others have
-// replaced may name what has gone.
+// Pages name only existing Go files and tests. The CHANGELOG and replaced decisions may name
+// deleted ones.
 func TestPagesNameWhatExists(t *testing.T) {
 	_, all := sources(t)
 	_, tests := functions(t)

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package alone is a Fairlead over a directory of manifests, without any cluster, with keys of its
-// own. Every helper ends the test when it cannot do what it is for.
+// Package alone runs Fairlead with a directory of manifests as its registry: no cluster, and keys
+// of its own. Helpers end the test on failure.
 package alone
 
 import (
@@ -23,19 +23,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Keys are keys that no cluster has made.
+// Keys are certificate authorities that do not come from a cluster.
 type Keys struct {
-	// Clients vouches for users, Fronts for the proxy client certificate, Servers for the front
-	// door and the extension servers.
+	// Clients signs users' certificates, Fronts the proxy client certificate, and Servers those of
+	// Fairlead and the extension servers.
 	Clients, Fronts, Servers *pki.CA
 }
 
-// NewKeys makes them.
 func NewKeys() Keys {
 	return Keys{Clients: pki.NewCA("clients"), Fronts: pki.NewCA("fronts"), Servers: pki.NewCA("servers")}
 }
 
-// Pair writes a key pair to files.
+// Pair issues a key pair and writes it to files.
 func Pair(t *testing.T, ca *pki.CA, leaf pki.Leaf) cluster.Pair {
 	t.Helper()
 	cert, key, err := ca.Issue(leaf).WriteFiles(t.TempDir(), "pair")
@@ -51,7 +50,7 @@ func Bundle(t *testing.T, ca *pki.CA) string {
 	return file
 }
 
-// Ports are free ones of 127.0.0.1.
+// Ports returns free ports of 127.0.0.1.
 func Ports(t *testing.T, n int) []int {
 	t.Helper()
 	ports := make([]int, n)
@@ -63,20 +62,19 @@ func Ports(t *testing.T, n int) []int {
 	return ports
 }
 
-// Door is one Fairlead.
+// Door is a running Fairlead.
 type Door struct {
 	// Front and Admin are host:port.
 	Front, Admin string
-	// Log is what it has written.
-	Log *logbook.Book
-	// Process is it.
+	// Log is its output.
+	Log     *logbook.Book
 	Process *os.Process
-	// Stop ends it as systemd would, and returns how it ended.
+	// Stop sends SIGTERM, as systemd does, and returns the result of Wait.
 	Stop func() error
 }
 
-// Serve runs a program as fairlead serve until the test ends: fairlead itself, or one that becomes
-// it. It waits for nothing.
+// Serve runs a program with the arguments of fairlead serve until the test ends: fairlead itself,
+// or a program that executes it. It does not wait until Fairlead is ready.
 func (k *Keys) Serve(t *testing.T, program, registry string, args ...string) *Door {
 	t.Helper()
 	ports := Ports(t, 2)
@@ -92,14 +90,14 @@ func (k *Keys) Serve(t *testing.T, program, registry string, args ...string) *Do
 	must.Do(t, cmd.Start())
 	d.Process = cmd.Process
 	d.Stop = sync.OnceValue(func() error {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended already, which Wait tells
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have exited already, which Wait reports
 		late := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
 		defer late.Stop()
 		return cmd.Wait()
 	})
 	t.Cleanup(func() {
 		if err := d.Stop(); err != nil {
-			t.Errorf("fairlead ended: %v", err)
+			t.Errorf("fairlead exited: %v", err)
 		}
 		if t.Failed() {
 			t.Logf("log:\n%s", d.Log)
@@ -108,7 +106,7 @@ func (k *Keys) Serve(t *testing.T, program, registry string, args ...string) *Do
 	return d
 }
 
-// Get asks, and returns what was answered, status 0 when nothing was.
+// Get sends a GET and returns status and body. Without an answer, these are 0 and the error.
 func Get(t *testing.T, c *http.Client, url string) (int, string) {
 	t.Helper()
 	reply, err := ask.Do(t.Context(), c, http.MethodGet, url, nil, "")

@@ -1,5 +1,5 @@
-// Package apiserver is a kube-apiserver as far as a reflector looks: it lists and watches what a
-// test puts there.
+// Package apiserver is a kube-apiserver for reflectors: it lists and watches the objects that a
+// test puts into it.
 package apiserver
 
 import (
@@ -19,7 +19,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// The paths of the collections that it may have.
+// Paths of the collections.
 const (
 	APIServices = "/apis/apiregistration.k8s.io/v1/apiservices"
 	Services    = "/api/v1/services"
@@ -27,15 +27,15 @@ const (
 	ConfigMaps  = "/api/v1/namespaces/kube-system/configmaps"
 )
 
-// Object is what it has.
+// Object is an object of a collection.
 type Object interface {
 	metav1.Object
 	runtime.Object
 }
 
-// Server is an http.Handler.
+// Server is an http.Handler. Use New.
 type Server struct {
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	resources map[string]map[string]Object
 	events    []event
 	wake      chan struct{} // closed when events grows or the server breaks its connections
@@ -49,7 +49,7 @@ type event struct {
 	object   Object
 }
 
-// New makes a server whose collections are empty, but for some that it does not have.
+// New makes a server with empty collections, without those listed.
 func New(without ...string) *Server {
 	s := &Server{resources: map[string]map[string]Object{APIServices: {}, Services: {}, Slices: {}, ConfigMaps: {}}, wake: make(chan struct{})}
 	for _, p := range without {
@@ -58,7 +58,7 @@ func New(without ...string) *Server {
 	return s
 }
 
-// Start serves until the test ends.
+// Start serves until the test ends, and returns a client configuration.
 func (s *Server) Start(t testing.TB) *rest.Config {
 	h := httptest.NewServer(s)
 	t.Cleanup(func() {
@@ -68,7 +68,7 @@ func (s *Server) Start(t testing.TB) *rest.Config {
 	return &rest.Config{Host: h.URL, QPS: -1}
 }
 
-// kindOf is the kind of what a collection holds.
+// kindOf returns the kind of a collection's objects.
 func kindOf(path string) schema.GroupVersionKind {
 	return map[string]schema.GroupVersionKind{
 		APIServices: apiregistrationv1.SchemeGroupVersion.WithKind("APIService"), Services: corev1.SchemeGroupVersion.WithKind("Service"),
@@ -88,7 +88,7 @@ func pathOf(o Object) string {
 	return ConfigMaps
 }
 
-// Put stores objects and tells the watchers.
+// Put stores objects and notifies the watches.
 func (s *Server) Put(objects ...Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,7 @@ func (s *Server) Put(objects ...Object) {
 	}
 }
 
-// Drop deletes an object of a collection, which is named namespace/name, and tells the watchers.
+// Drop deletes an object, named namespace/name, from a collection and notifies the watches.
 func (s *Server) Drop(path, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +123,7 @@ func (s *Server) wakeLocked() {
 	s.wake = make(chan struct{})
 }
 
-// Fault makes every request fail, or be answered as by a server that is starting, or not.
+// Fault makes requests fail with 500 (broken) or with 404 (starting), or serves them again.
 func (s *Server) Fault(broken, starting bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +190,7 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	for {
-		_ = http.NewResponseController(w).Flush() // the head, at first
+		_ = http.NewResponseController(w).Flush() // send the head first
 		s.mu.Lock()
 		var out []byte
 		for ; next < len(s.events); next++ {

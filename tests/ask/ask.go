@@ -77,13 +77,13 @@ func Get(ctx context.Context, c *http.Client, url string) (string, error) {
 	return string(text), err
 }
 
-// Serves sends one GET, and returns an error unless the status is 200.
+// Serves sends a GET, and returns an error unless the status is 200.
 func Serves(ctx context.Context, c *http.Client, url string) error {
 	_, err := Get(ctx, c, url)
 	return err
 }
 
-// Metrics returns the values of a server's series, by their text.
+// Metrics returns the values of a server's series, by name and labels as printed.
 func Metrics(ctx context.Context, c *http.Client, server string) (map[string]float64, error) {
 	text, err := Get(ctx, c, server+"/metrics")
 	series := map[string]float64{}

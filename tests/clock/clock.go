@@ -15,16 +15,16 @@ const (
 	// standstill is how much later it must wake for the machine to have stood still: a busy
 	// scheduler is late by some 10 ms, a busy collector by less.
 	standstill = 250 * time.Millisecond
-	// aftermath is how long a standstill has effects: as long as an answer to a ping or a probe
-	// may take.
+	// aftermath is how long a standstill has effects: as long as a ping or a probe may take.
 	aftermath = 5 * time.Second
-	// leastStill is the shortest standstill that excuses a delay. It must also fill a quarter of
-	// the time, because what had three quarters of it is late by itself.
+	// leastStill is the shortest standstill that excuses a delay. It must also last for a quarter
+	// of the operation: with three quarters of its time left, an operation is late by itself.
 	leastStill = time.Second
 )
 
-// Clock records standstills: times when this process overslept by far. It cannot see that only
-// other processes did not run. The zero value is ready for Run. Any goroutine may call its methods.
+// Clock records standstills: times when this process overslept by at least standstill. It does not
+// notice when only other processes were stopped. The zero value is ready for Run. Any goroutine may
+// call its methods.
 type Clock struct {
 	// Tell is called for each standstill. Nil means never.
 	Tell func(time.Duration)
@@ -32,7 +32,7 @@ type Clock struct {
 	Sleep func(time.Duration)
 
 	mu   sync.Mutex // guards the fields below
-	due  time.Time  // the next wakeup. Zero means that Run does not run
+	due  time.Time  // the next wakeup. Zero while Run is not running
 	gaps []gap
 }
 

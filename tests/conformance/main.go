@@ -1,9 +1,8 @@
-// Command conformance runs specs of Kubernetes' own e2e suite against a whole cluster behind
-// Fairlead: those of sig-api-machinery that need no pods, which are those about what Fairlead
-// stands before. It prints a line per spec and how many passed, and exits 1 when one failed or
-// fewer ran than expected.
+// Command conformance runs specs of Kubernetes' own e2e suite against a cluster behind Fairlead:
+// those of sig-api-machinery that need no pods. It prints a line per spec and the totals, and exits
+// 1 when a spec failed or fewer ran than expected.
 //
-// It takes some minutes, mostly of waiting, and is run by hand (make conformance).
+// It takes some minutes, mostly waiting, and is run by hand (make conformance).
 package main
 
 import (
@@ -31,10 +30,10 @@ import (
 )
 
 const (
-	// direct is the lane that has no Fairlead in it: what fails there is not Fairlead's fault.
+	// direct runs the suite without Fairlead: what fails there is not Fairlead's fault.
 	direct = "direct"
-	// impersonate is the lane before a kube-apiserver as a cloud runs it, with the account that
-	// deploy/overlays/managed makes.
+	// impersonate is a lane in front of a kube-apiserver as clouds run it, with the account of
+	// deploy/overlays/managed.
 	impersonate = "impersonate"
 )
 
@@ -56,9 +55,9 @@ type options struct {
 	want int
 }
 
-// focus names what is run. What is left out of sig-api-machinery needs pods that run (webhooks,
-// conversion, field selectors, a sample apiserver in the cluster) or has nothing to do with how
-// requests get to where they are served.
+// focus selects the specs. The rest of sig-api-machinery needs running pods (webhooks, conversion,
+// field selectors, a sample apiserver in the cluster) or has nothing to do with the routing of
+// requests.
 func focus() string {
 	return `\[sig-api-machinery\] (` + strings.Join([]string{
 		"Discovery", "AggregatedDiscovery", "CustomResourceDefinition", "CustomResourcePublishOpenAPI", "CustomResourceValidationRules",
@@ -83,13 +82,13 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		return fmt.Errorf("running the suite, see %s: %w", dir, err)
 	}
 	if err := tell(out, try.Get(os.ReadFile(report)), o.want); err != nil {
-		return fmt.Errorf("%w; logs of all parts: %s", err, dir)
+		return fmt.Errorf("%w; logs of all processes: %s", err, dir)
 	}
 	return os.RemoveAll(dir)
 }
 
-// raise puts everything around the control plane that the suite needs, and returns where it is
-// pointed at.
+// raise starts the processes that the suite needs around the control plane, and returns the server
+// to test.
 func raise(ctx context.Context, c *cluster.Cluster, o options) cluster.Endpoint {
 	server := c.Endpoint()
 	if o.lane != direct {
@@ -104,7 +103,7 @@ func raise(ctx context.Context, c *cluster.Cluster, o options) cluster.Endpoint 
 	return server
 }
 
-// join makes the one node without which the suite does not begin.
+// join registers a node: without any, the suite does not start.
 func join(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint) *kubelet.Kubelet {
 	serving := try.Get(c.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))
 	pair := try.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))
@@ -113,7 +112,7 @@ func join(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint) *kub
 	return node
 }
 
-// suite runs the specs. That some failed is for the report to say.
+// suite runs the specs. Failed specs are no error here: the report contains them.
 func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, report string) error {
 	parts := try.Get(tools.Paths(ctx, tools.Config{Progress: os.Stderr}, "e2e.test", "kubectl"))
 	kubeconfig := filepath.Join(c.Dir(), "e2e.kubeconfig")
@@ -125,11 +124,11 @@ func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, rep
 	defer cancel()
 	cmd := exec.CommandContext(ctx, parts[0],
 		"--kubeconfig="+kubeconfig, "--kubectl-path="+parts[1], "--provider=skeleton",
-		"--allowed-not-ready-nodes=-1", "--minStartupPods=0", // there is a node, but nothing that would make it more than an object
+		"--allowed-not-ready-nodes=-1", "--minStartupPods=0", // there is a node, but only as an object
 		"--ginkgo.focus="+focus(), `--ginkgo.skip=\[Serial\]|\[Slow\]|\[Disruptive\]|\[Flaky\]`, "--ginkgo.no-color", "--ginkgo.json-report="+report,
 	)
 	cmd.Dir = c.Dir()
-	cmd.Env = append(os.Environ(), "HOME="+c.Dir()) // kubectl's caches are of this cluster
+	cmd.Env = append(os.Environ(), "HOME="+c.Dir()) // kubectl must not use another cluster's caches
 	cmd.Stdout, cmd.Stderr = log, log
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {

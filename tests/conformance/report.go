@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// suiteReport is what Ginkgo reports about a suite (--ginkgo.json-report), as far as it is of use
-// here.
+// suiteReport holds the fields that are used of Ginkgo's report (--ginkgo.json-report).
 type suiteReport struct {
 	SuiteSucceeded             bool
 	SpecialSuiteFailureReasons []string
@@ -26,8 +25,8 @@ type specReport struct {
 	Failure                 struct{ Message string }
 }
 
-// tell prints a line per spec that ran and the totals. It fails when one failed, and when fewer ran
-// than expected.
+// tell prints a line per spec that ran and the totals. It returns an error when a spec failed or
+// fewer than want ran.
 func tell(out io.Writer, data []byte, want int) error {
 	var suites []suiteReport
 	if err := json.Unmarshal(data, &suites); err != nil {

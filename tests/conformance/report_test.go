@@ -30,10 +30,10 @@ func TestTell(t *testing.T) {
 			var out strings.Builder
 			err := tell(&out, []byte(tc.report), tc.want)
 			if !strings.Contains(out.String(), tc.out) {
-				t.Errorf("said %q, want %q in it", out.String(), tc.out)
+				t.Errorf("output %q, want %q in it", out.String(), tc.out)
 			}
 			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
-				t.Errorf("got %v, want %q", err, tc.err)
+				t.Errorf("error %v, want %q", err, tc.err)
 			}
 		})
 	}

@@ -20,13 +20,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// priority is where an APIService stands.
+// priority holds the priorities of an APIService.
 type priority struct {
 	group, version int32
 }
 
-// extend starts an extension server in this process and registers its group-versions. The keys of
-// where are group/version.
+// extend starts an extension server in this process and registers its group-versions, the keys of
+// where.
 func (w *world) extend(t *testing.T, name string, cfg extension.Config, where map[string]priority) *extension.Server {
 	t.Helper()
 	cfg.Names = []string{name + ".backends.svc"}
@@ -38,8 +38,8 @@ func (w *world) extend(t *testing.T, name string, cfg extension.Config, where ma
 	return s
 }
 
-// register makes a Service that leads to this machine, and an APIService for each group-version.
-// Kubernetes refuses loopback addresses in EndpointSlices.
+// register makes a Service that leads to this machine, and an APIService for each group-version. It
+// is an ExternalName because Kubernetes refuses loopback addresses in EndpointSlices.
 func (w *world) register(t *testing.T, name, address string, ca *pki.CA, where map[string]priority) {
 	t.Helper()
 	w.namespace(t, "backends")

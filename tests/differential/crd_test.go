@@ -18,15 +18,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// place is where an index says that fresh.example.com/v1 is described: its hash is part of it.
+// place returns an index's entry for fresh.example.com/v1, which contains the hash of the document.
 func place(index string) string {
 	_, after, _ := strings.Cut(index, `"apis/fresh.example.com/v1":`)
 	item, _, _ := strings.Cut(after, "}")
 	return item
 }
 
-// TestFreshCRDs shows that what changes in a CRD is listed as soon as kube-apiserver itself lists
-// it, also where no APIService comes or goes with it.
+// TestFreshCRDs shows that changes of a CRD are listed as soon as kube-apiserver lists them, also
+// when no APIService appears or disappears.
 func TestFreshCRDs(t *testing.T) {
 	w := newWorld(t)
 	crds := w.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
@@ -38,11 +38,10 @@ func TestFreshCRDs(t *testing.T) {
 	for _, step := range []struct {
 		what string
 		do   func()
-		// mark is in the aggregated document before or after the step.
+		// mark is in the aggregated document after the step, or gone from it.
 		mark string
 		gone bool
-		// described, if there is any, is in the OpenAPI document of fresh.example.com/v1
-		// afterwards.
+		// described, unless empty, is in the OpenAPI document of fresh.example.com/v1 afterwards.
 		described string
 	}{
 		{"a new group", func() { w.define(t, fmt.Sprintf(crd, "crontab", "fresh.example.com", "CronTab", "ct")) }, `"resource":"crontabs"`, false, "com.example.fresh.v1.CronTab"},
@@ -68,22 +67,22 @@ func TestFreshCRDs(t *testing.T) {
 		step.do()
 		suite.Eventually(t, 30*time.Second, step.what+" is listed by kube-apiserver", shown(w.Endpoint(), "/apis", step.mark))
 		lag := suite.Eventually(t, 30*time.Second, step.what+" is listed by Fairlead", shown(w.front.Endpoint, "/apis", step.mark))
-		t.Logf("%s: listed %s after kube-apiserver lists it", step.what, lag)
-		// Three of the pauses after an event, on a busy machine. What is only polled for takes two
-		// seconds at most, and one on average.
+		t.Logf("%s: listed %s after kube-apiserver", step.what, lag)
+		// Three of the pauses after an event, on a busy machine. Polling alone takes up to two
+		// seconds, and one on average.
 		if lag > 500*time.Millisecond {
-			t.Errorf("%s: listed %s after kube-apiserver lists it", step.what, lag)
+			t.Errorf("%s: listed %s after kube-apiserver", step.what, lag)
 		}
 		if step.described != "" {
 			const path = "/openapi/v3/apis/fresh.example.com/v1"
 			suite.Eventually(t, 30*time.Second, step.what+" is described by kube-apiserver", shown(w.Endpoint(), path, step.described))
-			// A busy kube-apiserver describes it when the five requests after the event are over:
-			// the index is then asked for every three seconds.
+			// A busy kube-apiserver may describe it only after the five requests that follow the
+			// event. From then on the index is requested every three seconds.
 			lag := suite.Eventually(t, 4*time.Second, step.what+" is described", func() (bool, string) {
 				theirs, ours := place(w.ask(t, w.Endpoint(), "/openapi/v3", nil).Body), place(w.ask(t, w.front.Endpoint, "/openapi/v3", nil).Body)
 				return ours == theirs && ours != "", ours + ", kube-apiserver's " + theirs
 			})
-			t.Logf("%s: described %s after kube-apiserver describes it", step.what, lag)
+			t.Logf("%s: described %s after kube-apiserver", step.what, lag)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// TestDeadBackends has kube-controller-manager work through Fairlead while backends are dead.
+// TestDeadBackends runs kube-controller-manager through Fairlead while backends are dead.
 func TestDeadBackends(t *testing.T) {
 	w := newWorld(t)
 	readings := w.script(t, "readings", "readings.example.com", nil, "readings")
@@ -38,12 +38,11 @@ func TestDeadBackends(t *testing.T) {
 	w.unavailable(t, "/apis/widgets.example.com/v1")
 	w.namespace(t, "held")
 	w.remove(t, "held")
-	// Its widgets cannot be listed, so nobody knows whether there are any: it must stay, and say
-	// why.
+	// Nobody can list its widgets, so the namespace must stay and report why.
 	suite.Eventually(t, time.Minute, "the namespace says what holds it", func() (bool, string) {
 		ns, err := w.core.CoreV1().Namespaces().Get(t.Context(), "held", metav1.GetOptions{})
 		if err != nil {
-			t.Fatalf("the namespace is gone while its widgets are unknown: %v", err)
+			t.Fatalf("the namespace is gone although its widgets could not be listed: %v", err)
 		}
 		for _, c := range ns.Status.Conditions {
 			if c.Type == corev1.NamespaceDeletionContentFailure && c.Status == corev1.ConditionTrue {
@@ -54,7 +53,7 @@ func TestDeadBackends(t *testing.T) {
 	})
 	w.collects(t)
 	if _, err := w.core.CoreV1().Namespaces().Get(t.Context(), "held", metav1.GetOptions{}); err != nil {
-		t.Fatalf("the namespace is gone while its widgets are unknown: %v", err)
+		t.Fatalf("the namespace is gone although its widgets could not be listed: %v", err)
 	}
 	must.Do(t, widgets.Set())
 	w.gone(t, "held")

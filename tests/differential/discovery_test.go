@@ -42,13 +42,13 @@ const (
 	asB1 = ";g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
 )
 
-// accepts are the Accept fields that clients send, or could.
+// accepts returns Accept fields that clients send, or could send.
 func accepts() []string {
 	return []string{
 		"", "*/*", "application/*", "application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/cbor",
 		"application/json;pretty=1", "application/json" + asV2, "application/vnd.kubernetes.protobuf" + asV2, "application/yaml" + asV2, "application/cbor" + asV2,
 		"application/json" + asV2 + ";pretty=1", "*/*" + asV2,
-		// client-go since 1.30, kubectl 1.26–1.29, and a client that knows nothing but v2beta1.
+		// client-go since 1.30, kubectl 1.26–1.29, and a client that knows only v2beta1
 		"application/json" + asV2 + ",application/json" + asB1 + ",application/json", "application/json" + asB1 + ",application/json", "application/json" + asB1,
 		"application/vnd.kubernetes.protobuf" + asV2 + ",application/json" + asV2 + ",application/json",
 		"application/json" + asV2 + ";profile=nopeer", "application/json" + asV2 + ";profile=other", "application/json;as=Table;g=meta.k8s.io;v=v1", "application/json;as=Table;g=meta.k8s.io;v=v1,application/json",
@@ -56,7 +56,7 @@ func accepts() []string {
 	}
 }
 
-// TestDiscovery compares every document in every form.
+// TestDiscovery compares every discovery document in every form.
 func TestDiscovery(t *testing.T) {
 	w := newWorld(t, "--protected-groups=-")
 	must.Get(w.StartSampleAPIServer(t.Context()))(t)
@@ -64,12 +64,12 @@ func TestDiscovery(t *testing.T) {
 	w.define(t, fmt.Sprintf(crd, "gadget", "mixed.example.com", "Gadget", "gd"))
 	w.extend(t, "legacy", extension.Config{LegacyDiscovery: true}, map[string]priority{"legacy.example.com/v1": {1000, 10}, "legacy.example.com/v1beta1": {1000, 5}})
 	w.extend(t, "orders", extension.Config{}, map[string]priority{
-		// Ties between groups: the legacy list goes by the APIService's name (the version first),
-		// the aggregated one by the group's.
+		// Ties between groups: the legacy list sorts by the APIService's name (the version first),
+		// the aggregated list by group.
 		"zebra.example.com/v1": {2000, 10}, "ape.example.com/v1beta1": {2000, 10}, "cat.example.com/v2": {2000, 10}, "cat.example.com/v1": {2000, 10},
-		// The highest of a group's versions counts, whichever it is.
+		// The highest priority of a group's versions counts.
 		"top.example.com/v1": {100, 20}, "top.example.com/v1alpha1": {19000, 10},
-		// Versions by priority, then as Kubernetes compares versions.
+		// Versions are sorted by priority, then as Kubernetes compares versions.
 		"many.example.com/v1": {500, 10}, "many.example.com/v10": {500, 10}, "many.example.com/v2": {500, 10}, "many.example.com/v11beta2": {500, 10}, "many.example.com/v3alpha1": {500, 10},
 		"many.example.com/foo10": {500, 10}, "many.example.com/foo1": {500, 10}, "many.example.com/v1alpha9": {500, 99}, "many.example.com/v12": {600, 1},
 	})
@@ -85,7 +85,7 @@ func testDiscovery(t *testing.T, w *world) {
 		a, b := w.ask(t, w.Endpoint(), "/apis", v2), w.ask(t, w.front.Endpoint, "/apis", v2)
 		return a.Body == b.Body && strings.Count(b.Body, `"Stale"`) == 1 && strings.Contains(b.Body, "crontabs") && strings.Contains(b.Body, "flunders"), cmp.Diff(a.Body, b.Body)
 	})
-	t.Logf("the same after %s", took)
+	t.Logf("equal after %s", took)
 	paths := []string{"/api", "/api/", "/apis", "/apis/", "/apis/nosuch.example.com", "/apis/nosuch.example.com/", "/apis/nosuch.example.com/v1"}
 	for _, group := range []string{"apps", "apiregistration.k8s.io", "mixed.example.com", "many.example.com", "cat.example.com", "silent.example.com", "legacy.example.com", "stable.example.com", "wardle.example.com", "apiextensions.k8s.io"} {
 		paths = append(paths, "/apis/"+group, "/apis/"+group+"/")
@@ -128,7 +128,7 @@ func testConditional(t *testing.T, w *world) {
 	}
 }
 
-// same asks both and compares what they say.
+// same sends a request to both servers and compares the answers.
 func (w *world) same(t *testing.T, path string, header http.Header) {
 	t.Helper()
 	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
@@ -143,7 +143,7 @@ func (w *world) same(t *testing.T, path string, header http.Header) {
 	}
 	for _, field := range compared {
 		a, b := want.Header.Values(field), got.Header.Values(field)
-		if field == "Vary" { // which kube-apiserver says of answers that are compressed only
+		if field == "Vary" { // kube-apiserver adds it only to compressed answers
 			b = slices.DeleteFunc(b, func(v string) bool { return v == "Accept-Encoding" })
 		}
 		if !slices.Equal(a, b) {

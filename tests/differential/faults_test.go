@@ -25,15 +25,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// misdescribed is a group-version whose description is of no use.
+// misdescribed is a group-version with a useless OpenAPI description.
 type misdescribed struct {
 	gv string
-	// reasons are what may be reported: how far a body comes within the time depends on the
-	// machine.
+	// reasons are those that may be reported. How much of a body arrives before the timeout depends
+	// on the machine.
 	reasons []string
-	// heal makes it well.
+	// heal repairs the description.
 	heal func()
-	// noV2 says that it has v3 only when it is well.
+	// noV2 means that the repaired backend has only OpenAPI v3.
 	noV2 bool
 }
 
@@ -42,8 +42,8 @@ func (m misdescribed) name() string {
 	return version + "." + group
 }
 
-// misdescribe starts a backend for each way to describe oneself badly. All serve objects and
-// discovery as they should.
+// misdescribe starts a backend for each kind of bad description. All serve objects and discovery
+// correctly.
 func (w *world) misdescribe(t *testing.T) []misdescribed {
 	t.Helper()
 	var out []misdescribed
@@ -84,7 +84,7 @@ func (w *world) misdescribe(t *testing.T) []misdescribed {
 	return out
 }
 
-// bomb is a gigabyte in a megabyte of gzip.
+// bomb serves a gigabyte in a megabyte of gzip.
 func bomb(t *testing.T) http.HandlerFunc {
 	t.Helper()
 	var b bytes.Buffer
@@ -101,7 +101,7 @@ func bomb(t *testing.T) http.HandlerFunc {
 	}
 }
 
-// recursive is a document at which kube-openapi's walker never comes to an end: it ends
+// recursive serves a document on which kube-openapi's walker never terminates; it kills
 // kube-apiserver.
 func recursive(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/openapi/v2" {
@@ -111,20 +111,20 @@ func recursive(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, `{"swagger":"2.0","info":{"title":"t","version":"v"},"paths":{"/apis/recursive.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"$ref":"#/parameters/p"}}}`)
 }
 
-// TestOpenAPIFaults has backends describe themselves in every bad way: each is left out and
-// reported, and nothing and nobody else notices.
+// TestOpenAPIFaults serves every kind of bad description: each is left out of the documents and
+// reported, and nothing else is affected.
 func TestOpenAPIFaults(t *testing.T) {
 	w := newWorld(t)
 	w.extend(t, "widgets", extension.Config{}, map[string]priority{"widgets.example.com/v1": {900, 10}})
 	bad := w.misdescribe(t)
 	w.eachLane(t, func(t *testing.T, w *world) {
 		w.leftOut(t, bad)
-		// A gigabyte was offered three times over, and twice by each of two: what is held of it is
+		// A gigabyte was offered three times, and twice by each of two backends. Memory must stay
 		// bounded.
 		if peak := peakMemory(t, w.front.Part.PID()); peak > 700 {
-			t.Errorf("the process took %d MB at its peak", peak)
+			t.Errorf("peak memory is %d MB", peak)
 		} else {
-			t.Logf("the process took %d MB at its peak", peak)
+			t.Logf("peak memory is %d MB", peak)
 		}
 	})
 	for _, m := range bad {
@@ -135,7 +135,7 @@ func TestOpenAPIFaults(t *testing.T) {
 		return w.described(t, bad, true)
 	})
 
-	// What was good once stays while it is bad.
+	// A good description stays in use while its backend serves a bad one.
 	again := w.extend(t, "again", extension.Config{}, map[string]priority{"again.example.com/v1": {500, 10}})
 	one := []misdescribed{{gv: "again.example.com/v1"}}
 	suite.Eventually(t, time.Minute, "it is described", func() (bool, string) { return w.described(t, one, true) })
@@ -146,11 +146,11 @@ func TestOpenAPIFaults(t *testing.T) {
 		return reason == "invalid", reason
 	})
 	if ok, got := w.described(t, one, true); !ok {
-		t.Errorf("what was good is gone: %s", got)
+		t.Errorf("the good description is gone: %s", got)
 	}
 }
 
-// peakMemory is the most memory that a process ever had, in MB.
+// peakMemory returns a process's peak memory in MB.
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
 	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
@@ -162,18 +162,19 @@ func peakMemory(t *testing.T, pid int) int {
 	return kb >> 10
 }
 
-// lookAgain changes an APIService, as an operator does who does not want to wait for the next poll.
+// lookAgain changes an APIService, like an operator who does not want to wait for the next poll.
 func (w *world) lookAgain(t *testing.T, name string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"example.com/look-again":"%d"}}}`, time.Now().UnixNano())
 	must.Get(w.services.ApiregistrationV1().APIServices().Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 }
 
-// leftOut waits until all are reported, and watches meanwhile that nobody notices.
+// leftOut waits until all bad descriptions are reported, and checks meanwhile that nothing else is
+// affected.
 func (w *world) leftOut(t *testing.T, bad []misdescribed) {
 	t.Helper()
 	well := []misdescribed{{gv: "widgets.example.com/v1"}, {gv: "apps/v1"}}
-	suite.Eventually(t, time.Minute, "the documents are there", func() (bool, string) { // it has just been started
+	suite.Eventually(t, time.Minute, "the documents are there", func() (bool, string) { // Fairlead has just been started
 		a, b := w.ask(t, w.front.Endpoint, "/openapi/v2", nil), w.ask(t, w.front.Endpoint, "/openapi/v3", nil)
 		return a.Code == http.StatusOK && b.Code == http.StatusOK, a.Body + b.Body
 	})
@@ -184,7 +185,7 @@ func (w *world) leftOut(t *testing.T, bad []misdescribed) {
 			slowest = max(slowest, w.routes(t, m.gv))
 		}
 		if ok, got := w.described(t, well, true); !ok {
-			t.Fatalf("another one's description is gone: %s", got)
+			t.Fatalf("the description of a healthy APIService is gone: %s", got)
 		}
 		if ok, got := w.described(t, bad, false); !ok {
 			t.Fatalf("a bad description is served: %s", got)
@@ -197,11 +198,11 @@ func (w *world) leftOut(t *testing.T, bad []misdescribed) {
 		}
 		return reasons["v1.widgets.example.com"] == "", fmt.Sprint(reasons)
 	})
-	t.Logf("reported: %v; the slowest of all requests to them took %s", w.openAPIReasons(t), slowest)
+	t.Logf("reported: %v; the slowest request to their objects took %s", w.openAPIReasons(t), slowest)
 	metrics := w.admin(t, "/metrics")
 	for _, m := range bad {
 		if !strings.Contains(metrics, `fairlead_openapi_failing{name="`+m.name()+`",reason=`) {
-			t.Errorf("no metric says that %s is left out", m.gv)
+			t.Errorf("no metric reports that %s is left out", m.gv)
 		}
 	}
 }
@@ -220,7 +221,7 @@ func (w *world) routes(t *testing.T, gv string) time.Duration {
 	return took
 }
 
-// described reports whether group-versions have, or have no part in the documents.
+// described reports whether all group-versions are in the documents, or all are missing from them.
 func (w *world) described(t *testing.T, list []misdescribed, want bool) (bool, string) {
 	t.Helper()
 	v2, v3 := w.ask(t, w.front.Endpoint, "/openapi/v2", nil), w.ask(t, w.front.Endpoint, "/openapi/v3", nil)
@@ -236,7 +237,7 @@ func (w *world) described(t *testing.T, list []misdescribed, want bool) (bool, s
 	return true, ""
 }
 
-// openAPIReasons are what Fairlead's status says of each description, by APIService.
+// openAPIReasons returns the reasons in Fairlead's status, by APIService.
 func (w *world) openAPIReasons(t *testing.T) map[string]string {
 	t.Helper()
 	var status struct {

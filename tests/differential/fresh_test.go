@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// TestFreshResources shows how soon a resource that appears in a running backend, or in a CRD, can
-// be used by kubectl.
+// TestFreshResources measures how soon kubectl can use a resource that appears in a running backend
+// or in a CRD.
 func TestFreshResources(t *testing.T) {
 	w := newWorld(t)
 	kubectl := w.kubectl(t)
@@ -33,7 +33,7 @@ func TestFreshResources(t *testing.T) {
 	suite.Eventually(t, 30*time.Second, "what came with the start is over", s.quiet)
 	s.add("valves")
 	took := suite.Eventually(t, time.Minute, "valves are discovered without any change of the APIService", listed("valves"))
-	t.Logf("a resource that appeared in a backend was discovered after %s", took)
+	t.Logf("a backend's new resource was discovered after %s", took)
 	if out := kubectl("get", "valves"); !strings.Contains(out, "the-only-one") {
 		t.Errorf("kubectl get valves: %s", out)
 	}
@@ -45,7 +45,7 @@ func TestFreshResources(t *testing.T) {
 	s.add("pipes")
 	w.lookAgain(t, "v1.meters.example.com")
 	took = suite.Eventually(t, 2*time.Second, "pipes are discovered after a change of the APIService", listed("pipes"))
-	t.Logf("after a change of the APIService a resource was discovered after %s", took)
+	t.Logf("a new resource was discovered %s after a change of the APIService", took)
 	suite.Eventually(t, 2*time.Second, "pipes are explained", func() (bool, string) {
 		out := kubectl("explain", "pipes.spec")
 		return strings.Contains(out, "What it should be."), out
@@ -59,9 +59,9 @@ func TestFreshResources(t *testing.T) {
 		out := kubectl("explain", "crontabs.spec")
 		return strings.Contains(out, "When and what."), out
 	})
-	t.Logf("it was explained %s later", took)
+	t.Logf("the CRD was explained after another %s", took)
 	if out := kubectl("apply", "--validate=strict", "-f", w.file(t, "kron")); !strings.Contains(out, `unknown field "spec.kron"`) {
-		t.Errorf("applying what its schema does not allow: %s", out)
+		t.Errorf("applying a field that is not in the schema: %s", out)
 	}
 	if out := kubectl("apply", "--validate=strict", "-f", w.file(t, "cron")); !strings.Contains(out, "created") {
 		t.Errorf("applying: %s", out)
@@ -76,8 +76,8 @@ func (w *world) file(t *testing.T, field string) string {
 	return name
 }
 
-// kubectl returns kubectl through Fairlead, without a cache from one call to the next. It returns
-// what is printed, errors included.
+// kubectl returns a function that runs kubectl through Fairlead, each time with an empty cache. It
+// returns all output, errors included.
 func (w *world) kubectl(t *testing.T) func(args ...string) string {
 	t.Helper()
 	path := suite.Tool(t, "kubectl")
@@ -85,7 +85,7 @@ func (w *world) kubectl(t *testing.T) func(args ...string) string {
 	must.Do(t, w.front.Endpoint.WriteKubeconfig(config, w.Admin()))
 	return func(args ...string) string {
 		cmd := exec.CommandContext(t.Context(), path, append([]string{"--kubeconfig", config, "--cache-dir", t.TempDir()}, args...)...)
-		out, _ := cmd.CombinedOutput() // what is printed says more than the exit code
+		out, _ := cmd.CombinedOutput() // the output says more than the exit code
 		return string(out)
 	}
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// TestHungBackends shows that backends that accept and never answer delay nobody but themselves.
+// TestHungBackends shows that backends that accept connections and never answer do not delay
+// others.
 func TestHungBackends(t *testing.T) {
 	w := newWorld(t)
 	calm := w.latency(t)
@@ -24,7 +25,7 @@ func TestHungBackends(t *testing.T) {
 		gv := name + ".example.com/v1"
 		cfg := extension.Config{Names: []string{name + ".backends.svc"}, GroupVersions: []string{gv}}
 		s := extension.Start(t, cfg)
-		fault := extension.Fault{Kind: extension.Hang} // every other one does not even shake hands
+		fault := extension.Fault{Kind: extension.Hang} // every second one does not even complete the TLS handshake
 		if i%2 == 1 {
 			fault.Kind = extension.HangConnect
 		}
@@ -35,8 +36,8 @@ func TestHungBackends(t *testing.T) {
 		n := strings.Count(w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}}).Body, `"Stale"`)
 		return n == 20, fmt.Sprint(n)
 	})
-	// One server with the group-versions of all tries, so that nothing but the APIService is new
-	// each time.
+	// One server serves the group-versions of all tries, so that only the APIService is new each
+	// time.
 	var gvs []string
 	for i := range 5 {
 		gvs = append(gvs, fmt.Sprintf("fresh%d.example.com/v1", i))
@@ -50,15 +51,15 @@ func TestHungBackends(t *testing.T) {
 	}
 	slices.Sort(routable)
 	slices.Sort(discovered)
-	t.Logf("after its creation an APIService is routable in %s, discovered in %s", routable, discovered)
-	// The middle one counts: the machine of a test may be busy with something else for a moment.
+	t.Logf("APIServices were routable after %s, discovered after %s", routable, discovered)
+	// The median counts, because the machine may be busy for a moment.
 	if routable[2] > 100*time.Millisecond || discovered[2] > 500*time.Millisecond {
 		t.Errorf("routable in %s, discovered in %s; want 100ms and 500ms", routable[2], discovered[2])
 	}
 	hung := w.latency(t)
 	for path, before := range calm {
-		t.Logf("%s: %s without, %s with hung backends", path, before, hung[path])
-		// Twenty group-versions more are some more bytes; a document that waits for a backend takes
+		t.Logf("%s: %s without hung backends, %s with them", path, before, hung[path])
+		// Twenty more group-versions are some more bytes. A document that waits for a backend takes
 		// seconds.
 		if hung[path] > 3*before+50*time.Millisecond {
 			t.Errorf("%s takes %s with hung backends and %s without", path, hung[path], before)
@@ -66,8 +67,8 @@ func TestHungBackends(t *testing.T) {
 	}
 }
 
-// appear creates an APIService and measures until it is routable, and until its resources are
-// discovered.
+// appear creates an APIService and measures the time until it is routable, and until its resources
+// are discovered.
 func (w *world) appear(t *testing.T, s *extension.Server, gv string) (routable, discovered time.Duration) {
 	t.Helper()
 	w.claim(t, gv, "fresh", s.Addr(), s.CA, priority{500, 10})
@@ -84,7 +85,7 @@ func (w *world) appear(t *testing.T, s *extension.Server, gv string) (routable, 
 	return routable, time.Since(begun)
 }
 
-// latency is the median time of an answer of each document.
+// latency returns the median response time of each document.
 func (w *world) latency(t *testing.T) map[string]time.Duration {
 	t.Helper()
 	out := map[string]time.Duration{}

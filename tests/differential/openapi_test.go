@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// TestOpenAPI compares the documents of types.
+// TestOpenAPI compares the OpenAPI documents.
 func TestOpenAPI(t *testing.T) {
 	w := newWorld(t)
 	must.Get(w.StartSampleAPIServer(t.Context()))(t)
@@ -47,9 +47,10 @@ func testV3(t *testing.T, w *world) {
 	var theirs, ours index
 	suite.Eventually(t, 2*time.Minute, "both know every group-version", func() (bool, string) {
 		theirs, ours = read(w.ask(t, w.Endpoint(), "/openapi/v3", nil)), read(w.ask(t, w.front.Endpoint, "/openapi/v3", nil))
-		// A deliberate difference: a backend speaks for its group-versions only, not for its
-		// groups, for /apis or for /version. Those that kube-apiserver has itself are
-		// kube-apiserver's here, and there those of whoever comes last in a map.
+		// A deliberate difference: Fairlead takes from a backend only the descriptions of its
+		// group-versions, not those of its groups, /apis or /version. Where kube-apiserver has
+		// those itself, Fairlead serves kube-apiserver's; kube-apiserver serves those of a random
+		// server.
 		for path := range theirs.Paths {
 			if path == "apis/wardle.example.com" {
 				delete(theirs.Paths, path)
@@ -66,7 +67,7 @@ func testV3(t *testing.T, w *world) {
 		for _, accept := range []string{"", "application/json", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf", "application/com.github.proto-openapi.spec.v3@v1.0+protobuf", "text/html", "*/*"} {
 			for _, url := range []string{"/openapi/v3/" + path, item.ServerRelativeURL, "/openapi/v3/" + path + "?hash=OLD"} {
 				if strings.HasPrefix(path, "apis/mixed.example.com/v2") || strings.HasPrefix(path, "apis/widgets") {
-					continue // that server has no protobuf and no redirect of its own, and kube-apiserver relays what it says
+					continue // that server has no protobuf and no redirects, and kube-apiserver relays its answers
 				}
 				w.sameDocument(t, url, accept)
 			}
@@ -77,7 +78,8 @@ func testV3(t *testing.T, w *world) {
 	}
 }
 
-// sameDocument compares one v3 document. Protobuf has its maps in any order, so it is read first.
+// sameDocument compares one v3 document. Protobuf is decoded first, because the order of its maps
+// is random.
 func (w *world) sameDocument(t *testing.T, path, accept string) {
 	t.Helper()
 	header := http.Header{"Accept": {accept}}
@@ -85,13 +87,13 @@ func (w *world) sameDocument(t *testing.T, path, accept string) {
 	name := path + " " + accept
 	if remote := strings.Contains(path, "/apis/wardle"); remote && want.Code == http.StatusBadGateway {
 		// kube-apiserver relays the backend's redirect to the document's new address, and its own
-		// rule against redirects turns that into 502.
+		// rule against redirects turns it into 502.
 		if got.Code != http.StatusMovedPermanently || !strings.Contains(got.Header.Get("Location"), "?hash=") {
-			t.Errorf("%s: status %d %v, want a redirect to the document as it is now", name, got.Code, got.Header)
+			t.Errorf("%s: status %d %v, want a redirect to the current document", name, got.Code, got.Header)
 		}
 		return
 	} else if remote && want.Code == http.StatusOK && strings.Contains(path, "hash=") {
-		// It also overwrites what lets clients keep a document for ever.
+		// It also overwrites the header that lets clients keep a document for ever.
 		want.Header.Set("Cache-Control", "public, immutable")
 	}
 	if want.Code != got.Code {

@@ -18,24 +18,22 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// scripted is an extension server of one group-version, whose resources can be changed while it
-// runs and which can be killed and brought back. Its resources can be got and listed, and nothing
-// else, as those of a metrics server.
+// scripted is an extension server of one group-version. Its resources can be changed while it runs,
+// and it can be killed and restarted. Like metrics-server, it serves only get and list.
 type scripted struct {
 	group, version string
 	address        string
 	pair           tls.Certificate
 	ca             *pki.CA
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	resources []string
-	server    *httptest.Server // nil while it is dead
-	instead   http.HandlerFunc // answers for OpenAPI. Nil: a document of the resources
-	asked     time.Time        // when it was last asked what it serves
+	server    *httptest.Server // nil while the server is dead
+	instead   http.HandlerFunc // answers for OpenAPI. Nil means a document of the resources
+	asked     time.Time        // time of the last request for /apis
 }
 
-// script starts a server and registers it. OpenAPI is what it answers for OpenAPI; nil: a document
-// of the resources.
+// script starts a server and registers it. A nil openAPI means a document of the resources.
 func (w *world) script(t *testing.T, name, group string, openAPI http.HandlerFunc, resources ...string) *scripted {
 	t.Helper()
 	ca := pki.NewCA(name)
@@ -74,7 +72,7 @@ func (s *scripted) add(resource string) {
 	s.resources = append(s.resources, resource)
 }
 
-// describe has the server answer for OpenAPI in another way. Nil: as it should.
+// describe replaces the server's OpenAPI handler. Nil means a document of the resources.
 func (s *scripted) describe(h http.HandlerFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,8 +85,8 @@ func (s *scripted) kinds() []string {
 	return append([]string(nil), s.resources...)
 }
 
-// quiet reports whether nobody has asked what it serves for so long that the next question comes by
-// the clock alone.
+// quiet reports whether the last request for /apis is so long ago that the next one is due to
+// polling alone.
 func (s *scripted) quiet() (bool, string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

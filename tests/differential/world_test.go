@@ -21,8 +21,8 @@ import (
 type world struct {
 	*cluster.Cluster
 	front    *cluster.Front
-	start    func(lane string) (*cluster.Front, error) // another Fairlead
-	clients  map[string]*http.Client                   // :: URL of a server → an administrator of it
+	start    func(lane string) (*cluster.Front, error) // starts another Fairlead
+	clients  map[string]*http.Client                   // :: URL of a server → client of an administrator
 	core     kubernetes.Interface
 	services aggregator.Interface
 	dynamic  dynamic.Interface
@@ -45,8 +45,7 @@ func newWorld(t *testing.T, args ...string) *world {
 	return w
 }
 
-// eachLane runs a test over each protocol that Fairlead offers its clients, all in the same
-// cluster.
+// eachLane runs a test over each protocol that Fairlead offers to clients, in the same cluster.
 func (w *world) eachLane(t *testing.T, f func(*testing.T, *world)) {
 	t.Helper()
 	front := must.Get(w.start("http1"))(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// behind is the world with the keys of a cluster.
+// behind starts a kube-apiserver and returns the world with its keys.
 func behind(t *testing.T, w *world) (*world, *cluster.Cluster) {
 	t.Helper()
 	c := suite.Start(t, cluster.Config{})
@@ -54,7 +54,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: widgets}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: alice}]
 `
 
-// testLocal has a directory before a real kube-apiserver.
+// testLocal runs Fairlead with a directory in front of a real kube-apiserver.
 func testLocal(t *testing.T, w *world) {
 	w, c := behind(t, w)
 	registry, dir := t.TempDir(), t.TempDir()
@@ -94,7 +94,7 @@ func testLocal(t *testing.T, w *world) {
 		{"local objects", []string{"get", "namespaces"}, []string{"kube-system"}},
 		{"custom resources", []string{"get", "boats.sea.example.com", "-A"}, nil},
 		{"version", []string{"version"}, []string{"Server Version"}},
-		{"api-resources", []string{"api-resources", "--api-group=apiregistration.k8s.io", "-o", "wide"}, []string{"get,list,watch "}}, // not what kube-apiserver's own aggregator can do
+		{"api-resources", []string{"api-resources", "--api-group=apiregistration.k8s.io", "-o", "wide"}, []string{"get,list,watch "}}, // not the verbs of kube-apiserver's own aggregator
 	} {
 		t.Run(tc.name, func(t *testing.T) { k.run(t, tc.args, tc.want...) })
 	}
@@ -122,7 +122,7 @@ func testLocal(t *testing.T, w *world) {
 		k.run(t, []string{"create", "deployment", "local", "--image=none", "-n", "default"}, "deployment.apps/local created")
 		d.logs(t, "apiservice", "v1.apps", `service/two in "apps"`)
 		if n := arrived(server, "/apis/apps/v1/"); n != 0 {
-			t.Errorf("%d requests for the protected group have arrived at the extension server", n)
+			t.Errorf("the extension server received %d requests for the protected group", n)
 		}
 	})
 	t.Run("a shadowed CRD", func(t *testing.T) {
@@ -132,7 +132,8 @@ func testLocal(t *testing.T, w *world) {
 	})
 }
 
-// arrived counts the requests below a path that a server has seen, discovery by anybody aside.
+// arrived counts the requests below a path that a server has received, without discovery of the
+// path itself.
 func arrived(s *extension.Server, below string) int {
 	n := 0
 	for _, r := range s.Requests(0) {
@@ -143,8 +144,8 @@ func arrived(s *extension.Server, below string) int {
 	return n
 }
 
-// A claimant is a group-version that a remote claims and that no remote may have: one that nobody
-// else serves, and one that kube-apiserver itself does.
+// claimant is a group-version that a remote APIService claims although its group is protected: one
+// that no other server serves, and one that kube-apiserver serves itself.
 type claimant struct{ name, below, other string }
 
 func claimants() []claimant {
@@ -154,16 +155,16 @@ func claimants() []claimant {
 	}
 }
 
-// testProtected registers claims of protected groups at a kube-apiserver, whose own aggregator
-// obeys them: Fairlead does not, and asks nobody who would.
+// testProtected registers claims of protected groups with a kube-apiserver whose own aggregator
+// accepts them: Fairlead must not, and must not forward such requests to a server that does.
 func testProtected(t *testing.T, w *world) {
 	w, c := behind(t, w)
 	server := w.extension(t, "apps/v1beta1", "autoscaling/v2", "sea.example.com/v1")
 	must.Do(t, c.Register(t.Context(), cluster.Backend{
 		Namespace: "apps", Service: "one", Port: server.Port(), CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"apps/v1beta1"},
 	}))
-	// kube-apiserver registers its own group-versions once, and leaves to an administrator what
-	// becomes of them.
+	// kube-apiserver registers its own group-versions once, and leaves later changes to
+	// administrators.
 	direct := w.as(t, c.Endpoint(), c.Admin())
 	bundle := base64.StdEncoding.EncodeToString(server.CA.PEM())
 	patch := func(name, patch string) {
@@ -199,7 +200,7 @@ func testProtected(t *testing.T, w *world) {
 	})
 }
 
-// testHidden lets an APIService take over what a definition of custom resources serves.
+// testHidden lets an APIService shadow a CustomResourceDefinition.
 func testHidden(t *testing.T, w *world, d *door, direct kubectl, hide func()) {
 	suite.Put(t, filepath.Join(w.dir, "crd.yaml"), crd)
 	direct.run(t, []string{"apply", "-f", filepath.Join(w.dir, "crd.yaml")})
@@ -212,7 +213,7 @@ func testHidden(t *testing.T, w *world, d *door, direct kubectl, hide func()) {
 	d.becomes(t, d.root, "/apis/sea.example.com/v1/widgets", http.StatusOK)
 }
 
-// testClaim asks Fairlead for what a remote claims.
+// testClaim sends requests for a claimed group-version to Fairlead.
 func testClaim(t *testing.T, d *door, server *extension.Server, a claimant) {
 	path := a.below + "/widgets"
 	suite.Eventually(t, 30*time.Second, "refused", func() (bool, string) {
@@ -224,7 +225,7 @@ func testClaim(t *testing.T, d *door, server *extension.Server, a claimant) {
 		d.status(t, d.root, p, http.StatusServiceUnavailable)
 	}
 	if n := arrived(server, a.below+"/"); n != 0 {
-		t.Errorf("%d requests have reached the claimant, whoever sent them there", n)
+		t.Errorf("the claimant received %d requests, from Fairlead or kube-apiserver", n)
 	}
 	d.status(t, d.root, a.other, http.StatusOK)
 	status, body := alone.Get(t, d.root, d.admin.URL+"/metrics")

@@ -10,7 +10,7 @@ import (
 
 func TestDirectory(t *testing.T) {
 	w := newWorld(t)
-	t.Run("speed", func(t *testing.T) { testSpeed(t, w) }) // which measures: the others wait until it has ended
+	t.Run("speed", func(t *testing.T) { testSpeed(t, w) }) // it measures, so the others start when it has ended
 	suite.Cases[*world]{
 		{"kubectl", testKubectl},
 		{"identity", testIdentity},

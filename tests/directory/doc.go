@@ -1,6 +1,6 @@
-// Package directory holds the end-to-end tests of --registry=dir:PATH: kubectl against a front door
-// whose only source is a folder of manifests, with real extension servers and no Kubernetes
-// anywhere; the same with a real kube-apiserver behind it; and what no APIService may claim.
+// Package directory holds the end-to-end tests of --registry=dir:PATH: kubectl with a Fairlead
+// whose only registry is a directory of manifests, with real extension servers and without a
+// cluster; the same in front of a real kube-apiserver; and which claims are refused.
 //
 // They need the build tag e2e.
 package directory

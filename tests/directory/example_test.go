@@ -23,25 +23,25 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testExample runs make example and then everything that it says one should try.
+// testExample runs make example, and then every command that it suggests.
 func testExample(t *testing.T, w *world) {
 	dir := filepath.Join(t.TempDir(), "example")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)                // it compiles first
-	taken := must.Get(new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"))(t) // it finds another one
+	taken := must.Get(new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"))(t) // so the example must find another port
 	t.Cleanup(func() { _ = taken.Close() })
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "../..", "example", fmt.Sprintf("EXAMPLEARGS=-dir=%s -secure-port=%d -admin-secure-port=0", dir, taken.Addr().(*net.TCPAddr).Port)) //nolint:forcetypeassert // a TCP listener's
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}                                                                                                                                                     // as a terminal gives it: Ctrl-C reaches the group
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}                                                                                                                                                     // as in a terminal: Ctrl-C reaches the group
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	interrupt := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
-	t.Cleanup(func() { _ = interrupt() }) // has ended already, unless the test failed before
+	t.Cleanup(func() { _ = interrupt() }) // it has exited already, unless the test failed before
 	printed := readUntil(t, out, "Ctrl-C ends everything.")
 
 	k := kubectl{w.kubectl, []string{"--kubeconfig", filepath.Join(dir, "kubeconfig"), "--cache-dir", filepath.Join(dir, "cache")}}
-	want := map[string]string{ // what is said to be worth seeing must show this
+	want := map[string]string{ // :: suggested command → text that its output must contain
 		"kubectl get apiservices": "harbour/tides     True", "kubectl api-resources": "tides.example.com/v1", "kubectl get tides": "dover", "kubectl explain tides.status": "askedBy",
 		"kubectl get widgets -A": "widget-002", "kubectl get --raw /fairlead/status": `"complete": true`, "kubectl delete widget widget-000": "deleted",
 		"kubectl --kubeconfig " + dir + "/kubeconfig-sailor get tide dover -o yaml": "askedBy: sailor",
@@ -61,14 +61,14 @@ func testExample(t *testing.T, w *world) {
 				return
 			}
 			if want[command] == "" {
-				t.Fatal("nobody knows what this must show")
+				t.Fatal("this test does not know the command's output")
 			}
 			k.run(t, args, want[command])
 		})
 		delete(want, command)
 	}
 	if len(want) > 0 {
-		t.Errorf("it does not say to try %v:\n%s", want, printed)
+		t.Errorf("it does not suggest %v:\n%s", want, printed)
 	}
 	t.Run("the folder is followed", func(t *testing.T) {
 		file := filepath.Join(dir, "registry", "widgets.yaml")
@@ -83,9 +83,9 @@ func testExample(t *testing.T, w *world) {
 		url := strings.TrimSpace(k.run(t, []string{"config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"}))
 		must.Do(t, interrupt())
 		_, _ = io.Copy(io.Discard, out) // ends with the last process that could write
-		_ = cmd.Wait()                  // make says that it was interrupted
+		_ = cmd.Wait()                  // make reports the interrupt as an error
 		if !slices.Contains(strings.Split(errs.String(), "\n"), "example: interrupted, stopping") || strings.Contains(errs.String(), "Error") {
-			t.Errorf("it said:\n%s", errs.String())
+			t.Errorf("it printed:\n%s", errs.String())
 		}
 		if status, body := alone.Get(t, &http.Client{Timeout: 5 * time.Second}, url); status != 0 || !strings.Contains(body, "refused") {
 			t.Errorf("the front door still answers: %d %s", status, body)
@@ -97,21 +97,21 @@ func testExample(t *testing.T, w *world) {
 	})
 }
 
-// processes lists the command lines that name dir.
+// processes returns the command lines that contain dir.
 func processes(t *testing.T, dir string) []string {
 	t.Helper()
 	files := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	var found []string
 	for _, file := range files {
 		args, err := os.ReadFile(file)
-		if err == nil && strings.Contains(string(args), dir) { // else it is gone since
+		if err == nil && strings.Contains(string(args), dir) { // else the process has exited
 			found = append(found, strings.ReplaceAll(string(args), "\x00", " "))
 		}
 	}
 	return found
 }
 
-// readUntil reads until the text has come.
+// readUntil reads until the text has been printed.
 func readUntil(t *testing.T, r io.Reader, end string) string {
 	t.Helper()
 	var printed bytes.Buffer

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testInvalid puts every bad manifest of the table beside a good one: each is told with file, line
-// and field in the log and counted in the metric, and what is good stays served.
+// testInvalid puts every bad manifest of the table beside a good one: each is logged with file,
+// line and field and counted in the metric, and the good one stays in use.
 func testInvalid(t *testing.T, w *world) {
 	registry := t.TempDir()
 	server := w.extension(t, "widgets.example.com/v1")
@@ -44,7 +44,7 @@ func testInvalid(t *testing.T, w *world) {
 			file := filepath.Join(registry, fmt.Sprintf("bad-%02d.yaml", i))
 			want := told.FindStringSubmatch(tc.Want)
 			if want == nil {
-				t.Fatalf("the table's own %q", tc.Want)
+				t.Fatalf("the table has %q", tc.Want)
 			}
 			line := d.find("problem with manifest, the last valid state is kept", "file", file, "line", want[1], "problem", want[2])
 			if line == nil {
@@ -74,19 +74,19 @@ func testInvalid(t *testing.T, w *world) {
 	})
 }
 
-// rounds is how often a measurement is repeated before it counts as failed: the bounds are the
-// product's, and the machine may be busy with something else.
+// rounds is how often a failed measurement is repeated: the limits are the product's, and the
+// machine may be busy.
 const rounds = 3
 
-// testSpeed measures with the log's own time stamps how long a thousand manifests take, and at a
-// client how soon a renamed file counts.
+// testSpeed measures how long a thousand manifests take, by the log's timestamps, and how soon a
+// client notices a renamed file.
 func testSpeed(t *testing.T, w *world) {
 	registry := t.TempDir()
 	server := w.extension(t, "widgets.example.com/v1")
 	good := apiOf(server, "widgets.example.com", "v1", "one")
 	suite.Put(t, filepath.Join(registry, "widgets.yaml"), good)
 	for i := range 999 {
-		// Without an EndpointSlice nobody is probed: it is reading that is measured.
+		// Without an EndpointSlice there are no probes: only reading is measured.
 		text, _, _ := strings.Cut(api(fmt.Sprintf("g%03d.example.com", i), "v1", "one", "127.0.0.1:1", "eA=="), "---\n")
 		suite.Put(t, filepath.Join(registry, fmt.Sprintf("g%03d.yaml", i)), strings.NewReplacer("name: one", "name: none", "  caBundle: eA==\n", "").Replace(text))
 	}
@@ -106,7 +106,7 @@ func testSpeed(t *testing.T, w *world) {
 		}
 		t.Logf("took %s", took)
 		if slices.Min(took) > time.Second {
-			t.Errorf("1000 manifests took %s, at best; want 1s", slices.Min(took))
+			t.Errorf("1000 manifests took %s at best, want 1s", slices.Min(took))
 		}
 	})
 	t.Run("a renamed file", func(t *testing.T) {
@@ -124,14 +124,14 @@ func testSpeed(t *testing.T, w *world) {
 				break
 			}
 		}
-		t.Logf("routed after %s (least), %s (median), %s (most)", best[0], best[len(best)/2], best[len(best)-1])
+		t.Logf("routed after %s (min), %s (median), %s (max)", best[0], best[len(best)/2], best[len(best)-1])
 		if best[len(best)/2] > 100*time.Millisecond {
 			t.Errorf("a changed file is routed after %s, want 100ms", best[len(best)/2])
 		}
 	})
 }
 
-// renamed renames a file into place and returns how long it took until it counted.
+// renamed renames a file into place and returns the time until it is in effect.
 func (d *door) renamed(t *testing.T, name, text string, status int) time.Duration {
 	t.Helper()
 	begun := time.Now()
@@ -141,6 +141,6 @@ func (d *door) renamed(t *testing.T, name, text string, status int) time.Duratio
 			return time.Since(begun)
 		}
 	}
-	t.Fatalf("%d is not answered within 10s of the rename", status)
+	t.Fatalf("no status %d within 10s of the rename", status)
 	return 0
 }

@@ -39,7 +39,7 @@ const (
 
 func token(s string) cluster.Credentials { return cluster.Credentials{Token: s} }
 
-// status asks for a path and compares the status.
+// status sends a GET and compares the status.
 func (d *door) status(t *testing.T, c *http.Client, path string, want int) {
 	t.Helper()
 	if got, body := d.ask(t, c, path); got != want {
@@ -56,7 +56,7 @@ func (d *door) becomes(t *testing.T, c *http.Client, path string, want int) {
 	})
 }
 
-// testIdentity asks who may what without any cluster to be asked.
+// testIdentity checks authentication and authorization without a cluster.
 func testIdentity(t *testing.T, w *world) {
 	registry, dir := t.TempDir(), t.TempDir()
 	server, i := w.extension(t, "widgets.example.com/v1"), issuer.Start(t)
@@ -83,7 +83,7 @@ func testIdentity(t *testing.T, w *world) {
 				return
 			}
 		}
-		t.Error("the request has not arrived")
+		t.Error("the request did not arrive")
 	})
 	t.Run("no role", func(t *testing.T) { d.status(t, bob, widgets, http.StatusForbidden) })
 	t.Run("not this verb", func(t *testing.T) {
@@ -147,7 +147,7 @@ func testIdentity(t *testing.T, w *world) {
 	})
 }
 
-// asserting is a front proxy that names its user.
+// asserting is a front proxy that sends X-Remote-User and X-Remote-Group.
 type asserting struct {
 	user, group string
 	next        http.RoundTripper
@@ -160,13 +160,13 @@ func (a asserting) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.next.RoundTrip(r)
 }
 
-// testModes is what --authorization-mode makes of users without a role.
+// testModes checks what each --authorization-mode allows users without a role.
 func testModes(t *testing.T, w *world) {
 	server := w.extension(t, "widgets.example.com/v1")
 	for _, tc := range []struct {
 		name                        string
 		args                        []string
-		widgets, services, nobodies int // status of bob's widgets, of his apiservices, and of widgets without credentials
+		widgets, services, nobodies int // statuses for bob's widgets, bob's apiservices, and widgets without credentials
 	}{
 		{"default", nil, http.StatusForbidden, http.StatusForbidden, http.StatusUnauthorized},
 		{"RBAC", []string{"--authorization-mode=RBAC"}, http.StatusForbidden, http.StatusForbidden, http.StatusUnauthorized},

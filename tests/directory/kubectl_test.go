@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testKubectl is what an author of extension servers does with two of them and a folder.
+// testKubectl does what an author of two extension servers does with a directory.
 func testKubectl(t *testing.T, w *world) {
 	registry := t.TempDir()
 	one, two := w.extension(t, "widgets.example.com/v1"), w.extension(t, "gadgets.example.com/v1")
@@ -78,7 +78,7 @@ func testKubectl(t *testing.T, w *world) {
 	})
 }
 
-// testWatch has kubectl watch while files come, change and go.
+// testWatch runs kubectl get --watch while files appear, change and disappear.
 func testWatch(t *testing.T, k kubectl, registry string) {
 	seen := &logbook.Book{}
 	cmd := k.command(t.Context(), "get", "apiservices", "--watch", "--output-watch-events", "-o", "custom-columns=E:.type,N:.object.metadata.name,P:.object.spec.versionPriority", "--no-headers")

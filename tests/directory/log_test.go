@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// line is one line of the log.
+// line is a line of the log.
 type line map[string]any
 
 func (d *door) lines() []line {
@@ -41,7 +41,7 @@ func (d *door) find(message string, pairs ...any) line {
 	return nil
 }
 
-// logs waits until a problem of a file or an APIService is in the log that says all of this.
+// logs waits until the log reports a problem of a file or an APIService with all of these texts.
 func (d *door) logs(t *testing.T, key, of string, says ...string) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
@@ -51,7 +51,7 @@ func (d *door) logs(t *testing.T, key, of string, says ...string) {
 	})
 }
 
-// at is when a line was logged.
+// at returns the time of a line.
 func (l line) at(t *testing.T) time.Time {
 	t.Helper()
 	at, err := time.Parse(time.RFC3339Nano, fmt.Sprint(l["time"]))

@@ -10,8 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
-// api returns the manifests of an API group-version that an extension server serves, whatever that
-// serves.
+// api returns the manifests of a group-version whose extension server has the address.
 func api(group, version, service, address, ca string) string {
 	host, port, _ := strings.Cut(address, ":")
 	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
@@ -42,7 +41,7 @@ endpoints: [{addresses: [%[4]s]}]
 `, group, version, service, host, port, ca)
 }
 
-// apiOf is api of a server.
+// apiOf returns the manifests of a group-version of s.
 func apiOf(s *extension.Server, group, version, service string) string {
 	return api(group, version, service, s.Addr(), base64.StdEncoding.EncodeToString(s.CA.PEM()))
 }

@@ -16,13 +16,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// as makes a kubectl of a user of the front door.
+// as returns kubectl for a user of Fairlead.
 func (d *door) as(t *testing.T, cr cluster.Credentials) kubectl {
 	t.Helper()
 	return d.w.as(t, d.front, cr)
 }
 
-// as makes a kubectl of a user of an endpoint.
+// as returns kubectl for a user of an endpoint.
 func (w *world) as(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) kubectl {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,7 +31,7 @@ func (w *world) as(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) kub
 	return kubectl{w.kubectl, []string{"--kubeconfig", file, "--cache-dir", filepath.Join(dir, "cache")}}
 }
 
-// kubectl is kubectl as one user.
+// kubectl runs kubectl as one user.
 type kubectl struct {
 	path string
 	args []string
@@ -50,7 +50,7 @@ func (k kubectl) try(t *testing.T, args ...string) (string, string, int) {
 	return a.Out, a.Errs, a.Code
 }
 
-// run runs kubectl, which must succeed and print every one of want.
+// run runs kubectl, which must succeed and print all texts of want.
 func (k kubectl) run(t *testing.T, args []string, want ...string) string {
 	t.Helper()
 	out, errs, code := k.try(t, args...)

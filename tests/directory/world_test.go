@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// world is what all cases share: the executables, and keys that no cluster has made.
+// world is what all cases share: the executables, and keys that do not come from a cluster.
 type world struct {
 	bin, kubectl string
 	dir          string
@@ -28,13 +28,13 @@ func newWorld(t *testing.T) *world {
 	return &world{bin: suite.Build(t, dir), kubectl: suite.Tool(t, "kubectl"), dir: dir, keys: alone.NewKeys()}
 }
 
-// user is a client certificate.
+// user issues a client certificate.
 func (w *world) user(t *testing.T, name string, groups ...string) cluster.Credentials {
 	t.Helper()
 	return cluster.Credentials{Pair: alone.Pair(t, w.keys.Clients, pki.Leaf{CommonName: name, Organizations: groups})}
 }
 
-// extension starts an extension server that believes the world's front proxies and nobody else.
+// extension starts an extension server that trusts only the world's front proxies.
 func (w *world) extension(t *testing.T, groupVersions ...string) *extension.Server {
 	t.Helper()
 	return extension.Start(t, extension.Config{
@@ -43,17 +43,17 @@ func (w *world) extension(t *testing.T, groupVersions ...string) *extension.Serv
 	})
 }
 
-// door is one Fairlead and its registry.
+// door is a Fairlead with its registry.
 type door struct {
 	*alone.Door
 	w        *world
 	registry string // the directory
 	front    cluster.Endpoint
 	admin    cluster.Endpoint
-	root     *http.Client // of system:masters
+	root     *http.Client // of a user in system:masters
 }
 
-// open starts a Fairlead over a directory and waits until it is ready.
+// open starts a Fairlead with a directory as its registry and waits until it is ready.
 func (w *world) open(t *testing.T, registry string, args ...string) *door {
 	t.Helper()
 	d := w.start(t, registry, args...)
@@ -64,7 +64,7 @@ func (w *world) open(t *testing.T, registry string, args ...string) *door {
 	return d
 }
 
-// start is open without the wait.
+// start is open without waiting.
 func (w *world) start(t *testing.T, registry string, args ...string) *door {
 	t.Helper()
 	d := &door{w: w, registry: registry, Door: w.keys.Serve(t, w.bin, registry, append([]string{"--logging-format=json"}, args...)...), root: w.client(t, w.user(t, "root", "system:masters"))}
@@ -73,13 +73,13 @@ func (w *world) start(t *testing.T, registry string, args ...string) *door {
 	return d
 }
 
-// client is an HTTP/2 client as the user of cr.
+// client returns an HTTP/2 client with the credentials cr.
 func (w *world) client(t *testing.T, cr cluster.Credentials) *http.Client {
 	t.Helper()
 	return suite.Client(t, cluster.Endpoint{CAFile: alone.Bundle(t, w.keys.Servers)}, cr)
 }
 
-// ask is get of a path of the front door.
+// ask gets a path from Fairlead.
 func (d *door) ask(t *testing.T, c *http.Client, path string) (int, string) {
 	t.Helper()
 	return alone.Get(t, c, d.front.URL+path)

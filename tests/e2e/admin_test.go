@@ -15,11 +15,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testAdmin looks at the admin port: health for everybody, the rest for those whom the cluster
-// lets.
+// testAdmin checks the admin port: health is public, the rest needs authorization by the cluster.
 func testAdmin(t *testing.T, w *world) {
 	if w.lane == direct {
-		return // there is none
+		return // it has no admin port
 	}
 	ask := func(t *testing.T, cr cluster.Credentials, path string, header http.Header) reply {
 		t.Helper()
@@ -65,7 +64,7 @@ func testAdmin(t *testing.T, w *world) {
 		kc := w.admin(t)
 		kc.run(t, "create", "clusterrole", "scraper", "--verb=get", "--non-resource-url=/metrics")
 		kc.run(t, "create", "clusterrolebinding", "scrapers", "--clusterrole=scraper", "--user=alice")
-		suite.Eventually(t, time.Minute, "the new binding is known", func() (bool, string) { // a refusal is remembered for 10 s
+		suite.Eventually(t, time.Minute, "the new binding is known", func() (bool, string) { // a refusal is cached for 10 s
 			r := ask(t, alice, "/metrics", nil)
 			return r.status == http.StatusOK, string(r.body)
 		})

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
-// testCarried looks at what else of a request arrives: all that is the client's, unchanged, and
-// nothing that the client says about the way it took.
+// testCarried checks which other parts of a request arrive: the client's own, unchanged, and none
+// of its claims about the route.
 func testCarried(t *testing.T, q *quay, c *callers, proto string) {
 	send := func(t *testing.T, v visit) (reply, *extension.Request) {
 		t.Helper()
@@ -54,7 +54,7 @@ func testCarried(t *testing.T, q *quay, c *callers, proto string) {
 			t.Errorf("the local apiserver answered to the Audit-ID %q", r.header.Values("Audit-Id"))
 		}
 	})
-	if q.lane == direct { // kube-apiserver believes anybody, and does not look for loops
+	if q.lane == direct { // kube-apiserver believes everybody, and does not look for loops
 		return
 	}
 	t.Run("the way it took", func(t *testing.T) {
@@ -82,7 +82,7 @@ func testCarried(t *testing.T, q *quay, c *callers, proto string) {
 				}
 			}
 			if got.Header.Get("X-Forwarded-Proto") != "https" || got.Header.Get("X-Forwarded-Uri") != "" || got.Header.Get("Forwarded") != "" {
-				t.Errorf("%s was believed: %v", by.name, got.Header)
+				t.Errorf("forwarding headers of %s were believed: %v", by.name, got.Header)
 			}
 		}
 	})
@@ -99,8 +99,8 @@ func testCarried(t *testing.T, q *quay, c *callers, proto string) {
 	})
 }
 
-// testAnswers has the extension server misbehave on some paths. A client gets a Status in its own
-// form, and no address.
+// testAnswers lets the extension server misbehave on some paths. Clients get a Status in their own
+// format, without addresses.
 func testAnswers(t *testing.T, q *quay, c *callers, proto string) {
 	for _, tc := range []struct {
 		name, path string
@@ -117,7 +117,7 @@ func testAnswers(t *testing.T, q *quay, c *callers, proto string) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			if q.lane == direct {
-				return // its answers are other ones
+				return // kube-apiserver answers differently
 			}
 			v := visit{proto: proto, method: http.MethodGet, pair: c.dave, path: tc.path}
 			if tc.name == "nobody" {
@@ -128,7 +128,7 @@ func testAnswers(t *testing.T, q *quay, c *callers, proto string) {
 				v.header = with(v.header, http.Header{"Accept": {form}})
 				r, _ := q.visit(t, q.server, v)
 				if got := r.header.Get("Content-Type"); got != form {
-					t.Errorf("in the form %q, want %q", got, form)
+					t.Errorf("Content-Type %q, want %q", got, form)
 				}
 				wantStatus(t, r, tc.status, tc.reason, tc.cause)
 				if took := time.Since(begun); took > 20*time.Second {
@@ -139,20 +139,20 @@ func testAnswers(t *testing.T, q *quay, c *callers, proto string) {
 	}
 }
 
-// wantStatus looks for a Status, in whatever form, with a cause in its message and no address.
+// wantStatus requires a Status, in any format, with a cause in its message and without addresses.
 func wantStatus(t *testing.T, r reply, code int, reason metav1.StatusReason, cause string) {
 	t.Helper()
 	o, _, err := scheme.Codecs.UniversalDeserializer().Decode(r.body, nil, nil)
 	if err != nil {
-		t.Fatalf("%d, no Status: %v: %.500q", r.status, err, r.body)
+		t.Fatalf("%d, not a Status: %v: %.500q", r.status, err, r.body)
 	}
 	s, ok := o.(*metav1.Status)
 	if !ok || r.status != code || s.Code != int32(code) || s.Reason != reason || !strings.Contains(s.Message, cause) {
-		data, _ := json.Marshal(o) // what has been decoded can be encoded
+		data, _ := json.Marshal(o) // decoded objects can be encoded
 		t.Errorf("%d with %s\nwant %d, reason %s, %q", r.status, data, code, reason, cause)
 		return
 	}
 	if strings.Contains(s.Message, "127.0.0.1") || strings.Contains(s.Message, corev1.NamespaceDefault+".svc") || strings.Contains(s.Message, "localhost") {
-		t.Errorf("it tells an address: %s", s.Message)
+		t.Errorf("the message contains an address: %s", s.Message)
 	}
 }

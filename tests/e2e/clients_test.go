@@ -29,7 +29,7 @@ import (
 
 func longAgo() time.Time { return time.Now().Add(-30 * time.Minute) }
 
-// testClients does what programs do: long watches, big bodies, lists in chunks, other encodings.
+// testClients does what programs do: long watches, large bodies, lists in chunks, other encodings.
 func testClients(t *testing.T, w *world) {
 	for _, k := range kinds() {
 		t.Run(k.name, func(t *testing.T) {
@@ -58,7 +58,7 @@ func testClients(t *testing.T, w *world) {
 	t.Run("protobuf", func(t *testing.T) { protobuf(t, w) })
 }
 
-// reply is an answer as it came.
+// reply is a complete response.
 type reply struct {
 	status int
 	proto  string
@@ -66,7 +66,7 @@ type reply struct {
 	body   []byte
 }
 
-// request sends a raw request as the administrator and returns the answer.
+// request sends a raw request as the administrator.
 func (w *world) request(t *testing.T, method, path string, header http.Header, body []byte) reply {
 	t.Helper()
 	transport := must.Get(rest.TransportFor(w.server.RESTConfig(w.Admin())))(t)
@@ -75,7 +75,7 @@ func (w *world) request(t *testing.T, method, path string, header http.Header, b
 	return answer(t, transport, req)
 }
 
-// answer sends a request and reads all that comes.
+// answer sends a request and reads the complete response.
 func answer(t *testing.T, transport http.RoundTripper, req *http.Request) reply {
 	t.Helper()
 	res, err := transport.RoundTrip(req)
@@ -86,7 +86,7 @@ func answer(t *testing.T, transport http.RoundTripper, req *http.Request) reply 
 	return reply{res.StatusCode, res.Proto, res.Header, must.Get(io.ReadAll(res.Body))(t)}
 }
 
-// url is the path of the collection in a namespace.
+// url returns the path of the collection in a namespace.
 func (k kind) url(ns string) string {
 	root := "/api/" + k.gvr.Version
 	if k.gvr.Group != "" {
@@ -102,7 +102,7 @@ func (w *world) create(t *testing.T, k kind, ns, name, value string) {
 	}
 }
 
-// longWatch: 60 s is the limit of an ordinary request, in kube-apiserver as in Fairlead.
+// longWatch outlives 60 s, the limit of an ordinary request in kube-apiserver and Fairlead.
 func longWatch(t *testing.T, w *world, k kind) {
 	const idle = 65 * time.Second
 	ns := w.namespace(t)
@@ -145,7 +145,7 @@ func chunks(t *testing.T, w *world, k kind) {
 	for next := ""; pages == 0 || next != ""; pages++ {
 		list := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{Limit: limit, Continue: next}))(t)
 		if len(list.Items) > limit {
-			t.Errorf("a page of %d, asked for %d", len(list.Items), limit)
+			t.Errorf("a page of %d objects, the limit is %d", len(list.Items), limit)
 		}
 		for _, o := range list.Items {
 			seen[o.GetName()] = true
@@ -158,8 +158,8 @@ func chunks(t *testing.T, w *world, k kind) {
 	}
 }
 
-// gone lists at a revision until it is forgotten. An informer lives by this answer: it makes it
-// list again.
+// gone lists at a revision until it is compacted. Informers need this error: it makes them list
+// again.
 func gone(t *testing.T, w *world, k kind) {
 	ns := w.namespace(t)
 	o, err := w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), k.object("old", "x"), metav1.CreateOptions{})
@@ -174,14 +174,14 @@ func gone(t *testing.T, w *world, k kind) {
 	}
 }
 
-// limit is what kube-apiserver and all built like it accept as a body: 3 MiB.
+// limit is the maximum request body of kube-apiserver and servers built like it: 3 MiB.
 const limit = 3 << 20
 
-// bigBody does not store it (etcd would not take it): a dry run reads, decodes, admits and answers
-// all of it.
+// bigBody uses a dry run, which reads, decodes, admits and returns the whole body. etcd would not
+// store it.
 func bigBody(t *testing.T, w *world, k kind) {
 	ns := w.namespace(t)
-	value := strings.Repeat("0123456789abcdef", 1000) // of 16 kB: a ConfigMap holds less than 1 MiB in all
+	value := strings.Repeat("0123456789abcdef", 1000) // 16 kB, because a ConfigMap holds less than 1 MiB in all
 	padding := strings.Repeat(" ", 3_000_000-len(value)-1000)
 	if k.gvr.Group != "" {
 		value, padding = strings.Repeat("0123456789abcdef", 3_000_000/16-100), ""
@@ -210,8 +210,8 @@ func tooBig(t *testing.T, w *world, k kind) {
 	}
 }
 
-// compressed: kube-apiserver compresses answers of 128 KiB and more for those who accept it, and a
-// proxy must not undo that.
+// compressed checks that a proxy preserves compression: kube-apiserver compresses answers of at
+// least 128 KiB for clients that accept it.
 func compressed(t *testing.T, w *world, k kind) {
 	ns := w.namespace(t)
 	for i := range 3 {
@@ -226,7 +226,7 @@ func compressed(t *testing.T, w *world, k kind) {
 	must.Do(t, json.NewDecoder(z).Decode(&unpacked))
 	r = w.request(t, http.MethodGet, k.url(ns), http.Header{"Accept-Encoding": {"identity"}}, nil)
 	if enc := r.header.Get("Content-Encoding"); enc != "" {
-		t.Errorf("Content-Encoding %q for one who accepts none", enc)
+		t.Errorf("Content-Encoding %q for a client that accepts none", enc)
 	}
 	must.Do(t, json.Unmarshal(r.body, &plain))
 	for _, doc := range []map[string]any{unpacked, plain} {
@@ -243,7 +243,7 @@ func metadataOnly(t *testing.T, w *world, k kind) {
 	var o metav1.PartialObjectMetadata
 	must.Do(t, json.Unmarshal(r.body, &o))
 	if o.Kind != "PartialObjectMetadata" || o.Name != "known" || bytes.Contains(r.body, []byte("secret")) {
-		t.Errorf("got %.500s, want the metadata alone", r.body)
+		t.Errorf("got %.500s, want only the metadata", r.body)
 	}
 }
 
@@ -257,11 +257,11 @@ func deleteCollection(t *testing.T, w *world, k kind) {
 	must.Do(t, w.dynamic.Resource(k.gvr).Namespace(ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "drop=true"}))
 	list := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "drop"}))(t)
 	if len(list.Items) != 1 || list.Items[0].GetName() != "keep" {
-		t.Errorf("%d left, want keep alone", len(list.Items))
+		t.Errorf("%d objects left, want only keep", len(list.Items))
 	}
 }
 
-// protobuf: controllers speak it.
+// protobuf checks the encoding that controllers use.
 func protobuf(t *testing.T, w *world) {
 	ns := w.namespace(t)
 	rc := w.server.RESTConfig(w.Admin())

@@ -16,9 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testControllers watches kube-controller-manager do its work as a client of the server under test.
-// It needs all of discovery, watches of every resource, tokens and deletions of objects on both
-// sides.
+// testControllers checks the work of a kube-controller-manager that is a client of the server under
+// test. It needs all of discovery, watches of every resource, tokens, and deletions on both sides.
 func testControllers(t *testing.T, w *world) {
 	t.Run("a namespace gets its ServiceAccount and CA bundle", func(t *testing.T) {
 		ns, kc := w.namespace(t), w.admin(t)
@@ -30,7 +29,7 @@ func testControllers(t *testing.T, w *world) {
 		for _, k := range kinds() {
 			w.create(t, k, ns, "inside", "x")
 		}
-		kc.run(t, "delete", "namespace", ns, "--timeout=90s") // returns when it is gone
+		kc.run(t, "delete", "namespace", ns, "--timeout=90s") // returns when the namespace is gone
 		for _, k := range kinds() {
 			list := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{}))(t)
 			if len(list.Items) > 0 {
@@ -47,7 +46,7 @@ func testControllers(t *testing.T, w *world) {
 		})
 		kc.run(t, "delete", "deployment", "idle", "-n", ns, "--cascade=foreground", "--timeout=60s")
 		if out := kc.run(t, "get", "replicasets", "-n", ns, "-o", "name"); out != "" {
-			t.Errorf("outlived its Deployment: %s", out)
+			t.Errorf("the ReplicaSet outlived its Deployment: %s", out)
 		}
 	})
 	for _, owner := range kinds() {
@@ -62,7 +61,7 @@ func testControllers(t *testing.T, w *world) {
 	}
 }
 
-// collect deletes an owner and looks what becomes of the object it owns.
+// collect deletes an owner and checks what happens to the object that it owns.
 func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPropagation) {
 	ns := w.namespace(t)
 	owners, owneds := w.dynamic.Resource(owner.gvr).Namespace(ns), w.dynamic.Resource(owned.gvr).Namespace(ns)

@@ -42,7 +42,7 @@ spec:
 
 const bowline = `{"apiVersion":"rigging.example.org/v1","kind":"Knot","metadata":{"name":"bowline"},"spec":{"turns":1}}`
 
-// testCustomResources defines a resource and uses it at once, as every Helm chart with a CRD does.
+// testCustomResources defines a resource and uses it immediately, as Helm charts with CRDs do.
 func testCustomResources(t *testing.T, w *world) {
 	ns, kc := w.namespace(t), w.admin(t)
 	kc.cache = t.TempDir()
@@ -56,7 +56,7 @@ func testCustomResources(t *testing.T, w *world) {
 	}{
 		{"get by short name", func(t *testing.T) {
 			if out := kc.run(t, "get", "kn", "bowline", "-n", ns); !strings.Contains(out, "TURNS") {
-				t.Errorf("no column of its own:\n%s", out)
+				t.Errorf("the definition's column is missing:\n%s", out)
 			}
 		}},
 		{"validation", func(t *testing.T) {

@@ -14,11 +14,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testDiscovery looks at the list of what the cluster serves, by every way that clients have, and
-// compares it with kube-apiserver's own.
+// testDiscovery compares all forms of discovery with kube-apiserver's own.
 func testDiscovery(t *testing.T, w *world) {
 	fresh := func(t *testing.T) (through, past caller) {
-		through, past = w.admin(t), w.as(t, w.EndpointOf(len(w.APIServers)-1), w.Admin()) // the one behind Fairlead: documents have its address
+		through, past = w.admin(t), w.as(t, w.EndpointOf(len(w.APIServers)-1), w.Admin()) // the server behind Fairlead, because documents contain its address
 		through.cache, past.cache = t.TempDir(), t.TempDir()
 		return through, past
 	}
@@ -31,8 +30,8 @@ func testDiscovery(t *testing.T, w *world) {
 			}
 		}
 	}
-	// The one suite that compares sets of resources: no case of another suite may define a resource
-	// between the two looks, so these are limited to what no case changes.
+	// Other suites may define resources between the two calls, so the comparison is limited to
+	// groups that no case changes.
 	for _, group := range []string{"", "apps", "wardle.example.com", "apiregistration.k8s.io", "rbac.authorization.k8s.io"} {
 		name := group
 		if name == "" {
@@ -68,7 +67,7 @@ func testDiscovery(t *testing.T, w *world) {
 	t.Run("version", func(t *testing.T) {
 		through, _ := fresh(t)
 		if out := through.run(t, "version"); !strings.Contains(out, "Server Version: v1.") {
-			t.Errorf("version shows no server's:\n%s", out)
+			t.Errorf("version shows no server version:\n%s", out)
 		}
 	})
 	t.Run("cluster-info", func(t *testing.T) {
@@ -92,7 +91,7 @@ func testDiscovery(t *testing.T, w *world) {
 	})
 }
 
-// testPreferred has client-go work out the preferred version of every resource, from either form of
+// testPreferred lets client-go find the preferred version of every resource, from either form of
 // the documents.
 func testPreferred(t *testing.T, w *world, legacy bool) {
 	client := discovery.NewDiscoveryClientForConfigOrDie(w.server.RESTConfig(w.Admin()))
@@ -106,7 +105,7 @@ func testPreferred(t *testing.T, w *world, legacy bool) {
 	}
 	for _, want := range []string{"v1 Pod", "apps/v1 Deployment", "wardle.example.com/v1beta1 Flunder", "wardle.example.com/v1alpha1 Fischer"} {
 		if !found[want] {
-			t.Errorf("preferred resources hold no %s", want)
+			t.Errorf("preferred resources lack %s", want)
 		}
 	}
 }

@@ -1,8 +1,8 @@
 // Package e2e runs Fairlead in front of the real etcd, kube-apiserver, kube-controller-manager and
-// extension servers, and talks to it the way its users do: through kubectl and client-go with only
-// the server address changed.
+// extension servers, and uses it as its users do: with kubectl and client-go, changing only the
+// server's address.
 //
-// The tests are behind the build tag e2e because they need the parts that `go run
-// ./tests/tools/build` builds. `make e2e` counts the cases that ran: fewer than the number in the
-// file COUNT is a failure, so a case cannot go missing unseen.
+// The tests have the build tag e2e because they need the programs that `go run ./tests/tools/build`
+// builds. `make e2e` fails if fewer cases ran than the number in the file COUNT, so that no case
+// can go missing unnoticed.
 package e2e

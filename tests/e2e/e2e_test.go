@@ -10,16 +10,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// direct, when it is set in the environment, runs every case against kube-apiserver itself, with no
-// Fairlead anywhere: what fails then is the case, not Fairlead.
+// direct is an environment variable. If it is set, every case runs against kube-apiserver itself,
+// without Fairlead: what fails then is not Fairlead's fault.
 const direct = "FAIRLEAD_E2E_DIRECT"
 
-// impersonate is a lane before a kube-apiserver that believes no front proxy
+// impersonate is a lane in front of a kube-apiserver that trusts no front proxy
 // (--local-identity=impersonate), with HTTP/2 for clients.
 const impersonate = "impersonate"
 
-// lanes are the protocols that Fairlead offers its clients (--http2), and the ways by which it
-// reaches kube-apiserver. Nobody may feel a difference.
+// lanes returns the protocols that Fairlead offers to clients (--http2) and the ways in which it
+// reaches kube-apiserver. Clients must not notice a difference.
 func lanes() []string {
 	if os.Getenv(direct) != "" {
 		return []string{direct}
@@ -27,8 +27,8 @@ func lanes() []string {
 	return []string{"h2", "http1", impersonate}
 }
 
-// TestE2E runs every case through Fairlead, over each protocol: with kubectl and client-go, and
-// nothing changed but the address of the server.
+// TestE2E runs every case through Fairlead, in every lane, with kubectl and client-go. Only the
+// server's address differs.
 func TestE2E(t *testing.T) {
 	fairlead := suite.Build(t, t.TempDir())
 	t.Run("usage", func(t *testing.T) { testUsage(t, fairlead) })
@@ -45,12 +45,12 @@ func testLane(t *testing.T, w *world, alone *sync.Mutex) {
 	q := newQuay(t, w)
 	if w.lane != direct {
 		t.Run("flood", func(t *testing.T) {
-			alone.Lock() // one of them is work enough for a small machine
+			alone.Lock() // one flood at a time is enough for a small machine
 			defer alone.Unlock()
 			testFlood(t, q)
 		})
 	}
-	suite.Cases[*world]{ // the long watches and deletions of one pass while the others work
+	suite.Cases[*world]{ // the long watches and deletions of some run while others work
 		{"discovery", testDiscovery},
 		{"kubectl", testKubectl},
 		{"identity", testIdentity},

@@ -17,11 +17,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// testExtension looks from the other side: at what an extension server receives.
+// testExtension checks what an extension server receives.
 func testExtension(t *testing.T, q *quay) {
 	callers := newCallers(t, q)
-	// Parallel cases begin when the sequential ones have ended; those that live long do not wait
-	// for anything else.
+	// Parallel cases start when the sequential ones have ended, so none of them waits for a long
+	// one.
 	t.Run("streams", func(t *testing.T) { t.Parallel(); testStreams(t, q) })
 	for _, proto := range q.protos() {
 		for _, c := range callers.rows() {
@@ -35,17 +35,17 @@ func testExtension(t *testing.T, q *quay) {
 	t.Run("CVE-2018-1002105", func(t *testing.T) { t.Parallel(); testCVE20181002105(t, q, callers) })
 }
 
-// callers are certificates and tokens of all kinds.
+// callers holds certificates and tokens of all kinds.
 type callers struct {
-	dave, past        cluster.Pair // of the client CA; past has ended
-	foreign           cluster.Pair // of a CA that nobody knows
+	dave, past        cluster.Pair // of the client CA; past has expired
+	foreign           cluster.Pair // of an untrusted CA
 	front             cluster.Pair // a trusted front proxy
-	otherFront        cluster.Pair // of the front-proxy CA, under a name that is not allowed
-	impostor          cluster.Pair // of the client CA, under the front proxy's name
+	otherFront        cluster.Pair // of the front-proxy CA, with a name that is not allowed
+	impostor          cluster.Pair // of the client CA, with the front proxy's name
 	admin             cluster.Pair
 	robot, alice, bad string // tokens
-	jane, elsewhere   string // JWTs, the second one for another audience
-	masters           string // the group of admin
+	jane, elsewhere   string // JWTs, elsewhere for another audience
+	masters           string // group of admin
 }
 
 func newCallers(t *testing.T, q *quay) *callers {
@@ -77,13 +77,13 @@ func newCallers(t *testing.T, q *quay) *callers {
 	}
 }
 
-// row is one way of coming: a row of the design's table of identities, or a mixture of several.
+// row is a way to authenticate: a row of the design's table of identities, or a mixture of several.
 type row struct {
 	name   string
 	pair   cluster.Pair
 	header http.Header
-	// here is what Fairlead answers for a remote where it differs from kube-apiserver on purpose.
-	// Zero: the same.
+	// here is Fairlead's status for a remote where it differs from kube-apiserver's on purpose.
+	// Zero means the same.
 	here int
 }
 
@@ -113,8 +113,7 @@ func (c *callers) rows() []row {
 		{name: "front proxy", pair: c.front, header: asserted},
 		{name: "front proxy by aliases", pair: c.front, header: http.Header{"X-Harbour-User": {"carol"}, "X-Harbour-Group": {"dev"}, "X-Harbour-Extra-Scopes": {"a"}}},
 		{name: "front proxy with a token of its user", pair: c.front, header: with(asserted, bearer(c.alice))},
-		// The cluster here has anonymous authentication on, as is the default; Fairlead's own
-		// default is off.
+		// This cluster allows anonymous requests, as by default. Fairlead's own default is not to.
 		{name: "nothing", here: http.StatusUnauthorized},
 		{name: "another scheme", header: http.Header{"Authorization": {"Basic YWxpY2U6YWxpY2U="}}, here: http.StatusUnauthorized},
 		{name: "certificate and token", pair: c.dave, header: bearer(c.alice)},
@@ -143,8 +142,8 @@ func (c *callers) rows() []row {
 
 const review = `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`
 
-// testRow compares what becomes of a caller here with what kube-apiserver makes of him: as whom the
-// extension server sees him, and who he is to the local apiserver.
+// testRow compares Fairlead with kube-apiserver for one caller: the user that the extension server
+// sees, and the user at the local apiserver.
 func testRow(t *testing.T, q *quay, c row, proto string) {
 	v := visit{proto: proto, pair: c.pair, header: c.header, method: http.MethodGet, path: widgetsPath + "/widget-000"}
 	past, byThem := q.visit(t, q.EndpointOf(0), v)
@@ -162,13 +161,13 @@ func testRow(t *testing.T, q *quay, c row, proto string) {
 	if byUs != nil {
 		got, expected := identity(byUs), identity(byThem)
 		if !q.uids {
-			delete(expected, "x-remote-uid") // theirs is sent to those who do not believe it
+			delete(expected, "x-remote-uid") // kube-apiserver sends it although this extension server does not trust it
 		}
 		if diff := cmp.Diff(expected, got); diff != "" {
 			t.Errorf("for the extension server (- by kube-apiserver, + here):\n%s", diff)
 		}
 		if byUs.PeerName != "front-proxy-client" || !byUs.Verified {
-			t.Errorf("it came with the certificate of %q", byUs.PeerName)
+			t.Errorf("it came with the certificate of %q, or an invalid one", byUs.PeerName)
 		}
 		for _, f := range byUs.Fields {
 			if token := strings.TrimPrefix(c.header.Get("Authorization"), "Bearer "); token != "" && strings.Contains(f.Value, token) {
@@ -198,8 +197,8 @@ func whoIs(t *testing.T, r reply) authenticationv1.UserInfo {
 	return a.Status.UserInfo
 }
 
-// testForged adds what only a front proxy may say to the requests of others: it must change
-// nothing, in no spelling, by no detour.
+// testForged adds fields that only a front proxy may send to the requests of others: they must have
+// no effect, in any spelling and by any route.
 func testForged(t *testing.T, q *quay, c *callers, proto string) {
 	forgeries := map[string]visit{}
 	for _, h := range []http.Header{
@@ -255,7 +254,7 @@ func testForged(t *testing.T, q *quay, c *callers, proto string) {
 				t.Errorf("%s by %s: %d, nothing arrived: %s", name, by.name, r.status, r.body)
 				continue
 			}
-			if diff := cmp.Diff(identity(plain), identity(got)); diff != "" && q.lane != direct { // kube-apiserver passes on other spellings
+			if diff := cmp.Diff(identity(plain), identity(got)); diff != "" && q.lane != direct { // kube-apiserver forwards other spellings
 				t.Errorf("%s by %s reached the extension server (- honest, + forged):\n%s", name, by.name, diff)
 			}
 			forged = asking
@@ -274,7 +273,8 @@ func testForged(t *testing.T, q *quay, c *callers, proto string) {
 	}
 }
 
-// tokenProtocol carries a token where a browser lets nobody set a header.
+// tokenProtocol returns the WebSocket subprotocol by which browsers, which cannot set headers, send
+// a token.
 func tokenProtocol(token string) string {
 	return "base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(token))
 }

@@ -22,16 +22,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// badTokens is how many come in a second, and floodTime for how long.
+// badTokens is their number per second, floodTime the duration of the flood.
 const (
 	badTokens = 1000
 	floodTime = 10 * time.Second
-	// grown is how many connections a pool may add: kube-apiserver takes 100 streams on each, and
-	// on busy cores more requests than that are in flight. Bad tokens would end one each.
+	// grown is how many connections a pool may add: kube-apiserver allows 100 streams on each, and
+	// busy cores may have more requests in flight. If bad tokens ended shared connections, each
+	// would cost a new one.
 	grown = 2
 )
 
-// tally counts what became of requests.
+// tally counts results of requests.
 type tally struct {
 	mu    sync.Mutex // guards all
 	codes map[string]int
@@ -48,7 +49,7 @@ func (y *tally) add(what string, took time.Duration) {
 	y.times = append(y.times, took)
 }
 
-// String tells it; call it when nothing is added any more.
+// String must not be called before everything has been added.
 func (y *tally) String() string {
 	slices.Sort(y.times)
 	if len(y.times) == 0 {
@@ -57,7 +58,7 @@ func (y *tally) String() string {
 	return fmt.Sprintf("%v, half within %s, all within %s", y.codes, y.times[len(y.times)/2].Round(time.Millisecond), y.times[len(y.times)-1].Round(time.Millisecond))
 }
 
-// thrifty is a client with one connection, or as many as it needs over HTTP/1.1.
+// thrifty returns a client with one connection, or up to 16 over HTTP/1.1.
 func (w *world) thrifty(t *testing.T, e cluster.Endpoint, pair cluster.Pair) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, pair, w.protos()[0]), ForceAttemptHTTP2: w.lane != "http1", MaxConnsPerHost: 1}
@@ -68,7 +69,7 @@ func (w *world) thrifty(t *testing.T, e cluster.Endpoint, pair cluster.Pair) *ht
 	return &http.Client{Transport: transport}
 }
 
-// get counts one request.
+// get sends a request and counts its result.
 func (y *tally) get(ctx context.Context, c *http.Client, url, token string) {
 	begun := time.Now()
 	reply, err := ask.Do(ctx, c, http.MethodGet, url, ask.Bearer(token), "")
@@ -79,7 +80,7 @@ func (y *tally) get(ctx context.Context, c *http.Client, url, token string) {
 	y.add(strconv.Itoa(reply.Code), time.Since(begun))
 }
 
-// retry is get as client-go does it: an answer that says when to come again is obeyed, ten times.
+// retry is get as client-go does it: it obeys Retry-After up to ten times.
 func (y *tally) retry(ctx context.Context, c *http.Client, url, token string) {
 	begun, what := time.Now(), ""
 	for range 10 {
@@ -98,7 +99,7 @@ func (y *tally) retry(ctx context.Context, c *http.Client, url, token string) {
 	y.add(what, time.Since(begun))
 }
 
-// dials counts the connections that Fairlead has made to the local apiserver for authenticated
+// dials returns how many connections Fairlead has made to the local apiserver for authenticated
 // users, by pool.
 func (w *world) dials(t *testing.T) map[string]float64 {
 	t.Helper()
@@ -116,9 +117,9 @@ func (w *world) dials(t *testing.T) map[string]float64 {
 	return found
 }
 
-// testFlood has somebody try a thousand tokens a second, each another one, while others work.
-// kube-apiserver answers an unauthenticated request on HTTP/2 by ending the connection: were it
-// shared, everybody's watches would end with it.
+// testFlood sends a thousand different bad tokens a second while others work. kube-apiserver
+// answers an unauthenticated HTTP/2 request by closing the connection: if Fairlead shared it, the
+// watches of others would end.
 func testFlood(t *testing.T, q *quay) {
 	alice, kc, ns := q.StaticToken("alice").Token, q.admin(t), q.namespace(t)
 	kc.run(t, "create", "serviceaccount", "newcomer", "-n", ns)
@@ -142,7 +143,7 @@ func testFlood(t *testing.T, q *quay) {
 		})
 	}
 	calm, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	work(calm) // so that everything that is ever dialled for them has been
+	work(calm) // so that all their connections exist
 	cancel()
 	before := q.dials(t)
 	ctx, cancel := context.WithTimeout(t.Context(), floodTime)
@@ -155,8 +156,8 @@ func testFlood(t *testing.T, q *quay) {
 		})
 	})
 	all.Go(func() {
-		// With a token that nobody has seen before one is a stranger among strangers: when there
-		// are too many at once, one is asked to come again.
+		// A token is unproven at first, as the bad ones are: when too many are waiting, Fairlead
+		// asks the client to retry.
 		volley.Pace(ctx, time.Second, func(i int) {
 			token := strings.TrimSpace(kc.run(t, "create", "token", "newcomer", "-n", ns))
 			newcomers.retry(t.Context(), byToken, []string{local + "/configmaps", remote}[i%2], token)
@@ -167,11 +168,11 @@ func testFlood(t *testing.T, q *quay) {
 	t.Logf("users: %s\nnewcomers: %s\nstrangers: %s\nconnections before: %v\nafter: %v", &users, &newcomers, &strangers, before, after)
 	for name, y := range map[string]*tally{"users": &users, "newcomers": &newcomers} {
 		if y.codes["200"] != len(y.times) || len(y.times) == 0 {
-			t.Errorf("%s were answered %s", name, y)
+			t.Errorf("answers to %s: %s", name, y)
 		}
 	}
 	if n := strangers.codes["401"] + strangers.codes["429"] + strangers.codes["503"]; n != len(strangers.times) || n < badTokens*int(floodTime/time.Second)*9/10 {
-		t.Errorf("%d bad tokens were answered %s", len(strangers.times), &strangers)
+		t.Errorf("answers to %d bad tokens: %s", len(strangers.times), &strangers)
 	}
 	for pool, n := range after {
 		if n > before[pool]+grown {
@@ -183,8 +184,8 @@ func testFlood(t *testing.T, q *quay) {
 	}
 }
 
-// openWatches opens a watch by certificate and by token, on both sides, and counts those that end
-// before the test does.
+// openWatches opens watches by certificate and by token, of local and remote objects, and counts
+// those that end before the test.
 func (q *quay) openWatches(t *testing.T, ns string, byCert, byToken *http.Client, token string) *atomic.Int64 {
 	t.Helper()
 	var ended atomic.Int64

@@ -14,14 +14,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// person is one way of being somebody.
+// person is a way to authenticate.
 type person struct {
 	name string
 	cred cluster.Credentials
 	args []string // impersonation
 }
 
-// people returns everyone that the cases can be, with a ServiceAccount of namespace ns among them.
+// people returns all of them, with a ServiceAccount of namespace ns.
 func people(t *testing.T, w *world, ns string) []person {
 	t.Helper()
 	kc := w.admin(t)
@@ -39,8 +39,8 @@ func people(t *testing.T, w *world, ns string) []person {
 	}
 }
 
-// testIdentity asks the cluster what one may do, and compares with what kube-apiserver says
-// directly. Who one is is testExtension's.
+// testIdentity compares the permissions that the cluster reports through Fairlead and directly.
+// testExtension compares the identities.
 func testIdentity(t *testing.T, w *world) {
 	ns := w.namespace(t)
 	for _, p := range people(t, w, ns) {
@@ -65,7 +65,7 @@ func testIdentity(t *testing.T, w *world) {
 	})
 }
 
-// testRoles gives a role to each person and watches what they may do with objects here and there.
+// testRoles gives a role to each person and checks what they may do with local and remote objects.
 func testRoles(t *testing.T, w *world) {
 	ns, kc := w.namespace(t), w.admin(t)
 	kc.run(t, "create", "role", "reader", "-n", ns, "--verb=get,list", "--resource=configmaps,flunders.wardle.example.com")
@@ -76,8 +76,8 @@ func testRoles(t *testing.T, w *world) {
 	for _, p := range people(t, w, ns) {
 		who := w.as(t, w.server, p.cred)
 		for _, k := range kinds() {
-			// The authorizer's view of a new binding lags by its watch, and Fairlead may remember a
-			// refusal for 10 s.
+			// The authorizer learns of a new binding by its watch, and Fairlead may cache a refusal
+			// for 10 s.
 			args := append([]string{"get", k.name, "treasure", "-n", ns, "-o", k.jsonpath()}, p.args...)
 			suite.Eventually(t, time.Minute, p.name+" may read "+k.name, func() (bool, string) {
 				a := who.try(t, "", args...)

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// kind is a kind of object with one string in it that the cases write and read back. The same cases
-// run over one that kube-apiserver keeps and one that the extension server keeps: a client must not
-// feel a difference.
+// kind is a kind of object with a string that the cases write and read back. The same cases run for
+// one that kube-apiserver stores and one that the extension server stores: clients must not notice
+// a difference.
 type kind struct {
 	name    string // on kubectl's command line
 	gvr     schema.GroupVersionResource
@@ -37,7 +37,7 @@ func kinds() []kind {
 	}
 }
 
-// object returns an object that holds value.
+// object returns an object with the value.
 func (k kind) object(name, value string) *unstructured.Unstructured {
 	field := map[string]any{k.path[1]: value}
 	maps.Copy(field, k.fixed)
@@ -49,7 +49,7 @@ func (k kind) object(name, value string) *unstructured.Unstructured {
 	}}
 }
 
-// manifest is object as kubectl reads it.
+// manifest is object as JSON, for kubectl.
 func (k kind) manifest(name, value string) string {
 	data, err := k.object(name, value).MarshalJSON()
 	if err != nil {
@@ -61,13 +61,13 @@ func (k kind) manifest(name, value string) string {
 // jsonpath selects the value.
 func (k kind) jsonpath() string { return fmt.Sprintf("jsonpath={.%s.%s}", k.path[0], k.path[1]) }
 
-// value reads it from an object.
+// value returns the value of an object.
 func (k kind) value(o *unstructured.Unstructured) string {
 	v, _, _ := unstructured.NestedString(o.Object, k.path[:]...)
 	return v
 }
 
-// patch is a merge patch that sets it.
+// patch returns a merge patch that sets the value.
 func (k kind) patch(value string) string {
 	return fmt.Sprintf(`{%q:{%q:%q}}`, k.path[0], k.path[1], value)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// testKubectl does with kubectl what people do with it all day, to each kind.
+// testKubectl runs kubectl's everyday commands for each kind.
 func testKubectl(t *testing.T, w *world) {
 	for _, k := range kinds() {
 		t.Run(k.name, func(t *testing.T) {
@@ -45,7 +45,6 @@ func testKubectl(t *testing.T, w *world) {
 	}
 }
 
-// holds compares the value of an object.
 func holds(t *testing.T, kc caller, k kind, ns, name, want string) {
 	t.Helper()
 	if got := kc.run(t, "get", k.name, name, "-n", ns, "-o", k.jsonpath()); got != want {
@@ -59,7 +58,7 @@ func createGetList(t *testing.T, k kind, ns string, kc caller) {
 	}
 	holds(t, kc, k, ns, "two", "value-of-two")
 	got := sets.New(strings.Fields(kc.run(t, "get", k.name, "-n", ns, "-o", "jsonpath={.items[*].metadata.name}"))...)
-	got.Delete("kube-root-ca.crt") // a controller's
+	got.Delete("kube-root-ca.crt") // made by a controller
 	if want := sets.New("one", "two", "three"); !got.Equal(want) {
 		t.Errorf("list: %v, want %v", got, want)
 	}
@@ -80,7 +79,7 @@ func formats(t *testing.T, k kind, ns string, kc caller) {
 		{"get", k.name, "-o", "custom-columns=V:." + strings.Join(k.path[:], ".")},
 		{"get", k.name, "--field-selector", "metadata.name=shown", "-o", "yaml"},
 	} {
-		// describe prints the words of field names with capitals, and values as they are
+		// describe capitalizes field names, and prints values as they are
 		if out := kc.run(t, append(args, "-n", ns)...); !strings.Contains(out, "this-value") {
 			t.Errorf("%v does not show the value:\n%s", args, out)
 		}
@@ -139,7 +138,7 @@ func serverSideApply(t *testing.T, k kind, ns string, kc caller) {
 	holds(t, kc, k, ns, "shared", "yours")
 	managers := kc.run(t, "get", k.name, "shared", "-n", ns, "--show-managed-fields", "-o", "jsonpath={.metadata.managedFields[*].manager}")
 	if got := sets.New(strings.Fields(managers)...); !got.Has("you") {
-		t.Errorf("managers %v, want you among them", got)
+		t.Errorf("managers %v, want one of them to be you", got)
 	}
 }
 
@@ -162,7 +161,7 @@ func label(t *testing.T, k kind, ns string, kc caller) {
 		kc.run(t, "annotate", k.name, name, "-n", ns, "note=a "+name+" one")
 	}
 	if got := kc.run(t, "get", k.name, "-n", ns, "-l", "colour=red", "-o", "name"); !strings.HasSuffix(got, "/red\n") || strings.Contains(got, "blue") {
-		t.Errorf("selected by label: %q, want red alone", got)
+		t.Errorf("selected by label: %q, want only red", got)
 	}
 	if got := kc.run(t, "get", k.name, "blue", "-n", ns, "-o", "jsonpath={.metadata.annotations.note}"); got != "a blue one" {
 		t.Errorf("annotation %q, want a blue one", got)
@@ -181,11 +180,11 @@ func replace(t *testing.T, k kind, ns string, kc caller) {
 func diff(t *testing.T, k kind, ns string, kc caller) {
 	kc.feed(t, k.manifest("compared", "left"), "apply", "-n", ns, "-f", "-")
 	if a := kc.try(t, k.manifest("compared", "left"), "diff", "-n", ns, "-f", "-"); a.Code != 0 {
-		t.Errorf("diff of the same: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
+		t.Errorf("diff without a change: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 	a := kc.try(t, k.manifest("compared", "right"), "diff", "-n", ns, "-f", "-")
 	if a.Code != 1 || !strings.Contains(a.Out, "right") || !strings.Contains(a.Out, "left") {
-		t.Errorf("diff of another: exit code %d, want 1 and both values\n%s%s", a.Code, a.Out, a.Errs)
+		t.Errorf("diff with a change: exit code %d, want 1 and both values\n%s%s", a.Code, a.Out, a.Errs)
 	}
 }
 
@@ -212,7 +211,7 @@ func refusals(t *testing.T, k kind, ns string, kc caller) {
 
 func dryRun(t *testing.T, k kind, ns string, kc caller) {
 	if out := kc.feed(t, k.manifest("ghost", "boo"), "create", "-n", ns, "--dry-run=server", "-o", "yaml", "-f", "-"); !strings.Contains(out, "boo") || !strings.Contains(out, "uid:") {
-		t.Errorf("a server-side dry run answers what would be stored, got:\n%s", out)
+		t.Errorf("want the object that would be stored, got:\n%s", out)
 	}
 	kc.fail(t, "NotFound", "", "get", k.name, "ghost", "-n", ns)
 }

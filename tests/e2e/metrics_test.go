@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// testMetricsServer runs the extension server that most clusters have, and asks it what people ask.
+// testMetricsServer runs metrics-server, the most common extension server, and kubectl top.
 func testMetricsServer(t *testing.T, w *world) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -23,7 +23,7 @@ func testMetricsServer(t *testing.T, w *world) {
 	_, args, err := w.ExtensionArgs(&b)
 	must.Do(t, err)
 	path := must.Get(tools.Path(ctx, tools.Config{}, "metrics-server"))(t)
-	// 10 s is the shortest resolution that it allows.
+	// 10 s is the minimum.
 	args = append(args, "--kubelet-insecure-tls", "--kubelet-use-node-status-port", "--kubelet-preferred-address-types=InternalIP", "--metric-resolution=10s", "--kubelet-request-timeout=5s")
 	must.Get(w.Run(ctx, cluster.Command{Name: "metrics-server", Path: path, Args: args}))(t)
 	must.Do(t, w.Register(ctx, b))
@@ -34,8 +34,8 @@ func testMetricsServer(t *testing.T, w *world) {
 		nodes = kc.try(t, "", "top", "nodes")
 		return nodes.Code == 0, nodes.Errs
 	})
-	// Times are rounded to milliseconds and use is rounded up, so that it may be a thousandth more
-	// than what the kubelet says.
+	// Times are rounded to milliseconds and usage is rounded up, so it may exceed the kubelet's
+	// figure by a thousandth.
 	row := func(out string) string { return strings.Join(strings.Fields(out), " ") }
 	t.Run("top nodes", func(t *testing.T) {
 		if got := row(nodes.Out); !regexp.MustCompile(`^NAME CPU\(cores\) CPU\(%\) MEMORY\(bytes\) MEMORY\(%\) harbour 25[01]m 25% 512Mi 50%$`).MatchString(got) {
@@ -43,7 +43,7 @@ func testMetricsServer(t *testing.T, w *world) {
 		}
 	})
 	t.Run("top pods", func(t *testing.T) {
-		suite.Eventually(t, time.Minute, "kubectl top pods answers", func() (bool, string) { // a pod must have run through a whole period
+		suite.Eventually(t, time.Minute, "kubectl top pods answers", func() (bool, string) { // a pod must have run for a whole period
 			a := kc.try(t, "", "top", "pods", "-n", "moorings", "--containers")
 			return a.Code == 0 && regexp.MustCompile(`^POD NAME CPU\(cores\) MEMORY\(bytes\) buoy main 10[01]m 64Mi$`).MatchString(row(a.Out)), a.Out + a.Errs
 		})

@@ -26,7 +26,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// newNode joins a stub kubelet to the cluster. It ends with the test.
+// newNode joins a stub kubelet to the cluster until the test ends.
 func (w *world) newNode(t *testing.T) *kubelet.Kubelet {
 	t.Helper()
 	serving := must.Get(w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))(t)
@@ -37,23 +37,22 @@ func (w *world) newNode(t *testing.T) *kubelet.Kubelet {
 	return k
 }
 
-// bulk is how much is copied each way: far more than all windows and buffers on the way hold
-// together.
+// bulk is the number of bytes copied each way: far more than all windows and buffers on the way.
 const bulk = 10 << 20
 
-// mooring is a pod, and one who may do anything in its namespace.
+// mooring is a pod, and a caller who may do anything in its namespace.
 type mooring struct {
 	who       caller
 	container *kubelet.Container
 }
 
-// kubectl is the command line for the pod.
+// kubectl returns arguments for kubectl in the pod's namespace.
 func (m mooring) kubectl(args ...string) []string {
 	return append([]string{args[0], "-n", "moorings"}, args[1:]...)
 }
 
-// testNodes reaches into pods: every protocol that kubectl has for it, by every way of being
-// somebody.
+// testNodes uses every kubectl command that reaches into pods, over each protocol and with each
+// kind of credentials.
 func testNodes(t *testing.T, w *world) {
 	node, kc := w.newNode(t), w.admin(t)
 	kc.run(t, "create", "namespace", "moorings")
@@ -106,7 +105,7 @@ func testNodes(t *testing.T, w *world) {
 	}
 }
 
-// rubbish is what no compression makes smaller.
+// rubbish returns bytes that cannot be compressed.
 func rubbish(n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(b)
@@ -131,7 +130,7 @@ func logs(t *testing.T, m mooring) {
 	lines := bufio.NewReader(out)
 	for i, want := range []string{"third", "fourth", "fifth"} {
 		if i > 0 {
-			m.container.Log(want) // only after the line before has arrived: nothing may hold a line back
+			m.container.Log(want) // only after the previous line has arrived: lines must not be held back
 		}
 		if got, err := lines.ReadString('\n'); err != nil || got != want+"\n" {
 			t.Fatalf("followed: %q, %v, want %s", got, err, want)
@@ -148,14 +147,14 @@ func logs(t *testing.T, m mooring) {
 	}
 }
 
-// execute uses every stream of an exec, and its exit code.
+// execute uses every stream of an exec, and the exit code.
 func execute(t *testing.T, m mooring) {
 	a := m.who.try(t, "from outside\n", m.kubectl("exec", "-i", "buoy", "--", "sh", "-c", "cat; echo 'to the other' >&2; exit 7")...)
 	if a.Out != "from outside\n" || !strings.HasPrefix(a.Errs, "to the other\n") || a.Code != 7 {
 		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 	if a := m.who.try(t, "", m.kubectl("exec", "buoy", "-c", "main", "--", "echo", "a b", "c")...); a.Out != "a b c\n" || a.Code != 0 {
-		t.Errorf("without an input: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
+		t.Errorf("without stdin: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 }
 
@@ -164,8 +163,8 @@ func executeNothing(t *testing.T, m mooring) {
 	m.who.fail(t, "not found", "", m.kubectl("exec", "no-such-pod", "--", "true")...)
 }
 
-// terminal sits before a terminal of a chosen size, and the command at the other end must find its
-// own of that size.
+// terminal runs kubectl in a terminal of a chosen size. The command in the pod must find a terminal
+// of the same size.
 func terminal(t *testing.T, m mooring) {
 	tty := must.Get(kubelet.OpenTerminal())(t)
 	defer tty.Close()
@@ -182,7 +181,7 @@ func terminal(t *testing.T, m mooring) {
 			t.Fatalf("%v after %q", err, seen.String())
 		}
 	}
-	if _, err := tty.Write([]byte("this\r")); err != nil { // what the key sends; the terminal over there makes a line of it
+	if _, err := tty.Write([]byte("this\r")); err != nil { // what the return key sends; the pod's terminal makes a line of it
 		t.Fatal(err)
 	}
 	_, _ = io.Copy(&seen, tty) // ends with kubectl
@@ -192,12 +191,12 @@ func terminal(t *testing.T, m mooring) {
 	}
 }
 
-// through sends more than all buffers hold in both directions at once.
+// through sends more than all buffers hold, in both directions at once.
 func through(t *testing.T, m mooring) {
 	sent := rubbish(bulk)
 	a := m.who.try(t, string(sent), m.kubectl("exec", "-i", "buoy", "--", "cat")...)
 	if a.Code != 0 || a.Out != string(sent) {
-		t.Errorf("exit code %d, %d bytes came back of %d, the same: %t\n%s", a.Code, len(a.Out), len(sent), a.Out == string(sent), a.Errs)
+		t.Errorf("exit code %d, %d of %d bytes came back, equal: %t\n%s", a.Code, len(a.Out), len(sent), a.Out == string(sent), a.Errs)
 	}
 }
 
@@ -222,7 +221,7 @@ func attach(t *testing.T, m mooring) {
 	}
 }
 
-// portForward makes several connections at once through one port-forward.
+// portForward makes several connections through one port-forward.
 func portForward(t *testing.T, m mooring) {
 	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	relay.Accept(t, l, func(_ context.Context, c net.Conn) { _, _ = io.Copy(c, c) })
@@ -237,7 +236,7 @@ func portForward(t *testing.T, m mooring) {
 	said, err := bufio.NewReader(out).ReadString('\n')
 	found := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+)`).FindStringSubmatch(said)
 	if found == nil {
-		t.Fatalf("kubectl said %q (%v)\n%s", said, err, errs.String())
+		t.Fatalf("kubectl printed %q (%v)\n%s", said, err, errs.String())
 	}
 	const connections = 5
 	results := make(chan error, connections)
@@ -251,7 +250,7 @@ func portForward(t *testing.T, m mooring) {
 	}
 }
 
-// echoed sends all and reads all back.
+// echoed sends bytes and requires the same bytes back.
 func echoed(ctx context.Context, address string, sent []byte) error {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -266,7 +265,7 @@ func echoed(ctx context.Context, address string, sent []byte) error {
 		return fmt.Errorf("reading back: %d of %d bytes: %w", n, len(sent), err)
 	}
 	if !bytes.Equal(got, sent) {
-		return errors.New("other bytes came back")
+		return errors.New("different bytes came back")
 	}
 	return <-wrote
 }

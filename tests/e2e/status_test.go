@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// A group of its own: what another case does to it, or it to others, nobody sees.
+// A separate group, so that this case and others do not affect each other.
 const adrift = `
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
@@ -61,7 +61,7 @@ func testStatus(t *testing.T, w *world) {
 			out := kc.run(t, "get", "apiservice", "v1.adrift.example.org", "-o",
 				`jsonpath={range .status.conditions[*]}{.type}={.status} {.reason}: {.message}{"\n"}{end}`)
 			got := strings.Split(strings.TrimSpace(out), "\n")
-			slices.Sort(got) // whoever wrote first comes first
+			slices.Sort(got) // their order depends on who wrote first
 			return slices.Equal(got, want), out
 		}
 	}

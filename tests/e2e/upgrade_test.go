@@ -24,8 +24,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// open opens a WebSocket on a subresource of a widget, as virtctl does on a virtual machine's, and
-// returns what arrived for it.
+// open opens a WebSocket on a subresource of a widget, as virtctl does for a virtual machine, and
+// returns the request that arrived.
 func (q *quay) open(t *testing.T, e cluster.Endpoint, cred cluster.Credentials, subresource string, protocols ...string) (*websocket.Conn, *extension.Request) {
 	t.Helper()
 	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
@@ -48,12 +48,12 @@ func echoes(t *testing.T, ws *websocket.Conn, message []byte) {
 	_ = ws.SetReadDeadline(time.Now().Add(30 * time.Second)) // far more than an echo takes
 	kind, got, err := ws.ReadMessage()
 	if err != nil || kind != websocket.BinaryMessage || !bytes.Equal(got, message) {
-		t.Fatalf("%d bytes of kind %d came back of %d: %v", len(got), kind, len(message), err)
+		t.Fatalf("received %d bytes of kind %d, sent %d: %v", len(got), kind, len(message), err)
 	}
 }
 
-// testStreams keeps sessions open for longer than any request may last: idle, as a console that
-// nobody types in, and busy, as a screen.
+// testStreams keeps sessions open for longer than the limit of requests: an idle console, and a
+// busy screen.
 func testStreams(t *testing.T, q *quay) {
 	const lifetime = 65 * time.Second
 	for _, by := range []struct {
@@ -83,8 +83,8 @@ func testStreams(t *testing.T, q *quay) {
 	}
 }
 
-// testWebSocketToken comes as browsers do: with the token as a subprotocol. It says who one is, and
-// goes no further.
+// testWebSocketToken sends the token as a subprotocol, as browsers do. It authenticates the user
+// and is not forwarded.
 func testWebSocketToken(t *testing.T, q *quay) {
 	token := q.StaticToken("alice").Token
 	protocols := []string{tokenProtocol(token), "plain.kubevirt.io"}
@@ -102,7 +102,7 @@ func testWebSocketToken(t *testing.T, q *quay) {
 		t.Errorf("subprotocols %q", got)
 	}
 	if ws.Subprotocol() != "plain.kubevirt.io" {
-		t.Errorf("chosen: %q", ws.Subprotocol())
+		t.Errorf("chosen subprotocol: %q", ws.Subprotocol())
 	}
 	for _, e := range []cluster.Endpoint{q.server, q.EndpointOf(0)} {
 		dialer := websocket.Dialer{TLSClientConfig: clientTLS(t, e, cluster.Pair{}), Subprotocols: []string{tokenProtocol("not-a-token"), "plain.kubevirt.io"}}
@@ -113,9 +113,9 @@ func testWebSocketToken(t *testing.T, q *quay) {
 	}
 }
 
-// testCVE20181002105 asks for an upgrade that is refused, and sends a second request behind it.
-// kube-apiserver once left the connection to the backend open for it: with the proxy's identity,
-// and whatever the client claimed to be.
+// testCVE20181002105 sends an upgrade that is refused, and a second request behind it.
+// kube-apiserver once left the connection to the backend open for that request, with the proxy's
+// identity and any user that the client claimed.
 func testCVE20181002105(t *testing.T, q *quay, c *callers) {
 	for _, by := range []struct {
 		name, auth string
@@ -147,7 +147,7 @@ func testCVE20181002105(t *testing.T, q *quay, c *callers) {
 	}
 }
 
-// smuggle sends first, and behind it requests to both sides that would leave a trace.
+// smuggle sends first, then requests to both sides that would leave a trace.
 func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnce bool, status int) {
 	t.Helper()
 	d := tls.Dialer{Config: clientTLS(t, q.server, pair, "http/1.1")}
@@ -164,7 +164,7 @@ func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnc
 	must.Get(io.WriteString(conn, first))(t)
 	r := bufio.NewReader(conn)
 	res := must.Get(http.ReadResponse(r, nil))(t)
-	_, _ = io.Copy(io.Discard, res.Body) // may be cut by the end of the connection
+	_, _ = io.Copy(io.Discard, res.Body) // may be cut short when the connection closes
 	_ = res.Body.Close()
 	if res.StatusCode != status {
 		t.Errorf("the upgrade: %d, want %d", res.StatusCode, status)
@@ -172,12 +172,12 @@ func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnc
 	if !atOnce {
 		_, _ = io.WriteString(conn, second) // the connection may be closed already
 	}
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second)) // to be closed at once
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second)) // it must be closed at once
 	rest, err := io.ReadAll(r)
 	if bytes.Contains(rest, []byte("HTTP/1.1 2")) {
 		t.Errorf("the second request was answered: %q", rest)
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) && q.lane != direct { // kube-apiserver keeps it and serves the second request, as its sender
+	if errors.Is(err, os.ErrDeadlineExceeded) && q.lane != direct { // kube-apiserver keeps it open and serves the second request, with its sender's own identity
 		t.Error("the connection stays open")
 	}
 	if got := q.received(name); got != nil && q.lane != direct {

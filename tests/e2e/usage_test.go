@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// testUsage runs the program with flags that are missing or contradict each other: one line for
-// each fault, exit code 2, at once.
+// testUsage runs the program with missing or unknown flags: it exits at once with code 2, and
+// prints one line per error.
 func testUsage(t *testing.T, fairlead string) {
 	for _, tc := range []struct {
 		name string
@@ -40,7 +40,7 @@ func testUsage(t *testing.T, fairlead string) {
 					}
 				}
 				if lines != 1 {
-					t.Errorf("%d lines have %s, want one\n%s", lines, want, &errs)
+					t.Errorf("%d lines contain %s, want one\n%s", lines, want, &errs)
 				}
 			}
 		})

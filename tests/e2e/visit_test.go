@@ -22,17 +22,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// quay is the world with an extension server in it that tells exactly what it received.
+// quay is the world with an extension server that records exactly what it receives.
 type quay struct {
 	*world
-	widgets *extension.Server // the extension server: it is reached through Fairlead and, for comparison, through kube-apiserver's aggregator
+	widgets *extension.Server // reached through Fairlead and, for comparison, through kube-apiserver's aggregator
 	count   atomic.Int64      // of visits
 }
 
 const (
 	widgetsGV   = "widgets.example.com/v1"
-	redirecting = "redirecting" // a widget that is said to be elsewhere
-	hanging     = "hanging"     // one that is never said anything about
+	redirecting = "redirecting" // a widget that redirects
+	hanging     = "hanging"     // a widget that never answers
 	widgetsPath = "/apis/" + widgetsGV + "/namespaces/default/widgets"
 )
 
@@ -44,14 +44,13 @@ rules:
 - {apiGroups: [widgets.example.com], resources: ["*"], verbs: ["*"]}
 `
 
-// newQuay starts the extension server and lets everybody who is somebody use it. It ends with the
-// test.
+// newQuay starts the extension server until the test ends, and lets all authenticated users use it.
 func newQuay(t *testing.T, w *world) *quay {
 	t.Helper()
 	q := &quay{world: w, widgets: extension.Start(t, extension.Config{
 		CA: w.PKI.Serving.CA, Names: []string{"api.widgets.svc"}, RequestHeaderCA: w.PKI.FrontProxy.CA.Pool(), AllowedNames: []string{"front-proxy-client"},
 		RejectWith: http.StatusUnauthorized,
-		Record:     8192, // probes and documents are recorded too, and a case must find its own
+		Record:     8192, // probes and discovery are recorded, too, and a case must find its own requests
 	})}
 	must.Do(t, q.widgets.Set(
 		extension.Fault{Kind: extension.Redirect, Path: widgetsPath + "/" + redirecting, Text: "https://127.0.0.1:1/elsewhere"},
@@ -76,17 +75,18 @@ func newQuay(t *testing.T, w *world) *quay {
 	return q
 }
 
-// visit is one request as a client makes it.
+// visit is a request of a client.
 type visit struct {
 	proto        string // h2 or http/1.1
 	pair         cluster.Pair
-	header       http.Header // names as they are spelled here, on HTTP/1.1
+	header       http.Header // over HTTP/1.1, names are sent as spelled here
 	method, path string
 	body         string
 	trailer      http.Header
 }
 
-// clientTLS trusts e and shows pair whatever authorities the server would like to see.
+// clientTLS returns a configuration that trusts e and presents pair, whichever CAs the server asks
+// for.
 func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...string) *tls.Config {
 	t.Helper()
 	c := must.Get(rest.TLSConfigFor(e.RESTConfig(cluster.Credentials{Pair: pair})))(t)
@@ -94,8 +94,8 @@ func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...st
 	return c
 }
 
-// visit sends v to e and returns the answer, and what reached the extension server on its account.
-// Nil: nothing.
+// visit sends v to e. It returns the answer and the request that reached the extension server, or
+// nil.
 func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extension.Request) {
 	t.Helper()
 	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
@@ -107,12 +107,12 @@ func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extensi
 	return v.send(t, e), q.received(marker)
 }
 
-// send sends v to e on a connection of its own.
+// send sends v to e on a new connection.
 func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 	t.Helper()
 	var body io.Reader
 	if v.body != "" {
-		body = io.NopCloser(strings.NewReader(v.body)) // of unknown length: only then there are trailers
+		body = io.NopCloser(strings.NewReader(v.body)) // of unknown length, because only such bodies have trailers
 	}
 	req := must.Get(http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path, body))(t)
 	maps.Copy(req.Header, v.header)
@@ -126,7 +126,7 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 	return r
 }
 
-// received finds the request that carries marker.
+// received returns the request with marker in its target, or nil.
 func (q *quay) received(marker string) *extension.Request {
 	for _, r := range q.widgets.Requests(0) {
 		if strings.Contains(r.Target, marker) {
@@ -136,8 +136,8 @@ func (q *quay) received(marker string) *extension.Request {
 	return nil
 }
 
-// identity is all that a request says about who makes it, in whatever spelling: names are in lower
-// case, their underscores kept.
+// identity returns all fields of a request that could identify its sender, in any spelling: their
+// names in lower case, underscores kept.
 func identity(r *extension.Request) map[string][]string {
 	out := map[string][]string{}
 	add := func(name, value string) {
@@ -154,7 +154,7 @@ func identity(r *extension.Request) map[string][]string {
 	}
 	for name, values := range r.Trailer {
 		for _, v := range values {
-			add("trailer "+name, v) // shows up under a name that nothing expects
+			add("trailer "+name, v) // an unexpected name, so that comparisons fail
 			add(name, v)
 		}
 	}

@@ -24,23 +24,23 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// world is one cluster with everything in it that the cases need. Cases share it, each in
-// namespaces of its own.
+// world is a cluster with everything that the cases need. They share it, each with its own
+// namespaces.
 type world struct {
 	*cluster.Cluster
 
-	lane    string           // of Fairlead; or impersonate, or direct
-	uids    bool             // the cluster believes X-Remote-Uid
-	tokens  *issuer.Issuer   // of JWTs that the first kube-apiserver believes; in lane impersonate Fairlead, and the kube-apiserver behind it does not
+	lane    string           // h2, http1, impersonate or direct
+	uids    bool             // the cluster trusts X-Remote-Uid
+	tokens  *issuer.Issuer   // of JWTs that the first kube-apiserver accepts; in lane impersonate Fairlead does, too, but not the kube-apiserver behind it
 	front   *cluster.Front   // Fairlead; nil in a direct run
 	server  cluster.Endpoint // under test: Fairlead, or kube-apiserver in a direct run
 	kubectl string           // executable
-	cache   string           // kubectl's discovery cache for server, shared by the cases that do not test discovery
+	cache   string           // kubectl's discovery cache for server, shared by cases that do not test discovery
 	core    kubernetes.Interface
 	dynamic dynamic.Interface
 }
 
-// protos are the protocols that the server offers, the best first.
+// protos returns the protocols that the server offers, best first.
 func (w *world) protos() []string {
 	if w.lane == "http1" {
 		return []string{"http/1.1"}
@@ -48,16 +48,16 @@ func (w *world) protos() []string {
 	return []string{"h2", "http/1.1"}
 }
 
-// newWorld starts a cluster with the sample extension server, Fairlead in front on the given lane,
-// and kube-controller-manager as a client of Fairlead.
+// newWorld starts a cluster with the sample extension server, Fairlead in front of it in the given
+// lane, and kube-controller-manager as a client of Fairlead.
 func newWorld(t *testing.T, lane, fairlead string) *world {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the parts may have to be built first
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the programs may have to be built first
 	defer cancel()
 	dir := suite.Folder(t, "e2e-"+lane)
-	// kube-apiserver forgets old revisions every five minutes: a case that wants to see one
-	// forgotten has not that long. One lane's cluster believes X-Remote-Uid, the other's does not,
-	// as kubeadm's. Both have more than one name for everything that a front proxy says.
+	// kube-apiserver compacts etcd every five minutes by default, too long for the case that waits
+	// for it. Except in lane h2, clusters trust X-Remote-Uid, unlike kubeadm's. All have a second
+	// name for each request header of a front proxy.
 	w := &world{lane: lane, uids: lane != "h2", cache: filepath.Join(dir, "kubectl-cache"), tokens: issuer.Start(t)}
 	issuers := filepath.Join(dir, "issuers.yaml")
 	must.Do(t, os.WriteFile(issuers, []byte(w.tokens.Config("oidc:")), 0o600))
@@ -65,7 +65,7 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 		"--requestheader-username-headers=X-Harbour-User", "--requestheader-group-headers=X-Harbour-Group", "--requestheader-extra-headers-prefix=X-Harbour-Extra-",
 		"--authentication-config=" + issuers,
 	}}
-	if lane == impersonate { // the first kube-apiserver is what Fairlead is compared with, the second what it stands before
+	if lane == impersonate { // Fairlead is compared with the first kube-apiserver, and runs in front of the second
 		cfg.APIServers, cfg.Clouds, cfg.AdminGroup = 2, 1, "harbour-masters"
 	}
 	w.Cluster = suite.Start(t, cfg)
@@ -98,8 +98,8 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	return w
 }
 
-// allowExtras adds to the shipped rules what each installation adds to them: the keys of extras
-// that are used there.
+// allowExtras adds to the shipped rules what each installation must add: the keys of its users'
+// extras.
 func (w *world) allowExtras(t *testing.T) {
 	t.Helper()
 	rbac := must.Get(kubernetes.NewForConfig(w.EndpointOf(0).RESTConfig(w.Admin())))(t).RbacV1()
@@ -112,7 +112,7 @@ func (w *world) allowExtras(t *testing.T) {
 	}, metav1.CreateOptions{}))(t)
 }
 
-// namespace makes a namespace for one case. It is left behind: the whole cluster is thrown away.
+// namespace makes a namespace for one case. It is not deleted, because the whole cluster is.
 func (w *world) namespace(t *testing.T) string {
 	t.Helper()
 	ns, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "case-"}}, metav1.CreateOptions{})
@@ -120,7 +120,7 @@ func (w *world) namespace(t *testing.T) string {
 	return ns.Name
 }
 
-// caller is kubectl as one user.
+// caller runs kubectl as one user.
 type caller struct {
 	w          *world
 	kubeconfig string
@@ -128,7 +128,7 @@ type caller struct {
 	env        []string
 }
 
-// as returns kubectl as the user of cr, pointed at e.
+// as returns kubectl for the user of cr and the server e.
 func (w *world) as(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) caller {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
@@ -136,7 +136,7 @@ func (w *world) as(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) cal
 	return caller{w: w, kubeconfig: file, cache: w.cache}
 }
 
-// admin is kubectl as one who may do everything, pointed at the server under test.
+// admin returns kubectl for an administrator of the server under test.
 func (w *world) admin(t *testing.T) caller {
 	t.Helper()
 	return w.as(t, w.server, w.Admin())
@@ -148,10 +148,10 @@ func (c caller) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// try runs kubectl with stdin and returns what it answered, whatever that is.
+// try runs kubectl with stdin.
 func (c caller) try(t *testing.T, stdin string, args ...string) suite.Answer {
 	t.Helper()
-	// 2 min: nothing that a case asks takes a second, except deletions that wait for controllers.
+	// 2 min: no command takes a second, except deletions that wait for controllers.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	return suite.Run(t, c.command(ctx, args...), stdin)

@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testBeside has a kube-apiserver say who may write, and where Services are, while APIServices are
-// in etcd.
+// testBeside keeps APIServices in etcd, while a kube-apiserver authorizes writes and has the
+// Services.
 func testBeside(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{APIServers: 1})
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -41,7 +41,7 @@ func testBeside(t *testing.T, w *world) {
 		admin.run(t, 0, "", []string{"create", "clusterrole", "writer", "--verb=create,get,list,watch", "--resource=apiservices.apiregistration.k8s.io"})
 		admin.run(t, 0, "", []string{"create", "clusterrolebinding", "writer", "--clusterrole=writer", "--user=alice"})
 		body := text(t, s.remote(widgetsAPI, server))
-		suite.Eventually(t, 30*time.Second, "she may create", func() (bool, string) { // a refusal is remembered for a while
+		suite.Eventually(t, 30*time.Second, "she may create", func() (bool, string) { // a refusal is cached for a while
 			a := suite.Run(t, hers.command(t, "create", "-f", "-"), body)
 			return a.Code == 0, a.Errs
 		})
@@ -71,11 +71,11 @@ func testBeside(t *testing.T, w *world) {
 			}
 		}
 		if res := admin.ask(t, http.MethodGet, "/metrics", ""); res.Code != http.StatusOK || !strings.Contains(res.Body, `etcd_request_duration_seconds_count{group="apiregistration.k8s.io",operation="create",resource="apiservices"}`) {
-			t.Errorf("%d, and nothing of etcd", res.Code)
+			t.Errorf("%d, or no metrics of etcd", res.Code)
 		}
 	})
-	// kube-apiserver's own aggregator finds no Service where there is an address, and says so in
-	// the same condition.
+	// kube-apiserver's own aggregator writes the same condition. It finds no Service, because the
+	// APIService has an address instead.
 	t.Run("two writers of a status do not fight", func(t *testing.T) {
 		const name = "v1.gadgets.example.com"
 		must.Get(d.services.Create(t.Context(), s.remote(name, s.extension(t, "gadgets.example.com/v1")), metav1.CreateOptions{}))(t)
@@ -85,20 +85,20 @@ func testBeside(t *testing.T, w *world) {
 			log = string(data)
 			return strings.Contains(log, "another writer writes this condition"), ""
 		})
-		pause(t.Context(), 8*time.Second) // until when one that fought on would have written some thousand times
+		pause(t.Context(), 8*time.Second) // enough for some thousand writes, if they fought
 		res, err := s.kv.Get(t.Context(), keys+name)
 		must.Do(t, err)
 		if n := res.Kvs[0].Version; n > 20 {
-			t.Errorf("written %d times", n)
+			t.Errorf("status written %d times", n)
 		}
 	})
 }
 
-// testRestored gives etcd the state of another day: its revision goes back.
+// testRestored empties etcd, like a restored old backup: its revision goes back.
 func testRestored(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{})
 	s.routed(t)
-	for range 20 { // that what is written below comes nowhere near
+	for range 20 { // so that the writes below do not reach this revision
 		must.Get(s.kv.Put(t.Context(), "noise", "x"))(t)
 	}
 	s.Etcd.Kill()

@@ -27,21 +27,21 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// operation is one request of the script. {x.rv}, {x.uid} and {x.continue} in its path and body are
-// those of the answer that was saved as x.
+// operation is a request of the script. {x.rv}, {x.uid} and {x.continue} in path and body stand for
+// values of the answer saved as x.
 type operation struct {
 	name, method, path, body string
 	contentType              string // empty: JSON
 	accept                   string // empty: JSON
 	save                     string
-	// before runs once before it.
+	// before runs once before the operation.
 	before func(*testing.T, *comparison)
-	// differs says that kube-apiserver answers otherwise on purpose, and why; only want is looked
-	// for then, in our answer.
+	// differs is why Fairlead answers differently on purpose. Then only want is required in its
+	// answer.
 	differs, want string
 }
 
-// comparison is two servers and what they have answered so far.
+// comparison is two servers and their answers so far.
 type comparison struct {
 	*site
 	sides [2]*side // kube-apiserver, Fairlead
@@ -54,8 +54,8 @@ type side struct {
 	saved  map[string]string
 }
 
-// testDifferential asks kube-apiserver and Fairlead, each with a prefix of its own in one etcd, the
-// same.
+// testDifferential sends the same requests to kube-apiserver and Fairlead, which have different
+// prefixes in one etcd.
 func testDifferential(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{APIServers: 1})
 	d := s.open(t, s.Registry(), "--etcd-prefix=/another")
@@ -94,7 +94,7 @@ func (c *comparison) compare(t *testing.T, o operation) {
 
 const base = "/apis/apiregistration.k8s.io/v1/apiservices"
 
-// ask sends an operation and returns the answer in a form that can be compared.
+// ask sends an operation and returns the answer in a comparable form.
 func (s *side) ask(t *testing.T, o operation) string {
 	t.Helper()
 	path, body := s.fill(o.path), s.fill(o.body)
@@ -123,7 +123,7 @@ func (s *side) ask(t *testing.T, o operation) string {
 		s.remember(o)
 		data := must.Get(json.MarshalIndent(normal(o), "", " "))(t)
 		one := anonymous(string(data))
-		if bookmark := strings.Contains(one, `"type": "BOOKMARK"`); !bookmark || one != last { // how many come is the clock's
+		if bookmark := strings.Contains(one, `"type": "BOOKMARK"`); !bookmark || one != last { // their number depends on timing
 			fmt.Fprintln(&b, one)
 		}
 		last = one
@@ -140,7 +140,7 @@ func (s *side) fill(text string) string {
 	return regexp.MustCompile(`\{\w+\.(rv|uid|continue)\}`).ReplaceAllStringFunc(text, func(m string) string { return s.saved[strings.Trim(m, "{}")] })
 }
 
-// remember notes what the latest object was.
+// remember saves the values of the latest object.
 func (s *side) remember(o any) {
 	m, _ := o.(map[string]any)
 	if inner, ok := m["object"].(map[string]any); ok {
@@ -152,7 +152,7 @@ func (s *side) remember(o any) {
 	}
 }
 
-// normal takes away what no two servers have alike: times, versions and identifiers.
+// normal replaces values that differ between servers: times, versions and identifiers.
 func normal(o any) any {
 	switch o := o.(type) {
 	case map[string]any:
@@ -176,7 +176,7 @@ func normal(o any) any {
 	return o
 }
 
-// withoutControllers leaves out who writes the status: both have one, each of its own name.
+// withoutControllers drops the fields of the writers of statuses: each server has its own.
 func withoutControllers(v any) any {
 	entries, _ := v.([]any)
 	return slices.DeleteFunc(entries, func(e any) bool {
@@ -185,7 +185,7 @@ func withoutControllers(v any) any {
 	})
 }
 
-// changing is what differs in texts, and what stands for it.
+// changing lists what differs in texts, with its replacement.
 var changing = []struct {
 	re   *regexp.Regexp
 	with string
@@ -205,7 +205,8 @@ func anonymous(text string) string {
 	return text
 }
 
-// restart has both servers begin anew: what is older than their caches is forgotten.
+// restart compacts etcd and restarts both servers, so that neither etcd nor their caches have old
+// revisions.
 func restart(t *testing.T, c *comparison) {
 	t.Helper()
 	compact(t, c)
@@ -214,8 +215,8 @@ func restart(t *testing.T, c *comparison) {
 	}
 }
 
-// meanwhile writes to an object that nobody looks at, on both sides, as long as the operation
-// lasts: without news there are no bookmarks.
+// meanwhile creates unrelated objects on both sides during the operation: without changes there are
+// no bookmarks.
 func meanwhile(t *testing.T, c *comparison) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -225,7 +226,7 @@ func meanwhile(t *testing.T, c *comparison) {
 		writing.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				name := fmt.Sprintf("v%d.noise%d.example.com", n+1, i)
-				_, _ = services.Create(ctx, local(name), metav1.CreateOptions{}) // the next one will do
+				_, _ = services.Create(ctx, local(name), metav1.CreateOptions{}) // a failed one does not matter
 				pause(ctx, 500*time.Millisecond)
 			}
 		})
@@ -236,7 +237,7 @@ func meanwhile(t *testing.T, c *comparison) {
 	})
 }
 
-// compact has etcd forget all that is over.
+// compact compacts etcd at its current revision.
 func compact(t *testing.T, c *comparison) {
 	t.Helper()
 	res, err := c.kv.Get(t.Context(), "none")

@@ -10,7 +10,7 @@ import (
 
 func TestEtcd(t *testing.T) {
 	w := newWorld(t)
-	t.Run("load", func(t *testing.T) { testLoad(t, w) }) // which measures: the others wait until it has ended
+	t.Run("load", func(t *testing.T) { testLoad(t, w) }) // it measures, so the others start when it has ended
 	suite.Cases[*world]{
 		{"differential", testDifferential},
 		{"keys", testKeys},

@@ -40,7 +40,7 @@ func testFaults(t *testing.T, w *world) {
 	}.Beside(t, w)
 }
 
-// routed makes an APIService that a door routes.
+// routed makes an APIService and waits until all doors route it.
 func (s *site) routed(t *testing.T) {
 	t.Helper()
 	must.Get(s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, s.extension(t, "widgets.example.com/v1")), metav1.CreateOptions{}))(t)
@@ -49,14 +49,14 @@ func (s *site) routed(t *testing.T) {
 	}
 }
 
-// refuses wants a write to be answered soon, with 503 and when to come again.
+// refuses requires that writes are soon answered with 503 and Retry-After.
 func (d *door) refuses(t *testing.T, name string) {
 	t.Helper()
 	data := must.Get(json.Marshal(local(name)))(t)
 	for _, write := range []struct{ method, path, body string }{{http.MethodPost, base, string(data)}, {http.MethodDelete, base + "/v1.widgets.example.com", ""}} {
 		begun := time.Now()
 		res := d.ask(t, write.method, write.path, write.body)
-		if took := time.Since(begun); took > 15*time.Second { // 5 s, three times over: this machine is busy
+		if took := time.Since(begun); took > 15*time.Second { // 3 × 5 s, because the machine is busy
 			t.Errorf("%s after %s", write.method, took)
 		}
 		if res.Code != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(res.Body, `"kind":"Status"`) {
@@ -65,7 +65,7 @@ func (d *door) refuses(t *testing.T, name string) {
 	}
 }
 
-// accepts waits until a write is accepted again, and routed.
+// accepts waits until a write is accepted again and routed.
 func (s *site) accepts(t *testing.T, name string) {
 	t.Helper()
 	server := s.everything(t)
@@ -79,7 +79,7 @@ func (s *site) accepts(t *testing.T, name string) {
 	}
 }
 
-// testAway takes etcd away and gives it back.
+// testAway stops etcd and resumes it.
 func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*cluster.Part) error) {
 	s := w.site(t, 1, cluster.Config{})
 	s.routed(t)
@@ -93,7 +93,7 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 	t.Run("reads that may be old", func(t *testing.T) {
 		now := must.Get(d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}))(t)
 		if len(now.Items) != len(before.Items) {
-			t.Errorf("%d, want %d", len(now.Items), len(before.Items))
+			t.Errorf("%d APIServices, want %d", len(now.Items), len(before.Items))
 		}
 		if _, err := d.services.Get(t.Context(), widgetsAPI, metav1.GetOptions{ResourceVersion: "0"}); err != nil {
 			t.Error(err)
@@ -117,7 +117,7 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 	t.Run("back again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
 }
 
-// testSlow puts a delay between Fairlead and etcd.
+// testSlow delays the traffic between Fairlead and etcd.
 func testSlow(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{})
 	etcd, registry := s.relayed(t)
@@ -139,7 +139,7 @@ func testSlow(t *testing.T, w *world) {
 	})
 }
 
-// testCompacted has a Fairlead miss what etcd then forgets.
+// testCompacted lets a Fairlead miss changes that etcd then compacts.
 func testCompacted(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{})
 	etcd, registry := s.relayed(t)
@@ -191,7 +191,7 @@ func testFull(t *testing.T, w *world) {
 	t.Run("there is room again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
 }
 
-// testCorrupt puts what is no APIService where one should be.
+// testCorrupt stores a value that is not an APIService under an APIService's key.
 func testCorrupt(t *testing.T, w *world) {
 	s := w.site(t, 1, cluster.Config{})
 	s.routed(t)
@@ -222,12 +222,12 @@ func testCorrupt(t *testing.T, w *world) {
 		res, err := s.kv.Get(t.Context(), keys+noise)
 		must.Do(t, err)
 		if len(res.Kvs) != 0 {
-			t.Errorf("%v", res.Kvs)
+			t.Errorf("the key still exists: %v", res.Kvs)
 		}
 	})
 }
 
-// testRestart starts Fairleads while etcd is away: one has a file of what there was.
+// testRestart restarts Fairleads while etcd is down, with and without a registry cache file.
 func testRestart(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{})
 	file := filepath.Join(t.TempDir(), "registry")
@@ -244,10 +244,10 @@ func testRestart(t *testing.T, w *world) {
 		with.refuses(t, "v1.late.example.com")
 	})
 	t.Run("without the file", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // twice what the other one waits
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // twice as long as with the file
 		defer cancel()
 		if err := without.Part.Restart(ctx); err == nil || !strings.Contains(err.Error(), "waiting for "+without.Part.Name()) {
-			t.Errorf("it is ready: %v", err)
+			t.Errorf("restarted without the file: error %v, want that it does not become ready", err)
 		}
 	})
 	must.Do(t, s.Etcd.Restart(t.Context()))
@@ -255,7 +255,7 @@ func testRestart(t *testing.T, w *world) {
 	t.Run("back again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
 }
 
-// relayed stands before etcd.
+// relayed starts a relay in front of etcd, and returns the --registry that uses it.
 func (s *site) relayed(t *testing.T) (*relay.Relay, string) {
 	t.Helper()
 	r := must.Get(relay.Start(t.Context(), strings.TrimPrefix(s.EtcdURLs()[0], "http://")))(t)

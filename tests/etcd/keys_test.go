@@ -16,10 +16,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// keys is what the keys of APIServices begin with.
+// keys is the prefix of the keys of APIServices.
 const keys = "/registry/apiregistration.k8s.io/apiservices/"
 
-// testKeys has a kube-apiserver and a Fairlead share a prefix.
+// testKeys lets a kube-apiserver and a Fairlead share a prefix.
 func testKeys(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{APIServers: 1})
 	server := s.extension(t, "widgets.example.com/v1", "gadgets.example.com/v1")
@@ -34,7 +34,7 @@ func testKeys(t *testing.T, w *world) {
 		}
 		all := must.Get(d.services.List(t.Context(), metav1.ListOptions{LabelSelector: "kube-aggregator.kubernetes.io/automanaged=onstart"}))(t)
 		if len(all.Items) < 10 {
-			t.Errorf("%d of kube-apiserver's own", len(all.Items))
+			t.Errorf("%d of kube-apiserver's own APIServices, want at least 10", len(all.Items))
 		}
 	})
 	t.Run("what kube-apiserver changes is routed", func(t *testing.T) {
@@ -61,7 +61,7 @@ func testKeys(t *testing.T, w *world) {
 		}
 		for _, one := range text {
 			if !strings.HasPrefix(one, `{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"v1.`) {
-				t.Errorf("%.100s", one)
+				t.Errorf("not in kube-apiserver's encoding: %.100s", one)
 			}
 		}
 	})

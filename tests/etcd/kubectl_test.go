@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// text is an APIService as a file.
+// text returns an APIService as YAML.
 func text(t *testing.T, o *apiregistrationv1.APIService) string {
 	t.Helper()
 	o.APIVersion, o.Kind = "apiregistration.k8s.io/v1", "APIService"
@@ -32,7 +32,7 @@ func text(t *testing.T, o *apiregistrationv1.APIService) string {
 	return string(data)
 }
 
-// testKubectl is what an operator does, and what controllers do.
+// testKubectl does what operators and controllers do.
 func testKubectl(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{})
 	server := s.extension(t, "widgets.example.com/v1")
@@ -91,7 +91,7 @@ func testKubectl(t *testing.T, w *world) {
 		{[]string{"auth", "can-i", "create", "apiservices"}, ""},
 	} {
 		t.Run(strings.Join(tc.args[:2], " ")+" "+tc.args[len(tc.args)-1], func(t *testing.T) {
-			if tc.want == "" { // there is nobody to review it
+			if tc.want == "" { // without a local apiserver there are no reviews
 				k.run(t, 1, "", tc.args)
 				return
 			}
