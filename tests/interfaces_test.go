@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// shipped type-checks what both commands link of this module, by folder.
+// shipped type-checks the packages of this module that the commands link, by folder.
 func shipped(t *testing.T) map[string]*types.Info {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json=ImportPath,Export,Dir,GoFiles", "./cmd/fairlead", "./cmd/kubectl-fairlead")
@@ -31,7 +31,7 @@ func shipped(t *testing.T) map[string]*types.Info {
 	fset, exports, ours := token.NewFileSet(), map[string]string{}, map[string]*types.Package{}
 	foreign := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
 	checked := map[string]*types.Info{}
-	for list := json.NewDecoder(bytes.NewReader(out)); ; { // what is imported comes first
+	for list := json.NewDecoder(bytes.NewReader(out)); ; { // imported packages come first
 		var p struct {
 			ImportPath, Export, Dir string
 			GoFiles                 []string
@@ -67,23 +67,22 @@ type importerFunc func(path string) (*types.Package, error)
 
 func (f importerFunc) Import(path string) (*types.Package, error) { return f(path) }
 
-// oneImplementation are the interfaces that may have one implementation of ours, with the reason.
+// oneImplementation lists interfaces that may have a single implementation, with the reason.
 func oneImplementation() map[string]string {
 	return map[string]string{
 		"proxy/authz.immutable": "users come from whoever authenticates; proxy/authn, a sibling, makes those that never change",
 	}
 }
 
-// What a reader follows ends in code: not in an interface of one implementation, nor in a func
-// field that returns any.
+// An interface with one implementation, or a func field that returns any, is a detour for readers.
 func TestNoDetours(t *testing.T) {
 	all := shipped(t)
 	t.Run("interfaces", func(t *testing.T) { haveImplementations(t, all) })
 	t.Run("func fields", func(t *testing.T) { returnTypes(t, all) })
 }
 
-// haveImplementations: an interface has two real implementations, or none of ours because it stands
-// before a library: of one, its only implementation says more.
+// haveImplementations requires that an interface has several implementations, or none in this
+// module because a library implements it. A single implementation is used directly.
 func haveImplementations(t *testing.T, all map[string]*types.Info) {
 	t.Helper()
 	named := map[string]*types.Named{}
@@ -116,11 +115,11 @@ func haveImplementations(t *testing.T, all map[string]*types.Info) {
 		delete(reasons, name)
 	}
 	for name := range reasons {
-		t.Errorf("%s is no interface: take it off the list", name)
+		t.Errorf("%s is not an interface: take it off the list", name)
 	}
 }
 
-// returnTypes: what a func field returns is typed, or following it ends in an assertion.
+// returnTypes forbids func fields that return any: callers would need a type assertion.
 func returnTypes(t *testing.T, all map[string]*types.Info) {
 	t.Helper()
 	for path, info := range all {

@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// licences are what a module that is linked into our programs may be under: all let users do what
-// they like. The text is what each licence says and no other does.
+// licences lists the permissive licences that linked modules may have, each with texts that only it
+// contains.
 func licences() map[string][]string {
 	return map[string][]string{
 		"Apache-2.0": {"apache license", "version 2.0"},
@@ -26,7 +26,7 @@ func licences() map[string][]string {
 	}
 }
 
-// exceptions are modules under another licence, with the reason why that is well.
+// exceptions are modules with another licence, with the reason why it is acceptable.
 func exceptions() map[string]string { return map[string]string{} }
 
 // classify returns the names of the licences in a text.
@@ -42,7 +42,7 @@ func classify(text string) []string {
 	return found
 }
 
-// linked are the modules whose packages are in what users run, with their folders.
+// linked returns the modules that the commands link, with their folders.
 func linked(t *testing.T) map[string]string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=Module,Standard", "./cmd/...")
@@ -71,7 +71,7 @@ func linked(t *testing.T) map[string]string {
 	return modules
 }
 
-// TestLicences reads the licence of every module that is linked in.
+// Every linked module has a permissive licence.
 func TestLicences(t *testing.T) {
 	modules := linked(t)
 	if len(modules) < 20 {
@@ -82,13 +82,13 @@ func TestLicences(t *testing.T) {
 		name := licenceOf(t, dir)
 		counts[name]++
 		if _, known := exceptions()[path]; name == "" && !known {
-			t.Errorf("%s: no licence that we know in %s: read it, and add it to the list or leave the module", path, dir)
+			t.Errorf("%s: no known licence in %s: read it, and add it to the list or drop the module", path, dir)
 		}
 	}
 	t.Logf("%d modules: %v", len(modules), counts)
 }
 
-// licenceOf reads the licence files of a module. Empty: there is none, or one that is not allowed.
+// licenceOf returns a module's licences. Empty means none that is allowed.
 func licenceOf(t *testing.T, dir string) string {
 	t.Helper()
 	for _, f := range must.Get(os.ReadDir(dir))(t) {

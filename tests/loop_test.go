@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-// What is marked //fairlead:loop runs under a shard's mutex or on its loop, where a stranger
-// decides how often and with what; what is marked //fairlead:dear must not. docs/architecture.md,
-// "What a stranger can cost", says what the loop's functions may cost.
+// Functions marked //fairlead:loop run under a shard's mutex or on its loop, where strangers decide
+// how often and with which input. They must not call those marked //fairlead:dear. See
+// docs/architecture.md, "What a stranger can cost".
 func TestLoopIsCheap(t *testing.T) {
 	_, all := sources(t)
 	loop, dear := map[string]*ast.FuncDecl{}, map[string]bool{
-		// What waits, and what costs more than its input's length, in the libraries that we use.
+		// Library functions that block, or cost more than the length of their input.
 		"Sleep": true, "Enter": true, "ParseQuery": true, "DecodeParameters": true, "NewRequestInfo": true, "Unmarshal": true, "Marshal": true,
 		"MustCompile": true, "Compile": true, "Split": true, "SplitN": true, "CheckSignatureFrom": true, "Sprintf": true,
 	}
@@ -57,7 +57,7 @@ func marked(f *ast.FuncDecl, directive string) bool {
 	return f.Doc != nil && slices.ContainsFunc(f.Doc.List, func(c *ast.Comment) bool { return c.Text == directive })
 }
 
-// callee is the last name of what is called.
+// callee returns the last part of the called function's name.
 func callee(c *ast.CallExpr) string {
 	switch f := c.Fun.(type) {
 	case *ast.Ident:

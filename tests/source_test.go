@@ -31,8 +31,8 @@ func (s source) under(folder string) bool {
 	return s.dir == folder || strings.HasPrefix(s.dir, folder+"/")
 }
 
-// sources parses every Go file of the module. Modules of their own, testdata, hidden folders and
-// generated files are left out.
+// sources parses every Go file of the module, except nested modules, testdata, hidden folders and
+// generated files.
 func sources(t *testing.T) (*token.FileSet, []source) {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -53,7 +53,7 @@ func sources(t *testing.T) (*token.FileSet, []source) {
 	return fset, all
 }
 
-// walk calls f with every file that belongs to the module, and with the documents beside them.
+// walk calls f with every text file of the module, documents included.
 func walk(t *testing.T, f func(name string, text []byte)) {
 	t.Helper()
 	root := must.Get(os.OpenRoot(".."))(t)

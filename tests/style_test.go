@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// The budgets. They bound the largest, because that is where code becomes hard to read;
+// The budgets. They limit the largest, because that is where code becomes hard to read.
 // CONTRIBUTING.md says what to aim for.
 const (
 	maxFileLines     = 500
@@ -20,10 +20,9 @@ const (
 	maxTestFuncLines = 150 // a table of cases is data, and belongs to the function that runs it
 	maxImports       = 20
 	maxExported      = 15
-	// The table's vocabulary is what all other packages share instead of words of their own.
+	// All other packages share the names of the table instead of having their own.
 	maxRegistryExported = 20
-	// The engine has the words of plans, which proxy/h2 passes on, and those between it and its
-	// driver.
+	// The engine has the names of plans, which proxy/h2 passes on, and those that its driver uses.
 	maxEngineExported = 20
 	maxNewParams      = 2
 	maxCommentColumns = 100
@@ -42,7 +41,7 @@ func TestFileBudget(t *testing.T) {
 	}
 }
 
-// A comment that stands on lines of its own is read as text is: in lines that the eye finds again.
+// Lines of comments are as short as those of a book, so that the eye finds the next one.
 func TestCommentWidth(t *testing.T) {
 	walk(t, func(name string, text []byte) {
 		if !strings.HasSuffix(name, ".go") {
@@ -135,8 +134,7 @@ func TestPackageDoc(t *testing.T) {
 	}
 }
 
-// Every exported name begins its comment with itself; a const block of one type may be documented
-// as a whole.
+// Every exported function, type and field has a comment. Fields on adjacent lines may share one.
 func TestExportedDoc(t *testing.T) {
 	_, all := sources(t)
 	for _, s := range all {
@@ -163,9 +161,9 @@ func TestExportedDoc(t *testing.T) {
 	}
 }
 
-// A package-level variable is state that nobody passes around and every test shares. What never
-// changes after the program was linked is allowed: error sentinels, embedded files, fixed arrays,
-// interface assertions, and the version in cmd.
+// A package-level variable is state that is not passed around and that all tests share. Allowed is
+// what never changes after linking: error sentinels, embedded files, fixed arrays, interface
+// assertions, and the version in cmd.
 func TestNoPackageVariables(t *testing.T) {
 	fset, all := sources(t)
 	for _, s := range all {
@@ -221,7 +219,7 @@ func constantVar(s source, gen *ast.GenDecl, v *ast.ValueSpec) bool {
 	return true
 }
 
-// Words that claim instead of say, and traces of one developer's machine.
+// Marketing words, untracked TODOs, and traces of one developer's machine.
 func TestProse(t *testing.T) {
 	rules := []struct {
 		re  *regexp.Regexp
@@ -275,9 +273,9 @@ func TestNoSkippedTests(t *testing.T) {
 			}
 			sel, ok := call.Fun.(*ast.SelectorExpr)
 			if ok && s.isTest() && slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, sel.Sel.Name) {
-				// A fuzz target may skip an input that its property does not speak of.
+				// A fuzz target may skip an input to which its property does not apply.
 				if x, ok := sel.X.(*ast.Ident); ok && (x.Name == "t" || x.Name == "b" || x.Name == "tb") && !inFuzz(s, call) {
-					t.Errorf("%s: skipped test: a test runs or is not there", fset.Position(call.Pos()))
+					t.Errorf("%s: skipped test: run it or delete it", fset.Position(call.Pos()))
 				}
 			}
 			return true
@@ -285,8 +283,8 @@ func TestNoSkippedTests(t *testing.T) {
 	}
 }
 
-// A test waits for a condition, or for the clock of a synctest bubble; never for a busy machine. Of
-// real time are the suites below tests, which let load go on for a while, and benchmarks.
+// A test waits for a condition, or for the clock of a synctest bubble, never for real time.
+// Exceptions are the suites below tests, which keep up load for a while, and benchmarks.
 func TestNoSleeps(t *testing.T) {
 	fset, all := sources(t)
 	for _, s := range all {
@@ -303,13 +301,13 @@ func TestNoSleeps(t *testing.T) {
 			switch n := n.(type) {
 			case *ast.FuncDecl:
 				return !s.under("tests") && !strings.HasPrefix(n.Name.Name, "Benchmark")
-			case *ast.ForStmt, *ast.CommClause: // it looks again, or waits for something else too
+			case *ast.ForStmt, *ast.CommClause: // it polls, or waits for something else, too
 				return false
 			case *ast.CallExpr:
-				return called(n) != "http.HandlerFunc" // a server may take its time
+				return called(n) != "http.HandlerFunc" // a server may be slow
 			case *ast.UnaryExpr:
 				if call, ok := n.X.(*ast.CallExpr); ok && called(call) == "time.After" {
-					t.Errorf("%s: a sleep by another name", fset.Position(n.Pos()))
+					t.Errorf("%s: time.After as a sleep", fset.Position(n.Pos()))
 				}
 			}
 			return true
@@ -324,7 +322,7 @@ func inFuzz(s source, n ast.Node) bool {
 }
 
 // exportedNames lists the package-level names that other packages see. A const block whose names
-// share one type is one name: the reader learns the type.
+// share one type counts as one name: readers learn the type.
 func exportedNames(s source) []string {
 	var names []string
 	for _, d := range s.tree.Decls {
@@ -340,8 +338,8 @@ func exportedNames(s source) []string {
 	return names
 }
 
-// family is the first word of a name of several words: a block of ReasonX, ReasonY is one
-// vocabulary.
+// family returns the first word of a name with several words. A block of ReasonX and ReasonY counts
+// as one name.
 func family(name string) string {
 	for i, r := range name {
 		if i > 0 && 'A' <= r && r <= 'Z' {
@@ -364,7 +362,7 @@ func exportedIn(d *ast.GenDecl) []string {
 			if spec.Type != nil {
 				typ = fmt.Sprint(spec.Type)
 			} else if len(spec.Values) > 0 {
-				typ = "" // an untyped block is one name too, if its names begin alike: see family
+				typ = "" // an untyped block is one name, too, if its names share a family
 			}
 			for _, name := range spec.Names {
 				switch {
@@ -411,7 +409,7 @@ func typeSpecs(s source) []typeSpec {
 	return specs
 }
 
-// groupDocs lets one comment speak for the fields that stand directly under it on following lines.
+// groupDocs lets fields on adjacent lines share the comment above them.
 func groupDocs(fields []*ast.Field) []*ast.Field {
 	out := make([]*ast.Field, 0, len(fields))
 	for i, f := range fields {

@@ -12,9 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// The walks of docs/architecture.md and docs/first-change.md lead through the code by the names of
-// functions, pkg.Func and pkg.Type.Method: each is declared, so that a walk still leads somewhere
-// when the code has moved on.
+// The walks of docs/architecture.md and docs/first-change.md name functions as pkg.Func and
+// pkg.Type.Method. All are declared, so that walks stay correct when code moves.
 func TestWalksNameWhatExists(t *testing.T) {
 	declared, _ := functions(t)
 	sections := strings.Split(section(t, "architecture.md", "Walks"), "\n### ")[1:]
@@ -25,7 +24,7 @@ func TestWalksNameWhatExists(t *testing.T) {
 		title, _, _ := strings.Cut(section, "\n")
 		found := function().FindAllStringSubmatch(section, -1)
 		if len(found) < 6 {
-			t.Errorf("%s: it names %d functions", title, len(found))
+			t.Errorf("%s: it names only %d functions", title, len(found))
 		}
 		for _, m := range found {
 			if declared[m[1]] == "" {
@@ -35,7 +34,7 @@ func TestWalksNameWhatExists(t *testing.T) {
 	}
 }
 
-// What stands once has its place: a function in the file beside it, and tests.
+// The rows of "One of each" name existing functions, in the files that they name, and tests.
 func TestOneOfEachNamesWhatExists(t *testing.T) {
 	declared, tests := functions(t)
 	text := section(t, "architecture.md", "One of each")
@@ -62,16 +61,16 @@ func TestOneOfEachNamesWhatExists(t *testing.T) {
 		}
 	}
 	if rows < 11 {
-		t.Errorf("%d rows", rows)
+		t.Errorf("%d rows, want at least 11", rows)
 	}
 }
 
-// function finds names of functions, with the file if it stands beside them.
+// function matches names of functions, with their file if it follows.
 func function() *regexp.Regexp {
 	return regexp.MustCompile("`([a-z][a-z0-9]*(?:\\.[A-Za-z][A-Za-z0-9]*){1,2})`(?: \\(`([^`]+)`\\))?")
 }
 
-// functions are those that ship, with their files, and the names of all tests.
+// functions returns all functions outside test files, with their files, and the names of all tests.
 func functions(t *testing.T) (declared map[string]string, tests map[string]bool) {
 	t.Helper()
 	_, all := sources(t)
@@ -88,7 +87,7 @@ func functions(t *testing.T) (declared map[string]string, tests map[string]bool)
 	return declared, tests
 }
 
-// section is what stands below a title of a page of docs.
+// section returns what is below a title of a page of docs.
 func section(t *testing.T, page, title string) string {
 	t.Helper()
 	_, below, _ := strings.Cut(string(must.Get(os.ReadFile("../docs/"+page))(t)), "\n## "+title+"\n")
@@ -96,7 +95,7 @@ func section(t *testing.T, page, title string) string {
 	return below
 }
 
-// receiver is the type that a method belongs to, with a dot; empty: it is a function.
+// receiver returns a method's type with a dot, or "" for a function.
 func receiver(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return ""

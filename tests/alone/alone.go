@@ -30,6 +30,7 @@ type Keys struct {
 	Clients, Fronts, Servers *pki.CA
 }
 
+// NewKeys makes the CAs.
 func NewKeys() Keys {
 	return Keys{Clients: pki.NewCA("clients"), Fronts: pki.NewCA("fronts"), Servers: pki.NewCA("servers")}
 }
@@ -67,7 +68,8 @@ type Door struct {
 	// Front and Admin are host:port.
 	Front, Admin string
 	// Log is its output.
-	Log     *logbook.Book
+	Log *logbook.Book
+	// Process is the running program.
 	Process *os.Process
 	// Stop sends SIGTERM, as systemd does, and returns the result of Wait.
 	Stop func() error

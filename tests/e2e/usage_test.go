@@ -16,7 +16,7 @@ func testUsage(t *testing.T, fairlead string) {
 	for _, tc := range []struct {
 		name string
 		args []string
-		want []string // what each line has
+		want []string // what each line contains
 	}{
 		{"nothing", []string{"serve", "--bind-address=127.0.0.1"}, []string{"--tls-cert-file is required", "--tls-private-key-file is required", "--proxy-client-cert-file is required", "--proxy-client-key-file is required"}},
 		{"a folder that must be given", []string{"serve", "--registry=dir:"}, []string{"names no directory"}},

@@ -133,7 +133,7 @@ func testKubectl(t *testing.T, w *world) {
 	}
 }
 
-// inform runs client-go's informer.
+// inform runs client-go's informer and logs its events.
 func (s *site) inform(t *testing.T, e cluster.Endpoint) *logbook.Book {
 	t.Helper()
 	c := must.Get(aggregator.NewForConfig(e.RESTConfig(s.Admin())))(t)
@@ -149,7 +149,7 @@ func (s *site) inform(t *testing.T, e cluster.Endpoint) *logbook.Book {
 	}))(t)
 	go informer.RunWithContext(t.Context()) // ends with the test
 	if !cache.WaitForCacheSync(t.Context().Done(), informer.HasSynced) {
-		t.Fatal("the informer has no list")
+		t.Fatal("the informer did not sync")
 	}
 	return b
 }

@@ -28,16 +28,16 @@ import (
 
 var (
 	many   = flag.Int("apiservices", 1000, "how many APIServices are written at 500 a second")
-	within = flag.Duration("within", 10*time.Second, "p99 from an APIService's 201 until both Fairleads route it") // make etcd-load has 100 ms
+	within = flag.Duration("within", 10*time.Second, "p99 from an APIService's 201 until both Fairleads route it") // make etcd-load sets 100 ms
 )
 
-// everything starts an extension server that serves whatever it is asked for.
+// everything starts an extension server for any group-version.
 func (s *site) everything(t *testing.T) *extension.Server {
 	t.Helper()
 	return extension.Start(t, extension.Config{CA: s.PKI.Serving.CA, RequestHeaderCA: s.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized, Record: -1,
 		Wrap: func(next http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if parts := strings.Split(r.URL.Path, "/"); len(parts) < 4 || parts[1] != "apis" { // what says which groups there are
+				if parts := strings.Split(r.URL.Path, "/"); len(parts) < 4 || parts[1] != "apis" { // not a request for a resource
 					next.ServeHTTP(w, r)
 				}
 			})
@@ -46,7 +46,7 @@ func (s *site) everything(t *testing.T) *extension.Server {
 
 func nameOf(i int) string { return fmt.Sprintf("v1.g%05d.example.com", i) }
 
-// asks is a request for an APIService's things: the status.
+// asks requests an APIService's things and returns the status.
 func (d *door) asks(ctx context.Context, name string) (int, error) {
 	version, group, _ := strings.Cut(name, ".")
 	reply, err := ask.Do(ctx, d.client, http.MethodGet, d.Endpoint.URL+"/apis/"+group+"/"+version+"/things", nil, "")
@@ -60,7 +60,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// paced calls f for each of n numbers, rate times a second, not waiting for it.
+// paced calls f for n numbers, rate times a second, each in its own goroutine.
 func paced(ctx context.Context, n, rate int, f func(i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	tick := time.NewTicker(time.Second / time.Duration(rate))
@@ -76,8 +76,8 @@ func paced(ctx context.Context, n, rate int, f func(i int) error) error {
 	return g.Wait()
 }
 
-// learns waits until a door has an APIService in its table. On a busy machine its first probe may
-// fail, which is another matter.
+// learns waits until a door has an APIService in its table. Its first probe may fail on a busy
+// machine, so any status except 404 will do.
 func (d *door) learns(ctx context.Context, name string) error {
 	for wait, end := time.Millisecond, time.Now().Add(time.Minute); ; wait = min(2*wait, 50*time.Millisecond) {
 		status, err := d.asks(ctx, name)
@@ -91,8 +91,7 @@ func (d *door) learns(ctx context.Context, name string) error {
 	}
 }
 
-// testLoad writes APIServices at 500 a second to two Fairleads, and measures how soon both route
-// each.
+// testLoad writes 500 APIServices a second to two Fairleads, and measures how soon both route each.
 func testLoad(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{Members: 3})
 	server := s.everything(t)
@@ -103,12 +102,12 @@ func testLoad(t *testing.T, w *world) {
 	var mu sync.Mutex
 	var took []time.Duration
 	begun, written := time.Now(), time.Duration(0)
-	writers := make(chan struct{}, 16) // as many as one user may have under way
+	writers := make(chan struct{}, 16) // a user's limit of concurrent requests
 	err := paced(t.Context(), *many, 500, func(i int) error {
 		writers <- struct{}{}
 		_, err := s.doors[i%2].services.Create(t.Context(), s.remote(nameOf(i), server), metav1.CreateOptions{})
 		<-writers
-		if err != nil && !apierrors.IsAlreadyExists(err) { // its answer was lost, and client-go has asked again
+		if err != nil && !apierrors.IsAlreadyExists(err) { // the answer was lost, and client-go retried
 			return err
 		}
 		since := time.Now()
@@ -125,7 +124,7 @@ func testLoad(t *testing.T, w *world) {
 	must.Do(t, err)
 	slices.Sort(took)
 	p50, p99, most := took[len(took)/2], took[len(took)*99/100], took[len(took)-1]
-	t.Logf("%d APIServices, %.0f a second: routed by both after p50 %s, p99 %s, at most %s", *many, float64(*many)/written.Seconds(), p50, p99, most)
+	t.Logf("%d APIServices, %.0f a second: routed by both after p50 %s, p99 %s, max %s", *many, float64(*many)/written.Seconds(), p50, p99, most)
 	t.Run("routed by both", func(t *testing.T) {
 		if p99 > *within {
 			t.Errorf("p99 %s, want %s", p99, *within)
@@ -134,7 +133,7 @@ func testLoad(t *testing.T, w *world) {
 }
 
 // testLeader kills the leader of three members, and a Fairlead, while APIServices are written and
-// deleted: what was acknowledged holds.
+// deleted. Acknowledged writes must persist.
 func testLeader(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{Members: 3})
 	server := s.everything(t)
@@ -185,11 +184,11 @@ func testLeader(t *testing.T, w *world) {
 		}
 	})
 	t.Run("etcd has nothing against its clients", func(t *testing.T) {
-		pause(t.Context(), 45*time.Second-time.Since(pinged)) // three pings too many, and it ends a connection
+		pause(t.Context(), 45*time.Second-time.Since(pinged)) // etcd closes a connection after three pings too many
 		for _, d := range s.doors {
 			log := must.Get(os.ReadFile(d.Part.LogFile()))(t)
 			if strings.Contains(string(log), "too_many_pings") {
-				t.Errorf("%s pings too often", d.Part.Name())
+				t.Errorf("%s sends pings too often", d.Part.Name())
 			}
 		}
 	})
@@ -209,21 +208,21 @@ func testLeader(t *testing.T, w *world) {
 	}
 }
 
-// doomed says which are deleted again.
+// doomed reports whether the test deletes APIService i.
 func doomed(i int) bool { return i%3 == 0 }
 
-// surely repeats a write until somebody has acknowledged it.
+// surely repeats a write until a door acknowledges it.
 func (s *site) surely(ctx context.Context, i int, write func(*door) error) (err error) {
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); i++ {
 		if err = write(s.doors[i%len(s.doors)]); err == nil {
 			return nil
 		}
-		pause(ctx, 50*time.Millisecond) // as a client that is told to come again
+		pause(ctx, 50*time.Millisecond) // like a client that retries
 	}
-	return fmt.Errorf("nobody has acknowledged it: %w", err)
+	return fmt.Errorf("no door acknowledged the write: %w", err)
 }
 
-// killLeader kills etcd's leader, and starts it again when another one leads.
+// killLeader kills etcd's leader, and restarts it after the next election.
 func (s *site) killLeader(ctx context.Context) error {
 	for i, url := range s.EtcdURLs() {
 		status, err := s.kv.Status(ctx, url)

@@ -27,17 +27,17 @@ const (
 	selected   = "labelSelector=suite%3Ddiff"
 )
 
-// manifest is an APIService as JSON; more goes into its metadata, spec into its spec.
+// manifest returns an APIService as JSON. It inserts more into the metadata and spec into the spec.
 func manifest(name, more, spec string) string {
 	version, group, _ := strings.Cut(name, ".")
 	return fmt.Sprintf(`{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":%q,"labels":{"suite":"diff"}%s},`+
 		`"spec":{"group":%q,"version":%q,"groupPriorityMinimum":100,"versionPriority":10%s}}`, name, more, group, version, spec)
 }
 
-// service is the spec of one whose Service nobody has.
+// service is a spec whose Service does not exist.
 const service = `,"service":{"namespace":"nowhere","name":"none"},"insecureSkipTLSVerify":true`
 
-// operations are the script. Most objects are local ones: nobody but the script writes to them.
+// operations returns the script. Most objects are Local, because only the script writes to them.
 func operations() []operation {
 	const get, post, put, patch, del = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete
 	a, b := "v1.a.diff.example.com", "v1.b.diff.example.com"

@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testTwo has two Fairleads over one etcd.
+// testTwo runs two Fairleads with one etcd.
 func testTwo(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{})
 	server := s.extension(t, "widgets.example.com/v1")
@@ -33,12 +33,12 @@ func testTwo(t *testing.T, w *world) {
 	t.Run("the status is written once", func(t *testing.T) { s.quiet(t, 2) })
 	t.Run("by one of them", func(t *testing.T) {
 		if n := len(s.writers(t)); n != 1 {
-			t.Errorf("%d write statuses", n)
+			t.Errorf("%d Fairleads write statuses, want 1", n)
 		}
 		o := must.Get(s.doors[0].services.Get(t.Context(), widgetsAPI, metav1.GetOptions{}))(t)
 		for _, f := range o.ManagedFields {
 			if f.Subresource == "status" && f.Manager != "fairlead" {
-				t.Errorf("%+v", f)
+				t.Errorf("another manager of the status: %+v", f)
 			}
 		}
 	})
@@ -54,7 +54,7 @@ func testTwo(t *testing.T, w *world) {
 		if other == led {
 			other = s.doors[1]
 		}
-		// Its lease lasts 15 s, and the backend's failure is believed after a few.
+		// Its lease lasts 15 s, and a backend's failure is confirmed after a few.
 		available(t, other, "False")
 		must.Do(t, led.Part.Restart(t.Context()))
 		led.becomes(t, widgets, http.StatusServiceUnavailable)
@@ -67,7 +67,7 @@ func testTwo(t *testing.T, w *world) {
 	})
 }
 
-// writers are the Fairleads that have been elected and live.
+// writers returns the Fairleads that have been elected.
 func (s *site) writers(t *testing.T) (all []*door) {
 	t.Helper()
 	for _, d := range s.doors {
@@ -79,7 +79,7 @@ func (s *site) writers(t *testing.T) (all []*door) {
 	return all
 }
 
-// available waits for the condition in etcd.
+// available waits for the APIService's Available condition.
 func available(t *testing.T, d *door, status apiregistrationv1.ConditionStatus) {
 	t.Helper()
 	suite.Eventually(t, 40*time.Second, fmt.Sprintf("Available %s", status), func() (bool, string) {
@@ -96,14 +96,14 @@ func available(t *testing.T, d *door, status apiregistrationv1.ConditionStatus) 
 	})
 }
 
-// quiet wants the key to have been written so often in all, and not again for some seconds.
+// quiet requires that the key has been written at most so often, now and for some seconds.
 func (s *site) quiet(t *testing.T, writes int64) {
 	t.Helper()
-	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); { // four times as long as between two writes of one status
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); { // four times the pause between two writes of a status
 		res, err := s.kv.Get(t.Context(), keys+widgetsAPI)
 		must.Do(t, err)
 		if len(res.Kvs) != 1 || res.Kvs[0].Version > writes {
-			t.Fatalf("written %d times, want %d: %s", res.Kvs[0].Version, writes, res.Kvs[0].Value)
+			t.Fatalf("written %d times, want at most %d: %s", res.Kvs[0].Version, writes, res.Kvs[0].Value)
 		}
 		pause(t.Context(), 100*time.Millisecond)
 	}

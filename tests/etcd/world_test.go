@@ -34,7 +34,7 @@ func newWorld(t *testing.T) *world {
 	return &world{bin: suite.Build(t, t.TempDir()), kubectl: suite.Tool(t, "kubectl")}
 }
 
-// site is an etcd and the Fairleads over it.
+// site is an etcd with its Fairleads.
 type site struct {
 	*cluster.Cluster
 	w     *world
@@ -42,14 +42,14 @@ type site struct {
 	doors []*door
 }
 
-// door is a Fairlead as a member of system:masters sees it.
+// door is a Fairlead with clients of a user in system:masters.
 type door struct {
 	*cluster.Front
 	client   *http.Client
 	services typed.APIServiceInterface
 }
 
-// site starts an etcd without a kube-apiserver and some Fairleads over it.
+// site starts an etcd and some Fairleads, by default without a kube-apiserver.
 func (w *world) site(t *testing.T, doors int, cfg cluster.Config) *site {
 	t.Helper()
 	if cfg.APIServers == 0 {
@@ -64,7 +64,7 @@ func (w *world) site(t *testing.T, doors int, cfg cluster.Config) *site {
 	return s
 }
 
-// connect makes a client of the etcd.
+// connect returns a client of etcd.
 func (s *site) connect(t *testing.T) *clientv3.Client {
 	t.Helper()
 	kv := must.Get(clientv3.New(clientv3.Config{Endpoints: s.EtcdURLs(), DialTimeout: 10 * time.Second}))(t)
@@ -72,7 +72,7 @@ func (s *site) connect(t *testing.T) *clientv3.Client {
 	return kv
 }
 
-// open starts one more Fairlead.
+// open starts another Fairlead.
 func (s *site) open(t *testing.T, registry string, args ...string) *door {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -85,14 +85,14 @@ func (s *site) open(t *testing.T, registry string, args ...string) *door {
 	return d
 }
 
-// services is a client of an endpoint's APIServices.
+// services returns a client for an endpoint's APIServices.
 func (s *site) services(t *testing.T, e cluster.Endpoint) typed.APIServiceInterface {
 	t.Helper()
 	c := must.Get(aggregator.NewForConfig(e.RESTConfig(s.Admin())))(t)
 	return c.ApiregistrationV1().APIServices()
 }
 
-// extension starts an extension server that believes the site's Fairleads and nobody else.
+// extension starts an extension server that trusts only the site's Fairleads.
 func (s *site) extension(t *testing.T, groupVersions ...string) *extension.Server {
 	t.Helper()
 	return extension.Start(t, extension.Config{
@@ -102,8 +102,8 @@ func (s *site) extension(t *testing.T, groupVersions ...string) *extension.Serve
 
 const urlAnnotation = "fairlead.dev/url"
 
-// remote is an APIService whose backend is an extension server. kube-aggregator's validation has a
-// caBundle only beside a Service, which nobody looks up.
+// remote returns an APIService with an extension server's address. Its Service does not exist, but
+// kube-aggregator's validation requires one with a caBundle.
 func (s *site) remote(name string, at *extension.Server) *apiregistrationv1.APIService {
 	version, group, _ := strings.Cut(name, ".")
 	return &apiregistrationv1.APIService{
@@ -115,7 +115,7 @@ func (s *site) remote(name string, at *extension.Server) *apiregistrationv1.APIS
 	}
 }
 
-// local is an APIService that names nobody.
+// local returns a Local APIService.
 func local(name string) *apiregistrationv1.APIService {
 	version, group, _ := strings.Cut(name, ".")
 	return &apiregistrationv1.APIService{
@@ -123,13 +123,13 @@ func local(name string) *apiregistrationv1.APIService {
 	}
 }
 
-// What most cases route.
+// The APIService of most cases, and its path.
 const (
 	widgetsAPI = "v1.widgets.example.com"
 	widgets    = "/apis/widgets.example.com/v1/widgets"
 )
 
-// ask sends a request and returns what was answered, status 0 when nothing was.
+// ask sends a request. Without an answer, the status is 0.
 func (d *door) ask(t *testing.T, method, path, body string) ask.Reply {
 	t.Helper()
 	reply, err := ask.Do(t.Context(), d.client, method, d.Endpoint.URL+path, nil, body)
@@ -139,7 +139,7 @@ func (d *door) ask(t *testing.T, method, path, body string) ask.Reply {
 	return reply
 }
 
-// answers wants a GET to be answered so, at once.
+// answers requires that a GET has the status now.
 func (d *door) answers(t *testing.T, path string, status int) {
 	t.Helper()
 	if res := d.ask(t, http.MethodGet, path, ""); res.Code != status {
@@ -147,7 +147,7 @@ func (d *door) answers(t *testing.T, path string, status int) {
 	}
 }
 
-// becomes waits until a GET is answered so.
+// becomes waits until a GET has the status.
 func (d *door) becomes(t *testing.T, path string, status int) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, fmt.Sprintf("%s %s %d", d.Part.Name(), path, status), func() (bool, string) {
@@ -156,7 +156,7 @@ func (d *door) becomes(t *testing.T, path string, status int) {
 	})
 }
 
-// kubectl is kubectl as an administrator of one endpoint.
+// kubectl returns kubectl for an administrator of an endpoint.
 func (s *site) kubectl(t *testing.T, e cluster.Endpoint) kubectl {
 	t.Helper()
 	dir := t.TempDir()
@@ -175,7 +175,7 @@ func (k kubectl) command(t *testing.T, args ...string) *exec.Cmd {
 	return exec.CommandContext(t.Context(), k.path, slices.Concat(k.args, args)...)
 }
 
-// run runs kubectl, which must end with the code and print every one of want.
+// run runs kubectl, which must exit with the code and print all texts of want.
 func (k kubectl) run(t *testing.T, code int, stdin string, args []string, want ...string) string {
 	t.Helper()
 	a := suite.Run(t, k.command(t, args...), stdin)

@@ -25,40 +25,38 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// The hollow kubelets listen on every address, and cannot be told not to: hence a network of its
-// own.
+// The hollow kubelets always listen on all addresses, so they get a network namespace.
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 const (
 	// calm is how long the load runs before and after each event.
 	calm = 5 * time.Second
-	// draining is how long a server may take to end: kube-apiserver gives its requests 60 s.
+	// draining is how long a server may take to exit: kube-apiserver gives its requests 60 s.
 	draining = 2 * time.Minute
 )
 
-// world is the control plane and who lives on it.
+// world is the control plane and its clients.
 type world struct {
 	*cluster.Cluster
 	bin      string
-	core     kubernetes.Interface // of the kube-apiserver that is not stopped just now
+	core     kubernetes.Interface // of the kube-apiserver that is not stopped now
 	front    *balancer
 	leading  []*cluster.Part
 	kubelets []*cluster.Part
 	load     *volley.Load
 	watchers watchers
-	// directly is how many requests fail at most when a kube-apiserver is stopped with no Fairlead
-	// before it: what comes to it between its signal and its GOAWAY gets 503, at fifty requests a
-	// second none or one.
+	// directly is how many requests failed at most when a kube-apiserver without a Fairlead was
+	// stopped. Requests between its signal and its GOAWAY get 503: at fifty a second, none or one.
 	directly int
 }
 
-// TestFleet stops and replaces servers under load: first the kube-apiservers with nothing before
-// them, to compare, then with Fairleads in both layouts, and the Fairleads themselves.
+// TestFleet stops and replaces servers under load: first the kube-apiservers without Fairlead, for
+// comparison, then with Fairleads in both layouts, and the Fairleads themselves.
 func TestFleet(t *testing.T) {
 	w := newWorld(t)
 	layouts := []struct {
 		name string
-		// of returns the arguments that name the apiservers of Fairlead i. Nil: there is no
+		// of returns the arguments that name the apiservers of Fairlead i. Nil means without
 		// Fairlead.
 		of func(i int) []string
 	}{
@@ -110,8 +108,8 @@ func newWorld(t *testing.T) *world {
 	w.furnish(t)
 	w.front = newBalancer(t, w.Cluster, []cluster.Endpoint{w.EndpointOf(0), w.EndpointOf(1)})
 	w.settle(t)
-	users := []cluster.Credentials{w.Admin(), w.StaticToken("alice")} // the second one's every request asks RBAC
-	var clients []*http.Client                                        // each has one connection over HTTP/2, which stays
+	users := []cluster.Credentials{w.Admin(), w.StaticToken("alice")} // each request of the second needs RBAC
+	var clients []*http.Client                                        // each keeps one connection over HTTP/2
 	for i := range 10 {
 		clients = append(clients, suite.Client(t, front(w.Cluster), users[i/5]))
 	}
@@ -121,7 +119,7 @@ func newWorld(t *testing.T) *world {
 		if i%2 == 1 {
 			c.Transport.(*http.Transport).TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{} // HTTP/1.1
 		}
-		c.Timeout = 0 // a watch lasts
+		c.Timeout = 0 // watches last
 		w.watchers.all = append(w.watchers.all, &watcher{client: c, url: front(w.Cluster).URL})
 	}
 	return w
@@ -132,7 +130,7 @@ func (w *world) look(t *testing.T, i int) {
 	w.core = must.Get(kubernetes.NewForConfig(w.EndpointOf(i).RESTConfig(w.Admin())))(t)
 }
 
-// furnish makes what the load asks for.
+// furnish creates the objects that the load requests.
 func (w *world) furnish(t *testing.T) {
 	t.Helper()
 	const namespace = "fleet"
@@ -151,8 +149,8 @@ func (w *world) furnish(t *testing.T) {
 	}, metav1.CreateOptions{}))(t)
 }
 
-// replace stops p and starts it again, under load, while kube-apiserver number other runs. It
-// returns how many requests failed; more than most of them fail the test.
+// replace stops p and restarts it under load, while the other kube-apiserver runs. It returns how
+// many requests failed, and fails the test if they are more than most.
 func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed int) {
 	t.Helper()
 	w.look(t, other)
@@ -165,14 +163,14 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	select {
 	case <-p.Done():
 	case <-time.After(draining):
-		t.Fatalf("%s after SIGTERM it still runs", draining)
+		t.Fatalf("still running %s after SIGTERM", draining)
 	}
 	ended := time.Since(begun)
 	<-time.After(calm)
 	must.Do(t, p.Restart(t.Context()))
 	back := time.Since(begun)
 	<-time.After(calm)
-	t.Logf("stopped at %s, gone %s later, ready again %s later", begun.Format("15:04:05.000"), ended.Round(time.Millisecond), back.Round(time.Millisecond))
+	t.Logf("stopped at %s, exited %s later, ready again %s later", begun.Format("15:04:05.000"), ended.Round(time.Millisecond), back.Round(time.Millisecond))
 	failed = judge(t, w.load.Stop(), most)
 	w.watchers.end(t)
 	w.unmoved(t, before)

@@ -18,19 +18,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// frontPort is where HAProxy listens. The network is this package's own, and package cluster takes
-// ports from 11000 up.
+// frontPort is HAProxy's port. The network namespace is this package's own, and package cluster
+// uses ports from 11000.
 const frontPort = 10443
 
-// balancer is an HAProxy in TCP mode, as before the control plane of a cluster: it looks at
-// /readyz, and knows nothing of requests.
+// balancer is an HAProxy in TCP mode, as in front of a cluster's control plane: it checks /readyz,
+// and does not see requests.
 type balancer struct {
 	part *cluster.Part
 	file string
 }
 
-// configuration is what the documentation of kubeadm has, with looks that are closer together: 0.5
-// s, twice.
+// configuration is that of kubeadm's documentation, with more frequent checks: 0.5 s, twice.
 const configuration = `
 global
     maxconn 4000
@@ -51,7 +50,7 @@ backend servers
     default-server check check-ssl verify none inter 500ms fall 2 rise 2
 `
 
-// newBalancer starts an HAProxy before these servers.
+// newBalancer starts an HAProxy in front of these servers.
 func newBalancer(t *testing.T, c *cluster.Cluster, servers []cluster.Endpoint) *balancer {
 	t.Helper()
 	path := must.Get(exec.LookPath("haproxy"))(t)
@@ -59,14 +58,14 @@ func newBalancer(t *testing.T, c *cluster.Cluster, servers []cluster.Endpoint) *
 	b.write(t, servers)
 	client := suite.Client(t, front(c), c.Admin())
 	b.part = must.Get(c.Run(t.Context(), cluster.Command{Name: "haproxy", Path: path, Args: []string{"-db", "-f", b.file}, Ready: func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a hung answer is no answer
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a hung server is not ready
 		defer cancel()
 		return ask.Serves(ctx, client, front(c).URL+"/readyz")
 	}}))(t)
 	return b
 }
 
-// point has b serve other servers. All connections end.
+// point restarts HAProxy with other servers. All connections end.
 func (b *balancer) point(t *testing.T, servers []cluster.Endpoint) {
 	t.Helper()
 	b.write(t, servers)

@@ -13,21 +13,21 @@ import (
 )
 
 const (
-	// rate is how many requests begin a second, whatever became of those before.
+	// rate is how many requests start per second, whether or not earlier ones have ended.
 	rate = 50
-	// latest is when each must have been answered: 2 s is the issue's bound.
+	// latest is the time within which each must be answered: the issue's limit is 2 s.
 	latest = 2 * time.Second
-	// objects is how many ConfigMaps are read, written and watched.
+	// objects is the number of ConfigMaps that are read, written and watched.
 	objects = 20
 )
 
-// path is where those are.
+// path is their collection.
 const path = "/api/v1/namespaces/fleet/configmaps"
 
-// payload makes an event longer than a frame of HTTP/2, so that a cut would fall inside of one.
+// payload makes an event longer than an HTTP/2 frame, so that a broken connection would cut it.
 var payload = strings.Repeat("x", 20<<10)
 
-// newLoad reads an object, writes one, or lists what is small.
+// newLoad returns a load that reads an object, writes one, or lists small ones.
 func newLoad(clients []*http.Client, base string) *volley.Load {
 	return &volley.Load{Every: time.Second / rate, Clients: clients, Again: turnedAway, Make: func(i int) (method, url, body string) {
 		object := fmt.Sprintf("%s%s/object-%d", base, path, i%objects)
@@ -41,16 +41,16 @@ func newLoad(clients []*http.Client, base string) *volley.Load {
 	}}
 }
 
-// turnedAway reports whether kube-apiserver itself, which closes its door a moment before it says
-// so to its connections, asks for the request again, a second later. client-go repeats it
-// (rest.withRetry), directly and through anybody; what Fairlead itself answers is not repeated
-// here. Its time goes on.
+// turnedAway reports whether kube-apiserver itself asks for a retry after a second: it refuses
+// requests a moment before it sends GOAWAY. client-go retries them (rest.withRetry), directly and
+// through proxies. Fairlead's own answers are not retried here. Retries count as part of the
+// request's time.
 func turnedAway(s *volley.Shot) bool {
 	return s.Code == http.StatusServiceUnavailable && strings.Contains(s.Text, `"apiserver is shutting down"`) && s.Repeated < 10 // as client-go
 }
 
-// judge returns how many requests were not answered well and in time. More than most of them fail
-// the test.
+// judge returns how many requests failed or were late. It fails the test if they are more than
+// most.
 func judge(t *testing.T, shots []volley.Shot, most int) int {
 	t.Helper()
 	away := 0

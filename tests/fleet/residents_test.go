@@ -22,13 +22,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// nodes is how many hollow kubelets there are, each a process.
+// nodes is the number of hollow kubelets, each a process.
 const nodes = 20
 
-// leaders are the Leases of those who must not lose them.
+// leaders are the names of Leases whose holders must not change.
 var leaders = []string{"kube-controller-manager", "kube-scheduler"}
 
-// settle starts what lives on the front door.
+// settle starts the clients of the front door.
 func (w *world) settle(t *testing.T) {
 	t.Helper()
 	kubemark, scheduler := suite.Tool(t, "kubemark"), suite.Tool(t, "kube-scheduler")
@@ -55,12 +55,12 @@ func (w *world) settle(t *testing.T) {
 	}
 }
 
-// steady waits until all nodes are ready and both leaders have said so since they were asked for,
-// and returns that state.
+// steady waits until all nodes are ready and both leaders have renewed their Leases since the call.
+// It returns that state.
 func (w *world) steady(t *testing.T) (s state) {
 	t.Helper()
 	since := time.Now()
-	// 3 min: twenty kubelets start at once on two processors.
+	// 3 min: twenty kubelets start at once on two cores.
 	suite.Eventually(t, 3*time.Minute, "all nodes are ready, and both leaders lead", func() (bool, string) {
 		s = w.residents(t)
 		return s.ready == nodes && len(s.holders) == len(leaders) && s.renewed.After(since), fmt.Sprintf("%+v", s)
@@ -76,16 +76,16 @@ func (w *world) kubeconfig(t *testing.T, name string, l cluster.Leaf) string {
 	return file
 }
 
-// state is how the residents are.
+// state is the state of nodes and leaders.
 type state struct {
 	ready   int                  // nodes
 	since   map[string]time.Time // :: node → when its readiness last changed
-	holders map[string]string    // :: Lease → who holds it, for the how-manieth time
-	renewed time.Time            // when the Lease that was renewed longest ago was
-	grumble int                  // lines of kubelets' logs that say a Lease was not updated
+	holders map[string]string    // :: Lease → its holder and number of transitions
+	renewed time.Time            // the older of the Leases' last renewals
+	grumble int                  // lines of kubelets' logs that report failed renewals
 }
 
-// residents looks through kube-apiserver number one, which nobody has stopped while somebody looks.
+// residents returns the state, through a kube-apiserver that is not being stopped.
 func (w *world) residents(t *testing.T) state {
 	t.Helper()
 	s := state{since: map[string]time.Time{}, holders: map[string]string{}}
@@ -103,7 +103,7 @@ func (w *world) residents(t *testing.T) state {
 	for _, name := range leaders {
 		l, err := w.core.CoordinationV1().Leases("kube-system").Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil || l.Spec.HolderIdentity == nil || l.Spec.RenewTime == nil {
-			continue // nobody has led yet
+			continue // it has no holder yet
 		}
 		s.holders[name] = holder(l)
 		if at := l.Spec.RenewTime.Time; s.renewed.IsZero() || at.Before(s.renewed) {
@@ -125,12 +125,12 @@ func holder(l *coordinationv1.Lease) string {
 	return fmt.Sprintf("%s, change %d", *l.Spec.HolderIdentity, turn)
 }
 
-// unmoved fails the test for residents who have noticed what happened since before. Who has ended
-// over it is started again, so that the next round can see it.
+// unmoved fails the test if the state has changed since before, or a client has exited. It restarts
+// such a client for the next round.
 func (w *world) unmoved(t *testing.T, before state) {
 	t.Helper()
 	after := w.residents(t)
-	t.Logf("nodes ready: %d; leases of nodes not updated at the first try: %d", after.ready, after.grumble-before.grumble)
+	t.Logf("nodes ready: %d; failed renewals of nodes' Leases: %d", after.ready, after.grumble-before.grumble)
 	for _, p := range slices.Concat(w.leading, w.kubelets) {
 		select {
 		case <-p.Done():

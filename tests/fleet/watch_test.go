@@ -18,16 +18,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 )
 
-// watcher follows the objects without a client's library, so that it sees how each body ends.
+// watcher watches the objects without client-go, so that it sees how each body ends.
 type watcher struct {
 	client *http.Client
 	url    string
 
-	// version is that of the last event.
+	// version is the resourceVersion of the last event.
 	version string
-	// events and ends are what it has seen.
+	// events and ends count what it has received.
 	events, ends int
-	// errs are ends that were no ends of a body, at an event's end all the same.
+	// errs are ends by an error, but between events.
 	errs []string
 	// cuts are ends in the middle of an event.
 	cuts []string
@@ -46,7 +46,7 @@ func (w *watchers) start(ctx context.Context) {
 	}
 }
 
-// end stops them and fails the test for events that were cut.
+// end stops the watches and fails the test for events that were cut.
 func (w *watchers) end(t *testing.T) {
 	t.Helper()
 	w.stop()
@@ -57,12 +57,12 @@ func (w *watchers) end(t *testing.T) {
 		events, ends = events+one.events, ends+one.ends
 		errs, cuts = append(errs, one.errs...), append(cuts, one.cuts...)
 		if one.events == 0 {
-			t.Errorf("a watch of %s saw nothing", one.url)
+			t.Errorf("a watch of %s received no events", one.url)
 		}
 	}
-	t.Logf("%d watches: %d events, %d ends, %d of them in an error, %d in the middle of an event", len(w.all), events, ends, len(errs), len(cuts))
+	t.Logf("%d watches: %d events, %d ends, %d of them by an error, %d in the middle of an event", len(w.all), events, ends, len(errs), len(cuts))
 	if len(errs) > 0 {
-		t.Logf("ends in an error, such as %s", errs[0])
+		t.Logf("ends by an error, such as %s", errs[0])
 	}
 	if len(cuts) > 0 {
 		t.Errorf("%d watches were cut in the middle of an event, such as %s", len(cuts), cuts[0])
@@ -71,7 +71,7 @@ func (w *watchers) end(t *testing.T) {
 
 func (w *watcher) run(ctx context.Context) {
 	w.version, w.events, w.ends, w.errs, w.cuts = "0", 0, 0, nil, nil
-	again := time.NewTicker(100 * time.Millisecond) // as often as a client's back-off begins
+	again := time.NewTicker(100 * time.Millisecond) // a client's initial back-off
 	defer again.Stop()
 	for ctx.Err() == nil {
 		rest, err := w.follow(ctx)
@@ -93,8 +93,8 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// follow watches until the body ends, and returns how much of an unfinished event there was, and
-// how it ended.
+// follow watches until the body ends. It returns the length of an unfinished event, and how the
+// body ended.
 func (w *watcher) follow(ctx context.Context) (rest int, err error) {
 	res, err := ask.Open(ctx, w.client, w.url+path+"?watch=1&resourceVersion="+w.version, nil)
 	if err != nil {
@@ -116,7 +116,7 @@ func (w *watcher) follow(ctx context.Context) (rest int, err error) {
 		if err := json.NewDecoder(strings.NewReader(line)).Decode(&event); err != nil {
 			return len(line), err
 		}
-		if event.Type == "ERROR" { // its version is gone: begin anew
+		if event.Type == "ERROR" { // the version is too old: start again
 			w.version = "0"
 			return 0, io.EOF
 		}

@@ -1,5 +1,5 @@
 // Package issuer is an OpenID provider for tests: it serves its discovery document and one key over
-// TLS, and signs whatever it is told to.
+// TLS, and signs any claims.
 package issuer
 
 import (
@@ -25,7 +25,7 @@ type Issuer struct {
 	key *rsa.PrivateKey
 }
 
-// Start runs one until the test ends.
+// Start serves until the test ends.
 func Start(t testing.TB) *Issuer {
 	t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -58,7 +58,7 @@ func Start(t testing.TB) *Issuer {
 
 func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// Config is an AuthenticationConfiguration that believes the issuer.
+// Config returns an AuthenticationConfiguration that trusts the issuer.
 func (i *Issuer) Config(prefix string) string {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw})
 	return fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
@@ -78,7 +78,7 @@ jwt:
 `, i.URL, strings.ReplaceAll(strings.TrimSpace(string(ca)), "\n", "\n      "), prefix)
 }
 
-// Token signs claims; nil values take a default claim away.
+// Token signs claims, added to valid defaults. A nil value removes a default.
 func (i *Issuer) Token(t testing.TB, claims map[string]any) string {
 	t.Helper()
 	now := time.Now()

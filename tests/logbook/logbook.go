@@ -6,8 +6,7 @@ import (
 	"sync"
 )
 
-// Book is what has been logged so far, an io.Writer and a fmt.Stringer for any goroutine. The zero
-// Book is empty.
+// Book is a log, an io.Writer and a fmt.Stringer for any goroutine. The zero value is empty.
 type Book struct {
 	mu   sync.Mutex // guards text
 	text strings.Builder
@@ -20,7 +19,7 @@ func (b *Book) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-// String is all of it.
+// String returns the whole log.
 func (b *Book) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -21,11 +21,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testCertificates makes them, compares them with those that cert-manager is asked for, and renews
-// them as the account of the CronJob.
+// testCertificates makes certificates, compares them with those for cert-manager, and renews them
+// with the CronJob's account.
 func testCertificates(t *testing.T, w *world) {
 	if out := w.must(t, w.blocks[0]); strings.Count(out, " written") != 3 {
-		t.Errorf("init says:\n%s", out)
+		t.Errorf("init printed:\n%s", out)
 	}
 	t.Run("as cert-manager's", func(t *testing.T) {
 		data := must.Get(os.ReadFile("../../deploy/components/cert-manager/certificates.yaml"))(t)
@@ -51,7 +51,7 @@ func testCertificates(t *testing.T, w *world) {
 			}
 		}
 		if n != 3 {
-			t.Errorf("%d certificates", n)
+			t.Errorf("%d certificates, want 3", n)
 		}
 	})
 	t.Run("what somebody else made", func(t *testing.T) {
@@ -63,24 +63,24 @@ func testCertificates(t *testing.T, w *world) {
 	t.Run("renewed", func(t *testing.T) { testRenewed(t, w) })
 }
 
-// testRenewed is the CronJob: its account, and what it runs. A name that is asked for makes a
-// certificate anew as its end would.
+// testRenewed runs the CronJob's command with its account. A new name causes a renewal, as an
+// expiring certificate does.
 func testRenewed(t *testing.T, w *world) {
 	rendered := w.must(t, "mkdir -p deploy/job && printf 'resources: [../base]\\ncomponents: [../components/renew]\\n' > deploy/job/kustomization.yaml && kubectl kustomize deploy/job")
 	_, job, _ := strings.Cut(rendered, "kind: CronJob")
 	if !strings.Contains(job, "/usr/local/bin/kubectl-fairlead\n") || !strings.Contains(job, "- init\n") {
-		t.Fatalf("the CronJob runs something else:\n%s", job)
+		t.Fatalf("the CronJob runs another command:\n%s", job)
 	}
 	w.must(t, "kubectl apply -k deploy/job")
 	account := filepath.Join(w.folder, "renew.kubeconfig")
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(account, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead-renew")}))
 	init := "kubectl-fairlead init --kubeconfig=" + account
 	if out := w.must(t, init); strings.Count(out, " unchanged") != 3 {
-		t.Errorf("at once again:\n%s", out)
+		t.Errorf("the second run printed:\n%s", out)
 	}
 	before := w.leaf(t, "fairlead-serving")
 	if out := w.must(t, init, "--serving-names=front.example.com,fairlead.kube-system.svc,127.0.0.1"); strings.Count(out, " written") != 1 || w.leaf(t, "fairlead-serving").Equal(before) {
-		t.Errorf("with another name:\n%s", out)
+		t.Errorf("with another name it printed:\n%s", out)
 	}
 	role := must.Get(w.core.RbacV1().Roles("kube-system").Get(t.Context(), "fairlead-renew", metav1.GetOptions{}))(t)
 	for i := range role.Rules {
@@ -92,7 +92,7 @@ func testRenewed(t *testing.T, w *world) {
 			}
 			less.ResourceVersion = ""
 			must.Get(w.core.RbacV1().Roles("kube-system").Update(t.Context(), less, metav1.UpdateOptions{}))(t)
-			suite.Eventually(t, soon, "refused without "+verb, func() (bool, string) { // the authorizer follows by a watch; each try that succeeds makes a certificate
+			suite.Eventually(t, soon, "refused without "+verb, func() (bool, string) { // the authorizer learns of the change by a watch; each successful try makes a certificate
 				a := w.follow(t, init, fmt.Sprintf("--serving-names=front.example.com,name-%d-%d", i, j))
 				if a.Code == 0 {
 					w.must(t, init, "--serving-names=front.example.com")
@@ -105,23 +105,23 @@ func testRenewed(t *testing.T, w *world) {
 	must.Get(w.core.RbacV1().Roles("kube-system").Update(t.Context(), role, metav1.UpdateOptions{}))(t)
 }
 
-// testTakenUp renews what extension servers know Fairlead by, and goes on.
+// testTakenUp renews the proxy client certificate, and Fairlead uses the new one.
 func testTakenUp(t *testing.T, w *world) {
 	w.must(t, "kubectl -n kube-system delete secret fairlead-front-proxy-client && kubectl fairlead init")
 	d := must.Get(w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{}))(t)
 	w.mount(t, d, filepath.Join(w.Dir(), "fairlead"))
 	admin, ends := passport{cred: w.StaticToken("admin")}, w.leaf(t, "fairlead-front-proxy-client").NotAfter.Format(time.RFC3339)
-	suite.Eventually(t, 2*time.Minute, "the certificate that ends at "+ends, func() (bool, string) { // files are looked at each minute
+	suite.Eventually(t, 2*time.Minute, "the certificate that ends at "+ends, func() (bool, string) { // files are read every minute
 		_, body := w.ask(t, w.front, admin, "GET", "/fairlead/status", "")
 		return strings.Contains(body, ends), body
 	})
 	if code, body := w.ask(t, w.front, admin, "GET", flunders, ""); code != 200 {
-		t.Errorf("after that: %d %s", code, body)
+		t.Errorf("after the renewal: %d %s", code, body)
 	}
 }
 
-// testOthers runs what docs/managed.md has for products whose keys one can have, as far as that
-// needs no such product.
+// testOthers runs the commands of docs/managed.md for products with accessible keys, as far as they
+// need no such product.
 func testOthers(t *testing.T, w *world) {
 	page := must.Get(os.ReadFile("../../docs/managed.md"))(t)
 	block := func(title string) string {
@@ -142,7 +142,7 @@ func testOthers(t *testing.T, w *world) {
 			"- --proxy-client-key-file=/etc/kubernetes/pki/client-auth-proxy.key", "- --tls-cert-file=/etc/kubernetes/pki/serving-kube-apiserver.crt",
 		} {
 			if !strings.Contains(out, want) {
-				t.Errorf("no %q in what is rendered", want)
+				t.Errorf("the rendered manifests lack %q", want)
 			}
 		}
 	})

@@ -1,9 +1,9 @@
-// Package managed follows docs/managed.md on a real cluster as a cloud runs it: its kube-apiserver
-// has no --requestheader flag, Fairlead has the account, the arguments and the Secrets that
-// deploy/overlays/managed and kubectl fairlead init make, and a sample extension server trusts
-// Fairlead's own CA alone. What the kubelet does, runs the pods, is done by the tests. One cluster
-// is shared by all cases.
+// Package managed follows docs/managed.md on a real cluster as clouds run it: its kube-apiserver
+// has no --requestheader flag, Fairlead has the account, arguments and Secrets that
+// deploy/overlays/managed and kubectl fairlead init make, and a sample extension server trusts only
+// Fairlead's own CA. The tests run the pods' programs instead of a kubelet. All cases share one
+// cluster.
 //
-// It is behind the build tag e2e. That everything else holds there, too, is shown by the lane
-// impersonate of tests/e2e.
+// The build tag is e2e. The lane impersonate of tests/e2e shows that everything else works there,
+// too.
 package managed

@@ -19,13 +19,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// passport is a way of saying who one is.
+// passport is a way to authenticate.
 type passport struct {
 	name   string
 	cred   cluster.Credentials
 	header http.Header
-	// user, groups and extra are who the cluster takes one for; extra is the key of an attribute.
-	// Or status is what one is answered, with what is said.
+	// user, groups and extra are the expected identity; extra is the key of an attribute. Or status
+	// and says are the expected refusal.
 	user   string
 	groups []string
 	extra  string
@@ -78,7 +78,7 @@ const caller = "caller-of-managed"
 func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path, body string) (int, string) {
 	t.Helper()
 	c := suite.Client(t, front.Endpoint, p.cred)
-	if rt, ok := c.Transport.(*http.Transport); ok && len(rt.TLSClientConfig.Certificates) > 0 { // shown whatever authorities the server would like to see
+	if rt, ok := c.Transport.(*http.Transport); ok && len(rt.TLSClientConfig.Certificates) > 0 { // presented whichever CAs the server asks for
 		rt.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return &rt.TLSClientConfig.Certificates[0], nil
 		}
@@ -94,7 +94,7 @@ func (w *world) whoami(t *testing.T, front *cluster.Front, p passport) (int, str
 	return w.ask(t, front, p, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
 }
 
-// mine is what Fairlead's account may list and nobody else here may, but for administrators.
+// mine is a list that only Fairlead's account and administrators may read.
 const mine = "/apis/apiregistration.k8s.io/v1/apiservices"
 
 func testIdentity(t *testing.T, w *world) {
@@ -121,14 +121,14 @@ func testIdentity(t *testing.T, w *world) {
 				want = http.StatusOK
 			}
 			if code, body := w.ask(t, w.front, p, http.MethodGet, mine, ""); code != want {
-				t.Errorf("what Fairlead may read: %d %.300s, want %d", code, body, want)
+				t.Errorf("the list that only Fairlead may read: %d %.300s, want %d", code, body, want)
 			}
 		})
 	}
 	t.Run("the cluster's record", func(t *testing.T) { testRecord(t, w) })
 }
 
-// testRecord reads as whom the cluster was asked: on Fairlead's account only as somebody else.
+// testRecord reads the audit log: requests with Fairlead's account must impersonate a user.
 func testRecord(t *testing.T, w *world) {
 	as := map[string]int{}
 	for _, e := range w.events(t) {
@@ -140,7 +140,7 @@ func testRecord(t *testing.T, w *world) {
 			who = e.ImpersonatedUser.Username
 		}
 		if e.User.Username == accountName && (e.ImpersonatedUser == nil || who == "" || who == "system:anonymous") {
-			t.Errorf("a caller rode Fairlead's account: %+v", e)
+			t.Errorf("a caller's request was sent as Fairlead itself: %+v", e)
 		}
 		as[e.User.Username+" as "+who]++
 	}
@@ -149,7 +149,7 @@ func testRecord(t *testing.T, w *world) {
 		"system:serviceaccount:managed:robot as itself", "alice as itself", "system:anonymous as itself",
 	} {
 		if as[want] == 0 {
-			t.Errorf("nobody asked as %q: %v", want, as)
+			t.Errorf("no request by %q: %v", want, as)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// TestManaged takes the steps of docs/managed.md one after the other, and looks at what comes out.
+// TestManaged follows the steps of docs/managed.md in order and checks their results.
 func TestManaged(t *testing.T) {
 	w := newWorld(t)
 	w.must(t, "kubectl create namespace wardle; kubectl create namespace managed; kubectl apply -f -", "<<'EOF'\n"+people+"\nEOF")
@@ -38,13 +38,13 @@ func TestManaged(t *testing.T) {
 	}
 	for _, s := range steps {
 		if !t.Run(s.name, func(t *testing.T) { s.run(t, w) }) && w.front == nil {
-			return // the others need one
+			return // the other steps need Fairlead
 		}
 	}
 }
 
-// people are who the cases need: robot is nobody in particular, boss may impersonate, and who may
-// use flunders.
+// people are the accounts of the cases: the ServiceAccount robot, boss, who may impersonate, and
+// those who may use flunders.
 const people = `
 {apiVersion: v1, kind: ServiceAccount, metadata: {namespace: managed, name: robot}}
 ---
@@ -77,8 +77,8 @@ func testOverlay(t *testing.T, w *world) {
 	w.front = front
 }
 
-// testExtensionServer starts one with the flags that the page names, all of which but the first are
-// for the cluster's own aggregator: what is in the file has none here.
+// testExtensionServer starts the sample extension server with the flags of docs/managed.md. This
+// cluster has no CA of its own aggregator to add to their file.
 func testExtensionServer(t *testing.T, w *world) {
 	w.must(t, w.blocks[2])
 	page := must.Get(os.ReadFile("../../docs/managed.md"))(t)
@@ -98,7 +98,7 @@ func testExtensionServer(t *testing.T, w *world) {
 
 func testLint(t *testing.T, w *world) {
 	if out := w.must(t, w.blocks[3], "--allow-loopback-backends"); out != "" {
-		t.Errorf("lint has found:\n%s", out)
+		t.Errorf("lint reports:\n%s", out)
 	}
 	pair := w.PKI.FrontProxyPair
 	a := w.follow(t, "kubectl fairlead lint --kubeconfig=$KUBECONFIG --local-identity=impersonate --allow-loopback-backends --proxy-client-cert-file="+pair.CertFile, "--proxy-client-key-file="+pair.KeyFile)
@@ -120,7 +120,7 @@ func testClients(t *testing.T, w *world) {
 
 const flunders = "/apis/wardle.example.com/v1beta1/namespaces/managed/flunders"
 
-// testFlunders has each kind of caller keep an object at the extension server, and shows that the
+// testFlunders creates an object at the extension server as each caller, and shows that the
 // cluster's own aggregator cannot reach it.
 func testFlunders(t *testing.T, w *world) {
 	for i, p := range passports(t, w) {
@@ -129,7 +129,7 @@ func testFlunders(t *testing.T, w *world) {
 			name := fmt.Sprintf("flunder-%d", i)
 			code, body := w.ask(t, w.front, p, "POST", flunders, `{"apiVersion":"wardle.example.com/v1beta1","kind":"Flunder","metadata":{"name":"`+name+`"}}`)
 			if may != (code == 201) || !may && code != 403 && code != 401 {
-				t.Fatalf("making one: %d %s, may: %t", code, body, may)
+				t.Fatalf("creating: %d %s, may: %t", code, body, may)
 			}
 			if code, body := w.ask(t, w.front, p, "GET", flunders+"/"+name, ""); may && code != 200 {
 				t.Errorf("reading it: %d %s", code, body)
@@ -144,5 +144,5 @@ func testFlunders(t *testing.T, w *world) {
 	})
 }
 
-// soon is how long what was just written may take to be known everywhere.
+// soon is how long a change may take to be known everywhere.
 const soon = 30 * time.Second

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testRules runs Fairlead without each resource of each rule that the overlay adds to those of the
-// base, which tests/operate takes away one by one.
+// testRules runs Fairlead without each resource of each rule that the overlay adds to the base.
+// tests/operate does so for the rules of the base.
 func testRules(t *testing.T, w *world) {
 	t.Run("nothing is forbidden", func(t *testing.T) {
 		log := must.Get(os.ReadFile(w.front.Part.LogFile()))(t)
@@ -26,7 +26,7 @@ func testRules(t *testing.T, w *world) {
 		}
 		for _, e := range w.events(t) {
 			if e.User.Username == accountName && e.ImpersonatedUser == nil && e.ResponseStatus.Code == 403 {
-				t.Errorf("Fairlead asked for what it may not: %+v", e)
+				t.Errorf("Fairlead sent a forbidden request: %+v", e)
 			}
 		}
 	})
@@ -47,12 +47,12 @@ func testRules(t *testing.T, w *world) {
 		}
 	}
 	if n < 6 {
-		t.Errorf("%d resources are granted", n)
+		t.Errorf("%d resources are granted, want at least 6", n)
 	}
 }
 
-// testWithout runs a Fairlead with these rules, which lack one for a resource, and wants whoever
-// needs it to be refused.
+// testWithout runs a Fairlead with rules that lack a resource. Requests that need it must be
+// refused.
 func testWithout(t *testing.T, w *world, resource string, rules []rbacv1.PolicyRule) {
 	account := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace("less-" + resource))
 	w.grant(t, account, rules)
@@ -61,7 +61,7 @@ func testWithout(t *testing.T, w *world, resource string, rules []rbacv1.PolicyR
 	for _, p := range passports(t, w) {
 		by[p.name] = p
 	}
-	// Who comes with a token of the cluster needs none of these rules.
+	// Callers with a token of the cluster need none of these rules.
 	if code, body := w.whoami(t, front, by["ServiceAccount token"]); code != 201 {
 		t.Errorf("by token: %d %s", code, body)
 	}
@@ -82,23 +82,23 @@ func testWithout(t *testing.T, w *world, resource string, rules []rbacv1.PolicyR
 		"userextras/authentication.kubernetes.io/credential-id": by["certificate"],
 	}[resource]
 	if !ok {
-		t.Fatalf("%s is granted, and nothing here needs it", resource)
+		t.Fatalf("%s is granted, and no case here needs it", resource)
 	}
 	if code, body := w.whoami(t, w.front, needs); code != 201 {
-		t.Errorf("with it: %d %s", code, body)
+		t.Errorf("with the rule: %d %s", code, body)
 	}
-	// The words are those of the last way that it tries: of constrained impersonation.
+	// The message is that of the last attempt, constrained impersonation.
 	if code, body := w.whoami(t, front, needs); code != 403 || !strings.Contains(body, account+`\" cannot impersonate`) {
-		t.Errorf("without it: %d %s", code, body)
+		t.Errorf("without the rule: %d %s", code, body)
 	}
 	if resource != "users" {
 		if code, body := w.whoami(t, front, by["front proxy for who has no group"]); code != 201 {
-			t.Errorf("who does not need it: %d %s", code, body)
+			t.Errorf("a caller that does not need the rule: %d %s", code, body)
 		}
 	}
 }
 
-// grant makes an account of Fairlead's with what deploy/base grants, and these rules.
+// grant makes an account for Fairlead with the rights of deploy/base and these rules.
 func (w *world) grant(t *testing.T, name string, rules []rbacv1.PolicyRule) {
 	t.Helper()
 	w.must(t, "kubectl -n managed create serviceaccount "+name)

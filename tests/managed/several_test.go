@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// ours are APIServices of a folder, one by URL and one by a Service of the cluster.
+// ours are APIServices of a directory, one with a URL and one with a Service of the cluster.
 const ours = `
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
@@ -31,8 +31,8 @@ metadata: {name: v1.both.example.com}
 spec: {group: both.example.com, version: v1, groupPriorityMinimum: 1000, versionPriority: 100, caBundle: %[2]s, service: {namespace: several, name: here, port: %[1]d}}
 `
 
-// testSeveral has a folder beside the cluster's own APIServices: what is in the folder is
-// Fairlead's to forward, and the rest the cluster's own aggregator's.
+// testSeveral uses a directory in addition to the cluster's own APIServices. Fairlead forwards
+// requests for those in the directory, the cluster's own aggregator for the rest.
 func testSeveral(t *testing.T, w *world) {
 	ca := pki.NewCA("several-ca")
 	caFile, _, err := ca.WriteFiles(t.TempDir(), "ca")
@@ -62,7 +62,7 @@ func testSeveral(t *testing.T, w *world) {
 		if !slices.ContainsFunc(c.server.Requests(0), func(r extension.Request) bool {
 			return r.Target == path && r.PeerName == c.peer && r.Header.Get("X-Remote-User") == "admin" && r.Status == 200
 		}) {
-			t.Errorf("%s did not come by %s", path, c.peer)
+			t.Errorf("%s did not arrive from %s", path, c.peer)
 		}
 	}
 	suite.Eventually(t, soon, "one list of all groups", func() (bool, string) {

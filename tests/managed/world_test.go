@@ -26,17 +26,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// world is the cluster, and the folder in which somebody types what docs/managed.md says.
+// world is the cluster, and the folder where the commands of docs/managed.md run.
 type world struct {
 	*cluster.Cluster
 	folder     string
 	fairlead   string // executable
-	kubeconfig string // of an administrator with a token, which Fairlead does not know
-	audit      string // the kube-apiserver's log
+	kubeconfig string // of an administrator with a token of the cluster, which Fairlead does not know
+	audit      string // the kube-apiserver's audit log
 	blocks     []string
 	core       kubernetes.Interface
-	users      *cluster.Authority // signs certificates that the cluster does not know
-	fronts     *cluster.Authority // signs those of a front proxy before Fairlead
+	users      *cluster.Authority // signs certificates that the cluster does not trust
+	fronts     *cluster.Authority // signs certificates of front proxies in front of Fairlead
 	tokens     *issuer.Issuer
 	front      *cluster.Front
 }
@@ -68,16 +68,16 @@ func newWorld(t *testing.T) *world {
 	must.Do(t, os.WriteFile(filepath.Join(w.folder, "issuers.yaml"), []byte(w.tokens.Config("oidc:")), 0o600))
 	data := must.Get(os.ReadFile("../../docs/managed.md"))(t)
 	for _, b := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1) {
-		w.blocks = append(w.blocks, regexp.MustCompile("(?m)^   ").ReplaceAllString(b[1], "")) // they are of a list
+		w.blocks = append(w.blocks, regexp.MustCompile("(?m)^   ").ReplaceAllString(b[1], "")) // they are indented in a list
 	}
 	if len(w.blocks) != 5 {
-		t.Fatalf("%d blocks in docs/managed.md, want 5: each is for a step here", len(w.blocks))
+		t.Fatalf("%d blocks in docs/managed.md, want 5: one for each step here", len(w.blocks))
 	}
 	return w
 }
 
-// follow types commands, with a name that leads here in the place of the example's. more is added
-// to the last one.
+// follow runs commands, with localhost instead of the example's name. It appends more to the last
+// one.
 func (w *world) follow(t *testing.T, block string, more ...string) suite.Answer {
 	t.Helper()
 	block = strings.TrimSpace(block) + " " + strings.Join(more, " ")
@@ -101,8 +101,8 @@ func (w *world) must(t *testing.T, block string, more ...string) string {
 	return a.Out
 }
 
-// start does what the kubelet would for a pod of the Deployment that is in the cluster, with an
-// account of one's choice and more flags.
+// start does what the kubelet would for a pod of the cluster's Deployment, with the given account
+// and more flags.
 func (w *world) start(t *testing.T, name, namespace, account string, more ...string) (*cluster.Front, error) {
 	t.Helper()
 	d := must.Get(w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{}))(t)
@@ -128,7 +128,7 @@ func (w *world) start(t *testing.T, name, namespace, account string, more ...str
 		Admin:    cluster.Endpoint{URL: fmt.Sprintf("https://localhost:%d", ports[1]), CAFile: ca},
 	}
 	client := suite.Client(t, f.Admin, cluster.Credentials{})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // one that may everything is ready within a second or two
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // with all rights, it is ready within two seconds
 	defer cancel()
 	part, err := w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: func(ctx context.Context) error {
 		return ask.Serves(ctx, client, f.Admin.URL+"/readyz")
@@ -162,7 +162,7 @@ func (w *world) mount(t *testing.T, d *appsv1.Deployment, root string) {
 	}
 }
 
-// event is what kube-apiserver has recorded of a request.
+// event is an event of kube-apiserver's audit log.
 type event struct {
 	Stage, Verb, RequestURI, UserAgent string
 	User                               struct{ Username string }

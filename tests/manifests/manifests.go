@@ -1,5 +1,5 @@
-// Package manifests has manifests for tests of the dir: registry: good ones, and a table of bad
-// ones with what must be told about each.
+// Package manifests has manifests for tests of the dir: registry: valid ones, and a table of
+// invalid ones with the message for each.
 package manifests
 
 import (
@@ -88,13 +88,13 @@ subjects:
   name: reader
 `
 
-// What apimachinery says of names.
+// Messages of apimachinery for invalid names.
 const (
 	subdomain = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
 	label     = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
 )
 
-// Invalid returns one of Good each with a change, and what is told about it.
+// Invalid returns manifests of Good with one fault each, and the message for it.
 func Invalid() []Case {
 	return []Case{
 		{"tab", "a:\n\tb: 1\n", "bad.yaml:2: reading YAML: found character that cannot start any token"},
@@ -170,19 +170,19 @@ func Invalid() []Case {
 	}
 }
 
-// Case is a manifest that is refused.
+// Case is an invalid manifest.
 type Case struct {
-	// Name says what is wrong with it.
+	// Name describes the fault.
 	Name string
-	// Text is the file.
+	// Text is the file's content.
 	Text string
-	// Want is how the first fault is told, of a file called bad.yaml: bad.yaml:LINE: FIELD:
+	// Want is the message for the first fault in a file named bad.yaml: bad.yaml:LINE: FIELD:
 	// MESSAGE.
 	Want string
 }
 
-// Remote are manifests of group/v1, behind port 8443 of an address; annotations, if there are any,
-// are its APIService's.
+// Remote returns manifests for group/v1 at port 8443 of an address. Its APIService has the
+// annotations, if any.
 func Remote(group, address, annotations string) string {
 	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
 kind: APIService

@@ -1,5 +1,5 @@
-// Package must ends a test if its preparation fails. Tests check by themselves what they are about,
-// and say what they expected.
+// Package must ends a test if its preparation fails. What a test is about, it checks itself, and
+// says what it expected.
 package must
 
 import "testing"
@@ -12,7 +12,7 @@ func Do(t testing.TB, err error) {
 	}
 }
 
-// Get takes the results of a call and returns what gives the value to a test, which ends on an
+// Get takes the results of a call. The returned function returns the value, or ends the test on an
 // error: b := must.Get(os.ReadFile(name))(t).
 func Get[T any](v T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {

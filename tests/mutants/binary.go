@@ -20,14 +20,14 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// binary is a test binary whose package has mutants in it, or stands on one that has.
+// binary is a test binary with mutants in its package or in one that it imports.
 type binary struct {
 	file, dir string
-	took      map[string]time.Duration // by test, none of whose mutants is on
-	reached   map[string][]int         // by test: the mutants
+	took      map[string]time.Duration // by test, without mutants
+	reached   map[string][]int         // by test: numbers of mutants
 }
 
-// build compiles the tests of dir with files laid over those on the disk.
+// build compiles the tests of dir with files in place of those on disk.
 func (w *workshop) build(ctx context.Context, dir string, files map[string][]byte) (*binary, error) {
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	for name, text := range files {
@@ -53,8 +53,8 @@ func (w *workshop) build(ctx context.Context, dir string, files map[string][]byt
 	return b, w.trace(ctx, b)
 }
 
-// trace runs every test alone, with no mutant on, to learn which mutants it reaches and how long it
-// takes.
+// trace runs each test by itself without mutants, and records which mutants it reaches and how long
+// it takes.
 func (w *workshop) trace(ctx context.Context, b *binary) error {
 	list := w.run(ctx, b, 0, "", time.Minute, "-test.list=^(Test|Fuzz|Example)")
 	if list.killer != "" {
@@ -70,7 +70,7 @@ func (w *workshop) trace(ctx context.Context, b *binary) error {
 				return err
 			}
 			r := w.run(ctx, b, 0, reached, 10*time.Minute, "-test.run=^"+test+"$")
-			if r.killer != "" { // the machine is busy
+			if r.killer != "" { // the machine may be busy
 				r = w.run(ctx, b, 0, reached, 10*time.Minute, "-test.run=^"+test+"$")
 			}
 			if r.killer != "" {
@@ -91,8 +91,8 @@ func (w *workshop) trace(ctx context.Context, b *binary) error {
 	return g.Wait()
 }
 
-// kill runs the tests that reach the mutant, the quick ones first, and names the one that fails;
-// empty: none does.
+// kill runs the tests that reach the mutant, quick ones first, and returns what killed it. Empty
+// means that it is alive.
 func (w *workshop) kill(ctx context.Context, b *binary, number int) string {
 	var quick, slow []string
 	for _, test := range slices.Sorted(maps.Keys(b.reached)) {
@@ -112,7 +112,7 @@ func (w *workshop) kill(ctx context.Context, b *binary, number int) string {
 	return ""
 }
 
-// fail runs tests, and those that fail once more: a busy machine has killed nothing.
+// fail runs tests, and repeats those that fail: they may fail because the machine is busy.
 func (w *workshop) fail(ctx context.Context, b *binary, number int, tests []string) string {
 	if len(tests) == 0 {
 		return ""
@@ -131,20 +131,20 @@ func (w *workshop) fail(ctx context.Context, b *binary, number int, tests []stri
 	return r.killer
 }
 
-// outcome is how a run of tests ended.
+// outcome is the result of a run of tests.
 type outcome struct {
-	killer string // what ended it: a test, a panic or the time; empty: nothing
+	killer string // what failed: a test, "panic" or "time". Empty means nothing
 	failed []string
 	took   time.Duration
 	out    string
 }
 
-// run runs b with one mutant on. While the machine stood still, time was up for everybody, so the
-// run counts for nothing.
+// run runs b with one mutant on. It repeats a run during which the machine stood still, because
+// time limits may have expired meanwhile.
 func (w *workshop) run(ctx context.Context, b *binary, number int, reached string, limit time.Duration, args ...string) outcome {
 	for {
 		still, start := w.still.Load(), time.Now()
-		// A mutant may allocate without end: 8 GiB of data are several times what any test needs.
+		// A mutant may allocate without end: 8 GiB of data is several times what any test needs.
 		cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", `ulimit -d 8388608; exec "$@"`, "sh", b.file, "-test.timeout=" + limit.String()}, args...)...)
 		cmd.Dir, cmd.WaitDelay = b.dir, 5*time.Second
 		cmd.Env = append(os.Environ(), "MUTANT="+strconv.Itoa(number), "MUTANT_REACHED="+reached, "TMPDIR="+w.tmp)
@@ -173,7 +173,7 @@ func (w *workshop) run(ctx context.Context, b *binary, number int, reached strin
 
 func failure() *regexp.Regexp { return regexp.MustCompile(`(?m)^--- FAIL: (\w+)`) }
 
-// watch counts how often the machine, or this program on it, stood still for seconds: suspended, or
+// watch counts how often the machine, or this process, stood still for seconds: suspended or
 // frozen.
 func watch(ctx context.Context, still *atomic.Int64) {
 	const step = 100 * time.Millisecond

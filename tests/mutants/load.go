@@ -18,7 +18,7 @@ import (
 	"slices"
 )
 
-// folder is a package and everything that could be changed in it.
+// folder is a package with all its mutants.
 type folder struct {
 	dir      string // from the root
 	fset     *token.FileSet
@@ -31,7 +31,7 @@ type folder struct {
 	mutants  []*mutant
 }
 
-// load reads the packages, with the types that the compiler has for what they import.
+// load reads the packages. The types of their imports come from the compiler.
 func load(ctx context.Context) ([]*folder, error) {
 	args := []string{"list", "-export", "-deps", "-json=ImportPath,Dir,GoFiles,Export,DepOnly"}
 	for _, dir := range slices.Sorted(maps.Keys(closest())) {

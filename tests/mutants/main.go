@@ -1,10 +1,10 @@
-// Command mutants changes the code in small ways, one at a time, and runs the closest unit tests: a
-// change that no test notices lives, and is either in the list alive.txt with a reason, or a test
-// is missing.
+// Command mutants changes the code in small ways, one at a time, and runs the closest unit tests. A
+// mutant that no test notices is alive: either alive.txt lists it with a reason, or a test is
+// missing.
 //
-// It never touches the tree. All changes to a package are compiled into one test binary, each
-// behind a switch that the environment sets, so the tests run hundreds of times and the compiler
-// once. A test runs only for the changes that it reaches.
+// It never changes the tree. All mutants of a package are compiled into one test binary, each
+// behind a switch in the environment, so the tests run hundreds of times and the compiler once. A
+// test runs only for the mutants that it reaches.
 package main
 
 import (
@@ -50,15 +50,15 @@ func main() {
 type workshop struct {
 	sample, seed, parallel int
 	at                     string
-	dir, tmp               string // for binaries; for tests
+	dir, tmp               string // dir is for binaries, tmp for tests
 	still                  atomic.Int64
 	reasons                []string       // lines of the list
 	made, killed           map[string]int // by package
 	unexplained            []string
 }
 
-// closest are the packages that decide, strip, verify, cache, bound and order, each with those
-// whose tests are asked about what its own do not notice.
+// closest lists the packages that decide, strip, verify, cache, limit and order. Each has packages
+// whose tests run for the mutants that survive its own tests.
 func closest() map[string][]string {
 	return map[string][]string{
 		"certs": {}, "certs/trust": {"certs"}, "cmd/fairlead": {}, "cmd/fairlead/entrypoint": {}, "cmd/fairlead/status": {}, "health": {},
@@ -107,16 +107,15 @@ func (w *workshop) work(ctx context.Context, folders []string) error {
 	return errors.Join(w.sum(), w.stale(all))
 }
 
-// choose draws mutants for one package, in proportion to what could be changed there. A draw
-// depends on nothing but the seed and the mutant's own text, so it stays the same while other code
-// changes.
+// choose selects a package's mutants, in proportion to their share of all. The selection depends
+// only on the seed and the mutant's own text, so it stays the same when other code changes.
 func (w *workshop) choose(p *folder, all []*folder) []*mutant {
 	quota, total := len(p.mutants), 0
 	for _, f := range all {
 		total += len(f.mutants)
 	}
 	if w.sample > 0 && w.at == "" {
-		quota = max(4, (w.sample*len(p.mutants)+total-1)/total) // of a small package at least a few
+		quota = max(4, (w.sample*len(p.mutants)+total-1)/total) // at least a few of a small package
 	}
 	drawn := func(m *mutant) string {
 		return fmt.Sprintf("%x", sha256.Sum256(fmt.Append(nil, w.seed, m.key())))
@@ -132,8 +131,8 @@ func (w *workshop) choose(p *folder, all []*folder) []*mutant {
 	return chosen
 }
 
-// try asks the tests of the package about every mutant, and then those closest to it about the ones
-// that live.
+// try runs the package's tests for every mutant, then those of the closest packages for the mutants
+// that are still alive.
 func (w *workshop) try(ctx context.Context, p *folder, live []*mutant) error {
 	dir := p.dir
 	w.made[dir] = len(live)
@@ -180,7 +179,7 @@ func (w *workshop) try(ctx context.Context, p *folder, live []*mutant) error {
 	return nil
 }
 
-// reason is what the list says about m.
+// reason returns the list's reason for m.
 func (w *workshop) reason(m *mutant) string {
 	for _, line := range w.reasons {
 		if why, ok := strings.CutPrefix(line, m.key()+": "); ok {
@@ -190,7 +189,7 @@ func (w *workshop) reason(m *mutant) string {
 	return ""
 }
 
-// stale complains of lines of the list that speak of no code.
+// stale returns an error for each line of the list without a mutant.
 func (w *workshop) stale(all []*folder) error {
 	var errs []error
 	for _, line := range w.reasons {
@@ -199,7 +198,7 @@ func (w *workshop) stale(all []*folder) error {
 			known = known || slices.ContainsFunc(f.mutants, func(m *mutant) bool { return strings.HasPrefix(line, m.key()+": ") })
 		}
 		if !known {
-			errs = append(errs, fmt.Errorf("%s: nothing such can be changed any more: %s", listName, line))
+			errs = append(errs, fmt.Errorf("%s: there is no such mutant any more: %s", listName, line))
 		}
 	}
 	return errors.Join(errs...)
@@ -214,10 +213,10 @@ func (w *workshop) sum() error {
 	}
 	fmt.Fprintf(os.Stdout, "all: %d, %d, %d\n", made, killed, made-killed)
 	if made == 0 {
-		return errors.New("there was nothing to change: folders are named from the root, as tests/mutants/main.go has them")
+		return errors.New("no mutants: name folders from the root, as in tests/mutants/main.go")
 	}
 	if len(w.unexplained) > 0 {
-		return fmt.Errorf("%d live without a reason in %s:\n%s", len(w.unexplained), listName, strings.Join(w.unexplained, "\n"))
+		return fmt.Errorf("%d mutants are alive without a reason in %s:\n%s", len(w.unexplained), listName, strings.Join(w.unexplained, "\n"))
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func full(seats []*seat) bool { return len(seats) > 0 || most == 8 }
 func err() error { return nil }
 `
 
-// The changes to a small file, each of which compiles, alone and with all the others.
+// All mutants of a small file compile, alone and together.
 func TestMutants(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "p.go")
 	if err := os.WriteFile(name, []byte(source), 0o600); err != nil {
@@ -75,8 +75,7 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// A line of the list gives its reason to the one mutant that it names, and is found out when no
-// code is left that it could speak of.
+// A line of the list applies to exactly one mutant, and is reported when no such mutant exists.
 func TestList(t *testing.T) {
 	here := &mutant{file: "a.go F", code: "x: y", to: "dropped"}
 	w := workshop{reasons: []string{"# what this is", "a.go F: x: y → dropped: nobody asks", "a.go F: z → dropped: gone", ""}}

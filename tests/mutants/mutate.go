@@ -10,22 +10,21 @@ import (
 	"strings"
 )
 
-// mutant is one change to one file. Text goes in before and after the code that it changes, and the
-// code itself stays: so many mutants live in one binary, and $ in the text, their number, says
-// which of them is on.
+// mutant is a change to a file: text before and after the code, which stays. So many mutants fit
+// into one binary. $ in the text stands for the mutant's number, which selects it.
 type mutant struct {
-	file, code, to string // what is written in the list; file has the function's name with it
+	file, code, to string // as in the list; file includes the function's name
 	place          string // file:line, for people
-	name           string // of the file, as the compiler knows it
+	name           string // of the file, as the compiler has it
 	at, end        int    // offsets of the code
 	before, after  string
 	number         int
 }
 
-// key is what the list knows it by: text and not lines, which move.
+// key identifies the mutant in the list: by text, because lines move.
 func (m *mutant) key() string { return m.file + ": " + m.code + " → " + m.to }
 
-// maker collects what can be changed in one file.
+// maker collects the mutants of a file.
 type maker struct {
 	in     *folder
 	src    []byte
@@ -54,13 +53,13 @@ func (m *maker) add(n ast.Node, to, before, after string) {
 	}
 	key := x.key()
 	if m.seen[key]++; m.seen[key] > 1 {
-		x.to += fmt.Sprintf(" (%d)", m.seen[key]) // the same code stands in the function again
+		x.to += fmt.Sprintf(" (%d)", m.seen[key]) // the same code occurs in the function again
 	}
 	m.found = append(m.found, x)
 }
 
-// either has the code n evaluate as other when the mutant is on. Both are boolean, and only one of
-// them is evaluated.
+// either makes n evaluate as other when the mutant is on. Both are boolean, and only one of them is
+// evaluated.
 func (m *maker) either(n ast.Node, other string) {
 	m.add(n, other, "(!mutant($) && (", ") || mutant($) && ("+other+"))")
 }
@@ -125,7 +124,7 @@ func (m *maker) callee(call *ast.CallExpr) types.Object {
 	return nil
 }
 
-// says reports whether f only tells people something: what is logged, and the text of an error.
+// says reports whether f only produces text: of logs and errors.
 func (m *maker) says(f types.Object) bool {
 	if f == nil || f.Pkg() == nil {
 		return false
@@ -148,7 +147,7 @@ func (m *maker) binary(n *ast.BinaryExpr) {
 	}
 }
 
-// negate is for conditions without an operator of their own.
+// negate handles conditions without a binary operator.
 func (m *maker) negate(cond ast.Expr) {
 	if _, ok := ast.Unparen(cond).(*ast.BinaryExpr); !ok && cond != nil && m.value(cond) == nil {
 		m.either(cond, "!("+m.text(cond)+")")
@@ -179,7 +178,7 @@ func (m *maker) drop(s ast.Stmt, parent ast.Node) bool {
 	return true
 }
 
-// zero returns false for a condition and nil for an error.
+// zero replaces a returned condition by false and a returned error by nil.
 func (m *maker) zero(n *ast.ReturnStmt) {
 	for _, r := range n.Results {
 		t := m.in.info.TypeOf(r)
@@ -192,18 +191,18 @@ func (m *maker) zero(n *ast.ReturnStmt) {
 	}
 }
 
-// constant makes a bound one wider, one narrower, and much wider if it is large or a time; it
-// denies a boolean.
+// constant makes a number larger and smaller by one, doubles a duration or a number from 1000, and
+// negates a boolean.
 func (m *maker) constant(e ast.Expr, stack []ast.Node) {
 	tv := m.in.info.Types[e]
 	switch p := stack[len(stack)-1].(type) {
 	case *ast.CallExpr:
 		if types.ExprString(p.Fun) == "make" {
-			return // capacities are no behaviour
+			return // capacities do not affect behaviour
 		}
 	case *ast.BinaryExpr:
 		if p.Op == token.EQL || p.Op == token.NEQ {
-			return // to deny it changes more
+			return // negating it changes more
 		}
 	case *ast.CompositeLit:
 		return // a table is data

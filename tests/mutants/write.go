@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// helpers are what mutants stand on, a file more of their package: which is on, and a list of those
-// that a test reaches, each once.
+// helpers is one more file of a changed package. It knows which mutant is on, and lists those that
+// a test reaches, each once.
 const helpers = `
 import (
 	mutantfmt "fmt"
@@ -49,7 +49,7 @@ func mutantZero[T any](n int, v T) T {
 func mutantSign(n int) int { return mutantPick(n, 1, -1) }
 `
 
-// write returns the files of pkg that mutants change, with all of them in, by name.
+// write returns the changed files by name, with all mutants in them.
 func (f *folder) write(mutants []*mutant) map[string][]byte {
 	byFile := map[string][]*mutant{}
 	for i, m := range mutants {
@@ -59,8 +59,8 @@ func (f *folder) write(mutants []*mutant) map[string][]byte {
 	files := map[string][]byte{filepath.Join(filepath.Dir(f.names[0]), "mutants_in_here.go"): []byte("package " + f.pkg.Name() + helpers)}
 	for name, in := range byFile {
 		src := f.src[name]
-		slices.SortStableFunc(in, func(a, b *mutant) int { return b.end - b.at - (a.end - a.at) }) // the outer first: it begins first and ends last
-		edits := map[int][2]string{}                                                               // at an offset: what ends there, what begins there
+		slices.SortStableFunc(in, func(a, b *mutant) int { return b.end - b.at - (a.end - a.at) }) // outer ones first: they begin first and end last
+		edits := map[int][2]string{}                                                               // :: offset → what ends there, what begins there
 		for _, m := range in {
 			number := strconv.Itoa(m.number)
 			begin := edits[m.at]
@@ -80,8 +80,8 @@ func (f *folder) write(mutants []*mutant) map[string][]byte {
 	return files
 }
 
-// compiles reports whether the package does with m alone. Some changes never can, such as a
-// constant that no longer fits its type.
+// compiles reports whether the package compiles with m alone. Some mutants never do, such as a
+// constant that does not fit its type.
 func (f *folder) compiles(m *mutant) bool {
 	files := f.write([]*mutant{m})
 	var trees []*ast.File

@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package netns gives the tests of one package a network of their own, in which they may have
-// addresses that are not loopback: Kubernetes refuses loopback addresses as endpoints. What is sent
-// there never leaves the machine. It needs Linux, root and iproute2.
+// Package netns gives the tests of a package a network namespace, in which they may have addresses
+// that are not loopback: Kubernetes refuses loopback addresses as endpoints. Packets never leave
+// the machine. It needs Linux, root and iproute2.
 package netns
 
 import (
@@ -17,18 +17,17 @@ import (
 	"testing"
 )
 
-// inside is set in the environment of the process that runs the tests, in the namespaces that Main
-// has made.
+// inside is set in the environment of the process that runs the tests in the new namespaces.
 const inside = "FAIRLEAD_NETNS_INSIDE"
 
-// Main is for TestMain: it runs this program once more, in a network and a mount namespace of its
-// own, which end with it, however it ends.
+// Main is for TestMain. It runs this program again in new network and mount namespaces, which
+// always end with it.
 func Main(m *testing.M) int {
 	lists := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.list") })
 	if lists || os.Getenv(inside) != "" {
 		return m.Run()
 	}
-	runtime.LockOSThread() // the child is killed when the thread that made it ends
+	runtime.LockOSThread() // the child is killed when the thread that started it ends
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -44,8 +43,8 @@ func Main(m *testing.M) int {
 	return 0
 }
 
-// Up brings up loopback, with these addresses and networks (as in 10.79.0.0/16) beside its own:
-// every address in them is this machine.
+// Up brings up loopback, and adds networks (such as 10.79.0.0/16) whose every address is this
+// machine.
 func Up(t *testing.T, networks ...string) {
 	t.Helper()
 	commands := []string{"link set lo up"}
@@ -59,7 +58,7 @@ func Up(t *testing.T, networks ...string) {
 	}
 }
 
-// Hide puts an empty folder in the place of one of the machine's, for these tests alone.
+// Hide mounts an empty folder over one of the machine's, only for these tests.
 func Hide(t *testing.T, folder string) {
 	t.Helper()
 	err := errors.Join(syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""), os.MkdirAll(folder, 0o755), syscall.Mount("tmpfs", folder, "tmpfs", 0, ""))

@@ -23,15 +23,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// alarms are what makes each alert fire but FairleadDown, by the alert's name. Each has a
-// group-version of its own.
+// alarms returns what makes each alert except FairleadDown fire, by the alert's name. Each has its
+// own group-version.
 func (w *world) alarms(t *testing.T, p *prometheus, front *cluster.Front, spare, broken cluster.Pair) map[string]alarm {
 	t.Helper()
 	faulty := func(name string, faults ...extension.Fault) alarm {
 		s := w.serve(t, name, nil)
 		return alarm{
 			map[string]string{"name": "v1." + name + ".example.com"},
-			// The counter counts edges: there must have been a time before.
+			// The counter counts transitions, so it must have been available before.
 			`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
 			func(t *testing.T) { must.Do(t, s.Set(faults...)) },
 			func(t *testing.T) { must.Do(t, s.Set()) },
@@ -70,7 +70,7 @@ func (w *world) alarmEndpoint(t *testing.T) alarm {
 	}
 }
 
-// alarmExpiring replaces a key pair of Fairlead's by one that ends in two days.
+// alarmExpiring replaces a key pair of Fairlead with one that expires in two days.
 func (w *world) alarmExpiring(spare cluster.Pair) alarm {
 	return alarm{
 		map[string]string{"source": spare.CertFile},
@@ -80,7 +80,7 @@ func (w *world) alarmExpiring(spare cluster.Pair) alarm {
 	}
 }
 
-// alarmBackendExpiring does the same to a backend.
+// alarmBackendExpiring does the same for a backend.
 func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 	t.Helper()
 	const name = "alarm-expiring"
@@ -88,7 +88,7 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 	lasts := func(d time.Duration) {
 		s.SetPair(w.ca.Issue(pki.Leaf{CommonName: "extension", Names: []string{name + ".operate.svc"}, NotAfter: time.Now().Add(d)}))
 	}
-	lasts(9 * 24 * time.Hour) // before anybody can see the first one, which lasts a day
+	lasts(9 * 24 * time.Hour) // before the first one is seen, which lasts a day
 	w.apply(t, external(name, portOf(s))+w.apiService(name, portOf(s), ""))
 	return alarm{
 		map[string]string{"apiservice": "v1." + name + ".example.com", "kind": "leaf"},
@@ -96,8 +96,8 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 		func(*testing.T) { lasts(48 * time.Hour) },
 		func(t *testing.T) {
 			lasts(9 * 24 * time.Hour)
-			// What an endpoint has presented is remembered for five minutes, or as long as its
-			// APIService.
+			// An endpoint's certificate is remembered for five minutes, or until its APIService is
+			// deleted.
 			succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com")
 			w.apply(t, w.apiService(name, portOf(s), ""))
 		},
@@ -127,7 +127,7 @@ func (w *world) alarmBundle(t *testing.T) alarm {
 	}
 }
 
-// alarmSaturated fills an APIService that may have one request under way.
+// alarmSaturated fills an APIService that may have one request in flight.
 func (w *world) alarmSaturated(t *testing.T, front *cluster.Front) alarm {
 	t.Helper()
 	const name = "alarm-saturated"
@@ -145,7 +145,7 @@ func (w *world) alarmSaturated(t *testing.T, front *cluster.Front) alarm {
 	}
 }
 
-// alarmBackendErrors lets every request fail but those that ask what is served.
+// alarmBackendErrors makes all requests fail except discovery.
 func (w *world) alarmBackendErrors(t *testing.T, front *cluster.Front) alarm {
 	t.Helper()
 	const name = "alarm-failing"
@@ -160,7 +160,7 @@ func (w *world) alarmBackendErrors(t *testing.T, front *cluster.Front) alarm {
 		},
 		func(t *testing.T) {
 			must.Do(t, s.Set())
-			t.Cleanup(stop) // its requests go on, and succeed
+			t.Cleanup(stop) // its requests continue, and succeed
 		},
 	}
 }
@@ -169,7 +169,7 @@ func widgetsOf(name string) string {
 	return "/apis/" + name + ".example.com/v1/namespaces/default/widgets"
 }
 
-// load asks for a path some thirty times a second, until the returned function is called.
+// load sends some thirty requests a second for a path until stop is called.
 func (w *world) load(t *testing.T, front *cluster.Front, path string) (stop func()) {
 	t.Helper()
 	client := suite.Client(t, front.Endpoint, w.Admin())
@@ -177,7 +177,7 @@ func (w *world) load(t *testing.T, front *cluster.Front, path string) (stop func
 	var running sync.WaitGroup
 	running.Go(func() {
 		volley.Pace(ctx, time.Second/30, func(int) {
-			_, _ = ask.Do(ctx, client, http.MethodGet, front.Endpoint.URL+path, nil, "") // what is answered is for the metrics to tell
+			_, _ = ask.Do(ctx, client, http.MethodGet, front.Endpoint.URL+path, nil, "") // the metrics record the result
 		})
 	})
 	return sync.OnceFunc(func() { cancel(); running.Wait() })
@@ -192,8 +192,8 @@ func (w *world) publishes(t *testing.T, address string) {
 	})
 }
 
-// alarmContested writes the endpoints of default/kubernetes that a Fairlead publishes, as a
-// kube-apiserver would that was not told to leave them alone.
+// alarmContested overwrites the endpoints of default/kubernetes that a Fairlead publishes, like a
+// kube-apiserver that still publishes its own.
 func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 	var publisher *cluster.Front
 	return alarm{
@@ -210,8 +210,8 @@ func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 				must.Get(w.core.CoreV1().Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}))(t)
 			}
 		},
-		// As the runbook says: nobody else writes any more, and Fairlead is restarted, so that it
-		// does not wait.
+		// As in the runbook: there is no other writer any more, and Fairlead is restarted, so that
+		// it does not wait.
 		func(t *testing.T) {
 			must.Do(t, publisher.Part.Restart(t.Context()))
 			w.publishes(t, "192.0.2.7")

@@ -58,8 +58,7 @@ func testAlerts(t *testing.T, w *world) {
 	t.Run("fire and clear", func(t *testing.T) { testFire(t, w, token) })
 }
 
-// testDocumented is the golden scrape: every series of ours has the type and the labels that
-// docs/metrics.md says.
+// testDocumented checks that docs/metrics.md has each of Fairlead's metrics with its type.
 func testDocumented(t *testing.T, scrape string) {
 	doc := must.Get(os.ReadFile("../../docs/metrics.md"))(t)
 	n := 0
@@ -74,7 +73,7 @@ func testDocumented(t *testing.T, scrape string) {
 		}
 	}
 	if n < 25 {
-		t.Errorf("%d metrics in a scrape", n)
+		t.Errorf("%d metrics in a scrape, want at least 25", n)
 	}
 }
 

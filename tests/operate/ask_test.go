@@ -34,8 +34,8 @@ func succeed(t *testing.T, stdin, name string, args ...string) string {
 	return a.Out
 }
 
-// get asks an endpoint with a token and returns code and body. Without a token it is a member of
-// system:masters.
+// get sends a GET with a token, or as a member of system:masters without one, and returns code and
+// body.
 func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, string) {
 	t.Helper()
 	who := cluster.Credentials{Token: token}
@@ -43,22 +43,21 @@ func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, 
 		who = w.Admin()
 	}
 	client := suite.Client(t, e, who)
-	client.CheckRedirect = nil // as a browser does
+	client.CheckRedirect = nil // follows redirects, as a browser does
 	defer client.CloseIdleConnections()
 	reply := must.Get(ask.Do(t.Context(), client, http.MethodGet, e.URL+path, nil, ""))(t)
 	return reply.Code, reply.Body
 }
 
-// wants fails the test unless who has a token is answered so.
+// wants fails the test unless a GET with a token has the status.
 func (w *world) wants(t *testing.T, want int, e cluster.Endpoint, path, token string) {
 	t.Helper()
 	if code, body := w.get(t, e, path, token); code != want {
-		t.Errorf("%s is answered with %d, want %d: %s", path, code, want, body)
+		t.Errorf("%s: status %d, want %d: %s", path, code, want, body)
 	}
 }
 
-// serves waits until who has a token is answered well, which may take as long as what was written
-// just now needs to be known.
+// serves waits until a GET with a token succeeds, because recent changes may not be known yet.
 func (w *world) serves(t *testing.T, most time.Duration, e cluster.Endpoint, path, token string) {
 	t.Helper()
 	suite.Eventually(t, most, path+" is served", func() (bool, string) {

@@ -22,12 +22,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// browser is one page of a real, headless Chromium, steered by the DevTools protocol. It is used by
-// one goroutine.
+// browser is a page of a real, headless Chromium, controlled by the DevTools protocol. Only one
+// goroutine may use it.
 type browser struct {
 	conn     *websocket.Conn
 	next     int
-	findings []string // what the page's console and its policy had to say
+	findings []string // messages of the page's console and security policy
 }
 
 func newBrowser(t *testing.T, w *world) *browser {
@@ -37,7 +37,7 @@ func newBrowser(t *testing.T, w *world) *browser {
 	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "chromium", Path: "chromium",
 		Args: []string{
-			"--headless=new", "--no-sandbox", // the tests run as root; it sees nothing but our own page
+			"--headless=new", "--no-sandbox", // the tests run as root; it opens only our own page
 			"--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking", "--disable-component-update",
 			"--remote-debugging-port=0", "--remote-allow-origins=*", "--user-data-dir=" + data, "about:blank",
 		},
@@ -53,7 +53,7 @@ func newBrowser(t *testing.T, w *world) *browser {
 	return b
 }
 
-// findPage asks Chromium for the address of its one page.
+// findPage returns the address of Chromium's only page.
 func findPage(ctx context.Context, data string) (string, error) {
 	port, err := os.ReadFile(filepath.Join(data, "DevToolsActivePort"))
 	if err != nil {
@@ -72,7 +72,7 @@ func findPage(ctx context.Context, data string) (string, error) {
 	return "", errors.New("there is no page yet")
 }
 
-// call sends a command and waits for its answer; events that come meanwhile are noted.
+// call sends a command and waits for its answer. Meanwhile it records events.
 func (b *browser) call(t *testing.T, method string, params any) json.RawMessage {
 	t.Helper()
 	b.next++
@@ -91,7 +91,7 @@ func (b *browser) call(t *testing.T, method string, params any) json.RawMessage 
 		case m.Method == "Log.entryAdded" || m.Method == "Runtime.exceptionThrown":
 			b.findings = append(b.findings, string(m.Params))
 		case m.ID == b.next && m.Error != nil && strings.Contains(m.Error.Message, "navigated"):
-			return json.RawMessage("{}") // the page was left before it could answer
+			return json.RawMessage("{}") // the browser left the page before the answer
 		case m.ID == b.next && m.Error != nil:
 			t.Fatalf("%s: %s", method, m.Error.Message)
 		case m.ID == b.next:
@@ -116,7 +116,7 @@ func (b *browser) eval(t *testing.T, expression string) any {
 func (b *browser) until(t *testing.T, expression string) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, expression, func() (bool, string) {
-		// Never thrown: while a page is being left, parts of it are gone.
+		// It never throws: while the browser leaves a page, parts of it are gone.
 		return b.eval(t, "(() => { try { return "+expression+" } catch (e) { return false } })()") == true, fmt.Sprint(b.eval(t, "document.body?.innerText.slice(0, 1500)"), b.findings)
 	})
 }
@@ -145,8 +145,8 @@ func (b *browser) press(t *testing.T, key string, code int) {
 func (b *browser) shoot(t *testing.T, name string) {
 	t.Helper()
 	var r struct{ Data string }
-	// A picture in WebP has 16,383 pixels at most each way; a list of all that other cases register
-	// is longer.
+	// A WebP picture has at most 16,383 pixels each way. A list of all that other cases register is
+	// longer.
 	all := b.eval(t, `({x: 0, y: 0, width: document.documentElement.scrollWidth, height: Math.min(document.documentElement.scrollHeight, 4000), scale: 1})`)
 	must.Do(t, json.Unmarshal(b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "webp", "quality": 60, "clip": all}), &r))
 	picture := must.Get(base64.StdEncoding.DecodeString(r.Data))(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// dashboard is what Grafana's schema 39 has of what ours use: a field that is not here is a
+// dashboard has the fields of Grafana's schema 39 that our dashboards use. Any other field is a
 // mistake.
 type dashboard struct {
 	Title, UID, Refresh    string
@@ -60,8 +60,8 @@ type dashboardPanel struct {
 
 type source struct{ Type, UID string }
 
-// testDashboards wants of every dashboard what Grafana does, metrics that there are, and
-// expressions that Prometheus reads.
+// testDashboards requires what Grafana requires of dashboards, existing metrics, and expressions
+// that Prometheus parses.
 func testDashboards(t *testing.T) {
 	files := must.Get(filepath.Glob("../../deploy/components/monitoring/*.json"))(t)
 	kustomization := must.Get(os.ReadFile("../../deploy/components/monitoring/kustomization.yaml"))(t)
@@ -79,7 +79,7 @@ func testDashboards(t *testing.T) {
 		}
 		uids[d.UID] = true
 		if !strings.Contains(string(kustomization), name) {
-			t.Errorf("%s is not applied", name)
+			t.Errorf("%s is not in kustomization.yaml", name)
 		}
 		queries = append(queries, testPanels(t, name, &d)...)
 	}
@@ -103,7 +103,7 @@ func testDashboards(t *testing.T) {
 	testQueries(t, queries)
 }
 
-// testPanels returns the queries of a dashboard, with values in the place of its variables.
+// testPanels returns the queries of a dashboard, with values in place of its variables.
 func testPanels(t *testing.T, name string, d *dashboard) (queries []string) {
 	values := []string{"${datasource}", "prometheus", "$__rate_interval", "5m"}
 	for _, v := range d.Templating.List {
@@ -124,7 +124,7 @@ func testPanels(t *testing.T, name string, d *dashboard) (queries []string) {
 		for x := g.X; x < g.X+g.W; x++ {
 			for y := g.Y; y < g.Y+g.H; y++ {
 				if other, ok := taken[[2]int{x, y}]; ok {
-					t.Fatalf("%s: %q lies on %q", name, p.Title, other)
+					t.Fatalf("%s: %q overlaps %q", name, p.Title, other)
 				}
 				taken[[2]int{x, y}] = p.Title
 			}
@@ -138,13 +138,13 @@ func testPanels(t *testing.T, name string, d *dashboard) (queries []string) {
 				t.Errorf("%s: %q: query %q of %q", name, p.Title, q.RefID, q.Datasource.UID)
 			}
 			refs[q.RefID] = true
-			// A table of a range is a row for each moment.
+			// A range query would give the table a row for each moment.
 			if now := p.Type == "table" || p.Type == "stat"; q.Instant != now || (q.Format == "table") != (p.Type == "table") {
 				t.Errorf("%s: %q: instant %v, format %q", name, p.Title, q.Instant, q.Format)
 			}
 			expr := fill.Replace(q.Expr)
 			if strings.Contains(expr, "$") {
-				t.Errorf("%s: %q: a variable that is not there: %s", name, p.Title, expr)
+				t.Errorf("%s: %q: unknown variable: %s", name, p.Title, expr)
 			}
 			queries = append(queries, expr)
 		}
@@ -152,8 +152,7 @@ func testPanels(t *testing.T, name string, d *dashboard) (queries []string) {
 	return queries
 }
 
-// testMetricNames wants every metric of an expression to be one that there is, or that a rule
-// records.
+// testMetricNames requires that each metric of an expression exists or is recorded by a rule.
 func testMetricNames(t *testing.T, where, expr string) {
 	doc := must.Get(os.ReadFile("../../docs/metrics.md"))(t)
 	recorded := map[string]bool{}
@@ -171,11 +170,11 @@ func testMetricNames(t *testing.T, where, expr string) {
 		}
 	}
 	if n == 0 {
-		t.Errorf("%s asks for nothing: %s", where, expr)
+		t.Errorf("%s uses no metric: %s", where, expr)
 	}
 }
 
-// rules are the shipped alerts, and what is recorded for them.
+// rules are the shipped alerts and recording rules.
 type rules struct {
 	Groups []struct {
 		Name  string `json:"name"`
@@ -192,7 +191,7 @@ type rule struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// alerts are their names, each once: some have a rule for each severity.
+// alerts returns the alerts' names, each once: some have a rule for each severity.
 func (r *rules) alerts() []string {
 	var names []string
 	for _, g := range r.Groups {

@@ -16,8 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// testDocuments runs what docs/operations.md tells people to type, where that is possible without
-// nodes, and reads the rest.
+// testDocuments runs the commands of docs/operations.md that need no nodes, and parses the rest.
 func testDocuments(t *testing.T, w *world) {
 	data := must.Get(os.ReadFile("../../docs/operations.md"))(t)
 	blocks := regexp.MustCompile("(?ms)^ *```(\\w+)\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1)
@@ -37,7 +36,7 @@ func testDocuments(t *testing.T, w *world) {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", b[2])
 		if b[1] != "sh" {
-			// What needs a node is at least a command.
+			// A command that needs a node must at least parse.
 			cmd = exec.CommandContext(ctx, "bash", "-n", "-c", regexp.MustCompile(`<\w+>`).ReplaceAllString(b[2], "x"))
 		} else {
 			ran++
@@ -53,11 +52,11 @@ func testDocuments(t *testing.T, w *world) {
 	t.Run("flags", func(t *testing.T) { testDocumentedFlags(t, w) })
 }
 
-// testDocumentedFlags wants every flag in the pages for operators to be one of somebody's.
+// testDocumentedFlags requires that every flag in the operators' pages exists.
 func testDocumentedFlags(t *testing.T, w *world) {
 	known := succeed(t, "", w.fairlead, "serve", "--help") + succeed(t, "", w.fairlead, "lint", "--help") + succeed(t, "", w.fairlead, "status", "--help") +
 		succeed(t, "", filepath.Join(filepath.Dir(w.fairlead), "kubectl-fairlead"), "init", "--help")
-	others := []string{ // of kubectl, kubeadm, Helm and kube-apiserver, as their own documents have them
+	others := []string{ // of kubectl, kubeadm, Helm and kube-apiserver
 		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reset-then-reuse-values",
 		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite", "--manifest", "--archive", "--now", "--version",
 		"--as", "--admin", "--certificate-authority", "--current", "--cluster", "--requestheader",
@@ -71,11 +70,11 @@ func testDocumentedFlags(t *testing.T, w *world) {
 			n++
 			ours := regexp.MustCompile(regexp.QuoteMeta(flag) + `\b[^-]`).MatchString(known)
 			if !ours && !slices.Contains(others, flag) {
-				t.Errorf("%s: there is no %s", filepath.Base(page), flag)
+				t.Errorf("%s: no program has %s", filepath.Base(page), flag)
 			}
 		}
 	}
 	if n < 40 {
-		t.Errorf("%d flags were found", n)
+		t.Errorf("%d flags were found, want at least 40", n)
 	}
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testEvents runs two replicas with exactly what deploy/components/events grants, breaks a backend,
-// and reads what one of them tells of it.
+// testEvents runs two replicas with exactly the rights of deploy/components/events, breaks a
+// backend, and reads the Events about it.
 func testEvents(t *testing.T, w *world) {
 	rules := must.Get(os.ReadFile("../../deploy/components/events/rbac.yaml"))(t)
 	w.apply(t, string(rules))
@@ -54,7 +54,7 @@ func testEvents(t *testing.T, w *world) {
 					found = append(found, ev)
 				}
 			}
-			return len(found) == 1, fmt.Sprint(list.Items) // one of the two replicas
+			return len(found) == 1, fmt.Sprint(list.Items) // from one of the two replicas
 		})
 	}
 	expect(corev1.EventTypeWarning, "FailedDiscoveryCheck", "requests are answered with 503: ")

@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// serve starts an extension server of <name>.example.com/v1 for service operate/<name>, and
+// serve starts an extension server of <name>.example.com/v1 for Service operate/<name>, and
 // registers it.
 func (w *world) serve(t *testing.T, name string, change func(*extension.Config), faults ...extension.Fault) *extension.Server {
 	t.Helper()
@@ -31,7 +31,7 @@ func (w *world) serve(t *testing.T, name string, change func(*extension.Config),
 	return s
 }
 
-// extension starts an extension server that nobody knows of yet. change may be nil.
+// extension starts an extension server that is not registered yet. change may be nil.
 func (w *world) extension(t *testing.T, name string, change func(*extension.Config)) *extension.Server {
 	t.Helper()
 	cfg := extension.Config{
@@ -46,7 +46,7 @@ func (w *world) extension(t *testing.T, name string, change func(*extension.Conf
 
 func portOf(s *extension.Server) string { return strconv.Itoa(s.Port()) }
 
-// external is a Service that leads to this machine: Kubernetes refuses loopback addresses in
+// external returns a Service that leads to this machine: Kubernetes refuses loopback addresses in
 // EndpointSlices.
 func external(name, port string) string {
 	return fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %s}, spec: {type: ExternalName, externalName: localhost, ports: [{port: %s}]}}\n---\n", name, port)
@@ -85,7 +85,7 @@ spec:
 `, plural, group)
 }
 
-// blackhole is a port that answers no SYN: its queue is full, and nobody takes from it.
+// blackhole returns a port that answers no SYN: its accept queue is full.
 func blackhole(t *testing.T) string {
 	t.Helper()
 	fd := must.Get(syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
@@ -94,7 +94,7 @@ func blackhole(t *testing.T) string {
 	must.Do(t, syscall.Listen(fd, 0))
 	name := must.Get(syscall.Getsockname(fd))(t)
 	port := fmt.Sprint(name.(*syscall.SockaddrInet4).Port)
-	for range 4 { // more than fit: the last ones fail, as all that follow
+	for range 4 { // more than fit: the last ones fail, as all later ones
 		if c, err := net.DialTimeout("tcp", "127.0.0.1:"+port, 200*time.Millisecond); err == nil {
 			t.Cleanup(func() { _ = c.Close() })
 		}
@@ -102,7 +102,7 @@ func blackhole(t *testing.T) string {
 	return port
 }
 
-// testExplain breaks backends in every way that people do, and asks the command what is wrong.
+// testExplain breaks backends in every common way, and lets the command explain what is wrong.
 func testExplain(t *testing.T, w *world) {
 	routed := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.fairlead, Name: "by-cluster-ip", Args: []string{"--kubeconfig=" + filepath.Join(w.dir, "kube-system-fairlead.kubeconfig"), "--enable-aggregator-routing=false"},
@@ -121,7 +121,7 @@ func testExplain(t *testing.T, w *world) {
 		subject string   // empty: v1.<name>.example.com
 		at      string   // kubeconfig; empty: the usual one
 		code    int      // exit code
-		want    []string // in the answer
+		want    []string // in its output
 	}{
 		{"no-service", objects(func(string) string { return "" }), "", "", 3, []string{"ServiceNotFound", "service operate/no-service does not exist"}},
 		{"wrong-port", func(t *testing.T, name string) { w.apply(t, clusterIP(name, "")+w.apiService(name, "8080", "")) }, "", "", 3, []string{"ServicePortError", "no usable port 8080"}},
@@ -181,7 +181,8 @@ func testExplain(t *testing.T, w *world) {
 	t.Run("plugin", func(t *testing.T) { testPlugin(t, w) })
 }
 
-// withoutTraffic is what lint finds of a set-up. Empty: only requests can tell, or it is meant so.
+// withoutTraffic returns what lint reports about a setup. Empty means that only requests show the
+// fault, or that it is intended.
 func withoutTraffic(name string) string {
 	return map[string]string{
 		"no-service": "ServiceNotFound", "wrong-port": "not listening on port 8080", "no-endpoints": "EndpointsNotFound", "none-ready": "MissingEndpoints",
@@ -190,8 +191,8 @@ func withoutTraffic(name string) string {
 	}[name]
 }
 
-// lint looks at the cluster without asking any backend for more than its certificate, and must find
-// what is wrong with an APIService.
+// lint checks the cluster, asking backends only for their certificates, and must find the fault of
+// an APIService.
 func (w *world) lint(t *testing.T, name, want string, byClusterIP bool) {
 	t.Helper()
 	args := []string{"lint", "--kubeconfig", w.direct, "--allow-loopback-backends", "-o", "json", fmt.Sprintf("--enable-aggregator-routing=%t", !byClusterIP)}
@@ -220,13 +221,13 @@ func testPlugin(t *testing.T, w *world) {
 		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 	if out := succeed(t, "", "env", path, w.kubectl, "fairlead", "explain", "--help"); !strings.Contains(out, "kubectl fairlead explain PATH|RESOURCE|APISERVICE") {
-		t.Errorf("its help does not say how it was called:\n%s", out)
+		t.Errorf("the help does not show how it was called:\n%s", out)
 	}
-	// What is said of another user is what that user gets, who may read no page of Fairlead.
+	// With --as, explain shows that user's result. jane may not read Fairlead's pages.
 	if a := command(t, "", w.fairlead, "explain", "secrets", "--as=jane", "--kubeconfig", w.admin); a.Code != 3 || !strings.Contains(a.Out, "Authorization: denied: secrets is forbidden: User \"jane\"") {
 		t.Errorf("jane's secrets: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 	if a := command(t, "", w.fairlead, "status", "--kubeconfig", w.direct); a.Code != 1 || !strings.Contains(a.Errs, "is it Fairlead, or kube-apiserver itself?") {
-		t.Errorf("asking kube-apiserver: exit code %d\n%s", a.Code, a.Errs)
+		t.Errorf("against kube-apiserver: exit code %d\n%s", a.Code, a.Errs)
 	}
 }

@@ -20,20 +20,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// alarm is how a test makes one alert fire, and ends what it fires about.
+// alarm makes an alert fire and clear.
 type alarm struct {
-	labels      map[string]string // of the alert that is meant, beside its name
-	before      string            // what Prometheus must have seen first, as an expression; empty: nothing
+	labels      map[string]string // of the expected alert, besides its name
+	before      string            // an expression that must have a result first; empty: none
 	fire, clear func(t *testing.T)
 }
 
 type prometheus struct {
 	address string
-	targets string // file of what it scrapes
+	targets string // file with its scrape targets
 }
 
 // testFire lets a real Prometheus scrape a Fairlead with a ServiceAccount's token, and makes each
-// of the shipped alerts fire and clear.
+// shipped alert fire and clear.
 func testFire(t *testing.T, w *world, token string) {
 	spare := w.spare(t, "spare")
 	broken := w.spare(t, "broken")
@@ -50,7 +50,7 @@ func testFire(t *testing.T, w *world, token string) {
 			}
 			a, ok := alarms[name]
 			if !ok {
-				t.Errorf("%s is shipped and nothing makes it fire", name)
+				t.Errorf("%s is shipped, but no case makes it fire", name)
 				continue
 			}
 			delete(alarms, name)
@@ -67,10 +67,10 @@ func testFire(t *testing.T, w *world, token string) {
 			})
 		}
 		for name := range alarms {
-			t.Errorf("%s is tested and not shipped", name)
+			t.Errorf("%s is tested, but not shipped", name)
 		}
 	})
-	// These two are about all replicas that Prometheus knows, so nothing else may come and go
+	// These two alerts count all replicas that Prometheus knows, so that number must not change
 	// meanwhile.
 	t.Run("FairleadReplicaDown", func(t *testing.T) {
 		p.scrape(t, front.Admin, w.front.Admin)
@@ -78,7 +78,7 @@ func testFire(t *testing.T, w *world, token string) {
 		p.await(t, "FairleadReplicaDown", nil, false)
 		p.scrape(t, front.Admin)
 		p.await(t, "FairleadReplicaDown", nil, true)
-		p.await(t, "FairleadReplicaDown", nil, false) // that there is one is what is usual now
+		p.await(t, "FairleadReplicaDown", nil, false) // one replica is the usual number by now
 	})
 	t.Run("FairleadDown", func(t *testing.T) {
 		p.await(t, "FairleadDown", nil, false)
@@ -89,17 +89,17 @@ func testFire(t *testing.T, w *world, token string) {
 	})
 }
 
-// unfired are the alerts that are only tried by promtool (deploy/tests): what fires them here would
-// break what others are tried with, on the same cluster.
+// unfired are alerts that only promtool tests (deploy/tests): what fires them would break other
+// cases on the same cluster.
 var unfired = map[string]bool{
-	"FairleadLocalAPIServerDown": true, "FairleadNoLocalAPIServer": true, "FairleadReviewsFailing": true, // all ask the one kube-apiserver
-	"FairleadAcceptStalls": true, "FairleadAuditLost": true, // the front door that is full, or whose disk is
-	"FairleadRegistryProblems":      true, // others have some all the time
-	"FairleadEntrypointUnpublished": true, // an hour apart from FairleadEntrypointContested
+	"FairleadLocalAPIServerDown": true, "FairleadNoLocalAPIServer": true, "FairleadReviewsFailing": true, // all cases share one kube-apiserver
+	"FairleadAcceptStalls": true, "FairleadAuditLost": true, // the front door, or its disk, would have to be full
+	"FairleadRegistryProblems":      true, // other cases cause some all the time
+	"FairleadEntrypointUnpublished": true, // like FairleadEntrypointContested, for an hour
 }
 
-// spare is a serving pair that nobody is served with, so that it can expire and break. It is good
-// for nine days: no alert is about it.
+// spare issues a serving pair that is never presented, so it can expire and break. It is valid for
+// nine days, too long for any alert.
 func (w *world) spare(t *testing.T, name string) cluster.Pair {
 	t.Helper()
 	return w.reissue(t, name, 9*24*time.Hour)
@@ -111,10 +111,9 @@ func (w *world) reissue(t *testing.T, name string, lasts time.Duration) cluster.
 	return pair
 }
 
-// startPrometheus runs Prometheus with the shipped alerts. Their times are shortened, so that
-// minutes become seconds: `for` is left out, and every range is 5 s long, five scrapes, but for the
-// one of hours in steps, which is 30 s. Nothing else of them is changed, and every series is a real
-// one.
+// startPrometheus runs Prometheus with the shipped alerts, shortened so that minutes become
+// seconds: without `for`, and with ranges of 5 s, which are five scrapes, or 30 s for the range of
+// hours in steps. Nothing else is changed, and every series is real.
 func startPrometheus(t *testing.T, w *world, token string) *prometheus {
 	t.Helper()
 	dir := t.TempDir()
@@ -151,7 +150,7 @@ scrape_configs:
 	return p
 }
 
-// scrape tells Prometheus which admin ports there are.
+// scrape sets the admin ports that Prometheus scrapes.
 func (p *prometheus) scrape(t *testing.T, admins ...cluster.Endpoint) {
 	t.Helper()
 	list := []map[string][]string{{"targets": {}}}
@@ -160,7 +159,7 @@ func (p *prometheus) scrape(t *testing.T, admins ...cluster.Endpoint) {
 	}
 	data := must.Get(json.Marshal(list))(t)
 	must.Do(t, os.WriteFile(p.targets+".new", data, 0o600))
-	must.Do(t, os.Rename(p.targets+".new", p.targets)) // at once: half a file would be no targets
+	must.Do(t, os.Rename(p.targets+".new", p.targets)) // atomically: half a file would have no targets
 }
 
 // await waits until an alert with these labels fires, or no longer does.
@@ -180,8 +179,8 @@ func (p *prometheus) await(t *testing.T, alert string, labels map[string]string,
 	})
 }
 
-// knows waits until an expression has a result: until the world is as it should be before something
-// is broken, and Prometheus has seen it.
+// knows waits until an expression has a result: Prometheus must see the initial state before
+// something is broken.
 func (p *prometheus) knows(t *testing.T, expr string) {
 	t.Helper()
 	var body struct {
@@ -195,7 +194,7 @@ func (p *prometheus) knows(t *testing.T, expr string) {
 	})
 }
 
-// firing are the labels of the alerts that fire.
+// firing returns the labels of the firing alerts.
 func (p *prometheus) firing(ctx context.Context) ([]map[string]string, error) {
 	var body struct {
 		Data struct {

@@ -23,14 +23,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// configMapReader is Kubernetes' own Role, which is bound and not shipped.
+// configMapReader is a Role of Kubernetes, which is bound but not shipped.
 const configMapReader = "extension-apiserver-authentication-reader"
 
-// grant is one rule of the shipped roles, as it is bound to Fairlead's ServiceAccount.
+// grant is a rule of the shipped roles that is bound to Fairlead's ServiceAccount.
 type grant struct {
 	role, namespace string // namespace is empty for the whole cluster
 	rule            rbacv1.PolicyRule
-	component       string // of deploy/components, by its role's name without system:. Empty: of the base
+	component       string // of deploy/components, by its role's name without system:. Empty means the base
 }
 
 func (g grant) resource() string {
@@ -51,8 +51,8 @@ func without(all []grant, i int) []grant {
 	return slices.Concat(all[:i], all[i+1:])
 }
 
-// shippedGrants are read from the manifests, so that a rule that is added there is tested, or fails
-// for want of a case.
+// shippedGrants reads the rules from the manifests, so that a new rule is tested, or fails because
+// it has no case.
 func shippedGrants(t *testing.T, w *world) []grant {
 	t.Helper()
 	ours := func(list []rbacv1.Subject) bool {
@@ -89,19 +89,19 @@ func shippedGrants(t *testing.T, w *world) []grant {
 			of = []rbacv1.PolicyRule{{}}
 		}
 		if len(of) == 0 {
-			t.Fatalf("%s %s is bound and not shipped", binding.RoleRef.Kind, g.role)
+			t.Fatalf("%s %s is bound, but not shipped", binding.RoleRef.Kind, g.role)
 		}
 		for _, g.rule = range of {
 			all = append(all, g)
 		}
 	}
 	if len(all) < 17 {
-		t.Fatalf("%d rules were found", len(all))
+		t.Fatalf("%d rules were found, want at least 17", len(all))
 	}
 	return all
 }
 
-// restricted starts a Fairlead as an account of its own with these grants.
+// restricted starts a Fairlead with a new account that has these grants.
 func (w *world) restricted(t *testing.T, name string, grants []grant, args ...string) (*cluster.Front, error) {
 	t.Helper()
 	w.apply(t, fmt.Sprintf("{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: %s}}", name))
@@ -127,15 +127,15 @@ func (w *world) restricted(t *testing.T, name string, grants []grant, args ...st
 		}
 		must.Do(t, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // a Fairlead that may everything is ready within a second or two
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // with all rights, it is ready within two seconds
 	defer cancel()
 	return w.StartFairlead(ctx, cluster.Fairlead{Path: w.fairlead, Name: name, Args: append([]string{"--kubeconfig=" + w.account(t, "operate", name)}, args...)})
 }
 
-// testComponents runs Fairlead with all that deploy/components turn on, and with one rule less:
-// either everything is done, or the log says what was forbidden.
+// testComponents runs Fairlead with everything that deploy/components turn on, then with one rule
+// less: the log must say what was forbidden.
 func testComponents(t *testing.T, w *world, grants []grant) {
-	w.alone.Lock() // one at a time publishes, writes statuses and tells of events here
+	w.alone.Lock() // one at a time publishes, writes statuses and emits Events here
 	defer w.alone.Unlock()
 	t.Run("everything works", func(t *testing.T) {
 		if done, log := w.component(t, "parts", "", grants, ""); !done {
@@ -153,13 +153,13 @@ func testComponents(t *testing.T, w *world, grants []grant) {
 			})
 			said := `resource \"` + missing.rule.Resources[0] + `\"`
 			if done, log := w.component(t, fmt.Sprintf("parts-%d", i), missing.component, only, said); done {
-				t.Errorf("everything was done all the same:\n%s", log)
+				t.Errorf("everything works without the rule:\n%s", log)
 			}
 		})
 	}
 }
 
-// stale is an EndpointSlice that a Fairlead has left behind.
+// stale is an EndpointSlice that an earlier Fairlead has left.
 const stale = `
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -177,9 +177,9 @@ metadata: {name: v1.%[1]s.example.com}
 spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: nowhere, name: nothing}}
 `
 
-// component runs a Fairlead that publishes itself, writes statuses and tells of events, or does one
-// of the three (role is not empty), from nothing to its end. It returns whether it did all of that;
-// otherwise its log has what is to be said.
+// component runs a Fairlead that publishes itself, writes statuses and emits Events, or does only
+// what role is for, until it exits. It returns whether it did all that. Otherwise its log contains
+// said.
 func (w *world) component(t *testing.T, name, role string, grants []grant, said string) (done bool, log string) {
 	t.Helper()
 	w.clear(t)
@@ -210,7 +210,7 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 	})
 	step(tells, "leading", func() bool { return strings.Contains(log, "reporting verdicts as events") })
 	if tells && done {
-		w.apply(t, fmt.Sprintf(lost, name+"-late")) // what was lost before was told by the leader before
+		w.apply(t, fmt.Sprintf(lost, name+"-late")) // the previous leader may have reported the first one
 	}
 	step(tells && done, "told", func() bool { return w.told(t, "v1."+name+"-late.example.com") > 0 })
 	must.Do(t, front.Part.Signal(syscall.SIGTERM))
@@ -220,8 +220,8 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 	return done, log
 }
 
-// clear removes what Fairleads before have left: publishing, writing and telling begin from
-// nothing.
+// clear removes what earlier Fairleads have left, so that a Fairlead publishes, writes and emits
+// anew.
 func (w *world) clear(t *testing.T) {
 	t.Helper()
 	gone := func(err error) {
@@ -251,7 +251,8 @@ func (w *world) told(t *testing.T, name string) int {
 	return len(list.Items)
 }
 
-// published is what the EndpointSlices of default/kubernetes say, if the Endpoints say the same.
+// published returns the addresses in the EndpointSlices of default/kubernetes, if the Endpoints
+// have the same.
 func (w *world) published(t *testing.T) string {
 	t.Helper()
 	list := must.Get(w.core.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"}))(t)
@@ -283,7 +284,7 @@ func (w *world) leased(t *testing.T) bool {
 	return len(list.Items) > 0
 }
 
-// scraped is one value of a Fairlead's metrics, as a member of system:masters sees them.
+// scraped returns the value of one of a Fairlead's series, read by a member of system:masters.
 func (w *world) scraped(t *testing.T, f *cluster.Front, series string) (value float64) {
 	t.Helper()
 	file := filepath.Join(w.dir, "admin-"+f.Part.Name())

@@ -19,12 +19,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// shape is one way to install Fairlead, said to kustomize and to Helm.
+// shape is a way to install Fairlead, with kustomize and with Helm.
 type shape struct {
 	name       string
 	overlay    string
 	components []string
-	values     []string // of --set
+	values     []string // for --set
 }
 
 func shapes() []shape {
@@ -62,7 +62,7 @@ func set(values []string) []string {
 	return args
 }
 
-// testHelm wants the chart to be right, and to say the same as kustomize.
+// testHelm requires a valid chart that renders the same as kustomize.
 func testHelm(t *testing.T, w *world) {
 	helm := suite.Tool(t, "helm")
 	t.Run("lint", func(t *testing.T) { succeed(t, "", helm, "lint", "--strict", chart) })
@@ -74,7 +74,7 @@ func testHelm(t *testing.T, w *world) {
 				t.Errorf("kustomize (-) and Helm (+) differ:\n%s", diff)
 			}
 			if len(got) < 13 {
-				t.Errorf("%d objects were rendered", len(got))
+				t.Errorf("%d objects were rendered, want at least 13", len(got))
 			}
 			dryRun(t, w, known(t, rendered))
 		})
@@ -84,19 +84,19 @@ func testHelm(t *testing.T, w *world) {
 		succeed(t, "", helm, "package", chart, "--destination", dir)
 		packed := succeed(t, "", helm, "template", "fairlead", filepath.Join(dir, "fairlead-0.1.0.tgz"), "--namespace", "kube-system", "--set", "monitoring.enabled=true")
 		if plain := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "monitoring.enabled=true"); packed != plain {
-			t.Error("the archive renders something else: a linked file is missing")
+			t.Error("the archive renders differently: is a linked file missing?")
 		}
 	})
 	t.Run("notes", func(t *testing.T) {
 		for mode, pods := range map[string]string{"control-plane": "deploy/static-pod", "load-balancer": "needs Secrets fairlead-serving"} {
 			if out := succeed(t, "", helm, "install", "fairlead", chart, "--namespace", "kube-system", "--dry-run=client", "--set", "mode="+mode); !strings.Contains(out[strings.LastIndex(out, "\nNOTES:"):], pods) {
-				t.Errorf("%s: nothing of %s in\n%s", mode, pods, out)
+				t.Errorf("%s: the notes lack %s:\n%s", mode, pods, out)
 			}
 		}
 	})
 	t.Run("every combination", func(t *testing.T) { testCombinations(t, helm) })
 	t.Run("helm test", func(t *testing.T) { testHook(t, w, helm) })
-	t.Run("helm test by its own CA", func(t *testing.T) { // whose account is there now
+	t.Run("helm test by its own CA", func(t *testing.T) { // helm test has created its account
 		out := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "mode=load-balancer,localIdentity=impersonate", "--show-only", "templates/tests/front-door.yaml")
 		for _, want := range []string{"tls-server-name: fairlead.kube-system.svc", "certificate-authority: /etc/fairlead-test-ca/ca.crt", "{name: ca, mountPath: /etc/fairlead-test-ca, readOnly: true}", "secretName: fairlead-serving, items: [{key: ca.crt, path: ca.crt}]"} {
 			if !strings.Contains(out, want) {
@@ -108,7 +108,7 @@ func testHelm(t *testing.T, w *world) {
 	t.Run("values", func(t *testing.T) { testValues(t, w, helm) })
 }
 
-// testHook does what helm test does, but for the pod, whose command runs here.
+// testHook does what helm test does, but runs the pod's command here.
 func testHook(t *testing.T, w *world, helm string) {
 	rendered := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "test.serverName=kubernetes.default.svc", "--show-only", "templates/tests/front-door.yaml")
 	before, pod, _ := strings.Cut(rendered, "kind: Pod")
@@ -126,16 +126,16 @@ func testHook(t *testing.T, w *world, helm string) {
 		"/var/run/secrets/kubernetes.io/serviceaccount/token", filepath.Join(dir, "token")).Replace(text)
 	must.Do(t, os.WriteFile(filepath.Join(dir, "kubeconfig"), []byte(text), 0o600))
 	if !strings.Contains(pod, "command: [/usr/local/bin/kubectl-fairlead, explain, /version, --kubeconfig=/etc/fairlead-test/kubeconfig]") {
-		t.Errorf("the pod runs something else:\n%s", pod)
+		t.Errorf("the pod runs another command:\n%s", pod)
 	}
-	suite.Eventually(t, 15*time.Second, "passed", func() (bool, string) { // the authorizer's cache
+	suite.Eventually(t, 15*time.Second, "passed", func() (bool, string) { // the authorizer caches refusals
 		a := command(t, "", w.fairlead, "explain", "/version", "--kubeconfig="+filepath.Join(dir, "kubeconfig"))
 		return a.Code == 0 && strings.Contains(a.Out, "system:serviceaccount:kube-system:fairlead-test"), a.Out + a.Errs
 	})
 }
 
-// testCombinations renders every set of what the chart can turn on: each is the sum of its parts,
-// or refused. What the parts do is cmd/fairlead's TestEveryCombination's to say.
+// testCombinations renders every combination of the chart's options: each is the sum of its parts,
+// or refused. TestEveryCombination of cmd/fairlead tests what they do.
 func testCombinations(t *testing.T, helm string) {
 	parts := []struct{ value, flag, object string }{
 		{"entrypoint.enabled=true", "--publish-kubernetes-endpoints", "name: fairlead-entrypoint"}, {"audit.enabled=true", "--audit-log-path=-", "name: fairlead-audit"},
@@ -158,15 +158,15 @@ func testCombinations(t *testing.T, helm string) {
 			for i, p := range parts {
 				on := bits&(1<<i) != 0
 				if a.Code == 0 && (p.flag != "" && on != strings.Contains(a.Out, "- "+p.flag+"\n") || p.object != "" && on != strings.Contains(a.Out, p.object+"\n")) {
-					t.Errorf("%v: %s or %s: there when it is off, or not when it is on", values, p.flag, p.object)
+					t.Errorf("%v: %s or %s: present although it is off, or missing although it is on", values, p.flag, p.object)
 				}
 			}
 		}
 	}
 }
 
-// testValues tries values that are wrong, each in one way, and some that are right, which
-// kube-apiserver must take.
+// testValues tries invalid values, each with one fault, and valid ones, which kube-apiserver must
+// accept.
 func testValues(t *testing.T, w *world, helm string) {
 	try := func(values ...string) suite.Answer {
 		return command(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(values)...)...)
@@ -177,7 +177,7 @@ func testValues(t *testing.T, w *world, helm string) {
 		{"requestHeaderAllowedNames={}"}, {"pkiPath=pki"}, {"secrets.serving=Not_A_Name"}, {"trustConfigMap="}, {"shutdownDelay=15"}, {"goawayChance=0.5"}, {"loggingFormat=xml"}, {"extraArgs={serve}"},
 		{"entrypoint.enabled=maybe"}, {"entrypoint=true"}, {"writeStatus=1"}, {"caFromNamespaces={UP}"}, {"service.type=ExternalName"}, {"service.port=-1"},
 		{"networkPolicy.enabled=no one"}, {"podDisruptionBudget.maxUnavailable=0"}, {"podDisruptionBudget.maxUnavailable=many"}, {"monitoring=true"}, {"nodeSelector=x"},
-		{"mode=load-balancer", "entrypoint.enabled=true"}, // it would go round: Fairlead's own clients would reach Fairlead
+		{"mode=load-balancer", "entrypoint.enabled=true"}, // a loop: Fairlead's own clients would reach Fairlead
 	} {
 		if a := try(bad...); a.Code == 0 || !strings.Contains(a.Errs, "schema") {
 			t.Errorf("%v: exit code %d\n%s", bad, a.Code, a.Errs)
@@ -231,8 +231,8 @@ func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
 	return list
 }
 
-// substance is what objects say, by kind and name, without labels and annotations of their own:
-// those say who rendered them.
+// substance returns objects by kind and name, without their own labels and annotations, which
+// depend on the renderer.
 func substance(t *testing.T, rendered string) map[string]any {
 	t.Helper()
 	all := map[string]any{}
@@ -248,7 +248,7 @@ func substance(t *testing.T, rendered string) map[string]any {
 	return all
 }
 
-// known are the objects whose kinds a kube-apiserver without CRDs has.
+// known drops the objects whose kinds need CRDs.
 func known(t *testing.T, rendered string) string {
 	t.Helper()
 	var documents []string
@@ -262,14 +262,14 @@ func known(t *testing.T, rendered string) string {
 	return strings.Join(documents, "---\n")
 }
 
-// dryRun gives manifests to a real kube-apiserver, which must take every object without a warning.
+// dryRun sends manifests to a real kube-apiserver, which must accept every object without a
+// warning.
 func dryRun(t *testing.T, w *world, rendered string) {
 	t.Helper()
 	a := command(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
 	n := len(objects(t, rendered))
 	lines := slices.DeleteFunc(strings.Split(a.Errs, "\n"), func(line string) bool {
-		// Helm's objects and kustomize's meet here in one cluster: that one applied the other's is
-		// no fault.
+		// Objects of Helm and kustomize share this cluster, so this warning is not a fault.
 		return line == "" || strings.Contains(line, "kubectl.kubernetes.io/last-applied-configuration")
 	})
 	if a.Code != 0 || strings.Count(a.Out, "server dry run") != n || len(lines) > 0 {
@@ -277,7 +277,7 @@ func dryRun(t *testing.T, w *world, rendered string) {
 	}
 }
 
-// noLinks hides the links of the chart, which lead out of a copy.
+// noLinks hides the chart's links, which would lead out of a copy.
 type noLinks struct{ fs.FS }
 
 // ReadDir leaves out the chart.

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testInhibited gives a real Alertmanager the example, and the alerts of one dead backend that is
-// asked, and of a cluster without Fairlead: one of each is told.
+// testInhibited configures a real Alertmanager as in the example, and sends it the alerts of a dead
+// backend with traffic, and of a cluster without Fairlead. It must report one alert per cause.
 func testInhibited(t *testing.T, w *world) {
 	config := must.Get(filepath.Abs("../../deploy/components/monitoring/alertmanager.yaml"))(t)
 	succeed(t, "", "amtool", "check-config", config)
@@ -47,7 +47,7 @@ func testInhibited(t *testing.T, w *world) {
 	})
 }
 
-// told are the alerts that are not inhibited.
+// told returns the alerts that are not inhibited.
 func told(ctx context.Context, address string) ([]string, error) {
 	var list []struct{ Labels map[string]string }
 	if err := ask.JSON(ctx, "http://"+address+"/api/v2/alerts?inhibited=false", &list); err != nil {

@@ -16,14 +16,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// site is a cluster into which nothing has been installed yet.
+// site is a cluster without an installation.
 type site struct {
 	*world
 	helmPath string
 }
 
-// testInstall has Helm install the chart into a cluster of its own, change it, take the change back
-// and remove it, as kube-apiserver sees it.
+// testInstall lets Helm install the chart into a separate cluster, upgrade, roll back and remove
+// it.
 func testInstall(t *testing.T, w *world) {
 	s := newSite(t, w)
 	s.apply(t, operatorCRDs)
@@ -94,7 +94,7 @@ func newSite(t *testing.T, w *world) *site {
 	return s
 }
 
-// helm runs Helm, which must have nothing to complain about.
+// helm runs Helm, which must succeed without a warning.
 func (s *site) helm(t *testing.T, args ...string) {
 	t.Helper()
 	home := filepath.Join(s.dir, "helm")
@@ -105,7 +105,7 @@ func (s *site) helm(t *testing.T, args ...string) {
 	}
 }
 
-// has wants every object to be there that the chart renders with these values.
+// has requires that every object exists that the chart renders with these values.
 func (s *site) has(t *testing.T, values []string) {
 	t.Helper()
 	rendered := succeed(t, "", s.helmPath, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(values)...)...)

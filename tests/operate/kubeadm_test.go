@@ -17,12 +17,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testKubeadm follows docs/operations.md on a node that has been through the tutorial: each command
-// as it stands there.
+// testKubeadm follows docs/operations.md on a node of the tutorial, and runs each command as
+// written.
 func testKubeadm(t *testing.T, c *controlPlane) {
 	blocks := documented(t, "operations.md", "On kubeadm")
 	if len(blocks) != 5 {
-		t.Fatalf("%d blocks", len(blocks))
+		t.Fatalf("%d blocks, want 5", len(blocks))
 	}
 	fetch, add, lint := blocks[0].text, blocks[1].text, blocks[2].text // then those that have no node
 	t.Run("certificates", func(t *testing.T) {
@@ -30,13 +30,13 @@ func testKubeadm(t *testing.T, c *controlPlane) {
 		c.addName(t, "front.example.com")
 		c.on(t, firstNode, add)
 		if out := c.on(t, firstNode, "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -ext subjectAltName"); !strings.Contains(out, "DNS:front.example.com") || !strings.Contains(out, "IP Address:"+balancer) {
-			t.Errorf("after:\n%s", out)
+			t.Errorf("the certificate has:\n%s", out)
 		}
 	})
 	t.Run("lint", func(t *testing.T) {
 		out := c.on(t, firstNode, strings.ReplaceAll(lint, "<node>", firstNode))
 		if lines := strings.Count(out, "\n"); lines != 1 || !strings.Contains(out, "--requestheader-uid-headers") {
-			t.Errorf("a node as kubeadm makes it has:\n%s", out)
+			t.Errorf("lint of a node made by kubeadm reports:\n%s", out)
 		}
 	})
 	t.Run("renew", func(t *testing.T) {
@@ -52,7 +52,7 @@ func testKubeadm(t *testing.T, c *controlPlane) {
 	})
 }
 
-// presented is the certificate that Fairlead shows on the first node.
+// presented returns the certificate that Fairlead presents on the first node.
 func (c *controlPlane) presented(t *testing.T) *x509.Certificate {
 	t.Helper()
 	pool := suite.Pool(t, "/etc/netns/"+firstNode+"/kubernetes/pki/ca.crt")
@@ -63,7 +63,7 @@ func (c *controlPlane) presented(t *testing.T) *x509.Certificate {
 }
 
 // addName adds a name to the kubeadm configuration that was fetched, and the node's own part, which
-// the cluster does not have.
+// the cluster does not store.
 func (c *controlPlane) addName(t *testing.T, name string) {
 	t.Helper()
 	file := firstNode + "/kubeadm.yaml"

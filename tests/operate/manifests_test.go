@@ -48,12 +48,12 @@ func testManifests(t *testing.T, w *world) {
 	t.Run("dashboards", testDashboards)
 }
 
-// testFlags gives the arguments of a manifest to the program: what it says about files that are not
-// there is all that it may say.
+// testFlags runs the program with a manifest's arguments. It must complain only about missing
+// files.
 func testFlags(t *testing.T, w *world, rendered string) {
 	args := regexp.MustCompile(`(?m)^ +- (serve|--\S+)$`).FindAllStringSubmatch(rendered, -1)
 	if len(args) < 8 {
-		t.Fatalf("%d arguments were found", len(args))
+		t.Fatalf("%d arguments were found, want at least 8", len(args))
 	}
 	var line []string
 	for _, a := range args {
@@ -67,8 +67,8 @@ func testFlags(t *testing.T, w *world, rendered string) {
 	}
 }
 
-// testProtected tries to claim Kubernetes' own groups, and compares the policy's list with the
-// program's.
+// testProtected tries to claim Kubernetes' own groups, and compares the policy's list with
+// Fairlead's.
 func testProtected(t *testing.T, w *world) {
 	manifest := w.kustomize(t, "base")
 	list := regexp.MustCompile(`(?s)expression: '\["(.*?)\]'`).FindStringSubmatch(manifest)
@@ -84,12 +84,12 @@ func testProtected(t *testing.T, w *world) {
 		objects[o.Name] = o
 	}
 	for _, e := range registry.Build(registry.Input{APIServices: objects, Complete: true}, nil).Entries() {
-		// The group of APIServices themselves is not even refused: it stays local.
+		// The group of APIServices itself is not refused: it is Local.
 		if refused := e.Local() || e.Verdict.Reason == registry.ReasonProtectedGroup; refused != (e.GroupVersion.Group != "open.example.com") {
 			t.Errorf("group %q: refused by Fairlead: %v", e.GroupVersion.Group, refused)
 		}
 	}
-	// What kube-apiserver registers of its own is in the list, so that none of it was forgotten.
+	// Every group that kube-apiserver registers itself must be in the list.
 	var own struct {
 		Items []apiregistrationv1.APIService
 	}
@@ -110,8 +110,8 @@ func testProtected(t *testing.T, w *world) {
 	}
 }
 
-// testReach tries, as Fairlead's account, what the entrypoint's Roles allow and its policy does
-// not: other Leases than its own, and other endpoints.
+// testReach tries, with Fairlead's account, what the entrypoint's Roles allow and its policy does
+// not: Leases of others, and other endpoints.
 func testReach(t *testing.T, w *world) {
 	rbac := must.Get(os.ReadFile("../../deploy/components/entrypoint/rbac.yaml"))(t)
 	const lease = "{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {namespace: kube-system, name: %s}}"

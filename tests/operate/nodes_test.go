@@ -30,17 +30,16 @@ const balancer, firstNode, laptop = "10.0.0.10", "10.0.0.11", "10.0.0.1"
 
 var nodes = []string{firstNode, "10.0.0.12", "10.0.0.13"}
 
-// controlPlane are three nodes as kubeadm makes them, and the machine with HAProxy before them.
-// Each has a network and a folder /etc of its own.
+// controlPlane is three nodes made by kubeadm, and a machine with HAProxy in front of them, each
+// with its own network and /etc.
 //
-// Real are kubeadm with the phases that make a control plane, an etcd of three members, the
-// kube-apiservers, HAProxy and Fairlead. Played are ssh, systemctl, kube-proxy (a cluster address
-// leads to the machine from which everything is typed, where extension servers run) and the
-// kubelet. It runs no pods but static ones, and of those neither kube-controller-manager nor
-// kube-scheduler.
+// Real are kubeadm (the phases that make a control plane), an etcd of three members, the
+// kube-apiservers, HAProxy and Fairlead. Simulated are ssh, systemctl, kube-proxy (cluster
+// addresses lead to the machine where commands and extension servers run) and the kubelet. It runs
+// only static pods, without kube-controller-manager and kube-scheduler.
 type controlPlane struct {
 	w      *world
-	folder string            // where its operator works, with the repository's deploy
+	folder string            // the operator's working directory, with the repository's deploy
 	images map[string]string // :: image or command → program
 
 	stop context.CancelFunc // ends the kubelets
@@ -71,7 +70,7 @@ controlPlane:
   certificateKey: "0000000000000000000000000000000000000000000000000000000000000000"
 `
 
-// haproxy is what kubeadm's guide has (docs/ha-considerations.md).
+// haproxy is the configuration of kubeadm's guide (docs/ha-considerations.md).
 const haproxy = `
 defaults
     mode tcp
@@ -92,13 +91,13 @@ backend apiservers
     server cp3 10.0.0.13:6443 check verify none
 `
 
-// The commands that lead to another machine, and what is asked of systemd there.
+// The commands that reach another machine, and systemctl on it.
 const (
 	sshScript       = "#!/bin/sh\nhost=${1#*@}\ncd %s/$host && HOME=$PWD exec ip netns exec $host bash -ec \"$2\"\n"
 	systemctlScript = "#!/bin/sh\ntest \"$*\" = 'reload haproxy' && haproxy -c -q -f /etc/haproxy/haproxy.cfg && kill -USR2 $(cat /etc/haproxy/pid)\n"
 )
 
-// newControlPlane makes them. A kubelet takes these programs for these images.
+// newControlPlane makes the nodes. images are the programs that kubelets run for images.
 func newControlPlane(t *testing.T, w *world, images map[string]string) *controlPlane {
 	t.Helper()
 	for _, folder := range []string{"/run/netns", "/etc/netns", "/etc/kubernetes", "/etc/haproxy"} {
@@ -160,7 +159,7 @@ func (c *controlPlane) initialize(t *testing.T) {
 	c.mirror(t, firstNode, 1)
 }
 
-// join does what kubeadm join does on the node cpi.
+// join does what kubeadm join does on node cp<i>.
 func (c *controlPlane) join(t *testing.T, address string, i int) {
 	t.Helper()
 	c.write(t, address+"/kubeadm.yaml", fmt.Sprintf(joinConfiguration, i))
@@ -170,8 +169,8 @@ func (c *controlPlane) join(t *testing.T, address string, i int) {
 	c.mirror(t, address, i)
 }
 
-// mirror shows the pod of an etcd to the cluster, as the kubelet does: the next kubeadm join finds
-// the members by these.
+// mirror creates the mirror pod of an etcd, as the kubelet does: the next kubeadm join finds the
+// members by them.
 func (c *controlPlane) mirror(t *testing.T, address string, i int) {
 	t.Helper()
 	data := must.Get(os.ReadFile("/etc/netns/" + address + "/kubernetes/manifests/etcd.yaml"))(t)
@@ -183,15 +182,15 @@ func (c *controlPlane) mirror(t *testing.T, address string, i int) {
 	c.follow(t, "kubectl create -f mirror.yaml")
 }
 
-// static is a static pod as the kubelet sees it.
+// static is a running static pod.
 type static struct {
 	manifest []byte
 	part     *cluster.Part
 	ending   bool
 }
 
-// kubelet runs what the manifests of a node say until ctx ends: it starts what is new, ends what is
-// gone, and starts again what has changed or died.
+// kubelet runs a node's manifests until ctx ends: it starts new ones, stops deleted ones, and
+// restarts those that have changed or exited.
 func (c *controlPlane) kubelet(ctx context.Context, address string) {
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
@@ -203,7 +202,7 @@ func (c *controlPlane) kubelet(ctx context.Context, address string) {
 		case <-tick.C:
 		}
 		for _, name := range []string{"etcd", "kube-apiserver", "fairlead"} {
-			text, _ := os.ReadFile("/etc/netns/" + address + "/kubernetes/manifests/" + name + ".yaml") // gone, or about to be there
+			text, _ := os.ReadFile("/etc/netns/" + address + "/kubernetes/manifests/" + name + ".yaml") // it may not exist
 			pod := running[name]
 			if pod == nil {
 				if part := c.container(ctx, address, fmt.Sprintf("%s-%s-%d", address, name, count), text); part != nil {
@@ -224,8 +223,8 @@ func (c *controlPlane) kubelet(ctx context.Context, address string) {
 	}
 }
 
-// container runs the only container of a pod. Nil: the manifest is half written, or nothing is to
-// be run.
+// container runs the only container of a pod. It returns nil if the manifest is incomplete or its
+// image is unknown.
 func (c *controlPlane) container(ctx context.Context, address, name string, manifest []byte) *cluster.Part {
 	var pod corev1.Pod
 	if err := yaml.UnmarshalStrict(manifest, &pod); err != nil || len(pod.Spec.Containers) == 0 {
@@ -258,7 +257,7 @@ func (c *controlPlane) run(ctx context.Context, address, name string, line ...st
 	return c.w.Run(ctx, cluster.Command{Name: name, Path: ip, Args: append([]string{"netns", "exec", address}, line...)})
 }
 
-// follow types something at the machine that is none of the nodes.
+// follow runs commands on the laptop, which is not a node.
 func (c *controlPlane) follow(t *testing.T, block string) string {
 	t.Helper()
 	out, err := c.try(t.Context(), "bash", "-euo", "pipefail", "-c", block)
@@ -268,7 +267,7 @@ func (c *controlPlane) follow(t *testing.T, block string) string {
 	return out
 }
 
-// on types it at a node.
+// on runs commands on a node.
 func (c *controlPlane) on(t *testing.T, address, block string) string {
 	t.Helper()
 	out, err := c.try(t.Context(), filepath.Join(c.folder, "ssh"), address, block)
@@ -287,7 +286,7 @@ func (c *controlPlane) try(ctx context.Context, line ...string) (string, error) 
 
 func (c *controlPlane) command(ctx context.Context, line ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
-	cmd.WaitDelay = time.Second // for what it has begun
+	cmd.WaitDelay = time.Second // for processes that it has started
 	cmd.Dir, cmd.Env = c.folder, append(os.Environ(), "HOME="+c.folder, "KUBECONFIG="+c.folder+"/.kube/config", "PATH="+c.folder+":"+os.Getenv("PATH"))
 	return cmd
 }

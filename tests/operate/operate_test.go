@@ -15,8 +15,8 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 // TestOperate runs every case on one cluster.
 func TestOperate(t *testing.T) {
 	w := newWorld(t)
-	t.Run("tutorial", func(t *testing.T) { testTutorial(t, w) }) // before the others: it has an outage to time
-	suite.Cases[*world]{                                         // most wait for something
+	t.Run("tutorial", func(t *testing.T) { testTutorial(t, w) }) // before the others, because it measures an outage
+	suite.Cases[*world]{                                         // in parallel, because most of them wait
 		{"manifests", testManifests},
 		{"install", testInstall},
 		{"documents", testDocuments},

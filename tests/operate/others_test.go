@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testOthers tries the shipped roles that nobody has by default, each by somebody who has it and by
-// somebody who has not. Every role that is shipped is one of these, or is taken apart by testRoles.
+// testOthers tests the shipped roles that are not bound by default, each with an account that has
+// it and one that does not. Every shipped role is tested here or by testRoles.
 func testOthers(t *testing.T, w *world, grants []grant) {
 	tried := map[string]func(*testing.T, *world, []grant){
 		"system:fairlead-viewer":  testViewer,
@@ -35,7 +35,7 @@ func testOthers(t *testing.T, w *world, grants []grant) {
 		tested[g.role] = true
 	}
 	delete(tested, configMapReader)              // Kubernetes ships it
-	tested["system:fairlead-impersonate"] = true // by tests/managed, each rule of it
+	tested["system:fairlead-impersonate"] = true // by tests/managed, rule by rule
 	shipped := map[string]bool{}
 	for _, s := range shapes() {
 		for _, o := range objects(t, w.compose(t, s)) {
@@ -57,7 +57,7 @@ func testViewer(t *testing.T, w *world, _ []grant) {
 	}
 }
 
-// testTapRole looks at who asks, which who sees the pages may not.
+// testTapRole watches requests, which viewers of the pages may not.
 func testTapRole(t *testing.T, w *world, _ []grant) {
 	may, viewer := w.bound(t, "system:fairlead-tap"), w.bound(t, "system:fairlead-viewer")
 	const tap = "/fairlead/tap?path=/version&seconds=1"
@@ -77,15 +77,15 @@ func testMetricsRole(t *testing.T, w *world, _ []grant) {
 	w.wants(t, 403, w.front.Admin, "/metrics", suite.Token(t, w.core, "operate", "stranger"))
 }
 
-// testBundleRole takes a bundle from a ConfigMap in a namespace in which the shipped account has
-// the role, and account unbound has not.
+// testBundleRole takes a bundle from a ConfigMap, in whose namespace the shipped account has the
+// role and account unbound does not.
 func testBundleRole(t *testing.T, w *world, grants []grant) {
 	base := slices.DeleteFunc(slices.Clone(grants), func(g grant) bool { return g.component != "" })
 	front := must.Get(w.restricted(t, "unbound", base))(t)
 	const name = "lent"
 	s := extension.Start(t, extension.Config{GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + "." + name + ".svc"}, CA: w.ca})
 	w.apply(t, fmt.Sprintf(lent, portOf(s), strings.ReplaceAll(string(w.ca.PEM()), "\n", "\\n")))
-	w.apply(t, fmt.Sprintf(lentService, portOf(s))) // when it may be read
+	w.apply(t, fmt.Sprintf(lentService, portOf(s))) // now that the bundle may be read
 	w.serves(t, 30*time.Second, w.front.Endpoint, "/apis/lent.example.com/v1", "")
 	suite.Eventually(t, 10*time.Second, "forbidden", func() (bool, string) {
 		log := w.logged(t, front)
@@ -115,8 +115,7 @@ metadata: {name: v1.lent.example.com, annotations: {fairlead.dev/ca-from: bundle
 spec: {group: lent.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: lent, name: lent, port: %s}}
 `
 
-// bound makes an account that has one of the shipped ClusterRoles and nothing else, and returns a
-// token of it.
+// bound makes an account with one of the shipped ClusterRoles and no other, and returns its token.
 func (w *world) bound(t *testing.T, role string) string {
 	t.Helper()
 	name := strings.TrimPrefix(role, "system:")

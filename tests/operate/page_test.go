@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// testPage looks at the page as people do: through kubectl proxy, in a browser.
+// testPage uses the page as people do: through kubectl proxy, in a browser.
 func testPage(t *testing.T, w *world) {
 	address := freeAddress(t)
 	_, port, _ := strings.Cut(address, ":")
@@ -49,7 +49,8 @@ func testPage(t *testing.T, w *world) {
 		b.call(t, "Input.insertText", map[string]any{"text": "operate/half"})
 		b.press(t, "Enter", 13)
 		b.until(t, `location.search.startsWith('?q=operate') && document.querySelectorAll('#table tbody th').length === 1 && document.getElementById('table').innerText.includes('v1.half.example.com')`)
-		// The other endpoint is dead: what to look at, a line to copy, and where to read on.
+		// One endpoint is dead: the page says what to look at, with a command to copy and a
+		// runbook.
 		b.until(t, `document.querySelector('.help code.copy').innerText.startsWith('kubectl -n operate describe service half') && document.querySelector('.help a').href.endsWith('/FairleadEndpointDown.md')`)
 		b.call(t, "Emulation.setEmulatedMedia", map[string]any{"media": "print"})
 		if b.eval(t, `getComputedStyle(document.getElementById('q').form).display`) != "none" {
@@ -60,7 +61,7 @@ func testPage(t *testing.T, w *world) {
 		b.until(t, row+`?.innerText.includes('✓ Passed')`)
 	})
 	t.Run("names", func(t *testing.T) {
-		// What a screen reader says of each control and picture.
+		// What a screen reader reads for each control and picture.
 		var tree struct {
 			Nodes []struct {
 				Ignored    bool
@@ -98,7 +99,7 @@ func testPage(t *testing.T, w *world) {
 		must.Do(t, server.Set())
 		b.until(t, row+`.innerText.includes('✓ Passed')`)
 		if b.eval(t, `window.same === true`) != true {
-			t.Error("the page was loaded anew: it is not live")
+			t.Error("the page was reloaded: it is not live")
 		}
 	})
 	t.Run("dark", func(t *testing.T) {
@@ -106,7 +107,7 @@ func testPage(t *testing.T, w *world) {
 		light := b.eval(t, back)
 		b.call(t, "Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": "dark"}}})
 		if dark := b.eval(t, back); dark == light {
-			t.Errorf("dark is as light: %v", dark)
+			t.Errorf("the dark background is the light one: %v", dark)
 		}
 		b.shoot(t, "dark")
 	})
@@ -118,7 +119,7 @@ func testPage(t *testing.T, w *world) {
 		b.shoot(t, "narrow")
 		b.open(t, base+"apiservice/v1.half.example.com")
 		b.until(t, `document.querySelector('svg.chart path').getAttribute('d').startsWith('M')`)
-		// One of its endpoints answers, the other is dead.
+		// One endpoint answers, the other is dead.
 		b.until(t, `/ago, took [0-9.]+m?s, passed[^]*ago, took [0-9.]+m?s, failed/.test(document.getElementById('endpoints').innerText)`)
 		if wide := b.eval(t, `document.documentElement.scrollWidth`); fmt.Sprint(wide) != "400" {
 			t.Errorf("the detail is %v pixels wide", wide)
@@ -143,7 +144,7 @@ func testPage(t *testing.T, w *world) {
 			b.press(t, "Tab", 9)
 		}
 		if b.eval(t, reached+` && getComputedStyle(document.activeElement).outlineStyle !== 'none'`) != true {
-			t.Fatal("Tab does not reach the row, or the focus is not seen")
+			t.Fatal("Tab does not reach the row, or the focus is invisible")
 		}
 		b.press(t, "Enter", 13)
 		b.until(t, `location.pathname.endsWith('/apiservice/v1.shown.example.com') && document.body.innerText.includes('shown.operate.svc')`)
@@ -151,16 +152,16 @@ func testPage(t *testing.T, w *world) {
 	})
 	t.Run("policy", func(t *testing.T) {
 		if len(b.findings) > 0 {
-			t.Errorf("the browser complains: %s", strings.Join(b.findings, "\n"))
+			t.Errorf("the browser reports: %s", strings.Join(b.findings, "\n"))
 		}
 		b.eval(t, `new Promise(done => { const s = document.createElement('script'); s.textContent = 'window.evil = 1'; document.body.append(s); setTimeout(done, 100) })`)
 		if b.eval(t, `window.evil === undefined`) != true {
-			t.Error("a script of a stranger runs")
+			t.Error("an injected script runs")
 		}
 	})
 }
 
-// serveHalf registers an extension server of two endpoints, of which one is dead.
+// serveHalf registers an extension server with two endpoints, one of them dead.
 func (w *world) serveHalf(t *testing.T, name, alive, dead string) {
 	t.Helper()
 	w.extension(t, name, func(c *extension.Config) { c.Address = alive + ":8443" })

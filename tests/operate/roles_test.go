@@ -14,18 +14,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testRoles runs Fairlead with what deploy/base grants, and with one rule less.
+// testRoles runs Fairlead with the rights of deploy/base, then with one rule less.
 func testRoles(t *testing.T, w *world) {
 	w.serve(t, "guarded", nil)
 	w.apply(t, reader)
 	w.apply(t, definition("gadgets", "guarded"))
-	w.apply(t, fmt.Sprintf(lost, "herald")) // who claims something anew makes Fairlead look for what is hidden
+	w.apply(t, fmt.Sprintf(lost, "herald")) // a new claim makes Fairlead look for shadowed definitions
 	may, mayNot := suite.Token(t, w.core, "operate", "reader"), suite.Token(t, w.core, "operate", "stranger")
 	const hides = "CustomResourceDefinition gadgets.guarded.example.com"
 	const widgets = "/apis/guarded.example.com/v1/namespaces/default/widgets"
 	t.Run("everything works", func(t *testing.T) {
 		w.serves(t, 30*time.Second, w.front.Endpoint, widgets, may)
-		for _, path := range []string{widgets, "/api/v1/namespaces"} { // pages are testViewer's part
+		for _, path := range []string{widgets, "/api/v1/namespaces"} { // testViewer tests the pages
 			w.wants(t, 403, w.front.Endpoint, path, mayNot)
 		}
 		w.wants(t, 403, w.front.Admin, "/metrics", may)
@@ -48,10 +48,10 @@ func testRoles(t *testing.T, w *world) {
 			switch missing.resource() {
 			case "tokenreviews":
 				must.Do(t, err)
-				w.wants(t, 503, front.Endpoint, widgets, may) // nobody can say whose the token is
+				w.wants(t, 503, front.Endpoint, widgets, may) // nothing can review the token
 			case "subjectaccessreviews":
 				must.Do(t, err)
-				w.wants(t, 500, front.Endpoint, widgets, may) // nobody can authorize
+				w.wants(t, 500, front.Endpoint, widgets, may) // nothing can authorize
 			case configMapReader:
 				must.Do(t, err)
 				w.testUnread(t, front)
@@ -62,13 +62,12 @@ func testRoles(t *testing.T, w *world) {
 					return strings.Contains(log, `cannot list resource \"customresourcedefinitions\"`), log
 				})
 				if _, body := w.get(t, front.Endpoint, "/fairlead/status", may); strings.Contains(body, hides) {
-					t.Errorf("what is hidden was found without the right to:\n%s", body)
+					t.Errorf("the shadowed definition was found without the right to list it:\n%s", body)
 				}
 			default:
-				// Whatever else is granted is for the table: a new rule that is for something else
-				// must get a case.
+				// All other rules are for the table. A new rule for something else must get a case.
 				if err == nil {
-					t.Errorf("it is ready without %s", missing)
+					t.Errorf("Fairlead is ready without %s", missing)
 				}
 			}
 		})
@@ -77,8 +76,8 @@ func testRoles(t *testing.T, w *world) {
 	t.Run("for others", func(t *testing.T) { testOthers(t, w, grants) })
 }
 
-// testUnread wants a Fairlead that may not read the ConfigMap of the cluster's header names to say
-// so.
+// testUnread requires that a Fairlead that may not read the ConfigMap of the cluster's header names
+// reports it.
 func (w *world) testUnread(t *testing.T, front *cluster.Front) {
 	t.Helper()
 	_, body := w.get(t, front.Endpoint, "/fairlead/status", "")
@@ -95,11 +94,11 @@ func (w *world) testUnread(t *testing.T, front *cluster.Front) {
 		}
 	}
 	if log := w.logged(t, front); !strings.Contains(log, `cannot list resource \"configmaps\" in API group \"\" in the namespace \"kube-system\"`) {
-		t.Errorf("the log does not tell that the ConfigMap cannot be read:\n%s", log)
+		t.Errorf("the log does not report that the ConfigMap cannot be read:\n%s", log)
 	}
 }
 
-// reader may list widgets and see the status page; stranger may nothing.
+// reader may list widgets and read the status page; stranger has no rights.
 const reader = `
 {apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: reader}}
 ---

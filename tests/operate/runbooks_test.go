@@ -20,8 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// patient is what the commands of the runbooks are about: an APIService with its Service, a pod, a
-// kind of cert-manager's, and the DaemonSet of Fairlead itself.
+// patient has objects that the commands of the runbooks refer to. Others are an APIService with its
+// Service and Fairlead's DaemonSet.
 const patient = `
 {apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: default}}
 ---
@@ -38,8 +38,8 @@ spec:
 ---
 `
 
-// testRunbooks types every command that a runbook has, with the patient's names in the place of the
-// gaps, and looks up everything else that it names.
+// testRunbooks runs every command of the runbooks, with the patient's names for the placeholders,
+// and checks the other names in them.
 func testRunbooks(t *testing.T, w *world) {
 	s := w.serve(t, "patient", nil)
 	_, port, _ := strings.Cut(s.Addr(), ":")
@@ -54,7 +54,7 @@ func testRunbooks(t *testing.T, w *world) {
 		"<group>", "patient.example.com", "<version>", "v1", "<message>", "moving house",
 		"https://<kube-apiserver>:6443", w.Cluster.Endpoint().URL, "https://<address>:8444", w.front.Admin.URL, "<address>", "patient",
 		"<file>", w.PKI.Admin.CertFile, "<key>", w.PKI.Admin.KeyFile,
-		" -w", "", // or it would never end
+		" -w", "", // or it would never exit
 	)
 	pages := must.Get(filepath.Glob("../../docs/runbooks/*.md"))(t)
 	if alerts := shippedRules(t).alerts(); len(pages) != len(alerts) {
@@ -68,7 +68,7 @@ func testRunbooks(t *testing.T, w *world) {
 					continue
 				}
 				ran++
-				// Whatever the command before has deleted is there again.
+				// An earlier command may have deleted them.
 				w.apply(t, w.apiService("patient", port, "")+patient)
 				if strings.Contains(typed, "endpoints kubernetes") {
 					w.withEndpoints(t, func() { w.typed(t, dir, typed) })
@@ -79,12 +79,12 @@ func testRunbooks(t *testing.T, w *world) {
 		})
 	}
 	if ran < 20 {
-		t.Errorf("%d commands were run", ran)
+		t.Errorf("%d commands were run, want at least 20", ran)
 	}
 	t.Run("names", func(t *testing.T) { testNames(t, pages) })
 }
 
-// typed runs a command of a page. That an APIService is down (3) is what one looks for.
+// typed runs a command of a page. It may exit with 3: an APIService is down.
 func (w *world) typed(t *testing.T, dir, line string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -98,7 +98,7 @@ func (w *world) typed(t *testing.T, dir, line string) {
 	}
 }
 
-// withEndpoints does something while default/kubernetes has Endpoints that nobody else writes.
+// withEndpoints calls do while default/kubernetes has Endpoints that nothing else writes.
 func (w *world) withEndpoints(t *testing.T, do func()) {
 	t.Helper()
 	w.alone.Lock()
@@ -118,7 +118,8 @@ func spans(t *testing.T, page string) []string {
 	return list
 }
 
-// testNames looks up annotations, metrics, reasons and folders that the runbooks name.
+// testNames checks that the annotations, metrics and folders in the documents exist, and that the
+// queries are valid.
 func testNames(t *testing.T, pages []string) {
 	metrics := must.Get(os.ReadFile("../../docs/metrics.md"))(t)
 	others := map[string]bool{"fairlead.dev/published": true} // of Endpoints
@@ -159,7 +160,7 @@ func testNames(t *testing.T, pages []string) {
 	testQueries(t, queries)
 }
 
-// testQueries has Prometheus' own tool read the queries that the runbooks show.
+// testQueries checks PromQL queries with promtool.
 func testQueries(t *testing.T, queries []string) {
 	var rules []map[string]string
 	for i, q := range queries {

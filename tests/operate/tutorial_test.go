@@ -25,9 +25,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testTutorial types docs/tutorial.md, block by block, and compares what is printed with what is
-// shown there. Clients ask through HAProxy from the first replica to the way back: no request may
-// fail.
+// testTutorial runs docs/tutorial.md, block by block, and compares the output with what it shows.
+// Clients send requests through HAProxy from the first replica to the way back: none may fail.
 func testTutorial(t *testing.T, w *world) {
 	top := t
 	newer := filepath.Join(w.dir, "fairlead-newer")
@@ -39,7 +38,7 @@ func testTutorial(t *testing.T, w *world) {
 	must.Do(t, build.Wait())
 
 	titles := []string{"1. Look at what is there", "2. Install it on all three", "3. One node first", "4. Everything", "5. Upgrade", "6. Back in a minute", "7. Forward again, and the worst day"}
-	variables, _, _ := strings.Cut(documented(t, "tutorial.md", titles[0])[0].text, "\n") // it is one terminal
+	variables, _, _ := strings.Cut(documented(t, "tutorial.md", titles[0])[0].text, "\n") // the blocks share one terminal
 	var first, later *clients
 	second := func() string { return "" }
 	for i, title := range titles {
@@ -47,10 +46,10 @@ func testTutorial(t *testing.T, w *world) {
 			blocks := documented(t, "tutorial.md", title)
 			begun, printed := time.Now(), ""
 			switch i + 1 {
-			case 3: // all of these until step 6
+			case 3: // until step 6
 				second, blocks = c.terminal(top, blocks[0].text), blocks[1:]
 				first = c.clients(top)
-			case 5: // HAProxy reloads in its own time: these are to have a Fairlead at the other end
+			case 5: // HAProxy reloads asynchronously, and these clients must reach a Fairlead
 				c.eventually(t, "for i in 1 2 3 4 5 6; do kubectl get --raw /fairlead/status || exit 1; done")
 				later = c.clients(top)
 			case 7:
@@ -71,16 +70,16 @@ func testTutorial(t *testing.T, w *world) {
 				took := time.Since(begun)
 				t.Logf("the way back took %s", took.Round(time.Second))
 				if took > time.Minute {
-					t.Error("that is no minute")
+					t.Error("that is more than a minute")
 				}
 				if out := second(); out != "" {
-					t.Errorf("the second terminal says:\n%s", out)
+					t.Errorf("the second terminal printed:\n%s", out)
 				}
 				first.end(t)
 				later.end(t)
 				for _, path := range asked {
 					if later.asked["watch "+path] == 0 {
-						t.Errorf("the watch of %s was not asked to go elsewhere", path)
+						t.Errorf("the watch of %s never ended", path)
 					}
 				}
 			case 7:
@@ -89,16 +88,16 @@ func testTutorial(t *testing.T, w *world) {
 			}
 		})
 		if !done {
-			t.FailNow() // each step needs those before it
+			t.FailNow() // each step needs the earlier ones
 		}
 	}
 	t.Run("kubeadm", func(t *testing.T) { testKubeadm(t, c) })
 }
 
-// block is something in a document between two fences.
+// block is a fenced block of a document.
 type block struct{ kind, text string }
 
-// documented are the blocks of one section of a document.
+// documented returns the blocks of a section of a document.
 func documented(t *testing.T, page, title string) (blocks []block) {
 	t.Helper()
 	data := must.Get(os.ReadFile("../../docs/" + page))(t)
@@ -113,8 +112,8 @@ func documented(t *testing.T, page, title string) (blocks []block) {
 	return blocks
 }
 
-// compare wants what was printed to be what a document shows: … is anything in a line, or any
-// lines, and columns are as wide as they are.
+// compare requires that the output is what a document shows, where … stands for anything in a line,
+// or for any lines. Widths of columns may differ.
 func compare(t *testing.T, shown, printed string) {
 	t.Helper()
 	flat := func(text string) string {
@@ -122,12 +121,11 @@ func compare(t *testing.T, shown, printed string) {
 	}
 	pattern := regexp.MustCompile(`(?m)^…\n`).ReplaceAllString(regexp.QuoteMeta(flat(shown)), "(?:.*\n)*")
 	if !regexp.MustCompile("^" + strings.ReplaceAll(pattern, "…", ".*") + "$").MatchString(flat(printed)) {
-		t.Errorf("it prints\n%s\nand is said to print\n%s", printed, shown)
+		t.Errorf("it prints\n%s\nand the document shows\n%s", printed, shown)
 	}
 }
 
-// metricsServer runs an extension server in the place of metrics-server, at the cluster address of
-// its Service.
+// metricsServer runs an extension server instead of metrics-server, for its Service.
 func (c *controlPlane) metricsServer(t *testing.T) {
 	t.Helper()
 	s := extension.Start(t, extension.Config{
@@ -158,8 +156,8 @@ metadata: {name: v1beta1.metrics.k8s.io}
 spec: {group: metrics.k8s.io, version: v1beta1, groupPriorityMinimum: 100, versionPriority: 100, service: {namespace: kube-system, name: metrics-server}, caBundle: %q}
 `
 
-// publishing does what docs/operations.md has for clients inside the cluster, while no Fairlead
-// runs: the replicas of the next step publish themselves, and no kube-apiserver does.
+// publishing follows docs/operations.md for clients inside the cluster while no Fairlead runs: in
+// the next step the replicas publish themselves, and no kube-apiserver does.
 func (c *controlPlane) publishing(t *testing.T) {
 	t.Helper()
 	c.follow(t, `mkdir deploy/own
@@ -174,7 +172,7 @@ kubectl apply -k deploy/own`)
 	}
 }
 
-// running asks whether a node has such a process.
+// running returns a command that checks whether a node has such a process.
 func running(node, what string) string {
 	return "ip netns pids " + node + " | xargs ps -o args= -p | grep -q " + what
 }
@@ -190,8 +188,7 @@ func (c *controlPlane) edit(t *testing.T, file, old, text string) {
 	must.Do(t, os.Rename(file+".new", file))
 }
 
-// terminal types a block that does not end, until the returned function is called, which says what
-// it has printed.
+// terminal runs a block that does not end. The returned function kills it and returns its output.
 func (c *controlPlane) terminal(t *testing.T, block string) func() string {
 	t.Helper()
 	var out bytes.Buffer
@@ -206,22 +203,22 @@ func (c *controlPlane) terminal(t *testing.T, block string) func() string {
 	return func() string { end(); return out.String() }
 }
 
-// asked is what clients ask for: something of the kube-apiservers, and something of the extension
+// asked are the paths that clients request: one of the kube-apiservers, one of the extension
 // server.
 var asked = []string{"/api/v1/namespaces", "/apis/metrics.k8s.io/v1beta1/namespaces/default/widgets"}
 
-// clients ask through HAProxy without a pause.
+// clients send requests through HAProxy until they are stopped.
 type clients struct {
 	stop context.CancelFunc
 	done sync.WaitGroup
 
-	mu     sync.Mutex     // guards what follows
-	asked  map[string]int // :: how and what → how many answers have ended
+	mu     sync.Mutex     // guards the fields below
+	asked  map[string]int // :: kind of client and path → number of answers
 	failed []string
 }
 
-// clients are, for each path, one that keeps its connection, one that makes a new one for each
-// request, and one that watches.
+// clients starts three clients for each path: one that keeps its connection, one that makes a new
+// one for each request, and one that watches.
 func (c *controlPlane) clients(t *testing.T) *clients {
 	t.Helper()
 	pki := "/etc/netns/" + firstNode + "/kubernetes/pki/"
@@ -236,7 +233,7 @@ func (c *controlPlane) clients(t *testing.T) *clients {
 			client := suite.Client(t, front, admin)
 			transport := client.Transport.(*http.Transport)
 			transport.DisableKeepAlives = how == "new"
-			transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second} // as client-go: HAProxy closes what is silent for longer
+			transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second} // as client-go: HAProxy closes connections that are silent for longer
 			url := front.URL + path
 			if how == "watch" {
 				client.Timeout, url = 0, url+"?watch=1"
@@ -271,7 +268,7 @@ func (c *clients) ask(ctx context.Context, client *http.Client, what, url string
 	}
 }
 
-// end stops them, and wants nothing to have failed.
+// end stops the clients and requires that no request has failed.
 func (c *clients) end(t *testing.T) {
 	t.Helper()
 	c.stop()
@@ -279,10 +276,10 @@ func (c *clients) end(t *testing.T) {
 	t.Logf("asked: %v", c.asked)
 	for _, path := range asked {
 		if kept, fresh := c.asked["kept "+path], c.asked["new "+path]; kept < 100 || fresh < 100 {
-			t.Errorf("%s was asked for %d and %d times only", path, kept, fresh)
+			t.Errorf("%s: only %d and %d requests", path, kept, fresh)
 		}
 	}
 	if n := len(c.failed); n > 0 {
-		t.Errorf("%d failed, the first of them\n%s", n, strings.Join(c.failed[:min(n, 10)], "\n"))
+		t.Errorf("%d requests failed, the first of them\n%s", n, strings.Join(c.failed[:min(n, 10)], "\n"))
 	}
 }

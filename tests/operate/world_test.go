@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// world is what all cases share: a cluster with the shipped manifests, and a Fairlead that runs as
-// the shipped ServiceAccount.
+// world is what all cases share: a cluster with the shipped manifests, and a Fairlead with the
+// shipped ServiceAccount.
 type world struct {
 	*cluster.Cluster
 	dir      string
@@ -30,9 +30,9 @@ type world struct {
 	fronts   *x509.CertPool
 	front    *cluster.Front
 	admin    string // kubeconfigs: of a member of system:masters, through Fairlead
-	direct   string // and at kube-apiserver itself
+	direct   string // and directly at kube-apiserver
 
-	alone sync.Mutex // held by the one case whose Fairleads publish default/kubernetes, or take part in an election
+	alone sync.Mutex // held by the only case whose Fairleads publish default/kubernetes or take part in an election
 }
 
 func newWorld(t *testing.T) *world {
@@ -42,7 +42,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{dir: dir, fairlead: suite.Build(t, dir, "cmd/kubectl-fairlead"), kubectl: suite.Tool(t, "kubectl"), ca: pki.NewCA("extension-ca"), admin: filepath.Join(dir, "front.kubeconfig"), direct: filepath.Join(dir, "direct.kubeconfig")}
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
 	config := w.Cluster.Endpoint().RESTConfig(w.Admin())
-	config.WarningHandler = rest.NoWarnings{} // that Endpoints are old is known
+	config.WarningHandler = rest.NoWarnings{} // without the warning that Endpoints are deprecated
 	w.core = must.Get(kubernetes.NewForConfig(config))(t)
 	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
@@ -60,7 +60,7 @@ const namespaces = `
 ---
 `
 
-// protected claims a group of Kubernetes' own. It must be there before the policy that forbids it.
+// protected claims a group of Kubernetes. It must exist before the policy that forbids it.
 const protected = `
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService

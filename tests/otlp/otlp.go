@@ -1,4 +1,4 @@
-// Package otlp is an OpenTelemetry collector that keeps the spans it is sent, for tests.
+// Package otlp is an OpenTelemetry collector for tests. It keeps the spans that it receives.
 package otlp
 
 import (
@@ -11,24 +11,24 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Span is one that was received, in few words.
+// Span holds what tests need of a received span.
 type Span struct {
-	// Name is the span's; Trace, ID and Parent are in hex, Parent "" for a root.
+	// Name is the span's name. Trace, ID and Parent are in hex; the Parent of a root is empty.
 	Name, Trace, ID, Parent string
-	// Links are the traces it is linked to, in hex.
+	// Links are the linked traces, in hex.
 	Links []string
-	// Attributes are its own, as text; Resource the ones of the process.
+	// Attributes are the span's own, as text. Resource has those of the process.
 	Attributes, Resource map[string]string
-	// Events are their names, in order.
+	// Events are the names of the span's events, in order.
 	Events []string
-	// Error is the message of a span that failed. Empty: it did not, or says nothing.
+	// Error is the message of a span that failed. Empty means no failure, or no message.
 	Error string
 }
 
 // Collector receives spans. Make one with Start.
 type Collector struct {
 	collector.UnimplementedTraceServiceServer
-	// Address is where it listens.
+	// Address is host:port.
 	Address string
 
 	server *grpc.Server
@@ -36,7 +36,7 @@ type Collector struct {
 	spans  []Span
 }
 
-// Start listens on loopback. Close ends it.
+// Start listens on loopback until Close.
 func Start(ctx context.Context) (*Collector, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -48,17 +48,17 @@ func Start(ctx context.Context) (*Collector, error) {
 	return c, nil
 }
 
-// Close ends it.
+// Close stops the collector.
 func (c *Collector) Close() { c.server.Stop() }
 
-// Spans are those that were received so far.
+// Spans returns the spans that were received so far.
 func (c *Collector) Spans() []Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return append([]Span(nil), c.spans...)
 }
 
-// Export is the collector's one method.
+// Export implements the collector's only method.
 func (c *Collector) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,27 +12,27 @@ import (
 )
 
 const (
-	// step is how often a poller asks.
+	// step is the interval between requests.
 	step = 20 * time.Millisecond
 	// patience is how long it may take until all are served.
 	patience = 30 * time.Second
 )
 
-// poller asks one URL.
+// poller requests one URL.
 type poller struct {
 	*volley.Load
 	url string
 }
 
-// poll begins to ask a URL.
+// poll starts to request a URL.
 func poll(t *testing.T, c *http.Client, url string, header http.Header) *poller {
 	t.Helper()
 	l := &volley.Load{Every: step, Clients: []*http.Client{c}, Header: header, Make: func(int) (string, string, string) { return http.MethodGet, url, "" }}
 	return &poller{l.Start(t), url}
 }
 
-// served is when the first 200 after begun came, and how many questions that were asked after it
-// got another answer.
+// served returns when the first 200 after begun came, and how many later requests were not answered
+// with 200.
 func (p *poller) served(begun time.Time) (first time.Time, relapses int) {
 	for _, s := range p.Ended() {
 		at := s.Began.Add(s.Took)

@@ -23,12 +23,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// The adapter listens on port 8080 of every address, and cannot be told not to: hence a network of
-// its own.
+// The adapter always listens on port 8080 of all addresses, so the tests get a network namespace.
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// most is how much later than directly a server may be served through Fairlead: a tenth of a second
-// is what kube-apiserver's own aggregator needs, and a person notices nothing below a third.
+// most is how much later than directly a server may be served through Fairlead: kube-apiserver's
+// own aggregator needs a tenth of a second, and people notice nothing below a third.
 const most = 300 * time.Millisecond
 
 type world struct {
@@ -42,7 +41,7 @@ type server struct {
 	path string
 }
 
-// TestRecovery ends each server ten times, every other time without a farewell.
+// TestRecovery restarts each server ten times, alternately after SIGTERM and SIGKILL.
 func TestRecovery(t *testing.T) {
 	netns.Up(t, "10.79.0.0/16")
 	dir := suite.Folder(t, "recovery")
@@ -68,8 +67,8 @@ func TestRecovery(t *testing.T) {
 	}
 }
 
-// restart ends s for a while and returns how much later it was served through Fairlead again than
-// it answered directly.
+// restart stops s for a while. It returns the time from the first direct answer to the first
+// through Fairlead.
 func (w *world) restart(t *testing.T, s server, down time.Duration, farewell bool) time.Duration {
 	t.Helper()
 	vouched := cluster.Credentials{Pair: w.PKI.FrontProxyPair}
@@ -88,7 +87,7 @@ func (w *world) restart(t *testing.T, s server, down time.Duration, farewell boo
 	begun := time.Now()
 	must.Do(t, s.part.Restart(t.Context()))
 	await(t, all, begun)
-	<-time.After(time.Second) // in which nothing may fail again
+	<-time.After(time.Second) // in which no request may fail again
 	for _, p := range all {
 		p.Stop()
 	}
@@ -98,15 +97,15 @@ func (w *world) restart(t *testing.T, s server, down time.Duration, farewell boo
 	t.Logf("down %s: answers directly %s after its start, through Fairlead %s later, through the aggregator %s later",
 		down, at.Sub(begun).Round(time.Millisecond), ours.Sub(at).Round(time.Millisecond), theirs.Sub(at).Round(time.Millisecond))
 	if relapses > 0 {
-		t.Errorf("down %s: %d requests failed after the first that was served again", down, relapses)
+		t.Errorf("down %s: %d requests failed after the first answer", down, relapses)
 	}
 	return ours.Sub(at)
 }
 
-// sample is Kubernetes' sample extension server.
+// sample starts Kubernetes' sample extension server.
 func (w *world) sample(t *testing.T) server {
 	t.Helper()
-	suite.Tool(t, "sample-apiserver") // before the patience of whoever waits for it begins
+	suite.Tool(t, "sample-apiserver") // built before the time limit starts
 	part := must.Get(w.StartSampleAPIServer(t.Context()))(t)
 	core := must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
 	service := must.Get(core.CoreV1().Services("wardle").Get(t.Context(), "api", metav1.GetOptions{}))(t)
@@ -117,7 +116,7 @@ func (w *world) sample(t *testing.T) server {
 	}
 }
 
-// adapter is the server of custom metrics that its library is tested with.
+// adapter starts the test server of the custom-metrics library.
 func (w *world) adapter(t *testing.T) server {
 	t.Helper()
 	path := suite.Tool(t, "test-adapter")

@@ -1,5 +1,5 @@
-// Package relay is what stands between two parts of a test, such as a load balancer: it accepts
-// connections until the test ends, and joins two of them.
+// Package relay connects two processes of a test, as a load balancer does: it accepts connections
+// until the test ends, and joins two of them.
 package relay
 
 import (
@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// Relay stands between a client and a server: what comes is passed on, later or not at all. All
-// methods may be called at any time from any goroutine.
+// Relay stands between a client and a server. It forwards what it receives, later or not at all.
+// All methods may be called at any time from any goroutine.
 type Relay struct {
-	// Address is where.
+	// Address is host:port.
 	Address string
 
 	to     string
@@ -26,7 +26,7 @@ type Relay struct {
 	conns []net.Conn
 }
 
-// Start listens on loopback for who wants to reach an address, until ctx ends.
+// Start listens on loopback and connects clients to an address until ctx ends.
 func Start(ctx context.Context, to string) (*Relay, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -49,10 +49,10 @@ func Start(ctx context.Context, to string) (*Relay, error) {
 	return r, nil
 }
 
-// Delay has every piece passed on so much later, each way, from now on.
+// Delay sets the delay, each way, of everything that is received from now on.
 func (r *Relay) Delay(by time.Duration) { r.late.Store(int64(by)) }
 
-// Close ends all connections, and lets nobody through until it is opened again.
+// Close ends all connections. Until Close(false), it also refuses new ones.
 func (r *Relay) Close(closed bool) {
 	r.closed.Store(closed)
 	r.Cut()
@@ -68,7 +68,7 @@ func (r *Relay) Cut() {
 	r.conns = nil
 }
 
-// pass begins to carry one connection.
+// pass connects one client.
 func (r *Relay) pass(ctx context.Context, near net.Conn) {
 	far, err := new(net.Dialer).DialContext(ctx, "tcp", r.to)
 	r.mu.Lock()
@@ -85,13 +85,13 @@ func (r *Relay) pass(ctx context.Context, near net.Conn) {
 	go r.carry(near, far)
 }
 
-// carry passes on what comes, and then the end, each so much later, until either side closes.
+// carry forwards what it receives, and then the end, each with the delay, until either side closes.
 func (r *Relay) carry(to, from net.Conn) {
 	type piece struct {
 		b   []byte
 		due time.Time
 	}
-	// Room for 64 MB of full TLS records, 2.6 GB/s at 25 ms: the way is long, not narrow.
+	// Room for 64 MB of full TLS records, 2.6 GB/s at 25 ms: delay must not limit throughput.
 	way := make(chan piece, 4096)
 	go func() { // ends with way
 		defer to.Close()

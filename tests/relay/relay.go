@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Accept serves each connection of a listener, and closes it then, or when the test ends.
+// Accept serves each connection of a listener, and closes it afterwards, or when the test ends.
 func Accept(t *testing.T, l net.Listener, serve func(context.Context, net.Conn)) {
 	t.Helper()
 	var running sync.WaitGroup
@@ -28,8 +28,8 @@ func Accept(t *testing.T, l net.Listener, serve func(context.Context, net.Conn))
 	})
 }
 
-// Join copies each way between two connections until both have said all, or ctx ends. from reads
-// what comes from a.
+// Join copies both ways between two connections until both have ended, or ctx ends. It reads a's
+// bytes from from.
 func Join(ctx context.Context, a, b net.Conn, from io.Reader) {
 	defer b.Close()
 	defer context.AfterFunc(ctx, func() { _, _ = a.Close(), b.Close() })()
@@ -40,7 +40,7 @@ func Join(ctx context.Context, a, b net.Conn, from io.Reader) {
 }
 
 func pass(to net.Conn, from io.Reader) {
-	_, _ = io.Copy(to, from) // a connection that breaks is what it may be for
+	_, _ = io.Copy(to, from) // tests may break the connection
 	if half, ok := to.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
 	} else {

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// In a bubble the delay is exact, and nothing but it holds anything up.
+// In a bubble the delay is exact, and nothing else takes time.
 func TestDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, in := net.Pipe()

@@ -67,8 +67,8 @@ func (s *site) file(t *testing.T, pattern string) string {
 	return found[0]
 }
 
-// twice makes the release again, elsewhere and later. That programs built elsewhere are the same
-// bytes is tests/reproducible's to say.
+// twice makes the release again, elsewhere and later. tests/reproducible compares programs that are
+// built elsewhere.
 func (s *site) twice(t *testing.T) {
 	again := filepath.Join(t.TempDir(), "dist")
 	s.make(t, "release", "OUT="+again)
@@ -82,7 +82,7 @@ func (s *site) twice(t *testing.T) {
 	}
 }
 
-// named wants every manifest to name the image that was made, and nothing else.
+// named requires that every manifest names the image that was made, and no other.
 func (s *site) named(t *testing.T) {
 	digest := must.Get(os.ReadFile(s.file(t, "image.digest")))(t)
 	dir := t.TempDir()
@@ -119,15 +119,15 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 	s.start(t, c, root, strings.Fields(strings.ReplaceAll(line, "$FAIRLEAD_FLAGS", flags)), 0)
 	s.run(t, "dpkg", append(dpkg, "--remove", "fairlead")...)
 	if _, err := os.Stat(filepath.Join(root, "usr/bin/fairlead")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("it is still there after its removal: %v", err)
+		t.Errorf("the program is still there after its removal: %v", err)
 	}
 	if conf, err := os.ReadFile(filepath.Join(root, "etc/default/fairlead")); err != nil || !strings.Contains(string(conf), "127.0.0.1") {
 		t.Errorf("the operator's flags are gone: %v %s", err, conf)
 	}
 }
 
-// start runs a program in a folder as if it were the whole machine, with a node's keys in it, until
-// it says that it is ready, and ends it.
+// start runs a program in a folder that is its root directory, with a node's keys, until it reports
+// readiness, and stops it.
 func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []string, uid uint32) {
 	t.Helper()
 	serving := must.Get(c.PKI.Serving.Issue("node", cluster.Leaf{User: "node", Names: []string{"localhost"}}))(t)
@@ -166,7 +166,7 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 		n, err := socket.Read(b)
 		if text, _ := os.ReadFile(log.Name()); err != nil || string(b[:n]) != want {
 			_ = cmd.Process.Kill()
-			t.Fatalf("it says %q, want %s (%v)\n%s", b[:n], want, err, text)
+			t.Fatalf("it reported %q, want %s (%v)\n%s", b[:n], want, err, text)
 		}
 	}
 	said("READY=1")
@@ -175,7 +175,7 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 	must.Do(t, cmd.Wait())
 }
 
-// man wants the pages to be what groff takes without a word.
+// man requires that groff accepts the pages without a warning.
 func (s *site) man(t *testing.T) {
 	for _, program := range []string{"fairlead", "kubectl-fairlead"} {
 		a := suite.Run(t, exec.CommandContext(t.Context(), "sh", "-c", "gzip -dc "+s.out+"/share/man/"+program+".8.gz | groff -Kutf8 -man -Tutf8 -ww"), "")
@@ -185,7 +185,7 @@ func (s *site) man(t *testing.T) {
 	}
 }
 
-// layers unpacks the image and runs it on nothing but what it brings, as its user.
+// layers unpacks the image and runs it with nothing but its content, as its user.
 func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 	blob := func(digest string, into any) {
 		t.Helper()
@@ -222,7 +222,7 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 	must.Do(t, os.Chmod(root, 0o755))
 	for _, program := range []string{"fairlead", "kubectl-fairlead"} {
 		if out := s.run(t, "chroot", "--userspec="+config.Config.User, root, "/usr/local/bin/"+program, "version"); !strings.Contains(out, version) {
-			t.Errorf("%s says %s", program, out)
+			t.Errorf("%s version prints %s", program, out)
 		}
 	}
 	if roots, err := os.ReadFile(filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")); err != nil || strings.Count(string(roots), "BEGIN CERTIFICATE") < 100 {
@@ -233,8 +233,8 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 		--proxy-client-cert-file=/etc/kubernetes/pki/front-proxy-client.crt --proxy-client-key-file=/etc/kubernetes/pki/front-proxy-client.key`)...), 65532)
 }
 
-// push pushes image and chart to a registry, from where Helm takes the chart, which names the image
-// that is there.
+// push pushes image and chart to a registry. Helm pulls the chart, which must name the pushed
+// image.
 func (s *site) push(t *testing.T, registry string) {
 	crane, helm := suite.Tool(t, "crane"), suite.Tool(t, "helm")
 	cmd := exec.CommandContext(t.Context(), crane, "registry", "serve", "--address", registry)

@@ -1,6 +1,6 @@
-// Command reproducible builds what the image holds twice, from copies of the tracked files in two
-// folders of different depth and with a build cache of its own each, and compares the bytes.
-// Whoever builds a release again gets what was published.
+// Command reproducible builds the programs of the image twice, from copies of the tracked files in
+// two folders of different depth, each with its own build cache, and compares the bytes. So anyone
+// who builds a release gets the published bytes.
 package main
 
 import (
@@ -47,7 +47,7 @@ func run(ctx context.Context, version string, out io.Writer) (err error) {
 	return nil
 }
 
-// build copies the tracked files to src and builds there, with the Makefile's own command. It
+// build copies the tracked files to src and builds there with the Makefile's own command. It
 // returns the programs, one after the other.
 func build(ctx context.Context, src, cache, version string) []byte {
 	list := try.Get(exec.CommandContext(ctx, "git", "ls-files", "-z").Output())

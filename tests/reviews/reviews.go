@@ -42,7 +42,7 @@ type Asker struct {
 	Ask func(ctx context.Context, name string) (bool, error)
 	// Known reports whether the verdict is cached.
 	Known func(name string) bool
-	// No is the error of a refusal. Nil means that a refusal is no error.
+	// No is the error of a refusal. Nil means that a refusal is not an error.
 	No error
 }
 
@@ -60,7 +60,7 @@ func Revoked(t *testing.T, start Start, names ...string) {
 			a := start(t, &Count{Delay: time.Second}, generation.Load)
 			for _, step := range []struct {
 				name           string
-				during, change uint64 // of the configuration: while it is asked, and afterwards
+				during, change uint64 // changes of the configuration: during the review, and afterwards
 				later          time.Duration
 				known          bool
 			}{
@@ -69,7 +69,7 @@ func Revoked(t *testing.T, start Start, names ...string) {
 				{"another configuration afterwards", 0, 1, 0, false},
 				{"another configuration meanwhile", 1, 0, 0, false},
 			} {
-				<-time.After(time.Minute) // of what was asked before nothing is left
+				<-time.After(time.Minute) // earlier verdicts have expired
 				var answered sync.WaitGroup
 				answered.Go(func() { _, _ = a.Ask(t.Context(), name) })
 				synctest.Wait()
@@ -78,7 +78,7 @@ func Revoked(t *testing.T, start Start, names ...string) {
 				generation.Add(step.change)
 				<-time.After(step.later)
 				if known := a.Known(name); known != step.known {
-					t.Errorf("%s, %s: known %v", name, step.name, known)
+					t.Errorf("%s, %s: cached %v", name, step.name, known)
 				}
 			}
 		})
@@ -86,7 +86,7 @@ func Revoked(t *testing.T, start Start, names ...string) {
 }
 
 // Coalesce checks that concurrent callers share one review, and that it outlives the first caller,
-// who gives up.
+// which gives up.
 func Coalesce(t *testing.T, start Start, name string) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &Count{Delay: time.Second}
@@ -107,16 +107,16 @@ func Coalesce(t *testing.T, start Start, name string) {
 		}
 		wg.Wait()
 		if !errors.Is(gaveUp, context.DeadlineExceeded) || a.No != nil && errors.Is(gaveUp, a.No) {
-			t.Errorf("the impatient one got %v", gaveUp)
+			t.Errorf("the caller that gave up got %v", gaveUp)
 		}
 		if well.Load() != 50 || api.N.Load() != 1 {
-			t.Errorf("%d succeeded, asked %d times", well.Load(), api.N.Load())
+			t.Errorf("%d succeeded with %d reviews", well.Load(), api.N.Load())
 		}
 	})
 }
 
 // Bounds checks the limits of running and waiting reviews, and that all end within ten seconds.
-// Each caller asks about another name.
+// Each caller has a different name.
 func Bounds(t *testing.T, start Start, name func(i int) string, waiting, reviews int) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &Count{Delay: time.Hour}
@@ -155,7 +155,7 @@ func InVain(t *testing.T, start Start, name string) {
 		_, err := a.Ask(ctx, name)
 		synctest.Wait()
 		if api.N.Load() != 0 || !errors.Is(err, context.Canceled) {
-			t.Errorf("asked %d times, and then %v", api.N.Load(), err)
+			t.Errorf("%d reviews, then %v", api.N.Load(), err)
 		}
 	})
 }

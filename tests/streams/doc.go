@@ -1,4 +1,4 @@
-// Package streams loads backends that allow few HTTP/2 streams a connection with far more requests
-// at once, through Fairlead and through kube-apiserver's own aggregator in turns: `make streams`.
-// It needs root, for a network namespace of its own, and h2load.
+// Package streams sends many more concurrent requests than backends allow HTTP/2 streams, in turns
+// through Fairlead and through kube-apiserver's own aggregator: `make streams`. It needs h2load,
+// and root for a network namespace.
 package streams

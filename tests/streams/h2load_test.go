@@ -27,7 +27,7 @@ func (l load) String() string {
 	return fmt.Sprintf("%s %d×%d", method, l.connections, l.streams)
 }
 
-// figures are what a run reports.
+// figures are the results of a run.
 type figures struct {
 	lost    int           // requests without an answer of 2xx
 	took    time.Duration // of the whole run
@@ -41,11 +41,11 @@ var (
 	request  = regexp.MustCompile(`time for request: +\S+ +(\S+) `)
 )
 
-// run asks url with a bearer token, and returns what came of it.
+// run requests url with a bearer token.
 func (l load) run(t *testing.T, url, token string) figures {
 	t.Helper()
-	// A request that hangs is to be seen as one: longer than the minute that Fairlead and
-	// kube-apiserver give a request.
+	// Longer than the minute that Fairlead and kube-apiserver give a request, so that a request
+	// that hangs is counted.
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
 	args := []string{
@@ -70,7 +70,7 @@ func (l load) run(t *testing.T, url, token string) figures {
 	return f
 }
 
-// duration reads one of the times of a report.
+// duration returns one of the times of a report.
 func duration(t *testing.T, from *regexp.Regexp, report []byte) time.Duration {
 	t.Helper()
 	m := from.FindSubmatch(report)

@@ -30,11 +30,11 @@ type world struct {
 	front *cluster.Front
 	ca    *pki.CA
 	caPEM string // its file
-	body  string // file of what is posted
+	body  string // file of the POSTs' body
 }
 
-// TestFewStreams has backends of 1, 5 and 20 streams a connection. As many requests are under way
-// at once as h2load has streams.
+// TestFewStreams uses backends that allow 1, 5 and 20 streams per connection. h2load keeps all its
+// streams busy.
 func TestFewStreams(t *testing.T) {
 	w := newWorld(t)
 	for _, limit := range []uint32{1, 5, 20} {
@@ -67,7 +67,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// backend serves a group-version over so many streams a connection, and returns the path of its
+// backend serves a group-version with so many streams per connection, and returns the path of its
 // objects.
 func (w *world) backend(t *testing.T, limit uint32) string {
 	t.Helper()
@@ -77,8 +77,7 @@ func (w *world) backend(t *testing.T, limit uint32) string {
 		GroupVersions: []string{gv}, CA: w.ca, Names: []string{name + ".streams.svc"}, NoHTTP1: true, MaxStreams: limit, Record: -1,
 		RequestHeaderCA: suite.Pool(t, w.PKI.FrontProxy.CertFile), RejectWith: http.StatusUnauthorized, Wrap: accept,
 	})
-	// A thousand requests are under way at once, of one user: streams are to be found wanting, not
-	// places.
+	// One user has a thousand requests in flight: only streams may be scarce, not places.
 	places := map[string]string{"fairlead.dev/max-inflight": "2000"}
 	must.Do(t, w.Register(t.Context(), cluster.Backend{
 		Namespace: "streams", Service: name, Port: s.Port(), CAFile: w.caPEM, GroupVersions: []string{gv}, Annotations: places,
@@ -91,8 +90,7 @@ func (w *world) backend(t *testing.T, limit uint32) string {
 	return "/apis/" + gv + "/namespaces/default/widgets"
 }
 
-// accept answers a POST with what was posted, and stores nothing: runs beyond number would fill the
-// store.
+// accept answers a POST with its body and stores nothing: the runs would fill the store.
 func accept(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
@@ -106,11 +104,11 @@ func accept(next http.Handler) http.Handler {
 		}
 		rw.Header().Set("Content-Type", "application/json")
 		rw.WriteHeader(http.StatusCreated)
-		_, _ = rw.Write(body) // the client counts what came
+		_, _ = rw.Write(body) // the client counts the answers
 	})
 }
 
-// side is one of the two ways to the backend, and its runs.
+// side is one of the two ways to the backend, with its results.
 type side struct {
 	name          string
 	url           string
@@ -118,7 +116,7 @@ type side struct {
 	took, slowest []time.Duration
 }
 
-// compare runs l both ways in turns, each way first every other time.
+// compare runs l both ways in turns, and alternates which way is first.
 func (w *world) compare(t *testing.T, l load, path string) {
 	if l.body == "" {
 		path += "/widget-000"
@@ -152,7 +150,7 @@ func (w *world) compare(t *testing.T, l load, path string) {
 	}
 }
 
-// median is the mean of the two in the middle.
+// median returns the mean of the two values in the middle.
 func median(sorted []time.Duration) time.Duration { return (sorted[(runs-1)/2] + sorted[runs/2]) / 2 }
 
 func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }

@@ -1,8 +1,7 @@
-// Package tlsrecords is a TLS 1.3 client that writes the records it likes: many in one packet,
-// empty ones, key updates (RFC 8446 §4.6.3), for which crypto/tls has no public function. The
-// handshake and all reading are crypto/tls's own; once it is over, what this end sends is encrypted
-// here, with the secret that tls.Config.KeyLogWriter is given. A Conn is for one writer and one
-// reader.
+// Package tlsrecords is a TLS 1.3 client that can write any records: many in one packet, empty
+// ones, and key updates (RFC 8446 §4.6.3), for which crypto/tls has no public function. crypto/tls
+// does the handshake and all reading. Afterwards this package encrypts what it sends, with the
+// secret from tls.Config.KeyLogWriter. A Conn is for one writer and one reader.
 package tlsrecords
 
 import (
@@ -31,7 +30,7 @@ const (
 
 // Conn is the client's end of a connection.
 type Conn struct {
-	*tls.Conn // to be read from, and closed
+	*tls.Conn // for reading and closing
 	raw       net.Conn
 	hash      func() hash.Hash
 	keySize   int
@@ -41,7 +40,7 @@ type Conn struct {
 	seq       uint64
 }
 
-// Dial connects. The config's versions and key log are replaced.
+// Dial connects. It replaces the config's versions and key log.
 func Dial(ctx context.Context, address string, config *tls.Config) (*Conn, error) {
 	raw, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -69,7 +68,7 @@ func (c *Conn) begin(keys string) error {
 	case tls.TLS_AES_256_GCM_SHA384:
 		c.hash, c.keySize = sha512.New384, 32
 	default:
-		return fmt.Errorf("cipher suite %s is not known here", tls.CipherSuiteName(suite))
+		return fmt.Errorf("cipher suite %s is not supported", tls.CipherSuiteName(suite))
 	}
 	for line := range strings.Lines(keys) {
 		if f := strings.Fields(line); len(f) == 3 && f[0] == "CLIENT_TRAFFIC_SECRET_0" {
@@ -101,7 +100,7 @@ func (c *Conn) use(secret []byte) error {
 	return err //nolint:wrapcheck // never occurs with AES
 }
 
-// expand is HKDF-Expand-Label without a context (§7.1).
+// expand is HKDF-Expand-Label with an empty context (§7.1).
 func (c *Conn) expand(secret []byte, label string, n int) ([]byte, error) {
 	label = "tls13 " + label
 	info := append([]byte{byte(n >> 8), byte(n), byte(len(label))}, label...)
@@ -115,8 +114,7 @@ func (c *Conn) expand(secret []byte, label string, n int) ([]byte, error) {
 // AppendData appends a record of application data; it may be empty.
 func (c *Conn) AppendData(to, content []byte) []byte { return c.seal(to, typeData, content) }
 
-// AppendKeyUpdate appends a key update, which asks the peer for one if answer is set, and changes
-// the keys.
+// AppendKeyUpdate appends a key update and changes the keys. answer requests one from the peer.
 func (c *Conn) AppendKeyUpdate(to []byte, answer bool) ([]byte, error) {
 	message := []byte{24, 0, 0, 1, 0} // key_update, a length of 1
 	if answer {

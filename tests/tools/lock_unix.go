@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// lock takes an exclusive lock on a file, which the kernel drops when its holder dies, however it
-// dies.
+// lock takes an exclusive lock on a file. The kernel drops it when the process ends, in whatever
+// way.
 func lock(ctx context.Context, file string) (unlock func(), err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	// Polled, since a blocked flock could not be given up with ctx. A build takes many seconds: 200
-	// ms cost nobody anything.
+	// It polls, because ctx cannot end a blocked flock. A build takes many seconds, so 200 ms do
+	// not matter.
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {

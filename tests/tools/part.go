@@ -11,17 +11,17 @@ import (
 	"strings"
 )
 
-// part is one program and where it comes from.
+// part is a program and its source.
 type part struct {
-	name    string // of the file it becomes
+	name    string // of the resulting file
 	module  string // folder under tests/tools whose go.mod pins it
-	from    string // module that holds it, for its version
+	from    string // module that contains it, for its version
 	pkg     string // package to build
 	test    bool   // pkg is a test binary (go test -c)
-	stamped bool   // Kubernetes' version must be linked in: clients and its own e2e suite refuse a program that cannot name it
-	cold    string // how long a cold build takes on two cores, for the progress line
+	stamped bool   // Kubernetes' version is linked in: clients and its own e2e suite refuse a program without it
+	cold    string // duration of a cold build on two cores, for the progress line
 
-	// byDefault parts are those the tests of this repository need.
+	// byDefault marks parts that the tests of this repository need.
 	byDefault bool
 }
 
@@ -58,7 +58,7 @@ func (p part) arguments(pins pins, out string) []string {
 }
 
 func (p part) ldflags(pins pins) string {
-	flags := []string{"-s", "-w"} // without symbols a kube-apiserver is a third smaller, and nobody debugs it here
+	flags := []string{"-s", "-w"} // without symbols a kube-apiserver is a third smaller, and it is not debugged here
 	if !p.stamped {
 		return strings.Join(flags, " ")
 	}
@@ -75,7 +75,7 @@ func (p part) ldflags(pins pins) string {
 	return strings.Join(flags, " ")
 }
 
-// pins are the go.mod and go.sum of one module of parts.
+// pins are the go.mod and go.sum of a module of parts.
 type pins struct {
 	dir string
 	mod []byte
@@ -94,7 +94,7 @@ func readPins(dir string) (pins, error) {
 	return pins{dir: dir, mod: mod, sum: sum}, nil
 }
 
-// version returns the version at which module is required, or "" when it is not.
+// version returns the version at which module is required, or "" if it is not.
 func (p pins) version(module string) string {
 	re := regexp.MustCompile(`(?m)^\s*(?:require )?` + regexp.QuoteMeta(module) + ` (v\S+)`)
 	m := re.FindSubmatch(p.mod)
@@ -104,8 +104,8 @@ func (p pins) version(module string) string {
 	return string(m[1])
 }
 
-// key names the folder of all parts that would come out the same: it covers whatever decides the
-// bytes of one. Eight bytes of a hash are enough to tell the few sets of pins of one machine apart.
+// key returns the name of a part's folder, a hash of everything that determines the part's bytes.
+// Eight bytes of it distinguish the few sets of pins on one machine.
 func (p pins) key(of part) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)

@@ -1,12 +1,12 @@
-// Package tools builds the real parts that Fairlead is tested with (kube-apiserver, etcd, kubectl,
-// metrics-server, linters …) from Go modules that are pinned in the folders beside it, each a
-// module of its own so that their requirements never meet Fairlead's.
+// Package tools builds parts, the programs that Fairlead is tested with (kube-apiserver, etcd,
+// kubectl, metrics-server, linters …), from Go modules that are pinned in the folders beside it.
+// These are separate modules, so that their requirements never affect Fairlead's.
 //
 // A part is built once for each set of pins, flags and Go release and kept in the user's cache, so
-// that every clone and worktree on a machine shares it. Callers may run at the same time, in this
-// process or in others: a file lock per part makes the second one wait for the first one's result.
+// that all clones and worktrees on a machine share it. Callers may run concurrently, in one process
+// or several: a file lock per part makes the second wait for the result of the first.
 //
-// It is not a package manager: it never downloads a finished binary and never removes an old one.
+// It is not a package manager: it never downloads binaries and never removes old ones.
 package tools
 
 import (
@@ -21,28 +21,28 @@ import (
 	"time"
 )
 
-// Config says where parts are kept and who is told about progress. The zero value works anywhere
-// inside the repository.
+// Config says where parts are kept and progress is reported. The zero value works anywhere inside
+// the repository.
 type Config struct {
-	// Root is the root of the repository. Empty: the nearest parent of the working directory that
-	// holds it.
+	// Root is the root of the repository. Empty means the nearest parent of the working directory
+	// that contains the pins.
 	Root string
 
-	// Cache is the folder that keeps the parts. Empty: $FAIRLEAD_TOOLS, or else fairlead/tools in
-	// the user's cache folder.
+	// Cache is the folder that keeps the parts. Empty means $FAIRLEAD_TOOLS, or else fairlead/tools
+	// in the user's cache folder.
 	Cache string
 
-	// Progress receives one line when a build starts and one when it ends. Nil: nobody is told.
+	// Progress receives a line when a build starts and one when it ends. Nil discards them.
 	Progress io.Writer
 
-	which string // of several parts
+	which string // position among several parts, for Progress
 }
 
-// Default lists the parts that the tests need, in the order in which a fresh machine gets them
-// soonest to work.
+// Default lists the parts that the tests need, in the order in which a new machine can use them
+// soonest.
 func Default() []string { return names(func(p part) bool { return p.byDefault }) }
 
-// All lists every part there is.
+// All lists all parts.
 func All() []string { return names(func(part) bool { return true }) }
 
 func names(want func(part) bool) []string {
@@ -55,7 +55,8 @@ func names(want func(part) bool) []string {
 	return out
 }
 
-// Paths is Path for several, one after the other; what is built says which of them it is.
+// Paths calls Path for several parts, one after the other. Progress says which of them is being
+// built.
 func Paths(ctx context.Context, cfg Config, names ...string) (files []string, err error) {
 	for i, name := range names {
 		cfg.which = fmt.Sprintf(", part %d of %d", i+1, len(names))
@@ -68,7 +69,7 @@ func Paths(ctx context.Context, cfg Config, names ...string) (files []string, er
 	return files, nil
 }
 
-// Path returns the file of the named part and builds it first when the cache does not hold it.
+// Path returns the file of a part, and builds it first if it is not in the cache.
 func Path(ctx context.Context, cfg Config, name string) (string, error) {
 	i := slices.IndexFunc(parts(), func(p part) bool { return p.name == name })
 	if i < 0 {
@@ -96,7 +97,7 @@ func Path(ctx context.Context, cfg Config, name string) (string, error) {
 		return "", fmt.Errorf("locking %s: %w", p.name, err)
 	}
 	defer unlock()
-	if built(file) { // by whoever held the lock before us
+	if built(file) { // by the previous holder of the lock
 		return file, nil
 	}
 	if err := build(ctx, cfg, p, pins, file); err != nil {
@@ -110,16 +111,16 @@ func built(file string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// build compiles p beside its final place and renames it there, so that a half-written file can
-// never be taken for a part.
+// build compiles p beside its final place and renames it, so that a half-written file is never
+// taken for a part.
 func build(ctx context.Context, cfg Config, p part, pins pins, file string) error {
 	begun := time.Now()
 	fmt.Fprintf(cfg.Progress, "tools: building %s %s%s (about %s on two cores when nothing is cached)\n", p.name, pins.version(p.from), cfg.which, p.cold)
 
-	tmp := file + ".tmp" // ours alone: the caller holds the lock
+	tmp := file + ".tmp" // no other process uses it: the caller holds the lock
 	cmd := exec.CommandContext(ctx, "go", p.arguments(pins, tmp)...)
 	cmd.Dir = pins.dir
-	// The pins alone decide: no workspace, no flags from outside, no C compiler.
+	// Only the pins decide: no workspace, no flags from outside, no C compiler.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-mod=readonly -buildvcs=false")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
@@ -155,7 +156,7 @@ func (c Config) complete() (Config, error) {
 	return c, err
 }
 
-// findRoot walks up from the working directory; a test's is its package folder.
+// findRoot walks up from the working directory, which in a test is the package's folder.
 func findRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

@@ -66,8 +66,8 @@ func TestUnknownPart(t *testing.T) {
 	}
 }
 
-// fakeRoot is a repository whose etcd is a few bytes of Go, so that a test can build it without a
-// network.
+// fakeRoot makes a repository whose etcd is a few bytes of Go, so that a test can build it without
+// a network.
 func fakeRoot(t *testing.T, source string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -120,10 +120,10 @@ func TestBuildsOnce(t *testing.T) {
 
 func TestBrokenBuildLeavesNothing(t *testing.T) {
 	cfg := Config{Root: fakeRoot(t, "package main\n\nfunc main() { nonsense }\n"), Cache: t.TempDir()}
-	for range 2 { // twice: the first failure must not pass for a result
+	for range 2 { // twice: the first failure must not leave a file
 		_, err := Path(t.Context(), cfg, "etcd")
 		if err == nil || !strings.Contains(err.Error(), "nonsense") {
-			t.Fatalf("got %v, want the compiler's own words", err)
+			t.Fatalf("got %v, want the compiler's message", err)
 		}
 	}
 }

@@ -1,12 +1,12 @@
-// Package try ends what a program does when a step fails, in one line. A test has package must.
+// Package try ends what a program does when a step fails, in one line. Tests use package must.
 package try
 
 import "errors"
 
-// failure is what Do panics with, so that Catch tells it from a programmer's error.
+// failure is the panic value of Do, by which Catch recognizes it.
 type failure struct{ err error }
 
-// Do goes no further on an error. What is deferred is still done; Catch says how far it goes.
+// Do stops on an error: deferred calls run, up to the function that has deferred Catch.
 func Do(err error) {
 	if err != nil {
 		panic(failure{err})
@@ -19,8 +19,8 @@ func Get[T any](v T, err error) T {
 	return v
 }
 
-// Catch is to be deferred: it makes what Do or Get has met the function's error. They must not be
-// called on a goroutine that has no Catch.
+// Catch must be deferred. It makes the error of Do or Get the function's error. They must not be
+// called on a goroutine without a Catch.
 func Catch(err *error) {
 	switch p := recover().(type) {
 	case nil:

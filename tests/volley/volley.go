@@ -48,7 +48,7 @@ type Load struct {
 	Header http.Header
 	// Check verifies the complete body of a successful response. Nil discards bodies.
 	Check func(body []byte) error
-	// Again reports whether a real client would repeat the request a second later. Nil: never.
+	// Again reports whether a real client would repeat the request a second later. Nil means never.
 	Again func(*Shot) bool
 
 	stop   context.CancelFunc
@@ -57,7 +57,7 @@ type Load struct {
 	shots  []Shot
 }
 
-// patience limits a request. It exceeds every bound of a test.
+// patience limits a request. It exceeds every limit of a test.
 const patience = 40 * time.Second
 
 // Start sends requests until Stop or the end of the test. A stopped Load may be started again.

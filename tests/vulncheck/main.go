@@ -1,7 +1,7 @@
-// Command vulncheck runs govulncheck over the whole module and tells three ends apart: nothing
-// known is reached, something is, and nothing could be checked, because the database of
-// vulnerabilities cannot be read. The last is not a pass: it says so, and exits 2, or 0 with
-// -unchecked-ok, so that the other rules can be checked where there is no network.
+// Command vulncheck runs govulncheck on the whole module and distinguishes three results: no known
+// vulnerability is reached, one is, or nothing was checked, because the database of vulnerabilities
+// cannot be read. The last is not a pass: it is reported, and the exit code is 2, or 0 with
+// -unchecked-ok, so that other checks can run without a network.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// publicDB is govulncheck's own default.
+// publicDB is govulncheck's default.
 const publicDB = "https://vuln.go.dev"
 
 // Exit codes.
@@ -31,7 +31,7 @@ const (
 	exitUnchecked = 2
 )
 
-// uncheckedError is that nothing is known, for better or worse.
+// uncheckedError means that nothing was checked.
 type uncheckedError struct{ cause error }
 
 func (e uncheckedError) Error() string {
@@ -50,7 +50,7 @@ func main() {
 	os.Exit(end(os.Stdout, check(ctx, db, os.Stdout), *okay))
 }
 
-// end tells an outcome and returns the exit code.
+// end prints the result and returns the exit code.
 func end(out io.Writer, err error, uncheckedOK bool) int {
 	unchecked := uncheckedError{}
 	switch {
@@ -90,7 +90,7 @@ func check(ctx context.Context, db string, out io.Writer) error {
 	return nil
 }
 
-// reach asks for the smallest file of a database.
+// reach requests the smallest file of a database.
 func reach(ctx context.Context, db string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

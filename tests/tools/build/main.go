@@ -1,12 +1,12 @@
-// Command build builds the real parts that Fairlead is tested with and prints the file of each:
+// Command build builds the programs that Fairlead is tested with, and prints the file of each:
 //
 //	go run ./tests/tools/build                 # those that the tests need
-//	go run ./tests/tools/build golangci-lint   # these only
+//	go run ./tests/tools/build golangci-lint   # only these
 //	go run ./tests/tools/build -all
 //
-// Files go to standard output, one a line, progress to standard error, so that a Makefile can use
-// it as a function. It costs nothing when everything is built. FAIRLEAD_TOOLS names another folder
-// than the user's cache.
+// Files go to standard output, one per line, and progress to standard error, so that a Makefile can
+// use it as a function. It is fast when everything is built. FAIRLEAD_TOOLS names a folder to use
+// instead of the user's cache.
 package main
 
 import (

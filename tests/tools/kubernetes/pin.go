@@ -1,8 +1,8 @@
 //go:build pin
 
-// Package kubernetes exists so that `go mod tidy` keeps what the parts need that the tool lines of
-// go.mod do not name: those lines are in the key of every part, so that another one would have
-// kube-apiserver built anew everywhere.
+// Package kubernetes exists so that `go mod tidy` keeps requirements that the tool lines of go.mod
+// do not name. A new tool line would change the key of every part, and so rebuild kube-apiserver
+// everywhere.
 package kubernetes
 
 import (
