@@ -41,7 +41,7 @@ func TestFileBudget(t *testing.T) {
 	}
 }
 
-// Lines of comments are as short as those of a book, so that the eye finds the next one.
+// Lines of comments are short, so that the eye finds the next one.
 func TestCommentWidth(t *testing.T) {
 	walk(t, func(name string, text []byte) {
 		if !strings.HasSuffix(name, ".go") {

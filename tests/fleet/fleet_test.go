@@ -56,8 +56,7 @@ func TestFleet(t *testing.T) {
 	w := newWorld(t)
 	layouts := []struct {
 		name string
-		// of returns the arguments that name the apiservers of Fairlead i. Nil means without
-		// Fairlead.
+		// of returns the arguments that name the apiservers of Fairlead i. Nil means no Fairlead.
 		of func(i int) []string
 	}{
 		{name: "direct"},

@@ -78,7 +78,7 @@ func testOverlay(t *testing.T, w *world) {
 }
 
 // testExtensionServer starts the sample extension server with the flags of docs/managed.md. This
-// cluster has no CA of its own aggregator to add to their file.
+// cluster's aggregator has no CA to add to their file.
 func testExtensionServer(t *testing.T, w *world) {
 	w.must(t, w.blocks[2])
 	page := must.Get(os.ReadFile("../../docs/managed.md"))(t)

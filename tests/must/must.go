@@ -1,5 +1,5 @@
-// Package must ends a test if its preparation fails. What a test is about, it checks itself, and
-// says what it expected.
+// Package must ends a test if its preparation fails. A test checks its own subject itself, and its
+// messages say what it expected.
 package must
 
 import "testing"

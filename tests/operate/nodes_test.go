@@ -33,10 +33,10 @@ var nodes = []string{firstNode, "10.0.0.12", "10.0.0.13"}
 // controlPlane is three nodes made by kubeadm, and a machine with HAProxy in front of them, each
 // with its own network and /etc.
 //
-// Real are kubeadm (the phases that make a control plane), an etcd of three members, the
-// kube-apiservers, HAProxy and Fairlead. Simulated are ssh, systemctl, kube-proxy (cluster
-// addresses lead to the machine where commands and extension servers run) and the kubelet. It runs
-// only static pods, without kube-controller-manager and kube-scheduler.
+// kubeadm (the phases that make a control plane), an etcd of three members, the kube-apiservers,
+// HAProxy and Fairlead are real. ssh, systemctl, kube-proxy (cluster addresses lead to the machine
+// where commands and extension servers run) and the kubelet are simulated. The kubelet runs only
+// static pods, without kube-controller-manager and kube-scheduler.
 type controlPlane struct {
 	w      *world
 	folder string            // the operator's working directory, with the repository's deploy

@@ -1,6 +1,6 @@
 // Command reproducible builds the programs of the image twice, from copies of the tracked files in
-// two folders of different depth, each with its own build cache, and compares the bytes. So anyone
-// who builds a release gets the published bytes.
+// two folders of different depth, each with its own build cache, and compares the bytes. So
+// everybody can rebuild a release and get the published bytes.
 package main
 
 import (
