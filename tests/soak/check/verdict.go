@@ -43,6 +43,7 @@ func invariants() []Invariant {
 
 // Outcome is how often an invariant was checked and how often it did not hold.
 type Outcome struct {
+	// Checked is the number of checks, Violated that of failed ones.
 	Checked, Violated int
 	// Excused counts failed checks while the machine stood still. They are not violations.
 	Excused int
@@ -50,6 +51,7 @@ type Outcome struct {
 
 // Violation is a failed check of an invariant.
 type Violation struct {
+	// Invariant is the broken rule.
 	Invariant Invariant
 	// What describes what happened.
 	What string
