@@ -330,6 +330,7 @@ func TestAlarmsCountAgain(t *testing.T) {
 			alarm()
 			time.Sleep(10 * time.Millisecond)
 		}
+		b.until(t, at, registry.Unhealthy, 0)
 		s.status.Store(http.StatusOK)
 		b.until(t, at, registry.Healthy, 6*time.Second)
 		time.Sleep(alarmGap)

@@ -204,10 +204,9 @@ func TestAnswersAtTheDeadline(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		b, _ := served(t, family(40, http1, at), func(_ http.ResponseWriter, r *http.Request) { lasts(r, probeTimeout) })
 		time.Sleep(time.Minute)
-		for _, r := range b.notes.all() {
-			if r.Health != registry.Unhealthy {
-				t.Errorf("%+v", r.Report)
-			}
+		b.wantAll(t, "answered at the deadline", registry.Unhealthy)
+		if n := len(b.notes.all()); n != len(b.feed.entries) {
+			t.Errorf("%d reports, want one for each APIService", n)
 		}
 	})
 }

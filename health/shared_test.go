@@ -139,7 +139,9 @@ func TestHangOfOneIsNoRush(t *testing.T) {
 				<-r.Context().Done()
 				return
 			}
-			most.Store(max(most.Load(), running.Add(1)))
+			n := running.Add(1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
 			lasts(r, 10*time.Millisecond)
 			running.Add(-1)
 		})

@@ -182,6 +182,9 @@ func TestUpgradeInNameOnly(t *testing.T) {
 				t.Errorf("%q: arrived with %v", fields, in)
 			}
 		}
+		if n := w.remote.count(); n != 0 {
+			t.Errorf("%q: the remote received %d requests of an unknown caller", fields, n)
+		}
 		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: authn.Head{{Name: "authorization", Value: "Bearer token-nobody-knows"}}}
 		if d, _ := w.proxy.decision(t.Context(), h, nil, true); d.Pool != authn.PoolUnproven {
 			t.Fatalf("%q: an unknown token uses pool %d", fields, d.Pool)
