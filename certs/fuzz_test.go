@@ -48,18 +48,25 @@ func FuzzPair(f *testing.F) {
 	})
 }
 
-// Whatever the files and the ConfigMap contain, no client is trusted without a bundle in force, and
-// a shared bundle without allowed names is never in force.
+// Whatever the files and the ConfigMap contain, no client is trusted unless the bundle in force
+// verifies it, and a shared bundle without allowed names is never in force.
 func FuzzClientTrust(f *testing.F) {
 	one, two := pki.NewCA("one"), pki.NewCA("two")
 	names, _ := json.Marshal([]string{"front"})
 	f.Add(one.PEM(), two.PEM(), []byte{})
 	f.Add(one.PEM(), one.PEM(), []byte{})
 	f.Add(one.PEM(), one.PEM(), names)
+	f.Add(two.PEM(), one.PEM(), []byte{})
 	f.Add(pki.Bundle(one, two), two.PEM(), []byte("[1]"))
 	f.Add(one.PEM()[:100], two.PEM(), []byte("{"))
 	f.Add(one.Intermediate("m").PEM(), one.PEM(), []byte("null"))
 	jane := one.Issue(pki.Leaf{CommonName: "jane"}).Certificate
+	verifies := func(bundle []byte) bool {
+		roots := x509.NewCertPool()
+		roots.AppendCertsFromPEM(bundle)
+		_, err := jane.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		return err == nil
+	}
 	f.Fuzz(func(t *testing.T, client, proxy, allowed []byte) {
 		c := newClients(Config{}, func() {})
 		data := map[string][]byte{"client-ca-file": client, "requestheader-client-ca-file": proxy, "requestheader-allowed-names": allowed}
@@ -72,8 +79,8 @@ func FuzzClientTrust(f *testing.F) {
 			t.Fatalf("in force although invalid: %v", err)
 		}
 		user, front := worth(c, []*x509.Certificate{jane})
-		if (user || front) && len(in.client)+len(in.proxy) == 0 {
-			t.Fatal("trusted without a bundle in force")
+		if user && (err != nil || !verifies(client)) || front && (err != nil || !verifies(proxy)) {
+			t.Fatalf("trusted as user: %v, as front proxy: %v, by a bundle that does not verify it", user, front)
 		}
 	})
 }
