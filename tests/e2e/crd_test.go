@@ -48,7 +48,12 @@ func testCustomResources(t *testing.T, w *world) {
 	kc.cache = t.TempDir()
 	kc.feed(t, knots, "apply", "-f", "-")
 	kc.run(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/knots.rigging.example.org")
-	kc.feed(t, bowline, "create", "-n", ns, "-f", "-")
+	// Discovery is read from kube-apiserver some ten milliseconds after a change, and every 2 s. On
+	// busy cores kube-apiserver itself lists a resource a while after it is Established.
+	suite.Eventually(t, 10*time.Second, "it can be created", func() (bool, string) {
+		a := kc.try(t, bowline, "create", "-n", ns, "-f", "-")
+		return a.Code == 0, a.Errs
+	})
 
 	for _, c := range []struct {
 		name string
