@@ -146,7 +146,7 @@ func (k *credential) look(s *source) error {
 }
 
 func (s *source) authorization() (string, error) {
-	r := &http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "https", Host: "localhost"}, Header: http.Header{}}
+	r := &http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "https", Host: "localhost"}}
 	res, err := s.ask.RoundTrip(r) //nolint:bodyclose // http.NoBody
 	if err != nil {
 		return "", fmt.Errorf("getting our own credential: %w", err)

@@ -134,6 +134,11 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	dead.Close()
 	kube, _, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL})
 	must.Do(t, err)
+	for _, bad := range []string{"http://127.0.0.1:1", "https://", "https://%"} {
+		if _, _, _, err := clientConfig(path, []string{bad}); err == nil || !strings.Contains(err.Error(), "is not an https URL") {
+			t.Errorf("--local-apiserver %s: %v", bad, err)
+		}
+	}
 	_, cfg := must.Get2(follow(kube, slog.New(slog.DiscardHandler)))(t)
 	client := must.Get(corev1client.NewForConfig(cfg))(t)
 	one, two := strings.TrimPrefix(first.URL, "https://"), strings.TrimPrefix(second.URL, "https://")

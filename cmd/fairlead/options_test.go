@@ -103,6 +103,7 @@ func TestValidate(t *testing.T) {
 		{"audit without policy", append(good, "--audit-log-path", "-"), []string{"--audit-log-path needs --audit-policy-file"}},
 		{"audit without log", append(good, "--audit-policy-file", file), []string{"--audit-policy-file needs --audit-log-path"}},
 		{"audit", append(good, "--audit-log-format", "xml", "--audit-log-maxage", "-1"), []string{"--audit-log-maxage, --audit-log-maxbackup and --audit-log-maxsize cannot be negative", `--audit-log-format "xml" is neither json nor legacy`}},
+		{"access log, failures only", append(good, "--access-log-sample", "0"), nil},
 		{"access log", append(good, "--access-log-sample", "1.5"), []string{"--access-log-sample 1.5 is not between 0 and 1"}},
 		{"tracing", append(good, "--tracing-config-file", "/no/such/file"), []string{"--tracing-config-file: open /no/such/file: no such file or directory"}},
 		{"goaway", append(good, "--goaway-chance", "0.5"), []string{"--goaway-chance 0.5 is not between 0 and 0.02"}},

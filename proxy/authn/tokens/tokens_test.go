@@ -70,6 +70,8 @@ func TestConfiguration(t *testing.T) {
 	const head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
 	for _, tc := range []struct{ name, text, wrong string }{
 		{"nothing in it", head, ""},
+		{"judged: nothing in it", head, ""},
+		{"judged: an issuer", head + "jwt: [{issuer: {url: \"https://x\", audiences: [a]}, claimMappings: {username: {claim: sub, prefix: \"\"}}}]\n", "the local apiserver authenticates all tokens"},
 		{"empty", "", "reading authentication configuration"},
 		{"another kind", "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: []\n", "it is *apiserver.AuthorizationConfiguration"},
 		{"unknown field", head + "jwts: []\n", `unknown field "jwts"`},
@@ -80,7 +82,7 @@ func TestConfiguration(t *testing.T) {
 		{"conditions without enabled", head + "anonymous: {enabled: false, conditions: [{path: /livez}]}\n", "enabled should be set to true"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			err := New(Config{}).TakeConfig([]byte(tc.text))
+			err := New(Config{Judged: strings.HasPrefix(tc.name, "judged")}).TakeConfig([]byte(tc.text))
 			if (err == nil) != (tc.wrong == "") || err != nil && !strings.Contains(err.Error(), tc.wrong) {
 				t.Errorf("%v, want %q", err, tc.wrong)
 			}
