@@ -140,7 +140,9 @@ func (s *apiserver) said(t *testing.T) string {
 		for _, p := range list.Items[i].Ports {
 			subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: *p.Name, Port: *p.Port}}}
 			for _, e := range list.Items[i].Endpoints {
-				subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{IP: e.Addresses[0]})
+				if r := e.Conditions.Ready; r != nil && *r {
+					subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{IP: e.Addresses[0]})
+				}
 			}
 			all.Subsets = append(all.Subsets, subset)
 		}
