@@ -96,7 +96,7 @@ func TestBadSpecs(t *testing.T) {
 			inBubble(t, func(t *testing.T, s *stage) {
 				s.Claim("apps/v1", "", 100, 10)
 				s.Claim("bad.example.com/v1", "bad", 100, 10)
-				s.Claim("never.example.com/v1", "never", 100, 10)
+				s.Claim("never.example.com/v1", "never", 200, 10) // first of the table, last by name
 				s.Set(scene.Home, serving(define("apps/v1", "local")))
 				s.Set("bad", serving(good))
 				s.Set("never", h)
