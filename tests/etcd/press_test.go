@@ -76,16 +76,16 @@ func paced(ctx context.Context, n, rate int, f func(i int) error) error {
 	return g.Wait()
 }
 
-// learns waits until a door has an APIService in its table. Its first probe may fail on a busy
-// machine, so any status except 404 will do.
+// learns waits until a door has an APIService in its table. It answers with 503 until the first
+// probe has passed.
 func (d *door) learns(ctx context.Context, name string) error {
 	for wait, end := time.Millisecond, time.Now().Add(time.Minute); ; wait = min(2*wait, 50*time.Millisecond) {
 		status, err := d.asks(ctx, name)
-		if err != nil || status != http.StatusNotFound {
+		if err != nil || status == http.StatusOK || status == http.StatusServiceUnavailable {
 			return err
 		}
-		if time.Now().After(end) {
-			return fmt.Errorf("%s does not route %s", d.Part.Name(), name)
+		if status != http.StatusNotFound || time.Now().After(end) {
+			return fmt.Errorf("%s does not route %s: %d", d.Part.Name(), name, status)
 		}
 		pause(ctx, wait)
 	}
