@@ -168,9 +168,9 @@ func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) 
 	}
 	defer res.Body.Close()
 	x.Code = res.StatusCode
-	// Only Fairlead's own promises count, and the local apiserver's answers have an Audit-Id. But
-	// Fairlead's own answers have one by now, too, so that their Retry-After is not recorded.
-	x.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("Audit-Id") == ""
+	// Only Fairlead's own promises count. If the local apiserver may have executed the request, its
+	// answer has the header fields of priority and fairness.
+	x.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("X-Kubernetes-Pf-Flowschema-Uid") == ""
 	if text := res.Header.Get(receiptHeader); text != "" {
 		x.Head = new(check.Receipt)
 		if err := json.Unmarshal([]byte(text), x.Head); err != nil {
