@@ -138,7 +138,7 @@ func testComponents(t *testing.T, w *world, grants []grant) {
 	w.alone.Lock() // one at a time publishes, writes statuses and emits Events here
 	defer w.alone.Unlock()
 	t.Run("everything works", func(t *testing.T) {
-		if done, log := w.component(t, "parts", "", grants, ""); !done {
+		if done, log := w.component(t, "parts", "", grants, ""); !done || strings.Contains(log, "forbidden") {
 			t.Errorf("something was forbidden:\n%s", log)
 		}
 	})
