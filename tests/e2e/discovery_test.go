@@ -96,7 +96,10 @@ func testDiscovery(t *testing.T, w *world) {
 func testPreferred(t *testing.T, w *world, legacy bool) {
 	client := discovery.NewDiscoveryClientForConfigOrDie(w.server.RESTConfig(w.Admin()))
 	client.UseLegacyDiscovery = legacy
-	lists := must.Get(client.ServerPreferredResources())(t)
+	lists, err := client.ServerPreferredResources()
+	if !discovery.IsGroupDiscoveryFailedError(err) { // a case beside this one has an APIService without a Service
+		must.Do(t, err)
+	}
 	found := map[string]bool{}
 	for _, l := range lists {
 		for _, r := range l.APIResources {
