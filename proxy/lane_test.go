@@ -339,7 +339,12 @@ func TestGoAway(t *testing.T) {
 	} {
 		w := newWorld(t, worldConfig{goAway: 1})
 		if tt.full {
-			fillUp(t, w.upstream())
+			w.get(t, "h2", tt.target)
+			// The first response shows that the remote takes HTTP/2. Its place is free soon.
+			must.Soon(t, 10*time.Second, "all places are taken", func() bool {
+				fillUp(t, w.upstream())
+				return w.do(t, w.httpClient(t, "h2", nil), w.as(t, "bob", "GET", tt.target, nil)).status == tt.status
+			})
 		}
 		c, conns := w.httpClient(t, "h2", nil), map[string]bool{}
 		for range 3 {
