@@ -23,7 +23,7 @@ func (s said) Write(line []byte) (int, error) {
 // A configuration that is replaced while it waits for keys is logged, and stops fetching them.
 func TestGivenUpConfiguration(t *testing.T) {
 	dead := issuer.Start(t)
-	nobody, waits := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n", dead.Config("")
+	nobody, waits := head, dead.Config("")
 	dead.Close()
 	log := make(said, 10)
 	k := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil))})

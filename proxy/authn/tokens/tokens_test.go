@@ -66,12 +66,12 @@ func TestTokensOfAFile(t *testing.T) {
 	}
 }
 
+// head begins a configuration, and is one without content.
+const head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
+
 func TestConfiguration(t *testing.T) {
-	const head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
 	for _, tc := range []struct{ name, text, wrong string }{
 		{"nothing in it", head, ""},
-		{"judged: nothing in it", head, ""},
-		{"judged: an issuer", head + "jwt: [{issuer: {url: \"https://x\", audiences: [a]}, claimMappings: {username: {claim: sub, prefix: \"\"}}}]\n", "the local apiserver authenticates all tokens"},
 		{"empty", "", "reading authentication configuration"},
 		{"another kind", "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: []\n", "it is *apiserver.AuthorizationConfiguration"},
 		{"unknown field", head + "jwts: []\n", `unknown field "jwts"`},
@@ -82,7 +82,7 @@ func TestConfiguration(t *testing.T) {
 		{"conditions without enabled", head + "anonymous: {enabled: false, conditions: [{path: /livez}]}\n", "enabled should be set to true"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			err := New(Config{Judged: strings.HasPrefix(tc.name, "judged")}).TakeConfig([]byte(tc.text))
+			err := New(Config{}).TakeConfig([]byte(tc.text))
 			if (err == nil) != (tc.wrong == "") || err != nil && !strings.Contains(err.Error(), tc.wrong) {
 				t.Errorf("%v, want %q", err, tc.wrong)
 			}
@@ -90,8 +90,16 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
+// A configuration has no issuers while the local apiserver authenticates all tokens.
+func TestJudged(t *testing.T) {
+	k := New(Config{Judged: true})
+	must.Do(t, k.TakeConfig([]byte(head)))
+	if err := k.TakeConfig([]byte(issuer.Start(t).Config(""))); err == nil || !strings.Contains(err.Error(), "the local apiserver authenticates all tokens") {
+		t.Errorf("an issuer: %v", err)
+	}
+}
+
 func TestAnonymous(t *testing.T) {
-	const head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
 	for text, want := range map[string]string{
 		head:                                 "said false, allowed false, paths []",
 		head + "anonymous: {enabled: false}": "said true, allowed false, paths []",
@@ -226,7 +234,7 @@ func TestIssued(t *testing.T) {
 			t.Errorf("%s: %v %v", tc.name, r, err)
 		}
 	}
-	must.Do(t, k.TakeConfig([]byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n")))
+	must.Do(t, k.TakeConfig([]byte(head)))
 	if k.Issued(i.Token(t, nil)) {
 		t.Error("a removed issuer is still known")
 	}
