@@ -208,6 +208,15 @@ func (l *link) take(p []byte) []byte {
 	return p
 }
 
+// encrypt passes output to TLS, which writes it into raw's buffer, or to the connection.
+func (l *link) encrypt(p []byte) error {
+	if l.raw != nil {
+		l.raw.reserve(len(p))
+	}
+	_, err := l.tls.Write(p)
+	return err
+}
+
 // write encrypts and writes output without blocking. It reports true if some is left, which another
 // goroutine or the loop then writes.
 func (l *link) write(p []byte) (bool, error) {
@@ -215,8 +224,7 @@ func (l *link) write(p []byte) (bool, error) {
 		l.sh.links.Go(func() { l.writeOn(p, false) })
 		return true, nil
 	}
-	l.raw.reserve(len(p))
-	if _, err := l.tls.Write(p); err != nil {
+	if err := l.encrypt(p); err != nil {
 		return false, err
 	}
 	if l.loop != nil {
@@ -236,7 +244,7 @@ func (l *link) writeOn(p []byte, encrypted bool) {
 	for {
 		var err error
 		if !encrypted {
-			_, err = l.tls.Write(p)
+			err = l.encrypt(p)
 		}
 		for done := l.raw == nil; !done && err == nil; {
 			done, err = l.raw.flush(true)

@@ -2,9 +2,13 @@ package h2
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
+	"errors"
 	"io"
+	"net"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 
@@ -134,5 +138,44 @@ func testTinyRecords(t *testing.T, driver string) {
 	must.Do(t, c.Send(records))
 	for i := range byte(n) {
 		ponged(t, fr, i)
+	}
+}
+
+// Output that is being encrypted is no answer of TLS, however much of it a full socket leaves: the
+// connection of a peer that sends meanwhile is not closed for it.
+func TestOutputIsNoAnswerOfTLS(t *testing.T) { onRecordDrivers(t, testOutputIsNoAnswerOfTLS) }
+
+func testOutputIsNoAnswerOfTLS(t *testing.T, driver string) {
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	over := make(chan struct{})
+	defer close(over)
+	s := newStand(t, driver, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }), nil, func(cfg *Config) {
+		cfg.Dial = func(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+			tc, err := dial(ctx, ep, wrap)
+			if err != nil {
+				return nil, err
+			}
+			raw := tc.NetConn().(*rawConn)
+			_ = raw.sock.(*net.TCPConn).SetWriteBuffer(4 << 10) // soon full
+			reading.Go(func() {
+				for {
+					select {
+					case <-over:
+						return
+					default:
+					}
+					if err := raw.flushOwn(); errors.Is(err, errOwnOutput) { // as after each read
+						t.Error(err)
+						return
+					}
+				}
+			})
+			return tc, nil
+		}
+	})
+	body := bytes.Repeat([]byte("upload "), 600<<10)
+	for range 4 {
+		s.read(must.Get(s.client.Post(s.url+"/", "text/plain", bytes.NewReader(body)))(t))
 	}
 }

@@ -107,7 +107,9 @@ func (s *stand) done(o Outcome) {
 
 func (s *stand) start(cfg Config) {
 	t := s.t
-	cfg.Dial = dial
+	if cfg.Dial == nil {
+		cfg.Dial = dial
+	}
 	if s.unwrapped {
 		cfg.Dial = func(ctx context.Context, ep *Endpoint, _ func(net.Conn) net.Conn) (*tls.Conn, error) {
 			return dial(ctx, ep, func(c net.Conn) net.Conn { return c })
