@@ -33,7 +33,7 @@ func (b *bench) traffic(addresses []string, d time.Duration, took func(i int) ti
 				b.Observe(name, a, l)
 			}
 		}
-		time.Sleep(100 * time.Millisecond)
+		pass(100 * time.Millisecond)
 	}
 	synctest.Wait()
 }
@@ -102,7 +102,7 @@ func TestIdleEndpointIsJudgedByItsProbes(t *testing.T) {
 		for _, s := range servers {
 			s.delay.Store(int64(5 * time.Millisecond))
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		servers[2].delay.Store(int64(500 * time.Millisecond))
 		pass(25 * time.Second)
 		if r := b.notes.last(addresses[2]); !r.Slow || r.Health != registry.Healthy {
@@ -134,7 +134,7 @@ func TestLiveTrafficOutweighsProbes(t *testing.T) {
 					} else {
 						b.Observe(name, a, 2*time.Millisecond)
 					}
-					time.Sleep(every)
+					pass(every)
 				}
 				synctest.Wait()
 			}

@@ -104,7 +104,7 @@ func TestLast(t *testing.T) {
 			t.Errorf("a probe that passed: %v, took %v: %q", ended, took, fault)
 		}
 		s.delay.Store(int64(300 * time.Millisecond))
-		time.Sleep(15 * time.Second)
+		pass(15 * time.Second)
 		if _, took, fault := b.Last(name, at); took < 300*time.Millisecond || took > time.Second || fault != "" {
 			t.Errorf("a slow probe: took %v: %q", took, fault)
 		}
@@ -125,7 +125,7 @@ func TestProcessDeathShowsWithinASecondIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, h, _ := single(t)
 		for _, into := range []time.Duration{0, 100 * time.Millisecond, 5 * time.Second} {
-			time.Sleep(into)
+			pass(into)
 			before := b.dials()
 			h.set(refusing)
 			took := b.until(t, at, registry.Unhealthy, time.Second)
@@ -140,7 +140,7 @@ func TestProcessDeathShowsWithinASecondIdle(t *testing.T) {
 			if got := b.notes.last(at); got.Reason != registry.ReasonFailedDiscoveryCheck || got.Message != want {
 				t.Errorf("reason %q, message %s", got.Reason, cmp.Diff(want, got.Message))
 			}
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			h.set(listening)
 			if took := b.until(t, at, registry.Healthy, time.Second); took > 600*time.Millisecond {
 				t.Errorf("back after %v", took)
@@ -160,7 +160,7 @@ func TestOneLostProbeChangesNothing(t *testing.T) {
 				pass(time.Millisecond)
 			}
 			s.status.Store(0)
-			time.Sleep(30 * time.Second)
+			pass(30 * time.Second)
 		}
 		if got := b.notes.all(); len(got) != 1 {
 			t.Errorf("reported %+v", got)
@@ -188,7 +188,7 @@ func TestPacesWhileFailing(t *testing.T) {
 	for _, tt := range tests {
 		bubble(t, tt.name, func(t *testing.T) {
 			b, h, s := single(t)
-			time.Sleep(time.Second)
+			pass(time.Second)
 			tt.fail(h, s)
 			before := b.dials()
 			b.Signal(b.feed.entries[0].Name, at, errors.New("no answer"))
@@ -213,7 +213,7 @@ func TestHungProcessIsOutWithinTwelveSecondsIdle(t *testing.T) {
 		b, _, s := single(t)
 		worst := time.Duration(0)
 		for i := range 60 {
-			time.Sleep(time.Duration(i) * 371 * time.Millisecond)
+			pass(time.Duration(i) * 371 * time.Millisecond)
 			s.hung.Store(true)
 			worst = max(worst, b.until(t, at, registry.Unhealthy, 12*time.Second))
 			s.hung.Store(false)
@@ -229,7 +229,7 @@ func TestHungProcessIsOutWithinTwelveSecondsIdle(t *testing.T) {
 func TestVanishedHostIsOutAfterOneDialTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, h, _ := single(t)
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		h.mu.Lock()
 		near := h.ends[0]
 		h.mu.Unlock()
@@ -241,7 +241,7 @@ func TestVanishedHostIsOutAfterOneDialTimeout(t *testing.T) {
 		if took := b.until(t, at, registry.Unhealthy, 5*time.Second); took > 2500*time.Millisecond {
 			t.Errorf("took %v after the connection was lost, want at most 2.25 s", took)
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		h.set(listening)
 		b.until(t, at, registry.Healthy, 2300*time.Millisecond)
 	})
@@ -251,7 +251,7 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, _ := single(t)
 		name := b.feed.entries[0].Name
-		time.Sleep(time.Second)
+		pass(time.Second)
 		before := b.dials()
 		b.Signal(name, at, nil)
 		b.Signal("v1.other.example.com", at, errors.New("of another APIService"))
@@ -266,7 +266,7 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 		}
 		for range 60 * 100 {
 			b.Signal(name, at, errors.New("dial failed"))
-			time.Sleep(10 * time.Millisecond)
+			pass(10 * time.Millisecond)
 		}
 		// 0.25 + 0.5 + … + 8 s, then one every 10 s.
 		if n := b.dials() - before; n > 14 {
@@ -274,7 +274,7 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 		}
 		for range 600 { // no pause grows beyond the interval
 			b.Signal(name, at, errors.New("dial failed"))
-			time.Sleep(time.Second)
+			pass(time.Second)
 		}
 		if n := b.dials() - before; n > 14+70 {
 			t.Errorf("%d probes in eleven minutes of signals", n)
@@ -300,7 +300,7 @@ func TestFalseAlarmsDoNotBlind(t *testing.T) {
 			for i := range 20 {
 				for range 600 + 7*i {
 					b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
-					time.Sleep(100 * time.Millisecond)
+					pass(100 * time.Millisecond)
 				}
 				tc.fail(h, s)
 				worst = max(worst, b.until(t, at, registry.Unhealthy, 30*time.Second))
@@ -323,17 +323,17 @@ func TestAlarmsCountAgain(t *testing.T) {
 		alarm := func() { b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost")) }
 		for range 600 {
 			alarm()
-			time.Sleep(100 * time.Millisecond)
+			pass(100 * time.Millisecond)
 		}
 		s.status.Store(http.StatusInternalServerError)
 		for late := time.Now().Add(time.Minute); b.notes.last(at).Health != registry.Unhealthy && time.Now().Before(late); {
 			alarm()
-			time.Sleep(10 * time.Millisecond)
+			pass(10 * time.Millisecond)
 		}
 		b.until(t, at, registry.Unhealthy, 0)
 		s.status.Store(http.StatusOK)
 		b.until(t, at, registry.Healthy, 6*time.Second)
-		time.Sleep(alarmGap)
+		pass(alarmGap)
 		s.status.Store(http.StatusInternalServerError)
 		alarm()
 		b.until(t, at, registry.Unhealthy, time.Second)
@@ -349,7 +349,7 @@ func TestRenew(t *testing.T) {
 		s.status.Store(http.StatusInternalServerError)
 		b.until(t, at, registry.Unhealthy, 12*time.Second)
 		for range 20 {
-			time.Sleep(time.Second) // any moment within a pause of 5 s
+			pass(time.Second) // any moment within a pause of 5 s
 			before := b.dials()
 			b.Renew("v1.other.example.com")
 			b.Renew(name)

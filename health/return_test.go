@@ -21,12 +21,12 @@ func TestServedAgainAfterARestart(t *testing.T) {
 				b, h, s := single(t)
 				worst := time.Duration(0)
 				for syncing := 100 * time.Millisecond; syncing <= 600*time.Millisecond; syncing += 50 * time.Millisecond {
-					time.Sleep(time.Minute + syncing) // at any point between two probes
+					pass(time.Minute + syncing) // at any point between two probes
 					s.status.Store(int64(status))
 					h.set(refusing)
-					time.Sleep(down)
+					pass(down)
 					h.set(listening)
-					time.Sleep(syncing)
+					pass(syncing)
 					s.status.Store(0)
 					worst = max(worst, b.until(t, at, registry.Healthy, time.Minute))
 				}
@@ -47,14 +47,14 @@ func TestManyGroupVersionsAreBackSoon(t *testing.T) {
 				refuse(w, r)
 			}
 		})
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		ill.Store(true)
 		h.set(refusing)
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		h.set(listening)
-		time.Sleep(700 * time.Millisecond) // errors at first
+		pass(700 * time.Millisecond) // errors at first
 		ill.Store(false)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		b.wantAll(t, "a second after it answers well", registry.Healthy)
 	})
 }
@@ -84,9 +84,9 @@ func TestManyThatAreDownAreNotHammered(t *testing.T) {
 				h.serve(t, ca, s.ServeHTTP)
 				tc.set(h, s)
 				b.run(t)
-				time.Sleep(2 * time.Second) // all have failed
+				pass(2 * time.Second) // all have failed
 				before := b.dials()
-				time.Sleep(window)
+				pass(window)
 				if got := float64(b.dials()-before) / window.Seconds(); got > 1.2*float64(tc.most) {
 					t.Errorf("%.0f probes a second of %d failing endpoints, want %d", got, n, tc.most)
 				}

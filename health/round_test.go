@@ -90,7 +90,7 @@ func five(t *testing.T, http1 bool) (*bench, *host, *discovery) {
 	t.Helper()
 	d := &discovery{}
 	b, h := served(t, family(5, http1, at), d.ServeHTTP)
-	time.Sleep(time.Second)
+	pass(time.Second)
 	b.wantAll(t, "after a second", registry.Healthy)
 	return b, h, d
 }
@@ -132,14 +132,14 @@ func TestVerdictsOfOneEndpoint(t *testing.T) {
 				b, h, d := five(t, http1)
 				ill, well := b.feed.entries[2], b.feed.entries[3]
 				for i := range 10 {
-					time.Sleep(time.Duration(i) * 1371 * time.Millisecond)
+					pass(time.Duration(i) * 1371 * time.Millisecond)
 					d.answers(ill, odd)
-					time.Sleep(19 * time.Second) // an interval and two failures
+					pass(19 * time.Second) // an interval and two failures
 					if r := b.notes.of(ill); r.Health != registry.Unhealthy || !strings.Contains(r.Message, pathOf(ill)) {
 						t.Errorf("the failing one: %+v", r)
 					}
 					before, dials := d.times(well), b.dials()
-					time.Sleep(time.Minute)
+					pass(time.Minute)
 					if n := d.times(well) - before; n > 20 {
 						t.Errorf("a healthy one was probed %d times in a minute", n)
 					}
@@ -152,7 +152,7 @@ func TestVerdictsOfOneEndpoint(t *testing.T) {
 						}
 					}
 					h.set(refusing)
-					time.Sleep(time.Second)
+					pass(time.Second)
 					for _, e := range b.feed.entries {
 						if r := b.notes.of(e); r.Health != registry.Unhealthy || !strings.Contains(r.Message, pathOf(e)) {
 							t.Errorf("a second after its process died: %+v", r)
@@ -160,7 +160,7 @@ func TestVerdictsOfOneEndpoint(t *testing.T) {
 					}
 					d.answers(ill, nil)
 					h.set(listening)
-					time.Sleep(6 * time.Second) // a hanging probe may have begun just before
+					pass(6 * time.Second) // a hanging probe may have begun just before
 					b.wantAll(t, "after its process is back", registry.Healthy)
 				}
 			})
@@ -175,10 +175,10 @@ func TestHungProcessWithManyGroupVersions(t *testing.T) {
 		b, _ := served(t, family(30, http1, at), s.ServeHTTP)
 		worst := time.Duration(0)
 		for i := range 20 {
-			time.Sleep(20*time.Second + time.Duration(i)*371*time.Millisecond)
+			pass(20*time.Second + time.Duration(i)*371*time.Millisecond)
 			s.hung.Store(true)
 			from := time.Now()
-			time.Sleep(12 * time.Second)
+			pass(12 * time.Second)
 			b.wantAll(t, "after 12 s", registry.Unhealthy)
 			out := map[string]time.Duration{} // at the first report
 			for _, r := range b.notes.all() {
@@ -188,7 +188,7 @@ func TestHungProcessWithManyGroupVersions(t *testing.T) {
 				}
 			}
 			s.hung.Store(false)
-			time.Sleep(7 * time.Second)
+			pass(7 * time.Second)
 			b.wantAll(t, "again", registry.Healthy)
 		}
 		if worst > 11500*time.Millisecond {
@@ -203,7 +203,7 @@ func TestHungProcessWithManyGroupVersions(t *testing.T) {
 func TestAnswersAtTheDeadline(t *testing.T) {
 	overBoth(t, func(t *testing.T, http1 bool) {
 		b, _ := served(t, family(40, http1, at), func(_ http.ResponseWriter, r *http.Request) { lasts(r, probeTimeout) })
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		b.wantAll(t, "answered at the deadline", registry.Unhealthy)
 		if n := len(b.notes.all()); n != len(b.feed.entries) {
 			t.Errorf("%d reports, want one for each APIService", n)
@@ -216,7 +216,7 @@ func TestConnectionsOfOneAnswer(t *testing.T) {
 	for name, entries := range map[string][]*registry.Entry{"one": {entry(at)}, "five over HTTP/1.1": family(5, true, at)} {
 		bubble(t, name, func(t *testing.T) {
 			b, _ := served(t, entries, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") })
-			time.Sleep(5 * time.Minute)
+			pass(5 * time.Minute)
 			if n := b.dials(); n > len(entries)*(5*6*2+10) {
 				t.Errorf("%d connections in 5 minutes", n)
 			}
@@ -233,7 +233,7 @@ func TestManyGroupVersionsFarAway(t *testing.T) {
 		s := newBackend()
 		s.delay.Store(int64(50 * time.Millisecond))
 		b, _ := served(t, family(1000, false, at), s.ServeHTTP)
-		time.Sleep(4 * time.Second)
+		pass(4 * time.Second)
 		if n, dials := len(b.notes.all()), b.dials(); n != 1000 || dials != 1 {
 			t.Errorf("%d reports over %d connections", n, dials)
 		}
@@ -255,7 +255,7 @@ func TestGroupVersionsComeAndGo(t *testing.T) {
 			t.Errorf("the others were probed %d times more, over %d connections", d.times(more[0])-before, b.dials()-dials)
 		}
 		b.feed.set(more[1])
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		gone := d.times(more[0])
 		if n := h.open(); n != 1 || gone > before+1 {
 			t.Errorf("%d connections open, and a removed one was probed %d times", n, gone-before)

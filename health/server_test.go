@@ -86,7 +86,7 @@ func TestServersIdle(t *testing.T) {
 			worst, worstBack := time.Duration(0), time.Duration(0)
 			b.until(t, at, registry.Healthy, time.Minute)
 			for i := range 20 {
-				time.Sleep(time.Duration(i) * 731 * time.Millisecond)
+				pass(time.Duration(i) * 731 * time.Millisecond)
 				tt.fail(h, s)
 				worst = max(worst, b.until(t, at, registry.Unhealthy, time.Minute))
 				s.hung.Store(false)
@@ -105,7 +105,7 @@ func TestServersIdle(t *testing.T) {
 func TestHintsAreAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _ := served(t, []*registry.Entry{servers(at)}, newBackend().ServeHTTP)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
 		synctest.Wait()
 		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
@@ -119,7 +119,7 @@ func TestHintsDuringAProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBackend()
 		b, _ := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		s.delay.Store(int64(600 * time.Millisecond))
 		for _, step := range []struct {
 			hint  bool
@@ -141,7 +141,7 @@ func TestHintsOutlastAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBackend()
 		b, _ := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		s.status.Store(500)
 		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
 		synctest.Wait()
@@ -149,7 +149,7 @@ func TestHintsOutlastAFailure(t *testing.T) {
 			t.Errorf("reported %+v after one failure, want only the first one", got)
 		}
 		s.status.Store(0)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
 			t.Errorf("reported %+v, want the first one again", got)
 		}
@@ -165,7 +165,7 @@ func TestServersDoNotFlap(t *testing.T) {
 				w.WriteHeader(http.StatusInternalServerError)
 			}
 		})
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		if got := b.notes.all(); len(got) != 1 || got[0].Health != registry.Healthy {
 			t.Errorf("after ten minutes: %+v", got)
 		}

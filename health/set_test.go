@@ -19,14 +19,14 @@ func TestFollowsTheTable(t *testing.T) {
 		b, h, _ := single(t)
 		first := b.feed.entries[0]
 
-		time.Sleep(time.Second)
+		pass(time.Second)
 		b.feed.set()
 		synctest.Wait()
 		if n := h.open(); n != 0 {
 			t.Errorf("%d connections open to a removed endpoint", n)
 		}
 		before := b.dials()
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if n := b.dials() - before; n != 0 {
 			t.Errorf("%d probes of a removed endpoint", n)
 		}
@@ -59,7 +59,7 @@ func TestWhatIsNotProbed(t *testing.T) {
 		protected.Verdict.Reason = registry.ReasonProtectedGroup
 		b := startBench(t, newAuthority(serverName), []*registry.Entry{local, protected})
 		b.run(t)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if n := b.dials(); n != 0 {
 			t.Errorf("%d probes", n)
 		}
@@ -73,10 +73,10 @@ func TestNewIntervalAppliesAtOnce(t *testing.T) {
 		slower.Policy.ProbeInterval = time.Hour
 		faster.Policy.ProbeInterval = time.Second
 		b.feed.set(&slower)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		before := b.dials()
 		b.feed.set(&faster)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if n := b.dials() - before; n < 50 || n > 76 {
 			t.Errorf("%d probes in a minute of one a second", n)
 		}
@@ -90,9 +90,9 @@ func TestTellsAForgetfulTableAgain(t *testing.T) {
 		b, _, _ := single(t)
 		remembering := *b.feed.entries[0]
 		remembering.Endpoints = []registry.Endpoint{{Address: at, Health: registry.Healthy}}
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		b.feed.set(&remembering)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		before := len(b.notes.all())
 		forgetting := *b.feed.entries[0]
 		forgetting.Endpoints = []registry.Endpoint{{Address: at}}
@@ -102,7 +102,7 @@ func TestTellsAForgetfulTableAgain(t *testing.T) {
 			t.Errorf("%d reports, want 1", n)
 		}
 		before = len(b.notes.all())
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if n := len(b.notes.all()) - before; n != 0 {
 			t.Errorf("%d more reports", n)
 		}
@@ -113,7 +113,7 @@ func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := prometheus.NewPedanticRegistry()
 		b, _ := served(t, []*registry.Entry{entry(at, "10.0.0.2:443")}, newBackend().ServeHTTP, func(c *Config) { c.Metrics = r })
-		time.Sleep(350 * time.Millisecond) // four probes of the unreachable endpoint
+		pass(350 * time.Millisecond) // four probes of the unreachable endpoint
 		want := `
 			# HELP fairlead_endpoint_healthy 1 if the endpoint is healthy, 0 if it is not or has not been found out yet.
 			# TYPE fairlead_endpoint_healthy gauge
@@ -132,7 +132,7 @@ func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 			want    int
 		}{{[]*registry.Entry{&alone}, 2}, {nil, 0}} {
 			b.feed.set(step.entries...)
-			time.Sleep(time.Second)
+			pass(time.Second)
 			n, err := testutil.GatherAndCount(r, "fairlead_endpoint_healthy", "fairlead_probe_total")
 			if err != nil || n != step.want {
 				t.Errorf("%d series, want %d (%v)", n, step.want, err)

@@ -50,14 +50,14 @@ func TestAlarmsAmidARound(t *testing.T) {
 		s.delay.Store(int64(800 * time.Millisecond))
 		b, h := many(t, 3, http1, s.ServeHTTP, func(c *Config) { c.MaxWatched = -1 })
 		signal := func() { b.Signal(b.feed.entries[1].Name, at, errors.New("dial failed")) }
-		time.Sleep(100 * time.Millisecond)
+		pass(100 * time.Millisecond)
 		signal()
-		time.Sleep(6 * time.Second)
+		pass(6 * time.Second)
 		s.delay.Store(0)
 		h.set(refusing)
 		from := time.Now()
 		for range 10 {
-			time.Sleep(100 * time.Millisecond)
+			pass(100 * time.Millisecond)
 			signal()
 		}
 		for _, e := range b.feed.entries {
@@ -84,15 +84,15 @@ func TestRenewAmidARound(t *testing.T) {
 		})
 		b.cable.host(at).serve(t, good, newBackend().ServeHTTP)
 		b.run(t)
-		time.Sleep(time.Minute + 100*time.Millisecond)
+		pass(time.Minute + 100*time.Millisecond)
 		for i := range 20 {
 			renewed.Store(true)
 			b.Renew(b.feed.entries[0].Name)
-			time.Sleep(600 * time.Millisecond)
+			pass(600 * time.Millisecond)
 			b.wantAll(t, "after its bundle has come", registry.Healthy)
 			renewed.Store(false)
 			b.Renew(b.feed.entries[0].Name)
-			time.Sleep(20*time.Second + time.Duration(i)*37*time.Millisecond)
+			pass(20*time.Second + time.Duration(i)*37*time.Millisecond)
 			b.wantAll(t, "after its bundle has gone", registry.Unhealthy)
 		}
 	})
@@ -105,7 +105,7 @@ func TestUnwatchedRoundsUseOneConnection(t *testing.T) {
 		b, _ := many(t, 5, http1, func(_ http.ResponseWriter, r *http.Request) {
 			lasts(r, time.Duration(asked.Add(1)%5)*50*time.Millisecond)
 		}, func(c *Config) { c.MaxWatched = -1 })
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		b.wantAllWell(t, 8)
 	})
 }
@@ -123,7 +123,7 @@ func TestHedgeLeavesTheRoundsConnection(t *testing.T) {
 				}
 				lasts(r, d)
 			})
-			time.Sleep(7 * time.Second)
+			pass(7 * time.Second)
 			b.wantAllWell(t, dials)
 		})
 	}
@@ -145,7 +145,7 @@ func TestHangOfOneIsNoRush(t *testing.T) {
 			lasts(r, 10*time.Millisecond)
 			running.Add(-1)
 		})
-		time.Sleep(7 * time.Second)
+		pass(7 * time.Second)
 		for _, e := range b.feed.entries {
 			if r := b.notes.of(e); (r.Health == registry.Healthy) == (pathOf(e) == ill) {
 				t.Errorf("%+v", r)
@@ -180,7 +180,7 @@ func TestServersWithLittleRoom(t *testing.T) {
 			b := startBench(t, ca, family(40, false, at))
 			b.cable.host(at).serveAs(t, ca, &http.Server{Handler: tt.handler, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: tt.streams}})
 			b.run(t)
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			b.wantAllWell(t, tt.dials)
 		})
 	}
@@ -197,11 +197,11 @@ func TestHangAmidARound(t *testing.T) {
 			}
 		})
 		for b.dials() < 2 {
-			time.Sleep(100 * time.Millisecond)
+			pass(100 * time.Millisecond)
 		}
-		time.Sleep(200 * time.Millisecond)
+		pass(200 * time.Millisecond)
 		hung.Store(true)
-		time.Sleep(11 * time.Second)
+		pass(11 * time.Second)
 		b.wantAll(t, "11 s after", registry.Unhealthy)
 	})
 }
@@ -217,7 +217,7 @@ func TestManyOneByOne(t *testing.T) {
 				}
 				lasts(r, 90*time.Millisecond)
 			})
-			time.Sleep(oneByOne + time.Second)
+			pass(oneByOne + time.Second)
 			b.wantAllWell(t, 120)
 		})
 	}
@@ -227,7 +227,7 @@ func TestManyOneByOne(t *testing.T) {
 func TestLightChecksKeepOutOfRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _ := many(t, 12, true, func(_ http.ResponseWriter, r *http.Request) { lasts(r, 400*time.Millisecond) })
-		time.Sleep(2 * time.Minute)
+		pass(2 * time.Minute)
 		b.wantAllWell(t, 16)
 	})
 }
@@ -243,7 +243,7 @@ func TestOneDeadlineForAClaim(t *testing.T) {
 			lasts(r, 4*time.Second)
 			panic(http.ErrAbortHandler)
 		})
-		time.Sleep(hedgeAfter + probeTimeout + hedgeAfter)
+		pass(hedgeAfter + probeTimeout + hedgeAfter)
 		if r := b.notes.of(ill); r.Health != registry.Unhealthy {
 			t.Errorf("%+v", r)
 		}
@@ -268,7 +268,7 @@ func TestTrustIsTheBackends(t *testing.T) {
 			})
 			b.cable.host(at).serve(t, good, newBackend().ServeHTTP)
 			b.run(t)
-			time.Sleep(time.Second)
+			pass(time.Second)
 			b.wantAll(t, "with Owner "+owner, registry.Unhealthy)
 		})
 	}
@@ -280,11 +280,11 @@ func TestFalseAlarmsBesideOneThatFails(t *testing.T) {
 		b, _, d := five(t, http1)
 		ill, well := b.feed.entries[2], b.feed.entries[3]
 		d.answers(ill, refuse)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		before := d.times(well)
 		for range 600 {
 			b.Signal(well.Name, at, errors.New("connection lost"))
-			time.Sleep(100 * time.Millisecond)
+			pass(100 * time.Millisecond)
 		}
 		if n := d.times(well) - before; n > 20 {
 			t.Errorf("probed %d times in a minute", n)
@@ -300,7 +300,7 @@ func TestFailuresStayTogether(t *testing.T) {
 			lasts(r, 200*time.Millisecond+time.Duration(asked.Add(1)%5)*7*time.Millisecond)
 			w.WriteHeader(http.StatusForbidden)
 		})
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		if n := b.dials(); n > 2*10+2 { // the first one is probed before the others
 			t.Errorf("%d connections in 3 s", n)
 		}
@@ -324,7 +324,7 @@ func TestOneSlowGroupVersion(t *testing.T) {
 			})
 		}
 		b.run(t)
-		time.Sleep(5 * time.Minute)
+		pass(5 * time.Minute)
 		for _, r := range b.notes.all() {
 			if r.Slow && (r.Name != slow.Name || r.Address != at) {
 				t.Errorf("%+v", r)
@@ -370,7 +370,7 @@ func TestChangesAmidRounds(t *testing.T) {
 		}
 		b.feed.set(all...)
 		h.set(refusing)
-		time.Sleep(7 * time.Second) // a hanging probe may have begun just before
+		pass(7 * time.Second) // a hanging probe may have begun just before
 		b.wantAll(t, "in the end", registry.Unhealthy)
 		b.feed.set()
 		b.wantNothing(t, h)
