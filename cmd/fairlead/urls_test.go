@@ -59,8 +59,10 @@ func resolve(t *testing.T, to *atomic.Pointer[net.IP]) {
 		}
 	})
 	before := net.DefaultResolver
+	// A lookup may outlive its caller, and the test: its dialer must not read net.DefaultResolver.
+	dialer := &net.Dialer{Resolver: before}
 	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "udp", server.LocalAddr().String())
+		return dialer.DialContext(ctx, "udp", server.LocalAddr().String())
 	}}
 	t.Cleanup(func() {
 		net.DefaultResolver = before
