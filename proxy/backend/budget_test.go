@@ -1,6 +1,10 @@
 package backend
 
 import (
+	"errors"
+	"math"
+	"net/http"
+	"net/http/httptrace"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -72,4 +76,39 @@ func TestBudgetAtOnce(t *testing.T) {
 			t.Errorf("%d retries, want %d", got.Load(), most)
 		}
 	})
+}
+
+// Retries are limited to a share of requests: a backend that fails every request must not get three
+// times the load.
+func TestRetryBudget(t *testing.T) {
+	bad, worse := newFaulty(t, closeExecuted), newFaulty(t, closeExecuted)
+	f := newFixture(t, nil)
+	e := f.set(healthy(bad.address), healthy(worse.address))
+	const stock, requests = 20, 200
+	f.Upstream(e).budget.filled.Store(math.MaxInt64) // no retries are earned by time: TestBudget
+	for range retryBurst - stock {
+		if !f.Upstream(e).allowRetry() {
+			t.Fatal("the budget is smaller than retryBurst")
+		}
+	}
+	// A dial that took too long for its request is finished for another one. If such a connection
+	// is lost, net/http itself sends a GET again, once: http.Request.isReplayable.
+	reused := int64(0)
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+		if i.Reused {
+			reused++
+		}
+	}})
+	for range requests {
+		if _, err := f.RoundTrip(e, newRequest(t, http.MethodGet, "").WithContext(ctx), false); !errors.Is(err, ErrUnanswered) {
+			t.Fatalf("got %v, want ErrUnanswered", err)
+		}
+	}
+	extra := bad.executed.Load() + worse.executed.Load() - requests
+	if want := int64(stock + requests*retryShare); extra < want || extra > want+reused {
+		t.Errorf("%d requests made %d retries, %d of them at most net/http's own, want %d", requests, extra, reused, want)
+	}
+	if f.Upstream(e).meter.exhausted.Load() == 0 {
+		t.Error("the exhausted budget was not counted")
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -152,33 +151,6 @@ func TestRetryBody(t *testing.T) {
 				t.Errorf("%d bytes are still counted", n)
 			}
 		})
-	}
-}
-
-// Retries are limited to a share of requests: a backend that fails every request must not get three
-// times the load.
-func TestRetryBudget(t *testing.T) {
-	bad, worse := newFaulty(t, closeExecuted), newFaulty(t, closeExecuted)
-	f := newFixture(t, nil)
-	e := f.set(healthy(bad.address), healthy(worse.address))
-	const stock, requests = 20, 200
-	f.Upstream(e).budget.filled.Store(math.MaxInt64) // no retries are earned by time: TestBudget
-	for range retryBurst - stock {
-		if !f.Upstream(e).allowRetry() {
-			t.Fatal("the budget is smaller than retryBurst")
-		}
-	}
-	for range requests {
-		if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnanswered) {
-			t.Fatalf("got %v, want ErrUnanswered", err)
-		}
-	}
-	extra := bad.executed.Load() + worse.executed.Load() - requests
-	if want := int64(stock + requests*retryShare); extra != want {
-		t.Errorf("%d requests made %d retries, want %d", requests, extra, want)
-	}
-	if f.Upstream(e).meter.exhausted.Load() == 0 {
-		t.Error("the exhausted budget was not counted")
 	}
 }
 

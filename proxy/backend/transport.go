@@ -36,6 +36,9 @@ const (
 // the response head. There are at most two retries, within req's context and the retry budget. A
 // request with a body is retried only if none of the body was read, or the body is held (Hold).
 //
+// net/http itself sends a GET or HEAD again, outside the budget, if a connection that was idle
+// before is lost: at most once for each such connection.
+//
 // As in net/http, the body of req is closed, also on errors, and the caller must close the
 // response's.
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Response, error) {
