@@ -22,8 +22,15 @@ func TestKeepSmall(t *testing.T) {
 			}
 			before := debug.SetGCPercent(77) // as if set by the environment at the start
 			defer debug.SetGCPercent(before)
-			if m := keepSmall(); (m == nil) != (tt.gogc != "") {
+			m := keepSmall()
+			if (m == nil) != (tt.gogc != "") {
 				t.Errorf("with GOGC=%q memory is %v", tt.gogc, m)
+			}
+			if m != nil {
+				cycles := readHeap().cycles
+				if m.give(); readHeap().cycles == cycles {
+					t.Error("memory is given back without a collection")
+				}
 			}
 			if got := debug.SetGCPercent(before); got != tt.want {
 				t.Errorf("collecting at %d %%, want %d", got, tt.want)

@@ -51,6 +51,13 @@ func TestBecomesPlugin(t *testing.T) {
 			}
 		})
 	}
+	t.Run("help of fairlead", func(t *testing.T) {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "--help")
+		cmd.Env = append(os.Environ(), asFairlead+"=1", "PATH="+dir)
+		if out := string(must.Get(cmd.Output())(t)); !strings.Contains(out, "Show the APIServices in order") {
+			t.Errorf("does not say what status does: %s", out)
+		}
+	})
 	t.Run("no plugin", func(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "status")
 		cmd.Env = append(os.Environ(), asFairlead+"=1", "PATH="+t.TempDir())

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -75,12 +77,58 @@ func TestAuditPolicyFaults(t *testing.T) {
 	}
 }
 
+// An audit log that cannot be opened ends the start: requests would go unaudited.
+func TestAuditFileFaults(t *testing.T) {
+	dir := t.TempDir()
+	o := &options{audit: auditOptions{path: dir, format: "json", policy: writeFile(t, filepath.Join(dir, "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")}}
+	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
+	if err := d.makeAudit(); err == nil || !strings.HasPrefix(err.Error(), "opening audit log: ") || d.audit != nil {
+		t.Errorf("a folder as the audit log: %v", err)
+	}
+	o.audit.path = "-"
+	must.Do(t, d.makeAudit())
+	if d.makeAudit() == nil {
+		t.Error("a second audit log with the same metrics is no error")
+	}
+}
+
 // Without an audit log, a warning says that requests to extension servers are not audited.
 func TestAuditIsMissed(t *testing.T) {
 	var log bytes.Buffer
 	d := &door{o: &options{}, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: prometheus.NewRegistry()}
 	if err := d.makeAudit(); err != nil || d.audit != nil || !strings.Contains(log.String(), "level=WARN msg=\"requests to extension servers are in no audit log") {
 		t.Errorf("error %v, log %s", err, log.String())
+	}
+}
+
+// The access log is written to its file, with the fraction of requests that the flag asks for, and
+// the loss of lines is logged.
+func TestAccessLogOfFlags(t *testing.T) {
+	for _, tt := range []struct {
+		sample float64
+		lines  int // of 100 requests with 200
+	}{{0, 0}, {1, 100}} {
+		file := filepath.Join(t.TempDir(), "access.log")
+		var log bytes.Buffer
+		d := &door{o: &options{access: accessOptions{path: file, sample: tt.sample}}, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: prometheus.NewRegistry()}
+		must.Do(t, d.makeAccessLog())
+		stop := must.Run(t, d.accessLog.Run)
+		for range 100 {
+			if d.accessLog.Wants(http.StatusOK) {
+				d.accessLog.Add(0, &accesslog.Line{Status: http.StatusOK})
+			}
+		}
+		stop()
+		if text := must.Get(os.ReadFile(file))(t); bytes.Count(text, []byte("\n")) != tt.lines {
+			t.Errorf("sample %v: %d lines, want %d", tt.sample, bytes.Count(text, []byte("\n")), tt.lines)
+		}
+		must.Do(t, d.access.Close()) // writing fails from here on
+		stop = must.Run(t, d.accessLog.Run)
+		d.accessLog.Add(0, &accesslog.Line{Status: http.StatusOK})
+		stop()
+		if !strings.Contains(log.String(), "level=") {
+			t.Errorf("a lost line is not logged: %q", log.String())
+		}
 	}
 }
 

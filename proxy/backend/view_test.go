@@ -231,6 +231,21 @@ func TestAcquire(t *testing.T) {
 	if u.inFlight.Held() != 0 || u.longRunning.Held() != 0 || u.meter.rejected[0].Load() != 1 || u.meter.rejected[1].Load() != 1 {
 		t.Error("the counts are wrong")
 	}
+	// One user may hold more than a quarter: a controller may be an extension server's only client.
+	f.policy = registry.Policy{MaxInFlight: 4, MaxLongRunning: 4}
+	u = f.Upstream(f.set(healthy("10.0.0.1:443")))
+	for _, longRunning := range []bool{false, true} {
+		held := 0
+		for range 4 {
+			if place, ok := u.Acquire(bound.Source{User: "ann"}, longRunning); ok {
+				defer place.Leave()
+				held++
+			}
+		}
+		if held != 3 {
+			t.Errorf("long-running %v: one user holds %d of 4 places, want all but one", longRunning, held)
+		}
+	}
 	// Limits apply immediately.
 	f.policy = registry.Policy{}
 	e = f.set(healthy("10.0.0.1:443"))

@@ -45,12 +45,25 @@ func TestAnswerWhileTheBodyComes(t *testing.T) {
 	}
 }
 
-// The rest of an unread body is never parsed as a request, whatever its sender does next.
+// The rest of an unread body is never parsed as a request, whatever its sender does next. A handler
+// that writes nothing has answered, too.
 func TestRestOfABodyIsNoRequest(t *testing.T) {
+	for name, want := range map[string]int{"refused": http.StatusUnauthorized, "nothing written": http.StatusOK} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // each waits for bodyRest
+			restOfABody(t, want)
+		})
+	}
+}
+
+func restOfABody(t *testing.T, want int) {
+	t.Helper()
 	var paths sync.Map
 	s := httptest.NewServer(limitSlowClients(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		paths.Store(r.URL.Path, true)
-		w.WriteHeader(http.StatusUnauthorized)
+		if want != http.StatusOK {
+			w.WriteHeader(want)
+		}
 	})))
 	t.Cleanup(s.Close)
 	conn := must.Get(net.Dial("tcp", s.Listener.Addr().String()))(t)
@@ -58,8 +71,8 @@ func TestRestOfABodyIsNoRequest(t *testing.T) {
 	must.Get(io.WriteString(conn, "POST /first HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nbegun"))(t)
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)
-	if err != nil || res.StatusCode != http.StatusUnauthorized || !res.Close {
-		t.Fatalf("%+v, %v, want an immediate 401 that ends the connection", res, err)
+	if err != nil || res.StatusCode != want || !res.Close {
+		t.Fatalf("%+v, %v, want an immediate %d that ends the connection", res, err, want)
 	}
 	began := time.Now()
 	_, _ = io.WriteString(conn, "GET /second HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -1,14 +1,18 @@
 package front
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -194,6 +198,24 @@ func TestFailedAcceptKeepsNoPlace(t *testing.T) {
 	}
 	_ = conn.Close()
 	_ = l.Close()
+}
+
+// A full port is logged once in stallLogInterval, however often clients come.
+func TestStallsAreLoggedSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		l := &Listener{log: slog.New(slog.NewTextHandler(&log, nil)), stalls: prometheus.NewCounter(prometheus.CounterOpts{})}
+		for range 5 { // the first one and the fourth one, which comes after more than an interval
+			l.stalled("no place", nil)
+			time.Sleep(stallLogInterval / 2)
+		}
+		if n := strings.Count(log.String(), "new connections wait"); n != 2 {
+			t.Errorf("%d lines of 5 stalls in two intervals, want 2", n)
+		}
+		if n := testutil.ToFloat64(l.stalls); n != 5 {
+			t.Errorf("counted %v, want each", n)
+		}
+	})
 }
 
 // served sends one request, after which the connection is in its final state.

@@ -349,6 +349,9 @@ func TestLocalIsFollowed(t *testing.T) {
 		if len(s.index()) != 3 || len(s.v2()) == 0 {
 			t.Error("the documents of an unreachable local apiserver did not stay")
 		}
+		if s.o.askLocal(t.Context()) == nil { // it is counted and logged by its error
+			t.Error("an unreachable local apiserver counts as read")
+		}
 	})
 }
 
