@@ -158,6 +158,17 @@ func TestExportedDoc(t *testing.T) {
 				}
 			}
 		}
+		for _, d := range s.tree.Decls {
+			gen, ok := d.(*ast.GenDecl)
+			if !ok || gen.Doc != nil { // a comment on the group is enough
+				continue
+			}
+			for _, spec := range gen.Specs {
+				if v, ok := spec.(*ast.ValueSpec); ok && v.Names[0].IsExported() && v.Doc == nil && v.Comment == nil {
+					t.Errorf("%s: %s %s has no comment", s.name, gen.Tok, v.Names[0].Name)
+				}
+			}
+		}
 	}
 }
 
