@@ -51,14 +51,14 @@ func TestLostConnectionIsTheFaultOfOne(t *testing.T) {
 		})
 		b.run(t)
 		pass(time.Minute)
-		told := b.notes.all()
-		for _, r := range told {
+		reports := b.notes.all()
+		for _, r := range reports {
 			if (r.Health == registry.Healthy) != (r.Name != ill.Name) {
 				t.Errorf("%+v", r)
 			}
 		}
-		if len(told) != 5 {
-			t.Errorf("%d reports, want one for each APIService", len(told))
+		if len(reports) != 5 {
+			t.Errorf("%d reports, want one for each APIService", len(reports))
 		}
 	})
 }

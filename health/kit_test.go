@@ -81,22 +81,22 @@ func (f *feed) set(entries ...*registry.Entry) {
 	f.superseded = make(chan struct{})
 }
 
-// told is a report, and its time.
-type told struct {
+// timed is a report, and its time.
+type timed struct {
 	registry.Report
 	at time.Time
 }
 
 type notebook struct {
 	mu    sync.Mutex // guards the fields below
-	notes []told
+	notes []timed
 	more  chan struct{} // closed by the next report; nil if unused
 }
 
 func (n *notebook) report(r registry.Report) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.notes = append(n.notes, told{r, time.Now()})
+	n.notes = append(n.notes, timed{r, time.Now()})
 	if n.more != nil {
 		close(n.more)
 		n.more = nil
@@ -113,14 +113,14 @@ func (n *notebook) next() <-chan struct{} {
 	return n.more
 }
 
-func (n *notebook) all() []told {
+func (n *notebook) all() []timed {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return append([]told(nil), n.notes...)
+	return append([]timed(nil), n.notes...)
 }
 
 // last returns the newest report about an address.
-func (n *notebook) last(address string) (last told) {
+func (n *notebook) last(address string) (last timed) {
 	for _, r := range n.all() {
 		if r.Address == address {
 			last = r

@@ -68,7 +68,7 @@ func hang(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 func refuse(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }
 
 // of returns the newest report about an APIService.
-func (n *notebook) of(e *registry.Entry) (last told) {
+func (n *notebook) of(e *registry.Entry) (last timed) {
 	for _, r := range n.all() {
 		if r.Name == e.Name {
 			last = r

@@ -214,7 +214,7 @@ func TestOwnCredentialIsRefused(t *testing.T) {
 		for _, tc := range []struct {
 			name, path, token string
 			pair              *pki.Pair
-			status, told      int
+			status, counted   int
 		}{
 			{"certificate", "/api/v1/pods", "", alice, 503, 1},
 			{"watch", "/api/v1/pods?watch=1", "", alice, 503, 1},
@@ -227,7 +227,7 @@ func TestOwnCredentialIsRefused(t *testing.T) {
 				r.Header.Set("Authorization", tc.token)
 			}
 			got := w.do(t, w.httpClient(t, proto, tc.pair), r)
-			if got.status != tc.status || int(w.disbelieved.Load()) != tc.told {
+			if got.status != tc.status || int(w.disbelieved.Load()) != tc.counted {
 				t.Errorf("%s: status %d, reported %d times: %s", tc.name, got.status, w.disbelieved.Load(), got.body)
 			}
 		}

@@ -141,7 +141,7 @@ func TestObserve(t *testing.T) {
 // not long-running.
 func TestAnswersAreObserved(t *testing.T) {
 	var mu sync.Mutex
-	var heard []string
+	var observed []string
 	w := newWorld(t, worldConfig{
 		remote: func(_ http.ResponseWriter, r *http.Request) {
 			if strings.HasSuffix(r.URL.Path, "/cut") {
@@ -151,7 +151,7 @@ func TestAnswersAreObserved(t *testing.T) {
 		observe: func(apiService, address string, took time.Duration) {
 			mu.Lock()
 			defer mu.Unlock()
-			heard = append(heard, fmt.Sprint(apiService, " ", address, " ", took > 0))
+			observed = append(observed, fmt.Sprint(apiService, " ", address, " ", took > 0))
 		},
 	})
 	one := "v1.remote.example.com " + w.remote.Listener.Addr().String() + " true"
@@ -167,12 +167,12 @@ func TestAnswersAreObserved(t *testing.T) {
 			{remoteGV + "/widgets/last", []string{one}},
 		} {
 			mu.Lock()
-			heard = nil
+			observed = nil
 			mu.Unlock()
 			w.get(t, proto, tc.target)
 			w.settled(t)
 			mu.Lock()
-			same(t, tc.target, tc.want, heard)
+			same(t, tc.target, tc.want, observed)
 			mu.Unlock()
 		}
 	})

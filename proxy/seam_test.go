@@ -77,8 +77,8 @@ func TestAnswersAreCleaned(t *testing.T) {
 					t.Errorf("%s: X-Kept is missing: %v", place, h)
 				}
 			}
-			if said := res.Trailer.Values("X-Said"); !slices.Equal(said, []string{"trailer"}) {
-				t.Errorf("the announced trailer is %q", said)
+			if trailer := res.Trailer.Values("X-Said"); !slices.Equal(trailer, []string{"trailer"}) {
+				t.Errorf("the announced trailer is %q", trailer)
 			}
 		})
 	})

@@ -301,19 +301,19 @@ func FuzzMatch(f *testing.F) {
 		if m.Route == RouteInvalid {
 			return
 		}
-		said, name := m.Route, m.Group
-		if said == RouteRefused {
-			said = RouteRemote
+		claimed, name := m.Route, m.Group
+		if claimed == RouteRefused {
+			claimed = RouteRemote
 		}
-		if m.Entry != nil && said == RouteRemote {
+		if m.Entry != nil && claimed == RouteRemote {
 			name = m.Entry.Name
 		}
-		if m.Entry != nil && said == RouteLocal {
+		if m.Entry != nil && claimed == RouteLocal {
 			name = ""
 		}
 		for server, read := range servers {
-			if route, entry := reached(table, read(p)); route != said || entry != name {
-				t.Errorf("%q matches %v %q, but a server (%s) reads %q: %v %q", p, said, name, server, read(p), route, entry)
+			if route, entry := reached(table, read(p)); route != claimed || entry != name {
+				t.Errorf("%q matches %v %q, but a server (%s) reads %q: %v %q", p, claimed, name, server, read(p), route, entry)
 			}
 		}
 	})

@@ -60,10 +60,10 @@ func TestShadowedDefinitions(t *testing.T) {
 	})
 	s.Put(remoteService("sea.io", "v1", "fleet"), remoteService("sea.io", "v2", "fleet"), remoteService("air.io", "v1", "fleet"))
 	r := running(t, Config{Client: client})
-	const told = `it hides CustomResourceDefinition anchors.sea.io: service/fleet in "extensions" has taken over sea.io/v1, and the objects of the definition cannot be reached`
+	const problem = `it hides CustomResourceDefinition anchors.sea.io: service/fleet in "extensions" has taken over sea.io/v1, and the objects of the definition cannot be reached`
 	table := until(t, r, "the report", func(t *Table) bool {
 		e := t.named("v1.sea.io")
-		return e != nil && slices.Contains(e.Problems, told)
+		return e != nil && slices.Contains(e.Problems, problem)
 	})
 	for _, name := range []string{"v2.sea.io", "v1.air.io"} {
 		if p := table.named(name).Problems; len(p) != 0 {
@@ -80,13 +80,13 @@ func TestShadowFails(t *testing.T) {
 		fmt.Fprint(w, "{}")
 	}))
 	t.Cleanup(front.Close)
-	told := 0
+	reported := 0
 	core := must.Get(corev1.NewForConfig(&rest.Config{Host: front.URL, QPS: -1}))(t)
-	s := shadows{client: core.RESTClient(), to: newChanges(), failed: func(error) { told++ }}
-	for i, step := range []struct{ status, told int }{{http.StatusForbidden, 1}, {http.StatusForbidden, 1}, {http.StatusOK, 1}, {http.StatusForbidden, 2}} {
+	s := shadows{client: core.RESTClient(), to: newChanges(), failed: func(error) { reported++ }}
+	for i, step := range []struct{ status, reported int }{{http.StatusForbidden, 1}, {http.StatusForbidden, 1}, {http.StatusOK, 1}, {http.StatusForbidden, 2}} {
 		status = step.status
-		if ok := s.ask(t.Context(), []schema.GroupVersion{{Group: "sea.io", Version: "v1"}}); ok != (status == http.StatusOK) || told != step.told {
-			t.Errorf("step %d: %v, reported %d times, want %d", i, ok, told, step.told)
+		if ok := s.ask(t.Context(), []schema.GroupVersion{{Group: "sea.io", Version: "v1"}}); ok != (status == http.StatusOK) || reported != step.reported {
+			t.Errorf("step %d: %v, reported %d times, want %d", i, ok, reported, step.reported)
 		}
 	}
 }

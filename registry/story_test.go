@@ -49,11 +49,11 @@ type teller struct {
 	backends map[string]*Backend
 }
 
-func tell(t *testing.T, told *story.Story) {
-	s := &teller{T: t, story: told, objects: newObjects(), now: time.Unix(0, 0).UTC(), backends: make(map[string]*Backend)}
+func tell(t *testing.T, script *story.Story) {
+	s := &teller{T: t, story: script, objects: newObjects(), now: time.Unix(0, 0).UTC(), backends: make(map[string]*Backend)}
 	s.table = Build(Input{Options: &s.options}, nil)
 	s.last = s.table
-	for at, words := range told.Steps() {
+	for at, words := range script.Steps() {
 		s.step(at, words)
 	}
 }

@@ -87,8 +87,8 @@ func TestAnnotationsAreDocumented(t *testing.T) {
 	}
 	have := find("(?m)^\tcase \"([a-z0-9-]+)\":", string(source))
 	have = slices.DeleteFunc(have, func(name string) bool { return name == "true" || name == "false" }) // values of setBool
-	if said := find("(?m)^\\| `([a-z0-9-]+)` \\|", pages(t)["docs/annotations.md"]); len(have) < 12 || !slices.Equal(have, said) {
-		t.Errorf("registry/policy.go has %v\ndocs/annotations.md %v", have, said)
+	if listed := find("(?m)^\\| `([a-z0-9-]+)` \\|", pages(t)["docs/annotations.md"]); len(have) < 12 || !slices.Equal(have, listed) {
+		t.Errorf("registry/policy.go has %v\ndocs/annotations.md %v", have, listed)
 	}
 }
 

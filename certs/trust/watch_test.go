@@ -76,12 +76,12 @@ func TestReferencedBundle(t *testing.T) {
 		expect("no such ConfigMap", first, "InvalidCABundle")
 		say(a, object{data: map[string][]byte{"ca.crt": first.PEM(), "other.crt": second.PEM()}})
 		expect("there it is", first, "")
-		told := renewed
+		before := renewed
 		say(a, object{err: errors.New("the apiserver is away")})
 		expect("a read that failed changes nothing", first, "")
 		say(a, object{data: map[string][]byte{"ca.crt": second.PEM()}})
-		if told == 0 || renewed != told+1 {
-			t.Errorf("Renewed was called %d times for the first bundle, %d times for the next, want 1", told, renewed-told)
+		if before == 0 || renewed != before+1 {
+			t.Errorf("Renewed was called %d times for the first bundle, %d times for the next, want 1", before, renewed-before)
 		}
 		expect("replaced, with overlap", first, "")
 		expect("the backend follows", second, "")

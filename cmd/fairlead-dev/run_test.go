@@ -20,16 +20,16 @@ import (
 
 // dev is a fairlead-dev inside the test.
 type dev struct {
-	dir    string
-	stop   context.CancelFunc
-	result chan error  // of run
-	said   chan string // its progress; unread lines are dropped
+	dir      string
+	stop     context.CancelFunc
+	result   chan error  // of run
+	progress chan string // its progress; unread lines are dropped
 }
 
 // Write implements io.Writer for run's output.
 func (d dev) Write(line []byte) (int, error) {
 	select {
-	case d.said <- string(line):
+	case d.progress <- string(line):
 	default:
 	}
 	return os.Stderr.Write(line)
@@ -44,7 +44,7 @@ func startDev(t *testing.T, args ...string) (dev, string) {
 		t.Fatalf("building fairlead: %v\n%s", err, out)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
-	d := dev{dir: filepath.Join(dir, "dev"), stop: stop, result: make(chan error, 1), said: make(chan string, 1000)}
+	d := dev{dir: filepath.Join(dir, "dev"), stop: stop, result: make(chan error, 1), progress: make(chan string, 1000)}
 	r, w := io.Pipe()
 	go func() {
 		err := run(ctx, append([]string{"-dir", d.dir, "-fairlead", fairlead, "-secure-port", "0", "-admin-secure-port", "0"}, args...), w, d)
@@ -150,7 +150,7 @@ func TestDeathOfAPart(t *testing.T) {
 		t.Fatal("sample-apiserver is not running")
 	}
 	must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
-	for line := range d.said {
+	for line := range d.progress {
 		if strings.Contains(line, "sample-apiserver ended: signal: killed; all other parts keep running") && strings.Count(line, "\n") == 1 {
 			break
 		}
@@ -162,9 +162,9 @@ func TestDeathOfAPart(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	var said bytes.Buffer
-	if err := run(t.Context(), []string{"-no-such-flag"}, io.Discard, &said); err == nil || !strings.Contains(said.String(), "usage: fairlead-dev") {
-		t.Errorf("got %v, printed %q", err, said.String())
+	var errs bytes.Buffer
+	if err := run(t.Context(), []string{"-no-such-flag"}, io.Discard, &errs); err == nil || !strings.Contains(errs.String(), "usage: fairlead-dev") {
+		t.Errorf("got %v, printed %q", err, errs.String())
 	}
 	if err := run(t.Context(), []string{"-fairlead", filepath.Join(t.TempDir(), "none")}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "make build") {
 		t.Errorf("got %v, want an error that names make build", err)

@@ -43,8 +43,8 @@ func (o *options) validateTokens(fault func(string, ...any)) {
 // decides, or else the flag. As in kube-apiserver, only the file's content at the start counts.
 func (d *door) anonymous(c *authn.Config) error {
 	c.Anonymous = d.o.anonymous
-	said, allowed, paths := d.tokens.Anonymous()
-	if !said {
+	configured, allowed, paths := d.tokens.Anonymous()
+	if !configured {
 		return nil
 	}
 	if d.o.anonymousSet {

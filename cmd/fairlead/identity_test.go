@@ -149,7 +149,7 @@ func TestSystemdIsNotified(t *testing.T) {
 	l := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"}))(t)
 	defer l.Close()
 	t.Setenv("NOTIFY_SOCKET", socket)
-	told := func() string {
+	notified := func() string {
 		t.Helper()
 		b := make([]byte, 256)
 		must.Do(t, l.SetReadDeadline(time.Now().Add(20*time.Second)))
@@ -160,11 +160,11 @@ func TestSystemdIsNotified(t *testing.T) {
 	ended := make(chan error, 1)
 	o, _ := directoryOptions(t)
 	go func() { ended <- run(ctx, o, slog.New(slog.DiscardHandler)) }()
-	if got := told(); got != "READY=1" {
+	if got := notified(); got != "READY=1" {
 		t.Errorf("systemd got %q at the start, want READY=1", got)
 	}
 	stop()
-	if got := told(); got != "STOPPING=1" {
+	if got := notified(); got != "STOPPING=1" {
 		t.Errorf("systemd got %q at the end, want STOPPING=1", got)
 	}
 	if err := <-ended; err != nil {

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 // program writes an executable that prints its arguments.
 func program(t *testing.T, file string) {
 	t.Helper()
-	const text = "#!/bin/sh\necho \"told: $*\"\nexit 3\n"
+	const text = "#!/bin/sh\necho \"arguments: $*\"\nexit 3\n"
 	must.Do(t, os.WriteFile(file, []byte(text), 0o700))
 }
 
@@ -38,9 +38,9 @@ func TestBecomesPlugin(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"flags are the plugin's", []string{"status", "-o", "wide", "--no-such-flag"}, "told: status -o wide --no-such-flag\n"},
-		{"and so is help", []string{"lint", "--help"}, "told: lint --help\n"},
-		{"shell completion", []string{"__complete", "explain", "--as", "bob", "v1"}, "told: __complete explain --as bob v1\n"},
+		{"flags are the plugin's", []string{"status", "-o", "wide", "--no-such-flag"}, "arguments: status -o wide --no-such-flag\n"},
+		{"and so is help", []string{"lint", "--help"}, "arguments: lint --help\n"},
+		{"shell completion", []string{"__complete", "explain", "--as", "bob", "v1"}, "arguments: __complete explain --as bob v1\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), os.Args[0], tt.args...)
@@ -65,9 +65,9 @@ func TestBecomesPlugin(t *testing.T) {
 		cmd.Stderr = &errs
 		out, err := cmd.Output()
 		exit, ok := errors.AsType[*exec.ExitError](err)
-		if said := errs.String(); !ok || exit.ExitCode() != 1 || len(out) > 0 || strings.Count(said, "\n") != 1 ||
-			!strings.HasPrefix(said, plugin+", which has this subcommand, is neither next to ") {
-			t.Errorf("%v, printed %q and %q", err, out, said)
+		if message := errs.String(); !ok || exit.ExitCode() != 1 || len(out) > 0 || strings.Count(message, "\n") != 1 ||
+			!strings.HasPrefix(message, plugin+", which has this subcommand, is neither next to ") {
+			t.Errorf("%v, printed %q and %q", err, out, message)
 		}
 	})
 }

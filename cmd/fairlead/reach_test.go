@@ -40,7 +40,7 @@ func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
 	must.Run(t, d.registry.Run)
 	must.Run(t, d.prober.Run)
 	var found registry.Endpoint
-	must.Soon(t, 20*time.Second, "a probe has told something", func() bool {
+	must.Soon(t, 20*time.Second, "a probe has reported", func() bool {
 		e := d.registry.Table().Entry(schema.GroupVersion{Group: "loop.example.com", Version: "v1"})
 		if e != nil && len(e.Endpoints) > 0 {
 			found = e.Endpoints[0]

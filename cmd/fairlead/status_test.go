@@ -26,7 +26,7 @@ spec: {group: g%[1]d.example.com, version: v1, groupPriorityMinimum: 100, versio
 
 // The leader writes an Event to the local apiserver for a new APIService that is not available.
 func TestEventsReachTheLocalApiserver(t *testing.T) {
-	told := make(chan string, 100)
+	written := make(chan string, 100)
 	manifests := t.TempDir()
 	d := buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -37,7 +37,7 @@ func TestEventsReachTheLocalApiserver(t *testing.T) {
 			body, _ := io.ReadAll(r.Body)
 			w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
 			_, _ = w.Write(body) // it accepts every write
-			told <- r.URL.Path + string(body)
+			written <- r.URL.Path + string(body)
 		}))
 		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}
 		s.StartTLS()
@@ -51,7 +51,7 @@ func TestEventsReachTheLocalApiserver(t *testing.T) {
 	for n := 0; ; n++ { // the first ones may exist before it leads
 		must.Do(t, os.WriteFile(filepath.Join(manifests, fmt.Sprintf("%d.yaml", n)), fmt.Appendf(nil, withoutService, n), 0o600))
 		select {
-		case got := <-told:
+		case got := <-written:
 			if strings.HasPrefix(got, "/api/v1/namespaces/default/events") && strings.Contains(got, "ServiceNotFound") {
 				return
 			}

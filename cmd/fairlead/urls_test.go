@@ -117,7 +117,7 @@ func TestBackendsByURL(t *testing.T) {
 		t.Helper()
 		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: http2}
 		defer tr.CloseIdleConnections()
-		said := map[string]int{}
+		answers := map[string]int{}
 		for range 50 {
 			url := "https://" + d.frontListener.Addr().String() + "/apis/far.example.com/v1/things"
 			res := must.Get(tr.RoundTrip(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)))(t)
@@ -126,9 +126,9 @@ func TestBackendsByURL(t *testing.T) {
 			if res.StatusCode != http.StatusOK {
 				t.Fatalf("%s: %s", res.Status, body)
 			}
-			said[string(body)]++
+			answers[string(body)]++
 		}
-		return said
+		return answers
 	}
 	until("well", func(e *registry.Entry, _ registry.Endpoint) bool {
 		n := map[registry.Health]int{}
@@ -139,8 +139,8 @@ func TestBackendsByURL(t *testing.T) {
 	})
 	const byName, byAddress = "backend.example.com", "127.0.0.1"
 	for _, http2 := range []bool{true, false} {
-		if said := ask(http2); said[byName] == 0 || said[byAddress] == 0 || len(said) != 2 {
-			t.Errorf("HTTP/2 %v: %v", http2, said)
+		if answers := ask(http2); answers[byName] == 0 || answers[byAddress] == 0 || len(answers) != 2 {
+			t.Errorf("HTTP/2 %v: %v", http2, answers)
 		}
 	}
 	bind("169.254.169.254")
@@ -148,8 +148,8 @@ func TestBackendsByURL(t *testing.T) {
 		return e.Verdict.Available() && p.Health == registry.Unhealthy && strings.Contains(p.Message, "169.254.169.254 is a link-local address")
 	})
 	for _, http2 := range []bool{true, false} {
-		if said := ask(http2); said[byAddress] != 50 {
-			t.Errorf("HTTP/2 %v, after the name's address changed: %v", http2, said)
+		if answers := ask(http2); answers[byAddress] != 50 {
+			t.Errorf("HTTP/2 %v, after the name's address changed: %v", http2, answers)
 		}
 	}
 }

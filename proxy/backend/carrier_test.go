@@ -147,9 +147,9 @@ func TestEjectionOfSharers(t *testing.T) {
 // A failure on an unused connection is signaled for one of its APIServices. The engine signals
 // those whose requests fail.
 func TestSignalsOfSharers(t *testing.T) {
-	var told []string
+	var signaled []string
 	s := newStreet(t, func(cfg *Config) {
-		cfg.Signal = func(name, _ string, _ error) { told = append(told, name) }
+		cfg.Signal = func(name, _ string, _ error) { signaled = append(signaled, name) }
 	})
 	for _, name := range []string{"a", "b", "c"} {
 		s.house(name, nil, healthy(place1))
@@ -157,12 +157,12 @@ func TestSignalsOfSharers(t *testing.T) {
 	s.table()
 	c := s.via("a")
 	c.target.signal(place1, errLost)
-	payer := told[0]
-	delete(s.entries, payer)
+	named := signaled[0]
+	delete(s.entries, named)
 	s.table()
 	c.target.signal(place1, errLost)
-	if len(told) != 2 || told[1] == payer {
-		t.Errorf("signaled for %v", told)
+	if len(signaled) != 2 || signaled[1] == named {
+		t.Errorf("signaled for %v", signaled)
 	}
 }
 

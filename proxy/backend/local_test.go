@@ -275,12 +275,12 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		const restarted, other = "10.0.0.1:6443", "10.0.0.2:6443"
 		n.serve(other, protoH2, apiserver)
 		s := n.serve(restarted, protoH2, apiserver)
-		var told atomic.Int32
+		var signals atomic.Int32
 		l := newLocal(t, func(cfg *LocalConfig) {
 			cfg.Dial = n.dial
 			cfg.Signal = func(address string, err error) {
 				if address == restarted && err != nil {
-					told.Add(1)
+					signals.Add(1)
 				}
 			}
 		}, restarted, other)
@@ -298,7 +298,7 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		var begun atomic.Int32
 		n.serve(restarted, protoH2, func(http.ResponseWriter, *http.Request) { begun.Add(1) })
 		synctest.Wait()
-		if told.Load() == 0 {
+		if signals.Load() == 0 {
 			t.Error("no probe was requested")
 		}
 		for range 100 {

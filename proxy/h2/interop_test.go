@@ -25,11 +25,11 @@ func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), name, args...).Output()
 	if err != nil {
-		said := out[max(0, len(out)-4<<10):]
+		output := out[max(0, len(out)-4<<10):]
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-			said = append(said, exit.Stderr...)
+			output = append(output, exit.Stderr...)
 		}
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, said)
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, output)
 	}
 	return string(out)
 }

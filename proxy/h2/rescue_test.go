@@ -79,12 +79,12 @@ func testPanicEndsItsConnection(t *testing.T, driver string) {
 			}
 			for end := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
 				n := &sh.e.Count
-				said := log.String() // includes the stack
-				if strings.Contains(said, "engine panicked") && strings.Contains(said, "rescue_test.go") && s.caught() >= 3*tt.panics && n.Conns[0].Load() == clients && n.Streams.Load() == 0 {
+				text := log.String() // includes the stack
+				if strings.Contains(text, "engine panicked") && strings.Contains(text, "rescue_test.go") && s.caught() >= 3*tt.panics && n.Conns[0].Load() == clients && n.Streams.Load() == 0 {
 					break
 				}
 				if time.Now().After(end) {
-					t.Fatalf("%d panics, %d connections of clients, %d streams; want 3 times %d, %d and none; log: %q", s.caught(), n.Conns[0].Load(), n.Streams.Load(), tt.panics, clients, said)
+					t.Fatalf("%d panics, %d connections of clients, %d streams; want 3 times %d, %d and none; log: %q", s.caught(), n.Conns[0].Load(), n.Streams.Load(), tt.panics, clients, text)
 				}
 			}
 		})

@@ -42,13 +42,13 @@ func TestLocalTellsChanges(t *testing.T) {
 		var list atomic.Pointer[metav1.APIGroupList]
 		list.Store(&metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}})
 		l.groups = func(context.Context) (*metav1.APIGroupList, error) { return list.Load(), nil }
-		told := make(chan []*apiregistrationv1.APIService, 9)
-		go l.run(t.Context(), told)
+		sent := make(chan []*apiregistrationv1.APIService, 9)
+		go l.run(t.Context(), sent)
 		for n := 1; n <= 2; n++ {
 			time.Sleep(10*localInterval + time.Second)
 			synctest.Wait()
-			if len(told) != n {
-				t.Errorf("sent %d times for %d lists", len(told), n)
+			if len(sent) != n {
+				t.Errorf("sent %d times for %d lists", len(sent), n)
 			}
 			list.Store(&metav1.APIGroupList{})
 		}
@@ -60,14 +60,14 @@ func TestWatchTellsChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		d := must.Get(New(Config{Path: dir}))(t)
-		var told []string
+		var sent []string
 		go func() {
 			_ = d.Watch(t.Context(), "x", "ca", func(m *corev1.ConfigMap) {
 				text := "none"
 				if m != nil {
 					text = m.Data["a"]
 				}
-				told = append(told, text)
+				sent = append(sent, text)
 			})
 		}()
 		for i, step := range []struct{ file, text, want string }{
@@ -82,7 +82,7 @@ func TestWatchTellsChanges(t *testing.T) {
 			d.read(d.list(), true)
 			d.publish(func([]runtime.Object, []Fault) {}, nil)
 			synctest.Wait()
-			if got := fmt.Sprint(told); got != step.want {
+			if got := fmt.Sprint(sent); got != step.want {
 				t.Errorf("step %d: sent %s, want %s", i, got, step.want)
 			}
 		}

@@ -33,7 +33,7 @@ func testInvalid(t *testing.T, w *world) {
 	for i, tc := range cases {
 		suite.Put(t, filepath.Join(registry, fmt.Sprintf("bad-%02d.yaml", i)), tc.Text)
 	}
-	told := regexp.MustCompile(`^bad\.yaml:(\d+): (.*)$`)
+	located := regexp.MustCompile(`^bad\.yaml:(\d+): (.*)$`)
 	var metrics string
 	suite.Eventually(t, 30*time.Second, "all counted", func() (bool, string) {
 		_, metrics = alone.Get(t, d.root, d.admin.URL+"/metrics")
@@ -42,7 +42,7 @@ func testInvalid(t *testing.T, w *world) {
 	for i, tc := range cases {
 		t.Run(tc.Name, func(t *testing.T) {
 			file := filepath.Join(registry, fmt.Sprintf("bad-%02d.yaml", i))
-			want := told.FindStringSubmatch(tc.Want)
+			want := located.FindStringSubmatch(tc.Want)
 			if want == nil {
 				t.Fatalf("the table has %q", tc.Want)
 			}

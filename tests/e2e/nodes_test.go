@@ -233,10 +233,10 @@ func portForward(t *testing.T, m mooring) {
 	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	defer func() { cancel(); _ = cmd.Wait() }()
-	said, err := bufio.NewReader(out).ReadString('\n')
-	found := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+)`).FindStringSubmatch(said)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	found := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+)`).FindStringSubmatch(line)
 	if found == nil {
-		t.Fatalf("kubectl printed %q (%v)\n%s", said, err, errs.String())
+		t.Fatalf("kubectl printed %q (%v)\n%s", line, err, errs.String())
 	}
 	const connections = 5
 	results := make(chan error, connections)

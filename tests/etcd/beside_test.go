@@ -80,7 +80,7 @@ func testBeside(t *testing.T, w *world) {
 		const name = "v1.gadgets.example.com"
 		must.Get(d.services.Create(t.Context(), s.remote(name, s.extension(t, "gadgets.example.com/v1")), metav1.CreateOptions{}))(t)
 		log := ""
-		suite.Eventually(t, 60*time.Second, "it is said", func() (bool, string) {
+		suite.Eventually(t, 60*time.Second, "it is logged", func() (bool, string) {
 			data := must.Get(os.ReadFile(d.Part.LogFile()))(t)
 			log = string(data)
 			return strings.Contains(log, "another writer writes this condition"), ""

@@ -77,17 +77,17 @@ func (c *comparison) compare(t *testing.T, o operation) {
 	if o.before != nil {
 		o.before(t, c)
 	}
-	var said [2]string
+	var answers [2]string
 	for i, s := range c.sides {
-		said[i] = s.ask(t, o)
+		answers[i] = s.ask(t, o)
 	}
 	if o.differs != "" {
-		if !strings.Contains(said[1], o.want) {
-			t.Errorf("%s: %q is missing in\n%s", o.differs, o.want, said[1])
+		if !strings.Contains(answers[1], o.want) {
+			t.Errorf("%s: %q is missing in\n%s", o.differs, o.want, answers[1])
 		}
 		return
 	}
-	if diff := cmp.Diff(strings.Split(said[0], "\n"), strings.Split(said[1], "\n")); diff != "" {
+	if diff := cmp.Diff(strings.Split(answers[0], "\n"), strings.Split(answers[1], "\n")); diff != "" {
 		t.Errorf("%s %s: -kube-apiserver +fairlead\n%s", o.method, o.path, diff)
 	}
 }

@@ -88,7 +88,7 @@ func testRetryAfter(t *testing.T, d *door) {
 	}}).Start(t)
 	suite.Pause(t, 200*time.Millisecond)
 	must.Do(t, x.Part.Signal(syscall.SIGTERM))
-	told := map[int]int{}
+	statuses := map[int]int{}
 	h1, h2 := h1Clients(d.w.admin, 1)[0], d.w.client()
 	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); {
 		for _, c := range []*http.Client{h1, h2} {
@@ -97,16 +97,16 @@ func testRetryAfter(t *testing.T, d *door) {
 				t.Fatalf("while a request is running: %v", err)
 			}
 			res.Body.Close()
-			told[res.StatusCode]++
+			statuses[res.StatusCode]++
 			if res.StatusCode == http.StatusTooManyRequests && res.Header.Get("Retry-After") == "" {
 				t.Fatal("429 without Retry-After")
 			}
 		}
 		suite.Pause(t, 50*time.Millisecond)
 	}
-	t.Logf("answers by status: %v", told)
-	if told[http.StatusOK] == 0 || told[http.StatusTooManyRequests] == 0 || len(told) != 2 {
-		t.Errorf("answers by status: %v, want 200 during the delay and 429 after it", told)
+	t.Logf("answers by status: %v", statuses)
+	if statuses[http.StatusOK] == 0 || statuses[http.StatusTooManyRequests] == 0 || len(statuses) != 2 {
+		t.Errorf("answers by status: %v, want 200 during the delay and 429 after it", statuses)
 	}
 	shots := slow.Stop()
 	if shots[0].Failed() {

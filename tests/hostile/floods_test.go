@@ -134,8 +134,8 @@ func padding(n int) []byte { return make([]byte, n) }
 // toll is the result of a flood.
 type toll struct {
 	frames, connections atomic.Int64
-	mu                  sync.Mutex // guards told
-	told                map[string]int
+	mu                  sync.Mutex // guards endings
+	endings             map[string]int
 }
 
 // run floods until ctx ends: as fast as the server reads, and with a new connection after each that
@@ -188,9 +188,9 @@ func (f *flood) converse(ctx context.Context, w *wire, y *toll) {
 		case <-pace.C:
 		}
 		if err != nil {
-			told := w.told()
+			ending := w.ending()
 			y.mu.Lock()
-			y.told[told]++
+			y.endings[ending]++
 			y.mu.Unlock()
 			return
 		}
@@ -201,7 +201,7 @@ func testFloods(t *testing.T, d *door) {
 	somebody := d.w.as("attacker")
 	for _, f := range floods() {
 		t.Run(f.name, func(t *testing.T) {
-			y := &toll{told: map[string]int{}}
+			y := &toll{endings: map[string]int{}}
 			c := d.compare(t, func(ctx context.Context) {
 				as := somebody
 				if f.name == "wrong credentials" {
@@ -209,12 +209,12 @@ func testFloods(t *testing.T, d *door) {
 				}
 				f.run(ctx, d.Front, as, y)
 			})
-			t.Logf("%d frames on %d connections, ended with %v; %s", y.frames.Load(), y.connections.Load(), slices.Sorted(maps.Keys(y.told)), c)
+			t.Logf("%d frames on %d connections, ended with %v; %s", y.frames.Load(), y.connections.Load(), slices.Sorted(maps.Keys(y.endings)), c)
 			c.held(t, floodMemory)
 			// A user who gives up too many requests is sent GOAWAY with NO_ERROR, before the budget
 			// of the connection is spent.
-			if f.want != "" && y.told[f.want]+y.told["NO_ERROR"] == 0 {
-				t.Errorf("connections ended with %v, want %s", y.told, f.want)
+			if f.want != "" && y.endings[f.want]+y.endings["NO_ERROR"] == 0 {
+				t.Errorf("connections ended with %v, want %s", y.endings, f.want)
 			}
 		})
 	}

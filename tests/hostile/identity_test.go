@@ -275,7 +275,7 @@ func (h *harbour) checkUpgrades(t *testing.T, p *passport) int {
 		if p.name == "token in a WebSocket protocol" {
 			user = "bob" // the purpose of that protocol
 		}
-		told := h.toldRemote(t, status, p.name == "front proxy")
+		seen := h.toldRemote(t, status, p.name == "front proxy")
 		switch {
 		case p.refused != 0:
 			if status < 400 {
@@ -290,8 +290,8 @@ func (h *harbour) checkUpgrades(t *testing.T, p *passport) int {
 				t.Errorf("%s: %d, want 403", side.path, status)
 			}
 		case side.own:
-			if status != http.StatusSwitchingProtocols || told != user && p.name != "front proxy" {
-				t.Errorf("%s: %d as %q, want 101 as %q", side.path, status, told, user)
+			if status != http.StatusSwitchingProtocols || seen != user && p.name != "front proxy" {
+				t.Errorf("%s: %d as %q, want 101 as %q", side.path, status, seen, user)
 			}
 		case p.name == "front proxy": // a master by its own headers
 		case status != http.StatusForbidden || named(body) != user:

@@ -163,7 +163,7 @@ func testFullDisk(t *testing.T, w *world) {
 		t.Fatalf("the disk is not full: %v", err)
 	}
 	d.burst(t, 500, "while full")
-	suite.Eventually(t, 5*time.Second, "told", func() (bool, string) {
+	suite.Eventually(t, 5*time.Second, "a report", func() (bool, string) {
 		return strings.Contains(d.Log.String(), "writing access log") && d.metric(t, "fairlead_access_log_lost_total") > 0, d.Log.String()
 	})
 	lost := d.metric(t, "fairlead_access_log_lost_total")
@@ -249,7 +249,7 @@ func testStopped(t *testing.T, w *world) {
 	}
 	seen := events.Load()
 	d.others.Emit()
-	suite.Eventually(t, 5*time.Second, "told of the event", func() (bool, string) { return events.Load() > seen, "nothing came" })
+	suite.Eventually(t, 5*time.Second, "the event", func() (bool, string) { return events.Load() > seen, "nothing came" })
 	select {
 	case err := <-ended:
 		t.Errorf("the watch ended: %v", err)
@@ -308,16 +308,16 @@ func testDNS(t *testing.T, w *world) {
 	d.serves(t, path)
 	write(hosts, without)
 	begun := time.Now()
-	var said string
-	suite.Eventually(t, time.Minute, "told", func() (bool, string) {
+	var shown string
+	suite.Eventually(t, time.Minute, "a report", func() (bool, string) {
 		status, body := d.ask(t, d.root, "https://"+d.Front+path)
-		said = body
+		shown = body
 		return status == http.StatusServiceUnavailable, fmt.Sprintf("%d %.200s", status, body)
 	})
 	failed := time.Since(begun)
 	_, page := d.ask(t, d.root, "https://"+d.Admin+"/status")
 	if !strings.Contains(page, "named.test") || !strings.Contains(d.Log.String(), "named.test") {
-		t.Errorf("status or log lacks the name: %s\n%.2000s", said, page)
+		t.Errorf("status or log lacks the name: %s\n%.2000s", shown, page)
 	}
 	if wrong := d.served(t.Context()); wrong != nil {
 		t.Errorf("others received %s meanwhile", wrong)

@@ -133,8 +133,8 @@ func (w *wire) ask(method, path string, end bool, fields ...string) (uint32, err
 	return id, err
 }
 
-// told reports how the server ended the connection.
-func (w *wire) told() string {
+// ending reports how the server ended the connection.
+func (w *wire) ending() string {
 	select {
 	case <-w.gone:
 	case <-time.After(time.Second):

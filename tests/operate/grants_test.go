@@ -151,8 +151,8 @@ func testComponents(t *testing.T, w *world, grants []grant) {
 			only := slices.DeleteFunc(without(grants, i), func(g grant) bool {
 				return g.component != "" && g.component != missing.component
 			})
-			said := `resource \"` + missing.rule.Resources[0] + `\"`
-			if done, log := w.component(t, fmt.Sprintf("parts-%d", i), missing.component, only, said); done {
+			refused := `resource \"` + missing.rule.Resources[0] + `\"`
+			if done, log := w.component(t, fmt.Sprintf("parts-%d", i), missing.component, only, refused); done {
 				t.Errorf("everything works without the rule:\n%s", log)
 			}
 		})
@@ -179,15 +179,15 @@ spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, version
 
 // component runs a Fairlead that publishes itself, writes statuses and emits Events, or does only
 // what role is for, until it exits. It returns whether it did all that. Otherwise its log contains
-// said.
-func (w *world) component(t *testing.T, name, role string, grants []grant, said string) (done bool, log string) {
+// refused.
+func (w *world) component(t *testing.T, name, role string, grants []grant, refused string) (done bool, log string) {
 	t.Helper()
 	w.clear(t)
 	w.apply(t, stale+fmt.Sprintf(lost, name))
 	does := func(component string) bool { return role == "" || role == component }
-	publishes, writes, tells := does("fairlead-entrypoint"), does("fairlead-status"), does("fairlead-events")
+	publishes, writes, emits := does("fairlead-entrypoint"), does("fairlead-status"), does("fairlead-events")
 	front, err := w.restricted(t, name, grants, fmt.Sprintf("--publish-kubernetes-endpoints=%t", publishes), "--advertise-address=192.0.2.1",
-		fmt.Sprintf("--write-status=%t", writes), fmt.Sprintf("--emit-events=%t", tells))
+		fmt.Sprintf("--write-status=%t", writes), fmt.Sprintf("--emit-events=%t", emits))
 	must.Do(t, err)
 	done = true
 	step := func(wanted bool, what string, ok func() bool) {
@@ -198,7 +198,7 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 		suite.Eventually(t, 30*time.Second, what, func() (bool, string) {
 			log = w.logged(t, front)
 			met = ok()
-			return met || said != "" && strings.Contains(log, said), log
+			return met || refused != "" && strings.Contains(log, refused), log
 		})
 		done = done && met
 	}
@@ -208,11 +208,11 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 		out := succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservice", "v1."+name+".example.com", "-o", "jsonpath={.status.conditions[*].type}")
 		return strings.Contains(out, "fairlead.dev/Available")
 	})
-	step(tells, "leading", func() bool { return strings.Contains(log, "reporting verdicts as events") })
-	if tells && done {
+	step(emits, "leading", func() bool { return strings.Contains(log, "reporting verdicts as events") })
+	if emits && done {
 		w.apply(t, fmt.Sprintf(lost, name+"-late")) // the previous leader may have reported the first one
 	}
-	step(tells && done, "told", func() bool { return w.told(t, "v1."+name+"-late.example.com") > 0 })
+	step(emits && done, "events", func() bool { return w.events(t, "v1."+name+"-late.example.com") > 0 })
 	must.Do(t, front.Part.Signal(syscall.SIGTERM))
 	<-front.Part.Done()
 	step(publishes, "withdrawn", func() bool { return w.published(t) == "" && !w.leased(t) })
@@ -245,7 +245,7 @@ func (w *world) logged(t *testing.T, f *cluster.Front) string {
 	return string(text)
 }
 
-func (w *world) told(t *testing.T, name string) int {
+func (w *world) events(t *testing.T, name string) int {
 	t.Helper()
 	list := must.Get(w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=" + name}))(t)
 	return len(list.Items)

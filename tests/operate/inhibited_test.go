@@ -27,7 +27,7 @@ func testInhibited(t *testing.T, w *world) {
 	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "alertmanager", Path: "prometheus-alertmanager",
 		Args:  []string{"--config.file=" + config, "--storage.path=" + t.TempDir(), "--web.listen-address=" + address, "--cluster.listen-address="},
-		Ready: func(ctx context.Context) error { _, err := told(ctx, address); return err },
+		Ready: func(ctx context.Context) error { _, err := active(ctx, address); return err },
 	}))(t)
 	const x, y = "v1.x.example.com", "v1.y.example.com"
 	alert := func(cluster, alert, severity, name string) map[string]any {
@@ -42,13 +42,13 @@ func testInhibited(t *testing.T, w *world) {
 	must.Get(ask.Do(t.Context(), new(http.Client), http.MethodPost, "http://"+address+"/api/v2/alerts", nil, string(body)))(t)
 	want := []string{"a FairleadAPIServiceDown warning " + y, "a FairleadBackendErrors critical " + x, "b FairleadDown critical "}
 	suite.Eventually(t, 30*time.Second, "one alert for one cause", func() (bool, string) {
-		got, err := told(t.Context(), address)
+		got, err := active(t.Context(), address)
 		return err == nil && slices.Equal(got, want), fmt.Sprint(got, err)
 	})
 }
 
-// told returns the alerts that are not inhibited.
-func told(ctx context.Context, address string) ([]string, error) {
+// active returns the alerts that are not inhibited.
+func active(ctx context.Context, address string) ([]string, error) {
 	var list []struct{ Labels map[string]string }
 	if err := ask.JSON(ctx, "http://"+address+"/api/v2/alerts?inhibited=false", &list); err != nil {
 		return nil, err

@@ -57,7 +57,7 @@ func testRoles(t *testing.T, w *world) {
 				w.testUnread(t, front)
 			case "customresourcedefinitions":
 				must.Do(t, err)
-				suite.Eventually(t, 10*time.Second, "said", func() (bool, string) {
+				suite.Eventually(t, 10*time.Second, "it is logged", func() (bool, string) {
 					log := w.logged(t, front)
 					return strings.Contains(log, `cannot list resource \"customresourcedefinitions\"`), log
 				})

@@ -159,7 +159,7 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
 	must.Do(t, cmd.Start())
-	said := func(want string) {
+	notified := func(want string) {
 		t.Helper()
 		b := make([]byte, 256)
 		must.Do(t, socket.SetReadDeadline(time.Now().Add(time.Minute)))
@@ -169,9 +169,9 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 			t.Fatalf("it reported %q, want %s (%v)\n%s", b[:n], want, err, text)
 		}
 	}
-	said("READY=1")
+	notified("READY=1")
 	must.Do(t, cmd.Process.Signal(syscall.SIGTERM))
-	said("STOPPING=1")
+	notified("STOPPING=1")
 	must.Do(t, cmd.Wait())
 }
 

@@ -59,8 +59,8 @@ func build(ctx context.Context, src, cache, version string) []byte {
 	cmd := exec.CommandContext(ctx, "make", "-s", "build", "VERSION="+version)
 	cmd.Dir = src
 	cmd.Env = append(os.Environ(), "GOCACHE="+cache, "GOFLAGS=")
-	if said, err := cmd.CombinedOutput(); err != nil {
-		try.Do(fmt.Errorf("building in %s: %w\n%s", src, err, said))
+	if output, err := cmd.CombinedOutput(); err != nil {
+		try.Do(fmt.Errorf("building in %s: %w\n%s", src, err, output))
 	}
 	bin := filepath.Join(src, "bin")
 	return append(try.Get(os.ReadFile(filepath.Join(bin, "fairlead"))), try.Get(os.ReadFile(filepath.Join(bin, "kubectl-fairlead")))...)

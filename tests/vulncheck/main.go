@@ -77,11 +77,11 @@ func check(ctx context.Context, db string, out io.Writer) error {
 	if err != nil {
 		return uncheckedError{err}
 	}
-	var said bytes.Buffer
+	var output bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, "-db", db, "./...")
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(out, &said), io.MultiWriter(out, &said)
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(out, &output), io.MultiWriter(out, &output)
 	err = cmd.Run()
-	if err != nil && !strings.Contains(said.String(), "Vulnerability #") {
+	if err != nil && !strings.Contains(output.String(), "Vulnerability #") {
 		return uncheckedError{fmt.Errorf("running govulncheck: %w", err)}
 	}
 	if err != nil {

@@ -123,8 +123,8 @@ func (s *apiserver) config() Config {
 	}
 }
 
-// said returns the addresses in the Endpoints and the EndpointSlices, which must be equal.
-func (s *apiserver) said(t *testing.T) string {
+// published returns the addresses in the Endpoints and the EndpointSlices, which must be equal.
+func (s *apiserver) published(t *testing.T) string {
 	t.Helper()
 	c := s.config()
 	e, err := c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})

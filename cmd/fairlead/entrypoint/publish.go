@@ -85,11 +85,11 @@ func foreign(have *corev1.Endpoints, list []discoveryv1.EndpointSlice) bool {
 	if have == nil {
 		return false
 	}
-	said, ours := have.Annotations[contentAnnotation]
+	recorded, ours := have.Annotations[contentAnnotation]
 	if !ours {
 		return false // never published before, so we take the object over
 	}
-	if said != content(have) {
+	if recorded != content(have) {
 		return true
 	}
 	return slices.ContainsFunc(list, func(s discoveryv1.EndpointSlice) bool {

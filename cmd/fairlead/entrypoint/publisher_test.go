@@ -76,7 +76,7 @@ func want(t *testing.T, s *apiserver, after time.Duration, when, want string) {
 	t.Helper()
 	time.Sleep(after)
 	synctest.Wait()
-	if diff := cmp.Diff(want, s.said(t)); diff != "" {
+	if diff := cmp.Diff(want, s.published(t)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", when, diff)
 	}
 }
@@ -309,7 +309,7 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 		for range 6 * 60 {
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
-			if s.said(t) != "https 10.0.0.9 6443" {
+			if s.published(t) != "https 10.0.0.9 6443" {
 				s.overwrite(t, "10.0.0.9")
 			}
 		}

@@ -113,15 +113,15 @@ func (d *document) endpoints(now time.Time, a *answer.APIService) {
 
 // probe puts an endpoint's last probe: when, how long, and its result.
 func (d *document) probe(now time.Time, e *answer.Endpoint) {
-	said := "passed"
+	result := "passed"
 	switch {
 	case e.Probed.IsZero():
 		d.put(`<span class="dim">none yet</span>`)
 		return
 	case e.ProbeError != "":
-		said = "failed"
+		result = "failed"
 	}
-	d.put(`%s ago, took %s, %s`, answer.Ago(now, e.Probed), answer.Latency(e.ProbeSeconds), said)
+	d.put(`%s ago, took %s, %s`, answer.Ago(now, e.Probed), answer.Latency(e.ProbeSeconds), result)
 	d.some(`<span class="sub">%s</span>`, brief(e.ProbeError))
 }
 

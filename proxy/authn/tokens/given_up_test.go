@@ -12,10 +12,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// said are the lines of a log.
-type said chan string
+// lines receives the lines of a log.
+type lines chan string
 
-func (s said) Write(line []byte) (int, error) {
+func (s lines) Write(line []byte) (int, error) {
 	s <- string(line)
 	return len(line), nil
 }
@@ -25,7 +25,7 @@ func TestGivenUpConfiguration(t *testing.T) {
 	dead := issuer.Start(t)
 	nobody, waits := head, dead.Config("")
 	dead.Close()
-	log := make(said, 10)
+	log := make(lines, 10)
 	k := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
 	take := func(text string) {
 		t.Helper()

@@ -81,7 +81,7 @@ func (t *Tokens) TakeConfig(data []byte) error {
 
 // Anonymous returns what the last configuration says about requests without credentials: whether it
 // says anything, whether they are allowed, and on which paths (none means all).
-func (t *Tokens) Anonymous() (said, allowed bool, paths []string) {
+func (t *Tokens) Anonymous() (configured, allowed bool, paths []string) {
 	config := t.latest()
 	if config == nil || config.Anonymous == nil {
 		return false, false, nil

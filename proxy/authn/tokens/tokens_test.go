@@ -101,23 +101,23 @@ func TestJudged(t *testing.T) {
 
 func TestAnonymous(t *testing.T) {
 	for text, want := range map[string]string{
-		head:                                 "said false, allowed false, paths []",
-		head + "anonymous: {enabled: false}": "said true, allowed false, paths []",
-		head + "anonymous: {enabled: true}":  "said true, allowed true, paths []",
-		head + "anonymous: {enabled: true, conditions: [{path: /livez}, {path: /version}]}": "said true, allowed true, paths [/livez /version]",
+		head:                                 "configured false, allowed false, paths []",
+		head + "anonymous: {enabled: false}": "configured true, allowed false, paths []",
+		head + "anonymous: {enabled: true}":  "configured true, allowed true, paths []",
+		head + "anonymous: {enabled: true, conditions: [{path: /livez}, {path: /version}]}": "configured true, allowed true, paths [/livez /version]",
 	} {
 		k := New(Config{})
 		must.Do(t, k.TakeConfig([]byte(text)))
-		said, allowed, paths := k.Anonymous()
-		if got := sprint(said, allowed, paths); got != want {
+		configured, allowed, paths := k.Anonymous()
+		if got := sprint(configured, allowed, paths); got != want {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}
 }
 
-func sprint(said, allowed bool, paths []string) string {
+func sprint(configured, allowed bool, paths []string) string {
 	yes := map[bool]string{true: "true", false: "false"}
-	return "said " + yes[said] + ", allowed " + yes[allowed] + ", paths [" + strings.Join(paths, " ") + "]"
+	return "configured " + yes[configured] + ", allowed " + yes[allowed] + ", paths [" + strings.Join(paths, " ") + "]"
 }
 
 func TestIssuer(t *testing.T) {

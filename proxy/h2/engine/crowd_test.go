@@ -68,14 +68,14 @@ func TestCrowdOnSmallConnections(t *testing.T) {
 // them; a POST may have been executed in either case.
 func TestWatchOnUnheardConnection(t *testing.T) {
 	for name, tt := range map[string]struct {
-		method string
-		heard  bool
-		again  bool
+		method   string
+		answered bool
+		again    bool
 	}{
-		"watch":           {method: "GET", again: true},
-		"watch, heard":    {method: "GET", heard: true},
-		"POST":            {method: "POST"},
-		"POST, and heard": {method: "POST", heard: true},
+		"watch":              {method: "GET", again: true},
+		"watch, answered":    {method: "GET", answered: true},
+		"POST":               {method: "POST"},
+		"POST, and answered": {method: "POST", answered: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -83,7 +83,7 @@ func TestWatchOnUnheardConnection(t *testing.T) {
 			c := r.client()
 			c.request(1, tt.method, true)
 			b := r.backend(0)
-			if tt.heard {
+			if tt.answered {
 				b.fr.WriteSettingsAck()
 				b.flush()
 			}

@@ -370,12 +370,12 @@ func TestDialFails(t *testing.T) {
 	r.refuse = errors.New("connection refused")
 	r.plan.Retries = 2
 	r.plan.Budget = func() bool { return false } // a failed dial is not charged to it
-	var told Outcome
-	r.plan.Fail = func(o Outcome) http.Handler { told = o; return http.NotFoundHandler() }
+	var outcome Outcome
+	r.plan.Fail = func(o Outcome) http.Handler { outcome = o; return http.NotFoundHandler() }
 	c := r.client()
 	c.request(1, "POST", true)
-	if len(r.locals) != 1 || told.Reason != ReasonDial || told.Retries != 2 || r.failed != 3 || !errors.Is(told.Err, r.refuse) {
-		t.Errorf("%d handlers, outcome %+v, %d signals", len(r.locals), told, r.failed)
+	if len(r.locals) != 1 || outcome.Reason != ReasonDial || outcome.Retries != 2 || r.failed != 3 || !errors.Is(outcome.Err, r.refuse) {
+		t.Errorf("%d handlers, outcome %+v, %d signals", len(r.locals), outcome, r.failed)
 	}
 	if l := r.locals[0]; l.head.Method != "POST" || l.head.Target() != "/" || l.head.Authority != "a" {
 		t.Errorf("the handler gets %+v", l.head)

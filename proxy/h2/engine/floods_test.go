@@ -42,18 +42,18 @@ func TestUnauthorizedFlood(t *testing.T) {
 	c.request(1, "POST", true)
 	b := r.backend(0)
 	b.see()
-	id, said := uint32(3), ""
-	for ; id < 10_000 && !strings.Contains(said, "GOAWAY"); id += 2 {
+	id, frames := uint32(3), ""
+	for ; id < 10_000 && !strings.Contains(frames, "GOAWAY"); id += 2 {
 		c.get(id)
 		r.locals[len(r.locals)-1].End(http.StatusUnauthorized, []hpack.HeaderField{{Name: ":status", Value: "401"}}, nil)
 		r.run()
-		said = strings.Join(c.see(), "|")
+		frames = strings.Join(c.see(), "|")
 	}
 	if n := id / 2; n < 90 || n > 130 {
 		t.Errorf("%d requests were answered with 401", n)
 	}
-	if !strings.Contains(said, "NO_ERROR|HEADERS") {
-		t.Errorf("the last one sees %s", said)
+	if !strings.Contains(frames, "NO_ERROR|HEADERS") {
+		t.Errorf("the last one sees %s", frames)
 	}
 	answered := len(r.locals)
 	for range 400 { // requests that crossed the GOAWAY

@@ -58,17 +58,17 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 		b.timedOut.Store(time.Now().UnixNano())
 		klog.ErrorS(err, "etcd did not answer") // err may have addresses, which clients must not see
 	}
-	said := apierrors.NewServiceUnavailable("etcd did not answer, or takes no writes")
-	said.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
-	return said
+	refusal := apierrors.NewServiceUnavailable("etcd did not answer, or takes no writes")
+	refusal.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	return refusal
 }
 
 // unavailable reports whether an error means that etcd is unreachable, without a leader, overloaded
 // or full.
 func unavailable(err error) bool {
 	code := status.Code(err)
-	if said := interface{ Code() codes.Code }(nil); errors.As(err, &said) {
-		code = said.Code()
+	if coded := interface{ Code() codes.Code }(nil); errors.As(err, &coded) {
+		code = coded.Code()
 	}
 	return code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.ResourceExhausted || errors.Is(err, context.DeadlineExceeded)
 }

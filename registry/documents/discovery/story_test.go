@@ -31,16 +31,16 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //	asked <service> <least> <most>      number of requests since the last step of this kind; it depends on jitter
 //	expect <file>
 func TestStories(t *testing.T) {
-	story.Tell(t, *update, func(t *testing.T, told *story.Story) {
-		synctest.Test(t, func(t *testing.T) { tell(t, told) })
+	story.Tell(t, *update, func(t *testing.T, script *story.Story) {
+		synctest.Test(t, func(t *testing.T) { tell(t, script) })
 	})
 }
 
-func tell(t *testing.T, told *story.Story) {
+func tell(t *testing.T, script *story.Story) {
 	s := newStage(t)
-	for at, words := range told.Steps() {
+	for at, words := range script.Steps() {
 		if words[0] == "expect" {
-			told.Expect(t, at, words[1], s.show())
+			script.Expect(t, at, words[1], s.show())
 			continue
 		}
 		s.step(at, words)

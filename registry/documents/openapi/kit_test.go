@@ -166,8 +166,8 @@ func (s *stage) v2() object {
 	return out
 }
 
-// said returns the merged document's description of the kind Thing of a group-version, or nil.
-func (s *stage) said(gv string) any {
+// described returns the merged document's description of the kind Thing of a group-version, or nil.
+func (s *stage) described(gv string) any {
 	s.Helper()
 	d, _ := s.v2()["definitions"].(object)["def."+gv].(object)
 	return d["description"]

@@ -40,7 +40,7 @@ func TestMerge(t *testing.T) {
 			t.Errorf("paths:\n%s", d)
 		}
 		for gv, want := range map[string]string{"apps/v1": "local", "a.example.com/v1": "from a", "b.example.com/v1": "from b"} {
-			if got := s.said(gv); got != want {
+			if got := s.described(gv); got != want {
 				t.Errorf("%s is %q, want %q", gv, got, want)
 			}
 		}
@@ -107,7 +107,7 @@ func TestBadSpecs(t *testing.T) {
 				s.Set("good", serving(define("good.example.com/v1", "better")))
 				s.pass(time.Minute + 2*fetchTimeout)
 				after := s.v2()
-				if s.said("good.example.com/v1") != "better" {
+				if s.described("good.example.com/v1") != "better" {
 					t.Error("another backend's change was not seen")
 				}
 				if !cmp.Equal(before["definitions"].(object)["def.bad.example.com/v1"], after["definitions"].(object)["def.bad.example.com/v1"]) {
@@ -289,7 +289,7 @@ func TestMergedWhenAsked(t *testing.T) {
 		}
 		s.Set("a", serving(define("a.example.com/v1", "two")))
 		s.pass(time.Minute)
-		if got := s.said("a.example.com/v1"); got != "two" {
+		if got := s.described("a.example.com/v1"); got != "two" {
 			t.Errorf("a change was not seen within a minute: %v", got)
 		}
 	})
@@ -366,7 +366,7 @@ func TestLateSpec(t *testing.T) {
 		time.Sleep(6 * specGap)
 		s.Set(scene.Home, changed)
 		s.pass(specGap + indexEvery)
-		if got := s.said("apps/v1"); got != "new" {
+		if got := s.described("apps/v1"); got != "new" {
 			t.Errorf("still the %v document", got)
 		}
 		s.pass(specEvery)
@@ -381,7 +381,7 @@ func TestLateSpec(t *testing.T) {
 		}
 		s.Set(scene.Home, only("/openapi/v2", serving(define("apps/v1", "last")), changed))
 		s.pass(specEvery + indexEvery)
-		if got := s.said("apps/v1"); got != "last" {
+		if got := s.described("apps/v1"); got != "last" {
 			t.Errorf("a minute later, without a change of the index: the %v document", got)
 		}
 	})

@@ -37,7 +37,7 @@ func TestOwnGroup(t *testing.T) {
 			if _, ok := v2["paths"].(object)[path]; !ok {
 				t.Errorf("alone %v: v2 lacks %s: %v", alone, path, v2["paths"])
 			}
-			if got := s.said(group); got != "read only" {
+			if got := s.described(group); got != "read only" {
 				t.Errorf("alone %v: v2 describes it as %v", alone, got)
 			}
 			for other, want := range map[string]bool{"apis/apiregistration.k8s.io/v1beta1": false, "apis/apps/v1": !alone, "apis/liar.example.com/v1": true} {

@@ -186,9 +186,9 @@ func (c *Checker) reportInvariantsLocked(w io.Writer) {
 // tellFirst writes the first few of each invariant: the rest is in the journal.
 func tellFirst(w io.Writer, what string, list []Violation) {
 	const most = 4
-	told := map[Invariant]int{}
+	printed := map[Invariant]int{}
 	for _, v := range list {
-		if told[v.Invariant]++; told[v.Invariant] <= most {
+		if printed[v.Invariant]++; printed[v.Invariant] <= most {
 			_, _ = fmt.Fprintf(w, "\n%s %q: %.600s", what, v.Invariant, v.What)
 		}
 	}
