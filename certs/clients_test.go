@@ -239,5 +239,10 @@ func TestConfigMapAndFiles(t *testing.T) {
 		if got := s.Clients().Headers().UID; len(got) != 1 {
 			t.Errorf("UID headers %v", got)
 		}
+		held := len(s.heldByConfigMap())
+		s.clients.files.proxy = true // as with --requestheader-client-ca-file
+		if got := len(s.heldByConfigMap()); got != 0 || (held == 1) != trusted {
+			t.Errorf("trusted %v: the ConfigMap provides %d CAs, and %d beside two files", trusted, held, got)
+		}
 	}
 }

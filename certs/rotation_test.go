@@ -153,9 +153,10 @@ func TestMetrics(t *testing.T) {
 	dir := t.TempDir()
 	client := write(t, dir, "client.crt", pki.Bundle(clients, clients)) // twice: a repeated series would make the scrape fail
 	metrics := prometheus.NewPedanticRegistry()                         // rejects undescribed metrics
+	sni := pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-2"}))        // given twice, for the same reason
 	s := store(t, Config{
 		Serving:         pairFiles(t, ca.Issue(pki.Leaf{CommonName: "serving"})),
-		SNI:             []PairSource{pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-1"})), pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-2"}))},
+		SNI:             []PairSource{pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-1"})), sni, sni},
 		ClientCA:        client,
 		RequestHeaderCA: written(t, proxies.PEM()),
 		ProxyClient:     pairFiles(t, proxies.Issue(pki.Leaf{CommonName: "front-proxy-client"})),
@@ -163,7 +164,7 @@ func TestMetrics(t *testing.T) {
 	})
 	stop := must.Run(t, s.Run)
 	write(t, dir, "client.crt", clients.PEM()[:50])
-	must.Soon(t, 10*time.Second, "the fault", func() bool { return s.Status()[4].Err != "" })
+	must.Soon(t, 10*time.Second, "the fault", func() bool { return s.Status()[5].Err != "" })
 	stop()
 	families := must.Get(metrics.Gather())(t)
 	got := map[string]float64{}

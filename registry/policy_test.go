@@ -75,6 +75,16 @@ func TestAnnotations(t *testing.T) {
 	}
 }
 
+// Untrusted text is cut in messages, between characters.
+func TestBounded(t *testing.T) {
+	x := strings.Repeat("x", 62)
+	for text, want := range map[string]string{x + "xx": x + "xx", x + "xxx": x + "xx…", x + "xé": x + "x…"} {
+		if got := bounded(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestDefaults(t *testing.T) {
 	got := (&Options{Defaults: Policy{CAOverlap: -1, MaxInFlight: 3}}).defaults()
 	want := Policy{

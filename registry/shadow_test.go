@@ -2,11 +2,14 @@ package registry
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -14,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -89,6 +93,61 @@ func TestShadowFails(t *testing.T) {
 			t.Errorf("step %d: %v, reported %d times, want %d", i, ok, reported, step.reported)
 		}
 	}
+}
+
+// Only a change of what remotes claim is a reason to ask before shadowInterval is over.
+func TestClaims(t *testing.T) {
+	remote, local := &Entry{Backend: &Backend{}}, &Entry{}
+	for _, tc := range []struct {
+		old, now *Entry
+		want     bool
+	}{{nil, remote, true}, {remote, nil, true}, {remote, local, true}, {local, remote, true}, {remote, &Entry{Backend: &Backend{}}, false}, {local, local, false}} {
+		if got := claims(latest.Change[*Entry]{Old: tc.old, New: tc.now}); got != tc.want {
+			t.Errorf("%v → %v: %v", tc.old, tc.now, got)
+		}
+	}
+}
+
+// transport answers requests without a network, as a bubble of synctest needs.
+type transport func(*http.Request) string
+
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	body := io.NopCloser(strings.NewReader(f(r)))
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: body, Request: r}, nil
+}
+
+// Tables follow each other with every verdict. Definitions are read when the claims have changed,
+// and otherwise once in shadowInterval.
+func TestShadowInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		client := &http.Client{Transport: transport(func(*http.Request) string { asked++; return `{"items":[]}` })}
+		core := must.Get(corev1.NewForConfigAndClient(&rest.Config{Host: "http://localhost"}, client))(t)
+		in := Input{APIServices: map[string]*apiregistrationv1.APIService{"v1.sea.io": remoteService("sea.io", "v1", "fleet")}, Options: &Options{}, Complete: true}
+		var table atomic.Pointer[Table]
+		table.Store(Build(in, nil))
+		next := func(in Input) {
+			last := table.Load()
+			table.Store(Build(in, nil))
+			close(last.superseded)
+		}
+		s := shadows{client: core.RESTClient(), table: table.Load, to: newChanges(), failed: func(err error) { t.Error(err) }}
+		must.Run(t, s.run)
+		for range 60 {
+			time.Sleep(10 * time.Second)
+			next(in)
+		}
+		if synctest.Wait(); asked < 10 || asked > 11 {
+			t.Errorf("read %d times in ten minutes without a change of claims", asked)
+		}
+		in.APIServices = map[string]*apiregistrationv1.APIService{"v1.air.io": remoteService("air.io", "v1", "fleet")}
+		next(in)
+		before := asked
+		time.Sleep(2 * shadowPause)
+		if asked != before+1 {
+			t.Errorf("read %d times after a change of claims, want once", asked-before)
+		}
+	})
 }
 
 func TestShadowComesAndGoes(t *testing.T) {

@@ -3,6 +3,7 @@ package trust
 import (
 	"bytes"
 	"crypto/x509"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -87,6 +88,14 @@ func FuzzVerify(f *testing.F) {
 	})
 }
 
+func TestListOfNames(t *testing.T) {
+	for n, want := range map[int]string{0: "", 5: `"a", "a", "a", "a", "a"`, 7: `"a", "a", "a", "a", "a" and 2 more`} {
+		if got := list(slices.Repeat([]string{"a"}, n)); got != want {
+			t.Errorf("%d names: %s", n, got)
+		}
+	}
+}
+
 // A half-written bundle is never accepted as complete, unless it ends exactly between two
 // certificates.
 func TestCutShort(t *testing.T) {
@@ -100,6 +109,13 @@ func TestCutShort(t *testing.T) {
 			t.Fatalf("cut at %d of %d: %d certificates and no error", n, len(whole), len(certs))
 		case n >= end+1 && len(certs) == 0:
 			t.Fatalf("cut at %d of %d: the first certificate is lost", n, len(whole))
+		}
+	}
+	broken := bytes.Repeat([]byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"), maxNamed+2)
+	for n, more := range map[int]bool{maxNamed: false, maxNamed + 2: true} {
+		_, err := ParseBundle(broken[:n*len(broken)/(maxNamed+2)])
+		if got := strings.Count(err.Error(), "parsing certificate "); got != maxNamed || strings.Contains(err.Error(), "parsing 2 more certificates") != more {
+			t.Errorf("%d unreadable certificates: %v", n, err)
 		}
 	}
 	if certs, err := ParseBundle(whole); len(certs) != 2 || err != nil {

@@ -19,10 +19,11 @@ type cluster struct {
 	changes map[Ref]chan object
 	broken  map[Ref]chan error
 	started map[Ref]int
+	ended   map[Ref]int
 }
 
 func newCluster(refs ...Ref) *cluster {
-	c := &cluster{changes: map[Ref]chan object{}, broken: map[Ref]chan error{}, started: map[Ref]int{}}
+	c := &cluster{changes: map[Ref]chan object{}, broken: map[Ref]chan error{}, started: map[Ref]int{}, ended: map[Ref]int{}}
 	for _, r := range refs {
 		c.changes[r], c.broken[r] = make(chan object, 8), make(chan error)
 	}
@@ -31,6 +32,7 @@ func newCluster(refs ...Ref) *cluster {
 
 func (c *cluster) watch(ctx context.Context, ref Ref, changed func(map[string][]byte, error)) error {
 	c.started[ref]++
+	defer func() { c.ended[ref]++ }()
 	for {
 		select {
 		case o := <-c.changes[ref]:
@@ -57,7 +59,7 @@ func TestReferencedBundle(t *testing.T) {
 		renewed := 0
 		b := newBench(t, Config{Watch: c.watch, Renewed: func(string) { renewed++ }})
 		must.Run(t, b.Run)
-		synctest.Wait()
+		settle() // Run has looked before there was anything to watch
 
 		first, second := pki.NewCA("first"), pki.NewCA("second")
 		say := func(ref Ref, o object) {
@@ -112,6 +114,13 @@ func TestReferencedBundle(t *testing.T) {
 		b.set(func(s *registry.Backend) { s.CAFrom = "nonsense" })
 		time.Sleep(61 * time.Second)
 		expect("a reference that is none", second, "InvalidCABundle")
+		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
+		settle()
+		b.set(func(s *registry.Backend) { s.CAFrom = "" })
+		settle()
+		if c.started[a] != 3 || c.ended[a] != 3 {
+			t.Errorf("nobody refers to it, and of %d watches %d have ended", c.started[a], c.ended[a])
+		}
 	})
 }
 

@@ -22,6 +22,41 @@ import (
 
 // Following a directory is tested with the table: registry/manifests_test.go.
 
+// A file is read again unless it is certainly the same: its modification time may be too coarse to
+// tell.
+func TestUnchanged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	written := time.Now().Add(-time.Hour).Truncate(time.Second)
+	write := func(text string, at time.Time) os.FileInfo {
+		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
+		must.Do(t, os.Chtimes(path, at, at))
+		return must.Get(os.Stat(path))(t)
+	}
+	f := &file{info: write("a: b", written), readAt: written.Add(time.Minute)}
+	if !f.unchanged(write("a: b", written)) {
+		t.Error("the same file is read again")
+	}
+	for name, info := range map[string]os.FileInfo{"later, of the same size": write("a: c", written.Add(time.Second)), "larger": write("a: bc", written)} {
+		if f.unchanged(info) {
+			t.Errorf("%s: not read again", name)
+		}
+	}
+	must.Do(t, os.Rename(path, path+".old"))
+	if f.unchanged(write("a: b", written)) {
+		t.Error("replaced by a file of the same size and time: not read again")
+	}
+	must.Do(t, os.Rename(path+".old", path))
+	for after, want := range map[time.Duration]bool{clockTick: false, clockTick + 1: true} {
+		f.readAt = written.Add(after)
+		if got := f.unchanged(write("a: b", written)); got != want {
+			t.Errorf("read %s after it was written: unchanged %v", after, got)
+		}
+	}
+	if (&file{}).unchanged(f.info) {
+		t.Error("never read: not read again")
+	}
+}
+
 // Objects stay the same pointers while nothing changes, so that no needless table is made.
 func TestLocalKeepsItsObjects(t *testing.T) {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}

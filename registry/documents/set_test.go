@@ -137,6 +137,35 @@ func TestPace(t *testing.T) {
 	})
 }
 
+// The pause doubles with each failure in a row, up to lastRetry. A success ends the row.
+func TestPauses(t *testing.T) {
+	for failures, want := range map[int]time.Duration{0: every, 1: firstRetry, 2: 2 * firstRetry, 5: 16 * firstRetry, 99: lastRetry} {
+		for range 100 {
+			if got := pause(failures); got < want*8/10 || got > want*12/10 {
+				t.Fatalf("after %d failures: %s, want about %s", failures, got, want)
+			}
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.update(entry("a", &registry.Backend{Service: "a"}, corev1.ConditionTrue))
+		synctest.Wait()
+		b := r.books[0]
+		for _, again := range []string{"first", "second"} {
+			b.behave(errors.New("no"), false)
+			time.Sleep(10 * time.Minute)
+			b.behave(nil, false)
+			time.Sleep(3 * time.Minute)
+			b.all()
+			b.behave(errors.New("no"), false)
+			time.Sleep(2 * time.Minute)
+			if times, _ := b.all(); len(times) < 6 {
+				t.Errorf("the %s row of failures: %d requests in two minutes", again, len(times))
+			}
+		}
+	})
+}
+
 func TestAskable(t *testing.T) {
 	backend := &registry.Backend{Service: "a"}
 	for verdict, want := range map[corev1.ConditionStatus]bool{"": true, corev1.ConditionUnknown: true, corev1.ConditionTrue: true, corev1.ConditionFalse: false} {

@@ -50,6 +50,8 @@ func TestFind(t *testing.T) {
 		case name == "gone.sea.io":
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
+		case name == "broken.sea.io":
+			w.WriteHeader(http.StatusForbidden)
 		default:
 			read++
 			fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[{"name":"v1","served":true}]}}`, group)
@@ -64,5 +66,9 @@ func TestFind(t *testing.T) {
 	}
 	if read != mostDefinitions-1 { // including the deleted one
 		t.Errorf("%d were read", read)
+	}
+	names = []string{"boats.sea.io", "broken.sea.io"}
+	if found, err := Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea}); err == nil {
+		t.Errorf("a definition that cannot be read is no error: %v", found)
 	}
 }

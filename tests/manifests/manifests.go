@@ -165,6 +165,7 @@ func Invalid() []Case {
 		{"binding to nothing", swap(clusterRoleBinding, "  name: a:reader\nsub", "sub"), "bad.yaml:5: roleRef.name: Required value"},
 		{"subject", swap(clusterRoleBinding, "kind: Group", "kind: Team"), `bad.yaml:9: subjects[0].kind: Unsupported value: "Team": supported values: "ServiceAccount", "User", "Group"`},
 		{"account without namespace", swap(clusterRoleBinding, "  namespace: x\n", ""), "bad.yaml:11: subjects[1].namespace: Required value"},
+		{"account's name", swap(clusterRoleBinding, "name: reader\n", "name: reader-\n"), `bad.yaml:13: subjects[1].name: Invalid value: "reader-": ` + subdomain},
 		{"subject's group", swap(clusterRoleBinding, "kind: Group\n", "kind: Group\n  apiGroup: a.io\n"), `bad.yaml:10: subjects[0].apiGroup: Unsupported value: "a.io": supported values: "rbac.authorization.k8s.io"`},
 		{"list in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: List\n", "bad.yaml:5: items[0].kind: a List in a List is not read"},
 	}

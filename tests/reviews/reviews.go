@@ -68,6 +68,7 @@ func Revoked(t *testing.T, start Start, names ...string) {
 				{"too old, counted from the question", 0, 0, 9 * time.Second, false},
 				{"another configuration afterwards", 0, 1, 0, false},
 				{"another configuration meanwhile", 1, 0, 0, false},
+				{"the new configuration's", 0, 0, 0, true},
 			} {
 				<-time.After(time.Minute) // earlier verdicts have expired
 				var answered sync.WaitGroup

@@ -21,6 +21,19 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
+// Pieces have pieceGroups groups on average, so that a change compresses little.
+func TestPieceSize(t *testing.T) {
+	n := 0
+	for i := range 100 * pieceGroups {
+		if ends(fmt.Sprintf("group%d.example.com", i)) {
+			n++
+		}
+	}
+	if n < 75 || n > 125 {
+		t.Errorf("%d pieces of %d groups, want about 100", n, 100*pieceGroups)
+	}
+}
+
 // A document of pieces equals, byte by byte, Kubernetes' own encoding of all groups; so do its ETag
 // and its decompressed gzip form. If nothing has changed, the text is the same as before.
 func TestPieces(t *testing.T) {

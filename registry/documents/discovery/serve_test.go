@@ -192,6 +192,22 @@ func TestChangesAreServed(t *testing.T) {
 	})
 }
 
+func TestReady(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.Claim("apps/v1", "", 17800, 15)
+		s.Set(scene.Home, serving(listOf("apps/v1=deployments")))
+		s.make(Config{})
+		if s.d.Ready() == nil {
+			t.Error("ready before anything was read")
+		}
+		s.Start(s.d.Run)
+		s.pass(time.Second)
+		if err := s.d.Ready(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // An unreadable document of the local apiserver is counted as an error.
 func TestLocalGarbage(t *testing.T) {
 	for name, h := range map[string]http.HandlerFunc{"garbage": behaviour([]string{"garbage"}), "old": saying(http.StatusOK, "application/json", []byte(`{}`))} {

@@ -80,6 +80,16 @@ func TestLength(t *testing.T) {
 	}
 }
 
+func TestHeadHasNoBody(t *testing.T) {
+	for method, want := range map[string]string{http.MethodGet: "abc", http.MethodHead: ""} {
+		w := httptest.NewRecorder()
+		Prepare(http.StatusOK, []byte("abc")).Write(w, httptest.NewRequest(method, "/", nil))
+		if got := w.Body.String(); got != want || w.Header().Get("Content-Length") != "3" {
+			t.Errorf("%s: body %q, header %v", method, got, w.Header())
+		}
+	}
+}
+
 // A tag that does not occur in the field does not match, and a field that equals the tag does.
 func FuzzMatches(f *testing.F) {
 	for _, s := range []string{`"A1"`, "*", `W/"x","y"`, `"`, `W/`, ` ,"a" "b"`} {
