@@ -167,6 +167,7 @@ func (c *counter) add(e event) {
 			fmt.Fprintf(c.out, "%-4s %s (%.1fs)\n", e.Action, e.Test, e.Elapsed)
 		}
 		c.tell(c.output[key])
+		c.keepDump(e.Package, c.output[key])
 		if e.Action == "skip" {
 			c.skipped = append(c.skipped, e.Test)
 		}
@@ -184,6 +185,15 @@ func (c *counter) add(e event) {
 		if e.Test == "" {
 			c.tellRest(e.Package)
 		}
+	}
+}
+
+// keepDump gives the stacks of a package that ran too long to the package. Package testing writes
+// them while the case that hangs waits, and go test counts them to the last case that passed.
+func (c *counter) keepDump(name string, lines []string) {
+	at := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, "panic: test timed out") })
+	if at >= 0 {
+		c.output[name+" "] = append(c.output[name+" "], lines[at:]...)
 	}
 }
 

@@ -27,6 +27,13 @@ func TestRun(t *testing.T) {
 {"Action":"output","Package":"p","Test":"TestD","Output":"WARNING: DATA RACE\n"}
 {"Action":"fail","Package":"p","Elapsed":1}
 `
+		hangs = `{"Action":"output","Package":"p","Test":"TestE","Output":"=== RUN   TestE\n"}
+{"Action":"output","Package":"p","Test":"TestF","Output":"--- PASS: TestF (0.00s)\n"}
+{"Action":"output","Package":"p","Test":"TestF","Output":"panic: test timed out after 2s\n"}
+{"Action":"output","Package":"p","Test":"TestF","Output":"goroutine 9 [chan receive]:\n"}
+{"Action":"pass","Package":"p","Test":"TestF","Elapsed":0}
+{"Action":"fail","Package":"p","Elapsed":2}
+`
 		brokenBuild = `{"ImportPath":"p","Action":"build-output","Output":"x.go:1: oops\n"}
 {"ImportPath":"p","Action":"build-fail"}
 {"Action":"fail","Package":"p","Elapsed":0,"FailedBuild":"p"}
@@ -41,6 +48,7 @@ func TestRun(t *testing.T) {
 		{"too few", twoSubtests, "3", "2 cases ran", "2 cases ran, 3 expected"},
 		{"a failure shows its output", oneFails, "0", "fail TestB (1.0s)\nbecause\n", "failed: TestB, p"},
 		{"what comes after a case is shown with its package", raceAfter, "0", "after TestD:\nWARNING: DATA RACE\n", "failed: p"},
+		{"a hang shows its stacks", hangs, "0", "fail p (2.0s)\npanic: test timed out after 2s\ngoroutine 9", "failed: p"},
 		{"a skip is a failure", oneSkips, "0", "1 skipped", "skipped: TestC"},
 		{"a broken build is a failure", brokenBuild, "0", "x.go:1: oops\n", "failed: p"},
 		{"nothing ran", "", "0", "0 cases ran", "no case ran"},
