@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 
@@ -119,6 +120,11 @@ func TestReviewErrors(t *testing.T) {
 		}
 		if err != nil && token != "panic" && token != "bad" && strings.Contains(err.Error(), token) {
 			t.Errorf("the error contains the token: %v", err)
+		}
+	}
+	for result, want := range map[string]float64{"refused": 1, "error": 2} { // a panic has a metric of its own
+		if got := testutil.ToFloat64(a.metrics.reviews.WithLabelValues(result)); got != want {
+			t.Errorf("%v reviews counted as %s, want %v", got, result, want)
 		}
 	}
 	if _, err := a.Review(t.Context(), &Credentials{}, ""); !errors.Is(err, ErrUnauthenticated) {
