@@ -264,6 +264,13 @@ func TestInsecureNeedsNoOverlap(t *testing.T) {
 	}
 }
 
+// A view has roots, a fault, or no verification. One that had none of them must accept nobody.
+func TestNothingToVerifyBy(t *testing.T) {
+	if _, _, err := new(view).verify(good(pki.NewCA("any")).Chain(), time.Now()); err == nil {
+		t.Error("a chain is accepted without roots")
+	}
+}
+
 // The status lists each CA of a bundle once, and a leaf until leafMemory after it was last
 // presented.
 func TestLeavesAreForgotten(t *testing.T) {

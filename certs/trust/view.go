@@ -47,8 +47,8 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 		if got, err = v.against(v.current, chain, now); err == nil {
 			return got, false, nil
 		}
-	} else {
-		err = v.fault
+	} else if err = v.fault; err == nil { // never so far, and then nobody is trusted
+		err = refuse(reasonInvalidBundle, nil, "there is no CA bundle")
 	}
 	for _, p := range slices.Backward(v.previous) {
 		if !now.Before(p.until) {
