@@ -215,14 +215,15 @@ func TestConfigMapAndFiles(t *testing.T) {
 	data := map[string][]byte{"client-ca-file": other.PEM(), "requestheader-client-ca-file": proxyCA.PEM(), "requestheader-uid-headers": []byte(`["X-Remote-Uid"]`)}
 	for _, trusted := range []bool{false, true} {
 		ref := trust.Ref{Namespace: "kube-system", Name: "x"}
-		s := store(t, Config{
+		cfg := Config{
 			ClientCA: written(t, clientCA.PEM()), ConfigMap: ref, TrustConfigMap: trusted,
 			Watch: func(ctx context.Context, _ trust.Ref, changed func(map[string][]byte, error)) error {
 				changed(data, nil)
 				<-ctx.Done()
 				return ctx.Err()
 			},
-		})
+		}
+		s := store(t, cfg)
 		must.Run(t, s.Run)
 		must.Soon(t, 10*time.Second, "the ConfigMap", func() bool {
 			return s.Clients().Headers() != nil && s.Status()[len(s.Status())-1].Err == "" && !s.Status()[len(s.Status())-1].Changed.IsZero()
@@ -239,10 +240,10 @@ func TestConfigMapAndFiles(t *testing.T) {
 		if got := s.Clients().Headers().UID; len(got) != 1 {
 			t.Errorf("UID headers %v", got)
 		}
-		held := len(s.heldByConfigMap())
-		s.clients.files.proxy = true // as with --requestheader-client-ca-file
-		if got := len(s.heldByConfigMap()); got != 0 || (held == 1) != trusted {
-			t.Errorf("trusted %v: the ConfigMap provides %d CAs, and %d beside two files", trusted, held, got)
+		cfg.RequestHeaderCA = written(t, proxyCA.PEM())
+		both := store(t, cfg)
+		if held, none := len(s.heldByConfigMap()), len(both.heldByConfigMap()); (held == 1) != trusted || none != 0 {
+			t.Errorf("trusted %v: the ConfigMap provides %d CAs, and %d beside two files", trusted, held, none)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func TestEndings(t *testing.T) {
 			case strings.HasSuffix(r.URL.Path, "/breaks"):
 				panic(http.ErrAbortHandler)
 			case strings.HasSuffix(r.URL.Path, "/hangs"):
-				if r.URL.RawQuery == "" {
+				if r.URL.RawQuery == "" { // one with a deadline need not arrive before it
 					begun <- struct{}{}
 				}
 				<-r.Context().Done()

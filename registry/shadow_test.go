@@ -126,7 +126,7 @@ func TestShadowInterval(t *testing.T) {
 		in := Input{APIServices: map[string]*apiregistrationv1.APIService{"v1.sea.io": remoteService("sea.io", "v1", "fleet")}, Options: &Options{}, Complete: true}
 		var table atomic.Pointer[Table]
 		table.Store(Build(in, nil))
-		next := func(in Input) {
+		next := func() {
 			last := table.Load()
 			table.Store(Build(in, nil))
 			close(last.superseded)
@@ -135,7 +135,7 @@ func TestShadowInterval(t *testing.T) {
 		must.Run(t, s.run)
 		for range 60 {
 			time.Sleep(10 * time.Second)
-			next(in)
+			next()
 		}
 		synctest.Wait()
 		before := asked.Load()
@@ -143,7 +143,7 @@ func TestShadowInterval(t *testing.T) {
 			t.Errorf("read %d times in ten minutes without a change of claims", before)
 		}
 		in.APIServices = map[string]*apiregistrationv1.APIService{"v1.air.io": remoteService("air.io", "v1", "fleet")}
-		next(in)
+		next()
 		time.Sleep(2 * shadowPause)
 		synctest.Wait()
 		if n := asked.Load() - before; n != 1 {

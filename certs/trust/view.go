@@ -47,7 +47,7 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 		if got, err = v.against(v.current, chain, now); err == nil {
 			return got, false, nil
 		}
-	} else if err = v.fault; err == nil { // never so far, and then nobody is trusted
+	} else if err = v.fault; err == nil { // no such view is made; without roots nobody is trusted
 		err = refuse(reasonInvalidBundle, nil, "there is no CA bundle")
 	}
 	for _, p := range slices.Backward(v.previous) {

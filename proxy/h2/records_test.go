@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -150,8 +151,8 @@ func TestOutputIsNoAnswerOfTLS(t *testing.T) { onRecordDrivers(t, testOutputIsNo
 func testOutputIsNoAnswerOfTLS(t *testing.T, driver string) {
 	var reading sync.WaitGroup
 	defer reading.Wait()
-	over := make(chan struct{})
-	defer close(over)
+	var over atomic.Bool
+	defer over.Store(true)
 	s := newStand(t, driver, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }), nil, func(cfg *Config) {
 		cfg.Dial = func(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 			tc, err := dial(ctx, ep, wrap)
@@ -161,12 +162,7 @@ func testOutputIsNoAnswerOfTLS(t *testing.T, driver string) {
 			raw := tc.NetConn().(*rawConn)
 			_ = raw.sock.(*net.TCPConn).SetWriteBuffer(4 << 10) // soon full
 			reading.Go(func() {
-				for {
-					select {
-					case <-over:
-						return
-					default:
-					}
+				for !over.Load() {
 					if err := raw.flushOwn(); errors.Is(err, errOwnOutput) { // as after each read
 						t.Error(err)
 						return

@@ -77,7 +77,6 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// A refused address is refused under any name, and never connected to.
 func TestCheckOfNoAddress(t *testing.T) {
 	for _, address := range []string{"", "10.0.0.1", "localhost:443", "10.0.0.1:https"} {
 		if err := new(Rules).check(address); err == nil {
@@ -86,6 +85,7 @@ func TestCheckOfNoAddress(t *testing.T) {
 	}
 }
 
+// A refused address is refused under any name, and never connected to.
 func TestRefusedAddressesAreNotDialled(t *testing.T) {
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })

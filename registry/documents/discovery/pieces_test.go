@@ -130,13 +130,13 @@ func TestPieces(t *testing.T) {
 func TestWhatIsSaidAgainIsTheSame(t *testing.T) {
 	s := newStage(t)
 	s.make(Config{})
-	pieces := func(change string) map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery {
+	groups := func(change string) map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery {
 		s.Set(scene.Home, serving(listOf("a.example.com/v1=things", "b.example.com/v1=things"+change)))
 		must.Do(t, s.d.askLocal(t.Context()))
 		return s.d.local.Load().groups
 	}
-	before := pieces("")
-	now := pieces(",others")
+	before := groups("")
+	now := groups(",others")
 	a, b := schema.GroupVersion{Group: "a.example.com", Version: "v1"}, schema.GroupVersion{Group: "b.example.com", Version: "v1"}
 	if now[a] != before[a] || now[b] == before[b] || len(now[b].Resources) != 2 {
 		t.Errorf("the unchanged one is the same: %v; the changed one: %v, with %d resources", now[a] == before[a], now[b] == before[b], len(now[b].Resources))
