@@ -119,7 +119,8 @@ func (m *remembered) follow(ctx context.Context, table func() *Table) {
 		m.mu.Lock()
 		listed := m.listed
 		m.mu.Unlock()
-		if !listed || !changed(last, t.Entries()) {
+		// etcd may have been read since an incomplete table, which has nothing, was built.
+		if !listed || !t.Complete() || !changed(last, t.Entries()) {
 			continue
 		}
 		err := m.write(t.Entries())

@@ -1,14 +1,20 @@
 package registry
 
 import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -80,6 +86,31 @@ func TestStoredAndMisnamed(t *testing.T) {
 	}
 	server.Drop(apiserver.APIServices, "/v1.odd.io")
 	until(t, r, "it is gone", func(t *Table) bool { return len(t.Problems()) == 0 })
+}
+
+// The table from before etcd was read is not stored: the next start without etcd would have nothing.
+func TestRememberedOnceComplete(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cache.json")
+	synctest.Test(t, func(t *testing.T) {
+		r := must.Get(newRegistry(Config{}, script{to: make(chan *changes, 1)}))(t)
+		m := &remembered{path: file, log: slog.New(slog.DiscardHandler)}
+		o := stored("a.io", "one")
+		o.ResourceVersion = "7"
+		m.seen(r.changes, map[types.NamespacedName]runtime.Object{{Name: o.Name}: o})
+		must.Run(t, func(ctx context.Context) error { m.follow(ctx, r.Table); return ctx.Err() })
+		synctest.Wait()
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("an empty table was stored: %v", err)
+		}
+		r.changes.replace(kindService, nil)
+		r.changes.replace(kindSlice, nil)
+		must.Run(t, r.Run)
+		time.Sleep(mostPause) // virtual time: the table must exist by then
+		synctest.Wait()
+		if list := must.Get(m.read())(t); len(list.Items) != 1 || list.Items[0].Name != o.Name {
+			t.Errorf("stored %+v", list.Items)
+		}
+	})
 }
 
 // A process that starts without etcd uses the cached APIServices.
