@@ -179,6 +179,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	// This is a goroutine of singleflight's, where a panic would end the process.
 	defer func() {
 		if recover() != nil {
+			a.metrics.reviewed("error")
 			id, err = nil, errPanicked
 		}
 	}()

@@ -122,7 +122,7 @@ func TestReviewErrors(t *testing.T) {
 			t.Errorf("the error contains the token: %v", err)
 		}
 	}
-	for result, want := range map[string]float64{"refused": 1, "error": 2} { // a panic is not counted
+	for result, want := range map[string]float64{"refused": 1, "error": 3} {
 		if got := testutil.ToFloat64(a.metrics.reviews.WithLabelValues(result)); got != want {
 			t.Errorf("%v reviews counted as %s, want %v", got, result, want)
 		}

@@ -196,6 +196,7 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 	defer func() {
 		if recover() != nil {
+			z.metrics.reviewed("error")
 			d, err = Decision{}, errPanicked
 		}
 	}()

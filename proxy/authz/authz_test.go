@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/path"
@@ -93,7 +94,8 @@ func TestAuthorize(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newAsked()
 			tt.cfg.Review = r.review
-			got, err := newAuthorizer(t, tt.cfg).Authorize(t.Context(), tt.a)
+			z := newAuthorizer(t, tt.cfg)
+			got, err := z.Authorize(t.Context(), tt.a)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Error(diff)
 			}
@@ -102,6 +104,9 @@ func TestAuthorize(t *testing.T) {
 			}
 			if r.N.Load() != tt.asked {
 				t.Errorf("reviewed %d times, want %d", r.N.Load(), tt.asked)
+			}
+			if failed := testutil.ToFloat64(z.metrics.reviews.WithLabelValues("error")); (failed == 1) != (tt.wantErr != "" && tt.asked == 1) {
+				t.Errorf("%v reviews counted as failed", failed)
 			}
 		})
 	}
