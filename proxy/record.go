@@ -19,7 +19,6 @@ type recorder struct {
 	proxy    *Proxy
 	request  *http.Request
 	exchange *exchange
-	began    time.Time
 	first    time.Duration // until the response head; zero means that no line is written
 	status   int
 	bytes    int64
@@ -28,7 +27,7 @@ type recorder struct {
 }
 
 func (p *Proxy) record(w http.ResponseWriter, r *http.Request, x *exchange) *recorder {
-	return &recorder{ResponseWriter: w, proxy: p, request: r, exchange: x, began: time.Now()}
+	return &recorder{ResponseWriter: w, proxy: p, request: r, exchange: x}
 }
 
 func (rec *recorder) writer() http.ResponseWriter { return rec }
@@ -79,7 +78,7 @@ func (rec *recorder) responded(status int) {
 	rec.status = status
 	x, h := rec.exchange, rec.Header()
 	if x.p.writesLines() {
-		rec.first = time.Since(rec.began)
+		rec.first = time.Since(x.head.Arrived)
 	}
 	if x.upstream == nil || x.own != nil {
 		h["Audit-Id"] = []string{x.audit}
@@ -115,8 +114,8 @@ func (rec *recorder) done() {
 			rec.exchange.observer.panicked(cause)
 		}
 	}
-	took := time.Since(rec.began)
 	x := rec.exchange
+	took := time.Since(x.head.Arrived)
 	if x.ended != nil && x.ended.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
 		x.upstream.Finish(took)
 	}

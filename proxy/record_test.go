@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -41,6 +42,23 @@ func newLog(t *testing.T) (*accesslog.Log, lines) {
 		loop.Wait()
 	})
 	return access, seen
+}
+
+// All times of a line are measured from the arrival of the head, however late its recorder begins:
+// else a request could wait longer for its backend than it took.
+func TestAccessLogSinceArrival(t *testing.T) {
+	access, seen := newLog(t)
+	p := newWorld(t, worldConfig{access: access}).proxy
+	x := &exchange{p: p, head: &Head{Method: "GET", Path: "/", Arrived: time.Now().Add(-time.Hour)}, ended: &ended{body: &uploaded{}}}
+	rec := p.record(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil), x)
+	x.noteSent()
+	rec.WriteHeader(http.StatusOK)
+	rec.done()
+	var got struct{ Waited, First, Took time.Duration }
+	must.Do(t, json.Unmarshal([]byte(<-seen), &got))
+	if got.Waited < time.Hour || got.First < got.Waited || got.Took < got.First {
+		t.Errorf("%+v, want an hour each, in this order", got)
+	}
 }
 
 // Every request has a line in the access log, over either protocol and however it ended. Its ID
