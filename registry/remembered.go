@@ -115,7 +115,7 @@ func (m *remembered) follow(ctx context.Context, table func() *Table) {
 	defer tick.Stop()
 	var last []*Entry
 	failing := false
-	for t := range latest.Of(ctx, table, nil) {
+	for t := range latest.Of(ctx, table, tick.C) { // also after a tick, for what could not be stored
 		m.mu.Lock()
 		listed := m.listed
 		m.mu.Unlock()

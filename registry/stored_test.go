@@ -88,9 +88,10 @@ func TestStoredAndMisnamed(t *testing.T) {
 	until(t, r, "it is gone", func(t *Table) bool { return len(t.Problems()) == 0 })
 }
 
-// The table from before etcd was read is not stored: the next start without etcd would have nothing.
+// The table from before etcd was read is not stored: a start without etcd would have nothing. What
+// cannot be stored is stored later, although nothing changes.
 func TestRememberedOnceComplete(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "cache.json")
+	file := filepath.Join(t.TempDir(), "later", "cache.json")
 	synctest.Test(t, func(t *testing.T) {
 		r := must.Get(newRegistry(Config{}, script{to: make(chan *changes, 1)}))(t)
 		m := &remembered{path: file, log: slog.New(slog.DiscardHandler)}
@@ -106,6 +107,9 @@ func TestRememberedOnceComplete(t *testing.T) {
 		r.changes.replace(kindSlice, nil)
 		must.Run(t, r.Run)
 		time.Sleep(mostPause) // virtual time: the table must exist by then
+		synctest.Wait()
+		must.Do(t, os.Mkdir(filepath.Dir(file), 0o700))
+		time.Sleep(2 * rememberEvery)
 		synctest.Wait()
 		if list := must.Get(m.read())(t); len(list.Items) != 1 || list.Items[0].Name != o.Name {
 			t.Errorf("stored %+v", list.Items)
