@@ -73,6 +73,15 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 		APIVersion: parent.GetAPIVersion(), Kind: parent.GetKind(), Name: parent.GetName(), UID: parent.GetUID(), BlockOwnerDeletion: &block,
 	}})
 	must.Get(owneds.Create(t.Context(), child, metav1.CreateOptions{}))(t)
+	// The collector must know the child before its owner is deleted: else it deletes an orphan, too
+	// (kinds are watched separately). It collects what has no owner, after what was made before.
+	witness := owned.object("witness", "x")
+	witness.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: parent.GetAPIVersion(), Kind: parent.GetKind(), Name: "nobody", UID: "none"}})
+	must.Get(owneds.Create(t.Context(), witness, metav1.CreateOptions{}))(t)
+	suite.Eventually(t, time.Minute, "the collector knows the child", func() (bool, string) {
+		_, err := owneds.Get(t.Context(), "witness", metav1.GetOptions{})
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
+	})
 	must.Do(t, owners.Delete(t.Context(), "parent", metav1.DeleteOptions{PropagationPolicy: &policy}))
 	suite.Eventually(t, time.Minute, "the owner is gone", func() (bool, string) {
 		_, err := owners.Get(t.Context(), "parent", metav1.GetOptions{})
