@@ -15,13 +15,8 @@ import (
 
 // The test has a file of its own: pages of the program are used again at once.
 func TestUnmap(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "program")
 	size := 64 * os.Getpagesize()
-	must.Do(t, os.WriteFile(name, bytes.Repeat([]byte("x"), size), 0o600))
-	file := must.Get(os.Open(name))(t)
-	defer file.Close()
-	mapped := must.Get(unix.Mmap(int(file.Fd()), 0, size, unix.PROT_READ, unix.MAP_PRIVATE))(t)
-	defer func() { _ = unix.Munmap(mapped) }()
+	name, mapped := mapFile(t, bytes.Repeat([]byte("x"), size), unix.PROT_READ)
 	if n := bytes.Count(mapped, []byte("x")); n != size || resident(t, name) != size>>10 {
 		t.Fatalf("%d bytes are read, %d KiB are resident, want all %d bytes", n, resident(t, name), size)
 	}
@@ -33,18 +28,25 @@ func TestUnmap(t *testing.T) {
 
 // Pages that the loader wrote before they became read-only keep their content.
 func TestUnmapKeepsWhatWasWritten(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "library")
-	must.Do(t, os.WriteFile(name, make([]byte, 2*os.Getpagesize()), 0o600))
-	file := must.Get(os.Open(name))(t)
-	defer file.Close()
-	mapped := must.Get(unix.Mmap(int(file.Fd()), 0, 2*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE))(t)
-	defer func() { _ = unix.Munmap(mapped) }()
+	_, mapped := mapFile(t, make([]byte, 2*os.Getpagesize()), unix.PROT_READ|unix.PROT_WRITE)
 	copy(mapped, "relocated")
 	must.Do(t, unix.Mprotect(mapped, unix.PROT_READ))
 	unmap()
 	if !bytes.HasPrefix(mapped, []byte("relocated")) {
 		t.Errorf("the mapping begins with %q", mapped[:9])
 	}
+}
+
+// mapFile maps a new file until the test ends, as the loader maps a program.
+func mapFile(t *testing.T, content []byte, access int) (name string, mapped []byte) {
+	t.Helper()
+	name = filepath.Join(t.TempDir(), "mapped")
+	must.Do(t, os.WriteFile(name, content, 0o600))
+	file := must.Get(os.Open(name))(t)
+	defer file.Close() // the mapping stays
+	mapped = must.Get(unix.Mmap(int(file.Fd()), 0, len(content), access, unix.MAP_PRIVATE))(t)
+	t.Cleanup(func() { _ = unix.Munmap(mapped) })
+	return name, mapped
 }
 
 // resident returns how many KiB of a mapped file are resident in this process.
