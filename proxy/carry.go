@@ -22,13 +22,12 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 		return
 	}
 	x.bind()
-	plan := x.plan()
-	plan.Path = x.head.target()
+	plan, h := x.plan(), x.head
+	plan.Path = h.target()
 	plan.Done = func(o h2.Outcome) {
-		x.carried(&o)
+		x.carried(&o, time.Since(h.Arrived))
 		x.ended.set(o)
 	}
-	h := x.head
 	ctx, end := relayInterims(r, w)
 	x.noteSent()
 	res, err := p.frames.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)

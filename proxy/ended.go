@@ -46,7 +46,7 @@ func (e *ended) at(address string) {
 	e.set(h2.Outcome{Endpoint: &h2.Endpoint{Name: address}, Retries: -1})
 }
 
-// leaves records that the request is sent to its backend now.
+// noteSent records that the request is sent to its backend now.
 func (x *exchange) noteSent() {
 	if x.p.writesLines() {
 		x.ended.sent = time.Since(x.head.Arrived)

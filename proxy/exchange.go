@@ -105,11 +105,12 @@ func (x *exchange) answer(err error) http.Handler {
 	})
 }
 
-// carried is called with the outcome of a request that the engine has forwarded.
-func (x *exchange) carried(o *h2.Outcome) {
+// carried is called with the outcome of a request that the engine has forwarded, and its duration
+// since the arrival of its head.
+func (x *exchange) carried(o *h2.Outcome, took time.Duration) {
 	if o.Answer > 0 && !x.decision.LongRunning {
 		x.upstream.Observe(o.Endpoint.Name, o.Answer)
-		x.upstream.Finish(o.Duration)
+		x.upstream.Finish(took)
 	}
 	x.held.leave()
 }

@@ -109,8 +109,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Pl
 		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: time.Now(),
 	}
 	if r.head.costly() {
-		l.recycle(r)
-		return h2.Plan{Serve: l.p}, true
+		return h2.Plan{Serve: r.offEngine()}, true
 	}
 	r.decision.Set = conn.set
 	known := l.p.decide(context.Background(), &r.decision, r.head, conn.conn, false)
@@ -146,9 +145,7 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 		return r.refuseGivenUp()
 	}
 	if !http2 || r.observer.bodies(d) {
-		// Proxy.ServeHTTP decides again, from the caches.
-		l.recycle(r)
-		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
+		return h2.Plan{Serve: r.offEngine(), GoAway: l.p.goAway()}
 	}
 	r.observer.begin(d)
 	if err := l.p.enter(&r.held, d, u, d.source(r.head)); err != nil {
@@ -182,8 +179,7 @@ func (r *frameRequest) prepared(a *h2.Answer) h2.Plan {
 func (r *frameRequest) refuseGivenUp() h2.Plan {
 	l := r.l
 	if !r.plain() {
-		l.recycle(r)
-		return h2.Plan{Serve: l.p, Unwelcome: true}
+		return h2.Plan{Serve: r.offEngine(), Unwelcome: true}
 	}
 	l.p.givenUp.refused.Inc()
 	return r.unwelcome(l.p.givenUp.answer, errGivenUp())
@@ -251,12 +247,20 @@ func frameError(o h2.Outcome) error {
 }
 
 func (r *frameRequest) onEnd(o h2.Outcome) {
-	r.carried(&o)
+	r.carried(&o, o.Duration)
 	r.finish(&finished{
 		proto: "HTTP/2.0", tls: r.front.tls, conn: r.front.number, status: o.Status, bytes: o.Sent, waited: o.Placed, first: o.Wait, took: o.Duration, at: r.head.Arrived.Add(o.Duration),
 		gaveUp: o.Reason == h2.ReasonClientReset || o.Reason == h2.ReasonClientLost,
 	}, &o)
 	r.l.recycle(r)
+}
+
+// offEngine recycles the request and returns its handler, which decides again, from the caches. The
+// request still arrived when its first head did, before a TokenReview.
+func (r *frameRequest) offEngine() http.Handler {
+	p, arrived := r.l.p, r.head.Arrived
+	r.l.recycle(r)
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { p.serve(w, req, arrived) })
 }
 
 func (l *frames) recycle(r *frameRequest) {

@@ -26,7 +26,7 @@ func (p *Proxy) Guard(next http.Handler) http.Handler {
 		p.servePermitted(w, r, next)
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := &exchange{p: p, head: headOf(r), conn: p.connOf(r)}
+		x := &exchange{p: p, head: headOf(r, time.Now()), conn: p.connOf(r)}
 		credentials, err := p.read(r.Context(), x.head, x.conn, "")
 		if err != nil {
 			p.writeError(w, r, err)

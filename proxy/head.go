@@ -27,7 +27,7 @@ type Head struct {
 	// Upgrade is the protocol that an HTTP/1.1 client wants to switch to, in its own spelling.
 	// Empty means none, or none that is offered.
 	Upgrade string
-	// Arrived is when the head arrived. Zero means now.
+	// Arrived is when the head arrived. decide takes zero as now.
 	Arrived time.Time
 	// Remote is the client's address and port, RemoteIP the address alone.
 	Remote, RemoteIP string
@@ -49,8 +49,8 @@ func (h *Head) get(name string) string {
 // headOf returns the head of a net/http request. Path and query come from its URL, which the muxes
 // of the pages also use, so that what is authorized is what is served. RawPath is set if url.URL
 // would write the path differently, so Path has the bytes of the request line.
-func headOf(r *http.Request) *Head {
-	h := &Head{Method: r.Method, Authority: r.Host, Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: time.Now()}
+func headOf(r *http.Request, arrived time.Time) *Head {
+	h := &Head{Method: r.Method, Authority: r.Host, Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: arrived}
 	h.RawQuery, h.HasQuery = r.URL.RawQuery, r.URL.ForceQuery || r.URL.RawQuery != ""
 	if h.Path = r.URL.RawPath; h.Path == "" {
 		h.Path = r.URL.EscapedPath()

@@ -134,8 +134,11 @@ func exchangeOf(ctx context.Context) *exchange {
 
 // ServeHTTP serves the requests of HTTP/1.1 clients, and those of HTTP/2 clients that are not
 // forwarded frame by frame.
-func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	x := &exchange{p: p, head: headOf(r), conn: p.connOf(r)}
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r, time.Now()) }
+
+// serve is ServeHTTP for a request whose head arrived at that time.
+func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time) {
+	x := &exchange{p: p, head: headOf(r, arrived), conn: p.connOf(r)}
 	rec := p.record(w, r, x)
 	defer rec.done()
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)

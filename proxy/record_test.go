@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -58,6 +59,37 @@ func TestAccessLogSinceArrival(t *testing.T) {
 	must.Do(t, json.Unmarshal([]byte(<-seen), &got))
 	if got.Waited < time.Hour || got.First < got.Waited || got.Took < got.First {
 		t.Errorf("%+v, want an hour each, in this order", got)
+	}
+}
+
+// A request that the engine hands to ServeHTTP arrived before its review, not after.
+func TestArrivedBeforeReview(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		reviewed, arrived := make(chan time.Time, 1), make(chan time.Time, 1)
+		w := newWorld(t, worldConfig{
+			reviewed:  func() { reviewed <- time.Now() },
+			documents: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { arrived <- exchangeOf(r.Context()).head.Arrived }),
+		})
+		w.do(t, w.httpClient(t, proto, nil), w.by(t, "Bearer token-of-bob", "GET", "/apis", nil))
+		if late := (<-arrived).Sub(<-reviewed); late >= 0 {
+			t.Errorf("arrived %v after its review", late)
+		}
+	})
+}
+
+// A request's total is measured from its arrival, too, with and without the engine.
+func TestTotalSinceArrival(t *testing.T) {
+	for _, http1 := range []bool{false, true} {
+		w := newWorld(t, worldConfig{remoteHTTP1: http1})
+		w.front.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			w.proxy.serve(rw, r, time.Now().Add(-time.Hour))
+		})
+		w.do(t, w.httpClient(t, "http/1.1", nil), w.by(t, "Bearer token-of-bob", "GET", remoteGV+"/widgets", nil))
+		u := w.proxy.cfg.Backends.Upstream(w.table().Entry(schema.GroupVersion{Group: "remote.example.com", Version: "v1"}))
+		must.Soon(t, 10*time.Second, "a request of more than two minutes", func() bool {
+			took := u.Latencies()
+			return took[len(took)-1] == 1
+		})
 	}
 }
 
