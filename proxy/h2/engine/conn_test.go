@@ -165,6 +165,7 @@ func TestClientTimeouts(t *testing.T) {
 	})
 	t.Run("idle", func(_ *testing.T) {
 		r := newRig(t)
+		r.tick(r.e.lim.idle) // before the connection
 		gone(r, r.client(), r.e.lim.idle)
 	})
 	t.Run("dead with a watch", func(_ *testing.T) {

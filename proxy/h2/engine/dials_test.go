@@ -4,6 +4,16 @@ import (
 	"testing"
 )
 
+// The first write to a new connection contains a request.
+func TestFirstWriteHasRequest(t *testing.T) {
+	r, c := newClient(t)
+	r.heldDial = true
+	c.get(1)
+	if b := r.held[0].dialled(nil); len(b.streams) != 1 {
+		t.Errorf("%d requests are sent on a new connection", len(b.streams))
+	}
+}
+
 // A failed dial fails no request while another dial is in progress.
 func TestOneOfTwoDialsFails(t *testing.T) {
 	r := newRig(t)

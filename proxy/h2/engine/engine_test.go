@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 
@@ -47,17 +48,17 @@ func TestInterimAndTrailersBothWays(t *testing.T) {
 	r := newRig(t)
 	r.plan.Remove = func(name string) bool { return strings.HasPrefix(name, "x-remote-") }
 	c := r.client()
-	c.request(1, "POST", false)
+	c.request(1, "POST", false, "content-length=2")
 	b := r.backend(0)
 	b.see()
 	c.data(1, "up", false)
 	c.send(1, true, "x-sum=1", "x-remote-user=system:admin", "authorization=x")
 	b.want(`DATA 1 "up"`, "HEADERS 1 x-sum=1 END") // trailers must not carry an identity
 	b.headers(1, false, ":status=103", "link=l", "content-length=3")
-	b.headers(1, false, ":status=200")
+	b.headers(1, false, ":status=200", "content-length=4")
 	_ = b.fr.WriteData(1, false, []byte("down"))
 	b.send(1, true, "x-sum=2")
-	c.want("HEADERS 1 :status=103 link=l", "HEADERS 1 :status=200", `DATA 1 "down"`, "HEADERS 1 x-sum=2 END")
+	c.want("HEADERS 1 :status=103 link=l", "HEADERS 1 :status=200 content-length=4", `DATA 1 "down"`, "HEADERS 1 x-sum=2 END")
 	r.clean()
 }
 
@@ -245,11 +246,17 @@ func TestEarlyResponseDrainsUpload(t *testing.T) {
 }
 
 func TestResetFromClientReachesBackend(t *testing.T) {
-	r, c, b := asked(t)
+	r, c := newClient(t)
+	r.tick(time.Second)
+	c.get(1)
+	b := r.backend(0)
 	b.see()
 	c.rst(1, http2.ErrCodeCancel)
 	b.want("RST 1 CANCEL")
 	r.ended(0, ReasonClientReset)
+	if wait := r.outcomes[0].Wait; wait != 0 {
+		t.Errorf("a response came after %v", wait)
+	}
 	b.respond(1, "late") // crosses the reset, and is dropped
 	c.want()
 	r.clean()
@@ -311,6 +318,15 @@ func TestBadPriority(t *testing.T) {
 		c.flush()
 		c.wantPart(tt.want)
 	}
+}
+
+func TestDataAfterTheEnd(t *testing.T) {
+	r, c, b := asked(t)
+	b.respond(1, "done")
+	c.see()
+	c.data(1, "late", true)
+	c.want("RST 1 STREAM_CLOSED")
+	r.clean()
 }
 
 // A refused request is charged like a reset: a client may send five hundred at once.

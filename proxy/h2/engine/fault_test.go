@@ -116,6 +116,37 @@ func TestTooLarge(t *testing.T) {
 	r.clean()
 }
 
+// A backend learns what was wrong with its trailers.
+func TestBadTrailersOfBackend(t *testing.T) {
+	for want, trailers := range map[string][]string{
+		"RST 1 PROTOCOL_ERROR":    {"X-T=1"},
+		"RST 1 ENHANCE_YOUR_CALM": slices.Repeat([]string{"x-t=" + strings.Repeat("v", 3000)}, 20),
+	} {
+		r, c, b := asked(t, func(l *limits) { l.maxHeader = 32 << 10 })
+		b.begin(1)
+		b.see()
+		b.send(1, true, trailers...)
+		b.wantPart(want)
+		c.wantPart("RST 1 INTERNAL_ERROR")
+		r.clean()
+	}
+}
+
+// A request of a safe method is sent again if the backend lost its connection before it read our
+// SETTINGS.
+func TestRetryOfSafe(t *testing.T) {
+	for method, tries := range map[string]int{"GET": 2, "HEAD": 2, "OPTIONS": 1, "DELETE": 1} {
+		r := newRig(t)
+		r.plan.Retries = 1
+		c := r.client()
+		c.request(1, method, true)
+		r.lose(r.backend(0), errRefused)
+		if len(r.backends) != tries {
+			t.Errorf("%s: %d tries, want %d", method, len(r.backends), tries)
+		}
+	}
+}
+
 func TestConnectionFieldsOfBackendAreDropped(t *testing.T) {
 	_, c, b := asked(t)
 	b.send(1, true, ":status=200", "connection=x", "keep-alive=1", "transfer-encoding=chunked", "upgrade=h2c", "x-a=1")

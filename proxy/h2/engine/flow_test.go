@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -130,6 +131,11 @@ func TestNoMoreOfAGuest(t *testing.T) {
 		if got := fmt.Sprint(n, more, err); got != want {
 			t.Errorf("read %s, want %s", got, want)
 		}
+	}
+	g.rest = []byte("ab")
+	g.Leave(errRefused)
+	if n, more, err := g.Read(make([]byte, 1)); n > 0 || more || !errors.Is(err, errRefused) {
+		t.Errorf("read %d, %v, %v after Leave", n, more, err)
 	}
 }
 

@@ -98,6 +98,20 @@ func TestIdleBackendHasTimeToAnswerPing(t *testing.T) {
 	r.clean()
 }
 
+// A worn-out connection is replaced for the requests that wait for it.
+func TestWornOutIsReplaced(t *testing.T) {
+	r, c, b := asked(t, func(l *limits) { l.backlogLimit = 1 })
+	b.silent = true
+	c.gets(3, 5)
+	if len(r.backends) != 1 {
+		t.Fatal("a second connection")
+	}
+	b.c.bytesOut = r.e.lim.keyBytes
+	r.tick(TickEvery)
+	r.backend(1).respond(1, "replaced")
+	c.want("HEADERS 5 :status=200", `DATA 5 "replaced" END`)
+}
+
 // Keys are not used beyond their limits (RFC 8446 §5.5): a connection takes no new requests,
 // finishes those it has, and ends its watches.
 func TestKeysWearOut(t *testing.T) {

@@ -22,8 +22,9 @@ func TestPanicWhileCleaningUp(t *testing.T) {
 	r.inFlight--
 	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { panic("deciding") }
 	p.get(5)
-	if caught != 2 || !p.c.closing || !p.c.cut || len(p.c.streams) > 0 {
-		t.Errorf("%d panics; closing %v, cut %v, %d streams", caught, p.c.closing, p.c.cut, len(p.c.streams))
+	r.e.runCall(&call{do: func() { panic("calling") }})
+	if n := r.e.Count.Panics.Load(); caught != 3 || n != 3 || !p.c.closing || !p.c.cut || len(p.c.streams) > 0 {
+		t.Errorf("%d panics, %d counted; closing %v, cut %v, %d streams", caught, n, p.c.closing, p.c.cut, len(p.c.streams))
 	}
 	if len(r.outcomes) != 2 {
 		t.Errorf("%d streams ended, want 2", len(r.outcomes))

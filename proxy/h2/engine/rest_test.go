@@ -42,6 +42,12 @@ func TestSparesGoWhenTheShardRests(t *testing.T) {
 	b.respond(5, "again")
 	c.want("HEADERS 5 :status=200", `DATA 5 "again" END`)
 	r.clean()
+	if !r.e.Rests() {
+		t.Error("two requests end the rest")
+	}
+	if c.gets(7, 7+2*few); r.e.Rests() {
+		t.Error("the shard rests although it works")
+	}
 }
 
 // A shard with little regular traffic, like the renewal of a lease, keeps no spares.

@@ -474,6 +474,9 @@ func (r *rig) clean() {
 			r.t.Errorf("%d streams wait", p.waiting.n)
 		}
 	}
+	if r.e.Due() {
+		r.t.Error("there is still work")
+	}
 	held := r.e.Count.Queued.Load()
 	for _, c := range r.e.conns {
 		c.weigh()

@@ -145,8 +145,14 @@ func TestEndOn(t *testing.T) {
 	}
 	b.flush()
 	c.see()
-	s.e.cutLongRunning(b.c, s.ups["a"], ReasonRetired)
+	s.e.EndOn(func(*Conn) bool { return false }, s.ups["a"])
 	s.run()
+	b.want()
+	end := func() {
+		s.e.EndOn(func(c *Conn) bool { return c == b.c }, s.ups["a"])
+		s.run()
+	}
+	end()
 	b.want("RST 1 CANCEL")
 	c.want(`DATA 1 "" END`)
 	if o := s.ended["a"]; len(o) != 1 || o[0].Reason != ReasonRetired {
@@ -155,6 +161,14 @@ func TestEndOn(t *testing.T) {
 	b.respond(3, "ok")
 	b.data(5, "event", true)
 	c.want("HEADERS 3 :status=200", `DATA 3 "ok" END`, `DATA 5 "event" END`)
+	s.lose(c, errRefused)
+	s.e.remove(c.c)
+	c = s.client() // its connection is younger than the backend's
+	s.ask(c, 1, "a", "GET", "/?watch=1")
+	b.begin(7)
+	c.see()
+	end()
+	c.want(`DATA 1 "" END`)
 	s.clean()
 }
 

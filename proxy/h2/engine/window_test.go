@@ -68,6 +68,15 @@ func TestMeasurementsEnd(t *testing.T) {
 	}
 }
 
+// A window grows at most to widest.
+func TestWidest(t *testing.T) {
+	for size, want := range map[int32]int32{widest / growth / 2: widest / 2, widest - 1: widest, widest: widest} {
+		if got := new(reach).judge(0, 2*near, size); got != want {
+			t.Errorf("%d grows to %d, want %d", size, got, want)
+		}
+	}
+}
+
 func TestWindowsGrowWithDistance(t *testing.T) {
 	for _, distance := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond} {
 		for _, streams := range []int{1, 20} {
@@ -193,10 +202,13 @@ func TestWindowsStayNarrow(t *testing.T) {
 		r := newRig(t)
 		c, b := r.downloads(2)
 		b.rounds(50*time.Millisecond, 2, 32<<20, false, b.download(c))
+		if b.c.reach.wide != 2 {
+			t.Errorf("%d windows are wide", b.c.reach.wide)
+		}
 		b.data(1, "", true)
 		c.rst(3, 8)
-		if b.c.reach.promised != 0 {
-			t.Errorf("%d bytes are still promised", b.c.reach.promised)
+		if b.c.reach.promised != 0 || b.c.reach.wide != 0 {
+			t.Errorf("%d bytes in %d windows are still promised", b.c.reach.promised, b.c.reach.wide)
 		}
 		r.clean()
 	})

@@ -110,6 +110,20 @@ func TestEncoderNeverIndexesCredentials(t *testing.T) {
 	}
 }
 
+// The table keeps its fields when it grows.
+func TestEncoderGrows(t *testing.T) {
+	p := newHpackPair(t)
+	var fields []hpack.HeaderField
+	for i := range 50 {
+		f := field("x-a", fmt.Sprint(i))
+		p.pass(f, f) // it repeats
+		fields = append(fields, f)
+	}
+	if b := p.pass(fields...); len(b) != len(fields) {
+		t.Errorf("%d known fields take %d bytes, want one for each", len(fields), len(b))
+	}
+}
+
 func TestEncoderEvictsAndShrinks(t *testing.T) {
 	p := newHpackPair(t)
 	many := func(n int) {

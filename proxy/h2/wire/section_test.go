@@ -6,8 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // FuzzRequestBlock compares our validation of a field block with x/net's: everything we accept, it
@@ -91,11 +94,21 @@ func TestLengths(t *testing.T) {
 		digits string
 		again  bool
 		ok     bool
-	}{{-1, "0", false, true}, {-1, "7", false, true}, {0, "0", true, true}, {0, "7", false, false}, {7, "7", true, true}, {7, "0", false, false}, {-1, "+7", false, false}} {
+	}{{-1, "0", false, true}, {-1, "7", false, true}, {0, "0", true, true}, {0, "7", false, false}, {7, "7", true, true}, {7, "0", false, false}, {-1, "+7", false, false}, {-1, "9223372036854775807", false, true}} {
 		to := tt.have
 		if again, err := setLength(&to, tt.digits); again != tt.again || (err == nil) != tt.ok {
 			t.Errorf("%d and then %s: again %v, %v", tt.have, tt.digits, again, err)
 		}
+	}
+}
+
+func TestResponseValuesAreTrimmed(t *testing.T) {
+	s := FieldSection{fields: []hpack.HeaderField{field(":status", "200"), field("x-a", "\tb "), field("content-length", " 7")}}
+	want := ResponseHead{Status: 200, ContentLength: 7, Fields: []hpack.HeaderField{field("x-a", "b"), field("content-length", "7")}}
+	r, err := s.Response()
+	must.Do(t, err)
+	if diff := cmp.Diff(want, r); diff != "" {
+		t.Error(diff)
 	}
 }
 
