@@ -320,15 +320,6 @@ func TestBadPriority(t *testing.T) {
 	}
 }
 
-func TestDataAfterTheEnd(t *testing.T) {
-	r, c, b := asked(t)
-	b.respond(1, "done")
-	c.see()
-	c.data(1, "late", true)
-	c.want("RST 1 STREAM_CLOSED")
-	r.clean()
-}
-
 // A refused request is charged like a reset: a client may send five hundred at once.
 func TestRefusedFlood(t *testing.T) {
 	r, c := newClient(t, func(l *limits) { l.maxStreams = 1 })

@@ -235,6 +235,15 @@ func TestRequestLengthMismatch(t *testing.T) {
 	}
 }
 
+func TestDataAfterTheEnd(t *testing.T) {
+	r, c, b := asked(t)
+	b.respond(1, "done")
+	c.see()
+	c.data(1, "late", true)
+	c.want("RST 1 STREAM_CLOSED")
+	r.clean()
+}
+
 func TestRetryOfUnprocessed(t *testing.T) {
 	events := map[string]func(b *peer){
 		"refused": func(b *peer) { b.rst(1, http2.ErrCodeRefusedStream) },

@@ -474,9 +474,6 @@ func (r *rig) clean() {
 			r.t.Errorf("%d streams wait", p.waiting.n)
 		}
 	}
-	if r.e.Due() {
-		r.t.Error("there is still work")
-	}
 	held := r.e.Count.Queued.Load()
 	for _, c := range r.e.conns {
 		c.weigh()
@@ -485,8 +482,8 @@ func (r *rig) clean() {
 	if held != r.e.held {
 		r.t.Errorf("%d bytes are held, %d are counted", held, r.e.held)
 	}
-	if r.inFlight != 0 {
-		r.t.Errorf("%d requests are still counted in flight", r.inFlight)
+	if r.inFlight != 0 || r.e.Due() {
+		r.t.Errorf("%d requests are still counted in flight; work is left: %v", r.inFlight, r.e.Due())
 	}
 	timers := 0
 	for i := range r.e.wheel.slots {
