@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -172,7 +173,7 @@ func TestSystemdIsNotified(t *testing.T) {
 	}
 }
 
-// serve accepts the unit's command line.
+// serve accepts the unit's command line, and has every flag that the unit's files name.
 func TestUnitFile(t *testing.T) {
 	unit := must.Get(os.ReadFile("../../deploy/systemd/fairlead.service"))(t)
 	_, rest, ok := strings.Cut(string(unit), "ExecStart=")
@@ -187,6 +188,12 @@ func TestUnitFile(t *testing.T) {
 		name, _, _ := strings.Cut(strings.TrimPrefix(w, "--"), "=")
 		if w != "$FAIRLEAD_FLAGS" && fs.Lookup(name) == nil {
 			t.Errorf("%q is not a flag of serve", w)
+		}
+	}
+	defaults := must.Get(os.ReadFile("../../deploy/systemd/fairlead.default"))(t)
+	for _, named := range regexp.MustCompile(`--[a-z0-9-]+`).FindAllString(string(unit)+string(defaults), -1) {
+		if name := strings.TrimPrefix(named, "--"); name != "help" && fs.Lookup(name) == nil {
+			t.Errorf("%s is named, but is not a flag of serve", named)
 		}
 	}
 	for _, line := range []string{"Type=notify", "KillMode=mixed", "LimitNOFILE="} {
