@@ -146,8 +146,8 @@ type Policy struct {
 	CAOverlap time.Duration
 	// ProbeInterval is the time between probes of a healthy endpoint. Annotation probe-interval.
 	ProbeInterval time.Duration
-	// PingTimeout is how long an HTTP/2 connection may leave a ping unanswered before it is closed.
-	// Annotation ping-timeout.
+	// PingTimeout is how long an HTTP/2 connection may be silent before it is closed. After a fifth
+	// of this time it gets a PING. Annotation ping-timeout.
 	PingTimeout time.Duration
 	// Maintenance is the message of the 503 that all requests get. Empty means no maintenance.
 	// Annotation maintenance.
