@@ -24,7 +24,7 @@ type auditOptions struct {
 func (o *auditOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.policy, "audit-policy-file", "", "Audit policy (audit.k8s.io): which requests are recorded, and in which detail. Empty: none.")
 	fs.StringVar(&o.path, "audit-log-path", "", "File of the audit log; \"-\" is standard output. Empty: no audit log.")
-	fs.IntVar(&o.maxAge, "audit-log-maxage", 0, "Days to keep old audit log files. 0: age is no reason to remove one.")
+	fs.IntVar(&o.maxAge, "audit-log-maxage", 0, "Days to keep old audit log files. 0: files are not removed because of their age.")
 	fs.IntVar(&o.maxBackups, "audit-log-maxbackup", 0, "Number of old audit log files to keep. 0: all.")
 	fs.IntVar(&o.maxSize, "audit-log-maxsize", 0, "Size in megabytes at which the audit log is rotated. 0: never; rotate it from outside, by copy and truncate.")
 	fs.BoolVar(&o.compress, "audit-log-compress", false, "Compress rotated audit log files with gzip.")

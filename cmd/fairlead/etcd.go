@@ -26,7 +26,7 @@ func (o *etcdOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.cert, "etcd-certfile", "", "Client certificate for etcd.")
 	fs.StringVar(&o.key, "etcd-keyfile", "", "Private key of --etcd-certfile.")
 	fs.StringVar(&o.prefix, "etcd-prefix", "/registry", "Prefix of all keys in etcd.")
-	fs.StringVar(&o.cacheFile, "registry-cache-file", "", "File that keeps the last APIServices read from etcd, so that Fairlead can start while etcd is away. No other process may use it; its mode is 0600. Empty: no file; without etcd Fairlead starts, but is not ready.")
+	fs.StringVar(&o.cacheFile, "registry-cache-file", "", "File that keeps the last APIServices read from etcd, so that Fairlead can start while etcd cannot be reached. No other process may use it; its mode is 0600. Empty: no file; without etcd Fairlead starts, but is not ready.")
 }
 
 // endpoints returns the URLs of --registry=etcd:URL,…. Nil means that APIServices are not in etcd.
