@@ -29,9 +29,9 @@ type Config struct {
 	// Local carries requests to the local apiserver. Nil means that there is none; Pages then
 	// answers requests that no APIService claims.
 	Local *backend.Local
-	// Disbelieved is called when the local apiserver rejects the credential with which this process
-	// impersonates. It must not block. It may be nil.
-	Disbelieved func()
+	// CredentialRejected is called when the local apiserver rejects the credential with which this
+	// process impersonates. It must not block. It may be nil.
+	CredentialRejected func()
 	// Documents answers /api, /apis, /apis/<group> and /openapi. If nil, the local apiserver
 	// answers them.
 	Documents http.Handler

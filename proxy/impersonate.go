@@ -65,11 +65,11 @@ func (d *Decision) rejectsOwnCredential(status int) bool {
 		d.Request.Subresource != "proxy" && d.Request.Verb != "proxy"
 }
 
-// credentialRejected reports the rejected credential to Config.Disbelieved, and returns the
+// credentialRejected reports the rejected credential to Config.CredentialRejected, and returns the
 // client's error.
 func (p *Proxy) credentialRejected() error {
-	if p.cfg.Disbelieved != nil {
-		p.cfg.Disbelieved()
+	if p.cfg.CredentialRejected != nil {
+		p.cfg.CredentialRejected()
 	}
 	return errOwnCredential()
 }

@@ -221,20 +221,20 @@ func TestOwnCredentialIsRefused(t *testing.T) {
 			{"a Service's own", "/api/v1/namespaces/a/services/b/proxy/", "", alice, 401, 0},
 			{"token", "/api/v1/pods", "Bearer token-of-bob", nil, 401, 0},
 		} {
-			w.disbelieved.Store(0)
+			w.rejections.Store(0)
 			r := w.request(t, "GET", tc.path, nil)
 			if tc.token != "" {
 				r.Header.Set("Authorization", tc.token)
 			}
 			got := w.do(t, w.httpClient(t, proto, tc.pair), r)
-			if got.status != tc.status || int(w.disbelieved.Load()) != tc.counted {
-				t.Errorf("%s: status %d, reported %d times: %s", tc.name, got.status, w.disbelieved.Load(), got.body)
+			if got.status != tc.status || int(w.rejections.Load()) != tc.counted {
+				t.Errorf("%s: status %d, reported %d times: %s", tc.name, got.status, w.rejections.Load(), got.body)
 			}
 		}
 	})
-	w.disbelieved.Store(0)
-	if got := w.visit(t, "websocket", alice, http.Header{}); got != 503 || w.disbelieved.Load() != 1 {
-		t.Errorf("upgrade: status %d, reported %d times", got, w.disbelieved.Load())
+	w.rejections.Store(0)
+	if got := w.visit(t, "websocket", alice, http.Header{}); got != 503 || w.rejections.Load() != 1 {
+		t.Errorf("upgrade: status %d, reported %d times", got, w.rejections.Load())
 	}
 }
 

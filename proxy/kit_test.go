@@ -35,7 +35,7 @@ type world struct {
 	lane          *h2.Server
 	table         func() *registry.Table
 	current       current
-	disbelieved   atomic.Int32
+	rejections    atomic.Int32
 }
 
 const remoteGV = "/apis/remote.example.com/v1"
@@ -134,7 +134,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		taps = &accesslog.Taps{}
 		pages = taps
 	}
-	w.proxy = must.Get(New(Config{Disbelieved: func() { w.disbelieved.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
+	w.proxy = must.Get(New(Config{CredentialRejected: func() { w.rejections.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	w.lane = w.proxy.Frames(h2.Config{})

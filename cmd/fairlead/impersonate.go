@@ -75,7 +75,7 @@ func (d *door) makeCredential() (err error) {
 	return err
 }
 
-func (d *door) disbelieved() { d.credential.renew() }
+func (d *door) credentialRejected() { d.credential.renew() }
 
 var (
 	errNoCredential = errors.New("it has no credential to impersonate callers with")
