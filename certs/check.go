@@ -85,7 +85,7 @@ func CheckProxyClient(chain []*x509.Certificate, authentication map[string][]byt
 		r.error("set --proxy-client-cert-file and --proxy-client-key-file (kubeadm keeps them in /etc/kubernetes/pki/front-proxy-client.{crt,key})", "there is none, so no extension server will accept the user that Fairlead names")
 		return r.found
 	}
-	r.expiry(chain[0], "certificate", "renew it; a new pair in the same files is taken up without a restart")
+	r.expiry(chain[0], "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	if authentication == nil {
 		r.warn("allow reading ConfigMap kube-system/extension-apiserver-authentication (Role extension-apiserver-authentication-reader)", "it could not be compared with the cluster's request-header CA")
 		return r.found
@@ -104,7 +104,7 @@ func (r *report) frontProxy(chain []*x509.Certificate, authentication map[string
 	}
 	if _, err := verify(chain, pool(cas)); err != nil {
 		r.error("have it signed by that CA (kubeadm: front-proxy-ca), with extended key usage clientAuth",
-			"the cluster's request-header CA %s does not vouch for %q: %v", subjects(cas), trust.Describe(chain[0]).Subject, err)
+			"the cluster's request-header CA %s does not verify %q: %v", subjects(cas), trust.Describe(chain[0]).Subject, err)
 	}
 	headers, err := parseHeaders(authentication)
 	if err != nil {
@@ -160,7 +160,7 @@ func CheckServing(chain []*x509.Certificate, names []string) []Finding {
 		return r.found
 	}
 	leaf := chain[0]
-	r.expiry(leaf, "certificate", "renew it; a new pair in the same files is taken up without a restart")
+	r.expiry(leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	for _, name := range names {
 		if err := leaf.VerifyHostname(name); err != nil {
 			r.error(fmt.Sprintf("have it issued with %q among its subject alternative names", name), "clients that use %q will refuse it: %v", name, err)

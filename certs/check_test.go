@@ -63,10 +63,10 @@ func TestCheckProxyClient(t *testing.T) {
 		begins(t, "soon", CheckProxyClient(leaf(proxyCA, "front-proxy-client", 20*day), with()), w+`certificate "front-proxy-client" expires in 20 days; renew it`)
 		begins(t, "sooner", CheckProxyClient(leaf(proxyCA, "front-proxy-client", 20*time.Hour), with()), w+`certificate "front-proxy-client" expires in 20 hours`)
 		begins(t, "over", CheckProxyClient(leaf(proxyCA, "front-proxy-client", -day), with()),
-			e+`certificate "front-proxy-client" expired at 1999-12-31T00:00:00Z`, e+`the cluster's request-header CA "front-proxy-ca" does not vouch`)
+			e+`certificate "front-proxy-client" expired at 1999-12-31T00:00:00Z`, e+`the cluster's request-header CA "front-proxy-ca" does not verify`)
 		begins(t, "not yet", CheckProxyClient(proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client", NotBefore: time.Now().Add(time.Hour)}).Chain(), with()),
 			e+`certificate "front-proxy-client" is not valid before`, e+"the cluster's request-header CA")
-		begins(t, "another CA", CheckProxyClient(leaf(clientCA, "front-proxy-client", 100*day), with()), e+`the cluster's request-header CA "front-proxy-ca" does not vouch for "front-proxy-client"`)
+		begins(t, "another CA", CheckProxyClient(leaf(clientCA, "front-proxy-client", 100*day), with()), e+`the cluster's request-header CA "front-proxy-ca" does not verify "front-proxy-client"`)
 		begins(t, "another name", CheckProxyClient(leaf(proxyCA, "fairlead", 100*day), with()), e+`its common name "fairlead" is not among the cluster's allowed names ["front-proxy-client"]; add "fairlead" to`)
 		begins(t, "any name", CheckProxyClient(good, with("requestheader-allowed-names", "[]")), w+"every certificate of the cluster's request-header CA counts as a front proxy")
 		begins(t, "one CA for all", CheckProxyClient(good, with("requestheader-allowed-names", "[]", "client-ca-file", string(proxyCA.PEM()))), e+"in this cluster every user can impersonate every other")

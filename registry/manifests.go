@@ -100,7 +100,7 @@ func (m *manifests) serviceListers(to *changes) []*lister {
 // watch implements source.
 func (m *manifests) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
 	if m.cluster != nil && (!m.files || namespace == metav1.NamespaceSystem && name == "extension-apiserver-authentication") {
-		// Only the local apiserver can say whom its extension servers should trust.
+		// Only the local apiserver can say which CAs its extension servers should trust.
 		return m.cluster.watch(ctx, namespace, name, f)
 	}
 	if !m.withCluster {

@@ -64,7 +64,7 @@ func symptoms() [][2]string {
 		{": 404", "the backend answers, but does not serve this group-version"},
 		{": 301", redirects}, {": 302", redirects}, {": 307", redirects}, {": 308", redirects},
 		{"connection refused", "nothing listens at the endpoint's address: is the port right, is the process up?"},
-		{"i/o timeout", "the endpoint's address does not answer: a NetworkPolicy, a firewall or a dead node swallows the packets"},
+		{"i/o timeout", "the endpoint's address does not answer: a NetworkPolicy, a firewall or a dead node drops the packets"},
 		{"no route to host", "there is no route to the endpoint's address: nodes of the control plane must reach the pod network"},
 		{"deadline exceeded", hangs}, {"Client.Timeout", hangs},
 		{"EOF", hangsUp}, {"connection reset", hangsUp},

@@ -203,7 +203,7 @@ func healthy(list []Endpoint) int {
 }
 
 // Expires returns when the backend can no longer be verified: when the first certificate that it
-// presents, or that vouches for one, expires; or, if none was seen lately, when the bundle's last
+// presents, or that verifies one, expires; or, if none was seen lately, when the bundle's last
 // one expires. Zero means unknown.
 func (a *APIService) Expires() time.Time {
 	var first, last time.Time

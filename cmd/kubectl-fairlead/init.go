@@ -43,10 +43,13 @@ func initCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make Fairlead's own CA, and the certificates that identify Fairlead to extension servers and clients",
-		Long: `Make the Secrets that deploy/overlays/managed mounts, for clusters whose request-header CA is not available: fairlead-ca; signed by it fairlead-front-proxy-client,
-which identifies Fairlead to extension servers (CN fairlead); and fairlead-serving for --serving-names.
+		Long: `Make the Secrets that deploy/overlays/managed mounts, for clusters whose request-header CA is not
+available: a CA in fairlead-ca, and two certificates that it signs. fairlead-front-proxy-client
+identifies Fairlead to extension servers (CN fairlead); fairlead-serving is for --serving-names.
 
-It is safe to run it again: a certificate is renewed when a third of its year is left, or when its CA or a name has changed. Secrets of another owner are a conflict and stay unchanged.`,
+You can run it again at any time: a certificate is renewed when less than a third of its year is
+left, or when its CA or a name has changed. If another program owns a Secret, it stays unchanged,
+and the command ends with a conflict.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rc, err := flags.ToRESTConfig()

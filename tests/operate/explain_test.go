@@ -135,7 +135,7 @@ func testExplain(t *testing.T, w *world) {
 		{"blackhole", func(t *testing.T, name string) {
 			port := blackhole(t)
 			w.apply(t, external(name, port)+w.apiService(name, port, ""))
-		}, "", "", 3, []string{"FailedDiscoveryCheck", "swallows the packets"}},
+		}, "", "", 3, []string{"FailedDiscoveryCheck", "drops the packets"}},
 		{"refused", fault(extension.Fault{Kind: extension.Refuse}), "", "", 3, []string{"nothing listens at the endpoint's address"}},
 		{"wrong-ca", fault(extension.Fault{Kind: extension.WrongCA}), "", "", 3, []string{"not signed by spec.caBundle"}},
 		{"expired", fault(extension.Fault{Kind: extension.Expired}), "", "", 3, []string{"has expired: renew it"}},

@@ -80,7 +80,7 @@ func lintCluster(t *testing.T, s *stage) {
 	}
 	cert, key = writePair(t, base, s.clients.lasting.Issue(pki.Leaf{CommonName: "stranger"}))
 	found, _ = s.w.lint(t, "--proxy-client-cert-file", cert, "--proxy-client-key-file", key)
-	for _, part := range []string{"error: the cluster's request-header CA", `does not vouch for "stranger"`, `"stranger" is not among the cluster's allowed names`} {
+	for _, part := range []string{"error: the cluster's request-header CA", `does not verify "stranger"`, `"stranger" is not among the cluster's allowed names`} {
 		if got := about(found, proxy); !strings.Contains(got, part) {
 			t.Errorf("a stranger's certificate: %q, want %q in it", got, part)
 		}

@@ -192,7 +192,7 @@ func TestDiagnose(t *testing.T) {
 		{registry.ReasonFailedDiscoveryCheck, "bad status from https://10.0.0.1:401/apis/a/v1: 401", "proxy client certificate"},
 		{registry.ReasonFailedDiscoveryCheck, "bad status from https://10.0.0.1:401/apis/a/v1: 307", "redirects"},
 		{registry.ReasonFailedDiscoveryCheck, "context deadline exceeded (Client.Timeout exceeded while awaiting headers)", "hangs"},
-		{registry.ReasonFailedDiscoveryCheck, "dial tcp 10.0.0.1:443: i/o timeout", "swallows the packets"},
+		{registry.ReasonFailedDiscoveryCheck, "dial tcp 10.0.0.1:443: i/o timeout", "drops the packets"},
 		{registry.ReasonFailedDiscoveryCheck, "dial tcp 10.0.0.1:443: connect: connection refused", "nothing listens"},
 		{registry.ReasonFailedDiscoveryCheck, "something new", ""},
 	} {
