@@ -59,8 +59,8 @@ func (c *Clients) VerifyUser(peer []*x509.Certificate) ([][]*x509.Certificate, e
 	return chains, nil
 }
 
-// VerifyFrontProxy does the same against the request-header CA and checks that the leaf's common
-// name is among the allowed ones. Such a peer may assert X-Remote-*.
+// VerifyFrontProxy does what VerifyUser does, against the request-header CA, and checks that the
+// leaf's common name is among the allowed ones. Such a peer may assert X-Remote-*.
 func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 	t := c.current.Load()
 	chains, err := verify(peer, t.proxyPool)
