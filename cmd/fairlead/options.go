@@ -242,6 +242,7 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	for flag, d := range map[string]time.Duration{
 		"--request-timeout": o.requestTimeout, "--shutdown-delay-duration": o.shutdownDelay, "--ca-rotation-overlap": o.caOverlap, "--discovery-stale-after": o.staleAfter,
 		"--shutdown-watch-termination-grace-period": o.watchGrace, "--authentication-token-webhook-cache-ttl": o.tokenTTL,
+		"--authorization-webhook-cache-authorized-ttl": o.authorizedTTL, "--authorization-webhook-cache-unauthorized-ttl": o.unauthorizedTTL,
 	} {
 		if d < 0 {
 			fault("%s %s is negative", flag, d)

@@ -107,7 +107,7 @@ func TestValidate(t *testing.T) {
 		{"access log", append(good, "--access-log-sample", "1.5"), []string{"--access-log-sample 1.5 is not between 0 and 1"}},
 		{"tracing", append(good, "--tracing-config-file", "/no/such/file"), []string{"--tracing-config-file: open /no/such/file: no such file or directory"}},
 		{"goaway", append(good, "--goaway-chance", "0.5"), []string{"--goaway-chance 0.5 is not between 0 and 0.02"}},
-		{"negative", append(good, "--request-timeout", "-1s", "--max-requests-inflight", "-1"), []string{"--request-timeout -1s is negative", "limits cannot be negative"}},
+		{"negative", append(good, "--request-timeout", "-1s", "--authorization-webhook-cache-unauthorized-ttl", "-2s", "--max-requests-inflight", "-1"), []string{"--authorization-webhook-cache-unauthorized-ttl -2s is negative", "--request-timeout -1s is negative", "limits cannot be negative"}},
 		{"sni", append(good, "--tls-sni-cert-key", file), []string{"is not certfile,keyfile[:name,…]"}},
 		{"cipher", append(good, "--tls-cipher-suites", "TLS_RSA_WITH_RC4_128_SHA"), []string{"is not a cipher suite that is safe to use"}},
 	} {
