@@ -217,18 +217,39 @@ func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		e.closeIfDone(c)
 		return c.spend(budget.Control)
 	}
-	last := binary.BigEndian.Uint32(p) & topStreamID
-	err := fmt.Errorf("backend sent GOAWAY: %v", http2.ErrCode(binary.BigEndian.Uint32(p[4:])))
 	c.drained = true
+	if err := e.takeBack(c, binary.BigEndian.Uint32(p)&topStreamID, http2.ErrCode(binary.BigEndian.Uint32(p[4:]))); err != nil {
+		return err
+	}
+	e.closeIfDone(c)
+	c.pool.grow()
+	return c.spend(budget.Control)
+}
+
+// takeBack retries the streams that a backend's GOAWAY leaves out: those above last. It visits all
+// streams, of which a backend may allow any number, so it does that only for a lower last than
+// before, and charges for it except for the first time.
+func (e *Engine) takeBack(c *Conn, last uint32, code http2.ErrCode) *connError {
+	var cost int
+	before := c.maxID
+	if c.lastAccepted != 0 {
+		cost, before = len(c.streams)/4, c.lastAccepted // the cost of a new initial window
+	}
+	if last >= before {
+		return nil
+	}
+	if err := c.spend(cost); err != nil {
+		return err
+	}
+	c.lastAccepted = last
+	err := fmt.Errorf("backend sent GOAWAY: %v", code)
 	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
 		if s := c.streams[id]; s != nil && id > last {
 			e.unlinkLeg(s, down)
 			e.failed(s, failure{reason: ReasonRefused, err: err, unprocessed: true})
 		}
 	}
-	e.closeIfDone(c)
-	c.pool.grow()
-	return c.spend(budget.Control)
+	return nil
 }
 
 // failure says why one try to forward a stream has failed.

@@ -73,7 +73,7 @@ type Conn struct {
 	pingAt       time.Duration // when the unanswered PING was sent; 0 means none
 	goAway       goAwayState
 	goAwayAt     time.Duration
-	lastAccepted uint32 // after the final GOAWAY to a client: streams above it are ignored
+	lastAccepted uint32 // after the final GOAWAY, to a client or from a backend: streams above it are not handled
 	closing      bool   // close when the output is written; drop input
 	closingAt    time.Duration
 	gone         bool          // closed and removed from the engine

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"strings"
@@ -88,4 +89,55 @@ func TestUnwelcome(t *testing.T) {
 		t.Errorf("the client sees %s", got)
 	}
 	r.clean()
+}
+
+// A backend that allows many streams cannot hold up a shard by having all of them visited again and
+// again: a GOAWAY that takes back nothing new visits none, and each that takes back more is
+// charged. A graceful end is free, with any number of streams.
+func TestGoAwayFlood(t *testing.T) {
+	for _, tc := range []struct{ clients, accepted int }{{90, 0}, {8, 9}} {
+		r, b := crowded(t, tc.clients)
+		before, top := len(b.c.streams), b.c.maxID
+		b.goAway(topStreamID, http2.ErrCodeNo)
+		b.goAway(top-2, http2.ErrCodeNo)
+		if o := r.outcomes; b.c.closing || len(b.c.streams) != before-1 || len(o) != 1 || !strings.Contains(fmt.Sprint(o[0].Err), "GOAWAY") {
+			t.Fatalf("%d of %d streams are left after a graceful GOAWAY, closing: %v, ended: %+v", len(b.c.streams), before, b.c.closing, o)
+		}
+		_ = b.fr.WriteGoAway(top-2, http2.ErrCodeNo, nil)
+		same := bytes.Clone(b.to.Bytes())
+		b.to.Reset()
+		if n := testing.AllocsPerRun(10, func() { r.e.Feed(b.c, same) }); n > 0 { // the ids of all streams are a slice
+			t.Errorf("%v allocations for a GOAWAY that takes back nothing", n)
+		}
+		n := 0
+		for ; n < 100; n++ {
+			if b.goAway(top-4-2*uint32(n), http2.ErrCodeNo); b.c.closing {
+				break
+			}
+			if got := len(b.c.streams); got != before-2-n {
+				t.Fatalf("%d of %d streams are left after %d GOAWAYs", got, before, n)
+			}
+		}
+		if n != tc.accepted {
+			t.Errorf("%d more GOAWAYs each visited %d streams", n, before)
+		}
+	}
+}
+
+// crowded returns a backend's connection with the requests of many clients.
+func crowded(t *testing.T, clients int) (r *rig, b *peer) {
+	const each = 250
+	r = newRig(t)
+	r.client().get(1)
+	r.backend(0).takes(uint32(clients * each))
+	for range clients {
+		r.client().gets(1, 2*each-1)
+	}
+	b = r.backends[0]
+	for _, other := range r.backends {
+		if len(other.c.streams) > len(b.c.streams) {
+			b = other
+		}
+	}
+	return r, b
 }
