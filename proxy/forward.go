@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -76,8 +77,21 @@ func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange
 		p.upgrade(w, r, x)
 		return
 	}
-	defer context.AfterFunc(r.Context(), body.cut)() //nolint:contextcheck // it needs none
-	p.ask(w, r, x)                                   //nolint:contextcheck // a span has its own
+	defer context.AfterFunc(r.Context(), func() { //nolint:contextcheck // it needs none
+		body.cut()
+		p.hasten(w)
+	})()
+	p.ask(w, r, x) //nolint:contextcheck // a span has its own
+}
+
+// unreadRest is how long a client may leave a response unread after the time of its request, so
+// that a watch still ends cleanly.
+const unreadRest = 5 * time.Second
+
+// hasten ends a write that takes too long when the request's time is over. Over HTTP/2 a client may
+// open no window and still answer every PING: it would keep the request's place for ever.
+func (p *Proxy) hasten(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(p.unreadRest)) // an error means that the client has gone
 }
 
 // upstream returns the upstream of a forwarded request. Nil means that its APIService is gone.

@@ -105,6 +105,29 @@ func TestSlowBody(t *testing.T) {
 	}
 }
 
+// A client that does not read its response gives its place back when the request's time is over.
+func TestUnreadResponse(t *testing.T) {
+	t.Parallel() // it waits most of the time
+	for _, http1 := range []bool{true, false} {
+		everyWay(t, func(t *testing.T, proto string) {
+			w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(rw http.ResponseWriter, _ *http.Request) {
+				for p := make([]byte, 1<<20); ; { // more than any window and socket holds
+					if _, err := rw.Write(p); err != nil {
+						return
+					}
+				}
+			}})
+			w.proxy.unreadRest = 50 * time.Millisecond
+			res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, "bob", "GET", remoteGV+"/widgets?timeout=1s", nil)))(t)
+			defer res.Body.Close()
+			must.Soon(t, 10*time.Second, "the place is free", func() bool { return w.proxy.UnderWay() == 0 })
+			if n, err := io.Copy(io.Discard, res.Body); err == nil {
+				t.Errorf("the response looks complete after %d bytes", n)
+			}
+		})
+	}
+}
+
 // fillUp takes every place of an upstream, for many sources.
 func fillUp(t *testing.T, u *backend.Upstream) {
 	t.Helper()

@@ -34,8 +34,10 @@ type Proxy struct {
 	frames       *frames
 	copies       buffers
 	underWay     underWay
-	// bodyTime is the constant bodyTime, except in tests. proofs are the running proofs, by token.
-	bodyTime time.Duration
+	// bodyTime and unreadRest are the constants, except in tests. proofs are the running proofs, by
+	// token.
+	bodyTime, unreadRest time.Duration
+
 	proofs   singleflight.Group
 	sessions sessions
 	limits   limits
@@ -57,7 +59,7 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Table == nil || cfg.Authn == nil || cfg.Authz == nil || cfg.Backends == nil {
 		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
 	}
-	p := &Proxy{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(), bodyTime: bodyTime}
+	p := &Proxy{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(), bodyTime: bodyTime, unreadRest: unreadRest}
 	var err error
 	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table, append(p.active(), p.givenUp.refused)...); err != nil {
 		return nil, err
