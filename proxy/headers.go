@@ -33,7 +33,7 @@ func (p *Proxy) strip(h *Head, pool authn.Pool) Strip {
 // Removes reports whether a field or trailer is not forwarded. The name must be in lower case.
 func (s *Strip) Removes(name string) bool {
 	switch name {
-	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", loopHeader:
+	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip", loopHeader:
 		return true
 	case "sec-websocket-protocol": // it may hold a token, and has no use without an upgrade
 		if !s.upgrade {

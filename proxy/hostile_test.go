@@ -18,7 +18,7 @@ func TestForgedHeadersDoNothing(t *testing.T) {
 	forged := http.Header{
 		"X-Remote-User": {"system:admin"}, "x-remote-group": {"system:masters"}, "X_Remote_User": {"system:admin"}, "X-Remote_Group": {"system:masters"},
 		"X-Remote-Extra-Scopes": {"all"}, "X-REMOTE-UID": {"0"}, "X-Remote-Anything": {"x"}, "Proxy-Authorization": {"Basic eA=="},
-		"Sec-Websocket-Protocol": {"base64url.bearer.authorization.k8s.io.dG9rZW4tb2YtYm9i, v4.channel.k8s.io"}, "X-Forwarded-For": {"1.2.3.4"},
+		"Sec-Websocket-Protocol": {"base64url.bearer.authorization.k8s.io.dG9rZW4tb2YtYm9i, v4.channel.k8s.io"}, "X-Forwarded-For": {"1.2.3.4"}, "X-Real-Ip": {"1.2.3.4"},
 		"X-Forwarded-Host": {"evil"}, "Forwarded": {"for=1.2.3.4"},
 	}
 	want := map[string][]string{
@@ -36,6 +36,9 @@ func TestForgedHeadersDoNothing(t *testing.T) {
 		same(t, "identity", want, identityFields(in.header))
 		if got := in.header.Get("X-Forwarded-For"); got != "127.0.0.1" {
 			t.Errorf("X-Forwarded-For %q: a stranger's field was forwarded", got)
+		}
+		if got := in.header.Get("X-Real-Ip"); got != "" {
+			t.Errorf("X-Real-Ip %q: a stranger's field was forwarded, which audit logs believe", got)
 		}
 		for name, values := range in.header {
 			if strings.Contains(strings.Join(values, ","), "bearer.authorization") {
