@@ -55,6 +55,7 @@ type oddity struct {
 
 	odd    bool // the part that selects can be read in more than one way
 	dotted bool // there is a dot segment
+	cut    bool // there is a fragment
 	climbs bool // a dot segment reaches the part that selects
 	first  bool // the first segment is a root
 	root   bool // some segment is a root
@@ -73,7 +74,7 @@ func findOddity(path string) oddity {
 			separates, plain = true, true
 			o.odd = o.odd || o.length == 0 && o.slashes < o.settled
 		case '\\', '#', '?', ';':
-			separates = true
+			separates, o.cut = true, o.cut || c == '#'
 		case '%':
 			if b, ok := unescape(path, i); ok {
 				i += 2
@@ -129,10 +130,11 @@ func (o *oddity) end(plain bool) {
 // strays reports whether some server could read the path as one that leads elsewhere than m. A path
 // that can only be the local apiserver's is passed on unjudged, byte for byte. For all others a dot
 // segment is refused outright: no Kubernetes object is named "." or "..", and a backend that
-// resolves it would serve another object than the authorized one.
+// resolves it would serve another object than the authorized one. So would one that cuts a
+// fragment: the object instead of its subresource. No request target has one (RFC 9110 §7.1).
 func (o *oddity) strays(m Match) bool {
 	if m.Route != RouteLocal {
-		return o.odd || o.dotted
+		return o.odd || o.dotted || o.cut
 	}
 	return o.odd && o.first || o.climbs && o.root
 }
