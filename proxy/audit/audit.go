@@ -58,7 +58,8 @@ type Log struct {
 	// lines is the backend's output, used by Run only.
 	lines bytes.Buffer
 	queue chan entry
-	// places counts the events in the queue, waiting the size of their bodies; both by user.
+	// places counts the events in the queue, waiting the size of their bodies and long texts; both
+	// by user.
 	places, waiting bound.Places
 	events          prometheus.Counter
 	lost            prometheus.Counter
@@ -69,8 +70,11 @@ type Log struct {
 const (
 	// queued is the buffer size of kube-apiserver's batch mode.
 	queued = 10_000
-	// maxWaiting limits the queued bodies: some hundreds of the largest.
+	// maxWaiting limits the queued bodies and long texts: some hundreds of the largest.
 	maxWaiting = 64 << 20
+	// longText is the size from which the texts of an event count: 10,000 events with less take 10
+	// MB.
+	longText = 1 << 10
 	// soon is the size at which lines are written although more events wait; larger writes are no
 	// cheaper per line.
 	soon = 64 << 10
@@ -120,7 +124,7 @@ func (l *Log) emit(ev *auditinternal.Event) {
 		return
 	}
 	e := entry{ev: ev, place: place}
-	if n := bodies(ev); n > 0 {
+	if n := size(ev); n > 0 {
 		if e.bodies, ok = l.waiting.Take(from, n, maxWaiting); !ok {
 			place.Leave()
 			l.lose(1)
@@ -146,8 +150,16 @@ func (l *Log) lose(n int) {
 	l.unlogged.Add(int64(n))
 }
 
-func bodies(ev *auditinternal.Event) int64 {
-	n := 0
+// size returns the bytes of an event that its caller chose: bodies, and the request target, which a
+// message may repeat.
+func size(ev *auditinternal.Event) int64 {
+	n := len(ev.RequestURI)
+	if ev.ResponseStatus != nil {
+		n += len(ev.ResponseStatus.Message)
+	}
+	if n < longText {
+		n = 0
+	}
 	if ev.RequestObject != nil {
 		n += len(ev.RequestObject.Raw)
 	}

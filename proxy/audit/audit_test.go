@@ -257,6 +257,34 @@ func TestWaitingBodies(t *testing.T) {
 	}
 }
 
+// So are long paths and queries, and messages that repeat them: strangers choose them.
+func TestWaitingTexts(t *testing.T) {
+	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
+	for n, want := range map[int]int64{longText - 1: 0, longText: longText} {
+		l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
+		l.Open(&Request{Path: "/"}).Completed(403, strings.Repeat("x", n-1))
+		if got := l.waiting.Held(); got != want {
+			t.Errorf("%d bytes of text count as %d", n, got)
+		}
+	}
+	long := strings.Repeat("x", 200<<10)
+	for _, tc := range []struct{ path, query, message string }{{path: "/" + long}, {query: long}, {message: long}} {
+		for range 1000 {
+			l.Open(&Request{Path: tc.path, RawQuery: tc.query, SourceIPs: []string{"10.0.0.1"}}).Completed(403, tc.message)
+		}
+		if n := len(l.queue); n > maxWaiting/len(long) {
+			t.Errorf("%d events of %d bytes wait", n, len(long))
+		}
+	}
+	ordinary := len(l.queue)
+	for range 1000 {
+		l.Open(widget("get")).Completed(200, "")
+	}
+	if n := len(l.queue) - ordinary; n != 1000 {
+		t.Errorf("%d of 1000 ordinary events wait behind long ones", n)
+	}
+}
+
 // A user with more events than can be written loses only events of that user.
 func TestLossesOfOneUser(t *testing.T) {
 	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
