@@ -114,6 +114,28 @@ func TestTraceNotSampled(t *testing.T) {
 	})
 }
 
+// What a client chooses is cut: thousands of spans wait while the collector is down.
+func TestTraceIsBounded(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		tr, read := tracer(t, 1_000_000)
+		w := newWorld(t, worldConfig{tracer: tr})
+		long := strings.Repeat("X", 8<<10)
+		for _, target := range []string{remoteGV + "/" + long, "/" + long} {
+			w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", long, target, nil))
+		}
+		for _, s := range read(2) {
+			for name, text := range s.Attributes {
+				if len(text) > 1<<10 || len(s.Name) > 1<<10 {
+					t.Errorf("%s has %d bytes, the span's name %d", name, len(text), len(s.Name))
+				}
+			}
+			if !strings.HasPrefix(s.Attributes["url.path"], "/") || !strings.HasPrefix(s.Name, "XX") {
+				t.Errorf("%.20q %.20q", s.Name, s.Attributes["url.path"])
+			}
+		}
+	})
+}
+
 // Without tracing, a client's trace context is forwarded unchanged.
 func TestNoTrace(t *testing.T) {
 	w := newWorld(t, worldConfig{})

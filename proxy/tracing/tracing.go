@@ -13,6 +13,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -79,14 +80,26 @@ func (t *Tracer) Start(r *Request) *Span {
 			options = append(options, trace.WithNewRoot(), trace.WithLinks(trace.Link{SpanContext: from}))
 		}
 	}
-	_, span := t.tracer.Start(ctx, r.Name, options...)
+	_, span := t.tracer.Start(ctx, cut(r.Name), options...)
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("http.request.method", r.Method), attribute.String("url.path", r.Path))
+		span.SetAttributes(attribute.String("http.request.method", cut(r.Method)), attribute.String("url.path", cut(r.Path)))
 		if r.AuditID != "" {
 			span.SetAttributes(attribute.String("audit-id", r.AuditID))
 		}
 	}
 	return &Span{span: span, began: r.Began}
+}
+
+// maxText limits each text that a client chooses: the exporter's queue has 2,048 spans, and is full
+// while the collector is down.
+const maxText = 1 << 10
+
+// cut returns a text of at most maxText bytes that does not keep the whole one in memory.
+func cut(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(strings.Clone(text[:maxText]), "")
 }
 
 // Fields appends the trace context for the next hop.
@@ -148,7 +161,7 @@ func (s *Span) End(o *Outcome) {
 		if o.Wait > 0 && !s.seen {
 			s.span.AddEvent("response head", trace.WithTimestamp(s.began.Add(o.Wait)), trace.WithAttributes(attribute.Int("http.response.status_code", o.Status)))
 		}
-		s.span.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.String("k8s.verb", o.Verb))
+		s.span.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.String("k8s.verb", cut(o.Verb)))
 		for key, value := range map[string]string{"fairlead.apiservice": o.APIService, "fairlead.endpoint": o.Endpoint} {
 			if value != "" {
 				s.span.SetAttributes(attribute.String(key, value))
