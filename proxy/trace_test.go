@@ -136,6 +136,23 @@ func TestTraceIsBounded(t *testing.T) {
 	})
 }
 
+// A client's bytes that are no UTF-8 cost nobody a span: the exporter sends spans of many requests
+// together, and would lose them all.
+func TestTraceIsText(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		tr, read := tracer(t, 1_000_000)
+		w := newWorld(t, worldConfig{tracer: tr})
+		for _, target := range []string{remoteGV + "/widgets", remoteGV + "/wid\xffgets", "/\xff"} {
+			r := w.as(t, "bob", "GET", target, nil)
+			r.Header.Set("Audit-Id", "id\xff")
+			w.do(t, w.httpClient(t, proto, nil), r)
+		}
+		if spans := read(3); len(spans) != 3 || spans[1].Attributes["url.path"] != remoteGV+"/wid\uFFFDgets" {
+			t.Errorf("%+v", spans)
+		}
+	})
+}
+
 // Without tracing, a client's trace context is forwarded unchanged.
 func TestNoTrace(t *testing.T) {
 	w := newWorld(t, worldConfig{})

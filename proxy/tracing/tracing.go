@@ -80,11 +80,11 @@ func (t *Tracer) Start(r *Request) *Span {
 			options = append(options, trace.WithNewRoot(), trace.WithLinks(trace.Link{SpanContext: from}))
 		}
 	}
-	_, span := t.tracer.Start(ctx, cut(r.Name), options...)
+	_, span := t.tracer.Start(ctx, text(r.Name), options...)
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("http.request.method", cut(r.Method)), attribute.String("url.path", cut(r.Path)))
+		span.SetAttributes(attribute.String("http.request.method", text(r.Method)), attribute.String("url.path", text(r.Path)))
 		if r.AuditID != "" {
-			span.SetAttributes(attribute.String("audit-id", r.AuditID))
+			span.SetAttributes(attribute.String("audit-id", text(r.AuditID)))
 		}
 	}
 	return &Span{span: span, began: r.Began}
@@ -94,12 +94,13 @@ func (t *Tracer) Start(r *Request) *Span {
 // while the collector is down.
 const maxText = 1 << 10
 
-// cut returns a text of at most maxText bytes that does not keep the whole one in memory.
-func cut(text string) string {
-	if len(text) <= maxText {
-		return text
+// text returns a client's text as a span may have it: its first maxText bytes, without keeping the
+// whole one in memory, and in UTF-8, because one other byte would make the exporter lose a batch.
+func text(s string) string {
+	if len(s) > maxText {
+		s = strings.Clone(s[:maxText])
 	}
-	return strings.ToValidUTF8(strings.Clone(text[:maxText]), "")
+	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
 // Fields appends the trace context for the next hop.
@@ -161,7 +162,7 @@ func (s *Span) End(o *Outcome) {
 		if o.Wait > 0 && !s.seen {
 			s.span.AddEvent("response head", trace.WithTimestamp(s.began.Add(o.Wait)), trace.WithAttributes(attribute.Int("http.response.status_code", o.Status)))
 		}
-		s.span.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.String("k8s.verb", cut(o.Verb)))
+		s.span.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.String("k8s.verb", text(o.Verb)))
 		for key, value := range map[string]string{"fairlead.apiservice": o.APIService, "fairlead.endpoint": o.Endpoint} {
 			if value != "" {
 				s.span.SetAttributes(attribute.String(key, value))
@@ -172,7 +173,7 @@ func (s *Span) End(o *Outcome) {
 		}
 		// As in OpenTelemetry's conventions for servers, a client's error is no error of the span.
 		if o.Status >= http.StatusInternalServerError {
-			s.span.SetStatus(codes.Error, o.Err)
+			s.span.SetStatus(codes.Error, text(o.Err))
 		}
 	}
 	s.span.End(trace.WithTimestamp(end))
