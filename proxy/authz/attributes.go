@@ -31,6 +31,23 @@ func (a *Attributes) size() int {
 	return n
 }
 
+// userSize returns the size of a user. Users of certificates and tokens are shared by many results,
+// but each request of a front proxy has its own, of up to a whole head.
+func userSize(u user.Info) int {
+	const header = 16 // of a string
+	n := len(u.GetName()) + len(u.GetUID())
+	for _, g := range u.GetGroups() {
+		n += len(g) + header
+	}
+	for k, values := range u.GetExtra() {
+		n += len(k) + header
+		for _, v := range values {
+			n += len(v) + header
+		}
+	}
+	return n
+}
+
 // hash hashes what equal compares, except the user's extra, which is rarely the only difference and
 // slow to hash.
 func (a *Attributes) hash(seed maphash.Seed) uint64 {

@@ -314,6 +314,18 @@ func TestCacheIsBounded(t *testing.T) {
 	if found := kept(z.cache, long, large); found*maxCached > maxBytes || found == 0 {
 		t.Errorf("%d large answers are cached, want at most %d", found, maxBytes/maxCached)
 	}
+	// A front proxy asserts any groups, and each of its requests has a user of its own.
+	grouped := func(i int) *Attributes {
+		a := ask(i)
+		a.User = &user.DefaultInfo{Name: "alice", Groups: []string{strings.Repeat("g", maxCached)}, Extra: map[string][]string{"scopes": {strings.Repeat("s", maxCached)}}}
+		return a
+	}
+	for i := range long {
+		z.cache.put(grouped(i), Decision{}, time.Now().Add(time.Hour), 0)
+	}
+	if found := kept(z.cache, long, grouped); found*2*maxCached > maxBytes || found == 0 {
+		t.Errorf("%d answers of users with many groups are cached, want at most %d", found, maxBytes/maxCached/2)
+	}
 	big := get("alice")
 	big.Name = strings.Repeat("x", maxCached)
 	if d, err := z.Authorize(t.Context(), big); err != nil || !d.Allowed {

@@ -15,7 +15,7 @@ const (
 	// maxBytes limits their total size: a result may have up to maxCached bytes that its caller
 	// chose.
 	maxBytes = 128 << 20
-	// overhead is the size of a result in addition to its strings.
+	// overhead is the size of a result in addition to its strings, with an ordinary user.
 	overhead = 512
 )
 
@@ -52,6 +52,6 @@ func (c *cache) get(q *Attributes) (Decision, bool) {
 // put caches a result of a generation. The cache owns the question from then on.
 func (c *cache) put(q *Attributes, d Decision, until time.Time, generation uint64) {
 	c.memo.Put(&memo.Entry[*Attributes, Decision]{
-		Hash: c.hash(q), Key: q, Value: d, Size: q.size() + len(d.Reason) + overhead, Until: until, Generation: generation,
+		Hash: c.hash(q), Key: q, Value: d, Size: q.size() + len(d.Reason) + max(overhead, userSize(q.User)), Until: until, Generation: generation,
 	}, q.equal)
 }
