@@ -82,6 +82,18 @@ func TestUnasked101(t *testing.T) {
 	})
 }
 
+// net/http reads any three digits as a status, and its server panics on one below 100.
+func TestStatusBelow100(t *testing.T) {
+	w := newWorld(t, worldConfig{remoteHTTP1: true, remote: func(rw http.ResponseWriter, _ *http.Request) {
+		conn, _, _ := http.NewResponseController(rw).Hijack()
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "HTTP/1.1 099 Odd\r\nContent-Length: 2\r\n\r\nok")
+	}})
+	everyWay(t, func(t *testing.T, proto string) {
+		w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets", nil)).want(t, http.StatusBadGateway)
+	})
+}
+
 func TestForgedTrailersDoNothing(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	everyWay(t, func(t *testing.T, proto string) {

@@ -94,7 +94,7 @@ func (f *failure) Is(target error) bool {
 var (
 	errNoEndpoint = errors.New("there is no endpoint")
 	errGone       = errors.New("the endpoint is gone")
-	errSwitched   = errors.New("the backend switched protocols unasked")
+	errNotFinal   = errors.New("the backend switched protocols unasked, or sent a status below 100")
 	errLost       = errors.New("the connection was lost")
 	errFull       = errors.New("the unproven pool is full")
 	errPatience   = errors.New("waiting for a connection took too long")

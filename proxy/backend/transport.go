@@ -169,9 +169,9 @@ func (c *call) try(l Lease) *failure {
 	res, err := p.transport.RoundTrip(c.outgoing(ctx, e.address))
 	stays()
 	patience.Stop()
-	if err == nil && res.StatusCode == http.StatusSwitchingProtocols {
-		_ = res.Body.Close() // the body is the connection
-		err = errSwitched
+	if err == nil && res.StatusCode < http.StatusOK {
+		_ = res.Body.Close() // of 101, the body is the connection
+		err = errNotFinal
 	}
 	if err == nil && ctx.Err() != nil {
 		// net/http prefers a response to the end of the context. A server may respond to the end of
