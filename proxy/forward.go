@@ -66,6 +66,7 @@ func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange
 		return
 	}
 	defer end()
+	x.held.slow = lasts(r, x)
 	if err := p.enter(&x.held, d, x.upstream, from); err != nil {
 		p.noPlace(w, r, x, err)
 		return

@@ -48,6 +48,8 @@ func (l *limits) of(verb string) *limit {
 
 // place is what a forwarded request holds while it is in flight. The zero place holds nothing.
 type place struct {
+	// slow says, before the place is taken, that a stranger can make the request last.
+	slow            bool
 	server, backend bound.Place
 	share           func()
 	count           *atomic.Int64
@@ -113,7 +115,7 @@ func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.
 			return errBusy(d.name())
 		}
 	}
-	if held.backend, ok = u.Acquire(from, d.LongRunning); !ok {
+	if held.backend, ok = u.Acquire(from, d.LongRunning || held.slow); !ok {
 		held.leave()
 		return errBusy(d.name())
 	}

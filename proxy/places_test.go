@@ -105,6 +105,65 @@ func TestSlowBody(t *testing.T) {
 	}
 }
 
+// Strangers whose requests can last take no places from those whose requests cannot, even behind
+// the same address: a load balancer's.
+func TestLastingStrangers(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	var over sync.WaitGroup
+	t.Cleanup(over.Wait)
+	for range 4 {
+		c := w.httpClient(t, "h2", nil)
+		for range 70 {
+			body, unsent := io.Pipe()
+			t.Cleanup(func() { unsent.Close() })
+			r := w.request(t, "POST", "/api/v1/namespaces/x/pods", body)
+			r.ContentLength = -1
+			over.Go(func() {
+				if res, err := c.Do(r); err == nil {
+					res.Body.Close()
+				}
+			})
+		}
+	}
+	must.Soon(t, 10*time.Second, "an address's places are taken", func() bool { return w.proxy.UnderWay() == 256 })
+	long := "?x=" + strings.Repeat("x", maxEchoed)
+	everyWay(t, func(t *testing.T, proto string) {
+		for _, token := range []string{"", "Bearer new-" + proto} {
+			for target, want := range map[string]int{"/version": 200, "/version" + long[:1+maxEchoed-len("/version")]: 200, "/version" + long: 429} {
+				if token != "" && want == 429 {
+					continue // the token is proven by now
+				}
+				w.do(t, w.httpClient(t, proto, nil), w.by(t, token, "GET", target, nil)).want(t, want, token)
+			}
+		}
+		w.do(t, w.httpClient(t, proto, nil), w.by(t, "Bearer watching-"+proto, "GET", "/api/v1/pods?watch=1", nil)).want(t, 200)
+		w.do(t, w.httpClient(t, proto, nil), w.request(t, "POST", "/version", strings.NewReader("short"))).want(t, 200)
+	})
+}
+
+// A user's streamed body is no long-running request of its APIService.
+func TestLastingUsers(t *testing.T) {
+	w := newWorld(t, worldConfig{remoteHTTP1: true})
+	body, unsent := io.Pipe()
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		if res, err := w.httpClient(t, "h2", nil).Do(w.as(t, "bob", "POST", remoteGV+"/widgets", body)); err == nil {
+			res.Body.Close()
+		}
+	}()
+	must.Soon(t, 10*time.Second, "the request has its place", func() bool { return w.proxy.UnderWay() == 1 })
+	for _, e := range w.table().Entries() {
+		if u := w.proxy.cfg.Backends.Upstream(e); u != nil {
+			if _, long, _ := u.Load(); long != 0 {
+				t.Errorf("%s has %d long-running requests", e.Name, long)
+			}
+		}
+	}
+	unsent.Close()
+	<-over
+}
+
 // A client that does not read its response gives its place back when the request's time is over.
 func TestUnreadResponse(t *testing.T) {
 	t.Parallel() // it waits most of the time

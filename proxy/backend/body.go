@@ -64,6 +64,12 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 // heldBody is a body that Hold has read.
 type heldBody struct{ *bytes.Reader }
 
+// Streams reports whether a request has a body that Hold has left to be streamed.
+func (*Upstream) Streams(r *http.Request) bool {
+	_, held := r.Body.(heldBody)
+	return r.Body != nil && r.Body != http.NoBody && !held
+}
+
 // Close does nothing: the memory belongs to Hold's caller.
 func (heldBody) Close() error { return nil }
 
