@@ -134,12 +134,14 @@ func (r *Registry) Watch(ctx context.Context, namespace, name string, f func(*co
 // Report takes a result of the prober. It never blocks. It drops reports that change nothing, and
 // those about a Backend or an address that the table no longer has.
 func (r *Registry) Report(report Report) {
+	// Before the table is loaded: what is not pending any more is in the table.
+	pending := r.changes.reported(report)
 	e := r.Table().named(report.Name)
 	if e == nil || e.Backend != report.Backend {
 		return
 	}
 	at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Address == report.Address })
-	if at < 0 || saysAlready(&e.Endpoints[at], &report) && !r.changes.reported(report) {
+	if at < 0 || saysAlready(&e.Endpoints[at], &report) && !pending {
 		return
 	}
 	r.changes.report(report)
@@ -229,6 +231,7 @@ func (r *Registry) write(ctx context.Context) error {
 // step applies the pending changes and stores the new table.
 func (r *Registry) step(o *objects) {
 	b := r.changes.take()
+	defer r.changes.stored()
 	o.apply(&b)
 	if !o.complete() {
 		return

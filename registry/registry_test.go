@@ -202,6 +202,37 @@ func (s script) watch(ctx context.Context, _, _ string, _ func(*corev1.ConfigMap
 	return ctx.Err()
 }
 
+// A report that equals the table counts while the writer makes a table of an opposite one: the
+// prober does not repeat it.
+func TestReportDuringBuild(t *testing.T) {
+	r := must.Get(newRegistry(Config{}, script{}))(t)
+	for k := range kinds {
+		r.changes.replace(k, nil)
+	}
+	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
+	put(r.changes, remoteService("a.io", "v1", "server"), clusterIP(service), slice(service, "10.0.0.1"))
+	o := newObjects()
+	r.step(o)
+	e := r.Table().named("v1.a.io")
+	good := Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy}
+	bad := good
+	bad.Health, bad.Reason, bad.Message = Unhealthy, ReasonFailedDiscoveryCheck, "refused"
+	r.Report(good)
+	r.step(o)
+	r.Report(bad)
+	taken := r.changes.take() // what step does first
+	r.Report(good)
+	if len(taken.reports) != 1 || len(r.changes.reports) != 1 {
+		t.Errorf("the writer has %v, and pending are %v", taken.reports, r.changes.reports)
+	}
+	r.step(o)
+	before := r.Table()
+	r.Report(good)
+	if r.changes.reported(good) || !before.named(e.Name).Verdict.Available() {
+		t.Errorf("after the build, a report that changes nothing is pending:\n%s", show(before))
+	}
+}
+
 // scripted runs a registry over a source that the test controls.
 func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
 	t.Helper()
