@@ -57,6 +57,8 @@ type Kind[S any] struct {
 	// entries are those of the backend that may be asked now; there is at least one. A nil state
 	// means that there is nothing to ask.
 	Ask func(ctx context.Context, known *S, entries []*registry.Entry) (next *S, changed bool, err error)
+	// Join returns s with the parts of former that s lacks. Both are of one Service and unchanged.
+	Join func(s, former *S) *S
 	// AskLocal asks the local apiserver once. The kind keeps the result itself, and calls Touch if
 	// it has changed.
 	AskLocal func(ctx context.Context) error
@@ -102,6 +104,7 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 		changed: make(chan time.Time, 1), hints: make(chan struct{}, 1),
 	}
 	s.set = newSet(s.ask)
+	s.set.join = kind.Join
 	s.metrics = newMetrics(kind.Name, kind.SizesHelp, kind.Status, kind.Sizes)
 	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.metrics)...)
 }
@@ -177,14 +180,18 @@ func (s *Sources[S]) matters(c latest.Change[*registry.Entry]) bool {
 
 // ask asks a backend and stores its state.
 func (s *Sources[S]) ask(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error {
-	next, changed, err := s.kind.Ask(ctx, known.Load(), entries)
+	was := known.Load()
+	next, changed, err := s.kind.Ask(ctx, was, entries)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err() // the backend has left the table: ignore its response
 	case next == nil:
 		return nil
 	}
-	known.Store(next)
+	for !known.CompareAndSwap(was, next) { // it got a former backend's state meanwhile
+		was = known.Load()
+		next, changed = s.kind.Join(next, was), true
+	}
 	s.metrics.polled(err)
 	if changed {
 		s.Touch()

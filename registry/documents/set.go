@@ -34,6 +34,7 @@ const (
 // methods.
 type set[S any] struct {
 	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
+	join     func(s, former *S) *S  // Kind.Join. Nil means that states are not joined
 	backends sync.Map               // *registry.Backend → *backend[S]; other goroutines may read it
 	ended    []*registry.Backend    // to be dropped: see forget
 	serving  map[string]*backend[S] // :: APIService → its backend
@@ -106,6 +107,7 @@ func (s *set[S]) update(ctx context.Context, changes []latest.Change[*registry.E
 	}
 	for _, c := range changes {
 		if is := backendOf(c.New); is != nil {
+			s.keep(c.New)
 			s.serving[c.New.Name] = s.find(is)
 		} else if c.Old != nil {
 			delete(s.serving, c.Old.Name)
@@ -148,6 +150,19 @@ func (s *set[S]) before(entries []*registry.Entry) *S {
 		}
 	}
 	return new(S)
+}
+
+// keep adds the state of an APIService's former backend, if that is the same Service with other
+// trust, to that of its new one, which other APIServices may have had before.
+func (s *set[S]) keep(e *registry.Entry) {
+	was, is := s.serving[e.Name], s.find(e.Backend)
+	if s.join == nil || was == nil || was == is || !(*was.entries.Load())[0].Backend.SameService(e.Backend) {
+		return
+	}
+	former := was.known.Load()
+	for known := is.known.Load(); known != former && !is.known.CompareAndSwap(known, s.join(known, former)); {
+		known = is.known.Load()
+	}
 }
 
 // worthAsking reports whether a backend's documents may have changed: it has another group-version

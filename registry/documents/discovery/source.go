@@ -240,6 +240,19 @@ func confirmed(old *state, entries []*registry.Entry) *state {
 	return next
 }
 
+// join returns s with the group-versions that former confirmed later. They need not be those of the
+// ETag of s.
+func join(s, former *state) *state {
+	next := s.next("")
+	next.tried, next.content = s.tried || former.tried, new(content)
+	for gv, v := range former.versions {
+		if v.confirmed.After(s.version(gv).confirmed) {
+			next.versions[gv] = v
+		}
+	}
+	return next
+}
+
 // failed returns old with a failure.
 func failed(old *state, entries []*registry.Entry, err error) *state {
 	next := old.next(old.etag)

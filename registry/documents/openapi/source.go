@@ -126,6 +126,18 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 	return &now, now.spec != known.spec || !maps.Equal(now.documents, known.documents), now.err
 }
 
+// join returns s with the v3 documents of former that it lacks. The v2 document is requested anew:
+// specOf does not have the new group-version.
+func join(s, former *state) *state {
+	next := *s
+	next.documents = maps.Clone(former.documents)
+	if next.documents == nil {
+		next.documents = make(map[schema.GroupVersion]*document)
+	}
+	maps.Copy(next.documents, s.documents)
+	return &next
+}
+
 // report logs when a backend's documents become unusable or usable.
 func (o *OpenAPI) report(e *registry.Entry, was, now error) {
 	switch {
