@@ -4,6 +4,7 @@ package rotation
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"strings"
 	"testing"
@@ -89,14 +90,14 @@ func (r *remote) serve(ca *pki.CA) {
 // trust replaces caBundle.
 func (r *remote) trust(t *testing.T, cas ...*pki.CA) {
 	t.Helper()
-	patch := fmt.Appendf(nil, `{"spec":{"caBundle":%q}}`, base64Of(cas))
+	patch := fmt.Appendf(nil, `{"spec":{"caBundle":%q}}`, base64.StdEncoding.EncodeToString(pki.Bundle(cas...)))
 	must.Get(r.w.services.ApiregistrationV1().APIServices().Patch(t.Context(), "v1."+r.group, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 }
 
 // refer replaces the bundle in the ConfigMap.
 func (r *remote) refer(t *testing.T, cas ...*pki.CA) {
 	t.Helper()
-	patch := fmt.Appendf(nil, `{"data":{"ca.crt":%q}}`, pemOf(cas))
+	patch := fmt.Appendf(nil, `{"data":{"ca.crt":%q}}`, pki.Bundle(cas...))
 	must.Get(r.w.core.CoreV1().ConfigMaps("default").Patch(t.Context(), r.name, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 }
 

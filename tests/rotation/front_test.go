@@ -121,7 +121,7 @@ func (b *bundle) remove(t *testing.T, ca *pki.CA) {
 
 func (b *bundle) writeLocked(t *testing.T) {
 	t.Helper()
-	suite.Put(t, b.file, pemOf(b.cas))
+	suite.Put(t, b.file, pki.Bundle(b.cas...))
 }
 
 // identity is a caller's credentials.

@@ -35,28 +35,21 @@ func rotateServing(t *testing.T, s *stage) {
 	}
 }
 
-func rotateClientCA(t *testing.T, s *stage) {
-	m := s.mark()
-	next := pki.NewCA("client-ca") // the same name: only the keys differ
-	s.clients.add(t, next)
-	s.accepted(t, masters(next))
-	s.move(0, masters(next))
-	suite.Pause(t, time.Second) // requests on the old connections end
-	s.clients.remove(t, s.clients.first)
-	s.refused(t, masters(s.clients.first))
-	suite.Pause(t, time.Second)
-	s.judge(t, m, "")
-}
+func rotateClientCA(t *testing.T, s *stage) { s.replaceFirst(t, s.clients, 0, masters) }
 
-func rotateRequestHeaderCA(t *testing.T, s *stage) {
+func rotateRequestHeaderCA(t *testing.T, s *stage) { s.replaceFirst(t, s.proxies, 1, gateway) }
+
+// replaceFirst moves a caller of the load to a new CA of the same name: only the keys differ.
+func (s *stage) replaceFirst(t *testing.T, b *bundle, caller int, of func(*pki.CA) identity) {
+	t.Helper()
 	m := s.mark()
-	next := pki.NewCA("requestheader-ca")
-	s.proxies.add(t, next)
-	s.accepted(t, gateway(next))
-	s.move(1, gateway(next))
-	suite.Pause(t, time.Second)
-	s.proxies.remove(t, s.proxies.first)
-	s.refused(t, gateway(s.proxies.first))
+	next := pki.NewCA(b.first.Certificate.Subject.CommonName)
+	b.add(t, next)
+	s.accepted(t, of(next))
+	s.move(caller, of(next))
+	suite.Pause(t, time.Second) // requests on the old connections end
+	b.remove(t, b.first)
+	s.refused(t, of(b.first))
 	suite.Pause(t, time.Second)
 	s.judge(t, m, "")
 }

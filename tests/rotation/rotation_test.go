@@ -3,13 +3,10 @@
 package rotation
 
 import (
-	"encoding/base64"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -89,13 +86,3 @@ func (f *front) available(t *testing.T, tg target) {
 		return err == nil, fmt.Sprint(err)
 	})
 }
-
-func pemOf(cas []*pki.CA) []byte {
-	var all [][]byte
-	for _, ca := range cas {
-		all = append(all, ca.PEM())
-	}
-	return slices.Concat(all...)
-}
-
-func base64Of(cas []*pki.CA) string { return base64.StdEncoding.EncodeToString(pemOf(cas)) }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -43,7 +42,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{frontCAs: [2]*pki.CA{pki.NewCA("front-proxy-ca-1"), pki.NewCA("front-proxy-ca-2")}}
 	front := filepath.Join(dir, "front-proxy-ca.crt")
 	cert, key := writePair(t, filepath.Join(dir, "aggregator"), w.frontCAs[0].Issue(pki.Leaf{CommonName: "kube-aggregator"}))
-	suite.Put(t, front, slices.Concat(w.frontCAs[0].PEM(), w.frontCAs[1].PEM()))
+	suite.Put(t, front, pki.Bundle(w.frontCAs[:]...))
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{
 		"--requestheader-client-ca-file=" + front, "--requestheader-allowed-names=kube-aggregator,fairlead",
 		"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key,

@@ -95,7 +95,7 @@ func (w *world) createAPIService(ctx context.Context, g *group) error {
 		ObjectMeta: metav1.ObjectMeta{Name: g.apiService()},
 		Spec: apiregistrationv1.APIServiceSpec{
 			Service: &apiregistrationv1.ServiceReference{Namespace: namespace, Name: g.services[g.current].name, Port: new(int32(443))},
-			Group:   g.name, Version: g.version, CABundle: pem(g.bundle), GroupPriorityMinimum: g.priority, VersionPriority: 15,
+			Group:   g.name, Version: g.version, CABundle: pki.Bundle(g.bundle...), GroupPriorityMinimum: g.priority, VersionPriority: 15,
 		},
 	}
 	w.mu.Unlock()
@@ -103,12 +103,4 @@ func (w *world) createAPIService(ctx context.Context, g *group) error {
 		_, err := k.groups.ApiregistrationV1().APIServices().Create(ctx, object, metav1.CreateOptions{})
 		return present(err)
 	})
-}
-
-func pem(cas []*pki.CA) []byte {
-	var all []byte
-	for _, ca := range cas {
-		all = append(all, ca.PEM()...)
-	}
-	return all
 }

@@ -68,7 +68,7 @@ func (w *world) patchSpec(ctx context.Context, g *group, change func()) error {
 	change()
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{
 		"service":  map[string]any{"name": g.services[g.current].name},
-		"caBundle": pem(g.bundle), "groupPriorityMinimum": g.priority,
+		"caBundle": pki.Bundle(g.bundle...), "groupPriorityMinimum": g.priority,
 	}})
 	w.mu.Unlock()
 	if err != nil {
