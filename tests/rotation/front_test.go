@@ -7,8 +7,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"io"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -20,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -147,10 +146,10 @@ func masters(ca *pki.CA) identity {
 
 // client sends requests with one identity.
 type client struct {
-	base      string
-	header    http.Header
-	transport *http.Transport
-	dials     atomic.Int64
+	http   *http.Client
+	base   string
+	header http.Header
+	dials  atomic.Int64
 }
 
 // client returns a client with its own connections, over HTTP/1.1 or, where it is offered, HTTP/2.
@@ -171,21 +170,12 @@ func (f *front) client(id identity, h2 bool) *client {
 		cfg.NextProtos = []string{"h2"}
 	}
 	c := &client{base: f.Endpoint.URL, header: id.header}
-	c.transport = &http.Transport{Protocols: &protocols, DisableCompression: true, MaxIdleConnsPerHost: 16, DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+	transport := &http.Transport{Protocols: &protocols, DisableCompression: true, MaxIdleConnsPerHost: 16, DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		c.dials.Add(1)
 		return dialer.DialContext(ctx, network, address)
 	}}
+	c.http = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return c
-}
-
-// send starts a request. The caller closes the body.
-func (c *client) send(ctx context.Context, path string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	maps.Copy(req.Header, c.header)
-	return c.transport.RoundTrip(req)
 }
 
 // get sends a request and reads the whole answer. Any status but 200 is an error.
@@ -194,39 +184,24 @@ func (c *client) get(ctx context.Context, path string) (status int, err error) {
 	// longer has failed.
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	res, err := c.send(ctx, path)
-	if err != nil {
-		return 0, err
+	reply, err := ask.Do(ctx, c.http, http.MethodGet, c.base+path, c.header, "")
+	if err == nil && reply.Code != http.StatusOK {
+		err = fmt.Errorf("status %d: %.300s", reply.Code, reply.Body)
 	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		return res.StatusCode, fmt.Errorf("reading body: %w", err)
-	}
-	if res.StatusCode != http.StatusOK {
-		return res.StatusCode, fmt.Errorf("status %d: %.300s", res.StatusCode, body)
-	}
-	return res.StatusCode, nil
+	return reply.Code, err
 }
 
-func (c *client) close() { c.transport.CloseIdleConnections() }
+func (c *client) close() { c.http.CloseIdleConnections() }
 
 // metric returns the lines of Fairlead's metrics that begin with name and contain all parts.
 func (f *front) metric(t *testing.T, name string, parts ...string) []string {
 	t.Helper()
 	c := f.client(user(f.admin), true)
 	defer c.close()
-	c.base = f.Admin.URL
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	res := must.Get(c.send(ctx, "/metrics"))(t)
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil || res.StatusCode != http.StatusOK {
-		t.Fatalf("reading metrics: %d %v %.300s", res.StatusCode, err, body)
-	}
 	var found []string
-	for line := range strings.Lines(string(body)) {
+	for line := range strings.Lines(must.Get(ask.Get(ctx, c.http, f.Admin.URL+"/metrics"))(t)) {
 		if strings.HasPrefix(line, name) && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
 			found = append(found, line)
 		}

@@ -9,12 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
@@ -162,15 +162,11 @@ type refusal struct{ error }
 
 // watch returns nil when the watch ended between two events with a clean end of the body.
 func (w *watching) watch(ctx context.Context, c *client, path string) error {
-	res, err := c.send(ctx, path)
+	res, err := ask.Open(ctx, c.http, c.base+path, c.header)
 	if err != nil {
 		return &refusal{err}
 	}
 	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(res.Body, 300))
-		return &refusal{fmt.Errorf("status %d: %s", res.StatusCode, body)}
-	}
 	lines := bufio.NewReader(res.Body)
 	for {
 		line, err := lines.ReadBytes('\n')
