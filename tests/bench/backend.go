@@ -176,7 +176,7 @@ func startBackend(ctx context.Context, c *cluster.Cluster, self string) (address
 			own = append(own, a)
 		}
 	}
-	try.Get(c.Run(ctx, cluster.Command{Name: "extension", Path: self, Args: own, Ready: listens(address)}))
+	try.Get(c.Run(ctx, cluster.Command{Name: "extension", Path: self, Args: own, Ready: cluster.Listens(address)}))
 	try.Do(c.Register(ctx, b))
 	return address
 }

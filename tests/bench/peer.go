@@ -111,7 +111,7 @@ func (w *world) launch(ctx context.Context, p *peer, args ...string) {
 func (w *world) startPeer(ctx context.Context, p *peer) {
 	pair := try.Get(w.PKI.Serving.Issue(p.name, cluster.Leaf{User: p.name, Names: []string{"127.0.0.1", "localhost"}}))
 	p.address = freeAddress(ctx)
-	cmd := cluster.Command{Name: p.name + p.backend, Ready: listens(p.address)}
+	cmd := cluster.Command{Name: p.name + p.backend, Ready: cluster.Listens(p.address)}
 	values := map[string]any{
 		"Address": p.address, "Backend": w.backend, "CA": w.PKI.Serving.CertFile, "Cert": pair.CertFile, "Key": pair.KeyFile,
 		"Dir": w.Dir(), "Streams": maxStreams,
@@ -172,16 +172,6 @@ func freeAddress(ctx context.Context) string {
 	l := try.Get(new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"))
 	defer l.Close()
 	return l.Addr().String()
-}
-
-func listens(address string) func(context.Context) error {
-	return func(ctx context.Context) error {
-		c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	}
 }
 
 // clientTLS trusts the cluster's servers. Of a test machine's addresses their certificates name

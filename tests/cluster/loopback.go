@@ -52,6 +52,19 @@ func get(url string, e Endpoint, c Credentials) func(context.Context) error {
 	}
 }
 
+// Listens returns a Command.Ready that checks whether a server accepts connections.
+func Listens(address string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second) // of its host, packets may be lost
+		defer cancel()
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}
+}
+
 // eventually calls ready until it returns nil, ctx ends, or over is closed.
 func eventually(ctx context.Context, ready func(context.Context) error, over <-chan struct{}) error {
 	tick := time.NewTicker(20 * time.Millisecond) // kube-apiserver takes seconds, and a check costs it microseconds

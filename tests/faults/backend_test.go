@@ -125,23 +125,10 @@ func (b *backend) start(t *testing.T, h *host) *process {
 			"-c", `exec ip netns exec "$@"`, "sh", h.name, must.Get(os.Executable())(t),
 			p.addr(), b.gv(), b.names()[0], b.w.caCert, b.w.caKey, b.w.PKI.FrontProxy.CertFile,
 		},
-		Ready: accepts(p.addr()),
+		Ready: cluster.Listens(p.addr()),
 	}))(t)
 	t.Cleanup(p.Kill)
 	return p
-}
-
-// accepts returns a check that a server listens.
-func accepts(address string) func(context.Context) error {
-	return func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	}
 }
 
 // register makes the backend's objects. The Service is headless: kube-apiserver's own aggregator
