@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
@@ -110,12 +110,7 @@ func (w *world) start(t *testing.T, name, namespace, account string, more ...str
 	w.mount(t, d, root)
 	kubeconfig := filepath.Join(root, "kubeconfig")
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, namespace, account)}))
-	ports := [2]int{}
-	for i := range ports {
-		l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-		must.Do(t, l.Close())
-	}
+	ports := alone.Ports(t, 2)
 	var args []string
 	for _, a := range d.Spec.Template.Spec.Containers[0].Args {
 		args = append(args, strings.ReplaceAll(a, "=/etc/", "="+root+"/etc/"))

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -18,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -285,14 +285,7 @@ func (w *world) leased(t *testing.T) bool {
 }
 
 // scraped returns the value of one of a Fairlead's series, read by a member of system:masters.
-func (w *world) scraped(t *testing.T, f *cluster.Front, series string) (value float64) {
+func (w *world) scraped(t *testing.T, f *cluster.Front, series string) float64 {
 	t.Helper()
-	file := filepath.Join(w.dir, "admin-"+f.Part.Name())
-	must.Do(t, f.Admin.WriteKubeconfig(file, w.Admin()))
-	for line := range strings.Lines(succeed(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")) {
-		if rest, ok := strings.CutPrefix(line, series+" "); ok {
-			must.Get(fmt.Sscan(rest, &value))(t)
-		}
-	}
-	return value
+	return must.Get(ask.Metrics(t.Context(), suite.Client(t, f.Admin, w.Admin()), f.Admin.URL))(t)[series]
 }
