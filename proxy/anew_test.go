@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -32,9 +33,7 @@ func TestChainThatPanics(t *testing.T) {
 			res, err := c.Do(w.request(t, "GET", "/api/v1/pods", nil))
 			if err == nil {
 				res.Body.Close()
-				if res.StatusCode != http.StatusInternalServerError {
-					t.Errorf("status %d", res.StatusCode)
-				}
+				check.Same(t, http.StatusInternalServerError, res.StatusCode, "status")
 			}
 		}
 		w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/api/v1/pods", nil)).want(t, http.StatusOK, "another client")
@@ -78,9 +77,7 @@ func TestStrangersDebtFollows(t *testing.T) {
 			g.ended(d, h, 0)
 		}
 		d, h := tc.of(g.burst + 1)
-		if got := g.overLimit(d, h); got != tc.owes {
-			t.Errorf("%s: owes %v", tc.name, got)
-		}
+		check.Same(t, tc.owes, g.overLimit(d, h), "%s: owes", tc.name)
 	}
 }
 
@@ -110,9 +107,7 @@ func TestScraperByAnotherWord(t *testing.T) {
 	} {
 		var k scrapers
 		k.remember(tc.known, now)
-		if got := k.knows(tc.caller, now); got != tc.want {
-			t.Errorf("%s: known %v", tc.name, got)
-		}
+		check.Same(t, tc.want, k.knows(tc.caller, now), "%s: known", tc.name)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -50,9 +51,8 @@ func TestKnownScrapers(t *testing.T) {
 		}
 	}
 	deaf.Store(true)
-	if got := scrape("/metrics", prometheus, ""); got != http.StatusInternalServerError {
-		t.Errorf("status %d while the local apiserver is healthy and its review fails, want 500", got)
-	}
+	check.Same(t, http.StatusInternalServerError, scrape("/metrics", prometheus, ""),
+		"status while the local apiserver is healthy and its review fails")
 	w.local.Close()
 	p.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "connection refused")
 	asked.Store(false)
@@ -71,9 +71,7 @@ func TestKnownScrapers(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			asked.Store(false)
-			if got := scrape(tc.path, tc.pair, tc.token); got != tc.want {
-				t.Errorf("status %d, want %d", got, tc.want)
-			}
+			check.Same(t, tc.want, scrape(tc.path, tc.pair, tc.token), "status")
 			if tc.want == http.StatusOK && asked.Load() {
 				t.Error("a known scraper waits for an apiserver that is down")
 			}
@@ -95,13 +93,9 @@ func TestScrapersAreForgotten(t *testing.T) {
 	for i := range 2 * maxScrapers {
 		k.remember(scrape(string(rune('a'+i))), now)
 	}
-	if len(k.known) != maxScrapers {
-		t.Errorf("%d scrapers are remembered, want at most %d", len(k.known), maxScrapers)
-	}
+	check.Same(t, maxScrapers, len(k.known), "scrapers remembered")
 	k.remember(d, now.Add(scraperMemory))
-	if len(k.known) != 1 {
-		t.Errorf("%d scrapers are remembered after five minutes, want only the new one", len(k.known))
-	}
+	check.Same(t, 1, len(k.known), "scrapers remembered after five minutes, only the new one")
 	d.Credentials.Impersonates = true
 	if k.knows(d, now) {
 		t.Error("a caller that impersonates is remembered")

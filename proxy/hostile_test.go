@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -33,13 +34,9 @@ func TestForgedHeadersDoNothing(t *testing.T) {
 		}
 		w.do(t, w.httpClient(t, proto, nil), r).want(t, 200)
 		in := w.remote.last(t)
-		same(t, "identity", want, identityFields(in.header))
-		if got := in.header.Get("X-Forwarded-For"); got != "127.0.0.1" {
-			t.Errorf("X-Forwarded-For %q: a stranger's field was forwarded", got)
-		}
-		if got := in.header.Get("X-Real-Ip"); got != "" {
-			t.Errorf("X-Real-Ip %q: a stranger's field was forwarded, which audit logs believe", got)
-		}
+		check.Same(t, want, identityFields(in.header), "identity")
+		check.Same(t, "127.0.0.1", in.header.Get("X-Forwarded-For"), "X-Forwarded-For, without a stranger's")
+		check.Same(t, "", in.header.Get("X-Real-Ip"), "X-Real-Ip of a stranger, which audit logs believe")
 		for name, values := range in.header {
 			if strings.Contains(strings.Join(values, ","), "bearer.authorization") {
 				t.Errorf("%s carries the token", name)
@@ -105,7 +102,7 @@ func TestForgedTrailersDoNothing(t *testing.T) {
 		in := w.remote.last(t)
 		// The engine forwards the announcement, and no value.
 		maps.DeleteFunc(in.trailer, func(_ string, values []string) bool { return values == nil })
-		same(t, "trailers", http.Header{"X-Checksum": {"abc"}}, in.trailer)
+		check.Same(t, http.Header{"X-Checksum": {"abc"}}, in.trailer, "trailers")
 	})
 }
 
@@ -153,9 +150,7 @@ func TestForwardedForOfATrustedProxy(t *testing.T) {
 	r := w.request(t, "GET", "/api/v1/pods", nil)
 	r.Header = http.Header{"X-Remote-User": {"carol"}, "X-Forwarded-For": {"203.0.113.7"}}
 	w.do(t, w.httpClient(t, "h2", w.authorities.front.Issue(pki.Leaf{CommonName: "outer"})), r)
-	if got := w.local.last(t).header.Get("X-Forwarded-For"); got != "203.0.113.7, 127.0.0.1" {
-		t.Errorf("X-Forwarded-For %q", got)
-	}
+	check.Same(t, "203.0.113.7, 127.0.0.1", w.local.last(t).header.Get("X-Forwarded-For"), "X-Forwarded-For")
 }
 
 // CVE-2018-1002105: after a backend refused an upgrade, kube-apiserver left the connection to it
@@ -271,11 +266,10 @@ func TestIdentity(t *testing.T) {
 						continue
 					}
 					in := side.far.last(t)
-					have := identityFields(in.header)
-					same(t, side.path, side.want, have, ignoreCredentialID())
-					if in.peer != side.peer {
-						t.Errorf("%s: came with the certificate of %q, want %q", side.path, in.peer, side.peer)
+					if diff := cmp.Diff(side.want, identityFields(in.header), ignoreCredentialID()); diff != "" {
+						t.Errorf("%s (-want +got):\n%s", side.path, diff)
 					}
+					check.Same(t, side.peer, in.peer, "%s: certificate", side.path)
 				}
 			})
 		})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -104,9 +105,7 @@ func asserted(t *testing.T, in received) (own bool, user string, groups []string
 			}
 		}
 	}
-	if in.peer != "" {
-		t.Errorf("came with the certificate of %q", in.peer)
-	}
+	check.Same(t, "", in.peer, "certificate")
 	if !slices.Contains(h["Authorization"], ownCredential) {
 		return false, "", nil
 	}
@@ -143,9 +142,7 @@ func TestImpersonatedIdentity(t *testing.T) {
 						continue
 					}
 					if want >= 400 {
-						if n := w.local.count() - before; n != 0 {
-							t.Errorf("%s, %s: a refused request has reached the local apiserver", name, way)
-						}
+						check.Same(t, 0, w.local.count()-before, "%s, %s: refused requests at the local apiserver", name, way)
 						continue
 					}
 					own, user, groups := asserted(t, w.local.last(t))
@@ -154,8 +151,8 @@ func TestImpersonatedIdentity(t *testing.T) {
 					}
 					if !own {
 						in := w.local.last(t).header
-						same(t, name+", "+way+", Authorization", p.header["Authorization"], in["Authorization"])
-						same(t, name+", "+way+", Impersonate-User", p.header["Impersonate-User"], in["Impersonate-User"])
+						check.Same(t, p.header["Authorization"], in["Authorization"], "%s, %s: Authorization", name, way)
+						check.Same(t, p.header["Impersonate-User"], in["Impersonate-User"], "%s, %s: Impersonate-User", name, way)
 					}
 				}
 			}
@@ -201,7 +198,7 @@ func TestAuditOfImpersonation(t *testing.T) {
 			got = append(got, inShort(&ev))
 		}
 		slices.Sort(got)
-		same(t, "record", []string{"ResponseComplete Metadata list alice 403", "ResponseComplete Metadata list boss as jane 200"}, got)
+		check.Same(t, []string{"ResponseComplete Metadata list alice 403", "ResponseComplete Metadata list boss as jane 200"}, got, "record")
 	})
 }
 
@@ -413,14 +410,8 @@ func TestLongTokenWaitsItsTurn(t *testing.T) {
 		d, _ := w.proxy.decision(t.Context(), h, nil, true)
 		return d.Action
 	}
-	if got := ask(short); got != ToLocal {
-		t.Errorf("a short token: %v", got)
-	}
-	if got := ask(long); got != Refuse {
-		t.Errorf("a long token while the desk is full: %v", got)
-	}
+	check.Same(t, ToLocal, ask(short), "a short token")
+	check.Same(t, Refuse, ask(long), "a long token while the desk is full")
 	leave()
-	if got := ask(long); got != ToLocal {
-		t.Errorf("a long token afterwards: %v", got)
-	}
+	check.Same(t, ToLocal, ask(long), "a long token afterwards")
 }

@@ -18,6 +18,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -96,9 +97,7 @@ func TestLoop(t *testing.T) {
 	r = w.request(t, "GET", "/api/v1/pods", nil)
 	r.Header.Set(loopHeader, "other")
 	w.do(t, w.httpClient(t, "h2", nil), r)
-	if got := w.local.last(t).header.Get(loopHeader); got != "other, "+w.proxy.instance {
-		t.Errorf("forwarded with %q", got)
-	}
+	check.Same(t, "other, "+w.proxy.instance, w.local.last(t).header.Get(loopHeader), "forwarded with")
 }
 
 // A request beyond the limit is refused once, by the decision already made. A second decision might
@@ -242,9 +241,7 @@ func TestImpersonation(t *testing.T) {
 	r := w.request(t, "GET", "/api/v1/pods", nil)
 	r.Header = http.Header{"Authorization": {"Bearer token-of-bob"}, "Impersonate-User": {"jane"}}
 	w.do(t, w.httpClient(t, "h2", nil), r)
-	if got := w.local.last(t).header.Get("Impersonate-User"); got != "jane" {
-		t.Errorf("local got Impersonate-User %q", got)
-	}
+	check.Same(t, "jane", w.local.last(t).header.Get("Impersonate-User"), "Impersonate-User at the local apiserver")
 }
 
 // noteConn records the connection that a request uses.
@@ -275,9 +272,7 @@ func TestLeave(t *testing.T) {
 		for _, target := range []string{"/api/v1/pods", remoteGV + "/widgets", "/readyz"} {
 			ask(target)
 		}
-		if want := map[bool]int{true: 3, false: 1}[proto == "http/1.1"]; len(conns) != want {
-			t.Errorf("%d connections in all, want %d", len(conns), want)
-		}
+		check.Same(t, map[bool]int{true: 3, false: 1}[proto == "http/1.1"], len(conns), "connections in all")
 	})
 }
 

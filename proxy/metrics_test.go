@@ -18,6 +18,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -69,9 +70,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 			goes = second.Entries()[1]
 		}
 		get(goes)
-		if n := testutil.CollectAndCount(m.total); n != 2 {
-			t.Errorf("%d series, want one of each APIService", n)
-		}
+		check.Same(t, 2, testutil.CollectAndCount(m.total), "series, one of each APIService")
 		now.Store(tableOf(second, "stays"))
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
@@ -96,9 +95,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 			go func() { ended <- m.prune(ctx) }()
 			synctest.Wait()
 		}
-		if n := testutil.CollectAndCount(m.total); n != 1 {
-			t.Errorf("%d series after an entry was replaced and deleted, want 1", n)
-		}
+		check.Same(t, 1, testutil.CollectAndCount(m.total), "series after an entry was replaced and deleted")
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Error(err)
@@ -123,15 +120,9 @@ func TestObserve(t *testing.T) {
 	if n, d := testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration); n != 101 || d != 101 {
 		t.Errorf("%d and %d series, want 101", n, d)
 	}
-	if n := testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", "200")); n != 3 {
-		t.Errorf("%v requests counted, want 3", n)
-	}
-	if n := testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", "299")); n != 2 {
-		t.Errorf("%v requests counted beyond the bound, want 2", n)
-	}
-	if n := testutil.ToFloat64(m.total.WithLabelValues("other", "other", "", "other")); n != 1 {
-		t.Errorf("%v requests counted without an entry, want 1", n)
-	}
+	check.Same(t, 3, testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", "200")), "requests counted")
+	check.Same(t, 2, testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", "299")), "requests counted beyond the bound")
+	check.Same(t, 1, testutil.ToFloat64(m.total.WithLabelValues("other", "other", "", "other")), "requests counted without an entry")
 	if n := testing.AllocsPerRun(100, func() { m.observe(d, 200, time.Second) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -172,7 +163,7 @@ func TestAnswersAreObserved(t *testing.T) {
 			w.get(t, proto, tc.target)
 			w.settled(t)
 			mu.Lock()
-			same(t, tc.target, tc.want, observed)
+			check.Same(t, tc.want, observed, "%s", tc.target)
 			mu.Unlock()
 		}
 	})

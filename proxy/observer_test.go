@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -135,7 +136,7 @@ func TestAudit(t *testing.T) {
 			"RequestReceived Metadata watch bob", "ResponseStarted Metadata watch bob 200", "ResponseComplete Metadata watch bob 200 allow",
 			"ResponseComplete Metadata list  503",
 		}
-		same(t, "record", want, got)
+		check.Same(t, want, got, "record")
 	})
 }
 
@@ -154,7 +155,7 @@ func TestAuditLocal(t *testing.T) {
 				t.Errorf("Audit-ID %q, the local apiserver has %q", id, w.local.last(t).header.Get("Audit-Id"))
 			}
 		}
-		same(t, "record", []string{"ResponseComplete Metadata list alice 200 pods", "ResponseComplete Metadata list  200 nodes"}, got)
+		check.Same(t, []string{"ResponseComplete Metadata list alice 200 pods", "ResponseComplete Metadata list  200 nodes"}, got, "record")
 	})
 }
 

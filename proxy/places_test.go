@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -78,9 +79,7 @@ func TestSilentBodies(t *testing.T) {
 					}
 				}
 				w.do(t, c, w.request(t, "GET", "/readyz", nil)).want(t, 200, "/readyz")
-				if n := w.proxy.UnderWay(); n != 0 {
-					t.Errorf("%d requests hold places", n)
-				}
+				check.Same(t, 0, w.proxy.UnderWay(), "requests that hold places")
 			})
 		})
 	}
@@ -249,9 +248,7 @@ func TestUnprovenWatch(t *testing.T) {
 				t.Errorf("%q: %d %q", tc.authorization, got.status, got.body)
 			}
 		}
-		if n := w.proxy.UnderWay(); n != 0 {
-			t.Errorf("%d requests hold places", n)
-		}
+		check.Same(t, 0, w.proxy.UnderWay(), "requests that hold places")
 	})
 }
 

@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -141,7 +141,7 @@ func TestAccessLog(t *testing.T) {
 			for _, name := range []string{"took", "time", "audit", "proto", "first", "waited", "new"} {
 				delete(got, name)
 			}
-			same(t, "record", tc.want, got)
+			check.Same(t, tc.want, got, "record")
 		}
 	})
 	select {
@@ -201,9 +201,7 @@ func TestReadyDocument(t *testing.T) {
 					delete(line, key)
 				}
 			}
-			if diff := cmp.Diff(want, line); diff != "" {
-				t.Errorf("%+v: access log %s", tc, diff)
-			}
+			check.Same(t, want, line, "%+v: access log", tc)
 		}
 	})
 }

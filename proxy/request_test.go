@@ -8,10 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/klog/v2"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // upstreamRequest parses a request with k8s.io/apiserver.
@@ -57,9 +58,7 @@ func FuzzParseRequest(f *testing.F) {
 			return // TestLongSelectors
 		}
 		got := parseRequest(method, path, rawQuery)
-		if diff := cmp.Diff(upstreamRequest(t, method, path, rawQuery), got); diff != "" {
-			t.Errorf("%s %s?%s (-upstream +ours):\n%s", method, path, rawQuery, diff)
-		}
+		check.Same(t, upstreamRequest(t, method, path, rawQuery), got, "%s %s?%s, like upstream", method, path, rawQuery)
 	})
 }
 
@@ -92,9 +91,7 @@ func TestLongSelectors(t *testing.T) {
 		{"DELETE", "labelSelector=a" + long, "deletecollection"},
 	} {
 		want := Request{IsResource: true, Verb: tc.want, Version: "v1", Resource: "pods", Path: "/api/v1/pods"}
-		if diff := cmp.Diff(want, parseRequest(tc.method, "/api/v1/pods", tc.query)); diff != "" {
-			t.Errorf("%s %.40s (-want +got):\n%s", tc.method, tc.query, diff)
-		}
+		check.Same(t, want, parseRequest(tc.method, "/api/v1/pods", tc.query), "%s %.40s", tc.method, tc.query)
 	}
 }
 
@@ -105,9 +102,7 @@ func TestParseRequestAllocates(t *testing.T) {
 			t.Fatal(r.Verb)
 		}
 	})
-	if allocs != 0 {
-		t.Errorf("%v allocations, want none", allocs)
-	}
+	check.Same(t, 0, allocs, "allocations")
 }
 
 func TestLongRunning(t *testing.T) {
@@ -126,8 +121,6 @@ func TestLongRunning(t *testing.T) {
 		{"GET", "/debug/pprof/profile", "", nil, true},
 	} {
 		r := parseRequest(tc.method, tc.path, tc.query)
-		if got := r.longRunning(tc.declared); got != tc.want {
-			t.Errorf("%s %s: long-running %v, want %v", tc.method, tc.path, got, tc.want)
-		}
+		check.Same(t, tc.want, r.longRunning(tc.declared), "%s %s: long-running", tc.method, tc.path)
 	}
 }

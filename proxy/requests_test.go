@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -88,12 +86,4 @@ func (w *world) by(t *testing.T, authorization, method, target string, body io.R
 func (w *world) as(t *testing.T, user, method, target string, body io.Reader) *http.Request {
 	t.Helper()
 	return w.by(t, "Bearer token-of-"+user, method, target, body)
-}
-
-// same checks that two values are equal.
-func same[T any](t *testing.T, what string, want, got T, options ...cmp.Option) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
 }

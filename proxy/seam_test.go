@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -175,16 +176,12 @@ func TestUpgradeInNameOnly(t *testing.T) {
 	} {
 		for _, target := range []string{"/api/v1/pods", remoteGV + "/widgets"} {
 			res, _, _ := w.say(t, nil, "GET "+target+" HTTP/1.1\r\nHost: x\r\n"+fields+"Sec-WebSocket-Protocol: v5.channel.k8s.io, "+token+"\r\n\r\n")
-			if want := map[bool]int{true: 200, false: 401}[target == "/api/v1/pods"]; res.StatusCode != want {
-				t.Errorf("%q %s: status %d", fields, target, res.StatusCode)
-			}
+			check.Same(t, map[bool]int{true: 200, false: 401}[target == "/api/v1/pods"], res.StatusCode, "%q %s", fields, target)
 			if in := w.local.last(t).header; in.Get("Sec-Websocket-Protocol") != "" || in.Get("Upgrade") != "" || in.Get("Connection") != "" {
 				t.Errorf("%q: arrived with %v", fields, in)
 			}
 		}
-		if n := w.remote.count(); n != 0 {
-			t.Errorf("%q: the remote received %d requests of an unknown caller", fields, n)
-		}
+		check.Same(t, 0, w.remote.count(), "%q: requests of an unknown caller at the remote", fields)
 		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: authn.Head{{Name: "authorization", Value: "Bearer token-nobody-knows"}}}
 		if d, _ := w.proxy.decision(t.Context(), h, nil, true); d.Pool != authn.PoolUnproven {
 			t.Fatalf("%q: an unknown token uses pool %d", fields, d.Pool)

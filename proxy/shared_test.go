@@ -9,6 +9,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -33,9 +34,7 @@ func TestSharedConnections(t *testing.T) {
 	s.homes["ping.example.com"] = &neighbour{annotations: map[string]string{"fairlead.dev/ping-timeout": "9s"}}
 	s.apply()
 	used := map[string]string{s.shared(a, b, c): "a, b, c", s.shared("trust.example.com", "trust2.example.com"): "trust"}
-	if len(used) != 2 {
-		t.Error("APIServices of different trust share a connection")
-	}
+	check.Same(t, 2, len(used), "connections, one for each trust")
 	for _, g := range []string{"order.example.com", "name.example.com", "port.example.com", "ping.example.com"} {
 		for range 3 { // the first may use net/http, to learn the backend's protocol
 			if at := s.conn(g); used[at] != "" && used[at] != g {
@@ -78,9 +77,7 @@ func TestSharedTrustChanges(t *testing.T) {
 	if res := s.open(things(c)); res.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("a bundle that does not verify the backend: %d", res.StatusCode)
 	}
-	if got := s.conn(a); got != shared {
-		t.Error("a neighbour lost its connection")
-	}
+	check.Same(t, shared, s.conn(a), "a neighbour's connection")
 	s.ends("whose trust has ended", ends)
 	s.goesOn("of the neighbour", stays)
 	s.goesOn("that the new bundle trusts, too", grows)
@@ -122,9 +119,7 @@ func TestOverlapIsNobodyElses(t *testing.T) {
 	refused("after the overlap", a)
 	s.ends("whose trust has ended with the overlap", own)
 	s.goesOn("of the neighbour", neighbours)
-	if s.conn(b) != shared {
-		t.Error("a neighbour lost its connection")
-	}
+	check.Same(t, shared, s.conn(b), "a neighbour's connection")
 }
 
 // An APIService changes its target while requests are under way: those that were sent are answered,
@@ -159,9 +154,7 @@ func TestSharedRetarget(t *testing.T) {
 				}
 			}
 			close(s.free)
-			if got := <-under; got != "ok OK" {
-				t.Errorf("the request that was under way: %q", got)
-			}
+			check.Same(t, "ok OK", <-under, "the request that was under way")
 			if s.conn(b) != shared || s.conn(c) != shared {
 				t.Error("a neighbour lost its connection")
 			}
@@ -215,9 +208,7 @@ func TestSharedMemberGoes(t *testing.T) {
 	goes, stays := s.open(things(a)+"?watch=1"), s.open(things(b)+"?watch=1")
 	delete(s.homes, a)
 	s.apply()
-	if s.conn(b) != shared {
-		t.Error("the connection ended with one of the APIServices that shared it")
-	}
+	check.Same(t, shared, s.conn(b), "the connection after one of the APIServices that shared it has gone")
 	s.ends("of one that was deleted", goes)
 	s.goesOn("of its neighbour", stays)
 	last := s.open(things(b) + "?watch=1")
@@ -249,9 +240,7 @@ func TestSharedLimits(t *testing.T) {
 			}
 		}
 	}
-	if s.conn(b) != shared {
-		t.Error("they share no connection any more")
-	}
+	check.Same(t, shared, s.conn(b), "a neighbour's connection")
 	close(s.free)
 	<-done
 }
@@ -322,12 +311,8 @@ func TestSharedRotation(t *testing.T) {
 	must.Soon(t, 30*time.Second, "a connection of the new certificate", func() bool { return s.conn(a) != shared })
 	next := s.at(a)
 	for _, g := range []string{a, b} {
-		if got := s.conn(g); got != next {
-			t.Errorf("%s uses another connection than its neighbour", g)
-		}
-		if peer := s.remote.last(t).peer; peer != "front-proxy-client-2" {
-			t.Errorf("%s uses the certificate of %q", g, peer)
-		}
+		check.Same(t, next, s.conn(g), "%s: its neighbour's connection", g)
+		check.Same(t, "front-proxy-client-2", s.remote.last(t).peer, "%s: certificate", g)
 	}
 	s.goesOn("that had begun before", watch)
 }

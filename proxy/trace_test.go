@@ -11,6 +11,7 @@ import (
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 
 	traced "github.com/fairlead-proxy/fairlead/proxy/tracing"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -72,9 +73,7 @@ func TestTrace(t *testing.T) {
 			t.Fatalf("%d spans: %+v", len(spans), spans)
 		}
 		for i, s := range spans {
-			if want := fmt.Sprintf("00-%s-%s-01", s.Trace, s.ID); sent[i] != want {
-				t.Errorf("forwarded with %s, the span is %s", sent[i], want)
-			}
+			check.Same(t, fmt.Sprintf("00-%s-%s-01", s.Trace, s.ID), sent[i], "forwarded, as the span is")
 			if continued := i < 2; continued != (s.Trace == callersTrace && s.Parent == callersSpan && len(s.Links) == 0) ||
 				!continued && (s.Parent != "" || len(s.Links) != 1 || s.Links[0] != callersTrace) {
 				t.Errorf("%d: %+v", i, s)
@@ -160,8 +159,6 @@ func TestNoTrace(t *testing.T) {
 		r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
 		r.Header.Set("Traceparent", callers)
 		w.do(t, w.httpClient(t, proto, nil), r)
-		if got := w.remote.last(t).header.Get("Traceparent"); got != callers {
-			t.Errorf("forwarded with %q", got)
-		}
+		check.Same(t, callers, w.remote.last(t).header.Get("Traceparent"), "forwarded with")
 	})
 }

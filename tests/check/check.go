@@ -1,0 +1,18 @@
+// Package check compares values in tests. It is one function on go-cmp, not an assertion library:
+// what is more than two values to compare is an if in the test.
+package check
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Same fails the test if two values differ, and says what they are.
+func Same[T any](t testing.TB, want, got T, format string, args ...any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", fmt.Sprintf(format, args...), diff)
+	}
+}
