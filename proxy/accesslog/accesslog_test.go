@@ -13,10 +13,10 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -51,9 +51,7 @@ func TestLine(t *testing.T) {
 			if err := json.Unmarshal(b, &got); err != nil {
 				t.Fatalf("%v in %s", err, b)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			check.Same(t, tc.want, got, "line")
 			if n := bytes.Count(b, []byte("\n")); n != 1 || b[len(b)-1] != '\n' {
 				t.Errorf("%d line ends in %q", n, b)
 			}
@@ -188,9 +186,7 @@ func TestBrokenWriter(t *testing.T) {
 	l.Add(1, full())
 	l.Add(2, full())
 	l.flush()
-	if n := l.lost.Load(); n != 2 {
-		t.Errorf("%d lines lost, want 2", n)
-	}
+	check.Same(t, 2, l.lost.Load(), "lines lost")
 }
 
 func TestAddAllocates(t *testing.T) {

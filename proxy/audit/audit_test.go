@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -97,9 +97,7 @@ func TestStages(t *testing.T) {
 				r.LongRunning = tc.long
 				tc.do(l.Open(r))
 			})
-			if diff := cmp.Diff(tc.want, stages(got)); diff != "" {
-				t.Error(diff)
-			}
+			check.Same(t, tc.want, stages(got), "stages")
 		})
 	}
 }
@@ -131,9 +129,7 @@ func TestMetadata(t *testing.T) {
 		t.Fatalf("%d events", len(got))
 	}
 	ev := got[0]
-	if ev.RequestURI != "/apis/example.com/v1/namespaces/default/widgets/one?pretty=1&access_token=MASKED" {
-		t.Errorf("requestURI %q", ev.RequestURI)
-	}
+	check.Same(t, "/apis/example.com/v1/namespaces/default/widgets/one?pretty=1&access_token=MASKED", ev.RequestURI, "requestURI")
 	if ev.User.Username != "bob" || ev.User.UID != "7" || ev.ImpersonatedUser == nil || ev.ImpersonatedUser.Username != "jane" || ev.User.Extra["scope"][0] != "all" {
 		t.Errorf("user %+v, impersonated %+v", ev.User, ev.ImpersonatedUser)
 	}
@@ -206,9 +202,7 @@ func TestBodies(t *testing.T) {
 			if request != tc.wantRequest || response != tc.wantResponse {
 				t.Errorf("request %q, response %q", request, response)
 			}
-			if diff := cmp.Diff(tc.annotations, got[0].Annotations); diff != "" {
-				t.Error(diff)
-			}
+			check.Same(t, tc.annotations, got[0].Annotations, "annotations")
 		})
 	}
 }
@@ -317,9 +311,7 @@ func TestMask(t *testing.T) {
 		"%zz=1&token=2":                        "%zz=1&token=MASKED",
 		"token":                                "token",
 	} {
-		if got := Mask(in); got != want {
-			t.Errorf("Mask(%q) = %q, want %q", in, got, want)
-		}
+		check.Same(t, want, Mask(in), "Mask(%q)", in)
 	}
 }
 
@@ -334,9 +326,7 @@ func FuzzMask(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, q string) {
 		got := Mask(q)
-		if again := Mask(got); again != got {
-			t.Errorf("Mask(%q) = %q, and masked again %q", q, got, again)
-		}
+		check.Same(t, got, Mask(got), "Mask(%q), masked again", q)
 		before, after := read(q), read(got)
 		for name, values := range after {
 			if !secret(strings.ToLower(name)) {
@@ -350,9 +340,7 @@ func FuzzMask(f *testing.F) {
 			delete(before, name)
 			delete(after, name)
 		}
-		if diff := cmp.Diff(before, after); diff != "" {
-			t.Errorf("Mask(%q) = %q, which changes more than secrets:\n%s", q, got, diff)
-		}
+		check.Same(t, before, after, "Mask(%q) = %q changes more than secrets", q, got)
 		if !strings.Contains(q, "hunter2") && strings.Contains(Mask(q+"&access_token=hunter2"), "hunter2") {
 			t.Errorf("%q prevents masking after it", q)
 		}

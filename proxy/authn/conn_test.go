@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -144,9 +145,7 @@ func TestConnRetriesFailure(t *testing.T) {
 				t.Fatalf("kind %d", got.Kind)
 			}
 		}
-		if n.Load() != 1 {
-			t.Errorf("a failing certificate was verified %d times in a row", n.Load())
-		}
+		check.Same(t, 1, n.Load(), "verifications of a failing certificate in a row")
 		pass(retryVerify + time.Second)
 		if got := read(a, c, nil, ""); got.Kind != KindCertificate {
 			t.Errorf("kind %d (%v)", got.Kind, got.Err)
@@ -177,9 +176,7 @@ func TestConnRemembersTokens(t *testing.T) {
 		{"Basic alice", ""}, {"Basic alice", ""}, {"Bearer " + long, long}, {"Bearer " + long, long}, {"bearer bob", "bob"},
 	}
 	for _, f := range fields {
-		if got := read(a, c, head("authorization", f.value), "").Token.Secret(); got != f.want {
-			t.Errorf("%.20q has the token %.20q, want %.20q", f.value, got, f.want)
-		}
+		check.Same(t, f.want, read(a, c, head("authorization", f.value), "").Token.Secret(), "token of %.20q", f.value)
 		if l := c.last.Load(); len(l.value) > maxRemembered {
 			t.Errorf("a value of %d bytes is remembered", len(l.value))
 		}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -58,9 +59,7 @@ func FuzzCutProtocol(f *testing.F) {
 		if strings.Contains(strings.ToLower(got), bearerProtocol) {
 			t.Errorf("%q still contains a token", got)
 		}
-		if CutProtocol(got) != got {
-			t.Errorf("%q changes if it is cut again", got)
-		}
+		check.Same(t, got, CutProtocol(got), "what was cut, cut again")
 		var want []string
 		for p := range strings.SplitSeq(line, ",") {
 			if !containsFold(p, bearerProtocol) {
@@ -126,18 +125,14 @@ func hotCases(t testing.TB) map[string]func() {
 func TestHotPathAllocatesNothing(t *testing.T) {
 	for name, f := range hotCases(t) {
 		f()
-		if n := testing.AllocsPerRun(100, f); n != 0 {
-			t.Errorf("%s: %v allocations", name, n)
-		}
+		check.Same(t, 0, testing.AllocsPerRun(100, f), "%s: allocations", name)
 	}
 	a := newAuthenticator(t, Config{})
-	if n := testing.AllocsPerRun(100, func() {
+	check.Same(t, 0, testing.AllocsPerRun(100, func() {
 		a.Strip("x_remote_extra_something", PoolRemote)
 		a.Strip("accept-encoding", PoolRemote)
 		CutProtocol("v4.channel.k8s.io, v3.channel.k8s.io")
-	}); n != 0 {
-		t.Errorf("%v allocations to strip", n)
-	}
+	}), "allocations to strip")
 }
 
 func BenchmarkHotPath(b *testing.B) {

@@ -7,12 +7,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/transport"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -37,9 +37,7 @@ func TestHeadersLikeUpstream(t *testing.T) {
 		want := httptest.NewRequest(http.MethodGet, "/", nil)
 		transport.SetAuthProxyHeaders(want, u.Name, u.UID, u.Groups, u.Extra)
 		fields := must.Get(a.Headers(nil, u))(t)
-		if diff := cmp.Diff(want.Header, toHTTP(fields)); diff != "" {
-			t.Errorf("%s: %s", u.Name, diff)
-		}
+		check.Same(t, want.Header, toHTTP(fields), "%s", u.Name)
 		for _, f := range fields {
 			if !f.Sensitive || f.Name != strings.ToLower(f.Name) {
 				t.Errorf("%+v", f)
@@ -111,9 +109,7 @@ func TestTarget(t *testing.T) {
 			for _, f := range fields {
 				names = append(names, f.Name)
 			}
-			if diff := cmp.Diff(tt.want, names); diff != "" {
-				t.Error(diff)
-			}
+			check.Same(t, tt.want, names, "names")
 			for _, list := range [][]string{n.Username, n.UID, n.Group} {
 				for _, name := range list {
 					if tt.err == "" && !a.Strip(name, PoolUnproven) {
@@ -170,9 +166,7 @@ func FuzzHeaders(f *testing.F) {
 		if group == "" {
 			want.Groups = []string{}
 		}
-		if describe(got) != describe(&want) {
-			t.Errorf("read %s, sent %s", describe(got), describe(&want))
-		}
+		check.Same(t, describe(&want), describe(got), "what was read")
 	})
 }
 

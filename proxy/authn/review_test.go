@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
@@ -76,9 +77,7 @@ func TestReviewCaches(t *testing.T) {
 					t.Error("still cached a second later")
 				}
 				_, _ = a.Review(t.Context(), c, "")
-				if api.N.Load() != 2 {
-					t.Errorf("reviewed %d times, want 2", api.N.Load())
-				}
+				check.Same(t, 2, api.N.Load(), "reviews")
 			})
 		})
 	}
@@ -123,9 +122,7 @@ func TestReviewErrors(t *testing.T) {
 		}
 	}
 	for result, want := range map[string]float64{"refused": 1, "error": 3} {
-		if got := testutil.ToFloat64(a.metrics.reviews.WithLabelValues(result)); got != want {
-			t.Errorf("%v reviews counted as %s, want %v", got, result, want)
-		}
+		check.Same(t, want, testutil.ToFloat64(a.metrics.reviews.WithLabelValues(result)), "reviews counted as %s", result)
 	}
 	if _, err := a.Review(t.Context(), &Credentials{}, ""); !errors.Is(err, ErrUnauthenticated) {
 		t.Errorf("nothing: %v", err)
@@ -216,9 +213,7 @@ func TestCacheBytesAreBounded(t *testing.T) {
 	for i := range 4000 {
 		c.drop(newToken(fmt.Sprint(long, i)))
 	}
-	if n := kept(c, 4000, long); n != 0 {
-		t.Errorf("an empty cache has %d tokens", n)
-	}
+	check.Same(t, 0, kept(c, 4000, long), "tokens in an empty cache")
 }
 
 // The cache holds 100,000 tokens: few are dropped before they expire.
@@ -243,9 +238,7 @@ func TestProven(t *testing.T) {
 		c := credentials(a, "good")
 		pool := func(want Pool) {
 			t.Helper()
-			if got := a.Pool(c); got != want {
-				t.Errorf("pool %d, want %d", got, want)
-			}
+			check.Same(t, want, a.Pool(c), "pool")
 		}
 		pool(PoolUnproven)
 		for _, status := range []int{100, 103, 204, 400, 401, 408, 413, 417, 429, 431, 500, 502, 503, 504} {

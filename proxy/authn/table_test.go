@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -176,9 +177,7 @@ func TestDesignTable(t *testing.T) {
 						t.Error("refused without a reason")
 					}
 				} else {
-					if p := a.Pool(&c); p != tt.pool {
-						t.Errorf("pool %d, want %d", p, tt.pool)
-					}
+					check.Same(t, tt.pool, a.Pool(&c), "pool")
 					got := forward(t, a, h, &c, a.Pool(&c))
 					slices.Sort(got)
 					local = slices.Compact(slices.Sorted(slices.Values(local)))
@@ -222,9 +221,8 @@ func TestFrontProxy(t *testing.T) {
 		"accept: */*", "x-remote-user: root", "x-remote-uid: 0", "x-remote-group: system:masters", "x-remote-group: system:authenticated",
 		"x-remote-extra-k: v", "x-remote-extra-scopes: all",
 	}
-	if diff := cmp.Diff(want, slices.DeleteFunc(forward(t, a, h, &c, PoolRemote), func(s string) bool { return strings.HasPrefix(s, "x-cluster") })); diff != "" {
-		t.Error(diff)
-	}
+	check.Same(t, want, slices.DeleteFunc(forward(t, a, h, &c, PoolRemote), func(s string) bool { return strings.HasPrefix(s, "x-cluster") }),
+		"fields")
 }
 
 func TestStrip(t *testing.T) {
@@ -237,9 +235,7 @@ func TestStrip(t *testing.T) {
 		asserted := p == PoolRemote || p == PoolImpersonate
 		check := func(names []string, want bool) {
 			for _, n := range names {
-				if got := a.Strip(n, p); got != want {
-					t.Errorf("pool %d: Strip(%q) = %v", p, n, got)
-				}
+				check.Same(t, want, a.Strip(n, p), "pool %d: Strip(%q)", p, n)
 			}
 		}
 		check(always, true)

@@ -10,13 +10,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/path"
 
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
@@ -96,22 +96,16 @@ func TestAuthorize(t *testing.T) {
 			tt.cfg.Review = r.review
 			z := newAuthorizer(t, tt.cfg)
 			got, err := z.Authorize(t.Context(), tt.a)
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Error(diff)
-			}
+			check.Same(t, tt.want, got, "answers")
 			if (err != nil) != (tt.wantErr != "") || err != nil && !strings.Contains(err.Error(), tt.wantErr) {
 				t.Errorf("error %v, want %q", err, tt.wantErr)
 			}
-			if r.N.Load() != tt.asked {
-				t.Errorf("reviewed %d times, want %d", r.N.Load(), tt.asked)
-			}
+			check.Same(t, tt.asked, r.N.Load(), "reviews")
 			want := 0.
 			if tt.wantErr != "" {
 				want = float64(tt.asked)
 			}
-			if failed := testutil.ToFloat64(z.metrics.reviews.WithLabelValues("error")); failed != want {
-				t.Errorf("%v reviews counted as failed, want %v", failed, want)
-			}
+			check.Same(t, want, testutil.ToFloat64(z.metrics.reviews.WithLabelValues("error")), "reviews counted as failed")
 		})
 	}
 }
@@ -220,9 +214,7 @@ func TestPathIsNoPartOfAResourceQuestion(t *testing.T) {
 		a.Path = fmt.Sprint("/apis/", i)
 		must.Get(z.Authorize(t.Context(), a))(t)
 	}
-	if r.N.Load() != 1 {
-		t.Errorf("reviewed %d times", r.N.Load())
-	}
+	check.Same(t, 1, r.N.Load(), "reviews")
 }
 
 func TestTTL(t *testing.T) {
@@ -252,9 +244,7 @@ func TestTTL(t *testing.T) {
 					t.Error("still cached a second later")
 				}
 				_, _ = z.Authorize(t.Context(), get(tt.user))
-				if r.N.Load() != 2 {
-					t.Errorf("reviewed %d times, want 2", r.N.Load())
-				}
+				check.Same(t, 2, r.N.Load(), "reviews")
 			})
 		})
 	}
@@ -396,9 +386,7 @@ func TestCachedAllocatesNothing(t *testing.T) {
 	must.Get(z.Authorize(t.Context(), get("alice")))(t)
 	a := get("alice")
 	a.User = &user.DefaultInfo{Name: "alice", Groups: []string{"g"}, Extra: map[string][]string{}}
-	if n := testing.AllocsPerRun(100, func() { z.Cached(a) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	check.Same(t, 0, testing.AllocsPerRun(100, func() { z.Cached(a) }), "allocations")
 }
 
 // pass lets time pass in a bubble.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
 
@@ -42,17 +43,13 @@ func TestReviewsOfOneUser(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if got := busy.Load(); got != 2*maxWaiting-maxWaiting/4 {
-			t.Errorf("%d of %d were refused at once", got, 2*maxWaiting)
-		}
+		check.Same(t, 2*maxWaiting-maxWaiting/4, busy.Load(), "refused at once, of %d", 2*maxWaiting)
 		begun := time.Now()
 		if d, err := z.Authorize(t.Context(), get("alice")); !d.Allowed || err != nil || time.Since(begun) > 0 {
 			t.Errorf("another user: %v, %v after %s", d, err, time.Since(begun))
 		}
 		time.Sleep(11 * time.Second)
-		if got := peak.Load(); got != maxReviews/4 {
-			t.Errorf("%d ran at once, want a quarter of %d", got, maxReviews)
-		}
+		check.Same(t, maxReviews/4, peak.Load(), "reviews at once, a quarter of %d", maxReviews)
 	})
 }
 

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -21,6 +20,7 @@ import (
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -88,12 +88,8 @@ func TestSubjectAccessReview(t *testing.T) {
 		LabelSelector: &authorizationv1.LabelSelectorAttributes{Requirements: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "In", Values: []string{"a", "b"}}}},
 	}
 	wantPath.NonResourceAttributes = &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/openapi/v2"}
-	if diff := cmp.Diff([]authorizationv1.SubjectAccessReviewSpec{wantResource, wantPath}, seen()[:2]); diff != "" {
-		t.Error(diff)
-	}
-	if n := len(seen()); n != 4 {
-		t.Errorf("reviewed %d times, want 4", n)
-	}
+	check.Same(t, []authorizationv1.SubjectAccessReviewSpec{wantResource, wantPath}, seen()[:2], "reviews")
+	check.Same(t, 4, len(seen()), "reviews")
 	s.Close()
 	if d, err := z.Authorize(t.Context(), get("somebody")); d.Allowed || err == nil {
 		t.Errorf("%v, %v without a server", d, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -112,9 +113,7 @@ func TestLimitsOfSharers(t *testing.T) {
 					defer place.Leave()
 				}
 			}
-			if got != want {
-				t.Errorf("%s may have %d requests, long-running %v: want %d", name, got, long, want)
-			}
+			check.Same(t, want, got, "%s: requests, long-running %v", name, long)
 		}
 	}
 }
@@ -186,9 +185,7 @@ func TestHeldConnections(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if n := len(s.guarded); n != 2 {
-			t.Errorf("%d guards of two connections", n)
-		}
+		check.Same(t, 2, len(s.guarded), "guards of two connections")
 		close(ends.closed)
 		time.Sleep(time.Hour)
 		synctest.Wait()
@@ -201,9 +198,7 @@ func TestHeldConnections(t *testing.T) {
 		close(s.lost)
 		time.Sleep(watchGrace - time.Millisecond)
 		synctest.Wait()
-		if len(ended) != 0 {
-			t.Error("ended before its grace")
-		}
+		check.Same(t, 0, len(ended), "connections that ended before their grace")
 		time.Sleep(2 * time.Millisecond)
 		synctest.Wait()
 		s.mu.Lock()
@@ -289,9 +284,7 @@ func TestSharersKnowTheProtocol(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		dials += s.up(name).meter.dials[dialOK].Load()
 	}
-	if dials != 1 {
-		t.Errorf("one connection is counted as %d dials", dials)
-	}
+	check.Same(t, 1, dials, "dials counted for one connection")
 	old := newServer(t, protoH1, http.NotFound)
 	for _, name := range []string{"a", "b"} {
 		s.house(name, nil, healthy(old.address))

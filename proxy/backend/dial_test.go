@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -34,14 +35,10 @@ func TestDialUpgrade(t *testing.T) {
 		}
 		return n
 	}
-	if n := inFlight(); n != 1 {
-		t.Errorf("%d leases are held, want 1", n)
-	}
+	check.Same(t, 1, inFlight(), "leases held")
 	_ = c.Close()
 	_ = c.Close()
-	if n := inFlight(); n != 0 {
-		t.Errorf("%d leases are held after closing", n)
-	}
+	check.Same(t, 0, inFlight(), "leases held after closing")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := f.Upstream(e).DialUpgrade(ctx); !errors.Is(err, context.Canceled) {
@@ -92,9 +89,7 @@ func TestNoTrust(t *testing.T) {
 	if _, _, err := f.do(f.set(healthy("10.0.0.1:443")), http.MethodGet, ""); !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), "bad bundle") {
 		t.Errorf("got %v", err)
 	}
-	if len(f.signals.list) != 0 {
-		t.Errorf("signals: %v", f.signals.list)
-	}
+	check.Same(t, 0, len(f.signals.list), "signals %v", f.signals.list)
 }
 
 // The engine learns which backends speak HTTP/2, and wraps each connection once.
@@ -117,12 +112,8 @@ func TestFrames(t *testing.T) {
 			})
 		}
 		asking.Wait()
-		if n := s.conns.Load(); n != 1 {
-			t.Errorf("ten concurrent calls made %d connections", n)
-		}
-		if u.HTTP2() != (proto == protoH2) {
-			t.Errorf("HTTP/2 is %v", u.HTTP2())
-		}
+		check.Same(t, 1, s.conns.Load(), "connections of ten concurrent calls")
+		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2")
 		u.noteProtocol("h2") // as for another endpoint with HTTP/2
 		wraps := 0
 		c, err := u.dialH2(t.Context(), s.address, func(c net.Conn) net.Conn {
@@ -151,12 +142,8 @@ func TestPingTimeoutIsLive(t *testing.T) {
 		f.policy.MaxInFlight = 10 + want // makes a new entry each time
 		e := f.set(healthy(s.address))
 		must.Get2(f.do(e, http.MethodGet, ""))(t)
-		if n := s.conns.Load(); n != int64(max(want, 1)) {
-			t.Errorf("after %d tables: %d connections, want %d", want+1, n, max(want, 1))
-		}
-		if got := f.Upstream(e).pingTimeout(); got != ping {
-			t.Errorf("ping timeout %s, want %s", got, ping)
-		}
+		check.Same(t, int64(max(want, 1)), s.conns.Load(), "connections after %d tables", want+1)
+		check.Same(t, ping, f.Upstream(e).pingTimeout(), "ping timeout")
 	}
 }
 
@@ -252,9 +239,7 @@ func TestRoundTrip(t *testing.T) {
 				t.Errorf("got %d %q, want %q", status, text, want)
 			}
 		}
-		if n := s.conns.Load(); n != 1 {
-			t.Errorf("three requests made %d connections, want 1", n)
-		}
+		check.Same(t, 1, s.conns.Load(), "connections of three requests")
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -117,9 +118,7 @@ func TestBadTokensCostNoConnection(t *testing.T) {
 	if n := s.conns.Load() - dials; n > 0 {
 		t.Errorf("1,000 invalid tokens made %d connections", n)
 	}
-	if after := l.Upstream(PoolUnproven).meter.connections.Load(); after != before {
-		t.Errorf("pooled connections went from %d to %d", before, after)
-	}
+	check.Same(t, before, l.Upstream(PoolUnproven).meter.connections.Load(), "pooled connections")
 }
 
 func TestServerAddress(t *testing.T) {
@@ -251,9 +250,7 @@ func TestProve(t *testing.T) {
 		}
 	}
 	u := l.Upstream(PoolUnproven)
-	if n := u.inFlight.Held(); n != 0 {
-		t.Errorf("%d places are held", n)
-	}
+	check.Same(t, 0, u.inFlight.Held(), "places held")
 	for range maxUnproven / 16 {
 		if _, ok := u.Acquire(from, false); !ok {
 			t.Fatal("a connection does not get its share of places")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -48,16 +49,12 @@ func TestManyWatches(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	if n := s.open.Load(); n != watches {
-		t.Errorf("%d watches use %d connections", watches, n)
-	}
+	check.Same(t, watches, s.open.Load(), "connections, one for each watch")
 	close(bodies)
 	for b := range bodies {
 		_ = b.Close()
 	}
-	if l := e1(f, e).inFlight.Load(); l != 0 {
-		t.Errorf("%d leases are still held", l)
-	}
+	check.Same(t, 0, e1(f, e).inFlight.Load(), "leases still held")
 	must.Soon(t, 10*time.Second, "the connections to close", func() bool { return s.open.Load() == 0 && f.Upstream(e).meter.connections.Load() == 0 })
 }
 
@@ -151,9 +148,7 @@ func TestTrustEnds(t *testing.T) {
 		next := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false))(t)
 		_ = next.Body.Close() // with its connection
 		synctest.Wait()
-		if c := f.Upstream(e).meter.connections.Load(); c != 2 {
-			t.Errorf("%d pooled connections, want the two old ones", c)
-		}
+		check.Same(t, 2, f.Upstream(e).meter.connections.Load(), "pooled connections, the two old ones")
 		// The watch ends cleanly, as after the server's timeout: its client starts another one and
 		// logs no error.
 		if _, err := io.ReadAll(watch.Body); err != nil || time.Since(start) != watchGrace {
@@ -172,9 +167,7 @@ func TestTrustEnds(t *testing.T) {
 		}
 		_ = request.Body.Close()
 		synctest.Wait()
-		if c := f.Upstream(e).meter.connections.Load(); c != 0 {
-			t.Errorf("%d pooled connections at the end, want none", c)
-		}
+		check.Same(t, 0, f.Upstream(e).meter.connections.Load(), "pooled connections at the end")
 		mu.Lock()
 		defer mu.Unlock()
 		if guarded != 5 || released != 5 {
@@ -220,9 +213,7 @@ func TestIdle(t *testing.T) {
 			time.Sleep(staleIdle - time.Second)
 			for _, want := range []int64{1, 0} { // before the idle timeout, and after it
 				synctest.Wait()
-				if c := f.Upstream(e).meter.connections.Load(); c != want {
-					t.Errorf("%d connections, want %d", c, want)
-				}
+				check.Same(t, want, f.Upstream(e).meter.connections.Load(), "connections")
 				time.Sleep(2 * time.Second)
 			}
 		})
@@ -241,9 +232,7 @@ func TestStaleHTTP1(t *testing.T) {
 			want   uint64
 		}{{http.MethodGet, 1}, {http.MethodGet, 2}, {http.MethodPost, 3}} {
 			must.Get2(f.do(e, tt.method, ""))(t)
-			if got := f.Upstream(e).meter.dials[dialOK].Load(); got != tt.want {
-				t.Errorf("%s: %d connections were made so far, want %d", tt.method, got, tt.want)
-			}
+			check.Same(t, tt.want, f.Upstream(e).meter.dials[dialOK].Load(), "%s: connections made so far", tt.method)
 			time.Sleep(staleIdle + time.Second)
 		}
 	})

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/relay"
 )
@@ -81,9 +82,7 @@ func TestRetryUnreachable(t *testing.T) {
 					t.Fatalf("request %d: got %d, %v", i, status, err)
 				}
 			}
-			if n := good.hits.Load(); n != 20 {
-				t.Errorf("20 writes were executed %d times", n)
-			}
+			check.Same(t, 20, good.hits.Load(), "executions of 20 writes")
 			if f.signals.count(address) == 0 || f.signals.count(good.address) != 0 {
 				t.Errorf("signals: %v", f.signals.list)
 			}
@@ -111,9 +110,7 @@ func TestBadResponse(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrBadResponse", method, err)
 		}
 	}
-	if n := bad.executed.Load(); n != 2 {
-		t.Errorf("two requests were executed %d times", n)
-	}
+	check.Same(t, 2, bad.executed.Load(), "executions of two requests")
 }
 
 // A body of any size is sent to another endpoint if none of it was read.
@@ -147,9 +144,7 @@ func TestRetryBody(t *testing.T) {
 			}
 			res := must.Get(f.RoundTrip(e, req, false))(t)
 			_ = res.Body.Close()
-			if n := f.shared.buffered.Held(); n != 0 {
-				t.Errorf("%d bytes are still counted", n)
-			}
+			check.Same(t, 0, f.shared.buffered.Held(), "bytes still counted")
 		})
 	}
 }
@@ -163,9 +158,7 @@ func TestNoRetryOfWatch(t *testing.T) {
 	if _, err := f.RoundTrip(e, newRequest(t, http.MethodGet, ""), true); !errors.Is(err, ErrUnanswered) {
 		t.Errorf("got %v, want ErrUnanswered", err)
 	}
-	if good.hits.Load() != 0 {
-		t.Error("the watch was sent again")
-	}
+	check.Same(t, 0, good.hits.Load(), "watches sent again")
 }
 
 // An endpoint that refuses connections over HTTP/1.1 is dialled at most ten times a second, however
@@ -236,9 +229,7 @@ func TestBlackhole(t *testing.T) {
 				}
 				time.Sleep(dialTimeout) // the dial continues without the request
 				synctest.Wait()
-				if got := f.signals.count(hole); got != tt.signals {
-					t.Errorf("%d signals, want %d: %v", got, tt.signals, f.signals.list)
-				}
+				check.Same(t, tt.signals, f.signals.count(hole), "signals")
 			})
 		})
 	}
@@ -287,9 +278,7 @@ func TestDeadline(t *testing.T) {
 			if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrUnreachable) || errors.Is(err, ErrUnanswered) {
 				t.Errorf("%s: got %v, want only DeadlineExceeded", address, err)
 			}
-			if took := time.Since(start); took != 2*time.Second {
-				t.Errorf("%s: took %v", address, took)
-			}
+			check.Same(t, 2*time.Second, time.Since(start), "%s: time", address)
 		}
 	})
 }
@@ -338,9 +327,7 @@ func TestKindsOfFailure(t *testing.T) {
 		{"the client is gone", ended(context.Canceled), io.EOF, true, "context"},
 		{"no HTTP", t.Context(), errors.New("malformed HTTP response"), true, "bad"},
 	} {
-		if got := classify(tc.ctx, tc.err, tc.sent).String(); got != tc.want {
-			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
-		}
+		check.Same(t, tc.want, classify(tc.ctx, tc.err, tc.sent).String(), "%s", tc.name)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func TestArrange(t *testing.T) {
@@ -61,9 +62,7 @@ func TestArrange(t *testing.T) {
 				return s
 			}
 			got := []any{names(v.preferred), names(v.slow), names(v.rest), v.usable}
-			if d := cmp.Diff([]any{tt.preferred, tt.slow, tt.rest, tt.usable}, got); d != "" {
-				t.Error(d)
-			}
+			check.Same(t, []any{tt.preferred, tt.slow, tt.rest, tt.usable}, got, "endpoints")
 		})
 	}
 }
@@ -91,9 +90,7 @@ func TestPickSpreads(t *testing.T) {
 		l.Release()
 	}
 	for _, e := range u.snapshot() {
-		if n := e.inFlight.Load(); n != 0 {
-			t.Errorf("%s still has %d in flight", e.address, n)
-		}
+		check.Same(t, 0, e.inFlight.Load(), "requests in flight at %s", e.address)
 	}
 }
 
@@ -154,9 +151,7 @@ func TestPickAvoids(t *testing.T) {
 func TestZeroLease(t *testing.T) {
 	var l Lease
 	l.Release()
-	if l.Address() != "" {
-		t.Errorf("got %q", l.Address())
-	}
+	check.Same(t, "", l.Address(), "address")
 }
 
 func BenchmarkPick(b *testing.B) {
@@ -191,16 +186,14 @@ func TestNoAllocations(t *testing.T) {
 	f := newFixture(t, nil)
 	f.policy.MaxInFlight = 400
 	e := f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"))
-	if n := testing.AllocsPerRun(1000, func() {
+	check.Same(t, 0, testing.AllocsPerRun(1000, func() {
 		l, _ := f.Upstream(e).Pick()
 		m, _ := f.Upstream(e).Pick(l)
 		m.Release()
 		l.Release()
 		place, _ := f.Upstream(e).Acquire(bound.Source{User: "ann"}, true)
 		place.Leave()
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	}), "allocations")
 }
 
 func TestAcquire(t *testing.T) {
@@ -212,9 +205,7 @@ func TestAcquire(t *testing.T) {
 		acquire := func(user string, want bool) bound.Place {
 			t.Helper()
 			place, ok := u.Acquire(bound.Source{User: user}, longRunning)
-			if ok != want {
-				t.Errorf("long-running %v, limit %d: %s got a place: %v", longRunning, limit, user, ok)
-			}
+			check.Same(t, want, ok, "long-running %v, limit %d: %s got a place", longRunning, limit, user)
 			return place
 		}
 		var places []bound.Place
@@ -242,9 +233,7 @@ func TestAcquire(t *testing.T) {
 				held++
 			}
 		}
-		if held != 3 {
-			t.Errorf("long-running %v: one user holds %d of 4 places, want all but one", longRunning, held)
-		}
+		check.Same(t, 3, held, "long-running %v: places of 4 that one user holds", longRunning)
 	}
 	// Limits apply immediately.
 	f.policy = registry.Policy{}

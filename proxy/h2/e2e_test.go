@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -57,9 +58,7 @@ func TestForwardGet(t *testing.T) { onDrivers(t, testForwardGet) }
 
 func testForwardGet(t *testing.T, driver string) {
 	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ProtoMajor != 2 {
-			t.Errorf("backend got %s", r.Proto)
-		}
+		check.Same(t, 2, r.ProtoMajor, "version of HTTP at the backend")
 		w.Header().Set("X-Path", r.RequestURI)
 		w.Header().Set("X-Got", fmt.Sprint(r.Header["X-A"], r.Header["X-Strip"], r.Header["X-Remote-User"]))
 		_, _ = io.WriteString(w, strings.Repeat("x", 1024))
@@ -72,12 +71,8 @@ func testForwardGet(t *testing.T, driver string) {
 		if res.ProtoMajor != 2 || res.StatusCode != 200 || len(s.read(res)) != 1024 {
 			t.Errorf("got %s %d", res.Proto, res.StatusCode)
 		}
-		if got := res.Header.Get("X-Path"); got != "/apis/a.b/v1?q=%2F&x" {
-			t.Errorf("backend saw path %q", got)
-		}
-		if got := res.Header.Get("X-Got"); got != "[1 2] [] [alice]" {
-			t.Errorf("backend saw fields %q", got)
-		}
+		check.Same(t, "/apis/a.b/v1?q=%2F&x", res.Header.Get("X-Path"), "path at the backend")
+		check.Same(t, "[1 2] [] [alice]", res.Header.Get("X-Got"), "fields at the backend")
 		o := <-s.ended
 		if o.Status != 200 || o.Sent != 1024 || o.Reason != ReasonNone || o.Endpoint != s.ep || o.Duration <= 0 || o.Wait <= 0 {
 			t.Errorf("outcome %+v", o)
@@ -158,9 +153,7 @@ func testForwardInterims(t *testing.T, driver string) {
 	req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "POST", s.url, strings.NewReader("hello"))
 	req.Header.Set("Expect", "100-continue")
 	res := must.Get(s.client.Do(req))(t)
-	if b := s.read(res); b != "hello" {
-		t.Errorf("body %q", b)
-	}
+	check.Same(t, "hello", s.read(res), "body")
 	if fmt.Sprint(got) == "[]" || !strings.Contains(fmt.Sprint(got), "103 [a]") {
 		t.Errorf("interim responses %v", got)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -109,9 +110,7 @@ func TestAnonymous(t *testing.T) {
 		k := New(Config{})
 		must.Do(t, k.TakeConfig([]byte(text)))
 		configured, allowed, paths := k.Anonymous()
-		if got := sprint(configured, allowed, paths); got != want {
-			t.Errorf("%s: %s, want %s", text, got, want)
-		}
+		check.Same(t, want, sprint(configured, allowed, paths), "%s", text)
 	}
 }
 
@@ -134,9 +133,7 @@ func TestIssuer(t *testing.T) {
 		return r.User.GetName() + " " + strings.Join(r.User.GetGroups(), ",")
 	}
 	must.Soon(t, 30*time.Second, "known", func() bool { return known(good) != "" })
-	if got := known(good); got != "oidc:jane readers" {
-		t.Errorf("the user is %q", got)
-	}
+	check.Same(t, "oidc:jane readers", known(good), "the user")
 	for name, token := range map[string]string{
 		"another audience": i.Token(t, map[string]any{"aud": "other"}),
 		"over":             i.Token(t, map[string]any{"exp": time.Now().Add(-time.Minute).Unix()}),
@@ -223,9 +220,7 @@ func TestIssued(t *testing.T) {
 		{"padded", strings.Replace(jwt(`{"iss":`+string(url)+` }`), ".c2ln", "=.c2ln", 1), false},
 		{"nothing", "", false},
 	} {
-		if got := k.Issued(tc.token); got != tc.want {
-			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
-		}
+		check.Same(t, tc.want, k.Issued(tc.token), "%s", tc.name)
 		if tc.want {
 			continue
 		}

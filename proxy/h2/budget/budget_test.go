@@ -3,6 +3,8 @@ package budget
 import (
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func TestBudget(t *testing.T) {
@@ -14,9 +16,7 @@ func TestBudget(t *testing.T) {
 		}
 		return times
 	}
-	if n := spent(Reset, 0); n != Burst/Reset {
-		t.Errorf("%d resets at once", n)
-	}
+	check.Same(t, Burst/Reset, spent(Reset, 0), "resets at once")
 	// Frames that come faster than the clock's unit must not stop the budget from refilling.
 	const rounds, step = 100_000, 30 * time.Microsecond
 	n := 0
@@ -31,9 +31,7 @@ func TestBudget(t *testing.T) {
 		t.Errorf("%d were allowed in %v, want %d", n, rounds*step, want)
 	}
 	const year = 365 * 24 * time.Hour
-	if n := spent(Reset, year); n != Burst/Reset {
-		t.Errorf("%d resets after a year", n)
-	}
+	check.Same(t, Burst/Reset, spent(Reset, year), "resets after a year")
 	b.Completed()
 	b.Completed()
 	if n := spent(Reset, year); n != 1 { // two, minus the refused one

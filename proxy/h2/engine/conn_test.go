@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func (r *rig) eject(ep *Endpoint) {
@@ -56,9 +58,7 @@ func TestMaxStreamsOfBackend(t *testing.T) {
 	if got := strings.Join(b.see(), "|"); strings.Count(got, "HEADERS") != 1 {
 		t.Errorf("the backend sees %s", got)
 	}
-	if len(r.held) != 2 {
-		t.Errorf("%d connections are dialed for three streams, at two each", len(r.held))
-	}
+	check.Same(t, 2, len(r.held), "dials for three streams, at two each")
 	b.respond(1, "") // makes room for a stream
 	b.want("HEADERS 5 " + okHead + " END")
 	r.heldDial = false
@@ -88,9 +88,7 @@ func TestStreamIDsRunOut(t *testing.T) {
 	c.drainPong()
 	c.want("GOAWAY 9 NO_ERROR")
 	c.get(11) // after the GOAWAY
-	if n := len(r.e.conns[0].streams); n != 5 {
-		t.Errorf("%d streams", n)
-	}
+	check.Same(t, 5, len(r.e.conns[0].streams), "streams")
 	for id := uint32(1); id <= 7; id += 2 {
 		r.backends[0].respond(id, "")
 	}
@@ -116,9 +114,7 @@ func TestGoAwayOfBackendLetsStreamsFinish(t *testing.T) {
 		t.Errorf("closed: %v, %d signals", b.c.closing, r.failed)
 	}
 	c.get(5)
-	if len(b2.c.streams) != 1 {
-		t.Error("the new connection is not used")
-	}
+	check.Same(t, 1, len(b2.c.streams), "streams on the new connection")
 	b2.respond(3, "")
 	r.clean()
 }

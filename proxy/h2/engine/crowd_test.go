@@ -3,6 +3,8 @@ package engine
 import (
 	"errors"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // crowd has clients send requests at once, on one connection each, while dials wait.
@@ -39,9 +41,7 @@ func TestCrowdMakesFewDials(t *testing.T) {
 	for _, b := range r.backends {
 		sent += len(b.c.streams)
 	}
-	if sent != clients*each {
-		t.Errorf("%d of %d requests were sent", sent, clients*each)
-	}
+	check.Same(t, clients*each, sent, "requests that were sent")
 }
 
 // A backend with few streams per connection still gets as many connections as it needs.
@@ -58,9 +58,7 @@ func TestCrowdOnSmallConnections(t *testing.T) {
 		b.takes(perConn)
 		sent += len(b.c.streams)
 	}
-	if sent != clients*each {
-		t.Errorf("%d of %d requests were sent", sent, clients*each)
-	}
+	check.Same(t, clients*each, sent, "requests that were sent")
 }
 
 // A busy backend that closes a connection before it has acknowledged our SETTINGS has not read the

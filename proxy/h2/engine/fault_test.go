@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // Backends are not trusted: whatever they send, the client sees a valid answer or a reset.
@@ -91,9 +92,7 @@ func TestBackendMisbehaves(t *testing.T) {
 			if !strings.Contains(got, test.want) || strings.Contains(got, "x-a") {
 				t.Errorf("the client sees\n%s\nwant %s", got, test.want)
 			}
-			if b.c.closing != test.end {
-				t.Errorf("closed: %v", b.c.closing)
-			}
+			check.Same(t, test.end, b.c.closing, "closed")
 			r.tick(r.e.lim.drain + time.Second)
 			r.clean()
 		})
@@ -193,9 +192,7 @@ func TestRequestValidation(t *testing.T) {
 			t.Errorf("%s: the client sees %s", name, got)
 		}
 		c.get(3)
-		if len(r.backends) != 1 {
-			t.Errorf("%s: the connection cannot be used any more", name)
-		}
+		check.Same(t, 1, len(r.backends), "%s: connections for the next request", name)
 	}
 	good := map[string][]string{
 		okHead + " te=trailers":      with("te=trailers"),
@@ -225,9 +222,7 @@ func TestRequestLengthMismatch(t *testing.T) {
 		b := r.backend(0)
 		b.see()
 		send(c)
-		if got := strings.Join(c.see(), "|"); got != "RST 1 PROTOCOL_ERROR" {
-			t.Errorf("%s: the client sees %s", name, got)
-		}
+		check.Same(t, "RST 1 PROTOCOL_ERROR", strings.Join(c.see(), "|"), "%s: the client sees", name)
 		if got := strings.Join(b.see(), "|"); !strings.HasSuffix(got, "RST 1 CANCEL") || strings.Contains(got, "END") {
 			t.Errorf("%s: the backend sees %s", name, got)
 		}
@@ -317,9 +312,7 @@ func TestNoRetryOfProcessed(t *testing.T) {
 						sent += n
 					}
 				}
-				if sent != test.body {
-					t.Errorf("try %d got %d bytes of %d", i, sent, test.body)
-				}
+				check.Same(t, test.body, sent, "try %d: bytes", i)
 				test.event(r, b)
 			}
 			got := strings.Join(c.see(), "|")
@@ -327,9 +320,7 @@ func TestNoRetryOfProcessed(t *testing.T) {
 				t.Errorf("the client sees %s", got)
 			}
 			c.rst(1, http2.ErrCodeCancel)
-			if n := r.outcomes[0].Retries + 1; n != test.tries {
-				t.Errorf("%d tries, want %d", n, test.tries)
-			}
+			check.Same(t, test.tries, r.outcomes[0].Retries+1, "tries")
 			r.clean()
 		})
 	}

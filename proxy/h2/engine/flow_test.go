@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // The silence of a peer is detected while a connection finishes, after its watches were ended.
@@ -95,9 +96,7 @@ func TestResetAfterWholeAnswer(t *testing.T) {
 				t.Fatalf("outcome %+v", o)
 			}
 		}
-		if got := r.e.Count.Resets[resetByClient].Load(); got != 0 {
-			t.Errorf("%d resets are counted as cancellations by the client", got)
-		}
+		check.Same(t, 0, r.e.Count.Resets[resetByClient].Load(), "resets counted as cancellations by the client")
 		r.clean()
 	}
 }
@@ -128,9 +127,7 @@ func TestNoMoreOfAGuest(t *testing.T) {
 	g := Guest{err: errRefused, rest: []byte("ab")}
 	for _, want := range []string{"1 true <nil>", "1 false <nil>", "0 false connection refused"} {
 		n, more, err := g.Read(make([]byte, 1))
-		if got := fmt.Sprint(n, more, err); got != want {
-			t.Errorf("read %s, want %s", got, want)
-		}
+		check.Same(t, want, fmt.Sprint(n, more, err), "read")
 	}
 	g.rest = []byte("ab")
 	g.Leave(errRefused)

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func TestCounters(t *testing.T) {
@@ -24,13 +25,9 @@ func TestCounters(t *testing.T) {
 	b.send(5, true, "x=no status")
 	p.send(2*250+1, false, ":method=GET", ":scheme=https", ":path=/", "connection=close")
 	for _, want := range []resetCause{resetByClient, resetByBackend} {
-		if got := n.Resets[want].Load(); got != 1 {
-			t.Errorf("%v: %d resets", want, got)
-		}
+		check.Same(t, 1, n.Resets[want].Load(), "%v: resets", want)
 	}
-	if got := n.Resets[resetProtocol].Load(); got != 2 {
-		t.Errorf("protocol: %d resets", got)
-	}
+	check.Same(t, 2, n.Resets[resetProtocol].Load(), "protocol: resets")
 	b.respond(7, "7")
 	b.headers(9, false, ":status=200")
 	b.data(9, strings.Repeat("9", 50_000), false)

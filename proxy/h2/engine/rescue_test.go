@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // A connection whose cleanup panics again is removed by force: nothing of it is left, and its
@@ -26,14 +27,10 @@ func TestPanicWhileCleaningUp(t *testing.T) {
 	if n := r.e.Count.Panics.Load(); caught != 3 || n != 3 || !p.c.closing || !p.c.cut || len(p.c.streams) > 0 {
 		t.Errorf("%d panics, %d counted; closing %v, cut %v, %d streams", caught, n, p.c.closing, p.c.cut, len(p.c.streams))
 	}
-	if len(r.outcomes) != 2 {
-		t.Errorf("%d streams ended, want 2", len(r.outcomes))
-	}
+	check.Same(t, 2, len(r.outcomes), "streams that ended")
 	b.want("RST 1 CANCEL", "RST 3 CANCEL")
 	b.respond(5, "ok")
 	other.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
-	if n := r.e.Count.Streams.Load(); n != 0 {
-		t.Errorf("%d streams are left", n)
-	}
+	check.Same(t, 0, r.e.Count.Streams.Load(), "streams left")
 	r.clean()
 }

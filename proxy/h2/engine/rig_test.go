@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // rig drives an engine without I/O: peers send and receive frames.
@@ -462,36 +463,27 @@ func (r *rig) clean() {
 		if len(c.streams) > 0 {
 			r.t.Errorf("side %d still has %d streams", c.side, len(c.streams))
 		}
-		if c.heads != 0 {
-			r.t.Errorf("side %d: %d bytes of heads", c.side, c.heads)
-		}
+		check.Same(r.t, 0, c.heads, "side %d: bytes of heads", c.side)
 		if c.queued != 0 || c.ready.n != 0 {
 			r.t.Errorf("side %d: %d bytes queued, %d streams ready", c.side, c.queued, c.ready.n)
 		}
 	}
 	for _, p := range r.e.pools {
-		if p.waiting.n != 0 {
-			r.t.Errorf("%d streams wait", p.waiting.n)
-		}
+		check.Same(r.t, 0, p.waiting.n, "streams that wait")
 	}
 	held := r.e.Count.Queued.Load()
 	for _, c := range r.e.conns {
 		c.weigh()
 		held += int64(c.weight)
 	}
-	if held != r.e.held {
-		r.t.Errorf("%d bytes are held, %d are counted", held, r.e.held)
-	}
-	if r.inFlight != 0 || r.e.Due() {
-		r.t.Errorf("%d requests are still counted in flight; work is left: %v", r.inFlight, r.e.Due())
-	}
+	check.Same(r.t, r.e.held, held, "bytes held")
+	check.Same(r.t, 0, r.inFlight, "requests still counted in flight")
+	check.Same(r.t, false, r.e.Due(), "work is left")
 	timers := 0
 	for i := range r.e.wheel.slots {
 		timers += r.e.wheel.slots[i].n
 	}
-	if timers != 0 {
-		r.t.Errorf("%d timers are left", timers)
-	}
+	check.Same(r.t, 0, timers, "timers left")
 }
 
 const okHead = ":method=GET :scheme=https :authority=a :path=/"

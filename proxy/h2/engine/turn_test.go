@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // many returns n requests that the peer has not sent yet, the first ones of the connection.
@@ -38,9 +40,7 @@ func TestTurnsCountInputOnce(t *testing.T) {
 	b := c.many(200)
 	held := func() int { return c.c.weight - c.c.heads - len(c.c.out) - 2*c.c.inflight }
 	rest := r.e.Feed(c.c, b)
-	if n := held(); n != len(rest) {
-		t.Errorf("%d bytes wait, and %d are counted", len(rest), n)
-	}
+	check.Same(t, len(rest), held(), "bytes that wait")
 	r.feed(c.c, rest)
 	if n := held(); n != 0 || c.c.bytesIn != int64(len(b)) {
 		t.Errorf("%d bytes were received; %d are counted, and %d as waiting", len(b), c.c.bytesIn, n)
@@ -48,7 +48,5 @@ func TestTurnsCountInputOnce(t *testing.T) {
 	lost := r.client()
 	r.e.Feed(lost.c, b)
 	r.e.lose(lost.c, errRefused)
-	if n := lost.c.weight; n != 0 {
-		t.Errorf("%d bytes of a connection that has ended are counted", n)
-	}
+	check.Same(t, 0, lost.c.weight, "bytes counted of a connection that has ended")
 }

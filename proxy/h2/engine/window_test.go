@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // goWindow is the window of a stream of Go's client (transportDefaultStreamFlow), and goServer that
@@ -59,21 +60,15 @@ func TestMeasurementsEnd(t *testing.T) {
 		at   time.Duration
 		want bool
 	}{{1, true}, {1 + far, false}, {2 + far, true}, {3 + far, false}} {
-		if got := m.start(step.at, 100); got != step.want {
-			t.Errorf("at %v: begun %v", step.at, got)
-		}
+		check.Same(t, step.want, m.start(step.at, 100), "at %v: begun", step.at)
 	}
-	if took := m.received(5+far, 100); took != 3 {
-		t.Errorf("it took %v", took)
-	}
+	check.Same(t, 3, m.received(5+far, 100), "what it took")
 }
 
 // A window grows at most to widest.
 func TestWidest(t *testing.T) {
 	for size, want := range map[int32]int32{widest / growth / 2: widest / 2, widest - 1: widest, widest: widest} {
-		if got := new(reach).judge(0, 2*near, size); got != want {
-			t.Errorf("%d grows to %d, want %d", size, got, want)
-		}
+		check.Same(t, want, new(reach).judge(0, 2*near, size), "what %d grows to", size)
 	}
 }
 
@@ -151,9 +146,7 @@ func TestWindowsStayNarrow(t *testing.T) {
 		r := newRig(t)
 		c, b := r.downloads(1)
 		b.rounds(near/2, 1, 16<<20, false, b.download(c))
-		if full(b) != r.e.lim.streamWindow {
-			t.Errorf("a window of %d", full(b))
-		}
+		check.Same(t, r.e.lim.streamWindow, full(b), "window")
 	})
 	t.Run("slow reader", func(t *testing.T) {
 		r, c, b := asked(t)
@@ -190,9 +183,7 @@ func TestWindowsStayNarrow(t *testing.T) {
 			b.pong()
 		}
 		h := &b.c.streams[1].half[down]
-		if h.recv+h.credit != wide {
-			t.Errorf("%d bytes were promised, but only %d may be sent", wide, h.recv+h.credit)
-		}
+		check.Same(t, wide, h.recv+h.credit, "bytes that may be sent, of those promised")
 		b.rounds(far+time.Millisecond, 1, int(wide), false, b.download(c)) // as much as a slow watch sends in days
 		if full(b) != r.e.lim.streamWindow || b.c.reach.promised != 0 || h.recv+h.credit != full(b) {
 			t.Errorf("a window of %d after a rest; %d may be sent, and %d are promised", full(b), h.recv+h.credit, b.c.reach.promised)
@@ -202,14 +193,11 @@ func TestWindowsStayNarrow(t *testing.T) {
 		r := newRig(t)
 		c, b := r.downloads(2)
 		b.rounds(50*time.Millisecond, 2, 32<<20, false, b.download(c))
-		if b.c.reach.wide != 2 {
-			t.Errorf("%d windows are wide", b.c.reach.wide)
-		}
+		check.Same(t, 2, b.c.reach.wide, "wide windows")
 		b.data(1, "", true)
 		c.rst(3, 8)
-		if b.c.reach.promised != 0 || b.c.reach.wide != 0 {
-			t.Errorf("%d bytes in %d windows are still promised", b.c.reach.promised, b.c.reach.wide)
-		}
+		check.Same(t, 0, b.c.reach.promised, "bytes still promised")
+		check.Same(t, 0, b.c.reach.wide, "wide windows after the end")
 		r.clean()
 	})
 }

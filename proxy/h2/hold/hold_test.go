@@ -11,15 +11,15 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func TestDefaultIsQuarterOfMemoryLimit(t *testing.T) {
 	old := debug.SetMemoryLimit(-1)
 	t.Cleanup(func() { debug.SetMemoryLimit(old) })
 	debug.SetMemoryLimit(400 << 20)
-	if n := New(0).limit; n != 100<<20 {
-		t.Errorf("connections may hold %d of 400 MiB", n)
-	}
+	check.Same(t, 100<<20, New(0).limit, "bytes that connections may hold, of 400 MiB")
 	debug.SetMemoryLimit(math.MaxInt64)
 	if n := New(0).limit; n <= 0 || n > math.MaxInt64/fraction {
 		t.Errorf("connections may hold %d without a Go memory limit", n)
@@ -61,9 +61,7 @@ func TestBodiesAndPromises(t *testing.T) {
 	if !b.Promise(4<<20) || b.Promise(1) {
 		t.Error("want exactly half of the limit promised")
 	}
-	if n := testutil.CollectAndCount(b); n != 5 {
-		t.Errorf("%d metrics, want what is held, the limit and three kinds of refusals", n)
-	}
+	check.Same(t, 5, testutil.CollectAndCount(b), "metrics: what is held, the limit and three kinds of refusals")
 	b.Promise(-4 << 20)
 	b.Add(3 << 20)
 	if b.Promise(1) {

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -59,9 +59,7 @@ func TestValidValue(t *testing.T) {
 		for at := range 20 {
 			s := []byte("some value of twenty")
 			s[at] = byte(b)
-			if got := validValue(string(s)); got != want {
-				t.Errorf("validValue(%q) = %v", s, got)
-			}
+			check.Same(t, want, validValue(string(s)), "validValue(%q)", s)
 		}
 	}
 	if validValue("tab\tthen\x01bell ") || validValue("\x7f") || !validValue("") {
@@ -75,12 +73,8 @@ func TestTokens(t *testing.T) {
 	for b := range 256 {
 		name := strings.IndexByte("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz", byte(b)) >= 0
 		s := string([]byte{'a', byte(b), 'c'})
-		if got := validName(s); got != name {
-			t.Errorf("validName(%q) = %v", s, got)
-		}
-		if got := validMethod(s); got != (name || 'A' <= b && b <= 'Z') {
-			t.Errorf("validMethod(%q) = %v", s, got)
-		}
+		check.Same(t, name, validName(s), "validName(%q)", s)
+		check.Same(t, name || 'A' <= b && b <= 'Z', validMethod(s), "validMethod(%q)", s)
 	}
 	if validName("") || validMethod("") {
 		t.Error("an empty token is accepted")
@@ -105,11 +99,7 @@ func TestLengths(t *testing.T) {
 func TestResponseValuesAreTrimmed(t *testing.T) {
 	s := FieldSection{fields: []hpack.HeaderField{field(":status", "200"), field("x-a", "\tb "), field("content-length", " 7")}}
 	want := ResponseHead{Status: 200, ContentLength: 7, Fields: []hpack.HeaderField{field("x-a", "b"), field("content-length", "7")}}
-	r, err := s.Response()
-	must.Do(t, err)
-	if diff := cmp.Diff(want, r); diff != "" {
-		t.Error(diff)
-	}
+	check.Same(t, want, must.Get(s.Response())(t), "response")
 }
 
 // A status has three digits, and the first is not 0 (RFC 9110 §15).
