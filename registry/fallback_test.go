@@ -18,6 +18,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -64,9 +65,7 @@ func TestDirectoryBesideCluster(t *testing.T) {
 	server.Fault(false, false)
 	table := until(t, r, "both", (*Table).Complete)
 	const want = "v1.apps local, v1.a.io remote, v1.b.io remote, v1.loop.io remote, v1.url.io local, v1.low.io local"
-	if got := kindsOf(table); got != want {
-		t.Errorf("entries %q, want %q", got, want)
-	}
+	check.Same(t, want, kindsOf(table), "entries")
 	// The directory's own Service takes precedence; without one, the cluster's is used.
 	if a, b := address(table, "v1.a.io"), address(table, "v1.b.io"); a != "10.0.0.1:8443" || b != "10.0.0.2:8443" {
 		t.Errorf("endpoints %q and %q", a, b)
@@ -166,15 +165,11 @@ func TestStoredBesideCluster(t *testing.T) {
 			}
 			r := running(t, c)
 			table := until(t, r, "all", (*Table).Complete)
-			if at := address(table, "v1.a.io"); at != "10.0.0.3:8443" {
-				t.Errorf("the cluster's Service is at %q", at)
-			}
+			check.Same(t, "10.0.0.3:8443", address(table, "v1.a.io"), "address of the cluster's Service")
 			until(t, r, "what is hidden", func(t *Table) bool {
 				return strings.Contains(strings.Join(t.named("v1.a.io").Problems, ""), "it hides CustomResourceDefinition boats.a.io")
 			})
-			if got := kindsOf(table); got != tc.want {
-				t.Errorf("entries %q, want %q", got, tc.want)
-			}
+			check.Same(t, tc.want, kindsOf(table), "entries")
 			p := table.Problems()
 			if len(p) == 0 || p[len(p)-1].String() != tc.problem {
 				t.Errorf("problems %v, want %q", p, tc.problem)

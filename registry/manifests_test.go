@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	samples "github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -132,9 +133,7 @@ func TestDirectoryDuplicates(t *testing.T) {
 	write(t, filepath.Join(dir, "b.yaml"), manifestsOf("a.io", "127.0.0.2"))
 	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "127.0.0.1"))
 	table := startDirectory(t, dir, Config{}).Table()
-	if address(table, "v1.a.io") != "127.0.0.1:8443" {
-		t.Errorf("table %s", show(table))
-	}
+	check.Same(t, "127.0.0.1:8443", address(table, "v1.a.io"), "table %s", show(table))
 	p := table.Problems()
 	if len(p) != 3 || p[0].File != filepath.Join(dir, "b.yaml") || !strings.Contains(p[0].Message, filepath.Join(dir, "a.yaml")+":1") {
 		t.Errorf("problems %v", p)
@@ -180,9 +179,7 @@ func TestDirectoryIsSwapped(t *testing.T) {
 	// If the directory disappears, the objects stay.
 	must.Do(t, os.Remove(current))
 	table := until(t, r, "a problem", func(t *Table) bool { return len(t.Problems()) == 1 })
-	if len(table.Entries()) != 1 {
-		t.Errorf("table %s", show(table))
-	}
+	check.Same(t, 1, len(table.Entries()), "table %s", show(table))
 }
 
 func TestDirectoryOddFiles(t *testing.T) {
@@ -201,9 +198,7 @@ func TestDirectoryOddFiles(t *testing.T) {
 		"dangling.yaml: reading file: no such file or directory", "large.yaml: reading file: larger than 4194304 bytes",
 		"loop.yaml: reading file: not a regular file",
 	}
-	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("problems %q, want %q", got, want)
-	}
+	check.Same(t, strings.Join(want, "\n"), strings.Join(got, "\n"), "problems")
 	if _, err := New(Config{Directory: filepath.Join(dir, "nowhere")}); err == nil {
 		t.Error("no error for a missing directory")
 	}

@@ -10,6 +10,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/version"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // someEntries makes entries with many ties: few priorities, few groups, versions of every form.
@@ -162,9 +164,7 @@ func TestUnchangedEntriesKeepTheirPointers(t *testing.T) {
 	a.Spec.VersionPriority++
 	in.APIServices[a.Name] = a
 	next := Build(in, table)
-	if next.Generation() != table.Generation()+1 {
-		t.Errorf("generation %d after %d", next.Generation(), table.Generation())
-	}
+	check.Same(t, table.Generation()+1, next.Generation(), "generation")
 	for _, e := range next.Entries() {
 		old := table.named(e.Name)
 		if (e == old) == (e.Name == a.Name) {
@@ -189,9 +189,7 @@ func TestCompareBool(t *testing.T) {
 	for _, a := range []bool{false, true} {
 		for _, b := range []bool{false, true} {
 			n := map[bool]int{true: 1}
-			if compareBool(a, b) != cmp.Compare(n[a], n[b]) {
-				t.Errorf("compareBool(%v, %v)", a, b)
-			}
+			check.Same(t, cmp.Compare(n[a], n[b]), compareBool(a, b), "compareBool(%v, %v)", a, b)
 		}
 	}
 }

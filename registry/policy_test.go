@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func TestAnnotations(t *testing.T) {
@@ -79,9 +81,7 @@ func TestAnnotations(t *testing.T) {
 func TestBounded(t *testing.T) {
 	x := strings.Repeat("x", 62)
 	for text, want := range map[string]string{x + "xx": x + "xx", x + "xxx": x + "xx…", x + "xé": x + "x…"} {
-		if got := bounded(text); got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
-		}
+		check.Same(t, want, bounded(text), "%q", text)
 	}
 }
 
@@ -90,9 +90,7 @@ func TestDefaults(t *testing.T) {
 	want := Policy{
 		RequestTimeout: time.Minute, MaxInFlight: 3, MaxLongRunning: 10_000, ProbeInterval: 10 * time.Second, PingTimeout: 5 * time.Second,
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("defaults (-want +got):\n%s", d)
-	}
+	check.Same(t, want, got, "defaults")
 }
 
 // FuzzAnnotations checks that no value sets anything outside its bounds, and that every ignored

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -354,9 +355,7 @@ func TestMetrics(t *testing.T) {
 		return -1
 	}
 	for _, reason := range unavailableReasons {
-		if v := value(reason); v != 0 {
-			t.Errorf("series of %s is %v at the start", reason, v)
-		}
+		check.Same(t, 0, value(reason), "series of %s at the start", reason)
 	}
 	report := Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy}
 	for range 2 {
@@ -389,9 +388,7 @@ fairlead_registry_entries{kind="remote"} 1
 `), "aggregator_unavailable_apiservice", "fairlead_apiservice_info", "fairlead_registry_entries"))
 	c.set(keyOf(remote), nil)
 	until(t, r, "one entry", func(t *Table) bool { return len(t.Entries()) == 1 })
-	if v := value(ReasonFailedDiscoveryCheck); v != -1 {
-		t.Errorf("series remains after its object: %v", v)
-	}
+	check.Same(t, -1, value(ReasonFailedDiscoveryCheck), "series after its object is gone")
 	if _, err := newMetrics(r.Table, reg); err == nil {
 		t.Error("registered twice without an error")
 	}

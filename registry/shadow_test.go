@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -102,9 +103,7 @@ func TestClaims(t *testing.T) {
 		old, now *Entry
 		want     bool
 	}{{nil, remote, true}, {remote, nil, true}, {remote, local, true}, {local, remote, true}, {remote, &Entry{Backend: &Backend{}}, false}, {local, local, false}} {
-		if got := claims(latest.Change[*Entry]{Old: tc.old, New: tc.now}); got != tc.want {
-			t.Errorf("%v → %v: %v", tc.old, tc.now, got)
-		}
+		check.Same(t, tc.want, claims(latest.Change[*Entry]{Old: tc.old, New: tc.now}), "%v → %v", tc.old, tc.now)
 	}
 }
 
@@ -146,9 +145,7 @@ func TestShadowInterval(t *testing.T) {
 		next()
 		time.Sleep(2 * shadowPause)
 		synctest.Wait()
-		if n := asked.Load() - before; n != 1 {
-			t.Errorf("read %d times after a change of claims, want once", n)
-		}
+		check.Same(t, 1, asked.Load()-before, "reads after a change of claims")
 	})
 }
 

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // If a watch ends within a revision, another list finds the events that it missed.
@@ -52,9 +54,7 @@ func TestTornRevision(t *testing.T) {
 	for want := 2; want >= 0; want -= 2 {
 		select {
 		case n := <-all:
-			if n != want {
-				t.Errorf("a list of %d, want %d", n, want)
-			}
+			check.Same(t, want, n, "entries in a list")
 		case <-ctx.Done():
 			t.Fatalf("no list of %d", want)
 		}
@@ -86,7 +86,5 @@ func TestOutageIsOneLine(t *testing.T) {
 	for _, err := range []error{errors.New("away"), errors.New("away"), errors.New("still starting"), errors.New("still starting"), nil, errors.New("away")} {
 		l.note(t.Context(), err)
 	}
-	if n := strings.Count(log.String(), "\n"); n != 3 {
-		t.Errorf("%d lines, want 3:\n%s", n, log.String())
-	}
+	check.Same(t, 3, strings.Count(log.String(), "\n"), "lines in %s", log.String())
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -72,9 +73,7 @@ func TestSlowBodies(t *testing.T) {
 	for s.places.bodies.Held() < 2*maxWrites*100 {
 		<-time.After(time.Millisecond)
 	}
-	if n := s.places.writes.Held(); n != 0 {
-		t.Errorf("%d places of writes are held", n)
-	}
+	check.Same(t, 0, s.places.writes.Held(), "places of writes held")
 	if res, body := do(t, http.MethodPost, url+root+"/v1/apiservices", ""); res.StatusCode == http.StatusTooManyRequests {
 		t.Errorf("another user's: %s", body)
 	}
@@ -100,9 +99,7 @@ func TestOwnPlaces(t *testing.T) {
 			t.Fatal("refused")
 		}
 	}
-	if p.watches.Held() != 0 {
-		t.Errorf("%d places are taken", p.watches.Held())
-	}
+	check.Same(t, 0, p.watches.Held(), "places taken")
 }
 
 // A list or watch may keep all objects in memory for a slow reader.

@@ -21,6 +21,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -34,17 +35,13 @@ func TestRead(t *testing.T) {
 	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		c := client(t, url, contentType)
 		all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
-		if d := cmp.Diff([]string{"v1.", "v1.a.io", "v1.apps", "v1.b.io"}, names(all)); d != "" {
-			t.Errorf("%s: list (-want +got):\n%s", contentType, d)
-		}
+		check.Same(t, []string{"v1.", "v1.a.io", "v1.apps", "v1.b.io"}, names(all), "%s: list", contentType)
 		o := must.Get(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}))(t)
 		want := apiregistrationv1.APIServiceCondition{
 			Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: "ServiceNotFound",
 			Message: `service/gone in "x" is not present`, LastTransitionTime: metav1.NewTime(s.in.Now),
 		}
-		if d := cmp.Diff([]apiregistrationv1.APIServiceCondition{want}, o.Status.Conditions); d != "" {
-			t.Errorf("%s: conditions (-want +got):\n%s", contentType, d)
-		}
+		check.Same(t, []apiregistrationv1.APIServiceCondition{want}, o.Status.Conditions, "%s: conditions", contentType)
 		if _, err := c.Get(t.Context(), "v1.nowhere", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("%s: get of a missing object: %v", contentType, err)
 		}
@@ -59,9 +56,7 @@ func TestRead(t *testing.T) {
 			{labels: "tier=c", want: []string{}},
 		} {
 			l := must.Get(c.List(t.Context(), metav1.ListOptions{LabelSelector: tc.labels, FieldSelector: tc.fields}))(t)
-			if d := cmp.Diff(tc.want, names(l)); d != "" {
-				t.Errorf("%s: %q %q (-want +got):\n%s", contentType, tc.labels, tc.fields, d)
-			}
+			check.Same(t, tc.want, names(l), "%s: %q %q", contentType, tc.labels, tc.fields)
 		}
 		if _, err := c.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.group=x"}); !apierrors.IsBadRequest(err) {
 			t.Errorf("%s: unknown field selector: %v", contentType, err)
@@ -131,18 +126,14 @@ func TestPages(t *testing.T) {
 			// A change between two pages neither ends the list nor appears in it.
 			s.put(object("v1.zz.io", nil))
 		}
-		if l.ResourceVersion != first {
-			t.Errorf("page %d has resource version %s, the first %s", i, l.ResourceVersion, first)
-		}
+		check.Same(t, first, l.ResourceVersion, "page %d: resource version", i)
 		got = append(got, names(l)...)
 		if l.Continue == "" {
 			break
 		}
 		options.Continue = l.Continue
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("pages (-want +got):\n%s", d)
-	}
+	check.Same(t, want, got, "pages")
 	for _, bad := range []string{"!", "e30", "bm9uc2Vuc2U"} {
 		if _, err := c.List(t.Context(), metav1.ListOptions{Limit: 3, Continue: bad}); !apierrors.IsBadRequest(err) {
 			t.Errorf("continue=%s: %v", bad, err)
@@ -220,9 +211,7 @@ func TestDiscovery(t *testing.T) {
 			}
 		}
 	}
-	if d := cmp.Diff([]string{"get", "list", "watch"}, verbs); d != "" {
-		t.Errorf("verbs (-want +got):\n%s", d)
-	}
+	check.Same(t, []string{"get", "list", "watch"}, verbs, "verbs")
 	if v, err := c.ServerVersion(); err != nil || v.GitVersion != "v1.36.3" {
 		t.Errorf("version %v: %v", v, err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -71,9 +72,7 @@ func TestWatch(t *testing.T) {
 	expect := func(what string, w watch.Interface, want ...string) {
 		t.Helper()
 		for _, want := range want {
-			if got := next(t, w); got != want {
-				t.Errorf("%s: %s, want %s", what, got, want)
-			}
+			check.Same(t, want, next(t, w), "%s", what)
 		}
 	}
 	expect("all", all, "ADDED v1.apps", "ADDED v1.b.io")
@@ -166,9 +165,7 @@ func TestSlowWatcher(t *testing.T) {
 	if first, second := next(t, w), next(t, w); first != "ERROR Expired" || second != "end" {
 		t.Errorf("events %s and %s", first, second)
 	}
-	if n := len(s.state().events); n != history {
-		t.Errorf("history of %d events", n)
-	}
+	check.Same(t, history, len(s.state().events), "events in the history")
 }
 
 func TestReflector(t *testing.T) {
@@ -205,11 +202,7 @@ func TestReflector(t *testing.T) {
 		<-events
 	}
 	s.put(object("v1.new.io", nil))
-	if e := <-events; e != "add v1.new.io" {
-		t.Errorf("event %s", e)
-	}
+	check.Same(t, "add v1.new.io", <-events, "event")
 	s.remove("v1.new.io")
-	if e := <-events; e != "delete" {
-		t.Errorf("event %s", e)
-	}
+	check.Same(t, "delete", <-events, "event")
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -66,9 +67,7 @@ func TestShareOfPlaces(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p := &Places{Lend: tc.lend}
 			held := fill(p, tc.first, 1000, tc.most)
-			if len(held) != tc.want {
-				t.Errorf("one source has %d places of %d, want %d", len(held), tc.most, tc.want)
-			}
+			check.Same(t, tc.want, len(held), "places of %d of one source", tc.most)
 			rest := 0
 			for i := range 4 {
 				other := Source{User: fmt.Sprint(i)}
@@ -79,9 +78,7 @@ func TestShareOfPlaces(t *testing.T) {
 				rest += len(got)
 				held = append(held, got...)
 			}
-			if rest != tc.rest {
-				t.Errorf("four others have %d places, want %d", rest, tc.rest)
-			}
+			check.Same(t, tc.rest, rest, "places of four others")
 			for i := range held {
 				held[i].Leave()
 				held[i].Leave() // a second Leave has no effect
@@ -99,9 +96,7 @@ func TestShareOfAnAddress(t *testing.T) {
 	for i := range 16 {
 		n += len(fill(p, Stranger(fmt.Sprint("10.0.0.1:", 1000+i)), 1000, 1024))
 	}
-	if n != 256 {
-		t.Errorf("16 connections of an address hold %d places of 1024", n)
-	}
+	check.Same(t, 256, n, "places of 1024 that 16 connections of an address hold")
 }
 
 // TestLentPlacesComeBack: lent places that are given back go to other sources.
@@ -116,20 +111,16 @@ func TestLentPlacesComeBack(t *testing.T) {
 		}
 		bob = append(bob, fill(p, Source{User: "bob"}, 1000, 400)...)
 	}
-	if len(bob) != 62 {
-		t.Errorf("the later source holds %d places, want 62", len(bob))
-	}
+	check.Same(t, 62, len(bob), "places of the later source")
 }
 
 func TestPlacesAllocateNothing(t *testing.T) {
 	p, s := &Places{Lend: true}, Source{User: "ann"}
 	for _, most := range []int64{1, 400} { // counted by source, and not
-		if n := testing.AllocsPerRun(100, func() {
+		check.Same(t, 0, testing.AllocsPerRun(100, func() {
 			place, _ := p.Take(s, 1, most)
 			place.Leave()
-		}); n != 0 {
-			t.Errorf("a place of %d allocates %v times", most, n)
-		}
+		}), "allocations of a place of %d", most)
 	}
 }
 
@@ -192,9 +183,7 @@ func TestQueueShares(t *testing.T) {
 						late++
 					}
 				}
-				if late != tc.waits-tc.active {
-					t.Errorf("%d waits failed, want %d", late, tc.waits-tc.active)
-				}
+				check.Same(t, tc.waits-tc.active, late, "waits that failed")
 				if q.held != 0 || len(q.by) != 0 || len(q.slots) != 0 {
 					t.Errorf("%d places, %d lines and %d slots are left", q.held, len(q.by), len(q.slots))
 				}

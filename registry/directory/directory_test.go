@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -48,9 +49,7 @@ func TestUnchanged(t *testing.T) {
 	must.Do(t, os.Rename(path+".old", path))
 	for after, want := range map[time.Duration]bool{clockTick: false, clockTick + 1: true} {
 		f.readAt = written.Add(after)
-		if got := f.unchanged(write("a: b", written)); got != want {
-			t.Errorf("read %s after it was written: unchanged %v", after, got)
-		}
+		check.Same(t, want, f.unchanged(write("a: b", written)), "read %s after it was written: unchanged", after)
 	}
 	if (&file{}).unchanged(f.info) {
 		t.Error("never read: not read again")
@@ -65,9 +64,7 @@ func TestLocalKeepsItsObjects(t *testing.T) {
 	if a, b := l.objects(list), l.objects(list); len(a) != 1 || a[0] != b[0] {
 		t.Errorf("objects %v and %v", a, b)
 	}
-	if c.Timeout != 0 {
-		t.Errorf("the caller's configuration now has a timeout of %s", c.Timeout)
-	}
+	check.Same(t, 0, c.Timeout, "timeout of the caller's configuration")
 }
 
 // The local apiserver's group-versions are sent when they change, not after every request.
@@ -82,9 +79,7 @@ func TestLocalTellsChanges(t *testing.T) {
 		for n := 1; n <= 2; n++ {
 			time.Sleep(10*localInterval + time.Second)
 			synctest.Wait()
-			if len(sent) != n {
-				t.Errorf("sent %d times for %d lists", len(sent), n)
-			}
+			check.Same(t, n, len(sent), "lists sent")
 			list.Store(&metav1.APIGroupList{})
 		}
 	})
@@ -117,9 +112,7 @@ func TestWatchTellsChanges(t *testing.T) {
 			d.read(d.list(), true)
 			d.publish(func([]runtime.Object, []Fault) {}, nil)
 			synctest.Wait()
-			if got := fmt.Sprint(sent); got != step.want {
-				t.Errorf("step %d: sent %s, want %s", i, got, step.want)
-			}
+			check.Same(t, step.want, fmt.Sprint(sent), "step %d: sent", i)
 		}
 	})
 }

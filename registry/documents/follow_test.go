@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -156,18 +157,14 @@ func TestWatch(t *testing.T) {
 		if want := []string{"limit=1 as=PartialObjectMetadataList", "watch=true&resourceVersion=7 as=PartialObjectMetadata"}; !slices.Equal(asked, want) {
 			t.Errorf("requests %q, want %q", asked, want)
 		}
-		if n := len(d.read()); n != 1 {
-			t.Errorf("%d changes at the start, want one for everything before", n)
-		}
+		check.Same(t, 1, len(d.read()), "changes at the start, one for everything before")
 		time.Sleep(time.Minute)
 		for range 3 {
 			must.Get(io.WriteString(events, `{"type":"ADDED"}`+"\n"))(t)
 			time.Sleep(time.Second)
 		}
 		synctest.Wait()
-		if n := len(d.read()); n != 3 {
-			t.Errorf("three events were %d changes", n)
-		}
+		check.Same(t, 3, len(d.read()), "changes of three events")
 
 		// The watch ends, and the collection is forbidden for ten minutes: retries become rarer,
 		// but never stop.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func TestGet(t *testing.T) {
@@ -48,12 +50,8 @@ func TestGet(t *testing.T) {
 					return res, err
 				}
 				a, err := Get(t.Context(), do, Question{Path: "/apis", Limit: 4})
-				if reasonOf(err) != tt.want {
-					t.Errorf("got %q (%v), %q", reasonOf(err), err, a.Body)
-				}
-				if opened != closed {
-					t.Error("the body was not closed, and its connection is lost")
-				}
+				check.Same(t, tt.want, reasonOf(err), "reason of %v, with %q", err, a.Body)
+				check.Same(t, closed, opened, "bodies closed")
 			})
 		})
 	}

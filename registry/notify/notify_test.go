@@ -16,6 +16,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"go.uber.org/goleak"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -106,9 +107,7 @@ func TestPollsAlone(t *testing.T) {
 		for range 3 {
 			<-w.Changed()
 		}
-		if took := time.Since(begun); took != 3*pollEvery {
-			t.Errorf("reported three times in %s", took)
-		}
+		check.Same(t, 3*pollEvery, time.Since(begun), "time of three reports")
 		cancel()
 		running.Wait()
 	})
@@ -181,17 +180,13 @@ func TestWatchLists(t *testing.T) {
 		}
 		return []string{b}
 	})
-	if lists != 3 {
-		t.Errorf("listed %d times, want once more after the last change", lists)
-	}
+	check.Same(t, 3, lists, "lists, once more after the last change")
 	must.Do(t, os.WriteFile(filepath.Join(b, "f"), nil, 0o600))
 	<-w.Changed()
 
 	lists = 0
 	w.Watch(func() []string { lists++; return [][]string{{b}, {a}}[lists%2] })
-	if lists != maxLists {
-		t.Errorf("directories that keep changing: listed %d times, want %d", lists, maxLists)
-	}
+	check.Same(t, maxLists, lists, "lists of directories that keep changing")
 	<-w.Changed() // a look is due
 }
 
@@ -207,9 +202,8 @@ func TestCannotBeWatched(t *testing.T) {
 		want        int
 	}{{[]string{file + "/x"}, 1}, {[]string{file + "/x"}, 1}, {nil, 1}, {[]string{file + "/x"}, 2}} {
 		w.watch(step.directories)
-		if got := strings.Count(warnings.String(), "watching directory, polling instead"); got != step.want {
-			t.Errorf("step %d: %d warnings, want %d: %s", i, got, step.want, warnings.String())
-		}
+		check.Same(t, step.want, strings.Count(warnings.String(), "watching directory, polling instead"),
+			"step %d: warnings in %s", i, warnings.String())
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -65,15 +66,11 @@ func TestRefusal(t *testing.T) {
 		{host: "2130706433", want: "2130706433 is a number, not a DNS name", allowed: always},
 		{host: "", want: "the name is empty", allowed: always},
 	} {
-		if got := o.Refusal(tc.host, tc.port); got != tc.want {
-			t.Errorf("Refusal(%q, %d) = %q, want %q", tc.host, tc.port, got, tc.want)
-		}
+		check.Same(t, tc.want, o.Refusal(tc.host, tc.port), "Refusal(%q, %d)", tc.host, tc.port)
 		if tc.allowed == always {
 			tc.allowed = tc.want
 		}
-		if got := loopback.Refusal(tc.host, tc.port); got != tc.allowed {
-			t.Errorf("with loopback allowed Refusal(%q, %d) = %q, want %q", tc.host, tc.port, got, tc.allowed)
-		}
+		check.Same(t, tc.allowed, loopback.Refusal(tc.host, tc.port), "with loopback allowed Refusal(%q, %d)", tc.host, tc.port)
 	}
 }
 
@@ -114,9 +111,7 @@ func TestRefusedAddressesAreNotDialled(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, err := tt.rules.Dial(t.Context(), "tcp", tt.address)
-			if (err == nil) != tt.ok {
-				t.Errorf("directly: %v", err)
-			}
+			check.Same(t, tt.ok, err == nil, "directly: %v", err)
 			if err == nil {
 				_ = c.Close()
 			}

@@ -5,11 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -85,9 +85,7 @@ func TestDecode(t *testing.T) {
 		"1 APIService v1beta1.metrics.k8s.io", "17 Service kube-system/metrics", "23 EndpointSlice kube-system/metrics-1",
 		"36 ConfigMap kube-system/ca", "43 Secret kube-system/pair", "49 ConfigMap kube-system/last",
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("objects (-want +got):\n%s", d)
-	}
+	check.Same(t, want, got, "objects")
 	if a, ok := objects[0].Value.(*apiregistrationv1.APIService); !ok || *a.Spec.Service.Port != 443 {
 		t.Errorf("APIService is not defaulted: %+v", a)
 	}
@@ -109,15 +107,11 @@ func TestInvalid(t *testing.T) {
 	for _, tc := range manifests.Invalid() {
 		t.Run(tc.Name, func(t *testing.T) {
 			objects, faults := d.Decode("bad.yaml", []byte(tc.Text))
-			if len(objects) != 0 {
-				t.Errorf("%d objects despite faults", len(objects))
-			}
+			check.Same(t, 0, len(objects), "objects despite faults")
 			if len(faults) == 0 {
 				t.Fatal("no fault")
 			}
-			if got := faults[0].String(); got != tc.Want {
-				t.Errorf("fault\n%s\nwant\n%s", got, tc.Want)
-			}
+			check.Same(t, tc.Want, faults[0].String(), "fault")
 		})
 	}
 }
@@ -126,17 +120,13 @@ func TestInvalid(t *testing.T) {
 func TestLineOf(t *testing.T) {
 	d := document{text: []byte("a:\n  b:\n  - 1\n  - 2\n"), line: 10}
 	for path, want := range map[string]int{"": 10, "a.b": 11, "a.b[1]": 13, "a.b[2]": 11, "a.b[x]": 11, "a.b[-1]": 11, "a.c": 10} {
-		if got := d.lineOf(path); got != want {
-			t.Errorf("%q: line %d, want %d", path, got, want)
-		}
+		check.Same(t, want, d.lineOf(path), "line of %q", path)
 	}
 }
 
 func TestManyFaults(t *testing.T) {
 	_, faults := decoder(t).Decode("bad.yaml", []byte(strings.Repeat("apiVersion: v1\nkind: Pod\n---\n", 100)))
-	if len(faults) != maxFaults {
-		t.Errorf("%d faults, want %d", len(faults), maxFaults)
-	}
+	check.Same(t, maxFaults, len(faults), "faults")
 }
 
 // Valid objects are read even beside faulty ones; unsupported kinds are not reported as mistakes.
@@ -152,9 +142,7 @@ func TestDecodeGood(t *testing.T) {
 	for _, f := range faults {
 		foreign = append(foreign, f.Foreign)
 	}
-	if diff := cmp.Diff([]string{"Deployment", "Pod", ""}, foreign); diff != "" {
-		t.Errorf("%s\n%v", diff, faults)
-	}
+	check.Same(t, []string{"Deployment", "Pod", ""}, foreign, "foreign objects, with faults %v", faults)
 }
 
 func FuzzDecode(f *testing.F) {

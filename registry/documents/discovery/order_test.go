@@ -9,7 +9,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -73,9 +73,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 		theirs.ServeHTTP(w, r)
 		want := &apidiscoveryv2.APIGroupDiscoveryList{}
 		must.Do(t, json.Unmarshal(w.Body.Bytes(), want))
-		if d := cmp.Diff(names(partsOf(want)), names(m.parts(m.groups()...))); d != "" {
-			t.Errorf("seed %d: aggregated order (- Kubernetes', + ours):\n%s", seed, d)
-		}
+		check.Same(t, names(partsOf(want)), names(m.parts(m.groups()...)), "seed %d: aggregated order, like Kubernetes'", seed)
 
 		var flat []*apiregistrationv1.APIService
 		for _, o := range services {
@@ -93,13 +91,9 @@ func TestOrdersAreKubernetes(t *testing.T) {
 				ours = append(ours, v.GroupVersion)
 			}
 		}
-		if d := cmp.Diff(legacy, ours); d != "" {
-			t.Errorf("seed %d: legacy order (- Kubernetes', + ours):\n%s", seed, d)
-		}
-		for i, p := range [][2]string{{"aggregated", fmt.Sprint(len(names(m.parts(m.groups()...))))}, {"legacy", fmt.Sprint(len(ours))}} {
-			if p[1] != fmt.Sprint(len(services)) {
-				t.Errorf("seed %d: the %s document has %s group-versions of %d (%d)", seed, p[0], p[1], len(services), i)
-			}
+		check.Same(t, legacy, ours, "seed %d: legacy order, like Kubernetes'", seed)
+		for _, p := range [][2]string{{"aggregated", fmt.Sprint(len(names(m.parts(m.groups()...))))}, {"legacy", fmt.Sprint(len(ours))}} {
+			check.Same(t, fmt.Sprint(len(services)), p[1], "seed %d: group-versions in the %s document", seed, p[0])
 		}
 	}
 }
@@ -132,9 +126,7 @@ func TestStraysAreInOrder(t *testing.T) {
 			m := &merge{table: registry.Build(registry.Input{APIServices: services, Complete: true}, nil), local: local}
 			return names(m.parts(m.groups()...))
 		}
-		if d := cmp.Diff(list(whole), list(part)); d != "" {
-			t.Errorf("seed %d: (- all named, + some named):\n%s", seed, d)
-		}
+		check.Same(t, list(whole), list(part), "seed %d: order of all and of some", seed)
 	}
 }
 

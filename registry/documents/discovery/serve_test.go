@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
@@ -72,9 +73,7 @@ func TestConditionalAndCompressed(t *testing.T) {
 			t.Errorf("headers %v", plain.Header())
 		}
 		proto := s.get("/apis", http.Header{"Accept": {"application/vnd.kubernetes.protobuf" + aggregatedParams}})
-		if proto.Header().Get("Etag") != tag {
-			t.Error("protobuf has another tag than JSON")
-		}
+		check.Same(t, tag, proto.Header().Get("Etag"), "protobuf's tag")
 		if w := s.get("/apis", http.Header{"Accept": {aggregatedJSON}, "If-None-Match": {`"x", W/` + tag}}); w.Code != http.StatusNotModified || w.Body.Len() > 0 || w.Header().Get("Etag") != tag {
 			t.Errorf("conditional: %d %v", w.Code, w.Header())
 		}
@@ -84,9 +83,7 @@ func TestConditionalAndCompressed(t *testing.T) {
 			t.Errorf("compressed: %v %v", err, zipped.Header())
 		}
 		// One strong tag must not identify two encodings (RFC 9110 §8.8.3).
-		if got := zipped.Header().Get("Etag"); got != "W/"+tag {
-			t.Errorf("compressed: tag %q", got)
-		}
+		check.Same(t, "W/"+tag, zipped.Header().Get("Etag"), "tag when compressed")
 		for _, sent := range []string{tag, "W/" + tag} {
 			for encoding, want := range map[string]string{"identity": tag, "gzip": "W/" + tag} {
 				w := s.get("/apis", http.Header{"Accept": {aggregatedJSON}, "If-None-Match": {sent}, "Accept-Encoding": {encoding}})

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func TestMatches(t *testing.T) {
@@ -32,9 +34,7 @@ func TestMatches(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := Matches(tag, tt.lines...); got != tt.want {
-				t.Errorf("got %v", got)
-			}
+			check.Same(t, tt.want, Matches(tag, tt.lines...), "matches")
 		})
 	}
 }
@@ -62,9 +62,7 @@ func TestTakesGzip(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := TakesGzip(tt.lines...); got != tt.want {
-				t.Errorf("got %v", got)
-			}
+			check.Same(t, tt.want, TakesGzip(tt.lines...), "takes gzip")
 		})
 	}
 }
@@ -74,9 +72,7 @@ func TestLength(t *testing.T) {
 	for want, body := range map[string][]byte{"": nil, "0": {}, "3": []byte("abc")} {
 		w := httptest.NewRecorder()
 		Prepare(http.StatusOK, body).Write(w, httptest.NewRequest(http.MethodGet, "/", nil))
-		if got := w.Header().Get("Content-Length"); got != want {
-			t.Errorf("%q: length %q, want %q", body, got, want)
-		}
+		check.Same(t, want, w.Header().Get("Content-Length"), "length of %q", body)
 	}
 }
 

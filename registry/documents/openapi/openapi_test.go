@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
@@ -36,21 +37,16 @@ func TestMerge(t *testing.T) {
 		}
 		s.settle()
 		doc := s.v2()
-		if d := cmp.Diff([]string{"/apis/a.example.com/v1/things", "/apis/apps/v1/things", "/apis/b.example.com/v1/things", "/version/"}, keys(doc["paths"])); d != "" {
-			t.Errorf("paths:\n%s", d)
-		}
+		check.Same(t, []string{"/apis/a.example.com/v1/things", "/apis/apps/v1/things", "/apis/b.example.com/v1/things", "/version/"}, keys(doc["paths"]),
+			"paths")
 		for gv, want := range map[string]string{"apps/v1": "local", "a.example.com/v1": "from a", "b.example.com/v1": "from b"} {
 			if got := s.described(gv); got != want {
 				t.Errorf("%s is %q, want %q", gv, got, want)
 			}
 		}
-		if n := len(keys(doc["definitions"])); n != 3 {
-			t.Errorf("definitions %v", keys(doc["definitions"]))
-		}
+		check.Same(t, 3, len(keys(doc["definitions"])), "definitions %v", keys(doc["definitions"]))
 		index := s.index()
-		if d := cmp.Diff([]string{"apis/a.example.com/v1", "apis/apps/v1", "apis/b.example.com/v1", "version"}, keys(index)); d != "" {
-			t.Errorf("index:\n%s", d)
-		}
+		check.Same(t, []string{"apis/a.example.com/v1", "apis/apps/v1", "apis/b.example.com/v1", "version"}, keys(index), "index")
 		url, _ := index["apis/a.example.com/v1"].(object)["serverRelativeURL"].(string)
 		w := s.get(url, nil)
 		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "from a") || w.Header().Get("Cache-Control") != "public, immutable" || w.Header().Get("Expires") == "" {
@@ -143,9 +139,7 @@ func TestOneQuestionIsBounded(t *testing.T) {
 		s.open()
 		s.pass(31 * time.Second)
 		for _, st := range s.o.Status() {
-			if st.Reason != "timeout" {
-				t.Errorf("after 31 s the status is %+v", st)
-			}
+			check.Same(t, "timeout", st.Reason, "reason after 31 s, of %+v", st)
 		}
 		if got := keys(s.index()); !slices.Contains(got, "apis/half.example.com/v1") || slices.Contains(got, "apis/half.example.com/v2") {
 			t.Errorf("index %v", got)
@@ -169,9 +163,8 @@ func TestDefinitionsOfStrangers(t *testing.T) {
 			t.Error("another server's definition was replaced")
 		}
 		renamed := definitions["def.apps/v1_v2"].(object)
-		if d := cmp.Diff([]any{object{"group": "a.example.com", "version": "v1", "kind": "Thing"}}, renamed["x-kubernetes-group-version-kind"]); d != "" {
-			t.Errorf("kinds of the extension server's definition:\n%s", d)
-		}
+		check.Same[any](t, []any{object{"group": "a.example.com", "version": "v1", "kind": "Thing"}}, renamed["x-kubernetes-group-version-kind"],
+			"kinds of the extension server's definition")
 	})
 }
 
@@ -272,9 +265,7 @@ func TestMergedWhenAsked(t *testing.T) {
 		}
 		asking.Wait()
 		first := s.o.built.Load()
-		if got := s.sizes(); got != "v2 v3_index " {
-			t.Errorf("sizes of %s", got)
-		}
+		check.Same(t, "v2 v3_index ", s.sizes(), "sizes")
 		s.get("/openapi/v2", nil)
 		if s.o.built.Load() != first {
 			t.Error("merged again without a change")
@@ -319,9 +310,7 @@ func TestOfLocal(t *testing.T) {
 		"api": true, "api/v1": true, "version": true, "apis": true, "apis/apps": true, "apis/apps/v1": true, "apis/none.example.com/v1": true,
 		"apis/both.example.com": true, "apis/both.example.com/v1": true, "apis/both.example.com/v2": false, "apis/a.example.com": false, "apis/a.example.com/v1": false,
 	} {
-		if got := ofLocal(s.Table(), path); got != want {
-			t.Errorf("%s: %v", path, got)
-		}
+		check.Same(t, want, ofLocal(s.Table(), path), "%s", path)
 	}
 }
 
@@ -331,9 +320,7 @@ func TestLocalIsFollowed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
 		s.settle()
-		if d := cmp.Diff([]string{"apis/apps/v1", "version"}, keys(s.index())); d != "" {
-			t.Error(d)
-		}
+		check.Same(t, []string{"apis/apps/v1", "version"}, keys(s.index()), "index")
 		s.Set(scene.Home, serving(define("apps/v1", "local"), define("crd.example.com/v1", "crd")))
 		s.Claim("crd.example.com/v1", "", 100, 10)
 		s.pass(500 * time.Millisecond)
@@ -376,9 +363,7 @@ func TestLateSpec(t *testing.T) {
 				n++
 			}
 		}
-		if n != specPolls {
-			t.Errorf("asked for %d times, want %d", n, specPolls)
-		}
+		check.Same(t, specPolls, n, "questions")
 		s.Set(scene.Home, only("/openapi/v2", serving(define("apps/v1", "last")), changed))
 		s.pass(specEvery + indexEvery)
 		if got := s.described("apps/v1"); got != "last" {
