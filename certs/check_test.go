@@ -7,9 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -28,9 +27,7 @@ func begins(t *testing.T, name string, got []Finding, want ...string) {
 		}
 		lines = append(lines, line)
 	}
-	if d := cmp.Diff(want, lines); d != "" {
-		t.Errorf("%s: %s", name, d)
-	}
+	check.Same(t, want, lines, "%s", name)
 }
 
 func TestCheckProxyClient(t *testing.T) {

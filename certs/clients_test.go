@@ -11,10 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -110,9 +110,7 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	}
 	write(t, dir, "proxy.crt", pki.Bundle(proxyCA, clientCA))
 	must.Soon(t, 10*time.Second, "the refusal", func() bool { return strings.Contains(status("requestheader-ca").Err, "share a certificate") })
-	if text := status("serving").Err; text != "" {
-		t.Errorf("the error is reported for the serving pair: %s", text)
-	}
+	check.Same(t, "", status("serving").Err, "error for the serving pair")
 	jane := clientCA.Issue(pki.Leaf{CommonName: "jane"}).Chain()
 	if user, proxy := worth(s.Clients(), jane); !user || proxy || s.Clients().Generation() != generation {
 		t.Error("the refused bundle is in force")
@@ -176,9 +174,7 @@ func TestConfigMap(t *testing.T) {
 		deliver(full, nil)
 		expect("read", true, true)
 		want := &RequestHeaders{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-"}, AllowedNames: []string{"front-proxy-client"}}
-		if d := cmp.Diff(want, s.Clients().Headers()); d != "" {
-			t.Errorf("headers: %s", d)
-		}
+		check.Same(t, want, s.Clients().Headers(), "headers")
 		deliver(nil, errors.New("the apiserver is away"))
 		expect("a read that failed changes nothing", true, true)
 		broken := map[string]string{"client-ca-file": "-----BEGIN CERTIFICATE-----\n", "requestheader-client-ca-file": string(proxyCA.PEM())}

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -117,9 +117,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 	fresh := func() *http.Client { return visitor(t, oldClients.Issue(pki.Leaf{CommonName: "joe"}), newServing) }
 	must.Soon(t, 10*time.Second, "the new serving pair", func() bool { return code(fresh(), url+"/who") == "200 HTTP/2.0 joe" })
 	watch("with the new serving pair")
-	if got := code(jane, url+"/who"); got != "200 HTTP/2.0 jane" {
-		t.Errorf("on the connection with the old pair: %s", got)
-	}
+	check.Same(t, "200 HTTP/2.0 jane", code(jane, url+"/who"), "on the connection with the old pair")
 
 	write(t, dir, "client.crt", pki.Bundle(oldClients, newClients))
 	var kim *http.Client
@@ -129,21 +127,15 @@ func TestRotationUnderTraffic(t *testing.T) {
 		kim = visitor(t, newClients.Issue(pki.Leaf{CommonName: "kim"}), newServing)
 		return code(kim, url+"/who") == "200 HTTP/2.0 kim"
 	})
-	if got := code(jane, url+"/who"); got != "200 HTTP/2.0 jane" {
-		t.Errorf("with both client CAs: %s", got)
-	}
+	check.Same(t, "200 HTTP/2.0 jane", code(jane, url+"/who"), "with both client CAs")
 	write(t, dir, "client.crt", newClients.PEM())
 	must.Soon(t, 10*time.Second, "the end of the old client CA", func() bool {
 		return s.Status()[1].Certificates[0].Subject == "new clients" && len(s.Status()[1].Certificates) == 1
 	})
 	for what, c := range map[string]*http.Client{"open": jane, "new": fresh()} {
-		if got := code(c, url+"/who"); got != "401 HTTP/2.0 " {
-			t.Errorf("a user of the removed CA on a connection that is %s: %s", what, got)
-		}
+		check.Same(t, "401 HTTP/2.0 ", code(c, url+"/who"), "a user of the removed CA on a connection that is %s", what)
 	}
-	if got := code(kim, url+"/who"); got != "200 HTTP/2.0 kim" {
-		t.Errorf("a user of the new CA: %s", got)
-	}
+	check.Same(t, "200 HTTP/2.0 kim", code(kim, url+"/who"), "a user of the new CA")
 	watch("after all")
 }
 
@@ -210,7 +202,5 @@ func TestMetrics(t *testing.T) {
 			want["reloads_total "+outcome+" "+from] = 0
 		}
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
+	check.Same(t, want, got, "series")
 }

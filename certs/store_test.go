@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -109,12 +110,8 @@ func TestServing(t *testing.T) {
 			t.Errorf("%q: %v", name, err)
 			continue
 		}
-		if got := near.PeerCertificates[0].Subject.CommonName; got != want {
-			t.Errorf("%q: served %q, want %q", name, got, want)
-		}
-		if far.NegotiatedProtocol != "h2" {
-			t.Errorf("%q: negotiated %q, want h2", name, far.NegotiatedProtocol)
-		}
+		check.Same(t, want, near.PeerCertificates[0].Subject.CommonName, "%q: served", name)
+		check.Same(t, "h2", far.NegotiatedProtocol, "%q: negotiated", name)
 	}
 	if c, err := newServingNames(nil, nil).certificate(&tls.ClientHelloInfo{}); err == nil {
 		t.Errorf("no pair: served %v", c)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -211,20 +212,14 @@ func (b *bench) wantNothing(t *testing.T, hosts ...*host) {
 	t.Helper()
 	synctest.Wait()
 	for _, h := range hosts {
-		if n := h.open(); n != 0 {
-			t.Errorf("%d connections left", n)
-		}
+		check.Same(t, 0, h.open(), "connections left")
 	}
-	if n := b.watched.Load(); n != 0 {
-		t.Errorf("%d connections counted as watched", n)
-	}
+	check.Same(t, 0, b.watched.Load(), "connections counted as watched")
 	if x := b.index.Load(); len(x.claims) != 0 || len(x.compared) != 0 {
 		t.Errorf("%d APIServices left, %d with several endpoints", len(x.claims), len(x.compared))
 	}
 	for how := range b.failing {
-		if n := b.failing[how].Load(); n != 0 {
-			t.Errorf("%d counted as failing in way %d", n, how)
-		}
+		check.Same(t, 0, b.failing[how].Load(), "failing in way %d", how)
 	}
 }
 
@@ -232,9 +227,7 @@ func (b *bench) wantNothing(t *testing.T, hosts ...*host) {
 func (b *bench) run(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
-		if n := b.watched.Load(); n != 0 {
-			t.Errorf("%d watched connections left", n)
-		}
+		check.Same(t, 0, b.watched.Load(), "watched connections left")
 	})
 	must.Run(t, b.Run)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // trio runs three healthy endpoints of one backend.
@@ -65,14 +66,10 @@ func TestSlowEndpointIsReportedAndRecovers(t *testing.T) {
 				t.Errorf("slow after 5 s, want 10 s")
 			}
 			b.traffic(addresses, 7*time.Second, took)
-			if got := b.notes.last(addresses[0]).Slow; got != tt.want {
-				t.Errorf("slow after 12 s: %v, want %v", got, tt.want)
-			}
+			check.Same(t, tt.want, b.notes.last(addresses[0]).Slow, "slow after 12 s")
 			even := func(int) time.Duration { return tt.others }
 			b.traffic(addresses, 8*time.Second, even)
-			if got := b.notes.last(addresses[0]).Slow; got != tt.want {
-				t.Errorf("slow after 8 s like its peers: %v, want %v still", got, tt.want)
-			}
+			check.Same(t, tt.want, b.notes.last(addresses[0]).Slow, "slow after 8 s like its peers")
 			b.traffic(addresses, 4*time.Second, even)
 			for _, a := range addresses {
 				if r := b.notes.last(a); r.Slow || r.Health != registry.Healthy {
@@ -159,9 +156,7 @@ func TestObserveDoesNotAllocate(t *testing.T) {
 	p := &Prober{}
 	c := &claim{}
 	p.index.Store(&index{claims: map[string]peers{"v1.example.com": {at: c}}})
-	if n := testing.AllocsPerRun(100, func() { p.Observe("v1.example.com", at, time.Millisecond) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	check.Same(t, 0, testing.AllocsPerRun(100, func() { p.Observe("v1.example.com", at, time.Millisecond) }), "allocations")
 	if c.latency.count.Load() == 0 {
 		t.Error("nothing observed")
 	}
@@ -211,8 +206,7 @@ func TestMedianOfOthers(t *testing.T) {
 		for _, d := range tt.others {
 			samples = append(samples, sample{probe: d})
 		}
-		if got := medianOfOthers(samples, 0, func(s sample) time.Duration { return s.probe }); got != tt.want {
-			t.Errorf("%d among %d: got %d, want %d", tt.first, tt.others, got, tt.want)
-		}
+		check.Same(t, tt.want, medianOfOthers(samples, 0, func(s sample) time.Duration { return s.probe }),
+			"%d among %d", tt.first, tt.others)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 const at = "10.0.0.1:443"
@@ -86,12 +87,8 @@ func TestHealthyEndpointIsProbedEveryTenSecondsGiveOrTake(t *testing.T) {
 		if shortest < 8*time.Second || longest > 12*time.Second || longest-shortest < time.Second {
 			t.Errorf("probes %v to %v apart, want 8 s to 12 s, spread", shortest, longest)
 		}
-		if n := h.open(); n != 1 {
-			t.Errorf("%d connections open, want only the watched one", n)
-		}
-		if n := len(b.notes.all()); n != 1 {
-			t.Errorf("%d reports of an endpoint that did not change, want 1", n)
-		}
+		check.Same(t, 1, h.open(), "connections open, only the watched one")
+		check.Same(t, 1, len(b.notes.all()), "reports of an endpoint that did not change")
 	})
 }
 
@@ -132,9 +129,7 @@ func TestProcessDeathShowsWithinASecondIdle(t *testing.T) {
 			if took < firstRetry {
 				t.Errorf("unhealthy after %v: want a second probe before it", took)
 			}
-			if n := b.dials() - before; n != fall {
-				t.Errorf("%d probes before the verdict, want %d", n, fall)
-			}
+			check.Same(t, fall, b.dials()-before, "probes before the verdict")
 			want := "failing or missing response from https://10.0.0.1:443/apis/metrics.k8s.io/v1beta1: " +
 				`Get "https://10.0.0.1:443/apis/metrics.k8s.io/v1beta1": dial tcp 10.0.0.1:443: connect: connection refused`
 			if got := b.notes.last(at); got.Reason != registry.ReasonFailedDiscoveryCheck || got.Message != want {
@@ -198,9 +193,7 @@ func TestPacesWhileFailing(t *testing.T) {
 			for i := range tt.want {
 				got = append(got, dials[i+1].Sub(dials[i]).Truncate(time.Millisecond))
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("pauses (-want +got):\n%s", diff)
-			}
+			check.Same(t, tt.want, got, "pauses")
 			if end := dials[len(dials)-1].Sub(dials[len(dials)-2]); end > 5*time.Second+firstRetry {
 				t.Errorf("after minutes: %v apart", end)
 			}
@@ -256,14 +249,10 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 		b.Signal(name, at, nil)
 		b.Signal("v1.other.example.com", at, errors.New("of another APIService"))
 		synctest.Wait()
-		if n := b.dials() - before; n != 0 {
-			t.Errorf("%d probes without a reason", n)
-		}
+		check.Same(t, 0, b.dials()-before, "probes without a reason")
 		b.Signal(name, at, errors.New("dial failed"))
 		synctest.Wait()
-		if n := b.dials() - before; n != 1 {
-			t.Errorf("%d probes at once, want 1", n)
-		}
+		check.Same(t, 1, b.dials()-before, "probes at once")
 		for range 60 * 100 {
 			b.Signal(name, at, errors.New("dial failed"))
 			pass(10 * time.Millisecond)
@@ -394,9 +383,7 @@ func TestStartIsSpread(t *testing.T) {
 		b.cable.host(at).set(vanished)
 		b.run(t)
 		synctest.Wait()
-		if n := b.dials(); n != gateSlots {
-			t.Errorf("%d probes at the same time, want %d", n, gateSlots)
-		}
+		check.Same(t, gateSlots, b.dials(), "probes at the same time")
 		pass(1600 * time.Millisecond)
 		if n := b.dials(); n < 1000 {
 			t.Errorf("%d probes after 1.6 s: silent backends delay others", n)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // family makes n APIServices with one Backend.
@@ -114,12 +115,8 @@ func TestOneConnectionForAllGroupVersions(t *testing.T) {
 		if light := sum - 5*dials; light < dials || light > lightChecks*dials {
 			t.Errorf("%d light checks and %d rounds", light, dials)
 		}
-		if n := h.open(); n != 1 {
-			t.Errorf("%d connections open, want only the watched one", n)
-		}
-		if n := len(b.notes.all()); n != 5 {
-			t.Errorf("%d reports, want one for each APIService", n)
-		}
+		check.Same(t, 1, h.open(), "connections open, only the watched one")
+		check.Same(t, 5, len(b.notes.all()), "reports, one for each APIService")
 	})
 }
 
@@ -205,9 +202,7 @@ func TestAnswersAtTheDeadline(t *testing.T) {
 		b, _ := served(t, family(40, http1, at), func(_ http.ResponseWriter, r *http.Request) { lasts(r, probeTimeout) })
 		pass(time.Minute)
 		b.wantAll(t, "answered at the deadline", registry.Unhealthy)
-		if n := len(b.notes.all()); n != len(b.feed.entries) {
-			t.Errorf("%d reports, want one for each APIService", n)
-		}
+		check.Same(t, len(b.feed.entries), len(b.notes.all()), "reports, one for each APIService")
 	})
 }
 
@@ -262,8 +257,6 @@ func TestGroupVersionsComeAndGo(t *testing.T) {
 		}
 		b.feed.set()
 		synctest.Wait()
-		if n := h.open(); n != 0 {
-			t.Errorf("%d connections left", n)
-		}
+		check.Same(t, 0, h.open(), "connections left")
 	})
 }

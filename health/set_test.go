@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -22,14 +23,10 @@ func TestFollowsTheTable(t *testing.T) {
 		pass(time.Second)
 		b.feed.set()
 		synctest.Wait()
-		if n := h.open(); n != 0 {
-			t.Errorf("%d connections open to a removed endpoint", n)
-		}
+		check.Same(t, 0, h.open(), "connections open to a removed endpoint")
 		before := b.dials()
 		pass(time.Minute)
-		if n := b.dials() - before; n != 0 {
-			t.Errorf("%d probes of a removed endpoint", n)
-		}
+		check.Same(t, 0, b.dials()-before, "probes of a removed endpoint")
 
 		// First the same entry again, then one with another backend (a new CA): each is probed at
 		// once.
@@ -60,9 +57,7 @@ func TestWhatIsNotProbed(t *testing.T) {
 		b := startBench(t, newAuthority(serverName), []*registry.Entry{local, protected})
 		b.run(t)
 		pass(time.Minute)
-		if n := b.dials(); n != 0 {
-			t.Errorf("%d probes", n)
-		}
+		check.Same(t, 0, b.dials(), "probes")
 	})
 }
 
@@ -98,14 +93,10 @@ func TestTellsAForgetfulTableAgain(t *testing.T) {
 		forgetting.Endpoints = []registry.Endpoint{{Address: at}}
 		b.feed.set(&forgetting)
 		synctest.Wait()
-		if n := len(b.notes.all()) - before; n != 1 {
-			t.Errorf("%d reports, want 1", n)
-		}
+		check.Same(t, 1, len(b.notes.all())-before, "reports")
 		before = len(b.notes.all())
 		pass(time.Minute)
-		if n := len(b.notes.all()) - before; n != 0 {
-			t.Errorf("%d more reports", n)
-		}
+		check.Same(t, 0, len(b.notes.all())-before, "more reports")
 	})
 }
 

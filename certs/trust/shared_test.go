@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -49,12 +50,8 @@ func TestSharedTrust(t *testing.T) {
 		// Backend trusts only the new one.
 		w.bundle(next)
 		w.wants("in its overlap", good(old), "")
-		if got := dial(w.spec, good(old)); got != "UnknownAuthority" {
-			t.Errorf("its replaced CA, for all users: %q", got)
-		}
-		if got := dial(w.spec, good(next)); got != "" {
-			t.Errorf("its bundle, for all users: %q", got)
-		}
+		check.Same(t, "UnknownAuthority", dial(w.spec, good(old)), "its replaced CA, for all users")
+		check.Same(t, "", dial(w.spec, good(next)), "its bundle, for all users")
 		// The previous users of the Backend may still have watches on its connections, and end them
 		// themselves.
 		tick(59 * time.Minute)
@@ -71,9 +68,7 @@ func TestSharedTrust(t *testing.T) {
 		if len(w.shared) != 0 || dial(before, good(old)) != "InvalidCABundle" {
 			t.Errorf("the trust of %d unused Backends is left", len(w.shared))
 		}
-		if n := testutil.CollectAndCount(w.hooks.refusals) + testutil.CollectAndCount(w.hooks.reloads); n != 0 {
-			t.Errorf("%d series are left", n)
-		}
+		check.Same(t, 0, testutil.CollectAndCount(w.hooks.refusals)+testutil.CollectAndCount(w.hooks.reloads), "series left")
 	})
 }
 
@@ -118,12 +113,8 @@ func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 		}
 	}
 	for _, gone := range []string{other.name, apiService} {
-		if got := dial(good(pki.NewCA("another"))); got != "UnknownAuthority" {
-			t.Errorf("another CA's certificate: %q", got)
-		}
-		if n := testutil.CollectAndCount(w.hooks.refusals); n != 1 {
-			t.Errorf("refused certificates are counted for %d APIServices, want 1", n)
-		}
+		check.Same(t, "UnknownAuthority", dial(good(pki.NewCA("another"))), "another CA's certificate")
+		check.Same(t, 1, testutil.CollectAndCount(w.hooks.refusals), "APIServices whose refused certificates are counted")
 		w.shared[w.spec].leave(gone)
 		w.hooks.forget(gone)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -73,9 +74,7 @@ func (b *bench) dial(pair *pki.Pair) error {
 // wants checks the reason for which a server is refused; empty: it is accepted.
 func (b *bench) wants(when string, pair *pki.Pair, want string) {
 	b.t.Helper()
-	if got := reason(b.t, b.dial(pair)); got != want {
-		b.t.Errorf("%s: %q, want %q", when, got, want)
-	}
+	check.Same(b.t, want, reason(b.t, b.dial(pair)), "%s", when)
 }
 
 // buffered is an end of a net.Pipe whose writes do not block: when a client refuses a certificate,
@@ -320,9 +319,7 @@ func TestNoResumption(t *testing.T) {
 	server := &tls.Config{Certificates: []tls.Certificate{good(ca).TLS()}}
 	must.Do(t, shake(t, client, server))
 	server.Certificates = []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"other.svc"}}).TLS()}
-	if got := reason(t, shake(t, client, server)); got != "WrongServerName" {
-		t.Errorf("second handshake: %q, want WrongServerName", got)
-	}
+	check.Same(t, "WrongServerName", reason(t, shake(t, client, server)), "second handshake")
 }
 
 func TestClientCertificate(t *testing.T) {
@@ -342,9 +339,7 @@ func TestClientCertificate(t *testing.T) {
 		},
 	}
 	must.Do(t, shake(t, cfg, server))
-	if got != "front-proxy-client" {
-		t.Errorf("the backend saw %q, want front-proxy-client", got)
-	}
+	check.Same(t, "front-proxy-client", got, "what the backend saw")
 }
 
 func gather(t *testing.T, r *prometheus.Registry) map[string]float64 {

@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -124,9 +125,7 @@ func TestCredentialOfPlugin(t *testing.T) {
 	for range 1000 {
 		_ = k.Authorization()
 	}
-	if calls() != before+1 {
-		t.Error("reading the credential runs the plugin")
-	}
+	check.Same(t, before+1, calls(), "runs of the plugin after reading the credential")
 	pair := pki.NewCA("clients").Issue(pki.Leaf{CommonName: "fairlead"})
 	says(fmt.Sprintf(`"clientCertificateData":%q,"clientKeyData":%q`, pair.CertPEM(), pair.KeyPEM()))
 	changed := k.Changed()
@@ -170,9 +169,7 @@ func TestCredentialIsRenewed(t *testing.T) {
 		want := func(after time.Duration, token string) {
 			t.Helper()
 			time.Sleep(after)
-			if got := k.Authorization(); got != "Bearer "+token {
-				t.Errorf("after %v: %q, want %q", after, got, token)
-			}
+			check.Same(t, "Bearer "+token, k.Authorization(), "after %v", after)
 		}
 		write("t2")
 		want(5*time.Second, "t1")

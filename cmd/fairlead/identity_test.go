@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/proxy/front"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -69,9 +70,7 @@ func TestIdentities(t *testing.T) {
 		{"a token", nil, bob, "403 bob"},
 		{"nobody, who names somebody", nil, root, "401"},
 	} {
-		if got := as(tt.pair).user(t, tt.field); got != tt.want {
-			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
-		}
+		check.Same(t, tt.want, as(tt.pair).user(t, tt.field), "%s", tt.name)
 	}
 	for _, tt := range []struct {
 		file, content string
@@ -84,17 +83,13 @@ func TestIdentities(t *testing.T) {
 		{userCA, string(pki.NewCA("others").PEM()), jane, "", "403 jane", "401"},
 	} {
 		conn := as(tt.pair)
-		if got := conn.user(t, tt.field); got != tt.before {
-			t.Errorf("%s, before: %s, want %s", tt.file, got, tt.before)
-		}
+		check.Same(t, tt.before, conn.user(t, tt.field), "%s, before", tt.file)
 		write(tt.file, []byte(tt.content))
 		got := tt.before
 		for late := time.Now().Add(20 * time.Second); got == tt.before && time.Now().Before(late); {
 			got = conn.user(t, tt.field)
 		}
-		if got != tt.after {
-			t.Errorf("%s, afterwards: %s, want %s", tt.file, got, tt.after)
-		}
+		check.Same(t, tt.after, got, "%s, afterwards", tt.file)
 	}
 }
 
@@ -161,13 +156,9 @@ func TestSystemdIsNotified(t *testing.T) {
 	ended := make(chan error, 1)
 	o, _ := directoryOptions(t)
 	go func() { ended <- run(ctx, o, slog.New(slog.DiscardHandler)) }()
-	if got := notified(); got != "READY=1" {
-		t.Errorf("systemd got %q at the start, want READY=1", got)
-	}
+	check.Same(t, "READY=1", notified(), "systemd at the start")
 	stop()
-	if got := notified(); got != "STOPPING=1" {
-		t.Errorf("systemd got %q at the end, want STOPPING=1", got)
-	}
+	check.Same(t, "STOPPING=1", notified(), "systemd at the end")
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}

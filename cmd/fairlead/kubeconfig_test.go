@@ -16,6 +16,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -98,13 +99,9 @@ func TestClusterName(t *testing.T) {
 		"{clusters: [{name: prod-1, cluster: {server: https://a}}], contexts: [{name: x, context: {cluster: prod-1}}], current-context: x}": "prod-1",
 		"{current-context: x}": "", "no: [yaml": "",
 	} {
-		if got := clusterName(writeFile(t, file, text)); got != want {
-			t.Errorf("%s: %q, want %q", text, got, want)
-		}
+		check.Same(t, want, clusterName(writeFile(t, file, text)), "%s", text)
 	}
-	if got := clusterName(""); got != "" {
-		t.Errorf("a pod's configuration: %q", got)
-	}
+	check.Same(t, "", clusterName(""), "a pod's configuration")
 }
 
 // apiserverAt answers with its address and the request's credential. Its certificate names only
@@ -151,9 +148,7 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	}
 	connections := func(when, to string, want int) {
 		t.Helper()
-		if got := len(own.connectedTo([]string{to})); got != want {
-			t.Errorf("%s: %d connections to %s, want %d", when, got, to, want)
-		}
+		check.Same(t, want, len(own.connectedTo([]string{to})), "%s: connections to %s", when, to)
 	}
 	known := func(a, b registry.Health) {
 		own.prefer([]registry.Endpoint{{Address: one, Health: a}, {Address: two, Health: b}})

@@ -12,12 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -54,12 +54,8 @@ v1beta1.metrics.k8s.io   kube-system/metrics-server:443   True        Passed   5
 func TestStatus(t *testing.T) {
 	f := newFront(t, sample())
 	out := must.Get(f.run(t, "status", "--as", "bob"))(t)
-	if diff := cmp.Diff(table1, out); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if f.as != "bob" {
-		t.Errorf("asked as %q, want bob", f.as)
-	}
+	check.Same(t, table1, out, "table")
+	check.Same(t, "bob", f.as, "asked as")
 }
 
 func TestStatusUnavailable(t *testing.T) {
@@ -114,12 +110,8 @@ func TestStatusWatch(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the server has ended them") {
 		t.Errorf("error %v", err)
 	}
-	if n := strings.Count(out, "NAME "); n != 1 {
-		t.Errorf("%d heads:\n%s", n, out)
-	}
-	if n := strings.Count(out, "v1beta1.metrics.k8s.io "); n != 2 {
-		t.Errorf("%d rows, want the first and the changed one:\n%s", n, out)
-	}
+	check.Same(t, 1, strings.Count(out, "NAME "), "heads in %s", out)
+	check.Same(t, 2, strings.Count(out, "v1beta1.metrics.k8s.io "), "rows, the first and the changed one, in %s", out)
 }
 
 func TestMistakes(t *testing.T) {
@@ -182,9 +174,7 @@ func TestExplain(t *testing.T) {
 			if tc.refused != errors.Is(err, errUnavailable) || !tc.refused && err != nil {
 				t.Fatalf("error %v", err)
 			}
-			if diff := cmp.Diff([]string{tc.path}, f.explained); diff != "" {
-				t.Errorf("paths (-want +got):\n%s", diff)
-			}
+			check.Same(t, []string{tc.path}, f.explained, "paths")
 			says(t, out, tc.want...)
 		})
 	}
@@ -238,11 +228,7 @@ func TestColour(t *testing.T) {
 		if end.paint != nil {
 			end.text = end.paint(end.text)
 		}
-		if end.text != want {
-			t.Errorf("a certificate that expires in %s is %q, want %q", left, end.text, want)
-		}
+		check.Same(t, want, end.text, "a certificate that expires in %s", left)
 	}
-	if want := "\x1b[32ma\x1b[0m      b\nlong   c\n"; out.String() != want {
-		t.Errorf("%q, want %q: colours must not count as width", out.String(), want)
-	}
+	check.Same(t, "\x1b[32ma\x1b[0m      b\nlong   c\n", out.String(), "colours must not count as width")
 }

@@ -16,6 +16,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -45,9 +46,7 @@ func (in *installation) leaf(name string) (*x509.Certificate, *x509.CertPool) {
 func TestInit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := &installation{t, fake.NewClientset()}
-		if got := in.init("api.example.com", "192.0.2.1"); got != "ca written\nfront-proxy-client written\nserving written\n" {
-			t.Errorf("first run: %s", got)
-		}
+		check.Same(t, "ca written\nfront-proxy-client written\nserving written\n", in.init("api.example.com", "192.0.2.1"), "first run")
 		proxy, ca := in.leaf("fairlead-front-proxy-client")
 		if _, err := proxy.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil || proxy.Subject.CommonName != "fairlead" {
 			t.Errorf("proxy client %s: %v", proxy.Subject, err)
@@ -63,19 +62,14 @@ func TestInit(t *testing.T) {
 		if _, err := serving.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
 			t.Error("the serving certificate is also a client certificate")
 		}
-		if got := in.init("api.example.com", "192.0.2.1"); got != "ca unchanged\nfront-proxy-client unchanged\nserving unchanged\n" {
-			t.Errorf("second run: %s", got)
-		}
-		if got := in.init("api.example.com"); got != "ca unchanged\nfront-proxy-client unchanged\nserving written\n" {
-			t.Errorf("with one name less: %s", got)
-		}
+		check.Same(t, "ca unchanged\nfront-proxy-client unchanged\nserving unchanged\n", in.init("api.example.com", "192.0.2.1"),
+			"second run")
+		check.Same(t, "ca unchanged\nfront-proxy-client unchanged\nserving written\n", in.init("api.example.com"), "with one name less")
 		time.Sleep(250 * 24 * time.Hour) // of 365: less than a third is left
 		if found := certs.CheckProxyClient([]*x509.Certificate{proxy}, nil); len(found) != 1 || strings.Contains(found[0].Message, "expire") {
 			t.Errorf("lint warns of expiry before init renews: %v", found)
 		}
-		if got := in.init(); got != "ca unchanged\nfront-proxy-client written\nserving written\n" {
-			t.Errorf("after 250 days: %s", got)
-		}
+		check.Same(t, "ca unchanged\nfront-proxy-client written\nserving written\n", in.init(), "after 250 days")
 		if next, _ := in.leaf("fairlead-serving"); fmt.Sprint(next.DNSNames) != "[api.example.com]" || next.Equal(serving) {
 			t.Errorf("the renewed certificate names %q", next.DNSNames)
 		}
@@ -92,9 +86,7 @@ func TestInitWithoutItsCA(t *testing.T) {
 	in.init()
 	before, _ := in.leaf("fairlead-front-proxy-client")
 	must.Do(t, in.cluster.CoreV1().Secrets("kube-system").Delete(t.Context(), "fairlead-ca", metav1.DeleteOptions{}))
-	if got := in.init(); got != "ca written\nfront-proxy-client written\n" {
-		t.Errorf("another CA: %s", got)
-	}
+	check.Same(t, "ca written\nfront-proxy-client written\n", in.init(), "another CA")
 	if after, _ := in.leaf("fairlead-front-proxy-client"); after.Equal(before) {
 		t.Error("the certificate is still the deleted CA's")
 	}

@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -88,9 +88,7 @@ func found(t *testing.T, out string, want []string) {
 		}
 		got = append(got, line)
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
+	check.Same(t, want, got, "output")
 }
 
 func TestLintFiles(t *testing.T) {
@@ -124,9 +122,7 @@ func TestLintFiles(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			out, err := lint(t, tt.in, "-")
 			found(t, out, tt.want)
-			if wrong := strings.Contains(out, "error: "); (err != nil) != wrong {
-				t.Errorf("error %v, findings of severity error: %t", err, wrong)
-			}
+			check.Same(t, strings.Contains(out, "error: "), err != nil, "an error, for findings of severity error")
 			if cli.IsUsage(err) {
 				t.Errorf("exit code 2 for a finding: %v", err)
 			}
@@ -173,9 +169,7 @@ func TestLintOwn(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			out, err := lint(t, "", tt.args...)
 			found(t, out, tt.want)
-			if wrong := strings.Contains(out, "error: "); (err != nil) != wrong {
-				t.Errorf("error %v, findings of severity error: %t", err, wrong)
-			}
+			check.Same(t, strings.Contains(out, "error: "), err != nil, "an error, for findings of severity error")
 		})
 	}
 }
@@ -214,9 +208,8 @@ func TestLintChart(t *testing.T) {
 	if err == nil || err.Error() != "1 error, 0 warnings" {
 		t.Errorf("error %v", err)
 	}
-	if want := "ignored, because Fairlead does not read it: Deployment (1)\nignored, because Fairlead does not read it: Pod (1)\n"; errs.String() != want {
-		t.Errorf("stderr: %q", errs.String())
-	}
+	check.Same(t, "ignored, because Fairlead does not read it: Deployment (1)\nignored, because Fairlead does not read it: Pod (1)\n", errs.String(),
+		"stderr")
 	if text, err := lint(t, chart, "-"); err != nil || strings.Contains(text, "error") {
 		t.Errorf("a chart without an APIService: %v\n%s", err, text)
 	}
@@ -255,9 +248,7 @@ func TestLintFlags(t *testing.T) {
 
 func TestCalled(t *testing.T) {
 	for self, want := range map[string]string{"/usr/bin/kubectl-fairlead": "kubectl fairlead", "/usr/bin/fairlead": "fairlead"} {
-		if got := called(self); got != want {
-			t.Errorf("called as %s: %q, want %q", self, got, want)
-		}
+		check.Same(t, want, called(self), "called as %s", self)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -19,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -76,9 +76,7 @@ func want(t *testing.T, s *apiserver, after time.Duration, when, want string) {
 	t.Helper()
 	time.Sleep(after)
 	synctest.Wait()
-	if diff := cmp.Diff(want, s.published(t)); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", when, diff)
-	}
+	check.Same(t, want, s.published(t), "%s", when)
 }
 
 func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
@@ -91,9 +89,7 @@ func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
 		want(t, s, time.Second, "two", "https 10.0.0.1 8443, https 10.0.0.2 8443")
 		writes := s.written()
 		time.Sleep(time.Hour)
-		if n := s.written() - writes; n != 0 {
-			t.Errorf("%d writes in an hour in which nothing happened", n)
-		}
+		check.Same(t, 0, s.written()-writes, "writes in an hour in which nothing happened")
 		b.unready.Store(true)
 		want(t, s, time.Second, "one is unready", "https 10.0.0.1 8443")
 		b.unready.Store(false)
@@ -145,9 +141,7 @@ func TestADeadReplicaLeaves(t *testing.T) {
 		if err != nil || len(list.Items) != 1 {
 			t.Errorf("%d Leases are left, want one (%v)", len(list.Items), err)
 		}
-		if got := testutil.ToFloat64(a.metrics.replicas); got != 1 {
-			t.Errorf("the metric counts %v replicas", got)
-		}
+		check.Same(t, 1, testutil.ToFloat64(a.metrics.replicas), "replicas in the metric")
 	})
 }
 
@@ -187,9 +181,7 @@ func TestALeaseRunsOut(t *testing.T) {
 	lease := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "a", ResourceVersion: "1"}, Spec: coordinationv1.LeaseSpec{RenewTime: &renewed}}
 	for i, want := range []string{"1 0", "1 0", "0 1", "0 1"} {
 		alive, dead := m.observe([]coordinationv1.Lease{lease}, now.Add(time.Duration(i)*leaseDuration/2))
-		if got := fmt.Sprint(len(alive), " ", len(dead)); got != want {
-			t.Errorf("after %d halves of its time: %s, want %s", i, got, want)
-		}
+		check.Same(t, want, fmt.Sprint(len(alive), " ", len(dead)), "after %d halves of its time", i)
 	}
 }
 
@@ -252,9 +244,7 @@ func TestAnApiserverThatWasAwayCostsNobodyItsPlace(t *testing.T) {
 		s.down.Store(false)
 		writes := s.written()
 		want(t, s, time.Minute, "back", "https 10.0.0.1 8443, https 10.0.0.2 8443")
-		if n := s.written() - writes; n != 0 {
-			t.Errorf("%d writes: a replica was withdrawn", n)
-		}
+		check.Same(t, 0, s.written()-writes, "writes: a replica was withdrawn")
 	})
 }
 
@@ -316,18 +306,12 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 		if n := (s.written() - writes) / 4; n > 16 {
 			t.Errorf("%d attempts in an hour", n)
 		}
-		if got := testutil.ToFloat64(a.metrics.contested); got != 1 {
-			t.Errorf("contested is %v", got)
-		}
+		check.Same(t, 1, testutil.ToFloat64(a.metrics.contested), "contested")
 		// The other writer stops.
 		want(t, s, longPause+interval, "taken over", "https 10.0.0.1 8443")
 		time.Sleep(quiet + interval)
-		if got := testutil.ToFloat64(a.metrics.contested); got != 0 {
-			t.Errorf("contested is still %v", got)
-		}
-		if n := strings.Count(a.log.String(), "no other writer changes the endpoints"); n != 1 {
-			t.Errorf("the end is logged %d times", n)
-		}
+		check.Same(t, 0, testutil.ToFloat64(a.metrics.contested), "contested at the end")
+		check.Same(t, 1, strings.Count(a.log.String(), "no other writer changes the endpoints"), "lines about the end")
 	})
 }
 
@@ -352,9 +336,7 @@ func TestAForeignSlice(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		s.overwrite(t, "10.0.0.1") // the Endpoints do not change
 		want(t, s, interval, "the same", "https 10.0.0.1 6443")
-		if got := testutil.ToFloat64(a.metrics.foreign); got != 1 {
-			t.Errorf("%v foreign writes", got)
-		}
+		check.Same(t, 1, testutil.ToFloat64(a.metrics.foreign), "foreign writes")
 	})
 }
 
@@ -371,9 +353,7 @@ func TestTakesOver(t *testing.T) {
 		s.overwrite(t, "10.0.0.9")
 		a := start(t, s, "one", "10.0.0.1:8443")
 		want(t, s, time.Second, "taken over", "https 10.0.0.1 8443")
-		if got := testutil.ToFloat64(a.metrics.foreign); got != 0 {
-			t.Errorf("%v foreign writes", got)
-		}
+		check.Same(t, 0, testutil.ToFloat64(a.metrics.foreign), "foreign writes")
 	})
 }
 

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/html"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -24,9 +24,7 @@ func TestValuesStayText(t *testing.T) {
 		for _, yes := range []bool{true, false} {
 			plain, _ := tags(t, viewOf("text", yes), page)
 			got, text := tags(t, viewOf(hostile, yes), page)
-			if diff := cmp.Diff(plain, got); diff != "" {
-				t.Errorf("%s: elements depend on values (-plain +hostile):\n%s", name, diff)
-			}
+			check.Same(t, plain, got, "%s: elements depend on values", name)
 			if plain == "" || !strings.Contains(text, hostile) || strings.Contains(text, "%!s(") || strings.Contains(text, "%!(EXTRA") {
 				t.Errorf("%s says %s", name, text)
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -116,9 +117,7 @@ func TestCommandsAreNotWritten(t *testing.T) {
 			{Name: name, Backend: &registry.Backend{Namespace: "x", Service: "y"}}, {Name: "v1.x", Backend: &registry.Backend{Namespace: name, Service: "y"}},
 			{Name: "v1.x", Backend: &registry.Backend{Namespace: "x", Service: name}},
 		} {
-			if got := command(e); got != "" {
-				t.Errorf("%q makes %q", name, got)
-			}
+			check.Same(t, "", command(e), "the command for %q", name)
 		}
 	}
 }
@@ -130,9 +129,7 @@ func TestBrief(t *testing.T) {
 		`1 of 2 endpoints are unhealthy and get no requests: failing or missing response from https://a: EOF`:     `1 of 2 endpoints are unhealthy and get no requests: EOF`,
 		`service "x" in "y" is not present`: `service "x" in "y" is not present`,
 	} {
-		if got := brief(message); got != want {
-			t.Errorf("%s: %s", message, got)
-		}
+		check.Same(t, want, brief(message), "%s", message)
 	}
 }
 
@@ -164,9 +161,7 @@ func TestEndpointHistory(t *testing.T) {
 	}
 	gone := entry(registry.Healthy)
 	h.changed(was, gone, now)
-	if len(h.of("v1.x")) != 1 {
-		t.Error("the history keeps a removed endpoint")
-	}
+	check.Same(t, 1, len(h.of("v1.x")), "endpoints in the history after one was removed")
 	if h.changed(gone, &registry.Entry{}, now); len(h.endpoints) != 0 {
 		t.Error("the history keeps a removed APIService")
 	}

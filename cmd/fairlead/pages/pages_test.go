@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
@@ -22,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -47,9 +47,7 @@ func TestStatus(t *testing.T) {
 			"v1.closed.example.com remote x/closed-example-com:443 False Maintenance 1/1 false",
 			"v1.good.example.com remote x/good-example-com:443 True Passed 1/1 true",
 		}
-		if diff := cmp.Diff(want, lines); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", path, diff)
-		}
+		check.Same(t, want, lines, "%s", path)
 		if got.Version != "v1.2.3" || !got.Complete || got.Generation == 0 || len(got.LocalServers) != 1 || got.LocalTrust == nil || len(got.Certificates) != 1 || got.Ready != "" {
 			t.Errorf("%s: %+v", path, got)
 		}
@@ -170,9 +168,7 @@ func TestExplainAnother(t *testing.T) {
 	r.Header.Set("Test-User", "bob")
 	resp := must.Get(s.http.Client().Do(r))(t)
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusForbidden {
-		t.Errorf("bob asks about jane: %s", resp.Status)
-	}
+	check.Same(t, http.StatusForbidden, resp.StatusCode, "bob asks about jane")
 }
 
 // Every reason of the registry has its own advice, as have the different messages of probes.
@@ -244,9 +240,7 @@ func TestEventsAreBounded(t *testing.T) {
 	if resp, _ := s.get(t, "/events"); resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("%s %v", resp.Status, resp.Header)
 	}
-	if n := s.subscribers.Load(); n != maxSubscribers {
-		t.Errorf("%d subscribers after a refusal", n)
-	}
+	check.Same(t, maxSubscribers, s.subscribers.Load(), "subscribers after a refusal")
 }
 
 func TestTransitions(t *testing.T) {
@@ -277,9 +271,7 @@ func TestHistoryIsBounded(t *testing.T) {
 func TestPage(t *testing.T) {
 	s := newStand(t)
 	resp, body := s.get(t, "/fairlead/?explain=%2Fapis%2Fclosed.example.com%2Fv1%2Fx%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E")
-	if got := resp.Header.Get("Content-Security-Policy"); got != policy {
-		t.Errorf("policy %q", got)
-	}
+	check.Same(t, policy, resp.Header.Get("Content-Security-Policy"), "policy")
 	for _, bad := range []string{"<b>at nine", "<script>alert", "http://", "https://cdn", " style=", "onclick"} {
 		if strings.Contains(body, bad) {
 			t.Errorf("the page holds %q", bad)

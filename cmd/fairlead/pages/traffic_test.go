@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // counted returns latencies of whole milliseconds as backends count them.
@@ -118,12 +119,8 @@ func TestLeft(t *testing.T) {
 		{now.Add(7 * 24 * time.Hour), "7d", "dim"},
 		{now.Add(400*24*time.Hour + time.Hour), "400d", "dim"},
 	} {
-		if got := answer.Left(now, c.end); got != c.want {
-			t.Errorf("%s: %s, want %s", c.end, got, c.want)
-		}
-		if got := urgency(now, c.end); got != c.urgency {
-			t.Errorf("%s is %s, want %s", c.end, got, c.urgency)
-		}
+		check.Same(t, c.want, answer.Left(now, c.end), "%s", c.end)
+		check.Same(t, c.urgency, urgency(now, c.end), "urgency of %s", c.end)
 	}
 }
 
@@ -134,8 +131,6 @@ func TestStamp(t *testing.T) {
 		"00:30:00":     now.Add(-23 * time.Hour),
 		"Feb 27 23:29": now.Add(-24*time.Hour - time.Second),
 	} {
-		if got := stamp(now, at); got != want {
-			t.Errorf("%s: %s, want %s", at, got, want)
-		}
+		check.Same(t, want, stamp(now, at), "%s", at)
 	}
 }

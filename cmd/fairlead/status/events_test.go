@@ -8,13 +8,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
 	corefake "k8s.io/client-go/kubernetes/typed/core/v1/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -81,9 +81,7 @@ func TestEventsTellOfChangesOnly(t *testing.T) {
 		}
 		got := s.events()
 		got[1] = strings.Replace(got[1], got[1][strings.Index(got[1], "after ")+6:strings.Index(got[1], " of ")], "1s", 1) // since the year 2000
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Error(diff)
-		}
+		check.Same(t, want, got, "Events")
 	})
 }
 
@@ -116,8 +114,6 @@ func TestEventsAreFewAndFromOne(t *testing.T) {
 		time.Sleep(time.Minute) // the other replica has taken over
 		flap(1)
 		time.Sleep(time.Second)
-		if got := len(s.events()) - first; got != 2 {
-			t.Errorf("%d calls by the new leader: %q", got, s.events()[first:])
-		}
+		check.Same(t, 2, len(s.events())-first, "calls by the new leader, %q", s.events()[first:])
 	})
 }

@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // A new leader repeats neither a reported fault nor its end, but reports new faults.
@@ -22,9 +22,7 @@ func TestFaultsAreToldOnce(t *testing.T) {
 			fault.Store(&f)
 		}
 		time.Sleep(time.Minute)
-		if diff := cmp.Diff([]string{"a Warning Faulty in default: it is cut"}, s.events()); diff != "" {
-			t.Error(diff)
-		}
+		check.Same(t, []string{"a Warning Faulty in default: it is cut"}, s.events(), "Events")
 		stop()
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -45,9 +46,7 @@ func TestAvailable(t *testing.T) {
 func startStored(t *testing.T, s *apiserver, log *slog.Logger, entries ...*registry.Entry) (f *feed, stop func()) {
 	t.Helper()
 	return run(t, s, Config{Logger: log, Elect: func(ctx context.Context, name string, lead func(context.Context)) error {
-		if name != lease {
-			t.Errorf("elected for %q", name)
-		}
+		check.Same(t, lease, name, "elected for")
 		lead(ctx)
 		return ctx.Err()
 	}}, entries...)
@@ -67,9 +66,7 @@ func TestAvailableOfAnother(t *testing.T) {
 		s.overwrite(t, "a", "Theirs")
 		time.Sleep(time.Millisecond)
 		s.has(t, "after another's write", "a", "Available=True Passed")
-		if n := len(s.since(begun)); n != 1 {
-			t.Errorf("%d writes, want 1", n)
-		}
+		check.Same(t, 1, len(s.since(begun)), "writes")
 		for end := time.Now().Add(time.Hour); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 			if s.conditions(t, "a")[0] == "Available=True Passed" {
 				s.overwrite(t, "a", "Theirs")
@@ -81,9 +78,8 @@ func TestAvailableOfAnother(t *testing.T) {
 		time.Sleep(2 * relist)
 		s.has(t, "after the fight", "a", "Available=True Passed")
 		stop()
-		if n := strings.Count(log.String(), "another writer writes this condition"); n != 1 {
-			t.Errorf("%d lines in the log, want 1:\n%s", n, log.String())
-		}
+		check.Same(t, 1, strings.Count(log.String(), "another writer writes this condition"),
+			"lines about the other writer in %s", log.String())
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	apiregistrationfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1/fake"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -115,9 +116,7 @@ func (s *apiserver) wrote(t *testing.T, when string, since time.Time, want ...st
 // has checks the conditions of an APIService.
 func (s *apiserver) has(t *testing.T, when, name string, want ...string) {
 	t.Helper()
-	if diff := cmp.Diff(want, s.conditions(t, name)); diff != "" {
-		t.Errorf("%s: %s (-want +got):\n%s", when, name, diff)
-	}
+	check.Same(t, want, s.conditions(t, name), "%s: %s", when, name)
 }
 
 // New requires its configuration, and the writer follows the given table.
@@ -156,9 +155,7 @@ func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
 		s.wrote(t, "written", time.Time{}, "changed", "fresh", "local")
 		want := `{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"fresh","uid":"uid of fresh"},"status":{"conditions":` +
 			`[{"type":"fairlead.dev/Available","status":"True","lastTransitionTime":"2000-01-01T00:00:00Z","reason":"Passed","message":"m"}]}}`
-		if got := s.patches[1].body; got != want {
-			t.Errorf("applied\n%s\nwant\n%s", got, want)
-		}
+		check.Same(t, want, s.patches[1].body, "applied")
 		for name, want := range map[string][]string{
 			"fresh":   {"Available=True Passed", "fairlead.dev/Available=True Passed"},
 			"changed": {"fairlead.dev/Available=False MissingEndpoints"},

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/examples/directory/tides"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -58,9 +58,7 @@ func TestTides(t *testing.T) {
 	if err := json.Unmarshal(body, &one); err != nil || code != http.StatusOK {
 		t.Fatalf("%d %s: %v", code, body, err)
 	}
-	if diff := cmp.Diff(tides.TideStatus{Centimetres: 310, AskedBy: "alice"}, one.Status); diff != "" {
-		t.Errorf("brest (-want +got):\n%s", diff)
-	}
+	check.Same(t, tides.TideStatus{Centimetres: 310, AskedBy: "alice"}, one.Status, "brest")
 	var table metav1.Table
 	code, body = ask("/apis/tides.example.com/v1/tides", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
 	if err := json.Unmarshal(body, &table); err != nil || code != http.StatusOK || len(table.Rows) != 3 || table.Rows[0].Cells[2] != "down" {
@@ -96,7 +94,5 @@ func TestPeriod(t *testing.T) {
 	if later := at(period * 3 / 4); !later.Rising {
 		t.Errorf("after low water %+v", later)
 	}
-	if diff := cmp.Diff(at(time.Hour), at(time.Hour+1000*period)); diff != "" {
-		t.Errorf("a thousand tides later:\n%s", diff)
-	}
+	check.Same(t, at(time.Hour), at(time.Hour+1000*period), "a thousand tides later")
 }
