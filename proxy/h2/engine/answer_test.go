@@ -2,6 +2,7 @@ package engine
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 
 	"golang.org/x/net/http2"
@@ -39,4 +40,49 @@ func TestAnswerWaitsWhereItIs(t *testing.T) {
 	if n := len(c.c.streams); n != streams-1 {
 		t.Errorf("%d streams are left, want all except one", n)
 	}
+}
+
+// A client that does not read its answers may send requests until 256 KiB of output wait for it.
+func TestOutputThatMayWait(t *testing.T) {
+	const most, each = 256 << 10, 8 << 10
+	r := newRig(t)
+	plan := Plan{Answer: &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("{", each))}}}
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return plan, true }
+	c := r.client()
+	c.silent = true
+	for id := uint32(1); !c.c.Over() && id < 1000; id += 2 {
+		c.get(id)
+	}
+	if n := len(c.c.out) + c.c.inflight; n <= most || n > most+3*each {
+		t.Errorf("%d bytes wait", n)
+	}
+	if c.rst(0, http2.ErrCodeCancel); !c.c.closing || c.c.Over() {
+		t.Errorf("closing: %v; the input of a closing connection must still be read", c.c.closing)
+	}
+}
+
+// A plan that comes after its request has ended is not used for a later request that reuses the
+// memory.
+func TestLatePlan(t *testing.T) {
+	r := newRig(t)
+	var resume []func(Plan)
+	r.decide = func(_ *wire.Head, f func(Plan)) (Plan, bool) {
+		resume = append(resume, f)
+		return Plan{}, false
+	}
+	answer := func(i int, status string) {
+		resume[i](Plan{Answer: &Answer{Status: http.StatusTeapot, Fields: []hpack.HeaderField{field(":status", status)}}})
+		r.run()
+	}
+	c := r.client()
+	c.get(1)
+	c.rst(1, http2.ErrCodeCancel)
+	c.get(3)
+	answer(0, "418")
+	c.want()
+	answer(1, "204")
+	if got := strings.Join(c.see(), "|"); !strings.HasPrefix(got, "HEADERS 3 :status=204 ") {
+		t.Errorf("the client sees %s", got)
+	}
+	r.clean()
 }
