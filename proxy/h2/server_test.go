@@ -2,15 +2,20 @@ package h2
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -231,5 +236,45 @@ func testFullSocket(t *testing.T, driver string) {
 		if string(p[:min(len(p), len(leanBody))]) != string(leanBody[:min(len(p), len(leanBody))]) {
 			t.Fatal("the body was changed")
 		}
+	}
+}
+
+// A resting shard ticks at the full rate again after a request.
+func TestWorkEndsTheRest(t *testing.T) {
+	s := newStand(t, "portable", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "x") }), nil)
+	for _, sh := range s.server.shards {
+		sh.lock()
+		sh.pace = 0
+		sh.mu.Unlock()
+	}
+	s.read(s.do("GET", "/", nil))
+	if !slices.ContainsFunc(s.server.shards, func(sh *shard) bool {
+		sh.lock()
+		defer sh.mu.Unlock()
+		return sh.pace == engine.TickEvery
+	}) {
+		t.Error("no shard ticks at the full rate")
+	}
+}
+
+// A connection that arrives while Run ends, or later, is closed.
+func TestServeWhileRunEnds(t *testing.T) {
+	for range 100 {
+		s := New(Config{})
+		ctx, cancel := context.WithCancel(t.Context())
+		ours, theirs := net.Pipe()
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := s.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		running.Go(func() { s.Serve(nil, tls.Server(ours, &tls.Config{}), nil) })
+		cancel()
+		running.Wait()
+		if _, err := theirs.Read(make([]byte, 1)); err == nil {
+			t.Error("the connection is left open")
+		}
+		_ = theirs.Close()
 	}
 }
