@@ -48,6 +48,7 @@ func TestSlowEndpointIsReportedAndRecovers(t *testing.T) {
 	}{
 		{"a hundred times slower", 10 * time.Millisecond, time.Second, true},
 		{"a hundred times slower and very slow", 60 * time.Millisecond, 6 * time.Second, true},
+		{"more than ten times slower", 10 * time.Millisecond, 105 * time.Millisecond, true},
 		{"nine times slower", 10 * time.Millisecond, 90 * time.Millisecond, false},
 		{"far slower, but fast", 100 * time.Microsecond, 19 * time.Millisecond, false},
 		{"all slow", 5 * time.Second, 5 * time.Second, false},

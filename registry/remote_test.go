@@ -25,6 +25,7 @@ func TestMessagesAreSteady(t *testing.T) {
 		{"a reset", reset(34567), reset(34568), "failing or missing response from U: Get: read tcp 10.0.0.2:443: connection reset by peer"},
 		{"an expired certificate", expired("2026-11-22T06:00:00Z"), expired("2026-11-22T06:00:10Z"),
 			"x509: certificate has expired or is not yet valid: current time is after 2020-01-01T00:00:00Z"},
+		{"more than 1 KiB", strings.Repeat("x", 5000), strings.Repeat("x", 5000), strings.Repeat("x", 1024) + "…"},
 		{"half the words of one", "current time 3", "current time 3", "current time 3"},
 	}
 	for _, tt := range tests {
