@@ -205,3 +205,20 @@ func TestReadyDocument(t *testing.T) {
 		}
 	})
 }
+
+// A request without a connection waits for a dial, and the access log shows for how long.
+func TestAccessLogKnowsTheWait(t *testing.T) {
+	access, seen := newLog(t)
+	w := newWorld(t, worldConfig{access: access})
+	client := w.httpClient(t, "h2", nil)
+	for range 2 { // the first one also reviews bob's token
+		r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
+		w.do(t, client, r)
+		var got struct{ Waited, First float64 }
+		must.Do(t, json.Unmarshal([]byte(<-seen), &got))
+		if got.Waited <= 0 || got.First < got.Waited {
+			t.Errorf("%+v", got)
+		}
+		w.remote.CloseClientConnections()
+	}
+}
