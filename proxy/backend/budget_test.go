@@ -81,7 +81,7 @@ func TestBudgetAtOnce(t *testing.T) {
 // Retries are limited to a share of requests: a backend that fails every request must not get three
 // times the load.
 func TestRetryBudget(t *testing.T) {
-	bad, worse := newFaulty(t, closeExecuted), newFaulty(t, closeExecuted)
+	bad, worse := newServer(t, protoH1, closes), newServer(t, protoH1, closes)
 	f := newFixture(t, nil)
 	e := f.set(healthy(bad.address), healthy(worse.address))
 	const stock, requests = 20, 200
@@ -104,7 +104,7 @@ func TestRetryBudget(t *testing.T) {
 			t.Fatalf("got %v, want ErrUnanswered", err)
 		}
 	}
-	extra := bad.executed.Load() + worse.executed.Load() - requests
+	extra := bad.hits.Load() + worse.hits.Load() - requests
 	if want := int64(stock + requests*retryShare); extra < want || extra > want+reused {
 		t.Errorf("%d requests made %d retries, %d of them at most net/http's own, want %d", requests, extra, reused, want)
 	}

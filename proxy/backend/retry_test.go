@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,7 +19,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/relay"
 )
 
 // deadAddress returns an address without a listener.
@@ -37,13 +34,13 @@ func deadAddress(t *testing.T) string {
 func TestRetry(t *testing.T) {
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
 		t.Run(method, func(t *testing.T) {
-			bad := newFaulty(t, closeExecuted)
+			bad := newServer(t, protoH1, closes)
 			good := newServer(t, protoH2, nil)
 			f := newFixture(t, nil)
 			// Unprobed endpoints are a lower tier than healthy ones: the first try uses the faulty
 			// one.
 			status, _, err := f.do(f.set(healthy(bad.address), registry.Endpoint{Address: good.address}), method, "")
-			executed := bad.executed.Load() + good.hits.Load()
+			executed := bad.hits.Load() + good.hits.Load()
 			if method == http.MethodGet || method == http.MethodHead {
 				if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
 					t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, good.hits.Load())
@@ -102,7 +99,15 @@ func notTLS() net.Conn {
 }
 
 func TestBadResponse(t *testing.T) {
-	bad := newFaulty(t, garbage)
+	bad := newServer(t, protoH1, func(w http.ResponseWriter, _ *http.Request) {
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		_, _ = io.WriteString(c, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n")
+	})
 	f := newFixture(t, nil)
 	e := f.set(healthy(bad.address))
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
@@ -110,7 +115,7 @@ func TestBadResponse(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrBadResponse", method, err)
 		}
 	}
-	check.Same(t, 2, bad.executed.Load(), "executions of two requests")
+	check.Same(t, 2, bad.hits.Load(), "executions of two requests")
 }
 
 // A body of any size is sent to another endpoint if none of it was read.
@@ -151,7 +156,7 @@ func TestRetryBody(t *testing.T) {
 
 // A watch is not retried: it may have been answered.
 func TestNoRetryOfWatch(t *testing.T) {
-	bad := newFaulty(t, closeExecuted)
+	bad := newServer(t, protoH1, closes)
 	good := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
 	e := f.set(healthy(bad.address), registry.Endpoint{Address: good.address})
@@ -331,60 +336,5 @@ func TestKindsOfFailure(t *testing.T) {
 	}
 }
 
-// faulty is an HTTP/1.1 backend: it reads the head of each request, counts it as executed, and
-// calls answer.
-type faulty struct {
-	address  string
-	executed atomic.Int64
-}
-
-// answer handles one request. If it returns false the connection is closed.
-type answer func(f *faulty, c net.Conn) bool
-
-func newFaulty(t *testing.T, act answer) *faulty {
-	t.Helper()
-	s := httptest.NewUnstartedServer(nil)
-	s.StartTLS()
-	cert := s.TLS.Certificates[0]
-	s.Close()
-	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{protoH1}}))(t)
-	f := &faulty{address: l.Addr().String()}
-	relay.Accept(t, l, func(_ context.Context, c net.Conn) {
-		if err := f.serve(c, act); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-			t.Logf("faulty backend: %v", err)
-		}
-	})
-	return f
-}
-
-// serve reads heads of requests without bodies.
-func (f *faulty) serve(c net.Conn, act answer) error {
-	var head []byte
-	buf := make([]byte, 4096)
-	for {
-		for !bytes.Contains(head, []byte("\r\n\r\n")) {
-			n, err := c.Read(buf)
-			if err != nil {
-				return err
-			}
-			head = append(head, buf[:n]...)
-		}
-		head = nil
-		if !act(f, c) {
-			return nil
-		}
-	}
-}
-
-// closeExecuted executes the request and closes the connection.
-func closeExecuted(f *faulty, _ net.Conn) bool {
-	f.executed.Add(1)
-	return false
-}
-
-// garbage sends an answer that is not HTTP.
-func garbage(f *faulty, c net.Conn) bool {
-	f.executed.Add(1)
-	_, _ = io.WriteString(c, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n")
-	return false
-}
+// closes is a handler that executes a request and closes its connection.
+func closes(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
