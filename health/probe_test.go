@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -80,7 +79,9 @@ func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
 		if o.err != nil || got == nil {
 			t.Fatalf("HTTP/1.1 only %v: %v", http1, o.err)
 		}
-		check.Same(t, map[bool]int{true: 1, false: 2}[http1], got.ProtoMajor, "version of HTTP")
+		if want := map[bool]int{true: 1, false: 2}[http1]; got.ProtoMajor != want {
+			t.Errorf("spoke %s, want HTTP/%d", got.Proto, want)
+		}
 		if got.Method != "GET" || got.RequestURI != "/apis/metrics.k8s.io/v1beta1" || got.Host != address {
 			t.Errorf("sent %s %s to %s", got.Method, got.RequestURI, got.Host)
 		}
@@ -95,10 +96,13 @@ func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
 
 func TestProbeURL(t *testing.T) {
 	e := entry()
-	check.Same(t, "https://[fd00::1]:443/apis/metrics.k8s.io/v1beta1", probeURL(e, "[fd00::1]:443").String(),
-		"URL with the group-version")
+	if got := probeURL(e, "[fd00::1]:443").String(); got != "https://[fd00::1]:443/apis/metrics.k8s.io/v1beta1" {
+		t.Error(got)
+	}
 	e.Name, e.GroupVersion = "v1.", schema.GroupVersion{Version: "v1"}
-	check.Same(t, "https://10.0.0.1:443/api/v1", probeURL(e, "10.0.0.1:443").String(), "URL of the core group")
+	if got := probeURL(e, "10.0.0.1:443").String(); got != "https://10.0.0.1:443/api/v1" {
+		t.Error(got)
+	}
 }
 
 func TestWhyAProbeFails(t *testing.T) {

@@ -21,7 +21,6 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -147,7 +146,9 @@ func TestMaxConnections(t *testing.T) {
 				conn := must.Get(open())(t)
 				conns = append(conns, conn)
 			}
-			check.Same(t, most, c.open.Load(), "fairlead_connections")
+			if n := c.open.Load(); n != most {
+				t.Errorf("fairlead_connections is %d with %d connections open", n, most)
+			}
 			more := make(chan error, 1)
 			go func() { _, err := open(); more <- err }()
 			must.Soon(t, 10*time.Second, "a full port says so", func() bool { return testutil.ToFloat64(c.stalls) > 0 || len(more) > 0 })
@@ -208,8 +209,12 @@ func TestStallsAreLoggedSeldom(t *testing.T) {
 			l.stalled("no place", nil)
 			time.Sleep(stallLogInterval / 2)
 		}
-		check.Same(t, 2, strings.Count(log.String(), "new connections wait"), "lines of 5 stalls in two intervals")
-		check.Same(t, 5, testutil.ToFloat64(l.stalls), "stalls")
+		if n := strings.Count(log.String(), "new connections wait"); n != 2 {
+			t.Errorf("%d lines of 5 stalls in two intervals, want 2", n)
+		}
+		if n := testutil.ToFloat64(l.stalls); n != 5 {
+			t.Errorf("counted %v, want each", n)
+		}
 	})
 }
 

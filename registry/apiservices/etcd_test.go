@@ -22,7 +22,6 @@ import (
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
-	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -213,9 +212,13 @@ func TestCorruptObjects(t *testing.T) {
 			if n := len(o.Status.Conditions[0].Message); n > 2<<10 {
 				t.Errorf("%s: a message of %d bytes", o.Name, n)
 			}
-			check.Same(t, map[bool]string{true: "Local", false: etcd.Corrupt}[o.Name == "v1.sound.io"], reason, "%s", o.Name)
+			if want := map[bool]string{true: "Local", false: etcd.Corrupt}[o.Name == "v1.sound.io"]; reason != want {
+				t.Errorf("%s: %s, want %s", o.Name, reason, want)
+			}
 		}
-		check.Same(t, 6, len(all.Items), "objects %q", names(all))
+		if len(all.Items) != 6 {
+			t.Errorf("%d objects: %v", len(all.Items), names(all))
+		}
 	}
 	check(c)
 	check(anew(t, kv))
@@ -261,7 +264,9 @@ func TestCompaction(t *testing.T) {
 	later := anew(t, kv)
 	w := must.Get(later.Watch(t.Context(), metav1.ListOptions{ResourceVersion: old}))(t)
 	defer w.Stop()
-	check.Same(t, "ERROR Expired", next(t, w), "watch from an old revision")
+	if got := next(t, w); got != "ERROR Expired" {
+		t.Errorf("watch from an old revision: %s", got)
+	}
 	if _, err := later.List(t.Context(), metav1.ListOptions{ResourceVersion: old, ResourceVersionMatch: metav1.ResourceVersionMatchExact}); !apierrors.IsResourceExpired(err) {
 		t.Errorf("list of an old revision: %v", err)
 	}
