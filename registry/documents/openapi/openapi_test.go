@@ -86,6 +86,10 @@ func TestBadSpecs(t *testing.T) {
 		"cycle, escaped":    spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"$ref":"#\/\u0070arameters\/p"}}}`),
 		"costly parameters": spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[` + strings.TrimSuffix(strings.Repeat(`{"$ref":"#/parameters/p"},`, 3000), ",") + `]}},"parameters":{"p":{"name":"p","in":"query","description":"` + strings.Repeat("x", 100<<10) + `"}}}`),
 		"kinds are numbers": only("/openapi/v2", serving(gvks([]any{1})), saying(http.StatusOK, "x")),
+		"index: 500":        only("/openapi/v3", saying(http.StatusInternalServerError, ""), serving(good)),
+		"huge document": only("/openapi/v2", serving(good), only("/openapi/v3",
+			saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`),
+			saying(http.StatusOK, `{"openapi":"3.0.0"}`+strings.Repeat(" ", maxDocument)))),
 	}
 	for name, h := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -181,6 +185,16 @@ func TestConverted(t *testing.T) {
 		}
 		if w := s.get("/openapi/v3/apis/a.example.com/v1", nil); !strings.Contains(w.Body.String(), `"components":{"schemas":{`) || !strings.Contains(w.Body.String(), `"description":"one"`) {
 			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		for _, step := range []struct {
+			spec   http.HandlerFunc
+			served bool
+		}{{serving(define("a.example.com/v1", "changed")), true}, {saying(http.StatusInternalServerError, ""), true}, {serving(), false}} {
+			s.Set("a", only("/openapi/v3", saying(http.StatusNotFound, ""), step.spec))
+			s.pass(time.Minute)
+			if w := s.get("/openapi/v3/apis/a.example.com/v1", nil); strings.Contains(w.Body.String(), `"description":"changed"`) != step.served {
+				t.Errorf("the changed document should be served: %v: %d %s", step.served, w.Code, w.Body)
+			}
 		}
 	})
 }
@@ -318,8 +332,11 @@ func TestOfLocal(t *testing.T) {
 // APIService changed.
 func TestLocalIsFollowed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		s.Set(scene.Home, serving(define("apps/v1", "local")))
+		s.Set(scene.Home, only("/openapi/v2", saying(http.StatusOK, "garbage"), serving(define("apps/v1", "local"))))
 		s.settle()
+		if w := s.get("/openapi/v2", nil); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
+			t.Errorf("an unreadable v2 document: %d %s", w.Code, w.Body)
+		}
 		check.Same(t, []string{"apis/apps/v1", "version"}, keys(s.index()), "index")
 		s.Set(scene.Home, serving(define("apps/v1", "local"), define("crd.example.com/v1", "crd")))
 		s.Claim("crd.example.com/v1", "", 100, 10)
@@ -376,7 +393,13 @@ func TestForms(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
 		s.host("a", define("a.example.com/v1", "one"))
+		s.Claim("json.example.com/v1", "json", 100, 10)
+		const onlyJSON = "/openapi/v3/apis/json.example.com/v1"
+		s.Set("json", only(onlyJSON, saying(http.StatusOK, `{"openapi":"3.0.0","paths":[]}`), serving(define("json.example.com/v1", ""))))
 		s.settle()
+		if w := s.get(onlyJSON, http.Header{"Accept": {"application/" + subtypeProto3}}); w.Code != http.StatusNotAcceptable || !strings.Contains(w.Body.String(), "ask for JSON") {
+			t.Errorf("without a protobuf form: %d %s", w.Code, w.Body)
+		}
 		for _, path := range []string{"/openapi/v2", "/openapi/v3/apis/a.example.com/v1"} {
 			proto := map[bool]string{true: subtypeProto2, false: subtypeProto3}[path == "/openapi/v2"]
 			tag := s.get(path, nil).Header().Get("Etag")
@@ -387,6 +410,9 @@ func TestForms(t *testing.T) {
 				w := s.get(path, http.Header{"Accept": {accept}, "Accept-Encoding": {"gzip"}})
 				if w.Code != http.StatusOK || w.Header().Get("Content-Type") != want || w.Header().Get("Etag") != "W/"+tag || w.Header().Get("Content-Encoding") != "gzip" {
 					t.Errorf("%s %q: %d %v", path, accept, w.Code, w.Header())
+				}
+				if vary := w.Header()["Vary"]; !slices.Contains(vary, "Accept") {
+					t.Errorf("%s %q: Vary %q", path, accept, vary)
 				}
 			}
 			if w := s.get(path, http.Header{"Accept": {"text/html"}}); w.Code != http.StatusNotAcceptable {
