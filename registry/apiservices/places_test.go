@@ -90,6 +90,15 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	}
 }
 
+// An answered request gives back what its body took.
+func TestBodiesAreReleased(t *testing.T) {
+	s, w := serverOf(t, "http://127.0.0.1:1"), httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, root+"/v1/apiservices", strings.NewReader("garbage")))
+	if w.Code != http.StatusBadRequest || s.places.bodies.Held() != 0 {
+		t.Errorf("%d %s; %d bytes are held", w.Code, w.Body, s.places.bodies.Held())
+	}
+}
+
 // Requests of this process neither take nor need a place.
 func TestOwnPlaces(t *testing.T) {
 	p := newPlaces()

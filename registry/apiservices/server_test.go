@@ -272,6 +272,9 @@ func TestListOfOne(t *testing.T) {
 	for _, o := range []metav1.ListOptions{
 		{Limit: 1, ResourceVersion: "1"}, {Limit: 1, ResourceVersion: all.ResourceVersion}, {ResourceVersionMatch: metav1.ResourceVersionMatchExact, ResourceVersion: all.ResourceVersion},
 	} {
+		if both, err := c.List(t.Context(), o); err == nil && !slices.IsSorted(names(both)) {
+			t.Errorf("%+v: in the order %v", o, names(both))
+		}
 		o.FieldSelector = "metadata.name=v1.a.io"
 		l, err := c.List(t.Context(), o)
 		if err == nil && !slices.Equal(names(l), []string{"v1.a.io"}) {

@@ -42,7 +42,7 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 		return f(ctx)
 	}
 	wait, begun := requestTimeout, time.Now()
-	if timedOut := b.timedOut.Load(); timedOut != 0 && begun.Sub(time.Unix(0, timedOut)) < shortFor {
+	if begun.Sub(time.Unix(0, b.timedOut.Load())) < shortFor {
 		wait = shortTimeout
 	}
 	inner, cancel := context.WithTimeout(ctx, wait)
