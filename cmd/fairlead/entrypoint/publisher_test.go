@@ -232,10 +232,15 @@ func TestForeignClocksDoNotMatter(t *testing.T) {
 	})
 }
 
-// While the apiserver is down and nobody can renew, no replica counts as dead.
+// While the apiserver is down and nobody can renew, no replica counts as dead. One that starts
+// meanwhile is published soon afterwards.
 func TestAnApiserverThatWasAwayCostsNobodyItsPlace(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
+		s.down.Store(true)
 		start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(retry / 2)
+		s.down.Store(false)
+		want(t, s, retry/2+readyInterval, "back at the start", "https 10.0.0.1 8443")
 		time.Sleep(interval / 2)
 		start(t, s, "two", "10.0.0.2:8443")
 		time.Sleep(time.Minute)

@@ -5,9 +5,13 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -78,8 +82,28 @@ func TestAvailableOfAnother(t *testing.T) {
 		time.Sleep(2 * relist)
 		s.has(t, "after the fight", "a", "Available=True Passed")
 		stop()
+		if p := s.patches[len(s.patches)-2:]; p[1].at.Sub(p[0].at) < relist {
+			t.Errorf("at the end %s between two writes, want %s", p[1].at.Sub(p[0].at), relist)
+		}
 		check.Same(t, 1, strings.Count(log.String(), "another writer writes this condition"),
 			"lines about the other writer in %s", log.String())
+	})
+}
+
+// A foreign write that no watch shows, because it has ended, is replaced after a pause.
+func TestAvailableAfterTheEndOfAWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := object("a")
+		o.ResourceVersion = "0"
+		s, first := newAPIServer(t, o), watch.NewFake()
+		var begun atomic.Bool
+		s.fake.PrependWatchReactor("*", func(clienttesting.Action) (bool, watch.Interface, error) { return !begun.Swap(true), first, nil })
+		startStored(t, s, nil, remote(o, "True", "Passed"))
+		time.Sleep(2 * time.Second)
+		first.Stop()
+		s.overwrite(t, "a", "Theirs")
+		time.Sleep(lastRetry + time.Second)
+		s.has(t, "after the pause", "a", "Available=True Passed")
 	})
 }
 

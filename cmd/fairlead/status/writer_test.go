@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +32,8 @@ type feed struct {
 	mu         sync.Mutex // guards the fields below
 	entries    []*registry.Entry
 	superseded chan struct{}
+
+	leading prometheus.Gauge // of the writer
 }
 
 // state is a snapshot of a feed.
@@ -69,7 +73,7 @@ func run(t *testing.T, s *apiserver, c Config, entries ...*registry.Entry) (f *f
 	c.Table = func() *registry.Table { return nil }
 	c.APIServices = (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices()
 	w := must.Get(New(c))(t)
-	w.table = f.table
+	w.table, f.leading = f.table, w.metrics.leading
 	return f, must.Run(t, w.Run)
 }
 
@@ -186,6 +190,9 @@ func TestOneOfTwoWritesAndTheOtherTakesOver(t *testing.T) {
 		stop() // releases the Lease
 		time.Sleep(5 * time.Second)
 		s.has(t, "5 s after the leader left", "a", "fairlead.dev/Available=False ServiceNotFound")
+		if one, two := testutil.ToFloat64(f1.leading), testutil.ToFloat64(f2.leading); one != 0 || two != 1 {
+			t.Errorf("the leading metrics of the two: %v and %v", one, two)
+		}
 		f1.set(remote(o, "True", "Passed"))
 		time.Sleep(time.Minute)
 		if got := s.since(time.Time{}); len(got) != 2 {
