@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -16,6 +17,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
+
+func TestEtcdConfig(t *testing.T) {
+	o := &options{registry: "etcd:https://a:2379,https://b:2379"}
+	o.etcd.ca, o.etcd.cert, o.etcd.key, o.etcd.prefix = "ca", "cert", "key", "/p"
+	want := &etcd.Config{Endpoints: []string{"https://a:2379", "https://b:2379"}, CAFile: "ca", CertFile: "cert", KeyFile: "key", Prefix: "/p"}
+	if d := cmp.Diff(want, o.etcdConfig()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
 
 // This process can watch its own table even when other users hold all places for watches.
 func TestOwnClientIsNeverRefused(t *testing.T) {

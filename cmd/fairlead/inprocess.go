@@ -26,7 +26,7 @@ func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	body, to := io.Pipe()
 	w := &answer{header: make(http.Header), to: to, begun: make(chan struct{})}
-	res := &http.Response{Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: -1, Request: r, Body: &unread{body, cancel}}
+	res := &http.Response{ContentLength: -1, Request: r, Body: &unread{body, cancel}}
 	go func() { // ends with the handler, which ends when the body is closed
 		defer func() {
 			if cause := recover(); cause != nil {

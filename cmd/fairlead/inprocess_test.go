@@ -17,7 +17,7 @@ func TestInProcessFlush(t *testing.T) {
 			<-r.Context().Done()
 		})}
 		res, err := h.RoundTrip(httptest.NewRequestWithContext(context.WithoutCancel(t.Context()), http.MethodGet, "/watch", nil))
-		if err != nil || res.StatusCode != http.StatusOK {
+		if err != nil || res.StatusCode != http.StatusOK || res.ContentLength != -1 || res.Request == nil {
 			t.Fatalf("%+v, %v", res, err)
 		}
 		_ = res.Body.Close()

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -136,7 +137,7 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 			t.Errorf("--local-apiserver %s: %v", bad, err)
 		}
 	}
-	_, cfg := must.Get2(follow(kube, slog.New(slog.DiscardHandler)))(t)
+	f, cfg := must.Get2(follow(kube, slog.New(slog.DiscardHandler)))(t)
 	client := must.Get(corev1client.NewForConfig(cfg))(t)
 	one, two := strings.TrimPrefix(first.URL, "https://"), strings.TrimPrefix(second.URL, "https://")
 	answered := func(when, by string) {
@@ -159,4 +160,6 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	known(registry.Unhealthy, registry.Healthy)
 	connections("when the first hangs", one, 0)
 	answered("when the first hangs", two)
+	must.Get(f.reload(path, must.Get(os.ReadFile(path))(t)))(t)
+	answered("after the kubeconfig has changed", two)
 }

@@ -92,6 +92,11 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 		}
 	}
 	until(registry.Healthy, "")
+	page := httptest.NewRecorder()
+	d.pages.ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/status", nil))
+	if !strings.Contains(page.Body.String(), `"probed": "`) {
+		t.Errorf("the pages show no probe of the local apiserver: %s", page.Body)
+	}
 	unready.Store(true)
 	s.CloseClientConnections()
 	until(registry.Unhealthy, "500: [-]etcd failed")

@@ -20,9 +20,14 @@ func TestUnmap(t *testing.T) {
 	if n := bytes.Count(mapped, []byte("x")); n != size || resident(t, name) != size>>10 {
 		t.Fatalf("%d bytes are read, %d KiB are resident, want all %d bytes", n, resident(t, name), size)
 	}
+	other, writable := mapFile(t, bytes.Repeat([]byte("x"), size), unix.PROT_READ|unix.PROT_WRITE)
+	n := bytes.Count(writable, []byte("x"))
 	unmap()
 	if after := resident(t, name); after != 0 {
 		t.Errorf("%d KiB are still resident", after)
+	}
+	if after := resident(t, other); after != n>>10 {
+		t.Errorf("%d KiB that may be written to at any moment are still resident, want all", after)
 	}
 }
 

@@ -73,22 +73,27 @@ func resolve(t *testing.T, to *atomic.Pointer[net.IP]) {
 
 // Three URLs, one with a name, one with an address, one without a server: each server is called by
 // its own name, verified by it, and used. When the name resolves to a forbidden address, no packet
-// goes there, and requests go to the remaining server.
+// goes there, and requests go to the remaining server, with a renewed client certificate, too.
 func TestBackendsByURL(t *testing.T) {
 	var at atomic.Pointer[net.IP]
 	bind := func(ip string) { parsed := net.ParseIP(ip); at.Store(&parsed) }
 	bind("127.0.0.1")
 	resolve(t, &at)
 	d, ca := aloneDoor(t, func(o *options) { o.anonymous, o.authzMode = true, "AlwaysAllow" })
+	var shown atomic.Value // by the last request for things
 	serve := func(name string) (port string) {
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if called := r.TLS.ServerName; called != name && net.ParseIP(name) == nil || called != "" && net.ParseIP(name) != nil {
 				t.Errorf("%s is called %q for %s", name, called, r.URL.Path)
 			}
+			if strings.HasSuffix(r.URL.Path, "/things") {
+				shown.Store(r.TLS.PeerCertificates[0].Subject.CommonName)
+			}
 			_, _ = io.WriteString(w, name)
 		}))
 		s.EnableHTTP2, s.Config.ErrorLog = true, slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
-		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{name}}).TLS()}, MinVersion: tls.VersionTLS12}
+		pair := ca.Issue(pki.Leaf{Names: []string{name}}).TLS()
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS12}
 		s.StartTLS()
 		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 		_, port, _ = net.SplitHostPort(s.Listener.Addr().String())
@@ -152,4 +157,9 @@ func TestBackendsByURL(t *testing.T) {
 			t.Errorf("HTTP/2 %v, after the name's address changed: %v", http2, answers)
 		}
 	}
+	writePair(t, ca.Issue(pki.Leaf{CommonName: "renewed", Names: []string{"localhost"}}), filepath.Dir(d.o.proxyCert), "front")
+	must.Soon(t, 20*time.Second, "the renewed certificate is shown", func() bool {
+		ask(true)
+		return shown.Load() == "renewed"
+	})
 }
