@@ -80,13 +80,14 @@ func TestServing(t *testing.T) {
 		src.Names = names
 		return src
 	}
+	labels := func(label string, n int) string { return strings.Repeat(label+".", n) + "deep.test" }
 	clientCA, proxyCA := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca")
 	s := store(t, Config{
 		Serving: pairFiles(t, issue("default")),
 		SNI: []PairSource{
 			sni(issue("first", "a.example.com", "*.example.com")),
 			sni(issue("second", "a.example.com", "b.example.com")),
-			sni(issue("explicit"), "B.example.com", "*.wild.test", "10.0.0.9"),
+			sni(issue("explicit"), "B.example.com", "*.wild.test", "10.0.0.9", labels("*", maxWildcards), labels("*", maxWildcards+1)),
 			sni(issue("cn.test")),
 		},
 		ClientCA:        written(t, clientCA.PEM()),
@@ -104,6 +105,8 @@ func TestServing(t *testing.T) {
 		"cn.test":                          "cn.test",
 		"second":                           "second",
 		strings.Repeat("a.", 100) + "test": "default",
+		labels("a", maxWildcards):          "explicit",
+		labels("a", maxWildcards+1):        "default",
 	} {
 		near, far, err := shake(t, &tls.Config{ServerName: name, InsecureSkipVerify: true, NextProtos: []string{"http/1.1", "h2"}}, s.TLS())
 		if err != nil {

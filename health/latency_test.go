@@ -175,6 +175,7 @@ func TestOpinionNeedsTimeAndWitnesses(t *testing.T) {
 		"two witnesses, far apart": {{0, true, false}, {20 * s, true, false}, {21 * s, true, true}},
 		"many, but too soon":       {{0, true, false}, {1 * s, true, false}, {2 * s, true, false}, {9 * s, true, false}, {10 * s, true, true}},
 		"one that disagrees":       {{0, true, false}, {5 * s, true, false}, {9 * s, false, false}, {11 * s, true, false}, {12 * s, true, false}, {20 * s, true, false}},
+		"and back, for as long":    {{0, true, false}, {5 * s, true, false}, {10 * s, true, true}, {11 * s, false, true}, {12 * s, false, true}, {21 * s, false, false}},
 		"and back": {
 			{0, true, false}, {5 * s, true, false}, {10 * s, true, true}, {11 * s, false, true}, {12 * s, true, true},
 			{13 * s, false, true}, {18 * s, false, true}, {23 * s, false, false},

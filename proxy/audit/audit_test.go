@@ -279,19 +279,26 @@ func TestWaitingTexts(t *testing.T) {
 	}
 }
 
-// A user with more events than can be written loses only events of that user.
-func TestLossesOfOneUser(t *testing.T) {
-	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
-	noisy := l.Open(widget("get"))
-	for range 2 * queued {
-		noisy.Completed(200, "")
+// A user or stranger with more events than can be written loses only events of that source.
+func TestLossesOfOneSource(t *testing.T) {
+	of := func(name, address string) *Request {
+		r := widget("get")
+		r.Attributes.User, r.SourceIPs = &user.DefaultInfo{Name: name}, []string{address}
+		return r
 	}
-	lost := testutil.ToFloat64(l.lost)
-	r := widget("get")
-	r.Attributes.User = &user.DefaultInfo{Name: "somebody else"}
-	l.Open(r).Completed(200, "")
-	if now := testutil.ToFloat64(l.lost); lost < queued || now != lost {
-		t.Errorf("%v lost, then %v: another user's event was lost, too", lost, now)
+	for name, other := range map[string]*Request{
+		"bob": of("somebody else", "10.0.0.1"), user.Anonymous: of(user.Anonymous, "10.0.0.2"), "": of("", "10.0.0.2"),
+	} {
+		l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
+		noisy := l.Open(of(name, "10.0.0.1"))
+		for range 2 * queued {
+			noisy.Completed(200, "")
+		}
+		lost := testutil.ToFloat64(l.lost)
+		l.Open(other).Completed(200, "")
+		if now := testutil.ToFloat64(l.lost); lost < queued || now != lost {
+			t.Errorf("%q: %v lost, then %v: an event of another source was lost, too", name, lost, now)
+		}
 	}
 }
 
