@@ -102,10 +102,12 @@ func TestNoLocalAPIServer(t *testing.T) {
 	}
 }
 
-// The authorizer gets every attribute of a request, for a path or a resource.
+// The authorizer gets every attribute of a request, for a path or a resource. So it does when it is
+// asked whether the caller may do that as somebody else.
 func TestWhatIsAuthorized(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	var got string
+	asked := map[string]bool{}
 	p.cfg.Authz = must.Get(authz.New(authz.Config{AllowTTL: -1, Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		labels, _ := a.GetLabelSelector()
 		fields, _ := a.GetFieldSelector()
@@ -114,6 +116,7 @@ func TestWhatIsAuthorized(t *testing.T) {
 			got = fmt.Sprintf("%s %s: %s/%s %s/%s of %s/%s, %v %v", a.GetUser().GetName(), a.GetVerb(), a.GetAPIGroup(), a.GetAPIVersion(), a.GetNamespace(), a.GetName(),
 				a.GetResource(), a.GetSubresource(), labels, fields)
 		}
+		asked[got] = true
 		return authorizer.DecisionAllow, "", nil
 	}}))(t)
 	for _, tt := range []struct{ path, query, want string }{
@@ -122,8 +125,15 @@ func TestWhatIsAuthorized(t *testing.T) {
 		{remoteGV + "/widgets", "labelSelector=x%3Dy&fieldSelector=z%3D1&watch=1", "bob watch: " + remoteGV[len("/apis/"):] + " / of widgets/, x=y [{= z 1}]"},
 	} {
 		got = ""
-		if d, _ := p.decision(t.Context(), asBob(tt.path, tt.query), nil, true); d.Action != ToRemote || got != tt.want {
+		d, _ := p.decision(t.Context(), asBob(tt.path, tt.query), nil, true)
+		if d.Action != ToRemote || got != tt.want {
 			t.Errorf("%s: %v, asked %q, want %q", tt.path, d.Action, got, tt.want)
+		}
+		r := p.asUser(httptest.NewRequest("GET", "/", nil), &exchange{decision: d})
+		r.Header.Set("Impersonate-User", "jane")
+		p.impersonation(http.NotFoundHandler()).ServeHTTP(httptest.NewRecorder(), r)
+		if want := strings.Replace(tt.want, "bob ", "bob impersonate-on:user-info:", 1); !asked[want] {
+			t.Errorf("%s as jane: asked %v, want %q", tt.path, asked, want)
 		}
 	}
 }

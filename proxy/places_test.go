@@ -13,10 +13,13 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -205,7 +208,8 @@ func fillUp(t *testing.T, u *backend.Upstream) {
 	}
 }
 
-// /readyz and /healthz answer while every pool and the relay's own places are full.
+// /readyz and /healthz answer while every pool and the relay's own places are full. Then they
+// report the local apiserver's health as the prober knows it.
 func TestOwnReadiness(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	ready := func(t *testing.T, proto string, relayed bool) {
@@ -225,6 +229,10 @@ func TestOwnReadiness(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
 	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolHealth))
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, false) })
+	w.proxy.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "down")
+	everyWay(t, func(t *testing.T, proto string) {
+		w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/readyz", nil)).want(t, http.StatusTooManyRequests, "not ready")
+	})
 }
 
 // Watches with one new token prove it once, and then share an HTTP/2 connection with other proven
@@ -252,15 +260,22 @@ func TestUnprovenWatch(t *testing.T) {
 	})
 }
 
-// A request is refused if its authorization fails, for whatever reason.
+// A request is refused if its authorization fails, for whatever reason, or the review of its token.
 func TestNobodyAuthorizes(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
+	refused := func(failure error, want func(error) bool) {
+		if d, known := p.decision(t.Context(), asBob(remoteGV, ""), nil, true); !known || d.Action != Refuse || !want(d.Err) {
+			t.Errorf("%v: known %v, %v (%v)", failure, known, d.Action, d.Err)
+		}
+	}
 	for failure, want := range map[error]func(error) bool{bound.ErrFull: apierrors.IsTooManyRequests, errors.New("unreachable"): apierrors.IsInternalError} {
 		p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 			return authorizer.DecisionNoOpinion, "", failure
 		}}))(t)
-		if d, known := p.decision(t.Context(), asBob(remoteGV, ""), nil, true); !known || d.Action != Refuse || !want(d.Err) {
-			t.Errorf("%v: known %v, %v (%v)", failure, known, d.Action, d.Err)
-		}
+		refused(failure, want)
+	}
+	for failure, want := range map[error]func(error) bool{bound.ErrFull: apierrors.IsTooManyRequests, errors.New("no review"): apierrors.IsServiceUnavailable} {
+		p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, failure }}))(t)
+		refused(failure, want)
 	}
 }
