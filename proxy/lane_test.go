@@ -391,6 +391,17 @@ func TestFetchFails(t *testing.T) {
 	}
 }
 
+// Fetch asks a backend over the protocol that it speaks.
+func TestFetch(t *testing.T) {
+	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
+		res := must.Get(w.proxy.Fetch(w.upstream(), w.request(t, "GET", remoteGV, nil), false))(t)
+		res.Body.Close()
+		if got, http2 := w.remote.last(t).proto == "HTTP/2.0", w.remote.EnableHTTP2; res.StatusCode != 200 || got != http2 {
+			t.Errorf("%d, over HTTP/2: %v, want %v", res.StatusCode, got, http2)
+		}
+	})
+}
+
 func TestForwardRedirects(t *testing.T) {
 	w := newWorld(t, worldConfig{forwardRedirects: true, remote: func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }})
 	everyWay(t, func(t *testing.T, proto string) {

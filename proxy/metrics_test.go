@@ -96,6 +96,12 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 			synctest.Wait()
 		}
 		check.Same(t, 1, testutil.CollectAndCount(m.total), "series after an entry was replaced and deleted")
+		// A request that was counted after the scan that saw its APIService go.
+		m.seen.Store(goes, struct{}{})
+		m.total.WithLabelValues("get", "goes", "v1", "200").Inc()
+		<-time.After(time.Minute)
+		synctest.Wait()
+		check.Same(t, 1, testutil.CollectAndCount(m.total), "series a minute after a late request")
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Error(err)

@@ -3,7 +3,9 @@ package proxy
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -172,6 +174,19 @@ func TestUpgradeWithBody(t *testing.T) {
 	res, _, _ := w.raw(t, "POST "+remoteGV+"/x", "Content-Length: 5\r\n"+websocket+"hello")
 	if res.StatusCode != http.StatusRequestEntityTooLarge || w.remote.count() != 0 {
 		t.Errorf("status %d, %d requests arrived", res.StatusCode, w.remote.count())
+	}
+}
+
+// When both sides have ended a session, its client's connection is closed, also below TLS.
+func TestSessionClosesItsClient(t *testing.T) {
+	w := newWorld(t, worldConfig{remote: switching})
+	_, br, conn := w.raw(t, "GET "+remoteGV+"/x", websocket)
+	must.Do(t, conn.(*tls.Conn).CloseWrite())
+	if rest, err := io.ReadAll(br); err != nil || len(rest) > 0 {
+		t.Errorf("%q, %v", rest, err)
+	}
+	if n, err := conn.(*tls.Conn).NetConn().Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("read %d bytes, %v: the connection is still open", n, err)
 	}
 }
 
