@@ -9,7 +9,9 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -41,7 +43,7 @@ func TestFrameFailures(t *testing.T) {
 		if s.Details != nil {
 			retryAfter = s.Details.RetryAfterSeconds
 		}
-		if s.Code != want.code || !strings.Contains(s.Message, want.message) || retryAfter != want.retryAfter {
+		if s.Code != want.code || !strings.Contains(s.Message, want.message) || retryAfter != want.retryAfter || retryAfter == 0 && s.Details != nil {
 			t.Errorf("%s: %+v", reason, s)
 		}
 	}
@@ -90,6 +92,7 @@ func TestRetryAfter(t *testing.T) {
 		"not impersonated":   {errNotImpersonated("root", "system:masters"), 0},
 		"own credential":     {errOwnCredential(), 1},
 		"not authenticated":  {errAuthenticating(), 1},
+		"forbidden":          {errForbidden(&authz.Attributes{User: &user.DefaultInfo{Name: "bob"}}, ""), 0},
 		"CONNECT":            {errConnect(), 0},
 		"no table":           {errNotReady(), 1},
 		"draining":           {errShuttingDown(), 5},
@@ -116,7 +119,11 @@ func TestRetryAfter(t *testing.T) {
 			got = status.ErrStatus.Details.RetryAfterSeconds
 		}
 		if status == nil || got != tt.want {
-			t.Errorf("%s: Retry-After %d, want %d: %v", name, got, tt.want, tt.err)
+			t.Fatalf("%s: Retry-After %d, want %d: %v", name, got, tt.want, tt.err)
+		}
+		field := (&Head{Fields: readyAnswer(status).Fields}).get("retry-after")
+		if tt.want == 0 && field != "" || tt.want != 0 && field != fmt.Sprint(tt.want) {
+			t.Errorf("%s: the field is %q, want %d", name, field, tt.want)
 		}
 	}
 }

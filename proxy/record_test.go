@@ -138,7 +138,8 @@ func TestAccessLog(t *testing.T) {
 			tc.want["path"], _, _ = strings.Cut(tc.target, "?")
 			tc.want["method"], tc.want["from"], tc.want["level"], tc.want["msg"] = "GET", "127.0.0.1", "INFO", "request"
 			tc.want["tls"] = "TLS 1.3"
-			for _, name := range []string{"took", "time", "audit", "proto", "first", "waited", "new"} {
+			tc.want["proto"] = map[string]string{"http/1.1": "HTTP/1.1", "h2": "HTTP/2.0"}[proto]
+			for _, name := range []string{"took", "time", "audit", "first", "waited", "new"} {
 				delete(got, name)
 			}
 			check.Same(t, tc.want, got, "record")
