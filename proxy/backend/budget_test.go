@@ -108,7 +108,10 @@ func TestRetryBudget(t *testing.T) {
 	if want := int64(stock + requests*retryShare); extra < want || extra > want+reused {
 		t.Errorf("%d requests made %d retries, %d of them at most net/http's own, want %d", requests, extra, reused, want)
 	}
-	if f.Upstream(e).meter.exhausted.Load() == 0 {
-		t.Error("the exhausted budget was not counted")
+	before := f.Upstream(e).meter.exhausted.Load()
+	for f.Upstream(e).allowRetry() {
+	}
+	if n := f.Upstream(e).meter.exhausted.Load() - before; before == 0 || n != 1 {
+		t.Errorf("the exhausted budget was counted %d times, and then %d times for one retry", before, n)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -154,16 +155,31 @@ func TestRetryBody(t *testing.T) {
 	}
 }
 
-// A watch is not retried: it may have been answered.
+// A watch is not retried: it may have been answered. Nor is a read whose body was streamed: the
+// body is gone.
 func TestNoRetryOfWatch(t *testing.T) {
 	bad := newServer(t, protoH1, closes)
 	good := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
 	e := f.set(healthy(bad.address), registry.Endpoint{Address: good.address})
-	if _, err := f.RoundTrip(e, newRequest(t, http.MethodGet, ""), true); !errors.Is(err, ErrUnanswered) {
-		t.Errorf("got %v, want ErrUnanswered", err)
+	streamed := newRequest(t, http.MethodGet, "body")
+	streamed.ContentLength = -1
+	for r, longRunning := range map[*http.Request]bool{newRequest(t, http.MethodGet, ""): true, streamed: false} {
+		if _, err := f.RoundTrip(e, r, longRunning); !errors.Is(err, ErrUnanswered) {
+			t.Errorf("watch %v: got %v, want ErrUnanswered", longRunning, err)
+		}
 	}
-	check.Same(t, 0, good.hits.Load(), "watches sent again")
+	check.Same(t, 0, good.hits.Load(), "requests sent again")
+}
+
+// A request over HTTP/2 is never sent twice to an endpoint while there is one that was not tried,
+// however busy that one is.
+func TestLastRetryGoesElsewhere(t *testing.T) {
+	f := newFixture(t, nil)
+	u := f.Upstream(f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"), healthy("10.0.0.3:443")))
+	u.endpoints["10.0.0.3:443"].inFlight.Add(10)
+	tried := []*h2.Endpoint{u.endpoints["10.0.0.1:443"].engine(), u.endpoints["10.0.0.2:443"].engine()}
+	check.Same(t, "10.0.0.3:443", u.pick(tried).Name, "where the last retry goes")
 }
 
 // An endpoint that refuses connections over HTTP/1.1 is dialled at most ten times a second, however

@@ -31,6 +31,7 @@ func TestExpire(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		var on int
 		var got [4]int
 		must.Do(t, raw.Control(func(fd uintptr) {
 			for i, option := range []int{unix.TCP_USER_TIMEOUT, unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT} {
@@ -38,9 +39,10 @@ func TestExpire(t *testing.T) {
 					t.Error(err)
 				}
 			}
+			on, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE)
 		}))
-		if got != tt.want {
-			t.Errorf("%v: got %v, want %v", tt.ping, got, tt.want)
+		if got != tt.want || on == 0 || err != nil {
+			t.Errorf("%v: got %v, want %v; keepalive %d, %v", tt.ping, got, tt.want, on, err)
 		}
 	}
 }
