@@ -69,17 +69,15 @@ type boundedWriter struct {
 	http.ResponseWriter
 	control  *http.ResponseController
 	body     *trackedBody // nil means no body
-	headed   bool         // the final head was written
 	hijacked bool
 }
 
 // head runs before the final head. An unread rest of the body must not be parsed as the next
 // request, so the connection ends with this response.
 func (b *boundedWriter) head() {
-	if !b.headed && b.body != nil && !b.body.ended.Load() {
+	if b.body != nil && !b.body.ended.Load() {
 		b.Header().Set("Connection", "close")
 	}
-	b.headed = true
 }
 
 // end runs after the handler: the client gets its response at once, and some time for the rest of
