@@ -122,14 +122,14 @@ func (l *link) decrypt(buf []byte) error {
 		}
 	}
 	for last := l.raw.records + turnRecords; !l.closing; {
-		n, more, err := l.gather(buf, last)
+		n, err := l.gather(buf, last)
 		if n > 0 {
 			l.rest = slices.Clone(l.take(buf[:n])) // cloned at its size: many connections may wait
 		}
 		if err == nil {
 			err = l.raw.flushOwn()
 		}
-		if err != nil || !more || n < len(buf) || len(l.rest) > 0 { // else TLS may hold decrypted input
+		if err != nil || n < len(buf) || len(l.rest) > 0 { // else TLS may hold decrypted input
 			return err
 		}
 	}
@@ -140,8 +140,8 @@ func (l *link) decrypt(buf []byte) error {
 // hasInput reports whether there is input that was read and not handled.
 func (l *link) hasInput() bool { return l.raw.in != nil || len(l.rest) > 0 }
 
-// gather decrypts input, up to the last record of the turn. It reports whether there may be more.
-func (l *link) gather(buf []byte, last int) (n int, more bool, err error) {
+// gather decrypts input, up to the last record of the turn or the end of buf.
+func (l *link) gather(buf []byte, last int) (n int, err error) {
 	for n < len(buf) {
 		k, err := l.tls.Read(buf[n:])
 		n += k
@@ -151,17 +151,17 @@ func (l *link) gather(buf []byte, last int) (n int, more bool, err error) {
 		}
 		switch {
 		case err == errNoInput{}: //nolint:errorlint // crypto/tls returns it as it is, and errors.As would allocate
-			return n, false, nil
+			return n, nil
 		case err != nil:
-			return n, false, err
+			return n, err
 		case n == len(buf):
 		case len(l.raw.rest) == 0: // the record was read to its end, and TLS has no other one
-			return n, false, nil
+			return n, nil
 		case l.raw.records > last:
-			return n, true, nil
+			return n, nil
 		}
 	}
-	return n, true, nil
+	return n, nil
 }
 
 // blockingBuffer is the size of the largest record.

@@ -15,6 +15,26 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
+// The shortest body is sent, with its type, and a single trailer with or without a body, but none
+// that belongs into a head.
+func TestShortResponse(t *testing.T) { onDrivers(t, testShortResponse) }
+
+func testShortResponse(t *testing.T, driver string) {
+	s := newStand(t, driver, http.NotFoundHandler(), func(_ *Head, p *Plan) {
+		p.Forward, p.Serve = nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, r.URL.Path[1:])
+			w.Header().Set(http.TrailerPrefix+"X-Sum", "1")
+			w.Header().Set(http.TrailerPrefix+"Content-Length", "2")
+		})
+	})
+	for body, media := range map[string]string{"x": "text/plain; charset=utf-8", "": ""} {
+		res := s.do("GET", "/"+body, nil)
+		if got := s.read(res); got != body || res.Header.Get("Content-Type") != media || len(res.Trailer) != 1 || res.Trailer.Get("X-Sum") != "1" {
+			t.Errorf("%q, want %q: %v, trailers %v", got, body, res.Header, res.Trailer)
+		}
+	}
+}
+
 func TestLocalDeadlines(t *testing.T) { onDrivers(t, testLocalDeadlines) }
 
 func testLocalDeadlines(t *testing.T, driver string) {

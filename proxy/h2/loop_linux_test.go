@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -34,6 +35,26 @@ func TestLoopThatCannotWait(t *testing.T) {
 	}
 	if !errors.Is(s.runErr, os.ErrDeadlineExceeded) {
 		t.Errorf("Run returned %v", s.runErr)
+	}
+}
+
+// A turn that filled its events reports that there may be more, because epoll tells nothing twice.
+func TestFullTurn(t *testing.T) {
+	s := newStand(t, "loop", pings(t), nil)
+	lp := must.Get(newLoop(s.server.shards[0]))(t)
+	defer lp.file.Close()
+	r, w, err := os.Pipe()
+	must.Do(t, err)
+	defer r.Close()
+	must.Do(t, w.Close()) // r is readable
+	for n := range loopEvents + 1 {
+		if more, err := lp.takeTurn(); more != (n == loopEvents) || err != nil {
+			t.Fatalf("with %d events: more %v, %v", n, more, err)
+		}
+		fd := must.Get(syscall.Dup(int(r.Fd())))(t)
+		defer syscall.Close(fd)
+		lp.links = append(lp.links, make([]*link, fd+1)...)
+		must.Do(t, syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: syscall.EPOLLIN, Fd: int32(fd)}))
 	}
 }
 

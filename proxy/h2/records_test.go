@@ -119,28 +119,36 @@ func testKeyUpdatesInOrder(t *testing.T, driver string) {
 }
 
 // A turn ends after a number of records, and the rest of its input is not lost: many tiny records
-// in one packet, on a connection that gets no further input.
+// in one packet, on connections that get no further input and share their turns.
 func TestTinyRecords(t *testing.T) { onDrivers(t, testTinyRecords) }
 
 func testTinyRecords(t *testing.T, driver string) {
-	s := newStand(t, driver, pings(t), nil)
-	c, fr := dialRecords(t, s)
+	s := newStand(t, driver, pings(t), nil, func(cfg *Config) { cfg.Shards = 1 })
 	var frames bytes.Buffer
 	w := http2.NewFramer(&frames, nil)
 	const n = 250 // of 17 bytes: 4,250 records, in two reads
 	for i := range byte(n) {
 		_ = w.WritePing(false, [8]byte{i})
 	}
-	var records []byte
-	for _, b := range frames.Bytes() {
-		records = c.AppendData(records, []byte{b})
-	}
 	if len(frames.Bytes()) < 4*turnRecords || n*budget.Control > budget.Burst {
 		t.Fatal("too few records for several turns, or too many PINGs for the budget")
 	}
-	must.Do(t, c.Send(records))
-	for i := range byte(n) {
-		ponged(t, fr, i)
+	var clients [3]*http2.Framer
+	var records [len(clients)][]byte
+	var conns [len(clients)]*tlsrecords.Conn
+	for i := range clients {
+		conns[i], clients[i] = dialRecords(t, s)
+		for _, b := range frames.Bytes() {
+			records[i] = conns[i].AppendData(records[i], []byte{b})
+		}
+	}
+	for i, c := range conns {
+		must.Do(t, c.Send(records[i]))
+	}
+	for _, fr := range clients {
+		for i := range byte(n) {
+			ponged(t, fr, i)
+		}
 	}
 }
 
