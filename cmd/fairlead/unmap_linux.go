@@ -10,24 +10,37 @@ import (
 
 // unmap releases the pages of the program's file until they are used again: nearly all were used at
 // the start, and a third is used later. They stay in the page cache, from which the kernel maps
-// them again without I/O, or drops them when memory is short. It leaves modified pages alone, such
-// as those of an executable that is relocated at the start.
+// them again without I/O, or drops them when memory is short.
 func unmap() {
 	maps, err := os.ReadFile("/proc/self/smaps") // without /proc there is nothing to do
 	if err != nil {
 		return
 	}
-	var from, to uintptr // of the current mapping; equal if it has no file or is writable
-	for line := range strings.Lines(string(maps)) {
+	for _, m := range unmodified(string(maps)) {
+		_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.from, m.to-m.from, unix.MADV_DONTNEED) // only advice
+	}
+}
+
+// mapping is a range of addresses.
+type mapping struct{ from, to uintptr }
+
+// unmodified returns the mappings of files that cannot be written to and have no modified pages, in
+// memory or in swap: those of an executable that is relocated at the start would lose their content.
+func unmodified(smaps string) (clean []mapping) {
+	var m mapping // empty if it does not qualify
+	for line := range strings.Lines(smaps) {
 		f := strings.Fields(line)
 		switch {
 		case !strings.HasSuffix(f[0], ":"): // from-to, permissions, offset, device, inode, path
-			from, to = 0, 0
+			m = mapping{}
 			if f[1][1] != 'w' && f[4] != "0" {
-				_, _ = fmt.Sscanf(f[0], "%x-%x", &from, &to)
+				_, _ = fmt.Sscanf(f[0], "%x-%x", &m.from, &m.to)
 			}
-		case f[0] == "Anonymous:" && f[1] == "0" && from < to:
-			_, _, _ = unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED) // only advice
+		case f[0] == "Anonymous:" && f[1] != "0":
+			m = mapping{}
+		case f[0] == "Swap:" && f[1] == "0" && m.from < m.to: // comes after Anonymous
+			clean = append(clean, m)
 		}
 	}
+	return clean
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -40,6 +42,17 @@ func TestUnmapKeepsWhatWasWritten(t *testing.T) {
 	if !bytes.HasPrefix(mapped, []byte("relocated")) {
 		t.Errorf("the mapping begins with %q", mapped[:9])
 	}
+}
+
+// Modified pages are in memory or in swap; memory without a file has no other copy.
+func TestUnmodified(t *testing.T) {
+	var maps strings.Builder
+	for i, m := range []struct{ access, inode, anonymous, swap string }{
+		{"r-xp", "7", "0", "0"}, {"rw-p", "7", "0", "0"}, {"r--p", "0", "0", "0"}, {"r--p", "7", "4", "0"}, {"r--p", "7", "0", "4"}, {"r--p", "7", "0", "0"},
+	} {
+		fmt.Fprintf(&maps, "%x000-%x000 %s 0 08:01 %s /file\nRss: 4 kB\nAnonymous: %s kB\nSwap: %s kB\nSwapPss: 0 kB\nVmFlags: rd\n", i+1, i+2, m.access, m.inode, m.anonymous, m.swap)
+	}
+	check.Same(t, fmt.Sprint([]mapping{{0x1000, 0x2000}, {0x6000, 0x7000}}), fmt.Sprint(unmodified(maps.String())), "mappings")
 }
 
 // mapFile maps a new file until the test ends, as the loader maps a program.
