@@ -91,8 +91,10 @@ func newClaim(t *target, e *registry.Entry) *claim {
 
 // follow takes over the endpoint's state in a newer table.
 func (c *claim) follow(ep *registry.Endpoint) {
-	// The table has lost the report: some table between, which we did not see, lacked the endpoint.
-	if ep.Health == registry.Unprobed {
+	// The table has lost the report: some table between, which we did not see, lacked the endpoint,
+	// or had another Backend, which kept an older report and for which ours was dropped.
+	healthy := c.healthy.Load()
+	if ep.Health == registry.Unprobed || (ep.Health == registry.Healthy) != healthy || healthy && ep.Slow != c.slow.Load() {
 		c.target.set(&c.restate)
 	}
 }

@@ -100,6 +100,36 @@ func TestTellsAForgetfulTableAgain(t *testing.T) {
 	})
 }
 
+// A table that carried an older verdict through tables that the prober skipped (the APIService had
+// another backend there, and reports about this one were dropped) gets the last one again, once.
+func TestCorrectsAnOutdatedTable(t *testing.T) {
+	for name, outdated := range map[string]registry.Endpoint{
+		"health": {Address: at, Health: registry.Unhealthy},
+		"slow":   {Address: at, Health: registry.Healthy, Slow: true},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			b, _, _ := single(t)
+			pass(5 * time.Second)
+			for _, tc := range []struct {
+				endpoint registry.Endpoint
+				want     int
+			}{
+				{outdated, 1},
+				{registry.Endpoint{Address: at, Health: registry.Healthy}, 0},
+			} {
+				before := len(b.notes.all())
+				next := *b.feed.entries[0]
+				next.Endpoints = []registry.Endpoint{tc.endpoint}
+				b.feed.set(&next)
+				synctest.Wait()
+				if n, last := len(b.notes.all())-before, b.notes.last(at); n != tc.want || last.Health != registry.Healthy || last.Slow {
+					t.Errorf("%d reports after %+v, want %d; the last is %+v", n, tc.endpoint, tc.want, last)
+				}
+			}
+		})
+	}
+}
+
 func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := prometheus.NewPedanticRegistry()
