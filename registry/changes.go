@@ -271,6 +271,10 @@ func (o *objects) names(what kind) (list []types.NamespacedName) {
 	all := o.apiServices
 	if what == kindFallback {
 		all = o.fallback
+	} else {
+		for name := range o.misnamed {
+			list = append(list, types.NamespacedName{Name: name})
+		}
 	}
 	for name := range all {
 		list = append(list, types.NamespacedName{Name: name})
@@ -317,6 +321,11 @@ func (o *objects) setAPIService(name string, a *apiregistrationv1.APIService) {
 	if a == nil && !misnamed(o.fallback[name]) {
 		a = o.fallback[name]
 	}
+	o.use(name, a)
+}
+
+// use makes an APIService the one that counts. Nil means none.
+func (o *objects) use(name string, a *apiregistrationv1.APIService) {
 	old := o.apiServices[name]
 	if old == a {
 		return
@@ -342,14 +351,18 @@ func misnamed(a *apiregistrationv1.APIService) bool {
 	return a != nil && a.Name != a.Spec.Version+"."+a.Spec.Group
 }
 
-// setFallback replaces an APIService of kindFallback. Nil deletes it.
+// setFallback replaces an APIService of kindFallback. Nil deletes it. The fault of an ignored
+// kindAPIService of the same name stays.
 func (o *objects) setFallback(name string, a *apiregistrationv1.APIService) {
 	old, counts := o.fallback[name], o.apiServices[name]
 	if o.fallback[name] = a; a == nil {
 		delete(o.fallback, name)
 	}
+	if misnamed(a) {
+		a = nil
+	}
 	if counts == nil || counts == old {
-		o.setAPIService(name, a)
+		o.use(name, a)
 	}
 }
 

@@ -88,6 +88,49 @@ func TestStoredAndMisnamed(t *testing.T) {
 	until(t, r, "it is gone", func(t *Table) bool { return len(t.Problems()) == 0 })
 }
 
+// The fault of an unreadable object in etcd stays until the object is gone, whatever comes and goes
+// below it, and no longer.
+func TestFaultOfStored(t *testing.T) {
+	const name = "v1.odd.io"
+	odd, below := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: name}}, ranked("odd.io", 5, false)
+	odd.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Message: "no JSON"}}
+	for what, then := range map[string]func(*changes){
+		"another below": func(c *changes) { c.set(key{kindFallback, types.NamespacedName{Name: name}}, below) },
+		"another list below": func(c *changes) {
+			c.replace(kindFallback, map[types.NamespacedName]runtime.Object{{Name: name}: below})
+		},
+		"none below":    func(c *changes) { c.set(key{kindFallback, types.NamespacedName{Name: name}}, nil) },
+		"no list below": func(c *changes) { c.replace(kindFallback, nil) },
+	} {
+		for _, first := range []*apiregistrationv1.APIService{nil, ranked("odd.io", 4, false)} {
+			c, o := newChanges(), newObjects()
+			apply := func() {
+				b := c.take()
+				o.apply(&b)
+			}
+			if first != nil {
+				c.set(key{kindFallback, types.NamespacedName{Name: name}}, first)
+			}
+			apply()
+			c.replace(kindAPIService, map[types.NamespacedName]runtime.Object{{Name: name}: odd})
+			apply()
+			then(c)
+			apply()
+			if got := o.faults(); len(got) != 1 || got[0].Message != "no JSON" {
+				t.Errorf("%s, before it %v: faults %v", what, first != nil, got)
+			}
+			if o.apiServices[name] != o.fallback[name] {
+				t.Errorf("%s, before it %v: %v counts, not %v", what, first != nil, o.apiServices[name], o.fallback[name])
+			}
+			c.replace(kindAPIService, nil) // a list without it: its deletion was missed
+			apply()
+			if got := o.faults(); len(got) != 0 || o.apiServices[name] != o.fallback[name] {
+				t.Errorf("%s, before it %v: faults %v of what is gone", what, first != nil, got)
+			}
+		}
+	}
+}
+
 // The table from before etcd was read is not stored: a start without etcd would have nothing. What
 // cannot be stored is stored later, although nothing changes.
 func TestRememberedOnceComplete(t *testing.T) {
