@@ -41,3 +41,31 @@ func TestJoinKeepsResources(t *testing.T) {
 		}
 	})
 }
+
+// A group-version that was left out of a response, because it was unavailable then, is not
+// confirmed by a 304 to that response's tag.
+func TestTagOfOthersConfirmsNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.alone = true
+		s.Claim("a.example.com/v1", "server", 100, 10)
+		s.Claim("b.example.com/v1", "server", 100, 10)
+		s.Set("server", serving(listOf("a.example.com/v1=as", "b.example.com/v1=bs")))
+		s.open(Config{})
+		s.report("v1.a.example.com", registry.Healthy)
+		s.report("v1.b.example.com", registry.Healthy)
+		s.pass(5 * time.Second)
+		// The server restarts with another version of b, and is found healthy one group-version
+		// after the other.
+		s.report("v1.a.example.com", registry.Unhealthy)
+		s.report("v1.b.example.com", registry.Unhealthy)
+		s.pass(time.Second)
+		s.Set("server", serving(listOf("a.example.com/v1=as", "b.example.com/v1=bs,news")))
+		s.report("v1.a.example.com", registry.Healthy)
+		s.pass(time.Second)
+		s.report("v1.b.example.com", registry.Healthy)
+		s.pass(10 * time.Minute)
+		if body := s.get("/apis", http.Header{"Accept": {aggregatedJSON}}).Body.String(); !strings.Contains(body, `"news"`) {
+			t.Errorf("ten minutes later: %s", body)
+		}
+	})
+}

@@ -54,6 +54,8 @@ type version struct {
 	doc *apidiscoveryv2.APIVersionDiscovery
 	// confirmed is when the backend last sent or confirmed it.
 	confirmed time.Time
+	// tag is the ETag of the response that doc is of, or that confirmed it. Empty means none.
+	tag string
 	// err is why the last request failed. Nil means that it succeeded.
 	err error
 }
@@ -126,10 +128,11 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 	return d.askEach(ctx, old, entries)
 }
 
-// covers reports whether the ETag covers all entries: there is a document of each.
+// covers reports whether the ETag covers all entries: the document of each is of that response. One
+// that was unavailable then kept an earlier document.
 func covers(s *state, entries []*registry.Entry) bool {
 	for _, e := range entries {
-		if s.version(e.GroupVersion).doc == nil {
+		if v := s.version(e.GroupVersion); v.doc == nil || v.tag != s.etag {
 			return false
 		}
 	}
@@ -189,7 +192,9 @@ func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]
 		}
 		v := accept(old.version(e.GroupVersion), e.GroupVersion, doc, now)
 		next.versions[e.GroupVersion] = v
-		if first == nil {
+		if v.err == nil {
+			v.tag = etag
+		} else if first == nil {
 			first = v.err
 		}
 	}
@@ -235,7 +240,7 @@ func confirmed(old *state, entries []*registry.Entry) *state {
 	next := old.next(old.etag)
 	now := time.Now()
 	for _, e := range entries {
-		next.versions[e.GroupVersion] = &version{doc: old.versions[e.GroupVersion].doc, confirmed: now}
+		next.versions[e.GroupVersion] = &version{doc: old.versions[e.GroupVersion].doc, confirmed: now, tag: old.etag}
 	}
 	return next
 }
