@@ -57,7 +57,7 @@ type inputs struct {
 	sources []input // in order of their best group
 }
 
-// input is a backend's part.
+// input is a part from one document of a backend.
 type input struct {
 	name string // of the first APIService, for the log
 	spec *packed
@@ -143,19 +143,21 @@ func (o *OpenAPI) collect(v *view) *inputs {
 	if v.local != nil {
 		in.local = v.local.spec
 	}
-	parts := make(map[*source]*input)
+	parts := make(map[*packed]*input)
 	for e, s := range o.remotes(v.table) {
 		in.remote = append(in.remote, e.GroupVersion)
-		if parts[s] == nil {
-			parts[s] = &input{name: e.Name, spec: s.Load().spec}
+		spec := s.Load().specs[e.GroupVersion]
+		if spec == nil {
+			continue
 		}
-		parts[s].own = append(parts[s].own, e.GroupVersion)
+		if parts[spec] == nil {
+			parts[spec] = &input{name: e.Name, spec: spec}
+		}
+		parts[spec].own = append(parts[spec].own, e.GroupVersion)
 	}
 	for _, part := range parts {
-		if part.spec != nil {
-			slices.SortFunc(part.own, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
-			in.sources = append(in.sources, *part)
-		}
+		slices.SortFunc(part.own, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
+		in.sources = append(in.sources, *part)
 	}
 	if o.own != nil {
 		gv := ownGroupVersion()

@@ -50,6 +50,9 @@ type state struct {
 	spec      *packed                           // v2, filtered. Nil means none
 	specTag   string                            // the backend's ETag. Empty makes the next request unconditional
 	specOf    []schema.GroupVersion             // the group-versions it was filtered for
+	// specs are the v2 documents by group-version: spec, or the last one of a group-version that
+	// was not asked for with it.
+	specs     map[schema.GroupVersion]*packed
 	confirmed time.Time
 	err       error
 }
@@ -123,19 +126,23 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 		now.confirmed = time.Now()
 	}
 	o.report(entries[0], known.err, now.err)
-	return &now, now.spec != known.spec || !maps.Equal(now.documents, known.documents), now.err
+	return &now, !maps.Equal(now.specs, known.specs) || !maps.Equal(now.documents, known.documents), now.err
 }
 
-// join returns s with the v3 documents of former that it lacks. The v2 document is requested anew:
+// join returns s with the documents of former that it lacks. The v2 document is requested anew:
 // specOf does not have the new group-version.
 func join(s, former *state) *state {
 	next := *s
-	next.documents = maps.Clone(former.documents)
-	if next.documents == nil {
-		next.documents = make(map[schema.GroupVersion]*document)
-	}
-	maps.Copy(next.documents, s.documents)
+	next.documents, next.specs = both(former.documents, s.documents), both(former.specs, s.specs)
 	return &next
+}
+
+// both returns a new map of two. What is in the second counts.
+func both[D any](first, second map[schema.GroupVersion]*D) map[schema.GroupVersion]*D {
+	out := make(map[schema.GroupVersion]*D, len(first)+len(second))
+	maps.Copy(out, first)
+	maps.Copy(out, second)
+	return out
 }
 
 // report logs when a backend's documents become unusable or usable.
@@ -228,7 +235,7 @@ func (q *question) spec(ctx context.Context, next *state) error {
 	case a.Status == http.StatusNotModified && ask.ETag != "":
 		return nil
 	case a.Status == http.StatusNotFound:
-		next.spec, next.specTag, next.specOf = nil, "", q.own
+		q.take(next, nil, "")
 		return nil
 	case a.Status != http.StatusOK:
 		return a.Unexpected()
@@ -249,10 +256,23 @@ func (q *question) spec(ctx context.Context, next *state) error {
 	if err != nil {
 		return a.Invalid(err)
 	}
-	if next.specTag, next.specOf = a.Header.Get("Etag"), q.own; next.spec == nil || next.spec.hash != negotiate.Hash(body) {
-		next.spec = pack(body)
+	found := next.spec
+	if found == nil || found.hash != negotiate.Hash(body) {
+		found = pack(body)
 	}
+	q.take(next, found, a.Header.Get("Etag"))
 	return nil
+}
+
+// take stores the v2 document, nil for none. Group-versions that were not asked for keep theirs.
+func (q *question) take(next *state, found *packed, tag string) {
+	next.spec, next.specTag, next.specOf = found, tag, q.own
+	next.specs = both(next.specs, nil)
+	for _, gv := range q.own {
+		if delete(next.specs, gv); found != nil {
+			next.specs[gv] = found
+		}
+	}
 }
 
 // begin waits until a document may be decoded. Its holder waits for nothing, so a backend that

@@ -1,0 +1,51 @@
+package openapi
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// A group-version keeps its v2 paths if its APIService gets the trust of another of the same
+// Service, even if the backend fails just then.
+func TestJoinKeepsSpec(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.Set("home", serving())
+		s.host("server", define("a.example.com/v1", "as"), define("b.example.com/v1", "bs"))
+		other := s.Input.APIServices["v1.b.example.com"].DeepCopy()
+		joined := s.Input.APIServices["v1.b.example.com"]
+		other.Annotations = map[string]string{"fairlead.dev/ping-timeout": "7s"}
+		s.Input.APIServices[other.Name] = other
+		s.Build()
+		s.settle()
+		if a, b := s.described("a.example.com/v1"), s.described("b.example.com/v1"); a != "as" || b != "bs" {
+			t.Fatalf("before: %v, %v", a, b)
+		}
+		s.Set("server", nil)
+		s.Input.APIServices[other.Name] = joined
+		s.Build()
+		s.pass(time.Minute)
+		if a, b := s.described("a.example.com/v1"), s.described("b.example.com/v1"); a != "as" || b != "bs" {
+			t.Errorf("after: %v, %v", a, b)
+		}
+	})
+}
+
+// A group-version that is unavailable keeps its v2 paths when another of its backend is asked for.
+func TestUnavailableKeepsSpec(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.Set("home", serving())
+		s.host("server", define("a.example.com/v1", "as"), define("b.example.com/v1", "bs"))
+		s.settle()
+		e := s.Table().Entries()[1]
+		s.Build(registry.Report{
+			Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address,
+			Health: registry.Unhealthy, Reason: registry.ReasonFailedDiscoveryCheck, Message: "no",
+		})
+		s.pass(10 * time.Minute)
+		if a, b := s.described("a.example.com/v1"), s.described("b.example.com/v1"); a != "as" || b != "bs" {
+			t.Errorf("after: %v, %v", a, b)
+		}
+	})
+}
