@@ -56,6 +56,24 @@ func TestUnchanged(t *testing.T) {
 	}
 }
 
+// A file that could not be read is read again, although nothing that a directory shows need change
+// before it can be: its mode and owner, or how many files are open.
+func TestUnreadIsReadAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	written := time.Now().Add(-time.Hour)
+	must.Do(t, os.WriteFile(path, nil, 0o600))
+	must.Do(t, os.Truncate(path, 8<<20)) // too large to be read
+	must.Do(t, os.Chtimes(path, written, written))
+	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
+	f := d.readFile(path, &file{})
+	if len(f.faults) != 1 || !strings.HasPrefix(f.faults[0].Message, "reading file: ") {
+		t.Fatalf("faults %v", f.faults)
+	}
+	if d.readFile(path, f) == f {
+		t.Error("not read again")
+	}
+}
+
 // Objects stay the same pointers while nothing changes, so that no needless table is made.
 func TestLocalKeepsItsObjects(t *testing.T) {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}

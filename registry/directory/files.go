@@ -19,8 +19,8 @@ import (
 // file is the last state read from a file.
 type file struct {
 	info fs.FileInfo
-	// readAt is when the file was read. If its modification time is within clockTick before that,
-	// it may have changed again without a new time.
+	// readAt is when the file was read, zero if it could not be. If its modification time is within
+	// clockTick before that, it may have changed again without a new time.
 	readAt time.Time
 	// sum is the digest of the content.
 	sum [sha256.Size]byte
@@ -151,6 +151,7 @@ func (d *Directory) readFile(path string, old *file) *file {
 	}
 	data, err := read(path)
 	if err != nil {
+		f.readAt = time.Time{} // unchanged must not hold: another mode or owner leaves the file's time as it is
 		return wrong("reading file", err)
 	}
 	if f.sum = sha256.Sum256(data); f.sum == old.sum {
