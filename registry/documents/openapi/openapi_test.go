@@ -1,6 +1,8 @@
 package openapi
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -12,8 +14,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
@@ -421,6 +425,55 @@ func TestForms(t *testing.T) {
 			if w := s.get(path, http.Header{"If-None-Match": {`"x", ` + tag}}); w.Code != http.StatusNotModified {
 				t.Errorf("%s with its own tag: %d", path, w.Code)
 			}
+		}
+	})
+}
+
+// A backend with many group-versions and only a v2 document has them converted one by one, so that
+// another backend's is decoded meanwhile, and only if the document has changed.
+func TestConvertedOneByOne(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		a, b := define("a.example.com/v1", "as"), define("b.example.com/v1", "bs")
+		q := question{o: s.o, old: &state{}, own: []schema.GroupVersion{{Group: "a.example.com", Version: "v1"}, {Group: "b.example.com", Version: "v1"}}}
+		next := &state{spec: pack(must.Get(json.Marshal(specOf(a, b)))(t)), documents: map[schema.GroupVersion]*document{}}
+		first := must.Get(s.o.begin(t.Context()))(t)
+		converted, ended := make(chan error, 1), false
+		go func() {
+			err := q.converted(t.Context(), next)
+			ended = true
+			converted <- err
+		}()
+		synctest.Wait()
+		second := make(chan func(), 1)
+		go func() {
+			release, err := s.o.begin(t.Context())
+			if err == nil {
+				second <- release
+			}
+		}()
+		synctest.Wait()
+		first()
+		synctest.Wait()
+		if len(second) != 1 || ended {
+			t.Errorf("another backend's turn: %v, all converted before it: %v", len(second) == 1, ended)
+		}
+		(<-second)()
+		must.Do(t, <-converted)
+		if len(next.documents) != 2 {
+			t.Errorf("%d documents", len(next.documents))
+		}
+
+		again, cancel := context.WithCancel(t.Context())
+		cancel() // it needs no turn
+		s.o.heavy <- struct{}{}
+		q.old = next
+		same := &state{spec: next.spec, documents: map[schema.GroupVersion]*document{}}
+		if err := q.converted(again, same); err != nil || !maps.Equal(same.documents, next.documents) {
+			t.Errorf("unchanged: %v", err)
+		}
+		q.old = &state{spec: next.spec, documents: next.documents, err: context.Canceled}
+		if err := q.converted(again, same); err == nil {
+			t.Error("not converted again after a failure")
 		}
 	})
 }

@@ -292,37 +292,49 @@ func (q *question) converted(ctx context.Context, next *state) error {
 	if next.spec == nil {
 		return nil
 	}
-	release, err := q.o.begin(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
-	body, err := next.spec.open()
-	if err != nil {
-		return err
-	}
 	for _, gv := range q.own {
-		sw, err := readSpec(body)
-		if err == nil {
-			sw, err = filterRemote(sw, []schema.GroupVersion{gv})
-		}
-		if err != nil {
-			return invalid(err)
-		}
-		if len(sw.Paths.Paths) == 0 {
+		old := q.old.documents[gv]
+		if old != nil && old.advertised == "" && next.spec == q.old.spec && q.old.err == nil {
+			next.documents[gv] = old // made of the same
 			continue
 		}
-		v3, err := toV3(sw)
-		if err != nil {
-			return invalid(err)
-		}
-		if old := q.old.documents[gv]; old != nil && old.json.hash == negotiate.Hash(v3) {
+		v3, err := q.convert(ctx, next.spec, gv)
+		switch {
+		case err != nil:
+			return err
+		case v3 == nil:
+		case old != nil && old.json.hash == negotiate.Hash(v3):
 			next.documents[gv] = old
-			continue
+		default:
+			next.documents[gv] = newDocument(v3, "")
 		}
-		next.documents[gv] = newDocument(v3, "")
 	}
 	return nil
+}
+
+// convert makes the v3 document of one group-version, nil if it has no paths. Between two, others
+// may decode theirs.
+func (q *question) convert(ctx context.Context, from *packed, gv schema.GroupVersion) ([]byte, error) {
+	release, err := q.o.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	sw, err := unpackSpec(from)
+	if err == nil {
+		sw, err = filterRemote(sw, []schema.GroupVersion{gv})
+	}
+	if err != nil {
+		return nil, invalid(err)
+	}
+	if len(sw.Paths.Paths) == 0 {
+		return nil, nil
+	}
+	v3, err := toV3(sw)
+	if err != nil {
+		return nil, invalid(err)
+	}
+	return v3, nil
 }
 
 func invalid(err error) error {
