@@ -82,6 +82,8 @@ func TestLocalKeepsItsObjects(t *testing.T) {
 	if a, b := l.objects(list), l.objects(list); len(a) != 1 || a[0] != b[0] {
 		t.Errorf("objects %v and %v", a, b)
 	}
+	l.objects(&metav1.APIGroupList{})
+	check.Same(t, 0, len(l.made), "objects that are kept of group-versions that are gone")
 	check.Same(t, 0, c.Timeout, "timeout of the caller's configuration")
 }
 

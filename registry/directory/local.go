@@ -83,18 +83,20 @@ func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIServi
 // objects makes the APIServices of a list of groups. The same group-version is the same pointer.
 func (l *local) objects(list *metav1.APIGroupList) []*apiregistrationv1.APIService {
 	var out []*apiregistrationv1.APIService
+	made := make(map[schema.GroupVersion]*apiregistrationv1.APIService, len(l.made)) // without those that are gone
 	for _, g := range list.Groups {
 		if g.Name == apiregistrationv1.GroupName {
 			continue // it has no APIService: no aggregator registers itself
 		}
 		for _, v := range g.Versions {
 			gv := schema.GroupVersion{Group: g.Name, Version: v.Version}
-			if l.made[gv] == nil {
-				l.made[gv] = l.object(gv)
+			if made[gv] = l.made[gv]; made[gv] == nil {
+				made[gv] = l.object(gv)
 			}
-			out = append(out, l.made[gv])
+			out = append(out, made[gv])
 		}
 	}
+	l.made = made
 	slices.SortFunc(out, func(a, b *apiregistrationv1.APIService) int { return strings.Compare(a.Name, b.Name) })
 	return slices.Compact(out)
 }
