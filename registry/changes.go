@@ -346,9 +346,10 @@ func (o *objects) use(name string, a *apiregistrationv1.APIService) {
 	o.apiServices[name] = a
 }
 
-// misnamed reports whether an object's name does not match its group-version.
+// misnamed reports whether an object's name does not match its group-version, or cannot be taken
+// apart into it: no version has a dot.
 func misnamed(a *apiregistrationv1.APIService) bool {
-	return a != nil && a.Name != a.Spec.Version+"."+a.Spec.Group
+	return a != nil && (a.Name != a.Spec.Version+"."+a.Spec.Group || strings.Contains(a.Spec.Version, "."))
 }
 
 // setFallback replaces an APIService of kindFallback. Nil deletes it. The fault of an ignored

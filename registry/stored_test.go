@@ -131,6 +131,24 @@ func TestFaultOfStored(t *testing.T) {
 	}
 }
 
+// An object that no validation has seen, with a dot in its version, is ignored: it could not be
+// found again by its name, and each change of its Service would add an entry.
+func TestVersionWithADot(t *testing.T) {
+	r, o := must.Get(newRegistry(Config{}, script{}))(t), newObjects()
+	for k := range kinds {
+		r.changes.replace(k, nil)
+	}
+	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
+	put(r.changes, remoteService("b.io", "v1.a", "server"), remoteService("a.b.io", "v1beta1", "server"))
+	for i := range 3 {
+		put(r.changes, clusterIP(service), slice(service, "10.0.0.1"))
+		r.step(o)
+		if got, p := kindsOf(r.Table()), r.Table().Problems(); got != "v1beta1.a.b.io remote" || len(p) != 1 || p[0].File != "APIService v1.a.b.io" {
+			t.Errorf("change %d: entries %q, problems %v", i, got, p)
+		}
+	}
+}
+
 // The table from before etcd was read is not stored: a start without etcd would have nothing. What
 // cannot be stored is stored later, although nothing changes.
 func TestRememberedOnceComplete(t *testing.T) {
