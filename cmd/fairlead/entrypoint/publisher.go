@@ -146,12 +146,12 @@ func (p *Publisher) round(ctx context.Context, ready bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundTimeout)
 	defer cancel()
 	alive, err := p.liveAddresses(ctx, ready)
-	if err == nil {
+	if err == nil { // otherwise nobody is known to be alive, and publishing would remove everyone
 		p.metrics.replicas.Set(float64(len(alive)))
 		err = p.publish(ctx, alive)
-	}
-	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		err = p.publish(ctx, alive) // another replica was faster, probably with the same content
+		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+			err = p.publish(ctx, alive) // another replica was faster, probably with the same content
+		}
 	}
 	p.note(err)
 }
