@@ -34,9 +34,9 @@ type Proxy struct {
 	frames       *frames
 	copies       buffers
 	underWay     underWay
-	// bodyTime and unreadRest are the constants, except in tests. proofs are the running proofs, by
-	// token.
-	bodyTime, unreadRest time.Duration
+	// bodyTime, unreadRest, answerTime and halfOpen are the constants, except in tests. proofs are
+	// the running proofs, by token.
+	bodyTime, unreadRest, answerTime, halfOpen time.Duration
 
 	proofs   singleflight.Group
 	sessions sessions
@@ -59,7 +59,10 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Table == nil || cfg.Authn == nil || cfg.Authz == nil || cfg.Backends == nil {
 		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
 	}
-	p := &Proxy{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(), bodyTime: bodyTime, unreadRest: unreadRest}
+	p := &Proxy{
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(),
+		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen,
+	}
 	var err error
 	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table, append(p.active(), p.givenUp.refused)...); err != nil {
 		return nil, err

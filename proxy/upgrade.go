@@ -27,6 +27,13 @@ const (
 	refusalTimeout = 10 * time.Second
 	// maxUpgradeInterims limits the 1xx responses before the final one.
 	maxUpgradeInterims = 5
+	// answerTime limits the wait for the response head. net/http no longer notices that a client
+	// has left once that has sent a byte for the tunnel. A kubelet asks its container runtime
+	// before it answers, for at most 2 minutes (--runtime-request-timeout).
+	answerTime = 5 * time.Minute
+	// halfOpen is how long one direction of a session may go on after the other has ended: a client
+	// that has left looks like one that only sends no more. kube-apiserver ends both at once.
+	halfOpen = time.Minute
 )
 
 var errNoUpgrade = fmt.Errorf("switching protocols: %w", backend.ErrBadResponse)
@@ -50,11 +57,13 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 	x.ended.at(conn.Address())
 	closeConn := func() { _ = conn.Close() }
 	defer closeConn()
-	stop := context.AfterFunc(r.Context(), closeConn)
+	ctx, cancel := context.WithTimeout(r.Context(), p.answerTime)
+	stop := context.AfterFunc(ctx, closeConn)
 	res, br, err := switchProtocols(conn, upgradeRequest(r, x, conn.Address())) //nolint:contextcheck // r carries it
-	if !stop() && err == nil {
-		err = r.Context().Err()
+	if !stop() && (err == nil || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
+		err = ctx.Err()
 	}
+	cancel()
 	if err != nil {
 		p.forwardFailed(w, r, err)
 		return
@@ -146,7 +155,8 @@ func (p *Proxy) relayRefusal(w http.ResponseWriter, conn net.Conn, res *http.Res
 	}
 }
 
-// tunnel copies in both directions until both have ended or one has failed.
+// tunnel copies in both directions until both have ended or one has failed, or the second has not
+// ended in time.
 func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader, note *ended) {
 	client, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -170,10 +180,14 @@ func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn,
 	ended := make(chan error, 2)
 	go func() { ended <- pump(conn, rw, &note.up) }() // ends when either connection is closed
 	go func() { ended <- pump(client, br, &note.down) }()
-	if err := <-ended; err != nil {
-		_ = client.Close() // the session is over
+	over := func() {
+		_ = client.Close()
 		_ = conn.Close()
 	}
+	if err := <-ended; err != nil {
+		over()
+	}
+	defer time.AfterFunc(p.halfOpen, over).Stop()
 	<-ended //nolint:errcheck // however it ended
 }
 

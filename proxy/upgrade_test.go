@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -201,4 +202,47 @@ func TestSessionsEnd(t *testing.T) {
 	if _, err := br.ReadByte(); err == nil {
 		t.Error("the session is still open")
 	}
+}
+
+// A backend that does not answer keeps no request whose client has left, even if the client had
+// sent a byte for the tunnel before: net/http then no longer reads, and does not notice.
+func TestUpgradeWithoutAnswer(t *testing.T) {
+	arrived, over := make(chan struct{}), make(chan struct{})
+	access, seen := newLog(t)
+	w := newWorld(t, worldConfig{access: access, remote: hijacked(func(io.ReadWriter, *http.Request) {
+		arrived <- struct{}{}
+		<-over
+	})})
+	t.Cleanup(func() { close(over) })
+	w.proxy.answerTime = 500 * time.Millisecond
+	conn := w.dial(t, w.front, nil)
+	fmt.Fprintf(conn, "GET %s/x HTTP/1.1\r\nHost: front.example.com\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, websocket)
+	<-arrived
+	fmt.Fprint(conn, "x")
+	must.Do(t, conn.Close())
+	must.Soon(t, 10*time.Second, "the request ends", func() bool { return w.proxy.UnderWay() == 0 })
+	if line := <-seen; !strings.Contains(line, `"status":504,`) {
+		t.Error(line)
+	}
+}
+
+// After one direction of a session has ended, the other goes on, but not for ever: a client that
+// has left looks the same.
+func TestHalfASession(t *testing.T) {
+	over := make(chan struct{})
+	w := newWorld(t, worldConfig{remote: hijacked(func(c io.ReadWriter, _ *http.Request) {
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		_, _ = io.Copy(io.Discard, c)
+		_, _ = io.WriteString(c, "late")
+		<-over
+	})})
+	t.Cleanup(func() { close(over) })
+	w.proxy.halfOpen = 500 * time.Millisecond
+	_, br, conn := w.raw(t, "GET "+remoteGV+"/x", websocket)
+	must.Do(t, conn.(*tls.Conn).CloseWrite())
+	got := make([]byte, len("late"))
+	if _, err := io.ReadFull(br, got); err != nil || string(got) != "late" {
+		t.Errorf("what was sent after the client's end: %q, %v", got, err)
+	}
+	must.Soon(t, 10*time.Second, "the session ends", func() bool { return w.proxy.Sessions() == 0 })
 }
