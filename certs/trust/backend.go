@@ -21,6 +21,10 @@ const (
 	// forgetEvery is how often all backends are searched for such leaves: ten thousand take a few
 	// milliseconds.
 	forgetEvery = time.Minute
+	// unreadTime is how long the former roots are trusted, at least, while a new reference has not
+	// been read: the overlap may be shorter than reading takes. A ConfigMap that may not be read is
+	// never read.
+	unreadTime = time.Minute
 )
 
 // backend is the trust of one APIService's backend. It outlives the *registry.Backend values, which
@@ -76,6 +80,7 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 	if b.spec == spec {
 		return
 	}
+	before := b.spec
 	b.spec = spec
 	now := time.Now()
 	if v := b.current.Load(); v.name != spec.ServerName {
@@ -89,10 +94,10 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 		}
 	case spec.CAFrom != "":
 		b.source = "configmap " + spec.Namespace + "/" + spec.CAFrom
-		if v.insecure {
-			// Nothing was verified so far, so there are no former roots to use until the ConfigMap
-			// has been read.
-			b.setLocked(v.with(nil, b.unread(), 0, now))
+		if v.insecure || before != nil && (before.CAFrom != spec.CAFrom || before.Namespace != spec.Namespace) {
+			// The present roots are those of another source. If nothing was verified so far, there
+			// are none.
+			b.setLocked(v.with(nil, b.unread(), max(b.overlap, unreadTime), now))
 		}
 	case len(spec.CABundle) == 0:
 		b.source = "system"

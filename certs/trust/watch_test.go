@@ -163,3 +163,36 @@ func TestReferenceWithoutWatch(t *testing.T) {
 		b.wants("without a watch", good(pki.NewCA("ca")), "InvalidCABundle")
 	})
 }
+
+// A ConfigMap that cannot be read, for want of a grant, does not keep the roots of the former
+// source in force.
+func TestAReferenceThatIsNeverRead(t *testing.T) {
+	for _, overlap := range []time.Duration{0, time.Minute} {
+		for name, former := range map[string]func(*registry.Backend, *pki.CA){
+			"inline":            func(s *registry.Backend, ca *pki.CA) { s.CABundle = string(ca.PEM()) },
+			"another reference": func(s *registry.Backend, _ *pki.CA) { s.CAFrom = "former/ca.crt" },
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				read := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "former"}
+				unread := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "forbidden"}
+				c := newCluster(read, unread)
+				b := newBench(t, Config{Watch: c.watch})
+				b.overlap = overlap
+				must.Run(t, b.Run)
+				ca := pki.NewCA("former")
+				c.changes[read] <- object{data: map[string][]byte{"ca.crt": ca.PEM()}}
+				b.set(func(s *registry.Backend) { former(s, ca) })
+				settle()
+				b.wants(name, good(ca), "")
+				b.set(func(s *registry.Backend) { s.CABundle, s.CAFrom = "", "forbidden/ca.crt" })
+				settle()
+				b.wants(name+", until the other is read", good(ca), "")
+				time.Sleep(61 * time.Second)
+				b.wants(name+", and the other was never read", good(ca), "InvalidCABundle")
+				c.changes[unread] <- object{data: map[string][]byte{"ca.crt": ca.PEM()}}
+				settle()
+				b.wants(name+", and the other was read at last", good(ca), "")
+			})
+		}
+	}
+}
