@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -121,9 +123,15 @@ func (d *door) localFiles() []certs.File {
 		return nil
 	}
 	var files []certs.File
-	named := len(d.kube.CAData) == 0 && d.kube.CAFile != ""
-	if named {
-		files = append(files, certs.File{Use: "local-apiserver-ca", Path: d.kube.CAFile, Take: d.trust.LocalBundle})
+	named := caFile(d.kube)
+	inUse := named // by the kubeconfig in force; one goroutine calls every Take
+	if named != "" {
+		files = append(files, certs.File{Use: "local-apiserver-ca", Path: named, Take: func(data []byte) error {
+			if inUse != named {
+				return nil
+			}
+			return d.trust.LocalBundle(data)
+		}})
 	}
 	if d.follower != nil {
 		files = append(files, certs.File{Use: "kubeconfig", Path: d.o.kubeconfig, Held: d.follower.certificate, Take: func(data []byte) error {
@@ -131,11 +139,43 @@ func (d *door) localFiles() []certs.File {
 			if err == nil && d.credential != nil {
 				err = d.credential.take(c)
 			}
-			if err != nil || named {
+			if err != nil || named != "" && inUse == named && caFile(c) == named {
 				return err
 			}
-			return d.trust.LocalBundle(c.CAData)
+			if err = d.takeLocalCA(c, named); err == nil {
+				inUse = caFile(c)
+			}
+			return err
 		}})
 	}
 	return files
+}
+
+// caFile returns the file with the CA of a kubeconfig. Empty means that the CA is embedded, or that
+// there is none.
+func caFile(c *rest.Config) string {
+	if len(c.CAData) > 0 {
+		return ""
+	}
+	return c.CAFile
+}
+
+// takeLocalCA takes the CA of a kubeconfig that has another source than before. Only the file that
+// was named at the start is followed.
+func (d *door) takeLocalCA(c *rest.Config, followed string) error {
+	file := caFile(c)
+	if file == "" {
+		return d.trust.LocalBundle(c.CAData)
+	}
+	if file != followed {
+		d.log.Warn("the kubeconfig names another CA file: restart to follow its changes", "kubeconfig", d.o.kubeconfig, "file", file)
+	}
+	bundle, err := os.ReadFile(file)
+	if err == nil && len(bundle) == 0 { // it would mean the system's roots
+		err = errors.New("it is empty")
+	}
+	if err != nil {
+		return fmt.Errorf("reading the local apiserver's CA from %s: %w", file, err)
+	}
+	return d.trust.LocalBundle(bundle)
 }
