@@ -26,7 +26,7 @@ const (
 // members is what this replica has seen of all Leases.
 type members struct {
 	known map[string]*member // :: name of the Lease
-	last  time.Time          // of the latest list
+	last  time.Time          // of the latest list that showed that Leases can be written
 }
 
 // member is one Lease.
@@ -42,14 +42,22 @@ func leaseName(a netip.AddrPort) string {
 	return fmt.Sprintf("fairlead-entrypoint-%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(a.Addr().StringExpanded()), a.Port())
 }
 
-// observe returns the live Leases and the expired ones.
-func (m *members) observe(leases []coordinationv1.Lease, now time.Time) (alive, dead []*coordinationv1.Lease) {
-	if now.Sub(m.last) > leaseDuration {
-		for _, k := range m.known {
-			k.seen = now // we could not list, so we may have missed renewals
+// observe returns the live Leases and the expired ones. wrote says that this replica has just
+// written its own. A Lease expires only while it, or another one, can be written: an apiserver
+// whose etcd is full still lists.
+func (m *members) observe(leases []coordinationv1.Lease, wrote bool, now time.Time) (alive, dead []*coordinationv1.Lease) {
+	writable := wrote || slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool {
+		k := m.known[l.Name]
+		return k == nil || k.version != l.ResourceVersion
+	})
+	if writable {
+		if now.Sub(m.last) > leaseDuration {
+			for _, k := range m.known {
+				k.seen = now // nobody could renew, or we may have missed it
+			}
 		}
+		m.last = now
 	}
-	m.last = now
 	names := map[string]bool{}
 	for i := range leases {
 		l := &leases[i]
@@ -62,7 +70,7 @@ func (m *members) observe(leases []coordinationv1.Lease, now time.Time) (alive, 
 			m.known[l.Name] = k
 		case k.version != l.ResourceVersion:
 			k.version, k.seen, k.alive = l.ResourceVersion, now, true
-		case now.Sub(k.seen) >= leaseDuration:
+		case writable && now.Sub(k.seen) >= leaseDuration:
 			k.alive = false
 			dead = append(dead, l)
 		}
@@ -102,7 +110,8 @@ func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.Addr
 	if err != nil {
 		return nil, err
 	}
-	alive, dead := p.members.observe(list.Items, time.Now())
+	wrote := ready || mine != nil && held(mine, p.config.Identity)
+	alive, dead := p.members.observe(list.Items, wrote, time.Now())
 	p.deleteExpired(ctx, dead)
 	addresses := p.addresses(alive)
 	if ready {

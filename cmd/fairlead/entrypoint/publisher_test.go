@@ -180,7 +180,7 @@ func TestALeaseRunsOut(t *testing.T) {
 	renewed := metav1.NewMicroTime(now)
 	lease := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "a", ResourceVersion: "1"}, Spec: coordinationv1.LeaseSpec{RenewTime: &renewed}}
 	for i, want := range []string{"1 0", "1 0", "0 1", "0 1"} {
-		alive, dead := m.observe([]coordinationv1.Lease{lease}, now.Add(time.Duration(i)*leaseDuration/2))
+		alive, dead := m.observe([]coordinationv1.Lease{lease}, true, now.Add(time.Duration(i)*leaseDuration/2))
 		check.Same(t, want, fmt.Sprint(len(alive), " ", len(dead)), "after %d halves of its time", i)
 	}
 }
