@@ -202,6 +202,7 @@ func TestSessionsEnd(t *testing.T) {
 	if _, err := br.ReadByte(); err == nil {
 		t.Error("the session is still open")
 	}
+	must.Soon(t, 10*time.Second, "no session", func() bool { return w.proxy.Sessions() == 0 })
 }
 
 // A backend that does not answer keeps no request whose client has left, even if the client had
