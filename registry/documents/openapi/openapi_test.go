@@ -435,7 +435,8 @@ func TestConvertedOneByOne(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		a, b := define("a.example.com/v1", "as"), define("b.example.com/v1", "bs")
 		q := question{o: s.o, old: &state{}, own: []schema.GroupVersion{{Group: "a.example.com", Version: "v1"}, {Group: "b.example.com", Version: "v1"}}}
-		next := &state{spec: pack(must.Get(json.Marshal(specOf(a, b)))(t)), documents: map[schema.GroupVersion]*document{}}
+		next := &state{documents: map[schema.GroupVersion]*document{}}
+		q.take(next, pack(must.Get(json.Marshal(specOf(a, b)))(t)), "")
 		first := must.Get(s.o.begin(t.Context()))(t)
 		converted, ended := make(chan error, 1), false
 		go func() {
@@ -471,7 +472,7 @@ func TestConvertedOneByOne(t *testing.T) {
 		if err := q.converted(again, same); err != nil || !maps.Equal(same.documents, next.documents) {
 			t.Errorf("unchanged: %v", err)
 		}
-		q.old = &state{spec: next.spec, documents: next.documents, err: context.Canceled}
+		q.old = &state{specs: next.specs, documents: next.documents, err: context.Canceled}
 		if err := q.converted(again, same); err == nil {
 			t.Error("not converted again after a failure")
 		}

@@ -294,7 +294,7 @@ func (q *question) converted(ctx context.Context, next *state) error {
 	}
 	for _, gv := range q.own {
 		old := q.old.documents[gv]
-		if old != nil && old.advertised == "" && next.spec == q.old.spec && q.old.err == nil {
+		if old != nil && old.advertised == "" && next.spec == q.old.specs[gv] && q.old.err == nil {
 			next.documents[gv] = old // made of the same
 			continue
 		}
