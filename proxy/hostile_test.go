@@ -9,7 +9,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -142,6 +144,26 @@ func TestWhatReachesNobody(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The audit log has no text of a client instead of an address, whatever a front proxy passes on,
+// and not more addresses than a chain of proxies has.
+func TestSourceIPs(t *testing.T) {
+	long := strings.Repeat("x", 200<<10)
+	for field, want := range map[string]string{
+		"": "10.0.0.1", "203.0.113.7, ::1": "203.0.113.7 ::1 10.0.0.1", long + " , 203.0.113.7,": "203.0.113.7 10.0.0.1", "fe80::1%" + long: "10.0.0.1",
+		strings.Repeat("1.2.3.4,", 100): strings.Repeat("1.2.3.4 ", maxSources) + "10.0.0.1",
+	} {
+		h := &Head{Fields: []hpack.HeaderField{{Name: "x-forwarded-for", Value: field}}, RemoteIP: "10.0.0.1"}
+		d := &Decision{}
+		if got := strings.Join(sourceIPs(h, d), " "); got != "10.0.0.1" {
+			t.Errorf("%.40q of a stranger: %.80q", field, got)
+		}
+		d.Credentials.Kind = authn.KindFrontProxy
+		if got := strings.Join(sourceIPs(h, d), " "); got != want {
+			t.Errorf("%.40q: %.80q", field, got)
+		}
+	}
 }
 
 // X-Forwarded-For counts from a front proxy, not from a stranger.

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net"
 	"slices"
 	"strings"
 
@@ -41,13 +42,14 @@ func endless(h *Head, d *Decision) bool {
 }
 
 // sourceIPs returns the client's addresses: those of a trusted front proxy's X-Forwarded-For, and
-// the other end of the connection. From other clients that header is not trusted.
+// the other end of the connection. From other clients that header is not trusted. As in
+// kube-apiserver, what is no address is left out: a proxy passes on what its client has sent.
 func sourceIPs(h *Head, d *Decision) []string {
 	var ips []string
 	if d.Credentials.Kind == authn.KindFrontProxy {
-		for ip := range strings.SplitSeq(h.get("x-forwarded-for"), ",") {
-			if ip = strings.TrimSpace(ip); ip != "" && len(ips) < maxSources {
-				ips = append(ips, ip)
+		for text := range strings.SplitSeq(h.get("x-forwarded-for"), ",") {
+			if ip := net.ParseIP(strings.TrimSpace(text)); ip != nil && len(ips) < maxSources {
+				ips = append(ips, ip.String()) // without keeping the field in memory
 			}
 		}
 	}
