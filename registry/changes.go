@@ -306,13 +306,12 @@ func (o *backings) touch(apiServices ...string) {
 	}
 }
 
-// setAPIService replaces an APIService. Nil deletes it. An APIService whose name does not match its
-// group-version is ignored: the API's validation does not admit it, and lookups would not find it
-// by either.
+// setAPIService replaces an APIService. Nil deletes it. A misnamed one is ignored: the API's
+// validation does not admit it, and lookups would not find it by its name or by its group-version.
 func (o *objects) setAPIService(name string, a *apiregistrationv1.APIService) {
 	delete(o.misnamed, name)
 	if misnamed(a) {
-		o.misnamed[name] = "its name is not that of its group-version"
+		o.misnamed[name] = "its name is not that of its group-version, or its version has a dot"
 		for _, c := range a.Status.Conditions {
 			o.misnamed[name] = c.Message // the server of the object knows more
 		}

@@ -143,7 +143,7 @@ func TestVersionWithADot(t *testing.T) {
 	for i := range 3 {
 		put(r.changes, clusterIP(service), slice(service, "10.0.0.1"))
 		r.step(o)
-		if got, p := kindsOf(r.Table()), r.Table().Problems(); got != "v1beta1.a.b.io remote" || len(p) != 1 || p[0].File != "APIService v1.a.b.io" {
+		if got, p := kindsOf(r.Table()), r.Table().Problems(); got != "v1beta1.a.b.io remote" || len(p) != 1 || p[0].File != "APIService v1.a.b.io" || !strings.Contains(p[0].Message, "a dot") {
 			t.Errorf("change %d: entries %q, problems %v", i, got, p)
 		}
 	}
