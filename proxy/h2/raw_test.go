@@ -144,27 +144,37 @@ func testRequestInTheHandshakesLastSegment(t *testing.T, driver string) {
 	}
 }
 
+// heldTLS returns both ends of a connection after its handshake. What the client sends from now on
+// is held: a test passes it to the server's raw connection.
+func heldTLS(t *testing.T, version uint16) (raw *rawConn, server, client *tls.Conn, sent *heldConn) {
+	t.Helper()
+	ca := pki.NewCA("serving")
+	near, far := net.Pipe()
+	t.Cleanup(func() {
+		_ = near.Close()
+		_ = far.Close()
+	})
+	raw = wrapConn(near).(*rawConn)
+	server = tls.Server(raw, &tls.Config{MinVersion: version, MaxVersion: version, SessionTicketsDisabled: true,
+		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"x"}}).TLS()}})
+	sent = &heldConn{Conn: far}
+	client = tls.Client(sent, &tls.Config{RootCAs: ca.Pool(), ServerName: "x", MinVersion: version, MaxVersion: version})
+	done := make(chan error, 1)
+	go func() { done <- client.HandshakeContext(t.Context()) }()
+	must.Do(t, server.HandshakeContext(t.Context()))
+	must.Do(t, <-done)
+	raw.takeOver(&output{})
+	sent.hold = true
+	return raw, server, client, sent
+}
+
 // The driver relies on this, which crypto/tls does not promise: a Temporary error leaves the
 // connection usable and is returned unchanged, and a partly read record is kept until the rest has
 // come. Here each byte is followed by such an error.
 func TestTLSKeepsPartialRecords(t *testing.T) {
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		t.Run(tls.VersionName(version), func(t *testing.T) {
-			ca := pki.NewCA("serving")
-			near, far := net.Pipe()
-			defer near.Close()
-			defer far.Close()
-			raw := wrapConn(near).(*rawConn)
-			server := tls.Server(raw, &tls.Config{MinVersion: version, MaxVersion: version, SessionTicketsDisabled: true,
-				Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"x"}}).TLS()}})
-			sent := &heldConn{Conn: far}
-			client := tls.Client(sent, &tls.Config{RootCAs: ca.Pool(), ServerName: "x", MinVersion: version, MaxVersion: version})
-			done := make(chan error, 1)
-			go func() { done <- client.HandshakeContext(t.Context()) }()
-			must.Do(t, server.HandshakeContext(t.Context()))
-			must.Do(t, <-done)
-			raw.takeOver(&output{})
-			sent.hold = true
+			raw, server, client, sent := heldTLS(t, version)
 			const first, second = "the first record", "and the second"
 			for _, p := range []string{first, second} {
 				must.Get(io.WriteString(client, p))(t)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -36,6 +37,39 @@ func TestMoreThanATurn(t *testing.T) {
 			<-s.ended
 		}
 	})
+}
+
+// If the engine leaves some of a full buffer for the next turn, later input does not overtake it.
+func TestFullBufferIsNotOvertaken(t *testing.T) {
+	const n = 4 * turnPlans
+	decided := 0
+	s := &stand{t: t, ended: make(chan Outcome, n)}
+	s.start(Config{Shards: 1, portable: true, MaxStreams: n, Decide: func(*ConnInfo, *Head, func(Plan)) (Plan, bool) {
+		decided++ // on this goroutine, which calls decrypt
+		return Plan{Answer: made(200), Done: s.done}, true
+	}})
+	raw, server, client, sent := heldTLS(t, tls.VersionTLS13)
+	go func() { _, _ = io.Copy(io.Discard, sent.Conn) }() // answers; ends with the connection
+	var input bytes.Buffer
+	input.WriteString(http2.ClientPreface)
+	must.Do(t, http2.NewFramer(&input, nil).WriteSettings())
+	input.Write(many(t, n, "/"))
+	must.Get(client.Write(input.Bytes()))(t)
+
+	sh := s.server.shards[0]
+	l := &link{sh: sh, tls: server, raw: raw, info: &ConnInfo{}}
+	l.room.L = &sh.mu
+	sh.lock()
+	l.attach(sh.e.AcceptClient())
+	sh.settle()
+	raw.rest = sent.held
+	buf := make([]byte, input.Len()/2) // full at once, with the heads of two turns
+	for range n {
+		must.Do(t, l.decrypt(buf))
+	}
+	check.Same(t, n, decided, "requests that the engine read")
+	sh.lock()
+	l.lose(io.EOF)
 }
 
 // greet connects, and returns when the server serves the connection.
