@@ -57,7 +57,8 @@ type Kind[S any] struct {
 	// entries are those of the backend that may be asked now; there is at least one. A nil state
 	// means that there is nothing to ask.
 	Ask func(ctx context.Context, known *S, entries []*registry.Entry) (next *S, changed bool, err error)
-	// Join returns s with the parts of former that s lacks. Both are of one Service and unchanged.
+	// Join returns s with the parts of former that s lacks, or for which former was answered later.
+	// Both are of one Service and unchanged.
 	Join func(s, former *S) *S
 	// AskLocal asks the local apiserver once. The kind keeps the result itself, and calls Touch if
 	// it has changed.

@@ -42,6 +42,42 @@ func TestJoinKeepsResources(t *testing.T) {
 	})
 }
 
+// A group-version whose APIService leaves another of the same Service and comes back keeps what the
+// backend said meanwhile, even if the backend fails just then.
+func TestJoinKeepsNewest(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.alone = true
+		s.Claim("a.example.com/v1", "server", 100, 10)
+		s.Claim("b.example.com/v1", "server", 100, 10)
+		s.Set("server", serving(listOf("a.example.com/v1=as", "b.example.com/v1=bs")))
+		s.open(Config{})
+		s.report("v1.a.example.com", registry.Healthy)
+		s.report("v1.b.example.com", registry.Healthy)
+		s.pass(5 * time.Second)
+		joined := s.Input.APIServices["v1.b.example.com"]
+		other := joined.DeepCopy()
+		other.Annotations = map[string]string{"fairlead.dev/ping-timeout": "7s"}
+		s.Input.APIServices[other.Name] = other
+		s.Set("server", serving(listOf("a.example.com/v1=as", "b.example.com/v1=bs,news")))
+		s.Build()
+		s.report("v1.b.example.com", registry.Healthy)
+		s.pass(2 * time.Minute)
+		get := func() string {
+			return s.get("/apis", http.Header{"Accept": {aggregatedJSON}}).Body.String()
+		}
+		if body := get(); strings.Contains(body, "Stale") || !strings.Contains(body, `"news"`) {
+			t.Fatalf("before: %s", body)
+		}
+		s.Set("server", nil)
+		s.Input.APIServices[other.Name] = joined
+		s.Build()
+		s.pass(time.Second)
+		if body := get(); !strings.Contains(body, `"news"`) {
+			t.Errorf("after: %s", body)
+		}
+	})
+}
+
 // A group-version that was left out of a response, because it was unavailable then, is not
 // confirmed by a 304 to that response's tag.
 func TestTagOfOthersConfirmsNothing(t *testing.T) {

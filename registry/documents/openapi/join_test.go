@@ -1,11 +1,15 @@
 package openapi
 
 import (
+	"encoding/json"
 	"net/http"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // A group-version keeps its v2 paths if its APIService gets the trust of another of the same
@@ -29,6 +33,38 @@ func TestJoinKeepsSpec(t *testing.T) {
 		s.pass(time.Minute)
 		if a, b := s.described("a.example.com/v1"), s.described("b.example.com/v1"); a != "as" || b != "bs" {
 			t.Errorf("after: %v, %v", a, b)
+		}
+	})
+}
+
+// A group-version whose APIService leaves another of the same Service and comes back keeps what the
+// backend said meanwhile, even if the backend fails just then.
+func TestJoinKeepsNewest(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.Set("home", serving())
+		s.host("server", define("a.example.com/v1", "as"), define("b.example.com/v1", "old"))
+		s.settle()
+		joined := s.Input.APIServices["v1.b.example.com"]
+		other := joined.DeepCopy()
+		other.Annotations = map[string]string{"fairlead.dev/ping-timeout": "7s"}
+		s.Input.APIServices[other.Name] = other
+		s.Set("server", serving(define("a.example.com/v1", "as"), define("b.example.com/v1", "new")))
+		s.Build()
+		s.pass(2 * time.Minute)
+		title := func() any {
+			var doc struct{ Info object }
+			must.Do(t, json.Unmarshal(s.get("/openapi/v3/apis/b.example.com/v1", nil).Body.Bytes(), &doc))
+			return doc.Info["title"]
+		}
+		if v2, v3 := s.described("b.example.com/v1"), title(); v2 != "new" || v3 != "new" {
+			t.Fatalf("before: %v, %v", v2, v3)
+		}
+		s.Set("server", nil)
+		s.Input.APIServices[other.Name] = joined
+		s.Build()
+		s.pass(time.Minute)
+		if v2, v3 := s.described("b.example.com/v1"), title(); v2 != "new" || v3 != "new" {
+			t.Errorf("after: %v, %v", v2, v3)
 		}
 	})
 }
@@ -84,4 +120,36 @@ func TestUnavailableLosesConverted(t *testing.T) {
 			t.Errorf("after: %v", keys(s.index()))
 		}
 	})
+}
+
+// Joined states have the documents of the later answer. Of two at one time, those of the state that
+// asks count, and a later answer without a document removes it.
+func TestJoinByTime(t *testing.T) {
+	gv := schema.GroupVersion{Group: "a.example.com", Version: "v1"}
+	old, late := newDocument([]byte("old"), ""), newDocument([]byte("new"), "")
+	for _, tt := range []struct {
+		name       string
+		own        *document
+		former     *document
+		at, before int64
+		want       *document
+	}{
+		{"former later", old, late, 1, 2, late},
+		{"former earlier", late, old, 2, 1, late},
+		{"at one time", late, old, 1, 1, late},
+		{"only former", nil, late, 0, 1, late},
+		{"gone meanwhile", old, nil, 1, 2, nil},
+	} {
+		one := func(d *document, at int64) *state {
+			s := &state{documents: map[schema.GroupVersion]*document{}, documentsAt: map[schema.GroupVersion]time.Time{gv: time.Unix(at, 0)}}
+			if d != nil {
+				s.documents[gv] = d
+			}
+			return s
+		}
+		got := join(one(tt.own, tt.at), one(tt.former, tt.before))
+		if d, ok := got.documents[gv]; d != tt.want || ok != (tt.want != nil) || got.documentsAt[gv] != time.Unix(max(tt.at, tt.before), 0) {
+			t.Errorf("%s: %v of %v", tt.name, d, got.documentsAt[gv])
+		}
+	}
 }

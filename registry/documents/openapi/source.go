@@ -52,7 +52,10 @@ type state struct {
 	specOf    []schema.GroupVersion             // the group-versions it was filtered for
 	// specs are the v2 documents by group-version: spec, or the last one of a group-version that
 	// was not asked for with it.
-	specs     map[schema.GroupVersion]*packed
+	specs map[schema.GroupVersion]*packed
+	// documentsAt and specsAt say when the backend last answered for a group-version.
+	documentsAt, specsAt map[schema.GroupVersion]time.Time
+
 	confirmed time.Time
 	err       error
 }
@@ -121,6 +124,12 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 			now.documents[gv] = d
 		}
 	}
+	if err3 == nil {
+		now.documentsAt = q.answered(known.documentsAt)
+	}
+	if err2 == nil {
+		now.specsAt = q.answered(known.specsAt)
+	}
 	now.err = errors.Join(err3, err2)
 	if now.err == nil {
 		now.confirmed = time.Now()
@@ -129,17 +138,43 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 	return &now, !maps.Equal(now.specs, known.specs) || !maps.Equal(now.documents, known.documents), now.err
 }
 
-// join returns s with the documents of former that it lacks. The v2 document is requested anew:
-// specOf does not have the new group-version.
+// answered returns the times of answers with those of now.
+func (q *question) answered(at map[schema.GroupVersion]time.Time) map[schema.GroupVersion]time.Time {
+	at = both(at, nil)
+	for _, gv := range q.own {
+		at[gv] = time.Now()
+	}
+	return at
+}
+
+// join returns s with the documents for which former was answered later: an APIService that comes
+// back has older ones in s. The v2 document is requested anew: specOf does not have the new
+// group-version.
 func join(s, former *state) *state {
 	next := *s
-	next.documents, next.specs = both(former.documents, s.documents), both(former.specs, s.specs)
+	next.documents, next.documentsAt = later(s.documents, former.documents, s.documentsAt, former.documentsAt)
+	next.specs, next.specsAt = later(s.specs, former.specs, s.specsAt, former.specsAt)
 	return &next
 }
 
+// later returns of each group-version the document of the later answer, and the time of that.
+func later[D any](docs, former map[schema.GroupVersion]*D, at, formerAt map[schema.GroupVersion]time.Time) (map[schema.GroupVersion]*D, map[schema.GroupVersion]time.Time) {
+	docs, out := both(former, docs), both(formerAt, at)
+	for gv, t := range formerAt {
+		if !t.After(at[gv]) {
+			continue
+		}
+		out[gv] = t
+		if delete(docs, gv); former[gv] != nil {
+			docs[gv] = former[gv]
+		}
+	}
+	return docs, out
+}
+
 // both returns a new map of two. What is in the second counts.
-func both[D any](first, second map[schema.GroupVersion]*D) map[schema.GroupVersion]*D {
-	out := make(map[schema.GroupVersion]*D, len(first)+len(second))
+func both[V any](first, second map[schema.GroupVersion]V) map[schema.GroupVersion]V {
+	out := make(map[schema.GroupVersion]V, len(first)+len(second))
 	maps.Copy(out, first)
 	maps.Copy(out, second)
 	return out
