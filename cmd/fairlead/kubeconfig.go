@@ -71,7 +71,14 @@ func (f *follower) reload(path string, data []byte) (*rest.Config, error) {
 		f.log.Warn("the kubeconfig names another server: restart to follow it", "kubeconfig", path, "server", c.Host)
 	}
 	c.Host, c.UserAgent, c.QPS, c.Burst, c.Dial, c.WrapTransport = f.first.Host, f.first.UserAgent, f.first.QPS, f.first.Burst, f.first.Dial, f.first.WrapTransport
-	return c, f.take(c)
+	was := f.config.Load().Insecure
+	if err := f.take(c); err != nil {
+		return nil, err
+	}
+	if c.Insecure != was && c.Insecure != f.first.Insecure {
+		f.log.Warn("the kubeconfig has gained or lost insecure-skip-tls-verify: restart to follow it for forwarded requests", "kubeconfig", path, "insecure", c.Insecure)
+	}
+	return c, nil
 }
 
 // parseKubeconfig reads a kubeconfig as clientcmd does: paths in it are relative to the file.

@@ -86,3 +86,32 @@ func TestFollowLocalCA(t *testing.T) {
 		}
 	}
 }
+
+// A kubeconfig that gains or loses insecure-skip-tls-verify is followed for forwarded requests only
+// after a restart. One warning for each change says so.
+func TestInsecureNeedsRestart(t *testing.T) {
+	secure := kubeconfigText("https://192.0.2.1:6443", nil, `"token":"x"`)
+	insecure := strings.Replace(secure, `"server":`, `"insecure-skip-tls-verify":true,"server":`, 1)
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	for _, tt := range []struct {
+		name  string
+		at    string
+		other string
+		says  string
+	}{{"gained", secure, insecure, "insecure=true"}, {"lost", insecure, secure, "insecure=false"}} {
+		kube, _, _, err := clientConfig(writeFile(t, path, tt.at), nil)
+		must.Do(t, err)
+		var logged bytes.Buffer
+		f, _ := must.Get2(follow(kube, slog.New(slog.NewTextHandler(&logged, nil))))(t)
+		renewed := strings.Replace(tt.other, `"token":"x"`, `"token":"y"`, 1)
+		for i, step := range []struct {
+			text string
+			want int // warnings so far
+		}{{tt.at, 0}, {tt.other, 1}, {renewed, 1}, {tt.at, 1}, {tt.other, 2}} {
+			must.Get(f.reload(path, []byte(step.text)))(t)
+			if n := strings.Count(logged.String(), "restart to follow it"); n != step.want || strings.Count(logged.String(), tt.says) != n {
+				t.Errorf("%s, step %d: %d warnings, want %d: %s", tt.name, i, n, step.want, logged.String())
+			}
+		}
+	}
+}
