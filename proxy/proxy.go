@@ -40,6 +40,7 @@ type Proxy struct {
 
 	proofs   singleflight.Group
 	sessions sessions
+	upgrades bound.Places // MaxSessions
 	limits   limits
 	givenUp  *givenUp
 	desk     *bound.Queue
@@ -68,6 +69,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, err
 	}
 	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)
+	p.upgrades.Lend = true
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.impersonated = p.impersonation(http.HandlerFunc(p.serveImpersonated))
 	if cfg.Local != nil {

@@ -48,6 +48,12 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.writeError(w, r, errTooLong())
 		return
 	}
+	held, ok := p.upgrades.Take(x.decision.source(x.head), 1, int64(p.cfg.MaxSessions))
+	if !ok {
+		p.writeError(w, r, errBusy("the front door"))
+		return
+	}
+	defer held.Leave()
 	x.noteSent()
 	conn, err := x.upstream.DialUpgrade(r.Context())
 	if err != nil {

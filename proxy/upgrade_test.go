@@ -9,12 +9,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -89,6 +91,29 @@ func TestSessionLine(t *testing.T) {
 	if line := <-seen; !strings.Contains(line, `"status":101,"bytes":5,"in":5,`) || !strings.Contains(line, `"endpoint":"`+w.remote.Listener.Addr().String()) {
 		t.Error(line)
 	}
+}
+
+// Upgrades are limited in total, whatever their backend, and one user leaves room for others.
+func TestSessionsAreBounded(t *testing.T) {
+	w := newWorld(t, worldConfig{local: switching, remote: switching})
+	w.proxy.cfg.MaxSessions = 4
+	open := func(user, path string, want int) net.Conn {
+		t.Helper()
+		res, _, conn := w.say(t, nil, "GET "+path+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-"+user+"\r\n"+websocket)
+		check.Same(t, want, res.StatusCode, "%s's upgrade of %s", user, path)
+		return conn
+	}
+	first := open("bob", "/api/v1/x", 101)
+	open("bob", "/api/v1/x", 101)
+	open("bob", remoteGV+"/x", 101)
+	open("bob", "/api/v1/x", 429)
+	open("bob", remoteGV+"/x", 429)
+	open("carol", "/api/v1/x", 101)
+	open("carol", "/api/v1/x", 429)
+	must.Do(t, first.Close())
+	must.Soon(t, 10*time.Second, "the place of an ended session", func() bool { return w.proxy.upgrades.Held() == 3 })
+	open("bob", "/api/v1/x", 429) // it has more than a quarter
+	open("dave", "/api/v1/x", 101)
 }
 
 // A tap shows requests that the access log omits, over both protocols.

@@ -106,10 +106,12 @@ func (d *door) loops() map[string]func(context.Context) error {
 	return loops
 }
 
-// The shares of file descriptors for client connections; backends, probes and files use the rest.
+// The shares of file descriptors for client connections, and for the second connection of upgrades;
+// other connections to backends, probes and files use the rest.
 const (
-	frontShare = 3. / 4
-	adminShare = 1. / 16
+	frontShare   = 3. / 4
+	adminShare   = 1. / 16
+	sessionShare = 1. / 8
 )
 
 func (d *door) openListeners(ctx context.Context) (err error) {

@@ -62,11 +62,16 @@ type Listener struct {
 	done chan struct{} // closed by Close
 }
 
+// Descriptors returns a share of the process's file descriptors, but at least minConnections.
+func Descriptors(share float64) int {
+	return max(minConnections, int(share*float64(descriptorLimit())))
+}
+
 // Listen opens a port. Open all ports before serving any, so that a port in use is a clear error.
 func Listen(ctx context.Context, a Address) (*Listener, error) {
 	most := a.MaxConnections
 	if most == 0 {
-		most = max(minConnections, int(a.Share*float64(descriptorLimit())))
+		most = Descriptors(a.Share)
 	}
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{
