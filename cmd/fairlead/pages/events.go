@@ -6,11 +6,16 @@ import (
 	"net/http"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 const (
-	// maxSubscribers bounds the event streams: each is a goroutine and a connection's stream.
+	// maxSubscribers bounds the event streams, a quarter for one user: each is a goroutine and a
+	// connection's stream.
 	maxSubscribers = 64
 	// eventGap is the minimum time between two events: more frequent redraws only cost.
 	eventGap = time.Second
@@ -20,16 +25,24 @@ const (
 	heartbeat = 15 * time.Second
 )
 
+// sourceOf returns the source that a request is counted for. The admin port knows no user.
+func sourceOf(r *http.Request) bound.Source {
+	if u, ok := request.UserFrom(r.Context()); ok && u.GetName() != user.Anonymous {
+		return bound.Source{User: u.GetName()}
+	}
+	return bound.Source{Address: bound.Stranger(r.RemoteAddr).Address}
+}
+
 // serveEvents streams one event per change of the table, as server-sent events (HTML Standard,
 // section 9.2): its data is the generation.
 func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
-	if p.subscribers.Add(1) > maxSubscribers {
-		p.subscribers.Add(-1)
+	place, ok := p.subscribers.Take(sourceOf(r), 1, maxSubscribers)
+	if !ok {
 		w.Header().Set("Retry-After", "10")
 		http.Error(w, "too many streams of events", http.StatusTooManyRequests)
 		return
 	}
-	defer p.subscribers.Add(-1)
+	defer place.Leave()
 	w.Header().Set("Content-Type", "text/event-stream")
 	rc := http.NewResponseController(w)
 	tick := time.NewTicker(drainInterval)

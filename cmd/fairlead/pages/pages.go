@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -17,6 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
@@ -69,7 +69,7 @@ type Pages struct {
 	started     time.Time
 	history     history
 	traffic     traffic
-	subscribers atomic.Int64 // of the event stream
+	subscribers bound.Places // of the event stream
 	mux         *http.ServeMux
 }
 

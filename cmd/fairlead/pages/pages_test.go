@@ -1,7 +1,6 @@
 package pages
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -201,46 +200,6 @@ func TestDiagnose(t *testing.T) {
 			t.Errorf("%s %q: cause %q, advice %q, want %q", tc.reason, tc.message, cause, advice, tc.want)
 		}
 	}
-}
-
-func TestEvents(t *testing.T) {
-	s := newStand(t)
-	resp := must.Get(s.http.Client().Get(s.http.URL + "/fairlead/events"))(t)
-	defer resp.Body.Close()
-	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
-		t.Fatalf("Content-Type %q", got)
-	}
-	lines := bufio.NewScanner(resp.Body)
-	next := func() string {
-		t.Helper()
-		for lines.Scan() {
-			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
-				return data
-			}
-		}
-		t.Fatalf("the stream has ended: %v", lines.Err())
-		return ""
-	}
-	first := next()
-	s.write(t, "new.yaml", manifest("new.example.com", ""))
-	if second := next(); second == first {
-		t.Errorf("generation %s twice", second)
-	}
-	s.draining.Store(true)
-	for lines.Scan() { // the test's deadline bounds this
-	}
-	if err := lines.Err(); err != nil {
-		t.Errorf("the stream did not end cleanly: %v", err)
-	}
-}
-
-func TestEventsAreBounded(t *testing.T) {
-	s := newStand(t)
-	s.subscribers.Store(maxSubscribers)
-	if resp, _ := s.get(t, "/events"); resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
-		t.Errorf("%s %v", resp.Status, resp.Header)
-	}
-	check.Same(t, maxSubscribers, s.subscribers.Load(), "subscribers after a refusal")
 }
 
 func TestTransitions(t *testing.T) {
