@@ -53,7 +53,8 @@ func (x *exchange) plan() h2.Plan {
 	if x.observer != nil && x.observer.span != nil {
 		remove, set = x.removesTrace, x.observer.span.Fields(set)
 	}
-	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
+	// The method, not the verb: the verb of a path is in lower case, and get may stand for gET.
+	again := x.head.Method == http.MethodGet || x.head.Method == http.MethodHead
 	p := x.upstream.Plan()
 	p.Authority, p.Remove, p.RemoveResponse, p.Set = d.host(x.head), remove, x.withhold, set
 	p.Deadline, p.LongRunning, p.Again, p.Accept, p.Fail = d.Timeout, d.LongRunning, again && !d.LongRunning, x.accept, x.fail

@@ -231,3 +231,15 @@ func TestTrustEnds(t *testing.T) {
 		}
 	})
 }
+
+// Methods are case-sensitive (RFC 9110 §9.1): what only looks like GET is not known to be safe.
+func TestRetryUnknownMethod(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		bad := newFaulty(t, resetExecuted)
+		w := newWorldBeside(t, bad)
+		got := w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "gET", remoteGV, nil))
+		if n := int(bad.executed.Load()) + w.remote.count(); n != 1 {
+			t.Errorf("executed %d times, answered with %d", n, got.status)
+		}
+	})
+}
