@@ -139,12 +139,14 @@ func (e *endpoint) forget(p *plain) {
 	p.retire()
 }
 
-// pooled signals health if the connection ends by itself, since the server may have died.
+// pooled signals health if the connection ends by itself, since the server may have died. An end
+// that a response has announced is none of that: in HTTP/1.0, it is how every body ends.
 type pooled struct{ *Conn }
 
 func (c *pooled) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	if err != nil && !c.isClosed() && !errors.Is(err, context.Canceled) {
+	announced := err == io.EOF && c.last.Load() //nolint:errorlint // crypto/tls does not wrap it
+	if err != nil && !announced && !c.isClosed() && !errors.Is(err, context.Canceled) {
 		c.ended.Do(func() {
 			c.lease.e.lost()
 			c.lease.e.up.target.signal(c.lease.e.address, errLost)

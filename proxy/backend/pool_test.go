@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"io"
@@ -236,4 +237,39 @@ func TestStaleHTTP1(t *testing.T) {
 			time.Sleep(staleIdle + time.Second)
 		}
 	})
+}
+
+// A server that ends each body by closing the connection, as in HTTP/1.0, has not failed. One whose
+// connection breaks within such a body has.
+func TestBodyEndsWithConnection(t *testing.T) {
+	for name, broken := range map[string]bool{"closed": false, "broken": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t, protoH1, func(w http.ResponseWriter, _ *http.Request) {
+				conn, out, err := http.NewResponseController(w).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = out.WriteString("HTTP/1.0 200 OK\r\n\r\nbody")
+				_ = out.Flush()
+				if tc, ok := conn.(*tls.Conn); ok && broken {
+					conn = tc.NetConn()
+					_ = conn.(*net.TCPConn).SetLinger(0) //nolint:forcetypeassert // the listener's; closing resets it
+				}
+				_ = conn.Close()
+			})
+			f := newFixture(t, nil)
+			e := f.set(healthy(s.address))
+			_, body, err := f.do(e, http.MethodGet, "")
+			if (err != nil) != broken || !broken && body != "body" {
+				t.Errorf("got %q, %v", body, err)
+			}
+			want := 0
+			if broken {
+				want = 1
+			}
+			check.Same(t, want, f.signals.count(s.address), "signals")
+			check.Same(t, broken, e1(f, e).load() > 0, "suspect")
+		})
+	}
 }

@@ -187,6 +187,9 @@ func (c *call) try(l Lease) *failure {
 		}
 		return &failure{kind: k, address: e.address, err: err}
 	}
+	if got := on.Load(); got != nil && res.Close {
+		got.last.Store(true)
+	}
 	if !c.long {
 		c.u.Observe(e.address, time.Since(start))
 	} else {

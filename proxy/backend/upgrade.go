@@ -23,6 +23,7 @@ type Conn struct {
 	once   sync.Once
 	ended  sync.Once   // by itself
 	long   atomic.Bool // carries a long-running request over HTTP/1.1
+	last   atomic.Bool // carries a response over HTTP/1.1 after which the server closes it
 }
 
 func (c *Conn) isClosed() bool { return isOver(c.closed) }
