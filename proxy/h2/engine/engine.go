@@ -95,6 +95,7 @@ type Engine struct {
 	shortTimeout bool          // a backend with streams has a shorter ping timeout than the default
 	held         int64         // bytes in queues, and in connections as last counted
 	reported     int64         // the part of held that Memory counts
+	lookAt       int64         // shed looks for large holders when so much is held
 	wheel        wheel
 	awaitDial    list     // streams that wait until some endpoint can be dialled
 	guests       list     // streams without a client's connection

@@ -88,9 +88,10 @@ func (e *Engine) largest() (most *Conn, guest *stream) {
 var errMemory = errors.New("closed to free memory: it held the most")
 
 // shed closes the largest holders while the bound is exceeded: at once, because within a tick
-// hundreds of megabytes can come.
+// hundreds of megabytes can come. If no holder is large, it looks again when more is held, or at
+// the next tick: to look at thousands of connections in every turn takes longer than most turns.
 func (e *Engine) shed() {
-	for e.Memory.Over() > 0 {
+	for e.Memory.Over() > 0 && e.held >= e.lookAt {
 		c, s := e.largest()
 		switch {
 		case s != nil:
@@ -98,6 +99,7 @@ func (e *Engine) shed() {
 		case c != nil:
 			e.cutOff(c, errMemory)
 		default:
+			e.lookAt = e.held + hold.Least
 			return
 		}
 		e.Memory.Refuse(hold.Connection)

@@ -90,3 +90,30 @@ func TestAnsweredRequestIsNotHeld(t *testing.T) {
 		t.Errorf("%d bytes are held although nothing can be sent again", c.c.queued)
 	}
 }
+
+// While many connections hold little each, and too much together, a turn does not look at all of
+// them. A connection that begins to hold much is still found at once, or at the next tick.
+func TestManySmallHolders(t *testing.T) {
+	r := newRig(t)
+	c, other := r.client(), r.client()
+	r.e.Memory.Add(r.e.Memory.Room() * 5) // by other shards
+	r.e.Due()
+	other.c.queued = 2 * int(hold.Least) // found only by a look, because no more is held
+	r.e.Due()
+	if other.c.cut {
+		t.Error("a turn looked again, although no more was held")
+	}
+	r.heldDial = true
+	c.request(1, "POST", false)
+	c.upload(1, 3*int(hold.Least)/2)
+	r.e.Due()
+	if !other.c.cut || !c.c.cut {
+		t.Errorf("when more is held, the large holders are cut: %v, %v", other.c.cut, c.c.cut)
+	}
+	small, late := r.client(), r.client()
+	late.c.queued = 2 * int(hold.Least)
+	r.tick(TickEvery)
+	if !late.c.cut || small.c.cut {
+		t.Errorf("at a tick, only the large holder is cut: %v, %v", late.c.cut, small.c.cut)
+	}
+}

@@ -60,6 +60,7 @@ func (e *Engine) Tick(now time.Duration) {
 	e.retryDials()
 	e.checkGuests()
 	e.report(1)
+	e.lookAt = 0
 	e.shed()
 	for _, p := range e.pools {
 		p.tick()
