@@ -55,10 +55,11 @@ type Conn struct {
 	peerWindow   int32 // SETTINGS_INITIAL_WINDOW_SIZE
 	peerFrame    int   // SETTINGS_MAX_FRAME_SIZE
 	peerStreams  uint32
-	peerHeaders  uint32 // SETTINGS_MAX_HEADER_LIST_SIZE
-	window       int32  // what the peer allows us to send on the connection
-	recv         int32  // what the peer may still send on the connection
-	credit       int32  // bytes received, not yet returned to the peer's window
+	peerHeaders  uint32        // SETTINGS_MAX_HEADER_LIST_SIZE
+	window       int32         // what the peer allows us to send on the connection
+	chokedAt     time.Duration // of a backend: when a tick found its window used up; 0 means that it is not
+	recv         int32         // what the peer may still send on the connection
+	credit       int32         // bytes received, not yet returned to the peer's window
 	reach        reach
 	queued       int // of a client: bytes held for bodies of its streams, both ways
 	weight       int // bytes that the connection itself holds, as last counted

@@ -191,7 +191,11 @@ func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 			return &connError{http2.ErrCodeFlowControl, "connection window above 2^31-1"}
 		}
 		c.window += n
+		c.chokedAt = 0
 		e.pump(c)
+		if c.pool != nil && c.pool.waiting.n > 0 {
+			c.pool.serve(c)
+		}
 		return nil
 	}
 	s := c.streams[h.StreamID]

@@ -174,3 +174,33 @@ func TestUnwantedUploadIsBounded(t *testing.T) {
 	}
 	r.clean()
 }
+
+// If a backend does not read one upload, and that has used up the connection's window, later
+// requests use another connection, until the window opens.
+func TestChokedConnection(t *testing.T) {
+	r := newRig(t)
+	p, other := r.client(), r.client()
+	p.request(1, "POST", false)
+	b := r.backend(0)
+	p.upload(1, defaultWindow+1)
+	post := func(id uint32) {
+		other.request(id, "POST", false)
+		other.data(id, "hello", true)
+	}
+	for range int(chokeTime/TickEvery) + 1 {
+		b.fr.WritePing(true, [8]byte{}) // it is alive
+		b.flush()
+		r.tick(TickEvery)
+	}
+	b.see()
+	post(1)
+	r.backend(1).wantPart(`DATA 1 "hello" END`)
+	if got := b.see(); len(got) > 0 {
+		t.Errorf("the choked connection got %q", got)
+	}
+	r.heldDial = true
+	r.lose(r.backend(1), errRefused)
+	post(3) // waits for a dial
+	b.grow(0, 1<<20)
+	b.wantPart(`DATA 3 "hello" END`)
+}

@@ -117,7 +117,7 @@ func (c *Conn) takesStream() bool {
 
 // slots returns how many more streams the backend takes on c; assumed is used before its SETTINGS.
 func (c *Conn) slots(assumed int) int {
-	if c.closing || c.drained {
+	if c.closing || c.drained || c.choked() {
 		return 0
 	}
 	if c.started {
@@ -125,6 +125,13 @@ func (c *Conn) slots(assumed int) int {
 	}
 	return max(0, assumed-len(c.streams))
 }
+
+// choked reports whether the connection's window has been used up for a while. The backend may wait
+// for one request's reader: the bodies of others must use another connection.
+func (c *Conn) choked() bool { return c.chokedAt > 0 && c.e.now-c.chokedAt >= chokeTime }
+
+// chokeTime is far above a round trip.
+const chokeTime = time.Second
 
 // early returns how many streams a connection gets before its SETTINGS come. The backend refuses
 // any excess.

@@ -250,6 +250,9 @@ func (e *Engine) checkBackend(c *Conn) error {
 	e.shortTimeout = e.shortTimeout || limit < defaultPing && len(c.streams) > 0
 	limit -= limit / 10 // requests must have moved before all of the limit is over, and a tick may be late
 	silent := e.now - c.lastRead
+	if c.window <= 0 && c.chokedAt == 0 {
+		c.chokedAt = e.now
+	}
 	if c.cutAt > 0 && e.now >= c.cutAt {
 		e.cutLongRunning(c, nil, ReasonRetired)
 	}
