@@ -9,36 +9,43 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
+// claimTwo claims a and b for one server, which serves them.
+func (s *stage) claimTwo() {
+	s.alone = true
+	s.Claim("a.example.com/v1", "server", 100, 10)
+	s.Claim("b.example.com/v1", "server", 100, 10)
+	s.Set("server", serving(listOf("a.example.com/v1=as", "b.example.com/v1=bs")))
+}
+
+// openTwo waits until both are healthy and known.
+func (s *stage) openTwo() {
+	s.open(Config{})
+	s.report("v1.a.example.com", registry.Healthy)
+	s.report("v1.b.example.com", registry.Healthy)
+	s.pass(5 * time.Second)
+}
+
+// has fails the test unless the aggregated discovery has a resource, and is not Stale.
+func (s *stage) has(t *testing.T, when, resource string) {
+	t.Helper()
+	body := s.get("/apis", http.Header{"Accept": {aggregatedJSON}}).Body.String()
+	if strings.Contains(body, "Stale") || !strings.Contains(body, `"`+resource+`"`) {
+		t.Fatalf("%s: %s", when, body)
+	}
+}
+
 // A group-version whose APIService gets the trust of another of the same Service keeps its
 // resources, even if the backend fails just then.
 func TestJoinKeepsResources(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		s.alone = true
-		s.Claim("a.example.com/v1", "server", 100, 10)
-		s.Claim("b.example.com/v1", "server", 100, 10)
-		other := s.Input.APIServices["v1.b.example.com"].DeepCopy()
-		joined := s.Input.APIServices["v1.b.example.com"]
-		other.Annotations = map[string]string{"fairlead.dev/ping-timeout": "7s"}
-		s.Input.APIServices[other.Name] = other
-		s.Build()
-		s.Set("server", serving(listOf("a.example.com/v1=as", "b.example.com/v1=bs")))
-		s.open(Config{})
-		s.report("v1.a.example.com", registry.Healthy)
-		s.report("v1.b.example.com", registry.Healthy)
-		s.pass(5 * time.Second)
-		get := func() string {
-			return s.get("/apis", http.Header{"Accept": {aggregatedJSON}}).Body.String()
-		}
-		if body := get(); strings.Contains(body, "Stale") || !strings.Contains(body, `"bs"`) {
-			t.Fatalf("before: %s", body)
-		}
+		s.claimTwo()
+		join := s.Part("v1.b.example.com")
+		s.openTwo()
+		s.has(t, "before", "bs")
 		s.Set("server", nil)
-		s.Input.APIServices[other.Name] = joined
-		s.Build()
+		join()
 		s.pass(time.Second)
-		if body := get(); strings.Contains(body, "Stale") || !strings.Contains(body, `"bs"`) {
-			t.Errorf("after: %s", body)
-		}
+		s.has(t, "after", "bs")
 	})
 }
 
@@ -46,35 +53,17 @@ func TestJoinKeepsResources(t *testing.T) {
 // backend said meanwhile, even if the backend fails just then.
 func TestJoinKeepsNewest(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		s.alone = true
-		s.Claim("a.example.com/v1", "server", 100, 10)
-		s.Claim("b.example.com/v1", "server", 100, 10)
-		s.Set("server", serving(listOf("a.example.com/v1=as", "b.example.com/v1=bs")))
-		s.open(Config{})
-		s.report("v1.a.example.com", registry.Healthy)
-		s.report("v1.b.example.com", registry.Healthy)
-		s.pass(5 * time.Second)
-		joined := s.Input.APIServices["v1.b.example.com"]
-		other := joined.DeepCopy()
-		other.Annotations = map[string]string{"fairlead.dev/ping-timeout": "7s"}
-		s.Input.APIServices[other.Name] = other
+		s.claimTwo()
+		s.openTwo()
 		s.Set("server", serving(listOf("a.example.com/v1=as", "b.example.com/v1=bs,news")))
-		s.Build()
+		join := s.Part("v1.b.example.com")
 		s.report("v1.b.example.com", registry.Healthy)
 		s.pass(2 * time.Minute)
-		get := func() string {
-			return s.get("/apis", http.Header{"Accept": {aggregatedJSON}}).Body.String()
-		}
-		if body := get(); strings.Contains(body, "Stale") || !strings.Contains(body, `"news"`) {
-			t.Fatalf("before: %s", body)
-		}
+		s.has(t, "before", "news")
 		s.Set("server", nil)
-		s.Input.APIServices[other.Name] = joined
-		s.Build()
+		join()
 		s.pass(time.Second)
-		if body := get(); !strings.Contains(body, `"news"`) {
-			t.Errorf("after: %s", body)
-		}
+		s.has(t, "after", "news")
 	})
 }
 
@@ -82,14 +71,8 @@ func TestJoinKeepsNewest(t *testing.T) {
 // confirmed by a 304 to that response's tag.
 func TestTagOfOthersConfirmsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		s.alone = true
-		s.Claim("a.example.com/v1", "server", 100, 10)
-		s.Claim("b.example.com/v1", "server", 100, 10)
-		s.Set("server", serving(listOf("a.example.com/v1=as", "b.example.com/v1=bs")))
-		s.open(Config{})
-		s.report("v1.a.example.com", registry.Healthy)
-		s.report("v1.b.example.com", registry.Healthy)
-		s.pass(5 * time.Second)
+		s.claimTwo()
+		s.openTwo()
 		// The server restarts with another version of b, and is found healthy one group-version
 		// after the other.
 		s.report("v1.a.example.com", registry.Unhealthy)
@@ -100,8 +83,6 @@ func TestTagOfOthersConfirmsNothing(t *testing.T) {
 		s.pass(time.Second)
 		s.report("v1.b.example.com", registry.Healthy)
 		s.pass(10 * time.Minute)
-		if body := s.get("/apis", http.Header{"Accept": {aggregatedJSON}}).Body.String(); !strings.Contains(body, `"news"`) {
-			t.Errorf("ten minutes later: %s", body)
-		}
+		s.has(t, "ten minutes later", "news")
 	})
 }

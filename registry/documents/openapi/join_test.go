@@ -18,18 +18,13 @@ func TestJoinKeepsSpec(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set("home", serving())
 		s.host("server", define("a.example.com/v1", "as"), define("b.example.com/v1", "bs"))
-		other := s.Input.APIServices["v1.b.example.com"].DeepCopy()
-		joined := s.Input.APIServices["v1.b.example.com"]
-		other.Annotations = map[string]string{"fairlead.dev/ping-timeout": "7s"}
-		s.Input.APIServices[other.Name] = other
-		s.Build()
+		join := s.Part("v1.b.example.com")
 		s.settle()
 		if a, b := s.described("a.example.com/v1"), s.described("b.example.com/v1"); a != "as" || b != "bs" {
 			t.Fatalf("before: %v, %v", a, b)
 		}
 		s.Set("server", nil)
-		s.Input.APIServices[other.Name] = joined
-		s.Build()
+		join()
 		s.pass(time.Minute)
 		if a, b := s.described("a.example.com/v1"), s.described("b.example.com/v1"); a != "as" || b != "bs" {
 			t.Errorf("after: %v, %v", a, b)
@@ -44,12 +39,8 @@ func TestJoinKeepsNewest(t *testing.T) {
 		s.Set("home", serving())
 		s.host("server", define("a.example.com/v1", "as"), define("b.example.com/v1", "old"))
 		s.settle()
-		joined := s.Input.APIServices["v1.b.example.com"]
-		other := joined.DeepCopy()
-		other.Annotations = map[string]string{"fairlead.dev/ping-timeout": "7s"}
-		s.Input.APIServices[other.Name] = other
 		s.Set("server", serving(define("a.example.com/v1", "as"), define("b.example.com/v1", "new")))
-		s.Build()
+		join := s.Part("v1.b.example.com")
 		s.pass(2 * time.Minute)
 		title := func() any {
 			var doc struct{ Info object }
@@ -60,8 +51,7 @@ func TestJoinKeepsNewest(t *testing.T) {
 			t.Fatalf("before: %v, %v", v2, v3)
 		}
 		s.Set("server", nil)
-		s.Input.APIServices[other.Name] = joined
-		s.Build()
+		join()
 		s.pass(time.Minute)
 		if v2, v3 := s.described("b.example.com/v1"), title(); v2 != "new" || v3 != "new" {
 			t.Errorf("after: %v, %v", v2, v3)
