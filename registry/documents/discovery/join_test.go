@@ -34,6 +34,16 @@ func (s *stage) has(t *testing.T, when, resource string) {
 	}
 }
 
+// keeps has b join a's backend while the server fails, and checks that a resource stays.
+func (s *stage) keeps(t *testing.T, resource string, join func()) {
+	t.Helper()
+	s.has(t, "before", resource)
+	s.Set("server", nil)
+	join()
+	s.pass(time.Second)
+	s.has(t, "after", resource)
+}
+
 // A group-version whose APIService gets the trust of another of the same Service keeps its
 // resources, even if the backend fails just then.
 func TestJoinKeepsResources(t *testing.T) {
@@ -41,11 +51,7 @@ func TestJoinKeepsResources(t *testing.T) {
 		s.claimTwo()
 		join := s.Part("v1.b.example.com")
 		s.openTwo()
-		s.has(t, "before", "bs")
-		s.Set("server", nil)
-		join()
-		s.pass(time.Second)
-		s.has(t, "after", "bs")
+		s.keeps(t, "bs", join)
 	})
 }
 
@@ -59,11 +65,7 @@ func TestJoinKeepsNewest(t *testing.T) {
 		join := s.Part("v1.b.example.com")
 		s.report("v1.b.example.com", registry.Healthy)
 		s.pass(2 * time.Minute)
-		s.has(t, "before", "news")
-		s.Set("server", nil)
-		join()
-		s.pass(time.Second)
-		s.has(t, "after", "news")
+		s.keeps(t, "news", join)
 	})
 }
 
