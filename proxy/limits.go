@@ -6,7 +6,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -63,13 +62,10 @@ func (d *Decision) source(h *Head) bound.Source {
 	if d.Impersonator != nil {
 		u = d.Impersonator
 	}
-	switch {
-	case u != nil && u.GetName() != user.Anonymous:
-		return bound.Source{User: u.GetName()}
-	case u == nil && d.Pool == authn.PoolProven:
+	if u == nil && d.Pool == authn.PoolProven {
 		return bound.Source{User: d.Credentials.Token.Secret()}
 	}
-	return bound.Stranger(h.Remote)
+	return bound.Caller(u, h.Remote)
 }
 
 // underWay counts the forwarded requests in flight. longRunning includes upgraded sessions.

@@ -11,7 +11,6 @@ import (
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
@@ -64,10 +63,8 @@ func (p *places) take(r *http.Request, verb string) (place bound.Place, ok bool)
 
 // sourceOf returns the source that a request is counted for.
 func sourceOf(r *http.Request) bound.Source {
-	if u, known := request.UserFrom(r.Context()); known && u.GetName() != user.Anonymous {
-		return bound.Source{User: u.GetName()}
-	}
-	return bound.Stranger(r.RemoteAddr)
+	u, _ := request.UserFrom(r.Context())
+	return bound.Caller(u, r.RemoteAddr)
 }
 
 // body reads a request's body before the request takes a place for writes, so that a slow sender

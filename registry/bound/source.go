@@ -2,6 +2,8 @@ package bound
 
 import (
 	"net/netip"
+
+	"k8s.io/apiserver/pkg/authentication/user"
 )
 
 // Source identifies who holds a place. Equal Sources are the same source.
@@ -15,6 +17,15 @@ type Source struct {
 	// its address's share: behind a load balancer or NAT all strangers have one address. Empty
 	// means that connections are not distinguished.
 	Conn string
+}
+
+// Caller returns the Source of a request from remote (address and port) by u. Without a user, or
+// with the anonymous one, it is a stranger's.
+func Caller(u user.Info, remote string) Source {
+	if u != nil && u.GetName() != user.Anonymous {
+		return Source{User: u.GetName()}
+	}
+	return Stranger(remote)
 }
 
 // Stranger returns the Source of a request from remote (address and port) without a known user.

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"time"
 
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
@@ -25,18 +24,13 @@ const (
 	heartbeat = 15 * time.Second
 )
 
-// sourceOf returns the source that a request is counted for. The admin port knows no user.
-func sourceOf(r *http.Request) bound.Source {
-	if u, ok := request.UserFrom(r.Context()); ok && u.GetName() != user.Anonymous {
-		return bound.Source{User: u.GetName()}
-	}
-	return bound.Source{Address: bound.Stranger(r.RemoteAddr).Address}
-}
-
 // serveEvents streams one event per change of the table, as server-sent events (HTML Standard,
 // section 9.2): its data is the generation.
 func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
-	place, ok := p.subscribers.Take(sourceOf(r), 1, maxSubscribers)
+	u, _ := request.UserFrom(r.Context()) // the admin port knows no user
+	from := bound.Caller(u, r.RemoteAddr)
+	from.Conn = "" // all connections of an address share its streams
+	place, ok := p.subscribers.Take(from, 1, maxSubscribers)
 	if !ok {
 		w.Header().Set("Retry-After", "10")
 		http.Error(w, "too many streams of events", http.StatusTooManyRequests)
