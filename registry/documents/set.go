@@ -34,7 +34,7 @@ const (
 // methods.
 type set[S any] struct {
 	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
-	join     func(s, former *S) *S  // Kind.Join. Nil means that states are not joined
+	join     func(s, former *S) *S  // Kind.Join
 	backends sync.Map               // *registry.Backend → *backend[S]; other goroutines may read it
 	ended    []*registry.Backend    // to be dropped: see forget
 	serving  map[string]*backend[S] // :: APIService → its backend
@@ -43,8 +43,8 @@ type set[S any] struct {
 
 // newSet returns an empty set. The backends' goroutines call ask, with the entries that may be
 // asked for now; there is at least one.
-func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Entry) error) *set[S] {
-	return &set[S]{ask: ask, serving: make(map[string]*backend[S])}
+func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Entry) error, join func(s, former *S) *S) *set[S] {
+	return &set[S]{ask: ask, join: join, serving: make(map[string]*backend[S])}
 }
 
 // find returns a backend, nil when there is none.
@@ -156,7 +156,7 @@ func (s *set[S]) before(entries []*registry.Entry) *S {
 // trust, to that of its new one, which other APIServices may have had before.
 func (s *set[S]) keep(e *registry.Entry) {
 	was, is := s.serving[e.Name], s.find(e.Backend)
-	if s.join == nil || was == nil || was == is || !(*was.entries.Load())[0].Backend.SameService(e.Backend) {
+	if was == nil || was == is || !(*was.entries.Load())[0].Backend.SameService(e.Backend) {
 		return
 	}
 	former := was.known.Load()

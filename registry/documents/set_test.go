@@ -74,7 +74,7 @@ func newRig(t *testing.T) *rig {
 			<-ctx.Done()
 		}
 		return err
-	})
+	}, func(s, _ *book) *book { return s })
 	return r
 }
 
