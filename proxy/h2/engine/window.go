@@ -179,9 +179,7 @@ func (c *Conn) streamEnded(id uint32, h *half) {
 	if c.reach.id == id {
 		c.reach.id, c.reach.one.at = 0, 0
 	}
-	if h.full > c.e.lim.streamWindow {
-		c.widen(h, c.e.lim.streamWindow-h.full)
-	}
+	c.widen(h, c.e.lim.streamWindow-h.full)
 }
 
 // credited starts measuring after a stream's update, with which the peer may send left bytes.
