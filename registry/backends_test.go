@@ -139,5 +139,8 @@ func TestOwnedForTheOverlap(t *testing.T) {
 		if want := []time.Duration{0, time.Minute}; !slices.Equal(changes, want) || tables > 5 {
 			t.Errorf("another Backend after %v, want %v; %d tables", changes, want, tables)
 		}
+		if next := last.rebuildAt.Sub(begun).Round(time.Second); next != 9*time.Minute {
+			t.Errorf("the next rebuild is after %v", next)
+		}
 	})
 }

@@ -96,6 +96,7 @@ func TestMatch(t *testing.T) {
 		{path: "/./apis/metrics.k8s.io/v1beta1/nodes", route: invalid},
 		{path: "/api/v1/../../apis/metrics.k8s.io/v1beta1/nodes", route: invalid},
 		{path: "/api/v1/%2e%2e/%2E./apis/metrics.k8s.io/v1beta1/nodes", route: invalid},
+		{path: `/x\y/z/../../apis/metrics.k8s.io/v1beta1/nodes`, route: invalid}, // only some servers see y
 		{path: "/apis/metrics.k8s.io/v1beta1/../../apps/v1/deployments", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/namespaces/a/../b/pods", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/nodes/x%2F..%2Fy", route: invalid},

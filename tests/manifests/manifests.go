@@ -96,6 +96,7 @@ const (
 
 // Invalid returns manifests of Good with one fault each, and the message for it.
 func Invalid() []Case {
+	tooLong := strings.Repeat("x", 1<<20+1)
 	return []Case{
 		{"tab", "a:\n\tb: 1\n", "bad.yaml:2: reading YAML: found character that cannot start any token"},
 		{"unclosed", "a: [1\nb: 2\n", "bad.yaml:1: reading YAML: did not find expected ',' or ']'"},
@@ -154,6 +155,8 @@ func Invalid() []Case {
 		{"slice protocol", swap(endpointSlice, "port: 443", "protocol: tcp"), `bad.yaml:11: ports[0].protocol: Unsupported value: "tcp": supported values: "SCTP", "TCP", "UDP"`},
 		{"slice without port", swap(endpointSlice, "  port: 443\n", ""), "bad.yaml:10: ports[0].port: Required value"},
 		{"key", swap(configMap, "ca.crt", "ca/crt"), "bad.yaml:7: data[ca/crt]: Invalid value: \"ca/crt\": a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"},
+		{"long data", swap(configMap, "pem", tooLong), "bad.yaml:6: data: Too long: may not be more than 1048576 bytes"},
+		{"long secret", swap(swap(swap(configMap, "ConfigMap", "Secret"), "\ndata", "\nstringData"), "pem", tooLong), "bad.yaml:1: data: Too long: may not be more than 1048576 bytes"},
 		{"twice", configMap + "---\n" + configMap, "bad.yaml:9: metadata.name: ConfigMap x/svc is already at line 1"},
 		{"in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: ConfigMap\n  metadata:\n    name: x\n", "bad.yaml:6: items[0].metadata.namespace: Required value"},
 		{"role without verbs", swap(clusterRole, "  verbs: [get]\n- non", "- non"), "bad.yaml:6: rules[0].verbs: Required value: verbs must contain at least one value"},
