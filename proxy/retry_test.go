@@ -189,19 +189,28 @@ func TestURLs(t *testing.T) {
 }
 
 // When a backend's connection is no longer trusted, its watches end after 5 s as their timeout
-// would end them, and its requests are answered.
+// would end them, and its requests are answered. A watch over another connection goes on.
 func TestTrustEnds(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	everyWay(t, func(t *testing.T, proto string) {
 		t.Parallel()
 		lost := make(chan struct{})
+		var anew atomic.Bool         // there is a connection that is trusted
 		const slow = 6 * time.Second // past the end of the watches
 		w := newWorld(t, worldConfig{
-			guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return lost, func() {} },
+			guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) {
+				select {
+				case <-lost:
+					anew.Store(true)
+					return nil, func() {}
+				default:
+					return lost, func() {}
+				}
+			},
 			remote: func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.WriteString(w, "begin ")
 				_ = http.NewResponseController(w).Flush()
-				if strings.Contains(r.RequestURI, "watch") {
+				if strings.Contains(r.RequestURI, "watch=true") {
 					<-r.Context().Done()
 					return
 				}
@@ -222,12 +231,19 @@ func TestTrustEnds(t *testing.T) {
 		watch, request := open(remoteGV+"/things?watch=true"), open(remoteGV+"/things")
 		close(lost)
 		begun := time.Now()
+		var next *http.Response
+		must.Soon(t, 4*time.Second, "another connection is used", func() bool {
+			next = open(remoteGV + "/things?watch=1")
+			return anew.Load()
+		})
 		body, err := io.ReadAll(watch.Body)
 		if took := time.Since(begun); err != nil || string(body) != "begin " || took < 4*time.Second || took > 6500*time.Millisecond {
 			t.Errorf("the watch ended after %s with %q, %v", took, body, err)
 		}
-		if body, err := io.ReadAll(request.Body); err != nil || string(body) != "begin end" {
-			t.Errorf("the request got %q, %v", body, err)
+		for name, whole := range map[string]*http.Response{"the request": request, "a watch over another connection": next} {
+			if body, err := io.ReadAll(whole.Body); err != nil || string(body) != "begin end" {
+				t.Errorf("%s got %q, %v", name, body, err)
+			}
 		}
 	})
 }

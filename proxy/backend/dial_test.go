@@ -61,12 +61,26 @@ func TestHTTP2Only(t *testing.T) {
 	}
 }
 
+// guarded sets a Guard that never loses trust.
+func guarded(cfg *Config) {
+	cfg.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
+}
+
+// A connection is kept if only the trust differs, and Guard allows it; another service drains it.
+func TestAnotherService(t *testing.T) {
+	s := newServer(t, protoH2, nil)
+	f := newFixture(t, guarded)
+	for i, b := range []registry.Backend{{Service: "svc"}, {Service: "svc", CABundle: "other"}, {Service: "other"}} {
+		f.backend = &b
+		must.Get2(f.do(f.set(healthy(s.address)), http.MethodGet, ""))(t)
+		check.Same(t, int64(max(i, 1)), s.conns.Load(), "connections after %d tables", i+1)
+	}
+}
+
 // An annotation turns HTTP/2 off, also for existing connections.
 func TestHTTP1Only(t *testing.T) {
 	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
-	f := newFixture(t, func(cfg *Config) {
-		cfg.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
-	})
+	f := newFixture(t, guarded)
 	for _, http1 := range []bool{false, true} {
 		b := *f.backend
 		b.HTTP1 = http1

@@ -87,8 +87,8 @@ func TestLocalPools(t *testing.T) {
 	if status, text, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK || text != "HTTP/1.1" || l.Upstream(PoolUnproven).HTTP2() {
 		t.Errorf("the unproven pool: got %d %q %v", status, text, err)
 	}
-	if l.Upstream(0) != nil {
-		t.Error("the zero Pool has an upstream")
+	if l.Upstream(0) != nil || l.Upstream(PoolHealth+1) != nil {
+		t.Error("the zero Pool, or one after the last, has an upstream")
 	}
 	close(certificates)
 	n := map[bool]int{}
