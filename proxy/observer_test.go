@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -111,8 +112,10 @@ func TestAudit(t *testing.T) {
 		ask("GET", remoteGV+"/widgets?watch=1", "bob")
 		w.local.Close()
 		ask("GET", "/api/v1/pods", "bob")
+		w.proxy.givenUp.charge(account{Source: bound.Source{User: "bob"}}, 10*givenUpBurst)
+		ask("GET", remoteGV+"/widgets", "bob")
 		var got []string
-		for _, ev := range read(13) {
+		for _, ev := range read(15) {
 			got = append(got, inShort(&ev))
 			if ev.RequestURI == "" || ev.UserAgent != "Go-http-client/2.0" && ev.UserAgent != "Go-http-client/1.1" || !slices.Equal(ev.SourceIPs, []string{"127.0.0.1"}) {
 				t.Errorf("%+v", ev)
@@ -135,6 +138,7 @@ func TestAudit(t *testing.T) {
 			"RequestReceived Metadata create bob", "ResponseComplete Metadata create bob 403",
 			"RequestReceived Metadata watch bob", "ResponseStarted Metadata watch bob 200", "ResponseComplete Metadata watch bob 200 allow",
 			"ResponseComplete Metadata list  503",
+			"RequestReceived Metadata list bob", "ResponseComplete Metadata list bob 429 allow",
 		}
 		check.Same(t, want, got, "record")
 	})

@@ -51,6 +51,15 @@ func write(t *testing.T, cfg Config, f func(l *Log)) []auditv1.Event {
 	return events
 }
 
+func TestNewRefuses(t *testing.T) {
+	rules := evaluator(t, "rules: [{level: Metadata}]")
+	for name, cfg := range map[string]Config{"no policy": {Writer: io.Discard}, "no writer": {Policy: rules}, "a format": {Policy: rules, Writer: io.Discard, Format: "xml"}} {
+		if _, err := New(cfg); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
 func widget(verb string) *Request {
 	return &Request{
 		Attributes: authorizer.AttributesRecord{

@@ -80,6 +80,17 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
+// A port that keeps no connections closes idle ones.
+func TestKeep(t *testing.T) {
+	p, address, client := servedPort(t, http.NotFoundHandler())
+	conn := must.Get((&tls.Dialer{Config: client}).DialContext(t.Context(), "tcp", address))(t)
+	defer conn.Close()
+	must.Do(t, served(conn.(*tls.Conn), "http/1.1"))
+	p.Keep(false)
+	must.Do(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+	must.Get(io.ReadAll(conn))(t)
+}
+
 // Serve returns an error if its listener fails.
 func TestServeFails(t *testing.T) {
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100}))(t)
