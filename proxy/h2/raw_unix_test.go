@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -19,12 +20,12 @@ func TestUnread(t *testing.T) {
 	defer ours.Close()
 	theirs := must.Get(l.Accept())(t)
 	defer theirs.Close()
-	r := wrapConn(ours).(*rawConn)
-	if r.unread() {
+	c := &engine.Conn{Value: &link{raw: wrapConn(ours).(*rawConn)}}
+	if unread(c) {
 		t.Error("unread input before anything was sent")
 	}
 	must.Get(theirs.Write([]byte("x")))(t)
-	must.Soon(t, 10*time.Second, "what was sent is seen", r.unread)
+	must.Soon(t, 10*time.Second, "what was sent is seen", func() bool { return unread(c) })
 }
 
 // wrapped is a connection that has a socket's methods by embedding.

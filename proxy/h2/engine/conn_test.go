@@ -147,6 +147,10 @@ func TestClientTimeouts(t *testing.T) {
 		p.wantClosed(false, "closed too early")
 		r.tick(3 * time.Second)
 		p.wantClosed(true, "not closed")
+		r.tick(time.Second)
+		if !p.shut {
+			t.Error("kept open as long as its peer likes")
+		}
 		r.clean()
 	}
 	t.Run("no preface", func(_ *testing.T) {

@@ -209,6 +209,9 @@ func TestRequestValidation(t *testing.T) {
 			t.Errorf("%s: the backend sees %s", want, got)
 		}
 	}
+	_, c := newClient(t)
+	c.send(1, true, ":method=CONNECT", ":authority=a")
+	c.want("HEADERS 1 :status=405 content-length=0 END")
 }
 
 func TestRequestLengthMismatch(t *testing.T) {

@@ -63,6 +63,7 @@ type peer struct {
 	enc    *hpack.Encoder
 	block  bytes.Buffer
 	silent bool // does not take the engine's output: its socket is full
+	shut   bool // the driver has closed it at once
 }
 
 func newRig(t testing.TB, change ...func(*limits)) *rig {
@@ -219,6 +220,7 @@ func (r *rig) run() {
 			if p == nil {
 				continue // the engine has not returned it yet
 			}
+			p.shut = c.cut
 			if !p.silent {
 				p.take()
 			}
