@@ -92,7 +92,9 @@ func remote(o *apiregistrationv1.APIService, status corev1.ConditionStatus, reas
 }
 
 func ours(status apiregistrationv1.ConditionStatus, reason string) apiregistrationv1.APIServiceCondition {
-	return apiregistrationv1.APIServiceCondition{Type: conditionType, Status: status, Reason: reason, Message: "m"}
+	return apiregistrationv1.APIServiceCondition{
+		Type: conditionType, Status: status, Reason: reason, Message: "m", LastTransitionTime: metav1.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC),
+	}
 }
 
 func theirs() apiregistrationv1.APIServiceCondition {
@@ -157,9 +159,11 @@ func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
 			remote(changed, "False", "MissingEndpoints"), remote(unknown, "", ""), nowLocal)
 		time.Sleep(time.Second)
 		s.wrote(t, "written", time.Time{}, "changed", "fresh", "local")
-		want := `{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"fresh","uid":"uid of fresh"},"status":{"conditions":` +
-			`[{"type":"fairlead.dev/Available","status":"True","lastTransitionTime":"2000-01-01T00:00:00Z","reason":"Passed","message":"m"}]}}`
-		check.Same(t, want, s.patches[1].body, "applied")
+		for i, of := range [][3]string{{"changed", "False", "MissingEndpoints"}, {"fresh", "True", "Passed"}} {
+			want := `{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"` + of[0] + `","uid":"uid of ` + of[0] + `"},"status":{"conditions":` +
+				`[{"type":"fairlead.dev/Available","status":"` + of[1] + `","lastTransitionTime":"2000-01-01T00:00:00Z","reason":"` + of[2] + `","message":"m"}]}}`
+			check.Same(t, want, s.patches[i].body, "applied")
+		}
 		for name, want := range map[string][]string{
 			"fresh":   {"Available=True Passed", "fairlead.dev/Available=True Passed"},
 			"changed": {"fairlead.dev/Available=False MissingEndpoints"},
