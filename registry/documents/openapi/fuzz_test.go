@@ -75,7 +75,7 @@ func FuzzDocument(f *testing.F) {
 		if !json.Valid(body) {
 			return
 		}
-		d := newDocument(body, "")
+		d := newDocument(nil, body, "")
 		p, err := d.proto()
 		if err != nil {
 			return
@@ -125,17 +125,20 @@ func FuzzBackendSays(f *testing.F) {
 		must.Do(t, s.o.askLocal(t.Context()))
 		entries := s.Table().Entries()
 		st, _, _ := s.o.ask(t.Context(), &state{}, entries) // any answer is allowed
-		for gv, d := range st.documents {
+		for gv, v := range st.versions {
 			if gv.String() != "own.example.com/v1" {
 				t.Errorf("the backend describes %s", gv)
 			}
-			if body, err := d.json.open(); err != nil || !json.Valid(body) {
+			if v.v3 == nil {
+				continue
+			}
+			if body, err := v.v3.json.open(); err != nil || !json.Valid(body) {
 				t.Errorf("%s is served as %.200q: %v", gv, body, err)
 			}
 		}
 		in := &inputs{local: s.o.local.Load().spec, remote: []schema.GroupVersion{entries[0].GroupVersion}}
-		if st.spec != nil {
-			in.sources = []input{{name: "own", spec: st.spec, own: in.remote}}
+		if v2 := st.versions[entries[0].GroupVersion].v2; v2 != nil {
+			in.sources = []input{{name: "own", spec: v2, own: in.remote}}
 		}
 		b, err := s.o.merge(in)
 		if err != nil {

@@ -116,7 +116,7 @@ func TestUnavailableLosesConverted(t *testing.T) {
 // asks count, and a later answer without a document removes it.
 func TestJoinByTime(t *testing.T) {
 	gv := schema.GroupVersion{Group: "a.example.com", Version: "v1"}
-	old, late := newDocument([]byte("old"), ""), newDocument([]byte("new"), "")
+	old, late := newDocument(nil, []byte("old"), ""), newDocument(nil, []byte("new"), "")
 	for _, tt := range []struct {
 		name       string
 		own        *document
@@ -131,15 +131,39 @@ func TestJoinByTime(t *testing.T) {
 		{"gone meanwhile", old, nil, 1, 2, nil},
 	} {
 		one := func(d *document, at int64) *state {
-			s := &state{documents: map[schema.GroupVersion]*document{}, documentsAt: map[schema.GroupVersion]time.Time{gv: time.Unix(at, 0)}}
-			if d != nil {
-				s.documents[gv] = d
-			}
-			return s
+			return &state{versions: map[schema.GroupVersion]version{gv: {v3: d, v3At: time.Unix(at, 0)}}}
 		}
-		got := join(one(tt.own, tt.at), one(tt.former, tt.before))
-		if d, ok := got.documents[gv]; d != tt.want || ok != (tt.want != nil) || got.documentsAt[gv] != time.Unix(max(tt.at, tt.before), 0) {
-			t.Errorf("%s: %v of %v", tt.name, d, got.documentsAt[gv])
+		got := join(one(tt.own, tt.at), one(tt.former, tt.before)).versions[gv]
+		if got.v3 != tt.want || got.v3At != time.Unix(max(tt.at, tt.before), 0) {
+			t.Errorf("%s: %v of %v", tt.name, got.v3, got.v3At)
 		}
 	}
+}
+
+// A backend's v2 document is sent again only if it has changed, or if there is a new group-version,
+// without which the known one was filtered.
+func TestAskedByTag(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.Set("home", serving())
+		s.host("server", define("a.example.com/v1", "as"))
+		unchanged := 0
+		answer := serving(define("a.example.com/v1", "as"), define("b.example.com/v1", "bs"))
+		s.Set("server", only("/openapi/v2", func(w http.ResponseWriter, r *http.Request) {
+			answer(w, r)
+			if r.Header.Get("If-None-Match") != "" {
+				unchanged++
+			}
+		}, answer))
+		s.settle()
+		s.pass(2 * time.Minute)
+		if unchanged == 0 || s.described("b.example.com/v1") != nil {
+			t.Errorf("one group-version: %d times unchanged, and the other is %v", unchanged, s.described("b.example.com/v1"))
+		}
+		s.Claim("b.example.com/v1", "server", 100, 10)
+		s.Build()
+		s.pass(time.Minute)
+		if a, b := s.described("a.example.com/v1"), s.described("b.example.com/v1"); a != "as" || b != "bs" {
+			t.Errorf("both: %v, %v", a, b)
+		}
+	})
 }

@@ -30,7 +30,7 @@ type OpenAPI struct {
 	build   prometheus.Histogram
 	sources *documents.Sources[state]
 	local   atomic.Pointer[localState] // nil before the first request
-	own     *state                     // what this process serves itself; written once, by Run. Nil means nothing
+	own     *version                   // what this process serves itself; written once, by Run. Nil means nothing
 	heavy   chan struct{}              // its capacity is how many documents may be decoded at a time
 
 	view    atomic.Pointer[view]
@@ -124,15 +124,15 @@ func (o *OpenAPI) remotes(t *registry.Table) iter.Seq2[*registry.Entry, *source]
 
 // remote returns the v3 document of a group-version that is not Local, or nil.
 func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
-	if o.own != nil && o.own.documents[gv] != nil {
-		return o.own.documents[gv]
+	if o.own != nil && gv == ownGroupVersion() {
+		return o.own.v3
 	}
 	e := v.table.Entry(gv)
 	if e == nil || e.Verdict.Reason == registry.ReasonProtectedGroup {
 		return nil
 	}
 	if s := o.sources.Known(e.Backend); s != nil {
-		return s.Load().documents[gv]
+		return s.Load().versions[gv].v3
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func (o *OpenAPI) collect(v *view) *inputs {
 	parts := make(map[*packed]*input)
 	for e, s := range o.remotes(v.table) {
 		in.remote = append(in.remote, e.GroupVersion)
-		spec := s.Load().specs[e.GroupVersion]
+		spec := s.Load().versions[e.GroupVersion].v2
 		if spec == nil {
 			continue
 		}
@@ -162,7 +162,7 @@ func (o *OpenAPI) collect(v *view) *inputs {
 	if o.own != nil {
 		gv := ownGroupVersion()
 		in.remote = append(in.remote, gv)
-		in.sources = append(in.sources, input{name: "this process", spec: o.own.spec, own: []schema.GroupVersion{gv}})
+		in.sources = append(in.sources, input{name: "this process", spec: o.own.v2, own: []schema.GroupVersion{gv}})
 	}
 	slices.SortFunc(in.remote, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
 	slices.SortFunc(in.sources, func(a, b input) int { return cmp.Compare(place[a.own[0]], place[b.own[0]]) })

@@ -434,13 +434,13 @@ func TestForms(t *testing.T) {
 func TestConvertedOneByOne(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		a, b := define("a.example.com/v1", "as"), define("b.example.com/v1", "bs")
-		q := question{o: s.o, old: &state{}, own: []schema.GroupVersion{{Group: "a.example.com", Version: "v1"}, {Group: "b.example.com", Version: "v1"}}}
-		next := &state{documents: map[schema.GroupVersion]*document{}}
-		q.take(next, pack(must.Get(json.Marshal(specOf(a, b)))(t)), "")
+		own := []schema.GroupVersion{{Group: "a.example.com", Version: "v1"}, {Group: "b.example.com", Version: "v1"}}
+		q := s.o.question(nil, &state{}, own...)
+		q.take(pack(must.Get(json.Marshal(specOf(a, b)))(t)), "")
 		first := must.Get(s.o.begin(t.Context()))(t)
 		converted, ended := make(chan error, 1), false
 		go func() {
-			err := q.converted(t.Context(), next)
+			err := q.converted(t.Context())
 			ended = true
 			converted <- err
 		}()
@@ -460,20 +460,20 @@ func TestConvertedOneByOne(t *testing.T) {
 		}
 		(<-second)()
 		must.Do(t, <-converted)
-		if len(next.documents) != 2 {
-			t.Errorf("%d documents", len(next.documents))
+		known := &state{versions: map[schema.GroupVersion]version{own[0]: q.now[0], own[1]: q.now[1]}}
+		if q.now[0].v3 == nil || q.now[1].v3 == nil {
+			t.Errorf("documents: %+v", q.now)
 		}
 
 		again, cancel := context.WithCancel(t.Context())
 		cancel() // it needs no turn
 		s.o.heavy <- struct{}{}
-		q.old = next
-		same := &state{spec: next.spec, documents: map[schema.GroupVersion]*document{}}
-		if err := q.converted(again, same); err != nil || !maps.Equal(same.documents, next.documents) {
+		same := s.o.question(nil, known, own...)
+		if err := same.converted(again); err != nil || !slices.Equal(same.now, q.now) {
 			t.Errorf("unchanged: %v", err)
 		}
-		q.old = &state{specs: next.specs, documents: next.documents, err: context.Canceled}
-		if err := q.converted(again, same); err == nil {
+		known.err = context.Canceled
+		if err := s.o.question(nil, known, own...).converted(again); err == nil {
 			t.Error("not converted again after a failure")
 		}
 	})

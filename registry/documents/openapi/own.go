@@ -24,21 +24,21 @@ func (o *OpenAPI) askOwn(ctx context.Context) error {
 	if o.cfg.FetchOwn == nil {
 		return nil
 	}
-	q := question{o: o, do: o.cfg.FetchOwn, old: &state{}, own: []schema.GroupVersion{ownGroupVersion()}}
-	next := &state{documents: make(map[schema.GroupVersion]*document)}
+	q := o.question(o.cfg.FetchOwn, &state{}, ownGroupVersion())
 	index, err := q.index(ctx)
 	if err == nil && index != nil {
-		err = q.documents(ctx, index, next)
+		err = q.documents(ctx, index)
 	}
 	if err == nil {
-		err = q.spec(ctx, next)
+		err = q.spec(ctx)
 	}
-	if err == nil && (next.spec == nil || len(next.documents) == 0) {
+	own := &q.now[0]
+	if err == nil && (own.v2 == nil || own.v3 == nil) {
 		err = fmt.Errorf("there is none of %s", ownGroupVersion())
 	}
 	if err != nil {
 		return fmt.Errorf("reading OpenAPI of this process itself: %w", err)
 	}
-	o.own = next
+	o.own = own
 	return nil
 }

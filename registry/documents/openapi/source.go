@@ -46,18 +46,28 @@ type source = atomic.Pointer[state]
 
 // state is the state of one backend. It is immutable.
 type state struct {
-	documents map[schema.GroupVersion]*document // v3
-	spec      *packed                           // v2, filtered. Nil means none
-	specTag   string                            // the backend's ETag. Empty makes the next request unconditional
-	specOf    []schema.GroupVersion             // the group-versions it was filtered for
-	// specs are the v2 documents by group-version: spec, or the last one of a group-version that
-	// was not asked for with it.
-	specs map[schema.GroupVersion]*packed
-	// documentsAt and specsAt say when the backend last answered for a group-version.
-	documentsAt, specsAt map[schema.GroupVersion]time.Time
-
+	versions  map[schema.GroupVersion]version
 	confirmed time.Time
 	err       error
+}
+
+// version is what a backend has said about one group-version. It keeps it while the backend is not
+// asked for it, or fails.
+type version struct {
+	v3 *document // nil means none
+	// v2 is the document of all group-versions that were asked for together. Nil means none.
+	v2  *packed
+	tag string // the ETag of v2. Empty makes the next request unconditional
+	// v3At and v2At say when the backend last answered.
+	v3At, v2At time.Time
+}
+
+// next begins the next state.
+func (s *state) next() *state {
+	next := *s
+	next.versions = make(map[schema.GroupVersion]version, len(s.versions))
+	maps.Copy(next.versions, s.versions)
+	return &next
 }
 
 // document is one group-version's v3 document.
@@ -68,7 +78,11 @@ type document struct {
 	proto func() (*packed, error)
 }
 
-func newDocument(body []byte, advertised string) *document {
+// newDocument returns the document with this body: old, if that has it.
+func newDocument(old *document, body []byte, advertised string) *document {
+	if old != nil && old.json.hash == negotiate.Hash(body) {
+		return old
+	}
 	d := &document{json: pack(body), advertised: advertised}
 	d.proto = sync.OnceValues(func() (*packed, error) { return convert(d.json, handler3.ToV3ProtoBinary) })
 	return d
@@ -89,95 +103,82 @@ func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err er
 
 // question is one poll of a backend.
 type question struct {
-	o   *OpenAPI
-	do  documents.Do
-	old *state
-	own []schema.GroupVersion
+	o     *OpenAPI
+	do    documents.Do
+	own   []schema.GroupVersion
+	known *state
+	now   []version // by index in own
+}
+
+// question begins a poll: the v2 documents stay until there are others.
+func (o *OpenAPI) question(do documents.Do, known *state, own ...schema.GroupVersion) *question {
+	q := &question{o: o, do: do, own: own, known: known, now: make([]version, len(own))}
+	for i, gv := range own {
+		q.now[i] = known.versions[gv]
+		q.now[i].v3 = nil
+	}
+	return q
 }
 
 // ask asks a backend for its documents. Those that it cannot give now stay as they were.
 func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
 	ctx, cancel := context.WithTimeout(whole, fetchTimeout)
 	defer cancel()
-	q := question{o: o, old: known, do: o.cfg.From(entries[0])}
+	var own []schema.GroupVersion
 	for _, e := range entries {
-		q.own = append(q.own, e.GroupVersion)
+		own = append(own, e.GroupVersion)
 	}
-	now := *known
-	now.documents = make(map[schema.GroupVersion]*document)
+	q := o.question(o.cfg.From(entries[0]), known, own...)
 	var err2 error
 	var asking sync.WaitGroup
-	asking.Go(func() { err2 = q.spec(ctx, &now) }) // in parallel: one of the two may hang
+	asking.Go(func() { err2 = q.spec(ctx) }) // in parallel: one of the two may hang
 	index, err3 := q.index(ctx)
 	if err3 == nil && index != nil {
-		err3 = q.documents(ctx, index, &now)
+		err3 = q.documents(ctx, index)
 	}
 	asking.Wait()
 	if err3 == nil && index == nil && err2 == nil {
-		err3 = q.converted(ctx, &now)
+		err3 = q.converted(ctx)
 	}
 	if whole.Err() != nil {
 		return nil, false, whole.Err() // the backend has left the table: ignore its failures
 	}
-	for gv, d := range known.documents {
-		if now.documents[gv] == nil && (err3 != nil || index == nil && err2 != nil || !slices.Contains(q.own, gv)) {
-			now.documents[gv] = d
+	next = known.next()
+	for i, gv := range own {
+		old, now := known.versions[gv], q.now[i]
+		if now.v3 == nil && (err3 != nil || index == nil && err2 != nil) {
+			now.v3 = old.v3
+		} else {
+			now.v3At = time.Now()
 		}
+		if err2 == nil {
+			now.v2At = time.Now()
+		}
+		changed = changed || now.v2 != old.v2 || now.v3 != old.v3
+		next.versions[gv] = now
 	}
-	if err3 == nil {
-		now.documentsAt = q.answered(known.documentsAt)
+	if next.err = errors.Join(err3, err2); next.err == nil {
+		next.confirmed = time.Now()
 	}
-	if err2 == nil {
-		now.specsAt = q.answered(known.specsAt)
-	}
-	now.err = errors.Join(err3, err2)
-	if now.err == nil {
-		now.confirmed = time.Now()
-	}
-	o.report(entries[0], known.err, now.err)
-	return &now, !maps.Equal(now.specs, known.specs) || !maps.Equal(now.documents, known.documents), now.err
-}
-
-// answered returns the times of answers with those of now.
-func (q *question) answered(at map[schema.GroupVersion]time.Time) map[schema.GroupVersion]time.Time {
-	at = both(at, nil)
-	for _, gv := range q.own {
-		at[gv] = time.Now()
-	}
-	return at
+	o.report(entries[0], known.err, next.err)
+	return next, changed, next.err
 }
 
 // join returns s with the documents for which former was answered later: an APIService that comes
-// back has older ones in s. The v2 document is requested anew: specOf does not have the new
-// group-version.
+// back has older ones in s. The v2 document of these is requested anew, for all together.
 func join(s, former *state) *state {
-	next := *s
-	next.documents, next.documentsAt = later(s.documents, former.documents, s.documentsAt, former.documentsAt)
-	next.specs, next.specsAt = later(s.specs, former.specs, s.specsAt, former.specsAt)
-	return &next
-}
-
-// later returns of each group-version the document of the later answer, and the time of that.
-func later[D any](docs, former map[schema.GroupVersion]*D, at, formerAt map[schema.GroupVersion]time.Time) (map[schema.GroupVersion]*D, map[schema.GroupVersion]time.Time) {
-	docs, out := both(former, docs), both(formerAt, at)
-	for gv, t := range formerAt {
-		if !t.After(at[gv]) {
-			continue
+	next := s.next()
+	for gv, was := range former.versions {
+		v := s.versions[gv]
+		if was.v3At.After(v.v3At) {
+			v.v3, v.v3At = was.v3, was.v3At
 		}
-		out[gv] = t
-		if delete(docs, gv); former[gv] != nil {
-			docs[gv] = former[gv]
+		if was.v2At.After(v.v2At) {
+			v.v2, v.v2At, v.tag = was.v2, was.v2At, ""
 		}
+		next.versions[gv] = v
 	}
-	return docs, out
-}
-
-// both returns a new map of two. What is in the second counts.
-func both[V any](first, second map[schema.GroupVersion]V) map[schema.GroupVersion]V {
-	out := make(map[schema.GroupVersion]V, len(first)+len(second))
-	maps.Copy(out, first)
-	maps.Copy(out, second)
-	return out
+	return next
 }
 
 // report logs when a backend's documents become unusable or usable.
@@ -211,27 +212,24 @@ func (q *question) index(ctx context.Context) (*handler3.OpenAPIV3Discovery, err
 }
 
 // documents gets the documents of the backend's own group-versions that have changed.
-func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Discovery, next *state) error {
+func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Discovery) error {
 	var errs []error
-	for _, gv := range q.own {
+	for i, gv := range q.own {
 		item, ok := index.Paths[pathOf(gv)]
 		if !ok {
 			continue
 		}
-		old := q.old.documents[gv]
+		old := q.known.versions[gv].v3
 		if old != nil && old.advertised == item.ServerRelativeURL && strings.Contains(item.ServerRelativeURL, "hash=") {
-			next.documents[gv] = old
+			q.now[i].v3 = old
 			continue
 		}
 		body, err := q.document(ctx, "/openapi/v3/"+pathOf(gv))
-		switch {
-		case err != nil:
+		if err != nil {
 			errs = append(errs, err)
-		case old != nil && old.json.hash == negotiate.Hash(body):
-			next.documents[gv] = old
-		default:
-			next.documents[gv] = newDocument(body, item.ServerRelativeURL)
+			continue
 		}
+		q.now[i].v3 = newDocument(old, body, item.ServerRelativeURL)
 	}
 	return errors.Join(errs...)
 }
@@ -257,12 +255,8 @@ func (q *question) document(ctx context.Context, path string) ([]byte, error) {
 }
 
 // spec gets the v2 document, if it has changed.
-func (q *question) spec(ctx context.Context, next *state) error {
-	same := slices.Equal(q.old.specOf, q.own)
-	ask := documents.Question{Path: "/openapi/v2", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout}
-	if same {
-		ask.ETag = q.old.specTag
-	}
+func (q *question) spec(ctx context.Context) error {
+	ask := documents.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: q.tag(), Limit: maxSpec, Timeout: fetchTimeout}
 	a, err := documents.Get(ctx, q.do, ask)
 	switch {
 	case err != nil:
@@ -270,7 +264,7 @@ func (q *question) spec(ctx context.Context, next *state) error {
 	case a.Status == http.StatusNotModified && ask.ETag != "":
 		return nil
 	case a.Status == http.StatusNotFound:
-		q.take(next, nil, "")
+		q.take(nil, "")
 		return nil
 	case a.Status != http.StatusOK:
 		return a.Unexpected()
@@ -291,22 +285,27 @@ func (q *question) spec(ctx context.Context, next *state) error {
 	if err != nil {
 		return a.Invalid(err)
 	}
-	found := next.spec
+	found := q.now[0].v2
 	if found == nil || found.hash != negotiate.Hash(body) {
 		found = pack(body)
 	}
-	q.take(next, found, a.Header.Get("Etag"))
+	q.take(found, a.Header.Get("Etag"))
 	return nil
 }
 
-// take stores the v2 document, nil for none. Group-versions that were not asked for keep theirs.
-func (q *question) take(next *state, found *packed, tag string) {
-	next.spec, next.specTag, next.specOf = found, tag, q.own
-	next.specs = both(next.specs, nil)
-	for _, gv := range q.own {
-		if delete(next.specs, gv); found != nil {
-			next.specs[gv] = found
-		}
+// tag returns the ETag of the v2 document, if all group-versions have that document.
+func (q *question) tag() string {
+	tag := q.known.versions[q.own[0]].tag
+	if slices.ContainsFunc(q.own, func(gv schema.GroupVersion) bool { return q.known.versions[gv].tag != tag }) {
+		return ""
+	}
+	return tag
+}
+
+// take stores the v2 document, nil for none.
+func (q *question) take(found *packed, tag string) {
+	for i := range q.now {
+		q.now[i].v2, q.now[i].tag = found, tag
 	}
 }
 
@@ -323,25 +322,22 @@ func (o *OpenAPI) begin(ctx context.Context) (release func(), err error) {
 
 // converted makes v3 documents from v2 if the backend has no v3. This loses something, as in
 // kube-aggregator.
-func (q *question) converted(ctx context.Context, next *state) error {
-	if next.spec == nil {
-		return nil
-	}
-	for _, gv := range q.own {
-		old := q.old.documents[gv]
-		if old != nil && old.advertised == "" && next.spec == q.old.specs[gv] && q.old.err == nil {
-			next.documents[gv] = old // made of the same
+func (q *question) converted(ctx context.Context) error {
+	for i, gv := range q.own {
+		old, now := q.known.versions[gv], &q.now[i]
+		if now.v2 == nil {
 			continue
 		}
-		v3, err := q.convert(ctx, next.spec, gv)
-		switch {
-		case err != nil:
+		if old.v3 != nil && old.v3.advertised == "" && now.v2 == old.v2 && q.known.err == nil {
+			now.v3 = old.v3 // made of the same
+			continue
+		}
+		body, err := q.convert(ctx, now.v2, gv)
+		if err != nil {
 			return err
-		case v3 == nil:
-		case old != nil && old.json.hash == negotiate.Hash(v3):
-			next.documents[gv] = old
-		default:
-			next.documents[gv] = newDocument(v3, "")
+		}
+		if body != nil {
+			now.v3 = newDocument(old.v3, body, "")
 		}
 	}
 	return nil

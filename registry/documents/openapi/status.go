@@ -20,7 +20,8 @@ func (o *OpenAPI) Status() []Status {
 	var out []Status
 	for e, s := range o.remotes(o.cfg.Table()) {
 		st := s.Load()
-		out = append(out, Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(e, st.err), V2: st.specs[e.GroupVersion] != nil, V3: st.documents[e.GroupVersion] != nil})
+		v := st.versions[e.GroupVersion]
+		out = append(out, Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(e, st.err), V2: v.v2 != nil, V3: v.v3 != nil})
 	}
 	slices.SortFunc(out, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
 	return out
