@@ -2,7 +2,7 @@ package wire
 
 import "golang.org/x/net/http2/hpack"
 
-// These are switches because a map would cost as much as the encoder saves.
+// There is no map here, because it would cost as much as the encoder saves.
 
 // staticField returns the index of a field, name and value, in the static table (RFC 7541, Appendix
 // A). Zero means that it is not there. It looks up pseudo-fields only: the table has one other
@@ -36,131 +36,41 @@ func staticValue(value string, first uint8, values ...string) uint8 {
 
 // staticName returns the index of a name in the static table. Zero means that it is not there.
 func staticName(name string) uint8 {
-	if name == "" || name[0] == 'x' { // X-Remote-User and the like
+	if len(name) >= len(staticNames) {
 		return 0
 	}
-	switch name {
-	case ":authority":
-		return 1
-	case ":method":
-		return 2
-	case ":path":
-		return 4
-	case ":scheme":
-		return 6
-	case ":status":
-		return 8
-	}
-	if i := staticCommon(name); i != 0 {
-		return i
-	}
-	return staticRare(name)
-}
-
-// staticCommon has the names of requests, and of most responses.
-func staticCommon(name string) uint8 {
-	switch name {
-	case "accept-language":
-		return 17
-	case "accept":
-		return 19
-	case "authorization":
-		return 23
-	case "cache-control":
-		return 24
-	case "content-encoding":
-		return 26
-	case "content-length":
-		return 28
-	case "content-type":
-		return 31
-	case "cookie":
-		return 32
-	case "date":
-		return 33
-	case "etag":
-		return 34
-	case "host":
-		return 38
-	case "if-match":
-		return 39
-	case "if-modified-since":
-		return 40
-	case "if-none-match":
-		return 41
-	case "if-unmodified-since":
-		return 43
-	case "last-modified":
-		return 44
-	case "location":
-		return 46
-	case "proxy-authorization":
-		return 49
-	case "range":
-		return 50
-	case "referer":
-		return 51
-	case "retry-after":
-		return 53
-	case "server":
-		return 54
-	case "user-agent":
-		return 58
-	case "vary":
-		return 59
-	case "via":
-		return 60
+	long := staticNames[len(name)]
+	for i := range long {
+		// The look at the first byte spares most comparisons.
+		if known := &long[i]; known.name[0] == name[0] && known.name == name {
+			return known.index
+		}
 	}
 	return 0
 }
 
-// staticRare has the other names.
-func staticRare(name string) uint8 {
-	switch name {
-	case "accept-encoding":
-		return 16
-	case "accept-charset":
-		return 15
-	case "accept-ranges":
-		return 18
-	case "access-control-allow-origin":
-		return 20
-	case "age":
-		return 21
-	case "allow":
-		return 22
-	case "content-disposition":
-		return 25
-	case "content-language":
-		return 27
-	case "content-location":
-		return 29
-	case "content-range":
-		return 30
-	case "expect":
-		return 35
-	case "expires":
-		return 36
-	case "from":
-		return 37
-	case "if-range":
-		return 42
-	case "link":
-		return 45
-	case "max-forwards":
-		return 47
-	case "proxy-authenticate":
-		return 48
-	case "refresh":
-		return 52
-	case "set-cookie":
-		return 55
-	case "strict-transport-security":
-		return 56
-	case "transfer-encoding":
-		return 57
-	case "www-authenticate":
-		return 61
-	}
-	return 0
+// staticNames are the names of the static table by length, those of most requests and responses
+// first.
+var staticNames = [...][]struct {
+	name  string
+	index uint8
+}{
+	3:  {{"via", 60}, {"age", 21}},
+	4:  {{"date", 33}, {"etag", 34}, {"host", 38}, {"vary", 59}, {"from", 37}, {"link", 45}},
+	5:  {{"range", 50}, {":path", 4}, {"allow", 22}},
+	6:  {{"accept", 19}, {"cookie", 32}, {"server", 54}, {"expect", 35}},
+	7:  {{"referer", 51}, {":method", 2}, {":scheme", 6}, {":status", 8}, {"expires", 36}, {"refresh", 52}},
+	8:  {{"if-match", 39}, {"location", 46}, {"if-range", 42}},
+	10: {{"user-agent", 58}, {":authority", 1}, {"set-cookie", 55}},
+	11: {{"retry-after", 53}},
+	12: {{"content-type", 31}, {"max-forwards", 47}},
+	13: {{"authorization", 23}, {"cache-control", 24}, {"if-none-match", 41}, {"last-modified", 44}, {"accept-ranges", 18}, {"content-range", 30}},
+	14: {{"content-length", 28}, {"accept-charset", 15}},
+	15: {{"accept-language", 17}, {"accept-encoding", 16}},
+	16: {{"content-encoding", 26}, {"content-language", 27}, {"content-location", 29}, {"www-authenticate", 61}},
+	17: {{"if-modified-since", 40}, {"transfer-encoding", 57}},
+	18: {{"proxy-authenticate", 48}},
+	19: {{"if-unmodified-since", 43}, {"proxy-authorization", 49}, {"content-disposition", 25}},
+	25: {{"strict-transport-security", 56}},
+	27: {{"access-control-allow-origin", 20}},
 }
