@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -124,10 +124,10 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 }
 
 func TestConfigMap(t *testing.T) {
-	ref := trust.Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "extension-apiserver-authentication"}
+	ref := types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 	synctest.Test(t, func(t *testing.T) {
 		say := make(chan func(func(map[string][]byte, error)))
-		watch := func(ctx context.Context, got trust.Ref, changed func(map[string][]byte, error)) error {
+		watch := func(ctx context.Context, got types.NamespacedName, changed func(map[string][]byte, error)) error {
 			if got != ref {
 				t.Errorf("watching %v", got)
 			}
@@ -210,10 +210,10 @@ func TestConfigMapAndFiles(t *testing.T) {
 	clientCA, proxyCA, other := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca"), pki.NewCA("other")
 	data := map[string][]byte{"client-ca-file": other.PEM(), "requestheader-client-ca-file": proxyCA.PEM(), "requestheader-uid-headers": []byte(`["X-Remote-Uid"]`)}
 	for _, trusted := range []bool{false, true} {
-		ref := trust.Ref{Namespace: "kube-system", Name: "x"}
+		ref := types.NamespacedName{Namespace: "kube-system", Name: "x"}
 		cfg := Config{
 			ClientCA: written(t, clientCA.PEM()), ConfigMap: ref, TrustConfigMap: trusted,
-			Watch: func(ctx context.Context, _ trust.Ref, changed func(map[string][]byte, error)) error {
+			Watch: func(ctx context.Context, _ types.NamespacedName, changed func(map[string][]byte, error)) error {
 				changed(data, nil)
 				<-ctx.Done()
 				return ctx.Err()

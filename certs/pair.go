@@ -10,7 +10,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"net"
 	"sync/atomic"
@@ -85,17 +84,10 @@ func parsePair(certPEM, keyPEM []byte) (*tls.Certificate, error) {
 	if begun := bytes.Count(certPEM, []byte("-----BEGIN CERTIFICATE-----")); begun > len(cert.Certificate) {
 		return nil, fmt.Errorf("parsing key pair: %d of %d certificates are broken or cut short", begun-len(cert.Certificate), begun)
 	}
-	for i, der := range cert.Certificate {
-		c, err := x509.ParseCertificate(der)
-		if err != nil {
-			return nil, fmt.Errorf("parsing certificate %d: %w", i+1, err)
+	for i, der := range cert.Certificate[1:] { // the first is cert.Leaf
+		if _, err := x509.ParseCertificate(der); err != nil {
+			return nil, fmt.Errorf("parsing certificate %d: %w", i+2, err)
 		}
-		if i == 0 {
-			cert.Leaf = c
-		}
-	}
-	if cert.Leaf == nil {
-		return nil, errors.New("parsing key pair: no certificate")
 	}
 	return &cert, nil
 }

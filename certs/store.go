@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 )
@@ -42,7 +43,7 @@ type Config struct {
 	AllowedNames []string
 	// ConfigMap is the cluster's authentication ConfigMap, read for its header names. Zero means
 	// that it is not read.
-	ConfigMap trust.Ref
+	ConfigMap types.NamespacedName
 	// TrustConfigMap takes its CAs too, where ClientCA or RequestHeaderCA is empty. False means
 	// that only files give CAs, because kube-apiserver never removes a CA from the ConfigMap.
 	TrustConfigMap bool
@@ -110,7 +111,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	if cfg.TrustConfigMap {
 		s.logger.Warn("the authentication ConfigMap is trusted: kube-apiserver never takes a CA out of it, so a CA that was removed from its flags stays trusted here",
-			"configmap", cfg.ConfigMap.Namespace+"/"+cfg.ConfigMap.Name)
+			"configmap", cfg.ConfigMap.String())
 	}
 	return s, s.register(cfg.Metrics)
 }
@@ -154,14 +155,14 @@ func (s *Store) sources() error {
 	for _, f := range c.Files {
 		s.followed = append(s.followed, &followed{use: f.Use, source: f.Path, files: []string{f.Path}, held: f.Held, take: func(data [][]byte) error { return f.Take(data[0]) }})
 	}
-	switch zero := c.ConfigMap == (trust.Ref{}); {
+	switch zero := c.ConfigMap == (types.NamespacedName{}); {
 	case zero && c.TrustConfigMap:
 		return errors.New("trusting the authentication ConfigMap: none is named")
 	case !zero && c.Watch == nil:
 		return errors.New("following the authentication ConfigMap: Watch is required")
 	case !zero:
 		s.followed = append(s.followed, &followed{
-			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.Namespace + "/" + c.ConfigMap.Name, whole: s.clients.takeConfigMap(c.TrustConfigMap),
+			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.String(), whole: s.clients.takeConfigMap(c.TrustConfigMap),
 			held: s.heldByConfigMap,
 		})
 	}

@@ -15,7 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -196,7 +197,7 @@ func TestNewRefuses(t *testing.T) {
 		{"empty", Config{ClientCA: empty}, "reading client-ca: reading " + empty},
 		{"a key for a bundle", Config{RequestHeaderCA: keyFile}, "no PEM certificate"},
 		{"no certificate", Config{Serving: PairSource{Key: keyFile}}, "reading serving: stat"},
-		{"a ConfigMap without watch", Config{ConfigMap: trust.Ref{Namespace: "a", Name: "b"}}, "Watch is required"},
+		{"a ConfigMap without watch", Config{ConfigMap: types.NamespacedName{Namespace: "a", Name: "b"}}, "Watch is required"},
 		{"a shared CA", Config{ClientCA: written(t, ca.PEM()), RequestHeaderCA: written(t, pki.Bundle(pki.NewCA("x"), ca))}, "share a certificate"},
 		{"a client CA issued by the request-header CA", Config{ClientCA: written(t, middle.PEM()), RequestHeaderCA: written(t, ca.PEM())}, "issue each other"},
 		{"no ConfigMap to trust", Config{TrustConfigMap: true}, "none is named"},

@@ -81,8 +81,6 @@ type roots struct {
 	ids   map[identity]bool
 	// pool is nil for the system's roots.
 	pool *x509.CertPool
-	// digest is the hash of the certificates in their order.
-	digest [sha256.Size]byte
 	// warning says which part of the bundle was unreadable. Empty means none.
 	warning string
 }
@@ -92,13 +90,10 @@ func systemRoots() *roots { return &roots{} }
 
 func newRoots(certs []*x509.Certificate) *roots {
 	r := &roots{certs: certs, ids: make(map[identity]bool, len(certs)), pool: x509.NewCertPool()}
-	h := sha256.New()
 	for _, c := range certs {
 		r.ids[identify(c)] = true
 		r.pool.AddCert(c)
-		h.Write(c.Raw) // DER is self-delimiting
 	}
-	r.digest = [sha256.Size]byte(h.Sum(nil))
 	return r
 }
 

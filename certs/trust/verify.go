@@ -30,11 +30,8 @@ func verifyChain(chain []*x509.Certificate, r *roots, name string, now time.Time
 	return verifyPath(chain, r, name, now)
 }
 
-// verifyAnyName verifies everything but the name, which the caller has verified.
-func verifyAnyName(chain []*x509.Certificate, r *roots, now time.Time) (verified, *Error) {
-	return verifyPath(chain, r, "", now)
-}
-
+// verifyPath is like verifyChain. Without names it verifies everything but the name, which the
+// caller has verified.
 func verifyPath(chain []*x509.Certificate, r *roots, names string, now time.Time) (verified, *Error) {
 	if len(chain) == 0 {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented no certificate")

@@ -13,8 +13,6 @@ const maxPrevious = 4
 
 // view is the trust of one backend at one moment. It is immutable; every change makes a new view.
 type view struct {
-	// generation counts the views of a backend, from 1.
-	generation uint64
 	// name is verified against the leaf.
 	name string
 	// anyName leaves the name to crypto/tls: for the local apiserver, where each address may have
@@ -66,7 +64,7 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 
 func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (verified, *Error) {
 	if v.anyName {
-		return verifyAnyName(chain, r, now)
+		return verifyPath(chain, r, "", now)
 	}
 	return verifyChain(chain, r, v.name, now)
 }
@@ -75,7 +73,6 @@ func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (veri
 // The overlap begins at now.
 func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.Time) *view {
 	n := *v
-	n.generation++
 	n.insecure = false
 	n.current, n.fault, n.changed = next, fault, now
 	n.previous = live(v.previous, now)
@@ -106,13 +103,12 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 
 // skipping returns the view without verification.
 func (v *view) skipping(now time.Time) *view {
-	return &view{generation: v.generation + 1, name: v.name, insecure: true, changed: now}
+	return &view{name: v.name, insecure: true, changed: now}
 }
 
 // named returns the view with another name to verify.
 func (v *view) named(name string) *view {
 	n := *v
-	n.generation++
 	n.name = name
 	return &n
 }
@@ -121,7 +117,6 @@ func (v *view) named(name string) *view {
 // or their time is over. Unless all is set, only expired ones go.
 func (v *view) settled(now time.Time, all bool) *view {
 	n := *v
-	n.generation++
 	n.previous = nil
 	if !all {
 		n.previous = live(v.previous, now)

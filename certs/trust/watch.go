@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -18,28 +20,20 @@ import (
 // long to recover from a hiccup, and one object's watch costs little.
 const rewatchAfter = 2 * time.Second
 
-// Ref names one ConfigMap or Secret.
-type Ref struct {
-	// Kind is ConfigMap or Secret. Empty means ConfigMap.
-	Kind string
-	// Namespace and Name name the object. Never empty.
-	Namespace, Name string
-}
-
-// Watch follows one object until ctx ends: it calls changed with the object's data, once at the
-// start and after every change. An error that wraps fs.ErrNotExist means that the object does not
-// exist (now). Any other means that it could not be read and that the former data stays valid.
+// Watch follows one ConfigMap until ctx ends: it calls changed with its data, once at the start and
+// after every change. An error that wraps fs.ErrNotExist means that the ConfigMap does not exist
+// (now). Any other means that it could not be read and that the former data stays valid.
 // Calls of changed do not overlap.
-type Watch func(ctx context.Context, ref Ref, changed func(data map[string][]byte, err error)) error
+type Watch func(ctx context.Context, ref types.NamespacedName, changed func(data map[string][]byte, err error)) error
 
 // Keep runs the watch until ctx ends, and starts it again after a pause if it ends earlier.
-func (w Watch) Keep(ctx context.Context, ref Ref, logger *slog.Logger, changed func(data map[string][]byte, err error)) {
+func (w Watch) Keep(ctx context.Context, ref types.NamespacedName, logger *slog.Logger, changed func(data map[string][]byte, err error)) {
 	for {
 		err := w(ctx, ref, changed)
 		if ctx.Err() != nil {
 			return
 		}
-		logger.Warn("watching object ended", "kind", ref.Kind, "object", ref.Namespace+"/"+ref.Name, "err", err)
+		logger.Warn("watching ConfigMap ended", "configmap", ref.String(), "err", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -52,13 +46,13 @@ func (w Watch) Keep(ctx context.Context, ref Ref, logger *slog.Logger, changed f
 // of references. Only Run's goroutine calls sync and stop.
 type watches struct {
 	t       *Trust
-	running map[Ref]context.CancelFunc
+	running map[types.NamespacedName]context.CancelFunc
 	done    sync.WaitGroup
 
 	// mu guards seen, the last state of each object, for backends that refer to it later. It also
 	// keeps an older state from being delivered after a newer one.
 	mu   sync.Mutex
-	seen map[Ref]object
+	seen map[types.NamespacedName]object
 }
 
 // object is the last known state of one ConfigMap.
@@ -75,7 +69,7 @@ type use struct {
 }
 
 func newWatches(t *Trust) *watches {
-	return &watches{t: t, running: make(map[Ref]context.CancelFunc), seen: make(map[Ref]object)}
+	return &watches{t: t, running: make(map[types.NamespacedName]context.CancelFunc), seen: make(map[types.NamespacedName]object)}
 }
 
 // sync starts and ends watches until there is one for each reference. Their number is bounded by
@@ -121,9 +115,9 @@ func (w *watches) stop() {
 
 // changed takes a change of one object. If the object cannot be read now, its former state stays
 // valid.
-func (w *watches) changed(ctx context.Context, ref Ref, o object) {
+func (w *watches) changed(ctx context.Context, ref types.NamespacedName, o object) {
 	if o.err != nil && !errors.Is(o.err, fs.ErrNotExist) {
-		w.t.cfg.Logger.Warn("reading bundle", "configmap", ref.Namespace+"/"+ref.Name, "err", o.err)
+		w.t.cfg.Logger.Warn("reading bundle", "configmap", ref.String(), "err", o.err)
 		return
 	}
 	w.mu.Lock()
@@ -148,8 +142,8 @@ func deliver(uses []use, o object) {
 }
 
 // references returns, for each object, the backends whose bundle it has.
-func (t *Trust) references() map[Ref][]use {
-	refs := make(map[Ref][]use)
+func (t *Trust) references() map[types.NamespacedName][]use {
+	refs := make(map[types.NamespacedName][]use)
 	for _, b := range t.all() {
 		b.mu.Lock()
 		spec := b.spec
@@ -162,7 +156,7 @@ func (t *Trust) references() map[Ref][]use {
 			b.referenced(spec, nil, fmt.Errorf("the reference %q is not <configmap>/<key>", spec.CAFrom))
 			continue
 		}
-		ref := Ref{Kind: "ConfigMap", Namespace: spec.Namespace, Name: name}
+		ref := types.NamespacedName{Namespace: spec.Namespace, Name: name}
 		refs[ref] = append(refs[ref], use{b, spec, key})
 	}
 	return refs

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -16,21 +18,21 @@ import (
 
 // cluster is a set of ConfigMaps that can be watched, and whose watches can be broken.
 type cluster struct {
-	changes map[Ref]chan object
-	broken  map[Ref]chan error
-	started map[Ref]int
-	ended   map[Ref]int
+	changes map[types.NamespacedName]chan object
+	broken  map[types.NamespacedName]chan error
+	started map[types.NamespacedName]int
+	ended   map[types.NamespacedName]int
 }
 
-func newCluster(refs ...Ref) *cluster {
-	c := &cluster{changes: map[Ref]chan object{}, broken: map[Ref]chan error{}, started: map[Ref]int{}, ended: map[Ref]int{}}
+func newCluster(refs ...types.NamespacedName) *cluster {
+	c := &cluster{changes: map[types.NamespacedName]chan object{}, broken: map[types.NamespacedName]chan error{}, started: map[types.NamespacedName]int{}, ended: map[types.NamespacedName]int{}}
 	for _, r := range refs {
 		c.changes[r], c.broken[r] = make(chan object, 8), make(chan error)
 	}
 	return c
 }
 
-func (c *cluster) watch(ctx context.Context, ref Ref, changed func(map[string][]byte, error)) error {
+func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error)) error {
 	c.started[ref]++
 	defer func() { c.ended[ref]++ }()
 	for {
@@ -53,8 +55,8 @@ func settle() {
 
 func TestReferencedBundle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "bundle"}
-		other := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "other"}
+		a := types.NamespacedName{Namespace: "kube-system", Name: "bundle"}
+		other := types.NamespacedName{Namespace: "kube-system", Name: "other"}
 		c := newCluster(a, other)
 		renewed := 0
 		b := newBench(t, Config{Watch: c.watch, Renewed: func(string) { renewed++ }})
@@ -62,7 +64,7 @@ func TestReferencedBundle(t *testing.T) {
 		settle() // Run has looked before there was anything to watch
 
 		first, second := pki.NewCA("first"), pki.NewCA("second")
-		say := func(ref Ref, o object) {
+		say := func(ref types.NamespacedName, o object) {
 			c.changes[ref] <- o
 			synctest.Wait()
 		}
@@ -128,7 +130,7 @@ func TestReferencedBundle(t *testing.T) {
 // content.
 func TestSharedReference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ref := Ref{Kind: "ConfigMap", Namespace: "ns", Name: "bundle"}
+		ref := types.NamespacedName{Namespace: "ns", Name: "bundle"}
 		c := newCluster(ref)
 		b := newBench(t, Config{Watch: c.watch})
 		must.Run(t, b.Run)
@@ -173,8 +175,8 @@ func TestAReferenceThatIsNeverRead(t *testing.T) {
 			"another reference": func(s *registry.Backend, _ *pki.CA) { s.CAFrom = "former/ca.crt" },
 		} {
 			synctest.Test(t, func(t *testing.T) {
-				read := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "former"}
-				unread := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "forbidden"}
+				read := types.NamespacedName{Namespace: "kube-system", Name: "former"}
+				unread := types.NamespacedName{Namespace: "kube-system", Name: "forbidden"}
 				c := newCluster(read, unread)
 				b := newBench(t, Config{Watch: c.watch})
 				b.overlap = overlap

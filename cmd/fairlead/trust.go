@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	cliflag "k8s.io/component-base/cli/flag"
 
@@ -22,8 +23,8 @@ import (
 
 // authConfigMap names the ConfigMap in which a cluster publishes which CAs its extension servers
 // trust.
-func authConfigMap() trust.Ref {
-	return trust.Ref{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
+func authConfigMap() types.NamespacedName {
+	return types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 }
 
 func (d *door) makeTrust(context.Context) (err error) {
@@ -74,7 +75,7 @@ func sniPairs(flags []string) []certs.PairSource {
 }
 
 // watchConfigMap adapts the registry's watch to package certs.
-func (d *door) watchConfigMap(ctx context.Context, ref trust.Ref, changed func(map[string][]byte, error)) error {
+func (d *door) watchConfigMap(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error)) error {
 	return d.registry.Watch(ctx, ref.Namespace, ref.Name, func(cm *corev1.ConfigMap) {
 		if cm == nil {
 			changed(nil, fmt.Errorf("getting ConfigMap %s/%s: %w", ref.Namespace, ref.Name, fs.ErrNotExist))
