@@ -28,7 +28,7 @@ func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 		return nil
 	}
 	if s.waited != 0 {
-		return e.responseTrailers(c, s)
+		return e.trailers(c, s)
 	}
 	if e.fields.TooLarge() {
 		return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "response head too large")
@@ -132,27 +132,6 @@ func (s *stream) bodyFollows() bool {
 
 // maxDelayed is how much output may be delayed: about twenty heads.
 const maxDelayed = 4 << 10
-
-func (e *Engine) responseTrailers(c *Conn, s *stream) *connError {
-	d := &s.half[down]
-	switch {
-	case d.end:
-		return e.violation(s, down, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
-	case !c.blockES:
-		return e.violation(s, down, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
-	case e.fields.TooLarge():
-		return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "trailers too large")
-	case d.declared >= 0 && d.got != d.declared && !s.noBody:
-		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
-	}
-	trailers, err := e.fields.Trailers(s.plan.RemoveResponse)
-	if err != nil {
-		return e.violation(s, down, http2.ErrCodeProtocol, err.Error())
-	}
-	e.keepTrailers(s, down, trailers)
-	e.push(s, down, nil, true)
-	return nil
-}
 
 // backendReset handles RST_STREAM from a backend.
 func (e *Engine) backendReset(s *stream, code http2.ErrCode) {

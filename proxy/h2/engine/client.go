@@ -23,7 +23,7 @@ const maxHeads = 4 << 20
 // e.fields.
 func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError {
 	if s := c.streams[id]; s != nil {
-		return e.requestTrailers(c, s)
+		return e.trailers(c, s)
 	}
 	if id <= c.maxID {
 		if c.wasReset(id) || c.ignores(id) {
@@ -199,31 +199,35 @@ func isSet(set []hpack.HeaderField, name string) bool {
 	return false
 }
 
-// requestTrailers handles trailers, which end a request.
-func (e *Engine) requestTrailers(c *Conn, s *stream) *connError {
-	u := &s.half[up]
+// trailers handles trailers, which end a message.
+func (e *Engine) trailers(c *Conn, s *stream) *connError {
+	d := c.side
+	f := &s.half[d]
 	switch {
-	case u.end:
-		return e.violation(s, up, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
+	case f.end:
+		return e.violation(s, d, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
 	case !c.blockES: // §8.1
-		return e.violation(s, up, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
+		return e.violation(s, d, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
 	case e.fields.TooLarge():
-		return e.violation(s, up, http2.ErrCodeEnhanceYourCalm, "trailers too large")
-	case u.declared >= 0 && u.got != u.declared:
-		return e.violation(s, up, http2.ErrCodeProtocol, "content-length does not match")
+		return e.violation(s, d, http2.ErrCodeEnhanceYourCalm, "trailers too large")
+	case f.declared >= 0 && f.got != f.declared && (d == up || !s.noBody):
+		return e.violation(s, d, http2.ErrCodeProtocol, "content-length does not match")
 	}
 	var remove func(string) bool
-	if s.decided && s.plan.Forward != nil {
+	switch {
+	case d == down:
+		remove = s.plan.RemoveResponse
+	case s.plan.Forward != nil: // else it is not decided yet, or not forwarded
 		remove = s.plan.Remove
 	}
-	trailers, err := e.fields.Trailers(remove)
+	list, err := e.fields.Trailers(remove)
 	if err != nil {
-		return e.violation(s, up, http2.ErrCodeProtocol, err.Error())
+		return e.violation(s, d, http2.ErrCodeProtocol, err.Error())
 	}
-	if !u.discard {
-		e.keepTrailers(s, up, trailers)
+	if !f.discard {
+		e.keepTrailers(s, d, list)
 	}
-	e.push(s, up, nil, true)
+	e.push(s, d, nil, true)
 	return nil
 }
 

@@ -131,6 +131,18 @@ func TestBadTrailersOfBackend(t *testing.T) {
 	}
 }
 
+// A response to HEAD declares the length of content that it does not have, also before trailers.
+func TestTrailersWithoutContent(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.request(1, "HEAD", true)
+	b := r.backend(0)
+	b.headers(1, false, ":status=200", "content-length=5")
+	b.send(1, true, "x-t=1")
+	c.wantPart("HEADERS 1 :status=200 content-length=5", "HEADERS 1 x-t=1 END")
+	r.clean()
+}
+
 // A request of a safe method is sent again if the backend lost its connection before it read our
 // SETTINGS.
 func TestRetryOfSafe(t *testing.T) {
