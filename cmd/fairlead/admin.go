@@ -108,7 +108,7 @@ const maxScrapes = 4
 // countProcess registers the metrics of the process itself.
 func (d *door) countProcess(context.Context) error {
 	d.held = hold.New(0)
-	return metric.Register(d.metrics, "the process",
+	return metric.Register(d.metrics, "the process", append(d.held.Metrics(),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "fairlead_build_info", Help: "1, with the build in the labels.", ConstLabels: prometheus.Labels{"version": version, "go": runtime.Version()},
@@ -116,8 +116,8 @@ func (d *door) countProcess(context.Context) error {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_draining", Help: "1 while this process drains and reports not ready."}, func() float64 {
 			return metric.Number(d.draining.Active())
 		}),
-		localHealth{d.localServers}, d.held,
-	)
+		localHealth{d.localServers},
+	)...)
 }
 
 // localHealth exports the health of the local apiservers. The command line or the kubeconfig names

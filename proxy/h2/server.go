@@ -87,7 +87,7 @@ func New(cfg Config) *Server {
 		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool, s.hurried))
 	}
 	if cfg.Metrics != nil {
-		cfg.Metrics.MustRegister(newCollector(s.shards))
+		cfg.Metrics.MustRegister(metrics(s.shards)...)
 	}
 	return s
 }

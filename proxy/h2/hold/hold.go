@@ -122,31 +122,21 @@ func (b *Bound) Log(log *slog.Logger) {
 	log.Warn("connections hold too much memory: the largest holders have to wait or are closed", "held", b.held.Load(), "limit", b.limit, "refused", n-logged)
 }
 
-// descs returns the descriptions of the bytes held, the limit and the refusals.
-func descs() [3]*prometheus.Desc {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("fairlead_memory_"+name, help, labels, nil)
+// Metrics returns the metrics of the bytes held, the limit and the refusals.
+func (b *Bound) Metrics() []prometheus.Collector {
+	all := []prometheus.Collector{
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "fairlead_memory_held_bytes", Help: "Bytes held for connections: input, output and bodies that wait.",
+		}, func() float64 { return float64(b.held.Load()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "fairlead_memory_limit_bytes", Help: "Limit of fairlead_memory_held_bytes: a quarter of the memory limit.",
+		}, func() float64 { return float64(b.limit) }),
 	}
-	return [...]*prometheus.Desc{
-		desc("held_bytes", "Bytes held for connections: input, output and bodies that wait."),
-		desc("limit_bytes", "Limit of fairlead_memory_held_bytes: a quarter of the memory limit."),
-		desc("refused_total", "Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed), body (not kept for a retry).", "what"),
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (b *Bound) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range descs() {
-		to <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (b *Bound) Collect(to chan<- prometheus.Metric) {
-	d := descs()
-	to <- prometheus.MustNewConstMetric(d[0], prometheus.GaugeValue, float64(b.held.Load()))
-	to <- prometheus.MustNewConstMetric(d[1], prometheus.GaugeValue, float64(b.limit))
 	for what := range refusals {
-		to <- prometheus.MustNewConstMetric(d[2], prometheus.CounterValue, float64(b.refused[what].Load()), what.String())
+		all = append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "fairlead_memory_refused_total", ConstLabels: prometheus.Labels{"what": what.String()},
+			Help: "Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed), body (not kept for a retry).",
+		}, func() float64 { return float64(b.refused[what].Load()) }))
 	}
+	return all
 }

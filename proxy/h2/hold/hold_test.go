@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -62,7 +63,7 @@ func TestBodiesAndPromises(t *testing.T) {
 	if !b.Promise(4<<20) || b.Promise(1) {
 		t.Error("want exactly half of the limit promised")
 	}
-	check.Same(t, 5, testutil.CollectAndCount(b), "metrics: what is held, the limit and three kinds of refusals")
+	check.Same(t, 5, must.Get(testutil.GatherAndCount(registered(b)))(t), "metrics: what is held, the limit and three kinds of refusals")
 	b.Promise(-4 << 20)
 	b.Add(3 << 20)
 	if b.Promise(1) {
@@ -96,11 +97,18 @@ func TestLogIsSeldom(t *testing.T) {
 	})
 }
 
+// registered returns a registry with the metrics of b.
+func registered(b *Bound) *prometheus.Registry {
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(b.Metrics()...)
+	return reg
+}
+
 func TestMetrics(t *testing.T) {
 	b := New(1 << 30)
 	b.Add(7)
 	b.Refuse(Stream)
-	must.Do(t, testutil.CollectAndCompare(b, strings.NewReader(`
+	must.Do(t, testutil.GatherAndCompare(registered(b), strings.NewReader(`
 # HELP fairlead_memory_held_bytes Bytes held for connections: input, output and bodies that wait.
 # TYPE fairlead_memory_held_bytes gauge
 fairlead_memory_held_bytes 7
