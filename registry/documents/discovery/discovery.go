@@ -1,9 +1,7 @@
 package discovery
 
 import (
-	"cmp"
 	"context"
-	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -31,7 +29,6 @@ type Config struct {
 // with 503 until Run has read the local apiserver's documents once.
 type Discovery struct {
 	cfg          Config
-	log          *slog.Logger
 	codecs       *codecs
 	aggregations prometheus.Counter
 	sources      *documents.Sources[state]
@@ -60,7 +57,7 @@ type view struct {
 // New returns a Discovery.
 func New(cfg Config) (*Discovery, error) {
 	d := &Discovery{
-		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), departed: make(map[schema.GroupVersion]bool),
+		cfg: cfg, departed: make(map[schema.GroupVersion]bool),
 		aggregations: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "aggregator_discovery_aggregation_count_total", Help: "Counter of number of times discovery was aggregated",
 		}),

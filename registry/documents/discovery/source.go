@@ -7,10 +7,10 @@ import (
 	"maps"
 	"mime"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -272,16 +272,15 @@ func failed(old *state, entries []*registry.Entry, err error) *state {
 // askEach requests each group-version separately.
 func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
 	found := make([]*version, len(entries))
-	var asking sync.WaitGroup
-	slots := make(chan struct{}, maxLegacy)
+	var asking errgroup.Group
+	asking.SetLimit(maxLegacy)
 	for i, e := range entries {
-		slots <- struct{}{}
-		asking.Go(func() {
-			defer func() { <-slots }()
+		asking.Go(func() error {
 			found[i] = d.legacyVersion(ctx, old.version(e.GroupVersion), e)
+			return nil
 		})
 	}
-	asking.Wait()
+	_ = asking.Wait() // no function returns an error
 	var first error
 	next := old.next("")
 	for i, e := range entries {
