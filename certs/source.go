@@ -41,10 +41,10 @@ type followed struct {
 	// mu guards the fields below. Only the goroutine that reads the source writes them.
 	mu      sync.Mutex
 	digest  [sha256.Size]byte // of the last data taken or refused; zero means none yet
-	verdict error             // why it was refused
+	refused bool
 	read    time.Time
 	changed time.Time
-	err     error // of the last read: verdict, or why nothing could be read
+	err     error // of the last read: why it was refused, or why nothing could be read
 }
 
 // load reads the files. changed tells whether the outcome is new.
@@ -68,26 +68,27 @@ func (f *followed) deliver(data map[string][]byte, err error) (changed bool, _ e
 	return f.offer(append(flatten(data), []byte(text(err))), func() error { return f.whole(data, err) })
 }
 
-// offer calls take, unless data is the same as last time: a file that comes back unchanged is no
-// change.
+// offer calls take, unless data is what is in force: a file that comes back unchanged is no change.
+// Refused data is taken again: a file may name another one that was still missing.
 func (f *followed) offer(data [][]byte, take func() error) (changed bool, err error) {
 	sum := digest(data)
 	f.mu.Lock()
-	known, verdict := f.digest == sum, f.verdict
+	known := f.digest == sum
+	inForce := known && !f.refused
 	f.mu.Unlock()
-	if !known {
-		if verdict = take(); verdict != nil {
-			verdict = fmt.Errorf("reading %s: %w", f.use, verdict)
+	if !inForce {
+		if err = take(); err != nil {
+			err = fmt.Errorf("reading %s: %w", f.use, err)
 		}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	changed = !known || text(f.err) != text(verdict)
-	f.digest, f.verdict, f.err, f.read = sum, verdict, verdict, time.Now()
-	if !known && verdict == nil {
+	changed = !known || text(f.err) != text(err)
+	f.digest, f.refused, f.err, f.read = sum, err != nil, err, time.Now()
+	if !inForce && err == nil {
 		f.changed = f.read
 	}
-	return changed, verdict
+	return changed, err
 }
 
 // unreadable notes that nothing could be read.

@@ -296,6 +296,40 @@ func TestFilesFollowed(t *testing.T) {
 }
 
 // With only SNI pairs, no self-signed pair is served in addition.
+// A file may name another one that is not there yet: it is taken again, although it has not changed.
+func TestRefusedFileIsTakenAgain(t *testing.T) {
+	dir := t.TempDir()
+	path, taken := write(t, dir, "config", []byte("first.crt")), ""
+	write(t, dir, "first.crt", []byte("first"))
+	s := store(t, Config{Files: []File{{Use: "config", Path: path, Take: func(named []byte) error {
+		data, err := os.ReadFile(filepath.Join(dir, string(named)))
+		if err == nil {
+			taken = string(data)
+		}
+		return err
+	}}}})
+	f := s.followed[slices.IndexFunc(s.followed, func(f *followed) bool { return f.use == "config" })]
+	for _, step := range []struct {
+		name, file, content string
+		want                string
+		changed, refused    bool
+	}{
+		{name: "unchanged", file: "config", content: "first.crt", want: "first"},
+		{name: "it names what is missing", file: "config", content: "second.crt", want: "first", changed: true, refused: true},
+		{name: "that is still missing", file: "other.crt", content: "other", want: "first", refused: true},
+		{name: "that is there", file: "second.crt", content: "second", want: "second", changed: true},
+		{name: "nothing has changed", file: "second.crt", content: "third", want: "second"},
+	} {
+		write(t, dir, step.file, []byte(step.content))
+		before := f.changed
+		changed, err := f.load()
+		if taken != step.want || changed != step.changed || (err != nil) != step.refused {
+			t.Errorf("%s: took %q, changed %t, %v", step.name, taken, changed, err)
+		}
+		check.Same(t, step.changed && !step.refused, f.changed.After(before), "%s: put in force", step.name)
+	}
+}
+
 func TestSNIAlone(t *testing.T) {
 	s := store(t, Config{SNI: []PairSource{pairFiles(t, pki.NewCA("ca").Issue(pki.Leaf{CommonName: "a.test", Names: []string{"a.test"}}))}})
 	for _, f := range s.followed {
