@@ -20,6 +20,7 @@ import (
 // issuers are the JWT issuers of one configuration.
 type issuers struct {
 	token  authenticator.Token
+	urls   map[string]bool
 	health []func() error
 	cancel context.CancelFunc
 }
@@ -33,7 +34,7 @@ func (b caBundle) CurrentCABundleContent() []byte { return b }
 // own, until ctx ends or cancel is called.
 func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfiguration) (*issuers, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	made := &issuers{cancel: cancel}
+	made := &issuers{urls: urlsOf(config), cancel: cancel}
 	var all []authenticator.Token
 	for i := range config.JWT {
 		// kube-apiserver accepts all algorithms if its flag is not set.
@@ -53,11 +54,25 @@ func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfigurati
 	return made, nil
 }
 
+func urlsOf(config *apiserver.AuthenticationConfiguration) map[string]bool {
+	urls := make(map[string]bool, len(config.JWT))
+	for i := range config.JWT {
+		urls[config.JWT[i].Issuer.URL] = true
+	}
+	return urls
+}
+
 // Issued reports whether a token claims to be a JWT of an issuer in the configuration that was
-// taken last. It verifies nothing.
+// taken last, or in the one that is active until then. It verifies nothing.
 func (t *Tokens) Issued(token string) bool {
-	urls := t.urls.Load()
-	if urls == nil || len(*urls) == 0 {
+	var taken, active map[string]bool
+	if urls := t.urls.Load(); urls != nil {
+		taken = *urls
+	}
+	if i := t.issuers.Load(); i != nil {
+		active = i.urls
+	}
+	if len(taken)+len(active) == 0 {
 		return false
 	}
 	// As in upstream's untrustedIssuer (k8s.io/apiserver/plugin/pkg/authenticator/token/oidc),
@@ -79,7 +94,7 @@ func (t *Tokens) Issued(token string) bool {
 	if claims.Issuer == "accounts.google.com" {
 		claims.Issuer = "https://accounts.google.com"
 	}
-	return (*urls)[claims.Issuer]
+	return taken[claims.Issuer] || active[claims.Issuer]
 }
 
 // err returns an error for all issuers whose keys are still missing.

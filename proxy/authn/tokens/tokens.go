@@ -69,10 +69,7 @@ func (t *Tokens) TakeConfig(data []byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.config = config
-	urls := make(map[string]bool, len(config.JWT))
-	for i := range config.JWT {
-		urls[config.JWT[i].Issuer.URL] = true
-	}
+	urls := urlsOf(config)
 	t.urls.Store(&urls)
 	t.generation.Add(1) // after the store: Issued must be called again
 	latest.Wake(t.changed)

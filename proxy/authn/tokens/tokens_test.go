@@ -159,16 +159,22 @@ func TestIssuer(t *testing.T) {
 	}
 
 	// A configuration whose issuer does not answer is not activated. The next one is, without
-	// waiting for it.
+	// waiting for it. Meanwhile no token of either is the cluster's.
 	dead := issuer.Start(t)
-	text := dead.Config("dead:")
+	text, waits := dead.Config("dead:"), dead.Token(t, nil)
 	dead.Close()
 	must.Do(t, k.TakeConfig([]byte(text)))
 	if got := known(good); !strings.HasPrefix(got, "new:") {
 		t.Errorf("an unreachable issuer replaced the former one: %q", got)
 	}
+	if !k.Issued(good) || !k.Issued(waits) {
+		t.Errorf("while a configuration waits: of the former issuer %t, of the new one %t", k.Issued(good), k.Issued(waits))
+	}
 	must.Do(t, k.TakeConfig([]byte(other.Config(""))))
 	must.Soon(t, 30*time.Second, "the other issuer's", func() bool { return known(other.Token(t, nil)) != "" && known(good) == "" })
+	if k.Issued(good) || k.Issued(waits) {
+		t.Error("removed issuers are still known")
+	}
 }
 
 func TestFileAndIssuer(t *testing.T) {
