@@ -110,6 +110,9 @@ const (
 	// waitForKeys is how long a new configuration waits for its issuers before it is dropped and
 	// the old one stays: kube-apiserver's number.
 	waitForKeys = time.Minute
+	// retryAfter is the pause before a dropped configuration is tried again: an issuer may be away for
+	// longer, and kube-apiserver looks at its file once a minute.
+	retryAfter = time.Minute
 	// askForKeys is the interval of checks meanwhile.
 	askForKeys = 100 * time.Millisecond
 	// retire is how long an old configuration is kept for requests that use it: their limit, see
@@ -118,16 +121,21 @@ const (
 )
 
 // Run activates each new configuration, until ctx ends. The first one is active at once, a later
-// one when all its issuers have their keys, so that a mistake in it does not lock all users out.
+// one when all its issuers have their keys, so that a mistake in it does not lock all users out. If
+// they do not get them in time, it is tried again.
 func (t *Tokens) Run(ctx context.Context) error {
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-t.changed:
+		case <-again:
 		}
+		again = nil
 		if err := t.replace(ctx); err != nil && ctx.Err() == nil {
 			t.log.Error("authentication configuration not activated, the previous one stays", "err", err)
+			again = time.After(t.pause)
 		}
 	}
 }
@@ -155,7 +163,7 @@ func (t *Tokens) replace(ctx context.Context) error {
 
 // await waits until all issuers have their keys, or a newer configuration comes.
 func (t *Tokens) await(ctx context.Context, next *issuers) error {
-	ctx, cancel := context.WithTimeout(ctx, waitForKeys)
+	ctx, cancel := context.WithTimeout(ctx, t.wait)
 	defer cancel()
 	tick := time.NewTicker(askForKeys)
 	defer tick.Stop()

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -23,6 +24,8 @@ type Tokens struct {
 	issuers    atomic.Pointer[issuers]
 	generation atomic.Uint64
 	urls       atomic.Pointer[map[string]bool] // of the issuers of config
+	// wait and pause are waitForKeys and retryAfter, except in tests.
+	wait, pause time.Duration
 
 	mu sync.Mutex // guards the fields below
 	// config is the last one taken; changed holds an element until Run has seen it.
@@ -41,7 +44,7 @@ type Config struct {
 
 // New returns a Tokens that knows no token yet.
 func New(c Config) *Tokens {
-	return &Tokens{log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), judged: c.Judged, changed: make(chan struct{}, 1)}
+	return &Tokens{log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), judged: c.Judged, changed: make(chan struct{}, 1), wait: waitForKeys, pause: retryAfter}
 }
 
 var errJudged = errors.New("jwt: the local apiserver authenticates all tokens: configure its issuers there, or run without one (--registry=dir: without --kubeconfig), or with --local-identity=impersonate")

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -299,4 +301,33 @@ func TestGivenUpConfiguration(t *testing.T) {
 	if err := goleak.Find(before); err != nil {
 		t.Error(err)
 	}
+}
+
+// A configuration whose issuer answers only after the time that is waited for it is activated then.
+func TestLateIssuer(t *testing.T) {
+	first, late := issuer.Start(t), issuer.Start(t)
+	var answers atomic.Bool
+	server, whole := late.Server, late.Server.Config.Handler
+	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !answers.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		whole.ServeHTTP(w, r)
+	})
+	log := make(lines, 1000)
+	k := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	k.wait, k.pause = time.Second, time.Millisecond
+	must.Do(t, k.TakeConfig([]byte(first.Config(""))))
+	must.Run(t, k.Run)
+	<-log
+	must.Do(t, k.TakeConfig([]byte(late.Config(""))))
+	if line := <-log; !strings.Contains(line, "not activated") {
+		t.Fatal(line)
+	}
+	answers.Store(true)
+	must.Soon(t, 30*time.Second, "activated", func() bool {
+		_, ok, _ := k.Review(t.Context(), late.Token(t, nil))
+		return ok
+	})
 }
