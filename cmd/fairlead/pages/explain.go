@@ -39,7 +39,11 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 	}
 	if name := q.Get("user"); name != "" {
 		ask := &proxy.Head{Method: http.MethodPost, Path: "/apis/authorization.k8s.io/v1/subjectaccessreviews"}
-		if _, denied := p.cfg.Explain(r.Context(), ask, u); denied != nil {
+		d, denied := p.cfg.Explain(r.Context(), ask, u)
+		if d.User == nil { // refused before it was authorized
+			denied = d.Err
+		}
+		if denied != nil {
 			http.Error(w, "explaining a request of another user: "+denied.Error(), http.StatusForbidden)
 			return
 		}

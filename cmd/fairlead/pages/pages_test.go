@@ -19,6 +19,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -163,11 +166,20 @@ func TestExplainAnother(t *testing.T) {
 			t.Errorf("%s by %s: code %d, want %d and %s in:\n%s", tc.path, tc.as, got.Code, tc.code, tc.want, body)
 		}
 	}
-	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.http.URL+"/fairlead/explain?user=jane&path="+widgets, nil))(t)
-	r.Header.Set("Test-User", "bob")
-	resp := must.Get(s.http.Client().Do(r))(t)
-	defer resp.Body.Close()
-	check.Same(t, http.StatusForbidden, resp.StatusCode, "bob asks about jane")
+	bob := func() int {
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.http.URL+"/fairlead/explain?user=jane&path="+widgets, nil))(t)
+		r.Header.Set("Test-User", "bob")
+		resp := must.Get(s.http.Client().Do(r))(t)
+		defer resp.Body.Close()
+		return resp.StatusCode
+	}
+	check.Same(t, http.StatusForbidden, bob(), "bob asks about jane")
+	starting := must.Get(registry.New(registry.Config{Directory: s.dir}))(t)
+	door := must.Get(proxy.New(proxy.Config{
+		Table: starting.Table, Authn: must.Get(authn.New(authn.Config{}))(t), Authz: must.Get(authz.New(authz.Config{Review: rights}))(t), Backends: &backend.Pools{},
+	}))(t)
+	s.cfg.Explain = door.Explain
+	check.Same(t, http.StatusForbidden, bob(), "bob asks about jane, and the table is not complete yet")
 }
 
 // Every reason of the registry has its own advice, as have the different messages of probes.
