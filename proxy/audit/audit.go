@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -139,10 +140,12 @@ func source(ev *auditinternal.Event) bound.Source {
 	if name := ev.User.Username; name != "" && name != user.Anonymous {
 		return bound.Source{User: name}
 	}
+	var from bound.Source
 	if n := len(ev.SourceIPs); n > 0 {
-		return bound.Source{Address: ev.SourceIPs[n-1]} // the connection's; others are the client's claims
+		from = bound.Stranger(net.JoinHostPort(ev.SourceIPs[n-1], "0")) // the connection's; others are the client's claims
 	}
-	return bound.Source{}
+	from.Conn = ""
+	return from
 }
 
 func (l *Log) lose(n int) {

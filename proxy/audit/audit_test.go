@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/url"
 	"strings"
@@ -295,18 +296,28 @@ func TestLossesOfOneSource(t *testing.T) {
 		r.Attributes.User, r.SourceIPs = &user.DefaultInfo{Name: name}, []string{address}
 		return r
 	}
-	for name, other := range map[string]*Request{
-		"bob": of("somebody else", "10.0.0.1"), user.Anonymous: of(user.Anonymous, "10.0.0.2"), "": of("", "10.0.0.2"),
+	for name, tc := range map[string]struct {
+		noisy, other *Request
+	}{
+		"a user":               {of("bob", "10.0.0.1"), of("somebody else", "10.0.0.1")},
+		"an address":           {of(user.Anonymous, "10.0.0.1"), of(user.Anonymous, "10.0.0.2")},
+		"an unknown user's":    {of("", "10.0.0.1"), of("", "10.0.0.2")},
+		"a subscriber of IPv6": {of(user.Anonymous, "2001:db8::1"), of(user.Anonymous, "2001:db8:0:1::1")},
 	} {
 		l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
-		noisy := l.Open(of(name, "10.0.0.1"))
-		for range 2 * queued {
-			noisy.Completed(200, "")
+		noisy := []*Event{l.Open(tc.noisy)}
+		if before, found := strings.CutSuffix(tc.noisy.SourceIPs[0], "::1"); found {
+			for i := range 7 {
+				noisy = append(noisy, l.Open(of(user.Anonymous, fmt.Sprintf("%s::%d", before, i+2))))
+			}
+		}
+		for i := range 2 * queued {
+			noisy[i%len(noisy)].Completed(200, "")
 		}
 		lost := testutil.ToFloat64(l.lost)
-		l.Open(other).Completed(200, "")
+		l.Open(tc.other).Completed(200, "")
 		if now := testutil.ToFloat64(l.lost); lost < queued || now != lost {
-			t.Errorf("%q: %v lost, then %v: an event of another source was lost, too", name, lost, now)
+			t.Errorf("%s: %v lost, then %v: an event of another source was lost, too", name, lost, now)
 		}
 	}
 }
