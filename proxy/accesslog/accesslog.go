@@ -62,9 +62,9 @@ const (
 	// soon is the size at which a stripe is written before gather ends; larger writes are no
 	// cheaper per line.
 	soon = 64 << 10
-	// bound is the size at which a stripe drops lines: about four thousand lines, a tenth of a
+	// maxStripe is the size at which a stripe drops lines: about four thousand lines, a tenth of a
 	// second of the busiest connection measured, and 16 MiB in all stripes.
-	bound = 1 << 20
+	maxStripe = 1 << 20
 	// gather is how long lines are gathered: short for a human who follows the file, and thousands
 	// of lines share a system call.
 	gather = 50 * time.Millisecond
@@ -106,7 +106,7 @@ func (l *Log) Add(key uint32, line *Line) {
 	s := &l.stripes[key%stripes]
 	s.mu.Lock()
 	before := len(s.buf)
-	if before >= bound {
+	if before >= maxStripe {
 		s.mu.Unlock()
 		l.lost.Add(1)
 		return

@@ -166,7 +166,7 @@ func TestBound(t *testing.T) {
 			l.Add(3, full())
 		}
 		lost := l.lost.Load()
-		if lost == 0 || cap(l.stripes[3].buf) > 2*bound {
+		if lost == 0 || cap(l.stripes[3].buf) > 2*maxStripe {
 			t.Errorf("%d lost, %d bytes kept", lost, cap(l.stripes[3].buf))
 		}
 		close(g.open)

@@ -3,12 +3,15 @@ package accesslog
 import (
 	"cmp"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // Taps streams to operators the access-log lines of one user's requests, or of requests below a
@@ -24,8 +27,8 @@ type Taps struct {
 }
 
 const (
-	// maxTaps limits the open taps. Each costs every request two comparisons, and a line for each
-	// match.
+	// maxTaps limits the open taps, of which one user leaves one to others. Each costs every request
+	// two comparisons, and a line for each match.
 	maxTaps = 4
 	// maxTapTime ends a forgotten tap.
 	maxTapTime = time.Minute
@@ -39,6 +42,7 @@ const (
 )
 
 type tap struct {
+	by         bound.Source // who opened it
 	user, path string
 
 	mu    sync.Mutex // guards the fields below
@@ -96,18 +100,27 @@ func (t *Taps) replace(one *tap, open bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var list []*tap
+	own := 0
 	if now := t.open.Load(); now != nil {
-		list = slices.DeleteFunc(slices.Clone(*now), func(o *tap) bool { return o == one })
+		for _, o := range *now {
+			if o == one {
+				continue
+			}
+			list = append(list, o)
+			if o.by == one.by {
+				own++
+			}
+		}
 	}
 	if open {
+		if len(list) == maxTaps || own == maxTaps-1 {
+			return false
+		}
 		list = append(list, one)
 	}
-	switch {
-	case len(list) > maxTaps:
-		return false
-	case len(list) == 0:
+	if len(list) == 0 {
 		t.open.Store(nil)
-	default:
+	} else {
 		t.open.Store(&list)
 	}
 	return true
@@ -117,7 +130,9 @@ func (t *Taps) replace(one *tap, open bool) bool {
 // seconds.
 func (t *Taps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	one := &tap{user: q.Get("user"), path: q.Get("path")}
+	u, _ := request.UserFrom(r.Context())
+	one := &tap{by: bound.Caller(u, r.RemoteAddr), user: q.Get("user"), path: q.Get("path")}
+	one.by.Conn = "" // all connections of an address share its taps
 	seconds, err := strconv.Atoi(cmp.Or(q.Get("seconds"), "60"))
 	length := time.Duration(seconds) * time.Second
 	if err != nil || seconds < 1 || length > maxTapTime || one.user+one.path == "" || len(one.user)+len(one.path) > maxTapWord {

@@ -7,12 +7,14 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -63,7 +65,10 @@ func TestTap(t *testing.T) {
 // Taps are limited in number, length and time.
 func TestTapRefuses(t *testing.T) {
 	taps := &Taps{}
-	s := httptest.NewServer(taps)
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		taps.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: r.URL.Query().Get("by")})))
+	})
+	s := httptest.NewServer(handler)
 	t.Cleanup(s.Close) // after all taps end
 	for _, query := range []string{"", "user=x&seconds=61", "user=x&seconds=0", "user=x&seconds=y", "path=/" + strings.Repeat("x", maxTapWord)} {
 		w := httptest.NewRecorder()
@@ -72,14 +77,22 @@ func TestTapRefuses(t *testing.T) {
 		}
 	}
 	var ends []func()
-	for i := range maxTaps {
-		_, end := look(t, s.URL+"?user="+url.QueryEscape(fmt.Sprint(i)))
+	open := func(by string) {
+		_, end := look(t, s.URL+"?user=x&by="+by)
 		ends = append(ends, end)
 	}
-	w := httptest.NewRecorder()
-	if taps.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/?user=x", nil)); w.Code != http.StatusTooManyRequests {
-		t.Errorf("one tap too many: %d", w.Code)
+	tooMany := func(by, what string) {
+		w := httptest.NewRecorder()
+		if handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/?user=x&by="+by, nil)); w.Code != http.StatusTooManyRequests {
+			t.Errorf("%s: %d", what, w.Code)
+		}
 	}
+	for range maxTaps - 1 {
+		open("ann")
+	}
+	tooMany("ann", "the last one, by a user who has all others")
+	open("bob")
+	tooMany("eve", "one tap too many")
 	for _, end := range ends {
 		end()
 	}
