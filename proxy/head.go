@@ -46,6 +46,19 @@ func (h *Head) get(name string) string {
 	return ""
 }
 
+// list returns the values of all fields of a name as one list (RFC 9110 §5.3). The name must be in
+// lower case.
+func (h *Head) list(name string) string {
+	h.steps += len(h.Fields)
+	var values []string
+	for i := range h.Fields {
+		if h.Fields[i].Name == name && h.Fields[i].Value != "" {
+			values = append(values, h.Fields[i].Value)
+		}
+	}
+	return strings.Join(values, ", ")
+}
+
 // headOf returns the head of a net/http request. Path and query come from its URL, which the muxes
 // of the pages also use, so that what is authorized is what is served. RawPath is set if url.URL
 // would write the path differently, so Path has the bytes of the request line.

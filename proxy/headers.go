@@ -97,7 +97,7 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 	}
 	host := h.Authority
 	if trusted {
-		if f := h.get("x-forwarded-for"); f != "" {
+		if f := h.list("x-forwarded-for"); f != "" {
 			client = f + ", " + client
 		}
 		if f := h.get("x-forwarded-host"); f != "" {

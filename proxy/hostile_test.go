@@ -147,14 +147,18 @@ func TestWhatReachesNobody(t *testing.T) {
 }
 
 // The audit log has no text of a client instead of an address, whatever a front proxy passes on,
-// and not more addresses than a chain of proxies has.
+// and not more addresses than a chain of proxies has: the nearest, which a client cannot choose.
 func TestSourceIPs(t *testing.T) {
 	long := strings.Repeat("x", 200<<10)
 	for field, want := range map[string]string{
 		"": "10.0.0.1", "203.0.113.7, ::1": "203.0.113.7 ::1 10.0.0.1", long + " , 203.0.113.7,": "203.0.113.7 10.0.0.1", "fe80::1%" + long: "10.0.0.1",
-		strings.Repeat("1.2.3.4,", 100): strings.Repeat("1.2.3.4 ", maxSources) + "10.0.0.1",
+		strings.Repeat("1.2.3.4,", 100) + "203.0.113.7": strings.Repeat("1.2.3.4 ", maxSources-1) + "203.0.113.7 10.0.0.1",
+		"192.0.2.1,\n192.0.2.2\n203.0.113.7":            "192.0.2.1 192.0.2.2 203.0.113.7 10.0.0.1",
 	} {
-		h := &Head{Fields: []hpack.HeaderField{{Name: "x-forwarded-for", Value: field}}, RemoteIP: "10.0.0.1"}
+		h := &Head{RemoteIP: "10.0.0.1"}
+		for line := range strings.SplitSeq(field, "\n") {
+			h.Fields = append(h.Fields, hpack.HeaderField{Name: "x-forwarded-for", Value: line})
+		}
 		d := &Decision{}
 		if got := strings.Join(sourceIPs(h, d), " "); got != "10.0.0.1" {
 			t.Errorf("%.40q of a stranger: %.80q", field, got)
@@ -166,13 +170,14 @@ func TestSourceIPs(t *testing.T) {
 	}
 }
 
-// X-Forwarded-For counts from a front proxy, not from a stranger.
+// X-Forwarded-For counts from a front proxy, not from a stranger. A front proxy may add a field of
+// its own behind its client's, as HAProxy does.
 func TestForwardedForOfATrustedProxy(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	r := w.request(t, "GET", "/api/v1/pods", nil)
-	r.Header = http.Header{"X-Remote-User": {"carol"}, "X-Forwarded-For": {"203.0.113.7"}}
+	r.Header = http.Header{"X-Remote-User": {"carol"}, "X-Forwarded-For": {"192.0.2.1", "203.0.113.7"}}
 	w.do(t, w.httpClient(t, "h2", w.authorities.front.Issue(pki.Leaf{CommonName: "outer"})), r)
-	check.Same(t, "203.0.113.7, 127.0.0.1", w.local.last(t).header.Get("X-Forwarded-For"), "X-Forwarded-For")
+	check.Same(t, "192.0.2.1, 203.0.113.7, 127.0.0.1", w.local.last(t).header.Get("X-Forwarded-For"), "X-Forwarded-For")
 }
 
 // CVE-2018-1002105: after a backend refused an upgrade, kube-apiserver left the connection to it

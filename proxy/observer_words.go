@@ -43,17 +43,22 @@ func endless(h *Head, d *Decision) bool {
 
 // sourceIPs returns the client's addresses: those of a trusted front proxy's X-Forwarded-For, and
 // the other end of the connection. From other clients that header is not trusted. As in
-// kube-apiserver, what is no address is left out: a proxy passes on what its client has sent.
+// kube-apiserver, what is no address is left out: a proxy passes on what its client has sent. So
+// the nearest addresses, which proxies have added, are kept.
 func sourceIPs(h *Head, d *Decision) []string {
-	var ips []string
-	if d.Credentials.Kind == authn.KindFrontProxy {
-		for text := range strings.SplitSeq(h.get("x-forwarded-for"), ",") {
-			if ip := net.ParseIP(strings.TrimSpace(text)); ip != nil && len(ips) < maxSources {
-				ips = append(ips, ip.String()) // without keeping the field in memory
-			}
-		}
+	ips := []string{h.RemoteIP}
+	if d.Credentials.Kind != authn.KindFrontProxy {
+		return ips
 	}
-	return append(ips, h.RemoteIP)
+	for list := h.list("x-forwarded-for"); list != "" && len(ips) <= maxSources; {
+		at := strings.LastIndexByte(list, ',')
+		if ip := net.ParseIP(strings.TrimSpace(list[at+1:])); ip != nil {
+			ips = append(ips, ip.String()) // without keeping the field in memory
+		}
+		list = list[:max(at, 0)]
+	}
+	slices.Reverse(ips)
+	return ips
 }
 
 // maxSources bounds the addresses of a chain of proxies.
