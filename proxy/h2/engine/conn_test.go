@@ -351,6 +351,40 @@ func TestLateReadingIsNotSilence(t *testing.T) {
 	}
 }
 
+// A client whose window is used up still gets what has come of a watch that a drain has ended, if it
+// is not too slow, and the whole of a log that its backend has ended before.
+func TestDrainDeliversWhatHasCome(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		whole bool
+		after time.Duration
+		want  string
+	}{
+		{"an ended watch", false, 2 * TickEvery, `DATA 1 "ent\n" END`},
+		{"an ended watch that is not read", false, eventPatience + 2*TickEvery, "RST 1 CANCEL"},
+		{"a whole log", true, time.Minute / 4, `DATA 1 "ent\n" END`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r, c := newClient(t)
+			c.window(2)
+			r.plan.LongRunning = true
+			c.get(1)
+			b := r.backend(0)
+			b.begin(1)
+			b.data(1, "event\n", tc.whole)
+			c.wantPart(`DATA 1 "ev"`)
+			r.drain(0)
+			c.see()
+			r.tick(tc.after)
+			c.window(100)
+			if got := strings.Join(c.see(), "|"); !strings.Contains(got, tc.want) {
+				t.Errorf("sees %s, want %s", got, tc.want)
+			}
+			r.clean()
+		})
+	}
+}
+
 // A drain ends a watch between two events, if possible.
 func TestDrainEndsBetweenEvents(t *testing.T) {
 	begin := func(t *testing.T) (*rig, *peer, *peer) {
