@@ -26,8 +26,8 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 		return e.trailers(c, s)
 	}
 	if id <= c.maxID {
-		if c.wasReset(id) || c.ignores(id) {
-			return nil // trailers that were in flight when we reset the stream
+		if c.wasReset(id) || c.ignores(id) { // trailers that were in flight when we reset the stream
+			return c.spend(budget.Control)
 		}
 		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a closed stream"}
 	}

@@ -91,6 +91,19 @@ func TestUnwelcome(t *testing.T) {
 	r.clean()
 }
 
+// Trailers may still come for a stream that was reset, but not any number of them: each is decoded.
+func TestTrailersOfResetStream(t *testing.T) {
+	_, c := newClient(t)
+	c.get(1, "transfer-encoding=chunked")
+	n := 0
+	for ; n < 10_000 && !c.c.closing; n++ {
+		c.send(1, true, "x=y")
+	}
+	if n < 100 || n >= 10_000 {
+		t.Errorf("%d field blocks were accepted for one stream", n)
+	}
+}
+
 // A backend that allows many streams cannot hold up a shard by having all of them visited again and
 // again: a GOAWAY that takes back nothing new visits none, and each that takes back more is
 // charged. A graceful end is free, with any number of streams.
