@@ -150,7 +150,7 @@ func TestWatch(t *testing.T) {
 	next := make(chan string)
 	watch := func(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
-		for {
+		for r.URL.RawQuery != "" {
 			select {
 			case e := <-next:
 				fmt.Fprintln(w, e)
@@ -163,8 +163,10 @@ func TestWatch(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
 		everyWay(t, func(t *testing.T, proto string) {
 			w := newWorld(t, worldConfig{remote: watch, remoteHTTP1: http1})
+			c := w.httpClient(t, proto, nil)
+			w.do(t, c, w.as(t, "bob", "GET", remoteGV+"/widgets", nil)).want(t, 200, "a list") // the backend's protocol is known
 			r := w.as(t, "bob", "GET", remoteGV+"/widgets?watch=true", nil)
-			res := must.Get(w.httpClient(t, proto, nil).Do(r))(t)
+			res := must.Get(c.Do(r))(t)
 			defer res.Body.Close()
 			for _, event := range []string{"one", "two"} {
 				next <- event
@@ -174,12 +176,10 @@ func TestWatch(t *testing.T) {
 				}
 			}
 			w.proxy.EndLongRunning()
-			if proto == "h2" {
-				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to leave
-			}
 			if rest, err := io.ReadAll(res.Body); err != nil || len(rest) != 0 {
 				t.Errorf("ended with %q, %v", rest, err)
 			}
+			must.Soon(t, 10*time.Second, "no request under way, for which a drain would wait", func() bool { return w.proxy.UnderWay() == 0 })
 		})
 	}
 }

@@ -283,12 +283,12 @@ func (s *Server) SendAway() {
 	}
 }
 
-// EndLongRunning ends the long-running requests of RoundTrip's callers between two events, like
-// Shutdown.
+// EndLongRunning ends all long-running requests between two events, like Shutdown, and those that
+// begin later.
 func (s *Server) EndLongRunning() {
 	for _, sh := range s.shards {
 		sh.lock()
-		sh.e.EndGuests(ReasonDrain)
+		sh.e.EndLongRunning(0)
 		sh.settle()
 	}
 }

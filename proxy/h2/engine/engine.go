@@ -88,7 +88,7 @@ type Engine struct {
 	conns        []*Conn
 	pools        map[*Endpoint]*pool
 	draining     bool          // every client gets GOAWAY
-	cutAt        time.Duration // when long-running streams end while draining; 0 means never
+	cutAt        time.Duration // when long-running streams end; 0 means never
 	awayAt       time.Duration // when SendAway was last called; 0 means never
 	awayFrom     time.Duration // when the present series of SendAway calls began
 	ticked       time.Duration // the time of the driver's last tick; 0 means none yet
@@ -408,11 +408,19 @@ func (e *Engine) closeIfDone(c *Conn) {
 	}
 }
 
+// EndLongRunning ends long-running streams after grace, also those that begin later. When it is
+// called again, the earliest end counts.
+func (e *Engine) EndLongRunning(grace time.Duration) {
+	if at := e.now + max(grace, 1); e.cutAt == 0 || at < e.cutAt {
+		e.cutAt = at
+	}
+}
+
 // Drain begins the shutdown: every client gets GOAWAY, and long-running streams end after grace.
 func (e *Engine) Drain(grace time.Duration) {
 	defer e.rescue(nil)
 	e.draining = true
-	e.cutAt = e.now + max(grace, 1)
+	e.EndLongRunning(grace)
 	for _, c := range slices.Clone(e.conns) {
 		e.drainConn(c)
 	}

@@ -183,13 +183,13 @@ func (e *Engine) checkGuests() {
 			e.wakeGuest(g, down)
 		}
 	}
-	if e.draining && e.now >= e.cutAt {
-		e.EndGuests(ReasonDrain)
+	if e.cutAt > 0 && e.now >= e.cutAt {
+		e.endGuests(ReasonDrain)
 	}
 }
 
-// EndGuests ends the guests' long-running requests.
-func (e *Engine) EndGuests(r Reason) {
+// endGuests ends the guests' long-running requests.
+func (e *Engine) endGuests(r Reason) {
 	defer e.rescue(nil)
 	var long []*stream
 	for n := e.guests.first; n != nil; n = n.next {

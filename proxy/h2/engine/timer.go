@@ -82,7 +82,7 @@ func (e *Engine) Tick(now time.Duration) {
 // Pace returns the time until the next tick, unless something happens before. Zero means none.
 func (e *Engine) Pace() time.Duration {
 	switch {
-	case !e.Rests() || e.awaitDial.n > 0 || e.shortTimeout || e.draining:
+	case !e.Rests() || e.awaitDial.n > 0 || e.shortTimeout || e.cutAt > 0:
 		return TickEvery
 	case len(e.conns) > 0 || len(e.pools) > 0 || e.guests.n > 0:
 		return restEvery
@@ -213,7 +213,7 @@ func (e *Engine) checkClosing(c *Conn) {
 
 func (e *Engine) checkClient(c *Conn) error {
 	silent := e.now - c.lastRead
-	if e.draining && e.now >= e.cutAt {
+	if e.cutAt > 0 && e.now >= e.cutAt {
 		e.cutLongRunning(c, nil, ReasonDrain)
 	} else if c.cutAt > 0 && e.now >= c.cutAt {
 		e.cutLongRunning(c, nil, ReasonRetired)
