@@ -98,11 +98,19 @@ func expire(c net.Conn, ping time.Duration) {
 	if !ok {
 		return
 	}
+	limitUnacked(c, ping)
 	// The first probe is after two fifths of the time, then three more: by default 2 s and 3 × 1 s.
 	// The kernel counts in seconds. An error means that the connection is closed.
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: max(ping*2/5, time.Second), Interval: max(ping/5, time.Second), Count: 3})
-	if raw, err := tcp.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { resend(int(fd), ping) })
+}
+
+// limitUnacked limits how long the peer may leave output unacknowledged, or unread beyond its
+// window. Zero means the kernel's default, which is long and allows a peer not to read.
+func limitUnacked(c net.Conn, most time.Duration) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		if raw, err := tcp.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { resend(int(fd), most) })
+		}
 	}
 }
 
@@ -141,7 +149,30 @@ func (e *endpoint) forget(p *plain) {
 
 // pooled signals health if the connection ends by itself, since the server may have died. An end
 // that a response has announced is none of that: in HTTP/1.0, it is how every body ends.
-type pooled struct{ *Conn }
+type pooled struct {
+	*Conn
+	paused bool // the server may pause while it reads a body
+}
+
+// quickBody is the longest body that surely fits into a server's window. The kernel does not
+// distinguish a server that is gone from one that does not read: a longer body is limited by its
+// request's deadline only.
+const quickBody = 32 << 10
+
+// use prepares the connection for a request with a body of n bytes, -1 if unknown. Requests do not
+// overlap.
+func (c *pooled) use(n int64) {
+	paused := n < 0 || n > quickBody
+	if paused == c.paused {
+		return
+	}
+	c.paused = paused
+	limit := c.lease.e.up.pingTimeout()
+	if paused {
+		limit = 0
+	}
+	limitUnacked(c.NetConn(), limit)
+}
 
 func (c *pooled) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)

@@ -1,12 +1,17 @@
 package backend
 
 import (
+	"context"
+	"io"
 	"net"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -45,4 +50,39 @@ func TestExpire(t *testing.T) {
 			t.Errorf("%v: got %v, want %v; keepalive %d, %v", tt.ping, got, tt.want, on, err)
 		}
 	}
+}
+
+// The kernel ends a connection whose server is silent, but not one whose server pauses while it
+// reads a body: there the request's deadline is the limit.
+func TestPausedReader(t *testing.T) {
+	s := newServer(t, protoH1, func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
+	var conn *net.TCPConn
+	f := newFixture(t, func(c *Config) {
+		c.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, address)
+			conn, _ = c.(*net.TCPConn)
+			return c, err
+		}
+	})
+	e := f.set(healthy(s.address))
+	for _, tt := range []struct {
+		size    int
+		unknown bool
+		want    int // ms; zero is the kernel's default
+	}{{0, false, 5000}, {quickBody + 1, false, 0}, {quickBody, false, 5000}, {quickBody, true, 0}, {0, false, 5000}} {
+		r := newRequest(t, http.MethodPost, strings.Repeat("x", tt.size))
+		if tt.unknown {
+			r.ContentLength = -1
+		}
+		res := must.Get(f.RoundTrip(e, r, false))(t)
+		must.Do(t, res.Body.Close())
+		raw := must.Get(conn.SyscallConn())(t)
+		must.Do(t, raw.Control(func(fd uintptr) {
+			got, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
+			if got != tt.want || err != nil {
+				t.Errorf("body of %d bytes, length unknown: %v: %d ms, %v, want %d", tt.size, tt.unknown, got, err, tt.want)
+			}
+		}))
+	}
+	check.Same(t, 1, s.conns.Load(), "connections")
 }

@@ -148,6 +148,7 @@ func (c *call) try(l Lease) *failure {
 		if got, ok := i.Conn.(*pooled); ok {
 			on.Store(got.Conn)
 			got.long.Store(c.long)
+			got.use(c.req.ContentLength)
 		}
 	}})
 	verdict, out := e.state()
