@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -271,5 +272,29 @@ func TestBodyEndsWithConnection(t *testing.T) {
 			check.Same(t, want, f.signals.count(s.address), "signals")
 			check.Same(t, broken, e1(f, e).load() > 0, "suspect")
 		})
+	}
+}
+
+// A server may end its body properly when it notices that its connection is being closed. So what is
+// read after the end of the request is not complete, even if it seems to be.
+func TestBodyEndsWithRequest(t *testing.T) {
+	s := newServer(t, protoH1, func(w http.ResponseWriter, _ *http.Request) {
+		conn, out, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = out.WriteString("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n")
+		_ = out.Flush() // all of it is read with the head
+		_ = conn.Close()
+	})
+	f := newFixture(t, nil)
+	e := f.set(healthy(s.address))
+	ctx, cancel := context.WithCancel(t.Context())
+	res := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, "").WithContext(ctx), false))(t)
+	defer res.Body.Close()
+	cancel()
+	if got, err := io.ReadAll(res.Body); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %q, %v", got, err)
 	}
 }

@@ -196,7 +196,7 @@ func (c *call) try(l Lease) *failure {
 	} else {
 		res.Body = &watchBody{res.Body, on.Load()}
 	}
-	res.Body = &responseBody{ReadCloser: res.Body, done: func() {
+	res.Body = &responseBody{ReadCloser: res.Body, request: c.req.Context(), done: func() {
 		cancel(nil)
 		l.Release()
 		c.body.end()
@@ -245,12 +245,16 @@ func unrepeated(h http.Header) http.Header {
 // responseBody releases everything when the response has been read or closed.
 type responseBody struct {
 	io.ReadCloser
-	done func()
-	over atomic.Bool
+	request context.Context
+	done    func()
+	over    atomic.Bool
 }
 
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF && b.request.Err() != nil { //nolint:errorlint // readers do not wrap it
+		err = context.Cause(b.request) // the server may have ended its body for the end of its connection
+	}
 	if err != nil {
 		b.end()
 	}
