@@ -295,7 +295,6 @@ func TestFilesFollowed(t *testing.T) {
 	must.Soon(t, 10*time.Second, "the kubeconfig", func() bool { return kubeconfig.Load() == "second" })
 }
 
-// With only SNI pairs, no self-signed pair is served in addition.
 // A file may name another one that is not there yet: it is taken again, although it has not changed.
 func TestRefusedFileIsTakenAgain(t *testing.T) {
 	dir := t.TempDir()
@@ -330,6 +329,7 @@ func TestRefusedFileIsTakenAgain(t *testing.T) {
 	}
 }
 
+// With only SNI pairs, no self-signed pair is served in addition.
 func TestSNIAlone(t *testing.T) {
 	s := store(t, Config{SNI: []PairSource{pairFiles(t, pki.NewCA("ca").Issue(pki.Leaf{CommonName: "a.test", Names: []string{"a.test"}}))}})
 	for _, f := range s.followed {
