@@ -295,7 +295,7 @@ func TestFilesFollowed(t *testing.T) {
 	must.Soon(t, 10*time.Second, "the kubeconfig", func() bool { return kubeconfig.Load() == "second" })
 }
 
-// A file may name another one that is not there yet: it is taken again, although it has not changed.
+// A file that names a missing one is taken again, although it has not changed.
 func TestRefusedFileIsTakenAgain(t *testing.T) {
 	dir := t.TempDir()
 	path, taken := write(t, dir, "config", []byte("first.crt")), ""

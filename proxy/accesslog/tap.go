@@ -27,8 +27,8 @@ type Taps struct {
 }
 
 const (
-	// maxTaps limits the open taps, of which one user leaves one to others. Each costs every request
-	// two comparisons, and a line for each match.
+	// maxTaps limits the open taps, of which one user leaves one to others. Each costs every
+	// request two comparisons, and a line for each match.
 	maxTaps = 4
 	// maxTapTime ends a forgotten tap.
 	maxTapTime = time.Minute

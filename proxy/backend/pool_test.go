@@ -275,8 +275,8 @@ func TestBodyEndsWithConnection(t *testing.T) {
 	}
 }
 
-// A server may end its body properly when it notices that its connection is being closed. So what is
-// read after the end of the request is not complete, even if it seems to be.
+// A server may end its body properly when it notices that its connection is being closed. So what
+// is read after the end of the request is not complete, even if it seems to be.
 func TestBodyEndsWithRequest(t *testing.T) {
 	s := newServer(t, protoH1, func(w http.ResponseWriter, _ *http.Request) {
 		conn, out, err := http.NewResponseController(w).Hijack()

@@ -43,6 +43,17 @@ type stand struct {
 	http     *httptest.Server
 }
 
+// newDoor makes a proxy over a table.
+func newDoor(t *testing.T, table func() *registry.Table) (*proxy.Proxy, *backend.Pools) {
+	t.Helper()
+	pools := must.Get(backend.New(backend.Config{
+		Table: table, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
+	}))(t)
+	who := must.Get(authn.New(authn.Config{}))(t)
+	may := must.Get(authz.New(authz.Config{Review: rights}))(t)
+	return must.Get(proxy.New(proxy.Config{Table: table, Authn: who, Authz: may, Backends: pools}))(t), pools
+}
+
 func newStand(t *testing.T) *stand {
 	t.Helper()
 	s := &stand{dir: t.TempDir()}
@@ -52,15 +63,8 @@ func newStand(t *testing.T) *stand {
 	} {
 		s.write(t, file, text)
 	}
-	var err error
 	s.registry = must.Get(registry.New(registry.Config{Directory: s.dir}))(t)
-	pools, err := backend.New(backend.Config{
-		Table: s.registry.Table, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
-	})
-	must.Do(t, err)
-	who := must.Get(authn.New(authn.Config{}))(t)
-	may := must.Get(authz.New(authz.Config{Review: rights}))(t)
-	door := must.Get(proxy.New(proxy.Config{Table: s.registry.Table, Authn: who, Authz: may, Backends: pools}))(t)
+	door, pools := newDoor(t, s.registry.Table)
 	s.Pages = must.Get(New(Config{
 		Table: s.registry.Table, Explain: door.Explain, Draining: s.draining.Load, Version: "v1.2.3",
 		Load: func(e *registry.Entry) (int64, int64, map[string]int64) { return pools.Upstream(e).Load() },

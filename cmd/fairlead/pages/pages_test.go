@@ -19,9 +19,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -175,9 +172,7 @@ func TestExplainAnother(t *testing.T) {
 	}
 	check.Same(t, http.StatusForbidden, bob(), "bob asks about jane")
 	starting := must.Get(registry.New(registry.Config{Directory: s.dir}))(t)
-	door := must.Get(proxy.New(proxy.Config{
-		Table: starting.Table, Authn: must.Get(authn.New(authn.Config{}))(t), Authz: must.Get(authz.New(authz.Config{Review: rights}))(t), Backends: &backend.Pools{},
-	}))(t)
+	door, _ := newDoor(t, starting.Table)
 	s.cfg.Explain = door.Explain
 	check.Same(t, http.StatusForbidden, bob(), "bob asks about jane, and the table is not complete yet")
 }

@@ -110,8 +110,8 @@ const (
 	// waitForKeys is how long a new configuration waits for its issuers before it is dropped and
 	// the old one stays: kube-apiserver's number.
 	waitForKeys = time.Minute
-	// retryAfter is the pause before a dropped configuration is tried again: an issuer may be away for
-	// longer, and kube-apiserver looks at its file once a minute.
+	// retryAfter is the pause before a dropped configuration is tried again: an issuer may be away
+	// for longer, and kube-apiserver looks at its file once a minute.
 	retryAfter = time.Minute
 	// askForKeys is the interval of checks meanwhile.
 	askForKeys = 100 * time.Millisecond

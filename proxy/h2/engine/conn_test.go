@@ -351,8 +351,8 @@ func TestLateReadingIsNotSilence(t *testing.T) {
 	}
 }
 
-// A client whose window is used up still gets what has come of a watch that a drain has ended, if it
-// is not too slow, and the whole of a log that its backend has ended before.
+// A client whose window is used up still gets what has come of a watch that a drain has ended, if
+// it is not too slow, and the whole of a log that its backend has ended before.
 func TestDrainDeliversWhatHasCome(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
