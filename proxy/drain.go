@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -64,8 +65,8 @@ func (e *events) midEvent(waited time.Duration) bool {
 	return last != 0 && engine.AmidEvent(waited, time.Since(time.Unix(0, last)), e.newline.Load())
 }
 
-// endingBody turns a read error into a clean end of the response body, if ending or the end of a
-// stranger's time caused it.
+// endingBody turns a read error into a clean end of the response body, if ending, the end of the
+// trust or the end of a stranger's time caused it.
 type endingBody struct {
 	io.ReadCloser
 	ending, request context.Context
@@ -78,14 +79,14 @@ func (b *endingBody) Read(p []byte) (int, error) {
 		b.events.newline.Store(p[n-1] == '\n')
 		b.events.last.Store(time.Now().UnixNano())
 	}
-	if err != nil && (b.ending.Err() != nil || errors.Is(b.request.Err(), context.DeadlineExceeded)) {
+	if err != nil && (b.ending.Err() != nil || errors.Is(b.request.Err(), context.DeadlineExceeded) || errors.Is(err, backend.ErrCut)) {
 		err = io.EOF
 	}
 	return n, err
 }
 
-func (p *Proxy) endCleanly(res *http.Response, d *Decision, e *events) {
-	if d.LongRunning && res.Body != nil && res.Body != http.NoBody {
-		res.Body = &endingBody{ReadCloser: res.Body, ending: p.ending, request: res.Request.Context(), events: e}
+func (p *Proxy) endCleanly(res *http.Response, x *exchange) {
+	if x.decision.LongRunning && !x.finite() && res.Body != nil && res.Body != http.NoBody {
+		res.Body = &endingBody{ReadCloser: res.Body, ending: p.ending, request: res.Request.Context(), events: &x.events}
 	}
 }

@@ -57,8 +57,19 @@ func (x *exchange) plan() h2.Plan {
 	again := x.head.Method == http.MethodGet || x.head.Method == http.MethodHead
 	p := x.upstream.Plan()
 	p.Authority, p.Remove, p.RemoveResponse, p.Set = d.host(x.head), remove, x.withhold, set
-	p.Deadline, p.LongRunning, p.Again, p.Accept, p.Fail = d.Timeout, d.LongRunning, again && !d.LongRunning, x.accept, x.fail
+	p.Deadline, p.LongRunning, p.Finite, p.Again, p.Accept, p.Fail = d.Timeout, d.LongRunning, x.finite(), again && !d.LongRunning, x.accept, x.fail
 	return p
+}
+
+// finite reports whether a long-running response has an end of its own, so that a part of it must
+// not look like the whole: a log that is not followed, or a download by the verb proxy.
+func (x *exchange) finite() bool {
+	r := &x.decision.Request
+	if r.Subresource != "log" {
+		return r.Verb != "watch"
+	}
+	follow, ok := param(x.head.RawQuery, "follow")
+	return !ok || !saysYes(follow)
 }
 
 // removes reports whether a field or trailer is not forwarded. Trailer itself is forwarded: it is

@@ -133,7 +133,7 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, errRedirect(d.Entry.Name))
 		return
 	}
-	p.endCleanly(res, d, &x.events)
+	p.endCleanly(res, x)
 	d.clean(res.Header)
 	p.relay(w, res)
 	d.clean(w.Header()) // the header holds the trailers, which are sent now

@@ -184,6 +184,36 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// What a drain cuts off looks complete only where nothing can be complete: to its client, half of a
+// log or of a download by proxy would be all of it.
+func TestCutOff(t *testing.T) {
+	for _, http1 := range []bool{false, true} {
+		everyWay(t, func(t *testing.T, proto string) {
+			w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.WriteString(w, "first\n")
+				w.(http.Flusher).Flush()
+				if r.URL.Path != remoteGV {
+					<-r.Context().Done()
+				}
+			}})
+			c := w.httpClient(t, proto, nil)
+			w.do(t, c, w.as(t, "bob", "GET", remoteGV, nil)).want(t, 200, "a document") // the backend's protocol is known
+			ends := make(map[string]*http.Response)
+			for _, path := range []string{"/widgets?watch=1", "/widgets/a/log?follow=true", "/widgets/a/log", "/widgets/a/log?follow=false", "/widgets/a/proxy/dump"} {
+				ends[path] = must.Get(c.Do(w.as(t, "bob", "GET", remoteGV+path, nil)))(t)
+			}
+			w.proxy.EndLongRunning()
+			for path, res := range ends {
+				got, err := io.ReadAll(res.Body)
+				_ = res.Body.Close()
+				if clean := strings.Contains(path, "watch=1") || strings.Contains(path, "follow=true"); string(got) != "first\n" || clean != (err == nil) {
+					t.Errorf("backend over HTTP/1.1 %v: %s: %q, %v, want a clean end: %v", http1, path, got, err, clean)
+				}
+			}
+		})
+	}
+}
+
 // A drain ends no watch in the middle of an event: its client would log an unexpected end.
 func TestWatchEndsBetweenEvents(t *testing.T) {
 	const first, second = "{half of an", " event}\n"

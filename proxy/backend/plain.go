@@ -186,8 +186,7 @@ func (c *pooled) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// watchBody ends cleanly when its connection is cut because it is no longer trusted. To the client
-// it looks like the server's watch timeout: it watches again and reports no error.
+// watchBody ends with ErrCut when its connection is cut.
 type watchBody struct {
 	io.ReadCloser
 	on *Conn
@@ -196,7 +195,7 @@ type watchBody struct {
 func (b *watchBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && b.on != nil && b.on.isCut() {
-		err = io.EOF
+		err = ErrCut
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }

@@ -25,7 +25,10 @@ type Plan struct {
 
 	Deadline    time.Duration // for the whole request; 0 means none
 	LongRunning bool          // a watch, log or the like: not retried once it was sent, and drain gives it the grace
-	GoAway      bool          // send GOAWAY: after this request the client opens a new connection (--goaway-chance)
+	// Finite says that a long-running response has an end of its own, unlike a watch. It is reset
+	// where a watch is ended, because its client could not tell a part of it from the whole.
+	Finite bool
+	GoAway bool // send GOAWAY: after this request the client opens a new connection (--goaway-chance)
 	// Unwelcome charges the connection as for an own answer with 401: 100 requests at once, 20 a
 	// second; beyond that the client gets GOAWAY.
 	Unwelcome bool

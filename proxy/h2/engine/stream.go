@@ -90,11 +90,11 @@ type kept struct {
 	Remove, RemoveResponse func(string) bool
 	Fail                   func(Outcome) http.Handler
 	Done                   func(Outcome)
-	LongRunning            bool
+	LongRunning, Finite    bool
 }
 
 func (p *Plan) keep() kept {
-	return kept{Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done, LongRunning: p.LongRunning}
+	return kept{Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done, LongRunning: p.LongRunning, Finite: p.Finite}
 }
 
 // sending is what a forwarded request needs until the response's head: until then it may be sent

@@ -292,14 +292,14 @@ func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
 // and then the body ends. A client takes that as the end of the watch and begins the next one; it
 // would log a reset as an error. For the rest of an ended watch a client has until endBy; a
 // response that its backend has ended is complete, and delivered like any other. A response with a
-// declared length cannot end early unnoticed, and one that has not begun has no body to end: both
-// are reset.
+// declared length cannot end early unnoticed, a finite one must not, and one that has not begun has
+// no body to end: all are reset.
 func (e *Engine) endLongRunning(s *stream, r Reason) {
 	h := &s.half[down]
 	if h.end && (s.endBy == 0 || e.now < s.endBy) {
 		return // it has ended, and the rest is delivered
 	}
-	if !h.head || h.end || h.declared >= 0 || s.local != nil || s.leg[up] == nil && s.guest == nil {
+	if !h.head || h.end || h.declared >= 0 || s.plan.Finite || s.local != nil || s.leg[up] == nil && s.guest == nil {
 		e.abort(s, r, nil, http2.ErrCodeCancel)
 		return
 	}
