@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -40,6 +42,26 @@ type ownConn struct {
 	net.Conn
 	of      *apiservers
 	address string
+	left    atomic.Bool
+}
+
+func (c *ownConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	return n, c.reason(err)
+}
+
+func (c *ownConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	return n, c.reason(err)
+}
+
+// reason reports a connection that was left as reset by its server: reviews, like other clients of
+// the API, ask again then. With net's own error, for a closed connection, they would fail.
+func (c *ownConn) reason(err error) error {
+	if err != nil && c.left.Load() {
+		return fmt.Errorf("leaving local apiserver %s: %w", c.address, syscall.ECONNRESET)
+	}
+	return err
 }
 
 func (c *ownConn) Close() error {
@@ -110,6 +132,7 @@ func (s *apiservers) prefer(servers []registry.Endpoint) {
 	order = append(order, ill...)
 	s.order.Store(&order)
 	for _, c := range s.connectedTo(ill) {
+		c.left.Store(true)
 		_ = c.Close() // abandoned, so its error does not matter
 	}
 }
