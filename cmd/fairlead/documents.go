@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -74,8 +75,29 @@ func (d *door) fetchRemote(_ context.Context, e *registry.Entry, r *http.Request
 	return d.proxy.Fetch(d.backends.Upstream(e), asAggregator(r), false)
 }
 
-func (d *door) fetchLocal(_ context.Context, r *http.Request) (*http.Response, error) {
-	return d.proxy.Fetch(d.local.Upstream(backend.PoolCertificate), d.asOurselves(r), false)
+// lookLocal is how often fetchLocal looks for a ready apiserver: documents are asked for at once
+// after a restart, and no processor notices twenty looks a second.
+const lookLocal = 50 * time.Millisecond
+
+// fetchLocal sends a request to the local apiserver, once it is ready. One that has just started
+// serves documents without CRDs for a second or two: it has not read them yet.
+func (d *door) fetchLocal(ctx context.Context, r *http.Request) (*http.Response, error) {
+	for err := d.local.Ready(); err != nil; err = d.local.Ready() {
+		select {
+		case <-time.After(lookLocal):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+	res, err := d.proxy.Fetch(d.local.Upstream(backend.PoolCertificate), d.asOurselves(r), false)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.local.Ready(); err != nil { // it restarted, and the request was sent again
+		_ = res.Body.Close()
+		return nil, err
+	}
+	return res, nil
 }
 
 // asOurselves gives one of our own requests the identity that the local apiserver knows us by.

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -52,23 +55,29 @@ func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
 	}
 }
 
-// The local apiserver's probe results reach its pools, and its lost connections the prober.
-func TestLocalApiserverIsProbed(t *testing.T) {
-	var unready atomic.Bool
-	asked := make(chan string, 100)
-	var s *httptest.Server
-	d := buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
-		s = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			asked <- r.Proto + " " + r.URL.Path + " " + r.Header.Get("X-Remote-User") + " " + r.TLS.PeerCertificates[0].Subject.CommonName
-			if unready.Load() {
-				http.Error(w, "[-]etcd failed", http.StatusInternalServerError)
-			}
-		}))
+// doorBefore builds everything that serve builds before a local apiserver, but does not serve.
+func doorBefore(t *testing.T, serve http.HandlerFunc) (d *door, s *httptest.Server) {
+	t.Helper()
+	d = buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
+		s = httptest.NewUnstartedServer(serve)
 		s.EnableHTTP2 = true
 		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS12}
 		s.StartTLS()
 		t.Cleanup(s.Close)
 		o.localAPIServer = []string{s.URL}
+	})
+	return d, s
+}
+
+// The local apiserver's probe results reach its pools, and its lost connections the prober.
+func TestLocalApiserverIsProbed(t *testing.T) {
+	var unready atomic.Bool
+	asked := make(chan string, 100)
+	d, s := doorBefore(t, func(w http.ResponseWriter, r *http.Request) {
+		asked <- r.Proto + " " + r.URL.Path + " " + r.Header.Get("X-Remote-User") + " " + r.TLS.PeerCertificates[0].Subject.CommonName
+		if unready.Load() {
+			http.Error(w, "[-]etcd failed", http.StatusInternalServerError)
+		}
 	})
 	for _, name := range []string{"local apiserver's pools", "local apiserver's prober"} {
 		must.Run(t, d.loops()[name])
@@ -102,4 +111,40 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 	until(registry.Unhealthy, "500: [-]etcd failed")
 	unready.Store(false)
 	until(registry.Healthy, "")
+}
+
+// No document is taken from a local apiserver that is not ready: its discovery lacks CRDs that it
+// has not read yet.
+func TestDocumentsOfAReadyApiserver(t *testing.T) {
+	var d *door
+	report := func(h registry.Health) { d.local.Report(d.localServers()[0].Address, h, "") }
+	restarts, asked := false, 0
+	d, _ = doorBefore(t, func(http.ResponseWriter, *http.Request) {
+		if asked++; restarts {
+			report(registry.Unhealthy)
+		}
+	})
+	must.Run(t, d.loops()["local apiserver's pools"])
+	must.Run(t, func(ctx context.Context) error { return errors.Join(d.frames.Run(ctx), ctx.Err()) })
+	fetch := func(ctx context.Context) error {
+		res, err := d.fetchLocal(ctx, must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://local/apis", nil))(t))
+		if err == nil {
+			_ = res.Body.Close()
+		}
+		return err
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := fetch(over); err == nil || err.Error() != "no local apiserver is healthy" || asked > 0 {
+		t.Errorf("before it is ready: %v, asked %d times", err, asked)
+	}
+	go report(registry.Healthy)
+	if err := fetch(t.Context()); err != nil {
+		t.Errorf("once it is ready: %v", err)
+	}
+	restarts = true
+	if err := fetch(t.Context()); err == nil {
+		t.Error("the answer of one that has restarted meanwhile is taken")
+	}
+	check.Same(t, 2, asked, "requests")
 }
