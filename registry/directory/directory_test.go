@@ -2,7 +2,9 @@ package directory
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,20 +89,45 @@ func TestLocalKeepsItsObjects(t *testing.T) {
 	check.Same(t, 0, c.Timeout, "timeout of the caller's configuration")
 }
 
-// The local apiserver's group-versions are sent when they change, not after every request.
+// The local apiserver's group-versions are sent when they change, not after every request. Those of
+// an apiserver that starts late are sent soon, and none are taken back by one that has just
+// started.
 func TestLocalTellsChanges(t *testing.T) {
+	listOf := func(names ...string) *metav1.APIGroupList {
+		list := &metav1.APIGroupList{}
+		for _, name := range names {
+			list.Groups = append(list.Groups, metav1.APIGroup{Name: name, Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}})
+		}
+		return list
+	}
 	synctest.Test(t, func(t *testing.T) {
-		l := must.Get(newLocal(&rest.Config{Host: "http://localhost"}, nil))(t)
+		l := must.Get(newLocal(&rest.Config{Host: "http://localhost"}, slog.New(slog.DiscardHandler)))(t)
 		var list atomic.Pointer[metav1.APIGroupList]
-		list.Store(&metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}})
-		l.groups = func(context.Context) (*metav1.APIGroupList, error) { return list.Load(), nil }
+		l.groups = func(context.Context) (*metav1.APIGroupList, error) {
+			if list.Load() == nil {
+				return nil, errors.New("refused")
+			}
+			return list.Load(), nil
+		}
 		sent := make(chan []*apiregistrationv1.APIService, 9)
 		go l.run(t.Context(), sent)
-		for n := 1; n <= 2; n++ {
-			time.Sleep(10*localInterval + time.Second)
+		for _, step := range []struct {
+			name  string
+			serve *metav1.APIGroupList
+			wait  time.Duration
+			want  int
+		}{
+			{"it has not started", nil, time.Minute, 0},
+			{"it has just started", listOf("", "apiregistration.k8s.io"), time.Second, 0},
+			{"it has read its APIServices", listOf("", "apiregistration.k8s.io", "b.io"), 2 * localAgain, 1},
+			{"nothing changes", listOf("", "apiregistration.k8s.io", "b.io"), 10 * localInterval, 1},
+			{"it has just restarted", listOf("", "apiregistration.k8s.io"), 10 * localInterval, 1},
+			{"another group", listOf("c.io"), localInterval, 2},
+		} {
+			list.Store(step.serve)
+			time.Sleep(step.wait)
 			synctest.Wait()
-			check.Same(t, n, len(sent), "lists sent")
-			list.Store(&metav1.APIGroupList{})
+			check.Same(t, step.want, len(sent), "%s: lists sent", step.name)
 		}
 	})
 }

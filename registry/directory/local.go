@@ -2,6 +2,7 @@ package directory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -31,6 +32,14 @@ type local struct {
 // this.
 const localInterval = 10 * time.Second
 
+// localAgain is the same after a failure: the group-versions of an apiserver that starts later than
+// this process are missing in the legacy list of groups until then.
+const localAgain = 250 * time.Millisecond
+
+// errUnread is the error for the list of an apiserver that has just started: it names only the
+// group of the APIServices, which it has not read yet.
+var errUnread = errors.New("the local apiserver has not read its APIServices yet")
+
 func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
 	c = rest.CopyConfig(c)
 	c.Timeout = localInterval
@@ -52,10 +61,12 @@ func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
 func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIService) {
 	var last []*apiregistrationv1.APIService
 	failing := false
-	tick := time.NewTicker(localInterval)
-	defer tick.Stop()
 	for {
 		list, err := l.groups(ctx)
+		if err == nil && !slices.ContainsFunc(list.Groups, func(g metav1.APIGroup) bool { return g.Name != "" && g.Name != apiregistrationv1.GroupName }) {
+			err = errUnread
+		}
+		wait := localInterval
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -71,9 +82,11 @@ func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIServi
 				}
 			}
 		}
-		failing = err != nil
+		if failing = err != nil; failing {
+			wait = localAgain
+		}
 		select {
-		case <-tick.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return
 		}
