@@ -82,6 +82,18 @@ func TestDirectoryFollows(t *testing.T) {
 	until(t, r, "one file", func(t *Table) bool { return len(t.Entries()) == 1 })
 }
 
+// A faulty file with a name that is not UTF-8 does not cost the scrape.
+func TestMetricsOfAnOddFile(t *testing.T) {
+	table := Build(Input{Problems: []directory.Fault{{File: "gr\xf6\xdfe.yaml"}}}, nil)
+	reg := prometheus.NewPedanticRegistry()
+	must.Get(newMetrics(func() *Table { return table }, reg))(t)
+	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(`
+# HELP fairlead_registry_file_problems Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.
+# TYPE fairlead_registry_file_problems gauge
+fairlead_registry_file_problems{file="gr�e.yaml"} 1
+`), "fairlead_registry_file_problems"))
+}
+
 func TestDirectoryKeepsTheLastGood(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")

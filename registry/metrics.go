@@ -2,6 +2,7 @@ package registry
 
 import (
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -111,7 +112,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	}
 	faulty := make(map[string]int)
 	for _, p := range t.problems {
-		faulty[p.File]++
+		faulty[strings.ToValidUTF8(p.File, "\ufffd")]++ // no label may have other bytes
 	}
 	for file, n := range faulty {
 		to <- prometheus.MustNewConstMetric(m.files, prometheus.GaugeValue, float64(n), file)
