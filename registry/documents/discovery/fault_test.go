@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -153,6 +155,18 @@ func TestFallback(t *testing.T) {
 		if _, changed, err := st.d.ask(t.Context(), known, st.Table().Entries()); changed || err != nil {
 			t.Errorf("%d: second request: changed %v, %v", code, changed, err)
 		}
+	}
+}
+
+// A legacy list is only read as JSON, for which the backend was asked: in protobuf it may have
+// texts that are not UTF-8, for which clients in other languages reject the whole merged document.
+func TestLegacyProtobuf(t *testing.T) {
+	d := &Discovery{codecs: must.Get(newCodecs())(t)}
+	info, _ := runtime.SerializerInfoForMediaType(d.codecs.legacy.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, APIResources: []metav1.APIResource{{Name: "as", Kind: "A\xff"}}}
+	body := must.Get(runtime.Encode(info.Serializer, list))(t)
+	if doc, err := d.convert(documents.Answer{Header: http.Header{"Content-Type": {runtime.ContentTypeProtobuf}}, Body: body}); err == nil {
+		t.Errorf("it is read as %q", doc.Resources[0].ResponseKind.Kind)
 	}
 }
 

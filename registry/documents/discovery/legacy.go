@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"fmt"
 	"mime"
 	"net/http"
 	"time"
@@ -49,6 +50,9 @@ func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDisco
 		if media, _, err = mime.ParseMediaType(t); err != nil {
 			return nil, err //nolint:wrapcheck // it says what it read
 		}
+	}
+	if media != runtime.ContentTypeJSON { // protobuf may have texts that are not UTF-8: see clean
+		return nil, fmt.Errorf("the media type %q is not JSON", media)
 	}
 	list := &metav1.APIResourceList{}
 	if err := decode(d.codecs.legacy, media, a.Body, list); err != nil {
