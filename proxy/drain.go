@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -65,8 +65,8 @@ func (e *events) midEvent(waited time.Duration) bool {
 	return last != 0 && engine.AmidEvent(waited, time.Since(time.Unix(0, last)), e.newline.Load())
 }
 
-// endingBody turns a read error into a clean end of the response body, if ending, the end of the
-// trust or the end of a stranger's time caused it.
+// endingBody turns a read error into a clean end of the response body, if ending, the end of a
+// stranger's time, or closing a connection that is no longer trusted caused it.
 type endingBody struct {
 	io.ReadCloser
 	ending, request context.Context
@@ -79,7 +79,7 @@ func (b *endingBody) Read(p []byte) (int, error) {
 		b.events.newline.Store(p[n-1] == '\n')
 		b.events.last.Store(time.Now().UnixNano())
 	}
-	if err != nil && (b.ending.Err() != nil || errors.Is(b.request.Err(), context.DeadlineExceeded) || errors.Is(err, backend.ErrCut)) {
+	if err != nil && (b.ending.Err() != nil || errors.Is(b.request.Err(), context.DeadlineExceeded) || errors.Is(err, net.ErrClosed)) {
 		err = io.EOF
 	}
 	return n, err

@@ -27,9 +27,6 @@ var (
 	ErrUnanswered = errors.New("backend did not answer")
 	// ErrBadResponse means that the response is not HTTP. Answer 502.
 	ErrBadResponse = errors.New("backend sent a bad response")
-	// ErrCut is the end of a long-running response whose connection is no longer trusted. End a
-	// watch there as its server's timeout would: its client watches again and reports no error.
-	ErrCut = errors.New("the connection is no longer trusted")
 )
 
 // kind is how a try failed. It decides about retries, and labels metrics.

@@ -186,7 +186,7 @@ func (c *pooled) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// watchBody ends with ErrCut when its connection is cut.
+// watchBody ends with net.ErrClosed when its connection is cut because it is no longer trusted.
 type watchBody struct {
 	io.ReadCloser
 	on *Conn
@@ -195,7 +195,7 @@ type watchBody struct {
 func (b *watchBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && b.on != nil && b.on.isCut() {
-		err = ErrCut
+		err = net.ErrClosed
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }

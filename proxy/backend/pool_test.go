@@ -151,7 +151,7 @@ func TestTrustEnds(t *testing.T) {
 		_ = next.Body.Close() // with its connection
 		synctest.Wait()
 		check.Same(t, 2, f.Upstream(e).meter.connections.Load(), "pooled connections, the two old ones")
-		if _, err := io.ReadAll(watch.Body); !errors.Is(err, ErrCut) || time.Since(start) != watchGrace {
+		if _, err := io.ReadAll(watch.Body); !errors.Is(err, net.ErrClosed) || time.Since(start) != watchGrace {
 			t.Errorf("the watch ended after %v with %v", time.Since(start), err)
 		}
 		_ = watch.Body.Close()
