@@ -273,6 +273,23 @@ func TestBodyEndsWithConnection(t *testing.T) {
 	}
 }
 
+// Health learns how fast a server answers, not how slowly a client uploads.
+func TestSlowUploadIsNotObserved(t *testing.T) {
+	s := newServer(t, protoH1, func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
+	const slow = time.Second
+	observed := make(chan time.Duration, 1)
+	f := newFixture(t, func(c *Config) { c.Observe = func(_, _ string, took time.Duration) { observed <- took } })
+	body, upload := io.Pipe()
+	time.AfterFunc(slow, func() { _ = upload.Close() })
+	r := newRequest(t, http.MethodPost, "")
+	r.Body, r.ContentLength = body, -1
+	res := must.Get(f.RoundTrip(f.set(healthy(s.address)), r, false))(t)
+	must.Do(t, res.Body.Close())
+	if took := <-observed; took <= 0 || took >= slow {
+		t.Errorf("observed %v", took)
+	}
+}
+
 // A server may end its body properly when it notices that its connection is being closed. So what
 // is read after the end of the request is not complete, even if it seems to be.
 func TestBodyEndsWithRequest(t *testing.T) {

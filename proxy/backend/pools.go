@@ -40,7 +40,7 @@ type Config struct {
 	// Signal reports to health that live traffic found an endpoint failing: a dial, a handshake, an
 	// unanswered ping, a lost connection. It must not block. It may be nil.
 	Signal func(apiService, address string, err error)
-	// Observe reports to health how long an endpoint took from the sending of a request to the
+	// Observe reports to health how long an endpoint took from the end of a request to the
 	// first byte of its response, for every request that is not long-running. It is on the hot
 	// path: it must not block, lock or allocate. It may be nil.
 	Observe func(apiService, address string, took time.Duration)

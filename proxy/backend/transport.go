@@ -144,13 +144,14 @@ func (c *call) try(l Lease) *failure {
 	}
 	ctx, cancel := context.WithCancelCause(c.req.Context())
 	var on atomic.Pointer[Conn]
+	start, sent := time.Now(), atomic.Int64{} // the time until the whole request was sent
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		if got, ok := i.Conn.(*pooled); ok {
 			on.Store(got.Conn)
 			got.long.Store(c.long)
 			got.use(c.req.ContentLength)
 		}
-	}})
+	}, WroteRequest: func(httptrace.WroteRequestInfo) { sent.Store(int64(time.Since(start))) }})
 	verdict, out := e.state()
 	if out && c.elsewhere(l) { // ejected since it was chosen
 		cancel(nil)
@@ -166,7 +167,6 @@ func (c *call) try(l Lease) *failure {
 			cancel(errPatience)
 		}
 	})
-	start := time.Now()
 	res, err := p.transport.RoundTrip(c.outgoing(ctx, e.address))
 	stays()
 	patience.Stop()
@@ -191,10 +191,11 @@ func (c *call) try(l Lease) *failure {
 	if got := on.Load(); got != nil && res.Close {
 		got.last.Store(true)
 	}
-	if !c.long {
-		c.u.Observe(e.address, time.Since(start))
-	} else {
+	switch whole := sent.Load(); {
+	case c.long:
 		res.Body = &watchBody{res.Body, on.Load()}
+	case whole > 0: // else it came before the end of the request
+		c.u.Observe(e.address, time.Since(start)-time.Duration(whole))
 	}
 	res.Body = &responseBody{ReadCloser: res.Body, request: c.req.Context(), done: func() {
 		cancel(nil)

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -85,4 +86,27 @@ func TestLatePlan(t *testing.T) {
 		t.Errorf("the client sees %s", got)
 	}
 	r.clean()
+}
+
+// Answer begins with the end of the request: a slow upload is not the endpoint's fault.
+func TestAnswerOfSlowUpload(t *testing.T) {
+	for early, want := range map[bool]time.Duration{false: 2 * TickEvery, true: 0} {
+		r := newRig(t)
+		c := r.client()
+		c.request(1, "POST", false)
+		b := r.backend(0)
+		r.tick(TickEvery)
+		if early {
+			b.respond(1, "")
+		}
+		c.data(1, "late", true)
+		r.tick(2 * TickEvery)
+		if !early {
+			b.respond(1, "")
+		}
+		if got := r.outcomes[0].Answer; got != want {
+			t.Errorf("answered before the end of the request: %v: %v, want %v", early, got, want)
+		}
+		r.clean()
+	}
 }

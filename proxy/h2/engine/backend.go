@@ -93,7 +93,9 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 		return nil
 	}
 	s.waited = e.now
-	s.answer = e.now - s.sent
+	if s.half[up].sentEnd {
+		s.answer = e.now - max(s.sent, s.whole)
+	}
 	s.status = int16(r.Status)
 	d.declared, d.end, d.head, d.sentEnd = r.ContentLength, c.blockES, true, c.blockES
 	e.freeSending(s)

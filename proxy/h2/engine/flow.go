@@ -141,6 +141,9 @@ func (e *Engine) sendQueued(c *Conn, s *stream, d dir) {
 func (e *Engine) sendEnd(dst *Conn, s *stream, d dir) {
 	h := &s.half[d]
 	h.sentEnd = true
+	if d == up {
+		s.whole = e.now
+	}
 	if h.trailers != nil {
 		dst.writeHeaders(s.id[1-d], true, h.trailers)
 		if d == down || !h.q.keep {

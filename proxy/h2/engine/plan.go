@@ -97,7 +97,10 @@ type Outcome struct {
 	Wait     time.Duration // from the head's arrival to the final response head; 0 means there was none
 	Placed   time.Duration // from the head's arrival until it was last sent to Endpoint; 0 means at once or never
 	New      bool          // sent over a connection that had answered nothing yet
-	Answer   time.Duration // from sending the head to Endpoint to its final response head; 0 means it sent none
+	// Answer is the time from the end of the request to the final response head of Endpoint, on
+	// which a slow upload has no effect. Zero means that there was no such head, or that it came
+	// before the end of the request.
+	Answer time.Duration
 }
 
 // Upstream chooses the endpoints of a backend. All requests to the backend share it.

@@ -47,7 +47,8 @@ type stream struct {
 	started time.Duration // on the engine's clock
 	waited  time.Duration // when the final response head came
 	sent    time.Duration // when the head was last sent to a backend
-	answer  time.Duration // time from sent to the backend's final response head
+	whole   time.Duration // when the end of its body was last sent to a backend
+	answer  time.Duration // time from the end of the request to the backend's final response head
 	timer   node          // in a slot of the wheel
 	expires time.Duration // when the timer fires; draining and endBy say what for
 	event   time.Duration // when body bytes last came from the backend
