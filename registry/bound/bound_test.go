@@ -114,6 +114,16 @@ func TestLentPlacesComeBack(t *testing.T) {
 	check.Same(t, 62, len(bob), "places of the later source")
 }
 
+// TestFirstQuarter: places lent from the first quarter count for no source.
+func TestFirstQuarter(t *testing.T) {
+	p, ann := &Places{Lend: true}, Source{User: "ann"}
+	for _, counted := range fill(p, ann, 1000, 400)[100:] {
+		counted.Leave()
+	}
+	fill(p, Source{User: "bob"}, 200, 400)
+	check.Same(t, 100, len(fill(p, ann, 1000, 400)), "places beside the first hundred")
+}
+
 func TestPlacesAllocateNothing(t *testing.T) {
 	p, s := &Places{Lend: true}, Source{User: "ann"}
 	for _, most := range []int64{1, 400} { // counted by source, and not
