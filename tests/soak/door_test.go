@@ -57,7 +57,7 @@ func (w *world) raiseDoor(ctx context.Context, fairlead, name string) *door {
 		"--access-log=" + filepath.Join(w.Dir(), "access-"+name+".jsonl"),
 	}}))(w.t)
 	d := &door{Front: front, name: name}
-	d.admin = &http.Client{Transport: transport(w.clientTLS(w.PKI.Admin), true), Timeout: 3 * time.Second} // a stopped door does not answer
+	d.admin = &http.Client{Transport: transport(w.clientTLS(w.PKI.Admin), *lane == "h2"), Timeout: 3 * time.Second} // a stopped door does not answer
 	d.probe = &http.Client{Transport: transport(w.clientTLS(cluster.Pair{}), false), Timeout: time.Second}
 	following, stop := context.WithCancel(ctx)
 	var owners sync.WaitGroup
