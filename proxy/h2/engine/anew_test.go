@@ -260,8 +260,32 @@ func TestClientsTricks(t *testing.T) {
 }
 
 // A shared connection is not charged for a client's behavior: a client that cancels as fast as it
-// may, and sends bodies byte by byte, does not end it.
+// may, and sends bodies byte by byte, does not end it. Nor does one that asks again and again for
+// what the backend answers wrongly.
 func TestSharedConnectionOutlivesClients(t *testing.T) {
+	for name, ask := range map[string]func(c, b *peer, id uint32){
+		"cancel": func(c, b *peer, id uint32) {
+			c.request(id, "POST", false)
+			c.data(id, "x", false)
+			sent := b.c.maxID
+			c.rst(id, http2.ErrCodeCancel)
+			b.headers(sent, true, ":status=200") // crosses the client's reset
+			_ = b.fr.WriteRSTStream(sent, http2.ErrCodeNo)
+			b.flush()
+		},
+		"bad answers": func(c, b *peer, id uint32) {
+			c.get(id)
+			b.headers(b.c.maxID, false, ":status=200", "content-length=9") // Go's servers allow a shorter body
+			b.data(b.c.maxID, "hello", true)
+		},
+	} {
+		t.Run(name, func(t *testing.T) { outlives(t, ask) })
+	}
+}
+
+// outlives checks that a watch on the same connection to a backend continues.
+func outlives(t *testing.T, ask func(c, b *peer, id uint32)) {
+	t.Helper()
 	r := newRig(t)
 	watcher := r.client()
 	r.plan.LongRunning = true
@@ -272,13 +296,7 @@ func TestSharedConnectionOutlivesClients(t *testing.T) {
 	for i := range 20 {
 		c := r.client()
 		for id := uint32(1); id < 800 && !c.c.closing; id += 2 {
-			c.request(id, "POST", false)
-			c.data(id, "x", false)
-			sent := b.c.maxID
-			c.rst(id, http2.ErrCodeCancel)
-			b.headers(sent, true, ":status=200") // crosses the client's reset
-			_ = b.fr.WriteRSTStream(sent, http2.ErrCodeNo)
-			b.flush()
+			ask(c, b, id)
 		}
 		if b.c.closing {
 			t.Fatalf("the shared connection was ended after %d clients: %s", i, fmt.Sprint(b.see()))

@@ -231,16 +231,17 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	return nil
 }
 
-// violation ends a stream whose peer on one side broke the protocol.
+// violation ends a stream whose peer on one side broke the protocol. A backend is not charged:
+// clients decide how often they ask for what it answers wrongly, and others share its connection.
 func (e *Engine) violation(s *stream, side dir, code http2.ErrCode, why string) *connError {
-	c := s.leg[side]
 	e.Count.reset(resetProtocol)
-	if side == up {
-		e.abort(s, ReasonClientReset, fmt.Errorf("client broke the protocol: %s", why), code)
-	} else {
+	if side == down {
 		e.reset(s, down, code)
 		e.failed(s, failure{reason: ReasonBadResponse, err: errors.New(why), final: true})
+		return nil
 	}
+	c := s.leg[up]
+	e.abort(s, ReasonClientReset, fmt.Errorf("client broke the protocol: %s", why), code)
 	return c.spend(budget.Reset)
 }
 
