@@ -46,5 +46,9 @@ func (b *Budget) Spend(n int, now time.Duration) bool {
 // Completed refunds the budget for a request that was answered.
 func (b *Budget) Completed() { b.left = min(Burst, b.left+completed) }
 
+// Acknowledged refunds what two frames cost with which a peer returns the credit of one frame of
+// DATA: for its stream and for the connection.
+func (b *Budget) Acknowledged() { b.left = min(Burst, b.left+2*Control) }
+
 // Last sets the remaining budget to n, for streams in flight while their connection is closed.
 func (b *Budget) Last(n int) { b.left = n }

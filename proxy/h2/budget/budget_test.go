@@ -37,4 +37,9 @@ func TestBudget(t *testing.T) {
 	if n := spent(Reset, year); n != 1 { // two, minus the refused one
 		t.Errorf("%d resets after two requests", n)
 	}
+	b = New(0)
+	b.Acknowledged()
+	check.Same(t, Burst, spent(Control, 0), "frames at once, whatever was sent before")
+	b.Acknowledged()
+	check.Same(t, 1, spent(Control, 0), "frames after DATA: two, minus the refused one")
 }

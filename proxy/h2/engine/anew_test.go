@@ -260,8 +260,8 @@ func TestClientsTricks(t *testing.T) {
 }
 
 // A shared connection is not charged for a client's behavior: a client that cancels as fast as it
-// may, and sends bodies byte by byte, does not end it. Nor does one that asks again and again for
-// what the backend answers wrongly.
+// may, and sends bodies byte by byte, does not end it, even if the backend returns the credit of
+// each byte. Nor does one that asks again and again for what the backend answers wrongly.
 func TestSharedConnectionOutlivesClients(t *testing.T) {
 	for name, ask := range map[string]func(c, b *peer, id uint32){
 		"cancel": func(c, b *peer, id uint32) {
@@ -272,6 +272,14 @@ func TestSharedConnectionOutlivesClients(t *testing.T) {
 			b.headers(sent, true, ":status=200") // crosses the client's reset
 			_ = b.fr.WriteRSTStream(sent, http2.ErrCodeNo)
 			b.flush()
+		},
+		"small frames": func(c, b *peer, id uint32) {
+			c.request(id, "POST", false)
+			c.data(id, "x", false)
+			_ = b.fr.WriteWindowUpdate(0, 1)
+			_ = b.fr.WriteWindowUpdate(b.c.maxID, 1)
+			c.data(id, "", true)
+			b.respond(b.c.maxID, "ok")
 		},
 		"bad answers": func(c, b *peer, id uint32) {
 			c.get(id)

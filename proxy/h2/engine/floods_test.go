@@ -10,6 +10,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -27,6 +28,52 @@ func TestWindowSeesaw(t *testing.T) {
 		t.Errorf("%d SETTINGS were accepted, for 250 streams each", n)
 	}
 	r.clean()
+}
+
+// Credit is only free for a backend, and only if its window is not what makes the frames of DATA
+// small.
+func TestDribble(t *testing.T) {
+	for name, flood := range map[string]func(c, b *peer) *peer{
+		"stream's window": func(c, b *peer) *peer {
+			if b.c.peerWindow > 0 {
+				b.window(0)
+			}
+			c.data(1, "xx", false)
+			_ = b.fr.WriteWindowUpdate(1, 1)
+			return b
+		},
+		"connection's window": func(c, b *peer) *peer {
+			if b.c.window == defaultWindow {
+				b.window(1 << 20)
+				for range defaultWindow/1000 + 1 {
+					c.data(1, strings.Repeat("x", 1000), false)
+				}
+			}
+			c.data(1, "xx", false)
+			_ = b.fr.WriteWindowUpdate(0, 1)
+			return b
+		},
+		"client": func(c, b *peer) *peer {
+			if !b.c.useful {
+				b.begin(1)
+			}
+			b.data(1, "x", false)
+			_ = c.fr.WriteWindowUpdate(1, 1)
+			return c
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, c, b := posted(t)
+			n := 0
+			for p := c; n < 100_000 && !p.c.closing; n++ {
+				p = flood(c, b)
+				p.flush()
+			}
+			if n > 2*budget.Burst {
+				t.Errorf("%d WINDOW_UPDATEs of a byte were accepted", n)
+			}
+		})
+	}
 }
 
 // A connection with many requests that get 401 is sent GOAWAY, and the other requests on it are

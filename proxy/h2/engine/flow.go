@@ -70,6 +70,11 @@ func (e *Engine) send(dst *Conn, s *stream, d dir, p []byte) int {
 	h.window -= int32(n)
 	dst.window -= int32(n)
 	h.sent += int64(n)
+	if d == up && h.window > 0 && dst.window > 0 {
+		// Clients decide how small the frames are, and some servers (Go's before x/net v0.5) return
+		// the credit of each at once. A window that is used up has made the frame small itself.
+		dst.budget.Acknowledged()
+	}
 	e.giveStreamCredit(s, d, n)
 	return n
 }
