@@ -307,9 +307,9 @@ func TestLeave(t *testing.T) {
 }
 
 // One backend gets half of a server-wide limit, at least one place, separately for reads and
-// writes.
+// writes. One user leaves some of that to others.
 func TestShareOfServerWideLimit(t *testing.T) {
-	for limit, share := range map[int]int{1: 1, 2: 1, 3: 2, 5: 3} {
+	for limit, users := range map[int][]string{1: {"bob"}, 2: {"bob"}, 3: {"carol", "bob"}, 5: {"carol", "carol", "bob"}} {
 		began, end := make(chan struct{}), make(chan struct{})
 		w := newWorld(t, worldConfig{maxInFlight: limit, remote: func(_ http.ResponseWriter, r *http.Request) {
 			if strings.HasSuffix(r.URL.Path, "/slow") {
@@ -317,21 +317,27 @@ func TestShareOfServerWideLimit(t *testing.T) {
 				<-end
 			}
 		}})
-		held := make(chan answer, share)
-		for i := range share {
-			go func() { held <- w.get(t, []string{"h2", "http/1.1"}[i%2], remoteGV+"/widgets/slow") }()
+		read := func(proto, user, name string) answer {
+			return w.do(t, w.httpClient(t, proto, nil), w.as(t, user, "GET", remoteGV+"/widgets"+name, nil))
+		}
+		held := make(chan answer, len(users))
+		for i, user := range users {
+			if i > 0 && i == len(users)-1 {
+				read("h2", users[0], "").want(t, 429, "the last place, limit", limit)
+			}
+			go func() { held <- read([]string{"h2", "http/1.1"}[i%2], user, "/slow") }()
 			<-began
 		}
 		everyWay(t, func(t *testing.T, proto string) {
-			if got := w.get(t, proto, remoteGV+"/widgets"); got.status != 429 || got.header.Get("Retry-After") != "1" {
-				t.Errorf("limit %d, %d under way: another is answered with %d", limit, share, got.status)
+			if got := read(proto, "bob", ""); got.status != 429 || got.header.Get("Retry-After") != "1" {
+				t.Errorf("limit %d, %d under way: another is answered with %d", limit, len(users), got.status)
 			}
 			w.get(t, proto, "/api/v1/pods").want(t, 200, "a local read, limit", limit)
 			w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "POST", remoteGV+"/widgets", nil)).want(t, 200, "a write, limit", limit)
 		})
 		close(end)
-		for range share {
-			(<-held).want(t, 200, "one of", share)
+		for range users {
+			(<-held).want(t, 200, "one of", len(users))
 		}
 		w.settled(t)
 		w.get(t, "h2", remoteGV+"/widgets").want(t, 200, "none under way, limit", limit)

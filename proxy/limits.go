@@ -48,10 +48,11 @@ func (l *limits) of(verb string) *limit {
 // place is what a forwarded request holds while it is in flight. The zero place holds nothing.
 type place struct {
 	// slow says, before the place is taken, that a stranger can make the request last.
-	slow            bool
-	server, backend bound.Place
-	share           func()
-	count           *atomic.Int64
+	slow bool
+	// server is one of all remotes' places, share one of its upstream's share of them, backend one
+	// of the upstream's own.
+	server, share, backend bound.Place
+	count                  *atomic.Int64
 }
 
 // source returns the source of a request for all limits: its user, or with impersonation the
@@ -106,7 +107,7 @@ func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.
 		if held.server, ok = l.places.Take(from, 1, l.max); !ok {
 			return errBusy("the front door")
 		}
-		if held.share, ok = u.AcquireShare(l.write, l.share); !ok {
+		if held.share, ok = u.AcquireShare(from, l.write, l.share); !ok {
 			held.leave()
 			return errBusy(d.name())
 		}
@@ -131,10 +132,8 @@ func (h *place) leave() {
 	if h.count != nil {
 		h.count.Add(-1)
 	}
-	if h.share != nil {
-		h.share()
-	}
 	h.server.Leave()
+	h.share.Leave()
 	h.backend.Leave()
 	*h = place{}
 }

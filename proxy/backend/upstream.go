@@ -43,11 +43,9 @@ type Upstream struct {
 	carrier atomic.Pointer[Upstream]
 
 	inFlight, longRunning bound.Places
-	// reads and writes count the requests that AcquireShare has admitted.
-	reads, writes atomic.Int64
-	// The release functions are made once, so that AcquireShare does not allocate.
-	releaseRead, releaseWrite func()
-	budget                    budget
+	// reads and writes are the places that AcquireShare has given.
+	reads, writes bound.Places
+	budget        budget
 
 	// mu guards endpoints and orders changes of view. It is never held during I/O.
 	mu        sync.Mutex
@@ -138,9 +136,9 @@ func newUpstream(name string, o *shared, t target) *Upstream {
 	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
 	u.frames = h2.Upstream{Pick: u.pick, Retried: u.retried}
 	u.mayRetry = u.allowRetry
-	u.inFlight.Lend, u.longRunning.Lend = true, true // one controller may be the only client of an extension server
-	u.releaseRead = func() { u.reads.Add(-1) }
-	u.releaseWrite = func() { u.writes.Add(-1) }
+	for _, places := range []*bound.Places{&u.inFlight, &u.longRunning, &u.reads, &u.writes} {
+		places.Lend = true // one controller may be the only client of an extension server
+	}
 	u.budget.init()
 	u.view.Store(&view{})
 	return u
@@ -181,19 +179,17 @@ func (u *Upstream) Acquire(from bound.Source, longRunning bool) (place bound.Pla
 }
 
 // AcquireShare takes a place among the reads or writes of this backend. limit is the backend's
-// share of a limit of the whole server, so that a slow backend cannot use all of it. It is called
-// in addition to Acquire.
-func (u *Upstream) AcquireShare(write bool, limit int64) (release func(), ok bool) {
-	count, release := &u.reads, u.releaseRead
+// share of a limit of the whole server, so that a slow backend cannot use all of it; one source
+// leaves some of that to others. It is called in addition to Acquire.
+func (u *Upstream) AcquireShare(from bound.Source, write bool, limit int64) (place bound.Place, ok bool) {
+	places := &u.reads
 	if write {
-		count, release = &u.writes, u.releaseWrite
+		places = &u.writes
 	}
-	if count.Add(1) > limit {
-		count.Add(-1)
+	if place, ok = places.Take(from, 1, limit); !ok {
 		u.meter.reject(false)
-		return nil, false
 	}
-	return release, true
+	return place, ok
 }
 
 // update applies a new view: it adds new endpoints, and drains removed ones. It reports whether any
