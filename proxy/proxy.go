@@ -34,9 +34,9 @@ type Proxy struct {
 	frames       *frames
 	copies       buffers
 	underWay     underWay
-	// bodyTime, unreadRest, answerTime and halfOpen are the constants, except in tests. proofs are
-	// the running proofs, by token.
-	bodyTime, unreadRest, answerTime, halfOpen time.Duration
+	// bodyTime, unreadRest, answerTime, halfOpen and pageTime are the constants, except in tests.
+	// proofs are the running proofs, by token.
+	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration
 
 	proofs   singleflight.Group
 	sessions sessions
@@ -62,7 +62,7 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p := &Proxy{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(),
-		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen,
+		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
 	var err error
 	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table, append(p.active(), p.givenUp.refused)...); err != nil {
@@ -203,6 +203,11 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 	p.serveDecision(w, r, x)
 }
 
+// pageTime is kube-apiserver's --request-timeout, after which it ends a response, too.
+const pageTime = time.Minute
+
+// servePage serves a page of this process. A client that does not read it must not keep what the
+// page holds: a list of APIServices has one of a few places, and all objects in memory.
 func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 	if p.cfg.Pages == nil {
 		p.writeError(w, r, errNotFound())
@@ -212,6 +217,8 @@ func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 		var stop context.CancelFunc
 		r, stop = p.endable(r, &exchangeOf(r.Context()).events)
 		defer stop()
+	} else {
+		defer time.AfterFunc(p.pageTime, func() { p.hasten(w) }).Stop()
 	}
 	p.cfg.Pages.ServeHTTP(w, r)
 }
