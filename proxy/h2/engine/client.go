@@ -119,7 +119,7 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 	}
 	if s == nil {
 		if p.Done != nil {
-			e.calls = append(e.calls, call{done: p.Done, outcome: Outcome{Reason: ReasonClientReset}})
+			e.calls = append(e.calls, call{done: p.Done, outcome: Outcome{Reason: ReasonClientReset, Duration: t.took}})
 		}
 		return
 	}

@@ -485,10 +485,12 @@ func TestParkedStream(t *testing.T) {
 	// For a plan that comes too late, only Done is called.
 	resume = nil
 	c.get(5)
+	r.tick(2 * time.Second)
 	c.rst(5, http2.ErrCodeCancel)
+	r.tick(time.Second)
 	n := len(r.outcomes)
 	resume(r.forward(r.ep))
-	if len(r.outcomes) != n+1 || r.outcomes[n].Reason != ReasonClientReset {
+	if len(r.outcomes) != n+1 || r.outcomes[n].Reason != ReasonClientReset || r.outcomes[n].Duration != 2*time.Second {
 		t.Errorf("outcomes %+v", r.outcomes[n:])
 	}
 	resume(r.forward(r.ep)) // a second call is harmless

@@ -173,6 +173,7 @@ type ticket struct {
 	s      *stream    // nil means that the stream has ended or was resumed
 	head   *wire.Head // of a parked stream
 	resume func(Plan)
+	took   time.Duration // until a parked stream ended
 }
 
 func (e *Engine) newStream(c *Conn, id uint32) *stream {
@@ -221,7 +222,8 @@ func (e *Engine) endIfDone(s *stream) {
 	}
 	e.notifyGuest(s)
 	if s.parked {
-		s.ticket.s, s.ticket.head = nil, nil // a plan that still comes only gets its Done called
+		// A plan that still comes only gets its Done called.
+		*s.ticket = ticket{resume: s.ticket.resume, took: e.now - s.started}
 		s.ticket = nil
 	}
 	e.arm(s, 0)
