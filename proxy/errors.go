@@ -85,12 +85,13 @@ func errForbidden(a *authz.Attributes, reason string) error {
 // errAuthenticating means that no server could authenticate the caller. A 401 would make a good
 // client give up.
 func errAuthenticating() error {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the caller could not be authenticated", 1)
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the caller could not be authenticated", retrySoon)
 }
 
-// errAuthorizing fails closed, with kube-apiserver's code for an authorizer that cannot decide.
+// errAuthorizing fails closed, as kube-apiserver does with 500. Here the authorizer is another
+// process, which may restart, and nothing was executed: clients should ask again.
 func errAuthorizing() error {
-	return apierrors.NewInternalError(errors.New("the request could not be authorized"))
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the request could not be authorized", retrySoon)
 }
 
 func errPanicked() error {

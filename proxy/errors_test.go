@@ -53,7 +53,7 @@ func TestFrameFailures(t *testing.T) {
 func TestMessages(t *testing.T) {
 	for want, err := range map[string]error{
 		"503 the caller could not be authenticated, 1":                                        errAuthenticating(),
-		"500 Internal error occurred: the request could not be authorized, 0":                 errAuthorizing(),
+		"503 the request could not be authorized, 1":                                          errAuthorizing(),
 		"500 Internal error occurred: internal error in this process, 0":                      errPanicked(),
 		"405 CONNECT is not offered, 0":                                                       errConnect(),
 		"413 an upgrade request cannot have a body, 0":                                        errTooLong(),
@@ -92,6 +92,7 @@ func TestRetryAfter(t *testing.T) {
 		"not impersonated":   {errNotImpersonated("root", "system:masters"), 0},
 		"own credential":     {errOwnCredential(), 1},
 		"not authenticated":  {errAuthenticating(), 1},
+		"not authorized":     {errAuthorizing(), 1},
 		"forbidden":          {errForbidden(&authz.Attributes{User: &user.DefaultInfo{Name: "bob"}}, ""), 0},
 		"CONNECT":            {errConnect(), 0},
 		"no table":           {errNotReady(), 1},

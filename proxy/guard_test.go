@@ -51,7 +51,7 @@ func TestKnownScrapers(t *testing.T) {
 		}
 	}
 	deaf.Store(true)
-	check.Same(t, http.StatusInternalServerError, scrape("/metrics", prometheus, ""),
+	check.Same(t, http.StatusServiceUnavailable, scrape("/metrics", prometheus, ""),
 		"status while the local apiserver is healthy and its review fails")
 	w.local.Close()
 	p.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "connection refused")
@@ -64,9 +64,9 @@ func TestKnownScrapers(t *testing.T) {
 	}{
 		{"known by certificate", "/metrics", prometheus, "", 200},
 		{"known by token", "/metrics", nil, "token-of-agent", 200},
-		{"known, but not for metrics", "/metrics", grafana, "", 500},
-		{"known, another page", "/status", prometheus, "", 500},
-		{"another token", "/metrics", nil, "token-of-other", 500},
+		{"known, but not for metrics", "/metrics", grafana, "", 503},
+		{"known, another page", "/status", prometheus, "", 503},
+		{"another token", "/metrics", nil, "token-of-other", 503},
 		{"nothing", "/metrics", nil, "", 401},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

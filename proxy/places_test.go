@@ -291,7 +291,7 @@ func TestNobodyAuthorizes(t *testing.T) {
 			t.Errorf("%v: known %v, %v (%v)", failure, known, d.Action, d.Err)
 		}
 	}
-	for failure, want := range map[error]func(error) bool{bound.ErrFull: apierrors.IsTooManyRequests, errors.New("unreachable"): apierrors.IsInternalError} {
+	for failure, want := range map[error]func(error) bool{bound.ErrFull: apierrors.IsTooManyRequests, errors.New("unreachable"): apierrors.IsServiceUnavailable} {
 		p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 			return authorizer.DecisionNoOpinion, "", failure
 		}}))(t)

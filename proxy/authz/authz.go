@@ -169,7 +169,7 @@ func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
 }
 
 // Authorize decides, and asks the local apiserver if necessary. An error means that the review
-// failed: the request is refused with 500, as upstream, except for the error of ctx.
+// failed, and the request must be refused.
 func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, error) {
 	if a.User == nil {
 		return Decision{}, errNoUser
