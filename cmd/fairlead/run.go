@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -41,6 +42,7 @@ func (d *door) build(ctx context.Context) error {
 func (d *door) serve(ctx context.Context) error {
 	loops, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	told := make(chan struct{}) // closed when the loops are to end
 	g, gctx := errgroup.WithContext(loops)
 	for name, loop := range d.loops() {
 		g.Go(func() error {
@@ -59,10 +61,34 @@ func (d *door) serve(ctx context.Context) error {
 		}
 		d.drain() //nolint:contextcheck // the drain begins when ctx has ended
 		stop()
+		close(told)
 		return nil
 	})
 	d.log.Info("serving", "front", d.frontListener.Addr().String(), "admin", d.adminListener.Addr().String(), "version", version)
-	return g.Wait()
+	return d.ended(g.Wait, told)
+}
+
+// lastWait is how long loops may take to end after the drain. The slowest orderly one releases a
+// Lease at an apiserver that does not answer, which takes 10 s.
+const lastWait = 15 * time.Second
+
+// ended returns when all loops have ended, or lastWait after they were told to. client-go waits
+// forever for a kubeconfig's plugin that hangs, and what was recorded must still be stored.
+func (d *door) ended(loops func() error, told <-chan struct{}) error {
+	result := make(chan error, 1)
+	go func() { result <- loops() }() // ends with the loops, or with the process
+	select {
+	case err := <-result:
+		return err
+	case <-told:
+	}
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(lastWait):
+		d.log.Warn("ending, though some loops have not ended: a plugin of the kubeconfig may hang")
+		return nil
+	}
 }
 
 // loops returns the background components, by the names that errors show.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -11,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -56,5 +59,33 @@ func TestFailedStartClosesItsPort(t *testing.T) {
 	if conn, err := net.Dial("tcp", d.frontListener.Addr().String()); err == nil {
 		_ = conn.Close()
 		t.Error("the front port is still open")
+	}
+}
+
+// A loop that does not end, because a plugin hangs, delays the end of this process by a bound.
+func TestLoopThatDoesNotEnd(t *testing.T) {
+	d := &door{log: slog.New(slog.DiscardHandler)}
+	fault := errors.New("listening")
+	for _, tc := range []struct {
+		name  string
+		loops time.Duration
+		want  error
+		takes time.Duration
+	}{
+		{"at once", 0, fault, 0},
+		{"in time", lastWait - time.Second, fault, lastWait - time.Second},
+		{"late", time.Hour, nil, lastWait},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				told, begun := make(chan struct{}), time.Now()
+				close(told)
+				err := d.ended(func() error { <-time.After(tc.loops); return fault }, told)
+				if took := time.Since(begun); err != tc.want || took != tc.takes {
+					t.Errorf("%v after %v, want %v after %v", err, took, tc.want, tc.takes)
+				}
+				<-time.After(tc.loops) // a bubble waits for its goroutines
+			})
+		})
 	}
 }
