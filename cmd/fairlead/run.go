@@ -42,7 +42,7 @@ func (d *door) build(ctx context.Context) error {
 func (d *door) serve(ctx context.Context) error {
 	loops, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	told := make(chan struct{}) // closed when the loops are to end
+	stopped := make(chan struct{}) // closed when the loops are to end
 	g, gctx := errgroup.WithContext(loops)
 	for name, loop := range d.loops() {
 		g.Go(func() error {
@@ -61,26 +61,26 @@ func (d *door) serve(ctx context.Context) error {
 		}
 		d.drain() //nolint:contextcheck // the drain begins when ctx has ended
 		stop()
-		close(told)
+		close(stopped)
 		return nil
 	})
 	d.log.Info("serving", "front", d.frontListener.Addr().String(), "admin", d.adminListener.Addr().String(), "version", version)
-	return d.ended(g.Wait, told)
+	return d.ended(g.Wait, stopped)
 }
 
 // lastWait is how long loops may take to end after the drain. The slowest orderly one releases a
 // Lease at an apiserver that does not answer, which takes 10 s.
 const lastWait = 15 * time.Second
 
-// ended returns when all loops have ended, or lastWait after they were told to. client-go waits
+// ended returns when all loops have ended, or lastWait after stopped is closed. client-go waits
 // forever for a kubeconfig's plugin that hangs, and what was recorded must still be stored.
-func (d *door) ended(loops func() error, told <-chan struct{}) error {
+func (d *door) ended(loops func() error, stopped <-chan struct{}) error {
 	result := make(chan error, 1)
 	go func() { result <- loops() }() // ends with the loops, or with the process
 	select {
 	case err := <-result:
 		return err
-	case <-told:
+	case <-stopped:
 	}
 	select {
 	case err := <-result:

@@ -78,9 +78,9 @@ func TestLoopThatDoesNotEnd(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				told, begun := make(chan struct{}), time.Now()
-				close(told)
-				err := d.ended(func() error { <-time.After(tc.loops); return fault }, told)
+				stopped, begun := make(chan struct{}), time.Now()
+				close(stopped)
+				err := d.ended(func() error { <-time.After(tc.loops); return fault }, stopped)
 				if took := time.Since(begun); err != tc.want || took != tc.takes {
 					t.Errorf("%v after %v, want %v after %v", err, took, tc.want, tc.takes)
 				}
