@@ -57,7 +57,7 @@ func (w *world) raiseDoor(ctx context.Context, fairlead, name string) *door {
 		"--access-log=" + filepath.Join(w.Dir(), "access-"+name+".jsonl"),
 	}}))(w.t)
 	d := &door{Front: front, name: name}
-	d.admin = &http.Client{Transport: transport(w.clientTLS(w.PKI.Admin), *lane == "h2"), Timeout: 3 * time.Second} // a stopped door does not answer
+	d.admin = &http.Client{Transport: transport(w.clientTLS(w.PKI.Admin), true), Timeout: 3 * time.Second} // a stopped door does not answer
 	d.probe = &http.Client{Transport: transport(w.clientTLS(cluster.Pair{}), false), Timeout: time.Second}
 	following, stop := context.WithCancel(ctx)
 	var owners sync.WaitGroup
@@ -67,7 +67,9 @@ func (w *world) raiseDoor(ctx context.Context, fairlead, name string) *door {
 	return d
 }
 
+// transport returns a client's transport, over HTTP/2 if h2 is set and a door offers it.
 func transport(c *tls.Config, h2 bool) *http.Transport {
+	h2 = h2 && *lane == "h2"
 	var protocols http.Protocols
 	protocols.SetHTTP1(!h2)
 	protocols.SetHTTP2(h2)
