@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -301,4 +303,48 @@ func TestIdentity(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What a pod answers through the local apiserver may end its connection, but not another user's
+// watch.
+func TestHostilePod(t *testing.T) {
+	next := make(chan string)
+	everyWay(t, func(t *testing.T, proto string) {
+		w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(r.URL.Path, "/proxy") {
+				w.Header().Set("X-Endless", strings.Repeat("~", 300<<10))
+			}
+			if r.URL.RawQuery == "" {
+				return
+			}
+			w.(http.Flusher).Flush()
+			select {
+			case event := <-next:
+				_, _ = io.WriteString(w, event)
+			case <-r.Context().Done():
+			}
+		}})
+		for name, c := range map[string]*http.Client{
+			"a certificate": w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: "bob"})), "a token": w.httpClient(t, proto, nil),
+		} {
+			ask := func(path string) *http.Request {
+				if name == "a token" {
+					return w.as(t, "bob", http.MethodGet, path, nil)
+				}
+				return w.request(t, http.MethodGet, path, nil)
+			}
+			watch := must.Get(c.Do(ask("/api/v1/pods?watch=true")))(t)
+			defer watch.Body.Close()
+			for _, path := range []string{"/api/v1/namespaces/x/pods/p/proxy/", "/api/v1/proxy/namespaces/x/pods/p/"} {
+				w.do(t, c, ask(path)).want(t, 503, path)
+			}
+			select {
+			case next <- "event":
+			case <-time.After(10 * time.Second):
+			}
+			if got, err := io.ReadAll(watch.Body); err != nil || string(got) != "event" {
+				t.Errorf("the watch by %s: %q, %v", name, got, err)
+			}
+		}
+	})
 }

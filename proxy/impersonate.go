@@ -61,8 +61,7 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 // rejectsOwnCredential reports whether a 401 of the local apiserver rejects this process's
 // credential rather than the caller's. A 401 from a pod, Service or node behind it is theirs.
 func (d *Decision) rejectsOwnCredential(status int) bool {
-	return status == http.StatusUnauthorized && d.Action == ToLocal && d.Pool == authn.PoolImpersonate &&
-		d.Request.Subresource != "proxy" && d.Request.Verb != "proxy"
+	return status == http.StatusUnauthorized && d.Action == ToLocal && d.Pool == authn.PoolImpersonate && !d.Request.proxied()
 }
 
 // credentialRejected reports the rejected credential to Config.CredentialRejected, and returns the

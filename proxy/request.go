@@ -266,6 +266,9 @@ func lowerMethod(method string) string {
 	return strings.ToLower(method)
 }
 
+// proxied reports whether a pod, Service or node answers the request, through kube-apiserver.
+func (r *Request) proxied() bool { return r.Subresource == "proxy" || r.Verb == "proxy" }
+
 // longRunning reports whether a request has no time limit: for kube-apiserver's verbs and
 // subresources, its profiler, and the subresources that the APIService declares
 // (kubernetes/kubernetes#73421: kube-aggregator has no such declaration).
