@@ -39,9 +39,9 @@ const (
 	// PoolHealth is like PoolUnproven, but only for /readyz and /healthz: a load balancer's probe
 	// must not wait for other clients.
 	PoolHealth
-	// PoolCertificateProxied and PoolProvenProxied are like those above, but for what pods, Services
-	// and nodes answer through kube-apiserver (…/proxy): an answer that ends its connection, such as
-	// one with endless fields, must not end that of other clients.
+	// PoolCertificateProxied and PoolProvenProxied are like those above, but for what pods,
+	// Services and nodes answer through kube-apiserver (…/proxy): an answer that ends its
+	// connection, such as one with endless fields, must not end that of other clients.
 	PoolCertificateProxied
 	PoolProvenProxied
 
@@ -82,8 +82,8 @@ type LocalConfig struct {
 	Name string
 	// Guard is as in Config. Nil means that connections are trusted as long as they last.
 	Guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	// IdentityChanged is as in Config, for pools with the certificate. Nil means that the certificate never
-	// changes.
+	// IdentityChanged is as in Config, for pools with the certificate. Nil means that the
+	// certificate never changes.
 	IdentityChanged func() <-chan struct{}
 	// Dial connects to an address, or refuses to.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
