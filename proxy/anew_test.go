@@ -63,8 +63,11 @@ func TestStrangersDebtFollows(t *testing.T) {
 			return d, &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 		}, false},
 		{"proven tokens", func(i int) (*Decision, *Head) {
-			c, _ := newTokens(t).Read(nil, authn.Head{{Name: "authorization", Value: fmt.Sprint("Bearer known-", i)}}, "")
-			return &Decision{Action: ToLocal, Credentials: c, Pool: authn.PoolProven}, &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+			a := newTokens(t)
+			c, _ := a.Read(nil, authn.Head{{Name: "authorization", Value: fmt.Sprint("Bearer known-", i)}}, "")
+			a.Seen(&c, http.StatusOK)
+			pool := a.Pool(&c)
+			return &Decision{Action: ToLocal, Credentials: c, Pool: pool}, &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 		}, false},
 		{"users behind one proxy", func(i int) (*Decision, *Head) {
 			return &Decision{Action: ToRemote, User: &user.DefaultInfo{Name: fmt.Sprint("user-", i)}}, &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}

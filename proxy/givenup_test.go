@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -97,7 +98,10 @@ func TestPayer(t *testing.T) {
 	h := &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 	address := bound.Source{Address: "192.0.2.1"}
 	w := &world{authorities: authorities{pki.NewCA("clients"), pki.NewCA("front"), pki.NewCA("serving")}}
-	token, _ := w.authenticator(t, worldConfig{}).Read(&authn.Conn{}, authn.Head{{Name: "authorization", Value: "Bearer token-of-bob"}}, "")
+	authenticator := w.authenticator(t, worldConfig{})
+	token, _ := authenticator.Read(&authn.Conn{}, authn.Head{{Name: "authorization", Value: "Bearer token-of-bob"}}, "")
+	authenticator.Seen(&token, http.StatusOK)
+	check.Same(t, authn.PoolProven, authenticator.Pool(&token), "pool of an accepted token")
 	for _, tc := range []struct {
 		name string
 		d    Decision

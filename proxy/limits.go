@@ -56,7 +56,7 @@ type place struct {
 }
 
 // source returns the source of a request for all limits: its user, or with impersonation the
-// impersonator; the token itself if it is proven, because only the local apiserver knows its user;
+// impersonator; the token if it is proven, because only the local apiserver knows its user;
 // otherwise the client's address and connection.
 func (d *Decision) source(h *Head) bound.Source {
 	u := d.User
@@ -64,7 +64,7 @@ func (d *Decision) source(h *Head) bound.Source {
 		u = d.Impersonator
 	}
 	if u == nil && d.Pool == authn.PoolProven {
-		return bound.Source{User: d.Credentials.Token.Secret()}
+		return bound.Source{User: d.Credentials.Payer}
 	}
 	return bound.Caller(u, h.Remote)
 }

@@ -116,6 +116,20 @@ func TestSessionsAreBounded(t *testing.T) {
 	open("dave", "/api/v1/x", 101)
 }
 
+// A JWT is one user's however it is written: the last bits of each part do not count.
+func TestSpellingsOfToken(t *testing.T) {
+	w := newWorld(t, worldConfig{local: switching})
+	w.proxy.cfg.MaxSessions = 4
+	for i, token := range []string{"e30.e30.AA", "e30.e31.AA", "e30.e32.AB", "e31.e33.AC"} {
+		want := http.StatusSwitchingProtocols
+		if i == 3 {
+			want = http.StatusTooManyRequests
+		}
+		res, _, _ := w.say(t, nil, "GET /api/v1/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+token+"\r\n"+websocket)
+		check.Same(t, want, res.StatusCode, "upgrade with %s", token)
+	}
+}
+
 // A tap shows requests that the access log omits, over both protocols.
 func TestTapped(t *testing.T) {
 	w := newWorld(t, worldConfig{taps: true})

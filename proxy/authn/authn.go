@@ -88,7 +88,7 @@ type Authenticator struct {
 	nobody  *identity
 	known   *cache[*identity]
 	refused *cache[struct{}]
-	proven  *cache[struct{}]
+	proven  *cache[string] // Token.payer
 	flight  singleflight.Group
 	metrics metrics
 
@@ -118,7 +118,7 @@ func New(cfg Config) (*Authenticator, error) {
 		// uses. With a service account's usual 1.2 KB they take 120 MB, shared by both caches. Only
 		// valid tokens are kept here.
 		known:  newCache[*identity](memo.Config{Entries: 1 << 18, Bytes: 160 << 20, Generation: cfg.ReviewGeneration}),
-		proven: newCache[struct{}](memo.Config{Entries: 1 << 18, Bytes: 160 << 20}),
+		proven: newCache[string](memo.Config{Entries: 1 << 18, Bytes: 160 << 20}),
 		// Invalid tokens have a cache of their own, so that a flood of them does not evict valid
 		// ones.
 		refused: newCache[struct{}](memo.Config{Entries: 4096, Bytes: 8 << 20, Generation: cfg.ReviewGeneration}),

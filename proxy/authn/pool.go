@@ -6,7 +6,7 @@ import (
 )
 
 // Pool returns the pool of the local apiserver for credentials. KindInvalid is not forwarded: it is
-// answered with 401.
+// answered with 401. It sets the Payer of a proven token.
 func (a *Authenticator) Pool(c *Credentials) Pool {
 	switch c.Kind {
 	case KindFrontProxy, KindCertificate, KindIssued:
@@ -19,7 +19,9 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 		if !c.Provable() {
 			break
 		}
-		if _, _, ok := a.proven.get(c.Token, c.Now); ok {
+		payer, _, ok := a.proven.get(c.Token, c.Now)
+		if ok {
+			c.Payer = payer
 			return PoolProven
 		}
 	}
@@ -50,7 +52,7 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 		now := time.Now()
 		// A token in use is renewed once in half its TTL, not with every response.
 		if _, until, ok := a.proven.get(c.Token, now); !ok || until.Sub(now) < a.cfg.ProvenTTL/2 {
-			a.proven.put(c.Token, struct{}{}, now.Add(a.cfg.ProvenTTL), 0)
+			a.proven.put(c.Token, c.Token.payer(), now.Add(a.cfg.ProvenTTL), 0)
 		}
 	}
 }

@@ -4,7 +4,23 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
+
+// A JWT has one payer, however it is written. Other tokens are their own.
+func TestPayerOfToken(t *testing.T) {
+	jwt := newToken("e30.e30.AA").payer()
+	for _, token := range []string{"e31.e33.AB", "e30.e30."} {
+		check.Same(t, jwt, newToken(token).payer(), "payer of %s", token)
+	}
+	for _, token := range []string{"e30.e30", "e30.e30.AA.AA", "e30.AA.AA", "e30.e30=.AA", "opaque", ".."} {
+		check.Same(t, token, newToken(token).payer(), "payer of %s", token)
+	}
+	if newToken("e30.eyB9.AA").payer() == jwt {
+		t.Error("other claims have the same payer")
+	}
+}
 
 // A token in use stays proven: after half of its minute, a use renews it.
 func TestProvenTokenIsRenewed(t *testing.T) {

@@ -47,6 +47,8 @@ type Credentials struct {
 	User user.Info
 	// Token is set for KindToken.
 	Token Token
+	// Payer identifies a proven token for bounds, however the token is written. Set by Pool.
+	Payer string
 	// From is the source of the request, for Review's queue, in which no address may take all
 	// places of strangers. Set by the caller.
 	From bound.Source

@@ -232,6 +232,6 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	}
 	a.metrics.reviewed("authenticated")
 	a.known.put(token, id, until, generation)
-	a.proven.put(token, struct{}{}, time.Now().Add(a.cfg.ProvenTTL), 0) // the local apiserver has accepted it
+	a.proven.put(token, token.payer(), time.Now().Add(a.cfg.ProvenTTL), 0) // the local apiserver has accepted it
 	return id, nil
 }
