@@ -8,16 +8,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// newDesk returns the queue for costly decisions: certificate chains and long heads. At most half
-// of the processors work on it, so that strangers cannot use all of them, and each source has its
-// own queue.
-func newDesk() *bound.Queue {
-	return bound.NewQueue(max(1, runtime.GOMAXPROCS(0)/2), maxAtDesk)
+// desk has the queues for costly decisions: long heads and certificate chains. At most half of the
+// processors work on both, so that strangers cannot use all of them, and each source has its own
+// queues. Chains have a queue beside that of heads: every client behind a load balancer has its
+// address, and needs one turn; a stranger there may send long heads without end.
+type desk struct{ heads, chains *bound.Queue }
+
+func newDesk() desk {
+	heads := bound.NewQueue(max(1, runtime.GOMAXPROCS(0)/2), maxAtDesk)
+	return desk{heads: heads, chains: heads.Beside()}
 }
 
 const (
-	// maxAtDesk limits the waiting decisions. One connection may use a sixteenth: 64 heads of 256
-	// KB.
+	// maxAtDesk limits the waiting decisions of each kind. One connection may use a sixteenth: 64
+	// heads of 256 KB.
 	maxAtDesk = 1024
 	// quickHead and quickQuery limit the head that is decided on the engine's loop: 16 KiB hold a
 	// token of 4 KB and three times as much again. The limit for queries is lower because selectors
@@ -49,9 +53,9 @@ func (h *Head) size() int {
 // fieldCost is added to the bytes of each field, as in RFC 9113 §6.5.2.
 const fieldCost = 32
 
-// turn waits for a turn at the desk.
-func (p *Proxy) turn(ctx context.Context, h *Head) (leave func(), err error) {
-	leave, err = p.desk.Enter(ctx, bound.Stranger(h.Remote))
+// turn waits for a turn at the desk, in one of its queues.
+func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error) {
+	leave, err = q.Enter(ctx, bound.Stranger(h.Remote))
 	if err != nil {
 		return nil, errBusy("the front door")
 	}
@@ -62,7 +66,7 @@ func (p *Proxy) turn(ctx context.Context, h *Head) (leave func(), err error) {
 // it waits for I/O.
 func (p *Proxy) decideOffLoop(ctx context.Context, d *Decision, h *Head, c *authn.Conn) {
 	if h.costly() {
-		leave, err := p.turn(ctx, h)
+		leave, err := turn(ctx, p.desk.heads, h)
 		if err != nil {
 			d.refuse(err)
 			return
@@ -87,7 +91,7 @@ func (p *Proxy) read(ctx context.Context, h *Head, c *authn.Conn, upgrade string
 			return got, nil
 		}
 		// The loop repeats only if the CAs have changed meanwhile.
-		if err := p.cfg.Authn.Verify(c, func() (func(), error) { return p.turn(ctx, h) }); err != nil {
+		if err := p.cfg.Authn.Verify(c, func() (func(), error) { return turn(ctx, p.desk.chains, h) }); err != nil {
 			return authn.Credentials{}, err //nolint:wrapcheck // an error of this package
 		}
 	}

@@ -109,17 +109,17 @@ func TestChainsOffTheLoop(t *testing.T) {
 
 // A connection that fills the desk is refused, and others wait for their turn.
 func TestDeskIsShared(t *testing.T) {
-	p := &Proxy{desk: newDesk()}
+	heads := newDesk().heads
 	long := &Head{Remote: "192.0.2.1:1", Fields: []hpack.HeaderField{{Name: "x", Value: strings.Repeat("x", quickHead)}}}
 	if !long.costly() {
 		t.Error("a long head needs no desk")
 	}
 	ctx := t.Context()
-	leave := must.Get(p.turn(ctx, long))(t)
+	leave := must.Get(turn(ctx, heads, long))(t)
 	done := make(chan error, maxAtDesk)
 	for range maxAtDesk {
 		go func() {
-			leave, err := p.turn(ctx, long)
+			leave, err := turn(ctx, heads, long)
 			if err == nil {
 				leave()
 			}
@@ -137,8 +137,41 @@ func TestDeskIsShared(t *testing.T) {
 		t.Error("no request of one connection was refused")
 	}
 	other := &Head{Remote: "192.0.2.2:1"}
-	leave = must.Get(p.turn(ctx, other))(t)
+	leave = must.Get(turn(ctx, heads, other))(t)
 	leave()
+}
+
+// Long heads that fill the desk keep no certificates from it, also not of their own address.
+func TestChainsBesideLongHeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, over, refused := newDesk(), make(chan struct{}), 0
+		for i := range 2 * maxAtDesk {
+			go func() {
+				leave, err := turn(t.Context(), d.heads, &Head{Remote: fmt.Sprintf("192.0.2.%d:%d", i%8, i)})
+				if err != nil {
+					refused++ // no race: synctest runs them one at a time
+					return
+				}
+				<-over
+				leave()
+			}()
+			synctest.Wait()
+		}
+		verified := make(chan error, 1)
+		go func() {
+			leave, err := turn(t.Context(), d.chains, &Head{Remote: "192.0.2.1:1"})
+			if err == nil {
+				leave()
+			}
+			verified <- err
+		}()
+		synctest.Wait()
+		if refused != maxAtDesk || len(verified) != 0 {
+			t.Errorf("%d heads were refused, and %d chains verified while the slots are used", refused, len(verified))
+		}
+		close(over)
+		must.Do(t, <-verified)
+	})
 }
 
 // Of a source's requests that need reviews, sixteen are decided at once, and the others in turn.

@@ -402,8 +402,8 @@ func TestIssuedBesideAnotherToken(t *testing.T) {
 // use all processors.
 func TestLongTokenWaitsItsTurn(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
-	w.proxy.desk = bound.NewQueue(1, 1)
-	leave := must.Get(w.proxy.desk.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
+	w.proxy.desk.heads = bound.NewQueue(1, 1)
+	leave := must.Get(w.proxy.desk.heads.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
 	short, long := "jwt.of.dave", "jwt.of."+strings.Repeat("x", 3000)
 	ask := func(token string) Action {
 		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}, Remote: "192.0.2.1:1"}

@@ -43,7 +43,7 @@ type Proxy struct {
 	upgrades bound.Places // MaxSessions
 	limits   limits
 	givenUp  *givenUp
-	desk     *bound.Queue
+	desk     desk
 	scrapers scrapers
 	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its
 	// response.

@@ -33,6 +33,12 @@ func NewQueue(slots, most int) *Queue {
 	return &Queue{slots: make(chan struct{}, slots), most: int64(most), by: make(map[Source]*sourceQueue)}
 }
 
+// Beside returns a Queue with places of its own, whose callers use q's slots: those that wait in
+// one keep nobody out of the other.
+func (q *Queue) Beside() *Queue {
+	return &Queue{slots: q.slots, most: q.most, by: make(map[Source]*sourceQueue)}
+}
+
 // Enter waits for s's turn; the caller must then call leave once. It returns ErrFull at once, or
 // ctx's error when ctx ends first.
 func (q *Queue) Enter(ctx context.Context, s Source) (leave func(), err error) {
