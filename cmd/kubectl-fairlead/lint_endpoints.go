@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -22,37 +21,50 @@ const (
 	maxHandshakes    = 16
 )
 
-// presented gets every endpoint's chain and the CAs it accepts, and never sends the proxy client
-// certificate. It omits an endpoint that cannot be reached from here, with a warning: Fairlead may
-// run in another network.
-func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]*x509.Certificate {
-	var mu sync.Mutex // guards what follows
-	chains := make(map[string][]*x509.Certificate)
-	faults := make(map[string]error)
-	asked := make(map[string]*tls.CertificateRequestInfo)
+// shown is what an endpoint presented, and the CAs that it accepts. If err is set, it was not
+// reached.
+type shown struct {
+	chain []*x509.Certificate
+	asked *tls.CertificateRequestInfo
+	err   error
+}
+
+// ask asks the endpoints of all entries at once, because each that does not answer takes
+// handshakeTimeout. It never sends the proxy client certificate.
+func (l *linter) ask(ctx context.Context, entries []*registry.Entry) map[*registry.Entry][]shown {
+	all := make(map[*registry.Entry][]shown)
 	rules := l.reach()
 	var g errgroup.Group
 	g.SetLimit(maxHandshakes)
-	for _, endpoint := range e.Endpoints {
-		g.Go(func() error {
-			chain, request, err := chainOf(ctx, rules.Dial, endpoint.Address, e.Backend.NameAt(endpoint.Address))
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				faults[endpoint.Address] = err
-			} else {
-				chains[endpoint.Address], asked[endpoint.Address] = chain, request
-			}
-			return nil
-		})
+	for _, e := range entries {
+		answers := make([]shown, len(e.Endpoints))
+		all[e] = answers
+		for i := range e.Endpoints {
+			g.Go(func() error {
+				address := e.Endpoints[i].Address
+				answers[i] = chainOf(ctx, rules.Dial, address, e.Backend.NameAt(address))
+				return nil
+			})
+		}
 	}
 	_ = g.Wait() // no function returns an error
-	for _, endpoint := range e.Endpoints {
-		if err := faults[endpoint.Address]; err != nil {
-			do := joined("; there, ", "run lint where Fairlead runs", advice.For(err.Error()))
-			l.warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", endpoint.Address, err)
-		} else if l.proxy != nil {
-			l.trusts("APIService "+e.Name, endpoint.Address, asked[endpoint.Address])
+	return all
+}
+
+// presented returns the chain of each endpoint of e. It omits one that could not be reached from
+// here, with a warning: Fairlead may run in another network.
+func (l *linter) presented(e *registry.Entry, answers []shown) map[string][]*x509.Certificate {
+	chains := make(map[string][]*x509.Certificate)
+	for i, answer := range answers {
+		address := e.Endpoints[i].Address
+		if answer.err != nil {
+			do := joined("; there, ", "run lint where Fairlead runs", advice.For(answer.err.Error()))
+			l.warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", address, answer.err)
+			continue
+		}
+		chains[address] = answer.chain
+		if l.proxy != nil {
+			l.trusts("APIService "+e.Name, address, answer.asked)
 		}
 	}
 	return chains
@@ -70,24 +82,25 @@ func (l *linter) trusts(object, address string, asked *tls.CertificateRequestInf
 	}
 }
 
-func chainOf(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), address, name string) (chain []*x509.Certificate, asked *tls.CertificateRequestInfo, err error) {
+func chainOf(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), address, name string) (got shown) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	raw, err := dial(ctx, "tcp", address)
 	if err != nil {
-		return nil, nil, err
+		return shown{err: err}
 	}
 	defer raw.Close()
 	conn := tls.Client(raw, &tls.Config{
 		ServerName: name, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
 		InsecureSkipVerify: true, //nolint:gosec // sends nothing; certs.CheckBackend verifies the chain and reports why it fails
 		GetClientCertificate: func(i *tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			asked = i
+			got.asked = i
 			return &tls.Certificate{}, nil // send none
 		},
 	})
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return nil, nil, err
+		return shown{err: err}
 	}
-	return conn.ConnectionState().PeerCertificates, asked, nil
+	got.chain = conn.ConnectionState().PeerCertificates
+	return got
 }

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// clusterTimeout bounds reading the cluster: three lists and three watches, at most seconds
-	// even for 10,000 APIServices.
+	// clusterTimeout bounds a request to the cluster, and reading its table: three lists and three
+	// watches, at most seconds even for 10,000 APIServices.
 	clusterTimeout = 30 * time.Second
 	// sameFlags is the advice for addresses that Fairlead does not dial.
 	sameFlags = "give lint the same flags as serve (--allow-loopback-backends, --enable-aggregator-routing); if they are the same, correct the Service"
@@ -49,13 +49,12 @@ func (l *linter) live(ctx context.Context) {
 	cfg.UserAgent = "fairlead-lint/" + version
 	l.credentials(cfg)
 	cfg.QPS = -1 // no limit: requests are sequential
+	cfg.Timeout = clusterTimeout
 	client, err := corev1client.NewForConfig(cfg)
 	if err != nil {
 		l.error("kubeconfig", "correct it", "making a client: %v", err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
-	defer cancel()
 	if !l.proxyClient(ctx, client) {
 		return
 	}
@@ -65,10 +64,11 @@ func (l *linter) live(ctx context.Context) {
 		return
 	}
 	l.usable = usable(ctx, client.RESTClient())
+	answers := l.ask(ctx, entries)
 	for _, e := range entries {
 		l.problems(e, "")
 		if !e.Local() {
-			l.backend(ctx, client, e)
+			l.backend(ctx, client, e, answers[e])
 		}
 	}
 	l.doubled(entries)
@@ -116,6 +116,8 @@ func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry
 	if err != nil {
 		return nil, err
 	}
+	ctx, late := context.WithTimeout(ctx, clusterTimeout)
+	defer late()
 	ctx, cancel := context.WithCancelCause(ctx)
 	var owner sync.WaitGroup
 	defer owner.Wait()
@@ -130,7 +132,7 @@ func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry
 }
 
 // backend checks one APIService's bundle against what its endpoints present now.
-func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interface, e *registry.Entry) {
+func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interface, e *registry.Entry, answers []shown) {
 	object, b := "APIService "+e.Name, e.Backend
 	switch e.Verdict.Reason {
 	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup, registry.ReasonInvalidURL:
@@ -155,7 +157,7 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 			return
 		}
 	}
-	l.found = append(l.found, certs.CheckBackend(e.Name, b, bundle, l.presented(ctx, e))...)
+	l.found = append(l.found, certs.CheckBackend(e.Name, b, bundle, l.presented(e, answers))...)
 }
 
 // shadowed reports CustomResourceDefinitions of group-versions that a remote APIService claims:

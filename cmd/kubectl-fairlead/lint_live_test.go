@@ -1,9 +1,12 @@
 package main
 
 import (
+	"crypto/tls"
 	"net"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,20 +20,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Without arguments, lint checks kubectl's current cluster. Its advice for a dead backend is
-// explain's.
-func TestLintCurrentCluster(t *testing.T) {
-	server := apiserver.New()
-	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	port := int32(closed.Addr().(*net.TCPAddr).Port)
-	_ = closed.Close()
-	meta := metav1.ObjectMeta{Namespace: "ns", Name: "widgets", Labels: map[string]string{discoveryv1.LabelServiceName: "widgets"}}
-	server.Put(
+// served is an APIService with an endpoint on loopback.
+func served(name string, port int32) []apiserver.Object {
+	meta := metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}
+	return []apiserver.Object{
 		&apiregistrationv1.APIService{
-			ObjectMeta: metav1.ObjectMeta{Name: "v1.widgets.example.com"},
+			ObjectMeta: metav1.ObjectMeta{Name: "v1." + name + ".example.com"},
 			Spec: apiregistrationv1.APIServiceSpec{
-				Group: "widgets.example.com", Version: "v1", GroupPriorityMinimum: 100, VersionPriority: 1, InsecureSkipTLSVerify: true,
-				Service: &apiregistrationv1.ServiceReference{Namespace: "ns", Name: "widgets", Port: &port},
+				Group: name + ".example.com", Version: "v1", GroupPriorityMinimum: 100, VersionPriority: 1, InsecureSkipTLSVerify: true,
+				Service: &apiregistrationv1.ServiceReference{Namespace: "ns", Name: name, Port: &port},
 			},
 		},
 		&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", Ports: []corev1.ServicePort{{Port: port}}}},
@@ -38,7 +36,17 @@ func TestLintCurrentCluster(t *testing.T) {
 			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
 			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"127.0.0.1"}}},
 		},
-	)
+	}
+}
+
+// Without arguments, lint checks kubectl's current cluster. Its advice for a dead backend is
+// explain's.
+func TestLintCurrentCluster(t *testing.T) {
+	server := apiserver.New()
+	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	port := int32(closed.Addr().(*net.TCPAddr).Port)
+	_ = closed.Close()
+	server.Put(served("widgets", port)...)
 	t.Setenv("KUBECONFIG", kubeconfigOf(t, server))
 	want := "connection refused; run lint where Fairlead runs; there, " + advice.For("connection refused")
 	if out := lintText(t, "", "--allow-loopback-backends"); !strings.Contains(out, want) {
@@ -50,5 +58,28 @@ func TestLintCurrentCluster(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	if out, err := lint(t, ""); !cli.IsUsage(err) {
 		t.Errorf("error %v, want a usage error: there is nothing to check\n%s", err, out)
+	}
+}
+
+// All backends are asked at once: each of these presents its certificate when all have been asked,
+// and one that is asked alone hangs.
+func TestLintAsksAtOnce(t *testing.T) {
+	server := apiserver.New()
+	names := []string{"gadgets", "gizmos", "widgets"}
+	var asked sync.WaitGroup
+	asked.Add(len(names))
+	for _, name := range names {
+		backend := httptest.NewUnstartedServer(nil)
+		backend.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			asked.Done()
+			asked.Wait()
+			return nil, nil
+		}}
+		backend.StartTLS()
+		t.Cleanup(backend.Close)
+		server.Put(served(name, int32(backend.Listener.Addr().(*net.TCPAddr).Port))...)
+	}
+	if out := lintText(t, "", "--allow-loopback-backends", "--kubeconfig="+kubeconfigOf(t, server)); strings.Contains(out, "asking for its certificate") {
+		t.Errorf("one that hangs delayed the others:\n%s", out)
 	}
 }
