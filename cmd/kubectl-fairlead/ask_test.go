@@ -160,6 +160,7 @@ func TestExplain(t *testing.T) {
 		{"method", "/apis/x/v1/y", "/apis/x/v1/y", []string{"--method", "POST"}, "", false, []string{"POST /apis/x/v1/y"}},
 		{"APIService", "v1beta1.metrics.k8s.io", "/apis/metrics.k8s.io/v1beta1", nil, "", false, nil},
 		{"resource of a group", "nodes.metrics.k8s.io", "/apis/metrics.k8s.io/v1beta1/nodes", nil, "", false, nil},
+		{"resource without a namespace", "nodes.metrics.k8s.io", "/apis/metrics.k8s.io/v1beta1/nodes", []string{"-n", "default"}, "", false, nil},
 		{"core resource in a namespace", "pods", "/api/v1/namespaces/default/pods", []string{"-n", "default"}, "", false, nil},
 		{"another's", "/apis/x/v1/y", "/apis/x/v1/y", []string{"--as", "jane", "--as-group", "team"}, "", true, []string{"Authorization: denied: jane of [team]"}},
 		{"refused", "/apis/dead/v1", "/apis/dead/v1", nil, "", true, []string{"refused: 503 unavailable", "Cause:         the  [31mcause", "Advice:        look there"}},
