@@ -198,6 +198,15 @@ func TestCauseOnce(t *testing.T) {
 	}
 }
 
+// The API's validation of APIServices leaves spec.service.name and its namespace free.
+func TestExplainControlsNoTerminal(t *testing.T) {
+	const red = "\x1b[31mred"
+	x := &answer.Explanation{Destination: "remote", APIService: &answer.APIService{Name: red, Service: "ns/" + red, ServerName: red + ".ns.svc"}}
+	if out := (&client{}).describe(x); strings.Contains(out, "\x1b") {
+		t.Errorf("%q", out)
+	}
+}
+
 func TestCompletion(t *testing.T) {
 	f := newFront(t, sample())
 	t.Setenv("KUBECONFIG", f.kubeconfig)

@@ -198,48 +198,56 @@ func joined(separator string, texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(t string) bool { return t == "" }), separator)
 }
 
+// liner adds a line to an explanation, unless the text is empty.
+type liner func(name, text string, paint ...func(string) string)
+
 // describe formats an explanation for people.
 func (c *client) describe(x *answer.Explanation) string {
 	var b strings.Builder
-	line := func(name, text string) {
+	line := func(name, text string, paint ...func(string) string) {
+		if text == "" {
+			return
+		}
 		if name != "" {
 			name += ":"
 		}
-		if text != "" {
-			fmt.Fprintf(&b, "%-14s %s\n", name, text)
+		text = printable(text)
+		for _, p := range paint {
+			text = p(text)
 		}
+		fmt.Fprintf(&b, "%-14s %s\n", name, text)
 	}
-	line("Request", printable(x.Method+" "+x.Path)+" ("+printable(x.Verb)+")")
-	destination := c.palette.good(printable(x.Outcome()))
+	line("Request", x.Method+" "+x.Path+" ("+x.Verb+")")
 	if x.Code != 0 {
-		destination = c.palette.bad(printable(fmt.Sprintf("%s: %d %s", x.Outcome(), x.Code, x.Message)))
+		line("Destination", fmt.Sprintf("%s: %d %s", x.Outcome(), x.Code, x.Message), c.palette.bad)
+	} else {
+		line("Destination", x.Outcome(), c.palette.good)
 	}
-	line("Destination", destination)
 	for i, why := range x.Why {
-		line([]string{"Why", ""}[min(i, 1)], printable(why))
+		line([]string{"Why", ""}[min(i, 1)], why)
 	}
 	if a := x.APIService; a != nil {
 		c.describeEntry(line, a, x.Cause)
 	}
 	if id := x.Identity; id != nil {
-		line("As", printable(id.User)+", "+id.How)
+		line("As", id.User+", "+id.How)
 		for _, h := range id.Headers {
-			line("", printable(h))
+			line("", h)
 		}
 	}
 	allowed := c.palette.good
 	if x.Authorization != "allowed" {
 		allowed = c.palette.bad
 	}
-	line("Authorization", allowed(printable(x.Authorization)))
+	line("Authorization", x.Authorization, allowed)
 	line("Timeout", x.Timeout)
-	line("Cause", c.palette.bad(printable(x.Cause)))
-	line("Advice", printable(x.Advice))
+	line("Cause", x.Cause, c.palette.bad)
+	line("Advice", x.Advice)
 	return b.String()
 }
 
 // describeEntry omits messages that the cause repeats.
-func (c *client) describeEntry(line func(name, text string), a *answer.APIService, cause string) {
+func (c *client) describeEntry(line liner, a *answer.APIService, cause string) {
 	other := func(message string) string {
 		if cause != "" && strings.HasSuffix(message, cause) {
 			return ""
@@ -250,15 +258,16 @@ func (c *client) describeEntry(line func(name, text string), a *answer.APIServic
 	line("Service", a.Service)
 	line("TLS name", a.ServerName)
 	if a.Trust != nil {
-		line("Trusted by", printable(joined(" ", a.Trust.Source, a.Trust.Fault)))
+		line("Trusted by", joined(" ", a.Trust.Source, a.Trust.Fault))
 	}
-	line("Verdict", printable(joined(" ", a.Verdict.Status, a.Verdict.Reason, other(a.Verdict.Message))))
+	line("Verdict", joined(" ", a.Verdict.Status, a.Verdict.Reason, other(a.Verdict.Message)))
 	for i := range a.Endpoints {
 		e := &a.Endpoints[i]
-		text := printable(joined(": ", e.Address+" "+e.Health, other(e.Error)))
+		text := joined(": ", e.Address+" "+e.Health, other(e.Error))
 		if e.Health == "unhealthy" {
-			text = c.palette.bad(text)
+			line("Endpoint", text, c.palette.bad)
+		} else {
+			line("Endpoint", text)
 		}
-		line("Endpoint", text)
 	}
 }
