@@ -54,8 +54,8 @@ func (o *options) validateEtcd(fault func(string, ...any)) {
 	switch {
 	case o.writeStatus && o.endpoints() != nil:
 		fault("--write-status is for --registry=kubernetes: with etcd:, one replica writes Available anyway")
-	case o.writeStatus && o.withCluster():
-		fault("--write-status is for --registry=kubernetes: with a directory, the cluster's own aggregator writes the status of the cluster's APIServices")
+	case o.writeStatus && o.directory() != "":
+		fault("--write-status is for --registry=kubernetes: the APIServices of a directory are not in the cluster, whose own aggregator writes the status of its own")
 	}
 	for flag, path := range map[string]string{"--etcd-cafile": o.etcd.ca, "--etcd-certfile": o.etcd.cert, "--etcd-keyfile": o.etcd.key} {
 		if path != "" && o.endpoints() == nil {

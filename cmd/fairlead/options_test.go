@@ -70,6 +70,7 @@ func TestValidate(t *testing.T) {
 		{"etcd, plain text", append(good, "--registry", "etcd:http://a:2379", "--etcd-cafile", file), []string{"http://a:2379 is plain text"}},
 		{"etcd, both", append(good, "--registry", "etcd:https://a:2379,http://b:2379"), []string{"all members must be https, or all http"}},
 		{"directory, cluster, status", append(good, "--registry", "dir:/x,kubernetes", "--kubeconfig", file, "--write-status"), []string{"--write-status is for --registry=kubernetes"}},
+		{"directory beside a cluster, status", append(good, "--registry", "dir:/x", "--kubeconfig", file, "--write-status"), []string{"--write-status is for --registry=kubernetes"}},
 		{"etcd, status", append(good, "--registry", "etcd:https://a:2379", "--kubeconfig", file, "--write-status"), []string{"--write-status is for --registry=kubernetes"}},
 		{"keys of etcd", append(good, "--etcd-cafile", file), []string{"--etcd-cafile needs --registry=etcd:"}},
 		{"directory, local apiserver", append(good, "--registry", "dir:/x", "--local-apiserver", "https://x"), []string{"--local-apiserver needs --kubeconfig"}},
