@@ -116,7 +116,7 @@ func TestStatusWatch(t *testing.T) {
 
 func TestMistakes(t *testing.T) {
 	f := newFront(t, sample())
-	for _, args := range [][]string{{"status", "-o", "xml"}, {"status", "-w", "-o", "json"}, {"explain"}, {"explain", "a", "b"}, {"explain", "/x", "-o", "table"}} {
+	for _, args := range [][]string{{"status", "-o", "xml"}, {"status", "-w", "-o", "json"}, {"explain"}, {"explain", "a", "b"}, {"explain", "/x", "-o", "table"}, {"explain", "/x", "--as", "jane", "--as-user-extra", "a=b"}} {
 		if _, err := f.run(t, args...); !cli.IsUsage(err) {
 			t.Errorf("%v: %v, want a usage error", args, err)
 		}

@@ -30,6 +30,7 @@ type explainOptions struct {
 
 func explainCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
+	flags.ImpersonateUserExtra = nil // Fairlead is asked about a name, a UID and groups only
 	o := &explainOptions{}
 	cmd := &cobra.Command{
 		Use:   "explain PATH|RESOURCE|APISERVICE",
