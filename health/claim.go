@@ -1,6 +1,7 @@
 package health
 
 import (
+	"errors"
 	"net/url"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,9 @@ const (
 	firstRetry    = 100 * time.Millisecond
 	lastRetry     = 5 * time.Second
 	retryFraction = 8
+	// unread is how long after a failure a server counts as one that has not read its rules. A
+	// kube-apiserver answers before it has read roles and bindings, for seconds if there are many.
+	unread = 30 * time.Second
 	// dialShare and probeShare stretch the pause where many endpoints fail in the same way. The
 	// pause is at least this share times their number: 4,000 redials a second at some 50 µs, or 200
 	// handshakes at a millisecond, a fifth of a processor each. 400 endpoints that refuse are asked
@@ -48,6 +52,10 @@ type claim struct {
 	healthy atomic.Bool // for other goroutines: the last report said Healthy
 	last    atomic.Pointer[probe]
 	latency latency
+	// For servers: it has accepted us once, and until when (UnixNano) a refusal may only mean that
+	// it has not read its rules yet.
+	accepted    atomic.Bool
+	unreadUntil atomic.Int64
 
 	// state
 	report   registry.Report // what is known now; Unprobed means nothing yet
@@ -118,6 +126,9 @@ func (c *claim) take(f finding) {
 		c.latency.probed(f.latency)
 		c.last.Store(&probe{time.Now(), f.took, ""})
 		return
+	}
+	if !errors.Is(f.err, errUnread) {
+		c.unreadUntil.Store(time.Now().Add(unread).UnixNano())
 	}
 	reason, message := explain(f.err, c.url)
 	c.last.Store(&probe{time.Now(), f.took, message})

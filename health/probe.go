@@ -96,6 +96,9 @@ func inTime(err error, latency, timeout time.Duration) error {
 	return err
 }
 
+// errUnread is the refusal of a server that has accepted us before it restarted.
+var errUnread = errors.New("it has just started, and may not have read its rules yet")
+
 // get requests a group-version's document, or a server's readiness, and returns an error if the
 // response is bad.
 func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) error {
@@ -119,10 +122,14 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 	}()
 	switch code := resp.StatusCode; {
 	case code >= http.StatusOK && code < http.StatusMultipleChoices:
+		c.accepted.Store(true)
 		return nil
 	case !c.target.key.server:
 		return fmt.Errorf("bad status from %v: %d", c.url, code)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		if code == http.StatusForbidden && c.accepted.Load() && time.Now().UnixNano() < c.unreadUntil.Load() {
+			return fmt.Errorf("bad status from %v: %d: %w", c.url, code, errUnread)
+		}
 		return nil // it refuses us, but it is healthy
 	default:
 		failing, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage)) // the names of the failing checks

@@ -174,3 +174,33 @@ func TestServersDoNotFlap(t *testing.T) {
 		}
 	})
 }
+
+// A server that comes back and refuses us, though it once accepted us, has not read its rules yet.
+// One that has never accepted us is healthy, and so is one that goes on refusing.
+func TestRulesAreNotReadYet(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		before, after int64         // status before and after the restart
+		out           time.Duration // how long it is unhealthy once it is back
+	}{
+		{"refused", 0, http.StatusForbidden, unread},
+		{"with another credential", 0, http.StatusUnauthorized, 0},
+		{"never accepted", http.StatusForbidden, http.StatusForbidden, 0},
+		{"accepted", 0, 0, 0},
+	} {
+		bubble(t, tt.name, func(t *testing.T) {
+			s := newBackend()
+			s.status.Store(tt.before)
+			b, h := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
+			b.until(t, at, registry.Healthy, time.Minute)
+			h.set(refusing)
+			b.until(t, at, registry.Unhealthy, time.Minute)
+			pass(time.Minute)
+			s.status.Store(tt.after)
+			h.set(listening)
+			if took := b.until(t, at, registry.Healthy, 2*time.Minute); took < tt.out-lastRetry || took > tt.out+lastRetry {
+				t.Errorf("healthy after %v, want %v", took, tt.out)
+			}
+		})
+	}
+}
