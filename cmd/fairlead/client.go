@@ -5,12 +5,27 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
+
+// A dead connection is found within a read idle and a ping timeout, so soon that a review that waits
+// on it can be repeated in its ten seconds. client-go's 30 s and 15 s would fail all of them for 45 s.
+const ownReadIdle, ownPing = "2", "5"
+
+// pingOften sets these times. client-go takes them only from the environment, where the operator may
+// have set others.
+func pingOften() {
+	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": ownReadIdle, "HTTP2_PING_TIMEOUT_SECONDS": ownPing} {
+		if _, given := os.LookupEnv(name); !given {
+			_ = os.Setenv(name, seconds) // it fails only for names that are not possible
+		}
+	}
+}
 
 // clientConfig returns how Fairlead itself talks to the local apiserver, and the servers' URLs.
 // Only those servers are ever dialled. own chooses among them; it is nil unless servers were named.
@@ -19,6 +34,7 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []s
 	if err != nil {
 		return nil, nil, nil, err
 	}
+	pingOften()
 	c.UserAgent = "fairlead/" + version
 	c.QPS = -1 // no limit: reviews have their own, which protect known callers; watches are few
 	if len(servers) == 0 {
