@@ -87,7 +87,10 @@ func New(cfg Config) (*Proxy, error) {
 // impersonation is k8s.io/apiserver's filter: next runs as the requested user, if the caller may
 // impersonate that user.
 func (p *Proxy) impersonation(next http.Handler) http.Handler {
-	return p.cfg.Authz.Impersonate(next, p.codecs)
+	return p.cfg.Authz.Impersonate(next, p.codecs, func(err error) error {
+		p.log.Warn("authorizing an impersonation", "err", err)
+		return errImpersonating()
+	})
 }
 
 // Run removes the series of group-versions that have left the table. It returns when ctx ends.

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
@@ -20,9 +21,18 @@ type requestorKey struct{}
 // impersonate that user (by legacy or constrained impersonation). If not, it is answered with 400,
 // 403 or 500 in a form that the client accepts. The context must carry the sender
 // (request.WithUser) and the request's attributes (request.WithRequestInfo); for the handler, it
-// carries the effective user. serializer encodes the errors.
-func (z *Authorizer) Impersonate(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
-	filter := impersonation.WithConstrainedImpersonation(next, z.Upstream(), serializer)
+// carries the effective user. serializer encodes the errors. undecided makes the answer of the
+// error of a failed review: a StatusError of reason Forbidden, with any code.
+func (z *Authorizer) Impersonate(next http.Handler, serializer runtime.NegotiatedSerializer, undecided func(error) error) http.Handler {
+	authorize := z.Upstream().Authorize
+	may := func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		decision, reason, err := authorize(ctx, a)
+		if err != nil {
+			err = undecided(err)
+		}
+		return decision, reason, err
+	}
+	filter := impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may), serializer)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := audit.WithAuditContext(r.Context())
 		// The filter's own test: with a name it impersonates or answers, without one it does

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -49,7 +51,9 @@ func front(t *testing.T, z *Authorizer) *httptest.Server {
 			}
 		}
 		fmt.Fprintf(w, "%s %s %q %v by %s, %d fields left", u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra(), sender, left)
-	}), scheme.Codecs)
+	}), scheme.Codecs, func(err error) error {
+		return &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonForbidden, Message: "undecided: " + err.Error()}}
+	})
 	info := request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ri, err := info.NewRequestInfo(r)
@@ -96,7 +100,7 @@ func TestImpersonate(t *testing.T) {
 		{"a group without a user", []string{"Test-User", "alice", "Impersonate-Group", "dev"}, 400, "without impersonating a user"},
 		{"constrained", []string{"Test-User", "carol", "Impersonate-User", "bob", "Impersonate-Group", "dev"}, 200, `bob  ["dev" "system:authenticated"] map[] by carol, 0 fields left`},
 		{"constrained to another verb", []string{"Test-User", "dave", "Impersonate-User", "bob"}, 403, `"code":403`},
-		{"nobody to ask", []string{"Test-User", "broken", "Impersonate-User", "bob"}, 403, `"kind":"Status"`},
+		{"nobody to ask", []string{"Test-User", "broken", "Impersonate-User", "bob"}, 503, `"message":"undecided: authorizing: connection refused"`},
 		{"an underscore", []string{"Test-User", "alice", "Impersonate_User", "root"}, 200, `alice  ["system:authenticated"] map[] by nobody, 0 fields left`},
 	}
 	for _, tt := range tests {
