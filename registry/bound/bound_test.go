@@ -8,11 +8,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
+
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-func TestStranger(t *testing.T) {
+// Nobody and the anonymous user are strangers.
+func TestCaller(t *testing.T) {
+	anonymous := &user.DefaultInfo{Name: user.Anonymous}
 	for _, tc := range []struct {
 		remote string
 		want   Source
@@ -24,10 +28,13 @@ func TestStranger(t *testing.T) {
 		{"pipe", Source{Address: "pipe"}},
 		{"", Source{}},
 	} {
-		if got := Stranger(tc.remote); got != tc.want {
-			t.Errorf("%s: %+v, want %+v", tc.remote, got, tc.want)
+		for _, got := range []Source{Stranger(tc.remote), Caller(nil, tc.remote), Caller(anonymous, tc.remote)} {
+			if got != tc.want {
+				t.Errorf("%s: %+v, want %+v", tc.remote, got, tc.want)
+			}
 		}
 	}
+	check.Same(t, Source{User: "ann"}, Caller(&user.DefaultInfo{Name: "ann"}, "10.1.2.3:4567"), "a user")
 }
 
 // fill takes up to n places for s, until it is refused.
