@@ -139,6 +139,7 @@ func TestRefuses(t *testing.T) {
 		want  string
 	}{
 		{user.DefaultInfo{Name: "alice", Groups: []string{"dev", user.AllAuthenticated}}, false, ""},
+		{user.DefaultInfo{Name: "alice", Groups: []string{user.AllUnauthenticated}}, true, ""},
 		{user.DefaultInfo{Name: "root"}, false, "root"},
 		{user.DefaultInfo{Name: "rooty"}, false, ""},
 		{user.DefaultInfo{Name: "system:serviceaccount:a:b"}, false, "system:serviceaccount:a:b"},
