@@ -80,7 +80,7 @@ func TestNoReviewInVain(t *testing.T) { reviews.InVain(t, asker, "alice") }
 
 func TestTimeoutAndBound(t *testing.T) {
 	t.Parallel()
-	reviews.Bounds(t, asker, func(i int) string { return fmt.Sprintf("user-%d/%d", i%4, i) }, maxWaiting, maxReviews)
+	reviews.Bounds(t, asker, func(i int) string { return fmt.Sprintf("user-%d/%d", i%5, i) }, maxWaiting, maxReviews)
 }
 
 // While an apiserver is not ready, its refusals are neither returned nor cached. An approval is:
