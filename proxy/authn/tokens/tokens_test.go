@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -301,6 +302,23 @@ func TestGivenUpConfiguration(t *testing.T) {
 	if err := goleak.Find(before); err != nil {
 		t.Error(err)
 	}
+}
+
+// A replaced configuration stops fetching keys when the last requests that use it are over.
+func TestReplacedConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, stopped := New(Config{}), false
+		k.issuers.Store(&issuers{cancel: func() { stopped = true }})
+		must.Do(t, errors.Join(k.TakeConfig([]byte(head)), k.replace(t.Context())))
+		for _, tc := range []struct {
+			after time.Duration
+			want  bool
+		}{{retire - 1, false}, {1, true}} {
+			time.Sleep(tc.after)
+			synctest.Wait()
+			check.Same(t, tc.want, stopped, "stopped, %s later", tc.after)
+		}
+	})
 }
 
 // A configuration whose issuer answers only after the time that is waited for it is activated then.
