@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -122,7 +124,7 @@ func (b *backend) unread() *Error {
 func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.spec != spec || spec.Insecure {
+	if b.spec != spec {
 		return
 	}
 	now, before := time.Now(), b.current.Load()
@@ -162,7 +164,7 @@ func (b *backend) takeLocked(next *roots, fault *Error, now time.Time) {
 	switch v := b.current.Load(); {
 	case fault != nil && v.fault != nil && fault.Message == v.fault.Message:
 		return
-	case next != nil && !v.insecure && v.current != nil && v.current.same(next):
+	case next != nil && v.current != nil && v.current.same(next):
 		return
 	default:
 		b.setLocked(v.with(next, fault, b.overlap, now))
@@ -205,8 +207,8 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	case old && !b.inForce:
 		b.inForce = true
 		b.hooks.overlapping(b.name, got.until)
-	case !old && !v.insecure && len(v.previous) > 0:
-		b.current.Store(v.settled(now, true))
+	case !old && len(v.previous) > 0:
+		b.current.Store(v.keeping(nil))
 		b.inForce = false
 		b.hooks.settled(b.name)
 		b.recheckLocked(now)
@@ -224,15 +226,9 @@ func (b *backend) remember(chain []*x509.Certificate, root *x509.Certificate, no
 		}
 		b.leaves[sha256.Sum256(c.Raw)] = l
 	}
-	for len(b.leaves) > maxLeaves {
-		var oldest [sha256.Size]byte
-		at := now.Add(1)
-		for k, l := range b.leaves {
-			if l.seen.Before(at) {
-				oldest, at = k, l.seen
-			}
-		}
-		delete(b.leaves, oldest)
+	if len(b.leaves) > maxLeaves {
+		oldest := func(x, y [sha256.Size]byte) int { return b.leaves[x].seen.Compare(b.leaves[y].seen) }
+		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), oldest))
 	}
 }
 
@@ -325,14 +321,12 @@ func (b *backend) tick(now time.Time) {
 		b.hooks.ends(p.until)
 	}
 	if len(kept) < len(v.previous) {
-		b.current.Store(v.settled(now, false))
+		b.current.Store(v.keeping(kept))
 		if len(kept) == 0 {
 			b.inForce = false
 			b.hooks.settled(b.name)
 		}
-		b.recheckLocked(now)
 	}
-	v = b.current.Load()
 	for g := range b.guards {
 		if b.hooks.ends(g.until); !g.until.IsZero() && !now.Before(g.until) {
 			b.checkLocked(g, v, now)

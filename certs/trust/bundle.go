@@ -117,7 +117,7 @@ func (r *roots) shares(o *roots) bool {
 
 // without returns r without the CAs in drop, nil when none is left.
 func (r *roots) without(drop map[identity]bool) *roots {
-	if r.system() || len(drop) == 0 {
+	if r.system() {
 		return r
 	}
 	left := slices.DeleteFunc(slices.Clone(r.certs), func(c *x509.Certificate) bool { return drop[identify(c)] })

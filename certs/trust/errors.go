@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"strings"
+	"unicode"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -58,7 +59,7 @@ func (e *Error) Reason() string { return e.reason }
 func refuse(reason string, cause error, format string, args ...any) *Error {
 	msg := strings.ToValidUTF8(fmt.Sprintf(format, args...), "�")
 	msg = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r

@@ -68,7 +68,7 @@ func (h *hooks) count(chain []*x509.Certificate, err *Error) {
 	if !hasSAN(chain[0]) {
 		h.missingSAN.Inc()
 	}
-	if (err != nil && err.Reason() == reasonInsecureSHA1) || usesSHA1(chain[:min(len(chain), maxChain)]) {
+	if (err != nil && err.Reason() == reasonInsecureSHA1) || usesSHA1(chain) {
 		h.sha1.Inc()
 	}
 }

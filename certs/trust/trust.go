@@ -84,12 +84,11 @@ func New(cfg Config) (*Trust, error) {
 // Run follows the table, the referenced ConfigMaps and time, until ctx ends.
 func (t *Trust) Run(ctx context.Context) error {
 	w := newWatches(t)
-	defer w.stop()
+	defer w.done.Wait() // all watches end with ctx
 	// Check replaced roots and expired chains every half second: a watch must end within 5 s of its
 	// trust, and its pool needs 4 of them.
-	tick := time.NewTicker(time.Second / 2)
-	defer tick.Stop()
-	for table := range latest.Of(ctx, t.cfg.Table, tick.C) {
+	tick := time.Tick(time.Second / 2)
+	for table := range latest.Of(ctx, t.cfg.Table, tick) {
 		t.apply(table.Generation(), table.Entries())
 		if t.rewatch.Swap(false) {
 			w.sync(ctx)

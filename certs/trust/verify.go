@@ -49,13 +49,8 @@ func verifyPath(chain []*x509.Certificate, r *roots, names string, now time.Time
 	}
 	var best verified
 	for _, path := range paths {
-		until := path[0].NotAfter
-		for _, c := range path[1:] {
-			if c.NotAfter.Before(until) {
-				until = c.NotAfter
-			}
-		}
-		if until.After(best.until) || best.root == nil {
+		until := slices.MinFunc(path, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter
+		if until.After(best.until) {
 			best = verified{root: path[len(path)-1], until: until}
 		}
 	}
@@ -92,10 +87,8 @@ func classify(err error, chain []*x509.Certificate, r *roots, name string, now t
 // outOfDate returns the error for a certificate outside its validity: the leaf or a CA above it.
 func outOfDate(err error, leaf, c *x509.Certificate, now time.Time) *Error {
 	what, reason := fmt.Sprintf("the backend's certificate %q", subject(leaf)), reasonExpiredCertificate
-	if c != nil && !c.Equal(leaf) {
+	if !c.Equal(leaf) {
 		what, reason = fmt.Sprintf("the CA %q that signed the backend's certificate", subject(c)), reasonExpiredCA
-	} else {
-		c = leaf
 	}
 	if now.Before(c.NotBefore) {
 		return refuse(reasonNotYetValid, err, "%s is not valid before %s", what, stamp(c.NotBefore))
@@ -121,19 +114,20 @@ func wrongName(err error, leaf *x509.Certificate, name string) *Error {
 func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.Time) *Error {
 	candidates := append(append([]*x509.Certificate{}, r.certs...), chain[1:]...)
 	child := chain[0]
-	for range maxChain {
+	for range maxChain { // CAs may have signed each other
 		parent, reason := issuer(child, candidates)
-		switch {
-		case reason == reasonInsecureSHA1:
+		if reason == reasonInsecureSHA1 {
 			return refuse(reasonInsecureSHA1, err, "the backend's certificate %q is signed with SHA-1, which is not secure", subject(child))
-		case parent == nil || parent.Equal(child):
-			return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is signed by %q, which %s does not hold", subject(chain[0]), issuerName(child), r)
-		case now.After(parent.NotAfter) || now.Before(parent.NotBefore):
+		}
+		if parent == nil || parent.Equal(child) {
+			break
+		}
+		if now.After(parent.NotAfter) || now.Before(parent.NotBefore) {
 			return outOfDate(err, chain[0], parent, now)
 		}
 		child = parent
 	}
-	return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is not signed by a CA of %s", subject(chain[0]), r)
+	return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is signed by %q, which %s does not hold", subject(chain[0]), issuerName(child), r)
 }
 
 // issuer finds the certificate that signed child. It prefers a candidate in date, so that an

@@ -2,7 +2,6 @@ package trust
 
 import (
 	"crypto/x509"
-	"maps"
 	"slices"
 	"time"
 )
@@ -78,26 +77,22 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 	n.previous = live(v.previous, now)
 	old := v.current
 	switch {
-	case v.insecure:
-		// "Verify nothing" never overlaps.
-		n.previous = nil
 	case old == nil:
 		// The last good roots are in previous, until the end set when the fault came. If the
 		// repaired bundle drops some of their CAs, treat that as if there had been no fault.
+		// "Verify nothing" never overlaps: there, previous is empty.
 		if next != nil {
 			n.previous = edit(n.previous, next)
 		}
 	case next != nil && old.shares(next):
-		n.previous = drop(n.previous, dropped(old, next))
+		n.previous = drop(n.previous, old.ids)
 	default:
 		n.previous = append(n.previous, replaced{old, now.Add(overlap)})
 	}
 	if overlap <= 0 {
 		n.previous = nil
 	}
-	if len(n.previous) > maxPrevious {
-		n.previous = n.previous[len(n.previous)-maxPrevious:]
-	}
+	n.previous = n.previous[max(0, len(n.previous)-maxPrevious):]
 	return &n
 }
 
@@ -113,14 +108,11 @@ func (v *view) named(name string) *view {
 	return &n
 }
 
-// settled returns the view without replaced roots: an endpoint has shown a chain of the new roots,
-// or their time is over. Unless all is set, only expired ones go.
-func (v *view) settled(now time.Time, all bool) *view {
+// keeping returns the view with only these replaced roots: the time of the others is over, or an
+// endpoint has shown a chain of the new roots.
+func (v *view) keeping(previous []replaced) *view {
 	n := *v
-	n.previous = nil
-	if !all {
-		n.previous = live(v.previous, now)
-	}
+	n.previous = previous
 	return &n
 }
 
@@ -139,14 +131,8 @@ func live(previous []replaced, now time.Time) []replaced {
 	return slices.DeleteFunc(slices.Clone(previous), func(p replaced) bool { return !now.Before(p.until) })
 }
 
-// dropped returns the CAs of old that next does not have.
-func dropped(old, next *roots) map[identity]bool {
-	d := maps.Clone(old.ids)
-	maps.DeleteFunc(d, func(id identity, _ bool) bool { return next.ids[id] })
-	return d
-}
-
-// drop removes CAs from the replaced roots.
+// drop removes the CAs of an edited bundle from the replaced roots: those that are still trusted
+// are in the new bundle.
 func drop(previous []replaced, ids map[identity]bool) []replaced {
 	var out []replaced
 	for _, p := range previous {
@@ -157,12 +143,12 @@ func drop(previous []replaced, ids map[identity]bool) []replaced {
 	return out
 }
 
-// edit applies the edit of a bundle to replaced roots: those that share a CA with next lose the CAs
-// that next does not have.
+// edit applies the edit of a bundle to replaced roots: it drops the CAs of those that share a CA
+// with next.
 func edit(previous []replaced, next *roots) []replaced {
 	for _, p := range previous {
 		if p.roots.shares(next) {
-			previous = drop(previous, dropped(p.roots, next))
+			previous = drop(previous, p.roots.ids)
 		}
 	}
 	return previous

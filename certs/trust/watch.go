@@ -43,7 +43,7 @@ func (w Watch) Keep(ctx context.Context, ref types.NamespacedName, logger *slog.
 }
 
 // watches are the watches of ConfigMaps with backends' bundles: one per object, whatever the number
-// of references. Only Run's goroutine calls sync and stop.
+// of references. Only Run's goroutine calls sync.
 type watches struct {
 	t       *Trust
 	running map[types.NamespacedName]context.CancelFunc
@@ -104,13 +104,6 @@ func (w *watches) sync(ctx context.Context) {
 			w.t.cfg.Watch.Keep(wctx, ref, w.t.cfg.Logger, func(data map[string][]byte, err error) { w.changed(wctx, ref, object{data, err}) })
 		})
 	}
-}
-
-func (w *watches) stop() {
-	for _, cancel := range w.running {
-		cancel()
-	}
-	w.done.Wait()
 }
 
 // changed takes a change of one object. If the object cannot be read now, its former state stays
