@@ -1,7 +1,12 @@
 package trust
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -9,8 +14,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -154,7 +162,7 @@ func TestRotation(t *testing.T) {
 			r.pass(20 * time.Second)
 			r.expect("all three work", m{r.old: true})
 			r.pass(31 * time.Second)
-			r.expect("the first is over", m{r.old: false})
+			r.expect("the first is over", m{r.old: false, r.next: true})
 			r.expect("the last ends the second", m{r.third: true})
 			r.expect("so", m{r.next: false})
 		}},
@@ -237,21 +245,78 @@ func TestReplacedDuringAHandshake(t *testing.T) {
 
 // The chain of an open connection expires at its earliest NotAfter.
 func TestChainExpires(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), guards: map[*pki.CA]<-chan struct{}{}}
-		r.bundle(r.old)
-		open, release := r.Guard(apiService, r.spec, r.old.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)}).Chain())
-		r.pass(59 * time.Second)
-		if lost(open) {
-			t.Error("lost before it expired")
+	for name, issue := range map[string]func(ca *pki.CA, end time.Time) *pki.Pair{
+		"leaf": func(ca *pki.CA, end time.Time) *pki.Pair {
+			return ca.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: end})
+		},
+		"intermediate": func(ca *pki.CA, end time.Time) *pki.Pair { return good(ca.IntermediateUntil("middle", end)) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), guards: map[*pki.CA]<-chan struct{}{}}
+			r.bundle(r.old)
+			r.pass(time.Second) // the next look at all is in a minute
+			open, release := r.Guard(apiService, r.spec, issue(r.old, time.Now().Add(30*time.Second)).Chain())
+			r.open(r.old) // expires later
+			r.pass(29 * time.Second)
+			if lost(open) {
+				t.Errorf("%s: lost before it expired", name)
+			}
+			r.pass(2 * time.Second)
+			if !lost(open) {
+				t.Errorf("%s: still trusted a second after it expired", name)
+			}
+			release()
+			release()
+		})
+	}
+}
+
+// An overlap begins and ends once, on time, in the log and in the status.
+func TestOverlapIsSeen(t *testing.T) {
+	const loaded, needed, over = "bundle loaded", "backend still needs the replaced bundle", "replaced bundle no longer trusted"
+	for _, overlap := range []time.Duration{30 * time.Second, 90 * time.Second} { // until before and after the next look at all
+		for _, follows := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				var log bytes.Buffer
+				r := &rotation{bench: newBench(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}), old: pki.NewCA("old"), next: pki.NewCA("new")}
+				r.overlap = overlap
+				expect := func(when string, inForce bool, lines ...string) {
+					t.Helper()
+					if got := r.Status()[1].OverlapInForce; got != inForce || strings.Count(log.String(), "\n") != len(lines) {
+						t.Errorf("overlap %s, %s: in force %v, log\n%s", overlap, when, got, &log)
+					}
+					for _, line := range lines {
+						if strings.Count(log.String(), line) != 1 {
+							t.Errorf("overlap %s, %s: want %q once in\n%s", overlap, when, line, &log)
+						}
+					}
+					log.Reset()
+				}
+				r.bundle(r.old)
+				r.pass(time.Second)
+				expect("before", false, loaded)
+				r.bundle(r.next)
+				r.wants("old", good(r.old), "")
+				r.wants("old again", good(r.old), "")
+				expect("begun", true, loaded, needed)
+				if follows {
+					r.wants("new", good(r.next), "")
+					r.wants("new again", good(r.next), "")
+					expect("followed", false, over)
+				}
+				r.pass(overlap - time.Second)
+				expect("not yet over", !follows)
+				r.pass(time.Second)
+				if follows {
+					expect("was over", false)
+				} else {
+					expect("over", false, over)
+				}
+				r.pass(2 * forgetEvery)
+				expect("long over", false)
+			})
 		}
-		r.pass(2 * time.Second)
-		if !lost(open) {
-			t.Error("still trusted a second after it expired")
-		}
-		release()
-		release()
-	})
+	}
 }
 
 // An unverified backend needs no replaced roots.
@@ -262,6 +327,11 @@ func TestInsecureNeedsNoOverlap(t *testing.T) {
 	if s := b.Status()[1]; s.OverlapInForce || s.Source != "none" || s.Changed.IsZero() {
 		t.Errorf("without verification: %+v", s)
 	}
+	check.Same(t, serverName, must.Get(b.TLS(apiService, b.spec))(t).ServerName, "the name that is sent")
+	b.wants("SHA-1", pki.NewCA("any").Issue(pki.Leaf{SHA1: true}), "")
+	check.Same(t, 1, testutil.ToFloat64(b.hooks.sha1), "chains with a SHA-1 signature")
+	b.set(func(s *registry.Backend) { s.Insecure = false })
+	check.Same(t, "system", b.Status()[1].Source, "source with verification")
 }
 
 // A view has roots, a fault, or no verification. One that had none of them must accept nobody.
@@ -278,7 +348,7 @@ func TestLeavesAreForgotten(t *testing.T) {
 		ca := pki.NewCA("ca")
 		b := newBench(t, Config{})
 		b.bundle(ca, ca)
-		b.wants("good", good(ca), "")
+		b.wants("good", good(ca.Intermediate("middle")), "")
 		for _, tc := range []struct {
 			after  time.Duration
 			leaves int
@@ -294,9 +364,48 @@ func TestLeavesAreForgotten(t *testing.T) {
 	})
 }
 
+// Status and metrics are bounded, and have first what expires first. The leaves that were presented
+// last stay.
+func TestStatusIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		metrics := prometheus.NewPedanticRegistry()
+		b := newBench(t, Config{Metrics: metrics})
+		root, end := pki.NewCA("root"), func(i int) time.Time { return time.Now().Add(time.Duration(100-i/2) * time.Hour) } // two at a time
+		var cas []*pki.CA
+		for i := range maxSeries + 2 {
+			cas = append(cas, root.IntermediateUntil(fmt.Sprint(i), end(i)))
+		}
+		b.bundle(cas...)
+		for i := range maxLeaves + 2 {
+			time.Sleep(time.Nanosecond)
+			b.wants("a leaf", cas[0].Issue(pki.Leaf{CommonName: fmt.Sprint(i), Names: []string{serverName}, NotAfter: end(i)}), "")
+		}
+		s := b.Status()[1]
+		for name, list := range map[string][]Certificate{"CAs": s.CAs, "leaves": s.Leaves} {
+			if !slices.IsSortedFunc(list, func(a, b Certificate) int {
+				return cmp.Or(a.NotAfter.Compare(b.NotAfter), cmp.Compare(a.Fingerprint, b.Fingerprint))
+			}) {
+				t.Errorf("%s are not sorted: %+v", name, list)
+			}
+		}
+		if old := slices.ContainsFunc(s.Leaves, func(c Certificate) bool { return c.Subject == "0" || c.Subject == "1" }); old || len(s.Leaves) != maxLeaves {
+			t.Errorf("%d leaves, the first two %v", len(s.Leaves), old)
+		}
+		shown := 0
+		for name := range gather(t, metrics) {
+			if of, subject, ca := strings.Cut(name, " ca "); ca && strings.HasSuffix(of, apiService) {
+				if shown++; subject == "0" || subject == "1" {
+					t.Errorf("%s is shown, which expires last", name)
+				}
+			}
+		}
+		check.Same(t, maxSeries, shown, "series of CAs")
+	})
+}
+
 func TestRotationIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		metrics := prometheus.NewRegistry()
+		metrics := prometheus.NewPedanticRegistry()
 		b := newBench(t, Config{Metrics: metrics})
 		if _, err := New(Config{Metrics: metrics}); err == nil {
 			t.Error("two Trusts registered the same metrics")
@@ -313,8 +422,8 @@ func TestRotationIsSeen(t *testing.T) {
 		}
 		r.dial(good(r.old))
 		r.dial(good(pki.NewCA("stranger")))
-		if s := r.Status()[1]; !s.OverlapInForce {
-			t.Errorf("in force: %+v", s)
+		if s, fault := r.Status()[1], r.Faults()[apiService]; !s.OverlapInForce || !strings.HasSuffix(fault, "it is trusted until 2000-01-01T00:01:00Z") {
+			t.Errorf("in force: %q, %+v", fault, s)
 		}
 		got := gather(t, metrics)
 		for name, want := range map[string]float64{
@@ -334,13 +443,18 @@ func TestRotationIsSeen(t *testing.T) {
 		}
 		r.dial(r.next.Issue(pki.Leaf{CommonName: serverName}))
 		r.dial(r.next.Issue(pki.Leaf{Names: []string{serverName}, SHA1: true}))
+		r.set(func(s *registry.Backend) { s.CABundle += "-----BEGIN CERTIFICATE-----" })
+		if s := r.Status()[1]; s.Fault != "" || s.OverlapInForce || !strings.Contains(s.Warning, "1 of 2 certificates are broken") {
+			t.Errorf("a bundle that is readable in part: %+v", s)
+		}
 		r.set(func(s *registry.Backend) { s.CABundle = "garbage" })
 		got = gather(t, metrics)
+		check.Same(t, 1, got["fairlead_certificate_backend_bundle_reloads_total v1beta1.metrics.k8s.io failure"], "unreadable bundles")
 		if got["apiserver_kube_aggregator_x509_missing_san_total"] != 1 || got["apiserver_kube_aggregator_x509_insecure_sha1_total"] != 1 {
 			t.Errorf("upstream's counters: %v", got)
 		}
-		if s := r.Status()[1]; s.Fault == "" || s.OverlapUntil.IsZero() {
-			t.Errorf("a bad bundle: %+v", s)
+		if s, fault := r.Status()[1], r.Faults()[apiService]; s.Fault == "" || s.OverlapUntil.IsZero() || fault != "the CA bundle is not used: "+s.Fault {
+			t.Errorf("a bad bundle: %q, %+v", fault, s)
 		}
 		r.apply(r.generation+1, nil)
 		for name := range gather(t, metrics) {

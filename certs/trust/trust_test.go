@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -125,6 +127,11 @@ func shake(t *testing.T, client, server *tls.Config) error {
 	conn.Close()
 	<-done
 	return err
+}
+
+// obsolete is a server that has no newer protocol than TLS 1.1.
+func obsolete(pair *pki.Pair) *tls.Config {
+	return &tls.Config{Certificates: []tls.Certificate{pair.TLS()}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}
 }
 
 // reason returns the reason for which a handshake was refused; empty: it succeeded.
@@ -270,28 +277,62 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// After its APIService is deleted, a backend is no longer trusted.
+// After its APIService is deleted or has become Local, a backend is no longer trusted.
 func TestGone(t *testing.T) {
-	ca := pki.NewCA("ca")
-	b := newBench(t, Config{})
-	b.bundle(ca)
-	open, release := b.Guard(apiService, b.spec, good(ca).Chain())
-	defer release()
-	was := b.backends[apiService]
-	b.apply(b.generation+1, nil)
-	if was.guarding() {
-		t.Error("open connections to a deleted APIService's backend are still counted")
+	for name, next := range map[string][]*registry.Entry{"deleted": nil, "local": {{Name: apiService}}} {
+		t.Run(name, func(t *testing.T) {
+			ca := pki.NewCA("ca")
+			b := newBench(t, Config{})
+			b.bundle(ca)
+			open, release := b.Guard(apiService, b.spec, good(ca).Chain())
+			defer release()
+			was := b.backends[apiService]
+			b.apply(b.generation+1, next)
+			b.apply(b.generation+2, nil)
+			if was.guarding() {
+				t.Error("open connections to a former backend are still counted")
+			}
+			if !lost(open) {
+				t.Error("an open connection to a former backend is still trusted")
+			}
+			if _, err := b.TLS(apiService, b.spec); reason(t, err) == "" {
+				t.Error("a former backend is still trusted")
+			}
+			again, _ := b.Guard(apiService, b.spec, good(ca).Chain())
+			if late := was.guard(good(ca).Chain()); !lost(again) || !lost(late.lost) {
+				t.Error("a new connection to a former backend is still trusted")
+			}
+		})
 	}
-	if !lost(open) {
-		t.Error("an open connection to a deleted APIService's backend is still trusted")
-	}
-	if _, err := b.TLS(apiService, b.spec); reason(t, err) == "" {
-		t.Error("a deleted APIService's backend is still trusted")
-	}
-	again, _ := b.Guard(apiService, b.spec, good(ca).Chain())
-	if !lost(again) {
-		t.Error("a new connection to a deleted APIService's backend is still trusted")
-	}
+}
+
+// TLS works before Run for what is in the table. Run follows the table and time.
+func TestTable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := pki.NewCA("ca")
+		table := registry.Build(registry.Input{Complete: true, APIServices: map[string]*apiregistrationv1.APIService{apiService: {
+			ObjectMeta: metav1.ObjectMeta{Name: apiService},
+			Spec: apiregistrationv1.APIServiceSpec{
+				Service: &apiregistrationv1.ServiceReference{Namespace: "kube-system", Name: "metrics-server"},
+				Group:   "metrics.k8s.io", Version: "v1beta1", CABundle: ca.PEM(),
+			},
+		}}}, nil)
+		entry := table.Entries()[0]
+		cfg := Config{Table: func() *registry.Table { return table }}
+		if _, err := must.Get(New(cfg))(t).TLS(entry.Name, entry.Backend); err != nil {
+			t.Errorf("before Run: %v", err)
+		}
+		running := must.Get(New(cfg))(t)
+		must.Run(t, running.Run)
+		synctest.Wait()
+		check.Same(t, 2, len(running.Status()), "the local apiserver and the APIServices in the status")
+		open, _ := running.Guard(entry.Name, entry.Backend, ca.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)}).Chain())
+		for _, expired := range []bool{false, true} {
+			check.Same(t, expired, lost(open), "lost")
+			time.Sleep(time.Minute + time.Second)
+			synctest.Wait()
+		}
+	})
 }
 
 // Handshakes with the backend of an older table use the current trust.
@@ -303,6 +344,7 @@ func TestOldTable(t *testing.T) {
 	before := b.spec
 	b.bundle(next)
 	b.spec = before
+	b.apply(b.generation-1, nil) // an older table comes too late
 	b.wants("dialling with a superseded backend, old CA", good(old), "UnknownAuthority")
 	b.wants("dialling with a superseded backend, new CA", good(next), "")
 }
@@ -320,6 +362,9 @@ func TestNoResumption(t *testing.T) {
 	must.Do(t, shake(t, client, server))
 	server.Certificates = []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"other.svc"}}).TLS()}
 	check.Same(t, "WrongServerName", reason(t, shake(t, client, server)), "second handshake")
+	if shake(t, client, obsolete(good(ca))) == nil {
+		t.Error("TLS 1.1 was accepted")
+	}
 }
 
 func TestClientCertificate(t *testing.T) {
@@ -342,7 +387,7 @@ func TestClientCertificate(t *testing.T) {
 	check.Same(t, "front-proxy-client", got, "what the backend saw")
 }
 
-func gather(t *testing.T, r *prometheus.Registry) map[string]float64 {
+func gather(t *testing.T, r prometheus.Gatherer) map[string]float64 {
 	t.Helper()
 	families := must.Get(r.Gather())(t)
 	out := map[string]float64{}
@@ -355,6 +400,9 @@ func gather(t *testing.T, r *prometheus.Registry) map[string]float64 {
 				}
 			}
 			out[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			if counts := m.GetCounter() != nil; counts != strings.HasSuffix(f.GetName(), "_total") {
+				t.Errorf("%s is a counter: %v", f.GetName(), counts)
+			}
 		}
 	}
 	return out
