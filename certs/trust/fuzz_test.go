@@ -2,13 +2,19 @@ package trust
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -76,7 +82,7 @@ func FuzzVerify(f *testing.F) {
 				}
 				continue
 			}
-			if err.Reason() == "" || len(err.Message) > maxMessage || !utf8.ValidString(err.Message) || strings.ContainsAny(err.Message, "\n\r\x00") {
+			if err.Reason() == "" || len(err.Message) > maxMessage || !utf8.ValidString(err.Message) || strings.ContainsFunc(err.Message, unicode.IsControl) {
 				t.Fatalf("reason %q message %q", err.Reason(), err.Message)
 			}
 			for _, c := range chain {
@@ -89,11 +95,33 @@ func FuzzVerify(f *testing.F) {
 }
 
 func TestListOfNames(t *testing.T) {
-	for n, want := range map[int]string{0: "", 5: `"a", "a", "a", "a", "a"`, 7: `"a", "a", "a", "a", "a" and 2 more`} {
+	for n, want := range map[int]string{0: "", 5: `"a", "a", "a", "a", "a"`, 6: `"a", "a", "a", "a", "a" and 1 more`, 7: `"a", "a", "a", "a", "a" and 2 more`} {
 		if got := list(slices.Repeat([]string{"a"}, n)); got != want {
 			t.Errorf("%d names: %s", n, got)
 		}
 	}
+}
+
+// A message is one line of bounded length, whatever is in it. So is a name.
+func TestBoundedText(t *testing.T) {
+	for text, want := range map[string]string{
+		"a\r\nb c\x7f\xff":                "a  b c �",
+		strings.Repeat("a", maxMessage):   strings.Repeat("a", maxMessage),
+		strings.Repeat("a", maxMessage+1): strings.Repeat("a", maxMessage-3) + "...",
+		strings.Repeat("é", maxMessage):   strings.Repeat("é", (maxMessage-4)/2) + "...",
+	} {
+		check.Same(t, want, refuse("", nil, "%s", text).Message, "message %q", text)
+	}
+	for name, want := range map[string]string{
+		"a\xff":                       "a�",
+		strings.Repeat("a", 80):       strings.Repeat("a", 80),
+		strings.Repeat("a", 81):       strings.Repeat("a", 80) + "...",
+		"a" + strings.Repeat("é", 40): "a" + strings.Repeat("é", 39) + "...",
+	} {
+		check.Same(t, want, subject(&x509.Certificate{Subject: pkix.Name{CommonName: name}}), "name %q", name)
+	}
+	check.Same(t, "O=ops", subject(&x509.Certificate{Subject: pkix.Name{Organization: []string{"ops"}}}), "without a common name")
+	check.Same(t, "serial 7", subject(&x509.Certificate{SerialNumber: big.NewInt(7)}), "without a name")
 }
 
 // A half-written bundle is never accepted as complete, unless it ends exactly between two
@@ -111,17 +139,20 @@ func TestCutShort(t *testing.T) {
 			t.Fatalf("cut at %d of %d: the first certificate is lost", n, len(whole))
 		}
 	}
-	for n, more := range map[int]bool{maxNamed: false, maxNamed + 2: true} {
-		_, err := ParseBundle(bytes.Repeat([]byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"), n))
-		if got := strings.Count(err.Error(), "parsing certificate "); got != maxNamed || strings.Contains(err.Error(), "parsing 2 more certificates") != more {
-			t.Errorf("%d unreadable certificates: %v", n, err)
+	for more, want := range []string{"", "parsing 1 more certificates failed", "parsing 2 more certificates failed"} {
+		_, err := ParseBundle(bytes.Repeat([]byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"), maxNamed+more))
+		lines := strings.Split(err.Error(), "\n")
+		if got := strings.Count(err.Error(), "parsing certificate "); got != maxNamed || len(lines) != maxNamed+min(more, 1) || !strings.Contains(lines[len(lines)-1], want) {
+			t.Errorf("%d unreadable certificates more: %v", more, err)
 		}
 	}
 	if certs, err := ParseBundle(whole); len(certs) != 2 || err != nil {
 		t.Fatalf("whole: %d certificates, %v", len(certs), err)
 	}
-	if _, err := ParseBundle(make([]byte, maxBundle+1)); err == nil {
-		t.Error("a bundle above the limit is accepted")
+	for n, want := range map[int]int{maxBundle: 2, maxBundle + 1: 0} {
+		if certs, err := ParseBundle(append(bytes.Repeat([]byte("\n"), n-len(whole)), whole...)); len(certs) != want || (err == nil) != (want > 0) {
+			t.Errorf("a bundle of %d bytes, of at most %d: %d certificates, %v", n, maxBundle, len(certs), err)
+		}
 	}
 }
 
@@ -137,6 +168,12 @@ func TestIdentity(t *testing.T) {
 	if identify(ca.Certificate) != identify(&renewed) {
 		t.Error("a renewed CA has another identity")
 	}
+	renamed := *ca.Certificate
+	renamed.RawSubject = again.Issue(pki.Leaf{CommonName: "renamed"}).Certificate.RawSubject
+	if identify(ca.Certificate) == identify(&renamed) {
+		t.Error("CAs of different names have one identity")
+	}
+	check.Same(t, fmt.Sprintf("%x", sha256.Sum256(ca.Certificate.Raw))[:32], Describe(ca.Certificate).Fingerprint, "fingerprint")
 	if !newRoots([]*x509.Certificate{ca.Certificate}).shares(newRoots([]*x509.Certificate{&renewed, again.Certificate})) {
 		t.Error("a bundle with a renewed CA does not share it")
 	}
@@ -152,5 +189,43 @@ func TestIssuer(t *testing.T) {
 		if parent, why := issuer(leaf, candidates); parent != ca.Certificate {
 			t.Errorf("%v, %q", parent, why)
 		}
+	}
+}
+
+// If no path ends in the bundle, the error names the CA at which the search ended.
+func TestUnknownAuthority(t *testing.T) {
+	now, ca, stranger := time.Now(), pki.NewCA("ca"), pki.NewCA("stranger")
+	middle := stranger.Intermediate("middle").Issue(pki.Leaf{CommonName: "leaf"}).Chain()
+	for _, tc := range []struct {
+		name  string
+		chain []*x509.Certificate
+		now   time.Time
+		want  string
+	}{
+		{"another root, which was sent", append(middle, stranger.Certificate), now, `UnknownAuthority: the backend's certificate "leaf" is signed by "stranger", which the bundle ("ca")`},
+		{"another root", middle, now, `UnknownAuthority: the backend's certificate "leaf" is signed by "stranger", which the bundle ("ca")`},
+		{"an expired root", ca.Issue(pki.Leaf{}).Chain(), ca.Certificate.NotAfter.Add(time.Second), `ExpiredCA: the CA "ca" that signed`},
+		{"a root of tomorrow", ca.Issue(pki.Leaf{}).Chain(), ca.Certificate.NotBefore.Add(-time.Second), `NotYetValidCertificate: the CA "ca" that signed`},
+	} {
+		if err := unknownAuthority(nil, tc.chain, newRoots([]*x509.Certificate{ca.Certificate}), tc.now); !strings.HasPrefix(err.Error(), tc.want) {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+}
+
+// A root's own signature may be of SHA-1.
+func TestSHA1(t *testing.T) {
+	for _, tc := range []struct {
+		algorithm x509.SignatureAlgorithm
+		issuer    string
+		want      bool
+	}{
+		{x509.SHA1WithRSA, "other", true},
+		{x509.ECDSAWithSHA1, "other", true},
+		{x509.ECDSAWithSHA1, "self", false},
+		{x509.SHA256WithRSA, "other", false},
+	} {
+		c := &x509.Certificate{SignatureAlgorithm: tc.algorithm, RawSubject: []byte("self"), RawIssuer: []byte(tc.issuer)}
+		check.Same(t, tc.want, usesSHA1([]*x509.Certificate{c}), "%s by %s", tc.algorithm, tc.issuer)
 	}
 }

@@ -34,10 +34,18 @@ func TestLocal(t *testing.T) {
 				},
 			})
 		}
+		if s := b.Status()[0]; s.Source != "system" || s.Changed.IsZero() {
+			t.Errorf("before the first bundle: %+v", s)
+		}
+		must.Get(b.LocalTLS(false))(t)
+		must.Do(t, b.LocalBundle(nil))
 		if _, err := dial(old, "127.0.0.1", false); err == nil {
 			t.Error("the system's roots trust a test's CA")
 		}
 		must.Do(t, b.LocalBundle(pki.Bundle(old)))
+		if err := b.LocalBundle([]byte("-")); err == nil {
+			t.Error("the first byte of a file was accepted")
+		}
 		if _, err := dial(old, "127.0.0.1", false); err != nil {
 			t.Error(err)
 		}
@@ -63,11 +71,29 @@ func TestLocal(t *testing.T) {
 		if s := b.Status()[0]; s.APIService != localName || s.Source != "kubeconfig" || len(s.CAs) != 2 || len(s.Leaves) == 0 {
 			t.Errorf("status %+v", s)
 		}
+		before := must.Get(b.LocalTLS(false))(t)
+		before.ServerName = "127.0.0.1"
 		if err := b.LocalBundle(pki.Bundle(next)); err != nil || !lost(open) {
 			t.Errorf("after the CA was removed: %v, lost %v", err, lost(open))
 		}
 		if _, err := dial(old, "127.0.0.1", false); err == nil {
 			t.Error("a removed CA was accepted")
+		}
+		if err := shake(t, before, &tls.Config{Certificates: []tls.Certificate{pair(old).TLS()}}); err == nil {
+			t.Error("a CA that was removed during a dial was accepted")
+		}
+		if err := shake(t, before, obsolete(pair(next))); err == nil {
+			t.Error("TLS 1.1 was accepted")
+		}
+		open, released := b.LocalGuard(next.Issue(pki.Leaf{NotAfter: time.Now().Add(time.Minute)}).Chain())
+		time.Sleep(time.Minute + time.Second)
+		if b.tick(time.Now()); !lost(open) {
+			t.Error("a connection outlived its certificate")
+		}
+		released()
+		_, released = b.LocalGuard(pair(next).Chain())
+		if released(); b.local.guarding() {
+			t.Error("a closed connection is still guarded")
 		}
 		name := "fairlead_certificate_backend_expiration_timestamp_seconds local-apiserver ca next"
 		if got := gather(t, metrics)[name]; got != float64(next.Certificate.NotAfter.Unix()) || time.Unix(int64(got), 0).Before(time.Now()) {

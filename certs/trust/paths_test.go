@@ -2,6 +2,7 @@ package trust
 
 import (
 	"crypto/x509"
+	"fmt"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -19,9 +20,12 @@ func TestChainCost(t *testing.T) {
 	of := func(ca *pki.CA, more ...*x509.Certificate) []*x509.Certificate {
 		return append(ca.Issue(pki.Leaf{}).Chain(), more...)
 	}
-	deep := root
-	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		deep = deep.Intermediate(name)
+	deep := func(n int) *pki.CA {
+		ca := root
+		for i := range n {
+			ca = ca.Intermediate(fmt.Sprint(i))
+		}
+		return ca
 	}
 	for _, tc := range []struct {
 		name  string
@@ -31,10 +35,14 @@ func TestChainCost(t *testing.T) {
 		{"nothing", nil, true},
 		{"a leaf", of(root), true},
 		{"with its root", of(root, root.Certificate), true},
-		{"five intermediates", of(deep, root.Certificate), true},
+		{"five intermediates", of(deep(5), root.Certificate), true},
+		{"as many as may be checked", of(deep(maxChecks-1), root.Certificate), true},
+		{"one more", of(deep(maxChecks), root.Certificate), false},
+		{"one more for the leaf", of(deep(maxChecks-1), root.Certificate, pki.NewCA(fmt.Sprint(maxChecks-2)).Certificate), false},
 		{"an intermediate signed by two roots", of(root.Intermediate("a"), pki.NewCA("other").Intermediate("a").Certificate), true},
 		{"a bundle of others", of(root, same(15)...), true},
 		{"two roots of one name", of(pki.NewCA("same"), same(2)...), true},
+		{"and of the leaf", append(pki.NewCA("same").Issue(pki.Leaf{CommonName: "same"}).Chain(), same(2)...), true},
 		{"four of one name", of(pki.NewCA("same"), same(4)...), false},
 		{"fifteen of one name", of(pki.NewCA("same"), same(15)...), false},
 		{"too many", of(root, same(16)...), false},

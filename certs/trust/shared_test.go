@@ -2,6 +2,7 @@ package trust
 
 import (
 	"crypto/tls"
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -96,10 +97,17 @@ func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 	ca := pki.NewCA("ca")
 	w := newBench(t, Config{})
 	w.bundle(ca)
-	other := newBackend("v1.other.example.com", w.hooks)
-	other.apply(w.spec, time.Minute, w.shared[w.spec])
-	w.backends[other.name] = other
-	w.shared[w.spec].join(other.name)
+	names := []string{apiService, "v1.other.example.com"}
+	apply := func(names ...string) { // with a Local one
+		entries := []*registry.Entry{{Name: fmt.Sprint("v", len(names))}}
+		for _, name := range names {
+			entries = append(entries, &registry.Entry{Name: name, Backend: w.spec})
+		}
+		w.generation++
+		w.apply(w.generation, entries)
+	}
+	apply(names[:1]...)
+	apply(names...)
 	dial := func(p *pki.Pair) string {
 		cfg := must.Get(w.TLS("", w.spec))(t)
 		return reason(t, shake(t, cfg, &tls.Config{Certificates: []tls.Certificate{p.TLS()}}))
@@ -107,18 +115,21 @@ func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 	if got := dial(good(ca)); got != "" {
 		t.Fatal(got)
 	}
-	for _, s := range w.Status()[1:] {
+	open, release := w.Guard("", w.spec, good(ca).Chain())
+	defer release()
+	for i, s := range w.Status()[1:] {
+		check.Same(t, names[1-i], s.APIService, "sorted by name")
 		if len(s.Leaves) != 1 || len(s.CAs) != 1 || !s.CAs[0].Live {
 			t.Errorf("%s: %d leaves, CAs %+v", s.APIService, len(s.Leaves), s.CAs)
 		}
 	}
-	for _, gone := range []string{other.name, apiService} {
+	for i, counted := range names {
 		check.Same(t, "UnknownAuthority", dial(good(pki.NewCA("another"))), "another CA's certificate")
 		check.Same(t, 1, testutil.CollectAndCount(w.hooks.refusals), "APIServices whose refused certificates are counted")
-		w.shared[w.spec].leave(gone)
-		w.hooks.forget(gone)
+		check.Same(t, 1, testutil.ToFloat64(w.hooks.refusals.WithLabelValues(counted, "UnknownAuthority")), "refusals counted for %s", counted)
+		apply(names[i+1:]...)
 	}
-	if got := dial(good(pki.NewCA("another"))); got != "UnknownAuthority" || testutil.CollectAndCount(w.hooks.refusals) != 0 {
-		t.Errorf("%q, or it is counted for a deleted APIService", got)
+	if got := dial(good(pki.NewCA("another"))); got != "UnknownAuthority" || testutil.CollectAndCount(w.hooks.refusals) != 0 || lost(open) {
+		t.Errorf("%q, or it is counted for a deleted APIService, or a connection is lost: %v", got, lost(open))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -47,9 +49,9 @@ func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, changed f
 	}
 }
 
-// settle waits until Run, which looks once a second, has seen what was applied without a new table.
+// settle waits until Run has ticked once, and seen what was applied without a new table.
 func settle() {
-	time.Sleep(time.Second)
+	time.Sleep(time.Second / 2)
 	synctest.Wait()
 }
 
@@ -75,11 +77,16 @@ func TestReferencedBundle(t *testing.T) {
 
 		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
 		expect("before the ConfigMap was read", first, "InvalidCABundle")
+		if s := b.Status()[1]; s.Source != "configmap kube-system/bundle/ca.crt" || s.Fault != "the CA bundle has not been read yet" {
+			t.Errorf("before the ConfigMap was read: %+v", s)
+		}
 		settle()
 		say(a, object{err: fmt.Errorf("getting it: %w", fs.ErrNotExist)})
 		expect("no such ConfigMap", first, "InvalidCABundle")
 		say(a, object{data: map[string][]byte{"ca.crt": first.PEM(), "other.crt": second.PEM()}})
 		expect("there it is", first, "")
+		b.set(func(s *registry.Backend) { s.Port++ })
+		check.Same(t, "", b.Status()[1].Fault, "another port, but the same reference")
 		before := renewed
 		say(a, object{err: errors.New("the apiserver is away")})
 		expect("a read that failed changes nothing", first, "")
@@ -113,13 +120,20 @@ func TestReferencedBundle(t *testing.T) {
 		if c.started[a] != 2 || c.started[other] != 1 {
 			t.Errorf("watches started: %v", c.started)
 		}
-		b.set(func(s *registry.Backend) { s.CAFrom = "nonsense" })
-		time.Sleep(61 * time.Second)
-		expect("a reference that is none", second, "InvalidCABundle")
+		for _, none := range []string{"nonsense", "/ca.crt", "bundle/"} {
+			b.set(func(s *registry.Backend) { s.CAFrom = none })
+			time.Sleep(61 * time.Second)
+			expect("a reference that is none", second, "InvalidCABundle")
+			check.Same(t, fmt.Sprintf("reading the CA bundle from configmap kube-system/%s: the reference %q is not <configmap>/<key>", none, none), b.Status()[1].Fault, "its fault")
+		}
 		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
 		settle()
+		b.set(func(s *registry.Backend) { s.Port++ })
+		settle()
+		expect("what was read before the reference was dropped", first, "InvalidCABundle")
 		b.set(func(s *registry.Backend) { s.CAFrom = "" })
 		settle()
+		check.Same(t, "", b.Status()[1].Fault, "without a reference")
 		if c.started[a] != 3 || c.ended[a] != 3 {
 			t.Errorf("nobody refers to it, and of %d watches %d have ended", c.started[a], c.ended[a])
 		}
@@ -153,6 +167,32 @@ func TestSharedReference(t *testing.T) {
 		if c.started[ref] != 1 {
 			t.Errorf("%d watches, want 1", c.started[ref])
 		}
+		open, release := b.Guard(one.Name, one.Backend, good(first).Chain())
+		defer release()
+		c.changes[ref] <- object{data: map[string][]byte{"one": second.PEM(), "two": second.PEM()}}
+		synctest.Wait()
+		if !lost(open) {
+			t.Error("a connection outlived its bundle")
+		}
+	})
+}
+
+// Run returns after its watches.
+func TestRunWaitsForItsWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := false
+		b := newBench(t, Config{Watch: func(ctx context.Context, _ types.NamespacedName, _ func(map[string][]byte, error)) error {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			ended = true
+			return ctx.Err()
+		}})
+		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
+		stop := must.Run(t, b.Run)
+		settle()
+		if stop(); !ended {
+			t.Error("a watch goes on")
+		}
 	})
 }
 
@@ -163,6 +203,12 @@ func TestReferenceWithoutWatch(t *testing.T) {
 		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
 		settle()
 		b.wants("without a watch", good(pki.NewCA("ca")), "InvalidCABundle")
+		if fault := b.Status()[1].Fault; !strings.HasSuffix(fault, "are not followed in this configuration") {
+			t.Errorf("without a watch: %s", fault)
+		}
+		b.set(func(s *registry.Backend) { s.Insecure = true })
+		settle()
+		b.wants("without verification", good(pki.NewCA("ca")), "")
 	})
 }
 
@@ -170,12 +216,12 @@ func TestReferenceWithoutWatch(t *testing.T) {
 // source in force.
 func TestAReferenceThatIsNeverRead(t *testing.T) {
 	for _, overlap := range []time.Duration{0, time.Minute} {
-		for name, former := range map[string]func(*registry.Backend, *pki.CA){
-			"inline":            func(s *registry.Backend, ca *pki.CA) { s.CABundle = string(ca.PEM()) },
-			"another reference": func(s *registry.Backend, _ *pki.CA) { s.CAFrom = "former/ca.crt" },
+		for name, read := range map[string]types.NamespacedName{
+			"inline":            {Namespace: "kube-system"},
+			"another reference": {Namespace: "kube-system", Name: "former"},
+			"another namespace": {Namespace: "default", Name: "forbidden"},
 		} {
 			synctest.Test(t, func(t *testing.T) {
-				read := types.NamespacedName{Namespace: "kube-system", Name: "former"}
 				unread := types.NamespacedName{Namespace: "kube-system", Name: "forbidden"}
 				c := newCluster(read, unread)
 				b := newBench(t, Config{Watch: c.watch})
@@ -183,10 +229,16 @@ func TestAReferenceThatIsNeverRead(t *testing.T) {
 				must.Run(t, b.Run)
 				ca := pki.NewCA("former")
 				c.changes[read] <- object{data: map[string][]byte{"ca.crt": ca.PEM()}}
-				b.set(func(s *registry.Backend) { former(s, ca) })
+				b.set(func(s *registry.Backend) {
+					if s.Namespace, s.CAFrom = read.Namespace, read.Name+"/ca.crt"; name == "inline" {
+						s.CABundle, s.CAFrom = string(ca.PEM()), ""
+					}
+				})
 				settle()
 				b.wants(name, good(ca), "")
-				b.set(func(s *registry.Backend) { s.CABundle, s.CAFrom = "", "forbidden/ca.crt" })
+				b.set(func(s *registry.Backend) {
+					s.Namespace, s.CABundle, s.CAFrom = unread.Namespace, "", "forbidden/ca.crt"
+				})
 				settle()
 				b.wants(name+", until the other is read", good(ca), "")
 				time.Sleep(61 * time.Second)
