@@ -129,6 +129,17 @@ func TestFirstQuarter(t *testing.T) {
 	}
 	fill(p, Source{User: "bob"}, 200, 400)
 	check.Same(t, 100, len(fill(p, ann, 1000, 400)), "places beside the first hundred")
+
+	p = &Places{Lend: true}
+	fill(p, ann, 133, 400)
+	fill(p, Source{User: "bob"}, 160, 400)
+	check.Same(t, 388-133-160, len(fill(p, ann, 1000, 400)), "places, as those beyond the first hundred were counted")
+}
+
+func TestPlaceIsTakenAgain(t *testing.T) {
+	p, ann := &Places{}, Source{User: "ann"}
+	fill(p, ann, 1000, 8)[0].Leave()
+	check.Same(t, 1, len(fill(p, ann, 1000, 8)), "places, of which one was given back")
 }
 
 func TestPlacesAllocateNothing(t *testing.T) {
@@ -207,6 +218,31 @@ func TestQueueShares(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestQueueCounts: who comes too late takes no slot, and who leaves gives back only its own.
+func TestQueueCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, ann, nobody := NewQueue(16, 16), Source{User: "ann"}, Source{}
+		late, cancel := context.WithCancel(t.Context())
+		cancel()
+		for i := range 4 {
+			must.Get(q.Enter(t.Context(), nobody))(t)
+			leave := must.Get(q.Enter(t.Context(), ann))(t)
+			if i > 0 {
+				leave()
+			}
+		}
+		if _, err := q.Enter(t.Context(), nobody); !errors.Is(err, ErrFull) {
+			t.Errorf("one source has five of sixteen places: %v", err)
+		}
+		for range 100 {
+			if _, err := q.Enter(late, ann); !errors.Is(err, context.Canceled) {
+				t.Errorf("too late: %v", err)
+			}
+		}
+		must.Get(q.Enter(t.Context(), ann))(t) // would wait for ever
+	})
 }
 
 // TestQueueTurns: a waiting request gets its turn when another leaves.

@@ -111,7 +111,7 @@ func (q *Queue) leave(keys *[2]share, slots []chan struct{}) {
 	q.held--
 	for i := range keys {
 		k := &keys[i]
-		if l := q.by[k.key]; k.parts > 0 && l != nil {
+		if l := q.by[k.key]; k.parts > 0 {
 			if l.held--; l.held == 0 {
 				delete(q.by, k.key)
 			}
