@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -44,7 +45,7 @@ func (r *asked) review(ctx context.Context, a authorizer.Attributes) (authorizer
 	case "denied":
 		return authorizer.DecisionDeny, "no", nil
 	case "broken":
-		return authorizer.DecisionNoOpinion, "", errors.New("connection refused")
+		return authorizer.DecisionNoOpinion, "unreachable", errors.New("connection refused")
 	case "panic":
 		panic("boom")
 	}
@@ -82,7 +83,7 @@ func TestAuthorize(t *testing.T) {
 		{name: "no opinion is no", a: get("bob"), asked: 1},
 		{name: "denied", a: get("denied"), want: Decision{Reason: "no"}, asked: 1},
 		{name: "allowed in spite of an error", a: get("partial"), want: Decision{Allowed: true}, asked: 1},
-		{name: "an error is no", a: get("broken"), wantErr: "connection refused", asked: 1},
+		{name: "an error is no", a: get("broken"), want: Decision{Reason: "unreachable"}, wantErr: "connection refused", asked: 1},
 		{name: "a panic is no", a: get("panic"), wantErr: "panicked", asked: 1},
 		{name: "system:masters", a: masters, want: Decision{Allowed: true}},
 		{name: "no user", a: nobody, wantErr: "no user"},
@@ -101,11 +102,20 @@ func TestAuthorize(t *testing.T) {
 				t.Errorf("error %v, want %q", err, tt.wantErr)
 			}
 			check.Same(t, tt.asked, r.N.Load(), "reviews")
-			want := 0.
-			if tt.wantErr != "" {
-				want = float64(tt.asked)
+			result := "denied"
+			switch {
+			case tt.wantErr != "":
+				result = "error"
+			case got.Allowed:
+				result = "allowed"
 			}
-			check.Same(t, want, testutil.ToFloat64(z.metrics.reviews.WithLabelValues("error")), "reviews counted as failed")
+			for _, name := range []string{"allowed", "denied", "error", "busy"} {
+				want := 0.
+				if name == result {
+					want = float64(tt.asked)
+				}
+				check.Same(t, want, testutil.ToFloat64(z.metrics.reviews.WithLabelValues(name)), "reviews counted as %s", name)
+			}
 		})
 	}
 }
@@ -206,15 +216,45 @@ func TestKeyDistinguishes(t *testing.T) {
 	}
 }
 
+// known recognizes itself.
+type known struct{ user.DefaultInfo }
+
+func (k *known) Is(other user.Info) bool { return k == other }
+
+// A user that recognizes itself is neither compared by field nor copied. Of others everything is
+// copied, with the strings, which may share memory with a request's buffers.
+func TestClone(t *testing.T) {
+	a := get("")
+	first, second := &known{user.DefaultInfo{Name: "first"}}, &known{user.DefaultInfo{Name: "second"}}
+	if a.User = first; a.clone().User != first || !sameUser(first, first) || sameUser(first, second) {
+		t.Error("a user that recognizes itself was copied, or taken for another one")
+	}
+	all := func(text string) *Attributes {
+		return &Attributes{
+			User: &user.DefaultInfo{Name: text, UID: text, Groups: []string{text}, Extra: map[string][]string{"k": {text}}},
+			Verb: text, Group: text, Version: text, Resource: text, Subresource: text, Namespace: text, Name: text, Path: text, FieldSelector: text, LabelSelector: text,
+		}
+	}
+	full, empty := all("alice"), all("")
+	copied := testing.AllocsPerRun(100, func() { full.clone() }) - testing.AllocsPerRun(100, func() { empty.clone() })
+	c := full.clone()
+	if copied != 4+10 || c.User == full.User || c.key() != full.key() || c.Path != full.Path {
+		t.Errorf("%v of 14 strings were copied, to %+v", copied, c)
+	}
+	check.Same(t, 5+5+(5+16)+(1+16)+(5+16), userSize(c.User), "its user's size")
+}
+
 func TestPathIsNoPartOfAResourceQuestion(t *testing.T) {
-	r := newAsked()
-	z := newAuthorizer(t, Config{Review: r.review})
+	r, metrics := newAsked(), prometheus.NewRegistry()
+	z := newAuthorizer(t, Config{Review: r.review, Metrics: metrics})
 	for i := range 3 {
 		a := get("alice")
 		a.Path = fmt.Sprint("/apis/", i)
 		must.Get(z.Authorize(t.Context(), a))(t)
 	}
 	check.Same(t, 1, r.N.Load(), "reviews")
+	check.Same(t, 2, testutil.ToFloat64(z.metrics.hits), "cache hits")
+	check.Same(t, 5, must.Get(testutil.GatherAndCount(metrics))(t), "series")
 }
 
 func TestTTL(t *testing.T) {
@@ -317,7 +357,7 @@ func TestCacheIsBounded(t *testing.T) {
 		t.Errorf("%d answers of users with many groups are cached, want at most %d", found, maxBytes/maxCached/2)
 	}
 	big := get("alice")
-	big.Name = strings.Repeat("x", maxCached)
+	big.Name += strings.Repeat("x", maxCached-big.size())
 	if d, err := z.Authorize(t.Context(), big); err != nil || !d.Allowed {
 		t.Fatal(d, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
@@ -44,9 +45,14 @@ func TestReviewsOfOneUser(t *testing.T) {
 		}
 		synctest.Wait()
 		check.Same(t, 2*maxWaiting-maxWaiting/4, busy.Load(), "refused at once, of %d", 2*maxWaiting)
+		check.Same(t, float64(busy.Load()), testutil.ToFloat64(z.metrics.reviews.WithLabelValues("busy")), "counted as refused at once")
 		begun := time.Now()
-		if d, err := z.Authorize(t.Context(), get("alice")); !d.Allowed || err != nil || time.Since(begun) > 0 {
-			t.Errorf("another user: %v, %v after %s", d, err, time.Since(begun))
+		for i := range maxReviews { // each gives its place back
+			a := get("alice")
+			a.Name = fmt.Sprint(i)
+			if d, err := z.Authorize(t.Context(), a); !d.Allowed || err != nil || time.Since(begun) > 0 {
+				t.Fatalf("another user: %v, %v after %s", d, err, time.Since(begun))
+			}
 		}
 		time.Sleep(11 * time.Second)
 		check.Same(t, maxReviews/4, peak.Load(), "reviews at once, a quarter of %d", maxReviews)
@@ -107,4 +113,5 @@ func TestNotReady(t *testing.T) {
 	if _, known := z.Cached(get("denied")); !known || r.N.Load() != 4 {
 		t.Errorf("cached: %v, reviewed %d times", known, r.N.Load())
 	}
+	check.Same(t, 2, testutil.ToFloat64(z.metrics.reviews.WithLabelValues("error")), "reviews counted as failed")
 }

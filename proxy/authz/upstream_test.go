@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -14,7 +15,6 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
@@ -96,6 +96,13 @@ func TestSubjectAccessReview(t *testing.T) {
 	}
 }
 
+// text is what is in a review.
+func text(a authorizer.AttributesRecord) string {
+	u := a.User
+	a.User = nil
+	return fmt.Sprint(u, a)
+}
+
 func TestUpstream(t *testing.T) {
 	r := newAsked()
 	z := newAuthorizer(t, Config{Review: r.review})
@@ -123,17 +130,36 @@ func TestUpstream(t *testing.T) {
 	if d, err := ask("alice", same); d != authorizer.DecisionAllow || err != nil || r.N.Load() != 0 {
 		t.Errorf("%v, %v, reviewed %d times", d, err, r.N.Load())
 	}
-	// Parsed selectors bypass the cache, and do not count as no selector.
-	selective := func(a *authorizer.AttributesRecord) {
-		a.FieldSelectorRequirements = fields.Requirements{{Field: "metadata.name", Operator: "=", Value: "x"}}
+	// Parsed selectors bypass the cache, and do not count as no selector. Nor do invalid ones.
+	selecting := func(field, label string) func(*authorizer.AttributesRecord) {
+		a := get("alice")
+		a.FieldSelector, a.LabelSelector = field, label
+		return func(rec *authorizer.AttributesRecord) { *rec = a.record() }
 	}
-	for range 2 {
-		if d, err := ask("alice", selective); d != authorizer.DecisionAllow || err != nil {
-			t.Errorf("%v, %v", d, err)
+	selective := selecting("metadata.name=x", "")
+	for name, change := range map[string]func(*authorizer.AttributesRecord){
+		"field": selective, "label": selecting("", "app=x"), "invalid field": selecting("a", ""), "invalid label": selecting("", "="),
+	} {
+		r.N.Store(0)
+		var want authorizer.AttributesRecord
+		change(&want)
+		for range 2 {
+			if d, err := ask("alice", change); d != authorizer.DecisionAllow || err != nil {
+				t.Errorf("%s: %v, %v", name, d, err)
+			}
+		}
+		if got := r.last.Load(); r.N.Load() != 2 || text(want) != text(*got) {
+			t.Errorf("%s: reviewed %d times, last %s, want %s", name, r.N.Load(), text(*got), text(want))
 		}
 	}
-	if r.N.Load() != 2 || len(r.last.Load().FieldSelectorRequirements) != 1 {
-		t.Errorf("reviewed %d times, last with %v", r.N.Load(), r.last.Load().FieldSelectorRequirements)
+	// A review gets all that Upstream gets.
+	for _, a := range []*Attributes{get("alice"), {User: get("alice").User, Verb: "get", Path: "/metrics"}} {
+		a.Subresource = "status"
+		want := a.record()
+		_, _, err := up.Authorize(t.Context(), want)
+		if got := text(*r.last.Load()); err != nil || got != text(want) {
+			t.Errorf("reviewed %s, want %s: %v", got, text(want), err)
+		}
 	}
 	if d, err := ask("x", func(a *authorizer.AttributesRecord) {
 		selective(a)
@@ -141,7 +167,7 @@ func TestUpstream(t *testing.T) {
 	}); d != authorizer.DecisionAllow || err != nil {
 		t.Errorf("%v, %v", d, err)
 	}
-	if d, err := ask("x", func(a *authorizer.AttributesRecord) { a.User = nil; selective(a) }); d == authorizer.DecisionAllow || err == nil {
+	if d, err := ask("x", func(a *authorizer.AttributesRecord) { selective(a); a.User = nil }); d == authorizer.DecisionAllow || err == nil {
 		t.Errorf("%v, %v without a user", d, err)
 	}
 	if d, _, err := newAuthorizer(t, Config{}).Upstream().Authorize(t.Context(), authorizer.AttributesRecord{
