@@ -46,11 +46,21 @@ func TestConnGivesItsTurnBack(t *testing.T) {
 	ca := newAuthority("client-ca")
 	a := newAuthenticator(t, Config{VerifyClient: ca.verify()})
 	c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
+	busy := errors.New("busy")
+	if err := a.Verify(c, func() (func(), error) { return nil, busy }); !errors.Is(err, busy) {
+		t.Errorf("without a turn: %v", err)
+	}
+	if _, known := a.Read(c, nil, ""); known {
+		t.Error("read before it was verified")
+	}
 	entered, left := 0, 0
 	for range 2 {
 		if err := a.Verify(c, func() (func(), error) { entered++; return func() { left++ }, nil }); err != nil {
 			t.Error(err)
 		}
+	}
+	if _, known := a.Read(c, nil, ""); !known {
+		t.Error("not read after it was verified")
 	}
 	if entered != 1 || left != 1 {
 		t.Errorf("%d turns were taken and %d released, want one", entered, left)
@@ -150,6 +160,12 @@ func TestConnRetriesFailure(t *testing.T) {
 		if got := read(a, c, nil, ""); got.Kind != KindCertificate {
 			t.Errorf("kind %d (%v)", got.Kind, got.Err)
 		}
+		// The beginning of its validity is awaited exactly, if it is nearer.
+		early := &Conn{Peer: []*x509.Certificate{ca.Issue(pki.Leaf{CommonName: "alice", NotBefore: time.Now().Add(time.Minute)}).Certificate}}
+		for _, want := range []Kind{KindInvalid, KindCertificate} {
+			check.Same(t, want, read(a, early, nil, "").Kind, "kind")
+			pass(time.Minute + time.Second)
+		}
 	})
 }
 
@@ -165,6 +181,9 @@ func TestNoOpinion(t *testing.T) {
 	if got := read(a, nil, nil, ""); got.Kind != KindNone {
 		t.Errorf("%+v", got)
 	}
+	if !newAuthenticator(t, Config{}).Verified(&Conn{Peer: c.Peer}) {
+		t.Error("a certificate is verified although there is no CA")
+	}
 }
 
 // A value remembered from one request is never used for another value of the next one.
@@ -177,7 +196,7 @@ func TestConnRemembersTokens(t *testing.T) {
 	}
 	for _, f := range fields {
 		check.Same(t, f.want, read(a, c, head("authorization", f.value), "").Token.Secret(), "token of %.20q", f.value)
-		if l := c.last.Load(); len(l.value) > maxRemembered {
+		if l := c.last.Load(); len(l.value) > maxRemembered || l.value == "" {
 			t.Errorf("a value of %d bytes is remembered", len(l.value))
 		}
 	}

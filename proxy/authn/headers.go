@@ -116,7 +116,7 @@ func escapeKey(key string) string {
 	var b strings.Builder
 	for i := range len(key) {
 		c := key[i]
-		if c == '%' || c >= 0x80 || !httpguts.IsTokenRune(rune(c)) {
+		if c == '%' || !httpguts.IsTokenRune(rune(c)) {
 			b.WriteByte('%')
 			b.WriteByte(hex[c>>4])
 			b.WriteByte(hex[c&15])

@@ -46,6 +46,14 @@ func TestHeadersLikeUpstream(t *testing.T) {
 	}
 }
 
+// A user is itself, and no other, even of the same name.
+func TestIs(t *testing.T) {
+	u, other := &identity{DefaultInfo: user.DefaultInfo{Name: "a"}}, &identity{DefaultInfo: user.DefaultInfo{Name: "a"}}
+	if !u.Is(u) || u.Is(other) || u.Is(&u.DefaultInfo) {
+		t.Errorf("itself %v, another %v, a copy %v", u.Is(u), u.Is(other), u.Is(&u.DefaultInfo))
+	}
+}
+
 func TestHeadersRefuse(t *testing.T) {
 	a := newAuthenticator(t, Config{})
 	dst := []hpack.HeaderField{{Name: "accept", Value: "*/*"}}
@@ -100,6 +108,9 @@ func TestTarget(t *testing.T) {
 			now := &standard
 			a := newAuthenticator(t, Config{Target: func() *HeaderNames { return now }})
 			must.Get(a.Headers(nil, u))(t)
+			if built := a.nameSet(); built != a.nameSet() {
+				t.Error("the names are read for each request")
+			}
 			now = &n
 			fields, err := a.Headers(nil, u)
 			if (err != nil) != (tt.err != "") {
@@ -124,7 +135,7 @@ func TestTarget(t *testing.T) {
 func TestNewRefusesBadNames(t *testing.T) {
 	for _, n := range []HeaderNames{
 		{Username: []string{""}}, {Username: []string{"a b"}}, {Group: []string{"X-Remote-Group"}}, {Username: []string{"a"}, ExtraPrefix: []string{""}},
-		{Username: []string{"a"}, UID: []string{"ü"}},
+		{Username: []string{"a"}, UID: []string{"ü"}}, {Username: []string{"a"}, Group: []string{"a b"}},
 	} {
 		if _, err := New(Config{RequestHeaders: n}); err == nil {
 			t.Errorf("%+v was accepted", n)

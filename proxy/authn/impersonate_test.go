@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -84,6 +85,7 @@ func TestImpersonationArrives(t *testing.T) {
 		{"ServiceAccount", user.DefaultInfo{Name: "system:serviceaccount:a:b", Groups: []string{"system:serviceaccounts", "system:serviceaccounts:a", all}}, false, nil},
 		{"node without its group", user.DefaultInfo{Name: "system:node:n", Groups: []string{all}}, true, nil},
 		{"both", user.DefaultInfo{Name: "alice", Groups: []string{all, none}}, true, nil},
+		{"anonymous by name, and authenticated", user.DefaultInfo{Name: user.Anonymous, Groups: []string{"dev", all}}, true, []string{none}},
 		{"anonymous by name", user.DefaultInfo{Name: user.Anonymous, Groups: []string{"dev"}}, false, []string{none}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -96,6 +98,7 @@ func TestImpersonationArrives(t *testing.T) {
 			if spelt := slices.Contains(toHTTP(fields)["Impersonate-Group"], all); spelt != tc.spelt {
 				t.Errorf("system:authenticated was sent: %v", spelt)
 			}
+			check.Same(t, hpack.HeaderField{Name: "authorization", Value: "Bearer own", Sensitive: true}, fields[len(fields)-1], "the last field")
 			got, w := served(fields)
 			if got == nil {
 				t.Fatalf("refused: %s", w.Body)
@@ -161,7 +164,7 @@ func TestIssued(t *testing.T) {
 		ReviewGeneration: func() uint64 { return generation },
 		Issued:           func(token string) bool { asked++; return strings.HasPrefix(token, "jwt.") },
 	})
-	long := "jwt." + strings.Repeat("x", maxPeek)
+	long, longest := "jwt."+strings.Repeat("x", maxPeek), "jwt."+strings.Repeat("x", maxRemembered)
 	conn := &Conn{}
 	for _, tc := range []struct {
 		name, token string
@@ -176,6 +179,8 @@ func TestIssued(t *testing.T) {
 		{"long, with time", long, true, true, true, 4},
 		{"long, again", long, false, true, true, 4},
 		{"long, later", long, false, false, false, 4},
+		{"longest", longest, true, true, true, 5},
+		{"longest, which is not remembered", longest, true, true, true, 6},
 	} {
 		if tc.name == "long, later" {
 			generation++
@@ -184,6 +189,21 @@ func TestIssued(t *testing.T) {
 		is, known := a.Issued(conn, &c, tc.wait)
 		if is != tc.is || known != tc.known || asked != tc.asked || c.second.none() != tc.is {
 			t.Errorf("%s: %v, known %v, asked %d times, alone %v", tc.name, is, known, asked, c.second.none())
+		}
+	}
+	for _, tc := range []struct {
+		second      string
+		wait, known bool
+		kind        Kind
+	}{
+		{"bob-token", false, true, KindToken},
+		{"jwt.a.b", false, true, KindInvalid},
+		{long, false, false, KindToken},
+		{long, true, true, KindInvalid},
+	} {
+		c := Credentials{Kind: KindToken, Token: newToken("alice-token"), second: newToken(tc.second)}
+		if is, known := a.Issued(nil, &c, tc.wait); is || known != tc.known || c.Kind != tc.kind || (c.Err != nil) != (tc.kind == KindInvalid) {
+			t.Errorf("with a second token %.8s: %v, known %v, kind %d, %v", tc.second, is, known, c.Kind, c.Err)
 		}
 	}
 	for _, kind := range []Kind{KindNone, KindCertificate, KindFrontProxy, KindInvalid} {

@@ -50,13 +50,14 @@ func lower(names []string) ([]string, error) {
 }
 
 func (n HeaderNames) lower() (HeaderNames, error) {
-	var out HeaderNames
-	var errs [4]error
-	out.Username, errs[0] = lower(n.Username)
-	out.UID, errs[1] = lower(n.UID)
-	out.Group, errs[2] = lower(n.Group)
-	out.ExtraPrefix, errs[3] = lower(n.ExtraPrefix)
-	return out, errors.Join(errs[:]...)
+	var errs []error
+	all := func(names []string) []string {
+		out, err := lower(names)
+		errs = append(errs, err)
+		return out
+	}
+	out := HeaderNames{Username: all(n.Username), UID: all(n.UID), Group: all(n.Group), ExtraPrefix: all(n.ExtraPrefix)}
+	return out, errors.Join(errs...)
 }
 
 // newReadNames returns the lower-case names in which a front proxy asserts its user.

@@ -5,6 +5,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
+
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
@@ -19,6 +21,23 @@ func TestPayerOfToken(t *testing.T) {
 	}
 	if newToken("e30.eyB9.AA").payer() == jwt {
 		t.Error("other claims have the same payer")
+	}
+}
+
+// Users that are known without the local apiserver are asserted to it: in Impersonate-*, if there
+// is a credential for it.
+func TestKnownUsers(t *testing.T) {
+	u := &user.DefaultInfo{Name: "alice"}
+	for kind, want := range map[Kind]user.Info{KindFrontProxy: u, KindCertificate: u, KindIssued: u, KindInvalid: nil} {
+		c := &Credentials{Kind: kind, User: want}
+		a := newAuthenticator(t, Config{})
+		if got, known := a.Cached(c, ""); got != want || !known {
+			t.Errorf("kind %d: %v, known %v", kind, got, known)
+		}
+		if want != nil {
+			check.Same(t, PoolCertificate, a.Pool(c), "pool of kind %d", kind)
+			check.Same(t, PoolImpersonate, newImpersonator(t).Pool(c), "pool of kind %d, with a credential", kind)
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -111,18 +112,37 @@ func TestReviewIsBounded(t *testing.T) {
 }
 
 func TestReviewErrors(t *testing.T) {
-	a := newAuthenticator(t, Config{Review: newTokens().review})
-	for token, own := range map[string]bool{"bad": true, "fails": false, "panic": false, "nobody": false} {
+	metrics := prometheus.NewRegistry()
+	a := newAuthenticator(t, Config{Review: newTokens().review, Metrics: metrics})
+	for token, want := range map[string]string{
+		"bad": "invalid bearer token", "fails": "connection refused", "panic": "it panicked",
+		"nobody": "without a user", "nothing": "without a user", "userless": "without a user",
+	} {
 		_, err := a.Review(t.Context(), credentials(a, token), "")
-		if err == nil || errors.Is(err, ErrUnauthenticated) != own {
+		if err == nil || errors.Is(err, ErrUnauthenticated) != (token == "bad") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", token, err)
 		}
 		if err != nil && token != "panic" && token != "bad" && strings.Contains(err.Error(), token) {
 			t.Errorf("the error contains the token: %v", err)
 		}
 	}
-	for result, want := range map[string]float64{"refused": 1, "error": 3} {
+	two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("fails"))...), "websocket")
+	if _, err := a.Review(t.Context(), &two, ""); !errors.Is(err, ErrUnauthenticated) || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("two tokens: %v", err)
+	}
+	must.Get(a.Review(t.Context(), credentials(a, "good"), ""))(t)
+	for _, token := range []string{"good", "bad"} {
+		if _, known := a.Cached(credentials(a, token), ""); !known {
+			t.Errorf("%s: not cached", token)
+		}
+	}
+	for result, want := range map[string]float64{"authenticated": 1, "refused": 1, "error": 6, "busy": 0} {
 		check.Same(t, want, testutil.ToFloat64(a.metrics.reviews.WithLabelValues(result)), "reviews counted as %s", result)
+	}
+	check.Same(t, 2, testutil.ToFloat64(a.metrics.hits), "cache hits")
+	check.Same(t, 5, must.Get(testutil.GatherAndCount(metrics))(t), "series")
+	if _, err := TokenReview(nil); err == nil {
+		t.Error("a reviewer without a client")
 	}
 	if _, err := a.Review(t.Context(), &Credentials{}, ""); !errors.Is(err, ErrUnauthenticated) {
 		t.Errorf("nothing: %v", err)
@@ -241,13 +261,13 @@ func TestProven(t *testing.T) {
 			check.Same(t, want, a.Pool(c), "pool")
 		}
 		pool(PoolUnproven)
-		for _, status := range []int{100, 103, 204, 400, 401, 408, 413, 417, 429, 431, 500, 502, 503, 504} {
+		for _, status := range []int{100, 103, 199, 204, 400, 401, 408, 413, 417, 429, 431, 500, 502, 503, 504} {
 			a.Seen(c, status)
 			if a.Proven(c.Token) {
 				t.Errorf("proven by status %d", status)
 			}
 		}
-		for _, status := range []int{101, 200, 201, 206, 301, 304, 403, 404, 405, 409, 410, 415, 422} {
+		for _, status := range []int{101, 200, 201, 206, 301, 304, 403, 404, 405, 409, 410, 415, 422, 499} {
 			a.Seen(c, status)
 			pool(PoolProven)
 			a.Seen(c, http.StatusUnauthorized)
@@ -278,6 +298,7 @@ func TestProven(t *testing.T) {
 			pool(PoolUnproven)
 			pass(time.Minute) // until the refusal expires
 		}
+		check.Same(t, 2, testutil.ToFloat64(a.metrics.reviews.WithLabelValues("refused")), "reviews counted as refused")
 		// With two tokens it is unknown which one was accepted.
 		two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("good"))...), "websocket")
 		a.Seen(&two, 200)

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -20,16 +21,21 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A flood of strangers fills their own queue, and does not delay proven tokens.
+// A flood of strangers fills their own queue, and does not delay proven tokens. Nor do these delay
+// each other, up to the limit.
 func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var active atomic.Int64
 		a := newAuthenticator(t, Config{TokenTTL: time.Second, Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 			if token == "good" {
 				return &authenticator.Response{User: &user.DefaultInfo{Name: "alice"}}, true, nil
 			}
+			active.Add(1)
+			defer active.Add(-1)
 			<-ctx.Done() // strangers get no answer
 			return nil, false, ctx.Err()
 		}})
@@ -42,6 +48,8 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 		if _, err := a.Review(t.Context(), credentials(a, "another"), ""); !errors.Is(err, bound.ErrFull) {
 			t.Errorf("a stranger beyond the limit: %v", err)
 		}
+		busy := a.metrics.reviews.WithLabelValues("busy")
+		check.Same(t, maxWaiting-maxWaiting/4+1, testutil.ToFloat64(busy), "strangers counted as refused at once")
 		stranger := credentials(a, "elsewhere")
 		stranger.From.Address = "10.0.0.2"
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -53,6 +61,16 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 		if _, err := a.Review(t.Context(), credentials(a, "good"), ""); err != nil || time.Since(begun) > 0 {
 			t.Errorf("%v after %s", err, time.Since(begun))
 		}
+		time.Sleep(time.Minute)
+		before := testutil.ToFloat64(busy)
+		for i := range maxWaiting + 1 {
+			c := credentials(a, fmt.Sprint("regular-", i))
+			a.Seen(c, http.StatusOK)
+			go func() { _, _ = a.Review(t.Context(), c, "") }() // ends with its timeout
+		}
+		synctest.Wait()
+		check.Same(t, maxReviews, active.Load(), "reviews of proven tokens at once")
+		check.Same(t, 1, testutil.ToFloat64(busy)-before, "proven tokens counted as refused at once")
 		time.Sleep(time.Minute)
 	})
 }

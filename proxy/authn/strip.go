@@ -88,7 +88,7 @@ func matchSecret(name string, p Pool) bool {
 	case hasPrefix(name, "impersonate-"):
 		return asserted
 	case len(name) == len(fieldProtocol) && hasPrefix(name, fieldProtocol):
-		return asserted && strings.IndexByte(name, '_') >= 0 // exact spelling: see CutProtocol
+		return asserted && strings.Contains(name, "_") // exact spelling: see CutProtocol
 	}
 	return false
 }

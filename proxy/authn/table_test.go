@@ -167,6 +167,7 @@ func TestDesignTable(t *testing.T) {
 				if c.Kind != tt.kind {
 					t.Fatalf("kind %d, want %d (%v)", c.Kind, tt.kind, c.Err)
 				}
+				check.Same(t, strings.HasSuffix(tt.name, "impersonation"), c.Impersonates, "it impersonates")
 				local := tt.local
 				if forged && local != nil && tt.kind != KindInvalid && (tt.pool == PoolUnproven || tt.pool == PoolCertificate) {
 					// Only remotes must not receive this field.
@@ -230,7 +231,7 @@ func TestStrip(t *testing.T) {
 	always := []string{"x-remote-user", "X-REMOTE-USER", "x_remote_user", "X-Remote_Group", "x-remote-", "x-remote-extra-", "x_remote_extra_a", "my-user", "MY_USER", "zz-", "zz_key", "Zz-Key", "proxy-authorization", "proxy_authorization"}
 	secret := []string{"authorization", "Authorization", "AUTHORIZATION"}
 	remote := []string{"impersonate-user", "Impersonate-Extra-A", "impersonate_group", "impersonate-", "sec_websocket_protocol", "sec-websocket_protocol"}
-	never := []string{"", "x", "x-remote", "xx-remote-user", "x-remoteuser", "my-users", "my", "z", "zz", "accept", "sec-websocket-protocol", "some_header_of_22_byte", "authorization-x", "impersonate", "cookie", "x-forwarded-for", ":path", "\xff"}
+	never := []string{"", "x", "x-remote", "xx-remote-user", "x-remoteuser", "my-users", "my", "z", "zz", "accept", "sec-websocket-protocol", "some_header_of_22_byte", "if-none-match", "authorization-x", "impersonate", "cookie", "x-forwarded-for", ":path", "\xff"}
 	for p := PoolRemote; p <= PoolImpersonate; p++ {
 		asserted := p == PoolRemote || p == PoolImpersonate
 		check := func(names []string, want bool) {
