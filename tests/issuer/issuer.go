@@ -1,12 +1,12 @@
 // Package issuer is an OpenID provider for tests: it serves its discovery document and one key over
-// TLS, and signs any claims.
+// TLS, and signs any claims, by RS512: kube-apiserver accepts it, other than OpenID's default.
 package issuer
 
 import (
 	"crypto"
 	"crypto/rand"
 	"crypto/rsa"
-	"crypto/sha256"
+	"crypto/sha512"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
@@ -43,12 +43,12 @@ func Start(t testing.TB) *Issuer {
 		})
 	}
 	answer("/.well-known/openid-configuration", func() any {
-		return map[string]any{"issuer": i.URL, "jwks_uri": i.URL + "/keys", "id_token_signing_alg_values_supported": []string{"RS256"}}
+		return map[string]any{"issuer": i.URL, "jwks_uri": i.URL + "/keys", "id_token_signing_alg_values_supported": []string{"RS512"}}
 	})
 	answer("/keys", func() any {
 		e := big.NewInt(int64(key.E)).Bytes()
 		return map[string]any{"keys": []any{map[string]string{
-			"kty": "RSA", "alg": "RS256", "use": "sig", "kid": "one", "n": encode(key.N.Bytes()), "e": encode(e),
+			"kty": "RSA", "alg": "RS512", "use": "sig", "kid": "one", "n": encode(key.N.Bytes()), "e": encode(e),
 		}}}
 	})
 	i.Server = httptest.NewTLSServer(mux)
@@ -88,7 +88,7 @@ func (i *Issuer) Token(t testing.TB, claims map[string]any) string {
 			delete(all, k)
 		}
 	}
-	head, err := json.Marshal(map[string]string{"alg": "RS256", "kid": "one", "typ": "JWT"})
+	head, err := json.Marshal(map[string]string{"alg": "RS512", "kid": "one", "typ": "JWT"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,8 +97,8 @@ func (i *Issuer) Token(t testing.TB, claims map[string]any) string {
 		t.Fatal(err)
 	}
 	text := encode(head) + "." + encode(body)
-	sum := sha256.Sum256([]byte(text))
-	sig, err := rsa.SignPKCS1v15(rand.Reader, i.key, crypto.SHA256, sum[:])
+	sum := sha512.Sum512([]byte(text))
+	sig, err := rsa.SignPKCS1v15(rand.Reader, i.key, crypto.SHA512, sum[:])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -165,8 +165,7 @@ func (t *Tokens) replace(ctx context.Context) error {
 func (t *Tokens) await(ctx context.Context, next *issuers) error {
 	ctx, cancel := context.WithTimeout(ctx, t.wait)
 	defer cancel()
-	tick := time.NewTicker(askForKeys)
-	defer tick.Stop()
+	tick := time.Tick(askForKeys)
 	for {
 		err := next.err()
 		if err == nil {
@@ -178,7 +177,7 @@ func (t *Tokens) await(ctx context.Context, next *issuers) error {
 		case <-t.changed:
 			latest.Wake(t.changed) // for Run
 			return fmt.Errorf("waiting for the keys of issuers, there is a newer configuration: %w", err)
-		case <-tick.C:
+		case <-tick:
 		}
 	}
 }

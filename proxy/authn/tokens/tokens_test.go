@@ -240,6 +240,9 @@ func TestIssued(t *testing.T) {
 			t.Errorf("%s: %v %v", tc.name, r, err)
 		}
 	}
+	google := "https://accounts.google.com" // which omits the scheme in its tokens
+	must.Do(t, k.TakeConfig([]byte(strings.ReplaceAll(i.Config(""), i.URL, google))))
+	check.Same(t, true, k.Issued(jwt(`{"iss":"accounts.google.com"}`)), "of Google")
 	must.Do(t, k.TakeConfig([]byte(head)))
 	if k.Issued(i.Token(t, nil)) {
 		t.Error("a removed issuer is still known")
@@ -309,7 +312,11 @@ func TestReplacedConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, stopped := New(Config{}), false
 		k.issuers.Store(&issuers{cancel: func() { stopped = true }})
-		must.Do(t, errors.Join(k.TakeConfig([]byte(head)), k.replace(t.Context())))
+		must.Do(t, k.TakeConfig([]byte(head)))
+		before := k.Generation()
+		if err := k.replace(t.Context()); err != nil || k.Generation() == before {
+			t.Errorf("generation %d after %d: %v", k.Generation(), before, err)
+		}
 		for _, tc := range []struct {
 			after time.Duration
 			want  bool
@@ -319,6 +326,18 @@ func TestReplacedConfiguration(t *testing.T) {
 			check.Same(t, tc.want, stopped, "stopped, %s later", tc.after)
 		}
 	})
+}
+
+// While an issuer's keys are missing, its tokens are neither accepted nor refused.
+func TestKeysAreMissing(t *testing.T) {
+	dead := issuer.Start(t)
+	text, token := dead.Config(""), dead.Token(t, nil)
+	dead.Close()
+	k := New(Config{})
+	must.Do(t, errors.Join(k.TakeConfig([]byte(text)), k.replace(t.Context())))
+	if r, ok, err := k.Review(t.Context(), token); ok || err == nil {
+		t.Errorf("%v, %v, want an error", r, ok)
+	}
 }
 
 // A configuration whose issuer answers only after the time that is waited for it is activated then.
