@@ -94,8 +94,8 @@ func errAuthorizing() error {
 	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the request could not be authorized", retrySoon)
 }
 
-// errImpersonating is errAuthorizing for the impersonation filter. The filter answers only errors of
-// this reason as they are; of others it would show the caller the text, which has addresses.
+// errImpersonating is errAuthorizing for the impersonation filter. The filter answers only errors
+// of this reason as they are; of others it would show the caller the text, which has addresses.
 func errImpersonating() error {
 	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonForbidden, "the request could not be authorized", retrySoon)
 }

@@ -1,26 +1,20 @@
 package proxy
 
 import (
-	"context"
 	"crypto/x509"
 	"encoding/base64"
-	"errors"
 	"io"
 	"maps"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
-	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -420,21 +414,4 @@ func TestLongTokenWaitsItsTurn(t *testing.T) {
 	check.Same(t, Refuse, ask(long), "a long token while the desk is full")
 	leave()
 	check.Same(t, ToLocal, ask(long), "a long token afterwards")
-}
-
-// A caller who asks to be another user is told the same, and learns no address.
-func TestNobodyAuthorizesImpersonation(t *testing.T) {
-	_, p := thinker(t, worldConfig{})
-	p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-		return authorizer.DecisionNoOpinion, "", errors.New("dial tcp 192.0.2.1:6443: connection refused")
-	}}))(t)
-	d, _ := p.decision(t.Context(), asBob(remoteGV, ""), nil, false)
-	d.User = &user.DefaultInfo{Name: "bob"}
-	r := p.asUser(httptest.NewRequestWithContext(t.Context(), http.MethodGet, remoteGV, nil), &exchange{decision: d})
-	r.Header.Set("Impersonate-User", "jane")
-	w := httptest.NewRecorder()
-	p.impersonation(http.NotFoundHandler()).ServeHTTP(w, r)
-	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" || strings.Contains(w.Body.String(), "192.0.2.1") {
-		t.Errorf("%d, Retry-After %q: %s", w.Code, w.Header().Get("Retry-After"), w.Body)
-	}
 }

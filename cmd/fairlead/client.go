@@ -13,12 +13,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
-// A dead connection is found within a read idle and a ping timeout, so soon that a review that waits
-// on it can be repeated in its ten seconds. client-go's 30 s and 15 s would fail all of them for 45 s.
+// A dead connection is found within a read idle and a ping timeout, so soon that a review that
+// waits on it can be repeated in its ten seconds. With client-go's 30 s and 15 s all reviews of
+// 45 s would fail.
 const ownReadIdle, ownPing = "2", "5"
 
-// pingOften sets these times. client-go takes them only from the environment, where the operator may
-// have set others.
+// pingOften sets these times. client-go takes them only from the environment, where the operator
+// may have set others.
 func pingOften() {
 	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": ownReadIdle, "HTTP2_PING_TIMEOUT_SECONDS": ownPing} {
 		if _, given := os.LookupEnv(name); !given {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -99,4 +100,14 @@ func TestClusterName(t *testing.T) {
 		check.Same(t, want, clusterName(writeFile(t, file, text)), "%s", text)
 	}
 	check.Same(t, "", clusterName(""), "a pod's configuration")
+}
+
+// The operator's own times stay.
+func TestPingOften(t *testing.T) {
+	const idle, ping = "HTTP2_READ_IDLE_TIMEOUT_SECONDS", "HTTP2_PING_TIMEOUT_SECONDS"
+	t.Setenv(idle, "") // so that it is restored
+	must.Do(t, os.Unsetenv(idle))
+	t.Setenv(ping, "20")
+	pingOften()
+	check.Same(t, ownReadIdle+" 20", os.Getenv(idle)+" "+os.Getenv(ping), "times")
 }

@@ -51,7 +51,7 @@ func testRoles(t *testing.T, w *world) {
 				w.wants(t, 503, front.Endpoint, widgets, may) // nothing can review the token
 			case "subjectaccessreviews":
 				must.Do(t, err)
-				w.wants(t, 500, front.Endpoint, widgets, may) // nothing can authorize
+				w.wants(t, 503, front.Endpoint, widgets, may) // nothing can authorize
 			case configMapReader:
 				must.Do(t, err)
 				w.testUnread(t, front)
