@@ -144,12 +144,12 @@ func TestDeskIsShared(t *testing.T) {
 // Long heads that fill the desk keep no certificates from it, also not of their own address.
 func TestChainsBesideLongHeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, over, refused := newDesk(), make(chan struct{}), 0
+		d, over, refused := newDesk(), make(chan struct{}), atomic.Int64{}
 		for i := range 2 * maxAtDesk {
 			go func() {
 				leave, err := turn(t.Context(), d.heads, &Head{Remote: fmt.Sprintf("192.0.2.%d:%d", i%8, i)})
 				if err != nil {
-					refused++ // no race: synctest runs them one at a time
+					refused.Add(1)
 					return
 				}
 				<-over
@@ -166,8 +166,8 @@ func TestChainsBesideLongHeads(t *testing.T) {
 			verified <- err
 		}()
 		synctest.Wait()
-		if refused != maxAtDesk || len(verified) != 0 {
-			t.Errorf("%d heads were refused, and %d chains verified while the slots are used", refused, len(verified))
+		if refused.Load() != maxAtDesk || len(verified) != 0 {
+			t.Errorf("%d heads were refused, and %d chains verified while the slots are used", refused.Load(), len(verified))
 		}
 		close(over)
 		must.Do(t, <-verified)

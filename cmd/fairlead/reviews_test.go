@@ -87,7 +87,7 @@ func TestReviewsLeaveDeadConnections(t *testing.T) {
 		must.Do(t, err)
 		var first atomic.Bool
 		off := &first
-		server := &http2.Server{}
+		server := &http2.Server{} //nolint:staticcheck // http.Server needs a listener
 		serving := &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"local.example"}}).TLS()}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true}
 		kube.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			near, far := net.Pipe()
@@ -95,7 +95,7 @@ func TestReviewsLeaveDeadConnections(t *testing.T) {
 			go func() { // ends with its connection
 				to := tls.Server(far, serving)
 				if to.HandshakeContext(ctx) == nil {
-					server.ServeConn(to, &http2.ServeConnOpts{Handler: http.HandlerFunc(allow)})
+					server.ServeConn(to, &http2.ServeConnOpts{Handler: http.HandlerFunc(allow)}) //nolint:staticcheck // likewise
 				}
 			}()
 			c := muted{near, off}

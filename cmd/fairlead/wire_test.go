@@ -81,7 +81,7 @@ func TestLoopThatDoesNotEnd(t *testing.T) {
 				stopped, begun := make(chan struct{}), time.Now()
 				close(stopped)
 				err := d.ended(func() error { <-time.After(tc.loops); return fault }, stopped)
-				if took := time.Since(begun); err != tc.want || took != tc.takes {
+				if took := time.Since(begun); !errors.Is(err, tc.want) || took != tc.takes {
 					t.Errorf("%v after %v, want %v after %v", err, took, tc.want, tc.takes)
 				}
 				<-time.After(tc.loops) // a bubble waits for its goroutines
