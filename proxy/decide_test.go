@@ -230,7 +230,7 @@ func allocatesTheAuditID(t *testing.T, p *Proxy, h *Head, c *authn.Conn) {
 
 }
 
-// A caller who asks to be another user is told the same, and learns no address.
+// A caller who asks to be another user gets the same answer, and learns no address.
 func TestNobodyAuthorizesImpersonation(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
