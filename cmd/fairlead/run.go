@@ -42,7 +42,6 @@ func (d *door) build(ctx context.Context) error {
 func (d *door) serve(ctx context.Context) error {
 	loops, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	stopped := make(chan struct{}) // closed when the loops are to end
 	g, gctx := errgroup.WithContext(loops)
 	for name, loop := range d.loops() {
 		g.Go(func() error {
@@ -61,11 +60,10 @@ func (d *door) serve(ctx context.Context) error {
 		}
 		d.drain() //nolint:contextcheck // the drain begins when ctx has ended
 		stop()
-		close(stopped)
 		return nil
 	})
 	d.log.Info("serving", "front", d.frontListener.Addr().String(), "admin", d.adminListener.Addr().String(), "version", version)
-	return d.ended(g.Wait, stopped)
+	return d.ended(g.Wait, loops.Done())
 }
 
 // lastWait is how long loops may take to end after the drain. The slowest orderly one releases a
