@@ -139,7 +139,6 @@ func (s *accounts) sweep(now time.Duration) {
 }
 
 func accountOf(d *Decision, h *Head) account {
-	from := d.source(h)
-	from.Conn = ""
+	from := d.source(h).AnyConn()
 	return account{from, from.User == "" && d.Credentials.Kind == authn.KindToken}
 }

@@ -131,8 +131,7 @@ func (t *Taps) replace(one *tap, open bool) bool {
 func (t *Taps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	u, _ := request.UserFrom(r.Context())
-	one := &tap{by: bound.Caller(u, r.RemoteAddr), user: q.Get("user"), path: q.Get("path")}
-	one.by.Conn = "" // all connections of an address share its taps
+	one := &tap{by: bound.Caller(u, r.RemoteAddr).AnyConn(), user: q.Get("user"), path: q.Get("path")}
 	seconds, err := strconv.Atoi(cmp.Or(q.Get("seconds"), "60"))
 	length := time.Duration(seconds) * time.Second
 	if err != nil || seconds < 1 || length > maxTapTime || one.user+one.path == "" || len(one.user)+len(one.path) > maxTapWord {

@@ -140,12 +140,10 @@ func source(ev *auditinternal.Event) bound.Source {
 	if name := ev.User.Username; name != "" && name != user.Anonymous {
 		return bound.Source{User: name}
 	}
-	var from bound.Source
 	if n := len(ev.SourceIPs); n > 0 {
-		from = bound.Stranger(net.JoinHostPort(ev.SourceIPs[n-1], "0")) // the connection's; others are the client's claims
+		return bound.Stranger(net.JoinHostPort(ev.SourceIPs[n-1], "0")).AnyConn() // the connection's; others are the client's claims
 	}
-	from.Conn = ""
-	return from
+	return bound.Source{}
 }
 
 func (l *Log) lose(n int) {

@@ -28,6 +28,12 @@ func Caller(u user.Info, remote string) Source {
 	return Stranger(remote)
 }
 
+// AnyConn returns s without its connection: all connections of an address are one source.
+func (s Source) AnyConn() Source {
+	s.Conn = ""
+	return s
+}
+
 // Stranger returns the Source of a request from remote (address and port) without a known user.
 func Stranger(remote string) Source {
 	at, err := netip.ParseAddrPort(remote)

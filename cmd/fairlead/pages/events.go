@@ -28,9 +28,7 @@ const (
 // section 9.2): its data is the generation.
 func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	u, _ := request.UserFrom(r.Context()) // the admin port knows no user
-	from := bound.Caller(u, r.RemoteAddr)
-	from.Conn = "" // all connections of an address share its streams
-	place, ok := p.subscribers.Take(from, 1, maxSubscribers)
+	place, ok := p.subscribers.Take(bound.Caller(u, r.RemoteAddr).AnyConn(), 1, maxSubscribers)
 	if !ok {
 		w.Header().Set("Retry-After", "10")
 		http.Error(w, "too many streams of events", http.StatusTooManyRequests)
