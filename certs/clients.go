@@ -20,6 +20,8 @@ type Clients struct {
 	// current is the generation in force.
 	current atomic.Pointer[clientTrust]
 	headers atomic.Pointer[RequestHeaders]
+	// known is set after headers: the ConfigMap was read, or is found not to exist.
+	known atomic.Bool
 
 	// mu guards the candidate: what was read last. It is put in force only if the whole passes
 	// check.
@@ -43,8 +45,12 @@ type clientTrust struct {
 // again.
 func (c *Clients) Generation() uint64 { return c.current.Load().generation }
 
-// Headers returns the header names in the cluster's authentication ConfigMap, nil until it is read.
-func (c *Clients) Headers() *RequestHeaders { return c.headers.Load() }
+// Headers returns the header names in the cluster's authentication ConfigMap, nil if there is none.
+// Until known is true, they are not read yet.
+func (c *Clients) Headers() (names *RequestHeaders, known bool) {
+	known = c.known.Load() // before the names: those that are known are loaded
+	return c.headers.Load(), known
+}
 
 // VerifyUser verifies a peer's certificates, leaf first, against the client CA and returns the
 // chains found. No chain and no error means that there is no client CA now, or no certificate.

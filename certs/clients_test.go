@@ -163,6 +163,18 @@ func TestConfigMap(t *testing.T) {
 			}
 		}
 		expect("before it was read", false, false)
+		knows := func(when string, want bool) {
+			t.Helper()
+			_, known := s.Clients().Headers()
+			check.Same(t, want, known, "%s: known", when)
+		}
+		knows("before it was read", false)
+		deliver(nil, errors.New("forbidden"))
+		knows("forbidden", false)
+		deliver(map[string]string{"requestheader-username-headers": "["}, nil)
+		knows("broken", false)
+		deliver(nil, fs.ErrNotExist)
+		knows("there is none", true)
 		full := map[string]string{
 			"client-ca-file":                     string(clientCA.PEM()),
 			"requestheader-client-ca-file":       string(proxyCA.PEM()),
@@ -174,7 +186,8 @@ func TestConfigMap(t *testing.T) {
 		deliver(full, nil)
 		expect("read", true, true)
 		want := &RequestHeaders{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-"}, AllowedNames: []string{"front-proxy-client"}}
-		check.Same(t, want, s.Clients().Headers(), "headers")
+		got, _ := s.Clients().Headers()
+		check.Same(t, want, got, "headers")
 		deliver(nil, errors.New("the apiserver is away"))
 		expect("a read that failed changes nothing", true, true)
 		broken := map[string]string{"client-ca-file": "-----BEGIN CERTIFICATE-----\n", "requestheader-client-ca-file": string(proxyCA.PEM())}
@@ -222,7 +235,8 @@ func TestConfigMapAndFiles(t *testing.T) {
 		s := store(t, cfg)
 		must.Run(t, s.Run)
 		must.Soon(t, 10*time.Second, "the ConfigMap", func() bool {
-			return s.Clients().Headers() != nil && s.Status()[len(s.Status())-1].Err == "" && !s.Status()[len(s.Status())-1].Changed.IsZero()
+			_, known := s.Clients().Headers()
+			return known && s.Status()[len(s.Status())-1].Err == "" && !s.Status()[len(s.Status())-1].Changed.IsZero()
 		})
 		if user, _ := worth(s.Clients(), clientCA.Issue(pki.Leaf{}).Chain()); !user {
 			t.Error("the file's CA is not used")
@@ -233,8 +247,8 @@ func TestConfigMapAndFiles(t *testing.T) {
 		if _, proxy := worth(s.Clients(), proxyCA.Issue(pki.Leaf{}).Chain()); proxy != trusted {
 			t.Errorf("trusted %v: the ConfigMap's request-header CA is used: %v", trusted, proxy)
 		}
-		if got := s.Clients().Headers().UID; len(got) != 1 {
-			t.Errorf("UID headers %v", got)
+		if got, _ := s.Clients().Headers(); len(got.UID) != 1 {
+			t.Errorf("UID headers %v", got.UID)
 		}
 		cfg.RequestHeaderCA = written(t, proxyCA.PEM())
 		both := store(t, cfg)

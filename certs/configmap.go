@@ -54,6 +54,7 @@ func (c *Clients) takeConfigMap(trusted bool) func(map[string][]byte, error) err
 				c.headers.Store(&h)
 			}
 		}
+		c.known.Store(true)
 		if !trusted {
 			return nil
 		}

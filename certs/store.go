@@ -119,6 +119,7 @@ func New(cfg Config) (*Store, error) {
 func newClients(cfg Config, changed func()) *Clients {
 	c := &Clients{allowed: cfg.AllowedNames, changed: changed}
 	c.files.client, c.files.proxy = cfg.ClientCA != "", cfg.RequestHeaderCA != ""
+	c.known.Store(cfg.ConfigMap == (types.NamespacedName{}))
 	c.current.Store(&clientTrust{})
 	return c
 }

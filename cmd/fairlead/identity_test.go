@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/proxy/front"
@@ -91,6 +92,21 @@ func TestIdentities(t *testing.T) {
 		}
 		check.Same(t, tt.after, got, "%s, afterwards", tt.file)
 	}
+}
+
+// Until the cluster's header names are read, this replica is not ready and asserts no user: a
+// client could use a name that only the cluster knows.
+func TestHeaderNamesAreAwaited(t *testing.T) {
+	d := buildDoor(t, prometheus.NewRegistry(), func(*options, *pki.CA) {}) // its local apiserver is away
+	if _, known := d.targetNames(); known || d.namesReady(nil) == nil {
+		t.Error("the names are known before they are read")
+	}
+	d, _ = aloneDoor(t, func(*options) {})
+	runDoor(t, d)
+	must.Soon(t, 20*time.Second, "without a cluster there are none", func() bool {
+		names, known := d.targetNames()
+		return names == nil && known && d.namesReady(nil) == nil
+	})
 }
 
 // user sends a request with a header field, and returns the status code and the refused user.

@@ -181,7 +181,7 @@ func (d *door) makeProxy(context.Context) error {
 	}
 	d.may = may.Upstream()
 	d.live = &health.Checks{Name: "livez", Logger: d.log}
-	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "discovery", Func: d.discoveryReady}}, Logger: d.log}
+	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "discovery", Func: d.discoveryReady}, {Name: "authentication-configmap", Func: d.namesReady}}, Logger: d.log}
 	if d.local != nil {
 		d.ready.List = append(d.ready.List, health.Check{Name: "local-apiserver", Func: d.localReady})
 	}
@@ -202,18 +202,18 @@ func (d *door) makeProxy(context.Context) error {
 
 // targetNames returns the header names that the cluster's servers trust, from the cluster's
 // ConfigMap. Equal names are the same pointer.
-func (d *door) targetNames() *authn.HeaderNames {
-	h := d.certs.Clients().Headers()
+func (d *door) targetNames() (names *authn.HeaderNames, known bool) {
+	h, known := d.certs.Clients().Headers()
 	// An impersonated cluster may trust no front proxy, and its extension servers still trust ours.
 	if h == nil || d.credential != nil && len(h.Username) == 0 {
-		return nil
+		return nil, known
 	}
-	if known := d.target.Load(); known != nil && known.of == h {
-		return &known.names
+	if last := d.target.Load(); last != nil && last.of == h {
+		return &last.names, known
 	}
 	fresh := &target{of: h, names: authn.HeaderNames{Username: h.Username, UID: h.UID, Group: h.Group, ExtraPrefix: h.ExtraPrefix}}
 	d.target.Store(fresh)
-	return &fresh.names
+	return &fresh.names, known
 }
 
 // target holds the header names of one version of the ConfigMap.
@@ -231,6 +231,16 @@ var errNoTable = errors.New("the table of APIServices is not complete")
 func (d *door) tableReady(*http.Request) error {
 	if !d.registry.Table().Complete() {
 		return errNoTable
+	}
+	return nil
+}
+
+var errNoNames = errors.New("ConfigMap " + authConfigMap().String() + " is not read")
+
+// namesReady reports whether the header names that must be stripped are known.
+func (d *door) namesReady(*http.Request) error {
+	if _, known := d.certs.Clients().Headers(); !known {
+		return errNoNames
 	}
 	return nil
 }

@@ -57,10 +57,12 @@ type Config struct {
 	// is no field for the UID then: a front proxy that does not know the field would let its
 	// clients set it.
 	RequestHeaders HeaderNames
-	// Target returns the names that the receiver trusts (the cluster's ConfigMap). The result must
-	// be immutable; another pointer means other names. If Target or its result is nil, they are
+	// Target returns the names that the receiver trusts (the cluster's ConfigMap). They must be
+	// immutable; another pointer means other names. If Target or the pointer is nil, they are
 	// X-Remote-User, X-Remote-Uid, X-Remote-Group and X-Remote-Extra-, as kube-aggregator sends.
-	Target func() *HeaderNames
+	// Until known is true no user is asserted: a client's field that the receiver trusts might not
+	// be stripped.
+	Target func() (names *HeaderNames, known bool)
 	// Anonymous allows requests without credentials as system:anonymous. If false, they are refused
 	// wherever Fairlead must know the caller.
 	Anonymous bool
@@ -129,8 +131,8 @@ func New(cfg Config) (*Authenticator, error) {
 	for _, p := range cfg.AnonymousPaths {
 		a.paths[p] = true
 	}
-	if err := a.nameSet().err; err != nil {
-		return nil, fmt.Errorf("reading the names that the target trusts: %w", err)
+	if s := a.nameSet(); s.err != nil && s.known {
+		return nil, fmt.Errorf("reading the names that the target trusts: %w", s.err)
 	}
 	return a, nil
 }

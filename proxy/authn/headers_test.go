@@ -100,13 +100,13 @@ func TestTarget(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			n := HeaderNames{Username: slices.Clone(standard.Username), Group: slices.Clone(standard.Group)}
 			tt.change(&n)
-			_, err := New(Config{Target: func() *HeaderNames { return &n }})
+			_, err := New(Config{Target: func() (*HeaderNames, bool) { return &n, true }})
 			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
 				t.Fatalf("New: %v, want %q", err, tt.err)
 			}
 			// The same holds if the names change at run time.
 			now := &standard
-			a := newAuthenticator(t, Config{Target: func() *HeaderNames { return now }})
+			a := newAuthenticator(t, Config{Target: func() (*HeaderNames, bool) { return now, true }})
 			must.Get(a.Headers(nil, u))(t)
 			if built := a.nameSet(); built != a.nameSet() {
 				t.Error("the names are read for each request")
@@ -129,6 +129,21 @@ func TestTarget(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Until the target's names are known, a client's X-Other-User may pass, so no user is asserted.
+func TestTargetIsNotKnownYet(t *testing.T) {
+	names, known := &HeaderNames{}, false
+	a := newAuthenticator(t, Config{Target: func() (*HeaderNames, bool) { return names, known }})
+	u := &identity{DefaultInfo: user.DefaultInfo{Name: "a"}}
+	if f, err := a.Headers(nil, u); err == nil || !strings.Contains(err.Error(), "not read yet") || len(f) > 0 {
+		t.Errorf("asserted %v, %v", f, err)
+	}
+	names, known = &HeaderNames{Username: []string{"X-Other-User", "X-Remote-User"}, Group: []string{"X-Remote-Group"}}, true
+	must.Get(a.Headers(nil, u))(t)
+	if !a.Strip("x-other-user", PoolUnproven) {
+		t.Error("X-Other-User is not stripped")
 	}
 }
 

@@ -75,6 +75,7 @@ func newReadNames(n HeaderNames) (HeaderNames, error) {
 // nameSet is derived from one result of Config.Target: the names to send and to strip.
 type nameSet struct {
 	target *HeaderNames
+	known  bool
 	// user and group are always the standard names; uid and extra are empty if the target trusts
 	// none.
 	user, group, uid, extra string
@@ -90,13 +91,17 @@ type nameSet struct {
 // equal.
 func (a *Authenticator) nameSet() *nameSet {
 	var target *HeaderNames
+	known := true
 	if a.cfg.Target != nil {
-		target = a.cfg.Target()
+		target, known = a.cfg.Target()
 	}
-	if s := a.names.Load(); s != nil && s.target == target {
+	if s := a.names.Load(); s != nil && s.target == target && s.known == known {
 		return s
 	}
 	s := newNameSet(target, a.read)
+	if s.known = known; !known {
+		s.err = errors.New("the header names that the target trusts are not read yet")
+	}
 	a.names.Store(s)
 	return s
 }

@@ -346,7 +346,7 @@ func TestTokensAreNotPrinted(t *testing.T) {
 // A few tokens are used by many goroutines, for the race detector.
 func TestConcurrently(t *testing.T) {
 	names := &HeaderNames{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}}
-	a := newAuthenticator(t, Config{Review: newTokens().review, TokenTTL: time.Millisecond, ProvenTTL: time.Millisecond, Target: func() *HeaderNames { return names }})
+	a := newAuthenticator(t, Config{Review: newTokens().review, TokenTTL: time.Millisecond, ProvenTTL: time.Millisecond, Target: func() (*HeaderNames, bool) { return names, true }})
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {

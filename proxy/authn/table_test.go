@@ -157,7 +157,7 @@ func TestDesignTable(t *testing.T) {
 				a := newAuthenticator(t, Config{
 					VerifyClient: clientCA.verify(), VerifyFrontProxy: frontCA.verify("front-proxy-client"), Review: newTokens().review,
 					RequestHeaders: HeaderNames{Username: []string{"X-Flag-User", "X-Remote-User"}, ExtraPrefix: []string{"X-Flag-More-"}},
-					Target:         func() *HeaderNames { return target },
+					Target:         func() (*HeaderNames, bool) { return target, true },
 				})
 				h := tt.head
 				if forged {

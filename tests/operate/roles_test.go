@@ -3,13 +3,11 @@
 package operate
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -52,9 +50,6 @@ func testRoles(t *testing.T, w *world) {
 			case "subjectaccessreviews":
 				must.Do(t, err)
 				w.wants(t, 503, front.Endpoint, widgets, may) // nothing can authorize
-			case configMapReader:
-				must.Do(t, err)
-				w.testUnread(t, front)
 			case "customresourcedefinitions":
 				must.Do(t, err)
 				suite.Eventually(t, 10*time.Second, "it is logged", func() (bool, string) {
@@ -65,7 +60,8 @@ func testRoles(t *testing.T, w *world) {
 					t.Errorf("the shadowed definition was found without the right to list it:\n%s", body)
 				}
 			default:
-				// All other rules are for the table. A new rule for something else must get a case.
+				// All other rules are for what it must read first. A new rule for something else
+				// must get a case.
 				if err == nil {
 					t.Errorf("Fairlead is ready without %s", missing)
 				}
@@ -74,28 +70,6 @@ func testRoles(t *testing.T, w *world) {
 	}
 	t.Run("components", func(t *testing.T) { testComponents(t, w, grants) })
 	t.Run("for others", func(t *testing.T) { testOthers(t, w, grants) })
-}
-
-// testUnread requires that a Fairlead that may not read the ConfigMap of the cluster's header names
-// reports it.
-func (w *world) testUnread(t *testing.T, front *cluster.Front) {
-	t.Helper()
-	_, body := w.get(t, front.Endpoint, "/fairlead/status", "")
-	var s struct {
-		Certificates []struct {
-			Use  string
-			Read *time.Time
-		}
-	}
-	must.Do(t, json.Unmarshal([]byte(body), &s))
-	for _, c := range s.Certificates {
-		if c.Use == "authentication-configmap" && c.Read != nil {
-			t.Errorf("the ConfigMap was read at %s without the right to", c.Read)
-		}
-	}
-	if log := w.logged(t, front); !strings.Contains(log, `cannot list resource \"configmaps\" in API group \"\" in the namespace \"kube-system\"`) {
-		t.Errorf("the log does not report that the ConfigMap cannot be read:\n%s", log)
-	}
 }
 
 // reader may list widgets and read the status page; stranger has no rights.
