@@ -27,15 +27,34 @@ func pack(body []byte) *packed {
 
 // open returns the uncompressed document.
 func (p *packed) open() ([]byte, error) {
-	z, err := gzip.NewReader(bytes.NewReader(p.zipped))
-	if err != nil {
-		return nil, fmt.Errorf("unpacking document: %w", err)
+	out := make([]byte, p.size)
+	_, err := io.ReadFull(&plain{of: p}, out)
+	return out, err //nolint:wrapcheck // an error of this package
+}
+
+// plain unpacks a document while it is read. A client that does not read its response keeps some 40
+// KB of it, not all.
+type plain struct {
+	of *packed
+	z  *gzip.Reader // nil before the first Read
+}
+
+// Read implements io.Reader.
+func (p *plain) Read(b []byte) (n int, err error) {
+	if p.z == nil {
+		if p.z, err = gzip.NewReader(bytes.NewReader(p.of.zipped)); err != nil {
+			return 0, fmt.Errorf("unpacking document: %w", err)
+		}
 	}
-	out := bytes.NewBuffer(make([]byte, 0, p.size+bytes.MinRead))
-	if _, err := io.Copy(out, z); err != nil { //nolint:gosec // we compressed it ourselves
-		return nil, fmt.Errorf("unpacking document: %w", err)
+	return p.z.Read(b) //nolint:wrapcheck // io.EOF must stay io.EOF
+}
+
+// Seek implements io.Seeker as http.ServeContent needs it without ranges: for the size.
+func (p *plain) Seek(_ int64, whence int) (int64, error) {
+	if whence == io.SeekEnd {
+		return int64(p.of.size), nil
 	}
-	return out.Bytes(), nil
+	return 0, nil
 }
 
 // serve sends the document. The tag is that of its JSON form, whichever form this is. net/http
@@ -46,15 +65,12 @@ func (p *packed) serve(w http.ResponseWriter, r *http.Request, contentType, hash
 	gzip := negotiate.TakesGzip(r.Header["Accept-Encoding"]...)
 	h.Set("Etag", negotiate.Tag(strconv.Quote(hash), gzip))
 	h.Add("Vary", "Accept-Encoding")
-	body := p.zipped
 	if gzip {
 		h.Set("Content-Encoding", "gzip")
-	} else {
-		var err error
-		if body, err = p.open(); err != nil {
-			w.WriteHeader(http.StatusInternalServerError) // cannot happen: we compressed it ourselves
-			return
-		}
+		http.ServeContent(w, r, "", p.made, bytes.NewReader(p.zipped))
+		return
 	}
-	http.ServeContent(w, r, "", p.made, bytes.NewReader(body))
+	r = r.Clone(r.Context())
+	r.Header.Del("Range") // each would be unpacked from the beginning
+	http.ServeContent(w, r, "", p.made, &plain{of: p})
 }

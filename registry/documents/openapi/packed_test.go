@@ -1,0 +1,47 @@
+package openapi
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
+)
+
+// weighing is a client that looks how much memory is in use while a response is written to it.
+type weighing struct {
+	*httptest.ResponseRecorder
+	heap float64
+}
+
+func (w *weighing) Write(b []byte) (int, error) {
+	if w.heap == 0 {
+		w.heap = scene.Heap()
+	}
+	return w.ResponseRecorder.Write(b)
+}
+
+// A client that does not read its response must not keep a document in memory: it can have hundreds
+// of requests.
+func TestUnreadDocument(t *testing.T) {
+	body := strings.Repeat("0123456789abcdef", 8<<16)
+	p := pack([]byte(body))
+	for _, header := range []http.Header{{}, {"Range": {"bytes=5-5,0-0"}}} {
+		w := &weighing{ResponseRecorder: httptest.NewRecorder()}
+		w.Body.Grow(len(body))
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/openapi/v2", nil)
+		r.Header = header
+		before := scene.Heap()
+		p.serve(w, r, typeJSON, p.hash)
+		if kept := w.heap - before; kept > 1<<20 {
+			t.Errorf("%v: %.1f MB are in use for a document of %d MB", header, kept/(1<<20), len(body)>>20)
+		}
+		check.Same(t, http.StatusOK, w.Code, "status")
+		check.Same(t, "8388608", w.Header().Get("Content-Length"), "length")
+		if w.Body.String() != body {
+			t.Errorf("%v: the document arrived as %d other bytes", header, w.Body.Len())
+		}
+	}
+}
