@@ -189,25 +189,29 @@ func TestUnreadResponse(t *testing.T) {
 	}
 }
 
-// A client that does not read a page of this process gives its place there back, too.
+// A client that does not read a page or a document of this process gives its place there back, too.
 func TestUnreadPage(t *testing.T) {
-	t.Parallel() // it waits most of the time
+	t.Parallel()                 // it waits most of the time
+	page := make([]byte, 64<<20) // more than any window and socket holds
 	everyWay(t, func(t *testing.T, proto string) {
 		w, over := newWorld(t, worldConfig{}), make(chan error, 1)
-		w.proxy.pageTime, w.proxy.unreadRest = 50*time.Millisecond, 50*time.Millisecond
+		w.proxy.pageTime, w.proxy.unreadRest = 250*time.Millisecond, 50*time.Millisecond
 		w.proxy.cfg.Pages = http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
-			_, err := rw.Write(make([]byte, 64<<20)) // more than any window and socket holds
+			_, err := rw.Write(page)
 			over <- err
 		})
-		res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, "bob", "GET", "/fairlead/status", nil)))(t)
-		defer res.Body.Close()
-		select {
-		case err := <-over:
-			if err == nil {
-				t.Error("the page was written as a whole")
+		w.proxy.cfg.Documents, w.proxy.cfg.Ready = w.proxy.cfg.Pages, nil
+		for _, path := range []string{"/fairlead/status", "/openapi/v2"} {
+			res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, "bob", "GET", path, nil)))(t)
+			defer res.Body.Close()
+			select {
+			case err := <-over:
+				if err == nil {
+					t.Errorf("%s was written as a whole", path)
+				}
+			case <-time.After(10 * time.Second):
+				t.Errorf("%s is still written", path)
 			}
-		case <-time.After(10 * time.Second):
-			t.Error("the page is still written")
 		}
 	})
 }

@@ -167,6 +167,7 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 	case ToLocal, ToRemote:
 		p.forward(w, r, x)
 	case ToDocument:
+		defer p.limitReading(w).Stop()
 		p.cfg.Documents.ServeHTTP(w, r) // equal for everybody who may read them
 	case ToPage:
 		p.servePage(w, p.asUser(r, x))
@@ -209,8 +210,14 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 // pageTime is kube-apiserver's --request-timeout, after which it ends a response, too.
 const pageTime = time.Minute
 
-// servePage serves a page of this process. A client that does not read it must not keep what the
-// page holds: a list of APIServices has one of a few places, and all objects in memory.
+// limitReading limits how long a client may read a response of this process. One that does not read
+// must not keep what the response holds: a list of APIServices has one of a few places, and all
+// objects in memory; a document stays in memory when there is a newer one.
+func (p *Proxy) limitReading(w http.ResponseWriter) *time.Timer {
+	return time.AfterFunc(p.pageTime, func() { p.hasten(w) })
+}
+
+// servePage serves a page of this process.
 func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 	if p.cfg.Pages == nil {
 		p.writeError(w, r, errNotFound())
@@ -221,7 +228,7 @@ func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 		r, stop = p.endable(r, &exchangeOf(r.Context()).events)
 		defer stop()
 	} else {
-		defer time.AfterFunc(p.pageTime, func() { p.hasten(w) }).Stop()
+		defer p.limitReading(w).Stop()
 	}
 	p.cfg.Pages.ServeHTTP(w, r)
 }
