@@ -1,6 +1,7 @@
 package documents
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -48,6 +49,16 @@ func (a *Answer) Unexpected() error {
 // Invalid returns the error for a response that cannot be parsed.
 func (a *Answer) Invalid(err error) error {
 	return &Error{ReasonInvalid, fmt.Errorf("reading %s: %w", a.path, err)}
+}
+
+// Bounded returns an error if the body, as JSON, has more objects or values than that: decoded, an
+// object of two bytes may take hundreds. Braces and commas within strings count too: prose has few.
+func (a *Answer) Bounded(objects, values int) error {
+	o, v := bytes.Count(a.Body, []byte("{")), bytes.Count(a.Body, []byte(","))
+	if o > objects || v > values {
+		return fmt.Errorf("decoding: %d objects and %d values, at most %d and %d", o, v, objects, values)
+	}
+	return nil
 }
 
 // Reason is why there is no response, in one word from a fixed set: it labels metrics.

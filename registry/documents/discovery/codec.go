@@ -3,6 +3,7 @@ package discovery
 import (
 	"bytes"
 	"fmt"
+	"mime"
 	"net/http"
 	"net/url"
 
@@ -19,6 +20,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 // codecs are the serializers of both kinds of documents. They are k8s.io/apiserver's own, so that
@@ -100,4 +103,23 @@ func decode(s runtime.NegotiatedSerializer, media string, body []byte, into runt
 		return fmt.Errorf("decoding: %w", err)
 	}
 	return nil
+}
+
+// decodeForeign decodes a backend's document. A backend is asked for JSON, and a body without a
+// Content-Type is JSON.
+func decodeForeign(s runtime.NegotiatedSerializer, a *documents.Answer, into runtime.Object) error {
+	media := runtime.ContentTypeJSON
+	if t := a.Header.Get("Content-Type"); t != "" {
+		var err error
+		if media, _, err = mime.ParseMediaType(t); err != nil {
+			return err //nolint:wrapcheck // it says what it read
+		}
+	}
+	if media != runtime.ContentTypeJSON {
+		return fmt.Errorf("the media type %q is not JSON", media)
+	}
+	if err := a.Bounded(maxObjects, maxValues); err != nil {
+		return err //nolint:wrapcheck // it says what was being done
+	}
+	return decode(s, media, a.Body, into)
 }

@@ -2,7 +2,9 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	goruntime "runtime"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // remote is a client of a real extension server.
@@ -172,9 +175,62 @@ func TestLegacyProtobuf(t *testing.T) {
 
 // Truncated protobuf is refused, not read partially.
 func TestBrokenProtobuf(t *testing.T) {
-	d := &Discovery{codecs: must.Get(newCodecs())(t)}
-	header := http.Header{"Content-Type": {"application/vnd.kubernetes.protobuf" + aggregatedParams}}
-	if found, err := d.parse(documents.Answer{Header: header, Body: []byte("k8s\x00\xff\xff")}); err == nil {
-		t.Errorf("it is read as %v", found)
+	st := newStage(t)
+	st.make(Config{})
+	st.Set(scene.Home, saying(http.StatusOK, runtime.ContentTypeProtobuf+aggregatedParams, []byte("k8s\x00\xff\xff")))
+	if list, _, err := st.d.list(t.Context(), st.d.cfg.FetchLocal, "/apis", ""); err == nil {
+		t.Errorf("it is read as %v", list)
+	}
+}
+
+// A backend's document of few bytes that takes much memory is refused before it is decoded, and so
+// is protobuf, in which its objects cannot be counted: of both kinds, the resources stay as they
+// were.
+func TestDenseDocuments(t *testing.T) {
+	many := func(item string, n int) string { return strings.TrimSuffix(strings.Repeat(item+",", n), ",") }
+	aggregated := func(items string) http.HandlerFunc {
+		return saying(http.StatusOK, aggregatedJSON, []byte(`{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[`+items+`]}`))
+	}
+	legacy := func(items string) http.HandlerFunc {
+		list := []byte(`{"kind":"APIResourceList","apiVersion":"v1","resources":[` + items + `]}`)
+		return saying(http.StatusOK, runtime.ContentTypeJSON, list) // to a request for /apis, too
+	}
+	group := func(resources string) http.HandlerFunc {
+		return aggregated(`{"metadata":{"name":"a.example.com"},"versions":[{"version":"v1","resources":[` + resources + `]}]}`)
+	}
+	proto := &sheet{header: http.Header{}}
+	must.Get(newCodecs())(t).writeAggregated(proto, listOf("a.example.com/v1=lies"), runtime.ContentTypeProtobuf, false)
+	for name, h := range map[string]http.HandlerFunc{
+		"groups":            aggregated(many("{}", maxObjects)),
+		"resources":         group(many("{}", maxObjects)),
+		"subresources":      group(`{"subresources":[` + many("{}", maxObjects) + `]}`),
+		"verbs":             group(`{"verbs":[` + many(`""`, maxValues+2) + `]}`),
+		"legacy":            legacy(many("{}", maxObjects)),
+		"legacy verbs":      legacy(`{"verbs":[` + many(`""`, maxValues+2) + `]}`),
+		"unasked: protobuf": saying(http.StatusOK, runtime.ContentTypeProtobuf+aggregatedParams, proto.body.Bytes()),
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := newStage(t)
+			st.Claim("a.example.com/v1", "a", 100, 10)
+			st.make(Config{})
+			st.Set("a", serving(listOf("a.example.com/v1=as")))
+			known, _, err := st.d.ask(t.Context(), &state{}, st.Table().Entries())
+			must.Do(t, err)
+			before := known.versions[st.Table().Entries()[0].GroupVersion].doc
+			st.Set("a", h)
+			var m, later goruntime.MemStats
+			goruntime.ReadMemStats(&m)
+			known, _, err = st.d.ask(t.Context(), known, st.Table().Entries())
+			goruntime.ReadMemStats(&later)
+			if failed, ok := errors.AsType[*documents.Error](err); !ok || failed.Reason != documents.ReasonInvalid {
+				t.Errorf("it is refused as %v", err)
+			}
+			if known.versions[st.Table().Entries()[0].GroupVersion].doc != before {
+				t.Error("the resources have changed")
+			}
+			if took := (later.TotalAlloc - m.TotalAlloc) >> 20; took > 60 { // decoding 100,000 objects takes twice that
+				t.Errorf("it took %d MB", took)
+			}
+		})
 	}
 }

@@ -2,8 +2,6 @@ package discovery
 
 import (
 	"context"
-	"fmt"
-	"mime"
 	"net/http"
 	"time"
 
@@ -44,18 +42,8 @@ func (d *Discovery) askLegacy(ctx context.Context, e *registry.Entry) (*apidisco
 
 // convert converts an APIResourceList to aggregated discovery.
 func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDiscovery, error) {
-	media := runtime.ContentTypeJSON
-	if t := a.Header.Get("Content-Type"); t != "" {
-		var err error
-		if media, _, err = mime.ParseMediaType(t); err != nil {
-			return nil, err //nolint:wrapcheck // it says what it read
-		}
-	}
-	if media != runtime.ContentTypeJSON { // protobuf may have texts that are not UTF-8: see clean
-		return nil, fmt.Errorf("the media type %q is not JSON", media)
-	}
 	list := &metav1.APIResourceList{}
-	if err := decode(d.codecs.legacy, media, a.Body, list); err != nil {
+	if err := decodeForeign(d.codecs.legacy, &a, list); err != nil {
 		return nil, err
 	}
 	resources, err := endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)

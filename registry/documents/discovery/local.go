@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"mime"
 	"net/http"
 	"slices"
 	"time"
@@ -141,7 +142,11 @@ func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string)
 	case !isAggregated(a.Header):
 		return nil, "", a.Invalid(errors.New("the local apiserver has no aggregated discovery v2: it must be Kubernetes 1.30 or later"))
 	}
-	list, _, err := d.aggregatedList(a)
+	list := &apidiscoveryv2.APIGroupDiscoveryList{}
+	media, _, err := mime.ParseMediaType(a.Header.Get("Content-Type"))
+	if err == nil {
+		err = decode(d.codecs.aggregated, media, a.Body, list)
+	}
 	if err != nil {
 		return nil, "", a.Invalid(err)
 	}

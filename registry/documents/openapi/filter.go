@@ -12,6 +12,8 @@ import (
 	"k8s.io/kube-openapi/pkg/aggregator"
 	"k8s.io/kube-openapi/pkg/openapiconv"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 const (
@@ -61,14 +63,12 @@ const (
 	maxValues  = 1_000_000
 )
 
-// readForeign is readSpec for a backend's document. Braces and commas within strings count too:
-// prose has few.
-func readForeign(body []byte) (*spec.Swagger, error) {
-	objects, values := bytes.Count(body, []byte("{")), bytes.Count(body, []byte(","))
-	if objects > maxObjects || values > maxValues {
-		return nil, fmt.Errorf("decoding: %d objects and %d values, at most %d and %d", objects, values, maxObjects, maxValues)
+// readForeign is readSpec for a backend's document.
+func readForeign(a *documents.Answer) (*spec.Swagger, error) {
+	if err := a.Bounded(maxObjects, maxValues); err != nil {
+		return nil, err //nolint:wrapcheck // it says what was being done
 	}
-	return readSpec(body)
+	return readSpec(a.Body)
 }
 
 // filterRemote reduces a backend's document to the paths of its own group-versions and the
