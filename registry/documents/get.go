@@ -1,7 +1,6 @@
 package documents
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -51,12 +50,37 @@ func (a *Answer) Invalid(err error) error {
 	return &Error{ReasonInvalid, fmt.Errorf("reading %s: %w", a.path, err)}
 }
 
-// Bounded returns an error if the body, as JSON, has more objects or values than that: decoded, an
-// object of two bytes may take hundreds. Braces and commas within strings count too: prose has few.
-func (a *Answer) Bounded(objects, values int) error {
-	o, v := bytes.Count(a.Body, []byte("{")), bytes.Count(a.Body, []byte(","))
-	if o > objects || v > values {
-		return fmt.Errorf("decoding: %d objects and %d values, at most %d and %d", o, v, objects, values)
+// maxDepth bounds how deep objects and lists are nested. Kubernetes' own documents have 9 levels,
+// CustomResourceDefinitions with the schema of a Pod some 50.
+const maxDepth = 200
+
+// Bounded returns an error if the body, as JSON, has more objects or values than that, or more than
+// 200 levels: decoded, an object of two bytes may take hundreds, and some libraries take the square
+// of the depth. It need not be valid.
+func (a Answer) Bounded(objects, values int) error {
+	objectsFound, valuesFound, depth, deepest, quoted := 0, 0, 0, 0, false
+	for i := 0; i < len(a.Body); i++ {
+		switch c := a.Body[i]; {
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+			if c == '\\' {
+				i++
+			}
+		case c == '{', c == '[':
+			depth++
+			deepest = max(deepest, depth)
+			if c == '{' {
+				objectsFound++
+			}
+		case c == '}', c == ']':
+			depth--
+		case c == ',':
+			valuesFound++
+		}
+	}
+	if objectsFound > objects || valuesFound > values || deepest > maxDepth {
+		return fmt.Errorf("decoding: %d objects, %d values and %d levels, at most %d, %d and %d", objectsFound, valuesFound, deepest, objects, values, maxDepth)
 	}
 	return nil
 }

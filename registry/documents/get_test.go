@@ -57,6 +57,27 @@ func TestGet(t *testing.T) {
 	}
 }
 
+func TestBounded(t *testing.T) {
+	levels := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
+	for text, want := range map[string]bool{
+		"":                   true,
+		`{"a":{}}`:           true,
+		`{"a":{},"b":{}}`:    false,
+		`[1,2,3]`:            true,
+		`[1,2,3,4]`:          false,
+		`"{{{,,,"`:           true,
+		`"\"{{{,,,"`:         true,
+		`"\\",{},{},{}`:      false,
+		levels(maxDepth):     true,
+		levels(maxDepth + 1): false,
+		"[],[],[]":           true,
+	} {
+		if err := (Answer{Body: []byte(text)}).Bounded(2, 2); (err == nil) != want {
+			t.Errorf("%.50q: %v", text, err)
+		}
+	}
+}
+
 type closing struct {
 	io.Reader
 	n *int

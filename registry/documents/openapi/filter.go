@@ -64,11 +64,11 @@ const (
 )
 
 // readForeign is readSpec for a backend's document.
-func readForeign(a *documents.Answer) (*spec.Swagger, error) {
-	if err := a.Bounded(maxObjects, maxValues); err != nil {
+func readForeign(body []byte) (*spec.Swagger, error) {
+	if err := (documents.Answer{Body: body}).Bounded(maxObjects, maxValues); err != nil {
 		return nil, err //nolint:wrapcheck // it says what was being done
 	}
-	return readSpec(a.Body)
+	return readSpec(body)
 }
 
 // filterRemote reduces a backend's document to the paths of its own group-versions and the

@@ -274,7 +274,7 @@ func (q *question) spec(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	sw, err := readForeign(&a)
+	sw, err := readForeign(a.Body)
 	if err == nil {
 		sw, err = filterRemote(sw, q.own)
 	}
