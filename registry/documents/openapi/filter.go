@@ -55,12 +55,13 @@ func readSpec(body []byte) (sw *spec.Swagger, err error) {
 }
 
 // maxObjects and maxValues bound the memory of a backend's decoded document: some 400 MB. An object
-// of two bytes may become a spec.Schema of 528 bytes, in a slice that grows, and a number one of
-// 24: as many objects as fit into maxSpec took twelve gigabytes. Kubernetes' own document has
-// 23,000 objects and 51,000 commas.
+// of two bytes may become a spec.Schema of 528 bytes, in a slice that grows, and a number a YAML
+// node of a kilobyte in the protobuf form: as many objects as fit into maxSpec took twelve
+// gigabytes. Kubernetes' own document has 23,000 objects and 51,000 commas in 3 MB, so one of
+// maxSpec has 120,000 and 270,000.
 const (
 	maxObjects = 200_000
-	maxValues  = 1_000_000
+	maxValues  = 300_000
 )
 
 // readForeign is readSpec for a backend's document.
@@ -223,7 +224,10 @@ func toV3(sw *spec.Swagger) (body []byte, err error) {
 	if body, err = json.Marshal(openapiconv.ConvertV2ToV3(sw)); err != nil {
 		return nil, fmt.Errorf("encoding: %w", err)
 	}
-	return body, nil
+	if len(body) > maxDocument {
+		return nil, fmt.Errorf("%d bytes are too much, at most %d", len(body), maxDocument)
+	}
+	return body, documents.Answer{Body: body}.Bounded(maxObjects, maxValues) //nolint:wrapcheck // it says what was being done
 }
 
 // encode encodes a spec.

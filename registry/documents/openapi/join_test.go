@@ -116,7 +116,8 @@ func TestUnavailableLosesConverted(t *testing.T) {
 // asks count, and a later answer without a document removes it.
 func TestJoinByTime(t *testing.T) {
 	gv := schema.GroupVersion{Group: "a.example.com", Version: "v1"}
-	old, late := newDocument(nil, []byte("old"), ""), newDocument(nil, []byte("new"), "")
+	o := newStage(t).o
+	old, late := o.newDocument(nil, []byte("old"), ""), o.newDocument(nil, []byte("new"), "")
 	for _, tt := range []struct {
 		name       string
 		own        *document

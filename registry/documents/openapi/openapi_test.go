@@ -91,6 +91,9 @@ func TestBadSpecs(t *testing.T) {
 		"costly parameters": spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[` + strings.TrimSuffix(strings.Repeat(`{"$ref":"#/parameters/p"},`, 3000), ",") + `]}},"parameters":{"p":{"name":"p","in":"query","description":"` + strings.Repeat("x", 100<<10) + `"}}}`),
 		"kinds are numbers": only("/openapi/v2", serving(gvks([]any{1})), saying(http.StatusOK, "x")),
 		"index: 500":        only("/openapi/v3", saying(http.StatusInternalServerError, ""), serving(good)),
+		"all values": only("/openapi/v2", serving(good), only("/openapi/v3",
+			saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`),
+			saying(http.StatusOK, `{"openapi":"3.0.0","x-a":[0`+strings.Repeat(",0", maxValues+1)+`]}`))),
 		"huge document": only("/openapi/v2", serving(good), only("/openapi/v3",
 			saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`),
 			saying(http.StatusOK, `{"openapi":"3.0.0"}`+strings.Repeat(" ", maxDocument)))),
@@ -245,6 +248,7 @@ func TestNotConvertible(t *testing.T) {
 	for name, operation := range map[string]string{
 		"consumes": `{"consumes":[` + many + `],"parameters":[{"name":"body","in":"body","schema":{"description":"` + text + `"}}],"responses":{}}`,
 		"levels":   `{"parameters":[{"name":"body","in":"body","schema":` + strings.Repeat(`{"properties":{"a":`, 100) + "{}" + strings.Repeat("}}", 100) + `}],"responses":{}}`,
+		"objects":  `{"produces":[` + strings.Join(types[:200], ",") + `],"responses":{"200":{"description":"","schema":{"allOf":[` + strings.Repeat("{},", 2000) + `{}]}}}}`,
 		"produces": `{"produces":[` + many + `],"responses":{"200":{"description":"","schema":{"description":"` + text + `"}}}}`,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,8 +5,10 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
@@ -44,4 +46,23 @@ func TestUnreadDocument(t *testing.T) {
 			t.Errorf("%v: the document arrived as %d other bytes", header, w.Body.Len())
 		}
 	}
+}
+
+// The protobuf form of a v3 document takes the place in which v2 documents are decoded: many users
+// may ask for those of many backends.
+func TestProtobufInTurn(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		d := s.o.newDocument(nil, []byte(`{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{}}`), "")
+		release := must.Get(s.o.begin(t.Context()))(t)
+		done := make(chan error, 1)
+		go func() {
+			_, err := d.proto()
+			done <- err
+		}()
+		synctest.Wait()
+		check.Same(t, 0, len(done), "made while a document is decoded")
+		release()
+		must.Do(t, <-done)
+		check.Same(t, 0, len(s.o.heavy), "places taken afterwards")
+	})
 }

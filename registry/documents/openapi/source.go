@@ -78,13 +78,18 @@ type document struct {
 	proto func() (*packed, error)
 }
 
-// newDocument returns the document with this body: old, if that has it.
-func newDocument(old *document, body []byte, advertised string) *document {
+// newDocument returns the document with this body: old, if that has it. Its protobuf form may take
+// as much memory as a decoded v2 document, so it waits for the same place, for seconds at most.
+func (o *OpenAPI) newDocument(old *document, body []byte, advertised string) *document {
 	if old != nil && old.json.hash == negotiate.Hash(body) {
 		return old
 	}
 	d := &document{json: pack(body), advertised: advertised}
-	d.proto = sync.OnceValues(func() (*packed, error) { return convert(d.json, handler3.ToV3ProtoBinary) })
+	d.proto = sync.OnceValues(func() (*packed, error) {
+		o.heavy <- struct{}{}
+		defer func() { <-o.heavy }()
+		return convert(d.json, handler3.ToV3ProtoBinary)
+	})
 	return d
 }
 
@@ -229,7 +234,7 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 			errs = append(errs, err)
 			continue
 		}
-		q.now[i].v3 = newDocument(old, body, item.ServerRelativeURL)
+		q.now[i].v3 = q.o.newDocument(old, body, item.ServerRelativeURL)
 	}
 	return errors.Join(errs...)
 }
@@ -245,7 +250,11 @@ func (q *question) document(ctx context.Context, path string) ([]byte, error) {
 	var head struct {
 		OpenAPI string `json:"openapi"`
 	}
-	if err := json.Unmarshal(a.Body, &head); err != nil {
+	err = a.Bounded(maxObjects, maxValues)
+	if err == nil {
+		err = json.Unmarshal(a.Body, &head)
+	}
+	if err != nil {
 		return nil, a.Invalid(err)
 	}
 	if !strings.HasPrefix(head.OpenAPI, "3.") {
@@ -337,7 +346,7 @@ func (q *question) converted(ctx context.Context) error {
 			return err
 		}
 		if body != nil {
-			now.v3 = newDocument(old.v3, body, "")
+			now.v3 = q.o.newDocument(old.v3, body, "")
 		}
 	}
 	return nil
