@@ -75,7 +75,7 @@ func FuzzDocument(f *testing.F) {
 		if !json.Valid(body) {
 			return
 		}
-		d := newStage(t).o.newDocument(nil, body, "")
+		d := newStage(t).o.newDocument(nil, body)
 		p, err := d.proto()
 		if err != nil {
 			return

@@ -3,6 +3,8 @@ package openapi
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // A group-version keeps its v2 paths if its APIService gets the trust of another of the same
@@ -117,7 +120,7 @@ func TestUnavailableLosesConverted(t *testing.T) {
 func TestJoinByTime(t *testing.T) {
 	gv := schema.GroupVersion{Group: "a.example.com", Version: "v1"}
 	o := newStage(t).o
-	old, late := o.newDocument(nil, []byte("old"), ""), o.newDocument(nil, []byte("new"), "")
+	old, late := o.newDocument(nil, []byte("old")), o.newDocument(nil, []byte("new"))
 	for _, tt := range []struct {
 		name       string
 		own        *document
@@ -165,6 +168,31 @@ func TestAskedByTag(t *testing.T) {
 		s.pass(time.Minute)
 		if a, b := s.described("a.example.com/v1"), s.described("b.example.com/v1"); a != "as" || b != "bs" {
 			t.Errorf("both: %v, %v", a, b)
+		}
+	})
+}
+
+// During a rollout, the index of a new endpoint leads to the document of an old one: the new one is
+// seen with the next poll. A document that the index still has is not requested again.
+func TestRollout(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		const path = "/openapi/v3/apis/a.example.com/v1"
+		was, is := serving(define("a.example.com/v1", "old")), serving(define("a.example.com/v1", "new"))
+		s.Set(scene.Home, serving())
+		s.Claim("a.example.com/v1", "a", 100, 10)
+		s.Set("a", was)
+		s.settle()
+		s.Set("a", only(path, was, is))
+		s.pass(time.Minute)
+		s.Set("a", is)
+		s.pass(time.Minute)
+		if body := s.get(path, nil).Body.String(); !strings.Contains(body, `"new"`) {
+			t.Errorf("after the rollout: %s", body)
+		}
+		s.Questions("a")
+		s.pass(10 * time.Minute)
+		if asked := s.Questions("a"); len(asked) == 0 || slices.Contains(asked, path) {
+			t.Errorf("without a change it is asked for %v", asked)
 		}
 	})
 }

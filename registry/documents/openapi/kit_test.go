@@ -90,6 +90,11 @@ func define(gv, description string) kind {
 	return kind{gv: gv, name: "things", definition: "def." + gv, description: description, gvks: []any{object{"group": group, "version": version, "kind": "Thing"}}}
 }
 
+// v3 returns the v3 document of the kind's group-version.
+func (k kind) v3() object {
+	return object{"openapi": "3.0.0", "info": object{"title": k.description, "version": "v"}, "paths": object{}}
+}
+
 func specOf(kinds ...kind) object {
 	paths, definitions := object{"/version/": object{"get": object{"responses": object{"200": object{"description": "OK"}}}}}, object{}
 	for _, k := range kinds {
@@ -111,13 +116,14 @@ func serving(kinds ...kind) http.HandlerFunc {
 		case "/openapi/v3":
 			paths := object{"version": object{"serverRelativeURL": "/openapi/v3/version?hash=V"}}
 			for _, k := range kinds {
-				paths["apis/"+k.gv] = object{"serverRelativeURL": "/openapi/v3/apis/" + k.gv + "?hash=" + negotiate.Hash([]byte(k.description))}
+				b, _ := json.Marshal(k.v3())
+				paths["apis/"+k.gv] = object{"serverRelativeURL": "/openapi/v3/apis/" + k.gv + "?hash=" + negotiate.Hash(b)}
 			}
 			doc = object{"paths": paths}
 		default:
 			for _, k := range kinds {
 				if path == "/openapi/v3/apis/"+k.gv {
-					doc = object{"openapi": "3.0.0", "info": object{"title": k.description, "version": "v"}, "paths": object{}}
+					doc = k.v3()
 				}
 			}
 		}

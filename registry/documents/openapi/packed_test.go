@@ -52,7 +52,7 @@ func TestUnreadDocument(t *testing.T) {
 // may ask for those of many backends.
 func TestProtobufInTurn(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		d := s.o.newDocument(nil, []byte(`{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{}}`), "")
+		d := s.o.newDocument(nil, []byte(`{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{}}`))
 		release := must.Get(s.o.begin(t.Context()))(t)
 		done := make(chan error, 1)
 		go func() {

@@ -72,19 +72,18 @@ func (s *state) next() *state {
 
 // document is one group-version's v3 document.
 type document struct {
-	json       *packed
-	advertised string // its URL in the backend's index, which has a hash
+	json *packed
 	// proto returns the protobuf form, made from json on first call.
 	proto func() (*packed, error)
 }
 
 // newDocument returns the document with this body: old, if that has it. Its protobuf form may take
 // as much memory as a decoded v2 document, so it waits for the same place, for seconds at most.
-func (o *OpenAPI) newDocument(old *document, body []byte, advertised string) *document {
+func (o *OpenAPI) newDocument(old *document, body []byte) *document {
 	if old != nil && old.json.hash == negotiate.Hash(body) {
 		return old
 	}
-	d := &document{json: pack(body), advertised: advertised}
+	d := &document{json: pack(body)}
 	d.proto = sync.OnceValues(func() (*packed, error) {
 		o.heavy <- struct{}{}
 		defer func() { <-o.heavy }()
@@ -225,7 +224,9 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 			continue
 		}
 		old := q.known.versions[gv].v3
-		if old != nil && old.advertised == item.ServerRelativeURL && strings.Contains(item.ServerRelativeURL, "hash=") {
+		// During a rollout, one endpoint may advertise what another one does not have yet. So the
+		// hash must be that of the document that came, as it is in kube-openapi's URLs.
+		if old != nil && strings.Contains(item.ServerRelativeURL, old.json.hash) {
 			q.now[i].v3 = old
 			continue
 		}
@@ -234,7 +235,7 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 			errs = append(errs, err)
 			continue
 		}
-		q.now[i].v3 = q.o.newDocument(old, body, item.ServerRelativeURL)
+		q.now[i].v3 = q.o.newDocument(old, body)
 	}
 	return errors.Join(errs...)
 }
@@ -337,7 +338,7 @@ func (q *question) converted(ctx context.Context) error {
 		if now.v2 == nil {
 			continue
 		}
-		if old.v3 != nil && old.v3.advertised == "" && now.v2 == old.v2 && q.known.err == nil {
+		if old.v3 != nil && now.v2 == old.v2 && q.known.err == nil {
 			now.v3 = old.v3 // made of the same
 			continue
 		}
@@ -346,7 +347,7 @@ func (q *question) converted(ctx context.Context) error {
 			return err
 		}
 		if body != nil {
-			now.v3 = q.o.newDocument(old.v3, body, "")
+			now.v3 = q.o.newDocument(old.v3, body)
 		}
 	}
 	return nil
