@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -65,9 +66,36 @@ func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 
 // merge makes the document. It keeps nothing decoded: decoded, the document of a plain cluster
 // takes 60 MB.
-func (o *OpenAPI) merge(in *inputs) (b *built, err error) {
-	defer guard("merging", &err)
+func (o *OpenAPI) merge(in *inputs) (*built, error) {
 	begun := time.Now()
+	body, err := o.mergeText(in, in.sources)
+	if err != nil {
+		return nil, err
+	}
+	b := &built{of: in, json: pack(body), done: time.Now(), took: time.Since(begun)}
+	b.proto = sync.OnceValues(func() (*packed, error) { return o.mergeProto(b) })
+	o.build.Observe(b.took.Seconds())
+	return b, nil
+}
+
+// mergeProto makes the protobuf form. One backend's document that has none must not cost the others
+// theirs, so it is left out.
+func (o *OpenAPI) mergeProto(b *built) (*packed, error) {
+	from := b.json
+	without := slices.DeleteFunc(slices.Clone(b.of.sources), func(s input) bool { return s.spec.onlyJSON })
+	if len(without) < len(b.of.sources) {
+		body, err := o.mergeText(b.of, without)
+		if err != nil {
+			return nil, err
+		}
+		from = pack(body)
+	}
+	return convert(from, handler.ToProtoBinary)
+}
+
+// mergeText merges the documents of some backends with the local apiserver's.
+func (o *OpenAPI) mergeText(in *inputs, sources []input) (body []byte, err error) {
+	defer guard("merging", &err)
 	merged := &spec.Swagger{SwaggerProps: spec.SwaggerProps{
 		Swagger: "2.0", Info: &spec.Info{InfoProps: spec.InfoProps{Title: "Kubernetes", Version: "unversioned"}}, Paths: &spec.Paths{},
 	}}
@@ -78,7 +106,7 @@ func (o *OpenAPI) merge(in *inputs) (b *built, err error) {
 		}
 		merged = filterLocal(sw, in.remote)
 	}
-	for _, s := range in.sources {
+	for _, s := range sources {
 		next, err := add(merged, s)
 		if err != nil {
 			o.log.Warn("OpenAPI of backend cannot be merged, it is left out", "apiservice", s.name, "err", err)
@@ -86,14 +114,7 @@ func (o *OpenAPI) merge(in *inputs) (b *built, err error) {
 		}
 		merged = next
 	}
-	body, err := encode(merged)
-	if err != nil {
-		return nil, err
-	}
-	b = &built{of: in, json: pack(body), done: time.Now(), took: time.Since(begun)}
-	b.proto = sync.OnceValues(func() (*packed, error) { return convert(b.json, handler.ToProtoBinary) })
-	o.build.Observe(b.took.Seconds())
-	return b, nil
+	return encode(merged)
 }
 
 func unpackSpec(p *packed) (*spec.Swagger, error) {

@@ -144,6 +144,9 @@ func FuzzBackendSays(f *testing.F) {
 		if err != nil {
 			t.Fatalf("the merged document is missing: %v", err)
 		}
+		if _, err := b.proto(); err != nil {
+			t.Errorf("the merged document has no protobuf form: %v", err)
+		}
 		body := must.Get(b.json.open())(t)
 		merged := mustRead(t, body)
 		for path := range merged.Paths.Paths {

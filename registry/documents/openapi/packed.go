@@ -19,6 +19,8 @@ type packed struct {
 	size   int
 	hash   string // upper-case SHA-512 of the document, as in kube-openapi's hashes and ETags
 	made   time.Time
+	// onlyJSON says that the v2 document of a backend has no protobuf form.
+	onlyJSON bool
 }
 
 func pack(body []byte) *packed {

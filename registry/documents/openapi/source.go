@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kube-openapi/pkg/handler"
 	"k8s.io/kube-openapi/pkg/handler3"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -298,6 +299,10 @@ func (q *question) spec(ctx context.Context) error {
 	found := q.now[0].v2
 	if found == nil || found.hash != negotiate.Hash(body) {
 		found = pack(body)
+		_, err := convert(found, handler.ToProtoBinary)
+		if found.onlyJSON = err != nil; found.onlyJSON {
+			q.o.log.Warn("OpenAPI v2 of backend has no protobuf form, there it is left out", "groupVersion", q.own[0].String(), "err", err)
+		}
 	}
 	q.take(found, a.Header.Get("Etag"))
 	return nil
