@@ -73,8 +73,8 @@ func readForeign(body []byte) (*spec.Swagger, error) {
 }
 
 // filterRemote reduces a backend's document to the paths of its own group-versions and the
-// definitions they refer to, with the kinds of its own groups only: a client that looks up a kind
-// in the merged document must not find another server's definition.
+// definitions they refer to, with kinds of its own only: a client that looks up a kind in the
+// merged document must not find another server's definition or operation.
 func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagger, err error) {
 	defer guard("filtering", &err)
 	if err := checkParameters(sw); err != nil {
@@ -87,7 +87,25 @@ func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagge
 		}
 		out.Definitions[name] = d
 	}
+	for _, item := range out.Paths.Paths {
+		for _, o := range operations(&item) {
+			if kind, ok := o.Extensions[gvkExtension].(map[string]any); !ok || !isOwn(kind, own) {
+				delete(o.Extensions, gvkExtension)
+			}
+		}
+	}
 	return out, nil
+}
+
+// operations returns those that a path has.
+func operations(item *spec.PathItem) []*spec.Operation {
+	all := []*spec.Operation{item.Get, item.Put, item.Post, item.Delete, item.Options, item.Head, item.Patch}
+	return slices.DeleteFunc(all, func(o *spec.Operation) bool { return o == nil })
+}
+
+// isOwn reports whether a kind is of one of the group-versions.
+func isOwn(kind map[string]any, own []schema.GroupVersion) bool {
+	return slices.ContainsFunc(own, func(gv schema.GroupVersion) bool { return kind["group"] == gv.Group && kind["version"] == gv.Version })
 }
 
 // maxExpansion bounds the bytes visited when a walk over a document follows every reference to a
@@ -124,8 +142,8 @@ func checkParameters(sw *spec.Swagger) error {
 	return nil
 }
 
-// ownKinds drops kinds of other groups from a definition. A value that is no list of kinds is an
-// error: merging it would fail, and with it the whole document.
+// ownKinds drops kinds of other group-versions from a definition. A value that is no list of kinds
+// is an error: merging it would fail, and with it the whole document.
 func ownKinds(d *spec.Schema, own []schema.GroupVersion) error {
 	value, ok := d.Extensions[gvkExtension]
 	if !ok {
@@ -141,7 +159,7 @@ func ownKinds(d *spec.Schema, own []schema.GroupVersion) error {
 		if !ok {
 			return errors.New(gvkExtension + " is no list of kinds")
 		}
-		if slices.ContainsFunc(own, func(gv schema.GroupVersion) bool { return kind["group"] == gv.Group }) {
+		if isOwn(kind, own) {
 			out = append(out, item)
 		}
 	}
@@ -203,10 +221,7 @@ func toV3(sw *spec.Swagger) (body []byte, err error) {
 	defer guard("converting", &err)
 	cost := 0
 	for path, item := range sw.Paths.Paths {
-		for _, o := range []*spec.Operation{item.Get, item.Put, item.Post, item.Delete, item.Options, item.Head, item.Patch} {
-			if o == nil {
-				continue
-			}
+		for _, o := range operations(&item) {
 			b, err := json.Marshal(o)
 			if err != nil {
 				return nil, fmt.Errorf("encoding an operation of %q: %w", path, err)
