@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -37,17 +38,30 @@ type Answer struct {
 	// Body is the whole body.
 	Body []byte
 
-	path string // of the request
+	// Path is that of the request.
+	Path string
 }
 
 // Unexpected returns the error for an unexpected status.
 func (a *Answer) Unexpected() error {
-	return &Error{ReasonStatus, fmt.Errorf("getting %s: %d %s", a.path, a.Status, http.StatusText(a.Status))}
+	return &Error{ReasonStatus, fmt.Errorf("getting %s: %d %s", a.Path, a.Status, http.StatusText(a.Status))}
 }
 
 // Invalid returns the error for a response that cannot be parsed.
 func (a *Answer) Invalid(err error) error {
-	return &Error{ReasonInvalid, fmt.Errorf("reading %s: %w", a.path, err)}
+	return &Error{ReasonInvalid, fmt.Errorf("reading %s: %w", a.Path, brief(err))}
+}
+
+// maxText bounds the text of an error. Parsers quote what they cannot read, and a backend may send
+// megabytes of it, other ones each time. The text is kept, logged and shown.
+const maxText = 1 << 10
+
+// brief returns an error with at most so much text.
+func brief(err error) error {
+	if text := err.Error(); len(text) > maxText {
+		return errors.New(strings.ToValidUTF8(text[:maxText], "") + "…")
+	}
+	return err
 }
 
 // maxDepth bounds how deep objects and lists are nested. Kubernetes' own documents have 9 levels,
@@ -154,7 +168,7 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	case err != nil:
 		return Answer{}, broken(ctx, q, err)
 	}
-	return Answer{Status: res.StatusCode, Header: res.Header, Body: body, path: q.Path}, nil
+	return Answer{Status: res.StatusCode, Header: res.Header, Body: body, Path: q.Path}, nil
 }
 
 func newRequest(ctx context.Context, q Question) *http.Request {
@@ -174,7 +188,7 @@ func broken(ctx context.Context, q Question, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		reason = ReasonTimeout
 	}
-	return &Error{reason, fmt.Errorf("getting %s: %w", q.Path, err)}
+	return &Error{reason, fmt.Errorf("getting %s: %w", q.Path, brief(err))}
 }
 
 func tooLarge(q Question, limit int64) error {

@@ -206,6 +206,7 @@ func TestDenseDocuments(t *testing.T) {
 		"subresources":      group(`{"subresources":[` + many("{}", maxObjects) + `]}`),
 		"verbs":             group(`{"verbs":[` + many(`""`, maxValues+2) + `]}`),
 		"legacy":            legacy(many("{}", maxObjects)),
+		"a long kind":       saying(http.StatusOK, aggregatedJSON, []byte(`{"kind":"`+strings.Repeat("a", 1<<20)+`","apiVersion":"apidiscovery.k8s.io/v2"}`)),
 		"legacy verbs":      legacy(`{"verbs":[` + many(`""`, maxValues+2) + `]}`),
 		"unasked: protobuf": saying(http.StatusOK, runtime.ContentTypeProtobuf+aggregatedParams, proto.body.Bytes()),
 	} {
@@ -222,8 +223,8 @@ func TestDenseDocuments(t *testing.T) {
 			goruntime.ReadMemStats(&m)
 			known, _, err = st.d.ask(t.Context(), known, st.Table().Entries())
 			goruntime.ReadMemStats(&later)
-			if failed, ok := errors.AsType[*documents.Error](err); !ok || failed.Reason != documents.ReasonInvalid {
-				t.Errorf("it is refused as %v", err)
+			if failed, ok := errors.AsType[*documents.Error](err); !ok || failed.Reason != documents.ReasonInvalid || len(err.Error()) > 2<<10 {
+				t.Errorf("it is refused as %.2000v", err)
 			}
 			if known.versions[st.Table().Entries()[0].GroupVersion].doc != before {
 				t.Error("the resources have changed")

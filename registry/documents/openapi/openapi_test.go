@@ -94,6 +94,8 @@ func TestBadSpecs(t *testing.T) {
 		"all values": only("/openapi/v2", serving(good), only("/openapi/v3",
 			saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`),
 			saying(http.StatusOK, `{"openapi":"3.0.0","x-a":[0`+strings.Repeat(",0", maxValues+1)+`]}`))),
+		"long version": only("/openapi/v2", serving(good), only("/openapi/v3",
+			saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`), saying(http.StatusOK, `{"openapi":"`+strings.Repeat("2", 1<<20)+`"}`))),
 		"huge document": only("/openapi/v2", serving(good), only("/openapi/v3",
 			saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`),
 			saying(http.StatusOK, `{"openapi":"3.0.0"}`+strings.Repeat(" ", maxDocument)))),
@@ -127,8 +129,8 @@ func TestBadSpecs(t *testing.T) {
 					t.Errorf("status in the order %+v", s.o.Status())
 				}
 				for _, st := range s.o.Status() {
-					if bad := !strings.HasPrefix(st.Name, "v1.good"); bad != (st.Reason != "") {
-						t.Errorf("status %+v", st)
+					if bad := !strings.HasPrefix(st.Name, "v1.good"); bad != (st.Reason != "") || len(st.Message) > 5<<10 {
+						t.Errorf("status %.2000v", st)
 					}
 				}
 			})

@@ -101,7 +101,7 @@ func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err er
 		return nil, err
 	}
 	if body, err = to(body); err != nil {
-		return nil, fmt.Errorf("converting to protobuf: %w", err)
+		return nil, invalid("document for its protobuf form", err)
 	}
 	return pack(body), nil
 }
@@ -371,18 +371,20 @@ func (q *question) convert(ctx context.Context, from *packed, gv schema.GroupVer
 		sw, err = filterRemote(sw, []schema.GroupVersion{gv})
 	}
 	if err != nil {
-		return nil, invalid(err)
+		return nil, invalid("/openapi/v2", err)
 	}
 	if len(sw.Paths.Paths) == 0 {
 		return nil, nil
 	}
 	v3, err := toV3(sw)
 	if err != nil {
-		return nil, invalid(err)
+		return nil, invalid("/openapi/v2", err)
 	}
 	return v3, nil
 }
 
-func invalid(err error) error {
-	return &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("converting /openapi/v2: %w", err)}
+// invalid returns the error for a document that cannot be converted.
+func invalid(what string, err error) error {
+	a := documents.Answer{Path: what}
+	return a.Invalid(fmt.Errorf("converting: %w", err))
 }
