@@ -170,9 +170,10 @@ func (r *frameRequest) refuse(err *apierrors.StatusError) h2.Plan {
 	return r.prepared(readyAnswer(err))
 }
 
-// prepared returns a plan that sends a prepared response.
+// prepared returns a plan that sends a prepared response, with the time limit of limitReading.
 func (r *frameRequest) prepared(a *h2.Answer) h2.Plan {
-	return h2.Plan{Answer: a, Set: r.answerFields(), Done: r.done, GoAway: r.l.p.goAway()}
+	p := r.l.p
+	return h2.Plan{Answer: a, Set: r.answerFields(), Done: r.done, GoAway: p.goAway(), Deadline: p.pageTime + p.unreadRest}
 }
 
 // refuseGivenUp uses Proxy.ServeHTTP only where it must: these refusals have to be cheap.

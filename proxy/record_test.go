@@ -207,6 +207,23 @@ func TestReadyDocument(t *testing.T) {
 	})
 }
 
+// A rendered document has no handler, and the same time limit.
+func TestUnreadReadyDocument(t *testing.T) {
+	t.Parallel() // it waits most of the time
+	access, seen := newLog(t)
+	body := make([]byte, 64<<20) // more than any window and socket holds
+	document := &h2.Answer{Status: 200, Body: body, Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "67108864"}}}
+	w := newWorld(t, worldConfig{access: access, documents: http.NotFoundHandler(), ready: func(*Head) *h2.Answer { return document }})
+	w.proxy.pageTime, w.proxy.unreadRest = 250*time.Millisecond, 50*time.Millisecond
+	res := must.Get(w.httpClient(t, "h2", nil).Do(w.as(t, "bob", "GET", "/apis", nil)))(t)
+	defer res.Body.Close()
+	select {
+	case <-seen:
+	case <-time.After(10 * time.Second):
+		t.Error("the document is still sent")
+	}
+}
+
 // A request without a connection waits for a dial, and the access log shows for how long.
 func TestAccessLogKnowsTheWait(t *testing.T) {
 	access, seen := newLog(t)
