@@ -25,8 +25,7 @@ type choice struct {
 }
 
 const (
-	// maxAccepts bounds the cached Accept fields. A cluster's clients use a dozen; others are
-	// negotiated each time.
+	// maxAccepts bounds the cached Accept fields. A cluster's clients use a dozen.
 	maxAccepts = 128
 	// maxAccept bounds the length of a cached field.
 	maxAccept = 512
@@ -76,12 +75,9 @@ func (n *negotiator) remember(accept string, c choice) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	next := map[string]choice{}
-	if known := n.known.Load(); known != nil {
-		if len(*known) >= maxAccepts {
-			return
-		}
+	if known := n.known.Load(); known != nil && len(*known) < maxAccepts {
 		next = maps.Clone(*known)
-	}
+	} // else it begins anew: one client may have filled it with fields that nobody sends again
 	next[strings.Clone(accept)] = c
 	n.known.Store(&next)
 }

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"compress/gzip"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -292,6 +293,24 @@ func TestNotRendered(t *testing.T) {
 		early.make(Config{})
 		if early.d.Rendered("/apis", "", nil) != nil {
 			t.Error("answered before the first document")
+		}
+	})
+}
+
+// A client that sends many different Accept fields does not keep those of others from the rendered
+// documents for ever.
+func TestManyAccepts(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		opened(s)
+		for i := range 2 * maxAccepts {
+			s.get("/apis", http.Header{"Accept": {fmt.Sprintf("application/json;n=%d", i)}})
+		}
+		s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
+		if s.d.Rendered("/apis", "", []hpack.HeaderField{{Name: "accept", Value: aggregatedJSON}}) == nil {
+			t.Error("not rendered, although requested before")
+		}
+		if n := len(*s.d.root.known.Load()); n > maxAccepts {
+			t.Errorf("%d Accept fields are remembered", n)
 		}
 	})
 }
