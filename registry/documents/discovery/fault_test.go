@@ -40,10 +40,11 @@ func TestTooLargeHasNoTag(t *testing.T) {
 	entries := []*registry.Entry{{Name: "v1.own.example.com", GroupVersion: schema.GroupVersion{Group: "own.example.com", Version: "v1"}}}
 	known := &state{}
 	for _, tt := range []struct {
+		text string
 		size int
 		fits bool
-	}{{1, true}, {maxVersion, false}, {1, true}} {
-		next, err := taken(known, entries, byGroupVersion(listOf("own.example.com/v1="+strings.Repeat("a", tt.size))), `"tag"`)
+	}{{"a", 1, true}, {"a", maxVersion, false}, {"a", maxVersion / 4, true}, {"<", maxVersion / 4, false}, {"a", 1, true}} {
+		next, err := taken(known, entries, byGroupVersion(listOf("own.example.com/v1="+strings.Repeat(tt.text, tt.size))), `"tag"`)
 		if (err == nil) != tt.fits || covers(next, entries) != tt.fits {
 			t.Errorf("%d bytes: %v, requested with its tag: %v", tt.size, err, covers(next, entries))
 		}

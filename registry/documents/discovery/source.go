@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"mime"
@@ -21,8 +22,9 @@ import (
 )
 
 const (
-	// maxVersion bounds one group-version's part of the document, encoded: every client of the
-	// cluster downloads it. The largest part in Kubernetes, core, takes 15 KB.
+	// maxVersion bounds one group-version's part of the document as JSON, which escapes what a
+	// backend need not: every client of the cluster downloads it. The largest part in Kubernetes,
+	// core, takes 15 KB.
 	maxVersion = 4 << 20
 	// maxObjects and maxValues bound the memory of a backend's decoded document: some 140 MB. Of
 	// objects of two bytes, 8 MiB took 2.3 GB. A thousand custom resources have 4,000 objects and
@@ -187,8 +189,8 @@ func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]
 func accept(old version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery, now time.Time) *version {
 	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
 	repair(doc)
-	if size := doc.Size(); size > maxVersion {
-		old.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d bytes of resources, at most %d", gv, size, maxVersion)}
+	if text, _ := json.Marshal(doc); len(text) > maxVersion { // it cannot fail
+		old.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d bytes of resources, at most %d", gv, len(text), maxVersion)}
 		return &old
 	}
 	if old.doc != nil && apiequality.Semantic.DeepEqual(old.doc, doc) {
