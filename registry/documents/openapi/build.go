@@ -25,7 +25,8 @@ type built struct {
 }
 
 // restFactor is how long a merged document stays good enough, as a multiple of the time it took to
-// merge: in a storm of CRDs, merging for every request would take all CPU.
+// merge: in a storm of CRDs, merging for every request would take all CPU. A backend rests as long
+// after its documents were decoded.
 const restFactor = 4
 
 var errNotYet = errors.New("the local apiserver's OpenAPI is not known yet")

@@ -1,12 +1,16 @@
 package openapi
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
 	"google.golang.org/protobuf/proto"
@@ -91,5 +95,40 @@ func TestNoProtobuf(t *testing.T) {
 			names = append(names, d.GetName())
 		}
 		check.Same(t, []string{"def.apps/v1", "def.good.example.com/v1"}, names, "definitions in protobuf, which is answered %d", w.Code)
+	})
+}
+
+// A backend whose document is costly rests for four times as long, however often it recovers.
+func TestCostlyDocumentsRest(t *testing.T) {
+	s := newStage(t)
+	s.Claim("a.example.com/v1", "a", 100, 10)
+	doc := specOf(define("a.example.com/v1", "as"))
+	all := make([]object, 5000)
+	for i := range all {
+		all[i] = object{"type": "object"}
+	}
+	doc["definitions"].(object)["def.a.example.com/v1"].(object)["allOf"] = all
+	s.Set("a", only("/openapi/v2", saying(http.StatusOK, string(must.Get(json.Marshal(doc))(t))), serving()))
+	next, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
+	must.Do(t, err)
+	if rest := next.rested.Sub(next.confirmed); rest < time.Millisecond { // it took some 50
+		t.Errorf("after 5,000 objects it rests for %s", rest)
+	}
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.host("a", define("a.example.com/v1", "as"))
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			_, _, _ = s.o.ask(t.Context(), &state{rested: time.Now().Add(10 * time.Second)}, s.Table().Entries())
+		})
+		s.pass(9 * time.Second)
+		check.Same(t, 0, len(s.Questions("a")), "questions before its time")
+		asking.Wait()
+		check.Same(t, 3, len(s.Questions("a")), "questions then")
+
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		if _, _, err := s.o.ask(gone, &state{rested: time.Now().Add(time.Hour)}, s.Table().Entries()); !errors.Is(err, context.Canceled) {
+			t.Errorf("a backend that has left: %v", err)
+		}
 	})
 }

@@ -50,6 +50,8 @@ type state struct {
 	versions  map[schema.GroupVersion]version
 	confirmed time.Time
 	err       error
+	// rested is when the backend may be asked again: its documents may have been costly.
+	rested time.Time
 }
 
 // version is what a backend has said about one group-version. It keeps it while the backend is not
@@ -112,7 +114,8 @@ type question struct {
 	do    documents.Do
 	own   []schema.GroupVersion
 	known *state
-	now   []version // by index in own
+	now   []version     // by index in own
+	busy  time.Duration // with documents that were decoded
 }
 
 // question begins a poll: the v2 documents stay until there are others.
@@ -127,6 +130,11 @@ func (o *OpenAPI) question(do documents.Do, known *state, own ...schema.GroupVer
 
 // ask asks a backend for its documents. Those that it cannot give now stay as they were.
 func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
+	select { // it is asked after each recovery, and may recover every second
+	case <-time.After(time.Until(known.rested)):
+	case <-whole.Done():
+		return nil, false, whole.Err()
+	}
 	ctx, cancel := context.WithTimeout(whole, fetchTimeout)
 	defer cancel()
 	var own []schema.GroupVersion
@@ -165,6 +173,7 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 	if next.err = errors.Join(err3, err2); next.err == nil {
 		next.confirmed = time.Now()
 	}
+	next.rested = time.Now().Add(restFactor * q.busy)
 	o.report(entries[0], known.err, next.err)
 	return next, changed, next.err
 }
@@ -280,7 +289,7 @@ func (q *question) spec(ctx context.Context) error {
 	case a.Status != http.StatusOK:
 		return a.Unexpected()
 	}
-	release, err := q.o.begin(ctx)
+	release, err := q.begin(ctx)
 	if err != nil {
 		return err
 	}
@@ -335,6 +344,16 @@ func (o *OpenAPI) begin(ctx context.Context) (release func(), err error) {
 	}
 }
 
+// begin is OpenAPI.begin. It counts the time until the place is released.
+func (q *question) begin(ctx context.Context) (release func(), err error) {
+	leave, err := q.o.begin(ctx)
+	begun := time.Now()
+	return func() {
+		q.busy += time.Since(begun)
+		leave()
+	}, err
+}
+
 // converted makes v3 documents from v2 if the backend has no v3. This loses something, as in
 // kube-aggregator.
 func (q *question) converted(ctx context.Context) error {
@@ -361,7 +380,7 @@ func (q *question) converted(ctx context.Context) error {
 // convert makes the v3 document of one group-version, nil if it has no paths. Between two, others
 // may decode theirs.
 func (q *question) convert(ctx context.Context, from *packed, gv schema.GroupVersion) ([]byte, error) {
-	release, err := q.o.begin(ctx)
+	release, err := q.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
