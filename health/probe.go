@@ -42,13 +42,13 @@ func probeURL(e *registry.Entry, address string) *url.URL {
 
 // open dials a connection for claims. elapsed is the part of the timeout that is used up already.
 func (t *target) open(ctx context.Context, elapsed time.Duration) (f finding) {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout-elapsed)
-	defer cancel()
-	leave, err := t.prober.gate.enter(ctx)
+	leave, err := t.prober.gate.enter(ctx) // before the timeout: the wait is not the endpoint's fault
 	if err != nil {
 		return finding{err: err, failures: 1}
 	}
 	defer leave()
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout-elapsed)
+	defer cancel()
 	start := time.Now()
 	trust, err := t.prober.config.TLS(t.key.backend.Owner, t.key.backend)
 	if err != nil {

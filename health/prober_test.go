@@ -1,7 +1,9 @@
 package health
 
 import (
+	"context"
 	"errors"
+	"net"
 	"net/http"
 	"sync/atomic"
 	"testing"
@@ -387,6 +389,37 @@ func TestStartIsSpread(t *testing.T) {
 		pass(1600 * time.Millisecond)
 		if n := b.dials(); n < 1000 {
 			t.Errorf("%d probes after 1.6 s: silent backends delay others", n)
+		}
+	})
+}
+
+// While many others hang, a probe waits longer for its turn than it may take. That says nothing
+// about its endpoint, not even about a distant one.
+func TestWaitingForATurnIsNoFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		distant := func(c *Config) {
+			dial := c.Dial
+			c.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				<-time.After(300 * time.Millisecond)
+				return dial(ctx, network, address)
+			}
+		}
+		b, _ := served(t, []*registry.Entry{entry(at)}, newBackend().ServeHTTP, distant)
+		pass(time.Second)
+		for range gateSlots {
+			b.gate <- struct{}{}
+		}
+		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
+		pass(2 * probeTimeout)
+		for range gateSlots {
+			<-b.gate
+		}
+		pass(time.Second)
+		if got := b.notes.all(); len(got) != 1 {
+			t.Errorf("reported %+v", got)
+		}
+		if n := b.dials(); n < 3 {
+			t.Errorf("%d probes, want at least two for the signal", n)
 		}
 	})
 }
