@@ -2,10 +2,57 @@ package main
 
 import (
 	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
+
+// firstVerdicts is how long readiness waits, once, for the first verdicts: until then requests to
+// extension servers get 503. A backend that hangs has none for seconds, and must not keep a replica
+// from serving the others. Discovery waits as long for its documents.
+const firstVerdicts = 2 * time.Second
+
+var (
+	errNoTable    = errors.New("the table of APIServices is not complete")
+	errNoVerdicts = errors.New("not every APIService has been probed yet")
+	errNoNames    = errors.New("ConfigMap " + authConfigMap().String() + " is not read")
+)
+
+// tableReady makes the check of the table.
+func tableReady(table func() *registry.Table) func(*http.Request) error {
+	until := sync.OnceValue(func() time.Time { return time.Now().Add(firstVerdicts) })
+	var passed atomic.Bool
+	return func(*http.Request) error {
+		t := table()
+		switch {
+		case passed.Load():
+			return nil
+		case !t.Complete():
+			return errNoTable
+		case slices.ContainsFunc(t.Entries(), unprobed) && time.Now().Before(until()):
+			return errNoVerdicts
+		}
+		passed.Store(true)
+		return nil
+	}
+}
+
+func unprobed(e *registry.Entry) bool { return e.Verdict.Status == "" }
+
+// namesReady reports whether the header names that must be stripped are known.
+func (d *door) namesReady(*http.Request) error {
+	if _, known := d.targetNames(); !known {
+		return errNoNames
+	}
+	return nil
+}
 
 // lookUnready is the interval between readiness checks while this process is not ready: short,
 // because units ordered after this one wait for it. lookReady is the interval while it is ready,

@@ -9,12 +9,16 @@ import (
 	"net/http"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -136,6 +140,50 @@ func TestUnreadySendsClientsAway(t *testing.T) {
 	}
 	ill.Store(false)
 	becomesReady()
+}
+
+// A replica that has just started is ready when it has probed each APIService once, or after two
+// seconds, and later ones do not count.
+func TestReadyWithVerdicts(t *testing.T) {
+	in := registry.Input{Options: &registry.Options{Directory: true, AllowURLs: true}, APIServices: map[string]*apiregistrationv1.APIService{}, Complete: true, Now: time.Now()}
+	add := func(group string, annotations map[string]string) {
+		in.APIServices["v1."+group] = &apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: "v1." + group, Annotations: annotations}, Spec: apiregistrationv1.APIServiceSpec{Group: group, Version: "v1"},
+		}
+	}
+	add("local.example.com", nil)
+	local := registry.Build(in, nil)
+	add("remote.example.com", map[string]string{"fairlead.dev/url": "https://10.0.0.1"})
+	unprobed := registry.Build(in, local)
+	e := unprobed.Entries()[1]
+	in.Reports = []registry.Report{{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: registry.Unhealthy}}
+	probed := registry.Build(in, unprobed)
+	for _, tc := range []struct {
+		name   string
+		tables []*registry.Table // one after the other
+		after  time.Duration     // between two
+		want   []error
+	}{
+		{"nothing is known", []*registry.Table{registry.Build(registry.Input{}, nil)}, 0, []error{errNoTable}},
+		{"nothing to probe", []*registry.Table{local}, 0, []error{nil}},
+		{"probed", []*registry.Table{unprobed, unprobed, probed}, firstVerdicts / 3, []error{errNoVerdicts, errNoVerdicts, nil}},
+		{"no verdict", []*registry.Table{unprobed, unprobed, unprobed}, firstVerdicts / 2, []error{errNoVerdicts, errNoVerdicts, nil}},
+		{"a later one", []*registry.Table{local, unprobed}, 0, []error{nil, nil}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var table *registry.Table
+				ready := tableReady(func() *registry.Table { return table })
+				for i := range tc.tables {
+					table = tc.tables[i]
+					if err := ready(nil); !errors.Is(err, tc.want[i]) {
+						t.Errorf("table %d: %v, want %v", i, err, tc.want[i])
+					}
+					<-time.After(tc.after)
+				}
+			})
+		})
+	}
 }
 
 // With --http2=false, clients are offered only HTTP/1.1.

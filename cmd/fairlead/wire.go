@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -181,7 +180,7 @@ func (d *door) makeProxy(context.Context) error {
 	}
 	d.may = may.Upstream()
 	d.live = &health.Checks{Name: "livez", Logger: d.log}
-	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "discovery", Func: d.discoveryReady}, {Name: "authentication-configmap", Func: d.namesReady}}, Logger: d.log}
+	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: tableReady(d.registry.Table)}, {Name: "discovery", Func: d.discoveryReady}, {Name: "authentication-configmap", Func: d.namesReady}}, Logger: d.log}
 	if d.local != nil {
 		d.ready.List = append(d.ready.List, health.Check{Name: "local-apiserver", Func: d.localReady})
 	}
@@ -224,25 +223,6 @@ type target struct {
 
 func headerNames(o *options) authn.HeaderNames {
 	return authn.HeaderNames{Username: o.usernameHeaders, UID: o.uidHeaders, Group: o.groupHeaders, ExtraPrefix: o.extraHeaderPrefixes}
-}
-
-var errNoTable = errors.New("the table of APIServices is not complete")
-
-func (d *door) tableReady(*http.Request) error {
-	if !d.registry.Table().Complete() {
-		return errNoTable
-	}
-	return nil
-}
-
-var errNoNames = errors.New("ConfigMap " + authConfigMap().String() + " is not read")
-
-// namesReady reports whether the header names that must be stripped are known.
-func (d *door) namesReady(*http.Request) error {
-	if _, known := d.certs.Clients().Headers(); !known {
-		return errNoNames
-	}
-	return nil
 }
 
 func (d *door) localReady(*http.Request) error { return d.local.Ready() }
