@@ -37,11 +37,13 @@ type endpoint struct {
 	// via is the carrier's endpoint, whose HTTP/2 connections carry the requests. Nil means that
 	// the endpoint has its own. Set with Pools.mu held.
 	via atomic.Pointer[endpoint]
+	// gone is canceled by remove, with mu held.
+	gone  context.Context
+	leave context.CancelFunc
 
 	// mu guards the fields below. It is never held during I/O.
-	mu      sync.Mutex
-	plain   *plain // HTTP/1.1 connections; nil if there are none since the last drain
-	removed bool
+	mu    sync.Mutex
+	plain *plain // HTTP/1.1 connections; nil if there are none since the last drain
 	// changed is closed when older connections must take no new requests. It is then replaced.
 	changed chan struct{}
 	// verdict is canceled by eject, when the endpoint becomes unhealthy while others are not. It is
@@ -53,6 +55,7 @@ type endpoint struct {
 func newEndpoint(u *Upstream, address string) *endpoint {
 	e := &endpoint{up: u, address: address, changed: make(chan struct{})}
 	e.verdict, e.ejected = context.WithCancel(context.Background())
+	e.gone, e.leave = context.WithCancel(context.Background())
 	return e
 }
 
@@ -70,7 +73,7 @@ func (e *endpoint) lost() { e.suspicion.doubt(e.up.target.doubt) }
 // drain lets connections finish their requests and take no new ones.
 func (e *endpoint) drain() {
 	e.mu.Lock()
-	if !e.removed { // otherwise changed stays closed
+	if e.gone.Err() == nil { // otherwise changed stays closed
 		close(e.changed)
 		e.changed = make(chan struct{})
 	}
@@ -80,11 +83,12 @@ func (e *endpoint) drain() {
 	old.retire()
 }
 
-// remove drains an endpoint that is gone for good.
+// remove drains an endpoint that is gone for good, and ends dials to it: the requests that wait for
+// them choose again.
 func (e *endpoint) remove() {
 	e.mu.Lock()
-	if !e.removed {
-		e.removed = true
+	if e.gone.Err() == nil {
+		e.leave()
 		close(e.changed)
 	}
 	old := e.plain

@@ -38,7 +38,7 @@ type plain struct {
 func (e *endpoint) http1() *plain {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.plain == nil && !e.removed {
+	if e.plain == nil && e.gone.Err() == nil {
 		p := &plain{e: e, dialing: make(chan struct{}, maxDialing)}
 		var protocols http.Protocols
 		protocols.SetHTTP1(true)

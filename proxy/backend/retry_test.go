@@ -256,9 +256,9 @@ func TestBlackhole(t *testing.T) {
 	}
 }
 
-// Learning the protocol and an upgrade also leave a silent endpoint as early.
-func TestSilentHandshake(t *testing.T) {
-	for name, dial := range map[string]func(context.Context, *Upstream) error{
+// dials are what a dial may be for beside a request.
+func dials() map[string]func(context.Context, *Upstream) error {
+	return map[string]func(context.Context, *Upstream) error{
 		"learning": func(ctx context.Context, u *Upstream) error { return u.Learn(ctx) },
 		"upgrade": func(ctx context.Context, u *Upstream) error {
 			c, err := u.DialUpgrade(ctx)
@@ -267,7 +267,40 @@ func TestSilentHandshake(t *testing.T) {
 			}
 			return err
 		},
-	} {
+	}
+}
+
+// Nothing waits for a dial to an endpoint that leaves the table meanwhile, if there is another one.
+func TestEndpointLeavesDuringADial(t *testing.T) {
+	all := dials()
+	all["request"] = func(ctx context.Context, u *Upstream) error {
+		res, err := u.RoundTrip(newRequest(t, http.MethodPost, "").WithContext(ctx), false)
+		if err == nil {
+			err = res.Body.Close()
+		}
+		return err
+	}
+	for name, dial := range all {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n, f := newMemoryFixture(t)
+				n.silent["10.0.0.1:443"] = true
+				n.serve("10.0.0.2:443", protoH1, nil)
+				e := f.set(healthy("10.0.0.1:443"))
+				start := time.Now()
+				time.AfterFunc(time.Second, func() { f.set(healthy("10.0.0.2:443")) })
+				if err := dial(t.Context(), f.Upstream(e)); err != nil || time.Since(start) != time.Second {
+					t.Errorf("got %v after %v, want an answer after 1 s", err, time.Since(start))
+				}
+				check.Same(t, 0, f.signals.count("10.0.0.1:443"), "signals")
+			})
+		})
+	}
+}
+
+// Learning the protocol and an upgrade also leave a silent endpoint as early.
+func TestSilentHandshake(t *testing.T) {
+	for name, dial := range dials() {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n, f := newMemoryFixture(t)

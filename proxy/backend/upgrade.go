@@ -93,10 +93,11 @@ func (u *Upstream) dialAny(ctx context.Context, protocols ...string) (conn *Conn
 func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocols ...string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
+	defer context.AfterFunc(e.gone, cancel)() //nolint:contextcheck // it only ends ctx
 	e.mu.Lock()
-	changed, removed := e.changed, e.removed
+	changed := e.changed
 	e.mu.Unlock()
-	if removed {
+	if e.gone.Err() != nil {
 		return nil, &dialError{dialConnect, errGone}
 	}
 	e.suspicion.dialStarted()
