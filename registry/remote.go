@@ -33,6 +33,9 @@ func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 	for _, why := range found.refused {
 		e.Problems = append(e.Problems, "endpoint refused: "+why)
 	}
+	if found.unused > 0 {
+		e.Problems = append(e.Problems, fmt.Sprintf("its Service has more than %d endpoints: the others are not used", maxEndpoints))
+	}
 	if src.ca != nil && src.ca.err == nil && src.ca.skipped > 0 {
 		e.Problems = append(e.Problems, fmt.Sprintf("caBundle: %d PEM blocks are not valid certificates; they are ignored", src.ca.skipped))
 	}

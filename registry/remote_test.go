@@ -3,10 +3,18 @@ package registry
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // A recurring fault has a constant message, though the original differs in our port and in times.
@@ -37,5 +45,50 @@ func TestMessagesAreSteady(t *testing.T) {
 	}
 	if got := normalizeCause(strings.Repeat("ü", 600)); len(got) != 1024+len("…") || !utf8.ValidString(got) {
 		t.Errorf("a message of %d bytes", len(got))
+	}
+}
+
+// Whoever writes EndpointSlices may write any number of endpoints. Only so many are used, the ready
+// ones before others.
+func TestEndpointsAreBounded(t *testing.T) {
+	slice := func(from, n int, ready bool) *discoveryv1.EndpointSlice {
+		s := &discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Port: new(int32(443))}}}
+		for i := range n {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+				Addresses:  []string{fmt.Sprintf("10.0.%d.%d", (from+i)/100, (from+i)%100)},
+				Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: new(true), Terminating: new(!ready)},
+			})
+		}
+		return s
+	}
+	all := slice(0, maxEndpoints, true)
+	tooMany := []string{"its Service has more than 1000 endpoints: the others are not used"}
+	key := types.NamespacedName{Namespace: "default", Name: "ext"}
+	api := &apiregistrationv1.APIService{Spec: apiregistrationv1.APIServiceSpec{
+		Group: "example.com", Version: "v1", Service: &apiregistrationv1.ServiceReference{Namespace: key.Namespace, Name: key.Name},
+	}}
+	api.Name = "v1.example.com"
+	service := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}}}
+	for _, tt := range []struct {
+		name     string
+		slices   []*discoveryv1.EndpointSlice
+		problems []string
+	}{
+		{"as many as allowed", []*discoveryv1.EndpointSlice{all}, nil},
+		{"the same twice", []*discoveryv1.EndpointSlice{all, all}, nil},
+		{"one more", []*discoveryv1.EndpointSlice{slice(maxEndpoints, 1, true), all}, tooMany},
+		{"terminating ones", []*discoveryv1.EndpointSlice{slice(maxEndpoints, maxEndpoints, false), all}, tooMany},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := Build(Input{
+				APIServices: map[string]*apiregistrationv1.APIService{api.Name: api}, Services: map[types.NamespacedName]*corev1.Service{key: service},
+				Slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: tt.slices}, Complete: true,
+			}, nil).Entries()[0]
+			check.Same(t, maxEndpoints, len(e.Endpoints), "endpoints that are used")
+			check.Same(t, tt.problems, e.Problems, "problems")
+			if slices.ContainsFunc(e.Endpoints, func(ep Endpoint) bool { return ep.Terminating }) {
+				t.Error("a terminating one is used instead of a ready one")
+			}
+		})
 	}
 }

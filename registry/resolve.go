@@ -21,6 +21,8 @@ type resolution struct {
 	fault Verdict
 	// refused lists addresses that must not be dialled, each with the reason.
 	refused []string
+	// unused is how many endpoints there are beyond maxEndpoints.
+	unused int
 }
 
 // resolver finds the endpoints of one APIService's Service. The order of its checks, their reasons
@@ -131,6 +133,8 @@ func (r *resolver) fromSlices(port string) resolution {
 		preferred = others
 	}
 	if res.endpoints = ordered(preferred); len(res.endpoints) > 0 {
+		res.unused = max(len(res.endpoints)-maxEndpoints, 0)
+		res.endpoints = res.endpoints[:len(res.endpoints)-res.unused]
 		return res
 	}
 	if len(res.refused) > 0 {
@@ -140,6 +144,11 @@ func (r *resolver) fromSlices(port string) resolution {
 	}
 	return fault(ReasonFailedDiscoveryCheck, "no endpoints available for service %q", r.ref.Name)
 }
+
+// maxEndpoints bounds the endpoints of an APIService. The authors of EndpointSlices decide how many
+// there are, and each is probed, compared with the others, and looked up whenever one changes. As
+// many fit into an Endpoints object.
+const maxEndpoints = 1000
 
 // maxRefused bounds how many refused addresses a message names.
 const maxRefused = 5
