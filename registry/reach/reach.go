@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 )
 
 // Rules say what may be dialled. A writer of EndpointSlices or Services chooses the addresses of
@@ -155,52 +154,6 @@ func numeric(label string) bool {
 	}
 	_, err := strconv.ParseUint(hex, 16, 64)
 	return hex == "" || err == nil
-}
-
-// Dial connects to an address, which is checked after resolution.
-//
-// Addresses that an egress proxy resolves cannot be checked here, so names are resolved here and
-// the proxy gets the address. Without AllowLoopback, a name that only the proxy can resolve is
-// unreachable: it could resolve to the proxy's own machine.
-func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	if r.Via == nil {
-		d := net.Dialer{
-			ControlContext: func(_ context.Context, _, to string, _ syscall.RawConn) error { return r.check(to) },
-		}
-		return d.DialContext(ctx, network, address) //nolint:wrapcheck // net's error, which says all
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, fmt.Errorf("dialling: %w", err)
-	}
-	if _, err := netip.ParseAddr(host); err == nil {
-		return r.through(ctx, network, address)
-	}
-	if r.AllowLoopback {
-		return r.Via(ctx, network, address)
-	}
-	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // a *net.DNSError, which says all
-	}
-	for _, a := range addresses {
-		var c net.Conn
-		if c, err = r.through(ctx, network, net.JoinHostPort(a.Unmap().String(), port)); err == nil {
-			return c, nil
-		}
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return nil, err
-}
-
-// through dials a literal address through the proxy.
-func (r *Rules) through(ctx context.Context, network, address string) (net.Conn, error) {
-	if err := r.check(address); err != nil {
-		return nil, err
-	}
-	return r.Via(ctx, network, address)
 }
 
 // check returns an error if a literal address is refused.

@@ -144,7 +144,11 @@ func TestEgressNamesAreResolvedHere(t *testing.T) {
 	}
 	asked = nil
 	// .invalid does not exist (RFC 6761 §6.4). A machine without DNS gets an error of DNS, too.
-	if _, err := r.Dial(t.Context(), "tcp", "inside.invalid:443"); err == nil || errors.Is(err, nobody) || asked != nil {
+	_, err := r.Dial(t.Context(), "tcp", "inside.invalid:443")
+	if !errors.As(err, new(*net.DNSError)) || !strings.HasPrefix(err.Error(), "dial tcp: lookup ") || errors.Is(err, nobody) || asked != nil {
 		t.Errorf("an unknown name: %v; the proxy got %q", err, asked)
+	}
+	if _, err := r.Dial(t.Context(), "tcp", "10.0.0.1"); err == nil || asked != nil {
+		t.Errorf("an address without a port: %v; the proxy got %q", err, asked)
 	}
 }
