@@ -42,6 +42,7 @@ const (
 	listening hostState = iota
 	refusing
 	vanished // packets are dropped
+	closing  // each connection is closed at once
 )
 
 func newCable() *cable { return &cable{hosts: map[string]*host{}} }
@@ -75,6 +76,9 @@ func (c *cable) dial(ctx context.Context, _, address string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: addr(address), Err: os.ErrDeadlineExceeded}
 	}
 	near, far := newPipe()
+	if h.state == closing {
+		return near, far.Close()
+	}
 	h.ends = append(h.ends, near, far)
 	h.accept <- far
 	return near, nil

@@ -3,6 +3,7 @@ package health
 import (
 	"errors"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +31,7 @@ const (
 	// handshakes at a millisecond, a fifth of a processor each. 400 endpoints that refuse are asked
 	// every 100 ms, 10,000 every 2.5 s. All claims of an endpoint share one connection, so each
 	// further claim costs a twentieth (oneMore) of the first: some 50 µs, against a handshake.
+	// Backends share this equally: whoever writes the EndpointSlices of one must not delay others.
 	dialShare  = 250 * time.Microsecond
 	probeShare = 5 * time.Millisecond
 	oneMore    = 20
@@ -156,7 +158,33 @@ func (c *claim) retry() time.Duration {
 	if c.trouble == answered {
 		pause, share = max(pause, c.started.Sub(c.since)/retryFraction), probeShare
 	}
-	return min(max(pause, time.Duration(c.target.prober.failing[c.trouble].Load())*share/oneMore), lastRetry)
+	return min(max(pause, time.Duration(c.target.prober.failing[c.trouble].of(c.target.key.backend))*share/oneMore), lastRetry)
+}
+
+// weights weigh the targets that fail in one way, by Backend: oneMore for a target with one failing
+// claim, and one more for each further claim.
+type weights struct {
+	mu sync.Mutex                  // guards by
+	by map[*registry.Backend]int64 // only those with some weight
+}
+
+func (w *weights) add(b *registry.Backend, weight int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.by == nil {
+		w.by = make(map[*registry.Backend]int64)
+	}
+	if w.by[b] += weight; w.by[b] == 0 {
+		delete(w.by, b)
+	}
+}
+
+// of returns the weight of all if each Backend weighed as much as b: by that, each gets an equal
+// share.
+func (w *weights) of(b *registry.Backend) int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.by[b] * int64(len(w.by))
 }
 
 // sendReport reports what is known, unless that was the last report already.

@@ -219,7 +219,7 @@ func (b *bench) wantNothing(t *testing.T, hosts ...*host) {
 		t.Errorf("%d APIServices left, %d with several endpoints", len(x.claims), len(x.compared))
 	}
 	for how := range b.failing {
-		check.Same(t, 0, b.failing[how].Load(), "failing in way %d", how)
+		check.Same(t, 0, len(b.failing[how].by), "failing in way %d", how)
 	}
 }
 

@@ -55,10 +55,8 @@ type Prober struct {
 	metrics *metrics
 	gate    gate
 	began   time.Time
-	watched atomic.Int64 // connections kept open, at most config.MaxWatched
-	// failing weighs the failing targets, by the way in which they fail: oneMore for a target with
-	// one failing claim, and one more for each further claim.
-	failing [troubles]atomic.Int64
+	watched atomic.Int64      // connections kept open, at most config.MaxWatched
+	failing [troubles]weights // of targets, by the way in which they fail
 	index   atomic.Pointer[index]
 	indexed chan struct{} // one slot: the index has changed
 }

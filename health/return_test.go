@@ -94,3 +94,26 @@ func TestManyThatAreDownAreNotHammered(t *testing.T) {
 		})
 	}
 }
+
+// An endpoint is used again as soon, while many endpoints of another Service answer badly.
+func TestBackBesideManyThatFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, s := single(t)
+		crowd := entry()
+		crowd.Name, crowd.Backend = "v1beta1.crowd", &registry.Backend{Service: "crowd"}
+		for i := range 400 {
+			address := fmt.Sprintf("10.1.%d.%d:443", i/100, i%100)
+			b.cable.host(address).set(closing)
+			crowd.Endpoints = append(crowd.Endpoints, registry.Endpoint{Address: address})
+		}
+		b.feed.set(b.feed.entries[0], crowd)
+		pass(10 * time.Second)
+		s.status.Store(http.StatusForbidden)
+		b.until(t, at, registry.Unhealthy, 12*time.Second)
+		pass(500 * time.Millisecond)
+		s.status.Store(0)
+		if took := b.until(t, at, registry.Healthy, time.Minute); took > 300*time.Millisecond {
+			t.Errorf("used again %v after it answered", took)
+		}
+	})
+}

@@ -283,7 +283,9 @@ func (t *target) end(r *round) {
 func (t *target) countFailing(now [troubles]int) {
 	weight := func(n int) int64 { return int64(min(n, 1)*(oneMore-1) + n) }
 	for how, n := range now {
-		t.prober.failing[how].Add(weight(n) - weight(t.failing[how]))
+		if was := t.failing[how]; n != was && trouble(how) != none {
+			t.prober.failing[how].add(t.key.backend, weight(n)-weight(was))
+		}
 	}
 	t.failing = now
 }
