@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"crypto/x509"
 	"io"
 	"net/http"
 	"testing"
@@ -120,6 +121,56 @@ func TestOverlapIsNobodyElses(t *testing.T) {
 	s.ends("whose trust has ended with the overlap", own)
 	s.goesOn("of the neighbour", neighbours)
 	check.Same(t, shared, s.conn(b), "a neighbour's connection")
+}
+
+// The end of trust in one connection, for example because the certificate that its server presented
+// has expired, ends nothing on another one to the same endpoint.
+func TestTrustOfOneConnection(t *testing.T) {
+	t.Parallel()
+	guards, more := make(chan chan struct{}, 10), make(chan struct{})
+	w := newWorld(t, worldConfig{guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) {
+		lost := make(chan struct{})
+		guards <- lost
+		return lost, func() {}
+	}, remote: func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery == "last" {
+			w.Header().Set("Connection", "close") // GOAWAY: the next request needs another connection
+			return
+		}
+		_, _ = io.WriteString(w, "ok")
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-r.Context().Done():
+		case <-more:
+			_, _ = io.WriteString(w, " more")
+		}
+	}})
+	c := w.httpClient(t, "h2", nil)
+	open := func(path string) *http.Response {
+		t.Helper()
+		res := must.Get(c.Do(w.as(t, "bob", "GET", remoteGV+path, nil)))(t)
+		t.Cleanup(func() { res.Body.Close() })
+		return res
+	}
+	open("/widgets?last") // learns the backend's protocol
+	for len(guards) > 0 {
+		<-guards
+	}
+	ends := open("/widgets?watch=1")
+	lost := <-guards
+	open("/widgets?last")
+	stays := []*http.Response{open("/widgets?watch=2"), open("/widgets/a/proxy/dump?x")}
+	<-guards
+	close(lost)
+	if body, err := io.ReadAll(ends.Body); err != nil || string(body) != "ok" {
+		t.Errorf("the watch without trust: %q, %v", body, err)
+	}
+	close(more)
+	for _, res := range stays {
+		if body, err := io.ReadAll(res.Body); err != nil || string(body) != "ok more" {
+			t.Errorf("%s on a trusted connection: %q, %v", res.Request.URL, body, err)
+		}
+	}
 }
 
 // An APIService changes its target while requests are under way: those that were sent are answered,

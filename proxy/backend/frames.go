@@ -64,8 +64,9 @@ func (e *endpoint) newFrames(via *h2.Endpoint) *h2.Endpoint {
 	}
 }
 
-// Dial is h2.Config.Dial for an endpoint whose Value is l. It retires the connection in the engine
-// when that must drain.
+// Dial is h2.Config.Dial for an endpoint whose Value is l. When the connection must drain, the
+// engine retires the endpoint. Long-running requests end only on a connection that is no longer
+// trusted: the server may have shown a newer certificate on others.
 func (l Lease) Dial(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 	e, shared := l.e, l.e.up.shared
 	conn, err := e.up.dialH2(ctx, e.address, wrap)
@@ -87,7 +88,7 @@ func (l Lease) Dial(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) ne
 			return
 		case <-conn.Cut:
 		}
-		shared.serving().Retire(ep, 0)
+		shared.serving().End(nil, conn.Conn)
 	}()
 	return conn.Conn, nil
 }

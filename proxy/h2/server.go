@@ -261,7 +261,8 @@ func (s *Server) Leave(of []*Upstream, on func(of *Upstream, c *tls.Conn)) {
 	}
 }
 
-// End ends an upstream's long-running requests on one connection; others continue to use it.
+// End ends an upstream's long-running requests on one connection, or those of all if of is nil;
+// others continue to use it.
 func (s *Server) End(of *Upstream, on *tls.Conn) {
 	for _, sh := range s.shards {
 		sh.lock()

@@ -35,7 +35,8 @@ func (e *Engine) Leave(of map[*Upstream]bool, on func(*Upstream, *Conn)) {
 	}
 }
 
-// EndOn ends an upstream's long-running requests on the connection for which which returns true.
+// EndOn ends the long-running requests on the connection for which which returns true: those of an
+// upstream, or all if of is nil.
 func (e *Engine) EndOn(which func(*Conn) bool, of *Upstream) {
 	if i := slices.IndexFunc(e.conns, func(c *Conn) bool { return c.pool != nil && which(c) }); i >= 0 {
 		e.cutLongRunning(e.conns[i], of, ReasonRetired)
