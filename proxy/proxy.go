@@ -34,6 +34,7 @@ type Proxy struct {
 	frames       *frames
 	copies       buffers
 	underWay     underWay
+	serving      atomic.Int64 // requests in ServeHTTP that are not recorded yet
 	// bodyTime, unreadRest, answerTime, halfOpen and pageTime are the constants, except in tests.
 	// proofs are the running proofs, by token.
 	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration
@@ -71,6 +72,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)
 	p.upgrades.Lend = true
 	p.ending, p.end = context.WithCancel(context.Background())
+	p.sessions.ending, p.sessions.end = context.WithCancel(context.Background())
 	p.impersonated = p.impersonation(http.HandlerFunc(p.serveImpersonated))
 	if cfg.Local != nil {
 		p.health = http.HandlerFunc(p.serveLocal)
@@ -149,6 +151,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r
 // serve is ServeHTTP for a request whose head arrived at that time.
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time) {
 	x := &exchange{p: p, head: headOf(r, arrived), conn: p.connOf(r)}
+	p.serving.Add(1)
+	defer p.serving.Add(-1)
 	rec := p.record(w, r, x)
 	defer rec.done()
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)

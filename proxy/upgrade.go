@@ -169,9 +169,14 @@ func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn,
 		p.log.Error("taking over a client's connection", "err", err)
 		panic(http.ErrAbortHandler)
 	}
-	defer client.Close()
-	end := p.sessions.add(client)
-	defer end()
+	over := func() {
+		_ = client.Close()
+		_ = conn.Close()
+	}
+	defer over()
+	p.sessions.open.Add(1)
+	defer p.sessions.open.Add(-1)
+	defer context.AfterFunc(p.sessions.ending, over)()
 	// The server's deadlines would end the session.
 	if err := client.SetDeadline(time.Time{}); err != nil {
 		return
@@ -186,10 +191,6 @@ func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn,
 	ended := make(chan error, 2)
 	go func() { ended <- pump(conn, rw, &note.up) }() // ends when either connection is closed
 	go func() { ended <- pump(client, br, &note.down) }()
-	over := func() {
-		_ = client.Close()
-		_ = conn.Close()
-	}
 	if err := <-ended; err != nil {
 		over()
 	}

@@ -5,6 +5,10 @@ import (
 	"time"
 )
 
+// recordTime limits the wait for the records of what the drain has cut: closing a connection whose
+// peer does not read takes 5 s (crypto/tls).
+const recordTime = 6 * time.Second
+
 // drain ends serving so that no client sees an error: first not ready, so that load balancers stop
 // sending; then GOAWAY; then requests in flight end in their own time. It blocks until all have
 // ended or the time limit is over. It is called once, after the signal.
@@ -26,8 +30,10 @@ func (d *door) drain() {
 	}
 	if n := d.proxy.Sessions(); n > 0 {
 		d.log.Info("draining: ending upgraded sessions", "sessions", n)
-		d.proxy.EndSessions()
 	}
+	last, stop := context.WithTimeout(context.Background(), recordTime)
+	defer stop()
+	d.proxy.EndSessions(last)
 	// The admin port goes last: it shows the drain.
 	_ = d.admin.Close()
 	d.log.Info("drained")
