@@ -269,12 +269,13 @@ func (l *link) finishWrite(buf []byte, err error) {
 	}
 }
 
-// taken returns how many bytes a connection's peer has acknowledged.
-func taken(c *engine.Conn) uint64 {
+// taken returns how many bytes a connection's peer has acknowledged, and whether all others are on
+// their way.
+func taken(c *engine.Conn) (n uint64, sent bool) {
 	if l := linkOf(c); l.raw != nil {
 		return l.raw.taken()
 	}
-	return 0
+	return 0, true
 }
 
 // unread reports whether input waits in a connection's socket.

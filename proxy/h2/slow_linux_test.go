@@ -55,6 +55,56 @@ func testSlowReaderIsNotStalled(t *testing.T, driver string) {
 	}
 }
 
+// slowly is a connection that is read at 800 KB/s.
+type slowly struct {
+	net.Conn
+	pace *time.Ticker
+}
+
+func (c slowly) Read(p []byte) (int, error) {
+	<-c.pace.C
+	return c.Conn.Read(p[:min(len(p), 16<<10)])
+}
+
+// The last response before GOAWAY reaches a slow client as a whole, although our socket accepted it
+// long before: if that was closed while the client still sends frames, the kernel would answer with
+// a reset, and drop the rest.
+func TestSlowReaderGetsItsLastResponse(t *testing.T) {
+	t.Parallel() // it waits most of the time
+	onRecordDrivers(t, testSlowReaderGetsItsLastResponse)
+}
+
+func testSlowReaderGetsItsLastResponse(t *testing.T, driver string) {
+	const size, window = 3 << 20, 64 << 20
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(bytes.Repeat([]byte("s"), size))
+	}), func(_ *Head, p *Plan) { p.GoAway = true })
+	raw := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", s.addr))(t)
+	t.Cleanup(func() { _ = raw.Close() })
+	_ = raw.(*net.TCPConn).SetReadBuffer(64 << 10)
+	pace := time.NewTicker(20 * time.Millisecond)
+	defer pace.Stop()
+	l := greet(t, tls.Client(slowly{raw, pace}, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))
+	must.Do(t, errors.Join(l.get("/"), l.fr.WriteWindowUpdate(0, window), l.fr.WriteWindowUpdate(1, window), l.w.Flush()))
+	got := 0
+	for {
+		f, err := l.fr.ReadFrame()
+		if err != nil {
+			t.Fatalf("%d of %d bytes: %v", got, size, err)
+		}
+		switch f := f.(type) {
+		case *http2.PingFrame:
+			err = l.fr.WritePing(true, f.Data)
+		case *http2.DataFrame:
+			got += len(f.Data())
+			if err = l.fr.WriteWindowUpdate(0, f.Length); f.StreamEnded() {
+				return
+			}
+		}
+		must.Do(t, errors.Join(err, l.w.Flush()))
+	}
+}
+
 // paused reports whether the loops have stopped reading a connection.
 func (s *stand) paused() (some bool) {
 	for _, sh := range s.server.shards {

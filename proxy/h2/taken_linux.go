@@ -2,12 +2,13 @@ package h2
 
 import "golang.org/x/sys/unix"
 
-// taken returns how many bytes the peer has acknowledged. What our own socket accepts says little,
-// since it buffers megabytes. Zero means unknown.
-func (r *rawConn) taken() (n uint64) {
+// taken returns how many bytes the peer has acknowledged, and whether all others are on their way.
+// What our own socket accepts says little, since it buffers megabytes. Zero and true mean unknown.
+func (r *rawConn) taken() (n uint64, sent bool) {
+	sent = true
 	ask := func(fd uintptr) {
 		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			n = info.Bytes_acked
+			n, sent = info.Bytes_acked, info.Notsent_bytes == 0
 		}
 	}
 	r.mu.Lock()
@@ -19,5 +20,5 @@ func (r *rawConn) taken() (n uint64) {
 	if !owned && r.sys != nil {
 		_ = r.sys.Control(ask)
 	}
-	return n
+	return n, sent
 }

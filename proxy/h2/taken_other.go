@@ -2,5 +2,6 @@
 
 package h2
 
-// taken returns how many bytes the peer has acknowledged. Zero means unknown.
-func (*rawConn) taken() uint64 { return 0 }
+// taken returns how many bytes the peer has acknowledged, and whether all others are on their way.
+// Zero and true mean unknown.
+func (*rawConn) taken() (n uint64, sent bool) { return 0, true }

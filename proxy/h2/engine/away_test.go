@@ -54,6 +54,46 @@ func TestSendAway(t *testing.T) {
 	}
 }
 
+// A connection with nothing left to do is not cut while its client takes output that the socket has
+// accepted long ago, but 1 s after the rest was sent, or 30 s after the client has last taken some.
+// One that is closed for an error is cut after 1 s.
+func TestClosedSlowly(t *testing.T) {
+	lim := defaultLimits()
+	for _, tt := range []struct {
+		name  string
+		wrong bool          // the client breaks the protocol
+		takes time.Duration // how long it takes a byte each second
+		rest  bool          // and then not all
+		want  time.Duration // until the cut
+	}{
+		{name: "has all", want: lim.linger},
+		{name: "takes some every second", takes: time.Minute, want: time.Minute + lim.linger},
+		{name: "takes some, then nothing", takes: time.Minute, rest: true, want: time.Minute + lim.stall},
+		{name: "breaks the protocol", wrong: true, takes: time.Minute, want: lim.linger},
+	} {
+		r, c := newClient(t)
+		var closed time.Duration
+		r.e.Taken = func(*Conn) (uint64, bool) {
+			since := r.e.now - closed
+			return uint64(min(since, tt.takes) / time.Second), since >= tt.takes && !tt.rest
+		}
+		c.get(1)
+		r.e.Drain(time.Hour)
+		c.drainPong()
+		if tt.wrong {
+			c.send(2, true) // an even stream
+		} else {
+			r.backend(0).respond(1, "done")
+		}
+		for closed = r.e.now; !c.c.cut && r.e.now < time.Hour; {
+			r.tick(TickEvery)
+		}
+		if took := r.e.now - closed; !c.c.closing || took < tt.want || took > tt.want+2*TickEvery {
+			t.Errorf("a client that %s: cut after %v, want %v", tt.name, took, tt.want)
+		}
+	}
+}
+
 // On a connection that was sent GOAWAY, a request that cannot be sent to a backend is refused, so
 // that its client repeats it elsewhere. After some seconds the client gets the error instead.
 func TestSendAwayRefuses(t *testing.T) {

@@ -74,9 +74,10 @@ type Conn struct {
 	pingAt       time.Duration // when the unanswered PING was sent; 0 means none
 	goAway       goAwayState
 	goAwayAt     time.Duration
-	lastAccepted uint32 // after the final GOAWAY, to a client or from a backend: streams above it are not handled
-	closing      bool   // close when the output is written; drop input
-	closingAt    time.Duration
+	lastAccepted uint32        // after the final GOAWAY, to a client or from a backend: streams above it are not handled
+	closing      bool          // close when the output is written; drop input
+	closingAt    time.Duration // when closing began, or the peer last took some of the output
+	orderly      bool          // closing because nothing is left to do
 	gone         bool          // closed and removed from the engine
 	cut          bool          // close at once, without writing
 	drained      bool          // of a backend: takes no new streams

@@ -45,7 +45,7 @@ type limits struct {
 	stall       time.Duration // how long a peer may accept none of our output
 	keyBytes    int64         // bytes in one direction after which a connection is replaced
 	keyGrace    time.Duration // after that, its long-running streams end
-	linger      time.Duration // how long a closed connection may still send before it is cut
+	linger      time.Duration // how long a peer to which all was sent may keep a closed connection open
 	wait        time.Duration // how long a request waits for room on a backend's connection
 }
 
@@ -177,9 +177,9 @@ type Config struct {
 	// Caught reports a panic that the engine survived; it is called without the mutex. Nil means
 	// that panics are not caught.
 	Caught func(v any, stack []byte)
-	// Taken returns how many bytes the peer has acknowledged; zero means unknown. Nil means never
-	// known.
-	Taken func(c *Conn) uint64
+	// Taken returns how many bytes the peer has acknowledged, and whether all others that were
+	// written are on their way to it; zero and true mean unknown. Nil means never known.
+	Taken func(c *Conn) (n uint64, sent bool)
 	// Unread reports whether unread input waits in the socket. Nil means unknown.
 	Unread func(c *Conn) bool
 	// Clock returns the time for Date fields. It is called once a second.
@@ -264,7 +264,7 @@ func (e *Engine) close(c *Conn, err error) {
 	if c.closing {
 		return
 	}
-	c.closing, c.closingAt = true, e.now
+	c.closing, c.closingAt, c.orderly = true, e.now, err == nil
 	c.in, c.block, c.left, c.data = nil, nil, 0, dataFrame{}
 	if c.pool != nil {
 		c.pool.drop(c, err) // before its streams look for another connection

@@ -174,12 +174,22 @@ func (e *Engine) stalled(c *Conn) bool {
 	if c.inflight == 0 {
 		return false
 	}
-	if e.Taken != nil {
-		if n := e.Taken(c); n != c.acked {
-			c.acked, c.flushAt = n, e.now
-		}
+	if more, _ := e.accepted(c); more {
+		c.flushAt = e.now
 	}
 	return e.now-c.flushAt > e.lim.stall
+}
+
+// accepted reports whether the peer has acknowledged output since the last call, and whether none
+// waits for its window: our own socket takes megabytes that the peer has no room for yet.
+func (e *Engine) accepted(c *Conn) (more, sent bool) {
+	if e.Taken == nil {
+		return false, true
+	}
+	n, sent := e.Taken(c)
+	more = n != c.acked
+	c.acked = n
+	return more, sent
 }
 
 // checkKey has a connection replaced before its keys have encrypted too much.
@@ -198,11 +208,18 @@ func (e *Engine) checkKey(c *Conn) {
 }
 
 // checkClosing cuts a closed connection whose peer does not read our output, or does not close its
-// side.
+// side. A cut while the peer still reads would cost it the end of its last response.
 func (e *Engine) checkClosing(c *Conn) {
 	defer e.rescue(c)
-	limit := e.lim.linger
-	if len(c.out)+c.inflight > 0 {
+	limit, waits := e.lim.linger, len(c.out)+c.inflight > 0
+	if c.orderly {
+		more, sent := e.accepted(c)
+		if more {
+			c.closingAt = e.now
+		}
+		waits = waits || !sent // a peer that is gone only misses our GOAWAY, which was sent
+	}
+	if waits {
 		limit = e.lim.stall
 	}
 	if e.now-c.closingAt > limit && !c.cut {
