@@ -36,7 +36,10 @@ const (
 	halfOpen = time.Minute
 )
 
-var errNoUpgrade = fmt.Errorf("switching protocols: %w", backend.ErrBadResponse)
+var (
+	errNoUpgrade = fmt.Errorf("switching protocols: %w", backend.ErrBadResponse)
+	errLongHead  = errors.New("the head is too long")
+)
 
 // upgrade carries SPDY and WebSocket over an HTTP/1.1 connection of its own. Nothing that the
 // client sends after its head reaches the backend before the backend has answered with a 101 for
@@ -110,16 +113,19 @@ func upgradeRequest(r *http.Request, x *exchange, address string) *http.Request 
 
 // switchProtocols sends the head and reads the final response. The reader holds what the backend
 // has sent after its head.
-func switchProtocols(conn net.Conn, out *http.Request) (*http.Response, *bufio.Reader, error) {
+func switchProtocols(conn *backend.Conn, out *http.Request) (*http.Response, *bufio.Reader, error) {
 	if err := out.Write(conn); err != nil {
-		return nil, nil, fmt.Errorf("sending upgrade request: %w", err)
+		return nil, nil, conn.Failed(fmt.Errorf("sending upgrade request: %w", err))
 	}
 	limit := &io.LimitedReader{R: conn, N: maxUpgradeHead}
 	br := bufio.NewReader(limit)
 	for range maxUpgradeInterims {
 		res, err := http.ReadResponse(br, out)
 		if err != nil {
-			return nil, nil, fmt.Errorf("reading upgrade response: %w", err)
+			if limit.N == 0 {
+				err = errLongHead // it looks like the end of the connection
+			}
+			return nil, nil, conn.Failed(fmt.Errorf("reading upgrade response: %w", err))
 		}
 		if res.StatusCode >= 200 || res.StatusCode == http.StatusSwitchingProtocols {
 			limit.N = 1<<63 - 1

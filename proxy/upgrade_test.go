@@ -299,6 +299,33 @@ func TestUpgradeWithoutAnswer(t *testing.T) {
 	}
 }
 
+// An upgrade that was sent may have been executed: if its connection ends before the response, the
+// client is not asked to repeat it.
+func TestUpgradeUnanswered(t *testing.T) {
+	for _, tt := range []struct {
+		name, answer string
+		status       int
+		end          string
+	}{
+		{"nothing", "", 503, "lost"},
+		{"half a head", "HTTP/1.1 101 Switching Protocols\r\nUpgrade: web", 503, "lost"},
+		{"something else", "SSH-2.0-OpenSSH_9.9\r\n", 502, "bad-response"},
+		{"an endless head", "HTTP/1.1 101 Switching Protocols\r\nX: " + strings.Repeat("x", maxUpgradeHead), 502, "bad-response"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			access, seen := newLog(t)
+			w := newWorld(t, worldConfig{access: access, remote: hijacked(func(c io.ReadWriter, _ *http.Request) { _, _ = io.WriteString(c, tt.answer) })})
+			res, _, _ := w.raw(t, "POST "+remoteGV+"/namespaces/a/pods/b/exec?command=rm", websocket)
+			if res.StatusCode != tt.status || res.Header.Get("Retry-After") != "" {
+				t.Errorf("status %d, want %d; Retry-After %q", res.StatusCode, tt.status, res.Header.Get("Retry-After"))
+			}
+			if line := <-seen; !strings.Contains(line, `"end":"`+tt.end+`"`) {
+				t.Errorf("want end %s: %s", tt.end, line)
+			}
+		})
+	}
+}
+
 // After one direction of a session has ended, the other goes on, but not for ever: a client that
 // has left looks the same.
 func TestHalfASession(t *testing.T) {

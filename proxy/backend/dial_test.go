@@ -36,6 +36,9 @@ func TestDialUpgrade(t *testing.T) {
 		return n
 	}
 	check.Same(t, 1, inFlight(), "leases held")
+	if ended, wrong := c.Failed(io.ErrUnexpectedEOF), c.Failed(errors.New("no HTTP")); !errors.Is(ended, ErrUnanswered) || !errors.Is(wrong, ErrBadResponse) {
+		t.Errorf("got %v and %v", ended, wrong)
+	}
 	_ = c.Close()
 	_ = c.Close()
 	check.Same(t, 0, inFlight(), "leases held after closing")

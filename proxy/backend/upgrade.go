@@ -41,6 +41,16 @@ func isOver(c <-chan struct{}) bool {
 // Address returns the address of the endpoint.
 func (c *Conn) Address() string { return c.lease.Address() }
 
+// Failed returns the error of a request that was sent on the connection, and got no response head
+// because of err: ErrUnanswered if the connection has ended, otherwise ErrBadResponse.
+func (c *Conn) Failed(err error) error {
+	k := failBad
+	if isConnectionError(err) {
+		k = failLost
+	}
+	return &failure{kind: k, address: c.Address(), err: err}
+}
+
 // Close closes the connection and ends the goroutines that watch it.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
