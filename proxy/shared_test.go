@@ -300,6 +300,16 @@ func TestSharedLimits(t *testing.T) {
 // only requests of the first one that wait for the endpoint are moved.
 func TestSharedEjection(t *testing.T) {
 	t.Parallel()
+	testSharedEjection(t, false)
+}
+
+// So it is for requests whose connections have been drained meanwhile, by a rotation.
+func TestSharedEjectionAfterRotation(t *testing.T) {
+	t.Parallel()
+	testSharedEjection(t, true)
+}
+
+func testSharedEjection(t *testing.T, rotate bool) {
 	s := newStreet(t, a, b)
 	s.shared(a, b)
 	close(s.free) // the first answers at once
@@ -337,6 +347,13 @@ func TestSharedEjection(t *testing.T) {
 	}
 	<-arrived
 	<-arrived
+	if rotate {
+		s.rotate()
+		must.Soon(t, 30*time.Second, "the new certificate", func() bool {
+			s.open(things(a)).Body.Close()
+			return second.last(t).peer == "front-proxy-client-2"
+		})
+	}
 	bad["v1."+a], bad["v1."+b] = second.Listener.Addr().String(), ""
 	s.apply()
 	if got := <-results; got != (result{a, "ok"}) {
@@ -355,10 +372,7 @@ func TestSharedRotation(t *testing.T) {
 	s := newStreet(t, a, b)
 	shared := s.shared(a, b)
 	watch := s.open(things(a) + "?watch=1")
-	s.show("front-proxy-client-2")
-	changed := s.rotated
-	s.rotated = nil // no further rotation
-	close(changed)
+	s.rotate()
 	must.Soon(t, 30*time.Second, "a connection of the new certificate", func() bool { return s.conn(a) != shared })
 	next := s.at(a)
 	for _, g := range []string{a, b} {

@@ -123,6 +123,14 @@ func (s *street) show(name string) {
 	s.pair.Store(&pair)
 }
 
+// rotate replaces the client certificate with that of front-proxy-client-2.
+func (s *street) rotate() {
+	s.show("front-proxy-client-2")
+	changed := s.rotated
+	s.rotated = nil // no further rotation
+	close(changed)
+}
+
 // input adds the neighbours to the table, and the other port to the Service.
 func (s *street) input(in *registry.Input) {
 	in.Now = in.Now.Add(s.later)

@@ -99,8 +99,8 @@ func (e *endpoint) remove() {
 
 // eject cancels requests to an endpoint that became unhealthy while others are not.
 func (e *endpoint) eject() {
-	if ep, engine := e.frames.Load(), e.up.shared.serving(); ep != nil && engine != nil {
-		e.up.shared.spawn(func() { engine.Eject(ep) }) // short
+	if engine := e.up.shared.serving(); engine != nil {
+		e.up.shared.spawn(func() { engine.Eject(e.engine()) }) // short
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -10,15 +10,20 @@ import (
 // which were not sent yet, and those that wait for its answer and may be retried.
 func (e *Engine) Eject(ep *Endpoint) {
 	defer e.rescue(nil)
-	p := e.pools[ep.carrier()]
-	if p == nil {
-		return
+	here := func(s *stream) bool { return s.ep.same(ep) } // the connections may be shared with others
+	if p := e.pools[ep.carrier()]; p != nil {
+		e.moveWaiting(p, func(s *stream) bool { return here(s) && e.repick(s) })
 	}
-	here := func(s *stream) bool { return s.ep == ep } // the connections may be shared with others
-	e.moveWaiting(p, func(s *stream) bool { return here(s) && e.repick(s) })
-	for _, c := range slices.Clone(p.conns) {
-		e.retryUnanswered(c, here)
+	for _, c := range slices.Clone(e.conns) {
+		if c.pool != nil && c.pool.ep.Name == ep.carrier().Name { // also those that were retired
+			e.retryUnanswered(c, here)
+		}
 	}
+}
+
+// same reports whether both stand for one endpoint: after Retire it has another pointer.
+func (ep *Endpoint) same(other *Endpoint) bool {
+	return ep == other || ep.Value != nil && ep.Value == other.Value
 }
 
 // moveWaiting calls move for each request that waits for a connection. Those for which it returns

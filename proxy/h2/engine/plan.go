@@ -122,7 +122,8 @@ type Endpoint struct {
 	// Via, only Name, Value, Release, Failed and Lost of this endpoint count. Nil means its own
 	// connections.
 	Via *Endpoint
-	// Value is free for the endpoint's owner.
+	// Value is free for the endpoint's owner. Endpoints with equal Values, other than nil, are the
+	// same for Eject: it also concerns requests that were sent before the endpoint was retired.
 	Value any
 
 	// Release undoes Pick's count, once per Pick. It must not block. Nil means no callback.
