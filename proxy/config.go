@@ -48,8 +48,9 @@ type Config struct {
 	// MaxInFlight and MaxMutating limit the requests in flight to all remotes together, without
 	// long-running ones. Zero means no limit.
 	MaxInFlight, MaxMutating int
-	// MaxSessions limits the upgrades to all backends together, including the local apiserver: each
-	// takes a descriptor beside its client's. Zero means no limit.
+	// MaxSessions limits the upgrades to all backends, including the local apiserver, and the
+	// long-running requests to remotes over HTTP/1.1 together: each takes a descriptor for itself.
+	// Zero means no limit.
 	MaxSessions int
 	// ForwardRedirects forwards a remote's redirects
 	// (--aggregator-reject-forwarding-redirect=false). If false, they are answered with 502,

@@ -55,6 +55,10 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange, body *uploaded) {
 	d := &x.decision
 	from := d.source(x.head)
+	if x.head.Upgrade != "" {
+		// Bytes after the client's head were meant for the tunnel, and must not be read as a request.
+		w.Header().Set("Connection", "close")
+	}
 	if d.Timeout > 0 {
 		ctx, cancel := context.WithTimeout(r.Context(), d.Timeout)
 		defer cancel()
@@ -72,6 +76,14 @@ func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange
 		return
 	}
 	defer x.held.leave()
+	if x.head.Upgrade != "" || d.LongRunning && d.Action == ToRemote { // it has a connection to its backend for itself
+		session, ok := p.sessionPlaces.Take(from, 1, int64(p.cfg.MaxSessions))
+		if !ok {
+			p.noPlace(w, r, x, errBusy("the front door"))
+			return
+		}
+		defer session.Leave()
+	}
 	r, cancel := p.within(r, x)
 	defer cancel()
 	if x.head.Upgrade != "" {

@@ -39,13 +39,13 @@ type Proxy struct {
 	// proofs are the running proofs, by token.
 	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration
 
-	proofs   singleflight.Group
-	sessions sessions
-	upgrades bound.Places // MaxSessions
-	limits   limits
-	givenUp  *givenUp
-	desk     desk
-	scrapers scrapers
+	proofs        singleflight.Group
+	sessions      sessions
+	sessionPlaces bound.Places // MaxSessions
+	limits        limits
+	givenUp       *givenUp
+	desk          desk
+	scrapers      scrapers
 	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its
 	// response.
 	rejecting, leaving atomic.Bool
@@ -70,7 +70,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, err
 	}
 	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)
-	p.upgrades.Lend = true
+	p.sessionPlaces.Lend = true
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.sessions.ending, p.sessions.end = context.WithCancel(context.Background())
 	p.impersonated = p.impersonation(http.HandlerFunc(p.serveImpersonated))

@@ -45,18 +45,10 @@ var (
 // client sends after its head reaches the backend before the backend has answered with a 101 for
 // the same protocol; any other response ends both connections (CVE-2018-1002105).
 func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
-	// Bytes after the client's head were meant for the tunnel, and must not be read as a request.
-	w.Header().Set("Connection", "close")
 	if r.ContentLength != 0 {
 		p.writeError(w, r, errTooLong())
 		return
 	}
-	held, ok := p.upgrades.Take(x.decision.source(x.head), 1, int64(p.cfg.MaxSessions))
-	if !ok {
-		p.writeError(w, r, errBusy("the front door"))
-		return
-	}
-	defer held.Leave()
 	x.noteSent()
 	conn, err := x.upstream.DialUpgrade(r.Context())
 	if err != nil {

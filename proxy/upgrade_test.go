@@ -114,9 +114,40 @@ func TestSessionsAreBounded(t *testing.T) {
 	open("carol", "/api/v1/x", 101)
 	open("carol", "/api/v1/x", 429)
 	must.Do(t, first.Close())
-	must.Soon(t, 10*time.Second, "the place of an ended session", func() bool { return w.proxy.upgrades.Held() == 3 })
+	must.Soon(t, 10*time.Second, "the place of an ended session", func() bool { return w.proxy.sessionPlaces.Held() == 3 })
 	open("bob", "/api/v1/x", 429) // it has more than a quarter
 	open("dave", "/api/v1/x", 101)
+}
+
+// A watch of a backend that speaks HTTP/1.1 has a connection for itself, too: it counts as a session.
+func TestWatchesOverHTTP1AreBounded(t *testing.T) {
+	for http1, last := range map[bool]int{true: 429, false: 200} {
+		everyWay(t, func(t *testing.T, proto string) {
+			w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(rw http.ResponseWriter, r *http.Request) {
+				_ = http.NewResponseController(rw).Flush()
+				if r.URL.RawQuery != "" {
+					<-r.Context().Done()
+				}
+			}})
+			w.proxy.cfg.MaxSessions = 4
+			watch := func(user string, want int) func() error {
+				t.Helper()
+				res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, user, "GET", remoteGV+"/widgets?watch=true", nil)))(t)
+				t.Cleanup(func() { _ = res.Body.Close() })
+				check.Same(t, want, res.StatusCode, "%s's watch over HTTP/1.1: %v", user, http1)
+				return res.Body.Close
+			}
+			leave := watch("bob", 200)
+			watch("bob", 200)
+			watch("bob", 200)
+			watch("bob", last)
+			watch("carol", 200)
+			w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets", nil)).want(t, 200, "no watch")
+			_ = leave()
+			held := map[bool]int64{true: 3, false: 0}[http1]
+			must.Soon(t, 10*time.Second, "the place of a watch that has ended", func() bool { return w.proxy.sessionPlaces.Held() == held })
+		})
+	}
 }
 
 // A JWT is one user's however it is written: the last bits of each part do not count.

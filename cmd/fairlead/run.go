@@ -130,8 +130,8 @@ func (d *door) loops() map[string]func(context.Context) error {
 	return loops
 }
 
-// The shares of file descriptors for client connections, and for the second connection of upgrades;
-// other connections to backends, probes and files use the rest.
+// The shares of file descriptors for client connections, and for those of sessions to their backends
+// (proxy.Config.MaxSessions); other connections to backends, probes and files use the rest.
 const (
 	frontShare   = 3. / 4
 	adminShare   = 1. / 16
