@@ -370,8 +370,11 @@ func kubernetesPath(path string) bool {
 	return strings.HasPrefix(path, "/api") || strings.HasPrefix(path, "/openapi")
 }
 
-// longPage reports whether a page of this process streams.
-func longPage(h *Head) bool { return h.Path == "/fairlead/events" || h.Path == "/fairlead/tap" }
+// longPage reports whether a page of this process streams, by its path on either port.
+func longPage(h *Head) bool {
+	page := strings.TrimPrefix(h.Path, "/fairlead")
+	return page == "/events" || page == "/tap"
+}
 
 //fairlead:loop
 func (p *Proxy) isLoop(h *Head) bool {

@@ -14,7 +14,13 @@ import (
 // Guard protects one of Fairlead's own pages on the admin port. Callers are authenticated as on the
 // front door and authorized for a non-resource URL, including impersonation. While the local
 // apiserver is down, known scrapers may read /metrics for five more minutes.
-func (p *Proxy) Guard(next http.Handler) http.Handler {
+func (p *Proxy) Guard(page http.Handler) http.Handler {
+	next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if x := exchangeOf(r.Context()); !longPage(x.head) && !x.decision.Request.longRunning(nil) {
+			defer p.limitReading(w).Stop()
+		}
+		page.ServeHTTP(w, r)
+	})
 	impersonated := p.impersonation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := exchangeOf(r.Context())
 		x.decision.Impersonator = authz.Impersonator(r.Context())
@@ -40,6 +46,7 @@ func (p *Proxy) Guard(next http.Handler) http.Handler {
 			p.writeError(w, r, err)
 			return
 		}
+		r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 		if p.knownScraper(&x.decision, time.Now()) {
 			next.ServeHTTP(w, r)
 			return
@@ -48,7 +55,6 @@ func (p *Proxy) Guard(next http.Handler) http.Handler {
 			p.writeError(w, r, err)
 			return
 		}
-		r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 		if x.decision.Credentials.Impersonates {
 			impersonated.ServeHTTP(w, p.asUser(r, x))
 			return

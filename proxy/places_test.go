@@ -189,31 +189,40 @@ func TestUnreadResponse(t *testing.T) {
 	}
 }
 
-// A client that does not read a page or a document of this process gives its place there back, too.
+// A client that does not read a page or a document of this process gives its place there back, too,
+// also on the admin port.
 func TestUnreadPage(t *testing.T) {
 	t.Parallel()                 // it waits most of the time
-	page := make([]byte, 64<<20) // more than any window and socket holds
-	everyWay(t, func(t *testing.T, proto string) {
+	text := make([]byte, 64<<20) // more than any window and socket holds
+	unread := func(t *testing.T, proto, path string) {
 		w, over := newWorld(t, worldConfig{}), make(chan error, 1)
-		w.proxy.pageTime, w.proxy.unreadRest = 250*time.Millisecond, 50*time.Millisecond
-		w.proxy.cfg.Pages = http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
-			_, err := rw.Write(page)
+		w.proxy.pageTime, w.proxy.unreadRest = 50*time.Millisecond, 50*time.Millisecond
+		page := func(rw http.ResponseWriter, _ *http.Request) {
+			_, err := rw.Write(text)
 			over <- err
-		})
-		w.proxy.cfg.Documents, w.proxy.cfg.Ready = w.proxy.cfg.Pages, nil
-		for _, path := range []string{"/fairlead/status", "/openapi/v2"} {
-			res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, "bob", "GET", path, nil)))(t)
-			defer res.Body.Close()
-			select {
-			case err := <-over:
-				if err == nil {
-					t.Errorf("%s was written as a whole", path)
-				}
-			case <-time.After(10 * time.Second):
-				t.Errorf("%s is still written", path)
-			}
 		}
+		w.proxy.cfg.Pages, w.proxy.cfg.Documents, w.proxy.cfg.Ready = http.HandlerFunc(page), http.HandlerFunc(page), nil
+		r := w.as(t, "bob", "GET", path, nil)
+		if path == "/metrics" {
+			r.URL.Host = w.guard(t, w.proxy, page).Listener.Addr().String()
+		}
+		if res, err := w.httpClient(t, proto, nil).Do(r); err == nil { // else its time was over before its head
+			defer res.Body.Close()
+		}
+		select {
+		case err := <-over:
+			if err == nil {
+				t.Errorf("%s was written as a whole", path)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s is still written", path)
+		}
+	}
+	everyWay(t, func(t *testing.T, proto string) {
+		unread(t, proto, "/fairlead/status")
+		unread(t, proto, "/openapi/v2")
 	})
+	t.Run("admin", func(t *testing.T) { unread(t, "http/1.1", "/metrics") })
 }
 
 // fillUp takes every place of an upstream, for many sources.

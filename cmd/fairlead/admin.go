@@ -12,12 +12,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 	"github.com/fairlead-proxy/fairlead/registry/metric"
@@ -28,7 +30,7 @@ import (
 func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, own http.Handler, guard func(http.Handler) http.Handler) http.Handler {
 	guarded := http.NewServeMux()
 	guarded.Handle("/", own)
-	guarded.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
+	guarded.Handle("GET /metrics", scrapes(promhttp.HandlerFor(metrics, promhttp.HandlerOpts{})))
 	guarded.HandleFunc("/debug/pprof/", pprof.Index)
 	guarded.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 	guarded.HandleFunc("/debug/pprof/profile", pprof.Profile)
@@ -102,8 +104,23 @@ func (d *door) adminEngine(own http.Handler) *h2.Server {
 	})
 }
 
-// maxScrapes bounds concurrent scrapes, because each builds the whole text.
+// maxScrapes bounds concurrent scrapes, because each builds the whole text. One caller leaves a
+// place to others.
 const maxScrapes = 4
+
+func scrapes(metrics http.Handler) http.Handler {
+	places := &bound.Places{Lend: true}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		u, _ := request.UserFrom(r.Context()) // nobody while no local apiserver is healthy
+		place, ok := places.Take(bound.Caller(u, r.RemoteAddr), 1, maxScrapes)
+		if !ok {
+			http.Error(w, "too many scrapes are under way", http.StatusServiceUnavailable)
+			return
+		}
+		defer place.Leave()
+		metrics.ServeHTTP(w, r)
+	})
+}
 
 // countProcess registers the metrics of the process itself.
 func (d *door) countProcess(context.Context) error {
