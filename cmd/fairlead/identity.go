@@ -59,7 +59,7 @@ func (d *door) anonymous(c *authn.Config) error {
 func (d *door) makeAuthn() (*authn.Authenticator, error) {
 	c := authn.Config{
 		VerifyClient: d.certs.Clients().VerifyUser, VerifyFrontProxy: d.certs.Clients().VerifyFrontProxy, Generation: d.certs.Clients().Generation,
-		RequestHeaders: headerNames(d.o), Target: d.targetNames, TokenTTL: orNone(d.o.tokenTTL), Metrics: d.metrics,
+		RequestHeaders: headerNames(d.o), Target: d.targetNames, TokenTTL: orNone(d.o.tokenTTL), Logger: d.log, Metrics: d.metrics,
 	}
 	if err := d.anonymous(&c); err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func (o *options) validateAuthorization(fault func(string, ...any)) {
 func (d *door) makeAuthz() (*authz.Authorizer, error) {
 	c := authz.Config{
 		LeaveRemotes: d.o.authorization() == authzBackend, AllowPaths: d.o.alwaysAllow, AllowTTL: orNone(d.o.authorizedTTL), DenyTTL: orNone(d.o.unauthorizedTTL),
-		Metrics: d.metrics,
+		Logger: d.log, Metrics: d.metrics,
 	}
 	switch mode := d.o.authorization(); {
 	case mode == authzAlwaysAllow:

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -76,6 +77,8 @@ type Config struct {
 	// means 1 min: a client that sends a request every few seconds stays proven, and each revoked
 	// token is refused at most once on a proven connection.
 	ProvenTTL time.Duration
+	// Logger logs reviews that panicked. Nil discards.
+	Logger *slog.Logger
 	// Metrics registers the counters. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
@@ -101,6 +104,7 @@ type Authenticator struct {
 func New(cfg Config) (*Authenticator, error) {
 	cfg.TokenTTL = cmp.Or(cfg.TokenTTL, 10*time.Second)
 	cfg.ProvenTTL = cmp.Or(cfg.ProvenTTL, time.Minute)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	for _, generation := range []*func() uint64{&cfg.Generation, &cfg.ReviewGeneration} {
 		if *generation == nil {
 			*generation = func() uint64 { return 0 }

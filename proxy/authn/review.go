@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -178,7 +179,8 @@ func (a *Authenticator) remembered(token Token) (id *identity, ok bool, err erro
 func (a *Authenticator) review(token Token, from bound.Source) (id *identity, err error) {
 	// This is a goroutine of singleflight's, where a panic would end the process.
 	defer func() {
-		if recover() != nil {
+		if v := recover(); v != nil {
+			a.cfg.Logger.Error("reviewing a token panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			a.metrics.reviewed("error")
 			id, err = nil, errPanicked
 		}

@@ -113,7 +113,8 @@ func TestReviewIsBounded(t *testing.T) {
 
 func TestReviewErrors(t *testing.T) {
 	metrics := prometheus.NewRegistry()
-	a := newAuthenticator(t, Config{Review: newTokens().review, Metrics: metrics})
+	var log strings.Builder
+	a := newAuthenticator(t, Config{Review: newTokens().review, Logger: slog.New(slog.NewTextHandler(&log, nil)), Metrics: metrics})
 	for token, want := range map[string]string{
 		"bad": "invalid bearer token", "fails": "connection refused", "panic": "it panicked",
 		"nobody": "without a user", "nothing": "without a user", "userless": "without a user",
@@ -125,6 +126,9 @@ func TestReviewErrors(t *testing.T) {
 		if err != nil && token != "panic" && token != "bad" && strings.Contains(err.Error(), token) {
 			t.Errorf("the error contains the token: %v", err)
 		}
+	}
+	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "fixture_test.go") {
+		t.Errorf("log without the stack of the panic: %q", text)
 	}
 	two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("fails"))...), "websocket")
 	if _, err := a.Review(t.Context(), &two, ""); !errors.Is(err, ErrUnauthenticated) || !strings.Contains(err.Error(), "connection refused") {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -38,6 +40,8 @@ type Config struct {
 	// AllowTTL and DenyTTL are how long a positive and a negative result are cached. Zero means 10
 	// s, as in k8s.io/apiserver's delegating options. Negative means no cache.
 	AllowTTL, DenyTTL time.Duration
+	// Logger logs reviews that panicked. Nil discards.
+	Logger *slog.Logger
 	// Metrics registers the counters. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
@@ -107,6 +111,7 @@ var (
 func New(cfg Config) (*Authorizer, error) {
 	cfg.AllowTTL = cmp.Or(cfg.AllowTTL, 10*time.Second)
 	cfg.DenyTTL = cmp.Or(cfg.DenyTTL, 10*time.Second)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.AllowPaths == nil {
 		cfg.AllowPaths = []string{"/healthz", "/readyz", "/livez"}
 	}
@@ -195,7 +200,8 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 // review asks on a goroutine of singleflight's, where a panic would end the process.
 func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 	defer func() {
-		if recover() != nil {
+		if v := recover(); v != nil {
+			z.cfg.Logger.Error("authorizing panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			z.metrics.reviewed("error")
 			d, err = Decision{}, errPanicked
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/reviews"
 )
@@ -93,8 +95,8 @@ func TestAuthorize(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newAsked()
-			tt.cfg.Review = r.review
+			r, log := newAsked(), new(logbook.Book)
+			tt.cfg.Review, tt.cfg.Logger = r.review, slog.New(slog.NewTextHandler(log, nil))
 			z := newAuthorizer(t, tt.cfg)
 			got, err := z.Authorize(t.Context(), tt.a)
 			check.Same(t, tt.want, got, "answers")
@@ -102,6 +104,7 @@ func TestAuthorize(t *testing.T) {
 				t.Errorf("error %v, want %q", err, tt.wantErr)
 			}
 			check.Same(t, tt.asked, r.N.Load(), "reviews")
+			check.Same(t, tt.wantErr == "panicked", strings.Contains(log.String(), "authz_test.go"), "the stack of a panic is logged")
 			result := "denied"
 			switch {
 			case tt.wantErr != "":

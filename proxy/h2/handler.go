@@ -3,9 +3,11 @@ package h2
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -72,7 +74,7 @@ func (l *local) run() {
 	defer func() {
 		// As in net/http, a panic aborts the response, and http.ErrAbortHandler is not logged.
 		if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // the value itself is the sign, as in net/http
-			l.sh.log.Error("handler panicked", "panic", v, "path", l.head.Path)
+			l.sh.log.Error("handler panicked", "panic", fmt.Sprint(v), "path", l.head.Path, "stack", string(debug.Stack()))
 		}
 		if !complete {
 			l.abort()

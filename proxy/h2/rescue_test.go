@@ -90,3 +90,20 @@ func testPanicEndsItsConnection(t *testing.T, driver string) {
 		})
 	}
 }
+
+// A panic in a handler of this process ends its response, and is logged with its stack.
+func TestHandlerPanics(t *testing.T) {
+	var log logbook.Book
+	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("boom") })
+	s := newStand(t, "", http.NotFoundHandler(), func(_ *Head, p *Plan) { p.Forward, p.Serve = nil, handler }, func(c *Config) {
+		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	res, err := s.client.Do(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.url, nil))(t))
+	if err == nil {
+		_ = res.Body.Close()
+		t.Errorf("the client got %s", res.Status)
+	}
+	must.Soon(t, 10*time.Second, "a line with the stack", func() bool {
+		return strings.Contains(log.String(), "boom") && strings.Contains(log.String(), "rescue_test.go")
+	})
+}
