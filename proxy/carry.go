@@ -131,7 +131,7 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool) (*
 	if !u.HTTP2() {
 		return u.RoundTrip(r, longRunning) //nolint:wrapcheck // as above
 	}
-	plan := u.Plan()
+	plan := u.Plan(false)
 	plan.LongRunning, plan.Again = longRunning, !longRunning && (r.Method == http.MethodGet || r.Method == http.MethodHead)
 	plan.Done = func(o h2.Outcome) {
 		if o.Answer > 0 && !longRunning {

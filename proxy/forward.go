@@ -116,7 +116,7 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 	case d.Action == ToLocal && relayed && d.Pool == authn.PoolUnproven && !d.LongRunning:
 		return p.cfg.Local.Upstream(backend.PoolHealth)
 	case d.Action == ToLocal:
-		return p.cfg.Local.Upstream(d.localPool())
+		return p.cfg.Local.Upstream(localPool(d.Pool))
 	}
 	return nil
 }
@@ -236,19 +236,12 @@ func (b *trailing) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// localPool returns the local apiserver's pool for a request, and zero for a remote's credentials.
-func (d *Decision) localPool() backend.Pool {
-	proxied := d.Request.proxied()
-	switch d.Pool {
+// localPool returns the local apiserver's pool for credentials, and zero for a remote's.
+func localPool(p authn.Pool) backend.Pool {
+	switch p {
 	case authn.PoolCertificate, authn.PoolImpersonate: // only one of the two is in use
-		if proxied {
-			return backend.PoolCertificateProxied
-		}
 		return backend.PoolCertificate
 	case authn.PoolProven:
-		if proxied {
-			return backend.PoolProvenProxied
-		}
 		return backend.PoolProven
 	case authn.PoolUnproven:
 		return backend.PoolUnproven

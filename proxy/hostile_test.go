@@ -305,25 +305,26 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// What a pod answers through the local apiserver may end its connection, but not another user's
-// watch.
+// What a pod, or a cluster, answers through the local apiserver or an extension server may end its
+// connection, but not another user's watch.
 func TestHostilePod(t *testing.T) {
 	next := make(chan string)
+	serve := func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/proxy") {
+			w.Header().Set("X-Endless", strings.Repeat("~", 300<<10))
+		}
+		if r.URL.RawQuery == "" {
+			return
+		}
+		w.(http.Flusher).Flush()
+		select {
+		case event := <-next:
+			_, _ = io.WriteString(w, event)
+		case <-r.Context().Done():
+		}
+	}
 	everyWay(t, func(t *testing.T, proto string) {
-		w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, r *http.Request) {
-			if strings.Contains(r.URL.Path, "/proxy") {
-				w.Header().Set("X-Endless", strings.Repeat("~", 300<<10))
-			}
-			if r.URL.RawQuery == "" {
-				return
-			}
-			w.(http.Flusher).Flush()
-			select {
-			case event := <-next:
-				_, _ = io.WriteString(w, event)
-			case <-r.Context().Done():
-			}
-		}})
+		w := newWorld(t, worldConfig{local: serve, remote: serve})
 		for name, c := range map[string]*http.Client{
 			"a certificate": w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: "bob"})), "a token": w.httpClient(t, proto, nil),
 		} {
@@ -333,17 +334,22 @@ func TestHostilePod(t *testing.T) {
 				}
 				return w.request(t, http.MethodGet, path, nil)
 			}
-			watch := must.Get(c.Do(ask("/api/v1/pods?watch=true")))(t)
-			defer watch.Body.Close()
-			for _, path := range []string{"/api/v1/namespaces/x/pods/p/proxy/", "/api/v1/proxy/namespaces/x/pods/p/"} {
-				w.do(t, c, ask(path)).want(t, 503, path)
-			}
-			select {
-			case next <- "event":
-			case <-time.After(10 * time.Second):
-			}
-			if got, err := io.ReadAll(watch.Body); err != nil || string(got) != "event" {
-				t.Errorf("the watch by %s: %q, %v", name, got, err)
+			for watched, proxied := range map[string][]string{
+				"/api/v1/pods":        {"/api/v1/namespaces/x/pods/p/proxy/", "/api/v1/proxy/namespaces/x/pods/p/"},
+				remoteGV + "/widgets": {remoteGV + "/namespaces/x/widgets/p/proxy/", remoteGV + "/widgets/p/proxy"},
+			} {
+				watch := must.Get(c.Do(ask(watched + "?watch=true")))(t)
+				defer watch.Body.Close()
+				for _, path := range proxied {
+					w.do(t, c, ask(path)).want(t, 503, path)
+				}
+				select {
+				case next <- "event":
+				case <-time.After(10 * time.Second):
+				}
+				if got, err := io.ReadAll(watch.Body); err != nil || string(got) != "event" {
+					t.Errorf("the watch of %s by %s: %q, %v", watched, name, got, err)
+				}
 			}
 		}
 	})

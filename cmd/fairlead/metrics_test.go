@@ -101,8 +101,7 @@ Written by ` + "`go test ./cmd/fairlead -run TestMetricsDocument -update`" + ` f
 
 They are on the admin port, at ` + "`/metrics`" + `, for users who may get that path. Labels come from the table of APIServices and from lists in the program, never
 from a client: ` + "`name`" + ` is an APIService, ` + "`group`" + ` and ` + "`version`" + ` are those of an entry or ` + "`other`" + `. In ` + "`fairlead_backend_*`" + `, ` + "`name`" + ` may also be a pool of
-connections to the local apiserver: ` + "`local-certificate`" + ` (or ` + "`local-impersonate`" + `), ` + "`local-proven`" + `, both also with ` + "`-proxied`" + `
-for what pods, Services and nodes answer (` + "`…/proxy`" + `), ` + "`local-unproven`" + ` and ` + "`local-health`" + `. The series of a deleted APIService
+connections to the local apiserver: ` + "`local-certificate`" + ` (or ` + "`local-impersonate`" + `), ` + "`local-proven`" + `, ` + "`local-unproven`" + ` and ` + "`local-health`" + `. The series of a deleted APIService
 disappear. There are also the usual ` + "`go_*` and `process_*`" + `, and with ` + "`--registry=etcd:`" + ` kube-apiserver's ` + "`etcd_*`" + `. There is no label ` + "`namespace`" + `: it belongs to the
 scraped target.
 

@@ -24,11 +24,20 @@ const (
 type budget struct {
 	saved  atomic.Int64 // thousandths of retries
 	filled atomic.Int64 // when the floor was last added, in nanoseconds
+	// allow takes one retry. It reports false if the budget is used up, and counts that.
+	allow func() bool
 }
 
-func (b *budget) init() {
+func (b *budget) init(exhausted *atomic.Uint64) {
 	b.saved.Store(retryBurst * oneRetry)
 	b.filled.Store(time.Now().UnixNano())
+	b.allow = func() bool {
+		ok := b.withdraw()
+		if !ok {
+			exhausted.Add(1)
+		}
+		return ok
+	}
 }
 
 // deposit counts a request.

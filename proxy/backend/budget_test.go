@@ -23,7 +23,7 @@ func (b *budget) drained() (n int) {
 func TestBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b budget
-		b.init()
+		b.init(new(atomic.Uint64))
 		for _, step := range []struct {
 			name     string
 			requests int
@@ -57,7 +57,7 @@ func TestBudget(t *testing.T) {
 func TestBudgetAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b budget
-		b.init()
+		b.init(new(atomic.Uint64))
 		var wg sync.WaitGroup
 		var got atomic.Int64
 		time.Sleep(time.Minute) // would earn more than the maximum
@@ -87,7 +87,7 @@ func TestRetryBudget(t *testing.T) {
 	const stock, requests = 20, 200
 	f.Upstream(e).budget.filled.Store(math.MaxInt64) // no retries are earned by time: TestBudget
 	for range retryBurst - stock {
-		if !f.Upstream(e).allowRetry() {
+		if !f.Upstream(e).budget.allow() {
 			t.Fatal("the budget is smaller than retryBurst")
 		}
 	}
@@ -109,9 +109,12 @@ func TestRetryBudget(t *testing.T) {
 		t.Errorf("%d requests made %d retries, %d of them at most net/http's own, want %d", requests, extra, reused, want)
 	}
 	before := f.Upstream(e).meter.exhausted.Load()
-	for f.Upstream(e).allowRetry() {
+	for f.Upstream(e).budget.allow() {
 	}
 	if n := f.Upstream(e).meter.exhausted.Load() - before; before == 0 || n != 1 {
 		t.Errorf("the exhausted budget was counted %d times, and then %d times for one retry", before, n)
+	}
+	if f.Upstream(e).Plan(false).Budget() || !f.Upstream(e).Plan(true).Budget() {
+		t.Error("requests that are sent apart have no budget of their own")
 	}
 }

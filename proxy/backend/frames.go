@@ -15,10 +15,17 @@ import (
 // noEnd lets the watches of a draining connection continue.
 const noEnd = 365 * 24 * time.Hour
 
-// Plan returns the plan of a request over HTTP/2, as far as it depends on the backend.
-func (u *Upstream) Plan() h2.Plan {
-	u.budget.deposit()
-	return h2.Plan{Forward: &u.frames, Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: u.mayRetry}
+// Plan returns the plan of a request over HTTP/2, as far as it depends on the backend. apart sends
+// it over connections that carry only such requests (…/proxy): what a pod, a Service or a node
+// answers through kube-apiserver, or somebody else through an extension server, may end its
+// connection, such as a head without end. Nor does it use up the retries of other requests.
+func (u *Upstream) Plan(apart bool) h2.Plan {
+	b := &u.budget
+	if apart {
+		b = &u.budgetApart
+	}
+	b.deposit()
+	return h2.Plan{Forward: &u.frames, Apart: apart, Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: b.allow}
 }
 
 // pick chooses an endpoint, if possible none that was tried.
@@ -168,15 +175,6 @@ func (u *Upstream) pingTimeout() time.Duration {
 		return d
 	}
 	return defaultPing
-}
-
-// allowRetry takes one retry from the budget. It reports false if the budget is used up.
-func (u *Upstream) allowRetry() bool {
-	if u.budget.withdraw() {
-		return true
-	}
-	u.meter.exhausted.Add(1)
-	return false
 }
 
 // retried counts a retry of the engine, by how the previous try failed.

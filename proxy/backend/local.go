@@ -39,13 +39,8 @@ const (
 	// PoolHealth is like PoolUnproven, but only for /readyz and /healthz: a load balancer's probe
 	// must not wait for other clients.
 	PoolHealth
-	// PoolCertificateProxied and PoolProvenProxied are like those above, but for what pods,
-	// Services and nodes answer through kube-apiserver (…/proxy): an answer that ends its
-	// connection, such as one with endless fields, must not end that of other clients.
-	PoolCertificateProxied
-	PoolProvenProxied
 
-	pools = int(PoolProvenProxied)
+	pools = int(PoolHealth)
 )
 
 const (
@@ -77,13 +72,12 @@ type LocalConfig struct {
 	// certificate is set, otherwise without one. An empty ServerName becomes the server's host. The
 	// caller may change the result.
 	TLS func(certificate bool) (*tls.Config, error)
-	// Name is PoolCertificate's name in metrics, and with -proxied that of PoolCertificateProxied.
-	// Empty means local-certificate.
+	// Name is PoolCertificate's name in metrics. Empty means local-certificate.
 	Name string
 	// Guard is as in Config. Nil means that connections are trusted as long as they last.
 	Guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	// IdentityChanged is as in Config, for pools with the certificate. Nil means that the
-	// certificate never changes.
+	// IdentityChanged is as in Config, for PoolCertificate. Nil means that the certificate never
+	// changes.
 	IdentityChanged func() <-chan struct{}
 	// Dial connects to an address, or refuses to.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -129,14 +123,11 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		}
 		l.health = append(l.health, registry.Endpoint{Address: address})
 	}
-	name := cmp.Or(cfg.Name, "local-certificate")
 	l.pools = [pools]*Upstream{
-		l.newPool(name, true, 1024, "h2"),
+		l.newPool(cmp.Or(cfg.Name, "local-certificate"), true, 1024, "h2"),
 		l.newPool("local-proven", false, 1024, "h2"),
 		l.newPool("local-unproven", false, maxUnproven+maxUnprovenLong, "http/1.1"),
 		l.newPool("local-health", false, maxHealth, "http/1.1"),
-		l.newPool(name+"-proxied", true, 1024, "h2"),
-		l.newPool("local-proven-proxied", false, 1024, "h2"),
 	}
 	l.publish()
 	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
@@ -203,7 +194,6 @@ func (l *Local) Run(ctx context.Context) error {
 		case <-identity:
 			identity = l.identity()
 			l.pools[PoolCertificate-1].drain()
-			l.pools[PoolCertificateProxied-1].drain()
 		}
 	}
 }

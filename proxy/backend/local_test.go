@@ -77,7 +77,7 @@ func TestLocalPools(t *testing.T) {
 			return inner(certificate)
 		}
 	}, s.address)
-	for _, p := range []Pool{PoolCertificate, PoolProven, PoolCertificateProxied, PoolProvenProxied} {
+	for _, p := range []Pool{PoolCertificate, PoolProven} {
 		c, err := l.Upstream(p).dialH2(t.Context(), s.address, nil)
 		if err != nil || !l.Upstream(p).HTTP2() {
 			t.Fatalf("pool %d: got %v, HTTP/2 is %v", p, err, l.Upstream(p).HTTP2())
@@ -87,7 +87,7 @@ func TestLocalPools(t *testing.T) {
 	if status, text, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK || text != "HTTP/1.1" || l.Upstream(PoolUnproven).HTTP2() {
 		t.Errorf("the unproven pool: got %d %q %v", status, text, err)
 	}
-	if l.Upstream(0) != nil || l.Upstream(PoolProvenProxied+1) != nil {
+	if l.Upstream(0) != nil || l.Upstream(PoolHealth+1) != nil {
 		t.Error("the zero Pool, or one after the last, has an upstream")
 	}
 	close(certificates)
@@ -95,8 +95,8 @@ func TestLocalPools(t *testing.T) {
 	for c := range certificates {
 		n[c]++
 	}
-	if n[true] != 2 || n[false] != 3 { // proven, the same for proxied requests, and unproven
-		t.Errorf("%d connections with a certificate, %d without; want 2 and 3", n[true], n[false])
+	if n[true] != 1 || n[false] != 2 { // proven and unproven
+		t.Errorf("%d connections with a certificate, %d without; want 1 and 2", n[true], n[false])
 	}
 }
 

@@ -87,10 +87,8 @@ fairlead_backend_retries_total{after="dial",name="v1.example.com"} 1
 # HELP fairlead_backend_dials_total Connections dialed, by result: ok, or the step that failed. A connection that several APIServices share counts for one of them.
 # TYPE fairlead_backend_dials_total counter
 fairlead_backend_dials_total{name="local-certificate",result="ok"} 0
-fairlead_backend_dials_total{name="local-certificate-proxied",result="ok"} 0
 fairlead_backend_dials_total{name="local-health",result="ok"} 0
 fairlead_backend_dials_total{name="local-proven",result="ok"} 0
-fairlead_backend_dials_total{name="local-proven-proxied",result="ok"} 0
 fairlead_backend_dials_total{name="local-unproven",result="ok"} 1
 fairlead_backend_dials_total{name="v1.example.com",result="connect"} 1
 fairlead_backend_dials_total{name="v1.example.com",result="ok"} 1

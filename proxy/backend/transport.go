@@ -104,7 +104,7 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 	case f.kind == failDial && time.Now().Before(c.until):
 		c.tried = c.tried[:0]
 		return pause(ctx, waitPause)
-	case f.kind == failDial, !another, c.retries >= maxRetries, !c.u.allowRetry():
+	case f.kind == failDial, !another, c.retries >= maxRetries, !c.u.budget.allow():
 		return false
 	}
 	c.retries++

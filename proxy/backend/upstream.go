@@ -28,8 +28,6 @@ type Upstream struct {
 	shared *shared
 	meter  meter
 	frames h2.Upstream // for the engine
-	// mayRetry is allowRetry, made once.
-	mayRetry func() bool
 	// reporter is the member that counts a carrier's dials and signals its failures. Nil means that
 	// the Upstream does so itself.
 	reporter atomic.Pointer[remote]
@@ -45,7 +43,8 @@ type Upstream struct {
 	inFlight, longRunning bound.Places
 	// reads and writes are the places that AcquireShare has given.
 	reads, writes bound.Places
-	budget        budget
+	// budget is for retries, budgetApart for those of requests that Plan sends apart.
+	budget, budgetApart budget
 
 	// mu guards endpoints and orders changes of view. It is never held during I/O.
 	mu        sync.Mutex
@@ -135,11 +134,11 @@ func newShared(log *slog.Logger) *shared {
 func newUpstream(name string, o *shared, t target) *Upstream {
 	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
 	u.frames = h2.Upstream{Pick: u.pick, Retried: u.retried}
-	u.mayRetry = u.allowRetry
 	for _, places := range []*bound.Places{&u.inFlight, &u.longRunning, &u.reads, &u.writes} {
 		places.Lend = true // one controller may be the only client of an extension server
 	}
-	u.budget.init()
+	u.budget.init(&u.meter.exhausted)
+	u.budgetApart.init(&u.meter.exhausted)
 	u.view.Store(&view{})
 	return u
 }

@@ -87,7 +87,7 @@ func engineGet() func() {
 	in := request(1)
 	e.Feed(client, in)
 	e.calls = e.calls[:0]
-	backend := e.connected(e.pools[ep])
+	backend := e.connected(e.pools[poolKey{ep: ep}])
 	e.Feed(backend, []byte("\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
 	out := response(1)
 	e.Feed(backend, out)

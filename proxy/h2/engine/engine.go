@@ -86,7 +86,7 @@ type Engine struct {
 	lim          limits
 	now          time.Duration // never 0: in a stream, 0 means "not yet"
 	conns        []*Conn
-	pools        map[*Endpoint]*pool
+	pools        map[poolKey]*pool
 	draining     bool          // every client gets GOAWAY
 	cutAt        time.Duration // when long-running streams end; 0 means never
 	awayAt       time.Duration // when SendAway was last called; 0 means never
@@ -205,7 +205,7 @@ func New(cfg Config) *Engine {
 }
 
 func newEngine(lim limits) *Engine {
-	return &Engine{lim: lim, now: 1, pools: map[*Endpoint]*pool{}, fields: wire.FieldSection{Max: lim.maxHeader}}
+	return &Engine{lim: lim, now: 1, pools: map[poolKey]*pool{}, fields: wire.FieldSection{Max: lim.maxHeader}}
 }
 
 // Advance sets the time, once per batch of frames. It never goes back.

@@ -25,6 +25,9 @@ type Plan struct {
 
 	Deadline    time.Duration // for the whole request; 0 means none
 	LongRunning bool          // a watch, log or the like: not retried once it was sent, and drain gives it the grace
+	// Apart sends the request over connections that carry only such requests: for an answer that a
+	// backend takes from somebody else, who may break the protocol and so end the connection.
+	Apart bool
 	// Finite says that a long-running response has an end of its own, unlike a watch. It is reset
 	// where a watch is ended, because its client could not tell a part of it from the whole.
 	Finite bool

@@ -16,8 +16,8 @@ import (
 // its output is written or its SETTINGS come, or redialAt is set. TestPoolModel checks this with
 // random events.
 type pool struct {
-	e       *Engine
-	ep      *Endpoint
+	e *Engine
+	poolKey
 	conns   []*Conn // the first with room is used: filling one before the next makes larger batches
 	waiting list
 	dialing int
@@ -30,6 +30,22 @@ type pool struct {
 	// redialAt is the earliest time for the next dial, set while existing connections may take the
 	// streams, or after a connection that was of no use. Zero means at once.
 	redialAt time.Duration
+}
+
+// poolKey identifies a pool: an endpoint may have one for Plan.Apart, too.
+type poolKey struct {
+	ep    *Endpoint
+	apart bool
+}
+
+// poolsOf returns the pools of an endpoint that exist.
+func (e *Engine) poolsOf(ep *Endpoint) (list []*pool) {
+	for _, apart := range [...]bool{false, true} {
+		if p := e.pools[poolKey{ep, apart}]; p != nil {
+			list = append(list, p)
+		}
+	}
+	return list
 }
 
 const (
@@ -47,11 +63,13 @@ const (
 
 var errNoEndpoint = errors.New("no endpoint to send to")
 
-func (e *Engine) pool(ep *Endpoint) *pool {
-	p := e.pools[ep]
+// pool returns the pool for a stream that was placed.
+func (e *Engine) pool(s *stream) *pool {
+	key := poolKey{s.ep.carrier(), s.plan.Apart}
+	p := e.pools[key]
 	if p == nil {
-		p = &pool{e: e, ep: ep}
-		e.pools[ep] = p
+		p = &pool{e: e, poolKey: key}
+		e.pools[key] = p
 	}
 	return p
 }
@@ -79,7 +97,7 @@ func (e *Engine) place(s *stream) {
 // put sends the request to the chosen endpoint, or lets it wait for a connection.
 func (e *Engine) put(s *stream, ep *Endpoint) {
 	s.picked, s.ep = true, ep
-	p := e.pool(ep.carrier())
+	p := e.pool(s)
 	if p.waiting.n == 0 {
 		if c := p.conn(); c != nil {
 			e.open(s, c)
@@ -191,7 +209,7 @@ func (e *Engine) connected(p *pool) (c *Conn) {
 	defer e.rescue(c)
 	c.pool = p
 	c.writeSettings()
-	if e.pools[p.ep] != p { // retired during the dial
+	if e.pools[p.poolKey] != p { // retired during the dial
 		c.drained = true
 		e.closeIfDone(c)
 		return c
@@ -345,8 +363,8 @@ var (
 
 // forgetPool removes an empty pool: endpoints come and go.
 func (e *Engine) forgetPool(p *pool) {
-	if len(p.conns) == 0 && p.dialing == 0 && p.waiting.n == 0 && e.pools[p.ep] == p {
-		delete(e.pools, p.ep)
+	if len(p.conns) == 0 && p.dialing == 0 && p.waiting.n == 0 && e.pools[p.poolKey] == p {
+		delete(e.pools, p.poolKey)
 	}
 }
 
@@ -396,8 +414,10 @@ func listSize(s *stream) int64 {
 // end after grace. When it is called again, the earliest end counts.
 func (e *Engine) Retire(ep *Endpoint, grace time.Duration) {
 	defer e.rescue(nil)
-	p := e.pools[ep]
-	delete(e.pools, ep)
+	pools := e.poolsOf(ep)
+	for _, p := range pools {
+		delete(e.pools, p.poolKey)
+	}
 	for _, c := range slices.Clone(e.conns) {
 		if c.pool == nil || c.pool.ep != ep {
 			continue
@@ -408,9 +428,11 @@ func (e *Engine) Retire(ep *Endpoint, grace time.Duration) {
 		}
 		e.closeIfDone(c)
 	}
-	for p != nil && p.waiting.n > 0 {
-		s := p.waiting.pop()
-		e.release(s)
-		e.place(s) // nothing was sent: it may move without counting as a retry
+	for _, p := range pools {
+		for p.waiting.n > 0 {
+			s := p.waiting.pop()
+			e.release(s)
+			e.place(s) // nothing was sent: it may move without counting as a retry
+		}
 	}
 }

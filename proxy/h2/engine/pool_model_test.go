@@ -24,7 +24,7 @@ func TestPoolModel(t *testing.T) {
 		m := &poolModel{r: r, rnd: rnd, eps: []*Endpoint{r.ep, r.endpoint("other")}[:1+rnd.IntN(2)]}
 		r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
 			p := r.forward(m.eps...)
-			p.LongRunning = rnd.IntN(3) == 0
+			p.LongRunning, p.Apart = rnd.IntN(3) == 0, rnd.IntN(4) == 0
 			p.Deadline = time.Duration(rnd.IntN(2)) * time.Minute
 			return p, true
 		}

@@ -271,7 +271,7 @@ func TestOneOfTwoDialsFails(t *testing.T) {
 	c.want()
 	r.dialled(r.held[1])
 	r.backend(0).takes(2 * assumedStreams)
-	if n := r.e.pool(r.ep).waiting.n; n > 0 || len(r.outcomes) > 0 {
+	if n := r.e.pools[poolKey{ep: r.ep}].waiting.n; n > 0 || len(r.outcomes) > 0 {
 		t.Errorf("%d requests wait, %d have ended", n, len(r.outcomes))
 	}
 }
@@ -284,4 +284,49 @@ func TestFirstWriteHasRequest(t *testing.T) {
 	if b := r.held[0].dialled(nil); len(b.streams) != 1 {
 		t.Errorf("%d requests are sent on a new connection", len(b.streams))
 	}
+}
+
+// Requests with Plan.Apart have connections for themselves, which end with the others' endpoint.
+func TestApart(t *testing.T) {
+	r, c := newClient(t)
+	r.plan.LongRunning = true
+	c.get(1)
+	r.backend(0).begin(1)
+	r.plan.Apart = true
+	c.gets(3, 5)
+	b := r.backend(1)
+	b.begin(1)
+	if len(r.backends) != 2 || len(b.c.streams) != 2 {
+		t.Fatalf("%d connections, %d requests on the second", len(r.backends), len(b.c.streams))
+	}
+	_ = b.fr.WriteRawFrame(http2.FrameHeaders, 0, 3, nil)
+	b.flush()
+	for range 257 { // a head without end
+		_ = b.fr.WriteContinuation(3, false, nil)
+	}
+	b.flush()
+	b.wantClosed(true, "a connection with an endless head is kept")
+	c.wantPart("HEADERS 1 :status=200", "RST 3 INTERNAL_ERROR")
+	r.backend(0).data(1, "event", false)
+	c.want(`DATA 1 "event"`)
+
+	c.get(7)
+	r.backend(2).begin(1)
+	r.retire(r.ep, time.Second)
+	r.tick(2 * time.Second)
+	for _, of := range []int{0, 2} {
+		r.backends[of].wantClosed(true, "a retired connection is kept")
+	}
+	r.clean()
+
+	r, c = newClient(t)
+	r.plan.Apart, r.plan.Retries, r.plan.Again = true, 1, true
+	second := r.endpoint("second")
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, second), true }
+	c.get(1)
+	r.backend(0).see()
+	r.eject(r.ep)
+	r.backend(1).respond(1, "from the second")
+	c.wantPart(`DATA 1 "from the second" END`)
+	r.clean()
 }

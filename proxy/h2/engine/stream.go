@@ -92,10 +92,14 @@ type kept struct {
 	Fail                   func(Outcome) http.Handler
 	Done                   func(Outcome)
 	LongRunning, Finite    bool
+	Apart                  bool
 }
 
 func (p *Plan) keep() kept {
-	return kept{Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done, LongRunning: p.LongRunning, Finite: p.Finite}
+	return kept{
+		Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done,
+		LongRunning: p.LongRunning, Finite: p.Finite, Apart: p.Apart,
+	}
 }
 
 // sending is what a forwarded request needs until the response's head: until then it may be sent

@@ -131,8 +131,8 @@ func (e *Engine) expired(s *stream) {
 		e.endIfDone(s)
 	case s.half[down].head || s.reason != ReasonNone:
 		e.abort(s, ReasonDeadline, errDeadline, http2.ErrCodeInternal)
-	case s.wait.in != nil && s.wait.in != &e.awaitDial && len(e.pool(s.ep.carrier()).conns) > 0:
-		e.answerNoRoom(s, e.pool(s.ep.carrier())) // nothing was sent
+	case s.wait.in != nil && s.wait.in != &e.awaitDial && len(e.pool(s).conns) > 0:
+		e.answerNoRoom(s, e.pool(s)) // nothing was sent
 	default:
 		s.blame(ReasonDeadline, errDeadline)
 		e.reset(s, down, http2.ErrCodeCancel)
