@@ -120,11 +120,11 @@ func (x *exchange) answer(err error) http.Handler {
 // carried is called with the outcome of a request that the engine has forwarded, and its duration
 // since the arrival of its head.
 func (x *exchange) carried(o *h2.Outcome, took time.Duration) {
+	x.held.leave() // first, so that no panic costs a place
 	if o.Answer > 0 && !x.decision.LongRunning {
 		x.upstream.Observe(o.Endpoint.Name, o.Answer)
 		x.upstream.Finish(took)
 	}
-	x.held.leave()
 }
 
 // finished is what the client's protocol knows about the end of a request.

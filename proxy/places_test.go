@@ -166,6 +166,15 @@ func TestLastingUsers(t *testing.T) {
 	<-over
 }
 
+// A panic at the end of a request costs no place.
+func TestPanicAtTheEnd(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		w := newWorld(t, worldConfig{observe: func(string, string, time.Duration) { panic("observing") }})
+		w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets", nil)).want(t, 200)
+		must.Soon(t, 10*time.Second, "the place is free", func() bool { return w.proxy.UnderWay() == 0 })
+	})
+}
+
 // A client that does not read its response gives its place back when the request's time is over.
 func TestUnreadResponse(t *testing.T) {
 	t.Parallel() // it waits most of the time
