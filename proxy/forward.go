@@ -79,6 +79,7 @@ func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange
 	if x.head.Upgrade != "" || d.LongRunning && d.Action == ToRemote { // it has a connection to its backend for itself
 		session, ok := p.sessionPlaces.Take(from, 1, int64(p.cfg.MaxSessions))
 		if !ok {
+			x.upstream.Refuse(true)
 			p.noPlace(w, r, x, errBusy("the front door"))
 			return
 		}

@@ -145,6 +145,24 @@ fairlead_backend_rejections_total{limit="retry_budget",name="v1.remote.example.c
 	})
 }
 
+// rejected checks that n requests to the remote were refused, all at one limit.
+func rejected(t *testing.T, metrics prometheus.Gatherer, limit string, n int) {
+	t.Helper()
+	for _, f := range must.Get(metrics.Gather())(t) {
+		if f.GetName() != "fairlead_backend_rejections_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			of, want := m.GetLabel()[0].GetValue(), 0.
+			if of == limit {
+				want, limit = float64(n), ""
+			}
+			check.Same(t, want, m.GetCounter().GetValue(), "refused at limit %s", of)
+		}
+	}
+	check.Same(t, n == 0, limit != "", "there is no series of the limit %s", limit)
+}
+
 // A watch's events arrive as they are sent, and a drain ends the watch as its timeout would.
 func TestWatch(t *testing.T) {
 	next := make(chan string)
@@ -311,7 +329,9 @@ func TestLeave(t *testing.T) {
 func TestShareOfServerWideLimit(t *testing.T) {
 	for limit, users := range map[int][]string{1: {"bob"}, 2: {"bob"}, 3: {"carol", "bob"}, 5: {"carol", "carol", "bob"}} {
 		began, end := make(chan struct{}), make(chan struct{})
-		w := newWorld(t, worldConfig{maxInFlight: limit, remote: func(_ http.ResponseWriter, r *http.Request) {
+		metrics := prometheus.NewRegistry()
+		counted := func(cfg *backend.Config) { cfg.Metrics = metrics }
+		w := newWorld(t, worldConfig{maxInFlight: limit, backends: counted, remote: func(_ http.ResponseWriter, r *http.Request) {
 			if strings.HasSuffix(r.URL.Path, "/slow") {
 				began <- struct{}{}
 				<-end
@@ -341,6 +361,7 @@ func TestShareOfServerWideLimit(t *testing.T) {
 		}
 		w.settled(t)
 		w.get(t, "h2", remoteGV+"/widgets").want(t, 200, "none under way, limit", limit)
+		rejected(t, metrics, "server", 2+min(len(users)-1, 1))
 	}
 }
 

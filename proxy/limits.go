@@ -105,6 +105,7 @@ func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.
 	var ok bool
 	if l := p.limits.of(d.Request.Verb); d.Action == ToRemote && !d.LongRunning && l.max > 0 {
 		if held.server, ok = l.places.Take(from, 1, l.max); !ok {
+			u.Refuse(false)
 			return errBusy("the front door")
 		}
 		if held.share, ok = u.AcquireShare(from, l.write, l.share); !ok {

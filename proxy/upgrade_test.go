@@ -18,7 +18,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -123,7 +126,9 @@ func TestSessionsAreBounded(t *testing.T) {
 func TestWatchesOverHTTP1AreBounded(t *testing.T) {
 	for http1, last := range map[bool]int{true: 429, false: 200} {
 		everyWay(t, func(t *testing.T, proto string) {
-			w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(rw http.ResponseWriter, r *http.Request) {
+			metrics := prometheus.NewRegistry()
+			counted := func(cfg *backend.Config) { cfg.Metrics = metrics }
+			w := newWorld(t, worldConfig{remoteHTTP1: http1, backends: counted, remote: func(rw http.ResponseWriter, r *http.Request) {
 				_ = http.NewResponseController(rw).Flush()
 				if r.URL.RawQuery != "" {
 					<-r.Context().Done()
@@ -143,6 +148,7 @@ func TestWatchesOverHTTP1AreBounded(t *testing.T) {
 			watch("bob", last)
 			watch("carol", 200)
 			w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets", nil)).want(t, 200, "no watch")
+			rejected(t, metrics, "sessions", map[bool]int{true: 1, false: 0}[http1])
 			_ = leave()
 			held := map[bool]int64{true: 3, false: 0}[http1]
 			must.Soon(t, 10*time.Second, "the place of a watch that has ended", func() bool { return w.proxy.sessionPlaces.Held() == held })

@@ -73,7 +73,7 @@ func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, 
 // APIService.
 type meter struct {
 	connections atomic.Int64
-	rejected    [2]atomic.Uint64 // in flight, long-running
+	rejected    [limits]atomic.Uint64
 	exhausted   atomic.Uint64
 	retries     [failContext + 1]atomic.Uint64
 	dials       [dialResults]atomic.Uint64
@@ -86,12 +86,23 @@ func (m *meter) phase(p phase, d time.Duration) { m.histograms[p].observe(d) }
 
 func (m *meter) retry(k kind) { m.retries[k].Add(1) }
 
-func (m *meter) reject(longRunning bool) {
-	i := 0
-	if longRunning {
-		i = 1
+// The limits at which requests are refused: the backend's own, then those of all together.
+const (
+	limitInFlight = iota
+	limitLongRunning
+	limitServer
+	limitSessions
+	limits
+)
+
+// Refuse counts a request that was refused at a limit of all backends together: of the sessions, or
+// of the requests in flight.
+func (u *Upstream) Refuse(session bool) {
+	limit := limitServer
+	if session {
+		limit = limitSessions
 	}
-	m.rejected[i].Add(1)
+	u.meter.rejected[limit].Add(1)
 }
 
 func (m *meter) dialled(err *dialError) {
@@ -164,8 +175,10 @@ func (m *meter) collect(ch chan<- prometheus.Metric, c *collector, u *Upstream) 
 	gauge(c.inFlight, u.inFlight.Held(), "request")
 	gauge(c.inFlight, u.longRunning.Held(), "longrunning")
 	gauge(c.connections, m.connections.Load())
-	counter(c.rejections, m.rejected[0].Load(), "inflight")
-	counter(c.rejections, m.rejected[1].Load(), "longrunning")
+	counter(c.rejections, m.rejected[limitInFlight].Load(), "inflight")
+	counter(c.rejections, m.rejected[limitLongRunning].Load(), "longrunning")
+	moved(c.rejections, m.rejected[limitServer].Load(), "server")
+	moved(c.rejections, m.rejected[limitSessions].Load(), "sessions")
 	counter(c.rejections, m.exhausted.Load(), "retry_budget")
 	counter(c.dials, m.dials[dialOK].Load(), dialResult(dialOK))
 	for i := dialOK + 1; i < dialResults; i++ {

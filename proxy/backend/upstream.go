@@ -167,12 +167,12 @@ func (u *Upstream) Pick(avoid ...Lease) (Lease, bool) {
 // share of from. Otherwise the caller must give the place back when the request has ended.
 func (u *Upstream) Acquire(from bound.Source, longRunning bool) (place bound.Place, ok bool) {
 	v := u.view.Load()
-	places, limit := &u.inFlight, v.maxInFlight
+	places, most, limit := &u.inFlight, v.maxInFlight, limitInFlight
 	if longRunning {
-		places, limit = &u.longRunning, v.maxLongRunning
+		places, most, limit = &u.longRunning, v.maxLongRunning, limitLongRunning
 	}
-	if place, ok = places.Take(from, 1, limit); !ok {
-		u.meter.reject(longRunning)
+	if place, ok = places.Take(from, 1, most); !ok {
+		u.meter.rejected[limit].Add(1)
 	}
 	return place, ok
 }
@@ -186,7 +186,7 @@ func (u *Upstream) AcquireShare(from bound.Source, write bool, limit int64) (pla
 		places = &u.writes
 	}
 	if place, ok = places.Take(from, 1, limit); !ok {
-		u.meter.reject(false)
+		u.Refuse(false)
 	}
 	return place, ok
 }
