@@ -56,7 +56,8 @@ func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange
 	d := &x.decision
 	from := d.source(x.head)
 	if x.head.Upgrade != "" {
-		// Bytes after the client's head were meant for the tunnel, and must not be read as a request.
+		// Bytes after the client's head were meant for the tunnel: they must not be read as a
+		// request.
 		w.Header().Set("Connection", "close")
 	}
 	if d.Timeout > 0 {

@@ -122,7 +122,8 @@ func TestSessionsAreBounded(t *testing.T) {
 	open("dave", "/api/v1/x", 101)
 }
 
-// A watch of a backend that speaks HTTP/1.1 has a connection for itself, too: it counts as a session.
+// A watch of a backend that speaks HTTP/1.1 has a connection for itself, too, and counts as a
+// session.
 func TestWatchesOverHTTP1AreBounded(t *testing.T) {
 	for http1, last := range map[bool]int{true: 429, false: 200} {
 		everyWay(t, func(t *testing.T, proto string) {

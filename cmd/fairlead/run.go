@@ -130,7 +130,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 	return loops
 }
 
-// The shares of file descriptors for client connections, and for those of sessions to their backends
+// The shares of file descriptors for client connections, and for sessions' connections to backends
 // (proxy.Config.MaxSessions); other connections to backends, probes and files use the rest.
 const (
 	frontShare   = 3. / 4
