@@ -229,19 +229,3 @@ func allocatesTheAuditID(t *testing.T, p *Proxy, h *Head, c *authn.Conn) {
 	}
 
 }
-
-// A caller who asks to be another user gets the same answer, and learns no address.
-func TestNobodyAuthorizesImpersonation(t *testing.T) {
-	_, p := thinker(t, worldConfig{})
-	p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-		return authorizer.DecisionNoOpinion, "", errors.New("dial tcp 192.0.2.1:6443: connection refused")
-	}}))(t)
-	d, _ := p.decision(t.Context(), asBob(remoteGV, ""), nil, true)
-	r := p.asUser(httptest.NewRequestWithContext(t.Context(), http.MethodGet, remoteGV, nil), &exchange{decision: d})
-	r.Header.Set("Impersonate-User", "jane")
-	w := httptest.NewRecorder()
-	p.impersonation(http.NotFoundHandler()).ServeHTTP(w, r)
-	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" || strings.Contains(w.Body.String(), "192.0.2.1") {
-		t.Errorf("%d, Retry-After %q: %s", w.Code, w.Header().Get("Retry-After"), w.Body)
-	}
-}

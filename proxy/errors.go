@@ -90,14 +90,15 @@ func errAuthenticating() error {
 
 // errAuthorizing fails closed, as kube-apiserver does with 500. Here the authorizer is another
 // process, which may restart, and nothing was executed: clients should ask again.
-func errAuthorizing() error {
+func errAuthorizing() *apierrors.StatusError {
 	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the request could not be authorized", retrySoon)
 }
 
-// errImpersonating is errAuthorizing for the impersonation filter. The filter answers only errors
-// of this reason as they are; of others it would show the caller the text, which has addresses.
-func errImpersonating() error {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonForbidden, "the request could not be authorized", retrySoon)
+// forbidden gives an error the reason that the impersonation filter needs to answer it as it is; of
+// others it would show the caller the text, which has addresses.
+func forbidden(err *apierrors.StatusError) error {
+	err.ErrStatus.Reason = metav1.StatusReasonForbidden
+	return err
 }
 
 func errPanicked() error {
@@ -168,7 +169,7 @@ func errBusy(name string) *apierrors.StatusError {
 var errNoRoom = errors.New("backend has no room")
 
 // errReviews means that too many requests of a caller wait for the local apiserver's reviews.
-func errReviews() error {
+func errReviews() *apierrors.StatusError {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this caller are waiting to be authenticated or authorized, please try again later", retrySoon)
 }
 

@@ -93,7 +93,7 @@ func TestRetryAfter(t *testing.T) {
 		"own credential":     {errOwnCredential(), 1},
 		"not authenticated":  {errAuthenticating(), 1},
 		"not authorized":     {errAuthorizing(), 1},
-		"not impersonating":  {errImpersonating(), 1},
+		"not impersonating":  {forbidden(errAuthorizing()), 1},
 		"forbidden":          {errForbidden(&authz.Attributes{User: &user.DefaultInfo{Name: "bob"}}, ""), 0},
 		"CONNECT":            {errConnect(), 0},
 		"no table":           {errNotReady(), 1},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -116,6 +118,24 @@ func TestGuardServesWhatItAuthorizes(t *testing.T) {
 		authorized, served, ok := strings.Cut(body, " ")
 		if strings.HasPrefix(string(raw), "HTTP/1.1 200") && (!ok || authorized != served) {
 			t.Errorf("%s: authorized for %q, served %q", target, authorized, served)
+		}
+	}
+}
+
+// A caller who asks to be another user gets the same answer, and learns no address.
+func TestNobodyAuthorizesImpersonation(t *testing.T) {
+	_, p := thinker(t, worldConfig{})
+	for failure, want := range map[error]int{errors.New("dial tcp 192.0.2.1:6443: connection refused"): 503, bound.ErrFull: 429} {
+		p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			return authorizer.DecisionNoOpinion, "", failure
+		}}))(t)
+		d, _ := p.decision(t.Context(), asBob(remoteGV, ""), nil, true)
+		r := p.asUser(httptest.NewRequestWithContext(t.Context(), http.MethodGet, remoteGV, nil), &exchange{decision: d})
+		r.Header.Set("Impersonate-User", "jane")
+		w := httptest.NewRecorder()
+		p.impersonation(http.NotFoundHandler()).ServeHTTP(w, r)
+		if w.Code != want || w.Header().Get("Retry-After") != "1" || strings.Contains(w.Body.String(), failure.Error()) {
+			t.Errorf("%v: %d, Retry-After %q: %s", failure, w.Code, w.Header().Get("Retry-After"), w.Body)
 		}
 	}
 }

@@ -90,8 +90,11 @@ func New(cfg Config) (*Proxy, error) {
 // impersonate that user.
 func (p *Proxy) impersonation(next http.Handler) http.Handler {
 	return p.cfg.Authz.Impersonate(next, p.codecs, func(err error) error {
+		if errors.Is(err, bound.ErrFull) {
+			return forbidden(errReviews())
+		}
 		p.log.Warn("authorizing an impersonation", "err", err)
-		return errImpersonating()
+		return forbidden(errAuthorizing())
 	})
 }
 
