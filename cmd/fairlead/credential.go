@@ -58,16 +58,22 @@ const (
 	slowLook = 10 * time.Second
 )
 
-func newCredential(c *rest.Config, log *slog.Logger) (*credential, error) {
+func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*credential, error) {
 	k := &credential{log: log, rejected: make(chan struct{}, 1), changed: make(chan struct{})}
-	err := k.take(c)
-	if err == nil {
-		err = k.look(k.offered.Swap(nil))
-	}
-	if err != nil {
+	if err := k.take(c); err != nil {
 		return nil, cli.Usage(err)
 	}
-	return k, nil
+	looked := make(chan error, 1)
+	go func() { looked <- k.look(k.offered.Swap(nil)) }() // ends with the plugin, or with the process
+	select {
+	case err := <-looked:
+		if err != nil {
+			return nil, cli.Usage(err)
+		}
+		return k, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for our own credential: %w", ctx.Err())
+	}
 }
 
 // take offers Run another configuration. It runs no plugin, which may hang, because its caller also

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -10,12 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -23,7 +26,7 @@ import (
 
 func credentialOf(t *testing.T, dir, user string) (*credential, error) {
 	t.Helper()
-	return newCredential(kubeconfigOf(t, dir, user), slog.New(slog.DiscardHandler))
+	return newCredential(t.Context(), kubeconfigOf(t, dir, user), slog.New(slog.DiscardHandler))
 }
 
 // kubeconfigOf writes a kubeconfig for user to dir and returns its configuration.
@@ -154,6 +157,30 @@ func TestCredentialFollows(t *testing.T) {
 	}
 	must.Run(t, k.Run)
 	must.Soon(t, time.Minute, "the plugin's token", func() bool { return k.Authorization() == "Bearer t2" })
+}
+
+// A signal ends the start, too, though the plugin hangs.
+func TestPluginThatHangs(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo") // cat waits until something has written to it
+	must.Do(t, syscall.Mkfifo(fifo, 0o600))
+	kube := kubeconfigOf(t, t.TempDir(), `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"cat","args":["`+fifo+`"],"interactiveMode":"Never"}`)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := newCredential(ctx, kube, slog.New(slog.DiscardHandler))
+		ended <- err
+	}()
+	plugin := must.Get(os.OpenFile(fifo, os.O_WRONLY, 0))(t) // waits until cat reads
+	defer plugin.Close()
+	cancel()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) || cli.IsUsage(err) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it still waits")
+	}
 }
 
 // A refused credential is renewed soon, but not more often than cloud providers tolerate. If the

@@ -68,9 +68,9 @@ func (d *door) impersonate(c *authn.Config) {
 	}
 }
 
-func (d *door) makeCredential() (err error) {
+func (d *door) makeCredential(ctx context.Context) (err error) {
 	if d.o.impersonates() {
-		d.credential, err = newCredential(d.kube, d.log)
+		d.credential, err = newCredential(ctx, d.kube, d.log)
 	}
 	return err
 }

@@ -26,7 +26,7 @@ import (
 // Each step makes one component from the flags and the components before it. Packages that do not
 // import each other are connected only here, by func fields.
 
-func (d *door) findAPIServer(context.Context) (err error) {
+func (d *door) findAPIServer(ctx context.Context) (err error) {
 	if d.o.alone() {
 		return nil
 	}
@@ -34,7 +34,7 @@ func (d *door) findAPIServer(context.Context) (err error) {
 		return err
 	}
 	d.client = d.kube
-	if err := d.makeCredential(); err != nil {
+	if err := d.makeCredential(ctx); err != nil {
 		return err
 	}
 	if d.o.kubeconfig != "" {
