@@ -114,6 +114,16 @@ func TestStatusWatch(t *testing.T) {
 	check.Same(t, 2, strings.Count(out, "v1beta1.metrics.k8s.io "), "rows, the first and the changed one, in %s", out)
 }
 
+// A watch shows that an APIService was deleted, and that it is back.
+func TestStatusWatchDeleted(t *testing.T) {
+	without := sample()
+	without.APIServices = without.APIServices[1:]
+	out, _ := newFront(t, sample(), without, without, sample()).run(t, "status", "-w")
+	const row = "v1beta1.metrics.k8s.io   kube-system/metrics-server:443   True        Passed   5h    1/2         3           42ms   50d\n"
+	want := strings.SplitAfter(table1, "\n")[0] + row + "v1beta1.metrics.k8s.io   -   Deleted\n"
+	check.Same(t, want+strings.Join(strings.Fields(row), "   ")+"\n", out, "the table, a deletion and a new row")
+}
+
 func TestMistakes(t *testing.T) {
 	f := newFront(t, sample())
 	for _, args := range [][]string{{"status", "-o", "xml"}, {"status", "-w", "-o", "json"}, {"explain"}, {"explain", "a", "b"}, {"explain", "/x", "-o", "table"}, {"explain", "/x", "--as", "jane", "--as-user-extra", "a=b"}} {

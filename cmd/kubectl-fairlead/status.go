@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -198,7 +199,7 @@ func (c *client) watch(ctx context.Context, o *statusOptions) error {
 		return err
 	}
 	defer resp.Body.Close()
-	known := map[string]string{} // :: name → its row without ages and counters
+	known := map[string]string{} // :: name → its row without ages and counters, or deleted
 	events := bufio.NewScanner(resp.Body)
 	for events.Scan() {
 		if !strings.HasPrefix(events.Text(), "data:") {
@@ -241,5 +242,18 @@ func (c *client) showChanged(s *answer.Status, shown []*answer.APIService, known
 	if !first {
 		rows = rows[1:]
 	}
+	gone := maps.Clone(known)
+	for i := range s.APIServices {
+		delete(gone, s.APIServices[i].Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(gone)) {
+		if known[name] != deleted {
+			known[name] = deleted
+			rows = append(rows, []cell{{text: name}, {text: "-"}, {deleted, c.palette.bad}})
+		}
+	}
 	return table(c.out, rows)
 }
+
+// deleted is shown instead of a verdict when an APIService is gone.
+const deleted = "Deleted"
