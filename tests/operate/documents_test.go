@@ -60,7 +60,7 @@ func testDocumentedFlags(t *testing.T, w *world) {
 		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reset-then-reuse-values",
 		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite", "--manifest", "--archive", "--now", "--version",
 		"--as", "--admin", "--certificate-authority", "--current", "--cluster", "--requestheader",
-		"--tail", "--prefix", "--bump-revision", "--mark-compacted",
+		"--tail", "--prefix", "--bump-revision", "--mark-compacted", "--subresource", "--type",
 	}
 	pages := must.Get(filepath.Glob("../../docs/runbooks/*.md"))(t)
 	n := 0
