@@ -330,3 +330,26 @@ func TestApart(t *testing.T) {
 	c.wantPart(`DATA 1 "from the second" END`)
 	r.clean()
 }
+
+// Requests that wait for a connection to a retired endpoint wait for another, apart or not; idle
+// connections to it end at once.
+func TestRetiredWhileWaiting(t *testing.T) {
+	r, c := newClient(t)
+	r.heldDial = true
+	c.get(1)
+	r.plan.Apart = true
+	c.get(3)
+	r.retire(r.ep, time.Second)
+	if len(r.held) != 4 {
+		t.Fatalf("%d dials, want two for each request", len(r.held))
+	}
+	r.dialAll()
+	r.backend(2).respond(1, "one")
+	r.backend(3).respond(1, "three")
+	c.wantPart(`DATA 1 "one" END`, `DATA 3 "three" END`)
+	r.retire(r.ep, time.Second)
+	for _, b := range r.backends {
+		b.wantClosed(true, "an idle connection to a retired endpoint is kept")
+	}
+	r.clean()
+}
