@@ -46,12 +46,13 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 			p.writeError(w, r, err)
 			return
 		}
-		r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
+		ctx := context.WithValue(r.Context(), exchangeKey{}, x)
+		r = r.WithContext(ctx)
 		if p.knownScraper(&x.decision, time.Now()) {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if _, err := p.authenticate(r.Context(), &x.decision, true); err != nil {
+		if _, err := p.authenticate(ctx, &x.decision, true); err != nil {
 			p.writeError(w, r, err)
 			return
 		}
