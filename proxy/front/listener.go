@@ -21,7 +21,8 @@ import (
 const (
 	// minConnections is the least limit of a port: for an operator, and a load balancer's probes.
 	minConnections = 8
-	// stallLogInterval is the least time between two logs about a full port.
+	// stallLogInterval is the least time between two logs about a full port, and how often one that
+	// stays full is counted: several times in the range of its alert.
 	stallLogInterval = time.Minute
 )
 
@@ -77,7 +78,7 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	l := &Listener{
 		log: cmp.Or(a.Logger, slog.New(slog.DiscardHandler)), port: a.Name, places: make(chan struct{}, most), done: make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_accept_stalls_total", Help: "Times that a port accepted no new connection for a while: its limit was reached, or accepting failed.",
+			Name: "fairlead_accept_stalls_total", Help: "Times that a port accepted no new connection for a while: its limit was reached, or accepting failed. One that lasts counts once a minute.",
 			ConstLabels: labels,
 		}),
 	}
@@ -122,11 +123,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	select {
 	case l.places <- struct{}{}:
 	default:
-		l.stalled("the limit of connections is reached", nil)
-		select {
-		case l.places <- struct{}{}:
-		case <-l.done:
-			return nil, net.ErrClosed
+		if err := l.wait(); err != nil {
+			return nil, err
 		}
 	}
 	conn, err := l.Listener.Accept()
@@ -143,6 +141,22 @@ func (l *Listener) Accept() (net.Conn, error) {
 		<-l.places
 	})
 	return &placed{conn, leave}, nil
+}
+
+// wait takes a place when there is one.
+func (l *Listener) wait() error {
+	again := time.NewTicker(stallLogInterval)
+	defer again.Stop()
+	for {
+		l.stalled("the limit of connections is reached", nil)
+		select {
+		case l.places <- struct{}{}:
+			return nil
+		case <-l.done:
+			return net.ErrClosed
+		case <-again.C:
+		}
+	}
 }
 
 func (l *Listener) stalled(why string, err error) {

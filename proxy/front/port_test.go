@@ -229,6 +229,21 @@ func TestStallsAreLoggedSeldom(t *testing.T) {
 	})
 }
 
+// A port that stays full is counted once in stallLogInterval: no alert would notice a counter that
+// rose once.
+func TestStallThatLastsIsCountedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &Listener{log: slog.New(slog.DiscardHandler), stalls: prometheus.NewCounter(prometheus.CounterOpts{}), done: make(chan struct{})} // with no place
+		time.AfterFunc(4*stallLogInterval+time.Second, func() { close(l.done) })
+		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("error %v, want %v", err, net.ErrClosed)
+		}
+		if n := testutil.ToFloat64(l.stalls); n != 5 {
+			t.Errorf("counted %v in four intervals, want 5: at once, and after each", n)
+		}
+	})
+}
+
 // served sends one request, after which the connection is in its final state.
 func served(c *tls.Conn, protocol string) error {
 	if protocol != "h2" {
