@@ -197,6 +197,8 @@ func testValues(t *testing.T, w *world, helm string) {
 		"- --requestheader-allowed-names=one,two":             {"requestHeaderAllowedNames={one,two}"},
 		"hostPath: {path: /var/lib/pki/ca.crt, type: File}":   {"pkiPath=/var/lib/pki"},
 		"startupProbe:\n            failureThreshold: 30":     {"startupProbe.failureThreshold=30", "startupProbe.httpGet.path=/livez", "startupProbe.httpGet.port=admin", "startupProbe.httpGet.scheme=HTTPS"},
+		"nodeSelector:\n        zone: a\n":                    {"nodeSelector.zone=a"},
+		"control-plane\n                operator: Exists":     {"affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null"},
 		"priorityClassName: system-cluster-critical":          {"priorityClassName=system-cluster-critical"},
 		"topologyKey: topology.kubernetes.io/zone":            {"mode=load-balancer", "topologySpreadConstraints[0].maxSkew=1", "topologySpreadConstraints[0].topologyKey=topology.kubernetes.io/zone", "topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule"},
 		"        team: platform":                              {"podLabels.team=platform"},

@@ -65,6 +65,13 @@ files:
   proxyClientKey: /etc/fairlead/front-proxy-client/tls.key
 {{- end }}
 
+{{/* kubeadm sets this label to "", K3s and RKE2 to "true". */}}
+{{- define "fairlead.controlPlaneNodes" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms: [{matchExpressions: [{key: node-role.kubernetes.io/control-plane, operator: Exists}]}]
+{{- end }}
+
 {{/* The command line of both modes. */}}
 {{- define "fairlead.args" -}}
 {{- $s := include "fairlead.settings" . | fromYaml -}}
