@@ -177,6 +177,7 @@ func testValues(t *testing.T, w *world, helm string) {
 		{"requestHeaderAllowedNames={}"}, {"pkiPath=pki"}, {"secrets.serving=Not_A_Name"}, {"trustConfigMap="}, {"shutdownDelay=15"}, {"goawayChance=0.5"}, {"loggingFormat=xml"}, {"extraArgs={serve}"},
 		{"entrypoint.enabled=maybe"}, {"entrypoint=true"}, {"writeStatus=1"}, {"caFromNamespaces={UP}"}, {"service.type=ExternalName"}, {"service.port=-1"},
 		{"networkPolicy.enabled=no one"}, {"podDisruptionBudget.maxUnavailable=0"}, {"podDisruptionBudget.maxUnavailable=many"}, {"monitoring=true"}, {"nodeSelector=x"},
+		{"terminationGracePeriodSeconds=2m"},
 		{"mode=load-balancer", "entrypoint.enabled=true"}, // a loop: Fairlead's own clients would reach Fairlead
 	} {
 		if a := try(bad...); a.Code == 0 || !strings.Contains(a.Errs, "schema") {
@@ -199,6 +200,7 @@ func testValues(t *testing.T, w *world, helm string) {
 		"startupProbe:\n            failureThreshold: 30":     {"startupProbe.failureThreshold=30", "startupProbe.httpGet.path=/livez", "startupProbe.httpGet.port=admin", "startupProbe.httpGet.scheme=HTTPS"},
 		"nodeSelector:\n        zone: a\n":                    {"nodeSelector.zone=a"},
 		"control-plane\n                operator: Exists":     {"affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null"},
+		"terminationGracePeriodSeconds: 300":                  {"shutdownDelay=200s", "terminationGracePeriodSeconds=300"},
 		"priorityClassName: system-cluster-critical":          {"priorityClassName=system-cluster-critical"},
 		"topologyKey: topology.kubernetes.io/zone":            {"mode=load-balancer", "topologySpreadConstraints[0].maxSkew=1", "topologySpreadConstraints[0].topologyKey=topology.kubernetes.io/zone", "topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule"},
 		"        team: platform":                              {"podLabels.team=platform"},
