@@ -45,6 +45,8 @@ func (o *options) validateEtcd(fault func(string, ...any)) {
 		switch {
 		case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" || u.User != nil || u.RawQuery != "" || strings.Trim(u.Path, "/") != "":
 			fault("--registry=etcd: an element is not the URL of an etcd member, such as https://10.0.0.1:2379")
+		case u.Port() == "":
+			fault("--registry=etcd: %s has no port: etcd's own is 2379", e)
 		case !strings.HasPrefix(o.endpoints()[0], u.Scheme+":"):
 			fault("--registry=etcd: all members must be https, or all http")
 		case u.Scheme == "http" && o.etcd.ca+o.etcd.cert+o.etcd.key != "":
@@ -62,6 +64,9 @@ func (o *options) validateEtcd(fault func(string, ...any)) {
 			fault("%s needs --registry=etcd:URL,…", flag)
 		}
 		checkReadable(fault, flag, path)
+	}
+	if (o.etcd.cert == "") != (o.etcd.key == "") {
+		fault("--etcd-certfile and --etcd-keyfile go together")
 	}
 	if o.etcd.cacheFile != "" && o.endpoints() == nil {
 		fault("--registry-cache-file needs --registry=etcd:URL,…")

@@ -67,6 +67,8 @@ func TestValidate(t *testing.T) {
 		{"etcd, nowhere", append(good, "--registry", "etcd:"), []string{`--registry=etcd: an element is not the URL`}},
 		{"etcd, no URL", append(good, "--registry", "etcd:https://a:2379,b:2379"), []string{`--registry=etcd: an element is not the URL`}},
 		{"etcd, password", append(good, "--registry", "etcd:https://me:secret@a:2379"), []string{`--registry=etcd: an element is not the URL`}},
+		{"etcd, no port", append(good, "--registry", "etcd:https://a:2379,https://b"), []string{"--registry=etcd: https://b has no port"}},
+		{"etcd, half a key pair", append(good, "--registry", "etcd:https://a:2379", "--etcd-certfile", file), []string{"--etcd-certfile and --etcd-keyfile go together"}},
 		{"etcd, plain text", append(good, "--registry", "etcd:http://a:2379", "--etcd-cafile", file), []string{"http://a:2379 is plain text"}},
 		{"etcd, both", append(good, "--registry", "etcd:https://a:2379,http://b:2379"), []string{"all members must be https, or all http"}},
 		{"directory, cluster, status", append(good, "--registry", "dir:/x,kubernetes", "--kubeconfig", file, "--write-status"), []string{"--write-status is for --registry=kubernetes"}},
