@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"time"
 )
@@ -19,7 +20,7 @@ func (d *door) drain() {
 	grace := d.o.watchGrace
 	watches := time.AfterFunc(grace, d.proxy.EndLongRunning)
 	defer watches.Stop()
-	ctx, cancel := context.WithTimeout(context.Background(), max(d.o.requestTimeout, grace+time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), d.o.drainLimit())
 	defer cancel()
 	if d.o.sendRetryAfter {
 		d.rejectNew(ctx)
@@ -37,6 +38,11 @@ func (d *door) drain() {
 	// The admin port goes last: it shows the drain.
 	_ = d.admin.Close()
 	d.log.Info("drained")
+}
+
+// drainLimit is how long requests and watches under way may take to end.
+func (o *options) drainLimit() time.Duration {
+	return max(cmp.Or(o.requestTimeout, time.Minute), o.watchGrace+time.Second) // 0 is the default, as in the table
 }
 
 // rejectNew asks new requests to retry later (429), on old and new connections, until those in

@@ -6,10 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -129,6 +131,16 @@ func TestValidate(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Requests under way may end as late as the flags let them, 0 being the default.
+func TestDrainWaitsForRequests(t *testing.T) {
+	for _, tt := range []struct{ requests, watches, want time.Duration }{
+		{10 * time.Second, 0, 10 * time.Second}, {0, 0, time.Minute}, {10 * time.Second, time.Minute, 61 * time.Second},
+	} {
+		o := &options{requestTimeout: tt.requests, watchGrace: tt.watches}
+		check.Same(t, tt.want, o.drainLimit(), "the longest drain, with requests of %s and watches of %s", tt.requests, tt.watches)
 	}
 }
 
