@@ -48,6 +48,7 @@ const (
 func symptoms() [][2]string {
 	return [][2]string{
 		{`ClusterIP "None"`, "the service is headless, and this Fairlead uses ClusterIPs: run it with --enable-aggregator-routing"},
+		{" is refused: ", "Fairlead does not dial such an address: correct the Service, or set --allow-loopback-backends (also of lint) if it is a loopback address on purpose"},
 		{"no endpoints available", "no pod behind the service is ready: check its selector, its pods and their readiness"},
 		// Texts of certs/trust.
 		{"ExpiredCertificate: ", "the backend's serving certificate has expired: renew it"},

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -29,6 +30,9 @@ const (
 	clusterTimeout = 30 * time.Second
 	// sameFlags is the advice for addresses that Fairlead does not dial.
 	sameFlags = "give lint the same flags as serve (--allow-loopback-backends, --enable-aggregator-routing); if they are the same, correct the Service"
+	giveRole  = "give the kubeconfig's user the ClusterRole of Fairlead"
+	// ownAddress is the advice for a server that does not answer like a kube-apiserver.
+	ownAddress = "check that the kubeconfig names kube-apiserver's own address, and that it runs"
 )
 
 // config reads --kubeconfig. Without it, it reads what kubectl would: $KUBECONFIG, ~/.kube/config
@@ -58,9 +62,12 @@ func (l *linter) live(ctx context.Context) {
 	if !l.proxyClient(ctx, client) {
 		return
 	}
+	if !l.readable(ctx, client.RESTClient()) {
+		return
+	}
 	entries, err := l.table(ctx, cfg)
 	if err != nil {
-		l.error("local apiserver", "give the kubeconfig's user the ClusterRole of Fairlead", "reading its APIServices, Services and EndpointSlices: %v", err)
+		l.error("local apiserver", doFor(err, giveRole), "reading its APIServices, Services and EndpointSlices: %v", err)
 		return
 	}
 	l.usable = usable(ctx, client.RESTClient())
@@ -81,12 +88,12 @@ func (l *linter) proxyClient(ctx context.Context, client corev1client.CoreV1Inte
 	const name = "extension-apiserver-authentication"
 	cm, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
 	if network := net.Error(nil); errors.As(err, &network) {
-		l.error("local apiserver", "check that it runs, and that the kubeconfig names its own address", "it cannot be reached: %v", err)
+		l.error("local apiserver", ownAddress, "it cannot be reached: %v", err)
 		return false
 	}
 	var authentication map[string][]byte
 	if err != nil {
-		l.warn("ConfigMap "+metav1.NamespaceSystem+"/"+name, "bind the Role extension-apiserver-authentication-reader", "reading: %v", err)
+		l.warn("ConfigMap "+metav1.NamespaceSystem+"/"+name, doFor(err, "bind the Role extension-apiserver-authentication-reader"), "reading: %v", err)
 	} else {
 		authentication = make(map[string][]byte, len(cm.Data))
 		for k, v := range cm.Data {
@@ -108,6 +115,27 @@ func (l *linter) proxyClient(ctx context.Context, client corev1client.CoreV1Inte
 		l.found = append(l.found, found...)
 	}
 	return true
+}
+
+// readable reports what of the cluster cannot be read. Table would ask for it again until its time
+// is over, and could only say that.
+func (l *linter) readable(ctx context.Context, client rest.Interface) bool {
+	all := true
+	for _, path := range []string{"/apis/apiregistration.k8s.io/v1/apiservices", "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"} {
+		if err := client.Get().AbsPath(path).Param("limit", "1").Do(ctx).Error(); err != nil {
+			l.error("local apiserver", doFor(err, giveRole), "reading %s: %v", path, err)
+			all = false
+		}
+	}
+	return all
+}
+
+// doFor returns what to do about err: allow, if rights are missing.
+func doFor(err error, allow string) string {
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		return allow
+	}
+	return ownAddress
 }
 
 // table reads the cluster exactly as serve does.

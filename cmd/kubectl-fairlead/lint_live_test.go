@@ -3,11 +3,13 @@ package main
 import (
 	"crypto/tls"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -59,6 +61,48 @@ func TestLintCurrentCluster(t *testing.T) {
 	if out, err := lint(t, ""); !cli.IsUsage(err) {
 		t.Errorf("error %v, want a usage error: there is nothing to check\n%s", err, out)
 	}
+}
+
+// What cannot be read is reported at once, with the reason and what to do about that.
+func TestLintUnreadableCluster(t *testing.T) {
+	for _, tt := range []struct {
+		name, without string // the collection
+		code          int
+		do            string
+	}{
+		{"no rights", apiserver.Services, http.StatusForbidden, giveRole},
+		{"unknown user", apiserver.APIServices, http.StatusUnauthorized, giveRole},
+		{"a front door without Services", apiserver.Services, http.StatusNotFound, ownAddress},
+		{"overloaded", apiserver.Slices, http.StatusServiceUnavailable, ownAddress},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			server := apiserver.New()
+			front := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == tt.without {
+					http.Error(w, "not here", tt.code)
+					return
+				}
+				server.ServeHTTP(w, r)
+			}))
+			t.Cleanup(front.Close)
+			begun := time.Now()
+			out := lintText(t, "", "--kubeconfig="+kubeconfig(t, front))
+			says(t, out, "error: local apiserver: reading "+tt.without+": ", "; "+tt.do+"\n")
+			if took := time.Since(begun); took > clusterTimeout/2 {
+				t.Errorf("it took %s", took)
+			}
+		})
+	}
+}
+
+// A backend that Fairlead must not dial is not said to be down.
+func TestLintRefusedName(t *testing.T) {
+	server := apiserver.New()
+	all := served("widgets", 443)
+	all[1].(*corev1.Service).Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"}
+	server.Put(all...)
+	out := lintText(t, "", "--kubeconfig="+kubeconfigOf(t, server))
+	says(t, out, "localhost is a loopback name; ", "--allow-loopback-backends")
 }
 
 // All backends are asked at once: each of these presents its certificate when all have been asked,
