@@ -47,6 +47,7 @@ func Root(use, short, version string, subcommands ...*cobra.Command) *cobra.Comm
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage{err} })
 	cmd.AddCommand(subcommands...)
 	cmd.AddCommand(versionCommand(version))
+	cmd.InitDefaultCompletionCmd() // cobra would add it later
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return nil
@@ -58,6 +59,9 @@ func Root(use, short, version string, subcommands ...*cobra.Command) *cobra.Comm
 		return usage{errors.New(text)}
 	}
 	for _, c := range cmd.Commands() {
+		if !c.Runnable() { // cobra does not check the arguments of such a command
+			c.RunE = cmd.RunE
+		}
 		if check := c.Args; check != nil {
 			c.Args = func(cmd *cobra.Command, args []string) error {
 				if err := check(cmd, args); err != nil {

@@ -21,6 +21,8 @@ func TestRoot(t *testing.T) {
 		{"nothing-like-it", `unknown command "nothing-like-it" for "fairlead"`},
 		{"status extra", "see fairlead status --help"},
 		{"--no-such-flag", "unknown flag"},
+		{"completion", "Generate the autocompletion script"},
+		{"completion bsh", `unknown command "bsh" for "fairlead completion"`},
 		{"--version", "fairlead version v1.2.3 (go"},
 		{"version", "fairlead v1.2.3 (go"},
 		{"version -o json", `"version": "v1.2.3", "goVersion": "go`},
