@@ -38,15 +38,33 @@ func workedAround(e *registry.Entry) (cause, do string) {
 	if len(e.Problems) > 0 {
 		return strings.Join(e.Problems, "; "), "correct the APIService: its faulty parts are ignored"
 	}
-	bad := 0
-	for i := range e.Endpoints {
-		if e.Endpoints[i].Health == registry.Unhealthy {
-			bad++
-			cause = e.Endpoints[i].Message
-		}
-	}
+	bad, cause := unhealthy(e.Endpoints)
 	if bad == 0 {
 		return "", ""
 	}
 	return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s", bad, len(e.Endpoints), cause), advice.For(cause)
+}
+
+// unhealthy returns how many endpoints are unhealthy, and what is wrong with the last of them.
+func unhealthy(all []registry.Endpoint) (bad int, cause string) {
+	for i := range all {
+		if all[i].Health == registry.Unhealthy {
+			bad++
+			cause = all[i].Message
+		}
+	}
+	return bad, cause
+}
+
+// diagnoseLocal returns what is wrong with the local apiservers. If none is healthy, requests are
+// sent to them nevertheless.
+func diagnoseLocal(servers []registry.Endpoint) (cause, do string) {
+	switch bad, cause := unhealthy(servers); bad {
+	case 0:
+		return "", ""
+	case len(servers):
+		return "no local apiserver is healthy: " + cause, advice.For(cause)
+	default:
+		return fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s", bad, len(servers), cause), advice.For(cause)
+	}
 }

@@ -98,7 +98,9 @@ func (p *Pages) explain(ctx context.Context, method, target string, u user.Info)
 	}
 	x.Identity = identity(&d, u)
 	x.Timeout = timeout(&d)
-	x.Cause, x.Advice = diagnose(&d)
+	if x.Cause, x.Advice = diagnose(&d); x.Cause == "" && d.Action == proxy.ToLocal {
+		x.Cause, x.Advice = diagnoseLocal(p.cfg.LocalServers())
+	}
 	x.Cause = brief(x.Cause)
 	if denied != nil {
 		x.Destination, x.Identity, x.Cause, x.Advice = "refused", nil, denied.Error(), ""

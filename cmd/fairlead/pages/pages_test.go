@@ -14,9 +14,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -129,6 +131,34 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// A request for the local apiserver is forwarded even if none is healthy, and the explanation says
+// why it fails.
+func TestExplainDeadLocalAPIServer(t *testing.T) {
+	s := newStand(t)
+	s.cfg.Explain = func(_ context.Context, _ *proxy.Head, u user.Info) (proxy.Decision, error) {
+		return proxy.Decision{Action: proxy.ToLocal, User: u}, nil
+	}
+	healthy := registry.Endpoint{Address: "10.0.0.1:6443", Health: registry.Healthy}
+	dead := registry.Endpoint{Address: "10.0.0.2:6443", Health: registry.Unhealthy, Message: "dial tcp: connection refused"}
+	listens := advice.For("connection refused")
+	for _, tt := range []struct {
+		name          string
+		servers       []registry.Endpoint
+		cause, advice string
+	}{
+		{"healthy", []registry.Endpoint{healthy}, "", ""},
+		{"one of two", []registry.Endpoint{healthy, dead}, "1 of 2 local apiservers are unhealthy and get no requests: dial tcp: connection refused", listens},
+		{"all", []registry.Endpoint{dead, dead}, "no local apiserver is healthy: dial tcp: connection refused", listens},
+		{"not probed yet", []registry.Endpoint{{Address: "10.0.0.1:6443"}}, "", ""},
+	} {
+		s.cfg.LocalServers = func() []registry.Endpoint { return tt.servers }
+		x := s.explain(t.Context(), http.MethodGet, "/api/v1/pods", &user.DefaultInfo{Name: "alice"})
+		if x.Destination != "local" || x.Cause != tt.cause || x.Advice != tt.advice {
+			t.Errorf("%s: %s, cause %q, advice %q; want %q, %q", tt.name, x.Destination, x.Cause, x.Advice, tt.cause, tt.advice)
+		}
+	}
+}
+
 // rights authorizes the users of these tests.
 func rights(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	// alice may do everything, bob may see widgets and pages, and nobody else anything.
@@ -196,6 +226,7 @@ func TestDiagnose(t *testing.T) {
 		{registry.ReasonFailedDiscoveryCheck, "context deadline exceeded (Client.Timeout exceeded while awaiting headers)", "hangs"},
 		{registry.ReasonFailedDiscoveryCheck, "dial tcp 10.0.0.1:443: i/o timeout", "drops the packets"},
 		{registry.ReasonFailedDiscoveryCheck, "dial tcp 10.0.0.1:443: connect: connection refused", "nothing listens"},
+		{registry.ReasonFailedDiscoveryCheck, "the external name of service/a in \"b\" is refused: localhost is a loopback name", "--allow-loopback-backends"},
 		{registry.ReasonFailedDiscoveryCheck, "something new", ""},
 	} {
 		e := &registry.Entry{
