@@ -60,11 +60,11 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	if _, err := os.Stat(o.fairlead); err != nil {
 		return o, fmt.Errorf("finding fairlead (make build makes it): %w", err)
 	}
-	o.port, o.adminPort = free(o.port), free(o.adminPort)
 	return o, nil
 }
 
-// free returns port, or zero (any port) if the port is in use.
+// free returns port, or zero (any port) if the port is in use. Call it last: the parts before
+// Fairlead take seconds to start, and minutes to build.
 func free(port int) int {
 	l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // binding a loopback port does not block
 	if err != nil {
@@ -139,7 +139,7 @@ func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer)
 		return "", err
 	}
 	tell(stderr, "the sample extension server is ready and registered")
-	front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: o.port, AdminPort: o.adminPort, Args: o.args})
+	front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: free(o.port), AdminPort: free(o.adminPort), Args: o.args})
 	if err != nil {
 		return "", err
 	}

@@ -28,7 +28,7 @@ func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr 
 	tell(stderr, "the extension server is ready")
 	start, cancel := context.WithTimeout(ctx, time.Minute) // they take a second or two
 	defer cancel()
-	one, err := c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-1", Port: o.port, AdminPort: o.adminPort, Registry: c.Registry(), Args: o.args})
+	one, err := c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-1", Port: free(o.port), AdminPort: free(o.adminPort), Registry: c.Registry(), Args: o.args})
 	if err != nil {
 		return "", err
 	}
