@@ -16,6 +16,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -79,6 +80,18 @@ func TestInit(t *testing.T) {
 			t.Errorf("the previous certificate is not trusted any longer: %v", err)
 		}
 	})
+}
+
+// A name that no client could verify replaces no certificate.
+func TestInitRefusesURLs(t *testing.T) {
+	in := &installation{t, fake.NewClientset()}
+	for _, name := range []string{"https://api.example.com", "api.example.com:6443", "[2001:db8::1]", "2001:db8::1:x", "api example", ""} {
+		i := &initiator{secrets: in.cluster.CoreV1().Secrets("kube-system"), namespace: "kube-system", out: new(bytes.Buffer)}
+		if err := i.run(t.Context(), []string{"front.example.com", name}); !cli.IsUsage(err) {
+			t.Errorf("%q: error %v, want a usage error", name, err)
+		}
+	}
+	check.Same(t, "ca written\nfront-proxy-client written\nserving written\n", in.init("*.Example.com", "a_b", "2001:db8::1"), "the first run that was not refused")
 }
 
 func TestInitWithoutItsCA(t *testing.T) {
