@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,8 +22,6 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
-
-	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
 // leafLife is a year. A leaf is renewed when a third of it is left, before lint and the alerts
@@ -73,10 +70,8 @@ and the command ends with a conflict.`,
 }
 
 func (i *initiator) run(ctx context.Context, names []string) error {
-	for _, name := range names {
-		if name == "" || net.ParseIP(name) == nil && strings.ContainsAny(name, ":/[ ") {
-			return cli.Usage(fmt.Errorf("--serving-names: %q is neither a DNS name nor an IP address: give it without scheme, port and path", name))
-		}
+	if err := checkNames(names); err != nil {
+		return err
 	}
 	authority, err := i.ensure(ctx, "fairlead-ca", nil)
 	if err != nil {

@@ -135,6 +135,9 @@ func (l *linter) validate(files []string) error {
 	if l.localIdentity != "front-proxy" && !l.impersonates() {
 		fault("--local-identity %q is neither front-proxy nor impersonate", l.localIdentity)
 	}
+	if err := checkNames(l.names); err != nil {
+		fault("%w", err)
+	}
 	nothing := len(files) == 0 && len(l.sniPairs) == 0
 	for _, given := range []struct{ flag, path string }{
 		{"--kubeconfig", l.kubeconfig}, {"--tls-cert-file", l.tlsCert}, {"--tls-private-key-file", l.tlsKey}, {"--client-ca-file", l.clientCA},

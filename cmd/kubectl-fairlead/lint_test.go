@@ -181,6 +181,7 @@ func TestLintUsage(t *testing.T) {
 		{"-", "-o", "xml"},
 		{"--kubeconfig", "/no/such/kubeconfig"},
 		{"-", "--tls-cert-file", "/dev/null"},
+		{"-", "--serving-names", "https://api.example.com"},
 		{"-", "--no-such-flag"},
 	} {
 		if out, err := lint(t, "", args...); !cli.IsUsage(err) || out != "" {
