@@ -152,7 +152,7 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 		again := true
 		// If nothing could be read, do not publish an empty registry: every path would be answered
 		// with 404.
-		if lost := first && found.broken && len(found.files) == 0; !lost && !d.awaited {
+		if lost := first && len(found.broken) > 0 && len(found.files) == 0; !lost && !d.awaited {
 			again = d.read(found, first) //nolint:contextcheck // kube-aggregator's validation asks for a context and waits for nothing
 			d.publish(publish, found.faults)
 			first = false

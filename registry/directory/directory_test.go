@@ -76,6 +76,25 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	}
 }
 
+// While a directory cannot be read, only files below it are kept unseen. What is removed elsewhere,
+// such as a binding to a role, is gone.
+func TestRemovedBesideABrokenDirectory(t *testing.T) {
+	dir := t.TempDir()
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "1/2/3/4/5/6/7/8/9"), 0o700)) // too deep
+	for _, name := range []string{"a.yaml", "b.yaml"} {
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	d := must.Get(New(Config{Path: dir}))(t)
+	d.read(d.list(), true)
+	must.Do(t, os.Remove(filepath.Join(dir, "a.yaml")))
+	found := d.list()
+	d.read(found, false)
+	check.Same(t, []string{filepath.Join(dir, "b.yaml")}, d.paths(), "files")
+	for path, want := range map[string]bool{"1/2/3/4/5/6/7/8/9/c.yaml": true, "1/2/3/4/5/6/7/8/9/10/c.yaml": true, "1/2/3/4/5/6/7/8/99/c.yaml": false} {
+		check.Same(t, want, found.lacks(filepath.Join(dir, path)), "%s may exist", path)
+	}
+}
+
 // Objects stay the same pointers while nothing changes, so that no needless table is made.
 func TestLocalKeepsItsObjects(t *testing.T) {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}

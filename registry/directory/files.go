@@ -35,8 +35,9 @@ type listing struct {
 	files       []string // in order
 	directories []string // real names, to be watched
 	faults      []Fault
-	// broken says that a directory could not be read, so that files may be missing in the listing.
-	broken bool
+	// broken are the directories that could not be read, or not wholly: files below them may be
+	// missing in the listing.
+	broken []string
 }
 
 const (
@@ -83,7 +84,7 @@ func (l *listing) walk(path string, depth int) {
 			l.fault(name, "reading directory", fmt.Errorf("more than %d directories deep", maxDepth))
 		case !manifest.IsFile(name):
 		case len(l.files) >= maxFiles:
-			l.fault(name, "reading file", fmt.Errorf("more than %d files", maxFiles))
+			l.fault(path, "reading directory", fmt.Errorf("more than %d files, from %s on", maxFiles, e.Name()))
 			return
 		default:
 			l.files = append(l.files, name)
@@ -92,8 +93,16 @@ func (l *listing) walk(path string, depth int) {
 }
 
 func (l *listing) fault(path, doing string, err error) {
-	l.broken = true
+	l.broken = append(l.broken, path)
 	l.faults = append(l.faults, Fault{File: path, Message: doing + ": " + plain(err)})
+}
+
+// lacks reports whether a file may exist although it is not listed.
+func (l *listing) lacks(path string) bool {
+	return slices.ContainsFunc(l.broken, func(dir string) bool {
+		below, err := filepath.Rel(dir, path)
+		return err == nil && filepath.IsLocal(below)
+	})
 }
 
 // plain returns the text of an error without the path, which the fault already has.
@@ -107,7 +116,7 @@ func plain(err error) string {
 // read reads the changed files. It reports whether some must be read again soon.
 func (d *Directory) read(l listing, first bool) (again bool) {
 	for path := range d.files {
-		if _, listed := slices.BinarySearch(l.files, path); !listed && !l.broken {
+		if _, listed := slices.BinarySearch(l.files, path); !listed && !l.lacks(path) {
 			delete(d.files, path)
 		}
 	}
