@@ -125,8 +125,9 @@ const (
 	// events, a ConfigMap update six. It is a tenth of the 0.1 s within which a renamed file must
 	// be routed.
 	gather = 10 * time.Millisecond
-	// settle is how old a file must be before its faults count. A file that is written in place,
-	// not renamed into place, is seen incomplete, and its modification time is recent meanwhile.
+	// settle is how old a file must be before its faults count, and what was written in place, not
+	// renamed into place: such a file is seen incomplete, and its modification time is recent
+	// meanwhile.
 	settle = 100 * time.Millisecond
 )
 

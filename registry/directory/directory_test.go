@@ -76,6 +76,47 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	}
 }
 
+// A file that is written in place is taken when it is complete: neither while it is empty, nor while
+// it has only some of its objects.
+func TestWrittenInPlace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	whole := fmt.Sprintf(remote, 1, "127.0.0.1")
+	half, _, _ := strings.Cut(whole, "---")
+	must.Do(t, os.WriteFile(path, []byte(whole), 0o600))
+	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
+	d.read(d.list(), true)
+	for _, step := range []struct {
+		name, text      string
+		renamed, old    bool
+		again           bool
+		objects, faults int
+	}{
+		{name: "emptied", again: true, objects: 3},
+		{name: "half of it", text: half, again: true, objects: 3},
+		{name: "left empty", old: true, objects: 3, faults: 1},
+		{name: "all of it", text: whole, again: true, objects: 3, faults: 1},
+		{name: "a while later", text: whole, old: true, objects: 3},
+		{name: "another file in its place", text: half, renamed: true, objects: 1},
+		{name: "only a comment", text: "# none", old: true},
+		{name: "empty before", old: true},
+	} {
+		to := path
+		if step.renamed {
+			to += ".new"
+		}
+		must.Do(t, os.WriteFile(to, []byte(step.text), 0o600))
+		must.Do(t, os.Rename(to, path))
+		if long := time.Now().Add(-time.Hour); step.old {
+			must.Do(t, os.Chtimes(path, long, long))
+		}
+		check.Same(t, step.again, d.read(d.list(), false), "%s: to be read again", step.name)
+		f := d.files[path]
+		if len(f.objects) != step.objects || len(f.faults) != step.faults {
+			t.Errorf("%s: %d objects, faults %v", step.name, len(f.objects), f.faults)
+		}
+	}
+}
+
 // While a directory cannot be read, only files below it are kept unseen. What is removed elsewhere,
 // such as a binding to a role, is gone.
 func TestRemovedBesideABrokenDirectory(t *testing.T) {

@@ -127,7 +127,7 @@ func (d *Directory) read(l listing, first bool) (again bool) {
 		case f == old:
 		case f == nil:
 			delete(d.files, path)
-		case !first && f.unsettled():
+		case !first && f.unsettled(old):
 			again = true
 		default:
 			d.files[path] = f
@@ -159,6 +159,10 @@ func (d *Directory) readFile(path string, old *file) *file {
 		return wrong("reading file", errors.New("not a regular file")) // a pipe would hang
 	}
 	data, err := read(path)
+	if err == nil && len(data) == 0 && len(old.objects) > 0 {
+		// The shell empties a file before the command that writes it begins.
+		err = errors.New("empty; remove it to remove its objects")
+	}
 	if err != nil {
 		f.readAt = time.Time{} // unchanged must not hold: another mode or owner leaves the file's time as it is
 		return wrong("reading file", err)
@@ -181,9 +185,11 @@ func (d *Directory) readFile(path string, old *file) *file {
 // paths returns the files that were read, in order.
 func (d *Directory) paths() []string { return slices.Sorted(maps.Keys(d.files)) }
 
-// unsettled reports whether a file is invalid and so new that it may still be being written.
-func (f *file) unsettled() bool {
-	if len(f.faults) == 0 || f.info == nil {
+// unsettled reports whether a file is so new that it may still be being written: it is invalid, or
+// it was written in place, and the beginning of a manifest can be a valid one.
+func (f *file) unsettled(old *file) bool {
+	inPlace := old.info != nil && os.SameFile(old.info, f.info)
+	if len(f.faults) == 0 && !inPlace || f.info == nil {
 		return false
 	}
 	age := time.Since(f.info.ModTime())
