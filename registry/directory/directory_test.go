@@ -117,6 +117,26 @@ func TestWrittenInPlace(t *testing.T) {
 	}
 }
 
+// A file that is renamed between the listing and its turn keeps its objects until the next listing,
+// which has its new name.
+func TestRenamedWhileReading(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	must.Do(t, os.WriteFile(path, fmt.Appendf(nil, remote, 1, "127.0.0.1"), 0o600))
+	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
+	d.read(d.list(), true)
+	before := d.list()
+	must.Do(t, os.Rename(path, path+".yaml"))
+	for _, step := range []struct {
+		found listing
+		again bool
+	}{{before, true}, {d.list(), false}} {
+		check.Same(t, step.again, d.read(step.found, false), "to be read again, of %v", step.found.files)
+		d.publish(func(objects []runtime.Object, _ []Fault) {
+			check.Same(t, 3, len(objects), "objects, of %v", step.found.files)
+		}, nil)
+	}
+}
+
 // While a directory cannot be read, only files below it are kept unseen. What is removed elsewhere,
 // such as a binding to a role, is gone.
 func TestRemovedBesideABrokenDirectory(t *testing.T) {

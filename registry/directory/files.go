@@ -126,7 +126,7 @@ func (d *Directory) read(l listing, first bool) (again bool) {
 		switch {
 		case f == old:
 		case f == nil:
-			delete(d.files, path)
+			again = true // the next listing has its new name, if there is one
 		case !first && f.unsettled(old):
 			again = true
 		default:
