@@ -190,16 +190,21 @@ func (l *Log) Run(ctx context.Context) error {
 }
 
 // write encodes an event and those that wait behind it, and writes their lines in few calls. A call
-// has whole lines only: the writer may change files between calls.
+// has whole lines only: the writer may change files between calls. A long line has a call of its
+// own: the writer may refuse it, because no file may be as long.
 func (l *Log) write(e entry) {
 	defer l.logLosses()
-	for n := 0; ; {
+	for {
 		e.bodies.Leave()
 		e.place.Leave()
-		if l.backend.ProcessEvents(e.ev) {
-			n++
-		} else {
+		before := l.lines.Len()
+		if !l.backend.ProcessEvents(e.ev) {
 			l.lose(1)
+		}
+		if l.lines.Len()-before > soon {
+			l.flush(l.lines.Next(before))
+			l.writeLong(e.ev)
+			break
 		}
 		if l.lines.Len() < soon {
 			select {
@@ -208,19 +213,46 @@ func (l *Log) write(e entry) {
 			default:
 			}
 		}
-		if _, err := l.cfg.Writer.Write(l.lines.Bytes()); err != nil {
-			l.lose(n)
-			l.log.Debug("writing audit log", "err", err)
-		} else {
-			l.events.Add(float64(n))
-		}
-		if l.lines.Reset(); l.lines.Cap() > 16*soon {
-			l.lines = bytes.Buffer{} // grown by a large body
-			l.backend = auditlog.NewBackend(&l.lines, l.cfg.Format, auditv1.SchemeGroupVersion)
-		}
-		return
+		l.flush(l.lines.Bytes())
+		break
+	}
+	if l.lines.Reset(); l.lines.Cap() > 16*soon {
+		l.lines = bytes.Buffer{} // grown by a large body
+		l.backend = auditlog.NewBackend(&l.lines, l.cfg.Format, auditv1.SchemeGroupVersion)
 	}
 }
+
+// writeLong writes the line of an event, without its bodies if the writer refuses it.
+func (l *Log) writeLong(ev *auditinternal.Event) {
+	if l.put(l.lines.Bytes()) {
+		return
+	}
+	l.lines.Reset()
+	l.backend.ProcessEvents(withoutBodies(ev))
+	l.flush(l.lines.Bytes())
+}
+
+// flush writes lines, or counts them as lost.
+func (l *Log) flush(lines []byte) {
+	if !l.put(lines) {
+		l.lose(count(lines))
+	}
+}
+
+// put reports whether lines were written.
+func (l *Log) put(lines []byte) bool {
+	if len(lines) == 0 {
+		return true
+	}
+	if _, err := l.cfg.Writer.Write(lines); err != nil {
+		l.log.Debug("writing audit log", "err", err)
+		return false
+	}
+	l.events.Add(float64(count(lines)))
+	return true
+}
+
+func count(lines []byte) int { return bytes.Count(lines, []byte("\n")) }
 
 // logLosses logs lost events, with a pause between logs.
 func (l *Log) logLosses() {

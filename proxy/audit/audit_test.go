@@ -247,6 +247,39 @@ func TestLosses(t *testing.T) {
 	}
 }
 
+// narrow refuses what is longer than a file, as the writer that rotates files does.
+type narrow struct{ bytes.Buffer }
+
+func (w *narrow) Write(p []byte) (int, error) {
+	if len(p) > 2*maxBody {
+		return 0, errors.New("longer than a file")
+	}
+	return w.Buffer.Write(p)
+}
+
+// A body with which an event is too long for a file costs neither the event nor those around it.
+func TestLongLine(t *testing.T) {
+	var out narrow
+	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: &out}))(t)
+	for _, body := range []string{"1", `"` + strings.Repeat("<", maxBody-2) + `"`, "2"} {
+		e := l.Open(widget("update"))
+		_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(strings.NewReader(body)), "application/json"))
+		e.Completed(200, "")
+	}
+	must.Run(t, l.Run)()
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		var ev auditv1.Event
+		must.Do(t, json.Unmarshal([]byte(line), &ev))
+		if ev.RequestObject != nil {
+			got = append(got, string(ev.RequestObject.Raw))
+		} else {
+			got = append(got, ev.Annotations[annotateRequest])
+		}
+	}
+	check.Same(t, []string{"1", "not recorded: the line could not be written", "2"}, got, "bodies of the events")
+}
+
 // Bodies of queued events are limited in size, too, not only in number.
 func TestWaitingBodies(t *testing.T) {
 	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: io.Discard}))(t)
