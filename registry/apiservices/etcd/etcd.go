@@ -22,6 +22,8 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
@@ -58,6 +60,10 @@ const (
 	// pings, and etcd's default of --grpc-keepalive-min-time is 5 s.
 	keepAlive        = 10 * time.Second
 	keepAliveTimeout = 5 * time.Second
+	// againAfter is the longest pause before another try to connect. It is the registry's after a
+	// failure to list: the table is outdated meanwhile. With gRPC's own, two minutes, an outage of
+	// minutes lasts that much longer.
+	againAfter = 3 * time.Second
 	// leaseSeconds is how long the lease of a leader that has died lasts, as for Kubernetes' own
 	// components.
 	leaseSeconds = 15
@@ -68,13 +74,16 @@ func New(scheme *runtime.Scheme, c Config) (*Store, error) {
 	c.Prefix = cmp.Or(c.Prefix, "/registry")
 	client := clientv3.Config{
 		Endpoints: c.Endpoints, DialKeepAliveTime: keepAlive, DialKeepAliveTimeout: keepAliveTimeout,
-		Logger: zap.NewNop(), // callers log what fails
+		DialOptions: []grpc.DialOption{reconnection()},
+		Logger:      zap.NewNop(), // callers log what fails
 	}
 	var err error
 	if len(c.Endpoints) > 0 && strings.HasPrefix(c.Endpoints[0], "https:") {
-		if client.DialOptions, err = transportCredentials(c); err != nil {
+		var credentials grpc.DialOption
+		if credentials, err = transportCredentials(c); err != nil {
 			return nil, fmt.Errorf("reading keys for etcd: %w", err)
 		}
+		client.DialOptions = append(client.DialOptions, credentials)
 	}
 	s := &Store{prefix: c.Prefix}
 	if s.client, err = kubernetes.New(client); err != nil {
@@ -90,6 +99,13 @@ func New(scheme *runtime.Scheme, c Config) (*Store, error) {
 	})
 	s.status = restetcd.NewStatusREST(scheme, s.rest.REST)
 	return s, nil
+}
+
+// reconnection says how connections to etcd are tried again.
+func reconnection() grpc.DialOption {
+	pauses := backoff.DefaultConfig
+	pauses.MaxDelay = againAfter
+	return grpc.WithConnectParams(grpc.ConnectParams{Backoff: pauses, MinConnectTimeout: requestTimeout})
 }
 
 // Storage returns the storages for k8s.io/apiserver's installer, by path.

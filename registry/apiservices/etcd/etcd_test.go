@@ -3,12 +3,16 @@ package etcd
 import (
 	"bytes"
 	"context"
+	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -106,6 +110,27 @@ func TestHungEtcd(t *testing.T) {
 			if took := time.Since(begun); took != step.want || !apierrors.IsServiceUnavailable(err) {
 				t.Errorf("request %d: %v after %s, want %s", i, err, took, step.want)
 			}
+		}
+	})
+}
+
+// After a long outage etcd is soon tried again.
+func TestReconnection(t *testing.T) {
+	gone := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
+	must.Do(t, gone.Close())
+	synctest.Test(t, func(t *testing.T) {
+		var tries atomic.Int32
+		c := must.Get(grpc.NewClient("passthrough:///"+gone.Addr().String(), reconnection(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+				tries.Add(1)
+				return new(net.Dialer).DialContext(ctx, "tcp", address)
+			})))(t)
+		defer c.Close()
+		for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
+			c.Connect()
+		}
+		if n := tries.Load(); n < 150 {
+			t.Errorf("%d tries in 10 minutes", n)
 		}
 	})
 }

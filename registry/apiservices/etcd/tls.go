@@ -17,14 +17,14 @@ type reloading struct {
 	files transport.TLSInfo
 }
 
-func transportCredentials(c Config) ([]grpc.DialOption, error) {
+func transportCredentials(c Config) (grpc.DialOption, error) {
 	b := &reloading{files: transport.TLSInfo{TrustedCAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile}}
 	config, err := b.files.ClientConfig()
 	if err != nil {
 		return nil, err
 	}
 	b.TransportCredentials = credentials.NewTLS(config)
-	return []grpc.DialOption{grpc.WithTransportCredentials(b)}, nil
+	return grpc.WithTransportCredentials(b), nil
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
