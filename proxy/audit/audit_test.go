@@ -172,6 +172,8 @@ func TestBodies(t *testing.T) {
 		{"metadata", "rules: [{level: Metadata}]", object, "application/json", object, "application/json", "", "", "", nil},
 		{"request", "rules: [{level: Request}]", object, "application/json", object, "application/json", "", object, "", nil},
 		{"both", "rules: [{level: RequestResponse}]", object, "application/merge-patch+json", list, "application/json;charset=utf-8", "", object, list, nil},
+		{"an apply by kubectl or client-go", "rules: [{level: Request}]", object, "application/apply-patch+yaml", "", "", "", object, "", nil},
+		{"an apply in YAML", "rules: [{level: Request}]", "spec: 1", "application/apply-patch+yaml", "", "", "", "", "", map[string]string{annotateRequest: "not recorded: not JSON"}},
 		{"zipped", "rules: [{level: RequestResponse}]", "", "", list, "application/json", "gzip", "", list, nil},
 		{"without managed fields", "omitManagedFields: true\nrules: [{level: RequestResponse}]", object, "application/json", list, "application/json", "",
 			`{"metadata":{"name":"one"},"spec":1}`, `{"items":[{"metadata":{"name":"one"},"spec":1}]}`, nil},

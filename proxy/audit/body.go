@@ -156,8 +156,12 @@ func (c *copied) object(omitManagedFields bool) (*runtime.Unknown, string) {
 	return &runtime.Unknown{Raw: data, ContentType: runtime.ContentTypeJSON}, ""
 }
 
+// jsonType reports whether a body of this type may be JSON. That of an apply is called YAML, but
+// clients write JSON.
 func jsonType(media string) bool {
-	types := []string{"application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json"}
+	types := []string{
+		"application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+yaml",
+	}
 	return slices.Contains(types, media)
 }
 
