@@ -62,10 +62,12 @@ type Log struct {
 	// places counts the events in the queue, waiting the size of their bodies and long texts; both
 	// by user.
 	places, waiting bound.Places
-	events          prometheus.Counter
-	lost            prometheus.Counter
-	unlogged        atomic.Int64 // of lost, not logged yet
-	logged          time.Time    // time of the last log of losses; used by Run only
+	// captured counts the bodies of requests under way, by user.
+	captured bound.Places
+	events   prometheus.Counter
+	lost     prometheus.Counter
+	unlogged atomic.Int64 // of lost, not logged yet
+	logged   time.Time    // time of the last log of losses; used by Run only
 }
 
 const (

@@ -296,6 +296,44 @@ func TestWaitingBodies(t *testing.T) {
 	}
 }
 
+// Bodies of requests under way are limited, too: slow uploads of one user do not use up the memory,
+// nor do they cost the bodies of others. Each request gives back what it held.
+func TestCapturedBodies(t *testing.T) {
+	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: io.Discard}))(t)
+	record := func(name string, bytes int) *Event {
+		r := widget("update")
+		r.Attributes.User = &user.DefaultInfo{Name: name}
+		e := l.Open(r)
+		_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(strings.NewReader(strings.Repeat("1", bytes))), "application/json"))
+		return e
+	}
+	var slow []*Event
+	recorded := 0
+	for range 100 {
+		e := record("bob", maxBody)
+		slow = append(slow, e)
+		if e.bodies.request.why == "" {
+			recorded++
+		}
+	}
+	if held := l.captured.Held(); recorded < 15 || held < int64(recorded)*maxBody || held > maxCaptured/4 {
+		t.Errorf("%d bodies of a user are recorded, which hold %d bytes", recorded, held)
+	}
+	check.Same(t, "", record("jane", maxBody).bodies.request.why, "why another user's is not")
+	for i, e := range append(slow, record("jane", 1)) {
+		if e.ResponseHead("application/json", ""); i%2 == 0 {
+			e.Response([]byte("1"))
+		}
+		if i%3 == 0 {
+			e.Panicked()
+		} else {
+			e.Completed(200, "")
+		}
+		e.bodies.request.add([]byte("late"))
+	}
+	check.Same(t, maxBody, l.captured.Held(), "bytes held by requests that have not ended")
+}
+
 // So are long paths and queries, and messages that repeat them: strangers choose them.
 func TestWaitingTexts(t *testing.T) {
 	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)

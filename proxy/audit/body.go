@@ -12,11 +12,17 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
+
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // maxBody limits the recorded bodies: nearly every object below etcd's 1.5 MiB fits, and no list of
 // thousands. A body is recorded whole or not at all.
 const maxBody = 1 << 20
+
+// maxCaptured limits the bodies of requests under way that are recorded: a slow upload is held for
+// as long as it lasts.
+const maxCaptured = 64 << 20
 
 // captured are the bodies of a request and its response. Transports may still read the request's
 // after the response, so each has a lock.
@@ -24,11 +30,14 @@ type captured struct{ request, response copied }
 
 // copied is a recorded body.
 type copied struct {
-	mu      sync.Mutex // guards data and tooLong
-	data    []byte
-	tooLong bool
+	mu    sync.Mutex // guards data, place and why
+	data  []byte
+	place bound.Place // for the capacity of data
+	why   string      // nothing more is recorded; empty means that it is
 
 	wanted      bool
+	of          *bound.Places
+	from        bound.Source
 	contentType string
 	encoding    string
 }
@@ -36,14 +45,42 @@ type copied struct {
 func (c *copied) add(p []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.tooLong {
-		return
+	switch n := len(c.data) + len(p); {
+	case c.why != "":
+	case n > maxBody:
+		c.endLocked(tooLong)
+	case n > cap(c.data) && !c.growLocked(n):
+		c.endLocked("not recorded: too many bodies are being recorded")
+	default:
+		c.data = append(c.data, p...)
 	}
-	if len(c.data)+len(p) > maxBody {
-		c.data, c.tooLong = nil, true
-		return
+}
+
+// growLocked makes room for n bytes, if there is a place for them.
+func (c *copied) growLocked(n int) bool {
+	n = min(max(2*n, 4<<10), maxBody)
+	place, ok := c.of.Take(c.from, int64(n), maxCaptured)
+	if !ok {
+		return false
 	}
-	c.data = append(c.data, p...)
+	c.place.Leave()
+	c.place, c.data = place, append(make([]byte, 0, n), c.data...)
+	return true
+}
+
+// endLocked ends the recording, and gives the place back.
+func (c *copied) endLocked(why string) {
+	c.place.Leave()
+	c.data, c.why = nil, why
+}
+
+// end ends the recording. It returns what was recorded, or why that is nothing.
+func (c *copied) end() (data []byte, why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	data, why = c.data, c.why
+	c.endLocked("not recorded: the request has ended")
+	return data, why
 }
 
 // Bodies reports whether the policy wants the request's bodies. Those of watches and sessions are
@@ -57,8 +94,10 @@ func (e *Event) Request(body io.ReadCloser, contentType string) io.ReadCloser {
 	if !e.Bodies() || body == nil {
 		return body
 	}
-	e.bodies.request.wanted, e.bodies.request.contentType = true, contentType
-	return &tee{ReadCloser: body, to: &e.bodies.request}
+	c := &e.bodies.request
+	e.want(c)
+	c.contentType = contentType
+	return &tee{ReadCloser: body, to: c}
 }
 
 // tee is io.TeeReader with a Close.
@@ -77,8 +116,13 @@ func (t *tee) Read(p []byte) (int, error) {
 func (e *Event) ResponseHead(contentType, encoding string) {
 	if e.Bodies() && auditinternal.LevelRequest.Less(e.cfg.Level) {
 		c := &e.bodies.response
-		c.wanted, c.contentType, c.encoding = true, contentType, encoding
+		e.want(c)
+		c.contentType, c.encoding = contentType, encoding
 	}
+}
+
+func (e *Event) want(c *copied) {
+	c.wanted, c.of, c.from = true, &e.log.captured, source(&e.ev)
 }
 
 // Response records a piece of a response, if the policy wants it.
@@ -92,6 +136,7 @@ func (e *Event) Response(p []byte) {
 const (
 	annotateRequest  = "fairlead.dev/request-body"
 	annotateResponse = "fairlead.dev/response-body"
+	tooLong          = "not recorded: longer than 1 MiB"
 )
 
 // into adds the recorded bodies to an event. The types of extension servers are unknown here, so
@@ -132,18 +177,14 @@ func withoutBodies(ev *auditinternal.Event) *auditinternal.Event {
 
 // object returns the body in the form of events, or the reason why there is none.
 func (c *copied) object(omitManagedFields bool) (*runtime.Unknown, string) {
-	c.mu.Lock()
-	data, tooLong := c.data, c.tooLong
-	c.mu.Unlock()
-	if tooLong {
-		return nil, "not recorded: longer than 1 MiB"
-	}
+	data, why := c.end()
 	if len(data) == 0 {
-		return nil, ""
+		return nil, why
 	}
 	if c.encoding == "gzip" {
-		if data, tooLong = inflate(data); tooLong {
-			return nil, "not recorded: longer than 1 MiB"
+		var long bool
+		if data, long = inflate(data); long {
+			return nil, tooLong
 		}
 	}
 	media, _, err := mime.ParseMediaType(c.contentType)
@@ -167,7 +208,7 @@ func jsonType(media string) bool {
 
 // inflate decompresses a body up to maxBody. If the data is no gzip, it returns it unchanged; that
 // is not JSON.
-func inflate(data []byte) (plain []byte, tooLong bool) {
+func inflate(data []byte) (plain []byte, long bool) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
 		return data, false

@@ -131,6 +131,8 @@ func (e *Event) Completed(code int, message string) {
 
 // Panicked emits the stage Panic.
 func (e *Event) Panicked() {
+	e.bodies.request.end()
+	e.bodies.response.end()
 	e.status(http.StatusInternalServerError, "the request's handler panicked")
 	e.stage(auditinternal.StagePanic)
 }
