@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -51,6 +52,8 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 	switch {
 	case ctx.Err() != nil: // the client has gone
 		return err
+	case err != nil && strings.Contains(err.Error(), tooLarge):
+		return apierrors.NewRequestEntityTooLargeError("etcd takes no objects of this size")
 	case err == nil || !unavailable(err):
 		b.timedOut.Store(0)
 		return err
@@ -62,6 +65,9 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 	refusal.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 	return refusal
 }
+
+// tooLarge is in gRPC's error for a request above 2 MiB. Its code is that of a full etcd.
+const tooLarge = "message larger than max"
 
 // unavailable reports whether an error means that etcd is unreachable, without a leader, overloaded
 // or full.

@@ -97,6 +97,16 @@ func TestUnavailable(t *testing.T) {
 	}
 }
 
+// What is too large for etcd is refused for good, and is no reason to give other requests less time.
+func TestTooLarge(t *testing.T) {
+	s := open(t, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
+	o := &apiregistration.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.a.io"}, Spec: apiregistration.APIServiceSpec{CABundle: make([]byte, 2<<20)}}
+	err := s.raw.Create(asked(t), resourcePrefix+"/v1.a.io", o, &apiregistration.APIService{}, 0)
+	if !apierrors.IsRequestEntityTooLargeError(err) || s.raw.timedOut.Load() != 0 {
+		t.Errorf("%v", err)
+	}
+}
+
 // After a timeout, requests to an etcd that hangs wait shortly, for a while.
 func TestHungEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
