@@ -153,27 +153,32 @@ func TestDirectoryDuplicates(t *testing.T) {
 }
 
 // TestDirectoryConfigMapMount replaces files as the kubelet does: they are links through ..data,
-// which is renamed.
+// which is renamed. A folder of a projected volume is a link, too.
 func TestDirectoryConfigMapMount(t *testing.T) {
 	dir := t.TempDir()
-	version := func(name, text string) {
-		must.Do(t, os.Mkdir(filepath.Join(dir, name), 0o700))
-		write(t, filepath.Join(dir, name, "a.yaml"), text)
+	version := func(name, at string) {
+		must.Do(t, os.MkdirAll(filepath.Join(dir, name, "more"), 0o700))
+		write(t, filepath.Join(dir, name, "a.yaml"), manifestsOf("a.io", at))
+		write(t, filepath.Join(dir, name, "more", "b.yaml"), manifestsOf("b.io", at))
 	}
 	link := func(to, name string) {
 		must.Do(t, os.Symlink(to, filepath.Join(dir, name)))
 	}
-	version("..1", manifestsOf("a.io", "127.0.0.1"))
+	routed := func(at string) func(*Table) bool {
+		return func(t *Table) bool { return address(t, "v1.a.io") == at && address(t, "v1.b.io") == at }
+	}
+	version("..1", "127.0.0.1")
 	link("..1", "..data")
 	link("..data/a.yaml", "a.yaml")
+	link("..data/more", "more")
 	r := startDirectory(t, dir, Config{})
-	if address(r.Table(), "v1.a.io") != "127.0.0.1:8443" {
+	if !routed("127.0.0.1:8443")(r.Table()) {
 		t.Fatalf("table %s", show(r.Table()))
 	}
-	version("..2", manifestsOf("a.io", "127.0.0.2"))
+	version("..2", "127.0.0.2")
 	link("..2", "..data_tmp")
 	must.Do(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-	until(t, r, "the new version", func(t *Table) bool { return address(t, "v1.a.io") == "127.0.0.2:8443" })
+	until(t, r, "the new version", routed("127.0.0.2:8443"))
 }
 
 func TestDirectoryIsSwapped(t *testing.T) {
@@ -201,13 +206,14 @@ func TestDirectoryOddFiles(t *testing.T) {
 	must.Do(t, os.Mkdir(filepath.Join(dir, "dir.yaml"), 0o700))
 	must.Do(t, os.Symlink("nowhere", filepath.Join(dir, "dangling.yaml")))
 	must.Do(t, os.Symlink(dir, filepath.Join(dir, "loop.yaml")))
+	must.Do(t, os.Symlink("..", filepath.Join(dir, "dir.yaml", "loop")))
 	table := startDirectory(t, dir, Config{}).Table()
 	var got []string
 	for _, p := range table.Problems() {
 		got = append(got, strings.TrimPrefix(p.String(), dir+"/"))
 	}
 	want := []string{
-		"dangling.yaml: reading file: no such file or directory", "large.yaml: reading file: larger than 4194304 bytes",
+		"dangling.yaml: reading file: no such file or directory", "dir.yaml/loop: reading directory: a link to a directory that contains it", "large.yaml: reading file: larger than 4194304 bytes",
 		"loop.yaml: reading file: not a regular file",
 	}
 	check.Same(t, strings.Join(want, "\n"), strings.Join(got, "\n"), "problems")

@@ -3,10 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
@@ -73,22 +72,11 @@ func (l *linter) expand(path string) []string {
 	if info, err := os.Stat(path); path == "-" || err != nil || !info.IsDir() {
 		return []string{path}
 	}
-	var files []string
-	err := filepath.WalkDir(path, func(name string, e fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case e.IsDir() && name != path && strings.HasPrefix(e.Name(), "."):
-			return filepath.SkipDir
-		case !e.IsDir() && manifest.IsFile(name) && !strings.HasPrefix(e.Name(), "."):
-			files = append(files, name)
-		}
-		return nil
-	})
-	if err != nil {
-		l.error(path, "make it readable", "reading directory: %v", err)
+	files, faults := directory.Files(path)
+	for _, f := range faults {
+		l.error(f.File, "make it readable", "%s", f.Message)
 	}
-	if err == nil && len(files) == 0 {
+	if len(faults)+len(files) == 0 {
 		l.warn(path, "name the directory that holds the manifests", "there is no .yaml, .yml or .json file in it")
 	}
 	return files

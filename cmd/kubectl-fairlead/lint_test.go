@@ -253,6 +253,23 @@ func TestCalled(t *testing.T) {
 	}
 }
 
+// lint reads the files that --registry=dir: reads, also through links.
+func TestLintFolders(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"one", "two", "three"} {
+		must.Do(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "two", "a.yaml"), []byte("kind: X"), 0o600))
+	for name, to := range map[string]string{"link": "one", "one/more": "../two", "two/loop": "../two"} {
+		must.Do(t, os.Symlink(to, filepath.Join(dir, name)))
+	}
+	more := filepath.Join(dir, "link", "more")
+	found(t, lintText(t, "", filepath.Join(dir, "link")), []string{
+		"error: " + filepath.Join(more, "loop") + ": reading directory: a link to a directory that contains it", "error: " + filepath.Join(more, "a.yaml") + ":1: ",
+	})
+	found(t, lintText(t, "", filepath.Join(dir, "three")), []string{"warning: " + filepath.Join(dir, "three") + ": there is no .yaml"})
+}
+
 func TestLintJSON(t *testing.T) {
 	dir := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(manifestOf("  caBundle:", "    fairlead.dev/request-timeout: \"\\e[2J\"")), 0o600))

@@ -58,29 +58,44 @@ func (d *Directory) list() listing {
 		return l
 	}
 	l.directories = append(l.directories, d.parent) // the directory's name may be linked to another directory
-	l.walk(d.path, 0)
+	l.walk(d.path)
 	slices.Sort(l.files)
 	return l
 }
 
-func (l *listing) walk(path string, depth int) {
-	entries, err := os.ReadDir(path)
+// Files returns the manifests of a directory, in order, and why some may be missing.
+func Files(path string) ([]string, []Fault) {
+	var l listing
+	l.walk(path)
+	slices.Sort(l.files)
+	return l.files, l.faults
+}
+
+// walk lists a directory, which is in those above by their real names.
+func (l *listing) walk(path string, above ...string) {
+	dir, err := filepath.EvalSymlinks(path)
+	if slices.Contains(above, dir) {
+		err = errors.New("a link to a directory that contains it")
+	}
+	var entries []fs.DirEntry
+	if err == nil {
+		entries, err = os.ReadDir(path)
+	}
 	if err != nil {
 		l.fault(path, "reading directory", err)
 		return
 	}
-	if dir, err := filepath.EvalSymlinks(path); err == nil {
-		l.directories = append(l.directories, dir)
-	}
+	l.directories = append(l.directories, dir)
+	above = append(slices.Clip(above), dir)
 	for _, e := range entries {
 		name := filepath.Join(path, e.Name())
 		switch {
 		case strings.HasPrefix(e.Name(), "."):
 			// Editors' swap files, version control, and ..data of a ConfigMap's mount: links in the
-			// mount point itself lead to its files.
-		case e.IsDir() && depth < maxDepth:
-			l.walk(name, depth+1)
-		case e.IsDir():
+			// mount point itself lead to its files and folders.
+		case isDirectory(e, name) && len(above) <= maxDepth:
+			l.walk(name, above...)
+		case isDirectory(e, name):
 			l.fault(name, "reading directory", fmt.Errorf("more than %d directories deep", maxDepth))
 		case !manifest.IsFile(name):
 		case len(l.files) >= maxFiles:
@@ -90,6 +105,15 @@ func (l *listing) walk(path string, depth int) {
 			l.files = append(l.files, name)
 		}
 	}
+}
+
+// isDirectory reports whether an entry is a directory, or a link to one without a manifest's name.
+func isDirectory(e fs.DirEntry, name string) bool {
+	if e.Type() != fs.ModeSymlink || manifest.IsFile(name) {
+		return e.IsDir()
+	}
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
 }
 
 func (l *listing) fault(path, doing string, err error) {
