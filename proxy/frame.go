@@ -120,8 +120,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Pl
 	r.decision.Set = nil
 	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // valid only during this call
 	if !l.parked.park(r.parkSource(), r.head.size(), func() { resume(l.decideParked(r)) }) {
-		l.recycle(r)
-		return h2.Plan{Serve: l.p.answer(errBusy("the front door"))}, true
+		return r.refuseParking(), true
 	}
 	return h2.Plan{}, false
 }
@@ -168,6 +167,18 @@ func (r *frameRequest) refuse(err *apierrors.StatusError) h2.Plan {
 	}
 	r.own = err
 	return r.prepared(readyAnswer(err))
+}
+
+// refuseParking answers a request that may not wait for its decision, and records it like any
+// other. Its user may be unknown.
+func (r *frameRequest) refuseParking() h2.Plan {
+	err := errBusy("the front door")
+	d := &r.decision
+	d.refuse(err)
+	d.Set, r.audit = identified(d.Set, r.head)
+	r.observer = r.l.p.observe(r.head, d)
+	r.observer.begin(d)
+	return r.refuse(err)
 }
 
 // prepared returns a plan that sends a prepared response, with the time limit of limitReading.

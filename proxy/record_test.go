@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -149,6 +151,38 @@ func TestAccessLog(t *testing.T) {
 	case line := <-seen:
 		t.Errorf("one line too many: %s", line)
 	default:
+	}
+}
+
+// A request that is refused because too many wait for their decision is recorded like any other.
+func TestRecordOfARequestThatMayNotWait(t *testing.T) {
+	access, seen := newLog(t)
+	log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", false)
+	asked, gate := make(chan struct{}, parkedAtOnce+1), make(chan struct{}, 1)
+	w := newWorld(t, worldConfig{access: access, audit: log, reviewed: func() {
+		asked <- struct{}{}
+		<-gate
+	}})
+	c := w.httpClient(t, "h2", nil)
+	ask := func(name string) answer { return w.do(t, c, w.as(t, "bob", "GET", remoteGV+"/widgets/"+name, nil)) }
+	gate <- struct{}{}
+	ask("first") // makes the user of the token known
+	<-asked
+	<-seen
+	w.proxy.frames.parked.held.Take(bound.Source{}, maxParked, 0)
+	var waiting sync.WaitGroup
+	for i := range parkedAtOnce {
+		waiting.Go(func() { ask(strconv.Itoa(i)) })
+		<-asked
+	}
+	refused := ask("last")
+	refused.want(t, http.StatusTooManyRequests)
+	check.Same(t, true, strings.Contains(<-seen, `"status":429`), "it has a line")
+	close(gate)
+	waiting.Wait()
+	events := read(parkedAtOnce + 2)
+	if last := events[len(events)-1]; len(events) != parkedAtOnce+2 || last.ResponseStatus.Code != http.StatusTooManyRequests || string(last.AuditID) != refused.header.Get("Audit-Id") {
+		t.Errorf("%d events, the last %+v", len(events), events[len(events)-1])
 	}
 }
 
