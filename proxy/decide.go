@@ -72,6 +72,9 @@ type Decision struct {
 	Strip Strip
 	// Timeout limits the request. Zero means that Fairlead sets no limit.
 	Timeout time.Duration
+	// verdict is the authorizer's, for the audit log. It counts only if the authorizer was asked.
+	verdict authz.Decision
+	asked   bool
 }
 
 const (
@@ -277,37 +280,36 @@ func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known
 // SubjectAccessReview and wait is false.
 func (p *Proxy) authorize(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
 	a := d.attributes()
-	verdict, known := p.cfg.Authz.Cached(&a)
-	if known && verdict.Allowed {
+	d.verdict, d.asked = p.cfg.Authz.Cached(&a)
+	if d.asked && d.verdict.Allowed {
 		return true, nil
 	}
-	return p.authorizeSlow(ctx, d, verdict, known, wait)
+	return p.authorizeSlow(ctx, d, wait)
 }
 
 // authorizeSlow is a function of its own because it makes the attributes escape to the heap.
-func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, verdict authz.Decision, known, wait bool) (bool, error) {
+func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
 	a := d.attributes()
-	if !known {
+	if !d.asked {
 		if !wait {
 			return false, nil
 		}
-		var err error
-		if verdict, err = p.cfg.Authz.Authorize(ctx, &a); err != nil {
+		if d.verdict, err = p.cfg.Authz.Authorize(ctx, &a); err != nil {
 			if errors.Is(err, bound.ErrFull) {
 				return true, errReviews()
 			}
 			p.log.Warn("authorizing", "user", d.User.GetName(), "err", err)
 			return true, errAuthorizing()
 		}
+		d.asked = true
 	}
-	if !verdict.Allowed {
-		return true, errForbidden(&a, verdict.Reason)
+	if !d.verdict.Allowed {
+		return true, errForbidden(&a, d.verdict.Reason)
 	}
 	return true, nil
 }
 
-// attributes are the authorizer's input. The audit log asks for them again when Action may have
-// become Refuse; Entry still says whether the request is for a remote.
+// attributes are the authorizer's input.
 func (d *Decision) attributes() authz.Attributes {
 	r := &d.Request
 	return authz.Attributes{

@@ -75,6 +75,7 @@ func (f *observer) begin(d *Decision) {
 		return
 	}
 	f.event.Received()
+	f.authorized(d)
 }
 
 // bodies reports whether the policy records this request's bodies.
@@ -172,22 +173,15 @@ func (f *observer) endSpan(d *Decision, e *ending) {
 	f.span.End(o)
 }
 
-// authorized adds the authorizer's decision. It is in the authorizer's cache, if the authorizer was
-// asked.
+// authorized adds the authorizer's decision, if it was asked, to the stages after it.
 func (f *observer) authorized(d *Decision) {
-	if d.User == nil || d.Action == ToLocal || d.Action == ToHealth || d.Action == Impersonate {
-		return
-	}
-	a := d.attributes()
-	a.Now = time.Time{} // the request may have taken hours
-	verdict, known := f.p.cfg.Authz.Cached(&a)
-	if !known {
+	if !d.asked {
 		return
 	}
 	word := "forbid"
-	if verdict.Allowed {
+	if d.verdict.Allowed {
 		word = "allow"
 	}
 	f.event.Annotate("authorization.k8s.io/decision", word)
-	f.event.Annotate("authorization.k8s.io/reason", verdict.Reason)
+	f.event.Annotate("authorization.k8s.io/reason", d.verdict.Reason)
 }

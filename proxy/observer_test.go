@@ -14,8 +14,10 @@ import (
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/audit/policy"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -136,11 +138,29 @@ func TestAudit(t *testing.T) {
 			"ResponseStarted Metadata delete  401",
 			"RequestReceived Metadata create boss", "ResponseComplete Metadata create boss as jane 200 allow",
 			"RequestReceived Metadata create bob", "ResponseComplete Metadata create bob 403",
-			"RequestReceived Metadata watch bob", "ResponseStarted Metadata watch bob 200", "ResponseComplete Metadata watch bob 200 allow",
+			"RequestReceived Metadata watch bob", "ResponseStarted Metadata watch bob 200 allow", "ResponseComplete Metadata watch bob 200 allow",
 			"ResponseComplete Metadata list  503",
 			"RequestReceived Metadata list bob", "ResponseComplete Metadata list bob 429 allow",
 		}
 		check.Same(t, want, got, "record")
+	})
+}
+
+// The authorizer's decision is recorded also if it is not cached any more when the request ends, as
+// that of every long watch.
+func TestAuditOfAnExpiredVerdict(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", false)
+		w := newWorld(t, worldConfig{audit: log})
+		w.proxy.cfg.Authz = must.Get(authz.New(authz.Config{AllowTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			return authorizer.DecisionAllow, "because", nil
+		}}))(t)
+		w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets", nil))
+		for _, ev := range read(1) {
+			if got := inShort(&ev); got != "ResponseComplete Metadata list bob 200 allow" || ev.Annotations["authorization.k8s.io/reason"] != "because" {
+				t.Errorf("%s, annotations %v", got, ev.Annotations)
+			}
+		}
 	})
 }
 
