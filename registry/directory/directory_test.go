@@ -76,8 +76,8 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	}
 }
 
-// A file that is written in place is taken when it is complete: neither while it is empty, nor while
-// it has only some of its objects.
+// A file that is written in place is taken when it is complete: neither while it is empty, nor
+// while it has only some of its objects.
 func TestWrittenInPlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.yaml")
 	whole := fmt.Sprintf(remote, 1, "127.0.0.1")
