@@ -207,6 +207,8 @@ func TestDirectoryOddFiles(t *testing.T) {
 	must.Do(t, os.Symlink("nowhere", filepath.Join(dir, "dangling.yaml")))
 	must.Do(t, os.Symlink(dir, filepath.Join(dir, "loop.yaml")))
 	must.Do(t, os.Symlink("..", filepath.Join(dir, "dir.yaml", "loop")))
+	must.Do(t, os.Symlink("nowhere", filepath.Join(dir, "no manifest")))
+	must.Do(t, os.Symlink("large.yaml", filepath.Join(dir, "no manifest either")))
 	table := startDirectory(t, dir, Config{}).Table()
 	var got []string
 	for _, p := range table.Problems() {

@@ -97,6 +97,7 @@ func TestWrittenInPlace(t *testing.T) {
 		{name: "all of it", text: whole, again: true, objects: 3, faults: 1},
 		{name: "a while later", text: whole, old: true, objects: 3},
 		{name: "another file in its place", text: half, renamed: true, objects: 1},
+		{name: "left empty again", old: true, objects: 1, faults: 1},
 		{name: "only a comment", text: "# none", old: true},
 		{name: "empty before", old: true},
 	} {
@@ -142,7 +143,8 @@ func TestRenamedWhileReading(t *testing.T) {
 func TestRemovedBesideABrokenDirectory(t *testing.T) {
 	dir := t.TempDir()
 	must.Do(t, os.MkdirAll(filepath.Join(dir, "1/2/3/4/5/6/7/8/9"), 0o700)) // too deep
-	for _, name := range []string{"a.yaml", "b.yaml"} {
+	must.Do(t, os.Mkdir(filepath.Join(dir, "b"), 0o700))
+	for _, name := range []string{"a.yaml", "b.yaml", "b/c.yaml"} {
 		must.Do(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	d := must.Get(New(Config{Path: dir}))(t)
@@ -150,7 +152,12 @@ func TestRemovedBesideABrokenDirectory(t *testing.T) {
 	must.Do(t, os.Remove(filepath.Join(dir, "a.yaml")))
 	found := d.list()
 	d.read(found, false)
-	check.Same(t, []string{filepath.Join(dir, "b.yaml")}, d.paths(), "files")
+	want := []string{filepath.Join(dir, "b.yaml"), filepath.Join(dir, "b", "c.yaml")}
+	check.Same(t, want, d.paths(), "files")
+	check.Same(t, want, found.files, "files listed, in order")
+	files, faults := Files(dir)
+	check.Same(t, found.files, files, "files for others")
+	check.Same(t, found.faults, faults, "faults for others")
 	for path, want := range map[string]bool{"1/2/3/4/5/6/7/8/9/c.yaml": true, "1/2/3/4/5/6/7/8/9/10/c.yaml": true, "1/2/3/4/5/6/7/8/99/c.yaml": false} {
 		check.Same(t, want, found.lacks(filepath.Join(dir, path)), "%s may exist", path)
 	}
