@@ -12,15 +12,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -269,50 +266,6 @@ func TestSessionClosesItsClient(t *testing.T) {
 	if n, err := conn.(*tls.Conn).NetConn().Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("read %d bytes, %v: the connection is still open", n, err)
 	}
-}
-
-// The end of a drain ends every session, also one that is accepted just then. The process ends
-// next, so all of them are recorded before.
-func TestSessionsEnd(t *testing.T) {
-	seen := make(lines, 1)
-	access := must.Get(accesslog.New(accesslog.Config{Writer: seen}))(t)
-	w := newWorld(t, worldConfig{access: access, remote: switching})
-	_, br, conn := w.raw(t, "GET "+remoteGV+"/x", websocket)
-	fmt.Fprint(conn, "x")
-	if _, err := br.ReadByte(); err != nil || w.proxy.Sessions() != 1 {
-		t.Fatalf("%v, %d sessions", err, w.proxy.Sessions())
-	}
-	w.proxy.EndSessions(t.Context())
-	check.Same(t, 0, w.proxy.Sessions(), "sessions")
-	ended, end := context.WithCancel(t.Context())
-	end()
-	_ = access.Run(ended) // writes what was added
-	check.Same(t, 1, len(seen), "lines of the access log")
-	if _, err := br.ReadByte(); err == nil {
-		t.Error("the session is still open")
-	}
-	late := w.dial(t, w.front, nil)
-	fmt.Fprintf(late, "GET %s/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, websocket)
-	if _, err := io.ReadAll(late); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("a session that began later is still open")
-	}
-}
-
-// EndSessions waits for what is not recorded yet, but not for ever.
-func TestSessionsEndInTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := &Proxy{sessions: sessions{end: func() {}}}
-		p.serving.Add(2)
-		limit, stop := context.WithTimeout(t.Context(), time.Minute)
-		defer stop()
-		began := time.Now()
-		p.EndSessions(limit)
-		check.Same(t, time.Minute, time.Since(began), "wait for two requests that do not end")
-		p.serving.Add(-1)
-		time.AfterFunc(990*time.Millisecond, func() { p.serving.Add(-1) }) // seen with the next look
-		p.EndSessions(t.Context())
-		check.Same(t, time.Minute+time.Second, time.Since(began), "wait for one that ends after a second")
-	})
 }
 
 // A backend that does not answer keeps no request whose client has left, even if the client had
