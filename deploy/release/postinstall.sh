@@ -1,7 +1,8 @@
 #!/bin/sh
 # The unit is not started: it first needs keys, a kubeconfig and /etc/default/fairlead. After an upgrade, a running unit is restarted with the new program.
+# Nothing waits for that: it is up when a kube-apiserver can be reached, which may take for ever.
 set -e
 if [ -z "${DPKG_ROOT:-}" ] && [ -d /run/systemd/system ]; then
   systemctl daemon-reload
-  systemctl try-restart fairlead.service
+  systemctl --no-block try-restart fairlead.service
 fi
