@@ -215,7 +215,7 @@ func CheckBackend(apiService string, b *registry.Backend, bundle []byte, live ma
 		r.expiry(live[endpoint][0], "endpoint "+endpoint+": certificate", "renew it at the backend")
 	}
 	for _, c := range cas {
-		if sound && len(live) > 0 && !used[trust.Describe(c).Fingerprint] && len(cas) > 1 {
+		if sound && len(live) > 0 && !used[trust.Describe(c).Fingerprint] {
 			r.warn("remove it once the rotation is over", "CA %q of its bundle verifies no endpoint", trust.Describe(c).Subject)
 		}
 	}

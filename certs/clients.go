@@ -101,7 +101,7 @@ func (c *Clients) update(edit func(*clientTrust)) error {
 	defer c.mu.Unlock()
 	edit(&c.candidate)
 	next := c.candidate
-	if len(c.allowed) > 0 || c.files.proxy {
+	if len(c.allowed) > 0 {
 		next.allowed = c.allowed
 	}
 	if c.refusal = next.check(); c.refusal != nil {

@@ -123,6 +123,71 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	}
 }
 
+// Users become front proxies only where a CA of theirs is one of front proxies, or is issued by one.
+func TestSharedCAs(t *testing.T) {
+	made := func(raw, subject, key string) *x509.Certificate {
+		return &x509.Certificate{Raw: []byte(raw), RawSubject: []byte(subject), RawSubjectPublicKeyInfo: []byte(key)}
+	}
+	root, namesake := pki.NewCA("root"), pki.NewCA("root")
+	middle := root.Intermediate("middle").Certificate
+	for name, tc := range map[string]struct {
+		client, proxy   *x509.Certificate
+		shares, issuing bool
+	}{
+		"the same":                   {middle, middle, true, false},
+		"renewed":                    {made("old", "ca", "key"), made("new", "ca", "key"), true, false},
+		"a namesake":                 {made("old", "ca", "key"), made("new", "ca", "other key"), false, false},
+		"the same key, another name": {made("old", "ca", "key"), made("new", "other", "key"), false, false},
+		"its issuer":                 {middle, root.Certificate, false, true},
+		"a namesake of its issuer":   {middle, namesake.Certificate, false, false},
+	} {
+		bundle := []*x509.Certificate{namesake.Certificate, tc.proxy}
+		check.Same(t, [2]bool{tc.shares, tc.issuing}, [2]bool{sharesKey(tc.client, bundle), issued(tc.client, bundle)}, "%s: shares a key, is issued", name)
+		trusted := clientTrust{client: []*x509.Certificate{tc.client}, proxy: bundle}
+		if err := trusted.check(); errors.Is(err, errShared) != (tc.shares || tc.issuing) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Whatever cannot be taken is reported, and the flags' names go before those of the ConfigMap.
+func TestTakeConfigMap(t *testing.T) {
+	ca, proxyCA := pki.NewCA("kubernetes"), pki.NewCA("front-proxy-ca")
+	c := newClients(Config{}, func() {})
+	take := c.takeConfigMap(true)
+	for want, data := range map[string]map[string][]byte{
+		"parsing requestheader-allowed-names":  {"requestheader-allowed-names": []byte("x")},
+		"parsing client-ca-file":               {"client-ca-file": []byte("x")},
+		"parsing requestheader-client-ca-file": {"requestheader-client-ca-file": []byte("x")},
+		"share a certificate":                  {"client-ca-file": ca.PEM(), "requestheader-client-ca-file": ca.PEM()},
+	} {
+		if err := take(data, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	data := map[string][]byte{"requestheader-client-ca-file": proxyCA.PEM()}
+	for _, name := range []string{"front-proxy-client", "another"} {
+		data["requestheader-allowed-names"] = []byte(`["` + name + `"]`)
+		must.Do(t, take(data, nil))
+		h, _ := c.Headers()
+		check.Same(t, []string{name}, h.AllowedNames, "allowed names")
+	}
+	if err := c.takeClient([][]byte{proxyCA.PEM()}); err != nil {
+		t.Errorf("one CA for all, with allowed names: %v", err)
+	}
+	must.Do(t, c.takeClient([][]byte{ca.PEM()}))
+	must.Do(t, take(map[string][]byte{"requestheader-client-ca-file": proxyCA.PEM()}, nil))
+	if err := c.takeClient([][]byte{proxyCA.PEM()}); !errors.Is(err, errShared) {
+		t.Errorf("one CA for all: %v", err)
+	}
+	named := newClients(Config{AllowedNames: []string{"flag"}}, func() {})
+	must.Do(t, named.takeConfigMap(true)(data, nil))
+	for name, want := range map[string]bool{"flag": true, "another": false} {
+		_, proxy := worth(named, proxyCA.Issue(pki.Leaf{CommonName: name}).Chain())
+		check.Same(t, want, proxy, "%s is a front proxy", name)
+	}
+}
+
 func TestConfigMap(t *testing.T) {
 	ref := types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 	synctest.Test(t, func(t *testing.T) {
