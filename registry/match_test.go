@@ -60,6 +60,7 @@ func TestMatch(t *testing.T) {
 		{path: "/apis/mixed.example.com/v1alpha1/things", route: local, entry: "v1alpha1.mixed.example.com"},
 		{path: "/apis/mixed.example.com/v1/things", route: remote, entry: "v1.mixed.example.com"},
 		{path: "/apis/unknown.example.com", route: local},
+		{path: "/apis/a", route: local},
 		{path: "/apis/unknown.example.com/v1/things", route: local},
 		{path: "/apis/apps/v1/deployments", route: local, entry: "v1.apps"},
 		{path: "/apis/batch/v2/jobs", route: refused, entry: "v2.batch"},
@@ -70,6 +71,7 @@ func TestMatch(t *testing.T) {
 		{path: "/api", route: document},
 		{path: "/api/", route: document},
 		{path: "/api/v1/pods", route: local, entry: "v1."},
+		{path: "/api/v", route: local, entry: "v1."},
 		{path: "/api/v1/namespaces/default/services/a:b/proxy/../..", route: local, entry: "v1."},
 		{path: "/apix", route: local},
 		{path: "/apisx/metrics.k8s.io/v1beta1", route: local},
@@ -77,6 +79,8 @@ func TestMatch(t *testing.T) {
 		{path: "/openapi/v2/", route: local},
 		{path: "/openapi/v3", route: document},
 		{path: "/openapi/v3/apis/metrics.k8s.io/v1beta1", route: document},
+		{path: "/openapi/v3/apis/apps/v1", route: local},
+		{path: "/openapi/v3/apis/" + apiregistration + "/v1", route: local},
 		{path: "/openapi/v4", route: local},
 		{path: "/fairlead", route: own},
 		{path: "/fairlead/status", route: own},
@@ -145,6 +149,9 @@ func TestMatchCoreRemote(t *testing.T) {
 			t.Errorf("Match(%q) = %+v, want remote v1.", p, m)
 		}
 	}
+	if m := table.Match("/openapi/v3/api/v1"); m.Route != RouteDocument {
+		t.Errorf("its schema: %+v", m)
+	}
 	// If core is protected, it is refused: the local apiserver's own aggregator would forward it to
 	// the remote.
 	table = matchTable(t, Options{}, core)
@@ -168,9 +175,20 @@ func TestMatchDirectory(t *testing.T) {
 		"/api":                                        RouteDocument,
 		"/openapi/v3/apis/apiregistration.k8s.io/v1":  RouteDocument,
 		"/openapi/v3/apis/apiregistration.k8s.iox/v1": RouteLocal,
+		"/openapi/v3/apis/apiregistration.k8s.io/v1/": RouteLocal,
+		"/openapi/v3/apis/apiregistration.k8s.io/":    RouteLocal,
 	} {
 		if m := table.Match(p); m.Route != want {
 			t.Errorf("Match(%q) = %v, want %v", p, m.Route, want)
+		}
+	}
+}
+
+// A table that nobody has built leaves everything to the local apiserver.
+func TestMatchEmptyTable(t *testing.T) {
+	for _, p := range []string{"/apis/apiregistration.k8s.io/v1", "/openapi/v3/apis/apiregistration.k8s.io/v1", "/api/v1/pods"} {
+		if m := new(Table).Match(p); m != (Match{}) {
+			t.Errorf("Match(%q) = %+v", p, m)
 		}
 	}
 }

@@ -112,6 +112,19 @@ func TestOrders(t *testing.T) {
 	}
 }
 
+// Versions that Kubernetes takes for equal are ordered by name.
+func TestEqualVersions(t *testing.T) {
+	in := manyRemotes(0)
+	for _, version := range []string{"v1", "v01"} {
+		a := remoteService("a.io", version, "server")
+		in.APIServices[a.Name] = a
+	}
+	entries := Build(in, nil).Group("a.io").Entries
+	if entries[0].Name != "v01.a.io" || entries[0].CompareVersion(entries[1]) >= 0 || entries[1].CompareVersion(entries[0]) <= 0 {
+		t.Errorf("%s comes before %s", entries[0].Name, entries[1].Name)
+	}
+}
+
 // TestGrownTableEqualsFresh changes a table at random. After every step it compares it with a new
 // table, and checks that the previous table did not change.
 func TestGrownTableEqualsFresh(t *testing.T) {

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,7 @@ func TestAnnotations(t *testing.T) {
 		{name: "ca-from", value: "bundle", bad: "not <configmap name>/<key>"},
 		{name: "ca-from", value: "bundle/a b", bad: "not <configmap name>/<key>"},
 		{name: "ca-from", value: "../kube-system/x", bad: "not <configmap name>/<key>"},
+		{name: "ca-from", value: "a_b/ca.crt", bad: "not <configmap name>/<key>"},
 		{name: "ca-rotation-overlap", value: "0", want: with(func(s *settings) { s.policy.CAOverlap = 0 })},
 		{name: "ca-rotation-overlap", value: "-1s", bad: "outside"},
 		{name: "probe-interval", value: "2s", want: with(func(s *settings) { s.policy.ProbeInterval = 2 * time.Second })},
@@ -77,6 +79,45 @@ func TestAnnotations(t *testing.T) {
 	}
 }
 
+// Bounds are part of what they bound.
+func TestBounds(t *testing.T) {
+	text := func(n int) string { return strings.Repeat("x", n) }
+	names := func(n int) string {
+		list := make([]string, n)
+		for i := range list {
+			list[i] = fmt.Sprint("n", i)
+		}
+		return strings.Join(list, ",")
+	}
+	for _, tc := range []struct{ name, below, low, high, above string }{
+		{"request-timeout", "999ms", "1s", "1h", "1h1ns"},
+		{"max-inflight", "0", "1", "100000", "100001"},
+		{"max-longrunning", "0", "1", "1000000", "1000001"},
+		{"long-running-subresources", "", names(1), names(maxSubresources), names(maxSubresources + 1)},
+		{"ca-rotation-overlap", "-1ns", "0s", "24h", "24h1ns"},
+		{"probe-interval", "999ms", "1s", "10m", "10m1ns"},
+		{"ping-timeout", "499ms", "500ms", "5m", "5m1ns"},
+		{"maintenance", "", text(1), text(maxMessage), text(maxMessage + 1)},
+		{"owner", "", text(1), text(maxOwner), text(maxOwner + 1)},
+	} {
+		for value, want := range map[string]int{tc.below: 1, tc.low: 0, tc.high: 0, tc.above: 1} {
+			s := readAnnotations(map[string]string{prefix + tc.name: value}, Policy{})
+			check.Same(t, want, len(s.problems), "%s=%.20q: problems", tc.name, value)
+		}
+	}
+}
+
+func TestSetBool(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		for value, want := range map[string]bool{"true": true, "false": false, "no": before} {
+			got := before
+			if err := setBool(&got, value); got != want || (err != nil) != (value == "no") {
+				t.Errorf("%q after %v: %v, %v", value, before, got, err)
+			}
+		}
+	}
+}
+
 // Untrusted text is cut in messages, between characters.
 func TestBounded(t *testing.T) {
 	x := strings.Repeat("x", 62)
@@ -91,6 +132,12 @@ func TestDefaults(t *testing.T) {
 		RequestTimeout: time.Minute, MaxInFlight: 3, MaxLongRunning: 10_000, ProbeInterval: 10 * time.Second, PingTimeout: 5 * time.Second,
 	}
 	check.Same(t, want, got, "defaults")
+	check.Same(t, 400, (&Options{}).defaults().MaxInFlight, "requests in flight")
+	given := []string{"console"}
+	got = (&Options{Defaults: Policy{LongRunningSubresources: given}}).defaults()
+	given[0] = "changed later"
+	check.Same(t, []string{"console"}, got.LongRunningSubresources, "long-running subresources, which no caller may change")
+	check.Same(t, time.Minute, (&Options{}).defaults().CAOverlap, "overlap")
 }
 
 // FuzzAnnotations checks that no value sets anything outside its bounds, and that every ignored

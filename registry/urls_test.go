@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -89,6 +90,20 @@ func TestURLs(t *testing.T) {
 				t.Errorf("%q: %s is sent to %s", tt.value, b.NameAt(a), a)
 			}
 		}
+	}
+}
+
+func TestManyURLs(t *testing.T) {
+	var list []string
+	for i := range maxURLs + 1 {
+		u := readURLs(strings.Join(list, ","))
+		if i > 0 && (u.fault != "" || len(u.addresses) != i) {
+			t.Errorf("%d: %+v", i, u)
+		}
+		list = append(list, fmt.Sprintf("https://%d.example.com", i))
+	}
+	if u := readURLs(strings.Join(list, ",")); u.fault == "" {
+		t.Errorf("%d: %+v", len(list), u)
 	}
 }
 
