@@ -228,8 +228,8 @@ func (p *Proxy) admit(ctx context.Context, d *Decision, h *Head, wait bool) (kno
 // dispatch decides for an authorized user: whether the backend is available, and the request's
 // limits.
 func (p *Proxy) dispatch(d *Decision, h *Head) {
-	if d.Action == ToPage && p.cfg.Local == nil && strings.HasPrefix(h.Path, "/api") && d.route == registry.RouteLocal {
-		d.refuse(errNotFound()) // an API that nothing serves
+	if d.Action == ToPage && d.route == registry.RouteLocal && strings.HasPrefix(h.Path, "/api") {
+		d.refuse(errNotFound()) // an API that nothing serves: there is no local apiserver
 		return
 	}
 	if d.Action != ToRemote {

@@ -174,6 +174,23 @@ func TestChainsBesideLongHeads(t *testing.T) {
 	})
 }
 
+// A client whose certificates get no turn is refused. Its reviews count for its address.
+func TestNoTurnForAChain(t *testing.T) {
+	w, p := thinker(t, worldConfig{})
+	p.desk.chains = bound.NewQueue(1, 1)
+	h := asBob("/api/v1/pods", "")
+	h.Remote = "192.0.2.1:1"
+	if d, _ := p.decision(t.Context(), h, nil, true); d.Credentials.From != bound.Stranger(h.Remote) {
+		t.Errorf("counts for %+v", d.Credentials.From)
+	}
+	leave := must.Get(p.desk.chains.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
+	defer leave()
+	c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice"}).Certificate}}
+	if d, known := p.decision(t.Context(), h, c, true); !known || d.Action != Refuse || fmt.Sprint(d.Err) != errBusy("the front door").Error() {
+		t.Errorf("known %v, %v (%v)", known, d.Action, d.Err)
+	}
+}
+
 // Of a source's requests that need reviews, sixteen are decided at once, and the others in turn.
 func TestParkedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

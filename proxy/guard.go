@@ -7,7 +7,6 @@ import (
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
@@ -23,7 +22,6 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 	})
 	impersonated := p.impersonation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := exchangeOf(r.Context())
-		x.decision.Impersonator = authz.Impersonator(r.Context())
 		x.decision.User, _ = request.UserFrom(r.Context())
 		if err := p.checkImpersonated(&x.decision, r.Header); err != nil {
 			p.writeError(w, r, err)

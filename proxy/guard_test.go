@@ -45,7 +45,11 @@ func TestKnownScrapers(t *testing.T) {
 		if token != "" {
 			r.Header.Set("Authorization", "Bearer "+token)
 		}
-		return w.do(t, w.httpClient(t, "http/1.1", pair), r).status
+		got := w.do(t, w.httpClient(t, "http/1.1", pair), r)
+		if got.status == http.StatusOK && got.body != "fairlead_up 1" {
+			t.Errorf("%s: %q", path, got.body)
+		}
+		return got.status
 	}
 	for _, known := range []int{scrape("/metrics", prometheus, ""), scrape("/metrics", nil, "token-of-agent"), scrape("/status", grafana, "")} {
 		if known != http.StatusOK {
@@ -102,6 +106,25 @@ func TestScrapersAreForgotten(t *testing.T) {
 	if k.knows(d, now) {
 		t.Error("a caller that impersonates is remembered")
 	}
+}
+
+// A client whose certificates get no turn gets no page. Its reviews count for its address.
+func TestGuardWithoutATurn(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	w.proxy.desk.chains = bound.NewQueue(1, 1)
+	guarded := w.guard(t, w.proxy, func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(rw, exchangeOf(r.Context()).decision.Credentials.From.Address)
+	})
+	ask := func() answer {
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, guarded.URL, nil))(t)
+		return w.do(t, w.httpClient(t, "http/1.1", w.client.Issue(pki.Leaf{CommonName: "alice"})), r)
+	}
+	if got := ask(); got.status != http.StatusOK || got.body != "127.0.0.1" {
+		t.Errorf("%d, counts for %q", got.status, got.body)
+	}
+	leave := must.Get(w.proxy.desk.chains.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
+	defer leave()
+	ask().want(t, http.StatusTooManyRequests, "without a turn")
 }
 
 // The page served is the authorized one, however the request line is written.

@@ -104,14 +104,12 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 			host = f
 		}
 	}
-	set = append(set,
+	return append(set,
 		hpack.HeaderField{Name: "x-forwarded-for", Value: client},
 		hpack.HeaderField{Name: "x-forwarded-host", Value: host},
 		hpack.HeaderField{Name: "x-forwarded-proto", Value: "https"},
 		hpack.HeaderField{Name: loopHeader, Value: via},
 	)
-	set, _ = identified(set, h)
-	return set
 }
 
 // identified returns the request's audit ID. It adds a new one to set if there is none yet.
@@ -157,10 +155,10 @@ func newAuditID() string {
 	binary.BigEndian.PutUint64(id[:], rand.Uint64()&^0xf000|0x4000)  //nolint:gosec // see above
 	binary.BigEndian.PutUint64(id[8:], rand.Uint64()&^(3<<62)|1<<63) //nolint:gosec // see above
 	text := [36]byte{8: '-', 13: '-', 18: '-', 23: '-'}
-	hex.Encode(text[:8], id[:4])
-	hex.Encode(text[9:13], id[4:6])
-	hex.Encode(text[14:18], id[6:8])
-	hex.Encode(text[19:23], id[8:10])
+	hex.Encode(text[:], id[:4])
+	hex.Encode(text[9:], id[4:6])
+	hex.Encode(text[14:], id[6:8])
+	hex.Encode(text[19:], id[8:10])
 	hex.Encode(text[24:], id[10:])
 	return string(text[:])
 }

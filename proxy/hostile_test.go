@@ -177,9 +177,68 @@ func TestSourceIPs(t *testing.T) {
 func TestForwardedForOfATrustedProxy(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	r := w.request(t, "GET", "/api/v1/pods", nil)
-	r.Header = http.Header{"X-Remote-User": {"carol"}, "X-Forwarded-For": {"192.0.2.1", "203.0.113.7"}}
+	r.Header = http.Header{"X-Remote-User": {"carol"}, "X-Forwarded-For": {"192.0.2.1", "", "203.0.113.7"}}
 	w.do(t, w.httpClient(t, "h2", w.authorities.front.Issue(pki.Leaf{CommonName: "outer"})), r)
 	check.Same(t, "192.0.2.1, 203.0.113.7, 127.0.0.1", w.local.last(t).header.Get("X-Forwarded-For"), "X-Forwarded-For")
+}
+
+// A front proxy's fields are continued, a stranger's are not. A chain without end is cut.
+func TestFieldsOfAHop(t *testing.T) {
+	p, long := &Proxy{instance: "this"}, strings.Repeat("x", maxVia-1)
+	for _, tc := range []struct {
+		name, via, host   string
+		trusted           bool
+		wantVia, wantHost string
+	}{
+		{"the first", "", "", true, "this", "front.example.com"},
+		{"the second", "other", "outer.example.com", true, "other, this", "outer.example.com"},
+		{"a stranger's", "other", "outer.example.com", false, "other, this", "front.example.com"},
+		{"a long chain", long, "", false, long + ", this", "front.example.com"},
+		{"a longer one", long + "x", "", false, "this", "front.example.com"},
+	} {
+		h := &Head{Authority: "front.example.com", Fields: authn.Head{{Name: loopHeader, Value: tc.via}, {Name: "x-forwarded-host", Value: tc.host}}}
+		set := &Head{Fields: p.forwarded(nil, h, tc.trusted)}
+		if via, host := set.get(loopHeader), set.get("x-forwarded-host"); via != tc.wantVia || host != tc.wantHost {
+			t.Errorf("%s: via %.40q, host %q", tc.name, via, host)
+		}
+	}
+}
+
+// A client's audit ID is taken if kube-apiserver would not shorten it. Ours is made once, and stays
+// out of HPACK's tables.
+func TestAuditIDs(t *testing.T) {
+	for _, n := range []int{0, 1, maxAuditID, maxAuditID + 1} {
+		h := &Head{Fields: authn.Head{{Name: auditHeader, Value: strings.Repeat("x", n)}}}
+		set, id := identified(nil, h)
+		if n > 0 && n <= maxAuditID {
+			if id != h.Fields[0].Value || set != nil {
+				t.Errorf("of %d bytes: %q, set %v", n, id, set)
+			}
+			continue
+		}
+		if len(set) != 1 || !set[0].Sensitive || set[0].Value != id || !uuid4.MatchString(id) {
+			t.Errorf("of %d bytes: %q, set %v", n, id, set)
+		}
+		if again, same := identified(set, h); same != id || len(again) != 1 {
+			t.Errorf("of %d bytes: %q became %q, set %v", n, id, same, again)
+		}
+	}
+}
+
+// The names that Connection lists are those of fields: its other tokens concern the connection.
+func TestListedNames(t *testing.T) {
+	check.Same(t, []string{"x-a", "x-b", "x-c"}, listedIn(nil, "close, X-A, ,", "keep-alive,x-b, Upgrade ,X-C"), "listed")
+}
+
+// Whatever a pool lets through in a head, no trailer may say who the caller is.
+func TestTrailersNameNobody(t *testing.T) {
+	_, p := thinker(t, worldConfig{})
+	strip := p.strip(&Head{}, authn.PoolUnproven)
+	for name, want := range map[string][2]bool{
+		"impersonate-user": {false, true}, "authorization": {false, true}, "content-length": {false, true}, "x-remote-user": {true, true}, "te": {true, true}, "x-checksum": {false, false},
+	} {
+		check.Same(t, want, [2]bool{strip.Removes(name), strip.RemovesTrailer(name)}, "%s: removed from the head, from the trailers", name)
+	}
 }
 
 // CVE-2018-1002105: after a backend refused an upgrade, kube-apiserver left the connection to it

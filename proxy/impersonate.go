@@ -52,7 +52,7 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 			return errNested(name)
 		}
 	}
-	if _, group := p.cfg.Authn.Refuses(d.User, d.Impersonator != nil); group != "" {
+	if name, group := p.cfg.Authn.Refuses(d.User, true); name+group != "" {
 		return errNotImpersonated(d.User.GetName(), group)
 	}
 	return nil

@@ -235,6 +235,47 @@ func TestOwnCredentialIsRefused(t *testing.T) {
 	}
 }
 
+// A caller with a certificate who wants to be somebody else is only asserted to the local apiserver,
+// which decides about that. A front door that sends one identity decides itself.
+func TestImpersonationAtTheLocalAPIServer(t *testing.T) {
+	for impersonate, want := range map[bool]Action{false: ToLocal, true: Impersonate} {
+		w, p := thinker(t, worldConfig{impersonate: impersonate})
+		c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "boss"}).Certificate}}
+		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "impersonate-user", Value: "jane"}}}
+		d, _ := p.decision(t.Context(), h, c, true)
+		if d.Action != want || d.User.GetName() != "boss" || !impersonate && d.Strip.Removes("impersonate-user") {
+			t.Errorf("impersonating %v: %v as %v (%v)", impersonate, d.Action, d.User, d.Err)
+		}
+	}
+}
+
+// Only a 401 of the local apiserver itself, to a request that carries it, rejects our own credential.
+func TestWhoseCredentialIsRefused(t *testing.T) {
+	own := Decision{Action: ToLocal, Pool: authn.PoolImpersonate}
+	remote, token, service, verb := own, own, own, own
+	remote.Action, token.Pool, service.Request.Subresource, verb.Request.Verb = ToRemote, authn.PoolProven, "proxy", "proxy"
+	for name, tc := range map[string]struct {
+		of     Decision
+		status int
+		want   bool
+	}{
+		"ours": {own, 401, true}, "forbidden": {own, 403, false}, "a remote's": {remote, 401, false}, "a token": {token, 401, false},
+		"a Service's": {service, 401, false}, "a Service's, by an old path": {verb, 401, false},
+	} {
+		check.Same(t, tc.want, tc.of.rejectsOwnCredential(tc.status), "%s", name)
+	}
+}
+
+// A user for whom this process must not speak is refused by name.
+func TestRefusedUserIsNamed(t *testing.T) {
+	w, p := thinker(t, worldConfig{impersonate: true})
+	c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}}).Certificate}}
+	d, _ := p.decision(t.Context(), &Head{Method: "GET", Path: "/api/v1/pods"}, c, true)
+	if d.Action != Refuse || d.User == nil || d.User.GetName() != "root" {
+		t.Errorf("%v, %v (%v)", d.Action, d.User, d.Err)
+	}
+}
+
 // The health paths and the admin port authenticate the same callers.
 func TestImpersonatedElsewhere(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
@@ -242,6 +283,14 @@ func TestImpersonatedElsewhere(t *testing.T) {
 		u, _ := request.UserFrom(r.Context())
 		_, _ = io.WriteString(rw, u.GetName())
 	})
+	page := func(token string, pair *pki.Pair) answer {
+		r := w.request(t, "GET", "/page", nil)
+		r.URL.Opaque = "//" + guarded.Listener.Addr().String() + "/page"
+		r.URL.Host = guarded.Listener.Addr().String()
+		r.Header.Set("Authorization", "Bearer "+token)
+		return w.do(t, w.httpClient(t, "http/1.1", pair), r)
+	}
+	page("jwt.of.system:serviceaccount:seen:nowhere", nil).want(t, 403, "a page, with a JWT that comes for the first time")
 	for _, tc := range []struct {
 		name, token     string
 		pair            *pki.Pair
@@ -249,6 +298,7 @@ func TestImpersonatedElsewhere(t *testing.T) {
 		user            string
 	}{
 		{"JWT", "jwt.of.dave", nil, 200, 200, "dave"},
+		{"JWT of a ServiceAccount", "jwt.of.system:serviceaccount:a:b", nil, 403, 403, ""},
 		{"bad JWT", "jwt.of", nil, 401, 401, ""},
 		{"token", "token-of-bob", nil, 200, 200, "bob"},
 		{"certificate", "", w.client.Issue(pki.Leaf{CommonName: "alice"}), 200, 200, "alice"},
@@ -260,11 +310,7 @@ func TestImpersonatedElsewhere(t *testing.T) {
 		} else if in := w.remote; tc.remote == 200 && (in.last(t).header.Get("X-Remote-User") != tc.user || in.last(t).header.Get("Authorization") != "") {
 			t.Errorf("%s: a remote got %v", tc.name, identityFields(in.last(t).header))
 		}
-		r = w.request(t, "GET", "/page", nil)
-		r.URL.Opaque = "//" + guarded.Listener.Addr().String() + "/page"
-		r.URL.Host = guarded.Listener.Addr().String()
-		r.Header.Set("Authorization", "Bearer "+tc.token)
-		if got := w.do(t, w.httpClient(t, "http/1.1", tc.pair), r); got.status != tc.guarded || got.status == 200 && got.body != tc.user {
+		if got := page(tc.token, tc.pair); got.status != tc.guarded || got.status == 200 && got.body != tc.user {
 			t.Errorf("%s: a page: status %d: %s", tc.name, got.status, got.body)
 		}
 	}
@@ -274,7 +320,11 @@ func TestImpersonatedElsewhere(t *testing.T) {
 		if as != "" {
 			r.Header = http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {as}}
 		}
-		w.do(t, w.httpClient(t, "http/1.1", w.client.Issue(pki.Leaf{CommonName: "boss"})), r).want(t, want, "a page, as", as)
+		got := w.do(t, w.httpClient(t, "http/1.1", w.client.Issue(pki.Leaf{CommonName: "boss"})), r)
+		got.want(t, want, "a page, as", as)
+		if user := map[string]string{"": "boss", "jane": "jane"}[as]; want == 200 && got.body != user {
+			t.Errorf("a page, as %q: served to %q", as, got.body)
+		}
 		r = w.request(t, "POST", "/readyz", io.NopCloser(strings.NewReader("body")))
 		if as != "" {
 			r.Header = http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {as}}
@@ -300,7 +350,7 @@ func TestImpersonatedTrailers(t *testing.T) {
 	})
 }
 
-// A decision with impersonation allocates what one with a front proxy's user does: the Audit-ID.
+// A decision with impersonation allocates what one with a front proxy's user does: nothing.
 func TestImpersonationAllocates(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
 	h := usualHead()
@@ -314,7 +364,7 @@ func TestImpersonationAllocates(t *testing.T) {
 		if d, _ := w.proxy.decision(t.Context(), h, c, true); d.Action != ToLocal || d.Strip.pool != authn.PoolImpersonate {
 			t.Fatalf("%v: %v", d.Action, d.Err)
 		}
-		allocatesTheAuditID(t, w.proxy, h, c)
+		allocatesNothing(t, w.proxy, h, c)
 	}
 }
 
@@ -405,13 +455,23 @@ func TestLongTokenWaitsItsTurn(t *testing.T) {
 	w.proxy.desk.heads = bound.NewQueue(1, 1)
 	leave := must.Get(w.proxy.desk.heads.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
 	short, long := "jwt.of.dave", "jwt.of."+strings.Repeat("x", 3000)
-	ask := func(token string) Action {
+	ask := func(token string) (Action, authn.Kind) {
 		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}, Remote: "192.0.2.1:1"}
+		if d, known := w.proxy.decision(t.Context(), h, nil, false); known && token == long {
+			t.Errorf("a long token: decided without a turn: %v", d.Action)
+		}
 		d, _ := w.proxy.decision(t.Context(), h, nil, true)
-		return d.Action
+		return d.Action, d.Credentials.Kind
 	}
-	check.Same(t, ToLocal, ask(short), "a short token")
-	check.Same(t, Refuse, ask(long), "a long token while the desk is full")
+	want := func(name, token string, action Action, kind authn.Kind) {
+		t.Helper()
+		if a, k := ask(token); a != action || k != kind {
+			t.Errorf("%s: %v, %v", name, a, k)
+		}
+	}
+	want("a short token", short, ToLocal, authn.KindIssued)
+	want("a long token while the desk is full", long, Refuse, authn.KindToken)
 	leave()
-	check.Same(t, ToLocal, ask(long), "a long token afterwards")
+	want("a long token afterwards", long, ToLocal, authn.KindIssued)
+	want("a long token again, with the first one's turn", long, ToLocal, authn.KindIssued)
 }

@@ -46,6 +46,31 @@ func TestFailed(t *testing.T) {
 	}
 }
 
+// Requests under way are counted by kind: a session is no watch, and never makes their number
+// negative.
+func TestActive(t *testing.T) {
+	p, reg := &Proxy{}, prometheus.NewRegistry()
+	reg.MustRegister(p.active()...)
+	want := func(active string, underWay int) {
+		t.Helper()
+		var got []string
+		for _, m := range must.Get(reg.Gather())(t)[0].Metric {
+			got = append(got, fmt.Sprint(m.Label[0].GetValue(), " ", m.Gauge.GetValue()))
+		}
+		check.Same(t, active, strings.Join(got, ", "), "active")
+		check.Same(t, underWay, p.UnderWay(), "under way")
+	}
+	want("request 0, session 0, watch 0", 0)
+	p.underWay.requests.Add(2)
+	p.underWay.longRunning.Add(3)
+	p.sessions.open.Add(1)
+	want("request 2, session 1, watch 2", 4)
+	p.underWay.longRunning.Store(0)
+	want("request 2, session 1, watch 0", 1)
+	p.sessions.open.Add(-1)
+	want("request 2, session 0, watch 0", 2)
+}
+
 // Series begin and end with their APIService, also if a request ends later, and if the APIService
 // existed only between two scans of the table.
 func TestSeriesEndWithTheAPIService(t *testing.T) {

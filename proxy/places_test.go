@@ -13,6 +13,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
@@ -91,19 +92,116 @@ func TestSilentBodies(t *testing.T) {
 // A body that does not arrive in time is answered with 408.
 func TestSlowBody(t *testing.T) {
 	w := newWorld(t, worldConfig{remoteHTTP1: true})
-	w.proxy.bodyTime = 50 * time.Millisecond
+	const soon = 50 * time.Millisecond
 	// Over HTTP/2 no body is buffered: each part is forwarded at once, and the backend waits.
-	for target, token := range map[string]string{"/api/v1/namespaces/x/pods": "", remoteGV + "/widgets": "Bearer token-of-bob"} {
+	for _, tc := range []struct {
+		target, token string
+		length        int64
+		time          time.Duration
+	}{
+		{"/api/v1/namespaces/x/pods", "", 1, soon},
+		{remoteGV + "/widgets", "Bearer token-of-bob", 100, soon},
+		{remoteGV + "/widgets?timeout=50ms", "Bearer token-of-bob", 100, time.Hour}, // the request's own time
+	} {
+		target, token := tc.target, tc.token
+		w.proxy.bodyTime = tc.time
 		everyWay(t, func(t *testing.T, proto string) {
 			body, unsent := io.Pipe()
 			defer unsent.Close()
 			r := w.request(t, "POST", target, body)
-			r.ContentLength = 100
+			r.ContentLength = tc.length
 			r.Header.Set("Authorization", token)
 			w.do(t, w.httpClient(t, proto, nil), r).want(t, http.StatusRequestTimeout, target)
 			// A body that arrives in time is served afterwards.
 			w.do(t, w.httpClient(t, proto, nil), w.by(t, token, "POST", target, strings.NewReader("body"))).want(t, 200, target)
 		})
+	}
+}
+
+// One backend gets half of each limit of the whole server. Reads take nothing from writes.
+func TestSharesOfLimits(t *testing.T) {
+	for most, want := range map[int]int64{0: 0, 1: 1, 2: 1, 3: 2, 400: 200} {
+		var l limits
+		l.init(most, 2*most)
+		if l.reads.share != want || l.reads.max != int64(most) || l.writes.share != int64(most) || l.writes.max != int64(2*most) {
+			t.Errorf("of %d reads %d, of %d writes %d; want of reads %d", l.reads.max, l.reads.share, l.writes.max, l.writes.share, want)
+		}
+	}
+	w := newWorld(t, worldConfig{})
+	w.proxy.limits.init(1, 1)
+	enter := func(verb string) (held place, ok bool) {
+		d, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets", ""), nil, true)
+		d.Request.Verb = verb
+		err := w.proxy.enter(&held, &d, w.upstream(), bound.Source{User: "bob"})
+		return held, err == nil
+	}
+	reads, writes := []string{"get", "list", "watch", "head", "options", "proxy"}, []string{"create", "update", "patch", "delete", "deletecollection", "post", ""}
+	for _, side := range []struct{ full, free []string }{{reads, writes}, {writes, reads}} {
+		first, _ := enter(side.full[0])
+		for _, verb := range side.full {
+			_, ok := enter(verb)
+			check.Same(t, false, ok, "%q beside %q", verb, side.full[0])
+		}
+		for _, verb := range side.free {
+			held, ok := enter(verb)
+			check.Same(t, true, ok, "%q beside %q", verb, side.full[0])
+			held.leave()
+		}
+		first.leave()
+	}
+}
+
+// A request is counted from when it has its places until it gives them back, and long-running ones,
+// and those to the local apiserver, take none of the whole server's. A refused one keeps nothing.
+func TestPlacesOfARequest(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	w.proxy.limits.init(2, 2)
+	remote := Decision{Action: ToRemote, Request: Request{Verb: "get"}, Entry: w.table().Entry(schema.GroupVersion{Group: "remote.example.com", Version: "v1"})}
+	watch, local, stranger := remote, Decision{Action: ToLocal, Pool: authn.PoolProven, Request: Request{Verb: "get"}}, Decision{Action: ToLocal, Pool: authn.PoolUnproven}
+	watch.LongRunning = true
+	counted := func(name string, requests, longRunning, places int64) {
+		t.Helper()
+		n := &w.proxy.underWay
+		check.Same(t, [3]int64{requests, longRunning, places}, [3]int64{n.requests.Load(), n.longRunning.Load(), w.proxy.limits.reads.places.Held()}, "%s", name)
+	}
+	enter := func(d Decision, u *backend.Upstream, user string) (held place, ok bool) {
+		err := w.proxy.enter(&held, &d, u, bound.Source{User: user})
+		return held, err == nil
+	}
+	for name, tc := range map[string]struct {
+		d                             Decision
+		requests, longRunning, places int64
+	}{"remote": {remote, 1, 0, 1}, "watch": {watch, 0, 1, 0}, "local": {local, 1, 0, 0}, "a stranger's": {stranger, 1, 0, 0}} {
+		u := w.upstream()
+		if tc.d.Action == ToLocal {
+			u = w.proxy.cfg.Local.Upstream(localPool(tc.d.Pool))
+		}
+		held, _ := enter(tc.d, u, "bob")
+		counted(name, tc.requests, tc.longRunning, tc.places)
+		held.leave()
+		held.leave()
+		counted(name+", over", 0, 0, 0)
+	}
+	first, _ := enter(remote, w.upstream(), "bob")
+	if _, ok := enter(remote, w.upstream(), "carol"); ok {
+		t.Error("a backend has got more than its share")
+	}
+	counted("beyond the share", 1, 0, 1)
+	first.leave()
+	fillUp(t, w.upstream())
+	if _, ok := enter(remote, w.upstream(), "bob"); ok {
+		t.Error("a backend has got more than its limit")
+	}
+	counted("beyond the limit", 0, 0, 0)
+}
+
+// Clients are asked to reconnect as often as the operator wants, not with each request.
+func TestGoAwayIsRare(t *testing.T) {
+	p := &Proxy{cfg: Config{GoAwayChance: 1e-12}}
+	for range 1000 {
+		if p.goAway() {
+			t.Fatal("asked to reconnect, with a chance of one in 10^12")
+		}
 	}
 }
 
@@ -259,7 +357,8 @@ func TestOwnReadiness(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	ready := func(t *testing.T, proto string, relayed bool) {
 		for _, path := range []string{"/readyz", "/healthz"} {
-			if got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", path, nil)); got.status != 200 || (got.header.Get("X-Content-Type-Options") == "") != relayed {
+			got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", path, nil))
+			if got.status != 200 || (got.header.Get("X-Content-Type-Options") == "") != relayed || !relayed && got.header.Get("Content-Type") != "text/plain; charset=utf-8" {
 				t.Errorf("%s: %d %q, want relayed: %v", path, got.status, got.body, relayed)
 			}
 		}

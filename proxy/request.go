@@ -179,7 +179,7 @@ func parsePath(method, path string) (r Request, viaPath bool) {
 // parseObject parses [namespaces/<ns>/]<resource>[/<name>[/<subresource>[/…]]].
 func (r *Request) parseObject(rest string) {
 	first, after := segment(rest)
-	if first == "namespaces" && strings.Contains(rest, "/") {
+	if first == "namespaces" {
 		var deeper string
 		r.Namespace, deeper = segment(after)
 		if strings.Contains(after, "/") {

@@ -41,11 +41,11 @@ func FuzzParseRequest(f *testing.F) {
 		"/api/v1/namespaces/a/pods", "/api/v1/namespaces/a/pods/b", "/api/v1/namespaces/a/pods/b/exec", "/api/v1/namespaces/a/pods/b/proxy/x/y",
 		"/api/v1/watch/pods", "/api/v1/watch", "/api/v1/proxy", "/api/v1/proxy/namespaces/a/pods/b/c", "/api/v1/watch/namespaces/a/pods/b",
 		"/apis", "/apis/apps", "/apis/apps/v1", "/apis/apps/v1/", "/apis/apps/v1/deployments", "/apis/apps/v1/namespaces/a/deployments/b/scale",
-		"/apis/a//b", "/apis/apps/v1//x", "/healthz", "/debug/pprof/profile", "/apis/g/v/r/n%2Fm", "/api/v1/namespaces/", "/api/v1/namespaces//pods",
+		"%61pi/v1/pods", "/apis/a//b", "/apis/apps/v1//x", "/healthz", "/debug/pprof/profile", "/apis/g/v/r/n%2Fm", "/api/v1/namespaces/", "/api/v1/namespaces//pods",
 	} {
 		for _, q := range []string{"", "limit=x&watch=%31", "limit=x&fieldSelector=metadata.name%3Dx&labelSelector=a", "watch=true", "watch=0", "watch=False", "watch", "limit=5&watch=1", "limit=x&watch=1", "watch=%31", "fieldSelector=metadata.name%3Dx", "labelSelector=a",
 			"fieldSelector=metadata.name%3Dx&labelSelector=%21%21&watch", "fieldSelector=&fieldSelector=metadata.name%3Dx", "fieldSelector=metadata.name%3Dx%2Fy",
-			"fieldSelector=metadata.name!%3Dx&watch=%66alse", "labelSelector=a;b&watch=&watch=0", "labelSelector=", "fieldSelector=metadata.name%3D%3Dx,a%3Db&watch=+",
+			"fieldSelector=metadata.name!%3Dx&watch=%66alse", "%77%61%74%63%68=1", "labelSelector=a;b&watch=&watch=0", "labelSelector=", "fieldSelector=metadata.name%3D%3Dx,a%3Db&watch=+",
 		} {
 			f.Add("GET", path, q)
 		}
@@ -92,6 +92,11 @@ func TestLongSelectors(t *testing.T) {
 	} {
 		want := Request{IsResource: true, Verb: tc.want, Version: "v1", Resource: "pods", Path: "/api/v1/pods"}
 		check.Same(t, want, parseRequest(tc.method, "/api/v1/pods", tc.query), "%s %.40s", tc.method, tc.query)
+	}
+	const query = "labelSelector=a&"
+	for n, want := range map[int]string{maxSelectors: "a", maxSelectors + 1: ""} {
+		got := parseRequest("GET", "/api/v1/pods", query+strings.Repeat("x", n-len(query)))
+		check.Same(t, want, got.LabelSelector, "label selector in %d bytes", n)
 	}
 }
 

@@ -145,6 +145,15 @@ func TestUpgradeRedirectCVE20208559(t *testing.T) {
 	}
 }
 
+// Of the 3xx, those that lead a client to another place are rejected. 304 leads nowhere, 306 has no
+// meaning.
+func TestRejectedStatuses(t *testing.T) {
+	redirects := []int{300, 301, 302, 303, 305, 307, 308}
+	for status := 100; status < 600; status++ {
+		check.Same(t, slices.Contains(redirects, status), (&Proxy{}).rejects(status), "%d is rejected", status)
+	}
+}
+
 // After one announced trailer, net/http puts every HTTP/1.1 trailer into its map. No unannounced
 // trailer reaches a backend, and none that states identity or the body's length.
 func TestUnannouncedTrailersDoNothing(t *testing.T) {

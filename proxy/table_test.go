@@ -11,10 +11,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -74,6 +76,58 @@ func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 		}
 	}
 	return registry.Build(in, first)
+}
+
+func TestActionOf(t *testing.T) {
+	_, p := thinker(t, worldConfig{})
+	documents, local := http.NotFoundHandler(), p.cfg.Local
+	for _, tt := range []struct {
+		route             registry.Route
+		both, none, alone Action // with a local apiserver and documents, with the former only, with neither
+	}{
+		{registry.RouteLocal, ToLocal, ToLocal, ToPage},
+		{registry.RouteRemote, ToRemote, ToRemote, ToRemote},
+		{registry.RouteDocument, ToDocument, ToLocal, ToPage},
+		{registry.RouteOwn, ToPage, ToPage, ToPage},
+		{registry.RouteInvalid, Refuse, Refuse, Refuse},
+		{registry.RouteRefused, Refuse, Refuse, Refuse},
+	} {
+		p.cfg.Local, p.cfg.Documents = local, documents
+		both := p.actionOf(tt.route)
+		p.cfg.Documents = nil
+		none := p.actionOf(tt.route)
+		p.cfg.Local = nil
+		if alone := p.actionOf(tt.route); both != tt.both || none != tt.none || alone != tt.alone {
+			t.Errorf("%v: %v, without documents %v, alone %v", tt.route, both, none, alone)
+		}
+	}
+}
+
+// A remote that claims a protected group gets no request.
+func TestProtectedGroup(t *testing.T) {
+	_, p := thinker(t, worldConfig{also: func(in *registry.Input) {
+		thief := in.APIServices["v1.remote.example.com"].DeepCopy()
+		thief.Name, thief.Spec.Group = "v1.batch", "batch"
+		in.APIServices[thief.Name] = thief
+	}})
+	if d, _ := p.decision(t.Context(), asBob("/apis/batch/v1/jobs", ""), nil, true); d.Action != Refuse || !apierrors.IsServiceUnavailable(d.Err) {
+		t.Errorf("%v (%v)", d.Action, d.Err)
+	}
+}
+
+// With the dir: registry, Fairlead itself serves apiregistration.k8s.io, also while the table is
+// incomplete, and without a local apiserver.
+func TestOwnGroup(t *testing.T) {
+	_, p := thinker(t, worldConfig{incomplete: true, also: func(in *registry.Input) { in.Options.Directory = true }})
+	for _, local := range []*backend.Local{p.cfg.Local, nil} {
+		p.cfg.Local = local
+		for query, long := range map[string]bool{"": false, "watch=1": true} {
+			d, _ := p.decision(t.Context(), asBob("/apis/apiregistration.k8s.io/v1/apiservices", query), nil, true)
+			if d.Action != ToPage || d.LongRunning != long {
+				t.Errorf("?%s, beside %v: %v, long-running %v (%v)", query, local, d.Action, d.LongRunning, d.Err)
+			}
+		}
+	}
 }
 
 // A request keeps the table by which it was decided. Here another table, without the APIService,

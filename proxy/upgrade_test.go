@@ -249,9 +249,11 @@ func TestNotTakenOver(t *testing.T) {
 
 func TestUpgradeWithBody(t *testing.T) {
 	w := newWorld(t, worldConfig{remote: switching})
-	res, _, _ := w.raw(t, "POST "+remoteGV+"/x", "Content-Length: 5\r\n"+websocket+"hello")
-	if res.StatusCode != http.StatusRequestEntityTooLarge || w.remote.count() != 0 {
-		t.Errorf("status %d, %d requests arrived", res.StatusCode, w.remote.count())
+	for _, body := range []string{"hello", ""} { // nobody waits for it
+		res, _, _ := w.raw(t, "POST "+remoteGV+"/x", "Content-Length: 5\r\n"+websocket+body)
+		if res.StatusCode != http.StatusRequestEntityTooLarge || w.remote.count() != 0 {
+			t.Errorf("%q: status %d, %d requests arrived", body, res.StatusCode, w.remote.count())
+		}
 	}
 }
 
@@ -336,4 +338,25 @@ func TestHalfASession(t *testing.T) {
 		t.Errorf("what was sent after the client's end: %q, %v", got, err)
 	}
 	must.Soon(t, 10*time.Second, "the session ends", func() bool { return w.proxy.Sessions() == 0 })
+}
+
+// Only HTTP/1.1 has upgrades.
+func TestUpgradeByVersion(t *testing.T) {
+	for proto, want := range map[string]string{"HTTP/1.1": "websocket", "HTTP/1.0": "", "HTTP/2.0": ""} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		r.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}}
+		r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(proto)
+		check.Same(t, want, headOf(r, time.Now()).Upgrade, "%s: upgrade to", proto)
+	}
+}
+
+// A head keeps the client's address, by which it is bounded, with and without the port.
+func TestRemoteOfAHead(t *testing.T) {
+	for remote, want := range map[string]string{"192.0.2.1:1": "192.0.2.1", "[2001:db8::1]:1": "2001:db8::1", "@": "@", ":1": ""} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		r.RemoteAddr = remote
+		if h := headOf(r, time.Now()); h.Remote != remote || h.RemoteIP != want {
+			t.Errorf("%s: %q, %q", remote, h.Remote, h.RemoteIP)
+		}
+	}
 }

@@ -1,0 +1,110 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+)
+
+// counted is a context that counts what waits for its end.
+type counted struct {
+	context.Context
+	waiting int
+}
+
+func (c *counted) AfterFunc(func()) func() bool {
+	c.waiting++
+	return func() bool { c.waiting--; return true }
+}
+
+// A request of the unproven pool has a time limit, any other has none here. What waits for it ends
+// with it.
+func TestStrangersTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &Proxy{}
+		p.ending, p.end = context.WithCancel(t.Context())
+		for name, tc := range map[string]struct {
+			d    Decision
+			want time.Duration
+		}{
+			"short":                {Decision{Action: ToLocal, Pool: authn.PoolUnproven}, strangerTime},
+			"long-running":         {Decision{Action: ToLocal, Pool: authn.PoolUnproven, LongRunning: true}, strangerWatch},
+			"proven":               {Decision{Action: ToLocal, Pool: authn.PoolProven}, 0},
+			"proven, long-running": {Decision{Action: ToLocal, Pool: authn.PoolProven, LongRunning: true}, 0},
+			"remote":               {Decision{Action: ToRemote}, 0},
+		} {
+			parent := &counted{Context: t.Context()}
+			r, end := p.within(httptest.NewRequestWithContext(parent, http.MethodGet, "/", nil), &exchange{decision: tc.d})
+			until, limited := r.Context().Deadline()
+			if limited != (tc.want > 0) || limited && time.Until(until) != tc.want {
+				t.Errorf("%s: %v, limited %v", name, time.Until(until), limited)
+			}
+			end()
+			check.Same(t, 0, parent.waiting, "%s: what still waits", name)
+			if over := r.Context().Err() != nil; over != (limited || tc.d.LongRunning) {
+				t.Errorf("%s: over %v", name, over)
+			}
+		}
+	})
+}
+
+// Only a long-running request with an unproven token asks whether the local apiserver accepts it.
+func TestWhatIsProven(t *testing.T) {
+	hangs := make(chan struct{})
+	w := newWorld(t, worldConfig{local: func(_ http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == "Bearer hangs" {
+			<-hangs
+		}
+	}})
+	defer close(hangs)
+	unproven := func(token string) Decision {
+		c, _ := w.proxy.cfg.Authn.Read(nil, authn.Head{{Name: "authorization", Value: "Bearer " + token}}, "")
+		return Decision{Action: ToLocal, Pool: authn.PoolUnproven, LongRunning: true, Credentials: c}
+	}
+	from := bound.Stranger("192.0.2.1:1")
+	for name, change := range map[string]func(*Decision){
+		"remote": func(d *Decision) { d.Action = ToRemote }, "proven": func(d *Decision) { d.Pool = authn.PoolProven }, "short": func(d *Decision) { d.LongRunning = false },
+	} {
+		d := unproven("token-of-" + name)
+		change(&d)
+		if err := w.proxy.prove(t.Context(), &d, from); err != nil || w.local.count() != 0 {
+			t.Errorf("%s: %d requests, %v", name, w.local.count(), err)
+		}
+	}
+	d := unproven("token-of-bob")
+	if err := w.proxy.prove(t.Context(), &d, from); err != nil || w.local.count() != 1 || d.Pool != authn.PoolProven {
+		t.Errorf("%d requests, pool %v, %v", w.local.count(), d.Pool, err)
+	}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	d = unproven("hangs")
+	if err := w.proxy.prove(gone, &d, from); err == nil || d.Pool != authn.PoolUnproven {
+		t.Errorf("the client has gone: pool %v, %v", d.Pool, err)
+	}
+	w.local.Listener.Close()
+	w.local.CloseClientConnections()
+	d = unproven("token-of-carol")
+	if err := w.proxy.prove(t.Context(), &d, from); err == nil {
+		t.Error("proven by an apiserver that is away")
+	}
+}
+
+// A body that ends before its announced length is the client's fault, and gets an answer.
+func TestBodyThatEndsEarly(t *testing.T) {
+	w := newWorld(t, worldConfig{remoteHTTP1: true})
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, remoteGV+"/widgets", http.NoBody)
+	r.ContentLength = 5
+	r.Body = http.MaxBytesReader(nil, http.NoBody, 1)
+	x := &exchange{p: w.proxy, head: headOf(r, time.Now()), upstream: w.upstream()}
+	if end, err := w.proxy.hold(httptest.NewRecorder(), r, x, bound.Stranger("192.0.2.1:1")); err == nil {
+		t.Error("held a part as the whole")
+		end()
+	}
+}
