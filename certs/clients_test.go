@@ -123,7 +123,7 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	}
 }
 
-// Users become front proxies only where a CA of theirs is one of front proxies, or is issued by one.
+// Users become front proxies only where a CA of theirs is one of front proxies, or issued by one.
 func TestSharedCAs(t *testing.T) {
 	made := func(raw, subject, key string) *x509.Certificate {
 		return &x509.Certificate{Raw: []byte(raw), RawSubject: []byte(subject), RawSubjectPublicKeyInfo: []byte(key)}

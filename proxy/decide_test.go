@@ -105,8 +105,8 @@ func TestUserThatCannotBeAsserted(t *testing.T) {
 	}
 }
 
-// Health paths are answered here first, and no others. /livez is only Fairlead's own without a local
-// apiserver.
+// Health paths are answered here first, and no others. /livez is only Fairlead's own without a
+// local apiserver.
 func TestOwnHealthPaths(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	for _, alone := range []bool{false, true} {

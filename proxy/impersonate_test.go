@@ -235,8 +235,8 @@ func TestOwnCredentialIsRefused(t *testing.T) {
 	}
 }
 
-// A caller with a certificate who wants to be somebody else is only asserted to the local apiserver,
-// which decides about that. A front door that sends one identity decides itself.
+// A caller with a certificate who wants to be somebody else is only asserted to the local
+// apiserver, which decides about that. A front door that sends one identity decides itself.
 func TestImpersonationAtTheLocalAPIServer(t *testing.T) {
 	for impersonate, want := range map[bool]Action{false: ToLocal, true: Impersonate} {
 		w, p := thinker(t, worldConfig{impersonate: impersonate})
@@ -249,7 +249,7 @@ func TestImpersonationAtTheLocalAPIServer(t *testing.T) {
 	}
 }
 
-// Only a 401 of the local apiserver itself, to a request that carries it, rejects our own credential.
+// Only a 401 of the local apiserver itself, to a request that carries it, rejects our credential.
 func TestWhoseCredentialIsRefused(t *testing.T) {
 	own := Decision{Action: ToLocal, Pool: authn.PoolImpersonate}
 	remote, token, service, verb := own, own, own, own

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
@@ -156,7 +155,7 @@ func TestSharesOfLimits(t *testing.T) {
 func TestPlacesOfARequest(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	w.proxy.limits.init(2, 2)
-	remote := Decision{Action: ToRemote, Request: Request{Verb: "get"}, Entry: w.table().Entry(schema.GroupVersion{Group: "remote.example.com", Version: "v1"})}
+	remote, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets/a", ""), nil, true)
 	watch, local, stranger := remote, Decision{Action: ToLocal, Pool: authn.PoolProven, Request: Request{Verb: "get"}}, Decision{Action: ToLocal, Pool: authn.PoolUnproven}
 	watch.LongRunning = true
 	counted := func(name string, requests, longRunning, places int64) {
