@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -32,8 +31,8 @@ type backend struct {
 	w     *world
 	name  string // of its Service; unique
 	group string
-	// slice holds the endpoints, in the order of the addresses given.
-	slice *discoveryv1.EndpointSlice
+
+	endpoints []string // registered addresses
 }
 
 // gv is the only group-version that it serves.
@@ -55,10 +54,10 @@ func (w *world) newBackend() *backend {
 }
 
 // backend registers one with n extension servers in this process, and waits until d serves it.
-func (d *door) backend(t *testing.T, n int, cfg extension.Config) (*backend, []*extension.Server) {
+func (d *door) backend(t *testing.T, n int) (*backend, []*extension.Server) {
 	t.Helper()
 	b := d.w.newBackend()
-	servers := b.serve(t, n, cfg)
+	servers := b.serve(t, n)
 	var addresses []string
 	for _, s := range servers {
 		addresses = append(addresses, s.Addr())
@@ -69,22 +68,17 @@ func (d *door) backend(t *testing.T, n int, cfg extension.Config) (*backend, []*
 }
 
 // serve starts n extension servers in this process, each at a new address.
-func (b *backend) serve(t *testing.T, n int, cfg extension.Config) []*extension.Server {
+func (b *backend) serve(t *testing.T, n int) []*extension.Server {
 	t.Helper()
-	cfg.GroupVersions, cfg.Names, cfg.CA = append(cfg.GroupVersions, b.gv()), append(cfg.Names, b.names()...), b.w.ca
-	cfg.RequestHeaderCA, cfg.AllowedNames, cfg.RejectWith = b.w.fronts, []string{"front-proxy-client"}, 401
 	var list []*extension.Server
 	for range n {
-		cfg.Address = b.w.address()
-		list = append(list, extension.Start(t, cfg))
+		number := b.w.numbers.Add(1)
+		list = append(list, extension.Start(t, extension.Config{
+			Address: net.JoinHostPort(fmt.Sprintf("10.78.%d.%d", 1+number/250, 1+number%250), fmt.Sprint(port)), GroupVersions: []string{b.gv()}, Names: b.names(), CA: b.w.ca,
+			RequestHeaderCA: b.w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized,
+		}))
 	}
 	return list
-}
-
-// address returns a new address of the node.
-func (w *world) address() string {
-	n := w.number("address")
-	return net.JoinHostPort(fmt.Sprintf("10.78.%d.%d", 1+n/250, 1+n%250), fmt.Sprint(port))
 }
 
 // process is an extension server that can be killed: a process on its own host.
@@ -140,72 +134,50 @@ func (b *backend) register(t *testing.T, addresses ...string) {
 		ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Name: "https", Port: 443}},
 	}}
 	must.Get(b.w.core.CoreV1().Services(namespace).Create(t.Context(), service, metav1.CreateOptions{}))(t)
-	b.slice = &discoveryv1.EndpointSlice{
+	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
 		Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(port))}},
 	}
 	for _, a := range addresses {
-		b.slice.Endpoints = append(b.slice.Endpoints, ready(a))
+		host, _, _ := net.SplitHostPort(a)
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{host}})
 	}
-	b.slice = must.Get(b.w.core.DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), b.slice, metav1.CreateOptions{}))(t)
-	must.Get(b.w.groups.ApiregistrationV1().APIServices().Create(t.Context(), b.object(b.group), metav1.CreateOptions{}))(t)
+	b.endpoints = addresses
+	must.Get(b.w.core.DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), slice, metav1.CreateOptions{}))(t)
+	must.Get(b.w.groups.ApiregistrationV1().APIServices().Create(t.Context(), &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: b.apiService()},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Service: &apiregistrationv1.ServiceReference{Namespace: namespace, Name: b.name}, Group: b.group, Version: "v1", CABundle: b.w.ca.PEM(),
+			GroupPriorityMinimum: 1000, VersionPriority: 15,
+		},
+	}, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		_ = b.w.groups.ApiregistrationV1().APIServices().Delete(context.WithoutCancel(t.Context()), b.apiService(), metav1.DeleteOptions{})
 	})
 }
 
-// object returns an APIService of group that b's Service serves.
-func (b *backend) object(group string) *apiregistrationv1.APIService {
-	return &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: "v1." + group},
-		Spec: apiregistrationv1.APIServiceSpec{
-			Service: &apiregistrationv1.ServiceReference{Namespace: namespace, Name: b.name}, Group: group, Version: "v1", CABundle: b.w.ca.PEM(),
-			GroupPriorityMinimum: 1000, VersionPriority: 15,
-		},
-	}
+// verdict is the name of the metric that says whether it is unavailable.
+func (b *backend) verdict() string {
+	return fmt.Sprintf("aggregator_unavailable_apiservice{name=%q}", b.apiService())
 }
 
-func ready(address string) discoveryv1.Endpoint {
-	host, _, _ := net.SplitHostPort(address)
-	return discoveryv1.Endpoint{
-		Addresses:  []string{host},
-		Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
-	}
-}
-
-// update changes the endpoints.
-func (b *backend) update(t *testing.T, change func(*discoveryv1.EndpointSlice)) {
-	t.Helper()
-	change(b.slice)
-	b.slice = must.Get(b.w.core.DiscoveryV1().EndpointSlices(namespace).Update(t.Context(), b.slice, metav1.UpdateOptions{}))(t)
-}
-
-// unavailable returns the metric of the APIService's verdict.
-func (b *backend) unavailable(d *door) bool {
-	return d.scrape()[fmt.Sprintf("aggregator_unavailable_apiservice{name=%q}", b.apiService())] != 0
-}
+func (b *backend) unavailable(d *door) bool { return d.scrape()[b.verdict()] != 0 }
 
 // healthy returns the metric of one endpoint's health.
 func (b *backend) healthy(d *door, address string) bool {
 	return d.scrape()[fmt.Sprintf("fairlead_endpoint_healthy{endpoint=%q,name=%q}", address, b.apiService())] == 1
 }
 
-// inFlight returns how many of the backend's places are in use.
-func (b *backend) inFlight(d *door) float64 {
-	return d.scrape()[fmt.Sprintf("fairlead_backend_requests_in_flight{kind=%q,name=%q}", "request", b.apiService())]
-}
-
 // await waits until Fairlead serves the backend and all its endpoints are healthy.
 func (b *backend) await(t *testing.T, d *door) {
 	t.Helper()
-	eventually(t, 30*time.Second, b.name+" is available", func() bool {
-		s := d.scrape()
-		for _, e := range b.slice.Endpoints {
-			if s[fmt.Sprintf("fairlead_endpoint_healthy{endpoint=%q,name=%q}", net.JoinHostPort(e.Addresses[0], fmt.Sprint(port)), b.apiService())] != 1 {
+	eventually(t, b.name+" is available", func() bool {
+		for _, e := range b.endpoints {
+			if !b.healthy(d, e) {
 				return false
 			}
 		}
-		v, known := s[fmt.Sprintf("aggregator_unavailable_apiservice{name=%q}", b.apiService())]
+		v, known := d.scrape()[b.verdict()]
 		return known && v == 0
 	})
 }

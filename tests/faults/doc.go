@@ -1,7 +1,6 @@
-// Package faults verifies what Fairlead promises when things break: backends that die, hang, send
-// garbage or are slow, hosts whose packets are lost, a kube-apiserver that is killed, a Fairlead
-// that gets SIGTERM. Everything is real (etcd, kube-apiserver, Fairlead, extension servers,
-// sockets), and each case runs with and without HTTP/2.
+// Package faults verifies design.md's limits in seconds when things break: backends that die, hang
+// or are slow, hosts whose packets are lost, a kube-apiserver that is killed, a Fairlead that gets
+// SIGTERM. Everything is real: etcd, kube-apiserver, Fairlead, extension servers, sockets.
 //
 // The tests need the build tag e2e and root: they run in their own network namespace, which the
 // kernel removes with the process. It has addresses for endpoints that are not on loopback, which

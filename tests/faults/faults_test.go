@@ -2,33 +2,36 @@
 
 package faults
 
-import "testing"
+import (
+	"os"
+	"testing"
 
-// TestFaults runs every case with and without HTTP/2. Cases that measure time run in sequence, so
-// that they do not disturb each other; cases that mostly wait for detection run in parallel.
-func TestFaults(t *testing.T) {
-	w := newWorld(t)
-	for _, lane := range lanes() {
-		t.Run(lane, func(t *testing.T) {
-			d := w.newDoor(t, lane)
-			t.Run("process", func(t *testing.T) { testProcess(t, d) })
-			t.Run("rolling update", func(t *testing.T) { testRolling(t, d) })
-			t.Run("flooded", func(t *testing.T) { testIsolation(t, d) })
-			t.Run("watches are spread", func(t *testing.T) { testWatches(t, d) })
-			t.Run("nothing is left over", func(t *testing.T) { testLeftovers(t, d) })
-			t.Run("status is written", func(t *testing.T) { testStatus(t, d) })
-			t.Run("policy", func(t *testing.T) { testPolicy(t, d) })
-			t.Run("egress", func(t *testing.T) { testEgress(t, d) })
-			t.Run("full", func(t *testing.T) { testLimits(t, d) })
-			t.Run("told to stop, busy", func(t *testing.T) { testRetryAfter(t, d) })
-			t.Run("told to stop", func(t *testing.T) { testDrain(t, d) })
-			t.Run("told to stop twice", func(t *testing.T) { testSecondSignal(t, d) })
-			t.Run("apiserver killed", func(t *testing.T) { testAPIServer(t, d) })
-			t.Run("only apiserver restarted", func(t *testing.T) { testOnlyAPIServer(t, d) })
-			t.Run("endpoints", func(t *testing.T) { testEndpoints(t, d) })
-		})
+	"github.com/fairlead-proxy/fairlead/tests/netns"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asExtension) != "" {
+		if err := serveExtension(os.Args[1:]); err != nil {
+			panic(err)
+		}
+		return
 	}
+	os.Exit(netns.Main(m))
 }
 
-// lanes are the protocols that Fairlead offers its clients (--http2).
-func lanes() []string { return []string{"h2", "http1"} }
+// Cases that measure time run in sequence, so that they do not disturb each other; those of
+// endpoints mostly wait for detection and run in parallel.
+func TestFaults(t *testing.T) {
+	w := newWorld(t)
+	suite.Cases[*door]{
+		{Name: "process", Run: testProcess},
+		{Name: "status is written", Run: testStatus},
+		{Name: "egress", Run: testEgress},
+		{Name: "told to stop", Run: testDrain},
+		{Name: "told to stop twice", Run: testSecondSignal},
+		{Name: "apiserver killed", Run: testAPIServer},
+		{Name: "only apiserver restarted", Run: testOnlyAPIServer},
+		{Name: "endpoints", Run: testEndpoints},
+	}.Run(t, w.newDoor(t))
+}

@@ -18,12 +18,6 @@ func mustSucceed(t *testing.T, shots []volley.Shot, longest time.Duration) {
 	volley.Judge(t, shots, 0, func(s *volley.Shot) bool { return s.Failed() || longest > 0 && s.Head > longest })
 }
 
-// mustBeWhole fails the test for answers that were cut off.
-func mustBeWhole(t *testing.T, shots []volley.Shot) {
-	t.Helper()
-	volley.Judge(t, shots, 0, (*volley.Shot).Cut)
-}
-
 // reads requests a backend's objects in turn.
 func (d *door) reads(b *backend) func(int) (string, string, string) {
 	return func(i int) (string, string, string) {
@@ -43,13 +37,4 @@ func (d *door) mixed(b *backend) func(int) (string, string, string) {
 		}
 		return read(i)
 	}
-}
-
-// clients returns n clients with one connection each.
-func (w *world) clients(n int) []*http.Client {
-	var list []*http.Client
-	for range n {
-		list = append(list, w.client())
-	}
-	return list
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/netns"
@@ -40,12 +39,10 @@ type host struct {
 	address string
 }
 
-// hosts counts them; hosts are never removed.
-type hosts struct{ n atomic.Int32 }
-
-func (h *hosts) add(t *testing.T) *host {
+// addHost makes one.
+func (w *world) addHost(t *testing.T) *host {
 	t.Helper()
-	n := h.n.Add(1)
+	n := w.hosts.Add(1)
 	x := &host{name: fmt.Sprintf("host%d", n), address: fmt.Sprintf("10.77.%d.2", n)}
 	ip(t, "netns add "+x.name)
 	ip(t, fmt.Sprintf("link add veth%d type veth peer name eth0 netns %s", n, x.name))

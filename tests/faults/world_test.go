@@ -7,10 +7,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net/http"
 	"path/filepath"
-	"strconv"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,14 +26,19 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// namespace holds the Services of all backends.
-const namespace = "faults"
+const (
+	// namespace holds the Services of all backends.
+	namespace = "faults"
+	// longest is the limit of anything that a test waits for.
+	longest = 30 * time.Second
+	// steadyPause lets earlier effects settle.
+	steadyPause = 2 * time.Second
+)
 
 // world is what all cases share: a cluster of two kube-apiservers, and credentials for it.
 type world struct {
 	*cluster.Cluster
 	fairlead string // executable
-	hosts    hosts
 	clock    clock.Clock
 	core     kubernetes.Interface
 	groups   aggregator.Interface
@@ -42,16 +47,15 @@ type world struct {
 	caKey    string
 	admin    *tls.Config    // of a client in system:masters
 	fronts   *x509.CertPool // verifies front proxies
-
-	mu     sync.Mutex     // guards counts
-	counts map[string]int // :: kind of name → how many exist
+	numbers  atomic.Int32   // makes names and addresses unique
+	hosts    atomic.Int32   // how many exist; they are never removed
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	network(t)
 	dir := suite.Folder(t, "faults")
-	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin")), ca: pki.NewCA("extension-ca"), counts: map[string]int{}}
+	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin")), ca: pki.NewCA("extension-ca")}
 	beside(t, w.clock.Run)
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
 	rc := w.Endpoint().RESTConfig(w.Admin())
@@ -66,23 +70,20 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// client is an HTTP/2 client with one connection, as a member of system:masters.
-func (w *world) client() *http.Client { return h2Client(w.admin) }
-
-func h2Client(c *tls.Config) *http.Client {
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: c.Clone(), ForceAttemptHTTP2: true, DisableCompression: true}}
+// clients returns n clients with one connection each, as a member of system:masters.
+func (w *world) clients(n int, h2 bool) []*http.Client {
+	var list []*http.Client
+	for range n {
+		transport := &http.Transport{TLSClientConfig: w.admin.Clone(), DisableCompression: true, Protocols: new(http.Protocols)}
+		transport.Protocols.SetHTTP2(h2)
+		transport.Protocols.SetHTTP1(!h2)
+		list = append(list, &http.Client{Transport: transport})
+	}
+	return list
 }
 
 // name returns a new name.
-func (w *world) name(kind string) string { return kind + strconv.Itoa(w.number(kind)) }
-
-// number counts names of a kind, from 1.
-func (w *world) number(kind string) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.counts[kind]++
-	return w.counts[kind]
-}
+func (w *world) name(kind string) string { return fmt.Sprint(kind, w.numbers.Add(1)) }
 
 // beside runs a function until the test ends, and waits for it to return.
 func beside(t *testing.T, run func(ctx context.Context)) {
@@ -92,10 +93,33 @@ func beside(t *testing.T, run func(ctx context.Context)) {
 	go func() { defer close(ended); run(t.Context()) }()
 }
 
-// eventually polls until ok returns true, and returns that time. It fails after most, which is far
-// beyond what callers assert.
-func eventually(t *testing.T, most time.Duration, what string, ok func() bool) time.Time {
+// eventually polls until ok returns true, and returns that time. Its limit is far beyond what
+// callers assert.
+func eventually(t *testing.T, what string, ok func() bool) time.Time {
 	t.Helper()
-	suite.Eventually(t, most, what, func() (bool, string) { return ok(), "" })
+	suite.Eventually(t, longest, what, func() (bool, string) { return ok(), "" })
 	return time.Now()
+}
+
+// stopwatch measures time without standstills of the machine: a shared one may stop for seconds,
+// with the test and Fairlead, and no verdict is possible then.
+type stopwatch struct {
+	clock *clock.Clock
+	begun time.Time
+}
+
+func (w *world) start() stopwatch { return stopwatch{&w.clock, time.Now()} }
+
+// within fails if more than bound passed from the start to at, which must be now or just before, or
+// if most of that was a standstill: the rest proves nothing.
+func (s stopwatch) within(t *testing.T, bound time.Duration, what string, at time.Time) {
+	t.Helper()
+	gross, still := at.Sub(s.begun), s.clock.Stood(s.begun, at)
+	t.Logf("%s after %s by the clock, minus %s of standstill", what, gross.Round(time.Millisecond), still.Round(time.Millisecond))
+	if still > gross/2 {
+		t.Errorf("the machine stood still for %s of %s: the result proves nothing", still, gross)
+	}
+	if gross-still > bound {
+		t.Errorf("%s after %s, want %s", what, gross-still, bound)
+	}
 }
