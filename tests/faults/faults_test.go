@@ -20,8 +20,7 @@ func TestMain(m *testing.M) {
 	os.Exit(netns.Main(m))
 }
 
-// Cases that measure time run in sequence, so that they do not disturb each other; those of
-// endpoints mostly wait for detection and run in parallel.
+// The cases measure time, so they run in sequence.
 func TestFaults(t *testing.T) {
 	w := newWorld(t)
 	suite.Cases[*door]{
@@ -30,8 +29,6 @@ func TestFaults(t *testing.T) {
 		{Name: "egress", Run: testEgress},
 		{Name: "told to stop", Run: testDrain},
 		{Name: "told to stop twice", Run: testSecondSignal},
-		{Name: "apiserver killed", Run: testAPIServer},
-		{Name: "only apiserver restarted", Run: testOnlyAPIServer},
-		{Name: "endpoints", Run: testEndpoints},
+		{Name: "blackholed", Run: testBlackhole},
 	}.Run(t, w.newDoor(t))
 }

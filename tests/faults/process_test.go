@@ -3,6 +3,9 @@
 package faults
 
 import (
+	"net/http"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -19,7 +22,6 @@ const (
 	comeBack   = time.Second
 	hungIdle   = 12 * time.Second
 	failOver   = 5 * time.Second
-	nextProbe  = 18 * time.Second // for faults that only new connections notice: 12 s until the next probe, which takes 5 s at most and is repeated
 )
 
 // testProcess has one backend with one endpoint, whose process is killed, restarted and stopped.
@@ -73,4 +75,38 @@ func testProcess(t *testing.T, d *door) {
 		// A probe takes at most 5 s, and the next one starts at most 5 s after it.
 		up(t, d.w.start(), 6*time.Second)
 	})
+}
+
+// testBlackhole disconnects one of three hosts.
+func testBlackhole(t *testing.T, d *door) {
+	b := d.w.newBackend()
+	var lost *host
+	var addresses []string
+	for range 3 {
+		p := b.start(t, d.w.addHost(t))
+		lost, addresses = p.host, append(addresses, p.addr())
+	}
+	b.register(t, addresses...)
+	b.await(t, d)
+	l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2, true), Make: d.mixed(b)}).Start(t)
+	suite.Pause(t, steadyPause)
+
+	begun := d.w.start()
+	lost.unplug(t)
+	begun.within(t, failOver, "unhealthy", eventually(t, "unhealthy", func() bool { return !b.healthy(d, addresses[2]) }))
+	suite.Pause(t, failOver)
+	lost.plug(t)
+	eventually(t, "healthy again", func() bool { return b.healthy(d, addresses[2]) })
+
+	// Requests that may be retried are, and succeed. The others are answered in time, too.
+	shots := l.Stop()
+	reads := slices.DeleteFunc(slices.Clone(shots), func(s volley.Shot) bool {
+		return s.Method != http.MethodGet || strings.Contains(s.Target, "?watch=1")
+	})
+	mustSucceed(t, reads, failOver)
+	for _, s := range shots {
+		if s.Head == 0 || s.Head > failOver {
+			t.Errorf("waited too long: %s", &s)
+		}
+	}
 }

@@ -4,14 +4,12 @@ package faults
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -20,7 +18,12 @@ import (
 // testStatus lets Fairlead write its own condition, next to the one of kube-apiserver's
 // controllers, with only the permissions of the shipped manifests.
 func testStatus(t *testing.T, d *door) {
-	x := d.w.newDoor(t, "--write-status", "--kubeconfig="+d.w.shippedAccount(t, "base/rbac.yaml", "components/write-status/rbac.yaml"))
+	deploy := t.TempDir()
+	must.Do(t, os.CopyFS(deploy, os.DirFS("../../deploy")))
+	must.Do(t, os.Mkdir(filepath.Join(deploy, "overlays", "status"), 0o700))
+	suite.Put(t, filepath.Join(deploy, "overlays", "status", "kustomization.yaml"), "resources: [../control-plane]\ncomponents: [../../components/write-status]\n")
+	account := must.Get(d.w.Account(t.Context(), d.w.Endpoint(), deploy, "status"))(t)
+	x := d.w.newDoor(t, "--write-status", "--kubeconfig="+account)
 	b, servers := x.backend(t, 1)
 	is := func(want string) func() bool { return func() bool { return b.written(t) == want } }
 	eventually(t, "written as available", is("True"))
@@ -47,22 +50,4 @@ func (b *backend) written(t *testing.T) string {
 		}
 	}
 	return ""
-}
-
-// shippedAccount applies manifests of deploy/ and returns a kubeconfig of their ServiceAccount.
-func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
-	t.Helper()
-	kubectl := suite.Tool(t, "kubectl")
-	admin, file := filepath.Join(t.TempDir(), "admin"), filepath.Join(t.TempDir(), "fairlead")
-	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(admin, w.Admin()))
-	for _, m := range manifests {
-		out, err := exec.CommandContext(t.Context(), kubectl, "--kubeconfig", admin, "apply", "-f", filepath.Join("../../deploy", m)).CombinedOutput()
-		if err != nil {
-			t.Fatalf("applying %s: %v\n%s", m, err, out)
-		}
-	}
-	const account = "system:serviceaccount:kube-system:fairlead"
-	pair := must.Get(w.PKI.Client.Issue("account", cluster.Leaf{User: account, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:kube-system"}}))(t)
-	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
-	return file
 }
