@@ -202,7 +202,7 @@ interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte eac
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|Gigabyte' ./proxy/h2
 
 .PHONY: hostile
-hostile: ## Attacks on the real binary (40 min): floods, smuggling, malicious backends, forged identities, exhausted machine; prints figures (as root, otherwise idle)
+hostile: ## Attacks on the real binary (15 min): floods, slow peers, smuggling, malicious backends, forged identities, a small container; prints figures (as root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver h2spec
 	$(call suite,-timeout 90m) -v
 

@@ -6,15 +6,14 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // broken stands for an answer that breaks off.
@@ -58,18 +57,17 @@ func malices() []malice {
 // testBackends lets a backend of each protocol attack clients of each. It checks what they receive,
 // memory, and the next request.
 func testBackends(t *testing.T, d *door) {
-	old := d.w.extension(t, "ancient", "ancient.example.com/v1", 0)
-	ancient := "/apis/ancient.example.com/v1/namespaces/default/widgets"
-	suite.Put(t, filepath.Join(d.registry, "ancient.yaml"), d.w.manifest("ancient", "ancient.example.com", old.Addr(), `fairlead.dev/http1: "true"`))
-	d.serves(t, ancient)
-	before, _ := d.memory(t)
-	d.forgetPeak(t)
+	old := d.w.extension(t, "ancient", 0)
+	d.register(t, "ancient", old, `fairlead.dev/http1: "true"`)
+	d.serves(t, widgets("ancient"))
+	before, _ := memory(t, d.Process.Pid)
+	forgetPeak(t, d.Process.Pid)
 	i := d.innocents()
 	for _, m := range malices() {
 		for proto, backend := range map[string]struct {
 			s    *extension.Server
 			path string
-		}{"HTTP/2": {d.target, target}, "HTTP/1.1": {old, ancient}} {
+		}{"HTTP/2": {d.target, target}, "HTTP/1.1": {old, widgets("ancient")}} {
 			for _, from := range []string{"h2", "http/1.1"} {
 				t.Run(string(m.fault.Kind)+" over "+proto+" to "+from, func(t *testing.T) {
 					m.fault.Path = backend.path + "/widget-001"
@@ -86,15 +84,15 @@ func testBackends(t *testing.T, d *door) {
 					}
 					must.Do(t, backend.s.Set())
 					d.serves(t, backend.path+"/widget-001")
-					if wrong := i.once(t.Context()); wrong != nil {
+					if wrong := ask.Serves(t.Context(), i.client, i.url); wrong != nil {
 						t.Errorf("others received %s meanwhile", wrong)
 					}
 				})
 			}
 		}
 	}
-	after, peak := d.memory(t)
-	t.Logf("memory +%d MiB at most, %+d MiB after", (peak-before)/mib, (after-before)/mib)
+	_, peak := memory(t, d.Process.Pid)
+	t.Logf("memory +%d MiB at most", (peak-before)/mib)
 	if peak-before > 96*mib {
 		t.Errorf("%d MiB were used", (peak-before)/mib)
 	}
@@ -106,11 +104,13 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
+	defer func() {
+		if ctx.Err() != nil {
+			t.Error("timeout")
+		}
+	}()
 	res, err := c.Do(must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Front+path, nil))(t))
 	if err != nil {
-		if ctx.Err() != nil {
-			t.Errorf("timeout without an answer: %v", err)
-		}
 		return broken
 	}
 	defer res.Body.Close()
@@ -119,42 +119,7 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 		t.Errorf("answered %q", body)
 	}
 	if err != nil {
-		if ctx.Err() != nil {
-			t.Errorf("timeout within the answer: %v", err)
-		}
 		return broken
 	}
 	return res.StatusCode
-}
-
-// testBombs starts with discovery and OpenAPI documents that unpack to a thousand times their size,
-// or never end.
-func testBombs(t *testing.T, w *world) {
-	for _, kind := range []extension.Kind{extension.GzipBomb, extension.HugeBody, extension.EndlessHeaders, extension.InformationalFlood, extension.Redirect, extension.Garbage} {
-		t.Run(string(kind), func(t *testing.T) {
-			d := w.open(t)
-			before, _ := d.memory(t)
-			d.forgetPeak(t)
-			must.Do(t, d.target.Set(extension.Fault{Kind: kind, Path: "/openapi", Size: 1 << 28}, extension.Fault{Kind: kind, Path: "/apis", Size: 1 << 28}))
-			seen := d.target.Stats().Requests
-			// A new table makes Fairlead request everything again.
-			suite.Put(t, filepath.Join(d.registry, "target.yaml"), strings.Replace(w.manifest("target", "target.example.com", d.target.Addr(), ""), "versionPriority: 100", "versionPriority: 99", 1))
-			suite.Eventually(t, 30*time.Second, "asked", func() (bool, string) { return d.target.Stats().Requests > seen, d.Log.String() })
-			if status, _ := d.ask(t, d.root, "https://"+d.Front+"/openapi/v2"); status != http.StatusOK {
-				t.Errorf("/openapi/v2 returned %d", status)
-			}
-			suite.Pause(t, 3*time.Second) // for background work
-			_, peak := d.memory(t)
-			t.Logf("%d requests, memory +%d MiB at most", d.target.Stats().Requests-seen, (peak-before)/mib)
-			if peak-before > 96*mib { // at most 16 MiB of a v2 document and 8 of discovery are read, and as much garbage remains until it is collected
-				t.Errorf("%d MiB were used", (peak-before)/mib)
-			}
-			if status, body := d.ask(t, d.root, "https://"+d.Front+"/apis"); status != http.StatusOK || !strings.Contains(body, "others.example.com") {
-				t.Errorf("discovery returned %d without others: %.200s", status, body)
-			}
-			if wrong := d.innocents().once(t.Context()); wrong != nil {
-				t.Errorf("others received %s", wrong)
-			}
-		})
-	}
 }

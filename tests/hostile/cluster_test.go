@@ -4,19 +4,16 @@ package hostile
 
 import (
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -51,29 +48,27 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	h.roles(t)
 	args := []string{"--requestheader-client-ca-file=" + alone.Bundle(t, h.outer), "--requestheader-allowed-names=outer", "--requestheader-uid-headers=X-Remote-Uid"}
 	if impersonates {
-		args = append(args, "--local-identity=impersonate", "--kubeconfig="+h.ownAccount(t, t.TempDir()))
+		extras := []string{"userextras/scopes.authorization.openshift.io", "userextras/."} // of the forgeries that a front proxy may send
+		h.role(t, "extras", rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: extras, Verbs: []string{"impersonate"}})
+		h.bind(t, "extras", "extras", rbacv1.Subject{Kind: "ServiceAccount", Namespace: "kube-system", Name: "fairlead"})
+		args = append(args, "--local-identity=impersonate", "--kubeconfig="+must.Get(c.Account(t.Context(), c.Endpoint(), "../../deploy", "managed"))(t))
 	}
 	h.front = must.Get(c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Args: args}))(t)
 	h.remote = extension.Start(t, extension.Config{
 		GroupVersions: []string{"mirror.example.com/v1"}, CA: c.PKI.Serving.CA, Names: []string{"mirror.apps.svc"}, RequestHeaderCA: c.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized, Record: 64,
+		Wrap: echo,
 	})
 	must.Do(t, c.Register(t.Context(), cluster.Backend{
 		Namespace: "apps", Service: "mirror", Port: h.remote.Port(), CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"mirror.example.com/v1"},
 	}))
-	h.await(t, "mirror.example.com/v1")
-	return h
-}
-
-// await waits until a group-version is served to a user of wheel, because Fairlead cannot
-// impersonate system:masters.
-func (h *harbour) await(t *testing.T, groupVersion string) {
-	t.Helper()
-	c := client(h.tls(h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"wheel"}})), "h2")
-	defer c.CloseIdleConnections()
-	suite.Eventually(t, 30*time.Second, groupVersion+" served", func() (bool, string) {
-		status, body := (&visitor{client: c}).ask(t, http.MethodGet, h.front.Endpoint.URL+"/apis/"+groupVersion, "")
+	// As a user of wheel, because Fairlead cannot impersonate system:masters.
+	wheel := client(h.tls(h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"wheel"}})), "h2")
+	defer wheel.CloseIdleConnections()
+	suite.Eventually(t, 30*time.Second, "mirror served", func() (bool, string) {
+		status, body := alone.Get(t, wheel, h.front.Endpoint.URL+"/apis/mirror.example.com/v1")
 		return status == http.StatusOK, body
 	})
+	return h
 }
 
 // roles lets authenticated users use the mirror, and removes the roles to read documents.
@@ -83,9 +78,7 @@ func (h *harbour) roles(t *testing.T) {
 	for _, name := range []string{"system:discovery", "system:public-info-viewer"} {
 		must.Do(t, rbac.ClusterRoleBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
-	must.Get(rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "mirror"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"mirror.example.com", "echo.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}},
-	}}, metav1.CreateOptions{}))(t)
+	h.role(t, "mirror", rbacv1.PolicyRule{APIGroups: []string{"mirror.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}})
 	h.bind(t, "mirror", "mirror", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"})
 	h.bind(t, "wheel", "cluster-admin", rbacv1.Subject{Kind: "Group", Name: "wheel"})
 }
@@ -94,6 +87,12 @@ func (h *harbour) roles(t *testing.T) {
 func (h *harbour) publish(t *testing.T) {
 	t.Helper()
 	h.bind(t, "public", "system:public-info-viewer", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"}, rbacv1.Subject{Kind: "Group", Name: "system:unauthenticated"})
+}
+
+func (h *harbour) role(t *testing.T, name string, rule rbacv1.PolicyRule) {
+	t.Helper()
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}
+	must.Get(h.core(t).RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}))(t)
 }
 
 // bind binds a ClusterRole to subjects.
@@ -109,36 +108,20 @@ func (h *harbour) core(t *testing.T) kubernetes.Interface {
 	return must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
 }
 
-// ownAccount creates the ServiceAccount with which Fairlead impersonates (rules of decision 0027),
-// and returns its kubeconfig: a plugin alternates two tokens, each for a second.
-func (h *harbour) ownAccount(t *testing.T, dir string) string {
+// account creates the ServiceAccount of mint's tokens: no controller manager runs here.
+func (h *harbour) account(t *testing.T) {
 	t.Helper()
-	rule := func(group, resources string, verbs ...string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: strings.Split(resources, ","), Verbs: verbs}
+	must.Get(h.core(t).CoreV1().ServiceAccounts("default").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}))(t)
+}
+
+// mint creates unused tokens.
+func (h *harbour) mint(t *testing.T, n int) []string {
+	t.Helper()
+	var tokens []string
+	for range n {
+		tokens = append(tokens, suite.Token(t, h.core(t), "default", "robot"))
 	}
-	must.Get(h.core(t).RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "fairlead"}, Rules: []rbacv1.PolicyRule{
-		rule("apiregistration.k8s.io", "apiservices", "list", "watch"), rule("", "services,configmaps", "list", "watch"), rule("discovery.k8s.io", "endpointslices", "list", "watch"),
-		rule("apiextensions.k8s.io", "customresourcedefinitions", "get", "list", "watch"), rule("authentication.k8s.io", "tokenreviews", "create"),
-		rule("authorization.k8s.io", "subjectaccessreviews", "create"), rule("", "users,groups", "impersonate"),
-		rule("authentication.k8s.io", "uids,userextras/authentication.kubernetes.io/credential-id,userextras/scopes.authorization.openshift.io,userextras/.", "impersonate"),
-		{NonResourceURLs: []string{"/api", "/api/*", "/apis", "/apis/*", "/openapi/*", "/readyz"}, Verbs: []string{"get"}},
-	}}, metav1.CreateOptions{}))(t)
-	h.bind(t, "fairlead", "fairlead", rbacv1.Subject{Kind: "ServiceAccount", Namespace: "default", Name: "robot"})
-	h.account(t)
-	plugin, file := dir+"/plugin", dir+"/account.kubeconfig"
-	tokens := h.mint(t, 2)
-	script := fmt.Sprintf(`#!/bin/sh
-now=$(date +%%s) token=%s
-[ $((now %% 2)) = 0 ] && token=%s
-echo '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"expirationTimestamp":"'$(date -u -d @$((now+1)) +%%FT%%TZ)'","token":"'$token'"}}'
-`, tokens[0], tokens[1])
-	must.Do(t, errors.Join(os.WriteFile(plugin, []byte(script), 0o700), h.Endpoint().WriteKubeconfig(file, cluster.Credentials{})))
-	kubeconfig := must.Get(clientcmd.LoadFromFile(file))(t)
-	for _, user := range kubeconfig.AuthInfos {
-		user.Exec = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: plugin, InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
-	}
-	must.Do(t, clientcmd.WriteToFile(*kubeconfig, file))
-	return file
+	return tokens
 }
 
 // tls is the configuration of connections to Fairlead with a key pair, or with none if it is nil.

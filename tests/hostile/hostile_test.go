@@ -3,30 +3,42 @@
 package hostile
 
 import (
-	"flag"
+	"net"
+	"os/exec"
+	"strings"
 	"testing"
-)
 
-var (
-	// allMillion is for the figures of docs/evidence/attacks.md.
-	allMillion = flag.Bool("million", false, "open a million streams on one connection, however long it takes")
-	// otherBuild is for figures of an earlier commit.
-	otherBuild = flag.String("fairlead", "", "attack this executable (default: the working tree's, built anew)")
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // No bytes that a caller sends to a port cost other callers more than a documented amount.
 func TestProtocol(t *testing.T) {
 	w := newWorld(t)
-	t.Run("h2spec", func(t *testing.T) { testConformance(t, w) })
+	t.Run("h2spec", func(t *testing.T) { testConformance(t, w.open(t)) })
 	t.Run("frame", func(t *testing.T) {
-		d := w.open(t)
-		t.Run("smuggling", func(t *testing.T) { testSmuggling(t, d) })
-		t.Run("backends", func(t *testing.T) { testBackends(t, d) })
-		t.Run("bombs", func(t *testing.T) { testBombs(t, w) })
-		t.Run("floods", func(t *testing.T) { testFloods(t, d) })
-		t.Run("many streams", func(t *testing.T) { testManyStreams(t, d) })
-		t.Run("idle connections", func(t *testing.T) { testIdle(t, d) })
-		t.Run("slow peers", func(t *testing.T) { testSlow(t, d) })
-		t.Run("slow readers", func(t *testing.T) { testSlowReaders(t, d) })
+		suite.Cases[*door]{
+			{Name: "smuggling", Run: testSmuggling},
+			{Name: "backends", Run: testBackends},
+			{Name: "floods", Run: testFloods},
+			{Name: "slow peers", Run: testSlow},
+		}.Run(t, w.open(t))
 	})
+}
+
+// testConformance runs h2spec without credentials against both ports.
+func testConformance(t *testing.T, d *door) {
+	h2spec := suite.Tool(t, "h2spec")
+	for name, address := range map[string]string{"front": d.Front, "admin": d.Admin} {
+		t.Run(name, func(t *testing.T) {
+			host, port, err := net.SplitHostPort(address)
+			must.Do(t, err)
+			out, err := exec.CommandContext(t.Context(), h2spec, "--host", host, "--port", port, "--tls", "--insecure", "--timeout", "5", "--path", "/readyz").CombinedOutput()
+			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+			t.Log(lines[len(lines)-1])
+			if err != nil || !strings.Contains(string(out), " 0 failed") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
 }

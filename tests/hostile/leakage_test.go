@@ -3,26 +3,21 @@
 package hostile
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 
-	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -30,7 +25,7 @@ const (
 	mixed   = 10_000 // requests
 	crowd   = 40     // users that share a front proxy's connection
 	workers = 32
-	echoes  = "/apis/echo.example.com/v1/namespaces/default/echoes/"
+	echoes  = "/apis/mirror.example.com/v1/namespaces/default/echoes/"
 )
 
 // saying is the echoing backend's answer: user, target and body, repeated to at least size bytes.
@@ -39,33 +34,20 @@ func saying(user, target, body string, size int) string {
 	return strings.Repeat(line, size/len(line)+1)
 }
 
-// startEcho registers a backend whose answers name their caller.
-func (h *harbour) startEcho(t *testing.T) {
-	t.Helper()
-	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	port := l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is one
-	srv := &http.Server{
-		ReadHeaderTimeout: time.Minute,
-		TLSConfig: &tls.Config{
-			Certificates: []tls.Certificate{h.PKI.Serving.CA.Issue(pki.Leaf{Names: []string{"echo.apps.svc"}}).TLS()},
-			ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: h.PKI.FrontProxy.CA.Pool(), MinVersion: tls.VersionTLS12,
-		},
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			body, err := io.ReadAll(r.Body)
-			if err != nil {
-				return // the client has left
-			}
-			size := 0
-			_, _ = fmt.Sscanf(r.URL.Query().Get("size"), "%d", &size)
-			_, _ = io.WriteString(w, saying(strings.Join(r.Header["X-Remote-User"], ","), r.RequestURI, string(body), size))
-		}),
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.ServeTLS(l, "", "") }()
-	t.Cleanup(func() { _ = srv.Close(); <-served })
-	must.Do(t, h.Register(t.Context(), cluster.Backend{
-		Namespace: "apps", Service: "echo", Port: port, CAFile: h.PKI.Serving.CertFile, GroupVersions: []string{"echo.example.com/v1"},
-	}))
+// echo lets a backend's answers name their caller.
+func echo(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.URL.Path, echoes) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return // the client has left
+		}
+		size, _ := strconv.Atoi(r.URL.Query().Get("size"))
+		_, _ = io.WriteString(w, saying(strings.Join(r.Header["X-Remote-User"], ","), r.RequestURI, string(body), size))
+	})
 }
 
 // caller is one of many on a connection.
@@ -100,8 +82,6 @@ func (h *harbour) callers() []caller {
 // testLeakage sends requests of many users over the same connections at once: local and remote,
 // short and long, some given up half way. Each answer must be its caller's own.
 func testLeakage(t *testing.T, h *harbour) {
-	h.startEcho(t)
-	h.await(t, "echo.example.com/v1")
 	callers := h.callers()
 	var next, given, refused, wrong atomic.Int64
 	var all sync.WaitGroup
@@ -140,66 +120,47 @@ var (
 func (h *harbour) exchange(ctx context.Context, c *caller, n int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if n%5 == 0 {
-		return h.whoAmI(ctx, c)
-	}
-	target := fmt.Sprintf("%s%d?size=%d", echoes, n, []int{0, 100, 3000, 60_000, 200_000}[n%7%5])
-	method, body := http.MethodGet, ""
-	if n%3 == 0 {
+	size := []int{0, 100, 3000, 60_000, 200_000}[n%7%5]
+	method, target, body := http.MethodGet, fmt.Sprintf("%s%d?size=%d", echoes, n, size), ""
+	switch {
+	case n%5 == 0:
+		method, target, body = http.MethodPost, reviews, review
+	case n%3 == 0:
 		method, body = http.MethodPost, strings.Repeat(fmt.Sprint(c.user, "+", n, ";"), n%500+1)
 	}
-	res, err := h.send(ctx, c, method, target, body)
+	r, err := http.NewRequestWithContext(ctx, method, h.front.Endpoint.URL+target, strings.NewReader(body))
 	if err != nil {
 		return err
-	}
-	defer res.Body.Close()
-	if res.StatusCode == http.StatusTooManyRequests {
-		return errBusy
-	}
-	if n%11 == 0 { // the rest of this answer must not reach other requests
-		cancel()
-		return errGivenUp
-	}
-	size := 0
-	_, _ = fmt.Sscanf(target[strings.Index(target, "=")+1:], "%d", &size)
-	got, err := io.ReadAll(res.Body)
-	if err != nil {
-		return err
-	}
-	if want := saying(c.user, target, body, size); string(got) != want {
-		return fmt.Errorf("%d: %.100q, want %.100q (%d and %d bytes)", res.StatusCode, got, want, len(got), len(want))
-	}
-	return nil
-}
-
-func (h *harbour) whoAmI(ctx context.Context, c *caller) error {
-	res, err := h.send(ctx, c, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	if res.StatusCode == http.StatusTooManyRequests {
-		return errBusy
-	}
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		return err
-	}
-	var r authenticationv1.SelfSubjectReview
-	if err := json.Unmarshal(body, &r); err != nil || r.Status.UserInfo.Username != c.user {
-		return fmt.Errorf("the local apiserver sees user %q: %d %.200s", r.Status.UserInfo.Username, res.StatusCode, body)
-	}
-	return nil
-}
-
-func (h *harbour) send(ctx context.Context, c *caller, method, target, body string) (*http.Response, error) {
-	r, err := http.NewRequestWithContext(ctx, method, h.front.Endpoint.URL+target, bytes.NewReader([]byte(body)))
-	if err != nil {
-		return nil, err
 	}
 	r.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(c.header); i += 2 {
 		r.Header.Add(c.header[i], c.header[i+1])
 	}
-	return c.client.Do(r)
+	res, err := c.client.Do(r)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode == http.StatusTooManyRequests {
+		return errBusy
+	}
+	if n%11 == 0 && target != reviews { // the rest of this answer must not reach other requests
+		cancel()
+		return errGivenUp
+	}
+	got, err := io.ReadAll(res.Body)
+	if err != nil {
+		return err
+	}
+	if target == reviews {
+		var r authenticationv1.SelfSubjectReview
+		if err := json.Unmarshal(got, &r); err != nil || r.Status.UserInfo.Username != c.user {
+			return fmt.Errorf("the local apiserver sees user %q: %d %.200s", r.Status.UserInfo.Username, res.StatusCode, got)
+		}
+		return nil
+	}
+	if want := saying(c.user, target, body, size); string(got) != want {
+		return fmt.Errorf("%d: %.100q, want %.100q (%d and %d bytes)", res.StatusCode, got, want, len(got), len(want))
+	}
+	return nil
 }

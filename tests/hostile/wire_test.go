@@ -27,11 +27,8 @@ type wire struct {
 	enc   *hpack.Encoder
 	next  uint32 // the next stream to open
 
-	gone    chan struct{} // closed when the server has ended the connection
-	goAway  atomic.Int64  // the code of the last GOAWAY, -1: none came
-	answers atomic.Int64  // final or interim heads
-	resets  atomic.Int64  // RST_STREAM
-	ended   atomic.Int64  // END_STREAM and RST_STREAM
+	gone   chan struct{} // closed when the server has ended the connection
+	goAway atomic.Int64  // the code of the last GOAWAY, -1: none came
 }
 
 // connect opens an HTTP/2 connection. If reads is false, it never reads after the handshake.
@@ -89,21 +86,8 @@ func (w *wire) read() {
 			}
 			return
 		}
-		switch f := f.(type) {
-		case *http2.GoAwayFrame:
+		if f, ok := f.(*http2.GoAwayFrame); ok {
 			w.goAway.Store(int64(f.ErrCode))
-		case *http2.RSTStreamFrame:
-			w.resets.Add(1)
-			w.ended.Add(1)
-		case *http2.HeadersFrame:
-			w.answers.Add(1)
-			if f.StreamEnded() {
-				w.ended.Add(1)
-			}
-		case *http2.DataFrame:
-			if f.StreamEnded() {
-				w.ended.Add(1)
-			}
 		}
 	}
 }

@@ -5,17 +5,23 @@ package hostile
 import (
 	"crypto/tls"
 	"encoding/base64"
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
+
+// otherBuild is for figures of an earlier commit.
+var otherBuild = flag.String("fairlead", "", "attack this executable (default: the working tree's, built anew)")
 
 // world is what all cases share: the executable and keys.
 type world struct {
@@ -52,32 +58,82 @@ func client(c *tls.Config, proto string) *http.Client {
 }
 
 // extension starts an extension server for svc.apps.svc that serves one group-version.
-func (w *world) extension(t *testing.T, svc, groupVersion string, record int) *extension.Server {
+func (w *world) extension(t *testing.T, svc string, record int) *extension.Server {
 	t.Helper()
 	return extension.Start(t, extension.Config{
-		GroupVersions: []string{groupVersion}, CA: w.keys.Servers, Names: []string{svc + ".apps.svc"}, RequestHeaderCA: w.keys.Fronts.Pool(), RejectWith: http.StatusUnauthorized, Record: record,
-		MaxStreams: 1000,
+		GroupVersions: []string{svc + ".example.com/v1"}, CA: w.keys.Servers, Names: []string{svc + ".apps.svc"}, RequestHeaderCA: w.keys.Fronts.Pool(), RejectWith: http.StatusUnauthorized,
+		Record: record, MaxStreams: 1000,
 	})
 }
 
-// manifest registers the server at an address as the service svc.
-func (w *world) manifest(svc, group, address, annotations string) string {
-	host, port, _ := net.SplitHostPort(address)
-	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
+// register registers a server as the service svc.
+func (d *door) register(t *testing.T, svc string, s *extension.Server, annotations string) {
+	t.Helper()
+	host, port, _ := net.SplitHostPort(s.Addr())
+	suite.Put(t, filepath.Join(d.registry, svc+".yaml"), fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
 kind: APIService
-metadata: {name: v1.%[1]s, annotations: {%[6]s}}
-spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 100, caBundle: %[5]s, service: {namespace: apps, name: %[2]s}}
+metadata: {name: v1.%[1]s.example.com, annotations: {%[5]s}}
+spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 100, caBundle: %[4]s, service: {namespace: apps, name: %[1]s}}
 ---
 apiVersion: v1
 kind: Service
-metadata: {namespace: apps, name: %[2]s}
+metadata: {namespace: apps, name: %[1]s}
 spec: {ports: [{port: 443}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {namespace: apps, name: %[2]s-1, labels: {kubernetes.io/service-name: %[2]s}}
+metadata: {namespace: apps, name: %[1]s-1, labels: {kubernetes.io/service-name: %[1]s}}
 addressType: IPv4
-ports: [{port: %[4]s}]
-endpoints: [{addresses: [%[3]s]}]
-`, group, svc, host, port, base64.StdEncoding.EncodeToString(w.keys.Servers.PEM()), annotations)
+ports: [{port: %[3]s}]
+endpoints: [{addresses: [%[2]s]}]
+`, svc, host, port, base64.StdEncoding.EncodeToString(d.w.keys.Servers.PEM()), annotations))
+}
+
+// widgets is the path of a service's objects.
+func widgets(svc string) string { return "/apis/" + svc + ".example.com/v1/namespaces/default/widgets" }
+
+// The APIs of a door: innocent users request others, attacks target.
+var others, target = widgets("others"), widgets("target")
+
+// othersTake is how long the innocents' backend takes, like a real one. Without it the machine's
+// scheduler would dominate their latency.
+const othersTake = 10 * time.Millisecond
+
+// door is one Fairlead over a directory, with one extension server for innocent users and one that
+// is attacked through it, or attacks.
+type door struct {
+	*alone.Door
+	w              *world
+	registry       string
+	others, target *extension.Server
+	root           *http.Client // in system:masters
+}
+
+// open starts a door where every authenticated user may do everything, and waits until it serves.
+func (w *world) open(t *testing.T, args ...string) *door {
+	t.Helper()
+	d := &door{w: w, registry: t.TempDir(), others: w.extension(t, "others", -1), target: w.extension(t, "target", 0)}
+	d.register(t, "others", d.others, "")
+	d.register(t, "target", d.target, "")
+	must.Do(t, d.others.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: others}))
+	d.Door = w.keys.Serve(t, w.bin, d.registry, append([]string{"--authorization-mode=AlwaysAllow"}, args...)...)
+	d.root = client(w.as("root", "system:masters"), "h2")
+	t.Cleanup(d.root.CloseIdleConnections)
+	for _, path := range []string{others, target} {
+		d.serves(t, path)
+	}
+	return d
+}
+
+// serves waits until a path is served.
+func (d *door) serves(t *testing.T, path string) {
+	t.Helper()
+	suite.Eventually(t, time.Minute, "serving "+path, func() (bool, string) {
+		status, body := alone.Get(t, d.root, "https://"+d.Front+path+"?limit=1")
+		return status == http.StatusOK, fmt.Sprintf("%d %s\n%s", status, body, d.Log)
+	})
+}
+
+func (d *door) innocents() *innocents {
+	return &innocents{d.Process.Pid, client(d.w.as("innocent"), "h2"), "https://" + d.Front + others + "/widget-001"}
 }
