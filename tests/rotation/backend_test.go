@@ -3,21 +3,23 @@
 package rotation
 
 import (
-	"context"
 	"encoding/base64"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // remote is an extension server with its APIService.
@@ -30,47 +32,24 @@ type remote struct {
 	old, new *pki.CA
 }
 
-// startRemote runs an extension server and registers it. annotations lack their prefix. With
-// ca-from the bundle is in that ConfigMap, otherwise in the APIService. first is called before the
-// server is registered.
-func startRemote(t *testing.T, w *world, lane, name string, annotations map[string]string, first ...func(*remote)) *remote {
+// startRemote runs an extension server and registers it. With ca-from the bundle is in that
+// ConfigMap, otherwise in the APIService.
+func startRemote(t *testing.T, w *world, name string, annotations map[string]string) *remote {
 	t.Helper()
-	r := &remote{w: w, name: name + "-" + lane, group: name + "." + lane + ".example.com", old: pki.NewCA("old-ca"), new: pki.NewCA("new-ca")}
-	r.Server = must.Get(extension.New(extension.Config{
+	r := &remote{w: w, name: name, group: name + ".example.com", old: pki.NewCA("old-ca"), new: pki.NewCA("new-ca")}
+	r.Server = extension.Start(t, extension.Config{
 		GroupVersions: []string{r.group + "/v1"}, Names: []string{r.host()}, CA: r.old, Objects: 1,
 		RequestHeaderCA: w.frontPool(), AllowedNames: []string{"kube-aggregator", "fairlead"}, RejectWith: 401,
-	}))(t)
-	t.Cleanup(r.Close)
-	for _, f := range first {
-		f(r)
-	}
-	port := int32(r.Port())
-	must.Get(w.core.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: r.name},
-		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}}},
-	}, metav1.CreateOptions{}))(t)
-	a := &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: "v1." + r.group, Annotations: map[string]string{}},
-		Spec: apiregistrationv1.APIServiceSpec{
-			Service: &apiregistrationv1.ServiceReference{Namespace: "default", Name: r.name, Port: &port},
-			Group:   r.group, Version: "v1", GroupPriorityMinimum: 1000, VersionPriority: 10, CABundle: r.old.PEM(),
-		},
-	}
-	for k, v := range annotations {
-		a.Annotations["fairlead.dev/"+k] = v
-	}
-	if annotations["ca-from"] != "" {
-		a.Spec.CABundle = nil
-		w.object(t, r.name) // for the bundle, unless the annotation names another
+	})
+	bundle := filepath.Join(w.Dir(), name+"-ca.crt")
+	suite.Put(t, bundle, r.old.PEM())
+	if annotations["fairlead.dev/ca-from"] != "" {
+		bundle = os.DevNull
+		w.object(t, r.name)
 		r.refer(t, r.old)
 	}
-	must.Get(w.services.ApiregistrationV1().APIServices().Create(t.Context(), a, metav1.CreateOptions{}))(t)
+	must.Do(t, w.Register(t.Context(), cluster.Backend{Namespace: "default", Service: r.name, Port: r.Port(), CAFile: bundle, GroupVersions: []string{r.group + "/v1"}, Annotations: annotations}))
 	return r
-}
-
-// caFrom returns the ca-from annotation for a remote called name.
-func caFrom(lane, name string) map[string]string {
-	return map[string]string{"ca-from": name + "-" + lane + "/ca.crt"}
 }
 
 // host is the name in its certificate.
@@ -102,21 +81,14 @@ func (r *remote) refer(t *testing.T, cas ...*pki.CA) {
 }
 
 // emitEvents sends an event to every watch four times a second, until the test ends.
-func emitEvents(t *testing.T, w *world, remotes ...*remote) {
+func emitEvents(t *testing.T, w *world, remotes []*remote) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	t.Cleanup(func() { cancel(); <-done })
-	go func() { // ends with ctx
-		defer close(done)
-		tick := time.NewTicker(250 * time.Millisecond)
-		defer tick.Stop()
-		for n := 0; ; n++ {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
+	ended := make(chan struct{})
+	t.Cleanup(func() { <-ended })
+	ctx := t.Context()
+	go func() { // ends with the test
+		defer close(ended)
+		volley.Pace(ctx, 250*time.Millisecond, func(n int) {
 			for _, r := range remotes {
 				r.Emit()
 			}
@@ -124,7 +96,7 @@ func emitEvents(t *testing.T, w *world, remotes ...*remote) {
 			if _, err := w.core.CoreV1().ConfigMaps("default").Patch(ctx, beat, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
-		}
+		})
 	}()
 }
 

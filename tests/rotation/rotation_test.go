@@ -7,23 +7,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// lanes are the protocols of all cases (--http2).
-func lanes() []string { return []string{"h2", "http1"} }
+// takenWithin is the limit until a change is in force: Fairlead waits for 100 ms without changes, a
+// second at most.
+const takenWithin = 5 * time.Second
 
-func TestRotation(t *testing.T) {
-	w := newWorld(t)
-	for _, lane := range lanes() {
-		t.Run(lane, func(t *testing.T) {
-			t.Parallel()
-			rotateAll(t, w, lane)
-		})
-	}
-}
-
-// stage is one lane's Fairlead, with the load's backends.
+// stage is a Fairlead under load, with the load's backends.
 type stage struct {
 	*front
 	*load
@@ -31,58 +24,160 @@ type stage struct {
 	steady, inline, overlap, configmap *remote
 }
 
-func rotateAll(t *testing.T, w *world, lane string) {
+func TestRotation(t *testing.T) {
+	w := newWorld(t)
 	s := &stage{
-		steady:    startRemote(t, w, lane, "steady", nil),
-		inline:    startRemote(t, w, lane, "inline", nil),
-		overlap:   startRemote(t, w, lane, "overlap", map[string]string{"ca-rotation-overlap": "12s"}),
-		configmap: startRemote(t, w, lane, "configmap", caFrom(lane, "configmap")),
+		steady:    startRemote(t, w, "steady", nil),
+		inline:    startRemote(t, w, "inline", nil),
+		overlap:   startRemote(t, w, "overlap", map[string]string{"fairlead.dev/ca-rotation-overlap": "12s"}),
+		configmap: startRemote(t, w, "configmap", map[string]string{"fairlead.dev/ca-from": "configmap/ca.crt"}),
+		front:     startFront(t, w),
 	}
-	s.front = startFront(t, w, lane)
 	local := "/api/v1/namespaces/default/configmaps"
 	targets := []target{{name: "local", get: local + "/" + beat, watch: local + "?watch=1&timeoutSeconds=3600&fieldSelector=metadata.name%3D" + beat}}
-	for _, r := range []*remote{s.steady, s.inline, s.overlap, s.configmap} {
+	for _, r := range s.remotes() {
 		targets = append(targets, r.target())
-		s.available(t, r.target())
+		suite.Eventually(t, 30*time.Second, r.name+" is available", func() (bool, string) {
+			err := ask.Serves(t.Context(), s.client(masters(s.clients.lasting), true), s.Endpoint.URL+r.target().get)
+			return err == nil, fmt.Sprint(err)
+		})
 	}
-	emitEvents(t, w, s.steady, s.inline, s.overlap, s.configmap)
-	s.load = startLoad(t, s.front, targets, [3]identity{masters(s.clients.first), gateway(s.proxies.first), token()})
-	t.Run("under load", func(t *testing.T) {
-		t.Parallel()
-		suite.Cases[*stage]{
-			{"serving pair", rotateServing},
-			{"client CA", rotateClientCA},
-			{"request-header CA", rotateRequestHeaderCA},
-			{"proxy client pair", rotateProxyPair},
-			{"caBundle, old then both then new", rotateInline},
-			{"caBundle first, backend later", rotateBundleFirst},
-			{"ConfigMap bundle", rotateConfigMap},
-		}.Run(t, s)
-	})
-	// The other cases break things, so they have their own backends and identities, and run in
-	// parallel with the load.
+	emitEvents(t, w, s.remotes())
+	s.load = startLoad(t, s.front, targets)
 	suite.Cases[*stage]{
-		{"a client certificate of a removed CA", removedClientCA},
-		{"a front proxy of a removed CA", removedProxyCA},
-		{"an expired client certificate", expiredLeaf},
-		{"an expired client chain", expiredChain},
-		{"no overlap by flag", noOverlapFlag},
-		{"no overlap by annotation", noOverlapAnnotation},
-		{"a CA dropped from a bundle that keeps others", droppedCA},
-		{"an overlap that ends", overlapEnds},
-		{"an expired backend certificate", expiredBackend},
-		{"backend first, then caBundle", backendFirst},
-		{"backend first, then ConfigMap", backendFirstConfigMap},
-		{"lint", lintCluster},
-	}.Beside(t, s)
+		{Name: "serving pair", Run: rotateServing},
+		{Name: "client CA", Run: func(t *testing.T, s *stage) { s.replaceFirst(t, s.clients, 0, masters) }},
+		{Name: "request-header CA", Run: func(t *testing.T, s *stage) { s.replaceFirst(t, s.proxies, 1, gateway) }},
+		{Name: "proxy client pair", Run: rotateProxyPair},
+		{Name: "caBundle, old then both then new", Run: func(t *testing.T, s *stage) { s.byTheBook(t, s.inline, s.inline.trust) }},
+		{Name: "caBundle first, backend later", Run: rotateBundleFirst},
+		// As cert-manager's trust-manager does.
+		{Name: "ConfigMap bundle", Run: func(t *testing.T, s *stage) { s.byTheBook(t, s.configmap, s.configmap.refer) }},
+	}.Run(t, s)
 }
 
-func (f *front) available(t *testing.T, tg target) {
+func (s *stage) remotes() []*remote { return []*remote{s.steady, s.inline, s.overlap, s.configmap} }
+
+func rotateServing(t *testing.T, s *stage) {
+	s.begin(t)
+	for range 3 {
+		want := s.newServing(t)
+		suite.Eventually(t, takenWithin, "new connections are shown the new certificate", func() (bool, string) {
+			return s.served(t).Equal(want), "they are shown the old one"
+		})
+		suite.Pause(t, 500*time.Millisecond)
+	}
+	s.judge(t, "")
+	if n := s.metric(t, "fairlead_certificate_reloads_total", `use="serving"`, `outcome="success"`); len(n) != 1 {
+		t.Errorf("metric: %v", n)
+	}
+}
+
+// replaceFirst moves a caller of the load to a new CA of the same name: only the keys differ. The
+// old CA's certificates are refused then, on connections that were made before, too.
+func (s *stage) replaceFirst(t *testing.T, b *bundle, caller int, of func(*pki.CA) identity) {
 	t.Helper()
-	c := f.client(user(f.admin), true)
-	defer c.close()
-	suite.Eventually(t, 30*time.Second, tg.name+" is available", func() (bool, string) {
-		_, err := c.get(t.Context(), tg.get)
-		return err == nil, fmt.Sprint(err)
-	})
+	s.begin(t)
+	next := pki.NewCA(b.first.Certificate.Subject.CommonName)
+	b.write(t, b.first, b.lasting, next)
+	s.answers(t, of(next), 200, "a certificate of the new CA is accepted")
+	s.callers[caller].move(of(next))
+	suite.Pause(t, time.Second) // requests on the old connections end
+	open := s.client(of(b.first), true)
+	for _, tg := range s.targets[:2] {
+		s.onOne(t, open, tg, 200)
+	}
+	b.write(t, b.lasting, next)
+	s.answers(t, of(b.first), 401, "a certificate of the old CA is refused")
+	// Refused on new connections: then no request may succeed on an open one.
+	for _, tg := range s.targets[:2] {
+		s.onOne(t, open, tg, 401)
+	}
+	suite.Pause(t, time.Second)
+	s.judge(t, "")
+}
+
+// answers waits until new connections of an identity are answered alike for both sides.
+func (s *stage) answers(t *testing.T, id identity, want int, what string) {
+	t.Helper()
+	for _, tg := range s.targets[:2] {
+		suite.Eventually(t, takenWithin, what+" for "+tg.name, func() (bool, string) {
+			reply, err := ask.Do(t.Context(), s.client(id, true), "GET", s.Endpoint.URL+tg.get, nil, "")
+			if err != nil || reply.Code != 200 && reply.Code != 401 {
+				t.Fatalf("%s: %d %v", tg.name, reply.Code, err)
+			}
+			return reply.Code == want, fmt.Sprint(reply.Code)
+		})
+	}
+}
+
+// rotateProxyPair moves to a certificate of another CA. As in the documented procedure, all servers
+// trust both CAs by then.
+func rotateProxyPair(t *testing.T, s *stage) {
+	s.begin(t)
+	for _, ca := range []*pki.CA{s.w.frontCAs[1], s.w.frontCAs[1], s.w.frontCAs[0]} {
+		pair := ca.Issue(pki.Leaf{CommonName: "fairlead"})
+		serial := pair.Certificate.SerialNumber.Text(16)
+		writePair(t, s.proxyPair, pair)
+		suite.Eventually(t, takenWithin, "backends are shown the new certificate", func() (bool, string) {
+			last := s.steady.handled(time.Now().Add(-time.Second))
+			return len(last) > 0 && last[len(last)-1].PeerSerial == serial, "they are shown the old one"
+		})
+		since := time.Now().Add(500 * time.Millisecond)
+		suite.Pause(t, time.Second)
+		for _, r := range s.remotes() {
+			for _, q := range r.handled(since) {
+				if q.PeerSerial != serial {
+					t.Errorf("%s reached %s with the old certificate, half a second after the first with the new one", q.Target, r.name)
+				}
+			}
+		}
+	}
+	s.judge(t, "")
+}
+
+// loaded waits until Fairlead has put a remote's next bundle in force.
+func (s *stage) loaded(t *testing.T, r *remote, change func()) {
+	t.Helper()
+	count := func() string {
+		return fmt.Sprint(s.metric(t, "fairlead_certificate_backend_bundle_reloads_total", `"v1.`+r.group+`"`, `outcome="success"`))
+	}
+	before := count()
+	change()
+	suite.Eventually(t, takenWithin, "the bundle is in force", func() (bool, string) { now := count(); return now != before, now })
+}
+
+// byTheBook rotates a CA so that nothing that works is ever untrusted.
+func (s *stage) byTheBook(t *testing.T, r *remote, trust func(*testing.T, ...*pki.CA)) {
+	t.Helper()
+	s.begin(t)
+	s.loaded(t, r, func() { trust(t, r.old, r.new) })
+	suite.Pause(t, time.Second)
+	leaves := func() int {
+		return len(s.metric(t, "fairlead_certificate_backend_expiration_timestamp_seconds", `"v1.`+r.group+`"`, `kind="leaf"`))
+	}
+	before := leaves()
+	r.serve(r.new)
+	suite.Eventually(t, 20*time.Second, "a probe has seen the new certificate", func() (bool, string) { n := leaves(); return n > before, fmt.Sprint(n) })
+	s.loaded(t, r, func() { trust(t, r.new) })
+	suite.Pause(t, 6*time.Second) // the limit of watches over connections of the old CA is 5 s
+	s.judge(t, r.group)
+}
+
+// rotateBundleFirst replaces the bundle while the backend still has its old certificate: the case
+// for a replaced CA's overlap.
+func rotateBundleFirst(t *testing.T, s *stage) {
+	r := s.overlap
+	s.begin(t)
+	s.loaded(t, r, func() { r.trust(t, r.new) })
+	suite.Pause(t, 8*time.Second) // of 12 s of overlap
+	if got := s.metric(t, "fairlead_certificate_backend_overlap", `"v1.`+r.group+`"} 1`); len(got) != 1 {
+		t.Errorf("the metric lacks the current overlap: %v", got)
+	}
+	r.serve(r.new)
+	suite.Pause(t, 10*time.Second) // past the end of the overlap, and of the watches over connections of the old CA
+	s.judge(t, r.group)
+	if got := s.metric(t, "fairlead_certificate_backend_overlap", `"v1.`+r.group+`"} 0`); len(got) != 1 {
+		t.Errorf("the metric still has the ended overlap: %v", got)
+	}
 }

@@ -4,7 +4,6 @@ package rotation
 
 import (
 	"crypto/x509"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -24,7 +23,7 @@ import (
 // beat is the ConfigMap at the local apiserver that the load reads and watches.
 const beat = "beat"
 
-// world is one cluster that all lanes share, and the request-header CAs that its servers trust.
+// world is a cluster, and the request-header CAs that its servers trust.
 type world struct {
 	*cluster.Cluster
 
@@ -47,7 +46,7 @@ func newWorld(t *testing.T) *world {
 		"--requestheader-client-ca-file=" + front, "--requestheader-allowed-names=kube-aggregator,fairlead",
 		"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key,
 	}})
-	w.binary = suite.Build(t, dir, "cmd/kubectl-fairlead")
+	w.binary = suite.Build(t, dir)
 	rc := w.Endpoint().RESTConfig(w.Admin())
 	w.core = must.Get(kubernetes.NewForConfig(rc))(t)
 	w.services = must.Get(aggregator.NewForConfig(rc))(t)
@@ -76,30 +75,4 @@ func writePair(t *testing.T, base string, pair *pki.Pair) (cert, key string) {
 	suite.Pause(t, 50*time.Millisecond)
 	must.Do(t, os.WriteFile(cert, pair.CertPEM(), 0o600))
 	return cert, key
-}
-
-// volume is a folder that changes like a mounted Secret: all files at once, by a symlink.
-type volume struct {
-	dir  string
-	turn int
-}
-
-func (v *volume) write(t *testing.T, files map[string][]byte) {
-	t.Helper()
-	v.turn++
-	real := fmt.Sprintf("..%d", v.turn)
-	must.Do(t, os.MkdirAll(filepath.Join(v.dir, real), 0o700))
-	for name, data := range files {
-		must.Do(t, os.WriteFile(filepath.Join(v.dir, real, name), data, 0o600))
-	}
-	fresh := filepath.Join(v.dir, "..data_tmp")
-	must.Do(t, os.Symlink(real, fresh))
-	must.Do(t, os.Rename(fresh, filepath.Join(v.dir, "..data")))
-	if v.turn > 1 {
-		_ = os.RemoveAll(filepath.Join(v.dir, fmt.Sprintf("..%d", v.turn-1)))
-		return
-	}
-	for name := range files {
-		must.Do(t, os.Symlink(filepath.Join("..data", name), filepath.Join(v.dir, name)))
-	}
 }
