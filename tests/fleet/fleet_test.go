@@ -3,18 +3,19 @@
 package fleet
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"math"
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -38,13 +39,12 @@ const (
 // world is the control plane and its clients.
 type world struct {
 	*cluster.Cluster
-	bin      string
-	core     kubernetes.Interface // of the kube-apiserver that is not stopped now
-	front    *balancer
-	leading  []*cluster.Part
-	kubelets []*cluster.Part
-	load     *volley.Load
-	watchers watchers
+	bin       string
+	core      kubernetes.Interface // of the kube-apiserver that is not stopped now
+	front     *balancer
+	residents []*cluster.Part // controller manager, scheduler, kubelets
+	load      *volley.Load
+	watchers  []*http.Client
 	// directly is how many requests failed at most when a kube-apiserver without a Fairlead was
 	// stopped. Requests between its signal and its GOAWAY get 503: at fifty a second, none or one.
 	directly int
@@ -107,10 +107,9 @@ func newWorld(t *testing.T) *world {
 	w.furnish(t)
 	w.front = newBalancer(t, w.Cluster, []cluster.Endpoint{w.EndpointOf(0), w.EndpointOf(1)})
 	w.settle(t)
-	users := []cluster.Credentials{w.Admin(), w.StaticToken("alice")} // each request of the second needs RBAC
-	var clients []*http.Client                                        // each keeps one connection over HTTP/2
+	var clients []*http.Client // each keeps one connection over HTTP/2
 	for i := range 10 {
-		clients = append(clients, suite.Client(t, front(w.Cluster), users[i/5]))
+		clients = append(clients, suite.Client(t, front(w.Cluster), []cluster.Credentials{w.Admin(), w.StaticToken("admin")}[i/5]))
 	}
 	w.load = newLoad(clients, front(w.Cluster).URL)
 	for i := range 10 {
@@ -119,7 +118,7 @@ func newWorld(t *testing.T) *world {
 			c.Transport.(*http.Transport).TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{} // HTTP/1.1
 		}
 		c.Timeout = 0 // watches last
-		w.watchers.all = append(w.watchers.all, &watcher{client: c, url: front(w.Cluster).URL})
+		w.watchers = append(w.watchers, c)
 	}
 	return w
 }
@@ -139,13 +138,6 @@ func (w *world) furnish(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("object-%d", i)}, Data: map[string]string{"payload": payload},
 		}, metav1.CreateOptions{}))(t)
 	}
-	rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps", "serviceaccounts"}, Verbs: []string{"get", "list", "patch"}}}
-	must.Get(w.core.RbacV1().Roles(namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "alice"}, Rules: rules}, metav1.CreateOptions{}))(t)
-	must.Get(w.core.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "alice"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "alice"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "alice"}},
-	}, metav1.CreateOptions{}))(t)
 }
 
 // replace stops p and restarts it under load, while the other kube-apiserver runs. It returns how
@@ -154,7 +146,14 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	t.Helper()
 	w.look(t, other)
 	before := w.steady(t)
-	w.watchers.start(t.Context())
+	watching, stop := context.WithCancel(t.Context())
+	var watches sync.WaitGroup
+	var all []*volley.Watch
+	for _, c := range w.watchers {
+		one := &volley.Watch{Client: c, URL: front(w.Cluster).URL + path + "?watch=1&resourceVersion=0"}
+		watches.Go(func() { one.Run(watching) })
+		all = append(all, one)
+	}
 	w.load.Start(t)
 	<-time.After(calm)
 	begun := time.Now()
@@ -171,7 +170,18 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	<-time.After(calm)
 	t.Logf("stopped at %s, exited %s later, ready again %s later", begun.Format("15:04:05.000"), ended.Round(time.Millisecond), back.Round(time.Millisecond))
 	failed = judge(t, w.load.Stop(), most)
-	w.watchers.end(t)
+	stop()
+	watches.Wait()
+	for _, one := range all {
+		for _, e := range one.Ends() {
+			if e.Rest > 0 {
+				t.Errorf("a watch was cut in the middle of an event: %+v", e)
+			}
+		}
+		if one.Events() == 0 {
+			t.Error("a watch received no events")
+		}
+	}
 	w.unmoved(t, before)
 	return failed
 }

@@ -21,14 +21,22 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // The adapter always listens on port 8080 of all addresses, so the tests get a network namespace.
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// most is how much later than directly a server may be served through Fairlead: kube-apiserver's
-// own aggregator needs a tenth of a second, and people notice nothing below a third.
-const most = 300 * time.Millisecond
+const (
+	// most is how much later than directly a server may be served through Fairlead:
+	// kube-apiserver's own aggregator needs a tenth of a second, and people notice nothing below a
+	// third.
+	most = 300 * time.Millisecond
+	// step is the interval between requests.
+	step = 20 * time.Millisecond
+	// patience is how long it may take until all are served.
+	patience = 30 * time.Second
+)
 
 type world struct {
 	*cluster.Cluster
@@ -137,4 +145,46 @@ func (w *world) adapter(t *testing.T) server {
 	}}))(t)
 	must.Do(t, w.Register(t.Context(), b))
 	return server{part: part, e: e, path: "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"}
+}
+
+// poller requests one URL.
+type poller struct {
+	*volley.Load
+	url string
+}
+
+// poll starts to request a URL.
+func poll(t *testing.T, c *http.Client, url string, header http.Header) *poller {
+	t.Helper()
+	l := &volley.Load{Every: step, Clients: []*http.Client{c}, Header: header, Make: func(int) (string, string, string) { return http.MethodGet, url, "" }}
+	return &poller{l.Start(t), url}
+}
+
+// served returns when the first 200 after begun came, and how many later requests were not answered
+// with 200.
+func (p *poller) served(begun time.Time) (first time.Time, relapses int) {
+	for _, s := range p.Ended() {
+		at := s.Began.Add(s.Took)
+		switch {
+		case at.Before(begun):
+		case s.Code == http.StatusOK && first.IsZero():
+			first = at
+		case s.Code != http.StatusOK && !first.IsZero() && s.Began.After(first):
+			relapses++
+		}
+	}
+	return first, relapses
+}
+
+// await waits until each poller has been served.
+func await(t *testing.T, all []*poller, since time.Time) {
+	t.Helper()
+	suite.Eventually(t, patience, "served", func() (bool, string) {
+		for _, p := range all {
+			if at, _ := p.served(since); at.IsZero() {
+				return false, p.url
+			}
+		}
+		return true, ""
+	})
 }
