@@ -21,8 +21,10 @@ import (
 
 const (
 	mib     = 1 << 20
-	windows = 5          // of each kind; all count
-	bound   = othersTake // how much slower the innocents' p99 may be. A difference: their backend's delay would hide any ratio
+	windows = 5 // of each kind; all count
+	// maxStolen is how much the hypervisor may take of a window's two cores. A window that loses
+	// more says nothing about Fairlead, and is measured once more.
+	maxStolen = 20 * time.Millisecond
 )
 
 // memory returns a process's resident memory: current, and peak since forgetPeak.
@@ -57,33 +59,55 @@ type innocents struct {
 func (i *innocents) window(t *testing.T) []volley.Shot {
 	t.Helper()
 	get := func(int) (string, string, string) { return http.MethodGet, i.url, "" }
-	l := (&volley.Load{Every: 4 * time.Millisecond, Clients: []*http.Client{i.client}, Make: get}).Start(t)
-	suite.Pause(t, time.Second)
-	return l.Stop()
+	for again := true; ; again = false {
+		before := stolen(t)
+		l := (&volley.Load{Every: 4 * time.Millisecond, Clients: []*http.Client{i.client}, Make: get}).Start(t)
+		suite.Pause(t, time.Second)
+		if shots := l.Stop(); !again || stolen(t)-before <= maxStolen {
+			return shots
+		}
+	}
+}
+
+// stolen is how long cores were ready to run and did not, since the machine started (steal of
+// proc_stat(5)).
+func stolen(t *testing.T) time.Duration {
+	t.Helper()
+	all, _, _ := strings.Cut(string(must.Get(os.ReadFile("/proc/stat"))(t)), "\n")
+	return time.Duration(must.Get(strconv.Atoi(strings.Fields(all)[8]))(t)) * 10 * time.Millisecond // USER_HZ is 100
 }
 
 // compared are alternating windows with and without an attack, so that other load on the machine
 // affects both alike.
 type compared struct {
-	calm, attacked []time.Duration // 99th percentiles
+	calm, attacked []time.Duration // a quantile of each window
 	wrong          map[string]int
 	peak           int64 // memory: the largest increase
 }
 
-// compare measures pairs of windows. attack runs until its context ends.
-func (i *innocents) compare(t *testing.T, attack func(context.Context)) *compared {
+// compare measures a quantile of pairs of windows. attack runs until its context ends.
+func (i *innocents) compare(t *testing.T, quantile float64, attack func(context.Context)) *compared {
 	t.Helper()
 	c := &compared{wrong: map[string]int{}}
+	measure := func() time.Duration {
+		shots := i.window(t)
+		for _, s := range shots {
+			if s.Code != http.StatusOK || s.Err != nil {
+				c.wrong[fmt.Sprint(s.Code, " ", s.Err, " ", s.Text)]++
+			}
+		}
+		return volley.Percentile(shots, quantile)
+	}
 	i.window(t) // fills connection pools and caches
 	before, _ := memory(t, i.pid)
 	forgetPeak(t, i.pid)
 	for range windows {
-		c.calm = append(c.calm, c.count(i.window(t)))
+		c.calm = append(c.calm, measure())
 		ctx, cancel := context.WithCancel(t.Context())
 		var attackers sync.WaitGroup
 		attackers.Go(func() { attack(ctx) })
 		suite.Pause(t, 100*time.Millisecond) // until the attack has started
-		c.attacked = append(c.attacked, c.count(i.window(t)))
+		c.attacked = append(c.attacked, measure())
 		cancel()
 		attackers.Wait()
 	}
@@ -92,25 +116,17 @@ func (i *innocents) compare(t *testing.T, attack func(context.Context)) *compare
 	return c
 }
 
-// count records the wrong answers of a window, and returns its 99th percentile.
-func (c *compared) count(window []volley.Shot) time.Duration {
-	for _, s := range window {
-		if s.Code != http.StatusOK || s.Err != nil {
-			c.wrong[fmt.Sprint(s.Code, " ", s.Err, " ", s.Text)]++
-		}
-	}
-	return volley.Percentile(window, 0.99)
-}
-
-// held fails if others waited longer than bound or received a wrong answer, or if more memory than
-// limit was used. What it logs is a line of docs/evidence/attacks.md.
-func (c *compared) held(t *testing.T, limit int64) {
+// held fails if others waited longer than bound, of what all windows come to, or received a wrong
+// answer, or if more memory than limit was used. What it logs is a line of
+// docs/evidence/attacks.md. The bound is of a difference: their backend's delay would hide any
+// ratio.
+func (c *compared) held(t *testing.T, of func([]time.Duration) time.Duration, bound time.Duration, limit int64) {
 	t.Helper()
-	calm, attacked := median(c.calm), median(c.attacked)
-	t.Logf("others' p99 %s calm, %s attacked (%.2fx, %+d ms), memory +%d MiB", calm.Round(100*time.Microsecond), attacked.Round(100*time.Microsecond),
+	calm, attacked := of(c.calm), of(c.attacked)
+	t.Logf("others %s calm, %s attacked (%.2fx, %+d ms), memory +%d MiB", calm.Round(100*time.Microsecond), attacked.Round(100*time.Microsecond),
 		float64(attacked)/float64(calm), (attacked - calm).Milliseconds(), c.peak/mib)
 	if attacked-calm > bound {
-		t.Errorf("others' p99: %v without and %v with the attack", c.calm, c.attacked)
+		t.Errorf("others took %v without and %v with the attack", c.calm, c.attacked)
 	}
 	if len(c.wrong) > 0 {
 		t.Errorf("others received %v", c.wrong)

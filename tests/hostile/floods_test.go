@@ -25,6 +25,8 @@ const (
 	// show how much CPU the test itself takes from the innocents.
 	burst  = 64
 	breath = time.Millisecond
+	// floodBound is how much slower others' 99th percentile may be.
+	floodBound = othersTake
 	// floodMemory is how much memory a flood may use: see docs/security.md, limits of a connection.
 	floodMemory = 96 * mib
 )
@@ -190,14 +192,14 @@ func testFloods(t *testing.T, d *door) {
 	for _, f := range floods() {
 		t.Run(f.name, func(t *testing.T) {
 			ends := new(sync.Map)
-			c := d.innocents().compare(t, func(ctx context.Context) {
+			c := d.innocents().compare(t, 0.99, func(ctx context.Context) {
 				as := somebody
 				if f.name == "wrong credentials" {
 					as = d.w.as("")
 				}
 				f.run(ctx, d.Front, as, attackers, ends)
 			})
-			c.held(t, floodMemory)
+			c.held(t, median, floodBound, floodMemory)
 			// A user who gives up too many requests is sent GOAWAY with NO_ERROR, before the budget
 			// of the connection is spent.
 			_, calmed := ends.Load(f.want)
