@@ -103,20 +103,21 @@ const othersTake = 10 * time.Millisecond
 // is attacked through it, or attacks.
 type door struct {
 	*alone.Door
-	w              *world
-	registry       string
-	others, target *extension.Server
-	root           *http.Client // in system:masters
+	w        *world
+	registry string
+	target   *extension.Server
+	root     *http.Client // in system:masters
 }
 
 // open starts a door where every authenticated user may do everything, and waits until it serves.
-func (w *world) open(t *testing.T, args ...string) *door {
+func (w *world) open(t *testing.T) *door {
 	t.Helper()
-	d := &door{w: w, registry: t.TempDir(), others: w.extension(t, "others", -1), target: w.extension(t, "target", 0)}
-	d.register(t, "others", d.others, "")
+	d := &door{w: w, registry: t.TempDir(), target: w.extension(t, "target", 0)}
+	innocent := w.extension(t, "others", -1)
+	d.register(t, "others", innocent, "")
 	d.register(t, "target", d.target, "")
-	must.Do(t, d.others.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: others}))
-	d.Door = w.keys.Serve(t, w.bin, d.registry, append([]string{"--authorization-mode=AlwaysAllow"}, args...)...)
+	must.Do(t, innocent.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: others}))
+	d.Door = w.keys.Serve(t, w.bin, d.registry, "--authorization-mode=AlwaysAllow")
 	d.root = client(w.as("root", "system:masters"), "h2")
 	t.Cleanup(d.root.CloseIdleConnections)
 	for _, path := range []string{others, target} {
