@@ -29,6 +29,7 @@ type front struct {
 	clients   *bundle
 	proxies   *bundle
 	proxyPair string // base name of the proxy client pair's files
+	admin     *http.Client
 }
 
 func startFront(t *testing.T, w *world) *front {
@@ -38,6 +39,7 @@ func startFront(t *testing.T, w *world) *front {
 		w: w, servingCA: pki.NewCA("serving-ca"), serving: in("serving"),
 		clients: newBundle(t, in("new-client-ca.crt"), "client-ca"), proxies: newBundle(t, in("requestheader-ca.crt"), "requestheader-ca"), proxyPair: in("proxy-client"),
 	}
+	f.admin = &http.Client{Transport: f.transport(masters(f.clients.lasting), true)}
 	f.newServing(t)
 	cert, key := writePair(t, f.proxyPair, w.frontCAs[0].Issue(pki.Leaf{CommonName: "fairlead"}))
 	suite.Put(t, in("new-serving-ca.crt"), f.servingCA.PEM())
@@ -141,7 +143,7 @@ func (s *stage) onOne(t *testing.T, c *http.Client, tg target, want int) {
 func (f *front) metric(t *testing.T, name string, parts ...string) []string {
 	t.Helper()
 	var found []string
-	for line := range strings.Lines(must.Get(ask.Get(t.Context(), f.client(masters(f.clients.lasting), true), f.Admin.URL+"/metrics"))(t)) {
+	for line := range strings.Lines(must.Get(ask.Get(t.Context(), f.admin, f.Admin.URL+"/metrics"))(t)) {
 		if strings.HasPrefix(line, name) && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
 			found = append(found, line)
 		}

@@ -5,6 +5,7 @@ package rotation
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"sync"
@@ -57,8 +58,26 @@ func (c *caller) RoundTrip(r *http.Request) (*http.Response, error) {
 		return s.pool.RoundTrip(r)
 	}
 	fresh := c.f.transport(s.id, c.h2)
-	fresh.DisableKeepAlives = true
-	return fresh.RoundTrip(r)
+	res, err := fresh.RoundTrip(r)
+	if err == nil {
+		res.Body = lastBody{res.Body, fresh}
+	}
+	return res, err
+}
+
+// CloseIdleConnections closes the long-lived connections that are idle.
+func (c *caller) CloseIdleConnections() { c.now.Load().pool.CloseIdleConnections() }
+
+// lastBody is the only body of its connection.
+type lastBody struct {
+	io.ReadCloser
+	of *http.Transport
+}
+
+// Close closes the connection, too.
+func (b lastBody) Close() error {
+	defer b.of.CloseIdleConnections()
+	return b.ReadCloser.Close()
 }
 
 // load is a steady stream of requests in each case, and watches that are always open.

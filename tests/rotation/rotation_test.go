@@ -38,7 +38,7 @@ func TestRotation(t *testing.T) {
 	for _, r := range s.remotes() {
 		targets = append(targets, r.target())
 		suite.Eventually(t, 30*time.Second, r.name+" is available", func() (bool, string) {
-			err := ask.Serves(t.Context(), s.client(masters(s.clients.lasting), true), s.Endpoint.URL+r.target().get)
+			err := ask.Serves(t.Context(), s.admin, s.Endpoint.URL+r.target().get)
 			return err == nil, fmt.Sprint(err)
 		})
 	}
@@ -102,7 +102,9 @@ func (s *stage) answers(t *testing.T, id identity, want int, what string) {
 	t.Helper()
 	for _, tg := range s.targets[:2] {
 		suite.Eventually(t, takenWithin, what+" for "+tg.name, func() (bool, string) {
-			reply, err := ask.Do(t.Context(), s.client(id, true), "GET", s.Endpoint.URL+tg.get, nil, "")
+			c := s.client(id, true)
+			defer c.CloseIdleConnections()
+			reply, err := ask.Do(t.Context(), c, "GET", s.Endpoint.URL+tg.get, nil, "")
 			if err != nil || reply.Code != 200 && reply.Code != 401 {
 				t.Fatalf("%s: %d %v", tg.name, reply.Code, err)
 			}
