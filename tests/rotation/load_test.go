@@ -5,7 +5,6 @@ package rotation
 import (
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"sync"
@@ -58,27 +57,12 @@ func (c *caller) RoundTrip(r *http.Request) (*http.Response, error) {
 		return s.pool.RoundTrip(r)
 	}
 	fresh := c.f.transport(s.id, c.h2)
-	res, err := fresh.RoundTrip(r)
-	if err == nil {
-		res.Body = lastBody{res.Body, fresh}
-	}
-	return res, err
+	fresh.DisableKeepAlives = true
+	return fresh.RoundTrip(r)
 }
 
 // CloseIdleConnections closes the long-lived connections that are idle.
 func (c *caller) CloseIdleConnections() { c.now.Load().pool.CloseIdleConnections() }
-
-// lastBody is the only body of its connection.
-type lastBody struct {
-	io.ReadCloser
-	of *http.Transport
-}
-
-// Close closes the connection, too.
-func (b lastBody) Close() error {
-	defer b.of.CloseIdleConnections()
-	return b.ReadCloser.Close()
-}
 
 // load is a steady stream of requests in each case, and watches that are always open.
 type load struct {
