@@ -1,71 +1,32 @@
 package tests
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
-	"go/ast"
-	"go/importer"
-	"go/parser"
-	"go/token"
 	"go/types"
-	"io"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/tools/go/packages"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// shipped type-checks the packages of this module that the commands link, by folder.
+// shipped type-checks the packages of this module that ship, by folder.
 func shipped(t *testing.T) map[string]*types.Info {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json=ImportPath,Export,Dir,GoFiles", "./cmd/fairlead", "./cmd/kubectl-fairlead")
-	cmd.Dir, cmd.Stderr = "..", os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	fset, exports, ours := token.NewFileSet(), map[string]string{}, map[string]*types.Package{}
-	foreign := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
+	const mode = packages.NeedName | packages.NeedImports | packages.NeedExportFile | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo
+	cfg := &packages.Config{Context: t.Context(), Dir: "..", Mode: mode}
 	checked := map[string]*types.Info{}
-	for list := json.NewDecoder(bytes.NewReader(out)); ; { // imported packages come first
-		var p struct {
-			ImportPath, Export, Dir string
-			GoFiles                 []string
+	for _, p := range must.Get(packages.Load(cfg, "./certs/...", "./cmd/...", "./health/...", "./proxy/...", "./registry/..."))(t) {
+		if len(p.Errors) > 0 {
+			t.Fatal(p.Errors)
 		}
-		if err := list.Decode(&p); errors.Is(err, io.EOF) {
-			return checked
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		exports[p.ImportPath] = p.Export
-		if !strings.HasPrefix(p.ImportPath, module+"/") {
-			continue
-		}
-		var files []*ast.File
-		for _, name := range p.GoFiles {
-			files = append(files, must.Get(parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution))(t))
-		}
-		info := &types.Info{Defs: map[*ast.Ident]types.Object{}}
-		conf := types.Config{Importer: importerFunc(func(path string) (*types.Package, error) {
-			if p := ours[path]; p != nil {
-				return p, nil
-			}
-			return foreign.Import(path)
-		})}
-		if ours[p.ImportPath], err = conf.Check(p.ImportPath, fset, files, info); err != nil {
-			t.Fatal(err)
-		}
-		checked[strings.TrimPrefix(p.ImportPath, module+"/")] = info
+		checked[strings.TrimPrefix(p.PkgPath, module+"/")] = p.TypesInfo
 	}
+	if len(checked) < 40 {
+		t.Fatalf("%d packages", len(checked))
+	}
+	return checked
 }
-
-type importerFunc func(path string) (*types.Package, error)
-
-func (f importerFunc) Import(path string) (*types.Package, error) { return f(path) }
 
 // oneImplementation lists interfaces that may have a single implementation, with the reason.
 func oneImplementation() map[string]string {

@@ -67,8 +67,8 @@ func (s *site) file(t *testing.T, pattern string) string {
 	return found[0]
 }
 
-// twice makes the release again, elsewhere and later. tests/reproducible compares programs that are
-// built elsewhere.
+// twice makes the release again, elsewhere and later. `make reproducible` compares programs built
+// elsewhere.
 func (s *site) twice(t *testing.T) {
 	again := filepath.Join(t.TempDir(), "dist")
 	s.make(t, "release", "OUT="+again)
