@@ -92,7 +92,15 @@ func (w *workshop) work(ctx context.Context, folders []string) error {
 	w.reasons = strings.Split(string(list), "\n")
 	go watch(ctx, &w.still)
 
-	all, err := load(ctx)
+	var decide []string
+	for folder := range closest() {
+		decide = append(decide, "./"+folder)
+	}
+	root, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	all, err := load(ctx, root, decide...)
 	if err != nil {
 		return err
 	}

@@ -1,14 +1,13 @@
 package main
 
 import (
-	"go/importer"
-	"go/token"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 const source = `package p
@@ -32,14 +31,12 @@ func err() error { return nil }
 
 // All mutants of a small file compile, alone and together.
 func TestMutants(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "p.go")
-	if err := os.WriteFile(name, []byte(source), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f := folder{dir: "d", fset: token.NewFileSet(), names: []string{name}, src: map[string][]byte{}, importer: importer.Default()}
-	if err := f.read("p"); err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
+	name := filepath.Join(root, "d", "p.go")
+	must.Do(t, os.Mkdir(filepath.Dir(name), 0o700))
+	must.Do(t, os.WriteFile(name, []byte(source), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(root, "go.mod"), []byte("module m\n"), 0o600))
+	f := must.Get(load(t.Context(), root, "./d"))(t)[0]
 	var got []string
 	for _, m := range f.mutants {
 		got = append(got, m.key())
@@ -65,9 +62,7 @@ func TestMutants(t *testing.T) {
 		"d/p.go full: 0 → 0 + 1",
 		"d/p.go full: most == 8 → !(most == 8)",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	check.Same(t, want, got, "mutants")
 	files := f.write(f.mutants)
 	const text = "if (!mutant(1) && ((!mutant(2) && ((!mutant(3) && (n <= mutantPick(4, int(mutantPick(5, int(most), int(most - 1))), int(most + 1))) || mutant(3) && (n < most)) && full(seats)) || mutant(2) && (n <= most))) || mutant(1) && (n <= most || full(seats))) {"
 	if !strings.Contains(string(files[name]), text) {

@@ -34,7 +34,7 @@ type maker struct {
 	seen   map[string]int
 }
 
-func (m *maker) offset(p token.Pos) int { return m.in.fset.Position(p).Offset }
+func (m *maker) offset(p token.Pos) int { return m.in.Fset.Position(p).Offset }
 
 func (m *maker) text(n ast.Node) string { return string(m.src[m.offset(n.Pos()):m.offset(n.End())]) }
 
@@ -45,7 +45,7 @@ func (m *maker) add(n ast.Node, to, before, after string) {
 		}
 		return s
 	}
-	pos := m.in.fset.Position(n.Pos())
+	pos := m.in.Fset.Position(n.Pos())
 	x := &mutant{
 		file: strings.TrimSpace(m.name + " " + m.inside), code: oneLine(m.text(n)), to: oneLine(to),
 		place: fmt.Sprintf("%s:%d", m.name, pos.Line), name: pos.Filename,
@@ -96,7 +96,7 @@ func (m *maker) visit(n ast.Node, stack []ast.Node) bool {
 		}
 	case *ast.CallExpr:
 		f := m.callee(n)
-		if f != nil && f.Name() == "Compare" && types.Identical(m.in.info.TypeOf(n), types.Typ[types.Int]) {
+		if f != nil && f.Name() == "Compare" && types.Identical(m.in.TypesInfo.TypeOf(n), types.Typ[types.Int]) {
 			m.add(n, "-"+m.text(n), "mutantSign($)*", "")
 		}
 		return !m.says(f)
@@ -104,11 +104,11 @@ func (m *maker) visit(n ast.Node, stack []ast.Node) bool {
 	return true
 }
 
-func (m *maker) value(e ast.Expr) constant.Value { return m.in.info.Types[e].Value }
+func (m *maker) value(e ast.Expr) constant.Value { return m.in.TypesInfo.Types[e].Value }
 
 func (m *maker) field(key ast.Expr) *types.Var {
 	if id, ok := key.(*ast.Ident); ok {
-		v, _ := m.in.info.Uses[id].(*types.Var)
+		v, _ := m.in.TypesInfo.Uses[id].(*types.Var)
 		return v
 	}
 	return nil
@@ -117,9 +117,9 @@ func (m *maker) field(key ast.Expr) *types.Var {
 func (m *maker) callee(call *ast.CallExpr) types.Object {
 	switch f := ast.Unparen(call.Fun).(type) {
 	case *ast.Ident:
-		return m.in.info.Uses[f]
+		return m.in.TypesInfo.Uses[f]
 	case *ast.SelectorExpr:
-		return m.in.info.Uses[f.Sel]
+		return m.in.TypesInfo.Uses[f.Sel]
 	}
 	return nil
 }
@@ -181,7 +181,7 @@ func (m *maker) drop(s ast.Stmt, parent ast.Node) bool {
 // zero replaces a returned condition by false and a returned error by nil.
 func (m *maker) zero(n *ast.ReturnStmt) {
 	for _, r := range n.Results {
-		t := m.in.info.TypeOf(r)
+		t := m.in.TypesInfo.TypeOf(r)
 		if basic, ok := t.(*types.Basic); ok && basic.Info()&types.IsBoolean != 0 && m.value(r) == nil {
 			m.add(r, "false", "(!mutant($) && (", "))")
 		}
@@ -194,7 +194,7 @@ func (m *maker) zero(n *ast.ReturnStmt) {
 // constant makes a number larger and smaller by one, doubles a duration or a number from 1000, and
 // negates a boolean.
 func (m *maker) constant(e ast.Expr, stack []ast.Node) {
-	tv := m.in.info.Types[e]
+	tv := m.in.TypesInfo.Types[e]
 	switch p := stack[len(stack)-1].(type) {
 	case *ast.CallExpr:
 		if types.ExprString(p.Fun) == "make" {
@@ -212,7 +212,7 @@ func (m *maker) constant(e ast.Expr, stack []ast.Node) {
 		}
 	}
 	typ := types.TypeString(types.Default(tv.Type), func(p *types.Package) string {
-		if p == m.in.pkg {
+		if p == m.in.Types {
 			return ""
 		}
 		return p.Name()

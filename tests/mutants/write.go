@@ -56,7 +56,7 @@ func (f *folder) write(mutants []*mutant) map[string][]byte {
 		m.number = i + 1
 		byFile[m.name] = append(byFile[m.name], m)
 	}
-	files := map[string][]byte{filepath.Join(filepath.Dir(f.names[0]), "mutants_in_here.go"): []byte("package " + f.pkg.Name() + helpers)}
+	files := map[string][]byte{filepath.Join(filepath.Dir(f.CompiledGoFiles[0]), "mutants_in_here.go"): []byte("package " + f.Name + helpers)}
 	for name, in := range byFile {
 		src := f.src[name]
 		slices.SortStableFunc(in, func(a, b *mutant) int { return b.end - b.at - (a.end - a.at) }) // outer ones first: they begin first and end last
@@ -85,19 +85,19 @@ func (f *folder) write(mutants []*mutant) map[string][]byte {
 func (f *folder) compiles(m *mutant) bool {
 	files := f.write([]*mutant{m})
 	var trees []*ast.File
-	for i, name := range f.names {
+	for i, name := range f.CompiledGoFiles {
 		if name != m.name {
-			trees = append(trees, f.trees[i])
+			trees = append(trees, f.Syntax[i])
 		}
 	}
 	for name, text := range files {
-		tree, err := parser.ParseFile(f.fset, name, text, parser.SkipObjectResolution)
+		tree, err := parser.ParseFile(f.Fset, name, text, parser.SkipObjectResolution)
 		if err != nil {
 			return false
 		}
 		trees = append(trees, tree)
 	}
-	conf := types.Config{Importer: f.importer}
-	_, err := conf.Check(f.pkg.Path(), f.fset, trees, nil)
+	conf := types.Config{Importer: f}
+	_, err := conf.Check(f.PkgPath, f.Fset, trees, nil)
 	return err == nil
 }
