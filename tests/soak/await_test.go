@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
@@ -24,24 +26,13 @@ const (
 // await waits until wrong returns "", and records how long that took. It counts polls instead of
 // time, and only while the world can converge: with a control plane, and both doors.
 func (w *world) await(ctx context.Context, what string, wrong func() string) {
-	tick := time.NewTicker(look)
-	defer tick.Stop()
 	begun := time.Now()
-	for n := 0; ; {
+	for n := 0; ctx.Err() == nil; pause(ctx, look) {
 		missing := wrong()
-		if missing == "" {
+		if missing == "" || n > patience {
 			took := min(time.Since(begun), time.Duration(n+1)*look)
-			w.journal.Write("converged", "what", what, "milliseconds", took.Milliseconds())
-			w.checker.Converged(what, took, true, "")
-			return
-		}
-		if n > patience {
-			w.checker.Converged(what, time.Since(begun), false, missing)
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+			w.journal.Info("converged", "what", what, "milliseconds", took.Milliseconds(), "missing", missing)
+			w.checker.Converged(what, took, missing == "", missing)
 			return
 		}
 		if (strings.HasPrefix(what, "plane") || !w.checker.Disturbed("plane")) && !w.doorsAway() {
@@ -67,74 +58,77 @@ func (w *world) wrong() string {
 	return ""
 }
 
-// groupWrong compares what both doors show of a group with what the cluster was given.
-func (w *world) groupWrong(g *group) string {
-	return w.ofDoors(func(s *answer.Status) string {
-		i := slices.IndexFunc(s.APIServices, func(a answer.APIService) bool { return a.Name == g.apiService() })
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if !g.exists {
-			if i >= 0 {
-				return g.name + " is still there"
-			}
-			return ""
-		}
-		if i < 0 {
-			return g.name + " is not there"
-		}
-		return g.compareLocked(&s.APIServices[i])
-	})
+// view is what a door should show of a group, or shows.
+type view struct {
+	Service     string
+	Priority    int32
+	Maintenance bool
+	CAs         []string
+	Endpoints   map[string]string // :: address → health. That of one that is broken on purpose is not compared
+	Status      string            // not compared if none can be healthy
 }
 
-func (g *group) compareLocked(a *answer.APIService) string {
-	current := g.services[g.current]
-	if want := namespace + "/" + current.name + ":443"; a.Service != want {
-		return fmt.Sprintf("%s is at %s, want %s", g.name, a.Service, want)
+// wantedLocked returns what the cluster was given.
+func (g *group) wantedLocked() *view {
+	if !g.exists {
+		return nil
 	}
-	if a.GroupPriority != g.priority || (a.Maintenance != "") != g.maintenance {
-		return fmt.Sprintf("%s has priority %d and maintenance %q, want %d and %t", g.name, a.GroupPriority, a.Maintenance, g.priority, g.maintenance)
-	}
-	var want, have []string
+	s := g.services[g.current]
+	v := &view{Service: namespace + "/" + s.name + ":443", Priority: g.priority, Maintenance: g.maintenance, Endpoints: map[string]string{}}
 	for _, ca := range g.bundle {
-		want = append(want, ca.Certificate.Subject.CommonName)
+		v.CAs = append(v.CAs, ca.Certificate.Subject.CommonName)
 	}
+	slices.Sort(v.CAs)
+	for _, x := range s.sites {
+		switch {
+		case x.listed && x.broken:
+			v.Endpoints[x.address()] = ""
+		case x.listed:
+			v.Endpoints[x.address()] = "healthy"
+			if !g.maintenance {
+				v.Status = "True"
+			}
+		}
+	}
+	return v
+}
+
+// shown returns what a status says of a group, without what want leaves open.
+func (g *group) shown(s *answer.Status, want *view) *view {
+	i := slices.IndexFunc(s.APIServices, func(a answer.APIService) bool { return a.Name == g.apiService() })
+	switch {
+	case i < 0:
+		return nil
+	case want == nil:
+		return &view{Service: "still there"}
+	}
+	a := &s.APIServices[i]
+	v := &view{Service: a.Service, Priority: a.GroupPriority, Maintenance: a.Maintenance != "", Endpoints: map[string]string{}}
 	if a.Trust != nil {
 		for _, c := range a.Trust.CAs {
-			have = append(have, c.Subject)
+			v.CAs = append(v.CAs, c.Subject)
 		}
 	}
-	if slices.Sort(want); !slices.Equal(want, slices.Sorted(slices.Values(have))) {
-		return fmt.Sprintf("%s trusts %q, want %q", g.name, have, want)
+	slices.Sort(v.CAs)
+	for _, e := range a.Endpoints {
+		if health, known := want.Endpoints[e.Address]; !known || health != "" {
+			v.Endpoints[e.Address] = e.Health
+		} else {
+			v.Endpoints[e.Address] = ""
+		}
 	}
-	return g.compareSitesLocked(a, current)
+	if want.Status != "" {
+		v.Status = a.Verdict.Status
+	}
+	return v
 }
 
-func (g *group) compareSitesLocked(a *answer.APIService, current *service) string {
-	listed, well := 0, 0
-	for _, x := range current.sites {
-		i := slices.IndexFunc(a.Endpoints, func(e answer.Endpoint) bool { return e.Address == x.address() })
-		switch {
-		case !x.listed && i >= 0:
-			return x.name + " is still an endpoint"
-		case !x.listed:
-			continue
-		case i < 0:
-			return x.name + " is not an endpoint"
-		case !x.broken && a.Endpoints[i].Health != "healthy":
-			return fmt.Sprintf("%s is %s: %s %s", x.name, a.Endpoints[i].Health, a.Endpoints[i].Reason, a.Endpoints[i].Error)
-		}
-		listed++
-		if !x.broken {
-			well++
-		}
-	}
-	if len(a.Endpoints) != listed {
-		return fmt.Sprintf("%s has %d endpoints, want %d", g.name, len(a.Endpoints), listed)
-	}
-	if well > 0 && !g.maintenance && a.Verdict.Status != "True" {
-		return fmt.Sprintf("%s is %s: %s %s", g.name, a.Verdict.Status, a.Verdict.Reason, a.Verdict.Message)
-	}
-	return ""
+// groupWrong compares what both doors show of a group with what the cluster was given.
+func (w *world) groupWrong(g *group) string {
+	w.mu.Lock()
+	want := g.wantedLocked()
+	w.mu.Unlock()
+	return w.ofDoors(func(s *answer.Status) string { return cmp.Diff(want, g.shown(s, want)) })
 }
 
 // planeWrong checks how the doors see both kube-apiservers.

@@ -3,17 +3,14 @@
 package soak
 
 import (
-	"crypto/tls"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 // The classes with special cases in the code.
 const (
-	localWrite    = "local write"
 	discovery     = "discovery"
 	impersonation = "impersonation"
 )
@@ -43,8 +40,7 @@ func classes() []class {
 		{name: "remote write", weight: 24, remote: true, write: true, identity: true, answer: 2_000, send: 4_000, read: readWidget},
 		// Beyond the 256 KiB that are kept for a retry.
 		{name: "remote write, large", weight: 3, remote: true, write: true, identity: true, answer: 2_000, send: 600_000, read: readWidget},
-		{name: "local read", weight: 10, read: readJSON(`"name":"` + beacon + `"`)},
-		{name: localWrite, weight: 6, write: true},
+		{name: "local read", weight: 16, read: readJSON(`"name":"` + beacon + `"`)},
 		{name: "local identity", weight: 8, identity: true, read: readReview},
 		{name: "local watch", weight: 2},
 		{name: discovery, weight: 3, accept: aggregated, read: readJSON(`"kind":"APIGroupDiscoveryList"`)},
@@ -65,16 +61,13 @@ func pick(n int) class {
 }
 
 // wire returns the request line and the body.
-func (t *task) wire(id string) (method, path string, body []byte) {
+func (t *task) wire() (method, path string, body []byte) {
 	const configMaps = "/api/v1/namespaces/" + namespace + "/configmaps"
 	switch t.class.name {
 	case "local read":
 		return t.method, configMaps + "/" + beacon, nil
 	case "local watch":
 		return t.method, configMaps + "?watch=1&timeoutSeconds=2&fieldSelector=metadata.name%3D" + beacon, nil
-	case localWrite:
-		batch, _, _ := strings.Cut(id, "-")
-		return http.MethodPost, configMaps, []byte(`{"metadata":{"generateName":"w-","labels":{"soak-id":"` + id + `","soak-batch":"` + batch + `"}}}`)
 	case "local identity":
 		return http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", []byte(`{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
 	case discovery:
@@ -85,16 +78,7 @@ func (t *task) wire(id string) (method, path string, body []byte) {
 		path = t.group.widgets()
 	}
 	if t.method != http.MethodGet && t.method != http.MethodDelete {
-		body = []byte(`"` + payload(id, t.body) + `"`)
+		body = []byte(`"` + payload(t.id, t.body) + `"`)
 	}
 	return t.method, path + "?size=" + strconv.Itoa(t.size), body
-}
-
-// tls is for connections that only this request uses.
-func (t *task) tls(w *world) *tls.Config {
-	c := t.caller.tls.Clone()
-	if t.class.anonymous {
-		c.Certificates = nil
-	}
-	return c
 }

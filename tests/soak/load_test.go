@@ -7,15 +7,9 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 const (
@@ -36,9 +30,8 @@ type load struct {
 	owners  sync.WaitGroup
 	counter sync.Map // :: group → *atomic.Int64, requests that have ended; "" is all
 
-	mu    sync.Mutex // guards the fields below
+	mu    sync.Mutex // guards lines
 	lines map[line]*http.Transport
-	batch *batch
 }
 
 // line is a set of connections, of one caller or shared by several.
@@ -47,14 +40,8 @@ type line struct {
 	h2          bool
 }
 
-// batch is a set of writes to the local apiserver. Their effects are checked when all have ended.
-type batch struct {
-	number int
-	under  sync.WaitGroup
-}
-
 func newLoad(w *world) *load {
-	return &load{w: w, rng: rand.New(rand.NewPCG(*seed, 0)), slots: make(chan struct{}, slots), lines: map[line]*http.Transport{}, batch: &batch{}}
+	return &load{w: w, rng: rand.New(rand.NewPCG(*seed, 0)), slots: make(chan struct{}, slots), lines: map[line]*http.Transport{}}
 }
 
 func (l *load) start(ctx context.Context) {
@@ -101,9 +88,9 @@ func (l *load) dispatch(ctx, asking context.Context) {
 				l.owners.Go(func() {
 					defer func() { <-l.slots }()
 					l.do(ctx, t)
-					l.count("")
+					l.counterOf("").Add(1)
 					if t.group != nil {
-						l.count(t.group.name)
+						l.counterOf(t.group.name).Add(1)
 					}
 				})
 			default: // all slots are used: skip it
@@ -111,8 +98,6 @@ func (l *load) dispatch(ctx, asking context.Context) {
 		}
 	}
 }
-
-func (l *load) count(group string) { l.counterOf(group).Add(1) }
 
 func (l *load) counterOf(group string) *atomic.Int64 {
 	n, _ := l.counter.LoadOrStore(group, new(atomic.Int64))
@@ -154,68 +139,4 @@ func (w *world) choose(n int) *door {
 		ready = slices.DeleteFunc(slices.Clone(w.doors[:]), func(d *door) bool { return d.away.Load() })
 	}
 	return ready[n%len(ready)]
-}
-
-// enter adds a write to the current batch. The caller must call under.Done.
-func (l *load) enter() *batch {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.batch.under.Add(1)
-	return l.batch
-}
-
-// turn begins a new batch, and returns the previous one once all its writes have ended.
-func (l *load) turn() *batch {
-	l.mu.Lock()
-	old := l.batch
-	l.batch = &batch{number: old.number + 1}
-	l.mu.Unlock()
-	old.under.Wait()
-	return old
-}
-
-func (b *batch) prefix() string { return "l" + strconv.Itoa(b.number) + "-" }
-
-// settleLocal checks the effects of writes to the local apiserver batch by batch, until the
-// returned function is called, which checks the rest.
-func (w *world) settleLocal(ctx context.Context, l *load) (end func()) {
-	stopping, stop := context.WithCancel(ctx)
-	var owner sync.WaitGroup
-	owner.Go(func() {
-		for stopping.Err() == nil {
-			for range 2 { // some dozens of writes, in about 20 s
-				l.dose(stopping, "", 100*rate)
-			}
-			w.settle(ctx, l.turn())
-		}
-	})
-	return func() {
-		stop()
-		owner.Wait()
-		w.settle(ctx, l.turn())
-	}
-}
-
-// settle records the objects of a batch as executed, checks them and deletes them.
-func (w *world) settle(ctx context.Context, b *batch) {
-	batch := strings.TrimSuffix(b.prefix(), "-")
-	of := metav1.ListOptions{LabelSelector: "soak-batch=" + batch}
-	err := w.api(ctx, func(ctx context.Context, k clients) error {
-		list, err := k.core.CoreV1().ConfigMaps(namespace).List(ctx, of) // without a resourceVersion: from etcd, not from a cache
-		if err != nil {
-			return err
-		}
-		for i := range list.Items {
-			w.checker.Executed(check.Execution{Receipt: check.Receipt{ID: list.Items[i].Labels["soak-id"], Server: "kube-apiserver"}})
-		}
-		w.journal.Write("settled", "batch", batch, "objects", len(list.Items))
-		return nil
-	})
-	if err != nil {
-		return // the soak is over
-	}
-	w.checker.Settle(func(id string) bool { return strings.HasPrefix(id, b.prefix()) })
-	_ = w.api(ctx, func(ctx context.Context, k clients) error {
-		return k.core.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, of)
-	})
 }

@@ -73,12 +73,7 @@ func (l *load) draw() *task {
 func (l *load) do(ctx context.Context, t *task) {
 	d := l.w.choose(t.door)
 	x := t.exchange(d)
-	if t.class.name == localWrite {
-		b := l.enter()
-		defer b.under.Done()
-		x.ID = b.prefix() + t.id
-	}
-	method, path, body := t.wire(x.ID)
+	method, path, body := t.wire()
 	if x.Write {
 		x.Sum = sum(body)
 		l.w.checker.Begin(x)
@@ -96,10 +91,14 @@ func (l *load) do(ctx context.Context, t *task) {
 	if len(body) == 0 {
 		req.Body = nil
 	}
-	t.dress(req, x.ID)
+	t.dress(req)
 	tr := l.transport(d, t.caller, t.h2)
 	if t.class.anonymous || t.fresh {
-		tr = transport(t.tls(l.w), t.h2)
+		alone := t.caller.tls.Clone()
+		if t.class.anonymous {
+			alone.Certificates = nil
+		}
+		tr = transport(alone, t.h2)
 		defer tr.CloseIdleConnections()
 	}
 	x.Begun = time.Now()
@@ -119,7 +118,7 @@ func (l *load) do(ctx context.Context, t *task) {
 
 // exchange returns the record of a successful request.
 func (t *task) exchange(d *door) check.Exchange {
-	x := check.Exchange{ID: t.id, Class: t.class.name, Write: t.class.write, Want: t.class.want, Deferred: t.class.name == localWrite}
+	x := check.Exchange{ID: t.id, Class: t.class.name, Write: t.class.write, Want: t.class.want}
 	door := []string{"door:" + d.name}
 	if !t.h2 {
 		door = append(door, "h1:door:"+d.name)
@@ -140,8 +139,8 @@ func (t *task) exchange(d *door) check.Exchange {
 }
 
 // dress adds the caller's credentials, and forged ones.
-func (t *task) dress(req *http.Request, id string) {
-	req.Header.Set(idHeader, id)
+func (t *task) dress(req *http.Request) {
+	req.Header.Set(idHeader, t.id)
 	req.Header.Set("Content-Type", "application/json")
 	if t.class.accept != "" {
 		req.Header.Set("Accept", t.class.accept)

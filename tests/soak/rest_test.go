@@ -4,10 +4,8 @@ package soak
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
-	"text/tabwriter"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
@@ -17,7 +15,7 @@ import (
 
 type holding struct {
 	goroutines, files float64
-	heap, resident    float64 // bytes; heap just after a collection
+	heap              float64 // bytes, just after a collection
 }
 
 const (
@@ -54,7 +52,7 @@ func (w *world) holds(ctx context.Context) (all [2]holding) {
 			must.Get(ask.Get(ctx, d.admin, d.Admin.URL+"/debug/pprof/heap?gc=1"))(w.t)
 		}
 		m := must.Get(ask.Metrics(ctx, d.admin, d.Admin.URL))(w.t)
-		all[i] = holding{m["go_goroutines"], m["process_open_fds"], m["go_memstats_heap_alloc_bytes"], m["process_resident_memory_bytes"]}
+		all[i] = holding{m["go_goroutines"], m["process_open_fds"], m["go_memstats_heap_alloc_bytes"]}
 	}
 	return all
 }
@@ -63,29 +61,21 @@ func (w *world) holds(ctx context.Context) (all [2]holding) {
 // younger, and may not hold more either.
 func (w *world) compare(before, after [2]holding) {
 	const mib = 1 << 20
-	t := tabwriter.NewWriter(w.t.Output(), 0, 8, 2, ' ', 0)
-	_, _ = fmt.Fprintf(t, "at rest\tgoroutines\tdescriptors\theap MiB\tresident MiB\n")
 	for i, d := range w.doors {
 		b, a := before[i], after[i]
-		_, _ = fmt.Fprintf(t, "door %s\t%.0f → %.0f\t%.0f → %.0f\t%.1f → %.1f\t%.0f → %.0f\n", d.name,
-			b.goroutines, a.goroutines, b.files, a.files, b.heap/mib, a.heap/mib, b.resident/mib, a.resident/mib)
+		held := func(what string, before, after, most float64) {
+			w.t.Logf("at rest: %s of door %s: %.0f → %.0f", what, d.name, before, after)
+			w.checker.Must(check.NothingLeft, after <= most, "%s of door %s: %.0f, at most %.0f", what, d.name, after, most)
+		}
 		// 12 goroutines and descriptors vary: scrapes, handshakes of probes.
-		w.checker.Left("goroutines of door "+d.name, a.goroutines, b.goroutines+12)
-		w.checker.Left("descriptors of door "+d.name, a.files, b.files+12)
+		held("goroutines", b.goroutines, a.goroutines, b.goroutines+12)
+		held("descriptors", b.files, a.files, b.files+12)
 		// Half as much again and 8 MiB: metrics of new status codes, caches at their limits,
 		// fragmentation.
-		w.checker.Left("heap of door "+d.name, a.heap, 1.5*b.heap+8*mib)
-	}
-	_ = t.Flush()
-	w.journal.Write("rest", "before", fmt.Sprint(before), "after", fmt.Sprint(after))
-	if w.checker.Outcome(check.NothingLeft).Violated == 0 {
-		return
-	}
-	for _, d := range w.doors { // to find the leak
-		for name, path := range map[string]string{"heap-" + d.name + ".pb.gz": "/debug/pprof/heap", "goroutines-" + d.name + ".txt": "/debug/pprof/goroutine?debug=1"} {
-			if text, err := ask.Get(context.Background(), d.admin, d.Admin.URL+path); err == nil {
-				_ = os.WriteFile(filepath.Join(w.Dir(), name), []byte(text), 0o600)
-			}
+		held("KiB of heap", b.heap/1024, a.heap/1024, (1.5*b.heap+8*mib)/1024)
+		for _, page := range []string{"heap", "goroutine"} { // to find a leak
+			text := must.Get(ask.Get(w.t.Context(), d.admin, d.Admin.URL+"/debug/pprof/"+page))(w.t)
+			must.Do(w.t, os.WriteFile(filepath.Join(w.Dir(), page+"-"+d.name+".pb.gz"), []byte(text), 0o600))
 		}
 	}
 }

@@ -146,7 +146,7 @@ func (x *site) execute(r *http.Request, receipt *check.Receipt) {
 	if err != nil {
 		panic(http.ErrAbortHandler) // an incomplete body: nothing is executed
 	}
-	x.checker.Executed(check.Execution{Receipt: *receipt, Sum: sum(body)})
+	x.checker.Executed(*receipt, sum(body))
 	switch x.late.Load() {
 	case lateHang:
 		<-r.Context().Done()

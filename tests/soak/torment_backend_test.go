@@ -16,6 +16,7 @@ import (
 
 // ill is a way to break sites.
 type ill struct {
+	name  string
 	fault extension.Fault
 	// late is how writes end: executed, and then not answered.
 	late int32
@@ -27,33 +28,27 @@ type ill struct {
 }
 
 func ills() []ill {
-	of := func(k extension.Kind) ill { return ill{fault: extension.Fault{Kind: k}} }
-	conn := func(k extension.Kind) ill { return ill{fault: extension.Fault{Kind: k}, connections: true} }
+	of := func(k extension.Kind) ill { return ill{name: string(k), fault: extension.Fault{Kind: k}} }
+	conn := func(k extension.Kind) ill {
+		return ill{name: string(k), fault: extension.Fault{Kind: k}, connections: true}
+	}
 	lie := func(k extension.Kind, size int64) ill {
-		return ill{fault: extension.Fault{Kind: k, Size: size, Delay: 20 * time.Millisecond}, lies: true}
+		return ill{name: string(k), fault: extension.Fault{Kind: k, Size: size, Delay: 20 * time.Millisecond}, lies: true}
 	}
 	return []ill{
 		conn(extension.Dead), conn(extension.Dead), conn(extension.Refuse), conn(extension.HangConnect), conn(extension.Freeze), conn(extension.Freeze),
 		conn(extension.WrongCA), conn(extension.WrongName), conn(extension.NoNames), conn(extension.Expired), conn(extension.NotYetValid), conn(extension.SHA1),
 		conn(extension.HTTP1Only), conn(extension.HTTP2Only),
 		of(extension.Hang), of(extension.HangBody), of(extension.Reset), of(extension.ResetBody), of(extension.ResetConn), of(extension.GoAway),
-		of(extension.GoAwayUnprocessed), of(extension.Redirect), of(extension.EndlessHeaders), of(extension.InformationalFlood),
-		{fault: extension.Fault{Kind: extension.Slow, Delay: 300 * time.Millisecond}},
-		{fault: extension.Fault{Kind: extension.Status, Code: http.StatusServiceUnavailable}},
+		of(extension.GoAwayUnprocessed), of(extension.Redirect),
+		{name: "headers", fault: extension.Fault{Kind: extension.EndlessHeaders, Size: 4 << 20}},
+		{name: "informational", fault: extension.Fault{Kind: extension.InformationalFlood, Size: 200}},
+		{name: "slow", fault: extension.Fault{Kind: extension.Slow, Delay: 300 * time.Millisecond}},
+		{name: "status", fault: extension.Fault{Kind: extension.Status, Code: http.StatusServiceUnavailable}},
 		lie(extension.SlowBody, 1000), lie(extension.HugeBody, 2<<20), lie(extension.Garbage, 0), lie(extension.ShortBody, 5000), lie(extension.LongBody, 5000),
 		lie(extension.BodyAfterReset, 0), lie(extension.Unasked101, 0),
-		{late: lateReset}, {late: lateHang}, {late: lateReset},
+		{name: "executed, then reset", late: lateReset}, {name: "executed, then silent", late: lateHang}, {name: "executed, then reset", late: lateReset},
 	}
-}
-
-func (i *ill) name() string {
-	switch i.late {
-	case lateReset:
-		return "executed, then reset"
-	case lateHang:
-		return "executed, then silent"
-	}
-	return string(i.fault.Kind)
 }
 
 // drawBackend breaks some of the three sites of a Service, usually of the one in use.
@@ -70,12 +65,6 @@ func (w *world) drawBackend(rng *rand.Rand) *act {
 		if i.lies {
 			i.fault.Method = http.MethodGet
 		}
-		if i.fault.Kind == extension.EndlessHeaders {
-			i.fault.Size = 4 << 20
-		}
-		if i.fault.Kind == extension.InformationalFlood {
-			i.fault.Size = 200
-		}
 	}
 	sites := w.claim(g, other, mask)
 	if len(sites) == 0 {
@@ -90,12 +79,16 @@ func (w *world) drawBackend(rng *rand.Rand) *act {
 		share = ", all"
 	}
 	return &act{
-		fault: check.Fault{Kind: "backend: " + i.name() + share, Target: strings.Join(names, " "), Scopes: []string{g.scope()}, Lies: i.lies},
+		fault: check.Fault{Kind: "backend: " + i.name + share, Target: strings.Join(names, " "), Scopes: []string{g.scope()}, Lies: i.lies},
 		group: g.name, dose: dose,
 		begin: func(context.Context) error { return fall(sites, i) },
 		end: func(context.Context) error {
 			err := fall(sites, ill{})
-			w.release(sites)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			for _, x := range sites {
+				x.broken = false
+			}
 			return err
 		},
 		wrong: func() string { return w.groupWrong(g) },
@@ -120,24 +113,16 @@ func (w *world) claim(g *group, other bool, mask int) []*site {
 	return sites
 }
 
-func (w *world) release(sites []*site) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, x := range sites {
-		x.broken = false
-	}
-}
-
 // fall breaks sites, or repairs them if i is zero.
 func fall(sites []*site, i ill) error {
 	var errs []error
 	for _, x := range sites {
 		x.late.Store(i.late)
+		faults := []extension.Fault{i.fault}
 		if i.fault.Kind == "" {
-			errs = append(errs, x.server.Set())
-		} else {
-			errs = append(errs, x.server.Set(i.fault))
+			faults = nil
 		}
+		errs = append(errs, x.server.Set(faults...))
 	}
 	return errors.Join(errs...)
 }

@@ -94,38 +94,23 @@ func (w *world) replaceServing() error {
 	return errors.Join(errs...)
 }
 
-// drawPlane breaks a kube-apiserver or etcd. Everything depends on them: they authenticate tokens
-// and authorize requests.
+// drawPlane kills or freezes a kube-apiserver or etcd. Everything depends on them: they authenticate
+// tokens and authorize requests. What is frozen keeps its connections and answers nothing.
 func (w *world) drawPlane(rng *rand.Rand) *act {
 	kind, n := rng.IntN(5), rng.IntN(len(w.APIServers))
 	a := &act{fault: check.Fault{Scopes: []string{"plane", "discovery"}}, dose: 100 + rng.IntN(500), wrong: w.planeWrong}
-	server := w.APIServers[n]
-	switch kind {
-	case 0, 1:
-		a.fault.Kind = "plane: kube-apiserver killed"
-		w.kill(a, server)
-	case 2:
-		a.fault.Kind = "plane: kube-apiserver stopped"
-		w.freeze(a, server)
-	case 3:
-		a.fault.Kind = "plane: etcd killed"
-		w.kill(a, w.Etcd)
-	case 4:
-		a.fault.Kind = "plane: etcd stopped"
-		w.freeze(a, w.Etcd)
+	part, name := w.APIServers[n], "plane: kube-apiserver"
+	if kind > 2 {
+		part, name = w.Etcd, "plane: etcd"
+	}
+	if kind == 2 || kind == 4 {
+		a.fault.Kind, a.fault.Target, a.fault.Silent = name+" stopped", part.Name(), true
+		a.begin = func(context.Context) error { return part.Signal(syscall.SIGSTOP) }
+		a.end = func(context.Context) error { return part.Signal(syscall.SIGCONT) }
+	} else {
+		a.fault.Kind, a.fault.Target = name+" killed", part.Name()
+		a.begin = func(context.Context) error { part.Kill(); return nil }
+		a.end = part.Restart
 	}
 	return a
-}
-
-func (w *world) kill(a *act, p *cluster.Part) {
-	a.fault.Target = p.Name()
-	a.begin = func(context.Context) error { p.Kill(); return nil }
-	a.end = p.Restart
-}
-
-// freeze stops a process for a while: its connections stay open, and nothing is answered.
-func (w *world) freeze(a *act, p *cluster.Part) {
-	a.fault.Target, a.fault.Silent = p.Name(), true
-	a.begin = func(context.Context) error { return p.Signal(syscall.SIGSTOP) }
-	a.end = func(context.Context) error { return p.Signal(syscall.SIGCONT) }
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"slices"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -38,9 +37,7 @@ func (w *world) drawRegistry(rng *rand.Rand) *act {
 		a.end = func(ctx context.Context) error { return w.restore(ctx, g) }
 	case 3:
 		a.fault.Kind = "registry: priority changed"
-		a.begin = func(ctx context.Context) error {
-			return w.patchSpec(ctx, g, func() { g.priority = int32(500 + number) })
-		}
+		a.begin = func(ctx context.Context) error { return w.set(ctx, g, func() { g.priority = int32(500 + number) }) }
 	case 4:
 		a.fault.Kind = "registry: endpoints removed"
 		a.begin = func(ctx context.Context) error { return w.unlist(ctx, g, number) }
@@ -51,33 +48,33 @@ func (w *world) drawRegistry(rng *rand.Rand) *act {
 	case 6:
 		a.fault.Kind, a.fault.Scopes = "registry: bundle of a stranger", hurts
 		a.begin = func(ctx context.Context) error {
-			return w.patchSpec(ctx, g, func() { g.bundle = []*pki.CA{pki.NewCA("stranger")} })
+			return w.set(ctx, g, func() { g.bundle = []*pki.CA{pki.NewCA("stranger")} })
 		}
-		a.end = func(ctx context.Context) error { return w.patchSpec(ctx, g, func() { g.bundle = []*pki.CA{g.ca} }) }
+		a.end = func(ctx context.Context) error { return w.set(ctx, g, func() { g.bundle = []*pki.CA{g.ca} }) }
 	case 7:
 		a.fault.Kind, a.fault.Scopes, a.fault.Weak = "registry: maintenance", hurts, false
-		a.begin = func(ctx context.Context) error { return w.maintain(ctx, g, true) }
-		a.end = func(ctx context.Context) error { return w.maintain(ctx, g, false) }
+		a.begin = func(ctx context.Context) error { return w.set(ctx, g, func() { g.maintenance = true }) }
+		a.end = func(ctx context.Context) error { return w.set(ctx, g, func() { g.maintenance = false }) }
 	}
 	return a
 }
 
-// patchSpec changes the model, and then the APIService to match it.
-func (w *world) patchSpec(ctx context.Context, g *group, change func()) error {
+// set changes the model, and then the APIService to match it.
+func (w *world) set(ctx context.Context, g *group, change func()) error {
 	w.mu.Lock()
 	change()
-	patch, err := json.Marshal(map[string]any{"spec": map[string]any{
-		"service":  map[string]any{"name": g.services[g.current].name},
-		"caBundle": pki.Bundle(g.bundle...), "groupPriorityMinimum": g.priority,
-	}})
+	annotations := map[string]any{"fairlead.dev/maintenance": nil}
+	if g.maintenance {
+		annotations["fairlead.dev/maintenance"] = "a soak"
+	}
+	spec := map[string]any{
+		"service": map[string]any{"name": g.services[g.current].name}, "caBundle": pki.Bundle(g.bundle...), "groupPriorityMinimum": g.priority,
+	}
 	w.mu.Unlock()
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}, "spec": spec})
 	if err != nil {
 		return err
 	}
-	return w.patchAPIService(ctx, g, patch)
-}
-
-func (w *world) patchAPIService(ctx context.Context, g *group, patch []byte) error {
 	return w.api(ctx, func(ctx context.Context, k clients) error {
 		_, err := k.groups.ApiregistrationV1().APIServices().Patch(ctx, g.apiService(), types.MergePatchType, patch, metav1.PatchOptions{})
 		return err
@@ -99,7 +96,7 @@ func (w *world) retarget(ctx context.Context, g *group) error {
 	from, to := g.services[g.current], g.services[1-g.current]
 	w.mu.Unlock()
 	w.allow(g, to)
-	if err := w.patchSpec(ctx, g, func() { g.current = 1 - g.current }); err != nil {
+	if err := w.set(ctx, g, func() { g.current = 1 - g.current }); err != nil {
 		return err
 	}
 	if err := w.known(ctx, g); err != nil {
@@ -111,13 +108,13 @@ func (w *world) retarget(ctx context.Context, g *group) error {
 
 func (w *world) allow(g *group, s *service) {
 	for _, x := range s.sites {
-		w.history.Allow(g.name, x.name)
+		w.checker.Allow(g.name, x.name)
 	}
 }
 
 func (w *world) forbid(g *group, s *service) {
 	for _, x := range s.sites {
-		w.history.Forbid(g.name, x.name)
+		w.checker.Forbid(g.name, x.name)
 	}
 }
 
@@ -168,7 +165,7 @@ func (w *world) unlist(ctx context.Context, g *group, number int) error {
 		return err
 	}
 	for _, x := range gone {
-		w.history.Forbid(g.name, x.name)
+		w.checker.Forbid(g.name, x.name)
 	}
 	return nil
 }
@@ -204,7 +201,7 @@ func (w *world) rotate(ctx context.Context, g *group) error {
 	g.rotations++
 	fresh := pki.NewCA(fmt.Sprintf("%s-ca-%d", g.name, g.rotations))
 	w.mu.Unlock()
-	if err := w.patchSpec(ctx, g, func() { g.bundle = []*pki.CA{g.ca, fresh} }); err != nil {
+	if err := w.set(ctx, g, func() { g.bundle = []*pki.CA{g.ca, fresh} }); err != nil {
 		return err
 	}
 	if err := w.known(ctx, g); err != nil {
@@ -213,16 +210,5 @@ func (w *world) rotate(ctx context.Context, g *group) error {
 	for _, x := range g.sites() {
 		x.present(fresh)
 	}
-	return w.patchSpec(ctx, g, func() { g.ca, g.bundle = fresh, slices.Clone([]*pki.CA{fresh}) })
-}
-
-func (w *world) maintain(ctx context.Context, g *group, on bool) error {
-	w.mu.Lock()
-	g.maintenance = on
-	w.mu.Unlock()
-	value := "null"
-	if on {
-		value = `"a soak"`
-	}
-	return w.patchAPIService(ctx, g, []byte(`{"metadata":{"annotations":{"fairlead.dev/maintenance":`+value+`}}}`))
+	return w.set(ctx, g, func() { g.ca, g.bundle = fresh, []*pki.CA{fresh} })
 }

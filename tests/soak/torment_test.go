@@ -72,7 +72,7 @@ func (w *world) play(ctx context.Context, l *load, who string, a *act) {
 	what := a.fault.Kind + " " + a.fault.Target
 	window := w.checker.Open(a.fault)
 	defer window.Close()
-	w.journal.Write("begin", "who", who, "fault", a.fault, "dose", a.dose)
+	w.journal.Info("begin", "who", who, "fault", a.fault, "dose", a.dose)
 	var err error
 	if a.begin != nil {
 		err = a.begin(ctx)
@@ -80,7 +80,7 @@ func (w *world) play(ctx context.Context, l *load, who string, a *act) {
 	if err == nil {
 		l.dose(ctx, a.group, a.dose)
 	}
-	w.journal.Write("repair", "what", what)
+	w.journal.Info("repair", "what", what)
 	if a.end != nil {
 		err = errors.Join(err, a.end(ctx))
 	}
@@ -91,5 +91,5 @@ func (w *world) play(ctx context.Context, l *load, who string, a *act) {
 	if a.wrong != nil {
 		w.await(ctx, what, a.wrong)
 	}
-	w.journal.Write("end", "what", what)
+	w.journal.Info("end", "what", what)
 }

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"reflect"
 	"slices"
 	"strconv"
 	"time"
@@ -27,19 +28,22 @@ const stallAfter = 15 * time.Second
 func (l *load) keepWatching(ctx context.Context, rng *rand.Rand) {
 	class := pick(0)
 	for ctx.Err() == nil {
-		t := &task{id: "o" + strconv.FormatInt(l.asked.Add(1), 10), class: class, group: l.w.groups[rng.IntN(len(l.w.groups))], caller: l.w.callers[rng.IntN(len(l.w.callers))], h2: rng.IntN(4) > 0}
+		t := &task{
+			id: "o" + strconv.FormatInt(l.asked.Add(1), 10), class: class, h2: rng.IntN(4) > 0,
+			group: l.w.groups[rng.IntN(len(l.w.groups))], caller: l.w.callers[rng.IntN(len(l.w.callers))],
+		}
 		t.class.name = "remote watch"
 		d := l.w.choose(rng.IntN(1000))
 		enough := 20 + rng.IntN(300)
-		w := check.Watch{Exchange: t.exchange(d)}
+		w := t.exchange(d)
 		w.Scopes = slices.Concat([]string{"watch:" + t.group.name, "watch:door:" + d.name}, w.Scopes)
-		w.Want, w.Begun = http.StatusOK, time.Now()
+		w.Watch, w.Want, w.Begun = true, http.StatusOK, time.Now()
 		l.watch(ctx, d, t, &w, enough)
 		w.Ended = time.Now()
 		if ctx.Err() != nil {
 			return
 		}
-		l.w.checker.EndWatch(w)
+		l.w.checker.End(w)
 		if w.Code != http.StatusOK { // refused: wait a little, as clients do
 			pause(ctx, 200*time.Millisecond)
 		}
@@ -58,7 +62,7 @@ func pause(ctx context.Context, d time.Duration) {
 var errStalled = errors.New("nothing came")
 
 // watch reads events until there are enough, or the watch ends.
-func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Watch, enough int) {
+func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Exchange, enough int) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	guard := time.AfterFunc(stallAfter, func() { cancel(errStalled) })
@@ -69,10 +73,12 @@ func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Watch, enou
 	}
 	req.Header.Set(idHeader, t.id)
 	maps.Copy(req.Header, t.caller.header)
+	failed := func(err error) {
+		w.Err, w.GaveUp = err.Error(), errors.Is(context.Cause(ctx), errStalled)
+	}
 	res, err := l.transport(d, t.caller, t.h2).RoundTrip(req)
-	stalled := func() bool { return errors.Is(context.Cause(ctx), errStalled) }
 	if err != nil {
-		w.Err, w.GaveUp = err.Error(), stalled()
+		failed(err)
 		return
 	}
 	defer res.Body.Close()
@@ -82,47 +88,43 @@ func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Watch, enou
 		w.Text = string(text)
 		return
 	}
-	w.Head = new(check.Receipt)
-	if err := json.Unmarshal([]byte(res.Header.Get(receiptHeader)), w.Head); err != nil {
-		w.Head = nil
+	head := new(check.Receipt)
+	if json.Unmarshal([]byte(res.Header.Get(receiptHeader)), head) != nil {
 		// A backend that cuts off its answers or hangs in them sends invented data first. Only an
 		// answer that continues, or ends properly, shows that it lied.
-		_, err := io.CopyN(io.Discard, res.Body, 64<<10)
-		switch w.Stalled = stalled(); {
-		case w.Stalled:
-		case err == nil || errors.Is(err, io.EOF):
-			w.Wrong = "no receipt in the header"
-		default:
-			w.Err = err.Error()
+		if _, err := io.CopyN(io.Discard, res.Body, 64<<10); err == nil || errors.Is(err, io.EOF) {
+			w.Garbled = "no receipt in the header"
+		} else {
+			failed(err)
 		}
 		return
 	}
-	for lines := bufio.NewReader(res.Body); w.Events < enough; w.Events++ {
+	w.Head = head
+	lines := bufio.NewReader(res.Body)
+	for n := 1; n <= enough; n++ {
 		line, err := lines.ReadBytes('\n')
-		if err != nil {
-			w.Stalled = stalled()
-			if !errors.Is(err, io.EOF) && !w.Stalled {
-				w.Err = err.Error()
-			}
-			w.Partial = len(line) > 0 && !w.Stalled
+		if errors.Is(err, io.EOF) && len(line) == 0 {
+			return
+		}
+		if err != nil { // also within an event
+			failed(err)
 			return
 		}
 		guard.Reset(stallAfter)
-		if w.Wrong = wrongEvent(w, line); w.Wrong != "" {
+		if w.Garbled = wrongEvent(*head, n, line); w.Garbled != "" {
 			return
 		}
 	}
 }
 
-// wrongEvent describes what is wrong with the next event of a watch, or returns "".
-func wrongEvent(w *check.Watch, line []byte) string {
+// wrongEvent describes what is wrong with the n-th event of a watch, or returns "".
+func wrongEvent(want check.Receipt, n int, line []byte) string {
+	want.Seq = n
 	var e widget
 	if err := json.Unmarshal(line, &e); err != nil || e.Receipt == nil {
 		return fmt.Sprintf("no event: %.100q", line)
 	}
-	want := *w.Head
-	want.Seq = w.Events + 1
-	if e.Receipt.Seq != want.Seq || e.Receipt.ID != want.ID || e.Receipt.Server != want.Server || e.Receipt.User != want.User {
+	if !reflect.DeepEqual(*e.Receipt, want) {
 		return fmt.Sprintf("%+v, want %+v", *e.Receipt, want)
 	}
 	if p := payload(want.ID, 100*(want.Seq%20)); e.Payload != p {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -37,8 +38,7 @@ type world struct {
 
 	t       *testing.T // for code before and after the torment
 	checker *check.Checker
-	history *check.History
-	journal *check.Journal
+	journal *slog.Logger
 	fronts  *x509.CertPool // verifies front proxies
 	kube    []clients      // of each kube-apiserver
 	groups  []*group
@@ -48,10 +48,9 @@ type world struct {
 	mu sync.Mutex // guards what the tormentors change: the fields of groups and sites that say so
 }
 
-func raise(t *testing.T, dir string, journal *check.Journal) *world {
+func raise(t *testing.T, dir string, journal *slog.Logger) *world {
 	t.Helper()
-	w := &world{t: t, journal: journal, history: &check.History{}}
-	w.checker = check.New(check.Config{History: w.history, Journal: journal})
+	w := &world{t: t, journal: journal, checker: check.New(journal)}
 	go w.checker.KeepTime(t.Context())
 	fairlead := suite.Build(t, filepath.Join(dir, "bin"))
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
@@ -118,7 +117,7 @@ func (w *world) grant(ctx context.Context) {
 	must.Get(core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: meta}, metav1.CreateOptions{}))(w.t)
 	must.Get(core.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"alpha.soak.example.com", "beta.soak.example.com", "gamma.soak.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}},
-		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "watch"}},
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "watch"}},
 	}}, metav1.CreateOptions{}))(w.t)
 	must.Get(core.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: namespace},

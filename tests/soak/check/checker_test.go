@@ -2,278 +2,266 @@ package check
 
 import (
 	"bytes"
-	"encoding/json"
-	"slices"
+	"context"
+	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // story is a Checker with invented records: the servers one and two may answer for the group alpha.
 type story struct {
 	*Checker
-	history *History
 	journal bytes.Buffer
 }
 
 func tell() *story {
-	s := &story{history: &History{}}
-	s.Checker = New(Config{History: s.history, Journal: &Journal{Out: &s.journal}})
-	s.history.Allow("alpha", "one")
-	s.history.Allow("alpha", "two")
+	s := &story{}
+	s.Checker = New(slog.New(slog.NewJSONHandler(&s.journal, nil)))
+	s.Allow("alpha", "one")
+	s.Allow("alpha", "two")
 	return s
 }
 
-// read records a successful request, which change may modify.
-func (s *story) read(change ...func(*Exchange)) {
-	x := Exchange{
-		ID: "r1", Class: "read", Scopes: []string{"group:alpha", "plane"}, Group: "alpha", Version: "v1", User: "ann", Groups: []string{"crew"},
-		Begun: time.Now(), Code: 200, Head: receipt("r1"), Body: receipt("r1"),
+func exchange(id string) Exchange {
+	return Exchange{
+		ID: id, Class: "read", Scopes: []string{"group:alpha", "plane"}, Group: "alpha", Version: "v1", User: "ann", Groups: []string{"crew"},
+		Begun: time.Now(), Code: 200, Head: receipt(id), Body: receipt(id),
 	}
-	for _, f := range change {
-		f(&x)
-	}
-	x.Ended = time.Now()
-	s.End(x)
 }
 
 func receipt(id string) *Receipt {
 	return &Receipt{ID: id, Server: "one", GroupVersion: "alpha/v1", User: "ann", Groups: []string{"crew"}}
 }
 
-// write records a write that is executed so many times and succeeds, unless change modifies it.
-func (s *story) write(executions int, change ...func(*Exchange)) {
-	x := Exchange{
-		ID: "w1", Class: "write", Scopes: []string{"group:alpha"}, Group: "alpha", Version: "v1", User: "ann", Groups: []string{"crew"}, Write: true, Sum: "abc",
-		Begun: time.Now(), Code: 201, Head: receipt("w1"), Body: receipt("w1"),
-	}
+func (s *story) end(x Exchange, change ...func(*Exchange)) {
 	for _, f := range change {
 		f(&x)
-	}
-	s.Begin(x)
-	for range executions {
-		s.Executed(Execution{Receipt: *receipt("w1"), Sum: "abc"})
 	}
 	x.Ended = time.Now()
 	s.End(x)
 }
 
+// read records a successful request, which change may modify.
+func (s *story) read(change ...func(*Exchange)) { s.end(exchange("r1"), change...) }
+
+// write records a write that is executed so many times and succeeds, unless change modifies it.
+func (s *story) write(executions int, change ...func(*Exchange)) {
+	x := exchange("w1")
+	x.Write, x.Sum = true, "abc"
+	for _, f := range change {
+		f(&x)
+	}
+	s.Begin(x)
+	for range executions {
+		s.Executed(*receipt("w1"), "abc")
+	}
+	s.end(x)
+}
+
+func (s *story) watch(change ...func(*Exchange)) {
+	x := exchange("o1")
+	x.Watch, x.Want, x.Body = true, 200, nil
+	s.end(x, change...)
+}
+
+// during tells a story while a fault of the group is open.
+func (s *story) during(f Fault, what func()) {
+	f.Scopes = []string{"group:alpha"}
+	defer s.Open(f).Close()
+	what()
+}
+
 func cut(x *Exchange) { x.Code, x.Err, x.Head, x.Body = 0, "connection reset", nil, nil }
+
+func interrupted(x *Exchange) { x.Err = "reset" }
+
+func silence(x *Exchange) { cut(x); x.GaveUp = true }
+
+func retry(x *Exchange) { status(503)(x); x.RetryAfter = true }
+
+func garbled(x *Exchange) { x.Garbled = "half of it is missing" }
+
+func invention(x *Exchange) { x.Head, x.Body = nil, nil }
 
 func status(code int) func(*Exchange) {
 	return func(x *Exchange) { x.Code, x.Head, x.Body = code, nil, nil }
 }
 
-func (s *story) watch(change ...func(*Watch)) {
-	w := Watch{
-		Exchange: Exchange{
-			ID: "o1", Class: "watch", Scopes: []string{"watch:alpha", "group:alpha"}, Group: "alpha", Version: "v1", User: "ann", Groups: []string{"crew"},
-			Begun: time.Now(), Code: 200, Want: 200, Head: receipt("o1"),
-		}, Events: 3,
-	}
-	for _, f := range change {
-		f(&w)
-	}
-	w.Ended = time.Now()
-	s.EndWatch(w)
+// body changes the receipt in the body only.
+func body(change func(*Receipt)) func(*Exchange) {
+	return func(x *Exchange) { x.Head = nil; change(x.Body) }
 }
-
-func group(kind string) Fault { return Fault{Kind: kind, Scopes: []string{"group:alpha"}} }
 
 // invented is a story with the violations that it contains.
 type invented struct {
 	name string
+	want verdict
 	tell func(*story)
-	want []Invariant // each violated once
+}
+
+// verdict is what is violated, each once. A standstill excuses it if it is only late.
+type verdict struct {
+	of   []Invariant
+	late bool
+}
+
+func breaks(of ...Invariant) verdict { return verdict{of: of} }
+
+func late(of Invariant) verdict { return verdict{of: []Invariant{of}, late: true} }
+
+func stories() []invented {
+	dead, liar := Fault{Kind: "dead"}, Fault{Kind: "garbage", Lies: true}
+	return []invented{
+		{"all is well", breaks(), func(s *story) { s.read(); s.write(1); s.watch() }},
+		{"a wrong server", breaks(RightBackend), func(s *story) { s.read(body(func(r *Receipt) { r.Server = "three" })) }},
+		{"two servers", breaks(OwnAnswer), func(s *story) { s.read(func(x *Exchange) { x.Head.Server = "two" }) }},
+		{"a wrong version", breaks(RightBackend), func(s *story) { s.read(body(func(r *Receipt) { r.GroupVersion = "alpha/v2" })) }},
+		{"a server that was removed", breaks(RightBackend), func(s *story) { s.Forbid("alpha", "one"); s.read(body(func(*Receipt) {})) }},
+		{"a server that is added meanwhile", breaks(), func(s *story) {
+			s.read(body(func(r *Receipt) { r.Server = "three"; s.Allow("alpha", "three") }))
+		}},
+		{"a server that is back", breaks(), func(s *story) { s.Forbid("alpha", "one"); s.Allow("alpha", "one"); s.read() }},
+		{"another user", breaks(RightIdentity), func(s *story) { s.read(body(func(r *Receipt) { r.User = "bob" })) }},
+		{"another group", breaks(RightIdentity), func(s *story) { s.read(body(func(r *Receipt) { r.Groups = []string{"crew", "masters"} })) }},
+		{"a token that leaks", breaks(RightIdentity), func(s *story) { s.read(body(func(r *Receipt) { r.Leaked = "Authorization" })) }},
+		{"another user at the local apiserver", breaks(RightIdentity), func(s *story) {
+			s.read(body(func(r *Receipt) { r.User = "bob" }), func(x *Exchange) { x.Group = "" })
+		}},
+		{"somebody who must be refused", breaks(RightIdentity, Explained), func(s *story) {
+			s.read(func(x *Exchange) { x.Want, x.User = 401, "" })
+		}},
+		{"somebody who is refused", breaks(), func(s *story) { s.read(status(401), func(x *Exchange) { x.Want = 401 }) }},
+		{"another request's body", breaks(OwnAnswer), func(s *story) { s.read(body(func(r *Receipt) { r.ID = "r2" })) }},
+		{"half a body", breaks(OwnAnswer), func(s *story) { s.read(garbled) }},
+		{"an invented answer", breaks(Effect), func(s *story) { s.read(invention) }},
+		{"a backend that invents answers", breaks(), func(s *story) { s.during(liar, func() { s.read(invention) }) }},
+		{"an invented answer while a backend is only slow", breaks(Effect), func(s *story) { s.during(dead, func() { s.read(invention) }) }},
+
+		{"executed twice", breaks(WrittenOnce), func(s *story) { s.write(2) }},
+		{"executed for nobody", breaks(OwnAnswer), func(s *story) { s.Executed(*receipt("w9"), "") }},
+		{"executed for another user", breaks(RightIdentity, RightIdentity), func(s *story) {
+			s.write(1, func(x *Exchange) { x.User, x.Head = "bob", nil })
+		}},
+		{"executed with another body", breaks(OwnAnswer), func(s *story) { s.write(1, func(x *Exchange) { x.Sum = "abcdef" }) }},
+		{"acknowledged and not executed", breaks(Effect), func(s *story) { s.write(0) }},
+		{"cut in a fault, executed", breaks(), func(s *story) { s.during(dead, func() { s.write(1, cut) }) }},
+		{"cut in a fault, not executed", breaks(), func(s *story) { s.during(dead, func() { s.write(0, cut) }) }},
+		{"cut without an error", breaks(ExplicitEnd), func(s *story) { s.during(dead, func() { s.write(0, status(0)) }) }},
+		{"executed, and told to try again", breaks(WrittenOnce), func(s *story) { s.during(dead, func() { s.write(1, retry) }) }},
+		{"told to try again, and executed later", breaks(WrittenOnce), func(s *story) {
+			s.during(dead, func() { s.write(0, retry) })
+			s.Executed(*receipt("w1"), "abc")
+		}},
+
+		{"a failure without a fault", late(Explained), func(s *story) { s.read(status(503)) }},
+		{"a failure in a fault of another group", late(Explained), func(s *story) {
+			defer s.Open(Fault{Kind: "dead", Scopes: []string{"group:beta"}}).Close()
+			s.read(status(503))
+		}},
+		{"a failure after the fault", late(Explained), func(s *story) { s.during(dead, func() {}); s.read(status(503)) }},
+		{"a failure before the fault", late(Explained), func(s *story) {
+			s.read(status(503), func(x *Exchange) { x.Begun = x.Begun.Add(-time.Second) })
+			s.during(dead, func() {})
+		}},
+		{"a failure that began in the fault", breaks(), func(s *story) {
+			s.read(status(503), func(x *Exchange) { s.during(dead, func() { x.Begun = time.Now().Add(-time.Second) }) })
+		}},
+		{"not found in a fault", breaks(Explained), func(s *story) { s.during(dead, func() { s.read(status(404)) }) }},
+		{"not found while it is deleted", breaks(), func(s *story) {
+			s.during(Fault{Kind: "deleted", Refusals: []int{404}}, func() { s.during(dead, func() { s.read(status(404)) }) })
+		}},
+		{"busy in a fault", breaks(), func(s *story) { s.during(dead, func() { s.read(status(429)) }) }},
+		{"silence in a fault that answers", late(Explained), func(s *story) { s.during(dead, func() { s.read(silence) }) }},
+		{"silence of what is stopped", breaks(), func(s *story) {
+			s.during(Fault{Kind: "stopped", Silent: true}, func() { s.read(silence) })
+		}},
+
+		{"a watch with a hole in a fault", breaks(Watches), func(s *story) { s.during(dead, func() { s.watch(garbled) }) }},
+		{"a watch at a liar", breaks(), func(s *story) { s.during(liar, func() { s.watch(garbled, invention) }) }},
+		{"a watch that is cut for nothing", late(Explained), func(s *story) { s.watch(interrupted) }},
+		{"a watch that is cut in a fault", breaks(), func(s *story) { s.during(dead, func() { s.watch(interrupted) }) }},
+		{"a watch that is cut long after a fault", late(Explained), func(s *story) {
+			s.during(dead, func() {})
+			s.watch(func(x *Exchange) {
+				s.windows[0].until, x.Begun, x.Err = time.Now().Add(-time.Minute), time.Now().Add(-time.Hour), "reset"
+			})
+		}},
+		{"a watch that stalls", late(Explained), func(s *story) { s.watch(func(x *Exchange) { x.GaveUp = true }) }},
+		{"a watch that stalls in a fault", breaks(), func(s *story) {
+			s.during(dead, func() { s.watch(func(x *Exchange) { x.GaveUp = true }) })
+		}},
+		{"a watch of another", breaks(RightIdentity), func(s *story) { s.watch(func(x *Exchange) { x.Head.User = "bob" }) }},
+		{"a watch that is refused in a fault", breaks(Explained), func(s *story) { s.during(dead, func() { s.watch(status(403)) }) }},
+
+		{"a verdict that stays", late(Converges), func(s *story) { s.Converged("one", time.Minute, false, "unhealthy") }},
+		{"a verdict that comes", breaks(), func(s *story) { s.Converged("one", time.Second, true, "") }},
+		{"a leak", breaks(NothingLeft), func(s *story) { s.Must(NothingLeft, false, "101 goroutines") }},
+	}
+}
+
+func (s *story) violated() (all []Invariant) {
+	for _, v := range s.Violations() {
+		all = append(all, v.Invariant)
+	}
+	return all
 }
 
 func TestChecker(t *testing.T) {
-	for _, tt := range slices.Concat(answers(), writes(), failures()) {
+	for _, tt := range stories() {
 		t.Run(tt.name, func(t *testing.T) {
 			s := tell()
 			tt.tell(s)
-			var got []Invariant
-			for _, v := range s.Violations() {
-				got = append(got, v.Invariant)
-			}
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("violations %+v, want of %q", s.Violations(), tt.want)
-			}
-			if n := strings.Count(s.journal.String(), `"VIOLATION"`); n != len(tt.want) {
-				t.Errorf("%d violations in the journal, want %d", n, len(tt.want))
-			}
-			for line := range strings.Lines(s.journal.String()) {
-				if !json.Valid([]byte(line)) {
-					t.Errorf("not JSON: %q", line)
-				}
-			}
+			check.Same(t, tt.want.of, s.violated(), "violations %q", s.Violations())
+			check.Same(t, len(tt.want.of), strings.Count(s.journal.String(), `"VIOLATION"`), "violations in the journal")
 		})
 	}
 }
 
-func answers() []invented {
-	return []invented{
-		{"all is well", func(s *story) { s.read(); s.write(1); s.watch() }, nil},
-		{"a wrong server", func(s *story) { s.read(func(x *Exchange) { x.Head.Server, x.Body.Server = "three", "three" }) }, []Invariant{RightBackend, RightBackend}},
-		{"a wrong version", func(s *story) { s.read(func(x *Exchange) { x.Version = "v2"; x.Head = nil }) }, []Invariant{RightBackend}},
-		{"a server that was removed", func(s *story) { s.history.Forbid("alpha", "one"); s.read(func(x *Exchange) { x.Head = nil }) }, []Invariant{RightBackend}},
-		{"a server that is removed meanwhile", func(s *story) { s.read(func(*Exchange) { s.history.Forbid("alpha", "one") }) }, nil},
-		{"a server that is added meanwhile", func(s *story) {
-			s.read(func(x *Exchange) { x.Head, x.Body.Server = nil, "three"; s.history.Allow("alpha", "three") })
-		}, nil},
-		{"a server that is back", func(s *story) { s.history.Forbid("alpha", "one"); s.history.Allow("alpha", "one"); s.read() }, nil},
-		{"another user", func(s *story) { s.read(func(x *Exchange) { x.Head, x.Body.User = nil, "bob" }) }, []Invariant{RightIdentity}},
-		{"another group", func(s *story) { s.read(func(x *Exchange) { x.Head, x.Body.Groups = nil, []string{"crew", "masters"} }) }, []Invariant{RightIdentity}},
-		{"a token that leaks", func(s *story) { s.read(func(x *Exchange) { x.Head, x.Body.Leaked = nil, "Authorization" }) }, []Invariant{RightIdentity}},
-		{"another user at the local apiserver", func(s *story) {
-			s.read(func(x *Exchange) { x.Group, x.Head, x.Body = "", nil, &Receipt{User: "bob"} })
-		}, []Invariant{RightIdentity}},
-		{"somebody who must be refused", func(s *story) { s.read(func(x *Exchange) { x.Want, x.User = 401, "" }) }, []Invariant{RightIdentity, Explained}},
-		{"somebody who is refused", func(s *story) { s.read(status(401), func(x *Exchange) { x.Want = 401 }) }, nil},
-		{"another request's body", func(s *story) { s.read(func(x *Exchange) { x.Body = receipt("r2") }) }, []Invariant{OwnAnswer, OwnAnswer}},
-		{"half a body", func(s *story) { s.read(func(x *Exchange) { x.Garbled = "half of it is missing" }) }, []Invariant{OwnAnswer}},
-		{"an invented answer", func(s *story) { s.read(func(x *Exchange) { x.Head, x.Body = nil, nil }) }, []Invariant{Effect}},
-		{"a backend that invents answers", func(s *story) {
-			defer s.Open(Fault{Kind: "garbage", Scopes: []string{"group:alpha"}, Lies: true}).Close()
-			s.read(func(x *Exchange) { x.Head, x.Body = nil, nil })
-		}, nil},
-		{"an invented answer while a backend is only slow", func(s *story) {
-			defer s.Open(group("slow")).Close()
-			s.read(func(x *Exchange) { x.Head, x.Body = nil, nil })
-		}, []Invariant{Effect}},
+// A standstill excuses lateness, and nothing else. What it excuses is reported.
+func TestExcused(t *testing.T) {
+	for _, tt := range stories() {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, slept := tell(), 0
+				s.clock.Sleep = func(d time.Duration) { // the 20th time, the machine stands still
+					if slept++; slept == 20 {
+						d += 40 * time.Second
+					}
+					time.Sleep(d)
+				}
+				must.Run(t, func(ctx context.Context) error { s.KeepTime(ctx); return ctx.Err() })
+				time.Sleep(42 * time.Second)
+				tt.tell(s)
+				if tt.want.late {
+					tt.want.of = nil
+				}
+				check.Same(t, tt.want.of, s.violated(), "violations %q", s.Violations())
+				var report bytes.Buffer
+				must.Do(t, s.Report(&report))
+				check.Same(t, tt.want.late, strings.Contains(report.String(), "late \""), "excused:\n%s", &report)
+			})
+		})
 	}
 }
 
-func writes() []invented {
-	return []invented{
-		{"executed twice", func(s *story) { s.write(2) }, []Invariant{WrittenOnce}},
-		{"executed for nobody", func(s *story) { s.Executed(Execution{Receipt: *receipt("w9")}) }, []Invariant{OwnAnswer}},
-		{"executed for another user", func(s *story) { s.write(1, func(x *Exchange) { x.User, x.Head, x.Body = "bob", nil, receipt("w1") }) }, []Invariant{RightIdentity, RightIdentity}},
-		{"executed with another body", func(s *story) { s.write(1, func(x *Exchange) { x.Sum = "abcdef" }) }, []Invariant{OwnAnswer}},
-		{"acknowledged and not executed", func(s *story) { s.write(0) }, []Invariant{Effect}},
-		{"cut in a fault, executed", func(s *story) { defer s.Open(group("dead")).Close(); s.write(1, cut) }, nil},
-		{"cut in a fault, not executed", func(s *story) { defer s.Open(group("dead")).Close(); s.write(0, cut) }, nil},
-		{"cut without an error", func(s *story) {
-			defer s.Open(group("dead")).Close()
-			s.write(0, status(0))
-		}, []Invariant{ExplicitEnd}},
-		{"executed, and told to try again", func(s *story) {
-			defer s.Open(group("dead")).Close()
-			s.write(1, status(503), func(x *Exchange) { x.RetryAfter = true })
-		}, []Invariant{WrittenOnce}},
-		{"told to try again, and executed later", func(s *story) {
-			defer s.Open(group("dead")).Close()
-			s.write(0, status(503), func(x *Exchange) { x.RetryAfter = true })
-			s.Executed(Execution{Receipt: *receipt("w1"), Sum: "abc"})
-		}, []Invariant{WrittenOnce}},
-		{"deferred, and found", func(s *story) {
-			s.write(0, func(x *Exchange) { x.Deferred = true })
-			s.Executed(Execution{Receipt: Receipt{ID: "w1"}})
-			s.Settle(func(string) bool { return true })
-		}, nil},
-		{"deferred, and not found", func(s *story) {
-			s.write(0, func(x *Exchange) { x.Deferred = true })
-			s.Settle(func(id string) bool { return id == "w1" })
-		}, []Invariant{Effect}},
-		{"deferred, and not looked for yet", func(s *story) {
-			s.write(0, func(x *Exchange) { x.Deferred = true })
-			s.Settle(func(id string) bool { return id == "w2" })
-		}, nil},
-		{"deferred, and found twice", func(s *story) {
-			s.write(0, func(x *Exchange) { x.Deferred = true })
-			s.Executed(Execution{Receipt: Receipt{ID: "w1"}})
-			s.Executed(Execution{Receipt: Receipt{ID: "w1"}})
-		}, []Invariant{WrittenOnce}},
-	}
-}
-
-func failures() []invented {
-	return []invented{
-		{"a failure without a fault", func(s *story) { s.read(status(503)) }, []Invariant{Explained}},
-		{"a failure in a fault of another group", func(s *story) {
-			defer s.Open(Fault{Kind: "dead", Scopes: []string{"group:beta"}}).Close()
-			s.read(status(503))
-		}, []Invariant{Explained}},
-		{"a failure after the fault", func(s *story) { s.Open(group("dead")).Close(); s.read(status(503)) }, []Invariant{Explained}},
-		{"a failure before the fault", func(s *story) {
-			s.read(status(503), func(x *Exchange) { x.Begun = x.Begun.Add(-time.Second) })
-			s.Open(group("dead"))
-		}, []Invariant{Explained}},
-		{"a failure that began in the fault", func(s *story) {
-			w := s.Open(group("dead"))
-			s.read(status(503), func(*Exchange) { w.Close() })
-		}, nil},
-		{"not found in a fault", func(s *story) { defer s.Open(group("dead")).Close(); s.read(status(404)) }, []Invariant{Explained}},
-		{"not found while it is deleted", func(s *story) {
-			defer s.Open(Fault{Kind: "deleted", Scopes: []string{"group:alpha"}, Refusals: []int{404}}).Close()
-			defer s.Open(group("dead")).Close()
-			s.read(status(404))
-		}, nil},
-		{"a watch that is forbidden in a fault", func(s *story) {
-			defer s.Open(group("dead")).Close()
-			s.watch(func(w *Watch) { w.Code, w.Head = 403, nil })
-		}, []Invariant{Explained}},
-		{"busy in a fault", func(s *story) { defer s.Open(group("dead")).Close(); s.read(status(429)) }, nil},
-		{"silence in a fault that answers", func(s *story) {
-			defer s.Open(group("dead")).Close()
-			s.read(cut, func(x *Exchange) { x.GaveUp = true })
-		}, []Invariant{Explained}},
-		{"silence of what is stopped", func(s *story) {
-			defer s.Open(Fault{Kind: "stopped", Scopes: []string{"plane"}, Silent: true}).Close()
-			s.read(cut, func(x *Exchange) { x.GaveUp = true })
-		}, nil},
-
-		{"a watch with a hole", func(s *story) { s.watch(func(w *Watch) { w.Wrong = "event 4 after 2" }) }, []Invariant{Watches}},
-		{"a watch with a hole in a fault", func(s *story) {
-			defer s.Open(group("dead")).Close()
-			s.watch(func(w *Watch) { w.Wrong = "event 4 after 2" })
-		}, []Invariant{Watches}},
-		{"a watch at a liar", func(s *story) {
-			defer s.Open(Fault{Kind: "garbage", Scopes: []string{"group:alpha"}, Lies: true}).Close()
-			s.watch(func(w *Watch) { w.Head, w.Wrong = nil, "no receipt" })
-		}, nil},
-		{"a watch that a backend begins wrongly and cuts", func(s *story) {
-			defer s.Open(group("reset-body")).Close()
-			s.watch(func(w *Watch) { w.Head, w.Err, w.Events = nil, "reset", 0 })
-		}, nil},
-		{"a watch that begins wrongly and is cut for nothing", func(s *story) {
-			s.watch(func(w *Watch) { w.Head, w.Err, w.Events = nil, "reset", 0 })
-		}, []Invariant{Explained}},
-		{"a watch that is cut for nothing", func(s *story) { s.watch(func(w *Watch) { w.Err = "reset" }) }, []Invariant{Explained}},
-		{"a watch that is cut in a fault", func(s *story) { defer s.Open(group("dead")).Close(); s.watch(func(w *Watch) { w.Err = "reset" }) }, nil},
-		{"a watch that ends within an event", func(s *story) { s.watch(func(w *Watch) { w.Partial = true }) }, []Invariant{Watches}},
-		{"a watch that stalls", func(s *story) { s.watch(func(w *Watch) { w.Stalled = true }) }, []Invariant{Watches}},
-		{"a watch of another", func(s *story) { s.watch(func(w *Watch) { w.Head.User = "bob" }) }, []Invariant{RightIdentity}},
-		{"a watch that is refused", func(s *story) {
-			defer s.Open(group("dead")).Close()
-			s.watch(func(w *Watch) { w.Code, w.Head = 503, nil })
-		}, nil},
-
-		{"a verdict that stays", func(s *story) { s.Converged("one", time.Minute, false, "unhealthy") }, []Invariant{Converges}},
-		{"a verdict that comes", func(s *story) { s.Converged("one", time.Second, true, "") }, nil},
-		{"a leak", func(s *story) { s.Left("goroutines", 101, 100) }, []Invariant{NothingLeft}},
-		{"no leak", func(s *story) { s.Left("goroutines", 100, 100) }, nil},
-		{"a drain that ends badly", func(s *story) { s.Must(ExplicitEnd, false, "exit status 2") }, []Invariant{ExplicitEnd}},
-	}
-}
-
+// A failure is counted for the latest fault of its nearest scope.
 func TestBlame(t *testing.T) {
-	c := New(Config{})
-	c.Open(Fault{Kind: "far", Scopes: []string{"plane"}})
-	c.Open(group("near"))
-	c.Open(group("nearer"))
-	x := Exchange{ID: "1", Class: "read", Scopes: []string{"group:alpha", "plane"}, Begun: time.Now(), Ended: time.Now(), Code: 503}
-	c.End(x)
+	s := tell()
+	s.Open(Fault{Kind: "far", Scopes: []string{"plane"}})
+	s.Open(Fault{Kind: "near", Scopes: []string{"group:alpha"}})
+	s.Open(Fault{Kind: "nearer", Scopes: []string{"group:alpha"}})
+	s.during(Fault{Kind: "weak", Weak: true}, func() { s.read(status(503)) })
 	var out bytes.Buffer
-	must.Do(t, c.Report(&out))
-	for _, want := range []string{"nearer  1", "nearer        503", "near    1         0", "far     1"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the report has no %q:\n%s", want, &out)
-		}
+	must.Do(t, s.Report(&out))
+	if line := "nearer        503  read  1\n"; !strings.Contains(out.String(), line) {
+		t.Errorf("the report has no %q:\n%s", line, &out)
 	}
-	if !c.Disturbed("plane") || c.Disturbed("group:beta") {
+	if !s.Disturbed("plane") || s.Disturbed("group:beta") {
 		t.Error("Disturbed does not report what is broken")
 	}
 }

@@ -2,6 +2,7 @@ package check
 
 import (
 	"cmp"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -27,9 +28,8 @@ type Exchange struct {
 	// Write marks a request that changes something. Sum is the hash of its body.
 	Write bool
 	Sum   string
-	// Deferred marks a write whose effect is checked later (Checker.Settle), because the server
-	// does not report when it executes it.
-	Deferred bool
+	// Watch marks a watch: Body is nil, and Garbled describes what was wrong with an event.
+	Watch bool
 	// Want is the expected status, or zero for any 2xx.
 	Want int
 	// Begun and Ended are when the client began to send it and when it knew the end.
@@ -38,7 +38,7 @@ type Exchange struct {
 	Code int
 	// Err is how the answer was cut off, or empty if it ended as it should.
 	Err string
-	// GaveUp says that the client gave up waiting.
+	// GaveUp says that the client gave up waiting: for an answer, or for an event.
 	GaveUp bool
 	// RetryAfter says that the client was asked to retry.
 	RetryAfter bool
@@ -66,32 +66,6 @@ type Receipt struct {
 	Seq int `json:"seq,omitempty"`
 }
 
-// Execution is a write that a server has executed.
-type Execution struct {
-	Receipt
-
-	// Sum is the hash of the body that the server read.
-	Sum string
-}
-
-// Watch is a watch that has ended.
-type Watch struct {
-	// Exchange is its request. Body is nil, and Err is how it was cut off.
-	Exchange
-	// Events is how many arrived, all in order.
-	Events int
-	// Partial says that the last one was incomplete.
-	Partial bool
-	// Stalled says that the client ended it because events stopped.
-	Stalled bool
-	// Wrong describes what was wrong with an event, or is empty.
-	Wrong string
-}
-
-func (r *Receipt) same(o *Receipt) bool {
-	return r.ID == o.ID && r.Server == o.Server && r.GroupVersion == o.GroupVersion && r.User == o.User && slices.Equal(r.Groups, o.Groups)
-}
-
 // ok reports whether the client got the expected answer.
 func (x *Exchange) ok() bool {
 	if x.Err != "" || x.GaveUp {
@@ -114,13 +88,17 @@ func (x *Exchange) late() bool {
 	return x.GaveUp || x.Err != "" || x.Code/100 == 5 || x.Code == http.StatusTooManyRequests
 }
 
-// critical is the time in which a failure came about: all of it if the client gave up, else its
-// last 10 s, as long as any request may take.
-func (x *Exchange) critical() (from, to time.Time) {
-	if end := x.Ended.Add(-10 * time.Second); !x.GaveUp && end.After(x.Begun) {
-		return end, x.Ended
+// lacks reports whether the body of a success lacks the receipt that proves its effect.
+func (x *Exchange) lacks() bool {
+	return x.ok() && x.Want == 0 && (x.Group != "" || x.User != "") && x.Body == nil
+}
+
+// since returns the later of the request's beginning and d before its end.
+func (x *Exchange) since(d time.Duration) time.Time {
+	if last := x.Ended.Add(-d); last.After(x.Begun) {
+		return last
 	}
-	return x.Begun, x.Ended
+	return x.Begun
 }
 
 // nearest returns the scopes in the order in which they may explain a failure. Without an answer
@@ -133,4 +111,17 @@ func (x *Exchange) nearest() []string {
 		})
 	}
 	return scopes
+}
+
+// how names the kind of a failure.
+func (x *Exchange) how() string {
+	switch {
+	case x.GaveUp:
+		return "silence"
+	case x.Err != "" && x.Code != 0:
+		return fmt.Sprintf("%d, then cut", x.Code)
+	case x.Err != "":
+		return "connection"
+	}
+	return fmt.Sprint(x.Code)
 }

@@ -1,15 +1,7 @@
-// Package check keeps the records of a soak: what its clients requested and received, what its
-// backends did, and what was broken on purpose and when. It reports contradictions.
-//
-// It knows nothing of Fairlead or of how faults are made. Its only time limit is how long the
-// machine must stand still to excuse lateness. It can therefore be tested with invented records:
-// its tests contain every kind of violation, and it must find each. All methods are safe for
-// concurrent use. It keeps a record per write and per fault, for the whole run.
 package check
 
 import (
 	"slices"
-	"sync"
 	"time"
 )
 
@@ -36,49 +28,65 @@ type Fault struct {
 // Window is the time in which a fault may have effects: from before it is made until recovery. The
 // Checker opens it.
 type Window struct {
-	// Fault is what is broken.
-	Fault Fault
-
-	c              *Checker
-	opened, closed time.Time // closed is zero while open; guarded by c.windows.mu
-	blamed         int       // failures that it explains; guarded by c.windows.mu
+	fault Fault
+	span  // guarded by c.mu
+	c     *Checker
 }
 
-// windows are all windows, in the order of their beginnings.
-type windows struct {
-	mu  sync.Mutex // guards all, and the fields of each that say so
-	all []*Window
+// span is a time; until is zero while it lasts.
+type span struct{ from, until time.Time }
+
+// meets reports whether any moment between begun and ended is in the span.
+func (s span) meets(begun, ended time.Time) bool {
+	return !s.from.After(ended) && (s.until.IsZero() || begun.Before(s.until))
 }
 
 // Open begins a window.
 func (c *Checker) Open(f Fault) *Window {
-	w := &Window{Fault: f, c: c, opened: time.Now()}
-	c.windows.mu.Lock()
-	defer c.windows.mu.Unlock()
-	c.windows.all = append(c.windows.all, w)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := &Window{fault: f, span: span{from: time.Now()}, c: c}
+	c.windows = append(c.windows, w)
 	return w
 }
 
 // Close ends a window.
 func (w *Window) Close() {
-	w.c.windows.mu.Lock()
-	defer w.c.windows.mu.Unlock()
-	w.closed = time.Now()
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	w.until = time.Now()
 }
 
-// blame finds the window that explains a failure between two moments: of those open then, the
-// latest for the first scope that has any, and weak ones last. Without one it returns nil. A fits
-// that is not nil may reject windows.
-func (ws *windows) blame(scopes []string, from, to time.Time, fits func(*Window) bool) *Window {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
+// Disturbed reports whether something is broken now that may affect scope.
+func (c *Checker) Disturbed(scope string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.windows, func(w *Window) bool { return w.until.IsZero() && slices.Contains(w.fault.Scopes, scope) })
+}
+
+// explainLocked finds the fault that explains a failure, or returns nil: of those at the time, the
+// latest for the first scope that has any, and weak ones last.
+func (c *Checker) explainLocked(x *Exchange) *Fault {
+	fits := func(*Fault) bool { return true }
+	switch {
+	case x.GaveUp && !x.Watch:
+		fits = func(f *Fault) bool { return f.Silent }
+	case x.lacks(), x.Garbled != "" && x.Watch:
+		fits = func(f *Fault) bool { return f.Lies }
+	case x.refused():
+		fits = func(f *Fault) bool { return slices.Contains(f.Refusals, x.Code) }
+	case x.ok() && x.Garbled == "":
+		return nil
+	}
+	from := x.Begun
+	if x.Watch { // what was repaired earlier did not end it. 30 s: twice as long as a client waits for an event
+		from = x.since(30 * time.Second)
+	}
 	for _, weak := range []bool{false, true} {
-		for _, scope := range scopes {
-			for _, w := range slices.Backward(ws.all) {
-				ended := !w.closed.IsZero() && w.closed.Before(from)
-				if w.Fault.Weak == weak && !ended && !w.opened.After(to) && slices.Contains(w.Fault.Scopes, scope) && (fits == nil || fits(w)) {
-					w.blamed++
-					return w
+		for _, scope := range x.nearest() {
+			for _, w := range slices.Backward(c.windows) {
+				if w.fault.Weak == weak && w.meets(from, x.Ended) && slices.Contains(w.fault.Scopes, scope) && fits(&w.fault) {
+					return &w.fault
 				}
 			}
 		}
@@ -86,12 +94,26 @@ func (ws *windows) blame(scopes []string, from, to time.Time, fits func(*Window)
 	return nil
 }
 
-// isOpen reports whether a window of scope is open now.
-func (ws *windows) isOpen(scope string) bool {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	return slices.ContainsFunc(ws.all, func(w *Window) bool { return w.closed.IsZero() && slices.Contains(w.Fault.Scopes, scope) })
+// Allow permits server to receive requests for group from now on.
+func (c *Checker) Allow(group, server string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := c.servers[[2]string{group, server}]
+	if n := len(list); n == 0 || !list[n-1].until.IsZero() {
+		c.servers[[2]string{group, server}] = append(list, span{from: time.Now()})
+	}
 }
 
-// Disturbed reports whether something is broken now that may affect scope.
-func (c *Checker) Disturbed(scope string) bool { return c.windows.isOpen(scope) }
+// Forbid forbids server to receive requests for group that begin from now on.
+func (c *Checker) Forbid(group, server string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if list := c.servers[[2]string{group, server}]; len(list) > 0 && list[len(list)-1].until.IsZero() {
+		list[len(list)-1].until = time.Now()
+	}
+}
+
+// allowedLocked reports whether server was allowed to receive x at any moment.
+func (c *Checker) allowedLocked(x *Exchange, server string) bool {
+	return slices.ContainsFunc(c.servers[[2]string{x.Group, server}], func(s span) bool { return s.meets(x.Begun, x.Ended) })
+}

@@ -29,7 +29,7 @@ const (
 	ExplicitEnd Invariant = "a cut write ends in an explicit error"
 	// Explained: what fails depends on something that is broken at the time.
 	Explained Invariant = "no failure without a fault"
-	// Watches: events arrive in order, and no watch ends within one.
+	// Watches: events arrive in order, and none is another's.
 	Watches Invariant = "watches end cleanly or go on"
 	// Converges: verdicts and table are right again soon after a repair.
 	Converges Invariant = "verdicts converge"
@@ -57,37 +57,39 @@ type Violation struct {
 	What string
 }
 
+const enough = 1000 // violations to read; all are counted, and in the journal
+
 func (c *Checker) testLocked(i Invariant, ok bool, format string, args ...any) {
-	c.invariants[i].Checked++
+	c.outcomes[i].Checked++
 	if !ok {
 		c.violateLocked(i, format, args...)
 	}
 }
 
 func (c *Checker) violateLocked(i Invariant, format string, args ...any) {
-	c.invariants[i].Violated++
-	what := fmt.Sprintf(format, args...)
-	c.cfg.Journal.Write("VIOLATION", "invariant", i, "what", what)
-	if len(c.violations) < 1000 { // enough to read; all are counted, and in the journal
-		c.violations = append(c.violations, Violation{i, what})
+	c.outcomes[i].Violated++
+	v := Violation{i, fmt.Sprintf(format, args...)}
+	c.journal.Info("VIOLATION", "invariant", i, "what", v.What)
+	if len(c.violations) < enough {
+		c.violations = append(c.violations, v)
 	}
 }
 
-// timely is testLocked for lateness: a failed check is excused if the machine stood still between
-// the two moments.
-func (c *Checker) timely(from, to time.Time) func(i Invariant, ok bool, format string, args ...any) {
+// timelyLocked is testLocked for lateness: a failed check is excused if the machine stood still
+// between the two moments.
+func (c *Checker) timelyLocked(from, to time.Time) func(i Invariant, ok bool, format string, args ...any) {
 	return func(i Invariant, ok bool, format string, args ...any) {
 		still := c.clock.Excuses(from, to)
 		if ok || still == 0 {
 			c.testLocked(i, ok, format, args...)
 			return
 		}
-		c.invariants[i].Checked++
-		c.invariants[i].Excused++
-		what := fmt.Sprintf("the machine stood still for %s: ", still.Round(time.Millisecond)) + fmt.Sprintf(format, args...)
-		c.cfg.Journal.Write("EXCUSED", "invariant", i, "milliseconds", still.Milliseconds(), "what", what)
-		if len(c.excused) < 1000 {
-			c.excused = append(c.excused, Violation{i, what})
+		c.outcomes[i].Checked++
+		c.outcomes[i].Excused++
+		v := Violation{i, fmt.Sprintf("the machine stood still for %s: ", still.Round(time.Millisecond)) + fmt.Sprintf(format, args...)}
+		c.journal.Info("EXCUSED", "invariant", i, "what", v.What)
+		if len(c.excused) < enough {
+			c.excused = append(c.excused, v)
 		}
 	}
 }
@@ -99,73 +101,30 @@ func (c *Checker) Violations() []Violation {
 	return slices.Clone(c.violations)
 }
 
-// Outcome returns the result for an invariant so far.
-func (c *Checker) Outcome(i Invariant) Outcome {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return *c.invariants[i]
-}
-
 // Report writes the summary.
 func (c *Checker) Report(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	c.reportFaults(w)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reportRequestsLocked(w)
-	c.reportInvariantsLocked(w)
-	return w.Flush()
-}
-
-func (c *Checker) reportFaults(w io.Writer) {
-	type sum struct {
-		n, blamed int
-		open      time.Duration
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	count(w, "requests", c.requests)
+	injected := map[string]int{}
+	for _, x := range c.windows {
+		injected[x.fault.Kind]++
 	}
-	c.windows.mu.Lock()
-	defer c.windows.mu.Unlock()
-	kinds := map[string]sum{}
-	for _, x := range c.windows.all {
-		k := kinds[x.Fault.Kind]
-		end := x.closed
-		if end.IsZero() {
-			end = time.Now()
-		}
-		kinds[x.Fault.Kind] = sum{k.n + 1, k.blamed + x.blamed, k.open + end.Sub(x.opened)}
+	count(w, "faults", injected)
+	failed := map[string]int{}
+	for f, n := range c.failures {
+		failed[fmt.Sprintf("%s\t%s\t%s", f[0], f[1], f[2])] += n
 	}
-	_, _ = fmt.Fprintf(w, "\nfault\tinjected\tseconds open\tfailures explained\n")
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		k := kinds[kind]
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%.0f\t%d\n", kind, k.n, k.open.Seconds(), k.blamed)
-	}
-	_, _ = fmt.Fprintf(w, "all\t%d\n", len(c.windows.all))
-}
-
-func (c *Checker) reportRequestsLocked(w io.Writer) {
-	_, _ = fmt.Fprintf(w, "\nrequests\tsent\tas wanted\tfailed\n")
-	var all tally
-	for _, class := range slices.Sorted(maps.Keys(c.classes)) {
-		t := c.classes[class]
-		all = tally{all.sent + t.sent, all.ok + t.ok, all.failed + t.failed}
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%d\n", class, t.sent, t.ok, t.failed)
-	}
-	_, _ = fmt.Fprintf(w, "all\t%d\t%d\t%d\n\nfailed while\thow\tclass\trequests\n", all.sent, all.ok, all.failed)
-	for _, f := range slices.SortedFunc(maps.Keys(c.failures), func(a, b failure) int {
-		return cmp.Or(cmp.Compare(a.fault, b.fault), cmp.Compare(a.how, b.how), cmp.Compare(a.class, b.class))
-	}) {
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%d\n", f.fault, f.how, f.class, c.failures[f])
-	}
+	count(w, "failed while\thow\tclass", failed)
 	var executed, cut int
 	for _, x := range c.writes {
-		if x.ended && !x.acknowledged {
+		if x.cut {
 			cut++
 			executed += min(x.executed, 1)
 		}
 	}
 	_, _ = fmt.Fprintf(w, "\nwrites\t%d\nnot acknowledged\t%d\nof those executed\t%d\n", len(c.writes), cut, executed)
-}
-
-func (c *Checker) reportInvariantsLocked(w io.Writer) {
 	if n := len(c.settling); n > 0 {
 		slices.Sort(c.settling)
 		at := func(p float64) time.Duration {
@@ -174,17 +133,31 @@ func (c *Checker) reportInvariantsLocked(w io.Writer) {
 		_, _ = fmt.Fprintf(w, "\nconvergence after a repair\tmedian %s\tp90 %s\tp99 %s\tlongest %s\n", at(0.5), at(0.9), at(0.99), at(1))
 	}
 	n, all, longest := c.clock.Sum()
-	_, _ = fmt.Fprintf(w, "\nmachine stood still\t%d times\t%s in all\t%s at most\n", n, all.Round(time.Millisecond), longest.Round(time.Millisecond))
+	_, _ = fmt.Fprintf(w, "\nmachine stood still\t%d times\t%s in all\t%s at most\n", n, all, longest)
 	_, _ = fmt.Fprintf(w, "\ninvariant\tchecked\tviolated\tlate while the machine stood still\n")
 	for _, i := range invariants() {
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%d\n", i, c.invariants[i].Checked, c.invariants[i].Violated, c.invariants[i].Excused)
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%d\n", i, c.outcomes[i].Checked, c.outcomes[i].Violated, c.outcomes[i].Excused)
 	}
-	tellFirst(w, "VIOLATION of", c.violations)
-	tellFirst(w, "late", c.excused)
+	first(w, "VIOLATION of", c.violations)
+	first(w, "late", c.excused)
+	return w.Flush()
 }
 
-// tellFirst writes the first few of each invariant: the rest is in the journal.
-func tellFirst(w io.Writer, what string, list []Violation) {
+// count writes how often each line occurred, the most frequent first.
+func count(w io.Writer, title string, lines map[string]int) {
+	_, _ = fmt.Fprintf(w, "\n%s\n", title)
+	all := 0
+	for _, line := range slices.SortedFunc(maps.Keys(lines), func(a, b string) int {
+		return cmp.Or(cmp.Compare(lines[b], lines[a]), cmp.Compare(a, b))
+	}) {
+		all += lines[line]
+		_, _ = fmt.Fprintf(w, "%s\t%d\n", line, lines[line])
+	}
+	_, _ = fmt.Fprintf(w, "all\t%d\n", all)
+}
+
+// first writes the first few of each invariant: the rest is in the journal.
+func first(w io.Writer, what string, list []Violation) {
 	const most = 4
 	printed := map[Invariant]int{}
 	for _, v := range list {
