@@ -34,9 +34,10 @@ func TestWalksNameWhatExists(t *testing.T) {
 	}
 }
 
-// The rows of "One of each" name existing functions, in the files that they name, and tests.
+// The rows of "One of each" name existing functions, in the files that they name, and tests, which
+// TestPagesNameWhatExists looks for.
 func TestOneOfEachNamesWhatExists(t *testing.T) {
-	declared, tests := functions(t)
+	declared, _ := functions(t)
 	text := section(t, "architecture.md", "One of each")
 	for _, m := range function().FindAllStringSubmatch(text, -1) {
 		if at := declared[m[1]]; at == "" || m[2] != "" && m[2] != at {
@@ -50,14 +51,8 @@ func TestOneOfEachNamesWhatExists(t *testing.T) {
 			continue
 		}
 		rows++
-		named := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(columns[len(columns)-1], -1)
-		if len(columns) != 3 || !function().MatchString(columns[1]) || len(named) == 0 {
+		if len(columns) != 3 || !function().MatchString(columns[1]) || !strings.Contains(columns[2], "`Test") {
 			t.Errorf("no function, or no test: %s", line)
-		}
-		for _, m := range named {
-			if !tests[m[1]] {
-				t.Errorf("there is no test %s", m[1])
-			}
 		}
 	}
 	if rows < 11 {

@@ -9,7 +9,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -55,11 +54,9 @@ type options struct {
 	scenarios string
 	peers     string
 	bin       string
-	base      string
 	out       string
 	profile   bool
 	watches   int
-	args      string
 }
 
 func parse(args []string) (*options, error) {
@@ -71,11 +68,9 @@ func parse(args []string) (*options, error) {
 	fs.StringVar(&o.scenarios, "scenarios", "", "`regexp` of scenarios to run, those of -full included; list prints them")
 	fs.StringVar(&o.peers, "peers", "", "`list` of peers, comma-separated (default those of each scenario)")
 	fs.StringVar(&o.bin, "bin", "bin/fairlead", "Fairlead's executable `file`")
-	fs.StringVar(&o.base, "base", "", "another of Fairlead's executable `files`, measured beside it as peer fairlead-base where -peers names that")
-	fs.StringVar(&o.out, "out", "", "`folder` for results.json, table.md and profiles (default: only print)")
+	fs.StringVar(&o.out, "out", "", "`folder` for profiles")
 	fs.BoolVar(&o.profile, "profile", false, "after each scenario's rounds, load Fairlead once more and take a CPU profile (needs -out)")
 	fs.IntVar(&o.watches, "watches", 2000, "`number` of watches")
-	fs.StringVar(&o.args, "args", "", "further `arguments` of Fairlead, separated by spaces")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
@@ -113,14 +108,13 @@ func bench(ctx context.Context, o *options, stdout io.Writer) {
 		return
 	}
 	w := boot(ctx, o)
-	defer func() { _ = w.Close() }() // its state is discarded
+	defer func() { _ = w.Close() }()                   // its state is discarded
+	defer func() { fmt.Fprint(stdout, w.r.table()) }() // also if a scenario fails
 	w.prepare(ctx)
 	for _, s := range chosen {
 		fmt.Fprintf(os.Stderr, "bench: %s: %s\n", s.name, s.about)
 		s.run(ctx, w)
-		w.save() // after each: results survive a later failure
 	}
-	try.Get(io.WriteString(stdout, w.r.table()))
 }
 
 // boot starts the cluster. Peers are started by the first scenario that uses them.
@@ -131,7 +125,7 @@ func boot(ctx context.Context, o *options) *world {
 	file := filepath.Join(dir, "tokens.csv")
 	writeTokens(file, o.users())
 	w := &world{o: o, self: try.Get(os.Executable())}
-	w.r = &results{Machine: machine(), Options: fmt.Sprintf("%d rounds of %v", o.rounds, o.duration)}
+	w.r = &results{machine: machine(), options: fmt.Sprintf("%d rounds of %v", o.rounds, o.duration)}
 	w.Cluster = try.Get(cluster.Start(ctx, cluster.Config{AdminGroup: "bench-masters", APIServerArgs: []string{"--token-auth-file=" + file}}))
 	return w
 }
@@ -143,14 +137,4 @@ func (w *world) prepare(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // an availability check takes seconds
 	defer cancel()
 	try.Do(w.WaitAvailable(ctx, w.Endpoint(), group+"/v1"))
-}
-
-func (w *world) save() {
-	if w.o.out == "" {
-		return
-	}
-	data := try.Get(json.MarshalIndent(w.r, "", " "))
-	try.Do(os.MkdirAll(w.o.out, 0o750))
-	try.Do(os.WriteFile(filepath.Join(w.o.out, "results.json"), data, 0o600))
-	try.Do(os.WriteFile(filepath.Join(w.o.out, "table.md"), []byte(w.r.table()), 0o600))
 }

@@ -34,7 +34,6 @@ var nghttpxConfig string
 // The peers, in the order of the report.
 const (
 	fairlead   = "fairlead"
-	base       = "fairlead-base" // an earlier Fairlead
 	reverse    = "reverseproxy"
 	haproxy    = "haproxy"
 	nginx      = "nginx"
@@ -76,7 +75,7 @@ func (w *world) peer(name string) *peer {
 func (w *world) start(ctx context.Context, name string) *peer {
 	p := &peer{name: name, tls: w.tls}
 	switch name {
-	case fairlead, base:
+	case fairlead:
 		w.startFairlead(ctx, p)
 	case aggregator:
 		p.part, p.address = w.APIServers[0], strings.TrimPrefix(w.Endpoint().URL, "https://")
@@ -99,11 +98,7 @@ func (w *world) launch(ctx context.Context, p *peer, args ...string) {
 	args = append([]string{
 		"--access-log=" + filepath.Join(w.Dir(), p.name+".access.log"), "--http2-max-streams-per-connection=" + strconv.Itoa(maxStreams),
 	}, args...)
-	bin := w.o.bin
-	if p.name == base {
-		bin = w.o.base
-	}
-	p.front = try.Get(w.StartFairlead(ctx, cluster.Fairlead{Path: bin, Name: p.name, Args: append(args, strings.Fields(w.o.args)...)}))
+	p.front = try.Get(w.StartFairlead(ctx, cluster.Fairlead{Path: w.o.bin, Name: p.name, Args: args}))
 	p.part, p.address = p.front.Part, strings.TrimPrefix(p.front.Endpoint.URL, "https://")
 }
 

@@ -10,21 +10,21 @@ import (
 
 // sample is one measurement of one peer. Fields that a scenario does not measure are zero.
 type sample struct {
-	CPU     float64 `json:"cpuMicros"`         // µs of processor time per request
-	Rate    float64 `json:"perSecond"`         // requests per second
-	PerCore float64 `json:"perSecondPerCore"`  // requests per second of processor time of the peer
-	P50     float64 `json:"p50Millis"`         // latency
-	P99     float64 `json:"p99Millis"`         // latency
-	Mallocs float64 `json:"mallocs,omitempty"` // allocations per request; zero: unknown
-	Watch   float64 `json:"kbPerWatch,omitempty"`
-	Last    float64 `json:"lastMillis,omitempty"`  // from an event until the last watch has it
-	Flow    float64 `json:"mbPerSecond,omitempty"` // of bodies
+	CPU     float64 // µs of processor time per request
+	Rate    float64 // requests per second
+	PerCore float64 // requests per second of processor time of the peer
+	P50     float64 // latency, ms
+	P99     float64 // latency, ms
+	Mallocs float64 // allocations per request; zero: unknown
+	Watch   float64 // KB for each
+	Last    float64 // ms from an event until the last watch has it
+	Flow    float64 // MB of bodies per second
 
-	Available float64 `json:"availableSeconds,omitempty"` // from the start until all APIServices were
-	Share     float64 `json:"processorPercent,omitempty"` // of one
-	Wakes     float64 `json:"wakesPerSecond,omitempty"`   // of all threads
-	Resident  float64 `json:"residentMB,omitempty"`
-	APIs      float64 `json:"apisKB,omitempty"` // aggregated, as JSON
+	Available float64 // seconds from the start until all APIServices were
+	Share     float64 // % of one processor
+	Wakes     float64 // of all threads, per second
+	Resident  float64 // MB
+	APIs      float64 // KB of aggregated discovery, as JSON
 }
 
 func newSample(a, b gauge, took []time.Duration) (sample, error) {
@@ -51,44 +51,43 @@ func newSample(a, b gauge, took []time.Duration) (sample, error) {
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
 type results struct {
-	Machine string    `json:"machine"`
-	Options string    `json:"options"`
-	Tables  []*result `json:"scenarios"`
+	machine, options string
+	tables           []*result
 }
 
 type result struct {
-	Scenario string    `json:"scenario"`
-	Peers    []*series `json:"peers"`
+	scenario string
+	peers    []*series
 }
 
 type series struct {
-	Peer    string   `json:"peer"`
-	Samples []sample `json:"samples"` // by round; an empty one does not count
+	peer    string
+	samples []sample // by round; an empty one does not count
 }
 
 func (r *results) of(scenario, peer string) *series {
-	i := slices.IndexFunc(r.Tables, func(t *result) bool { return t.Scenario == scenario })
+	i := slices.IndexFunc(r.tables, func(t *result) bool { return t.scenario == scenario })
 	if i < 0 {
-		i = len(r.Tables)
-		r.Tables = append(r.Tables, &result{Scenario: scenario})
+		i = len(r.tables)
+		r.tables = append(r.tables, &result{scenario: scenario})
 	}
-	t := r.Tables[i]
-	for _, s := range t.Peers {
-		if s.Peer == peer {
+	t := r.tables[i]
+	for _, s := range t.peers {
+		if s.peer == peer {
 			return s
 		}
 	}
-	s := &series{Peer: peer}
-	t.Peers = append(t.Peers, s)
+	s := &series{peer: peer}
+	t.peers = append(t.peers, s)
 	return s
 }
 
 func (r *results) add(scenario, peer string, round int, s sample) {
 	of := r.of(scenario, peer)
-	for len(of.Samples) <= round {
-		of.Samples = append(of.Samples, sample{})
+	for len(of.samples) <= round {
+		of.samples = append(of.samples, sample{})
 	}
-	of.Samples[round] = s
+	of.samples[round] = s
 }
 
 // spread is the least, the middle and the largest of several figures.
@@ -104,7 +103,7 @@ func newSpread(v []float64) spread {
 
 func (s *series) spread(of func(sample) float64) spread {
 	var v []float64
-	for _, x := range s.Samples {
+	for _, x := range s.samples {
 		if x != (sample{}) {
 			v = append(v, of(x))
 		}
@@ -115,9 +114,9 @@ func (s *series) spread(of func(sample) float64) spread {
 // ratio is Fairlead's figure divided by a peer's, each within one round.
 func ratio(ours, theirs *series, of func(sample) float64) spread {
 	var v []float64
-	for i := range min(len(ours.Samples), len(theirs.Samples)) {
-		if x := of(theirs.Samples[i]); x > 0 && ours.Samples[i] != (sample{}) {
-			v = append(v, of(ours.Samples[i])/x)
+	for i := range min(len(ours.samples), len(theirs.samples)) {
+		if x := of(theirs.samples[i]); x > 0 && ours.samples[i] != (sample{}) {
+			v = append(v, of(ours.samples[i])/x)
 		}
 	}
 	return newSpread(v)
@@ -129,8 +128,8 @@ const single = "alone"
 // added divides what Fairlead adds to direct's figure by what a peer adds, within each round.
 func added(ours, theirs, direct *series, of func(sample) float64) spread {
 	var v []float64
-	for i := range min(len(ours.Samples), len(theirs.Samples), len(direct.Samples)) {
-		a, b, d := ours.Samples[i], theirs.Samples[i], direct.Samples[i]
+	for i := range min(len(ours.samples), len(theirs.samples), len(direct.samples)) {
+		a, b, d := ours.samples[i], theirs.samples[i], direct.samples[i]
 		if none := (sample{}); a != none && b != none && d != none {
 			v = append(v, (of(a)-of(d))/(of(b)-of(d)))
 		}
@@ -141,9 +140,9 @@ func added(ours, theirs, direct *series, of func(sample) float64) spread {
 // table returns all results as Markdown.
 func (r *results) table() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s; %s. Ratios are Fairlead's by the peer's within a round. Least–median–most, or the median.\n", r.Machine, r.Options)
-	for _, t := range r.Tables {
-		fmt.Fprintf(&b, "\n### %s\n\n", t.Scenario)
+	fmt.Fprintf(&b, "%s; %s. Ratios are Fairlead's by the peer's within a round. Least–median–most, or the median.\n", r.machine, r.options)
+	for _, t := range r.tables {
+		fmt.Fprintf(&b, "\n### %s\n\n", t.scenario)
 		t.write(&b)
 	}
 	return b.String()
@@ -177,21 +176,21 @@ func columns() []column {
 
 // write writes the columns in which some peer has a figure.
 func (t *result) write(b *strings.Builder) {
-	ours := t.Peers[max(0, slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == fairlead }))] // else the first row
+	ours := t.peers[max(0, slices.IndexFunc(t.peers, func(s *series) bool { return s.peer == fairlead }))] // else the first row
 	rows := []string{"| peer |", "|---|"}
-	for _, s := range t.Peers {
-		rows = append(rows, "| "+s.Peer+" |")
+	for _, s := range t.peers {
+		rows = append(rows, "| "+s.peer+" |")
 	}
 	add := func(head string, cell func(*series) string) {
 		rows[0] += " " + head + " |"
 		rows[1] += "---|"
-		for i, s := range t.Peers {
+		for i, s := range t.peers {
 			rows[i+2] += " " + cell(s) + " |"
 		}
 	}
 	for _, c := range columns() {
 		switch {
-		case !slices.ContainsFunc(t.Peers, func(s *series) bool { return s.spread(c.of).most > 0 }):
+		case !slices.ContainsFunc(t.peers, func(s *series) bool { return s.spread(c.of).most > 0 }):
 		case c.ratio == "":
 			add(c.head, func(s *series) string { return s.spread(c.of).String() })
 		default:
@@ -204,13 +203,13 @@ func (t *result) write(b *strings.Builder) {
 			})
 		}
 	}
-	if i := slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == direct }); i >= 0 && t.Scenario == single {
+	if i := slices.IndexFunc(t.peers, func(s *series) bool { return s.peer == direct }); i >= 0 && t.scenario == single {
 		for _, c := range columns()[3:5] { // latencies
 			add("added to direct's "+strings.TrimSuffix(c.head, " ms")+", by its", func(s *series) string {
-				if s == ours || s == t.Peers[i] {
+				if s == ours || s == t.peers[i] {
 					return ""
 				}
-				return added(ours, s, t.Peers[i], c.of).String()
+				return added(ours, s, t.peers[i], c.of).String()
 			})
 		}
 	}

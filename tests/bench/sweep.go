@@ -16,7 +16,7 @@ import (
 // in scenario get-8x8.
 func saturated(ctx context.Context, w *world) {
 	most := func(peer string) float64 {
-		if s := w.r.of("get-8x8", peer); len(s.Samples) > 0 {
+		if s := w.r.of("get-8x8", peer); len(s.samples) > 0 {
 			return s.spread(func(s sample) float64 { return s.Rate }).middle
 		}
 		return try.Get(w.measure(ctx, w.have(ctx, peer)[0], gets(8, 8))).Rate

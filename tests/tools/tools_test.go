@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -60,12 +61,6 @@ func TestKeyFollowsPins(t *testing.T) {
 	}
 }
 
-func TestUnknownPart(t *testing.T) {
-	if _, err := Path(t.Context(), Config{}, "etcdd"); err == nil || !strings.Contains(err.Error(), "etcdd") {
-		t.Errorf("got %v, want an error that names the part", err)
-	}
-}
-
 // fakeRoot makes a repository whose etcd is a few bytes of Go, so that a test can build it without
 // a network.
 func fakeRoot(t *testing.T, source string) string {
@@ -86,35 +81,22 @@ func fakeRoot(t *testing.T, source string) string {
 }
 
 func TestBuildsOnce(t *testing.T) {
-	var (
-		mu       sync.Mutex // guards progress
-		progress bytes.Buffer
-		wg       sync.WaitGroup
-	)
-	cfg := Config{
-		Root:  fakeRoot(t, "package main\n\nfunc main() { print(`ran`) }\n"),
-		Cache: t.TempDir(),
-		Progress: writerFunc(func(b []byte) (int, error) {
-			mu.Lock()
-			defer mu.Unlock()
-			return progress.Write(b)
-		}),
-	}
+	var progress logbook.Book
+	var all sync.WaitGroup
+	cfg := Config{Root: fakeRoot(t, "package main\n\nfunc main() { print(`ran`) }\n"), Cache: t.TempDir(), Progress: &progress}
 	for range 4 {
-		wg.Go(func() {
+		all.Go(func() {
 			file, err := Path(t.Context(), cfg, "etcd")
 			if err != nil {
 				t.Error(err)
-				return
-			}
-			if out, err := exec.CommandContext(t.Context(), file).CombinedOutput(); err != nil || string(out) != "ran" {
+			} else if out, err := exec.CommandContext(t.Context(), file).CombinedOutput(); err != nil || string(out) != "ran" {
 				t.Errorf("running it: %q, %v", out, err)
 			}
 		})
 	}
-	wg.Wait()
+	all.Wait()
 	if n := strings.Count(progress.String(), "tools: built etcd"); n != 1 {
-		t.Errorf("built %d times, want once:\n%s", n, progress.String())
+		t.Errorf("built %d times, want once:\n%s", n, &progress)
 	}
 }
 
@@ -127,7 +109,3 @@ func TestBrokenBuildLeavesNothing(t *testing.T) {
 		}
 	}
 }
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(b []byte) (int, error) { return f(b) }

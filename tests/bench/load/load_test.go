@@ -1,15 +1,12 @@
 package load
 
 import (
-	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -81,22 +78,6 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Visits run concurrently, one per connection, and a failed one is a fault.
-func TestVisit(t *testing.T) {
-	var n atomic.Int64
-	cfg := serve(t, nil)
-	cfg.Visit = func(context.Context) error {
-		if n.Add(1) > 10 {
-			return errors.New("no more")
-		}
-		return nil
-	}
-	l := must.Get(Start(t.Context(), cfg))(t)
-	if err := l.WaitDone(t.Context(), 11); err == nil || l.Snapshot().Done != 10 || n.Load() != 12 {
-		t.Errorf("%v after %d of %d", err, l.Snapshot().Done, n.Load())
-	}
-}
-
 func TestRate(t *testing.T) {
 	cfg := serve(t, func(http.ResponseWriter, *http.Request) {})
 	cfg.Rate, cfg.Streams = 500, 200
@@ -135,15 +116,5 @@ func TestWatch(t *testing.T) {
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestNoHTTP2(t *testing.T) {
-	s := httptest.NewTLSServer(http.NotFoundHandler())
-	defer s.Close()
-	cfg := Config{Address: s.Listener.Addr().String(), TLS: &tls.Config{RootCAs: s.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, MinVersion: tls.VersionTLS12}, Next: same}
-	if l, err := Start(t.Context(), cfg); err == nil {
-		_ = l.Close()
-		t.Error("connected without HTTP/2")
 	}
 }
