@@ -6,115 +6,101 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// alarm makes an alert fire and clear.
+// alarm makes alerts fire and clear.
 type alarm struct {
-	labels      map[string]string // of the expected alert, besides its name
+	alerts      []string
+	labels      map[string]string // of the expected alerts, besides their names
 	before      string            // an expression that must have a result first; empty: none
-	fire, clear func(t *testing.T)
+	fire, clear func()
 }
 
-type prometheus struct {
-	address string
-	targets string // file with its scrape targets
-}
+type prometheus struct{ address string }
 
-// testFire lets a real Prometheus scrape a Fairlead with a ServiceAccount's token, and makes each
-// shipped alert fire and clear.
+// testFire lets a real Prometheus scrape a Fairlead with a ServiceAccount's token, and makes alerts
+// of every kind of series fire and clear. promtool tests all alerts.
 func testFire(t *testing.T, w *world, token string) {
-	spare := w.spare(t, "spare")
-	broken := w.spare(t, "broken")
+	serving := func(name string, lasts time.Duration) cluster.Pair {
+		return must.Get(w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{name + ".example.com"}, NotAfter: time.Now().Add(lasts)}))(t)
+	}
+	const long = 9 * 24 * time.Hour // too long for any alert
+	spare, broken := serving("spare", long), serving("broken", long)
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "alarmed", Args: []string{
 		"--tls-sni-cert-key=" + spare.CertFile + "," + spare.KeyFile, "--tls-sni-cert-key=" + broken.CertFile + "," + broken.KeyFile,
 	}}))(t)
-	p := startPrometheus(t, w, token)
-	p.scrape(t, front.Admin)
-	alarms := w.alarms(t, p, front, spare, broken)
-	t.Run("with Fairlead", func(t *testing.T) {
-		for _, name := range shippedRules(t).alerts() {
-			if name == "FairleadDown" || name == "FairleadReplicaDown" || unfired[name] {
-				continue // see below
+	p := startPrometheus(t, w, token, front.Admin)
+	dead, failing := w.serve(t, "alarm-dead", nil), w.serve(t, "alarm-failing", nil)
+	half := w.serveTwo(t, "alarm-half", "10.79.0.11", "10.79.0.12")
+	t.Cleanup(w.load(t, front, widgetsOf("alarm-failing")))
+	set := func(s *extension.Server, faults ...extension.Fault) func() {
+		return func() { must.Do(t, s.Set(faults...)) }
+	}
+	for _, a := range []alarm{
+		{
+			[]string{"KubeAggregatedAPIErrors", "KubeAggregatedAPIDown", "FairleadAPIServiceDown", "FairleadDiscoveryStale"},
+			map[string]string{"name": "v1.alarm-dead.example.com"},
+			`aggregator_unavailable_apiservice{name="v1.alarm-dead.example.com"} == 0`, // the counter counts transitions
+			set(dead, extension.Fault{Kind: extension.Dead}), set(dead),
+		},
+		{
+			[]string{"FairleadEndpointDown"}, map[string]string{"name": "v1.alarm-half.example.com", "endpoint": "10.79.0.12:8443"},
+			`fairlead_endpoint_healthy{endpoint="10.79.0.12:8443"} == 1`,
+			set(half, extension.Fault{Kind: extension.Dead}), set(half),
+		},
+		{
+			[]string{"FairleadCertificateExpiring"}, map[string]string{"source": spare.CertFile},
+			`fairlead_certificate_expiration_timestamp_seconds{source="` + spare.CertFile + `"}`,
+			func() { serving("spare", 48*time.Hour) }, func() { serving("spare", long) },
+		},
+		{
+			[]string{"FairleadReloadFailing"}, map[string]string{"source": broken.CertFile},
+			`fairlead_certificate_reload_valid{source="` + broken.CertFile + `"} == 1`,
+			func() { suite.Put(t, broken.CertFile, "no certificate") }, func() { serving("broken", long) },
+		},
+		{
+			[]string{"FairleadBackendErrors"}, map[string]string{"group": "alarm-failing.example.com", "version": "v1"},
+			`aggregator_unavailable_apiservice{name="v1.alarm-failing.example.com"} == 0`,
+			set(failing, extension.Fault{Kind: extension.Status, Code: 500, Path: widgetsOf("alarm-failing")}), set(failing),
+		},
+		{
+			[]string{"FairleadDown"}, nil, "", front.Part.Kill, func() { must.Do(t, front.Part.Restart(t.Context())) },
+		},
+	} {
+		t.Run(a.alerts[0], func(t *testing.T) {
+			if a.before != "" {
+				p.knows(t, a.before)
 			}
-			a, ok := alarms[name]
-			if !ok {
-				t.Errorf("%s is shipped, but no case makes it fire", name)
-				continue
-			}
-			delete(alarms, name)
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				if a.before != "" {
-					p.knows(t, a.before)
-				}
-				p.await(t, name, a.labels, false)
-				a.fire(t)
-				p.await(t, name, a.labels, true)
-				a.clear(t)
-				p.await(t, name, a.labels, false)
-			})
-		}
-		for name := range alarms {
-			t.Errorf("%s is tested, but not shipped", name)
-		}
-	})
-	// These two alerts count all replicas that Prometheus knows, so that number must not change
-	// meanwhile.
-	t.Run("FairleadReplicaDown", func(t *testing.T) {
-		p.scrape(t, front.Admin, w.front.Admin)
-		p.knows(t, `quantile_over_time(0.5, count(up{job="fairlead"} == 1)[30s:1s]) == 2`)
-		p.await(t, "FairleadReplicaDown", nil, false)
-		p.scrape(t, front.Admin)
-		p.await(t, "FairleadReplicaDown", nil, true)
-		p.await(t, "FairleadReplicaDown", nil, false) // one replica is the usual number by now
-	})
-	t.Run("FairleadDown", func(t *testing.T) {
-		p.await(t, "FairleadDown", nil, false)
-		front.Part.Kill()
-		p.await(t, "FairleadDown", nil, true)
-		must.Do(t, front.Part.Restart(t.Context()))
-		p.await(t, "FairleadDown", nil, false)
-	})
-}
-
-// unfired are alerts that only promtool tests (deploy/tests): what fires them would break other
-// cases on the same cluster.
-var unfired = map[string]bool{
-	"FairleadLocalAPIServerDown": true, "FairleadNoLocalAPIServer": true, "FairleadReviewsFailing": true, // all cases share one kube-apiserver
-	"FairleadAcceptStalls": true, "FairleadAuditLost": true, // the front door, or its disk, would have to be full
-	"FairleadRegistryProblems":      true, // other cases cause some all the time
-	"FairleadEntrypointUnpublished": true, // like FairleadEntrypointContested, for an hour
-}
-
-// spare issues a serving pair that is never presented, so it can expire and break. It is valid for
-// nine days, too long for any alert.
-func (w *world) spare(t *testing.T, name string) cluster.Pair {
-	t.Helper()
-	return w.reissue(t, name, 9*24*time.Hour)
-}
-
-func (w *world) reissue(t *testing.T, name string, lasts time.Duration) cluster.Pair {
-	t.Helper()
-	pair := must.Get(w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{name + ".example.com"}, NotAfter: time.Now().Add(lasts)}))(t)
-	return pair
+			p.await(t, a, false)
+			a.fire()
+			p.await(t, a, true)
+			a.clear()
+			p.await(t, a, false)
+		})
+	}
 }
 
 // startPrometheus runs Prometheus with the shipped alerts, shortened so that minutes become
 // seconds: without `for`, and with ranges of 5 s, which are five scrapes, or 30 s for the range of
 // hours in steps. Nothing else is changed, and every series is real.
-func startPrometheus(t *testing.T, w *world, token string) *prometheus {
+func startPrometheus(t *testing.T, w *world, token string, admin cluster.Endpoint) *prometheus {
 	t.Helper()
 	dir := t.TempDir()
 	r := shippedRules(t)
@@ -130,8 +116,7 @@ func startPrometheus(t *testing.T, w *world, token string) *prometheus {
 	}
 	writeRules(t, filepath.Join(dir, "rules.yaml"), r)
 	must.Do(t, os.WriteFile(filepath.Join(dir, "token"), []byte(token), 0o600))
-	p := &prometheus{address: freeAddress(t), targets: filepath.Join(dir, "targets.json")}
-	must.Do(t, os.WriteFile(p.targets, []byte("[]"), 0o600))
+	p := &prometheus{address: freeAddress(t)}
 	must.Do(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), fmt.Appendf(nil, `
 global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}
 rule_files: [rules.yaml]
@@ -140,8 +125,8 @@ scrape_configs:
     scheme: https
     authorization: {credentials_file: token}
     tls_config: {ca_file: %s}
-    file_sd_configs: [{files: [targets.json], refresh_interval: 1s}]
-`, w.front.Admin.CAFile), 0o600))
+    static_configs: [{targets: [%q]}]
+`, admin.CAFile, strings.TrimPrefix(admin.URL, "https://")), 0o600))
 	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "prometheus", Path: "prometheus",
 		Args:  []string{"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + p.address},
@@ -150,32 +135,22 @@ scrape_configs:
 	return p
 }
 
-// scrape sets the admin ports that Prometheus scrapes.
-func (p *prometheus) scrape(t *testing.T, admins ...cluster.Endpoint) {
+// await waits until the alerts of a fire, or no longer do.
+func (p *prometheus) await(t *testing.T, a alarm, want bool) {
 	t.Helper()
-	list := []map[string][]string{{"targets": {}}}
-	for _, a := range admins {
-		list[0]["targets"] = append(list[0]["targets"], strings.TrimPrefix(a.URL, "https://"))
-	}
-	data := must.Get(json.Marshal(list))(t)
-	must.Do(t, os.WriteFile(p.targets+".new", data, 0o600))
-	must.Do(t, os.Rename(p.targets+".new", p.targets)) // atomically: half a file would have no targets
-}
-
-// await waits until an alert with these labels fires, or no longer does.
-func (p *prometheus) await(t *testing.T, alert string, labels map[string]string, want bool) {
-	t.Helper()
-	suite.Eventually(t, 90*time.Second, fmt.Sprintf("%s %v firing: %v", alert, labels, want), func() (bool, string) {
+	suite.Eventually(t, 90*time.Second, fmt.Sprintf("%v %v firing: %v", a.alerts, a.labels, want), func() (bool, string) {
 		list, err := p.firing(t.Context())
-		fires := false
-		for _, a := range list {
-			fits := a["alertname"] == alert
-			for name, value := range labels {
-				fits = fits && a[name] == value
+		fires := map[string]bool{}
+		for _, is := range list {
+			fits := slices.Contains(a.alerts, is["alertname"])
+			for label, value := range a.labels {
+				fits = fits && is[label] == value
 			}
-			fires = fires || fits
+			if fits {
+				fires[is["alertname"]] = true
+			}
 		}
-		return err == nil && fires == want, fmt.Sprint(list, err)
+		return err == nil && len(fires) == map[bool]int{true: len(a.alerts)}[want], fmt.Sprint(list, err)
 	})
 }
 
@@ -214,4 +189,22 @@ func (p *prometheus) firing(ctx context.Context) ([]map[string]string, error) {
 		}
 	}
 	return list, nil
+}
+
+func widgetsOf(name string) string {
+	return "/apis/" + name + ".example.com/v1/namespaces/default/widgets"
+}
+
+// load sends some thirty requests a second for a path until stop is called.
+func (w *world) load(t *testing.T, front *cluster.Front, path string) (stop func()) {
+	t.Helper()
+	client := suite.Client(t, front.Endpoint, w.Admin())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var running sync.WaitGroup
+	running.Go(func() {
+		volley.Pace(ctx, time.Second/30, func(int) {
+			_, _ = ask.Do(ctx, client, http.MethodGet, front.Endpoint.URL+path, nil, "") // the metrics record the result
+		})
+	})
+	return sync.OnceFunc(func() { cancel(); running.Wait() })
 }

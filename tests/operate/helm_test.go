@@ -87,22 +87,9 @@ func testHelm(t *testing.T, w *world) {
 			t.Error("the archive renders differently: is a linked file missing?")
 		}
 	})
-	t.Run("notes", func(t *testing.T) {
-		for mode, pods := range map[string]string{"control-plane": "deploy/static-pod", "load-balancer": "needs Secrets fairlead-serving"} {
-			if out := succeed(t, "", helm, "install", "fairlead", chart, "--namespace", "kube-system", "--dry-run=client", "--set", "mode="+mode); !strings.Contains(out[strings.LastIndex(out, "\nNOTES:"):], pods) {
-				t.Errorf("%s: the notes lack %s:\n%s", mode, pods, out)
-			}
-		}
-	})
-	t.Run("every combination", func(t *testing.T) { testCombinations(t, helm) })
 	t.Run("helm test", func(t *testing.T) { testHook(t, w, helm) })
 	t.Run("helm test by its own CA", func(t *testing.T) { // helm test has created its account
 		out := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "mode=load-balancer,localIdentity=impersonate", "--show-only", "templates/tests/front-door.yaml")
-		for _, want := range []string{"tls-server-name: fairlead.kube-system.svc", "certificate-authority: /etc/fairlead-test-ca/ca.crt", "{name: ca, mountPath: /etc/fairlead-test-ca, readOnly: true}", "secretName: fairlead-serving, items: [{key: ca.crt, path: ca.crt}]"} {
-			if !strings.Contains(out, want) {
-				t.Errorf("%q is missing in\n%s", want, out)
-			}
-		}
 		dryRun(t, w, out)
 	})
 	t.Run("values", func(t *testing.T) { testValues(t, w, helm) })
@@ -132,37 +119,6 @@ func testHook(t *testing.T, w *world, helm string) {
 		a := command(t, "", w.fairlead, "explain", "/version", "--kubeconfig="+filepath.Join(dir, "kubeconfig"))
 		return a.Code == 0 && strings.Contains(a.Out, "system:serviceaccount:kube-system:fairlead-test"), a.Out + a.Errs
 	})
-}
-
-// testCombinations renders every combination of the chart's options: each is the sum of its parts,
-// or refused. TestEveryCombination of cmd/fairlead tests what they do.
-func testCombinations(t *testing.T, helm string) {
-	parts := []struct{ value, flag, object string }{
-		{"entrypoint.enabled=true", "--publish-kubernetes-endpoints", "name: fairlead-entrypoint"}, {"audit.enabled=true", "--audit-log-path=-", "name: fairlead-audit"},
-		{"writeStatus=true", "--write-status", "name: system:fairlead-status"}, {"emitEvents=true", "--emit-events", "name: fairlead-events"},
-		{"monitoring.enabled=true", "", "name: fairlead-dashboard"},
-	}
-	for _, mode := range []string{"control-plane", "load-balancer"} {
-		for bits := range 1 << len(parts) {
-			values := []string{"mode=" + mode}
-			for i, p := range parts {
-				if bits&(1<<i) != 0 {
-					values = append(values, p.value)
-				}
-			}
-			a := command(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, set(values)...)...)
-			if refused := mode == "load-balancer" && bits&1 != 0; refused != (a.Code != 0) || refused && !strings.Contains(a.Errs, "localAPIServers") {
-				t.Errorf("%v: exit code %d\n%s", values, a.Code, a.Errs)
-				continue
-			}
-			for i, p := range parts {
-				on := bits&(1<<i) != 0
-				if a.Code == 0 && (p.flag != "" && on != strings.Contains(a.Out, "- "+p.flag+"\n") || p.object != "" && on != strings.Contains(a.Out, p.object+"\n")) {
-					t.Errorf("%v: %s or %s: present although it is off, or missing although it is on", values, p.flag, p.object)
-				}
-			}
-		}
-	}
 }
 
 // testValues tries invalid values, each with one fault, and valid ones, which kube-apiserver must

@@ -3,18 +3,14 @@
 package operate
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testKubeadm follows docs/operations.md on a node of the tutorial, and runs each command as
@@ -39,27 +35,6 @@ func testKubeadm(t *testing.T, c *controlPlane) {
 			t.Errorf("lint of a node made by kubeadm reports:\n%s", out)
 		}
 	})
-	t.Run("renew", func(t *testing.T) {
-		before := c.presented(t).SerialNumber.String()
-		c.on(t, firstNode, "kubeadm certs renew apiserver && kubeadm certs renew front-proxy-client")
-		suite.Eventually(t, 90*time.Second, "presented", func() (bool, string) {
-			now := c.presented(t).SerialNumber.String()
-			return now != before, now
-		})
-		if out := c.follow(t, "kubectl --server=https://"+firstNode+":8443 get --raw /fairlead/status"); !strings.Contains(out, `"apiServices":`) {
-			t.Error(out)
-		}
-	})
-}
-
-// presented returns the certificate that Fairlead presents on the first node.
-func (c *controlPlane) presented(t *testing.T) *x509.Certificate {
-	t.Helper()
-	pool := suite.Pool(t, "/etc/netns/"+firstNode+"/kubernetes/pki/ca.crt")
-	conn, err := (&tls.Dialer{Config: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}).DialContext(t.Context(), "tcp", firstNode+":8443")
-	must.Do(t, err)
-	defer conn.Close()
-	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0]
 }
 
 // addName adds a name to the kubeadm configuration that was fetched, and the node's own part, which

@@ -29,7 +29,6 @@ func testManifests(t *testing.T, w *world) {
 				t.Error("an image has no registry")
 			}
 		})
-		t.Run(s.name+" flags", func(t *testing.T) { testFlags(t, w, w.compose(t, s)) })
 	}
 	static := must.Get(os.ReadFile("../../deploy/static-pod/fairlead.yaml"))(t)
 	t.Run("static pod", func(t *testing.T) {
@@ -37,11 +36,13 @@ func testManifests(t *testing.T, w *world) {
 		dryRun(t, w, string(static))
 	})
 	t.Run("etcd", func(t *testing.T) {
-		rendered := w.kustomize(t, "overlays/etcd")
-		dryRun(t, w, rendered)
-		testFlags(t, w, rendered)
+		dryRun(t, w, w.kustomize(t, "overlays/etcd"))
 	})
-	t.Run("static pod flags", func(t *testing.T) { testFlags(t, w, string(static)) })
+	t.Run("flags", func(t *testing.T) { // TestEveryCombination of cmd/fairlead has the other overlays
+		testFlags(t, w, string(static))
+		testFlags(t, w, w.kustomize(t, "overlays/etcd"))
+		testFlags(t, w, w.kustomize(t, "overlays/managed"))
+	})
 	t.Run("Helm", func(t *testing.T) { testHelm(t, w) })
 	t.Run("protected groups", func(t *testing.T) { testProtected(t, w) })
 	t.Run("the entrypoint's reach", func(t *testing.T) { testReach(t, w) })

@@ -24,7 +24,6 @@ func TestOperate(t *testing.T) {
 		{"roles", testRoles},
 		{"explain", testExplain},
 		{"alerts", testAlerts},
-		{"events", testEvents},
 		{"page", testPage},
 	}.Beside(t, w)
 }

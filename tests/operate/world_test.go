@@ -4,6 +4,7 @@ package operate
 
 import (
 	"crypto/x509"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -39,8 +40,15 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	netns.Up(t, "10.79.0.0/16")
 	dir := suite.Folder(t, "operate")
-	w := &world{dir: dir, fairlead: suite.Build(t, dir, "cmd/kubectl-fairlead"), kubectl: suite.Tool(t, "kubectl"), ca: pki.NewCA("extension-ca"), admin: filepath.Join(dir, "front.kubeconfig"), direct: filepath.Join(dir, "direct.kubeconfig")}
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
+	w := &world{
+		dir: dir, fairlead: suite.Build(t, dir, "cmd/kubectl-fairlead"), kubectl: suite.Tool(t, "kubectl"), ca: pki.NewCA("extension-ca"),
+		admin: filepath.Join(dir, "front.kubeconfig"), direct: filepath.Join(dir, "direct.kubeconfig"),
+	}
+	policy := filepath.Join(dir, "audit.yaml")
+	must.Do(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{
+		"--advertise-address=10.79.0.1", "--audit-policy-file=" + policy, "--audit-log-path=" + filepath.Join(dir, "audit.jsonl"),
+	}})
 	config := w.Cluster.Endpoint().RESTConfig(w.Admin())
 	config.WarningHandler = rest.NoWarnings{} // without the warning that Endpoints are deprecated
 	w.core = must.Get(kubernetes.NewForConfig(config))(t)
@@ -52,6 +60,14 @@ func newWorld(t *testing.T) *world {
 	must.Do(t, w.front.Endpoint.WriteKubeconfig(w.admin, w.Admin()))
 	return w
 }
+
+// auditPolicy is for testRoles: who asked for what.
+const auditPolicy = `
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+`
 
 const namespaces = `
 {apiVersion: v1, kind: Namespace, metadata: {name: operate}}
