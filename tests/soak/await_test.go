@@ -32,10 +32,10 @@ func (w *world) await(ctx context.Context, what string, wrong func() string) {
 		if missing == "" || n > patience {
 			took := min(time.Since(begun), time.Duration(n+1)*look)
 			w.journal.Info("converged", "what", what, "milliseconds", took.Milliseconds(), "missing", missing)
-			w.checker.Converged(what, took, missing == "", missing)
+			w.checker.converged(what, took, missing == "", missing)
 			return
 		}
-		if (strings.HasPrefix(what, "plane") || !w.checker.Disturbed("plane")) && !w.doorsAway() {
+		if (strings.HasPrefix(what, "plane") || !w.checker.disturbed("plane")) && !w.doorsAway() {
 			n++
 		}
 	}

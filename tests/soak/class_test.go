@@ -5,8 +5,6 @@ package soak
 import (
 	"net/http"
 	"strconv"
-
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 // The classes with special cases in the code.
@@ -29,7 +27,7 @@ type class struct {
 	want   int
 	accept string
 	// read checks the body of a successful answer, unless it is nil.
-	read func(*task, *check.Exchange, []byte)
+	read func(*task, *exchange, []byte)
 }
 
 func classes() []class {

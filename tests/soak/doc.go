@@ -1,5 +1,5 @@
 // Package soak runs two Fairleads in front of two kube-apiservers and eighteen extension servers
-// under load. It breaks things at random for the given time and records everything; package check
+// under load. It breaks things at random for the given time and records everything; a checker
 // verifies the records. It prints what was broken, what failed and why, and which invariants held.
 // It fails when one did not, and then keeps its journal and the logs of all processes.
 //

@@ -1,4 +1,4 @@
-package check
+package soak
 
 import (
 	"cmp"
@@ -9,65 +9,41 @@ import (
 	"time"
 )
 
-// Exchange is one request and its result, as its client saw it.
-type Exchange struct {
-	// ID is the request's unique name, which it carries.
-	ID string
-	// Class is the kind of request, as the summary counts it.
-	Class string
-	// Scopes are what it depends on, the nearest first. They find the fault that explains its
-	// failure.
-	Scopes []string
-	// Group is the API group whose backends must answer it, or empty for the local apiserver.
-	Group string
-	// Version is the requested version of Group.
-	Version string
-	// User and Groups are the caller, or empty if the answer does not name the caller.
-	User   string
-	Groups []string
-	// Write marks a request that changes something. Sum is the hash of its body.
-	Write bool
-	Sum   string
-	// Watch marks a watch: Body is nil, and Garbled describes what was wrong with an event.
-	Watch bool
-	// Want is the expected status, or zero for any 2xx.
-	Want int
-	// Begun and Ended are when the client began to send it and when it knew the end.
-	Begun, Ended time.Time
-	// Code is the answer's status, or zero without an answer.
-	Code int
-	// Err is how the answer was cut off, or empty if it ended as it should.
-	Err string
-	// GaveUp says that the client gave up waiting: for an answer, or for an event.
-	GaveUp bool
-	// RetryAfter says that the client was asked to retry.
-	RetryAfter bool
-	// Head and Body are the receipts in the answer's header and body, or nil.
-	Head, Body *Receipt
-	// Garbled describes what is wrong with the rest of the body, or is empty.
-	Garbled string
-	// Text is the beginning of an answer without a receipt.
-	Text string
+// exchange is one request and its result, as its client saw it.
+type exchange struct {
+	ID             string    // its unique name, which it carries
+	Class          string    // as the summary counts it
+	Scopes         []string  // what it depends on, the nearest first: they find the fault that explains its failure
+	Group, Version string    // the API group whose backends must answer it; empty for the local apiserver
+	User           string    // the caller; empty if the answer does not name the caller
+	Groups         []string  // the caller's
+	Write          bool      // it changes something
+	Sum            string    // the hash of its body, if it is a write
+	Watch          bool      // Body is nil, and Garbled describes what was wrong with an event
+	Want           int       // the expected status; zero: any 2xx
+	Begun, Ended   time.Time // when the client began to send it, and when it knew the end
+	Code           int       // the answer's status; zero without an answer
+	Err            string    // how the answer was cut off; empty if it ended as it should
+	GaveUp         bool      // the client gave up waiting: for an answer, or for an event
+	RetryAfter     bool      // the client was asked to retry
+	Head, Body     *receipt  // in the answer's header and body, or nil
+	Garbled        string    // what is wrong with the rest of the body
+	Text           string    // the beginning of an answer without a receipt
 }
 
-// Receipt is what a server says about itself and the request that it answers.
-type Receipt struct {
-	// ID is the name that the request carried.
-	ID string `json:"id"`
-	// Server is the one that answers, and GroupVersion what it serves.
-	Server       string `json:"server"`
-	GroupVersion string `json:"groupVersion"`
-	// User and Groups are the caller, as the server received them.
-	User   string   `json:"user"`
-	Groups []string `json:"groups"`
-	// Leaked names a credential that should not have reached the server, or is empty.
-	Leaked string `json:"leaked,omitempty"`
-	// Seq numbers the events of a watch, from 1. It is zero in other answers.
-	Seq int `json:"seq,omitempty"`
+// receipt is what a server says about itself and the request that it answers.
+type receipt struct {
+	ID           string   `json:"id"` // the name that the request carried
+	Server       string   `json:"server"`
+	GroupVersion string   `json:"groupVersion"` // what the server serves
+	User         string   `json:"user"`         // the caller, as the server received it
+	Groups       []string `json:"groups"`
+	Leaked       string   `json:"leaked,omitempty"` // a credential that should not have reached the server
+	Seq          int      `json:"seq,omitempty"`    // the number of a watch's event, from 1
 }
 
 // ok reports whether the client got the expected answer.
-func (x *Exchange) ok() bool {
+func (x *exchange) ok() bool {
 	if x.Err != "" || x.GaveUp {
 		return false
 	}
@@ -78,23 +54,23 @@ func (x *Exchange) ok() bool {
 }
 
 // refused reports whether the answer blames the client. 429 does not.
-func (x *Exchange) refused() bool {
+func (x *exchange) refused() bool {
 	return x.Err == "" && x.Code/100 == 4 && x.Code != http.StatusTooManyRequests && x.Code != x.Want
 }
 
 // late reports whether a failure may be due to time alone: the client gave up, was cut off, or got
 // a 5xx or 429. Other 4xx have nothing to do with time.
-func (x *Exchange) late() bool {
+func (x *exchange) late() bool {
 	return x.GaveUp || x.Err != "" || x.Code/100 == 5 || x.Code == http.StatusTooManyRequests
 }
 
 // lacks reports whether the body of a success lacks the receipt that proves its effect.
-func (x *Exchange) lacks() bool {
+func (x *exchange) lacks() bool {
 	return x.ok() && x.Want == 0 && (x.Group != "" || x.User != "") && x.Body == nil
 }
 
 // since returns the later of the request's beginning and d before its end.
-func (x *Exchange) since(d time.Duration) time.Time {
+func (x *exchange) since(d time.Duration) time.Time {
 	if last := x.Ended.Add(-d); last.After(x.Begun) {
 		return last
 	}
@@ -103,7 +79,7 @@ func (x *Exchange) since(d time.Duration) time.Time {
 
 // nearest returns the scopes in the order in which they may explain a failure. Without an answer
 // the connection to the door comes first.
-func (x *Exchange) nearest() []string {
+func (x *exchange) nearest() []string {
 	scopes := slices.Clone(x.Scopes)
 	if x.Code == 0 {
 		slices.SortStableFunc(scopes, func(a, b string) int {
@@ -114,7 +90,7 @@ func (x *Exchange) nearest() []string {
 }
 
 // how names the kind of a failure.
-func (x *Exchange) how() string {
+func (x *exchange) how() string {
 	switch {
 	case x.GaveUp:
 		return "silence"

@@ -1,36 +1,26 @@
-package check
+package soak
 
 import (
 	"slices"
 	"time"
 )
 
-// Fault is one thing that is broken on purpose.
-type Fault struct {
-	// Kind is how it is broken, as the summary counts it.
-	Kind string
-	// Target is what is broken, for the journal.
-	Target string
-	// Scopes are what may be affected: a fault explains a failure if it shares a scope with the
-	// request. If nil, it explains none.
-	Scopes []string
-	// Lies says that a backend invents answers, so an answer without a receipt is not Fairlead's
-	// invention.
-	Lies bool
-	// Weak says that it should affect few requests or none: it is blamed last.
-	Weak bool
-	// Refusals are the 4xx statuses that it causes. No other fault explains a 4xx (429 excepted).
-	Refusals []int
-	// Silent says that a process may not answer at all while it lasts: clients may wait forever.
-	Silent bool
+// fault is one thing that is broken on purpose.
+type fault struct {
+	Kind     string   // how it is broken, as the summary counts it
+	Target   string   // what is broken, for the journal
+	Scopes   []string // what may be affected: it explains a failure if it shares a scope with the request
+	Lies     bool     // a backend invents answers, so an answer without a receipt is not Fairlead's invention
+	Weak     bool     // it should affect few requests or none: it is blamed last
+	Refusals []int    // the 4xx statuses that it causes; no other fault explains a 4xx (429 excepted)
+	Silent   bool     // a process may not answer at all while it lasts: clients may wait forever
 }
 
-// Window is the time in which a fault may have effects: from before it is made until recovery. The
-// Checker opens it.
-type Window struct {
-	fault Fault
+// window is the time in which a fault may have effects: from before it is made until recovery.
+type window struct {
+	fault fault
 	span  // guarded by c.mu
-	c     *Checker
+	c     *checker
 }
 
 // span is a time; until is zero while it lasts.
@@ -41,40 +31,40 @@ func (s span) meets(begun, ended time.Time) bool {
 	return !s.from.After(ended) && (s.until.IsZero() || begun.Before(s.until))
 }
 
-// Open begins a window.
-func (c *Checker) Open(f Fault) *Window {
+// open begins a window.
+func (c *checker) open(f fault) *window {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := &Window{fault: f, span: span{from: time.Now()}, c: c}
+	w := &window{fault: f, span: span{from: time.Now()}, c: c}
 	c.windows = append(c.windows, w)
 	return w
 }
 
-// Close ends a window.
-func (w *Window) Close() {
+// close ends a window.
+func (w *window) close() {
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
 	w.until = time.Now()
 }
 
-// Disturbed reports whether something is broken now that may affect scope.
-func (c *Checker) Disturbed(scope string) bool {
+// disturbed reports whether something is broken now that may affect scope.
+func (c *checker) disturbed(scope string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.ContainsFunc(c.windows, func(w *Window) bool { return w.until.IsZero() && slices.Contains(w.fault.Scopes, scope) })
+	return slices.ContainsFunc(c.windows, func(w *window) bool { return w.until.IsZero() && slices.Contains(w.fault.Scopes, scope) })
 }
 
 // explainLocked finds the fault that explains a failure, or returns nil: of those at the time, the
 // latest for the first scope that has any, and weak ones last.
-func (c *Checker) explainLocked(x *Exchange) *Fault {
-	fits := func(*Fault) bool { return true }
+func (c *checker) explainLocked(x *exchange) *fault {
+	fits := func(*fault) bool { return true }
 	switch {
 	case x.GaveUp && !x.Watch:
-		fits = func(f *Fault) bool { return f.Silent }
+		fits = func(f *fault) bool { return f.Silent }
 	case x.lacks(), x.Garbled != "" && x.Watch:
-		fits = func(f *Fault) bool { return f.Lies }
+		fits = func(f *fault) bool { return f.Lies }
 	case x.refused():
-		fits = func(f *Fault) bool { return slices.Contains(f.Refusals, x.Code) }
+		fits = func(f *fault) bool { return slices.Contains(f.Refusals, x.Code) }
 	case x.ok() && x.Garbled == "":
 		return nil
 	}
@@ -94,8 +84,8 @@ func (c *Checker) explainLocked(x *Exchange) *Fault {
 	return nil
 }
 
-// Allow permits server to receive requests for group from now on.
-func (c *Checker) Allow(group, server string) {
+// allow permits server to receive requests for group from now on.
+func (c *checker) allow(group, server string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	list := c.servers[[2]string{group, server}]
@@ -104,8 +94,8 @@ func (c *Checker) Allow(group, server string) {
 	}
 }
 
-// Forbid forbids server to receive requests for group that begin from now on.
-func (c *Checker) Forbid(group, server string) {
+// forbid forbids server to receive requests for group that begin from now on.
+func (c *checker) forbid(group, server string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if list := c.servers[[2]string{group, server}]; len(list) > 0 && list[len(list)-1].until.IsZero() {
@@ -114,6 +104,6 @@ func (c *Checker) Forbid(group, server string) {
 }
 
 // allowedLocked reports whether server was allowed to receive x at any moment.
-func (c *Checker) allowedLocked(x *Exchange, server string) bool {
+func (c *checker) allowedLocked(x *exchange, server string) bool {
 	return slices.ContainsFunc(c.servers[[2]string{x.Group, server}], func(s span) bool { return s.meets(x.Begun, x.Ended) })
 }

@@ -15,8 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 const (
@@ -76,7 +74,7 @@ func (l *load) do(ctx context.Context, t *task) {
 	method, path, body := t.wire()
 	if x.Write {
 		x.Sum = sum(body)
-		l.w.checker.Begin(x)
+		l.w.checker.begin(x)
 	}
 	patience := clientPatience
 	if t.quit > 0 {
@@ -113,12 +111,12 @@ func (l *load) do(ctx context.Context, t *task) {
 	if errors.Is(context.Cause(ctx), context.Canceled) {
 		return // the soak was stopped
 	}
-	l.w.checker.End(x)
+	l.w.checker.end(x)
 }
 
 // exchange returns the record of a successful request.
-func (t *task) exchange(d *door) check.Exchange {
-	x := check.Exchange{ID: t.id, Class: t.class.name, Write: t.class.write, Want: t.class.want}
+func (t *task) exchange(d *door) exchange {
+	x := exchange{ID: t.id, Class: t.class.name, Write: t.class.write, Want: t.class.want}
 	door := []string{"door:" + d.name}
 	if !t.h2 {
 		door = append(door, "h1:door:"+d.name)
@@ -159,7 +157,7 @@ func (t *task) dress(req *http.Request) {
 }
 
 // send sends the request and records the result in x.
-func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) {
+func (t *task) send(req *http.Request, tr http.RoundTripper, x *exchange) {
 	res, err := tr.RoundTrip(req)
 	if err != nil {
 		x.Err = err.Error()
@@ -171,7 +169,7 @@ func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) 
 	// answer has the header fields of priority and fairness.
 	x.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("X-Kubernetes-Pf-Flowschema-Uid") == ""
 	if text := res.Header.Get(receiptHeader); text != "" {
-		x.Head = new(check.Receipt)
+		x.Head = new(receipt)
 		if err := json.Unmarshal([]byte(text), x.Head); err != nil {
 			x.Garbled = "its receipt: " + text
 		}
@@ -187,7 +185,7 @@ func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) 
 }
 
 // readWidget expects a site's answer.
-func readWidget(t *task, x *check.Exchange, body []byte) {
+func readWidget(t *task, x *exchange, body []byte) {
 	var w widget
 	if err := json.Unmarshal(body, &w); err != nil || w.Receipt == nil {
 		return // the checker reports the missing receipt
@@ -202,7 +200,7 @@ func readWidget(t *task, x *check.Exchange, body []byte) {
 }
 
 // readReview expects the local apiserver's view of the caller.
-func readReview(_ *task, x *check.Exchange, body []byte) {
+func readReview(_ *task, x *exchange, body []byte) {
 	var review struct {
 		Status struct {
 			UserInfo struct {
@@ -213,13 +211,13 @@ func readReview(_ *task, x *check.Exchange, body []byte) {
 	}
 	if err := json.Unmarshal(body, &review); err == nil {
 		info := review.Status.UserInfo
-		x.Body, x.Text = &check.Receipt{Server: "kube-apiserver", User: info.Username, Groups: slices.Sorted(slices.Values(info.Groups))}, ""
+		x.Body, x.Text = &receipt{Server: "kube-apiserver", User: info.Username, Groups: slices.Sorted(slices.Values(info.Groups))}, ""
 	}
 }
 
 // readJSON expects a complete document that contains text.
-func readJSON(text string) func(*task, *check.Exchange, []byte) {
-	return func(_ *task, x *check.Exchange, body []byte) {
+func readJSON(text string) func(*task, *exchange, []byte) {
+	return func(_ *task, x *exchange, body []byte) {
 		if !json.Valid(body) || !strings.Contains(string(body), text) {
 			x.Garbled = fmt.Sprintf("%d bytes without %q: %.100q", len(body), text, body)
 		}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 type holding struct {
@@ -65,7 +64,7 @@ func (w *world) compare(before, after [2]holding) {
 		b, a := before[i], after[i]
 		held := func(what string, before, after, most float64) {
 			w.t.Logf("at rest: %s of door %s: %.0f → %.0f", what, d.name, before, after)
-			w.checker.Must(check.NothingLeft, after <= most, "%s of door %s: %.0f, at most %.0f", what, d.name, after, most)
+			w.checker.must(nothingLeft, after <= most, "%s of door %s: %.0f, at most %.0f", what, d.name, after, most)
 		}
 		// 12 goroutines and descriptors vary: scrapes, handshakes of probes.
 		held("goroutines", b.goroutines, a.goroutines, b.goroutines+12)

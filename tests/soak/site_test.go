@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 const (
@@ -38,7 +37,7 @@ const (
 type site struct {
 	name, ip string
 	server   *extension.Server
-	checker  *check.Checker
+	checker  *checker
 	names    []string // in its certificate
 
 	// late is how the next writes end after their execution: see lateFault.
@@ -88,8 +87,8 @@ func (x *site) wrap(next http.Handler) http.Handler {
 	})
 }
 
-func (x *site) receipt(r *http.Request, gv string) *check.Receipt {
-	c := &check.Receipt{ID: r.Header.Get(idHeader), Server: x.name, GroupVersion: gv, User: strings.Join(r.Header.Values("X-Remote-User"), " and ")}
+func (x *site) receipt(r *http.Request, gv string) *receipt {
+	c := &receipt{ID: r.Header.Get(idHeader), Server: x.name, GroupVersion: gv, User: strings.Join(r.Header.Values("X-Remote-User"), " and ")}
 	c.Groups = slices.Sorted(slices.Values(r.Header.Values("X-Remote-Group")))
 	for name := range r.Header {
 		if name == "Authorization" || strings.HasPrefix(name, "Impersonate-") || strings.HasPrefix(name, "X_remote") || strings.HasPrefix(name, "X_Remote") {
@@ -101,13 +100,13 @@ func (x *site) receipt(r *http.Request, gv string) *check.Receipt {
 
 // widget is a site's answer.
 type widget struct {
-	Kind       string         `json:"kind"`
-	APIVersion string         `json:"apiVersion"`
-	Receipt    *check.Receipt `json:"receipt"`
-	Payload    string         `json:"payload,omitempty"`
+	Kind       string   `json:"kind"`
+	APIVersion string   `json:"apiVersion"`
+	Receipt    *receipt `json:"receipt"`
+	Payload    string   `json:"payload,omitempty"`
 }
 
-func (x *site) answer(w http.ResponseWriter, r *http.Request, receipt *check.Receipt) {
+func (x *site) answer(w http.ResponseWriter, r *http.Request, receipt *receipt) {
 	code := http.StatusOK
 	if r.Method != http.MethodGet {
 		x.execute(r, receipt)
@@ -132,7 +131,7 @@ func (x *site) answer(w http.ResponseWriter, r *http.Request, receipt *check.Rec
 	_, _ = w.Write(body)
 }
 
-func setReceipt(w http.ResponseWriter, receipt *check.Receipt) {
+func setReceipt(w http.ResponseWriter, receipt *receipt) {
 	text, err := json.Marshal(receipt)
 	if err != nil {
 		panic(err) // only strings: cannot fail
@@ -141,12 +140,12 @@ func setReceipt(w http.ResponseWriter, receipt *check.Receipt) {
 }
 
 // execute executes a write: after its body has arrived, and before the answer.
-func (x *site) execute(r *http.Request, receipt *check.Receipt) {
+func (x *site) execute(r *http.Request, receipt *receipt) {
 	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, 4<<20))
 	if err != nil {
 		panic(http.ErrAbortHandler) // an incomplete body: nothing is executed
 	}
-	x.checker.Executed(*receipt, sum(body))
+	x.checker.executed(*receipt, sum(body))
 	switch x.late.Load() {
 	case lateHang:
 		<-r.Context().Done()
@@ -157,7 +156,7 @@ func (x *site) execute(r *http.Request, receipt *check.Receipt) {
 }
 
 // watch sends numbered events until the client leaves.
-func (x *site) watch(w http.ResponseWriter, r *http.Request, receipt *check.Receipt) {
+func (x *site) watch(w http.ResponseWriter, r *http.Request, receipt *receipt) {
 	setReceipt(w, receipt)
 	w.Header().Set("Content-Type", "application/json")
 	tick := time.NewTicker(eventEvery)

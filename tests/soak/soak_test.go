@@ -45,10 +45,10 @@ func TestSoak(t *testing.T) {
 		}
 	}()
 	defer func() {
-		if err := errors.Join(context.Cause(ctx), w.checker.Report(t.Output())); err != nil {
+		if err := errors.Join(context.Cause(ctx), w.checker.report(t.Output())); err != nil {
 			t.Error(err)
 		}
-		if len(w.checker.Violations()) > 0 {
+		if len(w.checker.found()) > 0 {
 			t.Errorf("an invariant did not hold; again: make soak SEED=%d MINUTES=%g LANE=%s", *seed, *minutes, *lane)
 		}
 	}()

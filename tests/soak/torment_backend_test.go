@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 // ill is a way to break sites.
@@ -79,7 +78,7 @@ func (w *world) drawBackend(rng *rand.Rand) *act {
 		share = ", all"
 	}
 	return &act{
-		fault: check.Fault{Kind: "backend: " + i.name + share, Target: strings.Join(names, " "), Scopes: []string{g.scope()}, Lies: i.lies},
+		fault: fault{Kind: "backend: " + i.name + share, Target: strings.Join(names, " "), Scopes: []string{g.scope()}, Lies: i.lies},
 		group: g.name, dose: dose,
 		begin: func(context.Context) error { return fall(sites, i) },
 		end: func(context.Context) error {

@@ -12,13 +12,12 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 func (w *world) drawDoor(rng *rand.Rand) *act {
 	kind := rng.IntN(8)
 	d := w.doors[1]
-	a := &act{fault: check.Fault{Target: d.name}, dose: 50 + rng.IntN(300), wrong: w.wrong}
+	a := &act{fault: fault{Target: d.name}, dose: 50 + rng.IntN(300), wrong: w.wrong}
 	switch kind {
 	case 0, 1, 2:
 		// Clients notice nothing, except watches and HTTP/1.1 requests that cross with the end of
@@ -99,7 +98,7 @@ func (w *world) replaceServing() error {
 // nothing.
 func (w *world) drawPlane(rng *rand.Rand) *act {
 	kind, n := rng.IntN(5), rng.IntN(len(w.APIServers))
-	a := &act{fault: check.Fault{Scopes: []string{"plane", "discovery"}}, dose: 100 + rng.IntN(500), wrong: w.planeWrong}
+	a := &act{fault: fault{Scopes: []string{"plane", "discovery"}}, dose: 100 + rng.IntN(500), wrong: w.planeWrong}
 	part, name := w.APIServers[n], "plane: kube-apiserver"
 	if kind > 2 {
 		part, name = w.Etcd, "plane: etcd"

@@ -108,13 +108,13 @@ func (w *world) retarget(ctx context.Context, g *group) error {
 
 func (w *world) allow(g *group, s *service) {
 	for _, x := range s.sites {
-		w.checker.Allow(g.name, x.name)
+		w.checker.allow(g.name, x.name)
 	}
 }
 
 func (w *world) forbid(g *group, s *service) {
 	for _, x := range s.sites {
-		w.checker.Forbid(g.name, x.name)
+		w.checker.forbid(g.name, x.name)
 	}
 }
 
@@ -165,7 +165,7 @@ func (w *world) unlist(ctx context.Context, g *group, number int) error {
 		return err
 	}
 	for _, x := range gone {
-		w.checker.Forbid(g.name, x.name)
+		w.checker.forbid(g.name, x.name)
 	}
 	return nil
 }

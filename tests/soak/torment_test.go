@@ -8,12 +8,10 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
-
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 type act struct {
-	fault check.Fault
+	fault fault
 	// group is whose requests are counted (empty: all), dose how many of them the fault lasts.
 	group string
 	dose  int
@@ -70,8 +68,8 @@ func (w *world) torment(ctx context.Context, l *load) {
 // play performs an act. An act that fails violates an invariant.
 func (w *world) play(ctx context.Context, l *load, who string, a *act) {
 	what := a.fault.Kind + " " + a.fault.Target
-	window := w.checker.Open(a.fault)
-	defer window.Close()
+	window := w.checker.open(a.fault)
+	defer window.close()
 	w.journal.Info("begin", "who", who, "fault", a.fault, "dose", a.dose)
 	var err error
 	if a.begin != nil {
@@ -87,7 +85,7 @@ func (w *world) play(ctx context.Context, l *load, who string, a *act) {
 	if ctx.Err() != nil {
 		return
 	}
-	w.checker.Must(check.Converges, err == nil, "%s: %v", what, err)
+	w.checker.must(converges, err == nil, "%s: %v", what, err)
 	if a.wrong != nil {
 		w.await(ctx, what, a.wrong)
 	}

@@ -1,4 +1,4 @@
-package check
+package soak
 
 import (
 	"cmp"
@@ -10,66 +10,49 @@ import (
 	"time"
 )
 
-// Invariant is a rule that must hold whatever is broken.
-type Invariant string
+// invariant is a rule that must hold whatever is broken.
+type invariant string
 
-// The invariants.
 const (
-	// RightBackend: a request is answered by a server that its APIService named.
-	RightBackend Invariant = "no wrong backend"
-	// RightIdentity: a server receives the caller's identity, and nothing that changes it.
-	RightIdentity Invariant = "no wrong identity"
-	// OwnAnswer: bodies arrive complete and belong to their request, in both directions.
-	OwnAnswer Invariant = "bodies are their request's own"
-	// WrittenOnce: no write is executed twice, and no client is asked to retry an executed one.
-	WrittenOnce Invariant = "no write executed twice"
-	// Effect: what is acknowledged has happened.
-	Effect Invariant = "no 2xx without its effect"
-	// ExplicitEnd: the client of an unacknowledged write gets an error.
-	ExplicitEnd Invariant = "a cut write ends in an explicit error"
-	// Explained: what fails depends on something that is broken at the time.
-	Explained Invariant = "no failure without a fault"
-	// Watches: events arrive in order, and none is another's.
-	Watches Invariant = "watches end cleanly or go on"
-	// Converges: verdicts and table are right again soon after a repair.
-	Converges Invariant = "verdicts converge"
-	// NothingLeft: goroutines, descriptors and memory are released.
-	NothingLeft Invariant = "nothing is left over"
+	rightBackend  invariant = "no wrong backend"                      // its APIService named the server that answers
+	rightIdentity invariant = "no wrong identity"                     // a server receives the caller's, and nothing that changes it
+	ownAnswer     invariant = "bodies are their request's own"        // and arrive complete, in both directions
+	writtenOnce   invariant = "no write executed twice"               // and no client is asked to retry an executed one
+	effect        invariant = "no 2xx without its effect"             // what is acknowledged has happened
+	explicitEnd   invariant = "a cut write ends in an explicit error" // the client of an unacknowledged write gets one
+	explained     invariant = "no failure without a fault"            // something is broken at the time that it depends on
+	rightWatches  invariant = "watches end cleanly or go on"          // events arrive in order, and none is another's
+	converges     invariant = "verdicts converge"                     // and the table, soon after a repair
+	nothingLeft   invariant = "nothing is left over"                  // goroutines, descriptors and memory
 )
 
-func invariants() []Invariant {
-	return []Invariant{RightBackend, RightIdentity, OwnAnswer, WrittenOnce, Effect, ExplicitEnd, Explained, Watches, Converges, NothingLeft}
+func invariants() []invariant {
+	return []invariant{rightBackend, rightIdentity, ownAnswer, writtenOnce, effect, explicitEnd, explained, rightWatches, converges, nothingLeft}
 }
 
-// Outcome is how often an invariant was checked and how often it did not hold.
-type Outcome struct {
-	// Checked is the number of checks, Violated that of failed ones.
-	Checked, Violated int
-	// Excused counts failed checks while the machine stood still. They are not violations.
-	Excused int
-}
+// outcome is how often an invariant was checked and did not hold. Excused are failed checks while
+// the machine stood still.
+type outcome struct{ checked, violated, excused int }
 
-// Violation is a failed check of an invariant.
-type Violation struct {
-	// Invariant is the broken rule.
-	Invariant Invariant
-	// What describes what happened.
-	What string
+// violation is a failed check of an invariant.
+type violation struct {
+	rule invariant
+	what string
 }
 
 const enough = 1000 // violations to read; all are counted, and in the journal
 
-func (c *Checker) testLocked(i Invariant, ok bool, format string, args ...any) {
-	c.outcomes[i].Checked++
+func (c *checker) testLocked(i invariant, ok bool, format string, args ...any) {
+	c.outcomes[i].checked++
 	if !ok {
 		c.violateLocked(i, format, args...)
 	}
 }
 
-func (c *Checker) violateLocked(i Invariant, format string, args ...any) {
-	c.outcomes[i].Violated++
-	v := Violation{i, fmt.Sprintf(format, args...)}
-	c.journal.Info("VIOLATION", "invariant", i, "what", v.What)
+func (c *checker) violateLocked(i invariant, format string, args ...any) {
+	c.outcomes[i].violated++
+	v := violation{i, fmt.Sprintf(format, args...)}
+	c.journal.Info("VIOLATION", "invariant", i, "what", v.what)
 	if len(c.violations) < enough {
 		c.violations = append(c.violations, v)
 	}
@@ -77,32 +60,32 @@ func (c *Checker) violateLocked(i Invariant, format string, args ...any) {
 
 // timelyLocked is testLocked for lateness: a failed check is excused if the machine stood still
 // between the two moments.
-func (c *Checker) timelyLocked(from, to time.Time) func(i Invariant, ok bool, format string, args ...any) {
-	return func(i Invariant, ok bool, format string, args ...any) {
+func (c *checker) timelyLocked(from, to time.Time) func(i invariant, ok bool, format string, args ...any) {
+	return func(i invariant, ok bool, format string, args ...any) {
 		still := c.clock.Excuses(from, to)
 		if ok || still == 0 {
 			c.testLocked(i, ok, format, args...)
 			return
 		}
-		c.outcomes[i].Checked++
-		c.outcomes[i].Excused++
-		v := Violation{i, fmt.Sprintf("the machine stood still for %s: ", still.Round(time.Millisecond)) + fmt.Sprintf(format, args...)}
-		c.journal.Info("EXCUSED", "invariant", i, "what", v.What)
+		c.outcomes[i].checked++
+		c.outcomes[i].excused++
+		v := violation{i, fmt.Sprintf("the machine stood still for %s: ", still.Round(time.Millisecond)) + fmt.Sprintf(format, args...)}
+		c.journal.Info("EXCUSED", "invariant", i, "what", v.what)
 		if len(c.excused) < enough {
 			c.excused = append(c.excused, v)
 		}
 	}
 }
 
-// Violations returns those found so far, at most a thousand.
-func (c *Checker) Violations() []Violation {
+// found returns those found so far, at most a thousand.
+func (c *checker) found() []violation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.violations)
 }
 
-// Report writes the summary.
-func (c *Checker) Report(out io.Writer) error {
+// report writes the summary.
+func (c *checker) report(out io.Writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
@@ -136,7 +119,7 @@ func (c *Checker) Report(out io.Writer) error {
 	_, _ = fmt.Fprintf(w, "\nmachine stood still\t%d times\t%s in all\t%s at most\n", n, all, longest)
 	_, _ = fmt.Fprintf(w, "\ninvariant\tchecked\tviolated\tlate while the machine stood still\n")
 	for _, i := range invariants() {
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%d\n", i, c.outcomes[i].Checked, c.outcomes[i].Violated, c.outcomes[i].Excused)
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%d\n", i, c.outcomes[i].checked, c.outcomes[i].violated, c.outcomes[i].excused)
 	}
 	first(w, "VIOLATION of", c.violations)
 	first(w, "late", c.excused)
@@ -157,12 +140,12 @@ func count(w io.Writer, title string, lines map[string]int) {
 }
 
 // first writes the first few of each invariant: the rest is in the journal.
-func first(w io.Writer, what string, list []Violation) {
+func first(w io.Writer, what string, list []violation) {
 	const most = 4
-	printed := map[Invariant]int{}
+	printed := map[invariant]int{}
 	for _, v := range list {
-		if printed[v.Invariant]++; printed[v.Invariant] <= most {
-			_, _ = fmt.Fprintf(w, "\n%s %q: %.600s", what, v.Invariant, v.What)
+		if printed[v.rule]++; printed[v.rule] <= most {
+			_, _ = fmt.Fprintf(w, "\n%s %q: %.600s", what, v.rule, v.what)
 		}
 	}
 }

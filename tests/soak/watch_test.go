@@ -16,8 +16,6 @@ import (
 	"slices"
 	"strconv"
 	"time"
-
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 // stallAfter is how long a client waits for an event: 75 times their interval, and three times as
@@ -43,7 +41,7 @@ func (l *load) keepWatching(ctx context.Context, rng *rand.Rand) {
 		if ctx.Err() != nil {
 			return
 		}
-		l.w.checker.End(w)
+		l.w.checker.end(w)
 		if w.Code != http.StatusOK { // refused: wait a little, as clients do
 			pause(ctx, 200*time.Millisecond)
 		}
@@ -62,7 +60,7 @@ func pause(ctx context.Context, d time.Duration) {
 var errStalled = errors.New("nothing came")
 
 // watch reads events until there are enough, or the watch ends.
-func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Exchange, enough int) {
+func (l *load) watch(ctx context.Context, d *door, t *task, w *exchange, enough int) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	guard := time.AfterFunc(stallAfter, func() { cancel(errStalled) })
@@ -88,7 +86,7 @@ func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Exchange, e
 		w.Text = string(text)
 		return
 	}
-	head := new(check.Receipt)
+	head := new(receipt)
 	if json.Unmarshal([]byte(res.Header.Get(receiptHeader)), head) != nil {
 		// A backend that cuts off its answers or hangs in them sends invented data first. Only an
 		// answer that continues, or ends properly, shows that it lied.
@@ -118,7 +116,7 @@ func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Exchange, e
 }
 
 // wrongEvent describes what is wrong with the n-th event of a watch, or returns "".
-func wrongEvent(want check.Receipt, n int, line []byte) string {
+func wrongEvent(want receipt, n int, line []byte) string {
 	want.Seq = n
 	var e widget
 	if err := json.Unmarshal(line, &e); err != nil || e.Receipt == nil {

@@ -22,7 +22,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -37,7 +36,7 @@ type world struct {
 	*cluster.Cluster
 
 	t       *testing.T // for code before and after the torment
-	checker *check.Checker
+	checker *checker
 	journal *slog.Logger
 	fronts  *x509.CertPool // verifies front proxies
 	kube    []clients      // of each kube-apiserver
@@ -50,8 +49,8 @@ type world struct {
 
 func raise(t *testing.T, dir string, journal *slog.Logger) *world {
 	t.Helper()
-	w := &world{t: t, journal: journal, checker: check.New(journal)}
-	go w.checker.KeepTime(t.Context())
+	w := &world{t: t, journal: journal, checker: newChecker(journal)}
+	go w.checker.keepTime(t.Context())
 	fairlead := suite.Build(t, filepath.Join(dir, "bin"))
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
 	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
@@ -69,8 +68,8 @@ func raise(t *testing.T, dir string, journal *slog.Logger) *world {
 	}
 	w.raiseCallers(t.Context())
 	w.await(t.Context(), "everything, at the start", w.wrong)
-	if v := w.checker.Violations(); len(v) > 0 {
-		t.Fatalf("waiting for everything: %s", v[0].What)
+	if v := w.checker.found(); len(v) > 0 {
+		t.Fatalf("waiting for everything: %s", v[0].what)
 	}
 	return w
 }
