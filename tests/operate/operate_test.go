@@ -18,7 +18,6 @@ func TestOperate(t *testing.T) {
 	t.Run("tutorial", func(t *testing.T) { testTutorial(t, w) }) // before the others, because it measures an outage
 	suite.Cases[*world]{                                         // in parallel, because most of them wait
 		{"manifests", testManifests},
-		{"install", testInstall},
 		{"documents", testDocuments},
 		{"runbooks", testRunbooks},
 		{"roles", testRoles},

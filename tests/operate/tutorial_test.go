@@ -4,7 +4,6 @@ package operate
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"fmt"
 	"net/http"
@@ -18,11 +17,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 // testTutorial runs docs/tutorial.md, block by block, and compares the output with what it shows.
@@ -39,7 +38,7 @@ func testTutorial(t *testing.T, w *world) {
 
 	titles := []string{"1. Look at what is there", "2. Install it on all three", "3. One node first", "4. Everything", "5. Upgrade", "6. Back in a minute", "7. Forward again, and the worst day"}
 	variables, _, _ := strings.Cut(documented(t, "tutorial.md", titles[0])[0].text, "\n") // the blocks share one terminal
-	var first, later *clients
+	var first, later *volley.Load
 	second := func() string { return "" }
 	for i, title := range titles {
 		done := t.Run(title, func(t *testing.T) {
@@ -75,11 +74,10 @@ func testTutorial(t *testing.T, w *world) {
 				if out := second(); out != "" {
 					t.Errorf("the second terminal printed:\n%s", out)
 				}
-				first.end(t)
-				later.end(t)
-				for _, path := range asked {
-					if later.asked["watch "+path] == 0 {
-						t.Errorf("the watch of %s never ended", path)
+				for _, load := range []*volley.Load{first, later} {
+					shots := load.Stop()
+					if volley.Judge(t, shots, 0, func(s *volley.Shot) bool { return s.Failed() || s.Cut() }); len(shots) < 400 {
+						t.Error("that is too few")
 					}
 				}
 			case 7:
@@ -203,83 +201,20 @@ func (c *controlPlane) terminal(t *testing.T, block string) func() string {
 	return func() string { end(); return out.String() }
 }
 
-// asked are the paths that clients request: one of the kube-apiservers, one of the extension
-// server.
-var asked = []string{"/api/v1/namespaces", "/apis/metrics.k8s.io/v1beta1/namespaces/default/widgets"}
-
-// clients send requests through HAProxy until they are stopped.
-type clients struct {
-	stop context.CancelFunc
-	done sync.WaitGroup
-
-	mu     sync.Mutex     // guards the fields below
-	asked  map[string]int // :: kind of client and path → number of answers
-	failed []string
-}
-
-// clients starts three clients for each path: one that keeps its connection, one that makes a new
-// one for each request, and one that watches.
-func (c *controlPlane) clients(t *testing.T) *clients {
+// clients sends requests through HAProxy, for a kube-apiserver and the extension server in turn.
+// Half of them need a new connection.
+func (c *controlPlane) clients(t *testing.T) *volley.Load {
 	t.Helper()
 	pki := "/etc/netns/" + firstNode + "/kubernetes/pki/"
 	front := cluster.Endpoint{URL: "https://" + balancer + ":6443", CAFile: pki + "ca.crt"}
 	admin := cluster.Credentials{Pair: cluster.Pair{CertFile: pki + "apiserver-kubelet-client.crt", KeyFile: pki + "apiserver-kubelet-client.key"}}
-	all := &clients{asked: map[string]int{}}
-	var ctx context.Context
-	ctx, all.stop = context.WithCancel(t.Context())
-	t.Cleanup(func() { all.stop(); all.done.Wait() })
-	for _, path := range asked {
-		for _, how := range []string{"kept", "new", "watch"} {
-			client := suite.Client(t, front, admin)
-			transport := client.Transport.(*http.Transport)
-			transport.DisableKeepAlives = how == "new"
-			transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second} // as client-go: HAProxy closes connections that are silent for longer
-			url := front.URL + path
-			if how == "watch" {
-				client.Timeout, url = 0, url+"?watch=1"
-			}
-			all.done.Go(func() { all.ask(ctx, client, how+" "+path, url) }) // ends with ctx
-		}
-	}
-	return all
-}
-
-func (c *clients) ask(ctx context.Context, client *http.Client, what, url string) {
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for ctx.Err() == nil {
-		reply, err := ask.Do(ctx, client, http.MethodGet, url, nil, "")
-		if err == nil && reply.Code != http.StatusOK {
-			err = fmt.Errorf("%d: %s", reply.Code, reply.Body)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		c.mu.Lock()
-		c.asked[what]++
-		if err != nil {
-			c.failed = append(c.failed, fmt.Sprintf("%s %s: %v", time.Now().Format("15:04:05.000"), what, err))
-		}
-		c.mu.Unlock()
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// end stops the clients and requires that no request has failed.
-func (c *clients) end(t *testing.T) {
-	t.Helper()
-	c.stop()
-	c.done.Wait()
-	t.Logf("asked: %v", c.asked)
-	for _, path := range asked {
-		if kept, fresh := c.asked["kept "+path], c.asked["new "+path]; kept < 100 || fresh < 100 {
-			t.Errorf("%s: only %d and %d requests", path, kept, fresh)
-		}
-	}
-	if n := len(c.failed); n > 0 {
-		t.Errorf("%d requests failed, the first of them\n%s", n, strings.Join(c.failed[:min(n, 10)], "\n"))
-	}
+	kept, fresh := suite.Client(t, front, admin), suite.Client(t, front, admin)
+	// As client-go: HAProxy closes connections that are silent for longer.
+	kept.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second}
+	fresh.Transport.(*http.Transport).DisableKeepAlives = true
+	paths := []string{"/api/v1/namespaces", "/apis/metrics.k8s.io/v1beta1/namespaces/default/widgets"}
+	load := &volley.Load{Every: 25 * time.Millisecond, Clients: []*http.Client{kept, fresh}, Make: func(i int) (method, url, body string) {
+		return http.MethodGet, front.URL + paths[i/2%len(paths)], ""
+	}}
+	return load.Start(t)
 }
