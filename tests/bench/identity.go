@@ -20,7 +20,7 @@ func identities(ctx context.Context, w *world) {
 		p := w.another(ctx, "by-"+way, "--local-identity="+way, "--kubeconfig="+account)
 		p.tls = proven
 		behind := p.as(way + ", kube-apiserver")
-		behind.front, behind.part = nil, w.APIServers[0]
+		behind.part = w.APIServers[0]
 		list = append(list, p.as(way), behind)
 	}
 	// At 500 a second: kube-apiserver authorizes the caller, and also Fairlead if it impersonates

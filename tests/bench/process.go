@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -13,11 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
-	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
@@ -82,20 +78,9 @@ func machine() string {
 	return fmt.Sprintf("%d × %s, %s, load at start %s", runtime.NumCPU(), model, runtime.Version(), strings.TrimSpace(string(load)))
 }
 
+// admin requests a page of a Fairlead's admin port.
 func (w *world) admin(ctx context.Context, p *peer, path string) []byte {
-	return w.get(ctx, p.front.Admin, path)
-}
-
-// get requests path as the administrator, and prefers aggregated discovery.
-func (w *world) get(ctx context.Context, from cluster.Endpoint, path string) []byte {
-	client := try.Get(rest.HTTPClientFor(from.RESTConfig(w.Admin())))
+	client := try.Get(rest.HTTPClientFor(p.front.Admin.RESTConfig(w.Admin())))
 	defer client.CloseIdleConnections()
-	resp, err := ask.Open(ctx, client, from.URL+path, http.Header{"Accept": {discovery.AcceptV2 + ",*/*"}})
-	try.Do(err)
-	defer resp.Body.Close()
-	return try.Get(io.ReadAll(resp.Body))
-}
-
-func (w *world) mallocs(ctx context.Context, p *peer) float64 {
-	return figure(w.admin(ctx, p, "/metrics"), "go_memstats_mallocs_total ")
+	return []byte(try.Get(ask.Get(ctx, client, p.front.Admin.URL+path)))
 }

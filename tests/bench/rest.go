@@ -68,7 +68,6 @@ func (w *world) rested(ctx context.Context, p *peer, n int) (s sample) {
 	took := time.Since(began).Seconds()
 	after, wakes := scheduled(p.part.PID())
 	s.Share, s.Wakes, s.Resident = 100*(after-before).Seconds()/took, float64(wakes-woken)/took, float64(p.resident(all))/(1<<20)
-	s.APIs = float64(len(w.get(ctx, p.front.Endpoint, "/apis"))) / 1024
 	return s
 }
 

@@ -10,21 +10,18 @@ import (
 
 // sample is one measurement of one peer. Fields that a scenario does not measure are zero.
 type sample struct {
-	CPU     float64 // µs of processor time per request
-	Rate    float64 // requests per second
-	PerCore float64 // requests per second of processor time of the peer
-	P50     float64 // latency, ms
-	P99     float64 // latency, ms
-	Mallocs float64 // allocations per request; zero: unknown
-	Watch   float64 // KB for each
-	Last    float64 // ms from an event until the last watch has it
-	Flow    float64 // MB of bodies per second
+	CPU   float64 // µs of processor time per request
+	Rate  float64 // requests per second
+	P50   float64 // latency, ms
+	P99   float64 // latency, ms
+	Watch float64 // KB for each
+	Last  float64 // ms from an event until the last watch has it
+	Flow  float64 // MB of bodies per second
 
 	Available float64 // seconds from the start until all APIServices were
 	Share     float64 // % of one processor
 	Wakes     float64 // of all threads, per second
 	Resident  float64 // MB
-	APIs      float64 // KB of aggregated discovery, as JSON
 }
 
 func newSample(a, b gauge, took []time.Duration) (sample, error) {
@@ -37,10 +34,7 @@ func newSample(a, b gauge, took []time.Duration) (sample, error) {
 	}
 	s := sample{Rate: n / b.At.Sub(a.At).Seconds()}
 	if cpu := b.cpu - a.cpu; cpu > 0 {
-		s.CPU, s.PerCore = float64(cpu.Nanoseconds())/1e3/n, n/cpu.Seconds()
-	}
-	if b.mallocs > 0 {
-		s.Mallocs = max(0, (b.mallocs-b.cost-a.mallocs)/n)
+		s.CPU = float64(cpu.Nanoseconds()) / 1e3 / n
 	}
 	if len(took) > 0 {
 		s.P50, s.P99 = millis(took[len(took)/2]), millis(took[len(took)*99/100])
@@ -159,10 +153,8 @@ func columns() []column {
 	return []column{
 		{"CPU µs/request", "Fairlead's by it", func(s sample) float64 { return s.CPU }},
 		{"requests/s", "", func(s sample) float64 { return s.Rate }},
-		{"per core", "", func(s sample) float64 { return s.PerCore }},
 		{"p50 ms", "", func(s sample) float64 { return s.P50 }},
 		{"p99 ms", "p99 ratio", func(s sample) float64 { return s.P99 }},
-		{"mallocs", "", func(s sample) float64 { return s.Mallocs }},
 		{"KB/watch", "ratio", func(s sample) float64 { return s.Watch }},
 		{"last ms", "ratio of last", func(s sample) float64 { return s.Last }},
 		{"MB/s", "Fairlead's by it", func(s sample) float64 { return s.Flow }},
@@ -170,7 +162,6 @@ func columns() []column {
 		{"% of a processor", "", func(s sample) float64 { return s.Share }},
 		{"wake-ups/s", "", func(s sample) float64 { return s.Wakes }},
 		{"resident MB", "", func(s sample) float64 { return s.Resident }},
-		{"/apis KB", "", func(s sample) float64 { return s.APIs }},
 	}
 }
 
@@ -204,7 +195,7 @@ func (t *result) write(b *strings.Builder) {
 		}
 	}
 	if i := slices.IndexFunc(t.peers, func(s *series) bool { return s.peer == direct }); i >= 0 && t.scenario == single {
-		for _, c := range columns()[3:5] { // latencies
+		for _, c := range columns()[2:4] { // latencies
 			add("added to direct's "+strings.TrimSuffix(c.head, " ms")+", by its", func(s *series) string {
 				if s == ours || s == t.peers[i] {
 					return ""

@@ -146,34 +146,22 @@ func (w *world) measure(ctx context.Context, p *peer, c load.Config) (s sample, 
 	defer func() { err = errors.Join(err, l.Close()) }()
 	pause(ctx, warm)
 	var before, after gauge
-	if p.front != nil {
-		before.mallocs = w.mallocs(ctx, p)
-		again := w.mallocs(ctx, p)
-		before.mallocs, after.cost = again, again-before.mallocs
-	}
 	before.read(p, l)
 	l.Time(true)
 	pause(ctx, w.o.duration)
 	took := l.Time(false)
-	// Processor time first: with 10,000 APIServices the allocations take longer to read than a
-	// measurement.
 	after.read(p, l)
-	if p.front != nil {
-		after.mallocs = w.mallocs(ctx, p)
-	}
 	return newSample(before, after, took)
 }
 
 // warm is how long a load runs before it is measured.
 const warm = 300 * time.Millisecond
 
-// gauge is a reading; a sample is the difference of two. Allocations are known only of Fairlead;
-// cost is what reading them allocates.
+// gauge is a reading; a sample is the difference of two.
 type gauge struct {
 	load.Snapshot
 
-	cpu           time.Duration
-	mallocs, cost float64
+	cpu time.Duration
 }
 
 // read reads the processor time and the load's counts.

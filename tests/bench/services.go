@@ -40,14 +40,12 @@ func (w *world) overServices(ctx context.Context, n int) {
 		return load.Request{Path: paths[(conn*n/c.Connections+i)%n], Token: token(0)}
 	}
 	w.steady(ctx, p, paths)
-	counted := p.as(p.name)
-	counted.front = nil // without allocations: Fairlead's metrics page takes a second then, and its garbage would affect the measurement
 	row := strconv.Itoa(n)
 	for round := range w.o.rounds {
 		before := p.cpu()
 		pause(ctx, w.o.duration)
 		idle := float64((p.cpu() - before).Microseconds()) / w.o.duration.Seconds() // µs a second, without requests
-		m := try.Get(w.measure(ctx, counted, c))
+		m := try.Get(w.measure(ctx, p, c))
 		w.r.add("apiservices-with-probes", row, round, m)
 		m.CPU = max(0, m.CPU-idle/m.Rate) // probes also run without requests
 		w.r.add("apiservices", row, round, m)

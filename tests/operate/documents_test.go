@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testDocuments runs the commands of docs/operations.md that need no nodes, and parses the rest.
@@ -32,24 +33,30 @@ func testDocuments(t *testing.T, w *world) {
 	must.Do(t, os.Symlink(w.kubectl, filepath.Join(dir, "kubectl")))
 	ran := 0
 	for _, b := range blocks {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", b[2])
-		if b[1] != "sh" {
-			// A command that needs a node must at least parse.
-			cmd = exec.CommandContext(ctx, "bash", "-n", "-c", regexp.MustCompile(`<\w+>`).ReplaceAllString(b[2], "x"))
-		} else {
+		line := []string{"-euo", "pipefail", "-c", b[2]}
+		if b[1] == "sh" {
 			ran++
+		} else { // a command that needs a node must at least parse
+			line = []string{"-n", "-c", regexp.MustCompile(`<\w+>`).ReplaceAllString(b[2], "x")}
 		}
-		cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+w.direct, "PATH="+dir+":"+os.Getenv("PATH"))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s%v\n%s", b[2], err, out)
+		if a := w.bash(t, dir, w.direct, line...); a.Code != 0 {
+			t.Errorf("%s: exit code %d\n%s%s", b[2], a.Code, a.Out, a.Errs)
 		}
 	}
 	if ran < 8 || len(blocks) < 15 {
 		t.Errorf("%d blocks, of which %d were run", len(blocks), ran)
 	}
 	t.Run("flags", func(t *testing.T) { testDocumentedFlags(t, w) })
+}
+
+// bash runs a command of a document in a folder, which has the programs.
+func (w *world) bash(t *testing.T, dir, kubeconfig string, line ...string) suite.Answer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", line...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+dir+":"+os.Getenv("PATH"))
+	return suite.Run(t, cmd, "")
 }
 
 // testDocumentedFlags requires that every flag in the operators' pages exists.

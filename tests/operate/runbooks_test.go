@@ -3,15 +3,12 @@
 package operate
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"sigs.k8s.io/yaml"
@@ -87,14 +84,10 @@ func testRunbooks(t *testing.T, w *world) {
 // typed runs a command of a page. It may exit with 3: an APIService is down.
 func (w *world) typed(t *testing.T, dir, line string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", line)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+w.admin, "PATH="+dir+":"+os.Getenv("PATH"))
-	if out, err := cmd.CombinedOutput(); err != nil && (cmd.ProcessState.ExitCode() != 3 || !strings.HasPrefix(line, "fairlead ")) {
-		t.Errorf("%s\n%v\n%s", line, err, out)
-	} else if strings.Contains(line, "curl") && !strings.Contains(string(out), "check passed") {
-		t.Errorf("%s\n%s", line, out)
+	a := w.bash(t, dir, w.admin, "-euo", "pipefail", "-c", line)
+	down := a.Code == 3 && strings.HasPrefix(line, "fairlead ")
+	if a.Code != 0 && !down || strings.Contains(line, "curl") && !strings.Contains(a.Out+a.Errs, "check passed") {
+		t.Errorf("%s: exit code %d\n%s%s", line, a.Code, a.Out, a.Errs)
 	}
 }
 
