@@ -1,15 +1,19 @@
 package tests
 
 import (
-	"fmt"
+	"cmp"
 	"go/ast"
+	"go/doc"
 	"go/token"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // The budgets. They limit the largest, because that is where code becomes hard to read.
@@ -84,14 +88,14 @@ func TestFuncBudget(t *testing.T) {
 }
 
 func TestExportedBudget(t *testing.T) {
-	_, all := sources(t)
-	exported := map[string][]string{}
+	fset, all := sources(t)
+	files := map[string][]*ast.File{}
 	for _, s := range all {
 		if !s.isTest() {
-			exported[s.dir] = append(exported[s.dir], exportedNames(s)...)
+			files[s.dir] = append(files[s.dir], s.tree)
 		}
 	}
-	for dir, names := range exported {
+	for dir, trees := range files {
 		budget := maxExported
 		switch dir {
 		case "registry":
@@ -99,10 +103,38 @@ func TestExportedBudget(t *testing.T) {
 		case "proxy/h2/engine":
 			budget = maxEngineExported
 		}
+		names := exportedNames(must.Get(doc.NewFromFiles(fset, trees, module+"/"+dir))(t))
 		if len(names) > budget {
 			t.Errorf("%s exports %d names, at most %d: %s", dir, len(names), budget, strings.Join(names, ", "))
 		}
 	}
+}
+
+// exportedNames lists the package-level names that other packages see. A const block counts as one
+// name if all have one type or first word: readers learn that.
+func exportedNames(p *doc.Package) (names []string) {
+	add := func(funcs []*doc.Func, vars, consts []*doc.Value, typ string) {
+		for _, f := range funcs {
+			names = append(names, f.Name)
+		}
+		for _, v := range vars {
+			names = append(names, v.Names...)
+		}
+		for _, v := range consts {
+			block := map[string]bool{}
+			for _, name := range v.Names {
+				first := regexp.MustCompile(`^.[^A-Z]*`).FindString(name)
+				block["constants of "+cmp.Or(typ, first)] = true
+			}
+			names = slices.AppendSeq(names, maps.Keys(block))
+		}
+	}
+	add(p.Funcs, p.Vars, p.Consts, "")
+	for _, t := range p.Types {
+		names = append(names, t.Name)
+		add(t.Funcs, t.Vars, t.Consts, t.Name)
+	}
+	return names
 }
 
 func TestPackageDoc(t *testing.T) {
@@ -312,69 +344,6 @@ func TestNoSleeps(t *testing.T) {
 			return true
 		})
 	}
-}
-
-// exportedNames lists the package-level names that other packages see. A const block whose names
-// share one type counts as one name: readers learn the type.
-func exportedNames(s source) []string {
-	var names []string
-	for _, d := range s.tree.Decls {
-		switch d := d.(type) {
-		case *ast.FuncDecl:
-			if d.Recv == nil && d.Name.IsExported() {
-				names = append(names, d.Name.Name)
-			}
-		case *ast.GenDecl:
-			names = append(names, exportedIn(d)...)
-		}
-	}
-	return names
-}
-
-// family returns the first word of a name with several words. A block of ReasonX and ReasonY counts
-// as one name.
-func family(name string) string {
-	for i, r := range name {
-		if i > 0 && 'A' <= r && r <= 'Z' {
-			return name[:i]
-		}
-	}
-	return ""
-}
-
-func exportedIn(d *ast.GenDecl) []string {
-	var names, enum []string
-	typ := ""
-	for _, spec := range d.Specs {
-		switch spec := spec.(type) {
-		case *ast.TypeSpec:
-			if spec.Name.IsExported() {
-				names = append(names, spec.Name.Name)
-			}
-		case *ast.ValueSpec:
-			if spec.Type != nil {
-				typ = fmt.Sprint(spec.Type)
-			} else if len(spec.Values) > 0 {
-				typ = "" // an untyped block is one name, too, if its names share a family
-			}
-			for _, name := range spec.Names {
-				switch {
-				case !name.IsExported():
-				case d.Tok == token.CONST && typ != "":
-					enum = append(enum, typ)
-				case d.Tok == token.CONST && family(name.Name) != "":
-					enum = append(enum, family(name.Name))
-				default:
-					names = append(names, name.Name)
-				}
-			}
-		}
-	}
-	slices.Sort(enum)
-	for _, typ := range slices.Compact(enum) {
-		names = append(names, "constants of "+typ)
-	}
-	return names
 }
 
 func funcs(s source) []*ast.FuncDecl {

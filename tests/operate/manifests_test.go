@@ -21,15 +21,6 @@ import (
 )
 
 func testManifests(t *testing.T, w *world) {
-	for _, s := range shapes() {
-		t.Run(s.name, func(t *testing.T) {
-			rendered := w.compose(t, s)
-			dryRun(t, w, known(t, rendered))
-			if regexp.MustCompile(`image: fairlead\n`).MatchString(rendered) {
-				t.Error("an image has no registry")
-			}
-		})
-	}
 	static := must.Get(os.ReadFile("../../deploy/static-pod/fairlead.yaml"))(t)
 	t.Run("static pod", func(t *testing.T) {
 		dryRun(t, w, w.kustomize(t, "static-pod"))

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -50,7 +51,7 @@ func (g *group) widgets() string {
 func (g *group) sites() []*site { return slices.Concat(g.services[0].sites, g.services[1].sites) }
 
 func (w *world) raiseGroup(ctx context.Context, number int, name string) *group {
-	g := &group{name: name + ".soak.example.com", version: "v1", exists: true, priority: 1000, ca: pki.NewCA(name + "-ca-0")}
+	g := &group{name: name + ".soak.example.com", version: "v1", priority: 1000, ca: pki.NewCA(name + "-ca-0")}
 	g.bundle = []*pki.CA{g.ca}
 	for i := range g.services {
 		s := &service{name: name + "-" + strconv.Itoa(i)}
@@ -60,8 +61,7 @@ func (w *world) raiseGroup(ctx context.Context, number int, name string) *group 
 		}
 		w.createService(ctx, s)
 	}
-	w.allow(g, g.services[0])
-	must.Do(w.t, w.createAPIService(ctx, g))
+	must.Do(w.t, w.change(ctx, g, func() { g.exists = true }, w.createAPIService))
 	return g
 }
 
@@ -101,6 +101,9 @@ func (w *world) createAPIService(ctx context.Context, g *group) error {
 	w.mu.Unlock()
 	return w.api(ctx, func(ctx context.Context, k clients) error {
 		_, err := k.groups.ApiregistrationV1().APIServices().Create(ctx, object, metav1.CreateOptions{})
-		return present(err)
+		if apierrors.IsAlreadyExists(err) { // an earlier attempt has created it
+			return nil
+		}
+		return err
 	})
 }

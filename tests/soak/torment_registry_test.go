@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -26,43 +28,96 @@ func (w *world) drawRegistry(rng *rand.Rand) *act {
 	a := &act{group: g.name, dose: 20 + rng.IntN(200), wrong: func() string { return w.everywhere(g) }}
 	a.fault.Target, a.fault.Scopes, a.fault.Weak = g.name, []string{"watch:" + g.name}, true
 	hurts := append(a.fault.Scopes, g.scope())
+	does := func(push func(context.Context, *group) error, model func()) func(context.Context) error {
+		return func(ctx context.Context) error { return w.change(ctx, g, model, push) }
+	}
 	switch kind {
 	case 0, 1:
 		a.fault.Kind, a.fault.Scopes = "registry: APIService retargeted", hurts
-		a.begin = func(ctx context.Context) error { return w.retarget(ctx, g) }
+		a.begin = does(w.patchAPIService, func() { g.current = 1 - g.current })
 	case 2:
 		a.fault.Kind, a.fault.Scopes, a.fault.Weak = "registry: APIService deleted", append(hurts, "discovery"), false
 		a.fault.Refusals = []int{http.StatusNotFound, http.StatusForbidden} // the local apiserver's; 403 for callers without credentials
-		a.begin = func(ctx context.Context) error { return w.remove(ctx, g) }
-		a.end = func(ctx context.Context) error { return w.restore(ctx, g) }
+		a.begin = does(w.deleteAPIService, func() { g.exists = false })
+		a.end = does(w.createAPIService, func() { g.exists = true })
 	case 3:
 		a.fault.Kind = "registry: priority changed"
-		a.begin = func(ctx context.Context) error { return w.set(ctx, g, func() { g.priority = int32(500 + number) }) }
+		a.begin = does(w.patchAPIService, func() { g.priority = int32(500 + number) })
 	case 4:
 		a.fault.Kind = "registry: endpoints removed"
-		a.begin = func(ctx context.Context) error { return w.unlist(ctx, g, number) }
-		a.end = func(ctx context.Context) error { return w.relist(ctx, g) }
+		list := func(n int, listed bool) func() { // n of the three, beginning anywhere
+			return func() {
+				for i := range n {
+					sites := g.services[g.current].sites
+					sites[(number+i)%len(sites)].listed = listed
+				}
+			}
+		}
+		a.begin, a.end = does(w.patchEndpoints, list(1+number%2, false)), does(w.patchEndpoints, list(3, true))
 	case 5:
 		a.fault.Kind = "registry: CA rotated"
 		a.begin = func(ctx context.Context) error { return w.rotate(ctx, g) }
 	case 6:
 		a.fault.Kind, a.fault.Scopes = "registry: bundle of a stranger", hurts
-		a.begin = func(ctx context.Context) error {
-			return w.set(ctx, g, func() { g.bundle = []*pki.CA{pki.NewCA("stranger")} })
-		}
-		a.end = func(ctx context.Context) error { return w.set(ctx, g, func() { g.bundle = []*pki.CA{g.ca} }) }
+		a.begin = does(w.patchAPIService, func() { g.bundle = []*pki.CA{pki.NewCA("stranger")} })
+		a.end = does(w.patchAPIService, func() { g.bundle = []*pki.CA{g.ca} })
 	case 7:
 		a.fault.Kind, a.fault.Scopes, a.fault.Weak = "registry: maintenance", hurts, false
-		a.begin = func(ctx context.Context) error { return w.set(ctx, g, func() { g.maintenance = true }) }
-		a.end = func(ctx context.Context) error { return w.set(ctx, g, func() { g.maintenance = false }) }
+		a.begin = does(w.patchAPIService, func() { g.maintenance = true })
+		a.end = does(w.patchAPIService, func() { g.maintenance = false })
 	}
 	return a
 }
 
-// set changes the model, and then the APIService to match it.
-func (w *world) set(ctx context.Context, g *group, change func()) error {
+// change changes the model of a group, and then the cluster by push. Sites that may answer from now
+// on are allowed before. Others are forbidden when both doors have read the change: requests that
+// begin later may not use anything older.
+func (w *world) change(ctx context.Context, g *group, model func(), push func(context.Context, *group) error) error {
 	w.mu.Lock()
-	change()
+	before := g.servingLocked()
+	model()
+	after := g.servingLocked()
+	w.mu.Unlock()
+	for _, x := range after {
+		w.checker.allow(g.name, x.name)
+	}
+	if err := push(ctx, g); err != nil {
+		return err
+	}
+	gone := slices.DeleteFunc(before, func(x *site) bool { return slices.Contains(after, x) })
+	if len(gone) == 0 {
+		return nil
+	}
+	if err := w.known(ctx, g); err != nil {
+		return err
+	}
+	for _, x := range gone {
+		w.checker.forbid(g.name, x.name)
+	}
+	return nil
+}
+
+// servingLocked returns the sites that may answer for a group.
+func (g *group) servingLocked() (all []*site) {
+	for _, x := range g.services[g.current].sites {
+		if g.exists && x.listed {
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+// known waits until both doors have read the model of a group.
+func (w *world) known(ctx context.Context, g *group) error {
+	err := wait.PollUntilContextTimeout(ctx, look, 3*time.Minute, true, func(context.Context) (bool, error) { return w.everywhere(g) == "", nil })
+	if err != nil {
+		return fmt.Errorf("waiting until %s is known everywhere: %w", g.name, err)
+	}
+	return nil
+}
+
+func (w *world) patchAPIService(ctx context.Context, g *group) error {
+	w.mu.Lock()
 	annotations := map[string]any{"fairlead.dev/maintenance": nil}
 	if g.maintenance {
 		annotations["fairlead.dev/maintenance"] = "a soak"
@@ -81,108 +136,19 @@ func (w *world) set(ctx context.Context, g *group, change func()) error {
 	})
 }
 
-// known waits until both doors have read the model of a group: requests that begin later may not
-// use anything older.
-func (w *world) known(ctx context.Context, g *group) error {
-	err := wait.PollUntilContextTimeout(ctx, look, 3*time.Minute, true, func(context.Context) (bool, error) { return w.everywhere(g) == "", nil })
-	if err != nil {
-		return fmt.Errorf("waiting until %s is known everywhere: %w", g.name, err)
-	}
-	return nil
-}
-
-func (w *world) retarget(ctx context.Context, g *group) error {
-	w.mu.Lock()
-	from, to := g.services[g.current], g.services[1-g.current]
-	w.mu.Unlock()
-	w.allow(g, to)
-	if err := w.set(ctx, g, func() { g.current = 1 - g.current }); err != nil {
+func (w *world) deleteAPIService(ctx context.Context, g *group) error {
+	return w.api(ctx, func(ctx context.Context, k clients) error {
+		err := k.groups.ApiregistrationV1().APIServices().Delete(ctx, g.apiService(), metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) { // an earlier attempt has deleted it
+			return nil
+		}
 		return err
-	}
-	if err := w.known(ctx, g); err != nil {
-		return err
-	}
-	w.forbid(g, from)
-	return nil
-}
-
-func (w *world) allow(g *group, s *service) {
-	for _, x := range s.sites {
-		w.checker.allow(g.name, x.name)
-	}
-}
-
-func (w *world) forbid(g *group, s *service) {
-	for _, x := range s.sites {
-		w.checker.forbid(g.name, x.name)
-	}
-}
-
-func (w *world) remove(ctx context.Context, g *group) error {
-	w.mu.Lock()
-	g.exists = false
-	s := g.services[g.current]
-	w.mu.Unlock()
-	err := w.api(ctx, func(ctx context.Context, k clients) error {
-		return absent(k.groups.ApiregistrationV1().APIServices().Delete(ctx, g.apiService(), metav1.DeleteOptions{}))
 	})
-	if err != nil {
-		return err
-	}
-	if err := w.known(ctx, g); err != nil {
-		return err
-	}
-	w.forbid(g, s)
-	return nil
 }
 
-func (w *world) restore(ctx context.Context, g *group) error {
-	w.mu.Lock()
-	g.exists = true
-	s := g.services[g.current]
-	w.mu.Unlock()
-	w.allow(g, s)
-	return w.createAPIService(ctx, g)
-}
-
-// unlist removes one or two of the three endpoints.
-func (w *world) unlist(ctx context.Context, g *group, number int) error {
+func (w *world) patchEndpoints(ctx context.Context, g *group) error {
 	w.mu.Lock()
 	s := g.services[g.current]
-	first := number % len(s.sites)
-	gone := []*site{s.sites[first]}
-	if number%2 == 0 {
-		gone = append(gone, s.sites[(first+1)%len(s.sites)])
-	}
-	for _, x := range gone {
-		x.listed = false
-	}
-	w.mu.Unlock()
-	if err := w.patchEndpoints(ctx, s); err != nil {
-		return err
-	}
-	if err := w.known(ctx, g); err != nil {
-		return err
-	}
-	for _, x := range gone {
-		w.checker.forbid(g.name, x.name)
-	}
-	return nil
-}
-
-func (w *world) relist(ctx context.Context, g *group) error {
-	w.mu.Lock()
-	s := g.services[g.current]
-	for _, x := range s.sites {
-		x.listed = true
-	}
-	w.mu.Unlock()
-	w.allow(g, s)
-	return w.patchEndpoints(ctx, s)
-}
-
-func (w *world) patchEndpoints(ctx context.Context, s *service) error {
-	w.mu.Lock()
 	patch, err := json.Marshal(map[string][]discoveryv1.Endpoint{"endpoints": endpoints(s.sites)})
 	w.mu.Unlock()
 	if err != nil {
@@ -201,7 +167,7 @@ func (w *world) rotate(ctx context.Context, g *group) error {
 	g.rotations++
 	fresh := pki.NewCA(fmt.Sprintf("%s-ca-%d", g.name, g.rotations))
 	w.mu.Unlock()
-	if err := w.set(ctx, g, func() { g.bundle = []*pki.CA{g.ca, fresh} }); err != nil {
+	if err := w.change(ctx, g, func() { g.bundle = []*pki.CA{g.ca, fresh} }, w.patchAPIService); err != nil {
 		return err
 	}
 	if err := w.known(ctx, g); err != nil {
@@ -210,5 +176,5 @@ func (w *world) rotate(ctx context.Context, g *group) error {
 	for _, x := range g.sites() {
 		x.present(fresh)
 	}
-	return w.set(ctx, g, func() { g.ca, g.bundle = fresh, []*pki.CA{fresh} })
+	return w.change(ctx, g, func() { g.ca, g.bundle = fresh, []*pki.CA{fresh} }, w.patchAPIService)
 }

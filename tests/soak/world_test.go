@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -94,21 +93,6 @@ func (w *world) api(ctx context.Context, f func(context.Context, clients) error)
 		return fmt.Errorf("asking the cluster: %w (%w)", ended, err)
 	}
 	return nil
-}
-
-// present treats an object that already exists as created, absent a missing one as deleted.
-func present(err error) error {
-	if apierrors.IsAlreadyExists(err) {
-		return nil
-	}
-	return err
-}
-
-func absent(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }
 
 func (w *world) grant(ctx context.Context) {
