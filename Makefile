@@ -265,7 +265,7 @@ outdated: ## List direct modules, also of the tools, that have a newer version
 reproducible: ## Build twice, from two folders and with two caches: the bytes must be equal (minutes)
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	for place in a deeper/and/elsewhere; do \
-	  mkdir -p "$$dir/$$place"; git ls-files -z | xargs -0 tar -cf - | tar -xf - -C "$$dir/$$place"; \
+	  mkdir -p "$$dir/$$place"; git ls-files -z | tar --null -T - -cf - | tar -xf - -C "$$dir/$$place"; \
 	  GOCACHE="$$dir/cache-$$(basename $$place)" GOFLAGS= $(MAKE) -s -C "$$dir/$$place" build VERSION=$(VERSION); \
 	done; \
 	cd "$$dir"; sha256sum a/bin/* deeper/and/elsewhere/bin/*; diff -r a/bin deeper/and/elsewhere/bin && echo "two builds are equal"
