@@ -42,14 +42,3 @@ func TestRatio(t *testing.T) {
 		t.Error(table)
 	}
 }
-
-func TestSpread(t *testing.T) {
-	for _, tc := range []struct {
-		in   []float64
-		want spread
-	}{{nil, spread{}}, {[]float64{3}, spread{3, 3, 3}}, {[]float64{4, 1, 2, 3}, spread{1, 2.5, 4}}} {
-		if s := newSpread(tc.in); s != tc.want {
-			t.Errorf("%v: %+v, want %+v", tc.in, s, tc.want)
-		}
-	}
-}

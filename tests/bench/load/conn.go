@@ -35,7 +35,7 @@ type conn struct {
 	dec    *hpack.Decoder
 	status string // of the block that dec decodes
 
-	done, bytes atomic.Int64
+	done atomic.Int64
 
 	// mu guards everything below. It is held while the buffer, which only this connection uses, is
 	// written.
@@ -234,7 +234,6 @@ func (c *conn) data(f *http2.DataFrame, now time.Time) {
 		return
 	}
 	s.size += n
-	c.bytes.Add(int64(n))
 	switch {
 	case f.StreamEnded():
 		c.finish(f.StreamID, now)

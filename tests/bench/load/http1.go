@@ -31,7 +31,6 @@ func (c *conn) converse1() error {
 		if res.StatusCode != http.StatusOK || c.l.cfg.Size > 0 && int(n) != c.l.cfg.Size {
 			return fmt.Errorf("status %d, a body of %d bytes", res.StatusCode, n)
 		}
-		c.bytes.Add(n)
 		c.count(began)
 	}
 }

@@ -166,8 +166,6 @@ type Snapshot struct {
 	At time.Time
 	// Done is the number of correct answers, or with Config.Watch of DATA frames.
 	Done int64
-	// Bytes is the length of their bodies.
-	Bytes int64
 	// Faults is the number of wrong answers and lost connections.
 	Faults int64
 }
@@ -177,7 +175,6 @@ func (l *Load) Snapshot() Snapshot {
 	s := Snapshot{At: time.Now(), Faults: l.faults.Load()}
 	for _, c := range l.conns {
 		s.Done += c.done.Load()
-		s.Bytes += c.bytes.Load()
 	}
 	return s
 }

@@ -47,7 +47,7 @@ func testLoad(t *testing.T, http1 bool) {
 	must.Do(t, l.WaitDone(t.Context(), 500))
 	took, s := l.Time(false), l.Snapshot()
 	must.Do(t, l.Close())
-	if s.Bytes < s.Done*100_000 || len(took) == 0 || took[0] <= 0 || took[0] > took[len(took)-1] {
+	if len(took) == 0 || took[0] <= 0 || took[0] > took[len(took)-1] {
 		t.Errorf("%+v, %d latencies", s, len(took))
 	}
 	mu.Lock()
@@ -111,7 +111,7 @@ func TestWatch(t *testing.T) {
 	}
 	l.Go()
 	must.Do(t, l.WaitDone(t.Context(), 8))
-	if s := l.Snapshot(); s.Done != 8 || s.Bytes != 8*6 {
+	if s := l.Snapshot(); s.Done != 8 {
 		t.Errorf("%+v", s)
 	}
 	if err := l.Close(); err != nil {
