@@ -1,18 +1,14 @@
 package proxy
 
 import (
-	"bufio"
 	"context"
-	"errors"
+	"crypto/x509"
 	"fmt"
-	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -21,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -62,12 +59,63 @@ func TestRequestTimeouts(t *testing.T) {
 	}
 }
 
-// Pages that stream have no time limit.
-func TestLongPages(t *testing.T) {
-	_, p := thinker(t, worldConfig{})
-	for path, want := range map[string]bool{"/fairlead/events": true, "/fairlead/tap": true, "/fairlead/status": false, "/fairlead/events/x": false} {
-		if d, _ := p.decision(t.Context(), asBob(path, ""), nil, true); d.Action != ToPage || d.LongRunning != want {
-			t.Errorf("%s: %v, long-running %v", path, d.Action, d.LongRunning)
+// Where a path leads depends on what this process has: a local apiserver, documents, a complete
+// table. Pages that stream have no time limit.
+func TestWhereRequestsGo(t *testing.T) {
+	alone := func(p *Proxy) { p.cfg.Local = nil }
+	documents := func(p *Proxy) { p.cfg.Documents = http.NotFoundHandler() }
+	directory := worldConfig{incomplete: true, also: func(in *registry.Input) { in.Options.Directory = true }}
+	const services = "/apis/apiregistration.k8s.io/v1/apiservices"
+	for name, tc := range map[string]struct {
+		world  worldConfig
+		change func(*Proxy)
+		want   map[string]Action
+		err    func(error) bool // of what is refused
+		long   []string
+	}{
+		"beside a local apiserver": {want: map[string]Action{
+			"/": ToLocal, "/api": ToLocal, "/api/v1/pods": ToLocal, "/apis": ToLocal, "/apis/apps/v1/deployments": ToLocal, "/metrics": ToLocal, remoteGV: ToRemote,
+			"/fairlead/status": ToPage, "/fairlead/events": ToPage, "/fairlead/events/x": ToPage, "/fairlead/tap": ToPage,
+			"/readyz": ToHealth, "/readyz/": ToHealth, "/readyz/etcd": ToHealth, "/healthz": ToHealth, "/healthz/ping": ToHealth, "/livez": ToLocal, "/livez/ping": ToLocal,
+			"/readyzz": ToLocal, "/healthz-x": ToLocal, "/livezx": ToLocal,
+		}, long: []string{"/fairlead/events", "/fairlead/tap"}},
+		"with documents": {change: documents, want: map[string]Action{"/apis": ToDocument, "/openapi/v2": ToDocument, "/apis/remote.example.com": ToDocument, "/api/v1/pods": ToLocal}},
+		"alone, only the APIs of the table exist": {change: alone, want: map[string]Action{
+			"/api/v1/pods": Refuse, "/apis/apps/v1/deployments": Refuse, remoteGV: ToRemote, "/apis": ToPage, "/": ToPage, "/metrics": ToPage,
+			"/readyz": ToHealth, "/livez": ToHealth, "/livez/ping": ToHealth, "/livezx": ToPage,
+		}, err: apierrors.IsNotFound},
+		"while the table is incomplete, unknown APIs are refused": {world: worldConfig{incomplete: true}, want: map[string]Action{
+			"/api": Refuse, "/api/v1/pods": Refuse, "/apis": Refuse, "/apis/none.example.com/v1": Refuse, "/openapi/v2": Refuse, "/openapi/v3/apis/none.example.com/v1": Refuse,
+			"/version": ToLocal, "/metrics": ToLocal, "/readyz": ToHealth, "/fairlead/status": ToPage,
+		}, err: apierrors.IsServiceUnavailable},
+		"the dir: registry's own group":        {world: directory, want: map[string]Action{services: ToPage, services + "?watch=1": ToPage}, long: []string{services + "?watch=1"}},
+		"the dir: registry's own group, alone": {world: directory, change: alone, want: map[string]Action{services: ToPage, services + "?watch=1": ToPage}, long: []string{services + "?watch=1"}},
+		"a remote that claims a protected group": {world: worldConfig{also: func(in *registry.Input) {
+			thief := in.APIServices["v1.remote.example.com"].DeepCopy()
+			thief.Name, thief.Spec.Group = "v1.batch", "batch"
+			in.APIServices[thief.Name] = thief
+		}}, want: map[string]Action{"/apis/batch/v1/jobs": Refuse}, err: apierrors.IsServiceUnavailable},
+		"remotes that authorize themselves (--authorization-mode=backend)": {change: func(p *Proxy) {
+			documents(p)
+			p.cfg.Authz = must.Get(authz.New(authz.Config{LeaveRemotes: true}))(t) // without Review, all else is refused
+		}, want: map[string]Action{
+			remoteGV: ToRemote, remoteGV + "/widgets": ToRemote, "/api/v1/pods": ToLocal, "/apis": Refuse, "/apis/remote.example.com": Refuse, "/openapi/v2": Refuse, "/fairlead/status": Refuse,
+		}},
+		"remotes that authorize themselves, alone": {change: func(p *Proxy) {
+			alone(p)
+			p.cfg.Authz = must.Get(authz.New(authz.Config{LeaveRemotes: true}))(t)
+		}, want: map[string]Action{"/apis/apps/v1/deployments": Refuse}, err: apierrors.IsForbidden},
+	} {
+		_, p := thinker(t, tc.world)
+		if tc.change != nil {
+			tc.change(p)
+		}
+		for target, want := range tc.want {
+			path, query, _ := strings.Cut(target, "?")
+			d, _ := p.decision(t.Context(), asBob(path, query), nil, true)
+			if d.Action != want || d.LongRunning != slices.Contains(tc.long, target) || want == Refuse && tc.err != nil && !tc.err(d.Err) {
+				t.Errorf("%s: %s: %v, want %v; long-running %v (%v)", name, target, d.Action, want, d.LongRunning, d.Err)
+			}
 		}
 	}
 }
@@ -93,6 +141,9 @@ func TestDecidedAtOnce(t *testing.T) {
 	if d := decided("new requests during a drain", asBob(remoteGV+"/gadgets", ""), false, true); !apierrors.IsTooManyRequests(d.Err) {
 		t.Errorf("%v (%v)", d.Action, d.Err)
 	}
+	if d := decided("health during a drain", asBob("/readyz", ""), false, true); d.Action != ToHealth {
+		t.Errorf("%v (%v)", d.Action, d.Err)
+	}
 }
 
 // A user whose name HTTP would change reaches nobody.
@@ -102,73 +153,6 @@ func TestUserThatCannotBeAsserted(t *testing.T) {
 	h.Fields[0].Value = "Bearer token-of-bob\nroot"
 	if d, _ := p.decision(t.Context(), h, nil, true); d.Action != Refuse || !apierrors.IsUnauthorized(d.Err) {
 		t.Errorf("%v as %v (%v)", d.Action, d.User, d.Err)
-	}
-}
-
-// Health paths are answered here first, and no others. /livez is only Fairlead's own without a
-// local apiserver.
-func TestOwnHealthPaths(t *testing.T) {
-	_, p := thinker(t, worldConfig{})
-	for _, alone := range []bool{false, true} {
-		if alone {
-			p.cfg.Local = nil
-		}
-		for path, want := range map[string]bool{
-			"/readyz": true, "/readyz/": true, "/readyz/etcd": true, "/healthz": true, "/healthz/ping": true, "/livez": alone, "/livez/ping": alone,
-			"/readyzz": false, "/healthz-x": false, "/livezx": false, "/": false, "/api": false,
-		} {
-			if got := p.ownHealth(path); got != want {
-				t.Errorf("%s, alone %v: %v", path, alone, got)
-			}
-		}
-	}
-}
-
-// While the table is incomplete, requests for unknown APIs are refused; paths outside the API are
-// not.
-func TestIncompleteTable(t *testing.T) {
-	_, p := thinker(t, worldConfig{incomplete: true})
-	for path, want := range map[string]Action{
-		"/api": Refuse, "/api/v1/pods": Refuse, "/apis": Refuse, "/apis/none.example.com/v1": Refuse, "/openapi/v2": Refuse, "/openapi/v3/apis/none.example.com/v1": Refuse,
-		"/version": ToLocal, "/metrics": ToLocal, "/readyz": ToHealth, "/fairlead/status": ToPage,
-	} {
-		if d, _ := p.decision(t.Context(), asBob(path, ""), nil, true); d.Action != want {
-			t.Errorf("%s: %v, want %v (%v)", path, d.Action, want, d.Err)
-		}
-	}
-}
-
-// With --authorization-mode=backend, remotes authorize requests themselves. Requests that Fairlead
-// answers itself are still authorized.
-func TestRemotesLeftToThemselves(t *testing.T) {
-	_, p := thinker(t, worldConfig{})
-	p.cfg.Documents = http.NotFoundHandler()
-	p.cfg.Authz = must.Get(authz.New(authz.Config{LeaveRemotes: true}))(t) // without Review, all else is refused
-	for path, want := range map[string]Action{
-		remoteGV: ToRemote, remoteGV + "/widgets": ToRemote, "/api/v1/pods": ToLocal,
-		"/apis": Refuse, "/apis/remote.example.com": Refuse, "/openapi/v2": Refuse, "/fairlead/status": Refuse,
-	} {
-		if d, _ := p.decision(t.Context(), asBob(path, ""), nil, true); d.Action != want {
-			t.Errorf("%s: %v, want %v (%v)", path, d.Action, want, d.Err)
-		}
-	}
-	p.cfg.Local = nil
-	if d, _ := p.decision(t.Context(), asBob("/apis/apps/v1/deployments", ""), nil, true); !apierrors.IsForbidden(d.Err) {
-		t.Errorf("without a local apiserver, its paths: %v", d.Err)
-	}
-}
-
-// Without a local apiserver, only the APIs of the table exist; other paths are Fairlead's own
-// pages.
-func TestNoLocalAPIServer(t *testing.T) {
-	_, p := thinker(t, worldConfig{})
-	p.cfg.Local = nil
-	for path, want := range map[string]Action{
-		"/api/v1/pods": Refuse, "/apis/apps/v1/deployments": Refuse, remoteGV: ToRemote, "/": ToPage, "/metrics": ToPage,
-	} {
-		if d, _ := p.decision(t.Context(), asBob(path, ""), nil, true); d.Action != want || want == Refuse && !apierrors.IsNotFound(d.Err) {
-			t.Errorf("%s: %v, want %v (%v)", path, d.Action, want, d.Err)
-		}
 	}
 }
 
@@ -225,38 +209,19 @@ func TestUpgradeTokens(t *testing.T) {
 		{"with a certificate, impersonated", true, exec, true, "v5.channel.k8s.io"},
 		{"to a remote", false, remoteGV + exec[len("/api/v1"):], false, "v5.channel.k8s.io"},
 	} {
-		w := newWorld(t, worldConfig{impersonate: tt.impersonate, local: switching, remote: switching})
-		var pair *pki.Pair
+		w, p := thinker(t, worldConfig{impersonate: tt.impersonate})
+		conn := &authn.Conn{}
 		if tt.certificate {
-			pair = w.client.Issue(pki.Leaf{CommonName: "alice"})
+			conn.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice"}).Certificate}
 		}
-		const upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: " + token + ",v5.channel.k8s.io\r\n\r\n"
-		res, _, _ := w.say(t, pair, "GET "+tt.path+" HTTP/1.1\r\nHost: x\r\n"+upgrade)
-		far := w.local
-		if tt.path != exec {
-			far = w.remote
-		}
-		if got := far.last(t).header.Get("Sec-Websocket-Protocol"); res.StatusCode != http.StatusSwitchingProtocols || got != tt.want {
-			t.Errorf("%s: %d, it got %q, want %q", tt.name, res.StatusCode, got, tt.want)
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, tt.path, nil)
+		r.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Protocol": {token + ",v5.channel.k8s.io"}}
+		x := &exchange{p: p, head: headOf(r, time.Now())}
+		x.decision, _ = p.decision(t.Context(), x.head, conn, true)
+		if out := upgradeRequest(r, x, "10.0.0.1:443"); x.decision.Err != nil || out.Header.Get("Sec-Websocket-Protocol") != tt.want {
+			t.Errorf("%s: %v, sent with %q, want %q", tt.name, x.decision.Err, out.Header["Sec-Websocket-Protocol"], tt.want)
 		}
 	}
-}
-
-// A backend that refuses an upgrade and never ends its answer is cut off after refusalTimeout.
-func TestRefusalThatHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		near, far := net.Pipe()
-		defer near.Close()
-		go func() { _, _ = io.WriteString(far, "HTTP/1.1 403 Forbidden\r\nContent-Length: 10\r\n\r\nno") }()
-		res := must.Get(http.ReadResponse(bufio.NewReader(near), nil))(t)
-		begun := time.Now()
-		defer func() {
-			if cut, _ := recover().(error); !errors.Is(cut, http.ErrAbortHandler) || time.Since(begun) != refusalTimeout {
-				t.Errorf("after %v: %v", time.Since(begun), cut)
-			}
-		}()
-		(&Proxy{log: slog.New(slog.DiscardHandler)}).relayRefusal(httptest.NewRecorder(), near, res)
-	})
 }
 
 // usualHead is the head of a client-go controller with a service account's token.
@@ -276,25 +241,33 @@ func (p *Proxy) decision(ctx context.Context, h *Head, c *authn.Conn, wait bool)
 	return d, known
 }
 
-// A decision that needs no I/O allocates nothing.
+// A decision that needs no I/O allocates nothing, with impersonation or without.
 func TestDecideAllocates(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	h, c := usualHead(), &authn.Conn{}
-	if d, _ := w.proxy.decision(t.Context(), h, c, true); d.Action != ToRemote {
-		t.Fatalf("%v: %v", d.Action, d.Err)
-	}
-	allocatesNothing(t, w.proxy, h, c)
-}
-
-// allocatesNothing checks that a decision without I/O allocates nothing.
-func allocatesNothing(t *testing.T, p *Proxy, h *Head, c *authn.Conn) {
-	t.Helper()
-	var d Decision
-	if n := testing.AllocsPerRun(1000, func() {
-		if !p.decide(t.Context(), &d, h, c, false) {
-			t.Fatal("undecided without I/O")
+	for _, tc := range []struct {
+		name        string
+		impersonate bool
+		path, token string // else a certificate
+		want        Action
+	}{
+		{"token", false, usualHead().Path, usualHead().get("authorization"), ToRemote},
+		{"JWT, impersonated", true, "/api/v1/pods", "Bearer jwt.of.dave", ToLocal},
+		{"certificate, impersonated", true, "/api/v1/pods", "", ToLocal},
+	} {
+		w, p := thinker(t, worldConfig{impersonate: tc.impersonate})
+		h, c := usualHead(), &authn.Conn{}
+		if h.Path, h.Fields[3].Value = tc.path, tc.token; tc.token == "" {
+			c.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}).Certificate}
 		}
-	}); n > 0 {
-		t.Errorf("%v: %v allocations", h.Fields, n)
+		if d, _ := p.decision(t.Context(), h, c, true); d.Action != tc.want || tc.impersonate && d.Strip.pool != authn.PoolImpersonate {
+			t.Fatalf("%s: %v: %v", tc.name, d.Action, d.Err)
+		}
+		var d Decision
+		if n := testing.AllocsPerRun(1000, func() {
+			if !p.decide(t.Context(), &d, h, c, false) {
+				t.Fatal("undecided without I/O")
+			}
+		}); n > 0 {
+			t.Errorf("%s: %v allocations", tc.name, n)
+		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"runtime"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -107,41 +107,8 @@ func TestChainsOffTheLoop(t *testing.T) {
 	}
 }
 
-// A connection that fills the desk is refused, and others wait for their turn.
-func TestDeskIsShared(t *testing.T) {
-	heads := newDesk().heads
-	long := &Head{Remote: "192.0.2.1:1", Fields: []hpack.HeaderField{{Name: "x", Value: strings.Repeat("x", quickHead)}}}
-	if !long.costly() {
-		t.Error("a long head needs no desk")
-	}
-	ctx := t.Context()
-	leave := must.Get(turn(ctx, heads, long))(t)
-	done := make(chan error, maxAtDesk)
-	for range maxAtDesk {
-		go func() {
-			leave, err := turn(ctx, heads, long)
-			if err == nil {
-				leave()
-			}
-			done <- err
-		}()
-	}
-	refused := 0
-	for range maxAtDesk - maxAtDesk/16 { // those that do not wait
-		if err := <-done; err != nil {
-			refused++
-		}
-	}
-	leave()
-	if refused == 0 {
-		t.Error("no request of one connection was refused")
-	}
-	other := &Head{Remote: "192.0.2.2:1"}
-	leave = must.Get(turn(ctx, heads, other))(t)
-	leave()
-}
-
-// Long heads that fill the desk keep no certificates from it, also not of their own address.
+// Long heads that fill the desk are refused, and keep no certificates from it, also not of their
+// own address.
 func TestChainsBesideLongHeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, over, refused := newDesk(), make(chan struct{}), atomic.Int64{}
@@ -202,12 +169,10 @@ func TestParkedAtOnce(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		other := false
-		l.park(bob, 0, func() { other = true })
+		other := make(chan struct{}, 1)
+		l.park(bob, 0, func() { other <- struct{}{} })
 		synctest.Wait()
-		if !other {
-			t.Error("another source's request waits")
-		}
+		check.Same(t, 1, len(other), "decided requests of another source")
 		for done := range 200 {
 			if n := len(order); n != min(parkedAtOnce+done, 200) {
 				t.Fatalf("%d of 200 have started when %d are done", n, done)
@@ -216,13 +181,10 @@ func TestParkedAtOnce(t *testing.T) {
 			synctest.Wait()
 		}
 		close(order)
-		var got []int
-		for i := range order {
-			got = append(got, i)
+		for i := range 200 {
+			check.Same(t, i, <-order, "decided in turn")
 		}
-		if !slices.IsSorted(got) || len(l.by) > 0 {
-			t.Errorf("order %v, %d queues are left", got, len(l.by))
-		}
+		check.Same(t, 0, len(l.by), "queues that are left")
 	})
 }
 
@@ -275,13 +237,11 @@ func TestParkedBehindBadTokens(t *testing.T) {
 			return nil, false, nil
 		},
 	}))(t)
-	l := &frames{p: w.proxy}
-	l.requests.New = func() any { return newFrameRequest(l) }
 	conn := &h2.ConnInfo{Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}
 	ask := func(token string) chan h2.Plan {
 		plan := make(chan h2.Plan, 1)
 		h := &h2.Head{Method: http.MethodGet, Path: remoteGV + "/widgets", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}}
-		if p, ok := l.decide(conn, h, func(p h2.Plan) { plan <- p }); ok {
+		if p, ok := w.proxy.frames.decide(conn, h, func(p h2.Plan) { plan <- p }); ok {
 			plan <- p
 		}
 		return plan
@@ -296,4 +256,25 @@ func TestParkedBehindBadTokens(t *testing.T) {
 	case <-time.After(5 * time.Second): // a review takes at most 10 s
 		t.Error("the valid token waits for the invalid ones")
 	}
+}
+
+// A chain at which verification panics (like CVE-2024-24783 and CVE-2025-58188 in crypto/x509) ends
+// its own requests, not the process: over HTTP/2 a goroutine without another recover verifies it.
+func TestChainThatPanics(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	a := must.Get(authn.New(authn.Config{Anonymous: true, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+		panic("verifying " + peer[0].Subject.CommonName)
+	}}))(t)
+	w.proxy.cfg.Authn = a
+	everyWay(t, func(t *testing.T, proto string) {
+		c := w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: "mallory"}))
+		for range 2 {
+			res, err := c.Do(w.request(t, "GET", "/api/v1/pods", nil))
+			if err == nil {
+				res.Body.Close()
+				check.Same(t, http.StatusInternalServerError, res.StatusCode, "status")
+			}
+		}
+		w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/api/v1/pods", nil)).want(t, http.StatusOK, "another client")
+	})
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -25,87 +24,81 @@ import (
 )
 
 // While the local apiserver is unreachable, /metrics is still served to recently authorized
-// callers, and to no others.
+// callers, who do not wait for it, and to no others.
 func TestKnownScrapers(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	var asked, deaf atomic.Bool
-	may := must.Get(authz.New(authz.Config{AllowTTL: -1, DenyTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-		asked.Store(true)
-		if deaf.Load() {
+	w.proxy.cfg.Authz = must.Get(authz.New(authz.Config{AllowTTL: -1, DenyTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+		if asked.Store(true); deaf.Load() {
 			return authorizer.DecisionNoOpinion, "", errors.New("nobody answers")
 		}
 		return authorizer.DecisionAllow, "", nil
 	}}))(t)
-	p := must.Get(New(Config{Table: w.table, Authn: w.authenticator(t, worldConfig{}), Authz: may, Backends: w.proxy.cfg.Backends, Local: w.proxy.cfg.Local}))(t)
-	s := w.guard(t, p, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fairlead_up 1") })
+	s := w.guard(t, w.proxy, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fairlead_up 1") })
 	prometheus, grafana := w.client.Issue(pki.Leaf{CommonName: "prometheus"}), w.client.Issue(pki.Leaf{CommonName: "grafana"})
-	scrape := func(path string, pair *pki.Pair, token string) int {
+	scrape := func(want int, path string, pair *pki.Pair, user string) {
 		t.Helper()
+		asked.Store(false)
 		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+path, nil))(t)
-		if token != "" {
-			r.Header.Set("Authorization", "Bearer "+token)
+		if user != "" {
+			r.Header.Set("Authorization", "Bearer token-of-"+user)
 		}
 		got := w.do(t, w.httpClient(t, "http/1.1", pair), r)
-		if got.status == http.StatusOK && got.body != "fairlead_up 1" {
-			t.Errorf("%s: %q", path, got.body)
-		}
-		return got.status
-	}
-	for _, known := range []int{scrape("/metrics", prometheus, ""), scrape("/metrics", nil, "token-of-agent"), scrape("/status", grafana, "")} {
-		if known != http.StatusOK {
-			t.Fatalf("status %d while the local apiserver answers", known)
+		if got.want(t, want, path); want == http.StatusOK && (got.body != "fairlead_up 1" || deaf.Load() && asked.Load()) {
+			t.Errorf("%s: %q, asked: %v", path, got.body, asked.Load())
 		}
 	}
+	scrape(200, "/metrics", prometheus, "")
+	scrape(200, "/metrics", nil, "agent")
+	scrape(200, "/status", grafana, "")
 	deaf.Store(true)
-	check.Same(t, http.StatusServiceUnavailable, scrape("/metrics", prometheus, ""),
-		"status while the local apiserver is healthy and its review fails")
+	scrape(503, "/metrics", prometheus, "") // the local apiserver is healthy, and its review fails
 	w.local.Close()
-	p.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "connection refused")
-	asked.Store(false)
-	for _, tc := range []struct {
-		name, path string
-		pair       *pki.Pair
-		token      string
-		want       int
-	}{
-		{"known by certificate", "/metrics", prometheus, "", 200},
-		{"known by token", "/metrics", nil, "token-of-agent", 200},
-		{"known, but not for metrics", "/metrics", grafana, "", 503},
-		{"known, another page", "/status", prometheus, "", 503},
-		{"another token", "/metrics", nil, "token-of-other", 503},
-		{"nothing", "/metrics", nil, "", 401},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			asked.Store(false)
-			check.Same(t, tc.want, scrape(tc.path, tc.pair, tc.token), "status")
-			if tc.want == http.StatusOK && asked.Load() {
-				t.Error("a known scraper waits for an apiserver that is down")
-			}
-		})
-	}
+	w.proxy.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "connection refused")
+	scrape(200, "/metrics", prometheus, "")
+	scrape(200, "/metrics", nil, "agent")
+	scrape(503, "/metrics", grafana, "") // known, but not for metrics
+	scrape(503, "/status", prometheus, "")
+	scrape(503, "/metrics", nil, "other")
+	scrape(401, "/metrics", nil, "")
 }
 
-func TestScrapersAreForgotten(t *testing.T) {
-	var k scrapers
+// While reviews fail, only an earlier GET of /metrics lets a scraper in, if its user has no extra
+// that could be a limit. It is forgotten after five minutes.
+func TestWhichScrapersAreKnown(t *testing.T) {
 	now := time.Now()
-	scrape := func(name string) *Decision {
-		return &Decision{Request: Request{Verb: "get", Path: metricsPath}, Credentials: authn.Credentials{Kind: authn.KindCertificate, User: &user.DefaultInfo{Name: name}}}
+	of := func(name, verb string, kind authn.Kind, extra map[string][]string) *Decision {
+		u := &user.DefaultInfo{Name: name, Extra: extra}
+		return &Decision{Request: Request{Verb: verb, Path: metricsPath}, Credentials: authn.Credentials{Kind: kind, User: u}}
 	}
-	d := scrape("prometheus")
-	k.remember(d, now)
-	if !k.knows(d, now.Add(scraperMemory-1)) || k.knows(d, now.Add(scraperMemory)) {
-		t.Error("a scraper is not remembered for exactly five minutes")
+	scoped, first, second := map[string][]string{"scopes": {"none"}}, map[string][]string{"credential-id": {"1"}}, map[string][]string{"credential-id": {"2"}}
+	const front, leaf = authn.KindFrontProxy, authn.KindCertificate
+	impersonating := of("a", "get", front, nil)
+	impersonating.Credentials.Impersonates = true
+	for _, tc := range []struct {
+		name          string
+		known, caller *Decision
+		want          bool
+	}{
+		{"the same", of("a", "get", front, nil), of("a", "get", front, nil), true},
+		{"a renewed certificate", of("a", "get", leaf, first), of("a", "get", leaf, second), true},
+		{"let in for another method", of("a", "post", front, nil), of("a", "get", front, nil), false},
+		{"by another method", of("a", "get", front, nil), of("a", "post", front, nil), false},
+		{"with a limit", of("a", "get", front, nil), of("a", "get", front, scoped), false},
+		{"as somebody else", of("a", "get", front, nil), impersonating, false},
+	} {
+		var k scrapers
+		k.remember(tc.known, now)
+		check.Same(t, tc.want, k.knows(tc.caller, now.Add(scraperMemory-1)), "%s: known", tc.name)
+		check.Same(t, false, k.knows(tc.caller, now.Add(scraperMemory)), "%s: known after five minutes", tc.name)
 	}
+	var k scrapers
 	for i := range 2 * maxScrapers {
-		k.remember(scrape(string(rune('a'+i))), now)
+		k.remember(of(fmt.Sprint(i), "get", leaf, nil), now)
 	}
 	check.Same(t, maxScrapers, len(k.known), "scrapers remembered")
-	k.remember(d, now.Add(scraperMemory))
+	k.remember(of("new", "get", leaf, nil), now.Add(scraperMemory))
 	check.Same(t, 1, len(k.known), "scrapers remembered after five minutes, only the new one")
-	d.Credentials.Impersonates = true
-	if k.knows(d, now) {
-		t.Error("a caller that impersonates is remembered")
-	}
 }
 
 // A client whose certificates get no turn gets no page. Its reviews count for its address.
@@ -141,24 +134,6 @@ func TestGuardServesWhatItAuthorizes(t *testing.T) {
 		authorized, served, ok := strings.Cut(body, " ")
 		if strings.HasPrefix(string(raw), "HTTP/1.1 200") && (!ok || authorized != served) {
 			t.Errorf("%s: authorized for %q, served %q", target, authorized, served)
-		}
-	}
-}
-
-// A caller who asks to be another user gets the same answer, and learns no address.
-func TestNobodyAuthorizesImpersonation(t *testing.T) {
-	_, p := thinker(t, worldConfig{})
-	for failure, want := range map[error]int{errors.New("dial tcp 192.0.2.1:6443: connection refused"): 503, bound.ErrFull: 429} {
-		p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-			return authorizer.DecisionNoOpinion, "", failure
-		}}))(t)
-		d, _ := p.decision(t.Context(), asBob(remoteGV, ""), nil, true)
-		r := p.asUser(httptest.NewRequestWithContext(t.Context(), http.MethodGet, remoteGV, nil), &exchange{decision: d})
-		r.Header.Set("Impersonate-User", "jane")
-		w := httptest.NewRecorder()
-		p.impersonation(http.NotFoundHandler()).ServeHTTP(w, r)
-		if w.Code != want || w.Header().Get("Retry-After") != "1" || strings.Contains(w.Body.String(), failure.Error()) {
-			t.Errorf("%v: %d, Retry-After %q: %s", failure, w.Code, w.Header().Get("Retry-After"), w.Body)
 		}
 	}
 }

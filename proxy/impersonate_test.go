@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"crypto/x509"
 	"encoding/base64"
 	"io"
@@ -10,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
@@ -122,37 +122,28 @@ func TestImpersonatedIdentity(t *testing.T) {
 	for _, p := range passports(w) {
 		t.Run(p.name, func(t *testing.T) {
 			for name, forged := range impersonationForgeries() {
-				header := p.header.Clone()
-				if header == nil {
-					header = http.Header{}
-				}
+				header := http.Header{}
+				maps.Copy(header, p.header)
 				maps.Copy(header, forged)
 				for _, way := range []string{"http/1.1", "h2", "websocket", "SPDY/3.1"} {
-					before := w.local.count()
-					status := w.visit(t, way, p.pair, header)
-					want := p.status
-					if want == 0 {
-						want = 200
-					}
-					if way != "http/1.1" && way != "h2" && want == 200 {
+					before, about := w.local.count(), name+", "+way
+					want := cmp.Or(p.status, 200)
+					if want == 200 && way != "http/1.1" && way != "h2" {
 						want = 101
 					}
-					if status != want {
-						t.Errorf("%s, %s: status %d, want %d", name, way, status, want)
-						continue
-					}
+					check.Same(t, want, w.visit(t, way, p.pair, header), "%s: status", about)
 					if want >= 400 {
-						check.Same(t, 0, w.local.count()-before, "%s, %s: refused requests at the local apiserver", name, way)
+						check.Same(t, 0, w.local.count()-before, "%s: refused requests at the local apiserver", about)
 						continue
 					}
-					own, user, groups := asserted(t, w.local.last(t))
+					in := w.local.last(t)
+					own, user, groups := asserted(t, in)
 					if own != (p.as != "") || user != p.as || !slices.Equal(groups, p.groups) {
-						t.Errorf("%s, %s: came with our credential %v as %q of %q, want %q of %q", name, way, own, user, groups, p.as, p.groups)
+						t.Errorf("%s: came with our credential %v as %q of %q, want %q of %q", about, own, user, groups, p.as, p.groups)
 					}
 					if !own {
-						in := w.local.last(t).header
-						check.Same(t, p.header["Authorization"], in["Authorization"], "%s, %s: Authorization", name, way)
-						check.Same(t, p.header["Impersonate-User"], in["Impersonate-User"], "%s, %s: Impersonate-User", name, way)
+						check.Same(t, p.header["Authorization"], in.header["Authorization"], "%s: Authorization", about)
+						check.Same(t, p.header["Impersonate-User"], in.header["Impersonate-User"], "%s: Impersonate-User", about)
 					}
 				}
 			}
@@ -203,48 +194,37 @@ func TestAuditOfImpersonation(t *testing.T) {
 }
 
 // A 401 of the local apiserver concerns our own credential if that was sent: the caller's is still
-// valid. A 401 from a Service is forwarded.
+// valid.
 func TestOwnCredentialIsRefused(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true, local: func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(http.StatusUnauthorized) }})
 	alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
-	everyWay(t, func(t *testing.T, proto string) {
-		for _, tc := range []struct {
-			name, path, token string
-			pair              *pki.Pair
-			status, counted   int
-		}{
-			{"certificate", "/api/v1/pods", "", alice, 503, 1},
-			{"watch", "/api/v1/pods?watch=1", "", alice, 503, 1},
-			{"a Service's own", "/api/v1/namespaces/a/services/b/proxy/", "", alice, 401, 0},
-			{"token", "/api/v1/pods", "Bearer token-of-bob", nil, 401, 0},
-		} {
-			w.rejections.Store(0)
-			r := w.request(t, "GET", tc.path, nil)
-			if tc.token != "" {
-				r.Header.Set("Authorization", tc.token)
-			}
-			got := w.do(t, w.httpClient(t, proto, tc.pair), r)
-			if got.status != tc.status || int(w.rejections.Load()) != tc.counted {
-				t.Errorf("%s: status %d, reported %d times: %s", tc.name, got.status, w.rejections.Load(), got.body)
-			}
-		}
-	})
-	w.rejections.Store(0)
-	if got := w.visit(t, "websocket", alice, http.Header{}); got != 503 || w.rejections.Load() != 1 {
-		t.Errorf("upgrade: status %d, reported %d times", got, w.rejections.Load())
+	for i, way := range []string{"http/1.1", "h2", "websocket"} {
+		check.Same(t, http.StatusServiceUnavailable, w.visit(t, way, alice, http.Header{}), "%s: status", way)
+		check.Same(t, i+1, int(w.rejections.Load()), "%s: reports", way)
 	}
+	check.Same(t, http.StatusUnauthorized, w.visit(t, "h2", nil, http.Header{"Authorization": {"Bearer token-of-bob"}}), "a token: status")
+	check.Same(t, 3, int(w.rejections.Load()), "reports")
 }
 
 // A caller with a certificate who wants to be somebody else is only asserted to the local
-// apiserver, which decides about that. A front door that sends one identity decides itself.
+// apiserver, which decides about that. A front door that sends one identity decides itself, and
+// refuses a user for whom it must not speak by name.
 func TestImpersonationAtTheLocalAPIServer(t *testing.T) {
-	for impersonate, want := range map[bool]Action{false: ToLocal, true: Impersonate} {
-		w, p := thinker(t, worldConfig{impersonate: impersonate})
-		c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "boss"}).Certificate}}
+	for _, tc := range []struct {
+		impersonate bool
+		leaf        pki.Leaf
+		want        Action
+	}{
+		{false, pki.Leaf{CommonName: "boss"}, ToLocal},
+		{true, pki.Leaf{CommonName: "boss"}, Impersonate},
+		{true, pki.Leaf{CommonName: "boss", Organizations: []string{"system:masters"}}, Refuse},
+	} {
+		w, p := thinker(t, worldConfig{impersonate: tc.impersonate})
+		c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(tc.leaf).Certificate}}
 		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "impersonate-user", Value: "jane"}}}
 		d, _ := p.decision(t.Context(), h, c, true)
-		if d.Action != want || d.User.GetName() != "boss" || !impersonate && d.Strip.Removes("impersonate-user") {
-			t.Errorf("impersonating %v: %v as %v (%v)", impersonate, d.Action, d.User, d.Err)
+		if d.Action != tc.want || d.User.GetName() != "boss" || d.Action == ToLocal && d.Strip.Removes("impersonate-user") {
+			t.Errorf("%v: %v as %v (%v)", tc, d.Action, d.User, d.Err)
 		}
 	}
 }
@@ -266,105 +246,57 @@ func TestWhoseCredentialIsRefused(t *testing.T) {
 	}
 }
 
-// A user for whom this process must not speak is refused by name.
-func TestRefusedUserIsNamed(t *testing.T) {
-	w, p := thinker(t, worldConfig{impersonate: true})
-	c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}}).Certificate}}
-	d, _ := p.decision(t.Context(), &Head{Method: "GET", Path: "/api/v1/pods"}, c, true)
-	if d.Action != Refuse || d.User == nil || d.User.GetName() != "root" {
-		t.Errorf("%v, %v (%v)", d.Action, d.User, d.Err)
-	}
-}
-
-// The health paths and the admin port authenticate the same callers.
+// The health paths and the admin port authenticate the same callers, and impersonate likewise.
 func TestImpersonatedElsewhere(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
 	guarded := w.guard(t, w.proxy, func(rw http.ResponseWriter, r *http.Request) {
 		u, _ := request.UserFrom(r.Context())
 		_, _ = io.WriteString(rw, u.GetName())
 	})
-	page := func(token string, pair *pki.Pair) answer {
-		r := w.request(t, "GET", "/page", nil)
-		r.URL.Opaque = "//" + guarded.Listener.Addr().String() + "/page"
-		r.URL.Host = guarded.Listener.Addr().String()
-		r.Header.Set("Authorization", "Bearer "+token)
-		return w.do(t, w.httpClient(t, "http/1.1", pair), r)
+	boss := w.client.Issue(pki.Leaf{CommonName: "boss"})
+	token := func(v string) http.Header { return http.Header{"Authorization": {"Bearer " + v}} }
+	jane := func(group string) http.Header {
+		return http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {group}}
 	}
-	page("jwt.of.system:serviceaccount:seen:nowhere", nil).want(t, 403, "a page, with a JWT that comes for the first time")
 	for _, tc := range []struct {
-		name, token     string
-		pair            *pki.Pair
-		remote, guarded int
-		user            string
+		name   string
+		header http.Header
+		pair   *pki.Pair
+		status int
+		user   string
 	}{
-		{"JWT", "jwt.of.dave", nil, 200, 200, "dave"},
-		{"JWT of a ServiceAccount", "jwt.of.system:serviceaccount:a:b", nil, 403, 403, ""},
-		{"bad JWT", "jwt.of", nil, 401, 401, ""},
-		{"token", "token-of-bob", nil, 200, 200, "bob"},
-		{"certificate", "", w.client.Issue(pki.Leaf{CommonName: "alice"}), 200, 200, "alice"},
-		{"master", "", w.client.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}}), 403, 403, ""},
+		{"JWT of a ServiceAccount", token("jwt.of.system:serviceaccount:a:b"), nil, 403, ""},
+		{"JWT", token("jwt.of.dave"), nil, 200, "dave"},
+		{"bad JWT", token("jwt.of"), nil, 401, ""},
+		{"token", token("token-of-bob"), nil, 200, "bob"},
+		{"certificate", nil, w.client.Issue(pki.Leaf{CommonName: "alice"}), 200, "alice"},
+		{"master", nil, w.client.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}}), 403, ""},
+		{"impersonation", jane("dev"), boss, 200, "jane"},
+		{"impersonated master", jane("system:masters"), boss, 403, ""},
 	} {
-		r := w.by(t, "Bearer "+tc.token, "GET", remoteGV+"/widgets", nil)
-		if got := w.do(t, w.httpClient(t, "h2", tc.pair), r); got.status != tc.remote {
-			t.Errorf("%s: status %d: %s", tc.name, got.status, got.body)
-		} else if in := w.remote; tc.remote == 200 && (in.last(t).header.Get("X-Remote-User") != tc.user || in.last(t).header.Get("Authorization") != "") {
-			t.Errorf("%s: a remote got %v", tc.name, identityFields(in.last(t).header))
+		ask := func(proto, method, path string) answer {
+			r := w.request(t, method, path, nil)
+			if path == "/page" {
+				r.URL.Host, r.URL.Opaque = guarded.Listener.Addr().String(), ""
+				r.URL.Path = path
+			}
+			maps.Copy(r.Header, tc.header)
+			got := w.do(t, w.httpClient(t, proto, tc.pair), r)
+			got.want(t, tc.status, tc.name, path)
+			return got
 		}
-		if got := page(tc.token, tc.pair); got.status != tc.guarded || got.status == 200 && got.body != tc.user {
-			t.Errorf("%s: a page: status %d: %s", tc.name, got.status, got.body)
+		if page := ask("http/1.1", "GET", "/page"); tc.status == 200 && page.body != tc.user {
+			t.Errorf("%s: a page, served to %q", tc.name, page.body)
 		}
-	}
-	for as, want := range map[string]int{"": 200, "jane": 200, "system:masters": 403} {
-		r := w.request(t, "GET", "/page", nil)
-		r.URL.Host, r.URL.Opaque = guarded.Listener.Addr().String(), ""
-		if as != "" {
-			r.Header = http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {as}}
+		ask("h2", "GET", remoteGV+"/widgets")
+		if tc.status == 200 {
+			in := w.remote.last(t).header
+			check.Same(t, tc.user, in.Get("X-Remote-User"), "%s: a remote's user", tc.name)
+			check.Same(t, "", in.Get("Authorization")+in.Get("Impersonate-User"), "%s: credentials at a remote", tc.name)
 		}
-		got := w.do(t, w.httpClient(t, "http/1.1", w.client.Issue(pki.Leaf{CommonName: "boss"})), r)
-		got.want(t, want, "a page, as", as)
-		if user := map[string]string{"": "boss", "jane": "jane"}[as]; want == 200 && got.body != user {
-			t.Errorf("a page, as %q: served to %q", as, got.body)
+		if tc.user != "bob" { // the local apiserver knows other tokens itself
+			ask("h2", "POST", "/readyz")
 		}
-		r = w.request(t, "POST", "/readyz", io.NopCloser(strings.NewReader("body")))
-		if as != "" {
-			r.Header = http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {as}}
-		}
-		w.do(t, w.httpClient(t, "h2", w.client.Issue(pki.Leaf{CommonName: "boss"})), r).want(t, want, "health, as", as)
-	}
-}
-
-// Trailers do not carry identity.
-func TestImpersonatedTrailers(t *testing.T) {
-	w := newWorld(t, worldConfig{impersonate: true})
-	alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
-	everyWay(t, func(t *testing.T, proto string) {
-		r := w.request(t, "POST", "/api/v1/pods", io.NopCloser(strings.NewReader("body")))
-		r.ContentLength = -1
-		r.Trailer = http.Header{"Impersonate-Group": {"system:masters"}, "Authorization": {"Bearer token-of-root"}, "X-Remote-User": {"root"}, "X-Checksum": {"abc"}}
-		w.do(t, w.httpClient(t, proto, alice), r).want(t, 200)
-		in := w.local.last(t)
-		maps.DeleteFunc(in.trailer, func(_ string, values []string) bool { return values == nil }) // announced, and never sent
-		if diff := cmp.Diff(http.Header{"X-Checksum": {"abc"}}, in.trailer); diff != "" || in.header.Get("Impersonate-User") != "alice" {
-			t.Errorf("as %q, trailers (-want +got):\n%s", in.header.Get("Impersonate-User"), diff)
-		}
-	})
-}
-
-// A decision with impersonation allocates what one with a front proxy's user does: nothing.
-func TestImpersonationAllocates(t *testing.T) {
-	w := newWorld(t, worldConfig{impersonate: true})
-	h := usualHead()
-	h.Path = "/api/v1/pods"
-	for _, value := range []string{"", "Bearer jwt.of.dave"} {
-		h.Fields[3].Value = value
-		c := &authn.Conn{}
-		if value == "" {
-			c.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}).Certificate}
-		}
-		if d, _ := w.proxy.decision(t.Context(), h, c, true); d.Action != ToLocal || d.Strip.pool != authn.PoolImpersonate {
-			t.Fatalf("%v: %v", d.Action, d.Err)
-		}
-		allocatesNothing(t, w.proxy, h, c)
 	}
 }
 
@@ -423,29 +355,6 @@ func FuzzDecideImpersonating(f *testing.F) {
 			t.Errorf("sent as %q, decided for %v", users, d.User)
 		}
 	})
-}
-
-// A JWT of our issuers must be the only token: the local apiserver would try another one if it
-// failed, and does not know which users we refuse.
-func TestIssuedBesideAnotherToken(t *testing.T) {
-	w := newWorld(t, worldConfig{impersonate: true, local: switching, remote: switching})
-	for _, bearer := range []string{"bad", "token-of-bob"} {
-		for _, jwt := range []string{"jwt.of", "jwt.of.dave", "jwt.of.system:serviceaccount:fairlead:fairlead"} {
-			for _, path := range []string{"/api/v1/namespaces/a/pods/b/exec", remoteGV + "/widgets"} {
-				r := w.request(t, "GET", path, nil)
-				r.Header = http.Header{
-					"Authorization": {"Bearer " + bearer}, "Connection": {"Upgrade"}, "Upgrade": {"websocket"},
-					"Sec-Websocket-Protocol": {"base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(jwt)) + ", v5.channel.k8s.io"},
-				}
-				if res := w.write(t, nil, r); res.StatusCode != http.StatusUnauthorized {
-					t.Errorf("%s beside %s: %s: status %d, want 401", jwt, bearer, path, res.StatusCode)
-				}
-			}
-		}
-	}
-	if n, m := w.local.count(), w.remote.count(); n+m != 0 {
-		t.Errorf("%d requests have reached the local apiserver, %d a remote", n, m)
-	}
 }
 
 // The issuer of a long token is determined at the desk. Otherwise strangers with many of them would

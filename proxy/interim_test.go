@@ -20,22 +20,19 @@ func countHints(ctx context.Context, n *int) context.Context {
 
 // A backend that sends interim heads without end is stopped, over either protocol.
 func TestInterimFlood(t *testing.T) {
-	flood := func(w http.ResponseWriter, r *http.Request) {
+	bothBackends(t, worldConfig{remote: func(w http.ResponseWriter, r *http.Request) {
 		for r.Context().Err() == nil {
 			w.WriteHeader(http.StatusEarlyHints)
 		}
-	}
-	for _, http1 := range []bool{true, false} {
-		w := newWorld(t, worldConfig{remote: flood, remoteHTTP1: http1})
+	}}, func(t *testing.T, w *world) {
 		everyWay(t, func(t *testing.T, proto string) {
-			r := w.as(t, "bob", "GET", remoteGV+"/widgets?timeout=5s", nil)
-			n := 0
+			r, n := w.as(t, "bob", "GET", remoteGV+"/widgets?timeout=5s", nil), 0
 			got := w.do(t, w.httpClient(t, proto, nil), r.WithContext(countHints(r.Context(), &n)))
 			if got.status != http.StatusBadGateway || n > maxInterims {
-				t.Errorf("HTTP/1.1 backend %v: %d after %d interim heads: %s", http1, got.status, n, got.body)
+				t.Errorf("%d after %d interim heads: %s", got.status, n, got.body)
 			}
 		})
-	}
+	})
 }
 
 // An interim head after the end of its request is dropped, and none removes fields of the final
@@ -59,41 +56,28 @@ func TestInterimTooLate(t *testing.T) {
 	}
 }
 
-func hintThenRead(w http.ResponseWriter, r *http.Request) {
-	w.WriteHeader(http.StatusEarlyHints)
-	_, _ = io.Copy(io.Discard, r.Body)
-	w.Header().Set("Connection", "close")
-}
-
-// An HTTP/1.0 client gets no interim heads.
-func TestInterimOfAnOldClient(t *testing.T) {
-	for _, http1 := range []bool{true, false} {
-		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})
-		conn := w.dial(t, w.front, nil)
-		must.Get(fmt.Fprintf(conn, "GET %s/widgets HTTP/1.0\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV))(t)
-		if got, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(got), "HTTP/1.0 200 OK\r\n") {
-			t.Errorf("HTTP/1.1 backend %v: %q, %v", http1, got, err)
+// An HTTP/1.0 client gets no interim heads. One of a backend does not race with net/http's own 100
+// Continue: for the race detector.
+func TestInterimsOfHTTP1(t *testing.T) {
+	bothBackends(t, worldConfig{remote: func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusEarlyHints)
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Connection", "close")
+	}}, func(t *testing.T, w *world) {
+		old := w.dial(t, w.front, nil)
+		must.Get(fmt.Fprintf(old, "GET %s/widgets HTTP/1.0\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV))(t)
+		if got, err := io.ReadAll(old); err != nil || !strings.HasPrefix(string(got), "HTTP/1.0 200 OK\r\n") {
+			t.Errorf("HTTP/1.0: %q, %v", got, err)
 		}
-	}
-}
-
-// An interim head of the backend and net/http's own 100 Continue do not race: for the race
-// detector.
-func TestInterimBesideContinue(t *testing.T) {
-	for _, http1 := range []bool{true, false} {
-		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})
 		res, br, conn := w.raw(t, "POST "+remoteGV+"/widgets", "X-Unread: 1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
-		for hinted := false; ; res = must.Get(http.ReadResponse(br, nil))(t) {
-			if res.StatusCode == http.StatusOK && hinted {
-				break
-			}
-			if res.StatusCode >= 200 {
-				t.Fatalf("%d", res.StatusCode)
-			}
-			if res.StatusCode == http.StatusEarlyHints {
+		for hinted := false; res.StatusCode != http.StatusOK || !hinted; res = must.Get(http.ReadResponse(br, nil))(t) {
+			switch {
+			case res.StatusCode >= 200:
+				t.Fatal(res)
+			case res.StatusCode == http.StatusEarlyHints:
 				hinted = true
 				must.Get(io.WriteString(conn, "1\r\na\r\n0\r\n\r\n"))(t)
 			}
 		}
-	}
+	})
 }

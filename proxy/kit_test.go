@@ -36,6 +36,7 @@ type world struct {
 	table         func() *registry.Table
 	current       current
 	rejections    atomic.Int32
+	localDown     atomic.Bool // nothing answers at the local apiserver's address
 }
 
 const remoteGV = "/apis/remote.example.com/v1"
@@ -45,26 +46,19 @@ type worldConfig struct {
 	remote      http.HandlerFunc
 	local       http.HandlerFunc
 	change      func(*apiregistrationv1.APIService)
-	also        func(*registry.Input)  // adds to the table
-	judge       func(*registry.Report) // changes reports on endpoints
+	also        func(*registry.Input) // adds to the table
 	unhealthy   bool
-	anonymous   bool
 	incomplete  bool
 	// guard is the backends'. If nil, backends stay trusted.
 	guard func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
-	// roots verify backends, and pair is shown to them. If nil: the serving CA, and a pair for
-	// front-proxy-client.
+	// roots verify backends. If nil, the serving CA does.
 	roots func(apiService string, b *registry.Backend) *x509.CertPool
-	pair  func() tls.Certificate
-	// identity is IdentityChanged of the backends' configuration.
-	identity func() <-chan struct{}
 	// impersonate sends callers to the local apiserver in Impersonate-*, with our own credential.
 	impersonate bool
 	// observe is that of the backends' configuration.
-	observe     func(apiService, address string, took time.Duration)
-	maxInFlight int
-	goAway      float64
-	access      *accesslog.Log
+	observe func(apiService, address string, took time.Duration)
+	goAway  float64
+	access  *accesslog.Log
 	// taps serves /fairlead/tap.
 	taps   bool
 	audit  *audit.Log
@@ -112,17 +106,22 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		Table: w.table, Dial: new(net.Dialer).DialContext, TLS: func(apiService string, b *registry.Backend) (*tls.Config, error) {
 			tc := tlsTo(b.ServerName, true)
 			if c.roots != nil {
-				tc.RootCAs, tc.Certificates[0] = c.roots(apiService, b), c.pair()
+				tc.RootCAs = c.roots(apiService, b)
 			}
 			return tc, nil
-		}, Guard: c.guard, IdentityChanged: c.identity, Observe: c.observe,
+		}, Guard: c.guard, Observe: c.observe,
 	}
 	if c.backends != nil {
 		c.backends(&backends)
 	}
 	pools := must.Get(backend.New(backends))(t)
 	local, err := backend.NewLocal(backend.LocalConfig{
-		Servers: []string{w.local.URL}, Dial: new(net.Dialer).DialContext, TLS: func(certificate bool) (*tls.Config, error) {
+		Servers: []string{w.local.URL}, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if w.localDown.Load() {
+				return nil, net.ErrClosed
+			}
+			return new(net.Dialer).DialContext(ctx, network, address)
+		}, TLS: func(certificate bool) (*tls.Config, error) {
 			return tlsTo("localhost", certificate && !c.impersonate), nil
 		},
 	})
@@ -134,7 +133,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		taps = &accesslog.Taps{}
 		pages = taps
 	}
-	w.proxy = must.Get(New(Config{CredentialRejected: func() { w.rejections.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
+	w.proxy = must.Get(New(Config{CredentialRejected: func() { w.rejections.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	w.lane = w.proxy.Frames(h2.Config{})

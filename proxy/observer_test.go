@@ -183,54 +183,42 @@ func TestAuditLocal(t *testing.T) {
 	})
 }
 
-// Bodies of requests that Fairlead answers itself are recorded, also with impersonation.
-func TestAuditBodiesOfOwn(t *testing.T) {
+// Bodies of extension servers are recorded if the policy says so, which kube-apiserver cannot do
+// (kubernetes/kubernetes#103889), and those that Fairlead answers itself, also with impersonation.
+// They are forwarded unchanged.
+func TestAuditBodies(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
-		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Request}]", false)
-		w := newWorld(t, worldConfig{audit: log, also: func(in *registry.Input) { in.Options = &registry.Options{Directory: true} }})
-		w.proxy.cfg.Pages = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
-		for _, as := range []string{"", "jane"} {
-			r := w.request(t, "POST", "/apis/apiregistration.k8s.io/v1/apiservices", strings.NewReader(`{"spec":1}`))
-			r.Header = http.Header{"Authorization": {"Bearer token-of-boss"}, "Content-Type": {"application/json"}}
+		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: RequestResponse, resources: [{group: remote.example.com}, {group: apiregistration.k8s.io}]}, {level: Metadata}]", true)
+		echo := func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.Copy(io.Discard, r.Body)
+			_, _ = io.WriteString(w, `{"kind":"Widget"}`)
+		}
+		w := newWorld(t, worldConfig{audit: log, remote: echo, also: func(in *registry.Input) { in.Options.Directory = true }})
+		w.proxy.cfg.Pages = http.HandlerFunc(echo)
+		const pages = "/apis/apiregistration.k8s.io/v1/apiservices"
+		for _, line := range []string{remoteGV + "/widgets", pages, pages + " jane", "/api/v1/pods"} {
+			target, as, _ := strings.Cut(line, " ")
+			r := w.as(t, "boss", "POST", target, strings.NewReader(`{"spec":1}`))
+			r.Header.Set("Content-Type", "application/json")
 			if as != "" {
 				r.Header.Set("Impersonate-User", as)
 			}
-			w.do(t, w.httpClient(t, proto, nil), r)
+			w.do(t, w.httpClient(t, proto, nil), r).want(t, 200, line)
 		}
-		for _, ev := range read(2) {
-			if ev.RequestObject == nil || string(ev.RequestObject.Raw) != `{"spec":1}` {
-				t.Errorf("%s: %v", inShort(&ev), ev.RequestObject)
+		check.Same(t, `{"spec":1}`, w.remote.last(t).body, "the backend's body")
+		var got []string
+		for _, ev := range read(4) {
+			bodies := string(ev.Level)
+			if ev.RequestObject != nil {
+				bodies += " " + string(ev.RequestObject.Raw)
 			}
+			if ev.ResponseObject != nil {
+				bodies += " " + string(ev.ResponseObject.Raw)
+			}
+			got = append(got, bodies)
 		}
-	})
-}
-
-// Bodies of extension servers are recorded if the policy says so, which kube-apiserver cannot do
-// (kubernetes/kubernetes#103889). They are forwarded unchanged.
-func TestAuditBodies(t *testing.T) {
-	everyWay(t, func(t *testing.T, proto string) {
-		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: RequestResponse, resources: [{group: remote.example.com}]}, {level: Metadata}]", true)
-		w := newWorld(t, worldConfig{audit: log, remote: func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = io.WriteString(w, `{"kind":"Widget"}`)
-		}})
-		for _, target := range []string{remoteGV + "/widgets", "/api/v1/pods"} {
-			r := w.request(t, "POST", target, strings.NewReader(`{"spec":1}`))
-			r.Header = http.Header{"Authorization": {"Bearer token-of-bob"}, "Content-Type": {"application/json"}}
-			w.do(t, w.httpClient(t, proto, nil), r)
-		}
-		if got := w.remote.last(t); got.body != `{"spec":1}` {
-			t.Errorf("the backend got %q", got.body)
-		}
-		events := read(2)
-		if len(events) != 2 {
-			t.Fatalf("%d events", len(events))
-		}
-		if ev := events[0]; ev.RequestObject == nil || string(ev.RequestObject.Raw) != `{"spec":1}` || ev.ResponseObject == nil || string(ev.ResponseObject.Raw) != `{"kind":"Widget"}` {
-			t.Errorf("%+v", ev)
-		}
-		if ev := events[1]; ev.RequestObject != nil || ev.ResponseObject != nil || ev.Level != auditv1.LevelMetadata {
-			t.Errorf("%+v", ev)
-		}
+		const all = `RequestResponse {"spec":1} {"kind":"Widget"}`
+		check.Same(t, []string{all, all, all, "Metadata"}, got, "recorded")
 	})
 }

@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptrace"
+	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,72 +24,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// announce sends n heads of requests without their bodies until the test ends.
-func (w *world) announce(t *testing.T, c *http.Client, n int, target, token string) {
-	t.Helper()
-	var sent, over sync.WaitGroup
-	sent.Add(n)
-	bodies := make([]*io.PipeWriter, n)
-	for i := range n {
-		body, unsent := io.Pipe()
-		bodies[i] = unsent
-		r := w.request(t, "POST", target, body)
-		r.ContentLength = 100
-		r.Header.Set("Authorization", token)
-		var once sync.Once
-		r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{WroteHeaders: func() { once.Do(sent.Done) }}))
-		over.Go(func() {
-			if res, err := c.Do(r); err == nil {
-				res.Body.Close()
-			}
-		})
-	}
-	sent.Wait()
-	t.Cleanup(func() {
-		for _, b := range bodies {
-			b.Close()
-		}
-		over.Wait()
-	})
-}
-
-// Announced bodies that are never sent take no places from others (defect A1).
-func TestSilentBodies(t *testing.T) {
-	t.Parallel() // it waits most of the time
-	for _, tc := range []struct {
-		name, target, token string
-		world               worldConfig
-		probe               string
-		code                int
-	}{
-		{"unproven", "/api/v1/namespaces/x/pods", "", worldConfig{}, "/version", 200},
-		{"unproven, long-running", "/api/v1/namespaces/x/pods/y/exec", "", worldConfig{}, "/api/v1/namespaces/x/pods/y/exec", 200},
-		{"a remote over HTTP/1.1", remoteGV + "/widgets", "Bearer token-of-bob", worldConfig{remoteHTTP1: true, change: annotate("max-inflight", "100")}, remoteGV + "/widgets", 200},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			everyWay(t, func(t *testing.T, proto string) {
-				w := newWorld(t, tc.world)
-				c := w.httpClient(t, proto, nil)
-				w.announce(t, c, 200, tc.target, tc.token)
-				for i := range 20 {
-					for _, token := range []string{tc.token, fmt.Sprint("Bearer new-", i)} {
-						r := w.by(t, token, "GET", tc.probe, nil)
-						if strings.HasPrefix(token, "Bearer new-") && tc.token != "" {
-							r.Header.Set("Authorization", tc.token)
-						}
-						w.do(t, c, r).want(t, tc.code, tc.probe, token)
-					}
-				}
-				w.do(t, c, w.request(t, "GET", "/readyz", nil)).want(t, 200, "/readyz")
-				check.Same(t, 0, w.proxy.UnderWay(), "requests that hold places")
-			})
-		})
-	}
-}
-
-// A body that does not arrive in time is answered with 408.
+// A body that does not arrive in time is answered with 408. Until then it takes no place from
+// others (defect A1): here there is none, and a request that wanted one would get 429.
 func TestSlowBody(t *testing.T) {
-	w := newWorld(t, worldConfig{remoteHTTP1: true})
 	const soon = 50 * time.Millisecond
 	// Over HTTP/2 no body is buffered: each part is forwarded at once, and the backend waits.
 	for _, tc := range []struct {
@@ -99,20 +35,24 @@ func TestSlowBody(t *testing.T) {
 		time          time.Duration
 	}{
 		{"/api/v1/namespaces/x/pods", "", 1, soon},
+		{"/api/v1/namespaces/x/pods/y/exec", "", 1, soon},
 		{remoteGV + "/widgets", "Bearer token-of-bob", 100, soon},
 		{remoteGV + "/widgets?timeout=50ms", "Bearer token-of-bob", 100, time.Hour}, // the request's own time
 	} {
-		target, token := tc.target, tc.token
+		w := newWorld(t, worldConfig{remoteHTTP1: true})
 		w.proxy.bodyTime = tc.time
+		everyWay(t, func(t *testing.T, proto string) {
+			w.do(t, w.httpClient(t, proto, nil), w.by(t, tc.token, "POST", strings.TrimSuffix(tc.target, "?timeout=50ms"), strings.NewReader("body"))).want(t, 200, "in time", tc.target)
+		})
+		w.settled(t)
+		fillUp(t, w.upstream(), false, true)
+		fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven), false, true)
 		everyWay(t, func(t *testing.T, proto string) {
 			body, unsent := io.Pipe()
 			defer unsent.Close()
-			r := w.request(t, "POST", target, body)
+			r := w.by(t, tc.token, "POST", tc.target, body)
 			r.ContentLength = tc.length
-			r.Header.Set("Authorization", token)
-			w.do(t, w.httpClient(t, proto, nil), r).want(t, http.StatusRequestTimeout, target)
-			// A body that arrives in time is served afterwards.
-			w.do(t, w.httpClient(t, proto, nil), w.by(t, token, "POST", target, strings.NewReader("body"))).want(t, 200, target)
+			w.do(t, w.httpClient(t, proto, nil), r).want(t, http.StatusRequestTimeout, tc.target)
 		})
 	}
 }
@@ -187,11 +127,26 @@ func TestPlacesOfARequest(t *testing.T) {
 	}
 	counted("beyond the share", 1, 0, 1)
 	first.leave()
-	fillUp(t, w.upstream())
+	fillUp(t, w.upstream(), false)
 	if _, ok := enter(remote, w.upstream(), "bob"); ok {
 		t.Error("a backend has got more than its limit")
 	}
 	counted("beyond the limit", 0, 0, 0)
+}
+
+// One user leaves some of a backend's share of the server's places to others.
+func TestShareOfAUser(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	w.proxy.limits.init(5, 5)
+	d, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets/a", ""), nil, true)
+	for _, tc := range []struct {
+		user string
+		want bool
+	}{{"carol", true}, {"carol", true}, {"carol", false}, {"bob", true}, {"dave", false}} {
+		var held place
+		err := w.proxy.enter(&held, &d, w.upstream(), bound.Source{User: tc.user})
+		check.Same(t, tc.want, err == nil, "a place for %s", tc.user)
+	}
 }
 
 // Clients are asked to reconnect as often as the operator wants, not with each request.
@@ -205,62 +160,30 @@ func TestGoAwayIsRare(t *testing.T) {
 }
 
 // Strangers whose requests can last take no places from those whose requests cannot, even behind
-// the same address: a load balancer's.
+// the same address: a load balancer's. A user's streamed body is no long-running request of its
+// APIService.
 func TestLastingStrangers(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	var over sync.WaitGroup
-	t.Cleanup(over.Wait)
-	for range 4 {
-		c := w.httpClient(t, "h2", nil)
-		for range 70 {
-			body, unsent := io.Pipe()
-			t.Cleanup(func() { unsent.Close() })
-			r := w.request(t, "POST", "/api/v1/namespaces/x/pods", body)
-			r.ContentLength = -1
-			over.Go(func() {
-				if res, err := c.Do(r); err == nil {
-					res.Body.Close()
-				}
-			})
-		}
-	}
-	must.Soon(t, 10*time.Second, "an address's places are taken", func() bool { return w.proxy.UnderWay() == 256 })
-	long := "?x=" + strings.Repeat("x", maxEchoed)
-	everyWay(t, func(t *testing.T, proto string) {
-		for _, token := range []string{"", "Bearer new-" + proto} {
-			for target, want := range map[string]int{"/version": 200, "/version" + long[:1+maxEchoed-len("/version")]: 200, "/version" + long: 429} {
-				if token != "" && want == 429 {
-					continue // the token is proven by now
-				}
-				w.do(t, w.httpClient(t, proto, nil), w.by(t, token, "GET", target, nil)).want(t, want, token)
-			}
-		}
-		w.do(t, w.httpClient(t, proto, nil), w.by(t, "Bearer watching-"+proto, "GET", "/api/v1/pods?watch=1", nil)).want(t, 200)
-		w.do(t, w.httpClient(t, proto, nil), w.request(t, "POST", "/version", strings.NewReader("short"))).want(t, 200)
-	})
-}
-
-// A user's streamed body is no long-running request of its APIService.
-func TestLastingUsers(t *testing.T) {
 	w := newWorld(t, worldConfig{remoteHTTP1: true})
-	body, unsent := io.Pipe()
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		if res, err := w.httpClient(t, "h2", nil).Do(w.as(t, "bob", "POST", remoteGV+"/widgets", body)); err == nil {
-			res.Body.Close()
+	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven), true)
+	fillUp(t, w.upstream(), true)
+	long := "/version?x=" + strings.Repeat("x", maxEchoed-len("/versionx="))
+	streamed := func() io.Reader { return io.NopCloser(strings.NewReader("body")) } // of unknown length
+	everyWay(t, func(t *testing.T, proto string) {
+		for _, tc := range []struct {
+			r    *http.Request
+			want int
+		}{
+			{w.request(t, "GET", "/version", nil), 200},
+			{w.request(t, "GET", long, nil), 200},
+			{w.request(t, "GET", long+"x", nil), 429},
+			{w.request(t, "POST", "/version", strings.NewReader("short")), 200},
+			{w.request(t, "POST", "/version", streamed()), 429},
+			{w.by(t, "Bearer watching-"+proto, "GET", "/api/v1/pods?watch=1", nil), 200}, // its token is proven first
+			{w.as(t, "bob", "POST", remoteGV+"/widgets", streamed()), 200},
+		} {
+			w.do(t, w.httpClient(t, proto, nil), tc.r).want(t, tc.want, tc.r.Method, tc.r.URL.Path)
 		}
-	}()
-	must.Soon(t, 10*time.Second, "the request has its place", func() bool { return w.proxy.UnderWay() == 1 })
-	for _, e := range w.table().Entries() {
-		if u := w.proxy.cfg.Backends.Upstream(e); u != nil {
-			if _, long, _ := u.Load(); long != 0 {
-				t.Errorf("%s has %d long-running requests", e.Name, long)
-			}
-		}
-	}
-	unsent.Close()
-	<-over
+	})
 }
 
 // A panic at the end of a request costs no place.
@@ -300,51 +223,42 @@ func TestUnreadResponse(t *testing.T) {
 func TestUnreadPage(t *testing.T) {
 	t.Parallel()                 // it waits most of the time
 	text := make([]byte, 64<<20) // more than any window and socket holds
-	unread := func(t *testing.T, proto, path string) {
+	for _, tc := range []struct{ proto, path string }{
+		{"http/1.1", "/fairlead/status"}, {"h2", "/fairlead/status"}, {"http/1.1", "/openapi/v2"}, {"h2", "/openapi/v2"}, {"http/1.1", "/metrics"},
+	} {
 		w, over := newWorld(t, worldConfig{}), make(chan error, 1)
 		w.proxy.pageTime, w.proxy.unreadRest = 50*time.Millisecond, 50*time.Millisecond
-		page := func(rw http.ResponseWriter, _ *http.Request) {
+		page := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 			_, err := rw.Write(text)
 			over <- err
-		}
-		w.proxy.cfg.Pages, w.proxy.cfg.Documents, w.proxy.cfg.Ready = http.HandlerFunc(page), http.HandlerFunc(page), nil
-		r := w.as(t, "bob", "GET", path, nil)
-		if path == "/metrics" {
+		})
+		w.proxy.cfg.Pages, w.proxy.cfg.Documents = page, page
+		r := w.as(t, "bob", "GET", tc.path, nil)
+		if tc.path == "/metrics" {
 			r.URL.Host = w.guard(t, w.proxy, page).Listener.Addr().String()
 		}
-		if res, err := w.httpClient(t, proto, nil).Do(r); err == nil { // else its time was over before its head
+		if res, err := w.httpClient(t, tc.proto, nil).Do(r); err == nil { // else its time was over before its head
 			defer res.Body.Close()
 		}
 		select {
 		case err := <-over:
 			if err == nil {
-				t.Errorf("%s was written as a whole", path)
+				t.Errorf("%s was written as a whole", tc.path)
 			}
 		case <-time.After(10 * time.Second):
-			t.Errorf("%s is still written", path)
+			t.Errorf("%s is still written", tc.path)
 		}
 	}
-	everyWay(t, func(t *testing.T, proto string) {
-		unread(t, proto, "/fairlead/status")
-		unread(t, proto, "/openapi/v2")
-	})
-	t.Run("admin", func(t *testing.T) { unread(t, "http/1.1", "/metrics") })
 }
 
-// fillUp takes every place of an upstream, for many sources.
-func fillUp(t *testing.T, u *backend.Upstream) {
+// fillUp takes every place of an upstream for requests of these kinds, for many sources.
+func fillUp(t *testing.T, u *backend.Upstream, longRunning ...bool) {
 	t.Helper()
-	for _, long := range []bool{false, true} {
-		for i := 0; ; i++ {
-			n := 0
-			for {
-				if _, ok := u.Acquire(bound.Source{User: fmt.Sprint(i)}, long); !ok {
-					break
-				}
-				n++
-			}
-			if n == 0 {
-				break
+	for _, long := range longRunning {
+		for i, taken := 0, true; taken; i++ {
+			taken = false
+			for ok := true; ok; taken = taken || ok {
+				_, ok = u.Acquire(bound.Source{User: fmt.Sprint(i)}, long)
 			}
 		}
 	}
@@ -365,12 +279,12 @@ func TestOwnReadiness(t *testing.T) {
 			t.Errorf("/version: %d %s: the pool is not full", got.status, got.body)
 		}
 	}
-	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven))
+	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven), false, true)
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
 	// A client at the prober's address has given up too many requests.
 	w.proxy.givenUp.charge(account{Source: bound.Source{Address: "127.0.0.1"}}, 10*givenUpBurst)
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
-	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolHealth))
+	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolHealth), false, true)
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, false) })
 	w.proxy.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "down")
 	everyWay(t, func(t *testing.T, proto string) {
@@ -379,7 +293,7 @@ func TestOwnReadiness(t *testing.T) {
 }
 
 // Watches with one new token prove it once, and then share an HTTP/2 connection with other proven
-// tokens.
+// tokens. One without a token, whatever its Authorization, needs no review and stays off these.
 func TestUnprovenWatch(t *testing.T) {
 	local := func(rw http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") == "Bearer bad" {
@@ -392,11 +306,15 @@ func TestUnprovenWatch(t *testing.T) {
 		w := newWorld(t, worldConfig{local: local})
 		for _, tc := range []struct {
 			authorization, want string
-			status              int
-		}{{"Bearer good", "HTTP/2.0", 200}, {"Bearer bad", "", 401}, {"Basic eA==", "HTTP/1.1", 200}, {"", "HTTP/1.1", 200}} {
-			r := w.by(t, tc.authorization, "GET", "/api/v1/pods?watch=true", nil)
-			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != tc.status || got.body != tc.want {
-				t.Errorf("%q: %d %q", tc.authorization, got.status, got.body)
+			status, requests    int
+		}{
+			{"Bearer good", "HTTP/2.0", 200, 2}, {"Bearer good", "HTTP/2.0", 200, 1}, {"Bearer bad", "", 401, 2}, {"Basic eA==", "HTTP/1.1", 200, 1}, {"Bearer", "HTTP/1.1", 200, 1},
+			{"Bearer  token-of-bob", "HTTP/1.1", 200, 1}, {"", "HTTP/1.1", 200, 1},
+		} {
+			before := w.local.count()
+			got := w.do(t, w.httpClient(t, proto, nil), w.by(t, tc.authorization, "GET", "/api/v1/pods?watch=true", nil))
+			if n := w.local.count() - before; got.status != tc.status || got.body != tc.want || n != tc.requests {
+				t.Errorf("%q: %d %q, after %d requests", tc.authorization, got.status, got.body, n)
 			}
 		}
 		check.Same(t, 0, w.proxy.UnderWay(), "requests that hold places")
@@ -404,21 +322,33 @@ func TestUnprovenWatch(t *testing.T) {
 }
 
 // A request is refused if its authorization fails, for whatever reason, or the review of its token.
+// A caller who asks to be another user gets the same answer, and learns no address.
 func TestNobodyAuthorizes(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
-	refused := func(failure error, want func(error) bool) {
-		if d, known := p.decision(t.Context(), asBob(remoteGV, ""), nil, true); !known || d.Action != Refuse || !want(d.Err) {
-			t.Errorf("%v: known %v, %v (%v)", failure, known, d.Action, d.Err)
+	for failure, code := range map[error]int{bound.ErrFull: 429, errors.New("dial tcp 192.0.2.1:6443: connection refused"): 503} {
+		refused := func(what string) {
+			t.Helper()
+			d, known := p.decision(t.Context(), asBob(remoteGV, ""), nil, true)
+			var status *apierrors.StatusError
+			if !known || d.Action != Refuse || !errors.As(d.Err, &status) || int(status.ErrStatus.Code) != code {
+				t.Errorf("%s: %v: known %v, %v (%v)", what, failure, known, d.Action, d.Err)
+			}
 		}
-	}
-	for failure, want := range map[error]func(error) bool{bound.ErrFull: apierrors.IsTooManyRequests, errors.New("unreachable"): apierrors.IsServiceUnavailable} {
+		usual := p.cfg.Authn
+		p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, failure }}))(t)
+		refused("authenticated")
+		p.cfg.Authn = usual
 		p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 			return authorizer.DecisionNoOpinion, "", failure
 		}}))(t)
-		refused(failure, want)
-	}
-	for failure, want := range map[error]func(error) bool{bound.ErrFull: apierrors.IsTooManyRequests, errors.New("no review"): apierrors.IsServiceUnavailable} {
-		p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, failure }}))(t)
-		refused(failure, want)
+		refused("authorized")
+		d, _ := p.decision(t.Context(), asBob(remoteGV, ""), nil, true)
+		r := p.asUser(httptest.NewRequestWithContext(t.Context(), http.MethodGet, remoteGV, nil), &exchange{decision: d})
+		r.Header.Set("Impersonate-User", "jane")
+		w := httptest.NewRecorder()
+		p.impersonation(http.NotFoundHandler()).ServeHTTP(w, r)
+		if w.Code != code || w.Header().Get("Retry-After") != "1" || strings.Contains(w.Body.String(), failure.Error()) {
+			t.Errorf("as jane: %v: %d, Retry-After %q: %s", failure, w.Code, w.Header().Get("Retry-After"), w.Body)
+		}
 	}
 }

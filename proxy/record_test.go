@@ -4,8 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
-	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,7 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -47,23 +47,6 @@ func newLog(t *testing.T) (*accesslog.Log, lines) {
 	return access, seen
 }
 
-// All times of a line are measured from the arrival of the head, however late its recorder begins:
-// else a request could wait longer for its backend than it took.
-func TestAccessLogSinceArrival(t *testing.T) {
-	access, seen := newLog(t)
-	p := newWorld(t, worldConfig{access: access}).proxy
-	x := &exchange{p: p, head: &Head{Method: "GET", Path: "/", Arrived: time.Now().Add(-time.Hour)}, ended: &ended{body: &uploaded{}}}
-	rec := p.record(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil), x)
-	x.noteSent()
-	rec.WriteHeader(http.StatusOK)
-	rec.done()
-	var got struct{ Waited, First, Took time.Duration }
-	must.Do(t, json.Unmarshal([]byte(<-seen), &got))
-	if got.Waited < time.Hour || got.First < got.Waited || got.Took < got.First {
-		t.Errorf("%+v, want an hour each, in this order", got)
-	}
-}
-
 // A request that the engine hands to ServeHTTP arrived before its review, not after.
 func TestArrivedBeforeReview(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
@@ -79,20 +62,26 @@ func TestArrivedBeforeReview(t *testing.T) {
 	})
 }
 
-// A request's total is measured from its arrival, too, with and without the engine.
-func TestTotalSinceArrival(t *testing.T) {
-	for _, http1 := range []bool{false, true} {
-		w := newWorld(t, worldConfig{remoteHTTP1: http1})
+// All times are measured from the arrival of the head, however late its recorder begins, with and
+// without the engine: else a request could wait longer for its backend than it took.
+func TestTimesSinceArrival(t *testing.T) {
+	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
+		access, seen := newLog(t)
+		w.proxy.cfg.AccessLog = access
 		w.front.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			w.proxy.serve(rw, r, time.Now().Add(-time.Hour))
 		})
-		w.do(t, w.httpClient(t, "http/1.1", nil), w.by(t, "Bearer token-of-bob", "GET", remoteGV+"/widgets", nil))
-		u := w.proxy.cfg.Backends.Upstream(w.table().Entry(schema.GroupVersion{Group: "remote.example.com", Version: "v1"}))
+		w.get(t, "http/1.1", remoteGV+"/widgets")
+		var got struct{ Waited, First, Took time.Duration }
+		must.Do(t, json.Unmarshal([]byte(<-seen), &got))
+		if got.Waited < time.Hour || got.First < got.Waited || got.Took < got.First {
+			t.Errorf("%+v, want an hour each, in this order", got)
+		}
 		must.Soon(t, 10*time.Second, "a request of more than two minutes", func() bool {
-			took := u.Latencies()
+			took := w.upstream().Latencies()
 			return took[len(took)-1] == 1
 		})
-	}
+	})
 }
 
 // Every request has a line in the access log, over either protocol and however it ended. Its ID
@@ -104,54 +93,49 @@ func TestAccessLog(t *testing.T) {
 		audit <- r.Header.Get("Audit-Id")
 		_, _ = w.Write([]byte("seven b"))
 	}})
+	w.get(t, "h2", remoteGV) // the backend's protocol is known
+	<-audit
+	<-seen
 	everyWay(t, func(t *testing.T, proto string) {
 		for _, tc := range []struct {
-			target, token string
-			want          map[string]any
+			target, user string
+			want         map[string]any
 		}{
-			{remoteGV + "/widgets?secret=x", "token-of-bob", map[string]any{"verb": "list", "status": 200., "bytes": 7., "user": "bob", "apiservice": "v1.remote.example.com", "end": "complete", "tries": 1.}},
-			{remoteGV + "/widgets/one", "token-of-nobody", map[string]any{"verb": "get", "status": 403., "user": "nobody", "apiservice": "v1.remote.example.com", "end": "refused-here"}},
+			{remoteGV + "/widgets?secret=x", "bob", map[string]any{"verb": "list", "status": 200., "bytes": 7., "end": "complete", "tries": 1., "endpoint": w.remote.Listener.Addr().String()}},
+			{remoteGV + "/widgets/one", "nobody", map[string]any{"verb": "get", "status": 403., "end": "refused-here"}},
 		} {
-			w.do(t, w.httpClient(t, proto, nil), w.by(t, "Bearer "+tc.token, "GET", tc.target, nil))
-			line := <-seen
+			w.remote.CloseClientConnections() // the next request waits for a dial
+			w.do(t, w.httpClient(t, proto, nil), w.as(t, tc.user, "GET", tc.target, nil))
 			var got map[string]any
-			if err := json.Unmarshal([]byte(line), &got); err != nil {
-				t.Fatalf("%v in %s", err, line)
-			}
-			if took, _ := got["took"].(float64); took <= 0 {
-				t.Errorf("took %v", got["took"])
-			}
+			must.Do(t, json.Unmarshal([]byte(<-seen), &got))
 			if at, err := time.Parse(time.RFC3339, got["time"].(string)); err != nil || time.Since(at) > time.Minute {
 				t.Errorf("%v, %v", at, err)
 			}
-			if tc.want["status"] == 200. {
-				tc.want["endpoint"] = w.remote.Listener.Addr().String()
+			took, _ := got["took"].(float64)
+			if tc.user == "bob" {
 				waited, _ := got["waited"].(float64)
-				first, _ := got["first"].(float64)
-				if took := got["took"].(float64); waited <= 0 && proto == "http/1.1" || first < waited || took < first {
+				if first, _ := got["first"].(float64); waited <= 0 || first < waited || took < first {
 					t.Errorf("waited %v, first %v, took %v", waited, first, took)
 				}
-				if id := <-audit; id == "" || got["audit"] != id {
-					t.Errorf("the backend got %q, the log has %v", id, got["audit"])
-				}
+				check.Same(t, any(<-audit), got["audit"], "audit ID, as the backend got it")
 			} else {
 				tc.want["bytes"] = got["bytes"]
 			}
+			maps.Copy(tc.want, map[string]any{
+				"level": "INFO", "msg": "request", "method": "GET", "from": "127.0.0.1", "tls": "TLS 1.3", "user": tc.user, "apiservice": "v1.remote.example.com",
+				"proto": map[string]string{"http/1.1": "HTTP/1.1", "h2": "HTTP/2.0"}[proto],
+			})
 			tc.want["path"], _, _ = strings.Cut(tc.target, "?")
-			tc.want["method"], tc.want["from"], tc.want["level"], tc.want["msg"] = "GET", "127.0.0.1", "INFO", "request"
-			tc.want["tls"] = "TLS 1.3"
-			tc.want["proto"] = map[string]string{"http/1.1": "HTTP/1.1", "h2": "HTTP/2.0"}[proto]
-			for _, name := range []string{"took", "time", "audit", "first", "waited", "new"} {
-				delete(got, name)
-			}
+			maps.DeleteFunc(got, func(name string, _ any) bool {
+				return slices.Contains([]string{"took", "time", "audit", "first", "waited", "new"}, name)
+			})
 			check.Same(t, tc.want, got, "record")
+			if took <= 0 {
+				t.Errorf("took %v", took)
+			}
 		}
 	})
-	select {
-	case line := <-seen:
-		t.Errorf("one line too many: %s", line)
-	default:
-	}
+	check.Same(t, 0, len(seen), "further lines")
 }
 
 // A request that is refused because too many wait for their decision is recorded like any other.
@@ -222,21 +206,17 @@ func TestReadyDocument(t *testing.T) {
 			if tc.body == "ready" && proto != "h2" {
 				tc.body = "asked"
 			}
-			if got.status != tc.status || tc.status == 200 && got.body != tc.body {
-				t.Errorf("%+v: %d %q", tc, got.status, got.body)
+			if got.status != tc.status || tc.status == 200 && got.body != tc.body || !uuid4.MatchString(got.header.Get("Audit-Id")) {
+				t.Errorf("%+v: %d %v %q", tc, got.status, got.header, got.body)
 			}
-			var line map[string]any
+			var line struct {
+				Path          string
+				Status, Bytes int
+			}
 			must.Do(t, json.Unmarshal([]byte(<-seen), &line))
-			want := map[string]any{"status": float64(tc.status), "path": "/apis", "bytes": float64(len(tc.body))}
-			if tc.status != 200 || tc.method == "HEAD" {
-				delete(want, "bytes")
+			if line.Path != "/apis" || line.Status != tc.status || tc.body != "" && line.Bytes != len(tc.body) {
+				t.Errorf("%+v: line %+v", tc, line)
 			}
-			for key := range line {
-				if _, ok := want[key]; !ok {
-					delete(line, key)
-				}
-			}
-			check.Same(t, want, line, "%+v: access log", tc)
 		}
 	})
 }
@@ -255,22 +235,5 @@ func TestUnreadReadyDocument(t *testing.T) {
 	case <-seen:
 	case <-time.After(10 * time.Second):
 		t.Error("the document is still sent")
-	}
-}
-
-// A request without a connection waits for a dial, and the access log shows for how long.
-func TestAccessLogKnowsTheWait(t *testing.T) {
-	access, seen := newLog(t)
-	w := newWorld(t, worldConfig{access: access})
-	client := w.httpClient(t, "h2", nil)
-	for range 2 { // the first one also reviews bob's token
-		r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
-		w.do(t, client, r)
-		var got struct{ Waited, First float64 }
-		must.Do(t, json.Unmarshal([]byte(<-seen), &got))
-		if got.Waited <= 0 || got.First < got.Waited {
-			t.Errorf("%+v", got)
-		}
-		w.remote.CloseClientConnections()
 	}
 }

@@ -107,7 +107,7 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 		}
 	}
 	cfg := authn.Config{
-		VerifyClient: verify(w.client), VerifyFrontProxy: verify(w.authorities.front), Anonymous: c.anonymous,
+		VerifyClient: verify(w.client), VerifyFrontProxy: verify(w.authorities.front),
 		Review: func(_ context.Context, token string) (*authenticator.Response, bool, error) {
 			name, ok := strings.CutPrefix(token, "token-of-")
 			if c.impersonate && !ok {

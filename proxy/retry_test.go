@@ -2,190 +2,103 @@ package proxy
 
 import (
 	"crypto/x509"
-	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// newWorldBeside adds a faulty backend, which is preferred to the healthy one.
-func newWorldBeside(t *testing.T, bad *faulty) *world {
-	t.Helper()
-	address := netip.MustParseAddrPort(bad.address)
-	port := int32(address.Port())
-	w := newWorld(t, worldConfig{
-		also: func(in *registry.Input) {
-			key := types.NamespacedName{Namespace: "default", Name: "ext"}
-			in.Slices[key] = append(in.Slices[key], &discoveryv1.EndpointSlice{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "ext-2"}, AddressType: discoveryv1.AddressTypeIPv4,
-				Ports:     []discoveryv1.EndpointPort{{Name: new("https"), Port: &port}},
-				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address.Addr().String()}}},
-			})
-		},
-		judge: func(r *registry.Report) {
-			if r.Address != bad.address {
-				r.Health = registry.Unprobed // a lower tier
-			}
-		},
-	})
-	pair := w.serving.Issue(pki.Leaf{Names: []string{"ext.default.svc"}}).TLS()
-	bad.pair.Store(&pair)
-	return w
-}
-
-// No field of a client causes a write to be sent again that may have been executed.
-func TestIdempotencyKey(t *testing.T) {
-	for _, http1 := range []bool{false, true} {
-		w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(_ http.ResponseWriter, r *http.Request) {
-			if r.Method == http.MethodDelete {
-				panic(http.ErrAbortHandler)
-			}
-		}})
-		everyWay(t, func(t *testing.T, proto string) {
-			w.get(t, proto, remoteGV+"/widgets") // opens the connection: net/http retries only over a reused one
-			before := w.remote.count()
-			r := w.as(t, "bob", http.MethodDelete, remoteGV+"/widgets/a", nil)
-			r.Header.Set("Idempotency-Key", "1")
-			got := w.do(t, w.httpClient(t, proto, nil), r)
-			if n := w.remote.count() - before; n != 1 || got.status != http.StatusServiceUnavailable || w.remote.last(t).header.Get("Idempotency-Key") != "1" {
-				t.Errorf("HTTP/1.1 backend %v: executed %d times, answered with %d", http1, n, got.status)
-			}
-		})
-	}
-}
-
-// Whatever one endpoint does to a request, the other one serves it if it may be retried. No write
-// that may have been executed is executed twice.
-func TestRetry(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		do   act
-		// unprocessed requests may always be retried, others only if they are reads.
-		unprocessed bool
-	}{
-		{"refused stream", refuse, true},
-		{"goaway below the stream", goaway, true},
-		{"goaway, executed", goawayExecuted, false},
-		{"reset", resetExecuted, false},
-		{"closed", closeExecuted, false},
+// Only reads that end may be sent again after a backend got them; proxy/h2/engine and proxy/backend
+// test how. Methods are case-sensitive (RFC 9110 §9.1): what only looks like GET is not known to be
+// safe.
+func TestWhatMayBeSentAgain(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	for line, want := range map[string]bool{
+		"GET /widgets": true, "HEAD /widgets": true, "GET /widgets?watch=1": false, "gET ": false, "POST /widgets": false, "DELETE /widgets/a": false, "OPTIONS ": false,
 	} {
-		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
-			t.Run(tt.name+" "+method, func(t *testing.T) {
-				everyWay(t, func(t *testing.T, proto string) {
-					bad := newFaulty(t, tt.do)
-					w := newWorldBeside(t, bad)
-					read, body := method == http.MethodGet, ""
-					if !read {
-						body = strings.Repeat("body", 10_000)
-					}
-					got := w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", method, remoteGV+"/widgets", strings.NewReader(body)))
-					executed := int(bad.executed.Load()) + w.remote.count()
-					if tt.unprocessed || read {
-						if got.status != http.StatusOK || w.remote.count() != 1 || w.remote.last(t).body != body {
-							t.Errorf("got %d %s; the healthy endpoint got %d requests", got.status, got.body, w.remote.count())
-						}
-					} else if got.status != http.StatusServiceUnavailable || got.header.Get("Retry-After") != "" {
-						t.Errorf("got %d %s", got.status, got.body)
-					}
-					if !read && executed != 1 {
-						t.Errorf("a write was executed %d times", executed)
-					}
-				})
-			})
-		}
+		h := asBob(remoteGV, "")
+		method, path, _ := strings.Cut(line, " ")
+		path, h.RawQuery, _ = strings.Cut(path, "?")
+		h.Method, h.Path = method, remoteGV+path
+		x := &exchange{p: w.proxy, head: h, upstream: w.upstream()}
+		x.decision, _ = w.proxy.decision(t.Context(), h, nil, true)
+		check.Same(t, want, x.plan().Again, "%s: may be sent again", line)
 	}
 }
 
-// A write whose answer broke off before the client got any of it was executed: the client is not
-// asked to retry.
-func TestBrokenAnswerOfAWrite(t *testing.T) {
-	for name, do := range map[string]act{"reset": createdThenReset, "closed": createdThenClose, "short": createdThenShort} {
-		t.Run(name, func(t *testing.T) {
-			bad := newFaulty(t, do)
-			w := newWorldBeside(t, bad)
-			r := w.as(t, "bob", http.MethodPost, remoteGV+"/widgets", strings.NewReader("body"))
-			got := w.do(t, w.httpClient(t, "http/1.1", nil), r)
-			if bad.executed.Load() != 1 || w.remote.count() != 0 || got.status < 500 || got.header.Get("Retry-After") != "" {
-				t.Errorf("executed %d times, answered with %d %v %s", bad.executed.Load(), got.status, got.header, got.body)
+// A write that may have been executed is not sent again, whatever its client's fields say, and the
+// client is not asked to retry: whether its connection breaks before the answer, or in it.
+func TestBrokenWrite(t *testing.T) {
+	bothBackends(t, worldConfig{remote: func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery != "" {
+			w.Header().Set("Content-Length", "2")
+			w.WriteHeader(http.StatusCreated)
+			_ = http.NewResponseController(w).Flush()
+		}
+		if r.Method == http.MethodPost {
+			panic(http.ErrAbortHandler)
+		}
+	}}, func(t *testing.T, w *world) {
+		everyWay(t, func(t *testing.T, proto string) {
+			c := w.httpClient(t, proto, nil)
+			for _, query := range []string{"", "?created"} {
+				w.get(t, proto, remoteGV+"/widgets") // opens the connection: net/http retries only over a reused one
+				before := w.remote.count()
+				r := w.as(t, "bob", http.MethodPost, remoteGV+"/widgets"+query, strings.NewReader("body"))
+				if query == "" { // else the client itself would send it again
+					r.Header.Set("Idempotency-Key", "1")
+				}
+				if res, err := c.Do(r); err == nil { // else the answer broke off in its head
+					_, err = io.ReadAll(res.Body)
+					res.Body.Close()
+					if query == "" && res.StatusCode != http.StatusServiceUnavailable || query != "" && res.StatusCode < 500 && err == nil || res.Header.Get("Retry-After") != "" {
+						t.Errorf("%q: answered with %d %v, %v", query, res.StatusCode, res.Header, err)
+					}
+				}
+				if n := w.remote.count() - before; n != 1 {
+					t.Errorf("%q: executed %d times", query, n)
+				}
 			}
 		})
-	}
+	})
+}
+
+// While the apiserver restarts, clients wait and see no error, over either protocol.
+func TestLocalRestarts(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		w := newWorld(t, worldConfig{})
+		for range 2 { // the first proves the token
+			w.get(t, proto, "/api/v1/pods").want(t, 200, "before")
+		}
+		w.localDown.Store(true)
+		w.local.CloseClientConnections()
+		time.AfterFunc(700*time.Millisecond, func() { w.localDown.Store(false) })
+		w.get(t, proto, "/api/v1/pods").want(t, 200, "a read")
+	})
 }
 
 // A long-running write that a drain ends may have been executed: the client is not asked to retry.
 func TestWriteAtADrain(t *testing.T) {
-	for _, http1 := range []bool{false, true} {
-		came := make(chan struct{})
-		w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(_ http.ResponseWriter, r *http.Request) {
-			close(came)
-			<-r.Context().Done()
-		}})
-		r := w.as(t, "bob", http.MethodPost, remoteGV+"/namespaces/a/widgets/b/proxy", strings.NewReader("body"))
+	came := make(chan struct{}, 1)
+	bothBackends(t, worldConfig{remote: func(_ http.ResponseWriter, r *http.Request) {
+		came <- struct{}{}
+		<-r.Context().Done()
+	}}, func(t *testing.T, w *world) {
 		go func() {
 			<-came
 			w.proxy.EndLongRunning()
 		}()
-		if got := w.do(t, w.httpClient(t, "http/1.1", nil), r); got.status != http.StatusServiceUnavailable || got.header.Get("Retry-After") != "" {
-			t.Errorf("HTTP/1.1 backend %v: %d %v %s", http1, got.status, got.header, got.body)
+		got := w.do(t, w.httpClient(t, "http/1.1", nil), w.as(t, "bob", http.MethodPost, remoteGV+"/namespaces/a/widgets/b/proxy", strings.NewReader("body")))
+		if got.status != http.StatusServiceUnavailable || got.header.Get("Retry-After") != "" {
+			t.Errorf("%d %v %s", got.status, got.header, got.body)
 		}
-	}
-}
-
-// URLs are endpoints like any other: if one of two refuses connections, the other one serves every
-// request, also writes, since nothing was sent.
-func TestURLs(t *testing.T) {
-	for _, http1 := range []bool{false, true} {
-		l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-		dead := l.Addr().String()
-		must.Do(t, l.Close())
-		var failed atomic.Int64
-		w := newWorld(t, worldConfig{
-			remoteHTTP1: http1,
-			also: func(in *registry.Input) {
-				s := in.Slices[types.NamespacedName{Namespace: "default", Name: "ext"}][0]
-				o := in.APIServices["v1.remote.example.com"]
-				o.Spec.Service = nil
-				o.Annotations = map[string]string{"fairlead.dev/url": fmt.Sprintf("https://%s:%d,https://%s", s.Endpoints[0].Addresses[0], *s.Ports[0].Port, dead)}
-				in.Services, in.Slices, in.Options.AllowURLs = nil, nil, true
-			},
-			backends: func(c *backend.Config) {
-				c.Signal = func(_, address string, _ error) {
-					if address == dead {
-						failed.Add(1)
-					}
-				}
-			},
-		})
-		everyWay(t, func(t *testing.T, proto string) {
-			client := w.httpClient(t, proto, nil)
-			for i := range 40 {
-				method := []string{http.MethodGet, http.MethodPost}[i%2]
-				r := w.as(t, "bob", method, remoteGV+"/widgets", strings.NewReader("{}"))
-				w.do(t, client, r).want(t, http.StatusOK, "HTTP/1.1 backend", http1, method, i)
-				in := w.remote.last(t)
-				if in.method != method || in.peer != "front-proxy-client" || in.header.Get("X-Remote-User") != "bob" || in.header.Get("Host") != w.remote.Listener.Addr().String() {
-					t.Fatalf("HTTP/1.1 backend %v: it got %+v", http1, in)
-				}
-			}
-		})
-		if failed.Load() == 0 {
-			t.Errorf("HTTP/1.1 backend %v: the dead one was never tried", http1)
-		}
-	}
+	})
 }
 
 // When a backend's connection is no longer trusted, its watches end after 5 s as their timeout
@@ -210,30 +123,29 @@ func TestTrustEnds(t *testing.T) {
 			remote: func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.WriteString(w, "begin ")
 				_ = http.NewResponseController(w).Flush()
+				end := time.After(slow)
 				if strings.Contains(r.RequestURI, "watch=true") {
-					<-r.Context().Done()
-					return
+					end = nil
 				}
 				select {
-				case <-time.After(slow):
+				case <-end:
 					_, _ = io.WriteString(w, "end")
 				case <-r.Context().Done():
 				}
 			},
 		})
 		c := w.httpClient(t, proto, nil)
-		open := func(target string) *http.Response {
-			r := w.as(t, "alice", http.MethodGet, target, nil)
-			res := must.Get(c.Do(r))(t)
+		open := func(query string) *http.Response {
+			res := must.Get(c.Do(w.as(t, "alice", http.MethodGet, remoteGV+"/things"+query, nil)))(t)
 			t.Cleanup(func() { res.Body.Close() })
 			return res
 		}
-		watch, request := open(remoteGV+"/things?watch=true"), open(remoteGV+"/things")
+		watch, request := open("?watch=true"), open("")
 		close(lost)
 		begun := time.Now()
 		var next *http.Response
 		must.Soon(t, 4*time.Second, "another connection is used", func() bool {
-			next = open(remoteGV + "/things?watch=1")
+			next = open("?watch=1")
 			return anew.Load()
 		})
 		body, err := io.ReadAll(watch.Body)
@@ -244,18 +156,6 @@ func TestTrustEnds(t *testing.T) {
 			if body, err := io.ReadAll(whole.Body); err != nil || string(body) != "begin end" {
 				t.Errorf("%s got %q, %v", name, body, err)
 			}
-		}
-	})
-}
-
-// Methods are case-sensitive (RFC 9110 §9.1): what only looks like GET is not known to be safe.
-func TestRetryUnknownMethod(t *testing.T) {
-	everyWay(t, func(t *testing.T, proto string) {
-		bad := newFaulty(t, resetExecuted)
-		w := newWorldBeside(t, bad)
-		got := w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "gET", remoteGV, nil))
-		if n := int(bad.executed.Load()) + w.remote.count(); n != 1 {
-			t.Errorf("executed %d times, answered with %d", n, got.status)
 		}
 	})
 }

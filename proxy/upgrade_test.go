@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -26,61 +28,50 @@ import (
 // A line of the access log says how its request ended and how many bytes were sent, over any
 // protocols.
 func TestEndings(t *testing.T) {
-	t.Parallel() // it waits most of the time
-	for _, http1 := range []bool{false, true} {
+	begun := make(chan struct{})
+	bothBackends(t, worldConfig{remote: func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery == "breaks" {
+			panic(http.ErrAbortHandler)
+		}
+		begun <- struct{}{}
+		<-r.Context().Done()
+	}}, func(t *testing.T, w *world) {
 		access, seen := newLog(t)
-		begun := make(chan struct{}, 1)
-		w := newWorld(t, worldConfig{access: access, remoteHTTP1: http1, remote: func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-			switch {
-			case strings.HasSuffix(r.URL.Path, "/breaks"):
-				panic(http.ErrAbortHandler)
-			case strings.HasSuffix(r.URL.Path, "/hangs"):
-				if r.URL.RawQuery == "" { // one with a deadline need not arrive before it
-					begun <- struct{}{}
-				}
-				<-r.Context().Done()
-			}
-		}})
+		w.proxy.cfg.AccessLog = access
 		everyWay(t, func(t *testing.T, proto string) {
-			c := w.httpClient(t, proto, nil)
-			for _, tc := range []struct {
-				name   string
-				status float64
-				ends   []string
-				leaves bool
-			}{
-				{"whole", 200, []string{"complete"}, false}, {"breaks", 503, []string{"lost", "reset"}, false}, {"hangs?timeout=3s", 504, []string{"deadline"}, false},
-				{"hangs", 499, []string{"client-lost", "client-reset"}, true},
-			} {
-				ctx, cancel := context.WithCancel(t.Context())
-				r := w.as(t, "bob", "POST", remoteGV+"/widgets/"+tc.name, strings.NewReader("hello")).WithContext(ctx)
-				if tc.leaves {
-					go func() { <-begun; cancel() }() // ends with the request
+			for query, want := range map[string][]string{"breaks": {"503", "lost", "reset"}, "leaves": {"499", "client-lost", "client-reset"}} {
+				ctx, leave := context.WithCancel(t.Context())
+				if query == "leaves" {
+					go func() { <-begun; leave() }()
 				}
-				if res, err := c.Do(r); err == nil {
-					_, _ = io.Copy(io.Discard, res.Body)
+				res, err := w.httpClient(t, proto, nil).Do(w.as(t, "bob", "POST", remoteGV+"/widgets?"+query, strings.NewReader("hello")).WithContext(ctx))
+				if err == nil {
 					_ = res.Body.Close()
 				}
-				cancel()
+				leave()
 				line := <-seen
-				got := struct {
-					Status, In, Waited float64
-					End, Endpoint      string
-				}{}
+				var got struct {
+					Status, In int
+					End        string
+				}
 				must.Do(t, json.Unmarshal([]byte(line), &got))
-				ended := false
-				for _, end := range tc.ends {
-					ended = ended || got.End == end
-				}
-				if !ended || got.In != 5 || got.Endpoint != w.remote.Listener.Addr().String() && (!http1 || tc.status == 200) {
-					t.Errorf("backend over HTTP/1.1 %v, %s: %s", http1, tc.name, line)
-				}
-				if got.Status != tc.status && got.Status != 502 {
-					t.Errorf("backend over HTTP/1.1 %v, %s: status %v, want %v", http1, tc.name, got.Status, tc.status)
+				if fmt.Sprint(got.Status) != want[0] || !slices.Contains(want[1:], got.End) || got.In != 5 {
+					t.Errorf("%s: %s", query, line)
 				}
 			}
 		})
+	})
+}
+
+// What ends a request outside the engine has the engine's reasons.
+func TestReasonsOutsideTheEngine(t *testing.T) {
+	for err, want := range map[error]h2.Reason{
+		context.DeadlineExceeded: h2.ReasonDeadline, context.Canceled: h2.ReasonDrain, backend.ErrUnanswered: h2.ReasonLost, backend.ErrBadResponse: h2.ReasonBadResponse,
+		backend.ErrUnreachable: h2.ReasonDial, errNoRoom: h2.ReasonNone,
+	} {
+		e := &ended{body: &uploaded{}, offEngine: true}
+		e.broke(fmt.Errorf("forwarding: %w", err))
+		check.Same(t, want, e.get().Reason, "%v", err)
 	}
 }
 
@@ -96,75 +87,51 @@ func TestSessionLine(t *testing.T) {
 	}
 }
 
-// Upgrades are limited in total, whatever their backend, and one user leaves room for others.
+// Upgrades are limited in total, whatever their backend, together with the watches of backends that
+// speak HTTP/1.1: each has a connection for itself. One user leaves room for others.
 func TestSessionsAreBounded(t *testing.T) {
-	w := newWorld(t, worldConfig{local: switching, remote: switching})
-	w.proxy.cfg.MaxSessions = 4
-	open := func(user, path string, want int) net.Conn {
-		t.Helper()
-		res, _, conn := w.say(t, nil, "GET "+path+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-"+user+"\r\n"+websocket)
-		check.Same(t, want, res.StatusCode, "%s's upgrade of %s", user, path)
-		return conn
-	}
-	first := open("bob", "/api/v1/x", 101)
-	open("bob", "/api/v1/x", 101)
-	open("bob", remoteGV+"/x", 101)
-	open("bob", "/api/v1/x", 429)
-	open("bob", remoteGV+"/x", 429)
-	open("carol", "/api/v1/x", 101)
-	open("carol", "/api/v1/x", 429)
-	must.Do(t, first.Close())
-	must.Soon(t, 10*time.Second, "the place of an ended session", func() bool { return w.proxy.sessionPlaces.Held() == 3 })
-	open("bob", "/api/v1/x", 429) // it has more than a quarter
-	open("dave", "/api/v1/x", 101)
-}
-
-// A watch of a backend that speaks HTTP/1.1 has a connection for itself, too, and counts as a
-// session.
-func TestWatchesOverHTTP1AreBounded(t *testing.T) {
-	for http1, last := range map[bool]int{true: 429, false: 200} {
+	for http1, watches := range map[bool]int{true: 1, false: 0} {
 		everyWay(t, func(t *testing.T, proto string) {
 			metrics := prometheus.NewRegistry()
-			counted := func(cfg *backend.Config) { cfg.Metrics = metrics }
-			w := newWorld(t, worldConfig{remoteHTTP1: http1, backends: counted, remote: func(rw http.ResponseWriter, r *http.Request) {
-				_ = http.NewResponseController(rw).Flush()
-				if r.URL.RawQuery != "" {
+			w := newWorld(t, worldConfig{backends: func(cfg *backend.Config) { cfg.Metrics = metrics }, local: switching, remoteHTTP1: http1, remote: func(rw http.ResponseWriter, r *http.Request) {
+				if switching(rw, r); r.URL.RawQuery != "" {
+					_ = http.NewResponseController(rw).Flush()
 					<-r.Context().Done()
 				}
 			}})
-			w.proxy.cfg.MaxSessions = 4
-			watch := func(user string, want int) func() error {
+			w.proxy.cfg.MaxSessions = 3 + watches
+			held := func(want int) {
 				t.Helper()
-				res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, user, "GET", remoteGV+"/widgets?watch=true", nil)))(t)
-				t.Cleanup(func() { _ = res.Body.Close() })
-				check.Same(t, want, res.StatusCode, "%s's watch over HTTP/1.1: %v", user, http1)
-				return res.Body.Close
+				must.Soon(t, 10*time.Second, fmt.Sprint(want, " sessions"), func() bool { return w.proxy.sessionPlaces.Held() == int64(want) })
 			}
-			leave := watch("bob", 200)
-			watch("bob", 200)
-			watch("bob", 200)
-			watch("bob", last)
-			watch("carol", 200)
-			w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets", nil)).want(t, 200, "no watch")
-			rejected(t, metrics, "sessions", map[bool]int{true: 1, false: 0}[http1])
-			_ = leave()
-			held := map[bool]int64{true: 3, false: 0}[http1]
-			must.Soon(t, 10*time.Second, "the place of a watch that has ended", func() bool { return w.proxy.sessionPlaces.Held() == held })
+			open := func(user, path string, want int) net.Conn {
+				t.Helper()
+				res, _, conn := w.say(t, nil, "GET "+path+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-"+user+"\r\n"+websocket)
+				check.Same(t, want, res.StatusCode, "%s's upgrade of %s", user, path)
+				return conn
+			}
+			watch := func(want int) io.Closer {
+				t.Helper()
+				res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, "bob", "GET", remoteGV+"/widgets?watch=true", nil)))(t)
+				t.Cleanup(func() { _ = res.Body.Close() })
+				check.Same(t, want, res.StatusCode, "bob's watch, over HTTP/1.1: %v", http1)
+				return res.Body
+			}
+			w.get(t, proto, remoteGV).want(t, 200, "the backend's protocol is known")
+			last := watch(200)
+			held(watches)
+			first := open("bob", "/api/v1/x", 101)
+			open("bob", remoteGV+"/x", 101)
+			watch(map[bool]int{true: 429, false: 200}[http1])
+			open("bob", "/api/v1/x", 429)
+			w.get(t, proto, remoteGV).want(t, 200, "no session")
+			open("carol", remoteGV+"/x", 101)
+			open("carol", "/api/v1/x", 429)
+			check.Same(t, float64(watches), rejections(t, metrics)["sessions"], "refusals of the remote")
+			must.Do(t, first.Close())
+			must.Do(t, last.Close())
+			held(2)
 		})
-	}
-}
-
-// A JWT is one user's however it is written: the last bits of each part do not count.
-func TestSpellingsOfToken(t *testing.T) {
-	w := newWorld(t, worldConfig{local: switching})
-	w.proxy.cfg.MaxSessions = 4
-	for i, token := range []string{"e30.e30.AA", "e30.e31.AA", "e30.e32.AB", "e31.e33.AC"} {
-		want := http.StatusSwitchingProtocols
-		if i == 3 {
-			want = http.StatusTooManyRequests
-		}
-		res, _, _ := w.say(t, nil, "GET /api/v1/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+token+"\r\n"+websocket)
-		check.Same(t, want, res.StatusCode, "upgrade with %s", token)
 	}
 }
 
@@ -224,18 +191,6 @@ func TestUpgradeEchoes(t *testing.T) {
 	}
 }
 
-// A 101 is accepted only for the requested protocol.
-func TestUpgradeToSomethingElse(t *testing.T) {
-	w := newWorld(t, worldConfig{remote: hijacked(func(c io.ReadWriter, _ *http.Request) {
-		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
-		_, _ = io.Copy(io.Discard, c)
-	})})
-	res, _, _ := w.raw(t, "GET "+remoteGV+"/x", websocket)
-	if res.StatusCode != http.StatusBadGateway {
-		t.Errorf("status %d, want 502", res.StatusCode)
-	}
-}
-
 // A client whose connection cannot be hijacked is disconnected without an answer.
 func TestNotTakenOver(t *testing.T) {
 	defer func() {
@@ -254,19 +209,6 @@ func TestUpgradeWithBody(t *testing.T) {
 		if res.StatusCode != http.StatusRequestEntityTooLarge || w.remote.count() != 0 {
 			t.Errorf("%q: status %d, %d requests arrived", body, res.StatusCode, w.remote.count())
 		}
-	}
-}
-
-// When both sides have ended a session, its client's connection is closed, also below TLS.
-func TestSessionClosesItsClient(t *testing.T) {
-	w := newWorld(t, worldConfig{remote: switching})
-	_, br, conn := w.raw(t, "GET "+remoteGV+"/x", websocket)
-	must.Do(t, conn.(*tls.Conn).CloseWrite())
-	if rest, err := io.ReadAll(br); err != nil || len(rest) > 0 {
-		t.Errorf("%q, %v", rest, err)
-	}
-	if n, err := conn.(*tls.Conn).NetConn().Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("read %d bytes, %v: the connection is still open", n, err)
 	}
 }
 
@@ -293,7 +235,7 @@ func TestUpgradeWithoutAnswer(t *testing.T) {
 }
 
 // An upgrade that was sent may have been executed: if its connection ends before the response, the
-// client is not asked to repeat it.
+// client is not asked to repeat it. A 101 is accepted only for the requested protocol.
 func TestUpgradeUnanswered(t *testing.T) {
 	for _, tt := range []struct {
 		name, answer string
@@ -302,6 +244,8 @@ func TestUpgradeUnanswered(t *testing.T) {
 	}{
 		{"nothing", "", 503, "lost"},
 		{"half a head", "HTTP/1.1 101 Switching Protocols\r\nUpgrade: web", 503, "lost"},
+		{"another protocol", "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 502, "bad-response"},
+		{"no upgrade", "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", 502, "bad-response"},
 		{"something else", "SSH-2.0-OpenSSH_9.9\r\n", 502, "bad-response"},
 		{"an endless head", "HTTP/1.1 101 Switching Protocols\r\nX: " + strings.Repeat("x", maxUpgradeHead), 502, "bad-response"},
 	} {
@@ -320,43 +264,54 @@ func TestUpgradeUnanswered(t *testing.T) {
 }
 
 // After one direction of a session has ended, the other goes on, but not for ever: a client that
-// has left looks the same.
+// has left looks the same. When both have ended, the client's connection is closed, also below TLS.
 func TestHalfASession(t *testing.T) {
 	over := make(chan struct{})
-	w := newWorld(t, worldConfig{remote: hijacked(func(c io.ReadWriter, _ *http.Request) {
+	w := newWorld(t, worldConfig{remote: hijacked(func(c io.ReadWriter, r *http.Request) {
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 		_, _ = io.Copy(io.Discard, c)
-		_, _ = io.WriteString(c, "late")
-		<-over
+		if _, _ = io.WriteString(c, "late"); r.URL.RawQuery == "hangs" {
+			<-over
+		}
 	})})
 	t.Cleanup(func() { close(over) })
 	w.proxy.halfOpen = 500 * time.Millisecond
-	_, br, conn := w.raw(t, "GET "+remoteGV+"/x", websocket)
-	must.Do(t, conn.(*tls.Conn).CloseWrite())
-	got := make([]byte, len("late"))
-	if _, err := io.ReadFull(br, got); err != nil || string(got) != "late" {
-		t.Errorf("what was sent after the client's end: %q, %v", got, err)
-	}
-	must.Soon(t, 10*time.Second, "the session ends", func() bool { return w.proxy.Sessions() == 0 })
-}
-
-// Only HTTP/1.1 has upgrades.
-func TestUpgradeByVersion(t *testing.T) {
-	for proto, want := range map[string]string{"HTTP/1.1": "websocket", "HTTP/1.0": "", "HTTP/2.0": ""} {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
-		r.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}}
-		r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(proto)
-		check.Same(t, want, headOf(r, time.Now()).Upgrade, "%s: upgrade to", proto)
-	}
-}
-
-// A head keeps the client's address, by which it is bounded, with and without the port.
-func TestRemoteOfAHead(t *testing.T) {
-	for remote, want := range map[string]string{"192.0.2.1:1": "192.0.2.1", "[2001:db8::1]:1": "2001:db8::1", "@": "@", ":1": ""} {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
-		r.RemoteAddr = remote
-		if h := headOf(r, time.Now()); h.Remote != remote || h.RemoteIP != want {
-			t.Errorf("%s: %q, %q", remote, h.Remote, h.RemoteIP)
+	for _, query := range []string{"ends", "hangs"} {
+		_, br, conn := w.raw(t, "GET "+remoteGV+"/x?"+query, websocket)
+		must.Do(t, conn.(*tls.Conn).CloseWrite())
+		got := make([]byte, len("late"))
+		if _, err := io.ReadFull(br, got); err != nil || string(got) != "late" {
+			t.Errorf("%s: what was sent after the client's end: %q, %v", query, got, err)
 		}
+		if rest, err := io.ReadAll(br); query == "ends" && (err != nil || len(rest) > 0) {
+			t.Errorf("%s: %q, %v", query, rest, err)
+		}
+		if n, err := conn.(*tls.Conn).NetConn().Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("%s: read %d bytes, %v: the connection is still open", query, n, err)
+		}
+		must.Soon(t, 10*time.Second, "the session ends", func() bool { return w.proxy.Sessions() == 0 })
+	}
+}
+
+// Only HTTP/1.1 has upgrades, and only those that Kubernetes uses are offered. A head keeps the
+// client's address, by which it is bounded, with and without the port.
+func TestHeadOfARequest(t *testing.T) {
+	of := func(proto, connection, upgrade, remote string) *Head {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		r.Header = http.Header{"Connection": {connection}, "Upgrade": {upgrade}}
+		r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(proto)
+		r.RemoteAddr = remote
+		return headOf(r, time.Now())
+	}
+	for asked, want := range map[[3]string]string{
+		{"HTTP/1.1", "Upgrade", "websocket"}: "websocket", {"HTTP/1.1", "keep-alive, upgrade", "spdy/3.1"}: "spdy/3.1", {"HTTP/1.0", "Upgrade", "websocket"}: "",
+		{"HTTP/2.0", "Upgrade", "websocket"}: "", {"HTTP/1.1", "Upgrade", "h2c"}: "", {"HTTP/1.1", "Upgrade", "TLS/1.0"}: "", {"HTTP/1.1", "Upgrade", "websocket, h2c"}: "",
+		{"HTTP/1.1", "x-upgrade", "websocket"}: "", {"HTTP/1.1", "", "websocket"}: "",
+	} {
+		check.Same(t, want, of(asked[0], asked[1], asked[2], "").Upgrade, "%q: upgrade to", asked)
+	}
+	for remote, want := range map[string]string{"192.0.2.1:1": "192.0.2.1", "[2001:db8::1]:1": "2001:db8::1", "@": "@", ":1": ""} {
+		h := of("HTTP/1.1", "", "", remote)
+		check.Same(t, [2]string{remote, want}, [2]string{h.Remote, h.RemoteIP}, "address with and without port")
 	}
 }

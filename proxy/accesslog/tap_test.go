@@ -16,30 +16,23 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
-
-// look opens a tap, and returns a scanner of its lines.
-func look(t *testing.T, url string) (lines *bufio.Scanner, end func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, url, nil))(t)
-	res := must.Get(new(http.Client).Do(r))(t)
-	t.Cleanup(func() { cancel(); res.Body.Close() })
-	if res.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %s", url, res.Status)
-	}
-	return bufio.NewScanner(res.Body), cancel
-}
 
 // A tap immediately shows the lines that match it, and no others.
 func TestTap(t *testing.T) {
 	taps := &Taps{}
 	s := httptest.NewServer(taps)
 	t.Cleanup(s.Close) // after all taps end
-	jane, _ := look(t, s.URL+"?user=jane")
-	flunders, _ := look(t, s.URL+"?path=/apis/wardle/&seconds=2")
-	both, _ := look(t, s.URL+"?path=/apis/wardle/&user=jane")
+	look := func(query string) *bufio.Scanner {
+		ctx, cancel := context.WithCancel(t.Context())
+		res := must.Get(new(http.Client).Do(must.Get(http.NewRequestWithContext(ctx, http.MethodGet, s.URL+query, nil))(t)))(t)
+		t.Cleanup(func() { cancel(); res.Body.Close() })
+		return bufio.NewScanner(res.Body)
+	}
+	jane, flunders, both := look("?user=jane"), look("?path=/apis/wardle/&seconds=2"), look("?path=/apis/wardle/&user=jane")
 	for i, line := range []Line{
 		{User: "joe", Path: "/apis/wardle/a"}, {User: "joe", Path: "/apis/other/a"}, {User: "jane", Path: "/api"}, {User: "admin", Impersonator: "jane", Path: "/apis/wardle/b"},
 	} {
@@ -62,45 +55,37 @@ func TestTap(t *testing.T) {
 	}
 }
 
-// Taps are limited in number, length and time.
+// Taps are limited in number, length and time. One user leaves one to others.
 func TestTapRefuses(t *testing.T) {
 	taps := &Taps{}
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		taps.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: r.URL.Query().Get("by")})))
-	})
-	s := httptest.NewServer(handler)
-	t.Cleanup(s.Close) // after all taps end
+	ask := func(by, query string) int {
+		w := httptest.NewRecorder()
+		ctx, leave := context.WithCancel(request.WithUser(t.Context(), &user.DefaultInfo{Name: by}))
+		leave() // a tap that is opened ends at once
+		taps.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/?"+query, nil))
+		return w.Code
+	}
 	for _, query := range []string{"", "user=x&seconds=61", "user=x&seconds=0", "user=x&seconds=y", "path=/" + strings.Repeat("x", maxTapWord)} {
-		w := httptest.NewRecorder()
-		if taps.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/?"+query, nil)); w.Code != http.StatusBadRequest {
-			t.Errorf("%.20s: %d", query, w.Code)
+		check.Same(t, http.StatusBadRequest, ask("ann", query), "status for %.20s", query)
+	}
+	for _, query := range []string{"user=x&seconds=60", "user=x&seconds=1", "path=" + strings.Repeat("x", maxTapWord)} {
+		check.Same(t, http.StatusOK, ask("ann", query), "status for %.20s", query)
+	}
+	var open []*tap
+	for i, by := range []string{"ann", "ann", "ann", "bob"} {
+		one := &tap{by: bound.Source{User: by}}
+		check.Same(t, http.StatusOK, ask(by, "user=x"), "status for %s, tap %d", by, i)
+		check.Same(t, true, taps.replace(one, true), "%s's tap %d", by, i)
+		open = append(open, one)
+		if i == maxTaps-2 {
+			check.Same(t, http.StatusTooManyRequests, ask("ann", "user=x"), "status for a user who has all others")
 		}
 	}
-	var ends []func()
-	open := func(by string) {
-		_, end := look(t, s.URL+"?user=x&by="+by)
-		ends = append(ends, end)
+	check.Same(t, http.StatusTooManyRequests, ask("eve", "user=x"), "status for one tap too many")
+	for _, one := range open {
+		taps.replace(one, false)
 	}
-	tooMany := func(by, what string) {
-		w := httptest.NewRecorder()
-		if handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/?user=x&by="+by, nil)); w.Code != http.StatusTooManyRequests {
-			t.Errorf("%s: %d", what, w.Code)
-		}
-	}
-	for range maxTaps - 1 {
-		open("ann")
-	}
-	tooMany("ann", "the last one, by a user who has all others")
-	open("bob")
-	tooMany("eve", "one tap too many")
-	for _, end := range ends {
-		end()
-	}
-	for patience := time.Now().Add(10 * time.Second); taps.Active(); {
-		if time.Now().After(patience) {
-			t.Fatal("taps outlive their clients")
-		}
-	}
+	check.Same(t, false, taps.Active(), "active at the end")
 }
 
 // Many requests give a tap a limited number of lines and bytes, and it reports the omitted ones. A

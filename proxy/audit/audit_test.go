@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/apimachinery/pkg/runtime"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/audit/policy"
@@ -26,30 +27,26 @@ import (
 
 func evaluator(t *testing.T, text string) audit.PolicyRuleEvaluator {
 	t.Helper()
-	p := must.Get(policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + text)))(t)
-	return policy.NewPolicyRuleEvaluator(p)
+	return policy.NewPolicyRuleEvaluator(must.Get(policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + text)))(t))
 }
 
-// write runs f with a log, and returns the events written.
-func write(t *testing.T, cfg Config, f func(l *Log)) []auditv1.Event {
+// atLevel makes a log that records all requests at a level.
+func atLevel(t *testing.T, level string, w io.Writer) *Log {
 	t.Helper()
-	var out bytes.Buffer
-	if cfg.Writer == nil {
-		cfg.Writer = &out
-	}
-	l := must.Get(New(cfg))(t)
-	stop := must.Run(t, l.Run)
-	f(l)
-	stop()
-	var events []auditv1.Event
+	return must.Get(New(Config{Policy: evaluator(t, "rules: [{level: "+level+"}]"), Writer: w}))(t)
+}
+
+// events writes what waits in a log, and returns what was written to out.
+func events(t *testing.T, l *Log, out fmt.Stringer) []auditv1.Event {
+	t.Helper()
+	must.Run(t, l.Run)()
+	var list []auditv1.Event
 	for line := range strings.Lines(out.String()) {
 		var ev auditv1.Event
-		if err := json.Unmarshal([]byte(line), &ev); err != nil {
-			t.Fatalf("%v in %q", err, line)
-		}
-		events = append(events, ev)
+		must.Do(t, json.Unmarshal([]byte(line), &ev))
+		list = append(list, ev)
 	}
-	return events
+	return list
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -72,73 +69,64 @@ func widget(verb string) *Request {
 	}
 }
 
-// stages describes events briefly.
-func stages(events []auditv1.Event) []string {
-	var out []string
-	for _, ev := range events {
-		s := string(ev.Stage) + " " + string(ev.Level)
-		if ev.ResponseStatus != nil {
-			s += " " + string(rune('0'+ev.ResponseStatus.Code/100)) + "xx"
-		}
-		out = append(out, s)
-	}
-	return out
-}
-
 func TestStages(t *testing.T) {
+	const metadata = "rules: [{level: Metadata}]"
 	for _, tc := range []struct {
 		name, policy string
 		long         bool
 		do           func(e *Event)
 		want         []string
 	}{
-		{"ordinary", "rules: [{level: Metadata}]", false, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "") }, []string{"RequestReceived Metadata", "ResponseComplete Metadata 2xx"}},
-		{"watch", "rules: [{level: Metadata}]", true, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "") },
-			[]string{"RequestReceived Metadata", "ResponseStarted Metadata 2xx", "ResponseComplete Metadata 2xx"}},
-		{"watch without a head", "rules: [{level: Metadata}]", true, func(e *Event) { e.Received(); e.Completed(499, "gone") },
-			[]string{"RequestReceived Metadata", "ResponseStarted Metadata 4xx", "ResponseComplete Metadata 4xx"}},
-		{"omitted", "omitStages: [RequestReceived]\nrules: [{level: Request, omitStages: [ResponseStarted]}]", true, func(e *Event) { e.Received(); e.Started(200); e.Completed(503, "x") }, []string{"ResponseComplete Request 5xx"}},
-		{"refused", "rules: [{level: Metadata}]", false, func(e *Event) { e.Refused(401, "no") }, []string{"ResponseStarted Metadata 4xx"}},
-		{"panic", "rules: [{level: Metadata}]", false, func(e *Event) { e.Received(); e.Panicked() }, []string{"RequestReceived Metadata", "Panic Metadata 5xx"}},
+		{"ordinary", metadata, false, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "") }, []string{"RequestReceived Metadata", "ResponseComplete Metadata 200"}},
+		{"watch", metadata, true, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "") },
+			[]string{"RequestReceived Metadata", "ResponseStarted Metadata 200", "ResponseComplete Metadata 200"}},
+		{"watch without a head", metadata, true, func(e *Event) { e.Received(); e.Completed(499, "gone") },
+			[]string{"RequestReceived Metadata", "ResponseStarted Metadata 499 Failure", "ResponseComplete Metadata 499 Failure"}},
+		{"omitted", "omitStages: [RequestReceived]\nrules: [{level: Request, omitStages: [ResponseStarted]}]", true, func(e *Event) { e.Received(); e.Started(200); e.Completed(503, "x") },
+			[]string{"ResponseComplete Request 503 Failure"}},
+		{"refused", metadata, false, func(e *Event) { e.Refused(401, "no") }, []string{"ResponseStarted Metadata 401 Failure"}},
+		{"panic", metadata, false, func(e *Event) { e.Received(); e.Panicked() }, []string{"RequestReceived Metadata", "Panic Metadata 500 Failure"}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			got := write(t, Config{Policy: evaluator(t, tc.policy)}, func(l *Log) {
-				r := widget("get")
-				r.LongRunning = tc.long
-				tc.do(l.Open(r))
-			})
-			check.Same(t, tc.want, stages(got), "stages")
-		})
+		var out bytes.Buffer
+		l := must.Get(New(Config{Policy: evaluator(t, tc.policy), Writer: &out}))(t)
+		r := widget("get")
+		r.LongRunning = tc.long
+		tc.do(l.Open(r))
+		var got []string
+		for _, ev := range events(t, l, &out) {
+			words := []string{string(ev.Stage), string(ev.Level)}
+			if s := ev.ResponseStatus; s != nil {
+				words = append(words, strings.Fields(fmt.Sprint(s.Code, " ", s.Status))...)
+			}
+			got = append(got, strings.Join(words, " "))
+		}
+		check.Same(t, tc.want, got, "%s: stages", tc.name)
 	}
 }
 
 func TestPolicy(t *testing.T) {
 	rules := "rules: [{level: None, users: [bob], verbs: [get]}, {level: Request, resources: [{group: example.com}]}, {level: Metadata}]"
-	write(t, Config{Policy: evaluator(t, rules)}, func(l *Log) {
-		if e := l.Open(widget("get")); e != nil {
-			t.Errorf("the policy omits this request, and it was opened: %+v", e.ev)
-		}
-		if e := l.Open(widget("list")); e == nil || !e.Bodies() {
-			t.Error("a body at level Request is not recorded")
-		}
-		nobody := &Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/readyz"}}
-		if e := l.Open(nobody); e == nil || e.Bodies() {
-			t.Error("a request without a user is not recorded as metadata")
-		}
-	})
+	l := must.Get(New(Config{Policy: evaluator(t, rules), Writer: io.Discard}))(t)
+	if e := l.Open(widget("get")); e != nil {
+		t.Errorf("the policy omits this request, and it was opened: %+v", e.ev)
+	}
+	if e := l.Open(widget("list")); e == nil || !e.Bodies() {
+		t.Error("a body at level Request is not recorded")
+	}
+	nobody := &Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/readyz"}}
+	if e := l.Open(nobody); e == nil || e.Bodies() {
+		t.Error("a request without a user is not recorded as metadata")
+	}
 }
 
 func TestMetadata(t *testing.T) {
-	got := write(t, Config{Policy: evaluator(t, "rules: [{level: Metadata}]")}, func(l *Log) {
-		e := l.Open(widget("get"))
-		e.Impersonated(&user.DefaultInfo{Name: "jane"})
-		e.Annotate("k", "v")
-		e.Completed(200, "")
-	})
-	if len(got) != 1 {
-		t.Fatalf("%d events", len(got))
-	}
-	ev := got[0]
+	var out bytes.Buffer
+	l := atLevel(t, "Metadata", &out)
+	e := l.Open(widget("get"))
+	e.Impersonated(&user.DefaultInfo{Name: "jane"})
+	e.Annotate("k", "v")
+	e.Completed(200, "")
+	ev := events(t, l, &out)[0]
 	check.Same(t, "/apis/example.com/v1/namespaces/default/widgets/one?pretty=1&access_token=MASKED", ev.RequestURI, "requestURI")
 	if ev.User.Username != "bob" || ev.User.UID != "7" || ev.ImpersonatedUser == nil || ev.ImpersonatedUser.Username != "jane" || ev.User.Extra["scope"][0] != "all" {
 		t.Errorf("user %+v, impersonated %+v", ev.User, ev.ImpersonatedUser)
@@ -185,36 +173,30 @@ func TestBodies(t *testing.T) {
 			map[string]string{annotateRequest: "not recorded: longer than 1 MiB", annotateResponse: "not recorded: longer than 1 MiB"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := write(t, Config{Policy: evaluator(t, tc.policy)}, func(l *Log) {
-				e := l.Open(widget("update"))
-				body := e.Request(io.NopCloser(strings.NewReader(tc.request)), tc.requestType)
-				if read, err := io.ReadAll(body); err != nil || string(read) != tc.request {
-					t.Errorf("the backend read %q, %v", read, err)
+			var out bytes.Buffer
+			l := must.Get(New(Config{Policy: evaluator(t, tc.policy), Writer: &out}))(t)
+			e := l.Open(widget("update"))
+			body := e.Request(io.NopCloser(strings.NewReader(tc.request)), tc.requestType)
+			if read, err := io.ReadAll(body); err != nil || string(read) != tc.request {
+				t.Errorf("the backend read %q, %v", read, err)
+			}
+			e.ResponseHead(tc.responseType, tc.coded)
+			response := tc.response
+			if tc.coded == "gzip" {
+				response = zip(response)
+			}
+			e.Response([]byte(response[:len(response)/2]))
+			e.Response([]byte(response[len(response)/2:]))
+			e.Completed(200, "")
+			ev := events(t, l, &out)[0]
+			for want, got := range map[string]*runtime.Unknown{"request " + tc.wantRequest: ev.RequestObject, "response " + tc.wantResponse: ev.ResponseObject} {
+				side, body, _ := strings.Cut(want, " ")
+				check.Same(t, body != "", got != nil, "there is a %s", side)
+				if got != nil {
+					check.Same(t, body, string(got.Raw), "%s", side)
 				}
-				e.ResponseHead(tc.responseType, tc.coded)
-				response := tc.response
-				if tc.coded == "gzip" {
-					response = zip(response)
-				}
-				for _, half := range []string{response[:len(response)/2], response[len(response)/2:]} {
-					e.Response([]byte(half))
-				}
-				e.Completed(200, "")
-			})
-			if len(got) != 1 {
-				t.Fatalf("%d events", len(got))
 			}
-			var request, response string
-			if o := got[0].RequestObject; o != nil {
-				request = string(o.Raw)
-			}
-			if o := got[0].ResponseObject; o != nil {
-				response = string(o.Raw)
-			}
-			if request != tc.wantRequest || response != tc.wantResponse {
-				t.Errorf("request %q, response %q", request, response)
-			}
-			check.Same(t, tc.annotations, got[0].Annotations, "annotations")
+			check.Same(t, tc.annotations, ev.Annotations, "annotations")
 		})
 	}
 }
@@ -226,24 +208,20 @@ func (s stuck) Write([]byte) (int, error) { <-s.open; return 0, errors.New("no s
 
 // A log that cannot be written drops and counts events. It never blocks a request.
 func TestLosses(t *testing.T) {
-	reg := prometheus.NewRegistry()
-	w := stuck{make(chan struct{})}
-	var log *Log
+	reg, w := prometheus.NewRegistry(), stuck{make(chan struct{})}
+	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: w, Metrics: reg}))(t)
+	stop := must.Run(t, l.Run)
 	const total = 2*queued + 5000
-	write(t, Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: w, Metrics: reg}, func(l *Log) {
-		log = l
-		e := l.Open(widget("get"))
-		for range total {
-			e.Completed(200, "")
-		}
-		if lost := testutil.ToFloat64(l.lost); lost < 1000 {
-			t.Errorf("%v events were lost while the writer was blocked", lost)
-		}
-		close(w.open)
-	})
-	if lost, written := testutil.ToFloat64(log.lost), testutil.ToFloat64(log.events); lost != total || written != 0 {
-		t.Errorf("%v lost, %v written", lost, written)
+	e := l.Open(widget("get"))
+	for range total {
+		e.Completed(200, "")
 	}
+	if lost := testutil.ToFloat64(l.lost); lost < 1000 {
+		t.Errorf("%v events were lost while the writer was blocked", lost)
+	}
+	close(w.open)
+	stop()
+	check.Same(t, [2]float64{total, 0}, [2]float64{testutil.ToFloat64(l.lost), testutil.ToFloat64(l.events)}, "events lost and written")
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
 		t.Error(problems, err)
 	}
@@ -259,20 +237,24 @@ func (w *narrow) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
+// update records an update with a body, by a user, without its end.
+func update(l *Log, by, body string) *Event {
+	r := widget("update")
+	r.Attributes.User = &user.DefaultInfo{Name: by}
+	e := l.Open(r)
+	_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(strings.NewReader(body)), "application/json"))
+	return e
+}
+
 // A body with which an event is too long for a file costs neither the event nor those around it.
 func TestLongLine(t *testing.T) {
 	var out narrow
-	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: &out}))(t)
+	l := atLevel(t, "RequestResponse", &out)
 	for _, body := range []string{"1", `"` + strings.Repeat("<", maxBody-2) + `"`, "2"} {
-		e := l.Open(widget("update"))
-		_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(strings.NewReader(body)), "application/json"))
-		e.Completed(200, "")
+		update(l, "bob", body).Completed(200, "")
 	}
-	must.Run(t, l.Run)()
 	var got []string
-	for line := range strings.Lines(out.String()) {
-		var ev auditv1.Event
-		must.Do(t, json.Unmarshal([]byte(line), &ev))
+	for _, ev := range events(t, l, &out) {
 		if ev.RequestObject != nil {
 			got = append(got, string(ev.RequestObject.Raw))
 		} else {
@@ -282,35 +264,46 @@ func TestLongLine(t *testing.T) {
 	check.Same(t, []string{"1", "not recorded: the line could not be written", "2"}, got, "bodies of the events")
 }
 
-// Bodies of queued events are limited in size, too, not only in number.
-func TestWaitingBodies(t *testing.T) {
-	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: io.Discard}))(t)
+// Queued events are limited in size, too, not only in number: their bodies, and long paths, queries
+// and messages that repeat them, which strangers choose. Ordinary events still find room.
+func TestWaitingEvents(t *testing.T) {
+	l := atLevel(t, "RequestResponse", io.Discard)
 	body := `"` + strings.Repeat("x", 1000_000) + `"`
 	for range 100 {
-		e := l.Open(widget("update"))
-		_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(strings.NewReader(body)), "application/json"))
-		e.Completed(200, "")
+		update(l, "bob", body).Completed(200, "")
 	}
 	if n, lost := len(l.queue), testutil.ToFloat64(l.lost); n != (maxWaiting-maxWaiting/32)/len(body) || lost != float64(100-n) {
 		t.Errorf("%d queued, %v lost", n, lost)
+	}
+	for n, want := range map[int]int64{longText - 1: 0, longText: longText} {
+		l := atLevel(t, "Metadata", io.Discard)
+		l.Open(&Request{Path: "/"}).Completed(403, strings.Repeat("x", n-1))
+		check.Same(t, want, l.waiting.Held(), "size of an event with %d bytes of text", n)
+	}
+	long := strings.Repeat("x", 200<<10)
+	for _, tc := range []struct{ path, query, message string }{{path: "/" + long}, {query: long}, {message: long}} {
+		l := atLevel(t, "Metadata", io.Discard)
+		for range 400 {
+			l.Open(&Request{Path: tc.path, RawQuery: tc.query, SourceIPs: []string{"10.0.0.1"}}).Completed(403, tc.message)
+		}
+		waiting := len(l.queue)
+		for range 400 {
+			l.Open(widget("get")).Completed(200, "")
+		}
+		if n := len(l.queue) - waiting; waiting > maxWaiting/len(long) || n != 400 {
+			t.Errorf("%d long events wait, and %d of 400 ordinary ones behind them", waiting, n)
+		}
 	}
 }
 
 // Bodies of requests under way are limited, too: slow uploads of one user do not use up the memory,
 // nor do they cost the bodies of others. Each request gives back what it held.
 func TestCapturedBodies(t *testing.T) {
-	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: io.Discard}))(t)
-	record := func(name string, bytes int) *Event {
-		r := widget("update")
-		r.Attributes.User = &user.DefaultInfo{Name: name}
-		e := l.Open(r)
-		_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(strings.NewReader(strings.Repeat("1", bytes))), "application/json"))
-		return e
-	}
+	l := atLevel(t, "RequestResponse", io.Discard)
 	var slow []*Event
 	recorded := 0
 	for range 100 {
-		e := record("bob", maxBody)
+		e := update(l, "bob", strings.Repeat("1", maxBody))
 		slow = append(slow, e)
 		if e.bodies.request.why == "" {
 			recorded++
@@ -319,8 +312,8 @@ func TestCapturedBodies(t *testing.T) {
 	if held := l.captured.Held(); recorded < 15 || held < int64(recorded)*maxBody || held > maxCaptured/4 {
 		t.Errorf("%d bodies of a user are recorded, which hold %d bytes", recorded, held)
 	}
-	check.Same(t, "", record("jane", maxBody).bodies.request.why, "why another user's is not")
-	for i, e := range append(slow, record("jane", 1)) {
+	check.Same(t, "", update(l, "jane", strings.Repeat("1", maxBody)).bodies.request.why, "why another user's is not")
+	for i, e := range append(slow, update(l, "jane", "1")) {
 		if e.ResponseHead("application/json", ""); i%2 == 0 {
 			e.Response([]byte("1"))
 		}
@@ -334,63 +327,37 @@ func TestCapturedBodies(t *testing.T) {
 	check.Same(t, maxBody, l.captured.Held(), "bytes held by requests that have not ended")
 }
 
-// So are long paths and queries, and messages that repeat them: strangers choose them.
-func TestWaitingTexts(t *testing.T) {
-	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
-	for n, want := range map[int]int64{longText - 1: 0, longText: longText} {
-		l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
-		l.Open(&Request{Path: "/"}).Completed(403, strings.Repeat("x", n-1))
-		if got := l.waiting.Held(); got != want {
-			t.Errorf("%d bytes of text count as %d", n, got)
-		}
-	}
-	long := strings.Repeat("x", 200<<10)
-	for _, tc := range []struct{ path, query, message string }{{path: "/" + long}, {query: long}, {message: long}} {
-		for range 1000 {
-			l.Open(&Request{Path: tc.path, RawQuery: tc.query, SourceIPs: []string{"10.0.0.1"}}).Completed(403, tc.message)
-		}
-		if n := len(l.queue); n > maxWaiting/len(long) {
-			t.Errorf("%d events of %d bytes wait", n, len(long))
-		}
-	}
-	ordinary := len(l.queue)
-	for range 1000 {
-		l.Open(widget("get")).Completed(200, "")
-	}
-	if n := len(l.queue) - ordinary; n != 1000 {
-		t.Errorf("%d of 1000 ordinary events wait behind long ones", n)
-	}
-}
-
-// A user or stranger with more events than can be written loses only events of that source.
+// A user or stranger with more events than can be written loses only events of that source. A
+// stranger is an address, or a subscriber's network of IPv6.
 func TestLossesOfOneSource(t *testing.T) {
-	of := func(name, address string) *Request {
-		r := widget("get")
-		r.Attributes.User, r.SourceIPs = &user.DefaultInfo{Name: name}, []string{address}
-		return r
-	}
-	for name, tc := range map[string]struct {
-		noisy, other *Request
+	const anonymous = user.Anonymous
+	for _, tc := range []struct {
+		noisy     string
+		addresses []string
+		other, at string
 	}{
-		"a user":               {of("bob", "10.0.0.1"), of("somebody else", "10.0.0.1")},
-		"an address":           {of(user.Anonymous, "10.0.0.1"), of(user.Anonymous, "10.0.0.2")},
-		"an unknown user's":    {of("", "10.0.0.1"), of("", "10.0.0.2")},
-		"a subscriber of IPv6": {of(user.Anonymous, "2001:db8::1"), of(user.Anonymous, "2001:db8:0:1::1")},
+		{"bob", []string{"10.0.0.1"}, "somebody else", "10.0.0.1"},
+		{anonymous, []string{"10.0.0.1"}, anonymous, "10.0.0.2"},
+		{"", []string{"10.0.0.1"}, "", "10.0.0.2"},
+		{anonymous, []string{"2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8::4"}, anonymous, "2001:db8:0:1::1"},
 	} {
-		l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
-		noisy := []*Event{l.Open(tc.noisy)}
-		if before, found := strings.CutSuffix(tc.noisy.SourceIPs[0], "::1"); found {
-			for i := range 7 {
-				noisy = append(noisy, l.Open(of(user.Anonymous, fmt.Sprintf("%s::%d", before, i+2))))
-			}
+		l := atLevel(t, "Metadata", io.Discard)
+		open := func(name, address string) *Event {
+			r := widget("get")
+			r.Attributes.User, r.SourceIPs = &user.DefaultInfo{Name: name}, []string{"192.0.2.9", address}
+			return l.Open(r)
+		}
+		var noisy []*Event
+		for _, address := range tc.addresses {
+			noisy = append(noisy, open(tc.noisy, address))
 		}
 		for i := range 2 * queued {
 			noisy[i%len(noisy)].Completed(200, "")
 		}
 		lost := testutil.ToFloat64(l.lost)
-		l.Open(tc.other).Completed(200, "")
+		open(tc.other, tc.at).Completed(200, "")
 		if now := testutil.ToFloat64(l.lost); lost < queued || now != lost {
-			t.Errorf("%s: %v lost, then %v: an event of another source was lost, too", name, lost, now)
+			t.Errorf("%q at %v: %v lost, then %v: an event of another source was lost, too", tc.noisy, tc.addresses, lost, now)
 		}
 	}
 }

@@ -6,106 +6,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
-
-// restart ends the server like a killed process, and restarts it at the same address after a while.
-func (f *far) restart(t *testing.T, after time.Duration) {
-	t.Helper()
-	address := f.Listener.Addr().String()
-	_ = f.Listener.Close()
-	f.CloseClientConnections()
-	back := make(chan *httptest.Server, 1)
-	timer := time.AfterFunc(after, func() {
-		defer close(back)
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.Config.Handler}, EnableHTTP2: f.EnableHTTP2, TLS: f.TLS.Clone()}
-		s.StartTLS()
-		back <- s
-	})
-	t.Cleanup(func() {
-		if timer.Stop() {
-			return
-		}
-		if s := <-back; s != nil {
-			s.CloseClientConnections()
-			s.Close()
-		}
-	})
-}
-
-// While the apiserver restarts, clients wait and see no error, over either protocol.
-func TestLocalRestarts(t *testing.T) {
-	everyWay(t, func(t *testing.T, proto string) {
-		w := newWorld(t, worldConfig{})
-		for range 2 { // the first proves the token
-			w.get(t, proto, "/api/v1/pods").want(t, 200, "before")
-		}
-		w.local.restart(t, 700*time.Millisecond)
-		began := time.Now()
-		w.get(t, proto, "/api/v1/pods").want(t, 200, "a read, after", time.Since(began))
-	})
-}
-
-// A request that waits for a connection to an endpoint that leaves the table uses another one at
-// once, and not after the dial's timeout of 4 s.
-func TestEndpointLeavesDuringADial(t *testing.T) {
-	everyWay(t, func(t *testing.T, proto string) {
-		const gone = "127.0.0.9"
-		dialled := make(chan struct{}, 10)
-		var vanished atomic.Bool
-		c := worldConfig{
-			also: func(in *registry.Input) {
-				if vanished.Load() {
-					in.Slices[types.NamespacedName{Namespace: "default", Name: "ext"}][0].Endpoints[0].Addresses[0] = gone
-				}
-			},
-			backends: func(c *backend.Config) {
-				dial := c.Dial
-				c.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-					if !strings.HasPrefix(address, gone) {
-						return dial(ctx, network, address)
-					}
-					dialled <- struct{}{}
-					<-ctx.Done()
-					return nil, ctx.Err()
-				}
-			},
-		}
-		w := newWorld(t, c)
-		w.get(t, proto, remoteGV+"/widgets").want(t, 200, "before")
-		vanished.Store(true)
-		w.current.Store(buildTable(t, w, c))
-		began, done := time.Now(), make(chan answer, 1)
-		go func() {
-			done <- w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", http.MethodPost, remoteGV+"/widgets", nil))
-		}()
-		<-dialled
-		vanished.Store(false)
-		w.current.Store(buildTable(t, w, c))
-		w.get(t, proto, remoteGV+"/widgets").want(t, 200, "after")
-		(<-done).want(t, 200, "the one that waited")
-		if took := time.Since(began); took > 2*time.Second {
-			t.Errorf("it waited %v", took)
-		}
-	})
-}
 
 // An answer that comes before the end of the request's body is forwarded at once, and the request's
 // goroutine does not wait for the rest.
