@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"runtime"
@@ -141,19 +142,30 @@ func TestChainsBesideLongHeads(t *testing.T) {
 	})
 }
 
-// A client whose certificates get no turn is refused. Its reviews count for its address.
+// A client whose certificates get no turn is refused, on the admin port, too. Its reviews count for
+// its address.
 func TestNoTurnForAChain(t *testing.T) {
-	w, p := thinker(t, worldConfig{})
-	p.desk.chains = bound.NewQueue(1, 1)
+	w := newWorld(t, worldConfig{})
+	w.proxy.desk.chains = bound.NewQueue(1, 1)
+	guarded := w.guard(t, w.proxy, func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(rw, exchangeOf(r.Context()).decision.Credentials.From.Address)
+	})
+	alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
+	ask := func() answer {
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, guarded.URL, nil))(t)
+		return w.do(t, w.httpClient(t, "http/1.1", alice), r)
+	}
+	check.Same(t, "127.0.0.1", ask().body, "counts on the admin port for")
 	h := asBob("/api/v1/pods", "")
 	h.Remote = "192.0.2.1:1"
-	if d, _ := p.decision(t.Context(), h, nil, true); d.Credentials.From != bound.Stranger(h.Remote) {
+	if d, _ := w.proxy.decision(t.Context(), h, nil, true); d.Credentials.From != bound.Stranger(h.Remote) {
 		t.Errorf("counts for %+v", d.Credentials.From)
 	}
-	leave := must.Get(p.desk.chains.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
+	leave := must.Get(w.proxy.desk.chains.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
 	defer leave()
-	c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice"}).Certificate}}
-	if d, known := p.decision(t.Context(), h, c, true); !known || d.Action != Refuse || fmt.Sprint(d.Err) != errBusy("the front door").Error() {
+	ask().want(t, http.StatusTooManyRequests, "on the admin port, without a turn")
+	d, known := w.proxy.decision(t.Context(), h, &authn.Conn{Peer: []*x509.Certificate{alice.Certificate}}, true)
+	if !known || d.Action != Refuse || fmt.Sprint(d.Err) != errBusy("the front door").Error() {
 		t.Errorf("known %v, %v (%v)", known, d.Action, d.Err)
 	}
 }

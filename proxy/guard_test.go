@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -99,25 +98,6 @@ func TestWhichScrapersAreKnown(t *testing.T) {
 	check.Same(t, maxScrapers, len(k.known), "scrapers remembered")
 	k.remember(of("new", "get", leaf, nil), now.Add(scraperMemory))
 	check.Same(t, 1, len(k.known), "scrapers remembered after five minutes, only the new one")
-}
-
-// A client whose certificates get no turn gets no page. Its reviews count for its address.
-func TestGuardWithoutATurn(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	w.proxy.desk.chains = bound.NewQueue(1, 1)
-	guarded := w.guard(t, w.proxy, func(rw http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(rw, exchangeOf(r.Context()).decision.Credentials.From.Address)
-	})
-	ask := func() answer {
-		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, guarded.URL, nil))(t)
-		return w.do(t, w.httpClient(t, "http/1.1", w.client.Issue(pki.Leaf{CommonName: "alice"})), r)
-	}
-	if got := ask(); got.status != http.StatusOK || got.body != "127.0.0.1" {
-		t.Errorf("%d, counts for %q", got.status, got.body)
-	}
-	leave := must.Get(w.proxy.desk.chains.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
-	defer leave()
-	ask().want(t, http.StatusTooManyRequests, "without a turn")
 }
 
 // The page served is the authorized one, however the request line is written.

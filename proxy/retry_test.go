@@ -16,19 +16,23 @@ import (
 
 // Only reads that end may be sent again after a backend got them; proxy/h2/engine and proxy/backend
 // test how. Methods are case-sensitive (RFC 9110 §9.1): what only looks like GET is not known to be
-// safe.
-func TestWhatMayBeSentAgain(t *testing.T) {
+// safe. What a pod, or a cluster, answers through a backend comes over connections of its own: it
+// may end them, and must not end another user's watch (proxy/h2/engine.TestApart).
+func TestPlanOfARequest(t *testing.T) {
 	w := newWorld(t, worldConfig{})
-	for line, want := range map[string]bool{
-		"GET /widgets": true, "HEAD /widgets": true, "GET /widgets?watch=1": false, "gET ": false, "POST /widgets": false, "DELETE /widgets/a": false, "OPTIONS ": false,
+	for line, want := range map[string]struct{ again, apart bool }{
+		"GET " + remoteGV + "/widgets": {true, false}, "HEAD " + remoteGV + "/widgets": {true, false}, "GET " + remoteGV + "/widgets?watch=1": {false, false},
+		"gET " + remoteGV: {false, false}, "OPTIONS " + remoteGV: {false, false}, "POST " + remoteGV + "/widgets": {false, false}, "DELETE " + remoteGV + "/widgets/a": {false, false},
+		"GET " + remoteGV + "/widgets/a/proxy": {false, true}, "GET /api/v1/namespaces/x/pods/p/proxy/": {false, true}, "GET /api/v1/proxy/namespaces/x/pods/p/": {false, true}, "GET /api/v1/pods": {true, false},
 	} {
-		h := asBob(remoteGV, "")
-		method, path, _ := strings.Cut(line, " ")
-		path, h.RawQuery, _ = strings.Cut(path, "?")
-		h.Method, h.Path = method, remoteGV+path
-		x := &exchange{p: w.proxy, head: h, upstream: w.upstream()}
+		h := asBob("", "")
+		h.Method, h.Path, _ = strings.Cut(line, " ")
+		h.Path, h.RawQuery, _ = strings.Cut(h.Path, "?")
+		x := &exchange{p: w.proxy, head: h}
 		x.decision, _ = w.proxy.decision(t.Context(), h, nil, true)
-		check.Same(t, want, x.plan().Again, "%s: may be sent again", line)
+		x.upstream = w.proxy.upstream(&x.decision, false)
+		plan := x.plan()
+		check.Same(t, [2]bool{want.again, want.apart}, [2]bool{plan.Again, plan.Apart}, "%s: may be sent again, goes apart", line)
 	}
 }
 

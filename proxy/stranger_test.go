@@ -68,31 +68,29 @@ func TestWhatIsProven(t *testing.T) {
 		c, _ := w.proxy.cfg.Authn.Read(nil, authn.Head{{Name: "authorization", Value: "Bearer " + token}}, "")
 		return Decision{Action: ToLocal, Pool: authn.PoolUnproven, LongRunning: true, Credentials: c}
 	}
-	from := bound.Stranger("192.0.2.1:1")
-	for name, change := range map[string]func(*Decision){
-		"remote": func(d *Decision) { d.Action = ToRemote }, "proven": func(d *Decision) { d.Pool = authn.PoolProven }, "short": func(d *Decision) { d.LongRunning = false },
-	} {
-		d := unproven("token-of-" + name)
-		change(&d)
-		if err := w.proxy.prove(t.Context(), &d, from); err != nil || w.local.count() != 0 {
-			t.Errorf("%s: %d requests, %v", name, w.local.count(), err)
-		}
-	}
-	d := unproven("token-of-bob")
-	if err := w.proxy.prove(t.Context(), &d, from); err != nil || w.local.count() != 1 || d.Pool != authn.PoolProven {
-		t.Errorf("%d requests, pool %v, %v", w.local.count(), d.Pool, err)
-	}
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	d = unproven("hangs")
-	if err := w.proxy.prove(gone, &d, from); err == nil || d.Pool != authn.PoolUnproven {
-		t.Errorf("the client has gone: pool %v, %v", d.Pool, err)
-	}
-	w.local.Listener.Close()
-	w.local.CloseClientConnections()
-	d = unproven("token-of-carol")
-	if err := w.proxy.prove(t.Context(), &d, from); err == nil {
-		t.Error("proven by an apiserver that is away")
+	for _, tc := range []struct {
+		name, token string
+		change      func(*Decision)
+		ctx         context.Context
+		requests    int
+		err         bool
+		want        authn.Pool
+	}{
+		{"remote", "a", func(d *Decision) { d.Action = ToRemote }, t.Context(), 0, false, authn.PoolUnproven},
+		{"proven", "a", func(d *Decision) { d.Pool = authn.PoolProven }, t.Context(), 0, false, authn.PoolProven},
+		{"short", "a", func(d *Decision) { d.LongRunning = false }, t.Context(), 0, false, authn.PoolUnproven},
+		{"a watch", "a", func(*Decision) {}, t.Context(), 1, false, authn.PoolProven},
+		{"the client has gone", "hangs", func(*Decision) {}, gone, 0, true, authn.PoolUnproven},
+		{"the apiserver is away", "b", func(*Decision) { w.localDown.Store(true); w.local.CloseClientConnections() }, t.Context(), 0, true, authn.PoolUnproven},
+	} {
+		d, before := unproven(tc.token), w.local.count()
+		tc.change(&d)
+		err := w.proxy.prove(tc.ctx, &d, bound.Stranger("192.0.2.1:1"))
+		if n := w.local.count() - before; (err != nil) != tc.err || !tc.err && n != tc.requests || d.Pool != tc.want {
+			t.Errorf("%s: %d requests, pool %v, %v", tc.name, n, d.Pool, err)
+		}
 	}
 }
 
