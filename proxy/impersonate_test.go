@@ -169,30 +169,6 @@ func (w *world) visit(t *testing.T, way string, pair *pki.Pair, header http.Head
 	return w.write(t, pair, r).StatusCode
 }
 
-// A caller's --as is recorded here with both users. The local apiserver gets only one of them.
-func TestAuditOfImpersonation(t *testing.T) {
-	everyWay(t, func(t *testing.T, proto string) {
-		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", false)
-		w := newWorld(t, worldConfig{impersonate: true, audit: log})
-		for _, name := range []string{"boss", "alice"} {
-			c := w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: name}))
-			for _, as := range []string{"jane", ""} {
-				r := w.request(t, "GET", "/api/v1/pods", nil)
-				if as != "" {
-					r.Header.Set("Impersonate-User", as)
-				}
-				w.do(t, c, r)
-			}
-		}
-		var got []string
-		for _, ev := range read(2) {
-			got = append(got, inShort(&ev))
-		}
-		slices.Sort(got)
-		check.Same(t, []string{"ResponseComplete Metadata list alice 403", "ResponseComplete Metadata list boss as jane 200"}, got, "record")
-	})
-}
-
 // A 401 of the local apiserver concerns our own credential if that was sent: the caller's is still
 // valid.
 func TestOwnCredentialIsRefused(t *testing.T) {

@@ -192,30 +192,19 @@ func TestWatch(t *testing.T) {
 // What a drain cuts off looks complete only where nothing can be complete: to its client, half of a
 // log or of a download by proxy would be all of it.
 func TestCutOff(t *testing.T) {
-	for _, http1 := range []bool{false, true} {
-		everyWay(t, func(t *testing.T, proto string) {
-			w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(w http.ResponseWriter, r *http.Request) {
-				_, _ = io.WriteString(w, "first\n")
-				w.(http.Flusher).Flush()
-				if r.URL.Path != remoteGV {
-					<-r.Context().Done()
-				}
-			}})
-			c := w.httpClient(t, proto, nil)
-			w.do(t, c, w.as(t, "bob", "GET", remoteGV, nil)).want(t, 200, "a document") // the backend's protocol is known
-			ends := make(map[string]*http.Response)
-			for _, path := range []string{"/widgets?watch=1", "/widgets/a/log?follow=true", "/widgets/a/log", "/widgets/a/log?follow=false", "/widgets/a/proxy/dump"} {
-				ends[path] = must.Get(c.Do(w.as(t, "bob", "GET", remoteGV+path, nil)))(t)
-			}
-			w.proxy.EndLongRunning()
-			for path, res := range ends {
-				got, err := io.ReadAll(res.Body)
-				_ = res.Body.Close()
-				if clean := strings.Contains(path, "watch=1") || strings.Contains(path, "follow=true"); string(got) != "first\n" || clean != (err == nil) {
-					t.Errorf("backend over HTTP/1.1 %v: %s: %q, %v, want a clean end: %v", http1, path, got, err, clean)
-				}
-			}
-		})
+	w := newWorld(t, worldConfig{})
+	for target, finite := range map[string]bool{
+		"/widgets?watch=1": false, "/widgets/a/log?follow=true": false, "/widgets/a/log": true, "/widgets/a/log?follow=false": true, "/widgets/a/proxy/dump": true,
+	} {
+		path, query, _ := strings.Cut(remoteGV+target, "?")
+		x := &exchange{p: w.proxy, head: asBob(path, query), upstream: w.upstream()}
+		x.decision, _ = w.proxy.decision(t.Context(), x.head, nil, true)
+		plan := x.plan()
+		check.Same(t, [2]bool{true, finite}, [2]bool{plan.LongRunning, plan.Finite}, "%s over HTTP/2: long-running, with an end of its own", target)
+		res := &http.Response{Body: io.NopCloser(strings.NewReader("")), Request: w.request(t, "GET", path, nil)}
+		w.proxy.endCleanly(res, x)
+		_, ends := res.Body.(*endingBody)
+		check.Same(t, !finite, ends, "%s over HTTP/1.1: ends cleanly", target)
 	}
 }
 

@@ -1,8 +1,6 @@
 package proxy
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -76,60 +74,48 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now atomic.Pointer[registry.Table]
 		now.Store(tableOf(nil, "stays"))
-		reg := prometheus.NewRegistry()
-		m := must.Get(newMetrics(reg, now.Load))(t)
-		watch := func(e *registry.Entry) {
-			m.observe(&Decision{Entry: e, Request: Request{Verb: "watch"}}, 200, time.Second)
+		m := must.Get(newMetrics(prometheus.NewRegistry(), now.Load))(t)
+		observe := func(e *registry.Entry, verb string) {
+			m.observe(&Decision{Entry: e, Request: Request{Verb: verb}}, 200, time.Second)
 		}
-		get := func(e *registry.Entry) {
-			m.observe(&Decision{Entry: e, Request: Request{Verb: "get"}}, 200, time.Second)
+		series := func(want int, when string) {
+			t.Helper()
+			check.Same(t, [2]int{want, want}, [2]int{testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration)}, "series %s", when)
 		}
-		first := now.Load()
-		get(first.Entries()[0])
-
-		second := tableOf(first, "stays", "goes") // no scan sees it
+		observe(now.Load().Entries()[0], "get")
+		second := tableOf(now.Load(), "stays", "goes") // no scan sees it
 		now.Store(second)
 		goes := second.Entries()[0]
 		if goes.GroupVersion.Group != "goes" {
 			goes = second.Entries()[1]
 		}
-		get(goes)
-		check.Same(t, 2, testutil.CollectAndCount(m.total), "series, one of each APIService")
+		observe(goes, "get")
+		series(2, "of each APIService")
 		now.Store(tableOf(second, "stays"))
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- m.prune(ctx) }()
+		stop := must.Run(t, m.prune)
 		synctest.Wait()
-		watch(goes)
-		get(goes)
-		if n, d := testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration); n != 1 || d != 1 {
-			t.Errorf("%d and %d series, want those of the APIService that stays", n, d)
-		}
+		observe(goes, "watch")
+		observe(goes, "get")
+		series(1, "of the APIService that stays")
 
 		// The entry of a request was replaced before its APIService was deleted.
 		third := tableOf(now.Load(), "stays", "replaced")
 		m.seen.Store(third.Entries()[0], struct{}{})
 		m.seen.Store(third.Entries()[1], struct{}{})
 		m.total.WithLabelValues("get", "replaced", "v1", "200").Inc()
-		for _, t := range []*registry.Table{tableOf(nil, "stays", "replaced"), tableOf(nil, "stays")} {
-			now.Store(t)
-			cancel()
-			<-ended
-			ctx, cancel = context.WithCancel(context.Background())
-			go func() { ended <- m.prune(ctx) }()
+		for _, table := range []*registry.Table{tableOf(nil, "stays", "replaced"), tableOf(nil, "stays")} {
+			now.Store(table)
+			stop()
+			stop = must.Run(t, m.prune)
 			synctest.Wait()
 		}
-		check.Same(t, 1, testutil.CollectAndCount(m.total), "series after an entry was replaced and deleted")
+		series(1, "after an entry was replaced and deleted")
 		// A request that was counted after the scan that saw its APIService go.
 		m.seen.Store(goes, struct{}{})
 		m.total.WithLabelValues("get", "goes", "v1", "200").Inc()
 		<-time.After(time.Minute)
 		synctest.Wait()
-		check.Same(t, 1, testutil.CollectAndCount(m.total), "series a minute after a late request")
-		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
+		series(1, "a minute after a late request")
 	})
 }
 

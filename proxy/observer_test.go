@@ -155,32 +155,41 @@ func TestAuditOfAnExpiredVerdict(t *testing.T) {
 		w.proxy.cfg.Authz = must.Get(authz.New(authz.Config{AllowTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 			return authorizer.DecisionAllow, "because", nil
 		}}))(t)
-		w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets", nil))
-		for _, ev := range read(1) {
-			if got := inShort(&ev); got != "ResponseComplete Metadata list bob 200 allow" || ev.Annotations["authorization.k8s.io/reason"] != "because" {
-				t.Errorf("%s, annotations %v", got, ev.Annotations)
-			}
-		}
+		w.get(t, proto, remoteGV+"/widgets")
+		ev := read(1)[0]
+		check.Same(t, "ResponseComplete Metadata list bob 200 allow because", inShort(&ev)+" "+ev.Annotations["authorization.k8s.io/reason"], "record")
 	})
 }
 
-// With Local, requests to the local apiserver are recorded, too, without the users of tokens.
+// Requests to the local apiserver are recorded here if Local is set, without the users of tokens,
+// and if a caller wants to be somebody else and only one of the two is sent.
 func TestAuditLocal(t *testing.T) {
-	everyWay(t, func(t *testing.T, proto string) {
-		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", true)
-		w := newWorld(t, worldConfig{audit: log})
-		alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
-		w.do(t, w.httpClient(t, proto, alice), w.request(t, "GET", "/api/v1/pods", nil))
-		w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", "/api/v1/nodes", nil))
-		var got []string
-		for _, ev := range read(2) {
-			got = append(got, inShort(&ev)+" "+ev.ObjectRef.Resource)
-			if id := string(ev.AuditID); len(id) != 36 || ev.ObjectRef.Resource == "nodes" && id != w.local.last(t).header.Get("Audit-Id") {
-				t.Errorf("Audit-ID %q, the local apiserver has %q", id, w.local.last(t).header.Get("Audit-Id"))
+	for impersonate, want := range map[bool][]string{
+		false: {"ResponseComplete Metadata list  200", "ResponseComplete Metadata list alice 200", "ResponseComplete Metadata list boss 200"},
+		true:  {"ResponseComplete Metadata list alice 403", "ResponseComplete Metadata list boss as jane 200"},
+	} {
+		everyWay(t, func(t *testing.T, proto string) {
+			log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", !impersonate)
+			w := newWorld(t, worldConfig{impersonate: impersonate, audit: log})
+			for _, name := range []string{"alice", "boss"} {
+				r := w.request(t, "GET", "/api/v1/pods", nil)
+				if impersonate {
+					r.Header.Set("Impersonate-User", "jane")
+				}
+				w.do(t, w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: name})), r)
 			}
-		}
-		check.Same(t, []string{"ResponseComplete Metadata list alice 200 pods", "ResponseComplete Metadata list  200 nodes"}, got, "record")
-	})
+			w.get(t, proto, "/api/v1/pods")
+			var got []string
+			for _, ev := range read(len(want)) {
+				got = append(got, inShort(&ev))
+				if id := string(ev.AuditID); !uuid4.MatchString(id) || ev.User.Username == "" && id != w.local.last(t).header.Get("Audit-Id") {
+					t.Errorf("Audit-ID %q, the local apiserver has %q", id, w.local.last(t).header.Get("Audit-Id"))
+				}
+			}
+			slices.Sort(got)
+			check.Same(t, want, got, "record")
+		})
+	}
 }
 
 // Bodies of extension servers are recorded if the policy says so, which kube-apiserver cannot do

@@ -71,18 +71,11 @@ func TestAnswersAreCleaned(t *testing.T) {
 			heads["final"], heads["trailer"] = res.Header, res.Trailer
 			for _, place := range []string{"103", "final", "trailer"} {
 				h := heads[place]
-				for _, name := range names {
-					if v := h.Values(name); v != nil {
-						t.Errorf("%s: %s: %q", place, name, v)
-					}
-				}
-				if h.Get("X-Kept") == "" {
-					t.Errorf("%s: X-Kept is missing: %v", place, h)
+				if h.Get("X-Kept") == "" || slices.ContainsFunc(names, func(name string) bool { return h.Values(name) != nil }) {
+					t.Errorf("%s: %v", place, h)
 				}
 			}
-			if trailer := res.Trailer.Values("X-Said"); !slices.Equal(trailer, []string{"trailer"}) {
-				t.Errorf("the announced trailer is %q", trailer)
-			}
+			check.Same(t, []string{"trailer"}, res.Trailer.Values("X-Said"), "the announced trailer")
 		})
 	})
 }
@@ -99,13 +92,8 @@ func TestUpgradeAnswersAreCleaned(t *testing.T) {
 			fmt.Fprint(c, "\r\n")
 		})})
 		res, _, _ := w.raw(t, "GET "+remoteGV+"/x", websocket)
-		if res.StatusCode != status || res.Header.Get("X-Kept") != "yes" {
-			t.Fatalf("%d %v", res.StatusCode, res.Header)
-		}
-		for _, name := range names {
-			if v := res.Header.Values(name); v != nil {
-				t.Errorf("%d: %s: %q", status, name, v)
-			}
+		if res.StatusCode != status || res.Header.Get("X-Kept") != "yes" || slices.ContainsFunc(names, func(name string) bool { return res.Header.Values(name) != nil }) {
+			t.Errorf("%d %v", res.StatusCode, res.Header)
 		}
 		if c := res.Header.Values("Connection"); status == 101 && !slices.Equal(c, []string{"Upgrade"}) {
 			t.Errorf("Connection %q", c)
