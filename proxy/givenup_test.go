@@ -27,8 +27,12 @@ func TestGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGivenUp()
 		bob, h := quitter("bob")
+		page := *bob
+		page.Action = ToPage
 		for range g.burst {
 			g.ended(bob, h, 0)
+			g.ended(bob, h, quickly) // ran for a while
+			g.ended(&page, h, 0)     // answered here
 		}
 		if g.overLimit(bob, h) {
 			t.Fatal("refused within the burst")
@@ -58,21 +62,6 @@ func TestGivenUp(t *testing.T) {
 			t.Error("requests still look for debts")
 		}
 	})
-}
-
-// Requests that ran for a while, and those that Fairlead answers itself, are not charged.
-func TestGivenUpFree(t *testing.T) {
-	g := newGivenUp()
-	bob, h := quitter("bob")
-	page := *bob
-	page.Action = ToPage
-	for range 2 * g.burst {
-		g.ended(bob, h, quickly)
-		g.ended(&page, h, 0)
-	}
-	if g.overLimit(bob, h) {
-		t.Error("refused")
-	}
 }
 
 func TestGivenUpBounded(t *testing.T) {

@@ -66,27 +66,12 @@ func TestSharesOfLimits(t *testing.T) {
 			t.Errorf("of %d reads %d, of %d writes %d; want of reads %d", l.reads.max, l.reads.share, l.writes.max, l.writes.share, want)
 		}
 	}
-	w := newWorld(t, worldConfig{})
-	w.proxy.limits.init(1, 1)
-	enter := func(verb string) (held place, ok bool) {
-		d, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets", ""), nil, true)
-		d.Request.Verb = verb
-		err := w.proxy.enter(&held, &d, w.upstream(), bound.Source{User: "bob"})
-		return held, err == nil
+	var l limits
+	for _, verb := range []string{"get", "list", "watch", "head", "options", "proxy"} {
+		check.Same(t, true, l.of(verb) == &l.reads, "%q is a read", verb)
 	}
-	reads, writes := []string{"get", "list", "watch", "head", "options", "proxy"}, []string{"create", "update", "patch", "delete", "deletecollection", "post", ""}
-	for _, side := range []struct{ full, free []string }{{reads, writes}, {writes, reads}} {
-		first, _ := enter(side.full[0])
-		for _, verb := range side.full {
-			_, ok := enter(verb)
-			check.Same(t, false, ok, "%q beside %q", verb, side.full[0])
-		}
-		for _, verb := range side.free {
-			held, ok := enter(verb)
-			check.Same(t, true, ok, "%q beside %q", verb, side.full[0])
-			held.leave()
-		}
-		first.leave()
+	for _, verb := range []string{"create", "update", "patch", "delete", "deletecollection", "post", ""} {
+		check.Same(t, true, l.of(verb) == &l.writes, "%q is a write", verb)
 	}
 }
 
@@ -134,16 +119,18 @@ func TestPlacesOfARequest(t *testing.T) {
 	counted("beyond the limit", 0, 0, 0)
 }
 
-// One user leaves some of a backend's share of the server's places to others.
+// One user leaves some of a backend's share of the server's places to others, and reads take nothing
+// from writes.
 func TestShareOfAUser(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	w.proxy.limits.init(5, 5)
 	d, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets/a", ""), nil, true)
 	for _, tc := range []struct {
-		user string
-		want bool
-	}{{"carol", true}, {"carol", true}, {"carol", false}, {"bob", true}, {"dave", false}} {
+		user, verb string
+		want       bool
+	}{{"carol", "get", true}, {"carol", "list", true}, {"carol", "get", false}, {"bob", "get", true}, {"dave", "get", false}, {"dave", "create", true}} {
 		var held place
+		d.Request.Verb = tc.verb
 		err := w.proxy.enter(&held, &d, w.upstream(), bound.Source{User: tc.user})
 		check.Same(t, tc.want, err == nil, "a place for %s", tc.user)
 	}

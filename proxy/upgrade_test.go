@@ -75,18 +75,6 @@ func TestReasonsOutsideTheEngine(t *testing.T) {
 	}
 }
 
-// The line of an upgraded session counts all its bytes in both directions.
-func TestSessionLine(t *testing.T) {
-	access, seen := newLog(t)
-	w := newWorld(t, worldConfig{access: access, remote: switching})
-	_, br, conn := w.raw(t, "GET "+remoteGV+"/x", websocket+"early")
-	must.Get(br.Discard(len("early")))(t)
-	must.Do(t, conn.Close())
-	if line := <-seen; !strings.Contains(line, `"status":101,"bytes":5,"in":5,`) || !strings.Contains(line, `"endpoint":"`+w.remote.Listener.Addr().String()) {
-		t.Error(line)
-	}
-}
-
 // Upgrades are limited in total, whatever their backend, together with the watches of backends that
 // speak HTTP/1.1: each has a connection for itself. One user leaves room for others.
 func TestSessionsAreBounded(t *testing.T) {
@@ -163,21 +151,22 @@ func switching(w http.ResponseWriter, r *http.Request) {
 	})(w, r)
 }
 
+// A session carries all bytes in both directions, and its line counts them.
 func TestUpgradeEchoes(t *testing.T) {
-	w := newWorld(t, worldConfig{remote: switching, local: switching})
+	access, seen := newLog(t)
+	w := newWorld(t, worldConfig{access: access, remote: switching, local: switching})
 	for _, side := range []struct {
 		far  *far
 		path string
-	}{{w.remote, remoteGV + "/namespaces/a/vms/b/console"}, {w.local, "/api/v1/namespaces/a/pods/b/exec"}} {
+	}{{w.remote, remoteGV + "/namespaces/a/vms/b/console?stdin=true&x=%zz"}, {w.local, "/api/v1/namespaces/a/pods/b/exec?stdin=true&x=%zz"}} {
 		for _, protocol := range []string{"websocket", "SPDY/3.1"} {
-			res, br, conn := w.raw(t, "GET "+side.path+"?stdin=true&x=%zz", "Connection: upgrade\r\nUpgrade: "+protocol+"\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\nearly")
+			res, br, conn := w.raw(t, "GET "+side.path, "Connection: upgrade\r\nUpgrade: "+protocol+"\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\nearly")
 			if res.StatusCode != 101 || !strings.EqualFold(res.Header.Get("Upgrade"), protocol) || res.Header.Get("X-Mine") != "yes" {
 				t.Fatalf("%s: %d %v", protocol, res.StatusCode, res.Header)
 			}
 			in := side.far.last(t)
-			if in.target != side.path+"?stdin=true&x=%zz" || in.header.Get("Sec-Websocket-Protocol") != "v5.channel.k8s.io" {
-				t.Errorf("arrived as %s with %v", in.target, in.header)
-			}
+			check.Same(t, side.path, in.target, "target")
+			check.Same(t, "v5.channel.k8s.io", in.header.Get("Sec-Websocket-Protocol"), "protocol")
 			if side.far == w.remote && (in.header.Get("X-Remote-User") != "bob" || in.header.Get("Authorization") != "") {
 				t.Errorf("identity: %v", identityFields(in.header))
 			}
@@ -186,7 +175,10 @@ func TestUpgradeEchoes(t *testing.T) {
 			if _, err := io.ReadFull(br, got); err != nil || string(got) != "earlyhello" {
 				t.Errorf("%s: %q, %v", protocol, got, err)
 			}
-			conn.Close()
+			must.Do(t, conn.Close())
+			if line := <-seen; !strings.Contains(line, `"status":101,"bytes":10,"in":10,`) || !strings.Contains(line, `"endpoint":"`+side.far.Listener.Addr().String()) {
+				t.Error(line)
+			}
 		}
 	}
 }
