@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"runtime"
@@ -148,7 +147,7 @@ func TestNoTurnForAChain(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	w.proxy.desk.chains = bound.NewQueue(1, 1)
 	guarded := w.guard(t, w.proxy, func(rw http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(rw, exchangeOf(r.Context()).decision.Credentials.From.Address)
+		_, _ = fmt.Fprint(rw, exchangeOf(r.Context()).decision.Credentials.From.Address)
 	})
 	alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
 	ask := func() answer {

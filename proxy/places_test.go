@@ -119,7 +119,7 @@ func TestPlacesOfARequest(t *testing.T) {
 	counted("beyond the limit", 0, 0, 0)
 }
 
-// One user leaves some of a backend's share of the server's places to others, and reads take nothing
+// One user leaves some of a backend's share of the server's places to others. Reads take nothing
 // from writes.
 func TestShareOfAUser(t *testing.T) {
 	w := newWorld(t, worldConfig{})

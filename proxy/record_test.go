@@ -3,11 +3,10 @@ package proxy
 import (
 	"context"
 	"encoding/json"
-	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -47,17 +46,24 @@ func newLog(t *testing.T) (*accesslog.Log, lines) {
 	return access, seen
 }
 
-// A request that the engine hands to ServeHTTP arrived before its review, not after.
+// A request that the engine hands to ServeHTTP arrived before its review, not after. Its answer has
+// the fields of every answer of kube-apiserver.
 func TestArrivedBeforeReview(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		reviewed, arrived := make(chan time.Time, 1), make(chan time.Time, 1)
 		w := newWorld(t, worldConfig{
-			reviewed:  func() { reviewed <- time.Now() },
-			documents: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { arrived <- exchangeOf(r.Context()).head.Arrived }),
+			reviewed: func() { reviewed <- time.Now() },
+			documents: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				arrived <- exchangeOf(r.Context()).head.Arrived
+				w.WriteHeader(http.StatusNoContent)
+			}),
 		})
-		w.do(t, w.httpClient(t, proto, nil), w.by(t, "Bearer token-of-bob", "GET", "/apis", nil))
+		got := w.get(t, proto, "/apis")
 		if late := (<-arrived).Sub(<-reviewed); late >= 0 {
 			t.Errorf("arrived %v after its review", late)
+		}
+		if got.header.Get("Cache-Control") != "no-cache, private" || !uuid4.MatchString(got.header.Get("Audit-Id")) {
+			t.Errorf("answered with %v", got.header)
 		}
 	})
 }
@@ -142,97 +148,54 @@ func TestAccessLog(t *testing.T) {
 func TestRecordOfARequestThatMayNotWait(t *testing.T) {
 	access, seen := newLog(t)
 	log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", false)
-	asked, gate := make(chan struct{}, parkedAtOnce+1), make(chan struct{}, 1)
-	w := newWorld(t, worldConfig{access: access, audit: log, reviewed: func() {
-		asked <- struct{}{}
-		<-gate
-	}})
-	c := w.httpClient(t, "h2", nil)
-	ask := func(name string) answer { return w.do(t, c, w.as(t, "bob", "GET", remoteGV+"/widgets/"+name, nil)) }
-	gate <- struct{}{}
-	ask("first") // makes the user of the token known
-	<-asked
-	<-seen
-	w.proxy.frames.parked.held.Take(bound.Source{}, maxParked, 0)
-	var waiting sync.WaitGroup
-	for i := range parkedAtOnce {
-		waiting.Go(func() { ask(strconv.Itoa(i)) })
-		<-asked
-	}
-	refused := ask("last")
-	refused.want(t, http.StatusTooManyRequests)
+	w := newWorld(t, worldConfig{access: access, audit: log})
+	parked := &w.proxy.frames.parked
+	parked.by = map[bound.Source]*parkQueue{bound.Stranger("192.0.2.1:1"): {deciding: parkedAtOnce}}
+	parked.held.Take(bound.Source{}, maxParked, 0)
+	plan := w.planOf(t, &h2.Head{Method: "GET", Path: remoteGV + "/widgets", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}})
+	refused := httptest.NewRecorder()
+	plan.Serve.ServeHTTP(refused, w.as(t, "bob", "GET", remoteGV+"/widgets", nil))
+	plan.Done(h2.Outcome{Status: refused.Code})
+	check.Same(t, http.StatusTooManyRequests, refused.Code, "status")
 	check.Same(t, true, strings.Contains(<-seen, `"status":429`), "it has a line")
-	close(gate)
-	waiting.Wait()
-	events := read(parkedAtOnce + 2)
-	if last := events[len(events)-1]; len(events) != parkedAtOnce+2 || last.ResponseStatus.Code != http.StatusTooManyRequests || string(last.AuditID) != refused.header.Get("Audit-Id") {
-		t.Errorf("%d events, the last %+v", len(events), events[len(events)-1])
-	}
+	ev := read(1)[0]
+	check.Same(t, "ResponseComplete Metadata list  429", inShort(&ev), "record")
+	check.Same(t, refused.Header().Get("Audit-Id"), string(ev.AuditID), "audit ID")
 }
 
-// A ready document is sent to authorized callers, counted and logged like any other answer.
+// A ready document is sent to authorized callers who ask for no other. It has no handler, and the
+// time limit of one.
 func TestReadyDocument(t *testing.T) {
-	access, seen := newLog(t)
-	ready := &h2.Answer{Status: 200, Body: []byte("ready"), Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "5"}}}
-	w := newWorld(t, worldConfig{
-		access:    access,
-		documents: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "asked") }),
-		ready: func(h *Head) *h2.Answer {
-			if h.get("accept") == "fresh" {
-				return nil
-			}
-			return ready
-		},
-	})
-	everyWay(t, func(t *testing.T, proto string) {
-		for _, tc := range []struct {
-			method, token, accept string
-			status                int
-			body                  string // over HTTP/2
-		}{
-			{"GET", "token-of-bob", "", 200, "ready"},
-			{"GET", "token-of-bob", "fresh", 200, "asked"},
-			{"POST", "token-of-bob", "", 200, "asked"},
-			{"HEAD", "token-of-bob", "", 200, ""},
-			{"GET", "token-of-nobody", "", 403, ""},
-			{"GET", "", "", 401, ""},
-		} {
-			r := w.request(t, tc.method, "/apis?timeout=32s", nil)
-			r.Header.Set("Accept", tc.accept)
-			if tc.token != "" {
-				r.Header.Set("Authorization", "Bearer "+tc.token)
-			}
-			got := w.do(t, w.httpClient(t, proto, nil), r)
-			if tc.body == "ready" && proto != "h2" {
-				tc.body = "asked"
-			}
-			if got.status != tc.status || tc.status == 200 && got.body != tc.body || !uuid4.MatchString(got.header.Get("Audit-Id")) {
-				t.Errorf("%+v: %d %v %q", tc, got.status, got.header, got.body)
-			}
-			var line struct {
-				Path          string
-				Status, Bytes int
-			}
-			must.Do(t, json.Unmarshal([]byte(<-seen), &line))
-			if line.Path != "/apis" || line.Status != tc.status || tc.body != "" && line.Bytes != len(tc.body) {
-				t.Errorf("%+v: line %+v", tc, line)
-			}
-		}
-	})
-}
-
-// A rendered document has no handler, and the same time limit.
-func TestUnreadReadyDocument(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	access, seen := newLog(t)
 	body := make([]byte, 64<<20) // more than any window and socket holds
-	document := &h2.Answer{Status: 200, Body: body, Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "67108864"}}}
-	w := newWorld(t, worldConfig{access: access, documents: http.NotFoundHandler(), ready: func(*Head) *h2.Answer { return document }})
+	ready := &h2.Answer{Status: 200, Body: body, Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "67108864"}}}
+	w := newWorld(t, worldConfig{access: access, documents: http.NotFoundHandler(), ready: func(h *Head) *h2.Answer {
+		if h.get("accept") == "fresh" {
+			return nil
+		}
+		return ready
+	}})
+	for _, tc := range []struct {
+		method, token, accept string
+		ready                 bool
+	}{
+		{"GET", "token-of-bob", "", true}, {"GET", "token-of-bob", "fresh", false}, {"POST", "token-of-bob", "", false}, {"HEAD", "token-of-bob", "", false},
+		{"GET", "token-of-nobody", "", false}, {"GET", "", "", false},
+	} {
+		fields := []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + tc.token}, {Name: "accept", Value: tc.accept}}
+		plan := w.planOf(t, &h2.Head{Method: tc.method, Path: "/apis", RawQuery: "timeout=32s", Fields: fields})
+		check.Same(t, tc.ready, plan.Answer == ready, "%+v: ready", tc)
+	}
 	w.proxy.pageTime, w.proxy.unreadRest = 250*time.Millisecond, 50*time.Millisecond
-	res := must.Get(w.httpClient(t, "h2", nil).Do(w.as(t, "bob", "GET", "/apis", nil)))(t)
+	res := must.Get(w.httpClient(t, "h2", nil).Do(w.as(t, "bob", "GET", "/apis?timeout=32s", nil)))(t)
 	defer res.Body.Close()
+	check.Same(t, true, uuid4.MatchString(res.Header.Get("Audit-Id")), "Audit-Id")
 	select {
-	case <-seen:
+	case line := <-seen:
+		if !strings.Contains(line, `"path":"/apis","verb":"get","status":200,"bytes":`) {
+			t.Error(line)
+		}
 	case <-time.After(10 * time.Second):
 		t.Error("the document is still sent")
 	}

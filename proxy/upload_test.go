@@ -18,46 +18,42 @@ import (
 func TestAnswerBeforeTheBody(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	for _, http1 := range []bool{false, true} {
+		w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(w http.ResponseWriter, r *http.Request) {
+			must.Do(t, http.NewResponseController(w).EnableFullDuplex())
+			if r.URL.RawQuery == "" {
+				w.WriteHeader(http.StatusConflict)
+				must.Do(t, http.NewResponseController(w).Flush())
+				return
+			}
+			_, _ = io.Copy(io.Discard, r.Body)
+			<-r.Context().Done()
+		}})
+		s := w.server()
+		s.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			must.Do(t, http.NewResponseController(rw).EnableFullDuplex()) // like cmd/fairlead; this ends the connection
+			rw.Header().Set("Connection", "close")
+			w.proxy.ServeHTTP(rw, r)
+		})
+		s.StartTLS()
+		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 		for _, length := range []string{"Content-Length: 1000000\r\n\r\nbegin", "Transfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\n"} {
 			for query, status := range map[string]int{"": http.StatusConflict, "?timeout=300ms": http.StatusGatewayTimeout} {
 				t.Run(fmt.Sprint(http1, length[:7], query), func(t *testing.T) {
 					t.Parallel()
-					answerBeforeTheBody(t, http1, query, length, status)
+					conn := w.dial(t, s, nil)
+					must.Get(fmt.Fprintf(conn, "POST %s/widgets%s HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, query, length))(t)
+					must.Do(t, conn.SetReadDeadline(time.Now().Add(uploadRest*9/10))) // a response that waits for the body takes uploadRest
+					br := bufio.NewReader(conn)
+					if res := must.Get(http.ReadResponse(br, nil))(t); res.StatusCode != status {
+						t.Fatal(res)
+					}
+					must.Do(t, conn.SetReadDeadline(time.Now().Add(2*uploadRest)))
+					if _, err := io.Copy(io.Discard, br); err != nil {
+						t.Errorf("the connection does not end: %v", err)
+					}
 				})
 			}
 		}
-	}
-}
-
-func answerBeforeTheBody(t *testing.T, http1 bool, query, length string, status int) {
-	w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(w http.ResponseWriter, r *http.Request) {
-		must.Do(t, http.NewResponseController(w).EnableFullDuplex())
-		if r.URL.RawQuery == "" {
-			w.WriteHeader(http.StatusConflict)
-			must.Do(t, http.NewResponseController(w).Flush())
-			return
-		}
-		_, _ = io.Copy(io.Discard, r.Body)
-		<-r.Context().Done()
-	}})
-	s := w.server()
-	s.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		must.Do(t, http.NewResponseController(rw).EnableFullDuplex()) // like cmd/fairlead; this ends the connection
-		rw.Header().Set("Connection", "close")
-		w.proxy.ServeHTTP(rw, r)
-	})
-	s.StartTLS()
-	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
-	conn := w.dial(t, s, nil)
-	must.Get(fmt.Fprintf(conn, "POST %s/widgets%s HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, query, length))(t)
-	must.Do(t, conn.SetReadDeadline(time.Now().Add(uploadRest*9/10))) // a response that waits for the body takes uploadRest
-	br := bufio.NewReader(conn)
-	if res := must.Get(http.ReadResponse(br, nil))(t); res.StatusCode != status {
-		t.Fatal(res)
-	}
-	must.Do(t, conn.SetReadDeadline(time.Now().Add(2*uploadRest)))
-	if _, err := io.Copy(io.Discard, br); err != nil {
-		t.Errorf("the connection does not end: %v", err)
 	}
 }
 
