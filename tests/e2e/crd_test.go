@@ -55,52 +55,27 @@ func testCustomResources(t *testing.T, w *world) {
 		return a.Code == 0, a.Errs
 	})
 
-	for _, c := range []struct {
-		name string
-		run  func(t *testing.T)
-	}{
-		{"get by short name", func(t *testing.T) {
-			if out := kc.run(t, "get", "kn", "bowline", "-n", ns); !strings.Contains(out, "TURNS") {
-				t.Errorf("the definition's column is missing:\n%s", out)
-			}
-		}},
-		{"validation", func(t *testing.T) {
-			kc.fail(t, "should be greater than or equal to 1", strings.Replace(bowline, `"turns":1`, `"turns":0`, 1), "apply", "-n", ns, "-f", "-")
-		}},
-		{"scale", func(t *testing.T) {
-			kc.run(t, "scale", "knot/bowline", "--replicas=3", "-n", ns)
-			if got := kc.run(t, "get", "knot", "bowline", "-n", ns, "-o", "jsonpath={.spec.turns}"); got != "3" {
-				t.Errorf("turns %s, want 3", got)
-			}
-		}},
-		{"status", func(t *testing.T) {
-			kc.run(t, "patch", "knot", "bowline", "-n", ns, "--subresource=status", "--type=merge", "-p", `{"status":{"turns":2}}`)
-			if got := kc.run(t, "get", "knot", "bowline", "-n", ns, "--subresource=status", "-o", "jsonpath={.status.turns}"); got != "2" {
-				t.Errorf("status %s, want 2", got)
-			}
-		}},
-		{"api-resources", func(t *testing.T) {
-			suite.Eventually(t, time.Minute, "it is listed", func() (bool, string) {
-				kc.cache = t.TempDir()
-				out := kc.run(t, "api-resources", "--api-group=rigging.example.org", "-o", "name")
-				return out == "knots.rigging.example.org\n", out
-			})
-		}},
-		{"explain", func(t *testing.T) {
-			suite.Eventually(t, time.Minute, "it is explained", func() (bool, string) { // its OpenAPI is published in the background
-				a := kc.try(t, "", "explain", "knot.spec.turns")
-				return strings.Contains(a.Out, "How often the line goes round."), a.Out + a.Errs
-			})
-		}},
-		{"removal", func(t *testing.T) {
-			kc.run(t, "delete", "crd", "knots.rigging.example.org", "--timeout=60s")
-			suite.Eventually(t, time.Minute, "it is no longer listed", func() (bool, string) {
-				kc.cache = t.TempDir()
-				out := kc.run(t, "api-resources", "--api-group=rigging.example.org", "-o", "name")
-				return out == "", out
-			})
-		}},
-	} {
-		t.Run(c.name, c.run)
+	if out := kc.run(t, "get", "kn", "bowline", "-n", ns); !strings.Contains(out, "TURNS") {
+		t.Errorf("the definition's column is missing:\n%s", out)
 	}
+	kc.fail(t, "should be greater than or equal to 1", strings.Replace(bowline, `"turns":1`, `"turns":0`, 1), "apply", "-n", ns, "-f", "-")
+	kc.run(t, "scale", "knot/bowline", "--replicas=3", "-n", ns)
+	kc.run(t, "patch", "knot", "bowline", "-n", ns, "--subresource=status", "--type=merge", "-p", `{"status":{"turns":2}}`)
+	if got := kc.run(t, "get", "knot", "bowline", "-n", ns, "-o", "jsonpath={.spec.turns} {.status.turns}"); got != "3 2" {
+		t.Errorf("spec and status %s, want 3 2", got)
+	}
+	listed := func(want string) func() (bool, string) {
+		return func() (bool, string) {
+			kc.cache = t.TempDir()
+			out := kc.run(t, "api-resources", "--api-group=rigging.example.org", "-o", "name")
+			return out == want, out
+		}
+	}
+	suite.Eventually(t, time.Minute, "it is listed", listed("knots.rigging.example.org\n"))
+	suite.Eventually(t, time.Minute, "it is explained", func() (bool, string) { // its OpenAPI is published in the background
+		a := kc.try(t, "", "explain", "knot.spec.turns")
+		return strings.Contains(a.Out, "How often the line goes round."), a.Out + a.Errs
+	})
+	kc.run(t, "delete", "crd", "knots.rigging.example.org", "--timeout=60s")
+	suite.Eventually(t, time.Minute, "it is no longer listed", listed(""))
 }

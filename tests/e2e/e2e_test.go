@@ -31,35 +31,30 @@ func lanes() []string {
 // server's address differs.
 func TestE2E(t *testing.T) {
 	fairlead := suite.Build(t, t.TempDir())
-	t.Run("usage", func(t *testing.T) { testUsage(t, fairlead) })
 	var alone sync.Mutex
 	for _, lane := range lanes() {
 		t.Run(lane, func(t *testing.T) {
 			t.Parallel() // most of the time passes in waiting
-			testLane(t, newWorld(t, lane, fairlead), &alone)
+			w := newWorld(t, lane, fairlead)
+			q := newQuay(t, w)
+			if lane != direct {
+				t.Run("flood", func(t *testing.T) {
+					alone.Lock() // one flood at a time is enough for a small machine
+					defer alone.Unlock()
+					testFlood(t, q)
+				})
+				t.Run("admin", func(t *testing.T) { testAdmin(t, q) })
+			}
+			suite.Cases[*world]{ // the long watches and deletions of some run while others work
+				{"discovery", testDiscovery},
+				{"kubectl", testKubectl},
+				{"clients", testClients},
+				{"crd", testCustomResources},
+				{"controllers", testControllers},
+				{"status", testStatus},
+				{"nodes", testNodes},
+				{"identity", func(t *testing.T, _ *world) { testIdentity(t, q) }},
+			}.Beside(t, w)
 		})
 	}
-}
-
-func testLane(t *testing.T, w *world, alone *sync.Mutex) {
-	q := newQuay(t, w)
-	if w.lane != direct {
-		t.Run("flood", func(t *testing.T) {
-			alone.Lock() // one flood at a time is enough for a small machine
-			defer alone.Unlock()
-			testFlood(t, q)
-		})
-	}
-	suite.Cases[*world]{ // the long watches and deletions of some run while others work
-		{"discovery", testDiscovery},
-		{"kubectl", testKubectl},
-		{"identity", testIdentity},
-		{"clients", testClients},
-		{"crd", testCustomResources},
-		{"controllers", testControllers},
-		{"status", testStatus},
-		{"admin", testAdmin},
-		{"nodes", testNodes},
-		{"extension", func(t *testing.T, _ *world) { testExtension(t, q) }},
-	}.Beside(t, w)
 }

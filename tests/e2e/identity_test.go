@@ -3,90 +3,187 @@
 package e2e
 
 import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authenticationv1 "k8s.io/api/authentication/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// person is a way to authenticate.
-type person struct {
-	name string
-	cred cluster.Credentials
-	args []string // impersonation
+// testIdentity compares the users that an extension server and the local apiserver see through
+// Fairlead with those that they see through kube-apiserver, and lets the cluster's roles rule.
+func testIdentity(t *testing.T, q *quay) {
+	for _, c := range rows(t, q) {
+		for _, proto := range q.protos() {
+			t.Run(c.name+" by "+proto, func(t *testing.T) { t.Parallel(); testRow(t, q, c, proto) })
+		}
+	}
+	t.Run("roles rule both kinds alike", func(t *testing.T) { t.Parallel(); testRoles(t, q) })
 }
 
-// people returns all of them, with a ServiceAccount of namespace ns.
-func people(t *testing.T, w *world, ns string) []person {
+// row is a way to authenticate: a row of the design's table of identities, or a mixture of several.
+type row struct {
+	name   string
+	pair   cluster.Pair
+	header http.Header
+	// here is Fairlead's status for a remote where it differs from kube-apiserver's on purpose.
+	// Zero means the same.
+	here int
+}
+
+func bearer(token string) http.Header { return http.Header{"Authorization": {"Bearer " + token}} }
+
+func with(h http.Header, more http.Header) http.Header {
+	both := http.Header{}
+	maps.Copy(both, h)
+	maps.Copy(both, more)
+	return both
+}
+
+func rows(t *testing.T, q *quay) []row {
 	t.Helper()
-	kc := w.admin(t)
+	issue := func(by *cluster.Authority, file string, l cluster.Leaf) cluster.Pair {
+		return must.Get(by.Issue("caller-"+file, l))(t)
+	}
+	strangers := must.Get(q.PKI.NewAuthority("caller-foreign-ca"))(t)
+	kc, ns, masters := q.admin(t), q.namespace(t), "system:masters"
+	if q.lane == impersonate {
+		masters = "harbour-masters"
+	}
 	kc.run(t, "create", "serviceaccount", "robot", "-n", ns)
-	token := strings.TrimSpace(kc.run(t, "create", "token", "robot", "-n", ns))
-	dave := must.Get(w.PKI.Client.Issue("dave-"+ns, cluster.Leaf{User: "dave", Groups: []string{"dev", "night-shift"}}))(t)
-	return []person{
-		{name: "client certificate", cred: cluster.Credentials{Pair: dave}},
-		{name: "ServiceAccount token", cred: cluster.Credentials{Token: token}},
-		{name: "static token", cred: w.StaticToken("alice")},
-		{name: "JWT", cred: cluster.Credentials{Token: w.tokens.Token(t, map[string]any{"jti": "jti-" + ns})}},
-		{name: "impersonated user", cred: w.Admin(), args: []string{"--as=carol"}},
-		{name: "impersonated user with groups and uid", cred: w.StaticToken("admin"), args: []string{"--as=carol", "--as-group=dev", "--as-group=ops", "--as-uid=uid-carol"}},
-		{name: "impersonated ServiceAccount", cred: w.Admin(), args: []string{"--as=system:serviceaccount:" + ns + ":robot"}},
+	robot := bearer(strings.TrimSpace(kc.run(t, "create", "token", "robot", "-n", ns)))
+	dave := issue(q.PKI.Client, "dave", cluster.Leaf{User: "dave", Groups: []string{"dev", "night-shift"}})
+	past := issue(q.PKI.Client, "past", cluster.Leaf{User: "dave", Groups: []string{"system:masters"}, NotAfter: time.Now().Add(-30 * time.Minute)})
+	foreign := issue(strangers, "foreign", cluster.Leaf{User: "admin", Groups: []string{"system:masters"}})
+	front, admin := q.PKI.FrontProxyPair, q.PKI.Admin
+	otherFront := issue(q.PKI.FrontProxy, "other-front", cluster.Leaf{User: "other-proxy"})
+	impostor := issue(q.PKI.Client, "impostor", cluster.Leaf{User: "front-proxy-client"})
+	alice, bad := bearer(q.StaticToken("alice").Token), bearer("not-a-token")
+	jane, elsewhere := bearer(q.tokens.Token(t, map[string]any{"jti": "jti-" + ns})), bearer(q.tokens.Token(t, map[string]any{"aud": "elsewhere"}))
+	asserted := http.Header{
+		"X-Remote-User": {"carol"}, "X-Remote-Group": {"dev", "night shift"}, "X-Remote-Extra-Scopes": {"a", "b"}, "X-Remote-Extra-Example.com%2fpath": {"c"},
+	}
+	aliased := http.Header{"X-Harbour-User": {"carol"}, "X-Harbour-Group": {"dev"}, "X-Harbour-Extra-Scopes": {"a"}} // names that this cluster trusts, too
+	impersonating := http.Header{
+		"Impersonate-User": {"carol"}, "Impersonate-Group": {"dev", "ops"}, "Impersonate-Uid": {"uid-carol"}, "Impersonate-Extra-Scopes": {"all"},
+	}
+	return []row{
+		{name: "certificate", pair: dave},
+		{name: "certificate and forged headers", pair: dave, header: with(asserted, aliased)},
+		{name: "ServiceAccount token", header: robot},
+		{name: "static token", header: alice},
+		{name: "token and forged headers", header: with(with(asserted, aliased), alice)},
+		{name: "JWT", header: jane},
+		{name: "JWT and certificate", pair: dave, header: jane},
+		{name: "JWT for another audience", header: elsewhere},
+		{name: "front proxy", pair: front, header: asserted},
+		{name: "front proxy by aliases", pair: front, header: aliased},
+		{name: "front proxy with a token of its user", pair: front, header: with(asserted, alice)},
+		// This cluster allows anonymous requests, as by default. Fairlead's own default is not to.
+		{name: "nothing", here: http.StatusUnauthorized},
+		{name: "another scheme", header: http.Header{"Authorization": {"Basic YWxpY2U6YWxpY2U="}}, here: http.StatusUnauthorized},
+		{name: "certificate and token", pair: dave, header: alice},
+		{name: "certificate and bad token", pair: dave, header: bad},
+		{name: "foreign certificate", pair: foreign},
+		{name: "foreign certificate and good token", pair: foreign, header: alice},
+		{name: "foreign certificate and forged headers", pair: foreign, header: asserted},
+		{name: "ended certificate", pair: past},
+		{name: "ended certificate and good token", pair: past, header: alice},
+		{name: "bad token", header: bad},
+		{name: "empty token", header: http.Header{"Authorization": {"Bearer "}}, here: http.StatusUnauthorized},
+		{name: "bad token and forged headers", header: with(asserted, bad)},
+		{name: "front proxy without user", pair: front},
+		{name: "front proxy without user and good token", pair: front, header: alice},
+		{name: "front proxy with groups only", pair: front, header: http.Header{"X-Remote-Group": {"system:masters"}}},
+		{name: "front proxy under another name", pair: otherFront, header: asserted},
+		{name: "user under the front proxy's name", pair: impostor, header: asserted},
+		{name: "impersonation by certificate", pair: admin, header: impersonating},
+		{name: "impersonation by token", header: with(impersonating, bearer("admin-token"))},
+		{name: "impersonation by a front proxy's user", pair: front, header: with(impersonating, http.Header{"X-Remote-User": {"root"}, "X-Remote-Group": {masters}})},
+		{name: "impersonation of a ServiceAccount", pair: admin, header: http.Header{"Impersonate-User": {"system:serviceaccount:default:default"}}},
+		{name: "impersonation that is not allowed", header: with(impersonating, alice)},
+		{name: "impersonation without a user", pair: admin, header: http.Header{"Impersonate-Group": {"dev"}}},
 	}
 }
 
-// testIdentity compares the permissions that the cluster reports through Fairlead and directly.
-// testExtension compares the identities.
-func testIdentity(t *testing.T, w *world) {
-	ns := w.namespace(t)
-	for _, p := range people(t, w, ns) {
-		t.Run("can-i list as "+p.name, func(t *testing.T) {
-			args := append([]string{"auth", "can-i", "--list", "-n", ns}, p.args...)
-			through, past := w.as(t, w.server, p.cred).run(t, args...), w.as(t, w.EndpointOf(0), p.cred).run(t, args...)
-			if through != past {
-				t.Errorf("(- directly, + here):\n%s", cmp.Diff(past, through))
-			}
-		})
+// testRow compares Fairlead with kube-apiserver for one caller: the user that the extension server
+// sees, and the user at the local apiserver.
+func testRow(t *testing.T, q *quay, c row, proto string) {
+	v := visit{proto: proto, pair: c.pair, header: c.header, method: http.MethodGet, path: widget}
+	past, byThem := q.visit(t, q.EndpointOf(0), v)
+	here, byUs := q.visit(t, q.server, v)
+	want := past.status
+	if c.here != 0 && q.lane != direct {
+		want = c.here
 	}
-	t.Run("roles rule both kinds alike", func(t *testing.T) { testRoles(t, w) })
-	t.Run("a bad token is nobody", func(t *testing.T) {
-		for _, args := range [][]string{{"get", "configmaps"}, {"get", "flunders"}, {"auth", "whoami"}} {
-			w.as(t, w.server, cluster.Credentials{Token: "not-a-token"}).fail(t, "You must be logged in to the server", "", args...)
+	if here.status != want {
+		t.Errorf("for the extension server: %d, want %d (directly %d)\n%s\n%s", here.status, want, past.status, here.body, past.body)
+	}
+	if (byUs != nil) != (want == http.StatusOK) {
+		t.Fatalf("the extension server received %v", byUs)
+	}
+	if byUs != nil {
+		got, expected := identity(byUs), identity(byThem)
+		if !q.uids {
+			delete(expected, "x-remote-uid") // kube-apiserver sends it although this extension server does not trust it
 		}
-	})
-	t.Run("impersonation must be allowed", func(t *testing.T) {
-		for _, k := range kinds() {
-			w.as(t, w.server, w.StaticToken("bob")).fail(t, "cannot impersonate", "", "get", k.name, "-n", ns, "--as=carol")
+		if diff := cmp.Diff(expected, got); diff != "" {
+			t.Errorf("for the extension server (- by kube-apiserver, + here):\n%s", diff)
 		}
-	})
+		if byUs.PeerName != "front-proxy-client" || !byUs.Verified {
+			t.Errorf("it came with the certificate of %q, or an invalid one", byUs.PeerName)
+		}
+		token := strings.TrimPrefix(c.header.Get("Authorization"), "Bearer ")
+		if sent := fmt.Sprint(byUs.Header); token != "" && strings.Contains(sent, token) {
+			t.Errorf("the token was forwarded: %s", sent)
+		}
+	}
+
+	v.method, v.path, v.body = http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`
+	v.header = with(c.header, http.Header{"Content-Type": {"application/json"}})
+	past, _ = q.visit(t, q.EndpointOf(0), v)
+	here, _ = q.visit(t, q.server, v)
+	if here.status != past.status {
+		t.Fatalf("for the local apiserver: %d, directly %d\n%s\n%s", here.status, past.status, here.body, past.body)
+	}
+	if diff := cmp.Diff(whoIs(t, past), whoIs(t, here)); diff != "" {
+		t.Errorf("for the local apiserver (- directly, + here):\n%s", diff)
+	}
 }
 
-// testRoles gives a role to each person and checks what they may do with local and remote objects.
-func testRoles(t *testing.T, w *world) {
-	ns, kc := w.namespace(t), w.admin(t)
+func whoIs(t *testing.T, r reply) authenticationv1.UserInfo {
+	t.Helper()
+	var a authenticationv1.SelfSubjectReview
+	if r.status == http.StatusCreated {
+		must.Do(t, json.Unmarshal(r.body, &a))
+	}
+	return a.Status.UserInfo
+}
+
+// testRoles gives a role to some and checks what they may do with local and remote objects.
+func testRoles(t *testing.T, q *quay) {
+	ns, kc := q.namespace(t), q.admin(t)
 	kc.run(t, "create", "role", "reader", "-n", ns, "--verb=get,list", "--resource=configmaps,flunders.wardle.example.com")
-	kc.run(t, "create", "rolebinding", "readers", "-n", ns, "--role=reader", "--user=alice", "--user=carol", "--user=oidc:jane", "--group=night-shift", "--serviceaccount="+ns+":robot")
+	kc.run(t, "create", "rolebinding", "readers", "-n", ns, "--role=reader", "--user=alice", "--user=carol")
+	alice, bob := q.as(t, q.server, q.StaticToken("alice")), q.as(t, q.server, q.StaticToken("bob"))
 	for _, k := range kinds() {
 		kc.feed(t, k.manifest("treasure", "gold"), "create", "-n", ns, "-f", "-")
-	}
-	for _, p := range people(t, w, ns) {
-		who := w.as(t, w.server, p.cred)
-		for _, k := range kinds() {
-			// The authorizer learns of a new binding by its watch, and Fairlead may cache a refusal
-			// for 10 s.
-			args := append([]string{"get", k.name, "treasure", "-n", ns, "-o", k.jsonpath()}, p.args...)
-			suite.Eventually(t, time.Minute, p.name+" may read "+k.name, func() (bool, string) {
-				a := who.try(t, "", args...)
-				return a.Code == 0 && a.Out == "gold", a.Errs
-			})
-			who.fail(t, "Forbidden", "", append([]string{"delete", k.name, "treasure", "-n", ns}, p.args...)...)
+		// The authorizer learns of a new binding by its watch, and Fairlead may cache a refusal for
+		// 10 s.
+		if got := alice.soon(t, "alice may read", "get", k.name, "treasure", "-n", ns, "-o", k.jsonpath()); got != "gold" {
+			t.Errorf("alice reads %q", got)
 		}
-	}
-	for _, k := range kinds() {
-		w.as(t, w.server, w.StaticToken("bob")).fail(t, "Forbidden", "", "get", k.name, "treasure", "-n", ns)
+		kc.soon(t, "carol may read", "get", k.name, "treasure", "-n", ns, "--as=carol")
+		alice.fail(t, "Forbidden", "", "delete", k.name, "treasure", "-n", ns)
+		bob.fail(t, "Forbidden", "", "get", k.name, "treasure", "-n", ns)
+		bob.fail(t, "cannot impersonate", "", "get", k.name, "-n", ns, "--as=carol")
 	}
 }

@@ -11,87 +11,96 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/sets"
-
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// testKubectl runs kubectl's everyday commands for each kind.
+// testKubectl runs kubectl's everyday commands for each kind, one after another on the same
+// objects.
 func testKubectl(t *testing.T, w *world) {
 	for _, k := range kinds() {
 		t.Run(k.name, func(t *testing.T) {
-			for _, c := range []struct {
-				name string
-				run  func(t *testing.T, k kind, ns string, kc caller)
-			}{
-				{"create, get and list", createGetList},
-				{"describe and formats", formats},
-				{"watch", kubectlWatch},
-				{"apply", apply},
-				{"server-side apply", serverSideApply},
-				{"patch", patch},
-				{"label and annotate", label},
-				{"replace", replace},
-				{"diff", diff},
-				{"delete", remove},
-				{"refusals", refusals},
-				{"dry run", dryRun},
-				{"table columns", columns},
-				{"explain", explain},
-			} {
-				t.Run(c.name, func(t *testing.T) { c.run(t, k, w.namespace(t), w.admin(t)) })
+			t.Parallel()
+			ns, kc := w.namespace(t), w.admin(t)
+			for _, s := range story(t, k) {
+				t.Run(s.name, func(t *testing.T) { s.run(t, kc, ns) })
 			}
+			t.Run("watch", func(t *testing.T) { kubectlWatch(t, k, ns, kc) })
 		})
 	}
 }
 
-func holds(t *testing.T, kc caller, k kind, ns, name, want string) {
+// step is a command and what it must print.
+type step struct {
+	name  string
+	args  string // after "kubectl", divided by blanks; ~ stands for a blank within one
+	stdin string
+	code  int
+	want  []string // in either output
+}
+
+func (s step) run(t *testing.T, kc caller, ns string) {
+	args := strings.Fields(s.args)
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "~", " ")
+	}
+	a := kc.try(t, s.stdin, append(args, "-n", ns)...)
+	if a.Code != s.code {
+		t.Errorf("kubectl %s: exit code %d, want %d\n%s%s", s.args, a.Code, s.code, a.Out, a.Errs)
+	}
+	for _, want := range s.want {
+		if !strings.Contains(a.Out+a.Errs, want) {
+			t.Errorf("kubectl %s: no %q in\n%s%s", s.args, want, a.Out, a.Errs)
+		}
+	}
+}
+
+func story(t *testing.T, k kind) []step {
 	t.Helper()
-	if got := kc.run(t, "get", k.name, name, "-n", ns, "-o", k.jsonpath()); got != want {
-		t.Errorf("%s holds %q, want %q", name, got, want)
-	}
-}
-
-func createGetList(t *testing.T, k kind, ns string, kc caller) {
-	for _, name := range []string{"one", "two", "three"} {
-		kc.feed(t, k.manifest(name, "value-of-"+name), "create", "-n", ns, "-f", "-")
-	}
-	holds(t, kc, k, ns, "two", "value-of-two")
-	got := sets.New(strings.Fields(kc.run(t, "get", k.name, "-n", ns, "-o", "jsonpath={.items[*].metadata.name}"))...)
-	got.Delete("kube-root-ca.crt") // made by a controller
-	if want := sets.New("one", "two", "three"); !got.Equal(want) {
-		t.Errorf("list: %v, want %v", got, want)
-	}
-	everywhere := kc.run(t, "get", k.name, "-A")
-	for _, name := range []string{"one", "two", "three"} {
-		if !strings.Contains(everywhere, ns+" ") || !strings.Contains(everywhere, " "+name+" ") {
-			t.Errorf("get -A shows no %s/%s:\n%s", ns, name, everywhere)
-		}
-	}
-}
-
-func formats(t *testing.T, k kind, ns string, kc caller) {
-	kc.feed(t, k.manifest("shown", "this-value"), "create", "-n", ns, "-f", "-")
-	for _, args := range [][]string{
-		{"describe", k.name, "shown"},
-		{"get", k.name, "shown", "-o", "yaml"},
-		{"get", k.name, "shown", "-o", "json"},
-		{"get", k.name, "-o", "custom-columns=V:." + strings.Join(k.path[:], ".")},
-		{"get", k.name, "--field-selector", "metadata.name=shown", "-o", "yaml"},
-	} {
-		// describe capitalizes field names, and prints values as they are
-		if out := kc.run(t, append(args, "-n", ns)...); !strings.Contains(out, "this-value") {
-			t.Errorf("%v does not show the value:\n%s", args, out)
-		}
-	}
-	if out := kc.run(t, "get", k.name, "shown", "-n", ns, "-o", "name"); !strings.HasSuffix(out, "/shown\n") {
-		t.Errorf("-o name: %q", out)
+	stale := k.object("one", "stale")
+	stale.SetResourceVersion("1")
+	old := string(must.Get(stale.MarshalJSON())(t))
+	value, says := "-o "+k.jsonpath(), func(texts ...string) []string { return texts }
+	jsonPatch := fmt.Sprintf(`[{"op":"replace","path":"/%s/%s","value":"replaced"}]`, k.path[0], k.path[1])
+	get := "get " + k.name
+	return []step{
+		{"create", "create -f -", k.manifest("one", "first"), 0, says("created")},
+		{"create again", "create -f -", k.manifest("one", "x"), 1, says("AlreadyExists")},
+		{"create another", "create -f -", k.manifest("two", "x"), 0, nil},
+		{"create the invalid", "create -f -", k.manifest(k.invalid[0], k.invalid[1]), 1, says("nvalid")},
+		{"create with an unknown field", "create -f -", strings.Replace(k.manifest("odd", "x"), "{", `{"oddity":1,`, 1), 1, says("unknown field")},
+		{"create by dry run", "create --dry-run=server -o yaml -f -", k.manifest("ghost", "boo"), 0, says("boo", "uid:")},
+		{"get none", get + " ghost", "", 1, says("NotFound")},
+		{"list", get + " -o name", "", 0, says("/one\n", "/two\n")},
+		{"list all", get + " -A", "", 0, append([]string{"one", "two"}, k.columns...)},
+		{"list by field", get + " --field-selector metadata.name=one -o yaml", "", 0, says("first")},
+		{"describe", "describe " + k.name + " one", "", 0, says("first")},
+		{"explain", "explain --recursive " + k.name, "", 0, says("KIND:       "+k.kind, k.path[0], "ownerReferences")},
+		{"apply", "apply -f -", k.manifest("applied", "left"), 0, says("created")},
+		{"diff of the same", "diff -f -", k.manifest("applied", "left"), 0, nil},
+		{"diff of a change", "diff -f -", k.manifest("applied", "right"), 1, says("left", "right")},
+		{"apply a change", "apply -f -", k.manifest("applied", "right"), 0, says("configured")},
+		{"apply on the server", "apply --server-side --field-manager=me -f -", k.manifest("shared", "mine"), 0, says("serverside-applied")},
+		{"apply another's field", "apply --server-side --field-manager=you -f -", k.manifest("shared", "yours"), 1, says("conflict with \"me\"")},
+		{"apply it by force", "apply --server-side --field-manager=you --force-conflicts -f -", k.manifest("shared", "yours"), 0, nil},
+		{"what was applied", get + " shared " + value, "", 0, says("yours")},
+		{"merge patch", "patch " + k.name + " one --type=merge -p " + k.patch("merged"), "", 0, says("patched")},
+		{"JSON patch", "patch " + k.name + " one --type=json -p " + jsonPatch, "", 0, says("patched")},
+		{"what was patched", get + " one " + value, "", 0, says("replaced")},
+		{"strategic patch", "patch " + k.name + " one --type=strategic -p " + k.patch("strategic"), "", 0, says("patched")},
+		{"label", "label " + k.name + " one colour=red", "", 0, says("labeled")},
+		{"annotate", "annotate " + k.name + " two note=a~blue~one", "", 0, says("annotated")},
+		{"list by label", get + " -l colour=red -o name", "", 0, says("/one\n")},
+		{"the annotation", get + " two -o jsonpath={.metadata.annotations.note}", "", 0, says("a blue one")},
+		{"replace", "replace -f -", k.manifest("one", "new"), 0, says("replaced")},
+		{"replace the stale", "replace -f -", old, 1, says("Conflict")},
+		{"delete", "delete " + k.name + " one", "", 0, says("deleted")},
+		{"delete all", "delete --all " + k.name, "", 0, says("deleted")},
+		{"nothing is left", get + " one two applied", "", 1, says("NotFound")},
 	}
 }
 
 func kubectlWatch(t *testing.T, k kind, ns string, kc caller) {
 	kc.feed(t, k.manifest("seen", "first"), "create", "-n", ns, "-f", "-")
-
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := kc.command(ctx, "get", k.name, "-n", ns, "--field-selector", "metadata.name=seen", "--watch", "--output-watch-events", "-o", "json")
@@ -119,123 +128,4 @@ func kubectlWatch(t *testing.T, k kind, ns string, kc caller) {
 	next("DELETED", "second")
 	cancel()
 	_ = cmd.Wait() // killed
-}
-
-func apply(t *testing.T, k kind, ns string, kc caller) {
-	for _, step := range []struct{ value, want string }{{"a", "created"}, {"a", "unchanged"}, {"b", "configured"}} {
-		if out := kc.feed(t, k.manifest("applied", step.value), "apply", "-n", ns, "-f", "-"); !strings.Contains(out, step.want) {
-			t.Errorf("applying %q: %s, want %s", step.value, out, step.want)
-		}
-	}
-	holds(t, kc, k, ns, "applied", "b")
-}
-
-func serverSideApply(t *testing.T, k kind, ns string, kc caller) {
-	kc.feed(t, k.manifest("shared", "mine"), "apply", "-n", ns, "--server-side", "--field-manager=me", "-f", "-")
-	kc.feed(t, k.manifest("shared", "mine"), "apply", "-n", ns, "--server-side", "--field-manager=you", "-f", "-")
-	kc.fail(t, "conflict", k.manifest("shared", "yours"), "apply", "-n", ns, "--server-side", "--field-manager=you", "-f", "-")
-	kc.feed(t, k.manifest("shared", "yours"), "apply", "-n", ns, "--server-side", "--field-manager=you", "--force-conflicts", "-f", "-")
-	holds(t, kc, k, ns, "shared", "yours")
-	managers := kc.run(t, "get", k.name, "shared", "-n", ns, "--show-managed-fields", "-o", "jsonpath={.metadata.managedFields[*].manager}")
-	if got := sets.New(strings.Fields(managers)...); !got.Has("you") {
-		t.Errorf("managers %v, want one of them to be you", got)
-	}
-}
-
-func patch(t *testing.T, k kind, ns string, kc caller) {
-	kc.feed(t, k.manifest("patched", "start"), "create", "-n", ns, "-f", "-")
-	for _, p := range []struct{ kind, patch, want string }{
-		{"merge", k.patch("merged"), "merged"},
-		{"json", fmt.Sprintf(`[{"op":"replace","path":"/%s/%s","value":"replaced"}]`, k.path[0], k.path[1]), "replaced"},
-		{"strategic", k.patch("strategic"), "strategic"},
-	} {
-		kc.run(t, "patch", k.name, "patched", "-n", ns, "--type="+p.kind, "-p", p.patch)
-		holds(t, kc, k, ns, "patched", p.want)
-	}
-}
-
-func label(t *testing.T, k kind, ns string, kc caller) {
-	for _, name := range []string{"red", "blue"} {
-		kc.feed(t, k.manifest(name, "x"), "create", "-n", ns, "-f", "-")
-		kc.run(t, "label", k.name, name, "-n", ns, "colour="+name)
-		kc.run(t, "annotate", k.name, name, "-n", ns, "note=a "+name+" one")
-	}
-	if got := kc.run(t, "get", k.name, "-n", ns, "-l", "colour=red", "-o", "name"); !strings.HasSuffix(got, "/red\n") || strings.Contains(got, "blue") {
-		t.Errorf("selected by label: %q, want only red", got)
-	}
-	if got := kc.run(t, "get", k.name, "blue", "-n", ns, "-o", "jsonpath={.metadata.annotations.note}"); got != "a blue one" {
-		t.Errorf("annotation %q, want a blue one", got)
-	}
-}
-
-func replace(t *testing.T, k kind, ns string, kc caller) {
-	kc.feed(t, k.manifest("replaced", "old"), "create", "-n", ns, "-f", "-")
-	kc.feed(t, k.manifest("replaced", "new"), "replace", "-n", ns, "-f", "-")
-	holds(t, kc, k, ns, "replaced", "new")
-	stale := k.object("replaced", "stale")
-	stale.SetResourceVersion("1")
-	kc.fail(t, "Conflict", string(must.Get(stale.MarshalJSON())(t)), "replace", "-n", ns, "-f", "-")
-}
-
-func diff(t *testing.T, k kind, ns string, kc caller) {
-	kc.feed(t, k.manifest("compared", "left"), "apply", "-n", ns, "-f", "-")
-	if a := kc.try(t, k.manifest("compared", "left"), "diff", "-n", ns, "-f", "-"); a.Code != 0 {
-		t.Errorf("diff without a change: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
-	}
-	a := kc.try(t, k.manifest("compared", "right"), "diff", "-n", ns, "-f", "-")
-	if a.Code != 1 || !strings.Contains(a.Out, "right") || !strings.Contains(a.Out, "left") {
-		t.Errorf("diff with a change: exit code %d, want 1 and both values\n%s%s", a.Code, a.Out, a.Errs)
-	}
-}
-
-func remove(t *testing.T, k kind, ns string, kc caller) {
-	for _, name := range []string{"a", "b", "c"} {
-		kc.feed(t, k.manifest(name, "x"), "create", "-n", ns, "-f", "-")
-	}
-	kc.run(t, "delete", k.name, "a", "-n", ns)
-	kc.fail(t, "NotFound", "", "get", k.name, "a", "-n", ns)
-	kc.run(t, "get", k.name, "b", "c", "-n", ns)
-	kc.run(t, "delete", k.name, "--all", "-n", ns) // DELETE of a collection's members
-	kc.fail(t, "NotFound", "", "get", k.name, "b", "-n", ns)
-}
-
-func refusals(t *testing.T, k kind, ns string, kc caller) {
-	kc.fail(t, "NotFound", "", "get", k.name, "nobody", "-n", ns)
-	kc.feed(t, k.manifest("once", "x"), "create", "-n", ns, "-f", "-")
-	kc.fail(t, "AlreadyExists", k.manifest("once", "x"), "create", "-n", ns, "-f", "-")
-	kc.fail(t, "Invalid", k.manifest(k.invalid[0], k.invalid[1]), "create", "-n", ns, "-f", "-")
-	kc.fail(t, "unknown field", strings.Replace(k.manifest("odd", "x"), "{", `{"oddity":1,`, 1), "create", "-n", ns, "-f", "-")
-	kc.fail(t, "not found", k.manifest("x", "x"), "create", "-n", ns+"-that-is-not", "-f", "-")
-	kc.w.as(t, kc.w.server, kc.w.StaticToken("bob")).fail(t, "Forbidden", "", "get", k.name, "-n", ns)
-}
-
-func dryRun(t *testing.T, k kind, ns string, kc caller) {
-	if out := kc.feed(t, k.manifest("ghost", "boo"), "create", "-n", ns, "--dry-run=server", "-o", "yaml", "-f", "-"); !strings.Contains(out, "boo") || !strings.Contains(out, "uid:") {
-		t.Errorf("want the object that would be stored, got:\n%s", out)
-	}
-	kc.fail(t, "NotFound", "", "get", k.name, "ghost", "-n", ns)
-}
-
-func columns(t *testing.T, k kind, ns string, kc caller) {
-	kc.feed(t, k.manifest("row", "x"), "create", "-n", ns, "-f", "-")
-	out := kc.run(t, "get", k.name, "row", "-n", ns)
-	head, _, _ := strings.Cut(out, "\n")
-	var got []string
-	for part := range strings.SplitSeq(head, "  ") {
-		if part = strings.TrimSpace(part); part != "" {
-			got = append(got, part)
-		}
-	}
-	if fmt.Sprint(got) != fmt.Sprint(k.columns) {
-		t.Errorf("columns %q, want %q:\n%s", got, k.columns, out)
-	}
-}
-
-func explain(t *testing.T, k kind, _ string, kc caller) {
-	out := kc.run(t, "explain", k.name, "--recursive")
-	for _, want := range []string{"KIND:       " + k.kind, k.path[0], "ownerReferences"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("explain shows no %q:\n%.2000s", want, out)
-		}
-	}
 }

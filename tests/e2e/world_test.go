@@ -181,3 +181,15 @@ func (c caller) fail(t *testing.T, want, stdin string, args ...string) {
 		t.Errorf("kubectl %s: exit code %d, want a failure with %q\n%s%s", strings.Join(args, " "), a.Code, want, a.Out, a.Errs)
 	}
 }
+
+// soon runs kubectl until it succeeds, because authorizers learn of changes by a watch and Fairlead
+// caches refusals for 10 s, and returns its standard output.
+func (c caller) soon(t *testing.T, what string, args ...string) string {
+	t.Helper()
+	var a suite.Answer
+	suite.Eventually(t, time.Minute, what, func() (bool, string) {
+		a = c.try(t, "", args...)
+		return a.Code == 0, a.Errs
+	})
+	return a.Out
+}

@@ -1,16 +1,17 @@
 package extension
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"net"
 	"sync"
+	"time"
 )
 
 // connection is a TCP connection below TLS. The fault Freeze stops its reads and writes.
 type connection struct {
 	net.Conn
-	id       uint64
 	faults   *faults
 	onClose  func()
 	once     sync.Once
@@ -39,9 +40,9 @@ func (c *connection) Write(p []byte) (int, error) {
 }
 
 func (c *connection) wait() error {
-	for c.faults.connects(Freeze) {
-		changed := c.faults.changed() // before the check, so that no change is missed
-		if !c.faults.connects(Freeze) {
+	for {
+		frozen, changed := c.faults.connects(Freeze)
+		if !frozen {
 			return nil
 		}
 		select {
@@ -50,7 +51,6 @@ func (c *connection) wait() error {
 			return errFrozen
 		}
 	}
-	return nil
 }
 
 // Close ends the connection gracefully; a second call does nothing.
@@ -71,3 +71,67 @@ func (c *connection) rst() {
 	}
 	c.Close()
 }
+
+// accept handles one connection until it is net/http's.
+func (s *Server) accept(tcp net.Conn) {
+	s.stats.accepted.Add(1)
+	s.stats.open.Add(1)
+	c := &connection{Conn: tcp, faults: &s.faults, closed: make(chan struct{})}
+	c.onClose = func() { s.listen.remove(c); s.stats.open.Add(-1) }
+	if !s.listen.add(c) {
+		c.rst()
+		return
+	}
+	s.wg.Go(func() { s.handshake(c) })
+}
+
+func (s *Server) handshake(c *connection) {
+	if hangs, changed := s.faults.connects(HangConnect); hangs {
+		select { // no answer to anything
+		case <-changed:
+		case <-c.closed:
+		case <-s.ctx.Done():
+		}
+		c.rst()
+		return
+	}
+	conn := tls.Server(c, s.tlsConfig())
+	// Ten seconds: longer than clients' own limits, so that the client gives up first.
+	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
+	defer cancel()
+	if conn.HandshakeContext(ctx) != nil {
+		c.Close()
+		return
+	}
+	s.stats.handshakes.Add(1)
+	c.state = conn.ConnectionState()
+	c.verified = s.verify(&c.state)
+	s.conns.give(newSession(conn, c))
+}
+
+// handover is the net.Listener that passes connections to net/http after their TLS handshake. For
+// net/http they have no TLS, so that it accepts any type; it recognizes HTTP/2 by its preface.
+type handover struct {
+	conns chan net.Conn
+	done  <-chan struct{} // of the Server
+}
+
+func (h *handover) give(c net.Conn) {
+	select {
+	case h.conns <- c:
+	case <-h.done:
+		c.Close()
+	}
+}
+
+func (h *handover) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return c, nil
+	case <-h.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (h *handover) Close() error   { return nil }
+func (h *handover) Addr() net.Addr { return &net.TCPAddr{} }

@@ -111,7 +111,7 @@ func resourceList(gv groupVersion) metav1.APIResourceList {
 }
 
 func widgetVerbs() metav1.Verbs {
-	return metav1.Verbs{"create", "delete", "deletecollection", "get", "list", "update", "watch"}
+	return metav1.Verbs{"create", "delete", "deletecollection", "get", "list", "watch"}
 }
 
 func connectVerbs() metav1.Verbs { return metav1.Verbs{"create", "get"} }
@@ -141,7 +141,7 @@ func (s *Server) apis(w http.ResponseWriter, r *http.Request, segments []string)
 		s.writeDocument(w, r, "application/json", resourceList(gv))
 		return
 	}
-	s.widgets(w, r, gv, store, segments[2:])
+	s.widgets(w, r, call{gv: gv, store: store}, segments[2:])
 }
 
 // writeDocument sends a document with its ETag, or 304.

@@ -5,240 +5,148 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/gorilla/websocket"
+
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-const widgets = "/apis/widgets.example.com/v1/namespaces/default/widgets"
+const (
+	widgets = "/apis/widgets.example.com/v1/namespaces/default/widgets"
+	one     = widgets + "/widget-000"
+)
 
 // run runs f over both protocols.
-func run(t *testing.T, cfg extension.Config, f func(t *testing.T, s *extension.Server, c *http.Client)) {
-	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
-		t.Run(proto, func(t *testing.T) {
+func run(t *testing.T, name string, cfg extension.Config, f func(t *testing.T, s *extension.Server, c *http.Client)) {
+	for _, h2 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("%s, HTTP/2 %t", name, h2), func(t *testing.T) {
 			t.Parallel()
 			s := extension.Start(t, cfg)
-			f(t, s, client(t, s, proto, nil))
+			f(t, s, client(t, s, h2, nil))
 		})
 	}
 }
 
-func client(t *testing.T, s *extension.Server, proto string, pair *pki.Pair) *http.Client {
+func client(t *testing.T, s *extension.Server, h2 bool, pair *pki.Pair) *http.Client {
 	t.Helper()
-	tlsConfig := s.TLS()
-	tlsConfig.NextProtos = nil
+	c := s.TLS()
+	c.NextProtos = nil
 	if pair != nil {
-		tlsConfig.Certificates = []tls.Certificate{pair.TLS()}
+		c.Certificates = []tls.Certificate{pair.TLS()}
 	}
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(proto == "HTTP/1.1")
-	protocols.SetHTTP2(proto == "HTTP/2.0")
-	transport := &http.Transport{TLSClientConfig: tlsConfig, Protocols: protocols, DisableCompression: true}
+	transport := &http.Transport{TLSClientConfig: c, Protocols: new(http.Protocols), DisableCompression: true}
+	transport.Protocols.SetHTTP1(!h2)
+	transport.Protocols.SetHTTP2(h2)
 	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{
-		Transport:     transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// request returns a response and its whole body.
-func request(ctx context.Context, c *http.Client, method, url string, body io.Reader, header ...string) (*http.Response, []byte, error) {
-	r, err := http.NewRequestWithContext(ctx, method, url, body)
-	if err != nil {
-		return nil, nil, err
-	}
-	for i := 0; i < len(header); i += 2 {
-		r.Header.Add(header[i], header[i+1])
-	}
-	res, err := c.Do(r)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(res.Body, 64<<20))
-	return res, b, err
-}
-
-func ask(t *testing.T, c *http.Client, method, url string, body io.Reader, header ...string) (*http.Response, []byte) {
+// got returns the status and the body, or the error.
+func got(t *testing.T, c *http.Client, method, url, body string, patience time.Duration) string {
 	t.Helper()
-	res, b, err := request(t.Context(), c, method, url, body, header...)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r, err := ask.Do(ctx, c, method, url, nil, body)
 	if err != nil {
-		t.Fatalf("%s %s: %v", method, url, err)
+		return err.Error()
 	}
-	return res, b
+	return fmt.Sprint(r.Code, " ", r.Body)
 }
 
-func TestObjects(t *testing.T) {
-	run(t, extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
-		steps := []struct {
-			method, path, body string
-			code               int
-			want               string
-		}{
-			{"GET", widgets + "/widget-007", "", 200, `"name":"widget-007"`},
-			{"GET", widgets + "/none", "", 404, `"reason":"NotFound"`},
-			{"POST", widgets, `{"metadata":{"name":"new"},"spec":{"payload":"p"}}`, 201, `"apiVersion":"widgets.example.com/v1"`},
-			{"POST", widgets, `{"metadata":{"name":"new"}}`, 409, "already exists"},
-			{"POST", widgets, `{"metadata":`, 400, "not an object"},
-			{"POST", widgets, strings.Repeat("x", 4<<20+1), 413, "too large"},
-			{"PUT", widgets + "/new", `{"spec":{"payload":"q"}}`, 200, `"payload":"q"`},
-			{"PUT", widgets + "/none", `{}`, 404, "NotFound"},
-			{"GET", widgets + "/new", "", 200, `"payload":"q"`},
-			{"PATCH", widgets + "/new", "{}", 405, "MethodNotAllowed"},
-			{"DELETE", widgets + "/new", "", 200, `"status":"Success"`},
-			{"GET", widgets + "/new", "", 404, "NotFound"},
-			{"GET", "/apis/widgets.example.com/v1/namespaces/other/widgets", "", 200, `"items":[]`},
-			{"GET", "/apis/widgets.example.com/v2/widgets", "", 404, "no such version"},
-			{"GET", "/apis/none.example.com/v1/widgets", "", 404, "no such group"},
-			{"GET", "/anything", "", 404, "could not find"},
-		}
-		for _, step := range steps {
-			res, b := ask(t, c, step.method, s.URL()+step.path, strings.NewReader(step.body))
-			if res.StatusCode != step.code || !strings.Contains(string(b), step.want) {
-				t.Errorf("%s %s: %d %.200s, want %d with %s", step.method, step.path, res.StatusCode, b, step.code, step.want)
+const (
+	long  = time.Minute            // for what is answered, also on a busy machine
+	short = 300 * time.Millisecond // for what hangs
+)
+
+func TestServes(t *testing.T) {
+	cfg := extension.Config{GroupVersions: []string{"widgets.example.com/v1", "widgets.example.com/v1beta1", "b.test/v1"}}
+	run(t, "objects and documents", cfg, func(t *testing.T, s *extension.Server, c *http.Client) {
+		for _, step := range []struct{ method, path, body, want string }{
+			{"GET", widgets + "/widget-007", "", `200 {"apiVersion":"widgets.example.com/v1"`},
+			{"GET", widgets + "/none", "", `"reason":"NotFound"`},
+			{"POST", widgets, `{"metadata":{"name":"new"},"spec":{"payload":"p"}}`, `201 {"apiVersion":"widgets.example.com/v1"`},
+			{"POST", widgets, `{"metadata":{"name":"new"}}`, "already exists"},
+			{"POST", widgets, `{"metadata":`, "400 "},
+			{"POST", widgets, strings.Repeat("x", 4<<20+1), "413 "},
+			{"GET", widgets + "/new", "", `"payload":"p"`},
+			{"PATCH", widgets + "/new", "{}", "MethodNotAllowed"},
+			{"DELETE", widgets + "/new", "", `"status":"Success"`},
+			{"GET", widgets + "/new", "", "404 "},
+			{"GET", "/apis/widgets.example.com/v1/namespaces/other/widgets", "", `"items":[]`},
+			{"POST", one + "/echo", strings.Repeat("echo ", 400_000), strings.Repeat("echo ", 400_000)},
+			{"GET", "/apis/widgets.example.com/v2/widgets", "", "no such version"},
+			{"GET", "/apis/none.example.com/v1/widgets", "", "no such group"},
+			{"GET", "/anything", "", "could not find"},
+			{"GET", "/apis", "", `"kind":"APIGroupList"`},
+			{"GET", "/apis/widgets.example.com", "", `"preferredVersion":{"groupVersion":"widgets.example.com/v1","version":"v1"}`},
+			{"GET", "/apis/b.test/v1", "", `"name":"widgets/console"`},
+			{"GET", "/openapi/v2", "", `"com.example.widgets.v1beta1.Widget"`},
+			{"GET", "/openapi/v3", "", `"apis/b.test/v1"`},
+			{"GET", "/openapi/v3/apis/b.test/v1", "", `"test.b.v1.Widget"`},
+		} {
+			if out := got(t, c, step.method, s.URL()+step.path, step.body, long); !strings.Contains(out, step.want) {
+				t.Errorf("%s %s: %.300s, want %.100s", step.method, step.path, out, step.want)
 			}
 		}
-	})
-}
-
-func TestSizes(t *testing.T) {
-	run(t, extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
-		_, one := ask(t, c, "GET", s.URL()+widgets+"/widget-000", nil)
-		if len(one) < 900 || len(one) > 1200 {
-			t.Errorf("an object has %d bytes, want about 1 KB", len(one))
-		}
-		res, all := ask(t, c, "GET", s.URL()+"/apis/widgets.example.com/v1/widgets", nil)
-		if len(all) < 90_000 || len(all) > 120_000 || res.ContentLength != int64(len(all)) {
-			t.Errorf("a list has %d bytes (Content-Length %d), want about 100 KB", len(all), res.ContentLength)
-		}
-		var list struct{ Items []json.RawMessage }
-		if err := json.Unmarshal(all, &list); err != nil || len(list.Items) != 100 {
-			t.Errorf("%d items: %v", len(list.Items), err)
+		if all := got(t, c, "GET", s.URL()+widgets, "", long); len(all) < 90_000 || len(all) > 120_000 {
+			t.Errorf("a list has %d bytes, want about 100 KB", len(all))
 		}
 	})
-}
-
-func TestEcho(t *testing.T) {
-	run(t, extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
-		body := bytes.Repeat([]byte("0123456789abcdef"), 3<<20/16)
-		r, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL()+widgets+"/w/echo", io.MultiReader(bytes.NewReader(body)))
-		r.Trailer = http.Header{"X-Check": {"yes"}}
-		res := must.Get(c.Do(r))(t)
-		defer res.Body.Close()
-		back, err := io.ReadAll(res.Body)
-		if err != nil || !bytes.Equal(back, body) {
-			t.Errorf("%d of %d bytes echoed: %v", len(back), len(body), err)
-		}
-		if got := res.Trailer.Get("X-Check"); got != "yes" {
-			t.Errorf("trailer %q, want yes", got)
-		}
-		if rec := last(t, s); rec.Body != int64(len(body)) || rec.Trailer.Get("X-Check") != "yes" {
-			t.Errorf("recorded %d bytes, trailer %v", rec.Body, rec.Trailer)
-		}
-	})
-}
-
-// last returns the newest request once it is complete.
-func last(t *testing.T, s *extension.Server) extension.Request {
-	t.Helper()
-	for t.Context().Err() == nil {
-		if all := s.Requests(0); len(all) > 0 && all[len(all)-1].Done {
-			return all[len(all)-1]
-		}
-	}
-	t.Fatal("no complete request")
-	return extension.Request{}
 }
 
 func TestRecord(t *testing.T) {
-	ca := pki.NewCA("front")
-	pair := ca.Issue(pki.Leaf{CommonName: "front-proxy-client"})
-	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
-		t.Run(proto, func(t *testing.T) {
-			s := extension.Start(t, extension.Config{})
-			c := client(t, s, proto, pair)
-			target := widgets + "/a%2Fb?b=2&a=%31;x&b=1&%zz"
-			ask(t, c, "GET", s.URL()+target, nil, "X-Twice", "one", "X-Twice", "two", "X_Under", "u", "Authorization", "Bearer t")
-			rec := last(t, s)
-			if rec.Target != target || rec.Proto != proto || rec.Method != "GET" || rec.Host != s.Addr() || rec.Status != 404 {
-				t.Errorf("recorded %+v", rec)
-			}
-			if rec.PeerName != "front-proxy-client" || rec.PeerSerial != pair.Certificate.SerialNumber.Text(16) || rec.Conn != 1 {
-				t.Errorf("peer %q %s, connection %d", rec.PeerName, rec.PeerSerial, rec.Conn)
-			}
-			if got := rec.Header["X-Twice"]; len(got) != 2 || rec.Header.Get("X_under") != "u" {
-				t.Errorf("header %v", rec.Header)
-			}
-			var twice []string
-			for _, f := range rec.Fields {
-				if strings.EqualFold(f.Name, "x-twice") {
-					twice = append(twice, f.Value)
-				}
-			}
-			if strings.Join(twice, ",") != "one,two" {
-				t.Errorf("fields %v", rec.Fields)
+	front := pki.NewCA("front")
+	leaf := pki.Leaf{CommonName: "front-proxy-client"}
+	cfg := extension.Config{RequestHeaderCA: front.Pool(), AllowedNames: []string{leaf.CommonName}, RejectWith: 401, Record: 3}
+	run(t, "what arrived", cfg, func(t *testing.T, s *extension.Server, c *http.Client) {
+		for name, pair := range map[string]*pki.Pair{"another CA": pki.NewCA("front").Issue(leaf), "another name": front.Issue(pki.Leaf{CommonName: "other"}), "none": nil} {
+			if out := got(t, client(t, s, true, pair), "GET", s.URL()+widgets, "", long); !strings.HasPrefix(out, "401") || s.Requests(0)[0].Verified {
+				t.Errorf("a certificate of %s: %s", name, out)
 			}
 			s.Forget()
-			if n := len(s.Requests(0)); n != 0 {
-				t.Errorf("%d requests after Forget", n)
+		}
+		pair := front.Intermediate("between").Issue(leaf)
+		target := widgets + "/a%2Fb/echo?b=2&a=%31;x&b=1&%zz"
+		c = client(t, s, strings.HasSuffix(t.Name(), "true"), pair)
+		for range 5 {
+			r := must.Get(http.NewRequestWithContext(t.Context(), "POST", s.URL()+target, io.MultiReader(strings.NewReader("body"))))(t)
+			r.Header, r.Trailer = http.Header{"X-Twice": {"one", "two"}, "X_under": {"u"}}, http.Header{"X-Check": {"yes"}}
+			res := must.Get(c.Do(r))(t)
+			if back := must.Get(io.ReadAll(res.Body))(t); string(back) != "body" || res.Trailer.Get("X-Check") != "yes" {
+				t.Errorf("echo %q with trailer %v", back, res.Trailer)
 			}
-		})
-	}
-}
-
-func TestRecordIsBounded(t *testing.T) {
-	s := extension.Start(t, extension.Config{Record: 3})
-	c := client(t, s, "HTTP/2.0", nil)
-	for range 10 {
-		ask(t, c, "GET", s.URL()+"/healthz", nil)
-	}
-	if all := s.Requests(0); len(all) != 3 || all[2].Seq != 10 {
-		t.Errorf("%d requests kept, want the last 3: %+v", len(all), all)
-	}
-	if rest := s.Requests(9); len(rest) != 1 {
-		t.Errorf("%d requests since 9, want 1", len(rest))
-	}
-}
-
-func TestDiscovery(t *testing.T) {
-	const v2 = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
-	for _, legacy := range []bool{false, true} {
-		cfg := extension.Config{GroupVersions: []string{"a.test/v1", "a.test/v1beta1", "b.test/v1"}, LegacyDiscovery: legacy}
-		run(t, cfg, func(t *testing.T, s *extension.Server, c *http.Client) {
-			kind := map[bool]string{false: "APIGroupDiscoveryList", true: "APIGroupList"}[legacy]
-			tests := []struct{ path, accept, want string }{
-				{"/apis", v2, `"kind":"` + kind + `"`},
-				{"/apis", "application/json", `"kind":"APIGroupList"`},
-				{"/apis/a.test", "", `"preferredVersion":{"groupVersion":"a.test/v1","version":"v1"}`},
-				{"/apis/b.test/v1", "", `"name":"widgets/console"`},
-				{"/openapi/v2", "", `"test.a.v1beta1.Widget"`},
-				{"/openapi/v3", "", `"apis/b.test/v1"`},
-				{"/openapi/v3/apis/a.test/v1", "", `"test.a.v1.Widget"`},
-			}
-			for _, tt := range tests {
-				res, b := ask(t, c, "GET", s.URL()+tt.path, nil, "Accept", tt.accept)
-				if res.StatusCode != 200 || !json.Valid(b) || !strings.Contains(string(b), tt.want) {
-					t.Errorf("%s: %d %.300s, want %s", tt.path, res.StatusCode, b, tt.want)
-				}
-				res, b = ask(t, c, "GET", s.URL()+tt.path, nil, "Accept", tt.accept, "If-None-Match", res.Header.Get("ETag"))
-				if res.StatusCode != 304 || len(b) != 0 {
-					t.Errorf("%s with its ETag: %d with %d bytes", tt.path, res.StatusCode, len(b))
-				}
-			}
-		})
-	}
+		}
+		all := s.Requests(0)
+		if len(all) != 3 || len(s.Requests(all[1].Seq)) != 1 {
+			t.Fatalf("%d requests kept, want 3", len(all))
+		}
+		got := all[0]
+		if got.Target != target || got.Method != "POST" || got.Host != s.Addr() || !got.Verified || got.PeerName != leaf.CommonName || got.PeerSerial != pair.Certificate.SerialNumber.Text(16) {
+			t.Errorf("recorded %+v", got)
+		}
+		if len(got.Header["X-Twice"]) != 2 || got.Header["X_under"][0] != "u" || got.Trailer.Get("X-Check") != "yes" || got.Body != 4 || got.Status != 200 {
+			t.Errorf("recorded %+v", got)
+		}
+	})
 }
 
 func TestWatch(t *testing.T) {
-	run(t, extension.Config{Objects: 1}, func(t *testing.T, s *extension.Server, c *http.Client) {
-		r, _ := http.NewRequestWithContext(t.Context(), "GET", s.URL()+widgets+"?watch=true", nil)
-		res := must.Get(c.Do(r))(t)
+	run(t, "events", extension.Config{Objects: 1}, func(t *testing.T, s *extension.Server, c *http.Client) {
+		res := must.Get(ask.Open(t.Context(), c, s.URL()+widgets+"?watch=true&timeoutSeconds=2", nil))(t)
 		defer res.Body.Close()
 		events := json.NewDecoder(res.Body)
 		next := func(want string) {
@@ -251,79 +159,221 @@ func TestWatch(t *testing.T) {
 				t.Fatalf("event %s %.100s (%v), want %s", e.Type, e.Object, err, want)
 			}
 		}
-		next("ADDED {") // the existing object
+		next(`ADDED {"apiVersion"`) // the existing object
 		s.Emit()
 		next("MODIFIED {}")
-		ask(t, c, "DELETE", s.URL()+widgets+"/widget-000", nil)
+		got(t, c, "DELETE", s.URL()+one, "", long)
 		next("DELETED {")
 		if n := s.Stats().Watchers; n != 1 {
 			t.Errorf("%d watchers", n)
 		}
-	})
-}
-
-func TestWatchTimeout(t *testing.T) {
-	run(t, extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
-		begin := time.Now()
-		ask(t, c, "GET", s.URL()+widgets+"?watch=1&resourceVersion=5&timeoutSeconds=1", nil)
-		if d := time.Since(begin); d < time.Second || d > 10*time.Second {
-			t.Errorf("the watch ended after %v, want 1s", d)
+		if err := events.Decode(new(any)); !errors.Is(err, io.EOF) {
+			t.Errorf("after its time: %v, want the end", err)
 		}
 	})
 }
 
-func TestRequestHeaderCA(t *testing.T) {
-	front, stranger := pki.NewCA("front"), pki.NewCA("front")
-	leaf := pki.Leaf{CommonName: "front-proxy-client"}
-	tests := []struct {
-		name   string
-		pair   *pki.Pair
-		reject int
-		code   int
+func TestWebSocket(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	dialer := websocket.Dialer{TLSClientConfig: s.TLS(), Subprotocols: []string{"base64url.bearer.authorization.k8s.io.dG9rZW4", "v5.channel.k8s.io"}}
+	dialer.TLSClientConfig.NextProtos = nil
+	ws, _, err := dialer.DialContext(t.Context(), "wss://"+s.Addr()+one+"/vnc", nil)
+	must.Do(t, err)
+	defer ws.Close()
+	must.Do(t, ws.WriteMessage(websocket.BinaryMessage, []byte("echo")))
+	if _, back, err := ws.ReadMessage(); string(back) != "echo" || ws.Subprotocol() != "v5.channel.k8s.io" {
+		t.Errorf("%q by %q: %v", back, ws.Subprotocol(), err)
+	}
+	s.Close() // ends it
+	if _, _, err := ws.ReadMessage(); err == nil {
+		t.Error("the connection is open after Close")
+	}
+}
+
+func TestRequestFaults(t *testing.T) {
+	const reset, hung = "connection reset by peer", "deadline exceeded"
+	for _, tt := range []struct {
+		fault  extension.Fault
+		h1, h2 string // in what the client got; h2 empty: same as h1
 	}{
-		{"vouched for", front.Issue(leaf), 401, 200},
-		{"through an intermediate", front.Intermediate("between").Issue(leaf), 401, 200},
-		{"no certificate", nil, 401, 401},
-		{"another CA", stranger.Issue(leaf), 403, 403},
-		{"another name", front.Issue(pki.Leaf{CommonName: "somebody"}), 401, 401},
-		{"served nevertheless", nil, 0, 200},
-	}
-	for _, tt := range tests {
-		for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
-			t.Run(tt.name+" "+proto, func(t *testing.T) {
-				s := extension.Start(t, extension.Config{
-					RequestHeaderCA: front.Pool(), AllowedNames: []string{"front-proxy-client"}, RejectWith: tt.reject,
-				})
-				res, _ := ask(t, client(t, s, proto, tt.pair), "GET", s.URL()+widgets, nil)
-				if verified := last(t, s).Verified; res.StatusCode != tt.code || verified != (tt.reject != 0 && tt.code == 200) {
-					t.Errorf("status %d, verified %t, want %d", res.StatusCode, verified, tt.code)
-				}
-			})
-		}
-	}
-}
-
-func TestBrokenGroupVersion(t *testing.T) {
-	if _, err := extension.New(extension.Config{GroupVersions: []string{"v1"}}); err == nil {
-		t.Error("a server with a broken group-version started")
-	}
-}
-
-func TestWrap(t *testing.T) {
-	own := func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/own" {
-				_, _ = io.WriteString(w, "own")
-				return
+		{extension.Fault{Kind: extension.Hang}, hung, ""},
+		{extension.Fault{Kind: extension.HangBody}, hung, ""},
+		{extension.Fault{Kind: extension.Slow, Delay: time.Hour}, hung, ""},
+		{extension.Fault{Kind: extension.SlowBody, Delay: time.Millisecond, Size: 100}, "200 " + strings.Repeat("x", 100), ""},
+		{extension.Fault{Kind: extension.SlowBody, Delay: time.Hour}, hung, ""},
+		{extension.Fault{Kind: extension.Reset}, reset, "INTERNAL_ERROR"},
+		{extension.Fault{Kind: extension.ResetBody}, reset, "INTERNAL_ERROR"},
+		{extension.Fault{Kind: extension.ResetConn}, reset, `Get "https://`},
+		{extension.Fault{Kind: extension.Status}, "told to fail", ""},
+		{extension.Fault{Kind: extension.Status, Code: 429, Text: "calm"}, "429 ", ""},
+		{extension.Fault{Kind: extension.Redirect}, "307 ", ""},
+		{extension.Fault{Kind: extension.HugeBody, Size: 1 << 20}, strings.Repeat("x", 1<<20) + `"`, ""},
+		{extension.Fault{Kind: extension.GzipBomb, Size: 1 << 20}, "200 \x1f\x8b", ""},
+		{extension.Fault{Kind: extension.Garbage}, "\x00\xff", ""},
+		{extension.Fault{Kind: extension.EndlessHeaders, Size: 12 << 20}, "exceeded", "PROTOCOL_ERROR"},
+		{extension.Fault{Kind: extension.EndlessTrailers, Size: 12 << 20}, "trailer", "PROTOCOL_ERROR"},
+		{extension.Fault{Kind: extension.InformationalFlood, Size: 1000}, "200 ", ""},
+		{extension.Fault{Kind: extension.ShortBody}, "unexpected EOF", ""},
+		{extension.Fault{Kind: extension.LongBody}, "200 " + strings.Repeat("x", 500), "more than declared"},
+		{extension.Fault{Kind: extension.GoAway}, "200 ", ""},
+		{extension.Fault{Kind: extension.GoAwayUnprocessed}, reset, hung}, // Go's client tries again for ever
+		{extension.Fault{Kind: extension.BodyAfterReset}, "200 ok", "INTERNAL_ERROR"},
+		{extension.Fault{Kind: extension.Unasked101}, "101 ", "INTERNAL_ERROR"},
+		{extension.Fault{Kind: extension.Status, Code: 501, Path: "/other"}, "200 ", ""},
+		{extension.Fault{Kind: extension.Status, Code: 501, Every: 2}, "200 ", ""}, // the second would fail
+		{extension.Fault{Kind: extension.NoAggregated}, "200 ", ""},
+	} {
+		run(t, string(tt.fault.Kind), extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
+			must.Do(t, s.Set(tt.fault))
+			want, patience := tt.h1, long
+			if tt.h2 != "" && strings.HasSuffix(t.Name(), "true") {
+				want = tt.h2
 			}
-			next.ServeHTTP(w, r)
+			if want == hung {
+				patience = short
+			}
+			if out := got(t, c, "GET", s.URL()+one, "", patience); !strings.Contains(out, want) {
+				t.Errorf("%.300q, want %.100q", out, want)
+			}
+			must.Do(t, s.Set())
+			fresh := client(t, s, true, nil) // the fault may have broken c's connection
+			if out := got(t, fresh, "GET", s.URL()+one, "", long); !strings.HasPrefix(out, "200 ") {
+				t.Errorf("afterwards: %.100q", out)
+			}
 		})
 	}
-	run(t, extension.Config{Wrap: own}, func(t *testing.T, s *extension.Server, c *http.Client) {
-		for path, want := range map[string]string{"/own": "own", "/healthz": "ok"} {
-			if _, body := ask(t, c, "GET", s.URL()+path, nil); string(body) != want {
-				t.Errorf("%s: %q, want %q", path, body, want)
-			}
+}
+
+func TestDiscoveryFaults(t *testing.T) {
+	const v2 = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+	run(t, "aggregated", extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
+		accept := http.Header{"Accept": {v2}}
+		r := must.Get(ask.Do(t.Context(), c, "GET", s.URL()+"/apis", accept, ""))(t)
+		if !strings.Contains(r.Body, `"kind":"APIGroupDiscoveryList"`) {
+			t.Errorf("%s", r.Body)
+		}
+		accept.Set("If-None-Match", r.Header.Get("ETag"))
+		if r := must.Get(ask.Do(t.Context(), c, "GET", s.URL()+"/apis", accept, ""))(t); r.Code != 304 {
+			t.Errorf("with its tag: %d", r.Code)
+		}
+		must.Do(t, s.Set(extension.Fault{Kind: extension.NoAggregated, Code: 406}))
+		if r := must.Get(ask.Do(t.Context(), c, "GET", s.URL()+"/apis", accept, ""))(t); r.Code != 406 {
+			t.Errorf("with the fault: %d", r.Code)
 		}
 	})
+}
+
+// A client sends a request again that was announced as not processed: the announcement must be true
+// for every request on the connection.
+func TestGoAwayUnprocessedIsTrue(t *testing.T) {
+	var mu sync.Mutex
+	executed := map[string]int{}
+	s := extension.Start(t, extension.Config{Wrap: func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			executed[r.URL.Path]++
+			mu.Unlock()
+			next.ServeHTTP(w, r)
+		})
+	}})
+	must.Do(t, s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Path: "/disowned"}))
+	c := client(t, s, true, nil)
+	var all sync.WaitGroup
+	for i := range 150 {
+		all.Go(func() { got(t, c, "POST", s.URL()+fmt.Sprint([]string{"/disowned/", "/"}[min(i%5, 1)], i), "x", long) })
+	}
+	must.Soon(t, long, "many requests", func() bool { return s.Stats().Requests > 50 })
+	must.Do(t, s.Set())
+	all.Wait()
+	for path, n := range executed {
+		if n > 1 {
+			t.Errorf("%s was executed %d times", path, n)
+		}
+	}
+	if len(executed) < 50 {
+		t.Errorf("%d requests were executed", len(executed))
+	}
+}
+
+func TestConnectionFaults(t *testing.T) {
+	for kind, want := range map[extension.Kind]string{
+		extension.Refuse: "connection refused", extension.Dead: "connection refused", extension.HangConnect: "deadline exceeded", extension.Freeze: "deadline exceeded",
+		extension.WrongCA: "unknown authority", extension.WrongName: "not 127.0.0.1", extension.NoNames: "doesn't contain any IP SANs", extension.Expired: "expired",
+		extension.NotYetValid: "not yet valid", extension.SHA1: "SHA1",
+	} {
+		run(t, string(kind), extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
+			patience := long
+			if want == "deadline exceeded" {
+				patience = short
+			}
+			old := client(t, s, strings.HasSuffix(t.Name(), "true"), nil)
+			got(t, old, "GET", s.URL()+"/healthz", "", long)
+			must.Do(t, s.Set(extension.Fault{Kind: kind}))
+			if out := got(t, c, "GET", s.URL()+"/healthz", "", patience); !strings.Contains(out, want) {
+				t.Errorf("a new connection: %s, want %s", out, want)
+			}
+			out, ended := got(t, old, "GET", s.URL()+"/healthz", "", patience), kind == extension.Dead || kind == extension.Freeze
+			if (out == "200 ok") == ended {
+				t.Errorf("an open connection: %s", out)
+			}
+			must.Do(t, s.Set())
+			c.CloseIdleConnections()
+			for _, c := range []*http.Client{c, old} {
+				reused := false
+				ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { reused = i.Reused }})
+				if err := ask.Serves(ctx, c, s.URL()+"/healthz"); err != nil || !ended && reused != (c == old) {
+					t.Errorf("afterwards: %v, the open connection was reused: %t", err, reused)
+				}
+			}
+		})
+	}
+}
+
+// A closed port stays reserved: no other process can listen on it, and it reopens at once.
+func TestPortIsHeld(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	for range 20 {
+		must.Do(t, s.Set(extension.Fault{Kind: extension.Dead}))
+		if _, err := net.Dial("tcp", s.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatalf("dialling a dead server: %v", err)
+		}
+		must.Do(t, s.Set())
+		must.Get(net.Dial("tcp", s.Addr()))(t).Close()
+	}
+}
+
+func TestProtocolsOff(t *testing.T) {
+	for want, fault := range map[string]extension.Kind{"h2": extension.HTTP2Only, "http/1.1": extension.HTTP1Only} {
+		s := extension.Start(t, extension.Config{})
+		must.Do(t, s.Set(extension.Fault{Kind: fault}))
+		conn := must.Get((&tls.Dialer{Config: s.TLS()}).DialContext(t.Context(), "tcp", s.Addr()))(t)
+		if got := conn.(*tls.Conn).ConnectionState().NegotiatedProtocol; got != want {
+			t.Errorf("%s: negotiated %q", fault, got)
+		}
+		conn.Close()
+	}
+}
+
+// Many concurrent streams have bodies in both directions, and some clients give up.
+func TestConcurrentStreams(t *testing.T) {
+	s := extension.Start(t, extension.Config{Record: -1})
+	c := client(t, s, true, nil)
+	body := strings.Repeat("z", 200<<10)
+	var all sync.WaitGroup
+	for i := range 100 {
+		all.Go(func() {
+			if i%4 == 0 { // give up halfway
+				r, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL()+one+"/echo", bytes.NewReader([]byte(body)))
+				if res, err := c.Do(r); err == nil {
+					_, _ = io.ReadFull(res.Body, make([]byte, 1000))
+					res.Body.Close()
+				}
+				return
+			}
+			if out := got(t, c, "POST", s.URL()+one+"/echo", body, long); out != "200 "+body {
+				t.Errorf("%d bytes echoed: %.100s", len(out), out)
+			}
+		})
+	}
+	all.Wait()
 }

@@ -2,6 +2,7 @@ package extension
 
 import (
 	"crypto/tls"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -10,8 +11,8 @@ import (
 // Kind is a way to misbehave.
 type Kind string
 
-// The kinds. Those of the first group concern connections: Path, Method and Every do not apply. The
-// others concern requests.
+// The kinds. Those of the first group concern connections: Path and Every do not apply. The others
+// concern requests.
 const (
 	// Refuse closes the port: new connections are refused, open ones stay.
 	Refuse Kind = "refuse"
@@ -87,8 +88,7 @@ const (
 	// BodyAfterReset sends RST_STREAM and then DATA for the same stream; on HTTP/1.1 it sends a
 	// second response, which was not requested.
 	BodyAfterReset Kind = "body-after-reset"
-	// Unasked101 answers 101 to a request without an upgrade, or switches to another protocol than
-	// the requested one.
+	// Unasked101 answers 101 to a request without an upgrade.
 	Unasked101 Kind = "unasked-101"
 )
 
@@ -99,8 +99,6 @@ type Fault struct {
 	Kind Kind
 	// Path is a prefix of matching request targets, as on the wire. Empty: all.
 	Path string
-	// Method is the matching method. Empty: all.
-	Method string
 	// Every applies the fault only to every n-th matching request. 0 and 1: to each.
 	Every int
 	// Delay, Code, Size and Text are described at the kinds that use them.
@@ -123,72 +121,45 @@ type faults struct {
 	mu      sync.Mutex // guards the fields below
 	set     []Fault
 	seen    []int         // :: index in set → matching requests so far
-	conn    map[Kind]bool // the kinds of connections in set
-	change  chan struct{} // closed when set changes; nil until someone waits
+	change  chan struct{} // closed when set changes
 	rotated *tls.Certificate
 }
 
 // Set replaces all faults; without arguments, nothing is faulty any longer. When it returns, the
 // port is open or closed as the faults require.
 func (s *Server) Set(list ...Fault) error {
-	s.faults.replace(list)
-	switch {
-	case s.faults.connects(Dead):
-		s.listen.refuse(true)
-	case s.faults.connects(Refuse):
-		s.listen.refuse(false)
-	default:
-		return s.listen.open()
+	s.faults.mu.Lock()
+	s.faults.set, s.faults.seen = list, make([]int, len(list))
+	close(s.faults.change)
+	s.faults.change = make(chan struct{})
+	s.faults.mu.Unlock()
+	dead, _ := s.faults.connects(Dead)
+	refuses, _ := s.faults.connects(Refuse)
+	if dead || refuses {
+		s.listen.refuse(dead)
+		return nil
 	}
-	return nil
+	return s.listen.open()
 }
 
-func (f *faults) replace(list []Fault) {
+// connects reports whether a fault of connections is active. The channel is closed by the next Set.
+func (f *faults) connects(k Kind) (bool, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.set, f.seen, f.conn = list, make([]int, len(list)), map[Kind]bool{}
-	for _, fault := range list {
-		f.conn[fault.Kind] = fault.Kind.ofConnections()
-	}
-	if f.change != nil {
-		close(f.change)
-		f.change = nil
-	}
-}
-
-// changed is closed by the next Set.
-func (f *faults) changed() <-chan struct{} {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.change == nil {
-		f.change = make(chan struct{})
-	}
-	return f.change
-}
-
-func (f *faults) connects(k Kind) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.conn[k]
-}
-
-func (f *faults) rotatedPair() *tls.Certificate {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.rotated
+	return slices.ContainsFunc(f.set, func(x Fault) bool { return x.Kind == k }), f.change
 }
 
 // of returns the fault for a request, which may be for aggregated discovery.
-func (f *faults) of(method, target string, aggregated bool) (Fault, bool) {
+func (f *faults) of(target string, aggregated bool) Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i, x := range f.set {
-		if x.Kind.ofConnections() || !strings.HasPrefix(target, x.Path) || x.Method != "" && x.Method != method || x.Kind == NoAggregated && !aggregated {
+		if x.Kind.ofConnections() || !strings.HasPrefix(target, x.Path) || x.Kind == NoAggregated && !aggregated {
 			continue
 		}
 		if f.seen[i]++; f.seen[i]%max(x.Every, 1) == 0 {
-			return x, true
+			return x
 		}
 	}
-	return Fault{}, false
+	return Fault{}
 }

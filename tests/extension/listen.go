@@ -2,7 +2,6 @@ package extension
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"maps"
 	"net"
@@ -10,7 +9,6 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
-	"time"
 )
 
 // listener is a TCP listener that can be closed and reopened on the same port.
@@ -151,46 +149,4 @@ func (l *listener) remove(c *connection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.conns, c)
-}
-
-// accept handles one connection, from its first byte to the choice of its protocol.
-func (s *Server) accept(tcp net.Conn) {
-	id := s.stats.accepted.Add(1)
-	c := &connection{Conn: tcp, id: uint64(id), faults: &s.faults, closed: make(chan struct{})}
-	c.onClose = func() { s.listen.remove(c); s.stats.open.Add(-1) }
-	s.stats.open.Add(1)
-	if !s.listen.add(c) {
-		c.rst()
-		return
-	}
-	s.wg.Go(func() { s.handshake(c) })
-}
-
-func (s *Server) handshake(c *connection) {
-	if s.faults.connects(HangConnect) {
-		select { // no answer to anything
-		case <-s.faults.changed():
-		case <-c.closed:
-		case <-s.ctx.Done():
-		}
-		c.rst()
-		return
-	}
-	conn := tls.Server(c, s.tlsConfig())
-	// Ten seconds: longer than clients' own limits, so that the client gives up first.
-	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
-	err := conn.HandshakeContext(ctx)
-	cancel()
-	if err != nil {
-		c.Close()
-		return
-	}
-	s.stats.handshakes.Add(1)
-	c.state = conn.ConnectionState()
-	c.verified = s.verify(&c.state)
-	if c.state.NegotiatedProtocol == "h2" {
-		s.serveH2(c, conn)
-		return
-	}
-	s.h1conns.give(&tap{Conn: conn, c: c})
 }

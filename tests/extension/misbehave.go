@@ -1,21 +1,24 @@
 package extension
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"compress/gzip"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strconv"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // misbehave applies f; true means that the request must be answered nevertheless.
-func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) bool {
+func (s *Server) misbehave(w *answer, r *http.Request, x exchange, f Fault) bool {
+	size := cmp.Or(f.Size, 1000)
 	switch f.Kind {
+	case "":
+		return true
 	case Slow:
 		wait(r, f.Delay)
 		return true
@@ -34,7 +37,6 @@ func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) boo
 		panic(http.ErrAbortHandler)
 	case HangBody:
 		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusOK)
 		w.Flush()
 		<-r.Context().Done()
 		panic(http.ErrAbortHandler)
@@ -43,28 +45,42 @@ func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) boo
 	case GzipBomb:
 		bomb(w, cmp.Or(f.Size, 256<<20))
 	case SlowBody:
-		slowBody(w, r, f.Delay, cmp.Or(f.Size, 1000))
+		slowBody(w, r, f.Delay, size)
 	case InformationalFlood:
 		flood(w, r, cmp.Or(f.Size, 10_000))
 		return true
+	case ShortBody:
+		w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+		_, _ = w.Write(filler(size / 2))
+	case ResetBody:
+		w.Header().Set("Content-Length", strconv.FormatInt(2*size, 10))
+		_, _ = w.Write(filler(size))
+		w.Flush()
+		s.reset(x)
+	case Reset:
+		s.reset(x)
 	case ResetConn:
-		x.conn.rst()
+		x.c.rst()
 		panic(http.ErrAbortHandler)
 	case GoAway:
-		if x.stream != nil {
-			x.stream.h.leave()
-		} else {
-			w.Header().Set("Connection", "close")
-		}
+		w.Header().Set("Connection", "close") // on HTTP/2, net/http sends GOAWAY instead
 		return true
 	default:
-		if x.stream != nil {
-			s.misbehaveH2(w, r, x.stream, f)
+		if r.ProtoMajor == 2 {
+			misbehaveH2(w, r, x, f)
 		} else {
-			s.misbehaveH1(w, r, x, f)
+			misbehaveH1(w, x, f)
 		}
 	}
 	return false
+}
+
+// reset ends a request, which on HTTP/1.1 takes the connection.
+func (s *Server) reset(x exchange) {
+	if x.stream == 0 {
+		x.c.rst()
+	}
+	panic(http.ErrAbortHandler) // on HTTP/2, net/http sends RST_STREAM
 }
 
 // wait waits for d, or until the client gives up.
@@ -134,52 +150,40 @@ func flood(w *answer, r *http.Request, n int64) {
 func filler(n int64) []byte { return bytes.Repeat([]byte("x"), int(min(n, 1<<20))) }
 
 // misbehaveH1 applies the faults that net/http cannot cause, directly on the connection.
-func (s *Server) misbehaveH1(w *answer, r *http.Request, x *exchange, f Fault) {
-	if f.Kind == Reset || f.Kind == GoAwayUnprocessed {
-		x.conn.rst()
+func misbehaveH1(w *answer, x exchange, f Fault) {
+	if f.Kind == GoAwayUnprocessed {
+		x.c.rst()
 		panic(http.ErrAbortHandler)
 	}
-	size := min(cmp.Or(f.Size, 1000), 1<<20)
 	conn, rw, err := w.Hijack()
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
 	defer conn.Close()
-	out := rw.Writer
+	const head = "HTTP/1.1 200 OK\r\n"
+	w.status = http.StatusOK
 	switch f.Kind {
-	case ResetBody:
-		w.status = http.StatusOK
-		_, _ = fmt.Fprintf(out, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", 2*size, filler(size))
-		_ = out.Flush()
-		x.conn.rst()
-	case ShortBody:
-		w.status = http.StatusOK
-		_, _ = fmt.Fprintf(out, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", size, filler(size/2))
 	case LongBody:
-		w.status = http.StatusOK
-		_, _ = fmt.Fprintf(out, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", size/2, filler(size))
+		size := cmp.Or(f.Size, 1000)
+		_, _ = fmt.Fprintf(rw, head+"Content-Length: %d\r\n\r\n%s", size/2, filler(size))
 	case EndlessHeaders:
-		w.status = http.StatusOK
-		endlessLines(out, "HTTP/1.1 200 OK\r\n", cmp.Or(f.Size, 64<<20))
+		endlessLines(rw, head, cmp.Or(f.Size, 64<<20))
 	case EndlessTrailers:
-		w.status = http.StatusOK
-		endlessLines(out, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Endless\r\n\r\n2\r\n{}\r\n0\r\n", cmp.Or(f.Size, 64<<20))
+		endlessLines(rw, head+"Transfer-Encoding: chunked\r\nTrailer: X-Endless\r\n\r\n2\r\n{}\r\n0\r\n", cmp.Or(f.Size, 64<<20))
 	case BodyAfterReset:
-		w.status = http.StatusOK
-		_, _ = io.WriteString(out, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged")
-		_ = out.Flush()
-		linger(conn)
+		_, _ = io.WriteString(rw, head+"Content-Length: 2\r\n\r\nok"+head+"Content-Length: 6\r\n\r\nforged")
 	case Unasked101:
 		w.status = http.StatusSwitchingProtocols
-		_, _ = fmt.Fprintf(out, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", cmp.Or(f.Text, "surprise"))
-		_ = out.Flush()
-		s.linger101(r, x, rw, conn)
+		_, _ = io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: surprise\r\n\r\n")
 	}
-	_ = out.Flush()
+	_ = rw.Flush()
+	// The client reacts first: it has a second to close the connection.
+	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+	_, _ = io.Copy(io.Discard, conn)
 }
 
 // endlessLines sends begin and then header lines.
-func endlessLines(out *bufio.Writer, begin string, size int64) {
+func endlessLines(out io.Writer, begin string, size int64) {
 	_, err := io.WriteString(out, begin)
 	for n := int64(0); err == nil && n < size; {
 		var k int
@@ -188,22 +192,42 @@ func endlessLines(out *bufio.Writer, begin string, size int64) {
 	}
 }
 
-// linger keeps a connection open for a second, or until the client closes it, so that the client
-// reacts first.
-func linger(conn net.Conn) {
-	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
-	_, _ = io.Copy(io.Discard, conn)
-}
-
-// linger101 records what a client sends after an unexpected 101 as a separate request, with the
-// first line as its target.
-func (s *Server) linger101(r *http.Request, x *exchange, rw *bufio.ReadWriter, conn net.Conn) {
-	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
-	line, _ := rw.ReadSlice('\n')
-	if len(line) == 0 {
+// misbehaveH2 applies the faults that need frames which no correct server writes. The handler's
+// end, or its panic, ends the stream.
+func misbehaveH2(w *answer, r *http.Request, x exchange, f Fault) {
+	size := cmp.Or(f.Size, 64<<20)
+	x.faulty(x.stream)
+	switch f.Kind {
+	case LongBody:
+		size := min(cmp.Or(f.Size, 1000), 16<<10) // one frame
+		w.Header().Set("Content-Length", strconv.FormatInt(size/2, 10))
+		w.Flush()
+		x.inject(r, x.stream, http2.FrameHeaders, func(fr *http2.Framer) error { return fr.WriteData(x.stream, false, filler(size)) })
 		return
+	case GoAwayUnprocessed:
+		if !x.disown(r, x.stream) { // a later stream is being answered: refuse only this one (RFC 9113, 8.7)
+			x.inject(r, 0, http2.FrameSettings, func(fr *http2.Framer) error { return fr.WriteRSTStream(x.stream, http2.ErrCodeRefusedStream) })
+		}
+	case EndlessHeaders:
+		w.status = http.StatusOK
+		x.inject(r, 0, http2.FrameSettings, func(fr *http2.Framer) error { return endless(fr, x.stream, size, ":status", "200") })
+		x.c.Close()
+	case EndlessTrailers:
+		_, _ = w.Write([]byte("{}"))
+		w.Flush()
+		x.inject(r, x.stream, http2.FrameData, func(fr *http2.Framer) error { return endless(fr, x.stream, size, "x-endless", "0") })
+		x.c.Close()
+	case BodyAfterReset:
+		w.Flush()
+		x.inject(r, x.stream, http2.FrameHeaders, func(fr *http2.Framer) error {
+			_ = fr.WriteRSTStream(x.stream, http2.ErrCodeInternal)
+			return fr.WriteData(x.stream, true, filler(100)) // fits into any window
+		})
+	case Unasked101:
+		// HTTP/2 has no 101 (RFC 9113, 8.6).
+		w.WriteHeader(http.StatusSwitchingProtocols)
+		w.status = http.StatusSwitchingProtocols
+		wait(r, time.Second/2) // the client has that long to reset it
 	}
-	smuggled := &http.Request{Method: "AFTER-101", RequestURI: string(line), Proto: r.Proto}
-	rec := s.ring.add(smuggled, x, Unasked101)
-	s.ring.finish(rec, smuggled, &bodyCount{}, 0)
+	panic(http.ErrAbortHandler)
 }

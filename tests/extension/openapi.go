@@ -1,7 +1,6 @@
 package extension
 
 import (
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -14,32 +13,20 @@ type object = map[string]any
 func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
 	paths, definitions := object{}, object{}
 	for _, gv := range s.versions {
-		get := operation(gv, object{"schema": object{"$ref": "#/definitions/" + modelName(gv)}, "description": "OK"})
-		get["produces"], get["schemes"] = []string{"application/json"}, []string{"https"}
-		paths[widgetPath(gv)] = object{"get": get, "parameters": parameters(object{"type": "string", "uniqueItems": true})}
+		paths[widgetPath(gv)] = object{"get": operation(gv, object{"schema": object{"$ref": "#/definitions/" + modelName(gv)}, "description": "OK"})}
 		definitions[modelName(gv)] = widgetSchema(gv)
 	}
-	s.writeDocument(w, r, "application/json", object{
-		"swagger": "2.0", "info": object{"title": "extension", "version": "v0"}, "paths": paths, "definitions": definitions,
-	})
+	s.writeDocument(w, r, "application/json", object{"swagger": "2.0", "info": info(), "paths": paths, "definitions": definitions})
 }
+
+func info() object { return object{"title": "extension", "version": "v0"} }
 
 // operation describes the get of a widget.
 func operation(gv groupVersion, answer object) object {
 	return object{
-		"operationId": operationID(gv), "description": "read the specified Widget", "tags": []string{tag(gv)}, "responses": object{"200": answer},
-		"x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk(gv),
+		"operationId": "read" + strings.NewReplacer(".", "", "-", "", "/", "").Replace(gv.String()) + "NamespacedWidget",
+		"responses":   object{"200": answer}, "x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk(gv),
 	}
-}
-
-// parameters returns those of the path. kind is their type, which v2 and v3 write differently.
-func parameters(kind object) (list []object) {
-	for _, name := range []string{"name", "namespace"} {
-		p := object{"name": name, "in": "path", "required": true}
-		maps.Copy(p, kind)
-		list = append(list, p)
-	}
-	return list
 }
 
 // openAPIV3Index lists the documents with their hashes.
@@ -70,25 +57,18 @@ func (s *Server) openAPIV3(w http.ResponseWriter, r *http.Request) {
 func v3Document(gv groupVersion) object {
 	content := object{"application/json": object{"schema": object{"$ref": "#/components/schemas/" + modelName(gv)}}}
 	return object{
-		"openapi": "3.0.0", "info": object{"title": "extension", "version": "v0"},
-		"paths": object{widgetPath(gv): object{
-			"get": operation(gv, object{"description": "OK", "content": content}), "parameters": parameters(object{"schema": object{"type": "string"}}),
-		}},
+		"openapi": "3.0.0", "info": info(),
+		"paths":      object{widgetPath(gv): object{"get": operation(gv, object{"description": "OK", "content": content})}},
 		"components": object{"schemas": object{modelName(gv): widgetSchema(gv)}},
 	}
 }
 
 func widgetSchema(gv groupVersion) object {
-	text := func(description string) object { return object{"type": "string", "description": description} }
 	return object{
 		"type": "object", "description": "Widget is what the extension server of the tests stores.",
 		"properties": object{
-			"apiVersion": text("APIVersion names the version of the schema."),
-			"kind":       text("Kind names the type."),
-			"metadata":   object{"type": "object"},
-			"spec": object{"type": "object", "description": "Spec is what the widget should be.", "properties": object{
-				"payload": text("Payload fills the object."),
-			}},
+			"apiVersion": object{"type": "string"}, "kind": object{"type": "string"}, "metadata": object{"type": "object"},
+			"spec": object{"type": "object", "description": "Spec is what the widget should be.", "properties": object{"payload": object{"type": "string"}}},
 		},
 		"x-kubernetes-group-version-kind": []object{gvk(gv)},
 	}
@@ -107,12 +87,4 @@ func modelName(gv groupVersion) string {
 	parts := strings.Split(gv.group, ".")
 	slices.Reverse(parts)
 	return strings.Join(parts, ".") + "." + gv.version + ".Widget"
-}
-
-func operationID(gv groupVersion) string {
-	return "read" + strings.NewReplacer(".", "", "-", "", "/", "").Replace(gv.String()) + "NamespacedWidget"
-}
-
-func tag(gv groupVersion) string {
-	return strings.NewReplacer(".", "", "/", "_").Replace(gv.String())
 }

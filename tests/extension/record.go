@@ -15,8 +15,6 @@ type Request struct {
 	Seq int64
 	// Time is when the head was complete.
 	Time time.Time
-	// Conn counts connections, from 1.
-	Conn uint64
 	// Proto is HTTP/1.1 or HTTP/2.0; ServerName the SNI, empty if none.
 	Proto, ServerName string
 	// PeerName is the common name of the client's certificate, PeerSerial its serial number in
@@ -26,31 +24,13 @@ type Request struct {
 	Verified bool
 	// Method, Target (:path) and Host (:authority) are as on the wire.
 	Method, Target, Host string
-	// Header is net/http's form of Fields. Trailer is nil if there was none.
+	// Header has the names as net/http spells them. It is nil if it was longer than 64 KiB. Trailer
+	// is nil if there was none.
 	Header, Trailer http.Header
-	// Fields are the header lines in order, spelled as on the wire, without pseudo-headers. Nil on
-	// HTTP/1.1 if the head was longer than 64 KiB.
-	Fields []Field
 	// Body is the number of bytes read of the body.
 	Body int64
 	// Status is the answer's. 0: not answered, or not yet.
 	Status int
-	// Fault is the fault that was applied. Empty: none.
-	Fault Kind
-	// Done says that the request has ended.
-	Done bool
-}
-
-// Field is one header line.
-type Field struct {
-	Name, Value string // the name as on the wire, the value without surrounding blanks
-}
-
-// exchange is one request with what faults need to reach the connection.
-type exchange struct {
-	conn   *connection
-	stream *h2stream // nil on HTTP/1.1
-	fields []Field
 }
 
 // ring keeps the last requests.
@@ -62,20 +42,20 @@ type ring struct {
 	kept []*Request // at most size; oldest first
 }
 
+// maxRecorded is how much of a head is kept: more than any honest one has.
+const maxRecorded = 64 << 10
+
 // add records a request and returns its record, which only finish may change.
-func (r *ring) add(req *http.Request, x *exchange, fault Kind) *Request {
+func (r *ring) add(req *http.Request, c *connection) *Request {
 	if r.size == 0 {
 		return nil
 	}
 	rec := &Request{
-		Time: time.Now(), Conn: x.conn.id, Proto: req.Proto, ServerName: x.conn.state.ServerName, Verified: x.conn.verified,
-		Method: req.Method, Target: req.RequestURI[:min(len(req.RequestURI), maxTap)], Host: req.Host, Header: req.Header.Clone(), Fields: x.fields, Fault: fault,
+		Time: time.Now(), Proto: req.Proto, ServerName: c.state.ServerName, Verified: c.verified,
+		Method: req.Method, Target: req.RequestURI[:min(len(req.RequestURI), maxRecorded)], Host: req.Host, Header: recorded(req.Header),
 	}
-	if peers := x.conn.state.PeerCertificates; len(peers) > 0 {
+	if peers := c.state.PeerCertificates; len(peers) > 0 {
 		rec.PeerName, rec.PeerSerial = peers[0].Subject.CommonName, peers[0].SerialNumber.Text(16)
-	}
-	if headerBytes(req.Header) > maxTap {
-		rec.Header, rec.Fields = nil, nil // too large; their absence shows it
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,10 +74,7 @@ func (r *ring) finish(rec *Request, req *http.Request, body *bodyCount, status i
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rec.Body, rec.Status, rec.Done = body.n, status, true
-	if len(req.Trailer) > 0 && headerBytes(req.Trailer) <= maxTap {
-		rec.Trailer = req.Trailer.Clone()
-	}
+	rec.Body, rec.Status, rec.Trailer = body.n, status, recorded(req.Trailer)
 }
 
 // Requests returns the recorded requests with a Seq above since, oldest first.
@@ -121,14 +98,18 @@ func (s *Server) Forget() {
 	s.ring.kept = nil
 }
 
-func headerBytes(h http.Header) int {
+// recorded returns a copy of what is kept of h.
+func recorded(h http.Header) http.Header {
 	n := 0
 	for name, values := range h {
 		for _, v := range values {
 			n += len(name) + len(v)
 		}
 	}
-	return n
+	if n > maxRecorded {
+		return nil // its absence shows it
+	}
+	return h.Clone()
 }
 
 // bodyCount counts what is read. It belongs to the handler's goroutine.

@@ -2,11 +2,12 @@ package extension
 
 import (
 	"bufio"
-	"encoding/json"
+	"cmp"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,19 +15,35 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
+type sessionKey struct{}
+
+// exchange is one request, with what faults need to reach its connection.
+type exchange struct {
+	*session
+	stream uint32 // on HTTP/2
+}
+
 // serve handles one request of either protocol: record, misbehave or answer, complete the record.
-func (s *Server) serve(rw http.ResponseWriter, r *http.Request, x *exchange) {
+func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
+	x := exchange{session: r.Context().Value(sessionKey{}).(*session)}
+	r.TLS = &x.c.state
+	if r.ProtoMajor == 2 {
+		x.stream = stream(rw)
+		if !x.begin(x.stream) {
+			panic(http.ErrAbortHandler)
+		}
+		defer x.end()
+	}
 	s.stats.requests.Add(1)
-	fault, faulty := s.faults.of(r.Method, r.RequestURI, asksAggregated(r))
-	rec := s.ring.add(r, x, fault.Kind)
+	rec := s.ring.add(r, x.c)
 	w := &answer{ResponseWriter: rw}
 	body := &bodyCount{ReadCloser: r.Body}
 	r.Body = body
 	defer func() { s.ring.finish(rec, r, body, w.status) }() // even if a fault panics
-	if faulty && !s.misbehave(w, r, x, fault) {
+	if !s.misbehave(w, r, x, s.faults.of(r.RequestURI, asksAggregated(r))) {
 		return
 	}
-	route := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.route(w, r, x) }))
+	route := http.Handler(http.HandlerFunc(s.route))
 	if s.cfg.Wrap != nil {
 		route = s.cfg.Wrap(route)
 	}
@@ -37,8 +54,8 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request, x *exchange) {
 }
 
 // route finds the handler.
-func (s *Server) route(w http.ResponseWriter, r *http.Request, x *exchange) {
-	if !x.conn.verified && s.cfg.RejectWith != 0 {
+func (s *Server) route(w http.ResponseWriter, r *http.Request) {
+	if c := r.Context().Value(sessionKey{}).(*session).c; !c.verified && s.cfg.RejectWith != 0 {
 		writeStatus(w, s.cfg.RejectWith, "the request-header CA does not vouch for the caller")
 		return
 	}
@@ -61,12 +78,14 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, x *exchange) {
 }
 
 // writeJSON sends v with its length.
-func writeJSON(w http.ResponseWriter, code int, contentType string, v any) {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // cannot fail for our own types
-	}
-	w.Header().Set("Content-Type", contentType)
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	b, _ := encode(v)
+	writeBytes(w, code, b)
+}
+
+func writeBytes(w http.ResponseWriter, code int, b []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	w.WriteHeader(code)
 	_, _ = w.Write(b)
 }
@@ -86,7 +105,7 @@ func writeError(w http.ResponseWriter, err error) {
 	}
 	s := status.Status()
 	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-	writeJSON(w, int(s.Code), "application/json", s)
+	writeJSON(w, int(s.Code), s)
 }
 
 // answer records the status that was sent.
@@ -105,9 +124,7 @@ func (w *answer) WriteHeader(code int) {
 }
 
 func (w *answer) Write(p []byte) (int, error) {
-	if w.status == 0 {
-		w.status = http.StatusOK
-	}
+	w.status = cmp.Or(w.status, http.StatusOK)
 	return w.ResponseWriter.Write(p)
 }
 
@@ -115,7 +132,10 @@ func (w *answer) Write(p []byte) (int, error) {
 func (w *answer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Flush sends what was written so far.
-func (w *answer) Flush() { _ = http.NewResponseController(w.ResponseWriter).Flush() }
+func (w *answer) Flush() {
+	w.status = cmp.Or(w.status, http.StatusOK)
+	_ = http.NewResponseController(w.ResponseWriter).Flush()
+}
 
 // Hijack takes over an HTTP/1.1 connection; with HTTP/2 it fails.
 func (w *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {

@@ -2,12 +2,12 @@
 // watches and WebSockets over HTTP/1.1 and HTTP/2 with TLS, misbehaves on request, and records
 // exactly what it receives.
 //
-// It implements HTTP/2 itself, frame by frame, because the most useful faults (a GOAWAY before the
-// request was processed, DATA after RST_STREAM, endless header blocks) are those that a correct
-// server cannot commit.
+// net/http serves both protocols. What a correct server cannot commit (a GOAWAY before the request
+// was processed, DATA after RST_STREAM, endless header blocks) is written between its frames, or
+// instead of its answer.
 //
-// All methods are safe for concurrent use. Everything that a client can make it keep is bounded.
-// It is only for tests: it trusts its callers and has no time limits.
+// All methods are safe for concurrent use. Everything that a client can make it keep is bounded. It
+// is only for tests: it trusts its callers and has no time limits.
 package extension
 
 import (
@@ -55,8 +55,7 @@ type Config struct {
 	// RejectWith is the status for callers that RequestHeaderCA does not verify. 0: they are
 	// served.
 	RejectWith int
-	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250, like Go's
-	// server.
+	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250.
 	MaxStreams uint32
 	// Objects is the initial number of widgets of about 1 KB in the namespace default. 0: 100, so
 	// that a LIST has 100 KB.
@@ -80,8 +79,8 @@ type Server struct {
 	ring     ring
 	stores   map[string]*store // :: group → its widgets; fixed after New
 	listen   *listener
-	h1       *http.Server
-	h1conns  *handover
+	http     http.Server
+	conns    *handover // for http
 	stats    counters
 
 	ctx    context.Context // canceled by Close
@@ -121,7 +120,6 @@ func New(cfg Config) (*Server, error) {
 	if cfg.CA == nil {
 		cfg.CA = pki.NewCA("extension-ca")
 	}
-	cfg.MaxStreams = cmp.Or(cfg.MaxStreams, 250)
 	s := &Server{CA: cfg.CA, cfg: cfg, versions: versions, stores: map[string]*store{}}
 	s.ring.size = max(cmp.Or(cfg.Record, 1024), 0) // some seconds of a test's requests, with 64 KiB of header each at most
 	s.pairs = newPairs(cfg)
@@ -131,20 +129,24 @@ func New(cfg Config) (*Server, error) {
 		}
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.h1conns = &handover{conns: make(chan net.Conn), done: s.ctx.Done()}
-	s.h1 = &http.Server{
-		Handler:           http.HandlerFunc(s.serveH1),
-		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, tapKey{}, c) },
+	s.faults.change = make(chan struct{})
+	s.conns = &handover{conns: make(chan net.Conn), done: s.ctx.Done()}
+	s.http = http.Server{
+		Handler:           http.HandlerFunc(s.serve),
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, sessionKey{}, c) },
 		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
-		MaxHeaderBytes:    maxHeaderBytes,
 		ReadHeaderTimeout: time.Minute, // a test may send half a head, but it does not stay forever
 		BaseContext:       func(net.Listener) context.Context { return s.ctx },
+		Protocols:         new(http.Protocols),
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: int(cmp.Or(cfg.MaxStreams, 250)), MaxReceiveBufferPerStream: 64<<10 - 1},
 	}
+	s.http.Protocols.SetHTTP1(true)
+	s.http.Protocols.SetUnencryptedHTTP2(true)
 	if s.listen, err = newListener(cfg.Address, s.accept); err != nil {
 		s.cancel()
 		return nil, err
 	}
-	s.wg.Go(func() { _ = s.h1.Serve(s.h1conns) }) // ends with h1conns
+	s.wg.Go(func() { _ = s.http.Serve(s.conns) }) // ends with ctx
 	if err := s.listen.open(); err != nil {
 		s.Close()
 		return nil, err
@@ -156,7 +158,7 @@ func New(cfg Config) (*Server, error) {
 func (s *Server) Close() {
 	s.cancel()
 	s.listen.close()
-	_ = s.h1.Close()
+	_ = s.http.Close()
 	s.wg.Wait()
 }
 

@@ -44,10 +44,9 @@ func (o *widget) in(gv groupVersion) []byte {
 func newStore(gv groupVersion, seeds int) *store {
 	st := &store{objects: map[string]*widget{}, watchers: map[*watcher]struct{}{}}
 	for i := range cmp.Or(seeds, 100) {
-		c := call{gv: gv, namespace: "default", name: fmt.Sprintf("widget-%03d", i)}
 		// 760 bytes of payload and Kubernetes' fields make an object of about 1 KB.
-		doc := map[string]any{"spec": map[string]any{"payload": string(filler(760))}}
-		if _, err := st.put(c, doc, map[string]any{}, true); err != nil {
+		doc := object{"metadata": object{"name": fmt.Sprintf("widget-%03d", i)}, "spec": object{"payload": string(filler(760))}}
+		if _, err := st.create(call{gv: gv, namespace: "default"}, doc); err != nil {
 			panic(err) // cannot fail: within the bounds
 		}
 	}
@@ -80,46 +79,37 @@ func (st *store) listLocked(namespace string) []*widget {
 	return all
 }
 
-// put stores doc under c's name: as a new object if fresh, else in place of the existing one.
-func (st *store) put(c call, doc, meta map[string]any, fresh bool) (*widget, error) {
+// create stores doc under its name in c's namespace.
+func (st *store) create(c call, doc object) (*widget, error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if prefix, _ := meta["generateName"].(string); c.name == "" && prefix != "" {
-		c.name = fmt.Sprintf("%s%05x", prefix, st.version+1)
+	meta, _ := doc["metadata"].(object)
+	name, _ := meta["name"].(string)
+	if prefix, _ := meta["generateName"].(string); name == "" && prefix != "" {
+		name = fmt.Sprintf("%s%05x", prefix, st.version+1)
 	}
-	key := c.namespace + "/" + c.name
-	old := st.objects[key]
+	key := c.namespace + "/" + name
 	switch {
-	case c.name == "" || c.namespace == "":
+	case name == "" || c.namespace == "":
 		return nil, apierrors.NewBadRequest("an object needs a name and a namespace")
-	case fresh && old != nil:
-		return nil, apierrors.NewAlreadyExists(c.resource(), c.name)
-	case !fresh && old == nil:
-		return nil, apierrors.NewNotFound(c.resource(), c.name)
+	case st.objects[key] != nil:
+		return nil, apierrors.NewAlreadyExists(c.resource(), name)
 	case st.bytes >= maxStoreBytes:
 		return nil, apierrors.NewTooManyRequestsError("the store is full")
 	}
-	meta["name"], meta["namespace"], meta["resourceVersion"] = c.name, c.namespace, strconv.FormatInt(st.version+1, 10)
-	if meta["uid"] == nil {
-		meta["uid"] = fmt.Sprintf("00000000-0000-4000-8000-%012x", st.version+1)
-		meta["creationTimestamp"] = "2026-01-01T00:00:00Z"
-	}
-	doc["metadata"], doc["kind"] = meta, "Widget"
+	meta["name"], meta["namespace"], meta["resourceVersion"] = name, c.namespace, strconv.FormatInt(st.version+1, 10)
+	meta["uid"], meta["creationTimestamp"] = fmt.Sprintf("00000000-0000-4000-8000-%012x", st.version+1), "2026-01-01T00:00:00Z"
+	doc["kind"] = "Widget"
 	delete(doc, "apiVersion")
 	b, err := json.Marshal(doc)
 	if err != nil {
 		return nil, fmt.Errorf("encoding object: %w", err)
 	}
-	b[0] = ',' // the part after apiVersion; doc has at least a kind
-	o := &widget{namespace: c.namespace, name: c.name, rest: b}
-	event := "ADDED"
-	if old != nil {
-		st.bytes -= len(old.rest)
-		event = "MODIFIED"
-	}
+	b[0] = ',' // the part after apiVersion
+	o := &widget{namespace: c.namespace, name: name, rest: b}
 	st.objects[key] = o
-	st.bytes += len(o.rest)
-	st.changedLocked(event, o)
+	st.bytes += len(b)
+	st.changedLocked("ADDED", o)
 	return o, nil
 }
 
@@ -139,16 +129,10 @@ func (st *store) delete(namespace, name string) int {
 	return n
 }
 
-func (st *store) changedLocked(event string, o *widget) {
-	st.version++
-	st.tellLocked(change{event, o.namespace, o})
-}
-
-// change is an event of a watch.
+// change is an event of a watch. Without a widget it has no content, and is for all watches.
 type change struct {
-	event     string
-	namespace string  // empty: for all watches
-	widget    *widget // nil: an event without content
+	event  string
+	widget *widget
 }
 
 // watcher is one watch; the store closes events if it is too slow.
@@ -175,19 +159,15 @@ func (st *store) unwatch(w *watcher) {
 	delete(st.watchers, w)
 }
 
-func (st *store) tell(c change) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.tellLocked(c)
-}
-
-func (st *store) tellLocked(c change) {
+// changedLocked counts a version and notifies the watchers of o's namespace, or all.
+func (st *store) changedLocked(event string, o *widget) {
+	st.version++
 	for w := range st.watchers {
-		if w.namespace != "" && c.namespace != "" && w.namespace != c.namespace {
+		if o != nil && w.namespace != "" && o.namespace != w.namespace {
 			continue
 		}
 		select {
-		case w.events <- c:
+		case w.events <- change{event, o}:
 		default:
 			delete(st.watchers, w)
 			close(w.events)

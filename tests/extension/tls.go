@@ -46,12 +46,15 @@ func (s *Server) SetPair(pair *pki.Pair) {
 
 // tlsConfig returns the configuration of a new connection, with the current faults.
 func (s *Server) tlsConfig() *tls.Config {
+	faulty := func(k Kind) bool { yes, _ := s.faults.connects(k); return yes }
 	cert := s.pairs.good
-	if rotated := s.faults.rotatedPair(); rotated != nil {
-		cert = *rotated
+	s.faults.mu.Lock()
+	if s.faults.rotated != nil {
+		cert = *s.faults.rotated
 	}
+	s.faults.mu.Unlock()
 	for kind, bad := range s.pairs.bad {
-		if s.faults.connects(kind) {
+		if faulty(kind) {
 			cert = bad
 		}
 	}
@@ -63,10 +66,10 @@ func (s *Server) tlsConfig() *tls.Config {
 		ClientAuth:             tls.RequestClientCert,
 		SessionTicketsDisabled: true, // each handshake must show the current certificate
 	}
-	if !s.faults.connects(HTTP1Only) {
+	if !faulty(HTTP1Only) {
 		cfg.NextProtos = append(cfg.NextProtos, "h2")
 	}
-	if !s.cfg.NoHTTP1 && !s.faults.connects(HTTP2Only) {
+	if !s.cfg.NoHTTP1 && !faulty(HTTP2Only) {
 		cfg.NextProtos = append(cfg.NextProtos, "http/1.1")
 	}
 	return cfg

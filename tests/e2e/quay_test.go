@@ -19,7 +19,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // quay is the world with an extension server that records exactly what it receives.
@@ -30,19 +29,9 @@ type quay struct {
 }
 
 const (
-	widgetsGV   = "widgets.example.com/v1"
-	redirecting = "redirecting" // a widget that redirects
-	hanging     = "hanging"     // a widget that never answers
-	widgetsPath = "/apis/" + widgetsGV + "/namespaces/default/widgets"
+	widgetsGV = "widgets.example.com/v1"
+	widget    = "/apis/" + widgetsGV + "/namespaces/default/widgets/widget-000"
 )
-
-const widgetsRole = `
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: widgets}
-rules:
-- {apiGroups: [widgets.example.com], resources: ["*"], verbs: ["*"]}
-`
 
 // newQuay starts the extension server until the test ends, and lets all authenticated users use it.
 func newQuay(t *testing.T, w *world) *quay {
@@ -52,37 +41,27 @@ func newQuay(t *testing.T, w *world) *quay {
 		RejectWith: http.StatusUnauthorized,
 		Record:     8192, // probes and discovery are recorded, too, and a case must find its own requests
 	})}
-	must.Do(t, q.widgets.Set(
-		extension.Fault{Kind: extension.Redirect, Path: widgetsPath + "/" + redirecting, Text: "https://127.0.0.1:1/elsewhere"},
-		extension.Fault{Kind: extension.Hang, Path: widgetsPath + "/" + hanging},
-	))
 	must.Do(t, w.Register(t.Context(), cluster.Backend{
 		Namespace: "widgets", Service: "api", Port: q.widgets.Port(), CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{widgetsGV},
 	}))
 	kc := w.admin(t)
-	kc.feed(t, widgetsRole, "create", "-f", "-")
+	kc.run(t, "create", "clusterrole", "widgets", "--verb=*", "--resource=*.widgets.example.com")
 	kc.run(t, "create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--group=system:authenticated")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, e := range []cluster.Endpoint{w.server, w.EndpointOf(0)} {
 		must.Do(t, w.WaitAvailable(ctx, e, widgetsGV))
 	}
-	alice := w.as(t, w.server, w.StaticToken("alice"))
-	suite.Eventually(t, time.Minute, "the new role is known", func() (bool, string) {
-		a := alice.try(t, "", "get", "--raw", widgetsPath+"/widget-000")
-		return a.Code == 0, a.Errs
-	})
+	w.as(t, w.server, w.StaticToken("alice")).soon(t, "the new role is known", "get", "--raw", widget)
 	return q
 }
 
 // visit is a request of a client.
 type visit struct {
-	proto        string // h2 or http/1.1
-	pair         cluster.Pair
-	header       http.Header // over HTTP/1.1, names are sent as spelled here
-	method, path string
-	body         string
-	trailer      http.Header
+	proto              string // h2 or http/1.1
+	pair               cluster.Pair
+	header             http.Header
+	method, path, body string
 }
 
 // clientTLS returns a configuration that trusts e and presents pair, whichever CAs the server asks
@@ -99,24 +78,21 @@ func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...st
 func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extension.Request) {
 	t.Helper()
 	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
-	if strings.Contains(v.path, "?") {
-		v.path += "&" + marker
-	} else {
-		v.path += "?" + marker
+	v.path += "?" + marker
+	got := v.send(t, e)
+	for _, r := range q.widgets.Requests(0) {
+		if strings.Contains(r.Target, marker) {
+			return got, &r
+		}
 	}
-	return v.send(t, e), q.received(marker)
+	return got, nil
 }
 
 // send sends v to e on a new connection.
 func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 	t.Helper()
-	var body io.Reader
-	if v.body != "" {
-		body = io.NopCloser(strings.NewReader(v.body)) // of unknown length, because only such bodies have trailers
-	}
-	req := must.Get(http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path, body))(t)
+	req := must.Get(http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path, strings.NewReader(v.body)))(t)
 	maps.Copy(req.Header, v.header)
-	req.Trailer = v.trailer
 	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), ForceAttemptHTTP2: v.proto == "h2", DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
 	r := answer(t, transport, req)
@@ -126,36 +102,35 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 	return r
 }
 
-// received returns the request with marker in its target, or nil.
-func (q *quay) received(marker string) *extension.Request {
-	for _, r := range q.widgets.Requests(0) {
-		if strings.Contains(r.Target, marker) {
-			return &r
-		}
-	}
-	return nil
+// reply is a complete response.
+type reply struct {
+	status int
+	proto  string
+	header http.Header
+	body   []byte
 }
 
-// identity returns all fields of a request that could identify its sender, in any spelling: their
-// names in lower case, underscores kept.
+// answer sends a request and reads the complete response.
+func answer(t *testing.T, transport http.RoundTripper, req *http.Request) reply {
+	t.Helper()
+	res, err := transport.RoundTrip(req)
+	if err != nil {
+		t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
+	}
+	defer res.Body.Close()
+	return reply{res.StatusCode, res.Proto, res.Header, must.Get(io.ReadAll(res.Body))(t)}
+}
+
+// identity returns all fields of a request that could identify its sender, by their names in lower
+// case.
 func identity(r *extension.Request) map[string][]string {
 	out := map[string][]string{}
-	add := func(name, value string) {
+	for name, values := range r.Header {
 		lower := strings.ToLower(name)
-		plain := strings.ReplaceAll(lower, "_", "-")
 		for _, prefix := range []string{"x-remote-", "x-harbour-", "authorization", "proxy-authorization", "impersonate-"} {
-			if strings.HasPrefix(plain, prefix) {
-				out[lower] = append(out[lower], value)
+			if strings.HasPrefix(strings.ReplaceAll(lower, "_", "-"), prefix) {
+				out[lower] = values
 			}
-		}
-	}
-	for _, f := range r.Fields {
-		add(f.Name, f.Value)
-	}
-	for name, values := range r.Trailer {
-		for _, v := range values {
-			add("trailer "+name, v) // an unexpected name, so that comparisons fail
-			add(name, v)
 		}
 	}
 	return out
