@@ -35,41 +35,29 @@ func shell(name, script string) Command {
 
 func alive(pid int) bool { return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
 
-func TestUnexpectedDeathIsTold(t *testing.T) {
+// An unexpected end is reported with the log, a requested one is not. A part's children end with
+// it.
+func TestDeaths(t *testing.T) {
 	c := bare(t, t.TempDir())
-	ready := filepath.Join(c.dir, "ready")
-	cmd := shell("fragile", "echo last words; touch "+ready+"; exec sleep 600")
-	cmd.Ready = func(context.Context) error { _, err := os.Stat(ready); return err }
-	p, err := c.Run(t.Context(), cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil { // not by Part.Kill
-		t.Fatal(err)
-	}
-	err = c.Wait(t.Context())
-	for _, want := range []string{"fragile ended", "last words"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q in it", err, want)
-		}
-	}
-	<-p.Done()
-}
-
-func TestAskedDeathIsNotTold(t *testing.T) {
-	c := bare(t, t.TempDir())
-	p := must.Get(c.Run(t.Context(), shell("sleeper", "exec sleep 600")))(t)
-	first := p.PID()
+	file := filepath.Join(c.dir, "child")
+	forker := shell("forker", "sleep 600 & echo $! >"+file+".tmp; mv "+file+".tmp "+file+"; wait")
+	forker.Ready = func(context.Context) error { _, err := os.Stat(file); return err }
+	p := must.Get(c.Run(t.Context(), forker))(t)
+	first, child := p.PID(), must.Get(strconv.Atoi(strings.TrimSpace(string(must.Get(os.ReadFile(file))(t)))))(t)
 	must.Do(t, p.Restart(t.Context()))
 	if alive(first) || !alive(p.PID()) || first == p.PID() {
 		t.Errorf("after a restart: %d alive %t, %d alive %t", first, alive(first), p.PID(), alive(p.PID()))
 	}
+	waitDead(t, child)
 	p.Kill()
 	p.Kill()
-	select {
-	case err := <-c.deaths:
-		t.Errorf("a requested end was reported: %v", err)
-	default:
+	ready := filepath.Join(c.dir, "ready")
+	cmd := shell("fragile", "echo last words; touch "+ready+"; exec sleep 600")
+	cmd.Ready = func(context.Context) error { _, err := os.Stat(ready); return err }
+	p = must.Get(c.Run(t.Context(), cmd))(t)
+	must.Do(t, syscall.Kill(p.PID(), syscall.SIGKILL)) // not by Part.Kill
+	if err := c.Wait(t.Context()); !strings.Contains(err.Error(), "fragile ended") || !strings.Contains(err.Error(), "last words") {
+		t.Errorf("reported: %v", err)
 	}
 }
 
@@ -80,25 +68,8 @@ func TestNotReadyInTime(t *testing.T) {
 	cmd := shell("shy", "echo thinking; exec sleep 600")
 	cmd.Ready = func(context.Context) error { return errors.New("not yet") }
 	p, err := c.Run(ctx, cmd)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not yet") || !strings.Contains(err.Error(), "thinking") {
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not yet") || !strings.Contains(err.Error(), "thinking") || alive(p.PID()) {
 		t.Errorf("got %v, want the deadline, the last error of Ready, and the log", err)
-	}
-	if alive(p.PID()) {
-		t.Error("a process that was not ready in time still runs")
-	}
-}
-
-func TestCloseKillsChildrenOfParts(t *testing.T) {
-	c := bare(t, t.TempDir())
-	file := filepath.Join(c.dir, "pid")
-	cmd := shell("forker", "sleep 600 & echo $! >"+file+".tmp; mv "+file+".tmp "+file+"; wait")
-	cmd.Ready = func(context.Context) error { _, err := os.Stat(file); return err }
-	must.Get(c.Run(t.Context(), cmd))(t)
-	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(must.Get(os.ReadFile(file))(t)))))(t)
-	must.Do(t, c.Close())
-	waitDead(t, pid)
-	if _, err := c.Run(t.Context(), shell("late", "true")); err == nil {
-		t.Error("a closed cluster ran a program")
 	}
 }
 

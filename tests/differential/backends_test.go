@@ -3,7 +3,8 @@
 package differential
 
 import (
-	"strconv"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,7 +18,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // priority holds the priorities of an APIService.
@@ -26,47 +26,29 @@ type priority struct {
 }
 
 // extend starts an extension server in this process and registers its group-versions, the keys of
-// where.
+// where. Its Service is an ExternalName that leads to this machine, because Kubernetes refuses
+// loopback addresses in EndpointSlices.
 func (w *world) extend(t *testing.T, name string, cfg extension.Config, where map[string]priority) *extension.Server {
 	t.Helper()
-	cfg.Names = []string{name + ".backends.svc"}
-	for gv := range where {
-		cfg.GroupVersions = append(cfg.GroupVersions, gv)
-	}
+	cfg.Names, cfg.GroupVersions = []string{name + ".backends.svc"}, slices.Collect(maps.Keys(where))
 	s := extension.Start(t, cfg)
-	w.register(t, name, s.Addr(), s.CA, where)
-	return s
-}
-
-// register makes a Service that leads to this machine, and an APIService for each group-version. It
-// is an ExternalName because Kubernetes refuses loopback addresses in EndpointSlices.
-func (w *world) register(t *testing.T, name, address string, ca *pki.CA, where map[string]priority) {
-	t.Helper()
+	port := int32(s.Port())
 	w.namespace(t, "backends")
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: portOf(t, address)}},
+		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}},
 	}}
 	must.Get(w.core.CoreV1().Services("backends").Create(t.Context(), service, metav1.CreateOptions{}))(t)
 	for gv, at := range where {
-		w.claim(t, gv, name, address, ca, at)
+		group, version, _ := strings.Cut(gv, "/")
+		must.Get(w.services.ApiregistrationV1().APIServices().Create(t.Context(), &apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
+			Spec: apiregistrationv1.APIServiceSpec{
+				Service: &apiregistrationv1.ServiceReference{Namespace: "backends", Name: name, Port: &port}, Group: group, Version: version,
+				CABundle: s.CA.PEM(), GroupPriorityMinimum: at.group, VersionPriority: at.version,
+			},
+		}, metav1.CreateOptions{}))(t)
 	}
-}
-
-func (w *world) claim(t *testing.T, gv, service, address string, ca *pki.CA, at priority) {
-	t.Helper()
-	group, version, _ := strings.Cut(gv, "/")
-	must.Get(w.services.ApiregistrationV1().APIServices().Create(t.Context(), &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
-		Spec: apiregistrationv1.APIServiceSpec{
-			Service: &apiregistrationv1.ServiceReference{Namespace: "backends", Name: service, Port: new(portOf(t, address))}, Group: group, Version: version,
-			CABundle: ca.PEM(), GroupPriorityMinimum: at.group, VersionPriority: at.version,
-		},
-	}, metav1.CreateOptions{}))(t)
-}
-
-func portOf(t *testing.T, address string) int32 {
-	t.Helper()
-	return int32(must.Get(strconv.ParseInt(address[strings.LastIndex(address, ":")+1:], 10, 32))(t))
+	return s
 }
 
 func (w *world) namespace(t *testing.T, name string) {

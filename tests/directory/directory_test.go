@@ -15,9 +15,8 @@ func TestDirectory(t *testing.T) {
 		{"kubectl", testKubectl},
 		{"identity", testIdentity},
 		{"modes", testModes},
-		{"invalid", testInvalid},
 		{"local", testLocal},
-		{"protected", testProtected},
+		{"claimed", testClaimed},
 		{"example", testExample},
 	}.Beside(t, w)
 }

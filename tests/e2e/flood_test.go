@@ -90,6 +90,9 @@ func testFlood(t *testing.T, q *quay) {
 		}
 	}
 	users, strangers := tally{codes: map[string]int{}}, tally{codes: map[string]int{}}
+	for _, c := range intruders { // so that all connections exist
+		strangers.get(t.Context(), c, local, "not-a-token")
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), lasts)
 	defer cancel()
 	var all sync.WaitGroup

@@ -13,11 +13,12 @@ func TestEtcd(t *testing.T) {
 	t.Run("load", func(t *testing.T) { testLoad(t, w) }) // it measures, so the others start when it has ended
 	suite.Cases[*world]{
 		{"differential", testDifferential},
-		{"keys", testKeys},
-		{"kubectl", testKubectl},
-		{"two", testTwo},
+		{"shared", testShared},
 		{"beside", testBeside},
+		{"kubectl", testKubectl},
 		{"leader", testLeader},
-		{"faults", testFaults},
+		{"stopped", testStopped},
+		{"full", testFull},
+		{"restart", testRestart},
 	}.Beside(t, w)
 }

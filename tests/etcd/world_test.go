@@ -57,19 +57,12 @@ func (w *world) site(t *testing.T, doors int, cfg cluster.Config) *site {
 	}
 	cfg.Dir = suite.Folder(t, "etcd")
 	s := &site{Cluster: suite.Start(t, cfg), w: w}
-	s.kv = s.connect(t)
+	s.kv = must.Get(clientv3.New(clientv3.Config{Endpoints: s.EtcdURLs(), DialTimeout: 10 * time.Second}))(t)
+	t.Cleanup(func() { _ = s.kv.Close() })
 	for range doors {
 		s.open(t, s.Registry())
 	}
 	return s
-}
-
-// connect returns a client of etcd.
-func (s *site) connect(t *testing.T) *clientv3.Client {
-	t.Helper()
-	kv := must.Get(clientv3.New(clientv3.Config{Endpoints: s.EtcdURLs(), DialTimeout: 10 * time.Second}))(t)
-	t.Cleanup(func() { _ = kv.Close() })
-	return kv
 }
 
 // open starts another Fairlead.
@@ -139,14 +132,6 @@ func (d *door) ask(t *testing.T, method, path, body string) ask.Reply {
 	return reply
 }
 
-// answers requires that a GET has the status now.
-func (d *door) answers(t *testing.T, path string, status int) {
-	t.Helper()
-	if res := d.ask(t, http.MethodGet, path, ""); res.Code != status {
-		t.Errorf("%s: %d %s", path, res.Code, res.Body)
-	}
-}
-
 // becomes waits until a GET has the status.
 func (d *door) becomes(t *testing.T, path string, status int) {
 	t.Helper()
@@ -156,12 +141,12 @@ func (d *door) becomes(t *testing.T, path string, status int) {
 	})
 }
 
-// kubectl returns kubectl for an administrator of an endpoint.
-func (s *site) kubectl(t *testing.T, e cluster.Endpoint) kubectl {
+// kubectl returns kubectl for a user of an endpoint.
+func (s *site) kubectl(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) kubectl {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "kubeconfig")
-	must.Do(t, e.WriteKubeconfig(file, s.Admin()))
+	must.Do(t, e.WriteKubeconfig(file, cr))
 	return kubectl{s.w.kubectl, []string{"--kubeconfig", file, "--cache-dir", filepath.Join(dir, "cache")}}
 }
 
