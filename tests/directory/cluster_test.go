@@ -68,8 +68,8 @@ func testLocal(t *testing.T, shared *world) {
 	t.Run("the cluster authorizes", func(t *testing.T) {
 		alice := w.client(t, c.StaticToken("alice"))
 		d.status(t, alice, widgets, http.StatusForbidden)
-		direct.run(t, strings.Fields("create clusterrole widgets --verb=list --resource=widgets.widgets.example.com"))
-		direct.run(t, strings.Fields("create clusterrolebinding widgets --clusterrole=widgets --user=alice"))
+		k.run(t, strings.Fields("create clusterrole widgets --verb=list --resource=widgets.widgets.example.com"))
+		k.run(t, strings.Fields("create clusterrolebinding widgets --clusterrole=widgets --user=alice"))
 		d.becomes(t, alice, widgets, http.StatusOK)
 	})
 	t.Run("a protected group stays local", func(t *testing.T) {

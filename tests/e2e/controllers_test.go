@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -35,18 +34,6 @@ func testControllers(t *testing.T, w *world) {
 			if len(list.Items) > 0 {
 				t.Errorf("%d %s outlived their namespace", len(list.Items), k.name)
 			}
-		}
-	})
-	t.Run("a Deployment makes a ReplicaSet", func(t *testing.T) {
-		ns, kc := w.namespace(t), w.admin(t)
-		kc.run(t, "create", "deployment", "idle", "--image=none", "--replicas=0", "-n", ns)
-		suite.Eventually(t, time.Minute, "there is one", func() (bool, string) {
-			out := kc.run(t, "get", "replicasets", "-n", ns, "-o", "name")
-			return strings.Contains(out, "replicaset.apps/idle-"), out
-		})
-		kc.run(t, "delete", "deployment", "idle", "-n", ns, "--cascade=foreground", "--timeout=60s")
-		if out := kc.run(t, "get", "replicasets", "-n", ns, "-o", "name"); out != "" {
-			t.Errorf("the ReplicaSet outlived its Deployment: %s", out)
 		}
 	})
 	local, remote := kinds()[0], kinds()[1]

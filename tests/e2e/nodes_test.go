@@ -81,7 +81,6 @@ func testNodes(t *testing.T, w *world) {
 		}{
 			{"exec", execute, m},
 			{"exec by token", execute, byToken},
-			{"terminal", terminal, m},
 			{"cp", copyFiles, m},
 			{"attach", attach, m},
 			{"port-forward", portForward, m},
@@ -111,9 +110,6 @@ func logs(t *testing.T, m mooring) {
 	if out := m.who.run(t, m.kubectl("logs", "buoy", "--tail=2")...); out != "second\nthird\n" {
 		t.Errorf("the last two lines: %q", out)
 	}
-	if out := m.who.run(t, m.kubectl("logs", "buoy", "--timestamps", "--tail=1")...); !regexp.MustCompile(`^20\d\d-\S+Z third\n$`).MatchString(out) {
-		t.Errorf("with a timestamp: %q", out)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := m.who.command(ctx, m.kubectl("logs", "buoy", "-f", "--tail=1")...)
@@ -140,34 +136,6 @@ func execute(t *testing.T, m mooring) {
 	}
 	m.who.fail(t, "executable file not found", "", m.kubectl("exec", "buoy", "--", "no-such-program")...)
 	m.who.fail(t, "not found", "", m.kubectl("exec", "no-such-pod", "--", "true")...)
-}
-
-// terminal runs kubectl in a terminal of a chosen size. The command in the pod must find a terminal
-// of the same size.
-func terminal(t *testing.T, m mooring) {
-	tty := must.Get(kubelet.OpenTerminal())(t)
-	defer tty.Close()
-	must.Do(t, tty.Resize(77, 33))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := m.who.command(ctx, m.kubectl("exec", "-it", "buoy", "--", "sh", "-c", "stty size; tty; read answer; echo got $answer; exit 3")...)
-	must.Do(t, tty.Start(cmd))
-	var seen bytes.Buffer
-	for buf := make([]byte, 1024); !strings.Contains(seen.String(), "/dev/"); {
-		n, err := tty.Read(buf)
-		seen.Write(buf[:n])
-		if err != nil {
-			t.Fatalf("%v after %q", err, seen.String())
-		}
-	}
-	if _, err := tty.Write([]byte("this\r")); err != nil { // what the return key sends; the pod's terminal makes a line of it
-		t.Fatal(err)
-	}
-	_, _ = io.Copy(&seen, tty) // ends with kubectl
-	_ = cmd.Wait()
-	if out := seen.String(); !strings.Contains(out, "33 77\r\n") || !strings.Contains(out, "got this\r\n") || cmd.ProcessState.ExitCode() != 3 {
-		t.Errorf("exit code %d, %q", cmd.ProcessState.ExitCode(), out)
-	}
 }
 
 func copyFiles(t *testing.T, m mooring) {

@@ -116,7 +116,7 @@ func widgetVerbs() metav1.Verbs {
 
 func connectVerbs() metav1.Verbs { return metav1.Verbs{"create", "get"} }
 
-// connectSubresources use an upgrade, or (echo) a plain POST.
+// connectSubresources echo the body of a request.
 func connectSubresources() []string { return []string{"console", "echo", "exec", "portforward", "vnc"} }
 
 // apis answers everything below /apis/.

@@ -1,7 +1,6 @@
 package extension_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -16,8 +15,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/gorilla/websocket"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
@@ -171,23 +168,6 @@ func TestWatch(t *testing.T) {
 			t.Errorf("after its time: %v, want the end", err)
 		}
 	})
-}
-
-func TestWebSocket(t *testing.T) {
-	s := extension.Start(t, extension.Config{})
-	dialer := websocket.Dialer{TLSClientConfig: s.TLS(), Subprotocols: []string{"base64url.bearer.authorization.k8s.io.dG9rZW4", "v5.channel.k8s.io"}}
-	dialer.TLSClientConfig.NextProtos = nil
-	ws, _, err := dialer.DialContext(t.Context(), "wss://"+s.Addr()+one+"/vnc", nil)
-	must.Do(t, err)
-	defer ws.Close()
-	must.Do(t, ws.WriteMessage(websocket.BinaryMessage, []byte("echo")))
-	if _, back, err := ws.ReadMessage(); string(back) != "echo" || ws.Subprotocol() != "v5.channel.k8s.io" {
-		t.Errorf("%q by %q: %v", back, ws.Subprotocol(), err)
-	}
-	s.Close() // ends it
-	if _, _, err := ws.ReadMessage(); err == nil {
-		t.Error("the connection is open after Close")
-	}
 }
 
 func TestRequestFaults(t *testing.T) {
@@ -352,28 +332,4 @@ func TestProtocolsOff(t *testing.T) {
 		}
 		conn.Close()
 	}
-}
-
-// Many concurrent streams have bodies in both directions, and some clients give up.
-func TestConcurrentStreams(t *testing.T) {
-	s := extension.Start(t, extension.Config{Record: -1})
-	c := client(t, s, true, nil)
-	body := strings.Repeat("z", 200<<10)
-	var all sync.WaitGroup
-	for i := range 100 {
-		all.Go(func() {
-			if i%4 == 0 { // give up halfway
-				r, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL()+one+"/echo", bytes.NewReader([]byte(body)))
-				if res, err := c.Do(r); err == nil {
-					_, _ = io.ReadFull(res.Body, make([]byte, 1000))
-					res.Body.Close()
-				}
-				return
-			}
-			if out := got(t, c, "POST", s.URL()+one+"/echo", body, long); out != "200 "+body {
-				t.Errorf("%d bytes echoed: %.100s", len(out), out)
-			}
-		})
-	}
-	all.Wait()
 }

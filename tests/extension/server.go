@@ -1,5 +1,5 @@
-// Package extension is an extension API server for tests: it serves discovery, OpenAPI, objects,
-// watches and WebSockets over HTTP/1.1 and HTTP/2 with TLS, misbehaves on request, and records
+// Package extension is an extension API server for tests: it serves discovery, OpenAPI, objects and
+// watches over HTTP/1.1 and HTTP/2 with TLS, misbehaves on request, and records
 // exactly what it receives.
 //
 // net/http serves both protocols. What a correct server cannot commit (a GOAWAY before the request

@@ -40,7 +40,7 @@ func (s *Server) widgets(w http.ResponseWriter, r *http.Request, c call, path []
 	}
 	switch {
 	case len(path) == 3:
-		s.connect(w, r, path[2])
+		connect(w, r, path[2])
 	case r.Method == http.MethodDelete:
 		c.delete(w)
 	case c.name == "" && r.Method == http.MethodGet && watches:

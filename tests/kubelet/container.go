@@ -31,20 +31,18 @@ type Container struct {
 	ctx            context.Context // canceled by Kubelet.Close
 
 	mu    sync.Mutex // guards the fields below
-	lines []line
+	lines []string
 	grown chan struct{} // closed and replaced when lines are added
 }
 
-// ExecInContainer runs a command with the streams of an exec. It implements remotecommand.Executor.
-func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
+// ExecInContainer runs a command with the streams of an exec, without a terminal. It implements
+// remotecommand.Executor.
+func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command []string, in io.Reader, out, errs io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Dir = c.Dir
-	if tty {
-		return exitCode(runOnTerminal(cmd, in, out, resize))
-	}
 	if out != nil { // a nil io.WriteCloser would become a non-nil io.Writer
 		cmd.Stdout = out
 	}
@@ -66,38 +64,6 @@ func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command
 	return exitCode(cmd.Run())
 }
 
-// runOnTerminal runs cmd on a new terminal of the client's size.
-func runOnTerminal(cmd *exec.Cmd, in io.Reader, out io.Writer, resize <-chan remotecommand.TerminalSize) error {
-	t, err := OpenTerminal()
-	if err != nil {
-		return err
-	}
-	defer t.Close()
-	sized := make(chan struct{}) // closed when the first size is set: the command must not start without one
-	go func() {                  // ends with the connection
-		first := true
-		for size := range resize {
-			_ = t.Resize(size.Width, size.Height)
-			if first {
-				close(sized)
-				first = false
-			}
-		}
-	}()
-	select {
-	case <-sized:
-	case <-time.After(5 * time.Second): // clients without a terminal send no size
-	}
-	if err := t.Start(cmd); err != nil {
-		return err
-	}
-	if in != nil {
-		go func() { _, _ = io.Copy(t, in) }() // ends with the connection
-	}
-	_, _ = io.Copy(out, t) // ends with the last process on the terminal
-	return cmd.Wait()
-}
-
 // exitCode wraps an error so that the streaming library reports the exit code.
 func exitCode(err error) error {
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
@@ -109,7 +75,7 @@ func exitCode(err error) error {
 // AttachContainer connects to the main process. It implements remotecommand.Attacher.
 func (c *Container) AttachContainer(ctx context.Context, _, _, _ string, in io.Reader, out, _ io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize) error {
 	if in == nil {
-		return c.follow(ctx, out, c.count(), line.text, true)
+		return c.follow(ctx, out, c.count(), true)
 	}
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {

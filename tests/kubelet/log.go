@@ -5,19 +5,10 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"time"
 )
 
 // maxLines limits a container's log: more than a test writes.
 const maxLines = 200_000
-
-type line struct {
-	at   time.Time
-	what string
-}
-
-func (l line) text() string    { return l.what + "\n" }
-func (l line) stamped() string { return l.at.UTC().Format(time.RFC3339Nano) + " " + l.text() }
 
 // Log appends a line to the container's log, unless that is full.
 func (c *Container) Log(what string) {
@@ -26,7 +17,7 @@ func (c *Container) Log(what string) {
 	if len(c.lines) == maxLines {
 		return
 	}
-	c.lines = append(c.lines, line{at: time.Now(), what: what})
+	c.lines = append(c.lines, what)
 	close(c.grown)
 	c.grown = make(chan struct{})
 }
@@ -38,7 +29,7 @@ func (c *Container) count() int {
 }
 
 // after returns the lines from number n on, and a channel that is closed when lines are added.
-func (c *Container) after(n int) ([]line, <-chan struct{}) {
+func (c *Container) after(n int) ([]string, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lines[min(n, len(c.lines)):], c.grown
@@ -46,11 +37,11 @@ func (c *Container) after(n int) ([]line, <-chan struct{}) {
 
 // follow writes the lines from number n on. If goesOn, it also writes new lines until ctx or the
 // kubelet ends.
-func (c *Container) follow(ctx context.Context, w io.Writer, n int, form func(line) string, goesOn bool) error {
+func (c *Container) follow(ctx context.Context, w io.Writer, n int, goesOn bool) error {
 	for {
 		lines, grown := c.after(n)
 		for _, l := range lines {
-			if _, err := io.WriteString(w, form(l)); err != nil {
+			if _, err := io.WriteString(w, l+"\n"); err != nil {
 				return err
 			}
 		}
@@ -70,13 +61,13 @@ func (c *Container) follow(ctx context.Context, w io.Writer, n int, form func(li
 	}
 }
 
-// serveLogs serves `kubectl logs`, with the options tailLines, timestamps and follow.
+// serveLogs serves `kubectl logs`, with the options tailLines and follow.
 func (k *Kubelet) serveLogs(w http.ResponseWriter, r *http.Request) {
 	c := k.find(w, r)
 	if c == nil {
 		return
 	}
-	q, n, form := r.URL.Query(), 0, line.text
+	q, n := r.URL.Query(), 0
 	if v := q.Get("tailLines"); v != "" {
 		tail, err := strconv.Atoi(v)
 		if err != nil || tail < 0 {
@@ -85,10 +76,7 @@ func (k *Kubelet) serveLogs(w http.ResponseWriter, r *http.Request) {
 		}
 		n = max(0, c.count()-tail)
 	}
-	if on, _ := strconv.ParseBool(q.Get("timestamps")); on {
-		form = line.stamped
-	}
 	w.Header().Set("Content-Type", "text/plain")
 	goesOn, _ := strconv.ParseBool(q.Get("follow"))
-	_ = c.follow(r.Context(), w, n, form, goesOn)
+	_ = c.follow(r.Context(), w, n, goesOn)
 }
