@@ -11,28 +11,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apiserver/pkg/server/healthz"
-
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// fetch sends a request to a real server, over HTTP/1.1 and HTTP/2.
-func fetch(t *testing.T, h http.Handler, path string) (code int, body string, header http.Header) {
-	t.Helper()
-	for _, h2 := range []bool{false, true} {
-		s := httptest.NewUnstartedServer(h)
-		s.EnableHTTP2 = h2
-		s.StartTLS()
-		resp := must.Get(s.Client().Get(s.URL + path))(t)
-		b := must.Get(io.ReadAll(resp.Body))(t)
-		_ = resp.Body.Close()
-		s.Client().CloseIdleConnections()
-		s.Close()
-		if h2 && (code != resp.StatusCode || body != string(b)) {
-			t.Errorf("HTTP/1.1: %d %q, HTTP/2: %d %q", code, body, resp.StatusCode, b)
-		}
-		code, body, header = resp.StatusCode, string(b), resp.Header
-	}
-	return code, body, header
+// fetch sends a request.
+func fetch(h http.Handler, path string) (code int, body string, header http.Header) {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w.Code, w.Body.String(), w.Header()
 }
 
 func failing(*http.Request) error { return errors.New("token at 10.1.2.3") }
@@ -52,8 +37,8 @@ func TestChecksAnswerAsKubernetesDoes(t *testing.T) {
 			"/readyz", "/readyz?verbose", "/readyz?verbose=false", "/readyz?exclude=table", "/readyz?exclude=table&exclude=local&verbose",
 			"/readyz?exclude=nothing&verbose", "/readyz?exclude=nothing&exclude=a%22b&verbose", "/readyz/ping", "/readyz/local", "/readyz/nothing",
 		} {
-			code, body, header := fetch(t, ours, path)
-			wantCode, wantBody, wantHeader := fetch(t, theirs, path)
+			code, body, header := fetch(ours, path)
+			wantCode, wantBody, wantHeader := fetch(theirs, path)
 			if code != wantCode || body != wantBody {
 				t.Errorf("%s (broken: %v): got %d, want %d; body %s", path, broken, code, wantCode, cmp.Diff(wantBody, body))
 			}
@@ -69,7 +54,7 @@ func TestChecksAnswerAsKubernetesDoes(t *testing.T) {
 func TestReasonsAreWithheldFromStrangers(t *testing.T) {
 	c := &Checks{Name: "readyz", List: []Check{{"table", failing}}}
 	for _, path := range []string{"/readyz", "/readyz?verbose", "/readyz/table"} {
-		if code, body, _ := fetch(t, c, path); code != 500 || strings.Contains(body, "10.1.2.3") || !strings.Contains(body, "withheld") {
+		if code, body, _ := fetch(c, path); code != 500 || strings.Contains(body, "10.1.2.3") || !strings.Contains(body, "withheld") {
 			t.Errorf("%s: %d %q", path, code, body)
 		}
 	}
@@ -80,19 +65,19 @@ func TestDrainingEndsReadinessAndNotLife(t *testing.T) {
 	var log strings.Builder
 	ready := &Checks{Name: "readyz", Draining: drain, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	alive := &Checks{Name: "livez"}
-	if code, body, _ := fetch(t, ready, "/readyz?verbose"); code != 200 || body != "[+]ping ok\n[+]fairlead ok\nreadyz check passed\n" {
+	if code, body, _ := fetch(ready, "/readyz?verbose"); code != 200 || body != "[+]ping ok\n[+]fairlead ok\nreadyz check passed\n" {
 		t.Errorf("before: %d %q", code, body)
 	}
 	drain.Start()
 	for range 2 { // two callers that ask in turn
-		if code, body, _ := fetch(t, ready, "/readyz"); code != 500 || body != "[+]ping ok\n[-]fairlead failed: reason withheld\nreadyz check failed\n" {
+		if code, body, _ := fetch(ready, "/readyz"); code != 500 || body != "[+]ping ok\n[-]fairlead failed: reason withheld\nreadyz check failed\n" {
 			t.Errorf("draining: %d %q", code, body)
 		}
-		if code, _, _ := fetch(t, ready, "/readyz?exclude=fairlead"); code != 200 {
+		if code, _, _ := fetch(ready, "/readyz?exclude=fairlead"); code != 200 {
 			t.Errorf("excluded: %d", code)
 		}
 	}
-	if code, _, _ := fetch(t, alive, "/livez"); code != 200 {
+	if code, _, _ := fetch(alive, "/livez"); code != 200 {
 		t.Errorf("not alive while draining: %d", code)
 	}
 	if n := strings.Count(log.String(), "health checks"); n != 1 || !strings.Contains(log.String(), "shutting down") {
@@ -105,15 +90,15 @@ func TestStartWarnsOfNothing(t *testing.T) {
 	var log strings.Builder
 	check := failing
 	ready := &Checks{Name: "readyz", List: []Check{{"table", func(r *http.Request) error { return check(r) }}}, Logger: slog.New(slog.NewTextHandler(&log, nil))}
-	fetch(t, ready, "/readyz?exclude=table") // shows nothing of the process
-	fetch(t, ready, "/readyz")
+	fetch(ready, "/readyz?exclude=table") // shows nothing of the process
+	fetch(ready, "/readyz")
 	if strings.Contains(log.String(), "WARN") || !strings.Contains(log.String(), "not ready yet") {
 		t.Errorf("at the start: %s", log.String())
 	}
 	check = passing
-	fetch(t, ready, "/readyz")
+	fetch(ready, "/readyz")
 	check = failing
-	fetch(t, ready, "/readyz")
+	fetch(ready, "/readyz")
 	if strings.Count(log.String(), "WARN") != 1 {
 		t.Errorf("after it was ready: %s", log.String())
 	}
@@ -145,7 +130,7 @@ func TestRelayAnswersForFairleadFirst(t *testing.T) {
 		if tt.readyIsHere {
 			want = "ok"
 		}
-		if code, body, _ := fetch(t, draining, tt.path); code != 200 || body != want {
+		if code, body, _ := fetch(draining, tt.path); code != 200 || body != want {
 			t.Errorf("%s when ready: %d %q, want %q", tt.path, code, body, want)
 		}
 		drain.Start()
@@ -154,7 +139,7 @@ func TestRelayAnswersForFairleadFirst(t *testing.T) {
 			if strings.HasPrefix(tt.unready, "local") {
 				wantCode = 200
 			}
-			if code, body, _ := fetch(t, relay, tt.path); code != wantCode || body != tt.unready {
+			if code, body, _ := fetch(relay, tt.path); code != wantCode || body != tt.unready {
 				t.Errorf("%s when %s: %d %q, want %d %q", tt.path, name, code, body, wantCode, tt.unready)
 			}
 		}

@@ -1,12 +1,16 @@
 package health
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,6 +30,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func bubble(t *testing.T, name string, test func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
+
+// overBoth runs a test in a bubble for each protocol.
+func overBoth(t *testing.T, test func(t *testing.T, http1 bool)) {
+	t.Helper()
+	for _, http1 := range []bool{false, true} {
+		bubble(t, "http1="+strconv.FormatBool(http1), func(t *testing.T) { test(t, http1) })
+	}
 }
 
 // pass lets time pass, and then waits for everything that is due.
@@ -48,6 +60,9 @@ func authorityOf(leaf pki.Leaf) authority {
 	return authority{ca.Pool(), ca.Issue(leaf).TLS()}
 }
 
+// trust returns a client configuration that trusts the authority.
+func (a authority) trust() (*tls.Config, error) { return &tls.Config{RootCAs: a.roots}, nil }
+
 // feed is a table that a test changes.
 type feed struct {
 	mu         sync.Mutex // guards the fields below
@@ -55,14 +70,18 @@ type feed struct {
 	superseded chan struct{}
 }
 
-func newFeed(entries ...*registry.Entry) *feed {
-	return &feed{entries: entries, superseded: make(chan struct{})}
-}
-
 func (f *feed) table() Table {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return fed{f.entries, f.superseded}
+}
+
+func (f *feed) set(entries ...*registry.Entry) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.entries = entries
+	close(f.superseded)
+	f.superseded = make(chan struct{})
 }
 
 // fed is a snapshot of a feed.
@@ -74,63 +93,41 @@ type fed struct {
 func (f fed) Entries() []*registry.Entry  { return f.entries }
 func (f fed) Superseded() <-chan struct{} { return f.superseded }
 
-func (f *feed) set(entries ...*registry.Entry) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.entries = entries
-	close(f.superseded)
-	f.superseded = make(chan struct{})
-}
-
 // timed is a report, and its time.
 type timed struct {
 	registry.Report
 	at time.Time
 }
 
+// notebook keeps reports.
 type notebook struct {
-	mu    sync.Mutex // guards the fields below
-	notes []timed
-	more  chan struct{} // closed by the next report; nil if unused
+	mu     sync.Mutex // guards the fields below
+	notes  []timed
+	newest map[[2]string]timed // :: APIService, address
 }
 
 func (n *notebook) report(r registry.Report) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.notes = append(n.notes, timed{r, time.Now()})
-	if n.more != nil {
-		close(n.more)
-		n.more = nil
-	}
-}
-
-// next returns a channel that the next report closes.
-func (n *notebook) next() <-chan struct{} {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.more == nil {
-		n.more = make(chan struct{})
-	}
-	return n.more
+	note := timed{r, time.Now()}
+	n.notes = append(n.notes, note)
+	n.newest[[2]string{r.Name, r.Address}] = note
 }
 
 func (n *notebook) all() []timed {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return append([]timed(nil), n.notes...)
+	return slices.Clone(n.notes)
 }
 
-// last returns the newest report about an address.
-func (n *notebook) last(address string) (last timed) {
-	for _, r := range n.all() {
-		if r.Address == address {
-			last = r
-		}
-	}
-	return last
+// of returns the newest report about an APIService at an address, by default `at`.
+func (n *notebook) of(e *registry.Entry, address ...string) timed {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.newest[[2]string{e.Name, append(address, at)[0]}]
 }
 
-const serverName = "metrics.kube-system.svc"
+const serverName, at = "metrics.kube-system.svc", "10.0.0.1:443"
 
 // entry is metrics.k8s.io/v1beta1 at some addresses.
 func entry(addresses ...string) *registry.Entry {
@@ -145,17 +142,95 @@ func entry(addresses ...string) *registry.Entry {
 	return e
 }
 
-// copies makes n APIServices of the same group-version, with a Backend each.
-func copies(n int) (all []*registry.Entry) {
+// servers is an entry without a group-version: the local apiservers.
+func servers(addresses ...string) *registry.Entry {
+	e := entry(addresses...)
+	e.Name, e.GroupVersion, e.Backend = "local-apiserver", schema.GroupVersion{}, &registry.Backend{ServerName: serverName}
+	return e
+}
+
+// family makes n APIServices with one Backend.
+func family(n int, http1 bool, addresses ...string) (entries []*registry.Entry) {
+	b := *entry().Backend
+	b.HTTP1 = http1
 	for i := range n {
-		e := entry(at)
-		e.Name += strconv.Itoa(i)
-		all = append(all, e)
+		e := entry(addresses...)
+		e.GroupVersion = schema.GroupVersion{Group: "g" + strconv.Itoa(i) + ".example.com", Version: "v1"}
+		e.Name, e.Backend = "v1."+e.GroupVersion.Group, &b
+		entries = append(entries, e)
+	}
+	return entries
+}
+
+// copies makes n APIServices with a Backend each.
+func copies(n int) []*registry.Entry {
+	all := family(n, false, at)
+	for _, e := range all {
+		b := *e.Backend
+		e.Backend = &b
 	}
 	return all
 }
 
-// bench is a prober that runs in a bubble until the test ends.
+func pathOf(e *registry.Entry) string { return probeURL(e, at).Path }
+
+// backend is a handler with a switchable answer, which counts requests by path.
+type backend struct {
+	status atomic.Int64
+	hung   atomic.Bool
+	delay  atomic.Int64
+	mu     sync.Mutex // guards the fields below
+	asked  map[string]int
+	odd    map[string]http.HandlerFunc // different answers
+}
+
+func newBackend() *backend { return &backend{asked: map[string]int{}} }
+
+func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	b.mu.Lock()
+	b.asked[r.URL.Path]++
+	odd := b.odd[r.URL.Path]
+	b.mu.Unlock()
+	lasts(r, time.Duration(b.delay.Load()))
+	switch {
+	case b.hung.Load():
+		hang(w, r)
+	case odd != nil:
+		odd(w, r)
+	default:
+		w.WriteHeader(int(cmp.Or(b.status.Load(), http.StatusOK)))
+	}
+}
+
+func (b *backend) times(e *registry.Entry) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.asked[pathOf(e)]
+}
+
+// answers sets a different answer for an entry; nil resets it.
+func (b *backend) answers(e *registry.Entry, odd http.HandlerFunc) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.odd = map[string]http.HandlerFunc{pathOf(e): odd}
+}
+
+func hang(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+func refuse(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }
+
+// lasts is the work of a handler, which ends early if its client leaves.
+func lasts(r *http.Request, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	select {
+	case <-time.After(d):
+	case <-r.Context().Done():
+	}
+}
+
+// bench is a prober in a bubble.
 type bench struct {
 	*Prober
 	cable *cable
@@ -163,19 +238,16 @@ type bench struct {
 	notes *notebook
 }
 
-func (b *bench) config(a authority) Config {
-	return Config{
+// newBench makes a prober of entries that trusts an authority.
+func newBench(t *testing.T, a authority, entries []*registry.Entry, change ...func(*Config)) *bench {
+	t.Helper()
+	b := &bench{cable: newCable(), feed: &feed{entries: entries, superseded: make(chan struct{})}, notes: &notebook{newest: map[[2]string]timed{}}}
+	c := Config{
 		Table:  b.feed.table,
 		Report: b.notes.report,
-		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: a.roots}, nil },
+		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return a.trust() },
 		Dial:   b.cable.dial,
 	}
-}
-
-func startBench(t *testing.T, a authority, entries []*registry.Entry, change ...func(*Config)) *bench {
-	t.Helper()
-	b := &bench{cable: newCable(), feed: newFeed(entries...), notes: &notebook{}}
-	c := b.config(a)
 	for _, f := range change {
 		f(&c)
 	}
@@ -183,19 +255,75 @@ func startBench(t *testing.T, a authority, entries []*registry.Entry, change ...
 	return b
 }
 
-// served runs a bench, with a server at `at`.
-func served(t *testing.T, entries []*registry.Entry, handler http.HandlerFunc, change ...func(*Config)) (*bench, *host) {
+// run starts the prober. It is stopped before the servers are.
+func (b *bench) run(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() {
+		check.Same(t, 0, b.watched.Load(), "watched connections left")
+	})
+	must.Run(t, b.Run)
+}
+
+// serve runs a prober, with a server at each address of the first entry, or at `at`.
+func serve(t *testing.T, entries []*registry.Entry, handler http.HandlerFunc, change ...func(*Config)) (*bench, *host) {
 	t.Helper()
 	ca := newAuthority(serverName)
-	b := startBench(t, ca, entries, change...)
-	h := b.cable.host(at)
-	h.serve(t, ca, handler)
+	b := newBench(t, ca, entries, change...)
+	b.cable.host(at).serve(t, ca, handler)
+	if len(entries) > 0 {
+		for _, e := range entries[0].Endpoints {
+			if e.Address != at {
+				b.cable.host(e.Address).serve(t, ca, handler)
+			}
+		}
+	}
 	b.run(t)
-	return b, h
+	return b, b.cable.hosts[at]
+}
+
+// single runs one healthy endpoint at `at`.
+func single(t *testing.T) (*bench, *host, *backend) {
+	t.Helper()
+	return healthy(t, []*registry.Entry{entry(at)})
+}
+
+// healthy runs entries at `at`, and checks that they are healthy at once.
+func healthy(t *testing.T, entries []*registry.Entry) (*bench, *host, *backend) {
+	t.Helper()
+	s := newBackend()
+	b, h := serve(t, entries, s.ServeHTTP)
+	pass(time.Millisecond)
+	b.wantAll(t, "at once", registry.Healthy)
+	check.Same(t, len(entries), len(b.notes.all()), "reports")
+	return b, h, s
 }
 
 // dials counts the connections to `at`.
 func (b *bench) dials() int { return len(b.cable.dialled(at)) }
+
+// alarm signals the failure of a request to the first entry.
+func (b *bench) alarm() { b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost")) }
+
+// until returns the time until the newest report about each APIService at `at` has a health. It
+// ends the test after limit.
+func (b *bench) until(t *testing.T, want registry.Health, limit time.Duration) time.Duration {
+	t.Helper()
+	from := time.Now()
+	for synctest.Wait(); time.Since(from) <= limit; pass(10 * time.Millisecond) {
+		took, all := time.Duration(0), true
+		for _, e := range b.feed.entries {
+			if e.Endpoints[0].Address == at {
+				r := b.notes.of(e)
+				took, all = max(took, r.at.Sub(from)), all && r.Health == want
+			}
+		}
+		if all {
+			return took
+		}
+	}
+	t.Fatalf("not all were reported %d within %v: %+v", want, limit, b.notes.all())
+	return 0
+}
 
 // wantAll ends the test unless the newest report about each APIService has a health.
 func (b *bench) wantAll(t *testing.T, when string, want registry.Health) {
@@ -208,11 +336,11 @@ func (b *bench) wantAll(t *testing.T, when string, want registry.Health) {
 }
 
 // wantNothing checks that no connection, claim or counter remains.
-func (b *bench) wantNothing(t *testing.T, hosts ...*host) {
+func (b *bench) wantNothing(t *testing.T) {
 	t.Helper()
 	synctest.Wait()
-	for _, h := range hosts {
-		check.Same(t, 0, h.open(), "connections left")
+	for address, h := range b.cable.hosts {
+		check.Same(t, 0, h.open(), "connections left to %s", address)
 	}
 	check.Same(t, 0, b.watched.Load(), "connections counted as watched")
 	if x := b.index.Load(); len(x.claims) != 0 || len(x.compared) != 0 {
@@ -221,13 +349,4 @@ func (b *bench) wantNothing(t *testing.T, hosts ...*host) {
 	for how := range b.failing {
 		check.Same(t, 0, len(b.failing[how].by), "failing in way %d", how)
 	}
-}
-
-// run starts the prober. It is stopped before the servers are.
-func (b *bench) run(t *testing.T) {
-	t.Helper()
-	t.Cleanup(func() {
-		check.Same(t, 0, b.watched.Load(), "watched connections left")
-	})
-	must.Run(t, b.Run)
 }

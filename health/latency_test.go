@@ -1,6 +1,8 @@
 package health
 
 import (
+	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,38 +11,31 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
-// trio runs three healthy endpoints of one backend.
-func trio(t *testing.T) (*bench, []string, []*backend) {
+// trio runs three endpoints of one APIService. Each probe takes its endpoint's delay.
+func trio(t *testing.T) (b *bench, addresses []string, delays map[string]*atomic.Int64) {
 	t.Helper()
-	ca := newAuthority(serverName)
-	addresses := []string{"10.0.0.1:443", "10.0.0.2:443", "10.0.0.3:443"}
-	b := startBench(t, ca, []*registry.Entry{entry(addresses...)})
-	servers := make([]*backend, len(addresses))
-	for i, a := range addresses {
-		servers[i] = newBackend()
-		b.cable.host(a).serve(t, ca, servers[i].ServeHTTP)
+	addresses, delays = []string{at, "10.0.0.2:443", "10.0.0.3:443"}, map[string]*atomic.Int64{}
+	for _, a := range addresses {
+		delays[a] = &atomic.Int64{}
 	}
-	b.run(t)
+	b, _ = serve(t, []*registry.Entry{entry(addresses...)}, func(_ http.ResponseWriter, r *http.Request) {
+		lasts(r, time.Duration(delays[r.Host].Load()))
+	})
 	synctest.Wait()
-	return b, addresses, servers
+	return b, addresses, delays
 }
 
-// traffic observes ten requests a second at each address. took returns the duration of each.
-func (b *bench) traffic(addresses []string, d time.Duration, took func(i int) time.Duration) {
-	name := b.feed.entries[0].Name
-	for range int(d / (100 * time.Millisecond)) {
-		for i, a := range addresses {
-			if l := took(i); l > 0 {
-				b.Observe(name, a, l)
-			}
-		}
-		pass(100 * time.Millisecond)
+// traffic observes requests at all addresses, one after the other, for a while. took returns the
+// duration of each at an address.
+func (b *bench) traffic(every, d time.Duration, addresses []string, took func(i int) time.Duration) {
+	for i := range int(d / every) {
+		b.Observe(b.feed.entries[0].Name, addresses[i%len(addresses)], took(i%len(addresses)))
+		pass(every)
 	}
-	synctest.Wait()
 }
 
 func TestSlowEndpointIsReportedAndRecovers(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name   string
 		others time.Duration
 		first  time.Duration
@@ -52,29 +47,30 @@ func TestSlowEndpointIsReportedAndRecovers(t *testing.T) {
 		{"nine times slower", 10 * time.Millisecond, 90 * time.Millisecond, false},
 		{"far slower, but fast", 100 * time.Microsecond, 19 * time.Millisecond, false},
 		{"all slow", 5 * time.Second, 5 * time.Second, false},
-	}
-	for _, tt := range tests {
+	} {
 		bubble(t, tt.name, func(t *testing.T) {
 			b, addresses, _ := trio(t)
-			took := func(i int) time.Duration {
-				if i == 0 {
-					return tt.first
-				}
-				return tt.others
-			}
-			b.traffic(addresses, 5*time.Second, took)
-			if b.notes.last(addresses[0]).Slow {
-				t.Errorf("slow after 5 s, want 10 s")
-			}
-			b.traffic(addresses, 7*time.Second, took)
-			check.Same(t, tt.want, b.notes.last(addresses[0]).Slow, "slow after 12 s")
-			even := func(int) time.Duration { return tt.others }
-			b.traffic(addresses, 8*time.Second, even)
-			check.Same(t, tt.want, b.notes.last(addresses[0]).Slow, "slow after 8 s like its peers")
-			b.traffic(addresses, 4*time.Second, even)
-			for _, a := range addresses {
-				if r := b.notes.last(a); r.Slow || r.Health != registry.Healthy {
-					t.Errorf("after 12 s like its peers: %+v", r)
+			for _, step := range []struct {
+				lasts       time.Duration
+				first       time.Duration
+				slow        bool
+				description string
+			}{
+				{5 * time.Second, tt.first, false, "5 s, want 10 s"},
+				{7 * time.Second, tt.first, tt.want, "12 s"},
+				{8 * time.Second, tt.others, tt.want, "8 s like its peers"},
+				{4 * time.Second, tt.others, false, "12 s like its peers"},
+			} {
+				b.traffic(40*time.Millisecond, step.lasts, addresses, func(i int) time.Duration {
+					if i == 0 {
+						return step.first
+					}
+					return tt.others
+				})
+				for _, a := range addresses {
+					if r := b.notes.of(entry(), a); r.Slow != (step.slow && a == at) || r.Health != registry.Healthy {
+						t.Errorf("after %s: %+v", step.description, r)
+					}
 				}
 			}
 		})
@@ -85,10 +81,10 @@ func TestOneStuckRequestMakesNoEndpointSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, addresses, _ := trio(t)
 		for range 10 {
-			b.traffic(addresses, 3*time.Second, func(int) time.Duration { return 5 * time.Millisecond })
-			b.Observe(b.feed.entries[0].Name, addresses[0], time.Minute)
+			b.traffic(40*time.Millisecond, 3*time.Second, addresses, func(int) time.Duration { return 5 * time.Millisecond })
+			b.Observe(entry().Name, at, time.Minute)
 		}
-		if b.notes.last(addresses[0]).Slow {
+		if b.notes.of(entry()).Slow {
 			t.Error("slow because of single requests")
 		}
 	})
@@ -96,20 +92,42 @@ func TestOneStuckRequestMakesNoEndpointSlow(t *testing.T) {
 
 func TestIdleEndpointIsJudgedByItsProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, addresses, servers := trio(t)
-		for _, s := range servers {
-			s.delay.Store(int64(5 * time.Millisecond))
+		b, _, delays := trio(t)
+		for _, d := range delays {
+			d.Store(int64(5 * time.Millisecond))
 		}
 		pass(time.Minute)
-		servers[2].delay.Store(int64(500 * time.Millisecond))
+		delays[at].Store(int64(500 * time.Millisecond))
 		pass(25 * time.Second)
-		if r := b.notes.last(addresses[2]); !r.Slow || r.Health != registry.Healthy {
+		if r := b.notes.of(entry()); !r.Slow || r.Health != registry.Healthy {
 			t.Errorf("after 25 s: %+v, want slow and healthy", r)
 		}
-		servers[2].delay.Store(int64(5 * time.Millisecond))
+		delays[at].Store(int64(5 * time.Millisecond))
 		pass(25 * time.Second)
-		if r := b.notes.last(addresses[2]); r.Slow {
+		if b.notes.of(entry()).Slow {
 			t.Error("still slow 25 s after it became fast")
+		}
+	})
+}
+
+// A slow group-version does not make the others slow.
+func TestOneSlowGroupVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		entries := family(3, false, at, "10.0.0.2:443")
+		b, _ := serve(t, entries, func(_ http.ResponseWriter, r *http.Request) {
+			if r.Host == at && r.URL.Path == pathOf(entries[0]) {
+				lasts(r, 300*time.Millisecond)
+			}
+			lasts(r, time.Millisecond)
+		})
+		pass(5 * time.Minute)
+		for _, r := range b.notes.all() {
+			if r.Slow && (r.Name != entries[0].Name || r.Address != at) {
+				t.Errorf("%+v", r)
+			}
+		}
+		if r := b.notes.of(entries[0]); !r.Slow {
+			t.Errorf("the slow one is not reported slow: %+v", r)
 		}
 	})
 }
@@ -117,37 +135,33 @@ func TestIdleEndpointIsJudgedByItsProbes(t *testing.T) {
 // Latency of live traffic counts more than that of probes: a discovery document may be cheap where
 // everything else is slow.
 func TestLiveTrafficOutweighsProbes(t *testing.T) {
+	// One at a time, two endpoints rarely answer within the same second.
 	for name, every := range map[string]time.Duration{"many": 100 * time.Millisecond, "one at a time": 1700 * time.Millisecond} {
 		bubble(t, name, func(t *testing.T) {
-			b, addresses, servers := trio(t)
-			for _, s := range servers {
-				s.delay.Store(int64(2 * time.Millisecond))
+			b, addresses, delays := trio(t)
+			for _, d := range delays {
+				d.Store(int64(2 * time.Millisecond))
 			}
-			live := func(d, slow time.Duration) {
-				name := b.feed.entries[0].Name
-				for i := range int(d / every) {
-					// They take turns: two endpoints rarely answer within the same second.
-					if a := addresses[i%3]; a == addresses[0] {
-						b.Observe(name, a, slow)
-					} else {
-						b.Observe(name, a, 2*time.Millisecond)
+			for _, step := range []struct {
+				first time.Duration
+				idle  time.Duration // afterwards
+				slow  bool
+			}{
+				{200 * time.Millisecond, 0, true},
+				{2 * time.Millisecond, 0, false},
+				// Otherwise it would never get traffic again.
+				{200 * time.Millisecond, time.Minute, false},
+			} {
+				b.traffic(every, time.Minute, addresses, func(i int) time.Duration {
+					if i == 0 {
+						return step.first
 					}
-					pass(every)
+					return 2 * time.Millisecond
+				})
+				pass(step.idle)
+				if r := b.notes.of(entry()); r.Slow != step.slow || r.Health != registry.Healthy {
+					t.Errorf("after a minute of %v and %v without traffic: %+v", step.first, step.idle, r)
 				}
-				synctest.Wait()
-			}
-			live(time.Minute, 200*time.Millisecond)
-			if r := b.notes.last(addresses[0]); !r.Slow || r.Health != registry.Healthy {
-				t.Errorf("after a minute: %+v, want slow and healthy", r)
-			}
-			live(time.Minute, 2*time.Millisecond)
-			if b.notes.last(addresses[0]).Slow {
-				t.Error("still slow a minute after it became fast")
-			}
-			live(time.Minute, 200*time.Millisecond)
-			pass(time.Minute)
-			if b.notes.last(addresses[0]).Slow {
-				t.Error("still slow after a minute without traffic and with fast probes: it would never get traffic again")
 			}
 		})
 	}

@@ -31,16 +31,8 @@ type typedError struct{}
 func (typedError) Error() string  { return "no certificate in the bundle" }
 func (typedError) Reason() string { return registry.ReasonInvalidCABundle }
 
-// probeOnce probes a real address once.
-func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() (*tls.Config, error)) (finding, *claim) {
-	tb.Helper()
-	e := entry(address)
-	e.Backend = b
-	return probeEntry(tb, e, trust)
-}
-
-// probeEntry probes the only endpoint of an entry once.
-func probeEntry(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, error)) (finding, *claim) {
+// probeOnce probes the only endpoint of an entry, at a real address, once.
+func probeOnce(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, error)) (finding, *claim) {
 	tb.Helper()
 	p := must.Get(New(Config{
 		Table:  func() Table { return new(registry.Table) },
@@ -71,7 +63,9 @@ func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
 		s.EnableHTTP2 = true
 		s.StartTLS()
 		address := s.Listener.Addr().String()
-		o, _ := probeOnce(t, &registry.Backend{ServerName: serverName, HTTP1: http1}, address, func() (*tls.Config, error) {
+		e := entry(address)
+		e.Backend.HTTP1 = http1
+		o, _ := probeOnce(t, e, func() (*tls.Config, error) {
 			return &tls.Config{RootCAs: ca.roots, Certificates: []tls.Certificate{ca.pair}}, nil
 		})
 		closeConn(o.conn)
@@ -116,9 +110,6 @@ func TestWhyAProbeFails(t *testing.T) {
 		}
 	}
 	hangUp := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
-	trust := func(a authority) func() (*tls.Config, error) {
-		return func() (*tls.Config, error) { return &tls.Config{RootCAs: a.roots}, nil }
-	}
 	tests := []struct {
 		name    string
 		server  authority
@@ -127,17 +118,17 @@ func TestWhyAProbeFails(t *testing.T) {
 		reason  string
 		message string // $U is the URL; empty if the probe passes
 	}{
-		{"200", good, answer(200), trust(good), "", ""},
-		{"299", good, answer(299), trust(good), "", ""},
-		{"302", good, answer(302), trust(good), "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 302"},
-		{"403", good, answer(403), trust(good), "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 403"},
-		{"503", good, answer(503), trust(good), "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 503"},
-		{"hangs up", good, hangUp, trust(good), "FailedDiscoveryCheck", `failing or missing response from $U: Get "$U": EOF`},
-		{"other authority", other, answer(200), trust(good), "FailedDiscoveryCheck",
+		{"200", good, answer(200), good.trust, "", ""},
+		{"299", good, answer(299), good.trust, "", ""},
+		{"302", good, answer(302), good.trust, "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 302"},
+		{"403", good, answer(403), good.trust, "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 403"},
+		{"503", good, answer(503), good.trust, "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 503"},
+		{"hangs up", good, hangUp, good.trust, "FailedDiscoveryCheck", `failing or missing response from $U: Get "$U": EOF`},
+		{"other authority", other, answer(200), good.trust, "FailedDiscoveryCheck",
 			`failing or missing response from $U: Get "$U": tls: failed to verify certificate: x509: certificate signed by unknown authority`},
-		{"wrong name", wrongName, answer(200), trust(wrongName), "FailedDiscoveryCheck",
+		{"wrong name", wrongName, answer(200), wrongName.trust, "FailedDiscoveryCheck",
 			`failing or missing response from $U: Get "$U": tls: failed to verify certificate: x509: certificate is valid for other.svc, not ` + serverName},
-		{"expired", expired, answer(200), trust(expired), "FailedDiscoveryCheck",
+		{"expired", expired, answer(200), expired.trust, "FailedDiscoveryCheck",
 			`failing or missing response from $U: Get "$U": tls: failed to verify certificate: x509: certificate has expired or is not yet valid: ` +
 				`current time T is after 2020-01-01T00:00:00Z`},
 		{"no bundle", good, answer(200), func() (*tls.Config, error) { return nil, fmt.Errorf("looking: %w", typedError{}) },
@@ -156,7 +147,7 @@ func TestWhyAProbeFails(t *testing.T) {
 			s.TLS = &tls.Config{Certificates: []tls.Certificate{tt.server.pair}}
 			s.StartTLS()
 			defer s.Close()
-			o, c := probeOnce(t, &registry.Backend{ServerName: serverName}, s.Listener.Addr().String(), tt.trust)
+			o, c := probeOnce(t, entry(s.Listener.Addr().String()), tt.trust)
 			defer closeConn(o.conn)
 			if tt.message == "" {
 				if o.err != nil || o.conn == nil {
@@ -177,8 +168,8 @@ func TestWhyAProbeFails(t *testing.T) {
 }
 
 // A backend that hangs has one message, wherever it hangs and whichever timer expires. One that
-// cannot be dialled has another.
-func TestHangsAreExplainedAlike(t *testing.T) {
+// cannot be dialled has another. All messages are bounded.
+func TestExplain(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(hang))
 	defer s.Close()
 	get := func(ctx context.Context, patience time.Duration) error {
@@ -200,91 +191,8 @@ func TestHangsAreExplainedAlike(t *testing.T) {
 	if _, got := explain(&net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}, "U"); got != "failing or missing response from U: dial tcp: i/o timeout" {
 		t.Error(got)
 	}
-}
-
-func TestMessagesAreBounded(t *testing.T) {
 	if _, got := explain(errors.New(strings.Repeat("ü", 5000)), "U"); len(got) > maxMessage+10 || !utf8.ValidString(got) {
 		t.Errorf("a message of %d bytes", len(got))
-	}
-}
-
-// process is a real server that can be killed: its listener and all connections close at once.
-type process struct {
-	*http.Server
-	listener net.Listener
-	done     chan struct{}
-}
-
-func startProcess(t *testing.T, address string, ca authority, h2 bool) *process {
-	t.Helper()
-	l := must.Get(net.Listen("tcp", address))(t)
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(h2)
-	p := &process{listener: l, done: make(chan struct{}), Server: &http.Server{
-		Handler:   http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{}")) }),
-		ErrorLog:  slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{ca.pair}},
-		Protocols: protocols,
-	}}
-	go func() {
-		defer close(p.done)
-		_ = p.ServeTLS(l, "", "")
-	}()
-	return p
-}
-
-func (p *process) kill() {
-	_ = p.Close()
-	<-p.done
-}
-
-// busy is the time for a real process's death and return on a busy machine; an idle one takes half
-// a second. The tests in bubbles check the promised times to the millisecond. It is counted in
-// moments, so that a time in which other processes have the processors counts as one.
-const busy, moment = 2 * time.Second, 50 * time.Millisecond
-
-func TestDeathAndReturnOfARealProcess(t *testing.T) {
-	for _, h2 := range []bool{false, true} {
-		t.Run(fmt.Sprintf("h2=%v", h2), func(t *testing.T) {
-			ca := newAuthority(serverName)
-			s := startProcess(t, "127.0.0.1:0", ca, h2)
-			address := s.listener.Addr().String()
-			reports := make(chan registry.Report, 10)
-			f := newFeed(entry(address))
-			p := must.Get(New(Config{
-				Table:  func() Table { return new(registry.Table) },
-				Report: func(r registry.Report) { reports <- r },
-				Dial:   new(net.Dialer).DialContext,
-				TLS:    func(string, *registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil },
-			}))(t)
-			p.config.Table = f.table
-			defer must.Run(t, p.Run)()
-			expect := func(want registry.Health, limit time.Duration) {
-				t.Helper()
-				from := time.Now()
-				for range limit / moment {
-					select {
-					case r := <-reports:
-						if r.Health != want {
-							t.Fatalf("reported %+v, want health %d", r, want)
-						}
-						t.Logf("%d after %v", want, time.Since(from))
-						return
-					case <-time.After(moment):
-					}
-				}
-				t.Fatalf("health %d not reported within %v", want, limit)
-			}
-			expect(registry.Healthy, 3*time.Second)
-			for range 2 {
-				s.kill()
-				expect(registry.Unhealthy, busy)
-				s = startProcess(t, address, ca, h2)
-				expect(registry.Healthy, busy)
-			}
-			s.kill()
-		})
 	}
 }
 
@@ -320,9 +228,9 @@ func FuzzProbeAnswer(f *testing.F) {
 	before := runtime.NumGoroutine()
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		answers <- answer
-		o, c := probeOnce(t, &registry.Backend{ServerName: serverName, HTTP1: true}, l.Addr().String(), func() (*tls.Config, error) {
-			return &tls.Config{RootCAs: ca.roots}, nil
-		})
+		e := entry(l.Addr().String())
+		e.Backend.HTTP1 = true
+		o, c := probeOnce(t, e, ca.trust)
 		closeConn(o.conn)
 		if o.err != nil {
 			if _, m := explain(o.err, c.url); len(m) > maxMessage+10 || !utf8.ValidString(m) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,66 +14,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
-
-const at = "10.0.0.1:443"
-
-// backend is a handler with a switchable answer, which records the times of requests.
-type backend struct {
-	status atomic.Int64
-	hung   atomic.Bool
-	delay  atomic.Int64
-	asked  chan time.Time
-}
-
-func newBackend() *backend { return &backend{asked: make(chan time.Time, 100_000)} }
-
-func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	b.asked <- time.Now()
-	lasts(r, time.Duration(b.delay.Load()))
-	if b.hung.Load() {
-		<-r.Context().Done()
-		return
-	}
-	if s := b.status.Load(); s != 0 {
-		w.WriteHeader(int(s))
-	}
-	_, _ = w.Write([]byte(`{"kind":"APIResourceList"}`))
-}
-
-// single runs one healthy endpoint at `at`.
-func single(t *testing.T) (*bench, *host, *backend) {
-	t.Helper()
-	s := newBackend()
-	b, h := served(t, []*registry.Entry{entry(at)}, s.ServeHTTP)
-	synctest.Wait()
-	if got := b.notes.all(); len(got) != 1 || got[0].Health != registry.Healthy {
-		t.Fatalf("a new endpoint that answers is not healthy at once: %+v", got)
-	}
-	return b, h, s
-}
-
-// until returns the time until the newest report about an address has a health. It fails the test
-// after limit.
-func (b *bench) until(t *testing.T, address string, want registry.Health, limit time.Duration) time.Duration {
-	t.Helper()
-	from := time.Now()
-	patience := time.NewTimer(limit)
-	defer patience.Stop()
-	for {
-		synctest.Wait()
-		more := b.notes.next()
-		if last := b.notes.last(address); last.Health == want {
-			return last.at.Sub(from)
-		}
-		if time.Since(from) >= limit {
-			t.Fatalf("endpoint %s was not reported %d within %v: %+v", address, want, limit, b.notes.all())
-		}
-		select {
-		case <-more:
-		case <-patience.C:
-		}
-	}
-}
 
 func TestHealthyEndpointIsProbedEveryTenSecondsGiveOrTake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -98,7 +37,7 @@ func TestHealthyEndpointIsProbedEveryTenSecondsGiveOrTake(t *testing.T) {
 func TestLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, h, s := single(t)
-		name := entry(at).Name
+		name := entry().Name
 		if ended, took, fault := b.Last(name, at); time.Since(ended) > time.Second || took != 0 || fault != "" {
 			t.Errorf("a probe that passed: %v, took %v: %q", ended, took, fault)
 		}
@@ -108,8 +47,8 @@ func TestLast(t *testing.T) {
 			t.Errorf("a slow probe: took %v: %q", took, fault)
 		}
 		h.set(refusing)
-		b.until(t, at, registry.Unhealthy, time.Second)
-		if ended, _, fault := b.Last(name, at); time.Since(ended) > time.Second || fault != b.notes.last(at).Message {
+		b.until(t, registry.Unhealthy, time.Second)
+		if ended, _, fault := b.Last(name, at); time.Since(ended) > time.Second || fault != b.notes.of(entry()).Message {
 			t.Errorf("a failed probe: %v: %q", ended, fault)
 		}
 		for _, none := range [][2]string{{name, "10.9.9.9:443"}, {"v1.none", at}} {
@@ -120,49 +59,84 @@ func TestLast(t *testing.T) {
 	})
 }
 
-func TestProcessDeathShowsWithinASecondIdle(t *testing.T) {
+// The design's goals without traffic, at any moment between two probes: how soon all that is probed
+// at an endpoint is unhealthy, and healthy again.
+func TestGoalsWithoutTraffic(t *testing.T) {
+	const ms = time.Millisecond
+	killed := func(h *host, _ *backend) { h.set(refusing) }
+	hung := func(_ *host, s *backend) { s.hung.Store(true) }
+	unreachable := func(h *host, _ *backend) { h.set(vanished) } // the kernel, which would notice, is not there
+	unready := func(_ *host, s *backend) { s.status.Store(http.StatusInternalServerError) }
+	one, apiserver := []*registry.Entry{entry(at)}, []*registry.Entry{servers(at)}
+	for _, tt := range []struct {
+		name       string
+		entries    []*registry.Entry
+		fail       func(*host, *backend)
+		out, again time.Duration // at most
+	}{
+		{"killed", one, killed, 1000 * ms, 600 * ms},
+		{"hung", one, hung, 11_000 * ms, 6000 * ms}, // 12 s are promised
+		{"many group-versions, hung", family(30, false, at), hung, 11_500 * ms, 7000 * ms},
+		{"many group-versions, hung, over HTTP/1.1", family(30, true, at), hung, 11_500 * ms, 7000 * ms},
+		{"an apiserver, killed", apiserver, killed, 1000 * ms, 1000 * ms},
+		{"an apiserver, hung", apiserver, hung, 10_000 * ms, 6000 * ms},
+		{"an apiserver, unready", apiserver, unready, 4200 * ms, 700 * ms},
+		{"an apiserver without a network", apiserver, unreachable, 7000 * ms, 3000 * ms},
+	} {
+		bubble(t, tt.name, func(t *testing.T) {
+			b, h, s := healthy(t, tt.entries)
+			for i := range 40 {
+				pass(time.Duration(i) * 371 * ms)
+				tt.fail(h, s)
+				if took := b.until(t, registry.Unhealthy, time.Minute); took > tt.out {
+					t.Errorf("out after %s, want %s", took, tt.out)
+				}
+				s.hung.Store(false)
+				s.status.Store(0)
+				h.set(listening)
+				if took := b.until(t, registry.Healthy, time.Minute); took > tt.again {
+					t.Errorf("back after %s, want %s", took, tt.again)
+				}
+			}
+		})
+	}
+}
+
+// A second probe confirms that a process is dead, and the report is kube-aggregator's.
+func TestVerdictOnADeadProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, h, _ := single(t)
-		for _, into := range []time.Duration{0, 100 * time.Millisecond, 5 * time.Second} {
-			pass(into)
-			before := b.dials()
-			h.set(refusing)
-			took := b.until(t, at, registry.Unhealthy, time.Second)
-			if took < firstRetry {
-				t.Errorf("unhealthy after %v: want a second probe before it", took)
-			}
-			check.Same(t, fall, b.dials()-before, "probes before the verdict")
-			want := "failing or missing response from https://10.0.0.1:443/apis/metrics.k8s.io/v1beta1: " +
-				`Get "https://10.0.0.1:443/apis/metrics.k8s.io/v1beta1": dial tcp 10.0.0.1:443: connect: connection refused`
-			if got := b.notes.last(at); got.Reason != registry.ReasonFailedDiscoveryCheck || got.Message != want {
-				t.Errorf("reason %q, message %s", got.Reason, cmp.Diff(want, got.Message))
-			}
-			pass(time.Minute)
-			h.set(listening)
-			if took := b.until(t, at, registry.Healthy, time.Second); took > 600*time.Millisecond {
-				t.Errorf("back after %v", took)
-			}
+		h.set(refusing)
+		if took := b.until(t, registry.Unhealthy, time.Second); took < firstRetry {
+			t.Errorf("unhealthy after %v: want a second probe before it", took)
+		}
+		check.Same(t, 1+fall, b.dials(), "probes before the verdict, and a first one")
+		want := "failing or missing response from https://10.0.0.1:443/apis/metrics.k8s.io/v1beta1: " +
+			`Get "https://10.0.0.1:443/apis/metrics.k8s.io/v1beta1": dial tcp 10.0.0.1:443: connect: connection refused`
+		if got := b.notes.of(entry()); got.Reason != registry.ReasonFailedDiscoveryCheck || got.Message != want {
+			t.Errorf("reason %q, message %s", got.Reason, cmp.Diff(want, got.Message))
 		}
 	})
 }
 
+// One lost probe changes nothing, and is followed by one that passes.
 func TestOneLostProbeChangesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, _, s := single(t)
-		for range 5 {
-			synctest.Wait() // a probe at this instant ends
-			before := b.dials()
-			s.status.Store(http.StatusInternalServerError)
-			for b.dials() == before {
-				pass(time.Millisecond)
+	for _, e := range []*registry.Entry{entry(at), servers(at)} {
+		bubble(t, e.Name, func(t *testing.T) {
+			b, _, s := healthy(t, []*registry.Entry{e})
+			for range 5 {
+				synctest.Wait() // a probe at this instant ends
+				before := b.dials()
+				s.status.Store(http.StatusInternalServerError)
+				for b.dials() == before {
+					pass(time.Millisecond)
+				}
+				s.status.Store(0)
+				pass(30 * time.Second)
 			}
-			s.status.Store(0)
-			pass(30 * time.Second)
-		}
-		if got := b.notes.all(); len(got) != 1 {
-			t.Errorf("reported %+v", got)
-		}
-	})
+			check.Same(t, 1, len(b.notes.all()), "reports")
+		})
+	}
 }
 
 func TestPacesWhileFailing(t *testing.T) {
@@ -172,7 +146,7 @@ func TestPacesWhileFailing(t *testing.T) {
 		}
 		return d
 	}
-	tests := []struct {
+	for _, tt := range []struct {
 		name string
 		fail func(*host, *backend)
 		want []time.Duration
@@ -181,14 +155,13 @@ func TestPacesWhileFailing(t *testing.T) {
 		{"refused", func(h *host, _ *backend) { h.set(refusing) }, ms(100, 100, 100, 100, 100)},
 		{"vanished", func(h *host, _ *backend) { h.set(vanished) }, ms(250, 2100, 2100, 2100)},
 		{"hung", func(_ *host, s *backend) { s.hung.Store(true) }, ms(250, 5100, 5100, 5100)},
-	}
-	for _, tt := range tests {
+	} {
 		bubble(t, tt.name, func(t *testing.T) {
 			b, h, s := single(t)
 			pass(time.Second)
 			tt.fail(h, s)
 			before := b.dials()
-			b.Signal(b.feed.entries[0].Name, at, errors.New("no answer"))
+			b.alarm()
 			pass(5 * time.Minute)
 			var got []time.Duration
 			dials := b.cable.dialled(at)[before:]
@@ -203,60 +176,37 @@ func TestPacesWhileFailing(t *testing.T) {
 	}
 }
 
-func TestHungProcessIsOutWithinTwelveSecondsIdle(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, _, s := single(t)
-		worst := time.Duration(0)
-		for i := range 60 {
-			pass(time.Duration(i) * 371 * time.Millisecond)
-			s.hung.Store(true)
-			worst = max(worst, b.until(t, at, registry.Unhealthy, 12*time.Second))
-			s.hung.Store(false)
-			b.until(t, at, registry.Healthy, 6*time.Second)
-		}
-		if worst > 11*time.Second {
-			t.Errorf("took %v, leaving no margin below 12 s", worst)
-		}
-		t.Logf("worst of 60: %v", worst)
-	})
-}
-
+// The kernel notices within 2 s that a host has vanished, and ends the watched connection.
 func TestVanishedHostIsOutAfterOneDialTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, h, _ := single(t)
 		pass(3 * time.Second)
-		h.mu.Lock()
 		near := h.ends[0]
-		h.mu.Unlock()
 		if k := near.keepAlive; !k.Enable || k.Idle+time.Duration(k.Count)*k.Interval > 2*time.Second {
 			t.Errorf("keep-alive %+v would not show a vanished host within 2 s", k)
 		}
 		h.set(vanished)
 		near.reset() // as the kernel does
-		if took := b.until(t, at, registry.Unhealthy, 5*time.Second); took > 2500*time.Millisecond {
+		if took := b.until(t, registry.Unhealthy, 5*time.Second); took > 2500*time.Millisecond {
 			t.Errorf("took %v after the connection was lost, want at most 2.25 s", took)
 		}
-		pass(time.Minute)
-		h.set(listening)
-		b.until(t, at, registry.Healthy, 2300*time.Millisecond)
 	})
 }
 
 func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, _ := single(t)
-		name := b.feed.entries[0].Name
 		pass(time.Second)
 		before := b.dials()
-		b.Signal(name, at, nil)
+		b.Signal(b.feed.entries[0].Name, at, nil)
 		b.Signal("v1.other.example.com", at, errors.New("of another APIService"))
 		synctest.Wait()
 		check.Same(t, 0, b.dials()-before, "probes without a reason")
-		b.Signal(name, at, errors.New("dial failed"))
+		b.alarm()
 		synctest.Wait()
 		check.Same(t, 1, b.dials()-before, "probes at once")
 		for range 60 * 100 {
-			b.Signal(name, at, errors.New("dial failed"))
+			b.alarm()
 			pass(10 * time.Millisecond)
 		}
 		// 0.25 + 0.5 + … + 8 s, then one every 10 s.
@@ -264,19 +214,18 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 			t.Errorf("%d probes in a minute of signals", n)
 		}
 		for range 600 { // no pause grows beyond the interval
-			b.Signal(name, at, errors.New("dial failed"))
+			b.alarm()
 			pass(time.Second)
 		}
 		if n := b.dials() - before; n > 14+70 {
 			t.Errorf("%d probes in eleven minutes of signals", n)
 		}
-		if got := b.notes.all(); len(got) != 1 {
-			t.Errorf("ejected by signals alone: %+v", got)
-		}
+		check.Same(t, 1, len(b.notes.all()), "reports")
 	})
 }
 
-// False hints count less from then on. The end of the watched connection counts as before.
+// False hints count less from then on, until one is right. The end of the watched connection counts
+// as before.
 func TestFalseAlarmsDoNotBlind(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fail   func(*host, *backend)
@@ -287,48 +236,25 @@ func TestFalseAlarmsDoNotBlind(t *testing.T) {
 	} {
 		bubble(t, name, func(t *testing.T) {
 			b, h, s := single(t)
-			worst := time.Duration(0)
 			for i := range 20 {
 				for range 600 + 7*i {
-					b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
+					b.alarm()
 					pass(100 * time.Millisecond)
 				}
 				tc.fail(h, s)
-				worst = max(worst, b.until(t, at, registry.Unhealthy, 30*time.Second))
+				if took := b.until(t, registry.Unhealthy, 30*time.Second); took > tc.within {
+					t.Errorf("out after %v, want %v", took, tc.within)
+				}
 				s.hung.Store(false)
 				h.set(listening)
-				b.until(t, at, registry.Healthy, 6*time.Second)
+				b.until(t, registry.Healthy, 6*time.Second)
 			}
-			if worst > tc.within {
-				t.Errorf("out after %v, want %v", worst, tc.within)
-			}
-			t.Logf("worst of 20: %v", worst)
+			pass(alarmGap)
+			s.status.Store(http.StatusInternalServerError)
+			b.alarm()
+			b.until(t, registry.Unhealthy, time.Second) // the last alarm was right
 		})
 	}
-}
-
-// After one hint was right, the next one causes a probe at once, however many were false before.
-func TestAlarmsCountAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, _, s := single(t)
-		alarm := func() { b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost")) }
-		for range 600 {
-			alarm()
-			pass(100 * time.Millisecond)
-		}
-		s.status.Store(http.StatusInternalServerError)
-		for late := time.Now().Add(time.Minute); b.notes.last(at).Health != registry.Unhealthy && time.Now().Before(late); {
-			alarm()
-			pass(10 * time.Millisecond)
-		}
-		b.until(t, at, registry.Unhealthy, 0)
-		s.status.Store(http.StatusOK)
-		b.until(t, at, registry.Healthy, 6*time.Second)
-		pass(alarmGap)
-		s.status.Store(http.StatusInternalServerError)
-		alarm()
-		b.until(t, at, registry.Unhealthy, time.Second)
-	})
 }
 
 // A new bundle causes a probe at once, even within the longest pause, and makes its APIServices
@@ -338,7 +264,7 @@ func TestRenew(t *testing.T) {
 		b, _, s := single(t)
 		name := b.feed.entries[0].Name
 		s.status.Store(http.StatusInternalServerError)
-		b.until(t, at, registry.Unhealthy, 12*time.Second)
+		b.until(t, registry.Unhealthy, 12*time.Second)
 		for range 20 {
 			pass(time.Second) // any moment within a pause of 5 s
 			before := b.dials()
@@ -351,7 +277,7 @@ func TestRenew(t *testing.T) {
 		}
 		s.status.Store(http.StatusOK)
 		b.Renew(name)
-		if took := b.until(t, at, registry.Healthy, time.Second); took > alarmGap {
+		if took := b.until(t, registry.Healthy, time.Second); took > alarmGap {
 			t.Errorf("healthy after %v", took)
 		}
 	})
@@ -359,18 +285,12 @@ func TestRenew(t *testing.T) {
 
 func TestWatchedConnectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(serverName)
-		addresses := []string{"10.0.0.1:443", "10.0.0.2:443", "10.0.0.3:443"}
-		b := startBench(t, ca, []*registry.Entry{entry(addresses...)}, func(c *Config) { c.MaxWatched = 2 })
-		for _, a := range addresses {
-			b.cable.host(a).serve(t, ca, newBackend().ServeHTTP)
-		}
-		b.run(t)
+		b, _ := serve(t, []*registry.Entry{entry(at, "10.0.0.2:443", "10.0.0.3:443")}, newBackend().ServeHTTP, func(c *Config) { c.MaxWatched = 2 })
 		for range 20 {
 			pass(7 * time.Second)
 			open := 0
-			for _, a := range addresses {
-				open += b.cable.hosts[a].open()
+			for _, h := range b.cable.hosts {
+				open += h.open()
 			}
 			if open != 2 {
 				t.Fatalf("%d connections open, want 2", open)
@@ -381,7 +301,7 @@ func TestWatchedConnectionsAreBounded(t *testing.T) {
 
 func TestStartIsSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := startBench(t, newAuthority(serverName), copies(1000))
+		b := newBench(t, newAuthority(serverName), copies(1000))
 		b.cable.host(at).set(vanished)
 		b.run(t)
 		synctest.Wait()
@@ -397,27 +317,24 @@ func TestStartIsSpread(t *testing.T) {
 // about its endpoint, not even about a distant one.
 func TestWaitingForATurnIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		distant := func(c *Config) {
+		b, _ := serve(t, []*registry.Entry{entry(at)}, newBackend().ServeHTTP, func(c *Config) {
 			dial := c.Dial
 			c.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 				<-time.After(300 * time.Millisecond)
 				return dial(ctx, network, address)
 			}
-		}
-		b, _ := served(t, []*registry.Entry{entry(at)}, newBackend().ServeHTTP, distant)
+		})
 		pass(time.Second)
 		for range gateSlots {
 			b.gate <- struct{}{}
 		}
-		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
+		b.alarm()
 		pass(2 * probeTimeout)
 		for range gateSlots {
 			<-b.gate
 		}
 		pass(time.Second)
-		if got := b.notes.all(); len(got) != 1 {
-			t.Errorf("reported %+v", got)
-		}
+		check.Same(t, 1, len(b.notes.all()), "reports")
 		if n := b.dials(); n < 3 {
 			t.Errorf("%d probes, want at least two for the signal", n)
 		}
@@ -427,7 +344,7 @@ func TestWaitingForATurnIsNoFailure(t *testing.T) {
 // If both probes of a round pass at once, one connection is kept and the other one closed.
 func TestHedgedProbesLeaveOneConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, h := served(t, []*registry.Entry{entry(at)}, func(_ http.ResponseWriter, r *http.Request) {
+		b, h := serve(t, []*registry.Entry{entry(at)}, func(_ http.ResponseWriter, r *http.Request) {
 			// All requests of a period of three seconds are answered together at its end.
 			lasts(r, time.Until(time.Now().Truncate(3*time.Second).Add(3*time.Second)))
 		})

@@ -2,27 +2,17 @@ package health
 
 import (
 	"crypto/tls"
-	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
-
-// servers is an entry without a group-version: the local apiservers.
-func servers(addresses ...string) *registry.Entry {
-	e := &registry.Entry{Name: "local-apiserver", Backend: &registry.Backend{ServerName: serverName}}
-	for _, a := range addresses {
-		e.Endpoints = append(e.Endpoints, registry.Endpoint{Address: a})
-	}
-	return e
-}
 
 func TestServersAreAskedWhetherTheyAreReady(t *testing.T) {
 	ca := newAuthority(serverName)
@@ -53,7 +43,7 @@ func TestServersAreAskedWhetherTheyAreReady(t *testing.T) {
 			s.Listener = tls.NewListener(s.Listener, s.TLS)
 			s.Start()
 		}
-		o, _ := probeEntry(t, servers(s.Listener.Addr().String()), func() (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil })
+		o, _ := probeOnce(t, servers(s.Listener.Addr().String()), ca.trust)
 		closeConn(o.conn)
 		s.Close()
 		switch {
@@ -67,110 +57,38 @@ func TestServersAreAskedWhetherTheyAreReady(t *testing.T) {
 	}
 }
 
-// The design's goals hold for an apiserver as for an endpoint of an extension server, without
-// traffic.
-func TestServersIdle(t *testing.T) {
-	for _, tt := range []struct {
-		name       string
-		fail       func(*host, *backend)
-		out, again time.Duration // at most
-	}{
-		{"killed", func(h *host, _ *backend) { h.set(refusing) }, time.Second, time.Second},
-		{"hung", func(_ *host, s *backend) { s.hung.Store(true) }, 10 * time.Second, 6 * time.Second},
-		{"unready", func(_ *host, s *backend) { s.status.Store(500) }, 4*time.Second + 200*time.Millisecond, 700 * time.Millisecond},
-		{"without a network", func(h *host, _ *backend) { h.set(vanished) }, 7 * time.Second, 3 * time.Second}, // 2 s less if the kernel notices (keep-alive)
-	} {
-		bubble(t, tt.name, func(t *testing.T) {
-			s := newBackend()
-			b, h := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
-			worst, worstBack := time.Duration(0), time.Duration(0)
-			b.until(t, at, registry.Healthy, time.Minute)
-			for i := range 20 {
-				pass(time.Duration(i) * 731 * time.Millisecond)
-				tt.fail(h, s)
-				worst = max(worst, b.until(t, at, registry.Unhealthy, time.Minute))
-				s.hung.Store(false)
-				s.status.Store(0)
-				h.set(listening)
-				worstBack = max(worstBack, b.until(t, at, registry.Healthy, time.Minute))
-			}
-			if worst > tt.out || worstBack > tt.again {
-				t.Errorf("out after %s, want %s; back after %s, want %s", worst, tt.out, worstBack, tt.again)
-			}
-		})
-	}
-}
-
-// After a hint the next probe is reported, even if nothing has changed.
+// After a hint the next probe that passes is reported, even if nothing has changed. A probe that
+// began before the hint does not answer it, nor does one that fails.
 func TestHintsAreAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, _ := served(t, []*registry.Entry{servers(at)}, newBackend().ServeHTTP)
+		const ms = time.Millisecond
+		b, _, s := healthy(t, []*registry.Entry{servers(at)})
 		pass(time.Second)
-		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
-		synctest.Wait()
-		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
-			t.Errorf("reported %+v, want the first one again", got)
-		}
-	})
-}
-
-// A probe that began before a hint does not answer it; the next one does.
-func TestHintsDuringAProbe(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newBackend()
-		b, _ := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
-		pass(time.Second)
-		s.delay.Store(int64(600 * time.Millisecond))
 		for _, step := range []struct {
-			hint  bool
-			lasts time.Duration
-			want  int // reports by then
-		}{{true, 300 * time.Millisecond, 1}, {true, 400 * time.Millisecond, 1}, {false, 600 * time.Millisecond, 2}} {
+			name   string
+			hint   bool
+			status int64
+			takes  time.Duration // each answer
+			lasts  time.Duration
+			want   int // reports by then
+		}{
+			{"a hint", true, 200, 0, 0, 2},
+			{"nothing", false, 200, 0, 9000 * ms, 2},
+			{"a hint, and a failure", true, 500, 0, 0, 2},
+			{"well again", false, 200, 0, 1000 * ms, 3},
+			{"a slow probe", true, 200, 600 * ms, 300 * ms, 3},
+			{"a hint during it", true, 200, 600 * ms, 400 * ms, 3},
+			{"the next one", false, 200, 600 * ms, 600 * ms, 4},
+		} {
+			s.status.Store(step.status)
+			s.delay.Store(int64(step.takes))
 			if step.hint {
-				b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
+				b.alarm()
 			}
-			if pass(step.lasts); len(b.notes.all()) != step.want {
-				t.Errorf("reported %+v, want %d", b.notes.all(), step.want)
-			}
-		}
-	})
-}
-
-// After a hint and a failed probe, the next probe that passes is reported.
-func TestHintsOutlastAFailure(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newBackend()
-		b, _ := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
-		pass(time.Second)
-		s.status.Store(500)
-		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
-		synctest.Wait()
-		if got := b.notes.all(); len(got) != 1 {
-			t.Errorf("reported %+v after one failure, want only the first one", got)
-		}
-		s.status.Store(0)
-		pass(time.Second)
-		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
-			t.Errorf("reported %+v, want the first one again", got)
-		}
-	})
-}
-
-// If every third request fails, on any connection, the verdict stays.
-func TestServersDoNotFlap(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var asked atomic.Int64
-		b, _ := served(t, []*registry.Entry{servers(at)}, func(w http.ResponseWriter, _ *http.Request) {
-			if asked.Add(1)%3 == 0 {
-				w.WriteHeader(http.StatusInternalServerError)
-			}
-		})
-		pass(10 * time.Minute)
-		if got := b.notes.all(); len(got) != 1 || got[0].Health != registry.Healthy {
-			t.Errorf("after ten minutes: %+v", got)
-		}
-		if n := asked.Load(); n > 10*60 {
-			t.Errorf("%d requests in ten minutes", n)
+			pass(step.lasts)
+			got := b.notes.all()
+			check.Same(t, step.want, len(got), "%s: reports", step.name)
+			check.Same(t, got[0].Report, got[len(got)-1].Report, "the last report, which repeats the first")
 		}
 	})
 }
@@ -191,14 +109,14 @@ func TestRulesAreNotReadYet(t *testing.T) {
 		bubble(t, tt.name, func(t *testing.T) {
 			s := newBackend()
 			s.status.Store(tt.before)
-			b, h := served(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
-			b.until(t, at, registry.Healthy, time.Minute)
+			b, h := serve(t, []*registry.Entry{servers(at)}, s.ServeHTTP)
+			b.until(t, registry.Healthy, time.Minute)
 			h.set(refusing)
-			b.until(t, at, registry.Unhealthy, time.Minute)
+			b.until(t, registry.Unhealthy, time.Minute)
 			pass(time.Minute)
 			s.status.Store(tt.after)
 			h.set(listening)
-			if took := b.until(t, at, registry.Healthy, 2*time.Minute); took < tt.out-lastRetry || took > tt.out+lastRetry {
+			if took := b.until(t, registry.Healthy, 2*time.Minute); took < tt.out-lastRetry || took > tt.out+lastRetry {
 				t.Errorf("healthy after %v, want %v", took, tt.out)
 			}
 		})

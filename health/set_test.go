@@ -1,7 +1,6 @@
 package health
 
 import (
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -32,7 +31,7 @@ func TestFollowsTheTable(t *testing.T) {
 		// once.
 		b.feed.set(first)
 		synctest.Wait()
-		if last := b.notes.last(at); last.at != time.Now() {
+		if last := b.notes.of(first); last.at != time.Now() {
 			t.Errorf("an endpoint that is back is not probed at once: %+v", last)
 		}
 		for range 2 {
@@ -41,7 +40,7 @@ func TestFollowsTheTable(t *testing.T) {
 			next.Backend = &again
 			b.feed.set(&next)
 			synctest.Wait()
-			if last := b.notes.last(at); last.at != time.Now() || last.Backend != &again {
+			if last := b.notes.of(first); last.at != time.Now() || last.Backend != &again {
 				t.Errorf("a new backend is not reported at once: %+v", last)
 			}
 		}
@@ -54,7 +53,7 @@ func TestWhatIsNotProbed(t *testing.T) {
 		local.Backend = nil
 		protected := entry(at)
 		protected.Verdict.Reason = registry.ReasonProtectedGroup
-		b := startBench(t, newAuthority(serverName), []*registry.Entry{local, protected})
+		b := newBench(t, newAuthority(serverName), []*registry.Entry{local, protected})
 		b.run(t)
 		pass(time.Minute)
 		check.Same(t, 0, b.dials(), "probes")
@@ -79,61 +78,48 @@ func TestNewIntervalAppliesAtOnce(t *testing.T) {
 }
 
 // A table without an earlier report (the endpoint was absent from a table that the prober skipped)
-// gets it again.
-func TestTellsAForgetfulTableAgain(t *testing.T) {
+// gets it again, once. So does one that carried an older verdict through such tables (the APIService
+// had another backend there, and reports about this one were dropped).
+func TestCorrectsATable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, _ := single(t)
-		remembering := *b.feed.entries[0]
-		remembering.Endpoints = []registry.Endpoint{{Address: at, Health: registry.Healthy}}
-		pass(5 * time.Second)
-		b.feed.set(&remembering)
-		pass(time.Minute)
-		before := len(b.notes.all())
-		forgetting := *b.feed.entries[0]
-		forgetting.Endpoints = []registry.Endpoint{{Address: at}}
-		b.feed.set(&forgetting)
-		synctest.Wait()
-		check.Same(t, 1, len(b.notes.all())-before, "reports")
-		before = len(b.notes.all())
-		pass(time.Minute)
-		check.Same(t, 0, len(b.notes.all())-before, "more reports")
-	})
-}
-
-// A table that carried an older verdict through tables that the prober skipped (the APIService had
-// another backend there, and reports about this one were dropped) gets the last one again, once.
-func TestCorrectsAnOutdatedTable(t *testing.T) {
-	for name, outdated := range map[string]registry.Endpoint{
-		"health": {Address: at, Health: registry.Unhealthy},
-		"slow":   {Address: at, Health: registry.Healthy, Slow: true},
-	} {
-		bubble(t, name, func(t *testing.T) {
-			b, _, _ := single(t)
+		known := registry.Endpoint{Address: at, Health: registry.Healthy}
+		for _, tc := range []struct {
+			name     string
+			endpoint registry.Endpoint
+			want     int
+		}{
+			{"as reported", known, 0},
+			{"forgotten", registry.Endpoint{Address: at}, 1},
+			{"as reported again", known, 0},
+			{"another health", registry.Endpoint{Address: at, Health: registry.Unhealthy}, 1},
+			{"and back", known, 0},
+			{"slow", registry.Endpoint{Address: at, Health: registry.Healthy, Slow: true}, 1},
+			{"no longer", known, 0},
+		} {
 			pass(5 * time.Second)
-			for _, tc := range []struct {
-				endpoint registry.Endpoint
-				want     int
-			}{
-				{outdated, 1},
-				{registry.Endpoint{Address: at, Health: registry.Healthy}, 0},
-			} {
-				before := len(b.notes.all())
-				next := *b.feed.entries[0]
-				next.Endpoints = []registry.Endpoint{tc.endpoint}
-				b.feed.set(&next)
+			before := len(b.notes.all())
+			next := *b.feed.entries[0]
+			next.Endpoints = []registry.Endpoint{tc.endpoint}
+			b.feed.set(&next)
+			for range 2 { // at once, and no more later
 				synctest.Wait()
-				if n, last := len(b.notes.all())-before, b.notes.last(at); n != tc.want || last.Health != registry.Healthy || last.Slow {
-					t.Errorf("%d reports after %+v, want %d; the last is %+v", n, tc.endpoint, tc.want, last)
+				if n, last := len(b.notes.all())-before, b.notes.of(&next); n != tc.want || last.Health != registry.Healthy || last.Slow {
+					t.Errorf("%s: %d reports, want %d; the last is %+v", tc.name, n, tc.want, last)
 				}
+				pass(time.Minute)
 			}
-		})
-	}
+		}
+	})
 }
 
 func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := prometheus.NewPedanticRegistry()
-		b, _ := served(t, []*registry.Entry{entry(at, "10.0.0.2:443")}, newBackend().ServeHTTP, func(c *Config) { c.Metrics = r })
+		ca := newAuthority(serverName)
+		b := newBench(t, ca, []*registry.Entry{entry(at, "10.0.0.2:443")}, func(c *Config) { c.Metrics = r })
+		b.cable.host(at).serve(t, ca, newBackend().ServeHTTP)
+		b.run(t)
 		pass(350 * time.Millisecond) // four probes of the unreachable endpoint
 		want := `
 			# HELP fairlead_endpoint_healthy 1 if the endpoint is healthy, 0 if it is not or has not been found out yet.
@@ -159,39 +145,5 @@ func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 				t.Errorf("%d series, want %d (%v)", n, step.want, err)
 			}
 		}
-	})
-}
-
-// The bubble fails if a goroutine is left at its end. The test counts connections.
-func TestNothingIsLeftAfterAThousandChanges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority(serverName)
-		b := startBench(t, ca, nil)
-		hosts := make([]*host, 4)
-		addresses := make([]string, 4)
-		for i := range hosts {
-			addresses[i] = "10.0.0." + strconv.Itoa(i+1) + ":443"
-			hosts[i] = b.cable.host(addresses[i])
-			hosts[i].serve(t, ca, newBackend().ServeHTTP)
-		}
-		b.run(t)
-		for i := range 1000 {
-			var entries []*registry.Entry
-			for j := range i % 3 {
-				e := entry(addresses[i%4], addresses[(i+j+1)%4])
-				e.Name += strconv.Itoa(j)
-				entries = append(entries, e)
-			}
-			b.feed.set(entries...)
-			time.Sleep(time.Duration(i%7) * 100 * time.Millisecond)
-			if i%50 == 0 {
-				hosts[i%4].set(refusing)
-			}
-			if i%50 == 10 {
-				hosts[(i-10)%4].set(listening)
-			}
-		}
-		b.feed.set()
-		b.wantNothing(t, hosts...)
 	})
 }
