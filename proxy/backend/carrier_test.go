@@ -16,17 +16,22 @@ import (
 )
 
 // APIServices with one Backend use the same connections, and no others do. With a backend without
-// HTTP/2 nothing is shared.
+// HTTP/2 nothing is shared. Each has its own limits, and its own verdict on an endpoint.
 func TestWhoShares(t *testing.T) {
-	s := newStreet(t, nil)
-	s.house("a", nil, healthy(place1))
-	s.house("b", nil, healthy(place1))
+	var signaled []string
+	s := newStreet(t, func(cfg *Config) {
+		cfg.Signal = func(name, _ string, _ error) { signaled = append(signaled, name) }
+	})
+	most := map[string]int{"a": 1, "b": 2}
+	for name, n := range most {
+		s.house(name, func(e *registry.Entry, _ *registry.Backend) { e.Policy.MaxInFlight, e.Policy.MaxLongRunning = n, n }, healthy(place1))
+	}
 	s.house("c", func(_ *registry.Entry, b *registry.Backend) { b.Owner = "c" }, healthy(place1))
 	s.house("d", func(_ *registry.Entry, b *registry.Backend) { b.HTTP1 = true }, healthy(place1))
 	s.table()
 	a, c := s.via("a"), s.via("c")
 	if a == nil || a != s.via("b") || c == nil || c == a || s.via("d") != nil {
-		t.Errorf("a uses %p, b %p, c %p, d %p", a, s.via("b"), c, s.via("d"))
+		t.Fatalf("a uses %p, b %p, c %p, d %p", a, s.via("b"), c, s.via("d"))
 	}
 	for name, of := range map[string]*Upstream{"": a, "c": c} {
 		asked := ""
@@ -38,25 +43,49 @@ func TestWhoShares(t *testing.T) {
 			t.Errorf("TLS was called for %q, want %q", asked, name)
 		}
 	}
-}
+	for _, long := range []bool{false, true} {
+		for name, want := range most {
+			got := 0
+			for i := range 5 {
+				if place, ok := s.up(name).Acquire(bound.Source{User: fmt.Sprint(i)}, long); ok {
+					got++
+					defer place.Leave()
+				}
+			}
+			check.Same(t, want, got, "%s: requests, long-running %v", name, long)
+		}
+	}
 
-// A new endpoint is reached over shared connections from its first request on, and a removed one is
-// forgotten.
-func TestSharedEndpointsFollowTheTable(t *testing.T) {
-	s := newStreet(t, nil)
-	s.house("a", nil, healthy(place1))
-	s.house("b", nil, healthy(place1))
+	// A new endpoint is reached over shared connections from its first request on. That it is
+	// unhealthy for a is nothing to b.
+	s.house("a", nil, registry.Endpoint{Address: place1, Health: registry.Unhealthy}, healthy(place2))
+	s.house("b", nil, healthy(place1), healthy(place2))
 	s.table()
-	c := s.via("a")
+	used := map[string]map[string]bool{"a": {}, "b": {}}
+	for range 100 {
+		for name := range used {
+			l, _ := s.up(name).Pick()
+			used[name][l.Address()] = true
+			l.Release()
+		}
+	}
+	check.Same(t, map[string]map[string]bool{"a": {place2: true}, "b": {place1: true, place2: true}}, used, "endpoints used")
 	for _, name := range []string{"a", "b"} {
 		s.house(name, nil, healthy(place2))
 	}
 	s.table()
-	if s.via("a") != c || s.via("b") != c {
-		t.Error("the new endpoint is not reached over the shared connections")
+	if known := a.snapshot(); s.via("a") != a || s.via("b") != a || len(known) != 1 || known[0].address != place2 {
+		t.Errorf("the carrier has %d endpoints; a uses %p, b %p, want %p", len(known), s.via("a"), s.via("b"), a)
 	}
-	if known := c.snapshot(); len(known) != 1 || known[0].address != place2 {
-		t.Errorf("the carrier has %d endpoints", len(known))
+
+	// A failure on an unused connection is signaled for one of them. The engine signals those whose
+	// requests fail.
+	a.target.signal(place2, errLost)
+	delete(s.entries, signaled[0])
+	s.table()
+	a.target.signal(place2, errLost)
+	if len(signaled) != 2 || signaled[1] == signaled[0] {
+		t.Errorf("signaled for %v", signaled)
 	}
 }
 
@@ -91,77 +120,6 @@ func TestRetarget(t *testing.T) {
 				t.Error("does not use its former connections again")
 			}
 		})
-	}
-}
-
-// Each APIService has its own limits: one at its limit takes no places from its neighbours.
-func TestLimitsOfSharers(t *testing.T) {
-	s := newStreet(t, nil)
-	for name, n := range map[string]int{"a": 1, "b": 2} {
-		s.house(name, func(e *registry.Entry, _ *registry.Backend) { e.Policy.MaxInFlight, e.Policy.MaxLongRunning = n, n }, healthy(place1))
-	}
-	s.table()
-	if s.via("a") == nil || s.via("a") != s.via("b") {
-		t.Fatal("they share no connections")
-	}
-	for _, long := range []bool{false, true} {
-		for name, want := range map[string]int{"a": 1, "b": 2} {
-			got := 0
-			for i := range 5 {
-				if place, ok := s.up(name).Acquire(bound.Source{User: fmt.Sprint(i)}, long); ok {
-					got++
-					defer place.Leave()
-				}
-			}
-			check.Same(t, want, got, "%s: requests, long-running %v", name, long)
-		}
-	}
-}
-
-// An endpoint's verdict is that of one APIService: another one still uses it, over the same
-// connections.
-func TestEjectionOfSharers(t *testing.T) {
-	s := newStreet(t, nil)
-	s.house("a", nil, healthy(place1), healthy(place2))
-	s.house("b", nil, healthy(place1), healthy(place2))
-	s.table()
-	s.house("a", nil, registry.Endpoint{Address: place1, Health: registry.Unhealthy}, healthy(place2))
-	s.table()
-	used := map[string]map[string]bool{"a": {}, "b": {}}
-	for range 100 {
-		for name := range used {
-			l, _ := s.up(name).Pick()
-			used[name][l.Address()] = true
-			l.Release()
-		}
-	}
-	if used["a"][place1] || !used["a"][place2] || !used["b"][place1] || !used["b"][place2] {
-		t.Errorf("used after a's verdict: %v", used)
-	}
-	if _, c := s.via("b"), s.via("a"); c == nil || c != s.via("b") {
-		t.Error("they share no connections any more")
-	}
-}
-
-// A failure on an unused connection is signaled for one of its APIServices. The engine signals
-// those whose requests fail.
-func TestSignalsOfSharers(t *testing.T) {
-	var signaled []string
-	s := newStreet(t, func(cfg *Config) {
-		cfg.Signal = func(name, _ string, _ error) { signaled = append(signaled, name) }
-	})
-	for _, name := range []string{"a", "b", "c"} {
-		s.house(name, nil, healthy(place1))
-	}
-	s.table()
-	c := s.via("a")
-	c.target.signal(place1, errLost)
-	named := signaled[0]
-	delete(s.entries, named)
-	s.table()
-	c.target.signal(place1, errLost)
-	if len(signaled) != 2 || signaled[1] == named {
-		t.Errorf("signaled for %v", signaled)
 	}
 }
 
@@ -209,43 +167,13 @@ func TestHeldConnections(t *testing.T) {
 	})
 }
 
-// If one of two leaves, shared connections stay. They drain when the last one leaves.
-func TestLastSharerCloses(t *testing.T) {
-	s, well := served(t, nil)
-	c, carrier := dialShared(t, s, well.address), s.via("a")
-	delete(s.entries, "b")
-	s.table()
-	if drained(c) || s.via("a") != carrier {
-		t.Fatal("drained when one of two left")
-	}
-	delete(s.entries, "a")
-	s.table()
-	if !drained(c) || len(s.carriers) != 0 {
-		t.Error("not drained when the last one left")
-	}
-	if _, err := carrier.dialH2(t.Context(), well.address, nil); err == nil {
-		t.Error("can be dialled after the last one left")
-	}
-}
-
-// If an APIService's own connections drain, for example after a policy change, shared ones do not.
-func TestDrainOfOneSharer(t *testing.T) {
-	s, well := served(t, nil)
-	own := must.Get(s.up("b").dialH2(t.Context(), well.address, nil))(t)
-	defer own.Close()
-	c := dialShared(t, s, well.address)
-	s.house("b", func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = time.Second })
-	s.table()
-	if !drained(own) || drained(c) {
-		t.Error("want only the own connection to drain")
-	}
-}
-
-// After a rotation of the proxy client certificate, the next requests use it: shared connections
-// and others drain.
-func TestRotationDrainsShared(t *testing.T) {
+// A dial of a shared connection is counted once, and all who share it learn that the backend speaks
+// HTTP/2. After a rotation of the proxy client certificate all connections drain. If one leaves or
+// changes, only its own connections do.
+func TestSharedConnections(t *testing.T) {
 	changed := make(chan struct{})
-	s, well := served(t, func(cfg *Config) {
+	well, old := newServer(t, protoH2, nil), newServer(t, protoH1, nil)
+	s := newStreet(t, func(cfg *Config) {
 		var once sync.Once
 		cfg.IdentityChanged = func() <-chan struct{} {
 			next := make(chan struct{})
@@ -253,47 +181,65 @@ func TestRotationDrainsShared(t *testing.T) {
 			return next
 		}
 	})
-	own := must.Get(s.up("b").dialH2(t.Context(), well.address, nil))(t)
-	defer own.Close()
-	c := dialShared(t, s, well.address)
-	must.Run(t, s.Run)
-	if drained(c) {
-		t.Error("drained before the rotation")
+	s.tls = trusting(t)
+	both := func(address string) {
+		for _, name := range []string{"a", "b"} {
+			s.house(name, func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = 0 }, healthy(address))
+		}
+		s.table()
 	}
-	close(changed)
-	if !drained(c) || !drained(own) {
-		t.Error("not drained by the rotation")
+	dial := func(u *Upstream) *Conn {
+		t.Helper()
+		c := must.Get(u.dialH2(t.Context(), well.address, nil))(t)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
 	}
-	if next := dialShared(t, s, well.address); drained(next) {
-		t.Error("a connection made afterwards is drained")
+	want := func(when string, drains bool, list ...*Conn) {
+		t.Helper()
+		for i, c := range list {
+			select {
+			case <-c.Drain:
+				check.Same(t, drains, true, "%s, connection %d drains", when, i)
+			case <-time.After(50 * time.Millisecond):
+				check.Same(t, drains, false, "%s, connection %d drains", when, i)
+			}
+		}
 	}
-}
+	speak := func(when string, http2 bool) {
+		t.Helper()
+		check.Same(t, [2]bool{http2, http2}, [2]bool{s.up("a").HTTP2(), s.up("b").HTTP2()}, "%s, a and b speak HTTP/2", when)
+	}
+	both(well.address)
+	speak("at first", false)
+	first := dial(s.via("a"))
+	speak("after a dial", true)
+	check.Same(t, 1, s.up("a").meter.dials[dialOK].Load()+s.up("b").meter.dials[dialOK].Load(), "dials counted for one connection")
 
-// A dial of a shared connection is counted once. All who share it learn whether the backend speaks
-// HTTP/2.
-func TestSharersKnowTheProtocol(t *testing.T) {
-	s, well := served(t, nil)
-	if s.up("a").HTTP2() || s.up("b").HTTP2() {
-		t.Error("HTTP/2 without a connection")
-	}
-	dialShared(t, s, well.address)
-	if !s.up("a").HTTP2() || !s.up("b").HTTP2() {
-		t.Error("no HTTP/2 after a connection")
-	}
-	dials := uint64(0)
-	for _, name := range []string{"a", "b"} {
-		dials += s.up(name).meter.dials[dialOK].Load()
-	}
-	check.Same(t, 1, dials, "dials counted for one connection")
-	old := newServer(t, protoH1, http.NotFound)
-	for _, name := range []string{"a", "b"} {
-		s.house(name, nil, healthy(old.address))
-	}
+	own := dial(s.up("b"))
+	must.Get2(roundTrip(t, s.up("b"), http.MethodGet, ""))(t) // over HTTP/1.1
+	must.Run(t, s.Run)
+	want("before the rotation", false, first, own)
+	close(changed)
+	want("after the rotation", true, first, own)
+	must.Soon(t, 10*time.Second, "the old connection over HTTP/1.1 to close", func() bool { return s.up("b").meter.connections.Load() == 0 })
+
+	shared, own := dial(s.via("a")), dial(s.up("b"))
+	want("after a new dial", false, shared, own)
+	s.house("b", func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = time.Second })
 	s.table()
+	want("b has changed", true, own)
+	want("b has changed", false, shared)
+	carrier := s.via("a")
+	delete(s.entries, "a")
+	s.table()
+	want("a has left", true, shared)
+	if _, err := carrier.dialH2(t.Context(), well.address, nil); err == nil || len(s.carriers) != 1 {
+		t.Errorf("dialled after the last one left: %v, %d carriers", err, len(s.carriers))
+	}
+
+	both(old.address)
 	if _, err := s.via("a").dialH2(t.Context(), old.address, nil); err == nil {
 		t.Fatal("spoke HTTP/2 with a server that does not")
 	}
-	if s.up("a").HTTP2() || s.up("b").HTTP2() {
-		t.Error("still believed to speak HTTP/2")
-	}
+	speak("of a server without it", false)
 }

@@ -49,56 +49,40 @@ func TestDialUpgrade(t *testing.T) {
 	}
 }
 
-// Requests that need HTTP/2 do not fall back to HTTP/1.1.
-func TestHTTP2Only(t *testing.T) {
-	s := newServer(t, protoH1, apiserver)
-	l := newLocal(t, func(cfg *LocalConfig) { cfg.Wait = -1 }, s.address)
-	for _, p := range []Pool{PoolCertificate, PoolProven} {
-		if _, err := l.Upstream(p).dialH2(t.Context(), s.address, nil); !errors.Is(err, ErrUnreachable) {
-			t.Errorf("pool %d: got %v, want ErrUnreachable", p, err)
-		}
-	}
-	f := newFixture(t, nil)
-	if _, err := f.Upstream(f.set(healthy(s.address))).dialH2(t.Context(), s.address, nil); !errors.Is(err, ErrUnreachable) {
-		t.Errorf("dialH2: got %v, want ErrUnreachable", err)
-	}
-}
-
-// guarded sets a Guard that never loses trust.
-func guarded(cfg *Config) {
-	cfg.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
-}
-
-// A connection is kept if only the trust differs, and Guard allows it; another service drains it.
-func TestAnotherService(t *testing.T) {
-	s := newServer(t, protoH2, nil)
-	f := newFixture(t, guarded)
-	for i, b := range []registry.Backend{{Service: "svc"}, {Service: "svc", CABundle: "other"}, {Service: "other"}} {
-		f.backend = &b
-		must.Get2(f.do(f.set(healthy(s.address)), http.MethodGet, ""))(t)
-		check.Same(t, int64(max(i, 1)), s.conns.Load(), "connections after %d tables", i+1)
-	}
-}
-
-// An annotation turns HTTP/2 off, also for existing connections.
-func TestHTTP1Only(t *testing.T) {
+// Where Guard allows it, a connection is kept if only the trust or a limit differs. Another service or
+// ping timeout drains it: older connections finish their requests. An annotation turns HTTP/2 off,
+// also for existing connections.
+func TestChangesOfABackend(t *testing.T) {
 	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
-	f := newFixture(t, guarded)
-	for _, http1 := range []bool{false, true} {
-		b := *f.backend
-		b.HTTP1 = http1
-		f.backend = &b
+	f := newFixture(t, func(cfg *Config) {
+		cfg.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
+	})
+	for i, tt := range []struct {
+		backend registry.Backend
+		conns   int64 // of requests, which use HTTP/1.1, and of Learn
+	}{
+		{registry.Backend{Service: "svc"}, 2},
+		{registry.Backend{Service: "svc", CABundle: "other"}, 2},
+		{registry.Backend{Service: "other"}, 3},
+		{registry.Backend{Service: "other", PingTimeout: 3 * time.Second}, 4},
+		{registry.Backend{Service: "other", PingTimeout: time.Second}, 5},
+		{registry.Backend{Service: "other", HTTP1: true}, 6},
+	} {
+		f.backend = &tt.backend
+		f.policy.MaxInFlight = 10 + i // makes a new entry each time
 		e := f.set(healthy(s.address))
-		if err := f.Upstream(e).Learn(t.Context()); err != nil || f.Upstream(e).HTTP2() == http1 {
-			t.Errorf("http1 %v: HTTP/2 is %v, %v", http1, f.Upstream(e).HTTP2(), err)
+		if err := f.Upstream(e).Learn(t.Context()); err != nil || f.Upstream(e).HTTP2() == tt.backend.HTTP1 {
+			t.Errorf("%+v: HTTP/2 is %v, %v", tt.backend, f.Upstream(e).HTTP2(), err)
 		}
 		if _, got, err := f.do(e, http.MethodGet, ""); err != nil || got != "HTTP/1.1" {
-			t.Errorf("http1 %v: got %q, %v", http1, got, err)
+			t.Errorf("%+v: got %q, %v", tt.backend, got, err)
 		}
+		check.Same(t, tt.conns, s.conns.Load(), "connections after %d tables", i+1)
+		check.Same(t, cmp.Or(tt.backend.PingTimeout, defaultPing), f.Upstream(e).pingTimeout(), "ping timeout")
 	}
 }
 
-// An unusable bundle does not count as a failure of the endpoint.
+// An unusable bundle does not count as a failure of the endpoint. Without one there is nothing to reach.
 func TestNoTrust(t *testing.T) {
 	f := newFixture(t, func(cfg *Config) {
 		cfg.TLS = func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }
@@ -107,6 +91,9 @@ func TestNoTrust(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	check.Same(t, 0, len(f.signals.list), "signals %v", f.signals.list)
+	if _, _, err := f.do(f.set(), http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
+		t.Errorf("without an endpoint: %v", err)
+	}
 }
 
 // The engine learns which backends speak HTTP/2, and wraps each connection once.
@@ -142,26 +129,10 @@ func TestFrames(t *testing.T) {
 		}
 		if err == nil {
 			_ = c.Close()
+		} else if !errors.Is(err, ErrUnreachable) {
+			t.Errorf("without HTTP/2: %v, want ErrUnreachable", err)
 		}
 	})
-}
-
-// A new ping timeout applies to every later request: older connections finish their requests.
-func TestPingTimeoutIsLive(t *testing.T) {
-	s := newServer(t, protoH2, nil)
-	f := newFixture(t, nil)
-	for want, ping := range []time.Duration{3 * time.Second, 3 * time.Second, time.Second, 3 * time.Second} {
-		if f.backend.PingTimeout != ping {
-			next := *f.backend
-			next.PingTimeout = ping
-			f.backend = &next
-		}
-		f.policy.MaxInFlight = 10 + want // makes a new entry each time
-		e := f.set(healthy(s.address))
-		must.Get2(f.do(e, http.MethodGet, ""))(t)
-		check.Same(t, int64(max(want, 1)), s.conns.Load(), "connections after %d tables", want+1)
-		check.Same(t, ping, f.Upstream(e).pingTimeout(), "ping timeout")
-	}
 }
 
 // Errors of real handshakes are classified.
@@ -260,33 +231,23 @@ func TestRoundTrip(t *testing.T) {
 	})
 }
 
-func TestNoEndpoint(t *testing.T) {
-	f := newFixture(t, nil)
-	_, _, err := f.do(f.set(), http.MethodGet, "")
-	if !errors.Is(err, ErrUnreachable) {
-		t.Errorf("got %v, want ErrUnreachable", err)
-	}
-}
-
 // A server whose chain panics in verification (like CVE-2025-58188 in crypto/x509) is unreachable:
 // dials run on goroutines of their own, where a panic would end the process.
 func TestServersChainThatPanics(t *testing.T) {
-	bothProtocols(t, func(t *testing.T, proto string) {
-		s := newServer(t, proto, nil)
-		f := newFixture(t, func(c *Config) {
-			trusting := c.TLS
-			c.TLS = func(_ string, b *registry.Backend) (*tls.Config, error) {
-				tc, err := trusting("", b)
-				tc.VerifyConnection = func(tls.ConnectionState) error { panic("verifying") }
-				return tc, err
-			}
-		})
-		e := f.set(healthy(s.address))
-		if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
-			t.Errorf("a request: %v, want ErrUnreachable", err)
-		}
-		if _, err := f.Upstream(e).DialUpgrade(t.Context()); !errors.Is(err, ErrUnreachable) {
-			t.Errorf("an upgrade: %v, want ErrUnreachable", err)
+	s := newServer(t, protoH2, nil)
+	f := newFixture(t, func(c *Config) {
+		trusting := c.TLS
+		c.TLS = func(_ string, b *registry.Backend) (*tls.Config, error) {
+			tc, err := trusting("", b)
+			tc.VerifyConnection = func(tls.ConnectionState) error { panic("verifying") }
+			return tc, err
 		}
 	})
+	e := f.set(healthy(s.address))
+	if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
+		t.Errorf("a request: %v, want ErrUnreachable", err)
+	}
+	if _, err := f.Upstream(e).DialUpgrade(t.Context()); !errors.Is(err, ErrUnreachable) {
+		t.Errorf("an upgrade: %v, want ErrUnreachable", err)
+	}
 }

@@ -158,11 +158,23 @@ func healthy(address string) registry.Endpoint {
 	return registry.Endpoint{Address: address, Health: registry.Healthy}
 }
 
-// do sends a request and reads its response.
+// do sends a request to an entry's upstream, and reads its response.
 func (f *fixture) do(e *registry.Entry, method, body string) (int, string, error) {
 	f.t.Helper()
-	req := newRequest(f.t, method, body)
-	res, err := f.RoundTrip(e, req, false)
+	u := f.Upstream(e)
+	if u == nil {
+		return 0, "", ErrUnreachable
+	}
+	return roundTrip(f.t, u, method, body)
+}
+
+func roundTrip(t testing.TB, u *Upstream, method, body string) (int, string, error) {
+	t.Helper()
+	return read(send(u, newRequest(t, method, body), false))
+}
+
+// read reads a response.
+func read(res *http.Response, err error) (int, string, error) {
 	if err != nil {
 		return 0, "", err
 	}
@@ -182,16 +194,17 @@ func newRequest(t testing.TB, method, body string) *http.Request {
 	return req
 }
 
-// RoundTrip first buffers a short body, as the front door does.
-func (f *fixture) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool) (*http.Response, error) {
-	u := f.Upstream(e)
-	if u == nil {
-		return nil, ErrUnreachable
-	}
+// send first buffers a short body, as the front door does.
+func send(u *Upstream, req *http.Request, longRunning bool) (*http.Response, error) {
 	end, err := u.Hold(req, bound.Source{User: "ann"})
 	if err != nil {
 		return nil, err
 	}
 	defer end()
 	return u.RoundTrip(req, longRunning)
+}
+
+// RoundTrip sends a request to an entry's upstream.
+func (f *fixture) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool) (*http.Response, error) {
+	return send(f.Upstream(e), req, longRunning)
 }

@@ -2,12 +2,12 @@ package backend
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,56 +31,79 @@ func deadAddress(t *testing.T) string {
 }
 
 // Whatever one endpoint does to a request, the other one serves it if it may be retried. No request
-// that may have been executed is executed twice, unless it is a read.
+// that may have been executed is executed twice, unless it is a read. Nor is a watch retried, which
+// may have been answered, or a read whose body was streamed: the body is gone.
 func TestRetry(t *testing.T) {
-	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
-		t.Run(method, func(t *testing.T) {
-			bad := newServer(t, protoH1, closes)
-			good := newServer(t, protoH2, nil)
+	bad, good := newServer(t, protoH1, closes), newServer(t, protoH2, nil)
+	for _, tt := range []struct {
+		name, method string
+		watch        bool
+		streamed     bool
+		retried      bool
+	}{
+		{"GET", http.MethodGet, false, false, true},
+		{"HEAD", http.MethodHead, false, false, true},
+		{"POST", http.MethodPost, false, false, false},
+		{"DELETE", http.MethodDelete, false, false, false},
+		{"watch", http.MethodGet, true, false, false},
+		{"streamed", http.MethodGet, false, true, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bad.hits.Store(0)
+			good.hits.Store(0)
 			f := newFixture(t, nil)
 			// Unprobed endpoints are a lower tier than healthy ones: the first try uses the faulty
 			// one.
-			status, _, err := f.do(f.set(healthy(bad.address), registry.Endpoint{Address: good.address}), method, "")
-			executed := bad.hits.Load() + good.hits.Load()
-			if method == http.MethodGet || method == http.MethodHead {
+			e := f.set(healthy(bad.address), registry.Endpoint{Address: good.address})
+			req := newRequest(t, tt.method, "")
+			if tt.streamed {
+				req = newRequest(t, tt.method, "body")
+				req.ContentLength = -1
+			}
+			status, _, err := read(f.RoundTrip(e, req, tt.watch))
+			if tt.retried {
 				if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
 					t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, good.hits.Load())
 				}
-			} else if !errors.Is(err, ErrUnanswered) || executed != 1 {
-				t.Errorf("a write: got %d, %v, want %v; executed %d times", status, err, ErrUnanswered, executed)
+			} else if executed := bad.hits.Load() + good.hits.Load(); !errors.Is(err, ErrUnanswered) || executed != 1 {
+				t.Errorf("got %d, %v, want %v; executed %d times", status, err, ErrUnanswered, executed)
 			}
 		})
 	}
 }
 
-// Unreachable endpoints fail no request, whatever its method.
+// Unreachable endpoints fail no request, whatever its method and body: none of it was read.
 func TestRetryUnreachable(t *testing.T) {
-	wrong := newServer(t, protoH2, nil)
-	for name, address := range map[string]string{"refused": deadAddress(t), "wrong certificate": wrong.address} {
+	const wrong = "10.0.0.1:443"
+	good := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) {
+		n := must.Get(io.Copy(io.Discard, r.Body))(t)
+		_, _ = fmt.Fprint(w, n)
+	})
+	for name, address := range map[string]string{"refused": deadAddress(t), "not TLS": wrong} {
 		t.Run(name, func(t *testing.T) {
-			good := newServer(t, protoH2, nil)
-			trust := trusting(t)
 			f := newFixture(t, func(cfg *Config) {
-				cfg.TLS = func(string, *registry.Backend) (*tls.Config, error) {
-					c, err := trust()
-					c.VerifyConnection = nil
-					return c, err
-				}
+				dial := cfg.Dial
 				cfg.Dial = func(ctx context.Context, network, a string) (net.Conn, error) {
-					var d net.Dialer
-					if name == "wrong certificate" && a == address {
+					if a == wrong {
 						return notTLS(), nil
 					}
-					return d.DialContext(ctx, network, a)
+					return dial(ctx, network, a)
 				}
 			})
 			e := f.set(healthy(address), registry.Endpoint{Address: good.address})
-			for i := range 20 {
-				if status, _, err := f.do(e, http.MethodPost, "body"); err != nil || status != http.StatusOK {
-					t.Fatalf("request %d: got %d, %v", i, status, err)
+			for _, size := range []int{1, maxHeld, maxHeld + 1, -10} { // negative: chunked
+				for range 5 {
+					length := max(size, -size)
+					req := newRequest(t, http.MethodPost, strings.Repeat("x", length))
+					if size < 0 {
+						req.ContentLength = -1
+					}
+					if status, got, err := read(f.RoundTrip(e, req, false)); err != nil || status != http.StatusOK || got != strconv.Itoa(length) {
+						t.Fatalf("%d bytes: got %d, %s bytes, %v", size, status, got, err)
+					}
 				}
 			}
-			check.Same(t, 20, good.hits.Load(), "executions of 20 writes")
+			check.Same(t, 0, f.shared.buffered.Held(), "bytes still counted")
 			if f.signals.count(address) == 0 || f.signals.count(good.address) != 0 {
 				t.Errorf("signals: %v", f.signals.list)
 			}
@@ -117,59 +140,6 @@ func TestBadResponse(t *testing.T) {
 		}
 	}
 	check.Same(t, 2, bad.hits.Load(), "executions of two requests")
-}
-
-// A body of any size is sent to another endpoint if none of it was read.
-func TestRetryBody(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		size    int
-		chunked bool
-	}{
-		{"256 KiB", maxHeld, false},
-		{"256 KiB + 1", maxHeld + 1, false},
-		{"chunked", 10, true},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			want := strings.Repeat("x", tt.size)
-			address := deadAddress(t)
-			good := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) {
-				got := new(strings.Builder)
-				if err := r.Write(got); err != nil {
-					t.Error(err)
-				}
-				if n := strings.Count(got.String(), "x"); n < tt.size {
-					t.Errorf("%d of %d bytes arrived", n, tt.size)
-				}
-			})
-			f := newFixture(t, nil)
-			e := f.set(healthy(address), registry.Endpoint{Address: good.address})
-			req := newRequest(t, http.MethodPost, want)
-			if tt.chunked {
-				req.ContentLength = -1
-			}
-			res := must.Get(f.RoundTrip(e, req, false))(t)
-			_ = res.Body.Close()
-			check.Same(t, 0, f.shared.buffered.Held(), "bytes still counted")
-		})
-	}
-}
-
-// A watch is not retried: it may have been answered. Nor is a read whose body was streamed: the
-// body is gone.
-func TestNoRetryOfWatch(t *testing.T) {
-	bad := newServer(t, protoH1, closes)
-	good := newServer(t, protoH2, nil)
-	f := newFixture(t, nil)
-	e := f.set(healthy(bad.address), registry.Endpoint{Address: good.address})
-	streamed := newRequest(t, http.MethodGet, "body")
-	streamed.ContentLength = -1
-	for r, longRunning := range map[*http.Request]bool{newRequest(t, http.MethodGet, ""): true, streamed: false} {
-		if _, err := f.RoundTrip(e, r, longRunning); !errors.Is(err, ErrUnanswered) {
-			t.Errorf("watch %v: got %v, want ErrUnanswered", longRunning, err)
-		}
-	}
-	check.Same(t, 0, good.hits.Load(), "requests sent again")
 }
 
 // A request over HTTP/2 is never sent twice to an endpoint while there is one that was not tried,
@@ -217,102 +187,68 @@ func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 	})
 }
 
-// A host that drops packets, or accepts connections and stays silent, is noticed in time: another
-// one, if there is one, gets the request.
-func TestBlackhole(t *testing.T) {
-	const hole, well = "10.0.0.1:443", "10.0.0.2:443"
-	for _, tt := range []struct {
-		name           string
-		accepts, alone bool
-		want           error
-		within         time.Duration
-		signals        int
-	}{
-		{"new connection, another endpoint", false, false, nil, impatience, 1},
-		{"new connection, alone", false, true, ErrUnreachable, dialTimeout, 1},
-		{"accepts and stays silent", true, false, nil, impatience, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n, f := newMemoryFixture(t)
-				if n.silent[hole] = !tt.accepts; tt.accepts {
-					n.servers[hole] = &memoryServer{net: n, address: hole, accept: make(chan net.Conn, 10), done: make(chan struct{}), http: &http.Server{}}
-				}
-				endpoints := []registry.Endpoint{healthy(hole)}
-				if !tt.alone {
-					n.serve(well, protoH2, nil)
-					endpoints = append(endpoints, registry.Endpoint{Address: well})
-				}
-				start := time.Now()
-				status, _, err := f.do(f.set(endpoints...), http.MethodPost, "body")
-				if took := time.Since(start); !errors.Is(err, tt.want) || err == nil && status != http.StatusNotFound || took > tt.within {
-					t.Errorf("got %d, %v after %v, want %v within %v", status, err, took, tt.want, tt.within)
-				}
-				time.Sleep(dialTimeout) // the dial continues without the request
-				synctest.Wait()
-				check.Same(t, tt.signals, f.signals.count(hole), "signals")
-			})
-		})
-	}
-}
-
-// dials are what a dial may be for beside a request.
-func dials() map[string]func(context.Context, *Upstream) error {
-	return map[string]func(context.Context, *Upstream) error{
-		"learning": func(ctx context.Context, u *Upstream) error { return u.Learn(ctx) },
-		"upgrade": func(ctx context.Context, u *Upstream) error {
-			c, err := u.DialUpgrade(ctx)
+// dials are what a dial may be for.
+func dials() map[string]func(*testing.T, *Upstream) error {
+	return map[string]func(*testing.T, *Upstream) error{
+		"learning": func(t *testing.T, u *Upstream) error { return u.Learn(t.Context()) },
+		"upgrade": func(t *testing.T, u *Upstream) error {
+			c, err := u.DialUpgrade(t.Context())
 			if err == nil {
 				err = c.Close()
 			}
 			return err
 		},
+		"request": func(t *testing.T, u *Upstream) error {
+			_, _, err := roundTrip(t, u, http.MethodPost, "body")
+			return err
+		},
 	}
 }
 
-// Nothing waits for a dial to an endpoint that leaves the table meanwhile, if there is another one.
-func TestEndpointLeavesDuringADial(t *testing.T) {
-	all := dials()
-	all["request"] = func(ctx context.Context, u *Upstream) error {
-		res, err := u.RoundTrip(newRequest(t, http.MethodPost, "").WithContext(ctx), false)
-		if err == nil {
-			err = res.Body.Close()
+// A host that drops packets, or accepts connections and stays silent, is noticed in time: another
+// one, if there is one, gets what was to be dialled. Nothing waits for an endpoint that leaves the
+// table meanwhile.
+func TestBlackhole(t *testing.T) {
+	const hole, well = "10.0.0.1:443", "10.0.0.2:443"
+	for _, tt := range []struct {
+		name    string
+		accepts bool
+		other   time.Duration // when the other endpoint comes, and this one leaves; negative: never; zero: it is there
+		want    error
+		within  time.Duration
+		signals int
+	}{
+		{"another endpoint", false, 0, nil, impatience, 1},
+		{"accepts and stays silent", true, 0, nil, impatience, 1},
+		{"alone", false, -1, ErrUnreachable, dialTimeout, 1},
+		{"leaves", false, time.Second, nil, time.Second, 0},
+	} {
+		for name, dial := range dials() {
+			t.Run(tt.name+", "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					n, f := newMemoryFixture(t)
+					if n.silent[hole] = !tt.accepts; tt.accepts {
+						n.servers[hole] = &memoryServer{net: n, address: hole, accept: make(chan net.Conn, 10), done: make(chan struct{}), http: &http.Server{}}
+					}
+					n.serve(well, protoH1, nil)
+					e := f.set(healthy(hole))
+					switch {
+					case tt.other == 0:
+						e = f.set(healthy(hole), registry.Endpoint{Address: well})
+					case tt.other > 0:
+						time.AfterFunc(tt.other, func() { f.set(healthy(well)) })
+					}
+					start := time.Now()
+					err := dial(t, f.Upstream(e))
+					if took := time.Since(start); !errors.Is(err, tt.want) || took > tt.within {
+						t.Errorf("got %v after %v, want %v within %v", err, took, tt.want, tt.within)
+					}
+					time.Sleep(dialTimeout) // the dial continues without the request
+					synctest.Wait()
+					check.Same(t, tt.signals, f.signals.count(hole), "signals")
+				})
+			})
 		}
-		return err
-	}
-	for name, dial := range all {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n, f := newMemoryFixture(t)
-				n.silent["10.0.0.1:443"] = true
-				n.serve("10.0.0.2:443", protoH1, nil)
-				e := f.set(healthy("10.0.0.1:443"))
-				start := time.Now()
-				time.AfterFunc(time.Second, func() { f.set(healthy("10.0.0.2:443")) })
-				if err := dial(t.Context(), f.Upstream(e)); err != nil || time.Since(start) != time.Second {
-					t.Errorf("got %v after %v, want an answer after 1 s", err, time.Since(start))
-				}
-				check.Same(t, 0, f.signals.count("10.0.0.1:443"), "signals")
-			})
-		})
-	}
-}
-
-// Learning the protocol and an upgrade also leave a silent endpoint as early.
-func TestSilentHandshake(t *testing.T) {
-	for name, dial := range dials() {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n, f := newMemoryFixture(t)
-				n.silent["10.0.0.1:443"] = true
-				n.serve("10.0.0.2:443", protoH1, nil)
-				e := f.set(healthy("10.0.0.1:443"), registry.Endpoint{Address: "10.0.0.2:443"})
-				start := time.Now()
-				if err := dial(t.Context(), f.Upstream(e)); err != nil || time.Since(start) > impatience {
-					t.Errorf("got %v after %v, want an answer within %v", err, time.Since(start), impatience)
-				}
-			})
-		})
 	}
 }
 

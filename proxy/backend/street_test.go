@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"net"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -100,31 +99,3 @@ func (s *street) via(name string) *Upstream {
 }
 
 const place1, place2 = "10.0.0.1:443", "10.0.0.2:443"
-
-// served is a street with a real server.
-func served(t *testing.T, change func(*Config)) (*street, *server) {
-	well := newServer(t, protoH2, nil)
-	s := newStreet(t, change)
-	s.tls = trusting(t)
-	for _, name := range []string{"a", "b"} {
-		s.house(name, nil, healthy(well.address))
-	}
-	s.table()
-	return s, well
-}
-
-func dialShared(t *testing.T, s *street, address string) *Conn {
-	t.Helper()
-	c := must.Get(s.via("a").dialH2(t.Context(), address, nil))(t)
-	t.Cleanup(func() { _ = c.Close() })
-	return c
-}
-
-func drained(c *Conn) bool {
-	select {
-	case <-c.Drain:
-		return true
-	case <-time.After(50 * time.Millisecond):
-		return false
-	}
-}

@@ -148,40 +148,7 @@ func TestPickAvoids(t *testing.T) {
 	}
 }
 
-func TestZeroLease(t *testing.T) {
-	var l Lease
-	l.Release()
-	check.Same(t, "", l.Address(), "address")
-}
-
-func BenchmarkPick(b *testing.B) {
-	f := newFixture(b, nil)
-	e := f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"), healthy("10.0.0.3:443"))
-	b.ReportAllocs()
-	for b.Loop() {
-		l, ok := f.Upstream(e).Pick()
-		if !ok {
-			b.Fatal("no endpoint")
-		}
-		l.Release()
-	}
-}
-
-func BenchmarkAcquire(b *testing.B) {
-	f := newFixture(b, nil)
-	f.policy.MaxInFlight = 400
-	e := f.set(healthy("10.0.0.1:443"))
-	b.ReportAllocs()
-	for b.Loop() {
-		place, ok := f.Upstream(e).Acquire(bound.Source{User: "ann"}, false)
-		if !ok {
-			b.Fatal("busy")
-		}
-		place.Leave()
-	}
-}
-
-// The benchmarked functions do not allocate.
+// What every request calls does not allocate.
 func TestNoAllocations(t *testing.T) {
 	f := newFixture(t, nil)
 	f.policy.MaxInFlight = 400
@@ -194,6 +161,9 @@ func TestNoAllocations(t *testing.T) {
 		place, _ := f.Upstream(e).Acquire(bound.Source{User: "ann"}, true)
 		place.Leave()
 	}), "allocations")
+	var none Lease
+	none.Release()
+	check.Same(t, "", none.Address(), "address of no lease")
 }
 
 func TestAcquire(t *testing.T) {
