@@ -22,30 +22,13 @@ func counted(n *atomic.Int64, verify func([]*x509.Certificate) ([][]*x509.Certif
 	}
 }
 
+// A connection is verified once, however many requests come together. A verification takes a turn
+// only if it must run, and releases it.
 func TestConnVerifiesOnce(t *testing.T) {
 	client, front := newAuthority("client-ca"), newAuthority("front-ca")
-	var clients, fronts atomic.Int64
+	var clients, fronts, entered, left atomic.Int64
 	a := newAuthenticator(t, Config{VerifyClient: counted(&clients, client.verify()), VerifyFrontProxy: counted(&fronts, front.verify())})
 	c := &Conn{Peer: client.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
-	var wg sync.WaitGroup
-	for range 100 {
-		wg.Go(func() {
-			if got := read(a, c, nil, ""); got.Kind != KindCertificate || got.User.GetName() != "alice" {
-				t.Errorf("%+v", got)
-			}
-		})
-	}
-	wg.Wait()
-	if clients.Load() != 1 || fronts.Load() != 1 {
-		t.Errorf("verified %d and %d times", clients.Load(), fronts.Load())
-	}
-}
-
-// A verification releases its turn, and takes one only if it must run.
-func TestConnGivesItsTurnBack(t *testing.T) {
-	ca := newAuthority("client-ca")
-	a := newAuthenticator(t, Config{VerifyClient: ca.verify()})
-	c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
 	busy := errors.New("busy")
 	if err := a.Verify(c, func() (func(), error) { return nil, busy }); !errors.Is(err, busy) {
 		t.Errorf("without a turn: %v", err)
@@ -53,17 +36,23 @@ func TestConnGivesItsTurnBack(t *testing.T) {
 	if _, known := a.Read(c, nil, ""); known {
 		t.Error("read before it was verified")
 	}
-	entered, left := 0, 0
-	for range 2 {
-		if err := a.Verify(c, func() (func(), error) { entered++; return func() { left++ }, nil }); err != nil {
-			t.Error(err)
-		}
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			if err := a.Verify(c, func() (func(), error) { entered.Add(1); return func() { left.Add(1) }, nil }); err != nil {
+				t.Error(err)
+			}
+			if got, known := a.Read(c, nil, ""); !known || got.Kind != KindCertificate || got.User.GetName() != "alice" {
+				t.Errorf("known %v: %+v", known, got)
+			}
+		})
 	}
-	if _, known := a.Read(c, nil, ""); !known {
-		t.Error("not read after it was verified")
+	wg.Wait()
+	if err := a.Verify(c, func() (func(), error) { return nil, busy }); err != nil {
+		t.Errorf("a turn was wanted again: %v", err)
 	}
-	if entered != 1 || left != 1 {
-		t.Errorf("%d turns were taken and %d released, want one", entered, left)
+	if clients.Load() != 1 || fronts.Load() != 1 || entered.Load() == 0 || entered.Load() != left.Load() {
+		t.Errorf("verified %d and %d times; %d turns taken, %d released", clients.Load(), fronts.Load(), entered.Load(), left.Load())
 	}
 }
 

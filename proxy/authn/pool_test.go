@@ -2,8 +2,6 @@ package authn
 
 import (
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
 
@@ -38,22 +36,5 @@ func TestKnownUsers(t *testing.T) {
 			check.Same(t, PoolCertificate, a.Pool(c), "pool of kind %d", kind)
 			check.Same(t, PoolImpersonate, newImpersonator(t).Pool(c), "pool of kind %d, with a credential", kind)
 		}
-	}
-}
-
-// A token in use stays proven: after half of its minute, a use renews it.
-func TestProvenTokenIsRenewed(t *testing.T) {
-	for used, want := range map[time.Duration]bool{29 * time.Second: false, 31 * time.Second: true, 40 * time.Second: true} {
-		synctest.Test(t, func(t *testing.T) {
-			a := newAuthenticator(t, Config{Review: newTokens().review})
-			c := credentials(a, "good")
-			a.Seen(c, 200)
-			time.Sleep(used)
-			a.Seen(c, 200)
-			time.Sleep(61*time.Second - used)
-			if got := a.Proven(c.Token); got != want {
-				t.Errorf("used after %v: proven a minute later: %v", used, got)
-			}
-		})
 	}
 }

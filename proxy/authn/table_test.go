@@ -255,18 +255,3 @@ func headOf(from http.Header) (h Head) {
 	}
 	return h
 }
-
-// Any client's fields are also stripped in Go's canonical spelling.
-func TestStripOverHTTP(t *testing.T) {
-	a := newAuthenticator(t, Config{})
-	for _, f := range forgeries() {
-		h := http.Header{}
-		h.Set(f.Name, f.Value)
-		for _, got := range headOf(h) {
-			own := strings.Contains(f.Name, "flag") || strings.Contains(f.Name, "cluster") || f.Name == "connection"
-			if !own && !a.Strip(got.Name, PoolRemote) {
-				t.Errorf("%q is not stripped", got.Name)
-			}
-		}
-	}
-}

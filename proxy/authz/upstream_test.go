@@ -1,16 +1,11 @@
 package authz
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
-	"slices"
-	"strings"
-	"sync"
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -24,10 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// sarServer is an apiserver that answers SubjectAccessReviews and records them.
-func sarServer(t *testing.T, answer func(authorizationv1.SubjectAccessReviewSpec) authorizationv1.SubjectAccessReviewStatus) (*httptest.Server, func() []authorizationv1.SubjectAccessReviewSpec) {
-	t.Helper()
-	var mu sync.Mutex
+// SubjectAccessReviews are sent to a real server with Kubernetes' own client.
+func TestSubjectAccessReview(t *testing.T) {
 	var seen []authorizationv1.SubjectAccessReviewSpec
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var sar authorizationv1.SubjectAccessReview
@@ -35,35 +28,15 @@ func sarServer(t *testing.T, answer func(authorizationv1.SubjectAccessReviewSpec
 			http.Error(w, "bad request", http.StatusBadRequest)
 			return
 		}
-		mu.Lock()
 		seen = append(seen, sar.Spec)
-		mu.Unlock()
-		sar.Status = answer(sar.Spec)
+		sar.Status = authorizationv1.SubjectAccessReviewStatus{Allowed: sar.Spec.User == "alice", Denied: sar.Spec.User == "mallory", Reason: "because"}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(sar)
 	}))
-	t.Cleanup(s.Close)
-	return s, func() []authorizationv1.SubjectAccessReviewSpec {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Clone(seen)
-	}
-}
-
-func overHTTP(t *testing.T, s *httptest.Server) *Authorizer {
-	t.Helper()
+	defer s.Close()
 	client := must.Get(authorizationclient.NewForConfig(&rest.Config{Host: s.URL}))(t)
-	review := must.Get(SubjectAccessReview(client))(t)
-	return newAuthorizer(t, Config{Review: review})
-}
-
-// SubjectAccessReviews are sent to a real server with Kubernetes' own client.
-func TestSubjectAccessReview(t *testing.T) {
-	s, seen := sarServer(t, func(spec authorizationv1.SubjectAccessReviewSpec) authorizationv1.SubjectAccessReviewStatus {
-		return authorizationv1.SubjectAccessReviewStatus{Allowed: spec.User == "alice", Denied: spec.User == "mallory", Reason: "because"}
-	})
-	z := overHTTP(t, s)
+	z := newAuthorizer(t, Config{Review: must.Get(SubjectAccessReview(client))(t)})
 	alice := &user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev"}, Extra: map[string][]string{"k": {"v"}}}
 	resource := &Attributes{
 		User: alice, Verb: "list", ResourceRequest: true, Group: "wardle.example.com", Version: "v1", Resource: "flunders", Subresource: "status",
@@ -88,8 +61,8 @@ func TestSubjectAccessReview(t *testing.T) {
 		LabelSelector: &authorizationv1.LabelSelectorAttributes{Requirements: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "In", Values: []string{"a", "b"}}}},
 	}
 	wantPath.NonResourceAttributes = &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/openapi/v2"}
-	check.Same(t, []authorizationv1.SubjectAccessReviewSpec{wantResource, wantPath}, seen()[:2], "reviews")
-	check.Same(t, 4, len(seen()), "reviews")
+	check.Same(t, []authorizationv1.SubjectAccessReviewSpec{wantResource, wantPath}, seen[:2], "reviews")
+	check.Same(t, 4, len(seen), "reviews")
 	s.Close()
 	if d, err := z.Authorize(t.Context(), get("somebody")); d.Allowed || err == nil {
 		t.Errorf("%v, %v without a server", d, err)
@@ -175,25 +148,4 @@ func TestUpstream(t *testing.T) {
 	}); d == authorizer.DecisionAllow || err != nil {
 		t.Errorf("%v, %v without a reviewer", d, err)
 	}
-}
-
-// A cancelled caller gets its own error, not a decision.
-func TestCancelled(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	block := make(chan struct{})
-	defer close(block)
-	z := newAuthorizer(t, Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-		<-block
-		return authorizer.DecisionAllow, "", nil
-	}})
-	if d, err := z.Authorize(ctx, get("alice")); d.Allowed || !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, %v", d, err)
-	}
-}
-
-func body(t *testing.T, r *http.Response) string {
-	t.Helper()
-	b := must.Get(io.ReadAll(r.Body))(t)
-	return strings.TrimSpace(string(b))
 }

@@ -97,13 +97,17 @@ func TestShareOfPlaces(t *testing.T) {
 	}
 }
 
-// TestShareOfAnAddress: connections of one address share a quarter.
+// TestShareOfAnAddress: connections of one address share a quarter, and a place that is given back is
+// taken again.
 func TestShareOfAnAddress(t *testing.T) {
-	p, n := &Places{}, 0
+	p := &Places{}
+	var held []Place
 	for i := range 16 {
-		n += len(fill(p, Stranger(fmt.Sprint("10.0.0.1:", 1000+i)), 1000, 1024))
+		held = append(held, fill(p, Stranger(fmt.Sprint("10.0.0.1:", 1000+i)), 1000, 1024)...)
 	}
-	check.Same(t, 256, n, "places of 1024 that 16 connections of an address hold")
+	check.Same(t, 256, len(held), "places of 1024 that 16 connections of an address hold")
+	held[0].Leave()
+	check.Same(t, 1, len(fill(p, Stranger("10.0.0.1:1"), 1000, 1024)), "places, of which one was given back")
 }
 
 // TestLentPlacesComeBack: lent places that are given back go to other sources.
@@ -136,12 +140,6 @@ func TestFirstQuarter(t *testing.T) {
 	check.Same(t, 388-133-160, len(fill(p, ann, 1000, 400)), "places, as those beyond the first hundred were counted")
 }
 
-func TestPlaceIsTakenAgain(t *testing.T) {
-	p, ann := &Places{}, Source{User: "ann"}
-	fill(p, ann, 1000, 8)[0].Leave()
-	check.Same(t, 1, len(fill(p, ann, 1000, 8)), "places, of which one was given back")
-}
-
 func TestPlacesAllocateNothing(t *testing.T) {
 	p, s := &Places{Lend: true}, Source{User: "ann"}
 	for _, most := range []int64{1, 400} { // counted by source, and not
@@ -149,19 +147,6 @@ func TestPlacesAllocateNothing(t *testing.T) {
 			place, _ := p.Take(s, 1, most)
 			place.Leave()
 		}), "allocations of a place of %d", most)
-	}
-}
-
-func BenchmarkTake(b *testing.B) {
-	for name, most := range map[string]int64{"uncounted": 400, "counted": 1} {
-		b.Run(name, func(b *testing.B) {
-			p, s := &Places{Lend: true}, Source{User: "system:serviceaccount:kube-system:horizontal-pod-autoscaler"}
-			b.ReportAllocs()
-			for b.Loop() {
-				place, _ := p.Take(s, 1, most)
-				place.Leave()
-			}
-		})
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -116,19 +117,14 @@ func TestAnonymous(t *testing.T) {
 		k := New(Config{})
 		must.Do(t, k.TakeConfig([]byte(text)))
 		configured, allowed, paths := k.Anonymous()
-		check.Same(t, want, sprint(configured, allowed, paths), "%s", text)
+		check.Same(t, want, fmt.Sprintf("configured %v, allowed %v, paths %v", configured, allowed, paths), "%s", text)
 	}
-}
-
-func sprint(configured, allowed bool, paths []string) string {
-	yes := map[bool]string{true: "true", false: "false"}
-	return "configured " + yes[configured] + ", allowed " + yes[allowed] + ", paths [" + strings.Join(paths, " ") + "]"
 }
 
 func TestIssuer(t *testing.T) {
 	i, other := issuer.Start(t), issuer.Start(t)
 	k := New(Config{})
-	must.Do(t, k.TakeConfig([]byte(i.Config("oidc:"))))
+	must.Do(t, errors.Join(k.TakeTokens([]byte("a,alice,1\n")), k.TakeConfig([]byte(i.Config("oidc:")))))
 	must.Run(t, k.Run)
 	good := i.Token(t, nil)
 	known := func(token string) string {
@@ -140,6 +136,7 @@ func TestIssuer(t *testing.T) {
 	}
 	must.Soon(t, 30*time.Second, "known", func() bool { return known(good) != "" })
 	check.Same(t, "oidc:jane readers", known(good), "the user")
+	check.Same(t, "alice ", known("a"), "the user of the file beside it")
 	for name, token := range map[string]string{
 		"another audience": i.Token(t, map[string]any{"aud": "other"}),
 		"over":             i.Token(t, map[string]any{"exp": time.Now().Add(-time.Minute).Unix()}),
@@ -179,19 +176,6 @@ func TestIssuer(t *testing.T) {
 	if k.Issued(good) || k.Issued(waits) {
 		t.Error("removed issuers are still known")
 	}
-}
-
-func TestFileAndIssuer(t *testing.T) {
-	i := issuer.Start(t)
-	k := New(Config{})
-	must.Do(t, errors.Join(k.TakeTokens([]byte("a,alice,1\n")), k.TakeConfig([]byte(i.Config("")))))
-	must.Run(t, k.Run)
-	jwt := i.Token(t, nil)
-	must.Soon(t, 30*time.Second, "both known", func() bool {
-		_, file, _ := k.Review(t.Context(), "a")
-		_, issued, _ := k.Review(t.Context(), jwt)
-		return file && issued
-	})
 }
 
 // jwt makes a token that is valid enough for Issued.
@@ -247,25 +231,6 @@ func TestIssued(t *testing.T) {
 	must.Do(t, k.TakeConfig([]byte(head)))
 	if k.Issued(i.Token(t, nil)) {
 		t.Error("a removed issuer is still known")
-	}
-}
-
-func BenchmarkIssued(b *testing.B) {
-	k := New(Config{})
-	urls := map[string]bool{"https://issuer.example.com": true}
-	k.urls.Store(&urls)
-	for name, token := range map[string]string{
-		"usual":    jwt(`{"iss":"https://issuer.example.com","sub":"` + strings.Repeat("x", 700) + `"}`),
-		"elements": jwt(`{"x":[` + strings.Repeat("1,", 4500) + `1]}`),
-		"nested":   jwt(strings.Repeat(`{"x":`, 2000) + `1` + strings.Repeat("}", 2000)),
-		"opaque":   strings.Repeat("x", 900),
-	} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				k.Issued(token)
-			}
-		})
 	}
 }
 
