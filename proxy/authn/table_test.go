@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -80,65 +79,48 @@ func TestDesignTable(t *testing.T) {
 	owner := func(token string) []string {
 		return []string{"x-remote-user: owner of " + token, "x-remote-uid: uid", "x-remote-group: tokens", "x-remote-group: system:authenticated", credential + "JTI=1"}
 	}
-	spoken := func(token string) []string {
-		return []string{"sec-websocket-protocol: a, " + protocolOf(token) + ", b"}
-	}
 	// Impersonation fields are forwarded to the local apiserver, and never to a remote, which gets
 	// the impersonated user.
-	as := "impersonate-user: carol"
+	as, carol := "impersonate-user: carol", head("impersonate-user", "carol")
+	good, goodField, badField := bearer("good"), "authorization: Bearer good", "authorization: Bearer bad"
+	spoken := head("sec-websocket-protocol", "a, "+protocolOf("good")+", b")
+	spokenField, cut := "sec-websocket-protocol: a, "+protocolOf("good")+", b", "sec-websocket-protocol: a,b"
+	const socket = "websocket"
+	with := func(first string, others []string) []string { return slices.Concat([]string{first}, others) }
 	tests := []struct {
 		name    string
 		peer    []*x509.Certificate
 		head    Head
 		upgrade string
 		kind    Kind
-		pool    Pool
 		local   []string // nil: 401
 		remote  []string // nil: 401
 	}{
-		{name: "nothing", kind: KindNone, pool: PoolUnproven, local: []string{}},
-		{name: "basic", head: head("authorization", "Basic eDp5"), kind: KindNone, pool: PoolUnproven, local: []string{"authorization: Basic eDp5"}},
-		{name: "certificate", peer: client, kind: KindCertificate, pool: PoolCertificate, local: alice, remote: alice},
-		{name: "certificate and token", peer: client, head: bearer("bad"), kind: KindCertificate, pool: PoolCertificate, local: alice, remote: alice},
+		{"nothing", nil, nil, "", KindNone, []string{}, nil},
+		{"basic", nil, head("authorization", "Basic eDp5"), "", KindNone, []string{"authorization: Basic eDp5"}, nil},
+		{"certificate", client, nil, "", KindCertificate, alice, alice},
+		{"certificate and token", client, bearer("bad"), "", KindCertificate, alice, alice},
+		{"certificate and socket token", client, spoken, socket, KindCertificate, with(cut, alice), with(cut, alice)},
+		{"token", nil, good, "", KindToken, []string{goodField}, owner("good")},
+		{"bad token", nil, bearer("bad"), "", KindToken, []string{badField}, nil},
+		{"two tokens", nil, slices.Concat(good, bearer("other")), "", KindToken, []string{goodField, "authorization: Bearer other"}, owner("good")},
+		{"foreign certificate", foreign, nil, "", KindInvalid, nil, nil},
+		{"foreign certificate and token", foreign, good, "", KindToken, []string{goodField}, owner("good")},
+		{"foreign certificate and bad token", foreign, bearer("bad"), "", KindToken, []string{badField}, nil},
+		{"front proxy without user", front, nil, "", KindInvalid, nil, nil},
+		{"front proxy without user, with token", front, good, "", KindToken, []string{goodField}, owner("good")},
+		{"socket token", nil, spoken, socket, KindToken, []string{spokenField}, with(cut, owner("good"))},
 		{
-			name: "certificate and socket token", peer: client, upgrade: "websocket", head: head("sec-websocket-protocol", "a, "+protocolOf("good")+", b"),
-			kind: KindCertificate, pool: PoolCertificate,
-			local: slices.Concat([]string{"sec-websocket-protocol: a,b"}, alice), remote: slices.Concat([]string{"sec-websocket-protocol: a,b"}, alice),
+			"socket token on a line of its own", nil, head("sec-websocket-protocol", protocolOf("good"), "sec-websocket-protocol", "b"), socket, KindToken,
+			[]string{"sec-websocket-protocol: " + protocolOf("good"), "sec-websocket-protocol: b"}, with("sec-websocket-protocol: b", owner("good")),
 		},
-		{name: "token", head: bearer("good"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer good"}, remote: owner("good")},
-		{name: "bad token", head: bearer("bad"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer bad"}},
+		{"malformed socket token", nil, head("sec-websocket-protocol", "a, "+bearerProtocol+"=, b"), socket, KindInvalid, nil, nil},
 		{
-			name: "two tokens", head: slices.Concat(bearer("good"), bearer("other")), kind: KindToken, pool: PoolUnproven,
-			local: []string{"authorization: Bearer good", "authorization: Bearer other"}, remote: owner("good"),
+			"a socket token without a socket", nil, slices.Concat(good, head("sec-websocket-protocol", "a,"+protocolOf("good-2"))), "", KindToken,
+			[]string{goodField, "sec-websocket-protocol: a," + protocolOf("good-2")}, with("sec-websocket-protocol: a", owner("good")),
 		},
-		{name: "foreign certificate", peer: foreign, kind: KindInvalid},
-		{name: "foreign certificate and token", peer: foreign, head: bearer("good"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer good"}, remote: owner("good")},
-		{name: "foreign certificate and bad token", peer: foreign, head: bearer("bad"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer bad"}},
-		{name: "front proxy without user", peer: front, kind: KindInvalid},
-		{name: "front proxy without user, with token", peer: front, head: bearer("good"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer good"}, remote: owner("good")},
-		{
-			name: "socket token", upgrade: "websocket", head: head("sec-websocket-protocol", "a, "+protocolOf("good")+", b"), kind: KindToken, pool: PoolUnproven,
-			local: spoken("good"), remote: slices.Concat([]string{"sec-websocket-protocol: a,b"}, owner("good")),
-		},
-		{
-			name: "socket token on a line of its own", upgrade: "websocket", head: head("sec-websocket-protocol", protocolOf("good"), "sec-websocket-protocol", "b"),
-			kind: KindToken, pool: PoolUnproven, local: []string{"sec-websocket-protocol: " + protocolOf("good"), "sec-websocket-protocol: b"},
-			remote: slices.Concat([]string{"sec-websocket-protocol: b"}, owner("good")),
-		},
-		{name: "malformed socket token", upgrade: "websocket", head: head("sec-websocket-protocol", "a, "+bearerProtocol+"=, b"), kind: KindInvalid},
-		{
-			name: "a socket token without a socket", head: slices.Concat(bearer("good"), head("sec-websocket-protocol", "a,"+protocolOf("good-2"))), kind: KindToken, pool: PoolUnproven,
-			local:  []string{"authorization: Bearer good", "sec-websocket-protocol: a," + protocolOf("good-2")},
-			remote: slices.Concat([]string{"sec-websocket-protocol: a"}, owner("good")),
-		},
-		{
-			name: "impersonation", peer: client, head: head("impersonate-user", "carol"), kind: KindCertificate, pool: PoolCertificate,
-			local: slices.Concat([]string{as}, alice), remote: alice,
-		},
-		{
-			name: "token and impersonation", head: slices.Concat(bearer("good"), head("impersonate-user", "carol")), kind: KindToken, pool: PoolUnproven,
-			local: []string{"authorization: Bearer good", as}, remote: owner("good"),
-		},
+		{"impersonation", client, carol, "", KindCertificate, with(as, alice), alice},
+		{"token and impersonation", nil, slices.Concat(good, carol), "", KindToken, []string{goodField, as}, owner("good")},
 	}
 	target := &HeaderNames{
 		Username: []string{"X-Cluster-User", "X-Remote-User"}, UID: []string{"X-Remote-Uid"}, Group: []string{"X-Remote-Group"},
@@ -168,43 +150,33 @@ func TestDesignTable(t *testing.T) {
 					t.Fatalf("kind %d, want %d (%v)", c.Kind, tt.kind, c.Err)
 				}
 				check.Same(t, strings.HasSuffix(tt.name, "impersonation"), c.Impersonates, "it impersonates")
-				local := tt.local
-				if forged && local != nil && tt.kind != KindInvalid && (tt.pool == PoolUnproven || tt.pool == PoolCertificate) {
-					// Only remotes must not receive this field.
-					local = slices.Concat([]string{"impersonate_user: root"}, tt.local)
-				}
 				if c.Kind == KindInvalid {
 					if c.Err == nil {
 						t.Error("refused without a reason")
 					}
 				} else {
-					check.Same(t, tt.pool, a.Pool(&c), "pool")
-					got := forward(t, a, h, &c, a.Pool(&c))
-					slices.Sort(got)
-					local = slices.Compact(slices.Sorted(slices.Values(local)))
-					got = slices.Compact(got)
-					if diff := cmp.Diff(local, got, cmpEmpty()); diff != "" {
-						t.Errorf("local: %s", diff)
+					pool, local := PoolUnproven, tt.local
+					if tt.kind == KindCertificate {
+						pool = PoolCertificate
 					}
+					if forged { // only remotes must not receive this field
+						local = with("impersonate_user: root", local)
+					}
+					check.Same(t, pool, a.Pool(&c), "pool")
+					check.Same(t, sorted(local), sorted(forward(t, a, h, &c, pool)), "local")
 				}
 				u, err := a.Review(t.Context(), &c, "/apis")
-				if tt.remote == nil {
-					if u != nil || err == nil {
-						t.Errorf("a remote would get %v (%v)", u, err)
-					}
-					return
-				}
-				if diff := cmp.Diff(tt.remote, forward(t, a, h, &c, PoolRemote), cmpEmpty()); diff != "" {
-					t.Errorf("remote: %s", diff)
+				if tt.remote != nil {
+					check.Same(t, tt.remote, forward(t, a, h, &c, PoolRemote), "remote")
+				} else if u != nil || err == nil {
+					t.Errorf("a remote would get %v (%v)", u, err)
 				}
 			})
 		}
 	}
 }
 
-func cmpEmpty() cmp.Option {
-	return cmp.Transformer("nil", func(s []string) []string { return append([]string{}, s...) })
-}
+func sorted(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
 
 // The user that a verified front proxy sends is read, stripped and sent anew.
 func TestFrontProxy(t *testing.T) {

@@ -2,7 +2,6 @@ package authz
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -69,83 +68,67 @@ func TestSubjectAccessReview(t *testing.T) {
 	}
 }
 
-// text is what is in a review.
-func text(a authorizer.AttributesRecord) string {
+// Upstream decides as Authorize does, and shares its cache, except for questions with selectors: they
+// bypass it, valid or not. A review gets all that Upstream gets.
+func TestUpstream(t *testing.T) {
+	const allow, noOpinion = authorizer.DecisionAllow, authorizer.DecisionNoOpinion
+	of := func(name string, change func(*Attributes)) authorizer.AttributesRecord {
+		a := get(name)
+		if change != nil {
+			change(a)
+		}
+		return a.record()
+	}
+	field := func(a *Attributes) { a.FieldSelector = "metadata.name=x" }
+	for _, tt := range []struct {
+		name    string
+		ask     authorizer.AttributesRecord
+		want    authorizer.Decision
+		err     bool
+		reviews int64 // of two questions
+	}{
+		{"allowed", of("alice", nil), allow, false, 1},
+		{"allowed in spite of an error", of("partial", nil), allow, false, 1},
+		{"no opinion", of("bob", nil), noOpinion, false, 1},
+		{"denied", of("denied", nil), noOpinion, false, 1},
+		{"an error", of("broken", nil), noOpinion, true, 2},
+		{"a panic", of("panic", nil), noOpinion, true, 2},
+		{"a subresource", of("alice", func(a *Attributes) { a.Subresource = "status" }), allow, false, 1},
+		{"a path", of("alice", func(a *Attributes) { *a = Attributes{User: a.User, Verb: "get", Path: "/metrics"} }), allow, false, 1},
+		{"fields", of("alice", field), allow, false, 2},
+		{"labels", of("alice", func(a *Attributes) { a.LabelSelector = "app=x" }), allow, false, 2},
+		{"invalid fields", of("alice", func(a *Attributes) { a.FieldSelector = "a" }), allow, false, 2},
+		{"invalid labels", of("alice", func(a *Attributes) { a.LabelSelector = "=" }), allow, false, 2},
+		{"system:masters, with fields", of("x", func(a *Attributes) {
+			field(a)
+			a.User = &user.DefaultInfo{Groups: []string{user.SystemPrivilegedGroup}}
+		}), allow, false, 0},
+		{"nobody, with fields", of("x", func(a *Attributes) { field(a); a.User = nil }), noOpinion, true, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newAsked()
+			z := newAuthorizer(t, Config{Review: r.review})
+			for range 2 {
+				if d, _, err := z.Upstream().Authorize(t.Context(), tt.ask); d != tt.want || (err != nil) != tt.err {
+					t.Errorf("%v, %v", d, err)
+				}
+			}
+			check.Same(t, tt.reviews, r.N.Load(), "reviews")
+			if tt.reviews > 0 {
+				check.Same(t, spelledRecord(tt.ask), spelledRecord(*r.last.Load()), "the review")
+			}
+		})
+	}
+	for _, ask := range []authorizer.AttributesRecord{of("alice", nil), of("alice", field)} {
+		if d, _, err := newAuthorizer(t, Config{}).Upstream().Authorize(t.Context(), ask); d != noOpinion || err != nil {
+			t.Errorf("%v, %v without a reviewer", d, err)
+		}
+	}
+}
+
+// spelledRecord formats all of a question, with its user.
+func spelledRecord(a authorizer.AttributesRecord) string {
 	u := a.User
 	a.User = nil
 	return fmt.Sprint(u, a)
-}
-
-func TestUpstream(t *testing.T) {
-	r := newAsked()
-	z := newAuthorizer(t, Config{Review: r.review})
-	up := z.Upstream()
-	ask := func(name string, change func(*authorizer.AttributesRecord)) (authorizer.Decision, error) {
-		rec := get(name).record()
-		change(&rec)
-		d, _, err := up.Authorize(t.Context(), rec)
-		return d, err
-	}
-	same := func(*authorizer.AttributesRecord) {}
-	for name, want := range map[string]authorizer.Decision{
-		"alice": authorizer.DecisionAllow, "partial": authorizer.DecisionAllow, "bob": authorizer.DecisionNoOpinion, "denied": authorizer.DecisionNoOpinion,
-		"broken": authorizer.DecisionNoOpinion, "panic": authorizer.DecisionNoOpinion,
-	} {
-		if d, err := ask(name, same); d != want || (err != nil) != (name == "broken" || name == "panic") {
-			t.Errorf("%s: %v, %v", name, d, err)
-		}
-	}
-	// Upstream shares the cache with Authorize.
-	r.N.Store(0)
-	if d, ok := z.Cached(get("alice")); !ok || !d.Allowed {
-		t.Error("an approval is not cached")
-	}
-	if d, err := ask("alice", same); d != authorizer.DecisionAllow || err != nil || r.N.Load() != 0 {
-		t.Errorf("%v, %v, reviewed %d times", d, err, r.N.Load())
-	}
-	// Parsed selectors bypass the cache, and do not count as no selector. Nor do invalid ones.
-	selecting := func(field, label string) func(*authorizer.AttributesRecord) {
-		a := get("alice")
-		a.FieldSelector, a.LabelSelector = field, label
-		return func(rec *authorizer.AttributesRecord) { *rec = a.record() }
-	}
-	selective := selecting("metadata.name=x", "")
-	for name, change := range map[string]func(*authorizer.AttributesRecord){
-		"field": selective, "label": selecting("", "app=x"), "invalid field": selecting("a", ""), "invalid label": selecting("", "="),
-	} {
-		r.N.Store(0)
-		var want authorizer.AttributesRecord
-		change(&want)
-		for range 2 {
-			if d, err := ask("alice", change); d != authorizer.DecisionAllow || err != nil {
-				t.Errorf("%s: %v, %v", name, d, err)
-			}
-		}
-		if got := r.last.Load(); r.N.Load() != 2 || text(want) != text(*got) {
-			t.Errorf("%s: reviewed %d times, last %s, want %s", name, r.N.Load(), text(*got), text(want))
-		}
-	}
-	// A review gets all that Upstream gets.
-	for _, a := range []*Attributes{get("alice"), {User: get("alice").User, Verb: "get", Path: "/metrics"}} {
-		a.Subresource = "status"
-		want := a.record()
-		_, _, err := up.Authorize(t.Context(), want)
-		if got := text(*r.last.Load()); err != nil || got != text(want) {
-			t.Errorf("reviewed %s, want %s: %v", got, text(want), err)
-		}
-	}
-	if d, err := ask("x", func(a *authorizer.AttributesRecord) {
-		selective(a)
-		a.User = &user.DefaultInfo{Groups: []string{user.SystemPrivilegedGroup}}
-	}); d != authorizer.DecisionAllow || err != nil {
-		t.Errorf("%v, %v", d, err)
-	}
-	if d, err := ask("x", func(a *authorizer.AttributesRecord) { selective(a); a.User = nil }); d == authorizer.DecisionAllow || err == nil {
-		t.Errorf("%v, %v without a user", d, err)
-	}
-	if d, _, err := newAuthorizer(t, Config{}).Upstream().Authorize(t.Context(), authorizer.AttributesRecord{
-		User: &user.DefaultInfo{Name: "alice"}, ResourceRequest: true, LabelSelectorParsingErr: errors.New("broken"),
-	}); d == authorizer.DecisionAllow || err != nil {
-		t.Errorf("%v, %v without a reviewer", d, err)
-	}
 }
