@@ -181,7 +181,6 @@ func TestSharedConnections(t *testing.T) {
 			return next
 		}
 	})
-	s.tls = trusting(t)
 	both := func(address string) {
 		for _, name := range []string{"a", "b"} {
 			s.house(name, func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = 0 }, healthy(address))

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -93,9 +95,14 @@ type fixture struct {
 	*Pools
 	t          testing.TB
 	generation uint64
-	backend    *registry.Backend
-	policy     registry.Policy
+	entries    map[string]*registry.Entry             // of the next table
+	backends   map[registry.Backend]*registry.Backend // as in the registry, equal ones are one pointer
+	backend    *registry.Backend                      // of the entry that set makes
+	policy     registry.Policy                        // as backend
 	signals    signals
+	// lost is closed when connections of an APIService are not trusted any more: Guard's, without
+	// Run. Those of a Backend stay trusted.
+	lost chan struct{}
 }
 
 // signals are the addresses for which failures were signaled.
@@ -119,40 +126,106 @@ func (s *signals) count(address string) int {
 // newFixture makes Pools whose Run runs until the test ends.
 func newFixture(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
-	f := &fixture{t: t, backend: &registry.Backend{Namespace: "ns", Service: "svc", Port: 443}}
+	f := newStreet(t, func(cfg *Config) {
+		if cfg.Guard = nil; change != nil {
+			change(cfg)
+		}
+	})
+	must.Run(t, f.Run)
+	return f
+}
+
+// newStreet makes Pools whose Run does not run, for APIServices that may be neighbours. Guard loses
+// trust when a test closes lost.
+func newStreet(t testing.TB, change func(*Config)) *fixture {
+	t.Helper()
+	f := &fixture{
+		t: t, entries: map[string]*registry.Entry{}, backends: map[registry.Backend]*registry.Backend{}, lost: make(chan struct{}),
+		backend: &registry.Backend{Namespace: "ns", Service: "svc", Port: 443},
+	}
 	trust := trusting(t)
 	cfg := Config{
 		Table:  func() *registry.Table { return &registry.Table{} },
 		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return trust() },
 		Dial:   new(net.Dialer).DialContext,
 		Signal: func(_, address string, _ error) { f.signals.add(address) },
+		Guard: func(apiService string, _ *registry.Backend, _ []*x509.Certificate) (<-chan struct{}, func()) {
+			if apiService == "" {
+				return nil, func() {}
+			}
+			return f.lost, func() {}
+		},
 	}
 	if change != nil {
 		change(&cfg)
 	}
 	f.Pools = must.Get(New(cfg))(t)
-	must.Run(t, f.Run)
+	t.Cleanup(f.shared.stop)
 	return f
 }
 
 // set applies a table with one entry.
 func (f *fixture) set(endpoints ...registry.Endpoint) *registry.Entry {
 	f.t.Helper()
-	e := f.entry(endpoints...)
-	f.generation++
-	f.apply(f.generation, []*registry.Entry{e})
-	return e
+	const name = "v1.example.com"
+	f.entries[name] = &registry.Entry{
+		Name: name, GroupVersion: schema.GroupVersion{Group: "example.com", Version: "v1"}, Backend: f.backend, Endpoints: endpoints, Policy: f.policy,
+	}
+	f.table()
+	return f.entries[name]
 }
 
-func (f *fixture) entry(endpoints ...registry.Endpoint) *registry.Entry {
-	return &registry.Entry{
-		Name:         "v1.example.com",
-		GroupVersion: schema.GroupVersion{Group: "example.com", Version: "v1"},
-		Backend:      f.backend,
-		Endpoints:    endpoints,
-		Policy:       f.policy,
+// house adds an APIService to the next table, or changes it.
+func (f *fixture) house(name string, change func(*registry.Entry, *registry.Backend), endpoints ...registry.Endpoint) {
+	b := &registry.Backend{Namespace: "ns", Service: "svc", Port: 443, ServerName: "example.com"}
+	e := &registry.Entry{Name: name, GroupVersion: schema.GroupVersion{Group: name, Version: "v1"}, Backend: b, Endpoints: endpoints}
+	if old := f.entries[name]; old != nil {
+		*b, e.Policy = *old.Backend, old.Policy
+		if endpoints == nil {
+			e.Endpoints = old.Endpoints
+		}
 	}
+	if change != nil {
+		change(e, b)
+	}
+	if known := f.backends[*b]; known != nil {
+		e.Backend = known
+	}
+	f.backends[*b] = e.Backend
+	f.entries[name] = e
 }
+
+// table applies a table of all entries.
+func (f *fixture) table() {
+	f.generation++
+	f.apply(f.generation, slices.Collect(maps.Values(f.entries)))
+}
+
+// clear applies a table without entries.
+func (f *fixture) clear() {
+	clear(f.entries)
+	f.table()
+}
+
+func (f *fixture) up(name string) *Upstream { return f.Upstream(f.entries[name]) }
+
+// via returns the carrier that a request uses, or nil if it uses its own connections.
+func (f *fixture) via(name string) *Upstream {
+	f.t.Helper()
+	l, ok := f.up(name).Pick()
+	if !ok {
+		f.t.Fatalf("%s has no endpoint", name)
+	}
+	defer l.Release()
+	at := l.e.via.Load()
+	if at == nil {
+		return nil
+	}
+	check.Same(f.t, l.Address(), at.address, "%s: the address of its carrier's endpoint", name)
+	return at.up
+}
+
+const place1, place2 = "10.0.0.1:443", "10.0.0.2:443"
 
 func healthy(address string) registry.Endpoint {
 	return registry.Endpoint{Address: address, Health: registry.Healthy}

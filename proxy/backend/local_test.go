@@ -3,6 +3,7 @@ package backend
 import (
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -59,50 +60,51 @@ func (l *Local) get(t *testing.T, p Pool, token string) (int, string, error) {
 	return read(l.Upstream(p).RoundTrip(req, false))
 }
 
-// A thousand invalid tokens cause no new connection (design §3): the unproven pool keeps its own.
+// A thousand invalid tokens cause no new connection (design §3): the unproven pool keeps its own. What
+// needs HTTP/2 does not fall back to HTTP/1.1.
 func TestLocalPools(t *testing.T) {
-	s := newServer(t, protoH2, apiserver)
-	certificates := make(chan bool, 100)
-	l := newLocal(t, func(cfg *LocalConfig) {
-		inner := cfg.TLS
-		cfg.TLS = func(certificate bool) (*tls.Config, error) {
-			certificates <- certificate
-			return inner(certificate)
+	synctest.Test(t, func(t *testing.T) {
+		const well, old = "10.0.0.1:6443", "10.0.0.2:6443"
+		n := newMemoryNet(t)
+		n.serve(well, protoH2, apiserver)
+		n.serve(old, protoH1, apiserver)
+		var with, without atomic.Int64 // our certificate
+		l := newLocal(t, func(cfg *LocalConfig) {
+			inner := cfg.TLS
+			cfg.Dial, cfg.Wait = n.dial, -1
+			cfg.TLS = func(certificate bool) (*tls.Config, error) {
+				if certificate {
+					with.Add(1)
+				} else {
+					without.Add(1)
+				}
+				return inner(certificate)
+			}
+		}, well, old)
+		l.Report(well, registry.Healthy, "")
+		for _, p := range []Pool{PoolCertificate, PoolProven} {
+			c := must.Get(l.Upstream(p).dialH2(t.Context(), well, nil))(t)
+			check.Same(t, true, l.Upstream(p).HTTP2(), "HTTP/2 of pool %d", p)
+			_ = c.Close()
 		}
-	}, s.address)
-	for _, p := range []Pool{PoolCertificate, PoolProven} {
-		c, err := l.Upstream(p).dialH2(t.Context(), s.address, nil)
-		if err != nil || !l.Upstream(p).HTTP2() {
-			t.Fatalf("pool %d: got %v, HTTP/2 is %v", p, err, l.Upstream(p).HTTP2())
+		if status, text, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK || text != "HTTP/1.1" || l.Upstream(PoolUnproven).HTTP2() {
+			t.Errorf("the unproven pool: got %d %q %v", status, text, err)
 		}
-		_ = c.Close()
-	}
-	if status, text, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK || text != "HTTP/1.1" || l.Upstream(PoolUnproven).HTTP2() {
-		t.Errorf("the unproven pool: got %d %q %v", status, text, err)
-	}
-	if l.Upstream(0) != nil || l.Upstream(PoolHealth+1) != nil {
-		t.Error("the zero Pool, or one after the last, has an upstream")
-	}
-	for range 1000 {
-		if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
-			t.Fatalf("a bad token: got %d, %v", status, err)
+		for range 1000 {
+			if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
+				t.Fatalf("a bad token: got %d, %v", status, err)
+			}
 		}
-	}
-	close(certificates)
-	n := map[bool]int{}
-	for c := range certificates {
-		n[c]++
-	}
-	if n[true] != 1 || n[false] != 2 { // proven and unproven
-		t.Errorf("%d connections with a certificate, %d without; want 1 and 2", n[true], n[false])
-	}
-	old := newServer(t, protoH1, apiserver)
-	l = newLocal(t, func(cfg *LocalConfig) { cfg.Wait = -1 }, old.address)
-	for _, p := range []Pool{PoolCertificate, PoolProven} {
-		if _, err := l.Upstream(p).dialH2(t.Context(), old.address, nil); !errors.Is(err, ErrUnreachable) {
-			t.Errorf("pool %d falls back to HTTP/1.1: got %v, want ErrUnreachable", p, err)
+		check.Same(t, [2]int64{1, 2}, [2]int64{with.Load(), without.Load()}, "connections with a certificate and without: proven and unproven")
+		for _, p := range []Pool{PoolCertificate, PoolProven} {
+			if _, err := l.Upstream(p).dialH2(t.Context(), old, nil); !errors.Is(err, ErrUnreachable) {
+				t.Errorf("pool %d falls back to HTTP/1.1: got %v, want ErrUnreachable", p, err)
+			}
 		}
-	}
+		if l.Upstream(0) != nil || l.Upstream(PoolHealth+1) != nil {
+			t.Error("the zero Pool, or one after the last, has an upstream")
+		}
+	})
 }
 
 func TestServerAddress(t *testing.T) {
@@ -123,10 +125,20 @@ func TestServerAddress(t *testing.T) {
 	}
 }
 
-// If the only apiserver restarts within the wait, no read fails, nor any write that was not sent.
+// If the only apiserver restarts within the wait of two seconds, no read fails, nor any write that was
+// not sent. A request does not wait longer.
 func TestLocalRestart(t *testing.T) {
-	for _, method := range []string{http.MethodGet, http.MethodPost} {
-		t.Run(method, func(t *testing.T) {
+	for _, tt := range []struct {
+		method string
+		back   time.Duration
+		want   error
+		within time.Duration
+	}{
+		{http.MethodGet, 1500 * time.Millisecond, nil, 1800 * time.Millisecond},
+		{http.MethodPost, 1500 * time.Millisecond, nil, 1800 * time.Millisecond},
+		{http.MethodGet, time.Minute, ErrUnreachable, defaultWait + 2*waitPause},
+	} {
+		t.Run(fmt.Sprint(tt.method, tt.back), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newMemoryNet(t)
 				s := n.serve("10.0.0.1:6443", protoH2, apiserver)
@@ -136,39 +148,22 @@ func TestLocalRestart(t *testing.T) {
 				}
 				s.stop()
 				synctest.Wait()
-				time.AfterFunc(1500*time.Millisecond, func() { n.serve("10.0.0.1:6443", protoH2, apiserver) })
+				back := time.AfterFunc(tt.back, func() { n.serve("10.0.0.1:6443", protoH2, apiserver) })
+				defer back.Stop()
 				start := time.Now()
-				req := newRequest(t, method, "")
+				req := newRequest(t, tt.method, "")
 				req.Header.Set("Authorization", "Bearer good")
-				res := must.Get(l.Upstream(PoolUnproven).RoundTrip(req, false))(t)
-				_, _ = io.Copy(io.Discard, res.Body) // otherwise both ends close at once, and each waits for the other to read
-				_ = res.Body.Close()
+				_, _, err := read(l.Upstream(PoolUnproven).RoundTrip(req, false))
 				synctest.Wait()
-				if took := time.Since(start); took < 1500*time.Millisecond || took > 1800*time.Millisecond {
-					t.Errorf("took %v", took)
+				if took := time.Since(start); !errors.Is(err, tt.want) || took < min(tt.back, defaultWait) || took > tt.within {
+					t.Errorf("got %v after %v, want %v within %v", err, took, tt.want, tt.within)
+				}
+				if err != nil && l.Ready() == nil {
+					t.Error("Ready without a reachable server")
 				}
 			})
 		})
 	}
-}
-
-// Without a reachable server a request waits two seconds, not longer.
-func TestLocalGivesUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newMemoryNet(t)
-		l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443")
-		start := time.Now()
-		_, _, err := l.get(t, PoolUnproven, "good")
-		if !errors.Is(err, ErrUnreachable) {
-			t.Errorf("got %v, want ErrUnreachable", err)
-		}
-		if took := time.Since(start); took < defaultWait || took > defaultWait+2*waitPause {
-			t.Errorf("gave up after %v, want %v", took, defaultWait)
-		}
-		if l.Ready() == nil {
-			t.Error("Ready without a reachable server")
-		}
-	})
 }
 
 // A server that is not ready gets no requests while another one is ready.

@@ -177,36 +177,36 @@ func TestIdle(t *testing.T) {
 	})
 }
 
+// raw is a handler that sends bytes, and closes its connection, or resets it.
+func raw(t *testing.T, text string, reset bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(conn, text)
+		if tc, ok := conn.(*tls.Conn); ok && reset {
+			conn = tc.NetConn()
+			_ = conn.(*net.TCPConn).SetLinger(0) //nolint:forcetypeassert // the listener's; closing resets it
+		}
+		_ = conn.Close()
+	}
+}
+
 // A server that ends each body by closing the connection, as in HTTP/1.0, has not failed. One whose
 // connection breaks within such a body has.
 func TestBodyEndsWithConnection(t *testing.T) {
 	for name, broken := range map[string]bool{"closed": false, "broken": true} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t, protoH1, func(w http.ResponseWriter, _ *http.Request) {
-				conn, out, err := http.NewResponseController(w).Hijack()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				_, _ = out.WriteString("HTTP/1.0 200 OK\r\n\r\nbody")
-				_ = out.Flush()
-				if tc, ok := conn.(*tls.Conn); ok && broken {
-					conn = tc.NetConn()
-					_ = conn.(*net.TCPConn).SetLinger(0) //nolint:forcetypeassert // the listener's; closing resets it
-				}
-				_ = conn.Close()
-			})
+			s := newServer(t, protoH1, raw(t, "HTTP/1.0 200 OK\r\n\r\nbody", broken))
 			f := newFixture(t, nil)
 			e := f.set(healthy(s.address))
 			_, body, err := f.do(e, http.MethodGet, "")
 			if (err != nil) != broken || !broken && body != "body" {
 				t.Errorf("got %q, %v", body, err)
 			}
-			want := 0
-			if broken {
-				want = 1
-			}
-			check.Same(t, want, f.signals.count(s.address), "signals")
+			check.Same(t, broken, f.signals.count(s.address) == 1, "one signal")
 			check.Same(t, broken, e1(f, e).load() > 0, "suspect")
 		})
 	}
@@ -232,23 +232,13 @@ func TestSlowUploadIsNotObserved(t *testing.T) {
 // A server may end its body properly when it notices that its connection is being closed. So what
 // is read after the end of the request is not complete, even if it seems to be.
 func TestBodyEndsWithRequest(t *testing.T) {
-	s := newServer(t, protoH1, func(w http.ResponseWriter, _ *http.Request) {
-		conn, out, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		_, _ = out.WriteString("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n")
-		_ = out.Flush() // all of it is read with the head
-		_ = conn.Close()
-	})
+	// All of it is read with the head.
+	s := newServer(t, protoH1, raw(t, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n", false))
 	f := newFixture(t, nil)
-	e := f.set(healthy(s.address))
 	ctx, cancel := context.WithCancel(t.Context())
-	res := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, "").WithContext(ctx), false))(t)
-	defer res.Body.Close()
+	res := must.Get(f.RoundTrip(f.set(healthy(s.address)), newRequest(t, http.MethodGet, "").WithContext(ctx), false))(t)
 	cancel()
-	if got, err := io.ReadAll(res.Body); !errors.Is(err, context.Canceled) {
+	if _, got, err := read(res, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %q, %v", got, err)
 	}
 }

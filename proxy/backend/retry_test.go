@@ -34,7 +34,6 @@ func deadAddress(t *testing.T) string {
 // that may have been executed is executed twice, unless it is a read. Nor is a watch retried, which
 // may have been answered, or a read whose body was streamed: the body is gone.
 func TestRetry(t *testing.T) {
-	bad, good := newServer(t, protoH1, closes), newServer(t, protoH2, nil)
 	for _, tt := range []struct {
 		name, method string
 		watch        bool
@@ -49,25 +48,31 @@ func TestRetry(t *testing.T) {
 		{"streamed", http.MethodGet, false, true, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			bad.hits.Store(0)
-			good.hits.Store(0)
-			f := newFixture(t, nil)
-			// Unprobed endpoints are a lower tier than healthy ones: the first try uses the faulty
-			// one.
-			e := f.set(healthy(bad.address), registry.Endpoint{Address: good.address})
-			req := newRequest(t, tt.method, "")
-			if tt.streamed {
-				req = newRequest(t, tt.method, "body")
-				req.ContentLength = -1
-			}
-			status, _, err := read(f.RoundTrip(e, req, tt.watch))
-			if tt.retried {
-				if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
-					t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, good.hits.Load())
+			synctest.Test(t, func(t *testing.T) {
+				const bad, good = "10.0.0.1:443", "10.0.0.2:443"
+				n, f := newMemoryFixture(t)
+				var failed, served atomic.Int64
+				n.serve(bad, protoH1, func(http.ResponseWriter, *http.Request) {
+					failed.Add(1)
+					panic(http.ErrAbortHandler)
+				})
+				n.serve(good, protoH2, func(http.ResponseWriter, *http.Request) { served.Add(1) })
+				req := newRequest(t, tt.method, "")
+				if tt.streamed {
+					req = newRequest(t, tt.method, "body")
+					req.ContentLength = -1
 				}
-			} else if executed := bad.hits.Load() + good.hits.Load(); !errors.Is(err, ErrUnanswered) || executed != 1 {
-				t.Errorf("got %d, %v, want %v; executed %d times", status, err, ErrUnanswered, executed)
-			}
+				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the faulty
+				// one.
+				status, _, err := read(f.RoundTrip(f.set(healthy(bad), registry.Endpoint{Address: good}), req, tt.watch))
+				if tt.retried {
+					if err != nil || status != http.StatusOK || served.Load() != 1 {
+						t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, served.Load())
+					}
+				} else if !errors.Is(err, ErrUnanswered) || failed.Load() != 1 || served.Load() != 0 {
+					t.Errorf("got %d, %v, want %v; executed %d and %d times", status, err, ErrUnanswered, failed.Load(), served.Load())
+				}
+			})
 		})
 	}
 }
@@ -76,7 +81,7 @@ func TestRetry(t *testing.T) {
 func TestRetryUnreachable(t *testing.T) {
 	const wrong = "10.0.0.1:443"
 	good := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) {
-		n := must.Get(io.Copy(io.Discard, r.Body))(t)
+		n, _ := io.Copy(io.Discard, r.Body)
 		_, _ = fmt.Fprint(w, n)
 	})
 	for name, address := range map[string]string{"refused": deadAddress(t), "not TLS": wrong} {
@@ -122,16 +127,9 @@ func notTLS() net.Conn {
 	return a
 }
 
+// What is no HTTP is no reason to try again.
 func TestBadResponse(t *testing.T) {
-	bad := newServer(t, protoH1, func(w http.ResponseWriter, _ *http.Request) {
-		c, _, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer c.Close()
-		_, _ = io.WriteString(c, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n")
-	})
+	bad := newServer(t, protoH1, raw(t, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n", false))
 	f := newFixture(t, nil)
 	e := f.set(healthy(bad.address))
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
