@@ -241,7 +241,9 @@ type bench struct {
 // newBench makes a prober of entries that trusts an authority.
 func newBench(t *testing.T, a authority, entries []*registry.Entry, change ...func(*Config)) *bench {
 	t.Helper()
-	b := &bench{cable: newCable(), feed: &feed{entries: entries, superseded: make(chan struct{})}, notes: &notebook{newest: map[[2]string]timed{}}}
+	b := &bench{
+		cable: newCable(), feed: &feed{entries: entries, superseded: make(chan struct{})}, notes: &notebook{newest: map[[2]string]timed{}},
+	}
 	c := Config{
 		Table:  b.feed.table,
 		Report: b.notes.report,

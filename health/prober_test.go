@@ -285,7 +285,8 @@ func TestRenew(t *testing.T) {
 
 func TestWatchedConnectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, _ := serve(t, []*registry.Entry{entry(at, "10.0.0.2:443", "10.0.0.3:443")}, newBackend().ServeHTTP, func(c *Config) { c.MaxWatched = 2 })
+		three := []*registry.Entry{entry(at, "10.0.0.2:443", "10.0.0.3:443")}
+		b, _ := serve(t, three, newBackend().ServeHTTP, func(c *Config) { c.MaxWatched = 2 })
 		for range 20 {
 			pass(7 * time.Second)
 			open := 0

@@ -78,8 +78,8 @@ func TestNewIntervalAppliesAtOnce(t *testing.T) {
 }
 
 // A table without an earlier report (the endpoint was absent from a table that the prober skipped)
-// gets it again, once. So does one that carried an older verdict through such tables (the APIService
-// had another backend there, and reports about this one were dropped).
+// gets it again, once. So does one that carried an older verdict through such tables (the
+// APIService had another backend there, and reports about this one were dropped).
 func TestCorrectsATable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, _ := single(t)

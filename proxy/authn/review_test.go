@@ -270,11 +270,11 @@ func TestProven(t *testing.T) {
 			pool(PoolUnproven)
 		}
 		// In use it stays proven: after half of its minute, a use renews it.
-		for used, want := range map[time.Duration]Pool{29 * time.Second: PoolUnproven, 31 * time.Second: PoolProven, 40 * time.Second: PoolProven} {
+		for used, want := range map[int]Pool{29: PoolUnproven, 31: PoolProven, 40: PoolProven} {
 			a.Seen(c, 200)
-			pass(used)
+			pass(time.Duration(used) * time.Second)
 			a.Seen(c, 200)
-			pass(61*time.Second - used)
+			pass(time.Duration(61-used) * time.Second)
 			pool(want)
 			a.Seen(c, http.StatusUnauthorized)
 		}

@@ -103,7 +103,10 @@ func TestDesignTable(t *testing.T) {
 		{"certificate and socket token", client, spoken, socket, KindCertificate, with(cut, alice), with(cut, alice)},
 		{"token", nil, good, "", KindToken, []string{goodField}, owner("good")},
 		{"bad token", nil, bearer("bad"), "", KindToken, []string{badField}, nil},
-		{"two tokens", nil, slices.Concat(good, bearer("other")), "", KindToken, []string{goodField, "authorization: Bearer other"}, owner("good")},
+		{
+			"two tokens", nil, slices.Concat(good, bearer("other")), "", KindToken,
+			[]string{goodField, "authorization: Bearer other"}, owner("good"),
+		},
 		{"foreign certificate", foreign, nil, "", KindInvalid, nil, nil},
 		{"foreign certificate and token", foreign, good, "", KindToken, []string{goodField}, owner("good")},
 		{"foreign certificate and bad token", foreign, bearer("bad"), "", KindToken, []string{badField}, nil},
@@ -111,7 +114,8 @@ func TestDesignTable(t *testing.T) {
 		{"front proxy without user, with token", front, good, "", KindToken, []string{goodField}, owner("good")},
 		{"socket token", nil, spoken, socket, KindToken, []string{spokenField}, with(cut, owner("good"))},
 		{
-			"socket token on a line of its own", nil, head("sec-websocket-protocol", protocolOf("good"), "sec-websocket-protocol", "b"), socket, KindToken,
+			"socket token on a line of its own", nil,
+			head("sec-websocket-protocol", protocolOf("good"), "sec-websocket-protocol", "b"), socket, KindToken,
 			[]string{"sec-websocket-protocol: " + protocolOf("good"), "sec-websocket-protocol: b"}, with("sec-websocket-protocol: b", owner("good")),
 		},
 		{"malformed socket token", nil, head("sec-websocket-protocol", "a, "+bearerProtocol+"=, b"), socket, KindInvalid, nil, nil},

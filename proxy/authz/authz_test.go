@@ -122,7 +122,8 @@ func TestAuthorize(t *testing.T) {
 	}
 }
 
-// The open paths match those of upstream's own authorizer. Nobody else to ask, nothing more is open.
+// The open paths match those of upstream's own authorizer. Nobody else to ask, nothing more is
+// open.
 func TestPaths(t *testing.T) {
 	allow := []string{"/healthz", "readyz", "/open/*", "/"}
 	upstream := must.Get(path.NewAuthorizer(allow))(t)

@@ -68,8 +68,8 @@ func TestSubjectAccessReview(t *testing.T) {
 	}
 }
 
-// Upstream decides as Authorize does, and shares its cache, except for questions with selectors: they
-// bypass it, valid or not. A review gets all that Upstream gets.
+// Upstream decides as Authorize does, and shares its cache, except for questions with selectors:
+// they bypass it, valid or not. A review gets all that Upstream gets.
 func TestUpstream(t *testing.T) {
 	const allow, noOpinion = authorizer.DecisionAllow, authorizer.DecisionNoOpinion
 	of := func(name string, change func(*Attributes)) authorizer.AttributesRecord {

@@ -50,9 +50,9 @@ func TestDialUpgrade(t *testing.T) {
 	}
 }
 
-// Where Guard allows it, a connection is kept if only the trust or a limit differs. Another service or
-// ping timeout drains it: older connections finish their requests. An annotation turns HTTP/2 off,
-// also for existing connections.
+// Where Guard allows it, a connection is kept if only the trust or a limit differs. Another service
+// or ping timeout drains it: older connections finish their requests. An annotation turns HTTP/2
+// off, also for existing connections.
 func TestChangesOfABackend(t *testing.T) {
 	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, func(cfg *Config) {
@@ -83,7 +83,8 @@ func TestChangesOfABackend(t *testing.T) {
 	}
 }
 
-// An unusable bundle does not count as a failure of the endpoint. Without one there is nothing to reach.
+// An unusable bundle does not count as a failure of the endpoint. Without one there is nothing to
+// reach.
 func TestNoTrust(t *testing.T) {
 	f := newFixture(t, func(cfg *Config) {
 		cfg.TLS = func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }

@@ -169,7 +169,8 @@ func (f *fixture) set(endpoints ...registry.Endpoint) *registry.Entry {
 	f.t.Helper()
 	const name = "v1.example.com"
 	f.entries[name] = &registry.Entry{
-		Name: name, GroupVersion: schema.GroupVersion{Group: "example.com", Version: "v1"}, Backend: f.backend, Endpoints: endpoints, Policy: f.policy,
+		Name: name, GroupVersion: schema.GroupVersion{Group: "example.com", Version: "v1"},
+		Backend: f.backend, Endpoints: endpoints, Policy: f.policy,
 	}
 	f.table()
 	return f.entries[name]

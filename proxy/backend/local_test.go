@@ -60,8 +60,8 @@ func (l *Local) get(t *testing.T, p Pool, token string) (int, string, error) {
 	return read(l.Upstream(p).RoundTrip(req, false))
 }
 
-// A thousand invalid tokens cause no new connection (design §3): the unproven pool keeps its own. What
-// needs HTTP/2 does not fall back to HTTP/1.1.
+// A thousand invalid tokens cause no new connection (design §3): the unproven pool keeps its own.
+// What needs HTTP/2 does not fall back to HTTP/1.1.
 func TestLocalPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const well, old = "10.0.0.1:6443", "10.0.0.2:6443"
@@ -125,8 +125,8 @@ func TestServerAddress(t *testing.T) {
 	}
 }
 
-// If the only apiserver restarts within the wait of two seconds, no read fails, nor any write that was
-// not sent. A request does not wait longer.
+// If the only apiserver restarts within the wait of two seconds, no read fails, nor any write that
+// was not sent. A request does not wait longer.
 func TestLocalRestart(t *testing.T) {
 	for _, tt := range []struct {
 		method string

@@ -20,8 +20,6 @@ type memoryNet struct {
 	servers map[string]*memoryServer
 	// silent addresses drop packets: a dial to them never ends.
 	silent map[string]bool
-	// streams limits the streams of a connection to a server. Zero means net/http's default.
-	streams int
 }
 
 type memoryServer struct {
@@ -75,7 +73,10 @@ func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memo
 	protocols.SetHTTP2(proto == protoH2)
 	s := &memoryServer{
 		net: n, address: address, accept: make(chan net.Conn), done: make(chan struct{}),
-		http: &http.Server{Handler: handler, Protocols: &protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: n.streams}, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)},
+		http: &http.Server{
+			Handler: handler, Protocols: &protocols, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}},
+			ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+		},
 	}
 	n.mu.Lock()
 	n.servers[address] = s

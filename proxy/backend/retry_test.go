@@ -62,8 +62,8 @@ func TestRetry(t *testing.T) {
 					req = newRequest(t, tt.method, "body")
 					req.ContentLength = -1
 				}
-				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the faulty
-				// one.
+				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the
+				// faulty one.
 				status, _, err := read(f.RoundTrip(f.set(healthy(bad), registry.Endpoint{Address: good}), req, tt.watch))
 				if tt.retried {
 					if err != nil || status != http.StatusOK || served.Load() != 1 {

@@ -87,8 +87,8 @@ func TestCacheBytesAreBounded(t *testing.T) {
 	}
 }
 
-// The number of entries is bounded. The cache of proxy/authn and authz holds 100,000: few are dropped
-// before they expire.
+// The number of entries is bounded. The cache of proxy/authn and authz holds 100,000: few are
+// dropped before they expire.
 func TestCacheEntriesAreBounded(t *testing.T) {
 	for _, tt := range []struct{ most, n, least int }{{1 << 10, 1 << 10 * 5 / 4, 1 << 9}, {1 << 18, 100_000, 99_000}} {
 		b := newBook(Config{Entries: tt.most, Bytes: 160 << 20})

@@ -97,8 +97,8 @@ func TestShareOfPlaces(t *testing.T) {
 	}
 }
 
-// TestShareOfAnAddress: connections of one address share a quarter, and a place that is given back is
-// taken again.
+// TestShareOfAnAddress: connections of one address share a quarter, and a place that is given back
+// is taken again.
 func TestShareOfAnAddress(t *testing.T) {
 	p := &Places{}
 	var held []Place
