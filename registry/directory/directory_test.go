@@ -20,6 +20,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -80,7 +81,7 @@ func TestUnreadIsReadAgain(t *testing.T) {
 // while it has only some of its objects.
 func TestWrittenInPlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.yaml")
-	whole := fmt.Sprintf(remote, 1, "127.0.0.1")
+	whole := manifests.Remote("g.io", "127.0.0.1", "")
 	half, _, _ := strings.Cut(whole, "---")
 	must.Do(t, os.WriteFile(path, []byte(whole), 0o600))
 	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
@@ -122,7 +123,7 @@ func TestWrittenInPlace(t *testing.T) {
 // which has its new name.
 func TestRenamedWhileReading(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.yaml")
-	must.Do(t, os.WriteFile(path, fmt.Appendf(nil, remote, 1, "127.0.0.1"), 0o600))
+	must.Do(t, os.WriteFile(path, []byte(manifests.Remote("g.io", "127.0.0.1", "")), 0o600))
 	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
 	d.read(d.list(), true)
 	before := d.list()
@@ -280,55 +281,4 @@ func TestUIDs(t *testing.T) {
 	if len(a) != 36 || a == b || a[14] != '8' || !strings.ContainsRune("89ab", rune(a[19])) || a[8] != '-' || a[23] != '-' {
 		t.Errorf("%s, %s", a, b)
 	}
-}
-
-// remote is an API group with its backend.
-const remote = `apiVersion: apiregistration.k8s.io/v1
-kind: APIService
-metadata: {name: v1.g%[1]d.io}
-spec: {group: g%[1]d.io, version: v1, groupPriorityMinimum: 100, versionPriority: 100, insecureSkipTLSVerify: true, service: {namespace: x, name: g%[1]d}}
----
-apiVersion: v1
-kind: Service
-metadata: {namespace: x, name: g%[1]d}
-spec: {ports: [{port: 443}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {namespace: x, name: g%[1]d, labels: {kubernetes.io/service-name: g%[1]d}}
-addressType: IPv4
-ports: [{port: 8443}]
-endpoints: [{addresses: [%[2]s]}]
-`
-
-// BenchmarkDirectory measures reading 1,000 manifests from nothing, and one changed file among
-// them.
-func BenchmarkDirectory(b *testing.B) {
-	dir := b.TempDir()
-	for i := range 1_000 {
-		text := fmt.Sprintf(remote, i, "127.0.0.1")
-		must.Do(b, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(text), 0o600))
-	}
-	whole := func(objects []runtime.Object, faults []Fault) {
-		if len(objects) != 3_000 || len(faults) > 0 {
-			b.Fatalf("%d objects, faults %v", len(objects), faults)
-		}
-	}
-	b.Run("nothing", func(b *testing.B) {
-		for b.Loop() {
-			d := must.Get(New(Config{Path: dir}))(b)
-			d.read(d.list(), true)
-			d.publish(whole, nil)
-		}
-	})
-	b.Run("change", func(b *testing.B) {
-		d := must.Get(New(Config{Path: dir}))(b)
-		d.read(d.list(), true)
-		for i := 0; b.Loop(); i++ {
-			text := fmt.Sprintf(remote, 7, fmt.Sprintf("127.0.0.%d", i%200+1))
-			must.Do(b, os.WriteFile(filepath.Join(dir, "7.yaml"), []byte(text), 0o600))
-			d.read(d.list(), true)
-			d.publish(whole, nil)
-		}
-	})
 }

@@ -169,13 +169,3 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkDecode(b *testing.B) {
-	d := decoder(b)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, faults := d.Decode("good.yaml", []byte(good)); len(faults) > 0 {
-			b.Fatal(faults)
-		}
-	}
-}
