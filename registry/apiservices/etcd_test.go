@@ -112,26 +112,15 @@ func TestEtcdIsServed(t *testing.T) {
 	if !strings.Contains(body, `"cells":["v1.a.io","x/one","False (X)"`) {
 		t.Errorf("table: %s", body)
 	}
-	if err := c.Delete(t.Context(), "v1.a.io", metav1.DeleteOptions{}); err != nil {
-		t.Error(err)
-	}
-	event(watch.Deleted)
-	if _, err := c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("get after deletion: %v", err)
-	}
-}
-
-// There is no garbage collector here: a deletion completes at once with any propagation policy.
-func TestDeletionWaitsForNobody(t *testing.T) {
-	_, _, c := serveEtcd(t)
+	// There is no garbage collector here: a deletion completes at once with any propagation policy.
 	for _, p := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationBackground, metav1.DeletePropagationOrphan} {
-		must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
-		if err := c.Delete(t.Context(), "v1.a.io", metav1.DeleteOptions{PropagationPolicy: &p}); err != nil {
-			t.Errorf("%s: %v", p, err)
-		}
+		must.Do(t, c.Delete(t.Context(), "v1.a.io", metav1.DeleteOptions{PropagationPolicy: &p}))
+		event(watch.Deleted)
 		if o, err := c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Fatalf("after %s: %v %v", p, err, o)
 		}
+		must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
+		event(watch.Added)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,36 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
-
-// source is a registry that the test changes.
-type source struct {
-	in      registry.Input
-	table   atomic.Pointer[registry.Table]
-	changed func() // publishes the test's changes, and waits until they are served
-}
-
-// put adds or replaces objects, and publishes that.
-func (s *source) put(all ...*apiregistrationv1.APIService) {
-	for _, o := range all {
-		s.in.APIServices[o.Name] = o
-	}
-	s.changed()
-}
-
-// remove deletes an object, and publishes that.
-func (s *source) remove(name string) {
-	delete(s.in.APIServices, name)
-	s.changed()
-}
-
-func newSource() *source {
-	s := &source{in: registry.Input{
-		APIServices: make(map[string]*apiregistrationv1.APIService), Options: &registry.Options{Directory: true}, Now: time.Unix(1_700_000_000, 0),
-	}}
-	s.table.Store(registry.Build(s.in, nil))
-	return s
-}
 
 func object(name string, labels map[string]string) *apiregistrationv1.APIService {
 	v, group, _ := strings.Cut(name, ".")
@@ -67,11 +38,12 @@ func remote(name, service string) *apiregistrationv1.APIService {
 	return o
 }
 
-// serve serves a source's table over HTTP.
-func serve(t *testing.T) (s *source, url string) {
+// serve serves a scene's table over HTTP. Each Build is served when it returns.
+func serve(t *testing.T) (s *scene.Scene, url string) {
 	t.Helper()
-	s = newSource()
-	server := must.Get(New(Config{Table: s.table.Load, Version: &version.Info{GitVersion: "v1.36.3"}}))(t)
+	s = scene.New(t)
+	s.Input.Options = &registry.Options{Directory: true}
+	server := must.Get(New(Config{Table: s.Table, Version: &version.Info{GitVersion: "v1.36.3"}}))(t)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { server.ServeHTTP(recorder{w}, r) }))
 	t.Cleanup(func() {
 		h.CloseClientConnections()
@@ -79,16 +51,22 @@ func serve(t *testing.T) (s *source, url string) {
 		server.store.stop()
 	})
 	var last []*registry.Entry
-	s.changed = func() {
-		s.in.Complete = true
-		s.table.Store(registry.Build(s.in, s.table.Load()))
-		server.store.follow(latest.Diff(last, s.table.Load().Entries()))
-		last = s.table.Load().Entries()
+	s.Built = func() {
+		server.store.follow(latest.Diff(last, s.Table().Entries()))
+		last = s.Table().Entries()
 		for server.store.cached() != nil {
 			<-time.After(time.Millisecond)
 		}
 	}
 	return s, h.URL
+}
+
+// put adds or replaces objects.
+func put(s *scene.Scene, all ...*apiregistrationv1.APIService) {
+	for _, o := range all {
+		s.Input.APIServices[o.Name] = o
+	}
+	s.Build()
 }
 
 // serveFor serves the user that the header User names.

@@ -18,39 +18,38 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
-	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// asks takes a place for a user's request, if one is free.
-func asks(t *testing.T, p *places, name, verb string) bool {
-	t.Helper()
-	_, ok := p.take(httptest.NewRequestWithContext(request.WithUser(t.Context(), &user.DefaultInfo{Name: name}), http.MethodPost, "/", nil), verb)
-	return ok
-}
-
-// No user has all places.
+// No user has more than a quarter of the places, of which a list or watch may keep all objects in
+// memory for a slow reader. An unauthenticated caller counts by address, with any user name.
 func TestPlaces(t *testing.T) {
-	for _, verb := range []string{"create", "get", "list", "watch"} {
+	for verb, all := range map[string]int{"create": maxWrites, "get": maxReads, "list": maxLists, "watch": maxWatches} {
 		p := newPlaces()
-		for _, slow := range []string{"ann", "bob"} {
-			for asks(t, p, slow, verb) {
+		asks := func(name, address string) bool {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil)
+			if r.RemoteAddr = address + ":1"; name != "" {
+				r = r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: name}))
+			}
+			_, ok := p.take(r, verb)
+			return ok
+		}
+		for name, address := range map[string]string{"ann": "192.0.2.1", user.Anonymous: "192.0.2.2"} {
+			n := 0
+			for asks(name, address) {
+				n++
+			}
+			if n > all/4 {
+				t.Errorf("%s: %s holds %d of %d places", verb, name, n, all)
 			}
 		}
-		if !asks(t, p, "cid", verb) {
-			t.Errorf("%s: two users hold all places", verb)
+		if asks("ann", "192.0.2.9") || asks("", "192.0.2.2") {
+			t.Errorf("%s: a user from another address, or an address with another name, has more places", verb)
 		}
-	}
-}
-
-// The limit of a patch is small, because a patch costs more than its length.
-func TestLongPatch(t *testing.T) {
-	_, _, c := serveEtcd(t)
-	ready(t, c)
-	_, err := c.Patch(t.Context(), "v1.a.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"`+strings.Repeat("x", maxPatch)+`"}}}`), metav1.PatchOptions{})
-	if !apierrors.IsRequestEntityTooLargeError(err) || !strings.Contains(err.Error(), "limit is 524288") {
-		t.Errorf("patch: %v", err)
+		if !asks("cid", "192.0.2.1") || !asks(user.Anonymous, "192.0.2.9") {
+			t.Errorf("%s: two callers hold all places", verb)
+		}
 	}
 }
 
@@ -111,31 +110,23 @@ func TestOwnPlaces(t *testing.T) {
 	check.Same(t, 0, p.watches.Held(), "places taken")
 }
 
-// A list or watch may keep all objects in memory for a slow reader.
-func TestPlacesOfReaders(t *testing.T) {
-	for verb, most := range map[string]int{"list": 8, "watch": 100} { // each keeps 20 MB or 3 MB, with 10,000 objects
-		p, n := newPlaces(), 0
-		for asks(t, p, "ann", verb) {
-			n++
-		}
-		if n > most {
-			t.Errorf("%s: one user holds %d places, more than %d", verb, n, most)
-		}
-	}
-}
-
-// A patch that doubles an object with each operation is refused before it uses all memory.
-func TestCopyingPatch(t *testing.T) {
+// A patch costs more than its length: its limit is small, and one that doubles an object with each
+// operation is refused before it uses all memory.
+func TestCostlyPatches(t *testing.T) {
 	_, _, c := serveEtcd(t)
 	ready(t, c)
 	must.Get(c.Create(t.Context(), object("v1.a.io", map[string]string{"x": strings.Repeat("x", 60)}), metav1.CreateOptions{}))(t)
+	_, err := c.Patch(t.Context(), "v1.a.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"`+strings.Repeat("x", maxPatch)+`"}}}`), metav1.PatchOptions{})
+	if !apierrors.IsRequestEntityTooLargeError(err) || !strings.Contains(err.Error(), "limit is 524288") {
+		t.Errorf("long: %v", err)
+	}
 	patch := `[{"op":"copy","from":"/metadata/labels","path":"/metadata/b"}`
 	for i := range 17 { // 60 bytes become 8 MiB
 		patch += `,{"op":"copy","from":"/metadata/b","path":"/metadata/c"},{"op":"move","from":"/metadata/c","path":"/metadata/b/c` + strconv.Itoa(i) + `"}`
 	}
-	_, err := c.Patch(t.Context(), "v1.a.io", types.JSONPatchType, []byte(patch+"]"), metav1.PatchOptions{})
+	_, err = c.Patch(t.Context(), "v1.a.io", types.JSONPatchType, []byte(patch+"]"), metav1.PatchOptions{})
 	if refused := (*apierrors.StatusError)(nil); !errors.As(err, &refused) || refused.ErrStatus.Code != http.StatusUnprocessableEntity {
-		t.Errorf("patch: %v", err)
+		t.Errorf("copies: %v", err)
 	}
 }
 
@@ -155,22 +146,6 @@ func TestDeclaredSize(t *testing.T) {
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
-
-// An unauthenticated caller counts by address, with any user name.
-func TestSourceOf(t *testing.T) {
-	r := httptest.NewRequest(http.MethodGet, "/", nil)
-	r.RemoteAddr = "192.0.2.1:1"
-	stranger := bound.Stranger(r.RemoteAddr)
-	for name, want := range map[string]bound.Source{"": stranger, user.Anonymous: stranger, "ann": {User: "ann"}} {
-		r := r
-		if name != "" {
-			r = r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: name}))
-		}
-		if got := sourceOf(r); got != want {
-			t.Errorf("%q: %+v, want %+v", name, got, want)
-		}
-	}
-}
 
 // A request for a future revision gets no Retry-After, because client-go would obey it ten times.
 func TestTooLarge(t *testing.T) {

@@ -20,9 +20,9 @@ import (
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 func TestRead(t *testing.T) {
@@ -31,7 +31,7 @@ func TestRead(t *testing.T) {
 	if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") != "1" {
 		t.Errorf("before the first table: %d %q: %s", res.StatusCode, res.Header.Get("Retry-After"), body)
 	}
-	s.put(object("v1.", nil), object("v1.apps", map[string]string{"tier": "a"}), object("v1.b.io", map[string]string{"tier": "b"}), remote("v1.a.io", "gone"))
+	put(s, object("v1.", nil), object("v1.apps", map[string]string{"tier": "a"}), object("v1.b.io", map[string]string{"tier": "b"}), remote("v1.a.io", "gone"))
 	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		c := client(t, url, contentType)
 		all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
@@ -39,7 +39,7 @@ func TestRead(t *testing.T) {
 		o := must.Get(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}))(t)
 		want := apiregistrationv1.APIServiceCondition{
 			Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: "ServiceNotFound",
-			Message: `service/gone in "x" is not present`, LastTransitionTime: metav1.NewTime(s.in.Now),
+			Message: `service/gone in "x" is not present`, LastTransitionTime: metav1.NewTime(s.Input.Now).Rfc3339Copy(),
 		}
 		check.Same(t, []apiregistrationv1.APIServiceCondition{want}, o.Status.Conditions, "%s: conditions", contentType)
 		if _, err := c.Get(t.Context(), "v1.nowhere", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -70,11 +70,11 @@ func TestRead(t *testing.T) {
 
 func TestTables(t *testing.T) {
 	s, url := serve(t)
-	s.in.APIServices["v1.a.io"] = remote("v1.a.io", "gone")
-	s.in.APIServices["v1.apps"] = object("v1.apps", nil)
-	s.in.APIServices["v1.b.io"] = object("v1.b.io", nil)
-	s.in.APIServices["v1.b.io"].Annotations = map[string]string{"fairlead.dev/url": "https://b.example.com"}
-	s.changed()
+	s.Input.APIServices["v1.a.io"] = remote("v1.a.io", "gone")
+	s.Input.APIServices["v1.apps"] = object("v1.apps", nil)
+	s.Input.APIServices["v1.b.io"] = object("v1.b.io", nil)
+	s.Input.APIServices["v1.b.io"].Annotations = map[string]string{"fairlead.dev/url": "https://b.example.com"}
+	s.Build()
 	list := url + "/apis/apiregistration.k8s.io/v1/apiservices"
 	_, body := get(t, list, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
 	var table metav1.Table
@@ -108,10 +108,10 @@ func TestPages(t *testing.T) {
 	var want []string
 	for i := range 10 {
 		o := object(fmt.Sprintf("v1.g%d.io", i), nil)
-		s.in.APIServices[o.Name] = o
+		s.Input.APIServices[o.Name] = o
 		want = append(want, o.Name)
 	}
-	s.changed()
+	s.Build()
 	c := client(t, url, runtime.ContentTypeJSON)
 	var got []string
 	options := metav1.ListOptions{Limit: 3}
@@ -124,7 +124,7 @@ func TestPages(t *testing.T) {
 				t.Errorf("remaining %v", l.RemainingItemCount)
 			}
 			// A change between two pages neither ends the list nor appears in it.
-			s.put(object("v1.zz.io", nil))
+			put(s, object("v1.zz.io", nil))
 		}
 		check.Same(t, first, l.ResourceVersion, "page %d: resource version", i)
 		got = append(got, names(l)...)
@@ -147,7 +147,7 @@ func TestPages(t *testing.T) {
 
 func TestWritesAreRefused(t *testing.T) {
 	s, url := serve(t)
-	s.put(object("v1.apps", nil))
+	put(s, object("v1.apps", nil))
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 		res, body := do(t, method, url+"/apis/apiregistration.k8s.io/v1/apiservices/v1.apps", "")
 		var status metav1.Status
@@ -167,9 +167,13 @@ func TestWritesAreRefused(t *testing.T) {
 	}
 }
 
-func TestNotFound(t *testing.T) {
+// k8s.io/apiserver's mux logs a path that is registered twice as an error with two stack traces.
+func TestPaths(t *testing.T) {
+	before := utilruntime.ErrorHandlers
+	defer func() { utilruntime.ErrorHandlers = before }()
+	utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{func(_ context.Context, err error, _ string, _ ...any) { t.Error(err) }}
 	s, url := serve(t)
-	s.changed()
+	s.Build()
 	for _, path := range []string{
 		"/", "/x", "/api/v1", "/api/v1/pods", "/apis/apps", "/apis/apps/v1", "/apis/apiregistration.k8s.io/v2", "/apis/apiregistration.k8s.io/v1/things",
 		"/apis/apiregistration.k8s.io/v1/apiservices/v1.a/scale", "/apis/apiregistration.k8s.io/v1/namespaces/x/apiservices", "/openapi/v3/apis/apps/v1",
@@ -181,22 +185,9 @@ func TestNotFound(t *testing.T) {
 	}
 }
 
-// k8s.io/apiserver's mux logs a duplicate as an error with two stack traces.
-func TestNoPathIsRegisteredTwice(t *testing.T) {
-	before := utilruntime.ErrorHandlers
-	defer func() { utilruntime.ErrorHandlers = before }()
-	utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{func(_ context.Context, err error, _ string, _ ...any) { t.Error(err) }}
-	_, url := serve(t)
-	for _, path := range []string{root + "/v1", root + "/v1/"} {
-		if res, body := get(t, url+path, ""); res.StatusCode != http.StatusOK || !strings.Contains(body, `"APIResourceList"`) {
-			t.Errorf("%s: %d %s", path, res.StatusCode, body)
-		}
-	}
-}
-
 func TestDiscovery(t *testing.T) {
 	s, url := serve(t)
-	s.changed()
+	s.Build()
 	c := must.Get(discovery.NewDiscoveryClientForConfig(&rest.Config{Host: url}))(t)
 	groups, lists := must.Get2(c.ServerGroupsAndResources())(t)
 	if len(groups) != 1 || groups[0].Name != "apiregistration.k8s.io" || len(lists) != 1 {
@@ -222,13 +213,14 @@ func TestDiscovery(t *testing.T) {
 		t.Errorf("legacy: %v %v: %v", groups, lists, err)
 	}
 	for path, want := range map[string]string{
-		"/apis/":                          `"kind":"APIGroupList"`,
-		"/apis/apiregistration.k8s.io":    `"kind":"APIGroup"`,
-		"/apis/apiregistration.k8s.io/":   `"kind":"APIGroup"`,
-		"/apis/apiregistration.k8s.io/v1": `"kind":"APIResourceList"`,
-		"/api":                            `"kind":"APIVersions"`,
-		"/openapi/v2":                     "io.k8s.kube-aggregator.pkg.apis.apiregistration.v1.APIService",
-		"/openapi/v3":                     "apis/apiregistration.k8s.io/v1",
+		"/apis/":                           `"kind":"APIGroupList"`,
+		"/apis/apiregistration.k8s.io":     `"kind":"APIGroup"`,
+		"/apis/apiregistration.k8s.io/":    `"kind":"APIGroup"`,
+		"/apis/apiregistration.k8s.io/v1":  `"kind":"APIResourceList"`,
+		"/apis/apiregistration.k8s.io/v1/": `"kind":"APIResourceList"`,
+		"/api":                             `"kind":"APIVersions"`,
+		"/openapi/v2":                      "io.k8s.kube-aggregator.pkg.apis.apiregistration.v1.APIService",
+		"/openapi/v3":                      "apis/apiregistration.k8s.io/v1",
 		"/openapi/v3/apis/apiregistration.k8s.io/v1": "/apis/apiregistration.k8s.io/v1/apiservices/{name}",
 	} {
 		if res, body := get(t, url+path, "application/json"); res.StatusCode != http.StatusOK || !strings.Contains(body, want) {
@@ -244,29 +236,24 @@ func TestRun(t *testing.T) {
 	if _, err := New(Config{}); err == nil {
 		t.Error("no error without a table")
 	}
-	dir := t.TempDir()
-	r := must.Get(registry.New(registry.Config{Directory: dir}))(t)
-	s := must.Get(New(Config{Table: r.Table}))(t)
+	s := must.Get(New(Config{Table: scene.New(t).Table}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 2)
-	go func() { done <- r.Run(ctx) }()
+	done := make(chan error)
 	go func() { done <- s.Run(ctx) }()
 	for !s.store.state().read {
 		<-s.store.state().superseded
 	}
 	cancel()
-	for range 2 {
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run: %v", err)
-		}
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run: %v", err)
 	}
 }
 
 // A caller who may list only one object by name sees no others, with or without the cache.
 func TestListOfOne(t *testing.T) {
 	s, url := serve(t)
-	s.in.APIServices["v1.a.io"], s.in.APIServices["v1.b.io"] = object("v1.a.io", nil), object("v1.b.io", map[string]string{"a": "b"})
-	s.changed()
+	s.Input.APIServices["v1.a.io"], s.Input.APIServices["v1.b.io"] = object("v1.a.io", nil), object("v1.b.io", map[string]string{"a": "b"})
+	s.Build()
 	c := client(t, url, runtime.ContentTypeJSON)
 	all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
 	for _, o := range []metav1.ListOptions{

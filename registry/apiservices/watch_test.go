@@ -1,7 +1,6 @@
 package apiservices
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -16,13 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // next returns the next event of a watch.
@@ -52,7 +51,7 @@ func next(t *testing.T, w watch.Interface) string {
 
 func TestWatch(t *testing.T) {
 	s, url := serve(t)
-	s.put(object("v1.apps", map[string]string{"tier": "a"}), object("v1.b.io", nil))
+	put(s, object("v1.apps", map[string]string{"tier": "a"}), object("v1.b.io", nil))
 	c := client(t, url, runtime.ContentTypeProtobuf)
 	open := func(o metav1.ListOptions) watch.Interface {
 		t.Helper()
@@ -79,11 +78,12 @@ func TestWatch(t *testing.T) {
 	expect("named", named, "ADDED v1.b.io")
 	expect("stream", stream, "ADDED v1.apps", "ADDED v1.b.io", "BOOKMARK  initial")
 
-	s.in.APIServices["v1.b.io"] = object("v1.b.io", map[string]string{"tier": "a"}) // now matches
-	s.in.APIServices["v1.c.io"] = object("v1.c.io", nil)
-	s.changed()
-	s.put(object("v1.apps", nil)) // no longer matches
-	s.remove("v1.b.io")
+	s.Input.APIServices["v1.b.io"] = object("v1.b.io", map[string]string{"tier": "a"}) // now matches
+	s.Input.APIServices["v1.c.io"] = object("v1.c.io", nil)
+	s.Build()
+	put(s, object("v1.apps", nil)) // no longer matches
+	delete(s.Input.APIServices, "v1.b.io")
+	s.Build()
 	everything := []string{"MODIFIED v1.b.io", "ADDED v1.c.io", "MODIFIED v1.apps", "DELETED v1.b.io"}
 	expect("all", all, everything...)
 	expect("since", since, everything...)
@@ -118,7 +118,7 @@ func TestWatch(t *testing.T) {
 // A watch over WebSocket, as browsers use it, works.
 func TestWatchByWebSocket(t *testing.T) {
 	s, url := serve(t)
-	s.put(object("v1.a.io", nil))
+	put(s, object("v1.a.io", nil))
 	c, res := must.Get2(websocket.DefaultDialer.DialContext(t.Context(), strings.Replace(url, "http", "ws", 1)+root+"/v1/apiservices?watch=1", http.Header{"Origin": {url}}))(t)
 	defer c.Close()
 	defer res.Body.Close()
@@ -129,33 +129,30 @@ func TestWatchByWebSocket(t *testing.T) {
 
 func TestWatchAsTable(t *testing.T) {
 	s, url := serve(t)
-	s.put(object("v1.apps", nil))
-	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/apis/apiregistration.k8s.io/v1/apiservices?watch=1&timeoutSeconds=1", nil))(t)
-	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
-	res := must.Get(new(http.Client).Do(r))(t)
-	defer res.Body.Close()
+	put(s, object("v1.apps", nil))
+	_, body := get(t, url+root+"/v1/apiservices?watch=1&timeoutSeconds=1", "application/json;as=Table;v=v1;g=meta.k8s.io")
 	var e struct {
 		Type   string
 		Object metav1.Table
 	}
-	if err := json.NewDecoder(res.Body).Decode(&e); err != nil || e.Type != "ADDED" || len(e.Object.Rows) != 1 || e.Object.Rows[0].Cells[0] != "v1.apps" {
+	if err := json.NewDecoder(strings.NewReader(body)).Decode(&e); err != nil || e.Type != "ADDED" || len(e.Object.Rows) != 1 || e.Object.Rows[0].Cells[0] != "v1.apps" {
 		t.Errorf("first event %+v: %v", e, err)
 	}
 }
 
 // A watcher that is too far behind must list again, and the history is bounded.
 func TestSlowWatcher(t *testing.T) {
-	s := newStore()
+	s, sc := newStore(), scene.New(t)
 	var last []*registry.Entry
-	src := newSource()
-	src.in.Complete = true
+	sc.Built = func() {
+		s.follow(latest.Diff(last, sc.Table().Entries()))
+		last = sc.Table().Entries()
+	}
 	write := func(n int) {
 		for i := range n {
-			src.in.APIServices[fmt.Sprintf("v1.g%d.io", i)] = object(fmt.Sprintf("v1.g%d.io", i), map[string]string{"n": fmt.Sprint(time.Now().UnixNano())})
+			sc.Input.APIServices[fmt.Sprintf("v1.g%d.io", i)] = object(fmt.Sprintf("v1.g%d.io", i), map[string]string{"n": fmt.Sprint(time.Now().UnixNano())})
 		}
-		src.table.Store(registry.Build(src.in, src.table.Load()))
-		s.follow(latest.Diff(last, src.table.Load().Entries()))
-		last = src.table.Load().Entries()
+		sc.Build()
 	}
 	write(2)
 	at := fmt.Sprint(s.state().revision)
@@ -166,43 +163,4 @@ func TestSlowWatcher(t *testing.T) {
 		t.Errorf("events %s and %s", first, second)
 	}
 	check.Same(t, history, len(s.state().events), "events in the history")
-}
-
-func TestReflector(t *testing.T) {
-	s, url := serve(t)
-	for i := range 20 {
-		o := object(fmt.Sprintf("v1.g%d.io", i), nil)
-		s.in.APIServices[o.Name] = o
-	}
-	s.changed()
-	c := client(t, url, runtime.ContentTypeProtobuf)
-	lw := &cache.ListWatch{
-		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.List(ctx, o) },
-		WatchFuncWithContext: c.Watch,
-	}
-	events := make(chan string, 100)
-	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: lw, ObjectType: &apiregistrationv1.APIService{},
-		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(o any) { events <- "add " + o.(*apiregistrationv1.APIService).Name },
-			DeleteFunc: func(o any) { events <- "delete" },
-		},
-	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		informer.RunWithContext(ctx)
-		close(done)
-	}()
-	defer func() {
-		cancel()
-		<-done
-	}()
-	for range 20 {
-		<-events
-	}
-	s.put(object("v1.new.io", nil))
-	check.Same(t, "add v1.new.io", <-events, "event")
-	s.remove("v1.new.io")
-	check.Same(t, "delete", <-events, "event")
 }
