@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -55,13 +56,6 @@ func following(t *testing.T, takes time.Duration, failing *atomic.Bool) (*diary,
 	return d, hints
 }
 
-func hint(hints chan struct{}) {
-	select {
-	case hints <- struct{}{}:
-	default: // one is already pending
-	}
-}
-
 func TestFollow(t *testing.T) {
 	const ms = time.Millisecond
 	var failing atomic.Bool
@@ -79,7 +73,7 @@ func TestFollow(t *testing.T) {
 		{"hints of one change are one question", func(hints chan struct{}) {
 			time.Sleep(time.Second)
 			for range 10 {
-				hint(hints)
+				latest.Wake(hints)
 				time.Sleep(ms)
 			}
 			time.Sleep(200 * ms)
@@ -110,7 +104,7 @@ func TestFollowRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, hints := following(t, 100*time.Millisecond, new(atomic.Bool))
 		for range 10_000 {
-			hint(hints)
+			latest.Wake(hints)
 			time.Sleep(time.Millisecond)
 		}
 		synctest.Wait()

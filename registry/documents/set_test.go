@@ -134,6 +134,14 @@ func TestPace(t *testing.T) {
 		if times, _ := r.books[0].all(); len(times) < 9 {
 			t.Errorf("%d requests in ten minutes of failure", len(times))
 		}
+		r.books[0].behave(nil, false)
+		time.Sleep(3 * time.Minute)
+		r.books[0].all()
+		r.books[0].behave(errors.New("no"), false)
+		time.Sleep(2 * time.Minute)
+		if times, _ := r.books[0].all(); len(times) < 6 {
+			t.Errorf("a second row of failures: %d requests in two minutes", len(times))
+		}
 	})
 }
 
@@ -146,22 +154,6 @@ func TestPauses(t *testing.T) {
 			}
 		}
 	}
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
-		r.update(entry("a", &registry.Backend{Service: "a"}, corev1.ConditionTrue))
-		synctest.Wait()
-		b := r.books[0]
-		b.behave(errors.New("no"), false)
-		time.Sleep(10 * time.Minute)
-		b.behave(nil, false)
-		time.Sleep(3 * time.Minute)
-		b.all()
-		b.behave(errors.New("no"), false)
-		time.Sleep(2 * time.Minute)
-		if times, _ := b.all(); len(times) < 6 {
-			t.Errorf("a second row of failures: %d requests in two minutes", len(times))
-		}
-	})
 }
 
 func TestAskable(t *testing.T) {

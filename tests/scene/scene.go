@@ -136,20 +136,6 @@ func (s *Scene) Claim(gv, service string, group, version int32) {
 	s.Build()
 }
 
-// Part gives an APIService a backend of its own, of the same Service. join returns it to the one
-// that it left.
-func (s *Scene) Part(name string) (join func()) {
-	joined := s.Input.APIServices[name]
-	other := joined.DeepCopy()
-	other.Annotations = map[string]string{"fairlead.dev/ping-timeout": "7s"}
-	s.Input.APIServices[name] = other
-	s.Build()
-	return func() {
-		s.Input.APIServices[name] = joined
-		s.Build()
-	}
-}
-
 // serve adds a Service with one endpoint.
 func (s *Scene) serve(name types.NamespacedName) {
 	port, ready := int32(8443), true

@@ -1,13 +1,12 @@
 package discovery
 
 import (
-	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	goruntime "runtime"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -15,25 +14,9 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
-	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
-
-// remote is a client of a real extension server.
-func remote(t *testing.T, s *extension.Server) *http.Client {
-	t.Helper()
-	transport := &http.Transport{TLSClientConfig: s.TLS(), ForceAttemptHTTP2: true}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-}
-
-// fetching is a Config that sends every backend's requests to do.
-func fetching(do func(*http.Request) (*http.Response, error)) Config {
-	return Config{Config: documents.Config{Fetch: func(_ context.Context, _ *registry.Entry, r *http.Request) (*http.Response, error) {
-		return do(r)
-	}}}
-}
 
 // A document that is too large is requested without its tag: a 304 would hide the problem.
 func TestTooLargeHasNoTag(t *testing.T) {
@@ -52,125 +35,25 @@ func TestTooLargeHasNoTag(t *testing.T) {
 	}
 }
 
-// A legacy list is decoded by its media type; without one, it is JSON.
+// A legacy list is only read as JSON, for which the backend was asked; without a media type it is
+// JSON. In protobuf it may have texts that are not UTF-8, for which clients in other languages
+// reject the whole merged document.
 func TestLegacyMedia(t *testing.T) {
 	d := &Discovery{codecs: must.Get(newCodecs())(t)}
-	body := []byte(`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"own.example.com/v1","resources":[{"name":"as","kind":"A","verbs":["get"]}]}`)
-	for media, want := range map[string]bool{"": true, "application/json; charset=utf-8": true, "application/vnd.kubernetes.protobuf": false, "application/yaml": false, ";": false} {
-		header := http.Header{}
+	list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, APIResources: []metav1.APIResource{{Name: "as", Kind: "A"}}}
+	info, _ := runtime.SerializerInfoForMediaType(d.codecs.legacy.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	proto, text := must.Get(runtime.Encode(info.Serializer, list))(t), must.Get(json.Marshal(list))(t)
+	for media, want := range map[string]bool{"": true, "application/json; charset=utf-8": true, runtime.ContentTypeProtobuf: false, "application/yaml": false, ";": false} {
+		body, header := text, http.Header{}
+		if media == runtime.ContentTypeProtobuf {
+			body = proto
+		}
 		if media != "" {
 			header.Set("Content-Type", media)
 		}
 		if doc, err := d.convert(documents.Answer{Header: header, Body: body}); (err == nil) != want || want && len(doc.Resources) != 1 {
 			t.Errorf("%q: %v, %v", media, doc, err)
 		}
-	}
-}
-
-// Whatever a real backend does to connections and bodies, its resources stay as they were, the
-// request ends in time, and another backend is not affected.
-func TestFaults(t *testing.T) {
-	faults := map[string][]extension.Fault{
-		"hang":              {{Kind: extension.Hang}},
-		"hang in body":      {{Kind: extension.HangBody}},
-		"reset":             {{Kind: extension.Reset}},
-		"reset in body":     {{Kind: extension.ResetBody}},
-		"status 500":        {{Kind: extension.Status, Code: 500}},
-		"status 503":        {{Kind: extension.Status, Code: 503}},
-		"redirect":          {{Kind: extension.Redirect, Text: "https://127.0.0.1:1/"}},
-		"huge":              {{Kind: extension.HugeBody}},
-		"garbage":           {{Kind: extension.Garbage}},
-		"endless headers":   {{Kind: extension.EndlessHeaders}},
-		"short body":        {{Kind: extension.ShortBody}},
-		"unasked 101":       {{Kind: extension.Unasked101}},
-		"refuses":           {{Kind: extension.Dead}},
-		"no handshake":      {{Kind: extension.HangConnect}},
-		"legacy is garbage": {{Kind: extension.NoAggregated, Code: 406}, {Kind: extension.Garbage}},
-	}
-	for name, fault := range faults {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := extension.Start(t, extension.Config{})
-			client := remote(t, s)
-			st := newStage(t)
-			st.Claim("widgets.example.com/v1", "widgets", 100, 10)
-			st.make(fetching(func(r *http.Request) (*http.Response, error) {
-				r.URL.Host = strings.TrimPrefix(s.URL(), "https://")
-				return client.Do(r)
-			}))
-			entries := st.Table().Entries()
-			known, _, err := st.d.ask(t.Context(), &state{}, entries)
-			if err != nil {
-				t.Fatal(err)
-			}
-			before := known.versions[entries[0].GroupVersion]
-			if len(before.doc.Resources) != 1 || before.doc.Resources[0].Resource != "widgets" {
-				t.Fatalf("read %+v", before.doc)
-			}
-			// Without the tag, so that the backend sends the whole document again.
-			known = &state{versions: known.versions, tried: true}
-			must.Do(t, s.Set(fault...))
-			client.CloseIdleConnections()
-			begun := time.Now()
-			known, _, err = st.d.ask(t.Context(), known, entries)
-			after := known.versions[entries[0].GroupVersion]
-			if err == nil || after.err == nil {
-				t.Error("nothing is reported")
-			}
-			if after.doc != before.doc || after.confirmed != before.confirmed {
-				t.Errorf("the listed resources have changed to %+v", after.doc)
-			}
-			// 5 s for each of two requests, and some for a busy machine.
-			if took := time.Since(begun); took > 15*time.Second {
-				t.Errorf("it took %s", took)
-			}
-			must.Do(t, s.Set())
-			client = remote(t, s) // a connection with the rest of a fault would spoil the next request
-			if _, _, err := st.d.ask(t.Context(), known, entries); err != nil {
-				t.Errorf("after the fault: %v", err)
-			}
-		})
-	}
-}
-
-// A backend without aggregated discovery is asked for each group-version, with any status code that
-// says so.
-func TestFallback(t *testing.T) {
-	for _, code := range []int{404, 406, 403, 401, 400} {
-		s := extension.Start(t, extension.Config{GroupVersions: []string{"widgets.example.com/v1", "widgets.example.com/v2"}})
-		must.Do(t, s.Set(extension.Fault{Kind: extension.NoAggregated, Code: code}))
-		client := remote(t, s)
-		st := newStage(t)
-		st.Claim("widgets.example.com/v1", "widgets", 100, 10)
-		st.Claim("widgets.example.com/v2", "widgets", 100, 10)
-		st.make(fetching(func(r *http.Request) (*http.Response, error) {
-			r.URL.Host = s.Addr()
-			return client.Do(r)
-		}))
-		known, _, err := st.d.ask(t.Context(), &state{}, st.Table().Entries())
-		if err != nil {
-			t.Fatalf("%d: %v", code, err)
-		}
-		for gv, v := range known.versions {
-			if len(v.doc.Resources) != 1 || len(v.doc.Resources[0].Subresources) != 5 || v.doc.Resources[0].ResponseKind.Kind != "Widget" {
-				t.Errorf("%d: %s is %+v", code, gv, v.doc)
-			}
-		}
-		if _, changed, err := st.d.ask(t.Context(), known, st.Table().Entries()); changed || err != nil {
-			t.Errorf("%d: second request: changed %v, %v", code, changed, err)
-		}
-	}
-}
-
-// A legacy list is only read as JSON, for which the backend was asked: in protobuf it may have
-// texts that are not UTF-8, for which clients in other languages reject the whole merged document.
-func TestLegacyProtobuf(t *testing.T) {
-	d := &Discovery{codecs: must.Get(newCodecs())(t)}
-	info, _ := runtime.SerializerInfoForMediaType(d.codecs.legacy.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-	list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, APIResources: []metav1.APIResource{{Name: "as", Kind: "A\xff"}}}
-	body := must.Get(runtime.Encode(info.Serializer, list))(t)
-	if doc, err := d.convert(documents.Answer{Header: http.Header{"Content-Type": {runtime.ContentTypeProtobuf}}, Body: body}); err == nil {
-		t.Errorf("it is read as %q", doc.Resources[0].ResponseKind.Kind)
 	}
 }
 

@@ -1,27 +1,46 @@
 package discovery
 
 import (
+	"context"
+	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/klog/v2"
 
-	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-const aggregatedJSON = "application/json" + aggregatedParams
+const (
+	aggregatedJSON  = "application/json" + aggregatedParams
+	aggregatedProto = "application/vnd.kubernetes.protobuf" + aggregatedParams
+)
+
+func TestMain(m *testing.M) {
+	// Kubernetes' own implementation, which the tests compare with, logs each group-version.
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
+}
 
 // stage is a Discovery in a scene.
 type stage struct {
 	*scene.Scene
 	alone   bool // without a local apiserver
+	own     bool // the server "own" answers for this process
 	d       *Discovery
 	metrics *prometheus.Registry
 }
@@ -51,40 +70,98 @@ func (s *stage) open(cfg Config) {
 
 func (s *stage) make(cfg Config) {
 	s.Helper()
-	given := cfg.Config
+	s.metrics = prometheus.NewRegistry()
 	cfg.Config = s.Config()
-	cfg.FetchOwn = given.FetchOwn
+	cfg.Metrics = s.metrics
 	if s.alone {
 		cfg.FetchLocal = nil
 	}
-	if given.Fetch != nil {
-		cfg.Fetch = given.Fetch
+	if s.own {
+		cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
 	}
-	s.metrics = prometheus.NewRegistry()
-	cfg.Metrics = s.metrics
 	s.d = must.Get(New(cfg))(s)
 	s.Built = s.d.sources.Touch
-}
-
-// report passes a probe's result to the table.
-func (s *stage) report(name string, health registry.Health) {
-	s.Helper()
-	for _, e := range s.Table().Entries() {
-		if e.Name == name {
-			s.Build(registry.Report{Name: name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: health, Reason: registry.ReasonFailedDiscoveryCheck, Message: "no"})
-			return
-		}
-	}
-	s.Fatalf("no entry %s", name)
 }
 
 func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder {
 	return s.Get(s.d, path, header)
 }
 
-// crdService is the APIService of a CRD.
-func crdService(group, version string) *apiregistrationv1.APIService {
-	return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: version + "." + group}, Spec: apiregistrationv1.APIServiceSpec{
-		Group: group, Version: version, GroupPriorityMinimum: crdGroupPriority, VersionPriority: crdVersionPriority,
-	}}
+// resources is a version with some resources.
+func resources(version string, names ...string) apidiscoveryv2.APIVersionDiscovery {
+	v := apidiscoveryv2.APIVersionDiscovery{Version: version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
+	for _, n := range names {
+		v.Resources = append(v.Resources, apidiscoveryv2.APIResourceDiscovery{Resource: n, Scope: apidiscoveryv2.ScopeNamespace, ResponseKind: &metav1.GroupVersionKind{Kind: n}, Verbs: []string{"list"}})
+	}
+	return v
+}
+
+// listOf parses words of the form group/version=resource,resource.
+func listOf(words ...string) *apidiscoveryv2.APIGroupDiscoveryList {
+	list := &apidiscoveryv2.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/v2"}}
+	for _, w := range words {
+		gv, names, _ := strings.Cut(w, "=")
+		group, version, _ := strings.Cut(gv, "/")
+		v := resources(version, strings.FieldsFunc(names, func(r rune) bool { return r == ',' })...)
+		at := slices.IndexFunc(list.Items, func(g apidiscoveryv2.APIGroupDiscovery) bool { return g.Name == group })
+		if at < 0 {
+			at = len(list.Items)
+			list.Items = append(list.Items, apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: group}})
+		}
+		list.Items[at].Versions = append(list.Items[at].Versions, v)
+	}
+	return list
+}
+
+// serving answers with aggregated documents as kube-apiserver does.
+func serving(list *apidiscoveryv2.APIGroupDiscoveryList) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/api" && !strings.Contains(r.Header.Get("Accept"), "apidiscovery") {
+			_ = json.NewEncoder(w).Encode(metav1.APIVersions{Versions: []string{"v1"}})
+			return
+		}
+		answer := list
+		if r.URL.Path == "/api" {
+			answer = listOf("/v1=pods")
+		}
+		b, _ := json.Marshal(answer)
+		w.Header().Set("Etag", strconv.Quote(negotiate.Hash(b)))
+		if r.Header.Get("If-None-Match") == strconv.Quote(negotiate.Hash(b)) {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		w.Header().Set("Content-Type", aggregatedJSON)
+		_, _ = w.Write(b)
+	}
+}
+
+// legacyServing serves only APIResourceLists, and answers other requests with code.
+func legacyServing(code int, words ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		for _, word := range words {
+			gv, names, _ := strings.Cut(word, "=")
+			if r.URL.Path != "/apis/"+gv {
+				continue
+			}
+			list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: gv}
+			for name := range strings.SplitSeq(names, ",") {
+				list.APIResources = append(list.APIResources, metav1.APIResource{Name: name, Kind: name, Namespaced: true, Verbs: []string{"list"}})
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(list)
+			return
+		}
+		w.WriteHeader(code)
+	}
+}
+
+// hanging never answers.
+func hanging(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+func saying(code int, contentType string, b []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", contentType)
+		w.WriteHeader(code)
+		_, _ = w.Write(b)
+	}
 }

@@ -15,22 +15,30 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // opened opens a stage with two local group-versions, and waits until it is ready.
-func opened(s *stage) {
+func opened(t *testing.T, s *stage) {
+	t.Helper()
 	s.Claim("apps/v1", "", 17800, 15)
 	s.Set(scene.Home, serving(listOf("apps/v1="+strings.Repeat("deployments,", 200))))
-	s.open(Config{})
+	s.make(Config{})
+	if s.d.Ready() == nil || s.d.Rendered("/apis", "", nil) != nil {
+		t.Error("ready before anything was read")
+	}
+	s.Start(s.d.Run)
 	s.pass(time.Second)
+	must.Do(t, s.d.Ready())
 }
 
+// FuzzAccept compares the choice of a form with Kubernetes'.
 func TestForms(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		opened(s)
+		opened(t, s)
 		tests := []struct {
 			path, accept string
 			code         int
@@ -39,9 +47,7 @@ func TestForms(t *testing.T) {
 		}{
 			{"/apis", "", 200, "application/json", `{"kind":"APIGroupList","apiVersion":"v1",`},
 			{"/apis", aggregatedJSON, 200, aggregatedJSON, `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2",`},
-			{"/apis", "application/vnd.kubernetes.protobuf" + aggregatedParams, 200, "application/vnd.kubernetes.protobuf" + aggregatedParams, "k8s\x00"},
-			{"/apis", strings.ReplaceAll(aggregatedJSON, "v=v2", "v=v2beta1") + ",application/json", 200, "application/json", `{"kind":"APIGroupList"`},
-			{"/apis", strings.ReplaceAll(aggregatedJSON, "v=v2", "v=v2beta1"), 406, "application/json", "{"},
+			{"/apis", aggregatedProto, 200, aggregatedProto, "k8s\x00"},
 			{"/apis/", aggregatedJSON + ",application/json", 200, "application/json", `{"kind":"APIGroupList"`},
 			{"/apis/apps", "application/yaml", 200, "application/yaml", "apiVersion: v1\nkind: APIGroup"},
 			{"/apis/apps/", "", 200, "application/json", `{"kind":"APIGroup","apiVersion":"v1","name":"apps"`},
@@ -57,8 +63,8 @@ func TestForms(t *testing.T) {
 				t.Errorf("%s %q: got %d %q %.100q", tt.path, tt.accept, w.Code, w.Header().Get("Content-Type"), w.Body)
 			}
 		}
-		for _, media := range []string{"json", "vnd.kubernetes.protobuf"} {
-			if w := s.get("/apis", http.Header{"Accept": {"application/" + media + aggregatedParams}}); !strings.Contains(w.Body.String(), "deployments") {
+		for _, media := range []string{aggregatedJSON, aggregatedProto} {
+			if w := s.get("/apis", http.Header{"Accept": {media}}); !strings.Contains(w.Body.String(), "deployments") {
 				t.Errorf("%s: no resources", media)
 			}
 		}
@@ -67,13 +73,13 @@ func TestForms(t *testing.T) {
 
 func TestConditionalAndCompressed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		opened(s)
+		opened(t, s)
 		plain := s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
 		tag := plain.Header().Get("Etag")
 		if len(tag) != 130 || tag != strings.ToUpper(tag) || strings.Join(plain.Header().Values("Vary"), ",") != "Accept,Accept-Encoding" || plain.Header().Get("Cache-Control") != "public" {
 			t.Errorf("headers %v", plain.Header())
 		}
-		proto := s.get("/apis", http.Header{"Accept": {"application/vnd.kubernetes.protobuf" + aggregatedParams}})
+		proto := s.get("/apis", http.Header{"Accept": {aggregatedProto}})
 		check.Same(t, tag, proto.Header().Get("Etag"), "protobuf's tag")
 		if w := s.get("/apis", http.Header{"Accept": {aggregatedJSON}, "If-None-Match": {`"x", W/` + tag}}); w.Code != http.StatusNotModified || w.Body.Len() > 0 || w.Header().Get("Etag") != tag {
 			t.Errorf("conditional: %d %v", w.Code, w.Header())
@@ -102,7 +108,7 @@ func TestConditionalAndCompressed(t *testing.T) {
 // A request causes no other, and an unchanged document is not rendered again.
 func TestRenderedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		opened(s)
+		opened(t, s)
 		before := testutil.ToFloat64(s.d.aggregations)
 		docs := s.d.view.Load()
 		s.Questions(scene.Home)
@@ -126,6 +132,7 @@ func TestRenderedOnce(t *testing.T) {
 	})
 }
 
+// An unreadable document of the local apiserver is counted as an error.
 func TestMetrics(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Claim("apps/v1", "", 17800, 15)
@@ -146,6 +153,26 @@ fairlead_discovery_failing{name="v1.b.example.com",reason="unreachable"} 1
 		must.Do(t, testutil.GatherAndCompare(s.metrics, strings.NewReader(want), "fairlead_discovery_age_seconds", "fairlead_discovery_failing"))
 		if all := s.d.Status(); len(all) != 2 || all[0].Resources != 1 || all[1].Resources != 0 {
 			t.Errorf("status %+v", all)
+		}
+		polls := func() map[string]float64 {
+			out := map[string]float64{}
+			for _, f := range must.Get(s.metrics.Gather())(t) {
+				for _, m := range f.GetMetric() {
+					if f.GetName() == "fairlead_discovery_polls_total" {
+						out[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
+					}
+				}
+			}
+			return out
+		}
+		s.Set("well", nil)
+		for _, h := range []http.HandlerFunc{behaviour([]string{"garbage"}), saying(http.StatusOK, "application/json", []byte(`{}`))} {
+			before := polls()
+			s.Set(scene.Home, h)
+			s.pass(2 * localSlow)
+			if now := polls(); now["ok"] != before["ok"] || now["invalid"] <= before["invalid"] {
+				t.Errorf("polls %v, before %v", now, before)
+			}
 		}
 	})
 }
@@ -190,57 +217,13 @@ func TestChangesAreServed(t *testing.T) {
 	})
 }
 
-func TestReady(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.Claim("apps/v1", "", 17800, 15)
-		s.Set(scene.Home, serving(listOf("apps/v1=deployments")))
-		s.make(Config{})
-		if s.d.Ready() == nil {
-			t.Error("ready before anything was read")
-		}
-		s.Start(s.d.Run)
-		s.pass(time.Second)
-		if err := s.d.Ready(); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// An unreadable document of the local apiserver is counted as an error.
-func TestLocalGarbage(t *testing.T) {
-	for name, h := range map[string]http.HandlerFunc{"garbage": behaviour([]string{"garbage"}), "old": saying(http.StatusOK, "application/json", []byte(`{}`))} {
-		inBubble(t, func(t *testing.T, s *stage) {
-			s.Set(scene.Home, h)
-			s.open(Config{})
-			s.pass(time.Second)
-			want := map[string]bool{"ok": false, "invalid": true}
-			for _, f := range must.Get(s.metrics.Gather())(t) {
-				if f.GetName() != "fairlead_discovery_polls_total" {
-					continue
-				}
-				for _, m := range f.GetMetric() {
-					if counted, known := want[m.GetLabel()[0].GetValue()]; known && counted != (m.GetCounter().GetValue() > 0) {
-						t.Errorf("%s: %v", name, m)
-					}
-				}
-			}
-		})
-	}
-}
-
-func TestNewRefuses(t *testing.T) {
-	if _, err := New(Config{}); err == nil {
-		t.Error("New accepts a Config without a table")
-	}
-}
-
 // Rendered returns what ServeHTTP would answer, once the form has been requested.
 func TestRenderedIsServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		opened(s)
+		opened(t, s)
 		tag := s.get("/apis", http.Header{"Accept": {aggregatedJSON}}).Header().Get("Etag")
 		for _, path := range []string{"/apis", "/api"} {
-			for _, accept := range []string{"", aggregatedJSON, aggregatedJSON + ",application/json", "application/vnd.kubernetes.protobuf" + aggregatedParams, "application/yaml", "*/*"} {
+			for _, accept := range []string{"", aggregatedJSON, aggregatedJSON + ",application/json", aggregatedProto, "application/yaml", "*/*"} {
 				for _, h := range []http.Header{
 					{}, {"Accept-Encoding": {"gzip"}}, {"Accept-Encoding": {"gzip;q=0"}}, {"If-None-Match": {tag}}, {"If-None-Match": {`"other"`}}, {"User-Agent": {"curl/8"}},
 				} {
@@ -271,46 +254,41 @@ func TestRenderedIsServed(t *testing.T) {
 	})
 }
 
-// Rendered leaves requests that need ServeHTTP unanswered.
+// Rendered leaves requests that need ServeHTTP unanswered, and looks without an allocation.
 func TestNotRendered(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		opened(s)
+		opened(t, s)
 		accept := hpack.HeaderField{Name: "accept", Value: aggregatedJSON}
-		s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
-		for name, ask := range map[string]func() bool{
-			"an unknown form": func() bool {
-				return s.d.Rendered("/apis", "", []hpack.HeaderField{{Name: "accept", Value: "application/cbor"}}) == nil
-			},
-			"two Accept fields": func() bool { return s.d.Rendered("/apis", "", []hpack.HeaderField{accept, accept}) == nil },
-			"indented":          func() bool { return s.d.Rendered("/apis", "pretty=1", nil) == nil },
-			"a group":           func() bool { return s.d.Rendered("/apis/apps", "", []hpack.HeaderField{accept}) == nil },
+		header := http.Header{"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}}
+		s.get("/apis", header)
+		for name, a := range map[string]*negotiate.Answer{
+			"an unknown form":   s.d.Rendered("/apis", "", []hpack.HeaderField{{Name: "accept", Value: "application/cbor"}}),
+			"two Accept fields": s.d.Rendered("/apis", "", []hpack.HeaderField{accept, accept}),
+			"indented":          s.d.Rendered("/apis", "pretty=1", nil),
+			"a group":           s.d.Rendered("/apis/apps", "", []hpack.HeaderField{accept}),
 		} {
-			if !ask() {
+			if a != nil {
 				t.Errorf("%s: answered", name)
 			}
 		}
-		early := newStage(t)
-		early.make(Config{})
-		if early.d.Rendered("/apis", "", nil) != nil {
-			t.Error("answered before the first document")
+		fields := []hpack.HeaderField{accept, {Name: "accept-encoding", Value: "gzip"}}
+		if n := testing.AllocsPerRun(100, func() { s.d.Rendered("/apis", "timeout=32s", fields) }); n > 0 {
+			t.Errorf("looking for a rendered answer allocates %v times", n)
 		}
-	})
-}
-
-// A client that sends many different Accept fields does not keep those of others from the rendered
-// documents for ever.
-func TestManyAccepts(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		opened(s)
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
+		r.Header = header
+		w := &sheet{header: http.Header{}}
+		if n := testing.AllocsPerRun(100, func() { clear(w.header); w.body.Reset(); s.d.ServeHTTP(w, r) }); n > 5 {
+			t.Errorf("a request allocates %v times, at most 5", n)
+		}
+		// Many different Accept fields of one client do not keep those of others from the rendered
+		// documents for ever.
 		for i := range 2 * maxAccepts {
 			s.get("/apis", http.Header{"Accept": {fmt.Sprintf("application/json;n=%d", i)}})
 		}
-		s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
-		if s.d.Rendered("/apis", "", []hpack.HeaderField{{Name: "accept", Value: aggregatedJSON}}) == nil {
-			t.Error("not rendered, although requested before")
-		}
-		if n := len(*s.d.root.known.Load()); n > maxAccepts {
-			t.Errorf("%d Accept fields are remembered", n)
+		s.get("/apis", header)
+		if n := len(*s.d.root.known.Load()); s.d.Rendered("/apis", "", fields) == nil || n > maxAccepts {
+			t.Errorf("not rendered, although requested before, with %d Accept fields remembered", n)
 		}
 	})
 }

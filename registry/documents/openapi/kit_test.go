@@ -72,12 +72,6 @@ func (s *stage) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// sizes returns the names of the reported sizes.
-func (s *stage) sizes() (names string) {
-	s.o.showSizes(func(document string, _ int) { names += document + " " })
-	return names
-}
-
 // kind is a part of a server's documents: a kind with a path and a definition.
 type kind struct {
 	gv, name, definition, description string
@@ -88,11 +82,6 @@ type kind struct {
 func define(gv, description string) kind {
 	group, version, _ := strings.Cut(gv, "/")
 	return kind{gv: gv, name: "things", definition: "def." + gv, description: description, gvks: []any{object{"group": group, "version": version, "kind": "Thing"}}}
-}
-
-// v3 returns the v3 document of the kind's group-version.
-func (k kind) v3() object {
-	return object{"openapi": "3.0.0", "info": object{"title": k.description, "version": "v"}, "paths": object{}}
 }
 
 func specOf(kinds ...kind) object {
@@ -108,6 +97,9 @@ func specOf(kinds ...kind) object {
 
 // serving answers with all documents of kinds.
 func serving(kinds ...kind) http.HandlerFunc {
+	v3 := func(k kind) object {
+		return object{"openapi": "3.0.0", "info": object{"title": k.description, "version": "v"}, "paths": object{}}
+	}
 	return func(w http.ResponseWriter, r *http.Request) {
 		var doc any
 		switch path := r.URL.Path; path {
@@ -116,14 +108,14 @@ func serving(kinds ...kind) http.HandlerFunc {
 		case "/openapi/v3":
 			paths := object{"version": object{"serverRelativeURL": "/openapi/v3/version?hash=V"}}
 			for _, k := range kinds {
-				b, _ := json.Marshal(k.v3())
+				b, _ := json.Marshal(v3(k))
 				paths["apis/"+k.gv] = object{"serverRelativeURL": "/openapi/v3/apis/" + k.gv + "?hash=" + negotiate.Hash(b)}
 			}
 			doc = object{"paths": paths}
 		default:
 			for _, k := range kinds {
 				if path == "/openapi/v3/apis/"+k.gv {
-					doc = k.v3()
+					doc = v3(k)
 				}
 			}
 		}

@@ -26,51 +26,18 @@ func keys(o any) []string {
 	return slices.Sorted(maps.Keys(m))
 }
 
-func TestMerge(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.Claim("apps/v1", "", 100, 10)
-		s.Claim("a.example.com/v1", "a", 100, 10)
-		// The local apiserver's own aggregator merges remotes into its documents, too.
-		s.Set(scene.Home, serving(define("apps/v1", "local"), define("a.example.com/v1", "lies")))
-		poison := define("apps/v1", "poison")
-		poison.name = "more"
-		s.Set("a", serving(define("a.example.com/v1", "from a"), poison, define("b.example.com/v1", "poison")))
-		s.host("b", define("b.example.com/v1", "from b"))
-		if w := s.get("/openapi/v2", nil); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
-			t.Errorf("before the first document: %d", w.Code)
-		}
-		s.settle()
-		doc := s.v2()
-		check.Same(t, []string{"/apis/a.example.com/v1/things", "/apis/apps/v1/things", "/apis/b.example.com/v1/things", "/version/"}, keys(doc["paths"]),
-			"paths")
-		for gv, want := range map[string]string{"apps/v1": "local", "a.example.com/v1": "from a", "b.example.com/v1": "from b"} {
-			if got := s.described(gv); got != want {
-				t.Errorf("%s is %q, want %q", gv, got, want)
-			}
-		}
-		check.Same(t, 3, len(keys(doc["definitions"])), "definitions %v", keys(doc["definitions"]))
-		index := s.index()
-		check.Same(t, []string{"apis/a.example.com/v1", "apis/apps/v1", "apis/b.example.com/v1", "version"}, keys(index), "index")
-		url, _ := index["apis/a.example.com/v1"].(object)["serverRelativeURL"].(string)
-		w := s.get(url, nil)
-		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "from a") || w.Header().Get("Cache-Control") != "public, immutable" || w.Header().Get("Expires") == "" {
-			t.Errorf("%s: %d %v %s", url, w.Code, w.Header(), w.Body)
-		}
-		if w := s.get("/openapi/v3/apis/a.example.com/v1?hash=OLD", nil); w.Code != http.StatusMovedPermanently || w.Header().Get("Location") != url {
-			t.Errorf("an outdated hash: %d %v", w.Code, w.Header())
-		}
-		if w := s.get("/openapi/v3/apis/none.example.com/v1", nil); w.Code != http.StatusNotFound {
-			t.Errorf("a missing document: %d", w.Code)
-		}
-	})
-}
-
 // A bad spec is left out, or the last good one stays; the parts of others do not change.
 func TestBadSpecs(t *testing.T) {
 	good := define("bad.example.com/v1", "good")
 	gvks := func(v any) kind { k := good; k.gvks = v; return k }
 	spec2 := func(body string) http.HandlerFunc {
 		return only("/openapi/v2", saying(http.StatusOK, body), saying(http.StatusOK, "no index"))
+	}
+	parameter := func(p string) http.HandlerFunc {
+		return spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":` + p + `}}`)
+	}
+	badDocument := func(body string) http.HandlerFunc {
+		return only("/openapi/v2", serving(good), only("/openapi/v3", saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`), saying(http.StatusOK, body)))
 	}
 	tests := map[string]http.HandlerFunc{
 		"hangs":             hanging,
@@ -85,20 +52,15 @@ func TestBadSpecs(t *testing.T) {
 		"500":               saying(http.StatusInternalServerError, ""),
 		"redirect":          saying(http.StatusFound, ""),
 		"kinds are no list": only("/openapi/v2", serving(gvks("x")), saying(http.StatusOK, "x")),
-		"cyclic parameter":  spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"$ref":"#/parameters/p"}}}`),
-		"cycle by a schema": spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"name":"p","in":"body","schema":{"properties":{"a":{"$ref":"#/parameters/p"}}}}}}`),
-		"cycle, escaped":    spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"$ref":"#\/\u0070arameters\/p"}}}`),
+		"cyclic parameter":  parameter(`{"$ref":"#/parameters/p"}`),
+		"cycle by a schema": parameter(`{"name":"p","in":"body","schema":{"properties":{"a":{"$ref":"#/parameters/p"}}}}`),
+		"cycle, escaped":    parameter(`{"$ref":"#\/\u0070arameters\/p"}`),
 		"costly parameters": spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[` + strings.TrimSuffix(strings.Repeat(`{"$ref":"#/parameters/p"},`, 3000), ",") + `]}},"parameters":{"p":{"name":"p","in":"query","description":"` + strings.Repeat("x", 100<<10) + `"}}}`),
 		"kinds are numbers": only("/openapi/v2", serving(gvks([]any{1})), saying(http.StatusOK, "x")),
 		"index: 500":        only("/openapi/v3", saying(http.StatusInternalServerError, ""), serving(good)),
-		"all values": only("/openapi/v2", serving(good), only("/openapi/v3",
-			saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`),
-			saying(http.StatusOK, `{"openapi":"3.0.0","x-a":[0`+strings.Repeat(",0", maxValues+1)+`]}`))),
-		"long version": only("/openapi/v2", serving(good), only("/openapi/v3",
-			saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`), saying(http.StatusOK, `{"openapi":"`+strings.Repeat("2", 1<<20)+`"}`))),
-		"huge document": only("/openapi/v2", serving(good), only("/openapi/v3",
-			saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`),
-			saying(http.StatusOK, `{"openapi":"3.0.0"}`+strings.Repeat(" ", maxDocument)))),
+		"all values":        badDocument(`{"openapi":"3.0.0","x-a":[0` + strings.Repeat(",0", maxValues+1) + `]}`),
+		"long version":      badDocument(`{"openapi":"` + strings.Repeat("2", 1<<20) + `"}`),
+		"huge document":     badDocument(`{"openapi":"3.0.0"}` + strings.Repeat(" ", maxDocument)),
 	}
 	for name, h := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -138,28 +100,6 @@ func TestBadSpecs(t *testing.T) {
 	}
 }
 
-// A backend that never answers a request is reported after half a minute; what it answered until
-// then is used.
-func TestOneQuestionIsBounded(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.Set(scene.Home, serving())
-		s.Claim("hung.example.com/v1", "hung", 100, 10)
-		s.Set("hung", hanging)
-		s.Claim("half.example.com/v1", "half", 100, 10)
-		s.Claim("half.example.com/v2", "half", 100, 10)
-		both := serving(define("half.example.com/v1", "one"), define("half.example.com/v2", "two"))
-		s.Set("half", only("/openapi/v2", hanging, only("/openapi/v3/apis/half.example.com/v2", hanging, both)))
-		s.open()
-		s.pass(31 * time.Second)
-		for _, st := range s.o.Status() {
-			check.Same(t, "timeout", st.Reason, "reason after 31 s, of %+v", st)
-		}
-		if got := keys(s.index()); !slices.Contains(got, "apis/half.example.com/v1") || slices.Contains(got, "apis/half.example.com/v2") {
-			t.Errorf("index %v", got)
-		}
-	})
-}
-
 // Definitions and operations of an extension server cannot replace another's names or kinds, of its
 // own group neither.
 func TestDefinitionsOfStrangers(t *testing.T) {
@@ -190,33 +130,6 @@ func TestDefinitionsOfStrangers(t *testing.T) {
 		for i, want := range []any{nil, nil, nil, own} {
 			patch := merged["paths"].(object)[fmt.Sprintf("/apis/a.example.com/v1/%d", i)].(object)["patch"].(object)
 			check.Same(t, want, patch["x-kubernetes-group-version-kind"], "kind of its operation %d", i)
-		}
-	})
-}
-
-// A backend with only v2 gets converted v3 documents.
-func TestConverted(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.Claim("a.example.com/v1", "a", 100, 10)
-		s.Claim("a.example.com/v2", "a", 100, 10)
-		s.Set(scene.Home, serving())
-		s.Set("a", only("/openapi/v3", saying(http.StatusNotFound, ""), serving(define("a.example.com/v1", "one"))))
-		s.settle()
-		if _, ok := s.index()["apis/a.example.com/v1"]; !ok || len(s.index()) != 2 {
-			t.Errorf("index %v", keys(s.index()))
-		}
-		if w := s.get("/openapi/v3/apis/a.example.com/v1", nil); !strings.Contains(w.Body.String(), `"components":{"schemas":{`) || !strings.Contains(w.Body.String(), `"description":"one"`) {
-			t.Errorf("%d %s", w.Code, w.Body)
-		}
-		for _, step := range []struct {
-			spec   http.HandlerFunc
-			served bool
-		}{{serving(define("a.example.com/v1", "changed")), true}, {saying(http.StatusInternalServerError, ""), true}, {serving(), false}} {
-			s.Set("a", only("/openapi/v3", saying(http.StatusNotFound, ""), step.spec))
-			s.pass(time.Minute)
-			if w := s.get("/openapi/v3/apis/a.example.com/v1", nil); strings.Contains(w.Body.String(), `"description":"changed"`) != step.served {
-				t.Errorf("the changed document should be served: %v: %d %s", step.served, w.Code, w.Body)
-			}
 		}
 	})
 }
@@ -292,8 +205,12 @@ func TestMergedWhenAsked(t *testing.T) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
 		s.host("a", define("a.example.com/v1", "one"))
 		s.settle()
-		if s.o.built.Load() != nil || s.sizes() != "v3_index " {
-			t.Errorf("merged before the first request: sizes of %s", s.sizes())
+		sizes := func() (names string) {
+			s.o.showSizes(func(document string, _ int) { names += document + " " })
+			return names
+		}
+		if s.o.built.Load() != nil || sizes() != "v3_index " {
+			t.Errorf("merged before the first request: sizes of %s", sizes())
 		}
 		s.Questions(scene.Home)
 		s.Questions("a")
@@ -303,7 +220,7 @@ func TestMergedWhenAsked(t *testing.T) {
 		}
 		asking.Wait()
 		first := s.o.built.Load()
-		check.Same(t, "v2 v3_index ", s.sizes(), "sizes")
+		check.Same(t, "v2 v3_index ", sizes(), "sizes")
 		s.get("/openapi/v2", nil)
 		if s.o.built.Load() != first {
 			t.Error("merged again without a change")
@@ -324,19 +241,6 @@ func TestMergedWhenAsked(t *testing.T) {
 	})
 }
 
-// A 304 without an earlier document is an error.
-func TestNothingIsNew(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.Claim("a.example.com/v1", "a", 100, 10)
-		s.Set(scene.Home, serving())
-		s.Set("a", only("/openapi/v2", saying(http.StatusNotModified, ""), saying(http.StatusNotFound, "")))
-		s.settle()
-		if st := s.o.Status()[0]; st.Reason != "status" {
-			t.Errorf("status %+v", st)
-		}
-	})
-}
-
 func TestOfLocal(t *testing.T) {
 	s := newStage(t)
 	s.Claim("/v1", "", 18000, 1)
@@ -350,67 +254,6 @@ func TestOfLocal(t *testing.T) {
 	} {
 		check.Same(t, want, ofLocal(s.Table(), path), "%s", path)
 	}
-}
-
-// Changes of the local apiserver appear soon: in the index within seconds, or at once if an
-// APIService changed.
-func TestLocalIsFollowed(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.Set(scene.Home, only("/openapi/v2", saying(http.StatusOK, "garbage"), serving(define("apps/v1", "local"))))
-		s.settle()
-		if w := s.get("/openapi/v2", nil); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
-			t.Errorf("an unreadable v2 document: %d %s", w.Code, w.Body)
-		}
-		check.Same(t, []string{"apis/apps/v1", "version"}, keys(s.index()), "index")
-		s.Set(scene.Home, serving(define("apps/v1", "local"), define("crd.example.com/v1", "crd")))
-		s.Claim("crd.example.com/v1", "", 100, 10)
-		s.pass(500 * time.Millisecond)
-		if _, ok := s.index()["apis/crd.example.com/v1"]; !ok {
-			t.Error("a CRD is not in the index")
-		}
-		s.pass(2 * specGap)
-		if _, ok := s.v2()["definitions"].(object)["def.crd.example.com/v1"]; !ok {
-			t.Error("a CRD is not in the v2 document")
-		}
-		s.Set(scene.Home, nil)
-		s.pass(10 * time.Minute)
-		if len(s.index()) != 3 || len(s.v2()) == 0 {
-			t.Error("the documents of an unreachable local apiserver did not stay")
-		}
-		if s.o.askLocal(t.Context()) == nil { // it is counted and logged by its error
-			t.Error("an unreachable local apiserver counts as read")
-		}
-	})
-}
-
-// A busy kube-apiserver's v2 document lags far behind its index: it is polled until it has changed.
-func TestLateSpec(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		old, changed := serving(define("apps/v1", "old")), serving(define("apps/v1", "new"))
-		s.Set(scene.Home, old)
-		s.settle()
-		s.Set(scene.Home, only("/openapi/v2", old, changed))
-		s.Questions(scene.Home)
-		time.Sleep(6 * specGap)
-		s.Set(scene.Home, changed)
-		s.pass(specGap + indexEvery)
-		if got := s.described("apps/v1"); got != "new" {
-			t.Errorf("still the %v document", got)
-		}
-		s.pass(specEvery)
-		n := 0
-		for _, path := range s.Questions(scene.Home) {
-			if path == "/openapi/v2" {
-				n++
-			}
-		}
-		check.Same(t, specPolls, n, "questions")
-		s.Set(scene.Home, only("/openapi/v2", serving(define("apps/v1", "last")), changed))
-		s.pass(specEvery + indexEvery)
-		if got := s.described("apps/v1"); got != "last" {
-			t.Errorf("a minute later, without a change of the index: the %v document", got)
-		}
-	})
 }
 
 func TestForms(t *testing.T) {
@@ -445,6 +288,20 @@ func TestForms(t *testing.T) {
 			if w := s.get(path, http.Header{"If-None-Match": {`"x", ` + tag}}); w.Code != http.StatusNotModified {
 				t.Errorf("%s with its own tag: %d", path, w.Code)
 			}
+		}
+		url, _ := s.index()["apis/a.example.com/v1"].(object)["serverRelativeURL"].(string)
+		if w := s.get(url, nil); w.Code != http.StatusOK || w.Header().Get("Cache-Control") != "public, immutable" || w.Header().Get("Expires") == "" {
+			t.Errorf("%s: %d %v", url, w.Code, w.Header())
+		}
+		if w := s.get("/openapi/v3/apis/a.example.com/v1?hash=OLD", nil); w.Code != http.StatusMovedPermanently || w.Header().Get("Location") != url {
+			t.Errorf("an outdated hash: %d %v", w.Code, w.Header())
+		}
+		if w := s.get("/openapi/v3/apis/none.example.com/v1", nil); w.Code != http.StatusNotFound {
+			t.Errorf("a missing document: %d", w.Code)
+		}
+		s.Set(scene.Home, nil)
+		if s.o.askLocal(t.Context()) == nil { // it is counted and logged by its error
+			t.Error("an unreachable local apiserver counts as read")
 		}
 	})
 }
@@ -497,4 +354,17 @@ func TestConvertedOneByOne(t *testing.T) {
 			t.Error("not converted again after a failure")
 		}
 	})
+}
+
+// Run fails if this process cannot describe itself.
+func TestOwnGroupMissing(t *testing.T) {
+	s := newStage(t)
+	for name, h := range map[string]http.HandlerFunc{"nothing": saying(http.StatusNotFound, ""), "another": serving(define("apps/v1", "x")), "garbage": saying(http.StatusOK, "]")} {
+		s.Set("own", h)
+		s.cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
+		s.make()
+		if err := s.o.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "reading OpenAPI of this process itself") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

@@ -1,0 +1,127 @@
+package openapi
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/story"
+)
+
+var update = flag.Bool("update", false, "rewrite the expectations of the stories")
+
+// A story is a script of steps, one a line, in a bubble of its own time: those of scene.Step, and
+//
+//	alone                                   there is no local apiserver
+//	own                                     this process serves groups, as the server "own"
+//	server <name> [at <path>] <behaviour>   home is the local apiserver; at a path: elsewhere it does what it did
+//	open                                    OpenAPI starts
+//	expect <file>
+//
+// A server serves <gv>[/<resource>]=<description> …, hangs, refuses, or answers status <code>.
+func TestStories(t *testing.T) {
+	story.Tell(t, *update, func(t *testing.T, script *story.Story) {
+		inBubble(t, func(t *testing.T, s *stage) { tell(t, s, script) })
+	})
+}
+
+func tell(t *testing.T, s *stage, script *story.Story) {
+	now := map[string]http.HandlerFunc{} // what the servers do
+	for at, words := range script.Steps() {
+		switch words[0] {
+		case "alone":
+			s.cfg.FetchLocal = nil
+			s.make()
+		case "own":
+			s.cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
+			s.make()
+		case "server":
+			name, h := words[1], behaviour(words[2:])
+			if words[2] == "at" {
+				h = only(words[3], behaviour(words[4:]), now[name])
+			}
+			now[name] = h
+			s.Set(name, h)
+		case "open":
+			s.open()
+		case "expect":
+			script.Expect(t, at, words[1], s.show())
+		default:
+			if !s.Step(at, words) {
+				t.Fatalf("%s: unknown step %s", at, words[0])
+			}
+		}
+		synctest.Wait()
+	}
+}
+
+func behaviour(words []string) http.HandlerFunc {
+	switch words[0] {
+	case "serves":
+		var kinds []kind
+		for _, w := range words[1:] {
+			path, description, _ := strings.Cut(w, "=")
+			parts := strings.Split(path, "/")
+			k := define(parts[0]+"/"+parts[1], description)
+			if len(parts) > 2 {
+				k.name = parts[2]
+			}
+			kinds = append(kinds, k)
+		}
+		return serving(kinds...)
+	case "hangs":
+		return hanging
+	case "status":
+		code, _ := strconv.Atoi(words[1])
+		return saying(code, "")
+	}
+	return nil // refuses
+}
+
+// show describes what clients see, the paths and definitions of v2, and the index of v3 with titles
+// and schemas, and the status that operators see.
+func (s *stage) show() string {
+	s.Helper()
+	var b strings.Builder
+	read := func(path string) (doc object) {
+		w := s.get(path, nil)
+		if w.Code != http.StatusOK {
+			fmt.Fprintf(&b, "%s %d, Retry-After %s\n", path, w.Code, w.Header().Get("Retry-After"))
+			return nil
+		}
+		must.Do(s, json.Unmarshal(w.Body.Bytes(), &doc))
+		return doc
+	}
+	v2, v3 := read("/openapi/v2"), read("/openapi/v3")
+	for _, path := range keys(v2["paths"]) {
+		fmt.Fprintf(&b, "v2 %s\n", path)
+	}
+	for _, name := range keys(v2["definitions"]) {
+		fmt.Fprintf(&b, "v2 %s: %s\n", name, v2["definitions"].(object)[name].(object)["description"])
+	}
+	index, _ := v3["paths"].(object)
+	for _, path := range keys(index) {
+		fmt.Fprintf(&b, "v3 %s", path)
+		url, _ := index[path].(object)["serverRelativeURL"].(string)
+		if w := s.get(url, nil); w.Code == http.StatusOK { // others are the local apiserver's
+			var doc struct{ Info, Components object }
+			must.Do(s, json.Unmarshal(w.Body.Bytes(), &doc))
+			fmt.Fprintf(&b, ": %s", doc.Info["title"])
+			for _, name := range keys(doc.Components["schemas"]) {
+				fmt.Fprintf(&b, ", %s: %s", name, doc.Components["schemas"].(object)[name].(object)["description"])
+			}
+		}
+		b.WriteByte('\n')
+	}
+	for _, st := range s.o.Status() {
+		fmt.Fprintf(&b, "status %s %s\n", st.Name, st.Reason)
+	}
+	return b.String()
+}
