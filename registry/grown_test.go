@@ -12,10 +12,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // FuzzGrown changes random objects in batches. The incrementally updated table equals one built
-// from all objects.
+// from all objects, the table before it stays as it was, and the orders are total. Discovery's
+// tests compare them with Kubernetes'.
 func FuzzGrown(f *testing.F) {
 	for seed := range uint64(8) {
 		f.Add(seed)
@@ -30,32 +33,41 @@ func FuzzGrown(f *testing.F) {
 				randomly(r, &b)
 			}
 			s.objects.apply(&b)
+			before, text := s.table, show(s.table)
 			s.table = s.build(nil, s.table)
 			if got, want := layoutOf(s.table), layoutOf(s.build(nil, nil)); got != want {
 				t.Fatalf("step %d: the updated table differs from a new one:\n%s", step, cmp.Diff(want, got))
+			}
+			if show(before) != text {
+				t.Fatalf("step %d changed the table before it", step)
+			}
+		}
+		total(t, "legacy order", s.table.Entries(), compareLegacy)
+		total(t, "order of groups", s.table.Groups(), (*Group).Compare)
+		for _, g := range s.table.Groups() {
+			total(t, "order of versions", g.Entries, make(versionOrder).compare)
+			if s.table.Group(g.Name) != g {
+				t.Errorf("Group(%q) is another group", g.Name)
 			}
 		}
 	})
 }
 
-// TestAnotherGroupVersion: an APIService whose group or version priority changes gets the same
-// place as a new one.
-func TestAnotherGroupVersion(t *testing.T) {
-	object := func(group string, priority int32) *apiregistrationv1.APIService {
-		return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.a.io"}, Spec: apiregistrationv1.APIServiceSpec{
-			Group: group, Version: "v1", GroupPriorityMinimum: 100, VersionPriority: priority,
-		}}
-	}
-	in := Input{Options: &Options{}, Now: time.Unix(0, 0), APIServices: map[string]*apiregistrationv1.APIService{
-		"v1.a.io": object("a.io", 1), "v2.a.io": ranked("a.io", 100, false), "v1.b.io": ranked("b.io", 100, false), "v1.c.io": ranked("c.io", 100, false),
-	}}
-	in.APIServices["v2.a.io"].Name, in.APIServices["v2.a.io"].Spec.Version = "v2.a.io", "v2" // another version of its group
-	table := Build(in, nil)
-	for _, now := range []*apiregistrationv1.APIService{object("a.io", 1000), object("a.io", 1), object("d.io", 1), object("b.io", 1), object("a.io", 1)} {
-		in.APIServices["v1.a.io"] = now
-		table = Build(in, table)
-		if got, want := layoutOf(table), layoutOf(Build(in, nil)); got != want {
-			t.Errorf("group %s, priority %d: %s", now.Spec.Group, now.Spec.VersionPriority, cmp.Diff(want, got))
+// total checks that a comparison is a total order: antisymmetric, transitive, and 0 only for equal
+// arguments.
+func total[T any](t *testing.T, name string, all []T, compare func(a, b T) int) {
+	t.Helper()
+	for i, a := range all {
+		for j, b := range all {
+			ab := compare(a, b)
+			if (ab == 0) != (i == j) || ab != -compare(b, a) {
+				t.Fatalf("%s: %+v and %+v compare as %d and %d", name, a, b, ab, compare(b, a))
+			}
+			for _, c := range all {
+				if ab < 0 && compare(b, c) < 0 && compare(a, c) >= 0 {
+					t.Fatalf("%s is not transitive: %+v, %+v, %+v", name, a, b, c)
+				}
+			}
 		}
 	}
 }
@@ -68,7 +80,8 @@ func randomly(r *rand.Rand, b *batch) {
 	var o object
 	switch r.IntN(3) {
 	case 0:
-		group, version := fmt.Sprintf("g%d.example.com", r.IntN(5)), fmt.Sprintf("v%d", 1+r.IntN(3))
+		versions := []string{"v1", "v2", "v10", "v1beta1", "v11alpha2", "foo1", "foo10", "v", "v01"}
+		group, version := fmt.Sprintf("g%d.example.com", r.IntN(5)), versions[r.IntN(len(versions))]
 		meta = metav1.ObjectMeta{Name: version + "." + group}
 		a := &apiregistrationv1.APIService{ObjectMeta: meta, Spec: apiregistrationv1.APIServiceSpec{
 			Group: group, Version: version, GroupPriorityMinimum: r.Int32N(3), VersionPriority: r.Int32N(3), InsecureSkipTLSVerify: true,
@@ -91,5 +104,42 @@ func randomly(r *rand.Rand, b *batch) {
 	}
 	if b.objects[keyOf(o)] = o; gone {
 		b.objects[keyOf(o)] = nil
+	}
+}
+
+func TestUnchangedEntriesKeepTheirPointers(t *testing.T) {
+	in := manyRemotes(100)
+	table := Build(in, nil)
+	if again := Build(in, table); again != table {
+		t.Error("the same input made another table")
+	}
+	a := in.APIServices["v1.group7.example.com"].DeepCopy()
+	a.ResourceVersion = "2"
+	in.APIServices[a.Name] = a
+	if again := Build(in, table); again != table {
+		t.Error("a new resourceVersion made another table")
+	}
+	a = a.DeepCopy()
+	a.Spec.VersionPriority++
+	in.APIServices[a.Name] = a
+	next := Build(in, table)
+	check.Same(t, table.Generation()+1, next.Generation(), "generation")
+	for _, e := range next.Entries() {
+		old := table.named(e.Name)
+		if (e == old) == (e.Name == a.Name) {
+			t.Errorf("entry %s unchanged: %v", e.Name, e == old)
+		}
+		if e.Backend != old.Backend {
+			t.Errorf("the backend of %s changed", e.Name)
+		}
+	}
+	// Other options rebuild every entry, but equal entries stay the same.
+	in.Options = &Options{Defaults: Policy{MaxInFlight: 7}}
+	if e := Build(in, next).Entries()[0]; e == next.Entries()[0] || e.Policy.MaxInFlight != 7 {
+		t.Errorf("entry under new options has %d in flight", e.Policy.MaxInFlight)
+	}
+	in.Options = &Options{}
+	if Build(in, next) != next {
+		t.Error("equal options made another table")
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	samples "github.com/fairlead-proxy/fairlead/tests/manifests"
@@ -82,21 +82,10 @@ func TestDirectoryFollows(t *testing.T) {
 	until(t, r, "one file", func(t *Table) bool { return len(t.Entries()) == 1 })
 }
 
-// A faulty file with a name that is not UTF-8 does not cost the scrape.
-func TestMetricsOfAnOddFile(t *testing.T) {
-	table := Build(Input{Problems: []directory.Fault{{File: "gr\xf6\xdfe.yaml"}}}, nil)
-	reg := prometheus.NewPedanticRegistry()
-	must.Get(newMetrics(func() *Table { return table }, reg))(t)
-	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(`
-# HELP fairlead_registry_file_problems Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.
-# TYPE fairlead_registry_file_problems gauge
-fairlead_registry_file_problems{file="gr�e.yaml"} 1
-`), "fairlead_registry_file_problems"))
-}
-
+// A file's name that is not UTF-8 does not cost the scrape.
 func TestDirectoryKeepsTheLastGood(t *testing.T) {
 	dir := t.TempDir()
-	a, b := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
+	a, b := filepath.Join(dir, "gr\xf6\xdfe.yaml"), filepath.Join(dir, "h.yaml")
 	write(t, a, manifestsOf("a.io", "127.0.0.1"))
 	write(t, b, manifestsOf("b.io", "127.0.0.1"))
 	var logged logbook.Book
@@ -119,24 +108,15 @@ func TestDirectoryKeepsTheLastGood(t *testing.T) {
 	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 # HELP fairlead_registry_file_problems Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.
 # TYPE fairlead_registry_file_problems gauge
-fairlead_registry_file_problems{file="`+a+`"} 1
+fairlead_registry_file_problems{file="`+dir+`/gr�e.yaml"} 1
 `), "fairlead_registry_file_problems"))
 	rename(t, a, manifestsOf("a.io", "127.0.0.3"))
 	until(t, r, "no problem", func(t *Table) bool { return len(t.Problems()) == 0 && address(t, "v1.a.io") == "127.0.0.3:8443" })
+	must.Soon(t, 10*time.Second, "the log says once that it has ended", func() bool {
+		return strings.Count(logged.String(), "has no problem any more") == 1
+	})
 	if s := logged.String(); !strings.Contains(s, "line=7") || !strings.Contains(s, "field=kind") {
 		t.Errorf("log: %s", s)
-	}
-}
-
-// The log says once that a file's or a stored object's problem has ended.
-func TestLogOfProblemsThatEnd(t *testing.T) {
-	var logged logbook.Book
-	r := &Registry{log: slog.New(slog.NewTextHandler(&logged, nil))}
-	last := &Table{problems: []directory.Fault{{File: "a.yaml", Line: 1}, {File: "a.yaml", Line: 2}, {File: "b.yaml", Line: 1}, {File: inEtcd + "v1.c.io"}}}
-	r.compare(last, &Table{problems: []directory.Fault{{File: "b.yaml", Line: 1}}}, nil)
-	s := logged.String()
-	if strings.Count(s, "\n") != 2 || !strings.Contains(s, `msg="manifest has no problem any more" file=a.yaml`) || !strings.Contains(s, `msg="APIService in etcd has no problem any more" apiservice=v1.c.io`) {
-		t.Errorf("log:\n%s", s)
 	}
 }
 
@@ -230,17 +210,38 @@ func TestDirectoryOddFiles(t *testing.T) {
 	}
 }
 
-func TestDirectoryConfigMap(t *testing.T) {
-	dir := t.TempDir()
-	r := must.Get(New(Config{Directory: dir}))(t)
-	expect := watchTrust(t, r)
-	must.Run(t, r.Run)
-	expect("none")
-	file := filepath.Join(dir, "trust.yaml")
-	for _, ca := range []string{"one", "two"} {
-		rename(t, file, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: kube-system, name: trust}, data: {ca: "+ca+"}}")
-		expect(ca)
+// The directory's ConfigMap takes precedence over the cluster's. One that is removed from it is
+// gone, even if the cluster's cannot be read: its bundle must not be trusted any longer.
+func TestWatchConfigMapOfDirectory(t *testing.T) {
+	for _, tc := range []struct {
+		name               string
+		cluster, forbidden bool
+		below              string
+	}{{"alone", false, false, "none"}, {"beside a cluster", true, false, "theirs"}, {"beside one that cannot be read", true, true, "none"}} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir, server, c := t.TempDir(), apiserver.New(), Config{}
+			server.Put(configMap("trust", "theirs"))
+			if tc.cluster {
+				c = Config{Client: server.Start(t), Cluster: true}
+			}
+			if tc.forbidden {
+				forbid(c.Client, true, apiserver.ConfigMaps)
+			}
+			file := filepath.Join(dir, "trust.yaml")
+			put := func(ca string) {
+				rename(t, file, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: kube-system, name: trust}, data: {ca: "+ca+"}}")
+			}
+			put("one")
+			expect := watchTrust(t, startDirectory(t, dir, c))
+			expect("one")
+			put("two")
+			expect("two")
+			must.Do(t, os.Remove(file))
+			expect(tc.below)
+			if !tc.forbidden {
+				put("three")
+				expect("three")
+			}
+		})
 	}
-	must.Do(t, os.Remove(file))
-	expect("none")
 }

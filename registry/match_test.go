@@ -141,54 +141,46 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-func TestMatchCoreRemote(t *testing.T) {
+// A core group of a remote, an own apiregistration group (Directory), and a table that nobody has
+// built, which leaves everything to the local apiserver.
+func TestMatchOtherTables(t *testing.T) {
 	core := remoteService("", "v1", "core")
-	table := matchTable(t, Options{ProtectedGroups: []string{}}, core)
-	for _, p := range []string{"/api", "/api/", "/api/v1/pods", "/api/v2/pods"} {
-		if m := table.Match(p); m.Route != RouteRemote || m.Entry.Name != "v1." {
-			t.Errorf("Match(%q) = %+v, want remote v1.", p, m)
-		}
-	}
-	if m := table.Match("/openapi/v3/api/v1"); m.Route != RouteDocument {
-		t.Errorf("its schema: %+v", m)
-	}
+	unprotected := matchTable(t, Options{ProtectedGroups: []string{}}, core)
 	// If core is protected, it is refused: the local apiserver's own aggregator would forward it to
 	// the remote.
-	table = matchTable(t, Options{}, core)
-	for _, p := range []string{"/api", "/api/v1/secrets"} {
-		if m := table.Match(p); m.Route != RouteRefused {
-			t.Errorf("Match(%q) = %+v, want refused", p, m)
-		}
-	}
-}
-
-func TestMatchDirectory(t *testing.T) {
-	table := matchTable(t, Options{Directory: true}, remoteService("", "v1", "core"))
-	for p, want := range map[string]Route{
-		"/apis/apiregistration.k8s.io":                RouteOwn,
-		"/apis/apiregistration.k8s.io/v1":             RouteOwn,
-		"/apis/apiregistration.k8s.io/v1/apiservices": RouteOwn,
-		"/apis/apiregistration.k8s.iox/v1":            RouteLocal,
-		"/apis/apiregistration.k8s.io/../apps/v1":     RouteInvalid,
-		"/apis/batch/v2/jobs":                         RouteLocal,
-		"/api/v1/secrets":                             RouteLocal,
-		"/api":                                        RouteDocument,
-		"/openapi/v3/apis/apiregistration.k8s.io/v1":  RouteDocument,
-		"/openapi/v3/apis/apiregistration.k8s.iox/v1": RouteLocal,
-		"/openapi/v3/apis/apiregistration.k8s.io/v1/": RouteLocal,
-		"/openapi/v3/apis/apiregistration.k8s.io/":    RouteLocal,
+	protected := matchTable(t, Options{}, core)
+	directory := matchTable(t, Options{Directory: true}, core)
+	for _, tc := range []struct {
+		table *Table
+		path  string
+		want  Route
+	}{
+		{unprotected, "/api", RouteRemote},
+		{unprotected, "/api/", RouteRemote},
+		{unprotected, "/api/v1/pods", RouteRemote},
+		{unprotected, "/api/v2/pods", RouteRemote},
+		{unprotected, "/openapi/v3/api/v1", RouteDocument},
+		{protected, "/api", RouteRefused},
+		{protected, "/api/v1/secrets", RouteRefused},
+		{directory, "/apis/apiregistration.k8s.io", RouteOwn},
+		{directory, "/apis/apiregistration.k8s.io/v1", RouteOwn},
+		{directory, "/apis/apiregistration.k8s.io/v1/apiservices", RouteOwn},
+		{directory, "/apis/apiregistration.k8s.iox/v1", RouteLocal},
+		{directory, "/apis/apiregistration.k8s.io/../apps/v1", RouteInvalid},
+		{directory, "/apis/batch/v2/jobs", RouteLocal},
+		{directory, "/api/v1/secrets", RouteLocal},
+		{directory, "/api", RouteDocument},
+		{directory, "/openapi/v3/apis/apiregistration.k8s.io/v1", RouteDocument},
+		{directory, "/openapi/v3/apis/apiregistration.k8s.iox/v1", RouteLocal},
+		{directory, "/openapi/v3/apis/apiregistration.k8s.io/v1/", RouteLocal},
+		{directory, "/openapi/v3/apis/apiregistration.k8s.io/", RouteLocal},
+		{new(Table), "/apis/apiregistration.k8s.io/v1", RouteLocal},
+		{new(Table), "/openapi/v3/apis/apiregistration.k8s.io/v1", RouteLocal},
+		{new(Table), "/api/v1/pods", RouteLocal},
 	} {
-		if m := table.Match(p); m.Route != want {
-			t.Errorf("Match(%q) = %v, want %v", p, m.Route, want)
-		}
-	}
-}
-
-// A table that nobody has built leaves everything to the local apiserver.
-func TestMatchEmptyTable(t *testing.T) {
-	for _, p := range []string{"/apis/apiregistration.k8s.io/v1", "/openapi/v3/apis/apiregistration.k8s.io/v1", "/api/v1/pods"} {
-		if m := new(Table).Match(p); m != (Match{}) {
-			t.Errorf("Match(%q) = %+v", p, m)
+		m := tc.table.Match(tc.path)
+		if m.Route != tc.want || tc.table == unprotected && m.Route == RouteRemote && m.Entry.Name != "v1." {
+			t.Errorf("Match(%q) = %+v, want %v", tc.path, m, tc.want)
 		}
 	}
 }

@@ -28,7 +28,6 @@ func TestAnnotations(t *testing.T) {
 		{name: "request-timeout", value: "10ms", bad: "10ms is outside 1s to 1h0m0s"},
 		{name: "request-timeout", value: "90", bad: `"90" is not a duration such as 30s`},
 		{name: "max-inflight", value: "7", want: with(func(s *settings) { s.policy.MaxInFlight = 7 })},
-		{name: "max-inflight", value: "0", bad: "outside"},
 		{name: "max-inflight", value: "1e3", bad: "not a whole number"},
 		{name: "max-longrunning", value: "9", want: with(func(s *settings) { s.policy.MaxLongRunning = 9 })},
 		{name: "long-running-subresources", value: "console, vnc,console", want: with(func(s *settings) {
@@ -45,21 +44,18 @@ func TestAnnotations(t *testing.T) {
 		{name: "ca-from", value: "../kube-system/x", bad: "not <configmap name>/<key>"},
 		{name: "ca-from", value: "a_b/ca.crt", bad: "not <configmap name>/<key>"},
 		{name: "ca-rotation-overlap", value: "0", want: with(func(s *settings) { s.policy.CAOverlap = 0 })},
-		{name: "ca-rotation-overlap", value: "-1s", bad: "outside"},
 		{name: "probe-interval", value: "2s", want: with(func(s *settings) { s.policy.ProbeInterval = 2 * time.Second })},
-		{name: "probe-interval", value: "1ms", bad: "outside"},
 		{name: "tls-server-name", value: "fe80::1%,a.example.com", bad: "neither a DNS name nor"},
 		{name: "ping-timeout", value: "1s", want: with(func(s *settings) { s.policy.PingTimeout = time.Second })},
 		{name: "http1", value: "true", want: with(func(s *settings) { s.http1 = true })},
+		{name: "http1", value: "false", want: with(func(*settings) {})},
 		{name: "http1", value: "yes", bad: "neither true nor false"},
 		{name: "url", value: "https://b,https://a:1", want: with(func(s *settings) { s.urls.addresses = []string{"a:1", "b:443"} })},
 		{name: "url", value: "http://a", want: with(func(s *settings) { s.urls.fault = `"http://a" is not https://<host> or https://<host>:<port>` })},
 		{name: "maintenance", value: " back at noon ", want: with(func(s *settings) { s.policy.Maintenance = "back at noon" })},
 		{name: "maintenance", value: " ", bad: "empty"},
-		{name: "maintenance", value: strings.Repeat("x", 257), bad: "longer"},
 		{name: "maintenance", value: "a\nb", bad: "unprintable characters"},
 		{name: "owner", value: "team metrics", want: with(func(s *settings) { s.policy.Owner = "team metrics" })},
-		{name: "owner", value: strings.Repeat("x", 64), bad: "longer"},
 		{name: "reqest-timeout", value: "90s", bad: "unknown name"},
 	} {
 		got := readAnnotations(map[string]string{prefix + tc.name: tc.value, "example.com/other": "x"}, defaults)
@@ -103,17 +99,6 @@ func TestBounds(t *testing.T) {
 		for value, want := range map[string]int{tc.below: 1, tc.low: 0, tc.high: 0, tc.above: 1} {
 			s := readAnnotations(map[string]string{prefix + tc.name: value}, Policy{})
 			check.Same(t, want, len(s.problems), "%s=%.20q: problems", tc.name, value)
-		}
-	}
-}
-
-func TestSetBool(t *testing.T) {
-	for _, before := range []bool{false, true} {
-		for value, want := range map[string]bool{"true": true, "false": false, "no": before} {
-			got := before
-			if err := setBool(&got, value); got != want || (err != nil) != (value == "no") {
-				t.Errorf("%q after %v: %v, %v", value, before, got, err)
-			}
 		}
 	}
 }

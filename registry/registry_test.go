@@ -85,19 +85,29 @@ func TestClusterFollows(t *testing.T) {
 	until(t, r, "one APIService", func(t *Table) bool { return len(t.Entries()) == 1 })
 }
 
+// What happened while the apiserver was away, or before it came, is seen afterwards.
 func TestClusterSurvivesRestart(t *testing.T) {
 	server := apiserver.New()
-	server.Put(remoteService("metrics.k8s.io", "v1beta1", "metrics"))
+	server.Fault(true, false)
+	gone := remoteService("a.io", "v1", "metrics")
+	server.Put(remoteService("metrics.k8s.io", "v1beta1", "metrics"), gone)
 	r := running(t, Config{Client: server.Start(t)})
+	if r.Table().Complete() {
+		t.Error("complete, but nothing could be read")
+	}
+	server.Fault(false, false)
 	before := until(t, r, "everything", (*Table).Complete)
 	server.Fault(true, false)
 	server.Fault(false, true) // answers 404 until it is ready again
 	server.Put(remoteService("while.away.com", "v1", "metrics"))
+	server.Drop(apiserver.APIServices, "/"+gone.Name)
 	if r.Table() != before {
 		t.Errorf("table changed while the apiserver was down:\n%s", show(r.Table()))
 	}
 	server.Fault(false, false)
-	until(t, r, "what happened meanwhile", func(t *Table) bool { return len(t.Entries()) == 2 })
+	until(t, r, "what happened meanwhile", func(t *Table) bool {
+		return t.named("v1.while.away.com") != nil && t.named(gone.Name) == nil && len(t.Entries()) == 2
+	})
 }
 
 func TestClusterWithoutAggregation(t *testing.T) {
@@ -109,21 +119,9 @@ func TestClusterWithoutAggregation(t *testing.T) {
 	}
 }
 
-func TestClusterNotYetThere(t *testing.T) {
-	server := apiserver.New()
-	server.Fault(true, false)
-	r := running(t, Config{Client: server.Start(t)})
-	if r.Table().Complete() {
-		t.Error("complete, but nothing could be read")
-	}
-	server.Fault(false, false)
-	until(t, r, "everything", (*Table).Complete)
-}
-
 func TestWatchConfigMap(t *testing.T) {
 	server := apiserver.New()
-	r := must.Get(New(Config{Client: server.Start(t)}))(t)
-	expect := watchTrust(t, r)
+	expect := watchTrust(t, must.Get(New(Config{Client: server.Start(t)}))(t))
 	expect("none")
 	server.Put(configMap("other", "wrong"), configMap("trust", "one"))
 	expect("one")
@@ -392,19 +390,4 @@ fairlead_registry_entries{kind="remote"} 1
 	if _, err := newMetrics(r.Table, reg); err == nil {
 		t.Error("registered twice without an error")
 	}
-}
-
-func TestReplaceForgetsWhatIsGone(t *testing.T) {
-	r, c := scripted(t, nil)
-	a, b := remoteService("a.io", "v1", "server"), remoteService("b.io", "v1", "server")
-	c.replace(kindAPIService, map[types.NamespacedName]runtime.Object{{Name: a.Name}: a, {Name: b.Name}: b})
-	until(t, r, "two", func(t *Table) bool { return len(t.Entries()) == 2 })
-	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
-	put(c, slice(service, "10.0.0.1"), clusterIP(service))
-	until(t, r, "an endpoint", func(t *Table) bool { return len(t.named(a.Name).Endpoints) == 1 })
-	c.replace(kindAPIService, map[types.NamespacedName]runtime.Object{{Name: b.Name}: b})
-	c.replace(kindSlice, nil)
-	until(t, r, "one without endpoints", func(t *Table) bool {
-		return len(t.Entries()) == 1 && t.named(b.Name).Verdict.Reason == ReasonEndpointsNotFound
-	})
 }

@@ -29,19 +29,13 @@ func TestMessagesAreSteady(t *testing.T) {
 	expired := func(now string) string {
 		return "x509: certificate has expired or is not yet valid: current time " + now + " is after 2020-01-01T00:00:00Z"
 	}
-	tests := []struct{ name, message, again, want string }{
-		{"a reset", reset(34567), reset(34568), "failing or missing response from U: Get: read tcp 10.0.0.2:443: connection reset by peer"},
-		{"an expired certificate", expired("2026-11-22T06:00:00Z"), expired("2026-11-22T06:00:10Z"),
-			"x509: certificate has expired or is not yet valid: current time is after 2020-01-01T00:00:00Z"},
-		{"more than 1 KiB", strings.Repeat("x", 5000), strings.Repeat("x", 5000), strings.Repeat("x", 1024) + "…"},
-		{"half the words of one", "current time 3", "current time 3", "current time 3"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got, again := normalizeCause(tt.message), normalizeCause(tt.again); got != tt.want || again != got {
-				t.Errorf("got  %s\nthen %s\nwant %s", got, again, tt.want)
-			}
-		})
+	for _, tt := range []struct{ message, again, want string }{
+		{reset(34567), reset(34568), "failing or missing response from U: Get: read tcp 10.0.0.2:443: connection reset by peer"},
+		{expired("2026-11-22T06:00:00Z"), expired("2026-11-22T06:00:10Z"), "x509: certificate has expired or is not yet valid: current time is after 2020-01-01T00:00:00Z"},
+		{strings.Repeat("x", 5000), strings.Repeat("x", 5000), strings.Repeat("x", 1024) + "…"},
+		{"current time 3", "current time 3", "current time 3"}, // half the words of an expired certificate
+	} {
+		check.Same(t, [2]string{tt.want, tt.want}, [2]string{normalizeCause(tt.message), normalizeCause(tt.again)}, "messages")
 	}
 	if got := normalizeCause(strings.Repeat("ü", 600)); len(got) != 1024+len("…") || !utf8.ValidString(got) {
 		t.Errorf("a message of %d bytes", len(got))
@@ -52,7 +46,7 @@ func TestMessagesAreSteady(t *testing.T) {
 // ones before others.
 func TestEndpointsAreBounded(t *testing.T) {
 	slice := func(from, n int, ready bool) *discoveryv1.EndpointSlice {
-		s := &discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Port: new(int32(443))}}}
+		s := &discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(443))}}}
 		for i := range n {
 			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
 				Addresses:  []string{fmt.Sprintf("10.0.%d.%d", (from+i)/100, (from+i)%100)},
@@ -63,12 +57,7 @@ func TestEndpointsAreBounded(t *testing.T) {
 	}
 	all := slice(0, maxEndpoints, true)
 	tooMany := []string{"its Service has more than 1000 endpoints: the others are not used"}
-	key := types.NamespacedName{Namespace: "default", Name: "ext"}
-	api := &apiregistrationv1.APIService{Spec: apiregistrationv1.APIServiceSpec{
-		Group: "example.com", Version: "v1", Service: &apiregistrationv1.ServiceReference{Namespace: key.Namespace, Name: key.Name},
-	}}
-	api.Name = "v1.example.com"
-	service := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}}}
+	key, api := types.NamespacedName{Namespace: "extensions", Name: "server"}, remoteService("example.com", "v1", "server")
 	for _, tt := range []struct {
 		name     string
 		slices   []*discoveryv1.EndpointSlice
@@ -81,7 +70,7 @@ func TestEndpointsAreBounded(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := Build(Input{
-				APIServices: map[string]*apiregistrationv1.APIService{api.Name: api}, Services: map[types.NamespacedName]*corev1.Service{key: service},
+				APIServices: map[string]*apiregistrationv1.APIService{api.Name: api}, Services: map[types.NamespacedName]*corev1.Service{key: clusterIP(key)},
 				Slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: tt.slices}, Complete: true,
 			}, nil).Entries()[0]
 			check.Same(t, maxEndpoints, len(e.Endpoints), "endpoints that are used")

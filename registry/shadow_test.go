@@ -79,14 +79,9 @@ func TestShadowedDefinitions(t *testing.T) {
 
 // A failure to read definitions is reported once, and again only after a success.
 func TestShadowFails(t *testing.T) {
-	var status int
-	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(status)
-		fmt.Fprint(w, "{}")
-	}))
-	t.Cleanup(front.Close)
-	reported := 0
-	core := must.Get(corev1.NewForConfig(&rest.Config{Host: front.URL, QPS: -1}))(t)
+	status, reported := 0, 0
+	client := &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) { return answer(r, status, "{}"), nil })}
+	core := must.Get(corev1.NewForConfigAndClient(&rest.Config{Host: "http://localhost", QPS: -1}, client))(t)
 	s := shadows{client: core.RESTClient(), to: newChanges(), failed: func(error) { reported++ }}
 	for i, step := range []struct{ status, reported int }{{http.StatusForbidden, 1}, {http.StatusForbidden, 1}, {http.StatusOK, 1}, {http.StatusForbidden, 2}} {
 		status = step.status
@@ -108,11 +103,12 @@ func TestClaims(t *testing.T) {
 }
 
 // transport answers requests without a network, as a bubble of synctest needs.
-type transport func(*http.Request) string
+type transport func(*http.Request) (*http.Response, error)
 
-func (f transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	body := io.NopCloser(strings.NewReader(f(r)))
-	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: body, Request: r}, nil
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func answer(r *http.Request, code int, body string) *http.Response {
+	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}
 }
 
 // Tables follow each other with every verdict. Definitions are read when the claims have changed,
@@ -120,7 +116,10 @@ func (f transport) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestShadowInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32
-		client := &http.Client{Transport: transport(func(*http.Request) string { asked.Add(1); return `{"items":[]}` })}
+		client := &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+			asked.Add(1)
+			return answer(r, http.StatusOK, `{"items":[]}`), nil
+		})}
 		core := must.Get(corev1.NewForConfigAndClient(&rest.Config{Host: "http://localhost"}, client))(t)
 		in := Input{APIServices: map[string]*apiregistrationv1.APIService{"v1.sea.io": remoteService("sea.io", "v1", "fleet")}, Options: &Options{}, Complete: true}
 		var table atomic.Pointer[Table]
@@ -147,30 +146,4 @@ func TestShadowInterval(t *testing.T) {
 		synctest.Wait()
 		check.Same(t, 1, asked.Load()-before, "reads after a change of claims")
 	})
-}
-
-func TestShadowComesAndGoes(t *testing.T) {
-	object := remoteService("sea.io", "v1", "fleet")
-	in := Input{APIServices: map[string]*apiregistrationv1.APIService{"v1.sea.io": object}, Options: &Options{}, Now: time.Unix(0, 0)}
-	plain := Build(in, nil)
-	in.Shadowed = map[schema.GroupVersion]string{{Group: "sea.io", Version: "v1"}: "boats.sea.io"}
-	hiding := Build(in, plain)
-	if p := hiding.named("v1.sea.io").Problems; len(p) != 1 || !strings.Contains(p[0], "boats.sea.io") {
-		t.Errorf("hiding: %q", p)
-	}
-	if again := Build(in, hiding); again != hiding {
-		t.Error("the same input makes another table")
-	}
-	alone := object.DeepCopy()
-	alone.Spec.Service, alone.Annotations = nil, map[string]string{urlAnnotation: "https://fleet.example.com"}
-	byURL := in
-	byURL.APIServices = map[string]*apiregistrationv1.APIService{"v1.sea.io": alone}
-	byURL.Options = &Options{AllowURLs: true}
-	if p := Build(byURL, nil).named("v1.sea.io").Problems; len(p) != 1 || !strings.Contains(p[0], `boats.sea.io: url "https://fleet.example.com" has taken over`) {
-		t.Errorf("shadowing by URL: %q", p)
-	}
-	in.Shadowed = nil
-	if p := Build(in, hiding).named("v1.sea.io").Problems; len(p) != 0 {
-		t.Errorf("no longer shadowing: %q", p)
-	}
 }

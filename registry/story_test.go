@@ -3,7 +3,6 @@ package registry
 import (
 	"flag"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -12,12 +11,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
@@ -27,11 +28,14 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //
 //	options <word>…            clusterip, loopback, urls, directory, unprotected; before the first apply
 //	apply <file>…              new or changed objects
-//	beside <file>…             the same, of a cluster beside a directory
-//	delete <kind> <ns>/<name>
+//	beside <file>…             the same, of a cluster beside a directory, or of both below etcd
+//	relist <kind> <file>…      all objects of a kind
+//	delete <kind> <ns>/<name>  kinds: APIService, Service, EndpointSlice, and beside (an APIService)
+//	hides <gv> <definition>    the only CustomResourceDefinition of a remote's group-version; without words: none
 //	report <apiservice> <address> healthy|slow|unhealthy|badca [cause]
 //	advance <duration>
 //	same                       the last step made no new table
+//	rebuild <duration>|never   when time alone changes the table, from now on
 //	backend <apiservice> same|new    compared with the last step of this kind
 //	shared <apiservice>…       they have one Backend
 //	alone <apiservice>…        none has the Backend of another APIService
@@ -59,41 +63,42 @@ func tell(t *testing.T, script *story.Story) {
 }
 
 func (s *teller) step(at string, words []string) {
-	var b batch
-	b.objects = make(map[key]runtime.Object)
-	b.replaced = [kinds]bool{}
+	b := batch{objects: make(map[key]runtime.Object)}
 	switch words[0] {
 	case "options":
 		s.setOptions(words[1:])
 		return
+	case "relist":
+		b.replaced[kindsByName()[words[1]]] = true
+		s.read(words[2:], words[1] == "beside", &b)
 	case "apply", "beside":
-		for _, f := range words[1:] {
-			s.read(f, &b)
-		}
-		if words[0] == "beside" {
-			theirs := map[kind]kind{kindService: kindFallbackService, kindSlice: kindFallbackSlice}
-			for k, o := range maps.Clone(b.objects) {
-				delete(b.objects, k)
-				b.objects[key{theirs[k.kind], k.name}] = o
-			}
-		}
+		s.read(words[1:], words[0] == "beside", &b)
 	case "delete":
 		ns, name, _ := strings.Cut(words[2], "/")
-		kind := map[string]kind{"APIService": kindAPIService, "Service": kindService, "EndpointSlice": kindSlice}[words[1]]
-		b.objects[key{kind, types.NamespacedName{Namespace: ns, Name: name}}] = nil
+		b.objects[key{kindsByName()[words[1]], types.NamespacedName{Namespace: ns, Name: name}}] = nil
+	case "hides":
+		b.shadowedSet, b.shadowed = true, map[schema.GroupVersion]string{}
+		if len(words) > 1 {
+			gv, err := schema.ParseGroupVersion(words[1])
+			must.Do(s, err)
+			b.shadowed[gv] = words[2]
+		}
 	case "report":
 		s.report(words[1:], &b)
 	case "advance":
-		d, err := time.ParseDuration(words[1])
-		if err != nil {
-			s.Fatalf("%s: %v", at, err)
-		}
-		s.now = s.now.Add(d)
+		s.now = s.now.Add(must.Get(time.ParseDuration(words[1]))(s))
 		return
 	case "same":
 		if s.table != s.last {
 			s.Errorf("%s: a new table, generation %d:\n%s", at, s.table.Generation(), show(s.table))
 		}
+		return
+	case "rebuild":
+		due := "never"
+		if at := s.table.rebuildAt; !at.IsZero() {
+			due = at.Sub(s.now).String()
+		}
+		check.Same(s, words[1], due, "%s: the rebuild is due", at)
 		return
 	case "backend":
 		now := s.table.named(words[1]).Backend
@@ -129,8 +134,8 @@ func (s *teller) compare(at string, shared bool, names []string) {
 			s.Errorf("%s: %s has another Backend than %s", at, e.Name, names[0])
 		}
 		for _, n := range names {
-			if !shared && n != e.Name && e.Backend == s.table.named(n).Backend {
-				s.Errorf("%s: %s shares the Backend of %s", at, e.Name, n)
+			if other := s.table.named(n).Backend; !shared && n != e.Name && e.Backend != nil && *e.Backend == *other {
+				s.Errorf("%s: %s has a Backend that equals that of %s", at, e.Name, n)
 			}
 		}
 	}
@@ -140,7 +145,7 @@ func (s *teller) build(reports map[reportKey]Report, prev *Table) *Table {
 	in := Input{
 		APIServices: s.objects.apiServices, Services: s.objects.services, Slices: s.objects.grouped,
 		FallbackServices: s.objects.fallbackBackings.services, FallbackSlices: s.objects.fallbackBackings.grouped,
-		Options: &s.options, Complete: true, Now: s.now,
+		Options: &s.options, Problems: s.objects.faults(), Shadowed: s.objects.shadowed, Complete: true, Now: s.now,
 	}
 	if prev != nil {
 		in.Touched = s.objects.touched
@@ -171,21 +176,15 @@ func layoutOf(t *Table) string {
 }
 
 func (s *teller) setOptions(words []string) {
+	all := map[string]func(){
+		"clusterip":   func() { s.options.ClusterIPRouting = true },
+		"loopback":    func() { s.options.Reach.AllowLoopback = true },
+		"urls":        func() { s.options.AllowURLs = true },
+		"directory":   func() { s.options.Directory = true },
+		"unprotected": func() { s.options.ProtectedGroups = []string{} },
+	}
 	for _, w := range words {
-		switch w {
-		case "clusterip":
-			s.options.ClusterIPRouting = true
-		case "loopback":
-			s.options.Reach.AllowLoopback = true
-		case "urls":
-			s.options.AllowURLs = true
-		case "directory":
-			s.options.Directory = true
-		case "unprotected":
-			s.options.ProtectedGroups = []string{}
-		default:
-			s.Fatalf("unknown option %s", w)
-		}
+		all[w]()
 	}
 }
 
@@ -196,10 +195,8 @@ func (s *teller) report(words []string, b *batch) {
 	}
 	r := Report{Name: words[0], Backend: e.Backend, Address: words[1], Message: strings.Join(words[3:], " ")}
 	switch words[2] {
-	case "healthy":
-		r.Health = Healthy
-	case "slow":
-		r.Health, r.Slow = Healthy, true
+	case "healthy", "slow":
+		r.Health, r.Slow = Healthy, words[2] == "slow"
 	case "unhealthy":
 		r.Health, r.Reason = Unhealthy, ReasonFailedDiscoveryCheck
 	case "badca":
@@ -210,26 +207,30 @@ func (s *teller) report(words []string, b *batch) {
 	b.reports = map[reportKey]Report{{r.Name, r.Address}: r}
 }
 
-// read decodes the objects of a file, separated by ---.
-func (s *teller) read(file string, b *batch) {
-	for doc := range strings.SplitSeq(s.story.File(s, file), "---\n") {
-		var m struct {
-			Kind string `json:"kind"`
+func kindsByName() map[string]kind {
+	return map[string]kind{"APIService": kindAPIService, "Service": kindService, "EndpointSlice": kindSlice, "beside": kindFallback}
+}
+
+// read decodes the objects of files, separated by ---.
+func (s *teller) read(files []string, beside bool, b *batch) {
+	theirs := map[kind]kind{kindAPIService: kindFallback, kindService: kindFallbackService, kindSlice: kindFallbackSlice}
+	for _, file := range files {
+		for doc := range strings.SplitSeq(s.story.File(s, file), "---\n") {
+			var m struct {
+				Kind string `json:"kind"`
+			}
+			must.Do(s, yaml.Unmarshal([]byte(doc), &m))
+			o := map[string]object{"APIService": &apiregistrationv1.APIService{}, "Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{}}[m.Kind]
+			if o == nil {
+				s.Fatalf("%s: unknown kind %q", file, m.Kind)
+			}
+			must.Do(s, yaml.UnmarshalStrict([]byte(doc), o))
+			k := keyOf(o)
+			if beside {
+				k.kind = theirs[k.kind]
+			}
+			b.objects[k] = o
 		}
-		if err := yaml.Unmarshal([]byte(doc), &m); err != nil {
-			s.Fatalf("%s: %v", file, err)
-		}
-		o := map[string]interface {
-			runtime.Object
-			metav1.Object
-		}{"APIService": &apiregistrationv1.APIService{}, "Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{}}[m.Kind]
-		if o == nil {
-			s.Fatalf("%s: unknown kind %q", file, m.Kind)
-		}
-		if err := yaml.UnmarshalStrict([]byte(doc), o); err != nil {
-			s.Fatalf("%s: %v", file, err)
-		}
-		b.objects[keyOf(o)] = o
 	}
 }
 
@@ -262,6 +263,12 @@ func show(t *Table) string {
 		for _, p := range e.Problems {
 			fmt.Fprintf(&b, "  problem: %s\n", p)
 		}
+		if e.Backend != nil && e.Backend.CAFrom != "" {
+			fmt.Fprintf(&b, "  trusts ConfigMap %s/%s\n", e.Backend.Namespace, e.Backend.CAFrom)
+		}
+	}
+	for _, p := range t.Problems() {
+		fmt.Fprintf(&b, "problem: %s\n", p)
 	}
 	b.WriteString("groups:")
 	for _, g := range t.Groups() {

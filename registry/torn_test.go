@@ -61,24 +61,6 @@ func TestTornRevision(t *testing.T) {
 	}
 }
 
-// With an apiserver that does not stream lists, a forbidden list is reported as denied.
-func TestListIsDenied(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.DiscardHandler), denied: cancel, from: &cache.ListWatch{
-		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
-			return nil, apierrors.NewForbidden(apiregistrationv1.Resource("apiservices"), "", nil)
-		},
-		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
-			return nil, apierrors.NewInvalid(apiregistrationv1.SchemeGroupVersion.WithKind("APIService").GroupKind(), "", nil)
-		},
-	}}
-	l.reflect(ctx, &store{})
-	if !errors.Is(ctx.Err(), context.Canceled) {
-		t.Error("not reported")
-	}
-}
-
 // An outage is logged in one line, however many requests fail.
 func TestOutageIsOneLine(t *testing.T) {
 	var log strings.Builder

@@ -1,8 +1,6 @@
 package registry
 
 import (
-	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"net/url"
@@ -10,12 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-
-	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 )
 
 func TestURLs(t *testing.T) {
@@ -32,6 +26,7 @@ func TestURLs(t *testing.T) {
 		{value: "https://[2001:DB8::1]:65535", want: "[2001:db8::1]:65535", called: "2001:db8::1"},
 		{value: " https://b.example.com, https://a.example.com:2 ,https://a.example.com:1", want: "a.example.com:1,a.example.com:2,b.example.com:443", called: "a.example.com,b.example.com"},
 		{value: "https://a.example.com,https://a.example.com:443,https://A.example.com", want: "a.example.com:443", called: "a.example.com"},
+		{value: strings.Repeat("https://a.example.com,", maxURLs-1) + "https://a.example.com", want: "a.example.com:443", called: "a.example.com"},
 		{value: "", bad: `"" is not https://`},
 		{value: ",", bad: `"" is not https://`},
 		{value: "https://a.example.com,", bad: `"" is not https://`},
@@ -93,20 +88,6 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-func TestManyURLs(t *testing.T) {
-	var list []string
-	for i := range maxURLs + 1 {
-		u := readURLs(strings.Join(list, ","))
-		if i > 0 && (u.fault != "" || len(u.addresses) != i) {
-			t.Errorf("%d: %+v", i, u)
-		}
-		list = append(list, fmt.Sprintf("https://%d.example.com", i))
-	}
-	if u := readURLs(strings.Join(list, ",")); u.fault == "" {
-		t.Errorf("%d: %+v", len(list), u)
-	}
-}
-
 // FuzzURLs checks that Fairlead dials the host and port that a reader sees in a URL, and accepts
 // nothing ambiguous.
 func FuzzURLs(f *testing.F) {
@@ -148,64 +129,4 @@ func FuzzURLs(f *testing.F) {
 			t.Errorf("%q: %q, want %q", value, u.addresses, want)
 		}
 	})
-}
-
-// Writers of APIServices in a cluster need not be this process's operators: a URL is used only if a
-// flag allows it. Otherwise neither the Service beside it nor the local apiserver is used instead.
-func TestURLsOfACluster(t *testing.T) {
-	for _, allowed := range []bool{false, true} {
-		server := apiserver.New()
-		alone := remoteService("alone.example.com", "v1", "metrics")
-		alone.Spec.Service = nil
-		beside := remoteService("beside.example.com", "v1", "metrics")
-		for _, o := range []*apiregistrationv1.APIService{alone, beside} {
-			o.Annotations = map[string]string{urlAnnotation: "https://api.example.com"}
-			server.Put(o)
-		}
-		r := running(t, Config{Client: server.Start(t), Options: Options{AllowURLs: allowed}, Logger: slog.New(slog.DiscardHandler)})
-		table := until(t, r, "everything", (*Table).Complete)
-		for _, e := range table.Entries() {
-			refused := e.Verdict.Reason == ReasonInvalidURL && strings.Contains(e.Verdict.Message, "--allow-url-backends") && len(e.Problems) == 1
-			led := len(e.Endpoints) == 1 && e.Endpoints[0].Address == "api.example.com:443"
-			if refused == allowed || led != allowed || table.Match("/apis/"+e.GroupVersion.String()+"/things").Route != RouteRemote {
-				t.Errorf("allowed %v:\n%s", allowed, show(table))
-			}
-		}
-	}
-}
-
-// ca-from names a ConfigMap in the Service's namespace: without a Service it has no namespace, and
-// is refused.
-func TestURLWithCAFrom(t *testing.T) {
-	o := remoteService("a.example.com", "v1", "metrics")
-	o.Annotations = map[string]string{urlAnnotation: "https://api.example.com", prefix + "ca-from": "bundle/ca.crt"}
-	in := Input{APIServices: map[string]*apiregistrationv1.APIService{o.Name: o}, Options: &Options{AllowURLs: true}, Complete: true, Now: time.Now()}
-	o.Spec.InsecureSkipTLSVerify = false
-	e := Build(in, nil).Entries()[0]
-	if e.Backend.Namespace != "extensions" || e.Backend.CAFrom != "bundle/ca.crt" || len(e.Endpoints) != 1 {
-		t.Errorf("beside a Service: %+v", e.Backend)
-	}
-	o.Annotations[urlAnnotation] = "http://api.example.com" // a typing error must not lead to trust in the system's roots
-	if e = Build(in, nil).Entries()[0]; e.Backend.Namespace != "extensions" || e.Backend.CAFrom != "bundle/ca.crt" || len(e.Endpoints) != 0 {
-		t.Errorf("by a bad URL: %+v", e.Backend)
-	}
-	o.Annotations[urlAnnotation] = "https://api.example.com"
-	o.Spec.Service = nil
-	e = Build(in, nil).Entries()[0]
-	if e.Backend.CAFrom != "" || e.Verdict.Reason != ReasonInvalidURL || !strings.Contains(e.Verdict.Message, "ca-from") || len(e.Endpoints) != 0 {
-		t.Errorf("without one: %+v %+v", e.Backend, e.Verdict)
-	}
-}
-
-// APIServices with unusable URLs share no Backend: one's state must not be shown for the other.
-func TestBadURLsAreNotShared(t *testing.T) {
-	in := Input{APIServices: map[string]*apiregistrationv1.APIService{}, Options: &Options{}}
-	for _, group := range []string{"a.io", "b.io"} {
-		o := remoteService(group, "v1", "metrics")
-		o.Annotations = map[string]string{urlAnnotation: "https://api." + group}
-		in.APIServices[o.Name] = o
-	}
-	if e := Build(in, nil).Entries(); e[0].Backend == e[1].Backend {
-		t.Errorf("both have %+v", e[0].Backend)
-	}
 }

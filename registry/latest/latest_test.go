@@ -51,12 +51,3 @@ func TestOf(t *testing.T) {
 		t.Errorf("saw the states %v, want %v", seen, want)
 	}
 }
-
-// A reader may break out of the loop, and nothing waits for it.
-func TestOfEndsWithItsReader(t *testing.T) {
-	t.Parallel()
-	only := &state{superseded: make(chan struct{})}
-	for range Of(t.Context(), func() *state { return only }, nil) {
-		break
-	}
-}

@@ -14,24 +14,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-func TestWhyNothingIsKnown(t *testing.T) {
-	const why = `customresourcedefinitions.apiextensions.k8s.io is forbidden: User "x" cannot list resource "customresourcedefinitions"`
-	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusForbidden)
-		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":%q,"reason":"Forbidden","code":403}`, why)
-	}))
-	t.Cleanup(front.Close)
-	core, err := corev1.NewForConfig(&rest.Config{Host: front.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = Find(t.Context(), core.RESTClient(), []schema.GroupVersion{{Group: "sea.io", Version: "v1"}})
-	if err == nil || !strings.Contains(err.Error(), why) {
-		t.Errorf("%v, want the apiserver's error", err)
-	}
-}
-
 // A definition that is deleted between the list and the get shadows nothing, and of a group with
 // very many not all are read.
 func TestFind(t *testing.T) {
@@ -39,19 +21,21 @@ func TestFind(t *testing.T) {
 	for i := range mostDefinitions {
 		names = append(names, fmt.Sprintf("many%d.air.io", i))
 	}
-	read := 0
+	const why = `customresourcedefinitions.apiextensions.k8s.io is forbidden: User "x" cannot list resource "customresourcedefinitions"`
+	read, forbidden := 0, false
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		name, one := strings.CutPrefix(r.URL.Path, definitions+"/")
 		_, group, _ := strings.Cut(name, ".")
 		switch {
+		case !one && forbidden, name == "broken.sea.io":
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":%q,"reason":"Forbidden","code":403}`, why)
 		case !one:
 			fmt.Fprintf(w, `{"items":[{"metadata":{"name":"%s"}}]}`, strings.Join(names, `"}},{"metadata":{"name":"`))
 		case name == "gone.sea.io":
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
-		case name == "broken.sea.io":
-			w.WriteHeader(http.StatusForbidden)
 		default:
 			read++
 			fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[{"name":"v1","served":true}]}}`, group)
@@ -68,7 +52,9 @@ func TestFind(t *testing.T) {
 		t.Errorf("%d were read", read)
 	}
 	names = []string{"boats.sea.io", "broken.sea.io"}
-	if found, err := Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea}); err == nil {
-		t.Errorf("a definition that cannot be read is no error: %v", found)
+	for _, forbidden = range []bool{false, true} {
+		if found, err := Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea}); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("what cannot be read is no error of the apiserver's: %v, %v", found, err)
+		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -70,98 +69,45 @@ func slice(service types.NamespacedName, addresses ...string) *discoveryv1.Endpo
 	return s
 }
 
-// BenchmarkStep measures the writer's work for one change, with ten thousand different Services and
-// with few.
+// BenchmarkStep measures the writer's work for one change among ten thousand APIServices.
 func BenchmarkStep(b *testing.B) {
 	const n = 10_000
-	for _, services := range []int{n, 20} {
-		start := func() (*Registry, *objects, *apiregistrationv1.APIService) {
-			in := manyRemotes(n)
-			all := batch{objects: make(map[key]runtime.Object), replaced: [kinds]bool{true, true, true}}
-			for name, s := range in.Services {
-				all.objects[key{kindService, name}] = s
-				all.objects[key{kindSlice, name}] = in.Slices[name][0]
+	service, extra := types.NamespacedName{Namespace: "extensions", Name: "server-5"}, remoteService("extra.example.com", "v1", "server-5")
+	for name, change := range map[string]func(r *Registry, i int){
+		"endpoint": func(r *Registry, i int) {
+			put(r.changes, slice(service, fmt.Sprintf("10.200.0.%d", i%200)))
+		},
+		"report": func(r *Registry, i int) {
+			e := r.Table().Entries()[n/2]
+			r.Report(Report{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: Healthy + Health(i%2)})
+		},
+		"apiservice": func(r *Registry, i int) {
+			if put(r.changes, extra); i%2 == 1 {
+				r.changes.set(keyOf(extra), nil)
 			}
-			i := 0
-			for name, a := range in.APIServices {
-				a.Spec.Service.Name = fmt.Sprintf("server-%d", i%services)
-				all.objects[key{kindAPIService, types.NamespacedName{Name: name}}] = a
-				i++
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			r, o, in := must.Get(newRegistry(Config{}, nil))(b), newObjects(), manyRemotes(n)
+			for k := range kinds {
+				r.changes.replace(k, nil)
 			}
-			r := must.Get(newRegistry(Config{}, nil))(b)
-			o := newObjects()
-			r.changes.batch = all
+			for service, s := range in.Services {
+				put(r.changes, s, in.Slices[service][0])
+			}
+			for _, a := range in.APIServices {
+				put(r.changes, a)
+			}
 			r.step(o)
-			return r, o, remoteService("extra.example.com", "v1", "server-5")
-		}
-		service := types.NamespacedName{Namespace: "extensions", Name: "server-5"}
-		for name, change := range map[string]func(r *Registry, extra *apiregistrationv1.APIService, i int){
-			"endpoint": func(r *Registry, _ *apiregistrationv1.APIService, i int) {
-				r.changes.set(key{kindSlice, types.NamespacedName{Namespace: "extensions", Name: "server-5-1"}}, slice(service, fmt.Sprintf("10.200.0.%d", i%200)))
-			},
-			"report": func(r *Registry, _ *apiregistrationv1.APIService, i int) {
-				e := r.Table().Entries()[n/2]
-				r.Report(Report{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: Healthy + Health(i%2)})
-			},
-			"apiservice": func(r *Registry, extra *apiregistrationv1.APIService, i int) {
-				var object runtime.Object = extra
-				if i%2 == 1 {
-					object = nil
-				}
-				r.changes.set(key{kindAPIService, types.NamespacedName{Name: extra.Name}}, object)
-			},
-		} {
-			b.Run(fmt.Sprintf("%s/services=%d", name, services), func(b *testing.B) {
-				r, o, extra := start()
-				b.ReportAllocs()
-				for i := 0; b.Loop(); i++ {
-					before := r.Table()
-					change(r, extra, i)
-					if r.step(o); r.Table() == before {
-						b.Fatal("nothing has changed")
-					}
-				}
-			})
-		}
-	}
-}
-
-func BenchmarkBuild(b *testing.B) {
-	for _, n := range []int{10, 1_000, 10_000} {
-		b.Run(fmt.Sprintf("nothing/%d", n), func(b *testing.B) {
-			in := manyRemotes(n)
 			b.ReportAllocs()
-			for b.Loop() {
-				Build(in, nil)
+			for i := 0; b.Loop(); i++ {
+				before := r.Table()
+				change(r, i)
+				if r.step(o); r.Table() == before {
+					b.Fatal("nothing has changed")
+				}
 			}
 		})
-		service, extra := types.NamespacedName{Namespace: "extensions", Name: "server-5"}, remoteService("extra.example.com", "v1", "server-5")
-		for name, change := range map[string]func(in *Input, t *Table, i int){
-			"endpoint": func(in *Input, _ *Table, i int) {
-				in.Slices[service] = []*discoveryv1.EndpointSlice{slice(service, fmt.Sprintf("10.200.0.%d", i%200))}
-			},
-			"report": func(in *Input, t *Table, i int) {
-				e := t.Entries()[n/2]
-				in.Reports = []Report{{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: Healthy + Health(i%2)}}
-			},
-			"apiservice": func(in *Input, _ *Table, i int) {
-				if i%2 == 1 {
-					delete(in.APIServices, extra.Name)
-				} else {
-					in.APIServices[extra.Name] = extra
-				}
-			},
-		} {
-			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
-				in := manyRemotes(n)
-				t := Build(in, nil)
-				b.ReportAllocs()
-				for i := 0; b.Loop(); i++ {
-					change(&in, t, i)
-					t = Build(in, t)
-				}
-			})
-		}
 	}
 }
 
