@@ -27,12 +27,16 @@ type installation struct {
 	cluster *fake.Clientset
 }
 
-func (in *installation) init(names ...string) string {
-	in.Helper()
+func (in *installation) run(names ...string) (string, error) {
 	var out bytes.Buffer
 	i := &initiator{secrets: in.cluster.CoreV1().Secrets("kube-system"), namespace: "kube-system", out: &out}
-	must.Do(in, i.run(in.Context(), names))
-	return strings.ReplaceAll(out.String(), "secret/fairlead-", "")
+	err := i.run(in.Context(), names)
+	return strings.ReplaceAll(out.String(), "secret/fairlead-", ""), err
+}
+
+func (in *installation) init(names ...string) string {
+	in.Helper()
+	return must.Get(in.run(names...))(in)
 }
 
 // leaf returns the certificate in a Secret, and a pool with the CA in the same Secret.
@@ -86,8 +90,7 @@ func TestInit(t *testing.T) {
 func TestInitRefusesURLs(t *testing.T) {
 	in := &installation{t, fake.NewClientset()}
 	for _, name := range []string{"https://api.example.com", "api.example.com:6443", "[2001:db8::1]", "2001:db8::1:x", "api example", ""} {
-		i := &initiator{secrets: in.cluster.CoreV1().Secrets("kube-system"), namespace: "kube-system", out: new(bytes.Buffer)}
-		if err := i.run(t.Context(), []string{"front.example.com", name}); !cli.IsUsage(err) {
+		if _, err := in.run("front.example.com", name); !cli.IsUsage(err) {
 			t.Errorf("%q: error %v, want a usage error", name, err)
 		}
 	}
@@ -104,8 +107,7 @@ func TestInitWithoutItsCA(t *testing.T) {
 		t.Error("the certificate is still the deleted CA's")
 	}
 	bad := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "fairlead-ca", Namespace: "kube-system"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
-	i := &initiator{secrets: fake.NewClientset(bad).CoreV1().Secrets("kube-system"), namespace: "kube-system", out: new(bytes.Buffer)}
-	if err := i.run(t.Context(), nil); err == nil || errors.Unwrap(err) == nil || !strings.Contains(err.Error(), "reading Secret fairlead-ca") {
+	if _, err := (&installation{t, fake.NewClientset(bad)}).run(); err == nil || errors.Unwrap(err) == nil || !strings.Contains(err.Error(), "reading Secret fairlead-ca") {
 		t.Errorf("a CA that cannot be read: %v", err)
 	}
 }

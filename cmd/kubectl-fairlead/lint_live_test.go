@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -17,50 +18,59 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
-	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// served is an APIService with an endpoint on loopback.
-func served(name string, port int32) []apiserver.Object {
+// served is an APIService, which is Available, its Service and, with addresses, its EndpointSlice.
+func served(name string, at net.Addr, spec corev1.ServiceSpec, endpoints ...discoveryv1.Endpoint) []apiserver.Object {
+	port := int32(at.(*net.TCPAddr).Port)
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}
-	return []apiserver.Object{
+	spec.Ports = []corev1.ServicePort{{Port: port}}
+	all := []apiserver.Object{
 		&apiregistrationv1.APIService{
 			ObjectMeta: metav1.ObjectMeta{Name: "v1." + name + ".example.com"},
 			Spec: apiregistrationv1.APIServiceSpec{
 				Group: name + ".example.com", Version: "v1", GroupPriorityMinimum: 100, VersionPriority: 1, InsecureSkipTLSVerify: true,
 				Service: &apiregistrationv1.ServiceReference{Namespace: "ns", Name: name, Port: &port},
 			},
+			Status: apiregistrationv1.APIServiceStatus{Conditions: []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionTrue}}},
 		},
-		&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", Ports: []corev1.ServicePort{{Port: port}}}},
-		&discoveryv1.EndpointSlice{
-			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"127.0.0.1"}}},
-		},
+		&corev1.Service{ObjectMeta: meta, Spec: spec},
 	}
+	if len(endpoints) == 0 {
+		return all
+	}
+	return append(all, &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}}, Endpoints: endpoints})
 }
+
+// clusterOf serves handler until the test ends, and returns a kubeconfig for it.
+func clusterOf(t *testing.T, handler http.Handler) string {
+	t.Helper()
+	s := httptest.NewTLSServer(handler)
+	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+	return kubeconfig(t, s)
+}
+
+func onLoopback() discoveryv1.Endpoint { return discoveryv1.Endpoint{Addresses: []string{"127.0.0.1"}} }
 
 // Without arguments, lint checks kubectl's current cluster. Its advice for a dead backend is
 // explain's.
 func TestLintCurrentCluster(t *testing.T) {
-	server := apiserver.New()
-	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	port := int32(closed.Addr().(*net.TCPAddr).Port)
-	_ = closed.Close()
-	server.Put(served("widgets", port)...)
-	t.Setenv("KUBECONFIG", kubeconfigOf(t, server))
+	server, closed := apiserver.New(), httptest.NewServer(nil)
+	closed.Close()
+	dead := served("widgets", closed.Listener.Addr(), corev1.ServiceSpec{ClusterIP: "10.96.0.9"}, onLoopback())
+	dead[0].(*apiregistrationv1.APIService).Status.Conditions[0].Status = apiregistrationv1.ConditionFalse
+	server.Put(dead...)
+	t.Setenv("KUBECONFIG", clusterOf(t, server))
 	want := "connection refused; run lint where Fairlead runs; there, " + advice.For("connection refused")
-	if out := lintText(t, "", "--allow-loopback-backends"); !strings.Contains(out, want) {
+	if out := lint(t, "", "--allow-loopback-backends"); !strings.Contains(out, want) {
 		t.Errorf("want %q in:\n%s", want, out)
 	}
-	if out := lintText(t, "kind: None", "-"); strings.Contains(out, "refused") {
+	if out := lint(t, "kind: None", "-"); strings.Contains(out, "refused") {
 		t.Errorf("a file alone must be checked without a cluster, found:\n%s", out)
 	}
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
-	if out, err := lint(t, ""); !cli.IsUsage(err) {
-		t.Errorf("error %v, want a usage error: there is nothing to check\n%s", err, out)
-	}
+	found(t, "nothing to check", lint(t, ""), "exit 2: ")
 }
 
 // What cannot be read is reported at once, with the reason and what to do about that.
@@ -75,34 +85,20 @@ func TestLintUnreadableCluster(t *testing.T) {
 		{"a front door without Services", apiserver.Services, http.StatusNotFound, ownAddress},
 		{"overloaded", apiserver.Slices, http.StatusServiceUnavailable, ownAddress},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			server := apiserver.New()
-			front := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path == tt.without {
-					http.Error(w, "not here", tt.code)
-					return
-				}
-				server.ServeHTTP(w, r)
-			}))
-			t.Cleanup(front.Close)
-			begun := time.Now()
-			out := lintText(t, "", "--kubeconfig="+kubeconfig(t, front))
-			says(t, out, "error: local apiserver: reading "+tt.without+": ", "; "+tt.do+"\n")
-			if took := time.Since(begun); took > clusterTimeout/2 {
-				t.Errorf("it took %s", took)
+		server := apiserver.New()
+		front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == tt.without {
+				http.Error(w, "not here", tt.code)
+				return
 			}
+			server.ServeHTTP(w, r)
 		})
+		begun := time.Now()
+		out := lint(t, "", "--kubeconfig="+clusterOf(t, front))
+		if !strings.Contains(out, "error: local apiserver: reading "+tt.without+": ") || !strings.Contains(out, "; "+tt.do+"\n") || time.Since(begun) > clusterTimeout/2 {
+			t.Errorf("%s: after %s:\n%s", tt.name, time.Since(begun), out)
+		}
 	}
-}
-
-// A backend that Fairlead must not dial is not said to be down.
-func TestLintRefusedName(t *testing.T) {
-	server := apiserver.New()
-	all := served("widgets", 443)
-	all[1].(*corev1.Service).Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"}
-	server.Put(all...)
-	out := lintText(t, "", "--kubeconfig="+kubeconfigOf(t, server))
-	says(t, out, "localhost is a loopback name; ", "--allow-loopback-backends")
 }
 
 // All backends are asked at once: each of these presents its certificate when all have been asked,
@@ -121,9 +117,77 @@ func TestLintAsksAtOnce(t *testing.T) {
 		}}
 		backend.StartTLS()
 		t.Cleanup(backend.Close)
-		server.Put(served(name, int32(backend.Listener.Addr().(*net.TCPAddr).Port))...)
+		server.Put(served(name, backend.Listener.Addr(), corev1.ServiceSpec{ClusterIP: "10.96.0.9"}, onLoopback())...)
 	}
-	if out := lintText(t, "", "--allow-loopback-backends", "--kubeconfig="+kubeconfigOf(t, server)); strings.Contains(out, "asking for its certificate") {
+	if out := lint(t, "", "--allow-loopback-backends", "--kubeconfig="+clusterOf(t, server)); strings.Contains(out, "asking for its certificate") {
 		t.Errorf("one that hangs delayed the others:\n%s", out)
+	}
+}
+
+// A backend that kube-apiserver can use causes at most a warning, and no advice to remove it, even
+// if lint cannot reach it. If kube-apiserver cannot use it either, it is an error.
+func TestLintSparesWhatIsUsed(t *testing.T) {
+	backend := httptest.NewTLSServer(nil)
+	t.Cleanup(backend.Close)
+	takeAway := regexp.MustCompile(`(?i); .*\b(delete|uninstall|drop|remove|take \S+( \S+)? away)\b`)
+	ip := corev1.ServiceSpec{ClusterIP: "10.96.0.9"}
+	named := func(name string) corev1.ServiceSpec {
+		return corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: name}
+	}
+	for _, tt := range []struct {
+		name      string
+		spec      corev1.ServiceSpec
+		endpoints []discoveryv1.Endpoint
+		args      []string
+		want      string // the error, if kube-apiserver cannot use it. Empty: none
+	}{
+		{"a name of loopback", named("localhost"), nil, nil, "localhost is a loopback name; "},
+		{"the same, with the flag of serve", named("localhost"), nil, []string{"--allow-loopback-backends"}, ""},
+		{"a name that is not known here", named("api.invalid"), nil, nil, ""},
+		{"headless, by its address", corev1.ServiceSpec{ClusterIP: "None"}, nil, []string{"--enable-aggregator-routing=false"}, "; "},
+		{"no slice yet", ip, nil, nil, "; "},
+		{"endpoints out of reach", ip, []discoveryv1.Endpoint{{Addresses: []string{"169.254.1.1"}}}, nil, "; "},
+		{"endpoints that are not ready", ip, []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}}}, nil, "; "},
+	} {
+		server := apiserver.New()
+		objects := served("widgets", backend.Listener.Addr(), tt.spec, tt.endpoints...)
+		server.Put(objects...)
+		args := append([]string{"--kubeconfig=" + clusterOf(t, server)}, tt.args...)
+		out := lint(t, "", args...)
+		advice := strings.ReplaceAll(out, "remove insecureSkipTLSVerify", "") // a field's name
+		if takeAway.MatchString(advice) || strings.Contains(out, "error: ") || !strings.Contains(out, "its backend is not verified") {
+			t.Errorf("%s: found:\n%s", tt.name, out)
+		}
+		unused := objects[0].(*apiregistrationv1.APIService).DeepCopy()
+		unused.Status.Conditions[0].Status = apiregistrationv1.ConditionFalse
+		server.Put(unused)
+		out = lint(t, "", args...)
+		if (tt.want == "") == strings.Contains(out, "error: APIService") || !strings.Contains(out, tt.want) {
+			t.Errorf("%s, which kube-apiserver cannot use: found:\n%s", tt.name, out)
+		}
+	}
+}
+
+// A file that claims a group-version which the cluster serves from elsewhere is reported; a newer
+// manifest of the same APIService is not.
+func TestLintDoubled(t *testing.T) {
+	server := apiserver.New()
+	file := clusterOf(t, server)
+	for _, tt := range []struct {
+		name    string
+		service *apiregistrationv1.ServiceReference
+		want    string
+	}{
+		{"the same", &apiregistrationv1.ServiceReference{Namespace: "ns", Name: "widgets"}, ""},
+		{"another Service", &apiregistrationv1.ServiceReference{Namespace: "ns", Name: "other"}, "the cluster has ns/other:443 serve it, and ns/widgets:443 claims it"},
+		{"none", nil, "the local apiserver itself serves it, and ns/widgets:443 claims it"},
+	} {
+		server.Put(&apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: "v1.widgets.example.com"}, Spec: apiregistrationv1.APIServiceSpec{Group: "widgets.example.com", Version: "v1", Service: tt.service},
+		})
+		out := lint(t, manifestOf(), "--kubeconfig="+file, "-")
+		if tt.want == "" == strings.Contains(out, "claims it") || !strings.Contains(out, tt.want) {
+			t.Errorf("%s: want %q in:\n%s", tt.name, tt.want, out)
+		}
 	}
 }

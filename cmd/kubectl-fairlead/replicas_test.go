@@ -3,71 +3,66 @@ package main
 import (
 	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// endpoints is an EndpointSlice with the addresses of urls.
-func endpoints(t *testing.T, urls ...string) discoveryv1.EndpointSlice {
+// lists makes f list the servers at these addresses as replicas, each in an EndpointSlice.
+func (f *front) lists(t *testing.T, addresses ...string) {
 	t.Helper()
-	s := discoveryv1.EndpointSlice{}
-	for _, u := range urls {
-		at := must.Get(url.Parse(u))(t)
-		port := must.Get(strconv.Atoi(at.Port()))(t)
-		s.Ports = []discoveryv1.EndpointPort{{Port: new(int32(port))}}
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{at.Hostname()}})
+	var list discoveryv1.EndpointSliceList
+	for _, a := range addresses {
+		host, port := must.Get2(net.SplitHostPort(a))(t)
+		n := int32(must.Get(strconv.Atoi(port))(t))
+		list.Items = append(list.Items, discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Port: &n}}, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{host}}}})
 	}
-	return s
+	text := must.Get(json.Marshal(list))(t)
+	f.answers["/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices"] = []reply{{http.StatusOK, string(text)}}
 }
+
+func (f *front) address() string { return f.Listener.Addr().String() }
 
 // Every replica is asked with the caller's credential; differences are shown per replica.
 func TestReplicas(t *testing.T) {
-	well, ill := sample(), broken()
-	well.Replica, ill.Replica, ill.Ready = "node-1", "node-2", "table: not complete"
-	ill.APIServices = ill.APIServices[:1]
-	f, other := newFront(t, well), newFront(t, ill)
-	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	gone := "https://" + closed.Addr().String()
-	_ = closed.Close()
-	list := discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{endpoints(t, f.URL), endpoints(t, other.URL), endpoints(t, gone)}}
-	f.slices = &list
-	out, err := f.run(t, "status", "--replicas", "--as", "bob")
-	if !errors.Is(err, errUnavailable) {
-		t.Errorf("error %v, want errUnavailable", err)
+	f, other, gone := newFront(t), newFront(t), newFront(t)
+	f.answers["/fairlead/status"] = []reply{{http.StatusOK, `{"replica":"node-1","apiServices":[{"name":"v1.x","kind":"remote","verdict":{"status":"True","reason":"Passed"}},` +
+		`{"name":"v1.apps","kind":"local","verdict":{"status":"True","reason":"Local"}}]}`}}
+	other.answers["/fairlead/status"] = []reply{{http.StatusOK, `{"replica":"node-2","notReady":"table: not complete","apiServices":[{"name":"v1.x","kind":"remote","verdict":{"status":"False"}}]}`}}
+	gone.Close()
+	t.Setenv("KUBECONFIG", kubeconfig(t, f.Server))
+	status := func(args ...string) string {
+		out := run(t, "", append([]string{"status", "--replicas"}, args...)...)
+		for name, server := range map[string]*front{"WELL": f, "ILL": other, "GONE": gone} {
+			out = strings.ReplaceAll(out, server.address(), name)
+		}
+		return out
 	}
-	at := func(u string) string { return strings.TrimPrefix(u, "https://") }
-	says(t, out,
-		"node-1    "+at(f.URL)+"   True ", "   1/1", "node-2    "+at(other.URL)+"   False ", "   0/1", at(gone)+"   Unknown ", at(gone)+": asking /fairlead/status: ",
-		at(other.URL)+" is not ready: table: not complete\n",
-		"v1beta1.metrics.k8s.io is False FailedDiscoveryCheck at "+at(other.URL)+"; True Passed at "+at(f.URL)+"\n", "v1.apps is True Local at "+at(f.URL)+"; unknown to 1\n",
-	)
-	if f.as != "bob" || other.as != "bob" {
-		t.Errorf("asked as %q and %q, want bob", f.as, other.as)
+	f.lists(t, f.address(), other.address(), gone.address())
+	out := status("--as", "bob")
+	for _, want := range []string{
+		"node-1    WELL   True ", "   1/1", "node-2    ILL   False ", "   0/1", "GONE   Unknown ", "\nGONE: asking /fairlead/status: ", "\nILL is not ready: table: not complete\n",
+		"v1.x is False at ILL; True Passed at WELL\n", "v1.apps is True Local at WELL; unknown to 1\n", "exit 3\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in:\n%s", want, out)
+		}
 	}
-	list.Items = list.Items[:1]
-	if out, err := f.run(t, "status", "--replicas"); err != nil || strings.Count(out, "\n") != 2 {
-		t.Errorf("a healthy replica: %v\n%s", err, out)
-	}
-	list.Items = nil
-	if _, err := f.run(t, "status", "--replicas"); err == nil || !strings.Contains(err.Error(), "has no endpoints") {
-		t.Errorf("none: %v", err)
-	}
-	if _, err := f.run(t, "status", "--replicas", "-o", "json"); !cli.IsUsage(err) {
-		t.Errorf("another output format: %v", err)
-	}
+	const slices = "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dfairlead-admin bob"
+	check.Same(t, [][]string{{slices, "/fairlead/status bob"}, {"/fairlead/status bob"}}, [][]string{f.asked, other.asked}, "requests to the two")
+	f.lists(t, f.address())
+	check.Same(t, 2, strings.Count(status(), "\n"), "lines about a healthy replica")
+	f.lists(t)
+	check.Same(t, "exit 1: the Service kube-system/fairlead-admin, which lists the replicas, has no endpoints\n", status(), "without replicas")
 }
 
 // An address in two slices, while one replaces the other, is one replica. Only the port named admin
@@ -85,31 +80,19 @@ func TestReplicaAddresses(t *testing.T) {
 
 // A replica that does not prove the kubeconfig's server name gets no request and no credential.
 func TestReplicaOfAnother(t *testing.T) {
-	f := newFront(t, sample())
-	var asked atomic.Int64
-	stranger := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	f := newFront(t)
+	stranger := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("it was asked for %s", r.URL) }))
 	pair := pki.NewCA("another").Issue(pki.Leaf{CommonName: "fairlead", Names: []string{"127.0.0.1"}})
-	certificate := must.Get(tls.X509KeyPair(pair.CertPEM(), pair.KeyPEM()))(t)
-	stranger.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
+	stranger.TLS = &tls.Config{Certificates: []tls.Certificate{pair.TLS()}, MinVersion: tls.VersionTLS12}
 	stranger.StartTLS()
 	t.Cleanup(stranger.Close)
-	f.slices = &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{endpoints(t, stranger.URL)}}
-	out, err := f.run(t, "status", "--replicas", "--token", "secret")
-	if !errors.Is(err, errUnavailable) || !strings.Contains(out, "certificate") {
-		t.Errorf("%v\n%s", err, out)
+	f.lists(t, stranger.Listener.Addr().String())
+	args := []string{"status", "--replicas", "--token", "secret", "--server", f.URL}
+	t.Setenv("KUBECONFIG", kubeconfig(t, f.Server))
+	if out := run(t, "", args...); !strings.Contains(out, "certificate") || !strings.HasSuffix(out, "exit 3\n") {
+		t.Error(out)
 	}
-	if _, err := f.run(t, "status", "--replicas", "--token", "secret", "--insecure-skip-tls-verify"); err == nil || !strings.Contains(err.Error(), "verifies no server certificate") {
-		t.Errorf("without verification: %v", err)
+	if out := run(t, "", append(args, "--insecure-skip-tls-verify")...); !strings.HasPrefix(out, "exit 1: the kubeconfig verifies no server certificate") {
+		t.Errorf("without verification: %s", out)
 	}
-	if n := asked.Load(); n != 0 {
-		t.Errorf("it was asked %d times", n)
-	}
-}
-
-func (f *front) serveSlices(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Query().Get("labelSelector") != "kubernetes.io/service-name=fairlead-admin" {
-		http.Error(w, "of what?", http.StatusBadRequest)
-		return
-	}
-	_ = json.NewEncoder(w).Encode(f.slices)
 }
