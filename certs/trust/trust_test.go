@@ -1,19 +1,20 @@
 package trust
 
 import (
-	"bytes"
+	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
-	"io"
-	"net"
+	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -22,287 +23,75 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-const (
-	serverName = "metrics-server.kube-system.svc"
-	apiService = "v1beta1.metrics.k8s.io"
-)
-
-// bench is a Trust with one APIService, driven without a registry.
-type bench struct {
-	*Trust
-	t          *testing.T
-	generation uint64
-	name       string
-	spec       *registry.Backend
-	overlap    time.Duration
-}
-
-func newBench(t *testing.T, cfg Config) *bench {
-	t.Helper()
-	if cfg.Table == nil {
-		cfg.Table = func() *registry.Table { return new(registry.Table) }
-	}
-	tr := must.Get(New(cfg))(t)
-	return &bench{Trust: tr, t: t, name: apiService, overlap: time.Minute}
-}
-
-// set applies a table with this backend, as a new value like the registry's.
-func (b *bench) set(edit func(*registry.Backend)) {
-	next := registry.Backend{Namespace: "kube-system", Service: "metrics-server", Port: 443, ServerName: serverName}
-	if b.spec != nil {
-		next = *b.spec
-	}
-	edit(&next)
-	b.spec = &next
-	b.generation++
-	b.apply(b.generation, []*registry.Entry{{Name: b.name, Backend: b.spec, Policy: registry.Policy{CAOverlap: b.overlap}}})
-}
-
-// bundle replaces the inline bundle.
-func (b *bench) bundle(cas ...*pki.CA) {
-	b.set(func(s *registry.Backend) { s.CABundle = string(pki.Bundle(cas...)) })
-}
-
-// dial performs a real handshake in memory with a server that has the pair.
-func (b *bench) dial(pair *pki.Pair) error {
-	b.t.Helper()
-	cfg, err := b.TLS(b.name, b.spec)
-	if err != nil {
-		return err
-	}
-	return shake(b.t, cfg, &tls.Config{Certificates: []tls.Certificate{pair.TLS()}})
-}
-
-// wants checks the reason for which a server is refused; empty: it is accepted.
-func (b *bench) wants(when string, pair *pki.Pair, want string) {
-	b.t.Helper()
-	check.Same(b.t, want, reason(b.t, b.dial(pair)), "%s", when)
-}
-
-// buffered is an end of a net.Pipe whose writes do not block: when a client refuses a certificate,
-// both sides write at once.
-type buffered struct {
-	net.Conn
-	writes chan []byte
-}
-
-func newBuffered(c net.Conn) *buffered {
-	b := &buffered{Conn: c, writes: make(chan []byte, 64)}
-	go func() {
-		for p := range b.writes {
-			c.Write(p)
-		}
-		c.Close()
-	}()
-	return b
-}
-
-func (b *buffered) Write(p []byte) (int, error) {
-	b.writes <- bytes.Clone(p)
-	return len(p), nil
-}
-
-// Close closes the connection when everything has been written or the other side has closed it.
-func (b *buffered) Close() error {
-	close(b.writes)
-	return nil
-}
-
-// shake runs one handshake in memory and returns the client's result.
-func shake(t *testing.T, client, server *tls.Config) error {
-	t.Helper()
-	near, far := net.Pipe()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		b := newBuffered(far)
-		defer b.Close()
-		s := tls.Server(b, server)
-		if s.Handshake() == nil {
-			io.Copy(io.Discard, s) // until the client closes
-		}
-	}()
-	conn := newBuffered(near)
-	err := tls.Client(conn, client).HandshakeContext(t.Context())
-	conn.Close()
-	<-done
-	return err
-}
-
-// obsolete is a server that has no newer protocol than TLS 1.1.
-func obsolete(pair *pki.Pair) *tls.Config {
-	return &tls.Config{Certificates: []tls.Certificate{pair.TLS()}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}
-}
-
-// reason returns the reason for which a handshake was refused; empty: it succeeded.
-func reason(t *testing.T, err error) string {
-	t.Helper()
-	if err == nil {
-		return ""
-	}
-	e, ok := errors.AsType[*Error](err)
-	if !ok {
-		t.Fatalf("error without reason: %v", err)
-	}
-	return e.Reason()
-}
-
-func lost(ch <-chan struct{}) bool {
-	select {
-	case <-ch:
-		return true
-	default:
-		return false
-	}
-}
-
-func good(ca *pki.CA) *pki.Pair {
-	return ca.Issue(pki.Leaf{CommonName: "metrics", Names: []string{serverName}})
-}
-
-func TestRefusals(t *testing.T) {
-	day := 24 * time.Hour
-	tests := []struct {
-		name    string
-		issue   func(ca *pki.CA) *pki.Pair
-		edit    func(*registry.Backend)
-		later   time.Duration
-		want    string
-		message string
+// A configuration never resumes a session, so the second handshake sees the server's new
+// certificate; it presents the client certificate where it should, accepts no TLS 1.1, and follows
+// roots that change during the dial.
+func TestHandshake(t *testing.T) {
+	proxy := pki.NewCA("front-proxy-ca").Issue(pki.Leaf{CommonName: "front-proxy-client"}).TLS()
+	s := newStage(t, Config{ClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &proxy, nil }})
+	s.set("v1.a", "bundle=ca")
+	must.Do(t, s.LocalBundle(s.bundle("ca")))
+	for _, tc := range []struct {
+		name   string
+		config func() (*tls.Config, error)
+		shown  []string
 	}{
-		{name: "good", issue: good},
-		{name: "good through an intermediate", issue: func(ca *pki.CA) *pki.Pair { return good(ca.Intermediate("middle")) }},
-		{
-			name:  "expired leaf",
-			issue: func(ca *pki.CA) *pki.Pair { return good(ca) }, later: 2 * day,
-			want: "ExpiredCertificate", message: `the backend's certificate "metrics" expired at 2000-01-02T00:00:00Z`,
-		},
-		{
-			name: "leaf of tomorrow",
-			issue: func(ca *pki.CA) *pki.Pair {
-				return ca.Issue(pki.Leaf{Names: []string{serverName}, NotBefore: time.Now().Add(time.Hour)})
+		{"a backend", func() (*tls.Config, error) { return s.config("v1.a") }, []string{"front-proxy-client"}},
+		{"all users of a backend", func() (*tls.Config, error) { return s.config("*v1.a") }, []string{"front-proxy-client"}},
+		{"the local apiserver", func() (*tls.Config, error) { return s.LocalTLS(false) }, nil},
+		{"the local apiserver, with a certificate", func() (*tls.Config, error) { return s.LocalTLS(true) }, []string{"front-proxy-client"}},
+	} {
+		client := must.Get(tc.config())(t)
+		if client.ClientSessionCache != nil {
+			t.Errorf("%s: sessions are cached", tc.name)
+		}
+		client.ServerName = cmp.Or(client.ServerName, serverName)
+		check.Same(t, serverName, client.ServerName, "%s: the name that is sent", tc.name)
+		var shown []string
+		server := &tls.Config{
+			Certificates: []tls.Certificate{s.pair("ca").TLS()}, ClientAuth: tls.RequestClientCert,
+			MaxVersion: tls.VersionTLS12, // so that the server has seen the certificate before the client's handshake ends
+			VerifyConnection: func(cs tls.ConnectionState) error {
+				for _, c := range cs.PeerCertificates {
+					shown = append(shown, c.Subject.CommonName)
+				}
+				return nil
 			},
-			want: "NotYetValidCertificate", message: "is not valid before 2000-01-01T01:00:00Z",
-		},
-		{
-			name: "expired CA",
-			issue: func(ca *pki.CA) *pki.Pair {
-				return ca.Issue(pki.Leaf{CommonName: "metrics", Names: []string{serverName}, NotAfter: time.Now().Add(90 * day)})
-			},
-			later: 30 * day,
-			want:  "ExpiredCA", message: `the CA "backend CA" that signed the backend's certificate expired at`,
-		},
-		{
-			name: "expired intermediate CA",
-			issue: func(ca *pki.CA) *pki.Pair {
-				return ca.Intermediate("middle").Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(90 * day)})
-			},
-			later: 30 * day,
-			want:  "ExpiredCA", message: `the CA "middle" that signed`,
-		},
-		{
-			name:  "no subject alternative name",
-			issue: func(ca *pki.CA) *pki.Pair { return ca.Issue(pki.Leaf{CommonName: serverName}) },
-			want:  "MissingSAN", message: `has no subject alternative name; it must carry "metrics-server.kube-system.svc"`,
-		},
-		{
-			name: "wrong name",
-			issue: func(ca *pki.CA) *pki.Pair {
-				return ca.Issue(pki.Leaf{CommonName: "other", Names: []string{"other.kube-system.svc", "10.0.0.1"}})
-			},
-			want: "WrongServerName", message: `is not valid for "metrics-server.kube-system.svc", only for "other.kube-system.svc", "10.0.0.1"`,
-		},
-		{
-			name: "SHA-1",
-			issue: func(ca *pki.CA) *pki.Pair {
-				return ca.Issue(pki.Leaf{CommonName: "metrics", Names: []string{serverName}, SHA1: true})
-			},
-			want: "InsecureSHA1", message: `the backend's certificate "metrics" is signed with SHA-1`,
-		},
-		{
-			name:  "another CA",
-			issue: func(*pki.CA) *pki.Pair { return good(pki.NewCA("stranger")) },
-			want:  "UnknownAuthority", message: `"metrics" is signed by "stranger", which the bundle ("backend CA") does not hold`,
-		},
-		{
-			name:  "another CA of the same name",
-			issue: func(*pki.CA) *pki.Pair { return good(pki.NewCA("backend CA")) },
-			want:  "UnknownAuthority", message: `signed by "backend CA", which`,
-		},
-		{
-			name:  "system roots",
-			issue: good, edit: func(b *registry.Backend) { b.CABundle = "" },
-			want: "UnknownAuthority", message: "which the system's root store does not hold",
-		},
-		{
-			name: "client usage only",
-			issue: func(ca *pki.CA) *pki.Pair {
-				return ca.Issue(pki.Leaf{Names: []string{serverName}, Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-			},
-			want: "InvalidCertificate", message: "incompatible key usage",
-		},
-		{name: "no PEM", issue: good, edit: func(b *registry.Backend) { b.CABundle = "hello" }, want: "InvalidCABundle", message: "the CA bundle (inline) holds no readable certificate"},
-		{
-			name: "PEM of nonsense", issue: good,
-			edit: func(b *registry.Backend) {
-				b.CABundle = "-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"
-			},
-			want: "InvalidCABundle", message: "parsing certificate 1",
-		},
-		{name: "no verification", issue: func(*pki.CA) *pki.Pair { return pki.NewCA("stranger").Issue(pki.Leaf{}) }, edit: func(b *registry.Backend) { b.CABundle, b.Insecure = "", true }},
-		{name: "no name", issue: good, edit: func(b *registry.Backend) { b.ServerName = "" }, want: "WrongServerName", message: "no server name"},
+		}
+		must.Do(t, shake(t, client, server))
+		check.Same(t, tc.shown, shown, "%s: what the server saw", tc.name)
+		server.Certificates = []tls.Certificate{s.pair("ca,names=other.svc").TLS()}
+		if shake(t, client, server) == nil {
+			t.Errorf("%s: the second handshake does not see the certificate", tc.name)
+		}
+		obsolete := &tls.Config{Certificates: []tls.Certificate{s.pair("ca").TLS()}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}
+		if shake(t, client, obsolete) == nil {
+			t.Errorf("%s: TLS 1.1 was accepted", tc.name)
+		}
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, Config{})
-				ca := pki.NewCA("backend CA")
-				b.set(func(s *registry.Backend) {
-					s.CABundle = string(ca.PEM())
-					if tt.edit != nil {
-						tt.edit(s)
-					}
-				})
-				pair := tt.issue(ca)
-				time.Sleep(tt.later)
-				err := b.dial(pair)
-				if got := reason(t, err); got != tt.want {
-					t.Fatalf("reason %q, want %q: %v", got, tt.want, err)
-				}
-				if err != nil && !strings.Contains(err.Error(), tt.message) {
-					t.Errorf("message %q, want %q in it", err, tt.message)
-				}
-			})
-		})
+	local := must.Get(s.LocalTLS(false))(t)
+	local.ServerName = serverName
+	must.Do(t, s.LocalBundle(s.bundle("next")))
+	if shake(t, local, &tls.Config{Certificates: []tls.Certificate{s.pair("ca").TLS()}}) == nil {
+		t.Error("a CA that was removed during a dial was accepted")
 	}
 }
 
-// After its APIService is deleted or has become Local, a backend is no longer trusted.
+// A connection that was being made while its APIService was deleted is not trusted.
 func TestGone(t *testing.T) {
-	for name, next := range map[string][]*registry.Entry{"deleted": nil, "local": {{Name: apiService}}} {
-		t.Run(name, func(t *testing.T) {
-			ca := pki.NewCA("ca")
-			b := newBench(t, Config{})
-			b.bundle(ca)
-			open, release := b.Guard(apiService, b.spec, good(ca).Chain())
-			defer release()
-			was := b.backends[apiService]
-			b.apply(b.generation+1, next)
-			b.apply(b.generation+2, nil)
-			if was.guarding() {
-				t.Error("open connections to a former backend are still counted")
-			}
-			if !lost(open) {
-				t.Error("an open connection to a former backend is still trusted")
-			}
-			if _, err := b.TLS(apiService, b.spec); reason(t, err) == "" {
-				t.Error("a former backend is still trusted")
-			}
-			again, _ := b.Guard(apiService, b.spec, good(ca).Chain())
-			if late := was.guard(good(ca).Chain()); !lost(again) || !lost(late.lost) {
-				t.Error("a new connection to a former backend is still trusted")
-			}
-		})
+	s := newStage(t, Config{})
+	s.set("v1.a", "bundle=ca")
+	was, chain := s.Trust.backends["v1.a"], s.pair("ca").Chain()
+	open, _ := s.Guard("v1.a", s.backends["v1.a"], chain)
+	s.do("", "drop", "v1.a")
+	late := was.guard(chain)
+	for _, lost := range []<-chan struct{}{open, late.lost} {
+		if !(connection{lost: lost}).isLost() {
+			t.Error("a connection to a former backend is trusted")
+		}
+	}
+	if was.guarding() {
+		t.Error("connections to a former backend are still counted")
 	}
 }
 
@@ -310,11 +99,10 @@ func TestGone(t *testing.T) {
 func TestTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := pki.NewCA("ca")
-		table := registry.Build(registry.Input{Complete: true, APIServices: map[string]*apiregistrationv1.APIService{apiService: {
-			ObjectMeta: metav1.ObjectMeta{Name: apiService},
+		table := registry.Build(registry.Input{Complete: true, APIServices: map[string]*apiregistrationv1.APIService{"v1.x.example.com": {
+			ObjectMeta: metav1.ObjectMeta{Name: "v1.x.example.com"},
 			Spec: apiregistrationv1.APIServiceSpec{
-				Service: &apiregistrationv1.ServiceReference{Namespace: "kube-system", Name: "metrics-server"},
-				Group:   "metrics.k8s.io", Version: "v1beta1", CABundle: ca.PEM(),
+				Service: &apiregistrationv1.ServiceReference{Namespace: "kube-system", Name: "metrics-server"}, Group: "x.example.com", Version: "v1", CABundle: ca.PEM(),
 			},
 		}}}, nil)
 		entry := table.Entries()[0]
@@ -326,84 +114,99 @@ func TestTable(t *testing.T) {
 		must.Run(t, running.Run)
 		synctest.Wait()
 		check.Same(t, 2, len(running.Status()), "the local apiserver and the APIServices in the status")
-		open, _ := running.Guard(entry.Name, entry.Backend, ca.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)}).Chain())
+		open, release := running.Guard(entry.Name, entry.Backend, ca.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)}).Chain())
+		defer release()
 		for _, expired := range []bool{false, true} {
-			check.Same(t, expired, lost(open), "lost")
+			check.Same(t, expired, connection{lost: open}.isLost(), "lost")
 			time.Sleep(time.Minute + time.Second)
 			synctest.Wait()
 		}
 	})
 }
 
-// Handshakes with the backend of an older table use the current trust.
-func TestOldTable(t *testing.T) {
-	b := newBench(t, Config{})
-	b.overlap = 0
-	old, next := pki.NewCA("old"), pki.NewCA("new")
-	b.bundle(old)
-	before := b.spec
-	b.bundle(next)
-	b.spec = before
-	b.apply(b.generation-1, nil) // an older table comes too late
-	b.wants("dialling with a superseded backend, old CA", good(old), "UnknownAuthority")
-	b.wants("dialling with a superseded backend, new CA", good(next), "")
-}
-
-// A configuration never resumes a session: the second handshake sees the server's new certificate.
-func TestNoResumption(t *testing.T) {
-	b := newBench(t, Config{})
-	ca := pki.NewCA("ca")
-	b.bundle(ca)
-	client := must.Get(b.TLS(apiService, b.spec))(t)
-	if client.ClientSessionCache != nil {
-		t.Fatal("sessions are cached")
-	}
-	server := &tls.Config{Certificates: []tls.Certificate{good(ca).TLS()}}
-	must.Do(t, shake(t, client, server))
-	server.Certificates = []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"other.svc"}}).TLS()}
-	check.Same(t, "WrongServerName", reason(t, shake(t, client, server)), "second handshake")
-	if shake(t, client, obsolete(good(ca))) == nil {
-		t.Error("TLS 1.1 was accepted")
-	}
-}
-
-func TestClientCertificate(t *testing.T) {
-	proxy := pki.NewCA("front-proxy-ca").Issue(pki.Leaf{CommonName: "front-proxy-client"}).TLS()
-	b := newBench(t, Config{ClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &proxy, nil }})
-	ca := pki.NewCA("ca")
-	b.bundle(ca)
-	cfg := must.Get(b.TLS(apiService, b.spec))(t)
-	var got string
-	server := &tls.Config{
-		Certificates: []tls.Certificate{good(ca).TLS()},
-		ClientAuth:   tls.RequestClientCert,
-		MaxVersion:   tls.VersionTLS12, // so that the server has seen the certificate before the client's handshake ends
-		VerifyConnection: func(cs tls.ConnectionState) error {
-			got = cs.PeerCertificates[0].Subject.CommonName
+// The trust at the end of a handshake decides. It may differ from that at its beginning, if the
+// bundle was replaced meanwhile.
+func TestReplacedDuringAHandshake(t *testing.T) {
+	for overlap, want := range map[string]string{"0s": "UnknownAuthority", "1m": ""} { // an overlap goes on
+		s := newStage(t, Config{})
+		s.set("v1.a", "bundle=old", "overlap="+overlap)
+		var replace sync.Once
+		pool := x509.NewCertPool()
+		pool.AddCertWithConstraint(s.ca("old").Certificate, func([]*x509.Certificate) error {
+			replace.Do(func() { s.set("v1.a", "bundle=next") })
 			return nil
-		},
-	}
-	must.Do(t, shake(t, cfg, server))
-	check.Same(t, "front-proxy-client", got, "what the backend saw")
-}
-
-func gather(t *testing.T, r prometheus.Gatherer) map[string]float64 {
-	t.Helper()
-	families := must.Get(r.Gather())(t)
-	out := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.Metric {
-			key := f.GetName()
-			for _, l := range m.Label {
-				if l.GetName() != "fingerprint" {
-					key += " " + l.GetValue()
-				}
-			}
-			out[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
-			if counts := m.GetCounter() != nil; counts != strings.HasSuffix(f.GetName(), "_total") {
-				t.Errorf("%s is a counter: %v", f.GetName(), counts)
-			}
+		})
+		s.Trust.backends["v1.a"].current.Load().current.pool = pool
+		for _, when := range []string{"during", "after"} {
+			s.do(when+", with an overlap of "+overlap, "dial", "v1.a", "old", want)
 		}
 	}
-	return out
+}
+
+// A view has roots, a fault, or no verification. One that had none of them must accept nobody.
+func TestNothingToVerifyBy(t *testing.T) {
+	if _, _, err := new(view).verify(pki.NewCA("any").Issue(pki.Leaf{Names: []string{serverName}}).Chain(), time.Now()); err == nil {
+		t.Error("a chain is accepted without roots")
+	}
+	s := newStage(t, Config{})
+	if _, err := New(Config{Metrics: s.metrics}); err == nil {
+		t.Error("two Trusts registered the same metrics")
+	}
+}
+
+// Status and metrics are bounded, and have first what expires first. The leaves that were presented
+// last stay.
+func TestStatusIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, root := newStage(t, Config{}), pki.NewCA("root")
+		end := func(i int) time.Time { return time.Now().Add(time.Duration(100-i/2) * time.Hour) } // two at a time
+		var names []string
+		for i := range maxSeries + 2 {
+			names = append(names, fmt.Sprint(i))
+			s.cas[names[i]] = root.IntermediateUntil(names[i], end(i))
+		}
+		s.set("v1.a", "bundle="+strings.Join(names, "|"))
+		for i := range maxLeaves + 2 {
+			time.Sleep(time.Nanosecond)
+			leaf := s.cas["0"].Issue(pki.Leaf{CommonName: fmt.Sprint(i), Names: []string{serverName}, NotAfter: end(i)})
+			must.Do(t, s.dial("v1.a", leaf))
+		}
+		one := s.Status()[1]
+		for name, list := range map[string][]Certificate{"CAs": one.CAs, "leaves": one.Leaves} {
+			if !slices.IsSortedFunc(list, func(a, b Certificate) int {
+				return cmp.Or(a.NotAfter.Compare(b.NotAfter), cmp.Compare(a.Fingerprint, b.Fingerprint))
+			}) {
+				t.Errorf("%s are not sorted: %+v", name, list)
+			}
+		}
+		if old := slices.ContainsFunc(one.Leaves, func(c Certificate) bool { return c.Subject == "0" || c.Subject == "1" }); old || len(one.Leaves) != maxLeaves {
+			t.Errorf("%d leaves, the first two %v", len(one.Leaves), old)
+		}
+		metrics := s.shown("metrics")
+		for _, hidden := range []string{"0", "1"} { // they expire last
+			if strings.Contains(metrics, `kind="ca",subject="`+hidden+`"`) {
+				t.Errorf("CA %s is shown in:\n%s", hidden, metrics)
+			}
+		}
+		check.Same(t, maxSeries, strings.Count(metrics, `kind="ca"`), "series of CAs")
+	})
+}
+
+// Run returns after its watches.
+func TestRunWaitsForItsWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := false
+		s := newStage(t, Config{Watch: func(ctx context.Context, _ types.NamespacedName, _ func(map[string][]byte, error)) error {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			ended = true
+			return ctx.Err()
+		}})
+		s.set("v1.a", "from=bundle/ca.crt")
+		stop := must.Run(t, s.Run)
+		time.Sleep(time.Second)
+		if stop(); !ended {
+			t.Error("a watch goes on")
+		}
+	})
 }

@@ -1,0 +1,94 @@
+package trust
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// stage is a Trust with the APIServices, ConfigMaps, servers and connections of a story.
+type stage struct {
+	*Trust
+	t          *testing.T
+	generation uint64
+	entries    []*registry.Entry
+	backends   map[string]*registry.Backend // by APIService, and by the name under which one is kept
+	cas        map[string]*pki.CA
+	open       map[string]connection
+	objects    map[string]chan any // for the watch of each ConfigMap
+	refused    string
+	log        logbook.Book
+	told       int // bytes of log
+	metrics    *prometheus.Registry
+}
+
+func newStage(t *testing.T, cfg Config) *stage {
+	t.Helper()
+	s := &stage{t: t, backends: map[string]*registry.Backend{}, cas: map[string]*pki.CA{}, open: map[string]connection{}, objects: map[string]chan any{}, metrics: prometheus.NewPedanticRegistry()}
+	cfg.Table, cfg.Metrics = func() *registry.Table { return new(registry.Table) }, s.metrics
+	cfg.Renewed = func(name string) { fmt.Fprintf(&s.log, "renewed %s\n", name) }
+	cfg.Logger = slog.New(slog.NewTextHandler(&s.log, nil))
+	s.Trust = must.Get(New(cfg))(t)
+	return s
+}
+
+func (s *stage) object(name string) chan any {
+	if s.objects[name] == nil {
+		s.objects[name] = make(chan any, 8)
+	}
+	return s.objects[name]
+}
+
+// set applies a table in which an APIService has these fields, in a Backend of its own.
+func (s *stage) set(name string, fields ...string) {
+	e := &registry.Entry{Name: name, Policy: registry.Policy{CAOverlap: time.Minute}}
+	next := registry.Backend{Namespace: "kube-system", Service: "metrics-server", Port: 443, ServerName: serverName}
+	if i := slices.IndexFunc(s.entries, func(o *registry.Entry) bool { return o.Name == name }); i >= 0 {
+		e.Policy, next = s.entries[i].Policy, *s.backends[name]
+	}
+	e.Backend = &next
+	for _, field := range fields {
+		switch key, value, _ := strings.Cut(field, "="); key {
+		case "bundle":
+			next.CABundle = string(s.bundle(value))
+		case "from":
+			next.CAFrom = value
+		case "namespace":
+			next.Namespace = value
+		case "name":
+			next.ServerName = value
+		case "insecure":
+			next.Insecure = value == "true"
+		case "owner":
+			next.Owner = value
+		case "port":
+			next.Port++
+		case "overlap":
+			e.Policy.CAOverlap = must.Get(time.ParseDuration(value))(s.t)
+		case "like": // it has the Backend of another
+			e.Backend = s.backends[value]
+		case "local":
+			e.Backend = nil
+		default:
+			s.t.Fatalf("unknown field %s", field)
+		}
+	}
+	s.backends[name] = e.Backend
+	s.entries = append(slices.DeleteFunc(slices.Clone(s.entries), func(o *registry.Entry) bool { return o.Name == name }), e)
+	s.table()
+}
+
+func (s *stage) table() {
+	s.generation++
+	s.apply(s.generation, s.entries)
+}
