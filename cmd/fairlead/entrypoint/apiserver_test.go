@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -31,7 +32,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type apiserver struct {
 	fake    clienttesting.Fake
 	tracker clienttesting.ObjectTracker
-	down    atomic.Bool // every call fails
+	// down makes every call fail, full every write, refuse the writes of Endpoints.
+	down, full, refuse atomic.Bool
+	conflict           atomic.Pointer[string] // the next call of this verb for a Lease fails
+	lastMoment         atomic.Bool            // the next Lease to be deleted is renewed before
 
 	mu      sync.Mutex // guards the fields below
 	version int
@@ -45,8 +49,20 @@ func newAPIServer(t *testing.T) *apiserver {
 		must.Do(t, add(scheme))
 	}
 	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())}
-	s.fake.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return s.down.Load(), nil, errors.New("no route to host")
+	s.fake.AddReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		reads, resource := a.GetVerb() == "get" || a.GetVerb() == "list", a.GetResource()
+		switch c := s.conflict.Load(); {
+		case s.down.Load():
+			return true, nil, errors.New("no route to host")
+		case s.full.Load() && !reads:
+			return true, nil, errors.New("etcdserver: mvcc: database space exceeded")
+		case s.refuse.Load() && !reads && resource.Resource == "endpoints":
+			return true, nil, errors.New("no")
+		case c != nil && *c == a.GetVerb() && resource.Resource == "leases":
+			s.conflict.Store(new(""))
+			return true, nil, apierrors.NewConflict(resource.GroupResource(), "own", errors.New("changed meanwhile"))
+		}
+		return false, nil, nil
 	})
 	s.fake.AddReactor("*", "*", s.count)
 	s.fake.AddReactor("create", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -63,6 +79,11 @@ func newAPIServer(t *testing.T) *apiserver {
 		have, err := s.tracker.Get(a.GetResource(), a.GetNamespace(), d.GetName())
 		if err != nil {
 			return true, nil, err
+		}
+		if lease, ok := have.(*coordinationv1.Lease); ok && s.lastMoment.Swap(false) {
+			lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+			must.Do(t, s.update(t, a, lease))
+			have = lease
 		}
 		if p := d.GetDeleteOptions().Preconditions; p != nil && p.ResourceVersion != nil && *p.ResourceVersion != version(t, have) {
 			return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), d.GetName(), errors.New("changed meanwhile"))
@@ -154,12 +175,16 @@ func (s *apiserver) published(t *testing.T) string {
 }
 
 // overwrite does what kube-apiserver's reconciler does: it sets the subsets of the Endpoints (to
-// none if address is empty), keeps their annotations, and replaces the EndpointSlice.
-func (s *apiserver) overwrite(t *testing.T, address string) {
+// none if address is empty), keeps their annotations, if there are any, and replaces the
+// EndpointSlice.
+func (s *apiserver) overwrite(t *testing.T, address string, annotated bool) {
 	t.Helper()
 	c := s.config()
 	e := must.Get(c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 	e.Subsets = nil
+	if !annotated {
+		e.Annotations = nil
+	}
 	g := group{kind: discoveryv1.AddressTypeIPv4, port: 6443}
 	if address != "" {
 		g.addresses = []string{address}
