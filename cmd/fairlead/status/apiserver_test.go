@@ -35,6 +35,11 @@ type apiserver struct {
 	// revision is the resourceVersion of the latest write.
 	revision atomic.Int64
 
+	// blind makes the first watch show nothing.
+	blind, begun atomic.Bool
+	first        *watch.FakeWatcher
+	uids         map[string]int // how often each APIService was made
+
 	mu      sync.Mutex // guards patches
 	patches []patch
 }
@@ -46,16 +51,13 @@ type patch struct {
 	at   time.Time
 }
 
-func newAPIServer(t *testing.T, objects ...*apiregistrationv1.APIService) *apiserver {
+func newAPIServer(t *testing.T) *apiserver {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{coordinationv1.AddToScheme, corev1.AddToScheme, apiregistrationv1.AddToScheme} {
 		must.Do(t, add(scheme))
 	}
-	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())}
-	for _, o := range objects {
-		must.Do(t, s.tracker.Add(o))
-	}
+	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder()), uids: map[string]int{}, first: watch.NewFake()}
 	s.fake.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return s.down.Load(), nil, errors.New("no route to host")
 	})
@@ -66,6 +68,9 @@ func newAPIServer(t *testing.T, objects ...*apiregistrationv1.APIService) *apise
 	})
 	s.fake.AddReactor("*", "*", clienttesting.ObjectReaction(s.tracker))
 	s.fake.AddWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		if s.blind.Load() && !s.begun.Swap(true) {
+			return true, s.first, nil
+		}
 		w, err := s.tracker.Watch(a.GetResource(), a.GetNamespace())
 		return true, w, err
 	})
@@ -113,38 +118,6 @@ func (s *apiserver) applyStatus(a clienttesting.Action) (bool, runtime.Object, e
 	next.ResourceVersion = strconv.FormatInt(s.revision.Add(1), 10)
 	next.Status.Conditions = append(next.Status.Conditions, applied.Status.Conditions...)
 	return true, next, s.tracker.Update(p.Resource, next, "")
-}
-
-// overwrite writes Available as another controller would.
-func (s *apiserver) overwrite(t *testing.T, name, reason string) {
-	t.Helper()
-	resource := apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")
-	o := must.Get(s.tracker.Get(resource, "", name))(t)
-	next := o.(*apiregistrationv1.APIService).DeepCopy()
-	next.ResourceVersion = strconv.FormatInt(s.revision.Add(1), 10)
-	next.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: "False", Reason: reason}}
-	must.Do(t, s.tracker.Update(resource, next, ""))
-}
-
-// since returns the names of the APIServices that were written after from.
-func (s *apiserver) since(from time.Time) (names []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.patches {
-		if !p.at.Before(from) {
-			names = append(names, p.name)
-		}
-	}
-	return names
-}
-
-func (s *apiserver) conditions(t *testing.T, name string) (found []string) {
-	t.Helper()
-	o := must.Get(s.tracker.Get(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), "", name))(t)
-	for _, c := range o.(*apiregistrationv1.APIService).Status.Conditions {
-		found = append(found, string(c.Type)+"="+string(c.Status)+" "+c.Reason)
-	}
-	return found
 }
 
 // steal gives the Lease to another holder until it expires.

@@ -1,0 +1,129 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
+	corefake "k8s.io/client-go/kubernetes/typed/core/v1/fake"
+	apiregistrationfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1/fake"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// replica writes conditions or Events. Its table and faults change with the story.
+type replica struct {
+	mu         sync.Mutex // guards the fields below
+	entries    []*registry.Entry
+	superseded chan struct{}
+	faults     map[string]string
+
+	log    logbook.Book
+	writer *Writer // nil: it writes Events
+	stop   func()
+}
+
+// state is a snapshot of a replica's table.
+type state struct {
+	entries    []*registry.Entry
+	superseded <-chan struct{}
+}
+
+func (s state) Entries() []*registry.Entry  { return s.entries }
+func (s state) Superseded() <-chan struct{} { return s.superseded }
+
+func (r *replica) table() table {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return state{r.entries, r.superseded}
+}
+
+func (r *replica) set(entries []*registry.Entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.entries = entries
+	if r.superseded != nil {
+		close(r.superseded)
+	}
+	r.superseded = make(chan struct{})
+}
+
+// stage is an apiserver with replicas.
+type stage struct {
+	*testing.T
+	*apiserver
+	replicas      map[string]*replica
+	seen, noticed int // patches and Events
+}
+
+func (s *stage) config() Config {
+	return Config{
+		Table: func() *registry.Table { return nil }, APIServices: (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices(),
+		Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake}, Identity: "one",
+	}
+}
+
+// start runs a replica: a writer that is elected with a Lease or by etcd, or one of Events.
+func (s *stage) start(name, kind string, entries []*registry.Entry) {
+	r := s.replicas[name]
+	r.set(entries)
+	c := s.config()
+	c.Identity, c.Logger = name, slog.New(slog.NewTextHandler(&r.log, nil))
+	if kind == "etcd" {
+		c.Leases, c.Identity = nil, ""
+		c.Elect = func(ctx context.Context, name string, lead func(context.Context)) error {
+			check.Same(s.T, lease, name, "elected for")
+			lead(ctx)
+			return ctx.Err()
+		}
+	}
+	if kind == "events" {
+		faults := func() map[string]string {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.faults
+		}
+		e := must.Get(NewEvents(EventsConfig{Table: c.Table, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: c.Leases, Identity: name, Faults: faults}))(s)
+		e.table = r.table
+		r.stop = must.Run(s, e.Run)
+	} else {
+		r.writer = must.Get(New(c))(s)
+		r.writer.table = r.table
+		r.stop = must.Run(s, r.writer.Run)
+	}
+}
+
+// entries is a table: name=status/reason[/message] of each APIService, or name=Local. An unchanged
+// verdict of r keeps its time.
+func (s *stage) entries(r *replica, words []string) (all []*registry.Entry) {
+	for _, w := range words {
+		name, verdict, _ := strings.Cut(w, "=")
+		parts := append(strings.Split(verdict, "/"), "", "")
+		e := &registry.Entry{
+			Name: name, Object: s.object(name), GroupVersion: schema.GroupVersion{Group: name}, Backend: &registry.Backend{},
+			Verdict: registry.Verdict{Status: corev1.ConditionStatus(parts[0]), Reason: parts[1], Message: cmp.Or(parts[2], "m"), Since: time.Now()},
+		}
+		if verdict == "Local" {
+			e.Backend, e.Verdict.Status, e.Verdict.Reason = nil, "True", "Local"
+		}
+		if r != nil {
+			for _, old := range r.entries {
+				if old.Name == name && old.Verdict.Status == e.Verdict.Status && old.Verdict.Reason == e.Verdict.Reason {
+					e.Verdict.Since = old.Verdict.Since
+				}
+			}
+		}
+		all = append(all, e)
+	}
+	return all
+}
