@@ -1,7 +1,9 @@
 package certs
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"io/fs"
@@ -120,6 +122,15 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	must.Soon(t, 10*time.Second, "both", func() bool { return status("requestheader-ca").Err == "" && status("client-ca").Err == "" })
 	if user, proxy := worth(s.Clients(), jane); user || !proxy {
 		t.Error("the corrected bundles are not in force")
+	}
+	var asked [][]byte
+	visitor := &tls.Config{InsecureSkipVerify: true, GetClientCertificate: func(info *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		asked = info.AcceptableCAs
+		return &tls.Certificate{}, nil
+	}}
+	must.Get2(shake(t, visitor, s.TLS()))(t)
+	if len(asked) != 3 || !slices.ContainsFunc(asked, func(subject []byte) bool { return bytes.Equal(subject, next.Certificate.RawSubject) }) {
+		t.Errorf("a new handshake requests certificates of %q", asked)
 	}
 }
 

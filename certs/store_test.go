@@ -251,7 +251,10 @@ func TestFilesFollowed(t *testing.T) {
 	})
 	must.Run(t, s.Run)
 	serves := func(cn string) func() bool {
-		return func() bool { return s.pair.Certificate().Leaf.Subject.CommonName == cn && s.Status()[0].Err == "" }
+		return func() bool {
+			near, _, err := shake(t, &tls.Config{InsecureSkipVerify: true}, s.TLS())
+			return err == nil && near.PeerCertificates[0].Subject.CommonName == cn && s.Status()[0].Err == ""
+		}
 	}
 	fault := func(part string) func() bool {
 		return func() bool { return strings.Contains(s.Status()[0].Err, part) }
