@@ -129,6 +129,11 @@ func TestServing(t *testing.T) {
 	if err == nil {
 		t.Error("TLS 1.1 was accepted")
 	}
+	check.Same(t, []string{"h2", "http/1.1"}, s.TLS().NextProtos, "the protocols by which net/http decides")
+	const suite = tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384
+	chosen := store(t, Config{CipherSuites: []uint16{suite}})
+	near, _ := must.Get2(shake(t, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}, chosen.TLS()))(t)
+	check.Same(t, uint16(suite), near.CipherSuite, "cipher suite, with TLS 1.2")
 }
 
 // addressed is a connection with the local address 10.0.0.9.
