@@ -199,7 +199,7 @@ fleet: ## Two control planes behind HAProxy with hollow kubelets: every server s
 
 .PHONY: interop
 interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte each way, against the engine, on each of its drivers
-	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|Gigabyte' ./proxy/h2
+	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|LargeBodies' ./proxy/h2 -args -body=1073741824
 
 .PHONY: hostile
 hostile: ## Attacks on the real binary (15 min): floods, slow peers, smuggling, malicious backends, forged identities, a small container; prints figures (as root, otherwise idle)

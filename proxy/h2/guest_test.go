@@ -10,13 +10,14 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"strings"
-	"sync"
 	"testing"
 	"testing/iotest"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -45,17 +46,17 @@ func (x *hotel) ask(ctx context.Context, method, target string, body io.Reader, 
 
 func (x *hotel) must(method, target string, body io.Reader, change ...func(*http.Request, *Plan)) *http.Response {
 	x.t.Helper()
-	res, err := x.ask(x.t.Context(), method, target, body, change...)
-	if err != nil {
-		x.t.Fatalf("%s %s: %v", method, target, err)
-	}
+	res := must.Get(x.ask(x.t.Context(), method, target, body, change...))(x.t)
 	x.t.Cleanup(func() { _ = res.Body.Close() })
 	return res
 }
 
-// empty checks that no streams or bytes of guests are left.
-func (x *hotel) empty() {
+// empty waits for the next n outcomes, and checks that no streams or bytes of guests are left.
+func (x *hotel) empty(n int) {
 	x.t.Helper()
+	for range n {
+		<-x.ended
+	}
 	for _, sh := range x.server.shards {
 		sh.lock()
 		if n, held := sh.e.Count.Streams.Load(), sh.e.Count.Queued.Load(); n > 0 || held > 0 {
@@ -69,6 +70,10 @@ func TestGuest(t *testing.T) { onDrivers(t, testGuest) }
 
 func testGuest(t *testing.T, driver string) {
 	x := newHotel(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodDelete {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
 		w.Header()["X-Got"] = []string{r.Method, r.Host, r.RequestURI, fmt.Sprint(r.Header["X-A"], r.Header["X-Strip"], r.Header["X-Remote-User"], r.Header["Te"])}
 		w.Header().Set("X-Secret", "1")
 		w.Header()["X-Two"] = []string{"1", "2"}
@@ -95,24 +100,12 @@ func testGuest(t *testing.T, driver string) {
 	if o := <-x.ended; o.Status != 202 || o.Sent != 5 || o.Reason != ReasonNone || o.Endpoint != x.ep || o.Wait <= 0 || o.Answer <= 0 {
 		t.Errorf("outcome %+v", o)
 	}
-	x.empty()
-}
-
-func TestGuestHead(t *testing.T) {
-	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/none" {
-			w.WriteHeader(http.StatusNoContent)
-			return
-		}
-		w.Header().Set("Content-Length", "5")
-	}))
-	for method, target := range map[string]string{"HEAD": "/", "GET": "/none"} {
-		if res := x.must(method, target, nil); x.read(res) != "" || method == "HEAD" && res.ContentLength != 5 {
-			t.Errorf("%s %s: length %d, or there is a body", method, target, res.ContentLength)
-		}
-		<-x.ended
+	for method, length := range map[string]int64{http.MethodHead: 5, http.MethodDelete: -1} {
+		res := x.must(method, "/", nil)
+		x.reads(res, "")
+		check.Same(t, length, res.ContentLength, "%s: length", method)
 	}
-	x.empty()
+	x.empty(2)
 }
 
 func TestGuestEcho(t *testing.T) { onDrivers(t, testGuestEcho) }
@@ -125,78 +118,70 @@ func testGuestEcho(t *testing.T, driver string) {
 		w.Header().Set("X-T", r.Trailer.Get("X-Up")+r.Trailer.Get("X-Strip")+fmt.Sprint(r.ContentLength))
 		w.Header().Set(http.TrailerPrefix+"X-Unannounced", "1")
 	}))
-	var wg sync.WaitGroup
-	for i, size := range []int{0, 1, 1000, 16384, 100_000, 5_000_000, 3_000_000, 70_000} {
-		wg.Go(func() {
-			body := bytes.Repeat([]byte("0123456789abcde\n"), size/16+1)[:size]
-			var reader io.Reader = bytes.NewReader(body)
-			want := fmt.Sprint(size)
-			if size == 0 {
-				reader = http.NoBody
-			}
-			if i%2 == 1 {
-				reader, want = iotest.OneByteReader(bytes.NewReader(body[:min(size, 9000)])), "up-1"
-				body = body[:min(size, 9000)]
-			}
-			res, err := x.ask(t.Context(), "PUT", "/", reader, func(r *http.Request, p *Plan) {
-				p.Retries = i % 3
-				p.Remove = func(name string) bool { return name == "x-strip" }
-				if i%2 == 1 {
-					r.Trailer = http.Header{"X-Up": {"up"}, "X-Strip": {"no"}}
-				}
-			})
-			if err != nil {
-				t.Errorf("size %d: %v", size, err)
-				return
-			}
-			defer res.Body.Close()
-			_, announced := res.Trailer["X-T"]
-			if got, err := io.ReadAll(res.Body); err != nil || !bytes.Equal(got, body) {
-				t.Errorf("size %d: %d bytes came back: %v", size, len(got), err)
-			}
-			if got := res.Trailer.Get("X-T"); got != want || res.Trailer.Get("X-Unannounced") != "1" || !announced {
-				t.Errorf("size %d: trailers %v, want %q, announced %v", size, res.Trailer, want, announced)
+	for _, tt := range []struct {
+		size     int
+		trailers bool // and no declared length; the body comes byte by byte
+		want     string
+	}{{0, false, "0"}, {1, true, "up-1"}, {1000, false, "1000"}, {9000, true, "up-1"}, {5_000_000, false, "5000000"}} {
+		body := bytes.Repeat([]byte("0123456789abcde\n"), tt.size/16+1)[:tt.size]
+		var reader io.Reader = bytes.NewReader(body)
+		if tt.size == 0 {
+			reader = http.NoBody
+		} else if tt.trailers {
+			reader = iotest.OneByteReader(reader)
+		}
+		res := x.must("PUT", "/", reader, func(r *http.Request, p *Plan) {
+			p.Retries = 1
+			p.Remove = func(name string) bool { return name == "x-strip" }
+			if tt.trailers {
+				r.Trailer = http.Header{"X-Up": {"up"}, "X-Strip": {"no"}}
 			}
 		})
-	}
-	wg.Wait()
-	for range 8 {
+		_, announced := res.Trailer["X-T"]
+		x.reads(res, string(body))
+		if got := res.Trailer.Get("X-T"); got != tt.want || res.Trailer.Get("X-Unannounced") != "1" || !announced {
+			t.Errorf("size %d: trailers %v, want %q, announced %v", tt.size, res.Trailer, tt.want, announced)
+		}
 		x.ends(ReasonNone)
 	}
-	x.empty()
+	x.empty(0)
 }
 
+// Interim heads reach the caller, who may refuse them. All of a response together must not exceed
+// the limit of one head.
 func TestGuestInterim(t *testing.T) {
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Link", "</a>")
-		w.WriteHeader(http.StatusEarlyHints)
-		if r.URL.Path == "/refused" {
-			return // net/http may still write the header of a stream that was reset
+		for _, link := range []string{"</a>", "</b>"} {
+			w.Header().Set("Link", link)
+			if r.URL.Path == "/long" {
+				w.Header().Set("X-Long", strings.Repeat("0123456789", 15_000))
+			}
+			w.WriteHeader(http.StatusEarlyHints)
+			if r.URL.Path == "/refused" {
+				return // net/http may still write the header of a stream that was reset
+			}
 		}
-		w.Header().Set("Link", "</b>")
-		w.WriteHeader(http.StatusEarlyHints)
 		w.Header().Del("Link")
 		w.WriteHeader(http.StatusOK)
 	}))
 	var got []string
 	refuse := error(nil)
-	trace := &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
 		got = append(got, fmt.Sprint(code, h.Get("Link")))
 		return refuse
-	}}
-	ctx := httptrace.WithClientTrace(t.Context(), trace)
-	res, err := x.ask(ctx, "GET", "/", nil)
-	if err != nil || res.StatusCode != 200 || strings.Join(got, " ") != "103</a> 103</b>" {
-		t.Fatalf("got %v after %v", err, got)
-	}
+	}})
+	res := must.Get(x.ask(ctx, "GET", "/", nil))(t)
+	check.Same(t, "[103</a> 103</b>] 200", fmt.Sprint(got, " ", res.StatusCode), "heads")
 	_ = res.Body.Close()
-	<-x.ended
+	_, err := x.ask(t.Context(), "GET", "/long", nil)
+	if f, ok := errors.AsType[*Failure](err); !ok || f.Reason != ReasonBadResponse {
+		t.Errorf("long interim heads: %v", err)
+	}
 	refuse = errors.New("no hints, please")
 	if _, err := x.ask(ctx, "GET", "/refused", nil); !errors.Is(err, refuse) {
 		t.Errorf("got %v", err)
 	}
-	<-x.ended
-	x.empty()
+	x.empty(3)
 }
 
 // A guest may leave at any time: nothing is left of it, and its stream at the backend is reset.
@@ -256,7 +241,7 @@ func testGuestLeaves(t *testing.T, driver string) {
 		x.ends(ReasonClientReset, tc)
 		<-left
 	}
-	x.empty()
+	x.empty(0)
 }
 
 type readerFunc func([]byte) (int, error)
@@ -282,7 +267,7 @@ func TestGuestBrokenBody(t *testing.T) {
 		}
 		x.ends(ReasonClientReset, name)
 	}
-	x.empty()
+	x.empty(0)
 }
 
 // The plan's answer to a failure reaches the caller.
@@ -291,53 +276,30 @@ func TestGuestFailures(t *testing.T) {
 		switch r.URL.Path {
 		case "/redirect":
 			http.Redirect(w, r, "/elsewhere", http.StatusFound)
-		case "/cut":
-			_, _ = io.WriteString(w, "begin")
-			w.(http.Flusher).Flush()
-			panic(http.ErrAbortHandler)
 		case "/late":
 			<-r.Context().Done()
 		default:
 			panic(http.ErrAbortHandler)
 		}
 	}))
-	answer, asIs := http.NotFoundHandler(), func(*http.Request, *Plan) {}
+	answer := http.NotFoundHandler()
 	x.plan.Fail = func(Outcome) http.Handler { return answer }
-	x.plan.Accept = func(status int) http.Handler {
-		if status == http.StatusFound {
-			return answer
+	x.plan.Accept = func(int) http.Handler { return answer }
+	for path, want := range map[string]Reason{"/reset": ReasonReset, "/redirect": ReasonRejected, "/late": ReasonDeadline, "/none": ReasonNoEndpoint} {
+		_, err := x.ask(t.Context(), "GET", path, nil, func(_ *http.Request, p *Plan) {
+			switch path {
+			case "/late":
+				p.Deadline = 10 * time.Millisecond
+			case "/none":
+				p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { return nil }}
+			}
+		})
+		if f, ok := errors.AsType[*Failure](err); !ok || f.Reason != want || f.Answer == nil {
+			t.Errorf("%s: %v", path, err)
 		}
-		return nil
+		x.ends(want, path)
 	}
-	for _, tc := range []struct {
-		path   string
-		change func(*http.Request, *Plan)
-		reason Reason
-	}{
-		{"/reset", asIs, ReasonReset},
-		{"/redirect", asIs, ReasonRejected},
-		{"/late", func(_ *http.Request, p *Plan) { p.Deadline = 10 * time.Millisecond }, ReasonDeadline},
-		{"/none", func(_ *http.Request, p *Plan) {
-			p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { return nil }}
-		}, ReasonNoEndpoint},
-	} {
-		_, err := x.ask(t.Context(), "GET", tc.path, nil, tc.change)
-		var f *Failure
-		if !errors.As(err, &f) || f.Reason != tc.reason || f.Answer == nil {
-			t.Errorf("%s: %v", tc.path, err)
-		}
-		if o := <-x.ended; o.Reason != tc.reason {
-			t.Errorf("%s: outcome %+v", tc.path, o)
-		}
-	}
-	res := x.must("GET", "/cut", nil)
-	body, err := io.ReadAll(res.Body)
-	var f *Failure
-	if string(body) != "begin" || !errors.As(err, &f) || f.Reason != ReasonReset {
-		t.Errorf("a response that was cut off: %q, %v", body, err)
-	}
-	<-x.ended
-	x.empty()
+	x.empty(0)
 }
 
 // A request that no backend has processed is sent to another endpoint, with its whole body.
@@ -356,19 +318,21 @@ func TestGuestRetries(t *testing.T) {
 	if o := <-x.ended; o.Retries != 1 || o.Reason != ReasonNone {
 		t.Errorf("outcome %+v", o)
 	}
-	x.empty()
+	x.empty(0)
 }
 
-// A caller that does not read holds at most one window of the body, and does not delay others.
+// A caller that does not read holds at most one window of the body, does not delay others, and
+// after its deadline holds little.
 func TestGuestReadsSlowly(t *testing.T) {
+	const size = 4 << 20
 	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/much" {
-			for range 64 {
-				_, _ = w.Write(make([]byte, 64<<10))
-			}
+			_, _ = w.Write(make([]byte, size))
 		}
 	}))
 	slow := x.must("GET", "/much", nil)
+	late := x.must("GET", "/much", nil, func(_ *http.Request, p *Plan) { p.Deadline = 10 * time.Millisecond })
+	x.ends(ReasonDeadline)
 	for range 20 {
 		_ = x.must("GET", "/", nil).Body.Close()
 		<-x.ended
@@ -378,11 +342,52 @@ func TestGuestReadsSlowly(t *testing.T) {
 			t.Errorf("%d bytes are held", n)
 		}
 	}
-	if n, err := io.Copy(io.Discard, slow.Body); n != 64*64<<10 || err != nil {
+	if n, err := io.Copy(io.Discard, slow.Body); n != size || err != nil {
 		t.Errorf("%d bytes, %v", n, err)
 	}
+	if n, err := io.Copy(io.Discard, late.Body); n == 0 || n > hold.Least+4<<10 || err == nil {
+		t.Errorf("after its deadline: %d bytes, %v", n, err)
+	}
+	x.empty(1)
+}
+
+// Guests that do not read are treated like HTTP/2 clients that do not read: the largest holder is
+// ended when the process holds too much.
+func TestGuestsStayWithinBound(t *testing.T) {
+	bound := hold.New(2 << 20)
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1<<20)) }),
+		func(c *Config) { c.Memory, c.Shards = bound, 1 })
+	var guests []*guest
+	for range 32 {
+		guests = append(guests, x.must("GET", "/", nil).Body.(*guestBody).g)
+	}
+	if o := <-x.ended; o.Err == nil || !strings.Contains(o.Err.Error(), "free memory") {
+		t.Errorf("outcome %+v", o)
+	}
+	sh := x.server.shards[0]
+	sh.lock()
+	defer sh.settle()
+	if over := bound.Over(); over > 0 {
+		t.Errorf("%d bytes above the limit are held", over)
+	}
+	for _, g := range guests {
+		g.Abort(errServerEnded) // ends the others, too: then nothing may be left of any
+		if n, _, err := g.Read(make([]byte, 1)); n > 0 {
+			t.Fatalf("bytes are held that are not counted, before %v", err)
+		}
+	}
+}
+
+// An upload whose data has not arrived holds no more than one read's buffer.
+func TestGuestUploadHoldsLittle(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+	room := make(chan int, 1) // the engine may read it after the answer
+	_ = x.read(x.must("POST", "/", readerFunc(func(p []byte) (int, error) {
+		room <- cap(p)
+		return 0, io.EOF
+	})))
+	check.Same(t, guestChunk, <-room, "bytes held")
 	<-x.ended
-	x.empty()
 }
 
 // A drain ends watches cleanly; the end of the server ends everything.
@@ -432,9 +437,10 @@ func TestGuestHearsAfterDone(t *testing.T) {
 		}
 	})
 	<-begun
-	_, err := io.ReadAll(res.Body)
-	if read <- err; err == nil {
-		t.Error("no error")
+	body, err := io.ReadAll(res.Body)
+	read <- err
+	if f, ok := errors.AsType[*Failure](err); string(body) != "begin" || !ok || f.Reason != ReasonReset {
+		t.Errorf("a response that was cut off: %q, %v", body, err)
 	}
 }
 
@@ -476,5 +482,5 @@ func TestGuestPanic(t *testing.T) {
 	<-x.ended
 	_ = other.Body.Close()
 	x.ends(ReasonClientReset)
-	x.empty()
+	x.empty(0)
 }

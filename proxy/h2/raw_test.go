@@ -123,17 +123,14 @@ func (c *corkedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestRequestInTheHandshakesLastSegment(t *testing.T) {
-	onDrivers(t, testRequestInTheHandshakesLastSegment)
-}
+func TestRequestInTheHandshakesLastSegment(t *testing.T) { onDrivers(t, testRequestWithHandshake) }
 
-func testRequestInTheHandshakesLastSegment(t *testing.T, driver string) {
+func testRequestWithHandshake(t *testing.T, driver string) {
 	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "early") }), nil)
 	raw := must.Get((&net.Dialer{}).DialContext(t.Context(), "tcp", s.addr))(t)
 	corked := &corkedConn{heldConn{Conn: raw}}
-	l := greet(t, tls.Client(corked, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))
-	must.Do(t, l.get("/"))
-	must.Do(t, l.w.Flush())
+	l := greet(t, tls.Client(corked, insecure()))
+	must.Do(t, l.gets(1, "/"))
 	must.Get(raw.Write(corked.held))(t)
 	_ = raw.SetReadDeadline(time.Now().Add(10 * time.Second))
 	for { // sends nothing, which would wake the engine

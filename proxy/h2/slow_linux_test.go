@@ -29,9 +29,8 @@ func testSlowReaderIsNotStalled(t *testing.T, driver string) {
 	raw := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", s.addr))(t)
 	t.Cleanup(func() { _ = raw.Close() })
 	_ = raw.(*net.TCPConn).SetReadBuffer(64 << 10) // so that the rest waits at the sender
-	l := greet(t, tls.Client(raw, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))
-	const window = 64 << 20
-	must.Do(t, errors.Join(l.get("/"), l.fr.WriteWindowUpdate(0, window), l.fr.WriteWindowUpdate(1, window), l.w.Flush()))
+	l := greet(t, tls.Client(raw, insecure()))
+	must.Do(t, l.gets(1, "/"))
 	pace := time.NewTicker(100 * time.Millisecond)
 	defer pace.Stop()
 	for range 4 * stall / (100 * time.Millisecond) {
@@ -75,7 +74,7 @@ func TestSlowReaderGetsItsLastResponse(t *testing.T) {
 }
 
 func testSlowReaderGetsItsLastResponse(t *testing.T, driver string) {
-	const size, window = 3 << 20, 64 << 20
+	const size = 3 << 20
 	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write(bytes.Repeat([]byte("s"), size))
 	}), func(_ *Head, p *Plan) { p.GoAway = true })
@@ -84,8 +83,8 @@ func testSlowReaderGetsItsLastResponse(t *testing.T, driver string) {
 	_ = raw.(*net.TCPConn).SetReadBuffer(64 << 10)
 	pace := time.NewTicker(20 * time.Millisecond)
 	defer pace.Stop()
-	l := greet(t, tls.Client(slowly{raw, pace}, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))
-	must.Do(t, errors.Join(l.get("/"), l.fr.WriteWindowUpdate(0, window), l.fr.WriteWindowUpdate(1, window), l.w.Flush()))
+	l := greet(t, tls.Client(slowly{raw, pace}, insecure()))
+	must.Do(t, l.gets(1, "/"))
 	got := 0
 	for {
 		f, err := l.fr.ReadFrame()
@@ -120,29 +119,18 @@ func (s *stand) paused() (some bool) {
 // A client that does not read its answers is no longer read from, until it reads them.
 func TestPausedClientGoesOn(t *testing.T) {
 	const n = 6000 // more than the sockets of both sides can buffer
-	s := newStand(t, "loop", newHolding(""), func(_ *Head, p *Plan) {
+	s := newStand(t, "loop", nil, func(_ *Head, p *Plan) {
 		p.Forward, p.Answer = nil, &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("x", 8<<10))}}
 	})
 	c := s.greet()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	sent := make(chan error, 1)
-	go func() {
-		_, err := c.Write(many(t, n, "/"+strings.Repeat("long", 1000)))
-		sent <- err
-	}()
+	go func() { sent <- c.gets(n, "/"+strings.Repeat("long", 1000)) }()
 	must.Soon(t, time.Minute, "nothing is read from it, for so much waits", s.paused)
-	fr, answers := http2.NewFramer(io.Discard, c), 0
-	fr.SetMaxReadFrameSize(1 << 24)
-	for answers < n {
-		f, err := fr.ReadFrame()
-		if err != nil {
-			t.Fatalf("after %d answers: %v", answers, err)
-		}
-		if f.Header().Type == http2.FrameHeaders {
+	for answers := 0; answers < n; {
+		if f := must.Get(c.fr.ReadFrame())(t); f.Header().Type == http2.FrameHeaders {
 			answers++
 		}
 	}
-	if err := <-sent; err != nil {
-		t.Error(err)
-	}
+	must.Do(t, <-sent)
 }

@@ -3,16 +3,19 @@ package h2
 import (
 	"context"
 	"crypto/tls"
+	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // stand is a client, a Server and a backend over real TLS on loopback.
@@ -25,9 +28,7 @@ type stand struct {
 	backend *httptest.Server
 	ep      *Endpoint
 
-	mu       sync.Mutex
-	outcomes []Outcome
-	ended    chan Outcome
+	ended chan Outcome
 
 	stopped   chan struct{} // closed when Run has returned runErr
 	runErr    error
@@ -39,10 +40,18 @@ type stand struct {
 func newBackend(t testing.TB, h http.Handler) *httptest.Server {
 	b := httptest.NewUnstartedServer(h)
 	b.EnableHTTP2 = true
-	b.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	b.Config.ErrorLog = quiet()
 	b.StartTLS()
 	t.Cleanup(b.Close)
 	return b
+}
+
+func quiet() *log.Logger { return slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) }
+
+func newTransport(t testing.TB) *http.Transport {
+	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true, DisableCompression: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	return tr
 }
 
 // endpoint returns one at addr, with a long PING timeout for a busy machine.
@@ -55,7 +64,7 @@ func dial(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls
 	if err != nil {
 		return nil, err
 	}
-	tc := tls.Client(wrap(raw), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	tc := tls.Client(wrap(raw), insecure())
 	if err := tc.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
 		return nil, err
@@ -98,12 +107,7 @@ func (s *stand) caught() (n int64) {
 	return n
 }
 
-func (s *stand) done(o Outcome) {
-	s.mu.Lock()
-	s.outcomes = append(s.outcomes, o)
-	s.mu.Unlock()
-	s.ended <- o
-}
+func (s *stand) done(o Outcome) { s.ended <- o }
 
 func (s *stand) start(cfg Config) {
 	t := s.t
@@ -136,30 +140,42 @@ func (s *stand) start(cfg Config) {
 	}
 	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": s.server.Serve}
 	front.TLS = &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
-	front.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	front.Config.ErrorLog = quiet()
 	front.StartTLS()
 	t.Cleanup(func() { front.CloseClientConnections(); _ = front.Config.Close() })
 	s.addr = front.Listener.Addr().String()
 	s.url = "https://" + s.addr
-	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true, DisableCompression: true}
-	t.Cleanup(tr.CloseIdleConnections)
-	s.client = &http.Client{Transport: tr, Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	s.client = &http.Client{Transport: newTransport(t), Timeout: 30 * time.Second}
 }
 
-// eventually requests "/" until ok, which depends on other connections.
-func (s *stand) eventually(ok func() bool, what string) {
+func (s *stand) do(method, path string, body io.Reader, header ...string) *http.Response {
 	s.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); {
-		if time.Now().After(end) {
-			s.t.Fatalf("not within 10 s: %s", what)
-		}
-		s.read(s.do("GET", "/", nil))
+	req := must.Get(http.NewRequestWithContext(s.t.Context(), method, s.url+path, body))(s.t)
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Add(header[i], header[i+1])
 	}
+	res := must.Get(s.client.Do(req))(s.t)
+	s.t.Cleanup(func() { _ = res.Body.Close() })
+	return res
 }
 
-// made returns an answer without a body.
-func made(status int) *Answer {
-	return &Answer{Status: status, Fields: []hpack.HeaderField{field(":status", strconv.Itoa(status))}}
+func (s *stand) read(res *http.Response) string {
+	s.t.Helper()
+	return string(must.Get(io.ReadAll(res.Body))(s.t))
+}
+
+// reads checks a response's body.
+func (s *stand) reads(res *http.Response, want string) {
+	s.t.Helper()
+	check.Same(s.t, want, s.read(res), "%s: body", res.Request.URL.Path)
+}
+
+// ends checks the reason of the next outcome; about identifies the request in the failure message.
+func (s *stand) ends(want Reason, about ...any) {
+	s.t.Helper()
+	if o := <-s.ended; o.Reason != want {
+		s.t.Errorf("%v: outcome %+v, want %s", about, o, want)
+	}
 }
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }

@@ -1,38 +1,19 @@
 package h2
 
 import (
-	"bytes"
 	"crypto/tls"
 	"io"
 	"testing"
-
-	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// many returns n requests for a connection that has sent its preface.
-func many(t *testing.T, n int, path string) []byte {
-	t.Helper()
-	var all, block bytes.Buffer
-	fr, enc := http2.NewFramer(&all, nil), hpack.NewEncoder(&block)
-	for i := range n {
-		block.Reset()
-		for _, f := range []hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":authority", "a"), field(":path", path)} {
-			must.Do(t, enc.WriteField(f))
-		}
-		must.Do(t, fr.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}))
-	}
-	return all.Bytes()
-}
-
 // Input that exceeds a turn is handled in the next one, on every driver.
 func TestMoreThanATurn(t *testing.T) {
 	onDrivers(t, func(t *testing.T, driver string) {
-		s := newStand(t, driver, newHolding(""), func(_ *Head, p *Plan) { p.Forward, p.Answer = nil, made(200) })
-		must.Get(s.greet().Write(many(t, 3*turnPlans, "/")))(t)
+		s := newStand(t, driver, nil, func(_ *Head, p *Plan) { p.Forward, p.Answer = nil, made(200) })
+		must.Do(t, s.greet().gets(3*turnPlans, "/"))
 		for range 3 * turnPlans {
 			<-s.ended
 		}
@@ -50,11 +31,7 @@ func TestFullBufferIsNotOvertaken(t *testing.T) {
 	}})
 	raw, server, client, sent := heldTLS(t, tls.VersionTLS13)
 	go func() { _, _ = io.Copy(io.Discard, sent.Conn) }() // answers; ends with the connection
-	var input bytes.Buffer
-	input.WriteString(http2.ClientPreface)
-	must.Do(t, http2.NewFramer(&input, nil).WriteSettings())
-	input.Write(many(t, n, "/"))
-	must.Get(client.Write(input.Bytes()))(t)
+	must.Do(t, greet(t, client).gets(n, "/"))
 
 	sh := s.server.shards[0]
 	l := &link{sh: sh, tls: server, raw: raw, info: &ConnInfo{}}
@@ -63,24 +40,13 @@ func TestFullBufferIsNotOvertaken(t *testing.T) {
 	l.attach(sh.e.AcceptClient())
 	sh.settle()
 	raw.rest = sent.held
-	buf := make([]byte, input.Len()/2) // full at once, with the heads of two turns
+	buf := make([]byte, len(sent.held)/2) // full at once, with the heads of two turns
 	for range n {
 		must.Do(t, l.decrypt(buf))
 	}
 	check.Same(t, n, decided, "requests that the engine read")
 	sh.lock()
 	l.lose(io.EOF)
-}
-
-// greet connects, and returns when the server serves the connection.
-func (s *stand) greet() *tls.Conn {
-	c := must.Get(tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))(s.t)
-	s.t.Cleanup(func() { _ = c.Close() })
-	must.Get(io.WriteString(c, http2.ClientPreface))(s.t)
-	fr := http2.NewFramer(c, c)
-	must.Do(s.t, fr.WriteSettings())
-	must.Get(fr.ReadFrame())(s.t)
-	return c
 }
 
 // Five hundred requests wait for one decision. When it comes, one goroutine resumes all of them;
@@ -93,7 +59,7 @@ func TestResumedTogether(t *testing.T) {
 		resumes <- resume
 		return Plan{}, false
 	}})
-	must.Get(s.greet().Write(many(t, n, "/")))(t)
+	must.Do(t, s.greet().gets(n, "/"))
 	all := make([]func(Plan), n)
 	for i := range all {
 		all[i] = <-resumes

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -42,6 +43,34 @@ func TestInputInAnyPieces(t *testing.T) {
 		r.run()
 	}
 	r.backend(0).wantPart(`"h"`, `"e"`, `"l"`, `"o"`, "END")
+}
+
+// Plan.Accept may answer in place of the backend, and Plan.GoAway sends the client elsewhere.
+func TestAcceptAndGoAway(t *testing.T) {
+	r := newRig(t)
+	r.plan.GoAway = true
+	r.plan.Accept = func(status int) http.Handler {
+		if status < 300 {
+			return nil
+		}
+		return http.NotFoundHandler()
+	}
+	c := r.client()
+	c.gets(1, 3)
+	c.want(fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING "+drainPing)
+	b := r.backend(0)
+	b.respond(1, "fine")
+	c.want("HEADERS 1 :status=200", `DATA 1 "fine" END`)
+	b.see()
+	b.send(3, false, ":status=302", "location=/elsewhere")
+	b.want("RST 3 CANCEL")
+	r.locals[0].End(http.StatusBadGateway, okFields(), nil)
+	r.run()
+	c.want("HEADERS 3 :status=503 END")
+	r.ended(1, ReasonRejected)
+	c.drainPong()
+	c.wantClosed(true, "the client's connection is kept")
+	r.clean()
 }
 
 func TestInterimAndTrailersBothWays(t *testing.T) {

@@ -1,11 +1,60 @@
 package engine
 
 import (
+	"net/http"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
+
+// A panic ends the connection of the client that caused it. Others' requests go on, also on the same
+// connection to a backend.
+func TestPanics(t *testing.T) {
+	pick := func(eps func() *Endpoint) *Upstream {
+		return &Upstream{Pick: func([]*Endpoint) *Endpoint { return eps() }}
+	}
+	for _, tt := range []struct {
+		name     string
+		plan     func(r *rig, p *Plan)
+		answered bool // the client gets its answer despite the panic
+		panics   int64
+	}{
+		{"deciding", func(*rig, *Plan) { panic("deciding") }, false, 1},
+		{"picking an endpoint", func(_ *rig, p *Plan) { p.Forward = pick(func() *Endpoint { panic("picking") }) }, false, 1},
+		{"looking at the response", func(_ *rig, p *Plan) { p.Accept = func(int) http.Handler { panic("looking") } }, false, 1},
+		{"saying why it failed", func(_ *rig, p *Plan) {
+			p.Forward = pick(func() *Endpoint { return nil })
+			p.Fail = func(Outcome) http.Handler { panic("failing") }
+		}, false, 1},
+		{"and when the endpoint is released", func(r *rig, p *Plan) {
+			ep := &Endpoint{Name: "ep", Via: r.ep, Release: func() { panic("releasing") }}
+			p.Forward = pick(func() *Endpoint { return ep })
+			p.Accept = func(int) http.Handler { panic("looking") }
+		}, false, 2},
+		{"when it has ended", func(_ *rig, p *Plan) { p.Done = func(Outcome) { panic("done") } }, true, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r, other, b := asked(t)
+			r.e.Caught = func(any, []byte) {}
+			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
+				p := r.forward(r.ep)
+				tt.plan(r, &p)
+				return p, true
+			}
+			c := r.client()
+			c.request(1, "POST", true)
+			if b.c.streams[3] != nil {
+				b.respond(3, "answer")
+			}
+			check.Same(t, tt.panics, r.e.Count.Panics.Load(), "panics")
+			check.Same(t, !tt.answered, c.c.cut, "cut")
+			check.Same(t, 1, r.e.Count.Streams.Load(), "streams left")
+			b.respond(1, "fine")
+			other.want("HEADERS 1 :status=200", `DATA 1 "fine" END`)
+		})
+	}
+}
 
 // A connection whose cleanup panics again is removed by force: nothing of it is left, and its
 // streams at backends are reset.

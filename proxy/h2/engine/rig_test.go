@@ -225,12 +225,8 @@ func (r *rig) run() {
 				p.take()
 			}
 		}
-		for _, c := range calls {
-			if c.do != nil {
-				c.do()
-			} else {
-				c.done(c.outcome)
-			}
+		for i := range calls {
+			r.e.runCall(&calls[i])
 		}
 	}
 }
