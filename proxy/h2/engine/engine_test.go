@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -311,58 +310,6 @@ func TestResetFromBackendReachesClient(t *testing.T) {
 	r.clean()
 }
 
-// CVE-2023-44487.
-func TestRapidReset(t *testing.T) {
-	r, c := newClient(t)
-	n := uint32(0)
-	for ; n < 10000 && !c.c.closing; n++ {
-		c.get(2*n + 1)
-		c.rst(2*n+1, http2.ErrCodeCancel)
-	}
-	if !c.c.closing || n > 1000 {
-		t.Errorf("%d resets were tolerated", n)
-	}
-	got := c.see()
-	if !strings.Contains(got[len(got)-1], "ENHANCE_YOUR_CALM") {
-		t.Errorf("the client sees %q", got[len(got)-1])
-	}
-	r.clean()
-}
-
-// PRIORITY is ignored where it is valid (§6.3).
-func TestBadPriority(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		id      uint32
-		payload []byte
-		want    string
-	}{
-		{"cut short", 1, make([]byte, 4), "RST 1 FRAME_SIZE_ERROR"},
-		{"cut short, of an idle stream", 3, make([]byte, 4), "RST 3 FRAME_SIZE_ERROR"},
-		{"a stream of itself", 1, []byte{0, 0, 0, 1, 0}, "RST 1 PROTOCOL_ERROR"},
-		{"an idle stream of itself", 3, []byte{0, 0, 0, 3, 0}, "RST 3 PROTOCOL_ERROR"},
-	} {
-		_, c, _ := posted(t)
-		_ = c.fr.WriteRawFrame(http2.FramePriority, 0, tt.id, tt.payload)
-		c.flush()
-		c.wantPart(tt.want)
-	}
-}
-
-// A refused request is charged like a reset: a client may send five hundred at once.
-func TestRefusedFlood(t *testing.T) {
-	r, c := newClient(t, func(l *limits) { l.maxStreams = 1 })
-	c.request(1, "POST", false)
-	n := uint32(0)
-	for ; n < 10_000 && !c.c.closing; n++ {
-		c.get(3 + 2*n)
-	}
-	if want := uint32(budget.Burst / budget.Reset); n < want-10 || n > want+10 {
-		t.Errorf("%d requests were refused before the connection ended, want %d", n, want)
-	}
-	r.clean()
-}
-
 func TestPaddingAndPrioritiesAreIgnored(t *testing.T) {
 	r, c := newClient(t)
 	block := c.encode(":method=POST", ":scheme=https", ":authority=a", ":path=/")
@@ -383,49 +330,6 @@ func TestContinuation(t *testing.T) {
 	b.wantPart("x-long=" + long + " END")
 	b.send(1, true, ":status=200", "x-long="+long[:16000])
 	c.wantPart("x-long=" + long[:16000])
-}
-
-func TestContinuationFlood(t *testing.T) {
-	for name, fragment := range map[string][]byte{"empty": nil, "full": make([]byte, 16384)} {
-		_, c := newClient(t)
-		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1})
-		n := 0
-		for ; n < 10000 && !c.c.closing; n++ {
-			_ = c.fr.WriteContinuation(1, false, fragment)
-			c.flush()
-		}
-		if n > 300 || !strings.Contains(strings.Join(c.see(), "|"), "ENHANCE_YOUR_CALM") {
-			t.Errorf("%s: %d CONTINUATION frames were accepted", name, n)
-		}
-	}
-}
-
-func TestControlFloods(t *testing.T) {
-	floods := map[string]func(c *peer){
-		"ping":       func(c *peer) { _ = c.fr.WritePing(false, [8]byte{}) },
-		"pong":       func(c *peer) { _ = c.fr.WritePing(true, [8]byte{}) },
-		"window":     func(c *peer) { _ = c.fr.WriteWindowUpdate(0, 1) },
-		"dribble":    func(c *peer) { _ = c.fr.WriteWindowUpdate(1, 1) },
-		"settings":   func(c *peer) { _ = c.fr.WriteSettings() },
-		"empty data": func(c *peer) { _ = c.fr.WriteData(1, false, nil) },
-		"priority":   func(c *peer) { _ = c.fr.WritePriority(1, http2.PriorityParam{StreamDep: 3}) },
-		"unknown":    func(c *peer) { _ = c.fr.WriteRawFrame(0x77, 0, 0, nil) },
-	}
-	for name, flood := range floods {
-		t.Run(name, func(t *testing.T) {
-			_, c := newClient(t)
-			c.request(1, "POST", false)
-			c.silent = true // and reads nothing
-			n := 0
-			for ; n < 100_000 && !c.c.closing; n++ {
-				flood(c)
-				c.flush()
-			}
-			if n > 2*budget.Burst || len(c.c.out) > 200<<10 {
-				t.Errorf("%d frames were accepted, %d bytes of output wait", n, len(c.c.out))
-			}
-		})
-	}
 }
 
 // Header lists that are too long are answered with 431, and other streams continue. A few HPACK

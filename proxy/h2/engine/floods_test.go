@@ -14,66 +14,118 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Each SETTINGS changes the windows of all streams, so that each may send a byte.
-func TestWindowSeesaw(t *testing.T) {
-	r, c := newClient(t)
-	for id := uint32(1); id < 500; id += 2 {
-		c.request(id, "POST", false)
+// A connection that causes much work without requests is ended. Its client reads nothing, so that
+// the output for it must be bounded, too.
+func TestFloods(t *testing.T) {
+	const few = budget.Burst / budget.Reset // resets at once
+	frames := func(write func(fr *http2.Framer) error) func(c, b *peer, n uint32) *peer {
+		return func(c, _ *peer, _ uint32) *peer {
+			_ = write(c.fr)
+			return c
+		}
 	}
-	n := 0
-	for ; n < 10_000 && !c.c.closing; n++ {
-		c.window(uint32(n % 2))
+	upload := func(c *peer, n int) {
+		for ; n > 0; n -= 1000 {
+			c.data(1, strings.Repeat("x", min(n, 1000)), false)
+		}
 	}
-	if n < 10 || n > 100 {
-		t.Errorf("%d SETTINGS were accepted, for 250 streams each", n)
-	}
-	r.clean()
-}
-
-// Credit is only free for a backend, and only if its window is not what makes the frames of DATA
-// small.
-func TestDribble(t *testing.T) {
-	for name, flood := range map[string]func(c, b *peer) *peer{
-		"stream's window": func(c, b *peer) *peer {
-			if b.c.peerWindow > 0 {
+	for _, tt := range []struct {
+		name string
+		// flood writes frames, not flushed, and returns their sender. Stream 1 is an upload.
+		flood       func(c, b *peer, n uint32) *peer
+		least, most int
+	}{
+		{"rapid reset (CVE-2023-44487)", func(c, _ *peer, n uint32) *peer {
+			c.get(2*n + 3)
+			_ = c.fr.WriteRSTStream(2*n+3, http2.ErrCodeCancel)
+			return c
+		}, few / 2, 2 * few},
+		{"refused requests", func(c, _ *peer, n uint32) *peer { // they are charged like resets
+			c.r.e.lim.maxStreams = 1
+			c.get(2*n + 3)
+			return c
+		}, few - 10, few + 10},
+		{"empty CONTINUATION", func(c, _ *peer, n uint32) *peer { return c.fragment(n, nil) }, 1, 300},
+		{"full CONTINUATION", func(c, _ *peer, n uint32) *peer { return c.fragment(n, make([]byte, minMaxFrame)) }, 1, 300},
+		{"PING", frames(func(fr *http2.Framer) error { return fr.WritePing(false, [8]byte{}) }), 100, 2 * budget.Burst},
+		{"answers to PING", frames(func(fr *http2.Framer) error { return fr.WritePing(true, [8]byte{}) }), 100, 2 * budget.Burst},
+		{"connection's window", frames(func(fr *http2.Framer) error { return fr.WriteWindowUpdate(0, 1) }), 100, 2 * budget.Burst},
+		{"stream's window", frames(func(fr *http2.Framer) error { return fr.WriteWindowUpdate(1, 1) }), 100, 2 * budget.Burst},
+		{"SETTINGS", frames(func(fr *http2.Framer) error { return fr.WriteSettings() }), 100, 2 * budget.Burst},
+		{"PRIORITY", frames(func(fr *http2.Framer) error { return fr.WritePriority(1, http2.PriorityParam{StreamDep: 3}) }), 100, 2 * budget.Burst},
+		{"unknown frames", frames(func(fr *http2.Framer) error { return fr.WriteRawFrame(0x77, 0, 0, nil) }), 100, 2 * budget.Burst},
+		// They use no window.
+		{"empty DATA", frames(func(fr *http2.Framer) error { return fr.WriteData(1, false, nil) }), budget.Burst - 10, budget.Burst + 10},
+		// Each changes the windows of all streams, so that each may send a byte.
+		{"SETTINGS for 250 streams", func(c, _ *peer, n uint32) *peer {
+			for id := uint32(3); id < 500 && n == 0; id += 2 {
+				c.request(id, "POST", false)
+			}
+			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: n % 2})
+			return c
+		}, 10, 100},
+		// Trailers may still come for a stream that was reset, but each is decoded.
+		{"trailers of a stream that was reset", func(c, _ *peer, n uint32) *peer {
+			if n == 0 {
+				c.get(3, "transfer-encoding=chunked")
+			}
+			c.headers(3, true, "x=y")
+			return c
+		}, 100, 9999},
+		// Credit is only free for a backend, and only if its window is not what makes the frames of
+		// DATA small.
+		{"stream's window, by a backend that asks for small frames", func(c, b *peer, n uint32) *peer {
+			if n == 0 {
 				b.window(0)
 			}
 			c.data(1, "xx", false)
 			_ = b.fr.WriteWindowUpdate(1, 1)
 			return b
-		},
-		"connection's window": func(c, b *peer) *peer {
-			if b.c.window == defaultWindow {
+		}, 100, 2 * budget.Burst},
+		{"connection's window, by a backend that asks for small frames", func(c, b *peer, n uint32) *peer {
+			if n == 0 {
 				b.window(1 << 20)
-				for range defaultWindow/1000 + 1 {
-					c.data(1, strings.Repeat("x", 1000), false)
-				}
+				upload(c, defaultWindow+1000)
 			}
 			c.data(1, "xx", false)
 			_ = b.fr.WriteWindowUpdate(0, 1)
 			return b
-		},
-		"client": func(c, b *peer) *peer {
-			if !b.c.useful {
+		}, 100, 2 * budget.Burst},
+		{"stream's window, by a client that asks for small frames", func(c, b *peer, n uint32) *peer {
+			if n == 0 {
 				b.begin(1)
 			}
 			b.data(1, "x", false)
 			_ = c.fr.WriteWindowUpdate(1, 1)
 			return c
-		},
+		}, 100, 2 * budget.Burst},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			_, c, b := posted(t)
+			c.see()
+			c.silent = true
 			n := 0
 			for p := c; n < 100_000 && !p.c.closing; n++ {
-				p = flood(c, b)
+				p = tt.flood(c, b, uint32(n))
 				p.flush()
 			}
-			if n > 2*budget.Burst {
-				t.Errorf("%d WINDOW_UPDATEs of a byte were accepted", n)
+			if n < tt.least || n > tt.most || len(c.c.out) > 200<<10 {
+				t.Errorf("%d were accepted, want %d to %d; %d bytes of output wait", n, tt.least, tt.most, len(c.c.out))
+			}
+			if c.take(); c.c.closing && tt.most < budget.Burst {
+				c.wantPart("ENHANCE_YOUR_CALM")
 			}
 		})
 	}
+}
+
+// fragment writes the n-th piece of an endless field block.
+func (p *peer) fragment(n uint32, block []byte) *peer {
+	if n == 0 {
+		_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 3})
+	}
+	_ = p.fr.WriteContinuation(3, false, block)
+	return p
 }
 
 // A connection with many requests that get 401 is sent GOAWAY, and the other requests on it are
@@ -136,19 +188,6 @@ func TestUnwelcome(t *testing.T) {
 		t.Errorf("the client sees %s", got)
 	}
 	r.clean()
-}
-
-// Trailers may still come for a stream that was reset, but not any number of them: each is decoded.
-func TestTrailersOfResetStream(t *testing.T) {
-	_, c := newClient(t)
-	c.get(1, "transfer-encoding=chunked")
-	n := 0
-	for ; n < 10_000 && !c.c.closing; n++ {
-		c.send(1, true, "x=y")
-	}
-	if n < 100 || n >= 10_000 {
-		t.Errorf("%d field blocks were accepted for one stream", n)
-	}
 }
 
 // A backend that allows many streams cannot hold up a shard by having all of them visited again and
