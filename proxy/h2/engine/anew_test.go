@@ -9,7 +9,6 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // Attacks tried after the engine's bounds were set; docs/evidence/attacks.md lists them ("Tried
@@ -136,13 +135,6 @@ func TestBackendsTricks(t *testing.T) {
 			b.headers(1, false, ":status=200")
 			b.send(1, true, "set-cookie=a", "content-length=9", "x-remote-user=root", "transfer-encoding=chunked", "x-one=1")
 		}, `HEADERS 1 x-one=1 END`},
-		{"the length of one answer in another", func(_ *rig, _, b *peer) {
-			b.send(1, false, ":status=200", "content-length=5", "content-length=6")
-		}, ":status=502"},
-		{"a pseudo-field in trailers", func(_ *rig, _, b *peer) {
-			b.headers(1, false, ":status=200")
-			b.send(1, true, ":status=500")
-		}, "RST 1 INTERNAL_ERROR"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRig(t)
@@ -182,37 +174,6 @@ func TestClientsTricks(t *testing.T) {
 		name string
 		do   func(r *rig, c *peer)
 	}{
-		{"reset while parked", func(r *rig, c *peer) {
-			var resume func(Plan)
-			r.decide = func(_ *wire.Head, f func(Plan)) (Plan, bool) { resume = f; return Plan{}, false }
-			c.request(1, "POST", false)
-			c.upload(1, 60<<10)
-			c.rst(1, http2.ErrCodeCancel)
-			resume(r.forward(r.ep))
-			resume(r.forward(r.ep)) // the second call must do nothing
-			r.decide = nil
-		}},
-		{"trailers while parked", func(r *rig, c *peer) {
-			var resume func(Plan)
-			r.decide = func(_ *wire.Head, f func(Plan)) (Plan, bool) { resume = f; return Plan{}, false }
-			c.request(1, "POST", false)
-			c.send(1, true, "x-remote-user=root", "x-one=1")
-			p := r.forward(r.ep)
-			p.Remove = func(name string) bool { return name == "x-one" }
-			resume(p)
-			r.decide = nil
-			if got := strings.Join(r.backend(0).see(), "|"); strings.Contains(got, "root") || strings.Contains(got, "x-one") {
-				r.t.Errorf("the backend sees %s", got)
-			}
-			r.backends[0].respond(1, "ok")
-		}},
-		{"reset while waiting for a connection", func(r *rig, c *peer) {
-			r.heldDial = true
-			c.request(1, "POST", false)
-			c.upload(1, 60<<10)
-			c.rst(1, http2.ErrCodeCancel)
-			r.dialAll()
-		}},
 		{"gone while a retry waits", func(r *rig, c *peer) {
 			r.plan.Retries = 2
 			c.request(1, "POST", false)
@@ -222,20 +183,6 @@ func TestClientsTricks(t *testing.T) {
 			r.lose(b, errRefused)
 			r.lose(c, errRefused)
 			r.dialAll()
-		}},
-		{"a window below zero, and trailers behind it", func(r *rig, c *peer) {
-			c.get(1)
-			b := r.backend(0)
-			b.headers(1, false, ":status=200")
-			_ = b.fr.WriteData(1, false, make([]byte, 30<<10))
-			c.window(0)
-			_ = b.fr.WriteData(1, false, make([]byte, 30<<10))
-			b.send(1, true, "x-one=1")
-			if got := strings.Join(c.see(), "|"); strings.Contains(got, "x-one") {
-				r.t.Errorf("the client sees %s", got)
-			}
-			c.grow(1, 60<<10)
-			c.wantPart("HEADERS 1 x-one=1 END")
 		}},
 		{"GOAWAY and then streams", func(_ *rig, c *peer) {
 			_ = c.fr.WriteGoAway(0, http2.ErrCodeNo, nil)

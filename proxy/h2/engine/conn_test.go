@@ -49,32 +49,6 @@ func (p *peer) wantClosed(closed bool, wrong string) {
 	}
 }
 
-func TestMaxStreamsOfBackend(t *testing.T) {
-	r, c, b := asked(t)
-	b.takes(2)
-	b.see()
-	r.heldDial = true
-	c.gets(3, 9)
-	if got := strings.Join(b.see(), "|"); strings.Count(got, "HEADERS") != 1 {
-		t.Errorf("the backend sees %s", got)
-	}
-	check.Same(t, 2, len(r.held), "dials for three streams, at two each")
-	b.respond(1, "") // makes room for a stream
-	b.want("HEADERS 5 " + okHead + " END")
-	r.heldDial = false
-	r.dialled(r.held[0])
-	if got := strings.Join(r.backend(1).see(), "|"); strings.Count(got, "HEADERS") != 2 {
-		t.Errorf("the second connection sees %s", got)
-	}
-	for _, id := range []uint32{3, 5} {
-		b.respond(id, "")
-	}
-	for _, id := range []uint32{1, 3} {
-		r.backend(1).respond(id, "")
-	}
-	r.clean()
-}
-
 func TestStreamIDsRunOut(t *testing.T) {
 	r, c := newClient(t, func(l *limits) { l.maxStreamID = 7 })
 	c.gets(1, 7)
@@ -95,27 +69,6 @@ func TestStreamIDsRunOut(t *testing.T) {
 	r.backends[0].wantClosed(true, "a backend connection without ids is kept")
 	r.backends[1].respond(1, "")
 	c.wantClosed(true, "the client's connection is kept")
-	r.clean()
-}
-
-func TestGoAwayOfBackendLetsStreamsFinish(t *testing.T) {
-	r := newRig(t)
-	r.plan.Retries = 1
-	c := r.client()
-	c.get(1)
-	c.get(3)
-	b := r.backend(0)
-	b.goAway(1, http2.ErrCodeNo)
-	b2 := r.backend(1)
-	b.respond(1, "a")
-	b2.respond(1, "b")
-	c.want("HEADERS 1 :status=200", `DATA 1 "a" END`, "HEADERS 3 :status=200", `DATA 3 "b" END`)
-	if !b.c.closing || r.failed != 0 {
-		t.Errorf("closed: %v, %d signals", b.c.closing, r.failed)
-	}
-	c.get(5)
-	check.Same(t, 1, len(b2.c.streams), "streams on the new connection")
-	b2.respond(3, "")
 	r.clean()
 }
 

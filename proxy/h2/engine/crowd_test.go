@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -59,42 +58,4 @@ func TestCrowdOnSmallConnections(t *testing.T) {
 		sent += len(b.c.streams)
 	}
 	check.Same(t, clients*each, sent, "requests that were sent")
-}
-
-// A busy backend that closes a connection before it has acknowledged our SETTINGS has not read the
-// requests after them: watches are sent elsewhere. After the acknowledgement it may have processed
-// them; a POST may have been executed in either case.
-func TestWatchOnUnheardConnection(t *testing.T) {
-	for name, tt := range map[string]struct {
-		method   string
-		answered bool
-		again    bool
-	}{
-		"watch":              {method: "GET", again: true},
-		"watch, answered":    {method: "GET", answered: true},
-		"POST":               {method: "POST"},
-		"POST, and answered": {method: "POST", answered: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			r.plan = Plan{Retries: 2, LongRunning: true}
-			c := r.client()
-			c.request(1, tt.method, true)
-			b := r.backend(0)
-			if tt.answered {
-				b.fr.WriteSettingsAck()
-				b.flush()
-			}
-			r.e.lose(b.c, errors.New("EOF"))
-			r.e.remove(b.c)
-			r.run()
-			if !tt.again {
-				c.want("HEADERS 1 :status=503 content-length=0 END")
-				return
-			}
-			r.backend(1).respond(1, "event")
-			c.want("HEADERS 1 :status=200", `DATA 1 "event" END`)
-			r.clean()
-		})
-	}
 }

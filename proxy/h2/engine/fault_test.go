@@ -34,6 +34,7 @@ func TestBackendMisbehaves(t *testing.T) {
 		{"101", func(b *peer) { b.headers(1, false, ":status=101") }, ":status=502", false},
 		{"interim that ends", func(b *peer) { b.headers(1, true, ":status=100") }, ":status=502", false},
 		{"length without body", func(b *peer) { b.headers(1, true, ":status=200", "content-length=3") }, ":status=502", false},
+		{"two lengths", func(b *peer) { b.headers(1, false, ":status=200", "content-length=5", "content-length=6") }, ":status=502", false},
 		{"bad length", func(b *peer) { b.headers(1, true, ":status=200", "content-length=+3") }, ":status=502", false},
 		{"body too long", func(b *peer) {
 			b.headers(1, false, ":status=200", "content-length=3")
@@ -47,6 +48,7 @@ func TestBackendMisbehaves(t *testing.T) {
 			b.headers(1, false, ":status=200", "content-length=30")
 			b.headers(1, true, "x-t=1")
 		}, "RST 1 INTERNAL_ERROR", false},
+		{"pseudo-field in trailers", func(b *peer) { head(b); b.headers(1, true, ":status=500") }, "RST 1 INTERNAL_ERROR", false},
 		{"body of 204", func(b *peer) {
 			b.headers(1, false, ":status=204")
 			_ = b.fr.WriteData(1, true, []byte("x"))
@@ -141,21 +143,6 @@ func TestTrailersWithoutContent(t *testing.T) {
 	b.send(1, true, "x-t=1")
 	c.wantPart("HEADERS 1 :status=200 content-length=5", "HEADERS 1 x-t=1 END")
 	r.clean()
-}
-
-// A request of a safe method is sent again if the backend lost its connection before it read our
-// SETTINGS.
-func TestRetryOfSafe(t *testing.T) {
-	for method, tries := range map[string]int{"GET": 2, "HEAD": 2, "OPTIONS": 1, "DELETE": 1} {
-		r := newRig(t)
-		r.plan.Retries = 1
-		c := r.client()
-		c.request(1, method, true)
-		r.lose(r.backend(0), errRefused)
-		if len(r.backends) != tries {
-			t.Errorf("%s: %d tries, want %d", method, len(r.backends), tries)
-		}
-	}
 }
 
 func TestConnectionFieldsOfBackendAreDropped(t *testing.T) {
@@ -254,91 +241,99 @@ func TestDataAfterTheEnd(t *testing.T) {
 	r.clean()
 }
 
-func TestRetryOfUnprocessed(t *testing.T) {
-	events := map[string]func(b *peer){
-		"refused": func(b *peer) { b.rst(1, http2.ErrCodeRefusedStream) },
-		"goaway":  func(b *peer) { b.goAway(0, http2.ErrCodeNo) },
+// A request is sent again with all that has come of its body.
+func TestRetry(t *testing.T) {
+	r := newRig(t)
+	r.plan.Retries, r.named = 2, true
+	other := r.endpoint("other")
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
+	c := r.client()
+	c.request(1, "POST", false, "x-a=1")
+	c.data(1, "first", false)
+	b := r.backend(0)
+	b.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=POST :scheme=https :authority=ep :path=/ x-a=1", `DATA 1 "first"`, "SETTINGS ACK")
+	b.goAway(0, http2.ErrCodeNo)
+	b2 := r.backend(1)
+	b2.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=POST :scheme=https :authority=other :path=/ x-a=1", `DATA 1 "first"`, "SETTINGS ACK")
+	c.data(1, "second", true)
+	b2.want(`DATA 1 "second" END`)
+	b2.respond(1, "ok")
+	c.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
+	if o := r.outcomes[0]; o.Retries != 1 || o.Endpoint != other || o.Reason != ReasonNone || o.Received != 11 {
+		t.Errorf("outcome %+v", o)
 	}
-	for name, event := range events {
-		t.Run(name, func(t *testing.T) {
+	r.clean()
+}
+
+// A request is sent again, with its whole body, if no backend has processed it, or if it may be
+// processed twice. A backend that closes a connection before it has acknowledged our SETTINGS has
+// not read the requests after them: so much is known of safe methods, also of a watch.
+func TestTries(t *testing.T) {
+	reset := func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeInternal) }
+	refused := func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeRefusedStream) }
+	lost := func(r *rig, b *peer) { r.lose(b, errRefused) }
+	heard := func(r *rig, b *peer) {
+		_ = b.fr.WriteSettingsAck()
+		b.flush()
+		r.lose(b, errRefused)
+	}
+	no := func() bool { return false }
+	for _, tt := range []struct {
+		name, method string
+		plan         Plan // with Retries: 5, of which two are used
+		body         int
+		event        func(r *rig, b *peer)
+		want         int
+	}{
+		{"reset, may be repeated", "POST", Plan{Again: true}, 0, reset, 3},
+		{"reset", "POST", Plan{}, 0, reset, 1},
+		{"lost, may be repeated", "POST", Plan{Again: true}, 0, heard, 3},
+		{"lost", "POST", Plan{}, 0, lost, 1},
+		{"lost GET", "GET", Plan{}, 0, lost, 3},
+		{"lost HEAD", "HEAD", Plan{}, 0, lost, 3},
+		{"lost OPTIONS", "OPTIONS", Plan{}, 0, lost, 1},
+		{"lost DELETE", "DELETE", Plan{}, 0, lost, 1},
+		{"lost watch", "GET", Plan{LongRunning: true}, 0, lost, 3},
+		{"lost watch that may have been heard", "GET", Plan{LongRunning: true}, 0, heard, 1},
+		{"no budget", "POST", Plan{Again: true, Budget: no}, 0, refused, 1},
+		{"small body", "POST", Plan{}, 1000, refused, 3},
+		{"large body", "POST", Plan{}, 400_000, refused, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
-			r.plan.Retries, r.named = 2, true
-			other := r.endpoint("other")
-			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
+			r.plan = tt.plan
+			r.plan.Retries = 5
+			second, third := r.endpoint("second"), r.endpoint("third")
+			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, second, third), true }
 			c := r.client()
-			c.request(1, "POST", false, "x-a=1")
-			c.data(1, "first", false)
-			b := r.backend(0)
-			b.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=POST :scheme=https :authority=ep :path=/ x-a=1", `DATA 1 "first"`, "SETTINGS ACK")
-			event(b)
-			b2 := r.backend(1)
-			b2.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=POST :scheme=https :authority=other :path=/ x-a=1", `DATA 1 "first"`, "SETTINGS ACK")
-			c.data(1, "second", true)
-			b2.want(`DATA 1 "second" END`)
-			b2.respond(1, "ok")
-			c.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
-			if o := r.outcomes[0]; o.Retries != 1 || o.Endpoint != other || o.Reason != ReasonNone || o.Received != 11 {
-				t.Errorf("outcome %+v", o)
+			c.request(1, tt.method, tt.body == 0)
+			for i := 0; i < len(r.backends); i++ {
+				b := r.backend(i)
+				b.grow(0, 1<<20)
+				b.grow(1, 1<<20)
+				for left := tt.body; left > 0 && i == 0; left -= 1000 {
+					c.data(1, strings.Repeat("x", 1000), false)
+				}
+				check.Same(t, tt.body, b.received(), "try %d: bytes", i)
+				tt.event(r, b)
 			}
+			c.wantPart(":status=50")
+			c.rst(1, http2.ErrCodeCancel)
+			check.Same(t, tt.want, r.outcomes[0].Retries+1, "tries")
 			r.clean()
 		})
 	}
 }
 
-func TestNoRetryOfProcessed(t *testing.T) {
-	for _, test := range []struct {
-		name   string
-		again  bool
-		budget bool
-		body   int
-		event  func(r *rig, b *peer)
-		tries  int
-	}{
-		{"reset, GET", true, true, 0, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeInternal) }, 3},
-		{"reset, other verbs", false, true, 0, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeInternal) }, 1},
-		{"lost, GET", true, true, 0, func(r *rig, b *peer) { r.e.lose(b.c, errors.New("gone")); r.run() }, 3},
-		{"lost, other verbs", false, true, 0, func(r *rig, b *peer) { r.e.lose(b.c, errors.New("gone")); r.run() }, 1},
-		{"no budget", true, false, 0, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeRefusedStream) }, 1},
-		{"small body", false, true, 1000, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeRefusedStream) }, 3},
-		{"large body", false, true, 400_000, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeRefusedStream) }, 1},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			r := newRig(t)
-			r.plan.Retries, r.plan.Again = 5, test.again
-			r.plan.Budget = func() bool { return test.budget }
-			second, third := r.endpoint("second"), r.endpoint("third")
-			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, second, third), true }
-			c := r.client()
-			c.request(1, "POST", test.body == 0)
-			for i := 0; ; i++ {
-				if i >= len(r.backends) {
-					break
-				}
-				b := r.backend(i)
-				_ = b.fr.WriteWindowUpdate(0, 1<<20)
-				b.grow(1, 1<<20)
-				for left := test.body; left > 0 && i == 0; left -= 1000 {
-					c.data(1, strings.Repeat("x", 1000), false)
-				}
-				sent := 0
-				for _, f := range b.see() {
-					n := 0
-					if _, err := fmt.Sscanf(f, "DATA 1 (%d)", &n); err == nil {
-						sent += n
-					}
-				}
-				check.Same(t, test.body, sent, "try %d: bytes", i)
-				test.event(r, b)
-			}
-			got := strings.Join(c.see(), "|")
-			if !strings.Contains(got, ":status=50") {
-				t.Errorf("the client sees %s", got)
-			}
-			c.rst(1, http2.ErrCodeCancel)
-			check.Same(t, test.tries, r.outcomes[0].Retries+1, "tries")
-			r.clean()
-		})
+// received returns the number of bytes of bodies that the peer sees.
+func (p *peer) received() (sum int) {
+	for _, f := range p.see() {
+		n := 0
+		if _, err := fmt.Sscanf(f, "DATA 1 (%d)", &n); err == nil {
+			sum += n
+		}
 	}
+	return sum
 }
 
 // unless returns a plan for the rig's endpoint, or for other after the first is ejected.

@@ -59,24 +59,6 @@ func TestFewStreamsAreKept(t *testing.T) {
 	}
 }
 
-// Objects that are reused after being freed can be freed again.
-func TestFreedAndUsed(t *testing.T) {
-	r := newRig(t)
-	for range 3 {
-		r.e.buffers.Put(append(r.e.buffer(), "content"...))
-		r.e.freeChunk(r.e.chunk())
-		var s stream
-		s.sending = r.e.newSending(&Plan{})
-		r.e.freeSending(&s)
-	}
-	c := r.client()
-	for id := uint32(1); id < 9; id += 2 {
-		c.get(id)
-		r.backend(0).respond(id, "ok")
-	}
-	r.clean()
-}
-
 // A request that comes just after the PING of an idle connection has as much time as others before
 // the connection is closed.
 func TestIdleBackendHasTimeToAnswerPing(t *testing.T) {

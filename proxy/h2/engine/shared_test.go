@@ -65,27 +65,6 @@ func (s *sharers) leave(who ...string) (on []int) {
 	return on
 }
 
-// Requests of several upstreams share a connection. Each is counted for its own upstream.
-func TestSharersUseOneConnection(t *testing.T) {
-	s := newSharers(t)
-	c := s.client()
-	s.ask(c, 1, "a", "GET", "/")
-	s.ask(c, 3, "b", "GET", "/")
-	if len(s.backends) != 1 || s.inFlight != 2 {
-		t.Fatalf("%d connections, %d in flight", len(s.backends), s.inFlight)
-	}
-	b := s.backend(0)
-	b.respond(1, "to a")
-	b.respond(3, "to b")
-	c.want("HEADERS 1 :status=200", `DATA 1 "to a" END`, "HEADERS 3 :status=200", `DATA 3 "to b" END`)
-	for _, who := range []string{"a", "b"} {
-		if o := s.ended[who]; len(o) != 1 || o[0].Endpoint != s.eps[who] {
-			t.Errorf("%s: %+v", who, o)
-		}
-	}
-	s.clean()
-}
-
 // newWatchers returns sharers with requests on one connection: 1 and 5 are watches of a and of b, 3
 // is another request of a.
 func newWatchers(t *testing.T) (s *sharers, c, b *peer) {
@@ -195,7 +174,7 @@ func TestEjectOfSharers(t *testing.T) {
 	if o := s.ended["a"]; len(o) != 3 || o[0].Retries != 1 || o[0].Endpoint != s.apart["a"] {
 		t.Errorf("%+v", o)
 	}
-	if o := s.ended["b"]; len(o) != 1 || o[0].Retries != 0 {
+	if o := s.ended["b"]; len(o) != 1 || o[0].Retries != 0 || o[0].Endpoint != s.eps["b"] {
 		t.Errorf("%+v", o)
 	}
 	s.clean()
