@@ -84,10 +84,14 @@ func TestInterimAndTrailersBothWays(t *testing.T) {
 	c.send(1, true, "x-sum=1", "x-remote-user=system:admin", "authorization=x")
 	b.want(`DATA 1 "up"`, "HEADERS 1 x-sum=1 END") // trailers must not carry an identity
 	b.headers(1, false, ":status=103", "link=l", "content-length=3")
-	b.headers(1, false, ":status=200", "content-length=4")
+	b.headers(1, false, ":status=200", "content-length=4", "connection=x", "keep-alive=1", "transfer-encoding=chunked", "upgrade=h2c")
 	_ = b.fr.WriteData(1, false, []byte("down"))
 	b.send(1, true, "x-sum=2")
 	c.want("HEADERS 1 :status=103 link=l", "HEADERS 1 :status=200 content-length=4", `DATA 1 "down"`, "HEADERS 1 x-sum=2 END")
+	c.request(3, "HEAD", true) // whose answer declares the length of content that it does not have
+	b.headers(3, false, ":status=200", "content-length=5")
+	b.send(3, true, "x-t=1")
+	c.want("HEADERS 3 :status=200 content-length=5", "HEADERS 3 x-t=1 END")
 	r.clean()
 }
 
@@ -309,15 +313,18 @@ func TestHeaderListLimit(t *testing.T) {
 	c.get(3)
 	r.backend(0).respond(1, "ok")
 	c.want("HEADERS 3 :status=200", `DATA 3 "ok" END`)
+	c.request(101, "POST", false)
+	c.send(101, true, "x-a="+strings.Repeat("v", 3000), "x-b="+strings.Repeat("w", 3000))
+	c.wantPart("RST 101 ENHANCE_YOUR_CALM")
 	r.clean()
-	c.get(5, "x-bomb="+strings.Repeat("v", 3000)) // enters the table
+	c.get(103, "x-bomb="+strings.Repeat("v", 3000)) // enters the table
 	bomb := make([]byte, 4000)
 	for i := range bomb {
 		bomb[i] = 0x80 | 62 // 3 KiB each
 	}
 	n := uint32(0)
 	for ; n < 1000 && !c.c.closing; n++ {
-		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 7 + 2*n, BlockFragment: bomb, EndStream: true, EndHeaders: true})
+		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 105 + 2*n, BlockFragment: bomb, EndStream: true, EndHeaders: true})
 		c.flush()
 	}
 	if n > 10 {

@@ -6,23 +6,15 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A head with a Content-Length is sent together with the body's first bytes.
-func TestHeadWaitsForBody(t *testing.T) {
-	r, c, b := asked(t)
-	b.send(1, false, ":status=200", "content-length=4")
-	c.want()
-	_ = b.fr.WriteData(1, true, []byte("body"))
-	b.flush()
-	c.want("HEADERS 1 :status=200 content-length=4", `DATA 1 "body" END`)
-	r.clean()
-}
-
+// A head with a Content-Length is sent together with the body's first bytes, or when something else
+// is.
 func TestHeldHeadEnds(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		by   func(r *rig, c, b *peer)
 		want []string
 	}{
+		{"body", func(_ *rig, _, b *peer) { b.data(1, "body", true) }, []string{`DATA 1 "body" END`}},
 		{"tick", func(r *rig, _, _ *peer) { r.tick(TickEvery) }, nil},
 		{"another response", func(_ *rig, _, b *peer) { b.headers(3, true, ":status=204"); b.flush() }, []string{"HEADERS 3 :status=204 END"}},
 		{"ping", func(_ *rig, c, _ *peer) { _ = c.fr.WritePing(false, [8]byte{'p'}); c.flush() }, []string{"PING p\x00\x00\x00\x00\x00\x00\x00 ACK"}},

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func (s *spares) empty() bool {
@@ -119,15 +121,14 @@ func TestSilenceAtRest(t *testing.T) {
 func TestDrainIsNoRest(t *testing.T) {
 	r, c := newClient(t)
 	c.get(1)
+	check.Same(t, 250*time.Millisecond, r.e.Pace(), "between ticks at work")
 	for range 2 * int(restAfter/TickEvery) {
 		r.tick(TickEvery)
 		pong(c, r.backends[0])
 	}
-	before := r.e.Pace()
+	check.Same(t, 500*time.Millisecond, r.e.Pace(), "between ticks at rest")
 	r.e.Drain(time.Second)
-	if after := r.e.Pace(); before != restEvery || after != TickEvery {
-		t.Errorf("ticks every %v, then every %v", before, after)
-	}
+	check.Same(t, TickEvery, r.e.Pace(), "between ticks of a drain")
 }
 
 // pong makes peers answer PINGs.

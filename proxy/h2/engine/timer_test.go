@@ -2,7 +2,6 @@ package engine
 
 import (
 	"testing"
-	"time"
 
 	"golang.org/x/net/http2"
 
@@ -32,24 +31,4 @@ func TestDrainEndsBetweenFrames(t *testing.T) {
 	b.flush()
 	r.tick(2 * eventGap)
 	c.want(`DATA 1 "{\"a\":0}"`, `DATA 1 "" END`)
-}
-
-// Timers are checked four times a second in a busy shard, and twice in an idle one.
-func TestPace(t *testing.T) {
-	r := newRig(t)
-	want := func(when string, pace time.Duration) {
-		t.Helper()
-		if got := r.e.Pace(); got != pace {
-			t.Errorf("%s: every %v, want %v", when, got, pace)
-		}
-	}
-	c := r.client()
-	c.get(1)
-	b := r.backend(0)
-	want("at work", 250*time.Millisecond)
-	for range 2 * int(restAfter/TickEvery) {
-		r.tick(TickEvery)
-		pong(c, b)
-	}
-	want("at rest", 500*time.Millisecond)
 }
