@@ -47,8 +47,7 @@ type Config struct {
 	Metrics prometheus.Registerer
 
 	// For tests.
-	stall    time.Duration // see engine.Config
-	portable bool          // one reader goroutine per connection, even where there is an event loop
+	portable bool // one reader goroutine per connection, even where there is an event loop
 }
 
 func (c *Config) logger() *slog.Logger { return cmp.Or(c.Logger, slog.New(slog.DiscardHandler)) }

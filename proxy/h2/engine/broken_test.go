@@ -33,7 +33,8 @@ func TestConnectionErrors(t *testing.T) {
 			_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1})
 			_ = c.fr.WritePing(false, [8]byte{})
 		}, "GOAWAY 0 PROTOCOL_ERROR"},
-		// PRIORITY is ignored where it is valid (§6.3); otherwise it ends its stream, even an idle one.
+		// PRIORITY is ignored where it is valid (§6.3); otherwise it ends its stream, also an idle
+		// one.
 		{"PRIORITY cut short", raw(http2.FramePriority, 0, 1, 4), "RST 1 FRAME_SIZE_ERROR"},
 		{"PRIORITY of a stream over itself", func(c *peer) { _ = c.fr.WriteRawFrame(http2.FramePriority, 0, 3, []byte{0, 0, 0, 3, 0}) }, "RST 3 PROTOCOL_ERROR"},
 	} {

@@ -131,12 +131,19 @@ func TestClientTimeouts(t *testing.T) {
 		b.wantPart("RST 1 CANCEL")
 		r.clean()
 	})
-	t.Run("takes nothing", func(_ *testing.T) {
+	t.Run("takes little, then nothing", func(_ *testing.T) {
 		r, c := newClient(t)
 		c.silent = true
 		c.get(1)
 		r.backend(0).respond(1, "x")
 		c.c.take() // the driver's write does not return
+		taken := uint64(0)
+		r.e.Taken = func(*Conn) (uint64, bool) { return taken, false }
+		for range 2 * int(r.e.lim.stall/time.Second) {
+			taken++
+			r.tick(time.Second)
+			c.pong()
+		}
 		gone(r, c, r.e.lim.stall)
 	})
 }
@@ -167,47 +174,34 @@ func TestDrain(t *testing.T) {
 	r.clean()
 }
 
+// An endpoint is first retired with a long grace, so that it gets no new requests and finishes
+// those it has; later its watches are ended. Retiring it with a long grace once more does not undo
+// that end.
 func TestRetire(t *testing.T) {
-	r, c := newClient(t)
-	c.get(1)
-	r.plan.LongRunning = true
-	c.get(3)
-	b := r.backend(0)
-	b.begin(3)
-	old := r.ep
-	r.ep = r.endpoint("new")
-	r.retire(old, 2*time.Second)
-	c.get(5)
-	if len(r.backends) != 2 {
-		t.Fatal("a retired endpoint is still used")
-	}
-	b.respond(1, "done")
-	r.tick(3 * time.Second)
-	b.wantClosed(true, "the retired connection is kept")
-	r.backend(1).respond(1, "")
-	c.wantPart(`DATA 1 "done" END`, `DATA 3 "" END`)
-	r.clean()
-}
-
-// An endpoint is first retired with a long grace, so that it gets no new requests; later its
-// watches are ended. Retiring it with a long grace once more does not undo that end.
-func TestRetireAgain(t *testing.T) {
 	for _, grace := range []time.Duration{0, time.Second} {
 		r, c := newClient(t)
-		r.plan.LongRunning = true
 		c.get(1)
+		r.plan.LongRunning = true
+		c.get(3)
 		b := r.backend(0)
-		b.begin(1)
+		b.begin(3)
 		c.see()
-		r.e.Retire(r.ep, time.Hour)
+		old := r.ep
+		r.ep = r.endpoint("new")
+		r.retire(old, time.Hour)
+		c.get(5)
+		r.backend(1).respond(1, "new")
+		c.want("HEADERS 5 :status=200", `DATA 5 "new" END`)
+		b.respond(1, "done")
+		c.want("HEADERS 1 :status=200", `DATA 1 "done" END`)
 		r.tick(3 * time.Second)
 		c.want()
-		r.e.Retire(r.ep, grace)
-		r.e.Retire(r.ep, time.Hour)
+		r.e.Retire(old, grace)
+		r.e.Retire(old, time.Hour)
 		r.tick(grace * 9 / 10)
 		c.want()
 		r.tick(grace/10 + TickEvery)
-		c.want(`DATA 1 "" END`)
+		c.want(`DATA 3 "" END`)
 		b.wantClosed(true, "the retired connection is kept")
 		r.clean()
 	}

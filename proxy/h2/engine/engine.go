@@ -189,7 +189,6 @@ type Config struct {
 	MaxStreams uint32        // per client connection; 0 means 250
 	MaxHeader  int           // bytes of a field list; 0 means 256 KiB
 	Idle       time.Duration // a client's connection without streams is closed after it; 0 means 3 min
-	Stall      time.Duration // how long a peer may accept none of our output; 0 means 30 s
 }
 
 // New returns an engine for the driver that cfg describes.
@@ -198,7 +197,6 @@ func New(cfg Config) *Engine {
 	l.maxStreams = cmp.Or(cfg.MaxStreams, l.maxStreams)
 	l.maxHeader = cmp.Or(max(cfg.MaxHeader, 0), l.maxHeader)
 	l.idle = cmp.Or(max(cfg.Idle, 0), l.idle)
-	l.stall = cmp.Or(cfg.Stall, l.stall)
 	e := newEngine(l)
 	e.Config = cfg
 	return e

@@ -69,20 +69,6 @@ func TestDialFailsBesideUselessConnection(t *testing.T) {
 			r.backend(1).respond(1, "")
 			c.want("HEADERS 5 :status=200 END")
 		})
-		t.Run(name+", another endpoint", func(t *testing.T) {
-			r := newRig(t)
-			c, b := occupied(r, true)
-			useless(b)
-			c.see()
-			other := r.endpoint("other")
-			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
-			r.plan.Retries, r.heldDial = 1, true
-			c.get(3)
-			r.dialEnds(errRefused)
-			if len(r.held) != 1 || r.held[0].ep != other {
-				t.Fatal("the other endpoint is not dialled")
-			}
-		})
 	}
 }
 

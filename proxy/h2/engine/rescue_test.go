@@ -8,8 +8,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
-// A panic ends the connection of the client that caused it. Others' requests go on, also on the same
-// connection to a backend.
+// A panic ends the connection of the client that caused it. Others' requests go on, also on the
+// same connection to a backend.
 func TestPanics(t *testing.T) {
 	pick := func(eps func() *Endpoint) *Upstream {
 		return &Upstream{Pick: func([]*Endpoint) *Endpoint { return eps() }}
