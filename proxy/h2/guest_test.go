@@ -302,25 +302,6 @@ func TestGuestFailures(t *testing.T) {
 	x.empty(0)
 }
 
-// A request that no backend has processed is sent to another endpoint, with its whole body.
-func TestGuestRetries(t *testing.T) {
-	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }))
-	dead := endpoint("127.0.0.1:1")
-	x.plan.Retries = 2
-	x.plan.Forward = &Upstream{Pick: func(tried []*Endpoint) *Endpoint {
-		if len(tried) == 0 {
-			return dead
-		}
-		return x.ep
-	}}
-	body := strings.Repeat("0123456789", 20_000)
-	x.reads(x.must("POST", "/", strings.NewReader(body)), body)
-	if o := <-x.ended; o.Retries != 1 || o.Reason != ReasonNone {
-		t.Errorf("outcome %+v", o)
-	}
-	x.empty(0)
-}
-
 // A caller that does not read holds at most one window of the body, does not delay others, and
 // after its deadline holds little.
 func TestGuestReadsSlowly(t *testing.T) {

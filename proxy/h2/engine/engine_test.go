@@ -154,6 +154,33 @@ func TestSlowReaderHoldsOneWindow(t *testing.T) {
 	r.clean()
 }
 
+// A client whose socket is full makes us hold no more than its windows.
+func TestFullSocketStopsData(t *testing.T) {
+	r, c := newClient(t)
+	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow})
+	_ = c.fr.WriteWindowUpdate(0, 1<<30)
+	c.get(1)
+	c.silent = true
+	b := r.backend(0)
+	b.headers(1, false, ":status=200")
+	for range 16 {
+		b.data(1, strings.Repeat("x", 16384), false)
+	}
+	if n := len(c.c.out); n > r.e.lim.writeLimit+1024 {
+		t.Errorf("%d bytes of output", n)
+	}
+	c.silent = false
+	c.take()
+	r.run()
+	total := 0
+	for _, f := range c.see() {
+		total += strings.Count(f, "DATA")
+	}
+	if s := c.c.streams[1]; total == 0 || s.half[down].sent != 16*16384 {
+		t.Errorf("%d bytes sent once the socket took them", s.half[down].sent)
+	}
+}
+
 // Windows are credited in large steps, not with a WINDOW_UPDATE for each DATA frame.
 func TestWindowUpdatesAreBatched(t *testing.T) {
 	_, c, b := posted(t)

@@ -101,6 +101,27 @@ func TestResetAfterWholeAnswer(t *testing.T) {
 	}
 }
 
+// Uploads to a backend that does not read do not delay other requests on the client's connection.
+func TestUploadsDoNotBlockEachOther(t *testing.T) {
+	r, c := newClient(t)
+	stuck := r.ep
+	for id := uint32(1); id <= 15; id += 2 {
+		c.request(id, "POST", false)
+		c.upload(id, int(r.e.lim.streamWindow))
+	}
+	r.ep = r.endpoint("healthy")
+	c.request(17, "POST", false)
+	if c.c.recv < minMaxFrame {
+		t.Fatalf("the client may send only %d bytes more on its connection", c.c.recv)
+	}
+	c.data(17, "hello", true)
+	b := r.backend(1)
+	b.wantPart(`DATA 1 "hello" END`)
+	b.respond(1, "hi")
+	c.wantPart(`DATA 17 "hi" END`)
+	r.e.Retire(stuck, 0)
+}
+
 // The rest of an answer that has ended can be read, and then its error.
 func TestNoMoreOfAGuest(t *testing.T) {
 	g := Guest{err: errRefused, rest: []byte("ab")}
