@@ -1,13 +1,14 @@
 package trust
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,7 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
@@ -143,11 +144,9 @@ func (s *stage) shown(what string) (text string) {
 		}
 		text = string(must.Get(yaml.Marshal(map[string]any{"status": all, "faults": s.Faults()}))(s.t))
 	case "metrics":
-		var b bytes.Buffer
-		for _, f := range must.Get(s.metrics.Gather())(s.t) {
-			must.Get(expfmt.MetricFamilyToText(&b, f))(s.t)
-		}
-		lines := slices.Sorted(strings.Lines(regexp.MustCompile(`(?m)^# HELP.*\n|fingerprint="[^"]*",`).ReplaceAllString(b.String(), "")))
+		w := httptest.NewRecorder()
+		promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequestWithContext(s.t.Context(), http.MethodGet, "/", nil))
+		lines := slices.Sorted(strings.Lines(regexp.MustCompile(`(?m)^# HELP.*\n|fingerprint="[^"]*",`).ReplaceAllString(w.Body.String(), "")))
 		text = strings.Join(lines, "")
 	default:
 		s.t.Fatalf("unknown: %s", what)
