@@ -11,8 +11,8 @@ import (
 // Kind is a way to misbehave.
 type Kind string
 
-// The kinds. Those of the first group concern connections: Path and Every do not apply. The others
-// concern requests.
+// The kinds. Those of the first group concern connections: Path, Method and Every do not apply. The
+// others concern requests.
 const (
 	// Refuse closes the port: new connections are refused, open ones stay.
 	Refuse Kind = "refuse"
@@ -99,6 +99,8 @@ type Fault struct {
 	Kind Kind
 	// Path is a prefix of matching request targets, as on the wire. Empty: all.
 	Path string
+	// Method is the matching method. Empty: all.
+	Method string
 	// Every applies the fault only to every n-th matching request. 0 and 1: to each.
 	Every int
 	// Delay, Code, Size and Text are described at the kinds that use them.
@@ -150,11 +152,11 @@ func (f *faults) connects(k Kind) (bool, <-chan struct{}) {
 }
 
 // of returns the fault for a request, which may be for aggregated discovery.
-func (f *faults) of(target string, aggregated bool) Fault {
+func (f *faults) of(method, target string, aggregated bool) Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i, x := range f.set {
-		if x.Kind.ofConnections() || !strings.HasPrefix(target, x.Path) || x.Kind == NoAggregated && !aggregated {
+		if x.Kind.ofConnections() || !strings.HasPrefix(target, x.Path) || x.Method != "" && x.Method != method || x.Kind == NoAggregated && !aggregated {
 			continue
 		}
 		if f.seen[i]++; f.seen[i]%max(x.Every, 1) == 0 {

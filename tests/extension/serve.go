@@ -40,7 +40,7 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
 	body := &bodyCount{ReadCloser: r.Body}
 	r.Body = body
 	defer func() { s.ring.finish(rec, r, body, w.status) }() // even if a fault panics
-	if !s.misbehave(w, r, x, s.faults.of(r.RequestURI, asksAggregated(r))) {
+	if !s.misbehave(w, r, x, s.faults.of(r.Method, r.RequestURI, asksAggregated(r))) {
 		return
 	}
 	route := http.Handler(http.HandlerFunc(s.route))
