@@ -131,7 +131,7 @@ func TestGivenUpIsRefused(t *testing.T) {
 				r := w.as(t, "bob", "GET", path, nil).WithContext(ctx)
 				r.Header.Set("X-Hang", "yes")
 				go func() { <-asked; cancel() }()
-				if _, err := w.httpClient(t, proto, nil).Do(r); !errors.Is(err, context.Canceled) { //nolint:bodyclose // there is none
+				if _, err := w.httpClient(t, proto, nil).Do(r); !errors.Is(err, context.Canceled) {
 					t.Errorf("given up: %v", err)
 				}
 				w.settled(t)

@@ -91,7 +91,7 @@ func (s *stage) do(at string, words ...string) {
 			}
 		}
 	case "unguarded": // nothing is left of closed connections
-		for _, b := range append(s.both(), s.Trust.local) {
+		for _, b := range append(s.both(), s.local) {
 			if b.guarding() {
 				s.t.Errorf("%s: a closed connection is still guarded for %q", at, b.name)
 			}

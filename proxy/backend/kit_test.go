@@ -73,12 +73,6 @@ func newServer(t *testing.T, proto string, handler http.HandlerFunc) *server {
 	return s
 }
 
-// kill ends the server like a killed process: listener and connections close at once.
-func (s *server) kill() {
-	_ = s.Listener.Close()
-	s.CloseClientConnections()
-}
-
 // trusting returns a client configuration that trusts the test servers' common certificate.
 func trusting(t testing.TB) func() (*tls.Config, error) {
 	t.Helper()

@@ -79,8 +79,8 @@ func (l *leanClient) gets(n int, path string) error {
 func (l *leanClient) run(n, streams int) error {
 	err := l.gets(streams, "/")
 	for asked, done := streams, 0; done < n && err == nil; {
-		f, err := l.fr.ReadFrame()
-		if err != nil {
+		var f http2.Frame
+		if f, err = l.fr.ReadFrame(); err != nil {
 			return err
 		}
 		if kind := f.Header().Type; kind == http2.FrameRSTStream || kind == http2.FrameGoAway {

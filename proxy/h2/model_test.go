@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptrace"
@@ -306,6 +307,6 @@ func startModel(t *testing.T, backend string) string {
 			r.SetURL(&url.URL{Scheme: "https", Host: backend})
 			r.Out.URL.RawQuery = r.In.URL.RawQuery
 		},
-		Transport: newTransport(t), FlushInterval: -1, ErrorLog: quiet(),
+		Transport: newTransport(t), FlushInterval: -1, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 	}).URL
 }

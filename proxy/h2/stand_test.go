@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -40,13 +39,11 @@ type stand struct {
 func newBackend(t testing.TB, h http.Handler) *httptest.Server {
 	b := httptest.NewUnstartedServer(h)
 	b.EnableHTTP2 = true
-	b.Config.ErrorLog = quiet()
+	b.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	b.StartTLS()
 	t.Cleanup(b.Close)
 	return b
 }
-
-func quiet() *log.Logger { return slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) }
 
 func newTransport(t testing.TB) *http.Transport {
 	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true, DisableCompression: true}
@@ -140,7 +137,7 @@ func (s *stand) start(cfg Config) {
 	}
 	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": s.server.Serve}
 	front.TLS = &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
-	front.Config.ErrorLog = quiet()
+	front.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	front.StartTLS()
 	t.Cleanup(func() { front.CloseClientConnections(); _ = front.Config.Close() })
 	s.addr = front.Listener.Addr().String()

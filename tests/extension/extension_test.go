@@ -109,7 +109,7 @@ func TestRecord(t *testing.T) {
 	front := pki.NewCA("front")
 	leaf := pki.Leaf{CommonName: "front-proxy-client"}
 	cfg := extension.Config{RequestHeaderCA: front.Pool(), AllowedNames: []string{leaf.CommonName}, RejectWith: 401, Record: 3}
-	run(t, "what arrived", cfg, func(t *testing.T, s *extension.Server, c *http.Client) {
+	run(t, "what arrived", cfg, func(t *testing.T, s *extension.Server, _ *http.Client) {
 		for name, pair := range map[string]*pki.Pair{"another CA": pki.NewCA("front").Issue(leaf), "another name": front.Issue(pki.Leaf{CommonName: "other"}), "none": nil} {
 			if out := got(t, client(t, s, true, pair), "GET", s.URL()+widgets, "", long); !strings.HasPrefix(out, "401") || s.Requests(0)[0].Verified {
 				t.Errorf("a certificate of %s: %s", name, out)
@@ -118,7 +118,7 @@ func TestRecord(t *testing.T) {
 		}
 		pair := front.Intermediate("between").Issue(leaf)
 		target := widgets + "/a%2Fb/echo?b=2&a=%31;x&b=1&%zz"
-		c = client(t, s, strings.HasSuffix(t.Name(), "true"), pair)
+		c := client(t, s, strings.HasSuffix(t.Name(), "true"), pair)
 		for range 5 {
 			r := must.Get(http.NewRequestWithContext(t.Context(), "POST", s.URL()+target, io.MultiReader(strings.NewReader("body"))))(t)
 			r.Header, r.Trailer = http.Header{"X-Twice": {"one", "two"}, "X_under": {"u"}}, http.Header{"X-Check": {"yes"}}

@@ -58,7 +58,7 @@ func (s *Scene) Step(at string, words []string) bool {
 		if err != nil {
 			s.Fatalf("%s: %v", at, err)
 		}
-		time.Sleep(d)
+		time.Sleep(d) //nolint:forbidigo // stories run in a synctest bubble
 	case "asked":
 		asked := s.Questions(words[1])
 		if len(words) > 4 {
