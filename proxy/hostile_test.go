@@ -285,6 +285,7 @@ func TestIdentity(t *testing.T) {
 	forged := http.Header{
 		"X_Remote_User": {"system:admin"}, "X-Remote_Group": {"system:masters"}, "X-Remote-Anything": {"x"}, "Proxy-Authorization": {"Basic eA=="},
 		"Sec-Websocket-Protocol": {"base64url.bearer.authorization.k8s.io.dG9rZW4tb2YtYm9i, v4.channel.k8s.io"}, "Forwarded": {"for=1.2.3.4"}, "X-Real-Ip": {"1.2.3.4"},
+		"X-Forwarded-Proto": {"http"}, "X-Forwarded-Uri": {"/elsewhere"},
 	}
 	forgedIdentity := http.Header{
 		"X-Remote-User": {"system:admin"}, "x-remote-group": {"system:masters"}, "X-Remote-Extra-Scopes": {"all"}, "X-REMOTE-UID": {"0"}, "X-Forwarded-For": {"1.2.3.4"}, "X-Forwarded-Host": {"evil"},
@@ -337,8 +338,12 @@ func TestIdentity(t *testing.T) {
 					t.Errorf("%s (-want +got):\n%s", about, diff)
 				}
 				check.Same(t, side.peer, in.peer, "%s: certificate", about)
-				check.Same(t, "127.0.0.1", in.header.Get("X-Forwarded-For"), "%s: X-Forwarded-For, without a stranger's", about)
-				check.Same(t, "", in.header.Get("X-Real-Ip")+in.header.Get("Sec-Websocket-Protocol"), "%s: an address that audit logs believe, and a token", about)
+				check.Same(t, []string{"127.0.0.1"}, in.header.Values("X-Forwarded-For"), "%s: X-Forwarded-For, without a stranger's", about)
+				check.Same(t, []string{"https"}, in.header.Values("X-Forwarded-Proto"), "%s: X-Forwarded-Proto", about)
+				// Audit logs believe the first. The last is a token.
+				for _, name := range []string{"X-Real-Ip", "Forwarded", "X-Forwarded-Uri", "Sec-Websocket-Protocol"} {
+					check.Same(t, "", in.header.Get(name), "%s: %s", about, name)
+				}
 			}
 		})
 	}
