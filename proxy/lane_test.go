@@ -1,13 +1,16 @@
 package proxy
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -63,8 +66,9 @@ func TestErrors(t *testing.T) {
 		{"cut", worldConfig{remote: cut}, "bob", widgets, 503, "ended the connection before it had answered", ""},
 		{"no HTTP", worldConfig{remote: hijacked(func(c io.ReadWriter, _ *http.Request) { _, _ = io.WriteString(c, "SSH-2.0\r\n") }), remoteHTTP1: true}, "bob", widgets, 502, "cannot be understood", ""},
 		{"own page without pages", worldConfig{}, "bob", "/fairlead/none", 404, "could not find", ""},
-		{"unknown caller", worldConfig{}, "", remoteGV, 401, "Unauthorized", ""},
-		{"forbidden", worldConfig{}, "nobody", remoteGV, 403, "forbidden", ""},
+		// A stranger does not learn that the backend is unavailable.
+		{"unknown caller", worldConfig{unhealthy: true}, "", remoteGV, 401, "Unauthorized", ""},
+		{"forbidden", worldConfig{unhealthy: true}, "nobody", remoteGV, 403, "forbidden", ""},
 		{"ambiguous", worldConfig{}, "bob", remoteGV + "/%2e%2e", 400, "ambiguous", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -205,6 +209,31 @@ func TestCutOff(t *testing.T) {
 		w.proxy.endCleanly(res, x)
 		_, ends := res.Body.(*endingBody)
 		check.Same(t, !finite, ends, "%s over HTTP/1.1: ends cleanly", target)
+	}
+}
+
+// The body of a watch ends cleanly if the drain, the end of a stranger's time or the end of trust in
+// its connection has ended it, and not if its backend has.
+func TestEndingBody(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	timeout, end := context.WithTimeout(t.Context(), 0)
+	defer end()
+	lost := errors.New("connection reset")
+	for name, tc := range map[string]struct {
+		ending, request context.Context
+		err, want       error
+	}{
+		"a drain":                {over, t.Context(), lost, io.EOF},
+		"a stranger's time":      {t.Context(), timeout, lost, io.EOF},
+		"trust":                  {t.Context(), t.Context(), &net.OpError{Op: "read", Err: net.ErrClosed}, io.EOF},
+		"the backend":            {t.Context(), t.Context(), lost, lost},
+		"a client that has gone": {t.Context(), over, lost, lost},
+	} {
+		b := &endingBody{ReadCloser: io.NopCloser(iotest.ErrReader(tc.err)), ending: tc.ending, request: tc.request, events: &events{}}
+		if _, err := b.Read(make([]byte, 1)); err != tc.want { //nolint:errorlint // readers do not wrap it
+			t.Errorf("ended by %s: %v, want %v", name, err, tc.want)
+		}
 	}
 }
 
