@@ -45,7 +45,7 @@ func TestBrokenWrite(t *testing.T) {
 			w.WriteHeader(http.StatusCreated)
 			_ = http.NewResponseController(w).Flush()
 		}
-		if r.Method == http.MethodPost {
+		if r.Method != http.MethodGet {
 			panic(http.ErrAbortHandler)
 		}
 	}}, func(t *testing.T, w *world) {
@@ -55,7 +55,10 @@ func TestBrokenWrite(t *testing.T) {
 				w.get(t, proto, remoteGV+"/widgets") // opens the connection: net/http retries only over a reused one
 				before := w.remote.count()
 				r := w.as(t, "bob", http.MethodPost, remoteGV+"/widgets"+query, strings.NewReader("body"))
-				if query == "" { // else the client itself would send it again
+				if query == "" {
+					// net/http sends a request with this field, and without a body, again. So would the client
+					// itself if it got half an answer.
+					r = w.as(t, "bob", http.MethodDelete, remoteGV+"/widgets", nil)
 					r.Header.Set("Idempotency-Key", "1")
 				}
 				if res, err := c.Do(r); err == nil { // else the answer broke off in its head
