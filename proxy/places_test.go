@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -120,10 +121,11 @@ func TestPlacesOfARequest(t *testing.T) {
 }
 
 // One user leaves some of a backend's share of the server's places to others. Reads take nothing
-// from writes.
+// from writes. Refusals are counted.
 func TestShareOfAUser(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	w.proxy.limits.init(5, 5)
+	metrics := prometheus.NewRegistry()
+	w := newWorld(t, worldConfig{maxInFlight: 5, backends: func(cfg *backend.Config) { cfg.Metrics = metrics }})
+	check.Same(t, [2]int64{5, 10}, [2]int64{w.proxy.limits.reads.max, w.proxy.limits.writes.max}, "limits of reads and writes")
 	d, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets/a", ""), nil, true)
 	for _, tc := range []struct {
 		user, verb string
@@ -134,6 +136,15 @@ func TestShareOfAUser(t *testing.T) {
 		err := w.proxy.enter(&held, &d, w.upstream(), bound.Source{User: tc.user})
 		check.Same(t, tc.want, err == nil, "a place for %s", tc.user)
 	}
+	check.Same(t, 2, rejections(t, metrics)["server"], "refusals at the share")
+	for i := range 5 { // of other backends
+		w.proxy.limits.reads.places.Take(bound.Source{User: fmt.Sprint(i)}, 1, 5)
+	}
+	d.Request.Verb = "get"
+	if err := w.proxy.enter(new(place), &d, w.upstream(), bound.Source{User: "erin"}); err == nil {
+		t.Error("a place when all of the server's are taken")
+	}
+	check.Same(t, 3, rejections(t, metrics)["server"], "refusals")
 }
 
 // Clients are asked to reconnect as often as the operator wants, not with each request.
