@@ -28,15 +28,27 @@ metadata: {name: v1.consoles.example.com, annotations: {fairlead.dev/url: %q}}
 spec: {group: consoles.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 100, caBundle: %s, service: {namespace: x, name: nobody}}
 `
 
+// consoleDoor builds a door whose only backend runs h.
+func consoleDoor(t *testing.T, o *options, ca *pki.CA, h http.HandlerFunc) *door {
+	t.Helper()
+	o.authzMode, o.anonymous = authzAlwaysAllow, true
+	s := httptest.NewUnstartedServer(h)
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	writeFile(t, filepath.Join(o.directory(), "consoles.yaml"), fmt.Sprintf(consoles, s.URL, base64.StdEncoding.EncodeToString(ca.PEM())))
+	return madeDoor(t, o, prometheus.NewRegistry())
+}
+
 // A drain ends the sessions that are open, and the logs have the end of each.
 func TestDrainRecordsSessions(t *testing.T) {
 	const sessions = 50
 	o, ca := directoryOptions(t)
 	dir := t.TempDir()
-	o.authzMode, o.anonymous, o.audit.format = authzAlwaysAllow, true, "json"
+	o.audit.format = "json"
 	o.access.path, o.audit.path = filepath.Join(dir, "access.log"), filepath.Join(dir, "audit.log")
 	o.audit.policy = writeFile(t, filepath.Join(dir, "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived, ResponseStarted]\nrules: [{level: Metadata}]\n")
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	d := consoleDoor(t, o, ca, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") == "" {
 			return
 		}
@@ -48,12 +60,7 @@ func TestDrainRecordsSessions(t *testing.T) {
 		defer conn.Close()
 		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 		_, _ = io.Copy(io.Discard, conn)
-	}))
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}
-	s.StartTLS()
-	t.Cleanup(s.Close)
-	writeFile(t, filepath.Join(o.directory(), "consoles.yaml"), fmt.Sprintf(consoles, s.URL, base64.StdEncoding.EncodeToString(ca.PEM())))
-	d := madeDoor(t, o, prometheus.NewRegistry())
+	})
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 1)
@@ -74,4 +81,44 @@ func TestDrainRecordsSessions(t *testing.T) {
 	for path, line := range map[string]string{o.access.path: `"status":101,`, o.audit.path: `"code":101}`} {
 		check.Same(t, sessions, strings.Count(string(must.Get(os.ReadFile(path))(t)), line), "sessions in %s", filepath.Base(path))
 	}
+}
+
+// With --shutdown-send-retry-after, new requests are asked to come back while others are still
+// under way. --max-requests-inflight limits reads, and no writes.
+func TestDrainRejectsNew(t *testing.T) {
+	o, ca := directoryOptions(t)
+	o.sendRetryAfter, o.maxInFlight = true, 1
+	came, over := make(chan struct{}), make(chan struct{})
+	d := consoleDoor(t, o, ca, func(_ http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/slow") {
+			came <- struct{}{}
+			<-over
+		}
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- d.serve(ctx) }()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12}}
+	t.Cleanup(transport.CloseIdleConnections)
+	ask := func(method, name string) string {
+		r := must.Get(http.NewRequestWithContext(t.Context(), method, "https://"+d.frontListener.Addr().String()+"/apis/consoles.example.com/v1/consoles/"+name, nil))(t)
+		res, err := transport.RoundTrip(r)
+		if err != nil {
+			return err.Error()
+		}
+		res.Body.Close()
+		return strings.TrimSpace(fmt.Sprint(res.StatusCode, " ", res.Header.Get("Retry-After")))
+	}
+	must.Soon(t, 20*time.Second, "the backend", func() bool { return ask(http.MethodGet, "a") == "200" })
+	slow := make(chan string, 1)
+	go func() { slow <- ask(http.MethodGet, "slow") }()
+	<-came
+	check.Same(t, "429 1", ask(http.MethodGet, "a"), "a read more than the limit")
+	check.Same(t, "200", ask(http.MethodPost, "a"), "a write")
+	stop()
+	must.Soon(t, 20*time.Second, "new requests are rejected", func() bool { return ask(http.MethodPost, "a") == "429 5" })
+	close(over)
+	check.Same(t, "200", <-slow, "the request under way")
+	must.Do(t, <-done)
 }
