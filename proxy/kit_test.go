@@ -59,8 +59,8 @@ type worldConfig struct {
 	observe func(apiService, address string, took time.Duration)
 	goAway  float64
 	access  *accesslog.Log
-	// maxInFlight is Config.MaxInFlight, and half of Config.MaxMutating.
-	maxInFlight int
+	// maxInFlight are Config.MaxInFlight and MaxMutating.
+	maxInFlight [2]int
 	// taps serves /fairlead/tap.
 	taps   bool
 	audit  *audit.Log
@@ -135,7 +135,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		taps = &accesslog.Taps{}
 		pages = taps
 	}
-	w.proxy = must.Get(New(Config{CredentialRejected: func() { w.rejections.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, MaxMutating: 2 * c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
+	w.proxy = must.Get(New(Config{CredentialRejected: func() { w.rejections.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight[0], MaxMutating: c.maxInFlight[1], GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	w.lane = w.proxy.Frames(h2.Config{})

@@ -212,8 +212,8 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// The body of a watch ends cleanly if the drain, the end of a stranger's time or the end of trust in
-// its connection has ended it, and not if its backend has.
+// The body of a watch ends cleanly if the drain, the end of a stranger's time or the end of trust
+// in its connection has ended it, and not if its backend has.
 func TestEndingBody(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()

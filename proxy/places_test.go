@@ -124,8 +124,8 @@ func TestPlacesOfARequest(t *testing.T) {
 // from writes. Refusals are counted.
 func TestShareOfAUser(t *testing.T) {
 	metrics := prometheus.NewRegistry()
-	w := newWorld(t, worldConfig{maxInFlight: 5, backends: func(cfg *backend.Config) { cfg.Metrics = metrics }})
-	check.Same(t, [2]int64{5, 10}, [2]int64{w.proxy.limits.reads.max, w.proxy.limits.writes.max}, "limits of reads and writes")
+	w := newWorld(t, worldConfig{maxInFlight: [2]int{5, 6}, backends: func(cfg *backend.Config) { cfg.Metrics = metrics }})
+	check.Same(t, [2]int64{5, 6}, [2]int64{w.proxy.limits.reads.max, w.proxy.limits.writes.max}, "limits of reads and writes")
 	d, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets/a", ""), nil, true)
 	for _, tc := range []struct {
 		user, verb string

@@ -56,8 +56,8 @@ func TestBrokenWrite(t *testing.T) {
 				before := w.remote.count()
 				r := w.as(t, "bob", http.MethodPost, remoteGV+"/widgets"+query, strings.NewReader("body"))
 				if query == "" {
-					// net/http sends a request with this field, and without a body, again. So would the client
-					// itself if it got half an answer.
+					// net/http sends a request with this field, and without a body, again. So
+					// would the client itself if it got half an answer.
 					r = w.as(t, "bob", http.MethodDelete, remoteGV+"/widgets", nil)
 					r.Header.Set("Idempotency-Key", "1")
 				}
