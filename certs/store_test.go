@@ -134,6 +134,10 @@ func TestServing(t *testing.T) {
 	chosen := store(t, Config{CipherSuites: []uint16{suite}})
 	near, _ := must.Get2(shake(t, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}, chosen.TLS()))(t)
 	check.Same(t, uint16(suite), near.CipherSuite, "cipher suite, with TLS 1.2")
+	newest := store(t, Config{MinVersion: tls.VersionTLS13})
+	if _, _, err := shake(t, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}, newest.TLS()); err == nil {
+		t.Error("TLS 1.2 was accepted, although 1.3 is the least")
+	}
 }
 
 // addressed is a connection with the local address 10.0.0.9.

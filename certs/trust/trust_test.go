@@ -30,6 +30,7 @@ func TestHandshake(t *testing.T) {
 	proxy := pki.NewCA("front-proxy-ca").Issue(pki.Leaf{CommonName: "front-proxy-client"}).TLS()
 	s := newStage(t, Config{ClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &proxy, nil }})
 	s.set("v1.a", "bundle=ca")
+	s.set("v1.several", "bundle=ca", "name="+serverName+",b.svc") // the caller sends the one of the address
 	must.Do(t, s.LocalBundle(s.bundle("ca")))
 	for _, tc := range []struct {
 		name   string
@@ -37,6 +38,7 @@ func TestHandshake(t *testing.T) {
 		shown  []string
 	}{
 		{"a backend", func() (*tls.Config, error) { return s.config("v1.a") }, []string{"front-proxy-client"}},
+		{"a backend with several names", func() (*tls.Config, error) { return s.config("v1.several") }, []string{"front-proxy-client"}},
 		{"all users of a backend", func() (*tls.Config, error) { return s.config("*v1.a") }, []string{"front-proxy-client"}},
 		{"the local apiserver", func() (*tls.Config, error) { return s.LocalTLS(false) }, nil},
 		{"the local apiserver, with a certificate", func() (*tls.Config, error) { return s.LocalTLS(true) }, []string{"front-proxy-client"}},
