@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
@@ -118,6 +119,25 @@ fairlead_registry_file_problems{file="`+dir+`/gr�e.yaml"} 1
 	if s := logged.String(); !strings.Contains(s, "line=7") || !strings.Contains(s, "field=kind") {
 		t.Errorf("log: %s", s)
 	}
+}
+
+// The log says which problem an object in etcd has, and once that those of a file or object have
+// ended.
+func TestLogOfProblems(t *testing.T) {
+	var logged logbook.Book
+	r := &Registry{log: slog.New(slog.NewTextHandler(&logged, nil))}
+	all := []directory.Fault{{File: "a.yaml", Line: 1}, {File: "a.yaml", Line: 2}, {File: "b.yaml", Line: 1}, {File: inEtcd + "v1.c.io", Message: "no JSON"}}
+	r.compareProblems(all[:3], all)
+	r.compareProblems(all, all[2:3])
+	var got []string
+	for line := range strings.Lines(logged.String()) {
+		_, text, _ := strings.Cut(line, " msg=")
+		got = append(got, strings.TrimSpace(text))
+	}
+	check.Same(t, []string{
+		`"problem with APIService in etcd" apiservice=v1.c.io problem="no JSON"`,
+		`"manifest has no problem any more" file=a.yaml`, `"APIService in etcd has no problem any more" apiservice=v1.c.io`,
+	}, got, "log")
 }
 
 func TestDirectoryDuplicates(t *testing.T) {
