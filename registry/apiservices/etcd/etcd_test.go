@@ -139,6 +139,12 @@ func TestElect(t *testing.T) {
 		t.Fatalf("%s leads, too", got)
 	case <-time.After(200 * time.Millisecond):
 	}
+	held := must.Get(kv.Leases(t.Context()))(t).Leases // that of one that is killed ends by itself
+	for _, l := range held {
+		if ttl := must.Get(kv.TimeToLive(t.Context(), l.ID))(t).GrantedTTL; ttl > 15 || len(held) != 2 {
+			t.Errorf("a lease of %d s, one of %d", ttl, len(held))
+		}
+	}
 	begun := time.Now()
 	stop()
 	if got := <-leads; got != "second" || time.Since(begun) > 10*time.Second {
