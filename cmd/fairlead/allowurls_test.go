@@ -11,16 +11,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // --allow-url-backends reaches the table; without it, an APIService by URL of a cluster is invalid.
+// So does --ca-rotation-overlap, whose 0 is none, not the default.
 func TestAllowURLBackends(t *testing.T) {
-	for _, allowed := range []bool{false, true} {
+	for allowed, overlap := range map[bool]time.Duration{false: 0, true: time.Hour} {
 		d := buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
 			c := &crowd{Server: apiserver.New(), apiServices: 1, services: 1, annotations: map[string]string{"fairlead.dev/url": "https://far.example.com"}}
 			c.serve(t, o, ca)
-			o.allowURLs = allowed
+			o.allowURLs, o.caOverlap = allowed, overlap
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		var running sync.WaitGroup
@@ -32,6 +34,7 @@ func TestAllowURLBackends(t *testing.T) {
 			if e := table.Entries()[0]; (len(e.Endpoints) == 1) != allowed || (e.Verdict.Reason == registry.ReasonInvalidURL) == allowed {
 				t.Errorf("allowed %v: %+v %v", allowed, e.Verdict, e.Endpoints)
 			}
+			check.Same(t, overlap, table.Entries()[0].Policy.CAOverlap, "overlap")
 			break
 		}
 		if ctx.Err() != nil {
