@@ -50,7 +50,9 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	if impersonates {
 		extras := []string{"userextras/scopes.authorization.openshift.io", "userextras/."} // of the forgeries that a front proxy may send
 		h.role(t, "extras", rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: extras, Verbs: []string{"impersonate"}})
-		h.bind(t, "extras", "extras", rbacv1.Subject{Kind: "ServiceAccount", Namespace: "kube-system", Name: "fairlead"})
+		own := rbacv1.Subject{Kind: "ServiceAccount", Namespace: "kube-system", Name: "fairlead"}
+		h.bind(t, "extras", "extras", own)
+		h.bind(t, "documents", "system:discovery", own) // roles takes it from all others
 		args = append(args, "--local-identity=impersonate", "--kubeconfig="+must.Get(c.Account(t.Context(), c.Endpoint(), "../../deploy", "managed"))(t))
 	}
 	h.front = must.Get(c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Args: args}))(t)

@@ -107,8 +107,8 @@ func smuggling() []smuggled {
 		"X-Remote-User", "x-remote-group, X-Remote-Extra-Scope", "X-Remote-User, Authorization", "X-Forwarded-For, Audit-Id, Fairlead-Via", "Host, Content-Length", "keep-alive, Transfer-Encoding",
 		"X-Remote-User\r\nConnection: X-Remote-Group", ",,, x-remote-user ,", "TE, Trailer, Upgrade",
 	} {
-		text := strings.Replace(head, "POST ", "PUT ", 1) + "X-Remote-User: system:admin\r\nConnection: close, " + fields + "\r\nContent-Length: 30\r\n\r\n" + `{"metadata":{"name":"listed"}}`
-		list = append(list, smuggled{name: "Connection lists " + fields, text: strings.Replace(text, "/widgets ", "/widgets/widget-001 ", 1), want: []int{200}})
+		text := strings.Replace(head, "/widgets ", "/widgets/widget-001/exec ", 1) + "X-Remote-User: system:admin\r\nConnection: close, " + fields + "\r\nContent-Length: 2\r\n\r\n{}"
+		list = append(list, smuggled{name: "Connection lists " + fields, text: text, want: []int{200}})
 	}
 	return list
 }
