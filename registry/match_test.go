@@ -90,6 +90,15 @@ func TestMatch(t *testing.T) {
 		{path: "/.well-known/openid-configuration", route: local},
 		{path: "/%61/x//y/../z", route: local},
 		{path: "/version/../healthz", route: local},
+		{path: "/%61x/apis/metrics.k8s.io/v1beta1", route: local}, // no reading begins with a root
+		{path: "/%66airleadx", route: local},
+		{path: "/x/./apis", route: local},
+		{path: "/x!", route: local},
+		{path: "/api;x/v1/pods", route: local}, // plain: the local apiserver cuts no parameters
+		{path: "/api/v1/p%6Fds", route: local, entry: "v1."},
+		{path: "/openapi/v3/apis/a/v1/x/%79", route: local},
+		{path: "/fairlead/%61", route: own},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes%2Fa", route: remote, entry: "v1beta1.metrics.k8s.io"},
 
 		{path: "", route: invalid},
 		{path: "*", route: invalid},
@@ -104,6 +113,11 @@ func TestMatch(t *testing.T) {
 		{path: "/apis/metrics.k8s.io/v1beta1/../../apps/v1/deployments", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/namespaces/a/../b/pods", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/nodes/x%2F..%2Fy", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/x%5C..%5Cy", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/%2e%2E", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/..;x", route: invalid},
+		{path: "/a/b/..;x/../apis/metrics.k8s.io/v1beta1/nodes", route: invalid}, // only some servers see x
+		{path: "/%66airlead/status", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/nodes/..", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/nodes/%2/..", route: invalid}, // %2/ is not an escape: its slash counts
 		{path: "/apis/metrics%2Ek8s.io/v1beta1/nodes", route: invalid},
@@ -123,6 +137,7 @@ func TestMatch(t *testing.T) {
 		{path: "/x\r\n/y", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/a b", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/a\x00", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/a\x7f", route: invalid},
 		// A selecting segment with two readings is refused, even if both lead to the local
 		// apiserver.
 		{path: "/%61pi/v1/pods", route: invalid},
@@ -202,7 +217,7 @@ func TestMatchAllocatesNothing(t *testing.T) {
 func TestOddPathCost(t *testing.T) {
 	for _, part := range []string{"/", "%61", "/..", `\`, "%2F.", "a/../", "#", "/%2e%2e", "apis/"} {
 		p := "/%61" + strings.Repeat(part, 240_000/len(part))
-		if o := findOddity(p); o.steps > len(p) {
+		if o := findOddity(p); o.steps == 0 || o.steps > len(p) {
 			t.Errorf("%.20q: %d steps for %d bytes", p, o.steps, len(p))
 		}
 	}

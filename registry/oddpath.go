@@ -1,6 +1,9 @@
 package registry
 
-import "strings"
+import (
+	"encoding/hex"
+	"strings"
+)
 
 // shape is the result of inspect.
 type shape uint8
@@ -47,7 +50,7 @@ type oddity struct {
 	slashes int
 	depth   int
 	length  int     // of the current segment, decoded
-	dots    int     // at its beginning
+	dots    int     // in it
 	text    [8]byte // its first bytes; no root is longer
 	soft    bool    // it began after something other than a plain slash
 	named   bool    // a segment other than a dot segment has ended
@@ -98,7 +101,7 @@ func findOddity(path string) oddity {
 
 // add adds a decoded byte to the segment.
 func (o *oddity) add(c byte) {
-	if c == '.' && o.dots == o.length {
+	if c == '.' {
 		o.dots++
 	}
 	if o.length < len(o.text) {
@@ -162,25 +165,7 @@ func settledAfter(path string) int {
 
 // unescape decodes the escape at path[i]. It reports whether there is one.
 func unescape(path string, i int) (byte, bool) {
-	if i+2 >= len(path) {
-		return 0, false
-	}
-	high, low := unhex(path[i+1]), unhex(path[i+2])
-	if high > 15 || low > 15 {
-		return 0, false
-	}
-	return high<<4 | low, true
-}
-
-// unhex returns the value of a hexadecimal digit, 255 for anything else.
-func unhex(c byte) byte {
-	switch {
-	case '0' <= c && c <= '9':
-		return c - '0'
-	case 'a' <= c && c <= 'f':
-		return c - 'a' + 10
-	case 'A' <= c && c <= 'F':
-		return c - 'A' + 10
-	}
-	return 255
+	var b [1]byte
+	n, _ := hex.Decode(b[:], []byte(path[i+1:min(i+3, len(path))]))
+	return b[0], n == 1
 }
