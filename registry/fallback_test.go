@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -123,6 +125,30 @@ func TestDirectoryBesideClusterWithoutItsServices(t *testing.T) {
 	r := startDirectory(t, dir, Config{Client: client, Cluster: true})
 	if got := kindsOf(r.Table()); got != "v1.a.io remote, v1.theirs.io local" || address(r.Table(), "v1.a.io") == "" {
 		t.Errorf("entries %q", got)
+	}
+}
+
+// What may not be read from the start counts as empty, even if the refusal has no message. A
+// permission that is revoked later takes nothing away.
+func TestDenied(t *testing.T) {
+	forbidden := func(message string) error {
+		return &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden, Message: message}}
+	}
+	for _, tc := range []struct {
+		name    string
+		answers []error
+		want    int
+	}{
+		{"from the start", []error{forbidden("no"), forbidden("no")}, 1},
+		{"without a message", []error{forbidden(""), forbidden("")}, 1},
+		{"later", []error{nil, forbidden("no")}, 0},
+	} {
+		got := 0
+		l := &lister{log: slog.New(slog.DiscardHandler), denied: func() { got++ }}
+		for _, err := range tc.answers {
+			l.note(t.Context(), err)
+		}
+		check.Same(t, tc.want, got, "%s: times denied", tc.name)
 	}
 }
 

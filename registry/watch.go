@@ -163,7 +163,7 @@ func (l *lister) note(ctx context.Context, err error) {
 	l.mu.Lock()
 	text, known := "", l.served
 	if err != nil {
-		text = err.Error()
+		text = "error: " + err.Error() // an apiserver's Status may have no message
 	}
 	news := text != l.last
 	l.last = text
