@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
@@ -122,13 +123,17 @@ fairlead_registry_file_problems{file="`+dir+`/gr�e.yaml"} 1
 }
 
 // The log says which problem an object in etcd has, and once that those of a file or object have
-// ended.
+// ended. It says when an availability changes, but not for Local APIServices.
 func TestLogOfProblems(t *testing.T) {
 	var logged logbook.Book
 	r := &Registry{log: slog.New(slog.NewTextHandler(&logged, nil))}
 	all := []directory.Fault{{File: "a.yaml", Line: 1}, {File: "a.yaml", Line: 2}, {File: "b.yaml", Line: 1}, {File: inEtcd + "v1.c.io", Message: "no JSON"}}
 	r.compareProblems(all[:3], all)
 	r.compareProblems(all, all[2:3])
+	entry := func(reason string) *Entry { return &Entry{Name: "v1.d.io", Verdict: Verdict{Reason: reason}} }
+	r.compare(&Table{}, &Table{}, []latest.Change[*Entry]{
+		{New: entry(ReasonLocal)}, {New: entry(ReasonPassed)}, {Old: entry(ReasonPassed), New: entry(ReasonPassed)}, {Old: entry(ReasonPassed)},
+	})
 	var got []string
 	for line := range strings.Lines(logged.String()) {
 		_, text, _ := strings.Cut(line, " msg=")
@@ -137,6 +142,7 @@ func TestLogOfProblems(t *testing.T) {
 	check.Same(t, []string{
 		`"problem with APIService in etcd" apiservice=v1.c.io problem="no JSON"`,
 		`"manifest has no problem any more" file=a.yaml`, `"APIService in etcd has no problem any more" apiservice=v1.c.io`,
+		`"availability changed" apiservice=v1.d.io status="" reason=Passed message=""`,
 	}, got, "log")
 }
 
