@@ -58,6 +58,24 @@ func TestSlowBody(t *testing.T) {
 	}
 }
 
+// A body that is too long to be held has no such limit: it is forwarded as it comes.
+func TestSlowLongBody(t *testing.T) {
+	const long = 1 << 20
+	w := newWorld(t, worldConfig{remoteHTTP1: true})
+	w.proxy.bodyTime = 10 * time.Millisecond
+	everyWay(t, func(t *testing.T, proto string) {
+		body, unsent := io.Pipe()
+		time.AfterFunc(10*w.proxy.bodyTime, func() {
+			_, _ = unsent.Write(make([]byte, long))
+			_ = unsent.Close()
+		})
+		r := w.as(t, "bob", "POST", remoteGV+"/widgets", body)
+		r.ContentLength = long
+		w.do(t, w.httpClient(t, proto, nil), r).want(t, http.StatusOK)
+		check.Same(t, long, len(w.remote.last(t).body), "bytes at the backend")
+	})
+}
+
 // One backend gets half of each limit of the whole server. Reads take nothing from writes.
 func TestSharesOfLimits(t *testing.T) {
 	for most, want := range map[int]int64{0: 0, 1: 1, 2: 1, 3: 2, 400: 200} {
