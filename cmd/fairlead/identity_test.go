@@ -94,6 +94,33 @@ func TestIdentities(t *testing.T) {
 	}
 }
 
+// A TTL of 0 is no cache, not the default: each request is reviewed.
+func TestNothingIsCached(t *testing.T) {
+	d, ca := aloneDoor(t, func(o *options) {
+		writeFile(t, filepath.Join(o.directory(), "roles.yaml"), carolMayList)
+		o.tokenFile = writeFile(t, filepath.Join(t.TempDir(), "tokens"), "c,carol,1\nb,bob,2\n")
+		o.tokenTTL, o.authorizedTTL, o.unauthorizedTTL = 0, 0, 0
+	})
+	runDoor(t, d)
+	must.Soon(t, 20*time.Second, "the roles are read", func() bool {
+		roles, _, _ := d.registry.Roles()
+		return len(roles) > 0
+	})
+	conn := dialOld(t, d.frontListener.Addr().String(), &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12})
+	got := ""
+	for range 2 {
+		got += conn.user(t, "Authorization: Bearer c") + ", " + conn.user(t, "Authorization: Bearer b") + ", "
+	}
+	for _, f := range must.Get(d.metrics.Gather())(t) {
+		for _, m := range f.GetMetric() {
+			if n := m.GetCounter().GetValue(); n > 0 && strings.HasSuffix(f.GetName(), "_reviews_total") {
+				got += fmt.Sprint(m.GetLabel()[0].GetValue(), " ", n, ", ")
+			}
+		}
+	}
+	check.Same(t, "200, 403 bob, 200, 403 bob, authenticated 4, allowed 2, denied 2, ", got, "answers and reviews")
+}
+
 // Until the cluster's header names are read, this replica is not ready and asserts no user: a
 // client could use a name that only the cluster knows.
 func TestHeaderNamesAreAwaited(t *testing.T) {
