@@ -77,7 +77,7 @@ func errOwnCredential() error {
 
 func errForbidden(a *authz.Attributes, reason string) error {
 	return responsewriters.ForbiddenStatusError(&authorizer.AttributesRecord{
-		User: a.User, Verb: a.Verb, ResourceRequest: a.ResourceRequest, APIGroup: a.Group, APIVersion: a.Version, Namespace: a.Namespace, Resource: a.Resource,
+		User: a.User, Verb: a.Verb, ResourceRequest: a.ResourceRequest, APIGroup: a.Group, Namespace: a.Namespace, Resource: a.Resource,
 		Subresource: a.Subresource, Name: a.Name, Path: a.Path,
 	}, reason)
 }

@@ -65,6 +65,12 @@ func TestGivenUp(t *testing.T) {
 }
 
 func TestGivenUpBounded(t *testing.T) {
+	full := accounts{debts: map[account]time.Duration{}}
+	for i := range maxAccounts {
+		full.debts[account{Source: bound.Source{User: fmt.Sprint(i)}}] = time.Duration(i)
+	}
+	full.sweep(1)
+	check.Same(t, maxAccounts-2, len(full.debts), "users, without the two whose debts have expired")
 	synctest.Test(t, func(t *testing.T) { // so that no debt expires
 		g := newGivenUp()
 		for i := range 3 * maxAccounts * len(g.shards) {

@@ -81,6 +81,7 @@ func TestWhichScrapersAreKnown(t *testing.T) {
 	}{
 		{"the same", of("a", "get", front, nil), of("a", "get", front, nil), true},
 		{"a renewed certificate", of("a", "get", leaf, first), of("a", "get", leaf, second), true},
+		{"a token of an own issuer", of("a", "get", authn.KindIssued, nil), of("a", "get", authn.KindIssued, nil), true},
 		{"let in for another method", of("a", "post", front, nil), of("a", "get", front, nil), false},
 		{"by another method", of("a", "get", front, nil), of("a", "post", front, nil), false},
 		{"with a limit", of("a", "get", front, nil), of("a", "get", front, scoped), false},

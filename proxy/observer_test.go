@@ -206,7 +206,8 @@ func TestAuditBodies(t *testing.T) {
 		w := newWorld(t, worldConfig{audit: log, remote: echo, also: func(in *registry.Input) { in.Options.Directory = true }})
 		w.proxy.cfg.Pages = http.HandlerFunc(echo)
 		const pages = "/apis/apiregistration.k8s.io/v1/apiservices"
-		for _, line := range []string{remoteGV + "/widgets", pages, pages + " jane", "/api/v1/pods"} {
+		// The first one learns which protocol the backend speaks.
+		for _, line := range []string{remoteGV + "/widgets", remoteGV + "/widgets", pages, pages + " jane", "/api/v1/pods"} {
 			target, as, _ := strings.Cut(line, " ")
 			r := w.as(t, "boss", "POST", target, strings.NewReader(`{"spec":1}`))
 			r.Header.Set("Content-Type", "application/json")
@@ -217,7 +218,7 @@ func TestAuditBodies(t *testing.T) {
 		}
 		check.Same(t, `{"spec":1}`, w.remote.last(t).body, "the backend's body")
 		var got []string
-		for _, ev := range read(4) {
+		for _, ev := range read(5) {
 			bodies := string(ev.Level)
 			if ev.RequestObject != nil {
 				bodies += " " + string(ev.RequestObject.Raw)
@@ -228,6 +229,6 @@ func TestAuditBodies(t *testing.T) {
 			got = append(got, bodies)
 		}
 		const all = `RequestResponse {"spec":1} {"kind":"Widget"}`
-		check.Same(t, []string{all, all, all, "Metadata"}, got, "recorded")
+		check.Same(t, []string{all, all, all, all, "Metadata"}, got, "recorded")
 	})
 }

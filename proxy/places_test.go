@@ -265,6 +265,17 @@ func TestUnreadPage(t *testing.T) {
 			t.Errorf("%s is still written", tc.path)
 		}
 	}
+	// A page that streams has no such time.
+	w := newWorld(t, worldConfig{})
+	w.proxy.pageTime, w.proxy.unreadRest = 10*time.Millisecond, 10*time.Millisecond
+	r := w.as(t, "bob", "GET", "/events", nil)
+	late := make(chan struct{})
+	r.URL.Host = w.guard(t, w.proxy, func(rw http.ResponseWriter, _ *http.Request) {
+		time.AfterFunc(200*time.Millisecond, func() { close(late) })
+		<-late
+		_, _ = io.WriteString(rw, "late")
+	}).Listener.Addr().String()
+	check.Same(t, "late", w.do(t, w.httpClient(t, "http/1.1", nil), r).body, "what streams")
 }
 
 // fillUp takes every place of an upstream for requests of these kinds, for many sources.
