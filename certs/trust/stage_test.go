@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ type stage struct {
 	backends   map[string]*registry.Backend // by APIService, and by the name under which one is kept
 	cas        map[string]*pki.CA
 	open       map[string]connection
+	mu         sync.Mutex          // guards objects, which watches read, too
 	objects    map[string]chan any // for the watch of each ConfigMap
 	refused    string
 	log        logbook.Book
@@ -43,6 +45,8 @@ func newStage(t *testing.T, cfg Config) *stage {
 }
 
 func (s *stage) object(name string) chan any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.objects[name] == nil {
 		s.objects[name] = make(chan any, 8)
 	}
