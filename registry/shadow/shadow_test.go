@@ -38,7 +38,7 @@ func TestFind(t *testing.T) {
 			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
 		default:
 			read++
-			fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[{"name":"v1","served":true}]}}`, group)
+			fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[{"name":"v1","served":true},{"name":"v2","served":true}]}}`, group) // nobody claims v2
 		}
 	}))
 	t.Cleanup(front.Close)
