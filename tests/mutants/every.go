@@ -30,16 +30,14 @@ func printSpare(b *binary, killers []string) {
 	}
 	tests := slices.SortedFunc(maps.Keys(b.took), func(x, y string) int { return int(b.took[y] - b.took[x]) })
 	for _, test := range tests {
-		sole, kills := 0, 0
+		needed, kills := false, 0
 		for _, tests := range killers {
 			if slices.Contains(strings.Fields(tests), test) {
+				needed = needed || left[tests] == 1
 				kills++
-				if left[tests] == 1 {
-					sole++
-				}
 			}
 		}
-		if sole > 0 {
+		if needed {
 			continue
 		}
 		for tests := range left {

@@ -172,7 +172,7 @@ func (w *workshop) try(ctx context.Context, p *folder, live []*mutant) error {
 		if err := g.Wait(); err != nil {
 			return err
 		}
-		if w.every {
+		if w.every && tests == dir { // other packages have mutants of their own
 			printSpare(b, killers)
 		}
 		var left []*mutant
