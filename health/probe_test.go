@@ -5,13 +5,10 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -21,156 +18,22 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// typedError is an error like those of package certs/trust.
-type typedError struct{}
-
-func (typedError) Error() string  { return "no certificate in the bundle" }
-func (typedError) Reason() string { return registry.ReasonInvalidCABundle }
-
-// probeOnce probes the only endpoint of an entry, at a real address, once.
-func probeOnce(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, error)) (finding, *claim) {
-	tb.Helper()
-	p := must.Get(New(Config{
-		Table:  func() Table { return new(registry.Table) },
-		Report: func(registry.Report) {},
-		Dial:   new(net.Dialer).DialContext,
-		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return trust() },
-	}))(tb)
-	tgt := newTarget(p, key{e.Backend, e.Endpoints[0].Address, defaultInterval, e.GroupVersion.Empty()})
-	c := newClaim(tgt, e)
-	f := (&round{target: tgt}).alone(tb.Context(), c, 0)
-	tb.Cleanup(func() { closeConn(f.conn) })
-	return f, c
-}
-
-func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
-	for _, http1 := range []bool{false, true} {
-		var got *http.Request
-		var names []string
-		ca := newAuthority(serverName)
-		s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r }))
-		s.TLS = &tls.Config{
-			Certificates: []tls.Certificate{ca.pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.roots,
-			GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
-				names = append(names, h.ServerName)
-				return nil, nil
-			},
-		}
-		s.EnableHTTP2 = true
-		s.StartTLS()
-		address := s.Listener.Addr().String()
-		e := entry(address)
-		e.Backend.HTTP1 = http1
-		o, _ := probeOnce(t, e, func() (*tls.Config, error) {
-			return &tls.Config{RootCAs: ca.roots, Certificates: []tls.Certificate{ca.pair}}, nil
-		})
-		closeConn(o.conn)
-		s.Close()
-		if o.err != nil || got == nil {
-			t.Fatalf("HTTP/1.1 only %v: %v", http1, o.err)
-		}
-		if want := map[bool]int{true: 1, false: 2}[http1]; got.ProtoMajor != want {
-			t.Errorf("spoke %s, want HTTP/%d", got.Proto, want)
-		}
-		if got.Method != "GET" || got.RequestURI != "/apis/metrics.k8s.io/v1beta1" || got.Host != address {
-			t.Errorf("sent %s %s to %s", got.Method, got.RequestURI, got.Host)
-		}
-		if u, g := got.Header.Get("X-Remote-User"), got.Header.Get("X-Remote-Group"); u != "system:kube-aggregator" || g != "system:masters" {
-			t.Errorf("as %q in %q", u, g)
-		}
-		if len(got.TLS.PeerCertificates) != 1 || len(names) != 1 || names[0] != serverName {
-			t.Errorf("%d certificates, names %q", len(got.TLS.PeerCertificates), names)
-		}
-	}
-}
-
 func TestProbeURL(t *testing.T) {
-	e := entry()
-	if got := probeURL(e, "[fd00::1]:443").String(); got != "https://[fd00::1]:443/apis/metrics.k8s.io/v1beta1" {
-		t.Error(got)
-	}
-	e.Name, e.GroupVersion = "v1.", schema.GroupVersion{Version: "v1"}
-	if got := probeURL(e, "10.0.0.1:443").String(); got != "https://10.0.0.1:443/api/v1" {
-		t.Error(got)
-	}
-}
-
-func TestWhyAProbeFails(t *testing.T) {
-	good, other := newAuthority(serverName), newAuthority(serverName)
-	wrongName := newAuthority("other.svc")
-	expired := authorityOf(pki.Leaf{Names: []string{serverName}, NotBefore: time.Unix(0, 0), NotAfter: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)})
-	answer := func(code int) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Location", "/elsewhere")
-			w.WriteHeader(code)
-		}
-	}
-	hangUp := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
-	tests := []struct {
-		name    string
-		server  authority
-		handler http.HandlerFunc
-		trust   func() (*tls.Config, error)
-		reason  string
-		message string // $U is the URL; empty if the probe passes
-	}{
-		{"200", good, answer(200), good.trust, "", ""},
-		{"299", good, answer(299), good.trust, "", ""},
-		{"302", good, answer(302), good.trust, "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 302"},
-		{"403", good, answer(403), good.trust, "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 403"},
-		{"503", good, answer(503), good.trust, "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 503"},
-		{"hangs up", good, hangUp, good.trust, "FailedDiscoveryCheck", `failing or missing response from $U: Get "$U": EOF`},
-		{"other authority", other, answer(200), good.trust, "FailedDiscoveryCheck",
-			`failing or missing response from $U: Get "$U": tls: failed to verify certificate: x509: certificate signed by unknown authority`},
-		{"wrong name", wrongName, answer(200), wrongName.trust, "FailedDiscoveryCheck",
-			`failing or missing response from $U: Get "$U": tls: failed to verify certificate: x509: certificate is valid for other.svc, not ` + serverName},
-		{"expired", expired, answer(200), expired.trust, "FailedDiscoveryCheck",
-			`failing or missing response from $U: Get "$U": tls: failed to verify certificate: x509: certificate has expired or is not yet valid: ` +
-				`current time T is after 2020-01-01T00:00:00Z`},
-		{"no bundle", good, answer(200), func() (*tls.Config, error) { return nil, fmt.Errorf("looking: %w", typedError{}) },
-			"InvalidCABundle", "no certificate in the bundle"},
-		{"bundle found wanting in the handshake", good, answer(200), func() (*tls.Config, error) {
-			return &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(tls.ConnectionState) error { return typedError{} }}, nil
-		}, "InvalidCABundle", "no certificate in the bundle"},
-		{"untyped trust error", good, answer(200), func() (*tls.Config, error) { return nil, errors.New("no key pair") },
-			"FailedDiscoveryCheck", `failing or missing response from $U: Get "$U": no key pair`},
-	}
-	clock := regexp.MustCompile(`current time \S+ is`)
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			s := httptest.NewUnstartedServer(tt.handler)
-			s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
-			s.TLS = &tls.Config{Certificates: []tls.Certificate{tt.server.pair}}
-			s.StartTLS()
-			defer s.Close()
-			o, c := probeOnce(t, entry(s.Listener.Addr().String()), tt.trust)
-			defer closeConn(o.conn)
-			if tt.message == "" {
-				if o.err != nil || o.conn == nil {
-					t.Fatalf("failed: %v", o.err)
-				}
-				return
-			}
-			if o.err == nil || o.conn != nil {
-				t.Fatal("passed")
-			}
-			reason, message := explain(o.err, c.url)
-			message = clock.ReplaceAllString(message, "current time T is")
-			if want := strings.ReplaceAll(tt.message, "$U", c.url); reason != tt.reason || message != want {
-				t.Errorf("got  %s: %s\nwant %s: %s", reason, message, tt.reason, want)
-			}
-		})
+	for group, want := range map[string]string{"": "https://[fd00::1]:443/api/v1", "a.example": "https://[fd00::1]:443/apis/a.example/v1"} {
+		e := &registry.Entry{GroupVersion: schema.GroupVersion{Group: group, Version: "v1"}}
+		check.Same(t, want, probeURL(e, "[fd00::1]:443").String(), "URL")
 	}
 }
 
 // A backend that hangs has one message, wherever it hangs and whichever timer expires. One that
 // cannot be dialled has another. All messages are bounded.
 func TestExplain(t *testing.T) {
-	s := httptest.NewServer(http.HandlerFunc(hang))
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer s.Close()
 	get := func(ctx context.Context, patience time.Duration) error {
 		r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, s.URL, nil))(t)
@@ -210,8 +73,15 @@ func FuzzProbeAnswer(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	ca := newAuthority(serverName)
-	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.pair}}))(f)
+	ca := pki.NewCA("ca")
+	pair := ca.Issue(pki.Leaf{Names: []string{serverName}}).TLS()
+	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}}))(f)
+	p := must.Get(New(Config{
+		Table: func() Table { return snapshot{} }, Report: func(registry.Report) {}, Dial: new(net.Dialer).DialContext,
+		TLS: func(string, *registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.Pool()}, nil },
+	}))(f)
+	target := newTarget(p, key{&registry.Backend{ServerName: serverName, HTTP1: true}, l.Addr().String(), defaultInterval, false})
+	probed := newClaim(target, &registry.Entry{GroupVersion: schema.GroupVersion{Group: "g", Version: "v1"}})
 	answers := make(chan []byte, 1)
 	go func() {
 		for {
@@ -228,12 +98,10 @@ func FuzzProbeAnswer(f *testing.F) {
 	before := runtime.NumGoroutine()
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		answers <- answer
-		e := entry(l.Addr().String())
-		e.Backend.HTTP1 = true
-		o, c := probeOnce(t, e, ca.trust)
+		o := (&round{target: target}).alone(t.Context(), probed, 0)
 		closeConn(o.conn)
 		if o.err != nil {
-			if _, m := explain(o.err, c.url); len(m) > maxMessage+10 || !utf8.ValidString(m) {
+			if _, m := explain(o.err, probed.url); len(m) > maxMessage+10 || !utf8.ValidString(m) {
 				t.Errorf("message of %d bytes: %q", len(m), m)
 			}
 		} else if !bytes.Contains(answer, []byte(" 2")) {
