@@ -1,6 +1,7 @@
 package trust
 
 import (
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/cast"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -24,7 +26,7 @@ type stage struct {
 	generation uint64
 	entries    []*registry.Entry
 	backends   map[string]*registry.Backend // by APIService, and by the name under which one is kept
-	cas        map[string]*pki.CA
+	cast       cast.Cast
 	open       map[string]connection
 	mu         sync.Mutex          // guards objects, which watches read, too
 	objects    map[string]chan any // for the watch of each ConfigMap
@@ -36,7 +38,7 @@ type stage struct {
 
 func newStage(t *testing.T, cfg Config) *stage {
 	t.Helper()
-	s := &stage{t: t, backends: map[string]*registry.Backend{}, cas: map[string]*pki.CA{}, open: map[string]connection{}, objects: map[string]chan any{}, metrics: prometheus.NewPedanticRegistry()}
+	s := &stage{t: t, backends: map[string]*registry.Backend{}, cast: cast.Cast{}, open: map[string]connection{}, objects: map[string]chan any{}, metrics: prometheus.NewPedanticRegistry()}
 	cfg.Table, cfg.Metrics = func() *registry.Table { return new(registry.Table) }, s.metrics
 	cfg.Renewed = func(name string) { fmt.Fprintf(&s.log, "renewed %s\n", name) }
 	cfg.Logger = slog.New(slog.NewTextHandler(&s.log, nil))
@@ -64,7 +66,7 @@ func (s *stage) set(name string, fields ...string) {
 	for _, field := range fields {
 		switch key, value, _ := strings.Cut(field, "="); key {
 		case "bundle":
-			next.CABundle = string(s.bundle(value))
+			next.CABundle = string(s.cast.Bundle(value))
 		case "from":
 			next.CAFrom = value
 		case "namespace":
@@ -95,4 +97,64 @@ func (s *stage) set(name string, fields ...string) {
 func (s *stage) table() {
 	s.generation++
 	s.apply(s.generation, s.entries)
+}
+
+// pair issues a certificate of a CA, for the backend's name unless the options differ.
+func (s *stage) pair(text string) *pki.Pair {
+	return s.cast.Pair(s.t, pki.Leaf{CommonName: "metrics", Names: []string{serverName}}, text)
+}
+
+// connection is guarded.
+type connection struct {
+	lost    <-chan struct{}
+	release func()
+}
+
+func (c connection) isLost() bool {
+	select {
+	case <-c.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+// config returns what a target is dialled with: an APIService, all users of a Backend (*), or the
+// local apiserver by an address, to which the client certificate is shown or not.
+func (s *stage) config(target string) (*tls.Config, error) {
+	if to, address, local := strings.Cut(target, "@"); local {
+		cfg, err := s.LocalTLS(to == "shown")
+		cfg.ServerName = address
+		return cfg, err
+	}
+	name, all := strings.CutPrefix(target, "*")
+	if all {
+		return s.TLS("", s.backends[name])
+	}
+	return s.TLS(name, s.backends[name])
+}
+
+// dial performs a real handshake in memory with a server that has the pair.
+func (s *stage) dial(target string, pair *pki.Pair) error {
+	cfg, err := s.config(target)
+	if err != nil {
+		return err
+	}
+	_, _, err = cast.Shake(s.t, cfg, &tls.Config{Certificates: []tls.Certificate{pair.TLS()}})
+	return err
+}
+
+// guard guards a connection on which the pair was presented.
+func (s *stage) guard(target string, pair *pki.Pair) (c connection) {
+	name, all := strings.CutPrefix(target, "*")
+	switch {
+	case target == "local":
+		c.lost, c.release = s.LocalGuard(pair.Chain())
+	case all:
+		c.lost, c.release = s.Guard("", s.backends[name], pair.Chain())
+	default:
+		c.lost, c.release = s.Guard(name, s.backends[name], pair.Chain())
+	}
+	s.t.Cleanup(c.release)
+	return c
 }

@@ -107,12 +107,12 @@ func (s *stage) do(at string, words ...string) {
 		default:
 			for _, field := range words[2 : len(words)-1] {
 				key, names, _ := strings.Cut(field, "=")
-				data[key] = s.bundle(names)
+				data[key] = s.cast.Bundle(names)
 			}
 			s.object(words[1]) <- data
 		}
 	case "local": // bundle [refused]
-		if err := s.LocalBundle(s.bundle(strings.TrimPrefix(words[1], "-"))); (err != nil) != (words[2] == "refused") {
+		if err := s.LocalBundle(s.cast.Bundle(strings.TrimPrefix(words[1], "-"))); (err != nil) != (words[2] == "refused") {
 			s.t.Errorf("%s: %v", at, err)
 		}
 	case "pass": // duration

@@ -18,6 +18,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/cast"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -31,52 +32,31 @@ func TestHandshake(t *testing.T) {
 	s := newStage(t, Config{ClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &proxy, nil }})
 	s.set("v1.a", "bundle=ca")
 	s.set("v1.several", "bundle=ca", "name="+serverName+",b.svc") // the caller sends the one of the address
-	must.Do(t, s.LocalBundle(s.bundle("ca")))
-	for _, tc := range []struct {
-		name   string
-		config func() (*tls.Config, error)
-		shown  []string
-	}{
-		{"a backend", func() (*tls.Config, error) { return s.config("v1.a") }, []string{"front-proxy-client"}},
-		{"a backend with several names", func() (*tls.Config, error) { return s.config("v1.several") }, []string{"front-proxy-client"}},
-		{"all users of a backend", func() (*tls.Config, error) { return s.config("*v1.a") }, []string{"front-proxy-client"}},
-		{"the local apiserver", func() (*tls.Config, error) { return s.LocalTLS(false) }, nil},
-		{"the local apiserver, with a certificate", func() (*tls.Config, error) { return s.LocalTLS(true) }, []string{"front-proxy-client"}},
-	} {
-		client := must.Get(tc.config())(t)
+	must.Do(t, s.LocalBundle(s.cast.Bundle("ca")))
+	refuses := func(client *tls.Config, server *tls.Config, what string) {
+		t.Helper()
+		if _, _, err := cast.Shake(t, client, server); err == nil {
+			t.Errorf("accepted: %s", what)
+		}
+	}
+	good, other := []tls.Certificate{s.pair("ca").TLS()}, []tls.Certificate{s.pair("ca,names=other.svc").TLS()}
+	for target, shown := range map[string]int{"v1.a": 1, "v1.several": 1, "*v1.a": 1, "local@" + serverName: 0, "shown@" + serverName: 1} {
+		client := must.Get(s.config(target))(t)
 		if client.ClientSessionCache != nil {
-			t.Errorf("%s: sessions are cached", tc.name)
+			t.Errorf("%s: sessions are cached", target)
 		}
 		client.ServerName = cmp.Or(client.ServerName, serverName)
-		check.Same(t, serverName, client.ServerName, "%s: the name that is sent", tc.name)
-		var shown []string
-		server := &tls.Config{
-			Certificates: []tls.Certificate{s.pair("ca").TLS()}, ClientAuth: tls.RequestClientCert,
-			MaxVersion: tls.VersionTLS12, // so that the server has seen the certificate before the client's handshake ends
-			VerifyConnection: func(cs tls.ConnectionState) error {
-				for _, c := range cs.PeerCertificates {
-					shown = append(shown, c.Subject.CommonName)
-				}
-				return nil
-			},
+		check.Same(t, serverName, client.ServerName, "%s: the name that is sent", target)
+		_, far := must.Get2(cast.Shake(t, client, &tls.Config{Certificates: good, ClientAuth: tls.RequestClientCert}))(t)
+		if len(far.PeerCertificates) != shown || shown > 0 && !far.PeerCertificates[0].Equal(proxy.Leaf) {
+			t.Errorf("%s: the server saw %v", target, far.PeerCertificates)
 		}
-		must.Do(t, shake(t, client, server))
-		check.Same(t, tc.shown, shown, "%s: what the server saw", tc.name)
-		server.Certificates = []tls.Certificate{s.pair("ca,names=other.svc").TLS()}
-		if shake(t, client, server) == nil {
-			t.Errorf("%s: the second handshake does not see the certificate", tc.name)
-		}
-		obsolete := &tls.Config{Certificates: []tls.Certificate{s.pair("ca").TLS()}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}
-		if shake(t, client, obsolete) == nil {
-			t.Errorf("%s: TLS 1.1 was accepted", tc.name)
-		}
+		refuses(client, &tls.Config{Certificates: other}, target+": another certificate, in a second handshake")
+		refuses(client, &tls.Config{Certificates: good, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, target+": TLS 1.1")
 	}
-	local := must.Get(s.LocalTLS(false))(t)
-	local.ServerName = serverName
-	must.Do(t, s.LocalBundle(s.bundle("next")))
-	if shake(t, local, &tls.Config{Certificates: []tls.Certificate{s.pair("ca").TLS()}}) == nil {
-		t.Error("a CA that was removed during a dial was accepted")
-	}
+	local := must.Get(s.config("local@" + serverName))(t)
+	must.Do(t, s.LocalBundle(s.cast.Bundle("next")))
+	refuses(local, &tls.Config{Certificates: good}, "a CA that was removed during a dial")
 }
 
 // A connection that was being made while its APIService was deleted is not trusted.
@@ -134,7 +114,7 @@ func TestReplacedDuringAHandshake(t *testing.T) {
 		s.set("v1.a", "bundle=old", "overlap="+overlap)
 		var replace sync.Once
 		pool := x509.NewCertPool()
-		pool.AddCertWithConstraint(s.ca("old").Certificate, func([]*x509.Certificate) error {
+		pool.AddCertWithConstraint(s.cast.CA("old").Certificate, func([]*x509.Certificate) error {
 			replace.Do(func() { s.set("v1.a", "bundle=next") })
 			return nil
 		})
@@ -165,12 +145,12 @@ func TestStatusIsBounded(t *testing.T) {
 		var names []string
 		for i := range maxSeries + 2 {
 			names = append(names, fmt.Sprint(i))
-			s.cas[names[i]] = root.IntermediateUntil(names[i], end(i))
+			s.cast[names[i]] = root.IntermediateUntil(names[i], end(i))
 		}
 		s.set("v1.a", "bundle="+strings.Join(names, "|"))
 		for i := range maxLeaves + 2 {
 			time.Sleep(time.Nanosecond)
-			leaf := s.cas["0"].Issue(pki.Leaf{CommonName: fmt.Sprint(i), Names: []string{serverName}, NotAfter: end(i)})
+			leaf := s.cast["0"].Issue(pki.Leaf{CommonName: fmt.Sprint(i), Names: []string{serverName}, NotAfter: end(i)})
 			must.Do(t, s.dial("v1.a", leaf))
 		}
 		one := s.Status()[1]
