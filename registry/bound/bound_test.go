@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,107 +38,81 @@ func TestCaller(t *testing.T) {
 	check.Same(t, Source{User: "ann"}, Caller(&user.DefaultInfo{Name: "ann"}, "10.1.2.3:4567"), "a user")
 }
 
-// fill takes up to n places for s, until it is refused.
-func fill(p *Places, s Source, n int, most int64) (held []Place) {
-	for range n {
-		place, ok := p.Take(s, 1, most)
-		if !ok {
-			break
-		}
-		held = append(held, place)
+// source reads a user, an address, or a stranger's connection.
+func source(name string) Source {
+	switch {
+	case strings.Contains(name, ":"):
+		return Stranger(name)
+	case strings.Contains(name, "."):
+		return Source{Address: name}
 	}
-	return held
+	return Source{User: name}
 }
 
-func TestShareOfPlaces(t *testing.T) {
-	user := Source{User: "ann"}
-	for _, tc := range []struct {
-		name  string
+// Each source has its share of the places, and those that are given back are there for all.
+func TestPlaces(t *testing.T) {
+	const back = -1 // all but want are given back
+	type step struct {
+		who     string
+		n, want int // asked for, one by one until one is refused, and got
+	}
+	for name, tc := range map[string]struct {
 		lend  bool
 		most  int64
-		first Source
-		want  int // places of the first source, then those of four others
-		rest  int
+		steps []step
 	}{
-		{"a user", false, 400, user, 100, 300},
-		{"a connection", false, 1024, Stranger("10.0.0.1:1"), 64, 4 * 64},
-		{"an address", false, 1024, Source{Address: "10.0.0.1"}, 256, 4 * 64},
-		{"the least", false, 3, user, 1, 2},
-		{"one place", false, 1, user, 1, 0},
-		{"no bound", false, 0, user, 1000, 4000},
-		{"lent", true, 400, user, 388, 12},
-		{"lent of many", true, 1024, user, 992, 32},
-		{"lent of few", true, 4, user, 3, 1},
-		{"lent of one", true, 1, user, 1, 0},
-		{"lent without a bound", true, 0, user, 1000, 4000},
+		"a user":               {false, 400, []step{{"a", 1000, 100}, {"b", 1000, 100}, {"c", 1000, 100}, {"d", 1000, 100}, {"e", 1, 0}}},
+		"a connection":         {false, 1024, []step{{"10.0.0.1:1", 1000, 64}, {"10.0.1.1:1", 1000, 64}, {"10.0.2.1:1", 1000, 64}}},
+		"an address":           {false, 1024, []step{{"10.0.0.1", 1000, 256}, {"10.0.1.1:1", 1000, 64}, {"10.0.2.1:1", 1000, 64}}},
+		"the least":            {false, 3, []step{{"a", 1000, 1}, {"b", 1000, 1}, {"c", 1000, 1}, {"d", 1000, 0}}},
+		"one place":            {false, 1, []step{{"a", 1000, 1}, {"b", 1000, 0}}},
+		"no bound":             {false, 0, []step{{"a", 1000, 1000}, {"b", 1000, 1000}}},
+		"lent":                 {true, 400, []step{{"a", 1000, 388}, {"b", 1000, 12}, {"c", 1000, 0}}},
+		"lent of many":         {true, 1024, []step{{"a", 1000, 992}, {"b", 1000, 32}, {"c", 1000, 0}}},
+		"lent of few":          {true, 4, []step{{"a", 1000, 3}, {"b", 1000, 1}, {"c", 1000, 0}}},
+		"lent of one":          {true, 1, []step{{"a", 1000, 1}, {"b", 1000, 0}}},
+		"lent without a bound": {true, 0, []step{{"a", 1000, 1000}, {"b", 1000, 1000}}},
+		// Connections of one address share a quarter, and what is given back is taken again.
+		"connections of an address": {false, 1024, []step{
+			{"10.0.0.1:1", 1000, 64}, {"10.0.0.1:2", 1000, 64}, {"10.0.0.1:3", 1000, 64}, {"10.0.0.1:4", 1000, 64}, {"10.0.0.1:5", 1000, 0},
+			{"10.0.0.1:1", back, 63}, {"10.0.0.1:5", 1000, 1}, {"10.0.0.1:1", 1000, 0},
+		}},
+		// Lent places that are given back go to other sources.
+		"lent places come back": {true, 400, []step{
+			{"a", 1000, 388}, {"b", 1000, 12}, {"a", back, 387}, {"a", 1, 0}, {"b", 1000, 1}, {"a", back, 386}, {"a", 1, 0}, {"b", 1000, 1},
+		}},
+		// Places lent from the first quarter count for no source, those beyond it do.
+		"the first quarter": {true, 400, []step{{"a", 1000, 388}, {"a", back, 100}, {"b", 200, 200}, {"a", 1000, 100}}},
+		"and beyond it":     {true, 400, []step{{"a", 133, 133}, {"b", 160, 160}, {"a", 1000, 388 - 133 - 160}}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			p := &Places{Lend: tc.lend}
-			held := fill(p, tc.first, 1000, tc.most)
-			check.Same(t, tc.want, len(held), "places of %d of one source", tc.most)
-			rest := 0
-			for i := range 4 {
-				other := Source{User: fmt.Sprint(i)}
-				if tc.first.Address != "" { // other connections of the same address
-					other = Source{Address: fmt.Sprint("10.0.1.", i), Conn: fmt.Sprint("10.0.1.", i, ":1")}
-				}
-				got := fill(p, other, 1000, tc.most)
-				rest += len(got)
-				held = append(held, got...)
+		p, held := &Places{Lend: tc.lend}, map[string][]Place{}
+		leave := func(who string, from int) {
+			for i := range held[who][from:] {
+				held[who][from+i].Leave()
+				held[who][from+i].Leave() // a second Leave has no effect
 			}
-			check.Same(t, tc.rest, rest, "places of four others")
-			for i := range held {
-				held[i].Leave()
-				held[i].Leave() // a second Leave has no effect
-			}
-			if p.Held() != 0 || len(p.by) != 0 {
-				t.Errorf("%d places and %d sources are left after all left", p.Held(), len(p.by))
-			}
-		})
-	}
-}
-
-// TestShareOfAnAddress: connections of one address share a quarter, and a place that is given back
-// is taken again.
-func TestShareOfAnAddress(t *testing.T) {
-	p := &Places{}
-	var held []Place
-	for i := range 16 {
-		held = append(held, fill(p, Stranger(fmt.Sprint("10.0.0.1:", 1000+i)), 1000, 1024)...)
-	}
-	check.Same(t, 256, len(held), "places of 1024 that 16 connections of an address hold")
-	held[0].Leave()
-	check.Same(t, 1, len(fill(p, Stranger("10.0.0.1:1"), 1000, 1024)), "places, of which one was given back")
-}
-
-// TestLentPlacesComeBack: lent places that are given back go to other sources.
-func TestLentPlacesComeBack(t *testing.T) {
-	p := &Places{Lend: true}
-	lent := fill(p, Source{User: "ann"}, 1000, 400)
-	bob := fill(p, Source{User: "bob"}, 1000, 400)
-	for i := range 50 {
-		lent[i].Leave()
-		if _, ok := p.Take(Source{User: "ann"}, 1, 400); ok {
-			t.Fatal("lent again while others were short")
+			held[who] = held[who][:from]
 		}
-		bob = append(bob, fill(p, Source{User: "bob"}, 1000, 400)...)
+		for i, step := range tc.steps {
+			if step.n == back {
+				leave(step.who, step.want)
+				continue
+			}
+			got := 0
+			for ; got < step.n; got++ {
+				place, ok := p.Take(source(step.who), 1, tc.most)
+				if !ok {
+					break
+				}
+				held[step.who] = append(held[step.who], place)
+			}
+			check.Same(t, step.want, got, "%s, step %d: places of %d for %s", name, i, tc.most, step.who)
+		}
+		for who := range held {
+			leave(who, 0)
+		}
+		check.Same(t, [2]int{}, [2]int{int(p.Held()), len(p.by)}, "%s: places and sources after all have left", name)
 	}
-	check.Same(t, 62, len(bob), "places of the later source")
-}
-
-// TestFirstQuarter: places lent from the first quarter count for no source.
-func TestFirstQuarter(t *testing.T) {
-	p, ann := &Places{Lend: true}, Source{User: "ann"}
-	for _, counted := range fill(p, ann, 1000, 400)[100:] {
-		counted.Leave()
-	}
-	fill(p, Source{User: "bob"}, 200, 400)
-	check.Same(t, 100, len(fill(p, ann, 1000, 400)), "places beside the first hundred")
-
-	p = &Places{Lend: true}
-	fill(p, ann, 133, 400)
-	fill(p, Source{User: "bob"}, 160, 400)
-	check.Same(t, 388-133-160, len(fill(p, ann, 1000, 400)), "places, as those beyond the first hundred were counted")
 }
 
 func TestPlacesAllocateNothing(t *testing.T) {
@@ -227,6 +202,14 @@ func TestQueueCounts(t *testing.T) {
 			}
 		}
 		must.Get(q.Enter(t.Context(), ann))(t) // would wait for ever
+
+		q = NewQueue(16, 16)
+		for i := range 16 {
+			must.Get(q.Enter(t.Context(), Source{User: fmt.Sprint(i / 4)}))(t)
+		}
+		if _, err := q.Enter(t.Context(), ann); !errors.Is(err, ErrFull) {
+			t.Errorf("a fifth source, while four have all places: %v", err)
+		}
 	})
 }
 
@@ -235,24 +218,18 @@ func TestQueueTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := NewQueue(4, 64)
 		first := must.Get(q.Enter(t.Context(), Source{User: "ann"}))(t)
-		turn := false
+		turn := make(chan struct{})
 		go func() {
-			leave, err := q.Enter(t.Context(), Source{User: "ann"})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			turn = true
-			leave()
+			defer close(turn)
+			must.Get(q.Enter(t.Context(), Source{User: "ann"}))(t)()
 		}()
 		synctest.Wait()
-		if turn {
+		select {
+		case <-turn:
 			t.Error("a source has two of four slots")
+		default:
 		}
 		first()
-		synctest.Wait()
-		if !turn {
-			t.Error("the second's turn has not come")
-		}
+		<-turn // would wait for ever
 	})
 }
