@@ -210,6 +210,19 @@ func TestQueueCounts(t *testing.T) {
 		if _, err := q.Enter(t.Context(), ann); !errors.Is(err, ErrFull) {
 			t.Errorf("a fifth source, while four have all places: %v", err)
 		}
+
+		q = NewQueue(4, 16)
+		var leave func()
+		for i := range 4 {
+			leave = must.Get(q.Enter(t.Context(), Source{User: fmt.Sprint(i)}))(t)
+		}
+		soon, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := q.Enter(soon, ann); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a fifth source, while four run: %v", err)
+		}
+		leave()
+		must.Get(q.Enter(t.Context(), ann))(t) // would wait for ever if it had kept its own slot
 	})
 }
 
