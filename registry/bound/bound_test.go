@@ -218,11 +218,17 @@ func TestQueueCounts(t *testing.T) {
 		}
 		soon, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
+		turn := make(chan struct{})
+		go func() {
+			defer close(turn)
+			time.Sleep(time.Second / 2) // after the one that will give up
+			must.Get(q.Enter(t.Context(), ann))(t)()
+		}()
 		if _, err := q.Enter(soon, ann); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a fifth source, while four run: %v", err)
 		}
 		leave()
-		must.Get(q.Enter(t.Context(), ann))(t) // would wait for ever if it had kept its own slot
+		<-turn // would wait for ever if the other had kept ann's slot
 	})
 }
 
