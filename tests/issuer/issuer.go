@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Issuer is an OpenID provider with one key.
@@ -28,10 +30,7 @@ type Issuer struct {
 // Start serves until the test ends.
 func Start(t testing.TB) *Issuer {
 	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	i := &Issuer{key: key}
 	mux := http.NewServeMux()
 	answer := func(path string, v func() any) {
@@ -88,19 +87,7 @@ func (i *Issuer) Token(t testing.TB, claims map[string]any) string {
 			delete(all, k)
 		}
 	}
-	head, err := json.Marshal(map[string]string{"alg": "RS512", "kid": "one", "typ": "JWT"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, err := json.Marshal(all)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := encode(head) + "." + encode(body)
+	text := encode([]byte(`{"alg":"RS512","kid":"one","typ":"JWT"}`)) + "." + encode(must.Get(json.Marshal(all))(t))
 	sum := sha512.Sum512([]byte(text))
-	sig, err := rsa.SignPKCS1v15(rand.Reader, i.key, crypto.SHA512, sum[:])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text + "." + encode(sig)
+	return text + "." + encode(must.Get(rsa.SignPKCS1v15(rand.Reader, i.key, crypto.SHA512, sum[:]))(t))
 }
