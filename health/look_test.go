@@ -83,6 +83,11 @@ func (w *world) look(words []string) bool {
 		if ended.Before(r.at) || ended.After(time.Now()) || fault != r.Message {
 			w.t.Errorf("%s: the last probe ended at %v: %q; reported at %v: %q", w.line, ended, fault, r.at, r.Message)
 		}
+		for name, address := range map[string]string{first.Name: "10.9.9.9:443", "v1.none": at} {
+			if ended, took, fault := w.Last(name, address); !ended.IsZero() || took != 0 || fault != "" {
+				w.t.Errorf("%s: %s at %s was never probed: %v, took %v: %q", w.line, name, address, ended, took, fault)
+			}
+		}
 	case "slow", "even":
 		check.Same(w.t, words[0] == "slow", w.of(first).Slow, "%s: slow", w.line)
 		w.everSlow[[2]string{first.Name, at}] = false

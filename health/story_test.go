@@ -30,12 +30,12 @@ import (
 //	answer <word>…          see answer; other answers are only added for nth=N, every=N, claim=N and at=N
 //	trust <kind> [takes]    see world.trust
 //	table [<change>…]       the first table again, with none, with claims=N-M; anew: with another Backend;
-//	                        interval=D; knows=healthy, =unhealthy, =unprobed or =slow
-//	crowd <N>               adds N endpoints of another Backend that answer badly
-//	pass <D>                and next: until the next dial
-//	alarm, renew            from outside; alarms <every> <D>; stray: those that are to be ignored
-//	gate full|free          of probes that begin
-//	traffic <D> <every> <T> <U>   is observed: T at the first address, U at others
+//	                        interval=D; knows=healthy, =unhealthy, =unprobed or =slow; without-endpoints
+//	crowd <N>               adds N endpoints of another Backend, which close all connections
+//	pass <D>, next          lets time pass, until the next dial
+//	alarm, renew            a Signal, a Renew; alarms <every> <D>: many; stray: some without effect
+//	gate full|free          as many probes begin as may
+//	traffic <D> <every> <T> <U>   is observed for so long: T at the first address, U at others
 //	repeat <N> … end
 //	mark                    dials and requests are counted from here
 //
@@ -92,10 +92,11 @@ func with(each string, words []string) (all []string) {
 	return all
 }
 
+// tell takes steps. What is between repeat and end is taken so many times.
 func (w *world) tell(steps []step) {
-	for i := 0; i < len(steps); i++ {
-		if s := steps[i]; s.words[0] == "repeat" {
-			n := slices.IndexFunc(steps, func(s step) bool { return s.words[0] == "end" })
+	for i, s := range steps {
+		if s.words[0] == "repeat" {
+			n := slices.IndexFunc(steps, func(end step) bool { return end.words[0] == "end" })
 			for w.turn = range int(w.value(s.words[1])) {
 				w.tell(steps[i+1 : n])
 			}
@@ -103,8 +104,8 @@ func (w *world) tell(steps []step) {
 			w.tell(steps[n+1:])
 			return
 		}
-		w.line = steps[i].line
-		if words := append(with(w.each, steps[i].words), ""); !w.act(words) && !w.look(words) {
+		w.line = s.line
+		if words := append(with(w.each, s.words), ""); !w.act(words) && !w.look(words) {
 			w.t.Fatalf("%s: unknown step %s", w.line, words[0])
 		}
 		synctest.Wait()
