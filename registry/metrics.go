@@ -14,7 +14,7 @@ import (
 
 // unavailableReasons are the values of the label reason. Every series starts at 0, because rate()
 // does not see the first step of a series that begins at 1.
-var unavailableReasons = [...]string{
+var unavailableReasons = [...]string{ //nolint:gochecknoglobals // nothing writes it
 	ReasonServiceNotFound, ReasonServiceAccessError, ReasonServicePortError, ReasonEndpointsNotFound, ReasonEndpointsAccessError,
 	ReasonMissingEndpoints, ReasonFailedDiscoveryCheck, ReasonInvalidCABundle, ReasonMaintenance, ReasonProtectedGroup, ReasonInvalidURL,
 }

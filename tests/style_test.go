@@ -80,9 +80,6 @@ func TestFuncBudget(t *testing.T) {
 					t.Errorf("%s: %s takes %d parameters, at most %d: ctx and a Config", s.name, f.Name.Name, n, maxNewParams)
 				}
 			}
-			if f.Name.Name == "init" && f.Recv == nil && !s.under("cmd") {
-				t.Errorf("%s: init outside cmd: what runs before main cannot be configured or tested", s.name)
-			}
 		}
 	}
 }
@@ -194,64 +191,6 @@ func TestExportedFieldDoc(t *testing.T) {
 	}
 }
 
-// A package-level variable is state that is not passed around and that all tests share. Allowed is
-// what never changes after linking: error sentinels, embedded files, fixed arrays, interface
-// assertions, and the version in cmd.
-func TestNoPackageVariables(t *testing.T) {
-	fset, all := sources(t)
-	for _, s := range all {
-		if s.isTest() {
-			continue
-		}
-		for _, d := range s.tree.Decls {
-			gen, ok := d.(*ast.GenDecl)
-			if !ok || gen.Tok != token.VAR {
-				continue
-			}
-			for _, spec := range gen.Specs {
-				v := spec.(*ast.ValueSpec)
-				if !constantVar(s, gen, v) {
-					t.Errorf("%s: package-level variable %s: pass it, or make it a constant or a function", fset.Position(v.Pos()), v.Names[0].Name)
-				}
-			}
-		}
-	}
-}
-
-func constantVar(s source, gen *ast.GenDecl, v *ast.ValueSpec) bool {
-	if embedded(gen.Doc) || embedded(v.Doc) {
-		return true
-	}
-	for i, name := range v.Names {
-		if name.Name == "_" {
-			continue
-		}
-		if i >= len(v.Values) {
-			if a, ok := v.Type.(*ast.ArrayType); ok && a.Len != nil && len(v.Values) == 0 {
-				continue
-			}
-			return false
-		}
-		switch x := v.Values[i].(type) {
-		case *ast.CallExpr:
-			if f := called(x); f != "errors.New" && f != "fmt.Errorf" {
-				return false
-			}
-		case *ast.CompositeLit:
-			if a, ok := x.Type.(*ast.ArrayType); !ok || a.Len == nil {
-				return false
-			}
-		case *ast.BasicLit:
-			if !s.under("cmd") || name.Name != "version" { // set by the linker
-				return false
-			}
-		default:
-			return false
-		}
-	}
-	return true
-}
-
 // Marketing words, untracked TODOs, and traces of one developer's machine.
 func TestProse(t *testing.T) {
 	rules := []struct {
@@ -290,24 +229,6 @@ func TestErrorTexts(t *testing.T) {
 			lit, ok := call.Args[0].(*ast.BasicLit)
 			if f := called(call); ok && (f == "errors.New" || f == "fmt.Errorf") && bad.MatchString(lit.Value) {
 				t.Errorf("%s: error text %s: say what was being done, as a gerund", fset.Position(call.Pos()), lit.Value)
-			}
-			return true
-		})
-	}
-}
-
-// Only fuzz targets may skip: an input to which their property does not apply.
-func TestNoSkippedTests(t *testing.T) {
-	fset, all := sources(t)
-	for _, s := range all {
-		ast.Inspect(s.tree, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.FuncDecl:
-				return s.isTest() && !strings.HasPrefix(n.Name.Name, "Fuzz")
-			case *ast.CallExpr:
-				if f := called(n); regexp.MustCompile(`^(t|b|tb)\.Skip(f|Now)?$`).MatchString(f) {
-					t.Errorf("%s: skipped test: run it or delete it", fset.Position(n.Pos()))
-				}
 			}
 			return true
 		})
@@ -363,10 +284,6 @@ func called(x *ast.CallExpr) string {
 		}
 	}
 	return ""
-}
-
-func embedded(doc *ast.CommentGroup) bool {
-	return doc != nil && slices.ContainsFunc(doc.List, func(c *ast.Comment) bool { return strings.HasPrefix(c.Text, "//go:embed ") })
 }
 
 func lines(fset *token.FileSet, n ast.Node) int {

@@ -51,7 +51,7 @@ func staticName(name string) uint8 {
 
 // staticNames are the names of the static table by length, those of most requests and responses
 // first.
-var staticNames = [...][]struct {
+var staticNames = [...][]struct { //nolint:gochecknoglobals // a table of RFC 7541 that nothing writes
 	name  string
 	index uint8
 }{
