@@ -1,7 +1,10 @@
 package tests
 
 import (
+	"cmp"
+	"go/ast"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -92,12 +95,14 @@ func TestAnnotationsAreDocumented(t *testing.T) {
 	}
 }
 
-// Pages name only existing Go files and tests. The CHANGELOG and replaced decisions may name
-// deleted ones.
+// Pages name only existing Go files, tests and what packages declare: pkg.Func, pkg.Type.Method,
+// which their file may follow. The CHANGELOG and replaced decisions may name deleted ones.
 func TestPagesNameWhatExists(t *testing.T) {
 	_, all := sources(t)
-	_, tests := functions(t)
+	declared, tests := declarations(t)
 	file, test := regexp.MustCompile("`([a-z0-9_/]+/[a-z0-9_]+\\.go)`"), regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`)
+	others := []string{"audit.policy", "fairlead.yaml", "status.conditions"} // a value, a file and a field
+	name := regexp.MustCompile("`(([a-z][a-z0-9]*)(?:\\.[A-Za-z][A-Za-z0-9]*){1,2})`(?: \\(`([^`]+)`\\))?")
 	for page, text := range pages(t) {
 		if page == "CHANGELOG.md" || strings.Contains(text[:min(len(text), 300)], "replaced by 00") {
 			continue
@@ -112,5 +117,58 @@ func TestPagesNameWhatExists(t *testing.T) {
 				t.Errorf("%s: there is no test %s", page, name)
 			}
 		}
+		for _, m := range name.FindAllStringSubmatch(text, -1) {
+			if at := declared[m[1]]; declared[m[2]] != "" && !slices.Contains(others, m[1]) && (at == "" || m[3] != "" && m[3] != at) {
+				t.Errorf("%s: there is no %s in %s", page, m[1], cmp.Or(m[3], "any file"))
+			}
+		}
 	}
+}
+
+// declarations returns what the components declare, with its file, and the names of all tests.
+func declarations(t *testing.T) (declared map[string]string, tests map[string]bool) {
+	t.Helper()
+	_, all := sources(t)
+	declared, tests = map[string]string{}, map[string]bool{}
+	for _, s := range all {
+		pkg := path.Base(s.dir)
+		if !s.isTest() && !s.under("tests") && !s.under("examples") {
+			declared[pkg] = s.dir
+		}
+		for _, d := range s.tree.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if s.isTest() {
+					tests[d.Name.Name] = true
+				} else {
+					declared[pkg+"."+receiver(d)+d.Name.Name] = s.name
+				}
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					switch spec := spec.(type) {
+					case *ast.TypeSpec:
+						declared[pkg+"."+spec.Name.Name] = s.name
+					case *ast.ValueSpec:
+						declared[pkg+"."+spec.Names[0].Name] = s.name
+					}
+				}
+			}
+		}
+	}
+	return declared, tests
+}
+
+// receiver returns a method's type with a dot, or "" for a function.
+func receiver(f *ast.FuncDecl) string {
+	if f.Recv == nil {
+		return ""
+	}
+	name := ""
+	ast.Inspect(f.Recv.List[0].Type, func(n ast.Node) bool {
+		if id, ok := n.(*ast.Ident); ok && name == "" {
+			name = id.Name + "."
+		}
+		return name == ""
+	})
+	return name
 }
