@@ -5,7 +5,6 @@
 // A case is a test or subtest without subtests.
 //
 // With -times it also appends a line to a file: the suite, its cases, its seconds and its outcome.
-// With -table it prints that file instead.
 package main
 
 import (
@@ -30,15 +29,8 @@ func main() {
 	flag.BoolVar(&o.quiet, "q", false, "of what passes, print packages instead of cases")
 	flag.StringVar(&o.suite, "suite", "", "`name` of the suite in -times")
 	flag.StringVar(&o.times, "times", "", "`file` that gets a line about the suite; empty: none")
-	table := flag.String("table", "", "print this `file` of -times, and read no tests")
 	flag.Parse()
-	var err error
-	if *table != "" {
-		err = printTable(os.Stdout, *table)
-	} else {
-		err = run(os.Stdin, os.Stdout, o)
-	}
-	if err != nil {
+	if err := run(os.Stdin, os.Stdout, o); err != nil {
 		fmt.Fprintln(os.Stdout, "FAIL:", err)
 		os.Exit(1)
 	}
@@ -69,6 +61,20 @@ func run(in io.Reader, out io.Writer, o options) error {
 		return verdict
 	}
 	return errors.Join(verdict, addTime(o.times, o.suite, ran, time.Since(begun).Seconds(), verdict))
+}
+
+// addTime appends a suite's line to a file, with its error, if any.
+func addTime(file, suite string, cases int, seconds float64, verdict error) error {
+	f, err := os.OpenFile(file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("writing times: %w", err)
+	}
+	outcome := "ok"
+	if verdict != nil {
+		outcome = strings.ReplaceAll(verdict.Error(), "\n", " ")
+	}
+	_, err = fmt.Fprintf(f, "%s\t%d\t%.0f\t%s\n", suite, cases, seconds, outcome)
+	return errors.Join(err, f.Close())
 }
 
 // judge returns what is wrong with a finished suite.
