@@ -33,11 +33,6 @@ func lists(conns, streams int) load.Config {
 	return load.Config{Connections: conns, Streams: streams, Size: listSize, Next: always(resources)}
 }
 
-func http1(c load.Config) load.Config {
-	c.HTTP1 = true
-	return c
-}
-
 func paced(c load.Config, rate float64) load.Config {
 	c.Rate, c.Streams = rate, maxStreams
 	return c
@@ -48,7 +43,6 @@ func paced(c load.Config, rate float64) load.Config {
 func (o *options) list() []scenario {
 	proxies := []string{fairlead, reverse, haproxy, nginx, nghttpx}
 	everybody := []string{fairlead, reverse, haproxy, nginx, nghttpx, aggregator, direct}
-	bare := []string{fairlead, reverse}
 	return []scenario{
 		o.watching(),
 		loads("get-8x8", "GET 1 KB, 8 connections × 8 streams", true, everybody, gets(8, 8)),
@@ -56,8 +50,7 @@ func (o *options) list() []scenario {
 		loads("get-8x1", "GET 1 KB, 8 × 1", false, proxies, gets(8, 1)),
 		loads("get-100x1", "GET 1 KB, 100 × 1", false, proxies, gets(100, 1)),
 		loads("list-4x4", "LIST 100 KB, 4 × 4", true, everybody, lists(4, 4)),
-		loads("http1-get", "GET 1 KB over HTTP/1.1, 8 connections", false, bare, http1(gets(8, 1))),
-		loads("http1-list", "LIST 100 KB over HTTP/1.1, 8 connections", false, bare, http1(lists(8, 1))),
+		{name: "http1", about: "GET 1 KB and LIST 100 KB over HTTP/1.1, 8 connections", run: http1},
 		{name: "paced-8x8", about: "GET 1 KB at 60 % of the lower saturation, 8 connections", run: saturated},
 		// The latency that a proxy adds to single requests: at this rate they seldom overlap.
 		loads(single, "GET 1 KB on one connection, 100 a second: one at a time", false, []string{fairlead, haproxy, nghttpx, direct}, paced(gets(1, 1), 100)),

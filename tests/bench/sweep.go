@@ -25,6 +25,19 @@ func saturated(ctx context.Context, w *world) {
 	w.compare(ctx, "paced-8x8", []string{fairlead, haproxy}, func(*peer) load.Config { return c })
 }
 
+// http1 measures HTTP/1.1 by net/http's client: peers share the price of what it does.
+func http1(ctx context.Context, w *world) {
+	const conns = 8
+	for _, s := range []struct{ name, path string }{{"http1-get", resources + "/one"}, {"http1-list", resources}} {
+		w.compare(ctx, s.name, []string{fairlead, reverse}, func(p *peer) load.Config {
+			client := &http.Client{Transport: &http.Transport{TLSClientConfig: p.tls.Clone(), MaxIdleConnsPerHost: conns}}
+			return load.Config{Connections: conns, Visit: func(ctx context.Context) error {
+				return new(endless).exchange(ctx, client, http.MethodGet, "https://"+p.address+s.path)
+			}}
+		})
+	}
+}
+
 // local compares requests to kube-apiserver with those to an extension server, at a rate that
 // kube-apiserver can bear.
 func local(ctx context.Context, w *world) {

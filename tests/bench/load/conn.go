@@ -89,14 +89,31 @@ func (c *conn) flush() error {
 
 func (c *conn) run() {
 	converse := c.converse
-	switch {
-	case c.l.cfg.HTTP1:
-		converse = c.converse1
-	case c.l.cfg.Visit != nil:
+	if c.l.cfg.Visit != nil {
 		converse = c.visit
 	}
 	if err := converse(); err != nil {
 		c.l.fault(err)
+	}
+}
+
+func (c *conn) visit() error {
+	for {
+		began := time.Now()
+		if err := c.l.cfg.Visit(c.l.ctx); err != nil {
+			return err
+		}
+		c.mu.Lock()
+		c.count(began, time.Now())
+		c.mu.Unlock()
+	}
+}
+
+// count counts a correct answer.
+func (c *conn) count(began, now time.Time) {
+	c.done.Add(1)
+	if c.l.timed.Load() {
+		c.took = append(c.took, now.Sub(began))
 	}
 }
 
@@ -263,10 +280,7 @@ func (c *conn) finish(id uint32, now time.Time) {
 	case want > 0 && s.size != want:
 		c.l.fault(fmt.Errorf("a body has %d bytes, not %d", s.size, want))
 	default:
-		c.done.Add(1)
-		if c.l.timed.Load() {
-			c.took = append(c.took, now.Sub(s.began))
-		}
+		c.count(s.began, now)
 	}
 	c.end(id, now)
 }

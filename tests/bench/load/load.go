@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // Request is a request to send.
@@ -41,21 +43,11 @@ type Config struct {
 	// First is sent once on every connection before Start returns; the other requests then wait for
 	// Go. If nil, they start at once.
 	First *Request
-	// HTTP1 selects HTTP/1.1 instead of HTTP/2, with one request at a time on each connection. It
-	// excludes Streams, Rate, First and Watch.
-	HTTP1 bool
-	// Visit, if not nil, is called in a loop instead of requests, by Connections goroutines; it
-	// makes its own connections.
+	// Visit, if not nil, is called in a loop by Connections goroutines, instead of requests over
+	// HTTP/2; it makes its own connections.
 	Visit func(context.Context) error
 	// Watch leaves requests open: answers never end, and their DATA frames count as done.
 	Watch bool
-}
-
-func (cfg *Config) protocol() string {
-	if cfg.HTTP1 {
-		return "http/1.1"
-	}
-	return "h2"
 }
 
 // Load is a running load.
@@ -86,7 +78,7 @@ func Start(ctx context.Context, cfg Config) (*Load, error) {
 	l := &Load{cfg: cfg, begin: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(ctx)
 	tc := cfg.TLS.Clone()
-	tc.NextProtos = []string{cfg.protocol()}
+	tc.NextProtos = []string{http2.NextProtoTLS}
 	for i := range cfg.Connections {
 		c, err := l.connect(i, tc)
 		if err != nil {
@@ -124,12 +116,9 @@ func (l *Load) connect(i int, tc *tls.Config) (*conn, error) {
 		return nil, fmt.Errorf("connecting: %w", err)
 	}
 	t := raw.(*tls.Conn) //nolint:forcetypeassert // a tls.Dialer makes no other
-	if p := t.ConnectionState().NegotiatedProtocol; p != l.cfg.protocol() {
+	if p := t.ConnectionState().NegotiatedProtocol; p != http2.NextProtoTLS {
 		_ = t.Close()
-		return nil, fmt.Errorf("connecting: the server chose %q, not %s", p, l.cfg.protocol())
-	}
-	if l.cfg.HTTP1 {
-		return newConn1(l, i, t), nil
+		return nil, fmt.Errorf("connecting: the server chose %q, not HTTP/2", p)
 	}
 	return newConn(l, i, t)
 }

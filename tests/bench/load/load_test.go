@@ -1,8 +1,6 @@
 package load
 
 import (
-	"crypto/tls"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -13,12 +11,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// serve serves HTTP/1.1 and HTTP/2, with a thousand streams per connection.
+// serve serves HTTP/2, with a thousand streams per connection.
 func serve(t *testing.T, h http.HandlerFunc) Config {
 	t.Helper()
 	s := httptest.NewUnstartedServer(h)
 	s.EnableHTTP2 = true
-	s.TLS = &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	return Config{Address: s.Listener.Addr().String(), TLS: s.Client().Transport.(*http.Transport).TLSClientConfig, Connections: 2, Streams: 4, Next: same}
@@ -27,12 +24,6 @@ func serve(t *testing.T, h http.HandlerFunc) Config {
 func same(int, int) Request { return Request{Path: "/x?y", Token: "t"} }
 
 func TestLoad(t *testing.T) {
-	for _, http1 := range []bool{false, true} {
-		t.Run(fmt.Sprint("http1 ", http1), func(t *testing.T) { testLoad(t, http1) })
-	}
-}
-
-func testLoad(t *testing.T, http1 bool) {
 	var mu sync.Mutex
 	seen := map[string]int{}
 	cfg := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -41,7 +32,7 @@ func testLoad(t *testing.T, http1 bool) {
 		mu.Unlock()
 		_, _ = w.Write(make([]byte, 100_000)) // more than a frame, and many are more than a window
 	})
-	cfg.Size, cfg.HTTP1 = 100_000, http1
+	cfg.Size = 100_000
 	l := must.Get(Start(t.Context(), cfg))(t)
 	l.Time(true)
 	must.Do(t, l.WaitDone(t.Context(), 500))
