@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
@@ -77,7 +78,7 @@ func randomly(r *rand.Rand, b *batch) {
 	n, gone := r.IntN(4), r.IntN(4) == 0
 	service := fmt.Sprintf("s%d", n)
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: service}
-	var o object
+	var o apiserver.Object
 	switch r.IntN(3) {
 	case 0:
 		versions := []string{"v1", "v2", "v10", "v1beta1", "v11alpha2", "foo1", "foo10", "v", "v01"}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -46,122 +47,6 @@ func until(t *testing.T, r *Registry, what string, ok func(*Table) bool) *Table 
 	return nil
 }
 
-func TestClusterFollows(t *testing.T) {
-	server := apiserver.New()
-	name := types.NamespacedName{Namespace: "extensions", Name: "metrics"}
-	managed := remoteService("metrics.k8s.io", "v1beta1", "metrics")
-	managed.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
-	server.Put(managed, clusterIP(name), slice(name, "10.0.0.1"))
-	r := must.Get(New(Config{Client: server.Start(t), Logger: slog.New(slog.DiscardHandler)}))(t)
-	if r.Table().Complete() || r.Table().Generation() != 1 {
-		t.Error("a table is complete before the first read")
-	}
-	must.Run(t, r.Run)
-	table := until(t, r, "everything", (*Table).Complete)
-	e := table.named(managed.Name)
-	if len(table.Entries()) != 1 || len(e.Endpoints) != 1 || e.Endpoints[0].Address != "10.0.0.1:8443" {
-		t.Fatalf("first complete table:\n%s", show(table))
-	}
-	if e.Object.ManagedFields != nil {
-		t.Error("managed fields are kept")
-	}
-
-	// A new APIService is routable at once.
-	begun := time.Now()
-	server.Put(remoteService("new.example.com", "v1", "metrics"))
-	until(t, r, "the new APIService", func(t *Table) bool {
-		return t.Match("/apis/new.example.com/v1/things").Route == RouteRemote
-	})
-	if took := time.Since(begun); took > time.Second {
-		t.Errorf("routable after %s", took) // the goal is 0.1 s; the bound leaves room for a busy machine
-	}
-
-	r.Report(Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy})
-	until(t, r, "a verdict", func(t *Table) bool { return t.named(e.Name).Verdict.Available() })
-
-	server.Drop(apiserver.Slices, "extensions/metrics-1")
-	until(t, r, "no slice", func(t *Table) bool { return t.named(e.Name).Verdict.Reason == ReasonEndpointsNotFound })
-	server.Drop(apiserver.APIServices, "/v1.new.example.com")
-	until(t, r, "one APIService", func(t *Table) bool { return len(t.Entries()) == 1 })
-}
-
-// What happened while the apiserver was away, or before it came, is seen afterwards.
-func TestClusterSurvivesRestart(t *testing.T) {
-	server := apiserver.New()
-	server.Fault(true, false)
-	gone := remoteService("a.io", "v1", "metrics")
-	server.Put(remoteService("metrics.k8s.io", "v1beta1", "metrics"), gone)
-	r := running(t, Config{Client: server.Start(t)})
-	if r.Table().Complete() {
-		t.Error("complete, but nothing could be read")
-	}
-	server.Fault(false, false)
-	before := until(t, r, "everything", (*Table).Complete)
-	server.Fault(true, false)
-	server.Fault(false, true) // answers 404 until it is ready again
-	server.Put(remoteService("while.away.com", "v1", "metrics"))
-	server.Drop(apiserver.APIServices, "/"+gone.Name)
-	if r.Table() != before {
-		t.Errorf("table changed while the apiserver was down:\n%s", show(r.Table()))
-	}
-	server.Fault(false, false)
-	until(t, r, "what happened meanwhile", func(t *Table) bool {
-		return t.named("v1.while.away.com") != nil && t.named(gone.Name) == nil && len(t.Entries()) == 2
-	})
-}
-
-func TestClusterWithoutAggregation(t *testing.T) {
-	server := apiserver.New(apiserver.APIServices)
-	r := must.Get(New(Config{Client: server.Start(t)}))(t)
-	err := r.Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "dir:") {
-		t.Errorf("Run: %v, want an error that names dir:", err)
-	}
-}
-
-func TestWatchConfigMap(t *testing.T) {
-	server := apiserver.New()
-	expect := watchTrust(t, must.Get(New(Config{Client: server.Start(t)}))(t))
-	expect("none")
-	server.Put(configMap("other", "wrong"), configMap("trust", "one"))
-	expect("one")
-	server.Put(configMap("trust", "two"))
-	expect("two")
-	server.Drop(apiserver.ConfigMaps, "kube-system/trust")
-	expect("none")
-}
-
-func configMap(name, ca string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}, Data: map[string]string{"ca": ca}}
-}
-
-// watchTrust watches the ConfigMap kube-system/trust until the test ends. expect waits for the next
-// different state.
-func watchTrust(t *testing.T, r *Registry) (expect func(want string)) {
-	t.Helper()
-	seen := make(chan string, 10)
-	must.Run(t, func(ctx context.Context) error {
-		return r.Watch(ctx, "kube-system", "trust", func(m *corev1.ConfigMap) {
-			if m == nil {
-				seen <- "none"
-				return
-			}
-			seen <- m.Data["ca"]
-		})
-	})
-	last := ""
-	return func(want string) {
-		t.Helper()
-		got := <-seen
-		for got == last {
-			got = <-seen
-		}
-		if last = got; got != want {
-			t.Errorf("saw %q, want %q", got, want)
-		}
-	}
-}
-
 // keyOf returns the writer's key of an object.
 func keyOf(o metav1.Object) key {
 	k := key{kindSlice, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}}
@@ -174,14 +59,8 @@ func keyOf(o metav1.Object) key {
 	return k
 }
 
-// object is an object of any source.
-type object interface {
-	metav1.Object
-	runtime.Object
-}
-
 // put adds or changes objects.
-func put(c *changes, all ...object) {
+func put(c *changes, all ...apiserver.Object) {
 	for _, o := range all {
 		c.set(keyOf(o), o)
 	}
@@ -337,8 +216,9 @@ func TestMetrics(t *testing.T) {
 	local := remoteService("b.io", "v1", "")
 	local.Spec.Service = nil
 	remote := remoteService("a.io", "v1", "server")
-	remote.Annotations = map[string]string{prefix + "owner": "team-a"}
-	put(c, local, remote, clusterIP(service), slice(service, "10.0.0.1"))
+	remote.Annotations = map[string]string{prefix + "owner": "team-a", prefix + "http1": "perhaps"}
+	// A file's name that is not UTF-8 does not cost the scrape.
+	c.replaceAll(kindAPIService, []runtime.Object{local, remote, clusterIP(service), slice(service, "10.0.0.1")}, []directory.Fault{{File: "gr\xf6\xdfe.yaml"}})
 	table := until(t, r, "an endpoint", func(t *Table) bool { e := t.named("v1.a.io"); return e != nil && len(e.Endpoints) == 1 })
 	e := table.named("v1.a.io")
 	value := func(reason string) float64 {
@@ -383,11 +263,42 @@ fairlead_apiservice_info{group="a.io",name="v1.a.io",owner="team-a",version="v1"
 fairlead_registry_entries{kind="local"} 1
 fairlead_registry_entries{kind="refused"} 0
 fairlead_registry_entries{kind="remote"} 1
-`), "aggregator_unavailable_apiservice", "fairlead_apiservice_info", "fairlead_registry_entries"))
+# HELP fairlead_registry_file_problems Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.
+# TYPE fairlead_registry_file_problems gauge
+fairlead_registry_file_problems{file="gr�e.yaml"} 1
+# HELP fairlead_registry_problems Faults of APIServices and of their source that are worked around and should be fixed.
+# TYPE fairlead_registry_problems gauge
+fairlead_registry_problems 2
+`), "aggregator_unavailable_apiservice", "fairlead_apiservice_info", "fairlead_registry_entries", "fairlead_registry_file_problems", "fairlead_registry_problems"))
 	c.set(keyOf(remote), nil)
 	until(t, r, "one entry", func(t *Table) bool { return len(t.Entries()) == 1 })
 	check.Same(t, -1, value(ReasonFailedDiscoveryCheck), "series after its object is gone")
 	if _, err := newMetrics(r.Table, reg); err == nil {
 		t.Error("registered twice without an error")
 	}
+}
+
+// The log says which problem an object in etcd has, and once that those of a file or object have
+// ended. It says when an availability changes, but not for Local APIServices.
+func TestLogOfProblems(t *testing.T) {
+	var logged strings.Builder
+	r := &Registry{log: slog.New(slog.NewTextHandler(&logged, nil))}
+	all := []directory.Fault{{File: "a.yaml", Line: 1}, {File: "a.yaml", Line: 2}, {File: "b.yaml", Line: 7, Field: "kind"}, {File: inEtcd + "v1.c.io", Message: "no JSON"}}
+	r.compareProblems(all[:2], all)
+	r.compareProblems(all, all[2:3])
+	entry := func(reason string) *Entry { return &Entry{Name: "v1.d.io", Verdict: Verdict{Reason: reason}} }
+	r.compare(&Table{}, &Table{}, []latest.Change[*Entry]{
+		{New: entry(ReasonLocal)}, {New: entry(ReasonPassed)}, {Old: entry(ReasonPassed), New: entry(ReasonPassed)}, {Old: entry(ReasonPassed)},
+	})
+	var got []string
+	for line := range strings.Lines(logged.String()) {
+		_, text, _ := strings.Cut(line, " msg=")
+		got = append(got, strings.TrimSpace(text))
+	}
+	check.Same(t, []string{
+		`"problem with manifest, the last valid state is kept" file=b.yaml line=7 field=kind problem=""`,
+		`"problem with APIService in etcd" apiservice=v1.c.io problem="no JSON"`,
+		`"manifest has no problem any more" file=a.yaml`, `"APIService in etcd has no problem any more" apiservice=v1.c.io`,
+		`"availability changed" apiservice=v1.d.io status="" reason=Passed message=""`,
+	}, got, "log")
 }

@@ -1,11 +1,8 @@
 package registry
 
 import (
-	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,64 +15,9 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
-	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
-
-const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-
-// defining adds CustomResourceDefinitions to a fake apiserver: name → versions; unserved ones are
-// in parentheses.
-func defining(t *testing.T, s *apiserver.Server, all map[string]string) *rest.Config {
-	t.Helper()
-	mux := http.NewServeMux()
-	mux.Handle("/", s)
-	mux.HandleFunc("GET "+definitions, func(w http.ResponseWriter, r *http.Request) {
-		if !strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList") || r.URL.Query().Get("resourceVersion") != "0" {
-			http.Error(w, "this would be 20 MB", http.StatusBadRequest)
-			return
-		}
-		var items []string
-		for name := range all {
-			items = append(items, fmt.Sprintf(`{"metadata":{"name":%q}}`, name))
-		}
-		fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(items, ","))
-	})
-	mux.HandleFunc("GET "+definitions+"/{name}", func(w http.ResponseWriter, r *http.Request) {
-		_, group, _ := strings.Cut(r.PathValue("name"), ".")
-		var versions []string
-		for v := range strings.FieldsSeq(all[r.PathValue("name")]) {
-			versions = append(versions, fmt.Sprintf(`{"name":%q,"served":%t}`, strings.Trim(v, "()"), !strings.HasPrefix(v, "(")))
-		}
-		fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[%s]}}`, group, strings.Join(versions, ","))
-	})
-	front := httptest.NewServer(mux)
-	t.Cleanup(func() {
-		front.CloseClientConnections()
-		front.Close()
-	})
-	return &rest.Config{Host: front.URL, QPS: -1}
-}
-
-func TestShadowedDefinitions(t *testing.T) {
-	s := apiserver.New()
-	client := defining(t, s, map[string]string{
-		"boats.sea.io": "v1 (v2)", "anchors.sea.io": "v1", "trees.wood.io": "v1", "crates.sea.io": "v3",
-	})
-	s.Put(remoteService("sea.io", "v1", "fleet"), remoteService("sea.io", "v2", "fleet"), remoteService("air.io", "v1", "fleet"))
-	r := running(t, Config{Client: client})
-	const problem = `it hides CustomResourceDefinition anchors.sea.io: service/fleet in "extensions" has taken over sea.io/v1, and the objects of the definition cannot be reached`
-	table := until(t, r, "the report", func(t *Table) bool {
-		e := t.named("v1.sea.io")
-		return e != nil && slices.Contains(e.Problems, problem)
-	})
-	for _, name := range []string{"v2.sea.io", "v1.air.io"} {
-		if p := table.named(name).Problems; len(p) != 0 {
-			t.Errorf("%s: %q", name, p)
-		}
-	}
-}
 
 // A failure to read definitions is reported once, and again only after a success.
 func TestShadowFails(t *testing.T) {

@@ -29,40 +29,6 @@ func stored(group, service string) *apiregistrationv1.APIService {
 	}}
 }
 
-// Stored APIServices take precedence over the directory's; both use the directory's Services.
-func TestStoredBesideDirectory(t *testing.T) {
-	server := apiserver.New()
-	server.Put(stored("b.io", "a-io"))
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "10.0.0.1"))
-	r := running(t, Config{APIServices: server.Start(t), Directory: dir})
-	until(t, r, "both", func(t *Table) bool { return address(t, "v1.a.io") != "" && address(t, "v1.b.io") != "" })
-	// Whoever writes to etcd need not be this process's operator.
-	write(t, filepath.Join(dir, "b.yaml"), manifestsOf("lo.io", "127.0.0.1"))
-	byURL := stored("url.io", "a-io")
-	byURL.Annotations = map[string]string{urlAnnotation: "https://127.0.0.1:1"}
-	server.Put(byURL)
-	table := until(t, r, "more", func(t *Table) bool { return t.named("v1.lo.io") != nil && t.named("v1.url.io") != nil })
-	for _, name := range []string{"v1.lo.io", "v1.url.io"} {
-		if e := table.named(name); len(e.Endpoints) != 0 || !strings.Contains(e.Verdict.Message+strings.Join(e.Problems, ""), "refused") {
-			t.Errorf("%s has a backend on loopback: %+v", name, e)
-		}
-	}
-	if m := r.Table().Match(apiserver.APIServices); m.Route != RouteOwn {
-		t.Errorf("the path of APIServices: %+v", m)
-	}
-	server.Put(stored("a.io", "nowhere"))
-	table = until(t, r, "etcd's own", func(t *Table) bool { return address(t, "v1.a.io") == "" })
-	if p := table.Problems(); len(p) != 1 || p[0].File != "APIService v1.a.io" || !strings.Contains(p[0].Message, "the directory has one, too") {
-		t.Errorf("problems %v", p)
-	}
-	server.Drop(apiserver.APIServices, "/v1.a.io")
-	table = until(t, r, "the directory's again", func(t *Table) bool { return address(t, "v1.a.io") != "" })
-	if p := table.Problems(); len(p) != 0 {
-		t.Errorf("problems %v", p)
-	}
-}
-
 // The table from before etcd was read is not stored: a start without etcd would have nothing. What
 // cannot be stored is stored later, although nothing changes.
 func TestRememberedOnceComplete(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/story"
@@ -40,6 +42,9 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //	shared <apiservice>…       they have one Backend
 //	alone <apiservice>…        none has the Backend of another APIService
 //	expect <file>              the table, as text
+//	match <route>[=<apiservice>|=<group>] <path>    a path may be quoted as in Go
+//
+// Those of live follow.
 func TestStories(t *testing.T) { story.Tell(t, *update, tell) }
 
 type teller struct {
@@ -57,8 +62,11 @@ func tell(t *testing.T, script *story.Story) {
 	s := &teller{T: t, story: script, objects: newObjects(), now: time.Unix(0, 0).UTC(), backends: make(map[string]*Backend)}
 	s.table = Build(Input{Options: &s.options}, nil)
 	s.last = s.table
+	l := newLive(s)
 	for at, words := range script.Steps() {
-		s.step(at, words)
+		if !l.step(at, words) {
+			s.step(at, words)
+		}
 	}
 }
 
@@ -73,6 +81,9 @@ func (s *teller) step(at string, words []string) {
 		s.read(words[2:], words[1] == "beside", &b)
 	case "apply", "beside":
 		s.read(words[1:], words[0] == "beside", &b)
+	case "match":
+		s.match(at, words[1], words[2])
+		return
 	case "delete":
 		ns, name, _ := strings.Cut(words[2], "/")
 		b.objects[key{kindsByName()[words[1]], types.NamespacedName{Namespace: ns, Name: name}}] = nil
@@ -211,27 +222,51 @@ func kindsByName() map[string]kind {
 	return map[string]kind{"APIService": kindAPIService, "Service": kindService, "EndpointSlice": kindSlice, "beside": kindFallback}
 }
 
-// read decodes the objects of files, separated by ---.
 func (s *teller) read(files []string, beside bool, b *batch) {
 	theirs := map[kind]kind{kindAPIService: kindFallback, kindService: kindFallbackService, kindSlice: kindFallbackSlice}
+	for _, o := range s.decode(files) {
+		k := keyOf(o)
+		if beside {
+			k.kind = theirs[k.kind]
+		}
+		b.objects[k] = o
+	}
+}
+
+// decode decodes the objects of files, separated by ---.
+func (s *teller) decode(files []string) (out []apiserver.Object) {
 	for _, file := range files {
 		for doc := range strings.SplitSeq(s.story.File(s, file), "---\n") {
 			var m struct {
 				Kind string `json:"kind"`
 			}
 			must.Do(s, yaml.Unmarshal([]byte(doc), &m))
-			o := map[string]object{"APIService": &apiregistrationv1.APIService{}, "Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{}}[m.Kind]
+			o := map[string]apiserver.Object{
+				"APIService": &apiregistrationv1.APIService{}, "Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{}, "ConfigMap": &corev1.ConfigMap{},
+			}[m.Kind]
 			if o == nil {
 				s.Fatalf("%s: unknown kind %q", file, m.Kind)
 			}
 			must.Do(s, yaml.UnmarshalStrict([]byte(doc), o))
-			k := keyOf(o)
-			if beside {
-				k.kind = theirs[k.kind]
-			}
-			b.objects[k] = o
+			out = append(out, o)
 		}
 	}
+	return out
+}
+
+func (s *teller) match(at, want, path string) {
+	if text, err := strconv.Unquote(path); err == nil {
+		path = text
+	}
+	m := s.table.Match(path)
+	got := [...]string{"local", "remote", "document", "own", "invalid", "refused"}[m.Route]
+	if m.Entry != nil {
+		got += "=" + m.Entry.Name
+	}
+	if m.Group != "" {
+		got += "=" + m.Group
+	}
+	check.Same(s, want, got, "%s: %q", at, path)
 }
 
 // show writes a table as text.
@@ -242,6 +277,9 @@ func show(t *Table) string {
 		fmt.Fprintf(&b, "%s %s", e.Name, strings.TrimSpace(fmt.Sprintf("%s %s", v.Status, v.Reason)))
 		if v.Message != "" {
 			fmt.Fprintf(&b, " %q", v.Message)
+		}
+		if managed := e.Object.Labels["kube-aggregator.kubernetes.io/automanaged"]; managed != "" {
+			fmt.Fprintf(&b, " managed %s", managed)
 		}
 		if !v.Since.IsZero() {
 			fmt.Fprintf(&b, " at %s", v.Since.Sub(time.Unix(0, 0)))

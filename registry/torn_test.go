@@ -70,3 +70,27 @@ func TestOutageIsOneLine(t *testing.T) {
 	}
 	check.Same(t, 3, strings.Count(log.String(), "\n"), "lines in %s", log.String())
 }
+
+// What may not be read from the start counts as empty, even if the refusal has no message. A
+// permission that is revoked later takes nothing away.
+func TestDenied(t *testing.T) {
+	forbidden := func(message string) error {
+		return &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden, Message: message}}
+	}
+	for _, tc := range []struct {
+		name    string
+		answers []error
+		want    int
+	}{
+		{"from the start", []error{forbidden("no"), forbidden("no")}, 1},
+		{"without a message", []error{forbidden(""), forbidden("")}, 1},
+		{"later", []error{nil, forbidden("no")}, 0},
+	} {
+		got := 0
+		l := &lister{log: slog.New(slog.DiscardHandler), denied: func() { got++ }}
+		for _, err := range tc.answers {
+			l.note(t.Context(), err)
+		}
+		check.Same(t, tc.want, got, "%s: times denied", tc.name)
+	}
+}

@@ -11,13 +11,14 @@ import (
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A definition that is deleted between the list and the get shadows nothing, and of a group with
-// very many not all are read.
+// A definition that is deleted between the list and the get shadows nothing, nor does a version
+// that is not served, and of a group with very many not all are read.
 func TestFind(t *testing.T) {
-	names := []string{"gone.sea.io", "trees.wood.io", "boats.sea.io"}
+	names := []string{"gone.sea.io", "trees.wood.io", "boats.sea.io", "anchors.sea.io"}
 	for i := range mostDefinitions {
 		names = append(names, fmt.Sprintf("many%d.air.io", i))
 	}
@@ -31,30 +32,30 @@ func TestFind(t *testing.T) {
 		case !one && forbidden, name == "broken.sea.io":
 			w.WriteHeader(http.StatusForbidden)
 			fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":%q,"reason":"Forbidden","code":403}`, why)
+		case !one && (!strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList") || r.URL.Query().Get("resourceVersion") != "0"):
+			http.Error(w, "this would be 20 MB", http.StatusBadRequest)
 		case !one:
 			fmt.Fprintf(w, `{"items":[{"metadata":{"name":"%s"}}]}`, strings.Join(names, `"}},{"metadata":{"name":"`))
 		case name == "gone.sea.io":
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
+		case name == "garbage.sea.io":
+			fmt.Fprint(w, `{"spec":`)
 		default:
-			read++
-			fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[{"name":"v1","served":true},{"name":"v2","served":true}]}}`, group) // nobody claims v2
+			read++ // nobody claims v2
+			fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[{"name":"v0","served":false},{"name":"v1","served":true},{"name":"v2","served":true}]}}`, group)
 		}
 	}))
 	t.Cleanup(front.Close)
 	core := must.Get(corev1.NewForConfig(&rest.Config{Host: front.URL, QPS: -1}))(t)
 	sea, air := schema.GroupVersion{Group: "sea.io", Version: "v1"}, schema.GroupVersion{Group: "air.io", Version: "v1"}
-	found, err := Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea, air})
-	if err != nil || found[sea] != "boats.sea.io" || found[air] != "many0.air.io" || len(found) != 2 {
-		t.Errorf("%v, %v", found, err)
-	}
-	if read != mostDefinitions-1 { // including the deleted one
-		t.Errorf("%d were read", read)
-	}
-	names = []string{"boats.sea.io", "broken.sea.io"}
-	for _, forbidden = range []bool{false, true} {
-		if found, err := Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea}); err == nil || !strings.Contains(err.Error(), why) {
-			t.Errorf("what cannot be read is no error of the apiserver's: %v, %v", found, err)
+	found := must.Get(Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea, air, {Group: "sea.io", Version: "v0"}}))(t)
+	check.Same(t, map[schema.GroupVersion]string{sea: "anchors.sea.io", air: "many0.air.io"}, found, "definitions")
+	check.Same(t, mostDefinitions-1, read, "definitions that were read, beside the deleted one")
+	for last, want := range map[string]string{"garbage.sea.io": "unexpected end of JSON", "broken.sea.io": why, "": why} {
+		names, forbidden = []string{"boats.sea.io", last}, last == ""
+		if found, err := Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: found %v, with the error %v", last, found, err)
 		}
 	}
 }

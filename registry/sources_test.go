@@ -1,0 +1,305 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	samples "github.com/fairlead-proxy/fairlead/tests/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// live has the steps of stories in which a registry runs over real sources: APIServices in etcd, a
+// cluster behind a client, and a directory.
+//
+//	serves <gv>…                        what the cluster says that it serves, beside core v1
+//	defines <name> <version>            its only CustomResourceDefinition
+//	forbids lists|streams <kind>…       the cluster does not allow to read them; it may not know streams
+//	put etcd|client <file>…             objects
+//	drop etcd|client <kind> <ns>/<name>
+//	fault etcd|client broken|starting|none
+//	write <path> <file>                 a file of the directory, renamed into its place, as editors do
+//	remote <path> <group> <address>     the same with the manifests of one remote API group
+//	size <path> <bytes>
+//	folder <path>, remove <path>, link <to> <path>, rename <path> <path>
+//	start <source>…                     in place of the last: etcd, client, cluster, directory[=<path>], or away, a client of nobody
+//	await <file>                        the table, without times; soon: within a second
+//	kept <apiservice>                   its entry is the same since the await before the last
+//	cached <apiservice>…                what is stored for a start without etcd
+//	trust <text>|none                   the next state of the ConfigMap kube-system/trust
+//
+// Report and same are those of other stories.
+type live struct {
+	*teller
+	dir       string
+	servers   map[string]*apiserver.Server // :: etcd or client
+	serves    []string
+	defines   []string // name and version
+	forbidden []string // paths
+	streams   bool
+	registry  *Registry
+	trusted   chan string
+	stops     []func() // what runs
+}
+
+func newLive(s *teller) *live {
+	l := &live{teller: s, dir: s.TempDir(), servers: map[string]*apiserver.Server{"etcd": apiserver.New(), "client": apiserver.New()}}
+	s.Cleanup(l.stop)
+	return l
+}
+
+func (l *live) stop() {
+	for _, stop := range l.stops {
+		stop()
+	}
+}
+
+// step reports whether there is such a step.
+func (l *live) step(at string, words []string) bool {
+	if l.registry != nil && slices.Contains([]string{"report", "same"}, words[0]) {
+		words[0] += " live"
+	}
+	switch words[0] {
+	case "serves":
+		l.stop() // before what its requests read is changed
+		l.serves = words[1:]
+	case "defines":
+		l.stop()
+		l.defines = words[1:]
+	case "forbids":
+		l.stop()
+		l.streams, l.forbidden = words[1] == "streams", nil
+		for _, k := range words[2:] {
+			l.forbidden = append(l.forbidden, paths()[k])
+		}
+	case "put":
+		for _, o := range l.decode(words[2:]) {
+			l.servers[words[1]].Put(o)
+		}
+	case "drop":
+		l.servers[words[1]].Drop(paths()[words[2]], words[3])
+	case "fault":
+		l.servers[words[1]].Fault(words[2] == "broken", words[2] == "starting")
+	case "start":
+		l.start(words[1:])
+	case "await":
+		l.await(at, words[1], 10*time.Second)
+	case "soon": // the goal is 0.1 s; the bound leaves room for a busy machine
+		l.await(at, words[1], time.Second)
+	case "kept":
+		if l.table.named(words[1]) != l.last.named(words[1]) {
+			l.Errorf("%s: another entry of %s", at, words[1])
+		}
+	case "same live":
+		if now := l.registry.Table(); now != l.table {
+			l.Errorf("%s: a new table:\n%s", at, show(now))
+		}
+	case "report live":
+		var b batch
+		l.report(words[1:], &b)
+		for _, r := range b.reports {
+			l.registry.Report(r)
+		}
+	case "cached":
+		l.cached(at, words[1:])
+	case "trust":
+		l.trust(at, words[1])
+	default:
+		return l.change(words)
+	}
+	return true
+}
+
+// change changes the directory.
+func (l *live) change(words []string) bool {
+	path := filepath.Join(l.dir, words[min(1, len(words)-1)])
+	write := func(text string) {
+		temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
+		must.Do(l, os.WriteFile(temporary, []byte(text), 0o600))
+		must.Do(l, os.Rename(temporary, path))
+	}
+	switch words[0] {
+	case "write":
+		write(l.story.File(l, words[2]))
+	case "remote":
+		write(samples.Remote(words[2], words[3], ""))
+	case "size":
+		write("")
+		must.Do(l, os.Truncate(path, must.Get(strconv.ParseInt(words[2], 10, 64))(l)))
+	case "folder":
+		must.Do(l, os.MkdirAll(path, 0o700))
+	case "remove":
+		must.Do(l, os.RemoveAll(path))
+	case "link":
+		must.Do(l, os.Symlink(words[1], filepath.Join(l.dir, words[2])))
+	case "rename":
+		must.Do(l, os.Rename(path, filepath.Join(l.dir, words[2])))
+	default:
+		return false
+	}
+	return true
+}
+
+func (l *live) start(sources []string) {
+	l.stop()
+	front := httptest.NewServer(l)
+	l.stops = []func(){front.CloseClientConnections, front.Close}
+	var c Config
+	for _, word := range sources {
+		switch source, path, _ := strings.Cut(word, "="); source {
+		case "etcd":
+			c.APIServices = l.servers["etcd"].Start(l)
+		case "client":
+			c.Client = &rest.Config{Host: front.URL, QPS: -1}
+		case "away":
+			c.Client = &rest.Config{Host: "http://127.0.0.1:1"}
+		case "cluster":
+			c.Cluster = true
+		case "directory":
+			c.Directory = filepath.Join(l.dir, path)
+		}
+	}
+	l.registry, l.trusted = must.Get(New(c))(l), nil
+	l.table = l.registry.Table()
+	l.stops = append([]func(){must.Run(l, l.registry.Run)}, l.stops...)
+}
+
+// ServeHTTP answers for the cluster.
+func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	w.Header().Set("Content-Type", "application/json")
+	switch path := r.URL.Path; {
+	case slices.Contains(l.forbidden, path) && (l.streams || !r.URL.Query().Has("sendInitialEvents")):
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"forbidden","reason":"Forbidden","code":403}`)
+	case path == "/api" && l.serves != nil:
+		fmt.Fprint(w, `{"kind":"APIVersions","apiVersion":"v1","versions":["v1"]}`)
+	case path == "/apis" && l.serves != nil:
+		var groups []string
+		for _, gv := range l.serves {
+			group, version, _ := strings.Cut(gv, "/")
+			groups = append(groups, fmt.Sprintf(`{"name":%q,"versions":[{"groupVersion":%q,"version":%q}]}`, group, gv, version))
+		}
+		fmt.Fprintf(w, `{"kind":"APIGroupList","apiVersion":"v1","groups":[%s]}`, strings.Join(groups, ","))
+	case path == definitions && l.defines != nil:
+		fmt.Fprintf(w, `{"items":[{"metadata":{"name":%q}}]}`, l.defines[0])
+	case l.defines != nil && path == definitions+"/"+l.defines[0]:
+		_, group, _ := strings.Cut(l.defines[0], ".")
+		fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[{"name":%q,"served":true}]}}`, group, l.defines[1])
+	default:
+		l.servers["client"].ServeHTTP(w, r)
+	}
+}
+
+// paths returns the paths of collections by kind.
+func paths() map[string]string {
+	return map[string]string{
+		"APIService": apiserver.APIServices, "Service": apiserver.Services, "EndpointSlice": apiserver.Slices, "ConfigMap": apiserver.ConfigMaps,
+	}
+}
+
+// await waits as consumers do.
+func (l *live) await(at, file string, most time.Duration) {
+	if *update {
+		most = 5 * time.Second
+	}
+	want, late := l.story.File(l, file), time.After(most)
+	l.last = l.table
+	for l.table = l.registry.Table(); l.shown() != want; l.table = l.registry.Table() {
+		select {
+		case <-l.table.Superseded():
+		case <-late:
+			l.story.Expect(l, at, file, l.shown())
+			return
+		}
+	}
+	for _, e := range l.table.Entries() {
+		if e.Object.ManagedFields != nil {
+			l.Errorf("%s: managed fields of %s are kept", at, e.Name)
+		}
+	}
+}
+
+func (l *live) shown() string {
+	text := regexp.MustCompile(`(?m) at \d[\d.hmsµn]*$`).ReplaceAllString(show(l.table), "")
+	if !l.table.Complete() {
+		text = fmt.Sprintf("incomplete table %d\n%s", l.table.Generation(), text)
+	}
+	return strings.ReplaceAll(text, l.dir, "DIR")
+}
+
+func (l *live) cached(at string, want []string) {
+	m := &remembered{path: filepath.Join(l.TempDir(), "cache")}
+	must.Do(l, m.write(l.table.Entries()))
+	var got []string
+	for _, a := range must.Get(m.read())(l).Items {
+		got = append(got, a.Name)
+	}
+	check.Same(l, want, got, "%s: cached", at)
+}
+
+func (l *live) trust(at, want string) {
+	if l.trusted == nil {
+		seen := make(chan string)
+		l.trusted = seen
+		watch := func(ctx context.Context) error {
+			last := ""
+			return l.registry.Watch(ctx, "kube-system", "trust", func(m *corev1.ConfigMap) {
+				now := "none"
+				if m != nil {
+					now = cmp.Or(m.Data["ca"], "empty")
+				}
+				if now == last {
+					return
+				}
+				last = now
+				select {
+				case seen <- now:
+				case <-ctx.Done():
+				}
+			})
+		}
+		l.stops = append([]func(){must.Run(l, watch)}, l.stops...)
+	}
+	check.Same(l, want, <-l.trusted, "%s: trust", at)
+}
+
+func TestSourcesThatCannotBe(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	must.Do(t, os.WriteFile(file, nil, 0o600))
+	for want, c := range map[string]Config{
+		"neither a local apiserver nor a directory": {},
+		"there is no local apiserver":               {Directory: t.TempDir(), Cluster: true},
+		"must be a URL":                             {Directory: t.TempDir(), Cluster: true, Client: &rest.Config{Host: "http://a b"}},
+		"no such file":                              {Directory: file + "nowhere"},
+		"not a directory":                           {Directory: file},
+	} {
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+func TestClusterWithoutAggregation(t *testing.T) {
+	server := apiserver.New(apiserver.APIServices)
+	r := must.Get(New(Config{Client: server.Start(t)}))(t)
+	err := r.Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "dir:") {
+		t.Errorf("Run: %v, want an error that names dir:", err)
+	}
+}
