@@ -1,6 +1,5 @@
 // Package scene provides a table and servers that are functions, for tests of what asks backends
-// and
-// the local apiserver: all of it fits into a synctest bubble.
+// and the local apiserver: all of it fits into a synctest bubble.
 //
 // Only the test's goroutine may use Input and Build; any may ask or change servers.
 package scene
@@ -16,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +26,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Home is the local apiserver's name among the servers; others have their Service's name.
@@ -40,7 +39,13 @@ type Scene struct {
 	// Built is called after each Build, since tables of a test cannot supersede each other. Nil:
 	// not called.
 	Built func()
+	// From answers Get.
+	From http.Handler
+	// Own are the steps of a package's own stories, by name, and Show what they expect.
+	Own  map[string]func(words []string)
+	Show func() string
 
+	tag   string // the last response's ETag
 	table atomic.Pointer[registry.Table]
 
 	mu       sync.Mutex // guards the fields below
@@ -68,12 +73,6 @@ func (s *Scene) Config() documents.Config {
 		},
 		FetchLocal: func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer(Home, r) },
 	}
-}
-
-// Start runs run until the test ends.
-func (s *Scene) Start(run func(context.Context) error) {
-	s.Helper()
-	must.Run(s, run)
 }
 
 // Set makes h answer for server. Nil: its connections are refused.
@@ -150,15 +149,21 @@ func (s *Scene) serve(name types.NamespacedName) {
 	}
 }
 
-// Get requests a path from a handler.
-func (s *Scene) Get(from http.Handler, path string, header http.Header) *httptest.ResponseRecorder {
+// Get requests a path.
+func (s *Scene) Get(path string, header http.Header) *httptest.ResponseRecorder {
 	r := httptest.NewRequestWithContext(s.Context(), http.MethodGet, path, nil)
 	if header != nil {
 		r.Header = header
 	}
 	w := httptest.NewRecorder()
-	from.ServeHTTP(w, r)
+	s.From.ServeHTTP(w, r)
 	return w
+}
+
+// Pass lets time pass in a bubble.
+func (s *Scene) Pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // in a synctest bubble
+	synctest.Wait()
 }
 
 // Heap returns the memory in use.

@@ -1,15 +1,26 @@
 package scene
 
 import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"net/http"
 	"slices"
 	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
-// Step takes a step of a story, in a bubble of its own time. It reports whether there is such a
-// step:
+// Tell tells the stories of testdata, each in a bubble of its own time. stage makes a story's scene.
+// The steps are its own, and:
 //
 //	claim <gv> <service>|local [group priority] [version priority]
 //	trust <service>|<apiservice> [name]    verified by this TLS name from now on; another name is another connection
@@ -17,7 +28,53 @@ import (
 //	report <apiservice> healthy|unhealthy
 //	advance <duration>
 //	asked <server> <least> <most> [path]   number of requests since the last step of this kind; it depends on jitter
-func (s *Scene) Step(at string, words []string) bool {
+//	get <file> <path> [<field>=<value>…]   a response; $tag is the ETag of the last one
+//	expect <file>
+func Tell(t *testing.T, update bool, stage func(testing.TB) *Scene) {
+	story.Tell(t, update, func(t *testing.T, script *story.Story) {
+		synctest.Test(t, func(t *testing.T) {
+			s := stage(t)
+			for at, words := range script.Steps() {
+				switch own := s.Own[words[0]]; {
+				case own != nil:
+					own(words[1:])
+				case words[0] == "expect":
+					script.Expect(s, at, words[1], s.Show())
+				case words[0] == "get":
+					script.Expect(s, at, words[1], s.response(words[2], words[3:]))
+				default:
+					s.step(at, words)
+				}
+				synctest.Wait()
+			}
+		})
+	})
+}
+
+// response describes a response. A long body is cut; its sum tells whether two are the same.
+func (s *Scene) response(path string, fields []string) string {
+	header := http.Header{}
+	for _, f := range fields {
+		name, value, _ := strings.Cut(f, "=")
+		header.Add(name, strings.ReplaceAll(value, "$tag", s.tag))
+	}
+	w := s.Get(path, header)
+	s.tag = strings.TrimPrefix(w.Header().Get("Etag"), "W/")
+	body := w.Body.Bytes()
+	if w.Header().Get("Content-Encoding") == "gzip" {
+		body = must.Get(io.ReadAll(must.Get(gzip.NewReader(w.Body))(s)))(s)
+		w.Header().Del("Content-Length") // another version of Go compresses it otherwise
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d\n", w.Code)
+	must.Do(s, w.Header().Write(&b))
+	if len(body) > 0 {
+		fmt.Fprintf(&b, "\n%d bytes, CRC %08x: %#.500q\n", len(body), crc32.ChecksumIEEE(body), bytes.TrimSpace(body))
+	}
+	return strings.ReplaceAll(b.String(), "\r\n", "\n")
+}
+
+func (s *Scene) step(at string, words []string) {
 	s.Helper()
 	number := func(i, otherwise int) int {
 		if i >= len(words) {
@@ -68,9 +125,8 @@ func (s *Scene) Step(at string, words []string) bool {
 			s.Errorf("%s: %s was asked %d times, want %s to %s", at, words[1], n, words[2], words[3])
 		}
 	default:
-		return false
+		s.Fatalf("%s: unknown step %s", at, words[0])
 	}
-	return true
 }
 
 // Report passes the result of a probe of an APIService's first endpoint to the table.

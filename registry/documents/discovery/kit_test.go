@@ -5,13 +5,11 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
@@ -56,16 +54,11 @@ func inBubble(t *testing.T, play func(t *testing.T, s *stage)) {
 	synctest.Test(t, func(t *testing.T) { play(t, newStage(t)) })
 }
 
-func (s *stage) pass(d time.Duration) {
-	time.Sleep(d)
-	synctest.Wait()
-}
-
 // open runs the Discovery until the test ends.
 func (s *stage) open(cfg Config) {
 	s.Helper()
 	s.make(cfg)
-	s.Start(s.d.Run)
+	must.Run(s, s.d.Run)
 }
 
 func (s *stage) make(cfg Config) {
@@ -80,11 +73,7 @@ func (s *stage) make(cfg Config) {
 		cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
 	}
 	s.d = must.Get(New(cfg))(s)
-	s.Built = s.d.sources.Touch
-}
-
-func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder {
-	return s.Get(s.d, path, header)
+	s.From, s.Built = s.d, s.d.sources.Touch
 }
 
 // resources is a version with some resources.
@@ -113,11 +102,15 @@ func listOf(words ...string) *apidiscoveryv2.APIGroupDiscoveryList {
 	return list
 }
 
-// serving answers with aggregated documents as kube-apiserver does.
-func serving(list *apidiscoveryv2.APIGroupDiscoveryList) http.HandlerFunc {
+// serving answers with aggregated documents as kube-apiserver does, of which one address is known.
+func serving(list *apidiscoveryv2.APIGroupDiscoveryList, address ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/api" && !strings.Contains(r.Header.Get("Accept"), "apidiscovery") {
-			_ = json.NewEncoder(w).Encode(metav1.APIVersions{Versions: []string{"v1"}})
+			versions := metav1.APIVersions{Versions: []string{"v1"}}
+			for _, a := range address {
+				versions.ServerAddressByClientCIDRs = append(versions.ServerAddressByClientCIDRs, metav1.ServerAddressByClientCIDR{ServerAddress: a})
+			}
+			_ = json.NewEncoder(w).Encode(versions)
 			return
 		}
 		answer := list

@@ -9,62 +9,49 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
-	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations of the stories")
 
-// A story is a script of steps, one a line, in a bubble of its own time: those of scene.Step, and
+// The steps of these stories, beside those of scene.Tell:
 //
 //	local <gv>=<resource>,… …           what the local apiserver serves from now on
+//	address <host>:<port>               its own, from the next local on
 //	alone                               there is no local apiserver
 //	own <gv>=… …                        this process serves groups itself
 //	backend <service> serves <gv>=… …   by aggregated discovery
 //	backend <service> legacy <code> <gv>=… …
 //	backend <service> hangs|refuses|garbage|huge|status <code>
 //	open [stale-after]                  Discovery starts
-//	expect <file>
 func TestStories(t *testing.T) {
-	story.Tell(t, *update, func(t *testing.T, script *story.Story) {
-		synctest.Test(t, func(t *testing.T) { tell(t, script) })
-	})
-}
-
-func tell(t *testing.T, script *story.Story) {
-	s := newStage(t)
-	for at, words := range script.Steps() {
-		switch words[0] {
-		case "local":
-			s.Set(scene.Home, serving(listOf(words[1:]...)))
-		case "alone":
-			s.alone = true
-		case "own":
-			s.own = true
-			s.Set("own", serving(listOf(words[1:]...)))
-		case "backend":
-			s.Set(words[1], behaviour(words[2:]))
-		case "open":
-			cfg := Config{}
-			if len(words) > 1 {
-				cfg.StaleAfter = must.Get(time.ParseDuration(words[1]))(t)
-			}
-			s.open(cfg)
-		case "expect":
-			script.Expect(t, at, words[1], s.show())
-		default:
-			if !s.Step(at, words) {
-				t.Fatalf("%s: unknown step %s", at, words[0])
-			}
+	scene.Tell(t, *update, func(tb testing.TB) *scene.Scene {
+		s, address := newStage(tb), []string(nil)
+		s.Show = s.show
+		s.Own = map[string]func([]string){
+			"local":   func(words []string) { s.Set(scene.Home, serving(listOf(words...), address...)) },
+			"address": func(words []string) { address = words },
+			"alone":   func([]string) { s.alone = true },
+			"own": func(words []string) {
+				s.own = true
+				s.Set("own", serving(listOf(words...)))
+			},
+			"backend": func(words []string) { s.Set(words[0], behaviour(words[1:])) },
+			"open": func(words []string) {
+				cfg := Config{}
+				if len(words) > 0 {
+					cfg.StaleAfter = must.Get(time.ParseDuration(words[0]))(s)
+				}
+				s.open(cfg)
+			},
 		}
-		synctest.Wait()
-	}
+		return s.Scene
+	})
 }
 
 func behaviour(words []string) http.HandlerFunc {
@@ -90,7 +77,7 @@ func behaviour(words []string) http.HandlerFunc {
 // show describes what clients see, a line per group-version, and the status that operators see.
 func (s *stage) show() string {
 	s.Helper()
-	w := s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
+	w := s.Get("/apis", http.Header{"Accept": {aggregatedJSON}})
 	if w.Code != http.StatusOK {
 		return fmt.Sprintf("%d %s\n", w.Code, bytes.TrimSpace(w.Body.Bytes()))
 	}
