@@ -50,13 +50,13 @@ func TestAskedByTag(t *testing.T) {
 			}
 		}, answer))
 		s.settle()
-		s.pass(2 * time.Minute)
+		s.Pass(2 * time.Minute)
 		if unchanged == 0 || s.described("b.example.com/v1") != nil {
 			t.Errorf("one group-version: %d times unchanged, and the other is %v", unchanged, s.described("b.example.com/v1"))
 		}
 		s.Claim("b.example.com/v1", "server", 100, 10)
 		s.Build()
-		s.pass(time.Minute)
+		s.Pass(time.Minute)
 		if a, b := s.described("a.example.com/v1"), s.described("b.example.com/v1"); a != "as" || b != "bs" {
 			t.Errorf("both: %v, %v", a, b)
 		}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -52,24 +51,13 @@ func newStage(tb testing.TB) *stage {
 func (s *stage) make() {
 	s.Helper()
 	s.o = must.Get(New(s.cfg))(s)
-	s.Built = s.o.sources.Touch
+	s.From, s.Built = s.o, s.o.sources.Touch
 }
-
-func (s *stage) open() { s.Start(s.o.Run) }
 
 // settle opens the stage and waits until every server was asked.
 func (s *stage) settle() {
-	s.open()
-	s.pass(500 * time.Millisecond)
-}
-
-func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder {
-	return s.Get(s.o, path, header)
-}
-
-func (s *stage) pass(d time.Duration) {
-	time.Sleep(d)
-	synctest.Wait()
+	must.Run(s, s.o.Run)
+	s.Pass(500 * time.Millisecond)
 }
 
 // kind is a part of a server's documents: a kind with a path and a definition.
@@ -159,7 +147,7 @@ func saying(code int, body string) http.HandlerFunc {
 // v2 returns the merged document.
 func (s *stage) v2() object {
 	s.Helper()
-	w := s.get("/openapi/v2", nil)
+	w := s.Get("/openapi/v2", nil)
 	if w.Code != http.StatusOK {
 		s.Fatalf("/openapi/v2: %d %s", w.Code, w.Body)
 	}
@@ -179,7 +167,7 @@ func (s *stage) described(gv string) any {
 func (s *stage) index() object {
 	s.Helper()
 	var out struct{ Paths object }
-	w := s.get("/openapi/v3", nil)
+	w := s.Get("/openapi/v3", nil)
 	if err := json.Unmarshal(w.Body.Bytes(), &out); err != nil {
 		s.Fatalf("/openapi/v3: %d %v", w.Code, err)
 	}

@@ -87,7 +87,7 @@ func TestNoProtobuf(t *testing.T) {
 		s.Set("bad", only("/openapi/v2", saying(http.StatusOK, string(must.Get(json.Marshal(nullable))(t))), serving()))
 		s.settle()
 		check.Same(t, []string{"def.apps/v1", "def.bad.example.com/v1", "def.good.example.com/v1"}, keys(s.v2()["definitions"]), "definitions in JSON")
-		w := s.get("/openapi/v2", http.Header{"Accept": {"application/" + subtypeProto2}})
+		w := s.Get("/openapi/v2", http.Header{"Accept": {"application/" + subtypeProto2}})
 		doc := &openapi_v2.Document{}
 		must.Do(t, proto.Unmarshal(w.Body.Bytes(), doc))
 		var names []string
@@ -120,7 +120,7 @@ func TestCostlyDocumentsRest(t *testing.T) {
 		asking.Go(func() {
 			_, _, _ = s.o.ask(t.Context(), &state{rested: time.Now().Add(10 * time.Second)}, s.Table().Entries())
 		})
-		s.pass(9 * time.Second)
+		s.Pass(9 * time.Second)
 		check.Same(t, 0, len(s.Questions("a")), "questions before its time")
 		asking.Wait()
 		check.Same(t, 3, len(s.Questions("a")), "questions then")

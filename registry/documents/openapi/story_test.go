@@ -9,57 +9,47 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/story"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations of the stories")
 
-// A story is a script of steps, one a line, in a bubble of its own time: those of scene.Step, and
+// The steps of these stories, beside those of scene.Tell:
 //
 //	alone                                   there is no local apiserver
 //	own                                     this process serves groups, as the server "own"
 //	server <name> [at <path>] <behaviour>   home is the local apiserver; at a path: elsewhere it does what it did
 //	open                                    OpenAPI starts
-//	expect <file>
 //
-// A server serves <gv>[/<resource>]=<description> …, hangs, refuses, or answers status <code>.
+// A server serves <gv>[/<resource>]=<description> …, says <text>, hangs, refuses, or answers status
+// <code>.
 func TestStories(t *testing.T) {
-	story.Tell(t, *update, func(t *testing.T, script *story.Story) {
-		inBubble(t, func(t *testing.T, s *stage) { tell(t, s, script) })
-	})
-}
-
-func tell(t *testing.T, s *stage, script *story.Story) {
-	now := map[string]http.HandlerFunc{} // what the servers do
-	for at, words := range script.Steps() {
-		switch words[0] {
-		case "alone":
-			s.cfg.FetchLocal = nil
-			s.make()
-		case "own":
-			s.cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
-			s.make()
-		case "server":
-			name, h := words[1], behaviour(words[2:])
-			if words[2] == "at" {
-				h = only(words[3], behaviour(words[4:]), now[name])
-			}
-			now[name] = h
-			s.Set(name, h)
-		case "open":
-			s.open()
-		case "expect":
-			script.Expect(t, at, words[1], s.show())
-		default:
-			if !s.Step(at, words) {
-				t.Fatalf("%s: unknown step %s", at, words[0])
-			}
+	scene.Tell(t, *update, func(tb testing.TB) *scene.Scene {
+		s, now := newStage(tb), map[string]http.HandlerFunc{} // what the servers do
+		s.Show = s.show
+		s.Own = map[string]func([]string){
+			"alone": func([]string) {
+				s.cfg.FetchLocal = nil
+				s.make()
+			},
+			"own": func([]string) {
+				s.cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
+				s.make()
+			},
+			"server": func(words []string) {
+				name, h := words[0], behaviour(words[1:])
+				if words[1] == "at" {
+					h = only(words[2], behaviour(words[3:]), now[name])
+				}
+				now[name] = h
+				s.Set(name, h)
+			},
+			"open": func([]string) { must.Run(s, s.o.Run) },
 		}
-		synctest.Wait()
-	}
+		return s.Scene
+	})
 }
 
 func behaviour(words []string) http.HandlerFunc {
@@ -76,6 +66,8 @@ func behaviour(words []string) http.HandlerFunc {
 			kinds = append(kinds, k)
 		}
 		return serving(kinds...)
+	case "says":
+		return saying(http.StatusOK, strings.Join(words[1:], " "))
 	case "hangs":
 		return hanging
 	case "status":
@@ -91,7 +83,7 @@ func (s *stage) show() string {
 	s.Helper()
 	var b strings.Builder
 	read := func(path string) (doc object) {
-		w := s.get(path, nil)
+		w := s.Get(path, nil)
 		if w.Code != http.StatusOK {
 			fmt.Fprintf(&b, "%s %d, Retry-After %s\n", path, w.Code, w.Header().Get("Retry-After"))
 			return nil
@@ -110,7 +102,7 @@ func (s *stage) show() string {
 	for _, path := range keys(index) {
 		fmt.Fprintf(&b, "v3 %s", path)
 		url, _ := index[path].(object)["serverRelativeURL"].(string)
-		if w := s.get(url, nil); w.Code == http.StatusOK { // others are the local apiserver's
+		if w := s.Get(url, nil); w.Code == http.StatusOK { // others are the local apiserver's
 			var doc struct{ Info, Components object }
 			must.Do(s, json.Unmarshal(w.Body.Bytes(), &doc))
 			fmt.Fprintf(&b, ": %s", doc.Info["title"])
