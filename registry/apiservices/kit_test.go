@@ -38,18 +38,12 @@ func remote(name, service string) *apiregistrationv1.APIService {
 	return o
 }
 
-// serve serves a scene's table over HTTP. Each Build is served when it returns.
-func serve(t *testing.T) (s *scene.Scene, url string) {
-	t.Helper()
-	s = scene.New(t)
+// served makes a server for a scene's table. Each Build is served when it returns.
+func served(s *scene.Scene) *Server {
+	s.Helper()
 	s.Input.Options = &registry.Options{Directory: true}
-	server := must.Get(New(Config{Table: s.Table, Version: &version.Info{GitVersion: "v1.36.3"}}))(t)
-	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { server.ServeHTTP(recorder{w}, r) }))
-	t.Cleanup(func() {
-		h.CloseClientConnections()
-		h.Close()
-		server.store.stop()
-	})
+	server := must.Get(New(Config{Table: s.Table, Version: &version.Info{GitVersion: "v1.36.3"}}))(s)
+	s.Cleanup(server.store.stop)
 	var last []*registry.Entry
 	s.Built = func() {
 		server.store.follow(latest.Diff(last, s.Table().Entries()))
@@ -58,6 +52,19 @@ func serve(t *testing.T) (s *scene.Scene, url string) {
 			<-time.After(time.Millisecond)
 		}
 	}
+	return server
+}
+
+// serve serves a scene's table over HTTP.
+func serve(t *testing.T) (s *scene.Scene, url string) {
+	t.Helper()
+	s = scene.New(t)
+	server := served(s)
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { server.ServeHTTP(recorder{w}, r) }))
+	t.Cleanup(func() {
+		h.CloseClientConnections()
+		h.Close()
+	})
 	return s, h.URL
 }
 

@@ -1,18 +1,18 @@
 package scene
 
 import (
-	"bytes"
 	"compress/gzip"
 	"fmt"
 	"hash/crc32"
 	"io"
-	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -28,7 +28,7 @@ import (
 //	report <apiservice> healthy|unhealthy
 //	advance <duration>
 //	asked <server> <least> <most> [path]   number of requests since the last step of this kind; it depends on jitter
-//	get <file> <path> [<field>=<value>…]   a response; $tag is the ETag of the last one
+//	<METHOD> <file> <path> [<field>=<value>…]   a response; $tag is the ETag of the last one
 //	expect <file>
 func Tell(t *testing.T, update bool, stage func(testing.TB) *Scene) {
 	story.Tell(t, update, func(t *testing.T, script *story.Story) {
@@ -40,8 +40,8 @@ func Tell(t *testing.T, update bool, stage func(testing.TB) *Scene) {
 					own(words[1:])
 				case words[0] == "expect":
 					script.Expect(s, at, words[1], s.Show())
-				case words[0] == "get":
-					script.Expect(s, at, words[1], s.response(words[2], words[3:]))
+				case words[0] == strings.ToUpper(words[0]):
+					script.Expect(s, at, words[1], s.response(words[0], words[2], words[3:]))
 				default:
 					s.step(at, words)
 				}
@@ -51,14 +51,16 @@ func Tell(t *testing.T, update bool, stage func(testing.TB) *Scene) {
 	})
 }
 
-// response describes a response. A long body is cut; its sum tells whether two are the same.
-func (s *Scene) response(path string, fields []string) string {
-	header := http.Header{}
+// response describes the response to a request. A long body is cut; its sum tells whether two are
+// the same.
+func (s *Scene) response(method, path string, fields []string) string {
+	r := httptest.NewRequestWithContext(s.Context(), method, path, nil)
 	for _, f := range fields {
 		name, value, _ := strings.Cut(f, "=")
-		header.Add(name, strings.ReplaceAll(value, "$tag", s.tag))
+		r.Header.Add(name, strings.ReplaceAll(value, "$tag", s.tag))
 	}
-	w := s.Get(path, header)
+	w := httptest.NewRecorder()
+	s.From.ServeHTTP(w, r)
 	s.tag = strings.TrimPrefix(w.Header().Get("Etag"), "W/")
 	body := w.Body.Bytes()
 	if w.Header().Get("Content-Encoding") == "gzip" {
@@ -69,9 +71,21 @@ func (s *Scene) response(path string, fields []string) string {
 	fmt.Fprintf(&b, "%d\n", w.Code)
 	must.Do(s, w.Header().Write(&b))
 	if len(body) > 0 {
-		fmt.Fprintf(&b, "\n%d bytes, CRC %08x: %#.500q\n", len(body), crc32.ChecksumIEEE(body), bytes.TrimSpace(body))
+		fmt.Fprintf(&b, "\n%d bytes, CRC %08x:\n%s\n", len(body), crc32.ChecksumIEEE(body), Text(body))
 	}
 	return strings.ReplaceAll(b.String(), "\r\n", "\n")
+}
+
+// Text shows a body in a story.
+func Text(body []byte) string {
+	text := strings.TrimSpace(string(body))
+	if len(text) > 2500 {
+		text = text[:500] + "…"
+	}
+	if strings.ContainsFunc(text, func(r rune) bool { return r == utf8.RuneError || r < ' ' && r != '\n' }) {
+		return strconv.Quote(text)
+	}
+	return text
 }
 
 func (s *Scene) step(at string, words []string) {
