@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // An owner's Backend is private exactly as long as its overlap lasts, even if nothing else changes.
@@ -43,4 +45,15 @@ func TestOwnedForTheOverlap(t *testing.T) {
 			t.Errorf("the next rebuild is in %v", next)
 		}
 	})
+}
+
+// Another CA or TLS name does not make it another server.
+func TestSameService(t *testing.T) {
+	was := Backend{Namespace: "x", Service: "a", Port: 443, ServerName: "a"}
+	for now, want := range map[Backend]bool{
+		{Namespace: "x", Service: "a", Port: 443, CABundle: "other"}: true, {Namespace: "x", Service: "a", Port: 444}: false,
+		{Namespace: "y", Service: "a", Port: 443}: false, {Namespace: "x", Service: "b", Port: 443}: false,
+	} {
+		check.Same(t, want, was.SameService(&now), "%+v", now)
+	}
 }

@@ -1,10 +1,7 @@
 package apiservices
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -76,24 +73,6 @@ func TestStories(t *testing.T) {
 	})
 }
 
-// events takes the events from a watch.
-func events(t testing.TB, from *bytes.Buffer) string {
-	t.Helper()
-	var b strings.Builder
-	for d := json.NewDecoder(from); d.More(); {
-		var e struct {
-			Type   string
-			Object struct {
-				metav1.PartialObjectMetadata
-				Reason string
-			}
-		}
-		must.Do(t, d.Decode(&e))
-		fmt.Fprintf(&b, "  %s %s%s %s %v\n", e.Type, e.Object.Name, e.Object.Reason, e.Object.ResourceVersion, e.Object.Annotations)
-	}
-	return b.String()
-}
-
 // Client-go reads all this, in any of its forms.
 func TestClients(t *testing.T) {
 	s, url := serve(t)
@@ -126,22 +105,5 @@ func TestClients(t *testing.T) {
 		if res, body := get(t, url+path, "application/json"); res.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d %.300s", path, res.StatusCode, body)
 		}
-	}
-}
-
-func TestRun(t *testing.T) {
-	if _, err := New(Config{}); err == nil {
-		t.Error("no error without a table")
-	}
-	s := must.Get(New(Config{Table: scene.New(t).Table}))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- s.Run(ctx) }()
-	for !s.store.state().read {
-		<-s.store.state().superseded
-	}
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Run: %v", err)
 	}
 }

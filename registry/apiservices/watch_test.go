@@ -1,6 +1,10 @@
 package apiservices
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -45,6 +49,24 @@ func next(t *testing.T, w watch.Interface) string {
 	}
 }
 
+// events takes the events from a watch.
+func events(t testing.TB, from *bytes.Buffer) string {
+	t.Helper()
+	var b strings.Builder
+	for d := json.NewDecoder(from); d.More(); {
+		var e struct {
+			Type   string
+			Object struct {
+				metav1.PartialObjectMetadata
+				Reason string
+			}
+		}
+		must.Do(t, d.Decode(&e))
+		fmt.Fprintf(&b, "  %s %s%s %s %v\n", e.Type, e.Object.Name, e.Object.Reason, e.Object.ResourceVersion, e.Object.Annotations)
+	}
+	return b.String()
+}
+
 // A watch over WebSocket, as browsers use it, works.
 func TestWatchByWebSocket(t *testing.T) {
 	s, url := serve(t)
@@ -80,4 +102,21 @@ func TestSlowWatcher(t *testing.T) {
 		t.Errorf("events %s and %s", first, second)
 	}
 	check.Same(t, history, len(s.state().events), "events in the history")
+}
+
+func TestRun(t *testing.T) {
+	if _, err := New(Config{}); err == nil {
+		t.Error("no error without a table")
+	}
+	s := must.Get(New(Config{Table: scene.New(t).Table}))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.Run(ctx) }()
+	for !s.store.state().read {
+		<-s.store.state().superseded
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run: %v", err)
+	}
 }

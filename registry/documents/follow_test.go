@@ -175,3 +175,14 @@ func TestWatch(t *testing.T) {
 		}
 	})
 }
+
+// The pause doubles with each failure in a row, up to lastRetry. A success ends the row.
+func TestPauses(t *testing.T) {
+	for failures, want := range map[int]time.Duration{0: every, 1: firstRetry, 2: 2 * firstRetry, 5: 16 * firstRetry, 99: lastRetry} {
+		for range 100 {
+			if got := pause(failures); got < want*8/10 || got > want*12/10 {
+				t.Fatalf("after %d failures: %s, want about %s", failures, got, want)
+			}
+		}
+	}
+}

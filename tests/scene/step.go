@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
-// Tell tells the stories of testdata, each in a bubble of its own time. stage makes a story's scene.
-// The steps are its own, and:
+// Tell tells the stories of testdata, each in a bubble of its own time. stage makes the scene of a
+// story. The steps are its own, and:
 //
 //	claim <gv> <service>|local [group priority] [version priority]
 //	trust <service>|<apiservice> [name]    verified by this TLS name from now on; another name is another connection

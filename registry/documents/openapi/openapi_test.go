@@ -165,9 +165,9 @@ func TestFewAreDecodedAtATime(t *testing.T) {
 	})
 }
 
-// A v2 document whose conversion takes too much is refused. kube-openapi's converter copies a schema
-// for each media type, and a megabyte can name a hundred thousand media types: the copies would use
-// up all memory. For a schema of 9,000 levels, 95 KB, it takes 18 s.
+// A v2 document whose conversion takes too much is refused. kube-openapi's converter copies a
+// schema for each media type, and a megabyte can name a hundred thousand media types: the copies
+// would use up all memory. For a schema of 9,000 levels, 95 KB, it takes 18 s.
 func TestNotConvertible(t *testing.T) {
 	types := make([]string, 50_000)
 	for i := range types {

@@ -1,0 +1,134 @@
+package documents_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var update = flag.Bool("update", false, "rewrite the expectations of the stories")
+
+// words is what a backend has said.
+type words string
+
+// The steps of these stories, beside those of scene.Tell. A backend is asked for a path with the
+// APIServices that it is asked for.
+//
+//	server <name> says <word>|hangs|refuses
+//	open [verdicts]                          verdicts matter
+//	touch
+//	endpoint <service> <address>
+//	annotate|revise <apiservice> <text>      an annotation, or its resourceVersion
+//
+// Expect shows how often documents were published since, what each APIService's backend has said,
+// and how many requests hang.
+func TestStories(t *testing.T) {
+	scene.Tell(t, *update, func(tb testing.TB) *scene.Scene {
+		s, published := scene.New(tb), 0
+		var hanging atomic.Int32
+		var sources *documents.Sources[words]
+		ask := func(ctx context.Context, known *words, entries []*registry.Entry) (*words, bool, error) {
+			var names []string
+			for _, e := range entries {
+				names = append(names, e.Name)
+			}
+			cfg := s.Config()
+			a, err := documents.Get(ctx, cfg.From(entries[0]), documents.Question{Path: "/" + strings.Join(names, ","), Timeout: time.Hour})
+			if err != nil {
+				return known, false, err
+			}
+			next := words(a.Body)
+			return &next, next != *known, nil
+		}
+		s.Own = map[string]func([]string){
+			"server": func(w []string) {
+				s.Set(w[0], map[string]http.HandlerFunc{
+					"says": func(to http.ResponseWriter, _ *http.Request) { fmt.Fprint(to, w[2]) },
+					"hangs": func(_ http.ResponseWriter, r *http.Request) {
+						hanging.Add(1)
+						<-r.Context().Done()
+						hanging.Add(-1)
+					},
+				}[w[1]])
+			},
+			"open": func(w []string) {
+				cfg := s.Config()
+				cfg.FetchLocal = nil
+				sources = must.Get(documents.New(cfg, documents.Kind[words]{
+					Name: "test", Ask: ask, Verdicts: len(w) > 0,
+					Join:    func(s, _ *words) *words { return s },
+					Publish: func(*registry.Table) time.Time { published++; return time.Time{} },
+					Status:  func(func(documents.Freshness)) {},
+					Sizes:   func(func(string, int)) {},
+				}))(s)
+				s.Built = sources.Wake
+				must.Run(s, sources.Run)
+			},
+			"touch": func([]string) { sources.Touch() },
+			"endpoint": func(w []string) {
+				service := types.NamespacedName{Namespace: "x", Name: w[0]}
+				slice := s.Input.Slices[service][0].DeepCopy()
+				slice.Endpoints[0].Addresses = []string{w[1]}
+				s.Input.Slices[service] = []*discoveryv1.EndpointSlice{slice}
+				s.Build()
+			},
+			"annotate": func(w []string) {
+				edit(s, w[0]).Annotations = map[string]string{"x": w[1]}
+				s.Build()
+			},
+			"revise": func(w []string) {
+				edit(s, w[0]).ResourceVersion = w[1]
+				s.Build()
+			},
+		}
+		s.Show = func() string {
+			var b strings.Builder
+			fmt.Fprintf(&b, "published %d, hanging %d\n", published, hanging.Load())
+			published = 0
+			for _, e := range s.Table().Entries() {
+				if e.Backend != nil {
+					fmt.Fprintf(&b, "%s: %s\n", e.Name, *sources.Known(e.Backend).Load())
+				}
+			}
+			return b.String()
+		}
+		return s
+	})
+}
+
+// edit replaces an APIService by a copy, which it returns.
+func edit(s *scene.Scene, name string) *apiregistrationv1.APIService {
+	o := s.Input.APIServices[name].DeepCopy()
+	s.Input.APIServices[name] = o
+	return o
+}
+
+func TestAskable(t *testing.T) {
+	for verdict, want := range map[corev1.ConditionStatus]bool{"": true, corev1.ConditionUnknown: true, corev1.ConditionTrue: true, corev1.ConditionFalse: false} {
+		e := &registry.Entry{Endpoints: []registry.Endpoint{{Address: "10.0.0.1:443"}}, Verdict: registry.Verdict{Status: verdict}}
+		if documents.Askable(e) != want {
+			t.Errorf("with a verdict of %q: %v", verdict, !want)
+		}
+		if e.Endpoints = nil; documents.Askable(e) {
+			t.Errorf("with a verdict of %q, without an endpoint", verdict)
+		}
+	}
+}
