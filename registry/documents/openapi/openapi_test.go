@@ -102,40 +102,6 @@ func TestBadSpecs(t *testing.T) {
 	}
 }
 
-// Definitions and operations of an extension server cannot replace another's names or kinds, of its
-// own group neither.
-func TestDefinitionsOfStrangers(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.Claim("apps/v1", "", 100, 10)
-		s.Claim("a.example.com/v1", "a", 100, 10)
-		s.Claim("a.example.com/v2", "", 100, 10)
-		s.Set(scene.Home, serving(define("apps/v1", "local")))
-		thief := define("a.example.com/v1", "thief")
-		thief.definition = "def.apps/v1"
-		own := object{"group": "a.example.com", "version": "v1", "kind": "Thing"}
-		others := []any{object{"group": "apps", "version": "v1", "kind": "Deployment"}, object{"group": "a.example.com", "version": "v2", "kind": "Thing"}, "none"}
-		thief.gvks = []any{others[0], own, others[1]}
-		doc := specOf(thief)
-		for i, kind := range append(others, own) {
-			patch := object{"x-kubernetes-group-version-kind": kind, "responses": object{"200": object{"description": "OK"}}}
-			doc["paths"].(object)[fmt.Sprintf("/apis/a.example.com/v1/%d", i)] = object{"patch": patch}
-		}
-		s.Set("a", only("/openapi/v2", saying(http.StatusOK, string(must.Get(json.Marshal(doc))(t))), serving(thief)))
-		s.settle()
-		merged := s.v2()
-		definitions := merged["definitions"].(object)
-		if definitions["def.apps/v1"].(object)["description"] != "local" {
-			t.Error("another server's definition was replaced")
-		}
-		renamed := definitions["def.apps/v1_v2"].(object)
-		check.Same[any](t, []any{own}, renamed["x-kubernetes-group-version-kind"], "kinds of the extension server's definition")
-		for i, want := range []any{nil, nil, nil, own} {
-			patch := merged["paths"].(object)[fmt.Sprintf("/apis/a.example.com/v1/%d", i)].(object)["patch"].(object)
-			check.Same(t, want, patch["x-kubernetes-group-version-kind"], "kind of its operation %d", i)
-		}
-	})
-}
-
 // Few documents are decoded at a time, and hanging backends do not block others.
 func TestFewAreDecodedAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {

@@ -12,9 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	openapi_v2 "github.com/google/gnostic-models/openapiv2"
-	"google.golang.org/protobuf/proto"
-
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
@@ -72,29 +69,6 @@ func TestProtobufInTurn(t *testing.T) {
 		release()
 		must.Do(t, <-done)
 		check.Same(t, 0, len(s.o.heavy), "places taken afterwards")
-	})
-}
-
-// A backend's v2 document without a protobuf form costs nobody else theirs: client-go's
-// OpenAPISchema asks for no other.
-func TestNoProtobuf(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.Set(scene.Home, serving(define("apps/v1", "local")))
-		s.host("good", define("good.example.com/v1", "good"))
-		s.Claim("bad.example.com/v1", "bad", 200, 10)
-		nullable := specOf(define("bad.example.com/v1", "bad"))
-		nullable["definitions"].(object)["def.bad.example.com/v1"].(object)["nullable"] = true
-		s.Set("bad", only("/openapi/v2", saying(http.StatusOK, string(must.Get(json.Marshal(nullable))(t))), serving()))
-		s.settle()
-		check.Same(t, []string{"def.apps/v1", "def.bad.example.com/v1", "def.good.example.com/v1"}, keys(s.v2()["definitions"]), "definitions in JSON")
-		w := s.Get("/openapi/v2", http.Header{"Accept": {"application/" + subtypeProto2}})
-		doc := &openapi_v2.Document{}
-		must.Do(t, proto.Unmarshal(w.Body.Bytes(), doc))
-		var names []string
-		for _, d := range doc.GetDefinitions().GetAdditionalProperties() {
-			names = append(names, d.GetName())
-		}
-		check.Same(t, []string{"def.apps/v1", "def.good.example.com/v1"}, names, "definitions in protobuf, which is answered %d", w.Code)
 	})
 }
 
