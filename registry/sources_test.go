@@ -40,7 +40,7 @@ import (
 //	start <source>…                     in place of the last: etcd, client, cluster, directory[=<path>], or away, a client of nobody
 //	await <file>                        the table, without times; soon: within a second
 //	kept <apiservice>                   its entry is the same since the await before the last
-//	cached <apiservice>…                what is stored for a start without etcd
+//	cached <apiservice>…                what is soon stored for a start without etcd
 //	trust <text>|none                   the next state of the ConfigMap kube-system/trust
 //
 // Report and same are those of other stories.
@@ -163,7 +163,7 @@ func (l *live) start(sources []string) {
 	for _, word := range sources {
 		switch source, path, _ := strings.Cut(word, "="); source {
 		case "etcd":
-			c.APIServices = l.servers["etcd"].Start(l)
+			c.APIServices, c.CacheFile = l.servers["etcd"].Start(l), filepath.Join(l.dir, ".cache")
 		case "client":
 			c.Client = &rest.Config{Host: front.URL, QPS: -1}
 		case "away":
@@ -244,13 +244,18 @@ func (l *live) shown() string {
 }
 
 func (l *live) cached(at string, want []string) {
-	m := &remembered{path: filepath.Join(l.TempDir(), "cache")}
-	must.Do(l, m.write(l.table.Entries()))
-	var got []string
-	for _, a := range must.Get(m.read())(l).Items {
-		got = append(got, a.Name)
-	}
-	check.Same(l, want, got, "%s: cached", at)
+	m := &remembered{path: filepath.Join(l.dir, ".cache")}
+	must.Soon(l, 10*time.Second, fmt.Sprintf("%s: %v cached", at, want), func() bool {
+		list, err := m.read()
+		if err != nil {
+			return false // it is not there yet
+		}
+		var got []string
+		for _, a := range list.Items {
+			got = append(got, a.Name)
+		}
+		return slices.Equal(want, got)
+	})
 }
 
 func (l *live) trust(at, want string) {

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -58,37 +58,12 @@ func TestRememberedOnceComplete(t *testing.T) {
 	})
 }
 
-// A process that starts without etcd uses the cached APIServices.
-func TestStoredAndRemembered(t *testing.T) {
+// Others may neither read nor choose what a start without etcd reads.
+func TestRemembered(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cache.json")
-	begin := func(server *apiserver.Server) *Registry {
-		r := running(t, Config{APIServices: server.Start(t), CacheFile: file})
-		return r
-	}
-	server := apiserver.New()
-	o := stored("a.io", "one")
-	o.ResourceVersion = "7"
-	server.Put(o)
-	until(t, begin(server), "the list", (*Table).Complete)
-	for {
-		if info, err := os.Stat(file); err == nil {
-			if info.Mode().Perm() != 0o600 {
-				t.Errorf("mode %v", info.Mode())
-			}
-			break
-		}
-		<-time.After(time.Millisecond)
-	}
-	away := apiserver.New()
-	away.Fault(true, false)
-	r := begin(away)
-	until(t, r, "the file", func(t *Table) bool { return t.named("v1.a.io") != nil })
-	away.Fault(false, false)
-	until(t, r, "etcd, which has none", func(t *Table) bool { return t.Complete() && len(t.Entries()) == 0 })
-
-	// A copy, since the registries still write the file.
-	m := &remembered{path: filepath.Join(t.TempDir(), "copy.json")}
-	must.Do(t, os.WriteFile(m.path, must.Get(os.ReadFile(file))(t), 0o600))
+	m := &remembered{path: file}
+	must.Do(t, m.write([]*Entry{{Object: stored("a.io", "one")}}))
+	check.Same(t, 0o600, must.Get(os.Stat(file))(t).Mode(), "mode")
 	must.Get(m.read())(t)
 	must.Do(t, os.Chmod(m.path, 0o644))
 	if _, err := m.read(); err == nil || !strings.Contains(err.Error(), "mode 0644") {

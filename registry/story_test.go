@@ -3,6 +3,7 @@ package registry
 import (
 	"flag"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,9 +131,24 @@ func (s *teller) step(at string, words []string) {
 	s.objects.apply(&b)
 	s.last = s.table
 	s.table = s.build(b.reports, s.table)
-	fresh := s.build(nil, nil)
-	if got, want := layoutOf(s.table), layoutOf(fresh); got != want {
-		s.Errorf("%s: the updated table differs from a new one:\n%s", at, cmp.Diff(want, got))
+	s.checkUpdate(at)
+}
+
+// checkUpdate checks that the updated table is like one built from all objects, and that what is
+// equal is the same pointer as in the table before.
+func (s *teller) checkUpdate(at string) {
+	s.Helper()
+	if got, want := layoutOf(s.table), layoutOf(s.build(nil, nil)); got != want {
+		s.Fatalf("%s: the updated table differs from a new one:\n%s", at, cmp.Diff(want, got))
+	}
+	for _, e := range s.table.Entries() {
+		old := s.last.named(e.Name)
+		if old == nil || old == e {
+			continue
+		}
+		if reflect.DeepEqual(old, e) || old.Backend != e.Backend && e.Backend != nil && old.Backend != nil && *old.Backend == *e.Backend {
+			s.Errorf("%s: an equal entry or Backend of %s is another pointer", at, e.Name)
+		}
 	}
 }
 
