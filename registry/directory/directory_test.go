@@ -2,7 +2,7 @@ package directory
 
 import (
 	"context"
-	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -22,9 +22,133 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
-// Following a directory is tested with the table: registry/manifests_test.go.
+var update = flag.Bool("update", false, "rewrite the expectations of the stories")
+
+// The steps of these stories, in a bubble of its own time; files are real. Following a directory is
+// told with the table: registry/testdata/directory.txtar.
+//
+//	write <path> <file>      in place
+//	remote <path>            the same with the manifests of one remote API group
+//	empty <path>
+//	old <path>               it was written an hour ago
+//	rename <path> <path>, remove <path>, folder <path>
+//	list                     the directory is listed; before a read that does not list it
+//	read [first]             and published
+//	expect <file>            whether to read again, the files, and what is published since
+func TestStories(t *testing.T) {
+	story.Tell(t, *update, func(t *testing.T, script *story.Story) {
+		synctest.Test(t, func(t *testing.T) { tell(t, script) })
+	})
+}
+
+func tell(t *testing.T, script *story.Story) {
+	dir := t.TempDir()
+	d := must.Get(New(Config{Path: dir}))(t)
+	var listed *listing
+	var published []runtime.Object
+	again, sent := false, ""
+	go func() { // ends with the test
+		_ = d.Watch(t.Context(), "x", "ca", func(m *corev1.ConfigMap) {
+			if m == nil {
+				m = &corev1.ConfigMap{Data: map[string]string{"a": "none"}}
+			}
+			sent += " " + m.Data["a"]
+		})
+	}()
+	synctest.Wait()
+	for at, words := range script.Steps() {
+		path := filepath.Join(dir, words[len(words)-1])
+		if len(words) > 1 {
+			path = filepath.Join(dir, words[1])
+		}
+		write := func(text string, at time.Time) {
+			must.Do(t, os.WriteFile(path, []byte(text), 0o600))
+			must.Do(t, os.Chtimes(path, at, at))
+		}
+		switch words[0] {
+		case "write":
+			write(script.File(t, words[2]), time.Now())
+		case "remote":
+			write(manifests.Remote("g.io", "127.0.0.1", ""), time.Now())
+		case "empty":
+			write("", time.Now())
+		case "old":
+			write(string(must.Get(os.ReadFile(path))(t)), time.Now().Add(-time.Hour))
+		case "rename":
+			must.Do(t, os.Rename(path, filepath.Join(dir, words[2])))
+		case "remove":
+			must.Do(t, os.Remove(path))
+		case "folder":
+			must.Do(t, os.MkdirAll(path, 0o700))
+		case "list":
+			listed = new(d.list())
+		case "read":
+			if listed == nil {
+				listed = new(d.list())
+			}
+			again = d.read(*listed, len(words) > 1)
+			d.publish(func(objects []runtime.Object, _ []Fault) { published = objects }, listed.faults)
+			synctest.Wait()
+			listed = nil
+		case "expect":
+			var b strings.Builder
+			fmt.Fprintf(&b, "read again: %v\n", again)
+			for _, path := range d.paths() {
+				fmt.Fprintf(&b, "%s: %d objects\n", path, len(d.files[path].objects))
+				for _, f := range d.files[path].faults {
+					fmt.Fprintf(&b, "  %s\n", f)
+				}
+			}
+			roles, bindings, number := d.Roles()
+			fmt.Fprintf(&b, "published: %d objects, roles %d: %d of %d bindings, ConfigMap:%s\n", len(published), number, len(roles), len(bindings), sent)
+			script.Expect(t, at, words[1], strings.ReplaceAll(b.String(), dir+"/", ""))
+			sent = ""
+		default:
+			t.Fatalf("%s: unknown step %s", at, words[0])
+		}
+	}
+	for _, o := range published {
+		if m, ok := o.(metav1.Object); !ok || m.GetUID() == "" || m.GetCreationTimestamp() == (metav1.Time{}) {
+			t.Errorf("without identity: %+v", o)
+		}
+	}
+}
+
+// A file that could not be read is read again, although nothing that a directory shows need change
+// before it can be: its mode and owner, or how many files are open.
+func TestUnreadIsReadAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	written := time.Now().Add(-time.Hour)
+	must.Do(t, os.WriteFile(path, nil, 0o600))
+	must.Do(t, os.Truncate(path, 8<<20)) // too large to be read
+	must.Do(t, os.Chtimes(path, written, written))
+	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
+	f := d.readFile(path, &file{})
+	if len(f.faults) != 1 || !strings.HasPrefix(f.faults[0].Message, "reading file: ") {
+		t.Fatalf("faults %v", f.faults)
+	}
+	if d.readFile(path, f) == f {
+		t.Error("not read again")
+	}
+}
+
+// While a directory cannot be read, files below it may exist unseen.
+func TestBrokenDirectory(t *testing.T) {
+	dir := t.TempDir()
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "1/2/3/4/5/6/7/8/9"), 0o700)) // too deep
+	must.Do(t, os.WriteFile(filepath.Join(dir, "a.yaml"), nil, 0o600))
+	d := must.Get(New(Config{Path: dir}))(t)
+	found := d.list()
+	files, faults := Files(dir)
+	check.Same(t, found.files, files, "files for others")
+	check.Same(t, found.faults, faults, "faults for others")
+	for path, want := range map[string]bool{"1/2/3/4/5/6/7/8/9/c.yaml": true, "1/2/3/4/5/6/7/8/9/10/c.yaml": true, "1/2/3/4/5/6/7/8/99/c.yaml": false} {
+		check.Same(t, want, found.lacks(filepath.Join(dir, path)), "%s may exist", path)
+	}
+}
 
 // A file is read again unless it is certainly the same: its modification time may be too coarse to
 // tell.
@@ -59,111 +183,6 @@ func TestUnchanged(t *testing.T) {
 	}
 }
 
-// A file that could not be read is read again, although nothing that a directory shows need change
-// before it can be: its mode and owner, or how many files are open.
-func TestUnreadIsReadAgain(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.yaml")
-	written := time.Now().Add(-time.Hour)
-	must.Do(t, os.WriteFile(path, nil, 0o600))
-	must.Do(t, os.Truncate(path, 8<<20)) // too large to be read
-	must.Do(t, os.Chtimes(path, written, written))
-	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
-	f := d.readFile(path, &file{})
-	if len(f.faults) != 1 || !strings.HasPrefix(f.faults[0].Message, "reading file: ") {
-		t.Fatalf("faults %v", f.faults)
-	}
-	if d.readFile(path, f) == f {
-		t.Error("not read again")
-	}
-}
-
-// A file that is written in place is taken when it is complete: neither while it is empty, nor
-// while it has only some of its objects.
-func TestWrittenInPlace(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.yaml")
-	whole := manifests.Remote("g.io", "127.0.0.1", "")
-	half, _, _ := strings.Cut(whole, "---")
-	must.Do(t, os.WriteFile(path, []byte(whole), 0o600))
-	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
-	d.read(d.list(), true)
-	for _, step := range []struct {
-		name, text      string
-		renamed, old    bool
-		again           bool
-		objects, faults int
-	}{
-		{name: "emptied", again: true, objects: 3},
-		{name: "half of it", text: half, again: true, objects: 3},
-		{name: "left empty", old: true, objects: 3, faults: 1},
-		{name: "all of it", text: whole, again: true, objects: 3, faults: 1},
-		{name: "a while later", text: whole, old: true, objects: 3},
-		{name: "another file in its place", text: half, renamed: true, objects: 1},
-		{name: "left empty again", old: true, objects: 1, faults: 1},
-		{name: "only a comment", text: "# none", old: true},
-		{name: "empty before", old: true},
-	} {
-		to := path
-		if step.renamed {
-			to += ".new"
-		}
-		must.Do(t, os.WriteFile(to, []byte(step.text), 0o600))
-		must.Do(t, os.Rename(to, path))
-		if long := time.Now().Add(-time.Hour); step.old {
-			must.Do(t, os.Chtimes(path, long, long))
-		}
-		check.Same(t, step.again, d.read(d.list(), false), "%s: to be read again", step.name)
-		f := d.files[path]
-		if len(f.objects) != step.objects || len(f.faults) != step.faults {
-			t.Errorf("%s: %d objects, faults %v", step.name, len(f.objects), f.faults)
-		}
-	}
-}
-
-// A file that is renamed between the listing and its turn keeps its objects until the next listing,
-// which has its new name.
-func TestRenamedWhileReading(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.yaml")
-	must.Do(t, os.WriteFile(path, []byte(manifests.Remote("g.io", "127.0.0.1", "")), 0o600))
-	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
-	d.read(d.list(), true)
-	before := d.list()
-	must.Do(t, os.Rename(path, path+".yaml"))
-	for _, step := range []struct {
-		found listing
-		again bool
-	}{{before, true}, {d.list(), false}} {
-		check.Same(t, step.again, d.read(step.found, false), "to be read again, of %v", step.found.files)
-		d.publish(func(objects []runtime.Object, _ []Fault) {
-			check.Same(t, 3, len(objects), "objects, of %v", step.found.files)
-		}, nil)
-	}
-}
-
-// While a directory cannot be read, only files below it are kept unseen. What is removed elsewhere,
-// such as a binding to a role, is gone.
-func TestRemovedBesideABrokenDirectory(t *testing.T) {
-	dir := t.TempDir()
-	must.Do(t, os.MkdirAll(filepath.Join(dir, "1/2/3/4/5/6/7/8/9"), 0o700)) // too deep
-	must.Do(t, os.Mkdir(filepath.Join(dir, "b"), 0o700))
-	for _, name := range []string{"a.yaml", "b.yaml", "b/c.yaml"} {
-		must.Do(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
-	}
-	d := must.Get(New(Config{Path: dir}))(t)
-	d.read(d.list(), true)
-	must.Do(t, os.Remove(filepath.Join(dir, "a.yaml")))
-	found := d.list()
-	d.read(found, false)
-	want := []string{filepath.Join(dir, "b.yaml"), filepath.Join(dir, "b", "c.yaml")}
-	check.Same(t, want, d.paths(), "files")
-	check.Same(t, want, found.files, "files listed, in order")
-	files, faults := Files(dir)
-	check.Same(t, found.files, files, "files for others")
-	check.Same(t, found.faults, faults, "faults for others")
-	for path, want := range map[string]bool{"1/2/3/4/5/6/7/8/9/c.yaml": true, "1/2/3/4/5/6/7/8/9/10/c.yaml": true, "1/2/3/4/5/6/7/8/99/c.yaml": false} {
-		check.Same(t, want, found.lacks(filepath.Join(dir, path)), "%s may exist", path)
-	}
-}
-
 // Objects stay the same pointers while nothing changes, so that no needless table is made.
 func TestLocalKeepsItsObjects(t *testing.T) {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}
@@ -193,7 +212,7 @@ func TestLocalTellsChanges(t *testing.T) {
 		var list atomic.Pointer[metav1.APIGroupList]
 		l.groups = func(context.Context) (*metav1.APIGroupList, error) {
 			if list.Load() == nil {
-				return nil, errors.New("refused")
+				return nil, context.DeadlineExceeded
 			}
 			return list.Load(), nil
 		}
@@ -218,62 +237,6 @@ func TestLocalTellsChanges(t *testing.T) {
 			check.Same(t, step.want, len(sent), "%s: lists sent", step.name)
 		}
 	})
-}
-
-// A watch of a ConfigMap sends its initial state and its changes, not those of other objects.
-func TestWatchTellsChanges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		d := must.Get(New(Config{Path: dir}))(t)
-		var sent []string
-		go func() {
-			_ = d.Watch(t.Context(), "x", "ca", func(m *corev1.ConfigMap) {
-				text := "none"
-				if m != nil {
-					text = m.Data["a"]
-				}
-				sent = append(sent, text)
-			})
-		}()
-		for i, step := range []struct{ file, text, want string }{
-			{"other", "{name: b, namespace: x}", "[none]"},
-			{"ca", "{name: ca, namespace: x}\ndata: {a: one}", "[none one]"},
-			{"other", "{name: bb, namespace: x}", "[none one]"},
-			{"ca", "{name: ca, namespace: x}\ndata: {a: three}", "[none one three]"},
-		} {
-			path, long := filepath.Join(dir, step.file+".yaml"), time.Now().Add(-time.Hour)
-			must.Do(t, os.WriteFile(path, []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: "+step.text+"\n"), 0o600))
-			must.Do(t, os.Chtimes(path, long, long)) // so that only the size shows the change
-			d.read(d.list(), true)
-			d.publish(func([]runtime.Object, []Fault) {}, nil)
-			synctest.Wait()
-			check.Same(t, step.want, fmt.Sprint(sent), "step %d: sent", i)
-		}
-	})
-}
-
-// The roles get a new number exactly when a role or a binding changes.
-func TestRolesAreNumbered(t *testing.T) {
-	dir := t.TempDir()
-	d := must.Get(New(Config{Path: dir}))(t)
-	for i, step := range []struct {
-		file, text string
-		want       uint64
-	}{
-		{"role", "kind: ClusterRole\nmetadata: {name: a}\nrules: []\n", 1},
-		{"binding", "kind: ClusterRoleBinding\nmetadata: {name: a}\nroleRef: {kind: ClusterRole, name: a}\n", 2},
-		{"binding", "kind: ClusterRoleBinding\nmetadata: {name: a}\nroleRef: {kind: ClusterRole, name: b}\n", 3},
-		{"role", "kind: ClusterRole\nmetadata: {name: aa}\nrules: []\n", 4},
-		{"role", "kind: ClusterRole\nmetadata: {name: aa}\nrules: []\n", 4},
-	} {
-		must.Do(t, os.WriteFile(filepath.Join(dir, step.file+".yaml"), []byte("apiVersion: rbac.authorization.k8s.io/v1\n"+step.text), 0o600))
-		d.read(d.list(), true)
-		d.publish(func([]runtime.Object, []Fault) {}, nil)
-		roles, bindings, got := d.Roles()
-		if got != step.want || len(roles) != 1 || len(bindings) != min(i, 1) {
-			t.Errorf("step %d: number %d, want %d; %d roles, %d bindings", i, got, step.want, len(roles), len(bindings))
-		}
-	}
 }
 
 func TestUIDs(t *testing.T) {
