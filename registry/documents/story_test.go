@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -32,8 +33,9 @@ type words string
 // The steps of these stories, beside those of scene.Tell. A backend is asked for a path with the
 // APIServices that it is asked for.
 //
-//	server <name> says <word>|hangs|refuses
+//	server <name> says <word>|dawdles|hangs|refuses   home is the local apiserver; without it there is none
 //	open [verdicts]                          verdicts matter
+//	hint [<n>]                               that the local apiserver's documents have changed; n times, each after 1 ms
 //	touch
 //	endpoint <service> <address>
 //	annotate|revise <apiservice> <text>      an annotation, or its resourceVersion
@@ -42,7 +44,7 @@ type words string
 // and how many requests hang.
 func TestStories(t *testing.T) {
 	scene.Tell(t, *update, func(tb testing.TB) *scene.Scene {
-		s, published := scene.New(tb), 0
+		s, published, home := scene.New(tb), 0, false
 		var hanging atomic.Int32
 		var sources *documents.Sources[words]
 		ask := func(ctx context.Context, known *words, entries []*registry.Entry) (*words, bool, error) {
@@ -61,19 +63,29 @@ func TestStories(t *testing.T) {
 		s.Own = map[string]func([]string){
 			"server": func(w []string) {
 				s.Set(w[0], map[string]http.HandlerFunc{
-					"says": func(to http.ResponseWriter, _ *http.Request) { fmt.Fprint(to, w[2]) },
+					"says":    func(to http.ResponseWriter, _ *http.Request) { fmt.Fprint(to, w[2]) },
+					"dawdles": func(http.ResponseWriter, *http.Request) { time.Sleep(100 * time.Millisecond) },
 					"hangs": func(_ http.ResponseWriter, r *http.Request) {
 						hanging.Add(1)
 						<-r.Context().Done()
 						hanging.Add(-1)
 					},
 				}[w[1]])
+				home = home || w[0] == scene.Home
 			},
 			"open": func(w []string) {
 				cfg := s.Config()
-				cfg.FetchLocal = nil
+				fetch := cfg.FetchLocal
+				if !home {
+					cfg.FetchLocal = nil
+				}
 				sources = must.Get(documents.New(cfg, documents.Kind[words]{
 					Name: "test", Ask: ask, Verdicts: len(w) > 0,
+					Pace: documents.Pace{Every: 2 * time.Second, After: []time.Duration{30 * time.Millisecond, 300 * time.Millisecond}},
+					AskLocal: func(ctx context.Context) error {
+						_, err := documents.Get(ctx, fetch, documents.Question{Path: "/"})
+						return err
+					},
 					Join:    func(s, _ *words) *words { return s },
 					Publish: func(*registry.Table) time.Time { published++; return time.Time{} },
 					Status:  func(func(documents.Freshness)) {},
@@ -81,6 +93,16 @@ func TestStories(t *testing.T) {
 				}))(s)
 				s.Built = sources.Wake
 				must.Run(s, sources.Run)
+			},
+			"hint": func(w []string) {
+				if len(w) == 0 {
+					sources.LocalChanged()
+					return
+				}
+				for range must.Get(strconv.Atoi(w[0]))(s) {
+					sources.LocalChanged()
+					time.Sleep(time.Millisecond)
+				}
 			},
 			"touch": func([]string) { sources.Touch() },
 			"endpoint": func(w []string) {
