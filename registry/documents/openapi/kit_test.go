@@ -144,36 +144,6 @@ func saying(code int, body string) http.HandlerFunc {
 	}
 }
 
-// v2 returns the merged document.
-func (s *stage) v2() object {
-	s.Helper()
-	w := s.Get("/openapi/v2", nil)
-	if w.Code != http.StatusOK {
-		s.Fatalf("/openapi/v2: %d %s", w.Code, w.Body)
-	}
-	out := object{}
-	must.Do(s, json.Unmarshal(w.Body.Bytes(), &out))
-	return out
-}
-
-// described returns the merged document's description of the kind Thing of a group-version, or nil.
-func (s *stage) described(gv string) any {
-	s.Helper()
-	d, _ := s.v2()["definitions"].(object)["def."+gv].(object)
-	return d["description"]
-}
-
-// index returns the paths of the v3 index.
-func (s *stage) index() object {
-	s.Helper()
-	var out struct{ Paths object }
-	w := s.Get("/openapi/v3", nil)
-	if err := json.Unmarshal(w.Body.Bytes(), &out); err != nil {
-		s.Fatalf("/openapi/v3: %d %v", w.Code, err)
-	}
-	return out.Paths
-}
-
 func TestMain(m *testing.M) {
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
