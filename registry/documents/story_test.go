@@ -64,7 +64,7 @@ func TestStories(t *testing.T) {
 			"server": func(w []string) {
 				s.Set(w[0], map[string]http.HandlerFunc{
 					"says":    func(to http.ResponseWriter, _ *http.Request) { fmt.Fprint(to, w[2]) },
-					"dawdles": func(http.ResponseWriter, *http.Request) { time.Sleep(100 * time.Millisecond) },
+					"dawdles": http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-time.After(100 * time.Millisecond) }),
 					"hangs": func(_ http.ResponseWriter, r *http.Request) {
 						hanging.Add(1)
 						<-r.Context().Done()
@@ -101,7 +101,7 @@ func TestStories(t *testing.T) {
 				}
 				for range must.Get(strconv.Atoi(w[0]))(s) {
 					sources.LocalChanged()
-					time.Sleep(time.Millisecond)
+					s.Pass(time.Millisecond)
 				}
 			},
 			"touch": func([]string) { sources.Touch() },

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/goleak"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,7 +74,10 @@ func (s *stage) make(cfg Config) {
 		cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
 	}
 	s.d = must.Get(New(cfg))(s)
-	s.From, s.Built = s.d, s.d.sources.Touch
+	from := http.NewServeMux()
+	from.Handle("/", s.d)
+	from.Handle("/metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
+	s.From, s.Built = from, s.d.sources.Touch
 }
 
 // resources is a version with some resources.

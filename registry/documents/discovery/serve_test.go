@@ -58,51 +58,6 @@ func TestRenderedOnce(t *testing.T) {
 	})
 }
 
-// An unreadable document of the local apiserver is counted as an error.
-func TestMetrics(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.Claim("apps/v1", "", 17800, 15)
-		s.Claim("a.example.com/v1", "well", 100, 10)
-		s.Claim("b.example.com/v1", "dead", 100, 10)
-		s.Set(scene.Home, serving(listOf("apps/v1=deployments")))
-		s.Set("well", serving(listOf("a.example.com/v1=as")))
-		s.open(Config{})
-		s.Pass(100 * time.Millisecond)
-		want := `
-# HELP fairlead_discovery_age_seconds Time since a remote APIService's backend last confirmed its part of discovery. Absent if it never did.
-# TYPE fairlead_discovery_age_seconds gauge
-fairlead_discovery_age_seconds{name="v1.a.example.com"} 0.1
-# HELP fairlead_discovery_failing 1 while a remote APIService's part of discovery is not confirmed by its backend, by reason.
-# TYPE fairlead_discovery_failing gauge
-fairlead_discovery_failing{name="v1.b.example.com",reason="unreachable"} 1
-`
-		must.Do(t, testutil.GatherAndCompare(s.metrics, strings.NewReader(want), "fairlead_discovery_age_seconds", "fairlead_discovery_failing"))
-		if all := s.d.Status(); len(all) != 2 || all[0].Resources != 1 || all[1].Resources != 0 {
-			t.Errorf("status %+v", all)
-		}
-		polls := func() map[string]float64 {
-			out := map[string]float64{}
-			for _, f := range must.Get(s.metrics.Gather())(t) {
-				for _, m := range f.GetMetric() {
-					if f.GetName() == "fairlead_discovery_polls_total" {
-						out[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
-					}
-				}
-			}
-			return out
-		}
-		s.Set("well", nil)
-		for _, h := range []http.HandlerFunc{behaviour([]string{"garbage"}), saying(http.StatusOK, "application/json", []byte(`{}`))} {
-			before := polls()
-			s.Set(scene.Home, h)
-			s.Pass(2 * localSlow)
-			if now := polls(); now["ok"] != before["ok"] || now["invalid"] <= before["invalid"] {
-				t.Errorf("polls %v, before %v", now, before)
-			}
-		}
-	})
-}
-
 // Rendered returns what ServeHTTP would answer, once the form has been requested.
 func TestRenderedIsServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {

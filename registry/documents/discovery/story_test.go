@@ -94,7 +94,7 @@ func (s *stage) show() string {
 		}
 	}
 	for _, st := range s.d.Status() {
-		fmt.Fprintf(&b, "status %s %s", st.Name, st.Reason)
+		fmt.Fprintf(&b, "status %s %d %s", st.Name, st.Resources, st.Reason)
 		switch age := time.Since(st.Confirmed); {
 		case st.Confirmed.IsZero():
 		case age <= time.Minute+time.Second: // with any jitter
