@@ -11,7 +11,7 @@ import (
 
 func TestMatches(t *testing.T) {
 	const tag = `"A1"`
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		lines []string
 		want  bool
@@ -32,16 +32,13 @@ func TestMatches(t *testing.T) {
 		{"lower case", []string{`"a1"`}, false},
 		{"w is not W", []string{`w/"A1"`}, false},
 		{"stray commas", []string{`,, "A1",`}, true},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			check.Same(t, tt.want, Matches(tag, tt.lines...), "matches")
-		})
+	} {
+		check.Same(t, tt.want, Matches(tag, tt.lines...), "%s: matches", tt.name)
 	}
 }
 
 func TestTakesGzip(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name  string
 		lines []string
 		want  bool
@@ -60,11 +57,8 @@ func TestTakesGzip(t *testing.T) {
 		{"x-gzip", []string{"x-gzip"}, false},
 		{"not a weight", []string{"gzip;level=0"}, true},
 		{"nonsense", []string{";;,,q=0"}, false},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			check.Same(t, tt.want, TakesGzip(tt.lines...), "takes gzip")
-		})
+	} {
+		check.Same(t, tt.want, TakesGzip(tt.lines...), "%s: takes gzip", tt.name)
 	}
 }
 
