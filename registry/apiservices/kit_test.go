@@ -1,7 +1,6 @@
 package apiservices
 
 import (
-	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -79,17 +78,13 @@ func put(s *scene.Scene, all ...*apiregistrationv1.APIService) {
 // serveFor serves the user that the header User names.
 func serveFor(t *testing.T, server *Server) (url string) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
+	must.Run(t, server.Run)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		server.ServeHTTP(recorder{w}, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: r.Header.Get("User")})))
 	}))
 	t.Cleanup(func() {
 		h.CloseClientConnections()
 		h.Close()
-		cancel()
-		<-ended
 	})
 	return h.URL
 }

@@ -2,9 +2,7 @@ package apiservices
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -109,14 +107,8 @@ func TestRun(t *testing.T) {
 		t.Error("no error without a table")
 	}
 	s := must.Get(New(Config{Table: scene.New(t).Table}))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- s.Run(ctx) }()
+	must.Run(t, s.Run)
 	for !s.store.state().read {
 		<-s.store.state().superseded
-	}
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Run: %v", err)
 	}
 }
