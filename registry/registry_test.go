@@ -218,7 +218,8 @@ func TestMetrics(t *testing.T) {
 	remote := remoteService("a.io", "v1", "server")
 	remote.Annotations = map[string]string{prefix + "owner": "team-a", prefix + "http1": "perhaps"}
 	// A file's name that is not UTF-8 does not cost the scrape.
-	c.replaceAll(kindAPIService, []runtime.Object{local, remote, clusterIP(service), slice(service, "10.0.0.1")}, []directory.Fault{{File: "gr\xf6\xdfe.yaml"}})
+	all := []runtime.Object{local, remote, clusterIP(service), slice(service, "10.0.0.1")}
+	c.replaceAll(kindAPIService, all, []directory.Fault{{File: "gr\xf6\xdfe.yaml"}})
 	table := until(t, r, "an endpoint", func(t *Table) bool { e := t.named("v1.a.io"); return e != nil && len(e.Endpoints) == 1 })
 	e := table.named("v1.a.io")
 	value := func(reason string) float64 {
@@ -269,7 +270,8 @@ fairlead_registry_file_problems{file="gr�e.yaml"} 1
 # HELP fairlead_registry_problems Faults of APIServices and of their source that are worked around and should be fixed.
 # TYPE fairlead_registry_problems gauge
 fairlead_registry_problems 2
-`), "aggregator_unavailable_apiservice", "fairlead_apiservice_info", "fairlead_registry_entries", "fairlead_registry_file_problems", "fairlead_registry_problems"))
+`), "aggregator_unavailable_apiservice", "fairlead_apiservice_info",
+		"fairlead_registry_entries", "fairlead_registry_file_problems", "fairlead_registry_problems"))
 	c.set(keyOf(remote), nil)
 	until(t, r, "one entry", func(t *Table) bool { return len(t.Entries()) == 1 })
 	check.Same(t, -1, value(ReasonFailedDiscoveryCheck), "series after its object is gone")
@@ -283,7 +285,9 @@ fairlead_registry_problems 2
 func TestLogOfProblems(t *testing.T) {
 	var logged strings.Builder
 	r := &Registry{log: slog.New(slog.NewTextHandler(&logged, nil))}
-	all := []directory.Fault{{File: "a.yaml", Line: 1}, {File: "a.yaml", Line: 2}, {File: "b.yaml", Line: 7, Field: "kind"}, {File: inEtcd + "v1.c.io", Message: "no JSON"}}
+	all := []directory.Fault{
+		{File: "a.yaml", Line: 1}, {File: "a.yaml", Line: 2}, {File: "b.yaml", Line: 7, Field: "kind"}, {File: inEtcd + "v1.c.io", Message: "no JSON"},
+	}
 	r.compareProblems(all[:2], all)
 	r.compareProblems(all, all[2:3])
 	entry := func(reason string) *Entry { return &Entry{Name: "v1.d.io", Verdict: Verdict{Reason: reason}} }

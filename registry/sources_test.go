@@ -209,7 +209,8 @@ func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // paths returns the paths of collections by kind.
 func paths() map[string]string {
 	return map[string]string{
-		"APIService": apiserver.APIServices, "Service": apiserver.Services, "EndpointSlice": apiserver.Slices, "ConfigMap": apiserver.ConfigMaps,
+		"APIService": apiserver.APIServices, "ConfigMap": apiserver.ConfigMaps,
+		"Service": apiserver.Services, "EndpointSlice": apiserver.Slices,
 	}
 }
 

@@ -258,7 +258,8 @@ func (s *teller) decode(files []string) (out []apiserver.Object) {
 			}
 			must.Do(s, yaml.Unmarshal([]byte(doc), &m))
 			o := map[string]apiserver.Object{
-				"APIService": &apiregistrationv1.APIService{}, "Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{}, "ConfigMap": &corev1.ConfigMap{},
+				"APIService": &apiregistrationv1.APIService{}, "ConfigMap": &corev1.ConfigMap{},
+				"Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{},
 			}[m.Kind]
 			if o == nil {
 				s.Fatalf("%s: unknown kind %q", file, m.Kind)

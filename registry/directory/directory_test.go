@@ -103,7 +103,8 @@ func tell(t *testing.T, script *story.Story) {
 				}
 			}
 			roles, bindings, number := d.Roles()
-			fmt.Fprintf(&b, "published: %d objects, roles %d: %d of %d bindings, ConfigMap:%s\n", len(published), number, len(roles), len(bindings), sent)
+			fmt.Fprintf(&b, "published: %d objects, ", len(published))
+			fmt.Fprintf(&b, "roles %d: %d of %d bindings, ConfigMap:%s\n", number, len(roles), len(bindings), sent)
 			script.Expect(t, at, words[1], strings.ReplaceAll(b.String(), dir+"/", ""))
 			sent = ""
 		default:

@@ -142,7 +142,8 @@ func TestNotConvertible(t *testing.T) {
 		"objects":  `{"produces":[` + strings.Join(types[:200], ",") + `],"responses":{"200":{"description":"","schema":{"allOf":[` + strings.Repeat("{},", 2000) + `{}]}}}}`,
 		"produces": `{"produces":[` + many + `],"responses":{"200":{"description":"","schema":{"description":"` + text + `"}}}}`,
 	} {
-		s.Set("bad", only("/openapi/v2", saying(http.StatusOK, `{"swagger":"2.0","info":{"title":"t","version":"v"},"paths":{"/apis/bad.example.com/v1/x":{"get":`+operation+`}}}`), saying(http.StatusNotFound, "")))
+		body := `{"swagger":"2.0","info":{"title":"t","version":"v"},"paths":{"/apis/bad.example.com/v1/x":{"get":` + operation + `}}}`
+		s.Set("bad", only("/openapi/v2", saying(http.StatusOK, body), saying(http.StatusNotFound, "")))
 		s.Claim("bad.example.com/v1", "bad", 100, 10)
 		next, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
 		if failed, ok := errors.AsType[*documents.Error](err); !ok || failed.Reason != documents.ReasonInvalid || next.versions[gv].v3 != nil {
