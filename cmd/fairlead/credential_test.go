@@ -6,7 +6,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -52,7 +51,7 @@ func TestCredential(t *testing.T) {
 	pair := clients.Issue(pki.Leaf{CommonName: "fairlead"})
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "token"), "t2\n")
-	writePair(t, pair, dir, "user")
+	must.Get2(pair.WriteFiles(dir, "user"))(t)
 	for _, tc := range []struct{ name, user, want, wrong string }{
 		{"token", `"token":"t1"`, "Bearer t1", ""},
 		{"token file", `"tokenFile":"token"`, "Bearer t2", ""},
@@ -83,80 +82,55 @@ func TestCredential(t *testing.T) {
 	}
 }
 
-// writePlugin writes an exec plugin that prints the content of a file and counts its runs.
-func writePlugin(t *testing.T, dir string) (user string, says func(status string), calls func() int) {
+// writePlugin writes an exec plugin that prints what it is told to and counts its runs.
+func writePlugin(t *testing.T, dir string) (user string, says func(status string, args ...any), calls func() int) {
 	t.Helper()
 	command := filepath.Join(dir, "plugin")
-	script := fmt.Sprintf("#!/bin/sh\necho >>%[1]s/calls\ncat %[1]s/says\n", dir)
-	must.Do(t, os.WriteFile(command, []byte(script), 0o700))
-	says = func(status string) {
-		next := writeFile(t, filepath.Join(dir, "next"), fmt.Sprintf(`{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{%s}}`, status))
-		must.Do(t, os.Rename(next, filepath.Join(dir, "says")))
+	must.Do(t, os.WriteFile(command, fmt.Appendf(nil, "#!/bin/sh\necho >>%[1]s/calls\ncat %[1]s/says\n", dir), 0o700))
+	says = func(status string, args ...any) {
+		const text = `{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{%s}}`
+		must.Do(t, os.Rename(writeFile(t, filepath.Join(dir, "next"), fmt.Sprintf(text, fmt.Sprintf(status, args...))), filepath.Join(dir, "says")))
 	}
 	calls = func() int {
-		data := must.Get(os.ReadFile(filepath.Join(dir, "calls")))(t)
+		data, _ := os.ReadFile(filepath.Join(dir, "calls")) // none: it has not run yet
 		return bytes.Count(data, []byte("\n"))
 	}
 	return fmt.Sprintf(`"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":%q,"interactiveMode":"Never"}`, command), says, calls
 }
 
-// A plugin runs when its token has expired and when the token was refused, but never on a read of
-// the credential.
+// A changed kubeconfig takes effect within a second, and reading it does not wait for a plugin. A
+// plugin runs when its token has expired and when the token was refused, but never on a read of the
+// credential.
 func TestCredentialOfPlugin(t *testing.T) {
 	dir := t.TempDir()
 	user, says, calls := writePlugin(t, dir)
-	expires := func(in time.Duration) string { return time.Now().Add(in).UTC().Format(time.RFC3339) }
-	says(fmt.Sprintf(`"token":"t1","expirationTimestamp":%q`, expires(-time.Minute)))
-	k := must.Get(credentialOf(t, dir, user))(t)
-	if k.Authorization() != "Bearer t1" {
-		t.Fatalf("%q", k.Authorization())
-	}
-	says(fmt.Sprintf(`"token":"t2","expirationTimestamp":%q`, expires(time.Hour)))
-	last := k.source.Load()
-	for range 3 {
-		must.Do(t, k.look(last))
-	}
-	before := calls()
-	if k.Authorization() != "Bearer t2" || before > 4 {
-		t.Errorf("%q after %d calls", k.Authorization(), before)
-	}
-	says(fmt.Sprintf(`"token":"t3","expirationTimestamp":%q`, expires(time.Hour)))
-	fresh := must.Get(last.again())(t)
-	if err := k.look(fresh); err != nil || k.Authorization() != "Bearer t3" || calls() != before+1 {
-		t.Errorf("%v: %q after %d calls, there were %d", err, k.Authorization(), calls(), before)
-	}
-	for range 1000 {
-		_ = k.Authorization()
-	}
-	check.Same(t, before+1, calls(), "runs of the plugin after reading the credential")
-	pair := pki.NewCA("clients").Issue(pki.Leaf{CommonName: "fairlead"})
-	says(fmt.Sprintf(`"clientCertificateData":%q,"clientKeyData":%q`, pair.CertPEM(), pair.KeyPEM()))
-	changed := k.Changed()
-	fresh = must.Get(k.source.Load().again())(t)
-	if err := k.look(fresh); err != nil || k.Authorization() != "" || k.showsTo(t) != string(pair.CertPEM()) {
-		t.Errorf("a certificate: %v, %q", err, k.Authorization())
-	}
-	select {
-	case <-changed:
-	default:
-		t.Error("a changed certificate is not announced")
-	}
-}
-
-// A changed kubeconfig takes effect within a second, and reading it does not wait for a plugin.
-func TestCredentialFollows(t *testing.T) {
-	dir := t.TempDir()
-	k := must.Get(credentialOf(t, dir, `"token":"t1"`))(t)
-	user, says, _ := writePlugin(t, dir)
-	says(`"token":"t2"`)
-	if err := k.take(kubeconfigOf(t, dir, user)); err != nil || k.Authorization() != "Bearer t1" {
-		t.Fatalf("%v: %q before the first look", err, k.Authorization())
-	}
-	if _, err := os.Stat(filepath.Join(dir, "calls")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the plugin was run: %v", err)
-	}
-	must.Run(t, k.Run)
-	must.Soon(t, time.Minute, "the plugin's token", func() bool { return k.Authorization() == "Bearer t2" })
+	synctest.Test(t, func(t *testing.T) {
+		k := must.Get(credentialOf(t, dir, `"token":"t1"`))(t)
+		must.Run(t, k.Run)
+		want := func(after time.Duration, authorization string, runs int) {
+			t.Helper()
+			time.Sleep(after)
+			synctest.Wait()
+			check.Same(t, authorization, k.Authorization(), "after %v", after)
+			check.Same(t, runs, calls(), "runs of the plugin after %v", after)
+		}
+		says(`"token":"t2","expirationTimestamp":%q`, time.Now().Add(-time.Minute).UTC().Format(time.RFC3339))
+		must.Do(t, k.take(kubeconfigOf(t, dir, user)))
+		want(0, "Bearer t1", 0)
+		want(time.Second, "Bearer t2", 2) // it expires before a look is over, which asks for a certificate, too
+		says(`"token":"t3","expirationTimestamp":%q`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+		want(time.Second, "Bearer t3", 3)
+		says(`"token":"t4"`)
+		want(time.Minute, "Bearer t3", 3)
+		k.renew()
+		want(time.Second, "Bearer t4", 4)
+		pair, changed := pki.NewCA("clients").Issue(pki.Leaf{CommonName: "fairlead"}), k.Changed()
+		says(`"clientCertificateData":%q,"clientKeyData":%q`, pair.CertPEM(), pair.KeyPEM())
+		k.renew()
+		want(time.Minute, "", 5)
+		check.Same(t, string(pair.CertPEM()), k.showsTo(t), "certificate")
+		<-changed // it is announced
+	})
 }
 
 // A signal ends the start, too, though the plugin hangs.

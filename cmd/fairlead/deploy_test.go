@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/api/types"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
@@ -34,28 +34,23 @@ func TestEveryCombination(t *testing.T) {
 		}
 		return disk.WriteFile(strings.TrimPrefix(path, "../.."), data)
 	}))
-	components := []struct{ name, flag string }{
-		{"entrypoint", "--publish-kubernetes-endpoints"}, {"audit", "--audit-log-path=-"}, {"write-status", "--write-status"}, {"events", "--emit-events"}, {"monitoring", ""},
-	}
+	components := []string{"entrypoint", "audit", "write-status", "events", "monitoring"}
+	flagOf := map[string]string{"entrypoint": "--publish-kubernetes-endpoints", "audit": "--audit-log-path=-", "write-status": "--write-status", "events": "--emit-events"}
 	for _, base := range []string{"overlays/control-plane", "overlays/load-balancer", "base"} {
 		for set := range 1 << len(components) {
-			own := "resources: [../deploy/" + base + "]\ncomponents:\n"
-			name := base
-			var flags []string
+			own := types.Kustomization{Resources: []string{"../deploy/" + base}}
+			name, flags := base, []string(nil)
 			for i, c := range components {
 				if set&(1<<i) != 0 {
-					own += "  - ../deploy/components/" + c.name + "\n"
-					name += " " + c.name
-					flags = append(flags, c.flag)
+					own.Components = append(own.Components, "../deploy/components/"+c)
+					name += " " + c
+					flags = append(flags, flagOf[c])
 				}
 			}
 			if base == "base" {
-				own += "  - ../deploy/components/static-pod\n"
+				own.Components = append(own.Components, "../deploy/components/static-pod")
 			}
-			if !strings.Contains(own, "  - ") {
-				own = strings.TrimSuffix(own, "components:\n")
-			}
-			must.Do(t, disk.WriteFile("/own/kustomization.yaml", []byte(own)))
+			must.Do(t, disk.WriteFile("/own/kustomization.yaml", must.Get(yaml.Marshal(own))(t)))
 			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, "/own")
 			if strings.Contains(name, "load-balancer entrypoint") {
 				if err == nil || !strings.Contains(err.Error(), "the component entrypoint is for control-plane nodes") {
@@ -63,12 +58,8 @@ func TestEveryCombination(t *testing.T) {
 				}
 				continue
 			}
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-				continue
-			}
-			text := must.Get(built.AsYaml())(t)
-			for _, fault := range wrongWith(string(text), base, flags) {
+			must.Do(t, err)
+			for _, fault := range wrongWith(string(must.Get(built.AsYaml())(t)), base, flags) {
 				t.Errorf("%s: %s", name, fault)
 			}
 		}
@@ -120,20 +111,12 @@ func wrongWith(text, base string, flags []string) (faults []string) {
 // turnedDown returns serve's errors for args, except missing files, which exist only on a node.
 func turnedDown(args []string) (faults []string) {
 	o := &options{}
-	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	o.addFlags(flags)
 	line := strings.NewReplacer("$(HOST_IP)", "192.0.2.1", "$(POD_IP)", "192.0.2.1").Replace(strings.Join(args[1:], "\n"))
-	if err := flags.Parse(strings.Split(line, "\n")); err != nil {
+	if err := flagSet(o).Parse(strings.Split(line, "\n")); err != nil {
 		return []string{err.Error()}
 	}
-	err := o.validate()
-	if err == nil {
-		return nil
+	if err := o.validate(); err != nil {
+		faults = strings.Split(err.Error(), "\n")
 	}
-	for fault := range strings.SplitSeq(err.Error(), "\n") {
-		if !strings.Contains(fault, "no such file or directory") {
-			faults = append(faults, fault)
-		}
-	}
-	return faults
+	return slices.DeleteFunc(faults, func(fault string) bool { return strings.Contains(fault, "no such file or directory") })
 }

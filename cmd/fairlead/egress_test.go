@@ -13,21 +13,23 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/relay"
 )
 
-func writeEgress(t *testing.T, text string) string {
+// egressOf makes the dialer of a file with this text.
+func egressOf(t *testing.T, text string) (func(context.Context, string, string) (net.Conn, error), error) {
 	t.Helper()
-	return writeFile(t, filepath.Join(t.TempDir(), "egress.yaml"), text)
+	return egressDialer(writeFile(t, filepath.Join(t.TempDir(), "egress.yaml"), text))
 }
 
-// connectProxy answers CONNECT on a socket and then echoes; asked receives the requested addresses.
-func connectProxy(t *testing.T, socket string) (asked chan string) {
-	t.Helper()
-	l := must.Get(net.Listen("unix", socket))(t)
-	asked = make(chan string, 1)
-	relay.Accept(t, l, func(_ context.Context, c net.Conn) {
+const egressHead = "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n"
+
+// The proxy answers CONNECT on a socket and then echoes.
+func TestEgressDialer(t *testing.T) {
+	socket, asked := filepath.Join(t.TempDir(), "proxy"), make(chan string, 1)
+	relay.Accept(t, must.Get(net.Listen("unix", socket))(t), func(_ context.Context, c net.Conn) {
 		r := bufio.NewReader(c)
 		req, err := http.ReadRequest(r)
 		if err != nil || req.Method != http.MethodConnect {
@@ -37,47 +39,33 @@ func connectProxy(t *testing.T, socket string) (asked chan string) {
 		fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
 		_, _ = io.Copy(c, r)
 	})
-	return asked
-}
-
-const egressHead = "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n"
-
-func TestEgressDialer(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "proxy")
-	asked := connectProxy(t, socket)
-	dial := must.Get(egressDialer(writeEgress(t, egressHead+
-		"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n")))(t)
+	dial := must.Get(egressOf(t, egressHead+"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n"))(t)
 	c := must.Get(dial(t.Context(), "tcp", "192.0.2.7:443"))(t) // TEST-NET-1: reachable only through the proxy
 	defer c.Close()
-	if got := <-asked; got != "192.0.2.7:443" {
-		t.Errorf("the proxy was asked for %q", got)
-	}
+	check.Same(t, "192.0.2.7:443", <-asked, "asked for")
 	must.Get(c.Write([]byte("hello")))(t)
 	got := make([]byte, 5)
-	if _, err := io.ReadFull(c, got); err != nil || string(got) != "hello" {
-		t.Errorf("got %q: %v", got, err)
-	}
+	must.Get(io.ReadFull(c, got))(t)
+	check.Same(t, "hello", string(got), "echo")
 }
 
 func TestEgressDialerOfNothing(t *testing.T) {
-	for name, file := range map[string]string{
-		"no file": "",
-		"other networks only": writeEgress(t, egressHead+
-			"- name: etcd\n  connection:\n    proxyProtocol: Direct\n"),
-	} {
-		dial, err := egressDialer(file)
-		if dial != nil || err != nil {
-			t.Errorf("%s: %v, want a direct dial", name, err)
-		}
+	if dial, err := egressDialer(""); dial != nil || err != nil {
+		t.Errorf("no file: %v, want a direct dial", err)
 	}
-	for name, file := range map[string]string{
-		"missing":      "/does/not/exist",
-		"unknown kind": writeEgress(t, "apiVersion: v1\nkind: ConfigMap\n"),
-		"typing error": writeEgress(t, egressHead+"- name: cluster\n  connections: {}\n"),
-		"no TLS":       writeEgress(t, egressHead+"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      tcp: {url: \"http://127.0.0.1:8131\"}\n"),
-		"no transport": writeEgress(t, egressHead+"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n"),
+	if dial, err := egressOf(t, egressHead+"- name: etcd\n  connection:\n    proxyProtocol: Direct\n"); dial != nil || err != nil {
+		t.Errorf("other networks only: %v, want a direct dial", err)
+	}
+	if _, err := egressDialer("/does/not/exist"); err == nil {
+		t.Error("a missing file is no error")
+	}
+	for name, text := range map[string]string{
+		"unknown kind": "apiVersion: v1\nkind: ConfigMap\n",
+		"typing error": egressHead + "- name: cluster\n  connections: {}\n",
+		"no TLS":       egressHead + "- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      tcp: {url: \"http://127.0.0.1:8131\"}\n",
+		"no transport": egressHead + "- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n",
 	} {
-		if _, err := egressDialer(file); err == nil {
+		if _, err := egressOf(t, text); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}

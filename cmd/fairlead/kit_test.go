@@ -1,21 +1,29 @@
 package main
 
 import (
+	"cmp"
+	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/fairlead-proxy/fairlead/proxy/front"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
+
+// ca signs the certificates of every door, and of the servers behind it.
+var ca = pki.NewCA("ca")
 
 // writeFile writes a file and returns its name.
 func writeFile(t testing.TB, name, text string) string {
@@ -24,18 +32,12 @@ func writeFile(t testing.TB, name, text string) string {
 	return name
 }
 
-// writePair writes a key pair to dir.
-func writePair(t testing.TB, p *pki.Pair, dir, name string) (cert, key string) {
-	t.Helper()
-	return must.Get2(p.WriteFiles(dir, name))(t)
-}
-
-// kubeconfigText is a kubeconfig for server, with ca if it is not nil. user is a JSON object
-// without its braces.
-func kubeconfigText(server string, ca *pki.CA, user string) string {
+// kubeconfigText is a kubeconfig for a server, with its CA if that is not nil. user is a JSON
+// object without its braces.
+func kubeconfigText(server string, by *pki.CA, user string) string {
 	trust := ""
-	if ca != nil {
-		trust = fmt.Sprintf(`,"certificate-authority-data":%q`, base64.StdEncoding.EncodeToString(ca.PEM()))
+	if by != nil {
+		trust = fmt.Sprintf(`,"certificate-authority-data":%q`, base64.StdEncoding.EncodeToString(by.PEM()))
 	}
 	return fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
 		"clusters":[{"name":"c","cluster":{"server":%q%s}}],"users":[{"name":"u","user":{%s}}]}`, server, trust, user)
@@ -46,65 +48,92 @@ func embedded(p *pki.Pair) string {
 	return fmt.Sprintf(`"client-certificate-data":%q,"client-key-data":%q`, base64.StdEncoding.EncodeToString(p.CertPEM()), base64.StdEncoding.EncodeToString(p.KeyPEM()))
 }
 
-// directoryOptions returns the options of a Fairlead with an empty directory and free ports.
-func directoryOptions(t *testing.T) (*options, *pki.CA) {
+// flagSet has all flags, group by group.
+func flagSet(o *options) *pflag.FlagSet {
+	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	fs.SortFlags = false
+	groups := o.flagGroups()
+	for _, name := range groups.Order {
+		fs.AddFlagSet(groups.FlagSets[name])
+	}
+	return fs
+}
+
+// serving returns the options of a command line, beside its key pairs and free ports.
+func serving(t testing.TB, args ...string) *options {
 	t.Helper()
-	ca := pki.NewCA("ca")
-	cert, key := writePair(t, ca.Issue(pki.Leaf{CommonName: "front", Names: []string{"localhost"}}), t.TempDir(), "front")
 	o := &options{}
-	o.addFlags(pflag.NewFlagSet("serve", pflag.ContinueOnError))
-	o.registry, o.bindAddress, o.securePort, o.adminPort = "dir:"+t.TempDir(), "127.0.0.1", 0, 0
-	o.tlsCert, o.tlsKey, o.proxyCert, o.proxyKey = cert, key, cert, key
-	return o, ca
+	cert, key := must.Get2(ca.Issue(pki.Leaf{CommonName: "front", Names: []string{"localhost"}}).WriteFiles(t.TempDir(), "front"))(t)
+	must.Do(t, flagSet(o).Parse(append([]string{
+		"--tls-cert-file", cert, "--tls-private-key-file", key, "--proxy-client-cert-file", cert, "--proxy-client-key-file", key,
+		"--bind-address=127.0.0.1", "--secure-port=0", "--admin-secure-port=0",
+	}, args...)))
+	return o
 }
 
-// aloneDoor builds everything that serve builds without a local apiserver, but does not serve.
-func aloneDoor(t *testing.T, change func(*options)) (*door, *pki.CA) {
+// newDoor builds everything that serve builds with a command line, but does not serve.
+func newDoor(t testing.TB, args ...string) *door {
 	t.Helper()
-	o, ca := directoryOptions(t)
-	change(o)
-	return madeDoor(t, o, prometheus.NewRegistry()), ca
-}
-
-func madeDoor(t testing.TB, o *options, metrics *prometheus.Registry) *door {
-	t.Helper()
-	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: metrics}
+	d := &door{o: serving(t, args...), log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
 	t.Cleanup(d.closeListeners)
 	must.Do(t, d.build(t.Context()))
 	return d
 }
 
-// runDoor serves d until the test ends.
-func runDoor(t *testing.T, d *door) {
+// aloneDoor has an empty directory of manifests, and no local apiserver.
+func aloneDoor(t testing.TB, args ...string) *door {
 	t.Helper()
-	done := make(chan error, 1)
-	go func() { done <- d.serve(t.Context()) }()
-	t.Cleanup(func() { must.Do(t, <-done) })
+	return newDoor(t, append([]string{"--registry=dir:" + t.TempDir()}, args...)...)
 }
 
-// buildDoor builds everything that serve builds, but does not serve. A CA of its own verifies the
-// local apiserver.
-func buildDoor(t testing.TB, metrics *prometheus.Registry, change func(*options, *pki.CA)) *door {
+// doorBefore has a local apiserver at an address.
+func doorBefore(t testing.TB, server string, args ...string) *door {
 	t.Helper()
-	dir := t.TempDir()
-	ca := pki.NewCA("ca")
-	pair := func(name string) (string, string) {
-		return writePair(t, ca.Issue(pki.Leaf{CommonName: name, Names: []string{"localhost"}}), dir, name)
+	return newDoor(t, append([]string{"--kubeconfig", writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText(server, ca, ""))}, args...)...)
+}
+
+// start serves until the test ends or stop is called, which waits for the drain.
+func (d *door) start(t *testing.T) (stop func()) {
+	t.Helper()
+	return must.Run(t, func(ctx context.Context) error { return cmp.Or(d.serve(ctx), ctx.Err()) })
+}
+
+// claim writes an APIService with URLs to the directory.
+func (d *door) claim(t testing.TB, group, urls string) {
+	t.Helper()
+	const manifest = "apiVersion: apiregistration.k8s.io/v1\nkind: APIService\nmetadata: {name: v1.%[1]s, annotations: {fairlead.dev/probe-interval: 1s, fairlead.dev/url: %[2]q}}\n" +
+		"spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 100, caBundle: %[3]s, service: {namespace: x, name: nobody}}\n"
+	writeFile(t, filepath.Join(d.o.directory(), group+".yaml"), fmt.Sprintf(manifest, group, urls, base64.StdEncoding.EncodeToString(ca.PEM())))
+}
+
+func urlOf(l *front.Listener) string { return "https://" + l.Addr().String() }
+
+// clientOf speaks only HTTP/2 or only HTTP/1.1 with a door, and shows a pair unless it is nil.
+func clientOf(t *testing.T, http2 bool, pair *pki.Pair) *http.Client {
+	t.Helper()
+	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12}, Protocols: new(http.Protocols)}
+	tr.Protocols.SetHTTP1(!http2)
+	tr.Protocols.SetHTTP2(http2)
+	if pair != nil {
+		tr.TLSClientConfig.Certificates = []tls.Certificate{pair.TLS()}
 	}
-	caFile := writeFile(t, filepath.Join(dir, "ca.crt"), string(ca.PEM()))
-	c := clientcmdapi.NewConfig()
-	c.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1", CertificateAuthority: caFile}
-	c.Contexts["c"], c.CurrentContext = &clientcmdapi.Context{Cluster: "c"}, "c"
-	o := &options{}
-	must.Do(t, clientcmd.WriteToFile(*c, filepath.Join(dir, "kubeconfig")))
-	o.addFlags(pflag.NewFlagSet("serve", pflag.ContinueOnError))
-	o.kubeconfig, o.clientCA, o.bindAddress, o.securePort, o.adminPort = filepath.Join(dir, "kubeconfig"), caFile, "127.0.0.1", 0, 0
-	o.tlsCert, o.tlsKey = pair("serving")
-	o.proxyCert, o.proxyKey = pair("front-proxy-client")
-	o.writeStatus, o.emitEvents, o.publishEndpoints, o.advertiseAddress = true, true, true, "192.0.2.1"
-	o.access.path = filepath.Join(dir, "access.log")
-	o.audit.path = filepath.Join(dir, "audit.log")
-	o.audit.policy = writeFile(t, filepath.Join(dir, "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
-	change(o, ca)
-	return madeDoor(t, o, metrics)
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr}
+}
+
+// serverAt serves over both protocols at an address of loopback until the test ends. Its
+// certificate names what names says, or only that address, as those of control plane nodes do.
+func serverAt(t testing.TB, ip string, h http.HandlerFunc, names ...string) *httptest.Server {
+	t.Helper()
+	l := must.Get(net.Listen("tcp", net.JoinHostPort(ip, "0")))(t)
+	s := httptest.NewUnstartedServer(h)
+	_ = s.Listener.Close() // httptest's default, on 127.0.0.1
+	if len(names) == 0 {
+		names = []string{ip}
+	}
+	s.Listener, s.EnableHTTP2, s.Config.ErrorLog = l, true, slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: names}).TLS()}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
+	s.StartTLS()
+	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+	return s
 }

@@ -14,6 +14,8 @@ import (
 
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -21,9 +23,8 @@ import (
 
 // Fairlead's own clients use the current credentials of the kubeconfig, not those from the start.
 func TestFollowKubeconfig(t *testing.T) {
-	serving, clients := pki.NewCA("serving"), pki.NewCA("clients")
-	next := pki.NewCA("next serving")
-	present := serving.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()
+	first, next, clients := pki.NewCA("serving"), pki.NewCA("next serving"), pki.NewCA("clients")
+	present := first
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := "nobody"
 		if len(r.TLS.PeerCertificates) > 0 {
@@ -33,9 +34,8 @@ func TestFollowKubeconfig(t *testing.T) {
 	}))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
 	server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		return &tls.Config{
-			Certificates: []tls.Certificate{present}, ClientAuth: tls.RequestClientCert, ClientCAs: clients.Pool(), MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"},
-		}, nil
+		pair := present.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()
+		return &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}}, nil
 	}}
 	server.EnableHTTP2 = true
 	server.StartTLS()
@@ -43,51 +43,130 @@ func TestFollowKubeconfig(t *testing.T) {
 
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubeconfig")
-	text := func(ca *pki.CA, user string) []byte { return []byte(kubeconfigText(server.URL, ca, user)) }
 	certified := func(name string) string { return embedded(clients.Issue(pki.Leaf{CommonName: name})) }
-	kube, _, _, err := clientConfig(writeFile(t, path, string(text(serving, certified("first")))), nil)
+	kube, _, _, err := clientConfig(writeFile(t, path, kubeconfigText(server.URL, first, certified("first"))), nil)
 	must.Do(t, err)
 	var logged bytes.Buffer
 	f, cfg := must.Get2(follow(kube, slog.New(slog.NewTextHandler(&logged, nil))))(t)
 	client := must.Get(corev1client.NewForConfig(cfg))(t)
-	want := func(when, name string) {
-		t.Helper()
-		held := f.certificate() // the one whose expiry metrics show
-		if user, _, isToken := strings.Cut(name, " Bearer "); isToken && held != nil || !isToken && (len(held) != 1 || held[0].Subject.CommonName+" " != user) {
-			t.Errorf("%s: the certificate in use is %v", when, held)
+	must.Get2(clients.Issue(pki.Leaf{CommonName: "file"}).WriteFiles(dir, "user"))(t)
+	again := kubeconfigText(server.URL, first, certified("second"))
+	for _, step := range []struct {
+		name, kubeconfig string
+		refused          bool
+		as, logs         string
+	}{
+		{"another embedded pair", again, false, "second ", ""},
+		{"truncated", again[:700], true, "second ", ""},
+		{"mismatched", kubeconfigText(server.URL, first, `"client-certificate-data":"bm8=","client-key-data":"bm8="`), true, "second ", ""},
+		{"a token", kubeconfigText(server.URL, first, `"token":"t1"`), false, "nobody Bearer t1", ""},
+		{"files beside the kubeconfig", kubeconfigText(server.URL, first, `"client-certificate":"user.crt","client-key":"user.key"`), false, "file ", ""},
+		{"another CA", kubeconfigText(server.URL, next, certified("fourth")), false, "fourth ", ""},
+		{"another server: the first one counts", kubeconfigText("https://192.0.2.1:6443", next, certified("fifth")), false, "fifth ", "restart to follow it"},
+	} {
+		if step.name == "another CA" {
+			present = next
+			server.CloseClientConnections()
+		}
+		if _, err := f.reload(path, []byte(step.kubeconfig)); (err != nil) != step.refused {
+			t.Errorf("%s: %v", step.name, err)
 		}
 		got, err := client.RESTClient().Get().AbsPath("/who").DoRaw(t.Context())
-		if err != nil || string(got) != name {
-			t.Errorf("%s: %q, %v, want %q", when, got, err, name)
+		if err != nil || string(got) != step.as {
+			t.Errorf("%s: %q, %v, want %q", step.name, got, err, step.as)
+		}
+		held := f.certificate() // the one whose expiry metrics show
+		if user, _, isToken := strings.Cut(step.as, " Bearer "); isToken != (len(held) == 0) || !isToken && held[0].Subject.CommonName+" " != user {
+			t.Errorf("%s: the certificate in use is %v", step.name, held)
+		}
+		if (logged.Len() > 0) != (step.logs != "") || !strings.Contains(logged.String(), step.logs) {
+			t.Errorf("%s: logged %q", step.name, logged.String())
 		}
 	}
-	want("at the start", "first ")
-	reload := func(data []byte) error { _, err := f.reload(path, data); return err }
-	must.Do(t, reload(text(serving, certified("second"))))
-	want("another embedded pair", "second ")
-	if err := reload(text(serving, certified("third"))[:700]); err == nil {
-		t.Error("a truncated kubeconfig was accepted")
+}
+
+// The kubeconfig may embed the local apiserver's CA or name its file, and change from one to the
+// other: the CA that it says now is the one that is trusted.
+func TestFollowLocalCA(t *testing.T) {
+	dir, all := t.TempDir(), map[string]*pki.CA{"first": pki.NewCA("first"), "second": pki.NewCA("second"), "third": pki.NewCA("third")}
+	path := filepath.Join(dir, "kubeconfig")
+	embeds := func(ca string) string { return kubeconfigText("https://192.0.2.1:6443", all[ca], `"token":"x"`) }
+	names := func(file string) string {
+		return strings.Replace(embeds(""), `"server":`, `"certificate-authority":"`+file+`.crt","server":`, 1)
 	}
-	if err := reload(text(serving, `"client-certificate-data":"bm8=","client-key-data":"bm8="`)); err == nil {
-		t.Error("a mismatched key pair was accepted")
+	type step struct {
+		kubeconfig string // empty: the file that was named at the start gets the CA content
+		content    string
+		want       string
+		refused    bool
 	}
-	want("after a bad one", "second ")
-	must.Do(t, reload(text(serving, `"token":"t1"`)))
-	want("a token", "nobody Bearer t1")
-	writePair(t, clients.Issue(pki.Leaf{CommonName: "file"}), dir, "user")
-	must.Do(t, reload(text(serving, `"client-certificate":"user.crt","client-key":"user.key"`)))
-	want("files beside the kubeconfig", "file ")
-	present = next.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()
-	server.CloseClientConnections()
-	must.Do(t, reload(text(next, certified("fourth"))))
-	want("another CA", "fourth ")
-	if logged.Len() > 0 {
-		t.Errorf("logged %s", logged.Bytes())
+	for name, steps := range map[string][]step{
+		"embedded at the start": {
+			{embeds("first"), "", "first", false}, {names("second"), "", "second", false}, {names("empty"), "", "second", true}, {names("none"), "", "second", true},
+			{embeds("first"), "", "first", false}, {embeds(""), "", "", false}, // none: the system's
+		},
+		"a file at the start": {
+			{names("followed"), "", "first", false}, {"", "second", "second", false}, {embeds("third"), "", "third", false}, {"", "first", "third", false},
+			{names("followed"), "", "first", false}, {"", "second", "second", false}, {names("third"), "", "third", false},
+		},
+	} {
+		for file, ca := range map[string]string{"followed": "first", "second": "second", "third": "third"} {
+			writeFile(t, filepath.Join(dir, file+".crt"), string(all[ca].PEM()))
+		}
+		writeFile(t, filepath.Join(dir, "empty.crt"), "")
+		kube, _, _, err := clientConfig(writeFile(t, path, steps[0].kubeconfig), nil)
+		must.Do(t, err)
+		var logged bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&logged, nil))
+		d := &door{o: &options{kubeconfig: path}, log: log, kube: kube, trust: must.Get(trust.New(trust.Config{}))(t)}
+		d.follower, _ = must.Get2(follow(kube, log))(t)
+		takes := map[string]certs.File{}
+		for _, f := range d.localFiles() {
+			takes[f.Use] = f
+		}
+		if f, ok := takes["local-apiserver-ca"]; ok {
+			must.Do(t, f.Take(all["first"].PEM()))
+		}
+		for i, s := range steps {
+			use, content := "kubeconfig", []byte(s.kubeconfig)
+			if s.kubeconfig == "" {
+				use, content = "local-apiserver-ca", all[s.content].PEM()
+				writeFile(t, filepath.Join(dir, "followed.crt"), string(content))
+			}
+			err := takes[use].Take(content)
+			got := ""
+			for _, c := range d.trust.Status()[0].CAs {
+				got += c.Subject
+			}
+			if (err != nil) != s.refused || got != s.want {
+				t.Errorf("%s, step %d: trusts %q (%v), want %q", name, i, got, err, s.want)
+			}
+		}
+		if !strings.Contains(logged.String(), "names another CA file") {
+			t.Errorf("%s: nothing is said about the file that is not followed: %s", name, logged.String())
+		}
 	}
-	must.Do(t, reload(bytes.ReplaceAll(text(next, certified("fifth")), []byte(server.URL), []byte("https://192.0.2.1:6443"))))
-	want("another server: the first one counts", "fifth ")
-	if !strings.Contains(logged.String(), "restart to follow it") {
-		t.Errorf("logged %q", logged.String())
+}
+
+// A kubeconfig that gains or loses insecure-skip-tls-verify is followed for forwarded requests only
+// after a restart. One warning for each change says so.
+func TestInsecureNeedsRestart(t *testing.T) {
+	secure := kubeconfigText("https://192.0.2.1:6443", nil, `"token":"x"`)
+	insecure := strings.Replace(secure, `"server":`, `"insecure-skip-tls-verify":true,"server":`, 1)
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	for says, texts := range map[string][]string{"insecure=true": {secure, insecure}, "insecure=false": {insecure, secure}} {
+		kube, _, _, err := clientConfig(writeFile(t, path, texts[0]), nil)
+		must.Do(t, err)
+		var logged bytes.Buffer
+		f, _ := must.Get2(follow(kube, slog.New(slog.NewTextHandler(&logged, nil))))(t)
+		renewed := strings.Replace(texts[1], `"token":"x"`, `"token":"y"`, 1)
+		var warnings []int
+		for _, text := range []string{texts[0], texts[1], renewed, texts[0], texts[1]} {
+			must.Get(f.reload(path, []byte(text)))(t)
+			warnings = append(warnings, strings.Count(logged.String(), "restart to follow it"))
+		}
+		check.Same(t, []int{0, 1, 1, 1, 2}, warnings, "warnings that it is %s", says)
+		check.Same(t, 2, strings.Count(logged.String(), says), "in %s", logged.String())
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,130 +17,100 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-var update = flag.Bool("update", false, "write docs/metrics.md anew")
+var update = flag.Bool("update", false, "write docs/metrics.md and docs/flags.md anew")
 
-const metricsDoc = "../../docs/metrics.md"
-
-// family is a metric as described by its collector.
-type family struct{ name, help, kind, labels string }
-
-// described returns our own metrics, sorted by name.
-func described(t *testing.T) ([]family, *prometheus.Registry) {
+// described returns our own metrics as their collectors describe them, by name, with the names of
+// their labels.
+func described(t *testing.T, d *door) map[string]*dto.MetricFamily {
 	t.Helper()
-	r := prometheus.NewRegistry()
-	buildDoor(t, r, func(*options, *pki.CA) {})
-	kinds := map[string]string{}
-	gathered := must.Get(r.Gather())(t)
-	for _, f := range gathered {
-		kinds[f.GetName()] = strings.ToLower(f.GetType().String())
+	kinds := map[string]*dto.MetricType{}
+	for _, f := range must.Get(d.metrics.Gather())(t) {
+		kinds[f.GetName()] = f.Type
 	}
-	re := regexp.MustCompile(`^Desc\{fqName: "([^"]+)", help: "(.*?)"(?:, unit: "[^"]*")?, constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
-	all := map[string]family{}
-	descs := make(chan *prometheus.Desc)
-	go func() { defer close(descs); r.Describe(descs) }()
-	for d := range descs {
-		m := re.FindStringSubmatch(d.String())
+	form := regexp.MustCompile(`^Desc\{fqName: "([^"]+)", help: "(.*?)"(?:, unit: "[^"]*")?, constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
+	all, descs := map[string]*dto.MetricFamily{}, make(chan *prometheus.Desc)
+	go func() { defer close(descs); d.metrics.Describe(descs) }()
+	for desc := range descs {
+		m := form.FindStringSubmatch(desc.String())
 		if m == nil {
-			t.Fatalf("unknown form of a description: %s", d)
+			t.Fatalf("unknown form of a description: %s", desc)
 		}
-		name := m[1]
-		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
-			continue
+		f := &dto.MetricFamily{Name: &m[1], Help: new(strings.ReplaceAll(m[2], `\"`, `"`)), Type: cmp.Or(kinds[m[1]], kindOf(m[1]).Enum()), Metric: []*dto.Metric{{}}}
+		for l := range strings.SplitSeq(m[4]+","+m[3], ",") {
+			if name, _, _ := strings.Cut(l, "="); name != "" {
+				f.Metric[0].Label = append(f.Metric[0].Label, &dto.LabelPair{Name: &name, Value: new("x")})
+			}
 		}
-		labels := strings.Split(m[4], ",")
-		for l := range strings.SplitSeq(m[3], ",") {
-			key, _, _ := strings.Cut(l, "=")
-			labels = append(labels, key)
+		slices.SortFunc(f.Metric[0].Label, func(a, b *dto.LabelPair) int { return strings.Compare(a.GetName(), b.GetName()) })
+		if !foreign(f.GetName()) {
+			all[f.GetName()] = f
 		}
-		labels = slices.DeleteFunc(labels, func(l string) bool { return l == "" })
-		slices.Sort(labels)
-		all[name] = family{name, strings.ReplaceAll(m[2], `\"`, `"`), cmp.Or(kinds[name], kindOf(name)), strings.Join(labels, ", ")}
 	}
-	list := slices.Collect(maps.Values(all))
-	slices.SortFunc(list, func(a, b family) int { return strings.Compare(a.name, b.name) })
-	return list, r
+	return all
+}
+
+// foreign reports whether a metric is one of Go's or of the process.
+func foreign(name string) bool {
+	return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_")
 }
 
 // kindOf names the type of metrics that have no series at first; the end-to-end tests compare it
 // with a real scrape.
-func kindOf(name string) string {
+func kindOf(name string) dto.MetricType {
 	switch {
 	case strings.HasSuffix(name, "_total"):
-		return "counter"
+		return dto.MetricType_COUNTER
 	case strings.HasSuffix(name, "_seconds") && !strings.HasSuffix(name, "_timestamp_seconds") && !strings.HasSuffix(name, "_age_seconds"):
-		return "histogram"
+		return dto.MetricType_HISTOGRAM
 	}
-	return "gauge"
+	return dto.MetricType_GAUGE
 }
 
-// docs/metrics.md is generated from the registered metrics; run this test with -update to write it.
+// The table of docs/metrics.md is generated from the registered metrics; run this test with -update
+// to write it. They pass promtool check metrics, also those without series.
 func TestMetricsDocument(t *testing.T) {
-	list, _ := described(t)
+	const file, head = "../../docs/metrics.md", "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+	dir := t.TempDir()
+	policy := writeFile(t, filepath.Join(dir, "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
+	d := doorBefore(t, "https://127.0.0.1:1", "--write-status", "--emit-events", "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1",
+		"--access-log="+filepath.Join(dir, "access.log"), "--audit-log-path="+filepath.Join(dir, "audit.log"), "--audit-policy-file="+policy)
+	all := described(t, d)
+	if len(all) < 30 {
+		t.Errorf("only %d metrics are described", len(all))
+	}
+	have := string(must.Get(os.ReadFile(file))(t))
+	before, _, _ := strings.Cut(have, head)
 	var b strings.Builder
-	b.WriteString(metricsHead)
-	for _, f := range list {
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.name, f.kind, f.labels, strings.ReplaceAll(f.help, "|", `\|`))
+	b.WriteString(before + head)
+	var families []*dto.MetricFamily
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		f, labels := all[name], []string(nil)
+		for _, l := range f.Metric[0].Label {
+			labels = append(labels, l.GetName())
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, strings.ToLower(f.GetType().String()), strings.Join(labels, ", "), strings.ReplaceAll(f.GetHelp(), "|", `\|`))
+		switch f.GetType() { //nolint:exhaustive // there are no others
+		case dto.MetricType_COUNTER:
+			f.Metric[0].Counter = &dto.Counter{Value: new(0.0)}
+		case dto.MetricType_HISTOGRAM:
+			f.Metric[0].Histogram = &dto.Histogram{}
+		default:
+			f.Metric[0].Gauge = &dto.Gauge{Value: new(0.0)}
+		}
+		families = append(families, f)
 	}
 	if *update {
-		must.Do(t, os.WriteFile(metricsDoc, []byte(b.String()), 0o644))
-	}
-	have := must.Get(os.ReadFile(metricsDoc))(t)
-	if string(have) != b.String() {
+		must.Do(t, os.WriteFile(file, []byte(b.String()), 0o644))
+	} else if have != b.String() {
 		t.Errorf("docs/metrics.md differs from the registered metrics; go test ./cmd/fairlead -run TestMetricsDocument -update writes:\n%s", b.String())
 	}
-	if len(list) < 30 {
-		t.Errorf("only %d metrics are described", len(list))
-	}
-}
-
-const metricsHead = `# Metrics
-
-Written by ` + "`go test ./cmd/fairlead -run TestMetricsDocument -update`" + ` from the registered metrics; the test fails if this page is out of date.
-
-They are on the admin port, at ` + "`/metrics`" + `, for users who may get that path. Labels come from the table of APIServices and from lists in the program, never
-from a client: ` + "`name`" + ` is an APIService, ` + "`group`" + ` and ` + "`version`" + ` are those of an entry or ` + "`other`" + `. In ` + "`fairlead_backend_*`" + `, ` + "`name`" + ` may also be a pool of
-connections to the local apiserver: ` + "`local-certificate`" + ` (or ` + "`local-impersonate`" + `), ` + "`local-proven`" + `, ` + "`local-unproven`" + ` and ` + "`local-health`" + `. The series of a deleted APIService
-disappear. There are also the usual ` + "`go_*` and `process_*`" + `, and with ` + "`--registry=etcd:`" + ` kube-apiserver's ` + "`etcd_*`" + `. There is no label ` + "`namespace`" + `: it belongs to the
-scraped target.
-
-| metric | type | labels | meaning |
-|---|---|---|---|
-`
-
-// Metrics pass promtool check metrics, also those without series.
-func TestMetricsLint(t *testing.T) {
-	list, r := described(t)
-	var families []*dto.MetricFamily
-	for _, f := range list {
-		kind := dto.MetricType(dto.MetricType_value[strings.ToUpper(f.kind)])
-		m := &dto.Metric{}
-		switch kind { //nolint:exhaustive // there are no others
-		case dto.MetricType_COUNTER:
-			m.Counter = &dto.Counter{Value: new(0.0)}
-		case dto.MetricType_HISTOGRAM:
-			m.Histogram = &dto.Histogram{}
-		default:
-			m.Gauge = &dto.Gauge{Value: new(0.0)}
-		}
-		for l := range strings.SplitSeq(f.labels, ", ") {
-			if l != "" {
-				m.Label = append(m.Label, &dto.LabelPair{Name: new(l), Value: new("x")})
-			}
-		}
-		families = append(families, &dto.MetricFamily{Name: new(f.name), Help: new(f.help), Type: &kind, Metric: []*dto.Metric{m}})
-	}
-	problems := must.Get(promlint.NewWithMetricFamilies(families).Lint())(t)
-	for _, p := range problems {
+	for _, p := range must.Get(promlint.NewWithMetricFamilies(families).Lint())(t) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
-	// A real scrape contains only described metrics.
-	gathered := must.Get(r.Gather())(t)
-	for _, f := range gathered {
-		if name := f.GetName(); !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") &&
-			!slices.ContainsFunc(list, func(d family) bool { return d.name == name }) {
+	for _, f := range must.Get(d.metrics.Gather())(t) {
+		if name := f.GetName(); !foreign(name) && all[name] == nil {
 			t.Errorf("%s is exposed and not described", name)
 		}
 	}

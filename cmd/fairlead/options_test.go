@@ -15,31 +15,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// addFlags adds all flags to one set, group by group.
-func (o *options) addFlags(fs *pflag.FlagSet) {
-	groups := o.flagGroups()
-	for _, name := range groups.Order {
-		fs.AddFlagSet(groups.FlagSets[name])
-	}
-}
-
-// parse reads a command line as serve does.
-func parse(t *testing.T, args ...string) error {
-	t.Helper()
-	o := &options{}
-	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	o.addFlags(fs)
-	must.Do(t, fs.Parse(args))
-	return o.validate()
-}
-
 // testdata/flags.txt has command lines, beside the pairs that are always required, and faults.
 func TestValidate(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), "file"), "")
 	required := []string{"--tls-cert-file", file, "--tls-private-key-file", file, "--proxy-client-cert-file", file, "--proxy-client-key-file", file}
 	faulty := func(name string, args []string, faults ...string) {
 		t.Helper()
-		err := parse(t, args...)
+		o := &options{}
+		must.Do(t, flagSet(o).Parse(args))
+		err := o.validate()
 		if err == nil != (len(faults) == 0) || err != nil && strings.Count(err.Error(), "\n")+1 != len(faults) {
 			t.Errorf("%s: want %d faults, got:\n%v", name, len(faults), err)
 		}
@@ -91,12 +75,9 @@ func TestFlagsDocument(t *testing.T) {
 	if !ok || !found {
 		t.Fatalf("docs/flags.md has no %q or no %q", begin, end)
 	}
-	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	fs.SortFlags = false
-	new(options).addFlags(fs)
 	var b strings.Builder
 	b.WriteString("| flag | default | meaning |\n|---|---|---|\n")
-	fs.VisitAll(func(f *pflag.Flag) {
+	flagSet(new(options)).VisitAll(func(f *pflag.Flag) {
 		def := ""
 		if f.DefValue != "" && f.DefValue != "[]" {
 			def = "`" + strings.Trim(f.DefValue, "[]") + "`"

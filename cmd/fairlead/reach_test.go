@@ -1,106 +1,48 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"crypto/tls"
-	"errors"
-	"fmt"
-	"net"
+	"io"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
-
-const namedForItself = `apiVersion: apiregistration.k8s.io/v1
-kind: APIService
-metadata: {name: v1.loop.example.com}
-spec: {group: loop.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 100, insecureSkipTLSVerify: true, service: {namespace: x, name: loop, port: %s}}
----
-apiVersion: v1
-kind: Service
-metadata: {namespace: x, name: loop}
-spec: {type: ExternalName, externalName: localhost, ports: [{port: %[1]s}]}
-`
-
-// A name that resolves to a forbidden address is not probed either: a probe carries our certificate
-// as system:masters. Here it resolves to Fairlead itself.
-func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
-	d, _ := aloneDoor(t, func(*options) {})
-	_, port := must.Get2(net.SplitHostPort(d.frontListener.Addr().String()))(t)
-	writeFile(t, filepath.Join(d.o.directory(), "loop.yaml"), fmt.Sprintf(namedForItself, port))
-	must.Run(t, d.registry.Run)
-	must.Run(t, d.prober.Run)
-	var found registry.Endpoint
-	must.Soon(t, 20*time.Second, "a probe has reported", func() bool {
-		e := d.registry.Table().Entry(schema.GroupVersion{Group: "loop.example.com", Version: "v1"})
-		if e != nil && len(e.Endpoints) > 0 {
-			found = e.Endpoints[0]
-		}
-		return found.Health != registry.Unprobed
-	})
-	if found.Health != registry.Unhealthy || !strings.Contains(found.Message, "is this server itself") {
-		t.Errorf("the probe found %+v", found)
-	}
-}
-
-// doorBefore builds everything that serve builds before a local apiserver, but does not serve.
-func doorBefore(t *testing.T, serve http.HandlerFunc) (d *door, s *httptest.Server) {
-	t.Helper()
-	d = buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
-		s = httptest.NewUnstartedServer(serve)
-		s.EnableHTTP2 = true
-		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS12}
-		s.StartTLS()
-		t.Cleanup(s.Close)
-		o.localAPIServer = []string{s.URL}
-	})
-	return d, s
-}
 
 // The local apiserver's probe results reach its pools, and its lost connections the prober.
 func TestLocalApiserverIsProbed(t *testing.T) {
 	var unready atomic.Bool
-	asked := make(chan string, 100)
-	d, s := doorBefore(t, func(w http.ResponseWriter, r *http.Request) {
-		asked <- r.Proto + " " + r.URL.Path + " " + r.Header.Get("X-Remote-User") + " " + r.TLS.PeerCertificates[0].Subject.CommonName
+	var asked atomic.Value
+	s := serverAt(t, "127.0.0.1", func(w http.ResponseWriter, r *http.Request) {
+		asked.Store(r.Proto + " " + r.URL.Path + " " + r.Header.Get("X-Remote-User") + " " + r.TLS.PeerCertificates[0].Subject.CommonName)
 		if unready.Load() {
 			http.Error(w, "[-]etcd failed", http.StatusInternalServerError)
 		}
 	})
+	d := doorBefore(t, s.URL)
 	for _, name := range []string{"local apiserver's pools", "local apiserver's prober"} {
 		must.Run(t, d.loops()[name])
 	}
 	until := func(want registry.Health, message string) {
 		t.Helper()
-		deadline := time.After(20 * time.Second)
-		for {
-			if e := d.localServers()[0]; e.Health == want && strings.Contains(e.Message, message) {
-				return
-			}
-			select {
-			case got := <-asked:
-				if want := "HTTP/2.0 /readyz system:kube-aggregator front-proxy-client"; got != want {
-					t.Errorf("asked %q, want %q", got, want)
-				}
-			case <-time.After(time.Millisecond):
-			case <-deadline:
-				t.Fatalf("the local apiserver is %+v", d.localServers()[0])
-			}
-		}
+		must.Soon(t, 20*time.Second, "its health is known "+message, func() bool {
+			e := d.localServers()[0]
+			return e.Health == want && strings.Contains(e.Message, message)
+		})
 	}
 	until(registry.Healthy, "")
+	check.Same[any](t, "HTTP/2.0 /readyz system:kube-aggregator front", asked.Load(), "the question")
 	page := httptest.NewRecorder()
 	d.pages.ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/status", nil))
 	if !strings.Contains(page.Body.String(), `"probed": "`) {
@@ -119,13 +61,13 @@ func TestDocumentsOfAReadyApiserver(t *testing.T) {
 	var d *door
 	report := func(h registry.Health) { d.local.Report(d.localServers()[0].Address, h, "") }
 	restarts, asked := false, 0
-	d, _ = doorBefore(t, func(http.ResponseWriter, *http.Request) {
+	d = doorBefore(t, serverAt(t, "127.0.0.1", func(http.ResponseWriter, *http.Request) {
 		if asked++; restarts {
 			report(registry.Unhealthy)
 		}
-	})
+	}).URL)
 	must.Run(t, d.loops()["local apiserver's pools"])
-	must.Run(t, func(ctx context.Context) error { return errors.Join(d.frames.Run(ctx), ctx.Err()) })
+	must.Run(t, func(ctx context.Context) error { return cmp.Or(d.frames.Run(ctx), ctx.Err()) })
 	fetch := func(ctx context.Context) error {
 		res, err := d.fetchLocal(ctx, must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://local/apis", nil))(t))
 		if err == nil {
@@ -147,4 +89,66 @@ func TestDocumentsOfAReadyApiserver(t *testing.T) {
 		t.Error("the answer of one that has restarted meanwhile is taken")
 	}
 	check.Same(t, 2, asked, "requests")
+}
+
+// The leader writes an Event to the local apiserver for a new APIService that is not available.
+// Without --emit-events, it writes none.
+func TestEventsReachTheLocalApiserver(t *testing.T) {
+	written := make(chan string, 100)
+	s := serverAt(t, "127.0.0.1", func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			http.NotFound(w, r)
+			return
+		}
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+		_, _ = w.Write(body) // it accepts every write
+		written <- r.URL.Path + string(body)
+	})
+	d := doorBefore(t, s.URL, "--emit-events", "--registry=dir:"+t.TempDir())
+	for _, name := range []string{"table", "events"} {
+		must.Run(t, d.loops()[name])
+	}
+	group := "a" // the first ones may exist before it leads
+	must.Soon(t, 20*time.Second, "an Event", func() bool {
+		group += "a"
+		d.claim(t, group+".example.com", "none")
+		select {
+		case got := <-written:
+			return strings.HasPrefix(got, "/api/v1/namespaces/default/events") && strings.Contains(got, registry.ReasonInvalidURL)
+		case <-time.After(100 * time.Millisecond):
+			return false
+		}
+	})
+	if quiet := doorBefore(t, s.URL, "--write-status").loops(); quiet["events"] != nil || quiet["status writer"] == nil {
+		t.Errorf("events: %v, status writer: %v", quiet["events"] != nil, quiet["status writer"] != nil)
+	}
+}
+
+// --allow-url-backends reaches the table; without it, an APIService by URL of a cluster is invalid.
+// So does --ca-rotation-overlap, whose 0 is none, not the default.
+func TestAllowURLBackends(t *testing.T) {
+	cluster := apiserver.New()
+	cluster.Put(&apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: "v1.far.example.com", Annotations: map[string]string{"fairlead.dev/url": "https://far.example.com"}},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group: "far.example.com", Version: "v1", GroupPriorityMinimum: 100, VersionPriority: 1, InsecureSkipTLSVerify: true,
+			Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: "nobody"},
+		},
+	})
+	s := serverAt(t, "127.0.0.1", cluster.ServeHTTP)
+	for overlap, allowed := range map[time.Duration]bool{0: false, time.Hour: true} {
+		args := []string{"--ca-rotation-overlap", overlap.String()}
+		if allowed {
+			args = append(args, "--allow-url-backends")
+		}
+		d := doorBefore(t, s.URL, args...)
+		must.Run(t, d.registry.Run)
+		must.Soon(t, 20*time.Second, "the table is complete", func() bool { return d.registry.Table().Complete() })
+		e := d.registry.Table().Entries()[0]
+		if (len(e.Endpoints) == 1) != allowed || (e.Verdict.Reason == registry.ReasonInvalidURL) == allowed {
+			t.Errorf("allowed %v: %+v %v", allowed, e.Verdict, e.Endpoints)
+		}
+		check.Same(t, overlap, e.Policy.CAOverlap, "overlap")
+	}
 }

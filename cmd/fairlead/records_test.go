@@ -17,88 +17,90 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
 )
 
-// auditDoor returns a door with a policy that records every request.
-func auditDoor(t *testing.T, flags auditOptions) *door {
+const policyHead, tracingHead = "apiVersion: audit.k8s.io/v1\nkind: Policy\n", "apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\n"
+
+// recordsDoor is a door before its records are made, with the text of a policy or of a
+// TracingConfiguration, and its log.
+func recordsDoor(t *testing.T, o options, text string) (*door, *bytes.Buffer) {
 	t.Helper()
-	flags.policy = writeFile(t, filepath.Join(t.TempDir(), "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
-	return &door{o: &options{audit: flags}, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
+	var log bytes.Buffer
+	file := writeFile(t, filepath.Join(t.TempDir(), "config.yaml"), text)
+	if o.audit.path != "" {
+		o.audit.policy = file
+	} else if text != "" {
+		o.tracing = file
+	}
+	return &door{o: &o, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: prometheus.NewRegistry()}, &log
 }
 
 // The audit log is rotated as the flags say, and only its owner can read the files.
 func TestAuditFiles(t *testing.T) {
-	for _, tc := range []struct {
-		name  string
-		flags auditOptions
-		files int
-	}{
-		{"one file", auditOptions{format: "json"}, 1},
-		{"rotated", auditOptions{format: "json", maxSize: 1, maxBackups: 1}, 2},
-		{"text", auditOptions{format: "legacy"}, 1},
+	for files, flags := range map[string]auditOptions{
+		"audit.log": {format: "json"}, "audit-*.log audit.log": {format: "json", maxSize: 1, maxBackups: 1}, "audit.txt": {format: "legacy"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			dir := t.TempDir()
-			tc.flags.path = filepath.Join(dir, "logs", "audit.log")
-			d := auditDoor(t, tc.flags)
-			must.Do(t, d.makeAudit())
-			stop := must.Run(t, d.audit.Run)
-			for range 1800 { // less than 2 MiB, and fits into the queue
-				d.audit.Open(&audit.Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/x"}, Path: "/x", Received: time.Now(), UserAgent: strings.Repeat("a", 500)}).Received()
-			}
-			stop()
-			must.Do(t, d.closeLogs())
-			if info, err := os.Stat(filepath.Join(dir, "logs")); err != nil || info.Mode().Perm() != 0o700 {
-				t.Errorf("their folder: %v, %v", info.Mode(), err)
-			}
-			files, err := filepath.Glob(filepath.Join(dir, "logs", "*"))
-			if err != nil || len(files) != tc.files {
-				t.Fatalf("files %q, %v", files, err)
-			}
-			lines := 0
-			for _, f := range files {
-				data := must.Get(os.ReadFile(f))(t)
-				if info, err := os.Stat(f); err != nil || info.Mode().Perm() != 0o600 {
-					t.Errorf("%s: %v, %v", f, info.Mode(), err)
-				}
-				lines += strings.Count(string(data), "\n")
-			}
-			if lines != 1800 {
-				t.Errorf("%d lines", lines)
-			}
-		})
-	}
-}
-
-func TestAuditPolicyFaults(t *testing.T) {
-	for _, policy := range []string{"", "rules: []", "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Everything}]"} {
-		o := &options{audit: auditOptions{path: "-", format: "json", policy: writeFile(t, filepath.Join(t.TempDir(), "policy"), policy)}}
-		err := (&door{o: o}).makeAudit()
-		if !cli.IsUsage(err) || !strings.HasPrefix(err.Error(), "--audit-policy-file: ") {
-			t.Errorf("%q: %v", policy, err)
+		all := strings.Fields(files)
+		dir := filepath.Join(t.TempDir(), "logs")
+		flags.path = filepath.Join(dir, all[len(all)-1])
+		d, _ := recordsDoor(t, options{audit: flags}, policyHead+"rules: [{level: Metadata}]\n")
+		must.Do(t, d.makeAudit())
+		if d.makeAudit() == nil {
+			t.Error("a second audit log with the same metrics is no error")
 		}
+		stop := must.Run(t, d.audit.Run)
+		for range 1800 { // less than 2 MiB, and fits into the queue
+			d.audit.Open(&audit.Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/x"}, Path: "/x", Received: time.Now(), UserAgent: strings.Repeat("a", 500)}).Received()
+		}
+		stop()
+		must.Do(t, d.closeLogs())
+		check.Same(t, 0o700, must.Get(os.Stat(dir))(t).Mode().Perm(), "mode of the folder")
+		entries, lines := must.Get(os.ReadDir(dir))(t), 0
+		check.Same(t, len(all), len(entries), "%s: files", files)
+		for i, e := range entries {
+			if ok, err := filepath.Match(all[i], e.Name()); !ok || err != nil {
+				t.Errorf("%s: there is %s", files, e.Name())
+			}
+			check.Same(t, 0o600, must.Get(e.Info())(t).Mode(), "mode of %s", e.Name())
+			lines += bytes.Count(must.Get(os.ReadFile(filepath.Join(dir, e.Name())))(t), []byte("\n"))
+		}
+		check.Same(t, 1800, lines, "%s: lines", files)
 	}
 }
 
-// An audit log that cannot be opened ends the start: requests would go unaudited.
-func TestAuditFileFaults(t *testing.T) {
-	d := auditDoor(t, auditOptions{path: t.TempDir(), format: "json"})
-	if err := d.makeAudit(); err == nil || !strings.HasPrefix(err.Error(), "opening audit log: ") || d.audit != nil {
-		t.Errorf("a folder as the audit log: %v", err)
-	}
-	d.o.audit.path = "-"
-	must.Do(t, d.makeAudit())
-	if d.makeAudit() == nil {
-		t.Error("a second audit log with the same metrics is no error")
+// Records that cannot be made end the start: requests would go unrecorded. Mistakes in
+// configuration are usage errors.
+func TestRecordFaults(t *testing.T) {
+	audited := options{audit: auditOptions{path: "-", format: "json"}}
+	for _, tc := range []struct {
+		o          options
+		text, want string
+	}{
+		{audited, "", "--audit-policy-file: "},
+		{audited, "rules: []", "--audit-policy-file: "},
+		{audited, policyHead + "rules: [{level: Everything}]", "--audit-policy-file: "},
+		{options{audit: auditOptions{path: t.TempDir(), format: "json"}}, policyHead + "rules: [{level: Metadata}]\n", "opening audit log: "},
+		{options{}, "kind: Other", "--tracing-config-file: reading"},
+		{options{}, tracingHead + "endpoints: x\n", "unknown field"},
+		{options{}, tracingHead + "samplingRatePerMillion: -1\n", "samplingRatePerMillion"},
+	} {
+		d, _ := recordsDoor(t, tc.o, tc.text)
+		err := d.makeAudit()
+		if err == nil {
+			_, err = d.makeTracer()
+		}
+		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.HasPrefix(err.Error(), "--") != cli.IsUsage(err) || d.audit != nil {
+			t.Errorf("%q: %v, want %s", tc.text, err, tc.want)
+		}
 	}
 }
 
 // Without an audit log, a warning says that requests to extension servers are not audited.
 func TestAuditIsMissed(t *testing.T) {
-	var log bytes.Buffer
-	d := &door{o: &options{}, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: prometheus.NewRegistry()}
+	d, log := recordsDoor(t, options{}, "")
 	if err := d.makeAudit(); err != nil || d.audit != nil || !strings.Contains(log.String(), "level=WARN msg=\"requests to extension servers are in no audit log") {
 		t.Errorf("error %v, log %s", err, log.String())
 	}
@@ -107,13 +109,9 @@ func TestAuditIsMissed(t *testing.T) {
 // The access log is written to its file, with the fraction of requests that the flag asks for, and
 // the loss of lines is logged.
 func TestAccessLogOfFlags(t *testing.T) {
-	for _, tt := range []struct {
-		sample float64
-		lines  int // of 100 requests with 200
-	}{{0, 0}, {1, 100}} {
+	for sample, lines := range map[float64]int{0: 0, 1: 100} { // of 100 requests with 200
 		file := filepath.Join(t.TempDir(), "access.log")
-		var log bytes.Buffer
-		d := &door{o: &options{access: accessOptions{path: file, sample: tt.sample}}, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: prometheus.NewRegistry()}
+		d, log := recordsDoor(t, options{access: accessOptions{path: file, sample: sample}}, "")
 		must.Do(t, d.makeAccessLog())
 		stop := must.Run(t, d.accessLog.Run)
 		for range 100 {
@@ -122,9 +120,7 @@ func TestAccessLogOfFlags(t *testing.T) {
 			}
 		}
 		stop()
-		if text := must.Get(os.ReadFile(file))(t); bytes.Count(text, []byte("\n")) != tt.lines {
-			t.Errorf("sample %v: %d lines, want %d", tt.sample, bytes.Count(text, []byte("\n")), tt.lines)
-		}
+		check.Same(t, lines, bytes.Count(must.Get(os.ReadFile(file))(t), []byte("\n")), "lines of the sample %v", sample)
 		must.Do(t, d.access.Close()) // writing fails from here on
 		stop = must.Run(t, d.accessLog.Run)
 		d.accessLog.Add(0, &accesslog.Line{Status: http.StatusOK})
@@ -135,49 +131,24 @@ func TestAccessLogOfFlags(t *testing.T) {
 	}
 }
 
-func tracingDoor(t *testing.T, text string) *door {
-	t.Helper()
-	return &door{o: &options{tracing: writeFile(t, filepath.Join(t.TempDir(), "tracing.yaml"), text)}, log: slog.New(slog.DiscardHandler)}
-}
-
-// Spans that are still queued are sent when the process ends.
-func TestTracingConfiguration(t *testing.T) {
+// Spans that are still queued are sent when the process ends. A missing collector delays neither
+// its start nor its end.
+func TestTracing(t *testing.T) {
 	c := must.Get(otlp.Start(t.Context()))(t)
 	defer c.Close()
-	d := tracingDoor(t, "apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: "+c.Address+"\nsamplingRatePerMillion: 1000000\n")
-	tracer := must.Get(d.makeTracer())(t)
 	began := time.Now()
-	tracer.Start(&requests.Request{Method: "GET", Path: "/x", Name: "GET", Began: began}).End(&requests.Outcome{Status: 503, Err: "gone", Took: time.Second, Retries: 2})
-	must.Do(t, d.closeLogs())
+	for version, endpoint := range map[string]string{"v1": c.Address, "v1beta1": "127.0.0.1:1"} {
+		d, _ := recordsDoor(t, options{}, strings.Replace(tracingHead, "v1", version, 1)+"endpoint: "+endpoint+"\nsamplingRatePerMillion: 1000000\n")
+		tracer := must.Get(d.makeTracer())(t)
+		tracer.Start(&requests.Request{Method: "GET", Path: "/x", Name: "GET", Began: began}).End(&requests.Outcome{Status: 503, Err: "gone", Took: time.Second, Retries: 2})
+		must.Do(t, d.closeLogs())
+	}
+	if took := time.Since(began); took > flushTime+5*time.Second {
+		t.Errorf("ended after %s", took)
+	}
 	spans := c.Spans()
-	if len(spans) != 1 {
-		t.Fatalf("%d spans", len(spans))
-	}
-	s := spans[0]
-	if s.Error != "gone" || s.Resource["service.name"] != "fairlead" || s.Resource["service.instance.id"] == "" || s.Attributes["fairlead.retries"] != "2" {
+	check.Same(t, 1, len(spans), "spans")
+	if s := spans[0]; s.Error != "gone" || s.Resource["service.name"] != "fairlead" || s.Resource["service.instance.id"] == "" || s.Attributes["fairlead.retries"] != "2" {
 		t.Errorf("%+v", s)
-	}
-}
-
-// A missing collector delays neither the start nor the end of the process.
-func TestTracingWithoutCollector(t *testing.T) {
-	d := tracingDoor(t, "apiVersion: apiserver.config.k8s.io/v1beta1\nkind: TracingConfiguration\nendpoint: 127.0.0.1:1\nsamplingRatePerMillion: 1000000\n")
-	began := time.Now()
-	tracer := must.Get(d.makeTracer())(t)
-	tracer.Start(&requests.Request{Method: "GET", Name: "GET", Began: began}).End(&requests.Outcome{Status: 200})
-	if err := d.closeLogs(); err != nil || time.Since(began) > flushTime+5*time.Second {
-		t.Errorf("ended after %s: %v", time.Since(began), err)
-	}
-}
-
-func TestTracingFaults(t *testing.T) {
-	for _, tc := range []struct{ text, want string }{
-		{"kind: Other", "reading"},
-		{"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoints: x\n", "unknown field"},
-		{"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nsamplingRatePerMillion: -1\n", "samplingRatePerMillion"},
-	} {
-		if _, err := tracingDoor(t, tc.text).makeTracer(); err == nil || !strings.HasPrefix(err.Error(), "--tracing-config-file: ") || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%q: %v", tc.text, err)
-		}
 	}
 }

@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"io"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -20,48 +20,29 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// allow answers a SubjectAccessReview.
-func allow(w http.ResponseWriter, _ *http.Request) {
+// allow answers a SubjectAccessReview with the address at which it was asked.
+func allow(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = io.WriteString(w, `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":true}}`)
+	_, _ = fmt.Fprintf(w, `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":true,"reason":%q}}`, r.Host)
 }
 
-// reviewer asks for reviews as serve does.
-func reviewer(t *testing.T, kube *rest.Config) func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+// reviewer asks for reviews as serve does, and returns who has answered, or the error.
+func reviewer(t *testing.T, kube *rest.Config) (f *follower, review func() string) {
 	t.Helper()
-	_, cfg := must.Get2(follow(kube, slog.New(slog.DiscardHandler)))(t)
+	f, cfg := must.Get2(follow(kube, slog.New(slog.DiscardHandler)))(t)
 	cfg.ContentType = "application/json"
-	return must.Get(authz.SubjectAccessReview(must.Get(authorizationv1client.NewForConfig(cfg))(t)))(t)
-}
-
-// A review that waits for an apiserver that hangs is asked again elsewhere, as soon as that is
-// known.
-func TestReviewsLeaveWhatHangs(t *testing.T) {
-	ca, arrived, hang := pki.NewCA("serving"), make(chan struct{}), make(chan struct{})
-	first := serverAt(t, ca, "127.0.0.1", func(http.ResponseWriter, *http.Request) {
-		close(arrived)
-		<-hang
-	})
-	defer close(hang)
-	second := serverAt(t, ca, "127.0.0.2", allow)
-	path := writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText("https://other.example:1", ca, ""))
-	kube, _, own, err := clientConfig(path, []string{first.URL, second.URL})
-	must.Do(t, err)
-	review := reviewer(t, kube)
-	go func() {
-		<-arrived
-		own.prefer([]registry.Endpoint{
-			{Address: first.Listener.Addr().String(), Health: registry.Unhealthy}, {Address: second.Listener.Addr().String(), Health: registry.Healthy},
-		})
-	}()
-	got, _, err := review(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "ann"}, Verb: "get", Path: "/x"})
-	if got != authorizer.DecisionAllow || err != nil {
-		t.Errorf("%v, %v", got, err)
+	ask := must.Get(authz.SubjectAccessReview(must.Get(authorizationv1client.NewForConfig(cfg))(t)))(t)
+	return f, func() string {
+		got, by, err := ask(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "ann"}, Verb: "get", Path: "/x"})
+		if got != authorizer.DecisionAllow || err != nil {
+			return fmt.Sprint(got, by, err)
+		}
+		return by
 	}
 }
 
@@ -81,14 +62,14 @@ func (c muted) Write(b []byte) (int, error) {
 // A review that waits on a connection that is dead, but not closed, is asked again on another one.
 func TestReviewsLeaveDeadConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ca := pki.NewCA("serving")
-		path := writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText("https://local.example:1", ca, ""))
+		inside := pki.NewCA("serving") // valid in the bubble
+		path := writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText("https://local.example:1", inside, ""))
 		kube, _, _, err := clientConfig(path, nil)
 		must.Do(t, err)
 		var first atomic.Bool
 		off := &first
 		server := &http2.Server{} //nolint:staticcheck // http.Server needs a listener
-		serving := &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"local.example"}}).TLS()}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true}
+		serving := &tls.Config{Certificates: []tls.Certificate{inside.Issue(pki.Leaf{Names: []string{"local.example"}}).TLS()}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true}
 		kube.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			near, far := net.Pipe()
 			t.Cleanup(func() { _ = near.Close() })
@@ -102,13 +83,13 @@ func TestReviewsLeaveDeadConnections(t *testing.T) {
 			off = new(atomic.Bool)
 			return c, nil
 		}
-		review := reviewer(t, kube)
+		_, review := reviewer(t, kube)
 		for _, dead := range []bool{false, true} {
 			first.Store(dead)
 			begun := time.Now()
-			got, _, err := review(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "ann"}, Verb: "get", Path: "/x"})
-			if took := time.Since(begun); got != authorizer.DecisionAllow || err != nil || took >= 10*time.Second {
-				t.Errorf("dead %v: %v, %v after %v", dead, got, err, took)
+			check.Same(t, "local.example:1", review(), "dead %v", dead)
+			if took := time.Since(begun); took >= 10*time.Second {
+				t.Errorf("dead %v: it took %v", dead, took)
 			}
 		}
 	})

@@ -15,32 +15,23 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// The test has a file of its own: pages of the program are used again at once.
+// Read-only pages of a file leave memory, but not those that may be written to, and those that the
+// loader wrote before they became read-only keep their content. The files are the test's own: pages
+// of the program are used again at once.
 func TestUnmap(t *testing.T) {
 	size := 64 * os.Getpagesize()
-	name, mapped := mapFile(t, bytes.Repeat([]byte("x"), size), unix.PROT_READ)
-	if n := bytes.Count(mapped, []byte("x")); n != size || resident(t, name) != size>>10 {
-		t.Fatalf("%d bytes are read, %d KiB are resident, want all %d bytes", n, resident(t, name), size)
-	}
-	other, writable := mapFile(t, bytes.Repeat([]byte("x"), size), unix.PROT_READ|unix.PROT_WRITE)
-	n := bytes.Count(writable, []byte("x"))
+	name, mapped := mapFile(t, size, unix.PROT_READ)
+	other, writable := mapFile(t, size, unix.PROT_READ|unix.PROT_WRITE)
+	_, relocated := mapFile(t, size, unix.PROT_READ|unix.PROT_WRITE)
+	check.Same(t, 2*size, bytes.Count(mapped, []byte("x"))+bytes.Count(writable, []byte("x")), "bytes that are read")
+	check.Same(t, size>>10, resident(t, name), "KiB that are resident at first")
+	copy(relocated, "relocated")
+	must.Do(t, unix.Mprotect(relocated, unix.PROT_READ))
 	unmap()
-	if after := resident(t, name); after != 0 {
-		t.Errorf("%d KiB are still resident", after)
-	}
-	if after := resident(t, other); after != n>>10 {
-		t.Errorf("%d KiB that may be written to at any moment are still resident, want all", after)
-	}
-}
-
-// Pages that the loader wrote before they became read-only keep their content.
-func TestUnmapKeepsWhatWasWritten(t *testing.T) {
-	_, mapped := mapFile(t, make([]byte, 2*os.Getpagesize()), unix.PROT_READ|unix.PROT_WRITE)
-	copy(mapped, "relocated")
-	must.Do(t, unix.Mprotect(mapped, unix.PROT_READ))
-	unmap()
-	if !bytes.HasPrefix(mapped, []byte("relocated")) {
-		t.Errorf("the mapping begins with %q", mapped[:9])
+	check.Same(t, 0, resident(t, name), "KiB that are still resident")
+	check.Same(t, size>>10, resident(t, other), "KiB that may be written to at any moment")
+	if !bytes.HasPrefix(relocated, []byte("relocated")) {
+		t.Errorf("the mapping begins with %q", relocated[:9])
 	}
 }
 
@@ -56,13 +47,12 @@ func TestUnmodified(t *testing.T) {
 }
 
 // mapFile maps a new file until the test ends, as the loader maps a program.
-func mapFile(t *testing.T, content []byte, access int) (name string, mapped []byte) {
+func mapFile(t *testing.T, size, access int) (name string, mapped []byte) {
 	t.Helper()
-	name = filepath.Join(t.TempDir(), "mapped")
-	must.Do(t, os.WriteFile(name, content, 0o600))
+	name = writeFile(t, filepath.Join(t.TempDir(), "mapped"), strings.Repeat("x", size))
 	file := must.Get(os.Open(name))(t)
 	defer file.Close() // the mapping stays
-	mapped = must.Get(unix.Mmap(int(file.Fd()), 0, len(content), access, unix.MAP_PRIVATE))(t)
+	mapped = must.Get(unix.Mmap(int(file.Fd()), 0, size, access, unix.MAP_PRIVATE))(t)
 	t.Cleanup(func() { _ = unix.Munmap(mapped) })
 	return name, mapped
 }
@@ -72,11 +62,9 @@ func resident(t *testing.T, name string) int {
 	t.Helper()
 	maps := must.Get(os.ReadFile("/proc/self/smaps"))(t)
 	_, mapping, _ := strings.Cut(string(maps), name+"\n")
-	for line := range strings.Lines(mapping) {
-		if f := strings.Fields(line); f[0] == "Rss:" {
-			return must.Get(strconv.Atoi(f[1]))(t)
-		}
+	_, size, ok := strings.Cut(mapping, "Rss:")
+	if !ok {
+		t.Fatalf("%s is not mapped in\n%s", name, maps)
 	}
-	t.Fatalf("%s is not mapped in\n%s", name, maps)
-	return 0
+	return must.Get(strconv.Atoi(strings.Fields(size)[0]))(t)
 }
