@@ -3,7 +3,6 @@ package pages
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -19,24 +18,23 @@ import (
 
 func TestEvents(t *testing.T) {
 	s := newStand(t)
-	resp := must.Get(s.http.Client().Get(s.http.URL + "/fairlead/events"))(t)
+	server := httptest.NewServer(s)
+	defer server.Close()
+	resp := must.Get(server.Client().Get(server.URL + "/fairlead/events"))(t)
 	defer resp.Body.Close()
-	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
-		t.Fatalf("Content-Type %q", got)
-	}
+	check.Same(t, "text/event-stream", resp.Header.Get("Content-Type"), "Content-Type")
 	lines := bufio.NewScanner(resp.Body)
-	next := func() string {
+	next := func() (data string) {
 		t.Helper()
-		for lines.Scan() {
-			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
-				return data
+		for found := false; !found; data, found = strings.CutPrefix(lines.Text(), "data: ") {
+			if !lines.Scan() {
+				t.Fatalf("the stream has ended: %v", lines.Err())
 			}
 		}
-		t.Fatalf("the stream has ended: %v", lines.Err())
-		return ""
+		return data
 	}
 	first := next()
-	s.write(t, "new.yaml", manifest("new.example.com", ""))
+	s.write(t, "new", "")
 	if second := next(); second == first {
 		t.Errorf("generation %s twice", second)
 	}
@@ -48,40 +46,31 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-func TestEventsAreBounded(t *testing.T) {
-	s := newStand(t)
-	for i := range maxSubscribers {
-		if _, ok := s.subscribers.Take(bound.Source{User: fmt.Sprint(i % 4)}, 1, maxSubscribers); !ok {
-			t.Fatalf("stream %d is refused", i)
-		}
-	}
-	if resp, _ := s.get(t, "/events"); resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
-		t.Errorf("%s %v", resp.Status, resp.Header)
-	}
-	check.Same(t, maxSubscribers, s.subscribers.Held(), "subscribers after a refusal")
-}
-
-// One user, or one address, leaves streams of events to others.
+// Streams of events are bounded, and one user, or one address, leaves some to others.
 func TestEventsAreShared(t *testing.T) {
 	s := newStand(t)
+	ask := func(name string) *httptest.ResponseRecorder {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel() // a stream ends at once
+		if name != "" {
+			ctx = request.WithUser(ctx, &user.DefaultInfo{Name: name})
+		}
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/events", nil))
+		return w
+	}
 	for name, source := range map[string]bound.Source{"ann": {User: "ann"}, user.Anonymous: {Address: "192.0.2.1"}, "": {Address: "192.0.2.1"}} {
 		held, ok := s.subscribers.Take(source, maxSubscribers/4, maxSubscribers)
-		status := func(name string) int {
-			ctx, cancel := context.WithCancel(t.Context())
-			cancel() // a stream ends at once
-			if name != "" {
-				ctx = request.WithUser(ctx, &user.DefaultInfo{Name: name})
-			}
-			w := httptest.NewRecorder()
-			s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/events", nil))
-			return w.Code
-		}
-		if got := status(name); !ok || got != http.StatusTooManyRequests {
-			t.Errorf("%q with a quarter of the streams: %d", name, got)
-		}
-		if got := status("bob"); got != http.StatusOK {
-			t.Errorf("bob beside %q: %d", name, got)
-		}
+		check.Same(t, []any{true, http.StatusTooManyRequests, http.StatusOK}, []any{ok, ask(name).Code, ask("bob").Code}, "%q with a quarter of the streams, and bob", name)
 		held.Leave()
 	}
+	for _, name := range []string{"a", "b", "c", "d"} {
+		if _, ok := s.subscribers.Take(bound.Source{User: name}, maxSubscribers/4, maxSubscribers); !ok {
+			t.Fatalf("a quarter of the streams is refused to %s", name)
+		}
+	}
+	if w := ask("bob"); w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") == "" {
+		t.Errorf("%d %v", w.Code, w.Header())
+	}
+	check.Same(t, maxSubscribers, s.subscribers.Held(), "subscribers after a refusal")
 }

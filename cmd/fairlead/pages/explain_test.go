@@ -3,39 +3,94 @@ package pages
 import (
 	"context"
 	"net/http"
+	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
+
+// Every reason of the registry has its own advice, as have the different messages of probes.
+func TestDiagnose(t *testing.T) {
+	for _, tc := range []struct{ reason, message, want string }{
+		{registry.ReasonServiceNotFound, "", "does not exist"},
+		{registry.ReasonServicePortError, "", "no usable port 443"},
+		{registry.ReasonServiceAccessError, "", "cannot be used as it is"},
+		{registry.ReasonEndpointsAccessError, "", "cannot be used as it is"},
+		{registry.ReasonEndpointsNotFound, "", "selector"},
+		{registry.ReasonMissingEndpoints, "", "pods ready"},
+		{registry.ReasonInvalidCABundle, "", "caBundle"},
+		{registry.ReasonProtectedGroup, "", "--protected-groups"},
+		{registry.ReasonInvalidURL, "", "--allow-url-backends"},
+		{registry.ReasonFailedDiscoveryCheck, "failing: UnknownAuthority: the backend's certificate", "not signed by spec.caBundle"},
+		{registry.ReasonFailedDiscoveryCheck, "failing: WrongServerName: the backend's certificate", "lacks the service's name"},
+		{registry.ReasonFailedDiscoveryCheck, "bad status from https://10.0.0.1:401/apis/a/v1: 401", "proxy client certificate"},
+		{registry.ReasonFailedDiscoveryCheck, "bad status from https://10.0.0.1:401/apis/a/v1: 307", "redirects"},
+		{registry.ReasonFailedDiscoveryCheck, "context deadline exceeded (Client.Timeout exceeded while awaiting headers)", "hangs"},
+		{registry.ReasonFailedDiscoveryCheck, "dial tcp 10.0.0.1:443: i/o timeout", "drops the packets"},
+		{registry.ReasonFailedDiscoveryCheck, "dial tcp 10.0.0.1:443: connect: connection refused", "nothing listens"},
+		{registry.ReasonFailedDiscoveryCheck, "the external name of service/a in \"b\" is refused: localhost is a loopback name", "--allow-loopback-backends"},
+		{registry.ReasonFailedDiscoveryCheck, "something new", ""},
+	} {
+		e := &registry.Entry{
+			Backend: &registry.Backend{Namespace: "x", Service: "s", Port: 443},
+			Verdict: registry.Verdict{Status: corev1.ConditionFalse, Reason: tc.reason, Message: tc.message},
+		}
+		cause, advice := diagnose(&proxy.Decision{Entry: e})
+		if cause != tc.message || !strings.Contains(advice, tc.want) || (tc.want == "") != (advice == "") {
+			t.Errorf("%s %q: cause %q, advice %q, want %q", tc.reason, tc.message, cause, advice, tc.want)
+		}
+	}
+}
 
 // A request for the local apiserver is forwarded even if none is healthy, and the explanation says
 // why it fails.
 func TestExplainDeadLocalAPIServer(t *testing.T) {
-	s := newStand(t)
-	s.cfg.Explain = func(_ context.Context, _ *proxy.Head, u user.Info) (proxy.Decision, error) {
+	p := &Pages{cfg: Config{Explain: func(_ context.Context, _ *proxy.Head, u user.Info) (proxy.Decision, error) {
 		return proxy.Decision{Action: proxy.ToLocal, User: u}, nil
-	}
+	}}}
 	healthy := registry.Endpoint{Address: "10.0.0.1:6443", Health: registry.Healthy}
 	dead := registry.Endpoint{Address: "10.0.0.2:6443", Health: registry.Unhealthy, Message: "dial tcp: connection refused"}
-	listens := advice.For("connection refused")
 	for _, tt := range []struct {
-		name          string
-		servers       []registry.Endpoint
-		cause, advice string
+		name    string
+		servers []registry.Endpoint
+		want    string
 	}{
-		{"healthy", []registry.Endpoint{healthy}, "", ""},
-		{"one of two", []registry.Endpoint{healthy, dead}, "1 of 2 local apiservers are unhealthy and get no requests: dial tcp: connection refused", listens},
-		{"all", []registry.Endpoint{dead, dead}, "no local apiserver is healthy: dial tcp: connection refused", listens},
-		{"not probed yet", []registry.Endpoint{{Address: "10.0.0.1:6443"}}, "", ""},
+		{"healthy", []registry.Endpoint{healthy}, ""},
+		{"one of two", []registry.Endpoint{healthy, dead}, "1 of 2 local apiservers are unhealthy and get no requests: dial tcp: connection refused"},
+		{"all", []registry.Endpoint{dead, dead}, "no local apiserver is healthy: dial tcp: connection refused"},
+		{"not probed yet", []registry.Endpoint{{Address: "10.0.0.1:6443"}}, ""},
 	} {
-		s.cfg.LocalServers = func() []registry.Endpoint { return tt.servers }
-		x := s.explain(t.Context(), http.MethodGet, "/api/v1/pods", &user.DefaultInfo{Name: "alice"})
-		if x.Destination != "local" || x.Cause != tt.cause || x.Advice != tt.advice {
-			t.Errorf("%s: %s, cause %q, advice %q; want %q, %q", tt.name, x.Destination, x.Cause, x.Advice, tt.cause, tt.advice)
+		p.cfg.LocalServers = func() []registry.Endpoint { return tt.servers }
+		x := p.explain(t.Context(), http.MethodGet, "/api/v1/pods", &user.DefaultInfo{Name: "alice"})
+		check.Same(t, []string{"local", tt.want, advice.For(tt.want)}, []string{x.Destination, x.Cause, x.Advice}, "%s: destination, cause and advice", tt.name)
+	}
+}
+
+// Names that APIServices choose never get into commands that operators copy into a shell.
+func TestCommandsAreNotWritten(t *testing.T) {
+	for _, name := range []string{"x; rm -rf /", "$(id)", "x\ny", "--kubeconfig=x", "`id`", "X"} {
+		for _, e := range []*registry.Entry{
+			{Name: name, Backend: &registry.Backend{Namespace: "x", Service: "y"}}, {Name: "v1.x", Backend: &registry.Backend{Namespace: name, Service: "y"}},
+			{Name: "v1.x", Backend: &registry.Backend{Namespace: "x", Service: name}},
+		} {
+			check.Same(t, "", command(e), "the command for %q", name)
 		}
+	}
+}
+
+func TestBrief(t *testing.T) {
+	for message, want := range map[string]string{
+		`failing or missing response from https://a:1/apis/x/v1: bad status from https://a:1/apis/x/v1: 403`:      `bad status from https://a:1/apis/x/v1: 403`,
+		`failing or missing response from https://a:1/apis/x/v1: Get "https://a:1/apis/x/v1": connection refused`: `connection refused`,
+		`1 of 2 endpoints are unhealthy and get no requests: failing or missing response from https://a: EOF`:     `1 of 2 endpoints are unhealthy and get no requests: EOF`,
+		`service "x" in "y" is not present`: `service "x" in "y" is not present`,
+	} {
+		check.Same(t, want, brief(message), "%s", message)
 	}
 }

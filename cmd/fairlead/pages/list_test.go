@@ -3,8 +3,6 @@ package pages
 import (
 	"fmt"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +12,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // many is a view of n APIServices: of every hundred, one is down, and the next has half of its
@@ -70,66 +67,6 @@ func TestList(t *testing.T) {
 		if n := strings.Count(d.String(), "<tr>") - 1; n != tc.rows && tc.rows > 0 || d.Len() > 200_000 {
 			t.Errorf("%s: %d rows are shown, in %d bytes", tc.target, n, d.Len())
 		}
-	}
-}
-
-// The pages show an operator the cause, the command to run and the runbook of an unhealthy
-// APIService, and nothing for a healthy one.
-func TestHelp(t *testing.T) {
-	s := newStand(t)
-	for name, want := range map[string][]string{
-		"v1.good.example.com":   {"", "", ""},
-		"v1.lost.example.com":   {"service/nobody", "kubectl -n x get services", "FairleadAPIServiceDown"},
-		"v1.bad.example.com":    {"bad status", "kubectl -n x describe service bad-example-com; kubectl -n x get pods -o wide", "FairleadAPIServiceDown"},
-		"v1.closed.example.com": {"maintenance", "kubectl get apiservice v1.closed.example.com -o yaml", ""},
-	} {
-		for _, a := range s.status().APIServices {
-			if a.Name != name {
-				continue
-			}
-			if !strings.Contains(a.Cause, want[0]) || a.Command != want[1] || !strings.Contains(a.Runbook, want[2]) || (want[0] == "") != (a.Cause == "") || (want[2] == "") != (a.Runbook == "") {
-				t.Errorf("%s: cause %q, command %q, runbook %q", name, a.Cause, a.Command, a.Runbook)
-			}
-			if strings.Contains(a.Cause, "https://") && strings.Index(a.Cause, "bad status") > 0 {
-				t.Errorf("%s: the cause comes after the URL: %s", name, a.Cause)
-			}
-			if a.Runbook != "" {
-				must.Get(os.Stat(filepath.Join("../../../docs/runbooks", strings.TrimPrefix(a.Runbook, runbooks))))(t)
-			}
-		}
-	}
-	_, page := s.get(t, "/fairlead/")
-	says(t, page, "node-7 in cluster prod-1", `<code class="copy">kubectl -n x get services</code>`, "FairleadAPIServiceDown.md", `role="search"`, `<td class="n bad" data-label="Endpoints">0/0</td>`, "s ago, took 2.0ms, passed")
-	if down, well := strings.Index(page, `"apiservice/v1.bad.`), strings.Index(page, `"apiservice/v1.good.`); down > well {
-		t.Error("a healthy APIService comes before an unhealthy one")
-	}
-	must.Soon(t, 10*time.Second, "an hour in which it was unhealthy", func() bool { // history follows the table
-		_, page = s.get(t, "/fairlead/apiservice/v1.bad.example.com")
-		return strings.Contains(page, `<rect class="unhealthy"`)
-	})
-	says(t, page, `<code class="copy">kubectl -n x describe service bad-example-com;`, "FairleadAPIServiceDown.md", `class="timeline"`, `s ago, took 12ms, failed<span class="sub">bad status: 403</span>`)
-}
-
-// Names that APIServices choose never get into commands that operators copy into a shell.
-func TestCommandsAreNotWritten(t *testing.T) {
-	for _, name := range []string{"x; rm -rf /", "$(id)", "x\ny", "--kubeconfig=x", "`id`", "X"} {
-		for _, e := range []*registry.Entry{
-			{Name: name, Backend: &registry.Backend{Namespace: "x", Service: "y"}}, {Name: "v1.x", Backend: &registry.Backend{Namespace: name, Service: "y"}},
-			{Name: "v1.x", Backend: &registry.Backend{Namespace: "x", Service: name}},
-		} {
-			check.Same(t, "", command(e), "the command for %q", name)
-		}
-	}
-}
-
-func TestBrief(t *testing.T) {
-	for message, want := range map[string]string{
-		`failing or missing response from https://a:1/apis/x/v1: bad status from https://a:1/apis/x/v1: 403`:      `bad status from https://a:1/apis/x/v1: 403`,
-		`failing or missing response from https://a:1/apis/x/v1: Get "https://a:1/apis/x/v1": connection refused`: `connection refused`,
-		`1 of 2 endpoints are unhealthy and get no requests: failing or missing response from https://a: EOF`:     `1 of 2 endpoints are unhealthy and get no requests: EOF`,
-		`service "x" in "y" is not present`: `service "x" in "y" is not present`,
-	} {
-		check.Same(t, want, brief(message), "%s", message)
 	}
 }
 

@@ -1,11 +1,11 @@
 package pages
 
 import (
+	"fmt"
 	"math"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
@@ -62,43 +62,39 @@ func TestTraffic(t *testing.T) {
 	failed := func(e *registry.Entry) uint64 { return failures[e.Name] }
 	var tr traffic
 	both := []*registry.Entry{entry("busy"), entry("idle"), {Name: "local"}}
-	tr.look(both, latencies, failed)
-	if got := tr.of("busy"); got != nil {
+	look := func(name string) *answer.Traffic {
+		tr.look(both, latencies, failed)
+		return tr.of(name)
+	}
+	if got := look("busy"); got != nil {
 		t.Fatalf("%+v before the first request", got)
 	}
-	counts["busy"] = counted(3, 3, 3)
-	tr.look(both, latencies, failed)
-	counts["busy"] = counted(3, 3, 3, 100)
-	tr.look(both, latencies, failed)
-	tr.look(both, latencies, failed)
-	got := tr.of("busy")
-	if diff := cmp.Diff([]bool{true, true, false}, []bool{got.Points[0] > .002 && got.Points[0] < .005, got.Points[1] > .06 && got.Points[1] < .14, got.Points[2] > 0}); diff != "" || len(got.Points) != 3 {
-		t.Errorf("points %v", got.Points)
+	for _, ms := range [][]int{{3, 3, 3}, {3, 3, 3, 100}, {3, 3, 3, 100}} {
+		counts["busy"] = counted(ms...)
+		look("busy")
 	}
-	if got.Rate != round(4./30) || got.P50 > .005 || got.P99 < .06 || tr.of("idle") != nil || tr.of("local") != nil {
-		t.Errorf("%+v", got)
+	got := tr.of("busy")
+	check.Same(t, "0.133 0.00341 0.128 [0.00408 0.13 0]", fmt.Sprintf("%.3g %.3g %.3g %.3g", got.Rate, got.P50, got.P99, got.Points), "rate, quantiles and points")
+	if tr.of("idle") != nil || tr.of("local") != nil {
+		t.Error("there is traffic of a backend without requests")
 	}
 	counts["busy"] = counted(1)
-	tr.look(both, latencies, failed)
-	if got := tr.of("busy").Points[3]; got <= 0 || got > .0011 {
-		t.Errorf("%v for a replaced backend", got)
-	}
+	check.Same(t, .00102, look("busy").Points[3], "the point of a replaced backend")
 	for range 2 * points {
-		tr.look(both, latencies, failed)
+		got = look("busy")
 	}
-	if got := tr.of("busy"); len(got.Points) != points || got.Rate != 0 {
+	if len(got.Points) != points || got.Rate != 0 {
 		t.Errorf("%+v", got)
 	}
 	// A backend that only fails has traffic, too, and a replaced entry counts from zero.
 	failures["idle"] = 30
-	tr.look(both, latencies, failed)
+	look("idle")
 	failures["idle"] = 10
-	tr.look(both, latencies, failed)
-	if got := tr.of("idle"); got == nil || got.Errors != 2 || got.Rate != 0 {
+	if got := look("idle"); got == nil || got.Errors != 2 || got.Rate != 0 {
 		t.Errorf("%+v for a backend that only fails", got)
 	}
-	tr.look(both[1:], latencies, failed)
-	if got := tr.of("busy"); got != nil {
+	both = both[1:]
+	if got := look("busy"); got != nil {
 		t.Errorf("%+v for a removed APIService", got)
 	}
 }
