@@ -19,7 +19,14 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/manifests"
 )
+
+func lint(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	return run(t, stdin, append([]string{"lint"}, args...)...)
+}
 
 // served is an APIService, which is Available, its Service and, with addresses, its EndpointSlice.
 func served(name string, at net.Addr, spec corev1.ServiceSpec, endpoints ...discoveryv1.Endpoint) []apiserver.Object {
@@ -70,7 +77,7 @@ func TestLintCurrentCluster(t *testing.T) {
 		t.Errorf("a file alone must be checked without a cluster, found:\n%s", out)
 	}
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
-	found(t, "nothing to check", lint(t, ""), "exit 2: ")
+	check.Same(t, "exit 2: nothing to check: give files, --kubeconfig or certificates\n", lint(t, ""), "nothing to check")
 }
 
 // What cannot be read is reported at once, with the reason and what to do about that.
@@ -178,14 +185,14 @@ func TestLintDoubled(t *testing.T) {
 		service *apiregistrationv1.ServiceReference
 		want    string
 	}{
-		{"the same", &apiregistrationv1.ServiceReference{Namespace: "ns", Name: "widgets"}, ""},
-		{"another Service", &apiregistrationv1.ServiceReference{Namespace: "ns", Name: "other"}, "the cluster has ns/other:443 serve it, and ns/widgets:443 claims it"},
-		{"none", nil, "the local apiserver itself serves it, and ns/widgets:443 claims it"},
+		{"the same", &apiregistrationv1.ServiceReference{Namespace: "x", Name: "widgets-example-com"}, ""},
+		{"another Service", &apiregistrationv1.ServiceReference{Namespace: "x", Name: "other"}, "the cluster has x/other:443 serve it, and x/widgets-example-com:443 claims it"},
+		{"none", nil, "the local apiserver itself serves it, and x/widgets-example-com:443 claims it"},
 	} {
 		server.Put(&apiregistrationv1.APIService{
 			ObjectMeta: metav1.ObjectMeta{Name: "v1.widgets.example.com"}, Spec: apiregistrationv1.APIServiceSpec{Group: "widgets.example.com", Version: "v1", Service: tt.service},
 		})
-		out := lint(t, manifestOf(), "--kubeconfig="+file, "-")
+		out := lint(t, manifests.Remote("widgets.example.com", "192.0.2.1", ""), "--kubeconfig="+file, "-")
 		if tt.want == "" == strings.Contains(out, "claims it") || !strings.Contains(out, tt.want) {
 			t.Errorf("%s: want %q in:\n%s", tt.name, tt.want, out)
 		}
