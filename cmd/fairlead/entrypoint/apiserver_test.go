@@ -3,7 +3,6 @@ package entrypoint
 import (
 	"errors"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -36,10 +34,7 @@ type apiserver struct {
 	down, full, refuse atomic.Bool
 	conflict           atomic.Pointer[string] // the next call of this verb for a Lease fails
 	lastMoment         atomic.Bool            // the next Lease to be deleted is renewed before
-
-	mu      sync.Mutex // guards the fields below
-	version int
-	writes  []string // verb and resource, without Leases
+	version, writes    atomic.Int64           // writes without those of Leases
 }
 
 func newAPIServer(t *testing.T) *apiserver {
@@ -49,93 +44,73 @@ func newAPIServer(t *testing.T) *apiserver {
 		must.Do(t, add(scheme))
 	}
 	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())}
-	s.fake.AddReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		reads, resource := a.GetVerb() == "get" || a.GetVerb() == "list", a.GetResource()
-		switch c := s.conflict.Load(); {
-		case s.down.Load():
-			return true, nil, errors.New("no route to host")
-		case s.full.Load() && !reads:
-			return true, nil, errors.New("etcdserver: mvcc: database space exceeded")
-		case s.refuse.Load() && !reads && resource.Resource == "endpoints":
-			return true, nil, errors.New("no")
-		case c != nil && *c == a.GetVerb() && resource.Resource == "leases":
-			s.conflict.Store(new(""))
-			return true, nil, apierrors.NewConflict(resource.GroupResource(), "own", errors.New("changed meanwhile"))
-		}
-		return false, nil, nil
-	})
-	s.fake.AddReactor("*", "*", s.count)
-	s.fake.AddReactor("create", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		o := a.(clienttesting.CreateAction).GetObject().DeepCopyObject()
-		s.stamp(t, o)
-		return true, o, s.tracker.Create(a.GetResource(), o, a.GetNamespace())
-	})
-	s.fake.AddReactor("update", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		o := a.(clienttesting.UpdateAction).GetObject().DeepCopyObject()
-		return true, o, s.update(t, a, o)
-	})
-	s.fake.AddReactor("delete", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		d := a.(clienttesting.DeleteAction)
-		have, err := s.tracker.Get(a.GetResource(), a.GetNamespace(), d.GetName())
-		if err != nil {
-			return true, nil, err
-		}
-		if lease, ok := have.(*coordinationv1.Lease); ok && s.lastMoment.Swap(false) {
-			lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
-			must.Do(t, s.update(t, a, lease))
-			have = lease
-		}
-		if p := d.GetDeleteOptions().Preconditions; p != nil && p.ResourceVersion != nil && *p.ResourceVersion != version(t, have) {
-			return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), d.GetName(), errors.New("changed meanwhile"))
-		}
-		return true, nil, s.tracker.Delete(a.GetResource(), a.GetNamespace(), d.GetName())
-	})
-	s.fake.AddReactor("*", "*", clienttesting.ObjectReaction(s.tracker))
+	s.fake.AddReactor("*", "*", s.answer)
 	return s
 }
 
-func (s *apiserver) count(a clienttesting.Action) (bool, runtime.Object, error) {
-	if v := a.GetVerb(); v != "get" && v != "list" && a.GetResource().Resource != "leases" {
-		s.mu.Lock()
-		s.writes = append(s.writes, v+" "+a.GetResource().Resource)
-		s.mu.Unlock()
+func (s *apiserver) answer(a clienttesting.Action) (bool, runtime.Object, error) {
+	verb, resource := a.GetVerb(), a.GetResource()
+	reads, lease := verb == "get" || verb == "list", resource.Resource == "leases"
+	switch c := s.conflict.Load(); {
+	case s.down.Load():
+		return true, nil, errors.New("no route to host")
+	case s.full.Load() && !reads:
+		return true, nil, errors.New("etcdserver: mvcc: database space exceeded")
+	case s.refuse.Load() && !reads && resource.Resource == "endpoints":
+		return true, nil, errors.New("no")
+	case c != nil && *c == verb && lease:
+		s.conflict.Store(new(""))
+		return true, nil, changed(a)
+	case !reads && !lease:
+		s.writes.Add(1)
 	}
-	return false, nil, nil
+	switch a := a.(type) {
+	case clienttesting.CreateActionImpl:
+		o := s.stamp(a.Object)
+		return true, o, s.tracker.Create(resource, o, a.Namespace)
+	case clienttesting.UpdateActionImpl:
+		o, err := s.update(a, a.Object)
+		return true, o, err
+	case clienttesting.DeleteActionImpl:
+		have, err := s.tracker.Get(resource, a.Namespace, a.Name)
+		if err != nil {
+			return true, nil, err
+		}
+		if l, ok := have.(*coordinationv1.Lease); ok && s.lastMoment.Swap(false) {
+			l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+			if have, err = s.update(a, l); err != nil {
+				return true, nil, err
+			}
+		}
+		if p := a.DeleteOptions.Preconditions; p != nil && p.ResourceVersion != nil && *p.ResourceVersion != have.(metav1.Object).GetResourceVersion() {
+			return true, nil, changed(a)
+		}
+	}
+	return clienttesting.ObjectReaction(s.tracker)(a)
 }
 
-func (s *apiserver) written() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.writes)
+func changed(a clienttesting.Action) error {
+	return apierrors.NewConflict(a.GetResource().GroupResource(), "it", errors.New("changed meanwhile"))
 }
 
-func version(t *testing.T, o runtime.Object) string {
-	t.Helper()
-	m := must.Get(meta.Accessor(o))(t)
-	return m.GetResourceVersion()
+// stamp returns an object in a new version.
+func (s *apiserver) stamp(o runtime.Object) runtime.Object {
+	o = o.DeepCopyObject()
+	o.(metav1.Object).SetResourceVersion(strconv.FormatInt(s.version.Add(1), 10))
+	return o
 }
 
-func (s *apiserver) stamp(t *testing.T, o runtime.Object) {
-	t.Helper()
-	m := must.Get(meta.Accessor(o))(t)
-	s.mu.Lock()
-	s.version++
-	m.SetResourceVersion(strconv.Itoa(s.version))
-	s.mu.Unlock()
-}
-
-func (s *apiserver) update(t *testing.T, a clienttesting.Action, o runtime.Object) error {
-	t.Helper()
-	m := must.Get(meta.Accessor(o))(t)
+func (s *apiserver) update(a clienttesting.Action, o runtime.Object) (runtime.Object, error) {
+	m := o.(metav1.Object)
 	have, err := s.tracker.Get(a.GetResource(), a.GetNamespace(), m.GetName())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if version(t, have) != m.GetResourceVersion() {
-		return apierrors.NewConflict(a.GetResource().GroupResource(), m.GetName(), errors.New("changed meanwhile"))
+	if have.(metav1.Object).GetResourceVersion() != m.GetResourceVersion() {
+		return nil, changed(a)
 	}
-	s.stamp(t, o)
-	return s.tracker.Update(a.GetResource(), o, a.GetNamespace())
+	o = s.stamp(o)
+	return o, s.tracker.Update(a.GetResource(), o, a.GetNamespace())
 }
 
 func (s *apiserver) config() Config {

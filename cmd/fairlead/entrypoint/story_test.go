@@ -37,7 +37,7 @@ type stage struct {
 	*apiserver
 	replicas map[string]*replica
 	others   map[string]*coordinationv1.Lease
-	counted  int // writes
+	counted  int64 // writes
 }
 
 func (s *stage) start(name, address string, unready bool) {
@@ -113,9 +113,9 @@ func (s *stage) do(at string, words ...string) {
 			s.publishes(at, words[2:])
 		}
 	case "writes": // [number]: since the last such step
-		n := s.written()
+		n := s.writes.Load()
 		if len(words) > 1 {
-			check.Same(s.T, number(), n-s.counted, "%s: writes", at)
+			check.Same(s.T, int64(number()), n-s.counted, "%s: writes", at)
 		}
 		s.counted = n
 	case "down", "full", "up":
@@ -132,7 +132,7 @@ func (s *stage) do(at string, words ...string) {
 	case "overwrite": // [address [unannotated]]
 		s.overwrite(s.T, append(words, "")[1], len(words) < 3)
 	case "fight": // duration address attempts: another writer overwrites whatever differs from its own
-		before, tries := s.written(), 0
+		before, tries := s.writes.Load(), int64(0)
 		for end := time.Now().Add(duration(1)); time.Now().Before(end); {
 			time.Sleep(10 * time.Second)
 			if synctest.Wait(); s.published(s.T) != "https "+words[2]+" 6443" {
@@ -140,8 +140,8 @@ func (s *stage) do(at string, words ...string) {
 				tries++
 			}
 		}
-		if n := number(); tries > n || (s.written()-before)/4 > n {
-			s.Errorf("%s: %d attempts, %d writes", at, tries, s.written()-before)
+		if n := int64(number()); tries > n || (s.writes.Load()-before)/4 > n {
+			s.Errorf("%s: %d attempts, %d writes", at, tries, s.writes.Load()-before)
 		}
 	case "lease": // name address age
 		s.renew(words[1], words[2], time.Now().Add(-duration(3)))
