@@ -129,7 +129,10 @@ func TestCredentialOfPlugin(t *testing.T) {
 		k.renew()
 		want(time.Minute, "", 5)
 		check.Same(t, string(pair.CertPEM()), k.showsTo(t), "certificate")
-		<-changed // it is announced
+		<-changed // it is announced, once
+		changed = k.Changed()
+		want(time.Minute, "", 5)
+		check.Same(t, true, changed == k.Changed(), "an unchanged certificate is not announced")
 	})
 }
 

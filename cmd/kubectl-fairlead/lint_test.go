@@ -2,8 +2,11 @@ package main
 
 import (
 	"bytes"
+	"encoding/base64"
 	"os"
+	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -43,4 +47,30 @@ func TestLintFlags(t *testing.T) {
 	for self, want := range map[string]string{"/usr/bin/kubectl-fairlead": "kubectl fairlead", "/usr/bin/fairlead": "fairlead"} {
 		check.Same(t, want, called(self), "called as %s", self)
 	}
+}
+
+// files writes a folder for lint: extension-ca signs BUNDLE and PEM of the manifests.
+func files(t *testing.T) (dir string, fill *strings.Replacer) {
+	t.Helper()
+	dir = t.TempDir()
+	clients, proxies, extension := pki.NewCA("client-ca"), pki.NewCA("front-proxy-ca"), pki.NewCA("extension-ca")
+	past := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	for name, leaf := range map[string]pki.Leaf{"good": {Names: []string{"api.example.com"}}, "bare": {}, "old": {Names: []string{"api.example.com"}, NotBefore: past, NotAfter: past.Add(time.Hour)}} {
+		leaf.CommonName = "fairlead"
+		must.Get2(clients.Issue(leaf).WriteFiles(dir, name))(t)
+	}
+	for _, name := range []string{"one", "two", "three"} {
+		must.Do(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+	}
+	for name, to := range map[string]string{"link": "one", "one/more": "../two", "two/loop": "../two"} {
+		must.Do(t, os.Symlink(to, filepath.Join(dir, name)))
+	}
+	for name, text := range map[string]string{
+		"client-ca.crt": string(clients.PEM()), "front-proxy-ca.crt": string(proxies.PEM()), "cut.crt": string(proxies.PEM()[:200]),
+		"two/a.yaml": strings.Replace(manifests.Remote("widgets.example.com", "192.0.2.1", `fairlead.dev/request-timeout: "\e[2J"`), "insecureSkipTLSVerify: true, ", "", 1),
+	} {
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	encode := base64.StdEncoding.EncodeToString
+	return dir, strings.NewReplacer("BUNDLES", encode(pki.Bundle(clients, extension)), "BUNDLE", encode(extension.PEM()), "PEM", strconv.Quote(string(extension.PEM())), "DIR", dir)
 }

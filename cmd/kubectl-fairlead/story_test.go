@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"flag"
@@ -10,22 +9,18 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
@@ -100,33 +95,8 @@ func run(t *testing.T, stdin string, args ...string) string {
 	return out.String()
 }
 
-// files writes a folder for lint: extension-ca signs BUNDLE and PEM of the manifests.
-func files(t *testing.T) (dir string, fill *strings.Replacer) {
-	t.Helper()
-	dir = t.TempDir()
-	clients, proxies, extension := pki.NewCA("client-ca"), pki.NewCA("front-proxy-ca"), pki.NewCA("extension-ca")
-	past := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
-	for name, leaf := range map[string]pki.Leaf{"good": {Names: []string{"api.example.com"}}, "bare": {}, "old": {Names: []string{"api.example.com"}, NotBefore: past, NotAfter: past.Add(time.Hour)}} {
-		leaf.CommonName = "fairlead"
-		must.Get2(clients.Issue(leaf).WriteFiles(dir, name))(t)
-	}
-	for _, name := range []string{"one", "two", "three"} {
-		must.Do(t, os.Mkdir(filepath.Join(dir, name), 0o700))
-	}
-	for name, to := range map[string]string{"link": "one", "one/more": "../two", "two/loop": "../two"} {
-		must.Do(t, os.Symlink(to, filepath.Join(dir, name)))
-	}
-	for name, text := range map[string]string{
-		"client-ca.crt": string(clients.PEM()), "front-proxy-ca.crt": string(proxies.PEM()), "cut.crt": string(proxies.PEM()[:200]),
-		"two/a.yaml": strings.Replace(manifests.Remote("widgets.example.com", "192.0.2.1", `fairlead.dev/request-timeout: "\e[2J"`), "insecureSkipTLSVerify: true, ", "", 1),
-	} {
-		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
-	}
-	encode := base64.StdEncoding.EncodeToString
-	return dir, strings.NewReplacer("BUNDLES", encode(pki.Bundle(clients, extension)), "BUNDLE", encode(extension.PEM()), "PEM", strconv.Quote(string(extension.PEM())), "DIR", dir)
-}
-
-// Each story lists what a Fairlead answers or what manifests say, the commands, and what they print.
+// Each story lists what a Fairlead answers or what manifests say, the commands, and what they
+// print.
 func TestStories(t *testing.T) {
 	story.Tell(t, *update, func(t *testing.T, s *story.Story) {
 		f := newFront(t)

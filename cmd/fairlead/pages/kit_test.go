@@ -1,29 +1,26 @@
 package pages
 
 import (
-	"context"
-	"crypto/tls"
-	"errors"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/proxy"
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -38,27 +35,8 @@ type stand struct {
 	draining atomic.Bool
 }
 
-// newDoor makes a proxy over a table. alice may do everything, bob may see widgets and pages, and
-// nobody else anything.
-func newDoor(t *testing.T, table func() *registry.Table) (*proxy.Proxy, *backend.Pools) {
-	t.Helper()
-	pools := must.Get(backend.New(backend.Config{
-		Table: table, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
-	}))(t)
-	who := must.Get(authn.New(authn.Config{}))(t)
-	may := must.Get(authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-		u := a.GetUser()
-		sees := u.GetName() == "bob" && (a.GetResource() == "widgets" || !a.IsResourceRequest())
-		if u.GetName() == "alice" || sees || slices.Contains(u.GetGroups(), "system:serviceaccounts:good") {
-			return authorizer.DecisionAllow, "", nil
-		}
-		return authorizer.DecisionNoOpinion, "no rule allows it", nil
-	}}))(t)
-	return must.Get(proxy.New(proxy.Config{Table: table, Authn: who, Authz: may, Backends: pools}))(t), pools
-}
-
-// newStand has an APIService that is good, one whose endpoint is bad, one whose Service is lost, and
-// one that is closed for maintenance.
+// newStand has an APIService that is good, one whose endpoint is bad, one whose Service is lost,
+// and one that is closed for maintenance.
 func newStand(t *testing.T) *stand {
 	t.Helper()
 	s := &stand{dir: t.TempDir()}
@@ -84,6 +62,35 @@ func newStand(t *testing.T) *stand {
 	}
 	s.await(t, 4, false)
 	return s
+}
+
+// sources are what the pages of a stand show.
+func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
+	good := documents.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
+	return Config{
+		Table: s.registry.Table, Explain: door.Explain, Draining: s.draining.Load, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
+		Load:      func(e *registry.Entry) (int64, int64, map[string]int64) { return pools.Upstream(e).Load() },
+		Latencies: func(*registry.Entry) []uint64 { return counted() },
+		Failed:    func(*registry.Entry) uint64 { return 0 },
+		Probed: func(name, _ string) (time.Time, time.Duration, string) {
+			if name == "v1.bad.example.com" {
+				return time.Now().Add(-3 * time.Second), 12 * time.Millisecond, "failing or missing response from https://a: bad status: 403"
+			}
+			return time.Now().Add(-90 * time.Second), 2 * time.Millisecond, ""
+		},
+		LocalServers: func() []registry.Endpoint {
+			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}
+		},
+		Certificates: func() []certs.Status { return []certs.Status{{Use: "serving", Source: "tls.crt"}} },
+		Trust:        func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
+		Ready:        func() error { return nil },
+		Discovery: func() []discovery.Status {
+			return []discovery.Status{{Freshness: good, Resources: 3}, {Freshness: documents.Freshness{Name: "v1.gone.example.com"}}}
+		},
+		OpenAPI: func() []openapi.Status {
+			return []openapi.Status{{Freshness: documents.Freshness{Name: "v1.good.example.com", Confirmed: time.Now()}, V3: true}}
+		},
+	}
 }
 
 // write writes the manifests of an APIService with one endpoint, at once.

@@ -13,46 +13,11 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs"
-	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
-	"github.com/fairlead-proxy/fairlead/proxy"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/documents"
-	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
-	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
-
-// sources are what the pages of a stand show.
-func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
-	good := documents.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
-	return Config{
-		Table: s.registry.Table, Explain: door.Explain, Draining: s.draining.Load, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
-		Load:      func(e *registry.Entry) (int64, int64, map[string]int64) { return pools.Upstream(e).Load() },
-		Latencies: func(*registry.Entry) []uint64 { return counted() },
-		Failed:    func(*registry.Entry) uint64 { return 0 },
-		Probed: func(name, _ string) (time.Time, time.Duration, string) {
-			if name == "v1.bad.example.com" {
-				return time.Now().Add(-3 * time.Second), 12 * time.Millisecond, "failing or missing response from https://a: bad status: 403"
-			}
-			return time.Now().Add(-90 * time.Second), 2 * time.Millisecond, ""
-		},
-		LocalServers: func() []registry.Endpoint {
-			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}
-		},
-		Certificates: func() []certs.Status { return []certs.Status{{Use: "serving", Source: "tls.crt"}} },
-		Trust:        func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
-		Ready:        func() error { return nil },
-		Discovery: func() []discovery.Status {
-			return []discovery.Status{{Freshness: good, Resources: 3}, {Freshness: documents.Freshness{Name: "v1.gone.example.com"}}}
-		},
-		OpenAPI: func() []openapi.Status {
-			return []openapi.Status{{Freshness: documents.Freshness{Name: "v1.good.example.com", Confirmed: time.Now()}, V3: true}}
-		},
-	}
-}
 
 // The status has what an operator needs about each APIService: verdict, cause, command and runbook.
 func TestStatus(t *testing.T) {
@@ -96,8 +61,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// Values that others wrote stay text in the pages, which show the operator the cause, the command to
-// run and the runbook of an unhealthy APIService.
+// Values that others wrote stay text in the pages, which show the operator the cause, the command
+// to run and the runbook of an unhealthy APIService.
 func TestPage(t *testing.T) {
 	s := newStand(t)
 	resp, body := s.get(t, "/fairlead/?explain=%2Fapis%2Fclosed.example.com%2Fv1%2Fx%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E")
