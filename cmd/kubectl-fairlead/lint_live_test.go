@@ -28,8 +28,8 @@ func lint(t *testing.T, stdin string, args ...string) string {
 	return run(t, stdin, append([]string{"lint"}, args...)...)
 }
 
-// served is an APIService, which is Available, its Service and, with addresses, its EndpointSlice.
-func served(name string, at net.Addr, spec corev1.ServiceSpec, endpoints ...discoveryv1.Endpoint) []apiserver.Object {
+// served is an APIService, which may be Available, its Service and, with addresses, its EndpointSlice.
+func served(name string, at net.Addr, status apiregistrationv1.ConditionStatus, spec corev1.ServiceSpec, endpoints ...discoveryv1.Endpoint) []apiserver.Object {
 	port := int32(at.(*net.TCPAddr).Port)
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}
 	spec.Ports = []corev1.ServicePort{{Port: port}}
@@ -40,7 +40,7 @@ func served(name string, at net.Addr, spec corev1.ServiceSpec, endpoints ...disc
 				Group: name + ".example.com", Version: "v1", GroupPriorityMinimum: 100, VersionPriority: 1, InsecureSkipTLSVerify: true,
 				Service: &apiregistrationv1.ServiceReference{Namespace: "ns", Name: name, Port: &port},
 			},
-			Status: apiregistrationv1.APIServiceStatus{Conditions: []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionTrue}}},
+			Status: apiregistrationv1.APIServiceStatus{Conditions: []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: status}}},
 		},
 		&corev1.Service{ObjectMeta: meta, Spec: spec},
 	}
@@ -65,9 +65,7 @@ func onLoopback() discoveryv1.Endpoint { return discoveryv1.Endpoint{Addresses: 
 func TestLintCurrentCluster(t *testing.T) {
 	server, closed := apiserver.New(), httptest.NewServer(nil)
 	closed.Close()
-	dead := served("widgets", closed.Listener.Addr(), corev1.ServiceSpec{ClusterIP: "10.96.0.9"}, onLoopback())
-	dead[0].(*apiregistrationv1.APIService).Status.Conditions[0].Status = apiregistrationv1.ConditionFalse
-	server.Put(dead...)
+	server.Put(served("widgets", closed.Listener.Addr(), apiregistrationv1.ConditionFalse, corev1.ServiceSpec{ClusterIP: "10.96.0.9"}, onLoopback())...)
 	t.Setenv("KUBECONFIG", clusterOf(t, server))
 	want := "connection refused; run lint where Fairlead runs; there, " + advice.For("connection refused")
 	if out := lint(t, "", "--allow-loopback-backends"); !strings.Contains(out, want) {
@@ -124,7 +122,7 @@ func TestLintAsksAtOnce(t *testing.T) {
 		}}
 		backend.StartTLS()
 		t.Cleanup(backend.Close)
-		server.Put(served(name, backend.Listener.Addr(), corev1.ServiceSpec{ClusterIP: "10.96.0.9"}, onLoopback())...)
+		server.Put(served(name, backend.Listener.Addr(), apiregistrationv1.ConditionTrue, corev1.ServiceSpec{ClusterIP: "10.96.0.9"}, onLoopback())...)
 	}
 	if out := lint(t, "", "--allow-loopback-backends", "--kubeconfig="+clusterOf(t, server)); strings.Contains(out, "asking for its certificate") {
 		t.Errorf("one that hangs delayed the others:\n%s", out)
@@ -145,32 +143,27 @@ func TestLintSparesWhatIsUsed(t *testing.T) {
 		name      string
 		spec      corev1.ServiceSpec
 		endpoints []discoveryv1.Endpoint
-		args      []string
+		flags     string
 		want      string // the error, if kube-apiserver cannot use it. Empty: none
 	}{
-		{"a name of loopback", named("localhost"), nil, nil, "localhost is a loopback name; "},
-		{"the same, with the flag of serve", named("localhost"), nil, []string{"--allow-loopback-backends"}, ""},
-		{"a name that is not known here", named("api.invalid"), nil, nil, ""},
-		{"headless, by its address", corev1.ServiceSpec{ClusterIP: "None"}, nil, []string{"--enable-aggregator-routing=false"}, "; "},
-		{"no slice yet", ip, nil, nil, "; "},
-		{"endpoints out of reach", ip, []discoveryv1.Endpoint{{Addresses: []string{"169.254.1.1"}}}, nil, "; "},
-		{"endpoints that are not ready", ip, []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}}}, nil, "; "},
+		{"a name of loopback", named("localhost"), nil, "", "localhost is a loopback name; "},
+		{"the same, with the flag of serve", named("localhost"), nil, "--allow-loopback-backends", ""},
+		{"a name that is not known here", named("api.invalid"), nil, "", ""},
+		{"headless, by its address", corev1.ServiceSpec{ClusterIP: "None"}, nil, "--enable-aggregator-routing=false", "; "},
+		{"no slice yet", ip, nil, "", "; "},
+		{"endpoints out of reach", ip, []discoveryv1.Endpoint{{Addresses: []string{"169.254.1.1"}}}, "", "; "},
+		{"endpoints that are not ready", ip, []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}}}, "", "; "},
 	} {
 		server := apiserver.New()
-		objects := served("widgets", backend.Listener.Addr(), tt.spec, tt.endpoints...)
-		server.Put(objects...)
-		args := append([]string{"--kubeconfig=" + clusterOf(t, server)}, tt.args...)
-		out := lint(t, "", args...)
-		advice := strings.ReplaceAll(out, "remove insecureSkipTLSVerify", "") // a field's name
-		if takeAway.MatchString(advice) || strings.Contains(out, "error: ") || !strings.Contains(out, "its backend is not verified") {
-			t.Errorf("%s: found:\n%s", tt.name, out)
-		}
-		unused := objects[0].(*apiregistrationv1.APIService).DeepCopy()
-		unused.Status.Conditions[0].Status = apiregistrationv1.ConditionFalse
-		server.Put(unused)
-		out = lint(t, "", args...)
-		if (tt.want == "") == strings.Contains(out, "error: APIService") || !strings.Contains(out, tt.want) {
-			t.Errorf("%s, which kube-apiserver cannot use: found:\n%s", tt.name, out)
+		kubeconfig := clusterOf(t, server)
+		for usable, status := range map[bool]apiregistrationv1.ConditionStatus{true: apiregistrationv1.ConditionTrue, false: apiregistrationv1.ConditionFalse} {
+			server.Put(served("widgets", backend.Listener.Addr(), status, tt.spec, tt.endpoints...)...)
+			out := lint(t, "", strings.Fields("--kubeconfig="+kubeconfig+" "+tt.flags)...)
+			advice := strings.ReplaceAll(out, "remove insecureSkipTLSVerify", "") // a field's name
+			if usable && (takeAway.MatchString(advice) || strings.Contains(out, "error: ") || !strings.Contains(out, "its backend is not verified")) ||
+				!usable && ((tt.want == "") == strings.Contains(out, "error: APIService") || !strings.Contains(out, tt.want)) {
+				t.Errorf("%s, which kube-apiserver can use %v: found:\n%s", tt.name, usable, out)
+			}
 		}
 	}
 }
