@@ -63,22 +63,18 @@ func TestCredential(t *testing.T) {
 		{"a group", `"token":"t1","as":"root","as-groups":["g"]`, "", "it already impersonates a user"},
 		{"no plugin", `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"/nowhere/plugin","interactiveMode":"Never"}`, "", "getting our own credential"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			k, err := credentialOf(t, dir, tc.user)
-			if (err == nil) != (tc.wrong == "") || err != nil && !strings.Contains(err.Error(), tc.wrong) {
-				t.Fatalf("%v, want %q", err, tc.wrong)
+		k, err := credentialOf(t, dir, tc.user)
+		if err != nil || tc.wrong != "" {
+			if err == nil || tc.wrong == "" || !strings.Contains(err.Error(), tc.wrong) {
+				t.Errorf("%s: %v, want %q", tc.name, err, tc.wrong)
 			}
-			if err != nil {
-				return
-			}
-			certificate := ""
-			if tc.want == "" {
-				certificate = string(pair.CertPEM())
-			}
-			if got := k.Authorization(); got != tc.want || k.showsTo(t) != certificate {
-				t.Errorf("credential %q, certificate %q", got, k.showsTo(t))
-			}
-		})
+			continue
+		}
+		certificate := ""
+		if tc.want == "" {
+			certificate = string(pair.CertPEM())
+		}
+		check.Same(t, []string{tc.want, certificate}, []string{k.Authorization(), k.showsTo(t)}, "%s: credential and certificate", tc.name)
 	}
 }
 

@@ -1,15 +1,21 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -93,13 +99,48 @@ func TestDrainRejectsNew(t *testing.T) {
 	check.Same(t, "429 1", get(http.MethodGet, url+"a"), "a read more than the limit")
 	check.Same(t, "200", get(http.MethodPost, url+"a"), "a second write")
 	watch := must.Get(ask.Open(t.Context(), c, urlOf(d.frontListener)+"/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil))(t)
-	defer watch.Body.Close()
+	ended := make(chan error, 1)
+	go func() { _, err := io.Copy(io.Discard, watch.Body); ended <- err }()
 	go stop()
 	must.Soon(t, 20*time.Second, "new requests are rejected", func() bool { return get(http.MethodPost, url+"a") == "429 5" && !ready() })
 	release()
 	for range 2 {
 		check.Same(t, "200", <-slow, "a request under way")
 	}
+	check.Same(t, 0, len(ended), "watches that have ended")
 	must.Do(t, watch.Body.Close())
+	<-ended
 	stop()
+}
+
+// If one port cannot be opened, the start fails and closes the other.
+func TestFailedStartClosesItsPort(t *testing.T) {
+	there := aloneDoor(t)
+	o := *there.o
+	o.adminPort = there.adminListener.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it listens on TCP
+	d := &door{o: &o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
+	if err := d.build(t.Context()); err == nil {
+		t.Fatal("two doors listen on one port")
+	}
+	if conn, err := net.Dial("tcp", d.frontListener.Addr().String()); err == nil {
+		_ = conn.Close()
+		t.Error("the front port is still open")
+	}
+}
+
+// A loop that does not end, because a plugin hangs, delays the end of this process by a bound.
+func TestLoopThatDoesNotEnd(t *testing.T) {
+	d := &door{log: slog.New(slog.DiscardHandler)}
+	fault, stopped := errors.New("listening"), make(chan struct{})
+	close(stopped)
+	for loops, want := range map[time.Duration]error{0: fault, lastWait - time.Second: fault, time.Hour: nil} {
+		synctest.Test(t, func(t *testing.T) {
+			begun := time.Now()
+			if err := d.ended(func() error { <-time.After(loops); return fault }, stopped); !errors.Is(err, want) {
+				t.Errorf("loops that end after %v: %v, want %v", loops, err, want)
+			}
+			check.Same(t, min(loops, lastWait), time.Since(begun), "the delay")
+			<-time.After(loops) // a bubble waits for its goroutines
+		})
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -24,9 +24,7 @@ func TestEtcdConfig(t *testing.T) {
 	o := &options{registry: "etcd:https://a:2379,https://b:2379"}
 	o.etcd.ca, o.etcd.cert, o.etcd.key, o.etcd.prefix = "ca", "cert", "key", "/p"
 	want := &etcd.Config{Endpoints: []string{"https://a:2379", "https://b:2379"}, CAFile: "ca", CertFile: "cert", KeyFile: "key", Prefix: "/p"}
-	if d := cmp.Diff(want, o.etcdConfig()); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
-	}
+	check.Same(t, want, o.etcdConfig(), "configuration")
 }
 
 // This process can watch its own table even when other users hold all places for watches. The head

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,20 +39,27 @@ func TestBecomesPlugin(t *testing.T) {
 	for _, tt := range []struct {
 		args, path string
 		code       int
-		want       string // in the output
+		out, errs  string // errs: its beginning
 	}{
-		{"status -o wide --no-such-flag", beside, 3, "arguments: status -o wide --no-such-flag\n"},
-		{"lint --help", beside, 3, "arguments: lint --help\n"},
-		{"__complete explain --as bob v1", beside, 3, "arguments: __complete explain --as bob v1\n"},
-		{"--help", beside, 0, "Show the APIServices in order"},
-		{"status", t.TempDir(), 1, plugin + ", which has this subcommand, is neither next to "},
+		{"status -o wide --no-such-flag", beside, 3, "arguments: status -o wide --no-such-flag\n", ""},
+		{"lint --help", beside, 3, "arguments: lint --help\n", ""},
+		{"__complete explain --as bob v1", beside, 3, "arguments: __complete explain --as bob v1\n", ""},
+		{"status", t.TempDir(), 1, "", plugin + ", which has this subcommand, is neither next to "},
 	} {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], strings.Fields(tt.args)...)
 		cmd.Env = append(os.Environ(), asFairlead+"=1", "PATH="+tt.path)
-		out, err := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != tt.code || !strings.Contains(string(out), tt.want) || tt.code != 0 && (!strings.HasPrefix(string(out), tt.want) || bytes.Count(out, []byte("\n")) != 1) {
-			t.Errorf("%s: %v, printed %q, want exit code %d and %q", tt.args, err, out, tt.code, tt.want)
+		out, err := cmd.Output()
+		exit, ok := errors.AsType[*exec.ExitError](err)
+		if !ok || exit.ExitCode() != tt.code || string(out) != tt.out || !strings.HasPrefix(string(exit.Stderr), tt.errs) || bytes.Count(append(out, exit.Stderr...), []byte("\n")) != 1 {
+			t.Errorf("%s: %v, printed %q, want exit code %d, %q and %q", tt.args, err, out, tt.code, tt.out, tt.errs)
 		}
+	}
+	var help bytes.Buffer
+	cmd := root()
+	cmd.SetOut(&help)
+	cmd.SetArgs([]string{"--help"})
+	if err := cmd.ExecuteContext(t.Context()); err != nil || !strings.Contains(help.String(), "Show the APIServices in order") {
+		t.Errorf("%v: help does not say what status does: %s", err, help.String())
 	}
 }
 
