@@ -68,7 +68,7 @@ func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		kind = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 	}
 	text := map[string]string{
-		"/api": `{"kind":"APIVersions","versions":["v1"]}`, "/apis": `{"kind":"APIVersions","versions":["v1"]}`, "/openapi/v3": `{"paths":{}}`,
+		"/api": `{"kind":"APIVersions","versions":["v1"]}`, "/apis": `{"kind":"APIVersions","versions":["v1"]}`, "/openapi/v3": `{"paths":{}}`, "/readyz": "ok",
 		"/openapi/v2": `{"swagger":"2.0","info":{"title":"Kubernetes"},"paths":{}}`,
 	}[r.URL.Path]
 	switch {
