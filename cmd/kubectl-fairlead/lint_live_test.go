@@ -28,7 +28,8 @@ func lint(t *testing.T, stdin string, args ...string) string {
 	return run(t, stdin, append([]string{"lint"}, args...)...)
 }
 
-// served is an APIService, which may be Available, its Service and, with addresses, its EndpointSlice.
+// served is an APIService, which may be Available, its Service and, with addresses, its
+// EndpointSlice.
 func served(name string, at net.Addr, status apiregistrationv1.ConditionStatus, spec corev1.ServiceSpec, endpoints ...discoveryv1.Endpoint) []apiserver.Object {
 	port := int32(at.(*net.TCPAddr).Port)
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}
