@@ -2,14 +2,14 @@ package backend
 
 import (
 	"errors"
-	"math"
 	"net/http"
-	"net/http/httptrace"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // drained withdraws retries until the budget refuses, and counts them.
@@ -81,40 +81,31 @@ func TestBudgetAtOnce(t *testing.T) {
 // Retries are limited to a share of requests: a backend that fails every request must not get three
 // times the load.
 func TestRetryBudget(t *testing.T) {
-	bad, worse := newServer(t, protoH1, closes), newServer(t, protoH1, closes)
-	f := newFixture(t, nil)
-	e := f.set(healthy(bad.address), healthy(worse.address))
-	const stock, requests = 20, 200
-	f.Upstream(e).budget.filled.Store(math.MaxInt64) // no retries are earned by time: TestBudget
-	for range retryBurst - stock {
-		if !f.Upstream(e).budget.allow() {
-			t.Fatal("the budget is smaller than retryBurst")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		bad, worse := f.serve(place1, protoH1, closes), f.serve(place2, protoH1, closes)
+		e := f.set(healthy(place1), healthy(place2))
+		u := f.Upstream(e)
+		const stock, requests = 20, 200
+		for range retryBurst - stock {
+			if !u.budget.allow() {
+				t.Fatal("the budget is smaller than retryBurst")
+			}
 		}
-	}
-	// A dial that took too long for its request is finished for another one. If such a connection
-	// is lost, net/http itself sends a GET again, once: http.Request.isReplayable.
-	reused := int64(0)
-	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
-		if i.Reused {
-			reused++
+		for range requests { // in no time, so that none are earned by it: TestBudget
+			if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnanswered) {
+				t.Fatalf("got %v, want ErrUnanswered", err)
+			}
 		}
-	}})
-	for range requests {
-		if _, err := f.RoundTrip(e, newRequest(t, http.MethodGet, "").WithContext(ctx), false); !errors.Is(err, ErrUnanswered) {
-			t.Fatalf("got %v, want ErrUnanswered", err)
+		check.Same(t, int64(stock+requests*retryShare), bad.hits.Load()+worse.hits.Load()-requests, "retries of %d requests", requests)
+		before := u.meter.exhausted.Load()
+		for u.budget.allow() {
 		}
-	}
-	extra := bad.hits.Load() + worse.hits.Load() - requests
-	if want := int64(stock + requests*retryShare); extra < want || extra > want+reused {
-		t.Errorf("%d requests made %d retries, %d of them at most net/http's own, want %d", requests, extra, reused, want)
-	}
-	before := f.Upstream(e).meter.exhausted.Load()
-	for f.Upstream(e).budget.allow() {
-	}
-	if n := f.Upstream(e).meter.exhausted.Load() - before; before == 0 || n != 1 {
-		t.Errorf("the exhausted budget was counted %d times, and then %d times for one retry", before, n)
-	}
-	if f.Upstream(e).Plan(false).Budget() || !f.Upstream(e).Plan(true).Budget() {
-		t.Error("requests that are sent apart have no budget of their own")
-	}
+		if n := u.meter.exhausted.Load() - before; before == 0 || n != 1 {
+			t.Errorf("the exhausted budget was counted %d times, and then %d times for one retry", before, n)
+		}
+		if u.Plan(false).Budget() || !u.Plan(true).Budget() {
+			t.Error("requests that are sent apart have no budget of their own")
+		}
+	})
 }

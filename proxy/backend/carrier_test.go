@@ -147,9 +147,9 @@ func TestHeldConnections(t *testing.T) {
 		close(ends.closed)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		s.mu.Lock()
+		s.Pools.mu.Lock()
 		guards := len(s.guarded)
-		s.mu.Unlock()
+		s.Pools.mu.Unlock()
 		if n := guards; n != 1 || len(ended) != 0 {
 			t.Errorf("%d guards, %d ended, while everything is trusted", n, len(ended))
 		}
@@ -159,8 +159,8 @@ func TestHeldConnections(t *testing.T) {
 		check.Same(t, 0, len(ended), "connections that ended before their grace")
 		time.Sleep(2 * time.Millisecond)
 		synctest.Wait()
-		s.mu.Lock()
-		defer s.mu.Unlock()
+		s.Pools.mu.Lock()
+		defer s.Pools.mu.Unlock()
 		if len(ended) != 1 || <-ended != stays || len(s.guarded) != 0 {
 			t.Errorf("%d ended, %d guards", len(ended), len(s.guarded))
 		}
@@ -172,7 +172,6 @@ func TestHeldConnections(t *testing.T) {
 // changes, only its own connections do.
 func TestSharedConnections(t *testing.T) {
 	changed := make(chan struct{})
-	well, old := newServer(t, protoH2, nil), newServer(t, protoH1, nil)
 	s := newStreet(t, func(cfg *Config) {
 		var once sync.Once
 		cfg.IdentityChanged = func() <-chan struct{} {
@@ -181,6 +180,8 @@ func TestSharedConnections(t *testing.T) {
 			return next
 		}
 	})
+	s.serve(place1, protoH2, nil)
+	s.serve(place2, protoH1, nil)
 	both := func(address string) {
 		for _, name := range []string{"a", "b"} {
 			s.house(name, func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = 0 }, healthy(address))
@@ -189,7 +190,7 @@ func TestSharedConnections(t *testing.T) {
 	}
 	dial := func(u *Upstream) *Conn {
 		t.Helper()
-		c := must.Get(u.dialH2(t.Context(), well.address, nil))(t)
+		c := must.Get(u.dialH2(t.Context(), place1, nil))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
@@ -208,7 +209,7 @@ func TestSharedConnections(t *testing.T) {
 		t.Helper()
 		check.Same(t, [2]bool{http2, http2}, [2]bool{s.up("a").HTTP2(), s.up("b").HTTP2()}, "%s, a and b speak HTTP/2", when)
 	}
-	both(well.address)
+	both(place1)
 	speak("at first", false)
 	first := dial(s.via("a"))
 	speak("after a dial", true)
@@ -232,12 +233,12 @@ func TestSharedConnections(t *testing.T) {
 	delete(s.entries, "a")
 	s.table()
 	want("a has left", true, shared)
-	if _, err := carrier.dialH2(t.Context(), well.address, nil); err == nil || len(s.carriers) != 1 {
+	if _, err := carrier.dialH2(t.Context(), place1, nil); err == nil || len(s.carriers) != 1 {
 		t.Errorf("dialled after the last one left: %v, %d carriers", err, len(s.carriers))
 	}
 
-	both(old.address)
-	if _, err := s.via("a").dialH2(t.Context(), old.address, nil); err == nil {
+	both(place2)
+	if _, err := s.via("a").dialH2(t.Context(), place2, nil); err == nil {
 		t.Fatal("spoke HTTP/2 with a server that does not")
 	}
 	speak("of a server without it", false)

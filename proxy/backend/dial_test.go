@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -23,11 +24,11 @@ import (
 // DialUpgrade uses HTTP/1.1 even if the server prefers HTTP/2, skips unreachable endpoints, and
 // holds a lease until the connection is closed.
 func TestDialUpgrade(t *testing.T) {
-	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, nil)
-	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
+	f.serve(place2, protoH2, nil)
+	e := f.set(healthy(place1), registry.Endpoint{Address: place2})
 	c := must.Get(f.Upstream(e).DialUpgrade(t.Context()))(t)
-	if p := c.ConnectionState().NegotiatedProtocol; p == protoH2 || c.Address() != s.address {
+	if p := c.ConnectionState().NegotiatedProtocol; p == protoH2 || c.Address() != place2 {
 		t.Errorf("got %q with %s", p, c.Address())
 	}
 	inFlight := func() (n int64) {
@@ -54,33 +55,35 @@ func TestDialUpgrade(t *testing.T) {
 // or ping timeout drains it: older connections finish their requests. An annotation turns HTTP/2
 // off, also for existing connections.
 func TestChangesOfABackend(t *testing.T) {
-	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
-	f := newFixture(t, func(cfg *Config) {
-		cfg.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, func(cfg *Config) {
+			cfg.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
+		})
+		s := f.serve(place1, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
+		for i, tt := range []struct {
+			backend registry.Backend
+			conns   int64 // of requests, which use HTTP/1.1, and of Learn
+		}{
+			{registry.Backend{Service: "svc"}, 2},
+			{registry.Backend{Service: "svc", CABundle: "other"}, 2},
+			{registry.Backend{Service: "other"}, 3},
+			{registry.Backend{Service: "other", PingTimeout: 3 * time.Second}, 4},
+			{registry.Backend{Service: "other", PingTimeout: time.Second}, 5},
+			{registry.Backend{Service: "other", HTTP1: true}, 6},
+		} {
+			f.backend = &tt.backend
+			f.policy.MaxInFlight = 10 + i // makes a new entry each time
+			e := f.set(healthy(place1))
+			if err := f.Upstream(e).Learn(t.Context()); err != nil || f.Upstream(e).HTTP2() == tt.backend.HTTP1 {
+				t.Errorf("%+v: HTTP/2 is %v, %v", tt.backend, f.Upstream(e).HTTP2(), err)
+			}
+			if _, got, err := f.do(e, http.MethodGet, ""); err != nil || got != "HTTP/1.1" {
+				t.Errorf("%+v: got %q, %v", tt.backend, got, err)
+			}
+			check.Same(t, tt.conns, s.conns.Load(), "connections after %d tables", i+1)
+			check.Same(t, cmp.Or(tt.backend.PingTimeout, defaultPing), f.Upstream(e).pingTimeout(), "ping timeout")
+		}
 	})
-	for i, tt := range []struct {
-		backend registry.Backend
-		conns   int64 // of requests, which use HTTP/1.1, and of Learn
-	}{
-		{registry.Backend{Service: "svc"}, 2},
-		{registry.Backend{Service: "svc", CABundle: "other"}, 2},
-		{registry.Backend{Service: "other"}, 3},
-		{registry.Backend{Service: "other", PingTimeout: 3 * time.Second}, 4},
-		{registry.Backend{Service: "other", PingTimeout: time.Second}, 5},
-		{registry.Backend{Service: "other", HTTP1: true}, 6},
-	} {
-		f.backend = &tt.backend
-		f.policy.MaxInFlight = 10 + i // makes a new entry each time
-		e := f.set(healthy(s.address))
-		if err := f.Upstream(e).Learn(t.Context()); err != nil || f.Upstream(e).HTTP2() == tt.backend.HTTP1 {
-			t.Errorf("%+v: HTTP/2 is %v, %v", tt.backend, f.Upstream(e).HTTP2(), err)
-		}
-		if _, got, err := f.do(e, http.MethodGet, ""); err != nil || got != "HTTP/1.1" {
-			t.Errorf("%+v: got %q, %v", tt.backend, got, err)
-		}
-		check.Same(t, tt.conns, s.conns.Load(), "connections after %d tables", i+1)
-		check.Same(t, cmp.Or(tt.backend.PingTimeout, defaultPing), f.Upstream(e).pingTimeout(), "ping timeout")
-	}
 }
 
 // An unusable bundle does not count as a failure of the endpoint. Without one there is nothing to
@@ -101,11 +104,10 @@ func TestNoTrust(t *testing.T) {
 // The engine learns which backends speak HTTP/2, and wraps each connection once.
 func TestFrames(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
-		s := newServer(t, proto, nil)
 		f := newFixture(t, nil)
+		s := f.serve(place1, proto, nil)
 		f.backend.PingTimeout = 3 * time.Second
-		e := f.set(healthy(s.address))
-		u := f.Upstream(e)
+		u := f.Upstream(f.set(healthy(place1)))
 		if u.HTTP2() || u.pingTimeout() != 3*time.Second {
 			t.Errorf("before the first connection: HTTP/2 %v, ping %v", u.HTTP2(), u.pingTimeout())
 		}
@@ -122,7 +124,7 @@ func TestFrames(t *testing.T) {
 		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2")
 		u.noteProtocol("h2") // as for another endpoint with HTTP/2
 		wraps := 0
-		c, err := u.dialH2(t.Context(), s.address, func(c net.Conn) net.Conn {
+		c, err := u.dialH2(t.Context(), place1, func(c net.Conn) net.Conn {
 			wraps++
 			return c
 		})
@@ -139,31 +141,21 @@ func TestFrames(t *testing.T) {
 
 // Errors of real handshakes are classified.
 func TestHandshakeClasses(t *testing.T) {
-	s := newServer(t, protoH1, nil)
-	trust := trusting(t)
+	n := newNetwork(t)
+	well := n.kernel(nil)
+	n.silent(place1, true)
 	for _, tt := range []struct {
 		want     string
+		protocol string
 		change   func(*tls.Config)
-		protocol string // empty: HTTP/1.1
-		dial     func() net.Conn
 	}{
-		{want: "unknown_authority", change: func(c *tls.Config) { c.RootCAs = x509.NewCertPool() }},
-		{want: "hostname", change: func(c *tls.Config) { c.ServerName = "other.example.org" }},
-		{want: "expired", change: func(c *tls.Config) { c.Time = func() time.Time { return time.Now().AddDate(200, 0, 0) } }},
-		{want: "alert", protocol: "spdy/3"},
-		{want: "not_tls", dial: notTLS},
-		{want: "closed", dial: func() net.Conn {
-			a, b := net.Pipe()
-			go func() { // ends after reading the ClientHello
-				_, _ = b.Read(make([]byte, 16<<10))
-				_ = b.Close()
-			}()
-			return a
-		}},
-		{want: "timeout", dial: func() net.Conn {
-			a, _ := net.Pipe()
-			return a
-		}},
+		{"unknown_authority", protoH1, func(c *tls.Config) { c.RootCAs = x509.NewCertPool() }},
+		{"hostname", protoH1, func(c *tls.Config) { c.ServerName = "other.example.org" }},
+		{"expired", protoH1, func(c *tls.Config) { c.Time = func() time.Time { return time.Now().AddDate(200, 0, 0) } }},
+		{"alert", "spdy/3", nil},
+		{"not_tls", protoH1, nil},
+		{"closed", protoH1, nil},
+		{"timeout", protoH1, nil},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
 			patience := time.Hour
@@ -172,26 +164,30 @@ func TestHandshakeClasses(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			cfg := target{
+			o := newShared(nil)
+			defer o.stop()
+			u := newUpstream("test", o, target{
 				tls: func() (*tls.Config, error) {
-					c, err := trust()
+					c, err := n.trust()
 					if tt.change != nil {
 						tt.change(c)
 					}
 					return c, err
 				},
 				dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-					if tt.dial != nil {
-						return tt.dial(), nil
+					switch tt.want {
+					case "not_tls":
+						return answers(notTLS), nil
+					case "closed":
+						return answers(""), nil
+					case "timeout":
+						return n.dial(ctx, network, place1)
 					}
 					return new(net.Dialer).DialContext(ctx, network, address)
 				},
 				signal: func(string, error) {},
-			}
-			o := newShared(nil)
-			defer o.stop()
-			u := newUpstream("test", o, cfg)
-			if _, err := u.dialTLS(ctx, s.address, []string{cmp.Or(tt.protocol, protoH1)}); err == nil {
+			})
+			if _, err := u.dialTLS(ctx, well, []string{tt.protocol}); err == nil {
 				t.Fatal("the handshake succeeded")
 			}
 			for i := range u.meter.handshakes {
@@ -203,30 +199,45 @@ func TestHandshakeClasses(t *testing.T) {
 	}
 }
 
+// notTLS is what a server says that does not speak TLS.
+const notTLS = "220 mail.example.com ESMTP\r\n"
+
+// answers connects to a server that reads once, answers with a text, and closes the connection.
+func answers(text string) net.Conn {
+	a, b := net.Pipe()
+	go func() { // ends when a is closed
+		defer b.Close()
+		_, _ = b.Read(make([]byte, 16<<10))
+		_, _ = io.WriteString(b, text)
+	}()
+	return a
+}
+
 // A request is sent and answered as it is: nothing is added, decoded or followed.
 func TestRoundTrip(t *testing.T) {
-	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) {
-		b, _ := io.ReadAll(r.Body)
-		w.Header().Set("Content-Encoding", "gzip") // untrue, and must not matter
-		w.Header().Set("Location", "https://elsewhere/")
-		w.WriteHeader(http.StatusTemporaryRedirect)
-		_, _ = fmt.Fprint(w, r.Method, r.Proto, string(b), r.Header["User-Agent"], r.Header["Accept-Encoding"])
-	})
-	f := newFixture(t, nil)
-	e := f.set(healthy(s.address))
-	for range 3 {
-		status, text := must.Get2(f.do(e, http.MethodPost, "body"))(t)
-		if want := "POSTHTTP/1.1body[] []"; status != http.StatusTemporaryRedirect || text != want {
-			t.Errorf("got %d %q, want %q", status, text, want)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.serve(place1, protoH2, func(w http.ResponseWriter, r *http.Request) {
+			b, _ := io.ReadAll(r.Body)
+			w.Header().Set("Content-Encoding", "gzip") // untrue, and must not matter
+			w.Header().Set("Location", "https://elsewhere/")
+			w.WriteHeader(http.StatusTemporaryRedirect)
+			_, _ = fmt.Fprint(w, r.Method, r.Proto, string(b), r.Header["User-Agent"], r.Header["Accept-Encoding"])
+		})
+		e := f.set(healthy(place1))
+		for range 3 {
+			status, text := must.Get2(f.do(e, http.MethodPost, "body"))(t)
+			if want := "POSTHTTP/1.1body[] []"; status != http.StatusTemporaryRedirect || text != want {
+				t.Errorf("got %d %q, want %q", status, text, want)
+			}
 		}
-	}
-	check.Same(t, 1, s.conns.Load(), "connections of three requests")
+		check.Same(t, 1, s.conns.Load(), "connections of three requests")
+	})
 }
 
 // A server whose chain panics in verification (like CVE-2025-58188 in crypto/x509) is unreachable:
 // dials run on goroutines of their own, where a panic would end the process.
 func TestServersChainThatPanics(t *testing.T) {
-	s := newServer(t, protoH2, nil)
 	f := newFixture(t, func(c *Config) {
 		trusting := c.TLS
 		c.TLS = func(_ string, b *registry.Backend) (*tls.Config, error) {
@@ -235,7 +246,8 @@ func TestServersChainThatPanics(t *testing.T) {
 			return tc, err
 		}
 	})
-	e := f.set(healthy(s.address))
+	f.serve(place1, protoH2, nil)
+	e := f.set(healthy(place1))
 	if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("a request: %v, want ErrUnreachable", err)
 	}

@@ -5,13 +5,13 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // A request that waits for an ejected endpoint is moved if nothing was sent or it may be retried. A
@@ -30,26 +30,24 @@ func TestEjected(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				const hung, well = "10.0.0.1:443", "10.0.0.2:443"
-				n := newMemoryNet(t)
 				f := newFixture(t, func(cfg *Config) {
+					dial := cfg.Dial
 					cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-						if address == hung && !tt.sent {
+						if address == place1 && !tt.sent {
 							time.Sleep(time.Second)
 						}
-						return n.dial(ctx, network, address)
+						return dial(ctx, network, address)
 					}
 				})
-				n.serve(hung, protoH1, func(_ http.ResponseWriter, r *http.Request) { time.Sleep(3 * time.Second) })
-				var got atomic.Int64
-				n.serve(well, protoH1, func(http.ResponseWriter, *http.Request) { got.Add(1) })
-				unhealthy := registry.Endpoint{Address: hung, Health: registry.Unhealthy}
+				f.serve(place1, protoH1, func(http.ResponseWriter, *http.Request) { time.Sleep(3 * time.Second) })
+				well := f.serve(place2, protoH1, nil)
+				unhealthy := registry.Endpoint{Address: place1, Health: registry.Unhealthy}
 				e := f.set(unhealthy) // used, because it is the only one
 				start := time.Now()
-				time.AfterFunc(500*time.Millisecond, func() { f.set(unhealthy, healthy(well)) })
+				time.AfterFunc(500*time.Millisecond, func() { f.set(unhealthy, healthy(place2)) })
 				status, _, err := f.do(e, tt.method, "")
-				if err != nil || status != http.StatusOK || got.Load() != tt.want {
-					t.Errorf("%d, %v; %d requests reached the healthy endpoint, want %d", status, err, got.Load(), tt.want)
+				if err != nil || status != http.StatusOK || well.hits.Load() != tt.want {
+					t.Errorf("%d, %v; %d requests reached the healthy endpoint, want %d", status, err, well.hits.Load(), tt.want)
 				}
 				if took := time.Since(start); tt.want > 0 && took != 500*time.Millisecond {
 					t.Errorf("took %v", took)
@@ -65,16 +63,15 @@ func TestEjected(t *testing.T) {
 
 // state reports an ejection, also one that happened after the endpoint was chosen.
 func TestEjectedIsAState(t *testing.T) {
-	const one, other = "10.0.0.1:443", "10.0.0.2:443"
 	f := newFixture(t, nil)
-	at := f.Upstream(f.set(healthy(one), healthy(other))).endpoints[one]
+	at := f.Upstream(f.set(healthy(place1), healthy(place2))).endpoints[place1]
 	was, _ := at.state()
 	well, bad := registry.Healthy, registry.Unhealthy
 	for _, step := range []struct {
 		one, other registry.Health
 		out        bool
 	}{{well, well, false}, {bad, well, true}, {bad, bad, false}, {bad, well, true}, {well, well, false}} {
-		f.set(registry.Endpoint{Address: one, Health: step.one}, registry.Endpoint{Address: other, Health: step.other})
+		f.set(registry.Endpoint{Address: place1, Health: step.one}, registry.Endpoint{Address: place2, Health: step.other})
 		if step.out {
 			<-was.Done()
 		}
@@ -90,22 +87,16 @@ func TestEjectedIsAState(t *testing.T) {
 func TestManyReadsSurviveADeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const reads = 100 // each has a connection of its own, and so a handshake
-		const dying, other = "10.0.0.1:443", "10.0.0.2:443"
-		n, f := newMemoryFixture(t)
-		var at [2]atomic.Int64
+		f := newFixture(t, nil)
 		end := make(chan struct{})
-		wait := func(i int) http.HandlerFunc {
-			return func(_ http.ResponseWriter, r *http.Request) {
-				at[i].Add(1)
-				select {
-				case <-end:
-				case <-r.Context().Done():
-				}
+		wait := func(_ http.ResponseWriter, r *http.Request) {
+			select {
+			case <-end:
+			case <-r.Context().Done():
 			}
 		}
-		first := n.serve(dying, protoH2, wait(0))
-		n.serve(other, protoH2, wait(1))
-		e := f.set(healthy(dying))
+		dying, other := f.serve(place1, protoH2, wait), f.serve(place2, protoH2, wait)
+		e := f.set(healthy(place1))
 		var asking sync.WaitGroup
 		for range reads {
 			asking.Go(func() {
@@ -115,10 +106,11 @@ func TestManyReadsSurviveADeath(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		f.set(healthy(dying), healthy(other))
-		first.stop()
+		f.set(healthy(place1), healthy(place2))
+		must.Do(t, dying.Close())
 		synctest.Wait()
-		check.Same(t, [2]int64{reads, reads}, [2]int64{at[0].Load(), at[1].Load()}, "reads at each")
+		check.Same(t, [2]int64{reads, reads}, [2]int64{dying.hits.Load(), other.hits.Load()}, "reads at each")
+		check.Same(t, reads, other.open.Load(), "connections")
 		close(end)
 		asking.Wait()
 	})

@@ -4,16 +4,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"io"
-	"log/slog"
 	"maps"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,68 +23,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// server is a real extension server on loopback that counts requests.
-type server struct {
-	*httptest.Server
-	address string
-	hits    atomic.Int64
-	conns   atomic.Int64
-	open    atomic.Int64
-}
-
-const (
-	protoH1 = "http/1.1"
-	protoH2 = "h2"
-)
-
-// bothProtocols runs f for a backend of each protocol.
+// bothProtocols runs f for a backend of each protocol, in a bubble.
 func bothProtocols(t *testing.T, f func(t *testing.T, proto string)) {
 	for _, proto := range []string{protoH1, protoH2} {
-		t.Run(strings.ReplaceAll(proto, "/", ""), func(t *testing.T) { f(t, proto) })
+		t.Run(strings.ReplaceAll(proto, "/", ""), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { f(t, proto) })
+		})
 	}
 }
 
-func newServer(t *testing.T, proto string, handler http.HandlerFunc) *server {
-	t.Helper()
-	s := &server{}
-	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.hits.Add(1)
-		if handler != nil {
-			handler(w, r)
-		}
-	}))
-	s.EnableHTTP2 = proto == protoH2
-	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		switch state {
-		case http.StateNew:
-			s.conns.Add(1)
-			s.open.Add(1)
-		case http.StateClosed, http.StateHijacked:
-			s.open.Add(-1)
-		}
-	}
-	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
-	s.StartTLS()
-	s.address = s.Listener.Addr().String()
-	t.Cleanup(s.Close)
-	return s
-}
-
-// trusting returns a client configuration that trusts the test servers' common certificate.
-func trusting(t testing.TB) func() (*tls.Config, error) {
-	t.Helper()
-	s := httptest.NewUnstartedServer(nil)
-	s.StartTLS()
-	defer s.Close()
-	pool := x509.NewCertPool()
-	pool.AddCert(s.Certificate())
-	return func() (*tls.Config, error) { return &tls.Config{RootCAs: pool, ServerName: "example.com"}, nil }
-}
-
-// fixture is a Pools whose tables a test applies.
+// fixture is a Pools whose tables a test applies, with a network.
 type fixture struct {
 	*Pools
-	t          testing.TB
+	*network
 	generation uint64
 	entries    map[string]*registry.Entry             // of the next table
 	backends   map[registry.Backend]*registry.Backend // as in the registry, equal ones are one pointer
@@ -134,14 +82,13 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 func newStreet(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	f := &fixture{
-		t: t, entries: map[string]*registry.Entry{}, backends: map[registry.Backend]*registry.Backend{}, lost: make(chan struct{}),
+		network: newNetwork(t), entries: map[string]*registry.Entry{}, backends: map[registry.Backend]*registry.Backend{}, lost: make(chan struct{}),
 		backend: &registry.Backend{Namespace: "ns", Service: "svc", Port: 443},
 	}
-	trust := trusting(t)
 	cfg := Config{
 		Table:  func() *registry.Table { return &registry.Table{} },
-		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return trust() },
-		Dial:   new(net.Dialer).DialContext,
+		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return f.trust() },
+		Dial:   f.dial,
 		Signal: func(_, address string, _ error) { f.signals.add(address) },
 		Guard: func(apiService string, _ *registry.Backend, _ []*x509.Certificate) (<-chan struct{}, func()) {
 			if apiService == "" {
@@ -220,6 +167,7 @@ func (f *fixture) via(name string) *Upstream {
 	return at.up
 }
 
+// The addresses of most tests.
 const place1, place2 = "10.0.0.1:443", "10.0.0.2:443"
 
 func healthy(address string) registry.Endpoint {

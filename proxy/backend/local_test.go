@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,10 +36,9 @@ func apiserver(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, r.Proto)
 }
 
-func newLocal(t *testing.T, change func(*LocalConfig), servers ...string) *Local {
+func newLocal(t *testing.T, n *network, change func(*LocalConfig), servers ...string) *Local {
 	t.Helper()
-	trust := trusting(t)
-	cfg := LocalConfig{Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return trust() }}
+	cfg := LocalConfig{Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }}
 	for _, s := range servers {
 		cfg.Servers = append(cfg.Servers, "https://"+s)
 	}
@@ -55,7 +52,12 @@ func newLocal(t *testing.T, change func(*LocalConfig), servers ...string) *Local
 
 func (l *Local) get(t *testing.T, p Pool, token string) (int, string, error) {
 	t.Helper()
-	req := newRequest(t, http.MethodGet, "")
+	return l.ask(t, http.MethodGet, p, token)
+}
+
+func (l *Local) ask(t *testing.T, method string, p Pool, token string) (int, string, error) {
+	t.Helper()
+	req := newRequest(t, method, "")
 	req.Header.Set("Authorization", "Bearer "+token)
 	return read(l.Upstream(p).RoundTrip(req, false))
 }
@@ -64,20 +66,16 @@ func (l *Local) get(t *testing.T, p Pool, token string) (int, string, error) {
 // What needs HTTP/2 does not fall back to HTTP/1.1.
 func TestLocalPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const well, old = "10.0.0.1:6443", "10.0.0.2:6443"
-		n := newMemoryNet(t)
+		const well, old = place1, place2
+		n := newNetwork(t)
 		n.serve(well, protoH2, apiserver)
 		n.serve(old, protoH1, apiserver)
-		var with, without atomic.Int64 // our certificate
-		l := newLocal(t, func(cfg *LocalConfig) {
+		dials := map[bool]int{} // with our certificate, and without
+		l := newLocal(t, n, func(cfg *LocalConfig) {
 			inner := cfg.TLS
-			cfg.Dial, cfg.Wait = n.dial, -1
+			cfg.Wait = -1
 			cfg.TLS = func(certificate bool) (*tls.Config, error) {
-				if certificate {
-					with.Add(1)
-				} else {
-					without.Add(1)
-				}
+				dials[certificate]++
 				return inner(certificate)
 			}
 		}, well, old)
@@ -95,7 +93,7 @@ func TestLocalPools(t *testing.T) {
 				t.Fatalf("a bad token: got %d, %v", status, err)
 			}
 		}
-		check.Same(t, [2]int64{1, 2}, [2]int64{with.Load(), without.Load()}, "connections with a certificate and without: proven and unproven")
+		check.Same(t, map[bool]int{true: 1, false: 2}, dials, "connections with a certificate, and without: proven and unproven")
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
 			if _, err := l.Upstream(p).dialH2(t.Context(), old, nil); !errors.Is(err, ErrUnreachable) {
 				t.Errorf("pool %d falls back to HTTP/1.1: got %v, want ErrUnreachable", p, err)
@@ -140,20 +138,18 @@ func TestLocalRestart(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.method, tt.back), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				n := newMemoryNet(t)
-				s := n.serve("10.0.0.1:6443", protoH2, apiserver)
-				l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443")
+				n := newNetwork(t)
+				s := n.serve(place1, protoH2, apiserver)
+				l := newLocal(t, n, nil, place1)
 				if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
 					t.Fatalf("got %d, %v", status, err)
 				}
-				s.stop()
+				must.Do(t, s.Close())
 				synctest.Wait()
-				back := time.AfterFunc(tt.back, func() { n.serve("10.0.0.1:6443", protoH2, apiserver) })
+				back := time.AfterFunc(tt.back, func() { n.serve(place1, protoH2, apiserver) })
 				defer back.Stop()
 				start := time.Now()
-				req := newRequest(t, tt.method, "")
-				req.Header.Set("Authorization", "Bearer good")
-				_, _, err := read(l.Upstream(PoolUnproven).RoundTrip(req, false))
+				_, _, err := l.ask(t, tt.method, PoolUnproven, "good")
 				synctest.Wait()
 				if took := time.Since(start); !errors.Is(err, tt.want) || took < min(tt.back, defaultWait) || took > tt.within {
 					t.Errorf("got %v after %v, want %v within %v", err, took, tt.want, tt.within)
@@ -168,9 +164,8 @@ func TestLocalRestart(t *testing.T) {
 
 // A server that is not ready gets no requests while another one is ready.
 func TestLocalReport(t *testing.T) {
-	const one, other = "10.0.0.1:6443", "10.0.0.2:6443"
-	n := newMemoryNet(t)
-	l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, one, other)
+	const one, other = place1, place2
+	l := newLocal(t, newNetwork(t), nil, one, other)
 	for _, step := range []struct {
 		address   string
 		health    registry.Health
@@ -203,8 +198,9 @@ func TestLocalReport(t *testing.T) {
 
 // Tokens are proven over the unproven pool, and hold a place in it meanwhile.
 func TestProve(t *testing.T) {
-	s := newServer(t, protoH2, apiserver)
-	l := newLocal(t, nil, s.address)
+	n := newNetwork(t)
+	n.serve(place1, protoH2, apiserver)
+	l := newLocal(t, n, nil, place1)
 	from := bound.Stranger("10.0.0.1:1")
 	for token, want := range map[string]int{"good": http.StatusOK, "bad": http.StatusUnauthorized} {
 		if status, err := l.Prove(t.Context(), token, from); err != nil || status != want {
@@ -230,49 +226,34 @@ func TestProve(t *testing.T) {
 // servers get the requests until a probe passes.
 func TestLostConnectionsWaitForProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := newMemoryNet(t)
-		const restarted, other = "10.0.0.1:6443", "10.0.0.2:6443"
+		const restarted, other = place1, place2
+		n := newNetwork(t)
 		n.serve(other, protoH2, apiserver)
 		s := n.serve(restarted, protoH2, apiserver)
-		var signals atomic.Int32
-		l := newLocal(t, func(cfg *LocalConfig) {
-			cfg.Dial = n.dial
-			cfg.Signal = func(address string, err error) {
-				if address == restarted && err != nil {
-					signals.Add(1)
-				}
-			}
-		}, restarted, other)
-		ask := func() {
+		var signals signals
+		l := newLocal(t, n, func(cfg *LocalConfig) { cfg.Signal = func(address string, _ error) { signals.add(address) } }, restarted, other)
+		ask := func(times int) {
 			t.Helper()
-			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
-				t.Errorf("got %d, %v", status, err)
+			for range times {
+				if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
+					t.Errorf("got %d, %v", status, err)
+				}
+				time.Sleep(20 * time.Millisecond)
 			}
 		}
-		for range 20 {
-			ask()
-		}
+		ask(20)
+		must.Do(t, s.Close())
+		s = n.serve(restarted, protoH2, nil)
 		synctest.Wait()
-		s.stop()
-		var begun atomic.Int32
-		n.serve(restarted, protoH2, func(http.ResponseWriter, *http.Request) { begun.Add(1) })
-		synctest.Wait()
-		if signals.Load() == 0 {
+		if signals.count(restarted) == 0 {
 			t.Error("no probe was requested")
 		}
-		for range 100 {
-			ask()
-			time.Sleep(20 * time.Millisecond)
-		}
-		if n := begun.Load(); n > 0 {
-			t.Errorf("%d requests reached a server that may not be ready", n)
-		}
+		ask(100)
+		check.Same(t, 0, s.hits.Load(), "requests of a server that may not be ready")
 		l.Report(restarted, registry.Healthy, "")
 		l.Report(other, registry.Healthy, "")
-		for range 20 {
-			ask()
-		}
-		if begun.Load() == 0 {
+		ask(20)
+		if s.hits.Load() == 0 {
 			t.Error("the server gets no requests after it is ready")
 		}
 	})

@@ -18,8 +18,8 @@ import (
 // A thousand updates, CA changes and deletions leak nothing (kubernetes/kubernetes#117250 leaked a
 // transport per sync). Goroutines that are left fail TestMain.
 func TestNoLeaks(t *testing.T) {
-	a, b := newServer(t, protoH2, nil), newServer(t, protoH1, nil)
 	f := newFixture(t, nil)
+	a, b := f.serve(place1, protoH2, nil), f.serve(place2, protoH1, nil)
 	reg := prometheus.NewPedanticRegistry()
 	reg.MustRegister(newCollector(f.upstreams, true))
 	use := func(i int) {
@@ -31,9 +31,9 @@ func TestNoLeaks(t *testing.T) {
 		case 2:
 			f.clear()
 		}
-		e := f.set(healthy(a.address), healthy(b.address))
+		e := f.set(healthy(place1), healthy(place2))
 		if i%4 == 3 {
-			e = f.set(healthy(b.address))
+			e = f.set(healthy(place2))
 		}
 		must.Get2(f.do(e, http.MethodPost, "body"))(t)
 	}
@@ -55,10 +55,10 @@ func TestNoLeaks(t *testing.T) {
 // The metrics of a Pools and of a Local can be registered together, and are well-formed.
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	s := newServer(t, protoH2, apiserver)
-	l := newLocal(t, func(cfg *LocalConfig) { cfg.Metrics = reg }, s.address)
 	f := newFixture(t, func(cfg *Config) { cfg.Metrics = reg })
-	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
+	f.serve(place2, protoH2, apiserver)
+	l := newLocal(t, f.network, func(cfg *LocalConfig) { cfg.Metrics = reg }, place2)
+	e := f.set(healthy(place1), registry.Endpoint{Address: place2})
 	must.Get2(f.do(e, http.MethodGet, ""))(t)
 	must.Get2(l.get(t, PoolUnproven, "good"))(t)
 	const want = `
@@ -83,18 +83,17 @@ fairlead_backend_dials_total{name="v1.example.com",result="ok"} 1
 // A request may have matched a table that is older or newer than the applied one, or chosen an
 // endpoint that is removed: neither creates a pool, nor does a table that is applied late.
 func TestOtherTables(t *testing.T) {
-	const one, other = "10.0.0.1:443", "10.0.0.2:443"
-	s := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
-	old := f.set(healthy(one))
+	old := f.set(healthy(place1))
 	u := f.Upstream(old)
-	chosen := u.endpoints[one]
-	f.set(healthy(other))
+	chosen := u.endpoints[place1]
+	f.set(healthy(place2))
 	if chosen.http1() != nil {
 		t.Error("the removed endpoint has a pool")
 	}
 	f.backend = &registry.Backend{Namespace: "ns", Service: "other", Port: 443}
-	f.set(healthy(s.address))
+	f.serve(place2, protoH2, nil)
+	f.set(healthy(place2))
 	if _, _, err := f.do(old, http.MethodPost, ""); err != nil {
 		t.Errorf("an entry of an older table: %v", err)
 	}
@@ -102,7 +101,7 @@ func TestOtherTables(t *testing.T) {
 	if f.Upstream(old) != nil {
 		t.Error("a removed entry has an upstream")
 	}
-	u.update(&view{}, []registry.Endpoint{healthy(other)})
+	u.update(&view{}, []registry.Endpoint{healthy(place1)})
 	if _, ok := u.Pick(); ok || len(u.snapshot()) > 1 {
 		t.Errorf("a closed upstream has %d endpoints", len(u.snapshot()))
 	}
@@ -111,7 +110,7 @@ func TestOtherTables(t *testing.T) {
 // The engine's retries are counted by the failure that caused them.
 func TestRetriesOfTheEngineAreCounted(t *testing.T) {
 	f := newFixture(t, nil)
-	u := f.Upstream(f.set(healthy("10.0.0.1:443")))
+	u := f.Upstream(f.set(healthy(place1)))
 	for after, want := range map[h2.Reason]kind{
 		h2.ReasonDial: failDial, h2.ReasonRefused: failRefused, h2.ReasonLost: failLost, h2.ReasonReset: failLost, h2.ReasonEjected: failEjected,
 	} {

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -19,16 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
-
-// deadAddress returns an address without a listener.
-func deadAddress(t *testing.T) string {
-	t.Helper()
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	return l.Addr().String()
-}
 
 // Whatever one endpoint does to a request, the other one serves it if it may be retried. No request
 // that may have been executed is executed twice, unless it is a read. Nor is a watch retried, which
@@ -49,14 +39,8 @@ func TestRetry(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				const bad, good = "10.0.0.1:443", "10.0.0.2:443"
-				n, f := newMemoryFixture(t)
-				var failed, served atomic.Int64
-				n.serve(bad, protoH1, func(http.ResponseWriter, *http.Request) {
-					failed.Add(1)
-					panic(http.ErrAbortHandler)
-				})
-				n.serve(good, protoH2, func(http.ResponseWriter, *http.Request) { served.Add(1) })
+				f := newFixture(t, nil)
+				bad, good := f.serve(place1, protoH1, closes), f.serve(place2, protoH2, nil)
 				req := newRequest(t, tt.method, "")
 				if tt.streamed {
 					req = newRequest(t, tt.method, "body")
@@ -64,13 +48,13 @@ func TestRetry(t *testing.T) {
 				}
 				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the
 				// faulty one.
-				status, _, err := read(f.RoundTrip(f.set(healthy(bad), registry.Endpoint{Address: good}), req, tt.watch))
+				status, _, err := read(f.RoundTrip(f.set(healthy(place1), registry.Endpoint{Address: place2}), req, tt.watch))
 				if tt.retried {
-					if err != nil || status != http.StatusOK || served.Load() != 1 {
-						t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, served.Load())
+					if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
+						t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, good.hits.Load())
 					}
-				} else if !errors.Is(err, ErrUnanswered) || failed.Load() != 1 || served.Load() != 0 {
-					t.Errorf("got %d, %v, want %v; executed %d and %d times", status, err, ErrUnanswered, failed.Load(), served.Load())
+				} else if !errors.Is(err, ErrUnanswered) || bad.hits.Load() != 1 || good.hits.Load() != 0 {
+					t.Errorf("got %d, %v, want %v; executed %d and %d times", status, err, ErrUnanswered, bad.hits.Load(), good.hits.Load())
 				}
 			})
 		})
@@ -79,59 +63,45 @@ func TestRetry(t *testing.T) {
 
 // Unreachable endpoints fail no request, whatever its method and body: none of it was read.
 func TestRetryUnreachable(t *testing.T) {
-	const wrong = "10.0.0.1:443"
-	good := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) {
-		n, _ := io.Copy(io.Discard, r.Body)
-		_, _ = fmt.Fprint(w, n)
-	})
-	for name, address := range map[string]string{"refused": deadAddress(t), "not TLS": wrong} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, func(cfg *Config) {
-				dial := cfg.Dial
-				cfg.Dial = func(ctx context.Context, network, a string) (net.Conn, error) {
-					if a == wrong {
-						return notTLS(), nil
-					}
-					return dial(ctx, network, a)
+	for _, tls := range []bool{false, true} { // is what cannot be had
+		f := newFixture(t, func(cfg *Config) {
+			dial := cfg.Dial
+			cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				if tls && address == place1 {
+					return answers(notTLS), nil
 				}
-			})
-			e := f.set(healthy(address), registry.Endpoint{Address: good.address})
-			for _, size := range []int{1, maxHeld, maxHeld + 1, -10} { // negative: chunked
-				for range 5 {
-					length := max(size, -size)
-					req := newRequest(t, http.MethodPost, strings.Repeat("x", length))
-					if size < 0 {
-						req.ContentLength = -1
-					}
-					if status, got, err := read(f.RoundTrip(e, req, false)); err != nil || status != http.StatusOK || got != strconv.Itoa(length) {
-						t.Fatalf("%d bytes: got %d, %s bytes, %v", size, status, got, err)
-					}
-				}
-			}
-			check.Same(t, 0, f.shared.buffered.Held(), "bytes still counted")
-			if f.signals.count(address) == 0 || f.signals.count(good.address) != 0 {
-				t.Errorf("signals: %v", f.signals.list)
+				return dial(ctx, network, address)
 			}
 		})
+		f.serve(place2, protoH2, func(w http.ResponseWriter, r *http.Request) {
+			n, _ := io.Copy(io.Discard, r.Body)
+			_, _ = fmt.Fprint(w, n)
+		})
+		e := f.set(healthy(place1), registry.Endpoint{Address: place2})
+		for _, size := range []int{1, maxHeld, maxHeld + 1, -10} { // negative: chunked
+			for range 5 {
+				length := max(size, -size)
+				req := newRequest(t, http.MethodPost, strings.Repeat("x", length))
+				if size < 0 {
+					req.ContentLength = -1
+				}
+				if status, got, err := read(f.RoundTrip(e, req, false)); err != nil || status != http.StatusOK || got != strconv.Itoa(length) {
+					t.Fatalf("%d bytes: got %d, %s bytes, %v", size, status, got, err)
+				}
+			}
+		}
+		check.Same(t, 0, f.shared.buffered.Held(), "bytes still counted")
+		if f.signals.count(place1) == 0 || f.signals.count(place2) != 0 {
+			t.Errorf("signals: %v", f.signals.list)
+		}
 	}
-}
-
-// notTLS connects to a server that does not speak TLS.
-func notTLS() net.Conn {
-	a, b := net.Pipe()
-	go func() { // ends when a is closed
-		defer b.Close()
-		_, _ = b.Read(make([]byte, 16<<10))
-		_, _ = b.Write([]byte("220 mail.example.com ESMTP\r\n"))
-	}()
-	return a
 }
 
 // What is no HTTP is no reason to try again.
 func TestBadResponse(t *testing.T) {
-	bad := newServer(t, protoH1, raw(t, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n", false))
 	f := newFixture(t, nil)
-	e := f.set(healthy(bad.address))
+	bad := f.serve(place1, protoH1, raw(t, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n", false))
+	e := f.set(healthy(place1))
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
 		if _, _, err := f.do(e, method, ""); !errors.Is(err, ErrBadResponse) {
 			t.Errorf("%s: got %v, want ErrBadResponse", method, err)
@@ -154,15 +124,9 @@ func TestLastRetryGoesElsewhere(t *testing.T) {
 // many requests it has, and is used soon after it returns.
 func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n, f := newMemoryFixture(t)
-		var dials atomic.Int64
-		dial := f.cfg.Dial
-		f.cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-			dials.Add(1)
-			return dial(ctx, network, address)
-		}
+		f := newFixture(t, nil)
 		f.backend.HTTP1 = true
-		e := f.set(healthy("10.0.0.1:443"))
+		e := f.set(healthy(place1))
 		var asking sync.WaitGroup
 		for range 200 { // one every 10 ms, each with retries
 			asking.Go(func() {
@@ -174,12 +138,12 @@ func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 		}
 		begun := time.Now()
 		asking.Wait()
-		if took := 2*time.Second + time.Since(begun); dials.Load() > 1+int64(took/dialPause) {
-			t.Errorf("%d dials in %s", dials.Load(), took)
+		if took := 2*time.Second + time.Since(begun); f.dials.Load() > 1+int64(took/dialPause) {
+			t.Errorf("%d dials in %s", f.dials.Load(), took)
 		}
-		n.serve("10.0.0.1:443", protoH1, nil)
+		f.serve(place1, protoH1, nil)
 		time.Sleep(dialPause)
-		if status, _, err := f.do(e, http.MethodGet, ""); err != nil || status != http.StatusNotFound {
+		if status, _, err := f.do(e, http.MethodGet, ""); err != nil || status != http.StatusOK {
 			t.Errorf("after its return: %d, %v", status, err)
 		}
 	})
@@ -207,7 +171,7 @@ func dials() map[string]func(*testing.T, *Upstream) error {
 // one, if there is one, gets what was to be dialled. Nothing waits for an endpoint that leaves the
 // table meanwhile.
 func TestBlackhole(t *testing.T) {
-	const hole, well = "10.0.0.1:443", "10.0.0.2:443"
+	const hole, well = place1, place2
 	for _, tt := range []struct {
 		name    string
 		accepts bool
@@ -224,11 +188,9 @@ func TestBlackhole(t *testing.T) {
 		for name, dial := range dials() {
 			t.Run(tt.name+", "+name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					n, f := newMemoryFixture(t)
-					if n.silent[hole] = !tt.accepts; tt.accepts {
-						n.servers[hole] = &memoryServer{net: n, address: hole, accept: make(chan net.Conn, 10), done: make(chan struct{}), http: &http.Server{}}
-					}
-					n.serve(well, protoH1, nil)
+					f := newFixture(t, nil)
+					f.silent(hole, tt.accepts)
+					f.serve(well, protoH1, nil)
 					e := f.set(healthy(hole))
 					switch {
 					case tt.other == 0:
@@ -253,11 +215,13 @@ func TestBlackhole(t *testing.T) {
 // The caller's deadline limits everything, including the wait for a connection.
 func TestDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n, f := newMemoryFixture(t)
-		n.silent["10.0.0.1:443"] = true
-		n.serve("10.0.0.2:443", protoH2, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-		n.serve("10.0.0.3:443", protoH1, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-		for _, address := range []string{"10.0.0.1:443", "10.0.0.2:443", "10.0.0.3:443"} {
+		const place3 = "10.0.0.3:443"
+		f := newFixture(t, nil)
+		hangs := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+		f.silent(place1, false)
+		f.serve(place2, protoH2, hangs)
+		f.serve(place3, protoH1, hangs)
+		for _, address := range []string{place1, place2, place3} {
 			e := f.set(healthy(address))
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
