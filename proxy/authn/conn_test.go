@@ -56,104 +56,64 @@ func TestConnVerifiesOnce(t *testing.T) {
 	}
 }
 
-func TestConnFollowsGeneration(t *testing.T) {
-	oldCA, newCA := newAuthority("client-ca"), newAuthority("client-ca")
-	var generation atomic.Uint64
-	verify := oldCA.verify()
-	a := newAuthenticator(t, Config{
-		VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) { return verify(peer) },
-		Generation:   generation.Load,
-	})
-	was := &Conn{Peer: oldCA.issue(pki.Leaf{CommonName: "was"}, time.Hour)}
-	will := &Conn{Peer: newCA.issue(pki.Leaf{CommonName: "will"}, time.Hour)}
-	check := func(c *Conn, want Kind) {
-		t.Helper()
-		if got := read(a, c, nil, ""); got.Kind != want {
-			t.Errorf("kind %d, want %d (%v)", got.Kind, want, got.Err)
-		}
-	}
-	check(was, KindCertificate)
-	check(will, KindInvalid)
-	verify = newCA.verify()
-	check(was, KindCertificate) // the generation is unchanged
-	generation.Add(1)
-	check(was, KindInvalid)
-	check(will, KindCertificate)
-}
-
-// If the CA changes during a verification, the result of the old one must not be cached.
-func TestConnGenerationRace(t *testing.T) {
-	ca := newAuthority("client-ca")
-	var generation atomic.Uint64
-	verify := ca.verify()
-	a := newAuthenticator(t, Config{Generation: generation.Load, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
-		if generation.Add(1) == 1 {
-			return verify(peer)
-		}
-		generation.Add(^uint64(0))
-		return nil, errors.New("no longer trusted")
-	}})
-	c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
-	read(a, c, nil, "")
-	if got := read(a, c, nil, ""); got.Kind != KindInvalid {
-		t.Errorf("kind %d: the result outlived its CA", got.Kind)
-	}
-}
-
-func TestConnDiesAtNotAfter(t *testing.T) {
+// The result of a verification lasts as long as the CA, and as the certificates of the chain.
+func TestVerdicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, tt := range []struct {
-			name       string
-			leaf, when time.Duration
-		}{
-			{"leaf", time.Minute, time.Minute},
-			{"authority", 20 * 24 * time.Hour, 10 * 24 * time.Hour},
-		} {
-			ca := newAuthority("client-ca") // valid for ten days
-			a := newAuthenticator(t, Config{VerifyClient: ca.verify()})
-			c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, tt.leaf)}
-			read(a, c, nil, "")
-			pass(tt.when - 2*time.Second)
-			if got := read(a, c, nil, ""); got.Kind != KindCertificate {
-				t.Errorf("%s: ended early: %v", tt.name, got.Err)
-			}
-			pass(3 * time.Second)
-			if got := read(a, c, nil, ""); got.Kind != KindInvalid {
-				t.Errorf("%s: kind %d after it expired", tt.name, got.Kind)
-			}
-		}
-	})
-}
-
-// A certificate that is not valid yet becomes valid without a new connection.
-func TestConnRetriesFailure(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ca := newAuthority("client-ca")
-		ready := time.Now().Add(5 * time.Second)
-		verify := ca.verify()
+		var generation atomic.Uint64
 		var n atomic.Int64
-		a := newAuthenticator(t, Config{VerifyClient: counted(&n, func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
-			if time.Now().Before(ready) {
-				return nil, errors.New("not yet valid")
-			}
+		var verify func([]*x509.Certificate) ([][]*x509.Certificate, error)
+		a := newAuthenticator(t, Config{Generation: generation.Load, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+			n.Add(1)
 			return verify(peer)
-		})})
-		c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
-		for range 10 {
-			if got := read(a, c, nil, ""); got.Kind != KindInvalid {
-				t.Fatalf("kind %d", got.Kind)
+		}})
+		alice := pki.Leaf{CommonName: "alice"}
+		ca := newAuthority("client-ca") // valid for ten days
+		trust := func(ca *authority) func() { return func() { verify = ca.verify() } }
+		trust(ca)()
+		other := newAuthority("client-ca")
+		refuse := func() {
+			verify = func([]*x509.Certificate) ([][]*x509.Certificate, error) { return nil, errors.New("no longer trusted") }
+		}
+		next := func() { generation.Add(1) }
+		short, long := &Conn{Peer: ca.issue(alice, time.Minute)}, &Conn{Peer: ca.issue(alice, 20*24*time.Hour)}
+		early := &Conn{Peer: []*x509.Certificate{ca.Issue(pki.Leaf{CommonName: "alice", NotBefore: time.Now().Add(11 * time.Minute)}).Certificate}}
+		for _, step := range []struct {
+			name     string
+			conn     *Conn
+			first    func()
+			later    time.Duration
+			want     Kind
+			verified int64 // so far
+		}{
+			{"at first", long, nil, 0, KindCertificate, 1},
+			{"another CA, the generation is unchanged", long, trust(other), 0, KindCertificate, 1},
+			{"the next generation", long, next, 0, KindInvalid, 2},
+			{"the first CA again", long, func() { trust(ca)(); next() }, 0, KindCertificate, 3},
+			{"the CA changes meanwhile", long, func() {
+				next()
+				verify = func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+					next()
+					return ca.verify()(peer)
+				}
+			}, 0, KindNone, 4},
+			{"the result of the old one is not used", long, refuse, 0, KindInvalid, 5},
+			{"nor is the new one's asked again", long, trust(ca), retryVerify - time.Second, KindInvalid, 5},
+			{"until the clock may be right", long, nil, 2 * time.Second, KindCertificate, 6},
+			{"not valid yet", early, nil, 0, KindInvalid, 7},
+			{"valid, sooner than the clock may be right", early, nil, time.Minute, KindCertificate, 8},
+			{"a new leaf", short, func() { short.Peer = ca.issue(alice, time.Minute) }, 0, KindCertificate, 9},
+			{"just before it ends", short, nil, time.Minute - 2*time.Second, KindCertificate, 9},
+			{"after it", short, nil, 3 * time.Second, KindInvalid, 10},
+			{"just before the CA ends", long, nil, 10*24*time.Hour - 13*time.Minute, KindCertificate, 10},
+			{"after it", long, nil, 13 * time.Minute, KindInvalid, 11},
+		} {
+			if step.first != nil {
+				step.first()
 			}
-		}
-		check.Same(t, 1, n.Load(), "verifications of a failing certificate in a row")
-		pass(retryVerify + time.Second)
-		if got := read(a, c, nil, ""); got.Kind != KindCertificate {
-			t.Errorf("kind %d (%v)", got.Kind, got.Err)
-		}
-		// The beginning of its validity is awaited exactly, if it is nearer.
-		early := &Conn{Peer: []*x509.Certificate{ca.Issue(pki.Leaf{CommonName: "alice", NotBefore: time.Now().Add(time.Minute)}).Certificate}}
-		for _, want := range []Kind{KindInvalid, KindCertificate} {
-			check.Same(t, want, read(a, early, nil, "").Kind, "kind")
-			pass(time.Minute + time.Second)
+			pass(step.later)
+			if got := read(a, step.conn, nil, ""); got.Kind != step.want || n.Load() != step.verified {
+				t.Errorf("%s: kind %d, want %d (%v); %d verifications, want %d", step.name, got.Kind, step.want, got.Err, n.Load(), step.verified)
+			}
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package authn
 
 import (
+	"strings"
 	"testing"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -35,6 +36,60 @@ func TestKnownUsers(t *testing.T) {
 		if want != nil {
 			check.Same(t, PoolCertificate, a.Pool(c), "pool of kind %d", kind)
 			check.Same(t, PoolImpersonate, newImpersonator(t).Pool(c), "pool of kind %d, with a credential", kind)
+		}
+	}
+}
+
+// The issuer of a token is determined once for a connection and configuration, off the loop for a
+// long token. A token of our issuers is the only one that counts.
+func TestIssued(t *testing.T) {
+	var asked, generation uint64
+	a := newAuthenticator(t, Config{
+		ReviewGeneration: func() uint64 { return generation },
+		Issued:           func(token string) bool { asked++; return strings.HasPrefix(token, "jwt.") },
+	})
+	long, longest := "jwt."+strings.Repeat("x", maxPeek), "jwt."+strings.Repeat("x", maxRemembered)
+	on := &Conn{}
+	for _, tc := range []struct {
+		name          string
+		conn          *Conn
+		kind          Kind
+		token, second string
+		wait          bool
+		is, known     bool
+		asked         uint64 // so far
+	}{
+		{"first", on, KindToken, "jwt.a.b", "bob", false, true, true, 1},
+		{"again", on, KindToken, "jwt.a.b", "bob", false, true, true, 1},
+		{"another", on, KindToken, "alice", "bob", false, false, true, 3}, // both tokens are checked
+		{"long", on, KindToken, long, "bob", false, false, false, 3},
+		{"long, with time", on, KindToken, long, "bob", true, true, true, 4},
+		{"long, again", on, KindToken, long, "bob", false, true, true, 4},
+		{"long, later", on, KindToken, long, "bob", false, false, false, 4},
+		{"longest", on, KindToken, longest, "bob", true, true, true, 5},
+		{"longest, which is not remembered", on, KindToken, longest, "bob", true, true, true, 6},
+		{"second", nil, KindToken, "alice", "jwt.a.b", false, false, true, 8},
+		{"second, long", nil, KindToken, "alice", long, false, false, false, 9},
+		{"second, long, with time", nil, KindToken, "alice", long, true, false, true, 11},
+		{"anonymous", nil, KindNone, "jwt.a.b", "", false, false, true, 11},
+		{"certificate", nil, KindCertificate, "jwt.a.b", "", false, false, true, 11},
+		{"front proxy", nil, KindFrontProxy, "jwt.a.b", "", false, false, true, 11},
+		{"invalid", nil, KindInvalid, "jwt.a.b", "", false, false, true, 11},
+	} {
+		if tc.name == "long, later" {
+			generation++
+		}
+		c := Credentials{Kind: tc.kind, Token: newToken(tc.token), second: newToken(tc.second)}
+		is, known := a.Issued(tc.conn, &c, tc.wait)
+		if is != tc.is || known != tc.known || asked != tc.asked || c.second.none() != (tc.is || tc.second == "") {
+			t.Errorf("%s: %v, known %v, asked %d times, alone %v", tc.name, is, known, asked, c.second.none())
+		}
+		refused := known && strings.HasPrefix(tc.second, "jwt.")
+		if refused {
+			tc.kind = KindInvalid
+		}
+		if c.Kind != tc.kind || (c.Err != nil) != refused {
+			t.Errorf("%s: kind %d, %v", tc.name, c.Kind, c.Err)
 		}
 	}
 }

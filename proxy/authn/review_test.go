@@ -33,16 +33,33 @@ func credentials(a *Authenticator, token string) *Credentials {
 // pass lets time pass in a bubble.
 func pass(d time.Duration) { time.Sleep(d) }
 
-func TestReviewCaches(t *testing.T) {
+// asker makes an Authenticator; a name may be "token@address".
+func asker(ttl time.Duration) reviews.Start {
+	return func(t *testing.T, count *reviews.Count, generation func() uint64) reviews.Asker {
+		t.Helper()
+		a := newAuthenticator(t, Config{Review: (&tokens{Count: count}).review, ReviewGeneration: generation, TokenTTL: ttl})
+		return reviews.Asker{No: ErrUnauthenticated, Ask: func(ctx context.Context, name string) (bool, error) {
+			token, from, _ := strings.Cut(name, "@")
+			c := credentials(a, token)
+			c.From.Address = from
+			u, err := a.Review(ctx, c, "")
+			return u != nil && u.GetName() == "owner of "+token, err
+		}, Known: func(name string) (ok, known bool) {
+			u, known := a.Cached(credentials(a, name), "")
+			return u != nil, known
+		}, Busy: func() float64 { return testutil.ToFloat64(a.metrics.reviews.WithLabelValues("busy")) }}
+	}
+}
+
+func TestFresh(t *testing.T) {
 	for _, tt := range []struct {
-		token string
-		ttl   time.Duration
-		fresh time.Duration // still cached after it; zero: never cached
-		ok    bool
+		token      string
+		ttl, fresh time.Duration
+		ok         bool
 	}{
-		{"good", 0, 9 * time.Second, true},
-		{"bad", 0, 9 * time.Second, false},
-		{"good", time.Minute, 59 * time.Second, true},
+		{"good", 0, 10 * time.Second, true},
+		{"bad", 0, 10 * time.Second, false},
+		{"good", time.Minute, time.Minute, true},
 		{"good", -1, 0, true},
 		{"bad", -1, 0, false},
 		{"fails", 0, 0, false},
@@ -50,65 +67,14 @@ func TestReviewCaches(t *testing.T) {
 		{"panic", 0, 0, false},
 		{"good" + strings.Repeat("x", 1<<20), 0, 0, true},
 	} {
-		t.Run(fmt.Sprintf("%.8s %v", tt.token, tt.ttl), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				api := newTokens()
-				a := newAuthenticator(t, Config{Review: api.review, TokenTTL: tt.ttl})
-				c := credentials(a, tt.token)
-				if _, known := a.Cached(c, ""); known {
-					t.Fatal("known before a review")
-				}
-				if u, err := a.Review(t.Context(), c, ""); (u != nil) != tt.ok || (err == nil) != tt.ok {
-					t.Fatalf("%v, %v", u, err)
-				}
-				if tt.fresh > 0 { // a request that comes just after the answer needs no review, either
-					id, late := a.review(c.Token, bound.Source{})
-					u, again := a.Review(t.Context(), c, "")
-					if (id != nil) != tt.ok || (late == nil) != tt.ok || (u != nil) != tt.ok || (again == nil) != tt.ok || api.N.Load() != 1 {
-						t.Errorf("late: %v, %v, again: %v, %v, reviewed %d times", id, late, u, again, api.N.Load())
-					}
-				}
-				pass(tt.fresh)
-				u, known := a.Cached(c, "")
-				if known != (tt.fresh > 0) || (u != nil) != (known && tt.ok) {
-					t.Fatalf("after %v: %v, known %v", tt.fresh, u, known)
-				}
-				pass(time.Second)
-				if _, known := a.Cached(c, ""); known {
-					t.Error("still cached a second later")
-				}
-				_, _ = a.Review(t.Context(), c, "")
-				check.Same(t, 2, api.N.Load(), "reviews")
-			})
-		})
+		reviews.Fresh(t, asker(tt.ttl), tt.token, tt.ok, tt.fresh)
 	}
 }
 
-// asker makes an Authenticator; a name may be "token@address".
-func asker(t *testing.T, count *reviews.Count, generation func() uint64) reviews.Asker {
-	t.Helper()
-	a := newAuthenticator(t, Config{Review: (&tokens{Count: count}).review, ReviewGeneration: generation})
-	return reviews.Asker{No: ErrUnauthenticated, Ask: func(ctx context.Context, name string) (bool, error) {
-		token, from, _ := strings.Cut(name, "@")
-		c := credentials(a, token)
-		c.From.Address = from
-		u, err := a.Review(ctx, c, "")
-		return u != nil && u.GetName() == "owner of "+token, err
-	}, Known: func(name string) bool {
-		_, known := a.Cached(credentials(a, name), "")
-		return known
-	}}
-}
+func TestCoalescing(t *testing.T) { reviews.Coalesce(t, asker(0), "good") }
 
-func TestRevoked(t *testing.T) { reviews.Revoked(t, asker, "good", "bad") }
-
-func TestReviewCoalesces(t *testing.T) { reviews.Coalesce(t, asker, "good") }
-
-func TestNoReviewInVain(t *testing.T) { reviews.InVain(t, asker, "new") }
-
-func TestReviewIsBounded(t *testing.T) {
-	t.Parallel()
-	reviews.Bounds(t, asker, func(i int) string { return fmt.Sprintf("good%d@10.0.0.%d", i, i%5) }, maxWaiting, maxReviews)
+func TestBounds(t *testing.T) {
+	reviews.Bounds(t, asker(0), func(source, i int) string { return fmt.Sprintf("good%d-%d@10.0.0.%d", source, i, source) }, maxWaiting, maxReviews)
 }
 
 func TestReviewErrors(t *testing.T) {
@@ -136,8 +102,13 @@ func TestReviewErrors(t *testing.T) {
 	}
 	must.Get(a.Review(t.Context(), credentials(a, "good"), ""))(t)
 	for _, token := range []string{"good", "bad"} {
-		if _, known := a.Cached(credentials(a, token), ""); !known {
+		c := credentials(a, token)
+		if _, known := a.Cached(c, ""); !known {
 			t.Errorf("%s: not cached", token)
+		}
+		// A request that comes just after the answer needs no review, either.
+		if u, err := a.review(c.Token, bound.Source{}); (u != nil) != (token == "good") || errors.Is(err, ErrUnauthenticated) != (token == "bad") {
+			t.Errorf("%s, late: %v, %v", token, u, err)
 		}
 	}
 	for result, want := range map[string]float64{"authenticated": 1, "refused": 1, "error": 6, "busy": 0} {
@@ -217,31 +188,27 @@ func TestBadTokensPushNobodyOut(t *testing.T) {
 
 // The bytes of tokens are bounded, and no token takes a great part of them: package memo.
 func TestCacheBytesAreBounded(t *testing.T) {
-	const most = 1 << 20
+	const most, n = 1 << 20, 4000
 	c := newCache[int](memo.Config{Entries: 1 << 14, Bytes: most})
 	long := strings.Repeat("x", most/1000-4)
-	for i := range 4000 {
-		c.put(newToken(fmt.Sprintf("%s%04d", long, i)), i, time.Now().Add(time.Hour), 0)
+	token := func(i int) Token { return newToken(fmt.Sprintf("%s%04d", long, i)) }
+	cached := func(token Token, want int) bool {
+		v, _, ok := c.get(token, time.Time{})
+		return ok && v == want
 	}
-	found := 0
-	for i := range 4000 {
-		token := newToken(fmt.Sprintf("%s%04d", long, i))
-		if v, _, ok := c.get(token, time.Time{}); ok && v == i {
-			found++
+	for i := range n {
+		c.put(token(i), i, time.Now().Add(time.Hour), 0)
+	}
+	size := 0
+	for i := range n {
+		if cached(token(i), i) {
+			size += most / 1000
 		}
-		if c.drop(token); found > 0 {
-			if _, _, ok := c.get(token, time.Time{}); ok {
-				t.Fatal("a dropped token is cached")
-			}
-		}
 	}
-	if size := found * (most / 1000); size > most || size < most/2 {
-		t.Errorf("%d bytes of tokens are cached, want at most %d", size, most)
-	}
-	huge := newToken(strings.Repeat("x", most/1000+1))
-	c.put(huge, 1, time.Now().Add(time.Hour), 0)
-	if _, _, ok := c.get(huge, time.Time{}); ok {
-		t.Error("a huge token is cached")
+	c.drop(token(n - 1))
+	c.put(newToken(long+"12345"), 1, time.Now().Add(time.Hour), 0)
+	if size > most || size < most/2 || cached(token(n-1), n-1) || cached(newToken(long+"12345"), 1) {
+		t.Errorf("%d bytes of tokens are cached, want at most %d; a dropped one %v, a huge one %v", size, most, cached(token(n-1), n-1), cached(newToken(long+"12345"), 1))
 	}
 }
 

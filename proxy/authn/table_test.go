@@ -202,23 +202,24 @@ func TestFrontProxy(t *testing.T) {
 		"fields")
 }
 
+// A configured name is stripped in every spelling, including that of its first byte.
 func TestStrip(t *testing.T) {
-	a := newAuthenticator(t, Config{RequestHeaders: HeaderNames{Username: []string{"My_User"}, ExtraPrefix: []string{"Zz-"}}})
-	always := []string{"x-remote-user", "X-REMOTE-USER", "x_remote_user", "X-Remote_Group", "x-remote-", "x-remote-extra-", "x_remote_extra_a", "my-user", "MY_USER", "zz-", "zz_key", "Zz-Key", "proxy-authorization", "proxy_authorization"}
-	secret := []string{"authorization", "Authorization", "AUTHORIZATION"}
-	remote := []string{"impersonate-user", "Impersonate-Extra-A", "impersonate_group", "impersonate-", "sec_websocket_protocol", "sec-websocket_protocol"}
-	never := []string{"", "x", "x-remote", "xx-remote-user", "x-remoteuser", "my-users", "my", "z", "zz", "accept", "sec-websocket-protocol", "some_header_of_22_byte", "if-none-match", "authorization-x", "impersonate", "cookie", "x-forwarded-for", ":path", "\xff"}
+	a := newAuthenticator(t, Config{RequestHeaders: HeaderNames{
+		Username: []string{"My_User", "-user"}, UID: []string{"8id"}, Group: []string{"7group"}, ExtraPrefix: []string{"Zz-", "zone-"},
+	}})
+	always := "x-remote-user X-REMOTE-USER x_remote_user X-Remote_Group x-remote- x-remote-extra- x_remote_extra_a my-user MY_USER zz- zz_key Zz-Key " +
+		"proxy-authorization proxy_authorization -user _user 7group 7Group 8ID Zone_x zone-"
+	secret := "authorization Authorization AUTHORIZATION"
+	remote := "impersonate-user Impersonate-Extra-A impersonate_group impersonate- sec_websocket_protocol sec-websocket_protocol"
+	never := "x x-remote xx-remote-user x-remoteuser my-users my z zz accept sec-websocket-protocol some_header_of_22_byte if-none-match authorization-x " +
+		"impersonate cookie x-forwarded-for :path \xff user - -users 7grou 7groups 8ids zone"
 	for p := PoolRemote; p <= PoolImpersonate; p++ {
 		asserted := p == PoolRemote || p == PoolImpersonate
-		check := func(names []string, want bool) {
-			for _, n := range names {
+		for names, want := range map[string]bool{always: true, secret: asserted || p == PoolCertificate, remote: asserted, never: false, "": false} {
+			for _, n := range strings.Split(names, " ") {
 				check.Same(t, want, a.Strip(n, p), "pool %d: Strip(%q)", p, n)
 			}
 		}
-		check(always, true)
-		check(secret, asserted || p == PoolCertificate)
-		check(remote, asserted)
-		check(never, false)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -65,65 +64,140 @@ func get(name string) *Attributes {
 	}
 }
 
+// Each question is asked twice, by Authorize and by Upstream, which share a cache. Upstream
+// bypasses it for questions with selectors, valid or not. A review gets all that Upstream gets.
 func TestAuthorize(t *testing.T) {
-	masters := get("bob")
-	masters.User = &user.DefaultInfo{Name: "bob", Groups: []string{"x", user.SystemPrivilegedGroup}}
-	nobody := get("")
-	nobody.User = nil
-	remote := get("bob")
-	remote.Remote = true
+	never := func() bool { return false }
+	masters := func(a *Attributes) {
+		a.User = &user.DefaultInfo{Name: "bob", Groups: []string{"x", user.SystemPrivilegedGroup}}
+	}
+	nobody := func(a *Attributes) { a.User = nil }
+	remote := func(a *Attributes) { a.Remote = true }
+	metrics := func(a *Attributes) { *a = Attributes{User: a.User, Verb: "get", Path: "/metrics"} }
+	selecting := func(field, label string) func(*Attributes) {
+		return func(a *Attributes) { a.Verb, a.FieldSelector, a.LabelSelector = "list", field, label }
+	}
+	allowed := Decision{true, "RBAC: allowed"}
+	const none = "field [] <nil>, label  <nil>"
 	tests := []struct {
-		name    string
-		cfg     Config
-		a       *Attributes
-		want    Decision
-		wantErr string
-		asked   int64
+		name      string
+		user      string
+		change    func(*Attributes)
+		cfg       Config
+		alone     bool // there is nobody to ask
+		want      Decision
+		wantErr   string
+		asked     int64  // of two questions
+		selectors string // of the review; the beginning
 	}{
-		{name: "allowed", a: get("alice"), want: Decision{true, "RBAC: allowed"}, asked: 1},
-		{name: "no opinion is no", a: get("bob"), asked: 1},
-		{name: "denied", a: get("denied"), want: Decision{Reason: "no"}, asked: 1},
-		{name: "allowed in spite of an error", a: get("partial"), want: Decision{Allowed: true}, asked: 1},
-		{name: "an error is no", a: get("broken"), want: Decision{Reason: "unreachable"}, wantErr: "connection refused", asked: 1},
-		{name: "a panic is no", a: get("panic"), wantErr: "panicked", asked: 1},
-		{name: "system:masters", a: masters, want: Decision{Allowed: true}},
-		{name: "no user", a: nobody, wantErr: "no user"},
-		{name: "a remote is reviewed", a: remote, asked: 1},
-		{name: "a remote left to itself", cfg: Config{LeaveRemotes: true}, a: remote, want: Decision{Allowed: true}},
-		{name: "not a remote", cfg: Config{LeaveRemotes: true}, a: get("bob"), asked: 1},
+		{name: "allowed", user: "alice", want: allowed, asked: 1, selectors: none},
+		{name: "no opinion is no", user: "bob", asked: 1},
+		{name: "denied", user: "denied", want: Decision{Reason: "no"}, asked: 1},
+		{name: "allowed in spite of an error", user: "partial", want: Decision{Allowed: true}, asked: 1},
+		{name: "an error is no", user: "broken", want: Decision{Reason: "unreachable"}, wantErr: "connection refused", asked: 2},
+		{name: "a panic is no", user: "panic", wantErr: "panicked", asked: 2},
+		{name: "a subresource", user: "alice", change: func(a *Attributes) { a.Subresource = "status" }, want: allowed, asked: 1},
+		{name: "a path", user: "alice", change: metrics, want: allowed, asked: 1},
+		{name: "system:masters", change: masters, want: Decision{Allowed: true}},
+		{name: "system:masters, with fields", change: func(a *Attributes) { masters(a); a.FieldSelector = "x=y" }, want: Decision{Allowed: true}},
+		{name: "a remote is reviewed", user: "bob", change: remote, asked: 1},
+		{name: "a remote left to itself", user: "bob", change: remote, cfg: Config{LeaveRemotes: true}, want: Decision{Allowed: true}},
+		{name: "not a remote", user: "bob", cfg: Config{LeaveRemotes: true}, asked: 1},
+		{name: "without a reviewer", user: "alice", alone: true},
+		{name: "without a reviewer, with fields", user: "alice", change: selecting("x=y", ""), alone: true},
+		{name: "nobody", change: nobody, wantErr: "no user"},
+		{name: "nobody, with fields", change: func(a *Attributes) { nobody(a); a.FieldSelector = "x=y" }, wantErr: "no user"},
+		// A refusal by an apiserver that has not read its rules yet is neither returned nor cached.
+		{name: "not ready, allowed", user: "alice", cfg: Config{Ready: never}, want: allowed, asked: 1},
+		{name: "not ready, no opinion", user: "bob", cfg: Config{Ready: never}, wantErr: errNotReady.Error(), asked: 2},
+		{name: "not ready, denied", user: "denied", cfg: Config{Ready: never}, wantErr: errNotReady.Error(), asked: 2},
+		{name: "ready, denied", user: "denied", cfg: Config{Ready: func() bool { return true }}, want: Decision{Reason: "no"}, asked: 1},
+		{
+			name: "selectors", user: "alice", change: selecting("metadata.name=a,x!=b", "app in (a,b),!c"), want: allowed, asked: 1,
+			selectors: "field [{= metadata.name a} {!= x b}] <nil>, label app in (a,b), !c <nil>",
+		},
+		{name: "everything", user: "alice", change: selecting("", ","), want: allowed, asked: 1, selectors: "field [] <nil>, label  found ','"},
+		{name: "invalid fields", user: "alice", change: selecting("a", ""), want: allowed, asked: 1, selectors: "field [] invalid selector"},
+		{name: "invalid labels", user: "alice", change: selecting("", "="), want: allowed, asked: 1, selectors: "field [] <nil>, label  found '='"},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			r, log := newAsked(), new(logbook.Book)
-			tt.cfg.Review, tt.cfg.Logger = r.review, slog.New(slog.NewTextHandler(log, nil))
-			z := newAuthorizer(t, tt.cfg)
-			got, err := z.Authorize(t.Context(), tt.a)
-			check.Same(t, tt.want, got, "answers")
-			if (err != nil) != (tt.wantErr != "") || err != nil && !strings.Contains(err.Error(), tt.wantErr) {
-				t.Errorf("error %v, want %q", err, tt.wantErr)
-			}
-			check.Same(t, tt.asked, r.N.Load(), "reviews")
-			check.Same(t, tt.wantErr == "panicked", strings.Contains(log.String(), "authz_test.go"), "the stack of a panic is logged")
-			result := "denied"
-			switch {
-			case tt.wantErr != "":
-				result = "error"
-			case got.Allowed:
-				result = "allowed"
-			}
-			for _, name := range []string{"allowed", "denied", "error", "busy"} {
-				want := 0.
-				if name == result {
-					want = float64(tt.asked)
+		for _, upstream := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, upstream %v", tt.name, upstream), func(t *testing.T) {
+				r, log, metrics := newAsked(), new(logbook.Book), prometheus.NewRegistry()
+				tt.cfg.Logger, tt.cfg.Metrics = slog.New(slog.NewTextHandler(log, nil)), metrics
+				if !tt.alone {
+					tt.cfg.Review = r.review
 				}
-				check.Same(t, want, testutil.ToFloat64(z.metrics.reviews.WithLabelValues(name)), "reviews counted as %s", name)
-			}
-		})
+				z := newAuthorizer(t, tt.cfg)
+				a := get(tt.user)
+				if tt.change != nil {
+					tt.change(a)
+				}
+				if upstream && a.FieldSelector+a.LabelSelector != "" {
+					tt.asked *= 2
+				}
+				if upstream && a.Remote { // kube-apiserver's filters do not know remotes
+					tt.cfg.LeaveRemotes, tt.want, tt.asked = false, Decision{}, 1
+				}
+				for range 2 {
+					got, err := Decision{}, error(nil)
+					if upstream {
+						d, reason, e := z.Upstream().Authorize(t.Context(), a.record())
+						got, err = Decision{d == authorizer.DecisionAllow, reason}, e
+						check.Same(t, false, d == authorizer.DecisionDeny, "it denies")
+					} else {
+						got, err = z.Authorize(t.Context(), a)
+					}
+					check.Same(t, tt.want, got, "answers")
+					if (err != nil) != (tt.wantErr != "") || err != nil && !strings.Contains(err.Error(), tt.wantErr) {
+						t.Errorf("error %v, want %q", err, tt.wantErr)
+					}
+					if a.ResourceRequest { // a path is no part of the question
+						a.Path = "/elsewhere"
+					}
+				}
+				check.Same(t, tt.wantErr == "panicked", strings.Contains(log.String(), "authz_test.go"), "the stack of a panic is logged")
+				result := "denied"
+				switch {
+				case tt.wantErr != "":
+					result = "error"
+				case tt.want.Allowed:
+					result = "allowed"
+				}
+				check.Same(t, tt.asked, r.N.Load(), "reviews")
+				for _, name := range []string{"allowed", "denied", "error", "busy"} {
+					want := 0.
+					if name == result {
+						want = float64(tt.asked)
+					}
+					check.Same(t, want, testutil.ToFloat64(z.metrics.reviews.WithLabelValues(name)), "reviews counted as %s", name)
+				}
+				check.Same(t, float64(tt.asked%2), testutil.ToFloat64(z.metrics.hits), "cache hits")
+				check.Same(t, 5, must.Get(testutil.GatherAndCount(metrics))(t), "series")
+				if tt.asked > 0 {
+					rec := r.last.Load()
+					got := fmt.Sprintf("field %v %v, label %v %v",
+						rec.FieldSelectorRequirements, rec.FieldSelectorParsingErr, rec.LabelSelectorRequirements, rec.LabelSelectorParsingErr)
+					if !strings.HasPrefix(got, tt.selectors) {
+						t.Errorf("reviewed %s, want %s", got, tt.selectors)
+					}
+					want := a.record()
+					want.Path = rec.Path
+					check.Same(t, spelledRecord(want), spelledRecord(*rec), "the review")
+				}
+			})
+		}
 	}
 }
 
-// The open paths match those of upstream's own authorizer. Nobody else to ask, nothing more is
-// open.
+// spelledRecord formats all of a question, with its user.
+func spelledRecord(a authorizer.AttributesRecord) string {
+	u := a.User
+	a.User = nil
+	return fmt.Sprint(u, a)
+}
+
+// The open paths match those of upstream's own authorizer.
 func TestPaths(t *testing.T) {
 	allow := []string{"/healthz", "readyz", "/open/*", "/"}
 	upstream := must.Get(path.NewAuthorizer(allow))(t)
@@ -148,73 +222,56 @@ func TestPaths(t *testing.T) {
 			t.Errorf("%s is not open by default", p)
 		}
 	}
-	if got, err := d.Authorize(t.Context(), get("alice")); got.Allowed || err != nil {
-		t.Errorf("%v, %v without a reviewer", got, err)
-	}
 	if got, known := d.Cached(&Attributes{}); got.Allowed || !known {
 		t.Errorf("%v, %v without a user", got, known)
 	}
 }
 
-// After a change of any field, a cached answer must not be returned, even if all hashes collide.
-func TestKeyDistinguishes(t *testing.T) {
-	base := func() *Attributes {
-		return &Attributes{
-			User: &user.DefaultInfo{Name: "n", UID: "u", Groups: []string{"a", "b"}, Extra: map[string][]string{"k": {"v", "w"}, "l": {"x"}}},
-			Verb: "list", ResourceRequest: true, Group: "g", Version: "v", Resource: "r", Subresource: "s", Namespace: "ns", Name: "o",
-			FieldSelector: "f=1", LabelSelector: "l=1",
+// asker makes an Authorizer; a name may be "user/object".
+func asker(cfg Config) reviews.Start {
+	return func(t *testing.T, count *reviews.Count, generation func() uint64) reviews.Asker {
+		t.Helper()
+		cfg.Review, cfg.Generation = (&asked{Count: count}).review, generation
+		z := newAuthorizer(t, cfg)
+		question := func(name string) *Attributes {
+			user, object, _ := strings.Cut(name, "/")
+			a := get(user)
+			a.Name = object
+			return a
 		}
+		return reviews.Asker{Ask: func(ctx context.Context, name string) (bool, error) {
+			d, err := z.Authorize(ctx, question(name))
+			return d.Allowed, err
+		}, Known: func(name string) (ok, known bool) {
+			d, known := z.Cached(question(name))
+			return d.Allowed, known
+		}, Busy: func() float64 { return testutil.ToFloat64(z.metrics.reviews.WithLabelValues("busy")) }}
 	}
-	as := func(name, uid string, groups []string, extra map[string][]string) func(*Attributes) {
-		return func(a *Attributes) { a.User = &user.DefaultInfo{Name: name, UID: uid, Groups: groups, Extra: extra} }
+}
+
+func TestFresh(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		allow, deny time.Duration
+		ok          bool
+		fresh       time.Duration
+	}{
+		{"alice", 0, 0, true, 10 * time.Second},
+		{"bob", 0, 0, false, 10 * time.Second},
+		{"alice", time.Minute, time.Second, true, time.Minute},
+		{"bob", time.Hour, time.Minute, false, time.Minute},
+		{"alice", -1, time.Minute, true, 0},
+		{"broken", time.Minute, time.Minute, false, 0},
+		{"alice/" + strings.Repeat("x", maxCached-get("alice").size()+1), 0, 0, true, 0},
+	} {
+		reviews.Fresh(t, asker(Config{AllowTTL: tt.allow, DenyTTL: tt.deny}), tt.name, tt.ok, tt.fresh)
 	}
-	groups, x := []string{"a", "b"}, map[string][]string{"k": {"v", "w"}, "l": {"x"}}
-	changes := map[string]func(*Attributes){
-		"verb":             func(a *Attributes) { a.Verb = "watch" },
-		"group":            func(a *Attributes) { a.Group = "h" },
-		"version":          func(a *Attributes) { a.Version = "w" },
-		"resource":         func(a *Attributes) { a.Resource = "q" },
-		"subresource":      func(a *Attributes) { a.Subresource = "" },
-		"namespace":        func(a *Attributes) { a.Namespace = "" },
-		"name":             func(a *Attributes) { a.Name = "p" },
-		"moved over":       func(a *Attributes) { a.Group, a.Version = "gv", "" },
-		"field selector":   func(a *Attributes) { a.FieldSelector = "f=2" },
-		"label selector":   func(a *Attributes) { a.LabelSelector = "l=2" },
-		"not a resource":   func(a *Attributes) { a.ResourceRequest, a.Path = false, "g" },
-		"user":             as("m", "u", groups, x),
-		"uid":              as("n", "t", groups, x),
-		"group order":      as("n", "u", []string{"b", "a"}, x),
-		"fewer groups":     as("n", "u", []string{"a"}, x),
-		"joined groups":    as("n", "u", []string{"ab"}, x),
-		"group with nul":   as("n", "u", []string{"a\x00b"}, x),
-		"no extra":         as("n", "u", groups, nil),
-		"extra value":      as("n", "u", groups, map[string][]string{"k": {"v"}, "l": {"x"}}),
-		"extra swapped":    as("n", "u", groups, map[string][]string{"l": {"v", "w"}, "k": {"x"}}),
-		"extra value move": as("n", "u", groups, map[string][]string{"k": {"v"}, "l": {"w", "x"}}),
-	}
-	for _, collide := range []bool{false, true} {
-		for name, change := range changes {
-			z := newAuthorizer(t, Config{Review: newAsked().review})
-			if collide {
-				z.cache.narrow = func(uint64) uint64 { return 7 }
-			}
-			z.cache.put(base(), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
-			if _, ok := z.Cached(base()); !ok {
-				t.Fatalf("%s: the same question missed the cache", name)
-			}
-			other := base()
-			change(other)
-			if d, ok := z.Cached(other); ok {
-				t.Errorf("%s (colliding %v): got answer %v, cached for another question", name, collide, d)
-			}
-			if base().key() == other.key() {
-				t.Errorf("%s: the same key", name)
-			}
-			if !strings.Contains(name, "extra") && base().hash(z.cache.seed) == other.hash(z.cache.seed) {
-				t.Errorf("%s: the same hash", name)
-			}
-		}
-	}
+}
+
+func TestCoalescing(t *testing.T) { reviews.Coalesce(t, asker(Config{}), "alice") }
+
+func TestBounds(t *testing.T) {
+	reviews.Bounds(t, asker(Config{}), func(source, i int) string { return fmt.Sprintf("user-%d/%d", source, i) }, maxWaiting, maxReviews)
 }
 
 // known recognizes itself.
@@ -245,129 +302,42 @@ func TestClone(t *testing.T) {
 	check.Same(t, 5+5+(5+16)+(1+16)+(5+16), userSize(c.User), "its user's size")
 }
 
-func TestPathIsNoPartOfAResourceQuestion(t *testing.T) {
-	r, metrics := newAsked(), prometheus.NewRegistry()
-	z := newAuthorizer(t, Config{Review: r.review, Metrics: metrics})
-	for i := range 3 {
-		a := get("alice")
-		a.Path = fmt.Sprint("/apis/", i)
-		must.Get(z.Authorize(t.Context(), a))(t)
-	}
-	check.Same(t, 1, r.N.Load(), "reviews")
-	check.Same(t, 2, testutil.ToFloat64(z.metrics.hits), "cache hits")
-	check.Same(t, 5, must.Get(testutil.GatherAndCount(metrics))(t), "series")
-}
-
-func TestTTL(t *testing.T) {
-	for _, tt := range []struct {
-		user        string
-		allow, deny time.Duration
-		fresh       time.Duration // still cached after it; zero: never cached
-	}{
-		{"alice", 0, 0, 9 * time.Second},
-		{"bob", 0, 0, 9 * time.Second},
-		{"alice", time.Minute, time.Second, 59 * time.Second},
-		{"bob", time.Hour, time.Minute, 59 * time.Second},
-		{"alice", -1, time.Minute, 0},
-		{"broken", time.Minute, time.Minute, 0},
-	} {
-		t.Run(fmt.Sprint(tt.user, tt.allow, tt.deny), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r := newAsked()
-				z := newAuthorizer(t, Config{Review: r.review, AllowTTL: tt.allow, DenyTTL: tt.deny})
-				_, _ = z.Authorize(t.Context(), get(tt.user))
-				pass(tt.fresh)
-				if _, ok := z.Cached(get(tt.user)); ok != (tt.fresh > 0) {
-					t.Fatalf("cached after %v: %v", tt.fresh, ok)
-				}
-				pass(time.Second)
-				if _, ok := z.Cached(get(tt.user)); ok {
-					t.Error("still cached a second later")
-				}
-				_, _ = z.Authorize(t.Context(), get(tt.user))
-				check.Same(t, 2, r.N.Load(), "reviews")
-			})
-		})
-	}
-}
-
-// kept counts the answers to n questions that are still cached.
-func kept(c *cache, n int, ask func(int) *Attributes) (found int) {
-	for i := range n {
-		if _, ok := c.get(ask(i)); ok {
-			found++
-		}
-	}
-	return found
-}
-
+// The number of answers is bounded, and their size. A front proxy asserts any groups, and each of
+// its requests has a user of its own.
 func TestCacheIsBounded(t *testing.T) {
 	t.Parallel()
-	z := newAuthorizer(t, Config{Review: newAsked().review})
-	ask := func(i int) *Attributes {
-		a := get("alice")
-		a.Name = fmt.Sprint(i)
-		return a
+	groups := &user.DefaultInfo{
+		Name: "alice", Groups: []string{strings.Repeat("g", maxCached)}, Extra: map[string][]string{"scopes": {strings.Repeat("s", maxCached)}},
 	}
-	const n = maxEntries * 5 / 4
-	for i := range n {
-		z.cache.put(ask(i), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
-	}
-	if _, ok := z.Cached(ask(n - 1)); !ok {
-		t.Error("the newest answer was dropped")
-	}
-	if found := kept(z.cache, n, ask); found > maxEntries || found < maxEntries/2 {
-		t.Errorf("%d answers are cached, want at most %d", found, maxEntries)
-	}
-	// A front proxy asserts any groups, and each of its requests has a user of its own.
-	grouped := func(i int) *Attributes {
-		a := ask(i)
-		a.User = &user.DefaultInfo{Name: "alice", Groups: []string{strings.Repeat("g", maxCached)}, Extra: map[string][]string{"scopes": {strings.Repeat("s", maxCached)}}}
-		return a
-	}
-	large := func(i int) *Attributes {
-		a := ask(i)
-		a.Name += strings.Repeat("x", maxCached-10)
-		return a
-	}
-	for size, ask := range map[int]func(int) *Attributes{maxCached: large, 2 * maxCached: grouped} {
-		const long = 16_000
-		for i := range long {
-			z.cache.put(ask(i), Decision{}, time.Now().Add(time.Hour), 0)
+	for _, tt := range []struct {
+		name string
+		user user.Info
+		long int // bytes of each object's name
+		n    int
+		most int
+	}{
+		{"many", get("alice").User, 0, maxEntries * 5 / 4, maxEntries},
+		{"long", get("alice").User, maxCached - 10, 16_000, maxBytes / maxCached},
+		{"of many groups", groups, 0, 16_000, maxBytes / (2 * maxCached)},
+	} {
+		c := newCache(func() uint64 { return 0 })
+		ask := func(i int) *Attributes {
+			a := get("")
+			a.User, a.Name = tt.user, fmt.Sprint(i, strings.Repeat("x", tt.long))
+			return a
 		}
-		if found := kept(z.cache, long, ask); found*size > maxBytes || found == 0 {
-			t.Errorf("%d answers of %d bytes are cached, want at most %d", found, size, maxBytes/size)
+		for i := range tt.n {
+			c.put(ask(i), Decision{}, time.Now().Add(time.Hour), 0)
 		}
-	}
-	big := get("alice")
-	big.Name += strings.Repeat("x", maxCached-big.size())
-	if d, err := z.Authorize(t.Context(), big); err != nil || !d.Allowed {
-		t.Fatal(d, err)
-	}
-	if _, ok := z.Cached(big); ok {
-		t.Error("the answer to a huge question was cached")
-	}
-}
-
-func TestReviewGetsTheSelectors(t *testing.T) {
-	tests := []struct{ name, field, label, want string }{
-		{"none", "", "", "field [] <nil>, label  <nil>"},
-		{"both", "metadata.name=a,x!=b", "app in (a,b),!c", "field [{= metadata.name a} {!= x b}] <nil>, label app in (a,b), !c <nil>"},
-		{"everything", "", ",", "field [] <nil>, label  found ','"},
-		{"broken", "a", "=", "field [] invalid selector"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			r := newAsked()
-			a := get("alice")
-			a.Verb, a.FieldSelector, a.LabelSelector = "list", tt.field, tt.label
-			must.Get(newAuthorizer(t, Config{Review: r.review}).Authorize(t.Context(), a))(t)
-			rec := r.last.Load()
-			got := fmt.Sprintf("field %v %v, label %v %v", rec.FieldSelectorRequirements, rec.FieldSelectorParsingErr, rec.LabelSelectorRequirements, rec.LabelSelectorParsingErr)
-			if !strings.HasPrefix(got, tt.want) {
-				t.Errorf("got %s, want %s", got, tt.want)
+		found := 0
+		for i := range tt.n {
+			if _, ok := c.get(ask(i)); ok {
+				found++
 			}
-		})
+		}
+		if _, ok := c.get(ask(tt.n - 1)); !ok || found > tt.most || found < tt.most/2 {
+			t.Errorf("%s: %d answers are cached, want at most %d; the newest one: %v", tt.name, found, tt.most, ok)
+		}
 	}
 }
 
@@ -378,6 +348,3 @@ func TestCachedAllocatesNothing(t *testing.T) {
 	a.User = &user.DefaultInfo{Name: "alice", Groups: []string{"g"}, Extra: map[string][]string{}}
 	check.Same(t, 0, testing.AllocsPerRun(100, func() { z.Cached(a) }), "allocations")
 }
-
-// pass lets time pass in a bubble.
-func pass(d time.Duration) { time.Sleep(d) }

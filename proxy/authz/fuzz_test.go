@@ -1,6 +1,7 @@
 package authz
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,7 +26,7 @@ func (d *dice) roll(n int) int {
 func (d *dice) word() string {
 	w := make([]byte, d.roll(4))
 	for i := range w {
-		w[i] = "ab\x00\x01/=,"[d.roll(7)]
+		w[i] = "ab\x00\x01/ ,"[d.roll(7)]
 	}
 	return string(w)
 }
@@ -49,39 +50,63 @@ func (d *dice) question() *Attributes {
 	}
 }
 
-// spelled formats all of a question: two questions are the same if their texts are.
-func spelled(a *Attributes) string {
-	extra := ""
+// spelled formats all that is asked: two questions are the same if their texts are.
+func spelled(a *Attributes) (text, extra string) {
 	for _, k := range slices.Sorted(maps.Keys(a.User.GetExtra())) {
 		extra += fmt.Sprintf("%q=%q;", k, a.User.GetExtra()[k])
 	}
-	if a.ResourceRequest {
-		return fmt.Sprintf("resource %q %q %q %q %q %q %q %q %q as %q %q %q %s", a.Verb, a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector,
-			a.User.GetName(), a.User.GetUID(), a.User.GetGroups(), extra)
+	text = fmt.Sprintf("%q %q %q asks for %q", a.User.GetName(), a.User.GetUID(), a.User.GetGroups(), a.Verb)
+	if !a.ResourceRequest {
+		return fmt.Sprintf("%s path %q", text, a.Path), extra
 	}
-	return fmt.Sprintf("path %q %q as %q %q %q %s", a.Verb, a.Path, a.User.GetName(), a.User.GetUID(), a.User.GetGroups(), extra)
+	return fmt.Sprintf("%s %q %q %q %q %q %q %q %q", text, a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector), extra
 }
 
 // Two questions share a key, and a cached answer, if and only if they are the same, even if all
-// hashes collide.
+// hashes collide. They share a hash at most if they differ in nothing but the user's extra, or in
+// being a resource or a path.
 func FuzzKey(f *testing.F) {
-	f.Add([]byte{}, []byte{1})
-	f.Add([]byte{2, 0, 1, 0, 2, 1, 0, 1, 1}, []byte{1, 0, 0, 3, 0, 1, 2, 1})
-	f.Add([]byte{0, 0, 2, 1, 2, 1, 3, 1, 1, 2, 2, 1, 4}, []byte{0, 0, 1, 2, 2, 3, 1, 1, 2, 2, 1, 4})
+	// A user, its groups and extra; then the verb, and a resource or a path. What differs in one
+	// byte differs in a letter, or in where a word or a list ends.
+	words := func(n int) []byte { return bytes.Repeat([]byte{1, 0}, n) }
+	for _, resource := range []byte{1, 0} {
+		one := slices.Concat([]byte{1, 0, 1, 0, 2, 1, 0, 1, 1, 2, 1, 0, 2, 1, 0, 1, 1, 1, 1, 1, 1, 0, 1, 0, resource}, words(9))
+		f.Add(one, one)
+		for i := range one {
+			for _, by := range []byte{1, 2, 255} {
+				other := slices.Clone(one)
+				other[i] += by
+				f.Add(one, other)
+			}
+		}
+	}
+	// The same letters, divided otherwise: groups, a version and its group, a group and a path.
+	f.Add([]byte{0, 0, 2, 1, 0, 1, 1}, []byte{0, 0, 1, 2, 0, 1})
+	f.Add([]byte{0, 0, 2, 1, 0, 1, 1}, []byte{0, 0, 1, 3, 0, 5, 1})
+	f.Add([]byte{0, 0, 0, 0, 0, 1, 1, 0, 1, 1}, []byte{0, 0, 0, 0, 0, 1, 2, 0, 1, 0})
+	f.Add([]byte{0, 0, 0, 0, 0, 1, 1, 0}, []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0})
+	generation := uint64(0)
+	caches := map[bool]*cache{}
+	for _, collide := range []bool{false, true} {
+		caches[collide] = newCache(func() uint64 { return generation })
+	}
+	caches[true].narrow = func(uint64) uint64 { return 7 }
 	f.Fuzz(func(t *testing.T, one, other []byte) {
 		a, b := (&dice{one}).question(), (&dice{other}).question()
-		same := spelled(a) == spelled(b)
+		text, extra := spelled(a)
+		otherText, otherExtra := spelled(b)
+		same := text == otherText && extra == otherExtra
 		if a.equal(b) != same || (a.key() == b.key()) != same {
-			t.Errorf("equal %v, keys equal %v:\n%s\n%s", a.equal(b), a.key() == b.key(), spelled(a), spelled(b))
+			t.Errorf("equal %v, keys equal %v:\n%s %s\n%s %s", a.equal(b), a.key() == b.key(), text, extra, otherText, otherExtra)
 		}
-		for _, collide := range []bool{false, true} {
-			c := newCache(func() uint64 { return 0 })
-			if collide {
-				c.narrow = func(uint64) uint64 { return 7 }
-			}
-			c.put(a.clone(), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
+		if seed := caches[false].seed; text != otherText && a.ResourceRequest == b.ResourceRequest && a.hash(seed) == b.hash(seed) {
+			t.Errorf("the same hash:\n%s\n%s", text, otherText)
+		}
+		generation++ // forgets what other questions have left
+		for collide, c := range caches {
+			c.put(a.clone(), Decision{Allowed: true}, time.Now().Add(time.Hour), generation)
 			if _, hit := c.get(b); hit != same {
-				t.Errorf("answered %v (colliding %v):\n%s\n%s", hit, collide, spelled(a), spelled(b))
+				t.Errorf("answered %v (colliding %v):\n%s %s\n%s %s", hit, collide, text, extra, otherText, otherExtra)
 			}
 		}
 	})

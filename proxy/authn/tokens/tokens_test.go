@@ -78,46 +78,41 @@ func TestTokensOfAFile(t *testing.T) {
 const head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
 
 func TestConfiguration(t *testing.T) {
-	for _, tc := range []struct{ name, text, wrong string }{
-		{"nothing in it", head, ""},
-		{"empty", "", "reading authentication configuration"},
-		{"another kind", "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: []\n", "it is *apiserver.AuthorizationConfiguration"},
-		{"unknown field", head + "jwts: []\n", `unknown field "jwts"`},
-		{"plain http", head + "jwt: [{issuer: {url: \"http://x\", audiences: [a]}, claimMappings: {username: {claim: sub, prefix: \"\"}}}]\n", "URL scheme must be https"},
-		{"no audience", head + "jwt: [{issuer: {url: \"https://x\"}, claimMappings: {username: {claim: sub, prefix: \"\"}}}]\n", "jwt[0].issuer.audiences: Required value"},
-		{"bad expression", head + "jwt: [{issuer: {url: \"https://x\", audiences: [a]}, claimMappings: {username: {expression: \"claims.\"}}}]\n", "jwt[0].claimMappings.username.expression"},
-		{"egress", head + "jwt: [{issuer: {url: \"https://x\", audiences: [a], egressSelectorType: cluster}, claimMappings: {username: {claim: sub, prefix: \"\"}}}]\n", "egressSelectorType"},
-		{"conditions without enabled", head + "anonymous: {enabled: false, conditions: [{path: /livez}]}\n", "enabled should be set to true"},
+	const username = `claimMappings: {username: {claim: sub, prefix: ""}}`
+	good := issuer.Start(t).Config("")
+	for _, tc := range []struct {
+		name, text, wrong string
+		anonymous         string
+	}{
+		{"nothing in it", head, "", "false false []"},
+		{"not anonymous", head + "anonymous: {enabled: false}", "", "true false []"},
+		{"anonymous", head + "anonymous: {enabled: true}", "", "true true []"},
+		{"anonymous on paths", head + "anonymous: {enabled: true, conditions: [{path: /livez}, {path: /version}]}", "", "true true [/livez /version]"},
+		{"empty", "", "reading authentication configuration", ""},
+		{"another kind", "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: []\n", "it is *apiserver.AuthorizationConfiguration", ""},
+		{"unknown field", head + "jwts: []\n", `unknown field "jwts"`, ""},
+		{"plain http", head + `jwt: [{issuer: {url: "http://x", audiences: [a]}, ` + username + "}]\n", "URL scheme must be https", ""},
+		{"no audience", head + `jwt: [{issuer: {url: "https://x"}, ` + username + "}]\n", "jwt[0].issuer.audiences: Required value", ""},
+		{
+			"bad expression", head + `jwt: [{issuer: {url: "https://x", audiences: [a]}, claimMappings: {username: {expression: "claims."}}}]`,
+			"jwt[0].claimMappings.username.expression", "",
+		},
+		{"egress", head + `jwt: [{issuer: {url: "https://x", audiences: [a], egressSelectorType: cluster}, ` + username + "}]\n", "egressSelectorType", ""},
+		{"conditions without enabled", head + "anonymous: {enabled: false, conditions: [{path: /livez}]}\n", "enabled should be set to true", ""},
+		// It has no issuers while the local apiserver authenticates all tokens.
+		{"judged", head, "", "false false []"},
+		{"judged, with an issuer", good, "the local apiserver authenticates all tokens", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			err := New(Config{}).TakeConfig([]byte(tc.text))
+			k := New(Config{Judged: strings.HasPrefix(tc.name, "judged")})
+			err := k.TakeConfig([]byte(tc.text))
 			if (err == nil) != (tc.wrong == "") || err != nil && !strings.Contains(err.Error(), tc.wrong) {
 				t.Errorf("%v, want %q", err, tc.wrong)
 			}
+			if configured, allowed, paths := k.Anonymous(); err == nil {
+				check.Same(t, tc.anonymous, fmt.Sprint(configured, allowed, paths), "about anonymous requests: configured, allowed, paths")
+			}
 		})
-	}
-}
-
-// A configuration has no issuers while the local apiserver authenticates all tokens.
-func TestJudged(t *testing.T) {
-	k := New(Config{Judged: true})
-	must.Do(t, k.TakeConfig([]byte(head)))
-	if err := k.TakeConfig([]byte(issuer.Start(t).Config(""))); err == nil || !strings.Contains(err.Error(), "the local apiserver authenticates all tokens") {
-		t.Errorf("an issuer: %v", err)
-	}
-}
-
-func TestAnonymous(t *testing.T) {
-	for text, want := range map[string]string{
-		head:                                 "configured false, allowed false, paths []",
-		head + "anonymous: {enabled: false}": "configured true, allowed false, paths []",
-		head + "anonymous: {enabled: true}":  "configured true, allowed true, paths []",
-		head + "anonymous: {enabled: true, conditions: [{path: /livez}, {path: /version}]}": "configured true, allowed true, paths [/livez /version]",
-	} {
-		k := New(Config{})
-		must.Do(t, k.TakeConfig([]byte(text)))
-		configured, allowed, paths := k.Anonymous()
-		check.Same(t, want, fmt.Sprintf("configured %v, allowed %v, paths %v", configured, allowed, paths), "%s", text)
 	}
 }
 
@@ -242,30 +237,51 @@ func (s lines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// A configuration that is replaced while it waits for keys is logged, and stops fetching them.
-func TestGivenUpConfiguration(t *testing.T) {
-	dead := issuer.Start(t)
-	nobody, waits := head, dead.Config("")
-	dead.Close()
-	log := make(lines, 10)
+// A configuration whose issuer does not answer in time is tried again, and activated when it does.
+// One that is replaced while it waits for keys is given up, and stops fetching them.
+func TestLateIssuer(t *testing.T) {
+	first, late, dead := issuer.Start(t), issuer.Start(t), issuer.Start(t)
+	var answers atomic.Bool
+	whole := late.Server.Config.Handler
+	late.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !answers.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		whole.ServeHTTP(w, r)
+	})
+	log := make(lines, 1000)
 	k := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
-	take := func(text string) {
-		t.Helper()
-		must.Do(t, k.TakeConfig([]byte(text)))
-	}
+	k.wait, k.pause = time.Second, time.Millisecond
+	take := func(text string) { must.Do(t, k.TakeConfig([]byte(text))) }
 	want := func(message string) {
 		t.Helper()
 		if line := <-log; !strings.Contains(line, `msg="authentication configuration `+message) {
 			t.Fatalf("logged: %s", line)
 		}
 	}
-	take(nobody)
+	take(first.Config(""))
 	must.Run(t, k.Run)
+	want("activated")
+	take(late.Config(""))
+	want(`not activated, the previous one stays" err="waiting for`)
+	answers.Store(true)
+	must.Soon(t, 30*time.Second, "activated", func() bool {
+		_, ok, _ := k.Review(t.Context(), late.Token(t, nil))
+		return ok
+	})
+	for line := ""; !strings.Contains(line, "configuration activated"); line = <-log { // it was tried several times
+	}
+
+	k.wait = time.Hour
+	waits := dead.Config("")
+	dead.Close()
+	take(head)
 	want("activated")
 	before := goleak.IgnoreCurrent()
 	take(waits)
 	must.Soon(t, 30*time.Second, "waited for", func() bool { return goleak.Find(before) != nil })
-	take(nobody)
+	take(head)
 	want(`not activated, the previous one stays" err="waiting for`)
 	want("activated")
 	if err := goleak.Find(before); err != nil {
@@ -305,33 +321,4 @@ func TestKeysAreMissing(t *testing.T) {
 	if r, ok, err := k.Review(t.Context(), token); ok || err == nil {
 		t.Errorf("%v, %v, want an error", r, ok)
 	}
-}
-
-// A configuration whose issuer answers only after the time that is waited for it is activated then.
-func TestLateIssuer(t *testing.T) {
-	first, late := issuer.Start(t), issuer.Start(t)
-	var answers atomic.Bool
-	server, whole := late.Server, late.Server.Config.Handler
-	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !answers.Load() {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return
-		}
-		whole.ServeHTTP(w, r)
-	})
-	log := make(lines, 1000)
-	k := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
-	k.wait, k.pause = time.Second, time.Millisecond
-	must.Do(t, k.TakeConfig([]byte(first.Config(""))))
-	must.Run(t, k.Run)
-	<-log
-	must.Do(t, k.TakeConfig([]byte(late.Config(""))))
-	if line := <-log; !strings.Contains(line, "not activated") {
-		t.Fatal(line)
-	}
-	answers.Store(true)
-	must.Soon(t, 30*time.Second, "activated", func() bool {
-		_, ok, _ := k.Review(t.Context(), late.Token(t, nil))
-		return ok
-	})
 }

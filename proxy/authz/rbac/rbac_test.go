@@ -70,11 +70,16 @@ func TestAuthorize(t *testing.T) {
 		{"account", &user.DefaultInfo{Name: "system:serviceaccount:x:bot"}, resource("get", "", "pods", "", "p"), true},
 		{"account of another namespace", &user.DefaultInfo{Name: "system:serviceaccount:y:bot"}, resource("get", "", "pods", "", "p"), false},
 		{"account without namespace", &user.DefaultInfo{Name: "system:serviceaccount::bot"}, resource("get", "b.io", "pods", "", "p"), false},
+		{"the zero Authorizer", member("readers"), url("get", "/apis"), false},
 		{"nobody", nil, resource("get", "a.io", "widgets", "", "one"), false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.ask.User = tc.user
-			got, reason, err := kit().Authorize(t.Context(), tc.ask)
+			z := kit()
+			if tc.name == "the zero Authorizer" {
+				z = &Authorizer{}
+			}
+			got, reason, err := z.Authorize(t.Context(), tc.ask)
 			want := authorizer.DecisionNoOpinion
 			if tc.want {
 				want = authorizer.DecisionAllow
@@ -82,17 +87,9 @@ func TestAuthorize(t *testing.T) {
 			if err != nil || got != want || tc.want != (reason != "") {
 				t.Errorf("%v, %q, %v, want allowed %v", got, reason, err, tc.want)
 			}
+			if g := z.Generation(); g != 7 && (z.Roles != nil || g != 0) {
+				t.Errorf("generation %d", g)
+			}
 		})
-	}
-}
-
-func TestZero(t *testing.T) {
-	var z Authorizer
-	d, _, err := z.Authorize(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "u"}, Verb: "get", Path: "/"})
-	if d != authorizer.DecisionNoOpinion || err != nil || z.Generation() != 0 {
-		t.Errorf("%v, %v", d, err)
-	}
-	if g := kit().Generation(); g != 7 {
-		t.Errorf("generation %d", g)
 	}
 }
