@@ -92,6 +92,12 @@ func TestWhoShares(t *testing.T) {
 // After an APIService changes its target or its trust, its requests no longer use the shared
 // connections. Those of its neighbours do.
 func TestRetarget(t *testing.T) {
+	s := newStreet(t, nil)
+	for _, name := range []string{"a", "b", "c"} {
+		s.house(name, nil, healthy(place1))
+	}
+	s.table()
+	c := s.via("a")
 	for name, change := range map[string]func(*registry.Entry, *registry.Backend){
 		"port":         func(_ *registry.Entry, b *registry.Backend) { b.Port = 8443 },
 		"service":      func(_ *registry.Entry, b *registry.Backend) { b.Service = "other" },
@@ -99,27 +105,16 @@ func TestRetarget(t *testing.T) {
 		"server name":  func(_ *registry.Entry, b *registry.Backend) { b.ServerName = "other" },
 		"ping timeout": func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = time.Second },
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStreet(t, nil)
-			for _, name := range []string{"a", "b", "c"} {
-				s.house(name, nil, healthy(place1))
-			}
-			s.table()
-			c := s.via("a")
-			s.house("a", change)
-			s.table()
-			if got := s.via("a"); got == nil || got == c {
-				t.Errorf("uses %p, after it shared %p", got, c)
-			}
-			if s.via("b") != c || s.via("c") != c {
-				t.Error("a neighbour lost its connections")
-			}
-			s.house("a", func(_ *registry.Entry, b *registry.Backend) { *b = *s.entries["b"].Backend })
-			s.table()
-			if s.via("a") != c {
-				t.Error("does not use its former connections again")
-			}
-		})
+		s.house("a", change)
+		s.table()
+		if got := s.via("a"); got == nil || got == c || s.via("b") != c || s.via("c") != c {
+			t.Errorf("%s: uses %p, after it shared %p; its neighbours use %p and %p", name, got, c, s.via("b"), s.via("c"))
+		}
+		s.house("a", func(_ *registry.Entry, b *registry.Backend) { *b = *s.entries["b"].Backend })
+		s.table()
+		if s.via("a") != c {
+			t.Errorf("%s: does not use its former connections again", name)
+		}
 	}
 }
 
@@ -171,6 +166,10 @@ func TestHeldConnections(t *testing.T) {
 // HTTP/2. After a rotation of the proxy client certificate all connections drain. If one leaves or
 // changes, only its own connections do.
 func TestSharedConnections(t *testing.T) {
+	synctest.Test(t, sharedConnections)
+}
+
+func sharedConnections(t *testing.T) {
 	changed := make(chan struct{})
 	s := newStreet(t, func(cfg *Config) {
 		var once sync.Once
@@ -196,13 +195,9 @@ func TestSharedConnections(t *testing.T) {
 	}
 	want := func(when string, drains bool, list ...*Conn) {
 		t.Helper()
+		synctest.Wait()
 		for i, c := range list {
-			select {
-			case <-c.Drain:
-				check.Same(t, drains, true, "%s, connection %d drains", when, i)
-			case <-time.After(50 * time.Millisecond):
-				check.Same(t, drains, false, "%s, connection %d drains", when, i)
-			}
+			check.Same(t, drains, isOver(c.Drain), "%s, connection %d drains", when, i)
 		}
 	}
 	speak := func(when string, http2 bool) {
@@ -221,7 +216,7 @@ func TestSharedConnections(t *testing.T) {
 	want("before the rotation", false, first, own)
 	close(changed)
 	want("after the rotation", true, first, own)
-	must.Soon(t, 10*time.Second, "the old connection over HTTP/1.1 to close", func() bool { return s.up("b").meter.connections.Load() == 0 })
+	check.Same(t, 0, s.up("b").meter.connections.Load(), "old connections over HTTP/1.1")
 
 	shared, own := dial(s.via("a")), dial(s.up("b"))
 	want("after a new dial", false, shared, own)

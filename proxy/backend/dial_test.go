@@ -104,7 +104,13 @@ func TestNoTrust(t *testing.T) {
 // The engine learns which backends speak HTTP/2, and wraps each connection once.
 func TestFrames(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
-		f := newFixture(t, nil)
+		f := newFixture(t, func(cfg *Config) {
+			dial := cfg.Dial
+			cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				time.Sleep(time.Second) // until all ask
+				return dial(ctx, network, address)
+			}
+		})
 		s := f.serve(place1, proto, nil)
 		f.backend.PingTimeout = 3 * time.Second
 		u := f.Upstream(f.set(healthy(place1)))

@@ -109,10 +109,9 @@ func newStreet(t testing.TB, change func(*Config)) *fixture {
 func (f *fixture) set(endpoints ...registry.Endpoint) *registry.Entry {
 	f.t.Helper()
 	const name = "v1.example.com"
-	f.entries[name] = &registry.Entry{
-		Name: name, GroupVersion: schema.GroupVersion{Group: "example.com", Version: "v1"},
-		Backend: f.backend, Endpoints: endpoints, Policy: f.policy,
-	}
+	f.house(name, func(e *registry.Entry, b *registry.Backend) {
+		*b, e.Policy, e.Endpoints = *f.backend, f.policy, endpoints
+	})
 	f.table()
 	return f.entries[name]
 }

@@ -231,7 +231,13 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		n.serve(other, protoH2, apiserver)
 		s := n.serve(restarted, protoH2, apiserver)
 		var signals signals
-		l := newLocal(t, n, func(cfg *LocalConfig) { cfg.Signal = func(address string, _ error) { signals.add(address) } }, restarted, other)
+		l := newLocal(t, n, func(cfg *LocalConfig) {
+			cfg.Signal = func(address string, err error) {
+				if err != nil {
+					signals.add(address)
+				}
+			}
+		}, restarted, other)
 		ask := func(times int) {
 			t.Helper()
 			for range times {
@@ -247,6 +253,9 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		synctest.Wait()
 		if signals.count(restarted) == 0 {
 			t.Error("no probe was requested")
+		}
+		if l.Upstream(PoolProven).endpoints[restarted].load() == 0 {
+			t.Error("another pool does not suspect the server")
 		}
 		ask(100)
 		check.Same(t, 0, s.hits.Load(), "requests of a server that may not be ready")

@@ -22,25 +22,30 @@ import (
 
 // Whatever one endpoint does to a request, the other one serves it if it may be retried. No request
 // that may have been executed is executed twice, unless it is a read. Nor is a watch retried, which
-// may have been answered, or a read whose body was streamed: the body is gone.
+// may have been answered, or a read whose body was streamed: the body is gone. What is no HTTP is
+// no reason to try again.
 func TestRetry(t *testing.T) {
+	noHTTP := raw(t, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n", false)
 	for _, tt := range []struct {
 		name, method string
 		watch        bool
 		streamed     bool
-		retried      bool
+		answer       http.HandlerFunc
+		want         error // nil: the other one has served it
 	}{
-		{"GET", http.MethodGet, false, false, true},
-		{"HEAD", http.MethodHead, false, false, true},
-		{"POST", http.MethodPost, false, false, false},
-		{"DELETE", http.MethodDelete, false, false, false},
-		{"watch", http.MethodGet, true, false, false},
-		{"streamed", http.MethodGet, false, true, false},
+		{"GET", http.MethodGet, false, false, closes, nil},
+		{"HEAD", http.MethodHead, false, false, closes, nil},
+		{"POST", http.MethodPost, false, false, closes, ErrUnanswered},
+		{"DELETE", http.MethodDelete, false, false, closes, ErrUnanswered},
+		{"watch", http.MethodGet, true, false, closes, ErrUnanswered},
+		{"streamed", http.MethodGet, false, true, closes, ErrUnanswered},
+		{"GET, no HTTP", http.MethodGet, false, false, noHTTP, ErrBadResponse},
+		{"POST, no HTTP", http.MethodPost, false, false, noHTTP, ErrBadResponse},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFixture(t, nil)
-				bad, good := f.serve(place1, protoH1, closes), f.serve(place2, protoH2, nil)
+				bad, good := f.serve(place1, protoH1, tt.answer), f.serve(place2, protoH2, nil)
 				req := newRequest(t, tt.method, "")
 				if tt.streamed {
 					req = newRequest(t, tt.method, "body")
@@ -49,12 +54,12 @@ func TestRetry(t *testing.T) {
 				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the
 				// faulty one.
 				status, _, err := read(f.RoundTrip(f.set(healthy(place1), registry.Endpoint{Address: place2}), req, tt.watch))
-				if tt.retried {
+				if tt.want == nil {
 					if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
 						t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, good.hits.Load())
 					}
-				} else if !errors.Is(err, ErrUnanswered) || bad.hits.Load() != 1 || good.hits.Load() != 0 {
-					t.Errorf("got %d, %v, want %v; executed %d and %d times", status, err, ErrUnanswered, bad.hits.Load(), good.hits.Load())
+				} else if !errors.Is(err, tt.want) || bad.hits.Load() != 1 || good.hits.Load() != 0 {
+					t.Errorf("got %d, %v, want %v; executed %d and %d times", status, err, tt.want, bad.hits.Load(), good.hits.Load())
 				}
 			})
 		})
@@ -95,19 +100,6 @@ func TestRetryUnreachable(t *testing.T) {
 			t.Errorf("signals: %v", f.signals.list)
 		}
 	}
-}
-
-// What is no HTTP is no reason to try again.
-func TestBadResponse(t *testing.T) {
-	f := newFixture(t, nil)
-	bad := f.serve(place1, protoH1, raw(t, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n", false))
-	e := f.set(healthy(place1))
-	for _, method := range []string{http.MethodGet, http.MethodPost} {
-		if _, _, err := f.do(e, method, ""); !errors.Is(err, ErrBadResponse) {
-			t.Errorf("%s: got %v, want ErrBadResponse", method, err)
-		}
-	}
-	check.Same(t, 2, bad.hits.Load(), "executions of two requests")
 }
 
 // A request over HTTP/2 is never sent twice to an endpoint while there is one that was not tried,
