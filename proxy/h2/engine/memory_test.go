@@ -1,95 +1,16 @@
 package engine
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
-
-// greedyClient has sent so much unread data that its connection holds more than its share.
-func (r *rig) greedyClient() *peer {
-	r.e.Memory = hold.New(4 << 20)
-	c := r.client()
-	for id := uint32(1); id <= 15; id += 2 { // 2 MiB
-		c.request(id, "POST", false)
-		c.upload(id, int(r.e.lim.streamWindow))
-		r.e.report(1)
-	}
-	return c
-}
-
-// A connection that holds more than its share gets no credit and no new stream until its bodies
-// have been forwarded. Other connections are not affected.
-func TestGreedyConnectionWaits(t *testing.T) {
-	r := newRig(t)
-	stuck := r.ep
-	c := r.greedyClient()
-	if c.c.queued > 2<<20 || c.c.recv > r.e.lim.clientWindow/2 || !c.c.greedy() {
-		t.Fatalf("%d bytes are held, and %d more may come", c.c.queued, c.c.recv)
-	}
-	c.see()
-	c.get(17)
-	c.want("RST 17 REFUSED_STREAM")
-	r.ep = r.endpoint("healthy")
-	other := r.client()
-	other.request(1, "POST", false)
-	other.data(1, "hello", true)
-	b := r.backend(1)
-	b.respond(b.c.maxID, "hi")
-	other.want("HEADERS 1 :status=200", `DATA 1 "hi" END`)
-	b = r.backend(0)
-	b.grow(0, 4<<20)
-	for id := uint32(1); id <= 15; id += 2 {
-		b.grow(id, 4<<20)
-	}
-	r.e.report(1)
-	r.tick(TickEvery)
-	if c.c.queued != 0 || c.c.recv < r.e.lim.clientWindow/2 || c.c.greedy() {
-		t.Errorf("%d bytes are held, and %d may come", c.c.queued, c.c.recv)
-	}
-	c.get(19)
-	r.backend(1).respond(r.backend(1).c.maxID, "hi")
-	c.wantPart(`DATA 19 "hi" END`)
-	r.e.lose(c.c, errRefused)
-	r.e.lose(other.c, errRefused)
-	r.retire(stuck, 0)
-	r.clean()
-}
-
-// A client that exceeds its connection's window loses the connection, even if its streams' windows
-// would allow the data.
-func TestConnectionWindowIsEnforced(t *testing.T) {
-	r := newRig(t)
-	c := r.greedyClient()
-	c.get(17)
-	c.see() // the stream is refused, so its DATA counts only for the connection
-	for full := strings.Repeat("x", minMaxFrame); c.c.recv >= minMaxFrame; {
-		c.data(17, full, false)
-		if got := c.see(); len(got) > 0 {
-			t.Fatalf("within the window: %q", got)
-		}
-	}
-	c.data(17, strings.Repeat("x", int(c.c.recv)+1), false)
-	c.want("GOAWAY 17 FLOW_CONTROL_ERROR")
-}
-
-// The body that is kept for a retry counts against its client until the response begins.
-func TestAnsweredRequestIsNotHeld(t *testing.T) {
-	r := newRig(t)
-	r.plan.Retries = 1
-	c := r.client()
-	c.request(1, "POST", false)
-	c.upload(1, 2*chunkSize)
-	b := r.backend(0)
-	if c.c.queued < 2*chunkSize {
-		t.Fatalf("%d bytes are held", c.c.queued)
-	}
-	b.send(1, false, ":status=200")
-	if c.c.queued != 0 {
-		t.Errorf("%d bytes are held although nothing can be sent again", c.c.queued)
-	}
-}
 
 // While many connections hold little each, and too much together, a turn does not look at all of
 // them. A connection that begins to hold much is still found at once, or at the next tick.
@@ -115,5 +36,154 @@ func TestManySmallHolders(t *testing.T) {
 	r.tick(TickEvery)
 	if !late.c.cut || small.c.cut {
 		t.Errorf("at a tick, only the large holder is cut: %v, %v", late.c.cut, small.c.cut)
+	}
+}
+
+// The body of an answer for a client that does not read is not copied: a connection holds at most
+// one output buffer of it, for all its streams.
+func TestAnswerWaitsWhereItIs(t *testing.T) {
+	body := make([]byte, 10<<20)
+	r := newRig(t)
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
+		return Plan{Answer: &Answer{Status: http.StatusOK, Fields: []hpack.HeaderField{field(":status", "200")}, Body: body}, Done: func(o Outcome) { r.outcomes = append(r.outcomes, o) }}, true
+	}
+	c := r.client()
+	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30})
+	c.grow(0, 1<<30)
+	c.silent = true
+	const streams = 50
+	for i := range uint32(streams) {
+		c.get(1 + 2*i)
+	}
+	if got := len(c.c.out) + c.c.inflight; got > r.e.lim.writeLimit+streams*256 || r.e.Count.Queued.Load() != 0 {
+		t.Errorf("%d bytes of output, %d in queues", got, r.e.Count.Queued.Load())
+	}
+	c.rst(1, http2.ErrCodeCancel)
+	if len(r.outcomes) != 1 || r.outcomes[0].Reason != ReasonClientReset || r.outcomes[0].Status != http.StatusOK {
+		t.Errorf("outcomes after a reset: %+v", r.outcomes)
+	}
+	if s := c.c.streams[3]; s == nil || s.half[down].q.size == 0 {
+		t.Error("another stream lost its body")
+	}
+	if n := len(c.c.streams); n != streams-1 {
+		t.Errorf("%d streams are left, want all except one", n)
+	}
+}
+
+// A client that does not read its answers may send requests until 256 KiB of output wait for it.
+func TestOutputThatMayWait(t *testing.T) {
+	const most, each = 256 << 10, 8 << 10
+	r := newRig(t)
+	plan := Plan{Answer: &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("{", each))}}}
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return plan, true }
+	c := r.client()
+	c.silent = true
+	for id := uint32(1); !c.c.Over() && id < 1000; id += 2 {
+		c.get(id)
+	}
+	if n := len(c.c.out) + c.c.inflight; n <= most || n > most+3*each {
+		t.Errorf("%d bytes wait", n)
+	}
+	if c.rst(0, http2.ErrCodeCancel); !c.c.closing || c.c.Over() {
+		t.Errorf("closing: %v; the input of a closing connection must still be read", c.c.closing)
+	}
+}
+
+// The heads and trailers of requests that wait count as held, too.
+func TestHeldFieldsAreCounted(t *testing.T) {
+	big := "x-big=" + strings.Repeat("b", 15<<10)
+	for _, tc := range []struct {
+		name string
+		ask  func(r *rig, c *peer)
+		want int64
+	}{
+		{"heads of requests that nobody answers", func(_ *rig, c *peer) {
+			for id := uint32(1); id < 20; id += 2 {
+				c.get(id, big)
+			}
+		}, 10 * 15 << 10},
+		{"trailers of uploads that nobody reads", func(r *rig, c *peer) {
+			for id := uint32(1); id < 20; id += 2 {
+				c.request(id, "POST", false)
+				c.upload(id, 65<<10)
+				c.send(id, true, big)
+			}
+		}, 10*(65+15)<<10 - 65<<10},
+		{"trailers of answers that nobody reads", func(r *rig, c *peer) {
+			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+			c.gets(1, 19)
+			b := r.backend(0)
+			for id := uint32(1); id < 20; id += 2 {
+				b.headers(id, false, ":status=200")
+				_ = b.fr.WriteData(id, false, []byte("x"))
+				b.send(id, true, big)
+			}
+		}, 10 * 15 << 10},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			r.e.Memory = hold.New(256 << 20)
+			c := r.client()
+			tc.ask(r, c)
+			if r.e.held < tc.want {
+				t.Errorf("%d bytes are counted, want at least %d", r.e.held, tc.want)
+			}
+			r.loseAll(c)
+			r.clean()
+		})
+	}
+}
+
+// An object that is kept for reuse cannot be freed twice: two connections would share it.
+func TestFreedTwice(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		free func(r *rig) func()
+	}{
+		{"a chunk", func(r *rig) func() { c := r.e.chunk(); return func() { r.e.freeChunk(c) } }},
+		{"a buffer", func(r *rig) func() { b := r.e.buffer(); return func() { r.e.buffers.Put(b) } }},
+		{"a stream", func(r *rig) func() {
+			c := r.client()
+			s := r.e.newStream(c.c, 1)
+			r.e.unlinkLeg(s, up)
+			return func() { r.e.endIfDone(s) }
+		}},
+		{"what is needed to send a request", func(r *rig) func() {
+			var s stream
+			to := r.e.newSending(&Plan{})
+			return func() { s.sending = to; r.e.freeSending(&s) }
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			free := tt.free(newRig(t))
+			free()
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic although it was freed twice")
+				}
+			}()
+			free()
+		})
+	}
+}
+
+// After a crowd only a limited number of streams is kept for reuse.
+func TestFewStreamsAreKept(t *testing.T) {
+	r, c := newClient(t)
+	var crowd []*stream
+	for id := range uint32(maxFreeStreams + 10) {
+		s := r.e.newStream(c.c, 2*id+1)
+		r.e.unlinkLeg(s, up)
+		crowd = append(crowd, s)
+	}
+	kept := 0
+	for _, s := range crowd {
+		r.e.endIfDone(s)
+	}
+	for s := r.e.streams; s != nil; s = s.free {
+		kept++
+	}
+	if kept != maxFreeStreams || r.e.freeStreams != kept {
+		t.Errorf("%d streams are kept and %d counted, want %d", kept, r.e.freeStreams, maxFreeStreams)
 	}
 }

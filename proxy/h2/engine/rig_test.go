@@ -3,7 +3,6 @@ package engine
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -374,51 +373,6 @@ func (p *peer) see() []string {
 		}
 		got = append(got, show(f))
 	}
-}
-
-func show(f http2.Frame) string {
-	h := f.Header()
-	end := ""
-	switch f := f.(type) {
-	case *http2.MetaHeadersFrame:
-		var fields []string
-		for _, hf := range f.Fields {
-			mark := ""
-			if hf.Sensitive {
-				mark = "!"
-			}
-			fields = append(fields, mark+hf.Name+"="+hf.Value)
-		}
-		if f.StreamEnded() {
-			end = " END"
-		}
-		return fmt.Sprintf("HEADERS %d %s%s", h.StreamID, strings.Join(fields, " "), end)
-	case *http2.DataFrame:
-		if f.StreamEnded() {
-			end = " END"
-		}
-		if len(f.Data()) > 40 {
-			return fmt.Sprintf("DATA %d (%d)%s", h.StreamID, len(f.Data()), end)
-		}
-		return fmt.Sprintf("DATA %d %q%s", h.StreamID, f.Data(), end)
-	case *http2.RSTStreamFrame:
-		return fmt.Sprintf("RST %d %v", h.StreamID, f.ErrCode)
-	case *http2.GoAwayFrame:
-		return fmt.Sprintf("GOAWAY %d %v", f.LastStreamID, f.ErrCode)
-	case *http2.WindowUpdateFrame:
-		return fmt.Sprintf("WINDOW %d %d", h.StreamID, f.Increment)
-	case *http2.PingFrame:
-		if f.IsAck() {
-			end = " ACK"
-		}
-		return fmt.Sprintf("PING %s%s", f.Data[:], end)
-	case *http2.SettingsFrame:
-		if f.IsAck() {
-			return "SETTINGS ACK"
-		}
-		return "SETTINGS"
-	}
-	return h.String()
 }
 
 // want checks the frames that the peer sees.

@@ -1,0 +1,192 @@
+package engine
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+func show(f http2.Frame) string {
+	h := f.Header()
+	end := ""
+	switch f := f.(type) {
+	case *http2.MetaHeadersFrame:
+		var fields []string
+		for _, hf := range f.Fields {
+			mark := ""
+			if hf.Sensitive {
+				mark = "!"
+			}
+			fields = append(fields, mark+hf.Name+"="+hf.Value)
+		}
+		if f.StreamEnded() {
+			end = " END"
+		}
+		return fmt.Sprintf("HEADERS %d %s%s", h.StreamID, strings.Join(fields, " "), end)
+	case *http2.DataFrame:
+		if f.StreamEnded() {
+			end = " END"
+		}
+		if len(f.Data()) > 40 {
+			return fmt.Sprintf("DATA %d (%d)%s", h.StreamID, len(f.Data()), end)
+		}
+		return fmt.Sprintf("DATA %d %q%s", h.StreamID, f.Data(), end)
+	case *http2.RSTStreamFrame:
+		return fmt.Sprintf("RST %d %v", h.StreamID, f.ErrCode)
+	case *http2.GoAwayFrame:
+		return fmt.Sprintf("GOAWAY %d %v", f.LastStreamID, f.ErrCode)
+	case *http2.WindowUpdateFrame:
+		return fmt.Sprintf("WINDOW %d %d", h.StreamID, f.Increment)
+	case *http2.PingFrame:
+		if f.IsAck() {
+			end = " ACK"
+		}
+		return fmt.Sprintf("PING %s%s", f.Data[:], end)
+	case *http2.SettingsFrame:
+		if f.IsAck() {
+			return "SETTINGS ACK"
+		}
+		return "SETTINGS"
+	}
+	return h.String()
+}
+
+// say sends frames at once.
+func (p *peer) say(text string) {
+	for _, f := range frames(text) {
+		must.Do(p.r.t, p.write(f))
+	}
+	p.flush()
+}
+
+// usual are frames that a story need not name.
+var usual = []string{"SETTINGS", "PING fairlead", "WINDOW 0 1073676289"}
+
+var (
+	asRequest = regexp.MustCompile(`^HEADERS (\d+) :method=(\w+) :scheme=https :authority=a :path=/( |$)`)
+	longValue = regexp.MustCompile(`=([^ =]{41,})`)
+)
+
+// told returns the frames that the peer has seen.
+func (p *peer) told(want string) string {
+	got := slices.DeleteFunc(p.see(), func(f string) bool {
+		return slices.ContainsFunc(usual, func(u string) bool { return strings.HasPrefix(f, u) && !strings.Contains(want, u) })
+	})
+	for i, f := range got {
+		f = asRequest.ReplaceAllString(f, "$2 $1$3")
+		got[i] = longValue.ReplaceAllStringFunc(f, func(v string) string { return fmt.Sprintf("=(%d)", len(v)-1) })
+	}
+	return strings.Join(got, " | ")
+}
+
+func frames(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, " | ")
+}
+
+// wordsOf returns the words of a frame. Those in quotes are Go strings.
+func wordsOf(frame string) (words []string) {
+	for frame = strings.TrimSpace(frame); frame != ""; frame = strings.TrimSpace(frame) {
+		quoted, err := strconv.QuotedPrefix(frame)
+		if err == nil {
+			word, _ := strconv.Unquote(quoted)
+			words, frame = append(words, word), frame[len(quoted):]
+			continue
+		}
+		word, after, _ := strings.Cut(frame, " ")
+		words, frame = append(words, word), after
+	}
+	return words
+}
+
+var long = regexp.MustCompile(`^(.*)\((\d+)\)$`)
+
+// lengthen returns a text of n bytes for "(n)".
+func lengthen(word string) string {
+	m := long.FindStringSubmatch(word)
+	if m == nil {
+		return word
+	}
+	n, _ := strconv.Atoi(m[2])
+	return m[1] + strings.Repeat("v", n)
+}
+
+// write writes a frame as show tells it, or a request: GET 1 x=y END. BYTES are written as they
+// are; RAW is a frame of any stream, type, flags and content. The flag END ends the stream; with
+// OPEN the field block goes on. A word in quotes is a Go string, and (n) stands for n bytes.
+func (p *peer) write(frame string) error {
+	w := wordsOf(frame)
+	end, more := slices.Contains(w, "END"), slices.Contains(w, "OPEN")
+	w = slices.DeleteFunc(w, func(word string) bool { return word == "END" || word == "OPEN" })
+	for i := range w {
+		w[i] = lengthen(w[i])
+	}
+	w = append(w, "", "")
+	n, _ := strconv.Atoi(w[1])
+	id := uint32(n)
+	switch w[0] {
+	case "BYTES":
+		p.to.WriteString(w[1])
+		return nil
+	case "RAW":
+		kind, flags := must.Get(strconv.Atoi(w[2]))(p.r.t), must.Get(strconv.Atoi(w[3]))(p.r.t)
+		return p.fr.WriteRawFrame(http2.FrameType(kind), http2.Flags(flags), id, []byte(w[4]))
+	case "SETTINGS":
+		return p.settings(w[1:])
+	case "PING":
+		return p.fr.WritePing(w[2] == "ACK", [8]byte([]byte(w[1])))
+	case "WINDOW":
+		return p.fr.WriteWindowUpdate(id, uint32(must.Get(strconv.Atoi(w[2]))(p.r.t)))
+	case "RST":
+		return p.fr.WriteRSTStream(id, codes[w[2]])
+	case "GOAWAY":
+		return p.fr.WriteGoAway(id, codes[w[2]], nil)
+	case "DATA":
+		body := []byte(w[2])
+		for ; len(body) > minMaxFrame; body = body[minMaxFrame:] {
+			_ = p.fr.WriteData(id, false, body[:minMaxFrame])
+		}
+		return p.fr.WriteData(id, end, body)
+	case "CONTINUATION":
+		return p.fr.WriteContinuation(id, !more, []byte(w[2]))
+	case "HEADERS":
+		w = w[2:]
+	default:
+		w = append([]string{":method=" + w[0], ":scheme=https", ":authority=a", ":path=/"}, w[2:]...)
+	}
+	fields := w[:len(w)-2]
+	return p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.encode(fields...), EndStream: end, EndHeaders: !more})
+}
+
+var codes = func() map[string]http2.ErrCode {
+	m := map[string]http2.ErrCode{}
+	for c := range http2.ErrCodeHTTP11Required + 1 {
+		m[c.String()] = c
+	}
+	return m
+}()
+
+// settings writes settings, each as <name>=<value>.
+func (p *peer) settings(words []string) error {
+	var all []http2.Setting
+	for _, w := range words {
+		if w == "ACK" {
+			return p.fr.WriteSettingsAck()
+		}
+		name, value, _ := strings.Cut(w, "=")
+		for id := http2.SettingHeaderTableSize; id <= http2.SettingMaxHeaderListSize; id++ {
+			if id.String() == name {
+				all = append(all, http2.Setting{ID: id, Val: uint32(must.Get(strconv.Atoi(value))(p.r.t))})
+			}
+		}
+	}
+	return p.fr.WriteSettings(all...)
+}

@@ -1,0 +1,466 @@
+package engine
+
+import (
+	"fmt"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/story"
+)
+
+// A story is a script of steps, one a line. Clients are c, c2, …; connections to backends are b,
+// b2, …, in the order of their dials.
+//
+//	world [<limit>=<n>…]            a new engine with the client c. Of the last one nothing may be left
+//	client [new]                    another client; new: it has sent nothing yet
+//	plan [<word>…]                  of the requests from now on, see setPlan
+//	picks <upstream> <endpoint>     for plans to=<upstream>. An endpoint x/y uses the connections of x
+//	<peer> > <frame> [| <frame>…]   sends frames at once, see write
+//	<peer> < [<frame> | <frame>…]   has seen exactly these since the last such step, but for what is usual
+//	<peer> ~ <part> [| <part>…]     the same, but among others
+//	<peer> gets <id> <id>           GET on all these streams
+//	<peer> uploads <id> <n>         sends DATA as far as the windows allow
+//	<peer> silent, takes, lost      takes no output, takes it again, has gone
+//	<peer> removed                  the driver has closed its connection
+//	<peer> worn                     its connection's keys have encrypted as much as they may
+//	dials held, refused, ok         all from now on; ok: also those that are held
+//	dial ok, refused                the oldest one that is held. Its backend sends no SETTINGS by itself
+//	tick <duration>                 time passes
+//	alive <duration> [<peer>…]      time passes, and they (or all) answer PINGs
+//	eject, retire <endpoint> [<grace>]; drain <grace>
+//	away [<duration>]               SendAway, once or at each tick
+//	leave <upstream>…               the connections with their watches, for "is left=…"
+//	end <peer> <upstream>           its watches on that connection end
+//	handler <status>                the answer of the oldest handler
+//	continue true, false            may it send 100?
+//	resume <n>                      the n-th parked request gets the present plan
+//	ended [<n>] <reason> [<key>=<value>…] the oldest outcomes; ok: no reason
+//	is <what>=<value>…              see value
+func TestStories(t *testing.T) { story.Tell(t, false, tell) }
+
+type teller struct {
+	*rig
+	at        string
+	to        []string // the endpoints of the plan, or its upstream
+	parks     bool     // the plan comes later
+	upstreams map[string]*Upstream
+	picked    map[string]*Endpoint // by each upstream
+	endpoints map[string]*Endpoint
+	failures  map[string]int // calls of Endpoint.Failed
+	parked    []func(Plan)
+	left      []string
+	why       Outcome // what Plan.Fail got
+}
+
+func tell(t *testing.T, script *story.Story) {
+	var s *teller
+	for at, words := range script.Steps() {
+		if words[0] == "world" {
+			s.end()
+			s = newTeller(t, words[1:])
+		}
+		s.at = at
+		s.step(words, strings.Join(words[min(2, len(words)):], " "))
+	}
+	s.end()
+}
+
+func newTeller(t *testing.T, words []string) *teller {
+	memory := hold.New(0)
+	s := &teller{
+		upstreams: map[string]*Upstream{}, picked: map[string]*Endpoint{}, endpoints: map[string]*Endpoint{}, failures: map[string]int{},
+		rig: newRig(t, func(l *limits) {
+			for _, w := range words {
+				name, n, _ := strings.Cut(w, "=")
+				switch v := must.Get(strconv.Atoi(n))(t); name {
+				case "maxStreams":
+					l.maxStreams = uint32(v)
+				case "maxStreamID":
+					l.maxStreamID = uint32(v)
+				case "memory":
+					memory = hold.New(int64(v))
+				case "maxHeader":
+					l.maxHeader = v
+				case "backlogLimit":
+					l.backlogLimit = v
+				}
+			}
+		}),
+	}
+	s.e.Memory = memory
+	s.decide = func(_ *wire.Head, resume func(Plan)) (Plan, bool) {
+		if s.parks {
+			s.parked = append(s.parked, resume)
+			return Plan{}, false
+		}
+		return s.made(), true
+	}
+	s.setPlan(nil)
+	s.client()
+	return s
+}
+
+// end checks that nothing is left.
+func (s *teller) end() {
+	if s == nil {
+		return
+	}
+	if s.clean(); s.t.Failed() {
+		s.t.Fatalf("%s: the world ends", s.at)
+	}
+}
+
+func (s *teller) named(name string) *Endpoint {
+	ep := s.endpoints[name]
+	if ep == nil {
+		ep = s.endpoint(name)
+		if via, _, shared := strings.Cut(name, "/"); shared {
+			ep.Name, ep.Via = via, s.named(via)
+		}
+		ep.Failed = func(error) { s.failures[name]++ }
+		s.endpoints[name] = ep
+	}
+	return ep
+}
+
+// setPlan sets the plan to what the words say. A list of endpoints is tried in turn.
+func (s *teller) setPlan(words []string) {
+	s.plan, s.rig.named, s.to, s.parks = Plan{}, false, []string{"ep"}, false
+	for _, w := range words {
+		p := &s.plan
+		name, value, _ := strings.Cut(w, "=")
+		switch name {
+		case "to": // "" means none
+			s.to = strings.FieldsFunc(value, func(r rune) bool { return r == ',' })
+		case "named":
+			s.rig.named = true
+		case "parks":
+			s.parks = true
+		case "retries":
+			p.Retries = s.number(value)
+		case "wait":
+			p.Wait = s.duration(value)
+		case "deadline":
+			p.Deadline = s.duration(value)
+		case "long":
+			p.LongRunning = true
+		case "again":
+			p.Again = true
+		case "apart":
+			p.Apart = true
+		case "goaway":
+			p.GoAway = true
+		case "unpaid":
+			p.Budget = func() bool { return false }
+		case "remove":
+			p.Remove = func(name string) bool { return strings.HasPrefix(name, value) }
+		case "set":
+			p.Set = append(p.Set, field(value, "set"))
+		case "serve":
+			p.Serve = http.NotFoundHandler()
+		case "fail":
+			p.Fail = func(o Outcome) http.Handler { s.why = o; return http.NotFoundHandler() }
+		case "rejects": // redirects
+			p.Accept = func(status int) http.Handler {
+				if status < 300 {
+					return nil
+				}
+				return http.NotFoundHandler()
+			}
+		default:
+			s.t.Fatalf("%s: unknown word %s", s.at, w)
+		}
+	}
+}
+
+// made returns the plan for a request.
+func (s *teller) made() Plan {
+	var eps []*Endpoint
+	var of *Upstream
+	for _, name := range s.to {
+		if of = s.upstreams[name]; of == nil {
+			eps = append(eps, s.named(name))
+		}
+	}
+	p := s.forward(eps...)
+	if s.plan.Serve != nil {
+		p.Forward = nil
+	} else if of != nil {
+		p.Forward = of
+	}
+	return p
+}
+
+func (s *teller) number(word string) int { return must.Get(strconv.Atoi(word))(s.t) }
+
+func (s *teller) duration(word string) time.Duration { return must.Get(time.ParseDuration(word))(s.t) }
+
+// member returns a client or a backend's connection.
+func (s *teller) member(name string) *peer {
+	n := 1
+	if len(name) > 1 {
+		n = s.number(name[1:])
+	}
+	if name[0] == 'b' {
+		return s.backend(n - 1)
+	}
+	for _, p := range s.peers {
+		if p.c.side == up {
+			n--
+		}
+		if n == 0 {
+			return p
+		}
+	}
+	s.t.Fatalf("%s: no client %s", s.at, name)
+	return nil
+}
+
+// step performs a step; rest is its text after two words.
+func (s *teller) step(words []string, rest string) {
+	switch words[0] {
+	case "world":
+	case "client":
+		if len(words) > 1 {
+			s.peer(s.e.AcceptClient())
+		} else {
+			s.client()
+		}
+	case "plan":
+		s.setPlan(words[1:])
+	case "picks":
+		s.picked[words[1]] = s.named(words[2])
+		if s.upstreams[words[1]] == nil {
+			s.upstreams[words[1]] = &Upstream{Pick: func([]*Endpoint) *Endpoint { s.inFlight++; return s.picked[words[1]] }}
+		}
+	case "dials", "dial":
+		s.dials(words[0], words[1])
+	case "tick":
+		s.tick(s.duration(words[1]))
+	case "alive":
+		who := s.peers
+		for i, w := range words[2:] {
+			who = append(who[:i:i], s.member(w))
+		}
+		for end := s.e.now + s.duration(words[1]); s.e.now < end; {
+			s.tick(min(time.Second, end-s.e.now))
+			for _, p := range who {
+				p.pong()
+			}
+		}
+	case "eject":
+		s.eject(s.named(words[1]))
+	case "retire":
+		s.retire(s.named(words[1]), s.duration(words[2]))
+	case "drain":
+		s.drain(s.duration(words[1]))
+	case "away":
+		check.Same(s.t, false, s.e.SendAway(), "%s: more to do", s.at)
+		s.run()
+		if len(words) > 1 {
+			for end := s.e.now + s.duration(words[1]); s.e.now < end; s.e.SendAway() {
+				s.tick(TickEvery)
+			}
+		}
+	case "leave":
+		s.leave(words[1:]...)
+	case "end":
+		c := s.member(words[1]).c
+		s.e.EndOn(func(other *Conn) bool { return c == other }, s.upstreams[words[2]])
+		s.run()
+	case "handler":
+		s.locals[0].End(s.number(words[1]), []hpack.HeaderField{field(":status", words[1])}, nil)
+		s.locals = s.locals[1:]
+		s.run()
+	case "continue":
+		check.Same(s.t, words[1], fmt.Sprint(s.locals[0].Continue()), "%s: 100 is sent", s.at)
+		s.run()
+	case "resume":
+		s.parked[s.number(words[1])-1](s.made())
+		s.run()
+	case "ended":
+		n, err := strconv.Atoi(words[1])
+		if err == nil {
+			words = words[1:]
+		}
+		for range max(n, 1) {
+			s.ended(words[1], words[2:])
+		}
+	case "is":
+		for _, w := range words[1:] {
+			what, want, _ := strings.Cut(w, "=")
+			check.Same(s.t, want, s.value(what), "%s: %s", s.at, what)
+		}
+	default:
+		s.speak(s.member(words[0]), words[1:], rest)
+	}
+}
+
+// speak lets a peer send frames, checks what it has seen, or changes it.
+func (s *teller) speak(p *peer, words []string, rest string) {
+	switch words[0] {
+	case ">":
+		p.say(rest)
+	case "<":
+		if got := p.told(rest); got != rest {
+			s.t.Fatalf("%s: sees\n%s\nwant\n%s", s.at, got, rest)
+		}
+	case "~":
+		got := p.told(rest)
+		for _, part := range frames(rest) {
+			if !strings.Contains(got, part) {
+				s.t.Fatalf("%s: sees\n%s\nwant in it\n%s", s.at, got, part)
+			}
+		}
+	case "gets":
+		p.gets(uint32(s.number(words[1])), uint32(s.number(words[2])))
+	case "uploads":
+		p.upload(uint32(s.number(words[1])), s.number(words[2]))
+		s.e.report(1)
+	case "silent":
+		p.silent = true
+	case "takes":
+		p.silent = false
+		p.take()
+		s.run()
+	case "lost":
+		s.lose(p, errRefused)
+	case "removed":
+		s.e.remove(p.c)
+	case "worn":
+		p.c.bytesIn = s.e.lim.keyBytes
+	default:
+		s.t.Fatalf("%s: unknown step", s.at)
+	}
+}
+
+func (s *teller) dials(step, how string) {
+	s.refuse = nil
+	switch step + " " + how {
+	case "dial ok":
+		s.dialEnds(nil)
+	case "dial refused":
+		s.dialEnds(errRefused)
+	case "dials ok":
+		s.dialAll()
+	case "dials refused":
+		s.heldDial, s.refuse = false, errRefused
+	case "dials held":
+		s.heldDial = true
+	default:
+		s.t.Fatalf("%s: unknown step", s.at)
+	}
+}
+
+// leave calls Leave, and stores the connections on which the upstreams' watches are.
+func (s *teller) leave(upstreams ...string) {
+	of := map[*Upstream]bool{}
+	for _, u := range upstreams {
+		of[s.upstreams[u]] = true
+	}
+	s.left = nil
+	s.e.Leave(of, func(u *Upstream, c *Conn) {
+		check.Same(s.t, true, of[u], "%s: called for an upstream that leaves", s.at)
+		s.left = append(s.left, fmt.Sprint("b", 1+slices.IndexFunc(s.backends, func(b *peer) bool { return b.c == c })))
+	})
+	s.run()
+}
+
+// ended checks the oldest outcome.
+func (s *teller) ended(reason string, words []string) {
+	if len(s.outcomes) == 0 {
+		s.t.Fatalf("%s: no request has ended", s.at)
+	}
+	o := s.outcomes[0]
+	s.outcomes = s.outcomes[1:]
+	check.Same(s.t, strings.TrimPrefix(reason, "ok"), string(o.Reason), "%s: reason of %+v", s.at, o)
+	endpoint := ""
+	for name, ep := range s.endpoints {
+		if ep == o.Endpoint {
+			endpoint = name
+		}
+	}
+	all := map[string]any{
+		"status": o.Status, "err": strings.ReplaceAll(fmt.Sprint(o.Err), " ", "_"), "endpoint": endpoint, "retries": o.Retries,
+		"received": o.Received, "sent": o.Sent, "duration": o.Duration, "wait": o.Wait, "answer": o.Answer,
+	}
+	for _, w := range words {
+		what, want, _ := strings.Cut(w, "=")
+		check.Same(s.t, want, fmt.Sprint(all[what]), "%s: %s", s.at, what)
+	}
+}
+
+// value returns what "is" compares: a number, a list, or the state of a peer's connection.
+func (s *teller) value(what string) string {
+	name, of, _ := strings.Cut(what, ":")
+	switch name {
+	case "backends":
+		return strconv.Itoa(len(s.backends))
+	case "dials": // to these endpoints are held
+		var to []string
+		for _, d := range s.held {
+			for name, ep := range s.endpoints {
+				if ep == d.ep {
+					to = append(to, name)
+				}
+			}
+		}
+		return strings.Join(to, ",")
+	case "left":
+		return strings.Join(s.left, ",")
+	case "failed": // times that an endpoint's failure was reported
+		return strconv.Itoa(s.failures[of])
+	case "inflight":
+		return strconv.Itoa(s.inFlight)
+	case "outcomes":
+		return strconv.Itoa(len(s.outcomes))
+	case "count": // a metric, by side or cause
+		v := reflect.ValueOf(&s.e.Count).Elem().FieldByName(of)
+		if v.Kind() == reflect.Struct {
+			return fmt.Sprint(v.Addr().Interface().(*atomic.Int64).Load())
+		}
+		var each []string
+		for _, n := range v.Seq2() {
+			each = append(each, fmt.Sprint(n.Addr().Interface().(*atomic.Int64).Load()))
+		}
+		return strings.Join(each, ",")
+	case "streams":
+		return strconv.Itoa(len(s.member(of).c.streams))
+	case "ready": // streams that get a turn
+		return strconv.Itoa(s.member(of).c.ready.n)
+	case "recv": // what it may still send
+		return strconv.Itoa(int(s.member(of).c.recv))
+	case "queued": // bytes of its bodies
+		return strconv.Itoa(s.member(of).c.queued)
+	case "held": // bytes, also of its frames
+		c := s.member(of).c
+		return strconv.FormatInt(s.e.Count.Queued.Load()+s.e.Count.Output.Load()+int64(len(c.out)+len(c.in)+len(c.block)), 10)
+	case "window": // what it may send on the first stream, also if credit for it was not returned yet
+		h := s.member(of).c.streams[1].half[up]
+		return strconv.Itoa(int(h.recv + h.credit))
+	case "why":
+		return string(s.why.Reason)
+	case "handler": // what the next handler is asked
+		h := s.locals[0].head
+		return h.Method + "," + h.Authority + "," + h.Target()
+	}
+	switch p := s.member(name); {
+	case p.shut:
+		return "cut"
+	case p.c.closing:
+		return "closed"
+	}
+	return "open"
+}
