@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -25,7 +24,7 @@ func TestBackendThatOnlyGreets(t *testing.T) {
 			_ = b.fr.WriteGoAway(0, http2.ErrCodeNo, nil)
 		}},
 		{"says that it takes one, refuses it, and goes", func(b *peer) {
-			b.takes(1)
+			b.say("SETTINGS MAX_CONCURRENT_STREAMS=1")
 			_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0})
 			for id := range b.c.streams {
 				_ = b.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream)
@@ -58,60 +57,6 @@ func TestBackendThatOnlyGreets(t *testing.T) {
 	}
 }
 
-// A backend cannot harm the engine, or other clients of its shared connection.
-func TestBackendsTricks(t *testing.T) {
-	for _, tc := range []struct {
-		name string
-		do   func(r *rig, c, b *peer)
-		want string
-	}{
-		{"interim answers of 50 KB, without end", func(_ *rig, _, b *peer) {
-			for range 40 {
-				b.send(1, false, ":status=103", "link="+strings.Repeat("l", 50<<10))
-			}
-		}, ":status=502"},
-		{"SETTINGS that flip between none and one stream", func(_ *rig, _, b *peer) {
-			for i := range 20000 {
-				_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: uint32(i % 2)})
-				for id := range b.c.streams {
-					_ = b.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream)
-				}
-				b.flush()
-			}
-		}, ""},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			r := newRig(t)
-			r.plan.Retries, r.plan.Again = 2, true
-			c := r.client()
-			c.get(1)
-			b := r.backend(0)
-			tc.do(r, c, b)
-			var got []string
-			for range 5 {
-				r.tick(TickEvery)
-				got = append(got, c.see()...)
-			}
-			if all := strings.Join(got, "|"); tc.want != "" && !strings.Contains(all, tc.want) {
-				t.Errorf("the client sees %.2000s", all)
-			}
-			if r.e.held > 8<<20 {
-				t.Errorf("%d bytes are held", r.e.held)
-			}
-			if n := len(r.backends); n > 5 {
-				t.Errorf("%d connections were dialed", n)
-			}
-			// Other backends can still be used.
-			r.ep = r.endpoint("other")
-			before := len(r.backends)
-			o := r.client()
-			o.get(1)
-			r.backend(before).respond(1, "hi")
-			o.want("HEADERS 1 :status=200", `DATA 1 "hi" END`)
-		})
-	}
-}
-
 // A shared connection is not charged for a client's behavior: a client that cancels as fast as it
 // may, and sends bodies byte by byte, does not end it, even if the backend returns the credit of
 // each byte. Nor does one that asks again and again for what the backend answers wrongly.
@@ -121,7 +66,7 @@ func TestSharedConnectionOutlivesClients(t *testing.T) {
 			c.request(id, "POST", false)
 			c.data(id, "x", false)
 			sent := b.c.maxID
-			c.rst(id, http2.ErrCodeCancel)
+			c.say("RST %d CANCEL", id)
 			b.headers(sent, true, ":status=200") // crosses the client's reset
 			_ = b.fr.WriteRSTStream(sent, http2.ErrCodeNo)
 			b.flush()
@@ -152,7 +97,7 @@ func outlives(t *testing.T, ask func(c, b *peer, id uint32)) {
 	r.plan.LongRunning = true
 	watcher.get(1)
 	b := r.backend(0)
-	b.begin(1)
+	b.say("HEADERS 1 :status=200")
 	r.plan.LongRunning = false
 	for i := range 20 {
 		c := r.client()

@@ -171,7 +171,7 @@ func TestCrowd(t *testing.T) {
 			if n := len(r.held); n > maxDialing {
 				t.Fatalf("%d dials at once", n)
 			}
-			r.dialEnds(nil).takes(uint32(tt.perConn))
+			r.dialEnds(nil).say("SETTINGS MAX_CONCURRENT_STREAMS=%d", uint32(tt.perConn))
 		}
 		for _, b := range r.backends {
 			sent += len(b.c.streams)

@@ -29,51 +29,12 @@ func TestInputInAnyPieces(t *testing.T) {
 	r.backend(0).wantPart(`"h"`, `"e"`, `"l"`, `"o"`, "END")
 }
 
-func TestContinuation(t *testing.T) {
-	r, c := newClient(t)
-	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: 1 << 20})
-	long := strings.Repeat("v", 50000)
-	c.continued(1, c.encode(asHead("x-long="+long)...), 1000)
-	b := r.backend(0)
-	b.wantPart("x-long=" + long + " END")
-	b.send(1, true, ":status=200", "x-long="+long[:16000])
-	c.wantPart("x-long=" + long[:16000])
-}
-
-// Header lists that are too long are answered with 431, and other streams continue. A few HPACK
-// bombs end the connection.
-func TestHeaderListLimit(t *testing.T) {
-	r, c := newClient(t, func(l *limits) { l.maxHeader = 4096 })
-	c.get(1, "x-a="+strings.Repeat("v", 3000), "x-b="+strings.Repeat("w", 3000))
-	c.want("HEADERS 1 :status=431 content-length=0 END")
-	c.get(3)
-	r.backend(0).respond(1, "ok")
-	c.want("HEADERS 3 :status=200", `DATA 3 "ok" END`)
-	c.request(101, "POST", false)
-	c.send(101, true, "x-a="+strings.Repeat("v", 3000), "x-b="+strings.Repeat("w", 3000))
-	c.wantPart("RST 101 ENHANCE_YOUR_CALM")
-	r.clean()
-	c.get(103, "x-bomb="+strings.Repeat("v", 3000)) // enters the table
-	bomb := make([]byte, 4000)
-	for i := range bomb {
-		bomb[i] = 0x80 | 62 // 3 KiB each
-	}
-	n := uint32(0)
-	for ; n < 1000 && !c.c.closing; n++ {
-		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 105 + 2*n, BlockFragment: bomb, EndStream: true, EndHeaders: true})
-		c.flush()
-	}
-	if n > 10 {
-		t.Errorf("%d bombs of 12 MB were decoded", n)
-	}
-}
-
 // A request is sent again, with its whole body, if no backend has processed it, or if it may be
 // processed twice. A backend that closes a connection before it has acknowledged our SETTINGS has
 // not read the requests after them: so much is known of safe methods, also of a watch.
 func TestTries(t *testing.T) {
-	reset := func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeInternal) }
-	refused := func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeRefusedStream) }
+	reset := func(_ *rig, b *peer) { b.say("RST 1 INTERNAL_ERROR") }
+	refused := func(_ *rig, b *peer) { b.say("RST 1 REFUSED_STREAM") }
 	lost := func(r *rig, b *peer) { r.lose(b, errRefused) }
 	heard := func(r *rig, b *peer) {
 		_ = b.fr.WriteSettingsAck()
@@ -112,8 +73,8 @@ func TestTries(t *testing.T) {
 			c.request(1, tt.method, tt.body == 0)
 			for i := 0; i < len(r.backends); i++ {
 				b := r.backend(i)
-				b.grow(0, 1<<20)
-				b.grow(1, 1<<20)
+				b.say("WINDOW 0 %d", 1<<20)
+				b.say("WINDOW 1 %d", 1<<20)
 				for left := tt.body; left > 0 && i == 0; left -= 1000 {
 					c.data(1, strings.Repeat("x", 1000), false)
 				}
@@ -121,7 +82,7 @@ func TestTries(t *testing.T) {
 				tt.event(r, b)
 			}
 			c.wantPart(":status=50")
-			c.rst(1, http2.ErrCodeCancel)
+			c.say("RST 1 CANCEL")
 			check.Same(t, tt.want, r.outcomes[0].Retries+1, "tries")
 			r.clean()
 		})
@@ -155,41 +116,6 @@ func TestLostIsToldAtOnce(t *testing.T) {
 	r.run()
 }
 
-// takes sends the backend's limit of streams for the connection.
-func (p *peer) takes(n uint32) {
-	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: n})
-	p.flush()
-}
-
-// Go's client resets the rest of an upload after the answer. That is not a cancellation.
-func TestResetAfterWholeAnswer(t *testing.T) {
-	for _, code := range []http2.ErrCode{http2.ErrCodeNo, http2.ErrCodeCancel} {
-		r, c := newClient(t)
-		n := uint32(0)
-		for ; n < 2000 && !c.c.closing; n++ { // four times as many as a connection may cancel
-			id := 1 + 2*n
-			c.request(id, "POST", false)
-			b := r.backend(0)
-			b.respond(id, "no")
-			c.see()
-			c.rst(id, code)
-			if got := b.see(); got[len(got)-1] != "RST "+strings.Fields(got[len(got)-1])[1]+" CANCEL" {
-				t.Fatalf("the backend sees %q", got)
-			}
-		}
-		if c.c.closing {
-			t.Errorf("the connection was closed after %d answers, reset with %v", n, code)
-		}
-		for _, o := range r.outcomes {
-			if o.Reason != ReasonNone || o.Status != 200 {
-				t.Fatalf("outcome %+v", o)
-			}
-		}
-		check.Same(t, 0, r.e.Count.Resets[resetByClient].Load(), "resets counted as cancellations by the client")
-		r.clean()
-	}
-}
-
 // The rest of an answer that has ended can be read, and then its error.
 func TestNoMoreOfAGuest(t *testing.T) {
 	g := Guest{err: errRefused, rest: []byte("ab")}
@@ -202,25 +128,6 @@ func TestNoMoreOfAGuest(t *testing.T) {
 	if n, more, err := g.Read(make([]byte, 1)); n > 0 || more || !errors.Is(err, errRefused) {
 		t.Errorf("read %d, %v, %v after Leave", n, more, err)
 	}
-}
-
-// Padding uses up window and is credited at once; otherwise a padded upload would stall.
-func TestPaddingIsCredited(t *testing.T) {
-	r, c, b := posted(t)
-	window, pad := r.e.lim.streamWindow, make([]byte, 255)
-	for sent := int32(0); sent < 2*window; sent += 257 { // with the octet of the padding's length
-		_ = c.fr.WriteDataPadded(1, false, []byte("x"), pad)
-		c.flush()
-		if c.c.streams[1] == nil {
-			t.Fatalf("after %d bytes: %q", sent, c.see())
-		}
-	}
-	if u := &c.c.streams[1].half[up]; u.recv+u.credit != window {
-		t.Errorf("all was passed on, and the window is %d of %d", u.recv+u.credit, window)
-	}
-	c.data(1, "", true)
-	b.respond(1, "ok")
-	r.clean()
 }
 
 // Peers may assume the default window until they have read our SETTINGS. With a smaller window, the
@@ -285,12 +192,6 @@ func TestTurnsCountInputOnce(t *testing.T) {
 	r.e.Feed(lost.c, b)
 	r.e.lose(lost.c, errRefused)
 	check.Same(t, 0, lost.c.weight, "bytes counted of a connection that has ended")
-}
-
-// grow credits the engine's window.
-func (p *peer) grow(id uint32, n int) {
-	_ = p.fr.WriteWindowUpdate(id, uint32(n))
-	p.flush()
 }
 
 // upload sends up to n bytes of a body, as far as the engine's windows allow.

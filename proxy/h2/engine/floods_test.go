@@ -10,123 +10,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
-
-// A connection that causes much work without requests is ended. Its client reads nothing, so that
-// the output for it must be bounded, too.
-func TestFloods(t *testing.T) {
-	const few = budget.Burst / budget.Reset // resets at once
-	frames := func(write func(fr *http2.Framer) error) func(c, b *peer, n uint32) *peer {
-		return func(c, _ *peer, _ uint32) *peer {
-			_ = write(c.fr)
-			return c
-		}
-	}
-	upload := func(c *peer, n int) {
-		for ; n > 0; n -= 1000 {
-			c.data(1, strings.Repeat("x", min(n, 1000)), false)
-		}
-	}
-	for _, tt := range []struct {
-		name string
-		// flood writes frames, not flushed, and returns their sender. Stream 1 is an upload.
-		flood       func(c, b *peer, n uint32) *peer
-		least, most int
-	}{
-		{"rapid reset (CVE-2023-44487)", func(c, _ *peer, n uint32) *peer {
-			c.get(2*n + 3)
-			_ = c.fr.WriteRSTStream(2*n+3, http2.ErrCodeCancel)
-			return c
-		}, few / 2, 2 * few},
-		{"refused requests", func(c, _ *peer, n uint32) *peer { // they are charged like resets
-			c.r.e.lim.maxStreams = 1
-			c.get(2*n + 3)
-			return c
-		}, few - 10, few + 10},
-		{"empty CONTINUATION", func(c, _ *peer, n uint32) *peer { return c.fragment(n, nil) }, 1, 300},
-		{"full CONTINUATION", func(c, _ *peer, n uint32) *peer { return c.fragment(n, make([]byte, minMaxFrame)) }, 1, 300},
-		{"PING", frames(func(fr *http2.Framer) error { return fr.WritePing(false, [8]byte{}) }), 100, 2 * budget.Burst},
-		{"answers to PING", frames(func(fr *http2.Framer) error { return fr.WritePing(true, [8]byte{}) }), 100, 2 * budget.Burst},
-		{"connection's window", frames(func(fr *http2.Framer) error { return fr.WriteWindowUpdate(0, 1) }), 100, 2 * budget.Burst},
-		{"stream's window", frames(func(fr *http2.Framer) error { return fr.WriteWindowUpdate(1, 1) }), 100, 2 * budget.Burst},
-		{"SETTINGS", frames(func(fr *http2.Framer) error { return fr.WriteSettings() }), 100, 2 * budget.Burst},
-		{"PRIORITY", frames(func(fr *http2.Framer) error { return fr.WritePriority(1, http2.PriorityParam{StreamDep: 3}) }), 100, 2 * budget.Burst},
-		{"unknown frames", frames(func(fr *http2.Framer) error { return fr.WriteRawFrame(0x77, 0, 0, nil) }), 100, 2 * budget.Burst},
-		// They use no window.
-		{"empty DATA", frames(func(fr *http2.Framer) error { return fr.WriteData(1, false, nil) }), budget.Burst - 10, budget.Burst + 10},
-		// Each changes the windows of all streams, so that each may send a byte.
-		{"SETTINGS for 250 streams", func(c, _ *peer, n uint32) *peer {
-			for id := uint32(3); id < 500 && n == 0; id += 2 {
-				c.request(id, "POST", false)
-			}
-			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: n % 2})
-			return c
-		}, 10, 100},
-		// Trailers may still come for a stream that was reset, but each is decoded.
-		{"trailers of a stream that was reset", func(c, _ *peer, n uint32) *peer {
-			if n == 0 {
-				c.get(3, "transfer-encoding=chunked")
-			}
-			c.headers(3, true, "x=y")
-			return c
-		}, 100, 9999},
-		// Credit is only free for a backend, and only if its window is not what makes the frames of
-		// DATA small.
-		{"stream's window, by a backend that asks for small frames", func(c, b *peer, n uint32) *peer {
-			if n == 0 {
-				b.window(0)
-			}
-			c.data(1, "xx", false)
-			_ = b.fr.WriteWindowUpdate(1, 1)
-			return b
-		}, 100, 2 * budget.Burst},
-		{"connection's window, by a backend that asks for small frames", func(c, b *peer, n uint32) *peer {
-			if n == 0 {
-				b.window(1 << 20)
-				upload(c, defaultWindow+1000)
-			}
-			c.data(1, "xx", false)
-			_ = b.fr.WriteWindowUpdate(0, 1)
-			return b
-		}, 100, 2 * budget.Burst},
-		{"stream's window, by a client that asks for small frames", func(c, b *peer, n uint32) *peer {
-			if n == 0 {
-				b.begin(1)
-			}
-			b.data(1, "x", false)
-			_ = c.fr.WriteWindowUpdate(1, 1)
-			return c
-		}, 100, 2 * budget.Burst},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			_, c, b := posted(t)
-			c.see()
-			c.silent = true
-			n := 0
-			for p := c; n < 100_000 && !p.c.closing; n++ {
-				p = tt.flood(c, b, uint32(n))
-				p.flush()
-			}
-			if n < tt.least || n > tt.most || len(c.c.out) > 200<<10 {
-				t.Errorf("%d were accepted, want %d to %d; %d bytes of output wait", n, tt.least, tt.most, len(c.c.out))
-			}
-			if c.take(); c.c.closing && tt.most < budget.Burst {
-				c.wantPart("ENHANCE_YOUR_CALM")
-			}
-		})
-	}
-}
-
-// fragment writes the n-th piece of an endless field block.
-func (p *peer) fragment(n uint32, block []byte) *peer {
-	if n == 0 {
-		_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 3})
-	}
-	_ = p.fr.WriteContinuation(3, false, block)
-	return p
-}
 
 // A connection with many requests that get 401 is sent GOAWAY, and the other requests on it are
 // still answered.
@@ -179,7 +64,7 @@ func TestUnwelcome(t *testing.T) {
 	n := uint32(0)
 	for ; n < 1000 && c.c.goAway == goAwayNone; n++ {
 		c.get(1 + 2*n)
-		c.rst(1+2*n, http2.ErrCodeCancel)
+		c.say("RST %d CANCEL", 1+2*n)
 	}
 	if n < 80 || n > 130 || len(r.outcomes) != int(n) {
 		t.Errorf("%d requests were answered, %d ended", n, len(r.outcomes))
@@ -197,8 +82,8 @@ func TestGoAwayFlood(t *testing.T) {
 	for _, tc := range []struct{ clients, accepted int }{{90, 0}, {8, 9}} {
 		r, b := crowded(t, tc.clients)
 		before, top := len(b.c.streams), b.c.maxID
-		b.goAway(topStreamID, http2.ErrCodeNo)
-		b.goAway(top-2, http2.ErrCodeNo)
+		b.say("GOAWAY %d NO_ERROR", topStreamID)
+		b.say("GOAWAY %d NO_ERROR", top-2)
 		if o := r.outcomes; b.c.closing || len(b.c.streams) != before-1 || len(o) != 1 || !strings.Contains(fmt.Sprint(o[0].Err), "GOAWAY") {
 			t.Fatalf("%d of %d streams are left after a graceful GOAWAY, closing: %v, ended: %+v", len(b.c.streams), before, b.c.closing, o)
 		}
@@ -210,7 +95,7 @@ func TestGoAwayFlood(t *testing.T) {
 		}
 		n := 0
 		for ; n < 100; n++ {
-			if b.goAway(top-4-2*uint32(n), http2.ErrCodeNo); b.c.closing {
+			if b.say("GOAWAY %d NO_ERROR", top-4-2*uint32(n)); b.c.closing {
 				break
 			}
 			if got := len(b.c.streams); got != before-2-n {
@@ -228,7 +113,7 @@ func crowded(t *testing.T, clients int) (r *rig, b *peer) {
 	const each = 250
 	r = newRig(t)
 	r.client().get(1)
-	r.backend(0).takes(uint32(clients * each))
+	r.backend(0).say("SETTINGS MAX_CONCURRENT_STREAMS=%d", uint32(clients*each))
 	for range clients {
 		r.client().gets(1, 2*each-1)
 	}
@@ -251,6 +136,19 @@ func (p *peer) amplify(id uint32, times int) {
 	p.flush()
 }
 
+// A few HPACK bombs end the connection.
+func TestBombs(t *testing.T) {
+	_, c := newClient(t, func(l *limits) { l.maxHeader = 4096 })
+	c.get(1, "x-bomb="+strings.Repeat("v", 3000)) // enters the table
+	id := uint32(3)
+	for ; id < 1000 && !c.c.closing; id += 2 {
+		c.amplify(id, 4000)
+	}
+	if n := id / 2; n > 10 {
+		t.Errorf("%d bombs of 12 MB were decoded", n)
+	}
+}
+
 // Small heads that decode to large ones cannot cause unlimited connections or output: not to a
 // backend that reads nothing, and not from many connections.
 func TestAmplifiedHeads(t *testing.T) {
@@ -264,7 +162,7 @@ func TestAmplifiedHeads(t *testing.T) {
 			c.amplify(id, 57)
 			for _, b := range r.backends {
 				if !b.c.started {
-					b.takes(250)
+					b.say("SETTINGS MAX_CONCURRENT_STREAMS=250")
 				}
 				b.silent = true
 			}
@@ -285,17 +183,13 @@ func TestAmplifiedHeads(t *testing.T) {
 	}
 }
 
-// long sends a request with a head of 200 KiB.
-func (p *peer) long(id uint32) {
-	p.continued(id, p.encode(asHead("x-large="+strings.Repeat("{", 200<<10))...), minMaxFrame)
-}
-
 // The unanswered heads of a connection are bounded, even without compression.
 func TestUnansweredHeads(t *testing.T) {
 	r, c := newClient(t)
+	large := "x-large=" + strings.Repeat("{", 200<<10)
 	refused := uint32(0)
 	for id := uint32(1); id < 60; id += 2 {
-		c.long(id)
+		c.get(id, large)
 		if refused == 0 && c.c.wasReset(id) {
 			refused = id
 		}
@@ -305,7 +199,7 @@ func TestUnansweredHeads(t *testing.T) {
 	}
 	b := r.backend(0)
 	b.respond(1, "")
-	c.long(101)
+	c.get(101, large)
 	if c.c.wasReset(101) {
 		t.Error("a stream is refused although an earlier one was answered")
 	}

@@ -58,8 +58,8 @@ func show(f http2.Frame) string {
 }
 
 // say sends frames at once.
-func (p *peer) say(text string) {
-	for _, f := range frames(text) {
+func (p *peer) say(format string, args ...any) {
+	for _, f := range frames(fmt.Sprintf(format, args...)) {
 		must.Do(p.r.t, p.write(f))
 	}
 	p.flush()
@@ -116,7 +116,7 @@ func lengthen(word string) string {
 		return word
 	}
 	n, _ := strconv.Atoi(m[2])
-	return m[1] + strings.Repeat("v", n)
+	return m[1] + strings.Repeat("e", n) // of five bits in HPACK
 }
 
 // write writes a frame as show tells it, or a request: GET 1 x=y END. BYTES are written as they
@@ -163,7 +163,11 @@ func (p *peer) write(frame string) error {
 		w = append([]string{":method=" + w[0], ":scheme=https", ":authority=a", ":path=/"}, w[2:]...)
 	}
 	fields := w[:len(w)-2]
-	return p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.encode(fields...), EndStream: end, EndHeaders: !more})
+	if more {
+		return p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.encode(fields...)})
+	}
+	p.headers(id, end, fields...)
+	return nil
 }
 
 var codes = func() map[string]http2.ErrCode {

@@ -223,7 +223,7 @@ func randomControl(rnd *rand.Rand, p *peer) {
 func randomBackend(rnd *rand.Rand, p *peer) {
 	switch n := rnd.IntN(400); {
 	case n == 0:
-		p.goAway(max(1, p.c.maxID-2*uint32(rnd.IntN(4))), http2.ErrCodeNo)
+		p.say("GOAWAY %d NO_ERROR", max(1, p.c.maxID-2*uint32(rnd.IntN(4))))
 	case n == 1:
 		p.r.e.lose(p.c, nil)
 		p.r.run()

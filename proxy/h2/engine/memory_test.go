@@ -49,7 +49,7 @@ func TestAnswerWaitsWhereItIs(t *testing.T) {
 	}
 	c := r.client()
 	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30})
-	c.grow(0, 1<<30)
+	c.say("WINDOW 0 %d", 1<<30)
 	c.silent = true
 	const streams = 50
 	for i := range uint32(streams) {
@@ -58,7 +58,7 @@ func TestAnswerWaitsWhereItIs(t *testing.T) {
 	if got := len(c.c.out) + c.c.inflight; got > r.e.lim.writeLimit+streams*256 || r.e.Count.Queued.Load() != 0 {
 		t.Errorf("%d bytes of output, %d in queues", got, r.e.Count.Queued.Load())
 	}
-	c.rst(1, http2.ErrCodeCancel)
+	c.say("RST 1 CANCEL")
 	if len(r.outcomes) != 1 || r.outcomes[0].Reason != ReasonClientReset || r.outcomes[0].Status != http.StatusOK {
 		t.Errorf("outcomes after a reset: %+v", r.outcomes)
 	}
@@ -84,7 +84,7 @@ func TestOutputThatMayWait(t *testing.T) {
 	if n := len(c.c.out) + c.c.inflight; n <= most || n > most+3*each {
 		t.Errorf("%d bytes wait", n)
 	}
-	if c.rst(0, http2.ErrCodeCancel); !c.c.closing || c.c.Over() {
+	if c.say("RST 0 CANCEL"); !c.c.closing || c.c.Over() {
 		t.Errorf("closing: %v; the input of a closing connection must still be read", c.c.closing)
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/net/http2"
-
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -100,9 +98,9 @@ func (m *poolModel) backend(b *peer) {
 	n := rnd.IntN(40)
 	switch {
 	case !b.c.started || n < 4:
-		b.takes(uint32(rnd.IntN(6)))
+		b.say("SETTINGS MAX_CONCURRENT_STREAMS=%d", uint32(rnd.IntN(6)))
 	case n == 4:
-		b.goAway(max(1, b.c.maxID)-2*uint32(rnd.IntN(2))%max(1, b.c.maxID), http2.ErrCodeNo)
+		b.say("GOAWAY %d NO_ERROR", max(1, b.c.maxID)-2*uint32(rnd.IntN(2))%max(1, b.c.maxID))
 	case n == 5:
 		m.r.e.lose(b.c, errors.New("lost"))
 		m.r.run()
@@ -113,7 +111,7 @@ func (m *poolModel) backend(b *peer) {
 		b.take()
 		m.r.run()
 	case id != 0 && id <= b.c.maxID && b.c.streams[id] != nil && n < 24:
-		b.rst(id, http2.ErrCodeRefusedStream)
+		b.say("RST %d REFUSED_STREAM", id)
 	case id != 0 && b.c.streams[id] != nil:
 		b.send(id, true, ":status=200")
 	}

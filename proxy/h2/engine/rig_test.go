@@ -267,23 +267,20 @@ func (p *peer) encode(fields ...string) []byte {
 	return p.block.Bytes()
 }
 
-// headers writes a field block in one HEADERS frame.
+// headers writes a field block, in CONTINUATION frames if it is long.
 func (p *peer) headers(id uint32, end bool, fields ...string) {
-	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.encode(fields...), EndStream: end, EndHeaders: true})
+	block := p.encode(fields...)
+	n := min(len(block), minMaxFrame)
+	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndStream: end, EndHeaders: n == len(block)})
+	for block = block[n:]; len(block) > 0; block = block[n:] {
+		n = min(len(block), minMaxFrame)
+		_ = p.fr.WriteContinuation(id, n == len(block), block[:n])
+	}
 }
 
 // send writes a field block and flushes.
 func (p *peer) send(id uint32, end bool, fields ...string) {
 	p.headers(id, end, fields...)
-	p.flush()
-}
-
-// continued sends a request whose field block is in frames of n bytes each.
-func (p *peer) continued(id uint32, block []byte, n int) {
-	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndStream: true})
-	for block = block[n:]; len(block) > 0; block = block[min(n, len(block)):] {
-		_ = p.fr.WriteContinuation(id, len(block) <= n, block[:min(n, len(block))])
-	}
 	p.flush()
 }
 
@@ -313,33 +310,14 @@ func (p *peer) respond(id uint32, body string) {
 	p.flush()
 }
 
-// begin answers 200, with a body to follow.
-func (p *peer) begin(id uint32) { p.send(id, false, ":status=200") }
-
 func (p *peer) data(id uint32, body string, end bool) {
 	_ = p.fr.WriteData(id, end, []byte(body))
-	p.flush()
-}
-
-func (p *peer) rst(id uint32, code http2.ErrCode) {
-	_ = p.fr.WriteRSTStream(id, code)
-	p.flush()
-}
-
-func (p *peer) goAway(last uint32, code http2.ErrCode) {
-	_ = p.fr.WriteGoAway(last, code, nil)
 	p.flush()
 }
 
 // pong answers a PING that checks whether the peer is alive.
 func (p *peer) pong() {
 	_ = p.fr.WritePing(true, [8]byte([]byte("fairlead")))
-	p.flush()
-}
-
-// window sets the initial window of streams to the peer.
-func (p *peer) window(n uint32) {
-	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: n})
 	p.flush()
 }
 

@@ -32,6 +32,7 @@ import (
 //	<peer> ~ <part> [| <part>…]     the same, but among others
 //	<peer> gets <id> <id>           GET on all these streams
 //	<peer> uploads <id> <n>         sends DATA as far as the windows allow
+//	flood [<n>] <peer> <frames> [, …] repeats this until the last one's connection is closed; %d: another stream
 //	<peer> silent, takes, lost      takes no output, takes it again, has gone
 //	<peer> removed                  the driver has closed its connection
 //	<peer> worn                     its connection's keys have encrypted as much as they may
@@ -62,6 +63,7 @@ type teller struct {
 	parked    []func(Plan)
 	left      []string
 	why       Outcome // what Plan.Fail got
+	flooded   int     // rounds of the last flood
 }
 
 func tell(t *testing.T, script *story.Story) {
@@ -266,6 +268,8 @@ func (s *teller) step(words []string, rest string) {
 		s.retire(s.named(words[1]), s.duration(words[2]))
 	case "drain":
 		s.drain(s.duration(words[1]))
+	case "flood":
+		s.flood(words[1:])
 	case "away":
 		check.Same(s.t, false, s.e.SendAway(), "%s: more to do", s.at)
 		s.run()
@@ -312,7 +316,7 @@ func (s *teller) step(words []string, rest string) {
 func (s *teller) speak(p *peer, words []string, rest string) {
 	switch words[0] {
 	case ">":
-		p.say(rest)
+		p.say("%s", rest)
 	case "<":
 		if got := p.told(rest); got != rest {
 			s.t.Fatalf("%s: sees\n%s\nwant\n%s", s.at, got, rest)
@@ -343,6 +347,26 @@ func (s *teller) speak(p *peer, words []string, rest string) {
 		p.c.bytesIn = s.e.lim.keyBytes
 	default:
 		s.t.Fatalf("%s: unknown step", s.at)
+	}
+}
+
+func (s *teller) flood(words []string) {
+	most, err := strconv.Atoi(words[0])
+	if err == nil {
+		words = words[1:]
+	} else {
+		most = 100_000
+	}
+	sends, closed := strings.Split(strings.Join(words, " "), " , "), false
+	for s.flooded = 0; s.flooded < most && !closed; s.flooded++ {
+		for _, send := range sends {
+			name, text, _ := strings.Cut(send, " ")
+			p := s.member(name)
+			p.say("%s", strings.ReplaceAll(text, "%d", strconv.Itoa(2*s.flooded+1)))
+			if closed = p.c.closing; len(p.c.out) > 200<<10 {
+				s.t.Fatalf("%s: %d bytes of output wait", s.at, len(p.c.out))
+			}
+		}
 	}
 }
 
@@ -450,6 +474,8 @@ func (s *teller) value(what string) string {
 	case "window": // what it may send on the first stream, also if credit for it was not returned yet
 		h := s.member(of).c.streams[1].half[up]
 		return strconv.Itoa(int(h.recv + h.credit))
+	case "flooded":
+		return strconv.Itoa(s.flooded)
 	case "why":
 		return string(s.why.Reason)
 	case "handler": // what the next handler is asked

@@ -90,10 +90,10 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 				for i := range streams {
 					id := uint32(2*i + 1)
 					c.request(id, "POST", false)
-					r.backend(0).grow(id, 1<<30)
+					r.backend(0).say("WINDOW %d %d", id, 1<<30)
 				}
 				b := r.backend(0)
-				b.grow(0, 1<<30)
+				b.say("WINDOW 0 %d", 1<<30)
 				n := n / 2
 				got := c.rounds(distance, streams, n, true, func(id uint32, n int) {
 					c.upload(id, n)
@@ -111,13 +111,13 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 // downloads begins responses to a client that reads everything.
 func (r *rig) downloads(streams int) (c, b *peer) {
 	c = r.client()
-	c.grow(0, 1<<30)
+	c.say("WINDOW 0 %d", 1<<30)
 	for i := range streams {
 		id := uint32(2*i + 1)
 		c.get(id)
-		c.grow(id, 1<<30)
+		c.say("WINDOW %d %d", id, 1<<30)
 		b = r.backend(0)
-		b.begin(id)
+		b.say("HEADERS %d :status=200", id)
 	}
 	return c, b
 }
@@ -148,10 +148,10 @@ func TestWindowsStayNarrow(t *testing.T) {
 	})
 	t.Run("slow reader", func(t *testing.T) {
 		r, c, b := asked(t)
-		b.begin(1)
+		b.say("HEADERS 1 :status=200")
 		b.rounds(50*time.Millisecond, 1, 4<<20, false, func(id uint32, n int) {
-			c.grow(0, 64<<10)
-			c.grow(id, 64<<10)
+			c.say("WINDOW 0 %d", 64<<10)
+			c.say("WINDOW %d %d", id, 64<<10)
 			b.download(c)(id, n)
 		})
 		if full(b) > growth*r.e.lim.streamWindow { // the first burst was not slowed down
@@ -193,7 +193,7 @@ func TestWindowsStayNarrow(t *testing.T) {
 		b.rounds(50*time.Millisecond, 2, 32<<20, false, b.download(c))
 		check.Same(t, 2, b.c.reach.wide, "wide windows")
 		b.data(1, "", true)
-		c.rst(3, 8)
+		c.say("RST 3 CANCEL")
 		check.Same(t, 0, b.c.reach.promised, "bytes still promised")
 		check.Same(t, 0, b.c.reach.wide, "wide windows after the end")
 		r.clean()
