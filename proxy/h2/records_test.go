@@ -2,10 +2,17 @@ package h2
 
 import (
 	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +20,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/tlsrecords"
 )
 
 // onRecordDrivers runs f on the drivers that see TLS records.
@@ -23,17 +29,81 @@ func onRecordDrivers(t *testing.T, f func(t *testing.T, driver string)) {
 	}
 }
 
-// dialRecords connects a client that writes its own TLS records, and sends the preface.
-func dialRecords(t *testing.T, s *stand) (*tlsrecords.Conn, *http2.Framer) {
+// recordConn is a TLS 1.3 client that can write any records: many in one packet, empty ones, and
+// key updates (RFC 8446 §4.6.3), for which crypto/tls has no public function. crypto/tls does the
+// handshake and all reading. What is sent afterwards is encrypted here, with the secret from
+// tls.Config.KeyLogWriter.
+type recordConn struct {
+	*tls.Conn
+	t      *testing.T
+	secret []byte
+	aead   cipher.AEAD
+	iv     []byte
+	seq    uint64
+}
+
+// dialRecords connects, and sends the preface.
+func dialRecords(t *testing.T, s *stand) (*recordConn, *http2.Framer) {
 	t.Helper()
-	c := must.Get(tlsrecords.Dial(t.Context(), s.addr, insecure()))(t)
+	var keys bytes.Buffer
+	config := insecure()
+	config.MinVersion, config.KeyLogWriter = tls.VersionTLS13, &keys
+	c := &recordConn{t: t, Conn: must.Get(tls.Dial("tcp", s.addr, config))(t)}
 	t.Cleanup(func() { _ = c.NetConn().Close() })
+	if suite := c.ConnectionState().CipherSuite; suite != tls.TLS_AES_128_GCM_SHA256 {
+		t.Fatalf("cipher suite %s", tls.CipherSuiteName(suite))
+	}
+	_, secret, _ := strings.Cut(keys.String(), "CLIENT_TRAFFIC_SECRET_0 ")
+	c.use(must.Get(hex.DecodeString(strings.Fields(secret)[1]))(t))
 	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
 	fr := http2.NewFramer(c, c)
 	must.Get(io.WriteString(c, http2.ClientPreface))(t)
 	must.Do(t, fr.WriteSettings())
 	return c, fr
 }
+
+// use derives the keys of a secret (§7.3).
+func (c *recordConn) use(secret []byte) {
+	c.secret, c.seq = secret, 0
+	c.iv = c.expand("iv", 12)
+	c.aead = must.Get(cipher.NewGCM(must.Get(aes.NewCipher(c.expand("key", 16)))(c.t)))(c.t)
+}
+
+// expand is HKDF-Expand-Label with an empty context (§7.1).
+func (c *recordConn) expand(label string, n int) []byte {
+	label = "tls13 " + label
+	info := append([]byte{0, byte(n), byte(len(label))}, label...)
+	return must.Get(hkdf.Expand(sha256.New, c.secret, string(append(info, 0)), n))(c.t)
+}
+
+// appendData appends a record of application data; it may be empty.
+func (c *recordConn) appendData(to, content []byte) []byte { return c.seal(to, 23, content) }
+
+// appendKeyUpdate appends a key update that asks for one, and changes the keys.
+func (c *recordConn) appendKeyUpdate(to []byte) []byte {
+	to = c.seal(to, 22, []byte{24, 0, 0, 1, 1})
+	c.use(c.expand("traffic upd", sha256.Size))
+	return to
+}
+
+func (c *recordConn) seal(to []byte, kind byte, content []byte) []byte {
+	n := len(content) + 1 + c.aead.Overhead()
+	header := []byte{23, 3, 3, byte(n >> 8), byte(n)}
+	nonce := bytes.Clone(c.iv)
+	low := nonce[len(nonce)-8:]
+	binary.BigEndian.PutUint64(low, binary.BigEndian.Uint64(low)^c.seq)
+	c.seq++
+	return c.aead.Seal(append(to, header...), nonce, append(bytes.Clone(content), kind), header)
+}
+
+// send sends records as they are.
+func (c *recordConn) send(records []byte) error {
+	_, err := c.NetConn().Write(records)
+	return err
+}
+
+// Write sends one record for each call.
+func (c *recordConn) Write(p []byte) (int, error) { return len(p), c.send(c.appendData(nil, p)) }
 
 // ponged waits for the answer to a PING.
 func ponged(t *testing.T, fr *http2.Framer, data byte) {
@@ -68,9 +138,9 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 	for ; sent < 100_000; sent += 16 {
 		var records []byte
 		for range 16 {
-			records = must.Get(c.AppendKeyUpdate(records, true))(t)
+			records = c.appendKeyUpdate(records)
 		}
-		if c.Send(c.AppendData(records, unanswered())) != nil {
+		if c.send(c.appendData(records, unanswered())) != nil {
 			break
 		}
 	}
@@ -88,16 +158,16 @@ func testKeyUpdatesInOrder(t *testing.T, driver string) {
 	s := newStand(t, driver, pings(t), nil)
 	c, fr := dialRecords(t, s)
 	for n := range byte(100) {
-		update := must.Get(c.AppendKeyUpdate(nil, true))(t)
+		update := c.appendKeyUpdate(nil)
 		var ping bytes.Buffer
 		_ = http2.NewFramer(&ping, nil).WritePing(false, [8]byte{n})
 		for _, b := range ping.Bytes() {
-			update = c.AppendData(update, []byte{b})
+			update = c.appendData(update, []byte{b})
 		}
-		must.Do(t, c.Send(update))
+		must.Do(t, c.send(update))
 		ponged(t, fr, n)
 	}
-	must.Do(t, c.Send(c.AppendData(must.Get(c.AppendKeyUpdate(nil, true))(t), unanswered())))
+	must.Do(t, c.send(c.appendData(c.appendKeyUpdate(nil), unanswered())))
 	// The answer's content is a message of five bytes, its type and the tag. No frame and no alert
 	// has that size.
 	record := make([]byte, recordHeader+5+1+16)
@@ -123,15 +193,15 @@ func testTinyRecords(t *testing.T, driver string) {
 	}
 	var clients [3]*http2.Framer
 	var records [len(clients)][]byte
-	var conns [len(clients)]*tlsrecords.Conn
+	var conns [len(clients)]*recordConn
 	for i := range clients {
 		conns[i], clients[i] = dialRecords(t, s)
 		for _, b := range frames.Bytes() {
-			records[i] = conns[i].AppendData(records[i], []byte{b})
+			records[i] = conns[i].appendData(records[i], []byte{b})
 		}
 	}
 	for i, c := range conns {
-		must.Do(t, c.Send(records[i]))
+		must.Do(t, c.send(records[i]))
 	}
 	for _, fr := range clients {
 		for i := range byte(n) {

@@ -7,21 +7,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
-func (r *rig) eject(ep *Endpoint) {
-	r.e.Eject(ep)
-	r.run()
-}
-
-func (r *rig) retire(ep *Endpoint, grace time.Duration) {
-	r.e.Retire(ep, grace)
-	r.run()
-}
-
-func (r *rig) drain(grace time.Duration) {
-	r.e.Drain(grace)
-	r.run()
-}
-
 // wantClosed checks whether the connection is closed, and otherwise reports wrong.
 func (p *peer) wantClosed(closed bool, wrong string) {
 	p.r.t.Helper()

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -156,9 +155,7 @@ func (p *peer) many(n int) []byte {
 	for i := range n {
 		p.headers(uint32(2*i+1), true, strings.Fields(okHead)...)
 	}
-	b := bytes.Clone(p.to.Bytes())
-	p.to.Reset()
-	return b
+	return p.bytes("")
 }
 
 // A turn under the mutex ends after a fixed number of requests, however much input there is.

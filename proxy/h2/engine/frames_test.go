@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"fmt"
 	"regexp"
 	"slices"
@@ -58,11 +59,16 @@ func show(f http2.Frame) string {
 }
 
 // say sends frames at once.
-func (p *peer) say(format string, args ...any) {
+func (p *peer) say(format string, args ...any) { p.r.feed(p.c, p.bytes(format, args...)) }
+
+// bytes returns frames, together with what is not sent yet.
+func (p *peer) bytes(format string, args ...any) []byte {
 	for _, f := range frames(fmt.Sprintf(format, args...)) {
 		must.Do(p.r.t, p.write(f))
 	}
-	p.flush()
+	b := bytes.Clone(p.to.Bytes())
+	p.to.Reset()
+	return b
 }
 
 // usual are frames that a story need not name.

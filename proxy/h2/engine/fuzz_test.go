@@ -14,24 +14,13 @@ import (
 // FuzzClientBytes sends arbitrary bytes after a valid preface: no panic, no stream is left, and
 // output is bounded.
 func FuzzClientBytes(f *testing.F) {
-	seed := func(write func(p *peer)) {
-		p := newRig(f).client()
-		write(p)
-		f.Add(p.to.Bytes())
+	for _, frames := range []string{
+		"GET 1 END",
+		`POST 1 | RAW 1 0 8 "\x03x(3)" | HEADERS 1 x-t=1 END | RST 1 CANCEL`,
+		"SETTINGS INITIAL_WINDOW_SIZE=0 HEADER_TABLE_SIZE=0 | PING pingpong | WINDOW 0 1 | GOAWAY 0 NO_ERROR",
+	} {
+		f.Add(newRig(f).client().bytes("%s", frames))
 	}
-	seed(func(p *peer) { p.headers(1, true, asHead()...) })
-	seed(func(p *peer) {
-		p.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
-		_ = p.fr.WriteDataPadded(1, false, []byte("x"), make([]byte, 3))
-		p.headers(1, true, "x-t=1")
-		_ = p.fr.WriteRSTStream(1, 8)
-	})
-	seed(func(p *peer) {
-		_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}, http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0})
-		_ = p.fr.WritePing(false, [8]byte{})
-		_ = p.fr.WriteWindowUpdate(0, 1)
-		_ = p.fr.WriteGoAway(0, 0, nil)
-	})
 	f.Fuzz(func(t *testing.T, in []byte) {
 		r, c := newClient(t)
 		r.feed(c.c, in)
@@ -46,21 +35,14 @@ func FuzzClientBytes(f *testing.F) {
 
 // FuzzBackendBytes sends arbitrary bytes from a backend that has three requests.
 func FuzzBackendBytes(f *testing.F) {
-	seed := func(write func(p *peer)) {
+	for _, frames := range []string{
+		"HEADERS 1 :status=103 | HEADERS 1 :status=200 content-length=1 | DATA 1 x END | HEADERS 3 :status=200 | HEADERS 3 x-t=1 END | RST 5 REFUSED_STREAM",
+		"GOAWAY 1 NO_ERROR | PING pingpong",
+	} {
 		r := newRig(f)
 		r.client().get(1)
-		write(r.backends[0])
-		f.Add(r.backends[0].to.Bytes())
+		f.Add(r.backends[0].bytes("%s", frames))
 	}
-	seed(func(p *peer) {
-		p.headers(1, false, ":status=103")
-		p.headers(1, false, ":status=200", "content-length=1")
-		_ = p.fr.WriteData(1, true, []byte("x"))
-		p.headers(3, false, ":status=200")
-		p.headers(3, true, "x-t=1")
-		_ = p.fr.WriteRSTStream(5, 7)
-	})
-	seed(func(p *peer) { _ = p.fr.WriteGoAway(1, 0, nil); _ = p.fr.WritePing(false, [8]byte{}) })
 	f.Fuzz(func(t *testing.T, in []byte) {
 		r := newRig(t)
 		r.plan.Retries, r.plan.Again = 2, true

@@ -186,19 +186,8 @@ func asked(t testing.TB, change ...func(*limits)) (r *rig, c, b *peer) {
 	return r, c, r.backend(0)
 }
 
-// posted returns a rig with a POST in progress, whose body is not sent yet.
-func posted(t testing.TB, change ...func(*limits)) (r *rig, c, b *peer) {
-	r, c = newClient(t, change...)
-	c.request(1, "POST", false)
-	return r, c, r.backend(0)
-}
-
 // flush passes the peer's frames to the engine and runs it.
-func (p *peer) flush() {
-	b := bytes.Clone(p.to.Bytes())
-	p.to.Reset()
-	p.r.feed(p.c, b)
-}
+func (p *peer) flush() { p.say("") }
 
 // feed passes bytes to the engine in as many turns as it needs.
 func (r *rig) feed(c *Conn, b []byte) {
@@ -283,9 +272,6 @@ func (p *peer) send(id uint32, end bool, fields ...string) {
 	p.headers(id, end, fields...)
 	p.flush()
 }
-
-// asHead returns the fields of okHead, for encode and headers.
-func asHead(more ...string) []string { return append(strings.Fields(okHead), more...) }
 
 // get requests "/" with further fields.
 func (p *peer) get(id uint32, fields ...string) { p.request(id, "GET", true, fields...) }

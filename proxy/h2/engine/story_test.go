@@ -168,6 +168,8 @@ func (s *teller) setPlan(words []string) {
 			p.Budget = func() bool { return false }
 		case "remove":
 			p.Remove = func(name string) bool { return strings.HasPrefix(name, value) }
+		case "hides":
+			p.RemoveResponse = func(name string) bool { return strings.HasPrefix(name, value) }
 		case "set":
 			p.Set = append(p.Set, field(value, "set"))
 		case "serve":
@@ -263,16 +265,15 @@ func (s *teller) step(words []string, rest string) {
 			}
 		}
 	case "eject":
-		s.eject(s.named(words[1]))
+		s.e.Eject(s.named(words[1]))
 	case "retire":
-		s.retire(s.named(words[1]), s.duration(words[2]))
+		s.e.Retire(s.named(words[1]), s.duration(words[2]))
 	case "drain":
-		s.drain(s.duration(words[1]))
+		s.e.Drain(s.duration(words[1]))
 	case "flood":
 		s.flood(words[1:])
 	case "away":
 		check.Same(s.t, false, s.e.SendAway(), "%s: more to do", s.at)
-		s.run()
 		if len(words) > 1 {
 			for end := s.e.now + s.duration(words[1]); s.e.now < end; s.e.SendAway() {
 				s.tick(TickEvery)
@@ -283,17 +284,13 @@ func (s *teller) step(words []string, rest string) {
 	case "end":
 		c := s.member(words[1]).c
 		s.e.EndOn(func(other *Conn) bool { return c == other }, s.upstreams[words[2]])
-		s.run()
 	case "handler":
 		s.locals[0].End(s.number(words[1]), []hpack.HeaderField{field(":status", words[1])}, nil)
 		s.locals = s.locals[1:]
-		s.run()
 	case "continue":
 		check.Same(s.t, words[1], fmt.Sprint(s.locals[0].Continue()), "%s: 100 is sent", s.at)
-		s.run()
 	case "resume":
 		s.parked[s.number(words[1])-1](s.made())
-		s.run()
 	case "ended":
 		n, err := strconv.Atoi(words[1])
 		if err == nil {
@@ -310,6 +307,7 @@ func (s *teller) step(words []string, rest string) {
 	default:
 		s.speak(s.member(words[0]), words[1:], rest)
 	}
+	s.run()
 }
 
 // speak lets a peer send frames, checks what it has seen, or changes it.
@@ -338,7 +336,6 @@ func (s *teller) speak(p *peer, words []string, rest string) {
 	case "takes":
 		p.silent = false
 		p.take()
-		s.run()
 	case "lost":
 		s.lose(p, errRefused)
 	case "removed":
@@ -399,7 +396,6 @@ func (s *teller) leave(upstreams ...string) {
 		check.Same(s.t, true, of[u], "%s: called for an upstream that leaves", s.at)
 		s.left = append(s.left, fmt.Sprint("b", 1+slices.IndexFunc(s.backends, func(b *peer) bool { return b.c == c })))
 	})
-	s.run()
 }
 
 // ended checks the oldest outcome.
