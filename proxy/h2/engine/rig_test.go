@@ -394,6 +394,7 @@ func (r *rig) clean() {
 	}
 	check.Same(r.t, r.e.held, held, "bytes held")
 	check.Same(r.t, 0, r.inFlight, "requests still counted in flight")
+	check.Same(r.t, 0, r.e.Count.Streams.Load(), "streams still counted")
 	check.Same(r.t, false, r.e.Due(), "work is left")
 	timers := 0
 	for i := range r.e.wheel.slots {
