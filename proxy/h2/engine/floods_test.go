@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 // A connection with many requests that get 401 is sent GOAWAY, and the other requests on it are
@@ -219,4 +221,28 @@ func TestOrdinaryHeadsAreFree(t *testing.T) {
 	if c.c.budget != before {
 		t.Errorf("budget %+v, was %+v", c.c.budget, before)
 	}
+}
+
+// repeat repeats what each peer sends, until the last one's connection is closed. %d is another
+// stream each time.
+func (s *teller) repeat(most int, sends []string) (rounds int, last *peer) {
+	for ; rounds < most && (last == nil || !last.c.closing); rounds++ {
+		for _, send := range sends {
+			name, text, _ := strings.Cut(send, " ")
+			last = s.member(name)
+			last.say("%s", strings.ReplaceAll(text, "%d", strconv.Itoa(2*rounds+1)))
+		}
+	}
+	return rounds, last
+}
+
+// flood checks how long a flood lasts, and how much its sender, who reads nothing, makes us hold.
+func (s *teller) flood(sends []string) (rounds int) {
+	name, _, _ := strings.Cut(sends[len(sends)-1], " ")
+	s.member(name).silent = true
+	rounds, last := s.repeat(100_000, sends)
+	check.Same(s.t, true, len(last.c.out) < 200<<10, "%s: %d bytes of output", s.at, len(last.c.out))
+	last.take()
+	check.Same(s.t, true, strings.Contains(last.told(""), "ENHANCE_YOUR_CALM"), "%s: calm", s.at)
+	return rounds
 }

@@ -30,9 +30,11 @@ import (
 //	<peer> > <frame> [| <frame>…]   sends frames at once, see write
 //	<peer> < [<frame> | <frame>…]   has seen exactly these since the last such step, but for what is usual
 //	<peer> ~ <part> [| <part>…]     the same, but among others
+//	<peer> ! <frame> [| <frame>…]   sends them; the client's stream is reset, or answered with 502 if a backend sent them
 //	<peer> gets <id> <id>           GET on all these streams
 //	<peer> uploads <id> <n>         sends DATA as far as the windows allow
-//	flood [<n>] <peer> <frames> [, …] repeats this until the last one's connection is closed; %d: another stream
+//	repeat <n> <peer> <frames> [, <peer> …]
+//	flood <n> <peer> <frames> [, …] the same until the last one's connection ends as a flood, in round n
 //	<peer> silent, takes, lost      takes no output, takes it again, has gone
 //	<peer> removed                  the driver has closed its connection
 //	<peer> worn                     its connection's keys have encrypted as much as they may
@@ -63,7 +65,6 @@ type teller struct {
 	parked    []func(Plan)
 	left      []string
 	why       Outcome // what Plan.Fail got
-	flooded   int     // rounds of the last flood
 }
 
 func tell(t *testing.T, script *story.Story) {
@@ -270,8 +271,11 @@ func (s *teller) step(words []string, rest string) {
 		s.e.Retire(s.named(words[1]), s.duration(words[2]))
 	case "drain":
 		s.e.Drain(s.duration(words[1]))
+	case "repeat":
+		rounds, _ := s.repeat(s.number(words[1]), strings.Split(rest, " , "))
+		check.Same(s.t, words[1], strconv.Itoa(rounds), "%s: rounds", s.at)
 	case "flood":
-		s.flood(words[1:])
+		check.Same(s.t, words[1], strconv.Itoa(s.flood(strings.Split(rest, " , "))), "%s: rounds", s.at)
 	case "away":
 		check.Same(s.t, false, s.e.SendAway(), "%s: more to do", s.at)
 		if len(words) > 1 {
@@ -315,6 +319,14 @@ func (s *teller) speak(p *peer, words []string, rest string) {
 	switch words[0] {
 	case ">":
 		p.say("%s", rest)
+	case "!":
+		id := strings.Fields(rest)[1]
+		p.say("%s", rest)
+		if p.c.side == up {
+			s.speak(p, []string{"<"}, "RST "+id+" PROTOCOL_ERROR")
+		} else {
+			s.speak(s.member("c"), []string{"<"}, "HEADERS "+id+" :status=502 content-length=0 END")
+		}
 	case "<":
 		if got := p.told(rest); got != rest {
 			s.t.Fatalf("%s: sees\n%s\nwant\n%s", s.at, got, rest)
@@ -344,26 +356,6 @@ func (s *teller) speak(p *peer, words []string, rest string) {
 		p.c.bytesIn = s.e.lim.keyBytes
 	default:
 		s.t.Fatalf("%s: unknown step", s.at)
-	}
-}
-
-func (s *teller) flood(words []string) {
-	most, err := strconv.Atoi(words[0])
-	if err == nil {
-		words = words[1:]
-	} else {
-		most = 100_000
-	}
-	sends, closed := strings.Split(strings.Join(words, " "), " , "), false
-	for s.flooded = 0; s.flooded < most && !closed; s.flooded++ {
-		for _, send := range sends {
-			name, text, _ := strings.Cut(send, " ")
-			p := s.member(name)
-			p.say("%s", strings.ReplaceAll(text, "%d", strconv.Itoa(2*s.flooded+1)))
-			if closed = p.c.closing; len(p.c.out) > 200<<10 {
-				s.t.Fatalf("%s: %d bytes of output wait", s.at, len(p.c.out))
-			}
-		}
 	}
 }
 
@@ -470,8 +462,6 @@ func (s *teller) value(what string) string {
 	case "window": // what it may send on the first stream, also if credit for it was not returned yet
 		h := s.member(of).c.streams[1].half[up]
 		return strconv.Itoa(int(h.recv + h.credit))
-	case "flooded":
-		return strconv.Itoa(s.flooded)
 	case "why":
 		return string(s.why.Reason)
 	case "handler": // what the next handler is asked
