@@ -37,7 +37,7 @@ import (
 //	flood <n> <peer> <frames> [, …] the same until the last one's connection ends as a flood, in round n
 //	<peer> silent, takes, lost      takes no output, takes it again, has gone
 //	<peer> removed                  the driver has closed its connection
-//	<peer> worn                     its connection's keys have encrypted as much as they may
+//	<peer> read, written            its connection's keys have been used for as much as they may
 //	dials held, refused, ok         all from now on; ok: also those that are held
 //	dial ok, refused                the oldest one that is held. Its backend sends no SETTINGS by itself
 //	tick <duration>                 time passes
@@ -352,8 +352,10 @@ func (s *teller) speak(p *peer, words []string, rest string) {
 		s.lose(p, errRefused)
 	case "removed":
 		s.e.remove(p.c)
-	case "worn":
+	case "read":
 		p.c.bytesIn = s.e.lim.keyBytes
+	case "written":
+		p.c.bytesOut = s.e.lim.keyBytes
 	default:
 		s.t.Fatalf("%s: unknown step", s.at)
 	}
