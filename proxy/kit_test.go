@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -171,15 +172,19 @@ func (w *world) server() *httptest.Server {
 // httpClient uses one protocol, with a client certificate if pair is not nil.
 func (w *world) httpClient(t *testing.T, proto string, pair *pki.Pair) *http.Client {
 	t.Helper()
-	tc := &tls.Config{RootCAs: w.serving.Pool(), MinVersion: tls.VersionTLS12}
+	tc := &tls.Config{RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
 	if pair != nil {
 		tc.Certificates = []tls.Certificate{pair.TLS()}
 	}
 	tr := &http.Transport{TLSClientConfig: tc, ForceAttemptHTTP2: proto != "http/1.1", DisableCompression: true}
-	if proto == "h2" {
-		tr.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, w.frames.Listener.Addr().String())
+	tr.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		switch {
+		case proto == "h2":
+			address = w.frames.Listener.Addr().String()
+		case strings.HasPrefix(address, frontHost):
+			address = w.front.Listener.Addr().String()
 		}
+		return new(net.Dialer).DialContext(ctx, network, address)
 	}
 	t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}

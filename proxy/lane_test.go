@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/net/http2/hpack"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -38,63 +36,6 @@ func (w *world) upstream() *backend.Upstream {
 
 func annotate(key, value string) func(*apiregistrationv1.APIService) {
 	return func(a *apiregistrationv1.APIService) { a.Annotations = map[string]string{"fairlead.dev/" + key: value} }
-}
-
-// Fairlead's own answers are Statuses without an address, with the fields of every answer of
-// kube-apiserver.
-func TestErrors(t *testing.T) {
-	t.Parallel() // it waits most of the time
-	redirect := func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }
-	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
-	cut := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
-	const widgets = remoteGV + "/widgets"
-	for _, tc := range []struct {
-		name         string
-		world        worldConfig
-		user, target string
-		code         int
-		message      string
-		retryAfter   string
-	}{
-		{"unavailable", worldConfig{unhealthy: true}, "bob", widgets, 503, "v1.remote.example.com is unavailable: FailedDiscoveryCheck", "1"},
-		{"maintenance", worldConfig{change: annotate("maintenance", "back at noon")}, "bob", widgets, 503, "v1.remote.example.com is in maintenance: back at noon", ""},
-		{"incomplete", worldConfig{incomplete: true}, "bob", "/apis/unknown.example.com/v1", 503, "not complete", "1"},
-		{"redirect", worldConfig{remote: redirect}, "bob", widgets, 502, "attempted to redirect", ""},
-		{"timeout", worldConfig{remote: hang}, "bob", widgets + "?timeout=50ms", 504, "did not answer within", ""},
-		{"bad timeout", worldConfig{}, "bob", widgets + "?timeout=soon", 400, "invalid timeout", ""},
-		{"policy timeout", worldConfig{remote: hang, change: annotate("request-timeout", "1s")}, "bob", widgets, 504, "did not answer within", ""},
-		{"cut", worldConfig{remote: cut}, "bob", widgets, 503, "ended the connection before it had answered", ""},
-		{"no HTTP", worldConfig{remote: hijacked(func(c io.ReadWriter, _ *http.Request) { _, _ = io.WriteString(c, "SSH-2.0\r\n") }), remoteHTTP1: true}, "bob", widgets, 502, "cannot be understood", ""},
-		{"own page without pages", worldConfig{}, "bob", "/fairlead/none", 404, "could not find", ""},
-		// A stranger does not learn that the backend is unavailable.
-		{"unknown caller", worldConfig{unhealthy: true}, "", remoteGV, 401, "Unauthorized", ""},
-		{"forbidden", worldConfig{unhealthy: true}, "nobody", remoteGV, 403, "forbidden", ""},
-		{"ambiguous", worldConfig{}, "bob", remoteGV + "/%2e%2e", 400, "ambiguous", ""},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			w := newWorld(t, tc.world)
-			everyWay(t, func(t *testing.T, proto string) {
-				r := w.as(t, tc.user, "GET", tc.target, nil)
-				if tc.user == "" {
-					r.Header.Del("Authorization")
-				}
-				got := w.do(t, w.httpClient(t, proto, nil), r)
-				var s metav1.Status
-				must.Do(t, json.Unmarshal([]byte(got.body), &s))
-				if s.Kind != "Status" || got.status != tc.code || int(s.Code) != tc.code || !strings.Contains(s.Message, tc.message) || got.header.Get("Retry-After") != tc.retryAfter {
-					t.Errorf("%d %+v, Retry-After %q", got.status, s, got.header.Get("Retry-After"))
-				}
-				if ids := got.header.Values("Audit-Id"); len(ids) != 1 || !uuid4.MatchString(ids[0]) {
-					t.Errorf("Audit-Id %q", ids)
-				}
-				check.Same(t, []string{"no-cache, private"}, got.header.Values("Cache-Control"), "Cache-Control")
-				check.Same(t, "nosniff", got.header.Get("X-Content-Type-Options"), "X-Content-Type-Options")
-				if strings.Contains(got.body, "10.1.2.3") || strings.Contains(got.body, "127.0.0.1") {
-					t.Errorf("the answer contains an address: %s", got.body)
-				}
-			})
-		})
-	}
 }
 
 func TestLoop(t *testing.T) {

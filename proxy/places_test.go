@@ -19,7 +19,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -289,63 +288,6 @@ func fillUp(t *testing.T, u *backend.Upstream, longRunning ...bool) {
 			}
 		}
 	}
-}
-
-// /readyz and /healthz answer while every pool and the relay's own places are full. Then they
-// report the local apiserver's health as the prober knows it.
-func TestOwnReadiness(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	ready := func(t *testing.T, proto string, relayed bool) {
-		for _, path := range []string{"/readyz", "/healthz"} {
-			got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", path, nil))
-			if got.status != 200 || (got.header.Get("X-Content-Type-Options") == "") != relayed || !relayed && got.header.Get("Content-Type") != "text/plain; charset=utf-8" {
-				t.Errorf("%s: %d %q, want relayed: %v", path, got.status, got.body, relayed)
-			}
-		}
-		if got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/version", nil)); got.status != http.StatusTooManyRequests || got.header.Get("Retry-After") != "1" {
-			t.Errorf("/version: %d %s: the pool is not full", got.status, got.body)
-		}
-	}
-	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven), false, true)
-	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
-	// A client at the prober's address has given up too many requests.
-	w.proxy.givenUp.charge(account{Source: bound.Source{Address: "127.0.0.1"}}, 10*givenUpBurst)
-	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
-	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolHealth), false, true)
-	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, false) })
-	w.proxy.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "down")
-	everyWay(t, func(t *testing.T, proto string) {
-		w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/readyz", nil)).want(t, http.StatusTooManyRequests, "not ready")
-	})
-}
-
-// Watches with one new token prove it once, and then share an HTTP/2 connection with other proven
-// tokens. One without a token, whatever its Authorization, needs no review and stays off these.
-func TestUnprovenWatch(t *testing.T) {
-	local := func(rw http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Authorization") == "Bearer bad" {
-			rw.WriteHeader(http.StatusUnauthorized)
-			return
-		}
-		_, _ = io.WriteString(rw, r.Proto)
-	}
-	everyWay(t, func(t *testing.T, proto string) {
-		w := newWorld(t, worldConfig{local: local})
-		for _, tc := range []struct {
-			authorization, want string
-			status, requests    int
-		}{
-			{"Bearer good", "HTTP/2.0", 200, 2}, {"Bearer good", "HTTP/2.0", 200, 1}, {"Bearer bad", "", 401, 2}, {"Basic eA==", "HTTP/1.1", 200, 1}, {"Bearer", "HTTP/1.1", 200, 1},
-			{"Bearer  token-of-bob", "HTTP/1.1", 200, 1}, {"", "HTTP/1.1", 200, 1},
-		} {
-			before := w.local.count()
-			got := w.do(t, w.httpClient(t, proto, nil), w.by(t, tc.authorization, "GET", "/api/v1/pods?watch=true", nil))
-			if n := w.local.count() - before; got.status != tc.status || got.body != tc.want || n != tc.requests {
-				t.Errorf("%q: %d %q, after %d requests", tc.authorization, got.status, got.body, n)
-			}
-		}
-		check.Same(t, 0, w.proxy.UnderWay(), "requests that hold places")
-	})
 }
 
 // A request is refused if its authorization fails, for whatever reason, or the review of its token.

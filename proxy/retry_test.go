@@ -36,46 +36,6 @@ func TestPlanOfARequest(t *testing.T) {
 	}
 }
 
-// A write that may have been executed is not sent again, whatever its client's fields say, and the
-// client is not asked to retry: whether its connection breaks before the answer, or in it.
-func TestBrokenWrite(t *testing.T) {
-	bothBackends(t, worldConfig{remote: func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.RawQuery != "" {
-			w.Header().Set("Content-Length", "2")
-			w.WriteHeader(http.StatusCreated)
-			_ = http.NewResponseController(w).Flush()
-		}
-		if r.Method != http.MethodGet {
-			panic(http.ErrAbortHandler)
-		}
-	}}, func(t *testing.T, w *world) {
-		everyWay(t, func(t *testing.T, proto string) {
-			c := w.httpClient(t, proto, nil)
-			for _, query := range []string{"", "?created"} {
-				w.get(t, proto, remoteGV+"/widgets") // opens the connection: net/http retries only over a reused one
-				before := w.remote.count()
-				r := w.as(t, "bob", http.MethodPost, remoteGV+"/widgets"+query, strings.NewReader("body"))
-				if query == "" {
-					// net/http sends a request with this field, and without a body, again. So
-					// would the client itself if it got half an answer.
-					r = w.as(t, "bob", http.MethodDelete, remoteGV+"/widgets", nil)
-					r.Header.Set("Idempotency-Key", "1")
-				}
-				if res, err := c.Do(r); err == nil { // else the answer broke off in its head
-					_, err = io.ReadAll(res.Body)
-					res.Body.Close()
-					if query == "" && res.StatusCode != http.StatusServiceUnavailable || query != "" && res.StatusCode < 500 && err == nil || res.Header.Get("Retry-After") != "" {
-						t.Errorf("%q: answered with %d %v, %v", query, res.StatusCode, res.Header, err)
-					}
-				}
-				if n := w.remote.count() - before; n != 1 {
-					t.Errorf("%q: executed %d times", query, n)
-				}
-			}
-		})
-	})
-}
-
 // While the apiserver restarts, clients wait and see no error, over either protocol.
 func TestLocalRestarts(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {

@@ -9,11 +9,9 @@ import (
 	"net/textproto"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -80,27 +78,6 @@ func TestAnswersAreCleaned(t *testing.T) {
 	})
 }
 
-// The same holds for a backend that accepts an upgrade, and for one that refuses it.
-func TestUpgradeAnswersAreCleaned(t *testing.T) {
-	for status, text := range map[int]string{101: "Connection: Upgrade, X-Listed\r\nUpgrade: websocket\r\n", 400: "Connection: X-Listed\r\nContent-Length: 0\r\n", 403: "Connection: X-Listed\r\nKeep-Alive: x\r\nContent-Length: 0\r\n"} {
-		names := withheld("X-Listed", "Keep-Alive")
-		w := newWorld(t, worldConfig{remote: hijacked(func(c io.ReadWriter, _ *http.Request) {
-			fmt.Fprintf(c, "HTTP/1.1 %d It is\r\nX-Kept: yes\r\n%s", status, text)
-			for _, name := range names {
-				fmt.Fprintf(c, "%s: x\r\n", name)
-			}
-			fmt.Fprint(c, "\r\n")
-		})})
-		res, _, _ := w.raw(t, "GET "+remoteGV+"/x", websocket)
-		if res.StatusCode != status || res.Header.Get("X-Kept") != "yes" || slices.ContainsFunc(names, func(name string) bool { return res.Header.Values(name) != nil }) {
-			t.Errorf("%d %v", res.StatusCode, res.Header)
-		}
-		if c := res.Header.Values("Connection"); status == 101 && !slices.Equal(c, []string{"Upgrade"}) {
-			t.Errorf("Connection %q", c)
-		}
-	}
-}
-
 // hijacked answers with bytes of its own, and closes the connection.
 func hijacked(f func(io.ReadWriter, *http.Request)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -113,22 +90,6 @@ func hijacked(f func(io.ReadWriter, *http.Request)) http.HandlerFunc {
 			io.Reader // has buffered bytes
 			io.Writer
 		}{rw, conn}, r)
-	}
-}
-
-// An extension server that answers an upgrade with a redirect sends kubectl, with its credentials,
-// anywhere. Of the answers to an upgrade only 101 and errors reach the client, even if redirects of
-// other requests are forwarded.
-func TestUpgradeRedirectCVE20208559(t *testing.T) {
-	w := newWorld(t, worldConfig{forwardRedirects: true, remote: func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Location", "https://evil.example.com/")
-		w.WriteHeader(must.Get(strconv.Atoi(r.URL.RawQuery))(t))
-	}})
-	for _, status := range []int{200, 204, 300, 301, 302, 303, 304, 307, 308} {
-		res, _, _ := w.raw(t, fmt.Sprint("GET ", remoteGV, "/namespaces/a/pods/b/exec?", status), "Connection: upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
-		if res.StatusCode != http.StatusBadGateway || res.Header.Get("Location") != "" {
-			t.Errorf("%d: forwarded as %d to %q", status, res.StatusCode, res.Header.Get("Location"))
-		}
 	}
 }
 
@@ -177,79 +138,5 @@ func TestTrailersDoNothing(t *testing.T) {
 	}
 }
 
-// A token is read from a request only if the request is forwarded as an upgrade. Otherwise the
-// answer to a request without the token would prove it.
-func TestUpgradeInNameOnly(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	const token = "base64url.bearer.authorization.k8s.io.dG9rZW4tbm9ib2R5LWtub3dz" // token-nobody-knows
-	for _, fields := range []string{"Connection: keep-alive, x-upgrade\r\nUpgrade: websocket\r\n", "Connection: upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\nUpgrade: websocket\r\n"} {
-		for _, target := range []string{"/api/v1/pods", remoteGV + "/widgets"} {
-			res, _, _ := w.say(t, nil, "GET "+target+" HTTP/1.1\r\nHost: x\r\n"+fields+"Sec-WebSocket-Protocol: v5.channel.k8s.io, "+token+"\r\n\r\n")
-			check.Same(t, map[bool]int{true: 200, false: 401}[target == "/api/v1/pods"], res.StatusCode, "%q %s", fields, target)
-			if in := w.local.last(t).header; in.Get("Sec-Websocket-Protocol") != "" || in.Get("Upgrade") != "" || in.Get("Connection") != "" || in.Get("Http2-Settings") != "" {
-				t.Errorf("%q: arrived with %v", fields, in)
-			}
-		}
-		check.Same(t, 0, w.remote.count(), "%q: requests of an unknown caller at the remote", fields)
-		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: authn.Head{{Name: "authorization", Value: "Bearer token-nobody-knows"}}}
-		if d, _ := w.proxy.decision(t.Context(), h, nil, true); d.Pool != authn.PoolUnproven {
-			t.Fatalf("%q: an unknown token uses pool %d", fields, d.Pool)
-		}
-	}
-}
-
-// A remote gets its own address as the host, as from kube-aggregator, over any protocol: otherwise
-// a client could choose the virtual host of an ingress. The local apiserver gets the client's host,
-// as in a direct request: it forwards it to pods and services.
-func TestHostOfBackends(t *testing.T) {
-	bothBackends(t, worldConfig{remote: switchingIfAsked, local: switchingIfAsked}, func(t *testing.T, w *world) {
-		for _, side := range []struct {
-			far        *far
-			path, want string
-		}{{w.remote, remoteGV + "/widgets", w.remote.Listener.Addr().String()}, {w.local, "/api/v1/pods", "front.example.com"}} {
-			everyWay(t, func(t *testing.T, proto string) {
-				r := must.Get(http.NewRequestWithContext(t.Context(), "GET", w.front.URL+side.path, nil))(t)
-				r.Host = "front.example.com"
-				r.Header.Set("Authorization", "Bearer token-of-bob")
-				w.do(t, w.httpClient(t, proto, nil), r).want(t, 200)
-				in := side.far.last(t).header
-				if in.Get("Host") != side.want || in.Get("X-Forwarded-Host") != "front.example.com" {
-					t.Errorf("%s: host %q for %q", side.path, in.Get("Host"), in.Get("X-Forwarded-Host"))
-				}
-			})
-			w.raw(t, "GET "+side.path, websocket)
-			if in := side.far.last(t).header; in.Get("Host") != side.want {
-				t.Errorf("%s, upgraded: host %q", side.path, in.Get("Host"))
-			}
-		}
-	})
-}
-
-func switchingIfAsked(w http.ResponseWriter, r *http.Request) {
-	if r.Header.Get("Upgrade") != "" {
-		switching(w, r)
-	}
-}
-
 // uuid4 matches a UUID of version 4 (RFC 9562 §5.4).
 var uuid4 = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
-
-// Answers of a backend keep their fields, once each.
-func TestForwardedAnswers(t *testing.T) {
-	w := newWorld(t, worldConfig{remote: func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Audit-Id", r.Header.Get("Audit-Id"))
-		w.Header().Set("Cache-Control", "public")
-	}})
-	everyWay(t, func(t *testing.T, proto string) {
-		for _, user := range []string{"", "jane"} {
-			r := w.as(t, "boss", "GET", remoteGV+"/widgets", nil)
-			if user != "" {
-				r.Header.Set("Impersonate-User", user)
-			}
-			got := w.do(t, w.httpClient(t, proto, nil), r)
-			if ids := got.header.Values("Audit-Id"); got.status != 200 || len(ids) != 1 || ids[0] == "" || !slices.Equal(got.header.Values("Cache-Control"), []string{"public"}) {
-				t.Errorf("as %q: %d %v", user, got.status, got.header)
-			}
-		}
-	})
-}

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,44 +22,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
-
-// A line of the access log says how its request ended and how many bytes were sent, over any
-// protocols.
-func TestEndings(t *testing.T) {
-	begun := make(chan struct{})
-	bothBackends(t, worldConfig{remote: func(_ http.ResponseWriter, r *http.Request) {
-		if r.URL.RawQuery == "breaks" {
-			panic(http.ErrAbortHandler)
-		}
-		begun <- struct{}{}
-		<-r.Context().Done()
-	}}, func(t *testing.T, w *world) {
-		access, seen := newLog(t)
-		w.proxy.cfg.AccessLog = access
-		everyWay(t, func(t *testing.T, proto string) {
-			for query, want := range map[string][]string{"breaks": {"503", "lost", "reset"}, "leaves": {"499", "client-lost", "client-reset"}} {
-				ctx, leave := context.WithCancel(t.Context())
-				if query == "leaves" {
-					go func() { <-begun; leave() }()
-				}
-				res, err := w.httpClient(t, proto, nil).Do(w.as(t, "bob", "POST", remoteGV+"/widgets?"+query, strings.NewReader("hello")).WithContext(ctx))
-				if err == nil {
-					_ = res.Body.Close()
-				}
-				leave()
-				line := <-seen
-				var got struct {
-					Status, In int
-					End        string
-				}
-				must.Do(t, json.Unmarshal([]byte(line), &got))
-				if fmt.Sprint(got.Status) != want[0] || !slices.Contains(want[1:], got.End) || got.In != 5 {
-					t.Errorf("%s: %s", query, line)
-				}
-			}
-		})
-	})
-}
 
 // What ends a request outside the engine has the engine's reasons.
 func TestReasonsOutsideTheEngine(t *testing.T) {
@@ -151,38 +111,6 @@ func switching(w http.ResponseWriter, r *http.Request) {
 	})(w, r)
 }
 
-// A session carries all bytes in both directions, and its line counts them.
-func TestUpgradeEchoes(t *testing.T) {
-	access, seen := newLog(t)
-	w := newWorld(t, worldConfig{access: access, remote: switching, local: switching})
-	for _, side := range []struct {
-		far  *far
-		path string
-	}{{w.remote, remoteGV + "/namespaces/a/vms/b/console?stdin=true&x=%zz"}, {w.local, "/api/v1/namespaces/a/pods/b/exec?stdin=true&x=%zz"}} {
-		for _, protocol := range []string{"websocket", "SPDY/3.1"} {
-			res, br, conn := w.raw(t, "GET "+side.path, "Connection: upgrade\r\nUpgrade: "+protocol+"\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\nearly")
-			if res.StatusCode != 101 || !strings.EqualFold(res.Header.Get("Upgrade"), protocol) || res.Header.Get("X-Mine") != "yes" {
-				t.Fatalf("%s: %d %v", protocol, res.StatusCode, res.Header)
-			}
-			in := side.far.last(t)
-			check.Same(t, side.path, in.target, "target")
-			check.Same(t, "v5.channel.k8s.io", in.header.Get("Sec-Websocket-Protocol"), "protocol")
-			if side.far == w.remote && (in.header.Get("X-Remote-User") != "bob" || in.header.Get("Authorization") != "") {
-				t.Errorf("identity: %v", identityFields(in.header))
-			}
-			fmt.Fprint(conn, "hello")
-			got := make([]byte, len("earlyhello"))
-			if _, err := io.ReadFull(br, got); err != nil || string(got) != "earlyhello" {
-				t.Errorf("%s: %q, %v", protocol, got, err)
-			}
-			must.Do(t, conn.Close())
-			if line := <-seen; !strings.Contains(line, `"status":101,"bytes":10,"in":10,`) || !strings.Contains(line, `"endpoint":"`+side.far.Listener.Addr().String()) {
-				t.Error(line)
-			}
-		}
-	}
-}
-
 // A client whose connection cannot be hijacked is disconnected without an answer.
 func TestNotTakenOver(t *testing.T) {
 	defer func() {
@@ -208,7 +136,7 @@ func TestUpgradeWithBody(t *testing.T) {
 // sent a byte for the tunnel before: net/http then no longer reads, and does not notice.
 func TestUpgradeWithoutAnswer(t *testing.T) {
 	arrived, over := make(chan struct{}), make(chan struct{})
-	access, seen := newLog(t)
+	access, seen, _ := newLog(t)
 	w := newWorld(t, worldConfig{access: access, remote: hijacked(func(io.ReadWriter, *http.Request) {
 		arrived <- struct{}{}
 		<-over
@@ -223,35 +151,6 @@ func TestUpgradeWithoutAnswer(t *testing.T) {
 	must.Soon(t, 10*time.Second, "the request ends", func() bool { return w.proxy.UnderWay() == 0 })
 	if line := <-seen; !strings.Contains(line, `"status":504,`) {
 		t.Error(line)
-	}
-}
-
-// An upgrade that was sent may have been executed: if its connection ends before the response, the
-// client is not asked to repeat it. A 101 is accepted only for the requested protocol.
-func TestUpgradeUnanswered(t *testing.T) {
-	for _, tt := range []struct {
-		name, answer string
-		status       int
-		end          string
-	}{
-		{"nothing", "", 503, "lost"},
-		{"half a head", "HTTP/1.1 101 Switching Protocols\r\nUpgrade: web", 503, "lost"},
-		{"another protocol", "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 502, "bad-response"},
-		{"no upgrade", "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", 502, "bad-response"},
-		{"something else", "SSH-2.0-OpenSSH_9.9\r\n", 502, "bad-response"},
-		{"an endless head", "HTTP/1.1 101 Switching Protocols\r\nX: " + strings.Repeat("x", maxUpgradeHead), 502, "bad-response"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			access, seen := newLog(t)
-			w := newWorld(t, worldConfig{access: access, remote: hijacked(func(c io.ReadWriter, _ *http.Request) { _, _ = io.WriteString(c, tt.answer) })})
-			res, _, _ := w.raw(t, "POST "+remoteGV+"/namespaces/a/pods/b/exec?command=rm", websocket)
-			if res.StatusCode != tt.status || res.Header.Get("Retry-After") != "" {
-				t.Errorf("status %d, want %d; Retry-After %q", res.StatusCode, tt.status, res.Header.Get("Retry-After"))
-			}
-			if line := <-seen; !strings.Contains(line, `"end":"`+tt.end+`"`) {
-				t.Errorf("want end %s: %s", tt.end, line)
-			}
-		})
 	}
 }
 

@@ -1,0 +1,388 @@
+package proxy
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/story"
+)
+
+// stage is where a story plays: a world whose backends do what the query says, see act. Steps:
+//
+//	only [h2|http1]           what follows is told only with a remote that speaks this; all else with each
+//	anew [option]...          a new world, see anew
+//	over [way]...             how requests are sent from now on: http/1.1, h2, or an upgrade to websocket or SPDY/3.1
+//	also [file]...            from now on each is sent again with the fields of each file, to the same effect
+//	full pool [long]          no places are left
+//	local unhealthy|gone      the local apiserver
+//	given-up user|address     who has given up too many requests
+//	rejected times            our own credential, so far
+//	METHOD target [word]...   a request, to each of the targets if there are some in braces: token=user, cert=user:group,…,
+//	                          Name:value, where + is a space, with=file of fields, body=text, streamed=text of unknown
+//	                          length, at=admin, over=way,…, leaves
+//
+// Below a request is what came of it, where dots are any text, and a slash between spaces means or: < is what its client got, > what a backend got, and | what was
+// recorded, each without what is usual. "ok" is the usual answer, and for an upgrade a session that echoes. A client that leaves
+// does so when a backend has its request.
+type stage struct {
+	*story.Story
+	*world
+	t          *testing.T
+	http1      bool // the remote speaks only that
+	ways, also []string
+	pairs      map[string]*pki.Pair
+	admin      *httptest.Server
+	hanging    chan struct{} // a request hangs at a backend
+	records
+}
+
+// step is a step with what is expected of it.
+type step struct {
+	at    string
+	words []string
+	want  []string
+}
+
+// question is a request of a story, in one way.
+type question struct {
+	*http.Request
+	target, body string
+	pair         *pki.Pair
+	leaves       bool
+	ways         []string
+	way          string
+	id           string // the Audit-ID with which it went or was answered
+}
+
+// What clients and backends see of a request, and what is recorded, over any protocols.
+func TestStories(t *testing.T) {
+	story.Tell(t, false, func(t *testing.T, told *story.Story) {
+		var steps []*step
+		for at, words := range told.Steps() {
+			if strings.Contains("<>|", words[0]) {
+				last := steps[len(steps)-1]
+				last.want = append(last.want, strings.Join(words, " "))
+				continue
+			}
+			steps = append(steps, &step{at, words, nil})
+		}
+		for _, remote := range []string{"h2", "http1"} {
+			t.Run("to "+remote, func(t *testing.T) {
+				t.Parallel() // it waits most of the time
+				s, only := &stage{Story: told, t: t, http1: remote == "http1"}, remote
+				for _, one := range steps {
+					if one.words[0] == "only" {
+						only = cmp.Or(strings.Join(one.words[1:], ""), remote)
+					} else if only == remote {
+						s.play(one)
+					}
+				}
+				s.end()
+			})
+		}
+	})
+}
+
+func (s *stage) play(one *step) {
+	words := one.words
+	switch words[0] {
+	case "anew":
+		s.end()
+		s.anew(words[1:])
+	case "over":
+		s.ways = words[1:]
+	case "also":
+		s.also = words[1:]
+	case "full":
+		fillUp(s.t, s.pool(words[1]), len(words) > 2)
+	case "local":
+		s.localIs(words[1])
+	case "given-up":
+		who := bound.Source{User: words[1]}
+		if net.ParseIP(words[1]) != nil {
+			who = bound.Source{Address: words[1]}
+		}
+		s.proxy.givenUp.charge(account{Source: who}, 10*givenUpBurst)
+	case "rejected":
+		check.Same(s.t, words[1], fmt.Sprint(s.rejections.Load()), "%s: rejected", one.at)
+	default:
+		begin, rest, _ := strings.Cut(words[1], "{")
+		each, end, _ := strings.Cut(rest, "}")
+		for target := range strings.SplitSeq(each, ",") {
+			for _, also := range append([]string{""}, s.also...) {
+				for _, way := range s.question(words, "", also).ways {
+					q := s.question(words, begin+target+end, also)
+					q.way = way
+					s.ask(one, q, also)
+				}
+			}
+		}
+	}
+}
+
+// question reads the words of a request.
+func (s *stage) question(words []string, target, also string) *question {
+	q := &question{Request: must.Get(http.NewRequestWithContext(s.t.Context(), words[0], s.front.URL, nil))(s.t), target: target, ways: s.ways}
+	path, query, has := strings.Cut(q.target, "?")
+	q.Host = frontHost
+	q.URL.Host, q.URL.Opaque, q.URL.RawQuery, q.URL.ForceQuery = frontHost, "//"+frontHost+path, query, has
+	q.Header.Set("User-Agent", "story")
+	s.add(q.Header, also)
+	for _, word := range words[2:] {
+		key, value, _ := strings.Cut(word, "=")
+		switch key {
+		case "leaves":
+			q.leaves = true
+		case "token":
+			q.Header.Set("Authorization", "Bearer token-of-"+value)
+		case "cert":
+			q.pair = s.pair(value)
+		case "with":
+			s.add(q.Header, value)
+		case "body", "streamed":
+			q.body, q.ContentLength = value, int64(len(value))
+			if q.Body = io.NopCloser(strings.NewReader(value)); key == "streamed" {
+				q.ContentLength = -1
+			}
+		case "at":
+			q.URL = must.Get(q.URL.Parse(s.admin.URL + q.target))(s.t)
+			q.ways = []string{"http/1.1"}
+		case "over":
+			q.ways = strings.Split(value, ",")
+		default:
+			key, value, _ = strings.Cut(word, ":")
+			q.Header[key] = append(q.Header[key], strings.ReplaceAll(value, "+", " "))
+		}
+	}
+	return q
+}
+
+// add adds the fields of a file, with names as they are written.
+func (s *stage) add(h http.Header, file string) {
+	if file == "" {
+		return
+	}
+	for line := range strings.Lines(s.File(s.t, file)) {
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+		h[name] = append(h[name], value)
+	}
+}
+
+// pair returns the certificate of a user, of the front proxy or of a foreign CA.
+func (s *stage) pair(name string) *pki.Pair {
+	if s.pairs[name] == nil {
+		user, groups, _ := strings.Cut(name, ":")
+		leaf := pki.Leaf{CommonName: user, Organizations: strings.FieldsFunc(groups, func(r rune) bool { return r == ',' })}
+		ca := map[string]*pki.CA{"front": s.authorities.front, "foreign": pki.NewCA("elsewhere")}[name]
+		s.pairs[name] = cmp.Or(ca, s.client).Issue(leaf)
+	}
+	return s.pairs[name]
+}
+
+// ask sends a request, and compares what comes of it.
+func (s *stage) ask(one *step, q *question, also string) {
+	fars := map[string]*far{"remote": s.remote, "local": s.local}
+	before := map[string]int{"remote": s.remote.count(), "local": s.local.count()}
+	got := s.send(q)
+	for name, f := range fars {
+		f.mu.Lock()
+		for _, in := range f.got[before[name]:] {
+			got = append(got, "> "+name+s.received(f, in, q))
+		}
+		f.mu.Unlock()
+	}
+	about := fmt.Sprintf("%s: %s over %s, also with %q", one.at, q.target, q.way, also)
+	for _, line := range one.want {
+		if strings.HasPrefix(line, "|") {
+			got = append(got, s.recorded(about, line, q))
+		}
+	}
+	pattern := strings.NewReplacer(`\.\.\.`, ".*", " / ", "|", "\n", ")\n(").Replace(regexp.QuoteMeta(strings.Join(one.want, "\n")))
+	if text := strings.Join(got, "\n"); !must.Get(regexp.MatchString("^("+pattern+")$", text))(s.t) {
+		s.t.Errorf("%s:\n%s\nwant:\n%s", about, text, strings.Join(one.want, "\n"))
+	}
+}
+
+// send returns what the client gets.
+func (s *stage) send(q *question) (got []string) {
+	proto := q.way
+	switch proto {
+	case "h2":
+		q.Header.Del("Connection")
+	case "http/1.1":
+	default:
+		q.Header["Connection"] = append(q.Header["Connection"], "Upgrade")
+		q.Header.Set("Upgrade", q.way)
+		proto = "http/1.1"
+	}
+	ctx, leave := context.WithCancel(httptrace.WithClientTrace(q.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+		got = append(got, fmt.Sprint("< ", code, unusual(http.Header(h), nil)))
+		return nil
+	}}))
+	defer leave()
+	if q.leaves {
+		go func() { <-s.hanging; leave() }()
+	}
+	res, err := s.httpClient(s.t, proto, q.pair).Do(q.WithContext(ctx))
+	if err != nil {
+		return append(got, "< nothing")
+	}
+	defer res.Body.Close()
+	if session, ok := res.Body.(io.ReadWriteCloser); ok && res.StatusCode == http.StatusSwitchingProtocols {
+		return append(got, "< "+s.echo(session)+unusual(res.Header, http.Header{"Connection": {"Upgrade"}, "Upgrade": {q.way}, "X-Mine": {"yes"}}))
+	}
+	body, err := io.ReadAll(res.Body)
+	text := s.answer(q, res, body)
+	if err != nil {
+		text += "; broken off"
+	}
+	if got = append(got, "< "+text); len(res.Trailer) > 0 {
+		got = append(got, "< then"+unusual(res.Trailer, nil))
+	}
+	return got
+}
+
+// echo speaks over a session, and ends it.
+func (s *stage) echo(session io.ReadWriteCloser) string {
+	text := []byte("ok")
+	must.Get(session.Write(text))(s.t)
+	_, err := io.ReadFull(session, text)
+	must.Do(s.t, err)
+	must.Do(s.t, session.Close())
+	must.Soon(s.t, 10*time.Second, "the session ends", func() bool { return s.proxy.Sessions() == 0 })
+	return string(text)
+}
+
+// answer describes an answer. Fairlead's own are Statuses without an address, with the fields of every answer of kube-apiserver.
+func (s *stage) answer(q *question, res *http.Response, body []byte) string {
+	text, usual := string(body), http.Header{"Content-Type": {"text/plain; charset=utf-8"}}
+	var status metav1.Status
+	if json.Unmarshal(body, &status) == nil && status.Kind == "Status" {
+		text, usual = status.Message, http.Header{"Cache-Control": {"no-cache, private"}, "Content-Type": {"application/json"}, "X-Content-Type-Options": {"nosniff"}}
+		if int(status.Code) != res.StatusCode || strings.Contains(string(body), "10.1.2.3") || strings.Contains(string(body), "127.0.0.1") {
+			s.t.Errorf("answered with %d: %s", res.StatusCode, body)
+		}
+	}
+	if q.URL.Host == frontHost && (status.Kind == "Status" || res.Header["Audit-Id"] != nil) {
+		q.identified(res.Header, usual)
+	}
+	for _, name := range []string{"Date", "Content-Length"} {
+		res.Header.Del(name)
+	}
+	if text == "" {
+		delete(usual, "Content-Type")
+	}
+	if res.StatusCode != http.StatusOK || text != "ok" {
+		text = strings.TrimSpace(fmt.Sprint(res.StatusCode, " ", text))
+	}
+	return text + unusual(res.Header, usual)
+}
+
+// identified makes the Audit-ID of a header usual if it is the client's, or a UUID.
+func (q *question) identified(h, usual http.Header) {
+	if q.id = h.Get("Audit-Id"); uuid4.MatchString(q.id) || q.Header.Get("Audit-Id") != "" {
+		usual.Set("Audit-Id", cmp.Or(q.Header.Get("Audit-Id"), q.id))
+	}
+}
+
+// received describes a request as a backend received it.
+func (s *stage) received(f *far, in received, q *question) string {
+	got, remote := in.header.Clone(), f == s.remote
+	usual := http.Header{
+		"Host": {frontHost}, "User-Agent": {"story"}, "X-Forwarded-For": {"127.0.0.1"}, "X-Forwarded-Host": {frontHost}, "X-Forwarded-Proto": {"https"},
+		http.CanonicalHeaderKey(loopHeader): {s.proxy.instance}, "Target": {q.Method + " " + q.target}, "Body": {q.body},
+	}
+	if maps.Copy(got, http.Header{"Target": {in.method + " " + in.target}, "Body": {in.body}}); in.peer != "" {
+		got.Set("Certificate", in.peer)
+	}
+	if remote {
+		maps.Copy(usual, http.Header{"Host": {f.Listener.Addr().String()}, "Certificate": {"front-proxy-client"}})
+	}
+	if q.way != "h2" && q.way != "http/1.1" {
+		maps.Copy(usual, http.Header{"Connection": {"Upgrade"}, "Upgrade": {q.way}})
+	}
+	q.identified(got, usual)
+	maps.DeleteFunc(got, func(name string, _ []string) bool { // the last is a digest of a certificate
+		return name == "Accept-Encoding" || name == "Content-Length" || strings.HasSuffix(strings.ToLower(name), "credential-id")
+	})
+	if !remote && s.pools {
+		got.Set("Proto", in.proto)
+	}
+	return unusual(got, usual)
+}
+
+// unusual describes the fields that are not as usual.
+func unusual(got, usual http.Header) (text string) {
+	all := maps.Clone(got)
+	maps.Copy(all, usual)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if !slices.Equal(got[name], usual[name]) {
+			text += "; " + strings.ToLower(name) + ": " + cmp.Or(strings.Join(got[name], "|"), "none")
+		}
+	}
+	return text
+}
+
+// act is what a story's backends do.
+func (s *stage) act(w http.ResponseWriter, r *http.Request) {
+	word, arg, _ := strings.Cut(r.URL.Query().Get("do"), ":")
+	switch {
+	case word == "raw", word == "switch": // a file, and echo what comes afterwards
+		hijacked(func(c io.ReadWriter, _ *http.Request) {
+			_, _ = io.WriteString(c, strings.ReplaceAll(s.File(s.t, arg), "\n", "\r\n"))
+			if word == "switch" {
+				_, _ = io.Copy(c, c)
+			}
+		})(w, r)
+	case word == "endless":
+		hijacked(func(c io.ReadWriter, _ *http.Request) {
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nX: "+strings.Repeat("x", maxUpgradeHead))
+		})(w, r)
+	case r.Header.Get("Authorization") == "Bearer bad":
+		w.WriteHeader(http.StatusUnauthorized)
+	case word == "status":
+		w.Header().Set("Location", "https://evil.example.com/")
+		w.WriteHeader(must.Get(strconv.Atoi(arg))(s.t))
+	case word == "hang":
+		s.hanging <- struct{}{}
+		<-r.Context().Done()
+	case word == "cut":
+		panic(http.ErrAbortHandler)
+	case word == "half":
+		w.Header().Set("Content-Length", "2")
+		w.WriteHeader(http.StatusCreated)
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	case word == "fields":
+		w.Header().Set("Audit-Id", r.Header.Get("Audit-Id"))
+		w.Header().Set("Cache-Control", "public")
+	case word == "widget":
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"kind":"Widget"}`)
+	case r.Header.Get("Upgrade") != "":
+		switching(w, r)
+	default:
+		_, _ = io.WriteString(w, "ok")
+	}
+}
