@@ -190,38 +190,6 @@ func TestWhatIsAuthorized(t *testing.T) {
 	}
 }
 
-// A token among a WebSocket's protocols is sent only to the server that authenticates it. The other
-// protocols are always forwarded.
-func TestUpgradeTokens(t *testing.T) {
-	const exec = "/api/v1/namespaces/a/pods/b/exec"
-	const token = "base64url.bearer.authorization.k8s.io.dG9rZW4tb2YtYm9i" // token-of-bob
-	for _, tt := range []struct {
-		name        string
-		impersonate bool
-		path        string
-		certificate bool // alice's, beside the token
-		want        string
-	}{
-		{"to the local apiserver, which judges it", false, exec, false, token + ",v5.channel.k8s.io"},
-		{"with a certificate, which counts", false, exec, true, "v5.channel.k8s.io"},
-		{"with a certificate, impersonated", true, exec, true, "v5.channel.k8s.io"},
-		{"to a remote", false, remoteGV + exec[len("/api/v1"):], false, "v5.channel.k8s.io"},
-	} {
-		w, p := thinker(t, worldConfig{impersonate: tt.impersonate})
-		conn := &authn.Conn{}
-		if tt.certificate {
-			conn.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice"}).Certificate}
-		}
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, tt.path, nil)
-		r.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Protocol": {token + ",v5.channel.k8s.io"}}
-		x := &exchange{p: p, head: headOf(r, time.Now())}
-		x.decision, _ = p.decision(t.Context(), x.head, conn, true)
-		if out := upgradeRequest(r, x, "10.0.0.1:443"); x.decision.Err != nil || out.Header.Get("Sec-Websocket-Protocol") != tt.want {
-			t.Errorf("%s: %v, sent with %q, want %q", tt.name, x.decision.Err, out.Header["Sec-Websocket-Protocol"], tt.want)
-		}
-	}
-}
-
 // usualHead is the head of a client-go controller with a service account's token.
 func usualHead() *Head {
 	return &Head{

@@ -60,16 +60,3 @@ func TestErrorsOfClients(t *testing.T) {
 		}
 	}
 }
-
-// A 403 says as kube-apiserver what was asked.
-func TestForbiddenSaysWhatWasAsked(t *testing.T) {
-	bob := &user.DefaultInfo{Name: "bob"}
-	for want, a := range map[string]authz.Attributes{
-		`b.g "n" is forbidden: User "bob" cannot get resource "b/s" in API group "g" in the namespace "x": why`: {
-			User: bob, Verb: "get", ResourceRequest: true, Group: "g", Version: "v1", Resource: "b", Subresource: "s", Namespace: "x", Name: "n",
-		},
-		`forbidden: User "bob" cannot post path "/p": why`: {User: bob, Verb: "post", Path: "/p"},
-	} {
-		check.Same(t, want, errForbidden(&a, "why").Error(), "message")
-	}
-}

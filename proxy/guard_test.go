@@ -1,66 +1,20 @@
 package proxy
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
-
-// While the local apiserver is unreachable, /metrics is still served to recently authorized
-// callers, who do not wait for it, and to no others.
-func TestKnownScrapers(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	var asked, deaf atomic.Bool
-	w.proxy.cfg.Authz = must.Get(authz.New(authz.Config{AllowTTL: -1, DenyTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-		if asked.Store(true); deaf.Load() {
-			return authorizer.DecisionNoOpinion, "", errors.New("nobody answers")
-		}
-		return authorizer.DecisionAllow, "", nil
-	}}))(t)
-	s := w.guard(t, w.proxy, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fairlead_up 1") })
-	prometheus, grafana := w.client.Issue(pki.Leaf{CommonName: "prometheus"}), w.client.Issue(pki.Leaf{CommonName: "grafana"})
-	scrape := func(want int, path string, pair *pki.Pair, user string) {
-		t.Helper()
-		asked.Store(false)
-		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+path, nil))(t)
-		if user != "" {
-			r.Header.Set("Authorization", "Bearer token-of-"+user)
-		}
-		got := w.do(t, w.httpClient(t, "http/1.1", pair), r)
-		if got.want(t, want, path); want == http.StatusOK && (got.body != "fairlead_up 1" || deaf.Load() && asked.Load()) {
-			t.Errorf("%s: %q, asked: %v", path, got.body, asked.Load())
-		}
-	}
-	scrape(200, "/metrics", prometheus, "")
-	scrape(200, "/metrics", nil, "agent")
-	scrape(200, "/status", grafana, "")
-	deaf.Store(true)
-	scrape(503, "/metrics", prometheus, "") // the local apiserver is healthy, and its review fails
-	w.local.Close()
-	w.proxy.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "connection refused")
-	scrape(200, "/metrics", prometheus, "")
-	scrape(200, "/metrics", nil, "agent")
-	scrape(503, "/metrics", grafana, "") // known, but not for metrics
-	scrape(503, "/status", prometheus, "")
-	scrape(503, "/metrics", nil, "other")
-	scrape(401, "/metrics", nil, "")
-}
 
 // While reviews fail, only an earlier GET of /metrics lets a scraper in, if its user has no extra
 // that could be a limit. It is forgotten after five minutes.

@@ -9,50 +9,9 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
-	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
-
-// A caller with a certificate who wants to be somebody else is only asserted to the local
-// apiserver, which decides about that. A front door that sends one identity decides itself, and
-// refuses a user for whom it must not speak by name.
-func TestImpersonationAtTheLocalAPIServer(t *testing.T) {
-	for _, tc := range []struct {
-		impersonate bool
-		leaf        pki.Leaf
-		want        Action
-	}{
-		{false, pki.Leaf{CommonName: "boss"}, ToLocal},
-		{true, pki.Leaf{CommonName: "boss"}, Impersonate},
-		{true, pki.Leaf{CommonName: "boss", Organizations: []string{"system:masters"}}, Refuse},
-	} {
-		w, p := thinker(t, worldConfig{impersonate: tc.impersonate})
-		c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(tc.leaf).Certificate}}
-		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "impersonate-user", Value: "jane"}}}
-		d, _ := p.decision(t.Context(), h, c, true)
-		if d.Action != tc.want || d.User.GetName() != "boss" || d.Action == ToLocal && d.Strip.Removes("impersonate-user") {
-			t.Errorf("%v: %v as %v (%v)", tc, d.Action, d.User, d.Err)
-		}
-	}
-}
-
-// Only a 401 of the local apiserver itself, to a request that carries it, rejects our credential.
-func TestWhoseCredentialIsRefused(t *testing.T) {
-	own := Decision{Action: ToLocal, Pool: authn.PoolImpersonate}
-	remote, token, service, verb := own, own, own, own
-	remote.Action, token.Pool, service.Request.Subresource, verb.Request.Verb = ToRemote, authn.PoolProven, "proxy", "proxy"
-	for name, tc := range map[string]struct {
-		of     Decision
-		status int
-		want   bool
-	}{
-		"ours": {own, 401, true}, "forbidden": {own, 403, false}, "a remote's": {remote, 401, false}, "a token": {token, 401, false},
-		"a Service's": {service, 401, false}, "a Service's, by an old path": {verb, 401, false},
-	} {
-		check.Same(t, tc.want, tc.of.rejectsOwnCredential(tc.status), "%s", name)
-	}
-}
 
 // FuzzDecideImpersonating checks that our own credential is never sent without a user, for another
 // user than the caller, or along with an identity field of the caller's; and that the caller's

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -181,7 +180,7 @@ func (w *world) httpClient(t *testing.T, proto string, pair *pki.Pair) *http.Cli
 		switch {
 		case proto == "h2":
 			address = w.frames.Listener.Addr().String()
-		case strings.HasPrefix(address, frontHost):
+		case address == frontHost+":443":
 			address = w.front.Listener.Addr().String()
 		}
 		return new(net.Dialer).DialContext(ctx, network, address)

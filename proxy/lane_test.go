@@ -38,17 +38,6 @@ func annotate(key, value string) func(*apiregistrationv1.APIService) {
 	return func(a *apiregistrationv1.APIService) { a.Annotations = map[string]string{"fairlead.dev/" + key: value} }
 }
 
-func TestLoop(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	r := w.request(t, "GET", "/api/v1/pods", nil)
-	r.Header.Set(loopHeader, "other, "+w.proxy.instance)
-	w.do(t, w.httpClient(t, "h2", nil), r).want(t, http.StatusLoopDetected)
-	r = w.request(t, "GET", "/api/v1/pods", nil)
-	r.Header.Set(loopHeader, "other")
-	w.do(t, w.httpClient(t, "h2", nil), r)
-	check.Same(t, "other, "+w.proxy.instance, w.local.last(t).header.Get(loopHeader), "forwarded with")
-}
-
 // A request beyond the limit is refused once, by the decision already made. A second decision might
 // forward it over connections of its own if a place came free in between (defect C14).
 func TestBusy(t *testing.T) {

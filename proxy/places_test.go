@@ -174,33 +174,6 @@ func TestGoAwayIsRare(t *testing.T) {
 	}
 }
 
-// Strangers whose requests can last take no places from those whose requests cannot, even behind
-// the same address: a load balancer's. A user's streamed body is no long-running request of its
-// APIService.
-func TestLastingStrangers(t *testing.T) {
-	w := newWorld(t, worldConfig{remoteHTTP1: true})
-	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven), true)
-	fillUp(t, w.upstream(), true)
-	long := "/version?x=" + strings.Repeat("x", maxEchoed-len("/versionx="))
-	streamed := func() io.Reader { return io.NopCloser(strings.NewReader("body")) } // of unknown length
-	everyWay(t, func(t *testing.T, proto string) {
-		for _, tc := range []struct {
-			r    *http.Request
-			want int
-		}{
-			{w.request(t, "GET", "/version", nil), 200},
-			{w.request(t, "GET", long, nil), 200},
-			{w.request(t, "GET", long+"x", nil), 429},
-			{w.request(t, "POST", "/version", strings.NewReader("short")), 200},
-			{w.request(t, "POST", "/version", streamed()), 429},
-			{w.by(t, "Bearer watching-"+proto, "GET", "/api/v1/pods?watch=1", nil), 200}, // its token is proven first
-			{w.as(t, "bob", "POST", remoteGV+"/widgets", streamed()), 200},
-		} {
-			w.do(t, w.httpClient(t, proto, nil), tc.r).want(t, tc.want, tc.r.Method, tc.r.URL.Path)
-		}
-	})
-}
-
 // A panic at the end of a request costs no place.
 func TestPanicAtTheEnd(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {

@@ -31,7 +31,7 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// newLog makes an access log that runs until the test ends or stop is called, and returns its lines.
+// newLog makes an access log that runs until the test ends or stop is called.
 func newLog(t *testing.T) (log *accesslog.Log, seen lines, stop func()) {
 	t.Helper()
 	seen = make(lines, 64)

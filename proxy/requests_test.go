@@ -137,7 +137,7 @@ func newTestAuthorizer(t testing.TB, asked func()) *authz.Authorizer {
 		}
 		name := a.GetUser().GetName()
 		if strings.HasPrefix(name, "no") || strings.HasPrefix(a.GetVerb(), "impersonate") && name != "boss" {
-			return authorizer.DecisionDeny, "", nil
+			return authorizer.DecisionDeny, "not you", nil
 		}
 		return authorizer.DecisionAllow, "", nil
 	}}))(t)

@@ -1,19 +1,15 @@
 package proxy
 
 import (
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
-	"net/http/httptrace"
-	"net/textproto"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -25,57 +21,6 @@ func bothBackends(t *testing.T, c worldConfig, f func(t *testing.T, w *world)) {
 			f(t, newWorld(t, c))
 		})
 	}
-}
-
-// withheld are fields that a remote may not set: those of its connection, and those that let pages
-// of other origins read the cluster's API.
-func withheld(more ...string) []string {
-	return append([]string{"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin", "Proxy-Authenticate", "Http2-Settings", "Te"}, more...)
-}
-
-// Fields that a remote may not set are removed from its interim heads, its final head and its
-// trailers, announced or not.
-func TestAnswersAreCleaned(t *testing.T) {
-	names := withheld()
-	bothBackends(t, worldConfig{remote: func(w http.ResponseWriter, _ *http.Request) {
-		h := w.Header()
-		set := func(prefix, value string) {
-			for _, name := range append(names, "X-Kept") {
-				h.Set(prefix+name, value)
-			}
-		}
-		set("", "interim")
-		w.WriteHeader(http.StatusEarlyHints)
-		set("", "final")
-		h.Set("X-Said", "final")
-		h.Set("Trailer", "X-Said, Access-Control-Allow-Methods")
-		_, _ = io.WriteString(w, "body")
-		w.(http.Flusher).Flush()
-		set("", "trailer")
-		set(http.TrailerPrefix, "trailer")
-		h.Set("X-Said", "trailer")
-	}}, func(t *testing.T, w *world) {
-		everyWay(t, func(t *testing.T, proto string) {
-			r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
-			heads := map[string]http.Header{}
-			r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
-				Got1xxResponse: func(code int, h textproto.MIMEHeader) error { heads[fmt.Sprint(code)] = http.Header(h); return nil },
-			}))
-			res := must.Get(w.httpClient(t, proto, nil).Do(r))(t)
-			defer res.Body.Close()
-			if body, err := io.ReadAll(res.Body); err != nil || string(body) != "body" {
-				t.Fatalf("%q, %v", body, err)
-			}
-			heads["final"], heads["trailer"] = res.Header, res.Trailer
-			for _, place := range []string{"103", "final", "trailer"} {
-				h := heads[place]
-				if h.Get("X-Kept") == "" || slices.ContainsFunc(names, func(name string) bool { return h.Values(name) != nil }) {
-					t.Errorf("%s: %v", place, h)
-				}
-			}
-			check.Same(t, []string{"trailer"}, res.Trailer.Values("X-Said"), "the announced trailer")
-		})
-	})
 }
 
 // hijacked answers with bytes of its own, and closes the connection.

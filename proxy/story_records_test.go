@@ -1,116 +1,23 @@
 package proxy
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/endpoints/request"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
-
-// frontHost is the host for which requests of a story ask.
-const frontHost = "front.example.com"
-
-// records are what a world of a story records, and whether its pools of the local apiserver are shown, by their protocol.
-type records struct {
-	log, audits lines
-	pools       bool
-	stop        func()
-}
-
-// anew begins with a new world. Options: impersonate, unhealthy, incomplete, redirects (are forwarded), pages, directory, pools, forgetful
-// (verdicts are not cached), log, audit=policy file, audit-local=policy file, and annotations of the remote's APIService.
-func (s *stage) anew(options []string) {
-	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act}
-	s.records, s.hanging, s.ways, s.also, s.pairs = records{stop: func() {}}, make(chan struct{}, 64), []string{"http/1.1", "h2"}, nil, map[string]*pki.Pair{}
-	page := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		u, _ := request.UserFrom(r.Context())
-		_, _ = io.Copy(io.Discard, r.Body)
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"page":%q}`, u.GetName())
-	})
-	pages, forgetful := false, false
-	for _, option := range options {
-		key, value, _ := strings.Cut(option, "=")
-		switch key {
-		case "impersonate":
-			c.impersonate = true
-		case "unhealthy":
-			c.unhealthy = true
-		case "incomplete":
-			c.incomplete = true
-		case "redirects":
-			c.forwardRedirects = true
-		case "pages":
-			pages = true
-		case "directory":
-			c.also = func(in *registry.Input) { in.Options.Directory = true }
-		case "pools":
-			s.pools = true
-		case "forgetful":
-			forgetful = true
-		case "log":
-			c.access, s.log, s.stop = newLog(s.t)
-		case "audit", "audit-local":
-			c.audit, s.audits, s.stop = newAudit(s.t, s.File(s.t, value), key == "audit-local")
-		default:
-			c.change = annotate(key, strings.ReplaceAll(value, "+", " "))
-		}
-	}
-	if s.world = newWorld(s.t, c); pages {
-		s.proxy.cfg.Pages = page
-	}
-	if forgetful {
-		s.proxy.cfg.Authz = must.Get(authz.New(authz.Config{AllowTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-			return authorizer.DecisionAllow, "because", nil
-		}}))(s.t)
-	}
-	s.admin = s.guard(s.t, s.proxy, page)
-}
-
-// end checks that nothing else was recorded.
-func (s *stage) end() {
-	if s.world == nil {
-		return
-	}
-	must.Soon(s.t, 10*time.Second, "no request is under way", func() bool { return s.proxy.UnderWay() == 0 && s.proxy.serving.Load() == 0 })
-	s.stop()
-	for _, out := range []lines{s.log, s.audits} {
-		for len(out) > 0 {
-			s.t.Errorf("also recorded: %s", <-out)
-		}
-	}
-}
-
-func (s *stage) pool(name string) *backend.Upstream {
-	if name == "remote" {
-		return s.upstream()
-	}
-	return s.proxy.cfg.Local.Upstream(map[string]backend.Pool{"unproven": backend.PoolUnproven, "health": backend.PoolHealth}[name])
-}
-
-func (s *stage) localIs(how string) {
-	if how == "gone" {
-		s.local.Close()
-	}
-	s.proxy.cfg.Local.Report(s.local.Listener.Addr().String(), registry.Unhealthy, "down")
-}
 
 // recorded waits for the next record of the kind that is wanted, and describes it.
 func (s *stage) recorded(about, want string, q *question) string {
+	if strings.HasPrefix(want, "| span") {
+		return s.span(about, q)
+	}
 	from, describe := s.log, s.line
 	if strings.HasPrefix(want, "| audit") {
 		from, describe = s.audits, s.event
@@ -151,17 +58,22 @@ func (s *stage) line(about, text string, q *question) string {
 	}
 	got := http.Header{}
 	for name, value := range all {
-		got[name] = []string{fmt.Sprint(value)}
-	}
-	for name, f := range map[string]*far{"remote": s.remote, "local": s.local} {
-		if all["endpoint"] == f.Listener.Addr().String() {
-			got["endpoint"] = []string{name}
-		}
+		got[name] = []string{s.named(fmt.Sprint(value))}
 	}
 	for _, name := range []string{"took", "time", "first", "waited", "new"} {
 		delete(got, name)
 	}
 	return "| log" + unusual(got, usual)
+}
+
+// named returns a backend's name for its address.
+func (s *stage) named(value string) string {
+	for name, f := range map[string]*far{"remote": s.remote, "local": s.local} {
+		if value == f.Listener.Addr().String() {
+			return name
+		}
+	}
+	return value
 }
 
 // event describes an event of the audit log.
@@ -190,4 +102,24 @@ func (s *stage) event(about, text string, q *question) string {
 		s.t.Errorf("%s: with ID %q: %+v", about, q.id, ev)
 	}
 	return strings.Join(strings.Fields(strings.Join(words, " ")), " ")
+}
+
+// span describes a span, which is the parent of what went on.
+func (s *stage) span(about string, q *question) string {
+	must.Soon(s.t, 10*time.Second, "a span", func() bool { return len(s.spans()) > s.seen })
+	one := s.spans()[s.seen]
+	s.seen++
+	if parent := fmt.Sprintf("00-%s-%s-01", one.Trace, one.ID); q.parent != parent {
+		s.t.Errorf("%s: went on with %s, want %s", about, q.parent, parent)
+	}
+	path, _, _ := strings.Cut(q.target, "?")
+	got := http.Header{"name": {one.Name}, "events": one.Events, "links": one.Links, "parent": {one.Parent}}
+	usual := http.Header{"events": {"response head"}, "parent": {""}, "http.request.method": {q.Method}, "url.path": {path}, "audit-id": {q.id}}
+	if one.Parent != "" {
+		got["parent"] = []string{one.Trace + "-" + one.Parent}
+	}
+	for name, value := range one.Attributes {
+		got[name] = []string{s.named(value)}
+	}
+	return "| span" + unusual(got, usual)
 }

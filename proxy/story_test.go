@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
@@ -21,8 +20,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead-proxy/fairlead/registry/bound"
-	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/story"
@@ -30,21 +27,24 @@ import (
 
 // stage is where a story plays: a world whose backends do what the query says, see act. Steps:
 //
-//	only [h2|http1]           what follows is told only with a remote that speaks this; all else with each
-//	anew [option]...          a new world, see anew
-//	over [way]...             how requests are sent from now on: http/1.1, h2, or an upgrade to websocket or SPDY/3.1
-//	also [file]...            from now on each is sent again with the fields of each file, to the same effect
-//	full pool [long]          no places are left
-//	local unhealthy|gone      the local apiserver
-//	given-up user|address     who has given up too many requests
-//	rejected times            our own credential, so far
-//	METHOD target [word]...   a request, to each of the targets if there are some in braces: token=user, cert=user:group,…,
-//	                          Name:value, where + is a space, with=file of fields, body=text, streamed=text of unknown
-//	                          length, at=admin, over=way,…, leaves
+//	only [h2|http1]        what follows is told only with a remote that speaks this; all else with each
+//	anew [option]...       a new world, see anew
+//	over [way]...          how to send requests from now on: http/1.1, h2, or for an upgrade the protocol
+//	also [file]...         from now on each is sent again with the fields of each file, to the same effect
+//	full pool [long]       no places are left
+//	local unhealthy|gone   the local apiserver
+//	given-up user|address  who has given up too many requests
+//	deaf                   nobody answers reviews any more
+//	count what times       so far: own credentials rejected, reviews, refusals of who has given up
+//	METHOD target word...  a request, to each of the targets if there are some in braces
 //
-// Below a request is what came of it, where dots are any text, and a slash between spaces means or: < is what its client got, > what a backend got, and | what was
-// recorded, each without what is usual. "ok" is the usual answer, and for an upgrade a session that echoes. A client that leaves
-// does so when a backend has its request.
+// Words of a request: token=user, cert=user:group,…, Name:value, where + is a space and ME the name
+// of this Fairlead, with=file of fields, body=text, streamed=text of unknown length, at=admin,
+// over=way,…, pad=length of the target, and leaves: its client goes when a backend has the request.
+//
+// Behind or below a request is what came of it, where dots are any text, and a slash between spaces
+// means or: < is what its client got, > what a backend got, and | what was recorded, each without
+// what is usual. "ok" is the usual answer, and for an upgrade a session that echoes.
 type stage struct {
 	*story.Story
 	*world
@@ -73,6 +73,7 @@ type question struct {
 	ways         []string
 	way          string
 	id           string // the Audit-ID with which it went or was answered
+	parent       string // the traceparent with which it went
 }
 
 // What clients and backends see of a request, and what is recorded, over any protocols.
@@ -80,12 +81,20 @@ func TestStories(t *testing.T) {
 	story.Tell(t, false, func(t *testing.T, told *story.Story) {
 		var steps []*step
 		for at, words := range told.Steps() {
-			if strings.Contains("<>|", words[0]) {
-				last := steps[len(steps)-1]
-				last.want = append(last.want, strings.Join(words, " "))
-				continue
+			if !strings.Contains("<>|", words[0]) {
+				steps = append(steps, &step{at: at})
 			}
-			steps = append(steps, &step{at, words, nil})
+			last := steps[len(steps)-1]
+			for _, word := range words {
+				switch n := len(last.want); {
+				case strings.Contains("<>|", word):
+					last.want = append(last.want, word)
+				case n == 0:
+					last.words = append(last.words, word)
+				default:
+					last.want[n-1] += " " + word
+				}
+			}
 		}
 		for _, remote := range []string{"h2", "http1"} {
 			t.Run("to "+remote, func(t *testing.T) {
@@ -119,13 +128,11 @@ func (s *stage) play(one *step) {
 	case "local":
 		s.localIs(words[1])
 	case "given-up":
-		who := bound.Source{User: words[1]}
-		if net.ParseIP(words[1]) != nil {
-			who = bound.Source{Address: words[1]}
-		}
-		s.proxy.givenUp.charge(account{Source: who}, 10*givenUpBurst)
-	case "rejected":
-		check.Same(s.t, words[1], fmt.Sprint(s.rejections.Load()), "%s: rejected", one.at)
+		s.givenUp(words[1])
+	case "deaf":
+		s.deaf.Store(true)
+	case "count":
+		s.count(one)
 	default:
 		begin, rest, _ := strings.Cut(words[1], "{")
 		each, end, _ := strings.Cut(rest, "}")
@@ -160,6 +167,9 @@ func (s *stage) question(words []string, target, also string) *question {
 			q.pair = s.pair(value)
 		case "with":
 			s.add(q.Header, value)
+		case "pad":
+			q.target += strings.Repeat("x", must.Get(strconv.Atoi(value))(s.t)-len(q.target))
+			q.URL.RawQuery = q.target[len(path)+1:]
 		case "body", "streamed":
 			q.body, q.ContentLength = value, int64(len(value))
 			if q.Body = io.NopCloser(strings.NewReader(value)); key == "streamed" {
@@ -172,7 +182,7 @@ func (s *stage) question(words []string, target, also string) *question {
 			q.ways = strings.Split(value, ",")
 		default:
 			key, value, _ = strings.Cut(word, ":")
-			q.Header[key] = append(q.Header[key], strings.ReplaceAll(value, "+", " "))
+			q.Header[key] = append(q.Header[key], strings.NewReplacer("+", " ", "ME", s.proxy.instance).Replace(value))
 		}
 	}
 	return q
@@ -218,8 +228,12 @@ func (s *stage) ask(one *step, q *question, also string) {
 			got = append(got, s.recorded(about, line, q))
 		}
 	}
-	pattern := strings.NewReplacer(`\.\.\.`, ".*", " / ", "|", "\n", ")\n(").Replace(regexp.QuoteMeta(strings.Join(one.want, "\n")))
-	if text := strings.Join(got, "\n"); !must.Get(regexp.MatchString("^("+pattern+")$", text))(s.t) {
+	var pattern []string
+	for _, line := range one.want {
+		mark, rest, _ := strings.Cut(line, " ")
+		pattern = append(pattern, regexp.QuoteMeta(mark+" ")+"("+strings.NewReplacer(`\.\.\.`, ".*", " / ", "|").Replace(regexp.QuoteMeta(rest))+")")
+	}
+	if text := strings.Join(got, "\n"); !must.Get(regexp.MatchString("^"+strings.Join(pattern, "\n")+"$", text))(s.t) {
 		s.t.Errorf("%s:\n%s\nwant:\n%s", about, text, strings.Join(one.want, "\n"))
 	}
 }
@@ -274,7 +288,8 @@ func (s *stage) echo(session io.ReadWriteCloser) string {
 	return string(text)
 }
 
-// answer describes an answer. Fairlead's own are Statuses without an address, with the fields of every answer of kube-apiserver.
+// answer describes an answer. Fairlead's own are Statuses without an address, with the fields of
+// every answer of kube-apiserver.
 func (s *stage) answer(q *question, res *http.Response, body []byte) string {
 	text, usual := string(body), http.Header{"Content-Type": {"text/plain; charset=utf-8"}}
 	var status metav1.Status
@@ -311,8 +326,9 @@ func (s *stage) received(f *far, in received, q *question) string {
 	got, remote := in.header.Clone(), f == s.remote
 	usual := http.Header{
 		"Host": {frontHost}, "User-Agent": {"story"}, "X-Forwarded-For": {"127.0.0.1"}, "X-Forwarded-Host": {frontHost}, "X-Forwarded-Proto": {"https"},
-		http.CanonicalHeaderKey(loopHeader): {s.proxy.instance}, "Target": {q.Method + " " + q.target}, "Body": {q.body},
+		http.CanonicalHeaderKey(loopHeader): {"ME"}, "Target": {q.Method + " " + q.target}, "Body": {q.body},
 	}
+	got.Set(loopHeader, strings.ReplaceAll(got.Get(loopHeader), s.proxy.instance, "ME"))
 	if maps.Copy(got, http.Header{"Target": {in.method + " " + in.target}, "Body": {in.body}}); in.peer != "" {
 		got.Set("Certificate", in.peer)
 	}
@@ -328,6 +344,9 @@ func (s *stage) received(f *far, in received, q *question) string {
 	})
 	if !remote && s.pools {
 		got.Set("Proto", in.proto)
+	}
+	if q.parent = got.Get("Traceparent"); q.parent != q.Header.Get("Traceparent") {
+		got.Set("Traceparent", map[bool]string{true: "continued", false: "new"}[strings.Contains(q.parent, callersTrace)]+q.parent[len(q.parent)-3:])
 	}
 	return unusual(got, usual)
 }
@@ -374,6 +393,22 @@ func (s *stage) act(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
+	case word == "dirty": // the fields of a file, everywhere
+		set := func(prefix, value string) {
+			for name := range strings.Lines(s.File(s.t, arg)) {
+				w.Header().Set(prefix+strings.TrimSpace(name), value)
+			}
+		}
+		set("", "interim")
+		w.WriteHeader(http.StatusEarlyHints)
+		set("", "final")
+		w.Header().Set("X-Said", "final")
+		w.Header().Set("Trailer", "X-Said, Access-Control-Allow-Methods")
+		_, _ = io.WriteString(w, "ok")
+		_ = http.NewResponseController(w).Flush()
+		set("", "trailer")
+		set(http.TrailerPrefix, "trailer")
+		w.Header().Set("X-Said", "trailer")
 	case word == "fields":
 		w.Header().Set("Audit-Id", r.Header.Get("Audit-Id"))
 		w.Header().Set("Cache-Control", "public")

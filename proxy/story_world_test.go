@@ -1,0 +1,146 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/otlp"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// frontHost is the host for which requests of a story ask.
+const frontHost = "front.example.com"
+
+// records are what a world of a story records, and whether its pools of the local apiserver are
+// shown, by their protocol.
+type records struct {
+	log, audits lines
+	spans       func() []otlp.Span
+	seen        int // spans
+	pools       bool
+	reviews     *atomic.Int64
+	deaf        *atomic.Bool
+	stop        func()
+}
+
+// anew begins with a new world. Options: impersonate, unhealthy, incomplete, redirects, which are
+// forwarded, pages, directory, pools, forgetful, where verdicts are not cached, burst, of two
+// requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy,
+// which are files, and annotations of the remote's APIService.
+func (s *stage) anew(options []string) {
+	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act}
+	s.records = records{stop: func() {}, reviews: &atomic.Int64{}, deaf: &atomic.Bool{}}
+	s.hanging, s.ways, s.also, s.pairs = make(chan struct{}, 64), []string{"http/1.1", "h2"}, nil, map[string]*pki.Pair{}
+	page := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := ""
+		if u, ok := request.UserFrom(r.Context()); ok { // a known scraper has none
+			name = u.GetName()
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"page":%q}`, name)
+	})
+	pages, forgetful, burst := false, false, givenUpBurst
+	for _, option := range options {
+		key, value, _ := strings.Cut(option, "=")
+		switch key {
+		case "impersonate":
+			c.impersonate = true
+		case "unhealthy":
+			c.unhealthy = true
+		case "incomplete":
+			c.incomplete = true
+		case "redirects":
+			c.forwardRedirects = true
+		case "pages":
+			pages = true
+		case "directory":
+			c.also = func(in *registry.Input) { in.Options.Directory = true }
+		case "pools":
+			s.pools = true
+		case "forgetful":
+			forgetful = true
+		case "burst":
+			burst = 2
+		case "trace":
+			c.tracer, s.spans = newTracer(s.t, value)
+		case "log":
+			c.access, s.log, s.stop = newLog(s.t)
+		case "audit", "audit-local":
+			c.audit, s.audits, s.stop = newAudit(s.t, s.File(s.t, value), key == "audit-local")
+		default:
+			c.change = annotate(key, strings.ReplaceAll(value, "+", " "))
+		}
+	}
+	if s.world = newWorld(s.t, c); pages {
+		s.proxy.cfg.Pages = page
+	}
+	s.proxy.givenUp.burst, s.proxy.givenUp.pause = burst, time.Hour
+	if forgetful {
+		s.proxy.cfg.Authz = must.Get(authz.New(authz.Config{AllowTTL: -1, DenyTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			if s.reviews.Add(1); s.deaf.Load() {
+				return authorizer.DecisionNoOpinion, "", errors.New("nobody answers")
+			}
+			return authorizer.DecisionAllow, "because", nil
+		}}))(s.t)
+	}
+	s.admin = s.guard(s.t, s.proxy, page)
+}
+
+// end checks that nothing else was recorded.
+func (s *stage) end() {
+	if s.world == nil {
+		return
+	}
+	must.Soon(s.t, 10*time.Second, "no request is under way", func() bool { return s.proxy.UnderWay() == 0 && s.proxy.serving.Load() == 0 })
+	s.stop()
+	for _, out := range []lines{s.log, s.audits} {
+		for len(out) > 0 {
+			s.t.Errorf("also recorded: %s", <-out)
+		}
+	}
+}
+
+func (s *stage) pool(name string) *backend.Upstream {
+	if name == "remote" {
+		return s.upstream()
+	}
+	return s.proxy.cfg.Local.Upstream(map[string]backend.Pool{"unproven": backend.PoolUnproven, "health": backend.PoolHealth}[name])
+}
+
+func (s *stage) localIs(how string) {
+	if how == "gone" {
+		s.local.Close()
+	}
+	s.proxy.cfg.Local.Report(s.local.Listener.Addr().String(), registry.Unhealthy, "down")
+}
+
+func (s *stage) givenUp(who string) {
+	from := bound.Source{User: who}
+	if net.ParseIP(who) != nil {
+		from = bound.Source{Address: who}
+	}
+	s.proxy.givenUp.charge(account{Source: from}, 10*givenUpBurst)
+}
+
+func (s *stage) count(one *step) {
+	got := map[string]int{"rejected": int(s.rejections.Load()), "reviews": int(s.reviews.Load()), "refusals": int(testutil.ToFloat64(s.proxy.givenUp.refused))}
+	check.Same(s.t, one.words[2], fmt.Sprint(got[one.words[1]]), "%s: %s", one.at, one.words[1])
+}
