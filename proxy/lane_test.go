@@ -38,36 +38,6 @@ func annotate(key, value string) func(*apiregistrationv1.APIService) {
 	return func(a *apiregistrationv1.APIService) { a.Annotations = map[string]string{"fairlead.dev/" + key: value} }
 }
 
-// A request beyond the limit is refused once, by the decision already made. A second decision might
-// forward it over connections of its own if a place came free in between (defect C14).
-func TestBusy(t *testing.T) {
-	everyWay(t, func(t *testing.T, proto string) {
-		metrics := prometheus.NewRegistry()
-		counted := func(cfg *backend.Config) { cfg.Metrics = metrics }
-		w := newWorld(t, worldConfig{change: annotate("max-inflight", "1"), backends: counted})
-		w.get(t, proto, remoteGV).want(t, 200, "with a place")
-		w.settled(t)
-		fillUp(t, w.upstream(), false)
-		want := rejections(t, metrics)
-		want["inflight"] += 4
-		for accept, media := range map[string]string{
-			"": "application/json", "application/json;as=Table;g=meta.k8s.io;v=v1,application/json": "application/json", "application/yaml": "application/yaml",
-			"application/vnd.kubernetes.protobuf": "application/vnd.kubernetes.protobuf",
-		} {
-			r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
-			if accept != "" {
-				r.Header.Set("Accept", accept)
-			}
-			got := w.do(t, w.httpClient(t, proto, nil), r)
-			h := got.header
-			if got.status != 429 || h.Get("Content-Type") != media || h.Get("Retry-After") != "1" || h.Get("Audit-Id") == "" || !strings.Contains(got.body, "v1.remote.example.com is at its request limit") {
-				t.Errorf("Accept %q: answered with %d %v %q", accept, got.status, h, got.body)
-			}
-		}
-		check.Same(t, want, rejections(t, metrics), "refusals by limit")
-	})
-}
-
 // rejections returns how many requests to the remote were refused, by limit.
 func rejections(t *testing.T, metrics prometheus.Gatherer) map[string]float64 {
 	t.Helper()

@@ -35,7 +35,8 @@ import (
 //	local unhealthy|gone   the local apiserver
 //	given-up user|address  who has given up too many requests
 //	deaf                   nobody answers reviews any more
-//	count what times       so far: own credentials rejected, reviews, refusals of who has given up
+//	count what times       so far: own credentials rejected, reviews, refusals of who has given up,
+//	                       and since the last full those of a backend that is busy
 //	METHOD target word...  a request, to each of the targets if there are some in braces
 //
 // Words of a request: token=user, cert=user:group,…, Name:value, where + is a space and ME the name
@@ -125,6 +126,7 @@ func (s *stage) play(one *step) {
 		s.also = words[1:]
 	case "full":
 		fillUp(s.t, s.pool(words[1]), len(words) > 2)
+		s.filled = s.busy()
 	case "local":
 		s.localIs(words[1])
 	case "given-up":
@@ -201,6 +203,9 @@ func (s *stage) add(h http.Header, file string) {
 
 // pair returns the certificate of a user, of the front proxy or of a foreign CA.
 func (s *stage) pair(name string) *pki.Pair {
+	if s.pairs == nil {
+		s.pairs = map[string]*pki.Pair{}
+	}
 	if s.pairs[name] == nil {
 		user, groups, _ := strings.Cut(name, ":")
 		leaf := pki.Leaf{CommonName: user, Organizations: strings.FieldsFunc(groups, func(r rune) bool { return r == ',' })}
@@ -291,7 +296,7 @@ func (s *stage) echo(session io.ReadWriteCloser) string {
 // answer describes an answer. Fairlead's own are Statuses without an address, with the fields of
 // every answer of kube-apiserver.
 func (s *stage) answer(q *question, res *http.Response, body []byte) string {
-	text, usual := string(body), http.Header{"Content-Type": {"text/plain; charset=utf-8"}}
+	text, usual := strings.Join(strings.Fields(string(body)), " "), http.Header{"Content-Type": {"text/plain; charset=utf-8"}}
 	var status metav1.Status
 	if json.Unmarshal(body, &status) == nil && status.Kind == "Status" {
 		text, usual = status.Message, http.Header{"Cache-Control": {"no-cache, private"}, "Content-Type": {"application/json"}, "X-Content-Type-Options": {"nosniff"}}

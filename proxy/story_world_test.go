@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -22,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // frontHost is the host for which requests of a story ask.
@@ -37,6 +37,8 @@ type records struct {
 	pools       bool
 	reviews     *atomic.Int64
 	deaf        *atomic.Bool
+	metrics     *prometheus.Registry // of the backends
+	filled      int                  // refusals of a busy backend when the last pool was full
 	stop        func()
 }
 
@@ -45,9 +47,9 @@ type records struct {
 // requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy,
 // which are files, and annotations of the remote's APIService.
 func (s *stage) anew(options []string) {
-	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act}
-	s.records = records{stop: func() {}, reviews: &atomic.Int64{}, deaf: &atomic.Bool{}}
-	s.hanging, s.ways, s.also, s.pairs = make(chan struct{}, 64), []string{"http/1.1", "h2"}, nil, map[string]*pki.Pair{}
+	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act, backends: func(cfg *backend.Config) { cfg.Metrics = s.metrics }}
+	s.records = records{metrics: prometheus.NewRegistry(), stop: func() {}, reviews: &atomic.Int64{}, deaf: &atomic.Bool{}}
+	s.hanging, s.ways, s.also, s.pairs = make(chan struct{}, 64), []string{"http/1.1", "h2"}, nil, nil
 	page := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := ""
 		if u, ok := request.UserFrom(r.Context()); ok { // a known scraper has none
@@ -125,6 +127,8 @@ func (s *stage) pool(name string) *backend.Upstream {
 	return s.proxy.cfg.Local.Upstream(map[string]backend.Pool{"unproven": backend.PoolUnproven, "health": backend.PoolHealth}[name])
 }
 
+func (s *stage) busy() int { return int(rejections(s.t, s.metrics)["inflight"]) }
+
 func (s *stage) localIs(how string) {
 	if how == "gone" {
 		s.local.Close()
@@ -141,6 +145,6 @@ func (s *stage) givenUp(who string) {
 }
 
 func (s *stage) count(one *step) {
-	got := map[string]int{"rejected": int(s.rejections.Load()), "reviews": int(s.reviews.Load()), "refusals": int(testutil.ToFloat64(s.proxy.givenUp.refused))}
+	got := map[string]int{"rejected": int(s.rejections.Load()), "reviews": int(s.reviews.Load()), "refusals": int(testutil.ToFloat64(s.proxy.givenUp.refused)), "busy": s.busy() - s.filled}
 	check.Same(s.t, one.words[2], fmt.Sprint(got[one.words[1]]), "%s: %s", one.at, one.words[1])
 }
