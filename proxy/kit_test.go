@@ -71,9 +71,12 @@ type worldConfig struct {
 	forwardRedirects bool
 	// documents and ready are those of Config.
 	documents http.Handler
-	// reviewed is called for each SubjectAccessReview, if it is not nil.
-	reviewed func()
-	ready    func(*Head) *h2.Answer
+	// reviewed is called for each SubjectAccessReview, and tokenReviewed for each TokenReview, which
+	// fail with its error. They may be nil.
+	reviewed, tokenReviewed func() error
+	// forgetful says that no verdict is cached.
+	forgetful bool
+	ready     func(*Head) *h2.Answer
 }
 
 func newWorld(t *testing.T, c worldConfig) *world {
@@ -135,7 +138,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		taps = &accesslog.Taps{}
 		pages = taps
 	}
-	w.proxy = must.Get(New(Config{CredentialRejected: func() { w.rejections.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight[0], MaxMutating: c.maxInFlight[1], GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
+	w.proxy = must.Get(New(Config{CredentialRejected: func() { w.rejections.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c), Backends: pools, Local: local, MaxInFlight: c.maxInFlight[0], MaxMutating: c.maxInFlight[1], GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	w.lane = w.proxy.Frames(h2.Config{})

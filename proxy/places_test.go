@@ -1,23 +1,16 @@
 package proxy
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apiserver/pkg/authentication/authenticator"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -259,38 +252,6 @@ func fillUp(t *testing.T, u *backend.Upstream, longRunning ...bool) {
 			for ok := true; ok; taken = taken || ok {
 				_, ok = u.Acquire(bound.Source{User: fmt.Sprint(i)}, long)
 			}
-		}
-	}
-}
-
-// A request is refused if its authorization fails, for whatever reason, or the review of its token.
-// A caller who asks to be another user gets the same answer, and learns no address.
-func TestNobodyAuthorizes(t *testing.T) {
-	_, p := thinker(t, worldConfig{})
-	for failure, code := range map[error]int{bound.ErrFull: 429, errors.New("dial tcp 192.0.2.1:6443: connection refused"): 503} {
-		refused := func(what string) {
-			t.Helper()
-			d, known := p.decision(t.Context(), asBob(remoteGV, ""), nil, true)
-			var status *apierrors.StatusError
-			if !known || d.Action != Refuse || !errors.As(d.Err, &status) || int(status.ErrStatus.Code) != code {
-				t.Errorf("%s: %v: known %v, %v (%v)", what, failure, known, d.Action, d.Err)
-			}
-		}
-		usual := p.cfg.Authn
-		p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, failure }}))(t)
-		refused("authenticated")
-		p.cfg.Authn = usual
-		p.cfg.Authz = must.Get(authz.New(authz.Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-			return authorizer.DecisionNoOpinion, "", failure
-		}}))(t)
-		refused("authorized")
-		d, _ := p.decision(t.Context(), asBob(remoteGV, ""), nil, true)
-		r := p.asUser(httptest.NewRequestWithContext(t.Context(), http.MethodGet, remoteGV, nil), &exchange{decision: d})
-		r.Header.Set("Impersonate-User", "jane")
-		w := httptest.NewRecorder()
-		p.impersonation(http.NotFoundHandler()).ServeHTTP(w, r)
-		if w.Code != code || w.Header().Get("Retry-After") != "1" || strings.Contains(w.Body.String(), failure.Error()) {
-			t.Errorf("as jane: %v: %d, Retry-After %q: %s", failure, w.Code, w.Header().Get("Retry-After"), w.Body)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func TestArrivedBeforeReview(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		reviewed, arrived := make(chan time.Time, 1), make(chan time.Time, 1)
 		w := newWorld(t, worldConfig{
-			reviewed: func() { reviewed <- time.Now() },
+			reviewed: func() error { reviewed <- time.Now(); return nil },
 			documents: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				arrived <- exchangeOf(r.Context()).head.Arrived
 				w.WriteHeader(http.StatusNoContent)

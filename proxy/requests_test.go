@@ -113,6 +113,11 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 			if c.impersonate && !ok {
 				name, ok = strings.CutPrefix(token, "jwt.of.")
 			}
+			if c.tokenReviewed != nil {
+				if err := c.tokenReviewed(); err != nil {
+					return nil, false, err
+				}
+			}
 			if !ok {
 				return nil, false, nil
 			}
@@ -128,18 +133,23 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 }
 
 // newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss"
-// impersonate. It calls asked for each review.
-func newTestAuthorizer(t testing.TB, asked func()) *authz.Authorizer {
+// impersonate.
+func newTestAuthorizer(t testing.TB, c worldConfig) *authz.Authorizer {
 	t.Helper()
-	z := must.Get(authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-		if asked != nil {
-			asked()
+	cfg := authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		if c.reviewed != nil {
+			if err := c.reviewed(); err != nil {
+				return authorizer.DecisionNoOpinion, "", err
+			}
 		}
 		name := a.GetUser().GetName()
 		if strings.HasPrefix(name, "no") || strings.HasPrefix(a.GetVerb(), "impersonate") && name != "boss" {
 			return authorizer.DecisionDeny, "not you", nil
 		}
-		return authorizer.DecisionAllow, "", nil
-	}}))(t)
-	return z
+		return authorizer.DecisionAllow, "because", nil
+	}}
+	if c.forgetful {
+		cfg.AllowTTL, cfg.DenyTTL = -1, -1
+	}
+	return must.Get(authz.New(cfg))(t)
 }

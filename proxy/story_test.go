@@ -34,7 +34,7 @@ import (
 //	full pool [long]       no places are left
 //	local unhealthy|gone   the local apiserver
 //	given-up user|address  who has given up too many requests
-//	deaf                   nobody answers reviews any more
+//	deaf [busy]            reviews fail from now on, because nobody answers or too many wait
 //	count what times       so far: own credentials rejected, reviews, refusals of who has given up,
 //	                       and since the last full those of a backend that is busy
 //	METHOD target word...  a request, to each of the targets if there are some in braces
@@ -132,7 +132,7 @@ func (s *stage) play(one *step) {
 	case "given-up":
 		s.givenUp(words[1])
 	case "deaf":
-		s.deaf.Store(true)
+		s.deaf(len(words) > 1)
 	case "count":
 		s.count(one)
 	default:

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,10 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
@@ -35,10 +32,10 @@ type records struct {
 	spans       func() []otlp.Span
 	seen        int // spans
 	pools       bool
-	reviews     *atomic.Int64
-	deaf        *atomic.Bool
-	metrics     *prometheus.Registry // of the backends
-	filled      int                  // refusals of a busy backend when the last pool was full
+	reviews     *atomic.Int64          // SubjectAccessReviews
+	failure     *atomic.Pointer[error] // of all reviews
+	metrics     *prometheus.Registry   // of the backends
+	filled      int                    // refusals of a busy backend when the last pool was full
 	stop        func()
 }
 
@@ -48,7 +45,11 @@ type records struct {
 // which are files, and annotations of the remote's APIService.
 func (s *stage) anew(options []string) {
 	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act, backends: func(cfg *backend.Config) { cfg.Metrics = s.metrics }}
-	s.records = records{metrics: prometheus.NewRegistry(), stop: func() {}, reviews: &atomic.Int64{}, deaf: &atomic.Bool{}}
+	c.tokenReviewed = func() error { return *s.failure.Load() }
+	c.reviewed = func() error { s.reviews.Add(1); return c.tokenReviewed() }
+	s.records = records{metrics: prometheus.NewRegistry(), stop: func() {}, reviews: &atomic.Int64{}, failure: &atomic.Pointer[error]{}}
+	none := error(nil)
+	s.failure.Store(&none)
 	s.hanging, s.ways, s.also, s.pairs = make(chan struct{}, 64), []string{"http/1.1", "h2"}, nil, nil
 	page := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := ""
@@ -59,7 +60,7 @@ func (s *stage) anew(options []string) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = fmt.Fprintf(w, `{"page":%q}`, name)
 	})
-	pages, forgetful, burst := false, false, givenUpBurst
+	pages, burst := false, givenUpBurst
 	for _, option := range options {
 		key, value, _ := strings.Cut(option, "=")
 		switch key {
@@ -78,7 +79,7 @@ func (s *stage) anew(options []string) {
 		case "pools":
 			s.pools = true
 		case "forgetful":
-			forgetful = true
+			c.forgetful = true
 		case "burst":
 			burst = 2
 		case "trace":
@@ -95,14 +96,6 @@ func (s *stage) anew(options []string) {
 		s.proxy.cfg.Pages = page
 	}
 	s.proxy.givenUp.burst, s.proxy.givenUp.pause = burst, time.Hour
-	if forgetful {
-		s.proxy.cfg.Authz = must.Get(authz.New(authz.Config{AllowTTL: -1, DenyTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-			if s.reviews.Add(1); s.deaf.Load() {
-				return authorizer.DecisionNoOpinion, "", errors.New("nobody answers")
-			}
-			return authorizer.DecisionAllow, "because", nil
-		}}))(s.t)
-	}
 	s.admin = s.guard(s.t, s.proxy, page)
 }
 
@@ -142,6 +135,15 @@ func (s *stage) givenUp(who string) {
 		from = bound.Source{Address: who}
 	}
 	s.proxy.givenUp.charge(account{Source: from}, 10*givenUpBurst)
+}
+
+// deaf makes reviews fail.
+func (s *stage) deaf(busy bool) {
+	err := errors.New("dial tcp 192.0.2.1:6443: connection refused")
+	if busy {
+		err = bound.ErrFull
+	}
+	s.failure.Store(&err)
 }
 
 func (s *stage) count(one *step) {

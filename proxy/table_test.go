@@ -89,10 +89,11 @@ func TestOneTableForARequest(t *testing.T) {
 	} {
 		var w *world
 		var armed atomic.Bool
-		w = newWorld(t, worldConfig{remote: says("far"), local: says("local"), documents: says("document"), reviewed: func() {
+		w = newWorld(t, worldConfig{remote: says("far"), local: says("local"), documents: says("document"), reviewed: func() error {
 			if armed.Load() {
 				w.current.Store(registry.Build(registry.Input{Complete: true}, nil))
 			}
+			return nil
 		}})
 		w.get(t, tc.proto, remoteGV) // as bob; Fairlead learns the backend's protocol
 		armed.Store(true)
