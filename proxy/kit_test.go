@@ -11,15 +11,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
-	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -42,6 +38,7 @@ type world struct {
 const remoteGV = "/apis/remote.example.com/v1"
 
 type worldConfig struct {
+	Config      // what the world does not set itself
 	remoteHTTP1 bool
 	remote      http.HandlerFunc
 	local       http.HandlerFunc
@@ -49,34 +46,16 @@ type worldConfig struct {
 	also        func(*registry.Input) // adds to the table
 	unhealthy   bool
 	incomplete  bool
-	// guard is the backends'. If nil, backends stay trusted.
-	guard func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
 	// roots verify backends. If nil, the serving CA does.
 	roots func(apiService string, b *registry.Backend) *x509.CertPool
 	// impersonate sends callers to the local apiserver in Impersonate-*, with our own credential.
 	impersonate bool
-	// observe is that of the backends' configuration.
-	observe func(apiService, address string, took time.Duration)
-	goAway  float64
-	access  *accesslog.Log
-	// maxInFlight are Config.MaxInFlight and MaxMutating.
-	maxInFlight [2]int
-	// taps serves /fairlead/tap.
-	taps   bool
-	audit  *audit.Log
-	tracer *tracing.Tracer
-	// backends changes the backends' configuration, if it is not nil.
-	backends func(*backend.Config)
-	// forwardRedirects is Config.ForwardRedirects.
-	forwardRedirects bool
-	// documents and ready are those of Config.
-	documents http.Handler
+	pools       backend.Config // as Config
 	// reviewed is called for each SubjectAccessReview, and tokenReviewed for each TokenReview, which
 	// fail with its error. They may be nil.
 	reviewed, tokenReviewed func() error
 	// forgetful says that no verdict is cached.
 	forgetful bool
-	ready     func(*Head) *h2.Answer
 }
 
 func newWorld(t *testing.T, c worldConfig) *world {
@@ -107,19 +86,15 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		}
 		return tc
 	}
-	backends := backend.Config{
-		Table: w.table, Dial: new(net.Dialer).DialContext, TLS: func(apiService string, b *registry.Backend) (*tls.Config, error) {
-			tc := tlsTo(b.ServerName, true)
-			if c.roots != nil {
-				tc.RootCAs = c.roots(apiService, b)
-			}
-			return tc, nil
-		}, Guard: c.guard, Observe: c.observe,
+	c.pools.Table, c.pools.Dial = w.table, new(net.Dialer).DialContext
+	c.pools.TLS = func(apiService string, b *registry.Backend) (*tls.Config, error) {
+		tc := tlsTo(b.ServerName, true)
+		if c.roots != nil {
+			tc.RootCAs = c.roots(apiService, b)
+		}
+		return tc, nil
 	}
-	if c.backends != nil {
-		c.backends(&backends)
-	}
-	pools := must.Get(backend.New(backends))(t)
+	pools := must.Get(backend.New(c.pools))(t)
 	local, err := backend.NewLocal(backend.LocalConfig{
 		Servers: []string{w.local.URL}, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if w.localDown.Load() {
@@ -132,13 +107,10 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	})
 	must.Do(t, err)
 	local.Report(w.local.Listener.Addr().String(), registry.Healthy, "")
-	var taps *accesslog.Taps
-	var pages http.Handler
-	if c.taps {
-		taps = &accesslog.Taps{}
-		pages = taps
-	}
-	w.proxy = must.Get(New(Config{CredentialRejected: func() { w.rejections.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c), Backends: pools, Local: local, MaxInFlight: c.maxInFlight[0], MaxMutating: c.maxInFlight[1], GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready}))(t)
+	cfg := c.Config
+	cfg.CredentialRejected, cfg.Table, cfg.Backends, cfg.Local = func() { w.rejections.Add(1) }, w.table, pools, local
+	cfg.Authn, cfg.Authz = w.authenticator(t, c), newTestAuthorizer(t, c)
+	w.proxy = must.Get(New(cfg))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	w.lane = w.proxy.Frames(h2.Config{})

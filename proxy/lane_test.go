@@ -184,7 +184,7 @@ func (w *world) planOf(t *testing.T, h *h2.Head) h2.Plan {
 // ServeHTTP or refused. A ready refusal needs no goroutine; one of an unauthenticated caller is
 // charged to its connection. ServeHTTP answers in other formats, and to HEAD.
 func TestPlans(t *testing.T) {
-	w := newWorld(t, worldConfig{goAway: 1})
+	w := newWorld(t, worldConfig{Config: Config{GoAwayChance: 1}})
 	w.get(t, "h2", remoteGV) // the remote takes HTTP/2
 	const bob, widgets = "Bearer token-of-bob", remoteGV + "/widgets"
 	for _, tt := range []struct {

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -154,9 +155,9 @@ func TestAnswersAreObserved(t *testing.T) {
 				panic(http.ErrAbortHandler)
 			}
 		},
-		observe: func(apiService, address string, took time.Duration) {
+		pools: backend.Config{Observe: func(apiService, address string, took time.Duration) {
 			observed <- fmt.Sprint(apiService, " ", address, " ", took > 0)
-		},
+		}},
 	})
 	everyWay(t, func(t *testing.T, proto string) {
 		for _, target := range []string{remoteGV + "/widgets?watch=true", remoteGV + "/widgets/cut", "/api/v1/pods", remoteGV + "/widgets"} { // apiservers are not compared

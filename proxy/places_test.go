@@ -134,7 +134,7 @@ func TestPlacesOfARequest(t *testing.T) {
 // from writes. Refusals are counted.
 func TestShareOfAUser(t *testing.T) {
 	metrics := prometheus.NewRegistry()
-	w := newWorld(t, worldConfig{maxInFlight: [2]int{5, 6}, backends: func(cfg *backend.Config) { cfg.Metrics = metrics }})
+	w := newWorld(t, worldConfig{Config: Config{MaxInFlight: 5, MaxMutating: 6}, pools: backend.Config{Metrics: metrics}})
 	check.Same(t, [2]int64{5, 6}, [2]int64{w.proxy.limits.reads.max, w.proxy.limits.writes.max}, "limits of reads and writes")
 	d, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets/a", ""), nil, true)
 	for _, tc := range []struct {
@@ -170,7 +170,7 @@ func TestGoAwayIsRare(t *testing.T) {
 // A panic at the end of a request costs no place.
 func TestPanicAtTheEnd(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
-		w := newWorld(t, worldConfig{observe: func(string, string, time.Duration) { panic("observing") }})
+		w := newWorld(t, worldConfig{pools: backend.Config{Observe: func(string, string, time.Duration) { panic("observing") }}})
 		w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets", nil)).want(t, 200)
 		must.Soon(t, 10*time.Second, "the place is free", func() bool { return w.proxy.UnderWay() == 0 })
 	})

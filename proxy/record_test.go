@@ -55,10 +55,10 @@ func TestArrivedBeforeReview(t *testing.T) {
 		reviewed, arrived := make(chan time.Time, 1), make(chan time.Time, 1)
 		w := newWorld(t, worldConfig{
 			reviewed: func() error { reviewed <- time.Now(); return nil },
-			documents: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			Config: Config{Documents: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				arrived <- exchangeOf(r.Context()).head.Arrived
 				w.WriteHeader(http.StatusNoContent)
-			}),
+			})},
 		})
 		got := w.get(t, proto, "/apis")
 		if late := (<-arrived).Sub(<-reviewed); late >= 0 {
@@ -96,7 +96,7 @@ func TestTimesSinceArrival(t *testing.T) {
 func TestRecordOfARequestThatMayNotWait(t *testing.T) {
 	access, seen, _ := newLog(t)
 	log, events, _ := newAudit(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", false)
-	w := newWorld(t, worldConfig{access: access, audit: log})
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access, Audit: log}})
 	parked := &w.proxy.frames.parked
 	parked.by = map[bound.Source]*parkQueue{bound.Stranger("192.0.2.1:1"): {deciding: parkedAtOnce}}
 	parked.held.Take(bound.Source{}, maxParked, 0)
@@ -119,12 +119,12 @@ func TestReadyDocument(t *testing.T) {
 	access, seen, _ := newLog(t)
 	body := make([]byte, 64<<20) // more than any window and socket holds
 	ready := &h2.Answer{Status: 200, Body: body, Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "67108864"}}}
-	w := newWorld(t, worldConfig{access: access, documents: http.NotFoundHandler(), ready: func(h *Head) *h2.Answer {
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access, Documents: http.NotFoundHandler(), Ready: func(h *Head) *h2.Answer {
 		if h.get("accept") == "fresh" {
 			return nil
 		}
 		return ready
-	}})
+	}}})
 	for _, tc := range []struct {
 		method, token, accept string
 		ready                 bool

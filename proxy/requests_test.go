@@ -49,9 +49,9 @@ func (w *world) dial(t *testing.T, to *httptest.Server, pair *pki.Pair) net.Conn
 
 // say sends text over a connection of its own, and returns the head of the answer, the reader for
 // the rest, and the connection.
-func (w *world) say(t *testing.T, pair *pki.Pair, text string) (*http.Response, *bufio.Reader, net.Conn) {
+func (w *world) say(t *testing.T, text string) (*http.Response, *bufio.Reader, net.Conn) {
 	t.Helper()
-	conn := w.dial(t, w.front, pair)
+	conn := w.dial(t, w.front, nil)
 	must.Get(io.WriteString(conn, text))(t)
 	br := bufio.NewReader(conn)
 	return must.Get(http.ReadResponse(br, nil))(t), br, conn
@@ -60,16 +60,7 @@ func (w *world) say(t *testing.T, pair *pki.Pair, text string) (*http.Response, 
 // raw calls say with a request line, as bob.
 func (w *world) raw(t *testing.T, line, rest string) (*http.Response, *bufio.Reader, net.Conn) {
 	t.Helper()
-	return w.say(t, nil, line+" HTTP/1.1\r\nHost: front.example.com\r\nAuthorization: Bearer token-of-bob\r\n"+rest)
-}
-
-// write calls say with a request.
-func (w *world) write(t *testing.T, pair *pki.Pair, r *http.Request) *http.Response {
-	t.Helper()
-	var text strings.Builder
-	must.Do(t, r.Write(&text))
-	res, _, _ := w.say(t, pair, text.String())
-	return res
+	return w.say(t, line+" HTTP/1.1\r\nHost: front.example.com\r\nAuthorization: Bearer token-of-bob\r\n"+rest)
 }
 
 // request makes a request to the front door whose target is sent unchanged.

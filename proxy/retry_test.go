@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -78,7 +79,7 @@ func TestTrustEnds(t *testing.T) {
 		var anew atomic.Bool         // there is a connection that is trusted
 		const slow = 6 * time.Second // past the end of the watches
 		w := newWorld(t, worldConfig{
-			guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) {
+			pools: backend.Config{Guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) {
 				select {
 				case <-lost:
 					anew.Store(true)
@@ -86,7 +87,7 @@ func TestTrustEnds(t *testing.T) {
 				default:
 					return lost, func() {}
 				}
-			},
+			}},
 			remote: func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.WriteString(w, "begin ")
 				_ = http.NewResponseController(w).Flush()

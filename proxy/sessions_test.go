@@ -20,7 +20,7 @@ import (
 func TestSessionsEnd(t *testing.T) {
 	seen := make(lines, 1)
 	access := must.Get(accesslog.New(accesslog.Config{Writer: seen}))(t)
-	w := newWorld(t, worldConfig{access: access, remote: switching})
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}, remote: switching})
 	_, br, _ := w.raw(t, "GET "+remoteGV+"/x", websocket+"x") // also what was sent before the 101 is echoed
 	if _, err := br.ReadByte(); err != nil || w.proxy.Sessions() != 1 {
 		t.Fatalf("%v, %d sessions", err, w.proxy.Sessions())

@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -36,7 +37,7 @@ type street struct {
 
 func newStreet(t *testing.T) *street {
 	s := &street{t: t, bundles: map[string][]byte{}, conns: map[string]string{}}
-	s.config = worldConfig{roots: s.roots, guard: s.guardTrust, remote: func(w http.ResponseWriter, r *http.Request) {
+	s.config = worldConfig{roots: s.roots, pools: backend.Config{Guard: s.guardTrust}, remote: func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.conns[r.URL.Path] = r.RemoteAddr
 		s.mu.Unlock()

@@ -44,10 +44,10 @@ type records struct {
 // requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy,
 // which are files, and annotations of the remote's APIService.
 func (s *stage) anew(options []string) {
-	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act, backends: func(cfg *backend.Config) { cfg.Metrics = s.metrics }}
+	s.records = records{metrics: prometheus.NewRegistry(), stop: func() {}, reviews: &atomic.Int64{}, failure: &atomic.Pointer[error]{}}
+	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act, pools: backend.Config{Metrics: s.metrics}}
 	c.tokenReviewed = func() error { return *s.failure.Load() }
 	c.reviewed = func() error { s.reviews.Add(1); return c.tokenReviewed() }
-	s.records = records{metrics: prometheus.NewRegistry(), stop: func() {}, reviews: &atomic.Int64{}, failure: &atomic.Pointer[error]{}}
 	none := error(nil)
 	s.failure.Store(&none)
 	s.hanging, s.ways, s.also, s.pairs = make(chan struct{}, 64), []string{"http/1.1", "h2"}, nil, nil
@@ -60,7 +60,7 @@ func (s *stage) anew(options []string) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = fmt.Fprintf(w, `{"page":%q}`, name)
 	})
-	pages, burst := false, givenUpBurst
+	burst := givenUpBurst
 	for _, option := range options {
 		key, value, _ := strings.Cut(option, "=")
 		switch key {
@@ -71,9 +71,9 @@ func (s *stage) anew(options []string) {
 		case "incomplete":
 			c.incomplete = true
 		case "redirects":
-			c.forwardRedirects = true
+			c.ForwardRedirects = true
 		case "pages":
-			pages = true
+			c.Pages = page
 		case "directory":
 			c.also = func(in *registry.Input) { in.Options.Directory = true }
 		case "pools":
@@ -83,18 +83,16 @@ func (s *stage) anew(options []string) {
 		case "burst":
 			burst = 2
 		case "trace":
-			c.tracer, s.spans = newTracer(s.t, value)
+			c.Tracer, s.spans = newTracer(s.t, value)
 		case "log":
-			c.access, s.log, s.stop = newLog(s.t)
+			c.AccessLog, s.log, s.stop = newLog(s.t)
 		case "audit", "audit-local":
-			c.audit, s.audits, s.stop = newAudit(s.t, s.File(s.t, value), key == "audit-local")
+			c.Audit, s.audits, s.stop = newAudit(s.t, s.File(s.t, value), key == "audit-local")
 		default:
 			c.change = annotate(key, strings.ReplaceAll(value, "+", " "))
 		}
 	}
-	if s.world = newWorld(s.t, c); pages {
-		s.proxy.cfg.Pages = page
-	}
+	s.world = newWorld(s.t, c)
 	s.proxy.givenUp.burst, s.proxy.givenUp.pause = burst, time.Hour
 	s.admin = s.guard(s.t, s.proxy, page)
 }

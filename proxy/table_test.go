@@ -89,7 +89,7 @@ func TestOneTableForARequest(t *testing.T) {
 	} {
 		var w *world
 		var armed atomic.Bool
-		w = newWorld(t, worldConfig{remote: says("far"), local: says("local"), documents: says("document"), reviewed: func() error {
+		w = newWorld(t, worldConfig{remote: says("far"), local: says("local"), Config: Config{Documents: says("document")}, reviewed: func() error {
 			if armed.Load() {
 				w.current.Store(registry.Build(registry.Input{Complete: true}, nil))
 			}

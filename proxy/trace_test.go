@@ -37,7 +37,7 @@ const callersTrace = "0af7651916cd43dd8448eb211c80319c"
 func TestTraceIsText(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		tr, list := newTracer(t, "1000000")
-		w := newWorld(t, worldConfig{tracer: tr})
+		w := newWorld(t, worldConfig{Config: Config{Tracer: tr}})
 		long := strings.Repeat("X", 8<<10)
 		for _, target := range []string{remoteGV + "/wid\xffgets", remoteGV + "/" + long, "/" + long} {
 			r := w.as(t, "bob", long, target, nil)

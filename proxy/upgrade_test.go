@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -41,7 +42,7 @@ func TestSessionsAreBounded(t *testing.T) {
 	for http1, watches := range map[bool]int{true: 1, false: 0} {
 		everyWay(t, func(t *testing.T, proto string) {
 			metrics := prometheus.NewRegistry()
-			w := newWorld(t, worldConfig{backends: func(cfg *backend.Config) { cfg.Metrics = metrics }, local: switching, remoteHTTP1: http1, remote: func(rw http.ResponseWriter, r *http.Request) {
+			w := newWorld(t, worldConfig{pools: backend.Config{Metrics: metrics}, local: switching, remoteHTTP1: http1, remote: func(rw http.ResponseWriter, r *http.Request) {
 				if switching(rw, r); r.URL.RawQuery != "" {
 					_ = http.NewResponseController(rw).Flush()
 					<-r.Context().Done()
@@ -54,7 +55,7 @@ func TestSessionsAreBounded(t *testing.T) {
 			}
 			open := func(user, path string, want int) net.Conn {
 				t.Helper()
-				res, _, conn := w.say(t, nil, "GET "+path+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-"+user+"\r\n"+websocket)
+				res, _, conn := w.say(t, "GET "+path+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-"+user+"\r\n"+websocket)
 				check.Same(t, want, res.StatusCode, "%s's upgrade of %s", user, path)
 				return conn
 			}
@@ -85,7 +86,8 @@ func TestSessionsAreBounded(t *testing.T) {
 
 // A tap shows requests that the access log omits, over both protocols.
 func TestTapped(t *testing.T) {
-	w := newWorld(t, worldConfig{taps: true})
+	taps := &accesslog.Taps{}
+	w := newWorld(t, worldConfig{Config: Config{Taps: taps, Pages: taps}})
 	r := w.as(t, "bob", "GET", "/fairlead/tap?user=bob&seconds=60", nil)
 	res := must.Get(w.httpClient(t, "h2", nil).Do(r))(t)
 	defer res.Body.Close()
@@ -137,7 +139,7 @@ func TestUpgradeWithBody(t *testing.T) {
 func TestUpgradeWithoutAnswer(t *testing.T) {
 	arrived, over := make(chan struct{}), make(chan struct{})
 	access, seen, _ := newLog(t)
-	w := newWorld(t, worldConfig{access: access, remote: hijacked(func(io.ReadWriter, *http.Request) {
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}, remote: hijacked(func(io.ReadWriter, *http.Request) {
 		arrived <- struct{}{}
 		<-over
 	})})
