@@ -85,13 +85,16 @@ func TestStages(t *testing.T) {
 		{"omitted", "omitStages: [RequestReceived]\nrules: [{level: Request, omitStages: [ResponseStarted]}]", true, func(e *Event) { e.Received(); e.Started(200); e.Completed(503, "x") },
 			[]string{"ResponseComplete Request 503 Failure"}},
 		{"refused", metadata, false, func(e *Event) { e.Refused(401, "no") }, []string{"ResponseStarted Metadata 401 Failure"}},
+		{"left out", "rules: [{level: None, users: [bob], verbs: [get]}, {level: Metadata}]", false, nil, nil},
 		{"panic", metadata, false, func(e *Event) { e.Received(); e.Panicked() }, []string{"RequestReceived Metadata", "Panic Metadata 500 Failure"}},
 	} {
 		var out bytes.Buffer
 		l := must.Get(New(Config{Policy: evaluator(t, tc.policy), Writer: &out}))(t)
 		r := widget("get")
 		r.LongRunning = tc.long
-		tc.do(l.Open(r))
+		if e := l.Open(r); e != nil {
+			tc.do(e)
+		}
 		var got []string
 		for _, ev := range events(t, l, &out) {
 			words := []string{string(ev.Stage), string(ev.Level)}
@@ -104,29 +107,17 @@ func TestStages(t *testing.T) {
 	}
 }
 
-func TestPolicy(t *testing.T) {
-	rules := "rules: [{level: None, users: [bob], verbs: [get]}, {level: Request, resources: [{group: example.com}]}, {level: Metadata}]"
-	l := must.Get(New(Config{Policy: evaluator(t, rules), Writer: io.Discard}))(t)
-	if e := l.Open(widget("get")); e != nil {
-		t.Errorf("the policy omits this request, and it was opened: %+v", e.ev)
-	}
-	if e := l.Open(widget("list")); e == nil || !e.Bodies() {
-		t.Error("a body at level Request is not recorded")
-	}
-	nobody := &Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/readyz"}}
-	if e := l.Open(nobody); e == nil || e.Bodies() {
-		t.Error("a request without a user is not recorded as metadata")
-	}
-}
-
 func TestMetadata(t *testing.T) {
 	var out bytes.Buffer
 	l := atLevel(t, "Metadata", &out)
+	l.Open(&Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/readyz"}}).Completed(200, "") // by nobody
 	e := l.Open(widget("get"))
 	e.Impersonated(&user.DefaultInfo{Name: "jane"})
 	e.Annotate("k", "v")
 	e.Completed(200, "")
-	ev := events(t, l, &out)[0]
+	both := events(t, l, &out)
+	check.Same(t, "", both[0].User.Username, "user of a request without one")
+	ev := both[1]
 	check.Same(t, "/apis/example.com/v1/namespaces/default/widgets/one?pretty=1&access_token=MASKED", ev.RequestURI, "requestURI")
 	if ev.User.Username != "bob" || ev.User.UID != "7" || ev.ImpersonatedUser == nil || ev.ImpersonatedUser.Username != "jane" || ev.User.Extra["scope"][0] != "all" {
 		t.Errorf("user %+v, impersonated %+v", ev.User, ev.ImpersonatedUser)
@@ -176,6 +167,7 @@ func TestBodies(t *testing.T) {
 			var out bytes.Buffer
 			l := must.Get(New(Config{Policy: evaluator(t, tc.policy), Writer: &out}))(t)
 			e := l.Open(widget("update"))
+			check.Same(t, !strings.Contains(tc.policy, "Metadata"), e.Bodies(), "bodies are recorded")
 			body := e.Request(io.NopCloser(strings.NewReader(tc.request)), tc.requestType)
 			if read, err := io.ReadAll(body); err != nil || string(read) != tc.request {
 				t.Errorf("the backend read %q, %v", read, err)

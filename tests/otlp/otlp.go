@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strconv"
 	"sync"
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	common "go.opentelemetry.io/proto/otlp/common/v1"
 	"google.golang.org/grpc"
 )
 
@@ -81,4 +83,17 @@ func (c *Collector) Export(_ context.Context, r *collector.ExportTraceServiceReq
 		}
 	}
 	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func attributes(list []*common.KeyValue) map[string]string {
+	out := map[string]string{}
+	for _, kv := range list {
+		switch v := kv.GetValue().GetValue().(type) {
+		case *common.AnyValue_StringValue:
+			out[kv.GetKey()] = v.StringValue
+		case *common.AnyValue_IntValue:
+			out[kv.GetKey()] = strconv.FormatInt(v.IntValue, 10)
+		}
+	}
+	return out
 }
