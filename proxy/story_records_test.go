@@ -43,7 +43,7 @@ func (s *stage) line(about, text string, q *question) string {
 	}
 	must.Do(s.t, json.Unmarshal([]byte(text), &all))
 	must.Do(s.t, json.Unmarshal([]byte(text), &at))
-	if age := time.Since(at.Time); age < 0 || age > time.Minute || at.Took <= 0 || at.First > at.Took || at.First > 0 && at.First < at.Waited {
+	if age := time.Since(at.Time); age < 0 || age > time.Minute || at.Took <= 0 || at.First > at.Took || at.First > 0 && at.First < at.Waited || q.afresh && at.Waited <= 0 {
 		s.t.Errorf("%s: the times are wrong: %s", about, text)
 	}
 	path, _, _ := strings.Cut(q.target, "?")

@@ -41,7 +41,8 @@ import (
 //
 // Words of a request: token=user, cert=user:group,…, Name:value, where + is a space and ME the name
 // of this Fairlead, with=file of fields, body=text, streamed=text of unknown length, at=admin,
-// over=way,…, pad=length of the target, and leaves: its client goes when a backend has the request.
+// over=way,…, pad=length of the target, afresh, over a new connection to the remote, and leaves: its
+// client goes when a backend has the request.
 //
 // Behind or below a request is what came of it, where dots are any text, and a slash between spaces
 // means or: < is what its client got, > what a backend got, and | what was recorded, each without
@@ -71,6 +72,7 @@ type question struct {
 	target, body string
 	pair         *pki.Pair
 	leaves       bool
+	afresh       bool
 	ways         []string
 	way          string
 	id           string // the Audit-ID with which it went or was answered
@@ -163,6 +165,8 @@ func (s *stage) question(words []string, target, also string) *question {
 		switch key {
 		case "leaves":
 			q.leaves = true
+		case "afresh":
+			q.afresh = true
 		case "token":
 			q.Header.Set("Authorization", "Bearer token-of-"+value)
 		case "cert":
@@ -219,6 +223,9 @@ func (s *stage) pair(name string) *pki.Pair {
 func (s *stage) ask(one *step, q *question, also string) {
 	fars := map[string]*far{"remote": s.remote, "local": s.local}
 	before := map[string]int{"remote": s.remote.count(), "local": s.local.count()}
+	if q.afresh {
+		s.remote.CloseClientConnections()
+	}
 	got := s.send(q)
 	for name, f := range fars {
 		f.mu.Lock()
