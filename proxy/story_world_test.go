@@ -44,13 +44,13 @@ type records struct {
 // requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy,
 // which are files, and annotations of the remote's APIService.
 func (s *stage) anew(options []string) {
-	s.records = records{metrics: prometheus.NewRegistry(), stop: func() {}, reviews: &atomic.Int64{}, failure: &atomic.Pointer[error]{}}
+	reviews, failure, none := &atomic.Int64{}, &atomic.Pointer[error]{}, error(nil)
+	failure.Store(&none)
+	s.records = records{metrics: prometheus.NewRegistry(), stop: func() {}, reviews: reviews, failure: failure}
+	s.ways, s.also, s.pairs = []string{"http/1.1", "h2"}, nil, nil
 	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act, pools: backend.Config{Metrics: s.metrics}}
-	c.tokenReviewed = func() error { return *s.failure.Load() }
-	c.reviewed = func() error { s.reviews.Add(1); return c.tokenReviewed() }
-	none := error(nil)
-	s.failure.Store(&none)
-	s.hanging, s.ways, s.also, s.pairs = make(chan struct{}, 64), []string{"http/1.1", "h2"}, nil, nil
+	c.tokenReviewed = func() error { return *failure.Load() }
+	c.reviewed = func() error { reviews.Add(1); return *failure.Load() }
 	page := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := ""
 		if u, ok := request.UserFrom(r.Context()); ok { // a known scraper has none
