@@ -101,7 +101,6 @@ func TestStories(t *testing.T) {
 		}
 		for _, remote := range []string{"h2", "http1"} {
 			t.Run("to "+remote, func(t *testing.T) {
-				t.Parallel() // it waits most of the time
 				s, only := &stage{Story: told, t: t, http1: remote == "http1", hanging: make(chan struct{}, 64)}, remote
 				for _, one := range steps {
 					if one.words[0] == "only" {
