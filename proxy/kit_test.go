@@ -51,8 +51,8 @@ type worldConfig struct {
 	// impersonate sends callers to the local apiserver in Impersonate-*, with our own credential.
 	impersonate bool
 	pools       backend.Config // as Config
-	// reviewed is called for each SubjectAccessReview, and tokenReviewed for each TokenReview, which
-	// fail with its error. They may be nil.
+	// reviewed is called for each SubjectAccessReview, and tokenReviewed for each TokenReview,
+	// which fail with its error. They may be nil.
 	reviewed, tokenReviewed func() error
 	// forgetful says that no verdict is cached.
 	forgetful bool
