@@ -9,7 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"sync"
+	"sync/atomic"
 	"syscall"
 )
 
@@ -38,8 +38,7 @@ type Part struct {
 	log    string
 	deaths chan<- error // receives every unexpected end
 
-	mu  sync.Mutex // guards run
-	run *run
+	run atomic.Pointer[run] // the current or last one; nil before the first
 }
 
 // run is one process, from a start of the part to its end.
@@ -47,9 +46,7 @@ type run struct {
 	process *os.Process
 	done    chan struct{} // closed by supervise once the process is reaped and err is set
 	err     error         // why it ended; readable once done is closed
-
-	mu    sync.Mutex // guards asked
-	asked bool       // the end was requested
+	asked   atomic.Bool   // the end was requested
 }
 
 // start launches the program and waits until it is ready.
@@ -73,9 +70,7 @@ func (p *Part) start(ctx context.Context) error {
 	if err := <-started; err != nil {
 		return fmt.Errorf("starting %s: %w", p.cmd.Name, err)
 	}
-	p.mu.Lock()
-	p.run = r
-	p.mu.Unlock()
+	p.run.Store(r)
 	if err := p.waitReady(ctx, r); err != nil {
 		p.Kill()
 		return err
@@ -100,10 +95,7 @@ func (p *Part) supervise(r *run, cmd *exec.Cmd, started chan<- error) {
 	}
 	r.err = fmt.Errorf("%s ended: %w\n%s", p.cmd.Name, err, p.Tail())
 	close(r.done)
-	r.mu.Lock()
-	asked := r.asked
-	r.mu.Unlock()
-	if asked {
+	if r.asked.Load() {
 		return
 	}
 	select {
@@ -128,30 +120,24 @@ func (p *Part) waitReady(ctx context.Context, r *run) error {
 	return err
 }
 
-func (p *Part) current() *run {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.run
-}
-
 // Name returns the name of p's command.
 func (p *Part) Name() string { return p.cmd.Name }
 
 // PID returns the process id of the current or last run.
-func (p *Part) PID() int { return p.current().process.Pid }
+func (p *Part) PID() int { return p.run.Load().process.Pid }
 
 // Done is closed when the current run has ended.
-func (p *Part) Done() <-chan struct{} { return p.current().done }
+func (p *Part) Done() <-chan struct{} { return p.run.Load().done }
 
 // Err returns why the last run ended, with the end of its log. Call it only after Done is closed.
-func (p *Part) Err() error { return p.current().err }
+func (p *Part) Err() error { return p.run.Load().err }
 
 // Signal sends sig. After SIGTERM or SIGINT, the end counts as requested. When Signal returns,
 // SIGSTOP has stopped the process; SIGCONT continues it.
 func (p *Part) Signal(sig syscall.Signal) error {
-	r := p.current()
+	r := p.run.Load()
 	if sig == syscall.SIGTERM || sig == syscall.SIGINT {
-		r.ask()
+		r.asked.Store(true)
 	}
 	if err := r.process.Signal(sig); err != nil || sig != syscall.SIGSTOP {
 		return err
@@ -161,11 +147,11 @@ func (p *Part) Signal(sig syscall.Signal) error {
 
 // Kill ends the process and its children at once (SIGKILL), and waits. It may be repeated.
 func (p *Part) Kill() {
-	r := p.current()
+	r := p.run.Load()
 	if r == nil {
 		return
 	}
-	r.ask()
+	r.asked.Store(true)
 	// Kill the group only while its leader is not reaped; later its number may be another's.
 	select {
 	case <-r.done:
@@ -179,12 +165,6 @@ func (p *Part) Kill() {
 func (p *Part) Restart(ctx context.Context) error {
 	p.Kill()
 	return p.start(ctx)
-}
-
-func (r *run) ask() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.asked = true
 }
 
 // LogFile returns the file with p's output, of all runs.

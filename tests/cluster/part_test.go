@@ -17,118 +17,77 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// bare is a cluster without a control plane.
-func bare(t *testing.T, dir string) *Cluster {
+// start runs a shell script in a cluster without a control plane. The script is ready when it has
+// made the file ready.
+func start(t *testing.T, script string) (*Cluster, *Part, error) {
 	t.Helper()
-	c := &Cluster{dir: dir, deaths: make(chan error, 8)}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+	c := &Cluster{dir: t.TempDir(), deaths: make(chan error, 8)}
+	t.Cleanup(func() { must.Do(t, c.Close()) })
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // enough to start it on a busy machine
+	defer cancel()
+	ready := filepath.Join(c.dir, "ready")
+	p, err := c.Run(ctx, Command{
+		Name: "shell", Path: "/bin/sh", Args: []string{"-c", "cd " + c.dir + "; " + script},
+		Ready: func(context.Context) error { _, err := os.Stat(ready); return err },
 	})
-	return c
+	return c, p, err
 }
 
-func shell(name, script string) Command {
-	return Command{Name: name, Path: "/bin/sh", Args: []string{"-c", script}}
+// dead reports whether a process is gone. A zombie is: init reaps it once its parent is dead.
+func dead(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && strings.Contains(string(stat), ") Z ") || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
-
-func alive(pid int) bool { return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
 
 // An unexpected end is reported with the log, a requested one is not. A part's children end with
 // it.
 func TestDeaths(t *testing.T) {
-	c := bare(t, t.TempDir())
-	file := filepath.Join(c.dir, "child")
-	forker := shell("forker", "sleep 600 & echo $! >"+file+".tmp; mv "+file+".tmp "+file+"; wait")
-	forker.Ready = func(context.Context) error { _, err := os.Stat(file); return err }
-	p := must.Get(c.Run(t.Context(), forker))(t)
-	first, child := p.PID(), must.Get(strconv.Atoi(strings.TrimSpace(string(must.Get(os.ReadFile(file))(t)))))(t)
+	c, p, err := start(t, "echo last words; sleep 600 & echo $! > child; touch ready; wait")
+	must.Do(t, err)
+	first, child := p.PID(), must.Get(strconv.Atoi(strings.TrimSpace(string(must.Get(os.ReadFile(filepath.Join(c.dir, "child")))(t)))))(t)
 	must.Do(t, p.Restart(t.Context()))
-	if alive(first) || !alive(p.PID()) || first == p.PID() {
-		t.Errorf("after a restart: %d alive %t, %d alive %t", first, alive(first), p.PID(), alive(p.PID()))
+	if !dead(first) || dead(p.PID()) {
+		t.Errorf("after a restart: %d dead %t, %d dead %t", first, dead(first), p.PID(), dead(p.PID()))
 	}
-	waitDead(t, child)
+	must.Soon(t, 10*time.Second, "the child is dead", func() bool { return dead(child) })
 	p.Kill()
 	p.Kill()
-	ready := filepath.Join(c.dir, "ready")
-	cmd := shell("fragile", "echo last words; touch "+ready+"; exec sleep 600")
-	cmd.Ready = func(context.Context) error { _, err := os.Stat(ready); return err }
-	p = must.Get(c.Run(t.Context(), cmd))(t)
+	must.Do(t, p.Restart(t.Context()))
 	must.Do(t, syscall.Kill(p.PID(), syscall.SIGKILL)) // not by Part.Kill
-	if err := c.Wait(t.Context()); !strings.Contains(err.Error(), "fragile ended") || !strings.Contains(err.Error(), "last words") {
+	if err := c.Wait(t.Context()); !strings.Contains(err.Error(), "shell ended: signal: killed") || !strings.Contains(err.Error(), "last words") || len(c.deaths) > 0 {
 		t.Errorf("reported: %v", err)
 	}
 }
 
 func TestNotReadyInTime(t *testing.T) {
-	c := bare(t, t.TempDir())
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // enough to start it on a busy machine
-	defer cancel()
-	cmd := shell("shy", "echo thinking; exec sleep 600")
-	cmd.Ready = func(context.Context) error { return errors.New("not yet") }
-	p, err := c.Run(ctx, cmd)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not yet") || !strings.Contains(err.Error(), "thinking") || alive(p.PID()) {
+	_, p, err := start(t, "echo thinking; exec sleep 600")
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no such file") || !strings.Contains(err.Error(), "thinking") || !dead(p.PID()) {
 		t.Errorf("got %v, want the deadline, the last error of Ready, and the log", err)
 	}
 }
 
-// waitDead waits until pid is gone. A zombie counts as gone: init reaps it once its parent is dead.
-func waitDead(t *testing.T, pid int) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for alive(pid) && !zombie(pid) {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("process %d outlived its parent", pid)
-		case <-tick.C:
-		}
-	}
-}
-
-func zombie(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && strings.Contains(string(stat), ") Z ")
-}
-
-// TestParentDeath runs this test again as a parent of processes, and kills it with SIGKILL.
+// TestParentDeath runs this test again as a parent of a process, and kills it.
 func TestParentDeath(t *testing.T) {
-	const role = "FAIRLEAD_TEST_PARENT"
-	if dir := os.Getenv(role); dir != "" {
-		parent(t, dir)
-		return
+	if os.Getenv("FAIRLEAD_TEST_PARENT") != "" {
+		c, p, err := start(t, "touch ready; exec sleep 600")
+		must.Do(t, err)
+		fmt.Println("child", p.PID())
+		<-c.deaths // never received: the parent is killed
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
-		t.Run(sig.String(), func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestParentDeath$")
-			cmd.Env = append(os.Environ(), role+"="+t.TempDir())
-			out := must.Get(cmd.StdoutPipe())(t)
-			must.Do(t, cmd.Start())
-			var pids []int
-			for lines := bufio.NewScanner(out); len(pids) < 3 && lines.Scan(); {
-				if pid, err := strconv.Atoi(lines.Text()); err == nil {
-					pids = append(pids, pid)
-				}
-			}
-			if len(pids) != 3 {
-				t.Fatalf("the parent started %v, want 3 processes", pids)
-			}
-			must.Do(t, cmd.Process.Signal(sig))
-			_ = cmd.Wait() // killed: the error says only that
-			for _, pid := range pids {
-				waitDead(t, pid)
-			}
-		})
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestParentDeath$")
+		cmd.Env = append(os.Environ(), "FAIRLEAD_TEST_PARENT=1")
+		out := must.Get(cmd.StdoutPipe())(t)
+		must.Do(t, cmd.Start())
+		child, lines := 0, bufio.NewScanner(out)
+		for child == 0 && lines.Scan() {
+			_, _ = fmt.Sscanf(lines.Text(), "child %d", &child)
+		}
+		must.Do(t, cmd.Process.Signal(sig))
+		_ = cmd.Wait() // killed: the error says only that
+		if child == 0 {
+			t.Fatal("the parent started no child")
+		}
+		must.Soon(t, 10*time.Second, "the child is dead", func() bool { return dead(child) })
 	}
-}
-
-func parent(t *testing.T, dir string) {
-	c := &Cluster{dir: dir, deaths: make(chan error, 8)}
-	for i := range 3 {
-		fmt.Println(must.Get(c.Run(t.Context(), shell(fmt.Sprintf("part-%d", i), "exec sleep 600")))(t).PID())
-	}
-	<-c.deaths // never received: the parent is killed
 }

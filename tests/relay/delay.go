@@ -7,23 +7,16 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Relay stands between a client and a server. It forwards what it receives, later or not at all.
-// All methods may be called at any time from any goroutine.
+// Relay stands between a client and a server, and forwards what it receives later.
 type Relay struct {
 	// Address is host:port.
 	Address string
 
-	to     string
-	late   atomic.Int64 // nanoseconds
-	closed atomic.Bool
-
-	mu    sync.Mutex // guards conns
-	conns []net.Conn
+	late atomic.Int64 // nanoseconds
 }
 
 // Start listens on loopback and connects clients to an address until ctx ends.
@@ -32,18 +25,22 @@ func Start(ctx context.Context, to string) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening: %w", err)
 	}
-	r := &Relay{Address: l.Addr().String(), to: to}
-	context.AfterFunc(ctx, func() {
-		_ = l.Close()
-		r.Close(true)
-	})
+	r := &Relay{Address: l.Addr().String()}
+	context.AfterFunc(ctx, func() { _ = l.Close() })
 	go func() { // ends with l
 		for {
 			near, err := l.Accept()
 			if err != nil {
 				return
 			}
-			go r.pass(ctx, near)
+			far, err := new(net.Dialer).DialContext(ctx, "tcp", to)
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			context.AfterFunc(ctx, func() { _, _ = near.Close(), far.Close() })
+			go r.carry(far, near)
+			go r.carry(near, far)
 		}
 	}()
 	return r, nil
@@ -51,39 +48,6 @@ func Start(ctx context.Context, to string) (*Relay, error) {
 
 // Delay sets the delay, each way, of everything that is received from now on.
 func (r *Relay) Delay(by time.Duration) { r.late.Store(int64(by)) }
-
-// Close ends all connections. Until Close(false), it also refuses new ones.
-func (r *Relay) Close(closed bool) {
-	r.closed.Store(closed)
-	r.Cut()
-}
-
-// Cut ends all connections.
-func (r *Relay) Cut() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, c := range r.conns {
-		_ = c.Close()
-	}
-	r.conns = nil
-}
-
-// pass connects one client.
-func (r *Relay) pass(ctx context.Context, near net.Conn) {
-	far, err := new(net.Dialer).DialContext(ctx, "tcp", r.to)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err != nil || r.closed.Load() {
-		_ = near.Close()
-		if far != nil {
-			_ = far.Close()
-		}
-		return
-	}
-	r.conns = append(r.conns, near, far)
-	go r.carry(far, near)
-	go r.carry(near, far)
-}
 
 // carry forwards what it receives, and then the end, each with the delay, until either side closes.
 func (r *Relay) carry(to, from net.Conn) {
