@@ -41,7 +41,8 @@ type world struct {
 	*cluster.Cluster
 	bin       string
 	core      kubernetes.Interface // of the kube-apiserver that is not stopped now
-	front     *balancer
+	front     cluster.Endpoint     // HAProxy's
+	haproxy   *cluster.Part
 	residents []*cluster.Part // controller manager, scheduler, kubelets
 	load      *volley.Load
 	watchers  []*http.Client
@@ -79,7 +80,7 @@ func TestFleet(t *testing.T) {
 				defer f.Part.Kill()
 				servers[i], fairleads = f.Endpoint, append(fairleads, f.Part)
 			}
-			w.front.point(t, servers)
+			w.point(t, servers...)
 			for i, p := range w.APIServers {
 				t.Run(fmt.Sprintf("kube-apiserver %d stopped and started", i), func(t *testing.T) {
 					if l.of == nil {
@@ -105,15 +106,16 @@ func newWorld(t *testing.T) *world {
 	w.bin = suite.Build(t, filepath.Join(dir, "bin"))
 	w.look(t, 0)
 	w.furnish(t)
-	w.front = newBalancer(t, w.Cluster, []cluster.Endpoint{w.EndpointOf(0), w.EndpointOf(1)})
+	w.front = cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", frontPort), CAFile: w.PKI.Serving.CertFile}
+	w.point(t, w.EndpointOf(0), w.EndpointOf(1))
 	w.settle(t)
 	var clients []*http.Client // each keeps one connection over HTTP/2
 	for i := range 10 {
-		clients = append(clients, suite.Client(t, front(w.Cluster), []cluster.Credentials{w.Admin(), w.StaticToken("admin")}[i/5]))
+		clients = append(clients, suite.Client(t, w.front, []cluster.Credentials{w.Admin(), w.StaticToken("admin")}[i/5]))
 	}
-	w.load = newLoad(clients, front(w.Cluster).URL)
+	w.load = newLoad(clients, w.front.URL)
 	for i := range 10 {
-		c := suite.Client(t, front(w.Cluster), w.Admin())
+		c := suite.Client(t, w.front, w.Admin())
 		if i%2 == 1 {
 			c.Transport.(*http.Transport).TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{} // HTTP/1.1
 		}
@@ -150,7 +152,7 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	var watches sync.WaitGroup
 	var all []*volley.Watch
 	for _, c := range w.watchers {
-		one := &volley.Watch{Client: c, URL: front(w.Cluster).URL + path + "?watch=1&resourceVersion=0"}
+		one := &volley.Watch{Client: c, URL: w.front.URL + path + "?watch=1&resourceVersion=0"}
 		watches.Go(func() { one.Run(watching) })
 		all = append(all, one)
 	}
@@ -169,7 +171,12 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	back := time.Since(begun)
 	<-time.After(calm)
 	t.Logf("stopped at %s, exited %s later, ready again %s later", begun.Format("15:04:05.000"), ended.Round(time.Millisecond), back.Round(time.Millisecond))
-	failed = judge(t, w.load.Stop(), most)
+	shots, away := w.load.Stop(), 0
+	for _, s := range shots {
+		away += min(s.Repeated, 1)
+	}
+	t.Logf("%d requests were turned away by kube-apiserver", away)
+	failed = volley.Judge(t, shots, most, func(s *volley.Shot) bool { return s.Code != http.StatusOK || s.Err != nil || s.Took > latest })
 	stop()
 	watches.Wait()
 	for _, one := range all {

@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -24,14 +22,8 @@ import (
 // uses ports from 11000.
 const frontPort = 10443
 
-// balancer is an HAProxy in TCP mode, as in front of a cluster's control plane: it checks /readyz,
-// and does not see requests.
-type balancer struct {
-	part *cluster.Part
-	file string
-}
-
-// configuration is that of kubeadm's documentation, with more frequent checks: 0.5 s, twice.
+// configuration is that of kubeadm's documentation, in TCP mode, with more frequent checks: 0.5 s,
+// twice.
 const configuration = `
 global
     maxconn 4000
@@ -50,40 +42,25 @@ backend servers
     balance roundrobin
     option httpchk GET /readyz
     default-server check check-ssl verify none inter 500ms fall 2 rise 2
+    server server0 %s
+    server server1 %s
 `
 
-// newBalancer starts an HAProxy in front of these servers.
-func newBalancer(t *testing.T, c *cluster.Cluster, servers []cluster.Endpoint) *balancer {
+// point starts HAProxy in front of these servers, or restarts it with them. All connections end.
+func (w *world) point(t *testing.T, servers ...cluster.Endpoint) {
 	t.Helper()
-	b := &balancer{file: filepath.Join(c.Dir(), "haproxy.cfg")}
-	b.write(t, servers)
-	client := suite.Client(t, front(c), c.Admin())
-	client.Timeout = 5 * time.Second // a hung server is not ready
-	b.part = must.Get(c.Run(t.Context(), cluster.Command{
-		Name: "haproxy", Path: must.Get(exec.LookPath("haproxy"))(t), Args: []string{"-db", "-f", b.file},
-		Ready: func(ctx context.Context) error { return ask.Serves(ctx, client, front(c).URL+"/readyz") },
-	}))(t)
-	return b
-}
-
-// point restarts HAProxy with other servers. All connections end.
-func (b *balancer) point(t *testing.T, servers []cluster.Endpoint) {
-	t.Helper()
-	b.write(t, servers)
-	must.Do(t, b.part.Restart(t.Context()))
-}
-
-func (b *balancer) write(t *testing.T, servers []cluster.Endpoint) {
-	t.Helper()
-	text := fmt.Sprintf(configuration, frontPort)
-	for i, s := range servers {
-		text += fmt.Sprintf("    server server%d %s\n", i, strings.TrimPrefix(s.URL, "https://"))
+	file := filepath.Join(w.Dir(), "haproxy.cfg")
+	suite.Put(t, file, fmt.Sprintf(configuration, frontPort, strings.TrimPrefix(servers[0].URL, "https://"), strings.TrimPrefix(servers[1].URL, "https://")))
+	if w.haproxy != nil {
+		must.Do(t, w.haproxy.Restart(t.Context()))
+		return
 	}
-	must.Do(t, os.WriteFile(b.file, []byte(text), 0o600))
-}
-
-func front(c *cluster.Cluster) cluster.Endpoint {
-	return cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", frontPort), CAFile: c.PKI.Serving.CertFile}
+	client := suite.Client(t, w.front, w.Admin())
+	client.Timeout = 5 * time.Second // a hung server is not ready
+	w.haproxy = must.Get(w.Run(t.Context(), cluster.Command{
+		Name: "haproxy", Path: "haproxy", Args: []string{"-db", "-f", file},
+		Ready: func(ctx context.Context) error { return ask.Serves(ctx, client, w.front.URL+"/readyz") },
+	}))(t)
 }
 
 const (
@@ -121,16 +98,4 @@ func newLoad(clients []*http.Client, base string) *volley.Load {
 // request's time.
 func turnedAway(s *volley.Shot) bool {
 	return s.Code == http.StatusServiceUnavailable && strings.Contains(s.Text, `"apiserver is shutting down"`) && s.Repeated < 10 // as client-go
-}
-
-// judge returns how many requests failed or were late. It fails the test if they are more than
-// most.
-func judge(t *testing.T, shots []volley.Shot, most int) int {
-	t.Helper()
-	away := 0
-	for _, s := range shots {
-		away += min(s.Repeated, 1)
-	}
-	t.Logf("%d requests were turned away by kube-apiserver", away)
-	return volley.Judge(t, shots, most, func(s *volley.Shot) bool { return s.Code != http.StatusOK || s.Err != nil || s.Took > latest })
 }

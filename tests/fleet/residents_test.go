@@ -28,7 +28,7 @@ func (w *world) settle(t *testing.T) {
 	suite.Tool(t, "kube-controller-manager")
 	netns.Hide(t, "/var/lib/kubelet")
 	run := func(c cluster.Command) { w.residents = append(w.residents, must.Get(w.Run(t.Context(), c))(t)) }
-	w.residents = append(w.residents, must.Get(w.StartControllerManager(t.Context(), front(w.Cluster), "--leader-elect=true", "--controllers=node-lifecycle-controller"))(t))
+	w.residents = append(w.residents, must.Get(w.StartControllerManager(t.Context(), w.front, "--leader-elect=true", "--controllers=node-lifecycle-controller"))(t))
 	config := w.kubeconfig(t, "kube-scheduler", cluster.Leaf{User: "system:kube-scheduler"})
 	run(cluster.Command{Name: "kube-scheduler", Path: scheduler, Args: []string{
 		"--kubeconfig=" + config, "--authentication-kubeconfig=" + config, "--authorization-kubeconfig=" + config, "--bind-address=127.0.0.1", "--leader-elect=true",
@@ -47,7 +47,7 @@ func (w *world) kubeconfig(t *testing.T, name string, l cluster.Leaf) string {
 	t.Helper()
 	pair := must.Get(w.PKI.Client.Issue(name, l))(t)
 	file := filepath.Join(w.Dir(), name+".kubeconfig")
-	must.Do(t, front(w.Cluster).WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
+	must.Do(t, w.front.WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
 	return file
 }
 

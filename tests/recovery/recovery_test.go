@@ -83,7 +83,7 @@ func (w *world) restart(t *testing.T, s server, down time.Duration, farewell boo
 	direct := poll(t, suite.Client(t, s.e, vouched), s.e.URL+s.path, http.Header{"X-Remote-User": {"admin"}, "X-Remote-Group": {"system:masters"}})
 	through := poll(t, suite.Client(t, w.front.Endpoint, w.Admin()), w.front.Endpoint.URL+s.path, nil)
 	beside := poll(t, suite.Client(t, w.Endpoint(), w.Admin()), w.Endpoint().URL+s.path, nil)
-	all := []*poller{direct, through, beside}
+	all := []*volley.Load{direct, through, beside}
 	await(t, all, time.Now())
 	if farewell {
 		must.Do(t, s.part.Signal(syscall.SIGTERM))
@@ -99,9 +99,9 @@ func (w *world) restart(t *testing.T, s server, down time.Duration, farewell boo
 	for _, p := range all {
 		p.Stop()
 	}
-	at, _ := direct.served(begun)
-	ours, relapses := through.served(begun)
-	theirs, _ := beside.served(begun)
+	at, _ := served(direct, begun)
+	ours, relapses := served(through, begun)
+	theirs, _ := served(beside, begun)
 	t.Logf("down %s: answers directly %s after its start, through Fairlead %s later, through the aggregator %s later",
 		down, at.Sub(begun).Round(time.Millisecond), ours.Sub(at).Round(time.Millisecond), theirs.Sub(at).Round(time.Millisecond))
 	if relapses > 0 {
@@ -147,23 +147,17 @@ func (w *world) adapter(t *testing.T) server {
 	return server{part: part, e: e, path: "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"}
 }
 
-// poller requests one URL.
-type poller struct {
-	*volley.Load
-	url string
-}
-
 // poll starts to request a URL.
-func poll(t *testing.T, c *http.Client, url string, header http.Header) *poller {
+func poll(t *testing.T, c *http.Client, url string, header http.Header) *volley.Load {
 	t.Helper()
 	l := &volley.Load{Every: step, Clients: []*http.Client{c}, Header: header, Make: func(int) (string, string, string) { return http.MethodGet, url, "" }}
-	return &poller{l.Start(t), url}
+	return l.Start(t)
 }
 
 // served returns when the first 200 after begun came, and how many later requests were not answered
 // with 200.
-func (p *poller) served(begun time.Time) (first time.Time, relapses int) {
-	for _, s := range p.Ended() {
+func served(l *volley.Load, begun time.Time) (first time.Time, relapses int) {
+	for _, s := range l.Ended() {
 		at := s.Began.Add(s.Took)
 		switch {
 		case at.Before(begun):
@@ -176,15 +170,13 @@ func (p *poller) served(begun time.Time) (first time.Time, relapses int) {
 	return first, relapses
 }
 
-// await waits until each poller has been served.
-func await(t *testing.T, all []*poller, since time.Time) {
+// await waits until each load has been served since a moment.
+func await(t *testing.T, all []*volley.Load, since time.Time) {
 	t.Helper()
-	suite.Eventually(t, patience, "served", func() (bool, string) {
-		for _, p := range all {
-			if at, _ := p.served(since); at.IsZero() {
-				return false, p.url
-			}
-		}
-		return true, ""
-	})
+	for i, l := range all {
+		suite.Eventually(t, patience, "served", func() (bool, string) {
+			at, _ := served(l, since)
+			return !at.IsZero(), []string{"directly", "through Fairlead", "through the aggregator"}[i]
+		})
+	}
 }
