@@ -4,30 +4,34 @@ package soak
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
-	"strconv"
+	"strings"
+	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
+// group is an API group with one version, v1, and two Services of which its APIService points to
+// one.
 type group struct {
 	name     string
-	version  string
-	services [2]*service
+	services [2]service
 
 	// The fields below are what the cluster has been given, or is being given right now. world.mu
 	// guards them.
 	exists      bool // the APIService
 	current     int  // the Service that it points to
-	priority    int32
+	priority    int
 	maintenance bool
 	bundle      []*pki.CA
 	ca          *pki.CA // signs the sites' certificates
@@ -39,71 +43,257 @@ type service struct {
 	sites []*site
 }
 
-func (g *group) apiService() string { return g.version + "." + g.name }
-
 // scope is the scope of requests that depend on the group's backends.
 func (g *group) scope() string { return "group:" + g.name }
 
 func (g *group) widgets() string {
-	return "/apis/" + g.name + "/" + g.version + "/namespaces/" + namespace + "/widgets"
+	return "/apis/" + g.name + "/v1/namespaces/" + namespace + "/widgets"
 }
 
-func (g *group) sites() []*site { return slices.Concat(g.services[0].sites, g.services[1].sites) }
-
 func (w *world) raiseGroup(ctx context.Context, number int, name string) *group {
-	g := &group{name: name + ".soak.example.com", version: "v1", priority: 1000, ca: pki.NewCA(name + "-ca-0")}
+	g := &group{name: name + ".soak.example.com", priority: 1000, ca: pki.NewCA(name + "-ca-0")}
 	g.bundle = []*pki.CA{g.ca}
 	for i := range g.services {
-		s := &service{name: name + "-" + strconv.Itoa(i)}
-		g.services[i] = s
+		s := service{name: fmt.Sprintf("%s-%d", name, i)}
 		for n := range 3 {
-			s.sites = append(s.sites, w.newSite(g, s, fmt.Sprintf("10.79.%d.%d", 1+number, 10*(i+1)+n)))
+			s.sites = append(s.sites, w.newSite(g, s.name, fmt.Sprintf("10.79.%d.%d", 1+number, 10*(i+1)+n)))
 		}
-		w.createService(ctx, s)
+		g.services[i] = s
+		// Headless: kube-apiserver's own aggregator cannot dial it, so all that sites receive comes
+		// through a door.
+		w.create(ctx, "/api/v1/namespaces/"+namespace+"/services/"+s.name,
+			fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s}, spec: {clusterIP: None, ports: [{name: https, port: 443}]}}`, s.name))
+		must.Do(w.t, w.pushEndpoints(ctx, s))
 	}
-	must.Do(w.t, w.change(ctx, g, func() { g.exists = true }, w.createAPIService))
+	must.Do(w.t, w.change(ctx, g, func() { g.exists = true }))
 	return g
 }
 
-// createService makes a headless Service: kube-apiserver's own aggregator cannot dial it, so all
-// that sites receive comes through a door.
-func (w *world) createService(ctx context.Context, s *service) {
-	core := w.kube[0].core
-	meta := metav1.ObjectMeta{Name: s.name, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: s.name}}
-	must.Get(core.CoreV1().Services(namespace).Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
-		ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Name: "https", Port: 443}},
-	}}, metav1.CreateOptions{}))(w.t)
-	must.Get(core.DiscoveryV1().EndpointSlices(namespace).Create(ctx, &discoveryv1.EndpointSlice{
-		ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints(s.sites),
-		Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(sitePort))}},
-	}, metav1.CreateOptions{}))(w.t)
-}
-
-func endpoints(sites []*site) []discoveryv1.Endpoint {
-	list := []discoveryv1.Endpoint{}
-	for _, x := range sites {
-		if x.listed {
-			list = append(list, discoveryv1.Endpoint{Addresses: []string{x.ip}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
-		}
-	}
-	return list
-}
-
-func (w *world) createAPIService(ctx context.Context, g *group) error {
+func (w *world) pushEndpoints(ctx context.Context, s service) error {
+	var listed []string
 	w.mu.Lock()
-	object := &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: g.apiService()},
-		Spec: apiregistrationv1.APIServiceSpec{
-			Service: &apiregistrationv1.ServiceReference{Namespace: namespace, Name: g.services[g.current].name, Port: new(int32(443))},
-			Group:   g.name, Version: g.version, CABundle: pki.Bundle(g.bundle...), GroupPriorityMinimum: g.priority, VersionPriority: 15,
-		},
+	for _, x := range s.sites {
+		if x.listed {
+			listed = append(listed, fmt.Sprintf("{addresses: [%s], conditions: {ready: true}}", x.ip))
+		}
 	}
 	w.mu.Unlock()
-	return w.api(ctx, func(ctx context.Context, k clients) error {
-		_, err := k.groups.ApiregistrationV1().APIServices().Create(ctx, object, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) { // an earlier attempt has created it
-			return nil
-		}
+	return w.apply(ctx, "/apis/discovery.k8s.io/v1/namespaces/"+namespace+"/endpointslices/"+s.name, fmt.Sprintf(`
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %[1]s, labels: {kubernetes.io/service-name: %[1]s}},
+ addressType: IPv4, ports: [{name: https, port: %[2]d}], endpoints: [%[3]s]}`, s.name, sitePort, strings.Join(listed, ", ")))
+}
+
+// push gives the cluster the model of a group.
+func (w *world) push(ctx context.Context, g *group) error {
+	w.mu.Lock()
+	annotations, s := "", g.services[g.current]
+	if g.maintenance {
+		annotations = "fairlead.dev/maintenance: a soak"
+	}
+	manifest := fmt.Sprintf(`
+{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.%[1]s, annotations: {%[2]s}},
+ spec: {group: %[1]s, version: v1, groupPriorityMinimum: %[3]d, versionPriority: 15, caBundle: %[4]s, service: {namespace: %[5]s, name: %[6]s, port: 443}}}`,
+		g.name, annotations, g.priority, base64.StdEncoding.EncodeToString(pki.Bundle(g.bundle...)), namespace, s.name)
+	if !g.exists {
+		manifest = ""
+	}
+	w.mu.Unlock()
+	return errors.Join(w.pushEndpoints(ctx, s), w.apply(ctx, "/apis/apiregistration.k8s.io/v1/apiservices/v1."+g.name, manifest))
+}
+
+// change changes the model of a group, and then the cluster. Sites that may answer from now on are
+// allowed before. Others are forbidden when both doors have read the change: requests that begin
+// later may not use anything older.
+func (w *world) change(ctx context.Context, g *group, model func()) error {
+	w.mu.Lock()
+	before := g.servingLocked()
+	model()
+	after := g.servingLocked()
+	w.mu.Unlock()
+	for _, name := range after {
+		w.checker.may(g.name, name, true)
+	}
+	if err := w.push(ctx, g); err != nil {
 		return err
-	})
+	}
+	gone := slices.DeleteFunc(before, func(name string) bool { return slices.Contains(after, name) })
+	if len(gone) == 0 {
+		return nil
+	}
+	if err := w.known(ctx, g); err != nil {
+		return err
+	}
+	for _, name := range gone {
+		w.checker.may(g.name, name, false)
+	}
+	return nil
+}
+
+// servingLocked returns the sites that may answer for a group.
+func (g *group) servingLocked() (all []string) {
+	for _, x := range g.services[g.current].sites {
+		if g.exists && x.listed {
+			all = append(all, x.name)
+		}
+	}
+	return all
+}
+
+// known waits until both doors have read the model of a group.
+func (w *world) known(ctx context.Context, g *group) error {
+	err := wait.PollUntilContextTimeout(ctx, look, 3*time.Minute, true, func(ctx context.Context) (bool, error) { return w.wrong(ctx, g.name) == "", nil })
+	if err != nil {
+		return fmt.Errorf("waiting until %s is known everywhere: %w", g.name, err)
+	}
+	return nil
+}
+
+// rotate moves a group to a new CA step by step: trusted with the old one, then used, then trusted
+// alone.
+func (w *world) rotate(ctx context.Context, g *group) error {
+	w.mu.Lock()
+	g.rotations++
+	fresh := pki.NewCA(fmt.Sprintf("%s-ca-%d", g.name, g.rotations))
+	w.mu.Unlock()
+	if err := w.change(ctx, g, func() { g.bundle = []*pki.CA{g.ca, fresh} }); err != nil {
+		return err
+	}
+	if err := w.known(ctx, g); err != nil {
+		return err
+	}
+	for _, s := range g.services {
+		for _, x := range s.sites {
+			x.present(fresh)
+		}
+	}
+	return w.change(ctx, g, func() { g.ca, g.bundle = fresh, []*pki.CA{fresh} })
+}
+
+const (
+	// look is the interval of polls for convergence.
+	look = 50 * time.Millisecond
+	// patience is how many polls convergence may take: 30 s while the world is undisturbed and the
+	// machine runs. Probes of what is down are 5 s apart and take 5 s at most, watches of a control
+	// plane that was down are retried every few seconds, and other soaks may run on this machine.
+	patience = 600
+)
+
+// plane is wrong's name for the kube-apiservers.
+const plane = "plane"
+
+// await waits until nothing is wrong with a part of the world, and records how long that took. It
+// counts polls instead of time, and only while the world can converge: with a control plane, and
+// both doors.
+func (w *world) await(ctx context.Context, what, part string) {
+	begun := time.Now()
+	for n := 0; ctx.Err() == nil; pause(ctx, look) {
+		missing := w.wrong(ctx, part)
+		if missing == "" || n > patience {
+			took := min(time.Since(begun), time.Duration(n+1)*look)
+			w.journal.Info("converged", "what", what, "milliseconds", took.Milliseconds(), "missing", missing)
+			w.checker.converged(what, took, missing == "", missing)
+			return
+		}
+		if (part == plane || !w.checker.disturbed(plane)) && !w.doors[0].away.Load() && !w.doors[1].away.Load() {
+			n++
+		}
+	}
+}
+
+// wrong describes what a door does not show as expected of a part of the world, or returns "". The
+// part is a group, the plane, or everything ("").
+func (w *world) wrong(ctx context.Context, part string) string {
+	for _, d := range w.doors {
+		if d.away.Load() {
+			return "door " + d.name + " is being replaced"
+		}
+		status := new(answer.Status)
+		text, err := ask.Get(ctx, d.admin, d.Admin.URL+"/status")
+		if err == nil {
+			err = json.Unmarshal([]byte(text), status)
+		}
+		if err != nil {
+			return fmt.Sprintf("door %s: %v", d.name, err)
+		}
+		ill := slices.ContainsFunc(status.LocalServers, func(e answer.Endpoint) bool { return e.Health != "healthy" })
+		if (part == "" || part == plane) && (ill || len(status.LocalServers) != len(w.APIServers)) {
+			return fmt.Sprintf("door %s: of its kube-apiservers: %+v", d.name, status.LocalServers)
+		}
+		for _, g := range w.groups {
+			if part != "" && part != g.name {
+				continue
+			}
+			w.mu.Lock()
+			want := g.viewLocked()
+			w.mu.Unlock()
+			if diff := cmp.Diff(want, g.shown(status, want)); diff != "" {
+				return "door " + d.name + ": " + diff
+			}
+		}
+	}
+	return ""
+}
+
+// view is what a door should show of a group, or shows.
+type view struct {
+	Service     string
+	Priority    int
+	Maintenance bool
+	CAs         []string
+	Endpoints   map[string]string // :: address → health. That of one that is broken on purpose is not compared
+	Status      string            // not compared if none can be healthy
+}
+
+// viewLocked returns what the cluster was given.
+func (g *group) viewLocked() *view {
+	if !g.exists {
+		return nil
+	}
+	s := g.services[g.current]
+	v := &view{Service: namespace + "/" + s.name + ":443", Priority: g.priority, Maintenance: g.maintenance, Endpoints: map[string]string{}}
+	for _, ca := range g.bundle {
+		v.CAs = append(v.CAs, ca.Certificate.Subject.CommonName)
+	}
+	slices.Sort(v.CAs)
+	for _, x := range s.sites {
+		switch {
+		case x.listed && x.broken:
+			v.Endpoints[x.address()] = ""
+		case x.listed:
+			v.Endpoints[x.address()] = "healthy"
+			if !g.maintenance {
+				v.Status = "True"
+			}
+		}
+	}
+	return v
+}
+
+// shown returns what a status says of a group, without what want leaves open.
+func (g *group) shown(s *answer.Status, want *view) *view {
+	i := slices.IndexFunc(s.APIServices, func(a answer.APIService) bool { return a.Name == "v1."+g.name })
+	switch {
+	case i < 0:
+		return nil
+	case want == nil:
+		return &view{Service: "still there"}
+	}
+	a := &s.APIServices[i]
+	v := &view{Service: a.Service, Priority: int(a.GroupPriority), Maintenance: a.Maintenance != "", Endpoints: map[string]string{}}
+	if a.Trust != nil {
+		for _, c := range a.Trust.CAs {
+			v.CAs = append(v.CAs, c.Subject)
+		}
+	}
+	slices.Sort(v.CAs)
+	for _, e := range a.Endpoints {
+		if health, known := want.Endpoints[e.Address]; known && health == "" {
+			e.Health = ""
+		}
+		v.Endpoints[e.Address] = e.Health
+	}
+	if want.Status != "" {
+		v.Status = a.Verdict.Status
+	}
+	return v
 }

@@ -3,6 +3,7 @@
 package soak
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -10,56 +11,122 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"net/http"
+	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
 
 const (
 	// beacon is the ConfigMap that clients read.
-	beacon = "beacon"
+	beacon     = "beacon"
+	configMaps = "/api/v1/namespaces/" + namespace + "/configmaps"
 	// clientPatience is how long a client waits for the end of an answer: three times Fairlead's
 	// own timeout, so that silence is Fairlead's fault.
 	clientPatience = 3 * requestTimeout
+	// stallAfter is how long a client waits for an event: 75 times their interval, and three times
+	// as long as it takes to detect a dead backend.
+	stallAfter = 15 * time.Second
 )
 
+// class is a kind of requests.
+type class struct {
+	name string
+	// weight is the percentage of requests in this class.
+	weight int
+	// path is the local apiserver's. Empty: a group's backend, and write changes something there.
+	path  string
+	write bool
+	// identity says that the answer names the caller; anonymous requests have no credentials.
+	identity, anonymous bool
+	// answer and send limit the sizes of payload and body.
+	answer, send int
+	// want is the expected status, or zero for 2xx.
+	want int
+	// has is what a complete JSON document of the local apiserver contains. Empty: not checked.
+	has string
+	// header is added to the request.
+	header http.Header
+}
+
+// reviews is where the local apiserver says who the caller is.
+const reviews = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+
+func classes() []class {
+	aggregated := http.Header{"Accept": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}}
+	return []class{
+		{name: "remote read", weight: 34, identity: true, answer: 2_000},
+		{name: "remote read, large", weight: 4, identity: true, answer: 400_000},
+		{name: "remote write", weight: 24, write: true, identity: true, answer: 2_000, send: 4_000},
+		// Beyond the 256 KiB that are kept for a retry.
+		{name: "remote write, large", weight: 3, write: true, identity: true, answer: 2_000, send: 600_000},
+		{name: "local read", weight: 16, path: configMaps + "/" + beacon, has: `"name":"` + beacon + `"`},
+		{name: "local identity", weight: 8, path: reviews, identity: true},
+		{name: "local watch", weight: 2, path: configMaps + "?watch=1&timeoutSeconds=2&fieldSelector=metadata.name%3D" + beacon},
+		{name: "discovery", weight: 3, path: "/apis", header: aggregated, has: `"kind":"APIGroupDiscoveryList"`},
+		{name: "anonymous", weight: 3, anonymous: true, want: http.StatusUnauthorized},
+		{name: "impersonation", weight: 3, want: http.StatusForbidden, header: http.Header{"Impersonate-User": {"admin"}}},
+	}
+}
+
+// task is a request to make, and its record.
 type task struct {
-	id    string
-	class class
-	// name is the object's. Most requests use one of a few names, so that the authorization cache
-	// holds only some thousand decisions.
-	name   string
+	exchange
+
+	class  class
 	group  *group // nil for the local apiserver
 	caller *caller
-	door   int // an index into the ready ones
-	h2     bool
-	// forged adds headers of a more powerful user. fresh uses a new connection.
-	forged, fresh bool
-	method        string
-	size, body    int // of the answer's payload, and of the request
+	door   *door
+	// h2 asks for HTTP/2. forged adds headers of a more powerful user. fresh uses a new connection.
+	h2, forged, fresh bool
+	method, path      string
+	body              []byte
+	size              int // of the answer's payload, or the number of a watch's events
 	// quit is when the client gives up, after its start. Zero: it does not.
 	quit time.Duration
 }
 
-// draw makes the next task, from the seed alone.
-func (l *load) draw() *task {
-	n := l.asked.Add(1)
-	r := l.rng
-	t := &task{id: "r" + strconv.FormatInt(n, 10), class: pick(r.IntN(100)), door: r.IntN(1000), h2: r.IntN(4) > 0, method: http.MethodGet}
-	t.name = "w" + strconv.Itoa(r.IntN(5))
-	if r.IntN(40) == 0 {
-		t.name = t.id
+// draw makes the next task. Which it is depends on the seed alone, but for the door, which is a
+// ready one. Most requests use one of a few names, so that the authorization cache holds only some
+// thousand decisions.
+func (w *world) draw(watch bool) *task {
+	n := w.asked.Add(1)
+	r := rand.New(rand.NewPCG(*seed, n))
+	g, percent := w.groups[r.IntN(len(w.groups))], r.IntN(100)
+	if watch {
+		percent = 0
 	}
-	t.caller = l.w.callers[r.IntN(len(l.w.callers))]
+	t := &task{caller: w.callers[r.IntN(len(w.callers))], door: w.choose(r.IntN(1000)), h2: r.IntN(4) > 0, method: http.MethodGet}
+	for _, t.class = range classes() {
+		if percent -= t.class.weight; percent < 0 {
+			break
+		}
+	}
+	t.exchange = exchange{ID: fmt.Sprintf("r%d", n), Class: t.class.name, Want: t.class.want, Watch: watch}
 	t.forged, t.fresh = r.IntN(5) == 0, r.IntN(50) == 0
-	if g := l.w.groups[r.IntN(len(l.w.groups))]; t.class.remote {
-		t.group = g
+	if name := fmt.Sprintf("w%d", r.IntN(5)); t.class.path == "" {
+		if r.IntN(40) == 0 {
+			name = t.ID
+		}
+		t.locate(g, name, r)
+	} else {
+		t.path = t.class.path
+		t.Scopes = []string{plane}
 	}
-	t.size, t.body = r.IntN(t.class.answer+1), r.IntN(t.class.send+1)
-	if m := r.IntN(4); t.class.write {
-		t.method = [...]string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}[m]
+	t.Scopes = append(t.Scopes, "door:"+t.door.name, plane)
+	if !t.h2 {
+		t.Scopes = append(t.Scopes, "h1:door:"+t.door.name)
+	}
+	switch t.path {
+	case "/apis":
+		t.Scopes = append(t.Scopes, "discovery")
+	case reviews:
+		t.method, t.body = http.MethodPost, []byte(`{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
+	}
+	if t.class.identity {
+		t.User, t.Groups = t.caller.user, t.caller.groups
 	}
 	if quit := time.Duration(1+r.IntN(40)) * time.Millisecond; r.IntN(50) == 0 {
 		t.quit = quit
@@ -67,14 +134,36 @@ func (l *load) draw() *task {
 	return t
 }
 
-// do sends a task's request and records how it ended.
-func (l *load) do(ctx context.Context, t *task) {
-	d := l.w.choose(t.door)
-	x := t.exchange(d)
-	method, path, body := t.wire()
-	if x.Write {
-		x.Sum = sum(body)
-		l.w.checker.begin(x)
+// locate makes it a request for a widget of a group, or a watch of all.
+func (t *task) locate(g *group, name string, r *rand.Rand) {
+	t.group, t.Group, t.Version, t.Scopes = g, g.name, "v1", []string{g.scope()}
+	if t.Watch {
+		t.Class, t.Want, t.size = "remote watch", http.StatusOK, 20+r.IntN(300)
+		t.path = g.widgets() + "?watch=1"
+		t.Scopes = []string{"watch:" + g.name, "watch:door:" + t.door.name, g.scope()}
+		return
+	}
+	t.size = r.IntN(t.class.answer + 1)
+	sent := r.IntN(t.class.send + 1)
+	if t.class.write {
+		t.method = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}[r.IntN(4)]
+		if t.method != http.MethodDelete {
+			t.body = []byte(`"` + payload(t.ID, sent) + `"`)
+		}
+		t.Sum = sum(t.body)
+	}
+	t.path = g.widgets()
+	if t.method != http.MethodPost {
+		t.path += "/" + name
+	}
+	t.path += fmt.Sprintf("?size=%d", t.size)
+}
+
+// request sends a request and records how it ended.
+func (w *world) request(ctx context.Context) {
+	t := w.draw(false)
+	if t.Sum != "" {
+		w.checker.begin(t.exchange)
 	}
 	patience := clientPatience
 	if t.quit > 0 {
@@ -82,15 +171,7 @@ func (l *load) do(ctx context.Context, t *task) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, d.Endpoint.URL+path, bytes.NewReader(body))
-	if err != nil {
-		panic(err) // our own paths are valid
-	}
-	if len(body) == 0 {
-		req.Body = nil
-	}
-	t.dress(req)
-	tr := l.transport(d, t.caller, t.h2)
+	tr := w.transport(t)
 	if t.class.anonymous || t.fresh {
 		alone := t.caller.tls.Clone()
 		if t.class.anonymous {
@@ -99,127 +180,176 @@ func (l *load) do(ctx context.Context, t *task) {
 		tr = transport(alone, t.h2)
 		defer tr.CloseIdleConnections()
 	}
-	x.Begun = time.Now()
-	t.send(req, tr, &x)
-	x.Ended = time.Now()
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) && x.Err != "" {
+	t.Begun = time.Now()
+	t.read(t.send(ctx, tr))
+	t.Ended = time.Now()
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && t.Err != "" {
 		if t.quit > 0 {
 			return // the client has left on purpose
 		}
-		x.GaveUp = true
+		t.GaveUp = true
 	}
 	if errors.Is(context.Cause(ctx), context.Canceled) {
 		return // the soak was stopped
 	}
-	l.w.checker.end(x)
+	w.checker.end(t.exchange)
 }
 
-// exchange returns the record of a successful request.
-func (t *task) exchange(d *door) exchange {
-	x := exchange{ID: t.id, Class: t.class.name, Write: t.class.write, Want: t.class.want}
-	door := []string{"door:" + d.name}
-	if !t.h2 {
-		door = append(door, "h1:door:"+d.name)
+// send sends the request, with the caller's credentials and forged ones, and returns the answer's
+// body, or nil without an answer.
+func (t *task) send(ctx context.Context, tr http.RoundTripper) io.ReadCloser {
+	req, err := http.NewRequestWithContext(ctx, t.method, t.door.Endpoint.URL+t.path, bytes.NewReader(t.body))
+	if err != nil {
+		panic(err) // our own paths are valid
 	}
-	if t.group == nil {
-		x.Scopes = append([]string{"plane"}, door...)
-	} else {
-		x.Scopes = append(append([]string{t.group.scope()}, door...), "plane")
-		x.Group, x.Version = t.group.name, t.group.version
+	if len(t.body) == 0 {
+		req.Body = nil
 	}
-	if t.class.identity {
-		x.User, x.Groups = t.caller.user, t.caller.groups
-	}
-	if t.class.name == discovery {
-		x.Scopes = append(x.Scopes, "discovery")
-	}
-	return x
-}
-
-// dress adds the caller's credentials, and forged ones.
-func (t *task) dress(req *http.Request) {
-	req.Header.Set(idHeader, t.id)
+	req.Header.Set(idHeader, t.ID)
 	req.Header.Set("Content-Type", "application/json")
-	if t.class.accept != "" {
-		req.Header.Set("Accept", t.class.accept)
-	}
+	maps.Copy(req.Header, t.class.header)
 	if !t.class.anonymous {
-		maps.Copy(req.Header, t.caller.header)
+		maps.Copy(req.Header, t.caller.header.Clone())
 	}
 	if t.forged && !t.caller.trusted || t.class.anonymous {
 		req.Header.Set("X-Remote-User", "admin")
 		req.Header.Add("X-Remote-Group", "system:masters")
 		req.Header["X_Remote_User"] = []string{"admin"}
 	}
-	if t.class.name == impersonation {
-		req.Header.Set("Impersonate-User", "admin")
-	}
-}
-
-// send sends the request and records the result in x.
-func (t *task) send(req *http.Request, tr http.RoundTripper, x *exchange) {
 	res, err := tr.RoundTrip(req)
 	if err != nil {
-		x.Err = err.Error()
-		return
+		t.Err = err.Error()
+		return http.NoBody
 	}
-	defer res.Body.Close()
-	x.Code = res.StatusCode
+	t.Code = res.StatusCode
 	// Only Fairlead's own promises count. If the local apiserver may have executed the request, its
 	// answer has the header fields of priority and fairness.
-	x.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("X-Kubernetes-Pf-Flowschema-Uid") == ""
+	t.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("X-Kubernetes-Pf-Flowschema-Uid") == ""
 	if text := res.Header.Get(receiptHeader); text != "" {
-		x.Head = new(receipt)
-		if err := json.Unmarshal([]byte(text), x.Head); err != nil {
-			x.Garbled = "its receipt: " + text
+		t.Head = new(receipt)
+		if json.Unmarshal([]byte(text), t.Head) != nil {
+			t.Garbled = "its receipt: " + text
 		}
 	}
-	body, err := io.ReadAll(io.LimitReader(res.Body, 16<<20))
+	return res.Body
+}
+
+// read reads the body and checks that of a success.
+func (t *task) read(from io.ReadCloser) {
+	defer from.Close()
+	body, err := io.ReadAll(io.LimitReader(from, 16<<20))
 	if err != nil {
-		x.Err = "reading body: " + err.Error()
+		t.Err = "reading body: " + err.Error()
 	}
-	x.Text = string(body[:min(len(body), 300)])
-	if x.Err == "" && x.Code/100 == 2 && t.class.read != nil {
-		t.class.read(t, x, body)
-	}
-}
-
-// readWidget expects a site's answer.
-func readWidget(t *task, x *exchange, body []byte) {
+	t.Text = string(body[:min(len(body), 300)])
 	var w widget
-	if err := json.Unmarshal(body, &w); err != nil || w.Receipt == nil {
-		return // the checker reports the missing receipt
-	}
-	x.Body, x.Text = w.Receipt, ""
-	if x.Head == nil {
-		x.Garbled = "its header is lost"
-	}
-	if want := payload(x.ID, t.size); w.Payload != want {
-		x.Garbled = fmt.Sprintf("%d bytes %.60q, want %d", len(w.Payload), w.Payload, len(want))
-	}
-}
-
-// readReview expects the local apiserver's view of the caller.
-func readReview(_ *task, x *exchange, body []byte) {
 	var review struct {
 		Status struct {
 			UserInfo struct {
-				Username string   `json:"username"`
-				Groups   []string `json:"groups"`
-			} `json:"userInfo"`
-		} `json:"status"`
+				Username string
+				Groups   []string
+			}
+		}
 	}
-	if err := json.Unmarshal(body, &review); err == nil {
-		info := review.Status.UserInfo
-		x.Body, x.Text = &receipt{Server: "kube-apiserver", User: info.Username, Groups: slices.Sorted(slices.Values(info.Groups))}, ""
+	switch {
+	case t.Err != "" || t.Code/100 != 2:
+	case t.class.has != "":
+		if !json.Valid(body) || !strings.Contains(string(body), t.class.has) {
+			t.Garbled = fmt.Sprintf("%d bytes without %q: %.100q", len(body), t.class.has, body)
+		}
+	case !t.class.identity: // nothing is known of it
+	case t.group == nil:
+		if json.Unmarshal(body, &review) == nil { // otherwise the checker reports the missing receipt
+			info := review.Status.UserInfo
+			t.Body, t.Text = &receipt{Server: "kube-apiserver", User: info.Username, Groups: slices.Sorted(slices.Values(info.Groups))}, ""
+		}
+	case json.Unmarshal(body, &w) == nil && w.Receipt != nil: // likewise
+		t.Body, t.Text = w.Receipt, ""
+		if t.Head == nil {
+			t.Garbled = "its header is lost"
+		}
+		if want := payload(t.ID, t.size); w.Payload != want {
+			t.Garbled = fmt.Sprintf("%d bytes %.60q, want %d", len(w.Payload), w.Payload, len(want))
+		}
 	}
 }
 
-// readJSON expects a complete document that contains text.
-func readJSON(text string) func(*task, *exchange, []byte) {
-	return func(_ *task, x *exchange, body []byte) {
-		if !json.Valid(body) || !strings.Contains(string(body), text) {
-			x.Garbled = fmt.Sprintf("%d bytes without %q: %.100q", len(body), text, body)
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+var errStalled = errors.New("nothing came")
+
+// watch opens a watch and reads events until there are enough, or it ends.
+func (w *world) watch(ctx context.Context) {
+	t := w.draw(true)
+	watching, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	guard := time.AfterFunc(stallAfter, func() { cancel(errStalled) })
+	defer guard.Stop()
+	t.Begun = time.Now()
+	body := t.send(watching, w.transport(t))
+	if t.Err == "" {
+		t.events(body, guard)
+	}
+	body.Close()
+	t.GaveUp = t.Err != "" && errors.Is(context.Cause(watching), errStalled)
+	t.Ended = time.Now()
+	if ctx.Err() != nil {
+		return
+	}
+	w.checker.end(t.exchange)
+	if t.Code != http.StatusOK { // refused: wait a little, as clients do
+		pause(ctx, 200*time.Millisecond)
+	}
+}
+
+// events reads a watch's events, and resets guard with each.
+func (t *task) events(body io.Reader, guard *time.Timer) {
+	if t.Code != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(body, 300))
+		t.Text = string(text)
+		return
+	}
+	if t.Head == nil || t.Garbled != "" {
+		// A backend that cuts off its answers or hangs in them sends invented data first. Only an
+		// answer that continues, or ends properly, shows that it lied.
+		t.Head, t.Garbled = nil, ""
+		if _, err := io.CopyN(io.Discard, body, 64<<10); err == nil || errors.Is(err, io.EOF) {
+			t.Garbled = "no receipt in the header"
+		} else {
+			t.Err = err.Error()
 		}
+		return
+	}
+	lines, want := bufio.NewReader(body), *t.Head
+	for want.Seq < t.size {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) && len(line) == 0 {
+			return
+		}
+		if err != nil { // also within an event
+			t.Err = err.Error()
+			return
+		}
+		guard.Reset(stallAfter)
+		want.Seq++
+		var e widget
+		switch err := json.Unmarshal(line, &e); {
+		case err != nil || e.Receipt == nil:
+			t.Garbled = fmt.Sprintf("no event: %.100q", line)
+		case !reflect.DeepEqual(*e.Receipt, want):
+			t.Garbled = fmt.Sprintf("%+v, want %+v", *e.Receipt, want)
+		case e.Payload != eventPayload(&want):
+			t.Garbled = fmt.Sprintf("%d bytes %.60q", len(e.Payload), e.Payload)
+		default:
+			continue
+		}
+		return
 	}
 }

@@ -3,13 +3,11 @@
 package soak
 
 import (
-	"bufio"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -40,7 +38,7 @@ type site struct {
 	checker  *checker
 	names    []string // in its certificate
 
-	// late is how the next writes end after their execution: see lateFault.
+	// late is how the next writes end after their execution.
 	late atomic.Int32
 
 	listed bool // as an endpoint of its Service; guarded by world.mu
@@ -54,20 +52,28 @@ const (
 	lateHang
 )
 
-func (w *world) newSite(g *group, s *service, ip string) *site {
-	x := &site{name: s.name + "/" + ip, ip: ip, checker: w.checker, names: []string{s.name + "." + namespace + ".svc"}, listed: true}
+func (w *world) newSite(g *group, service, ip string) *site {
+	x := &site{name: service + "/" + ip, ip: ip, checker: w.checker, names: []string{service + "." + namespace + ".svc"}, listed: true}
 	x.server = must.Get(extension.New(extension.Config{
-		GroupVersions: []string{g.name + "/" + g.version}, Address: x.address(), Names: x.names, CA: g.ca, RequestHeaderCA: w.fronts,
+		GroupVersions: []string{g.name + "/v1"}, Address: x.address(), Names: x.names, CA: g.ca, RequestHeaderCA: w.fronts,
 		AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized, Objects: 1, Record: -1, Wrap: x.wrap,
 	}))(w.t)
 	w.t.Cleanup(x.server.Close)
 	return x
 }
 
-func (x *site) address() string { return net.JoinHostPort(x.ip, strconv.Itoa(sitePort)) }
+func (x *site) address() string { return fmt.Sprintf("%s:%d", x.ip, sitePort) }
 
 func (x *site) present(ca *pki.CA) {
 	x.server.SetPair(ca.Issue(pki.Leaf{CommonName: "extension", Names: x.names}))
+}
+
+// widget is a site's answer, or an event of its watch.
+type widget struct {
+	Kind       string   `json:"kind"`
+	APIVersion string   `json:"apiVersion"`
+	Receipt    *receipt `json:"receipt"`
+	Payload    string   `json:"payload,omitempty"`
 }
 
 // wrap answers requests for widgets; next answers the others.
@@ -79,11 +85,28 @@ func (x *site) wrap(next http.Handler) http.Handler {
 			return
 		}
 		receipt := x.receipt(r, path[0]+"/"+path[1])
+		if r.Method != http.MethodGet {
+			x.execute(r, receipt)
+		}
+		w.Header().Set(receiptHeader, string(encode(receipt)))
+		w.Header().Set("Content-Type", "application/json")
+		flush := http.NewResponseController(w).Flush
 		if r.URL.Query().Get("watch") != "" {
-			x.watch(w, r, receipt)
+			watch(w, r, *receipt, flush)
 			return
 		}
-		x.answer(w, r, receipt)
+		size, _ := strconv.Atoi(r.URL.Query().Get("size"))
+		body := encode(widget{"Widget", receipt.GroupVersion, receipt, payload(receipt.ID, size)})
+		if size%2 == 0 {
+			w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		}
+		if r.Method == http.MethodPost {
+			w.WriteHeader(http.StatusCreated)
+		}
+		if size%2 == 1 { // odd sizes come without Content-Length
+			_ = flush()
+		}
+		_, _ = w.Write(body)
 	})
 }
 
@@ -96,47 +119,6 @@ func (x *site) receipt(r *http.Request, gv string) *receipt {
 		}
 	}
 	return c
-}
-
-// widget is a site's answer.
-type widget struct {
-	Kind       string   `json:"kind"`
-	APIVersion string   `json:"apiVersion"`
-	Receipt    *receipt `json:"receipt"`
-	Payload    string   `json:"payload,omitempty"`
-}
-
-func (x *site) answer(w http.ResponseWriter, r *http.Request, receipt *receipt) {
-	code := http.StatusOK
-	if r.Method != http.MethodGet {
-		x.execute(r, receipt)
-		if r.Method == http.MethodPost {
-			code = http.StatusCreated
-		}
-	}
-	size, _ := strconv.Atoi(r.URL.Query().Get("size"))
-	body, err := json.Marshal(widget{Kind: "Widget", APIVersion: receipt.GroupVersion, Receipt: receipt, Payload: payload(receipt.ID, size)})
-	if err != nil {
-		panic(err) // only strings: cannot fail
-	}
-	setReceipt(w, receipt)
-	w.Header().Set("Content-Type", "application/json")
-	if size%2 == 0 {
-		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	}
-	w.WriteHeader(code)
-	if size%2 == 1 { // odd sizes come without Content-Length
-		_ = http.NewResponseController(w).Flush()
-	}
-	_, _ = w.Write(body)
-}
-
-func setReceipt(w http.ResponseWriter, receipt *receipt) {
-	text, err := json.Marshal(receipt)
-	if err != nil {
-		panic(err) // only strings: cannot fail
-	}
-	w.Header().Set(receiptHeader, string(text))
 }
 
 // execute executes a write: after its body has arrived, and before the answer.
@@ -156,28 +138,28 @@ func (x *site) execute(r *http.Request, receipt *receipt) {
 }
 
 // watch sends numbered events until the client leaves.
-func (x *site) watch(w http.ResponseWriter, r *http.Request, receipt *receipt) {
-	setReceipt(w, receipt)
-	w.Header().Set("Content-Type", "application/json")
-	tick := time.NewTicker(eventEvery)
-	defer tick.Stop()
-	out := bufio.NewWriter(w)
-	flush := http.NewResponseController(w)
-	for event := *receipt; ; {
+func watch(w io.Writer, r *http.Request, event receipt, flush func() error) {
+	for {
 		event.Seq++
-		if err := json.NewEncoder(out).Encode(widget{Kind: "Event", Receipt: &event, Payload: payload(receipt.ID, 100*(event.Seq%20))}); err != nil {
+		if _, err := w.Write(append(encode(widget{"Event", "", &event, eventPayload(&event)}), '\n')); err != nil || flush() != nil {
 			return
 		}
-		if errors.Join(out.Flush(), flush.Flush()) != nil {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-r.Context().Done():
+		pause(r.Context(), eventEvery)
+		if r.Context().Err() != nil {
 			return
 		}
 	}
 }
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // only strings and numbers: cannot fail
+	}
+	return b
+}
+
+func eventPayload(r *receipt) string { return payload(r.ID, 100*(r.Seq%20)) }
 
 // payload is n bytes that are unique to this request's answer.
 func payload(id string, n int) string {
