@@ -234,66 +234,57 @@ func (w *world) wrong(ctx context.Context, part string) string {
 	return ""
 }
 
-// view is what a door should show of a group, or shows.
-type view struct {
-	Service     string
-	Priority    int
-	Maintenance bool
-	CAs         []string
-	Endpoints   map[string]string // :: address → health. That of one that is broken on purpose is not compared
-	Status      string            // not compared if none can be healthy
-}
+// The verdict is compared if an endpoint can be healthy, the health of an endpoint unless it is
+// broken on purpose.
+const available, broken = "verdict True", " is broken"
 
-// viewLocked returns what the cluster was given.
-func (g *group) viewLocked() *view {
+// viewLocked returns what a door should show of the group.
+func (g *group) viewLocked() (lines []string) {
 	if !g.exists {
 		return nil
 	}
 	s := g.services[g.current]
-	v := &view{Service: namespace + "/" + s.name + ":443", Priority: g.priority, Maintenance: g.maintenance, Endpoints: map[string]string{}}
+	lines = append(lines, fmt.Sprintf("service %s/%s:443, priority %d, maintenance %t", namespace, s.name, g.priority, g.maintenance))
 	for _, ca := range g.bundle {
-		v.CAs = append(v.CAs, ca.Certificate.Subject.CommonName)
+		lines = append(lines, "trusts "+ca.Certificate.Subject.CommonName)
 	}
-	slices.Sort(v.CAs)
 	for _, x := range s.sites {
 		switch {
 		case x.listed && x.broken:
-			v.Endpoints[x.address()] = ""
+			lines = append(lines, x.address()+broken)
+		case x.listed && g.maintenance:
+			lines = append(lines, x.address()+" healthy")
 		case x.listed:
-			v.Endpoints[x.address()] = "healthy"
-			if !g.maintenance {
-				v.Status = "True"
-			}
+			lines = append(lines, x.address()+" healthy", available)
 		}
 	}
-	return v
+	slices.Sort(lines)
+	return slices.Compact(lines)
 }
 
-// shown returns what a status says of a group, without what want leaves open.
-func (g *group) shown(s *answer.Status, want *view) *view {
-	i := slices.IndexFunc(s.APIServices, func(a answer.APIService) bool { return a.Name == "v1."+g.name })
-	switch {
-	case i < 0:
-		return nil
-	case want == nil:
-		return &view{Service: "still there"}
-	}
-	a := &s.APIServices[i]
-	v := &view{Service: a.Service, Priority: int(a.GroupPriority), Maintenance: a.Maintenance != "", Endpoints: map[string]string{}}
-	if a.Trust != nil {
-		for _, c := range a.Trust.CAs {
-			v.CAs = append(v.CAs, c.Subject)
+// shown returns what a door shows of the group, without what want leaves open.
+func (g *group) shown(s *answer.Status, want []string) (lines []string) {
+	for _, a := range s.APIServices {
+		if a.Name != "v1."+g.name {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("service %s, priority %d, maintenance %t", a.Service, a.GroupPriority, a.Maintenance != ""))
+		if a.Trust != nil {
+			for _, c := range a.Trust.CAs {
+				lines = append(lines, "trusts "+c.Subject)
+			}
+		}
+		for _, e := range a.Endpoints {
+			line := e.Address + " " + e.Health
+			if slices.Contains(want, e.Address+broken) {
+				line = e.Address + broken
+			}
+			lines = append(lines, line)
+		}
+		if slices.Contains(want, available) {
+			lines = append(lines, "verdict "+a.Verdict.Status)
 		}
 	}
-	slices.Sort(v.CAs)
-	for _, e := range a.Endpoints {
-		if health, known := want.Endpoints[e.Address]; known && health == "" {
-			e.Health = ""
-		}
-		v.Endpoints[e.Address] = e.Health
-	}
-	if want.Status != "" {
-		v.Status = a.Verdict.Status
-	}
-	return v
+	slices.Sort(lines)
+	return lines
 }
