@@ -40,45 +40,26 @@ func (c *Cluster) Register(ctx context.Context, b Backend) (err error) {
 	ca, rc := try.Get(os.ReadFile(b.CAFile)), c.Endpoint().RESTConfig(c.Admin())
 	core, services := try.Get(kubernetes.NewForConfig(rc)), try.Get(aggregator.NewForConfig(rc))
 	_, err = core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.Namespace}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("registering %s: %w", b.Service, err)
+	if !apierrors.IsAlreadyExists(err) {
+		try.Do(err)
 	}
-	if _, err := core.CoreV1().Services(b.Namespace).Create(ctx, b.service(), metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("registering %s: %w", b.Service, err)
-	}
-	for i := range b.GroupVersions {
-		if _, err := services.ApiregistrationV1().APIServices().Create(ctx, b.apiService(i, ca), metav1.CreateOptions{}); err != nil {
-			return fmt.Errorf("registering %s: %w", b.GroupVersions[i], err)
-		}
+	try.Get(core.CoreV1().Services(b.Namespace).Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: b.Service},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: int32(b.Port)}}},
+	}, metav1.CreateOptions{}))
+	for i, gv := range b.GroupVersions {
+		group, version, _ := strings.Cut(gv, "/")
+		try.Get(services.ApiregistrationV1().APIServices().Create(ctx, &apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group, Annotations: b.Annotations},
+			Spec: apiregistrationv1.APIServiceSpec{
+				Service: &apiregistrationv1.ServiceReference{Namespace: b.Namespace, Name: b.Service, Port: new(int32(b.Port))},
+				Group:   group, Version: version, CABundle: ca,
+				GroupPriorityMinimum: 1000, // below every built-in group
+				VersionPriority:      int32(100 - i),
+			},
+		}, metav1.CreateOptions{}))
 	}
 	return nil
-}
-
-func (b Backend) service() *corev1.Service {
-	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: b.Service, Namespace: b.Namespace},
-		Spec: corev1.ServiceSpec{
-			Type:         corev1.ServiceTypeExternalName,
-			ExternalName: "localhost",
-			Ports:        []corev1.ServicePort{{Port: int32(b.Port)}},
-		},
-	}
-}
-
-func (b Backend) apiService(i int, ca []byte) *apiregistrationv1.APIService {
-	group, version, _ := strings.Cut(b.GroupVersions[i], "/")
-	port := int32(b.Port)
-	return &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: version + "." + group, Annotations: b.Annotations},
-		Spec: apiregistrationv1.APIServiceSpec{
-			Service:              &apiregistrationv1.ServiceReference{Namespace: b.Namespace, Name: b.Service, Port: &port},
-			Group:                group,
-			Version:              version,
-			CABundle:             ca,
-			GroupPriorityMinimum: 1000, // below every built-in group
-			VersionPriority:      int32(100 - i),
-		},
-	}
 }
 
 // StartSampleAPIServer starts Kubernetes' sample extension server, registers it as
