@@ -6,25 +6,30 @@
 // isolated. Only members of system:masters with a certificate of the client CA may start one. It
 // knows only the pods that Run has made, watches nothing and reports nothing: it is only for tests.
 //
-// All methods are safe for concurrent use. Close ends every process and connection.
+// All methods are safe for concurrent use. Close ends every process and stream.
 package kubelet
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
+	"io"
+	"log"
 	"net"
 	"net/http"
-	"os"
+	"os/exec"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+	utilexec "k8s.io/utils/exec"
 )
 
 const (
@@ -32,165 +37,249 @@ const (
 	// own defaults.
 	idle     = 4 * time.Hour
 	creating = 30 * time.Second
+	// containerName is the name of every pod's only container.
+	containerName = "main"
 )
 
-// Config describes a kubelet.
+// Config describes a kubelet. All fields are required.
 type Config struct {
-	// Certificate is the serving pair. Required; it must be valid for 127.0.0.1.
+	// Certificate is the serving pair. It must be valid for 127.0.0.1.
 	Certificate tls.Certificate
 
-	// ClientCAs verify callers. Required.
+	// ClientCAs verify callers.
 	ClientCAs *x509.CertPool
 
-	// Dir holds the containers' folders. Required.
+	// Dir holds the containers' folders.
 	Dir string
 }
 
 // Kubelet is a running stub kubelet.
 type Kubelet struct {
-	cfg     Config
-	started time.Time
-	listen  net.Listener
-	server  *http.Server
-	ctx     context.Context // canceled by Close
-	cancel  context.CancelFunc
+	cfg    Config
+	listen net.Listener
+	server *http.Server
+	ctx    context.Context // canceled by Close
+	cancel context.CancelFunc
 
 	mu         sync.Mutex // guards the fields below
 	node       string     // its name, once joined
 	containers map[string]*Container
-	conns      map[net.Conn]struct{} // open ones, including those that streams have taken over
 }
 
 // New starts a kubelet on a free port of 127.0.0.1. The caller closes it.
 func New(cfg Config) (*Kubelet, error) {
-	if cfg.ClientCAs == nil || cfg.Dir == "" || len(cfg.Certificate.Certificate) == 0 {
-		return nil, errors.New("starting kubelet: certificate, client CAs and folder are required")
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("starting kubelet: %w", err)
 	}
-	k := &Kubelet{
-		cfg: cfg, started: time.Now(), listen: l, ctx: ctx, cancel: cancel,
-		containers: map[string]*Container{}, conns: map[net.Conn]struct{}{},
-	}
+	k := &Kubelet{cfg: cfg, listen: l, ctx: ctx, cancel: cancel, containers: map[string]*Container{}}
+	mux := http.NewServeMux() // the real kubelet's routes
+	mux.HandleFunc("GET /metrics/resource", k.serveMetrics)
+	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/main", k.serve(serveLogs))
+	mux.HandleFunc("/exec/{namespace}/{pod}/main", k.serve(serveExec))
+	mux.HandleFunc("/attach/{namespace}/{pod}/main", k.serve(serveAttach))
+	mux.HandleFunc("/portForward/{namespace}/{pod}", k.serve(servePortForward))
 	k.server = &http.Server{
-		Handler:           k.guard(k.routes()),
+		// In place of a real kubelet's authorizer.
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !slices.Contains(r.TLS.PeerCertificates[0].Subject.Organization, "system:masters") {
+				http.Error(w, "Forbidden", http.StatusForbidden)
+				return
+			}
+			mux.ServeHTTP(w, r)
+		}),
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{cfg.Certificate}, ClientCAs: cfg.ClientCAs, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12},
 		ReadHeaderTimeout: creating,
-		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
-		ConnState:         k.track,
+		ErrorLog:          log.New(io.Discard, "", 0),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
 	go func() { _ = k.server.ServeTLS(l, "", "") }() // ends with Close
 	return k, nil
 }
 
-// Close ends every connection and process.
+// Close ends every process and stream.
 func (k *Kubelet) Close() {
 	k.cancel()
 	_ = k.server.Close()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for c := range k.conns {
-		_ = c.Close()
-	}
 }
 
-// port is the port that it listens on.
-func (k *Kubelet) port() int { return k.listen.Addr().(*net.TCPAddr).Port }
-
-// track keeps open connections, because the server forgets those that streams have taken over.
-func (k *Kubelet) track(c net.Conn, state http.ConnState) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	switch state {
-	case http.StateNew:
-		k.conns[c] = struct{}{}
-	case http.StateClosed:
-		delete(k.conns, c)
-	}
-}
-
-// guard admits only members of system:masters, in place of a real kubelet's authorizer.
-func (k *Kubelet) guard(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !slices.Contains(r.TLS.PeerCertificates[0].Subject.Organization, "system:masters") {
-			http.Error(w, "Forbidden", http.StatusForbidden)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// routes are the real kubelet's.
-func (k *Kubelet) routes() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /metrics/resource", k.serveMetrics)
-	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", k.serveLogs)
-	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", streams(k, remotecommand.NewOptions, serveExec))
-	mux.HandleFunc("/attach/{namespace}/{pod}/{container}", streams(k, remotecommand.NewOptions, serveAttach))
-	mux.HandleFunc("/portForward/{namespace}/{pod}", streams(k, portforward.NewV4Options, servePortForward))
-	return mux
-}
-
-// find returns the container that r names, or answers 404.
-func (k *Kubelet) find(w http.ResponseWriter, r *http.Request) *Container {
-	name := r.PathValue("container")
-	k.mu.Lock()
-	c := k.containers[r.PathValue("namespace")+"/"+r.PathValue("pod")]
-	k.mu.Unlock()
-	if c == nil || name != "" && name != containerName {
-		http.Error(w, "no such container", http.StatusNotFound)
-		return nil
-	}
-	return c
-}
-
-// streams finds the container and the options of a request, and calls serve.
-func streams[T any](k *Kubelet, options func(*http.Request) (T, error), serve func(http.ResponseWriter, *http.Request, *Container, T)) http.HandlerFunc {
+// serve finds the container of a request and the options of its streams, and calls f.
+func (k *Kubelet) serve(f func(http.ResponseWriter, *http.Request, *Container) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		c := k.find(w, r)
+		k.mu.Lock()
+		c := k.containers[r.PathValue("namespace")+"/"+r.PathValue("pod")]
+		k.mu.Unlock()
 		if c == nil {
+			http.Error(w, "no such container", http.StatusNotFound)
 			return
 		}
-		o, err := options(r)
-		if err != nil {
+		if err := f(w, r, c); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
 		}
-		serve(w, r, c, o)
 	}
 }
 
-func serveExec(w http.ResponseWriter, r *http.Request, c *Container, o *remotecommand.Options) {
-	command := r.URL.Query()["command"]
-	if len(command) == 0 {
-		http.Error(w, "no command", http.StatusBadRequest)
-		return
+func serveExec(w http.ResponseWriter, r *http.Request, c *Container) error {
+	o, err := remotecommand.NewOptions(r)
+	if err == nil {
+		remotecommand.ServeExec(w, r, c, c.pod, "", containerName, r.URL.Query()["command"], o, idle, creating, remotecommand.SupportedStreamingProtocols)
 	}
-	remotecommand.ServeExec(w, r, c, c.pod, "", containerName, command, o, idle, creating, remotecommand.SupportedStreamingProtocols)
+	return err
 }
 
-func serveAttach(w http.ResponseWriter, r *http.Request, c *Container, o *remotecommand.Options) {
-	remotecommand.ServeAttach(w, r, c, c.pod, "", containerName, o, idle, creating, remotecommand.SupportedStreamingProtocols)
-}
-
-func servePortForward(w http.ResponseWriter, r *http.Request, c *Container, o *portforward.V4Options) {
-	portforward.ServePortForward(w, r, c, c.pod, "", o, idle, creating, portforward.SupportedProtocols)
-}
-
-// newContainer makes the folder of a pod's only container.
-func (k *Kubelet) newContainer(namespace, pod string) (*Container, error) {
-	dir, err := os.MkdirTemp(k.cfg.Dir, pod+"-")
-	if err != nil {
-		return nil, fmt.Errorf("making container: %w", err)
+func serveAttach(w http.ResponseWriter, r *http.Request, c *Container) error {
+	o, err := remotecommand.NewOptions(r)
+	if err == nil {
+		remotecommand.ServeAttach(w, r, c, c.pod, "", containerName, o, idle, creating, remotecommand.SupportedStreamingProtocols)
 	}
-	c := &Container{Dir: dir, pod: pod, namespace: namespace, started: time.Now(), ctx: k.ctx, grown: make(chan struct{})}
+	return err
+}
+
+func servePortForward(w http.ResponseWriter, r *http.Request, c *Container) error {
+	o, err := portforward.NewV4Options(r)
+	if err == nil {
+		portforward.ServePortForward(w, r, c, c.pod, "", o, idle, creating, portforward.SupportedProtocols)
+	}
+	return err
+}
+
+// serveLogs serves `kubectl logs`, with the options tailLines and follow.
+func serveLogs(w http.ResponseWriter, r *http.Request, c *Container) error {
+	n, q := 0, r.URL.Query()
+	if tail := q.Get("tailLines"); tail != "" {
+		want, err := strconv.Atoi(tail)
+		if err != nil {
+			return err
+		}
+		n = max(0, len(c.after(0))-want)
+	}
+	w.Header().Set("Content-Type", "text/plain")
+	for {
+		lines := c.after(n)
+		n += len(lines)
+		for _, l := range lines {
+			_, _ = io.WriteString(w, l+"\n") // if the client has left, its context has ended
+		}
+		if follow, _ := strconv.ParseBool(q.Get("follow")); !follow {
+			return nil
+		}
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-r.Context().Done():
+			return nil
+		}
+	}
+}
+
+// serveMetrics serves what metrics-server scrapes: the constant usage of the node and of each
+// container, which it reports as 250m and 512Mi, 100m and 64Mi.
+func (k *Kubelet) serveMetrics(w http.ResponseWriter, _ *http.Request) {
+	now := time.Now()
+	since := float64(now.UnixNano()) / 1e9 // only the growth of CPU time matters
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	gauge := func(name string, value float64) { fmt.Fprintf(w, "%s %f %d\n", name, value, now.UnixMilli()) }
+	gauge("node_cpu_usage_seconds_total", since*0.25)
+	gauge("node_memory_working_set_bytes", 512<<20)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.containers[namespace+"/"+pod] = c
-	return c, nil
+	for _, c := range k.containers {
+		labels := fmt.Sprintf(`{container=%q,namespace=%q,pod=%q}`, containerName, c.namespace, c.pod)
+		gauge("container_cpu_usage_seconds_total"+labels, since*0.1)
+		gauge("container_memory_working_set_bytes"+labels, 64<<20)
+		fmt.Fprintf(w, "container_start_time_seconds%s %d\n", labels, c.started.Unix())
+	}
+}
+
+// Container is a folder to run processes in, and a log. Its main process, for attach, repeats each
+// line in capitals.
+type Container struct {
+	// Dir is its working directory.
+	Dir string
+
+	namespace, pod string
+	started        time.Time
+	ctx            context.Context // canceled by Kubelet.Close
+
+	mu    sync.Mutex // guards lines
+	lines []string
+}
+
+// Log appends a line to the container's log.
+func (c *Container) Log(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lines = append(c.lines, what)
+}
+
+// after returns the lines from number n on.
+func (c *Container) after(n int) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lines[n:]
+}
+
+// ExecInContainer runs a command with the streams of an exec, without a terminal. It implements
+// remotecommand.Executor.
+func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command []string, in io.Reader, out, errs io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize, _ time.Duration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.ctx, cancel)()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Dir = c.Dir
+	if out != nil { // a nil io.WriteCloser would become a non-nil io.Writer
+		cmd.Stdout = out
+	}
+	if errs != nil {
+		cmd.Stderr = errs
+	}
+	if in != nil {
+		// Not cmd.Stdin: Wait would then also wait for the client to close its side.
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			return err
+		}
+		go func() { // ends with the client's standard input, at the latest with the connection
+			_, _ = io.Copy(stdin, in)
+			_ = stdin.Close()
+		}()
+	}
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() { // wrapped so that the streaming library reports the exit code
+		return utilexec.CodeExitError{Err: err, Code: exit.ExitCode()}
+	}
+	return err
+}
+
+// AttachContainer connects to the main process. It implements remotecommand.Attacher.
+func (c *Container) AttachContainer(_ context.Context, _, _, _ string, in io.Reader, out, _ io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize) error {
+	if in == nil || out == nil {
+		return errors.New("attaching: needs standard input and output")
+	}
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		if _, err := io.WriteString(out, strings.ToUpper(lines.Text())+"\n"); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+// PortForward connects a stream to a port of this machine. It implements portforward.PortForwarder.
+func (c *Container) PortForward(ctx context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+	if err != nil {
+		return fmt.Errorf("forwarding port %d: %w", port, err)
+	}
+	defer context.AfterFunc(c.ctx, func() { _ = conn.Close() })()
+	defer conn.Close()
+	go func() { // ends with the stream, at the latest with the connection
+		_, _ = io.Copy(conn, stream)
+		_ = conn.(*net.TCPConn).CloseWrite()
+	}()
+	_, err = io.Copy(stream, conn)
+	_ = stream.Close()
+	return err
 }
