@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,48 +31,38 @@ type browser struct {
 
 func newBrowser(t *testing.T, w *world) *browser {
 	t.Helper()
-	data := t.TempDir()
-	var page string
+	_, port, _ := strings.Cut(freeAddress(t), ":")
+	var targets []struct{ Type, WebSocketDebuggerURL string }
+	page := 0
 	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "chromium", Path: "chromium",
 		Args: []string{
 			"--headless=new", "--no-sandbox", // the tests run as root; it opens only our own page
 			"--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-			"--remote-debugging-port=0", "--remote-allow-origins=*", "--user-data-dir=" + data, "about:blank",
+			"--remote-debugging-port=" + port, "--remote-allow-origins=*", "--user-data-dir=" + t.TempDir(), "about:blank",
 		},
-		Ready: func(ctx context.Context) (err error) { page, err = findPage(ctx, data); return err },
+		Ready: func(ctx context.Context) error {
+			err := ask.JSON(ctx, "http://127.0.0.1:"+port+"/json/list", &targets)
+			for page = range targets {
+				if targets[page].Type == "page" {
+					return nil
+				}
+			}
+			return fmt.Errorf("there is no page yet: %w", err)
+		},
 	}))(t)
-	conn, _, err := websocket.DefaultDialer.DialContext(t.Context(), page, nil)
+	conn, _, err := websocket.DefaultDialer.DialContext(t.Context(), targets[page].WebSocketDebuggerURL, nil)
 	must.Do(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	b := &browser{conn: conn}
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
-		b.call(t, domain+".enable", nil)
+		b.call(t, domain+".enable", nil, nil)
 	}
 	return b
 }
 
-// findPage returns the address of Chromium's only page.
-func findPage(ctx context.Context, data string) (string, error) {
-	port, err := os.ReadFile(filepath.Join(data, "DevToolsActivePort"))
-	if err != nil {
-		return "", err
-	}
-	number, _, _ := strings.Cut(string(port), "\n")
-	var list []struct{ Type, WebSocketDebuggerURL string }
-	if err := ask.JSON(ctx, "http://127.0.0.1:"+number+"/json/list", &list); err != nil {
-		return "", err
-	}
-	for _, p := range list {
-		if p.Type == "page" {
-			return p.WebSocketDebuggerURL, nil
-		}
-	}
-	return "", errors.New("there is no page yet")
-}
-
-// call sends a command and waits for its answer. Meanwhile it records events.
-func (b *browser) call(t *testing.T, method string, params any) json.RawMessage {
+// call sends a command and decodes its answer, unless into is nil. Meanwhile it records events.
+func (b *browser) call(t *testing.T, method string, params map[string]any, into any) {
 	t.Helper()
 	b.next++
 	must.Do(t, b.conn.SetReadDeadline(time.Now().Add(20*time.Second)))
@@ -90,12 +79,14 @@ func (b *browser) call(t *testing.T, method string, params any) json.RawMessage 
 		switch {
 		case m.Method == "Log.entryAdded" || m.Method == "Runtime.exceptionThrown":
 			b.findings = append(b.findings, string(m.Params))
-		case m.ID == b.next && m.Error != nil && strings.Contains(m.Error.Message, "navigated"):
-			return json.RawMessage("{}") // the browser left the page before the answer
-		case m.ID == b.next && m.Error != nil:
+		case m.ID != b.next:
+		case m.Error != nil && !strings.Contains(m.Error.Message, "navigated"): // which means that the browser left the page before the answer
 			t.Fatalf("%s: %s", method, m.Error.Message)
-		case m.ID == b.next:
-			return m.Result
+		default:
+			if m.Error == nil && into != nil {
+				must.Do(t, json.Unmarshal(m.Result, into))
+			}
+			return
 		}
 	}
 }
@@ -106,7 +97,7 @@ func (b *browser) eval(t *testing.T, expression string) any {
 		Result           struct{ Value any }
 		ExceptionDetails *struct{ Text string }
 	}
-	must.Do(t, json.Unmarshal(b.call(t, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}), &r))
+	b.call(t, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}, &r)
 	if r.ExceptionDetails != nil {
 		t.Fatalf("%s: %s", expression, r.ExceptionDetails.Text)
 	}
@@ -123,23 +114,28 @@ func (b *browser) until(t *testing.T, expression string) {
 
 func (b *browser) open(t *testing.T, url string) {
 	t.Helper()
-	b.call(t, "Page.navigate", map[string]any{"url": url})
+	b.call(t, "Page.navigate", map[string]any{"url": url}, nil)
 	b.until(t, fmt.Sprintf("location.href === %q && document.readyState === 'complete'", url))
 }
 
 func (b *browser) size(t *testing.T, width, height int) {
 	t.Helper()
-	b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
+	b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}, nil)
 }
 
-func (b *browser) press(t *testing.T, key string, code int) {
+func (b *browser) press(t *testing.T, key, text string, code int) {
 	t.Helper()
-	text := ""
-	if key == "Enter" {
-		text = "\r"
+	for _, kind := range []string{"keyDown", "keyUp"} {
+		b.call(t, "Input.dispatchKeyEvent", map[string]any{"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text}, nil)
 	}
-	b.call(t, "Input.dispatchKeyEvent", map[string]any{"type": "keyDown", "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text})
-	b.call(t, "Input.dispatchKeyEvent", map[string]any{"type": "keyUp", "key": key, "code": key, "windowsVirtualKeyCode": code})
+}
+
+// enter types text into a field, and Enter.
+func (b *browser) enter(t *testing.T, field, text string) {
+	t.Helper()
+	b.eval(t, fmt.Sprintf(`document.getElementById(%q).focus()`, field))
+	b.call(t, "Input.insertText", map[string]any{"text": text}, nil)
+	b.press(t, "Enter", "\r", 13)
 }
 
 func (b *browser) shoot(t *testing.T, name string) {
@@ -148,7 +144,7 @@ func (b *browser) shoot(t *testing.T, name string) {
 	// A WebP picture has at most 16,383 pixels each way. A list of all that other cases register is
 	// longer.
 	all := b.eval(t, `({x: 0, y: 0, width: document.documentElement.scrollWidth, height: Math.min(document.documentElement.scrollHeight, 4000), scale: 1})`)
-	must.Do(t, json.Unmarshal(b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "webp", "quality": 60, "clip": all}), &r))
+	b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "webp", "quality": 60, "clip": all}, &r)
 	picture := must.Get(base64.StdEncoding.DecodeString(r.Data))(t)
 	if len(picture) < 5000 {
 		t.Errorf("%s: a picture of %d bytes shows nothing", name, len(picture))

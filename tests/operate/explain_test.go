@@ -5,12 +5,10 @@ package operate
 import (
 	"encoding/base64"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -25,7 +23,7 @@ func (w *world) serve(t *testing.T, name string, change func(*extension.Config),
 	t.Helper()
 	s := w.extension(t, name, change)
 	must.Do(t, s.Set(faults...))
-	w.apply(t, external(name, portOf(s))+w.apiService(name, portOf(s), ""))
+	w.apply(t, external(name, portOf(s))+w.apiService(name, portOf(s)))
 	return s
 }
 
@@ -50,24 +48,35 @@ func external(name, port string) string {
 	return fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %s}, spec: {type: ExternalName, externalName: localhost, ports: [{port: %s}]}}\n---\n", name, port)
 }
 
-func (w *world) apiService(name, port, annotations string) string {
+// listed returns a Service with endpoints at port 8443.
+func listed(name string, addresses ...string) string {
+	return fmt.Sprintf(`
+{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %[1]s}, spec: {ports: [{name: https, port: 443}]}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: operate, name: %[1]s, labels: {kubernetes.io/service-name: %[1]s}},
+ addressType: IPv4, ports: [{name: https, port: 8443}], endpoints: [{addresses: [%[2]s]}]}
+---
+`, name, strings.Join(addresses, "]}, {addresses: ["))
+}
+
+// serveTwo registers an extension server with two endpoints, and returns the second.
+func (w *world) serveTwo(t *testing.T, name, first, second string) (s *extension.Server) {
+	t.Helper()
+	for _, address := range []string{first, second} {
+		s = w.extension(t, name, func(c *extension.Config) { c.Address = address + ":8443" })
+	}
+	w.apply(t, listed(name, first, second)+w.apiService(name, "443"))
+	return s
+}
+
+func (w *world) apiService(name, port string) string {
 	return fmt.Sprintf(`
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
-metadata: {name: v1.%[1]s.example.com, annotations: {%[4]s}}
+metadata: {name: v1.%[1]s.example.com}
 spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, caBundle: %[3]s, service: {namespace: operate, name: %[1]s, port: %[2]s}}
 ---
-`, name, port, base64.StdEncoding.EncodeToString(w.ca.PEM()), annotations)
-}
-
-func clusterIP(name, more string) string {
-	return fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %s}, spec: {ports: [{name: https, port: 443}]%s}}\n---\n", name, more)
-}
-
-func slice(name, endpoints string) string {
-	return fmt.Sprintf(`{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: operate, name: %[1]s, labels: {kubernetes.io/service-name: %[1]s}}, addressType: IPv4, ports: [{name: https, port: 8443}], endpoints: [%[2]s]}
----
-`, name, endpoints)
+`, name, port, base64.StdEncoding.EncodeToString(w.ca.PEM()))
 }
 
 func definition(plural, group string) string {
@@ -83,23 +92,6 @@ spec:
 `, plural, group)
 }
 
-// blackhole returns a port that answers no SYN: its accept queue is full.
-func blackhole(t *testing.T) string {
-	t.Helper()
-	fd := must.Get(syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
-	t.Cleanup(func() { _ = syscall.Close(fd) })
-	must.Do(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
-	must.Do(t, syscall.Listen(fd, 0))
-	name := must.Get(syscall.Getsockname(fd))(t)
-	port := fmt.Sprint(name.(*syscall.SockaddrInet4).Port)
-	for range 4 { // more than fit: the last ones fail, as all later ones
-		if c, err := net.DialTimeout("tcp", "127.0.0.1:"+port, 200*time.Millisecond); err == nil {
-			t.Cleanup(func() { _ = c.Close() })
-		}
-	}
-	return port
-}
-
 // testExplain breaks backends in ways whose errors come from the system and its libraries, and lets
 // the command explain what is wrong. TestDiagnose (cmd/fairlead/pages) has every other way.
 func testExplain(t *testing.T, w *world) {
@@ -113,9 +105,9 @@ func testExplain(t *testing.T, w *world) {
 		code    int      // exit code
 		want    []string // in its output
 	}{
-		{"blackhole", func(t *testing.T, name string) {
-			port := blackhole(t)
-			w.apply(t, external(name, port)+w.apiService(name, port, ""))
+		{"blackhole", func(t *testing.T, name string) { // nobody has the address, and nothing says so
+			succeed(t, "", "ip", strings.Fields("route add 10.78.0.0/16 dev lo")...)
+			w.apply(t, listed(name, "10.78.0.1")+w.apiService(name, "443"))
 		}, "", 3, []string{"FailedDiscoveryCheck", "drops the packets"}},
 		{"refused", fault(extension.Refuse), "", 3, []string{"nothing listens at the endpoint's address"}},
 		{"wrong-ca", fault(extension.WrongCA), "", 3, []string{"not signed by spec.caBundle"}},
@@ -169,12 +161,5 @@ func testPlugin(t *testing.T, w *world) {
 	}
 	if out := succeed(t, "", "env", path, w.kubectl, "fairlead", "explain", "--help"); !strings.Contains(out, "kubectl fairlead explain PATH|RESOURCE|APISERVICE") {
 		t.Errorf("the help does not show how it was called:\n%s", out)
-	}
-	// With --as, explain shows that user's result. jane may not read Fairlead's pages.
-	if a := command(t, "", w.fairlead, "explain", "secrets", "--as=jane", "--kubeconfig", w.admin); a.Code != 3 || !strings.Contains(a.Out, "Authorization: denied: secrets is forbidden: User \"jane\"") {
-		t.Errorf("jane's secrets: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
-	}
-	if a := command(t, "", w.fairlead, "status", "--kubeconfig", w.direct); a.Code != 1 || !strings.Contains(a.Errs, "is it Fairlead, or kube-apiserver itself?") {
-		t.Errorf("against kube-apiserver: exit code %d\n%s", a.Code, a.Errs)
 	}
 }

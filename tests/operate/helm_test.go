@@ -3,7 +3,6 @@
 package operate
 
 import (
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -41,26 +40,25 @@ func shapes() []shape {
 
 func (w *world) compose(t *testing.T, s shape) string {
 	t.Helper()
-	dir := t.TempDir()
-	must.Do(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
-	own := map[string][]string{"resources": {"../deploy/overlays/" + s.overlay}}
+	dir := must.Get(os.MkdirTemp(w.dir, "own-"))(t)
+	own := "resources: [../deploy/overlays/" + s.overlay + "]\ncomponents: ["
 	for _, c := range s.components {
-		own["components"] = append(own["components"], "../deploy/components/"+c)
+		own += "../deploy/components/" + c + ", "
 	}
-	data := must.Get(yaml.Marshal(own))(t)
-	must.Do(t, os.Mkdir(filepath.Join(dir, "own"), 0o755))
-	must.Do(t, os.WriteFile(filepath.Join(dir, "own", "kustomization.yaml"), data, 0o600))
-	return succeed(t, "", w.kubectl, "kustomize", filepath.Join(dir, "own"))
+	suite.Put(t, filepath.Join(dir, "kustomization.yaml"), own+"]\n")
+	return succeed(t, "", w.kubectl, "kustomize", dir)
 }
 
 const chart = "../../deploy/helm/fairlead"
 
-func set(values []string) []string {
-	var args []string
+// render returns the chart's objects, with arguments for helm template and values for --set.
+func render(t *testing.T, values []string, args ...string) suite.Answer {
+	t.Helper()
+	args = append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, args...)
 	for _, v := range values {
 		args = append(args, "--set", v)
 	}
-	return args
+	return command(t, "", suite.Tool(t, "helm"), args...)
 }
 
 // testHelm requires a valid chart that renders the same as kustomize, and that kube-apiserver
@@ -70,7 +68,7 @@ func testHelm(t *testing.T, w *world) {
 	t.Run("lint", func(t *testing.T) { succeed(t, "", helm, "lint", "--strict", chart) })
 	for _, s := range shapes() {
 		t.Run(s.name, func(t *testing.T) {
-			rendered := succeed(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(s.values)...)...)
+			rendered := render(t, s.values, "--skip-tests").Out
 			want, got := substance(t, w.compose(t, s)), substance(t, rendered)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("kustomize (-) and Helm (+) differ:\n%s", diff)
@@ -78,28 +76,27 @@ func testHelm(t *testing.T, w *world) {
 			if len(got) < 13 || regexp.MustCompile(`image: fairlead\n`).MatchString(rendered) {
 				t.Errorf("%d objects were rendered, want at least 13, or an image has no registry", len(got))
 			}
-			dryRun(t, w, known(t, rendered))
+			dryRun(t, w, rendered)
 		})
 	}
 	t.Run("packaged", func(t *testing.T) {
 		dir := t.TempDir()
 		succeed(t, "", helm, "package", chart, "--destination", dir)
 		packed := succeed(t, "", helm, "template", "fairlead", filepath.Join(dir, "fairlead-0.1.0.tgz"), "--namespace", "kube-system", "--set", "monitoring.enabled=true")
-		if plain := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "monitoring.enabled=true"); packed != plain {
+		if packed != render(t, []string{"monitoring.enabled=true"}).Out {
 			t.Error("the archive renders differently: is a linked file missing?")
 		}
 	})
-	t.Run("helm test", func(t *testing.T) { testHook(t, w, helm) })
+	t.Run("helm test", func(t *testing.T) { testHook(t, w) })
 	t.Run("helm test by its own CA", func(t *testing.T) { // helm test has created its account
-		out := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "mode=load-balancer,localIdentity=impersonate", "--show-only", "templates/tests/front-door.yaml")
-		dryRun(t, w, out)
+		dryRun(t, w, render(t, []string{"mode=load-balancer", "localIdentity=impersonate"}, "--show-only", "templates/tests/front-door.yaml").Out)
 	})
-	t.Run("values", func(t *testing.T) { testValues(t, w, helm) })
+	t.Run("values", func(t *testing.T) { testValues(t, w) })
 }
 
 // testHook does what helm test does, but runs the pod's command here.
-func testHook(t *testing.T, w *world, helm string) {
-	rendered := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "test.serverName=kubernetes.default.svc", "--show-only", "templates/tests/front-door.yaml")
+func testHook(t *testing.T, w *world) {
+	rendered := render(t, []string{"test.serverName=kubernetes.default.svc"}, "--show-only", "templates/tests/front-door.yaml").Out
 	before, pod, _ := strings.Cut(rendered, "kind: Pod")
 	w.apply(t, strings.TrimSuffix(before, "apiVersion: v1\n"))
 	dryRun(t, w, "apiVersion: v1\nkind: Pod"+pod)
@@ -109,26 +106,22 @@ func testHook(t *testing.T, w *world, helm string) {
 			text, _, _ = unstructured.NestedString(o.Object, "data", "kubeconfig")
 		}
 	}
-	dir := t.TempDir()
-	must.Do(t, os.WriteFile(filepath.Join(dir, "token"), []byte(suite.Token(t, w.core, "kube-system", "fairlead-test")), 0o600))
-	text = strings.NewReplacer("https://fairlead-admin.kube-system.svc:8443", w.front.Endpoint.URL, "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", w.front.Endpoint.CAFile,
-		"/var/run/secrets/kubernetes.io/serviceaccount/token", filepath.Join(dir, "token")).Replace(text)
-	must.Do(t, os.WriteFile(filepath.Join(dir, "kubeconfig"), []byte(text), 0o600))
+	token, config := filepath.Join(w.dir, "helm-token"), filepath.Join(w.dir, "helm-kubeconfig")
+	suite.Put(t, token, suite.Token(t, w.core, "kube-system", "fairlead-test"))
+	suite.Put(t, config, strings.NewReplacer("https://fairlead-admin.kube-system.svc:8443", w.front.Endpoint.URL,
+		"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", w.front.Endpoint.CAFile, "/var/run/secrets/kubernetes.io/serviceaccount/token", token).Replace(text))
 	if !strings.Contains(pod, "command: [/usr/local/bin/kubectl-fairlead, explain, /version, --kubeconfig=/etc/fairlead-test/kubeconfig]") {
 		t.Errorf("the pod runs another command:\n%s", pod)
 	}
 	suite.Eventually(t, 15*time.Second, "passed", func() (bool, string) { // the authorizer caches refusals
-		a := command(t, "", w.fairlead, "explain", "/version", "--kubeconfig="+filepath.Join(dir, "kubeconfig"))
+		a := command(t, "", w.fairlead, "explain", "/version", "--kubeconfig="+config)
 		return a.Code == 0 && strings.Contains(a.Out, "system:serviceaccount:kube-system:fairlead-test"), a.Out + a.Errs
 	})
 }
 
 // testValues tries invalid values, each with one fault, and valid ones, which kube-apiserver must
 // accept.
-func testValues(t *testing.T, w *world, helm string) {
-	try := func(values ...string) suite.Answer {
-		return command(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(values)...)...)
-	}
+func testValues(t *testing.T, w *world) {
 	for _, bad := range [][]string{
 		{"mode=static"}, {"localIdentity=nobody", "mode=load-balancer"}, {"localIdentity=impersonate"}, {"modes=control-plane"}, {"image.tag=a b"}, {"image.digest=sha256:1"}, {"image.pullPolicy=Sometimes"}, {"replicas=0"}, {"replicas=two"}, {"replicas=2.5"},
 		{"localAPIServers={http://10.0.0.1}"}, {"ports.https=0"}, {"ports.admin=70000"}, {"ports.http=80"}, {"files.servingCert=tls.crt"}, {"files.cert=/tls.crt"},
@@ -138,7 +131,7 @@ func testValues(t *testing.T, w *world, helm string) {
 		{"terminationGracePeriodSeconds=2m"},
 		{"mode=load-balancer", "entrypoint.enabled=true"}, // a loop: Fairlead's own clients would reach Fairlead
 	} {
-		if a := try(bad...); a.Code == 0 || !strings.Contains(a.Errs, "schema") {
+		if a := render(t, bad, "--skip-tests"); a.Code == 0 || !strings.Contains(a.Errs, "schema") {
 			t.Errorf("%v: exit code %d\n%s", bad, a.Code, a.Errs)
 		}
 	}
@@ -169,13 +162,13 @@ func testValues(t *testing.T, w *world, helm string) {
 		"--advertise-address=$(POD_IP)":                       {"mode=load-balancer", "localAPIServers={https://10.0.0.1:6443}", "entrypoint.enabled=true"},
 		"secret: {secretName: own-serving, defaultMode: 0440": {"mode=load-balancer", "secrets.serving=own-serving"},
 	} {
-		a := try(good...)
+		a := render(t, good, "--skip-tests")
 		if a.Code != 0 || !strings.Contains(a.Out, want) {
 			t.Errorf("%v: exit code %d, want %q\n%s", good, a.Code, want, a.Errs)
 		}
-		dryRun(t, w, known(t, a.Out))
+		dryRun(t, w, a.Out)
 	}
-	if a := command(t, "", helm, "template", "fairlead", chart, "--namespace", "elsewhere"); a.Code == 0 || !strings.Contains(a.Errs, "kube-system") {
+	if a := render(t, nil, "--namespace", "elsewhere"); a.Code == 0 || !strings.Contains(a.Errs, "kube-system") {
 		t.Errorf("another namespace: exit code %d\n%s", a.Code, a.Errs)
 	}
 }
@@ -210,40 +203,22 @@ func substance(t *testing.T, rendered string) map[string]any {
 	return all
 }
 
-// known drops the objects whose kinds need CRDs.
-func known(t *testing.T, rendered string) string {
+// dryRun sends manifests to a real kube-apiserver, which must accept every object without a
+// warning. It leaves out the objects whose kinds need CRDs.
+func dryRun(t *testing.T, w *world, rendered string) {
 	t.Helper()
 	var documents []string
 	for _, o := range objects(t, rendered) {
-		if o.GroupVersionKind().Group == "monitoring.coreos.com" {
-			continue
+		if o.GroupVersionKind().Group != "monitoring.coreos.com" {
+			documents = append(documents, string(must.Get(yaml.Marshal(o.Object))(t)))
 		}
-		data := must.Get(yaml.Marshal(o.Object))(t)
-		documents = append(documents, string(data))
 	}
-	return strings.Join(documents, "---\n")
-}
-
-// dryRun sends manifests to a real kube-apiserver, which must accept every object without a
-// warning.
-func dryRun(t *testing.T, w *world, rendered string) {
-	t.Helper()
-	a := command(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
-	n := len(objects(t, rendered))
+	a := command(t, strings.Join(documents, "---\n"), w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
 	lines := slices.DeleteFunc(strings.Split(a.Errs, "\n"), func(line string) bool {
 		// Objects of Helm and kustomize share this cluster, so this warning is not a fault.
 		return line == "" || strings.Contains(line, "kubectl.kubernetes.io/last-applied-configuration")
 	})
-	if a.Code != 0 || strings.Count(a.Out, "server dry run") != n || len(lines) > 0 {
-		t.Errorf("exit code %d, %d objects:\n%s%s", a.Code, n, a.Out, strings.Join(lines, "\n"))
+	if n := strings.Count(a.Out, "server dry run"); a.Code != 0 || n == 0 || n != len(documents) || len(lines) > 0 {
+		t.Errorf("exit code %d, %d objects:\n%s%s", a.Code, len(documents), a.Out, strings.Join(lines, "\n"))
 	}
-}
-
-// noLinks hides the chart's links, which would lead out of a copy.
-type noLinks struct{ fs.FS }
-
-// ReadDir leaves out the chart.
-func (f noLinks) ReadDir(name string) ([]fs.DirEntry, error) {
-	list, err := fs.ReadDir(f.FS, name)
-	return slices.DeleteFunc(list, func(e fs.DirEntry) bool { return e.Name() == "helm" }), err
 }

@@ -5,7 +5,6 @@ package operate
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -21,23 +19,18 @@ import (
 )
 
 func testManifests(t *testing.T, w *world) {
-	static := must.Get(os.ReadFile("../../deploy/static-pod/fairlead.yaml"))(t)
-	t.Run("static pod", func(t *testing.T) {
-		dryRun(t, w, w.kustomize(t, "static-pod"))
-		dryRun(t, w, string(static))
-	})
-	t.Run("etcd", func(t *testing.T) {
-		dryRun(t, w, w.kustomize(t, "overlays/etcd"))
-	})
+	static := read(t, "../../deploy/static-pod/fairlead.yaml")
+	for _, manifests := range []string{static, w.kustomize(t, "static-pod"), w.kustomize(t, "overlays/etcd")} { // the others are compared with the chart
+		dryRun(t, w, manifests)
+	}
 	t.Run("flags", func(t *testing.T) { // TestEveryCombination of cmd/fairlead has the other overlays
-		testFlags(t, w, string(static))
+		testFlags(t, w, static)
 		testFlags(t, w, w.kustomize(t, "overlays/etcd"))
 		testFlags(t, w, w.kustomize(t, "overlays/managed"))
 	})
 	t.Run("Helm", func(t *testing.T) { testHelm(t, w) })
 	t.Run("protected groups", func(t *testing.T) { testProtected(t, w) })
 	t.Run("the entrypoint's reach", func(t *testing.T) { testReach(t, w) })
-	t.Run("dashboards", testDashboards)
 }
 
 // testFlags runs the program with a manifest's arguments. It must complain only about missing
@@ -82,21 +75,16 @@ func testProtected(t *testing.T, w *world) {
 		}
 	}
 	// Every group that kube-apiserver registers itself must be in the list.
-	var own struct {
-		Items []apiregistrationv1.APIService
+	automanaged := strings.Fields(w.ask(t, "get apiservices -l kube-aggregator.kubernetes.io/automanaged=onstart -o name"))
+	if len(automanaged) < 10 {
+		t.Fatalf("kube-apiserver registers %d of its own", len(automanaged))
 	}
-	out := succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservices", "-l", "kube-aggregator.kubernetes.io/automanaged=onstart", "-o", "json")
-	must.Do(t, json.Unmarshal([]byte(out), &own))
-	if len(own.Items) < 10 {
-		t.Fatalf("kube-apiserver registers %d of its own", len(own.Items))
-	}
-	for _, o := range own.Items {
-		if !slices.Contains(groups, o.Spec.Group) {
-			t.Errorf("group %q of kube-apiserver is not protected", o.Spec.Group)
+	for _, name := range automanaged {
+		if _, group, _ := strings.Cut(strings.TrimPrefix(name, "apiservice.apiregistration.k8s.io/"), "."); !slices.Contains(groups, group) {
+			t.Errorf("group %q of kube-apiserver is not protected", group)
 		}
 	}
-	claim := strings.ReplaceAll(protected, "v9", "v8")
-	a := command(t, claim, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
+	a := command(t, strings.ReplaceAll(protected, "v9", "v8"), w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
 	if a.Code == 0 || !strings.Contains(a.Errs, "no service may claim Kubernetes' own group batch") {
 		t.Errorf("claiming batch: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
@@ -105,10 +93,9 @@ func testProtected(t *testing.T, w *world) {
 // testReach tries, with Fairlead's account, what the entrypoint's Roles allow and its policy does
 // not: Leases of others, and other endpoints.
 func testReach(t *testing.T, w *world) {
-	rbac := must.Get(os.ReadFile("../../deploy/components/entrypoint/rbac.yaml"))(t)
 	const lease = "{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {namespace: kube-system, name: %s}}"
 	const slice = "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: default, name: %s}, addressType: IPv4, endpoints: []}"
-	w.apply(t, string(rbac))
+	w.apply(t, read(t, "../../deploy/components/entrypoint/rbac.yaml"))
 	w.apply(t, fmt.Sprintf(lease, "reach-scheduler"))
 	try := func(manifest string, args ...string) suite.Answer {
 		return command(t, manifest, w.kubectl, append([]string{"--kubeconfig", w.direct, "--as=system:serviceaccount:kube-system:fairlead", "--dry-run=server"}, args...)...)
@@ -128,12 +115,4 @@ func testReach(t *testing.T, w *world) {
 	if a := try("", "delete", "endpointslice", "-n", "default", "another"); !strings.Contains(a.Errs, "forbidden") {
 		t.Errorf("another EndpointSlice: %s", a.Errs)
 	}
-}
-
-func shippedRules(t *testing.T) *rules {
-	t.Helper()
-	data := must.Get(os.ReadFile("../../deploy/components/monitoring/prometheusrule.yaml"))(t)
-	var object struct{ Spec rules }
-	must.Do(t, yaml.Unmarshal(data, &object))
-	return &object.Spec
 }

@@ -3,10 +3,9 @@
 package operate
 
 import (
-	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -16,9 +15,7 @@ import (
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
@@ -59,29 +56,29 @@ type shippedRule struct {
 // shippedRoles reads the rules from the manifests, so that a new rule is tested.
 func shippedRoles(t *testing.T, w *world) (all []shippedRule) {
 	t.Helper()
-	list := objects(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "write-status", "events"}}))
-	roles := map[string]rbacv1.ClusterRole{} // :: namespace and name → role; a Role has the same fields
-	for _, o := range list {
-		if strings.HasSuffix(o.GetKind(), "Role") {
-			var role rbacv1.ClusterRole
-			must.Do(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &role))
-			roles[o.GetNamespace()+"/"+o.GetName()] = role
-		}
-	}
+	roles := map[string][]rbacv1.PolicyRule{} // :: namespace and name
 	var bound []string
-	for _, o := range list {
-		if !strings.HasSuffix(o.GetKind(), "RoleBinding") {
-			continue
-		}
-		var binding rbacv1.ClusterRoleBinding
-		must.Do(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &binding))
-		if s := binding.Subjects[0]; s.Kind != "ServiceAccount" || s.Name != "fairlead" {
-			continue
-		}
-		name := o.GetNamespace() + "/" + binding.RoleRef.Name
-		bound = append(bound, name)
-		for _, rule := range roles[name].Rules {
-			all = append(all, shippedRule{rule, o.GetNamespace()})
+	list := objects(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "write-status", "events"}}))
+	for _, kind := range []string{"Role", "RoleBinding"} { // after Cluster or nothing; roles before their bindings
+		for _, o := range list {
+			if strings.TrimPrefix(o.GetKind(), "Cluster") != kind {
+				continue
+			}
+			var it struct {
+				Rules    []rbacv1.PolicyRule
+				RoleRef  rbacv1.RoleRef
+				Subjects []rbacv1.Subject
+			}
+			must.Do(t, yaml.Unmarshal(must.Get(yaml.Marshal(o.Object))(t), &it))
+			name := o.GetNamespace() + "/" + cmp.Or(it.RoleRef.Name, o.GetName())
+			if kind == "Role" {
+				roles[name] = it.Rules
+			} else if s := it.Subjects[0]; s.Kind == "ServiceAccount" && s.Name == "fairlead" {
+				bound = append(bound, name)
+				for _, rule := range roles[name] {
+					all = append(all, shippedRule{rule, o.GetNamespace()})
+				}
+			}
 		}
 	}
 	tested := append(bound, "/system:fairlead-ca-from", "/system:fairlead-metrics", "/system:fairlead-tap", "/system:fairlead-viewer")
@@ -114,11 +111,9 @@ func (r shippedRule) allows(q request) bool {
 // asked returns the requests that Fairlead's account has made.
 func (w *world) asked(t *testing.T) (all []request) {
 	t.Helper()
-	log := must.Get(os.Open(filepath.Join(w.dir, "audit.jsonl")))(t)
-	defer log.Close()
-	for lines := bufio.NewScanner(log); lines.Scan(); {
+	for line := range strings.Lines(read(t, filepath.Join(w.dir, "audit.jsonl"))) {
 		var r request
-		if err := json.Unmarshal(lines.Bytes(), &r); err == nil && r.User.Username == own { // the last line may be incomplete
+		if err := json.Unmarshal([]byte(line), &r); err == nil && r.User.Username == own { // the last line may be incomplete
 			all = append(all, r)
 		}
 	}
@@ -133,39 +128,36 @@ func testComponents(t *testing.T, w *world) {
 	w.clear(t)
 	w.apply(t, stale+fmt.Sprintf(lost, "parts"))
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "parts", Args: []string{
-		"--kubeconfig=" + w.account(t, "kube-system", "fairlead"), "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1", "--write-status", "--emit-events",
+		"--kubeconfig=" + w.account(t), "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1", "--write-status", "--emit-events",
 	}}))(t)
 	w.publishes(t, "192.0.2.1")
 	step := func(what string, done func() bool) {
-		suite.Eventually(t, 30*time.Second, what, func() (bool, string) { return done(), w.logged(t, front) })
+		suite.Eventually(t, 30*time.Second, what, func() (bool, string) { return done(), read(t, front.Part.LogFile()) })
 	}
 	step("renewed", func() bool {
 		_, scrape := w.get(t, front.Admin, "/metrics", "")
 		return regexp.MustCompile(`(?m)^fairlead_entrypoint_rounds_total\{result="passed"\} ([3-9]|\d\d)`).MatchString(scrape)
 	})
 	step("written", func() bool {
-		out := succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservice", "v1.parts.example.com", "-o", "jsonpath={.status.conditions[*].type}")
-		return strings.Contains(out, "fairlead.dev/Available")
+		return strings.Contains(w.ask(t, "get apiservice v1.parts.example.com -o jsonpath={.status.conditions[*].type}"), "fairlead.dev/Available")
 	})
-	step("leading", func() bool { return strings.Contains(w.logged(t, front), "reporting verdicts as events") })
+	step("leading", func() bool { return strings.Contains(read(t, front.Part.LogFile()), "reporting verdicts as events") })
 	w.apply(t, fmt.Sprintf(lost, "parts-late")) // an earlier leader may have reported the first one
 	step("events", func() bool {
-		of := metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=v1.parts-late.example.com"}
-		return len(must.Get(w.core.CoreV1().Events("default").List(t.Context(), of))(t).Items) > 0
+		return w.ask(t, "get events -n default -o name --field-selector involvedObject.kind=APIService,involvedObject.name=v1.parts-late.example.com") != ""
 	})
 	must.Do(t, front.Part.Signal(syscall.SIGTERM))
 	<-front.Part.Done()
 	w.publishes(t, "")
-	leases := must.Get(w.core.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"}))(t)
-	if len(leases.Items) > 0 {
-		t.Errorf("it left Leases: %v", leases.Items)
+	if leases := w.ask(t, "get leases -n kube-system -o name -l fairlead.dev/entrypoint"); leases != "" {
+		t.Errorf("it left Leases: %s", leases)
 	}
 }
 
 // testCallers compares accounts with a shipped role that is not bound by default, and without.
 func testCallers(t *testing.T, w *world) {
 	may, stranger := w.bound(t, "widgets"), suite.Token(t, w.core, "operate", "stranger")
-	viewer, tapper, scraper := w.bound(t, "system:fairlead-viewer"), w.bound(t, "system:fairlead-tap"), w.bound(t, "system:fairlead-metrics")
+	viewer, tapper, scraper := w.bound(t, "system:fairlead-viewer"), w.bound(t, "system:fairlead-tap"), suite.Token(t, w.core, "operate", "fairlead-metrics")
 	const status, tap, widgets = "/fairlead/status", "/fairlead/tap?path=/version&seconds=1", "/apis/guarded.example.com/v1/namespaces/default/widgets"
 	for path, token := range map[string]string{
 		widgets: may, tap: tapper, "/fairlead": viewer, "/fairlead/": viewer, status: viewer, "/fairlead/explain?path=/api/v1/pods": viewer,
@@ -188,15 +180,19 @@ func testCallers(t *testing.T, w *world) {
 
 // testBundleRole takes a bundle from a ConfigMap, once its namespace grants that.
 func testBundleRole(t *testing.T, w *world) {
-	const name, path = "lent", "/apis/lent.example.com/v1"
-	s := extension.Start(t, extension.Config{GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + "." + name + ".svc"}, CA: w.ca})
-	w.apply(t, fmt.Sprintf(lent, portOf(s), strings.ReplaceAll(string(w.ca.PEM()), "\n", "\\n")))
+	const path = "/apis/lent.example.com/v1"
+	s := extension.Start(t, extension.Config{GroupVersions: []string{"lent.example.com/v1"}, Names: []string{"lent.lent.svc"}, CA: w.ca})
+	file := filepath.Join(w.dir, "lent-ca.crt")
+	suite.Put(t, file, w.ca.PEM())
+	w.ask(t, "create namespace lent")
+	w.ask(t, "create configmap bundle -n lent --from-file=ca.crt="+file)
+	w.apply(t, fmt.Sprintf(lent, portOf(s)))
 	suite.Eventually(t, 30*time.Second, "refused", func() (bool, string) {
-		refused := slices.ContainsFunc(w.asked(t), func(r request) bool { return r.ResponseStatus.Code == 403 && r.ObjectRef.Namespace == name })
+		refused := slices.ContainsFunc(w.asked(t), func(r request) bool { return r.ResponseStatus.Code == 403 && r.ObjectRef.Namespace == "lent" })
 		return refused, "nobody asked for the bundle"
 	})
 	w.wants(t, 503, w.front.Endpoint, path, "") // without its bundle
-	w.apply(t, lender)
+	w.ask(t, "create rolebinding fairlead-ca-from -n lent --clusterrole=system:fairlead-ca-from --serviceaccount=kube-system:fairlead")
 	w.serves(t, time.Minute, w.front.Endpoint, path, "")
 }
 
@@ -204,24 +200,9 @@ func testBundleRole(t *testing.T, w *world) {
 // anew.
 func (w *world) clear(t *testing.T) {
 	t.Helper()
-	gone := func(err error) {
-		if !apierrors.IsNotFound(err) {
-			must.Do(t, err)
-		}
-	}
-	for _, slice := range []string{"kubernetes", "kubernetes-1"} {
-		gone(w.core.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), slice, metav1.DeleteOptions{}))
-	}
-	gone(w.core.CoreV1().Endpoints("default").Delete(t.Context(), "kubernetes", metav1.DeleteOptions{}))
-	for _, lease := range []string{"fairlead-status", "fairlead-events"} {
-		gone(w.core.CoordinationV1().Leases("kube-system").Delete(t.Context(), lease, metav1.DeleteOptions{}))
-	}
-	gone(w.core.CoordinationV1().Leases("kube-system").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"}))
-}
-
-func (w *world) logged(t *testing.T, f *cluster.Front) string {
-	t.Helper()
-	return string(must.Get(os.ReadFile(f.Part.LogFile()))(t))
+	w.ask(t, "delete -n default --ignore-not-found endpointslices/kubernetes endpointslices/kubernetes-1 endpoints/kubernetes")
+	w.ask(t, "delete -n kube-system --ignore-not-found leases/fairlead-status leases/fairlead-events")
+	w.ask(t, "delete -n kube-system leases -l fairlead.dev/entrypoint")
 }
 
 // publishes waits until the EndpointSlices and the Endpoints of default/kubernetes have the same
@@ -229,24 +210,9 @@ func (w *world) logged(t *testing.T, f *cluster.Front) string {
 func (w *world) publishes(t *testing.T, address string) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {
-		list := must.Get(w.core.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"}))(t)
-		old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return false, "no Endpoints"
-		}
-		must.Do(t, err)
-		var inSlices, inEndpoints string
-		for _, s := range list.Items {
-			for _, e := range s.Endpoints {
-				inSlices += strings.Join(e.Addresses, " ")
-			}
-		}
-		for _, s := range old.Subsets {
-			for _, a := range s.Addresses {
-				inEndpoints += a.IP
-			}
-		}
-		return inSlices == address && inEndpoints == address, inSlices + " and " + inEndpoints
+		inSlices := w.ask(t, "get endpointslices -n default -l kubernetes.io/service-name=kubernetes -o jsonpath={.items[*].endpoints[*].addresses[*]}")
+		inEndpoints := w.ask(t, "get endpoints -n default --ignore-not-found kubernetes -o jsonpath={.metadata.name}={.subsets[*].addresses[*].ip}")
+		return inSlices == address && inEndpoints == "kubernetes="+address, inSlices + " and " + inEndpoints
 	})
 }
 
@@ -254,15 +220,8 @@ func (w *world) publishes(t *testing.T, address string) {
 func (w *world) bound(t *testing.T, role string) string {
 	t.Helper()
 	name := strings.TrimPrefix(role, "system:")
-	w.apply(t, fmt.Sprintf(`
-{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: %[1]s}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: operate-%[1]s}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %[2]q}
-subjects: [{kind: ServiceAccount, namespace: operate, name: %[1]s}]
-`, name, role))
+	w.ask(t, "create serviceaccount -n operate "+name)
+	w.ask(t, "create clusterrolebinding operate-"+name+" --clusterrole="+role+" --serviceaccount=operate:"+name)
 	return suite.Token(t, w.core, "operate", name)
 }
 
@@ -270,48 +229,25 @@ subjects: [{kind: ServiceAccount, namespace: operate, name: %[1]s}]
 const reader = `
 {apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: stranger}}
 ---
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: widgets}
-rules: [{apiGroups: [guarded.example.com], resources: [widgets], verbs: [list]}]
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: widgets}, rules: [{apiGroups: [guarded.example.com], resources: [widgets], verbs: [list]}]}
 ---
 `
 
 // stale is an EndpointSlice that an earlier Fairlead has left.
 const stale = `
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: kubernetes-1, namespace: default, labels: {kubernetes.io/service-name: kubernetes, endpointslice.kubernetes.io/managed-by: fairlead.dev}}
-addressType: IPv4
-endpoints: [{addresses: [192.0.2.99]}]
-ports: [{name: https, port: 1}]
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, endpoints: [{addresses: [192.0.2.99]}], ports: [{name: https, port: 1}],
+ metadata: {name: kubernetes-1, namespace: default, labels: {kubernetes.io/service-name: kubernetes, endpointslice.kubernetes.io/managed-by: fairlead.dev}}}
 ---
 `
 
 const lost = `
-apiVersion: apiregistration.k8s.io/v1
-kind: APIService
-metadata: {name: v1.%[1]s.example.com}
-spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: nowhere, name: nothing}}
+{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.%[1]s.example.com},
+ spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: nowhere, name: nothing}}}
 `
 
 const lent = `
-{apiVersion: v1, kind: Namespace, metadata: {name: lent}}
----
 {apiVersion: v1, kind: Service, metadata: {namespace: lent, name: lent}, spec: {type: ExternalName, externalName: localhost, ports: [{port: %[1]s}]}}
 ---
-{apiVersion: v1, kind: ConfigMap, metadata: {namespace: lent, name: bundle}, data: {ca.crt: "%[2]s"}}
----
-apiVersion: apiregistration.k8s.io/v1
-kind: APIService
-metadata: {name: v1.lent.example.com, annotations: {fairlead.dev/ca-from: bundle/ca.crt}}
-spec: {group: lent.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: lent, name: lent, port: %[1]s}}
-`
-
-const lender = `
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: fairlead-ca-from, namespace: lent}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:fairlead-ca-from"}
-subjects: [{kind: ServiceAccount, name: fairlead, namespace: kube-system}]
+{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.lent.example.com, annotations: {fairlead.dev/ca-from: bundle/ca.crt}},
+ spec: {group: lent.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: lent, name: lent, port: %[1]s}}}
 `

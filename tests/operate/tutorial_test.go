@@ -3,17 +3,12 @@
 package operate
 
 import (
-	"bytes"
 	"encoding/base64"
 	"fmt"
 	"net/http"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -29,24 +24,23 @@ import (
 func testTutorial(t *testing.T, w *world) {
 	top := t
 	newer := filepath.Join(w.dir, "fairlead-newer")
-	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-X main.version=v0.2.0", "-o", newer, "github.com/fairlead-proxy/fairlead/cmd/fairlead")
-	must.Do(t, build.Start()) // while kubeadm works
+	succeed(t, "", "go", "build", "-ldflags=-X main.version=v0.2.0", "-o", newer, "github.com/fairlead-proxy/fairlead/cmd/fairlead")
 	const image = "ghcr.io/fairlead-proxy/fairlead:"
 	c := newControlPlane(t, w, map[string]string{image + "v0.1.0": w.fairlead, image + "v0.2.0": newer})
 	c.metricsServer(t)
-	must.Do(t, build.Wait())
 
 	titles := []string{"1. Look at what is there", "2. Install it on all three", "3. One node first", "4. Everything", "5. Upgrade", "6. Back in a minute", "7. Forward again, and the worst day"}
 	variables, _, _ := strings.Cut(documented(t, "tutorial.md", titles[0])[0].text, "\n") // the blocks share one terminal
 	var first, later *volley.Load
-	second := func() string { return "" }
+	var second *cluster.Part
 	for i, title := range titles {
 		done := t.Run(title, func(t *testing.T) {
 			blocks := documented(t, "tutorial.md", title)
 			begun, printed := time.Now(), ""
 			switch i + 1 {
 			case 3: // until step 6
-				second, blocks = c.terminal(top, blocks[0].text), blocks[1:]
+				second = must.Get(w.Run(t.Context(), cluster.Command{Name: "second-terminal", Path: "bash", Args: []string{"-c", blocks[0].text}, Env: c.env()}))(t)
+				blocks = blocks[1:]
 				first = c.clients(top)
 			case 5: // HAProxy reloads asynchronously, and these clients must reach a Fairlead
 				c.eventually(t, "for i in 1 2 3 4 5 6; do kubectl get --raw /fairlead/status || exit 1; done")
@@ -71,7 +65,8 @@ func testTutorial(t *testing.T, w *world) {
 				if took > time.Minute {
 					t.Error("that is more than a minute")
 				}
-				if out := second(); out != "" {
+				second.Kill()
+				if out := read(t, second.LogFile()); out != "" {
 					t.Errorf("the second terminal printed:\n%s", out)
 				}
 				for _, load := range []*volley.Load{first, later} {
@@ -92,22 +87,15 @@ func testTutorial(t *testing.T, w *world) {
 	t.Run("kubeadm", func(t *testing.T) { testKubeadm(t, c) })
 }
 
-// block is a fenced block of a document.
-type block struct{ kind, text string }
-
 // documented returns the blocks of a section of a document.
-func documented(t *testing.T, page, title string) (blocks []block) {
+func documented(t *testing.T, page, title string) []block {
 	t.Helper()
-	data := must.Get(os.ReadFile("../../docs/" + page))(t)
-	_, rest, found := strings.Cut(string(data), "# "+title+"\n")
+	_, rest, found := strings.Cut(read(t, "../../docs/"+page), "# "+title+"\n")
 	if !found {
 		t.Fatalf("%s has no section %q", page, title)
 	}
 	section, _, _ := strings.Cut(rest, "\n#")
-	for _, b := range regexp.MustCompile("(?ms)^ *```(\\w+)\n(.*?)^ *```$").FindAllStringSubmatch(section, -1) {
-		blocks = append(blocks, block{b[1], b[2]})
-	}
-	return blocks
+	return blocksOf(section)
 }
 
 // compare requires that the output is what a document shows, where … stands for anything in a line,
@@ -130,8 +118,7 @@ func (c *controlPlane) metricsServer(t *testing.T) {
 		GroupVersions: []string{"metrics.k8s.io/v1beta1"}, Address: "0.0.0.0:443", Names: []string{"metrics-server.kube-system.svc"}, RejectWith: http.StatusUnauthorized,
 		RequestHeaderCA: suite.Pool(t, "/etc/netns/"+firstNode+"/kubernetes/pki/front-proxy-ca.crt"), AllowedNames: []string{"front-proxy-client"},
 	})
-	c.write(t, "metrics-server.yaml", fmt.Sprintf(metricsServer, laptop, base64.StdEncoding.EncodeToString(s.CA.PEM())))
-	c.follow(t, "kubectl apply -f metrics-server.yaml")
+	c.follow(t, `kubectl apply -f - <<<"$0"`, fmt.Sprintf(metricsServer, laptop, base64.StdEncoding.EncodeToString(s.CA.PEM())))
 	c.eventually(t, "kubectl get --raw /apis/metrics.k8s.io/v1beta1")
 }
 
@@ -162,8 +149,8 @@ func (c *controlPlane) publishing(t *testing.T) {
 printf 'resources: [../base]\ncomponents: [../components/entrypoint, ../components/static-pod]\n' > deploy/own/kustomization.yaml
 kubectl apply -k deploy/own`)
 	for _, node := range nodes {
-		c.edit(t, filepath.Join(c.folder, node, "fairlead.yaml"), "- --secure-port=8443", "- --secure-port=8443\n        - --publish-kubernetes-endpoints\n        - --advertise-address=$(HOST_IP)")
-		c.edit(t, "/etc/netns/"+node+"/kubernetes/manifests/kube-apiserver.yaml", "- --secure-port=6443", "- --secure-port=6443\n    - --endpoint-reconciler-type=none")
+		edit(t, filepath.Join(c.folder, node, "fairlead.yaml"), "- --secure-port=8443", "- --secure-port=8443\n        - --publish-kubernetes-endpoints\n        - --advertise-address=$(HOST_IP)")
+		edit(t, "/etc/netns/"+node+"/kubernetes/manifests/kube-apiserver.yaml", "- --secure-port=6443", "- --secure-port=6443\n    - --endpoint-reconciler-type=none")
 	}
 	for _, node := range nodes {
 		c.eventually(t, running(node, "endpoint-reconciler-type=none")+" && curl -fsk https://"+node+":6443/readyz")
@@ -173,32 +160,6 @@ kubectl apply -k deploy/own`)
 // running returns a command that checks whether a node has such a process.
 func running(node, what string) string {
 	return "ip netns pids " + node + " | xargs ps -o args= -p | grep -q " + what
-}
-
-func (c *controlPlane) edit(t *testing.T, file, old, text string) {
-	t.Helper()
-	data := must.Get(os.ReadFile(file))(t)
-	edited := strings.Replace(string(data), old, text, 1)
-	if edited == string(data) {
-		t.Fatalf("%s does not have %q", file, old)
-	}
-	must.Do(t, os.WriteFile(file+".new", []byte(edited), 0o600))
-	must.Do(t, os.Rename(file+".new", file))
-}
-
-// terminal runs a block that does not end. The returned function kills it and returns its output.
-func (c *controlPlane) terminal(t *testing.T, block string) func() string {
-	t.Helper()
-	var out bytes.Buffer
-	cmd := c.command(t.Context(), "bash", "-c", block)
-	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = &out, &out, &syscall.SysProcAttr{Setpgid: true}
-	must.Do(t, cmd.Start())
-	end := sync.OnceFunc(func() {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		_ = cmd.Wait() // it was killed
-	})
-	t.Cleanup(end)
-	return func() string { end(); return out.String() }
 }
 
 // clients sends requests through HAProxy, for a kube-apiserver and the extension server in turn.
@@ -217,4 +178,27 @@ func (c *controlPlane) clients(t *testing.T) *volley.Load {
 		return http.MethodGet, front.URL + paths[i/2%len(paths)], ""
 	}}
 	return load.Start(t)
+}
+
+// testKubeadm follows docs/operations.md on a node of the tutorial, and runs each command as
+// written.
+func testKubeadm(t *testing.T, c *controlPlane) {
+	blocks := documented(t, "operations.md", "On kubeadm")
+	if len(blocks) != 5 { // three for a node, and two that need none
+		t.Fatalf("%d blocks, want 5", len(blocks))
+	}
+	c.on(t, firstNode, blocks[0].text)
+	file := filepath.Join(c.folder, firstNode, "kubeadm.yaml")
+	edit(t, file, "apiServer: {}", "apiServer: {certSANs: [front.example.com]}")
+	own, _, _ := strings.Cut(fmt.Sprintf(kubeadmConfiguration, 1, ""), "---")
+	suite.Put(t, file, own+"---\n"+read(t, file))
+	c.on(t, firstNode, blocks[1].text)
+	names := c.on(t, firstNode, "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -ext subjectAltName")
+	if !strings.Contains(names, "DNS:front.example.com") || !strings.Contains(names, "IP Address:"+balancer) {
+		t.Errorf("the certificate has:\n%s", names)
+	}
+	lint := c.on(t, firstNode, strings.ReplaceAll(blocks[2].text, "<node>", firstNode))
+	if lines := strings.Count(lint, "\n"); lines != 1 || !strings.Contains(lint, "--requestheader-uid-headers") {
+		t.Errorf("lint of a node made by kubeadm reports:\n%s", lint)
+	}
 }
