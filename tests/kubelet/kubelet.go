@@ -17,7 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"os/exec"
@@ -92,7 +92,7 @@ func New(cfg Config) (*Kubelet, error) {
 		}),
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{cfg.Certificate}, ClientCAs: cfg.ClientCAs, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12},
 		ReadHeaderTimeout: creating,
-		ErrorLog:          log.New(io.Discard, "", 0),
+		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
 	go func() { _ = k.server.ServeTLS(l, "", "") }() // ends with Close

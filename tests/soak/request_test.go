@@ -181,7 +181,7 @@ func (w *world) request(ctx context.Context) {
 		defer tr.CloseIdleConnections()
 	}
 	t.Begun = time.Now()
-	t.read(t.send(ctx, tr))
+	t.send(ctx, tr, t.read)
 	t.Ended = time.Now()
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && t.Err != "" {
 		if t.quit > 0 {
@@ -195,9 +195,9 @@ func (w *world) request(ctx context.Context) {
 	w.checker.end(t.exchange)
 }
 
-// send sends the request, with the caller's credentials and forged ones, and returns the answer's
-// body, or nil without an answer.
-func (t *task) send(ctx context.Context, tr http.RoundTripper) io.ReadCloser {
+// send sends the request, with the caller's credentials and forged ones, and lets read read the
+// answer's body.
+func (t *task) send(ctx context.Context, tr http.RoundTripper, read func(body io.Reader)) {
 	req, err := http.NewRequestWithContext(ctx, t.method, t.door.Endpoint.URL+t.path, bytes.NewReader(t.body))
 	if err != nil {
 		panic(err) // our own paths are valid
@@ -219,8 +219,9 @@ func (t *task) send(ctx context.Context, tr http.RoundTripper) io.ReadCloser {
 	res, err := tr.RoundTrip(req)
 	if err != nil {
 		t.Err = err.Error()
-		return http.NoBody
+		return
 	}
+	defer res.Body.Close()
 	t.Code = res.StatusCode
 	// Only Fairlead's own promises count. If the local apiserver may have executed the request, its
 	// answer has the header fields of priority and fairness.
@@ -231,12 +232,11 @@ func (t *task) send(ctx context.Context, tr http.RoundTripper) io.ReadCloser {
 			t.Garbled = "its receipt: " + text
 		}
 	}
-	return res.Body
+	read(res.Body)
 }
 
 // read reads the body and checks that of a success.
-func (t *task) read(from io.ReadCloser) {
-	defer from.Close()
+func (t *task) read(from io.Reader) {
 	body, err := io.ReadAll(io.LimitReader(from, 16<<20))
 	if err != nil {
 		t.Err = "reading body: " + err.Error()
@@ -293,11 +293,7 @@ func (w *world) watch(ctx context.Context) {
 	guard := time.AfterFunc(stallAfter, func() { cancel(errStalled) })
 	defer guard.Stop()
 	t.Begun = time.Now()
-	body := t.send(watching, w.transport(t))
-	if t.Err == "" {
-		t.events(body, guard)
-	}
-	body.Close()
+	t.send(watching, w.transport(t), func(body io.Reader) { t.events(body, guard) })
 	t.GaveUp = t.Err != "" && errors.Is(context.Cause(watching), errStalled)
 	t.Ended = time.Now()
 	if ctx.Err() != nil {
