@@ -60,7 +60,7 @@ type world struct {
 }
 
 // auditPolicy is for testRoles: who asked for what.
-const auditPolicy = "{apiVersion: audit.k8s.io/v1, kind: Policy, omitStages: [RequestReceived], rules: [{level: Metadata}]}"
+const auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
 
 // protected claims a group of Kubernetes. It must exist before the policy that forbids it.
 const protected = `
