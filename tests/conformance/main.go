@@ -17,7 +17,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -110,8 +109,8 @@ func join(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint) *kub
 	return node
 }
 
-// suite runs the specs, and prints Ginkgo's lines about them. It returns an error if a spec failed or
-// fewer than want ran.
+// suite runs the specs, and prints Ginkgo's lines about them. It returns an error if a spec failed
+// or fewer than want ran.
 func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, out io.Writer, want int) error {
 	parts := try.Get(tools.Paths(ctx, tools.Config{Progress: os.Stderr}, "e2e.test", "kubectl"))
 	kubeconfig := filepath.Join(c.Dir(), "e2e.kubeconfig")
@@ -132,8 +131,8 @@ func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, out
 		return err
 	}
 	passed := 0
-	if m := regexp.MustCompile(`(\d+) Passed`).FindSubmatch(said.Bytes()); m != nil {
-		passed = try.Get(strconv.Atoi(string(m[1])))
+	if _, totals, ok := strings.Cut(said.String(), "SUCCESS! -- "); ok {
+		try.Get(fmt.Sscan(totals, &passed))
 	}
 	if passed < want {
 		return fmt.Errorf("%d specs passed, %d expected", passed, want)
