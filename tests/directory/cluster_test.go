@@ -4,13 +4,13 @@ package directory
 
 import (
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -34,46 +34,41 @@ func testLocal(t *testing.T, shared *world) {
 	c := suite.Start(t, cluster.Config{})
 	w := *shared
 	w.keys = alone.Keys{Clients: c.PKI.Client.CA, Fronts: c.PKI.FrontProxy.CA, Servers: c.PKI.Serving.CA}
-	registry, dir := t.TempDir(), t.TempDir()
+	registry := t.TempDir()
 	server := w.extension(t, "widgets.example.com/v1", "sea.example.com/v1", "apps/v1")
-	suite.Put(t, filepath.Join(registry, "widgets.yaml"), apiOf(server, "widgets.example.com", "v1", "one"))
-	suite.Put(t, filepath.Join(registry, "apps.yaml"), apiOf(server, "apps", "v1", "two"))
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	must.Do(t, c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()))
-	suite.Put(t, filepath.Join(dir, "crd.yaml"), crd)
-	direct := w.as(t, c.Endpoint(), c.Admin())
-	direct.run(t, []string{"apply", "-f", filepath.Join(dir, "crd.yaml")})
-	d := w.open(t, registry, "--kubeconfig="+kubeconfig)
-	k := w.as(t, d.front, c.Admin())
+	put(t, registry, server, "widgets.example.com", "")
+	put(t, registry, server, "apps", "")
+	direct := kubectl.As(t, c.Endpoint(), c.Admin())
+	direct.Feed(t, crd, "apply", "-f", "-")
+	d := w.open(t, registry, "--kubeconfig="+direct.Kubeconfig)
+	k := kubectl.As(t, d.front, c.Admin())
 	d.becomes(t, d.root, widgets, http.StatusOK)
 	for name, want := range map[string]string{"v1.batch": "17400/15 ", "v1.sea.example.com": "1000/100 "} {
 		t.Run(name+" registers itself", func(t *testing.T) {
 			suite.Eventually(t, 30*time.Second, "registered", func() (bool, string) {
-				out, errs, _ := k.try(t, "get", "apiservice", name, "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
-				return strings.HasPrefix(out, want) && strings.Contains(out, "automanaged"), out + errs
+				a := k.Try(t, "", "get", "apiservice", name, "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
+				return strings.HasPrefix(a.Out, want) && strings.Contains(a.Out, "automanaged"), a.Out + a.Errs
 			})
 		})
 	}
 	for args, want := range map[string]string{
-		"get apiservices":                                          "apps/one",
-		"explain apiservice":                                       "KIND:       APIService",
+		"get apiservices":                                          "x/widgets-example-com",
 		"explain deployment.spec.replicas":                         "replicas",
 		"get widgets.widgets.example.com -A -o name":               "widget.widgets.example.com/",
-		"get namespaces":                                           "kube-system",
 		"get boats.sea.example.com -A":                             "",
 		"api-resources --api-group=apiregistration.k8s.io -o wide": "get,list,watch ", // not the verbs of kube-apiserver's own aggregator
 	} {
-		t.Run(args, func(t *testing.T) { k.run(t, strings.Fields(args), want) })
+		t.Run(args, func(t *testing.T) { k.Says(t, 0, "", args, want) })
 	}
 	t.Run("the cluster authorizes", func(t *testing.T) {
 		alice := w.client(t, c.StaticToken("alice"))
 		d.status(t, alice, widgets, http.StatusForbidden)
-		k.run(t, strings.Fields("create clusterrole widgets --verb=list --resource=widgets.widgets.example.com"))
-		k.run(t, strings.Fields("create clusterrolebinding widgets --clusterrole=widgets --user=alice"))
+		k.Says(t, 0, "", "create clusterrole widgets --verb=list --resource=widgets.widgets.example.com")
+		k.Says(t, 0, "", "create clusterrolebinding widgets --clusterrole=widgets --user=alice")
 		d.becomes(t, alice, widgets, http.StatusOK)
 	})
 	t.Run("a protected group stays local", func(t *testing.T) {
-		k.run(t, []string{"create", "deployment", "local", "--image=none", "-n", "default"}, "deployment.apps/local created")
+		k.Says(t, 0, "", "create deployment local --image=none -n default", "deployment.apps/local created")
 		for _, r := range server.Requests(0) {
 			if strings.HasPrefix(r.Target, "/apis/apps/v1/") && r.Target != "/apis/apps/v1/" {
 				t.Errorf("the extension server received %s", r.Target)
@@ -81,7 +76,7 @@ func testLocal(t *testing.T, shared *world) {
 		}
 	})
 	t.Run("a shadowed CRD", func(t *testing.T) {
-		suite.Put(t, filepath.Join(registry, "sea.yaml"), apiOf(server, "sea.example.com", "v1", "one"))
+		put(t, registry, server, "sea.example.com", "")
 		d.becomes(t, d.root, "/apis/sea.example.com/v1/widgets", http.StatusOK)
 		suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
 			_, body := d.ask(t, d.root, "/fairlead/status")

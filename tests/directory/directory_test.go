@@ -15,6 +15,7 @@ func TestDirectory(t *testing.T) {
 		{"kubectl", testKubectl},
 		{"identity", testIdentity},
 		{"modes", testModes},
+		{"egress", testEgress},
 		{"local", testLocal},
 		{"claimed", testClaimed},
 		{"example", testExample},

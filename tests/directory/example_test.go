@@ -19,12 +19,14 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testExample runs make example, and then every command that it suggests.
-func testExample(t *testing.T, w *world) {
+func testExample(t *testing.T, _ *world) {
 	dir := filepath.Join(t.TempDir(), "example")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)                // it compiles first
 	taken := must.Get(new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"))(t) // so the example must find another port
@@ -40,7 +42,8 @@ func testExample(t *testing.T, w *world) {
 	t.Cleanup(func() { _ = interrupt() }) // it has exited already, unless the test failed before
 	printed := readUntil(t, out, "Ctrl-C ends everything.")
 
-	k := kubectl{w.kubectl, []string{"--kubeconfig", filepath.Join(dir, "kubeconfig"), "--cache-dir", filepath.Join(dir, "cache")}}
+	k := kubectl.As(t, cluster.Endpoint{}, cluster.Credentials{})
+	k.Kubeconfig = filepath.Join(dir, "kubeconfig")
 	want := map[string]string{ // :: suggested command → text that its output must contain
 		"kubectl get apiservices": "harbour/tides     True", "kubectl api-resources": "tides.example.com/v1", "kubectl get tides": "dover", "kubectl explain tides.status": "askedBy",
 		"kubectl get widgets -A": "widget-002", "kubectl get --raw /fairlead/status": `"complete": true`, "kubectl delete widget widget-000": "deleted",
@@ -53,17 +56,15 @@ func testExample(t *testing.T, w *world) {
 			continue
 		}
 		t.Run(strings.ReplaceAll(command, dir, ""), func(t *testing.T) {
-			args := strings.Fields(command)[1:]
+			args := strings.TrimPrefix(command, "kubectl ")
 			if strings.Contains(comment, "forbidden") {
-				if _, errs, code := k.try(t, args...); code == 0 || !strings.Contains(errs, "Forbidden") {
-					t.Errorf("exit code %d: %s", code, errs)
-				}
+				k.Says(t, 1, "", args, "Forbidden")
 				return
 			}
 			if want[command] == "" {
 				t.Fatal("this test does not know the command's output")
 			}
-			k.run(t, args, want[command])
+			k.Says(t, 0, "", args, want[command])
 		})
 		delete(want, command)
 	}
@@ -73,14 +74,14 @@ func testExample(t *testing.T, w *world) {
 	t.Run("the folder is followed", func(t *testing.T) {
 		file := filepath.Join(dir, "registry", "widgets.yaml")
 		text := must.Get(os.ReadFile(file))(t)
-		suite.Put(t, filepath.Join(filepath.Dir(file), "widgets.yaml"), strings.Replace(string(text), "annotations:", "annotations:\n    fairlead.dev/maintenance: hull repairs", 1))
+		suite.Put(t, file, strings.Replace(string(text), "annotations:", "annotations:\n    fairlead.dev/maintenance: hull repairs", 1))
 		suite.Eventually(t, 10*time.Second, "in maintenance", func() (bool, string) {
-			_, errs, _ := k.try(t, "get", "widgets", "-A")
-			return strings.Contains(errs, "hull repairs"), errs
+			a := k.Try(t, "", "get", "widgets", "-A")
+			return strings.Contains(a.Errs, "hull repairs"), a.Errs
 		})
 	})
 	t.Run("an interrupt ends all", func(t *testing.T) {
-		url := strings.TrimSpace(k.run(t, []string{"config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"}))
+		url := k.Run(t, "config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
 		must.Do(t, interrupt())
 		_, _ = io.Copy(io.Discard, out) // ends with the last process that could write
 		_ = cmd.Wait()                  // make reports the interrupt as an error

@@ -3,31 +3,29 @@
 package directory
 
 import (
-	"encoding/base64"
 	"fmt"
 	"net/http"
-	"strings"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// world is what all cases share: the executables, and keys that do not come from a cluster.
+// world is what all cases share: the executable, and keys that do not come from a cluster.
 type world struct {
-	bin, kubectl string
-	dir          string
-	keys         alone.Keys
+	bin  string
+	keys alone.Keys
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	dir := t.TempDir()
-	return &world{bin: suite.Build(t, dir), kubectl: suite.Tool(t, "kubectl"), dir: dir, keys: alone.NewKeys()}
+	return &world{bin: suite.Build(t, t.TempDir()), keys: alone.NewKeys()}
 }
 
 // user issues a client certificate.
@@ -40,7 +38,8 @@ func (w *world) user(t *testing.T, name string, groups ...string) cluster.Creden
 func (w *world) extension(t *testing.T, groupVersions ...string) *extension.Server {
 	t.Helper()
 	return extension.Start(t, extension.Config{
-		GroupVersions: groupVersions, CA: w.keys.Servers, Names: []string{"one.apps.svc", "two.apps.svc"}, Objects: 3,
+		GroupVersions: groupVersions, CA: w.keys.Servers, Objects: 3,
+		Names:           []string{"widgets-example-com.x.svc", "gadgets-example-com.x.svc", "sea-example-com.x.svc", "apps.x.svc"},
 		RequestHeaderCA: w.keys.Fronts.Pool(), RejectWith: http.StatusUnauthorized,
 	})
 }
@@ -95,38 +94,8 @@ func (d *door) becomes(t *testing.T, c *http.Client, path string, want int) {
 
 const widgets = "/apis/widgets.example.com/v1/widgets"
 
-// api returns the manifests of a group-version whose extension server has the address.
-func api(group, version, service, address, ca string) string {
-	host, port, _ := strings.Cut(address, ":")
-	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
-kind: APIService
-metadata:
-  name: %[2]s.%[1]s
-spec:
-  group: %[1]s
-  version: %[2]s
-  groupPriorityMinimum: 100
-  versionPriority: 100
-  caBundle: %[6]s
-  service:
-    namespace: apps
-    name: %[3]s
----
-apiVersion: v1
-kind: Service
-metadata: {namespace: apps, name: %[3]s}
-spec: {ports: [{port: 443}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {namespace: apps, name: %[3]s-1, labels: {kubernetes.io/service-name: %[3]s}}
-addressType: IPv4
-ports: [{port: %[5]s}]
-endpoints: [{addresses: [%[4]s]}]
-`, group, version, service, host, port, ca)
-}
-
-// apiOf returns the manifests of a group-version of s.
-func apiOf(s *extension.Server, group, version, service string) string {
-	return api(group, version, service, s.Addr(), base64.StdEncoding.EncodeToString(s.CA.PEM()))
+// put registers a group/v1 of s.
+func put(t *testing.T, registry string, s *extension.Server, group, annotations string) {
+	t.Helper()
+	suite.Put(t, filepath.Join(registry, group+".yaml"), manifests.At(group, "v1", s.Addr(), s.CA.PEM(), annotations))
 }

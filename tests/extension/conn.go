@@ -74,10 +74,9 @@ func (c *connection) rst() {
 
 // accept handles one connection until it is net/http's.
 func (s *Server) accept(tcp net.Conn) {
-	s.stats.accepted.Add(1)
-	s.stats.open.Add(1)
+	s.accepted.Add(1)
 	c := &connection{Conn: tcp, faults: &s.faults, closed: make(chan struct{})}
-	c.onClose = func() { s.listen.remove(c); s.stats.open.Add(-1) }
+	c.onClose = func() { s.listen.remove(c) }
 	if !s.listen.add(c) {
 		c.rst()
 		return
@@ -103,7 +102,6 @@ func (s *Server) handshake(c *connection) {
 		c.Close()
 		return
 	}
-	s.stats.handshakes.Add(1)
 	c.state = conn.ConnectionState()
 	c.verified = s.verify(&c.state)
 	s.conns.give(newSession(conn, c))

@@ -10,138 +10,92 @@ import (
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
 )
 
 const aggregatedType = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// asksAggregated reports whether r accepts aggregated discovery. It looks anywhere in Accept: every
-// client that lists it prefers it.
-func asksAggregated(r *http.Request) bool {
-	for _, accept := range r.Header.Values("Accept") {
-		if strings.Contains(accept, "as=APIGroupDiscoveryList") && strings.Contains(accept, "v=v2") && strings.Contains(accept, "application/json") {
-			return true
+// documents are the forms of discovery. All are made of the aggregated one.
+type documents struct {
+	aggregated apidiscoveryv2.APIGroupDiscoveryList
+	groups     *metav1.APIGroupList
+	resources  map[schema.GroupVersion]*metav1.APIResourceList
+}
+
+// newDocuments lists groups and versions in the order of Config.
+func newDocuments(versions []schema.GroupVersion) documents {
+	d := documents{aggregated: apidiscoveryv2.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/v2"}}}
+	for _, gv := range versions {
+		of := func(g apidiscoveryv2.APIGroupDiscovery) bool { return g.Name == gv.Group }
+		if !slices.ContainsFunc(d.aggregated.Items, of) {
+			d.aggregated.Items = append(d.aggregated.Items, apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: gv.Group}})
 		}
+		g := &d.aggregated.Items[slices.IndexFunc(d.aggregated.Items, of)]
+		g.Versions = append(g.Versions, aggregatedVersion(gv))
 	}
-	return false
+	d.groups, d.resources, _ = discovery.SplitGroupsAndResources(d.aggregated) // it fails for stale versions
+	d.groups.TypeMeta = metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}
+	for _, list := range d.resources {
+		list.TypeMeta = metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}
+	}
+	return d
 }
 
-// groups answers /apis.
-func (s *Server) groups(w http.ResponseWriter, r *http.Request) {
-	if asksAggregated(r) && !s.cfg.LegacyDiscovery {
-		s.writeDocument(w, r, aggregatedType, s.aggregated())
-		return
-	}
-	list := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
-	for _, name := range s.groupNames() {
-		list.Groups = append(list.Groups, s.group(name))
-	}
-	s.writeDocument(w, r, "application/json", list)
-}
-
-// groupNames returns the served groups in the order of Config.
-func (s *Server) groupNames() []string {
-	var names []string
-	for _, gv := range s.versions {
-		if !slices.Contains(names, gv.group) {
-			names = append(names, gv.group)
-		}
-	}
-	return names
-}
-
-func (s *Server) group(name string) metav1.APIGroup {
-	g := metav1.APIGroup{Name: name}
-	for _, gv := range s.versions {
-		if gv.group == name {
-			g.Versions = append(g.Versions, metav1.GroupVersionForDiscovery{GroupVersion: gv.String(), Version: gv.version})
-		}
-	}
-	g.PreferredVersion = g.Versions[0]
-	return g
-}
-
-func (s *Server) aggregated() apidiscoveryv2.APIGroupDiscoveryList {
-	list := apidiscoveryv2.APIGroupDiscoveryList{
-		TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/v2"},
-	}
-	for _, name := range s.groupNames() {
-		g := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		for _, gv := range s.versions {
-			if gv.group == name {
-				g.Versions = append(g.Versions, aggregatedVersion(gv))
-			}
-		}
-		list.Items = append(list.Items, g)
-	}
-	return list
-}
-
-func aggregatedVersion(gv groupVersion) apidiscoveryv2.APIVersionDiscovery {
+func aggregatedVersion(gv schema.GroupVersion) apidiscoveryv2.APIVersionDiscovery {
 	kind := func(name string) *metav1.GroupVersionKind {
-		return &metav1.GroupVersionKind{Group: gv.group, Version: gv.version, Kind: name}
+		return &metav1.GroupVersionKind{Group: gv.Group, Version: gv.Version, Kind: name}
 	}
 	widgets := apidiscoveryv2.APIResourceDiscovery{
 		Resource: "widgets", ResponseKind: kind("Widget"), Scope: apidiscoveryv2.ScopeNamespace,
-		SingularResource: "widget", ShortNames: []string{"wd"}, Verbs: widgetVerbs(),
+		SingularResource: "widget", ShortNames: []string{"wd"}, Verbs: []string{"create", "delete", "get", "list", "watch"},
 	}
 	for _, sub := range connectSubresources() {
 		widgets.Subresources = append(widgets.Subresources, apidiscoveryv2.APISubresourceDiscovery{
-			Subresource: sub, ResponseKind: kind("WidgetConnectOptions"), Verbs: connectVerbs(),
+			Subresource: sub, ResponseKind: kind("WidgetConnectOptions"), Verbs: []string{"create", "get"},
 		})
 	}
 	return apidiscoveryv2.APIVersionDiscovery{
-		Version: gv.version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: []apidiscoveryv2.APIResourceDiscovery{widgets},
+		Version: gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: []apidiscoveryv2.APIResourceDiscovery{widgets},
 	}
 }
-
-func resourceList(gv groupVersion) metav1.APIResourceList {
-	list := metav1.APIResourceList{
-		TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
-		GroupVersion: gv.String(),
-		APIResources: []metav1.APIResource{{
-			Name: "widgets", SingularName: "widget", ShortNames: []string{"wd"}, Kind: "Widget", Namespaced: true, Verbs: widgetVerbs(),
-		}},
-	}
-	for _, sub := range connectSubresources() {
-		list.APIResources = append(list.APIResources, metav1.APIResource{
-			Name: "widgets/" + sub, Kind: "WidgetConnectOptions", Namespaced: true, Verbs: connectVerbs(),
-		})
-	}
-	return list
-}
-
-func widgetVerbs() metav1.Verbs {
-	return metav1.Verbs{"create", "delete", "deletecollection", "get", "list", "watch"}
-}
-
-func connectVerbs() metav1.Verbs { return metav1.Verbs{"create", "get"} }
 
 // connectSubresources echo the body of a request.
 func connectSubresources() []string { return []string{"console", "echo", "exec", "portforward", "vnc"} }
 
+// groups answers /apis. It looks for aggregated discovery anywhere in Accept: every client that
+// lists it prefers it.
+func (s *Server) groups(w http.ResponseWriter, r *http.Request) {
+	accept := strings.Join(r.Header.Values("Accept"), ",")
+	if asks := strings.Contains(accept, "as=APIGroupDiscoveryList") && strings.Contains(accept, "v=v2") && strings.Contains(accept, "application/json"); asks && !s.cfg.LegacyDiscovery {
+		s.writeDocument(w, r, aggregatedType, s.documents.aggregated)
+		return
+	}
+	s.writeDocument(w, r, "application/json", s.documents.groups)
+}
+
 // apis answers everything below /apis/.
 func (s *Server) apis(w http.ResponseWriter, r *http.Request, segments []string) {
-	store := s.stores[segments[0]]
-	if store == nil {
+	i := slices.IndexFunc(s.documents.groups.Groups, func(g metav1.APIGroup) bool { return g.Name == segments[0] })
+	if i < 0 {
 		writeStatus(w, http.StatusNotFound, "no such group")
 		return
 	}
 	if len(segments) == 1 {
-		g := s.group(segments[0])
+		g := s.documents.groups.Groups[i]
 		g.TypeMeta = metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}
 		s.writeDocument(w, r, "application/json", g)
 		return
 	}
-	gv := groupVersion{segments[0], segments[1]}
-	if !slices.Contains(s.versions, gv) {
+	gv := schema.GroupVersion{Group: segments[0], Version: segments[1]}
+	switch list := s.documents.resources[gv]; {
+	case list == nil:
 		writeStatus(w, http.StatusNotFound, "no such version")
-		return
+	case len(segments) == 2:
+		s.writeDocument(w, r, "application/json", list)
+	default:
+		call{gv: gv, store: s.stores[gv.Group]}.serve(w, r, segments[2:])
 	}
-	if len(segments) == 2 {
-		s.writeDocument(w, r, "application/json", resourceList(gv))
-		return
-	}
-	s.widgets(w, r, call{gv: gv, store: store}, segments[2:])
 }
 
 // writeDocument sends a document with its ETag, or 304.

@@ -57,10 +57,8 @@ const (
 	ResetConn Kind = "reset-conn"
 	// Status answers with Code (0: 500) and a Status object, and keeps the connection open.
 	Status Kind = "status"
-	// Redirect answers with 307 and the Location in Text.
+	// Redirect answers with 307 and another server's Location.
 	Redirect Kind = "redirect"
-	// NoAggregated answers requests for aggregated discovery with Code (0: 404).
-	NoAggregated Kind = "no-aggregated"
 	// HugeBody sends a JSON string of Size bytes (0: 1 GiB), or until the client stops it.
 	HugeBody Kind = "huge-body"
 	// Garbage answers 200 with bytes that do not match the Content-Type.
@@ -70,9 +68,6 @@ const (
 	EndlessHeaders Kind = "endless-headers"
 	// EndlessTrailers is EndlessHeaders after a complete body.
 	EndlessTrailers Kind = "endless-trailers"
-	// GzipBomb answers 200 with a JSON string of Size bytes (0: 256 MiB), compressed to a
-	// thousandth, with or without Accept-Encoding.
-	GzipBomb Kind = "gzip-bomb"
 	// InformationalFlood sends Size (0: 10,000) 103 responses before the final one.
 	InformationalFlood Kind = "informational-flood"
 	// ShortBody has a Content-Length of Size (0: 1,000) and ends after half of that.
@@ -103,11 +98,10 @@ type Fault struct {
 	Method string
 	// Every applies the fault only to every n-th matching request. 0 and 1: to each.
 	Every int
-	// Delay, Code, Size and Text are described at the kinds that use them.
+	// Delay, Code and Size are described at the kinds that use them.
 	Delay time.Duration
 	Code  int
 	Size  int64
-	Text  string
 }
 
 func (k Kind) ofConnections() bool {
@@ -151,12 +145,12 @@ func (f *faults) connects(k Kind) (bool, <-chan struct{}) {
 	return slices.ContainsFunc(f.set, func(x Fault) bool { return x.Kind == k }), f.change
 }
 
-// of returns the fault for a request, which may be for aggregated discovery.
-func (f *faults) of(method, target string, aggregated bool) Fault {
+// of returns the fault for a request.
+func (f *faults) of(method, target string) Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i, x := range f.set {
-		if x.Kind.ofConnections() || !strings.HasPrefix(target, x.Path) || x.Method != "" && x.Method != method || x.Kind == NoAggregated && !aggregated {
+		if x.Kind.ofConnections() || !strings.HasPrefix(target, x.Path) || x.Method != "" && x.Method != method {
 			continue
 		}
 		if f.seen[i]++; f.seen[i]%max(x.Every, 1) == 0 {

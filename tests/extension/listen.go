@@ -21,11 +21,10 @@ type listener struct {
 	accept func(net.Conn)
 	hold   int // file descriptor
 
-	op sync.Mutex     // held by open and refuse throughout: one at a time
 	wg sync.WaitGroup // the accepting goroutine
 
-	mu    sync.Mutex // guards the fields below
-	ln    net.Listener
+	mu    sync.Mutex   // guards the fields below
+	ln    net.Listener // nil: closed
 	conns map[*connection]struct{}
 	done  bool
 }
@@ -77,8 +76,6 @@ func holdPort(address string) (fd, port int, err error) {
 
 // open starts to accept, unless it already does.
 func (l *listener) open() error {
-	l.op.Lock()
-	defer l.op.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ln != nil || l.done {
@@ -103,23 +100,19 @@ func (l *listener) open() error {
 
 // refuse closes the port. With cut, it also resets open connections, like the death of a process.
 func (l *listener) refuse(cut bool) {
-	l.op.Lock()
-	defer l.op.Unlock()
 	l.mu.Lock()
 	if l.ln != nil {
 		l.ln.Close()
 		l.ln = nil
 	}
+	all := slices.Collect(maps.Keys(l.conns)) // a copy, because closing one takes the lock
 	l.mu.Unlock()
-	l.wg.Wait() // so that the loop below sees every accepted connection
 	if cut {
-		l.mu.Lock()
-		all := slices.Collect(maps.Keys(l.conns)) // a copy, because closing one takes the lock
-		l.mu.Unlock()
 		for _, c := range all {
 			c.rst()
 		}
 	}
+	l.wg.Wait()
 }
 
 func (l *listener) close() {
@@ -133,12 +126,12 @@ func (l *listener) close() {
 	}
 }
 
-// add registers c; it returns false if the server is closed.
+// add registers c; it returns false if the port is closed.
 func (l *listener) add(c *connection) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// 20,000 connections: more than any test opens, and few enough for the machine.
-	if l.done || len(l.conns) >= 20_000 {
+	if l.ln == nil || len(l.conns) >= 20_000 {
 		return false
 	}
 	l.conns[c] = struct{}{}

@@ -3,7 +3,6 @@ package extension
 import (
 	"bytes"
 	"cmp"
-	"compress/gzip"
 	"fmt"
 	"io"
 	"net/http"
@@ -22,12 +21,10 @@ func (s *Server) misbehave(w *answer, r *http.Request, x exchange, f Fault) bool
 	case Slow:
 		wait(r, f.Delay)
 		return true
-	case NoAggregated:
-		writeStatus(w, cmp.Or(f.Code, http.StatusNotFound), "no aggregated discovery here")
 	case Status:
-		writeStatus(w, cmp.Or(f.Code, http.StatusInternalServerError), cmp.Or(f.Text, "told to fail"))
+		writeStatus(w, cmp.Or(f.Code, http.StatusInternalServerError), "told to fail")
 	case Redirect:
-		w.Header().Set("Location", cmp.Or(f.Text, "https://127.0.0.1:1/elsewhere"))
+		w.Header().Set("Location", "https://127.0.0.1:1/elsewhere")
 		w.WriteHeader(http.StatusTemporaryRedirect)
 	case Garbage:
 		w.Header().Set("Content-Type", "application/json")
@@ -42,8 +39,6 @@ func (s *Server) misbehave(w *answer, r *http.Request, x exchange, f Fault) bool
 		panic(http.ErrAbortHandler)
 	case HugeBody:
 		huge(w, cmp.Or(f.Size, 1<<30))
-	case GzipBomb:
-		bomb(w, cmp.Or(f.Size, 256<<20))
 	case SlowBody:
 		slowBody(w, r, f.Delay, size)
 	case InformationalFlood:
@@ -102,26 +97,6 @@ func huge(w http.ResponseWriter, n int64) {
 	}
 	_, _ = io.WriteString(w, `"`)
 }
-
-// bomb sends a compressed JSON string of n bytes.
-func bomb(w http.ResponseWriter, n int64) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Encoding", "gzip")
-	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
-	if err != nil {
-		panic(err) // a valid level
-	}
-	huge(unpacked{w, z}, n)
-	_ = z.Close()
-}
-
-// unpacked compresses what is written.
-type unpacked struct {
-	http.ResponseWriter
-	z *gzip.Writer
-}
-
-func (u unpacked) Write(p []byte) (int, error) { return u.z.Write(p) }
 
 func slowBody(w *answer, r *http.Request, pause time.Duration, size int64) {
 	w.Header().Set("Content-Type", "text/plain")

@@ -4,10 +4,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-)
 
-// object is a piece of a JSON document.
-type object = map[string]any
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
 
 // openAPIV2 answers with the widgets' Swagger document.
 func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
@@ -22,7 +21,7 @@ func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
 func info() object { return object{"title": "extension", "version": "v0"} }
 
 // operation describes the get of a widget.
-func operation(gv groupVersion, answer object) object {
+func operation(gv schema.GroupVersion, answer object) object {
 	return object{
 		"operationId": "read" + strings.NewReplacer(".", "", "-", "", "/", "").Replace(gv.String()) + "NamespacedWidget",
 		"responses":   object{"200": answer}, "x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk(gv),
@@ -54,7 +53,7 @@ func (s *Server) openAPIV3(w http.ResponseWriter, r *http.Request) {
 	writeStatus(w, http.StatusNotFound, "no such document")
 }
 
-func v3Document(gv groupVersion) object {
+func v3Document(gv schema.GroupVersion) object {
 	content := object{"application/json": object{"schema": object{"$ref": "#/components/schemas/" + modelName(gv)}}}
 	return object{
 		"openapi": "3.0.0", "info": info(),
@@ -63,7 +62,7 @@ func v3Document(gv groupVersion) object {
 	}
 }
 
-func widgetSchema(gv groupVersion) object {
+func widgetSchema(gv schema.GroupVersion) object {
 	return object{
 		"type": "object", "description": "Widget is what the extension server of the tests stores.",
 		"properties": object{
@@ -74,17 +73,17 @@ func widgetSchema(gv groupVersion) object {
 	}
 }
 
-func widgetPath(gv groupVersion) string {
+func widgetPath(gv schema.GroupVersion) string {
 	return "/apis/" + gv.String() + "/namespaces/{namespace}/widgets/{name}"
 }
 
-func gvk(gv groupVersion) object {
-	return object{"group": gv.group, "version": gv.version, "kind": "Widget"}
+func gvk(gv schema.GroupVersion) object {
+	return object{"group": gv.Group, "version": gv.Version, "kind": "Widget"}
 }
 
 // modelName is the group reversed, as Kubernetes names its models: com.example.widgets.v1.Widget.
-func modelName(gv groupVersion) string {
-	parts := strings.Split(gv.group, ".")
+func modelName(gv schema.GroupVersion) string {
+	parts := strings.Split(gv.Group, ".")
 	slices.Reverse(parts)
-	return strings.Join(parts, ".") + "." + gv.version + ".Widget"
+	return strings.Join(parts, ".") + "." + gv.Version + ".Widget"
 }

@@ -17,6 +17,9 @@ import (
 
 type sessionKey struct{}
 
+// statusType is the type of metav1.Status.
+func statusType() metav1.TypeMeta { return metav1.TypeMeta{Kind: "Status", APIVersion: "v1"} }
+
 // exchange is one request, with what faults need to reach its connection.
 type exchange struct {
 	*session
@@ -34,13 +37,12 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
 		}
 		defer x.end()
 	}
-	s.stats.requests.Add(1)
 	rec := s.ring.add(r, x.c)
 	w := &answer{ResponseWriter: rw}
 	body := &bodyCount{ReadCloser: r.Body}
 	r.Body = body
 	defer func() { s.ring.finish(rec, r, body, w.status) }() // even if a fault panics
-	if !s.misbehave(w, r, x, s.faults.of(r.Method, r.RequestURI, asksAggregated(r))) {
+	if !s.misbehave(w, r, x, s.faults.of(r.Method, r.RequestURI)) {
 		return
 	}
 	route := http.Handler(http.HandlerFunc(s.route))
@@ -80,10 +82,6 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request) {
 // writeJSON sends v with its length.
 func writeJSON(w http.ResponseWriter, code int, v any) {
 	b, _ := encode(v)
-	writeBytes(w, code, b)
-}
-
-func writeBytes(w http.ResponseWriter, code int, b []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	w.WriteHeader(code)
@@ -104,7 +102,7 @@ func writeError(w http.ResponseWriter, err error) {
 		status = apierrors.NewBadRequest(err.Error())
 	}
 	s := status.Status()
-	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	s.TypeMeta = statusType()
 	writeJSON(w, int(s.Code), s)
 }
 

@@ -15,15 +15,15 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -72,33 +72,22 @@ type Server struct {
 	// CA signed the serving certificate; it belongs in caBundle.
 	CA *pki.CA
 
-	cfg      Config
-	versions []groupVersion
-	pairs    pairs
-	faults   faults
-	ring     ring
-	stores   map[string]*store // :: group → its widgets; fixed after New
-	listen   *listener
-	http     http.Server
-	conns    *handover // for http
-	stats    counters
+	cfg       Config
+	versions  []schema.GroupVersion
+	documents documents
+	pairs     pairs
+	faults    faults
+	ring      ring
+	stores    map[string]*store // :: group → its widgets; fixed after New
+	listen    *listener
+	http      http.Server
+	conns     *handover // for http
+	accepted  atomic.Int64
 
 	ctx    context.Context // canceled by Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // every goroutine the server started
 }
-
-// Stats counts events since the start, and what is open now.
-type Stats struct {
-	// Requests counts arrived requests, Handshakes successful TLS handshakes.
-	Requests, Handshakes int64
-	// Accepted counts accepted TCP connections, Open the open ones.
-	Accepted, Open int64
-	// Watchers counts the open watches.
-	Watchers int64
-}
-
-type counters struct{ requests, handshakes, accepted, open, watchers atomic.Int64 }
 
 // Start runs a server until the test ends.
 func Start(t testing.TB, cfg Config) *Server {
@@ -113,22 +102,28 @@ func Start(t testing.TB, cfg Config) *Server {
 
 // New starts a server. The caller closes it.
 func New(cfg Config) (*Server, error) {
-	versions, err := parseVersions(cfg.GroupVersions)
-	if err != nil {
-		return nil, err
+	if cfg.GroupVersions == nil {
+		cfg.GroupVersions = []string{"widgets.example.com/v1"}
 	}
 	if cfg.CA == nil {
 		cfg.CA = pki.NewCA("extension-ca")
 	}
-	s := &Server{CA: cfg.CA, cfg: cfg, versions: versions, stores: map[string]*store{}}
-	s.ring.size = max(cmp.Or(cfg.Record, 1024), 0) // some seconds of a test's requests, with 64 KiB of header each at most
-	s.pairs = newPairs(cfg)
-	for _, gv := range versions {
-		if s.stores[gv.group] == nil {
-			s.stores[gv.group] = newStore(gv, cfg.Objects)
+	s := &Server{CA: cfg.CA, cfg: cfg, stores: map[string]*store{}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	for _, name := range cfg.GroupVersions {
+		gv, err := schema.ParseGroupVersion(name)
+		if err != nil {
+			s.cancel()
+			return nil, err
+		}
+		s.versions = append(s.versions, gv)
+		if s.stores[gv.Group] == nil {
+			s.stores[gv.Group] = newStore(cmp.Or(cfg.Objects, 100))
 		}
 	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.documents = newDocuments(s.versions)
+	s.ring.size = max(cmp.Or(cfg.Record, 1024), 0) // some seconds of a test's requests, with 64 KiB of header each at most
+	s.pairs = newPairs(cfg)
 	s.faults.change = make(chan struct{})
 	s.conns = &handover{conns: make(chan net.Conn), done: s.ctx.Done()}
 	s.http = http.Server{
@@ -142,6 +137,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.http.Protocols.SetHTTP1(true)
 	s.http.Protocols.SetUnencryptedHTTP2(true)
+	var err error
 	if s.listen, err = newListener(cfg.Address, s.accept); err != nil {
 		s.cancel()
 		return nil, err
@@ -176,29 +172,5 @@ func (s *Server) TLS() *tls.Config {
 	return &tls.Config{RootCAs: s.CA.Pool(), MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
 }
 
-// Stats returns the current counts.
-func (s *Server) Stats() Stats {
-	c := &s.stats
-	return Stats{
-		Requests: c.requests.Load(), Handshakes: c.handshakes.Load(), Accepted: c.accepted.Load(), Open: c.open.Load(), Watchers: c.watchers.Load(),
-	}
-}
-
-type groupVersion struct{ group, version string }
-
-func (gv groupVersion) String() string { return gv.group + "/" + gv.version }
-
-func parseVersions(names []string) ([]groupVersion, error) {
-	if names == nil {
-		names = []string{"widgets.example.com/v1"}
-	}
-	var out []groupVersion
-	for _, name := range names {
-		group, version, ok := strings.Cut(name, "/")
-		if !ok || group == "" || version == "" || strings.Contains(version, "/") {
-			return nil, fmt.Errorf("reading group-version %q: want group/version", name)
-		}
-		out = append(out, groupVersion{group, version})
-	}
-	return out, nil
-}
+// Accepted counts the TCP connections since the start.
+func (s *Server) Accepted() int64 { return s.accepted.Load() }

@@ -1,180 +1,194 @@
 package extension
 
 import (
-	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
-	"net/url"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
-// maxObject limits a stored body; kube-apiserver's own limit is 3 MB.
+// maxObject limits a body; kube-apiserver's own limit is 3 MB.
 const maxObject = 4 << 20
+
+// object is a piece of a JSON document.
+type object = map[string]any
+
+// store has the widgets of one group, in the namespace default, until they are deleted. What is
+// created is answered, but not kept.
+type store struct {
+	mu      sync.Mutex    // guards the fields below
+	widgets []object      // by name; each is immutable
+	emitted chan struct{} // closed by Emit
+}
+
+func newStore(seeds int) *store {
+	st := &store{emitted: make(chan struct{})}
+	for i := range seeds {
+		// 760 bytes of payload and Kubernetes' fields make an object of about 1 KB.
+		o := &unstructured.Unstructured{Object: object{"spec": object{"payload": string(filler(760))}}}
+		o.SetName(fmt.Sprintf("widget-%03d", i))
+		st.widgets = append(st.widgets, made(o, "default", i+1))
+	}
+	return st
+}
+
+// made adds what a server adds to a new object.
+func made(o *unstructured.Unstructured, namespace string, version int) object {
+	o.SetKind("Widget")
+	o.SetNamespace(namespace)
+	o.SetResourceVersion(strconv.Itoa(version))
+	o.SetUID(types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012x", version)))
+	o.SetCreationTimestamp(metav1.Now())
+	return o.Object
+}
+
+// list returns the widgets of a namespace, or of all if it is empty, and when Emit is called.
+func (st *store) list(namespace string) ([]object, <-chan struct{}) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if namespace != "" && namespace != "default" {
+		return nil, st.emitted
+	}
+	return slices.Clone(st.widgets), st.emitted
+}
+
+func named(name string) func(object) bool {
+	return func(o object) bool { return (&unstructured.Unstructured{Object: o}).GetName() == name }
+}
+
+// Emit sends an event without content to every watch of the first served group.
+func (s *Server) Emit() {
+	st := s.stores[s.versions[0].Group]
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	close(st.emitted)
+	st.emitted = make(chan struct{})
+}
 
 // call is one request for objects.
 type call struct {
-	gv              groupVersion
+	gv              schema.GroupVersion
 	store           *store
 	namespace, name string
 }
 
-// widgets serves [namespaces/<ns>/]widgets[/<name>[/<subresource>]].
-func (s *Server) widgets(w http.ResponseWriter, r *http.Request, c call, path []string) {
+// serve serves [namespaces/<ns>/]widgets[/<name>[/<subresource>]].
+func (c call) serve(w http.ResponseWriter, r *http.Request, path []string) {
 	if len(path) >= 2 && path[0] == "namespaces" {
-		c.namespace, path = unescape(path[1]), path[2:]
+		c.namespace, path = path[1], path[2:]
 	}
 	if len(path) == 0 || path[0] != "widgets" || len(path) > 3 {
 		writeStatus(w, http.StatusNotFound, "no such resource")
 		return
 	}
-	watches, _ := strconv.ParseBool(r.URL.Query().Get("watch"))
 	if len(path) > 1 {
-		c.name = unescape(path[1])
+		c.name = path[1]
 	}
+	watches, _ := strconv.ParseBool(r.URL.Query().Get("watch"))
 	switch {
 	case len(path) == 3:
 		connect(w, r, path[2])
-	case r.Method == http.MethodDelete:
-		c.delete(w)
-	case c.name == "" && r.Method == http.MethodGet && watches:
-		s.watch(w, r, c)
-	case c.name == "" && r.Method == http.MethodGet:
+	case c.name != "":
+		c.one(w, r)
+	case r.Method == http.MethodGet && watches:
+		c.watch(w, r)
+	case r.Method == http.MethodGet:
 		c.list(w)
-	case c.name == "" && r.Method == http.MethodPost:
+	case r.Method == http.MethodPost:
 		c.create(w, r)
-	case c.name != "" && (r.Method == http.MethodGet || r.Method == http.MethodHead):
-		c.get(w)
 	default:
 		writeStatus(w, http.StatusMethodNotAllowed, "not here")
 	}
 }
 
-func unescape(segment string) string {
-	if s, err := url.PathUnescape(segment); err == nil {
-		return s
-	}
-	return segment
+// in returns a widget as an object of the requested version.
+func (c call) in(o object) object {
+	seen := maps.Clone(o)
+	seen["apiVersion"] = c.gv.String()
+	return seen
 }
 
-func (c call) resource() schema.GroupResource {
-	return schema.GroupResource{Group: c.gv.group, Resource: "widgets"}
-}
-
-func (c call) get(w http.ResponseWriter) {
-	if o := c.store.get(c.namespace, c.name); o != nil {
-		writeBytes(w, http.StatusOK, o.in(c.gv))
-		return
+// one gets or deletes a widget.
+func (c call) one(w http.ResponseWriter, r *http.Request) {
+	all, _ := c.store.list(c.namespace)
+	i := slices.IndexFunc(all, named(c.name))
+	switch {
+	case i < 0:
+		writeError(w, apierrors.NewNotFound(schema.GroupResource{Group: c.gv.Group, Resource: "widgets"}, c.name))
+	case r.Method == http.MethodGet || r.Method == http.MethodHead:
+		writeJSON(w, http.StatusOK, c.in(all[i]))
+	case r.Method == http.MethodDelete:
+		c.store.mu.Lock()
+		defer c.store.mu.Unlock()
+		c.store.widgets = slices.DeleteFunc(slices.Clone(c.store.widgets), named(c.name))
+		writeJSON(w, http.StatusOK, metav1.Status{TypeMeta: statusType(), Status: metav1.StatusSuccess, Code: http.StatusOK})
+	default:
+		writeStatus(w, http.StatusMethodNotAllowed, "not here")
 	}
-	writeError(w, apierrors.NewNotFound(c.resource(), c.name))
 }
 
 func (c call) list(w http.ResponseWriter) {
-	items, version := c.store.list(c.namespace)
-	var b bytes.Buffer
-	fmt.Fprintf(&b, `{"kind":"WidgetList","apiVersion":%q,"metadata":{"resourceVersion":"%d"},"items":[`, c.gv, version)
-	for i, o := range items {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.Write(o.in(c.gv))
+	items := []object{}
+	all, _ := c.store.list(c.namespace)
+	for _, o := range all {
+		items = append(items, c.in(o))
 	}
-	b.WriteString("]}")
-	writeBytes(w, http.StatusOK, b.Bytes())
+	writeJSON(w, http.StatusOK, object{"kind": "WidgetList", "apiVersion": c.gv.String(), "metadata": object{"resourceVersion": "1"}, "items": items})
 }
 
 func (c call) create(w http.ResponseWriter, r *http.Request) {
-	var doc object
-	b, err := io.ReadAll(io.LimitReader(r.Body, maxObject+1))
-	if err == nil && len(b) > maxObject {
-		writeStatus(w, http.StatusRequestEntityTooLarge, "the object is too large")
-		return
-	}
+	o := &unstructured.Unstructured{}
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxObject))
 	if err == nil {
-		err = json.Unmarshal(b, &doc)
+		err = json.Unmarshal(b, &o.Object)
 	}
-	var o *widget
-	if err == nil {
-		o, err = c.store.create(c, doc)
-	}
-	if err != nil {
-		writeError(w, err)
+	if err != nil || o.GetName()+o.GetGenerateName() == "" || c.namespace == "" {
+		writeError(w, apierrors.NewBadRequest(fmt.Sprint("an object needs a name and a namespace: ", err)))
 		return
 	}
-	writeBytes(w, http.StatusCreated, o.in(c.gv))
-}
-
-// delete deletes one widget, or without a name all of the namespace.
-func (c call) delete(w http.ResponseWriter) {
-	if c.store.delete(c.namespace, c.name) == 0 && c.name != "" {
-		writeError(w, apierrors.NewNotFound(c.resource(), c.name))
-		return
-	}
-	writeJSON(w, http.StatusOK, metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess, Code: http.StatusOK,
-	})
-}
-
-// Emit sends an event without content to every watch of the first served group, in addition to
-// those for changes.
-func (s *Server) Emit() {
-	st := s.stores[s.versions[0].group]
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.changedLocked("MODIFIED", nil)
+	o.SetName(cmp.Or(o.GetName(), o.GetGenerateName()+"new"))
+	writeJSON(w, http.StatusCreated, c.in(made(o, c.namespace, 0)))
 }
 
 // watch streams events until the client, timeoutSeconds or the server ends it. Without a
 // resourceVersion, or with 0, it starts with the existing objects.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
+func (c call) watch(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	var end <-chan time.Time // nil: never
 	if seconds, err := strconv.Atoi(query.Get("timeoutSeconds")); err == nil && seconds > 0 {
 		end = time.After(time.Duration(seconds) * time.Second)
 	}
-	events, existing := c.store.watch(c.namespace)
-	if events == nil {
-		writeStatus(w, http.StatusTooManyRequests, "too many watches")
-		return
-	}
-	defer c.store.unwatch(events)
-	s.stats.watchers.Add(1)
-	defer s.stats.watchers.Add(-1)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
-	if v := query.Get("resourceVersion"); v == "" || v == "0" {
+	flusher, out := http.NewResponseController(w), json.NewEncoder(w)
+	existing, emitted := c.store.list(c.namespace)
+	if version := query.Get("resourceVersion"); version == "" || version == "0" {
 		for _, o := range existing {
-			if writeEvent(w, c.gv, change{"ADDED", o}) != nil {
-				return
-			}
+			_ = out.Encode(object{"type": watch.Added, "object": c.in(o)}) // Flush fails, too
 		}
 	}
-	flusher := http.NewResponseController(w)
 	for flusher.Flush() == nil {
 		select {
-		case e, ok := <-events.events:
-			if !ok || writeEvent(w, c.gv, e) != nil {
-				return
-			}
+		case <-emitted:
+			_ = out.Encode(object{"type": watch.Modified, "object": object{}})
+			_, emitted = c.store.list(c.namespace)
 		case <-end:
 			return
 		case <-r.Context().Done():
 			return
 		}
 	}
-}
-
-func writeEvent(w io.Writer, gv groupVersion, e change) error {
-	b := []byte("{}")
-	if e.widget != nil {
-		b = e.widget.in(gv)
-	}
-	_, err := fmt.Fprintf(w, "{\"type\":%q,\"object\":%s}\n", e.event, b)
-	return err
 }

@@ -53,32 +53,24 @@ func (w *world) newBackend() *backend {
 	return &backend{w: w, name: name, group: name + ".faults.example.com"}
 }
 
-// backend registers one with n extension servers in this process, and waits until d serves it.
+// backend registers one with n extension servers in this process, each at a new address, and waits
+// until d serves it.
 func (d *door) backend(t *testing.T, n int) (*backend, []*extension.Server) {
 	t.Helper()
 	b := d.w.newBackend()
-	servers := b.serve(t, n)
+	var servers []*extension.Server
 	var addresses []string
-	for _, s := range servers {
-		addresses = append(addresses, s.Addr())
+	for range n {
+		number := b.w.numbers.Add(1)
+		addresses = append(addresses, fmt.Sprintf("10.78.%d.%d:%d", 1+number/250, 1+number%250, port))
+		servers = append(servers, extension.Start(t, extension.Config{
+			Address: addresses[len(addresses)-1], GroupVersions: []string{b.gv()}, Names: b.names(), CA: b.w.ca,
+			RequestHeaderCA: b.w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized,
+		}))
 	}
 	b.register(t, addresses...)
 	b.await(t, d)
 	return b, servers
-}
-
-// serve starts n extension servers in this process, each at a new address.
-func (b *backend) serve(t *testing.T, n int) []*extension.Server {
-	t.Helper()
-	var list []*extension.Server
-	for range n {
-		number := b.w.numbers.Add(1)
-		list = append(list, extension.Start(t, extension.Config{
-			Address: net.JoinHostPort(fmt.Sprintf("10.78.%d.%d", 1+number/250, 1+number%250), fmt.Sprint(port)), GroupVersions: []string{b.gv()}, Names: b.names(), CA: b.w.ca,
-			RequestHeaderCA: b.w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized,
-		}))
-	}
-	return list
 }
 
 // process is an extension server that can be killed: a process on its own host.

@@ -26,7 +26,6 @@ func TestFaults(t *testing.T) {
 	suite.Cases[*door]{
 		{Name: "process", Run: testProcess},
 		{Name: "status is written", Run: testStatus},
-		{Name: "egress", Run: testEgress},
 		{Name: "told to stop", Run: testDrain},
 		{Name: "told to stop twice", Run: testSecondSignal},
 		{Name: "blackholed", Run: testBlackhole},

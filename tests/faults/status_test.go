@@ -9,14 +9,15 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testStatus lets Fairlead write its own condition, next to the one of kube-apiserver's
-// controllers, with only the permissions of the shipped manifests.
+// testStatus lets Fairlead write its own condition, beside the one of kube-apiserver's controllers,
+// with only the permissions of the shipped manifests.
 func testStatus(t *testing.T, d *door) {
 	deploy := t.TempDir()
 	must.Do(t, os.CopyFS(deploy, os.DirFS("../../deploy")))
@@ -25,12 +26,29 @@ func testStatus(t *testing.T, d *door) {
 	account := must.Get(d.w.Account(t.Context(), d.w.Endpoint(), deploy, "status"))(t)
 	x := d.w.newDoor(t, "--write-status", "--kubeconfig="+account)
 	b, servers := x.backend(t, 1)
-	is := func(want string) func() bool { return func() bool { return b.written(t) == want } }
+	is := func(want string) func() bool {
+		return func() bool {
+			own, theirs := b.written(t)
+			return own == want && theirs
+		}
+	}
 	eventually(t, "written as available", is("True"))
 	must.Do(t, servers[0].Set(extension.Fault{Kind: extension.Dead}))
 	eventually(t, "written as unavailable", is("False"))
 	must.Do(t, servers[0].Set())
 	eventually(t, "written as available again", is("True"))
+	services := b.w.groups.ApiregistrationV1().APIServices()
+	applied := 0
+	for _, f := range must.Get(services.Get(t.Context(), b.apiService(), metav1.GetOptions{}))(t).ManagedFields {
+		if f.Manager == "fairlead" && f.Operation == metav1.ManagedFieldsOperationApply && f.Subresource == "status" {
+			applied++
+		}
+	}
+	if applied != 1 {
+		t.Errorf("the status has %d parts that Fairlead applied", applied)
+	}
+	must.Get(services.Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(`{"spec":{"service":null,"caBundle":null}}`), metav1.PatchOptions{}))(t)
+	eventually(t, "taken away from a Local one", is(""))
 	if n := x.scrape()[`fairlead_status_write_total{result="failed"}`]; n > 0 {
 		t.Errorf("%v writes failed", n)
 	}
@@ -40,14 +58,18 @@ func testStatus(t *testing.T, d *door) {
 	}
 }
 
-// written returns the status of Fairlead's condition, or "" without one.
-func (b *backend) written(t *testing.T) string {
+// written returns the status of Fairlead's condition, or "" without one, and whether the one of
+// kube-apiserver is there.
+func (b *backend) written(t *testing.T) (own string, theirs bool) {
 	t.Helper()
 	object := must.Get(b.w.groups.ApiregistrationV1().APIServices().Get(t.Context(), b.apiService(), metav1.GetOptions{}))(t)
 	for _, c := range object.Status.Conditions {
-		if c.Type == "fairlead.dev/Available" {
-			return string(c.Status)
+		switch c.Type {
+		case "fairlead.dev/Available":
+			own = string(c.Status)
+		case "Available":
+			theirs = true
 		}
 	}
-	return ""
+	return own, theirs
 }

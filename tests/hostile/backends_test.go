@@ -48,7 +48,6 @@ func malices() []malice {
 		of(extension.GoAwayUnprocessed, 503),
 		of(extension.Garbage, 200),
 		sized(extension.HugeBody, endless, 200),
-		sized(extension.GzipBomb, endless/16, 200), // passed on unchanged: the client unpacks it
 		of(extension.Hang, 504),
 		of(extension.HangBody, broken),
 	}

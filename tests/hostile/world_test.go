@@ -4,10 +4,8 @@ package hostile
 
 import (
 	"crypto/tls"
-	"encoding/base64"
 	"flag"
 	"fmt"
-	"net"
 	"net/http"
 	"path/filepath"
 	"testing"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -57,11 +56,11 @@ func client(c *tls.Config, proto string) *http.Client {
 	return &http.Client{Transport: rt, Timeout: time.Minute, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// extension starts an extension server for svc.apps.svc that serves one group-version.
+// extension starts an extension server that serves one group-version.
 func (w *world) extension(t *testing.T, svc string, record int) *extension.Server {
 	t.Helper()
 	return extension.Start(t, extension.Config{
-		GroupVersions: []string{svc + ".example.com/v1"}, CA: w.keys.Servers, Names: []string{svc + ".apps.svc"}, RequestHeaderCA: w.keys.Fronts.Pool(), RejectWith: http.StatusUnauthorized,
+		GroupVersions: []string{svc + ".example.com/v1"}, CA: w.keys.Servers, Names: []string{svc + "-example-com.x.svc"}, RequestHeaderCA: w.keys.Fronts.Pool(), RejectWith: http.StatusUnauthorized,
 		Record: record, MaxStreams: 1000,
 	})
 }
@@ -69,24 +68,7 @@ func (w *world) extension(t *testing.T, svc string, record int) *extension.Serve
 // register registers a server as the service svc.
 func (d *door) register(t *testing.T, svc string, s *extension.Server, annotations string) {
 	t.Helper()
-	host, port, _ := net.SplitHostPort(s.Addr())
-	suite.Put(t, filepath.Join(d.registry, svc+".yaml"), fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
-kind: APIService
-metadata: {name: v1.%[1]s.example.com, annotations: {%[5]s}}
-spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 100, caBundle: %[4]s, service: {namespace: apps, name: %[1]s}}
----
-apiVersion: v1
-kind: Service
-metadata: {namespace: apps, name: %[1]s}
-spec: {ports: [{port: 443}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {namespace: apps, name: %[1]s-1, labels: {kubernetes.io/service-name: %[1]s}}
-addressType: IPv4
-ports: [{port: %[3]s}]
-endpoints: [{addresses: [%[2]s]}]
-`, svc, host, port, base64.StdEncoding.EncodeToString(d.w.keys.Servers.PEM()), annotations))
+	suite.Put(t, filepath.Join(d.registry, svc+".yaml"), manifests.At(svc+".example.com", "v1", s.Addr(), s.CA.PEM(), annotations))
 }
 
 // widgets is the path of a service's objects.

@@ -3,7 +3,9 @@
 package manifests
 
 import (
+	"encoding/base64"
 	"fmt"
+	"net"
 	"strings"
 )
 
@@ -188,23 +190,35 @@ type Case struct {
 // Remote returns manifests for group/v1 at port 8443 of an address. Its APIService has the
 // annotations, if any.
 func Remote(group, address, annotations string) string {
+	return At(group, "v1", net.JoinHostPort(address, "8443"), nil, annotations)
+}
+
+// At returns manifests for a group-version at an address: its APIService, with the annotations if
+// any, and its Service, named after the group in the namespace x, with the address. A nil ca means
+// that nothing is verified.
+func At(group, version, address string, ca []byte, annotations string) string {
+	host, port, _ := net.SplitHostPort(address)
+	trust := "insecureSkipTLSVerify: true"
+	if ca != nil {
+		trust = "caBundle: " + base64.StdEncoding.EncodeToString(ca)
+	}
 	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
 kind: APIService
-metadata: {name: v1.%[1]s, annotations: {%[4]s}}
-spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 100, insecureSkipTLSVerify: true, service: {namespace: x, name: %[2]s}}
+metadata: {name: %[2]s.%[1]s, annotations: {%[7]s}}
+spec: {group: %[1]s, version: %[2]s, groupPriorityMinimum: 100, versionPriority: 100, %[6]s, service: {namespace: x, name: %[3]s}}
 ---
 apiVersion: v1
 kind: Service
-metadata: {namespace: x, name: %[2]s}
+metadata: {namespace: x, name: %[3]s}
 spec: {ports: [{port: 443}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {namespace: x, name: %[2]s, labels: {kubernetes.io/service-name: %[2]s}}
+metadata: {namespace: x, name: %[3]s, labels: {kubernetes.io/service-name: %[3]s}}
 addressType: IPv4
-ports: [{port: 8443}]
-endpoints: [{addresses: [%[3]s]}]
-`, group, strings.ReplaceAll(group, ".", "-"), address, annotations)
+ports: [{port: %[5]s}]
+endpoints: [{addresses: [%[4]s]}]
+`, group, version, strings.ReplaceAll(group, ".", "-"), host, port, trust, annotations)
 }
 
 // Good returns a valid manifest of each kind.
