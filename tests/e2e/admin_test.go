@@ -7,36 +7,24 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 )
 
 // testAdmin checks the admin port: health is public, the rest needs authorization by the cluster.
 func testAdmin(t *testing.T, q *quay) {
-	ask := func(t *testing.T, cr cluster.Credentials, path string) reply {
-		t.Helper()
-		v := visit{proto: q.protos()[0], pair: cr.Pair, method: http.MethodGet, path: path, header: http.Header{}}
-		if cr.Token != "" {
-			v.header = bearer(cr.Token)
-		}
-		return v.send(t, q.front.Admin)
+	get := func(cr cluster.Credentials, path string) ask.Reply {
+		return visit{proto: q.protos()[0], pair: cr.Pair, method: http.MethodGet, path: path, header: ask.Bearer(cr.Token)}.send(t, q.front.Admin)
 	}
-	nobody, alice := cluster.Credentials{}, q.StaticToken("alice")
-	if r := ask(t, nobody, "/readyz?verbose"); r.status != http.StatusOK || !strings.Contains(string(r.body), "[+]table ok\n") {
-		t.Errorf("readyz: %d %s", r.status, r.body)
+	if r := get(cluster.Credentials{}, "/readyz?verbose"); r.Code != http.StatusOK || !strings.Contains(r.Body, "[+]table ok\n") {
+		t.Errorf("readyz: %d %s", r.Code, r.Body)
 	}
 	for _, path := range []string{"/metrics", "/status", "/debug/pprof/cmdline"} {
-		for _, who := range []struct {
-			name string
-			cred cluster.Credentials
-			want int
-		}{
-			{"nobody", nobody, http.StatusUnauthorized},
-			{"a bad token", cluster.Credentials{Token: "not-a-token"}, http.StatusUnauthorized},
-			{"alice", alice, http.StatusForbidden},
-			{"the administrator", q.Admin(), http.StatusOK},
+		for want, cr := range map[int]cluster.Credentials{
+			http.StatusUnauthorized: {Token: "not-a-token"}, http.StatusForbidden: q.StaticToken("alice"), http.StatusOK: q.Admin(),
 		} {
-			if r := ask(t, who.cred, path); r.status != who.want {
-				t.Errorf("%s for %s: %d %.300s, want %d", path, who.name, r.status, r.body, who.want)
+			if r := get(cr, path); r.Code != want {
+				t.Errorf("%s: %d %.300s, want %d", path, r.Code, r.Body, want)
 			}
 		}
 	}

@@ -20,15 +20,15 @@ import (
 func testControllers(t *testing.T, w *world) {
 	t.Run("a namespace gets its ServiceAccount and CA bundle", func(t *testing.T) {
 		ns, kc := w.namespace(t), w.admin(t)
-		kc.run(t, "wait", "--for=create", "--timeout=60s", "-n", ns, "serviceaccount/default")
-		kc.run(t, "wait", "--for=create", "--timeout=60s", "-n", ns, "configmap/kube-root-ca.crt")
+		kc.Run(t, "wait", "--for=create", "--timeout=60s", "-n", ns, "serviceaccount/default")
+		kc.Run(t, "wait", "--for=create", "--timeout=60s", "-n", ns, "configmap/kube-root-ca.crt")
 	})
 	t.Run("a namespace is deleted with all in it", func(t *testing.T) {
 		ns, kc := w.namespace(t), w.admin(t)
 		for _, k := range kinds() {
 			w.create(t, k, ns, "inside", "x")
 		}
-		kc.run(t, "delete", "namespace", ns, "--timeout=90s") // returns when the namespace is gone
+		kc.Run(t, "delete", "namespace", ns, "--timeout=90s") // returns when the namespace is gone
 		for _, k := range kinds() {
 			list := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{}))(t)
 			if len(list.Items) > 0 {

@@ -3,12 +3,10 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
-	"sync"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,51 +14,35 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
-// tally counts results of requests.
-type tally struct {
-	mu    sync.Mutex // guards codes
-	codes map[string]int
+// teller adds a token to every request.
+type teller struct {
+	*http.Transport
+	token func() string
 }
 
-// get sends a request and counts its result.
-func (y *tally) get(ctx context.Context, c *http.Client, url, token string) {
-	reply, err := ask.Do(ctx, c, http.MethodGet, url, ask.Bearer(token), "")
-	what := strconv.Itoa(reply.Code)
-	if err != nil {
-		what = err.Error()
-	}
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	y.codes[what]++
-}
-
-// only requires that at least n requests had these results, and none another.
-func (y *tally) only(t *testing.T, who string, n int, codes ...string) {
-	t.Helper()
-	all, those := 0, 0
-	for _, k := range y.codes {
-		all += k
-	}
-	for _, code := range codes {
-		those += y.codes[code]
-	}
-	if those != all || all < n {
-		t.Errorf("answers to %s: %v, want %d of %v", who, y.codes, n, codes)
-	}
+// RoundTrip implements http.RoundTripper.
+func (c teller) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+c.token())
+	return c.Transport.RoundTrip(r)
 }
 
 // thrifty returns a client with one connection, or up to 16 over HTTP/1.1.
-func (q *quay) thrifty(t *testing.T, pair cluster.Pair) *http.Client {
+func (q *quay) thrifty(t *testing.T, pair cluster.Pair, token func() string) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: clientTLS(t, q.server, pair, q.protos()[0]), ForceAttemptHTTP2: q.lane != "http1", MaxConnsPerHost: 1}
 	if q.lane == "http1" {
 		transport.MaxConnsPerHost, transport.MaxIdleConnsPerHost = 16, 16
 	}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport}
+	if token == nil {
+		return &http.Client{Transport: transport}
+	}
+	return &http.Client{Transport: teller{transport, token}}
 }
 
 // testFlood sends a thousand different bad tokens a second while others work. kube-apiserver
@@ -68,18 +50,19 @@ func (q *quay) thrifty(t *testing.T, pair cluster.Pair) *http.Client {
 // watches of others would end.
 func testFlood(t *testing.T, q *quay) {
 	const badTokens, lasts = 1000, 10 * time.Second
-	alice, ns := q.StaticToken("alice").Token, q.namespace(t)
+	alice, ns := q.StaticToken("alice"), q.namespace(t)
 	local, remote := q.server.URL+"/api/v1/namespaces/"+ns+"/configmaps", q.server.URL+widget
-	q.admin(t).run(t, "create", "rolebinding", "readers", "-n", ns, "--clusterrole=view", "--user=alice")
-	q.as(t, q.server, q.StaticToken("alice")).soon(t, "the new binding is known", "get", "configmaps", "-n", ns)
-	byCert, byToken, intruders := q.thrifty(t, q.PKI.Admin), q.thrifty(t, cluster.Pair{}), make([]*http.Client, 4)
-	for i := range intruders {
-		intruders[i] = q.thrifty(t, cluster.Pair{})
+	q.admin(t).Run(t, "create", "rolebinding", "readers", "-n", ns, "--clusterrole=view", "--user=alice")
+	q.as(t, q.server, alice).Soon(t, "the new binding is known", "get", "configmaps", "-n", ns)
+	users := []*http.Client{q.thrifty(t, q.PKI.Admin, nil), q.thrifty(t, cluster.Pair{}, func() string { return alice.Token })}
+	var sent, ended atomic.Int64
+	var intruders []*http.Client
+	for range 4 {
+		intruders = append(intruders, q.thrifty(t, cluster.Pair{}, func() string { return fmt.Sprintf("not-a-token-%d", sent.Add(1)) }))
 	}
-	var ended atomic.Int64
 	for _, path := range []string{local, q.server.URL + "/apis/" + widgetsGV + "/namespaces/default/widgets"} {
-		for c, header := range map[*http.Client]http.Header{byCert: nil, byToken: ask.Bearer(alice)} {
-			res := must.Get(ask.Open(t.Context(), c, path+"?watch=true", header))(t)
+		for _, c := range users {
+			res := must.Get(ask.Open(t.Context(), c, path+"?watch=true", nil))(t)
 			go func() { // ends with the test's context
 				defer res.Body.Close()
 				if _, err := io.Copy(io.Discard, res.Body); t.Context().Err() == nil {
@@ -89,27 +72,18 @@ func testFlood(t *testing.T, q *quay) {
 			}()
 		}
 	}
-	users, strangers := tally{codes: map[string]int{}}, tally{codes: map[string]int{}}
-	for _, c := range intruders { // so that all connections exist
-		strangers.get(t.Context(), c, local, "not-a-token")
+	get := func(i int) (string, string, string) { return http.MethodGet, []string{local, remote}[i/4%2], "" }
+	work := (&volley.Load{Every: 25 * time.Millisecond, Clients: users, Make: get}).Start(t)
+	flood := (&volley.Load{Every: time.Second / badTokens, Clients: intruders, Make: get}).Start(t)
+	suite.Pause(t, lasts)
+	refused := flood.Stop()
+	volley.Judge(t, refused, 0, func(s *volley.Shot) bool {
+		return !slices.Contains([]int{http.StatusUnauthorized, http.StatusTooManyRequests, http.StatusServiceUnavailable}, s.Code)
+	})
+	if want := badTokens * int(lasts/time.Second) * 9 / 10; len(refused) < want {
+		t.Errorf("%d bad tokens were sent, want %d", len(refused), want)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), lasts)
-	defer cancel()
-	var all sync.WaitGroup
-	all.Go(func() {
-		volley.Pace(ctx, 50*time.Millisecond, func(i int) {
-			users.get(t.Context(), byCert, []string{local, remote}[i%2], "")
-			users.get(t.Context(), byToken, []string{local, remote}[i%2], alice)
-		})
-	})
-	all.Go(func() {
-		volley.Pace(ctx, time.Second/badTokens, func(i int) {
-			strangers.get(t.Context(), intruders[i%len(intruders)], []string{local, remote}[i%2], fmt.Sprintf("not-a-token-%d", i))
-		})
-	})
-	all.Wait()
-	users.only(t, "users", 1, "200")
-	strangers.only(t, "bad tokens", badTokens*int(lasts/time.Second)*9/10, "401", "429", "503")
+	volley.Judge(t, work.Stop(), 0, func(s *volley.Shot) bool { return s.Code != http.StatusOK || s.Err != nil })
 	if n := ended.Load(); n != 0 {
 		t.Errorf("%d of 4 watches ended", n)
 	}

@@ -5,9 +5,13 @@ package e2e
 import (
 	"fmt"
 	"maps"
+	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // kind is a kind of object with a string that the cases write and read back. The same cases run for
@@ -61,10 +65,10 @@ func (k kind) manifest(name, value string) string {
 // jsonpath selects the value.
 func (k kind) jsonpath() string { return fmt.Sprintf("jsonpath={.%s.%s}", k.path[0], k.path[1]) }
 
-// value returns the value of an object.
-func (k kind) value(o *unstructured.Unstructured) string {
-	v, _, _ := unstructured.NestedString(o.Object, k.path[:]...)
-	return v
+// create makes an object with the value.
+func (w *world) create(t *testing.T, k kind, ns, name, value string) {
+	t.Helper()
+	must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), k.object(name, value), metav1.CreateOptions{}))(t)
 }
 
 // patch returns a merge patch that sets the value.

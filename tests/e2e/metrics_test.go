@@ -28,10 +28,10 @@ func testMetricsServer(t *testing.T, w *world) {
 	must.Get(w.Run(ctx, cluster.Command{Name: "metrics-server", Path: path, Args: args}))(t)
 	must.Do(t, w.Register(ctx, b))
 	kc := w.admin(t)
-	kc.cache = t.TempDir()
+	kc.Cache = t.TempDir()
 	var nodes suite.Answer
 	suite.Eventually(t, time.Minute, "kubectl top nodes answers", func() (bool, string) {
-		nodes = kc.try(t, "", "top", "nodes")
+		nodes = kc.Try(t, "", "top", "nodes")
 		return nodes.Code == 0, nodes.Errs
 	})
 	// Times are rounded to milliseconds and usage is rounded up, so it may exceed the kubelet's
@@ -44,7 +44,7 @@ func testMetricsServer(t *testing.T, w *world) {
 	})
 	t.Run("top pods", func(t *testing.T) {
 		suite.Eventually(t, time.Minute, "kubectl top pods answers", func() (bool, string) { // a pod must have run for a whole period
-			a := kc.try(t, "", "top", "pods", "-n", "moorings", "--containers")
+			a := kc.Try(t, "", "top", "pods", "-n", "moorings", "--containers")
 			return a.Code == 0 && regexp.MustCompile(`^POD NAME CPU\(cores\) MEMORY\(bytes\) buoy main 10[01]m 64Mi$`).MatchString(row(a.Out)), a.Out + a.Errs
 		})
 	})

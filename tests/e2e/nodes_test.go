@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/kubelet"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/relay"
@@ -42,7 +42,7 @@ const bulk = 10 << 20
 
 // mooring is a pod, and a caller who may do anything in its namespace.
 type mooring struct {
-	who       caller
+	who       kubectl.User
 	container *kubelet.Container
 }
 
@@ -55,25 +55,25 @@ func (m mooring) kubectl(args ...string) []string {
 // kind of credentials.
 func testNodes(t *testing.T, w *world) {
 	node, kc := w.newNode(t), w.admin(t)
-	kc.run(t, "create", "namespace", "moorings")
-	kc.run(t, "wait", "--for=create", "--timeout=60s", "-n", "moorings", "serviceaccount/default")
+	kc.Run(t, "create", "namespace", "moorings")
+	kc.Run(t, "wait", "--for=create", "--timeout=60s", "-n", "moorings", "serviceaccount/default")
 	container := must.Get(node.Run(t.Context(), w.core, "moorings", "buoy"))(t)
-	kc.run(t, "create", "serviceaccount", "diver", "-n", "moorings")
-	kc.run(t, "create", "rolebinding", "divers", "-n", "moorings", "--clusterrole=cluster-admin", "--serviceaccount=moorings:diver")
-	token := strings.TrimSpace(kc.run(t, "create", "token", "diver", "-n", "moorings"))
+	kc.Run(t, "create", "serviceaccount", "diver", "-n", "moorings")
+	kc.Run(t, "create", "rolebinding", "divers", "-n", "moorings", "--clusterrole=cluster-admin", "--serviceaccount=moorings:diver")
+	token := strings.TrimSpace(kc.Run(t, "create", "token", "diver", "-n", "moorings"))
 	t.Run("metrics-server", func(t *testing.T) {
 		t.Parallel() // it scrapes every ten seconds and needs two of them
 		testMetricsServer(t, w)
 	})
 	byToken := mooring{who: w.as(t, w.server, cluster.Credentials{Token: token}), container: container}
-	byToken.who.soon(t, "the new binding is known", byToken.kubectl("auth", "can-i", "create", "pods/exec")...)
+	byToken.who.Soon(t, "the new binding is known", byToken.kubectl("auth", "can-i", "create", "pods/exec")...)
 	m := mooring{who: kc, container: container}
 	t.Run("logs", func(t *testing.T) { logs(t, m) })
 	for _, protocol := range []struct{ name, websockets string }{{"WebSocket", "true"}, {"SPDY", "false"}} {
 		env := []string{"KUBECTL_REMOTE_COMMAND_WEBSOCKETS=" + protocol.websockets, "KUBECTL_PORT_FORWARD_WEBSOCKETS=" + protocol.websockets}
-		m.who.env, byToken.who.env = env, env
+		m.who.Env, byToken.who.Env = env, env
 		bob := w.as(t, w.server, w.StaticToken("bob"))
-		bob.env = env
+		bob.Env = env
 		for _, c := range []struct {
 			name string
 			run  func(*testing.T, mooring)
@@ -85,7 +85,7 @@ func testNodes(t *testing.T, w *world) {
 			{"attach", attach, m},
 			{"port-forward", portForward, m},
 			{"exec must be allowed", func(t *testing.T, m mooring) {
-				m.who.fail(t, "forbidden", "", m.kubectl("exec", "buoy", "--", "true")...)
+				m.who.Fail(t, "forbidden", "", m.kubectl("exec", "buoy", "--", "true")...)
 			}, mooring{who: bob}},
 		} {
 			t.Run(c.name+" by "+protocol.name, func(t *testing.T) {
@@ -107,12 +107,12 @@ func logs(t *testing.T, m mooring) {
 	for _, l := range []string{"first", "second", "third"} {
 		m.container.Log(l)
 	}
-	if out := m.who.run(t, m.kubectl("logs", "buoy", "--tail=2")...); out != "second\nthird\n" {
+	if out := m.who.Run(t, m.kubectl("logs", "buoy", "--tail=2")...); out != "second\nthird\n" {
 		t.Errorf("the last two lines: %q", out)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := m.who.command(ctx, m.kubectl("logs", "buoy", "-f", "--tail=1")...)
+	cmd := m.who.Command(ctx, m.kubectl("logs", "buoy", "-f", "--tail=1")...)
 	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	lines := bufio.NewReader(out)
@@ -130,30 +130,30 @@ func logs(t *testing.T, m mooring) {
 
 // execute uses every stream of an exec, and the exit code.
 func execute(t *testing.T, m mooring) {
-	a := m.who.try(t, "from outside\n", m.kubectl("exec", "-i", "buoy", "--", "sh", "-c", "cat; echo 'to the other' >&2; exit 7")...)
+	a := m.who.Try(t, "from outside\n", m.kubectl("exec", "-i", "buoy", "--", "sh", "-c", "cat; echo 'to the other' >&2; exit 7")...)
 	if a.Out != "from outside\n" || !strings.HasPrefix(a.Errs, "to the other\n") || a.Code != 7 {
 		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
-	m.who.fail(t, "executable file not found", "", m.kubectl("exec", "buoy", "--", "no-such-program")...)
-	m.who.fail(t, "not found", "", m.kubectl("exec", "no-such-pod", "--", "true")...)
+	m.who.Fail(t, "executable file not found", "", m.kubectl("exec", "buoy", "--", "no-such-program")...)
+	m.who.Fail(t, "not found", "", m.kubectl("exec", "no-such-pod", "--", "true")...)
 }
 
 func copyFiles(t *testing.T, m mooring) {
 	dir, sent := t.TempDir(), rubbish(bulk)
 	must.Do(t, os.WriteFile(filepath.Join(dir, "there"), sent, 0o600))
 	name := "cargo-" + filepath.Base(dir) + fmt.Sprint(rand.Int64())
-	m.who.run(t, m.kubectl("cp", filepath.Join(dir, "there"), "buoy:"+name)...)
+	m.who.Run(t, m.kubectl("cp", filepath.Join(dir, "there"), "buoy:"+name)...)
 	if got, err := os.ReadFile(filepath.Join(m.container.Dir, name)); err != nil || !bytes.Equal(got, sent) {
 		t.Fatalf("%d bytes arrived, %v", len(got), err)
 	}
-	m.who.run(t, m.kubectl("cp", "buoy:"+name, filepath.Join(dir, "back"))...)
+	m.who.Run(t, m.kubectl("cp", "buoy:"+name, filepath.Join(dir, "back"))...)
 	if got, err := os.ReadFile(filepath.Join(dir, "back")); err != nil || !bytes.Equal(got, sent) {
 		t.Errorf("%d bytes came back, %v", len(got), err)
 	}
 }
 
 func attach(t *testing.T, m mooring) {
-	a := m.who.try(t, "ahoy\nwho goes there\n", m.kubectl("attach", "-i", "buoy")...)
+	a := m.who.Try(t, "ahoy\nwho goes there\n", m.kubectl("attach", "-i", "buoy")...)
 	if a.Code != 0 || a.Out != "AHOY\nWHO GOES THERE\n" {
 		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
@@ -165,7 +165,7 @@ func portForward(t *testing.T, m mooring) {
 	relay.Accept(t, l, func(_ context.Context, c net.Conn) { _, _ = io.Copy(c, c) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := m.who.command(ctx, m.kubectl("port-forward", "pod/buoy", fmt.Sprintf(":%d", l.Addr().(*net.TCPAddr).Port), "--address=127.0.0.1")...)
+	cmd := m.who.Command(ctx, m.kubectl("port-forward", "pod/buoy", fmt.Sprintf(":%d", l.Addr().(*net.TCPAddr).Port), "--address=127.0.0.1")...)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out := must.Get(cmd.StdoutPipe())(t)
@@ -203,7 +203,7 @@ func echoed(ctx context.Context, address string, sent []byte) error {
 		return fmt.Errorf("reading back: %d of %d bytes: %w", n, len(sent), err)
 	}
 	if !bytes.Equal(got, sent) {
-		return errors.New("different bytes came back")
+		return fmt.Errorf("different bytes came back")
 	}
 	return <-wrote
 }

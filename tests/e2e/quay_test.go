@@ -5,8 +5,6 @@ package e2e
 import (
 	"context"
 	"crypto/tls"
-	"io"
-	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -16,6 +14,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -45,14 +44,14 @@ func newQuay(t *testing.T, w *world) *quay {
 		Namespace: "widgets", Service: "api", Port: q.widgets.Port(), CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{widgetsGV},
 	}))
 	kc := w.admin(t)
-	kc.run(t, "create", "clusterrole", "widgets", "--verb=*", "--resource=*.widgets.example.com")
-	kc.run(t, "create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--group=system:authenticated")
+	kc.Run(t, "create", "clusterrole", "widgets", "--verb=*", "--resource=*.widgets.example.com")
+	kc.Run(t, "create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--group=system:authenticated")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, e := range []cluster.Endpoint{w.server, w.EndpointOf(0)} {
 		must.Do(t, w.WaitAvailable(ctx, e, widgetsGV))
 	}
-	w.as(t, w.server, w.StaticToken("alice")).soon(t, "the new role is known", "get", "--raw", widget)
+	w.as(t, w.server, w.StaticToken("alice")).Soon(t, "the new role is known", "get", "--raw", widget)
 	return q
 }
 
@@ -75,7 +74,7 @@ func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...st
 
 // visit sends v to e. It returns the answer and the request that reached the extension server, or
 // nil.
-func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extension.Request) {
+func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (ask.Reply, *extension.Request) {
 	t.Helper()
 	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
 	v.path += "?" + marker
@@ -89,36 +88,13 @@ func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extensi
 }
 
 // send sends v to e on a new connection.
-func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
+func (v visit) send(t *testing.T, e cluster.Endpoint) ask.Reply {
 	t.Helper()
-	req := must.Get(http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path, strings.NewReader(v.body)))(t)
-	maps.Copy(req.Header, v.header)
-	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), ForceAttemptHTTP2: v.proto == "h2", DisableKeepAlives: true}
+	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), Protocols: new(http.Protocols), DisableKeepAlives: true}
+	transport.Protocols.SetHTTP1(v.proto != "h2")
+	transport.Protocols.SetHTTP2(v.proto == "h2")
 	defer transport.CloseIdleConnections()
-	r := answer(t, transport, req)
-	if want := map[string]string{"h2": "HTTP/2.0", "http/1.1": "HTTP/1.1"}[v.proto]; r.proto != want {
-		t.Fatalf("answered by %s, want %s", r.proto, v.proto)
-	}
-	return r
-}
-
-// reply is a complete response.
-type reply struct {
-	status int
-	proto  string
-	header http.Header
-	body   []byte
-}
-
-// answer sends a request and reads the complete response.
-func answer(t *testing.T, transport http.RoundTripper, req *http.Request) reply {
-	t.Helper()
-	res, err := transport.RoundTrip(req)
-	if err != nil {
-		t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
-	}
-	defer res.Body.Close()
-	return reply{res.StatusCode, res.Proto, res.Header, must.Get(io.ReadAll(res.Body))(t)}
+	return must.Get(ask.Do(t.Context(), &http.Client{Transport: transport}, v.method, e.URL+v.path, v.header, v.body))(t)
 }
 
 // identity returns all fields of a request that could identify its sender, by their names in lower

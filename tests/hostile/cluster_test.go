@@ -4,7 +4,6 @@ package hostile
 
 import (
 	"crypto/tls"
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -29,14 +28,12 @@ type harbour struct {
 	front  *cluster.Front
 	remote *extension.Server
 	outer  *pki.CA // signs the certificates of front proxies in front of Fairlead
-	// impersonates says that kube-apiserver trusts no front proxy, so Fairlead impersonates.
-	impersonates bool
 }
 
 const remotePath = "/apis/mirror.example.com/v1/namespaces/default/widgets"
 
-// newHarbour starts one. Discovery and Fairlead's own pages need a role, so that refusals name the
-// caller.
+// newHarbour starts one, whose users may use the mirror. If it impersonates, kube-apiserver trusts
+// no front proxy.
 func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	t.Helper()
 	cfg := cluster.Config{UIDHeaders: true}
@@ -44,15 +41,12 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 		cfg.APIServerArgs = []string{"--requestheader-client-ca-file="}
 	}
 	c := suite.Start(t, cfg)
-	h := &harbour{Cluster: c, outer: pki.NewCA("outer front proxies"), impersonates: impersonates}
-	h.roles(t)
+	h := &harbour{Cluster: c, outer: pki.NewCA("outer front proxies")}
+	h.role(t, "mirror", rbacv1.PolicyRule{APIGroups: []string{"mirror.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}})
+	h.bind(t, "mirror", "mirror", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"})
+	h.bind(t, "wheel", "cluster-admin", rbacv1.Subject{Kind: "Group", Name: "wheel"})
 	args := []string{"--requestheader-client-ca-file=" + alone.Bundle(t, h.outer), "--requestheader-allowed-names=outer", "--requestheader-uid-headers=X-Remote-Uid"}
 	if impersonates {
-		extras := []string{"userextras/scopes.authorization.openshift.io", "userextras/."} // of the forgeries that a front proxy may send
-		h.role(t, "extras", rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: extras, Verbs: []string{"impersonate"}})
-		own := rbacv1.Subject{Kind: "ServiceAccount", Namespace: "kube-system", Name: "fairlead"}
-		h.bind(t, "extras", "extras", own)
-		h.bind(t, "documents", "system:discovery", own) // roles takes it from all others
 		args = append(args, "--local-identity=impersonate", "--kubeconfig="+must.Get(c.Account(t.Context(), c.Endpoint(), "../../deploy", "managed"))(t))
 	}
 	h.front = must.Get(c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Args: args}))(t)
@@ -71,24 +65,6 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 		return status == http.StatusOK, body
 	})
 	return h
-}
-
-// roles lets authenticated users use the mirror, and removes the roles to read documents.
-func (h *harbour) roles(t *testing.T) {
-	t.Helper()
-	rbac := h.core(t).RbacV1()
-	for _, name := range []string{"system:discovery", "system:public-info-viewer"} {
-		must.Do(t, rbac.ClusterRoleBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
-	}
-	h.role(t, "mirror", rbacv1.PolicyRule{APIGroups: []string{"mirror.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}})
-	h.bind(t, "mirror", "mirror", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"})
-	h.bind(t, "wheel", "cluster-admin", rbacv1.Subject{Kind: "Group", Name: "wheel"})
-}
-
-// publish lets everybody read /readyz and /version again, which newHarbour forbids.
-func (h *harbour) publish(t *testing.T) {
-	t.Helper()
-	h.bind(t, "public", "system:public-info-viewer", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"}, rbacv1.Subject{Kind: "Group", Name: "system:unauthenticated"})
 }
 
 func (h *harbour) role(t *testing.T, name string, rule rbacv1.PolicyRule) {
@@ -138,13 +114,3 @@ func (h *harbour) tls(pair *pki.Pair) *tls.Config {
 
 // host is an endpoint's host:port.
 func host(e cluster.Endpoint) string { return strings.TrimPrefix(e.URL, "https://") }
-
-// named extracts the user from a refusal.
-func named(body string) string {
-	_, rest, ok := strings.Cut(body, `User \"`)
-	if !ok {
-		return fmt.Sprintf("nobody: %.100s", body)
-	}
-	name, _, _ := strings.Cut(rest, `\"`)
-	return name
-}

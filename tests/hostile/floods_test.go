@@ -46,6 +46,7 @@ type flood struct {
 	want string
 }
 
+// floods has one of each class of proxy/h2/engine's TestFloods.
 func floods() []flood {
 	const endless = 64 << 20 // a body that never ends
 	post := func(w *wire) error { _, err := w.ask("POST", target, false); return err }
@@ -70,32 +71,11 @@ func floods() []flood {
 		{name: "CONTINUATION without end (CVE-2024-27316)", want: "ENHANCE_YOUR_CALM", begin: func(w *wire) error {
 			return w.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: w.head("GET", target)})
 		}, step: frame(func(w *wire) error { return w.fr.WriteContinuation(1, false, padding(16<<10)) })},
-		{name: "empty CONTINUATION", want: "ENHANCE_YOUR_CALM", begin: func(w *wire) error {
-			return w.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: w.head("GET", target)})
-		}, step: frame(func(w *wire) error { return w.fr.WriteContinuation(1, false, nil) })},
-		{name: "SETTINGS (CVE-2019-9515)", want: "ENHANCE_YOUR_CALM", step: frame(func(w *wire) error { return w.fr.WriteSettings() })},
 		{name: "PING (CVE-2019-9512)", want: "ENHANCE_YOUR_CALM", step: frame(func(w *wire) error { return w.fr.WritePing(false, [8]byte{}) })},
-		{name: "PING answers nobody asked for", want: "ENHANCE_YOUR_CALM", step: frame(func(w *wire) error { return w.fr.WritePing(true, [8]byte{}) })},
-		{name: "PRIORITY (CVE-2019-9513)", want: "ENHANCE_YOUR_CALM", step: frame(func(w *wire) error {
-			return w.fr.WritePriority(1, http2.PriorityParam{StreamDep: 3, Weight: 1})
-		})},
-		{name: "empty DATA (CVE-2019-9518)", want: "ENHANCE_YOUR_CALM", begin: post, step: frame(func(w *wire) error { return w.fr.WriteData(1, false, nil) })},
-		{name: "unknown frames", want: "ENHANCE_YOUR_CALM", step: frame(func(w *wire) error { return w.fr.WriteRawFrame(0xfe, 0, 0, nil) })},
-		{name: "WINDOW_UPDATE by single bytes", want: "ENHANCE_YOUR_CALM", step: frame(func(w *wire) error { return w.fr.WriteWindowUpdate(0, 1) })},
 		{name: "data dribble (CVE-2019-9511)", want: "ENHANCE_YOUR_CALM", settings: []http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 0}}, begin: func(w *wire) error {
 			_, err := w.ask("GET", target, true)
 			return err
 		}, step: frame(func(w *wire) error { return w.fr.WriteWindowUpdate(1, 1) })},
-		{name: "window seesaw", want: "ENHANCE_YOUR_CALM", settings: []http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 0}}, begin: func(w *wire) error {
-			for range 50 { // more would be a burst of requests, which is a different case
-				if _, err := w.ask("GET", target+"/widget-001", true); err != nil {
-					return err
-				}
-			}
-			return nil
-		}, step: func(w *wire, n int) (int, error) {
-			return 1, w.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(n % 2)}) // 0 or 1
-		}},
 		{name: "HPACK bomb", want: "ENHANCE_YOUR_CALM", begin: func(w *wire) error {
 			_, err := w.ask("GET", target, true, "x-bomb", strings.Repeat("b", 3900))
 			return err
@@ -108,19 +88,11 @@ func floods() []flood {
 			_, err := w.ask("GET", target+"/widget-001", true, "x-huge", strings.Repeat("\x7e", 150<<10))
 			return 1, err
 		}},
-		{name: "more streams than allowed", step: func(w *wire, _ int) (int, error) {
-			_, err := w.ask("POST", target, false)
-			return 1, err
-		}},
 		{name: "bodies that nobody finishes", begin: post, step: func(w *wire, n int) (int, error) {
 			if n > endless>>14 {
 				return 1, w.fr.WritePing(false, [8]byte{})
 			}
 			return 1, w.fr.WriteData(1, false, padding(1))
-		}},
-		{name: "queries that cannot be read", step: func(w *wire, _ int) (int, error) {
-			_, err := w.ask("GET", strings.Replace(target, "default", "empty", 1)+"?limit=x&fieldSelector=%21", true)
-			return 8, err
 		}},
 		{name: "wrong credentials", step: func(w *wire, _ int) (int, error) {
 			_, err := w.ask("GET", target+"/widget-001", true, "authorization", "Bearer nobody")

@@ -5,19 +5,19 @@ package hostile
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	authenticationv1 "k8s.io/api/authentication/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -26,7 +26,17 @@ const (
 	crowd   = 40     // users that share a front proxy's connection
 	workers = 32
 	echoes  = "/apis/mirror.example.com/v1/namespaces/default/echoes/"
+	reviews = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+	review  = `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`
 )
+
+// No caller is answered as another one. tests/e2e shows what forged headers do.
+func TestIdentity(t *testing.T) {
+	w := newWorld(t)
+	for name, impersonates := range map[string]bool{"frame": false, "impersonate": true} {
+		t.Run(name, func(t *testing.T) { testLeakage(t, newHarbour(t, w, impersonates)) })
+	}
+}
 
 // saying is the echoing backend's answer: user, target and body, repeated to at least size bytes.
 func saying(user, target, body string, size int) string {
@@ -83,41 +93,32 @@ func (h *harbour) callers() []caller {
 // short and long, some given up half way. Each answer must be its caller's own.
 func testLeakage(t *testing.T, h *harbour) {
 	callers := h.callers()
-	var next, given, refused, wrong atomic.Int64
-	var all sync.WaitGroup
+	var next, answered atomic.Int64
+	g, ctx := errgroup.WithContext(t.Context())
 	for range workers {
-		all.Go(func() {
+		g.Go(func() error {
 			for n := next.Add(1); n <= mixed; n = next.Add(1) {
 				c := &callers[rand.IntN(len(callers))]
-				err := h.exchange(t.Context(), c, int(n))
-				switch {
-				case err == nil:
-				case errors.Is(err, errGivenUp):
-					given.Add(1)
-				case errors.Is(err, errBusy):
-					refused.Add(1)
-				default:
-					if wrong.Add(1) < 20 {
-						t.Errorf("request %d of %s: %v", n, c.user, err)
-					}
+				whole, err := h.exchange(ctx, c, int(n))
+				if err != nil {
+					return fmt.Errorf("request %d of %s: %w", n, c.user, err)
+				}
+				if whole {
+					answered.Add(1)
 				}
 			}
+			return nil
 		})
 	}
-	all.Wait()
-	t.Logf("%d requests of %d callers: %d given up half way, %d asked to retry, %d wrong", mixed, len(callers), given.Load(), refused.Load(), wrong.Load())
-	if done := mixed - given.Load() - refused.Load(); done < mixed/2 {
-		t.Errorf("only %d requests were answered", done)
+	must.Do(t, g.Wait())
+	if n := answered.Load(); n < mixed/2 {
+		t.Errorf("only %d requests were answered", n)
 	}
 }
 
-var (
-	errGivenUp = errors.New("given up on purpose")
-	errBusy    = errors.New("asked to retry")
-)
-
-// exchange makes one request. Its number selects the kind.
-func (h *harbour) exchange(ctx context.Context, c *caller, n int) error {
+// exchange makes one request, whose number selects the kind. It reports whether it got the whole
+// answer: it may be asked to retry, or give up.
+func (h *harbour) exchange(ctx context.Context, c *caller, n int) (whole bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	size := []int{0, 100, 3000, 60_000, 200_000}[n%7%5]
@@ -130,7 +131,7 @@ func (h *harbour) exchange(ctx context.Context, c *caller, n int) error {
 	}
 	r, err := http.NewRequestWithContext(ctx, method, h.front.Endpoint.URL+target, strings.NewReader(body))
 	if err != nil {
-		return err
+		return false, err
 	}
 	r.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(c.header); i += 2 {
@@ -138,29 +139,25 @@ func (h *harbour) exchange(ctx context.Context, c *caller, n int) error {
 	}
 	res, err := c.client.Do(r)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer res.Body.Close()
-	if res.StatusCode == http.StatusTooManyRequests {
-		return errBusy
-	}
-	if n%11 == 0 && target != reviews { // the rest of this answer must not reach other requests
-		cancel()
-		return errGivenUp
+	if res.StatusCode == http.StatusTooManyRequests || n%11 == 0 && target != reviews { // the rest of this answer must not reach other requests
+		return false, nil
 	}
 	got, err := io.ReadAll(res.Body)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if target == reviews {
 		var r authenticationv1.SelfSubjectReview
 		if err := json.Unmarshal(got, &r); err != nil || r.Status.UserInfo.Username != c.user {
-			return fmt.Errorf("the local apiserver sees user %q: %d %.200s", r.Status.UserInfo.Username, res.StatusCode, got)
+			return false, fmt.Errorf("the local apiserver sees user %q: %d %.200s", r.Status.UserInfo.Username, res.StatusCode, got)
 		}
-		return nil
+		return true, nil
 	}
 	if want := saying(c.user, target, body, size); string(got) != want {
-		return fmt.Errorf("%d: %.100q, want %.100q (%d and %d bytes)", res.StatusCode, got, want, len(got), len(want))
+		return false, fmt.Errorf("%d: %.100q, want %.100q (%d and %d bytes)", res.StatusCode, got, want, len(got), len(want))
 	}
-	return nil
+	return true, nil
 }

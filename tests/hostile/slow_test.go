@@ -14,8 +14,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/net/http2"
 )
 
 // lame is a peer that begins something and stalls, or almost.
@@ -45,13 +43,8 @@ func lames() []lame {
 		{name: "no handshake", bound: head},
 		{name: "half a head over HTTP/1.1", proto: "http/1.1", say: "GET / HTTP/1.1\r\nHost: x\r\n", drip: "X: y\r\n", bound: head},
 		{name: "no preface over HTTP/2", proto: "h2", bound: h2},
-		{name: "half a preface", proto: "h2", say: http2.ClientPreface[:10], bound: h2},
-		{name: "no SETTINGS", proto: "h2", say: http2.ClientPreface, bound: h2},
-		{name: "half a field block", proto: "h2", say: http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00" + "\x00\x00\x01\x01\x01\x00\x00\x00\x01\x82", bound: h2},
 		{name: "a body that drips", proto: "http/1.1", say: post("Content-Length: 100000\r\n"), drip: "x", bound: asks + rest},
-		{name: "chunks that drip", proto: "http/1.1", say: post("Transfer-Encoding: chunked\r\n"), drip: "1\r\nx\r\n", bound: asks + rest},
 		{name: "a body that nobody wants", proto: "http/1.1", say: strings.Replace(post("Authorization: Basic eDp5\r\nContent-Length: 100000\r\n"), target, "/nowhere", 1), drip: "x", bound: rest},
-		{name: "a long body that stops", proto: "http/1.1", say: post("Content-Length: 100000\r\n") + strings.Repeat("x", 1000), bound: asks + rest},
 	}
 }
 

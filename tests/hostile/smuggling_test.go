@@ -21,7 +21,8 @@ import (
 // answered.
 const inner = "GET /apis/GV/v1/smuggled HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
 
-// smuggled is one ambiguous request as bytes. GV stands for the API group, INNER for inner.
+// smuggled is one ambiguous request, of a class of those that net/http's tests and proxy's
+// TestWhatReachesNobody hold, as bytes. GV stands for the API group, INNER for inner.
 type smuggled struct {
 	name, text string
 	// want are the statuses that are allowed. Refusals end the connection.
@@ -42,61 +43,25 @@ func smuggling() []smuggled {
 	list := []smuggled{
 		// RFC 9112 §6.1: the length is ignored, and the connection is closed after the answer.
 		{name: "length and chunked", text: head + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}},
-		{name: "chunked and length", text: head + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}},
 		body("two lengths", "Content-Length: 5\r\nContent-Length: 6\r\n"),
-		body("a list of two lengths", "Content-Length: 5, 6\r\n"),
 		body("signed length", "Content-Length: +5\r\n"),
-		body("negative length", "Content-Length: -5\r\n"),
-		body("hexadecimal length", "Content-Length: 0x5\r\n"),
-		body("length with a blank", "Content-Length: 5 5\r\n"),
-		body("huge length", "Content-Length: 99999999999999999999\r\n"),
-		body("empty length", "Content-Length:\r\n"),
 		body("two encodings", "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
-		body("chunked, then identity", "Transfer-Encoding: chunked, identity\r\n"),
 		body("identity, then chunked", "Transfer-Encoding: identity, chunked\r\n"),
-		body("gzip, chunked", "Transfer-Encoding: gzip, chunked\r\n"),
-		body("unknown encoding", "Transfer-Encoding: xchunked\r\n"),
-		body("quoted encoding", "Transfer-Encoding: \"chunked\"\r\n"),
-		body("encoding with a tab", "Transfer-Encoding:\tchunked\tx\r\n"),
 		body("blank before the colon", "Transfer-Encoding : chunked\r\n"),
-		body("blank before the length's colon", "Content-Length : 5\r\n"),
-		body("vertical tab in encoding", "Transfer-Encoding: \x0bchunked\r\n"),
-		body("nul in a field", "X: a\x00b\r\nTransfer-Encoding: chunked\r\n"),
 		body("bare CR in a field", "X: a\rTransfer-Encoding: chunked\r\n"),
 		body("underscore", "Transfer_Encoding: chunked\r\nContent-Length: 5, 5, x\r\n"),
-		body("no name", ": x\r\nContent-Length: 5\r\n"),
-		body("name with brackets", "Content[Length]: 5\r\nTransfer-Encoding: \xe9chunked\r\n"),
-		body("length without digits", "Content-Length: five\r\n"),
 		{name: "bad chunk size", text: head + "Transfer-Encoding: chunked\r\n\r\n5x\r\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
-		{name: "huge chunk size", text: head + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
-		{name: "chunk longer than said", text: head + "Transfer-Encoding: chunked\r\n\r\n1\r\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
 		{name: "chunk ends with LF alone", text: head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
-		{name: "chunk size ends with LF alone", text: head + "Transfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
-		{name: "bare CR in a chunk extension", text: head + "Transfer-Encoding: chunked\r\n\r\n5;a\rb\r\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
 		{name: "endless chunk extensions", text: head + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1;"+strings.Repeat("e", 1000)+"\r\nx\r\n", 100) + "0\r\n\r\nINNER", want: []int{400, 502, 503}},
 		{name: "forged trailers", text: head + "Transfer-Encoding: chunked\r\nTrailer: X-Remote-User, Content-Length\r\nConnection: close\r\n\r\n2\r\n{}\r\n0\r\nX-Remote-User: system:admin\r\nContent-Length: 99\r\n\r\n", want: []int{200, 201, 400, 409, 422}},
-		{name: "no host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\n\r\n", want: []int{400}},
 		{name: "two hosts", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", want: []int{400}},
 		// RFC 9112 §5.2 lets a server replace a line's folding by a blank. Then these are valid,
 		// and what follows their body is a second request.
 		{name: "folded length", text: head + "Content-Length:\r\n 5\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}, whole: true},
-		{name: "folded encoding", text: head + "X: y\r\n Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}, whole: true},
-		{name: "folded host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost:\r\n x\r\nConnection: close\r\n\r\nINNER", want: []int{200, 400}},
-		{name: "bad host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost: x y\r\n\r\n", want: []int{400}},
-		line("authority form", "GET localhost:443 HTTP/1.1", 400),
-		line("star form", "GET * HTTP/1.1", 400),
-		line("OPTIONS star", "OPTIONS * HTTP/1.1", 200, 400, 401, 403, 404),
 		line("CONNECT", "CONNECT localhost:443 HTTP/1.1", 400, 405),
-		line("CONNECT to a path", "CONNECT /apis/GV/v1/widgets HTTP/1.1", 400, 403, 404, 405),
 		line("absolute form", "GET https://other/apis/GV/v1/widgets HTTP/1.1", 200),
-		line("absolute form of another scheme", "GET ftp://x/apis/GV/v1/widgets HTTP/1.1", 200, 400, 404),
-		line("blanks in the target", "GET /apis/GV/v1/smug gled HTTP/1.1", 400),
-		line("no version", "GET /apis/GV/v1/smuggled", 400),
-		line("HTTP/1.9", "GET /apis/GV/v1/widgets HTTP/1.9", 200, 400, 505),
 		line("HTTP/2.0 as text", "PRI * HTTP/2.0", 400, 505),
-		line("method with a blank", "GET\t/apis/GV/v1/smuggled HTTP/1.1", 400),
 		line("dot segments", "GET /api/v1/../../apis/GV/v1/smuggled HTTP/1.1", 400),
-		line("escaped slash", "GET /apis%2FGV/v1/smuggled HTTP/1.1", 400, 404),
 		line("backslash", "GET /api\\..\\apis/GV/v1/smuggled HTTP/1.1", 400, 404),
 		line("fragment", "GET /apis/other.example.com/v1#/../../GV/v1/smuggled HTTP/1.1", 400, 404),
 		{name: "bare LF ends the head", text: "GET /apis/GV/v1/widgets HTTP/1.1\nHost: x\n\nINNER", want: []int{200, 400}, whole: true},

@@ -31,7 +31,6 @@ const (
 func TestStrangers(t *testing.T) {
 	h := newHarbour(t, newWorld(t), false)
 	h.account(t)
-	h.publish(t)
 	must.Do(t, h.remote.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: remotePath}))
 	user := func(name string) *tls.Config { return h.tls(h.PKI.Client.CA.Issue(pki.Leaf{CommonName: name})) }
 	others := &innocents{h.front.Part.PID(), client(user("innocent"), "h2"), h.front.Endpoint.URL + remotePath + "/widget-001"}
