@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -83,19 +84,17 @@ func testBeside(t *testing.T, w *world) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Do(t, s.Endpoint().WriteKubeconfig(kubeconfig, s.Admin()))
 	d := s.open(t, s.Registry(), "--kubeconfig="+kubeconfig)
-	alice := s.kubectl(t, d.Endpoint, cluster.Credentials{Pair: must.Get(s.PKI.Client.Issue("alice", cluster.Leaf{User: "alice"}))(t)})
-	admin := s.kubectl(t, d.Endpoint, s.Admin())
-	body := text(t, s.remote(widgetsAPI, s.extension(t, "widgets.example.com/v1")))
+	alice := kubectl.As(t, d.Endpoint, cluster.Credentials{Pair: must.Get(s.PKI.Client.Issue("alice", cluster.Leaf{User: "alice"}))(t)})
+	admin := kubectl.As(t, d.Endpoint, s.Admin())
+	file := filepath.Join(t.TempDir(), "apiservice.yaml")
+	suite.Put(t, file, text(t, s.remote(widgetsAPI, s.extension(t, "widgets.example.com/v1"))))
 	t.Run("a role of the cluster's decides", func(t *testing.T) {
-		alice.run(t, 1, body, []string{"create", "-f", "-"}, "Forbidden")
-		admin.run(t, 0, "", []string{"create", "clusterrole", "writer", "--verb=create,get,list,watch", "--resource=apiservices.apiregistration.k8s.io"})
-		admin.run(t, 0, "", []string{"create", "clusterrolebinding", "writer", "--clusterrole=writer", "--user=alice"})
-		suite.Eventually(t, 30*time.Second, "she may create", func() (bool, string) { // a refusal is cached for a while
-			a := suite.Run(t, alice.command(t, "create", "-f", "-"), body)
-			return a.Code == 0, a.Errs
-		})
+		alice.Fail(t, "Forbidden", "", "create", "-f", file)
+		admin.Run(t, "create", "clusterrole", "writer", "--verb=create,get,list,watch", "--resource=apiservices.apiregistration.k8s.io")
+		admin.Run(t, "create", "clusterrolebinding", "writer", "--clusterrole=writer", "--user=alice")
+		alice.Soon(t, "she may create", "create", "-f", file)
 		d.becomes(t, widgets, http.StatusOK)
-		alice.run(t, 1, "", []string{"delete", "apiservice", widgetsAPI}, "Forbidden")
+		alice.Fail(t, "Forbidden", "", "delete", "apiservice", widgetsAPI)
 	})
 	t.Run("the admin port takes no writes", func(t *testing.T) {
 		port := &door{Front: &cluster.Front{Part: d.Part, Endpoint: d.Admin}, client: suite.Client(t, d.Admin, s.Admin())}
@@ -120,9 +119,9 @@ func testBeside(t *testing.T, w *world) {
 func testKubectl(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{})
 	server := s.extension(t, "widgets.example.com/v1")
-	k := s.kubectl(t, s.doors[0].Endpoint, s.Admin())
+	k := kubectl.As(t, s.doors[0].Endpoint, s.Admin())
 	file := filepath.Join(t.TempDir(), "apiservice.yaml")
-	must.Do(t, os.WriteFile(file, []byte(text(t, s.remote(widgetsAPI, server))), 0o600))
+	suite.Put(t, file, text(t, s.remote(widgetsAPI, server)))
 	for _, tc := range []struct {
 		code int
 		args string
@@ -145,13 +144,13 @@ func testKubectl(t *testing.T, w *world) {
 		{0, "apply -f ../../examples/etcd", "v1.tides.example.com created"},
 		{0, "get apiservice v1.tides.example.com", "https://tides-1.example.com,https://tides-2.example.com:8443"},
 	} {
-		k.run(t, tc.code, "", strings.Fields(tc.args), tc.want)
+		k.Says(t, tc.code, "", tc.args, tc.want)
 	}
-	k.run(t, 1, strings.Replace(text(t, s.remote(widgetsAPI, server)), "spec:", "spec:\n  flavour: sweet", 1), []string{"apply", "-f", "-"}, `unknown field "spec.flavour"`)
+	k.Fail(t, `unknown field "spec.flavour"`, strings.Replace(text(t, s.remote(widgetsAPI, server)), "spec:", "spec:\n  flavour: sweet", 1), "apply", "-f", "-")
 	for _, d := range s.doors {
 		d.becomes(t, widgets, http.StatusOK)
 	}
-	k.run(t, 0, "", []string{"delete", "-f", file}, "deleted")
+	k.Run(t, "delete", "-f", file)
 	for _, d := range s.doors {
 		d.becomes(t, widgets, http.StatusNotFound)
 	}

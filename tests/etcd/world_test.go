@@ -6,9 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os/exec"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,12 +23,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// world is what all cases share: the executables.
-type world struct{ bin, kubectl string }
+// world is what all cases share: the executable.
+type world struct{ bin string }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	return &world{bin: suite.Build(t, t.TempDir()), kubectl: suite.Tool(t, "kubectl")}
+	return &world{bin: suite.Build(t, t.TempDir())}
 }
 
 // site is an etcd with its Fairleads.
@@ -139,38 +136,4 @@ func (d *door) becomes(t *testing.T, path string, status int) {
 		res := d.ask(t, http.MethodGet, path, "")
 		return res.Code == status, fmt.Sprintf("%d %.300s\n%s", res.Code, res.Body, d.Part.Tail())
 	})
-}
-
-// kubectl returns kubectl for a user of an endpoint.
-func (s *site) kubectl(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) kubectl {
-	t.Helper()
-	dir := t.TempDir()
-	file := filepath.Join(dir, "kubeconfig")
-	must.Do(t, e.WriteKubeconfig(file, cr))
-	return kubectl{s.w.kubectl, []string{"--kubeconfig", file, "--cache-dir", filepath.Join(dir, "cache")}}
-}
-
-type kubectl struct {
-	path string
-	args []string
-}
-
-func (k kubectl) command(t *testing.T, args ...string) *exec.Cmd {
-	t.Helper()
-	return exec.CommandContext(t.Context(), k.path, slices.Concat(k.args, args)...)
-}
-
-// run runs kubectl, which must exit with the code and print all texts of want.
-func (k kubectl) run(t *testing.T, code int, stdin string, args []string, want ...string) string {
-	t.Helper()
-	a := suite.Run(t, k.command(t, args...), stdin)
-	if a.Code != code {
-		t.Fatalf("kubectl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), a.Code, code, a.Out, a.Errs)
-	}
-	for _, s := range want {
-		if !strings.Contains(a.Out+a.Errs, s) {
-			t.Errorf("kubectl %s: %q is missing in\n%s%s", strings.Join(args, " "), s, a.Out, a.Errs)
-		}
-	}
-	return a.Out
 }
