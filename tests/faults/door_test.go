@@ -5,7 +5,6 @@ package faults
 import (
 	"context"
 	"net/http"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,13 +25,7 @@ type door struct {
 // newDoor starts a Fairlead in front of both kube-apiservers. It ends with the test.
 func (w *world) newDoor(t *testing.T, args ...string) *door {
 	t.Helper()
-	return w.newDoorTo(t, []string{w.EndpointOf(0).URL, w.EndpointOf(1).URL}, args...)
-}
-
-// newDoorTo is newDoor in front of the given kube-apiservers.
-func (w *world) newDoorTo(t *testing.T, servers []string, args ...string) *door {
-	t.Helper()
-	args = append([]string{"--local-apiserver=" + strings.Join(servers, ",")}, args...)
+	args = append([]string{"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL}, args...)
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: w.name("fairlead"), Args: args}))(t)
 	t.Cleanup(front.Part.Kill)
 	d := &door{Front: front, w: w, admin: w.clients(1, true)[0]}

@@ -4,7 +4,6 @@ package managed
 
 import (
 	"crypto/x509"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -82,27 +81,6 @@ func testRenewed(t *testing.T, w *world) {
 	if out := w.must(t, init, "--serving-names=front.example.com,fairlead.kube-system.svc,127.0.0.1"); strings.Count(out, " written") != 1 || w.leaf(t, "fairlead-serving").Equal(before) {
 		t.Errorf("with another name it printed:\n%s", out)
 	}
-	role := must.Get(w.core.RbacV1().Roles("kube-system").Get(t.Context(), "fairlead-renew", metav1.GetOptions{}))(t)
-	for i := range role.Rules {
-		for j, verb := range role.Rules[i].Verbs {
-			less := role.DeepCopy()
-			less.Rules[i].Verbs = slices.Delete(less.Rules[i].Verbs, j, j+1)
-			if len(less.Rules[i].Verbs) == 0 {
-				less.Rules = slices.Delete(less.Rules, i, i+1)
-			}
-			less.ResourceVersion = ""
-			must.Get(w.core.RbacV1().Roles("kube-system").Update(t.Context(), less, metav1.UpdateOptions{}))(t)
-			suite.Eventually(t, soon, "refused without "+verb, func() (bool, string) { // the authorizer learns of the change by a watch; each successful try makes a certificate
-				a := w.follow(t, init, fmt.Sprintf("--serving-names=front.example.com,name-%d-%d", i, j))
-				if a.Code == 0 {
-					w.must(t, init, "--serving-names=front.example.com")
-				}
-				return a.Code != 0 && strings.Contains(a.Errs, "cannot "+verb), a.Out + a.Errs
-			})
-		}
-	}
-	role.ResourceVersion = ""
-	must.Get(w.core.RbacV1().Roles("kube-system").Update(t.Context(), role, metav1.UpdateOptions{}))(t)
 }
 
 // testTakenUp renews the proxy client certificate, and Fairlead uses the new one.

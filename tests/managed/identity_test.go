@@ -57,6 +57,7 @@ func passports(t *testing.T, w *world) []passport {
 		{name: "token of the cluster", cred: w.StaticToken("alice"), user: "alice", groups: []string{"dev", "ops", known}},
 		{name: "administrator's token of the cluster", cred: w.StaticToken("admin"), user: "admin", groups: []string{"system:masters", known}},
 		{name: "who may impersonate", cred: boss, header: as("carol", "dev"), user: "carol", groups: []string{"dev", known}},
+		{name: "who may impersonate with a UID", cred: boss, header: http.Header{"Impersonate-User": {"carol"}, "Impersonate-Uid": {"one"}}, user: "carol", groups: []string{known}},
 		{name: "who may impersonate a ServiceAccount", cred: boss, header: as("system:serviceaccount:managed:robot"), user: "system:serviceaccount:managed:robot", groups: []string{"system:serviceaccounts", "system:serviceaccounts:managed", known}},
 		{name: "nothing", status: 403, says: nobody},
 		{name: "nobody who is said to be Fairlead", header: proxied(accountName), status: 403, says: nobody},

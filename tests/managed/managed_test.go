@@ -73,8 +73,7 @@ subjects: [{kind: Group, name: dev}, {kind: User, name: "oidc:jane"}, {kind: Ser
 
 func testOverlay(t *testing.T, w *world) {
 	w.must(t, w.blocks[1])
-	front := must.Get(w.start(t, "fairlead", "kube-system", "fairlead"))(t)
-	w.front = front
+	w.front = w.start(t, "fairlead")
 }
 
 // testExtensionServer starts the sample extension server with the flags of docs/managed.md. This
@@ -120,8 +119,8 @@ func testClients(t *testing.T, w *world) {
 
 const flunders = "/apis/wardle.example.com/v1beta1/namespaces/managed/flunders"
 
-// testFlunders reads objects of the extension server as each caller, and shows that the cluster's
-// own aggregator cannot reach it.
+// testFlunders reads objects of the extension server, which the cluster's own aggregator cannot
+// reach.
 func testFlunders(t *testing.T, w *world) {
 	for _, p := range passports(t, w) {
 		code, body := w.ask(t, w.front, p, "GET", flunders, "")

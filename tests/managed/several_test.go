@@ -47,7 +47,7 @@ func testSeveral(t *testing.T, w *world) {
 	text := fmt.Sprintf(ours, register("here", here), base64.StdEncoding.EncodeToString(ca.PEM()))
 	folder := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(folder, "ours.yaml"), []byte(text), 0o600))
-	front := must.Get(w.start(t, "several", "kube-system", "fairlead", "--registry=dir:"+folder+",kubernetes"))(t)
+	front := w.start(t, "several", "--registry=dir:"+folder+",kubernetes")
 	admin := passport{cred: w.StaticToken("admin")}
 	for _, c := range []struct {
 		group  string

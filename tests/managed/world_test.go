@@ -15,6 +15,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -101,15 +102,14 @@ func (w *world) must(t *testing.T, block string, more ...string) string {
 	return a.Out
 }
 
-// start does what the kubelet would for a pod of the cluster's Deployment, with the given account
-// and more flags.
-func (w *world) start(t *testing.T, name, namespace, account string, more ...string) (*cluster.Front, error) {
+// start does what the kubelet would for a pod of the cluster's Deployment, with more flags.
+func (w *world) start(t *testing.T, name string, more ...string) *cluster.Front {
 	t.Helper()
 	d := must.Get(w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{}))(t)
 	root := filepath.Join(w.Dir(), name)
 	w.mount(t, d, root)
 	kubeconfig := filepath.Join(root, "kubeconfig")
-	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, namespace, account)}))
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead")}))
 	ports := alone.Ports(t, 2)
 	var args []string
 	for _, a := range d.Spec.Template.Spec.Containers[0].Args {
@@ -125,11 +125,10 @@ func (w *world) start(t *testing.T, name, namespace, account string, more ...str
 	client := suite.Client(t, f.Admin, cluster.Credentials{})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // with all rights, it is ready within two seconds
 	defer cancel()
-	part, err := w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: func(ctx context.Context) error {
+	f.Part = must.Get(w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: func(ctx context.Context) error {
 		return ask.Serves(ctx, client, f.Admin.URL+"/readyz")
-	}})
-	f.Part = part
-	return f, err
+	}}))(t)
+	return f
 }
 
 func (w *world) mount(t *testing.T, d *appsv1.Deployment, root string) {
@@ -161,8 +160,8 @@ func (w *world) mount(t *testing.T, d *appsv1.Deployment, root string) {
 type event struct {
 	Stage, Verb, RequestURI, UserAgent string
 	User                               struct{ Username string }
-	ImpersonatedUser                   *struct{ Username string }
-	ObjectRef                          struct{ Resource string }
+	ImpersonatedUser                   *authenticationv1.UserInfo
+	ObjectRef                          struct{ Resource, Name string }
 	ResponseStatus                     struct{ Code int }
 }
 

@@ -27,8 +27,6 @@ type Watch struct {
 
 // End is how a watch ended.
 type End struct {
-	// At is when it ended.
-	At time.Time
 	// Rest is the length of an unfinished event.
 	Rest int
 	// Err is nil if the body ended cleanly between two events.
@@ -43,7 +41,7 @@ func (w *Watch) Run(ctx context.Context) {
 			return
 		}
 		w.mu.Lock()
-		w.ends = append(w.ends, End{time.Now(), rest, err})
+		w.ends = append(w.ends, End{rest, err})
 		w.mu.Unlock()
 		select {
 		case <-time.After(100 * time.Millisecond): // a client's initial back-off
