@@ -11,10 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -57,12 +54,4 @@ func (w *world) namespace(t *testing.T, name string) {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
-}
-
-func (w *world) define(t *testing.T, manifest string) {
-	t.Helper()
-	o := &unstructured.Unstructured{}
-	must.Do(t, yaml.Unmarshal([]byte(manifest), &o.Object))
-	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	must.Get(w.dynamic.Resource(crds).Create(t.Context(), o, metav1.CreateOptions{}))(t)
 }

@@ -7,12 +7,12 @@ import (
 	"strconv"
 	"testing"
 
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -25,7 +25,6 @@ type world struct {
 	clients  map[string]*http.Client                   // :: URL of a server → client of an administrator
 	core     kubernetes.Interface
 	services aggregator.Interface
-	dynamic  dynamic.Interface
 }
 
 func newWorld(t *testing.T, args ...string) *world {
@@ -38,11 +37,17 @@ func newWorld(t *testing.T, args ...string) *world {
 	}
 	w.front = must.Get(w.start("h2"))(t)
 	rc := c.Endpoint().RESTConfig(c.Admin())
-	w.core, w.services, w.dynamic = kubernetes.NewForConfigOrDie(rc), aggregator.NewForConfigOrDie(rc), dynamic.NewForConfigOrDie(rc)
+	w.core, w.services = kubernetes.NewForConfigOrDie(rc), aggregator.NewForConfigOrDie(rc)
 	for _, e := range []cluster.Endpoint{c.Endpoint(), w.front.Endpoint} {
 		w.clients[e.URL] = suite.Client(t, e, c.Admin())
 	}
 	return w
+}
+
+// define makes a CustomResourceDefinition.
+func (w *world) define(t *testing.T, manifest string) {
+	t.Helper()
+	kubectl.As(t, w.Endpoint(), w.Admin()).Feed(t, manifest, "apply", "-f", "-")
 }
 
 // eachLane runs a test over each protocol that Fairlead offers to clients, in the same cluster.

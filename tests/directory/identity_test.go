@@ -11,9 +11,11 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
 	"github.com/fairlead-proxy/fairlead/tests/kubectl"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -48,26 +50,31 @@ func testIdentity(t *testing.T, w *world) {
 		"--requestheader-client-ca-file="+alone.Bundle(t, fronts), "--requestheader-allowed-names=door")
 	d.becomes(t, d.root, widgets, http.StatusOK)
 	bob, jane, nobody := w.client(t, token("bob-token")), w.client(t, token(i.Token(t, nil))), w.client(t, cluster.Credentials{})
-	proxy := w.client(t, cluster.Credentials{Pair: alone.Pair(t, fronts, pki.Leaf{CommonName: "door"})})
-	proxy.Transport = asserting{"erin", "readers", proxy.Transport}
-	liar := w.client(t, w.user(t, "dave"))
-	liar.Transport = asserting{"erin", "system:masters", liar.Transport}
+	proxy, liar := w.client(t, cluster.Credentials{Pair: alone.Pair(t, fronts, pki.Leaf{CommonName: "door"})}), w.client(t, w.user(t, "dave"))
+	as := func(user, group string) http.Header {
+		return http.Header{"X-Remote-User": {user}, "X-Remote-Group": {group}}
+	}
 	d.becomes(t, jane, widgets, http.StatusOK)
 	for _, tc := range []struct {
-		name string
-		who  *http.Client
-		path string
-		want int
+		name   string
+		who    *http.Client
+		header http.Header
+		path   string
+		want   int
 	}{
-		{"a token's user by a role", w.client(t, token("alice-token")), widgets, http.StatusOK},
-		{"no role", bob, widgets, http.StatusForbidden},
-		{"a JWT of another audience", w.client(t, token(i.Token(t, map[string]any{"aud": "other"}))), widgets, http.StatusUnauthorized},
-		{"nothing", nobody, widgets, http.StatusUnauthorized},
-		{"nothing where the configuration allows it", nobody, "/livez", http.StatusOK},
-		{"request headers", proxy, widgets, http.StatusOK},
-		{"request headers of nobody's proxy", liar, widgets, http.StatusForbidden},
+		{"a token's user by a role", w.client(t, token("alice-token")), nil, widgets, http.StatusOK},
+		{"no role", bob, nil, widgets, http.StatusForbidden},
+		{"a JWT of another audience", w.client(t, token(i.Token(t, map[string]any{"aud": "other"}))), nil, widgets, http.StatusUnauthorized},
+		{"nothing", nobody, nil, widgets, http.StatusUnauthorized},
+		{"nothing where the configuration allows it", nobody, nil, "/livez", http.StatusOK},
+		{"request headers", proxy, as("erin", "readers"), widgets, http.StatusOK},
+		{"request headers of nobody's proxy", liar, as("erin", "system:masters"), widgets, http.StatusForbidden},
 	} {
-		t.Run(tc.name, func(t *testing.T) { d.status(t, tc.who, tc.path, tc.want) })
+		t.Run(tc.name, func(t *testing.T) {
+			if r := must.Get(ask.Do(t.Context(), tc.who, http.MethodGet, d.front.URL+tc.path, tc.header, ""))(t); r.Code != tc.want {
+				t.Errorf("%d %s, want %d", r.Code, r.Body, tc.want)
+			}
+		})
 	}
 	t.Run("impersonation", func(t *testing.T) {
 		k := kubectl.As(t, d.front, w.user(t, "root", "system:masters"))
@@ -87,39 +94,13 @@ func testIdentity(t *testing.T, w *world) {
 	})
 }
 
-// asserting is a front proxy that sends X-Remote-User and X-Remote-Group.
-type asserting struct {
-	user, group string
-	next        http.RoundTripper
-}
-
-func (a asserting) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Header.Set("X-Remote-User", a.user)
-	r.Header.Set("X-Remote-Group", a.group)
-	return a.next.RoundTrip(r)
-}
-
-// testModes checks what each --authorization-mode allows users without a role.
-func testModes(t *testing.T, w *world) {
-	server := w.extension(t, "widgets.example.com/v1")
-	for _, tc := range []struct {
-		args              []string
-		widgets, services int // statuses for bob
-	}{
-		{nil, http.StatusForbidden, http.StatusForbidden},
-		{[]string{"--authorization-mode=backend"}, http.StatusOK, http.StatusForbidden},
-		{[]string{"--authorization-mode=AlwaysAllow"}, http.StatusOK, http.StatusOK},
-	} {
-		t.Run(strings.Join(append(tc.args, "mode"), " "), func(t *testing.T) {
-			registry := t.TempDir()
-			put(t, registry, server, "widgets.example.com", "")
-			d := w.open(t, registry, tc.args...)
-			d.becomes(t, d.root, widgets, http.StatusOK)
-			bob := w.client(t, w.user(t, "bob"))
-			d.status(t, bob, widgets, tc.widgets)
-			d.status(t, bob, "/apis/apiregistration.k8s.io/v1/apiservices", tc.services)
-			d.status(t, w.client(t, cluster.Credentials{}), widgets, http.StatusUnauthorized)
-		})
-	}
+// testMode lets extension servers authorize their own requests.
+func testMode(t *testing.T, w *world) {
+	registry := t.TempDir()
+	put(t, registry, w.extension(t, "widgets.example.com/v1"), "widgets.example.com", "")
+	d := w.open(t, registry, "--authorization-mode=backend")
+	bob := w.client(t, w.user(t, "bob"))
+	d.becomes(t, bob, widgets, http.StatusOK)
+	d.status(t, bob, "/apis/apiregistration.k8s.io/v1/apiservices", http.StatusForbidden)
+	d.status(t, w.client(t, cluster.Credentials{}), widgets, http.StatusUnauthorized)
 }

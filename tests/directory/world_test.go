@@ -99,3 +99,17 @@ func put(t *testing.T, registry string, s *extension.Server, group, annotations 
 	t.Helper()
 	suite.Put(t, filepath.Join(registry, group+".yaml"), manifests.At(group, "v1", s.Addr(), s.CA.PEM(), annotations))
 }
+
+func TestDirectory(t *testing.T) {
+	w := newWorld(t)
+	t.Run("speed", func(t *testing.T) { testSpeed(t, w) }) // it measures, so the others start when it has ended
+	suite.Cases[*world]{
+		{"kubectl", testKubectl},
+		{"identity", testIdentity},
+		{"mode", testMode},
+		{"egress", testEgress},
+		{"local", testLocal},
+		{"claimed", testClaimed},
+		{"example", testExample},
+	}.Beside(t, w)
+}

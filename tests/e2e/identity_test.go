@@ -20,7 +20,7 @@ import (
 )
 
 // testIdentity compares the users that an extension server and the local apiserver see through
-// Fairlead with those that they see through kube-apiserver, and lets the cluster's roles rule.
+// Fairlead with those that they see through kube-apiserver. tests/directory lets roles rule.
 // proxy/authn's TestUnion tries every combination of credentials; here is one of each kind.
 func testIdentity(t *testing.T, q *quay) {
 	for _, c := range rows(t, q) {
@@ -28,7 +28,6 @@ func testIdentity(t *testing.T, q *quay) {
 			t.Run(c.name+" by "+proto, func(t *testing.T) { t.Parallel(); testRow(t, q, c, proto) })
 		}
 	}
-	t.Run("roles rule both kinds alike", func(t *testing.T) { t.Parallel(); testRoles(t, q) })
 }
 
 // forgeries are all fields by which a caller could name somebody, or have a field removed.
@@ -187,24 +186,4 @@ func whoIs(t *testing.T, r ask.Reply) authenticationv1.UserInfo {
 		must.Do(t, json.Unmarshal([]byte(r.Body), &a))
 	}
 	return a.Status.UserInfo
-}
-
-// testRoles gives a role to some and checks what they may do with local and remote objects.
-func testRoles(t *testing.T, q *quay) {
-	ns, kc := q.namespace(t), q.admin(t)
-	kc.Run(t, "create", "role", "reader", "-n", ns, "--verb=get,list", "--resource=configmaps,flunders.wardle.example.com")
-	kc.Run(t, "create", "rolebinding", "readers", "-n", ns, "--role=reader", "--user=alice", "--user=carol")
-	alice, bob := q.as(t, q.server, q.StaticToken("alice")), q.as(t, q.server, q.StaticToken("bob"))
-	for _, k := range kinds() {
-		kc.Feed(t, k.manifest("treasure", "gold"), "create", "-n", ns, "-f", "-")
-		// The authorizer learns of a new binding by its watch, and Fairlead may cache a refusal for
-		// 10 s.
-		if got := alice.Soon(t, "alice may read", "get", k.name, "treasure", "-n", ns, "-o", k.jsonpath()); got != "gold" {
-			t.Errorf("alice reads %q", got)
-		}
-		kc.Soon(t, "carol may read", "get", k.name, "treasure", "-n", ns, "--as=carol")
-		alice.Fail(t, "Forbidden", "", "delete", k.name, "treasure", "-n", ns)
-		bob.Fail(t, "Forbidden", "", "get", k.name, "treasure", "-n", ns)
-		bob.Fail(t, "cannot impersonate", "", "get", k.name, "-n", ns, "--as=carol")
-	}
 }

@@ -4,7 +4,6 @@ package entrypoint
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -20,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -33,7 +32,6 @@ func TestEntrypoint(t *testing.T) {
 	two := w.start(t, "two", "10.79.0.2", "--shutdown-delay-duration=2s") // kube-proxies need time to notice
 	w.publishes(t, 5*time.Second, first, second)
 	inCluster := cluster.Endpoint{URL: "https://" + clusterIP, CAFile: w.PKI.Serving.CertFile}
-	admin := must.Get(kubernetes.NewForConfig(inCluster.RESTConfig(w.Admin())))(t)
 	config := w.podConfig(t)
 	pod := must.Get(kubernetes.NewForConfig(config))(t)
 	t.Run("a pod's client", func(t *testing.T) {
@@ -52,14 +50,11 @@ func TestEntrypoint(t *testing.T) {
 	})
 	t.Run("kube-controller-manager", func(t *testing.T) {
 		must.Get(w.StartControllerManager(t.Context(), inCluster))(t)
-		labels := map[string]string{"app": "idle"}
-		must.Get(admin.AppsV1().Deployments("default").Create(t.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "idle"}, Spec: appsv1.DeploymentSpec{
-			Replicas: new(int32), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "none", Image: "none"}}}},
-		}}, metav1.CreateOptions{}))(t)
+		admin := kubectl.As(t, inCluster, w.Admin())
+		admin.Run(t, "create", "deployment", "idle", "--image=none", "--replicas=0")
 		suite.Eventually(t, time.Minute, "a ReplicaSet", func() (bool, string) {
-			list, err := admin.AppsV1().ReplicaSets("default").List(t.Context(), metav1.ListOptions{})
-			return err == nil && len(list.Items) == 1, fmt.Sprint(err)
+			out := admin.Run(t, "get", "replicasets", "-o", "name")
+			return strings.Count(out, "\n") == 1, out
 		})
 		w.publishes(t, time.Second, first, second) // it leaves other controllers' EndpointSlices alone
 	})

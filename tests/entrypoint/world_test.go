@@ -10,17 +10,17 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/relay"
@@ -125,16 +125,13 @@ func (w *world) serviceProxy(t *testing.T) {
 func (w *world) podConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
-	meta := metav1.ObjectMeta{Namespace: "default", Name: "pod"}
-	must.Get(w.core.CoreV1().ServiceAccounts("default").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{}))(t)
-	rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "create"}}}
-	must.Get(w.core.RbacV1().Roles("default").Create(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}))(t)
-	must.Get(w.core.RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{Kind: "Role", Name: "pod"}, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: "pod"}},
-	}, metav1.CreateOptions{}))(t)
+	k := kubectl.As(t, w.Endpoint(), w.Admin())
+	k.Run(t, "create", "serviceaccount", "pod")
+	k.Run(t, "create", "role", "pod", "--verb=get,create", "--resource=configmaps")
+	k.Run(t, "create", "rolebinding", "pod", "--role=pod", "--serviceaccount=default:pod")
 	must.Do(t, os.MkdirAll(folder, 0o755))
 	must.Do(t, os.WriteFile(folder+"/ca.crt", must.Get(os.ReadFile(w.PKI.Serving.CertFile))(t), 0o600))
-	must.Do(t, os.WriteFile(folder+"/token", []byte(suite.Token(t, w.core, "default", "pod")), 0o600))
+	must.Do(t, os.WriteFile(folder+"/token", []byte(strings.TrimSpace(k.Run(t, "create", "token", "pod"))), 0o600))
 	t.Setenv("KUBERNETES_SERVICE_HOST", clusterIP)
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
 	return must.Get(rest.InClusterConfig())(t)

@@ -5,7 +5,6 @@ package etcd
 import (
 	"bytes"
 	std "cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,12 +13,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -213,28 +209,6 @@ func restart(t *testing.T, c *comparison) {
 	for _, p := range []*cluster.Part{c.APIServers[0], c.doors[0].Part} {
 		must.Do(t, p.Restart(t.Context()))
 	}
-}
-
-// meanwhile creates unrelated objects on both sides during the operation: without changes there are
-// no bookmarks.
-func meanwhile(t *testing.T, c *comparison) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	var writing sync.WaitGroup
-	for i, e := range []cluster.Endpoint{c.Endpoint(), c.doors[0].Endpoint} {
-		services := c.services(t, e)
-		writing.Go(func() {
-			for n := 0; ctx.Err() == nil; n++ {
-				name := fmt.Sprintf("v%d.noise%d.example.com", n+1, i)
-				_, _ = services.Create(ctx, local(name), metav1.CreateOptions{}) // a failed one does not matter
-				pause(ctx, 500*time.Millisecond)
-			}
-		})
-	}
-	t.Cleanup(func() {
-		cancel()
-		writing.Wait()
-	})
 }
 
 // compact compacts etcd at its current revision.

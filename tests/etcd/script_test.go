@@ -112,7 +112,6 @@ func operations() []operation {
 		// watches
 		{name: "watch from now", method: get, path: "?watch=1&timeoutSeconds=2&" + selected},
 		{name: "watch from a version", method: get, path: "?watch=1&timeoutSeconds=2&resourceVersion={a2.rv}&fieldSelector=metadata.name%3D" + a},
-		{name: "watch with bookmarks", method: get, path: "?watch=1&timeoutSeconds=8&allowWatchBookmarks=true&resourceVersion={a2.rv}&fieldSelector=metadata.name%3D" + a, before: meanwhile},
 		{name: "watch a table", method: get, path: "?watch=1&timeoutSeconds=2&" + selected, accept: table},
 		{name: "watch list", method: get, path: "?watch=1&timeoutSeconds=2&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&" + selected},
 		{name: "watch from the beginning", method: get, path: "?watch=1&timeoutSeconds=2&resourceVersion=1&" + selected, before: restart},

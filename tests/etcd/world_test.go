@@ -137,3 +137,18 @@ func (d *door) becomes(t *testing.T, path string, status int) {
 		return res.Code == status, fmt.Sprintf("%d %.300s\n%s", res.Code, res.Body, d.Part.Tail())
 	})
 }
+
+func TestEtcd(t *testing.T) {
+	w := newWorld(t)
+	t.Run("load", func(t *testing.T) { testLoad(t, w) }) // it measures, so the others start when it has ended
+	suite.Cases[*world]{
+		{"differential", testDifferential},
+		{"shared", testShared},
+		{"beside", testBeside},
+		{"kubectl", testKubectl},
+		{"leader", testLeader},
+		{"stopped", testStopped},
+		{"full", testFull},
+		{"restart", testRestart},
+	}.Beside(t, w)
+}

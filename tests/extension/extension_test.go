@@ -156,7 +156,6 @@ func TestRequestFaults(t *testing.T) {
 		{extension.Fault{Kind: extension.HugeBody, Size: 1 << 20}, strings.Repeat("x", 1<<20) + `"`, ""},
 		{extension.Fault{Kind: extension.Garbage}, "\x00\xff", ""},
 		{extension.Fault{Kind: extension.EndlessHeaders, Size: 12 << 20}, "exceeded", "PROTOCOL_ERROR"},
-		{extension.Fault{Kind: extension.EndlessTrailers, Size: 12 << 20}, "trailer", "PROTOCOL_ERROR"},
 		{extension.Fault{Kind: extension.InformationalFlood, Size: 1000}, "200 ", ""},
 		{extension.Fault{Kind: extension.ShortBody}, "unexpected EOF", ""},
 		{extension.Fault{Kind: extension.LongBody}, "200 " + strings.Repeat("x", 500), "more than declared"},

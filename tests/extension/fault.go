@@ -66,8 +66,6 @@ const (
 	// EndlessHeaders sends header lines (HTTP/1.1) or CONTINUATION frames (HTTP/2) of Size bytes
 	// (0: 64 MiB), or until the client stops it.
 	EndlessHeaders Kind = "endless-headers"
-	// EndlessTrailers is EndlessHeaders after a complete body.
-	EndlessTrailers Kind = "endless-trailers"
 	// InformationalFlood sends Size (0: 10,000) 103 responses before the final one.
 	InformationalFlood Kind = "informational-flood"
 	// ShortBody has a Content-Length of Size (0: 1,000) and ends after half of that.

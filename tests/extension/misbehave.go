@@ -142,9 +142,10 @@ func misbehaveH1(w *answer, x exchange, f Fault) {
 		size := cmp.Or(f.Size, 1000)
 		_, _ = fmt.Fprintf(rw, head+"Content-Length: %d\r\n\r\n%s", size/2, filler(size))
 	case EndlessHeaders:
-		endlessLines(rw, head, cmp.Or(f.Size, 64<<20))
-	case EndlessTrailers:
-		endlessLines(rw, head+"Transfer-Encoding: chunked\r\nTrailer: X-Endless\r\n\r\n2\r\n{}\r\n0\r\n", cmp.Or(f.Size, 64<<20))
+		_, err = io.WriteString(rw, head)
+		for n := int64(0); err == nil && n < cmp.Or(f.Size, 64<<20); n += 1000 {
+			_, err = fmt.Fprintf(rw, "X-Endless-%d: %s\r\n", n, filler(1000))
+		}
 	case BodyAfterReset:
 		_, _ = io.WriteString(rw, head+"Content-Length: 2\r\n\r\nok"+head+"Content-Length: 6\r\n\r\nforged")
 	case Unasked101:
@@ -155,16 +156,6 @@ func misbehaveH1(w *answer, x exchange, f Fault) {
 	// The client reacts first: it has a second to close the connection.
 	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 	_, _ = io.Copy(io.Discard, conn)
-}
-
-// endlessLines sends begin and then header lines.
-func endlessLines(out io.Writer, begin string, size int64) {
-	_, err := io.WriteString(out, begin)
-	for n := int64(0); err == nil && n < size; {
-		var k int
-		k, err = fmt.Fprintf(out, "X-Endless-%d: %s\r\n", n, filler(1000))
-		n += int64(k)
-	}
 }
 
 // misbehaveH2 applies the faults that need frames which no correct server writes. The handler's
@@ -185,12 +176,7 @@ func misbehaveH2(w *answer, r *http.Request, x exchange, f Fault) {
 		}
 	case EndlessHeaders:
 		w.status = http.StatusOK
-		x.inject(r, 0, http2.FrameSettings, func(fr *http2.Framer) error { return endless(fr, x.stream, size, ":status", "200") })
-		x.c.Close()
-	case EndlessTrailers:
-		_, _ = w.Write([]byte("{}"))
-		w.Flush()
-		x.inject(r, x.stream, http2.FrameData, func(fr *http2.Framer) error { return endless(fr, x.stream, size, "x-endless", "0") })
+		x.inject(r, 0, http2.FrameSettings, func(fr *http2.Framer) error { return endless(fr, x.stream, size) })
 		x.c.Close()
 	case BodyAfterReset:
 		w.Flush()

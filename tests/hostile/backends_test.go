@@ -34,7 +34,6 @@ func malices() []malice {
 	}
 	return []malice{
 		sized(extension.EndlessHeaders, endless, 502, 503),
-		sized(extension.EndlessTrailers, endless, broken, 502),
 		sized(extension.InformationalFlood, 1_000_000, 502, 503, 504, broken),
 		of(extension.ShortBody, broken, 502),     // a head waits for its first bytes: an HTTP/1.1 client may have received nothing yet
 		of(extension.LongBody, broken, 200, 502), // over HTTP/1.1 the excess is an answer without a request

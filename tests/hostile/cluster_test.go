@@ -9,14 +9,10 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -28,6 +24,8 @@ type harbour struct {
 	front  *cluster.Front
 	remote *extension.Server
 	outer  *pki.CA // signs the certificates of front proxies in front of Fairlead
+
+	kubectl kubectl.User // of an administrator, past Fairlead
 }
 
 const remotePath = "/apis/mirror.example.com/v1/namespaces/default/widgets"
@@ -42,9 +40,6 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	}
 	c := suite.Start(t, cfg)
 	h := &harbour{Cluster: c, outer: pki.NewCA("outer front proxies")}
-	h.role(t, "mirror", rbacv1.PolicyRule{APIGroups: []string{"mirror.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}})
-	h.bind(t, "mirror", "mirror", rbacv1.Subject{Kind: "Group", Name: "system:authenticated"})
-	h.bind(t, "wheel", "cluster-admin", rbacv1.Subject{Kind: "Group", Name: "wheel"})
 	args := []string{"--requestheader-client-ca-file=" + alone.Bundle(t, h.outer), "--requestheader-allowed-names=outer", "--requestheader-uid-headers=X-Remote-Uid"}
 	if impersonates {
 		args = append(args, "--local-identity=impersonate", "--kubeconfig="+must.Get(c.Account(t.Context(), c.Endpoint(), "../../deploy", "managed"))(t))
@@ -57,6 +52,11 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	must.Do(t, c.Register(t.Context(), cluster.Backend{
 		Namespace: "apps", Service: "mirror", Port: h.remote.Port(), CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"mirror.example.com/v1"},
 	}))
+	h.kubectl = kubectl.As(t, c.Endpoint(), c.Admin())
+	h.kubectl.Run(t, "create", "clusterrole", "mirror", "--verb=*", "--resource=*.mirror.example.com")
+	h.kubectl.Run(t, "create", "clusterrolebinding", "mirror", "--clusterrole=mirror", "--group=system:authenticated")
+	h.kubectl.Run(t, "create", "clusterrolebinding", "wheel", "--clusterrole=cluster-admin", "--group=wheel")
+	h.kubectl.Run(t, "create", "serviceaccount", "robot")
 	// As a user of wheel, because Fairlead cannot impersonate system:masters.
 	wheel := client(h.tls(h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"wheel"}})), "h2")
 	defer wheel.CloseIdleConnections()
@@ -67,37 +67,12 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	return h
 }
 
-func (h *harbour) role(t *testing.T, name string, rule rbacv1.PolicyRule) {
-	t.Helper()
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}
-	must.Get(h.core(t).RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}))(t)
-}
-
-// bind binds a ClusterRole to subjects.
-func (h *harbour) bind(t *testing.T, name, role string, who ...rbacv1.Subject) {
-	t.Helper()
-	must.Get(h.core(t).RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: role}, Subjects: who,
-	}, metav1.CreateOptions{}))(t)
-}
-
-func (h *harbour) core(t *testing.T) kubernetes.Interface {
-	t.Helper()
-	return must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
-}
-
-// account creates the ServiceAccount of mint's tokens: no controller manager runs here.
-func (h *harbour) account(t *testing.T) {
-	t.Helper()
-	must.Get(h.core(t).CoreV1().ServiceAccounts("default").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}))(t)
-}
-
-// mint creates unused tokens.
+// mint creates unused tokens of the ServiceAccount robot.
 func (h *harbour) mint(t *testing.T, n int) []string {
 	t.Helper()
 	var tokens []string
 	for range n {
-		tokens = append(tokens, suite.Token(t, h.core(t), "default", "robot"))
+		tokens = append(tokens, strings.TrimSpace(h.kubectl.Run(t, "create", "token", "robot")))
 	}
 	return tokens
 }

@@ -3,12 +3,22 @@
 package hostile
 
 import (
+	"crypto/tls"
+	"flag"
+	"fmt"
 	"net"
+	"net/http"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/alone"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -41,4 +51,106 @@ func testConformance(t *testing.T, d *door) {
 			}
 		})
 	}
+}
+
+// otherBuild is for figures of an earlier commit.
+var otherBuild = flag.String("fairlead", "", "attack this executable (default: the working tree's, built anew)")
+
+// world is what all cases share: the executable and keys.
+type world struct {
+	bin  string
+	keys alone.Keys
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{bin: *otherBuild, keys: alone.NewKeys()}
+	if w.bin == "" {
+		w.bin = suite.Build(t, t.TempDir())
+	}
+	return w
+}
+
+// as returns the TLS configuration of a user in groups, or of a stranger if name is empty.
+func (w *world) as(name string, groups ...string) *tls.Config {
+	c := &tls.Config{RootCAs: w.keys.Servers.Pool(), MinVersion: tls.VersionTLS12}
+	if name != "" {
+		c.Certificates = []tls.Certificate{w.keys.Clients.Issue(pki.Leaf{CommonName: name, Organizations: groups}).TLS()}
+	}
+	return c
+}
+
+// client has one connection and speaks only the given protocol.
+func client(c *tls.Config, proto string) *http.Client {
+	c = c.Clone()
+	c.NextProtos = []string{proto}
+	rt := &http.Transport{TLSClientConfig: c, DisableCompression: true, MaxConnsPerHost: 1, Protocols: new(http.Protocols)}
+	rt.Protocols.SetHTTP2(proto == "h2")
+	rt.Protocols.SetHTTP1(proto != "h2")
+	return &http.Client{Transport: rt, Timeout: time.Minute, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// extension starts an extension server that serves one group-version.
+func (w *world) extension(t *testing.T, svc string, record int) *extension.Server {
+	t.Helper()
+	return extension.Start(t, extension.Config{
+		GroupVersions: []string{svc + ".example.com/v1"}, CA: w.keys.Servers, Names: []string{svc + "-example-com.x.svc"}, RequestHeaderCA: w.keys.Fronts.Pool(), RejectWith: http.StatusUnauthorized,
+		Record: record, MaxStreams: 1000,
+	})
+}
+
+// register registers a server as the service svc.
+func (d *door) register(t *testing.T, svc string, s *extension.Server, annotations string) {
+	t.Helper()
+	suite.Put(t, filepath.Join(d.registry, svc+".yaml"), manifests.At(svc+".example.com", "v1", s.Addr(), s.CA.PEM(), annotations))
+}
+
+// widgets is the path of a service's objects.
+func widgets(svc string) string { return "/apis/" + svc + ".example.com/v1/namespaces/default/widgets" }
+
+// The APIs of a door: innocent users request others, attacks target.
+var others, target = widgets("others"), widgets("target")
+
+// othersTake is how long the innocents' backend takes, like a real one. Without it the machine's
+// scheduler would dominate their latency.
+const othersTake = 10 * time.Millisecond
+
+// door is one Fairlead over a directory, with one extension server for innocent users and one that
+// is attacked through it, or attacks.
+type door struct {
+	*alone.Door
+	w        *world
+	registry string
+	target   *extension.Server
+	root     *http.Client // in system:masters
+}
+
+// open starts a door where every authenticated user may do everything, and waits until it serves.
+func (w *world) open(t *testing.T) *door {
+	t.Helper()
+	d := &door{w: w, registry: t.TempDir(), target: w.extension(t, "target", 0)}
+	innocent := w.extension(t, "others", -1)
+	d.register(t, "others", innocent, "")
+	d.register(t, "target", d.target, "")
+	must.Do(t, innocent.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: others}))
+	d.Door = w.keys.Serve(t, w.bin, d.registry, "--authorization-mode=AlwaysAllow")
+	d.root = client(w.as("root", "system:masters"), "h2")
+	t.Cleanup(d.root.CloseIdleConnections)
+	for _, path := range []string{others, target} {
+		d.serves(t, path)
+	}
+	return d
+}
+
+// serves waits until a path is served.
+func (d *door) serves(t *testing.T, path string) {
+	t.Helper()
+	suite.Eventually(t, time.Minute, "serving "+path, func() (bool, string) {
+		status, body := alone.Get(t, d.root, "https://"+d.Front+path+"?limit=1")
+		return status == http.StatusOK, fmt.Sprintf("%d %s\n%s", status, body, d.Log)
+	})
+}
+
+func (d *door) innocents() *innocents {
+	return &innocents{d.Process.Pid, client(d.w.as("innocent"), "h2"), "https://" + d.Front + others + "/widget-001"}
 }

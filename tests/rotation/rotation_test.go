@@ -21,17 +21,16 @@ type stage struct {
 	*front
 	*load
 
-	steady, inline, overlap, configmap *remote
+	steady, inline, overlap *remote
 }
 
 func TestRotation(t *testing.T) {
 	w := newWorld(t)
 	s := &stage{
-		steady:    startRemote(t, w, "steady", nil),
-		inline:    startRemote(t, w, "inline", nil),
-		overlap:   startRemote(t, w, "overlap", map[string]string{"fairlead.dev/ca-rotation-overlap": "12s"}),
-		configmap: startRemote(t, w, "configmap", map[string]string{"fairlead.dev/ca-from": "configmap/ca.crt"}),
-		front:     startFront(t, w),
+		steady:  startRemote(t, w, "steady", nil),
+		inline:  startRemote(t, w, "inline", nil),
+		overlap: startRemote(t, w, "overlap", map[string]string{"fairlead.dev/ca-rotation-overlap": "12s"}),
+		front:   startFront(t, w),
 	}
 	local := "/api/v1/namespaces/default/configmaps"
 	targets := []target{{name: "local", get: local + "/" + beat, watch: local + "?watch=1&timeoutSeconds=3600&fieldSelector=metadata.name%3D" + beat}}
@@ -49,14 +48,12 @@ func TestRotation(t *testing.T) {
 		{Name: "client CA", Run: func(t *testing.T, s *stage) { s.replaceFirst(t, s.clients, 0, masters) }},
 		{Name: "request-header CA", Run: func(t *testing.T, s *stage) { s.replaceFirst(t, s.proxies, 1, gateway) }},
 		{Name: "proxy client pair", Run: rotateProxyPair},
-		{Name: "caBundle, old then both then new", Run: func(t *testing.T, s *stage) { s.byTheBook(t, s.inline, s.inline.trust) }},
+		{Name: "caBundle, old then both then new", Run: rotateByTheBook},
 		{Name: "caBundle first, backend later", Run: rotateBundleFirst},
-		// As cert-manager's trust-manager does.
-		{Name: "ConfigMap bundle", Run: func(t *testing.T, s *stage) { s.byTheBook(t, s.configmap, s.configmap.refer) }},
 	}.Run(t, s)
 }
 
-func (s *stage) remotes() []*remote { return []*remote{s.steady, s.inline, s.overlap, s.configmap} }
+func (s *stage) remotes() []*remote { return []*remote{s.steady, s.inline, s.overlap} }
 
 func rotateServing(t *testing.T, s *stage) {
 	s.begin(t)
@@ -149,11 +146,11 @@ func (s *stage) loaded(t *testing.T, r *remote, change func()) {
 	suite.Eventually(t, takenWithin, "the bundle is in force", func() (bool, string) { now := count(); return now != before, now })
 }
 
-// byTheBook rotates a CA so that nothing that works is ever untrusted.
-func (s *stage) byTheBook(t *testing.T, r *remote, trust func(*testing.T, ...*pki.CA)) {
-	t.Helper()
+// rotateByTheBook rotates a CA so that nothing that works is ever untrusted.
+func rotateByTheBook(t *testing.T, s *stage) {
+	r := s.inline
 	s.begin(t)
-	s.loaded(t, r, func() { trust(t, r.old, r.new) })
+	s.loaded(t, r, func() { r.trust(t, r.old, r.new) })
 	suite.Pause(t, time.Second)
 	leaves := func() int {
 		return len(s.metric(t, "fairlead_certificate_backend_expiration_timestamp_seconds", `"v1.`+r.group+`"`, `kind="leaf"`))
@@ -161,7 +158,7 @@ func (s *stage) byTheBook(t *testing.T, r *remote, trust func(*testing.T, ...*pk
 	before := leaves()
 	r.serve(r.new)
 	suite.Eventually(t, 20*time.Second, "a probe has seen the new certificate", func() (bool, string) { n := leaves(); return n > before, fmt.Sprint(n) })
-	s.loaded(t, r, func() { trust(t, r.new) })
+	s.loaded(t, r, func() { r.trust(t, r.new) })
 	suite.Pause(t, 6*time.Second) // the limit of watches over connections of the old CA is 5 s
 	s.judge(t, r.group)
 }
