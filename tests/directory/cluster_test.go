@@ -69,7 +69,7 @@ func testLocal(t *testing.T, shared *world) {
 	})
 	t.Run("a protected group stays local", func(t *testing.T) {
 		k.Says(t, 0, "", "create deployment local --image=none -n default", "deployment.apps/local created")
-		for _, r := range server.Requests(0) {
+		for _, r := range server.Requests() {
 			if strings.HasPrefix(r.Target, "/apis/apps/v1/") && r.Target != "/apis/apps/v1/" {
 				t.Errorf("the extension server received %s", r.Target)
 			}
@@ -112,7 +112,7 @@ func testClaimed(t *testing.T, shared *world) {
 			t.Errorf("%s: %d %s", p, status, body)
 		}
 	}
-	for _, r := range server.Requests(0) {
+	for _, r := range server.Requests() {
 		if strings.HasPrefix(r.Target, path) {
 			t.Errorf("the claimant received %s, from Fairlead or kube-apiserver", r.Target)
 		}

@@ -3,10 +3,8 @@
 package directory
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -21,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kubectl"
+	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -34,13 +33,14 @@ func testExample(t *testing.T, _ *world) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "../..", "example", fmt.Sprintf("EXAMPLEARGS=-dir=%s -secure-port=%d -admin-secure-port=0", dir, taken.Addr().(*net.TCPAddr).Port)) //nolint:forcetypeassert // a TCP listener's
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}                                                                                                                                                     // as in a terminal: Ctrl-C reaches the group
-	var errs bytes.Buffer
-	cmd.Stderr = &errs
-	out := must.Get(cmd.StdoutPipe())(t)
+	out, errs := &logbook.Book{}, &logbook.Book{}
+	cmd.Stdout, cmd.Stderr = out, errs
 	must.Do(t, cmd.Start())
 	interrupt := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	t.Cleanup(func() { _ = interrupt() }) // it has exited already, unless the test failed before
-	printed := readUntil(t, out, "Ctrl-C ends everything.")
+	suite.Eventually(t, 5*time.Minute, "it is running", func() (bool, string) {
+		return strings.Contains(out.String(), "Ctrl-C ends everything."), out.String() + errs.String()
+	})
 
 	k := kubectl.As(t, cluster.Endpoint{}, cluster.Credentials{})
 	k.Kubeconfig = filepath.Join(dir, "kubeconfig")
@@ -49,7 +49,7 @@ func testExample(t *testing.T, _ *world) {
 		"kubectl get widgets -A": "widget-002", "kubectl get --raw /fairlead/status": `"complete": true`, "kubectl delete widget widget-000": "deleted",
 		"kubectl --kubeconfig " + dir + "/kubeconfig-sailor get tide dover -o yaml": "askedBy: sailor",
 	}
-	for line := range strings.Lines(printed) {
+	for line := range strings.Lines(out.String()) {
 		command, comment, _ := strings.Cut(strings.TrimSpace(line), "#")
 		command = strings.TrimSpace(command)
 		if !strings.HasPrefix(command, "kubectl ") {
@@ -69,7 +69,7 @@ func testExample(t *testing.T, _ *world) {
 		delete(want, command)
 	}
 	if len(want) > 0 {
-		t.Errorf("it does not suggest %v:\n%s", want, printed)
+		t.Errorf("it does not suggest %v:\n%s", want, out)
 	}
 	t.Run("the folder is followed", func(t *testing.T) {
 		file := filepath.Join(dir, "registry", "widgets.yaml")
@@ -83,8 +83,7 @@ func testExample(t *testing.T, _ *world) {
 	t.Run("an interrupt ends all", func(t *testing.T) {
 		url := k.Run(t, "config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
 		must.Do(t, interrupt())
-		_, _ = io.Copy(io.Discard, out) // ends with the last process that could write
-		_ = cmd.Wait()                  // make reports the interrupt as an error
+		_ = cmd.Wait() // for the last process that could write; make reports the interrupt as an error
 		if !slices.Contains(strings.Split(errs.String(), "\n"), "example: interrupted, stopping") || strings.Contains(errs.String(), "Error") {
 			t.Errorf("it printed:\n%s", errs.String())
 		}
@@ -110,18 +109,4 @@ func processes(t *testing.T, dir string) []string {
 		}
 	}
 	return found
-}
-
-// readUntil reads until the text has been printed.
-func readUntil(t *testing.T, r io.Reader, end string) string {
-	t.Helper()
-	var printed bytes.Buffer
-	for buf := make([]byte, 4096); !strings.Contains(printed.String(), end); {
-		n, err := r.Read(buf)
-		printed.Write(buf[:n])
-		if err != nil {
-			t.Fatalf("%v after %s", err, printed.String())
-		}
-	}
-	return printed.String()
 }

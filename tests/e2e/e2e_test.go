@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/tls"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -19,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
 	"github.com/fairlead-proxy/fairlead/tests/kubectl"
+	"github.com/fairlead-proxy/fairlead/tests/kubelet"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -176,4 +178,15 @@ func (w *world) as(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) kub
 func (w *world) admin(t *testing.T) kubectl.User {
 	t.Helper()
 	return w.as(t, w.server, w.Admin())
+}
+
+// newNode joins a stub kubelet to the cluster until the test ends.
+func (w *world) newNode(t *testing.T) *kubelet.Kubelet {
+	t.Helper()
+	serving := must.Get(w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))(t)
+	pair := must.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))(t)
+	k := must.Get(kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: suite.Pool(t, w.PKI.Client.CertFile), Dir: t.TempDir()}))(t)
+	t.Cleanup(k.Close)
+	must.Do(t, k.Join(t.Context(), w.core, "harbour"))
+	return k
 }

@@ -6,11 +6,12 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,24 +19,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/kubelet"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/relay"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
-
-// newNode joins a stub kubelet to the cluster until the test ends.
-func (w *world) newNode(t *testing.T) *kubelet.Kubelet {
-	t.Helper()
-	serving := must.Get(w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))(t)
-	pair := must.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))(t)
-	k := must.Get(kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: suite.Pool(t, w.PKI.Client.CertFile), Dir: t.TempDir()}))(t)
-	t.Cleanup(k.Close)
-	must.Do(t, k.Join(t.Context(), w.core, "harbour"))
-	return k
-}
 
 // bulk is the number of bytes copied each way: far more than all windows and buffers on the way.
 const bulk = 10 << 20
@@ -161,11 +150,14 @@ func attach(t *testing.T, m mooring) {
 
 // portForward makes several connections through one port-forward.
 func portForward(t *testing.T, m mooring) {
-	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	relay.Accept(t, l, func(_ context.Context, c net.Conn) { _, _ = io.Copy(c, c) })
+	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = w.Write(must.Get(io.ReadAll(r.Body))(t))
+	}))
+	t.Cleanup(echo.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := m.who.Command(ctx, m.kubectl("port-forward", "pod/buoy", fmt.Sprintf(":%d", l.Addr().(*net.TCPAddr).Port), "--address=127.0.0.1")...)
+	_, port, _ := net.SplitHostPort(echo.Listener.Addr().String())
+	cmd := m.who.Command(ctx, m.kubectl("port-forward", "pod/buoy", ":"+port, "--address=127.0.0.1")...)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out := must.Get(cmd.StdoutPipe())(t)
@@ -177,33 +169,20 @@ func portForward(t *testing.T, m mooring) {
 		t.Fatalf("kubectl printed %q (%v)\n%s", line, err, errs.String())
 	}
 	const connections = 5
-	results := make(chan error, connections)
+	wrong := make(chan error, connections)
 	for i := range connections {
-		go func() { results <- echoed(ctx, found[1], rubbish((i+1)<<20)) }()
+		go func() {
+			sent := string(rubbish((i + 1) << 20))
+			r, err := ask.Do(ctx, new(http.Client), http.MethodPost, "http://"+found[1], nil, sent)
+			if err == nil && r.Body != sent {
+				err = fmt.Errorf("%d of %d bytes came back, or others", len(r.Body), len(sent))
+			}
+			wrong <- err
+		}()
 	}
 	for range connections {
-		if err := <-results; err != nil {
+		if err := <-wrong; err != nil {
 			t.Errorf("%v\n%s", err, errs.String())
 		}
 	}
-}
-
-// echoed sends bytes and requires the same bytes back.
-func echoed(ctx context.Context, address string, sent []byte) error {
-	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	wrote := make(chan error, 1)
-	go func() { _, err := c.Write(sent); wrote <- err }() // ends with the connection
-	got := make([]byte, len(sent))
-	if n, err := io.ReadFull(c, got); err != nil {
-		return fmt.Errorf("reading back: %d of %d bytes: %w", n, len(sent), err)
-	}
-	if !bytes.Equal(got, sent) {
-		return fmt.Errorf("different bytes came back")
-	}
-	return <-wrote
 }

@@ -79,7 +79,7 @@ func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (ask.Reply, *ext
 	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
 	v.path += "?" + marker
 	got := v.send(t, e)
-	for _, r := range q.widgets.Requests(0) {
+	for _, r := range q.widgets.Requests() {
 		if strings.Contains(r.Target, marker) {
 			return got, &r
 		}

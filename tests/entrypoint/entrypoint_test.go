@@ -3,8 +3,7 @@
 package entrypoint
 
 import (
-	"context"
-	"net"
+	"net/http"
 	"os"
 	"strings"
 	"syscall"
@@ -14,13 +13,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
 func TestEntrypoint(t *testing.T) {
@@ -59,13 +58,12 @@ func TestEntrypoint(t *testing.T) {
 		w.publishes(t, time.Second, first, second) // it leaves other controllers' EndpointSlices alone
 	})
 	t.Run("one drains", func(t *testing.T) {
-		stop := w.clients(t, config)
+		load := w.load(t, inCluster, config.BearerToken)
+		suite.Pause(t, time.Second) // until all are connected
 		must.Do(t, two.Part.Signal(syscall.SIGTERM))
 		w.publishes(t, time.Second, first)
 		<-two.Part.Done()
-		if n := stop(); n > 0 {
-			t.Errorf("%d requests of pods' clients failed", n)
-		}
+		volley.Judge(t, load.Stop(), 0, func(s *volley.Shot) bool { return s.Code != http.StatusCreated || s.Err != nil })
 	})
 	t.Run("one dies", func(t *testing.T) {
 		must.Do(t, two.Part.Restart(t.Context()))
@@ -85,41 +83,17 @@ func TestEntrypoint(t *testing.T) {
 	}
 }
 
-// clients sends requests of eight pods' clients until the returned function is called, which
-// returns the number of failed ones. Each client has a connection of its own, to a random Fairlead:
-// only in one of 256 runs has one Fairlead none.
-func (w *world) clients(t *testing.T, config *rest.Config) func() int {
+// load sends requests of eight pods' clients. Each client has a connection of its own, to a random
+// Fairlead: only in one of 256 runs has one Fairlead none.
+func (w *world) load(t *testing.T, e cluster.Endpoint, token string) *volley.Load {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	failed := make(chan int, 8)
-	config = rest.CopyConfig(config)
-	config.QPS, config.Burst = 50, 1          // each; more would load this machine
-	config.Dial = new(net.Dialer).DialContext // with it, client-go shares no connections between clients
-	for range cap(failed) {
-		objects := must.Get(kubernetes.NewForConfig(config))(t).CoreV1().ConfigMaps("default")
-		write := func() error { // client-go would repeat a failed read
-			_, err := objects.Create(context.WithoutCancel(ctx), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "more"}}, metav1.CreateOptions{DryRun: []string{"All"}})
-			return err
-		}
-		must.Do(t, write()) // connects
-		go func() {
-			n := 0
-			for ctx.Err() == nil {
-				if err := write(); err != nil {
-					t.Log(err)
-					n++
-				}
-			}
-			failed <- n
-		}()
+	l := &volley.Load{Every: 5 * time.Millisecond, Make: func(int) (string, string, string) {
+		return http.MethodPost, e.URL + "/api/v1/namespaces/default/configmaps?dryRun=All", `{"metadata":{"name":"more"}}`
+	}}
+	for range 8 {
+		l.Clients = append(l.Clients, suite.Client(t, e, cluster.Credentials{Token: token}))
 	}
-	return func() (n int) {
-		cancel()
-		for range cap(failed) {
-			n += <-failed
-		}
-		return n
-	}
+	return l.Start(t)
 }
 
 // scrape returns a Fairlead's metrics.

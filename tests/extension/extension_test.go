@@ -106,7 +106,7 @@ func TestRecord(t *testing.T) {
 	cfg := extension.Config{RequestHeaderCA: front.Pool(), AllowedNames: []string{leaf.CommonName}, RejectWith: 401, Record: 3}
 	run(t, "what arrived", cfg, func(t *testing.T, s *extension.Server, _ *http.Client) {
 		for name, pair := range map[string]*pki.Pair{"another CA": pki.NewCA("front").Issue(leaf), "another name": front.Issue(pki.Leaf{CommonName: "other"}), "none": nil} {
-			if out := got(t, client(t, s, true, pair), "GET", s.URL()+widgets, "", long); !strings.HasPrefix(out, "401") || s.Requests(0)[0].Verified {
+			if out := got(t, client(t, s, true, pair), "GET", s.URL()+widgets, "", long); !strings.HasPrefix(out, "401") || s.Requests()[0].Verified {
 				t.Errorf("a certificate of %s: %s", name, out)
 			}
 			s.Forget()
@@ -122,15 +122,15 @@ func TestRecord(t *testing.T) {
 				t.Errorf("echo %q with trailer %v", back, res.Trailer)
 			}
 		}
-		all := s.Requests(0)
-		if len(all) != 3 || len(s.Requests(all[1].Seq)) != 1 {
+		all := s.Requests()
+		if len(all) != 3 {
 			t.Fatalf("%d requests kept, want 3", len(all))
 		}
 		got := all[0]
-		if got.Target != target || got.Method != "POST" || got.Host != s.Addr() || !got.Verified || got.PeerName != leaf.CommonName || got.PeerSerial != pair.Certificate.SerialNumber.Text(16) {
+		if got.Target != target || got.Method != "POST" || !got.Verified || got.PeerName != leaf.CommonName || got.PeerSerial != pair.Certificate.SerialNumber.Text(16) {
 			t.Errorf("recorded %+v", got)
 		}
-		if len(got.Header["X-Twice"]) != 2 || got.Header["X_under"][0] != "u" || got.Trailer.Get("X-Check") != "yes" || got.Body != 4 || got.Status != 200 {
+		if len(got.Header["X-Twice"]) != 2 || got.Header["X_under"][0] != "u" || got.Trailer.Get("X-Check") != "yes" {
 			t.Errorf("recorded %+v", got)
 		}
 	})
@@ -206,7 +206,7 @@ func TestGoAwayUnprocessedIsTrue(t *testing.T) {
 	for i := range 150 {
 		all.Go(func() { got(t, c, "POST", s.URL()+fmt.Sprint([]string{"/disowned/", "/"}[min(i%5, 1)], i), "x", long) })
 	}
-	must.Soon(t, long, "many requests", func() bool { return len(s.Requests(50)) > 0 })
+	must.Soon(t, long, "many requests", func() bool { return len(s.Requests()) > 50 })
 	must.Do(t, s.Set())
 	all.Wait()
 	for path, n := range executed {

@@ -13,7 +13,7 @@ import (
 )
 
 // misbehave applies f; true means that the request must be answered nevertheless.
-func (s *Server) misbehave(w *answer, r *http.Request, x exchange, f Fault) bool {
+func (s *Server) misbehave(w http.ResponseWriter, r *http.Request, x exchange, f Fault) bool {
 	size := cmp.Or(f.Size, 1000)
 	switch f.Kind {
 	case "":
@@ -34,7 +34,7 @@ func (s *Server) misbehave(w *answer, r *http.Request, x exchange, f Fault) bool
 		panic(http.ErrAbortHandler)
 	case HangBody:
 		w.Header().Set("Content-Type", "application/json")
-		w.Flush()
+		flush(w)
 		<-r.Context().Done()
 		panic(http.ErrAbortHandler)
 	case HugeBody:
@@ -50,7 +50,7 @@ func (s *Server) misbehave(w *answer, r *http.Request, x exchange, f Fault) bool
 	case ResetBody:
 		w.Header().Set("Content-Length", strconv.FormatInt(2*size, 10))
 		_, _ = w.Write(filler(size))
-		w.Flush()
+		flush(w)
 		s.reset(x)
 	case Reset:
 		s.reset(x)
@@ -69,6 +69,9 @@ func (s *Server) misbehave(w *answer, r *http.Request, x exchange, f Fault) bool
 	}
 	return false
 }
+
+// flush sends what was written so far.
+func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
 
 // reset ends a request, which on HTTP/1.1 takes the connection.
 func (s *Server) reset(x exchange) {
@@ -98,19 +101,19 @@ func huge(w http.ResponseWriter, n int64) {
 	_, _ = io.WriteString(w, `"`)
 }
 
-func slowBody(w *answer, r *http.Request, pause time.Duration, size int64) {
+func slowBody(w http.ResponseWriter, r *http.Request, pause time.Duration, size int64) {
 	w.Header().Set("Content-Type", "text/plain")
 	w.Header().Set("Content-Length", strconv.FormatInt(size/10*10, 10))
 	for range 10 {
 		if _, err := w.Write(filler(size / 10)); err != nil {
 			return
 		}
-		w.Flush()
+		flush(w)
 		wait(r, pause)
 	}
 }
 
-func flood(w *answer, r *http.Request, n int64) {
+func flood(w http.ResponseWriter, r *http.Request, n int64) {
 	w.Header().Set("Link", "</style.css>; rel=preload")
 	for range n {
 		if r.Context().Err() != nil {
@@ -125,18 +128,17 @@ func flood(w *answer, r *http.Request, n int64) {
 func filler(n int64) []byte { return bytes.Repeat([]byte("x"), int(min(n, 1<<20))) }
 
 // misbehaveH1 applies the faults that net/http cannot cause, directly on the connection.
-func misbehaveH1(w *answer, x exchange, f Fault) {
+func misbehaveH1(w http.ResponseWriter, x exchange, f Fault) {
 	if f.Kind == GoAwayUnprocessed {
 		x.c.rst()
 		panic(http.ErrAbortHandler)
 	}
-	conn, rw, err := w.Hijack()
+	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
 	defer conn.Close()
 	const head = "HTTP/1.1 200 OK\r\n"
-	w.status = http.StatusOK
 	switch f.Kind {
 	case LongBody:
 		size := cmp.Or(f.Size, 1000)
@@ -149,7 +151,6 @@ func misbehaveH1(w *answer, x exchange, f Fault) {
 	case BodyAfterReset:
 		_, _ = io.WriteString(rw, head+"Content-Length: 2\r\n\r\nok"+head+"Content-Length: 6\r\n\r\nforged")
 	case Unasked101:
-		w.status = http.StatusSwitchingProtocols
 		_, _ = io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: surprise\r\n\r\n")
 	}
 	_ = rw.Flush()
@@ -160,14 +161,14 @@ func misbehaveH1(w *answer, x exchange, f Fault) {
 
 // misbehaveH2 applies the faults that need frames which no correct server writes. The handler's
 // end, or its panic, ends the stream.
-func misbehaveH2(w *answer, r *http.Request, x exchange, f Fault) {
+func misbehaveH2(w http.ResponseWriter, r *http.Request, x exchange, f Fault) {
 	size := cmp.Or(f.Size, 64<<20)
 	x.faulty(x.stream)
 	switch f.Kind {
 	case LongBody:
 		size := min(cmp.Or(f.Size, 1000), 16<<10) // one frame
 		w.Header().Set("Content-Length", strconv.FormatInt(size/2, 10))
-		w.Flush()
+		flush(w)
 		x.inject(r, x.stream, http2.FrameHeaders, func(fr *http2.Framer) error { return fr.WriteData(x.stream, false, filler(size)) })
 		return
 	case GoAwayUnprocessed:
@@ -175,11 +176,10 @@ func misbehaveH2(w *answer, r *http.Request, x exchange, f Fault) {
 			x.inject(r, 0, http2.FrameSettings, func(fr *http2.Framer) error { return fr.WriteRSTStream(x.stream, http2.ErrCodeRefusedStream) })
 		}
 	case EndlessHeaders:
-		w.status = http.StatusOK
 		x.inject(r, 0, http2.FrameSettings, func(fr *http2.Framer) error { return endless(fr, x.stream, size) })
 		x.c.Close()
 	case BodyAfterReset:
-		w.Flush()
+		flush(w)
 		x.inject(r, x.stream, http2.FrameHeaders, func(fr *http2.Framer) error {
 			_ = fr.WriteRSTStream(x.stream, http2.ErrCodeInternal)
 			return fr.WriteData(x.stream, true, filler(100)) // fits into any window
@@ -187,7 +187,6 @@ func misbehaveH2(w *answer, r *http.Request, x exchange, f Fault) {
 	case Unasked101:
 		// HTTP/2 has no 101 (RFC 9113, 8.6).
 		w.WriteHeader(http.StatusSwitchingProtocols)
-		w.status = http.StatusSwitchingProtocols
 		wait(r, time.Second/2) // the client has that long to reset it
 	}
 	panic(http.ErrAbortHandler)

@@ -1,11 +1,8 @@
 package extension
 
 import (
-	"bufio"
-	"cmp"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -30,21 +27,18 @@ type exchange struct {
 }
 
 // serve handles one request of either protocol: record, misbehave or answer, complete the record.
-func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	x := exchange{session: r.Context().Value(sessionKey{}).(*session)}
 	r.TLS = &x.c.state
 	if r.ProtoMajor == 2 {
-		x.stream = stream(rw)
+		x.stream = stream(w)
 		if !x.begin(x.stream) {
 			panic(http.ErrAbortHandler)
 		}
 		defer x.end()
 	}
 	rec := s.ring.add(r, x.c)
-	w := &answer{ResponseWriter: rw}
-	body := &bodyCount{ReadCloser: r.Body}
-	r.Body = body
-	defer func() { s.ring.finish(rec, r, body, w.status) }() // even if a fault panics
+	defer func() { s.ring.finish(rec, r.Trailer) }() // even if a fault panics
 	if !s.misbehave(w, r, x, s.faults.of(r.Method, r.RequestURI)) {
 		return
 	}
@@ -53,9 +47,6 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
 		route = s.cfg.Wrap(route)
 	}
 	route.ServeHTTP(w, r)
-	if !w.hijacked { // unread bytes count, too; no test sends more than 8 MiB
-		_, _ = io.Copy(io.Discard, io.LimitReader(body, 8<<20))
-	}
 }
 
 // route finds the handler.
@@ -109,73 +100,28 @@ func writeError(w http.ResponseWriter, err error) {
 	writeJSON(w, int(s.Code), s)
 }
 
-// answer records the status that was sent.
-type answer struct {
-	http.ResponseWriter
-	status   int
-	hijacked bool
-}
-
-// WriteHeader records the first final status.
-func (w *answer) WriteHeader(code int) {
-	if w.status == 0 && code >= 200 {
-		w.status = code
-	}
-	w.ResponseWriter.WriteHeader(code)
-}
-
-func (w *answer) Write(p []byte) (int, error) {
-	w.status = cmp.Or(w.status, http.StatusOK)
-	return w.ResponseWriter.Write(p)
-}
-
-// Unwrap is for http.ResponseController.
-func (w *answer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// Flush sends what was written so far.
-func (w *answer) Flush() {
-	w.status = cmp.Or(w.status, http.StatusOK)
-	_ = http.NewResponseController(w.ResponseWriter).Flush()
-}
-
-// Hijack takes over an HTTP/1.1 connection; with HTTP/2 it fails.
-func (w *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
-	w.hijacked = err == nil
-	return conn, rw, err
-}
-
-// Request is a request as it arrived. It is recorded once its head was read; Body, Trailer and
-// Status are set after the answer.
+// Request is a request as it arrived. It is recorded once its head was read; Trailer is set after the
+// answer.
 type Request struct {
-	// Seq counts requests, from 1.
-	Seq int64
 	// Time is when the head was complete.
 	Time time.Time
-	// Proto is HTTP/1.1 or HTTP/2.0; ServerName the SNI, empty if none.
-	Proto, ServerName string
 	// PeerName is the common name of the client's certificate, PeerSerial its serial number in
 	// hexadecimal. Empty: no certificate.
 	PeerName, PeerSerial string
 	// Verified says that RequestHeaderCA has verified the peer, or is nil.
 	Verified bool
-	// Method, Target (:path) and Host (:authority) are as on the wire.
-	Method, Target, Host string
+	// Method and Target (:path) are as on the wire.
+	Method, Target string
 	// Header has the names as net/http spells them. It is nil if it was longer than 64 KiB. Trailer
 	// is nil if there was none.
 	Header, Trailer http.Header
-	// Body is the number of bytes read of the body.
-	Body int64
-	// Status is the answer's. 0: not answered, or not yet.
-	Status int
 }
 
 // ring keeps the last requests.
 type ring struct {
 	size int
 
-	mu   sync.Mutex // guards the fields below
-	seq  int64
+	mu   sync.Mutex // guards kept
 	kept []*Request // at most size; oldest first
 }
 
@@ -188,16 +134,13 @@ func (r *ring) add(req *http.Request, c *connection) *Request {
 		return nil
 	}
 	rec := &Request{
-		Time: time.Now(), Proto: req.Proto, ServerName: c.state.ServerName, Verified: c.verified,
-		Method: req.Method, Target: req.RequestURI[:min(len(req.RequestURI), maxRecorded)], Host: req.Host, Header: recorded(req.Header),
+		Time: time.Now(), Verified: c.verified, Method: req.Method, Target: req.RequestURI[:min(len(req.RequestURI), maxRecorded)], Header: recorded(req.Header),
 	}
 	if peers := c.state.PeerCertificates; len(peers) > 0 {
 		rec.PeerName, rec.PeerSerial = peers[0].Subject.CommonName, peers[0].SerialNumber.Text(16)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.seq++
-	rec.Seq = r.seq
 	if len(r.kept) == r.size {
 		r.kept = slices.Delete(r.kept, 0, 1)
 	}
@@ -205,30 +148,27 @@ func (r *ring) add(req *http.Request, c *connection) *Request {
 	return rec
 }
 
-func (r *ring) finish(rec *Request, req *http.Request, body *bodyCount, status int) {
+func (r *ring) finish(rec *Request, trailer http.Header) {
 	if rec == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rec.Body, rec.Status, rec.Trailer = body.n, status, recorded(req.Trailer)
+	rec.Trailer = recorded(trailer)
 }
 
-// Requests returns the recorded requests with a Seq above since, oldest first.
-func (s *Server) Requests(since int64) []Request {
-	r := &s.ring
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// Requests returns the recorded requests, oldest first.
+func (s *Server) Requests() []Request {
+	s.ring.mu.Lock()
+	defer s.ring.mu.Unlock()
 	out := []Request{}
-	for _, rec := range r.kept {
-		if rec.Seq > since {
-			out = append(out, *rec)
-		}
+	for _, rec := range s.ring.kept {
+		out = append(out, *rec)
 	}
 	return out
 }
 
-// Forget drops all recorded requests; numbering continues.
+// Forget drops all recorded requests.
 func (s *Server) Forget() {
 	s.ring.mu.Lock()
 	defer s.ring.mu.Unlock()
@@ -247,16 +187,4 @@ func recorded(h http.Header) http.Header {
 		return nil // its absence shows it
 	}
 	return h.Clone()
-}
-
-// bodyCount counts what is read. It belongs to the handler's goroutine.
-type bodyCount struct {
-	io.ReadCloser
-	n int64
-}
-
-func (b *bodyCount) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.n += int64(n)
-	return n, err
 }

@@ -77,7 +77,7 @@ func testBackends(t *testing.T, d *door) {
 					if !slices.Contains(m.want, got) {
 						t.Errorf("answered %d, want one of %v", got, m.want)
 					}
-					if n := len(backend.s.Requests(0)); n > 8 { // three tries, and the prober's
+					if n := len(backend.s.Requests()); n > 8 { // three tries, and the prober's
 						t.Errorf("the backend received %d requests", n)
 					}
 					must.Do(t, backend.s.Set())

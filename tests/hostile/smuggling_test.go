@@ -137,7 +137,7 @@ func (d *door) smuggle(t *testing.T, s smuggled, group string, backend *extensio
 			t.Errorf("the refusal was followed by %q", rest)
 		}
 	}
-	for _, r := range backend.Requests(0) {
+	for _, r := range backend.Requests() {
 		user := r.Header.Get("X-Remote-User")
 		if !strings.Contains(r.Target, "widgets") && !strings.Contains(r.Target, "smuggled") {
 			continue // Fairlead's own

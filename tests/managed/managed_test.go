@@ -183,8 +183,8 @@ func testSeveral(t *testing.T, w *world) {
 			code, body := w.ask(t, front, admin, "GET", path, "")
 			return code == 200, body
 		})
-		if !slices.ContainsFunc(c.server.Requests(0), func(r extension.Request) bool {
-			return r.Target == path && r.PeerName == c.peer && r.Header.Get("X-Remote-User") == "admin" && r.Status == 200
+		if !slices.ContainsFunc(c.server.Requests(), func(r extension.Request) bool {
+			return r.Target == path && r.PeerName == c.peer && r.Header.Get("X-Remote-User") == "admin"
 		}) {
 			t.Errorf("%s did not arrive from %s", path, c.peer)
 		}

@@ -147,7 +147,7 @@ func emitEvents(t *testing.T, w *world, remotes []*remote) {
 // kube-apiserver's certificate has another name.
 func (r *remote) handled(since time.Time) []extension.Request {
 	var out []extension.Request
-	for _, q := range r.Requests(0) {
+	for _, q := range r.Requests() {
 		if q.Time.After(since) && q.PeerName == "fairlead" && strings.Contains(q.Target, "/widgets") {
 			out = append(out, q)
 		}
