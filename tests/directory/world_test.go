@@ -39,7 +39,7 @@ func (w *world) extension(t *testing.T, groupVersions ...string) *extension.Serv
 	t.Helper()
 	return extension.Start(t, extension.Config{
 		GroupVersions: groupVersions, CA: w.keys.Servers, Objects: 3,
-		Names:           []string{"widgets-example-com.x.svc", "gadgets-example-com.x.svc", "sea-example-com.x.svc", "apps.x.svc"},
+		Names:           []string{"widgets-example-com.x.svc", "gadgets-example-com.x.svc", "sea-example-com.x.svc", "apps.x.svc", "one.apps.svc"},
 		RequestHeaderCA: w.keys.Fronts.Pool(), RejectWith: http.StatusUnauthorized,
 	})
 }
