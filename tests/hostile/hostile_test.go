@@ -4,7 +4,6 @@ package hostile
 
 import (
 	"crypto/tls"
-	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -55,9 +54,6 @@ func testConformance(t *testing.T, d *door) {
 	}
 }
 
-// otherBuild is for figures of an earlier commit.
-var otherBuild = flag.String("fairlead", "", "attack this executable (default: the working tree's, built anew)")
-
 // world is what all cases share: the executable and keys.
 type world struct {
 	bin  string
@@ -66,11 +62,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{bin: *otherBuild, keys: alone.NewKeys()}
-	if w.bin == "" {
-		w.bin = suite.Build(t, t.TempDir())
-	}
-	return w
+	return &world{bin: suite.Build(t, t.TempDir()), keys: alone.NewKeys()}
 }
 
 // as returns the TLS configuration of a user in groups, or of a stranger if name is empty.
