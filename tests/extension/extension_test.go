@@ -67,9 +67,7 @@ const (
 )
 
 func TestObjects(t *testing.T) {
-	run(t, "objects and their watch", extension.Config{Objects: 1}, func(t *testing.T, s *extension.Server, c *http.Client) {
-		res := must.Get(ask.Open(t.Context(), c, s.URL()+widgets+"?watch=true&timeoutSeconds=2", nil))(t)
-		defer res.Body.Close()
+	run(t, "objects and their watch", extension.Config{Objects: 2}, func(t *testing.T, s *extension.Server, c *http.Client) {
 		for _, step := range []struct{ method, path, body, want string }{
 			{"GET", one, "", `200 {"apiVersion":"widgets.example.com/v1"`},
 			{"POST", widgets, `{"metadata":{"generateName":"new-"},"spec":{"payload":"p"}}`, `201 {"apiVersion":"widgets.example.com/v1"`},
@@ -83,6 +81,8 @@ func TestObjects(t *testing.T) {
 				t.Errorf("%s %s: %.300s, want %.100s", step.method, step.path, out, step.want)
 			}
 		}
+		res := must.Get(ask.Open(t.Context(), c, s.URL()+widgets+"?watch=true&timeoutSeconds=2", nil))(t)
+		defer res.Body.Close()
 		s.Emit()
 		var events []string
 		for decoder := json.NewDecoder(res.Body); ; {
@@ -96,7 +96,7 @@ func TestObjects(t *testing.T) {
 			}
 			events = append(events, e.Type+" "+e.Object.Metadata.Name)
 		}
-		check.Same(t, []string{"ADDED widget-000", "MODIFIED ", "EOF"}, events, "events")
+		check.Same(t, []string{"ADDED widget-001", "MODIFIED ", "EOF"}, events, "events")
 	})
 }
 
