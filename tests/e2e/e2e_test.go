@@ -25,42 +25,28 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// direct is an environment variable. If it is set, every case runs against kube-apiserver itself,
-// without Fairlead: what fails then is not Fairlead's fault.
-const direct = "FAIRLEAD_E2E_DIRECT"
-
 // impersonate is a lane in front of a kube-apiserver that trusts no front proxy
 // (--local-identity=impersonate), with HTTP/2 for clients.
 const impersonate = "impersonate"
 
-// lanes returns the protocols that Fairlead offers to clients (--http2) and the ways in which it
-// reaches kube-apiserver. Clients must not notice a difference.
-func lanes() []string {
-	if os.Getenv(direct) != "" {
-		return []string{direct}
-	}
-	return []string{"h2", "http1", impersonate}
-}
-
-// TestE2E runs every case through Fairlead, in every lane, with kubectl and client-go. Only the
-// server's address differs. tests/differential compares the documents of discovery with those of
-// kube-apiserver.
+// TestE2E runs every case through Fairlead, with kubectl and client-go, in every lane: the
+// protocols that Fairlead offers to clients (--http2), and the ways in which it reaches
+// kube-apiserver. Clients must not notice a difference. tests/differential compares the documents
+// of discovery with those of kube-apiserver.
 func TestE2E(t *testing.T) {
 	fairlead := suite.Build(t, t.TempDir())
 	var alone sync.Mutex
-	for _, lane := range lanes() {
+	for _, lane := range []string{"h2", "http1", impersonate} {
 		t.Run(lane, func(t *testing.T) {
 			t.Parallel() // most of the time passes in waiting
 			w := newWorld(t, lane, fairlead)
 			q := newQuay(t, w)
-			if lane != direct {
-				t.Run("flood", func(t *testing.T) {
-					alone.Lock() // one flood at a time is enough for a small machine
-					defer alone.Unlock()
-					testFlood(t, q)
-				})
-				t.Run("admin", func(t *testing.T) { testAdmin(t, q) })
-			}
+			t.Run("flood", func(t *testing.T) {
+				alone.Lock() // one flood at a time is enough for a small machine
+				defer alone.Unlock()
+				testFlood(t, q)
+			})
+			t.Run("admin", func(t *testing.T) { testAdmin(t, q) })
 			suite.Cases[*world]{ // the deletions of some run while others work
 				{"kubectl", testKubectl},
 				{"crd", testCustomResources},
@@ -77,11 +63,11 @@ func TestE2E(t *testing.T) {
 type world struct {
 	*cluster.Cluster
 
-	lane    string           // h2, http1, impersonate or direct
+	lane    string           // h2, http1 or impersonate
 	uids    bool             // the cluster trusts X-Remote-Uid
 	tokens  *issuer.Issuer   // of JWTs that the first kube-apiserver accepts; in lane impersonate Fairlead does, too, but not the kube-apiserver behind it
-	front   *cluster.Front   // Fairlead; nil in a direct run
-	server  cluster.Endpoint // under test: Fairlead, or kube-apiserver in a direct run
+	front   *cluster.Front   // Fairlead
+	server  cluster.Endpoint // its front port
 	cache   string           // kubectl's discovery cache for server, shared by cases that do not test discovery
 	core    kubernetes.Interface
 	dynamic dynamic.Interface
@@ -102,13 +88,12 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the programs may have to be built first
 	defer cancel()
 	dir := suite.Folder(t, "e2e-"+lane)
-	// kube-apiserver compacts etcd every five minutes by default, too long for the case that waits
-	// for it. Except in lane h2, clusters trust X-Remote-Uid, unlike kubeadm's. All have a second
-	// name for each request header of a front proxy.
+	// Except in lane h2, clusters trust X-Remote-Uid, unlike kubeadm's. All have a second name for
+	// each request header of a front proxy.
 	w := &world{lane: lane, uids: lane != "h2", cache: filepath.Join(dir, "kubectl-cache"), tokens: issuer.Start(t)}
 	issuers := filepath.Join(dir, "issuers.yaml")
 	must.Do(t, os.WriteFile(issuers, []byte(w.tokens.Config("oidc:")), 0o600))
-	cfg := cluster.Config{Dir: dir, UIDHeaders: w.uids, APIServerArgs: []string{"--etcd-compaction-interval=5s"}, BelieverArgs: []string{
+	cfg := cluster.Config{Dir: dir, UIDHeaders: w.uids, BelieverArgs: []string{
 		"--requestheader-username-headers=X-Harbour-User", "--requestheader-group-headers=X-Harbour-Group", "--requestheader-extra-headers-prefix=X-Harbour-Extra-",
 		"--authentication-config=" + issuers,
 	}}
@@ -117,24 +102,21 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	}
 	w.Cluster = suite.Start(t, cfg)
 	c := w.Cluster
-	w.server = c.Endpoint()
 	must.Get(c.StartSampleAPIServer(ctx))(t)
-	if lane != direct {
-		args := []string{
-			"--http2=" + strconv.FormatBool(lane != "http1"), "--requestheader-username-headers=X-Remote-User,X-Harbour-User", "--requestheader-group-headers=X-Remote-Group,X-Harbour-Group",
-			"--requestheader-extra-headers-prefix=X-Remote-Extra-,X-Harbour-Extra-",
-		}
-		if w.uids {
-			args = append(args, "--requestheader-uid-headers=X-Remote-Uid")
-		}
-		if lane == impersonate {
-			kubeconfig := must.Get(c.Account(ctx, c.EndpointOf(1), "../../deploy", "managed"))(t)
-			args = append(args, "--kubeconfig="+kubeconfig, "--local-identity=impersonate", "--authentication-config="+issuers)
-			w.as(t, c.Endpoint(), c.Admin()).Feed(t, extras, "apply", "-f", "-")
-		}
-		w.front = must.Get(c.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Args: args}))(t)
-		w.server = w.front.Endpoint
+	args := []string{
+		"--http2=" + strconv.FormatBool(lane != "http1"), "--requestheader-username-headers=X-Remote-User,X-Harbour-User", "--requestheader-group-headers=X-Remote-Group,X-Harbour-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-,X-Harbour-Extra-",
 	}
+	if w.uids {
+		args = append(args, "--requestheader-uid-headers=X-Remote-Uid")
+	}
+	if lane == impersonate {
+		kubeconfig := must.Get(c.Account(ctx, c.EndpointOf(1), "../../deploy", "managed"))(t)
+		args = append(args, "--kubeconfig="+kubeconfig, "--local-identity=impersonate", "--authentication-config="+issuers)
+		w.as(t, c.Endpoint(), c.Admin()).Feed(t, extras, "apply", "-f", "-")
+	}
+	w.front = must.Get(c.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Args: args}))(t)
+	w.server = w.front.Endpoint
 	must.Get(c.StartControllerManager(ctx, w.server))(t)
 	soon, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
