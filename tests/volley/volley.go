@@ -61,8 +61,9 @@ type Load struct {
 	shots  []Shot
 }
 
-// patience limits a request. It exceeds every limit of a test.
-const patience = 40 * time.Second
+// patience limits a request. It exceeds every limit of a test, and the minute that Fairlead and
+// kube-apiserver give a request.
+const patience = 70 * time.Second
 
 // Start sends requests until Stop or the end of the test. A stopped Load may be started again.
 func (l *Load) Start(t *testing.T) *Load {
