@@ -239,9 +239,10 @@ verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linte
 	@$(MAKE) --no-print-directory size
 
 .PHONY: size
-size: ## Lines of Go that ship, and lines of tests (*_test.go and tests/); examples are neither
+size: ## Lines of Go that ship, lines of tests (*_test.go and tests/), and of their stories (txtar); examples are neither
 	@echo "lines that ship: $$(git ls-files -z '*.go' ':!tests' ':!examples' ':!*_test.go' | xargs -0 cat | wc -l)"
 	@echo "lines of tests: $$(git ls-files -z '*_test.go' 'tests/*.go' ':!examples' | xargs -0 cat | wc -l)"
+	@echo "lines of stories: $$(git ls-files -z '*.txtar' | xargs -0 cat | wc -l)"
 
 # The database of known vulnerabilities, or a mirror.
 VULNDB ?= https://vuln.go.dev
