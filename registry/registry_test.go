@@ -288,8 +288,8 @@ func TestLogOfProblems(t *testing.T) {
 	all := []directory.Fault{
 		{File: "a.yaml", Line: 1}, {File: "a.yaml", Line: 2}, {File: "b.yaml", Line: 7, Field: "kind"}, {File: inEtcd + "v1.c.io", Message: "no JSON"},
 	}
-	r.compareProblems(all[:2], all)
-	r.compareProblems(all, all[2:3])
+	r.compare(&Table{problems: all[:2]}, &Table{problems: all}, nil)
+	r.compare(&Table{problems: all}, &Table{problems: all[2:3]}, nil)
 	entry := func(reason string) *Entry { return &Entry{Name: "v1.d.io", Verdict: Verdict{Reason: reason}} }
 	r.compare(&Table{}, &Table{}, []latest.Change[*Entry]{
 		{New: entry(ReasonLocal)}, {New: entry(ReasonPassed)}, {Old: entry(ReasonPassed), New: entry(ReasonPassed)}, {Old: entry(ReasonPassed)},
