@@ -39,6 +39,7 @@ import (
 //	folder <path>, remove <path>, link <to> <path>, rename <path> <path>
 //	start <source>…                     in place of the last: etcd, client, cluster, directory[=<path>], or away, a client of nobody
 //	await <file>                        the table, without times; soon: within a second
+//	first <file>                        the first table that is complete
 //	kept <apiservice>                   its entry is the same since the await before the last
 //	cached <apiservice>…                what is soon stored for a start without etcd
 //	trust <text>|none                   the next state of the ConfigMap kube-system/trust
@@ -101,6 +102,11 @@ func (l *live) step(at string, words []string) bool {
 		l.await(at, words[1], 10*time.Second)
 	case "soon": // the goal is 0.1 s; the bound leaves room for a busy machine
 		l.await(at, words[1], time.Second)
+	case "first": // consumers rely on it: nothing may be missing
+		for l.table = l.registry.Table(); !l.table.Complete(); l.table = l.registry.Table() {
+			<-l.table.Superseded()
+		}
+		l.story.Expect(l, at, words[1], l.shown())
 	case "kept":
 		if l.table.named(words[1]) != l.last.named(words[1]) {
 			l.Errorf("%s: another entry of %s", at, words[1])
