@@ -54,8 +54,8 @@ type live struct {
 	forbidden []string // paths
 	streams   bool
 	registry  *Registry
-	trusted   chan string
-	stops     []func() // what runs
+	trusted   map[string]chan string // :: ConfigMap → its CA, at each change
+	stops     []func()               // what runs
 }
 
 func newLive(s *teller) *live {
@@ -123,8 +123,8 @@ func (l *live) step(at string, words []string) bool {
 		}
 	case "cached":
 		l.cached(at, words[1:])
-	case "trust":
-		l.trust(at, words[1])
+	case "trust": // of another ConfigMap than trust, if a name follows
+		l.trust(at, words[1], cmp.Or(strings.Join(words[2:], ""), "trust"))
 	default:
 		return l.change(words)
 	}
@@ -180,7 +180,7 @@ func (l *live) start(sources []string) {
 			c.Directory = filepath.Join(l.dir, path)
 		}
 	}
-	l.registry, l.trusted = must.Get(New(c))(l), nil
+	l.registry, l.trusted = must.Get(New(c))(l), map[string]chan string{}
 	l.table = l.registry.Table()
 	l.stops = append([]func(){must.Run(l, l.registry.Run)}, l.stops...)
 }
@@ -265,13 +265,13 @@ func (l *live) cached(at string, want []string) {
 	})
 }
 
-func (l *live) trust(at, want string) {
-	if l.trusted == nil {
+func (l *live) trust(at, want, name string) {
+	if l.trusted[name] == nil {
 		seen := make(chan string)
-		l.trusted = seen
+		l.trusted[name] = seen
 		watch := func(ctx context.Context) error {
 			last := ""
-			return l.registry.Watch(ctx, "kube-system", "trust", func(m *corev1.ConfigMap) {
+			return l.registry.Watch(ctx, "kube-system", name, func(m *corev1.ConfigMap) {
 				now := "none"
 				if m != nil {
 					now = cmp.Or(m.Data["ca"], "empty")
@@ -288,7 +288,7 @@ func (l *live) trust(at, want string) {
 		}
 		l.stops = append([]func(){must.Run(l, watch)}, l.stops...)
 	}
-	check.Same(l, want, <-l.trusted, "%s: trust", at)
+	check.Same(l, want, <-l.trusted[name], "%s: %s", at, name)
 }
 
 func TestSourcesThatCannotBe(t *testing.T) {
