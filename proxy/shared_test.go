@@ -21,23 +21,19 @@ import (
 // street is a world of several APIServices of one Service, which share connections.
 type street struct {
 	*world
-	t      *testing.T
-	config worldConfig
-	client *http.Client
-	// bundles are the APIServices' CAs, by group. That of overlap trusts the server regardless of
-	// its bundle.
-	bundles map[string][]byte
+	t       *testing.T
+	config  worldConfig
+	client  *http.Client
+	bundles map[string][]byte // the APIServices' CAs, by group
 	tables  int
-	later   time.Duration // added to the time of the next table
 
-	mu      sync.Mutex // guards the fields below
-	overlap string
-	conns   map[string]string // by path: the last request's connection
+	mu    sync.Mutex        // guards conns
+	conns map[string]string // by path: the last request's connection
 }
 
 func newStreet(t *testing.T) *street {
 	s := &street{t: t, bundles: map[string][]byte{}, conns: map[string]string{}}
-	s.config = worldConfig{roots: s.roots, pools: backend.Config{Guard: s.guardTrust}, remote: func(w http.ResponseWriter, r *http.Request) {
+	s.config = worldConfig{roots: func(_ string, b *registry.Backend) *x509.CertPool { return roots(b) }, pools: backend.Config{Guard: s.guardTrust}, remote: func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.conns[r.URL.Path] = r.RemoteAddr
 		s.mu.Unlock()
@@ -52,15 +48,9 @@ func newStreet(t *testing.T) *street {
 	return s
 }
 
-// roots returns the bundle's CAs and, for an APIService in its overlap, the server's.
-func (s *street) roots(apiService string, b *registry.Backend) *x509.CertPool {
+func roots(b *registry.Backend) *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM([]byte(b.CABundle))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.overlap != "" && apiService == "v1."+s.overlap {
-		pool.AddCert(s.serving.Certificate)
-	}
 	return pool
 }
 
@@ -78,7 +68,7 @@ func (s *street) guardTrust(apiService string, b *registry.Backend, chain []*x50
 	}
 	lost := make(chan struct{})
 	for _, b := range of {
-		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: s.roots(apiService, b), DNSName: b.ServerName}); err == nil {
+		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: roots(b), DNSName: b.ServerName}); err == nil {
 			return lost, func() {}
 		}
 	}
@@ -88,22 +78,18 @@ func (s *street) guardTrust(apiService string, b *registry.Backend, chain []*x50
 
 // input adds the APIServices to the table.
 func (s *street) input(in *registry.Input) {
-	in.Now = in.Now.Add(s.later)
 	of := in.APIServices["v1.remote.example.com"]
 	of.Labels = map[string]string{"table": strconv.Itoa(s.tables)}
 	for g, bundle := range s.bundles {
 		c := of.DeepCopy()
-		c.ObjectMeta = metav1.ObjectMeta{Name: "v1." + g, Annotations: map[string]string{"fairlead.dev/ca-rotation-overlap": "2s"}}
+		c.ObjectMeta = metav1.ObjectMeta{Name: "v1." + g}
 		c.Spec.Group, c.Spec.CABundle = g, bundle
 		in.APIServices[c.Name] = c
 	}
 }
 
 // apply makes a table and applies it, by a request to the one entry that differs in every table.
-func (s *street) apply(overlap string) {
-	s.mu.Lock()
-	s.overlap = overlap
-	s.mu.Unlock()
+func (s *street) apply() {
 	s.tables++
 	s.current.Store(buildTable(s.t, s.world, s.config))
 	s.get(s.t, "h2", remoteGV)
@@ -147,9 +133,9 @@ func (s *street) ends(what string, watch chan error) {
 	must.Do(s.t, <-watch)
 }
 
-// A connection serves only APIServices whose CAs verify it, and ends the watches of others. It
-// serves neither who trusts only a new CA, during a neighbour's overlap or after it, nor that
-// neighbour. Those who share it are unaffected. proxy/backend tests who shares what.
+// A connection serves only APIServices whose CAs verify it, and ends the watches of others. Those
+// who share it are unaffected. proxy/backend tests who shares what, and registry who is in an
+// overlap.
 func TestSharedTrust(t *testing.T) {
 	t.Parallel()
 	const a, b, c, d = "a.example.com", "b.example.com", "c.example.com", "d.example.com"
@@ -157,7 +143,7 @@ func TestSharedTrust(t *testing.T) {
 	for _, g := range []string{a, b, c, d} {
 		s.bundles[g] = s.serving.PEM()
 	}
-	s.apply("")
+	s.apply()
 	var shared string
 	must.Soon(t, 30*time.Second, "all share a connection", func() bool { // the first request of each may use another one, to learn the backend's protocol
 		shared = s.conn(a)
@@ -168,24 +154,13 @@ func TestSharedTrust(t *testing.T) {
 	s.bundles[b] = append(s.serving.PEM(), next...)
 	s.bundles[c] = next
 	delete(s.bundles, d)
-	s.apply("")
+	s.apply()
 	own := s.conn(b)
 	check.Same(t, false, own == shared, "an APIService with a new bundle uses the connection of its old one")
 	s.refused("with a bundle that does not verify the backend", c)
 	s.ends("whose trust has ended", ends)
 	s.ends("of one that was deleted", goes)
 	check.Same(t, 0, len(grows), "watches that have ended although the new bundle trusts their connection, too")
-
-	s.bundles[b] = next
-	s.apply(b)
-	overlapping := s.conn(b)
-	check.Same(t, false, overlapping == shared || overlapping == own, "an APIService in its overlap uses the connection of an old bundle")
-	watch := s.watch(b)
-	s.refused("during the overlap of a neighbour", c)
-	s.later = 2 * time.Second
-	s.apply("")
-	s.refused("after the overlap", b, c)
-	s.ends("whose trust has ended with the overlap", watch)
 	check.Same(t, shared, s.conn(a), "a neighbour's connection")
 	check.Same(t, 0, len(stays), "a neighbour's watches that have ended")
 }

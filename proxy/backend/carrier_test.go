@@ -42,6 +42,8 @@ func TestWhoShares(t *testing.T) {
 		if _, _ = of.target.tls(); asked != name {
 			t.Errorf("TLS was called for %q, want %q", asked, name)
 		}
+		lost, _ := of.target.guard(nil) // the kit's guard gives none to nobody
+		check.Same(t, name != "", lost != nil, "the guard was called for %q", name)
 	}
 	for _, long := range []bool{false, true} {
 		for name, want := range most {
