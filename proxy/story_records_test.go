@@ -43,7 +43,8 @@ func (s *stage) line(about, text string, q *question) string {
 	}
 	must.Do(s.t, json.Unmarshal([]byte(text), &all))
 	must.Do(s.t, json.Unmarshal([]byte(text), &at))
-	if age := time.Since(at.Time); age < 0 || age > time.Minute || at.Took <= 0 || at.First > at.Took || at.First > 0 && at.First < at.Waited || q.afresh && at.Waited <= 0 {
+	waited := at.Waited <= at.First && at.First <= at.Took && at.Waited > 0
+	if age := time.Since(at.Time); age < 0 || age > time.Minute || at.Took <= 0 || at.First > at.Took || (at.First > 0 && at.Waited > 0 || q.afresh) && !waited {
 		s.t.Errorf("%s: the times are wrong: %s", about, text)
 	}
 	path, _, _ := strings.Cut(q.target, "?")
@@ -53,7 +54,8 @@ func (s *stage) line(about, text string, q *question) string {
 	if q.way == "h2" {
 		usual["proto"] = []string{"HTTP/2.0"}
 	}
-	if all["tries"] != nil { // HTTP/1.1 does not count them
+	toRemote := all["endpoint"] == s.remote.Listener.Addr().String() && q.Header.Get("Upgrade") == ""
+	if all["tries"] != nil || toRemote && !s.http1 { // HTTP/1.1 does not count them
 		usual["tries"] = []string{"1"}
 	}
 	got := http.Header{}

@@ -104,7 +104,9 @@ func TestStories(t *testing.T) {
 				s, only := &stage{Story: told, t: t, http1: remote == "http1", hanging: make(chan struct{}, 64)}, remote
 				for _, one := range steps {
 					if one.words[0] == "only" {
-						only = cmp.Or(strings.Join(one.words[1:], ""), remote)
+						if only = cmp.Or(strings.Join(one.words[1:], ""), remote); only != "h2" && only != "http1" {
+							t.Fatalf("%s: no remote speaks %s", one.at, only)
+						}
 					} else if only == remote {
 						s.play(one)
 					}
@@ -122,10 +124,13 @@ func (s *stage) play(one *step) {
 		s.end()
 		s.anew(words[1:])
 	case "over":
-		s.ways = words[1:]
+		if s.ways = words[1:]; len(s.ways) == 0 {
+			s.t.Fatalf("%s: no ways", one.at)
+		}
 	case "also":
 		s.also = words[1:]
 	case "full":
+		s.settled(s.t) // or an earlier request gives its place back afterwards
 		fillUp(s.t, s.pool(words[1]), len(words) > 2)
 		s.filled = s.busy()
 	case "local":
@@ -186,7 +191,10 @@ func (s *stage) question(words []string, target, also string) *question {
 		case "over":
 			q.ways = strings.Split(value, ",")
 		default:
-			key, value, _ = strings.Cut(word, ":")
+			var field bool
+			if key, value, field = strings.Cut(word, ":"); !field {
+				s.t.Fatalf("%s: what is %s?", target, word)
+			}
 			q.Header[key] = append(q.Header[key], strings.NewReplacer("+", " ", "ME", s.proxy.instance).Replace(value))
 		}
 	}
@@ -310,7 +318,7 @@ func (s *stage) answer(q *question, res *http.Response, body []byte) string {
 			s.t.Errorf("answered with %d: %s", res.StatusCode, body)
 		}
 	}
-	if q.URL.Host == frontHost && (status.Kind == "Status" || res.Header["Audit-Id"] != nil) {
+	if q.URL.Host == frontHost && (status.Kind == "Status" || res.Header["Audit-Id"] != nil || strings.Contains(q.target, "do=fields")) {
 		q.identified(res.Header, usual)
 	}
 	for _, name := range []string{"Date", "Content-Length"} {
@@ -325,11 +333,10 @@ func (s *stage) answer(q *question, res *http.Response, body []byte) string {
 	return text + unusual(res.Header, usual)
 }
 
-// identified makes the Audit-ID of a header usual if it is the client's, or a UUID.
+// identified makes one Audit-ID usual wherever it is seen: the client's, or a UUID.
 func (q *question) identified(h, usual http.Header) {
-	if q.id = h.Get("Audit-Id"); uuid4.MatchString(q.id) || q.Header.Get("Audit-Id") != "" {
-		usual.Set("Audit-Id", cmp.Or(q.Header.Get("Audit-Id"), q.id))
-	}
+	q.id = cmp.Or(q.id, q.Header.Get("Audit-Id"), uuid4.FindString(h.Get("Audit-Id")))
+	usual.Set("Audit-Id", cmp.Or(q.id, "a UUID"))
 }
 
 // received describes a request as a backend received it.

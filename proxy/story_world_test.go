@@ -89,6 +89,9 @@ func (s *stage) anew(options []string) {
 		case "audit", "audit-local":
 			c.Audit, s.audits, s.stop = newAudit(s.t, s.File(s.t, value), key == "audit-local")
 		default:
+			if value == "" {
+				s.t.Fatalf("no option %s", option)
+			}
 			c.change = annotate(key, strings.ReplaceAll(value, "+", " "))
 		}
 	}
@@ -104,6 +107,9 @@ func (s *stage) end() {
 	}
 	must.Soon(s.t, 10*time.Second, "no request is under way", func() bool { return s.proxy.UnderWay() == 0 && s.proxy.serving.Load() == 0 })
 	s.stop()
+	if s.spans != nil && len(s.spans()) != s.seen {
+		s.t.Errorf("%d spans, of which %d are wanted", len(s.spans()), s.seen)
+	}
 	for _, out := range []lines{s.log, s.audits} {
 		for len(out) > 0 {
 			s.t.Errorf("also recorded: %s", <-out)
@@ -146,5 +152,6 @@ func (s *stage) deaf(busy bool) {
 
 func (s *stage) count(one *step) {
 	got := map[string]int{"rejected": int(s.rejections.Load()), "reviews": int(s.reviews.Load()), "refusals": int(testutil.ToFloat64(s.proxy.givenUp.refused)), "busy": s.busy() - s.filled}
-	check.Same(s.t, one.words[2], fmt.Sprint(got[one.words[1]]), "%s: %s", one.at, one.words[1])
+	n, known := got[one.words[1]]
+	check.Same(s.t, one.words[2]+" true", fmt.Sprint(n, " ", known), "%s: %s", one.at, one.words[1])
 }
