@@ -2,13 +2,14 @@ package tools
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // part is a program and its source.
@@ -82,22 +83,13 @@ type pins struct {
 	sum []byte
 }
 
-func readPins(dir string) (pins, error) {
-	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-	if err != nil {
-		return pins{}, fmt.Errorf("reading pins: %w", err)
-	}
-	sum, err := os.ReadFile(filepath.Join(dir, "go.sum"))
-	if err != nil {
-		return pins{}, fmt.Errorf("reading pins: %w", err)
-	}
-	return pins{dir: dir, mod: mod, sum: sum}, nil
+func readPins(dir string) pins {
+	return pins{dir: dir, mod: try.Get(os.ReadFile(filepath.Join(dir, "go.mod"))), sum: try.Get(os.ReadFile(filepath.Join(dir, "go.sum")))}
 }
 
 // version returns the version at which module is required, or "" if it is not.
 func (p pins) version(module string) string {
-	re := regexp.MustCompile(`(?m)^\s*(?:require )?` + regexp.QuoteMeta(module) + ` (v\S+)`)
-	m := re.FindSubmatch(p.mod)
+	m := regexp.MustCompile(`(?m)^\s*(?:require )?` + regexp.QuoteMeta(module) + ` (v\S+)`).FindSubmatch(p.mod)
 	if m == nil {
 		return ""
 	}
@@ -107,11 +99,6 @@ func (p pins) version(module string) string {
 // key returns the name of a part's folder, a hash of everything that determines the part's bytes.
 // Eight bytes of it distinguish the few sets of pins on one machine.
 func (p pins) key(of part) string {
-	h := sha256.New()
-	fmt.Fprintf(h, "%s %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
-	fmt.Fprintf(h, "%d %d\n", len(p.mod), len(p.sum))
-	h.Write(p.mod)
-	h.Write(p.sum)
-	fmt.Fprintf(h, "%s", of.ldflags(p))
-	return of.module + "-" + hex.EncodeToString(h.Sum(nil)[:8])
+	all := fmt.Sprintf("%s %s/%s\n%d %d\n%s%s%s", runtime.Version(), runtime.GOOS, runtime.GOARCH, len(p.mod), len(p.sum), p.mod, p.sum, of.ldflags(p))
+	return fmt.Sprintf("%s-%x", of.module, sha256.Sum256([]byte(all)))[:len(of.module)+1+16]
 }

@@ -10,6 +10,7 @@
 package tools
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,24 +19,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// Config says where parts are kept and progress is reported. The zero value works anywhere inside
-// the repository.
+// Config says where progress is reported.
 type Config struct {
-	// Root is the root of the repository. Empty means the nearest parent of the working directory
-	// that contains the pins.
-	Root string
-
-	// Cache is the folder that keeps the parts. Empty means $FAIRLEAD_TOOLS, or else fairlead/tools
-	// in the user's cache folder.
-	Cache string
-
 	// Progress receives a line when a build starts and one when it ends. Nil discards them.
 	Progress io.Writer
-
-	which string // position among several parts, for Progress
 }
 
 // Default lists the parts that the tests need, in the order in which a new machine can use them
@@ -55,11 +48,9 @@ func names(want func(part) bool) []string {
 	return out
 }
 
-// Paths calls Path for several parts, one after the other. Progress says which of them is being
-// built.
+// Paths calls Path for several parts, one after the other.
 func Paths(ctx context.Context, cfg Config, names ...string) (files []string, err error) {
-	for i, name := range names {
-		cfg.which = fmt.Sprintf(", part %d of %d", i+1, len(names))
+	for _, name := range names {
 		file, err := Path(ctx, cfg, name)
 		if err != nil {
 			return nil, err
@@ -69,39 +60,39 @@ func Paths(ctx context.Context, cfg Config, names ...string) (files []string, er
 	return files, nil
 }
 
-// Path returns the file of a part, and builds it first if it is not in the cache.
-func Path(ctx context.Context, cfg Config, name string) (string, error) {
+// Path returns the file of a part, and builds it first if it is not in the cache: the folder
+// $FAIRLEAD_TOOLS, or else fairlead/tools in the user's cache folder. It works anywhere inside the
+// repository.
+func Path(ctx context.Context, cfg Config, name string) (file string, err error) {
+	defer try.Catch(&err)
 	i := slices.IndexFunc(parts(), func(p part) bool { return p.name == name })
 	if i < 0 {
 		return "", fmt.Errorf("no part is called %q: there are %v", name, All())
 	}
 	p := parts()[i]
-
-	cfg, err := cfg.complete()
-	if err != nil {
-		return "", err
+	pins := readPins(filepath.Join(findRoot(), "tests", "tools", p.module))
+	cache := os.Getenv("FAIRLEAD_TOOLS")
+	if cache == "" {
+		cache = filepath.Join(try.Get(os.UserCacheDir()), "fairlead", "tools")
 	}
-	pins, err := readPins(filepath.Join(cfg.Root, "tests", "tools", p.module))
-	if err != nil {
-		return "", err
-	}
-	file := filepath.Join(cfg.Cache, pins.key(p), p.name)
+	file = filepath.Join(try.Get(filepath.Abs(cache)), pins.key(p), p.name)
 	if built(file) {
 		return file, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return "", fmt.Errorf("making the tools folder: %w", err)
+	try.Do(os.MkdirAll(filepath.Dir(file), 0o755))
+	// The kernel drops the lock when the process ends, in whatever way.
+	lock := try.Get(os.OpenFile(file+".lock", os.O_CREATE|os.O_RDWR, 0o644))
+	defer lock.Close()
+	locked := make(chan error, 1)
+	go func() { locked <- syscall.Flock(int(lock.Fd()), syscall.LOCK_EX) }() // ends with the holder's build
+	select {
+	case err := <-locked:
+		try.Do(err)
+	case <-ctx.Done():
+		return "", ctx.Err()
 	}
-	unlock, err := lock(ctx, file+".lock")
-	if err != nil {
-		return "", fmt.Errorf("locking %s: %w", p.name, err)
-	}
-	defer unlock()
-	if built(file) { // by the previous holder of the lock
-		return file, nil
-	}
-	if err := build(ctx, cfg, p, pins, file); err != nil {
-		return "", fmt.Errorf("building %s: %w", p.name, err)
+	if !built(file) { // by the previous holder of the lock
+		try.Do(build(ctx, cfg, p, pins, file))
 	}
 	return file, nil
 }
@@ -114,8 +105,9 @@ func built(file string) bool {
 // build compiles p beside its final place and renames it, so that a half-written file is never
 // taken for a part.
 func build(ctx context.Context, cfg Config, p part, pins pins, file string) error {
+	progress := cmp.Or[io.Writer](cfg.Progress, io.Discard)
 	begun := time.Now()
-	fmt.Fprintf(cfg.Progress, "tools: building %s %s%s (about %s on two cores when nothing is cached)\n", p.name, pins.version(p.from), cfg.which, p.cold)
+	fmt.Fprintf(progress, "tools: building %s %s (about %s on two cores when nothing is cached)\n", p.name, pins.version(p.from), p.cold)
 
 	tmp := file + ".tmp" // no other process uses it: the caller holds the lock
 	cmd := exec.CommandContext(ctx, "go", p.arguments(pins, tmp)...)
@@ -123,51 +115,25 @@ func build(ctx context.Context, cfg Config, p part, pins pins, file string) erro
 	// Only the pins decide: no workspace, no flags from outside, no C compiler.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-mod=readonly -buildvcs=false")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
+		return fmt.Errorf("building %s: %w\n%s", p.name, err, out)
 	}
 	if err := os.Rename(tmp, file); err != nil {
 		return err
 	}
-	fmt.Fprintf(cfg.Progress, "tools: built %s in %s\n", p.name, time.Since(begun).Round(time.Second))
+	fmt.Fprintf(progress, "tools: built %s in %s\n", p.name, time.Since(begun).Round(time.Second))
 	return nil
 }
 
-func (c Config) complete() (Config, error) {
-	if c.Progress == nil {
-		c.Progress = io.Discard
-	}
-	if c.Cache == "" {
-		c.Cache = os.Getenv("FAIRLEAD_TOOLS")
-	}
-	if c.Cache == "" {
-		dir, err := os.UserCacheDir()
-		if err != nil {
-			return c, fmt.Errorf("finding a folder for the tools (set FAIRLEAD_TOOLS): %w", err)
-		}
-		c.Cache = filepath.Join(dir, "fairlead", "tools")
-	}
-	var err error
-	if c.Cache, err = filepath.Abs(c.Cache); err != nil {
-		return c, err
-	}
-	if c.Root == "" {
-		c.Root, err = findRoot()
-	}
-	return c, err
-}
-
-// findRoot walks up from the working directory, which in a test is the package's folder.
-func findRoot() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
+// findRoot walks up from the working directory, which in a test is the package's folder, to the
+// nearest folder that contains the pins.
+func findRoot() string {
+	dir := try.Get(os.Getwd())
 	for at := dir; ; at = filepath.Dir(at) {
 		if _, err := os.Stat(filepath.Join(at, "tests", "tools", "kubernetes", "go.mod")); err == nil {
-			return at, nil
+			return at
 		}
 		if filepath.Dir(at) == at {
-			return "", errors.New("finding the pins of the tools: no parent of " + dir + " holds tests/tools")
+			try.Do(errors.New("finding the pins of the tools: no parent of " + dir + " holds tests/tools"))
 		}
 	}
 }

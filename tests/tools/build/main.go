@@ -13,7 +13,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -22,42 +21,30 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "tools:", err)
-		os.Exit(1) //nolint:gocritic // the signal handler dies with the process
+	all := flag.Bool("all", false, "build every part, linters and Kubernetes' e2e suite included")
+	quiet := flag.Bool("q", false, "do not print the files")
+	flag.Usage = func() {
+		fmt.Fprintf(os.Stderr, "usage: build [-all] [-q] [part…]\nparts: %v\n", tools.All())
+		flag.PrintDefaults()
 	}
-}
-
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	flags := flag.NewFlagSet("build", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	all := flags.Bool("all", false, "build every part, linters and Kubernetes' e2e suite included")
-	quiet := flags.Bool("q", false, "do not print the files")
-	flags.Usage = func() {
-		fmt.Fprintf(stderr, "usage: build [-all] [-q] [part…]\nparts: %v\n", tools.All())
-		flags.PrintDefaults()
-	}
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	want := flags.Args()
+	flag.Parse()
+	want := flag.Args()
 	switch {
 	case *all:
 		want = tools.All()
 	case len(want) == 0:
 		want = tools.Default()
 	}
-	if *quiet {
-		stdout = io.Discard
-	}
-	files, err := tools.Paths(ctx, tools.Config{Progress: stderr}, want...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	files, err := tools.Paths(ctx, tools.Config{Progress: os.Stderr}, want...)
+	stop()
 	if err != nil {
-		return err
+		fmt.Fprintln(os.Stderr, "tools:", err)
+		os.Exit(1)
 	}
 	for _, file := range files {
-		fmt.Fprintln(stdout, file)
+		if !*quiet {
+			fmt.Println(file)
+		}
 	}
-	return nil
 }
