@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -149,10 +150,11 @@ func TestForbiddenEdge(t *testing.T) {
 }
 
 // The process that holds the front-proxy key must not link kubectl's code: its subcommands for
-// people are in kubectl-fairlead, which forwards nothing.
-func TestKeyIsKeptFromKubectl(t *testing.T) {
+// people are in kubectl-fairlead, which forwards nothing. Nor may it link what calls methods by
+// name, because then the linker keeps unused ones: 9 MB (docs/decisions/0023).
+func TestUnwantedPackages(t *testing.T) {
 	kubectl := []string{"k8s.io/cli-runtime/", "k8s.io/kubectl/", "sigs.k8s.io/kustomize/"}
-	if found := packagesOf(t, "fairlead", kubectl...); len(found) > 0 {
+	if found := packagesOf(t, "fairlead", append(kubectl, "html/template", "golang.org/x/net/trace")...); len(found) > 0 {
 		t.Errorf("cmd/fairlead links %s", strings.Join(found, ", "))
 	}
 	if found := packagesOf(t, "kubectl-fairlead", module+"/proxy", module+"/health"); len(found) > 0 {
@@ -160,14 +162,6 @@ func TestKeyIsKeptFromKubectl(t *testing.T) {
 	}
 	if len(packagesOf(t, "kubectl-fairlead", kubectl...)) == 0 {
 		t.Error("cmd/kubectl-fairlead links no kubectl code: this test looks for the wrong packages")
-	}
-}
-
-// The linker drops unused methods unless something in the process can call methods by name. That
-// saves 9 MB (docs/decisions/0023).
-func TestNothingCallsMethodsByName(t *testing.T) {
-	if found := packagesOf(t, "fairlead", "html/template", "golang.org/x/net/trace"); len(found) > 0 {
-		t.Errorf("cmd/fairlead links %s", strings.Join(found, ", "))
 	}
 }
 
@@ -199,31 +193,26 @@ func imports(s source) []string {
 // Each direct dependency is justified in docs/decisions, and all Kubernetes libraries have one
 // version.
 func TestDirectModules(t *testing.T) {
-	mod := must.Get(os.ReadFile("../go.mod"))(t)
-	reasons := must.Get(os.ReadFile("../docs/decisions/0001-direct-dependencies.md"))(t)
-	direct := map[string]bool{}
+	find := func(file, expression string) [][]string {
+		return regexp.MustCompile(expression).FindAllStringSubmatch(string(must.Get(os.ReadFile(file))(t)), -1)
+	}
+	var direct, reasons []string
 	staging := map[string][]string{} // :: version → modules
-	for line := range strings.Lines(string(mod)) {
-		f := strings.Fields(strings.TrimPrefix(line, "require "))
-		if len(f) < 2 || !strings.HasPrefix(f[1], "v") {
-			continue
+	for _, m := range find("../go.mod", `(?m)^(?:require |\t)(\S+) (v\S+)(.*// indirect)?`) {
+		if m[3] == "" {
+			direct = append(direct, m[1])
 		}
-		direct[f[0]] = !strings.HasSuffix(strings.TrimSpace(line), "// indirect")
-		if direct[f[0]] && !strings.Contains(string(reasons), "| `"+f[0]+"` |") {
-			t.Errorf("go.mod requires %s directly: say why in docs/decisions/0001-direct-dependencies.md", f[0])
-		}
-		if strings.HasPrefix(f[0], "k8s.io/") && strings.HasPrefix(f[1], "v0.") && strings.Count(f[1], "-") == 0 {
-			staging[f[1]] = append(staging[f[1]], f[0])
+		if strings.HasPrefix(m[1], "k8s.io/") && strings.HasPrefix(m[2], "v0.") && !strings.Contains(m[2], "-") {
+			staging[m[2]] = append(staging[m[2]], m[1])
 		}
 	}
-	for line := range strings.Lines(string(reasons)) {
-		if m, ok := strings.CutPrefix(line, "| `"); ok {
-			if name, _, _ := strings.Cut(m, "`"); !direct[name] {
-				t.Errorf("docs/decisions/0001-direct-dependencies.md gives a reason for %s, which go.mod does not require directly", name)
-			}
-		}
+	for _, m := range find("../docs/decisions/0001-direct-dependencies.md", "(?m)^\\| `([^`]+)` \\|") {
+		reasons = append(reasons, m[1])
 	}
-	if len(staging) > 1 {
-		t.Errorf("several versions of Kubernetes libraries: %v", staging)
+	slices.Sort(direct)
+	slices.Sort(reasons)
+	check.Same(t, direct, reasons, "modules with a reason in docs/decisions/0001-direct-dependencies.md")
+	if len(staging) != 1 {
+		t.Errorf("versions of Kubernetes libraries: %v", staging)
 	}
 }

@@ -3,6 +3,7 @@ package tests
 import (
 	"cmp"
 	"go/ast"
+	"go/types"
 	"os"
 	"path"
 	"path/filepath"
@@ -163,12 +164,6 @@ func receiver(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return ""
 	}
-	name := ""
-	ast.Inspect(f.Recv.List[0].Type, func(n ast.Node) bool {
-		if id, ok := n.(*ast.Ident); ok && name == "" {
-			name = id.Name + "."
-		}
-		return name == ""
-	})
-	return name
+	name, _, _ := strings.Cut(types.ExprString(f.Recv.List[0].Type), "[") // of its parameters
+	return strings.TrimPrefix(name, "*") + "."
 }

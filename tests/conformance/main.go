@@ -18,7 +18,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -59,12 +58,8 @@ type options struct {
 // focus selects the specs. The rest of sig-api-machinery needs running pods (webhooks, conversion,
 // field selectors, a sample apiserver in the cluster) or has nothing to do with the routing of
 // requests.
-func focus() string {
-	return `\[sig-api-machinery\] (` + strings.Join([]string{
-		"Discovery", "AggregatedDiscovery", "CustomResourceDefinition", "CustomResourcePublishOpenAPI", "CustomResourceValidationRules",
-		"Watchers", "OpenAPIV3", "Servers with support for Table transformation", "health handlers", "FieldValidation", "ServerSideApply",
-	}, "|") + `)`
-}
+const focus = `\[sig-api-machinery\] (Discovery|AggregatedDiscovery|CustomResourceDefinition|CustomResourcePublishOpenAPI|` +
+	`CustomResourceValidationRules|Watchers|OpenAPIV3|Servers with support for Table transformation|health handlers|FieldValidation|ServerSideApply)`
 
 func run(ctx context.Context, o options, out io.Writer) (err error) {
 	defer try.Catch(&err)
@@ -89,7 +84,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 func raise(ctx context.Context, c *cluster.Cluster, o options) cluster.Endpoint {
 	server := c.Endpoint()
 	if o.lane != direct {
-		args := []string{"--http2=" + strconv.FormatBool(o.lane != "http1")}
+		args := []string{fmt.Sprintf("--http2=%t", o.lane != "http1")}
 		if o.lane == impersonate {
 			account := try.Get(c.Account(ctx, server, "deploy", "managed"))
 			args = append(args, "--local-identity=impersonate", "--kubeconfig="+account)
@@ -121,7 +116,7 @@ func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, out
 	cmd := exec.CommandContext(ctx, parts[0],
 		"--kubeconfig="+kubeconfig, "--kubectl-path="+parts[1], "--provider=skeleton",
 		"--allowed-not-ready-nodes=-1", "--minStartupPods=0", // there is a node, but only as an object
-		"--ginkgo.focus="+focus(), `--ginkgo.skip=\[Serial\]|\[Slow\]|\[Disruptive\]|\[Flaky\]`, "--ginkgo.no-color", "--ginkgo.silence-skips",
+		"--ginkgo.focus="+focus, `--ginkgo.skip=\[Serial\]|\[Slow\]|\[Disruptive\]|\[Flaky\]`, "--ginkgo.no-color", "--ginkgo.silence-skips",
 	)
 	cmd.Dir = c.Dir()
 	cmd.Env = append(os.Environ(), "HOME="+c.Dir()) // kubectl must not use another cluster's caches
