@@ -22,7 +22,8 @@ type folder struct {
 	mutants []*mutant
 }
 
-// load reads the packages in folders below root. The types of their imports come from the compiler.
+// load reads the packages in folders below root, and makes their mutants. The types of their
+// imports come from the compiler.
 func load(ctx context.Context, root string, folders ...string) ([]*folder, error) {
 	const mode = packages.NeedName | packages.NeedCompiledGoFiles | packages.NeedImports | packages.NeedExportFile | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo
 	list, err := packages.Load(&packages.Config{Context: ctx, Dir: root, Mode: mode}, folders...)
@@ -39,29 +40,21 @@ func load(ctx context.Context, root string, folders ...string) ([]*folder, error
 		if f.dir, err = filepath.Rel(root, filepath.Dir(p.CompiledGoFiles[0])); err != nil {
 			return nil, err
 		}
-		if err := f.find(); err != nil {
-			return nil, err
+		seen := map[string]int{}
+		for i, name := range p.CompiledGoFiles {
+			if f.src[name], err = os.ReadFile(name); err != nil {
+				return nil, err
+			}
+			m := maker{in: f, src: f.src[name], name: filepath.Join(f.dir, filepath.Base(name)), seen: seen}
+			for _, d := range p.Syntax[i].Decls {
+				m.inside = ""
+				ast.PreorderStack(d, nil, m.visit)
+			}
+			f.mutants = append(f.mutants, m.found...)
 		}
 		all = append(all, f)
 	}
 	return all, nil
-}
-
-// find makes the package's mutants.
-func (f *folder) find() (err error) {
-	seen := map[string]int{}
-	for i, name := range f.CompiledGoFiles {
-		if f.src[name], err = os.ReadFile(name); err != nil {
-			return err
-		}
-		m := maker{in: f, src: f.src[name], name: filepath.Join(f.dir, filepath.Base(name)), seen: seen}
-		for _, d := range f.Syntax[i].Decls {
-			m.inside = ""
-			ast.PreorderStack(d, nil, m.visit)
-		}
-		f.mutants = append(f.mutants, m.found...)
-	}
-	return nil
 }
 
 // Import returns a package that the folder imports, or its helpers.

@@ -8,6 +8,8 @@ import (
 	"go/types"
 	"slices"
 	"strings"
+
+	"golang.org/x/tools/go/types/typeutil"
 )
 
 // mutant is a change to a file: text before and after the code, which stays. So many mutants fit
@@ -95,7 +97,7 @@ func (m *maker) visit(n ast.Node, stack []ast.Node) bool {
 			m.found[len(m.found)-1].at = m.offset(n.Value.Pos())
 		}
 	case *ast.CallExpr:
-		f := m.callee(n)
+		f := typeutil.Callee(m.in.TypesInfo, n)
 		if f != nil && f.Name() == "Compare" && types.Identical(m.in.TypesInfo.TypeOf(n), types.Typ[types.Int]) {
 			m.add(n, "-"+m.text(n), "mutantSign($)*", "")
 		}
@@ -110,16 +112,6 @@ func (m *maker) field(key ast.Expr) *types.Var {
 	if id, ok := key.(*ast.Ident); ok {
 		v, _ := m.in.TypesInfo.Uses[id].(*types.Var)
 		return v
-	}
-	return nil
-}
-
-func (m *maker) callee(call *ast.CallExpr) types.Object {
-	switch f := ast.Unparen(call.Fun).(type) {
-	case *ast.Ident:
-		return m.in.TypesInfo.Uses[f]
-	case *ast.SelectorExpr:
-		return m.in.TypesInfo.Uses[f.Sel]
 	}
 	return nil
 }
@@ -156,7 +148,7 @@ func (m *maker) negate(cond ast.Expr) {
 
 func (m *maker) drop(s ast.Stmt, parent ast.Node) bool {
 	if x, ok := s.(*ast.ExprStmt); ok {
-		if call, ok := x.X.(*ast.CallExpr); ok && m.says(m.callee(call)) {
+		if call, ok := x.X.(*ast.CallExpr); ok && m.says(typeutil.Callee(m.in.TypesInfo, call)) {
 			return false
 		}
 	}
