@@ -40,19 +40,13 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	var o options
-	flag.StringVar(&o.lane, "lane", "h2", "what Fairlead offers its clients: h2 or http1; impersonate: h2, before a kube-apiserver that believes no front proxy; direct: no Fairlead at all")
-	flag.IntVar(&o.want, "want", 0, "least number of specs; fewer is a failure")
+	lane := flag.String("lane", "h2", "what Fairlead offers its clients: h2 or http1; impersonate: h2, before a kube-apiserver that believes no front proxy; direct: no Fairlead at all")
+	want := flag.Int("want", 0, "least number of specs; fewer is a failure")
 	flag.Parse()
-	if err := run(ctx, o, os.Stdout); err != nil {
+	if err := run(ctx, *lane, *want); err != nil {
 		fmt.Println("FAIL:", err)
 		os.Exit(1) //nolint:gocritic // nothing is deferred that a dead process needs
 	}
-}
-
-type options struct {
-	lane string
-	want int
 }
 
 // focus selects the specs. The rest of sig-api-machinery needs running pods (webhooks, conversion,
@@ -61,19 +55,19 @@ type options struct {
 const focus = `\[sig-api-machinery\] (Discovery|AggregatedDiscovery|CustomResourceDefinition|CustomResourcePublishOpenAPI|` +
 	`CustomResourceValidationRules|Watchers|OpenAPIV3|Servers with support for Table transformation|health handlers|FieldValidation|ServerSideApply)`
 
-func run(ctx context.Context, o options, out io.Writer) (err error) {
+func run(ctx context.Context, lane string, want int) (err error) {
 	defer try.Catch(&err)
 	dir := try.Get(os.MkdirTemp("", "fairlead-conformance-"))
 	cfg := cluster.Config{Dir: dir}
-	if o.lane == impersonate {
+	if lane == impersonate {
 		cfg.Clouds, cfg.AdminGroup = 1, "conformance-masters"
 	}
 	c := try.Get(cluster.Start(ctx, cfg))
 	defer func() { err = errors.Join(err, c.Close()) }()
-	server := raise(ctx, c, o)
+	server := raise(ctx, c, lane)
 	node := join(ctx, c, server)
 	defer node.Close()
-	if err := suite(ctx, c, server, out, o.want); err != nil {
+	if err := suite(ctx, c, server, want); err != nil {
 		return fmt.Errorf("running the suite: %w; logs of all processes: %s", err, dir)
 	}
 	return os.RemoveAll(dir)
@@ -81,11 +75,11 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 
 // raise starts the processes that the suite needs around the control plane, and returns the server
 // to test.
-func raise(ctx context.Context, c *cluster.Cluster, o options) cluster.Endpoint {
+func raise(ctx context.Context, c *cluster.Cluster, lane string) cluster.Endpoint {
 	server := c.Endpoint()
-	if o.lane != direct {
-		args := []string{fmt.Sprintf("--http2=%t", o.lane != "http1")}
-		if o.lane == impersonate {
+	if lane != direct {
+		args := []string{fmt.Sprintf("--http2=%t", lane != "http1")}
+		if lane == impersonate {
 			account := try.Get(c.Account(ctx, server, "deploy", "managed"))
 			args = append(args, "--local-identity=impersonate", "--kubeconfig="+account)
 		}
@@ -106,7 +100,7 @@ func join(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint) *kub
 
 // suite runs the specs, and prints Ginkgo's lines about them. It returns an error if a spec failed
 // or fewer than want ran.
-func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, out io.Writer, want int) error {
+func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, want int) error {
 	parts := try.Get(tools.Paths(ctx, tools.Config{Progress: os.Stderr}, "e2e.test", "kubectl"))
 	kubeconfig := filepath.Join(c.Dir(), "e2e.kubeconfig")
 	try.Do(server.WriteKubeconfig(kubeconfig, c.Admin()))
@@ -121,7 +115,7 @@ func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, out
 	cmd.Dir = c.Dir()
 	cmd.Env = append(os.Environ(), "HOME="+c.Dir()) // kubectl must not use another cluster's caches
 	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(out, &said), os.Stderr
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(os.Stdout, &said), os.Stderr
 	if err := cmd.Run(); err != nil { // also if a spec failed
 		return err
 	}

@@ -38,19 +38,24 @@ func main() {
 
 type options struct {
 	want           string
-	verbose, quiet bool
+	verbose, quiet bool // show the logs of passed cases; show packages instead of cases
 	suite, times   string
 }
 
 // run counts the cases of in and compares their number with that in the file o.want.
 func run(in io.Reader, out io.Writer, o options) error {
 	begun := time.Now() // go test started at the same time: includes builds
-	least, err := readCount(o.want)
-	if err != nil {
-		return err
+	least := 0
+	if o.want != "" {
+		text, err := os.ReadFile(o.want)
+		if err == nil {
+			least, err = strconv.Atoi(strings.TrimSpace(string(text)))
+		}
+		if err != nil {
+			return fmt.Errorf("reading count: %w", err)
+		}
 	}
-	c := newCounter(out)
-	c.verbose, c.quiet = o.verbose, o.quiet
+	c := &counter{options: o, out: out, output: map[string][]string{}, cases: map[string]bool{}}
 	if err := c.read(in); err != nil {
 		return err
 	}
@@ -92,21 +97,6 @@ func (c *counter) judge(ran, least int) error {
 	return nil
 }
 
-func readCount(file string) (int, error) {
-	if file == "" {
-		return 0, nil
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, fmt.Errorf("reading count: %w", err)
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil {
-		return 0, fmt.Errorf("reading count: %w", err)
-	}
-	return n, nil
-}
-
 // event is one line of `go test -json`.
 type event struct {
 	Action      string
@@ -120,17 +110,13 @@ type event struct {
 
 // counter keeps the output of running cases, and drops it when they pass.
 type counter struct {
+	options
+
 	out     io.Writer
-	verbose bool                // show the logs of passed cases
-	quiet   bool                // show packages instead
 	output  map[string][]string // :: case → its lines; "" for the package itself
 	cases   map[string]bool     // :: package and test → finished
 	failed  []string
 	skipped []string
-}
-
-func newCounter(out io.Writer) *counter {
-	return &counter{out: out, output: map[string][]string{}, cases: map[string]bool{}}
 }
 
 func (c *counter) read(in io.Reader) error {
