@@ -64,16 +64,3 @@ func licensed(t *testing.T, dir string) bool {
 		return err == nil && permissive(string(text))
 	})
 }
-
-func TestPermissive(t *testing.T) {
-	for text, want := range map[string]bool{
-		"Apache License\n   Version 2.0, January 2004":                                                             true,
-		"Redistribution and use in source and binary\nforms, with or without modification, are permitted provided": true,
-		"GNU GENERAL PUBLIC LICENSE\nVersion 3":                                                                    false,
-		"Mozilla Public License Version 2.0":                                                                       false,
-	} {
-		if permissive(text) != want {
-			t.Errorf("%q: want %t", text, want)
-		}
-	}
-}
