@@ -21,21 +21,18 @@ type part struct {
 	test    bool   // pkg is a test binary (go test -c)
 	stamped bool   // Kubernetes' version is linked in: clients and its own e2e suite refuse a program without it
 	cold    string // duration of a cold build on two cores, for the progress line
-
-	// byDefault marks parts that the tests of this repository need.
-	byDefault bool
 }
 
 func parts() []part {
 	const k8s, adapter = "k8s.io/kubernetes", "sigs.k8s.io/custom-metrics-apiserver"
 	return []part{
-		{name: "etcd", module: "etcd", from: "go.etcd.io/etcd/server/v3", pkg: "go.etcd.io/etcd/server/v3", cold: "40s", byDefault: true},
-		{name: "kube-apiserver", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-apiserver", stamped: true, cold: "5m", byDefault: true},
-		{name: "kubectl", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kubectl", stamped: true, cold: "30s", byDefault: true},
-		{name: "sample-apiserver", module: "kubernetes", from: "k8s.io/sample-apiserver", pkg: "k8s.io/sample-apiserver", cold: "15s", byDefault: true},
-		{name: "kube-controller-manager", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-controller-manager", stamped: true, cold: "1m", byDefault: true},
-		{name: "metrics-server", module: "metrics", from: "sigs.k8s.io/metrics-server", pkg: "sigs.k8s.io/metrics-server/cmd/metrics-server", cold: "2m", byDefault: true},
-		{name: "helm", module: "helm", from: "helm.sh/helm/v4", pkg: "helm.sh/helm/v4/cmd/helm", cold: "2m", byDefault: true},
+		{name: "etcd", module: "etcd", from: "go.etcd.io/etcd/server/v3", pkg: "go.etcd.io/etcd/server/v3", cold: "40s"},
+		{name: "kube-apiserver", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-apiserver", stamped: true, cold: "5m"},
+		{name: "kubectl", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kubectl", stamped: true, cold: "30s"},
+		{name: "sample-apiserver", module: "kubernetes", from: "k8s.io/sample-apiserver", pkg: "k8s.io/sample-apiserver", cold: "15s"},
+		{name: "kube-controller-manager", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-controller-manager", stamped: true, cold: "1m"},
+		{name: "metrics-server", module: "metrics", from: "sigs.k8s.io/metrics-server", pkg: "sigs.k8s.io/metrics-server/cmd/metrics-server", cold: "2m"},
+		{name: "helm", module: "helm", from: "helm.sh/helm/v4", pkg: "helm.sh/helm/v4/cmd/helm", cold: "2m"},
 		{name: "kubeadm", module: "kubeadm", from: k8s, pkg: k8s + "/cmd/kubeadm", stamped: true, cold: "2m"},
 		{name: "golangci-lint", module: "lint", from: "github.com/golangci/golangci-lint/v2", pkg: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", cold: "4m"},
 		{name: "govulncheck", module: "lint", from: "golang.org/x/vuln", pkg: "golang.org/x/vuln/cmd/govulncheck", cold: "15s"},
@@ -99,6 +96,7 @@ func (p pins) version(module string) string {
 // key returns the name of a part's folder, a hash of everything that determines the part's bytes.
 // Eight bytes of it distinguish the few sets of pins on one machine.
 func (p pins) key(of part) string {
-	all := fmt.Sprintf("%s %s/%s\n%d %d\n%s%s%s", runtime.Version(), runtime.GOOS, runtime.GOARCH, len(p.mod), len(p.sum), p.mod, p.sum, of.ldflags(p))
+	all := fmt.Sprintf("%s %s/%s\n%d %d\n%s%s%s",
+		runtime.Version(), runtime.GOOS, runtime.GOARCH, len(p.mod), len(p.sum), p.mod, p.sum, of.ldflags(p))
 	return fmt.Sprintf("%s-%x", of.module, sha256.Sum256([]byte(all)))[:len(of.module)+1+16]
 }

@@ -33,19 +33,16 @@ type Config struct {
 
 // Default lists the parts that the tests need, in the order in which a new machine can use them
 // soonest.
-func Default() []string { return names(func(p part) bool { return p.byDefault }) }
+func Default() []string {
+	return []string{"etcd", "kube-apiserver", "kubectl", "sample-apiserver", "kube-controller-manager", "metrics-server", "helm"}
+}
 
 // All lists all parts.
-func All() []string { return names(func(part) bool { return true }) }
-
-func names(want func(part) bool) []string {
-	var out []string
+func All() (names []string) {
 	for _, p := range parts() {
-		if want(p) {
-			out = append(out, p.name)
-		}
+		names = append(names, p.name)
 	}
-	return out
+	return names
 }
 
 // Paths calls Path for several parts, one after the other.
