@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"path/filepath"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead-proxy/fairlead/tests/relay"
 	"github.com/fairlead-proxy/fairlead/tests/try"
@@ -40,9 +41,7 @@ func distant(ctx context.Context, to string, trip time.Duration) string {
 
 func (w *world) downloads(ctx context.Context, trip time.Duration) {
 	far := distant(ctx, w.backend, trip)
-	dir := filepath.Join(w.Dir(), fmt.Sprintf("far-%v", trip))
-	w.writeManifests(dir, 1, []string{far}, "")
-	ours := w.another(ctx, filepath.Base(dir), append(hits(), "--registry=dir:"+dir)...)
+	ours := w.fromFolder(ctx, fmt.Sprintf("far-%v", trip), 1, []string{far}, "", hits()...)
 	defer ours.part.Kill()
 	bare := &peer{name: reverse, backend: far}
 	w.startPeer(ctx, bare)
@@ -51,7 +50,7 @@ func (w *world) downloads(ctx context.Context, trip time.Duration) {
 }
 
 func (w *world) uploads(ctx context.Context, trip time.Duration) {
-	list := w.want(ctx, []string{fairlead, reverse, direct})
+	list := w.want(ctx, fairlead, reverse, direct)
 	for i, p := range list {
 		list[i] = p.as(p.name)
 		list[i].address = distant(ctx, p.address, trip)
@@ -61,13 +60,10 @@ func (w *world) uploads(ctx context.Context, trip time.Duration) {
 
 func (w *world) flows(ctx context.Context, name string, list []*peer, method string) {
 	for _, streams := range []int{1, 20} {
-		for round := range min(w.o.rounds, 3) {
-			for i := range list {
-				p := list[(i+round)%len(list)] // each is the first in turn
-				w.fresh(ctx, p)
-				w.r.add(fmt.Sprintf("%s-%d", name, streams), p.name, round, w.flow(ctx, p.address, method, streams))
-			}
-		}
+		w.inTurns(list, min(w.o.rounds, 3), func(p *peer) {
+			w.fresh(ctx, p)
+			w.r.add(fmt.Sprintf("%s-%d", name, streams), p.name, w.flow(ctx, p.address, method, streams))
+		})
 	}
 }
 
@@ -80,15 +76,16 @@ func (w *world) flow(ctx context.Context, address, method string, streams int) s
 	ctx, cancel := context.WithTimeout(ctx, flowing)
 	defer cancel()
 	var body endless
-	ended := make(chan error, streams)
+	var all errgroup.Group
 	for range streams {
-		go func() { ended <- body.exchange(ctx, client, method, "https://"+address+resources+"/endless") }() // ends with ctx
+		all.Go(func() error {
+			if err := body.exchange(ctx, client, method, "https://"+address+resources+"/endless"); !errors.Is(err, context.DeadlineExceeded) {
+				return fmt.Errorf("an endless body ended: %w", cmp.Or(err, io.EOF))
+			}
+			return nil
+		})
 	}
-	for range streams {
-		if err := <-ended; !errors.Is(err, context.DeadlineExceeded) {
-			try.Do(fmt.Errorf("an endless body ended: %w", cmp.Or(err, io.EOF)))
-		}
-	}
+	try.Do(all.Wait())
 	return sample{Flow: float64(body.Load()) / 1e6 / flowing.Seconds()}
 }
 

@@ -27,7 +27,7 @@ func identities(ctx context.Context, w *world) {
 	// the caller.
 	c := paced(gets(8, 1), 500)
 	c.Size, c.Next = 0, func(int, int) load.Request { return load.Request{Path: localPath} }
-	w.inTurns(ctx, "identity", list, func(*peer) load.Config { return c })
+	w.compare(ctx, "identity", list, func(*peer) load.Config { return c })
 }
 
 // proven returns the TLS configuration of a user with a certificate.

@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
@@ -18,8 +19,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"syscall"
 	"time"
+
+	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/try"
@@ -38,10 +42,10 @@ func main() {
 func command(ctx context.Context, args []string) (err error) {
 	defer try.Catch(&err)
 	switch {
-	case len(args) > 0 && args[0] == "backend":
-		return serveBackend(ctx, args[1:])
-	case len(args) > 0 && args[0] == "reverseproxy":
-		return serveReverse(ctx, args[1:])
+	case len(args) == 4 && args[0] == "backend":
+		return serveBackend(ctx, args[1], args[2], args[3])
+	case len(args) == 6 && args[0] == reverse:
+		return serveReverse(ctx, args[1], args[2], args[3], args[4], args[5])
 	}
 	bench(ctx, try.Get(parse(args)), os.Stdout)
 	return nil
@@ -96,45 +100,42 @@ func (o *options) pick(quick, full int) int {
 
 func bench(ctx context.Context, o *options, stdout io.Writer) {
 	match := try.Get(regexp.Compile("^(" + o.scenarios + ")$"))
-	var chosen []scenario
-	for _, s := range o.list() {
+	chosen := slices.DeleteFunc(o.list(), func(s scenario) bool {
 		if o.scenarios == "list" {
 			fmt.Fprintf(stdout, "%-14s %s\n", s.name, s.about)
-		} else if match.MatchString(s.name) || o.scenarios == "" && (o.full || s.quick) {
-			chosen = append(chosen, s)
 		}
-	}
+		return !match.MatchString(s.name) && (o.scenarios != "" || !o.full && !s.quick)
+	})
 	if len(chosen) == 0 {
 		return
 	}
+	fmt.Fprintf(stdout, "%s; %d rounds of %v. Ratios are Fairlead's by the peer's within a round. Least–median–most, or the median.\n",
+		machine(), o.rounds, o.duration)
 	w := boot(ctx, o)
 	defer func() { _ = w.Close() }()                   // its state is discarded
 	defer func() { fmt.Fprint(stdout, w.r.table()) }() // also if a scenario fails
-	w.prepare(ctx)
 	for _, s := range chosen {
 		fmt.Fprintf(os.Stderr, "bench: %s: %s\n", s.name, s.about)
 		s.run(ctx, w)
 	}
 }
 
-// boot starts the cluster. Peers are started by the first scenario that uses them.
+// boot starts the cluster and the extension server. Peers are started by the first scenario that
+// uses them.
 func boot(ctx context.Context, o *options) *world {
 	try.Get(exec.LookPath(o.bin)) // built by make build
 	dir := try.Get(os.MkdirTemp("", "fairlead-bench-"))
 	defer os.RemoveAll(dir) // kube-apiserver has read the file once it is ready
 	file := filepath.Join(dir, "tokens.csv")
 	writeTokens(file, o.users())
-	w := &world{o: o, self: try.Get(os.Executable())}
-	w.r = &results{machine: machine(), options: fmt.Sprintf("%d rounds of %v", o.rounds, o.duration)}
+	w := &world{o: o, self: try.Get(os.Executable()), peers: map[string]*peer{}}
 	w.Cluster = try.Get(cluster.Start(ctx, cluster.Config{AdminGroup: "bench-masters", APIServerArgs: []string{"--token-auth-file=" + file}}))
-	return w
-}
-
-func (w *world) prepare(ctx context.Context) {
-	w.tls = clientTLS(w.PKI.Serving.CertFile)
+	// Of a test machine's addresses its servers' certificates name only loopback.
+	w.tls = &tls.Config{RootCAs: try.Get(certutil.NewPool(w.PKI.Serving.CertFile)), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
 	w.grant(ctx)
-	w.backend = startBackend(ctx, w.Cluster, w.self)
+	w.startBackend(ctx)
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // an availability check takes seconds
 	defer cancel()
 	try.Do(w.WaitAvailable(ctx, w.Endpoint(), group+"/v1"))
+	return w
 }

@@ -5,7 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	_ "embed"
+	"embed"
 	"fmt"
 	"net"
 	"os"
@@ -16,20 +16,12 @@ import (
 	"strings"
 	"text/template"
 
-	certutil "k8s.io/client-go/util/cert"
-
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-//go:embed haproxy.cfg
-var haproxyConfig string
-
-//go:embed nginx.conf
-var nginxConfig string
-
-//go:embed nghttpx.conf
-var nghttpxConfig string
+//go:embed *.conf
+var configs embed.FS
 
 // The peers, in the order of the report.
 const (
@@ -55,28 +47,35 @@ type peer struct {
 type world struct {
 	*cluster.Cluster
 
-	o       *options
-	r       *results
-	self    string // this executable
-	backend string // the extension server's address
-	tls     *tls.Config
-	peers   []*peer
+	o         *options
+	r         results
+	self      string // this executable
+	extension *cluster.Part
+	backend   string // the extension server's address
+	tls       *tls.Config
+	peers     map[string]*peer
 }
 
-func (w *world) peer(name string) *peer {
-	i := slices.IndexFunc(w.peers, func(p *peer) bool { return p.name == name })
-	if i < 0 {
-		return nil
+// want returns the peers of the command line, or else those in names.
+func (w *world) want(ctx context.Context, names ...string) (list []*peer) {
+	if w.o.peers != "" {
+		names = strings.Split(w.o.peers, ",")
 	}
-	return w.peers[i]
+	for _, name := range names {
+		list = append(list, w.have(ctx, name))
+	}
+	return list
 }
 
-// start starts a peer. The error for a missing program names it.
-func (w *world) start(ctx context.Context, name string) *peer {
+// have returns a peer, and starts it if it is missing.
+func (w *world) have(ctx context.Context, name string) *peer {
+	if p := w.peers[name]; p != nil {
+		return p
+	}
 	p := &peer{name: name, tls: w.tls}
 	switch name {
 	case fairlead:
-		w.startFairlead(ctx, p)
+		p = w.another(ctx, name)
 	case aggregator:
 		p.part, p.address = w.APIServers[0], strings.TrimPrefix(w.Endpoint().URL, "https://")
 	case direct:
@@ -84,93 +83,81 @@ func (w *world) start(ctx context.Context, name string) *peer {
 	default:
 		w.startPeer(ctx, p)
 	}
-	w.peers = append(w.peers, p)
+	w.peers[name] = p
 	return p
 }
 
-func (w *world) startFairlead(ctx context.Context, p *peer, args ...string) {
-	w.launch(ctx, p, args...)
+// another starts a Fairlead with its own arguments.
+func (w *world) another(ctx context.Context, name string, args ...string) *peer {
+	p := w.launch(ctx, name, args...)
 	try.Do(w.WaitAvailable(ctx, p.front.Endpoint, group+"/v1"))
+	return p
 }
 
 // launch starts a Fairlead, without waiting for APIServices.
-func (w *world) launch(ctx context.Context, p *peer, args ...string) {
-	args = append([]string{
-		"--access-log=" + filepath.Join(w.Dir(), p.name+".access.log"), "--http2-max-streams-per-connection=" + strconv.Itoa(maxStreams),
-	}, args...)
-	p.front = try.Get(w.StartFairlead(ctx, cluster.Fairlead{Path: w.o.bin, Name: p.name, Args: args}))
-	p.part, p.address = p.front.Part, strings.TrimPrefix(p.front.Endpoint.URL, "https://")
+func (w *world) launch(ctx context.Context, name string, args ...string) *peer {
+	f := try.Get(w.StartFairlead(ctx, cluster.Fairlead{Path: w.o.bin, Name: name, Args: append([]string{
+		"--access-log=" + filepath.Join(w.Dir(), name+".access.log"), "--http2-max-streams-per-connection=" + strconv.Itoa(maxStreams),
+	}, args...)}))
+	return &peer{name: name, tls: w.tls, front: f, part: f.Part, address: strings.TrimPrefix(f.Endpoint.URL, "https://")}
 }
 
-// startPeer starts a peer that does not know Kubernetes.
+// startPeer starts a peer that does not know Kubernetes. The error for a missing program names it.
 func (w *world) startPeer(ctx context.Context, p *peer) {
-	pair := try.Get(w.PKI.Serving.Issue(p.name, cluster.Leaf{User: p.name, Names: []string{"127.0.0.1", "localhost"}}))
+	pair := w.serving(p.name, "127.0.0.1", "localhost")
 	p.address = freeAddress(ctx)
 	cmd := cluster.Command{Name: p.name + p.backend, Ready: cluster.Listens(p.address)}
-	values := map[string]any{
-		"Address": p.address, "Backend": w.backend, "CA": w.PKI.Serving.CertFile, "Cert": pair.CertFile, "Key": pair.KeyFile,
-		"Dir": w.Dir(), "Streams": maxStreams,
-	}
 	file := filepath.Join(w.Dir(), p.name+".conf")
 	switch p.name {
 	case reverse:
 		cmd.Path = w.self
-		cmd.Args = []string{
-			"reverseproxy", "-address=" + p.address, "-tls-cert-file=" + pair.CertFile, "-tls-private-key-file=" + pair.KeyFile,
-			"-backend=" + cmp.Or(p.backend, w.backend), "-backend-ca-file=" + w.PKI.Serving.CertFile,
-		}
+		cmd.Args = []string{reverse, p.address, pair.CertFile, pair.KeyFile, cmp.Or(p.backend, w.backend), w.PKI.Serving.CertFile}
 	case haproxy:
-		cmd.Args = []string{"-db", "-f", file}
-		w.configureHAProxy(ctx, p, pair, file, values)
+		cmd.Args, p.visits = []string{"-db", "-f", file}, freeAddress(ctx)
 	case nginx:
 		cmd.Args = []string{"-p", w.Dir(), "-c", file}
-		write(file, nginxConfig, values)
 	case nghttpx:
 		cmd.Args = []string{"--conf=" + file}
-		_, values["Port"], _ = strings.Cut(p.address, ":")
-		_, values["BackendPort"], _ = strings.Cut(w.backend, ":")
-		write(file, nghttpxConfig, values)
 	default:
 		try.Do(fmt.Errorf("unknown peer %q", p.name))
 	}
 	if cmd.Path == "" {
 		cmd.Path = try.Get(exec.LookPath(p.name))
+		w.configure(p, pair, file)
 	}
 	p.part = try.Get(w.Run(ctx, cmd))
 }
 
-// configureHAProxy lets it forward to the extension server and, at the address for visits,
-// discovery to kube-apiserver, as a front proxy.
-func (w *world) configureHAProxy(ctx context.Context, p *peer, pair cluster.Pair, file string, values map[string]any) {
-	p.visits = freeAddress(ctx)
-	bundle, identity, front := file+".pem", file+"-client.pem", w.PKI.FrontProxyPair
-	values["Bundle"], values["Identity"], values["Visits"] = bundle, identity, p.visits
-	values["APIServer"], values["ClientCA"] = strings.TrimPrefix(w.Endpoint().URL, "https://"), w.PKI.Client.CertFile
-	join(bundle, pair)
-	join(identity, front)
-	write(file, haproxyConfig, values)
-}
-
-func write(file, text string, values any) {
+// configure writes the peer's configuration. It forwards to the extension server; HAProxy at the
+// address for visits also discovery to kube-apiserver, as a front proxy.
+func (w *world) configure(p *peer, pair cluster.Pair, file string) {
+	values := map[string]any{
+		"Address": p.address, "Backend": w.backend, "Dir": w.Dir(), "Streams": maxStreams,
+		"CA": w.PKI.Serving.CertFile, "Cert": pair.CertFile, "Key": pair.KeyFile,
+		"Visits": p.visits, "APIServer": strings.TrimPrefix(w.Endpoint().URL, "https://"), "ClientCA": w.PKI.Client.CertFile,
+		"Bundle": joined(pair, file+".pem"), "Identity": joined(w.PKI.FrontProxyPair, file+"-client.pem"),
+	}
+	_, values["Port"], _ = strings.Cut(p.address, ":")
+	_, values["BackendPort"], _ = strings.Cut(w.backend, ":")
 	var b bytes.Buffer
-	try.Do(template.Must(template.New("").Parse(text)).Execute(&b, values))
+	try.Do(template.Must(template.ParseFS(configs, "*")).ExecuteTemplate(&b, filepath.Base(file), values))
 	try.Do(os.WriteFile(file, b.Bytes(), 0o600))
 }
 
-// join writes a certificate and its key to one file, as HAProxy requires.
-func join(file string, pair cluster.Pair) {
+// joined writes a certificate and its key to one file, as HAProxy requires.
+func joined(pair cluster.Pair, file string) string {
 	both := slices.Concat(try.Get(os.ReadFile(pair.CertFile)), try.Get(os.ReadFile(pair.KeyFile)))
 	try.Do(os.WriteFile(file, both, 0o600))
+	return file
+}
+
+// serving issues a server's certificate.
+func (w *world) serving(user string, names ...string) cluster.Pair {
+	return try.Get(w.PKI.Serving.Issue("bench-"+user, cluster.Leaf{User: user, Names: names}))
 }
 
 func freeAddress(ctx context.Context) string {
 	l := try.Get(new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"))
 	defer l.Close()
 	return l.Addr().String()
-}
-
-// clientTLS trusts the cluster's servers. Of a test machine's addresses their certificates name
-// only loopback.
-func clientTLS(caFile string) *tls.Config {
-	return &tls.Config{RootCAs: try.Get(certutil.NewPool(caFile)), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
 }

@@ -36,8 +36,11 @@ func scheduled(pid int) (cpu time.Duration, runs int64) {
 	return cpu, runs
 }
 
-func (p *peer) cpu() time.Duration {
-	cpu, _ := scheduled(p.part.PID())
+// cpu returns zero for a peer that is no process.
+func (p *peer) cpu() (cpu time.Duration) {
+	if p.part != nil {
+		cpu, _ = scheduled(p.part.PID())
+	}
 	return cpu
 }
 
@@ -48,39 +51,27 @@ const (
 	own = "RssAnon:"
 )
 
-func (p *peer) resident(what string) int64 {
-	return 1024 * int64(figure(try.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", p.part.PID()))), what))
-}
-
-// figure returns the number in the line of page that begins with name.
-func figure(page []byte, name string) float64 {
-	for line := range strings.Lines(string(page)) {
-		if rest, ok := strings.CutPrefix(line, name); ok {
-			return try.Get(strconv.ParseFloat(strings.Fields(rest)[0], 64))
-		}
-	}
-	try.Do(fmt.Errorf("no line begins with %q", name))
-	return 0
+// resident returns KB.
+func (p *peer) resident(kind string) float64 {
+	status := string(try.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", p.part.PID()))))
+	_, rest, _ := strings.Cut(status, "\n"+kind)
+	return try.Get(strconv.ParseFloat(strings.Fields(rest)[0], 64))
 }
 
 // machine describes the machine of the measurement.
 func machine() string {
-	model := "unknown processor"
-	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(b)) {
-			if name, ok := strings.CutPrefix(line, "model name"); ok {
-				model = strings.TrimLeft(strings.TrimSpace(name), ": \t")
-				break
-			}
-		}
-	}
-	load, _ := os.ReadFile("/proc/loadavg") // other load; empty if unknown
+	info, _ := os.ReadFile("/proc/cpuinfo") // empty if unknown, as other load
+	_, model, _ := strings.Cut(string(info), "model name\t: ")
+	model, _, _ = strings.Cut(model, "\n")
+	load, _ := os.ReadFile("/proc/loadavg")
 	return fmt.Sprintf("%d × %s, %s, load at start %s", runtime.NumCPU(), model, runtime.Version(), strings.TrimSpace(string(load)))
 }
 
-// admin requests a page of a Fairlead's admin port.
-func (w *world) admin(ctx context.Context, p *peer, path string) []byte {
+// keep saves a page of a Fairlead's admin port as a profile.
+func (w *world) keep(ctx context.Context, p *peer, page, name string) {
 	client := try.Get(rest.HTTPClientFor(p.front.Admin.RESTConfig(w.Admin())))
 	defer client.CloseIdleConnections()
-	return []byte(try.Get(ask.Get(ctx, client, p.front.Admin.URL+path)))
+	text := try.Get(ask.Get(ctx, client, p.front.Admin.URL+page))
+	try.Do(os.MkdirAll(w.o.out, 0o750))
+	try.Do(os.WriteFile(filepath.Join(w.o.out, name+".pprof"), []byte(text), 0o600))
 }

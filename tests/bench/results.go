@@ -1,11 +1,13 @@
 package main
 
 import (
-	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/bench/load"
 )
 
 // sample is one measurement of one peer. Fields that a scenario does not measure are zero.
@@ -24,18 +26,13 @@ type sample struct {
 	Resident  float64 // MB
 }
 
-func newSample(a, b gauge, took []time.Duration) (sample, error) {
-	n := float64(b.Done - a.Done)
-	if n == 0 {
-		return sample{}, errors.New("no request was answered")
+// newSample is what a load was between two moments, in which the peer needed cpu.
+func newSample(before, after load.Snapshot, cpu time.Duration) (sample, error) {
+	n, took := float64(after.Done-before.Done), after.Took
+	if faults := after.Faults - before.Faults; n == 0 || faults > 0 {
+		return sample{}, fmt.Errorf("%.0f requests were answered, %d failed", n, faults)
 	}
-	if faults := b.Faults - a.Faults; faults > 0 {
-		return sample{}, fmt.Errorf("%d of %.0f requests failed", faults, n)
-	}
-	s := sample{Rate: n / b.At.Sub(a.At).Seconds()}
-	if cpu := b.cpu - a.cpu; cpu > 0 {
-		s.CPU = float64(cpu.Nanoseconds()) / 1e3 / n
-	}
+	s := sample{Rate: n / after.At.Sub(before.At).Seconds(), CPU: float64(cpu.Nanoseconds()) / 1e3 / n}
 	if len(took) > 0 {
 		s.P50, s.P99 = millis(took[len(took)/2]), millis(took[len(took)*99/100])
 	}
@@ -44,10 +41,7 @@ func newSample(a, b gauge, took []time.Duration) (sample, error) {
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
-type results struct {
-	machine, options string
-	tables           []*result
-}
+type results []*result
 
 type result struct {
 	scenario string
@@ -59,29 +53,29 @@ type series struct {
 	samples []sample // by round; an empty one does not count
 }
 
+// of returns a peer's series. It is empty if nothing was added.
 func (r *results) of(scenario, peer string) *series {
-	i := slices.IndexFunc(r.tables, func(t *result) bool { return t.scenario == scenario })
+	i := slices.IndexFunc(*r, func(t *result) bool { return t.scenario == scenario })
 	if i < 0 {
-		i = len(r.tables)
-		r.tables = append(r.tables, &result{scenario: scenario})
+		i = len(*r)
+		*r = append(*r, &result{scenario: scenario})
 	}
-	t := r.tables[i]
-	for _, s := range t.peers {
-		if s.peer == peer {
-			return s
-		}
-	}
-	s := &series{peer: peer}
-	t.peers = append(t.peers, s)
-	return s
+	return (*r)[i].of(peer)
 }
 
-func (r *results) add(scenario, peer string, round int, s sample) {
-	of := r.of(scenario, peer)
-	for len(of.samples) <= round {
-		of.samples = append(of.samples, sample{})
+func (t *result) of(peer string) *series {
+	i := slices.IndexFunc(t.peers, func(s *series) bool { return s.peer == peer })
+	if i < 0 {
+		i = len(t.peers)
+		t.peers = append(t.peers, &series{peer: peer})
 	}
-	of.samples[round] = s
+	return t.peers[i]
+}
+
+// add adds the next round.
+func (r *results) add(scenario, peer string, s sample) {
+	of := r.of(scenario, peer)
+	of.samples = append(of.samples, s)
 }
 
 // spread is the least, the middle and the largest of several figures.
@@ -96,46 +90,46 @@ func newSpread(v []float64) spread {
 }
 
 func (s *series) spread(of func(sample) float64) spread {
-	var v []float64
-	for _, x := range s.samples {
-		if x != (sample{}) {
-			v = append(v, of(x))
-		}
-	}
-	return newSpread(v)
+	return within(of, func(v []float64) float64 { return v[0] }, s)
 }
 
-// ratio is Fairlead's figure divided by a peer's, each within one round.
+// ratio is Fairlead's figure divided by a peer's.
 func ratio(ours, theirs *series, of func(sample) float64) spread {
-	var v []float64
-	for i := range min(len(ours.samples), len(theirs.samples)) {
-		if x := of(theirs.samples[i]); x > 0 && ours.samples[i] != (sample{}) {
-			v = append(v, of(ours.samples[i])/x)
-		}
-	}
-	return newSpread(v)
+	return within(of, func(v []float64) float64 { return v[0] / v[1] }, ours, theirs)
 }
 
 // single is the scenario without concurrent requests: its latencies show what a proxy itself adds.
 const single = "alone"
 
-// added divides what Fairlead adds to direct's figure by what a peer adds, within each round.
+// added divides what Fairlead adds to direct's figure by what a peer adds.
 func added(ours, theirs, direct *series, of func(sample) float64) spread {
-	var v []float64
-	for i := range min(len(ours.samples), len(theirs.samples), len(direct.samples)) {
-		a, b, d := ours.samples[i], theirs.samples[i], direct.samples[i]
-		if none := (sample{}); a != none && b != none && d != none {
-			v = append(v, (of(a)-of(d))/(of(b)-of(d)))
+	return within(of, func(v []float64) float64 { return (v[0] - v[2]) / (v[1] - v[2]) }, ours, theirs, direct)
+}
+
+// within computes a value from the figures of several within each round that has all of them.
+func within(figure func(sample) float64, value func([]float64) float64, several ...*series) spread {
+	var values []float64
+	for round := range several[0].samples {
+		var figures []float64
+		for _, s := range several {
+			if round < len(s.samples) && s.samples[round] != (sample{}) {
+				figures = append(figures, figure(s.samples[round]))
+			}
+		}
+		if len(figures) < len(several) {
+			continue
+		}
+		if x := value(figures); !math.IsNaN(x) && !math.IsInf(x, 0) { // nobody's figure to divide by
+			values = append(values, x)
 		}
 	}
-	return newSpread(v)
+	return newSpread(values)
 }
 
 // table returns all results as Markdown.
 func (r *results) table() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s; %s. Ratios are Fairlead's by the peer's within a round. Least–median–most, or the median.\n", r.machine, r.options)
-	for _, t := range r.tables {
+	for _, t := range *r {
 		fmt.Fprintf(&b, "\n### %s\n\n", t.scenario)
 		t.write(&b)
 	}

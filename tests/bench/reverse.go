@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"flag"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
@@ -15,19 +14,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// serveReverse is the subcommand that runs a bare httputil.ReverseProxy: HTTP/2 on both sides, a
-// pool of buffers, and nothing else. It shows what net/http costs without the duties of Fairlead.
-func serveReverse(ctx context.Context, args []string) error {
-	flags := flag.NewFlagSet("reverseproxy", flag.ContinueOnError)
-	address := flags.String("address", "", "`host:port` to serve on")
-	cert := flags.String("tls-cert-file", "", "PEM `file`")
-	key := flags.String("tls-private-key-file", "", "PEM `file`")
-	ca := flags.String("backend-ca-file", "", "PEM `file`")
-	backend := flags.String("backend", "", "`host:port`")
-	try.Do(flags.Parse(args))
-	pool := try.Get(certutil.NewPool(*ca))
-	target := &url.URL{Scheme: "https", Host: *backend}
-	return serveTLS(ctx, *address, *cert, *key, &httputil.ReverseProxy{
+// serveReverse runs a bare httputil.ReverseProxy: HTTP/2 on both sides, a pool of buffers, and
+// nothing else. It shows what net/http costs without the duties of Fairlead.
+func serveReverse(ctx context.Context, address, cert, key, backend, ca string) error {
+	pool := try.Get(certutil.NewPool(ca))
+	target := &url.URL{Scheme: "https", Host: backend}
+	return serveTLS(ctx, address, cert, key, &httputil.ReverseProxy{
 		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport:  &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true},
 		BufferPool: &pooled{sync.Pool{New: func() any { return new([32 << 10]byte) }}},

@@ -5,8 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
@@ -74,56 +73,47 @@ func (o *options) services() int { return o.pick(100, 10_000) }
 // loads measures peers under one load.
 func loads(name, about string, quick bool, peers []string, c load.Config) scenario {
 	return scenario{name: name, about: about, quick: quick, run: func(ctx context.Context, w *world) {
-		w.compare(ctx, name, peers, func(*peer) load.Config { return c })
+		w.compare(ctx, name, w.want(ctx, peers...), func(*peer) load.Config { return c })
 	}}
 }
 
-// compare measures peers by their names, and then takes a profile of Fairlead.
-func (w *world) compare(ctx context.Context, name string, peers []string, of func(*peer) load.Config) {
-	w.inTurns(ctx, name, w.want(ctx, peers), of)
-	if p := w.peer(fairlead); w.o.profile && p != nil {
+// compare measures peers, round by round, and then takes a profile of Fairlead.
+func (w *world) compare(ctx context.Context, name string, list []*peer, of func(*peer) load.Config) {
+	missed := map[*peer]int{}
+	w.inTurns(list, w.o.rounds, func(p *peer) {
+		s, err := w.measure(ctx, p, of(p))
+		if err != nil {
+			// For example, the load fell behind its rate for a moment. The round does not count,
+			// unless most fail.
+			if missed[p]++; ctx.Err() != nil || 2*missed[p] > w.o.rounds {
+				try.Do(fmt.Errorf("measuring %s: %w", p.name, err))
+			}
+			fmt.Fprintf(os.Stderr, "bench: %s: a round of %s does not count: %v\n", name, p.name, err)
+			s = sample{}
+		}
+		w.r.add(name, p.name, s)
+	})
+	if p := w.peers[fairlead]; slices.Contains(list, p) {
 		w.profile(ctx, p, name, of(p))
 	}
 }
 
-// inTurns measures peers, round by round.
-func (w *world) inTurns(ctx context.Context, name string, list []*peer, of func(*peer) load.Config) {
-	missed := map[*peer]int{}
-	for round := range w.o.rounds {
+// profile loads a Fairlead once more and saves a CPU profile, with -profile.
+func (w *world) profile(ctx context.Context, p *peer, name string, c load.Config) {
+	if w.o.profile {
+		l := try.Get(load.Start(ctx, p.at(c)))
+		w.keep(ctx, p, "/debug/pprof/profile?seconds=5", name)
+		try.Do(l.Close())
+	}
+}
+
+// inTurns calls measure for each peer in each round. Each is the first in turn.
+func (w *world) inTurns(list []*peer, rounds int, measure func(*peer)) {
+	for round := range rounds {
 		for i := range list {
-			p := list[(i+round)%len(list)] // each is the first in turn
-			s, err := w.measure(ctx, p, of(p))
-			if err != nil {
-				// For example, the load fell behind its rate for a moment. The round does not
-				// count, unless most fail.
-				if missed[p]++; ctx.Err() != nil || 2*missed[p] > w.o.rounds {
-					try.Do(fmt.Errorf("measuring %s: %w", p.name, err))
-				}
-				fmt.Fprintf(os.Stderr, "bench: %s: round %d of %s does not count: %v\n", name, round+1, p.name, err)
-				s = sample{}
-			}
-			w.r.add(name, p.name, round, s)
+			measure(list[(i+round)%len(list)])
 		}
 	}
-}
-
-// want returns the peers of the command line, or else those in names, and starts missing ones.
-func (w *world) want(ctx context.Context, names []string) []*peer {
-	if w.o.peers != "" {
-		names = strings.Split(w.o.peers, ",")
-	}
-	return w.have(ctx, names...)
-}
-
-func (w *world) have(ctx context.Context, names ...string) (list []*peer) {
-	for _, name := range names {
-		p := w.peer(name)
-		if p == nil {
-			p = w.start(ctx, name)
-		}
-		list = append(list, p)
-	}
-	return list
 }
 
 // at directs a load at a peer.
@@ -137,44 +127,12 @@ func (w *world) measure(ctx context.Context, p *peer, c load.Config) (s sample, 
 	defer try.Catch(&err)
 	l := try.Get(load.Start(ctx, p.at(c)))
 	defer func() { err = errors.Join(err, l.Close()) }()
+	const warm = 300 * time.Millisecond // before it is measured
 	pause(ctx, warm)
-	var before, after gauge
-	before.read(p, l)
-	l.Time(true)
+	cpu, before := p.cpu(), l.Snapshot()
 	pause(ctx, w.o.duration)
-	took := l.Time(false)
-	after.read(p, l)
-	return newSample(before, after, took)
-}
-
-// warm is how long a load runs before it is measured.
-const warm = 300 * time.Millisecond
-
-// gauge is a reading; a sample is the difference of two.
-type gauge struct {
-	load.Snapshot
-
-	cpu time.Duration
-}
-
-// read reads the processor time and the load's counts.
-func (g *gauge) read(p *peer, l *load.Load) {
-	if p.part != nil {
-		g.cpu = p.cpu()
-	}
-	g.Snapshot = l.Snapshot()
-}
-
-// profile loads a Fairlead once more and saves a CPU profile.
-func (w *world) profile(ctx context.Context, p *peer, name string, c load.Config) {
-	l := try.Get(load.Start(ctx, p.at(c)))
-	w.keep(ctx, p, "/debug/pprof/profile?seconds=5", name)
-	try.Do(l.Close())
-}
-
-func (w *world) keep(ctx context.Context, p *peer, page, name string) {
-	try.Do(os.MkdirAll(w.o.out, 0o750))
-	try.Do(os.WriteFile(filepath.Join(w.o.out, name+".pprof"), w.admin(ctx, p, page), 0o600))
+	cpu = p.cpu() - cpu
+	return newSample(before, l.Snapshot(), cpu)
 }
 
 // pause lets a load run.

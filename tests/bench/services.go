@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,65 +20,109 @@ import (
 // kube-apiserver's own aggregator would use up the machine for probes. Requests go to each in turn.
 func services(ctx context.Context, w *world) {
 	for n := 1; n <= w.o.services(); n *= 10 {
-		w.overServices(ctx, n)
+		// 10,000 at the default probe interval of 10 s may be too much for this machine. Cache
+		// misses are kube-apiserver's work: with the default of 10 s, 10,000 used APIServices cause
+		// 1,000 reviews a second for each user.
+		const seldom = ", fairlead.dev/probe-interval: 10m, fairlead.dev/ping-timeout: 5m"
+		p := w.fromFolder(ctx, fmt.Sprintf("fairlead-%d", n), n, []string{w.backend}, seldom, hits()...)
+		w.overServices(ctx, p, n)
+		p.part.Kill()
 	}
 }
 
-func (w *world) overServices(ctx context.Context, n int) {
-	dir := filepath.Join(w.Dir(), fmt.Sprintf("manifests-%d", n))
-	// 10,000 at the default probe interval of 10 s may be too much for this machine.
-	w.writeManifests(dir, n, []string{w.backend}, ", fairlead.dev/probe-interval: 10m, fairlead.dev/ping-timeout: 5m")
-	// Cache misses are kube-apiserver's work: with the default of 10 s, 10,000 used APIServices
-	// cause 1,000 reviews a second for each user.
-	p := w.another(ctx, fmt.Sprintf("fairlead-%d", n), append(hits(), "--registry=dir:"+dir)...)
-	defer p.part.Kill()
-	c := gets(8, 8)
-	paths := make([]string, n)
-	for i := range paths {
-		paths[i] = fmt.Sprintf("/apis/%s/v1/namespaces/default/objects/one", groupOf(i))
+func (w *world) overServices(ctx context.Context, p *peer, n int) {
+	requests := make([]load.Request, n)
+	for i := range requests {
+		requests[i] = load.Request{Path: fmt.Sprintf("/apis/%s/v1/namespaces/default/objects/one", groupOf(i)), Token: token(0)}
 	}
-	c.Next = func(conn, i int) load.Request {
-		return load.Request{Path: paths[(conn*n/c.Connections+i)%n], Token: token(0)}
+	// Until it has finished its start: every backend is available; everything was requested once
+	// (which detects the backend's protocol, caches decisions and dials); backends that may share
+	// connections do; and everything was requested again.
+	w.available(ctx, p, n)
+	for range 2 {
+		w.ask(ctx, p, requests)
+		const join = 2 * time.Second // Fairlead updates the sharing once a second
+		pause(ctx, join)
 	}
-	w.steady(ctx, p, paths)
+	c := cycle(8, 8, requests)
 	row := strconv.Itoa(n)
-	for round := range w.o.rounds {
+	for range w.o.rounds {
 		before := p.cpu()
 		pause(ctx, w.o.duration)
 		idle := float64((p.cpu() - before).Microseconds()) / w.o.duration.Seconds() // µs a second, without requests
 		m := try.Get(w.measure(ctx, p, c))
-		w.r.add("apiservices-with-probes", row, round, m)
+		w.r.add("apiservices-with-probes", row, m)
 		m.CPU = max(0, m.CPU-idle/m.Rate) // probes also run without requests
-		w.r.add("apiservices", row, round, m)
-		w.r.add("apiservices-idle", row, round, sample{CPU: idle})
+		w.r.add("apiservices", row, m)
+		w.r.add("apiservices-idle", row, sample{CPU: idle})
 	}
-	if w.o.profile {
-		w.profile(ctx, p, "apiservices-"+row, c)
+	w.profile(ctx, p, "apiservices-"+row, c)
+}
+
+const (
+	// settling is until the first probes and documents are complete, and garbage, buffers and
+	// memory are released.
+	settling = 25 * time.Second
+	// resting is three rounds of probes at the default interval.
+	resting = 30 * time.Second
+	// perEndpoint is the number of APIServices per endpoint. Each endpoint has its own Service.
+	perEndpoint = 5
+)
+
+// idleness measures what Fairlead costs without requests. APIServices come from a folder, as in
+// scenario apiservices.
+func idleness(ctx context.Context, w *world) {
+	for _, n := range []int{0, 10, 1000, perEndpoint * addresses} {
+		if n > 1000 && !w.o.full {
+			continue
+		}
+		endpoints := make([]string, n/perEndpoint)
+		for i := range endpoints {
+			endpoints[i] = addressOf(w.backend, i)
+		}
+		p := w.fromFolder(ctx, fmt.Sprintf("rest-%d", n), n, endpoints, "")
+		for range min(w.o.rounds, 3) {
+			w.r.add("rest", fmt.Sprintf("%d APIServices", n), w.rested(ctx, p, n))
+		}
+		p.part.Kill()
 	}
 }
 
-// steady waits until a Fairlead with many APIServices has finished its start: every backend was
-// probed and is available; everything was requested once (which detects the backend's protocol,
-// caches decisions and dials); backends that may share connections do; and everything was requested
-// again.
-func (w *world) steady(ctx context.Context, p *peer, paths []string) {
-	w.available(ctx, p, len(paths))
-	for range 2 {
-		c := gets(1, 16)
-		c.Next = func(_, i int) load.Request { return load.Request{Path: paths[i%len(paths)], Token: token(0)} }
-		w.ask(ctx, p, c, len(paths))
-		const join = 2 * time.Second // Fairlead updates the sharing once a second
-		pause(ctx, join)
-	}
+// rested restarts a Fairlead, waits until it is idle, and observes it.
+func (w *world) rested(ctx context.Context, p *peer, n int) (s sample) {
+	p.part.Kill()
+	try.Do(os.Truncate(p.part.LogFile(), 0)) // available reads it
+	began := time.Now()
+	try.Do(p.part.Restart(ctx))
+	w.available(ctx, p, n)
+	s.Available = time.Since(began).Seconds()
+	pause(ctx, settling)
+	began = time.Now()
+	before, woken := scheduled(p.part.PID())
+	pause(ctx, resting)
+	took := time.Since(began).Seconds()
+	after, wakes := scheduled(p.part.PID())
+	s.Share, s.Wakes, s.Resident = 100*(after-before).Seconds()/took, float64(wakes-woken)/took, p.resident(all)/(1<<10)
+	return s
 }
 
+// available waits until n of the bench's APIServices are available according to a Fairlead's log:
+// its metrics page costs as much as a start.
 func (w *world) available(ctx context.Context, p *peer, n int) {
-	const patience, every = 5 * time.Minute, 3 * time.Second // 10,000 take one minute, and the metrics page a second
+	const patience = 5 * time.Minute // 10,000 needed one minute
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	up := regexp.MustCompile(`(?m)^aggregator_unavailable_apiservice\{.* 0$`)
-	for len(up.FindAll(w.admin(ctx, p, "/metrics"), -1)) < n {
-		pause(ctx, every)
+	changed := regexp.MustCompile(`msg="availability changed" apiservice=(\S*` + group + `) status=(\w+)`)
+	for up := map[string]bool{}; ; pause(ctx, time.Second/2) {
+		clear(up)
+		for _, m := range changed.FindAllStringSubmatch(string(try.Get(os.ReadFile(p.part.LogFile()))), -1) {
+			if up[m[1]] = true; m[2] != "True" {
+				delete(up, m[1])
+			}
+		}
+		if len(up) >= n {
+			return
+		}
 	}
 }
 
@@ -89,30 +134,29 @@ func groupOf(i int) string {
 	return fmt.Sprintf("g%d.%s", i, group)
 }
 
-// writeManifests writes n APIServices. They use the addresses in turn; each address has its own
-// Service.
-func (w *world) writeManifests(dir string, n int, addresses []string, annotations string) {
+// fromFolder starts a Fairlead with n APIServices, without waiting for them. They use the addresses
+// in turn; each address has its own Service.
+func (w *world) fromFolder(ctx context.Context, name string, n int, addresses []string, annotations string, args ...string) *peer {
+	dir := filepath.Join(w.Dir(), name)
 	try.Do(os.MkdirAll(dir, 0o750))
-	ca := try.Get(os.ReadFile(w.PKI.Serving.CertFile))
-	var b strings.Builder
-	for i := range n {
+	ca := base64.StdEncoding.EncodeToString(try.Get(os.ReadFile(w.PKI.Serving.CertFile)))
+	manifests := make([]string, n)
+	for i := range manifests {
 		service := i % len(addresses)
 		host, port, _ := strings.Cut(addresses[service], ":")
 		if i == service {
-			fmt.Fprintf(&b, serviceManifest, service, host, port)
+			manifests[i] = fmt.Sprintf(serviceManifest, service, host, port)
 		}
-		fmt.Fprintf(&b, apiServiceManifest, groupOf(i), service, port, base64.StdEncoding.EncodeToString(ca), annotations)
-		if (i+1)%perFile > 0 && i < n-1 {
-			continue
-		}
-		try.Do(os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i/perFile)), []byte(b.String()), 0o600))
-		b.Reset()
+		manifests[i] += fmt.Sprintf(apiServiceManifest, groupOf(i), service, port, ca, annotations)
 	}
+	const perFile = 1000 // 2 MB with a Service each; Fairlead's limit is 4 MB
+	file := 0
+	for some := range slices.Chunk(manifests, perFile) {
+		try.Do(os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", file)), []byte(strings.Join(some, "")), 0o600))
+		file++
+	}
+	return w.launch(ctx, name, append(args, "--registry=dir:"+dir)...)
 }
-
-// perFile is the number of APIServices in one file: 2 MB with a Service each. Fairlead's limit is 4
-// MB.
-const perFile = 1000
 
 const serviceManifest = `---
 apiVersion: v1

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
+	"syscall"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
@@ -19,17 +19,17 @@ func saturated(ctx context.Context, w *world) {
 		if s := w.r.of("get-8x8", peer); len(s.samples) > 0 {
 			return s.spread(func(s sample) float64 { return s.Rate }).middle
 		}
-		return try.Get(w.measure(ctx, w.have(ctx, peer)[0], gets(8, 8))).Rate
+		return try.Get(w.measure(ctx, w.have(ctx, peer), gets(8, 8))).Rate
 	}
 	c := paced(gets(8, 1), 0.6*min(most(fairlead), most(haproxy)))
-	w.compare(ctx, "paced-8x8", []string{fairlead, haproxy}, func(*peer) load.Config { return c })
+	w.compare(ctx, "paced-8x8", w.want(ctx, fairlead, haproxy), func(*peer) load.Config { return c })
 }
 
 // http1 measures HTTP/1.1 by net/http's client: peers share the price of what it does.
 func http1(ctx context.Context, w *world) {
 	const conns = 8
 	for _, s := range []struct{ name, path string }{{"http1-get", resources + "/one"}, {"http1-list", resources}} {
-		w.compare(ctx, s.name, []string{fairlead, reverse}, func(p *peer) load.Config {
+		w.compare(ctx, s.name, w.want(ctx, fairlead, reverse), func(p *peer) load.Config {
 			client := &http.Client{Transport: &http.Transport{TLSClientConfig: p.tls.Clone(), MaxIdleConnsPerHost: conns}}
 			return load.Config{Connections: conns, Visit: func(ctx context.Context) error {
 				return new(endless).exchange(ctx, client, http.MethodGet, "https://"+p.address+s.path)
@@ -44,8 +44,8 @@ func local(ctx context.Context, w *world) {
 	remote := paced(gets(8, 1), 1000)
 	delegated := remote
 	delegated.Size, delegated.Next = 0, always(localPath)
-	ours := w.have(ctx, fairlead)[0]
-	w.inTurns(ctx, "local", []*peer{ours.as("delegated"), ours.as("remote")}, func(p *peer) load.Config {
+	ours := w.have(ctx, fairlead)
+	w.compare(ctx, "local", []*peer{ours.as("delegated"), ours.as("remote")}, func(p *peer) load.Config {
 		if p.name == "remote" {
 			return remote
 		}
@@ -54,9 +54,9 @@ func local(ctx context.Context, w *world) {
 }
 
 func bodies(ctx context.Context, w *world) {
-	for _, size := range []int{objectSize, 16 << 10, listSize, 1 << 20} {
+	for _, size := range sizes() {
 		c := load.Config{Connections: 4, Streams: 4, Size: size, Next: always(fmt.Sprintf("%s/size-%d", resources, size))}
-		w.compare(ctx, fmt.Sprintf("body-%dk", size>>10), []string{fairlead, reverse, haproxy}, func(*peer) load.Config { return c })
+		w.compare(ctx, fmt.Sprintf("body-%dk", size>>10), w.want(ctx, fairlead, reverse, haproxy), func(*peer) load.Config { return c })
 	}
 }
 
@@ -66,12 +66,12 @@ func users(ctx context.Context, w *world) {
 	p := w.another(ctx, "fairlead-users", hits()...)
 	defer p.part.Kill()
 	for n := 1; n <= w.o.users(); n *= 10 {
-		c := gets(1, 16)
-		c.Next = byUser(1, n)
-		w.ask(ctx, p, c, n) // every user once
-		c = gets(8, 8)
-		c.Next = byUser(8, n)
-		w.inTurns(ctx, "users", []*peer{p.as(fmt.Sprint(n))}, func(*peer) load.Config { return c })
+		all := make([]load.Request, n)
+		for i := range all {
+			all[i] = load.Request{Path: resources + "/one", Token: token(i)}
+		}
+		w.ask(ctx, p, all)
+		w.compare(ctx, "users", []*peer{p.as(fmt.Sprint(n))}, func(*peer) load.Config { return cycle(8, 8, all) })
 	}
 }
 
@@ -80,28 +80,18 @@ func hits() []string {
 	return []string{"--authentication-token-webhook-cache-ttl=1h", "--authorization-webhook-cache-authorized-ttl=1h"}
 }
 
-// byUser cycles through n users. Each connection uses them all, from a different start.
-func byUser(conns, n int) func(conn, i int) load.Request {
-	all := make([]string, n)
-	for i := range all {
-		all[i] = token(i)
-	}
-	return func(conn, i int) load.Request {
-		return load.Request{Path: resources + "/one", Token: all[(conn*n/conns+i)%n]}
-	}
+// cycle sends requests in turn. Each connection sends them all, from a different start.
+func cycle(conns, streams int, all []load.Request) load.Config {
+	c, n := gets(conns, streams), len(all)
+	c.Next = func(conn, i int) load.Request { return all[(conn*n/conns+i)%n] }
+	return c
 }
 
-// ask sends n requests, and those that run concurrently.
-func (w *world) ask(ctx context.Context, p *peer, c load.Config, n int) {
-	l := try.Get(load.Start(ctx, p.at(c)))
-	try.Do(errors.Join(l.WaitDone(ctx, int64(n+c.Streams)), l.Close()))
-}
-
-// another starts a Fairlead with its own arguments, which no other scenario uses.
-func (w *world) another(ctx context.Context, name string, args ...string) *peer {
-	p := &peer{name: name, tls: w.tls}
-	w.startFairlead(ctx, p, args...)
-	return p
+// ask sends every request at least once.
+func (w *world) ask(ctx context.Context, p *peer, all []load.Request) {
+	const streams = 16
+	l := try.Get(load.Start(ctx, p.at(cycle(1, streams, all))))
+	try.Do(errors.Join(l.WaitDone(ctx, int64(len(all)+streams)), l.Close()))
 }
 
 // as returns the same peer with another name.
@@ -122,25 +112,14 @@ func (w *world) fresh(ctx context.Context, p *peer) {
 	}
 }
 
-// event makes the backend send one event on every watch.
-func (w *world) event(ctx context.Context) {
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: w.tls.Clone(), ForceAttemptHTTP2: true}}
-	defer client.CloseIdleConnections()
-	resp, err := client.Do(try.Get(http.NewRequestWithContext(ctx, http.MethodPost, "https://"+w.backend+eventPath, nil)))
-	try.Do(err)
-	try.Get(io.Copy(io.Discard, resp.Body))
-	try.Do(resp.Body.Close())
-}
-
 // watching measures the resident memory of idle watches, and the cost of an event.
 func (o *options) watching() scenario {
 	const each = 1000 // per connection at most, below maxStreams
 	conns := max(20, o.watches/each)
 	about := fmt.Sprintf("%d idle watches on %d connections, then events on all", o.watches, conns)
 	return scenario{name: "watches", about: about, quick: true, run: func(ctx context.Context, w *world) {
-		list := w.want(ctx, []string{fairlead, reverse, haproxy})
-		for round := range o.rounds {
-			for _, p := range list {
+		for range o.rounds {
+			for _, p := range w.want(ctx, fairlead, reverse, haproxy) {
 				began := time.Now()
 				w.fresh(ctx, p)
 				ready := time.Since(began).Seconds()
@@ -148,7 +127,7 @@ func (o *options) watching() scenario {
 				if p.front != nil {
 					s.Available = ready
 				}
-				w.r.add("watches", p.name, round, s)
+				w.r.add("watches", p.name, s)
 			}
 		}
 	}}
@@ -157,30 +136,35 @@ func (o *options) watching() scenario {
 // watch opens watches on connections that have carried one request each, so that TLS handshakes are
 // not measured.
 func (w *world) watch(ctx context.Context, p *peer, conns int) (s sample) {
-	n := w.o.watches
-	c := load.Config{Connections: conns, Streams: n / conns, Watch: true, Next: always(resources + "?watch=true")}
-	c.First = &load.Request{Path: resources + "/one", Token: token(0)}
-	l := try.Get(load.Start(ctx, p.at(c)))
+	n, done := w.o.watches, int64(conns)
+	l := try.Get(load.Start(ctx, p.at(load.Config{Connections: conns})))
 	defer func() { try.Do(l.Close()) }()
+	l.Open(1, load.Request{Path: resources + "/one", Token: token(0)})
+	try.Do(l.WaitDone(ctx, done))
 	const settle = 25 * time.Second // idle: garbage, buffers and memory are released
 	pause(ctx, settle)
 	before := p.resident(own)
-	l.Go()
-	try.Do(l.WaitDone(ctx, int64(n)))
-	w.event(ctx)
-	try.Do(l.WaitDone(ctx, int64(2*n)))
+	l.Open(n/conns, load.Request{Path: resources + "?watch=true", Token: token(0), Watch: true})
+	// event makes the backend send one event on every watch, and waits for all.
+	event := func() {
+		try.Do(w.extension.Signal(syscall.SIGUSR1))
+		done += int64(n)
+		try.Do(l.WaitDone(ctx, done))
+	}
+	done += int64(n) // each begins with one
+	try.Do(l.WaitDone(ctx, done))
+	event()
 	pause(ctx, settle)
-	s.Watch = float64(p.resident(own)-before) / 1024 / float64(n)
+	s.Watch = (p.resident(own) - before) / float64(n)
 	if w.o.profile && p.front != nil {
 		w.keep(ctx, p, "/debug/pprof/heap?gc=1", "watches.heap")
 	}
 	const events = 10
 	cpu := p.cpu()
 	var last []float64
-	for i := range events {
+	for range events {
 		began := time.Now()
-		w.event(ctx)
-		try.Do(l.WaitDone(ctx, int64((3+i)*n)))
+		event()
 		last = append(last, millis(time.Since(began)))
 	}
 	s.CPU = float64((p.cpu() - cpu).Microseconds()) / float64(events*n)

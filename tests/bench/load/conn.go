@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -44,9 +43,7 @@ type conn struct {
 	block   bytes.Buffer
 	enc     *hpack.Encoder
 	streams map[uint32]*stream
-	free    []*stream
 	nextID  uint32
-	first   bool // waiting for the answer to Config.First
 	asked   int
 	credit  int // bytes received and not yet credited
 	took    []time.Duration
@@ -55,7 +52,8 @@ type conn struct {
 type stream struct {
 	began  time.Time
 	size   int
-	status bool // 200 was received
+	status string
+	watch  bool
 }
 
 func newConn(l *Load, index int, t *tls.Conn) (*conn, error) {
@@ -87,21 +85,13 @@ func (c *conn) flush() error {
 	return nil
 }
 
-func (c *conn) run() {
-	converse := c.converse
-	if c.l.cfg.Visit != nil {
-		converse = c.visit
-	}
-	if err := converse(); err != nil {
-		c.l.fault(err)
-	}
-}
-
-func (c *conn) visit() error {
+// visit makes visits, one after the other.
+func (c *conn) visit() {
 	for {
 		began := time.Now()
 		if err := c.l.cfg.Visit(c.l.ctx); err != nil {
-			return err
+			c.l.fault(err)
+			return
 		}
 		c.mu.Lock()
 		c.count(began, time.Now())
@@ -112,76 +102,43 @@ func (c *conn) visit() error {
 // count counts a correct answer.
 func (c *conn) count(began, now time.Time) {
 	c.done.Add(1)
-	if c.l.timed.Load() {
-		c.took = append(c.took, now.Sub(began))
+	c.took = append(c.took, now.Sub(began))
+}
+
+// send sends the requests that f asks.
+func (c *conn) send(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	if err := c.flush(); err != nil {
+		c.l.fault(err)
 	}
 }
 
-func (c *conn) converse() error {
-	if first := c.l.cfg.First; first != nil {
-		if err := c.introduce(*first); err != nil {
-			return err
-		}
-	}
-	select {
-	case <-c.l.begin:
-	case <-c.l.ctx.Done():
-		return nil
-	}
-	if c.l.cfg.Rate == 0 {
-		c.mu.Lock()
-		now := time.Now()
-		for range c.l.cfg.Streams {
-			c.asked++
-			c.ask(c.l.cfg.Next(c.index, c.asked-1), now)
-		}
-		err := c.flush()
-		c.mu.Unlock()
-		if err != nil {
-			return err
-		}
-	}
+// read handles answers until the connection ends.
+func (c *conn) read() {
 	for {
 		if err := c.turn(); err != nil {
-			return err
+			c.l.fault(err)
+			return
 		}
 	}
-}
-
-// introduce sends the first request and waits for its answer.
-func (c *conn) introduce(r Request) error {
-	defer c.l.warm.Done()
-	c.mu.Lock()
-	c.first = true
-	c.ask(r, time.Now())
-	err := c.flush()
-	c.mu.Unlock()
-	for err == nil && c.first {
-		err = c.turn()
-	}
-	return err
 }
 
 // turn handles all received frames, and sends the requests that may follow.
 func (c *conn) turn() error {
 	f, err := c.framer.ReadFrame()
-	if err != nil {
-		return fmt.Errorf("receiving: %w", err)
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
-	for {
+	for now := time.Now(); err == nil; f, err = c.framer.ReadFrame() {
 		if err := c.handle(f, now); err != nil {
 			return err
 		}
 		if !c.whole() {
 			return c.flush()
 		}
-		if f, err = c.framer.ReadFrame(); err != nil {
-			return fmt.Errorf("receiving: %w", err)
-		}
 	}
+	return fmt.Errorf("receiving: %w", err)
 }
 
 // whole reports whether a whole frame is in the buffer.
@@ -211,8 +168,7 @@ func (c *conn) handle(f http2.Frame, now time.Time) error {
 			_ = c.framer.WritePing(true, f.Data)
 		}
 	case *http2.RSTStreamFrame:
-		c.l.fault(fmt.Errorf("stream %d was reset: %v", f.StreamID, f.ErrCode))
-		c.end(f.StreamID, now)
+		c.end(f.StreamID, now, fmt.Errorf("stream %d was reset: %v", f.StreamID, f.ErrCode))
 	case *http2.GoAwayFrame:
 		return fmt.Errorf("the server sent GOAWAY: %v", f.ErrCode)
 	}
@@ -227,15 +183,13 @@ func (c *conn) head(id uint32, block []byte, whole, ended bool, now time.Time) e
 		if err := c.dec.Close(); err != nil {
 			return fmt.Errorf("reading a head: %w", err)
 		}
-		if s := c.streams[id]; s != nil && c.status != "" {
-			if s.status = c.status == "200"; !s.status {
-				c.l.fault(fmt.Errorf("status %s", c.status))
-			}
+		if s := c.streams[id]; s != nil && c.status != "" { // trailers have none
+			s.status = c.status
 		}
 		c.status = ""
 	}
 	if ended {
-		c.finish(id, now)
+		c.end(id, now, nil)
 	}
 	return nil
 }
@@ -253,59 +207,43 @@ func (c *conn) data(f *http2.DataFrame, now time.Time) {
 	s.size += n
 	switch {
 	case f.StreamEnded():
-		c.finish(f.StreamID, now)
-	case c.l.cfg.Watch && !c.first:
+		c.end(f.StreamID, now, nil)
+	case s.watch:
 		c.done.Add(1)
 	}
 }
 
-// finish handles the end of an answer.
-func (c *conn) finish(id uint32, now time.Time) {
-	s := c.streams[id]
-	if s == nil {
-		return
-	}
-	if c.first {
-		c.first = false
-		delete(c.streams, id)
-		if !s.status {
-			c.l.fault(errors.New("the first request failed"))
-		}
-		return
-	}
-	switch want := c.l.cfg.Size; {
-	case c.l.cfg.Watch:
-		c.l.fault(errors.New("a watch ended"))
-	case !s.status: // already counted
-	case want > 0 && s.size != want:
-		c.l.fault(fmt.Errorf("a body has %d bytes, not %d", s.size, want))
-	default:
-		c.count(s.began, now)
-	}
-	c.end(id, now)
-}
-
-func (c *conn) end(id uint32, now time.Time) {
+// end handles the end of an answer, or of its stream by an error, and asks again.
+func (c *conn) end(id uint32, now time.Time, err error) {
 	s := c.streams[id]
 	if s == nil {
 		return
 	}
 	delete(c.streams, id)
-	*s = stream{}
-	c.free = append(c.free, s)
-	if c.l.cfg.Rate == 0 && !c.l.cfg.Watch {
-		c.asked++
-		c.ask(c.l.cfg.Next(c.index, c.asked-1), now)
+	switch want := c.l.cfg.Size; {
+	case err != nil:
+		c.l.fault(err)
+	case s.status != "200":
+		c.l.fault(fmt.Errorf("status %s", s.status))
+	case s.watch:
+		c.l.fault(errors.New("a watch ended"))
+	case want > 0 && s.size != want:
+		c.l.fault(fmt.Errorf("a body has %d bytes, not %d", s.size, want))
+	default:
+		c.count(s.began, now)
+	}
+	if c.l.cfg.Rate == 0 && c.l.cfg.Next != nil {
+		c.next(now)
 	}
 }
 
+func (c *conn) next(began time.Time) {
+	c.asked++
+	c.ask(c.l.cfg.Next(c.index, c.asked-1), began)
+}
+
 func (c *conn) ask(r Request, began time.Time) {
-	s := &stream{}
-	if n := len(c.free); n > 0 {
-		s, c.free = c.free[n-1], c.free[:n-1]
-	}
-	s.began = began
-	c.streams[c.nextID] = s
+	c.streams[c.nextID] = &stream{began: began, watch: r.Watch}
 	c.block.Reset()
 	for _, f := range [...]hpack.HeaderField{
 		{Name: ":method", Value: "GET"}, {Name: ":scheme", Value: "https"}, {Name: ":authority", Value: c.l.cfg.Address}, {Name: ":path", Value: r.Path},
@@ -323,10 +261,9 @@ func (c *conn) ask(r Request, began time.Time) {
 // pace starts requests at random moments, a Poisson process: latencies are those of independent
 // clients, and a slow answer does not delay the next request (no coordinated omission).
 func (c *conn) pace(rate float64) {
-	due := time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
+	for due := time.Now(); ; {
 		due = due.Add(time.Duration(rand.ExpFloat64() / rate * float64(time.Second)))
 		timer.Reset(time.Until(due))
 		select {
@@ -334,18 +271,12 @@ func (c *conn) pace(rate float64) {
 			return
 		case <-timer.C:
 		}
-		c.mu.Lock()
-		if len(c.streams) >= c.l.cfg.Streams {
-			c.l.fault(errors.New("more requests are running than the load allows: the rate is beyond saturation"))
-		} else {
-			c.asked++
-			c.ask(c.l.cfg.Next(c.index, c.asked-1), due)
-		}
-		err := c.flush()
-		c.mu.Unlock()
-		if err != nil && !errors.Is(err, io.EOF) {
-			c.l.fault(err)
-			return
-		}
+		c.send(func() {
+			if len(c.streams) >= c.l.cfg.Streams {
+				c.l.fault(errors.New("more requests are running than the load allows: the rate is beyond saturation"))
+				return
+			}
+			c.next(due)
+		})
 	}
 }

@@ -20,9 +20,11 @@ type Request struct {
 	Path string
 	// Token is the bearer token, or empty without one.
 	Token string
+	// Watch says that the answer never ends: its DATA frames count as done.
+	Watch bool
 }
 
-// Config describes a load. Address, TLS and Next are required.
+// Config describes a load. Address and TLS are required.
 type Config struct {
 	// Address is the server's host:port.
 	Address string
@@ -36,18 +38,14 @@ type Config struct {
 	// without waiting for earlier ones; Streams then only limits them. If zero, the next request
 	// starts when one has ended.
 	Rate float64
-	// Next returns the n-th request of a connection, counted from zero.
+	// Next returns the n-th request of a connection, counted from zero. If nil, requests are those
+	// of Open.
 	Next func(conn, n int) Request
 	// Size is the required length of every body, or zero for any.
 	Size int
-	// First is sent once on every connection before Start returns; the other requests then wait for
-	// Go. If nil, they start at once.
-	First *Request
 	// Visit, if not nil, is called in a loop by Connections goroutines, instead of requests over
 	// HTTP/2; it makes its own connections.
 	Visit func(context.Context) error
-	// Watch leaves requests open: answers never end, and their DATA frames count as done.
-	Watch bool
 }
 
 // Load is a running load.
@@ -57,11 +55,7 @@ type Load struct {
 	wg     sync.WaitGroup // two goroutines per connection at most
 	ctx    context.Context
 	cancel context.CancelFunc
-	begin  chan struct{} // closed by Go, or by Start
-	once   sync.Once     // closes begin
-	warm   sync.WaitGroup
 
-	timed  atomic.Bool // latencies are recorded
 	faults atomic.Int64
 	// mu guards first.
 	mu    sync.Mutex
@@ -75,7 +69,7 @@ const dialing = 30 * time.Second
 // Start connects, and starts the requests. It returns when all connections are made.
 func Start(ctx context.Context, cfg Config) (*Load, error) {
 	cfg.Connections, cfg.Streams = max(cfg.Connections, 1), max(cfg.Streams, 1)
-	l := &Load{cfg: cfg, begin: make(chan struct{})}
+	l := &Load{cfg: cfg}
 	l.ctx, l.cancel = context.WithCancel(ctx)
 	tc := cfg.TLS.Clone()
 	tc.NextProtos = []string{http2.NextProtoTLS}
@@ -87,23 +81,35 @@ func Start(ctx context.Context, cfg Config) (*Load, error) {
 		}
 		l.conns = append(l.conns, c)
 	}
-	if cfg.First == nil {
-		l.Go()
-	} else {
-		l.warm.Add(len(l.conns))
-	}
 	for _, c := range l.conns {
-		l.wg.Go(c.run) // ends with the connection, which Close ends
-		if cfg.Rate > 0 {
-			l.wg.Go(func() { c.pace(cfg.Rate / float64(cfg.Connections)) }) // ends with ctx
+		switch { // all end with the connection or ctx, which Close ends
+		case cfg.Visit != nil:
+			l.wg.Go(c.visit)
+			continue
+		case cfg.Rate > 0:
+			l.wg.Go(func() { c.pace(cfg.Rate / float64(cfg.Connections)) })
+		case cfg.Next != nil:
+			c.send(func() {
+				for range cfg.Streams {
+					c.next(time.Now())
+				}
+			})
 		}
+		l.wg.Go(c.read)
 	}
-	l.warm.Wait()
 	return l, nil
 }
 
-// Go starts the requests that wait after Config.First.
-func (l *Load) Go() { l.once.Do(func() { close(l.begin) }) }
+// Open sends n more requests on every connection.
+func (l *Load) Open(n int, r Request) {
+	for _, c := range l.conns {
+		c.send(func() {
+			for range n {
+				c.ask(r, time.Now())
+			}
+		})
+	}
+}
 
 func (l *Load) connect(i int, tc *tls.Config) (*conn, error) {
 	if l.cfg.Visit != nil {
@@ -153,36 +159,32 @@ func (l *Load) fault(err error) {
 type Snapshot struct {
 	// At is its time.
 	At time.Time
-	// Done is the number of correct answers, or with Config.Watch of DATA frames.
+	// Done is the number of correct answers and of DATA frames of watches.
 	Done int64
 	// Faults is the number of wrong answers and lost connections.
 	Faults int64
+	// Took are the latencies since the last Snapshot, sorted.
+	Took []time.Duration
 }
 
 // Snapshot returns the counts.
 func (l *Load) Snapshot() Snapshot {
-	s := Snapshot{At: time.Now(), Faults: l.faults.Load()}
-	for _, c := range l.conns {
-		s.Done += c.done.Load()
-	}
-	return s
-}
-
-// Time starts to record latencies, or stops and returns them, sorted.
-func (l *Load) Time(on bool) []time.Duration {
-	l.timed.Store(on)
-	if on {
-		return nil
-	}
-	var all []time.Duration
+	s := Snapshot{At: time.Now(), Faults: l.faults.Load(), Done: l.done()}
 	for _, c := range l.conns {
 		c.mu.Lock()
-		all = append(all, c.took...)
+		s.Took = append(s.Took, c.took...)
 		c.took = nil
 		c.mu.Unlock()
 	}
-	slices.Sort(all)
-	return all
+	slices.Sort(s.Took)
+	return s
+}
+
+func (l *Load) done() (n int64) {
+	for _, c := range l.conns {
+		n += c.done.Load()
+	}
+	return n
 }
 
 // WaitDone waits for n answers since Start.
@@ -190,16 +192,16 @@ func (l *Load) WaitDone(ctx context.Context, n int64) error {
 	tick := time.NewTicker(5 * time.Millisecond) // a poll costs microseconds
 	defer tick.Stop()
 	for {
-		s := l.Snapshot()
+		done, faults := l.done(), l.faults.Load()
 		switch {
-		case s.Done >= n:
+		case done >= n:
 			return nil
-		case s.Faults > 0:
-			return errors.Join(fmt.Errorf("waiting for %d answers: there were %d faults", n, s.Faults), l.Close())
+		case faults > 0:
+			return errors.Join(fmt.Errorf("waiting for %d answers: there were %d faults", n, faults), l.Close())
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for %d answers, received %d: %w", n, s.Done, ctx.Err())
+			return fmt.Errorf("waiting for %d answers, received %d: %w", n, done, ctx.Err())
 		case <-tick.C:
 		}
 	}
