@@ -25,14 +25,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// running runs a registry until the test ends.
-func running(t *testing.T, c Config) *Registry {
-	t.Helper()
-	r := must.Get(New(c))(t)
-	must.Run(t, r.Run)
-	return r
-}
-
 // until waits for a table that satisfies ok, as consumers do.
 func until(t *testing.T, r *Registry, what string, ok func(*Table) bool) *Table {
 	t.Helper()

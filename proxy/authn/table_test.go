@@ -216,7 +216,7 @@ func TestStrip(t *testing.T) {
 	for p := PoolRemote; p <= PoolImpersonate; p++ {
 		asserted := p == PoolRemote || p == PoolImpersonate
 		for names, want := range map[string]bool{always: true, secret: asserted || p == PoolCertificate, remote: asserted, never: false, "": false} {
-			for _, n := range strings.Split(names, " ") {
+			for n := range strings.SplitSeq(names, " ") {
 				check.Same(t, want, a.Strip(n, p), "pool %d: Strip(%q)", p, n)
 			}
 		}

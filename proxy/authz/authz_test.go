@@ -140,7 +140,8 @@ func TestAuthorize(t *testing.T) {
 					tt.cfg.LeaveRemotes, tt.want, tt.asked = false, Decision{}, 1
 				}
 				for range 2 {
-					got, err := Decision{}, error(nil)
+					var got Decision
+					var err error
 					if upstream {
 						d, reason, e := z.Upstream().Authorize(t.Context(), a.record())
 						got, err = Decision{d == authorizer.DecisionAllow, reason}, e

@@ -40,7 +40,7 @@ func shapes() []shape {
 
 func (w *world) compose(t *testing.T, s shape) string {
 	t.Helper()
-	dir := must.Get(os.MkdirTemp(w.dir, "own-"))(t)
+	dir := must.Get(os.MkdirTemp(w.dir, "own-"))(t) //nolint:usetesting // beside what it names relatively
 	own := "resources: [../deploy/overlays/" + s.overlay + "]\ncomponents: ["
 	for _, c := range s.components {
 		own += "../deploy/components/" + c + ", "

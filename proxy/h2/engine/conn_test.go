@@ -167,11 +167,3 @@ func TestCrowd(t *testing.T) {
 		}
 	}
 }
-
-// alive advances the clock for a backend that answers PINGs.
-func (r *rig) alive(b *peer, d time.Duration) {
-	for ; d > 0; d -= time.Second {
-		r.tick(time.Second)
-		b.pong()
-	}
-}
