@@ -142,6 +142,11 @@ func TestCachePlaces(t *testing.T) {
 				for i := range Ways {
 					b.put(fmt.Sprint(i), i, time.Hour)
 				}
+				for i := range Ways {
+					b.get(fmt.Sprint(i)) // long ago: two writers have looked for a place since, beginning at either end
+				}
+				b.put("0", 0, time.Hour)
+				b.put(fmt.Sprint(Ways-1), Ways-1, time.Hour)
 				if over {
 					b.put(fmt.Sprint(going), going, time.Second)
 					b.put(fmt.Sprint(going), going, time.Second)
