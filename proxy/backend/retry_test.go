@@ -29,26 +29,26 @@ func TestRetry(t *testing.T) {
 	for _, tt := range []struct {
 		name, method string
 		watch        bool
-		streamed     bool
+		body         string // empty, held or streamed
 		answer       http.HandlerFunc
 		want         error // nil: the other one has served it
 	}{
-		{"GET", http.MethodGet, false, false, closes, nil},
-		{"HEAD", http.MethodHead, false, false, closes, nil},
-		{"POST", http.MethodPost, false, false, closes, ErrUnanswered},
-		{"DELETE", http.MethodDelete, false, false, closes, ErrUnanswered},
-		{"watch", http.MethodGet, true, false, closes, ErrUnanswered},
-		{"streamed", http.MethodGet, false, true, closes, ErrUnanswered},
-		{"GET, no HTTP", http.MethodGet, false, false, noHTTP, ErrBadResponse},
-		{"POST, no HTTP", http.MethodPost, false, false, noHTTP, ErrBadResponse},
+		{"GET", http.MethodGet, false, "", closes, nil},
+		{"HEAD", http.MethodHead, false, "", closes, nil},
+		{"POST", http.MethodPost, false, "", closes, ErrUnanswered},
+		{"DELETE", http.MethodDelete, false, "", closes, ErrUnanswered},
+		{"watch", http.MethodGet, true, "", closes, ErrUnanswered},
+		{"a held body", http.MethodGet, false, "held", closes, nil},
+		{"a streamed body", http.MethodGet, false, "streamed", closes, ErrUnanswered},
+		{"GET, no HTTP", http.MethodGet, false, "", noHTTP, ErrBadResponse},
+		{"POST, no HTTP", http.MethodPost, false, "", noHTTP, ErrBadResponse},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFixture(t, nil)
 				bad, good := f.serve(place1, protoH1, tt.answer), f.serve(place2, protoH2, nil)
-				req := newRequest(t, tt.method, "")
-				if tt.streamed {
-					req = newRequest(t, tt.method, "body")
+				req := newRequest(t, tt.method, tt.body)
+				if tt.body == "streamed" {
 					req.ContentLength = -1
 				}
 				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the
