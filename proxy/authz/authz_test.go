@@ -116,6 +116,8 @@ func TestAuthorize(t *testing.T) {
 			name: "selectors", user: "alice", change: selecting("metadata.name=a,x!=b", "app in (a,b),!c"), want: allowed, asked: 1,
 			selectors: "field [{= metadata.name a} {!= x b}] <nil>, label app in (a,b), !c <nil>",
 		},
+		{name: "fields", user: "alice", change: selecting("x=y", ""), want: allowed, asked: 1, selectors: "field [{= x y}] <nil>, label  <nil>"},
+		{name: "labels", user: "alice", change: selecting("", "a=b"), want: allowed, asked: 1, selectors: "field [] <nil>, label a=b <nil>"},
 		{name: "everything", user: "alice", change: selecting("", ","), want: allowed, asked: 1, selectors: "field [] <nil>, label  found ','"},
 		{name: "invalid fields", user: "alice", change: selecting("a", ""), want: allowed, asked: 1, selectors: "field [] invalid selector"},
 		{name: "invalid labels", user: "alice", change: selecting("", "="), want: allowed, asked: 1, selectors: "field [] <nil>, label  found '='"},
@@ -183,7 +185,9 @@ func TestAuthorize(t *testing.T) {
 						t.Errorf("reviewed %s, want %s", got, tt.selectors)
 					}
 					want := a.record()
-					want.Path = rec.Path
+					if a.ResourceRequest {
+						want.Path = rec.Path
+					}
 					check.Same(t, spelledRecord(want), spelledRecord(*rec), "the review")
 				}
 			})
