@@ -127,4 +127,17 @@ func TestBackendsByURL(t *testing.T) {
 		answered(true)
 		return shown.Load() == "renewed"
 	})
+
+	// Nor do requests dial this process itself, if a name leads to it since the last probe.
+	bind("127.0.0.1")
+	d.claim(t, "loop.example.com", "https://"+byName+":"+own)
+	must.Soon(t, 30*time.Second, "a dial for a request is refused", func() bool {
+		for _, e := range d.registry.Table().Entries() {
+			if e.Name == "v1.loop.example.com" {
+				_, err := d.backends.Upstream(e).DialUpgrade(t.Context())
+				return err != nil && strings.Contains(err.Error(), "is this server itself")
+			}
+		}
+		return false
+	})
 }
