@@ -152,9 +152,9 @@ func (p *peer) write(frame string) error {
 	case "WINDOW":
 		return p.fr.WriteWindowUpdate(id, uint32(must.Get(strconv.Atoi(w[2]))(p.r.t)))
 	case "RST":
-		return p.fr.WriteRSTStream(id, codes[w[2]])
+		return p.fr.WriteRSTStream(id, p.code(w[2]))
 	case "GOAWAY":
-		return p.fr.WriteGoAway(id, codes[w[2]], nil)
+		return p.fr.WriteGoAway(id, p.code(w[2]), nil)
 	case "DATA":
 		body := []byte(w[2])
 		for ; len(body) > minMaxFrame; body = body[minMaxFrame:] {
@@ -184,6 +184,14 @@ var codes = func() map[string]http2.ErrCode {
 	return m
 }()
 
+func (p *peer) code(name string) http2.ErrCode {
+	code, ok := codes[name]
+	if !ok {
+		p.r.t.Fatalf("unknown code %s", name)
+	}
+	return code
+}
+
 // settings writes settings, each as <name>=<value>.
 func (p *peer) settings(words []string) error {
 	var all []http2.Setting
@@ -192,10 +200,14 @@ func (p *peer) settings(words []string) error {
 			return p.fr.WriteSettingsAck()
 		}
 		name, value, _ := strings.Cut(w, "=")
+		n := len(all)
 		for id := http2.SettingHeaderTableSize; id <= http2.SettingMaxHeaderListSize; id++ {
 			if id.String() == name {
 				all = append(all, http2.Setting{ID: id, Val: uint32(must.Get(strconv.Atoi(value))(p.r.t))})
 			}
+		}
+		if w != "" && len(all) == n {
+			p.r.t.Fatalf("unknown setting %s", w)
 		}
 	}
 	return p.fr.WriteSettings(all...)

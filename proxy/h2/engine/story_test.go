@@ -26,13 +26,14 @@ import (
 //	world [<limit>=<n>…]            a new engine with the client c. Of the last one nothing may be left
 //	client [new]                    another client; new: it has sent nothing yet
 //	plan [<word>…]                  of the requests from now on, see setPlan
-//	picks <upstream> <endpoint>     for plans to=<upstream>. An endpoint x/y uses the connections of x
+//	picks <upstream> <endpoint>     for plans to=<upstream>. An endpoint x/y uses the connections of x; x' is x after a Retire
 //	<peer> > <frame> [| <frame>…]   sends frames at once, see write
 //	<peer> < [<frame> | <frame>…]   has seen exactly these since the last such step, but for what is usual
 //	<peer> ~ <part> [| <part>…]     the same, but among others
 //	<peer> ! <frame> [| <frame>…]   sends them; the client's stream is reset, or answered with 502 if a backend sent them
 //	<peer> gets <id> <id>           GET on all these streams
 //	<peer> uploads <id> <n>         sends DATA as far as the windows allow
+//	breaks <code> <frames>          another client sends them, which ends its connection with the code
 //	repeat <n> <peer> <frames> [, <peer> …]
 //	flood <n> <peer> <frames> [, …] the same until the last one's connection ends as a flood, in round n
 //	<peer> silent, takes, lost      takes no output, takes it again, has gone
@@ -98,6 +99,8 @@ func newTeller(t *testing.T, words []string) *teller {
 					l.maxHeader = v
 				case "backlogLimit":
 					l.backlogLimit = v
+				default:
+					t.Fatalf("unknown limit %s", name)
 				}
 			}
 		}),
@@ -131,6 +134,10 @@ func (s *teller) named(name string) *Endpoint {
 		ep = s.endpoint(name)
 		if via, _, shared := strings.Cut(name, "/"); shared {
 			ep.Name, ep.Via = via, s.named(via)
+		}
+		ep.Value = strings.TrimSuffix(name, "'")
+		if was, again := strings.CutSuffix(name, "'"); again {
+			ep.Name = s.named(was).Name
 		}
 		ep.Failed = func(error) { s.failures[name]++ }
 		s.endpoints[name] = ep
@@ -271,6 +278,10 @@ func (s *teller) step(words []string, rest string) {
 		s.e.Retire(s.named(words[1]), s.duration(words[2]))
 	case "drain":
 		s.e.Drain(s.duration(words[1]))
+	case "breaks":
+		p := s.client()
+		p.say("%s", rest)
+		check.Same(s.t, true, p.c.closing && strings.HasSuffix(p.told(rest), " "+words[1]), "%s: ends as %s", s.at, words[1])
 	case "repeat":
 		rounds, _ := s.repeat(s.number(words[1]), strings.Split(rest, " , "))
 		check.Same(s.t, words[1], strconv.Itoa(rounds), "%s: rounds", s.at)
@@ -458,6 +469,8 @@ func (s *teller) value(what string) string {
 		return strconv.Itoa(int(s.member(of).c.recv))
 	case "queued": // bytes of its bodies
 		return strconv.Itoa(s.member(of).c.queued)
+	case "heads": // bytes of those that are not answered
+		return strconv.Itoa(s.member(of).c.heads)
 	case "held": // bytes, also of its frames
 		c := s.member(of).c
 		return strconv.FormatInt(s.e.Count.Queued.Load()+s.e.Count.Output.Load()+int64(len(c.out)+len(c.in)+len(c.block)), 10)
