@@ -17,7 +17,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -120,8 +119,8 @@ func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, wan
 		return err
 	}
 	passed := 0
-	if _, totals, ok := strings.Cut(said.String(), "SUCCESS! -- "); ok {
-		try.Get(fmt.Sscan(totals, &passed))
+	if _, totals, ok := bytes.Cut(said.Bytes(), []byte("SUCCESS! -- ")); ok {
+		try.Get(fmt.Fscan(bytes.NewReader(totals), &passed))
 	}
 	if passed < want {
 		return fmt.Errorf("%d specs passed, %d expected", passed, want)
