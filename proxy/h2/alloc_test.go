@@ -17,9 +17,9 @@ import (
 // and backend allocate is known from requests without a front between them.
 func TestLaneAllocations(t *testing.T) {
 	with := func(driver string, p Plan) *stand {
-		s := &stand{t: t}
-		s.start(Config{portable: driver == "portable", Decide: func(*ConnInfo, *Head, func(Plan)) (Plan, bool) { return p, true }})
-		return s
+		return newStand(t, driver, nil, nil, func(c *Config) {
+			c.Decide = func(*ConnInfo, *Head, func(Plan)) (Plan, bool) { return p, true }
+		})
 	}
 	backend := with("loop", Plan{Answer: madeAnswer(200, make([]byte, 1024))})
 	p := forward(endpoint(backend.addr))

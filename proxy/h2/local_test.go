@@ -18,74 +18,13 @@ import (
 )
 
 // newLocal starts a stand whose requests are served by h.
-func newLocal(t *testing.T, driver string, h http.HandlerFunc) *stand {
-	return newStand(t, driver, nil, func(_ *Head, p *Plan) { p.Forward, p.Serve = nil, h })
+func newLocal(t *testing.T, h http.HandlerFunc) *stand {
+	return newStand(t, "loop", nil, func(_ *Head, p *Plan) { p.Forward, p.Serve = nil, h })
 }
 
-func TestServeLocal(t *testing.T) { onDrivers(t, testServeLocal) }
-
-func testServeLocal(t *testing.T, driver string) {
-	s := newLocal(t, driver, func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/x", "/":
-			_, _ = io.WriteString(w, r.URL.Path[1:])
-		case "/sum":
-			_, _ = io.WriteString(w, "x")
-			w.Header().Set(http.TrailerPrefix+"X-Sum", "1")
-			w.Header().Set(http.TrailerPrefix+"Content-Length", "2") // belongs into a head
-		case "/sum/alone":
-			w.Header().Set(http.TrailerPrefix+"X-Sum", "1")
-		case "/echo":
-			w.Header().Set("Trailer", "X-T")
-			_, _ = io.Copy(w, r.Body)
-			w.Header().Set("X-T", "end"+r.Trailer.Get("X-Up"))
-		case "/panic":
-			_, _ = io.WriteString(w, "part")
-			w.(http.Flusher).Flush()
-			panic(http.ErrAbortHandler)
-		case "/short":
-			w.Header().Set("Content-Length", "10")
-			_, _ = io.WriteString(w, "abc")
-		}
-	})
-	const text = "text/plain; charset=utf-8"
-	for _, tt := range []struct {
-		method, path, body, media string
-		length                    int64
-		sum                       string // the trailer
-	}{
-		{"GET", "/x", "x", text, 1, ""}, {"HEAD", "/x", "", text, 1, ""}, {"GET", "/", "", "", 0, ""},
-		{"GET", "/sum", "x", text, 1, "1"}, {"GET", "/sum/alone", "", "", 0, "1"},
-	} {
-		res := s.do(tt.method, tt.path, nil)
-		s.reads(res, tt.body)
-		if res.Header.Get("Content-Type") != tt.media || res.ContentLength != tt.length || res.Header.Get("Date") == "" ||
-			res.Trailer.Get("X-Sum") != tt.sum || tt.sum != "" && len(res.Trailer) != 1 {
-			t.Errorf("%s %s: %d bytes, %v, trailers %v", tt.method, tt.path, res.ContentLength, res.Header, res.Trailer)
-		}
-	}
-	body := strings.Repeat("0123456789", 200_000)
-	req := must.Get(http.NewRequestWithContext(t.Context(), "PUT", s.url+"/echo", io.NopCloser(strings.NewReader(body))))(t)
-	req.Trailer = http.Header{"X-Up": {"up"}}
-	res := must.Get(s.client.Do(req))(t)
-	s.reads(res, body)
-	check.Same(t, "endup", res.Trailer.Get("X-T"), "trailer")
-	for _, path := range []string{"/panic", "/short"} {
-		res, err := s.client.Get(s.url + path)
-		if err == nil {
-			_, err = io.ReadAll(res.Body)
-		}
-		if err == nil {
-			t.Errorf("%s: the client took a broken response as complete", path)
-		}
-	}
-}
-
-func TestLocalDeadlines(t *testing.T) { onDrivers(t, testLocalDeadlines) }
-
-func testLocalDeadlines(t *testing.T, driver string) {
+func TestLocalDeadlines(t *testing.T) {
 	got := make(chan error, 1)
-	s := newLocal(t, driver, func(w http.ResponseWriter, r *http.Request) {
+	s := newLocal(t, func(w http.ResponseWriter, r *http.Request) {
 		c, soon := http.NewResponseController(w), time.Now().Add(20*time.Millisecond)
 		var err error
 		switch r.URL.Path {
@@ -129,7 +68,7 @@ func testLocalDeadlines(t *testing.T, driver string) {
 
 // A path that net/http cannot parse reaches no handler.
 func TestUnreadableTarget(t *testing.T) {
-	s := newLocal(t, "loop", func(_ http.ResponseWriter, r *http.Request) { t.Errorf("served %s", r.URL) })
+	s := newLocal(t, func(_ http.ResponseWriter, r *http.Request) { t.Errorf("served %s", r.URL) })
 	must.Do(t, s.greet().gets(1, "/%zz"))
 	check.Same(t, http.StatusBadRequest, (<-s.ended).Status, "status")
 }
@@ -146,14 +85,12 @@ func madeAnswer(status int, body []byte) *Answer {
 }
 
 // Answers have bodies of all sizes, also to a request whose body nobody reads.
-func TestAnswer(t *testing.T) { onDrivers(t, testAnswer) }
-
-func testAnswer(t *testing.T, driver string) {
+func TestAnswer(t *testing.T) {
 	answers := map[string]*Answer{"/none": made(http.StatusNotModified)}
 	for path, n := range map[string]int{"/empty": 0, "/small": 10, "/frame": 16 << 10, "/large": 3 << 20} {
 		answers[path] = madeAnswer(http.StatusOK, bytes.Repeat([]byte("0123456789abcdef"), n/16+1)[:n])
 	}
-	s := newStand(t, driver, nil, func(h *Head, p *Plan) { p.Forward, p.Answer = nil, answers[h.Path] })
+	s := newStand(t, "loop", nil, func(h *Head, p *Plan) { p.Forward, p.Answer = nil, answers[h.Path] })
 	for path, want := range answers {
 		for _, method := range []string{"GET", "POST"} {
 			res := s.do(method, path, bytes.NewReader(answers["/frame"].Body))

@@ -16,7 +16,7 @@ func TestLoopThatCannotWait(t *testing.T) {
 	b := newHolding()
 	t.Cleanup(func() { close(b.release) })
 	s := newStand(t, "loop", b, nil)
-	res := s.begin("/hold", len("begun "))
+	res := s.begun(s.do("GET", "/hold", nil))
 	for _, sh := range s.server.shards {
 		must.Do(t, sh.loop.file.SetReadDeadline(time.Now()))
 	}
@@ -63,19 +63,9 @@ func TestOneTurnEach(t *testing.T) {
 		innocent    *leanClient
 	)
 	busy, gate := make(chan struct{}), make(chan struct{})
-	s := &stand{t: t, ended: make(chan Outcome, strangers*each+2)}
 	answer := made(204)
-	stranger := func() {
-		if handled++; handled%16 == 0 {
-			for _, c := range all {
-				must.Do(t, errors.Join(c.fr.WriteSettingsAck(), c.w.Flush()))
-			}
-		}
-		if handled == sent {
-			must.Do(t, innocent.gets(1, "/innocent"))
-		}
-	}
-	s.start(Config{Shards: 1, Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+	s := newStand(t, "loop", nil, func(h *Head, p *Plan) {
+		p.Forward, p.Answer = nil, answer
 		switch h.Path {
 		case "/gate":
 			close(busy)
@@ -83,10 +73,16 @@ func TestOneTurnEach(t *testing.T) {
 		case "/innocent":
 			at = handled
 		default:
-			stranger()
+			if handled++; handled%16 == 0 {
+				for _, c := range all {
+					must.Do(t, errors.Join(c.fr.WriteSettingsAck(), c.w.Flush()))
+				}
+			}
+			if handled == sent {
+				must.Do(t, innocent.gets(1, "/innocent"))
+			}
 		}
-		return Plan{Answer: answer, Done: s.done}, true
-	}})
+	}, func(c *Config) { c.Shards = 1 })
 	first := s.greet()
 	innocent = s.greet()
 	for range strangers {

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,26 +18,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// piecesConn returns its input piece by piece.
-type piecesConn struct {
+// inputConn is read from a reader.
+type inputConn struct {
 	net.Conn
-	pieces [][]byte
+	in io.Reader
 }
 
-func (c *piecesConn) Read(p []byte) (int, error) {
-	if len(c.pieces) == 0 {
-		return 0, io.EOF
-	}
-	n := copy(p, c.pieces[0])
-	if c.pieces[0] = c.pieces[0][n:]; len(c.pieces[0]) == 0 {
-		c.pieces = c.pieces[1:]
-	}
-	return n, nil
-}
+func (c inputConn) Read(p []byte) (int, error) { return c.in.Read(p) }
 
 // fill reports the end of the input instead of waiting.
 func TestFillEnds(t *testing.T) {
-	r, b := wrapConn(&piecesConn{pieces: [][]byte{[]byte("x")}}).(*rawConn), &buffers{}
+	r, b := wrapConn(inputConn{in: strings.NewReader("x")}).(*rawConn), &buffers{}
 	if err := r.fill(b); err != nil || string(r.rest) != "x" {
 		t.Errorf("input %q, %v", r.rest, err)
 	}
@@ -62,12 +54,13 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 			stream = append(stream, bytes.Repeat([]byte{byte(rnd.Int())}, n)...)
 			ends[len(stream)] = true
 		}
-		src := &piecesConn{}
+		var pieces []io.Reader
 		for p := stream; len(p) > 0; {
 			n := min(len(p), 1+rnd.IntN(1+rnd.IntN(5000)))
-			src.pieces = append(src.pieces, p[:n])
+			pieces = append(pieces, bytes.NewReader(p[:n]))
 			p = p[n:]
 		}
+		src := inputConn{in: io.MultiReader(pieces...)}
 		r := wrapConn(src).(*rawConn)
 		over := rnd.IntN(len(stream))
 		var got []byte

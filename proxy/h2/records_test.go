@@ -22,13 +22,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// onRecordDrivers runs f on the drivers that see TLS records.
-func onRecordDrivers(t *testing.T, f func(t *testing.T, driver string)) {
-	for _, d := range []string{"portable", "loop"} {
-		t.Run(d, func(t *testing.T) { f(t, d) })
-	}
-}
-
 // recordConn is a TLS 1.3 client that can write any records: many in one packet, empty ones, and
 // key updates (RFC 8446 §4.6.3), for which crypto/tls has no public function. crypto/tls does the
 // handshake and all reading. What is sent afterwards is encrypted here, with the secret from
@@ -191,17 +184,18 @@ func testTinyRecords(t *testing.T, driver string) {
 	if len(frames.Bytes()) < 4*turnRecords || n*budget.Control > budget.Burst {
 		t.Fatal("too few records for several turns, or too many PINGs for the budget")
 	}
-	var clients [3]*http2.Framer
-	var records [len(clients)][]byte
-	var conns [len(clients)]*recordConn
-	for i := range clients {
-		conns[i], clients[i] = dialRecords(t, s)
+	var clients []*http2.Framer
+	var sends []func()
+	for range 3 {
+		c, fr := dialRecords(t, s)
+		var records []byte
 		for _, b := range frames.Bytes() {
-			records[i] = conns[i].appendData(records[i], []byte{b})
+			records = c.appendData(records, []byte{b})
 		}
+		clients, sends = append(clients, fr), append(sends, func() { must.Do(t, c.send(records)) })
 	}
-	for i, c := range conns {
-		must.Do(t, c.send(records[i]))
+	for _, send := range sends {
+		send()
 	}
 	for _, fr := range clients {
 		for i := range byte(n) {

@@ -20,8 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// holding is a backend: /hold answers when release is closed, /watch sends an event and lasts until
-// the request is canceled, everything else is answered at once.
+// holding is a backend: /hold begins, and goes on when release is closed; /watch begins, and lasts
+// until the request is canceled; everything else is answered at once.
 type holding struct {
 	release chan struct{}
 	cut     chan struct{} // gets a value for each watch that has ended
@@ -32,14 +32,14 @@ func newHolding() *holding {
 }
 
 func (b *holding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch r.URL.Path {
-	case "/hold":
+	if r.URL.Path != "/" {
 		_, _ = io.WriteString(w, "begun ")
 		_ = http.NewResponseController(w).Flush()
+	}
+	switch r.URL.Path {
+	case "/hold":
 		<-b.release
 	case "/watch":
-		_, _ = io.WriteString(w, "event")
-		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 		b.cut <- struct{}{}
 		return
@@ -47,27 +47,29 @@ func (b *holding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "fine")
 }
 
-// begin reads the first n bytes of a response.
-func (s *stand) begin(path string, n int) *http.Response {
+// begun returns a response whose beginning has come.
+func (s *stand) begun(res *http.Response) *http.Response {
 	s.t.Helper()
-	res := s.do("GET", path, nil)
-	must.Get(io.ReadFull(res.Body, make([]byte, n)))(s.t)
+	must.Get(io.ReadFull(res.Body, make([]byte, len("begun "))))(s.t)
 	return res
 }
 
+// A drain ends the watches of clients and guests cleanly, and waits for clients' other requests.
 func TestShutdown(t *testing.T) { onDrivers(t, testShutdown) }
 
 func testShutdown(t *testing.T, driver string) {
 	b := newHolding()
 	s := newStand(t, driver, b, func(h *Head, p *Plan) { p.LongRunning = h.Path == "/watch" })
-	hold := s.begin("/hold", len("begun "))
-	watch := s.begin("/watch", len("event"))
+	hold := s.begun(s.do("GET", "/hold", nil))
+	watches := []*http.Response{s.begun(s.do("GET", "/watch", nil)), s.begun(s.guest("GET", "/watch", nil))}
 
 	over := make(chan error, 1)
 	go func() { over <- s.server.Shutdown(t.Context(), 50*time.Millisecond) }()
-	s.reads(watch, "") // like a watch that has timed out
-	<-b.cut
-	s.ends(ReasonDrain)
+	for _, watch := range watches {
+		s.reads(watch, "") // like a watch that has timed out
+		<-b.cut
+		s.ends(ReasonDrain)
+	}
 	select {
 	case err := <-over:
 		t.Fatalf("Shutdown returned %v while a request was under way", err)
@@ -81,22 +83,33 @@ func testShutdown(t *testing.T, driver string) {
 	must.Do(t, <-over)
 }
 
+// When there is no more time for a drain, it ends all requests. The end of the server also ends
+// those of guests that came later.
 func TestShutdownRunsOutOfTime(t *testing.T) { onDrivers(t, testShutdownRunsOutOfTime) }
 
 func testShutdownRunsOutOfTime(t *testing.T, driver string) {
 	b := newHolding()
 	t.Cleanup(func() { close(b.release) })
 	s := newStand(t, driver, b, nil)
-	hold := s.begin("/hold", len("begun "))
+	hold := s.begun(s.do("GET", "/hold", nil))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	if err := s.server.Shutdown(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Shutdown: %v", err)
 	}
-	if _, err := io.ReadAll(hold.Body); err == nil {
-		t.Error("a response that was cut off looks complete")
-	}
 	s.ends(ReasonClientLost)
+	guest := s.begun(s.guest("GET", "/hold", nil))
+	s.server.end()
+	s.ends(ReasonLost)
+	for _, res := range []*http.Response{hold, guest} {
+		if _, err := io.ReadAll(res.Body); err == nil {
+			t.Error("a response that was cut off looks complete")
+		}
+	}
+	if _, err := s.ask(t.Context(), "GET", "/", nil); !errors.Is(err, errServerEnded) {
+		t.Errorf("after the end: %v", err)
+	}
+	s.ends(ReasonAbort)
 }
 
 // A resting shard ticks at the full rate again after a request.

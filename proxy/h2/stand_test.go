@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"testing"
 	"time"
 
@@ -27,12 +29,11 @@ type stand struct {
 	backend *httptest.Server
 	ep      *Endpoint
 
-	ended chan Outcome
-
-	stopped   chan struct{} // closed when Run has returned runErr
-	runErr    error
-	panics    int64 // minimum of panics that the test causes; 0: none are allowed
-	unwrapped bool  // connections bypass Server.Listener and wrap
+	change  func(h *Head, p *Plan)
+	ended   chan Outcome
+	stopped chan struct{} // closed when Run has returned runErr
+	runErr  error
+	panics  int64 // minimum of panics that the test causes; 0: none are allowed
 }
 
 // newBackend starts an HTTP/2 server.
@@ -43,6 +44,18 @@ func newBackend(t testing.TB, h http.Handler) *httptest.Server {
 	b.StartTLS()
 	t.Cleanup(b.Close)
 	return b
+}
+
+// startModel starts a net/http server with a ReverseProxy that follows the plan.
+func startModel(t *testing.T, backend string) string {
+	return newBackend(t, &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(&url.URL{Scheme: "https", Host: backend})
+			r.Out.URL.RawQuery = r.In.URL.RawQuery
+			r.Out.Trailer = r.In.Trailer // filled when the body ends
+		},
+		Transport: newTransport(t), FlushInterval: -1, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+	}).URL
 }
 
 func newTransport(t testing.TB) *http.Transport {
@@ -74,51 +87,34 @@ func forward(ep *Endpoint) Plan {
 	return Plan{Forward: &Upstream{Pick: func([]*Endpoint) *Endpoint { return ep }}}
 }
 
-// newStand starts everything. change may change each request's plan, if not nil; config may change
-// the server's Config.
-func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan), config ...func(*Config)) *stand {
-	s := &stand{t: t, backend: newBackend(t, h), ended: make(chan Outcome, 10000)}
-	s.ep = endpoint(s.backend.Listener.Addr().String())
-	plan := forward(s.ep)
-	s.unwrapped = driver == "unwrapped"
-	cfg := Config{portable: driver != "loop", Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
-		p := plan
-		p.Done = s.done
-		if change != nil {
-			change(h, &p)
-		}
-		return p, true
-	}}
-	for _, f := range config {
-		f(&cfg)
+// plan returns the plan for a request.
+func (s *stand) plan(h *Head) Plan {
+	p := forward(s.ep)
+	p.Done = s.done
+	if s.change != nil {
+		s.change(h, &p)
 	}
-	s.start(cfg)
-	return s
-}
-
-// caught counts the recovered panics.
-func (s *stand) caught() (n int64) {
-	for _, sh := range s.server.shards {
-		n += sh.e.Count.Panics.Load()
-	}
-	return n
+	return p
 }
 
 func (s *stand) done(o Outcome) { s.ended <- o }
 
-func (s *stand) start(cfg Config) {
-	t := s.t
-	if cfg.Dial == nil {
-		cfg.Dial = dial
-	}
-	if s.unwrapped {
+// newStand starts everything. change may change each request's plan, if not nil; config may change
+// the server's Config. Connections of the driver "unwrapped" bypass Server.Listener and wrap.
+func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan), config ...func(*Config)) *stand {
+	s := &stand{t: t, backend: newBackend(t, h), change: change, ended: make(chan Outcome, 20_000), stopped: make(chan struct{})}
+	s.ep = endpoint(s.backend.Listener.Addr().String())
+	cfg := Config{portable: driver != "loop", Dial: dial, Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) { return s.plan(h), true }}
+	if driver == "unwrapped" {
 		cfg.Dial = func(ctx context.Context, ep *Endpoint, _ func(net.Conn) net.Conn) (*tls.Conn, error) {
 			return dial(ctx, ep, func(c net.Conn) net.Conn { return c })
 		}
 	}
+	for _, f := range config {
+		f(&cfg)
+	}
 	s.server = New(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
-	s.stopped = make(chan struct{})
 	go func() { defer close(s.stopped); s.runErr = s.server.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
@@ -132,7 +128,7 @@ func (s *stand) start(cfg Config) {
 		}
 	})
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
-	if !s.unwrapped {
+	if driver != "unwrapped" {
 		front.Listener = s.server.Listener(front.Listener)
 	}
 	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": s.server.Serve}
@@ -143,28 +139,63 @@ func (s *stand) start(cfg Config) {
 	s.addr = front.Listener.Addr().String()
 	s.url = "https://" + s.addr
 	s.client = &http.Client{Transport: newTransport(t), Timeout: 30 * time.Second}
+	return s
 }
 
-func (s *stand) do(method, path string, body io.Reader, header ...string) *http.Response {
-	s.t.Helper()
-	req := must.Get(http.NewRequestWithContext(s.t.Context(), method, s.url+path, body))(s.t)
-	for i := 0; i < len(header); i += 2 {
-		req.Header.Add(header[i], header[i+1])
+// caught counts the recovered panics.
+func (s *stand) caught() (n int64) {
+	for _, sh := range s.server.shards {
+		n += sh.e.Count.Panics.Load()
 	}
-	res := must.Get(s.client.Do(req))(s.t)
+	return n
+}
+
+// left returns how many streams, and bytes of bodies in them, the engines have.
+func (s *stand) left() (n [2]int64) {
+	for _, sh := range s.server.shards {
+		n[0] += sh.e.Count.Streams.Load()
+		n[1] += sh.e.Count.Queued.Load()
+	}
+	return n
+}
+
+func (s *stand) do(method, path string, body io.Reader) *http.Response {
+	s.t.Helper()
+	res := must.Get(s.client.Do(must.Get(http.NewRequestWithContext(s.t.Context(), method, s.url+path, body))(s.t)))(s.t)
 	s.t.Cleanup(func() { _ = res.Body.Close() })
 	return res
 }
 
-func (s *stand) read(res *http.Response) string {
+// RoundTrip makes a guest of a request.
+func (s *stand) RoundTrip(r *http.Request) (*http.Response, error) {
+	return s.server.RoundTrip(r, nil, s.plan(&Head{Method: r.Method, Path: r.URL.Path}))
+}
+
+// ask sends a guest's request.
+func (s *stand) ask(ctx context.Context, method, path string, body io.Reader, change ...func(*http.Request, *Plan)) (*http.Response, error) {
 	s.t.Helper()
-	return string(must.Get(io.ReadAll(res.Body))(s.t))
+	r := must.Get(http.NewRequestWithContext(ctx, method, "https://front.example"+path, body))(s.t)
+	p := s.plan(&Head{Method: method, Path: path})
+	for _, f := range change {
+		if f != nil {
+			f(r, &p)
+		}
+	}
+	return s.server.RoundTrip(r, nil, p)
+}
+
+// guest is do for a guest.
+func (s *stand) guest(method, path string, body io.Reader, change ...func(*http.Request, *Plan)) *http.Response {
+	s.t.Helper()
+	res := must.Get(s.ask(s.t.Context(), method, path, body, change...))(s.t)
+	s.t.Cleanup(func() { _ = res.Body.Close() })
+	return res
 }
 
 // reads checks a response's body.
 func (s *stand) reads(res *http.Response, want string) {
 	s.t.Helper()
-	check.Same(s.t, want, s.read(res), "%s: body", res.Request.URL.Path)
+	check.Same(s.t, want, string(must.Get(io.ReadAll(res.Body))(s.t)), "%s: body", res.Request.URL.Path)
 }
 
 // ends checks the reason of the next outcome; about identifies the request in the failure message.
@@ -177,12 +208,16 @@ func (s *stand) ends(want Reason, about ...any) {
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
 
-// drivers are the drivers for every test over real connections: a goroutine per connection, the
-// event loop (where it exists), and unwrapped connections, whose reads and writes block.
-var drivers = []string{"portable", "loop", "unwrapped"}
-
+// onDrivers runs f on all drivers: the event loop (where it exists), a goroutine per connection,
+// and the same for unwrapped connections, whose reads and writes block.
 func onDrivers(t *testing.T, f func(t *testing.T, driver string)) {
-	for _, d := range drivers {
+	onRecordDrivers(t, f)
+	t.Run("unwrapped", func(t *testing.T) { f(t, "unwrapped") })
+}
+
+// onRecordDrivers runs f on the drivers that see TLS records.
+func onRecordDrivers(t *testing.T, f func(t *testing.T, driver string)) {
+	for _, d := range []string{"portable", "loop"} {
 		t.Run(d, func(t *testing.T) { f(t, d) })
 	}
 }

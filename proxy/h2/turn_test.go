@@ -9,26 +9,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// Input that exceeds a turn is handled in the next one, on every driver.
-func TestMoreThanATurn(t *testing.T) {
-	onDrivers(t, func(t *testing.T, driver string) {
-		s := newStand(t, driver, nil, func(_ *Head, p *Plan) { p.Forward, p.Answer = nil, made(200) })
-		must.Do(t, s.greet().gets(3*turnPlans, "/"))
-		for range 3 * turnPlans {
-			<-s.ended
-		}
-	})
-}
-
 // If the engine leaves some of a full buffer for the next turn, later input does not overtake it.
 func TestFullBufferIsNotOvertaken(t *testing.T) {
 	const n = 4 * turnPlans
 	decided := 0
-	s := &stand{t: t, ended: make(chan Outcome, n)}
-	s.start(Config{Shards: 1, portable: true, MaxStreams: n, Decide: func(*ConnInfo, *Head, func(Plan)) (Plan, bool) {
+	s := newStand(t, "portable", nil, func(_ *Head, p *Plan) {
 		decided++ // on this goroutine, which calls decrypt
-		return Plan{Answer: made(200), Done: s.done}, true
-	}})
+		p.Forward, p.Answer = nil, made(200)
+	}, func(c *Config) { c.Shards, c.MaxStreams = 1, n })
 	raw, server, client, sent := heldTLS(t, tls.VersionTLS13)
 	go func() { _, _ = io.Copy(io.Discard, sent.Conn) }() // answers; ends with the connection
 	must.Do(t, greet(t, client).gets(n, "/"))
@@ -49,16 +37,20 @@ func TestFullBufferIsNotOvertaken(t *testing.T) {
 	l.lose(io.EOF)
 }
 
-// Five hundred requests wait for one decision. When it comes, one goroutine resumes all of them;
-// the others do not queue for the mutex.
-func TestResumedTogether(t *testing.T) {
-	const n = 500
+// Five hundred requests, whose heads are input for several turns, wait for one decision. When it
+// comes, one goroutine resumes all of them; the others do not queue for the mutex.
+func TestResumedTogether(t *testing.T) { onDrivers(t, testResumedTogether) }
+
+func testResumedTogether(t *testing.T, driver string) {
+	const n = 8 * turnPlans
 	resumes := make(chan func(Plan), n)
-	s := &stand{t: t, ended: make(chan Outcome, n)}
-	s.start(Config{Shards: 1, MaxStreams: n, Decide: func(_ *ConnInfo, _ *Head, resume func(Plan)) (Plan, bool) {
-		resumes <- resume
-		return Plan{}, false
-	}})
+	s := newStand(t, driver, nil, nil, func(c *Config) {
+		c.Shards, c.MaxStreams = 1, n
+		c.Decide = func(_ *ConnInfo, _ *Head, resume func(Plan)) (Plan, bool) {
+			resumes <- resume
+			return Plan{}, false
+		}
+	})
 	must.Do(t, s.greet().gets(n, "/"))
 	all := make([]func(Plan), n)
 	for i := range all {
