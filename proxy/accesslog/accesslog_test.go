@@ -126,6 +126,9 @@ func TestGathers(t *testing.T) {
 // for it.
 func TestBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		if _, err := New(Config{}); err == nil {
+			t.Error("New succeeded without a writer")
+		}
 		g, reg := &gate{open: make(chan struct{})}, prometheus.NewRegistry()
 		l := must.Get(New(Config{Writer: g, Metrics: reg}))(t)
 		stop := must.Run(t, l.Run)
@@ -157,17 +160,6 @@ func TestAddAllocates(t *testing.T) {
 	l.flush()
 	if n := testing.AllocsPerRun(100, func() { l.Add(1, line) }); n > 0 {
 		t.Errorf("%v allocations per line", n)
-	}
-}
-
-func TestNew(t *testing.T) {
-	if _, err := New(Config{}); err == nil {
-		t.Error("New succeeded without a writer")
-	}
-	reg := prometheus.NewRegistry()
-	must.Get(New(Config{Writer: io.Discard, Metrics: reg}))(t)
-	if _, err := New(Config{Writer: io.Discard, Metrics: reg}); err == nil {
-		t.Error("the metrics are registered twice")
 	}
 }
 

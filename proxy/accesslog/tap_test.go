@@ -18,41 +18,62 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A tap immediately shows the lines that match it, and no others.
+// slow is a client that reads as the test does.
+type slow struct {
+	*httptest.ResponseRecorder
+	to io.Writer
+}
+
+func (s *slow) Write(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	return s.to.Write(p)
+}
+
+// look opens a tap. It must be called in a bubble of synctest.
+func look(taps *Taps, query string) *io.PipeReader {
+	r, w := io.Pipe()
+	go func() {
+		taps.ServeHTTP(&slow{ResponseRecorder: httptest.NewRecorder(), to: w}, httptest.NewRequest(http.MethodGet, "/?"+query, nil))
+		_ = w.Close()
+	}()
+	synctest.Wait()
+	return r
+}
+
+// A tap shows the lines that match it, and no others, soon and until its end.
 func TestTap(t *testing.T) {
-	taps := &Taps{}
-	s := httptest.NewServer(taps)
-	t.Cleanup(s.Close) // after all taps end
-	look := func(query string) *bufio.Scanner {
-		ctx, cancel := context.WithCancel(t.Context())
-		res := must.Get(new(http.Client).Do(must.Get(http.NewRequestWithContext(ctx, http.MethodGet, s.URL+query, nil))(t)))(t)
-		t.Cleanup(func() { cancel(); res.Body.Close() })
-		return bufio.NewScanner(res.Body)
-	}
-	jane, flunders, both := look("?user=jane"), look("?path=/apis/wardle/&seconds=2"), look("?path=/apis/wardle/&user=jane")
-	for i, line := range []Line{
-		{User: "joe", Path: "/apis/wardle/a"}, {User: "joe", Path: "/apis/other/a"}, {User: "jane", Path: "/api"}, {User: "admin", Impersonator: "jane", Path: "/apis/wardle/b"},
-	} {
-		line.Status = 200 + i
-		taps.Add(&line)
-	}
-	for _, tc := range []struct {
-		name  string
-		lines *bufio.Scanner
-		want  []int
-	}{{"user", jane, []int{202, 203}}, {"path", flunders, []int{200, 203}}, {"both", both, []int{203}}} {
-		for _, want := range tc.want {
-			if !tc.lines.Scan() || !strings.Contains(tc.lines.Text(), fmt.Sprintf(`"status":%d,`, want)) {
-				t.Errorf("%s: %q, want status %d", tc.name, tc.lines.Text(), want)
+	synctest.Test(t, func(t *testing.T) {
+		taps := &Taps{}
+		began := time.Now()
+		var streams []*bufio.Scanner
+		for _, query := range []string{"user=jane", "path=/apis/wardle/", "path=/apis/wardle/&user=jane"} {
+			streams = append(streams, bufio.NewScanner(look(taps, query+"&seconds=2")))
+		}
+		for i, line := range []Line{
+			{User: "joe", Path: "/apis/wardle/a"}, {User: "joe", Path: "/apis/other/a"}, {User: "jane", Path: "/api"}, {User: "admin", Impersonator: "jane", Path: "/apis/wardle/b"},
+		} {
+			line.Status = 200 + i
+			taps.Add(&line)
+		}
+		for i, want := range [][]int{{202, 203}, {200, 203}, {203}} {
+			for _, status := range want {
+				if !streams[i].Scan() || !strings.Contains(streams[i].Text(), fmt.Sprintf(`"status":%d,`, status)) {
+					t.Errorf("tap %d: %q, want status %d", i, streams[i].Text(), status)
+				}
 			}
 		}
-	}
-	if flunders.Scan() {
-		t.Errorf("after its end: %s", flunders.Text())
-	}
+		check.Same(t, true, time.Since(began) <= tapTurn, "lines came within a turn")
+		for i, lines := range streams {
+			if lines.Scan() {
+				t.Errorf("tap %d goes on: %s", i, lines.Text())
+			}
+		}
+		check.Same(t, 2*time.Second, time.Since(began), "time of the taps")
+	})
 }
 
 // Taps are limited in number, length and time. One user leaves one to others.
@@ -94,17 +115,7 @@ func TestTapBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var draining atomic.Bool
 		taps := &Taps{Draining: draining.Load}
-		serve := func(query string) *io.PipeReader {
-			r, w := io.Pipe()
-			go func() {
-				taps.ServeHTTP(&slow{ResponseRecorder: httptest.NewRecorder(), to: w}, httptest.NewRequest(http.MethodGet, "/?"+query, nil))
-				_ = w.Close()
-			}()
-			synctest.Wait()
-			return r
-		}
-		unread := serve("user=joe&seconds=1")
-		read := bufio.NewScanner(serve("user=jane"))
+		unread, read := look(taps, "user=joe&seconds=1"), bufio.NewScanner(look(taps, "user=jane"))
 		for range 10 * tapLines {
 			taps.Add(&Line{User: "jane"})
 		}
@@ -140,30 +151,6 @@ func TestTapBound(t *testing.T) {
 	})
 }
 
-// A tap also reports a single omitted line.
-func TestTapLeavesOneOut(t *testing.T) {
-	var one tap
-	for range tapLines + 1 {
-		one.add(&Line{})
-	}
-	if got := string(one.take(nil)); !strings.HasSuffix(got, `{"msg":"left out","lines":1}`+"\n") {
-		t.Error(got)
-	}
-}
-
-// slow is a client that reads as the test does.
-type slow struct {
-	*httptest.ResponseRecorder
-	to io.Writer
-}
-
-func (s *slow) Write(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	return s.to.Write(p)
-}
-
 // Without taps, a request only reads an atomic pointer. With one, it allocates nothing.
 func TestTapAllocates(t *testing.T) {
 	var none *Taps
@@ -176,10 +163,13 @@ func TestTapAllocates(t *testing.T) {
 	line := &Line{User: "jane", Path: "/apis", Ended: time.Now()}
 	var buf []byte
 	for range 2 {
-		for range tapLines {
+		for range tapLines + 1 {
 			taps.Add(line)
 		}
 		buf = one.take(buf)
+	}
+	if !strings.HasSuffix(string(buf), `{"msg":"left out","lines":1}`+"\n") {
+		t.Errorf("a single line that is left out is not reported: %s", buf)
 	}
 	if n := testing.AllocsPerRun(tapLines/2, func() { taps.Add(line) }); n > 0 {
 		t.Errorf("%v allocations per line", n)
