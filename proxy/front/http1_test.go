@@ -19,17 +19,10 @@ import (
 // a truncated body would end early there, or reset the request in the middle of its answer.
 func TestAnswerWhileTheBodyComes(t *testing.T) {
 	s := httptest.NewServer(limitSlowClients(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		b := make([]byte, 5)
-		for {
-			n, err := r.Body.Read(b)
-			_, _ = w.Write(b[:n])
-			_ = http.NewResponseController(w).Flush()
-			if err != nil {
-				if err != io.EOF {
-					_, _ = io.WriteString(w, err.Error())
-				}
-				return
-			}
+		_, _ = io.CopyN(w, r.Body, int64(len("first")))
+		_ = http.NewResponseController(w).Flush()
+		if _, err := io.Copy(w, r.Body); err != nil {
+			_, _ = io.WriteString(w, err.Error())
 		}
 	})))
 	t.Cleanup(s.Close)

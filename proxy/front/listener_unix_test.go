@@ -1,0 +1,35 @@
+//go:build unix
+
+package front
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// A port on all addresses is this process at each of them. Without a limit of its own it has a share
+// of the process's.
+func TestOwn(t *testing.T) {
+	var limit syscall.Rlimit
+	must.Do(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	lower := syscall.Rlimit{Cur: 300, Max: limit.Max}
+	must.Do(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lower))
+	defer func() { must.Do(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)) }()
+	check.Same(t, minConnections, Descriptors(0.01), "the least limit")
+	for host, all := range map[string]bool{"127.0.0.1": false, "0.0.0.0": true} {
+		l := must.Get(Listen(t.Context(), Address{Host: host, Name: "front", Share: 0.1}))(t)
+		defer l.Close()
+		own := must.Get(l.Own())(t)
+		loopback := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(l.Addr().(*net.TCPAddr).Port))
+		if !slices.Contains(own, loopback) || !all && len(own) != 1 {
+			t.Errorf("%s: %v, want %v", host, own, loopback)
+		}
+		check.Same(t, 30, cap(l.places), "places of %s", host)
+	}
+}
