@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -177,6 +178,9 @@ func (x exchange) perform(ctx context.Context, t *testing.T, client *http.Client
 		return res
 	}
 	p, err := io.ReadAll(r.Body)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return result{Body: "ended, and looked complete to a client that does not count"}
+	}
 	if res.Body = fmt.Sprint(len(p), " ", crcOf(p)); err != nil {
 		return result{Body: "reset", Interims: res.Interims} // how much came before the reset, even the head, depends on timing
 	}
