@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// A port on all addresses is this process at each of them. Without a limit of its own it has a share
-// of the process's.
+// A port on all addresses is this process at each of them. Without a limit of its own it has a
+// share of the process's.
 func TestOwn(t *testing.T) {
 	var limit syscall.Rlimit
 	must.Do(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
