@@ -68,7 +68,7 @@ type Decision struct {
 	Credentials authn.Credentials
 	// Set are the fields that Fairlead adds; they replace fields of the same name.
 	Set []hpack.HeaderField
-	// Strip says which of the client's fields and trailers are not forwarded.
+	// Strip says which of the client's fields are not forwarded.
 	Strip Strip
 	// Timeout limits the request. Zero means that Fairlead sets no limit.
 	Timeout time.Duration

@@ -40,7 +40,7 @@ type exchange struct {
 }
 
 func (x *exchange) bind() {
-	x.remove, x.withhold = x.removes, x.withholds
+	x.remove, x.withhold = x.decision.Strip.Removes, x.withholds
 	x.accept, x.fail = x.onResponse, x.onFailure
 }
 
@@ -72,18 +72,13 @@ func (x *exchange) finite() bool {
 	return !ok || !saysYes(follow)
 }
 
-// removes reports whether a field or trailer is not forwarded. Trailer itself is forwarded: it is
-// only an announcement (RFC 9110 §6.6.2), and the engine forwards trailers.
-func (x *exchange) removes(name string) bool {
-	return name != "trailer" && x.decision.Strip.Removes(name)
-}
-
-// removesTrace is removes for a request whose span replaces the client's.
+// removesTrace is Strip.Removes for a request whose span replaces the client's.
 func (x *exchange) removesTrace(name string) bool {
-	return tracing.Carries(name) || x.removes(name)
+	return tracing.Carries(name) || x.decision.Strip.Removes(name)
 }
 
-// withholds is removes for the backend's response.
+// withholds reports whether a field or trailer of the response is not forwarded. Trailer itself is:
+// it is only an announcement (RFC 9110 §6.6.2).
 func (x *exchange) withholds(name string) bool {
 	return name != "trailer" && x.decision.withholds(name)
 }

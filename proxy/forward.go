@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -128,9 +127,6 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
 	out := outgoing(r, x, d.host(x.head))
 	out.Body, out.ContentLength = r.Body, r.ContentLength
-	if out.Trailer = keptTrailers(r.Trailer, &d.Strip); out.Trailer != nil {
-		out.Body = &trailing{r.Body, r.Trailer, out.Trailer}
-	}
 	ctx, end := relayInterims(r, w)
 	x.noteSent()
 	res, err := x.upstream.RoundTrip(out.WithContext(ctx), d.LongRunning)
@@ -153,8 +149,8 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d.clean(w.Header()) // the header holds the trailers, which are sent now
 }
 
-// outgoing returns the HTTP/1.1 request without its body: the client's target byte for byte, its
-// fields that are not stripped, and ours.
+// outgoing returns the HTTP/1.1 request without its body and trailers: the client's target byte for
+// byte, its fields that are not stripped, and ours.
 func outgoing(r *http.Request, x *exchange, host string) *http.Request {
 	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
 	applyFields(out.Header, &x.decision)
@@ -204,38 +200,6 @@ func applyFields(header http.Header, d *Decision) {
 	if _, ok := header["User-Agent"]; !ok {
 		header.Set("User-Agent", "") // else net/http sets its own
 	}
-}
-
-// keptTrailers returns the announced trailers that may be forwarded, without values.
-func keptTrailers(announced http.Header, strip *Strip) http.Header {
-	var kept http.Header
-	for name := range announced {
-		if strip.RemovesTrailer(strings.ToLower(name)) {
-			continue
-		}
-		if kept == nil {
-			kept = make(http.Header, len(announced))
-		}
-		kept[name] = nil
-	}
-	return kept
-}
-
-// trailing sets the values of the kept trailers when the body has ended. It ignores trailers that
-// were not announced: over HTTP/1.1 the server puts them into the same map.
-type trailing struct {
-	io.ReadCloser
-	from, to http.Header
-}
-
-func (b *trailing) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if errors.Is(err, io.EOF) {
-		for name := range b.to {
-			b.to[name] = b.from[name]
-		}
-	}
-	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
 // localPool returns the local apiserver's pool for credentials, and zero for a remote's.

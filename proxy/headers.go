@@ -7,14 +7,13 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 )
 
-// Strip says which of a client's fields and trailers are not forwarded. Its zero value strips only
-// hop-by-hop fields and must not be used toward a backend; decide fills it in.
+// Strip says which of a client's fields are not forwarded. Its zero value strips only hop-by-hop
+// fields and must not be used toward a backend; decide fills it in.
 type Strip struct {
 	authn *authn.Authenticator
 	// pool is the pool over which the request is sent. It decides which credentials are stripped.
@@ -30,7 +29,7 @@ func (p *Proxy) strip(h *Head, pool authn.Pool) Strip {
 	return Strip{authn: p.cfg.Authn, pool: pool, connection: connectionListed(h), upgrade: h.Upgrade != ""}
 }
 
-// Removes reports whether a field or trailer is not forwarded. The name must be in lower case.
+// Removes reports whether a field is not forwarded. The name must be in lower case.
 func (s *Strip) Removes(name string) bool {
 	switch name {
 	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip", loopHeader:
@@ -44,14 +43,6 @@ func (s *Strip) Removes(name string) bool {
 		return true
 	}
 	return s.authn == nil || s.authn.Strip(name, s.pool)
-}
-
-// RemovesTrailer is Removes for a trailer. No trailer may name the caller or the body's length,
-// even if the pool allows such a field in the head: what was decided from the head must stay true.
-func (s *Strip) RemovesTrailer(name string) bool {
-	strict := *s
-	strict.pool = authn.PoolRemote
-	return !httpguts.ValidTrailerHeader(name) || strict.Removes(name)
 }
 
 // connectionListed returns the names that the Connection fields list, without tokens that have a

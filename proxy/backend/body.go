@@ -35,7 +35,7 @@ func (e *bodyError) Unwrap() error { return e.err }
 // share of from is left to be streamed. The caller must call end when the request has ended.
 func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err error) {
 	n, grant := r.ContentLength, u.shared.grant
-	if r.Body == nil || r.Body == http.NoBody || n <= 0 || n > maxHeld || len(r.Trailer) > 0 {
+	if r.Body == nil || r.Body == http.NoBody || n <= 0 || n > maxHeld {
 		return func() {}, nil
 	}
 	place, ok := u.shared.buffered.Take(from, max(n, minCharged), maxHeldTotal)

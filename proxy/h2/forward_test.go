@@ -2,14 +2,19 @@ package h2
 
 import (
 	"crypto/sha256"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // bodySize is the size of TestLargeBodies' body. make interop runs it with a gigabyte.
@@ -39,4 +44,43 @@ func httpEcho() http.HandlerFunc {
 		_, _ = io.Copy(w, r.Body)
 		w.Header().Set("X-T", "end")
 	}
+}
+
+// Uploads with trailers, to a backend that answers at once, do not end the connection that others
+// share: for net/http, HEADERS on a stream that it has reset are an error of the connection.
+func TestTrailersEndNoConnection(t *testing.T) {
+	b := newHolding()
+	s := newStand(t, "loop", b, nil, func(c *Config) { c.Shards = 1 })
+	victim := s.begun(s.do("GET", "/hold", nil))
+	c := s.greet()
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	for range 300 {
+		id := c.next
+		must.Do(t, c.upload("/"))
+		for over := false; !over; { // answered, or reset
+			switch f := must.Get(c.fr.ReadFrame())(t).(type) {
+			case *http2.RSTStreamFrame:
+				over = f.StreamID == id
+			case *http2.HeadersFrame:
+				over = f.StreamID == id && f.StreamEnded()
+			case *http2.DataFrame:
+				over = f.StreamID == id && f.StreamEnded()
+			}
+		}
+	}
+	close(b.release)
+	s.reads(victim, "fine")
+}
+
+// upload sends a request with a body and trailers at once.
+func (l *leanClient) upload(path string) error {
+	id := l.next
+	err := l.open("POST", path, false)
+	for range 3 {
+		err = errors.Join(err, l.fr.WriteData(id, false, make([]byte, 16000)))
+	}
+	l.block.Reset()
+	_ = l.enc.WriteField(field("x-sum", "1"))
+	err = errors.Join(err, l.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: l.block.Bytes(), EndStream: true, EndHeaders: true}))
+	return errors.Join(err, l.w.Flush())
 }

@@ -55,14 +55,17 @@ func (s *stand) greet() *leanClient {
 }
 
 // get writes a request, which is sent by the next flush.
-func (l *leanClient) get(path string) error {
+func (l *leanClient) get(path string) error { return l.open("GET", path, true) }
+
+// open writes the head of a request.
+func (l *leanClient) open(method, path string, end bool) error {
 	l.block.Reset()
-	for _, f := range []hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":authority", "a"), field(":path", path)} {
+	for _, f := range []hpack.HeaderField{field(":method", method), field(":scheme", "https"), field(":authority", "a"), field(":path", path)} {
 		_ = l.enc.WriteField(f)
 	}
 	id := l.next
 	l.next += 2
-	return l.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: l.block.Bytes(), EndStream: true, EndHeaders: true})
+	return l.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: l.block.Bytes(), EndStream: end, EndHeaders: true})
 }
 
 // gets sends n requests at once.

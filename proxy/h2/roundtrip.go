@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"golang.org/x/net/http2/hpack"
 
@@ -22,14 +20,12 @@ type guest struct {
 	sh           *shard
 	ctx          context.Context
 	request      *http.Request
-	// announced are the keys of the request's Trailer that are forwarded.
-	announced []string
 }
 
 // RoundTrip forwards a request as if an HTTP/2 client had sent it and Config.Decide had returned
 // the plan, whose Forward must be set. If the caller has made h, it is r's head: then only r's
-// body, its length, the trailers and the context are used. An answer that is not the backend's
-// comes as a *Failure; if r's context ends, errors.Is finds the context's error.
+// body, its length and the context are used. Its trailers are not forwarded. An answer that is not
+// the backend's comes as a *Failure; if r's context ends, errors.Is finds the context's error.
 //
 // Plan.Done is called in any case, and has returned when RoundTrip or Read returns an error. As
 // with http.RoundTripper, r's body is closed, perhaps later, and the response's must be read to its
@@ -38,7 +34,7 @@ func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan) (*http.Response, er
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	g := &guest{sh: sh, ctx: r.Context(), request: r}
 	hasBody := r.Body != nil && r.Body != http.NoBody
-	head, err := g.requestHead(h, hasBody, p.Remove)
+	head, err := requestHead(r, h, hasBody)
 	if err == nil && !sh.invite(g, &head, p) {
 		err = errServerEnded
 	}
@@ -71,8 +67,7 @@ func (sh *shard) invite(g *guest, h *Head, p Plan) (begun bool) {
 
 // requestHead returns the request's head. A head made by the caller must be as valid as a client's.
 // From other requests, everything that HTTP/2 does not allow is dropped or rejected.
-func (g *guest) requestHead(known *Head, body bool, remove func(string) bool) (h Head, err error) {
-	r := g.request
+func requestHead(r *http.Request, known *Head, body bool) (h Head, err error) {
 	if known != nil {
 		h = *known
 	} else {
@@ -87,12 +82,6 @@ func (g *guest) requestHead(known *Head, body bool, remove func(string) bool) (h
 	if body && r.ContentLength > 0 {
 		h.ContentLength = r.ContentLength
 	}
-	for key := range r.Trailer {
-		if name := strings.ToLower(key); wire.PassesTrailer(name) && (remove == nil || !remove(name)) {
-			g.announced = append(g.announced, key)
-			h.Fields = append(h.Fields, hpack.HeaderField{Name: "trailer", Value: name})
-		}
-	}
 	return h, nil
 }
 
@@ -100,7 +89,7 @@ func requestFields(r *http.Request, body bool) []hpack.HeaderField {
 	fields := make([]hpack.HeaderField, 0, len(r.Header)+2)
 	for key, values := range r.Header {
 		switch key {
-		case "Content-Length", "Host", "Te", "Trailer":
+		case "Content-Length", "Host", "Te":
 		default:
 			fields = wire.AppendField(fields, key, values)
 		}
@@ -158,19 +147,7 @@ func (g *guest) upload() {
 // pass passes a part of the request's body to the engine. It reports whether to go on, and to wait
 // for room first.
 func (g *guest) pass(p []byte, err error) (more, wait bool) {
-	var trailers []hpack.HeaderField
-	if err == io.EOF { //nolint:errorlint // readers do not wrap it
-		trailers = g.requestTrailers()
-	}
 	g.sh.lock()
 	defer g.leave()
-	return g.Pass(p, trailers, err)
-}
-
-// requestTrailers returns the request's trailers to forward. Its body must have been read.
-func (g *guest) requestTrailers() (trailers []hpack.HeaderField) {
-	for _, key := range g.announced {
-		trailers = wire.AppendField(trailers, key, g.request.Trailer[key])
-	}
-	return trailers
+	return g.Pass(p, err)
 }

@@ -52,7 +52,7 @@ func startModel(t *testing.T, backend string) string {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(&url.URL{Scheme: "https", Host: backend})
 			r.Out.URL.RawQuery = r.In.URL.RawQuery
-			r.Out.Trailer = r.In.Trailer // filled when the body ends
+			r.Out.Trailer = nil
 		},
 		Transport: newTransport(t), FlushInterval: -1, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 	}).URL

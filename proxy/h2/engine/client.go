@@ -124,12 +124,8 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 		return
 	}
 	t.s, s.ticket, s.parked = nil, nil, false // the ticket is used up: resume may be called twice
-	if u := &s.half[up]; u.trailers != nil && p.Forward != nil && p.Remove != nil {
-		kept := slices.DeleteFunc(u.trailers, func(f hpack.HeaderField) bool { return p.Remove(f.Name) })
-		if len(kept) == 0 {
-			kept = nil
-		}
-		e.keepTrailers(s, up, kept)
+	if p.Forward != nil {
+		e.keepTrailers(s, up, nil)
 	}
 	h := t.head
 	t.head = nil
@@ -181,7 +177,7 @@ func (e *Engine) buildRequest(s *stream, h *wire.Head, p *Plan) {
 		hpack.HeaderField{Name: ":authority", Value: p.Authority},
 		hpack.HeaderField{Name: ":path", Value: path})
 	for _, f := range h.Fields {
-		if p.Remove != nil && p.Remove(f.Name) || isSet(p.Set, f.Name) {
+		if f.Name == "trailer" || p.Remove != nil && p.Remove(f.Name) || isSet(p.Set, f.Name) {
 			continue
 		}
 		f.Sensitive = f.Sensitive || wire.Credential(f.Name)
@@ -199,7 +195,9 @@ func isSet(set []hpack.HeaderField, name string) bool {
 	return false
 }
 
-// trailers handles trailers, which end a message.
+// trailers handles trailers, which end a message. Those of a request are not forwarded: the backend
+// may have answered and forgotten the stream, and for net/http's server HEADERS on such a stream
+// are an error of the connection, which others share. DATA is one of the stream.
 func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	d := c.side
 	f := &s.half[d]
@@ -214,17 +212,14 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 		return e.violation(s, d, http2.ErrCodeProtocol, "content-length does not match")
 	}
 	var remove func(string) bool
-	switch {
-	case d == down:
+	if d == down {
 		remove = s.plan.RemoveResponse
-	case s.plan.Forward != nil: // else it is not decided yet, or not forwarded
-		remove = s.plan.Remove
 	}
 	list, err := e.fields.Trailers(remove)
 	if err != nil {
 		return e.violation(s, d, http2.ErrCodeProtocol, err.Error())
 	}
-	if !f.discard {
+	if !f.discard && (d == down || s.plan.Forward == nil) { // without a plan yet, a handler may want them
 		e.keepTrailers(s, d, list)
 	}
 	e.push(s, d, nil, true)

@@ -151,9 +151,7 @@ func (e *Engine) sendEnd(dst *Conn, s *stream, d dir) {
 	}
 	if h.trailers != nil {
 		dst.writeHeaders(s.id[1-d], true, h.trailers)
-		if d == down || !h.q.keep {
-			e.keepTrailers(s, d, nil)
-		}
+		e.keepTrailers(s, d, nil)
 	} else {
 		dst.writeData(s.id[1-d], nil, true)
 	}

@@ -14,9 +14,9 @@ import (
 // the largest response body that Take returns as a whole.
 const guestBuffer = 64 << 10
 
-// Pass accepts a part of the request's body, with the error of reading it; trailers come with
-// io.EOF. It reports whether to go on, and whether there was no room yet.
-func (g *Guest) Pass(p []byte, trailers []hpack.HeaderField, err error) (more, wait bool) {
+// Pass accepts a part of the request's body, with the error of reading it. It reports whether to go
+// on, and whether there was no room yet.
+func (g *Guest) Pass(p []byte, err error) (more, wait bool) {
 	s, e := g.s, g.e
 	if s == nil || s.half[up].discard {
 		return false, false
@@ -33,9 +33,6 @@ func (g *Guest) Pass(p []byte, trailers []hpack.HeaderField, err error) (more, w
 	case u.declared >= 0 && (u.got > u.declared || end && u.got != u.declared):
 		err = fmt.Errorf("%d bytes of body came where %d were announced", u.got, u.declared)
 	default:
-		if end {
-			e.keepTrailers(s, up, trailers)
-		}
 		e.push(s, up, p, end)
 		return !end, false
 	}

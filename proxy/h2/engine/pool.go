@@ -393,7 +393,7 @@ func (e *Engine) open(s *stream, c *Conn) {
 	u, d := &s.half[up], &s.half[down]
 	u.window, u.head = c.peerWindow, true
 	d.recv, d.full, d.credit = e.lim.streamWindow, e.lim.streamWindow, 0
-	if u.end && u.q.size == 0 && u.trailers == nil {
+	if u.end && u.q.size == 0 {
 		u.sentEnd = true
 		c.writeHeaders(id, true, s.sending.fields)
 		return

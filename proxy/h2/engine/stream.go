@@ -22,7 +22,7 @@ const (
 // half is one direction of a stream.
 type half struct {
 	q        queue
-	trailers []hpack.HeaderField // sent when q is empty, see keepTrailers
+	trailers []hpack.HeaderField // a response's are sent when q is empty; a request's are for its handler
 	tail     int32               // size of trailers in bytes
 	window   int32               // bytes that the receiving peer still allows on the stream; may be negative (§6.9.2)
 	recv     int32               // bytes that the sending peer may still send on the stream
@@ -87,17 +87,17 @@ type stream struct {
 
 // kept is the part of a Plan that is needed to the end: a watch keeps it for hours.
 type kept struct {
-	Forward                *Upstream
-	Remove, RemoveResponse func(string) bool
-	Fail                   func(Outcome) http.Handler
-	Done                   func(Outcome)
-	LongRunning, Finite    bool
-	Apart                  bool
+	Forward             *Upstream
+	RemoveResponse      func(string) bool
+	Fail                func(Outcome) http.Handler
+	Done                func(Outcome)
+	LongRunning, Finite bool
+	Apart               bool
 }
 
 func (p *Plan) keep() kept {
 	return kept{
-		Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done,
+		Forward: p.Forward, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done,
 		LongRunning: p.LongRunning, Finite: p.Finite, Apart: p.Apart,
 	}
 }

@@ -91,9 +91,9 @@ func Credential(name string) bool {
 	return strings.HasPrefix(name, "impersonate-") || strings.HasPrefix(name, "x-remote-")
 }
 
-// PassesTrailer reports whether a trailer with this name may be forwarded. Some would change a
+// passesTrailer reports whether a trailer with this name may be passed on. Some would change a
 // message that was already acted upon (RFC 9110 §6.5.1), or name the user.
-func PassesTrailer(name string) bool {
+func passesTrailer(name string) bool {
 	return httpguts.ValidTrailerHeader(name) && !ConnectionSpecific(name) && !Credential(name)
 }
 

@@ -193,7 +193,7 @@ func (s *FieldSection) Trailers(remove func(string) bool) ([]hpack.HeaderField, 
 		if !validName(f.Name) || !validValue(f.Value) {
 			return nil, fmt.Errorf("bad trailer %.40q", f.Name)
 		}
-		if PassesTrailer(f.Name) && (remove == nil || !remove(f.Name)) {
+		if passesTrailer(f.Name) && (remove == nil || !remove(f.Name)) {
 			out = append(out, f)
 		}
 	}
