@@ -47,8 +47,8 @@ func TestRejectedStatuses(t *testing.T) {
 	}
 }
 
-// No trailer of a request reaches a backend, whatever the protocols: none that states an identity or
-// the body's length, and none that breaks a connection that others share.
+// No trailer of a request reaches a backend, by either protocol: none that states an identity or a
+// length, and none that breaks a connection that others share.
 func TestTrailersDoNothing(t *testing.T) {
 	for _, impersonate := range []bool{false, true} {
 		bothBackends(t, worldConfig{impersonate: impersonate}, func(t *testing.T, w *world) {

@@ -27,10 +27,10 @@ const (
 	PoolImpersonate
 )
 
-// Strip reports whether a client's field must not be forwarded over a pool. It matches all fields that could assert an identity (X-Remote-*, every name and prefix of our flags
-// and of the target), in any spelling, and fields that are secret or already used. Underscores
-// count as dashes, because CGI-like servers treat them alike. The caller drops hop-by-hop fields
-// itself.
+// Strip reports whether a client's field must not be forwarded over a pool. It matches all fields
+// that could assert an identity (X-Remote-*, every name and prefix of our flags and of the target),
+// in any spelling, and fields that are secret or already used. Underscores count as dashes, because
+// CGI-like servers treat them alike. The caller drops hop-by-hop fields itself.
 func (a *Authenticator) Strip(name string, p Pool) bool {
 	return a.nameSet().strip.match(name, p)
 }

@@ -95,8 +95,7 @@ func randomExchange(rnd *rand.Rand) exchange {
 	case size == 0 && x.Flush:
 		x.Length = true // net/http's server would add it if the end comes with the head
 	}
-	// net/http's server, here of the model, ends its connection if trailers come after the end of its
-	// answer.
+	// The model's net/http server ends its connection if trailers come after the end of its answer.
 	x.Signed = x.Upload != nil && x.Reads == "all" && rnd.IntN(3) == 0
 	return x
 }

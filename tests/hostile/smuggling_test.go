@@ -145,7 +145,7 @@ func (d *door) smuggle(t *testing.T, s smuggled, group string, backend *extensio
 		if strings.Contains(r.Target, "smuggled") && !s.whole {
 			t.Errorf("the hidden request arrived: %s %s as %v", r.Method, r.Target, user)
 		}
-		if groups := r.Header["X-Remote-Group"]; len(r.Header["X-Remote-User"]) != 1 || user != "attacker" || !slices.Equal(groups, []string{"system:authenticated"}) || len(r.Trailer["X-Remote-User"]) > 0 {
+		if groups := r.Header["X-Remote-Group"]; len(r.Header["X-Remote-User"]) != 1 || user != "attacker" || !slices.Equal(groups, []string{"system:authenticated"}) || len(r.Trailer) > 0 {
 			t.Errorf("%s %s arrived as %v of %v, with the trailer %v", r.Method, r.Target, r.Header["X-Remote-User"], groups, r.Trailer)
 		}
 		if r.Header.Get("X-Forwarded-For") != "127.0.0.1" || r.Header.Get("Audit-Id") == "" || r.Header.Get("Fairlead-Via") == "" {
