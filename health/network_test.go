@@ -123,7 +123,8 @@ func (h *host) dialled() []time.Time {
 // conn is one side of a connection.
 type conn struct {
 	net.Conn
-	silent    atomic.Bool // packets from the host are lost
+	silent    atomic.Bool               // packets from the host are lost
+	until     atomic.Pointer[time.Time] // the deadline of reads; nil or zero means none
 	once      sync.Once
 	closed    chan struct{}
 	keepAlive net.KeepAliveConfig
@@ -132,15 +133,35 @@ type conn struct {
 func newConn(c net.Conn) *conn { return &conn{Conn: c, closed: make(chan struct{})} }
 
 func (c *conn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if err == nil && c.silent.Load() {
-		<-c.closed
-		return 0, net.ErrClosed
+	for {
+		n, err := c.Conn.Read(p)
+		if err == nil && c.silent.Load() {
+			<-c.closed
+			return 0, net.ErrClosed
+		}
+		if e, ok := errors.AsType[net.Error](err); !ok || !e.Timeout() {
+			return n, err
+		}
+		until := c.until.Load()
+		if until != nil && !until.IsZero() && !time.Now().Before(*until) {
+			return n, os.ErrDeadlineExceeded // after bufconn's own error crypto/tls would never read again
+		}
+		// bufconn's timer of an earlier deadline was late. net/http's server would take that for the
+		// client's end.
+		_ = c.Conn.SetReadDeadline(time.Time{})
+		if until != nil {
+			_ = c.Conn.SetReadDeadline(*until)
+		}
 	}
-	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
-		return n, os.ErrDeadlineExceeded // after bufconn's own error crypto/tls would never read again
-	}
-	return n, err
+}
+
+func (c *conn) SetReadDeadline(t time.Time) error {
+	c.until.Store(&t)
+	return c.Conn.SetReadDeadline(t)
+}
+
+func (c *conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
 func (c *conn) Close() error {

@@ -33,7 +33,7 @@ type words string
 // The steps of these stories, beside those of scene.Tell. A backend is asked for a path with the
 // APIServices that it is asked for.
 //
-//	server <name> says <word>|dawdles|hangs|refuses   home is the local apiserver; without it there is none
+//	server <name> says <word> [late]|dawdles|hangs|refuses   home is the local apiserver; without it there is none
 //	open [verdicts]                          verdicts matter
 //	hint [<n>]                               that the local apiserver's documents have changed; n times, each after 1 ms
 //	touch
@@ -63,7 +63,12 @@ func TestStories(t *testing.T) {
 		s.Own = map[string]func([]string){
 			"server": func(w []string) {
 				s.Set(w[0], map[string]http.HandlerFunc{
-					"says":    func(to http.ResponseWriter, _ *http.Request) { fmt.Fprint(to, w[2]) },
+					"says": func(to http.ResponseWriter, _ *http.Request) {
+						if len(w) > 3 { // late, so that what is published at the start comes before
+							<-time.After(time.Millisecond)
+						}
+						fmt.Fprint(to, w[2])
+					},
 					"dawdles": http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-time.After(100 * time.Millisecond) }),
 					"hangs": func(_ http.ResponseWriter, r *http.Request) {
 						hanging.Add(1)
