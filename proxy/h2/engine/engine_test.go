@@ -129,6 +129,29 @@ func TestNoMoreOfAGuest(t *testing.T) {
 	}
 }
 
+// A caller that waits for room in a body learns that the rest of it is not wanted.
+func TestGuestStopsAnUnwantedUpload(t *testing.T) {
+	r, g := newRig(t), &Guest{}
+	r.e.Invite(g, &wire.Head{Method: "POST", Authority: "a", Path: "/", ContentLength: -1}, r.forward(r.ep))
+	r.run()
+	b := r.backend(0)
+	part := make([]byte, 16<<10)
+	for wait := false; !wait; r.run() {
+		_, wait = g.Pass(part, nil, nil)
+	}
+	for len(g.Room()) > 0 {
+		<-g.Room()
+	}
+	b.say("HEADERS 1 :status=200 | DATA 1 no END | RST 1 NO_ERROR")
+	check.Same(t, 1, len(g.Room()), "signals")
+	more, wait := g.Pass(part, nil, nil)
+	check.Same(t, "false false", fmt.Sprint(more, " ", wait), "more, wait")
+	n, _, err := g.Read(part)
+	check.Same(t, "no EOF", fmt.Sprint(string(part[:n]), " ", err), "the answer")
+	r.run()
+	r.clean()
+}
+
 // Peers may assume the default window until they have read our SETTINGS. With a smaller window, the
 // data they send before that would be an error.
 func TestWindowsAreNotBelowTheDefault(t *testing.T) {

@@ -47,7 +47,7 @@ import (
 //	away [<duration>]               SendAway, once or at each tick
 //	leave <upstream>…               the connections with their watches, for "is left=…"
 //	end <peer> <upstream>           its watches on that connection end
-//	handler <status>                the answer of the oldest handler
+//	handler <status> [<n>]          the answer of the n oldest handlers
 //	continue true, false            may it send 100?
 //	resume <n>                      the n-th parked request gets the present plan
 //	ended [<n>] <reason> [<key>=<value>…] the oldest outcomes; ok: no reason
@@ -99,6 +99,8 @@ func newTeller(t *testing.T, words []string) *teller {
 					l.maxHeader = v
 				case "backlogLimit":
 					l.backlogLimit = v
+				case "backendWindow":
+					l.backendWindow = int32(v)
 				default:
 					t.Fatalf("unknown limit %s", name)
 				}
@@ -300,8 +302,15 @@ func (s *teller) step(words []string, rest string) {
 		c := s.member(words[1]).c
 		s.e.EndOn(func(other *Conn) bool { return c == other }, s.upstreams[words[2]])
 	case "handler":
-		s.locals[0].End(s.number(words[1]), []hpack.HeaderField{field(":status", words[1])}, nil)
-		s.locals = s.locals[1:]
+		n := 1
+		if len(words) > 2 {
+			n = s.number(words[2])
+		}
+		for _, l := range s.locals[:n] {
+			l.End(s.number(words[1]), []hpack.HeaderField{field(":status", words[1])}, nil)
+			s.run()
+		}
+		s.locals = s.locals[n:]
 	case "continue":
 		check.Same(s.t, words[1], fmt.Sprint(s.locals[0].Continue()), "%s: 100 is sent", s.at)
 	case "resume":
