@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"net/http"
 	"testing"
 
@@ -81,5 +82,23 @@ func TestPanicWhileCleaningUp(t *testing.T) {
 	b.respond(5, "ok")
 	other.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
 	check.Same(t, 0, r.e.Count.Streams.Load(), "streams left")
+	r.clean()
+}
+
+// After a panic for a backend's connection none of its requests is sent again, however often it may
+// be: one of them could be what caused the panic.
+func TestNothingIsSentAgainAfterAPanic(t *testing.T) {
+	r := newRig(t)
+	r.e.Caught = func(any, []byte) {}
+	r.plan = Plan{Retries: 2, Again: true, RemoveResponse: func(string) bool { panic("removing") }}
+	r.client().get(1)
+	r.client().get(1)
+	r.backend(0).say("HEADERS 3 :status=103 link=l")
+	check.Same(t, 1, r.e.Count.Panics.Load(), "panics")
+	check.Same(t, 1, len(r.backends), "connections to backends")
+	for _, o := range r.outcomes {
+		check.Same(t, "lost 0", fmt.Sprint(o.Reason, " ", o.Retries), "outcome, retries")
+	}
+	check.Same(t, 2, len(r.outcomes), "requests that ended")
 	r.clean()
 }
