@@ -152,6 +152,22 @@ func TestGuestStopsAnUnwantedUpload(t *testing.T) {
 	r.clean()
 }
 
+// A backend's stream for a caller has ended with both bodies, and is not reset when they were read.
+func TestGuestEndsItsStream(t *testing.T) {
+	r, g := newRig(t), &Guest{}
+	r.e.Invite(g, &wire.Head{Method: "GET", Authority: "a", Path: "/", EndStream: true}, r.forward(r.ep))
+	r.run()
+	b := r.backend(0)
+	b.see()
+	b.respond(1, "fine")
+	check.Same(t, 0, len(b.c.streams), "streams of the backend")
+	_, _, body, err := g.Take()
+	check.Same(t, "fine <nil>", fmt.Sprint(string(body), " ", err), "the answer")
+	r.run()
+	b.want()
+	r.clean()
+}
+
 // Peers may assume the default window until they have read our SETTINGS. With a smaller window, the
 // data they send before that would be an error.
 func TestWindowsAreNotBelowTheDefault(t *testing.T) {
