@@ -139,7 +139,7 @@ func TestGuestWaitsForRoom(t *testing.T) {
 	part := make([]byte, 16<<10)
 	for _, frames := range []string{"WINDOW 0 100000 | WINDOW 1 100000", "HEADERS 1 :status=200 | DATA 1 no END | RST 1 NO_ERROR"} {
 		for wait := false; !wait; r.run() {
-			_, wait = g.Pass(part, nil, nil)
+			_, wait = g.Pass(part, nil)
 		}
 		for len(g.Room()) > 0 {
 			<-g.Room()
@@ -147,7 +147,7 @@ func TestGuestWaitsForRoom(t *testing.T) {
 		b.say("%s", frames)
 		check.Same(t, 1, len(g.Room()), "signals after %s", frames)
 	}
-	more, wait := g.Pass(part, nil, nil)
+	more, wait := g.Pass(part, nil)
 	check.Same(t, "false false", fmt.Sprint(more, " ", wait), "more, wait")
 	n, _, err := g.Read(part)
 	check.Same(t, "no EOF", fmt.Sprint(string(part[:n]), " ", err), "the answer")
