@@ -32,7 +32,6 @@ func main() {
 	flag.IntVar(&w.sample, "n", 300, "mutants drawn from all packages together; 0: every one")
 	flag.IntVar(&w.seed, "seed", 1, "draws others")
 	flag.IntVar(&w.parallel, "parallel", 2, "tests at a time")
-	flag.BoolVar(&w.every, "every", false, "run all tests that reach a mutant, and list those that kill nothing that no other test kills")
 	flag.StringVar(&w.at, "at", "", "only what begins so: `file:line`, or a file, or a folder")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "go run ./tests/mutants [flags] [package folder ...], from the root of the repository; no folder: all that decide")
@@ -51,7 +50,6 @@ func main() {
 type workshop struct {
 	sample, seed, parallel int
 	at                     string
-	every                  bool
 	dir, tmp               string // dir is for binaries, tmp for tests
 	still                  atomic.Int64
 	reasons                []string       // lines of the list
@@ -160,10 +158,7 @@ func (w *workshop) try(ctx context.Context, p *folder, live []*mutant) error {
 		g.SetLimit(w.parallel)
 		for i, m := range live {
 			g.Go(func() error {
-				if killers[i] = w.kill(ctx, b, m.number); killers[i] != "" && w.every {
-					killers[i] = strings.Join(w.killers(ctx, b, m.number), " ")
-				}
-				if killers[i] != "" {
+				if killers[i] = w.kill(ctx, b, m.number); killers[i] != "" {
 					fmt.Fprintf(os.Stdout, "%s: %s → %s: killed by %s %s\n", m.place, m.code, m.to, tests, killers[i])
 				}
 				return ctx.Err()
@@ -171,9 +166,6 @@ func (w *workshop) try(ctx context.Context, p *folder, live []*mutant) error {
 		}
 		if err := g.Wait(); err != nil {
 			return err
-		}
-		if w.every && tests == dir { // other packages have mutants of their own
-			printSpare(b, killers)
 		}
 		var left []*mutant
 		for i, m := range live {
