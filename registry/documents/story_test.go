@@ -63,12 +63,12 @@ func TestStories(t *testing.T) {
 		s.Own = map[string]func([]string){
 			"server": func(w []string) {
 				s.Set(w[0], map[string]http.HandlerFunc{
-					"says": func(to http.ResponseWriter, _ *http.Request) {
+					"says": http.HandlerFunc(func(to http.ResponseWriter, _ *http.Request) {
 						if len(w) > 3 { // late, so that what is published at the start comes before
 							<-time.After(time.Millisecond)
 						}
 						fmt.Fprint(to, w[2])
-					},
+					}),
 					"dawdles": http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-time.After(100 * time.Millisecond) }),
 					"hangs": func(_ http.ResponseWriter, r *http.Request) {
 						hanging.Add(1)
