@@ -334,53 +334,6 @@ func (s *teller) step(words []string, rest string) {
 	s.run()
 }
 
-// speak lets a peer send frames, checks what it has seen, or changes it.
-func (s *teller) speak(p *peer, words []string, rest string) {
-	switch words[0] {
-	case ">":
-		p.say("%s", rest)
-	case "!":
-		id := strings.Fields(rest)[1]
-		p.say("%s", rest)
-		if p.c.side == up {
-			s.speak(p, []string{"<"}, "RST "+id+" PROTOCOL_ERROR")
-		} else {
-			s.speak(s.member("c"), []string{"<"}, "HEADERS "+id+" :status=502 content-length=0 END")
-		}
-	case "<":
-		if got := p.told(rest); got != rest {
-			s.t.Fatalf("%s: sees\n%s\nwant\n%s", s.at, got, rest)
-		}
-	case "~":
-		got := p.told(rest)
-		for _, part := range frames(rest) {
-			if !strings.Contains(got, part) {
-				s.t.Fatalf("%s: sees\n%s\nwant in it\n%s", s.at, got, part)
-			}
-		}
-	case "gets":
-		p.gets(uint32(s.number(words[1])), uint32(s.number(words[2])))
-	case "uploads":
-		p.upload(uint32(s.number(words[1])), s.number(words[2]))
-		s.e.report(1)
-	case "silent":
-		p.silent = true
-	case "takes":
-		p.silent = false
-		p.take()
-	case "lost":
-		s.lose(p, errRefused)
-	case "removed":
-		s.e.remove(p.c)
-	case "read":
-		p.c.bytesIn = s.e.lim.keyBytes
-	case "written":
-		p.c.bytesOut = s.e.lim.keyBytes
-	default:
-		s.t.Fatalf("%s: unknown step", s.at)
-	}
-}
-
 func (s *teller) dials(step, how string) {
 	s.refuse = nil
 	switch step + " " + how {
