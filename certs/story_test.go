@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -24,8 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/story"
 )
-
-var update = flag.Bool("update", false, "write the metrics of testdata")
 
 // A story writes files and a ConfigMap, and says who is trusted and what is served then. For CAs,
 // bundles and certificates see package cast.
@@ -52,7 +49,7 @@ var update = flag.Bool("update", false, "write the metrics of testdata")
 //	metrics > <file>
 //	check proxy-client, serving, bundle, backend …   see check; finds <text> for each finding, all of them
 func TestStories(t *testing.T) {
-	story.Tell(t, *update, func(t *testing.T, tale *story.Story) {
+	story.Tell(t, func(t *testing.T, tale *story.Story) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &stage{t: t, tale: tale, dir: t.TempDir(), cast: cast.Cast{}}
 			for at, words := range tale.Steps() {

@@ -41,7 +41,7 @@ import (
 //
 // The other steps check what is found out: look has them.
 func TestStories(t *testing.T) {
-	story.Tell(t, false, func(t *testing.T, tale *story.Story) {
+	story.Tell(t, func(t *testing.T, tale *story.Story) {
 		var worlds [][]step
 		for line, words := range tale.Steps() {
 			if words[0] == "world" {

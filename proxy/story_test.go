@@ -81,7 +81,7 @@ type question struct {
 
 // What clients and backends see of a request, and what is recorded, over any protocols.
 func TestStories(t *testing.T) {
-	story.Tell(t, false, func(t *testing.T, told *story.Story) {
+	story.Tell(t, func(t *testing.T, told *story.Story) {
 		var steps []*step
 		for at, words := range told.Steps() {
 			if !strings.Contains("<>|", words[0]) {

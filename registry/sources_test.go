@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	samples "github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
 // live has the steps of stories in which a registry runs over real sources: APIServices in etcd, a
@@ -222,7 +223,7 @@ func paths() map[string]string {
 
 // await waits as consumers do.
 func (l *live) await(at, file string, most time.Duration) {
-	if *update {
+	if story.Updating() {
 		most = 5 * time.Second
 	}
 	want, late := l.story.File(l, file), time.After(most)

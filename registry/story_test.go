@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"flag"
 	"fmt"
 	"reflect"
 	"slices"
@@ -25,8 +24,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the stories")
-
 // A story is a script of steps, one a line, over the files of its archive:
 //
 //	options <word>…            clusterip, loopback, urls, directory, unprotected; before the first apply
@@ -46,7 +43,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //	match <route>[=<apiservice>|=<group>] <path>    a path may be quoted as in Go
 //
 // Those of live follow.
-func TestStories(t *testing.T) { story.Tell(t, *update, tell) }
+func TestStories(t *testing.T) { story.Tell(t, tell) }
 
 type teller struct {
 	*testing.T

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -24,8 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/story"
 )
-
-var update = flag.Bool("update", false, "write status, metrics and log of testdata")
 
 const serverName = "metrics-server.kube-system.svc"
 
@@ -157,7 +154,7 @@ func (s *stage) shown(what string) (text string) {
 // Each story changes what a running Trust follows, and dials servers. "status > file" and the like
 // compare all that an operator sees.
 func TestStories(t *testing.T) {
-	story.Tell(t, *update, func(t *testing.T, tale *story.Story) {
+	story.Tell(t, func(t *testing.T, tale *story.Story) {
 		synctest.Test(t, func(t *testing.T) {
 			var s *stage
 			stop := func() {}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/pem"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -23,8 +22,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/story"
 )
-
-var update = flag.Bool("update", false, "write what the commands of testdata print")
 
 // front answers as a Fairlead with its local apiserver does, and records the requests.
 type front struct {
@@ -98,7 +95,7 @@ func run(t *testing.T, stdin string, args ...string) string {
 // Each story lists what a Fairlead answers or what manifests say, the commands, and what they
 // print.
 func TestStories(t *testing.T) {
-	story.Tell(t, *update, func(t *testing.T, s *story.Story) {
+	story.Tell(t, func(t *testing.T, s *story.Story) {
 		f := newFront(t)
 		t.Setenv("KUBECONFIG", kubeconfig(t, f.Server))
 		t.Setenv("KUBECACHEDIR", t.TempDir())

@@ -2,7 +2,6 @@ package apiservices
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"maps"
 	"net/http"
@@ -24,8 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the stories")
-
 // The steps of these stories, beside those of scene.Tell:
 //
 //	put <apiservice> [service=<name>] [url=<url>] [<label>=<value>]…
@@ -34,7 +31,7 @@ func TestStories(t *testing.T) {
 	before := utilruntime.ErrorHandlers // k8s.io/apiserver's mux logs a path that is registered twice as an error
 	defer func() { utilruntime.ErrorHandlers = before }()
 	utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{func(_ context.Context, err error, _ string, _ ...any) { t.Error(err) }}
-	scene.Tell(t, *update, func(tb testing.TB) *scene.Scene {
+	scene.Tell(t, func(tb testing.TB) *scene.Scene {
 		s, watches := scene.New(tb), map[string]*httptest.ResponseRecorder{}
 		var watching sync.WaitGroup
 		s.From = served(s)

@@ -2,7 +2,6 @@ package directory
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -25,8 +24,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the stories")
-
 // The steps of these stories, in a bubble of its own time; files are real. Following a directory is
 // told with the table: registry/testdata/directory.txtar.
 //
@@ -39,7 +36,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //	read [first]             and published
 //	expect <file>            whether to read again, the files, and what is published since
 func TestStories(t *testing.T) {
-	story.Tell(t, *update, func(t *testing.T, script *story.Story) {
+	story.Tell(t, func(t *testing.T, script *story.Story) {
 		synctest.Test(t, func(t *testing.T) { tell(t, script) })
 	})
 }

@@ -2,7 +2,6 @@ package documents_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -25,8 +24,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var update = flag.Bool("update", false, "rewrite the expectations of the stories")
-
 // words is what a backend has said.
 type words string
 
@@ -43,7 +40,7 @@ type words string
 // Expect shows how often documents were published since, what each APIService's backend has said,
 // and how many requests hang.
 func TestStories(t *testing.T) {
-	scene.Tell(t, *update, func(tb testing.TB) *scene.Scene {
+	scene.Tell(t, func(tb testing.TB) *scene.Scene {
 		s, published, home := scene.New(tb), 0, false
 		var hanging atomic.Int32
 		var sources *documents.Sources[words]

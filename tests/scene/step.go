@@ -30,8 +30,8 @@ import (
 //	asked <server> <least> <most> [path]   number of requests since the last step of this kind; it depends on jitter
 //	<METHOD> <file> <path> [<field>=<value>…]   a response; $tag is the ETag of the last one
 //	expect <file>
-func Tell(t *testing.T, update bool, stage func(testing.TB) *Scene) {
-	story.Tell(t, update, func(t *testing.T, script *story.Story) {
+func Tell(t *testing.T, stage func(testing.TB) *Scene) {
+	story.Tell(t, func(t *testing.T, script *story.Story) {
 		synctest.Test(t, func(t *testing.T) {
 			s := stage(t)
 			for at, words := range script.Steps() {

@@ -145,7 +145,7 @@ func (s *tale) step(words []string) {
 }
 
 func TestChecker(t *testing.T) {
-	story.Tell(t, false, func(t *testing.T, script *story.Story) {
+	story.Tell(t, func(t *testing.T, script *story.Story) {
 		for name, still := range map[string]time.Duration{"the machine runs": 0, "the machine stands still": 40 * time.Second} {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

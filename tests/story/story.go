@@ -2,6 +2,7 @@
 package story
 
 import (
+	"flag"
 	"fmt"
 	"iter"
 	"os"
@@ -19,25 +20,30 @@ import (
 type Story struct {
 	name    string
 	archive *txtar.Archive
-	update  bool
 }
 
-// Tell runs each story of testdata as a subtest. With update it rewrites the expected files.
-func Tell(t *testing.T, update bool, tell func(t *testing.T, s *Story)) {
+var update = flag.Bool("update", false, "rewrite what the stories of testdata expect") //nolint:gochecknoglobals // as any flag of a test
+
+// Tell runs each story of testdata as a subtest. With the flag -update it rewrites the expected
+// files.
+func Tell(t *testing.T, tell func(t *testing.T, s *Story)) {
 	files := must.Get(filepath.Glob("testdata/*.txtar"))(t)
 	if len(files) == 0 {
 		t.Fatal("no stories")
 	}
 	for _, f := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(f), ".txtar"), func(t *testing.T) {
-			s := &Story{f, must.Get(txtar.ParseFile(f))(t), update}
+			s := &Story{f, must.Get(txtar.ParseFile(f))(t)}
 			tell(t, s)
-			if update {
+			if *update {
 				must.Do(t, os.WriteFile(f, txtar.Format(s.archive), 0o644))
 			}
 		})
 	}
 }
+
+// Updating reports whether the flag -update is set.
+func Updating() bool { return *update }
 
 // Steps yields the position and the words of each step.
 func (s *Story) Steps() iter.Seq2[string, []string] {
@@ -69,7 +75,7 @@ func (s *Story) File(t testing.TB, name string) string {
 // Expect compares got with a file, or updates the file.
 func (s *Story) Expect(t testing.TB, at, name, got string) {
 	t.Helper()
-	if s.update {
+	if *update {
 		for i := range s.archive.Files {
 			if s.archive.Files[i].Name == name {
 				s.archive.Files[i].Data = []byte(got)

@@ -170,7 +170,7 @@ func (s *stage) do(at string, words ...string) {
 
 // Each story starts and ends replicas, and says which addresses are published when.
 func TestStories(t *testing.T) {
-	story.Tell(t, false, func(t *testing.T, tale *story.Story) {
+	story.Tell(t, func(t *testing.T, tale *story.Story) {
 		synctest.Test(t, func(t *testing.T) {
 			var s *stage
 			for at, words := range tale.Steps() {

@@ -2,7 +2,6 @@ package status
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"strconv"
 	"strings"
@@ -20,8 +19,6 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-var update = flag.Bool("update", false, "write what the stories of testdata expect")
 
 // do takes one step of a story.
 func (s *stage) do(at string, words ...string) {
@@ -108,7 +105,7 @@ func (s *stage) do(at string, words ...string) {
 
 // Each story changes the tables of replicas, and says what they write.
 func TestStories(t *testing.T) {
-	story.Tell(t, *update, func(t *testing.T, tale *story.Story) {
+	story.Tell(t, func(t *testing.T, tale *story.Story) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &stage{}
 			for at, words := range tale.Steps() {

@@ -52,7 +52,7 @@ import (
 //	resume <n>                      the n-th parked request gets the present plan
 //	ended [<n>] <reason> [<key>=<value>…] the oldest outcomes; ok: no reason
 //	is <what>=<value>…              see value
-func TestStories(t *testing.T) { story.Tell(t, false, tell) }
+func TestStories(t *testing.T) { story.Tell(t, tell) }
 
 type teller struct {
 	*rig

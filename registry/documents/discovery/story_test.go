@@ -3,7 +3,6 @@ package discovery
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -17,8 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the stories")
-
 // The steps of these stories, beside those of scene.Tell:
 //
 //	local <gv>=<resource>,… …           what the local apiserver serves from now on
@@ -30,7 +27,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //	backend <service> hangs|refuses|garbage|huge|status <code>
 //	open [stale-after]                  Discovery starts
 func TestStories(t *testing.T) {
-	scene.Tell(t, *update, func(tb testing.TB) *scene.Scene {
+	scene.Tell(t, func(tb testing.TB) *scene.Scene {
 		s, address := newStage(tb), []string(nil)
 		s.Show = s.show
 		s.Own = map[string]func([]string){

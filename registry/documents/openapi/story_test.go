@@ -3,7 +3,6 @@ package openapi
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -13,8 +12,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
-
-var update = flag.Bool("update", false, "rewrite the expectations of the stories")
 
 // The steps of these stories, beside those of scene.Tell:
 //
@@ -26,7 +23,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 // A server serves <gv>[/<resource>]=<description> …, says <text>, hangs, refuses, or answers status
 // <code>.
 func TestStories(t *testing.T) {
-	scene.Tell(t, *update, func(tb testing.TB) *scene.Scene {
+	scene.Tell(t, func(tb testing.TB) *scene.Scene {
 		s, now := newStage(tb), map[string]http.HandlerFunc{} // what the servers do
 		s.Show = s.show
 		s.Own = map[string]func([]string){
