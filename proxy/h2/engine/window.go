@@ -49,7 +49,7 @@ func (m *meter) received(now time.Duration, n int32) time.Duration {
 	if m.left > 0 {
 		return 0
 	}
-	took := max(now-m.at, 1)
+	took := now - m.at
 	m.at = 0
 	return took
 }
@@ -100,10 +100,8 @@ func (c *Conn) received(n int32) {
 		return
 	}
 	size := c.fullWindow()
-	if wide := c.reach.judge(c.e.now, took, size); wide > size {
-		c.reach.conn = wide
-		c.credit += wide - size
-	}
+	c.reach.conn = c.reach.judge(c.e.now, took, size)
+	c.credit += c.reach.conn - size
 }
 
 // fullWindow returns how much the peer may send on the connection when all bytes are credited.
@@ -152,7 +150,7 @@ func (c *Conn) fit(s *stream, h *half) {
 	want := first + int32(max(0, min(int64(most-first), room/max(sharers, minSharers), room-r.promised+extra)))
 	if h.full > want {
 		c.widen(h, -min(h.full-want, max(h.credit, 0)))
-	} else if h.full < want && h.keepsUp() {
+	} else if h.keepsUp() {
 		c.widen(h, want-h.full)
 	}
 }
@@ -177,7 +175,7 @@ func (c *Conn) widen(h *half, by int32) {
 // streamEnded releases a stream's wide window: no more bytes come.
 func (c *Conn) streamEnded(id uint32, h *half) {
 	if c.reach.id == id {
-		c.reach.id, c.reach.one.at = 0, 0
+		c.reach.one.at = 0
 	}
 	c.widen(h, c.e.lim.streamWindow-h.full)
 }

@@ -62,13 +62,133 @@ func TestMeasurementsEnd(t *testing.T) {
 	}{{1, true}, {1 + far, false}, {2 + far, true}, {3 + far, false}} {
 		check.Same(t, step.want, m.start(step.at, 100), "at %v: begun", step.at)
 	}
-	check.Same(t, 3, m.received(5+far, 100), "what it took")
+	check.Same(t, 0, m.received(4+far, 99), "what it took, with a byte left")
+	check.Same(t, 3, m.received(5+far, 1), "what it took")
+	check.Same(t, 0, m.received(6+far, 1), "what it took, not measured")
 }
 
 // A window grows at most to widest.
 func TestWidest(t *testing.T) {
 	for size, want := range map[int32]int32{widest / growth / 2: widest / 2, widest - 1: widest, widest: widest} {
 		check.Same(t, want, new(reach).judge(0, 2*near, size), "what %d grows to", size)
+	}
+}
+
+// A window is used well if it lasts for at most eight round trips, and grows if for at most two. The
+// shortest time so far is taken for a round trip, unless no round trip takes it.
+func TestJudge(t *testing.T) {
+	var r reach
+	for i, step := range []struct {
+		took     time.Duration
+		shortest time.Duration
+		used     bool
+		grows    bool
+	}{
+		{near - 1, 0, false, false},
+		{far + 1, 0, false, false},
+		{far, far, true, true},
+		{100 * time.Millisecond, 100 * time.Millisecond, true, true},
+		{200 * time.Millisecond, 100 * time.Millisecond, true, true},
+		{201 * time.Millisecond, 100 * time.Millisecond, true, false},
+		{800 * time.Millisecond, 100 * time.Millisecond, true, false},
+		{801 * time.Millisecond, 100 * time.Millisecond, false, false},
+		{near, near, true, true},
+	} {
+		now, before, want := time.Duration(i+1), r.seen, int32(1000)
+		if step.grows {
+			want *= growth
+		}
+		if step.used {
+			before = now
+		}
+		check.Same(t, want, r.judge(now, step.took, 1000), "window after %v", step.took)
+		check.Same(t, step.shortest, r.shortest, "round trip after %v", step.took)
+		check.Same(t, before, r.seen, "used well at, after %v", step.took)
+	}
+	for _, step := range []struct {
+		stream, left  int32
+		after, remain time.Duration
+	}{{0, 0, rest + 1, near}, {1, 1, rest, near}, {1, 0, rest + 1, 0}} {
+		r.stream = step.stream
+		r.rest(r.seen + step.after)
+		check.Same(t, step.left, r.stream, "window of streams after %v", step.after)
+		check.Same(t, step.remain, r.shortest, "round trip after %v", step.after)
+	}
+}
+
+// Wide windows share the room. A window shrinks only by what has not been promised.
+func TestShares(t *testing.T) {
+	const room, promised = 128 << 20, 1000
+	r := newRig(t)
+	c := r.client().c
+	first := r.e.lim.streamWindow
+	for _, tt := range []struct {
+		name         string
+		stream, wide int32
+		room         int64 // what is left of it; 0 means all
+		credit       int32
+		extra        int32
+		long         bool
+		queued       int32
+		taken        bool // by others in the process
+		want         int32
+	}{
+		{name: "alone", stream: widest, want: room / minSharers},
+		{name: "little used", stream: first + 10, want: 10},
+		{name: "the seventeenth", stream: widest, wide: minSharers, want: room / (minSharers + 1)},
+		{name: "one of seventeen", stream: widest, wide: minSharers + 1, extra: 1, want: room / (minSharers + 1)},
+		{name: "little room", stream: widest, room: 10, extra: 5, want: 15},
+		{name: "no room in the process", stream: widest, taken: true},
+		{name: "long-running", stream: widest, long: true, want: (growth - 1) * first},
+		{name: "half full", stream: widest, queued: first / 2, want: room / minSharers},
+		{name: "over half full", stream: widest, queued: first/2 + 1},
+		{name: "too wide", extra: 100, credit: 200, want: 0},
+		{name: "too wide, and promised", extra: 100, credit: 10, want: 90},
+		{name: "too wide, and to be sent again", extra: 100, credit: -10, want: 100},
+		{name: "too wide, and over half full", extra: 100, credit: 10, queued: first, want: 90},
+	} {
+		r.e.Memory = hold.New(4 * room)
+		if tt.taken {
+			check.Same(t, true, r.e.Memory.Promise(2*room), "%s: promised to others", tt.name)
+		}
+		c.reach = reach{stream: tt.stream, wide: tt.wide, promised: promised}
+		if tt.room > 0 {
+			c.reach.promised = room - tt.room
+		}
+		before, s := c.reach.promised, &stream{plan: kept{LongRunning: tt.long}}
+		h := &half{full: first + tt.extra, credit: tt.credit, q: queue{size: int(tt.queued)}}
+		c.fit(s, h)
+		check.Same(t, tt.want, h.full-first, "%s: extra window", tt.name)
+		check.Same(t, tt.want-tt.extra, h.credit-tt.credit, "%s: credit", tt.name)
+		check.Same(t, int64(tt.want-tt.extra), c.reach.promised-before, "%s: promised on the connection", tt.name)
+		if !tt.taken {
+			check.Same(t, false, r.e.Memory.Promise(2*room-int64(tt.want-tt.extra)+1), "%s: more than all is promised in the process", tt.name)
+		}
+	}
+}
+
+// The first of the streams that get credit is measured, if its receiver keeps up.
+func TestMeasuredStream(t *testing.T) {
+	r := newRig(t)
+	c := r.client().c
+	for _, tt := range []struct {
+		id   uint32
+		h    half
+		want int32
+	}{
+		{3, half{full: 100}, 0},
+		{1, half{full: 100, q: queue{size: 51}}, 0},
+		{1, half{full: 100, discard: true}, 0},
+		{1, half{full: 100, q: queue{size: 50}}, 100 * growth},
+	} {
+		c.reach = reach{}
+		c.credited(1, 10)
+		c.credited(3, 10)
+		r.e.now += 2 * near
+		c.streamReceived(tt.id, &tt.h, 9)
+		check.Same(t, 0, c.reach.stream, "stream %d, window of all with a byte left", tt.id)
+		c.streamReceived(tt.id, &tt.h, 1)
+		check.Same(t, tt.want, c.reach.stream, "stream %d, window of all", tt.id)
 	}
 }
 
@@ -84,6 +204,7 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 				if most := (n/goWindow + 1) * 10 / 9; got > most {
 					t.Errorf("%d round trips, at most %d", got, most)
 				}
+				check.Same(t, r.e.lim.backendWindow, b.c.recv+b.c.credit, "the backend's window")
 			})
 			t.Run("from a client, "+name, func(t *testing.T) {
 				r, c := newClient(t)
@@ -103,6 +224,8 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 				if most := streams * n / goServer * 2 / 3; got > most {
 					t.Errorf("%d round trips, at most %d", got, most)
 				}
+				check.Same(t, widest, c.c.fullWindow(), "the client's window")
+				check.Same(t, widest, c.c.recv+c.c.credit, "the client's window, with the credit")
 			})
 		}
 	}
