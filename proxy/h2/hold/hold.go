@@ -76,7 +76,7 @@ func (b *Bound) Add(n int64) { b.held.Add(n) }
 // Hold asks for n bytes. It reports false, and counts nothing, if n is more than a share. A
 // negative n returns bytes and is always granted.
 func (b *Bound) Hold(n int64) bool {
-	if n > 0 && n > b.Share() {
+	if n > b.Share() {
 		b.Refuse(Body)
 		return false
 	}
