@@ -122,7 +122,7 @@ type present struct {
 // merely the cache is behind, it waits itself.
 func (p *present) known(ctx context.Context, version string) error {
 	wanted, err := p.Versioner().ParseResourceVersion(version)
-	if err != nil || wanted == 0 || !p.cached.Ready() {
+	if err != nil || !p.cached.Ready() {
 		return nil //nolint:nilerr // the cache returns the error
 	}
 	if have, err := p.cached.LastSyncResourceVersion(); err != nil || wanted <= have {
