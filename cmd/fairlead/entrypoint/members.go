@@ -110,8 +110,7 @@ func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.Addr
 	if err != nil {
 		return nil, err
 	}
-	wrote := ready || mine != nil && held(mine, p.config.Identity)
-	alive, dead := p.members.observe(list.Items, wrote, time.Now())
+	alive, dead := p.members.observe(list.Items, ready, time.Now())
 	p.deleteExpired(ctx, dead)
 	addresses := p.addresses(alive)
 	if ready {
