@@ -129,12 +129,13 @@ func TestScrapesAreShared(t *testing.T) {
 		slow := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { <-end; return nil, nil })
 		pages := adminPages(http.NotFoundHandler(), http.NotFoundHandler(), slow, http.NotFoundHandler(), func(next http.Handler) http.Handler { return next })
 		codes := make(chan int, maxScrapes+1)
+		scrape := func(name string) {
+			w := httptest.NewRecorder()
+			pages.ServeHTTP(w, httptest.NewRequestWithContext(request.WithUser(t.Context(), &user.DefaultInfo{Name: name}), http.MethodGet, "/metrics", nil))
+			codes <- w.Code
+		}
 		for _, name := range []string{"curious", "curious", "curious", "curious", "prometheus"} {
-			go func() {
-				w := httptest.NewRecorder()
-				pages.ServeHTTP(w, httptest.NewRequestWithContext(request.WithUser(t.Context(), &user.DefaultInfo{Name: name}), http.MethodGet, "/metrics", nil))
-				codes <- w.Code
-			}()
+			go scrape(name)
 			synctest.Wait()
 		}
 		check.Same(t, 1, len(codes), "refused scrapes")
@@ -143,5 +144,7 @@ func TestScrapesAreShared(t *testing.T) {
 		for range maxScrapes {
 			check.Same(t, http.StatusOK, <-codes, "status of a scrape")
 		}
+		scrape("curious")
+		check.Same(t, http.StatusOK, <-codes, "status of a later scrape")
 	})
 }
