@@ -44,6 +44,10 @@ func TestLocalDeadlines(t *testing.T) {
 			for err == nil {
 				_, err = w.Write(make([]byte, 32<<10))
 			}
+		case "/gone":
+			_ = c.Flush()
+			<-r.Context().Done()
+			_, err = w.Write(make([]byte, 32<<10))
 		}
 		got <- err
 	})
@@ -63,6 +67,10 @@ func TestLocalDeadlines(t *testing.T) {
 	}
 	if _, err := io.Copy(io.Discard, res.Body); err == nil || !strings.Contains(err.Error(), "INTERNAL_ERROR") {
 		t.Errorf("the client saw %v, want a reset", err)
+	}
+	must.Do(t, s.do("GET", "/gone", nil).Body.Close())
+	if err := <-got; !errors.Is(err, errStreamGone) {
+		t.Errorf("writing after the client has gone ended with %v", err)
 	}
 }
 

@@ -165,6 +165,10 @@ func (x exchange) perform(ctx context.Context, t *testing.T, client *http.Client
 	if r.Header["Content-Length"] != nil {
 		res.Fields += fmt.Sprint(" length=", r.ContentLength)
 	}
+	for i := range x.Trailers - 1 {
+		_, announced := r.Trailer[fmt.Sprint("X-T", i)]
+		res.Fields += fmt.Sprint(" announced=", announced)
+	}
 	if x.Leave >= 0 {
 		got := make([]byte, x.Leave)
 		_, err := io.ReadFull(r.Body, got)
