@@ -148,6 +148,18 @@ func TestBrokenDirectory(t *testing.T) {
 	}
 }
 
+// No directory makes this process hold more than a bounded number of files.
+func TestTooManyFiles(t *testing.T) {
+	dir, l := t.TempDir(), listing{files: make([]string, maxFiles-1)}
+	for _, name := range []string{"a.yaml", "b.yaml", "c.yaml"} {
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	l.walk(dir)
+	check.Same(t, filepath.Join(dir, "a.yaml"), l.files[maxFiles-1], "the last file")
+	check.Same(t, maxFiles, len(l.files), "files")
+	check.Same(t, "reading directory: more than 20000 files, from b.yaml on", l.faults[0].Message, "fault")
+}
+
 // A file is read again unless it is certainly the same: its modification time may be too coarse to
 // tell.
 func TestUnchanged(t *testing.T) {

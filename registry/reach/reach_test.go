@@ -63,6 +63,7 @@ func TestRefusal(t *testing.T) {
 		{host: "a.localhost", want: "a.localhost is a loopback name"},
 		{host: "127.1", want: "127.1 is a number, not a DNS name", allowed: always},
 		{host: "0x7f000001", want: "0x7f000001 is a number, not a DNS name", allowed: always},
+		{host: "0xg"},
 		{host: "2130706433", want: "2130706433 is a number, not a DNS name", allowed: always},
 		{host: "", want: "the name is empty", allowed: always},
 	} {
