@@ -93,6 +93,11 @@ func TestRemembered(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, tc.want)
 		}
 	}
+	huge := stored("a.io", strings.Repeat("x", maxRemembered))
+	huge.ResourceVersion = "1"
+	if err := m.write([]*Entry{{Object: huge}}); err == nil {
+		t.Error("more was written than would be read")
+	}
 	// Writing does not follow a link in the file's place either, and leaves no temporary file.
 	m.path = filepath.Join(t.TempDir(), "cache")
 	must.Do(t, os.Symlink(file, m.path+".new"))
