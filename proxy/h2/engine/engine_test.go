@@ -233,6 +233,19 @@ func TestTurnsCountInputOnce(t *testing.T) {
 	check.Same(t, 0, lost.c.weight, "bytes counted of a connection that has ended")
 }
 
+// A driver closes a connection once.
+func TestEndedConnectionIsNotClosed(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	r.e.CutAll(errRefused)
+	r.e.Ended(c.c, errRefused)
+	r.e.Ended(c.c, errRefused)
+	var w Work
+	r.e.Collect(&w)
+	check.Same(t, 0, len(w.Closes), "connections to be closed")
+	check.Same(t, 0, r.e.Count.Conns[up].Load(), "connections counted")
+}
+
 // upload sends up to n bytes of a body, as far as the engine's windows allow.
 func (p *peer) upload(id uint32, n int) {
 	for n > 0 {

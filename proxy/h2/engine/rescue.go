@@ -129,7 +129,7 @@ func (e *Engine) dropStream(s *stream) {
 	}
 	e.Count.Streams.Add(-1)
 	s.blame(ReasonAbort, errPanicked)
-	if s.picked && s.ep != nil && s.ep.Release != nil {
+	if s.picked && s.ep.Release != nil {
 		e.after(s.ep.Release)
 	}
 	if s.decided && s.plan.Done != nil {

@@ -57,6 +57,30 @@ func TestPanics(t *testing.T) {
 	}
 }
 
+// Of the requests that move from an endpoint, only the one whose plan panics ends.
+func TestPanicWhileMoving(t *testing.T) {
+	r := newRig(t)
+	r.e.Caught, r.heldDial = func(any, []byte) {}, true
+	ep, picks := &Endpoint{Name: "ep", Via: r.ep}, 0
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
+		p := r.forward(r.ep)
+		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
+			if picks++; picks == 3 {
+				panic("picking")
+			}
+			return ep
+		}}
+		return p, true
+	}
+	first, second := r.client(), r.client()
+	first.get(1)
+	second.get(1)
+	r.e.Eject(ep)
+	check.Same(t, [2]bool{true, false}, [2]bool{first.c.cut, second.c.cut}, "cut")
+	check.Same(t, 4, picks, "endpoints picked")
+	check.Same(t, 1, r.e.Count.Streams.Load(), "streams left")
+}
+
 // A connection whose cleanup panics again is removed by force: nothing of it is left, and its
 // streams at backends are reset.
 func TestPanicWhileCleaningUp(t *testing.T) {
