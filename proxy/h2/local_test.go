@@ -46,8 +46,9 @@ func TestLocalDeadlines(t *testing.T) {
 			}
 		case "/gone":
 			_ = c.Flush()
-			<-r.Context().Done()
-			_, err = w.Write(make([]byte, 32<<10))
+			if _, err = io.ReadAll(r.Body); errors.Is(err, errStreamGone) {
+				_, err = w.Write(make([]byte, 32<<10))
+			}
 		}
 		got <- err
 	})
@@ -68,9 +69,11 @@ func TestLocalDeadlines(t *testing.T) {
 	if _, err := io.Copy(io.Discard, res.Body); err == nil || !strings.Contains(err.Error(), "INTERNAL_ERROR") {
 		t.Errorf("the client saw %v, want a reset", err)
 	}
-	must.Do(t, s.do("GET", "/gone", nil).Body.Close())
+	body, upload := io.Pipe()
+	defer upload.Close()
+	must.Do(t, s.do("POST", "/gone", body).Body.Close())
 	if err := <-got; !errors.Is(err, errStreamGone) {
-		t.Errorf("writing after the client has gone ended with %v", err)
+		t.Errorf("reading, or writing, after the client has gone ended with %v", err)
 	}
 }
 
