@@ -40,6 +40,7 @@ func atLevel(t *testing.T, level string, w io.Writer) *Log {
 func events(t *testing.T, l *Log, out fmt.Stringer) []auditv1.Event {
 	t.Helper()
 	must.Run(t, l.Run)()
+	check.Same(t, 0, testutil.ToFloat64(l.lost), "events lost")
 	var list []auditv1.Event
 	for line := range strings.Lines(out.String()) {
 		var ev auditv1.Event
@@ -267,6 +268,7 @@ func TestWaitingEvents(t *testing.T) {
 	if n, lost := len(l.queue), testutil.ToFloat64(l.lost); n != (maxWaiting-maxWaiting/32)/len(body) || lost != float64(100-n) {
 		t.Errorf("%d queued, %v lost", n, lost)
 	}
+	check.Same(t, int64(len(l.queue)), l.places.Held(), "places of events in the queue")
 	for n, want := range map[int]int64{longText - 1: 0, longText: longText} {
 		l := atLevel(t, "Metadata", io.Discard)
 		l.Open(&Request{Path: "/"}).Completed(403, strings.Repeat("x", n-1))
