@@ -29,7 +29,7 @@ const costIdle = 10
 
 // IdleRecords charges for TLS records without application data.
 func (e *Engine) IdleRecords(c *Conn, n int) {
-	if n == 0 || c.closing {
+	if n == 0 {
 		return
 	}
 	if err := c.spend(n * costIdle); err != nil {
@@ -84,7 +84,6 @@ func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 	if c.peerWindow > window {
 		e.readyAll(c)
 	}
-	e.pump(c)
 	if c.pool != nil {
 		c.pool.settingsCame(c)
 	}
@@ -146,7 +145,7 @@ func (e *Engine) pingFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	case len(p) != 8:
 		return &connError{http2.ErrCodeFrameSize, "PING of a wrong size"}
 	case h.Has(http2.FlagPingAck):
-		if c.goAway == goAwaySoon && c.side == up && string(p) == drainPing {
+		if c.goAway == goAwaySoon && string(p) == drainPing {
 			e.finalGoAway(c)
 		}
 		return c.spend(budget.Control) // only one or two a minute are answers to ours
@@ -193,7 +192,7 @@ func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		c.window += n
 		c.chokedAt = 0
 		e.pump(c)
-		if c.pool != nil && c.pool.waiting.n > 0 {
+		if c.pool != nil {
 			c.pool.serve(c)
 		}
 		return nil

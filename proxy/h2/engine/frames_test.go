@@ -204,6 +204,9 @@ func (p *peer) settings(words []string) error {
 		for id := http2.SettingHeaderTableSize; id <= http2.SettingMaxHeaderListSize; id++ {
 			if id.String() == name {
 				all = append(all, http2.Setting{ID: id, Val: uint32(must.Get(strconv.Atoi(value))(p.r.t))})
+				if id == http2.SettingHeaderTableSize {
+					p.fr.ReadMetaHeaders.SetMaxDynamicTableSize(all[n].Val)
+				}
 			}
 		}
 		if w != "" && len(all) == n {
