@@ -193,6 +193,9 @@ func TestAuthorize(t *testing.T) {
 			})
 		}
 	}
+	if d, err := newAuthorizer(t, Config{Review: newAsked().review}).Authorize(t.Context(), get("panic")); err == nil || d.Allowed {
+		t.Errorf("without a log, a panic is %+v, %v", d, err)
+	}
 }
 
 // spelledRecord formats all of a question, with its user.

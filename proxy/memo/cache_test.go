@@ -87,6 +87,20 @@ func TestCacheBytesAreBounded(t *testing.T) {
 	}
 }
 
+// In a set whose entries were all used lately, any place will do.
+func TestUsedSet(t *testing.T) {
+	b := newBook(Config{Bytes: 1 << 10})
+	for i := range 4 * Ways {
+		b.put(fmt.Sprint(i), i, time.Hour)
+		for j := range i + 1 {
+			b.get(fmt.Sprint(j))
+		}
+	}
+	if n, _ := b.kept(); n != Ways {
+		t.Errorf("%d entries", n)
+	}
+}
+
 // The number of entries is bounded. The cache of proxy/authn and authz holds 100,000: few are
 // dropped before they expire.
 func TestCacheEntriesAreBounded(t *testing.T) {
