@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -20,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/story"
 )
@@ -112,6 +114,8 @@ func (s *stage) do(at string, words ...string) {
 		if err := s.LocalBundle(s.cast.Bundle(strings.TrimPrefix(words[1], "-"))); (err != nil) != (words[2] == "refused") {
 			s.t.Errorf("%s: %v", at, err)
 		}
+	case "faulty": // APIService...: those with a fault, or trusted by a replaced CA
+		check.Same(s.t, words[1:len(words)-1], slices.AppendSeq([]string{}, maps.Keys(s.Faults())), "%s: faulty", at)
 	case "pass": // duration
 		time.Sleep(must.Get(time.ParseDuration(words[1]))(s.t))
 	default:

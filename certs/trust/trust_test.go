@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -45,15 +46,29 @@ func TestHandshake(t *testing.T) {
 		if client.ClientSessionCache != nil {
 			t.Errorf("%s: sessions are cached", target)
 		}
-		client.ServerName = cmp.Or(client.ServerName, serverName)
+		if target == "v1.several" {
+			client.ServerName = serverName
+		}
 		check.Same(t, serverName, client.ServerName, "%s: the name that is sent", target)
-		_, far := must.Get2(cast.Shake(t, client, &tls.Config{Certificates: good, ClientAuth: tls.RequestClientCert}))(t)
+		_, far := must.Get2(cast.Shake(t, client, &tls.Config{Certificates: good, ClientAuth: tls.RequestClientCert, MaxVersion: tls.VersionTLS12}))(t)
 		if len(far.PeerCertificates) != shown || shown > 0 && !far.PeerCertificates[0].Equal(proxy.Leaf) {
 			t.Errorf("%s: the server saw %v", target, far.PeerCertificates)
 		}
-		refuses(client, &tls.Config{Certificates: other}, target+": another certificate, in a second handshake")
+		_, _, err := cast.Shake(t, client, &tls.Config{Certificates: other})
+		if _, ok := errors.AsType[x509.HostnameError](err); !ok {
+			t.Errorf("%s: another certificate, in a second handshake: %v", target, err)
+		}
 		refuses(client, &tls.Config{Certificates: good, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, target+": TLS 1.1")
 	}
+	if err := s.LocalBundle([]byte("x")); err == nil {
+		t.Error("a bundle of one byte is accepted for the local apiserver")
+	}
+	_, err := VerifyChain([]byte("x"), serverName, s.pair("ca").Chain())
+	if e, ok := errors.AsType[*Error](err); !ok || e.Reason() != reasonInvalidBundle {
+		t.Errorf("a bundle of one byte for one chain: %v", err)
+	}
+	s.set("v1.insecure", "insecure=true")
+	check.Same(t, serverName, must.Get(s.config("v1.insecure"))(t).ServerName, "the name that is sent without verification")
 	local := must.Get(s.config("local@" + serverName))(t)
 	must.Do(t, s.LocalBundle(s.cast.Bundle("next")))
 	refuses(local, &tls.Config{Certificates: good}, "a CA that was removed during a dial")
@@ -92,9 +107,11 @@ func TestTable(t *testing.T) {
 		if _, err := must.Get(New(cfg))(t).TLS(entry.Name, entry.Backend); err != nil {
 			t.Errorf("before Run: %v", err)
 		}
+		newHooks(cfg).renewed(entry.Name) // there is nobody to call
 		running := must.Get(New(cfg))(t)
 		must.Run(t, running.Run)
 		synctest.Wait()
+		must.Do(t, running.LocalBundle(ca.PEM()))
 		check.Same(t, 2, len(running.Status()), "the local apiserver and the APIServices in the status")
 		open, release := running.Guard(entry.Name, entry.Backend, ca.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)}).Chain())
 		defer release()
