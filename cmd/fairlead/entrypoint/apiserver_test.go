@@ -30,8 +30,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type apiserver struct {
 	fake    clienttesting.Fake
 	tracker clienttesting.ObjectTracker
-	// down makes every call fail, full every write, refuse the writes of Endpoints.
-	down, full, refuse atomic.Bool
+	// down makes every call fail, full every write, refuse the writes of Endpoints,
+	// hidden their reads.
+	down, full, refuse, hidden atomic.Bool
 	conflict           atomic.Pointer[string] // the next call of this verb for a Lease fails
 	lastMoment         atomic.Bool            // the next Lease to be deleted is renewed before
 	version, writes    atomic.Int64           // writes without those of Leases
@@ -56,7 +57,7 @@ func (s *apiserver) answer(a clienttesting.Action) (bool, runtime.Object, error)
 		return true, nil, errors.New("no route to host")
 	case s.full.Load() && !reads:
 		return true, nil, errors.New("etcdserver: mvcc: database space exceeded")
-	case s.refuse.Load() && !reads && resource.Resource == "endpoints":
+	case (s.refuse.Load() && !reads || s.hidden.Load() && reads) && resource.Resource == "endpoints":
 		return true, nil, errors.New("no")
 	case c != nil && *c == verb && lease:
 		s.conflict.Store(new(""))
