@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -79,7 +80,8 @@ func (s *stand) paused() (some bool) {
 	return some
 }
 
-// A client that does not read its answers is no longer read from, until it reads them.
+// A client that does not read its answers is no longer read from, until it reads them. Others do
+// not wait for it.
 func TestPausedClientGoesOn(t *testing.T) { onDrivers(t, testPausedClient) }
 
 func testPausedClient(t *testing.T, driver string) {
@@ -87,7 +89,7 @@ func testPausedClient(t *testing.T, driver string) {
 	bound := hold.New(limit)
 	s := newStand(t, driver, nil, func(_ *Head, p *Plan) {
 		p.Forward, p.Answer = nil, &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("x", 8<<10))}}
-	}, func(c *Config) { c.Memory = bound })
+	}, func(c *Config) { c.Memory, c.Shards = bound, 1 })
 	c := s.greet()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	sent := make(chan error, 1)
@@ -97,6 +99,7 @@ func testPausedClient(t *testing.T, driver string) {
 		paused = s.paused
 	}
 	must.Soon(t, time.Minute, "nothing is read from it, for so much waits", paused)
+	check.Same(t, 200, s.do("GET", "/", nil).StatusCode, "another client's answer meanwhile")
 	for answers := 0; answers < n; {
 		if f := must.Get(c.fr.ReadFrame())(t); f.Header().Type == http2.FrameHeaders {
 			answers++
