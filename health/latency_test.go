@@ -45,6 +45,23 @@ func TestOpinionNeedsTimeAndWitnesses(t *testing.T) {
 	}
 }
 
+// Of an endpoint with live traffic like its peers', probes say nothing.
+func TestCompare(t *testing.T) {
+	other := sample{live: 4, probe: 2}
+	for _, tt := range []struct {
+		of             sample
+		value, typical time.Duration
+	}{
+		{sample{live: 9, newLive: true, probe: 1, newProbe: true}, 9, 4},
+		{sample{live: 9, probe: 1, newProbe: true}, 0, 0},
+		{sample{probe: 1, newProbe: true}, 1, 2},
+		{sample{probe: 1}, 0, 0},
+	} {
+		value, typical := compare([]sample{tt.of, other, other}, 0)
+		check.Same(t, [2]time.Duration{tt.value, tt.typical}, [2]time.Duration{value, typical}, "%+v", tt.of)
+	}
+}
+
 // The median of its peers excludes the endpoint itself, and those without data.
 func TestMedianOfOthers(t *testing.T) {
 	for _, tt := range []struct {

@@ -36,6 +36,19 @@ func apiserver(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, r.Proto)
 }
 
+func TestNewLocalRequires(t *testing.T) {
+	for what, without := range map[string]func(*LocalConfig){
+		"servers": func(cfg *LocalConfig) { cfg.Servers = nil }, "trust": func(cfg *LocalConfig) { cfg.TLS = nil }, "dialler": func(cfg *LocalConfig) { cfg.Dial = nil },
+	} {
+		n := newNetwork(t)
+		cfg := LocalConfig{Servers: []string{"https://10.0.0.1:6443"}, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }}
+		without(&cfg)
+		if _, err := NewLocal(cfg); err == nil {
+			t.Errorf("made without a %s", what)
+		}
+	}
+}
+
 func newLocal(t *testing.T, n *network, change func(*LocalConfig), servers ...string) *Local {
 	t.Helper()
 	cfg := LocalConfig{Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }}

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -34,6 +35,18 @@ func TestFillEnds(t *testing.T) {
 	}
 	if err := r.fill(b); !errors.Is(err, io.EOF) {
 		t.Errorf("at its end: %v", err)
+	}
+}
+
+// Until takeOver a write may have a deadline, as that of a handshake.
+func TestWriteDeadlineBeforeTakeOver(t *testing.T) {
+	near, far := net.Pipe() // which nobody reads
+	defer far.Close()
+	r := wrapConn(near)
+	defer r.Close()
+	must.Do(t, r.SetWriteDeadline(time.Now()))
+	if _, err := r.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("writing ended with %v", err)
 	}
 }
 
