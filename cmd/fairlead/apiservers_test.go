@@ -36,6 +36,7 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	}
 	kube, _, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL})
 	must.Do(t, err)
+	check.Same(t, -1, kube.QPS, "requests a second; negative is without a limit")
 	f, review := reviewer(t, kube)
 	one, two := first.Listener.Addr().String(), second.Listener.Addr().String()
 	known := func(a, b registry.Health, connections int) {

@@ -22,4 +22,6 @@ func TestInProcessStreams(t *testing.T) {
 	check.Same(t, http.StatusOK, res.StatusCode, "status")
 	must.Do(t, res.Body.Close())
 	<-ended
+	silent := inProcess{http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+	check.Same(t, http.StatusOK, must.Get(silent.fetch(t.Context(), httptest.NewRequest(http.MethodGet, "/", nil)))(t).StatusCode, "status of a handler that writes nothing")
 }

@@ -148,6 +148,20 @@ func TestFollowLocalCA(t *testing.T) {
 	}
 }
 
+// A kubeconfig with another token renews the credential for requests of known users, too.
+func TestKubeconfigRenewsCredential(t *testing.T) {
+	dir := t.TempDir()
+	kube := kubeconfigOf(t, dir, `"token":"x"`)
+	d := &door{o: &options{kubeconfig: filepath.Join(dir, "kubeconfig")}, log: slog.New(slog.DiscardHandler), kube: kube, trust: must.Get(trust.New(trust.Config{}))(t)}
+	d.follower, _ = must.Get2(follow(kube, d.log))(t)
+	d.credential = must.Get(newCredential(t.Context(), kube, d.log))(t)
+	for _, f := range d.localFiles() {
+		must.Do(t, f.Take([]byte(kubeconfigText("https://127.0.0.1:6443", nil, `"token":"y"`))))
+	}
+	must.Do(t, d.credential.look(d.credential.offered.Load())) // as Run does
+	check.Same(t, "Bearer y", d.credential.Authorization(), "credential")
+}
+
 // A kubeconfig that gains or loses insecure-skip-tls-verify is followed for forwarded requests only
 // after a restart. One warning for each change says so.
 func TestInsecureNeedsRestart(t *testing.T) {

@@ -33,9 +33,9 @@ type apiserver struct {
 	// down makes every call fail, full every write, refuse the writes of Endpoints,
 	// hidden their reads.
 	down, full, refuse, hidden atomic.Bool
-	conflict           atomic.Pointer[string] // the next call of this verb for a Lease fails
-	lastMoment         atomic.Bool            // the next Lease to be deleted is renewed before
-	version, writes    atomic.Int64           // writes without those of Leases
+	conflict                   atomic.Pointer[string] // the next call of this verb for a Lease fails
+	lastMoment                 atomic.Bool            // the next Lease to be deleted is renewed before
+	version, writes            atomic.Int64           // writes without those of Leases
 }
 
 func newAPIServer(t *testing.T) *apiserver {
