@@ -78,6 +78,17 @@ func TestLocalDeadlines(t *testing.T) {
 	}
 }
 
+// Of a HEAD response the length is known only if the handler has written the body (RFC 9110 §8.6).
+func TestLocalLength(t *testing.T) {
+	s := newLocal(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.URL.RawQuery) })
+	for _, tt := range []struct {
+		method, query string
+		want          int64
+	}{{"GET", "", 0}, {"GET", "five!", 5}, {"HEAD", "", -1}, {"HEAD", "five!", 5}} {
+		check.Same(t, tt.want, s.do(tt.method, "/?"+tt.query, nil).ContentLength, "%s of %q: length", tt.method, tt.query)
+	}
+}
+
 // A path that net/http cannot parse reaches no handler.
 func TestUnreadableTarget(t *testing.T) {
 	s := newLocal(t, func(_ http.ResponseWriter, r *http.Request) { t.Errorf("served %s", r.URL) })
