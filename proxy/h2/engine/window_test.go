@@ -67,6 +67,15 @@ func TestMeasurementsEnd(t *testing.T) {
 	check.Same(t, 0, m.received(6+far, 1), "what it took, not measured")
 }
 
+// The window of a backend's connection stays: no line fills it.
+func TestBackendsWindowStays(t *testing.T) {
+	r, _, b := asked(t)
+	b.c.reach.all.start(r.e.now, 10)
+	r.e.now += 2 * near
+	b.c.received(10)
+	check.Same(t, [2]int32{}, [2]int32{b.c.reach.conn, b.c.credit}, "wider window, credit")
+}
+
 // A window grows at most to widest.
 func TestWidest(t *testing.T) {
 	for size, want := range map[int32]int32{widest / growth / 2: widest / 2, widest - 1: widest, widest: widest} {
