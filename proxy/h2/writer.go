@@ -206,7 +206,7 @@ func (w *writer) finish() {
 	}
 	w.done = true
 	bodyless := w.status == http.StatusNoContent || w.status == http.StatusNotModified
-	if !w.sent && w.declared < 0 && !bodyless && !(w.head && w.written == 0) {
+	if !w.sent && w.declared < 0 && !bodyless && (w.written > 0 || !w.head) {
 		w.fields = append(w.fields, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(w.written, 10)})
 		w.declared = w.written
 	}
