@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"net"
 	"slices"
 	"sync"
@@ -17,28 +16,25 @@ import (
 type connection struct {
 	net.Conn
 	faults   *faults
-	onClose  func()
-	once     sync.Once
-	closed   chan struct{}       // closed by Close
+	ctx      context.Context // ends with Close, or the Server's
+	close    func() error
 	state    tls.ConnectionState // set once, before the first request
 	verified bool                // the peer may assert X-Remote-*; set with state
 }
 
-var errFrozen = errors.New("connection closed while frozen")
-
 // Read waits while the connection is frozen, even if it has already read data.
 func (c *connection) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	if c.wait() != nil {
-		return 0, errFrozen
+	if err := c.wait(); err != nil {
+		return 0, err
 	}
 	return n, err
 }
 
 // Write waits while the connection is frozen.
 func (c *connection) Write(p []byte) (int, error) {
-	if c.wait() != nil {
-		return 0, errFrozen
+	if err := c.wait(); err != nil {
+		return 0, err
 	}
 	return c.Conn.Write(p)
 }
@@ -51,22 +47,14 @@ func (c *connection) wait() error {
 		}
 		select {
 		case <-changed:
-		case <-c.closed:
-			return errFrozen
+		case <-c.ctx.Done():
+			return c.ctx.Err()
 		}
 	}
 }
 
 // Close ends the connection gracefully; a second call does nothing.
-func (c *connection) Close() error {
-	var err error
-	c.once.Do(func() {
-		err = c.Conn.Close()
-		close(c.closed)
-		c.onClose()
-	})
-	return err
-}
+func (c *connection) Close() error { return c.close() }
 
 // rst ends the connection with a TCP reset.
 func (c *connection) rst() {
@@ -79,8 +67,13 @@ func (c *connection) rst() {
 // accept handles one connection until it is net/http's.
 func (s *Server) accept(tcp net.Conn) {
 	s.accepted.Add(1)
-	c := &connection{Conn: tcp, faults: &s.faults, closed: make(chan struct{})}
-	c.onClose = func() { s.listen.remove(c) }
+	ctx, cancel := context.WithCancel(s.ctx)
+	c := &connection{Conn: tcp, faults: &s.faults, ctx: ctx}
+	c.close = sync.OnceValue(func() error {
+		defer cancel()
+		s.listen.remove(c)
+		return tcp.Close()
+	})
 	if !s.listen.add(c) {
 		c.rst()
 		return
@@ -92,15 +85,14 @@ func (s *Server) handshake(c *connection) {
 	if hangs, changed := s.faults.connects(HangConnect); hangs {
 		select { // no answer to anything
 		case <-changed:
-		case <-c.closed:
-		case <-s.ctx.Done():
+		case <-c.ctx.Done():
 		}
 		c.rst()
 		return
 	}
 	conn := tls.Server(c, s.tlsConfig())
 	// Ten seconds: longer than clients' own limits, so that the client gives up first.
-	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(c.ctx, 10*time.Second)
 	defer cancel()
 	if conn.HandshakeContext(ctx) != nil {
 		c.Close()
@@ -108,97 +100,73 @@ func (s *Server) handshake(c *connection) {
 	}
 	c.state = conn.ConnectionState()
 	c.verified = s.verify(&c.state)
-	s.conns.give(newSession(conn, c))
+	select {
+	case s.conns <- newSession(conn, c):
+	case <-c.ctx.Done():
+	}
 }
 
 // handover is the net.Listener that passes connections to net/http after their TLS handshake. For
 // net/http they have no TLS, so that it accepts any type; it recognizes HTTP/2 by its preface.
-type handover struct {
-	conns chan net.Conn
-	done  <-chan struct{} // of the Server
-}
+type handover struct{ *Server }
 
-func (h *handover) give(c net.Conn) {
-	select {
-	case h.conns <- c:
-	case <-h.done:
-		c.Close()
-	}
-}
-
-func (h *handover) Accept() (net.Conn, error) {
+// Accept implements net.Listener.
+func (h handover) Accept() (net.Conn, error) {
 	select {
 	case c := <-h.conns:
 		return c, nil
-	case <-h.done:
+	case <-h.ctx.Done():
 		return nil, net.ErrClosed
 	}
 }
 
-func (h *handover) Close() error   { return nil }
-func (h *handover) Addr() net.Addr { return &net.TCPAddr{} }
+// Close implements net.Listener. The connections end with the Server.
+func (h handover) Close() error { return nil }
 
-// pairs are the serving certificates: the valid one, and those with one fault each.
-type pairs struct {
-	good tls.Certificate
-	bad  map[Kind]tls.Certificate // fixed after newPairs
-}
+// Addr implements net.Listener.
+func (h handover) Addr() net.Addr { return &net.TCPAddr{} }
 
-func newPairs(cfg Config) pairs {
+// certificates makes the valid serving certificate, that of no Kind, and those with one fault each.
+func certificates(cfg Config) map[Kind]tls.Certificate {
 	names := append([]string{"localhost", "127.0.0.1"}, cfg.Names...)
 	stranger := pki.NewCA(cfg.CA.Certificate.Subject.CommonName) // same name: only the signature differs
 	issue := func(ca *pki.CA, leaf pki.Leaf) tls.Certificate {
 		leaf.CommonName = "extension"
 		return ca.Issue(leaf).TLS()
 	}
-	return pairs{
-		good: issue(cfg.CA, pki.Leaf{Names: names}),
-		bad: map[Kind]tls.Certificate{
-			WrongCA:     issue(stranger, pki.Leaf{Names: names}),
-			WrongName:   issue(cfg.CA, pki.Leaf{Names: []string{"somebody-else.test", "192.0.2.1"}}),
-			NoNames:     issue(cfg.CA, pki.Leaf{}),
-			Expired:     issue(cfg.CA, pki.Leaf{Names: names, NotAfter: time.Now().Add(-time.Minute)}),
-			NotYetValid: issue(cfg.CA, pki.Leaf{Names: names, NotBefore: time.Now().Add(time.Hour)}),
-			SHA1:        issue(cfg.CA, pki.Leaf{Names: names, SHA1: true}),
-		},
+	return map[Kind]tls.Certificate{
+		"":          issue(cfg.CA, pki.Leaf{Names: names}),
+		WrongCA:     issue(stranger, pki.Leaf{Names: names}),
+		WrongName:   issue(cfg.CA, pki.Leaf{Names: []string{"somebody-else.test", "192.0.2.1"}}),
+		NoNames:     issue(cfg.CA, pki.Leaf{}),
+		Expired:     issue(cfg.CA, pki.Leaf{Names: names, NotAfter: time.Now().Add(-time.Minute)}),
+		NotYetValid: issue(cfg.CA, pki.Leaf{Names: names, NotBefore: time.Now().Add(time.Hour)}),
+		SHA1:        issue(cfg.CA, pki.Leaf{Names: names, SHA1: true}),
 	}
 }
 
 // SetPair replaces the serving certificate for new connections, as a rotation does. Faults take
 // precedence.
 func (s *Server) SetPair(pair *pki.Pair) {
-	cert := pair.TLS()
 	s.faults.mu.Lock()
 	defer s.faults.mu.Unlock()
-	s.faults.rotated = &cert
+	s.faults.certificates[""] = pair.TLS()
 }
 
 // tlsConfig returns the configuration of a new connection, with the current faults.
 func (s *Server) tlsConfig() *tls.Config {
-	faulty := func(k Kind) bool { yes, _ := s.faults.connects(k); return yes }
-	cert := s.pairs.good
-	s.faults.mu.Lock()
-	if s.faults.rotated != nil {
-		cert = *s.faults.rotated
-	}
-	s.faults.mu.Unlock()
-	for kind, bad := range s.pairs.bad {
-		if faulty(kind) {
-			cert = bad
-		}
-	}
 	cfg := &tls.Config{
-		Certificates: []tls.Certificate{cert},
+		Certificates: []tls.Certificate{s.faults.certificate()},
 		MinVersion:   tls.VersionTLS12,
 		// Requested here and verified by verify: a bad certificate must reach the handler, to be
 		// counted and answered.
 		ClientAuth:             tls.RequestClientCert,
 		SessionTicketsDisabled: true, // each handshake must show the current certificate
 	}
-	if !faulty(HTTP1Only) {
+	if http1, _ := s.faults.connects(HTTP1Only); !http1 {
 		cfg.NextProtos = append(cfg.NextProtos, "h2")
 	}
-	if !s.cfg.NoHTTP1 && !faulty(HTTP2Only) {
+	if http2, _ := s.faults.connects(HTTP2Only); !http2 && !s.cfg.NoHTTP1 {
 		cfg.NextProtos = append(cfg.NextProtos, "http/1.1")
 	}
 	return cfg

@@ -112,11 +112,11 @@ func (k Kind) ofConnections() bool {
 
 // faults holds the active faults.
 type faults struct {
-	mu      sync.Mutex // guards the fields below
-	set     []Fault
-	seen    []int         // :: index in set → matching requests so far
-	change  chan struct{} // closed when set changes
-	rotated *tls.Certificate
+	mu           sync.Mutex // guards the fields below
+	set          []Fault
+	seen         []int         // :: index in set → matching requests so far
+	change       chan struct{} // closed when set changes
+	certificates map[Kind]tls.Certificate
 }
 
 // Set replaces all faults; without arguments, nothing is faulty any longer. When it returns, the
@@ -141,6 +141,18 @@ func (f *faults) connects(k Kind) (bool, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.ContainsFunc(f.set, func(x Fault) bool { return x.Kind == k }), f.change
+}
+
+// certificate returns the serving certificate of new connections.
+func (f *faults) certificate() tls.Certificate {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, x := range f.set {
+		if bad, ok := f.certificates[x.Kind]; ok {
+			return bad
+		}
+	}
+	return f.certificates[""]
 }
 
 // of returns the fault for a request.

@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
 	"syscall"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // listener is a TCP listener that can be closed and reopened on the same port.
@@ -19,7 +22,7 @@ type listener struct {
 	addr   string
 	port   int
 	accept func(net.Conn)
-	hold   int // file descriptor
+	hold   *os.File
 
 	wg sync.WaitGroup // the accepting goroutine
 
@@ -45,33 +48,20 @@ func newListener(address string, accept func(net.Conn)) (*listener, error) {
 }
 
 // holdPort binds a socket to an IPv4 address, without listening.
-func holdPort(address string) (fd, port int, err error) {
-	tcp, err := net.ResolveTCPAddr("tcp4", address)
-	if err != nil {
-		return 0, 0, err
-	}
+func holdPort(address string) (hold *os.File, port int, err error) {
+	defer try.Catch(&err)
+	tcp := try.Get(net.ResolveTCPAddr("tcp4", address))
 	syscall.ForkLock.RLock() // macOS has no SOCK_CLOEXEC
-	if fd, err = syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0); err == nil {
-		syscall.CloseOnExec(fd)
-	}
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	syscall.CloseOnExec(fd)
 	syscall.ForkLock.RUnlock()
-	if err != nil {
-		return 0, 0, err
-	}
+	try.Do(err)
+	hold = os.NewFile(uintptr(fd), address) // closed at the latest when it is collected
 	sa := &syscall.SockaddrInet4{Port: tcp.Port}
 	copy(sa.Addr[:], tcp.IP.To4())
-	if err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err == nil {
-		err = syscall.Bind(fd, sa)
-	}
-	var bound syscall.Sockaddr
-	if err == nil {
-		bound, err = syscall.Getsockname(fd)
-	}
-	if err != nil {
-		_ = syscall.Close(fd)
-		return 0, 0, err
-	}
-	return fd, bound.(*syscall.SockaddrInet4).Port, nil
+	try.Do(syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1))
+	try.Do(syscall.Bind(fd, sa))
+	return hold, try.Get(syscall.Getsockname(fd)).(*syscall.SockaddrInet4).Port, nil
 }
 
 // open starts to accept, unless it already does.
@@ -117,13 +107,10 @@ func (l *listener) refuse(cut bool) {
 
 func (l *listener) close() {
 	l.mu.Lock()
-	first := !l.done
 	l.done = true
 	l.mu.Unlock()
 	l.refuse(true)
-	if first {
-		_ = syscall.Close(l.hold)
-	}
+	l.hold.Close()
 }
 
 // add registers c; it returns false if the port is closed.

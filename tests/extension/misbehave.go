@@ -29,12 +29,11 @@ func (s *Server) misbehave(w http.ResponseWriter, r *http.Request, x exchange, f
 	case Garbage:
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte("\x00\xff{]not what it says\n"))
-	case Hang:
-		<-r.Context().Done()
-		panic(http.ErrAbortHandler)
-	case HangBody:
-		w.Header().Set("Content-Type", "application/json")
-		flush(w)
+	case Hang, HangBody:
+		if f.Kind == HangBody {
+			w.Header().Set("Content-Type", "application/json")
+			flush(w)
+		}
 		<-r.Context().Done()
 		panic(http.ErrAbortHandler)
 	case HugeBody:

@@ -75,13 +75,12 @@ type Server struct {
 	cfg       Config
 	versions  []schema.GroupVersion
 	documents documents
-	pairs     pairs
 	faults    faults
 	ring      ring
 	stores    map[string]*store // :: group → its widgets; fixed after New
 	listen    *listener
 	http      http.Server
-	conns     *handover // for http
+	conns     chan net.Conn // for http, after their handshake
 	accepted  atomic.Int64
 
 	ctx    context.Context // canceled by Close
@@ -123,9 +122,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.documents = newDocuments(s.versions)
 	s.ring.size = max(cmp.Or(cfg.Record, 1024), 0) // some seconds of a test's requests, with 64 KiB of header each at most
-	s.pairs = newPairs(cfg)
-	s.faults.change = make(chan struct{})
-	s.conns = &handover{conns: make(chan net.Conn), done: s.ctx.Done()}
+	s.faults.change, s.faults.certificates, s.conns = make(chan struct{}), certificates(cfg), make(chan net.Conn)
 	s.http = http.Server{
 		Handler:           http.HandlerFunc(s.serve),
 		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, sessionKey{}, c) },
@@ -142,7 +139,7 @@ func New(cfg Config) (*Server, error) {
 		s.cancel()
 		return nil, err
 	}
-	s.wg.Go(func() { _ = s.http.Serve(s.conns) }) // ends with ctx
+	s.wg.Go(func() { _ = s.http.Serve(handover{s}) }) // ends with ctx
 	if err := s.listen.open(); err != nil {
 		s.Close()
 		return nil, err
