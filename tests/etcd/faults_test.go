@@ -4,7 +4,6 @@ package etcd
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -31,18 +30,15 @@ func (s *site) routed(t *testing.T) {
 	}
 }
 
-// late is an APIService as JSON.
-func late(t *testing.T) string {
-	t.Helper()
-	return string(must.Get(json.Marshal(local("v1.late.example.com")))(t))
-}
+// late is an APIService.
+func late() string { return manifest("v1.late.example.com", "", "") }
 
 // refuses requires that requests that need etcd are soon answered with 503 and Retry-After, and
 // that what is routed stays routed.
 func (d *door) refuses(t *testing.T) {
 	t.Helper()
 	for _, r := range []struct{ method, path, body string }{
-		{http.MethodPost, base, late(t)}, {http.MethodDelete, base + "/" + widgetsAPI, ""}, {http.MethodGet, base, ""},
+		{http.MethodPost, base, late()}, {http.MethodDelete, base + "/" + widgetsAPI, ""}, {http.MethodGet, base, ""},
 	} {
 		begun := time.Now()
 		res := d.ask(t, r.method, r.path, r.body)
@@ -86,7 +82,7 @@ func testFull(t *testing.T, w *world) {
 		}
 		return err != nil, "not yet"
 	})
-	res := s.doors[0].ask(t, http.MethodPost, base, late(t))
+	res := s.doors[0].ask(t, http.MethodPost, base, late())
 	if res.Code != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(res.Body, "takes no writes") {
 		t.Errorf("%d %v %s", res.Code, res.Header, res.Body)
 	}

@@ -17,11 +17,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 var (
@@ -44,11 +42,10 @@ func (s *site) everything(t *testing.T) *extension.Server {
 
 func nameOf(i int) string { return fmt.Sprintf("v1.g%05d.example.com", i) }
 
-// asks requests an APIService's things and returns the status.
-func (d *door) asks(ctx context.Context, name string) (int, error) {
+// things is a path of an APIService.
+func things(name string) string {
 	version, group, _ := strings.Cut(name, ".")
-	reply, err := ask.Do(ctx, d.client, http.MethodGet, d.Endpoint.URL+"/apis/"+group+"/"+version+"/things", nil, "")
-	return reply.Code, err
+	return "/apis/" + group + "/" + version + "/things"
 }
 
 func pause(ctx context.Context, d time.Duration) {
@@ -72,16 +69,15 @@ func paced(n, rate int, f func(i int) error) error {
 
 // learns waits until a door has an APIService in its table. It answers with 503 until the first
 // probe has passed.
-func (d *door) learns(ctx context.Context, name string) error {
+func (d *door) learns(t *testing.T, name string) error {
 	for wait, end := time.Millisecond, time.Now().Add(time.Minute); ; wait = min(2*wait, 50*time.Millisecond) {
-		status, err := d.asks(ctx, name)
-		if err != nil || status == http.StatusOK || status == http.StatusServiceUnavailable {
-			return err
+		switch res := d.ask(t, http.MethodGet, things(name), ""); {
+		case res.Code == http.StatusOK || res.Code == http.StatusServiceUnavailable:
+			return nil
+		case res.Code != http.StatusNotFound || time.Now().After(end):
+			return fmt.Errorf("%s does not route %s: %d %s", d.Part.Name(), name, res.Code, res.Body)
 		}
-		if status != http.StatusNotFound || time.Now().After(end) {
-			return fmt.Errorf("%s does not route %s: %d", d.Part.Name(), name, status)
-		}
-		pause(ctx, wait)
+		pause(t.Context(), wait)
 	}
 }
 
@@ -91,7 +87,7 @@ func testLoad(t *testing.T, w *world) {
 	server := s.everything(t)
 	must.Get(s.doors[0].services.Create(t.Context(), s.remote("v1.warm.example.com", server), metav1.CreateOptions{}))(t)
 	for _, d := range s.doors {
-		d.becomes(t, "/apis/warm.example.com/v1/things", http.StatusOK)
+		d.becomes(t, things("v1.warm.example.com"), http.StatusOK)
 	}
 	var mu sync.Mutex
 	var took []time.Duration
@@ -106,7 +102,7 @@ func testLoad(t *testing.T, w *world) {
 		}
 		since := time.Now()
 		for _, d := range s.doors {
-			if err := d.learns(t.Context(), nameOf(i)); err != nil {
+			if err := d.learns(t, nameOf(i)); err != nil {
 				return err
 			}
 		}
@@ -167,14 +163,11 @@ func testLeader(t *testing.T, w *world) {
 	for _, d := range s.doors { // the second one has read all from etcd since
 		t.Run(d.Part.Name()+" routes what there is", func(t *testing.T) {
 			for i := range n {
-				suite.Eventually(t, 30*time.Second, nameOf(i), func() (bool, string) {
-					status, err := d.asks(t.Context(), nameOf(i))
-					want := http.StatusOK
-					if doomed(i) {
-						want = http.StatusNotFound
-					}
-					return status == want, fmt.Sprintf("%d, want %d, %v\n%s", status, want, err, d.Part.Tail())
-				})
+				want := http.StatusOK
+				if doomed(i) {
+					want = http.StatusNotFound
+				}
+				d.becomes(t, things(nameOf(i)), want)
 			}
 		})
 	}

@@ -98,7 +98,7 @@ func testBeside(t *testing.T, w *world) {
 	})
 	t.Run("the admin port takes no writes", func(t *testing.T) {
 		port := &door{Front: &cluster.Front{Part: d.Part, Endpoint: d.Admin}, client: suite.Client(t, d.Admin, s.Admin())}
-		if res := port.ask(t, http.MethodPost, base, text(t, local("v1.admin.example.com"))); res.Code != http.StatusNotFound && res.Code != http.StatusMethodNotAllowed {
+		if res := port.ask(t, http.MethodPost, base, manifest("v1.admin.example.com", "", "")); res.Code != http.StatusNotFound && res.Code != http.StatusMethodNotAllowed {
 			t.Errorf("%d %s", res.Code, res.Body)
 		}
 	})
@@ -164,6 +164,5 @@ func (s *site) accepts(t *testing.T, name string) {
 		_, err := s.doors[0].services.Create(t.Context(), s.remote(name, server), metav1.CreateOptions{})
 		return err == nil, fmt.Sprint(err)
 	})
-	version, group, _ := strings.Cut(name, ".")
-	s.doors[0].becomes(t, "/apis/"+group+"/"+version+"/things", http.StatusOK)
+	s.doors[0].becomes(t, things(name), http.StatusOK)
 }

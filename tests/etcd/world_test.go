@@ -26,11 +26,6 @@ import (
 // world is what all cases share: the executable.
 type world struct{ bin string }
 
-func newWorld(t *testing.T) *world {
-	t.Helper()
-	return &world{bin: suite.Build(t, t.TempDir())}
-}
-
 // site is an etcd with its Fairleads.
 type site struct {
 	*cluster.Cluster
@@ -105,14 +100,6 @@ func (s *site) remote(name string, at *extension.Server) *apiregistrationv1.APIS
 	}
 }
 
-// local returns a Local APIService.
-func local(name string) *apiregistrationv1.APIService {
-	version, group, _ := strings.Cut(name, ".")
-	return &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: apiregistrationv1.APIServiceSpec{Group: group, Version: version, GroupPriorityMinimum: 100, VersionPriority: 10},
-	}
-}
-
 // The APIService of most cases, and its path.
 const (
 	widgetsAPI = "v1.widgets.example.com"
@@ -139,7 +126,7 @@ func (d *door) becomes(t *testing.T, path string, status int) {
 }
 
 func TestEtcd(t *testing.T) {
-	w := newWorld(t)
+	w := &world{bin: suite.Build(t, t.TempDir())}
 	t.Run("load", func(t *testing.T) { testLoad(t, w) }) // it measures, so the others start when it has ended
 	suite.Cases[*world]{
 		{"differential", testDifferential},
