@@ -3,19 +3,13 @@
 package differential
 
 import (
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -28,11 +22,9 @@ import (
 // world is a cluster with Fairlead beside its kube-apiserver.
 type world struct {
 	*cluster.Cluster
-	front    *cluster.Front
-	start    func(lane string) (*cluster.Front, error) // starts another Fairlead
-	clients  map[string]*http.Client                   // :: URL of a server → client of an administrator
-	core     kubernetes.Interface
-	services aggregator.Interface
+	front   *cluster.Front
+	start   func(lane string) (*cluster.Front, error) // starts another Fairlead
+	clients map[string]*http.Client                   // :: URL of a server → client of an administrator
 }
 
 func newWorld(t *testing.T, args ...string) *world {
@@ -44,8 +36,6 @@ func newWorld(t *testing.T, args ...string) *world {
 		return c.StartFairlead(t.Context(), cluster.Fairlead{Path: binary, Name: "fairlead-" + lane, Args: append([]string{"--http2=" + strconv.FormatBool(lane == "h2")}, args...)})
 	}
 	w.front = must.Get(w.start("h2"))(t)
-	rc := c.Endpoint().RESTConfig(c.Admin())
-	w.core, w.services = kubernetes.NewForConfigOrDie(rc), aggregator.NewForConfigOrDie(rc)
 	for _, e := range []cluster.Endpoint{c.Endpoint(), w.front.Endpoint} {
 		w.clients[e.URL] = suite.Client(t, e, c.Admin())
 	}
@@ -85,35 +75,19 @@ type priority struct {
 }
 
 // extend starts an extension server in this process and registers its group-versions, the keys of
-// where. Its Service is an ExternalName that leads to this machine, because Kubernetes refuses
-// loopback addresses in EndpointSlices.
+// where.
 func (w *world) extend(t *testing.T, name string, cfg extension.Config, where map[string]priority) *extension.Server {
 	t.Helper()
-	cfg.Names, cfg.GroupVersions = []string{name + ".backends.svc"}, slices.Collect(maps.Keys(where))
+	cfg.CA, cfg.Names, cfg.GroupVersions = w.PKI.Serving.CA, []string{name + ".backends.svc"}, slices.Collect(maps.Keys(where))
 	s := extension.Start(t, cfg)
-	port := int32(s.Port())
-	w.namespace(t, "backends")
-	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}},
-	}}
-	must.Get(w.core.CoreV1().Services("backends").Create(t.Context(), service, metav1.CreateOptions{}))(t)
+	must.Do(t, w.Register(t.Context(), cluster.Backend{
+		Namespace: "backends", Service: name, Port: s.Port(), CAFile: w.PKI.Serving.CertFile, GroupVersions: cfg.GroupVersions,
+	}))
+	admin := kubectl.As(t, w.Endpoint(), w.Admin())
 	for gv, at := range where {
 		group, version, _ := strings.Cut(gv, "/")
-		must.Get(w.services.ApiregistrationV1().APIServices().Create(t.Context(), &apiregistrationv1.APIService{
-			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
-			Spec: apiregistrationv1.APIServiceSpec{
-				Service: &apiregistrationv1.ServiceReference{Namespace: "backends", Name: name, Port: &port}, Group: group, Version: version,
-				CABundle: s.CA.PEM(), GroupPriorityMinimum: at.group, VersionPriority: at.version,
-			},
-		}, metav1.CreateOptions{}))(t)
+		priorities := fmt.Sprintf(`{"spec":{"groupPriorityMinimum":%d,"versionPriority":%d}}`, at.group, at.version)
+		admin.Run(t, "patch", "apiservice", version+"."+group, "--type=merge", "-p", priorities)
 	}
 	return s
-}
-
-func (w *world) namespace(t *testing.T, name string) {
-	t.Helper()
-	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		t.Fatal(err)
-	}
 }

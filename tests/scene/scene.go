@@ -137,21 +137,24 @@ func (s *Scene) Claim(gv, service string, group, version int32) {
 
 // serve adds a Service with one endpoint.
 func (s *Scene) serve(name types.NamespacedName) {
-	port, ready := int32(8443), true
 	s.Input.Services[name] = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Port: 443}},
 	}}
 	if s.Input.Slices[name] == nil {
 		s.Input.Slices[name] = []*discoveryv1.EndpointSlice{{
-			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port, Name: new(string)}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(8443)), Name: new(string)}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}},
 		}}
 	}
 }
 
 // Get requests a path.
 func (s *Scene) Get(path string, header http.Header) *httptest.ResponseRecorder {
-	r := httptest.NewRequestWithContext(s.Context(), http.MethodGet, path, nil)
+	return s.ask(http.MethodGet, path, header)
+}
+
+func (s *Scene) ask(method, path string, header http.Header) *httptest.ResponseRecorder {
+	r := httptest.NewRequestWithContext(s.Context(), method, path, nil)
 	if header != nil {
 		r.Header = header
 	}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"net/http/httptest"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,13 +54,12 @@ func Tell(t *testing.T, stage func(testing.TB) *Scene) {
 // response describes the response to a request. A long body is cut; its sum tells whether two are
 // the same.
 func (s *Scene) response(method, path string, fields []string) string {
-	r := httptest.NewRequestWithContext(s.Context(), method, path, nil)
+	header := http.Header{}
 	for _, f := range fields {
 		name, value, _ := strings.Cut(f, "=")
-		r.Header.Add(name, strings.ReplaceAll(value, "$tag", s.tag))
+		header.Add(name, strings.ReplaceAll(value, "$tag", s.tag))
 	}
-	w := httptest.NewRecorder()
-	s.From.ServeHTTP(w, r)
+	w := s.ask(method, path, header)
 	s.tag = strings.TrimPrefix(w.Header().Get("Etag"), "W/")
 	body := w.Body.Bytes()
 	if w.Header().Get("Content-Encoding") == "gzip" {
@@ -94,11 +93,7 @@ func (s *Scene) step(at string, words []string) {
 		if i >= len(words) {
 			return otherwise
 		}
-		n, err := strconv.Atoi(words[i])
-		if err != nil {
-			s.Fatalf("%s: %v", at, err)
-		}
-		return n
+		return must.Get(strconv.Atoi(words[i]))(s)
 	}
 	switch words[0] {
 	case "claim":
@@ -125,11 +120,7 @@ func (s *Scene) step(at string, words []string) {
 	case "report":
 		s.Report(words[1], words[2] == "healthy")
 	case "advance":
-		d, err := time.ParseDuration(words[1])
-		if err != nil {
-			s.Fatalf("%s: %v", at, err)
-		}
-		time.Sleep(d) //nolint:forbidigo // stories run in a synctest bubble
+		s.Pass(must.Get(time.ParseDuration(words[1]))(s))
 	case "asked":
 		asked := s.Questions(words[1])
 		if len(words) > 4 {
