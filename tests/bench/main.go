@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -78,12 +79,8 @@ func parse(args []string) (*options, error) {
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
-	if o.rounds == 0 {
-		o.rounds = o.pick(3, 7)
-	}
-	if o.duration == 0 {
-		o.duration = time.Duration(o.pick(1, 2)) * time.Second
-	}
+	o.rounds = cmp.Or(o.rounds, o.pick(3, 7))
+	o.duration = cmp.Or(o.duration, time.Duration(o.pick(1, 2))*time.Second)
 	if o.profile && o.out == "" {
 		return nil, errors.New("-profile needs -out")
 	}

@@ -41,35 +41,21 @@ func newSample(before, after load.Snapshot, cpu time.Duration) (sample, error) {
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
-type results []*result
-
-type result struct {
-	scenario string
-	peers    []*series
-}
+type results []*series
 
 type series struct {
-	peer    string
-	samples []sample // by round; an empty one does not count
+	scenario, peer string
+	samples        []sample // by round; an empty one does not count
 }
 
 // of returns a peer's series. It is empty if nothing was added.
 func (r *results) of(scenario, peer string) *series {
-	i := slices.IndexFunc(*r, func(t *result) bool { return t.scenario == scenario })
+	i := slices.IndexFunc(*r, func(s *series) bool { return s.scenario == scenario && s.peer == peer })
 	if i < 0 {
 		i = len(*r)
-		*r = append(*r, &result{scenario: scenario})
+		*r = append(*r, &series{scenario: scenario, peer: peer})
 	}
-	return (*r)[i].of(peer)
-}
-
-func (t *result) of(peer string) *series {
-	i := slices.IndexFunc(t.peers, func(s *series) bool { return s.peer == peer })
-	if i < 0 {
-		i = len(t.peers)
-		t.peers = append(t.peers, &series{peer: peer})
-	}
-	return t.peers[i]
+	return (*r)[i]
 }
 
 // add adds the next round.
@@ -129,9 +115,12 @@ func within(figure func(sample) float64, value func([]float64) float64, several 
 // table returns all results as Markdown.
 func (r *results) table() string {
 	var b strings.Builder
-	for _, t := range *r {
-		fmt.Fprintf(&b, "\n### %s\n\n", t.scenario)
-		t.write(&b)
+	for i, s := range *r {
+		same := func(other *series) bool { return other.scenario == s.scenario }
+		if !slices.ContainsFunc((*r)[:i], same) { // the first of its scenario
+			fmt.Fprintf(&b, "\n### %s\n\n", s.scenario)
+			write(&b, slices.DeleteFunc(slices.Clone(*r), func(other *series) bool { return !same(other) }))
+		}
 	}
 	return b.String()
 }
@@ -159,23 +148,23 @@ func columns() []column {
 	}
 }
 
-// write writes the columns in which some peer has a figure.
-func (t *result) write(b *strings.Builder) {
-	ours := t.peers[max(0, slices.IndexFunc(t.peers, func(s *series) bool { return s.peer == fairlead }))] // else the first row
+// write writes the columns of a scenario in which some peer has a figure.
+func write(b *strings.Builder, peers results) {
+	ours := peers[max(0, slices.IndexFunc(peers, func(s *series) bool { return s.peer == fairlead }))] // else the first row
 	rows := []string{"| peer |", "|---|"}
-	for _, s := range t.peers {
+	for _, s := range peers {
 		rows = append(rows, "| "+s.peer+" |")
 	}
 	add := func(head string, cell func(*series) string) {
 		rows[0] += " " + head + " |"
 		rows[1] += "---|"
-		for i, s := range t.peers {
+		for i, s := range peers {
 			rows[i+2] += " " + cell(s) + " |"
 		}
 	}
 	for _, c := range columns() {
 		switch {
-		case !slices.ContainsFunc(t.peers, func(s *series) bool { return s.spread(c.of).most > 0 }):
+		case !slices.ContainsFunc(peers, func(s *series) bool { return s.spread(c.of).most > 0 }):
 		case c.ratio == "":
 			add(c.head, func(s *series) string { return s.spread(c.of).String() })
 		default:
@@ -188,13 +177,13 @@ func (t *result) write(b *strings.Builder) {
 			})
 		}
 	}
-	if i := slices.IndexFunc(t.peers, func(s *series) bool { return s.peer == direct }); i >= 0 && t.scenario == single {
+	if i := slices.IndexFunc(peers, func(s *series) bool { return s.peer == direct && s.scenario == single }); i >= 0 {
 		for _, c := range columns()[2:4] { // latencies
 			add("added to direct's "+strings.TrimSuffix(c.head, " ms")+", by its", func(s *series) string {
-				if s == ours || s == t.peers[i] {
+				if s == ours || s == peers[i] {
 					return ""
 				}
-				return added(ours, s, t.peers[i], c.of).String()
+				return added(ours, s, peers[i], c.of).String()
 			})
 		}
 	}

@@ -28,10 +28,6 @@ func gets(conns, streams int) load.Config {
 	return load.Config{Connections: conns, Streams: streams, Size: objectSize, Next: always(resources + "/one")}
 }
 
-func lists(conns, streams int) load.Config {
-	return load.Config{Connections: conns, Streams: streams, Size: listSize, Next: always(resources)}
-}
-
 func paced(c load.Config, rate float64) load.Config {
 	c.Rate, c.Streams = rate, maxStreams
 	return c
@@ -42,13 +38,15 @@ func paced(c load.Config, rate float64) load.Config {
 func (o *options) list() []scenario {
 	proxies := []string{fairlead, reverse, haproxy, nginx, nghttpx}
 	everybody := []string{fairlead, reverse, haproxy, nginx, nghttpx, aggregator, direct}
+	lists := gets(4, 4)
+	lists.Size, lists.Next = listSize, always(resources)
 	return []scenario{
 		o.watching(),
 		loads("get-8x8", "GET 1 KB, 8 connections × 8 streams", true, everybody, gets(8, 8)),
 		loads("get-1x1", "GET 1 KB, 1 × 1", false, proxies, gets(1, 1)),
 		loads("get-8x1", "GET 1 KB, 8 × 1", false, proxies, gets(8, 1)),
 		loads("get-100x1", "GET 1 KB, 100 × 1", false, proxies, gets(100, 1)),
-		loads("list-4x4", "LIST 100 KB, 4 × 4", true, everybody, lists(4, 4)),
+		loads("list-4x4", "LIST 100 KB, 4 × 4", true, everybody, lists),
 		{name: "http1", about: "GET 1 KB and LIST 100 KB over HTTP/1.1, 8 connections", run: http1},
 		{name: "paced-8x8", about: "GET 1 KB at 60 % of the lower saturation, 8 connections", run: saturated},
 		// The latency that a proxy adds to single requests: at this rate they seldom overlap.

@@ -98,7 +98,8 @@ func testBeside(t *testing.T, w *world) {
 	})
 	t.Run("the admin port takes no writes", func(t *testing.T) {
 		port := &door{Front: &cluster.Front{Part: d.Part, Endpoint: d.Admin}, client: suite.Client(t, d.Admin, s.Admin())}
-		if res := port.ask(t, http.MethodPost, base, manifest("v1.admin.example.com", "", "")); res.Code != http.StatusNotFound && res.Code != http.StatusMethodNotAllowed {
+		res := port.ask(t, http.MethodPost, base, manifest("v1.admin.example.com", "", ""))
+		if res.Code != http.StatusNotFound && res.Code != http.StatusMethodNotAllowed {
 			t.Errorf("%d %s", res.Code, res.Body)
 		}
 	})

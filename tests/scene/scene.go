@@ -137,13 +137,14 @@ func (s *Scene) Claim(gv, service string, group, version int32) {
 
 // serve adds a Service with one endpoint.
 func (s *Scene) serve(name types.NamespacedName) {
+	port, ready := int32(8443), true
 	s.Input.Services[name] = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Port: 443}},
 	}}
 	if s.Input.Slices[name] == nil {
 		s.Input.Slices[name] = []*discoveryv1.EndpointSlice{{
-			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(8443)), Name: new(string)}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port, Name: new(string)}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
 		}}
 	}
 }

@@ -31,10 +31,7 @@ type conn struct {
 	tls    *tls.Conn
 	in     *bufio.Reader
 	framer *http2.Framer // reads in, writes out
-	dec    *hpack.Decoder
-	status string // of the block that dec decodes
-
-	done atomic.Int64
+	done   atomic.Int64
 
 	// mu guards everything below. It is held while the buffer, which only this connection uses, is
 	// written.
@@ -60,12 +57,8 @@ func newConn(l *Load, index int, t *tls.Conn) (*conn, error) {
 	c := &conn{l: l, index: index, tls: t, in: bufio.NewReaderSize(t, readBuffer), streams: map[uint32]*stream{}, nextID: 1}
 	c.framer = http2.NewFramer(&c.out, c.in)
 	c.framer.SetReuseFrames()
+	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	c.enc = hpack.NewEncoder(&c.block)
-	c.dec = hpack.NewDecoder(4096, func(f hpack.HeaderField) {
-		if f.Name == ":status" {
-			c.status = f.Value
-		}
-	})
 	c.out.WriteString(http2.ClientPreface)
 	// Neither can fail: out is memory.
 	_ = c.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamWindow}, http2.Setting{ID: http2.SettingEnablePush, Val: 0})
@@ -153,10 +146,13 @@ func (c *conn) whole() bool {
 
 func (c *conn) handle(f http2.Frame, now time.Time) error {
 	switch f := f.(type) {
-	case *http2.HeadersFrame:
-		return c.head(f.StreamID, f.HeaderBlockFragment(), f.HeadersEnded(), f.StreamEnded(), now)
-	case *http2.ContinuationFrame:
-		return c.head(f.StreamID, f.HeaderBlockFragment(), f.HeadersEnded(), false, now)
+	case *http2.MetaHeadersFrame:
+		if s := c.streams[f.StreamID]; s != nil && s.status == "" { // trailers have none
+			s.status = f.PseudoValue("status")
+		}
+		if f.StreamEnded() {
+			c.end(f.StreamID, now, nil)
+		}
 	case *http2.DataFrame:
 		c.data(f, now)
 	case *http2.SettingsFrame:
@@ -171,25 +167,6 @@ func (c *conn) handle(f http2.Frame, now time.Time) error {
 		c.end(f.StreamID, now, fmt.Errorf("stream %d was reset: %v", f.StreamID, f.ErrCode))
 	case *http2.GoAwayFrame:
 		return fmt.Errorf("the server sent GOAWAY: %v", f.ErrCode)
-	}
-	return nil
-}
-
-func (c *conn) head(id uint32, block []byte, whole, ended bool, now time.Time) error {
-	if _, err := c.dec.Write(block); err != nil {
-		return fmt.Errorf("reading a head: %w", err)
-	}
-	if whole {
-		if err := c.dec.Close(); err != nil {
-			return fmt.Errorf("reading a head: %w", err)
-		}
-		if s := c.streams[id]; s != nil && c.status != "" { // trailers have none
-			s.status = c.status
-		}
-		c.status = ""
-	}
-	if ended {
-		c.end(id, now, nil)
 	}
 	return nil
 }
