@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // lame is a peer that begins something and stalls, or almost.
@@ -75,32 +76,23 @@ func testSlow(t *testing.T, d *door) {
 }
 
 // outlive returns how long a lame peer's connection lives.
-func (d *door) outlive(ctx context.Context, l lame) (time.Duration, error) {
+func (d *door) outlive(ctx context.Context, l lame) (took time.Duration, err error) {
+	defer try.Catch(&err)
 	ctx, cancel := context.WithTimeout(ctx, 70*time.Second)
 	defer cancel()
 	begun := time.Now()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", d.Front)
-	if err != nil {
-		return 0, err
-	}
+	conn := try.Get(new(net.Dialer).DialContext(ctx, "tcp", d.Front))
 	defer func() { _ = conn.Close() }()
 	if l.proto != "" {
 		as := d.w.as("lame")
 		as.NextProtos, as.ServerName = []string{l.proto}, "localhost"
 		t := tls.Client(conn, as)
-		if err := t.HandshakeContext(ctx); err != nil {
-			return 0, err
-		}
-		conn = t
-		begun = time.Now()
+		try.Do(t.HandshakeContext(ctx))
+		conn, begun = t, time.Now()
 	}
-	if _, err := io.WriteString(conn, l.say); err != nil {
-		return 0, err
-	}
+	try.Get(io.WriteString(conn, l.say))
 	for ctx.Err() == nil {
-		if err := conn.SetReadDeadline(time.Now().Add(500 * time.Millisecond)); err != nil {
-			return 0, err
-		}
+		try.Do(conn.SetReadDeadline(time.Now().Add(500 * time.Millisecond)))
 		if _, err := io.Copy(io.Discard, conn); !errors.Is(err, os.ErrDeadlineExceeded) {
 			return time.Since(begun), nil
 		}
@@ -139,19 +131,17 @@ func TestMemoryLimit(t *testing.T) {
 // The connection stays open until the test ends.
 func (d *door) asksFrames(ctx context.Context, t *testing.T, n int) {
 	w, err := connect(ctx, d.Front, d.w.as("reader"), false, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
-	if err == nil {
-		t.Cleanup(w.close)
-		err = w.fr.WriteWindowUpdate(0, 1<<30)
-	}
-	for range n {
-		if err == nil {
-			_, err = w.ask("GET", target, true)
-		}
-	}
-	if err == nil {
-		err = w.flush()
-	}
 	if err != nil {
+		t.Error(err)
+		return
+	}
+	t.Cleanup(w.close)
+	err = w.fr.WriteWindowUpdate(0, 1<<30)
+	for range n {
+		_, asked := w.ask("GET", target, true)
+		err = errors.Join(err, asked)
+	}
+	if err := errors.Join(err, w.flush()); err != nil {
 		t.Error(err)
 	}
 }

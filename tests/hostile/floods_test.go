@@ -5,6 +5,7 @@ package hostile
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -63,17 +64,11 @@ func floods() []flood {
 	return []flood{
 		{name: "rapid reset (CVE-2023-44487)", want: "ENHANCE_YOUR_CALM", step: func(w *wire, _ int) (int, error) {
 			id, err := w.ask("GET", target+"/widget-001", true)
-			if err != nil {
-				return 0, err
-			}
-			return 2, w.fr.WriteRSTStream(id, http2.ErrCodeCancel)
+			return 2, errors.Join(err, w.fr.WriteRSTStream(id, http2.ErrCodeCancel))
 		}},
 		{name: "made you reset (CVE-2025-8671)", want: "ENHANCE_YOUR_CALM", step: func(w *wire, _ int) (int, error) {
 			id, err := w.ask("GET", target+"/widget-001", true)
-			if err != nil {
-				return 0, err
-			}
-			return 2, w.fr.WriteWindowUpdate(id, 1<<31-1) // an overflow: the server resets
+			return 2, errors.Join(err, w.fr.WriteWindowUpdate(id, 1<<31-1)) // an overflow: the server resets
 		}},
 		{name: "CONTINUATION without end (CVE-2024-27316)", want: "ENHANCE_YOUR_CALM", begin: func(w *wire) error {
 			return w.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: w.head("GET", target)})

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -17,8 +18,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	authenticationv1 "k8s.io/api/authentication/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 const (
@@ -64,7 +67,7 @@ func echo(next http.Handler) http.Handler {
 type caller struct {
 	client *http.Client
 	user   string
-	header []string
+	header http.Header
 }
 
 // callers are users who share connections: behind a front proxy, with tokens, impersonated; and one
@@ -78,12 +81,12 @@ func (h *harbour) callers() []caller {
 		for i := range crowd {
 			name := fmt.Sprintf("user-%02d", i)
 			list = append(list,
-				caller{shared, name, []string{"X-Remote-User", name, "X-Remote-Group", "system:authenticated"}},
-				caller{master, "as-" + name, []string{"Impersonate-User", "as-" + name}})
+				caller{shared, name, http.Header{"X-Remote-User": {name}, "X-Remote-Group": {"system:authenticated"}}},
+				caller{master, "as-" + name, http.Header{"Impersonate-User": {"as-" + name}}})
 		}
 		for range crowd / 4 {
 			list = append(list,
-				caller{nobody, "alice", []string{"Authorization", "Bearer alice-token"}}, caller{nobody, "bob", []string{"Authorization", "Bearer bob-token"}}, caller{own, "dave", nil})
+				caller{nobody, "alice", ask.Bearer("alice-token")}, caller{nobody, "bob", ask.Bearer("bob-token")}, caller{own, "dave", nil})
 		}
 	}
 	return list
@@ -93,19 +96,18 @@ func (h *harbour) callers() []caller {
 // short and long, some given up half way. Each answer must be its caller's own.
 func testLeakage(t *testing.T, h *harbour) {
 	callers := h.callers()
-	var next, answered atomic.Int64
+	var answered atomic.Int64
 	g, ctx := errgroup.WithContext(t.Context())
-	for range workers {
+	g.SetLimit(workers)
+	for n := range mixed {
 		g.Go(func() error {
-			for n := next.Add(1); n <= mixed; n = next.Add(1) {
-				c := &callers[rand.IntN(len(callers))]
-				whole, err := h.exchange(ctx, c, int(n))
-				if err != nil {
-					return fmt.Errorf("request %d of %s: %w", n, c.user, err)
-				}
-				if whole {
-					answered.Add(1)
-				}
+			c := &callers[rand.IntN(len(callers))]
+			whole, err := h.exchange(ctx, c, n)
+			if err != nil {
+				return fmt.Errorf("request %d of %s: %w", n, c.user, err)
+			}
+			if whole {
+				answered.Add(1)
 			}
 			return nil
 		})
@@ -119,6 +121,7 @@ func testLeakage(t *testing.T, h *harbour) {
 // exchange makes one request, whose number selects the kind. It reports whether it got the whole
 // answer: it may be asked to retry, or give up.
 func (h *harbour) exchange(ctx context.Context, c *caller, n int) (whole bool, err error) {
+	defer try.Catch(&err)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	size := []int{0, 100, 3000, 60_000, 200_000}[n%7%5]
@@ -129,26 +132,15 @@ func (h *harbour) exchange(ctx context.Context, c *caller, n int) (whole bool, e
 	case n%3 == 0:
 		method, body = http.MethodPost, strings.Repeat(fmt.Sprint(c.user, "+", n, ";"), n%500+1)
 	}
-	r, err := http.NewRequestWithContext(ctx, method, h.front.Endpoint.URL+target, strings.NewReader(body))
-	if err != nil {
-		return false, err
-	}
+	r := try.Get(http.NewRequestWithContext(ctx, method, h.front.Endpoint.URL+target, strings.NewReader(body)))
 	r.Header.Set("Content-Type", "application/json")
-	for i := 0; i < len(c.header); i += 2 {
-		r.Header.Add(c.header[i], c.header[i+1])
-	}
-	res, err := c.client.Do(r)
-	if err != nil {
-		return false, err
-	}
+	maps.Copy(r.Header, c.header)
+	res := try.Get(c.client.Do(r))
 	defer res.Body.Close()
 	if res.StatusCode == http.StatusTooManyRequests || n%11 == 0 && target != reviews { // the rest of this answer must not reach other requests
 		return false, nil
 	}
-	got, err := io.ReadAll(res.Body)
-	if err != nil {
-		return false, err
-	}
+	got := try.Get(io.ReadAll(res.Body))
 	if target == reviews {
 		var r authenticationv1.SelfSubjectReview
 		if err := json.Unmarshal(got, &r); err != nil || r.Status.UserInfo.Username != c.user {
