@@ -10,6 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -26,7 +27,7 @@ func testControllers(t *testing.T, w *world) {
 	t.Run("a namespace is deleted with all in it", func(t *testing.T) {
 		ns, kc := w.namespace(t), w.admin(t)
 		for _, k := range kinds() {
-			w.create(t, k, ns, "inside", "x")
+			must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), k.object("inside", "x"), metav1.CreateOptions{}))(t)
 		}
 		kc.Run(t, "delete", "namespace", ns, "--timeout=90s") // returns when the namespace is gone
 		for _, k := range kinds() {
@@ -54,12 +55,10 @@ func testControllers(t *testing.T, w *world) {
 func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPropagation) {
 	ns := w.namespace(t)
 	owners, owneds := w.dynamic.Resource(owner.gvr).Namespace(ns), w.dynamic.Resource(owned.gvr).Namespace(ns)
-	parent, err := owners.Create(t.Context(), owner.object("parent", "x"), metav1.CreateOptions{})
-	must.Do(t, err)
-	block := true
+	parent := must.Get(owners.Create(t.Context(), owner.object("parent", "x"), metav1.CreateOptions{}))(t)
 	child := owned.object("child", "x")
 	child.SetOwnerReferences([]metav1.OwnerReference{{
-		APIVersion: parent.GetAPIVersion(), Kind: parent.GetKind(), Name: parent.GetName(), UID: parent.GetUID(), BlockOwnerDeletion: &block,
+		APIVersion: parent.GetAPIVersion(), Kind: parent.GetKind(), Name: "parent", UID: parent.GetUID(), BlockOwnerDeletion: new(true),
 	}})
 	must.Get(owneds.Create(t.Context(), child, metav1.CreateOptions{}))(t)
 	// The collector must know the child before its owner is deleted: else it deletes an orphan, too
@@ -67,21 +66,22 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 	witness := owned.object("witness", "x")
 	witness.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: parent.GetAPIVersion(), Kind: parent.GetKind(), Name: "nobody", UID: "none"}})
 	must.Get(owneds.Create(t.Context(), witness, metav1.CreateOptions{}))(t)
-	suite.Eventually(t, time.Minute, "the collector knows the child", func() (bool, string) {
-		_, err := owneds.Get(t.Context(), "witness", metav1.GetOptions{})
-		return apierrors.IsNotFound(err), fmt.Sprint(err)
-	})
+	gone := func(from dynamic.ResourceInterface, name string) {
+		suite.Eventually(t, time.Minute, name+" is gone", func() (bool, string) {
+			_, err := from.Get(t.Context(), name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err), fmt.Sprint(err)
+		})
+	}
+	gone(owneds, "witness") // then the collector knows the child
 	must.Do(t, owners.Delete(t.Context(), "parent", metav1.DeleteOptions{PropagationPolicy: &policy}))
-	suite.Eventually(t, time.Minute, "the owner is gone", func() (bool, string) {
-		_, err := owners.Get(t.Context(), "parent", metav1.GetOptions{})
-		return apierrors.IsNotFound(err), fmt.Sprint(err)
-	})
-	suite.Eventually(t, time.Minute, "the owned object is settled", func() (bool, string) {
+	gone(owners, "parent")
+	if policy != metav1.DeletePropagationOrphan {
+		gone(owneds, "child")
+		return
+	}
+	suite.Eventually(t, time.Minute, "the child has no owner", func() (bool, string) {
 		left, err := owneds.Get(t.Context(), "child", metav1.GetOptions{})
-		if policy == metav1.DeletePropagationOrphan {
-			return err == nil && len(left.GetOwnerReferences()) == 0, fmt.Sprint(left, err)
-		}
-		return apierrors.IsNotFound(err), fmt.Sprint(err)
+		return err == nil && len(left.GetOwnerReferences()) == 0, fmt.Sprint(left, err)
 	})
 }
 

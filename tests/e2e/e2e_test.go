@@ -143,9 +143,8 @@ subjects: [{kind: ServiceAccount, namespace: kube-system, name: fairlead}]
 // namespace makes a namespace for one case. It is not deleted, because the whole cluster is.
 func (w *world) namespace(t *testing.T) string {
 	t.Helper()
-	ns, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "case-"}}, metav1.CreateOptions{})
-	must.Do(t, err)
-	return ns.Name
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "case-"}}
+	return must.Get(w.core.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}))(t).Name
 }
 
 // as returns kubectl for the user of cr and the server e.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -43,7 +42,7 @@ func story(t *testing.T, k kind) []step {
 	stale := k.object("one", "stale")
 	stale.SetResourceVersion("1")
 	old := string(must.Get(stale.MarshalJSON())(t))
-	value, says := "-o "+k.jsonpath(), func(texts ...string) []string { return texts }
+	value, says := fmt.Sprintf("-o jsonpath={.%s.%s}", k.path[0], k.path[1]), func(texts ...string) []string { return texts }
 	jsonPatch := fmt.Sprintf(`[{"op":"replace","path":"/%s/%s","value":"replaced"}]`, k.path[0], k.path[1])
 	get := "get " + k.name
 	return []step{
@@ -129,15 +128,6 @@ func (k kind) manifest(name, value string) string {
 		panic(err) // maps of strings always marshal
 	}
 	return string(data)
-}
-
-// jsonpath selects the value.
-func (k kind) jsonpath() string { return fmt.Sprintf("jsonpath={.%s.%s}", k.path[0], k.path[1]) }
-
-// create makes an object with the value.
-func (w *world) create(t *testing.T, k kind, ns, name, value string) {
-	t.Helper()
-	must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), k.object(name, value), metav1.CreateOptions{}))(t)
 }
 
 // patch returns a merge patch that sets the value.

@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
-	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
 // testMetricsServer runs metrics-server, the most common extension server, and kubectl top.
@@ -22,10 +21,9 @@ func testMetricsServer(t *testing.T, w *world) {
 	b := cluster.Backend{Namespace: "kube-system", Service: "metrics-server", CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{"metrics.k8s.io/v1beta1"}}
 	_, args, err := w.ExtensionArgs(&b)
 	must.Do(t, err)
-	path := must.Get(tools.Path(ctx, tools.Config{}, "metrics-server"))(t)
 	// 10 s is the minimum.
 	args = append(args, "--kubelet-insecure-tls", "--kubelet-use-node-status-port", "--kubelet-preferred-address-types=InternalIP", "--metric-resolution=10s", "--kubelet-request-timeout=5s")
-	must.Get(w.Run(ctx, cluster.Command{Name: "metrics-server", Path: path, Args: args}))(t)
+	must.Get(w.Run(ctx, cluster.Command{Name: "metrics-server", Path: suite.Tool(t, "metrics-server"), Args: args}))(t)
 	must.Do(t, w.Register(ctx, b))
 	kc := w.admin(t)
 	kc.Cache = t.TempDir()

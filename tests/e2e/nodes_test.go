@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kubectl"
@@ -168,21 +170,18 @@ func portForward(t *testing.T, m mooring) {
 	if found == nil {
 		t.Fatalf("kubectl printed %q (%v)\n%s", line, err, errs.String())
 	}
-	const connections = 5
-	wrong := make(chan error, connections)
-	for i := range connections {
-		go func() {
+	var connections errgroup.Group
+	for i := range 5 {
+		connections.Go(func() error {
 			sent := string(rubbish((i + 1) << 20))
 			r, err := ask.Do(ctx, new(http.Client), http.MethodPost, "http://"+found[1], nil, sent)
 			if err == nil && r.Body != sent {
 				err = fmt.Errorf("%d of %d bytes came back, or others", len(r.Body), len(sent))
 			}
-			wrong <- err
-		}()
+			return err
+		})
 	}
-	for range connections {
-		if err := <-wrong; err != nil {
-			t.Errorf("%v\n%s", err, errs.String())
-		}
+	if err := connections.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, errs.String())
 	}
 }

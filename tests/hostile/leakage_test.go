@@ -85,8 +85,8 @@ func (h *harbour) callers() []caller {
 				caller{master, "as-" + name, http.Header{"Impersonate-User": {"as-" + name}}})
 		}
 		for range crowd / 4 {
-			list = append(list,
-				caller{nobody, "alice", ask.Bearer("alice-token")}, caller{nobody, "bob", ask.Bearer("bob-token")}, caller{own, "dave", nil})
+			list = append(list, caller{own, "dave", nil},
+				caller{nobody, "alice", ask.Bearer("alice-token")}, caller{nobody, "bob", ask.Bearer("bob-token")})
 		}
 	}
 	return list

@@ -3,7 +3,6 @@
 package managed
 
 import (
-	"crypto/tls"
 	"encoding/json"
 	"maps"
 	"net/http"
@@ -11,10 +10,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -77,12 +78,9 @@ const caller = "caller-of-managed"
 
 func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path, body string) (int, string) {
 	t.Helper()
-	c := suite.Client(t, front.Endpoint, p.cred)
-	if rt, ok := c.Transport.(*http.Transport); ok && len(rt.TLSClientConfig.Certificates) > 0 { // presented whichever CAs the server asks for
-		rt.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			return &rt.TLSClientConfig.Certificates[0], nil
-		}
-	}
+	rc := front.Endpoint.RESTConfig(p.cred)
+	rc.Timeout = 30 * time.Second
+	c := must.Get(rest.HTTPClientFor(rc))(t) // it presents a certificate whichever CAs the server asks for
 	header := http.Header{"Content-Type": {"application/json"}, "User-Agent": {caller}}
 	maps.Copy(header, p.header)
 	reply := must.Get(ask.Do(t.Context(), c, method, front.Endpoint.URL+path, header, body))(t)

@@ -25,10 +25,7 @@ import (
 func TestManaged(t *testing.T) {
 	w := newWorld(t)
 	w.must(t, "kubectl create namespace wardle; kubectl create namespace managed; kubectl apply -f -", "<<'EOF'\n"+people+"\nEOF")
-	steps := []struct {
-		name string
-		run  func(*testing.T, *world)
-	}{
+	steps := suite.Cases[*world]{
 		{"certificates", testCertificates},
 		{"overlay", testOverlay},
 		{"extension server", testExtensionServer},
@@ -42,7 +39,7 @@ func TestManaged(t *testing.T) {
 		{"other products", testOthers},
 	}
 	for _, s := range steps {
-		if !t.Run(s.name, func(t *testing.T) { s.run(t, w) }) && w.front == nil {
+		if !t.Run(s.Name, func(t *testing.T) { s.Run(t, w) }) && w.front == nil {
 			return // the other steps need Fairlead
 		}
 	}

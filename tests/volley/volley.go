@@ -7,10 +7,12 @@ package volley
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -20,6 +22,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // Pace calls do at a fixed interval, each time on a new goroutine, until ctx ends, and then waits
@@ -114,14 +117,10 @@ func (l *Load) try(ctx context.Context, s *Shot, c *http.Client, url, body strin
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	s.Head, s.Code, s.Text, s.Err = 0, 0, "", nil
-	var req *http.Request
-	if req, s.Err = http.NewRequestWithContext(ctx, s.Method, url, strings.NewReader(body)); s.Err != nil {
-		return
-	}
+	defer try.Catch(&s.Err)
+	req := try.Get(http.NewRequestWithContext(ctx, s.Method, url, strings.NewReader(body)))
 	s.Target = req.URL.RequestURI()
-	if l.Header != nil {
-		req.Header = l.Header.Clone()
-	}
+	maps.Copy(req.Header, l.Header)
 	switch {
 	case body == "":
 		req.Body = nil
@@ -130,14 +129,11 @@ func (l *Load) try(ctx context.Context, s *Shot, c *http.Client, url, body strin
 	default:
 		req.Header.Set("Content-Type", "application/json")
 	}
-	var res *http.Response
-	if res, s.Err = c.Do(req); s.Err != nil {
-		return
-	}
+	res := try.Get(c.Do(req))
 	defer func() { _ = res.Body.Close() }()
 	s.Head, s.Code = time.Since(s.Began), res.StatusCode
 	if s.Code < 400 {
-		_, s.Err = io.Copy(io.Discard, res.Body)
+		try.Get(io.Copy(io.Discard, res.Body))
 		return
 	}
 	text, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10))
@@ -182,16 +178,12 @@ func Judge(t *testing.T, shots []Shot, most int, bad func(*Shot) bool) int {
 		t.Fatalf("%d requests were sent", len(shots))
 	}
 	var worse []string
-	slowest := &shots[0]
 	for i := range shots {
-		s := &shots[i]
-		if bad(s) {
+		if s := &shots[i]; bad(s) {
 			worse = append(worse, s.String())
 		}
-		if s.Head > slowest.Head {
-			slowest = s
-		}
 	}
+	slowest := slices.MaxFunc(shots, func(a, b Shot) int { return cmp.Compare(a.Head, b.Head) })
 	t.Logf("%d requests, %d bad; half took %s, 99%% took %s at most; the slowest head: %s", len(shots), len(worse),
 		Percentile(shots, 0.5).Round(time.Millisecond), Percentile(shots, 0.99).Round(time.Millisecond), strings.TrimSpace(slowest.String()))
 	first := strings.Join(worse[:min(len(worse), 10)], "\n")
