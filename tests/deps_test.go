@@ -8,7 +8,6 @@ import (
 	"path"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -102,7 +101,7 @@ func TestEngineDoesNothingByItself(t *testing.T) {
 					t.Errorf("%s: %s.%s: not allowed in the engine: leave it to the driver", fset.Position(n.Pos()), x.Name, n.Sel.Name)
 				}
 			case *ast.CallExpr:
-				if c := callee(n); c == "Wait" || c == "Lock" {
+				if f := lastName(called(n)); f == "Wait" || f == "Lock" {
 					t.Errorf("%s: blocks", fset.Position(n.Pos()))
 				}
 			}
@@ -159,26 +158,24 @@ func TestUnwantedPackages(t *testing.T) {
 // packagesOf returns the unwanted packages of a command that is built as in the Makefile.
 func packagesOf(t *testing.T, command string, unwanted ...string) []string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", "grpcnotrace", "-deps", module+"/cmd/"+command)
-	cmd.Stderr = os.Stderr
-	out := must.Get(cmd.Output())(t)
-	var found []string
-	for p := range strings.FieldsSeq(string(out)) {
-		if slices.ContainsFunc(unwanted, func(prefix string) bool { return strings.HasPrefix(p, prefix) }) {
-			found = append(found, p)
-		}
-	}
-	return found
+	return slices.DeleteFunc(deps(t, "-tags=grpcnotrace", "./cmd/"+command), func(p string) bool {
+		return !slices.ContainsFunc(unwanted, func(prefix string) bool { return strings.HasPrefix(p, prefix) })
+	})
 }
 
-func imports(s source) []string {
-	var out []string
+// deps returns the lines of go list for packages and all that they link.
+func deps(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list", "-deps"}, args...)...)
+	cmd.Dir, cmd.Stderr = "..", os.Stderr
+	return strings.Split(string(must.Get(cmd.Output())(t)), "\n")
+}
+
+func imports(s source) (paths []string) {
 	for _, i := range s.tree.Imports {
-		if p, err := strconv.Unquote(i.Path.Value); err == nil {
-			out = append(out, p)
-		}
+		paths = append(paths, strings.Trim(i.Path.Value, `"`))
 	}
-	return out
+	return paths
 }
 
 // Each direct dependency is justified in docs/decisions, and all Kubernetes libraries have one

@@ -2,7 +2,6 @@ package tests
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,11 +27,9 @@ func permissive(text string) bool {
 // linked returns the modules that the commands link, with their folders.
 func linked(t *testing.T) map[string]string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}", "./cmd/...")
-	cmd.Dir, cmd.Stderr = "..", os.Stderr
 	modules := map[string]string{}
-	for line := range strings.Lines(string(must.Get(cmd.Output())(t))) {
-		if path, dir, found := strings.Cut(strings.TrimSpace(line), " "); found {
+	for _, line := range deps(t, "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}", "./cmd/...") {
+		if path, dir, found := strings.Cut(line, " "); found {
 			modules[path] = dir
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/token"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -44,8 +45,8 @@ func TestLoopIsCheap(t *testing.T) {
 					t.Errorf("%s runs on the loop and waits for a channel", name)
 				}
 			case *ast.CallExpr:
-				if called := callee(n); dear[called] {
-					t.Errorf("%s runs on the loop and calls %s, which is dear", name, called)
+				if f := lastName(called(n)); dear[f] {
+					t.Errorf("%s runs on the loop and calls %s, which is dear", name, f)
 				}
 			}
 			return true
@@ -57,13 +58,5 @@ func marked(f *ast.FuncDecl, directive string) bool {
 	return f.Doc != nil && slices.ContainsFunc(f.Doc.List, func(c *ast.Comment) bool { return c.Text == directive })
 }
 
-// callee returns the last part of the called function's name.
-func callee(c *ast.CallExpr) string {
-	switch f := c.Fun.(type) {
-	case *ast.Ident:
-		return f.Name
-	case *ast.SelectorExpr:
-		return f.Sel.Name
-	}
-	return ""
-}
+// lastName returns what follows the last dot of a function's name.
+func lastName(f string) string { return f[strings.LastIndexByte(f, '.')+1:] }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,10 +42,9 @@ func sources(t *testing.T) (*token.FileSet, []source) {
 			return
 		}
 		tree := must.Get(parser.ParseFile(fset, name, text, parser.ParseComments|parser.SkipObjectResolution))(t)
-		if ast.IsGenerated(tree) {
-			return
+		if !ast.IsGenerated(tree) {
+			all = append(all, source{name: name, dir: path.Dir(name), tree: tree})
 		}
-		all = append(all, source{name: name, dir: path.Dir(name), tree: tree})
 	})
 	if len(all) < 3 {
 		t.Fatalf("%d Go files found: the walk is broken", len(all))
@@ -61,33 +61,22 @@ func walk(t *testing.T, f func(name string, text []byte)) {
 		if err != nil {
 			return err
 		}
-		if !d.IsDir() {
-			if !isText(name) {
-				return nil
+		if d.IsDir() {
+			base := path.Base(name)
+			_, err := root.Stat(filepath.Join(name, "go.mod"))
+			if name != "." && (strings.HasPrefix(base, ".") || base == "testdata" || base == "bin" || err == nil) { // another module
+				return fs.SkipDir
 			}
-			text, err := fs.ReadFile(root.FS(), name)
-			if err == nil {
-				f(name, text)
-			}
-			return err
-		}
-		if name == "." {
 			return nil
 		}
-		if base := path.Base(name); strings.HasPrefix(base, ".") || base == "testdata" || base == "bin" {
-			return fs.SkipDir
-		}
-		if _, err := root.Stat(filepath.Join(name, "go.mod")); err == nil {
-			return fs.SkipDir
+		if isText(name) {
+			f(name, must.Get(fs.ReadFile(root.FS(), name))(t))
 		}
 		return nil
 	}))
 }
 
 func isText(name string) bool {
-	switch path.Ext(name) {
-	case ".go", ".md", ".yaml", ".yml", ".json", ".sh", ".txtar":
-		return true
-	}
-	return path.Base(name) == "Makefile" || path.Base(name) == "Dockerfile"
+	return slices.Contains([]string{".go", ".md", ".yaml", ".yml", ".json", ".sh", ".txtar"}, path.Ext(name)) ||
+		slices.Contains([]string{"Makefile", "Dockerfile"}, path.Base(name))
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"go/ast"
 	"go/doc"
+	"go/types"
 	"maps"
 	"path"
 	"regexp"
@@ -213,11 +214,5 @@ func funcs(s source) []*ast.FuncDecl {
 	return out
 }
 
-func called(x *ast.CallExpr) string {
-	if sel, ok := x.Fun.(*ast.SelectorExpr); ok {
-		if pkg, ok := sel.X.(*ast.Ident); ok {
-			return pkg.Name + "." + sel.Sel.Name
-		}
-	}
-	return ""
-}
+// called returns the called function as the source names it: pkg.Func or x.y.Method.
+func called(c *ast.CallExpr) string { return types.ExprString(c.Fun) }

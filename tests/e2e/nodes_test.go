@@ -14,7 +14,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -166,15 +165,16 @@ func portForward(t *testing.T, m mooring) {
 	must.Do(t, cmd.Start())
 	defer func() { cancel(); _ = cmd.Wait() }()
 	line, err := bufio.NewReader(out).ReadString('\n')
-	found := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+)`).FindStringSubmatch(line)
-	if found == nil {
+	_, after, found := strings.Cut(line, "Forwarding from ")
+	address, _, _ := strings.Cut(after, " ")
+	if !found {
 		t.Fatalf("kubectl printed %q (%v)\n%s", line, err, errs.String())
 	}
 	var connections errgroup.Group
 	for i := range 5 {
 		connections.Go(func() error {
 			sent := string(rubbish((i + 1) << 20))
-			r, err := ask.Do(ctx, new(http.Client), http.MethodPost, "http://"+found[1], nil, sent)
+			r, err := ask.Do(ctx, new(http.Client), http.MethodPost, "http://"+address, nil, sent)
 			if err == nil && r.Body != sent {
 				err = fmt.Errorf("%d of %d bytes came back, or others", len(r.Body), len(sent))
 			}
