@@ -64,12 +64,9 @@ func testWatch(t *testing.T, k kubectl.User, registry string) {
 	sees := func(kind, priority string) {
 		t.Helper()
 		suite.Eventually(t, 10*time.Second, kind, func() (bool, string) {
-			for text := range strings.Lines(seen.String()) {
-				if slices.Equal(strings.Fields(text), []string{kind, "v1.late.example.com", priority}) {
-					return true, ""
-				}
-			}
-			return false, seen.String()
+			return slices.ContainsFunc(strings.Split(seen.String(), "\n"), func(line string) bool {
+				return slices.Equal(strings.Fields(line), []string{kind, "v1.late.example.com", priority})
+			}), seen.String()
 		})
 	}
 	suite.Eventually(t, 10*time.Second, "watching", func() (bool, string) { return strings.Count(seen.String(), "ADDED") >= 2, seen.String() })

@@ -23,11 +23,6 @@ type world struct {
 	keys alone.Keys
 }
 
-func newWorld(t *testing.T) *world {
-	t.Helper()
-	return &world{bin: suite.Build(t, t.TempDir()), keys: alone.NewKeys()}
-}
-
 // user issues a client certificate.
 func (w *world) user(t *testing.T, name string, groups ...string) cluster.Credentials {
 	t.Helper()
@@ -101,7 +96,7 @@ func put(t *testing.T, registry string, s *extension.Server, group, annotations 
 }
 
 func TestDirectory(t *testing.T) {
-	w := newWorld(t)
+	w := &world{bin: suite.Build(t, t.TempDir()), keys: alone.NewKeys()}
 	t.Run("speed", func(t *testing.T) { testSpeed(t, w) }) // it measures, so the others start when it has ended
 	suite.Cases[*world]{
 		{"kubectl", testKubectl},

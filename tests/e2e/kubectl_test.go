@@ -123,10 +123,7 @@ func (k kind) object(name, value string) *unstructured.Unstructured {
 
 // manifest is object as JSON, for kubectl.
 func (k kind) manifest(name, value string) string {
-	data, err := k.object(name, value).MarshalJSON()
-	if err != nil {
-		panic(err) // maps of strings always marshal
-	}
+	data, _ := k.object(name, value).MarshalJSON() // maps of strings always marshal
 	return string(data)
 }
 

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net/http"
@@ -68,13 +67,17 @@ type visit struct {
 	method, path, body string
 }
 
-// clientTLS returns a configuration that trusts e and presents pair, whichever CAs the server asks
-// for.
-func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...string) *tls.Config {
+// transport returns connections to e by one protocol. They present pair, whichever CAs the server
+// asks for.
+func transport(t *testing.T, e cluster.Endpoint, pair cluster.Pair, proto string) *http.Transport {
 	t.Helper()
 	c := must.Get(rest.TLSConfigFor(e.RESTConfig(cluster.Credentials{Pair: pair})))(t)
-	c.NextProtos, c.ServerName = protos, "127.0.0.1"
-	return c
+	c.NextProtos, c.ServerName = []string{proto}, "127.0.0.1"
+	rt := &http.Transport{TLSClientConfig: c, Protocols: new(http.Protocols)}
+	rt.Protocols.SetHTTP1(proto != "h2")
+	rt.Protocols.SetHTTP2(proto == "h2")
+	t.Cleanup(rt.CloseIdleConnections)
+	return rt
 }
 
 // visit sends v to e. It returns the answer and the request that reached the extension server, or
@@ -95,11 +98,9 @@ func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (ask.Reply, *ext
 // send sends v to e on a new connection.
 func (v visit) send(t *testing.T, e cluster.Endpoint) ask.Reply {
 	t.Helper()
-	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), Protocols: new(http.Protocols), DisableKeepAlives: true}
-	transport.Protocols.SetHTTP1(v.proto != "h2")
-	transport.Protocols.SetHTTP2(v.proto == "h2")
-	defer transport.CloseIdleConnections()
-	return must.Get(ask.Do(t.Context(), &http.Client{Transport: transport}, v.method, e.URL+v.path, v.header, v.body))(t)
+	rt := transport(t, e, v.pair, v.proto)
+	rt.DisableKeepAlives = true
+	return must.Get(ask.Do(t.Context(), &http.Client{Transport: rt}, v.method, e.URL+v.path, v.header, v.body))(t)
 }
 
 // identity returns all fields of a request that could identify its sender, by their names in lower
@@ -152,15 +153,15 @@ func (c teller) RoundTrip(r *http.Request) (*http.Response, error) {
 // thrifty returns a client with one connection, or up to 16 over HTTP/1.1.
 func (q *quay) thrifty(t *testing.T, pair cluster.Pair, token func() string) *http.Client {
 	t.Helper()
-	transport := &http.Transport{TLSClientConfig: clientTLS(t, q.server, pair, q.protos()[0]), ForceAttemptHTTP2: q.lane != "http1", MaxConnsPerHost: 1}
+	rt := transport(t, q.server, pair, q.protos()[0])
+	rt.MaxConnsPerHost = 1
 	if q.lane == "http1" {
-		transport.MaxConnsPerHost, transport.MaxIdleConnsPerHost = 16, 16
+		rt.MaxConnsPerHost, rt.MaxIdleConnsPerHost = 16, 16
 	}
-	t.Cleanup(transport.CloseIdleConnections)
 	if token == nil {
-		return &http.Client{Transport: transport}
+		return &http.Client{Transport: rt}
 	}
-	return &http.Client{Transport: teller{transport, token}}
+	return &http.Client{Transport: teller{rt, token}}
 }
 
 // testFlood sends a thousand different bad tokens a second while others work. kube-apiserver

@@ -25,9 +25,7 @@ import (
 func (s *site) routed(t *testing.T) {
 	t.Helper()
 	must.Get(s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, s.extension(t, "widgets.example.com/v1")), metav1.CreateOptions{}))(t)
-	for _, d := range s.doors {
-		d.becomes(t, widgets, http.StatusOK)
-	}
+	s.become(t, widgets, http.StatusOK)
 }
 
 // late is an APIService.
@@ -124,9 +122,7 @@ func testRestart(t *testing.T, w *world) {
 	must.Do(t, s.Etcd.Restart(t.Context()))
 	must.Do(t, without.Part.Restart(t.Context()))
 	t.Run("restored", func(t *testing.T) {
-		for _, d := range s.doors {
-			d.becomes(t, widgets, http.StatusNotFound)
-		}
+		s.become(t, widgets, http.StatusNotFound)
 		s.accepts(t, "v1.back.example.com")
 	})
 }

@@ -148,13 +148,9 @@ func testKubectl(t *testing.T, w *world) {
 		k.Says(t, tc.code, "", tc.args, tc.want)
 	}
 	k.Fail(t, `unknown field "spec.flavour"`, strings.Replace(text(t, s.remote(widgetsAPI, server)), "spec:", "spec:\n  flavour: sweet", 1), "apply", "-f", "-")
-	for _, d := range s.doors {
-		d.becomes(t, widgets, http.StatusOK)
-	}
+	s.become(t, widgets, http.StatusOK)
 	k.Run(t, "delete", "-f", file)
-	for _, d := range s.doors {
-		d.becomes(t, widgets, http.StatusNotFound)
-	}
+	s.become(t, widgets, http.StatusNotFound)
 }
 
 // accepts waits until a write is accepted and routed.

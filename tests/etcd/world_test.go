@@ -125,6 +125,14 @@ func (d *door) becomes(t *testing.T, path string, status int) {
 	})
 }
 
+// become waits until all doors answer a GET with the status.
+func (s *site) become(t *testing.T, path string, status int) {
+	t.Helper()
+	for _, d := range s.doors {
+		d.becomes(t, path, status)
+	}
+}
+
 func TestEtcd(t *testing.T) {
 	w := &world{bin: suite.Build(t, t.TempDir())}
 	t.Run("load", func(t *testing.T) { testLoad(t, w) }) // it measures, so the others start when it has ended

@@ -30,13 +30,10 @@ import (
 func Pace(ctx context.Context, every time.Duration, do func(i int)) {
 	var flying sync.WaitGroup
 	defer flying.Wait()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	next := time.Now()
 	for i := 0; ; i++ {
-		timer.Reset(time.Until(next))
 		select {
-		case <-timer.C:
+		case <-time.After(time.Until(next)):
 		case <-ctx.Done():
 			return
 		}
