@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"os"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
@@ -38,6 +40,14 @@ func writeTokens(file string, n int) {
 	}
 	try.Do(w.Flush())
 	try.Do(f.Close())
+}
+
+// proven returns the TLS configuration of a user with a certificate.
+func (w *world) proven(user string, groups ...string) *tls.Config {
+	pair := try.Get(w.PKI.Client.Issue("bench-"+user, cluster.Leaf{User: user, Groups: groups}))
+	tc := w.tls.Clone()
+	tc.Certificates = []tls.Certificate{try.Get(tls.LoadX509KeyPair(pair.CertFile, pair.KeyFile))}
+	return tc
 }
 
 // grant allows every user the requests of the scenarios by RBAC, as in any cluster: no user here is

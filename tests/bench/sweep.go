@@ -53,6 +53,27 @@ func local(ctx context.Context, w *world) {
 	})
 }
 
+// identities compares both values of --local-identity for a caller with a certificate: their cost
+// in Fairlead, and in kube-apiserver. It starts a Fairlead for each. Each is two peers: one counts
+// Fairlead's processor time, the other kube-apiserver's.
+func identities(ctx context.Context, w *world) {
+	account := try.Get(w.Account(ctx, w.Endpoint(), "deploy", "managed"))
+	proven := w.proven("bench", "dev", "ops")
+	var list []*peer
+	for _, way := range []string{"front-proxy", "impersonate"} {
+		p := w.another(ctx, "by-"+way, "--local-identity="+way, "--kubeconfig="+account)
+		p.tls = proven
+		behind := p.as(way + ", kube-apiserver")
+		behind.part = w.APIServers[0]
+		list = append(list, p.as(way), behind)
+	}
+	// At 500 a second: kube-apiserver authorizes the caller, and also Fairlead if it impersonates
+	// the caller.
+	c := paced(gets(8, 1), 500)
+	c.Size, c.Next = 0, func(int, int) load.Request { return load.Request{Path: localPath} }
+	w.compare(ctx, "identity", list, func(*peer) load.Config { return c })
+}
+
 func bodies(ctx context.Context, w *world) {
 	for _, size := range sizes() {
 		c := load.Config{Connections: 4, Streams: 4, Size: size, Next: always(fmt.Sprintf("%s/size-%d", resources, size))}

@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"net/http"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
@@ -31,32 +31,27 @@ func visits(ctx context.Context, w *world) {
 // an object, and disconnects.
 func visit(ctx context.Context, at string, tc *tls.Config, token string) (err error) {
 	defer try.Catch(&err)
-	transport := &http.Transport{TLSClientConfig: tc.Clone(), ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: tc.Clone(), Protocols: new(http.Protocols)}
+	transport.Protocols.SetHTTP2(true) // and nothing else
 	defer transport.CloseIdleConnections()
 	const discovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
 	tag := ""
-	for _, ask := range []struct {
+	for _, want := range []struct {
 		path, accept string
 		status       int
 	}{
 		{"/api", discovery, http.StatusOK}, {"/apis", discovery, http.StatusOK}, {"/apis", discovery, http.StatusNotModified}, {resources + "/one", "application/json", http.StatusOK},
 	} {
-		req := try.Get(http.NewRequestWithContext(ctx, http.MethodGet, at+ask.path, nil))
-		req.Header.Set("Accept", ask.accept)
-		if token != "" {
-			req.Header.Set("Authorization", "Bearer "+token)
+		header := http.Header{"Accept": {want.accept}}
+		maps.Copy(header, ask.Bearer(token))
+		if want.status == http.StatusNotModified {
+			header.Set("If-None-Match", tag)
 		}
-		if ask.status == http.StatusNotModified {
-			req.Header.Set("If-None-Match", tag)
+		got := try.Get(ask.Do(ctx, &http.Client{Transport: transport}, http.MethodGet, at+want.path, header, ""))
+		if got.Code != want.status {
+			return fmt.Errorf("%s: status %d, not %d", want.path, got.Code, want.status)
 		}
-		resp, err := transport.RoundTrip(req)
-		try.Do(err)
-		_, err = io.Copy(io.Discard, resp.Body)
-		try.Do(errors.Join(err, resp.Body.Close()))
-		if resp.StatusCode != ask.status || resp.ProtoMajor != 2 {
-			return fmt.Errorf("%s: %s over %s, not %d over HTTP/2", ask.path, resp.Status, resp.Proto, ask.status)
-		}
-		tag = resp.Header.Get("Etag")
+		tag = got.Header.Get("Etag")
 	}
 	return nil
 }

@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // Config describes the server without faults. The zero value serves widgets.example.com/v1 on a
@@ -100,7 +101,8 @@ func Start(t testing.TB, cfg Config) *Server {
 }
 
 // New starts a server. The caller closes it.
-func New(cfg Config) (*Server, error) {
+func New(cfg Config) (_ *Server, err error) {
+	defer try.Catch(&err)
 	if cfg.GroupVersions == nil {
 		cfg.GroupVersions = []string{"widgets.example.com/v1"}
 	}
@@ -110,11 +112,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{CA: cfg.CA, cfg: cfg, stores: map[string]*store{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	for _, name := range cfg.GroupVersions {
-		gv, err := schema.ParseGroupVersion(name)
-		if err != nil {
-			s.cancel()
-			return nil, err
-		}
+		gv := try.Get(schema.ParseGroupVersion(name))
 		s.versions = append(s.versions, gv)
 		if s.stores[gv.Group] == nil {
 			s.stores[gv.Group] = newStore(cmp.Or(cfg.Objects, 100))
@@ -134,11 +132,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.http.Protocols.SetHTTP1(true)
 	s.http.Protocols.SetUnencryptedHTTP2(true)
-	var err error
-	if s.listen, err = newListener(cfg.Address, s.accept); err != nil {
-		s.cancel()
-		return nil, err
-	}
+	s.listen = try.Get(newListener(cfg.Address, s.accept))
 	s.wg.Go(func() { _ = s.http.Serve(handover{s}) }) // ends with ctx
 	if err := s.listen.open(); err != nil {
 		s.Close()
