@@ -220,21 +220,14 @@ func permissive(text string) bool {
 	})
 }
 
-// linked returns the modules that the commands link, with their folders.
-func linked(t *testing.T) map[string]string {
-	t.Helper()
-	modules := map[string]string{}
+// Every linked module has a permissive licence.
+func TestLicences(t *testing.T) {
+	modules := map[string]string{} // :: path → folder
 	for _, line := range deps(t, "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}", "./cmd/...") {
 		if path, dir, found := strings.Cut(line, " "); found {
 			modules[path] = dir
 		}
 	}
-	return modules
-}
-
-// Every linked module has a permissive licence.
-func TestLicences(t *testing.T) {
-	modules := linked(t)
 	if len(modules) < 20 {
 		t.Fatalf("only %d modules were found", len(modules))
 	}

@@ -28,13 +28,6 @@ func shipped(t *testing.T) map[string]*types.Info {
 	return checked
 }
 
-// oneImplementation lists interfaces that may have a single implementation, with the reason.
-func oneImplementation() map[string]string {
-	return map[string]string{
-		"proxy/authz.immutable": "users come from whoever authenticates; proxy/authn, a sibling, makes those that never change",
-	}
-}
-
 // An interface with one implementation, or a func field that returns any, is a detour for readers.
 func TestNoDetours(t *testing.T) {
 	all := shipped(t)
@@ -56,7 +49,9 @@ func haveImplementations(t *testing.T, all map[string]*types.Info) {
 			}
 		}
 	}
-	reasons := oneImplementation()
+	reasons := map[string]string{ // to have a single implementation
+		"proxy/authz.immutable": "users come from whoever authenticates; proxy/authn, a sibling, makes those that never change",
+	}
 	for name, n := range named {
 		i, ok := n.Underlying().(*types.Interface)
 		if !ok {

@@ -237,7 +237,7 @@ func TestStrangers(t *testing.T) {
 			c := others.compare(t, 1, func(ctx context.Context) {
 				var attack sync.WaitGroup
 				defer attack.Wait()
-				attack.Go(func() { a.run(ctx, host(h.front.Endpoint), a.as, 16, new(sync.Map)) })
+				attack.Go(func() { a.run(ctx, strings.TrimPrefix(h.front.Endpoint.URL, "https://"), a.as, 16, new(sync.Map)) })
 				// Requests that need no place, and requests with unused tokens.
 				for path, token := range map[string]string{"/readyz": "", remotePath + "/widget-001": tokens[0], "/version": tokens[1]} {
 					c := client(h.tls(nil), "h2")

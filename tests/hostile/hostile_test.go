@@ -217,6 +217,3 @@ func (h *harbour) tls(pair *pki.Pair) *tls.Config {
 	}
 	return c
 }
-
-// host is an endpoint's host:port.
-func host(e cluster.Endpoint) string { return strings.TrimPrefix(e.URL, "https://") }

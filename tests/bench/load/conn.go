@@ -137,11 +137,9 @@ func (c *conn) turn() error {
 // whole reports whether a whole frame is in the buffer.
 func (c *conn) whole() bool {
 	const head = 9
-	if c.in.Buffered() < head {
-		return false
-	}
-	b, err := c.in.Peek(head)
-	return err == nil && c.in.Buffered() >= head+int(b[0])<<16+int(b[1])<<8+int(b[2])
+	b, _ := c.in.Peek(min(head, c.in.Buffered())) // what is in the buffer needs no read
+	f, err := http2.ReadFrameHeader(bytes.NewReader(b))
+	return err == nil && c.in.Buffered() >= head+int(f.Length)
 }
 
 func (c *conn) handle(f http2.Frame, now time.Time) error {
@@ -238,15 +236,12 @@ func (c *conn) ask(r Request, began time.Time) {
 // pace starts requests at random moments, a Poisson process: latencies are those of independent
 // clients, and a slow answer does not delay the next request (no coordinated omission).
 func (c *conn) pace(rate float64) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for due := time.Now(); ; {
 		due = due.Add(time.Duration(rand.ExpFloat64() / rate * float64(time.Second)))
-		timer.Reset(time.Until(due))
 		select {
 		case <-c.l.ctx.Done():
 			return
-		case <-timer.C:
+		case <-time.After(time.Until(due)):
 		}
 		c.send(func() {
 			if len(c.streams) >= c.l.cfg.Streams {
