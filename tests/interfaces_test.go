@@ -10,27 +10,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// shipped type-checks the packages of this module that ship, by folder.
-func shipped(t *testing.T) map[string]*types.Info {
-	t.Helper()
+// An interface with one implementation, or a func field that returns any, is a detour for readers.
+func TestNoDetours(t *testing.T) {
 	const mode = packages.NeedName | packages.NeedImports | packages.NeedExportFile | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo
 	cfg := &packages.Config{Context: t.Context(), Dir: "..", Mode: mode}
-	checked := map[string]*types.Info{}
+	all := map[string]*types.Info{} // :: folder → its package
 	for _, p := range must.Get(packages.Load(cfg, "./certs/...", "./cmd/...", "./health/...", "./proxy/...", "./registry/..."))(t) {
 		if len(p.Errors) > 0 {
 			t.Fatal(p.Errors)
 		}
-		checked[strings.TrimPrefix(p.PkgPath, module+"/")] = p.TypesInfo
+		all[strings.TrimPrefix(p.PkgPath, module+"/")] = p.TypesInfo
 	}
-	if len(checked) < 40 {
-		t.Fatalf("%d packages", len(checked))
+	if len(all) < 40 {
+		t.Fatalf("%d packages", len(all))
 	}
-	return checked
-}
-
-// An interface with one implementation, or a func field that returns any, is a detour for readers.
-func TestNoDetours(t *testing.T) {
-	all := shipped(t)
 	t.Run("interfaces", func(t *testing.T) { haveImplementations(t, all) })
 	t.Run("func fields", func(t *testing.T) { returnTypes(t, all) })
 }

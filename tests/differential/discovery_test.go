@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -132,25 +133,29 @@ func testConditional(t *testing.T, w *world) {
 func (w *world) same(t *testing.T, path string, header http.Header) {
 	t.Helper()
 	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
-	name := fmt.Sprintf("%s %v", path, header)
-	if want.Code != got.Code {
-		t.Errorf("%s: status %d, kube-apiserver's %d: %.300s", name, got.Code, want.Code, want.Body)
-		return
-	}
-	compared := []string{"Content-Type"}
+	fields := []string{"Content-Type"}
 	if strings.Contains(want.Header.Get("Content-Type"), "as=APIGroupDiscoveryList") || want.Code == http.StatusNotModified {
-		compared = append(compared, "Etag", "Cache-Control", "Vary")
+		fields = append(fields, "Etag", "Cache-Control", "Vary")
+		// kube-apiserver adds it only to compressed answers.
+		got.Header["Vary"] = slices.DeleteFunc(got.Header["Vary"], func(v string) bool { return v == "Accept-Encoding" })
 	}
-	for _, field := range compared {
-		a, b := want.Header.Values(field), got.Header.Values(field)
-		if field == "Vary" { // kube-apiserver adds it only to compressed answers
-			b = slices.DeleteFunc(b, func(v string) bool { return v == "Accept-Encoding" })
-		}
-		if !slices.Equal(a, b) {
+	name := fmt.Sprintf("%s %v", path, header)
+	if agree(t, name, want, got, fields...) && want.Body != got.Body {
+		t.Errorf("%s: %s", name, cmp.Diff(want.Body, got.Body))
+	}
+}
+
+// agree compares the statuses and fields of two answers. It reports whether the statuses are equal.
+func agree(t *testing.T, name string, want, got ask.Reply, fields ...string) bool {
+	t.Helper()
+	if want.Code != got.Code {
+		t.Errorf("%s: status %d, kube-apiserver's %d: %.300s\n%.300s", name, got.Code, want.Code, got.Body, want.Body)
+		return false
+	}
+	for _, field := range fields {
+		if a, b := want.Header.Values(field), got.Header.Values(field); !slices.Equal(a, b) {
 			t.Errorf("%s: %s %q, kube-apiserver's %q", name, field, b, a)
 		}
 	}
-	if want.Body != got.Body {
-		t.Errorf("%s: %s", name, cmp.Diff(want.Body, got.Body))
-	}
+	return true
 }

@@ -167,7 +167,8 @@ func testLeader(t *testing.T, w *world) {
 // doomed reports whether the test deletes APIService i.
 func doomed(i int) bool { return i%3 == 0 }
 
-// surely repeats a write until a door acknowledges it, or says that it was done: the answer was lost.
+// surely repeats a write until a door acknowledges it, or says that it was done, if an answer was
+// lost.
 func (s *site) surely(ctx context.Context, i int, done func(error) bool, write func(*door) error) (err error) {
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); i++ {
 		if err = write(s.doors[i%len(s.doors)]); err == nil || done(err) {
