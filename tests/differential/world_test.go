@@ -76,7 +76,7 @@ type priority struct {
 
 // extend starts an extension server in this process and registers its group-versions, the keys of
 // where.
-func (w *world) extend(t *testing.T, name string, cfg extension.Config, where map[string]priority) *extension.Server {
+func (w *world) extend(t *testing.T, name string, cfg extension.Config, where map[string]priority) {
 	t.Helper()
 	cfg.CA, cfg.Names, cfg.GroupVersions = w.PKI.Serving.CA, []string{name + ".backends.svc"}, slices.Collect(maps.Keys(where))
 	s := extension.Start(t, cfg)
@@ -89,5 +89,4 @@ func (w *world) extend(t *testing.T, name string, cfg extension.Config, where ma
 		priorities := fmt.Sprintf(`{"spec":{"groupPriorityMinimum":%d,"versionPriority":%d}}`, at.group, at.version)
 		admin.Run(t, "patch", "apiservice", version+"."+group, "--type=merge", "-p", priorities)
 	}
-	return s
 }
