@@ -126,7 +126,8 @@ func (l *Load) try(ctx context.Context, s *Shot, c *http.Client, url, body strin
 	default:
 		req.Header.Set("Content-Type", "application/json")
 	}
-	res := try.Get(c.Do(req))
+	res, err := c.Do(req)
+	try.Do(err)
 	defer func() { _ = res.Body.Close() }()
 	s.Head, s.Code = time.Since(s.Began), res.StatusCode
 	if s.Code < 400 {
