@@ -34,9 +34,6 @@ type listener struct {
 
 // newListener reserves address; open makes it accept.
 func newListener(address string, accept func(net.Conn)) (*listener, error) {
-	if address == "" {
-		address = "127.0.0.1:0"
-	}
 	hold, port, err := holdPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("holding port of %s: %w", address, err)

@@ -132,7 +132,7 @@ func New(cfg Config) (_ *Server, err error) {
 	}
 	s.http.Protocols.SetHTTP1(true)
 	s.http.Protocols.SetUnencryptedHTTP2(true)
-	s.listen = try.Get(newListener(cfg.Address, s.accept))
+	s.listen = try.Get(newListener(cmp.Or(cfg.Address, "127.0.0.1:0"), s.accept))
 	s.wg.Go(func() { _ = s.http.Serve(handover{s}) }) // ends with ctx
 	if err := s.listen.open(); err != nil {
 		s.Close()
