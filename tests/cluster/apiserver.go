@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,18 +38,6 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int) (err error) {
 	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: name, Names: []string{
 		"127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1",
 	}}))
-	args := c.apiServerArgs(i, port, serving)
-	c.urls = append(c.urls, loopback("https", port))
-	part, err := c.Run(ctx, Command{
-		Name: name, Path: path, Args: args,
-		Ready: get(c.urls[i]+"/readyz", c.EndpointOf(i), c.Admin()),
-	})
-	c.APIServers = append(c.APIServers, part)
-	return err
-}
-
-// apiServerArgs must be called below a try.Catch.
-func (c *Cluster) apiServerArgs(i, port int, serving Pair) []string {
 	tokens := filepath.Join(c.PKI.Dir, "tokens.csv")
 	try.Do(os.WriteFile(tokens, []byte(staticTokens), 0o600))
 	kubelet := try.Get(c.PKI.Client.Issue("kube-apiserver-kubelet-client", Leaf{User: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}}))
@@ -91,7 +78,12 @@ func (c *Cluster) apiServerArgs(i, port int, serving Pair) []string {
 		}
 		args = append(args, c.cfg.BelieverArgs...)
 	}
-	return append(args, c.cfg.APIServerArgs...)
+	c.urls = append(c.urls, loopback("https", port))
+	part, err := c.Run(ctx, Command{
+		Name: name, Path: path, Args: append(args, c.cfg.APIServerArgs...), Ready: c.EndpointOf(i).Serves("/readyz", c.Admin()),
+	})
+	c.APIServers = append(c.APIServers, part)
+	return err
 }
 
 // bindAdmin binds Config.AdminGroup to cluster-admin.
@@ -117,13 +109,9 @@ func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, 
 	pair := try.Get(c.PKI.Client.Issue("kube-controller-manager", Leaf{User: "system:kube-controller-manager"}))
 	kubeconfig := filepath.Join(c.dir, "kube-controller-manager.kubeconfig")
 	try.Do(through.WriteKubeconfig(kubeconfig, Credentials{Pair: pair}))
-	var controllers []string
-	for _, name := range []string{
-		"namespace", "garbage-collector", "serviceaccount", "serviceaccount-token", "root-ca-certificate-publisher",
-		"resourcequota", "clusterrole-aggregation", "deployment", "replicaset",
-	} {
-		controllers = append(controllers, name+"-controller")
-	}
+	const controllers = "namespace-controller,garbage-collector-controller,serviceaccount-controller,serviceaccount-token-controller," +
+		"root-ca-certificate-publisher-controller,resourcequota-controller,clusterrole-aggregation-controller," +
+		"deployment-controller,replicaset-controller"
 	return c.Run(ctx, Command{
 		Name: "kube-controller-manager", Path: path,
 		Args: append([]string{
@@ -133,7 +121,7 @@ func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, 
 			"--use-service-account-credentials", // as kubeadm: each controller uses a ServiceAccount token, which exercises tokens
 			"--service-account-private-key-file=" + c.PKI.ServiceAccounts.KeyFile,
 			"--root-ca-file=" + c.PKI.Serving.CertFile,
-			"--controllers=" + strings.Join(controllers, ","),
+			"--controllers=" + controllers,
 		}, more...),
 	})
 }

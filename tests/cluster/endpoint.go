@@ -1,9 +1,6 @@
 package cluster
 
 import (
-	"fmt"
-	"os"
-
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -45,9 +42,5 @@ func (e Endpoint) WriteKubeconfig(file string, c Credentials) error {
 	}
 	cfg.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
 	cfg.CurrentContext = name
-	data, err := clientcmd.Write(*cfg)
-	if err != nil {
-		return fmt.Errorf("writing kubeconfig: %w", err)
-	}
-	return os.WriteFile(file, data, 0o600)
+	return clientcmd.WriteToFile(*cfg, file)
 }

@@ -41,7 +41,7 @@ func (c *Cluster) startEtcd(ctx context.Context) (err error) {
 					"--unsafe-no-fsync", // the data need not survive a power failure
 					"--log-level=warn",
 				}, c.cfg.EtcdArgs...),
-				Ready: get(url+"/readyz", Endpoint{}, Credentials{}),
+				Ready: Endpoint{URL: url}.Serves("/readyz", Credentials{}),
 			})
 			return err
 		})

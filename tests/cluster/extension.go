@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -18,12 +19,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
-// Backend is an extension server on loopback, with the group-versions that it serves.
+// Backend is an extension server, with the group-versions that it serves.
 type Backend struct {
 	Namespace string // of its Service; created if missing
 	Service   string // the Service's name; the certificate must be valid for <Service>.<Namespace>.svc
-	Port      int    // its port on 127.0.0.1
+	Port      int    // its port
 	CAFile    string // the CA of its serving certificate
+
+	// Addresses are its endpoints, not on loopback. The Service is headless: kube-apiserver's own
+	// aggregator cannot dial it, so all that the backend receives comes from Fairlead. Nil:
+	// 127.0.0.1.
+	Addresses []string
 
 	// GroupVersions have the form metrics.k8s.io/v1beta1, the preferred version first.
 	GroupVersions []string
@@ -33,8 +39,9 @@ type Backend struct {
 }
 
 // Register creates b's Service and APIServices. Kubernetes refuses loopback addresses in
-// EndpointSlices, so the Service is the external name localhost, with the backend's own port.
-// kube-apiserver's aggregator follows that, and so does Fairlead with --allow-loopback-backends.
+// EndpointSlices, so the Service of a backend there is the external name localhost, with the
+// backend's own port. kube-apiserver's aggregator follows that, and so does Fairlead with
+// --allow-loopback-backends.
 func (c *Cluster) Register(ctx context.Context, b Backend) (err error) {
 	defer try.Catch(&err)
 	ca, rc := try.Get(os.ReadFile(b.CAFile)), c.Endpoint().RESTConfig(c.Admin())
@@ -43,10 +50,21 @@ func (c *Cluster) Register(ctx context.Context, b Backend) (err error) {
 	if !apierrors.IsAlreadyExists(err) {
 		try.Do(err)
 	}
-	try.Get(core.CoreV1().Services(b.Namespace).Create(ctx, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: b.Service},
-		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: int32(b.Port)}}},
-	}, metav1.CreateOptions{}))
+	meta := metav1.ObjectMeta{Name: b.Service, Labels: map[string]string{discoveryv1.LabelServiceName: b.Service}}
+	spec := corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"}
+	if b.Addresses != nil {
+		spec = corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone}
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
+			Ports: []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(b.Port))}},
+		}
+		for _, a := range b.Addresses {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+		}
+		try.Get(core.DiscoveryV1().EndpointSlices(b.Namespace).Create(ctx, slice, metav1.CreateOptions{}))
+	}
+	spec.Ports = []corev1.ServicePort{{Port: int32(b.Port)}}
+	try.Get(core.CoreV1().Services(b.Namespace).Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: spec}, metav1.CreateOptions{}))
 	for i, gv := range b.GroupVersions {
 		group, version, _ := strings.Cut(gv, "/")
 		try.Get(services.ApiregistrationV1().APIServices().Create(ctx, &apiregistrationv1.APIService{
@@ -78,7 +96,7 @@ func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *
 		Name:  "sample-apiserver",
 		Path:  path,
 		Args:  slices.Concat(args, []string{"--etcd-servers=" + c.etcdURL, "--etcd-prefix=/registry/wardle.example.com"}, more),
-		Ready: get(e.URL+"/readyz", e, c.Admin()),
+		Ready: e.Serves("/readyz", c.Admin()),
 	}))
 	return part, c.Register(ctx, backend)
 }
@@ -106,7 +124,7 @@ func (c *Cluster) ExtensionArgs(b *Backend) (e Endpoint, args []string, err erro
 // WaitAvailable waits until e answers for every given group-version.
 func (c *Cluster) WaitAvailable(ctx context.Context, e Endpoint, groupVersions ...string) error {
 	for _, gv := range groupVersions {
-		if err := eventually(ctx, get(e.URL+"/apis/"+gv, e, c.Admin()), nil); err != nil {
+		if err := eventually(ctx, e.Serves("/apis/"+gv, c.Admin()), nil); err != nil {
 			return fmt.Errorf("waiting for %s: %w", gv, err)
 		}
 	}

@@ -50,21 +50,6 @@ func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (running *Front
 	free := try.Get(freePorts(2))
 	f.Name, f.Address = cmp.Or(f.Name, "fairlead"), cmp.Or(f.Address, "127.0.0.1")
 	f.Port, f.AdminPort = cmp.Or(f.Port, free[0]), cmp.Or(f.AdminPort, free[1])
-	args := c.fairleadArgs(f)
-	ca := cmp.Or(f.CAFile, c.PKI.Serving.CertFile)
-	front := &Front{
-		Endpoint: Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.Port), CAFile: ca},
-		Admin:    Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.AdminPort), CAFile: ca},
-	}
-	front.Part = try.Get(c.Run(ctx, Command{
-		Name: f.Name, Path: f.Path, Args: args,
-		Ready: get(front.Admin.URL+"/readyz", front.Admin, Credentials{}),
-	}))
-	return front, nil
-}
-
-// fairleadArgs must be called below a try.Catch.
-func (c *Cluster) fairleadArgs(f Fairlead) []string {
 	serving := try.Get(c.PKI.Serving.Issue(f.Name, Leaf{User: f.Name, Names: []string{
 		f.Address, "localhost", "kubernetes.default.svc", "10.96.0.1",
 	}}))
@@ -75,9 +60,8 @@ func (c *Cluster) fairleadArgs(f Fairlead) []string {
 		try.Do(c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}))
 		from = "--kubeconfig=" + kubeconfig
 	}
-	return append([]string{
-		"serve",
-		from,
+	args := []string{
+		"serve", from,
 		"--bind-address=" + f.Address,
 		fmt.Sprintf("--secure-port=%d", f.Port),
 		fmt.Sprintf("--admin-secure-port=%d", f.AdminPort),
@@ -89,5 +73,14 @@ func (c *Cluster) fairleadArgs(f Fairlead) []string {
 		"--proxy-client-cert-file=" + c.PKI.FrontProxyPair.CertFile,
 		"--proxy-client-key-file=" + c.PKI.FrontProxyPair.KeyFile,
 		"--allow-loopback-backends", // all test backends are on loopback
-	}, f.Args...)
+	}
+	ca := cmp.Or(f.CAFile, c.PKI.Serving.CertFile)
+	front := &Front{
+		Endpoint: Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.Port), CAFile: ca},
+		Admin:    Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.AdminPort), CAFile: ca},
+	}
+	front.Part, err = c.Run(ctx, Command{
+		Name: f.Name, Path: f.Path, Args: append(args, f.Args...), Ready: front.Admin.Serves("/readyz", Credentials{}),
+	})
+	return front, err
 }

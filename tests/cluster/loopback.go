@@ -2,14 +2,13 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"strconv"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
@@ -36,19 +35,16 @@ func freePorts(n int) ([]int, error) {
 
 func loopback(scheme string, port int) string { return fmt.Sprintf("%s://127.0.0.1:%d", scheme, port) }
 
-// get returns a Command.Ready that checks for a 200 from url. Of e, it uses only the CA.
-func get(url string, e Endpoint, c Credentials) func(context.Context) error {
-	var client *http.Client // made on first use, when the files exist
+// Serves returns a Command.Ready that checks for a 200 from a path of e.
+func (e Endpoint) Serves(path string, c Credentials) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if client == nil {
-			var err error
-			if client, err = rest.HTTPClientFor(e.RESTConfig(c)); err != nil {
-				return err
-			}
+		client, err := rest.HTTPClientFor(e.RESTConfig(c)) // client-go keeps its connections from call to call
+		if err != nil {
+			return err
 		}
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a server that hangs is not ready
 		defer cancel()
-		return ask.Serves(ctx, client, url)
+		return ask.Serves(ctx, client, e.URL+path)
 	}
 }
 
@@ -67,18 +63,19 @@ func Listens(address string) func(context.Context) error {
 
 // eventually calls ready until it returns nil, ctx ends, or over is closed.
 func eventually(ctx context.Context, ready func(context.Context) error, over <-chan struct{}) error {
-	tick := time.NewTicker(20 * time.Millisecond) // kube-apiserver takes seconds, and a check costs it microseconds
-	defer tick.Stop()
-	for last := errors.New("not asked yet"); ; last = ready(ctx) {
-		if last == nil {
-			return nil
-		}
+	var last error
+	const every = 20 * time.Millisecond // kube-apiserver takes seconds, and a check costs it microseconds
+	late := wait.PollUntilContextCancel(ctx, every, true, func(ctx context.Context) (bool, error) {
+		last = ready(ctx)
 		select {
 		case <-over:
-			return last
-		case <-ctx.Done():
-			return fmt.Errorf("%w (%w)", ctx.Err(), last)
-		case <-tick.C:
+			return true, nil
+		default:
+			return last == nil, nil
 		}
+	})
+	if late != nil {
+		return fmt.Errorf("%w (%w)", late, last)
 	}
+	return last
 }

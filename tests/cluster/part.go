@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // Command describes a program to run in a cluster.
@@ -48,6 +50,9 @@ type run struct {
 	err     error         // why it ended; readable once done is closed
 	asked   atomic.Bool   // the end was requested
 }
+
+// errExited is why a process ended that has not failed.
+var errExited = errors.New("exit status 0")
 
 // start launches the program and waits until it is ready.
 func (p *Part) start(ctx context.Context) error {
@@ -89,10 +94,7 @@ func (p *Part) supervise(r *run, cmd *exec.Cmd, started chan<- error) {
 	if err != nil {
 		return
 	}
-	err = cmd.Wait()
-	if err == nil {
-		err = errors.New("exit status 0")
-	}
+	err = cmp.Or(cmd.Wait(), errExited)
 	r.err = fmt.Errorf("%s ended: %w\n%s", p.cmd.Name, err, p.Tail())
 	close(r.done)
 	if r.asked.Load() {
@@ -143,6 +145,22 @@ func (p *Part) Signal(sig syscall.Signal) error {
 		return err
 	}
 	return waitStopped(r.process.Pid)
+}
+
+// Stop sends SIGTERM and waits until the process has ended with exit status 0.
+func (p *Part) Stop(most time.Duration) error {
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case <-p.Done():
+	case <-time.After(most):
+		return fmt.Errorf("%s still runs %s after SIGTERM", p.cmd.Name, most)
+	}
+	if err := p.Err(); !errors.Is(err, errExited) {
+		return err
+	}
+	return nil
 }
 
 // Kill ends the process and its children at once (SIGKILL), and waits. It may be repeated.

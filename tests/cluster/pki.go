@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"crypto/x509"
-	"fmt"
 	"os"
 	"time"
 
@@ -69,27 +68,20 @@ func newPKI(dir, adminGroup string) (p *PKI, err error) {
 
 // NewAuthority creates another CA, for tests of rotation and of untrusted certificates. Its files
 // are called name.
-func (p *PKI) NewAuthority(name string) (*Authority, error) {
-	a := &Authority{CA: pki.NewCA(name), dir: p.Dir}
-	var err error
-	if a.CertFile, _, err = a.CA.WriteFiles(p.Dir, name); err != nil {
-		return nil, fmt.Errorf("making authority %s: %w", name, err)
-	}
-	return a, nil
+func (p *PKI) NewAuthority(name string) (a *Authority, err error) {
+	a = &Authority{CA: pki.NewCA(name), dir: p.Dir}
+	a.CertFile, _, err = a.CA.WriteFiles(p.Dir, name)
+	return a, err
 }
 
 // Issue creates a key pair for l in files called name. It replaces each existing file atomically,
 // as a rotation does.
-func (a *Authority) Issue(name string, l Leaf) (Pair, error) {
+func (a *Authority) Issue(name string, l Leaf) (p Pair, err error) {
 	usage := x509.ExtKeyUsageClientAuth
 	if len(l.Names) > 0 {
 		usage = x509.ExtKeyUsageServerAuth
 	}
 	leaf := a.CA.Issue(pki.Leaf{CommonName: l.User, Organizations: l.Groups, Names: l.Names, NotAfter: l.NotAfter, Usage: []x509.ExtKeyUsage{usage}})
-	var p Pair
-	var err error
-	if p.CertFile, p.KeyFile, err = leaf.WriteFiles(a.dir, name); err != nil {
-		return Pair{}, fmt.Errorf("issuing certificate %s: %w", name, err)
-	}
-	return p, nil
+	p.CertFile, p.KeyFile, err = leaf.WriteFiles(a.dir, name)
+	return p, err
 }

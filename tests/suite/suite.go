@@ -6,7 +6,6 @@
 package suite
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -21,7 +20,9 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	clienttransport "k8s.io/client-go/transport"
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -87,22 +88,16 @@ func Tool(t *testing.T, name string) string {
 // test with the last answer.
 func Eventually(t *testing.T, most time.Duration, what string, ok func() (bool, string)) time.Duration {
 	t.Helper()
-	begun := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), most)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond) // a call usually costs less than a millisecond, and some bounds are tenths of a second
-	defer tick.Stop()
-	for {
-		done, last := ok()
-		if done {
-			return time.Since(begun)
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("after %s still not: %s: %s", most, what, last)
-		case <-tick.C:
-		}
+	begun, last := time.Now(), ""
+	const every = 20 * time.Millisecond // a call usually costs less than a millisecond, and some bounds are tenths of a second
+	late := wait.PollUntilContextTimeout(t.Context(), every, most, true, func(context.Context) (done bool, _ error) {
+		done, last = ok()
+		return done, nil
+	})
+	if late != nil {
+		t.Fatalf("after %s still not: %s: %s", most, what, last)
 	}
+	return time.Since(begun)
 }
 
 // Cases share a world.
@@ -151,7 +146,7 @@ type Answer struct {
 // Run runs a command and returns its result, with any exit code.
 func Run(t *testing.T, cmd *exec.Cmd, stdin string) Answer {
 	t.Helper()
-	var out, errs bytes.Buffer
+	var out, errs strings.Builder
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || !exit.Exited()) {
@@ -184,22 +179,9 @@ func Client(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *http.Clie
 	t.Cleanup(transport.CloseIdleConnections)
 	var rt http.RoundTripper = transport
 	if cr.Token != "" {
-		rt = bearer{cr.Token, rt}
+		rt = clienttransport.NewBearerAuthRoundTripper(cr.Token, rt)
 	}
 	return &http.Client{Transport: rt, Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-}
-
-// bearer adds a token to every request.
-type bearer struct {
-	token string
-	next  http.RoundTripper
-}
-
-// RoundTrip implements http.RoundTripper.
-func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+b.token)
-	return b.next.RoundTrip(r)
 }
 
 // Token returns a token of a ServiceAccount.
