@@ -27,9 +27,9 @@ const (
 
 // testProcess has one backend with one endpoint, whose process is killed, restarted and stopped.
 func testProcess(t *testing.T, d *door) {
-	b := d.w.newBackend()
-	p := b.start(t, d.w.addHost(t))
-	b.register(t, p.addr())
+	b, h := d.w.newBackend(), d.w.addHost(t)
+	p := b.start(t, h)
+	b.register(t, h.address)
 	b.await(t, d)
 	down := func(t *testing.T, since stopwatch, bound time.Duration) {
 		t.Helper()
@@ -45,7 +45,7 @@ func testProcess(t *testing.T, d *door) {
 		return d.w.start()
 	}
 	t.Run("killed under traffic", func(t *testing.T) {
-		l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2, true), Make: d.reads(b)}).Start(t)
+		l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2, true), Make: b.reads(d.Endpoint.URL)}).Start(t)
 		suite.Pause(t, steadyPause)
 		killed := d.w.start()
 		p.Kill()
@@ -84,20 +84,21 @@ func testBlackhole(t *testing.T, d *door) {
 	var lost *host
 	var addresses []string
 	for range 3 {
-		p := b.start(t, d.w.addHost(t))
-		lost, addresses = p.host, append(addresses, p.addr())
+		lost = d.w.addHost(t)
+		b.start(t, lost)
+		addresses = append(addresses, lost.address)
 	}
 	b.register(t, addresses...)
 	b.await(t, d)
-	l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2, true), Make: d.mixed(b)}).Start(t)
+	l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2, true), Make: b.mixed(d.Endpoint.URL)}).Start(t)
 	suite.Pause(t, steadyPause)
 
 	begun := d.w.start()
 	lost.unplug(t)
-	begun.within(t, failOver, "unhealthy", eventually(t, "unhealthy", func() bool { return !b.healthy(d, addresses[2]) }))
+	begun.within(t, failOver, "unhealthy", eventually(t, "unhealthy", func() bool { return !b.healthy(d, lost.address) }))
 	suite.Pause(t, failOver)
 	lost.plug(t)
-	eventually(t, "healthy again", func() bool { return b.healthy(d, addresses[2]) })
+	eventually(t, "healthy again", func() bool { return b.healthy(d, lost.address) })
 
 	// Requests that may be retried are, and succeed. The others are answered in time, too.
 	shots := l.Stop()
@@ -119,22 +120,22 @@ func mustSucceed(t *testing.T, shots []volley.Shot, longest time.Duration) {
 	volley.Judge(t, shots, 0, func(s *volley.Shot) bool { return s.Failed() || longest > 0 && s.Head > longest })
 }
 
-// reads requests a backend's objects in turn.
-func (d *door) reads(b *backend) func(int) (string, string, string) {
+// reads requests a backend's objects in turn, through a Fairlead.
+func (b *backend) reads(door string) func(int) (string, string, string) {
 	return func(i int) (string, string, string) {
-		return http.MethodGet, fmt.Sprintf("%s%s/widget-%03d", d.Endpoint.URL, b.widgets(), i%100), ""
+		return http.MethodGet, fmt.Sprintf("%s%s/widget-%03d", door, b.widgets, i%100), ""
 	}
 }
 
 // mixed reads, writes and watches a backend in turn. A watch ends after a second.
-func (d *door) mixed(b *backend) func(int) (string, string, string) {
-	read := d.reads(b)
+func (b *backend) mixed(door string) func(int) (string, string, string) {
+	read := b.reads(door)
 	return func(i int) (string, string, string) {
 		switch i % 4 {
 		case 1:
-			return http.MethodPost, d.Endpoint.URL + b.widgets(), `{"metadata":{"generateName":"made-"},"spec":{"payload":"x"}}`
+			return http.MethodPost, door + b.widgets, `{"metadata":{"generateName":"made-"},"spec":{"payload":"x"}}`
 		case 3:
-			return http.MethodGet, d.Endpoint.URL + b.widgets() + "?watch=1&resourceVersion=1&timeoutSeconds=1", ""
+			return http.MethodGet, door + b.widgets + "?watch=1&resourceVersion=1&timeoutSeconds=1", ""
 		}
 		return read(i)
 	}

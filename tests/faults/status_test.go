@@ -37,9 +37,8 @@ func testStatus(t *testing.T, d *door) {
 	eventually(t, "written as unavailable", is("False"))
 	must.Do(t, servers[0].Set())
 	eventually(t, "written as available again", is("True"))
-	services := b.w.groups.ApiregistrationV1().APIServices()
 	applied := 0
-	for _, f := range must.Get(services.Get(t.Context(), b.apiService(), metav1.GetOptions{}))(t).ManagedFields {
+	for _, f := range must.Get(d.w.services.Get(t.Context(), b.apiService, metav1.GetOptions{}))(t).ManagedFields {
 		if f.Manager == "fairlead" && f.Operation == metav1.ManagedFieldsOperationApply && f.Subresource == "status" {
 			applied++
 		}
@@ -47,7 +46,8 @@ func testStatus(t *testing.T, d *door) {
 	if applied != 1 {
 		t.Errorf("the status has %d parts that Fairlead applied", applied)
 	}
-	must.Get(services.Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(`{"spec":{"service":null,"caBundle":null}}`), metav1.PatchOptions{}))(t)
+	local := []byte(`{"spec":{"service":null,"caBundle":null}}`)
+	must.Get(d.w.services.Patch(t.Context(), b.apiService, types.MergePatchType, local, metav1.PatchOptions{}))(t)
 	eventually(t, "taken away from a Local one", is(""))
 	if n := x.scrape()[`fairlead_status_write_total{result="failed"}`]; n > 0 {
 		t.Errorf("%v writes failed", n)
@@ -62,7 +62,7 @@ func testStatus(t *testing.T, d *door) {
 // kube-apiserver is there.
 func (b *backend) written(t *testing.T) (own string, theirs bool) {
 	t.Helper()
-	object := must.Get(b.w.groups.ApiregistrationV1().APIServices().Get(t.Context(), b.apiService(), metav1.GetOptions{}))(t)
+	object := must.Get(b.w.services.Get(t.Context(), b.apiService, metav1.GetOptions{}))(t)
 	for _, c := range object.Status.Conditions {
 		switch c.Type {
 		case "fairlead.dev/Available":

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -14,15 +13,14 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+	"k8s.io/apimachinery/pkg/util/wait"
+	apiservices "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/clock"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -41,8 +39,7 @@ type world struct {
 	*cluster.Cluster
 	fairlead string // executable
 	clock    clock.Clock
-	core     kubernetes.Interface
-	groups   aggregator.Interface
+	services apiservices.APIServiceInterface
 	ca       *pki.CA // signs the serving certificates of extension servers
 	caCert   string  // its files
 	caKey    string
@@ -54,20 +51,16 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	network(t)
+	netns.Hide(t, "/run/netns") // where ip netns keeps the names of the hosts' namespaces
+	netns.Up(t, "10.78.0.0/16") // this namespace is a node, and each endpoint in this process has its own address there
 	dir := suite.Folder(t, "faults")
 	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin")), ca: pki.NewCA("extension-ca")}
-	beside(t, w.clock.Run)
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
-	rc := w.Endpoint().RESTConfig(w.Admin())
-	var err1, err2, err3 error
-	w.core, err1 = kubernetes.NewForConfig(rc)
-	w.groups, err2 = aggregator.NewForConfig(rc)
-	w.caCert, w.caKey, err3 = w.ca.WriteFiles(dir, "extension-ca")
-	must.Do(t, errors.Join(err1, err2, err3))
+	must.Run(t, func(ctx context.Context) error { w.clock.Run(ctx); return ctx.Err() })
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=10.78.0.1"}})
+	w.services = must.Get(apiservices.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t).APIServices()
+	w.caCert, w.caKey = must.Get2(w.ca.WriteFiles(dir, "extension-ca"))(t)
 	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
 	w.admin = suite.TLS(t, w.Endpoint(), w.Admin())
-	must.Get(w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
 	return w
 }
 
@@ -86,12 +79,10 @@ func (w *world) clients(n int, h2 bool) []*http.Client {
 // name returns a new name.
 func (w *world) name(kind string) string { return fmt.Sprint(kind, w.numbers.Add(1)) }
 
-// beside runs a function until the test ends, and waits for it to return.
-func beside(t *testing.T, run func(ctx context.Context)) {
+// repeat calls a function at an interval until the test ends.
+func repeat(t *testing.T, every time.Duration, do func(context.Context)) {
 	t.Helper()
-	ended := make(chan struct{})
-	t.Cleanup(func() { <-ended })
-	go func() { defer close(ended); run(t.Context()) }()
+	must.Run(t, func(ctx context.Context) error { wait.NonSlidingUntilWithContext(ctx, do, every); return ctx.Err() })
 }
 
 // eventually polls until ok returns true, and returns that time. Its limit is far beyond what
@@ -140,41 +131,15 @@ func (w *world) newDoor(t *testing.T, args ...string) *door {
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: w.name("fairlead"), Args: args}))(t)
 	t.Cleanup(front.Part.Kill)
 	d := &door{Front: front, w: w, admin: w.clients(1, true)[0]}
-	beside(t, d.follow)
-	return d
-}
-
-// follow reads the metrics until ctx ends: one reader for all cases, because a scrape costs
-// Fairlead some milliseconds.
-func (d *door) follow(ctx context.Context) {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	d.now.Store(new(map[string]float64))
+	repeat(t, 50*time.Millisecond, func(ctx context.Context) {
 		if s, err := ask.Metrics(ctx, d.admin, d.Admin.URL); err == nil {
 			d.now.Store(&s)
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
+	})
+	return d
 }
 
-// scrape returns the latest metrics.
-func (d *door) scrape() map[string]float64 {
-	if s := d.now.Load(); s != nil {
-		return *s
-	}
-	return nil
-}
-
-// ends waits until Fairlead has exited.
-func (d *door) ends(t *testing.T, most time.Duration) {
-	t.Helper()
-	select {
-	case <-d.Part.Done():
-	case <-time.After(most):
-		t.Fatalf("still running after %s", most)
-	}
-}
+// scrape returns the latest metrics. There is one reader for all cases, because a scrape costs
+// Fairlead some milliseconds.
+func (d *door) scrape() map[string]float64 { return *d.now.Load() }

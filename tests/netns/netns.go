@@ -47,14 +47,17 @@ func Main(m *testing.M) int {
 // machine.
 func Up(t *testing.T, networks ...string) {
 	t.Helper()
-	commands := []string{"link set lo up"}
+	IP(t, "link set lo up")
 	for _, n := range networks {
-		commands = append(commands, "route add local "+n+" dev lo")
+		IP(t, "route add local "+n+" dev lo")
 	}
-	for _, c := range commands {
-		if out, err := exec.Command("ip", strings.Fields(c)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v\n%s", c, err, out)
-		}
+}
+
+// IP runs a command of iproute2.
+func IP(t *testing.T, command string) {
+	t.Helper()
+	if out, err := exec.Command("ip", strings.Fields(command)...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %s: %v\n%s", command, err, out)
 	}
 }
 
