@@ -119,22 +119,15 @@ func (f *front) transport(id identity, h2 bool) *http.Transport {
 	return transport
 }
 
-// client returns a client with its own connections.
-func (f *front) client(id identity, h2 bool) *http.Client {
-	c := &caller{f: f, h2: h2}
-	c.move(id)
-	return &http.Client{Transport: c}
-}
-
 // onOne sends a request on the client's open connection, if it has one.
-func (s *stage) onOne(t *testing.T, c *http.Client, tg target, want int) {
+func (s *stage) onOne(t *testing.T, c *http.Client, id identity, tg target, want int) {
 	t.Helper()
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		if !i.Reused && want != http.StatusOK {
 			t.Error("the open connection was closed")
 		}
 	}})
-	if reply, err := ask.Do(ctx, c, http.MethodGet, s.Endpoint.URL+tg.get, nil, ""); err != nil || reply.Code != want {
+	if reply, err := ask.Do(ctx, c, http.MethodGet, s.Endpoint.URL+tg.get, id.header, ""); err != nil || reply.Code != want {
 		t.Errorf("%s: %d (%v) on the open connection, want %d", tg.name, reply.Code, err, want)
 	}
 }

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
@@ -61,9 +61,6 @@ func (c *caller) RoundTrip(r *http.Request) (*http.Response, error) {
 	return fresh.RoundTrip(r)
 }
 
-// CloseIdleConnections closes the long-lived connections that are idle.
-func (c *caller) CloseIdleConnections() { c.now.Load().pool.CloseIdleConnections() }
-
 // load is a steady stream of requests in each case, and watches that are always open.
 type load struct {
 	*volley.Load
@@ -84,14 +81,11 @@ func startLoad(t *testing.T, f *front, targets []target) *load {
 	l.Make = func(i int) (string, string, string) {
 		return http.MethodGet, f.Endpoint.URL + targets[i/len(l.callers)%len(targets)].get, ""
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var owners sync.WaitGroup
-	t.Cleanup(func() { cancel(); owners.Wait() })
 	for _, tg := range targets {
 		for i := range 2 { // a certificate and a front proxy: no rotation ends the token's identity
 			w := &watching{&volley.Watch{Client: l.Clients[i], URL: f.Endpoint.URL + tg.watch}, fmt.Sprintf("watch %d of %s", i, tg.name), tg.name}
 			l.watches = append(l.watches, w)
-			owners.Go(func() { w.Run(ctx) })
+			must.Run(t, func(ctx context.Context) error { w.Run(ctx); return ctx.Err() })
 		}
 	}
 	return l

@@ -4,6 +4,7 @@ package rotation
 
 import (
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 
@@ -80,15 +81,16 @@ func (s *stage) replaceFirst(t *testing.T, b *bundle, caller int, of func(*pki.C
 	s.answers(t, of(next), 200, "a certificate of the new CA is accepted")
 	s.callers[caller].move(of(next))
 	suite.Pause(t, time.Second) // requests on the old connections end
-	open := s.client(of(b.first), true)
+	old := of(b.first)
+	open := &http.Client{Transport: s.transport(old, true)}
 	for _, tg := range s.targets[:2] {
-		s.onOne(t, open, tg, 200)
+		s.onOne(t, open, old, tg, 200)
 	}
 	b.write(t, b.lasting, next)
 	s.answers(t, of(b.first), 401, "a certificate of the old CA is refused")
 	// Refused on new connections: then no request may succeed on an open one.
 	for _, tg := range s.targets[:2] {
-		s.onOne(t, open, tg, 401)
+		s.onOne(t, open, old, tg, 401)
 	}
 	suite.Pause(t, time.Second)
 	s.judge(t, "")
@@ -99,9 +101,9 @@ func (s *stage) answers(t *testing.T, id identity, want int, what string) {
 	t.Helper()
 	for _, tg := range s.targets[:2] {
 		suite.Eventually(t, takenWithin, what+" for "+tg.name, func() (bool, string) {
-			c := s.client(id, true)
+			c := &http.Client{Transport: s.transport(id, true)}
 			defer c.CloseIdleConnections()
-			reply, err := ask.Do(t.Context(), c, "GET", s.Endpoint.URL+tg.get, nil, "")
+			reply, err := ask.Do(t.Context(), c, http.MethodGet, s.Endpoint.URL+tg.get, id.header, "")
 			if err != nil || reply.Code != 200 && reply.Code != 401 {
 				t.Fatalf("%s: %d %v", tg.name, reply.Code, err)
 			}

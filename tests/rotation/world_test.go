@@ -3,6 +3,7 @@
 package rotation
 
 import (
+	"context"
 	"crypto/x509"
 	"encoding/base64"
 	"fmt"
@@ -39,6 +40,7 @@ type world struct {
 	// frontCAs sign the front proxies that kube-apiserver and the extension servers trust: both, so
 	// that Fairlead's pair can move from one to the other.
 	frontCAs [2]*pki.CA
+	fronts   *x509.CertPool // both
 }
 
 func newWorld(t *testing.T) *world {
@@ -48,6 +50,7 @@ func newWorld(t *testing.T) *world {
 	front := filepath.Join(dir, "front-proxy-ca.crt")
 	cert, key := writePair(t, filepath.Join(dir, "aggregator"), w.frontCAs[0].Issue(pki.Leaf{CommonName: "kube-aggregator"}))
 	suite.Put(t, front, pki.Bundle(w.frontCAs[:]...))
+	w.fronts = suite.Pool(t, front)
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{
 		"--requestheader-client-ca-file=" + front, "--requestheader-allowed-names=kube-aggregator,fairlead",
 		"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key,
@@ -58,13 +61,6 @@ func newWorld(t *testing.T) *world {
 	w.services = must.Get(aggregator.NewForConfig(rc))(t)
 	must.Get(w.core.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: beat}}, metav1.CreateOptions{}))(t)
 	return w
-}
-
-// frontPool verifies front proxies for extension servers.
-func (w *world) frontPool() *x509.CertPool {
-	pool := w.frontCAs[0].Pool()
-	pool.AddCert(w.frontCAs[1].Certificate)
-	return pool
 }
 
 // writePair writes the files <base>.crt and <base>.key as careless tools do: in place, and the key
@@ -85,25 +81,24 @@ type remote struct {
 	name  string // of its Service
 	group string
 
+	host     string // in its certificate
 	old, new *pki.CA
 }
 
 // startRemote runs an extension server and registers it.
 func startRemote(t *testing.T, w *world, name string, annotations map[string]string) *remote {
 	t.Helper()
-	r := &remote{w: w, name: name, group: name + ".example.com", old: pki.NewCA("old-ca"), new: pki.NewCA("new-ca")}
+	r := &remote{w: w, name: name, group: name + ".example.com", host: name + ".default.svc"}
+	r.old, r.new = pki.NewCA("old-ca"), pki.NewCA("new-ca")
 	r.Server = extension.Start(t, extension.Config{
-		GroupVersions: []string{r.group + "/v1"}, Names: []string{r.host()}, CA: r.old, Objects: 1,
-		RequestHeaderCA: w.frontPool(), AllowedNames: []string{"kube-aggregator", "fairlead"}, RejectWith: 401,
+		GroupVersions: []string{r.group + "/v1"}, Names: []string{r.host}, CA: r.old, Objects: 1,
+		RequestHeaderCA: w.fronts, AllowedNames: []string{"kube-aggregator", "fairlead"}, RejectWith: 401,
 	})
 	bundle := filepath.Join(w.Dir(), name+"-ca.crt")
 	suite.Put(t, bundle, r.old.PEM())
 	must.Do(t, w.Register(t.Context(), cluster.Backend{Namespace: "default", Service: r.name, Port: r.Port(), CAFile: bundle, GroupVersions: []string{r.group + "/v1"}, Annotations: annotations}))
 	return r
 }
-
-// host is the name in its certificate.
-func (r *remote) host() string { return r.name + ".default.svc" }
 
 // target is what the load requests from it.
 func (r *remote) target() target {
@@ -113,7 +108,7 @@ func (r *remote) target() target {
 
 // serve makes it present a certificate of ca on new connections.
 func (r *remote) serve(ca *pki.CA) {
-	r.SetPair(ca.Issue(pki.Leaf{CommonName: "extension", Names: []string{"localhost", "127.0.0.1", r.host()}}))
+	r.SetPair(ca.Issue(pki.Leaf{CommonName: "extension", Names: []string{"localhost", "127.0.0.1", r.host}}))
 }
 
 // trust replaces caBundle.
@@ -126,11 +121,7 @@ func (r *remote) trust(t *testing.T, cas ...*pki.CA) {
 // emitEvents sends an event to every watch four times a second, until the test ends.
 func emitEvents(t *testing.T, w *world, remotes []*remote) {
 	t.Helper()
-	ended := make(chan struct{})
-	t.Cleanup(func() { <-ended })
-	ctx := t.Context()
-	go func() { // ends with the test
-		defer close(ended)
+	must.Run(t, func(ctx context.Context) error {
 		volley.Pace(ctx, 250*time.Millisecond, func(n int) {
 			for _, r := range remotes {
 				r.Emit()
@@ -140,7 +131,8 @@ func emitEvents(t *testing.T, w *world, remotes []*remote) {
 				t.Error(err)
 			}
 		})
-	}()
+		return ctx.Err()
+	})
 }
 
 // handled returns Fairlead's requests for widgets since a moment. Probes request documents, and
