@@ -10,8 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -148,23 +146,15 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	t.Helper()
 	w.look(t, other)
 	before := w.steady(t)
-	watching, stop := context.WithCancel(t.Context())
-	var watches sync.WaitGroup
-	var all []*volley.Watch
+	ends := map[*volley.Watch]func(){}
 	for _, c := range w.watchers {
 		one := &volley.Watch{Client: c, URL: w.front.URL + path + "?watch=1&resourceVersion=0"}
-		watches.Go(func() { one.Run(watching) })
-		all = append(all, one)
+		ends[one] = must.Run(t, func(ctx context.Context) error { one.Run(ctx); return ctx.Err() })
 	}
 	w.load.Start(t)
 	<-time.After(calm)
 	begun := time.Now()
-	must.Do(t, p.Signal(syscall.SIGTERM))
-	select {
-	case <-p.Done():
-	case <-time.After(draining):
-		t.Fatalf("still running %s after SIGTERM", draining)
-	}
+	must.Do(t, p.Stop(draining))
 	ended := time.Since(begun)
 	<-time.After(calm)
 	must.Do(t, p.Restart(t.Context()))
@@ -177,9 +167,8 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	}
 	t.Logf("%d requests were turned away by kube-apiserver", away)
 	failed = volley.Judge(t, shots, most, func(s *volley.Shot) bool { return s.Code != http.StatusOK || s.Err != nil || s.Took > latest })
-	stop()
-	watches.Wait()
-	for _, one := range all {
+	for one, end := range ends {
+		end()
 		for _, e := range one.Ends() {
 			if e.Rest > 0 {
 				t.Errorf("a watch was cut in the middle of an event: %+v", e)

@@ -3,7 +3,6 @@
 package fleet
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -11,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -55,11 +53,8 @@ func (w *world) point(t *testing.T, servers ...cluster.Endpoint) {
 		must.Do(t, w.haproxy.Restart(t.Context()))
 		return
 	}
-	client := suite.Client(t, w.front, w.Admin())
-	client.Timeout = 5 * time.Second // a hung server is not ready
 	w.haproxy = must.Get(w.Run(t.Context(), cluster.Command{
-		Name: "haproxy", Path: "haproxy", Args: []string{"-db", "-f", file},
-		Ready: func(ctx context.Context) error { return ask.Serves(ctx, client, w.front.URL+"/readyz") },
+		Name: "haproxy", Path: "haproxy", Args: []string{"-db", "-f", file}, Ready: w.front.Serves("/readyz", w.Admin()),
 	}))(t)
 }
 
