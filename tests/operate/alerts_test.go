@@ -3,7 +3,6 @@
 package operate
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -68,10 +67,8 @@ func testInhibited(t *testing.T, w *world) {
 	address := freeAddress(t)
 	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "alertmanager", Path: "prometheus-alertmanager",
-		Args: []string{"--config.file=" + config, "--storage.path=" + t.TempDir(), "--web.listen-address=" + address, "--cluster.listen-address="},
-		Ready: func(ctx context.Context) error {
-			return ask.Serves(ctx, new(http.Client), "http://"+address+"/-/ready")
-		},
+		Args:  []string{"--config.file=" + config, "--storage.path=" + t.TempDir(), "--web.listen-address=" + address, "--cluster.listen-address="},
+		Ready: cluster.Endpoint{URL: "http://" + address}.Serves("/-/ready", cluster.Credentials{}),
 	}))(t)
 	type alert struct {
 		Labels map[string]string `json:"labels"`
@@ -201,10 +198,8 @@ scrape_configs:
 `, admin.CAFile, strings.TrimPrefix(admin.URL, "https://")))
 	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "prometheus", Path: "prometheus",
-		Args: []string{"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + address},
-		Ready: func(ctx context.Context) error {
-			return ask.Serves(ctx, new(http.Client), "http://"+address+"/-/ready")
-		},
+		Args:  []string{"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + address},
+		Ready: cluster.Endpoint{URL: "http://" + address}.Serves("/-/ready", cluster.Credentials{}),
 	}))(t)
 	return func(t *testing.T, expr string) {
 		t.Helper()

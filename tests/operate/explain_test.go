@@ -3,17 +3,17 @@
 package operate
 
 import (
-	"encoding/base64"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -23,7 +23,7 @@ func (w *world) serve(t *testing.T, name string, change func(*extension.Config),
 	t.Helper()
 	s := w.extension(t, name, change)
 	must.Do(t, s.Set(faults...))
-	w.apply(t, external(name, portOf(s))+w.apiService(name, portOf(s)))
+	w.register(t, name, s.Port())
 	return s
 }
 
@@ -40,43 +40,24 @@ func (w *world) extension(t *testing.T, name string, change func(*extension.Conf
 	return extension.Start(t, cfg)
 }
 
-func portOf(s *extension.Server) string { return strconv.Itoa(s.Port()) }
-
-// external returns a Service that leads to this machine: Kubernetes refuses loopback addresses in
-// EndpointSlices.
-func external(name, port string) string {
-	return fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %s}, spec: {type: ExternalName, externalName: localhost, ports: [{port: %s}]}}\n---\n", name, port)
-}
-
-// listed returns a Service with endpoints at port 8443.
-func listed(name string, addresses ...string) string {
-	return fmt.Sprintf(`
-{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %[1]s}, spec: {ports: [{name: https, port: 443}]}}
----
-{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: operate, name: %[1]s, labels: {kubernetes.io/service-name: %[1]s}},
- addressType: IPv4, ports: [{name: https, port: 8443}], endpoints: [{addresses: [%[2]s]}]}
----
-`, name, strings.Join(addresses, "]}, {addresses: ["))
-}
-
 // serveTwo registers an extension server with two endpoints, and returns the second.
 func (w *world) serveTwo(t *testing.T, name, first, second string) (s *extension.Server) {
 	t.Helper()
 	for _, address := range []string{first, second} {
 		s = w.extension(t, name, func(c *extension.Config) { c.Address = address + ":8443" })
 	}
-	w.apply(t, listed(name, first, second)+w.apiService(name, "443"))
+	w.register(t, name, s.Port(), first, second)
 	return s
 }
 
-func (w *world) apiService(name, port string) string {
-	return fmt.Sprintf(`
-apiVersion: apiregistration.k8s.io/v1
-kind: APIService
-metadata: {name: v1.%[1]s.example.com}
-spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, caBundle: %[3]s, service: {namespace: operate, name: %[1]s, port: %[2]s}}
----
-`, name, port, base64.StdEncoding.EncodeToString(w.ca.PEM()))
+// register makes the Service operate/<name>, which leads to this machine or to addresses, and the
+// APIService v1.<name>.example.com.
+func (w *world) register(t *testing.T, name string, port int, addresses ...string) {
+	t.Helper()
+	must.Do(t, w.Register(t.Context(), cluster.Backend{
+		Namespace: "operate", Service: name, Port: port, Addresses: addresses, CAFile: w.caFile,
+		GroupVersions: []string{name + ".example.com/v1"},
+	}))
 }
 
 func definition(plural, group string) string {
@@ -106,8 +87,8 @@ func testExplain(t *testing.T, w *world) {
 		want    []string // in its output
 	}{
 		{"blackhole", func(t *testing.T, name string) { // nobody has the address, and nothing says so
-			succeed(t, "", "ip", strings.Fields("route add 10.78.0.0/16 dev lo")...)
-			w.apply(t, listed(name, "10.78.0.1")+w.apiService(name, "443"))
+			netns.IP(t, "route add 10.78.0.0/16 dev lo")
+			w.register(t, name, 8443, "10.78.0.1")
 		}, "", 3, []string{"FailedDiscoveryCheck", "drops the packets"}},
 		{"refused", fault(extension.Refuse), "", 3, []string{"nothing listens at the endpoint's address"}},
 		{"wrong-ca", fault(extension.WrongCA), "", 3, []string{"not signed by spec.caBundle"}},

@@ -3,12 +3,9 @@
 package operate
 
 import (
-	"context"
-	"net/http"
 	"strings"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -21,7 +18,7 @@ func testPage(t *testing.T, w *world) {
 	base := "http://" + address + "/fairlead/"
 	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "kubectl-proxy", Path: w.kubectl, Args: []string{"--kubeconfig", w.admin, "proxy", "--port", port},
-		Ready: func(ctx context.Context) error { return ask.Serves(ctx, new(http.Client), base) },
+		Ready: cluster.Endpoint{URL: "http://" + address}.Serves("/fairlead/", cluster.Credentials{}),
 	}))(t)
 	server := w.serve(t, "shown", nil)
 	must.Do(t, w.serveTwo(t, "half", "10.79.0.31", "10.79.0.32").Set(extension.Fault{Kind: extension.Dead}))

@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -146,8 +145,7 @@ func testComponents(t *testing.T, w *world) {
 	step("events", func() bool {
 		return w.ask(t, "get events -n default -o name --field-selector involvedObject.kind=APIService,involvedObject.name=v1.parts-late.example.com") != ""
 	})
-	must.Do(t, front.Part.Signal(syscall.SIGTERM))
-	<-front.Part.Done()
+	must.Do(t, front.Part.Stop(time.Minute))
 	w.publishes(t, "")
 	if leases := w.ask(t, "get leases -n kube-system -o name -l fairlead.dev/entrypoint"); leases != "" {
 		t.Errorf("it left Leases: %s", leases)
@@ -182,11 +180,9 @@ func testCallers(t *testing.T, w *world) {
 func testBundleRole(t *testing.T, w *world) {
 	const path = "/apis/lent.example.com/v1"
 	s := extension.Start(t, extension.Config{GroupVersions: []string{"lent.example.com/v1"}, Names: []string{"lent.lent.svc"}, CA: w.ca})
-	file := filepath.Join(w.dir, "lent-ca.crt")
-	suite.Put(t, file, w.ca.PEM())
 	w.ask(t, "create namespace lent")
-	w.ask(t, "create configmap bundle -n lent --from-file=ca.crt="+file)
-	w.apply(t, fmt.Sprintf(lent, portOf(s)))
+	w.ask(t, "create configmap bundle -n lent --from-file=ca.crt="+w.caFile)
+	w.apply(t, fmt.Sprintf(lent, s.Port()))
 	suite.Eventually(t, 30*time.Second, "refused", func() (bool, string) {
 		refused := slices.ContainsFunc(w.asked(t), func(r request) bool { return r.ResponseStatus.Code == 403 && r.ObjectRef.Namespace == "lent" })
 		return refused, "nobody asked for the bundle"
@@ -246,8 +242,8 @@ const lost = `
 `
 
 const lent = `
-{apiVersion: v1, kind: Service, metadata: {namespace: lent, name: lent}, spec: {type: ExternalName, externalName: localhost, ports: [{port: %[1]s}]}}
+{apiVersion: v1, kind: Service, metadata: {namespace: lent, name: lent}, spec: {type: ExternalName, externalName: localhost, ports: [{port: %[1]d}]}}
 ---
 {apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.lent.example.com, annotations: {fairlead.dev/ca-from: bundle/ca.crt}},
- spec: {group: lent.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: lent, name: lent, port: %[1]s}}}
+ spec: {group: lent.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: lent, name: lent, port: %[1]d}}}
 `

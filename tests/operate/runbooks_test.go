@@ -3,6 +3,8 @@
 package operate
 
 import (
+	"encoding/base64"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,9 +14,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// patient has objects that the commands of the runbooks refer to. Others are an APIService with its
-// Service and Fairlead's DaemonSet.
+// patient has objects that the commands of the runbooks refer to: of an APIService, with its CA and
+// port. Others are its Service and Fairlead's DaemonSet.
 const patient = `
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.patient.example.com}
+spec: {group: patient.example.com, version: v1, groupPriorityMinimum: 1000, versionPriority: 100, caBundle: %s,
+  service: {namespace: operate, name: patient, port: %d}}
+---
 {apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: default}}
 ---
 {apiVersion: v1, kind: Pod, metadata: {namespace: operate, name: patient}, spec: {containers: [{name: server, image: none}]}}
@@ -33,9 +41,9 @@ spec:
 // testRunbooks runs every command of the runbooks, with the patient's names for the placeholders.
 // testNames checks the other names in them.
 func testRunbooks(t *testing.T, w *world) {
-	port := portOf(w.serve(t, "patient", nil))
+	objects := fmt.Sprintf(patient, base64.StdEncoding.EncodeToString(w.ca.PEM()), w.serve(t, "patient", nil).Port())
 	w.apply(t, w.kustomize(t, "overlays/control-plane"))
-	w.apply(t, patient)
+	w.apply(t, objects)
 	must.Do(t, os.Symlink(w.kubectl, filepath.Join(w.dir, "kubectl"))) // beside fairlead
 	gaps := strings.NewReplacer(
 		"<apiservice>", "v1.patient.example.com", "<name>", "v1.patient.example.com", "<namespace>", "operate", "<service>", "patient", "<pod>", "patient",
@@ -52,7 +60,7 @@ func testRunbooks(t *testing.T, w *world) {
 	for _, alert := range alerts {
 		t.Run(alert, func(t *testing.T) {
 			page := "../../docs/runbooks/" + alert + ".md"
-			objects := w.apiService("patient", port) + patient
+			objects := objects
 			if strings.Contains(read(t, page), "endpoints kubernetes") { // they need Endpoints that nothing else writes
 				w.alone.Lock()
 				defer w.alone.Unlock()

@@ -51,6 +51,7 @@ type world struct {
 	kubectl  string
 	core     kubernetes.Interface
 	ca       *pki.CA // signs the serving certificates of extension servers
+	caFile   string
 	fronts   *x509.CertPool
 	front    *cluster.Front
 	admin    string // kubeconfigs: of a member of system:masters, through Fairlead
@@ -78,6 +79,7 @@ func newWorld(t *testing.T) *world {
 		dir: dir, fairlead: suite.Build(t, dir, "cmd/kubectl-fairlead"), kubectl: suite.Tool(t, "kubectl"), ca: pki.NewCA("extension-ca"),
 		admin: filepath.Join(dir, "front.kubeconfig"), direct: filepath.Join(dir, "direct.kubeconfig"),
 	}
+	w.caFile, _ = must.Get2(w.ca.WriteFiles(dir, "extension-ca"))(t)
 	copyDeploy(t, dir) // for compose
 	policy := filepath.Join(dir, "audit.yaml")
 	suite.Put(t, policy, auditPolicy)
@@ -134,9 +136,9 @@ func (w *world) apply(t *testing.T, manifests string) {
 }
 
 // ask runs a command of kubectl as an administrator.
-func (w *world) ask(t *testing.T, line string, more ...string) string {
+func (w *world) ask(t *testing.T, line string) string {
 	t.Helper()
-	return succeed(t, "", w.kubectl, append(append([]string{"--kubeconfig", w.direct}, strings.Fields(line)...), more...)...)
+	return succeed(t, "", w.kubectl, append([]string{"--kubeconfig", w.direct}, strings.Fields(line)...)...)
 }
 
 // get sends a GET with a token, or as a member of system:masters without one, and returns code and
