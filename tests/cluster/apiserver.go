@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,10 +30,7 @@ func (c *Cluster) StaticToken(user string) Credentials { return Credentials{Toke
 func (c *Cluster) startAPIServer(ctx context.Context, i int) (err error) {
 	defer try.Catch(&err)
 	path, port := try.Get(c.cfg.tool(ctx, "kube-apiserver")), try.Get(freePorts(1))[0]
-	name := "kube-apiserver"
-	if i > 0 {
-		name += "-" + strconv.Itoa(i)
-	}
+	name := numbered("kube-apiserver", i)
 	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: name, Names: []string{
 		"127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1",
 	}}))
@@ -106,9 +102,7 @@ func (c *Cluster) bindAdmin(ctx context.Context) (err error) {
 func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (p *Part, err error) {
 	defer try.Catch(&err)
 	path, port := try.Get(c.cfg.tool(ctx, "kube-controller-manager")), try.Get(freePorts(1))[0]
-	pair := try.Get(c.PKI.Client.Issue("kube-controller-manager", Leaf{User: "system:kube-controller-manager"}))
-	kubeconfig := filepath.Join(c.dir, "kube-controller-manager.kubeconfig")
-	try.Do(through.WriteKubeconfig(kubeconfig, Credentials{Pair: pair}))
+	kubeconfig := try.Get(c.Kubeconfig(through, "kube-controller-manager", Leaf{User: "system:kube-controller-manager"}))
 	const controllers = "namespace-controller,garbage-collector-controller,serviceaccount-controller,serviceaccount-token-controller," +
 		"root-ca-certificate-publisher-controller,resourcequota-controller,clusterrole-aggregation-controller," +
 		"deployment-controller,replicaset-controller"

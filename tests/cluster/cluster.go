@@ -97,12 +97,8 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 }
 
 func (c Config) complete() Config {
-	if c.Progress == nil {
-		c.Progress = os.Stderr
-	}
-	if c.APIServers == 0 {
-		c.APIServers = 1
-	}
+	c.Progress = cmp.Or[io.Writer](c.Progress, os.Stderr)
+	c.APIServers = cmp.Or(c.APIServers, 1)
 	c.Members = max(c.Members, 1)
 	c.AdminGroup = cmp.Or(c.AdminGroup, mastersGroup)
 	return c

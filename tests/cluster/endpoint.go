@@ -1,9 +1,13 @@
 package cluster
 
 import (
+	"path/filepath"
+
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // Endpoint is a server for clients: a kube-apiserver, or Fairlead in front of it. A test that takes
@@ -30,6 +34,14 @@ func (e Endpoint) RESTConfig(c Credentials) *rest.Config {
 		},
 		QPS: -1,
 	}
+}
+
+// Kubeconfig issues a client certificate, and writes a kubeconfig for e with it.
+func (c *Cluster) Kubeconfig(e Endpoint, name string, l Leaf) (file string, err error) {
+	defer try.Catch(&err)
+	pair := try.Get(c.PKI.Client.Issue(name, l))
+	file = filepath.Join(c.dir, name+".kubeconfig")
+	return file, e.WriteKubeconfig(file, Credentials{Pair: pair})
 }
 
 // WriteKubeconfig writes a kubeconfig for e to file.

@@ -24,18 +24,18 @@ func (c *Cluster) startEtcd(ctx context.Context) (err error) {
 	var clients, peers []string
 	for i := range c.cfg.Members {
 		clients = append(clients, loopback("http", ports[2*i]))
-		peers = append(peers, memberName(i)+"="+loopback("http", ports[2*i+1]))
+		peers = append(peers, numbered("etcd", i)+"="+loopback("http", ports[2*i+1]))
 	}
 	c.etcdURL = strings.Join(clients, ",")
 	c.Members = make([]*Part, len(clients))
 	g, ctx := errgroup.WithContext(ctx)
 	for i, url := range clients {
-		_, peer, _ := strings.Cut(peers[i], "=")
+		name, peer, _ := strings.Cut(peers[i], "=")
 		g.Go(func() (err error) {
 			c.Members[i], err = c.Run(ctx, Command{
-				Name: memberName(i), Path: path,
+				Name: name, Path: path,
 				Args: append([]string{
-					"--name=" + memberName(i), "--data-dir=" + filepath.Join(c.dir, "data-"+memberName(i)),
+					"--name=" + name, "--data-dir=" + filepath.Join(c.dir, "data-"+name),
 					"--listen-client-urls=" + url, "--advertise-client-urls=" + url,
 					"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=" + strings.Join(peers, ","),
 					"--unsafe-no-fsync", // the data need not survive a power failure
@@ -51,9 +51,10 @@ func (c *Cluster) startEtcd(ctx context.Context) (err error) {
 	return err
 }
 
-func memberName(i int) string {
+// numbered is the name of part i of several: only the first one has no number.
+func numbered(name string, i int) string {
 	if i == 0 {
-		return "etcd"
+		return name
 	}
-	return fmt.Sprintf("etcd-%d", i)
+	return fmt.Sprintf("%s-%d", name, i)
 }

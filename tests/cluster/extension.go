@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -93,8 +92,7 @@ func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *
 	e, args, err := c.ExtensionArgs(&backend)
 	try.Do(err)
 	part := try.Get(c.Run(ctx, Command{
-		Name:  "sample-apiserver",
-		Path:  path,
+		Name: "sample-apiserver", Path: path,
 		Args:  slices.Concat(args, []string{"--etcd-servers=" + c.etcdURL, "--etcd-prefix=/registry/wardle.example.com"}, more),
 		Ready: e.Serves("/readyz", c.Admin()),
 	}))
@@ -105,14 +103,11 @@ func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *
 // returns its endpoint and the arguments for any program based on k8s.io/apiserver.
 func (c *Cluster) ExtensionArgs(b *Backend) (e Endpoint, args []string, err error) {
 	defer try.Catch(&err)
-	serving := try.Get(c.PKI.Serving.Issue(b.Service+"."+b.Namespace, Leaf{User: b.Service, Names: []string{
-		b.Service + "." + b.Namespace + ".svc", "localhost", "127.0.0.1",
-	}}))
+	name := b.Service + "." + b.Namespace
+	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: b.Service, Names: []string{name + ".svc", "localhost", "127.0.0.1"}}))
 	// It uses an identity of its own to ask kube-apiserver about callers (TokenReview,
 	// SubjectAccessReview, the request-header ConfigMap).
-	client := try.Get(c.PKI.Client.Issue(b.Service+"."+b.Namespace+"-client", Leaf{User: b.Service, Groups: []string{"system:masters"}}))
-	kubeconfig := filepath.Join(c.dir, b.Service+"."+b.Namespace+".kubeconfig")
-	try.Do(c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}))
+	kubeconfig := try.Get(c.Kubeconfig(c.Endpoint(), name+"-client", Leaf{User: b.Service, Groups: []string{mastersGroup}}))
 	b.Port = try.Get(freePorts(1))[0]
 	return Endpoint{URL: loopback("https", b.Port), CAFile: c.PKI.Serving.CertFile}, []string{
 		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", b.Port),

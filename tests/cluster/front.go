@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"path/filepath"
 
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
@@ -55,10 +54,8 @@ func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (running *Front
 	}}))
 	from := "--registry=" + f.Registry
 	if f.Registry == "" {
-		client := try.Get(c.PKI.Client.Issue(f.Name+"-client", Leaf{User: "fairlead", Groups: []string{"system:masters"}}))
-		kubeconfig := filepath.Join(c.dir, f.Name+".kubeconfig")
-		try.Do(c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}))
-		from = "--kubeconfig=" + kubeconfig
+		client := Leaf{User: "fairlead", Groups: []string{mastersGroup}}
+		from = "--kubeconfig=" + try.Get(c.Kubeconfig(c.Endpoint(), f.Name+"-client", client))
 	}
 	args := []string{
 		"serve", from,

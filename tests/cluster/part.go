@@ -111,10 +111,8 @@ func (p *Part) waitReady(ctx context.Context, r *run) error {
 		return nil
 	}
 	err := eventually(ctx, p.cmd.Ready, r.done)
-	select {
-	case <-r.done:
+	if p.Ended() {
 		return r.err
-	default:
 	}
 	if err != nil {
 		err = fmt.Errorf("waiting for %s: %w\n%s", p.cmd.Name, err, p.Tail())
@@ -130,6 +128,16 @@ func (p *Part) PID() int { return p.run.Load().process.Pid }
 
 // Done is closed when the current run has ended.
 func (p *Part) Done() <-chan struct{} { return p.run.Load().done }
+
+// Ended reports whether the current run has ended.
+func (p *Part) Ended() bool {
+	select {
+	case <-p.Done():
+		return true
+	default:
+		return false
+	}
+}
 
 // Err returns why the last run ended, with the end of its log. Call it only after Done is closed.
 func (p *Part) Err() error { return p.run.Load().err }
@@ -196,9 +204,7 @@ func (p *Part) Tail() string {
 		return err.Error()
 	}
 	defer func() { _ = f.Close() }()
-	if fi, err := f.Stat(); err == nil && fi.Size() > most {
-		_, _ = f.Seek(-most, io.SeekEnd)
-	}
-	tail, _ := io.ReadAll(io.LimitReader(f, most))
+	size, _ := f.Seek(0, io.SeekEnd)
+	tail, _ := io.ReadAll(io.NewSectionReader(f, max(0, size-most), most))
 	return fmt.Sprintf("--- end of %s\n%s", filepath.Base(p.log), tail)
 }

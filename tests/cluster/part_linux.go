@@ -1,12 +1,15 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // dieWithParent makes the kernel kill the child when the thread that forked it exits;
@@ -16,15 +19,12 @@ func dieWithParent(a *syscall.SysProcAttr) { a.Pdeathsig = syscall.SIGKILL }
 // waitStopped waits until SIGSTOP has stopped every thread of a process: on a busy machine some
 // continue for a while.
 func waitStopped(pid int) error {
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for range 5000 { // 5 s, a thousand times what an idle machine needs
-		if stopped(pid) {
-			return nil
-		}
-		<-tick.C
+	const most = 5 * time.Second // a thousand times what an idle machine needs
+	is := func(context.Context) (bool, error) { return stopped(pid), nil }
+	if err := wait.PollUntilContextTimeout(context.Background(), time.Millisecond, most, true, is); err != nil {
+		return fmt.Errorf("stopping process %d: %w", pid, err)
 	}
-	return fmt.Errorf("process %d does not stop", pid)
+	return nil
 }
 
 func stopped(pid int) bool {
