@@ -57,10 +57,7 @@ func (x *exchange) lacks() bool {
 
 // since returns the later of the request's beginning and d before its end.
 func (x *exchange) since(d time.Duration) time.Time {
-	if last := x.Ended.Add(-d); last.After(x.Begun) {
-		return last
-	}
-	return x.Begun
+	return slices.MaxFunc([]time.Time{x.Begun, x.Ended.Add(-d)}, time.Time.Compare)
 }
 
 // how names the kind of a failure.

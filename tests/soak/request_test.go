@@ -17,6 +17,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
 )
 
 const (
@@ -243,14 +245,7 @@ func (t *task) read(from io.Reader) {
 	}
 	t.Text = string(body[:min(len(body), 300)])
 	var w widget
-	var review struct {
-		Status struct {
-			UserInfo struct {
-				Username string
-				Groups   []string
-			}
-		}
-	}
+	var review authenticationv1.SelfSubjectReview
 	switch {
 	case t.Err != "" || t.Code/100 != 2:
 	case t.class.has != "":
@@ -275,10 +270,8 @@ func (t *task) read(from io.Reader) {
 }
 
 func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }

@@ -4,7 +4,6 @@ package soak
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -54,11 +52,10 @@ const (
 
 func (w *world) newSite(g *group, service, ip string) *site {
 	x := &site{name: service + "/" + ip, ip: ip, checker: w.checker, names: []string{service + "." + namespace + ".svc"}, listed: true}
-	x.server = must.Get(extension.New(extension.Config{
+	x.server = extension.Start(w.t, extension.Config{
 		GroupVersions: []string{g.name + "/v1"}, Address: x.address(), Names: x.names, CA: g.ca, RequestHeaderCA: w.fronts,
 		AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized, Objects: 1, Record: -1, Wrap: x.wrap,
-	}))(w.t)
-	w.t.Cleanup(x.server.Close)
+	})
 	return x
 }
 
@@ -171,5 +168,5 @@ func payload(id string, n int) string {
 
 func sum(body []byte) string {
 	h := sha256.Sum256(body)
-	return hex.EncodeToString(h[:8])
+	return fmt.Sprintf("%x", h[:8])
 }

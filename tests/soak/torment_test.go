@@ -3,9 +3,9 @@
 package soak
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -76,7 +76,7 @@ func (w *world) play(ctx context.Context, a *act) {
 
 // ill is a way to break sites.
 type ill struct {
-	name  string
+	name  string // empty: the fault's
 	fault extension.Fault
 	// late is how writes end: executed, and then not answered.
 	late int32
@@ -109,9 +109,6 @@ func ills() (all []ill) {
 	} {
 		all = append(all, ill{fault: f, lies: true})
 	}
-	for i := range all {
-		all[i].name = string(all[i].fault.Kind)
-	}
 	reset := ill{name: "executed, then reset", late: lateReset}
 	return append(all, reset, reset, ill{name: "executed, then silent", late: lateHang})
 }
@@ -143,8 +140,9 @@ func (w *world) drawBackend(rng *rand.Rand) *act {
 	if len(sites) == len(g.services[0].sites) {
 		share = ", all"
 	}
+	kind := "backend: " + cmp.Or(i.name, string(i.fault.Kind)) + share
 	return &act{
-		fault: fault{Kind: "backend: " + i.name + share, Target: strings.Join(names, " "), Scopes: []string{g.scope()}, Lies: i.lies},
+		fault: fault{Kind: kind, Target: strings.Join(names, " "), Scopes: []string{g.scope()}, Lies: i.lies},
 		group: g.name, dose: dose, part: g.name,
 		begin: func(context.Context) error { return fall(sites, i) },
 		end: func(context.Context) error {
@@ -177,17 +175,16 @@ func (w *world) claim(g *group, other bool, mask int) (sites []*site) {
 }
 
 // fall breaks sites, or repairs them if i is zero.
-func fall(sites []*site, i ill) error {
-	var errs []error
+func fall(sites []*site, i ill) (err error) {
+	var faults []extension.Fault
+	if i.fault.Kind != "" {
+		faults = append(faults, i.fault)
+	}
 	for _, x := range sites {
 		x.late.Store(i.late)
-		if i.fault.Kind == "" {
-			errs = append(errs, x.server.Set())
-			continue
-		}
-		errs = append(errs, x.server.Set(i.fault))
+		err = errors.Join(err, x.server.Set(faults...))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // drawRegistry changes a group's objects, and reverts most changes. Changes that clients should not
@@ -195,44 +192,40 @@ func fall(sites []*site, i ill) error {
 func (w *world) drawRegistry(rng *rand.Rand) *act {
 	g := w.groups[rng.IntN(len(w.groups))]
 	kind, number := rng.IntN(8), rng.IntN(1000)
-	a := &act{group: g.name, dose: 20 + rng.IntN(200), part: g.name}
-	a.fault.Target, a.fault.Scopes, a.fault.Weak = g.name, []string{"watch:" + g.name}, true
-	hurts := append(a.fault.Scopes, g.scope())
+	watches := "watch:" + g.name
+	quiet, hurts := []string{watches}, []string{watches, g.scope()}
 	does := func(model func()) func(context.Context) error {
 		return func(ctx context.Context) error { return w.change(ctx, g, model) }
 	}
-	switch kind {
-	case 0, 1:
-		a.fault.Kind, a.fault.Scopes = "registry: APIService retargeted", hurts
-		a.begin = does(func() { g.current = 1 - g.current })
-	case 2:
-		a.fault.Kind, a.fault.Scopes, a.fault.Weak = "registry: APIService deleted", append(hurts, "discovery"), false
-		a.fault.Refusals = []int{http.StatusNotFound, http.StatusForbidden} // the local apiserver's; 403 for callers without credentials
-		a.begin, a.end = does(func() { g.exists = false }), does(func() { g.exists = true })
-	case 3:
-		a.fault.Kind = "registry: priority changed"
-		a.begin = does(func() { g.priority = 500 + number })
-	case 4:
-		a.fault.Kind = "registry: endpoints removed"
-		list := func(n int, listed bool) func() { // n of the three, beginning anywhere
-			return func() {
-				for i := range n {
-					g.services[g.current].sites[(number+i)%3].listed = listed
-				}
+	list := func(n int, listed bool) func(context.Context) error { // n of the three, beginning anywhere
+		return does(func() {
+			for i := range n {
+				g.services[g.current].sites[(number+i)%3].listed = listed
 			}
-		}
-		a.begin, a.end = does(list(1+number%2, false)), does(list(3, true))
-	case 5:
-		a.fault.Kind = "registry: CA rotated"
-		a.begin = func(ctx context.Context) error { return w.rotate(ctx, g) }
-	case 6:
-		a.fault.Kind, a.fault.Scopes = "registry: bundle of a stranger", hurts
-		a.begin, a.end = does(func() { g.bundle = []*pki.CA{pki.NewCA("stranger")} }), does(func() { g.bundle = []*pki.CA{g.ca} })
-	case 7:
-		a.fault.Kind, a.fault.Scopes, a.fault.Weak = "registry: maintenance", hurts, false
-		a.begin, a.end = does(func() { g.maintenance = true }), does(func() { g.maintenance = false })
+		})
 	}
-	return a
+	refusals := []int{http.StatusNotFound, http.StatusForbidden} // the local apiserver's; 403 for callers without credentials
+	a := []act{
+		{fault: fault{Kind: "APIService retargeted", Scopes: hurts, Weak: true}, begin: does(func() { g.current = 1 - g.current })},
+		{
+			fault: fault{Kind: "APIService deleted", Scopes: append(hurts, "discovery"), Refusals: refusals},
+			begin: does(func() { g.exists = false }), end: does(func() { g.exists = true }),
+		},
+		{fault: fault{Kind: "priority changed", Scopes: quiet, Weak: true}, begin: does(func() { g.priority = 500 + number })},
+		{fault: fault{Kind: "endpoints removed", Scopes: quiet, Weak: true}, begin: list(1+number%2, false), end: list(3, true)},
+		{fault: fault{Kind: "CA rotated", Scopes: quiet, Weak: true}, begin: func(ctx context.Context) error { return w.rotate(ctx, g) }},
+		{
+			fault: fault{Kind: "bundle of a stranger", Scopes: hurts, Weak: true},
+			begin: does(func() { g.bundle = []*pki.CA{pki.NewCA("stranger")} }), end: does(func() { g.bundle = []*pki.CA{g.ca} }),
+		},
+		{
+			fault: fault{Kind: "maintenance", Scopes: hurts},
+			begin: does(func() { g.maintenance = true }), end: does(func() { g.maintenance = false }),
+		},
+	}[max(kind-1, 0)] // the first one twice as often
+	a.fault.Kind, a.fault.Target = "registry: "+a.fault.Kind, g.name
+	a.group, a.part, a.dose = g.name, g.name, 20+rng.IntN(200)
+	return &a
 }
 
 // signal returns an act's begin or end.
@@ -278,7 +271,7 @@ func (w *world) drawDoor(rng *rand.Rand) *act {
 		// Clients notice nothing, except watches and HTTP/1.1 requests that cross with the end of
 		// an idle connection (RFC 9112, 9.3.1).
 		a.fault.Kind, a.fault.Scopes = "door: told to stop", []string{"watch:door:" + d.name, "h1:door:" + d.name}
-		a.begin, a.end = away(d.drain), back(d.Part.Restart)
+		a.begin, a.end = away(func(context.Context) error { return d.Part.Stop(3 * time.Minute) }), back(d.Part.Restart)
 	case 3, 4:
 		a.fault.Kind, a.fault.Scopes = "door: killed", []string{"door:" + d.name}
 		a.begin, a.end = away(kill(d.Part)), back(d.Part.Restart)
@@ -288,14 +281,13 @@ func (w *world) drawDoor(rng *rand.Rand) *act {
 		a.dose = min(a.dose, 200)
 	case 6:
 		a.fault.Kind, a.fault.Target = "door: serving pairs replaced", "a b"
-		a.begin = func(context.Context) error {
-			var errs []error
+		a.begin = func(context.Context) (err error) {
 			for _, d := range w.doors {
 				name := "fairlead-" + d.name
-				_, err := w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{"127.0.0.1", "localhost"}})
-				errs = append(errs, err)
+				_, failed := w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{"127.0.0.1", "localhost"}})
+				err = errors.Join(err, failed)
 			}
-			return errors.Join(errs...)
+			return err
 		}
 	case 7:
 		// Connections with the old pair get no new streams; watches over them may end.
@@ -308,22 +300,4 @@ func (w *world) drawDoor(rng *rand.Rand) *act {
 		}
 	}
 	return a
-}
-
-// drain sends a door SIGTERM and waits for its exit, which must have status 0.
-func (d *door) drain(ctx context.Context) error {
-	if err := d.Part.Signal(syscall.SIGTERM); err != nil {
-		return err
-	}
-	select {
-	case <-d.Part.Done():
-	case <-time.After(3 * time.Minute):
-		return fmt.Errorf("door %s has not ended", d.name)
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if err := d.Part.Err(); !strings.Contains(err.Error(), "exit status 0") {
-		return fmt.Errorf("draining: %w", err)
-	}
-	return nil
 }

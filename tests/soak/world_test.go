@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -181,16 +181,12 @@ func (w *world) raiseCallers(ctx context.Context) {
 		pair := must.Get(w.PKI.Client.Issue("soak-"+user, cluster.Leaf{User: user, Groups: groups}))(w.t)
 		add(&caller{user: user, line: user, tls: w.clientTLS(pair)}, groups...)
 	}
-	nobody := w.clientTLS(cluster.Pair{})
+	nobody, core := w.clientTLS(cluster.Pair{}), must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(w.t)
 	for _, name := range []string{"eve", "fay", "gus", "hal"} {
 		path := "/api/v1/namespaces/" + namespace + "/serviceaccounts/" + name
 		w.create(ctx, path, "{apiVersion: v1, kind: ServiceAccount, metadata: {name: "+name+"}}")
-		// A day: longer than any soak.
-		const request = `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"expirationSeconds":86400}}`
-		reply := must.Get(ask.Do(ctx, w.kube[0], http.MethodPost, w.Endpoint().URL+path+"/token", nil, request))(w.t)
-		var answer struct{ Status struct{ Token string } }
-		must.Do(w.t, json.Unmarshal([]byte(reply.Body), &answer))
-		add(&caller{user: "system:serviceaccount:" + namespace + ":" + name, line: "tokens", tls: nobody, header: ask.Bearer(answer.Status.Token)},
+		token := suite.Token(w.t, core, namespace, name)
+		add(&caller{user: "system:serviceaccount:" + namespace + ":" + name, line: "tokens", tls: nobody, header: ask.Bearer(token)},
 			"system:serviceaccounts", "system:serviceaccounts:"+namespace)
 	}
 	proxy := w.clientTLS(w.PKI.FrontProxyPair)

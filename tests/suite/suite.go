@@ -184,10 +184,11 @@ func Client(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *http.Clie
 	return &http.Client{Transport: rt, Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// Token returns a token of a ServiceAccount.
+// Token returns a token of a ServiceAccount, for a day: longer than any run.
 func Token(t *testing.T, core kubernetes.Interface, namespace, name string) string {
 	t.Helper()
-	r := must.Get(core.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+	day := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(24 * 60 * 60))}}
+	r := must.Get(core.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, day, metav1.CreateOptions{}))(t)
 	return r.Status.Token
 }
 
