@@ -4,7 +4,6 @@ package faults
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // port is the port of every extension server. Each has its own address.
@@ -75,17 +75,12 @@ func at(address string) string { return fmt.Sprintf("%s:%d", address, port) }
 const asExtension = "FAIRLEAD_FAULTS_EXTENSION"
 
 // serveExtension runs that process until it is killed.
-func serveExtension(args []string) error {
+func serveExtension(args []string) (err error) {
+	defer try.Catch(&err)
 	cfg := extension.Config{Address: args[0], GroupVersions: args[1:2], Names: args[2:3], AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized}
-	var err1, err2 error
-	cfg.CA, err1 = pki.ReadCA(args[3], args[4])
-	cfg.RequestHeaderCA, err2 = certutil.NewPool(args[5])
-	if err := errors.Join(err1, err2); err != nil {
-		return err
-	}
-	if _, err := extension.New(cfg); err != nil {
-		return err
-	}
+	cfg.CA = try.Get(pki.ReadCA(args[3], args[4]))
+	cfg.RequestHeaderCA = try.Get(certutil.NewPool(args[5]))
+	try.Get(extension.New(cfg))
 	select {}
 }
 

@@ -31,14 +31,8 @@ func testProcess(t *testing.T, d *door) {
 	p := b.start(t, h)
 	b.register(t, h.address)
 	b.await(t, d)
-	down := func(t *testing.T, since stopwatch, bound time.Duration) {
-		t.Helper()
-		since.within(t, bound, "unavailable", eventually(t, "unavailable", func() bool { return b.unavailable(d) }))
-	}
-	up := func(t *testing.T, since stopwatch, bound time.Duration) {
-		t.Helper()
-		since.within(t, bound, "available", eventually(t, "available", func() bool { return !b.unavailable(d) }))
-	}
+	down := func() bool { return b.unavailable(d) }
+	up := func() bool { return !b.unavailable(d) }
 	restart := func(t *testing.T) stopwatch {
 		t.Helper()
 		must.Do(t, p.Restart(t.Context()))
@@ -49,9 +43,9 @@ func testProcess(t *testing.T, d *door) {
 		suite.Pause(t, steadyPause)
 		killed := d.w.start()
 		p.Kill()
-		down(t, killed, killedBusy)
+		killed.within(t, killedBusy, "unavailable", down)
 		suite.Pause(t, steadyPause)
-		up(t, restart(t), comeBack)
+		restart(t).within(t, comeBack, "available", up)
 		back := time.Now()
 		suite.Pause(t, time.Second)
 		for _, s := range l.Stop() {
@@ -64,17 +58,17 @@ func testProcess(t *testing.T, d *door) {
 		suite.Pause(t, steadyPause)
 		killed := d.w.start()
 		p.Kill()
-		down(t, killed, killedIdle)
+		killed.within(t, killedIdle, "unavailable", down)
 		suite.Pause(t, 2*steadyPause) // until probes are at their slowest
-		up(t, restart(t), comeBack)
+		restart(t).within(t, comeBack, "available", up)
 	})
 	t.Run("hung idle", func(t *testing.T) {
 		hung := d.w.start()
 		must.Do(t, p.Signal(syscall.SIGSTOP))
-		down(t, hung, hungIdle)
+		hung.within(t, hungIdle, "unavailable", down)
 		must.Do(t, p.Signal(syscall.SIGCONT))
 		// A probe takes at most 5 s, and the next one starts at most 5 s after it.
-		up(t, d.w.start(), 6*time.Second)
+		d.w.start().within(t, 6*time.Second, "available", up)
 	})
 }
 
@@ -95,7 +89,7 @@ func testBlackhole(t *testing.T, d *door) {
 
 	begun := d.w.start()
 	lost.unplug(t)
-	begun.within(t, failOver, "unhealthy", eventually(t, "unhealthy", func() bool { return !b.healthy(d, lost.address) }))
+	begun.within(t, failOver, "unhealthy", func() bool { return !b.healthy(d, lost.address) })
 	suite.Pause(t, failOver)
 	lost.plug(t)
 	eventually(t, "healthy again", func() bool { return b.healthy(d, lost.address) })

@@ -85,12 +85,10 @@ func repeat(t *testing.T, every time.Duration, do func(context.Context)) {
 	must.Run(t, func(ctx context.Context) error { wait.NonSlidingUntilWithContext(ctx, do, every); return ctx.Err() })
 }
 
-// eventually polls until ok returns true, and returns that time. Its limit is far beyond what
-// callers assert.
-func eventually(t *testing.T, what string, ok func() bool) time.Time {
+// eventually polls until ok returns true. Its limit is far beyond what callers assert.
+func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	suite.Eventually(t, longest, what, func() (bool, string) { return ok(), "" })
-	return time.Now()
 }
 
 // stopwatch measures time without standstills of the machine: a shared one may stop for seconds,
@@ -102,10 +100,12 @@ type stopwatch struct {
 
 func (w *world) start() stopwatch { return stopwatch{&w.clock, time.Now()} }
 
-// within fails if more than bound passed from the start to at, which must be now or just before, or
-// if most of that was a standstill: the rest proves nothing.
-func (s stopwatch) within(t *testing.T, bound time.Duration, what string, at time.Time) {
+// within polls until ok returns true. It fails if more than bound has passed since the start, or if
+// most of that was a standstill: the rest proves nothing.
+func (s stopwatch) within(t *testing.T, bound time.Duration, what string, ok func() bool) {
 	t.Helper()
+	eventually(t, what, ok)
+	at := time.Now()
 	gross, still := at.Sub(s.begun), s.clock.Stood(s.begun, at)
 	t.Logf("%s after %s by the clock, minus %s of standstill", what, gross.Round(time.Millisecond), still.Round(time.Millisecond))
 	if still > gross/2 {
