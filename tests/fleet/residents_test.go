@@ -4,7 +4,6 @@ package fleet
 
 import (
 	"fmt"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -29,26 +28,18 @@ func (w *world) settle(t *testing.T) {
 	netns.Hide(t, "/var/lib/kubelet")
 	run := func(c cluster.Command) { w.residents = append(w.residents, must.Get(w.Run(t.Context(), c))(t)) }
 	w.residents = append(w.residents, must.Get(w.StartControllerManager(t.Context(), w.front, "--leader-elect=true", "--controllers=node-lifecycle-controller"))(t))
-	config := w.kubeconfig(t, "kube-scheduler", cluster.Leaf{User: "system:kube-scheduler"})
+	config := must.Get(w.Kubeconfig(w.front, "kube-scheduler", cluster.Leaf{User: "system:kube-scheduler"}))(t)
 	run(cluster.Command{Name: "kube-scheduler", Path: scheduler, Args: []string{
 		"--kubeconfig=" + config, "--authentication-kubeconfig=" + config, "--authorization-kubeconfig=" + config, "--bind-address=127.0.0.1", "--leader-elect=true",
 	}})
 	for i := range nodes {
 		name := fmt.Sprintf("hollow-%d", i)
+		config := must.Get(w.Kubeconfig(w.front, name, cluster.Leaf{User: "system:node:" + name, Groups: []string{"system:nodes"}}))(t)
 		run(cluster.Command{Name: name, Path: kubemark, Env: []string{"TMPDIR=" + w.Dir()}, Args: []string{
-			"--morph=kubelet", "--name=" + name, "--use-host-image-service=false",
-			"--kubeconfig=" + w.kubeconfig(t, name, cluster.Leaf{User: "system:node:" + name, Groups: []string{"system:nodes"}}),
+			"--morph=kubelet", "--name=" + name, "--use-host-image-service=false", "--kubeconfig=" + config,
 			fmt.Sprintf("--kubelet-port=%d", 10300+i), "--kubelet-read-only-port=0", // below the ports of package cluster
 		}})
 	}
-}
-
-func (w *world) kubeconfig(t *testing.T, name string, l cluster.Leaf) string {
-	t.Helper()
-	pair := must.Get(w.PKI.Client.Issue(name, l))(t)
-	file := filepath.Join(w.Dir(), name+".kubeconfig")
-	must.Do(t, w.front.WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
-	return file
 }
 
 // steady waits until all nodes are ready and both leaders have renewed their Leases since the call.
@@ -96,10 +87,8 @@ func (w *world) unmoved(t *testing.T, before map[string]string) {
 	after, _ := w.state(t)
 	check.Same(t, before, after, "since when nodes are ready, and who leads")
 	for _, p := range w.residents {
-		select {
-		case <-p.Done():
+		if p.Ended() {
 			t.Fatalf("%s exited: %v", p.Name(), p.Err())
-		default:
 		}
 	}
 }

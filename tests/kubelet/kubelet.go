@@ -78,8 +78,8 @@ func New(cfg Config) (*Kubelet, error) {
 	mux := http.NewServeMux() // the real kubelet's routes
 	mux.HandleFunc("GET /metrics/resource", k.serveMetrics)
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/main", k.serve(serveLogs))
-	mux.HandleFunc("/exec/{namespace}/{pod}/main", k.serve(serveExec))
-	mux.HandleFunc("/attach/{namespace}/{pod}/main", k.serve(serveAttach))
+	mux.HandleFunc("/exec/{namespace}/{pod}/main", k.serve(serveCommand))
+	mux.HandleFunc("/attach/{namespace}/{pod}/main", k.serve(serveCommand))
 	mux.HandleFunc("/portForward/{namespace}/{pod}", k.serve(servePortForward))
 	k.server = &http.Server{
 		// In place of a real kubelet's authorizer.
@@ -121,20 +121,19 @@ func (k *Kubelet) serve(f func(http.ResponseWriter, *http.Request, *Container) e
 	}
 }
 
-func serveExec(w http.ResponseWriter, r *http.Request, c *Container) error {
+// serveCommand serves an exec of a command or, without one, an attach.
+func serveCommand(w http.ResponseWriter, r *http.Request, c *Container) error {
 	o, err := remotecommand.NewOptions(r)
-	if err == nil {
-		remotecommand.ServeExec(w, r, c, c.pod, "", containerName, r.URL.Query()["command"], o, idle, creating, remotecommand.SupportedStreamingProtocols)
+	if err != nil {
+		return err
 	}
-	return err
-}
-
-func serveAttach(w http.ResponseWriter, r *http.Request, c *Container) error {
-	o, err := remotecommand.NewOptions(r)
-	if err == nil {
-		remotecommand.ServeAttach(w, r, c, c.pod, "", containerName, o, idle, creating, remotecommand.SupportedStreamingProtocols)
+	protocols := remotecommand.SupportedStreamingProtocols
+	if command := r.URL.Query()["command"]; command != nil {
+		remotecommand.ServeExec(w, r, c, c.pod, "", containerName, command, o, idle, creating, protocols)
+	} else {
+		remotecommand.ServeAttach(w, r, c, c.pod, "", containerName, o, idle, creating, protocols)
 	}
-	return err
+	return nil
 }
 
 func servePortForward(w http.ResponseWriter, r *http.Request, c *Container) error {

@@ -32,31 +32,26 @@ type target struct {
 
 // caller is one identity with its long-lived connections.
 type caller struct {
-	f     *front
-	h2    bool
-	asked atomic.Int64
-	now   atomic.Pointer[session]
-}
-
-// session is an identity with its connections.
-type session struct {
-	id   identity
-	pool *http.Transport
+	f      *front
+	h2     bool
+	header http.Header // of every request
+	asked  atomic.Int64
+	now    atomic.Pointer[http.Transport]
 }
 
 // move gives the caller new connections with a new certificate. Its open watches stay on the old
 // ones.
-func (c *caller) move(id identity) { c.now.Store(&session{id, c.f.transport(id, c.h2)}) }
+func (c *caller) move(id identity) { c.now.Store(c.f.transport(id, c.h2)) }
 
-// RoundTrip adds the identity's header.
+// RoundTrip adds the caller's header.
 func (c *caller) RoundTrip(r *http.Request) (*http.Response, error) {
-	s := c.now.Load()
+	lasting := c.now.Load()
 	r = r.Clone(r.Context())
-	maps.Copy(r.Header, s.id.header)
+	maps.Copy(r.Header, c.header)
 	if c.asked.Add(1)%freshEvery != 0 || r.URL.Query().Has("watch") {
-		return s.pool.RoundTrip(r)
+		return lasting.RoundTrip(r)
 	}
-	fresh := c.f.transport(s.id, c.h2)
+	fresh := lasting.Clone()
 	fresh.DisableKeepAlives = true
 	return fresh.RoundTrip(r)
 }
@@ -74,7 +69,7 @@ func startLoad(t *testing.T, f *front, targets []target) *load {
 	t.Helper()
 	l := &load{targets: targets, Load: &volley.Load{Every: time.Second / rate}}
 	for i, id := range []identity{masters(f.clients.first), gateway(f.proxies.first), {header: ask.Bearer("admin-token")}} {
-		l.callers[i] = &caller{f: f, h2: i != 1}
+		l.callers[i] = &caller{f: f, h2: i != 1, header: id.header}
 		l.callers[i].move(id)
 		l.Clients = append(l.Clients, &http.Client{Transport: l.callers[i]})
 	}
