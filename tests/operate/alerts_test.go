@@ -97,14 +97,6 @@ func testInhibited(t *testing.T, w *world) {
 	})
 }
 
-// alarm makes alerts fire and clear.
-type alarm struct {
-	alerts      string // their names, separated by |
-	labels      string // of the expected alerts, besides their names
-	before      string // an expression that must have a result first; empty: none
-	fire, clear func()
-}
-
 // testFire lets a real Prometheus scrape a Fairlead with a ServiceAccount's token, and makes alerts
 // of every kind of series fire and clear. promtool tests all alerts.
 func testFire(t *testing.T, w *world, token string) {
@@ -123,7 +115,12 @@ func testFire(t *testing.T, w *world, token string) {
 	set := func(s *extension.Server, faults ...extension.Fault) func() {
 		return func() { must.Do(t, s.Set(faults...)) }
 	}
-	for _, a := range []alarm{
+	for _, a := range []struct {
+		alerts      string // their names, separated by |
+		labels      string // of the expected alerts, besides their names
+		before      string // an expression that must have a result first; empty: none
+		fire, clear func()
+	}{
 		{
 			"KubeAggregatedAPIErrors|KubeAggregatedAPIDown|FairleadAPIServiceDown|FairleadDiscoveryStale", `name="v1.alarm-dead.example.com"`,
 			`aggregator_unavailable_apiservice{name="v1.alarm-dead.example.com"} == 0`, // the counter counts transitions
@@ -221,7 +218,7 @@ func widgetsOf(name string) string {
 // results.
 func (w *world) load(t *testing.T, front *cluster.Front, path string) {
 	t.Helper()
-	l := &volley.Load{Every: time.Second / 30, Clients: []*http.Client{suite.Client(t, front.Endpoint, w.Admin())}}
-	l.Make = func(int) (method, url, body string) { return http.MethodGet, front.Endpoint.URL + path, "" }
-	l.Start(t)
+	client := suite.Client(t, front.Endpoint, w.Admin())
+	request := func(int) (method, url, body string) { return http.MethodGet, front.Endpoint.URL + path, "" }
+	(&volley.Load{Every: time.Second / 30, Clients: []*http.Client{client}, Make: request}).Start(t)
 }

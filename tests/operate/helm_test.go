@@ -100,12 +100,7 @@ func testHook(t *testing.T, w *world) {
 	before, pod, _ := strings.Cut(rendered, "kind: Pod")
 	w.apply(t, strings.TrimSuffix(before, "apiVersion: v1\n"))
 	dryRun(t, w, "apiVersion: v1\nkind: Pod"+pod)
-	var text string
-	for _, o := range objects(t, before) {
-		if o.GetKind() == "ConfigMap" {
-			text, _, _ = unstructured.NestedString(o.Object, "data", "kubeconfig")
-		}
-	}
+	text := w.ask(t, "get configmap -n kube-system fairlead-test -o jsonpath={.data.kubeconfig}")
 	token, config := filepath.Join(w.dir, "helm-token"), filepath.Join(w.dir, "helm-kubeconfig")
 	suite.Put(t, token, suite.Token(t, w.core, "kube-system", "fairlead-test"))
 	suite.Put(t, config, strings.NewReplacer("https://fairlead-admin.kube-system.svc:8443", w.front.Endpoint.URL,

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -160,31 +161,19 @@ func (c *controlPlane) kubeadm(t *testing.T, i int, node string) {
 // kubelet runs a static pod of a node until ctx ends, if it has a manifest. It restarts a pod that
 // has ended or whose manifest has changed.
 func (c *controlPlane) kubelet(ctx context.Context, node, name string) {
-	tick := time.NewTicker(500 * time.Millisecond)
-	defer tick.Stop()
 	var running []byte // the pod's manifest
 	var part *cluster.Part
-	for n := 0; ; {
-		var ended <-chan struct{}
-		if part != nil {
-			ended = part.Done()
+	n := 0
+	wait.NonSlidingUntilWithContext(ctx, func(ctx context.Context) {
+		manifest, _ := os.ReadFile("/etc/netns/" + node + "/kubernetes/manifests/" + name + ".yaml") // it may not exist
+		if part == nil || part.Ended() {
+			n++
+			running, part = manifest, c.container(ctx, node, fmt.Sprintf("%s-%s-%d", node, name, n), manifest)
+		} else if !bytes.Equal(manifest, running) {
+			running = manifest
+			_ = part.Signal(syscall.SIGTERM) // it may have ended
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ended:
-			part = nil
-		case <-tick.C:
-			manifest, _ := os.ReadFile("/etc/netns/" + node + "/kubernetes/manifests/" + name + ".yaml") // it may not exist
-			if part == nil {
-				n++
-				running, part = manifest, c.container(ctx, node, fmt.Sprintf("%s-%s-%d", node, name, n), manifest)
-			} else if !bytes.Equal(manifest, running) {
-				running = manifest
-				_ = part.Signal(syscall.SIGTERM) // it may have ended
-			}
-		}
-	}
+	}, 500*time.Millisecond)
 }
 
 // container runs the only container of a pod. It returns nil if the manifest is incomplete or its

@@ -174,10 +174,8 @@ func (c *controlPlane) clients(t *testing.T) *volley.Load {
 	kept.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second}
 	fresh.Transport.(*http.Transport).DisableKeepAlives = true
 	paths := []string{"/api/v1/namespaces", "/apis/metrics.k8s.io/v1beta1/namespaces/default/widgets"}
-	load := &volley.Load{Every: 25 * time.Millisecond, Clients: []*http.Client{kept, fresh}, Make: func(i int) (method, url, body string) {
-		return http.MethodGet, front.URL + paths[i/2%len(paths)], ""
-	}}
-	return load.Start(t)
+	request := func(i int) (method, url, body string) { return http.MethodGet, front.URL + paths[i/2%len(paths)], "" }
+	return (&volley.Load{Every: 25 * time.Millisecond, Clients: []*http.Client{kept, fresh}, Make: request}).Start(t)
 }
 
 // testKubeadm follows docs/operations.md on a node of the tutorial, and runs each command as

@@ -3,6 +3,7 @@
 package operate
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -145,11 +146,7 @@ func (w *world) ask(t *testing.T, line string) string {
 // body.
 func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, string) {
 	t.Helper()
-	who := cluster.Credentials{Token: token}
-	if token == "" {
-		who = w.Admin()
-	}
-	client := suite.Client(t, e, who)
+	client := suite.Client(t, e, cmp.Or(cluster.Credentials{Token: token}, w.Admin()))
 	client.CheckRedirect = nil // follows redirects, as a browser does
 	defer client.CloseIdleConnections()
 	reply := must.Get(ask.Do(t.Context(), client, http.MethodGet, e.URL+path, nil, ""))(t)
