@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// patient has objects that the commands of the runbooks refer to. Others are the APIService's Service
-// and Fairlead's DaemonSet. The APIService takes its server's CA and port.
+// patient has objects that the commands of the runbooks refer to. Others are the APIService's
+// Service and Fairlead's DaemonSet. The APIService takes its server's CA and port.
 const patient = `
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
