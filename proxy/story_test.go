@@ -20,7 +20,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/story"
@@ -322,8 +321,8 @@ func (s *stage) answer(q *question, res *http.Response, body []byte) string {
 	if q.URL.Host == frontHost && (status.Kind == "Status" || res.Header["Audit-Id"] != nil || strings.Contains(q.target, "do=fields")) {
 		q.identified(res.Header, usual)
 	}
-	if length := res.Header["Content-Length"]; length != nil && text != "" {
-		check.Same(s.t, fmt.Sprint([]int{len(body)}), fmt.Sprint(length), "length of %q", text)
+	if length := res.Header["Content-Length"]; length != nil && text != "" && length[0] != strconv.Itoa(len(body)) {
+		s.t.Errorf("the length of %q is given as %s", text, length)
 	}
 	for _, name := range []string{"Date", "Content-Length"} {
 		res.Header.Del(name)

@@ -83,8 +83,8 @@ func TestWidest(t *testing.T) {
 	}
 }
 
-// A window is used well if it lasts for at most eight round trips, and grows if for at most two. The
-// shortest time so far is taken for a round trip, unless no round trip takes it.
+// A window is used well if it lasts for at most eight round trips, and grows if for two or fewer.
+// The shortest time so far is taken for a round trip, unless no round trip takes it.
 func TestJudge(t *testing.T) {
 	var r reach
 	for i, step := range []struct {
