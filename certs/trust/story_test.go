@@ -114,7 +114,7 @@ func (s *stage) do(at string, words ...string) {
 			s.t.Errorf("%s: %v", at, err)
 		}
 	case "faulty": // APIService...: those with a fault, or trusted by a replaced CA
-		if got := slices.Collect(maps.Keys(s.Faults())); !slices.Equal(got, words[1:len(words)-1]) {
+		if got := slices.Sorted(maps.Keys(s.Faults())); !slices.Equal(got, words[1:len(words)-1]) {
 			s.t.Errorf("%s: faulty are %v", at, got)
 		}
 	case "pass": // duration

@@ -30,12 +30,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type apiserver struct {
 	fake    clienttesting.Fake
 	tracker clienttesting.ObjectTracker
-	// down makes every call fail, full every write, refuse the writes of Endpoints,
-	// hidden their reads.
-	down, full, refuse, hidden atomic.Bool
-	conflict                   atomic.Pointer[string] // the next call of this verb for a Lease fails
-	lastMoment                 atomic.Bool            // the next Lease to be deleted is renewed before
-	version, writes            atomic.Int64           // writes without those of Leases
+	// down makes every call fail, full every write.
+	down, full      atomic.Bool
+	refuse          atomic.Pointer[string] // "reads" or "writes" of Endpoints fail
+	conflict        atomic.Pointer[string] // the next call of this verb for a Lease fails
+	lastMoment      atomic.Bool            // the next Lease to be deleted is renewed before
+	version, writes atomic.Int64           // writes without those of Leases
 }
 
 func newAPIServer(t *testing.T) *apiserver {
@@ -52,12 +52,12 @@ func newAPIServer(t *testing.T) *apiserver {
 func (s *apiserver) answer(a clienttesting.Action) (bool, runtime.Object, error) {
 	verb, resource := a.GetVerb(), a.GetResource()
 	reads, lease := verb == "get" || verb == "list", resource.Resource == "leases"
-	switch c := s.conflict.Load(); {
+	switch c, refused := s.conflict.Load(), s.refuse.Load(); {
 	case s.down.Load():
 		return true, nil, errors.New("no route to host")
 	case s.full.Load() && !reads:
 		return true, nil, errors.New("etcdserver: mvcc: database space exceeded")
-	case (s.refuse.Load() && !reads || s.hidden.Load() && reads) && resource.Resource == "endpoints":
+	case refused != nil && (*refused == "reads") == reads && resource.Resource == "endpoints":
 		return true, nil, errors.New("no")
 	case c != nil && *c == verb && lease:
 		s.conflict.Store(new(""))

@@ -126,8 +126,7 @@ func (s *stage) do(at string, words ...string) {
 	case "conflicted":
 		check.Same(s.T, "", *s.conflict.Load(), "%s: what was not contested", at)
 	case "refuse": // reads or writes of the Endpoints
-		s.refuse.Store(words[1] == "writes")
-		s.hidden.Store(words[1] == "reads")
+		s.refuse.Store(&words[1])
 	case "last-moment": // the next Lease to be deleted is renewed before
 		s.lastMoment.Store(true)
 	case "overwrite": // [address [unannotated]]
