@@ -147,7 +147,7 @@ func (x *exchange) finish(f *finished, o *h2.Outcome) {
 		f.status = statusClientGone
 	}
 	if f.gaveUp {
-		p.givenUp.ended(d, x.head, f.took)
+		p.givenUp.ended(d, x.head, f.status, f.took)
 	}
 	p.metrics.observe(d, f.status, f.took)
 	if x.observer != nil {

@@ -72,9 +72,10 @@ func newGivenUp() *givenUp {
 	return g
 }
 
-// ended is called for every forwarded request that its client has given up.
-func (g *givenUp) ended(d *Decision, h *Head, took time.Duration) {
-	if took >= quickly || d.Action != ToLocal && d.Action != ToRemote {
+// ended is called for every forwarded request that its client has given up. A watch that was
+// answered has no other end.
+func (g *givenUp) ended(d *Decision, h *Head, status int, took time.Duration) {
+	if took >= quickly || d.LongRunning && status != statusClientGone || d.Action != ToLocal && d.Action != ToRemote {
 		return
 	}
 	g.charge(accountOf(d, h), 1)

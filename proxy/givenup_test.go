@@ -26,15 +26,18 @@ func TestGivenUp(t *testing.T) {
 		bob, h := quitter("bob")
 		page := *bob
 		page.Action = ToPage
+		watch := *bob
+		watch.LongRunning = true
 		for range g.burst {
-			g.ended(bob, h, 0)
-			g.ended(bob, h, quickly) // ran for a while
-			g.ended(&page, h, 0)     // answered here
+			g.ended(bob, h, statusClientGone, 0)
+			g.ended(bob, h, statusClientGone, quickly) // ran for a while
+			g.ended(&page, h, statusClientGone, 0)     // answered here
+			g.ended(&watch, h, http.StatusOK, 0)
 		}
 		if g.overLimit(bob, h) {
 			t.Fatal("refused within the burst")
 		}
-		g.ended(bob, h, 0)
+		g.ended(bob, h, statusClientGone, 0)
 		if !g.overLimit(bob, h) {
 			t.Fatal("not refused beyond the burst")
 		}
@@ -46,7 +49,7 @@ func TestGivenUp(t *testing.T) {
 			t.Error("still refused after a pause")
 		}
 		for range 100 * g.burst { // without a call of overLimit in between
-			g.ended(bob, h, 0)
+			g.ended(bob, h, statusClientGone, 0)
 		}
 		full := time.Duration(g.burst) * g.pause
 		if time.Sleep(full - g.pause); !g.overLimit(bob, h) {
@@ -72,7 +75,7 @@ func TestGivenUpBounded(t *testing.T) {
 		g := newGivenUp()
 		for i := range 3 * maxAccounts * len(g.shards) {
 			d, h := quitter(fmt.Sprint(i))
-			g.ended(d, h, 0)
+			g.ended(d, h, statusClientGone, 0)
 		}
 		for i := range g.shards {
 			if n := len(g.shards[i].debts); n > maxAccounts {

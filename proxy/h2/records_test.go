@@ -181,7 +181,7 @@ func testTinyRecords(t *testing.T, driver string) {
 	for i := range byte(n) {
 		_ = w.WritePing(false, [8]byte{i})
 	}
-	if len(frames.Bytes()) < 4*turnRecords || n*budget.Control > budget.Burst {
+	if len(frames.Bytes()) < 4*turnRecords || n*budget.Frame > budget.Burst {
 		t.Fatal("too few records for several turns, or too many PINGs for the budget")
 	}
 	var clients []*http2.Framer

@@ -4,32 +4,46 @@ package budget
 import "time"
 
 // Budget limits the work that the peer of a connection can cause without moving a request forward.
-// It refills over time and with completed requests, and bounds every kind of flood: PING, SETTINGS
-// and empty DATA (CVE-2019-9512, -9515, -9518), rapid reset (CVE-2023-44487) and streams that the
-// peer makes us reset (CVE-2025-8671). It is not safe for concurrent use.
+// Each frame is charged, on whatever stream. It refills over time and with what is of use, and so
+// bounds every kind of flood: PING, SETTINGS and empty DATA (CVE-2019-9512, -9515, -9518), rapid
+// reset (CVE-2023-44487), streams that the peer makes us reset (CVE-2025-8671), frames on streams
+// that have ended. It is not safe for concurrent use.
 type Budget struct {
 	left int
-	at   time.Duration // when the budget was last refilled
+	most int // what can be earned
+	at   time.Duration
 }
 
 const (
-	// Burst is a full budget, 500 resets at once: a client may cancel all its watches.
+	// Burst is a full budget, 500 resets at once: a client may cancel all its requests.
 	Burst = 5000
 	// Rate is the refill per second: 100 resets a second, far above what controllers do.
 	Rate = 1000
+	// Saved is what a backend can save up. Many clients share its connection, and it may answer
+	// what they have sent for a while all at once. To read as many frames takes some 20 ms.
+	Saved = 20 * Burst
 
-	// Control is the cost of a frame that is only read, and perhaps acknowledged.
-	Control = 1
-	// Reset is the cost of a stream that either side ends early.
-	Reset = 10
+	// Frame is the cost of each frame, but for DATA with content that somebody waits for.
+	Frame = 1
+	// Reset is the cost of a stream that either side ends early, beside the frames that begin and
+	// end it: 10 together.
+	Reset = 8
 	// Refused is the cost of a request head that cannot be served: over 0.1 ms of work.
 	Refused = 100
-
-	completed = Reset // the refund for one completed stream: one reset
+	// Completed is earned by a client for a request that was answered, or failed without its fault:
+	// one reset.
+	Completed = Reset + 2*Frame
+	// Opened is earned by a backend for each request. It may answer with sixteen interim heads and
+	// twice break the protocol, however fast clients ask.
+	Opened = 32
+	// bytesSent are returned by one WINDOW_UPDATE for the stream and one for the connection, from
+	// clients that return least at a time. Those known do so from 1 KiB on.
+	bytesSent = 256
 )
 
-// New returns a full budget. Here and in Spend, now must come from one clock that never goes back.
-func New(now time.Duration) Budget { return Budget{Burst, now} }
+// New returns a full budget that can earn most. Here and in Spend, now must come from one clock
+// that never goes back.
+func New(now time.Duration, most int) Budget { return Budget{Burst, most, now} }
 
 // Spend charges n. It reports false when the budget is exhausted.
 func (b *Budget) Spend(n int, now time.Duration) bool {
@@ -43,12 +57,19 @@ func (b *Budget) Spend(n int, now time.Duration) bool {
 	return b.left >= 0
 }
 
-// Completed refunds the budget for a request that was answered.
-func (b *Budget) Completed() { b.left = min(Burst, b.left+completed) }
+// Earn refunds n.
+func (b *Budget) Earn(n int) { b.left = min(b.most, b.left+n) }
 
-// Acknowledged refunds what two frames cost with which a peer returns the credit of one frame of
-// DATA: for its stream and for the connection.
-func (b *Budget) Acknowledged() { b.left = min(Burst, b.left+2*Control) }
+// Sent refunds what the peer's WINDOW_UPDATEs for n bytes of DATA cost. Whole says that the peer's
+// windows have not made the frame small: it may then return the credit of each frame at once, for
+// its stream and for the connection.
+func (b *Budget) Sent(n int, whole bool) {
+	n = n / bytesSent * 2 * Frame
+	if whole {
+		n = max(n, 2*Frame)
+	}
+	b.Earn(n)
+}
 
 // Last sets the remaining budget to n, for streams in flight while their connection is closed.
 func (b *Budget) Last(n int) { b.left = n }

@@ -9,14 +9,14 @@ import (
 
 func TestBudget(t *testing.T) {
 	t.Parallel()
-	b := New(0)
+	b := New(0, Burst)
 	spent := func(n int, now time.Duration) (times int) {
 		for b.Spend(n, now) {
 			times++
 		}
 		return times
 	}
-	check.Same(t, Burst/Reset, spent(Reset, 0), "resets at once")
+	check.Same(t, Burst/Completed, spent(Reset+2*Frame, 0), "resets at once")
 	// Frames that come faster than the clock's unit must not stop the budget from refilling.
 	const rounds, step = 100_000, 30 * time.Microsecond
 	n := 0
@@ -27,19 +27,24 @@ func TestBudget(t *testing.T) {
 		}
 		b.left++ // the refused frame is not charged
 	}
-	if want := int(rounds * step * Rate / time.Second); n < want-Reset-1 || n > want {
+	if want := int(rounds * step * Rate / time.Second); n < want-Completed-1 || n > want {
 		t.Errorf("%d were allowed in %v, want %d", n, rounds*step, want)
 	}
 	const year = 365 * 24 * time.Hour
-	check.Same(t, Burst/Reset, spent(Reset, year), "resets after a year")
-	b.Completed()
-	b.Completed()
-	if n := spent(Reset, year); n != 1 { // two, minus the refused one
-		t.Errorf("%d resets after two requests", n)
-	}
-	b = New(0)
-	b.Acknowledged()
-	check.Same(t, Burst, spent(Control, 0), "frames at once, whatever was sent before")
-	b.Acknowledged()
-	check.Same(t, 1, spent(Control, 0), "frames after DATA: two, minus the refused one")
+	check.Same(t, Burst/Completed, spent(Completed, year), "resets after a year")
+	b.Earn(2 * Completed)
+	check.Same(t, 1, spent(Completed, year), "resets after two requests, minus the refused one")
+	b = New(0, Burst)
+	b.Sent(1, true)
+	check.Same(t, Burst, spent(Frame, 0), "frames at once, whatever was sent before")
+	b.Sent(1, true)
+	check.Same(t, 1, spent(Frame, 0), "frames after DATA: two, minus the refused one")
+	b.Sent(bytesSent-1, false)
+	check.Same(t, 0, spent(Frame, 0), "frames after DATA that the peer has made small")
+	b.Sent(3*bytesSent, false)
+	check.Same(t, 3*2-2, spent(Frame, 0), "frames after DATA of three updates, minus two refused ones")
+	b = New(0, Saved)
+	b.Earn(2 * Saved)
+	check.Same(t, Saved, spent(Frame, 0), "frames that were saved up")
+	check.Same(t, Burst, spent(Frame, year), "frames after a year")
 }

@@ -147,6 +147,7 @@ func (e *Engine) backendReset(s *stream, code http2.ErrCode) {
 		}
 		e.review(s)
 	case code == http2.ErrCodeRefusedStream: // §8.7: not processed
+		c.budget.Earn(2*budget.Frame - budget.Opened) // what it has earned; each further try earns it anew
 		if e.oneTooMany(s, c) {
 			e.resend(s)
 			return
@@ -196,7 +197,7 @@ func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 			c.goAway, c.lastAccepted = goAwayFinal, c.maxID
 		}
 		e.closeIfDone(c)
-		return c.spend(budget.Control)
+		return nil
 	}
 	c.drained = true
 	if err := e.takeBack(c, binary.BigEndian.Uint32(p)&topStreamID, http2.ErrCode(binary.BigEndian.Uint32(p[4:]))); err != nil {
@@ -204,7 +205,7 @@ func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	}
 	e.closeIfDone(c)
 	c.pool.grow()
-	return c.spend(budget.Control)
+	return nil
 }
 
 // takeBack retries the streams that a backend's GOAWAY leaves out: those above last. It visits all
@@ -214,7 +215,7 @@ func (e *Engine) takeBack(c *Conn, last uint32, code http2.ErrCode) *connError {
 	var cost int
 	before := c.maxID
 	if c.lastAccepted != 0 {
-		cost, before = len(c.streams)/4, c.lastAccepted // the cost of a new initial window
+		cost, before = len(c.streams), c.lastAccepted
 	}
 	if last >= before {
 		return nil

@@ -27,13 +27,13 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 	}
 	if id <= c.maxID {
 		if c.wasReset(id) || c.ignores(id) { // trailers that were in flight when we reset the stream
-			return c.spend(budget.Control)
+			return nil
 		}
 		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a closed stream"}
 	}
 	c.maxID = id
 	if c.ignores(id) {
-		return c.spend(budget.Control) // decoding it was work
+		return nil
 	}
 	if id >= e.lim.maxStreamID {
 		e.drainConn(c) // ids are used up (§5.1.1)
@@ -226,8 +226,9 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	return nil
 }
 
-// violation ends a stream whose peer on one side broke the protocol. A backend is not charged:
-// clients decide how often they ask for what it answers wrongly, and others share its connection.
+// violation ends a stream whose peer on one side broke the protocol. A backend is only charged for
+// the frame: clients decide how often they ask for what it answers wrongly, and others share its
+// connection.
 func (e *Engine) violation(s *stream, side dir, code http2.ErrCode, why string) *connError {
 	e.Count.reset(resetProtocol)
 	if side == down {

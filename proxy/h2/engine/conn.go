@@ -65,6 +65,7 @@ type Conn struct {
 	weight       int // bytes that the connection itself holds, as last counted
 	heads        int // of a client: bytes of unanswered requests' heads, see maxHeads
 	budget       budget.Budget
+	owed         int // of a backend: bytes that may still come on streams that we have reset
 	streams      map[uint32]*stream
 	maxID        uint32   // the highest stream id received from a client or sent to a backend
 	resets       []uint32 // the last streams we reset: further frames for them are ignored
@@ -106,13 +107,15 @@ func (e *Engine) newConn(side dir) *Conn {
 	c := &Conn{
 		e: e, side: side, streams: map[uint32]*stream{},
 		peerWindow: defaultWindow, peerFrame: minMaxFrame, peerStreams: assumedStreams, peerHeaders: topStreamID,
-		window: defaultWindow, recv: defaultWindow, budget: budget.New(e.now),
+		window: defaultWindow, recv: defaultWindow, budget: budget.New(e.now, budget.Burst),
 		lastRead: e.now, idleSince: e.now, blockAt: e.now,
 	}
 	c.dec = e.fields.NewDecoder()
 	c.enc = wire.NewEncoder()
 	if side == up {
 		c.preface = len(http2.ClientPreface)
+	} else {
+		c.budget = budget.New(e.now, budget.Saved)
 	}
 	e.addConn(c)
 	return c
@@ -324,13 +327,4 @@ func (c *Conn) rememberReset(id uint32) {
 
 func (c *Conn) wasReset(id uint32) bool {
 	return slices.Contains(c.resets, id)
-}
-
-// forgetReset is called when no more frames may come for a stream. It reports if it was reset.
-func (c *Conn) forgetReset(id uint32) bool {
-	i := slices.Index(c.resets, id)
-	if i >= 0 {
-		c.resets[i] = 0 // no stream has id 0
-	}
-	return i >= 0
 }

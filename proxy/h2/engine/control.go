@@ -10,11 +10,29 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// smallWindow is the largest WINDOW_UPDATE that is charged: every known client collects at least
-// half of its window, and larger updates soon overflow the window unless DATA uses it up.
-const smallWindow = 256
+// useful is how much content of DATA makes its frame free, by side. A client that sends less at a
+// time sends more bytes of frame headers than of content. What a backend sends, a client has asked
+// for, and its windows bound it.
+var useful = [2]int{up: 16, down: 1}
 
-// spend charges the budget for a frame.
+// inFlight is what a frame on a stream that we have reset takes of what is owed, at least: servers
+// that write smaller frames have fewer bytes on their way.
+const inFlight = 512
+
+// priceData returns the cost of DATA with that much content for s, nil if the stream has ended. For
+// what a backend has sent before it sees our reset, that reset accounts: clients decide about it.
+func (c *Conn) priceData(s *stream, content int) int {
+	switch {
+	case s != nil && content >= useful[c.side]:
+		return 0
+	case s == nil && content > 0 && c.owed > 0:
+		c.owed -= max(content, inFlight)
+		return 0
+	}
+	return budget.Frame
+}
+
+// spend charges the budget.
 func (c *Conn) spend(n int) *connError {
 	if !c.budget.Spend(n, c.e.now) {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "flood: too many frames, resets or bad requests"}
@@ -64,7 +82,7 @@ func (c *Conn) settingsFrameValid(h wire.FrameHeader, p []byte) *connError {
 	case len(p)%6 != 0:
 		return &connError{http2.ErrCodeFrameSize, "SETTINGS cut short"}
 	}
-	return c.spend(budget.Control + len(p)/6)
+	return c.spend(len(p) / 6)
 }
 
 func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
@@ -148,10 +166,10 @@ func (e *Engine) pingFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		if c.goAway == goAwaySoon && string(p) == drainPing {
 			e.finalGoAway(c)
 		}
-		return c.spend(budget.Control) // only one or two a minute are answers to ours
+		return nil
 	}
 	c.writePing(http2.FlagPingAck, p)
-	return c.spend(budget.Control)
+	return nil
 }
 
 func (e *Engine) priorityFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
@@ -169,7 +187,7 @@ func (e *Engine) priorityFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 		}
 		c.writeReset(h.StreamID, http2.ErrCodeProtocol)
 	}
-	return c.spend(budget.Control)
+	return nil
 }
 
 func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
@@ -177,11 +195,6 @@ func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		return &connError{http2.ErrCodeFrameSize, "WINDOW_UPDATE of a wrong size"}
 	}
 	n := int32(binary.BigEndian.Uint32(p) & maxWindow)
-	if n < smallWindow { // CVE-2019-9511: each may make us write a frame of a few bytes
-		if err := c.spend(budget.Control); err != nil {
-			return err
-		}
-	}
 	if h.StreamID == 0 {
 		if n == 0 {
 			return &connError{http2.ErrCodeProtocol, "WINDOW_UPDATE of 0"}
@@ -227,12 +240,8 @@ func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		return &connError{http2.ErrCodeProtocol, "RST_STREAM on an idle stream"}
 	}
 	s := c.streams[h.StreamID]
-	switch {
-	case s != nil:
-	case c.forgetReset(h.StreamID):
-		return nil // it crossed ours
-	default:
-		return c.spend(budget.Control)
+	if s == nil {
+		return nil
 	}
 	code := http2.ErrCode(binary.BigEndian.Uint32(p))
 	if c.side == down {
@@ -245,11 +254,15 @@ func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		e.unlinkLeg(s, up)
 		e.reset(s, down, http2.ErrCodeCancel)
 		e.endIfDone(s)
-		return c.spend(budget.Control)
+		return nil
 	}
-	// A cancelled stream is work for us and for the backend (CVE-2023-44487).
 	e.Count.reset(resetByClient)
-	err := c.spend(budget.Reset)
+	var err *connError
+	if s.plan.LongRunning && s.waited > 0 {
+		c.budget.Earn(budget.Completed) // a watch that was answered has no other end
+	} else {
+		err = c.spend(budget.Reset) // a cancelled request is work for us and for the backend (CVE-2023-44487)
+	}
 	e.unlinkLeg(s, up)
 	e.abort(s, ReasonClientReset, fmt.Errorf("client reset the stream: %v", code), http2.ErrCodeCancel)
 	return err

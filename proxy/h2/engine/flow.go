@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 const (
@@ -70,11 +72,7 @@ func (e *Engine) send(dst *Conn, s *stream, d dir, p []byte) int {
 	h.window -= int32(n)
 	dst.window -= int32(n)
 	h.sent += int64(n)
-	if d == up && h.window > 0 && dst.window > 0 {
-		// Clients decide how small the frames are, and some servers (Go's before x/net v0.5) return
-		// the credit of each at once. A window that is used up has made the frame small itself.
-		dst.budget.Acknowledged()
-	}
+	dst.budget.Sent(n, h.window > 0 && dst.window > 0)
 	e.giveStreamCredit(s, d, n)
 	return n
 }
@@ -167,7 +165,7 @@ func (e *Engine) review(s *stream) {
 	if d.sentEnd && s.leg[up] != nil {
 		if u.end {
 			c := s.leg[up]
-			c.budget.Completed()
+			c.budget.Earn(budget.Completed)
 			e.unlinkLeg(s, up)
 			e.reset(s, down, http2.ErrCodeCancel) // its response is complete, and the rest of the request is of no use
 		} else {

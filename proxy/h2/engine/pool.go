@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 // pool holds one engine's connections to one endpoint, and the streams that wait for one.
@@ -387,6 +389,7 @@ func (e *Engine) open(s *stream, c *Conn) {
 		c.drained = true
 	}
 	id := c.maxID
+	c.budget.Earn(budget.Opened)
 	s.leg[down], s.id[down], s.sent, s.fresh = c, id, e.now, !c.useful
 	c.streams[id] = s
 	s.sending.slot = len(c.streams)

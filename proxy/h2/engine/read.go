@@ -117,6 +117,12 @@ func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
 	if h.StreamID != 0 {
 		e.work.frames++
 	}
+	if h.Type != http2.FrameData { // whose price depends on its stream
+		if err := c.spend(budget.Frame); err != nil {
+			e.fail(c, err)
+			return
+		}
+	}
 	var err *connError
 	switch h.Type {
 	case http2.FrameData:
@@ -140,7 +146,6 @@ func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
 	case http2.FramePushPromise: // not allowed for clients, and disabled for backends (§8.4)
 		err = &connError{http2.ErrCodeProtocol, "PUSH_PROMISE"}
 	default: // §4.1: unknown types are ignored
-		err = c.spend(budget.Control)
 	}
 	if err != nil {
 		e.fail(c, err)
@@ -171,17 +176,15 @@ func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	end := h.Has(http2.FlagDataEndStream)
 	c.data = dataFrame{id: h.StreamID, left: content, pad: after, end: end, on: true}
 	s := c.streams[h.StreamID]
+	if err := c.spend(c.priceData(s, content)); err != nil {
+		return err
+	}
 	if s == nil {
 		if err := e.dataOnNothing(c, h); err != nil {
 			return err
 		}
 	} else if err := e.dataOnStream(c, s, h, h.Length-content); err != nil {
 		return err
-	}
-	if content == 0 && !end {
-		if err := c.spend(budget.Control); err != nil { // CVE-2019-9518: empty frames are work, but use no window
-			return err
-		}
 	}
 	if content+after == 0 {
 		e.feedData(c, nil)
@@ -315,7 +318,7 @@ func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connE
 func (e *Engine) chargeFields(c *Conn) *connError {
 	const unit = 256 // a budget allows 1.2 MiB at once, and 256 KiB a second
 	cost := e.fields.Excess() / unit
-	if e.fields.TooLarge() {
+	if e.fields.TooLarge() && c.side == up {
 		cost += budget.Refused
 	}
 	if cost == 0 {

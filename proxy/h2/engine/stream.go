@@ -7,6 +7,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -314,6 +315,9 @@ func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
 	if c == nil {
 		return
 	}
+	if side == down {
+		c.owed += int(s.half[down].recv)
+	}
 	c.writeReset(s.id[side], code)
 	c.rememberReset(s.id[side])
 	e.unlinkLeg(s, side)
@@ -323,6 +327,9 @@ func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
 func (e *Engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
 	e.Count.aborted(r)
 	s.blame(r, err)
+	if c := s.leg[up]; c != nil && r != ReasonClientReset {
+		c.budget.Earn(budget.Completed)
+	}
 	e.reset(s, up, code)
 	e.reset(s, down, http2.ErrCodeCancel)
 	e.leaveWait(s)
