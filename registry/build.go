@@ -80,6 +80,7 @@ type builder struct {
 	entries []*Entry          // those of prev; nil for an entry that is gone or has moved
 	fresh   []*Entry          // new and moved entries, unordered
 	groups  map[string]*Group // groups with a changed entry
+	gone    map[*Entry]bool   // entries that leave them
 	moved   bool              // an entry came, went or changed its place
 }
 

@@ -10,8 +10,11 @@ const fewVersions = 8
 // now that old is gone.
 func (b *builder) regroup(old, now *Entry) {
 	if old != nil {
-		g := b.group(old)
-		g.Entries = slices.DeleteFunc(g.Entries, func(e *Entry) bool { return e == old })
+		b.group(old)
+		if b.gone == nil {
+			b.gone = make(map[*Entry]bool)
+		}
+		b.gone[old] = true // arrange drops all at once: one by one would cost their square
 	}
 	if now != nil {
 		g := b.group(now)
@@ -42,6 +45,7 @@ func (b *builder) arrange(t *Table) {
 	var fresh []*Group
 	order := make(versionOrder)
 	for name, g := range b.groups {
+		g.Entries = slices.DeleteFunc(g.Entries, func(e *Entry) bool { return b.gone[e] })
 		slices.SortFunc(g.Entries, order.compare)
 		for _, e := range g.Entries {
 			g.Priority = max(g.Priority, e.Object.Spec.GroupPriorityMinimum)

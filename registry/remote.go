@@ -54,26 +54,46 @@ func (b *builder) carry(e, old *Entry) {
 	if old == nil || old.Backend == nil || !old.Backend.SameService(e.Backend) {
 		return
 	}
+	at := finder(old.Endpoints)
 	for i := range e.Endpoints {
 		to := &e.Endpoints[i]
-		at := slices.IndexFunc(old.Endpoints, func(o Endpoint) bool { return o.Address == to.Address })
-		if at < 0 {
-			continue
+		if was := at(to.Address); was != nil {
+			terminating := to.Terminating
+			*to = *was
+			to.Terminating = terminating
 		}
-		terminating := to.Terminating
-		*to = old.Endpoints[at]
-		to.Terminating = terminating
+	}
+}
+
+// finder returns a function that finds an endpoint by its address.
+func finder(list []Endpoint) func(address string) *Endpoint {
+	if len(list) > fewVersions { // below, a linear search is faster
+		places := make(map[string]*Endpoint, len(list))
+		for i := range list {
+			places[list[i].Address] = &list[i]
+		}
+		return func(address string) *Endpoint { return places[address] }
+	}
+	return func(address string) *Endpoint {
+		if i := slices.IndexFunc(list, func(o Endpoint) bool { return o.Address == address }); i >= 0 {
+			return &list[i]
+		}
+		return nil
 	}
 }
 
 // apply applies the new reports, in order of arrival.
 func (b *builder) apply(e *Entry) {
-	for _, r := range b.reports[e.Name] {
-		at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Address == r.Address })
-		if at < 0 || r.Backend != e.Backend || r.Health == Unprobed {
+	reports := b.reports[e.Name]
+	if len(reports) == 0 {
+		return
+	}
+	at := finder(e.Endpoints)
+	for _, r := range reports {
+		to := at(r.Address)
+		if to == nil || r.Backend != e.Backend || r.Health == Unprobed {
 			continue
 		}
-		to := &e.Endpoints[at]
 		if to.Health != r.Health {
 			to.Health, to.Since = r.Health, b.now
 		}

@@ -1,0 +1,197 @@
+package registry
+
+import (
+	"bytes"
+	"encoding/pem"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/proportion"
+)
+
+// Whatever is in objects, a table of it costs in proportion to its size: when it is built first, and
+// when everything changes.
+func TestInProportion(t *testing.T) {
+	one := types.NamespacedName{Namespace: "extensions", Name: "server-0"}
+	object := func(n int, change func(in *Input, a *apiregistrationv1.APIService)) Input {
+		in := manyRemotes(1)
+		for _, a := range in.APIServices {
+			change(&in, a)
+		}
+		return in
+	}
+	endpoints := func(n int) []*discoveryv1.EndpointSlice {
+		var list []*discoveryv1.EndpointSlice
+		for i := range n {
+			if i%100 == 0 {
+				list = append(list, slice(one))
+			}
+			last := list[len(list)-1]
+			last.Endpoints = append(last.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/250, i%250)}})
+		}
+		return list
+	}
+	bundle := func(n int, text func(i int) string) Input {
+		return object(n, func(_ *Input, a *apiregistrationv1.APIService) {
+			var b strings.Builder
+			for i := range n {
+				b.WriteString(text(i))
+			}
+			a.Spec.InsecureSkipTLSVerify, a.Spec.CABundle = false, []byte(b.String()+string(authority))
+		})
+	}
+	annotation := func(n int, name, value string) Input {
+		return object(n, func(_ *Input, a *apiregistrationv1.APIService) {
+			a.Annotations = map[string]string{prefix + name: strings.Repeat(value, n)}
+		})
+	}
+	rows := []proportion.Row{}
+	for _, of := range []struct {
+		name string
+		n    int
+		each int // bytes
+		make func(n int) Input
+	}{
+		{"APIServices", 200, 2000, manyRemotes},
+		{"versions of a group", 200, 500, func(n int) Input {
+			in := manyRemotes(n)
+			for name, a := range in.APIServices {
+				delete(in.APIServices, name)
+				a.Spec.Version, a.Spec.Group = fmt.Sprintf("v%s", strings.Split(name, ".")[1]), "one.example.com"
+				a.Spec.Version += name[:2]
+				a.Name = a.Spec.Version + ".one.example.com"
+				in.APIServices[a.Name] = a
+			}
+			return in
+		}},
+		{"APIServices of one Service", 200, 500, func(n int) Input { return sharing(n, endpoints(3)) }},
+		{"endpoints of a Service", 240, 200, func(n int) Input {
+			return object(n, func(in *Input, _ *apiregistrationv1.APIService) { in.Slices[one] = endpoints(n) })
+		}},
+		{"slices of a Service", 200, 200, func(n int) Input {
+			return object(n, func(in *Input, _ *apiregistrationv1.APIService) {
+				in.Slices[one] = nil
+				for i := range n {
+					in.Slices[one] = append(in.Slices[one], slice(one, fmt.Sprintf("10.1.%d.%d", i/250, i%250)))
+				}
+			})
+		}},
+		{"addresses of an endpoint", 1000, 16, func(n int) Input {
+			return object(n, func(in *Input, _ *apiregistrationv1.APIService) {
+				for i := range n {
+					e := &in.Slices[one][0].Endpoints[0]
+					e.Addresses = append(e.Addresses, fmt.Sprintf("10.1.%d.%d", i/250, i%250))
+				}
+			})
+		}},
+		{"ports of a slice, and its endpoints", 200, 200, func(n int) Input {
+			return object(n, func(in *Input, _ *apiregistrationv1.APIService) {
+				in.Slices[one] = endpoints(n)
+				for _, s := range in.Slices[one] {
+					for i := range n / len(in.Slices[one]) {
+						s.Ports = append([]discoveryv1.EndpointPort{{Name: new(fmt.Sprint(i)), Port: new(int32(i + 1))}}, s.Ports...)
+					}
+				}
+			})
+		}},
+		{"ports of a Service", 200, 100, func(n int) Input {
+			return object(n, func(in *Input, _ *apiregistrationv1.APIService) {
+				for i := range n {
+					s := in.Services[one]
+					s.Spec.Ports = append([]corev1.ServicePort{{Name: fmt.Sprint(i), Port: int32(1000 + i)}}, s.Spec.Ports...)
+				}
+			})
+		}},
+		{"reports of endpoints", 240, 200, func(n int) Input {
+			return object(n, func(in *Input, a *apiregistrationv1.APIService) {
+				in.Slices[one] = endpoints(n)
+				e := Build(*in, nil).Entries()[0]
+				for _, endpoint := range e.Endpoints {
+					in.Reports = append(in.Reports, Report{Name: a.Name, Backend: e.Backend, Address: endpoint.Address, Health: Healthy})
+				}
+			})
+		}},
+		{"annotations", 200, 50, func(n int) Input {
+			return object(n, func(_ *Input, a *apiregistrationv1.APIService) {
+				a.Annotations = map[string]string{}
+				for i := range n {
+					a.Annotations[fmt.Sprintf("%sunknown-%d", prefix, i)] = strings.Repeat("v", 20)
+				}
+			})
+		}},
+		{"long-running subresources", 2000, 2, func(n int) Input { return annotation(n, "long-running-subresources", "a,") }},
+		{"URLs", 500, 20, func(n int) Input { return annotation(n, "url", "https://192.0.2.1:1,") }},
+		{"a long maintenance message", 4000, 1, func(n int) Input { return annotation(n, "maintenance", "m") }},
+		{"a long timeout", 4000, 2, func(n int) Input { return annotation(n, "request-timeout", "1s") }},
+		{"certificates of a caBundle", 20, 600, func(n int) Input {
+			cas := authorities(n)
+			return bundle(n, func(i int) string { return string(cas[i]) })
+		}},
+		{"noise in a caBundle", 1000, 8, func(n int) Input { return bundle(n, func(int) string { return "# noise\n" }) }},
+		{"dashes in a caBundle", 4000, 1, func(n int) Input { return bundle(n, func(int) string { return "-" }) }},
+		{"lines that begin a certificate", 200, 28, func(n int) Input { return bundle(n, func(int) string { return "-----BEGIN CERTIFICATE-----\n" }) }},
+		{"lines that begin anything", 200, 20, func(n int) Input {
+			return bundle(n, func(i int) string { return fmt.Sprintf("-----BEGIN %06d-----\n", i) })
+		}},
+		{"lines that end a certificate", 200, 26, func(n int) Input { return bundle(n, func(int) string { return "-----END CERTIFICATE-----\n" }) }},
+		{"headers in a caBundle", 200, 100, func(n int) Input {
+			return bundle(n, func(i int) string {
+				return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Headers: map[string]string{fmt.Sprint(i): "v"}, Bytes: []byte("x")}))
+			})
+		}},
+		{"broken certificates", 200, 100, func(n int) Input {
+			return bundle(n, func(i int) string {
+				return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte(fmt.Sprint(i))}))
+			})
+		}},
+		{"one caBundle in many APIServices", 100, 1200, func(n int) Input {
+			in := manyRemotes(n)
+			for _, a := range in.APIServices {
+				a.Spec.InsecureSkipTLSVerify, a.Spec.CABundle = false, authority
+			}
+			return in
+		}},
+	} {
+		first := of.make
+		rows = append(rows, proportion.Row{Name: of.name, N: of.n, Of: func(n int) (int, func() any) {
+			in := first(n)
+			return of.each * n, func() any { return Build(in, nil) }
+		}}, proportion.Row{Name: of.name + ", again", N: of.n, Of: func(n int) (int, func() any) {
+			before, in := Build(first(n), nil), first(n)
+			for _, a := range in.APIServices { // everything is touched
+				a.Spec.VersionPriority++
+			}
+			in.Now = in.Now.Add(time.Second)
+			return of.each * n, func() any { return Build(in, before) }
+		}})
+	}
+	proportion.Check(t, rows...)
+}
+
+// sharing returns n APIServices of one Service.
+func sharing(n int, list []*discoveryv1.EndpointSlice) Input {
+	in := manyRemotes(n)
+	for _, a := range in.APIServices {
+		a.Spec.Service.Name = "server-0"
+	}
+	in.Slices[types.NamespacedName{Namespace: "extensions", Name: "server-0"}] = list
+	return in
+}
+
+// authority is a CA, and authorities are many.
+var authority = pki.NewCA("one").PEM()
+
+func authorities(n int) (list [][]byte) {
+	for i := range n {
+		list = append(list, bytes.Clone(pki.NewCA(fmt.Sprint(i)).PEM()))
+	}
+	return list
+}
