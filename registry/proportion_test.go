@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
 
-// Whatever is in objects, a table of it costs in proportion to its size: when it is built first, and
-// when everything changes.
+// Whatever is in objects, a table of it costs in proportion to its size: when it is built first,
+// and when everything changes.
 func TestInProportion(t *testing.T) {
 	one := types.NamespacedName{Namespace: "extensions", Name: "server-0"}
 	object := func(n int, change func(in *Input, a *apiregistrationv1.APIService)) Input {

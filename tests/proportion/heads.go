@@ -25,8 +25,9 @@ func (h *Head) Size() int {
 	return n
 }
 
-// Small and smallTarget are the sizes of the smaller head of TestInProportion. One of four times as much is still read, and not
-// refused for its size or its number of fields; targets stay above what is cached of one.
+// Small and smallTarget are the sizes of the smaller head of TestInProportion. One of four times as
+// much is still read, and not refused for its size or its number of fields; targets stay above what
+// is cached of one.
 const (
 	Small       = 7 << 10
 	smallTarget = 12 << 10
