@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -27,25 +28,32 @@ type wire struct {
 	enc   *hpack.Encoder
 	next  uint32 // the next stream to open
 
-	gone   chan struct{} // closed when the server has ended the connection
-	goAway atomic.Int64  // the code of the last GOAWAY, -1: none came
+	gone    chan struct{} // closed when the server has ended the connection
+	answers chan int      // the status of an answer that somebody waits for, 0 if the stream was reset
+	goAway  atomic.Int64  // the code of the last GOAWAY, -1: none came
 }
 
 // connect opens an HTTP/2 connection. If reads is false, it never reads after the handshake.
 func connect(ctx context.Context, address string, c *tls.Config, reads bool, settings ...http2.Setting) (*wire, error) {
-	c = c.Clone()
-	c.NextProtos = []string{"h2"}
 	dialer := &net.Dialer{}
 	if !reads {
 		dialer = deaf()
 	}
+	return connectBy(ctx, dialer, address, c, reads, settings...)
+}
+
+// connectBy is connect with a dialer.
+func connectBy(ctx context.Context, dialer *net.Dialer, address string, c *tls.Config, reads bool, settings ...http2.Setting) (*wire, error) {
+	c = c.Clone()
+	c.NextProtos = []string{"h2"}
 	conn, err := (&tls.Dialer{NetDialer: dialer, Config: c}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{tls: conn.(*tls.Conn), out: bufio.NewWriterSize(conn, 32<<10), next: 1, gone: make(chan struct{})} //nolint:forcetypeassert // a tls.Dialer makes no other
+	w := &wire{tls: conn.(*tls.Conn), out: bufio.NewWriterSize(conn, 32<<10), next: 1, gone: make(chan struct{}), answers: make(chan int, 1)} //nolint:forcetypeassert // a tls.Dialer makes no other
 	w.goAway.Store(-1)
 	w.fr = http2.NewFramer(w.out, bufio.NewReader(conn))
+	w.fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil) // the default of SETTINGS_HEADER_TABLE_SIZE
 	w.enc = hpack.NewEncoder(&w.block)
 	_, err = w.out.WriteString(http2.ClientPreface)
 	if err := errors.Join(err, w.fr.WriteSettings(settings...), w.flush()); err != nil {
@@ -86,9 +94,23 @@ func (w *wire) read() {
 			}
 			return
 		}
-		if f, ok := f.(*http2.GoAwayFrame); ok {
+		switch f := f.(type) {
+		case *http2.GoAwayFrame:
 			w.goAway.Store(int64(f.ErrCode))
+		case *http2.MetaHeadersFrame:
+			n, _ := strconv.Atoi(f.PseudoValue("status"))
+			w.answered(n)
+		case *http2.RSTStreamFrame:
+			w.answered(0)
 		}
+	}
+}
+
+// answered keeps a status for who waits for one.
+func (w *wire) answered(status int) {
+	select {
+	case w.answers <- status:
+	default:
 	}
 }
 
