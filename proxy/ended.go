@@ -78,6 +78,9 @@ func (e *ended) broke(err error) {
 const (
 	endComplete = "complete"
 	endRefused  = "refused-here"
+	// maxCause bounds a backend's text: a GOAWAY's is shorter, names in a certificate may be
+	// longer.
+	maxCause = 256
 )
 
 // line returns the line of the access log. The query is left out because it can hold secrets.
@@ -92,6 +95,13 @@ func (x *exchange) line(f *finished, o *h2.Outcome) accesslog.Line {
 	}
 	if o.Endpoint != nil {
 		line.Endpoint, line.Tries = o.Endpoint.Name, o.Retries+1
+	}
+	switch o.Reason {
+	case h2.ReasonDial, h2.ReasonLost, h2.ReasonReset, h2.ReasonRefused, h2.ReasonBadResponse, h2.ReasonBlamed, h2.ReasonTooLarge:
+		if o.Err != nil { // not of HTTP/1.1
+			line.Cause = o.Err.Error()
+			line.Cause = line.Cause[:min(len(line.Cause), maxCause)]
+		}
 	}
 	switch {
 	case line.End != "":

@@ -168,6 +168,14 @@ func errBusy(name string) *apierrors.StatusError {
 // errNoRoom means that the backend accepted no further request in time, or refused it unprocessed.
 var errNoRoom = errors.New("backend has no room")
 
+var (
+	// errHeadTooLarge means that the backend does not accept a head of this size. It said so, or
+	// ended the connection at the head.
+	errHeadTooLarge = errors.New("the backend does not accept a request head of this size")
+	// errBlamed means that the backend ended the connection for an error at this request's head.
+	errBlamed = errors.New("the backend ended the connection at the head of this request")
+)
+
 // errReviews means that too many requests of a caller wait for the local apiserver's reviews.
 func errReviews() *apierrors.StatusError {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this caller are waiting to be authenticated or authorized, please try again later", retrySoon)
@@ -192,6 +200,10 @@ func forwardError(name string, err error) error {
 		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, name+" did not answer within the allotted time", 0)
 	case errors.Is(err, errBadBody):
 		return apierrors.NewBadRequest(errBadBody.Error())
+	case errors.Is(err, errHeadTooLarge): // Kubernetes has no reason for it
+		return statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonBadRequest, name+": "+err.Error(), 0)
+	case errors.Is(err, errBlamed):
+		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": "+err.Error(), 0)
 	case errors.Is(err, backend.ErrBusy):
 		return errBusy(name)
 	case errors.Is(err, errNoRoom):

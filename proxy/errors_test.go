@@ -21,17 +21,20 @@ import (
 // Retry-After: only a failure that may pass soon, before anything was executed, has one.
 func TestErrorsOfClients(t *testing.T) {
 	down := &registry.Entry{Name: "v1.a", Verdict: registry.Verdict{Since: time.Unix(0, 0)}}
-	frame := func(r h2.Reason) error { return forwardError("v1.a", frameError(h2.Outcome{Reason: r})) }
+	frame := func(r h2.Reason) error {
+		return forwardError("v1.a", frameError(h2.Outcome{Reason: r, Err: errors.New("cause")}))
+	}
 	for want, errs := range map[[2]int32][]error{
 		{403, 0}: {errNotImpersonated("root", "system:masters"), errForbidden(&authz.Attributes{User: &user.DefaultInfo{Name: "bob"}}, "")},
 		{404, 0}: {errNotFound()},
 		{405, 0}: {errConnect()},
 		{408, 0}: {errSlowBody()},
 		{413, 0}: {errTooLong()},
+		{431, 0}: {frame(h2.ReasonTooLarge)},
 		{429, 1}: {errBusy("v1.a"), errReviews(), errGivenUp()},
 		{429, 5}: {errShuttingDown()},
 		{500, 0}: {errPanicked()},
-		{502, 0}: {errRedirect("v1.a"), forwardError("v1.a", backend.ErrBadResponse), frame(h2.ReasonBadResponse), frame(h2.ReasonTooLarge)},
+		{502, 0}: {errRedirect("v1.a"), forwardError("v1.a", backend.ErrBadResponse), frame(h2.ReasonBadResponse), frame(h2.ReasonBlamed)},
 		{503, 0}: {
 			errProtected(down), errUnavailable(down, time.Unix(10, 0)), errUnavailable(&registry.Entry{Policy: registry.Policy{Maintenance: "x"}}, time.Now()),
 			forwardError("v1.a", backend.ErrUnanswered), frame(h2.ReasonReset), frame(h2.ReasonLost), frame(h2.ReasonDrain), frame(h2.ReasonClientReset),

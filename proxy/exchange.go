@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"net/http"
 	"time"
 
@@ -56,6 +57,8 @@ func (x *exchange) plan() h2.Plan {
 	// The method, not the verb: the verb of a path is in lower case, and get may stand for gET.
 	again := x.head.Method == http.MethodGet || x.head.Method == http.MethodHead
 	p := x.upstream.Plan(d.Request.proxied())
+	from := d.source(x.head)
+	p.Owner = cmp.Or(from.User, from.Address)
 	p.Authority, p.Remove, p.RemoveResponse, p.Set = d.host(x.head), remove, x.withhold, set
 	p.Deadline, p.LongRunning, p.Finite, p.Again, p.Accept, p.Fail = d.Timeout, d.LongRunning, x.finite(), again && !d.LongRunning, x.accept, x.fail
 	return p

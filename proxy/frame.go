@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"net/http"
 	"strings"
@@ -252,8 +253,12 @@ func frameError(o h2.Outcome) error {
 		return backend.ErrUnreachable
 	case h2.ReasonBusy, h2.ReasonRefused:
 		return errNoRoom
-	case h2.ReasonBadResponse, h2.ReasonTooLarge:
+	case h2.ReasonBadResponse:
 		return backend.ErrBadResponse
+	case h2.ReasonTooLarge:
+		return fmt.Errorf("%w: %w", errHeadTooLarge, o.Err)
+	case h2.ReasonBlamed:
+		return fmt.Errorf("%w: %w", errBlamed, o.Err)
 	}
 	return backend.ErrUnanswered // a backend may have executed the request
 }

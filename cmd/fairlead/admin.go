@@ -84,6 +84,12 @@ func (d *door) makePages(context.Context) (err error) {
 			}
 			return 0, 0, nil
 		},
+		Said: func(e *registry.Entry, address string) (at time.Time, text string) {
+			if u := d.backends.Upstream(e); u != nil {
+				return u.Said(address)
+			}
+			return at, text
+		},
 		Latencies: func(e *registry.Entry) []uint64 {
 			if u := d.backends.Upstream(e); u != nil {
 				return u.Latencies()

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -265,6 +266,9 @@ func (c *client) describeEntry(line liner, a *answer.APIService, cause string) {
 	for i := range a.Endpoints {
 		e := &a.Endpoints[i]
 		text := joined(": ", e.Address+" "+e.Health, other(e.Error))
+		if e.GoAway != "" {
+			text = joined(", ", text, e.GoAwayAt.UTC().Format(time.RFC3339)+" "+e.GoAway)
+		}
 		if e.Health == "unhealthy" {
 			line("Endpoint", text, c.palette.bad)
 		} else {

@@ -29,6 +29,8 @@ type Line struct {
 	New      bool
 	// End says how the request ended: complete, refused here, or why it was aborted.
 	End string
+	// Cause is the error of a backend that made it end so.
+	Cause string
 	// Ended is when the request ended. Zero means now.
 	Ended time.Time
 	// Proto is the client's protocol, TLS its TLS version.
@@ -58,6 +60,7 @@ func (l *Line) append(b []byte, at []byte) []byte {
 	b = number(b, `,"first":`, int64(l.First))
 	b = strconv.AppendInt(append(b, `,"took":`...), int64(l.Took), 10)
 	b = optional(b, `,"end":`, l.End)
+	b = optional(b, `,"cause":`, l.Cause)
 	b = optional(b, `,"endpoint":`, l.Endpoint)
 	b = number(b, `,"tries":`, int64(l.Tries))
 	if l.New {

@@ -29,6 +29,7 @@ type endpoint struct {
 	up      *Upstream
 	address string
 	frames  atomic.Pointer[h2.Endpoint] // nil if no request was sent since its last connection drained
+	said    atomic.Pointer[said]        // nil if no GOAWAY with an error has come
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion
@@ -69,6 +70,27 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 
 // lost makes the endpoint suspect until a probe has judged it.
 func (e *endpoint) lost() { e.suspicion.doubt(e.up.target.doubt) }
+
+// said is the last GOAWAY with an error.
+type said struct {
+	at, logged time.Time
+	text       string
+}
+
+// sayAgain is the time between lines of log about an endpoint's GOAWAYs: users cause them.
+const sayAgain = 10 * time.Second
+
+// tell records a GOAWAY.
+func (e *endpoint) tell(g *h2.GoAway) {
+	now := &said{at: time.Now(), text: g.Error()}
+	if was := e.said.Load(); was != nil && now.at.Sub(was.logged) < sayAgain {
+		now.logged = was.logged
+	} else {
+		now.logged = now.at
+		e.up.shared.log.Warn("a backend has ended a connection with an error", "backend", e.up.name, "endpoint", e.address, "err", now.text)
+	}
+	e.said.Store(now)
+}
 
 // drain lets connections finish their requests and take no new ones.
 func (e *endpoint) drain() {

@@ -66,7 +66,7 @@ func (e *endpoint) engine() *h2.Endpoint {
 func (e *endpoint) newFrames(via *h2.Endpoint) *h2.Endpoint {
 	u, lease := e.up, Lease{e}
 	return &h2.Endpoint{
-		Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, PingTimeout: u.pingTimeout(),
+		Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, Told: e.tell, PingTimeout: u.pingTimeout(),
 		Failed: func(err error) { u.target.signal(e.address, err) },
 	}
 }

@@ -16,6 +16,8 @@ type (
 	Upstream = engine.Upstream
 	// Endpoint is one address of a backend.
 	Endpoint = engine.Endpoint
+	// GoAway is a backend's GOAWAY that has an error code.
+	GoAway = engine.GoAway
 	// Outcome is how a request has ended.
 	Outcome = engine.Outcome
 	// Reason says why a request ended without a complete response.
@@ -34,6 +36,7 @@ const (
 	ReasonRefused     = engine.ReasonRefused
 	ReasonBusy        = engine.ReasonBusy
 	ReasonBadResponse = engine.ReasonBadResponse
+	ReasonBlamed      = engine.ReasonBlamed
 	ReasonTooLarge    = engine.ReasonTooLarge
 	ReasonRejected    = engine.ReasonRejected
 	ReasonDeadline    = engine.ReasonDeadline

@@ -94,6 +94,7 @@ func (d *document) endpoints(now time.Time, a *answer.APIService) {
 		e := &a.Endpoints[i]
 		d.put(`<tr><th scope="row">%s</th><td data-label="Health">`, e.Address)
 		d.health(e)
+		d.some(` <span class="sub">last %s</span>`, e.GoAway)
 		if e.Slow {
 			d.put(` <span class="warn">slow</span>`)
 		}

@@ -30,6 +30,8 @@ type Config struct {
 	// Load returns the requests of an entry's backend that are in flight now, and those of each
 	// endpoint by address.
 	Load func(*registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64)
+	// Said returns the last error with which an endpoint has ended a connection, and when.
+	Said func(e *registry.Entry, address string) (at time.Time, text string)
 	// Latencies counts an entry's requests so far: element i those that took less than 2^i µs,
 	// without those of earlier elements.
 	Latencies func(*registry.Entry) []uint64
@@ -75,7 +77,7 @@ type Pages struct {
 
 // New makes Pages.
 func New(cfg Config) (*Pages, error) {
-	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.Latencies == nil || cfg.Failed == nil || cfg.Probed == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
+	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.Said == nil || cfg.Latencies == nil || cfg.Failed == nil || cfg.Probed == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
 		cfg.Discovery == nil || cfg.OpenAPI == nil {
 		return nil, errors.New("making pages: every func field of Config is required")
 	}

@@ -96,6 +96,7 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 		ep := p.endpoint(e.Name, &e.Endpoints[i])
 		ep.Changes = changes[ep.Address]
 		ep.InFlight = each[ep.Address]
+		ep.GoAwayAt, ep.GoAway = p.cfg.Said(e, ep.Address)
 		a.Endpoints = append(a.Endpoints, ep)
 	}
 	help(&a, e)

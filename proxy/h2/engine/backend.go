@@ -175,11 +175,15 @@ func (e *Engine) backendGone(c *Conn, s *stream, err error) {
 		e.review(s)
 		return
 	}
-	if err == nil {
+	// After a panic nothing is retried: the request could be what caused the panic.
+	panicked := errors.Is(err, errPanicked)
+	switch {
+	case c.told != nil && !panicked:
+		err = c.told
+	case err == nil:
 		err = errors.New("connection closed")
 	}
-	// After a panic nothing is retried: the request could be what caused the panic.
-	e.failed(s, failure{reason: ReasonLost, err: err, unacked: !c.settingsAcked, final: errors.Is(err, errPanicked)})
+	e.failed(s, e.blame(c, s, failure{reason: ReasonLost, err: err, unacked: !c.settingsAcked, final: panicked}))
 }
 
 // goAwayFrame handles GOAWAY (§6.8).
@@ -200,7 +204,8 @@ func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		return nil
 	}
 	c.drained = true
-	if err := e.takeBack(c, binary.BigEndian.Uint32(p)&topStreamID, http2.ErrCode(binary.BigEndian.Uint32(p[4:]))); err != nil {
+	e.tells(c, p)
+	if err := e.takeBack(c, binary.BigEndian.Uint32(p)&topStreamID); err != nil {
 		return err
 	}
 	e.closeIfDone(c)
@@ -211,7 +216,7 @@ func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 // takeBack retries the streams that a backend's GOAWAY leaves out: those above last. It visits all
 // streams, of which a backend may allow any number, so it does that only for a lower last than
 // before, and charges for it except for the first time.
-func (e *Engine) takeBack(c *Conn, last uint32, code http2.ErrCode) *connError {
+func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 	var cost int
 	before := c.maxID
 	if c.lastAccepted != 0 {
@@ -224,15 +229,20 @@ func (e *Engine) takeBack(c *Conn, last uint32, code http2.ErrCode) *connError {
 		return err
 	}
 	c.lastAccepted = last
-	err := fmt.Errorf("backend sent GOAWAY: %v", code)
+	err := errGoAway
+	if c.told != nil {
+		err = c.told
+	}
 	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
 		if s := c.streams[id]; s != nil && id > last {
 			e.unlinkLeg(s, down)
-			e.failed(s, failure{reason: ReasonRefused, err: err, unprocessed: true})
+			e.failed(s, e.blame(c, s, failure{reason: ReasonRefused, err: err, unprocessed: true}))
 		}
 	}
 	return nil
 }
+
+var errGoAway = errors.New("backend sent GOAWAY")
 
 // failure says why one try to forward a stream has failed.
 type failure struct {
@@ -356,7 +366,7 @@ func (e *Engine) answerFailure(s *stream) {
 		e.answer(s, http.StatusGatewayTimeout)
 	case ReasonTooLarge:
 		e.answer(s, http.StatusRequestHeaderFieldsTooLarge)
-	case ReasonReset, ReasonBadResponse:
+	case ReasonReset, ReasonBadResponse, ReasonBlamed:
 		e.answer(s, http.StatusBadGateway)
 	default:
 		e.answer(s, http.StatusServiceUnavailable)

@@ -154,6 +154,7 @@ func (e *Engine) apply(s *stream, h *wire.Head, p Plan) {
 		return
 	}
 	e.buildRequest(s, h, &p)
+	s.sending.measure()
 	s.half[up].q.keep = !h.EndStream // also without retries: one too many is sent again
 	e.place(s)
 }

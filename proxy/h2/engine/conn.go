@@ -82,6 +82,7 @@ type Conn struct {
 	gone         bool          // closed and removed from the engine
 	cut          bool          // close at once, without writing
 	drained      bool          // of a backend: takes no new streams
+	told         *GoAway       // the error with which a backend ends the connection; nil means none
 	cutAt        time.Duration // when its long-running streams are ended; 0 means never
 	at           int           // index in Engine.conns
 }

@@ -11,7 +11,7 @@ import (
 func (e *Engine) Eject(ep *Endpoint) {
 	defer e.rescue(nil)
 	here := func(s *stream) bool { return s.ep.same(ep) } // the connections may be shared with others
-	for _, p := range e.poolsOf(ep.carrier()) {
+	for _, p := range e.pools[ep.carrier()] {
 		e.moveWaiting(p, func(s *stream) bool { return here(s) && e.repick(s) })
 	}
 	for _, c := range slices.Clone(e.conns) {

@@ -86,16 +86,18 @@ type Engine struct {
 	lim          limits
 	now          time.Duration // never 0: in a stream, 0 means "not yet"
 	conns        []*Conn
-	pools        map[poolKey]*pool
-	draining     bool          // every client gets GOAWAY
-	cutAt        time.Duration // when long-running streams end; 0 means never
-	awayAt       time.Duration // when SendAway was last called; 0 means never
-	awayFrom     time.Duration // when the present series of SendAway calls began
-	ticked       time.Duration // the time of the driver's last tick; 0 means none yet
-	shortTimeout bool          // a backend with streams has a shorter ping timeout than the default
-	held         int64         // bytes in queues, and in connections as last counted
-	reported     int64         // the part of held that Memory counts
-	lookAt       int64         // shed looks for large holders when so much is held
+	pools        map[*Endpoint][]*pool
+	debts        map[string]time.Duration // of owners, see charge: when each will be zero
+	exiled       time.Duration            // until when some owner is above exileAfter
+	draining     bool                     // every client gets GOAWAY
+	cutAt        time.Duration            // when long-running streams end; 0 means never
+	awayAt       time.Duration            // when SendAway was last called; 0 means never
+	awayFrom     time.Duration            // when the present series of SendAway calls began
+	ticked       time.Duration            // the time of the driver's last tick; 0 means none yet
+	shortTimeout bool                     // a backend with streams has a shorter ping timeout than the default
+	held         int64                    // bytes in queues, and in connections as last counted
+	reported     int64                    // the part of held that Memory counts
+	lookAt       int64                    // shed looks for large holders when so much is held
 	wheel        wheel
 	awaitDial    list     // streams that wait until some endpoint can be dialled
 	guests       list     // streams without a client's connection
@@ -203,7 +205,7 @@ func New(cfg Config) *Engine {
 }
 
 func newEngine(lim limits) *Engine {
-	return &Engine{lim: lim, now: 1, pools: map[poolKey]*pool{}, fields: wire.FieldSection{Max: lim.maxHeader}}
+	return &Engine{lim: lim, now: 1, pools: map[*Endpoint][]*pool{}, debts: map[string]time.Duration{}, fields: wire.FieldSection{Max: lim.maxHeader}}
 }
 
 // Advance sets the time, once per batch of frames. It never goes back.

@@ -135,7 +135,7 @@ func (p *peer) write(frame string) error {
 	for i := range w {
 		w[i] = lengthen(w[i])
 	}
-	w = append(w, "", "")
+	w = append(w, "", "", "")
 	n, _ := strconv.Atoi(w[1])
 	id := uint32(n)
 	switch w[0] {
@@ -154,7 +154,7 @@ func (p *peer) write(frame string) error {
 	case "RST":
 		return p.fr.WriteRSTStream(id, p.code(w[2]))
 	case "GOAWAY":
-		return p.fr.WriteGoAway(id, p.code(w[2]), nil)
+		return p.fr.WriteGoAway(id, p.code(w[2]), []byte(w[3]))
 	case "DATA":
 		body := []byte(w[2])
 		for ; len(body) > minMaxFrame; body = body[minMaxFrame:] {
@@ -168,7 +168,7 @@ func (p *peer) write(frame string) error {
 	default:
 		w = append([]string{":method=" + w[0], ":scheme=https", ":authority=a", ":path=/"}, w[2:]...)
 	}
-	fields := w[:len(w)-2]
+	fields := w[:len(w)-3]
 	if more {
 		return p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.encode(fields...)})
 	}

@@ -28,6 +28,9 @@ type Plan struct {
 	// Apart sends the request over connections that carry only such requests: for an answer that a
 	// backend takes from somebody else, who may break the protocol and so end the connection.
 	Apart bool
+	// Owner is the user whose request it is. What a user sends that may end a connection is sent
+	// over connections of that user alone. Empty means that the user is not known.
+	Owner string
 	// Finite says that a long-running response has an end of its own, unlike a watch. It is reset
 	// where a watch is ended, because its client could not tell a part of it from the whole.
 	Finite bool
@@ -76,6 +79,7 @@ const (
 	ReasonRefused     Reason = "refused"      // the backend did not process the stream (REFUSED_STREAM or GOAWAY)
 	ReasonBusy        Reason = "busy"         // no connection had room for another stream in time
 	ReasonBadResponse Reason = "bad-response" // the backend broke the protocol
+	ReasonBlamed      Reason = "blamed"       // the backend ended its connection for an error at this request's head
 	ReasonTooLarge    Reason = "too-large"    // the head is larger than the backend accepts
 	ReasonRejected    Reason = "rejected"     // Plan.Accept answered instead
 	ReasonDeadline    Reason = "deadline"     // Plan.Deadline passed
@@ -134,6 +138,10 @@ type Endpoint struct {
 	// Failed reports a failed dial, handshake or ping, or a broken connection: a hint, not a
 	// verdict. It must not block. Nil means no callback.
 	Failed func(err error)
+
+	// Told reports a GOAWAY with an error code, the first one of a connection. It must not block.
+	// Nil means no callback.
+	Told func(*GoAway)
 
 	// Lost is called like Failed, but at once, under the shard's mutex, so the next Pick knows. Nil
 	// means no callback.

@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -18,8 +19,9 @@ import (
 // its output is written or its SETTINGS come, or redialAt is set. TestPoolModel checks this with
 // random events.
 type pool struct {
-	e *Engine
-	poolKey
+	e  *Engine
+	ep *Endpoint
+	lane
 	conns   []*Conn // the first with room is used: filling one before the next makes larger batches
 	waiting list
 	dialing int
@@ -32,22 +34,6 @@ type pool struct {
 	// redialAt is the earliest time for the next dial, set while existing connections may take the
 	// streams, or after a connection that was of no use. Zero means at once.
 	redialAt time.Duration
-}
-
-// poolKey identifies a pool: an endpoint may have one for Plan.Apart, too.
-type poolKey struct {
-	ep    *Endpoint
-	apart bool
-}
-
-// poolsOf returns the pools of an endpoint that exist.
-func (e *Engine) poolsOf(ep *Endpoint) (list []*pool) {
-	for _, apart := range [...]bool{false, true} {
-		if p := e.pools[poolKey{ep, apart}]; p != nil {
-			list = append(list, p)
-		}
-	}
-	return list
 }
 
 const (
@@ -67,13 +53,22 @@ var errNoEndpoint = errors.New("no endpoint to send to")
 
 // pool returns the pool for a stream that was placed.
 func (e *Engine) pool(s *stream) *pool {
-	key := poolKey{s.ep.carrier(), s.plan.Apart}
-	p := e.pools[key]
-	if p == nil {
-		p = &pool{e: e, poolKey: key}
-		e.pools[key] = p
+	ep, in := s.ep.carrier(), e.lane(s)
+	for {
+		list := e.pools[ep]
+		for _, p := range list {
+			if p.lane == in {
+				return p
+			}
+		}
+		if in.owner == "" || len(list) < maxLanes {
+			in.owner = string([]byte(in.owner)) // it may be part of a whole head
+			p := &pool{e: e, ep: ep, lane: in}
+			e.pools[ep] = append(list, p)
+			return p
+		}
+		in = lane{apart: true}
 	}
-	return p
 }
 
 // place chooses an endpoint for the stream's request.
@@ -177,6 +172,9 @@ func (p *pool) grow() {
 	if limit <= 0 {
 		limit = defaultMaxConns
 	}
+	if p.owner != "" {
+		limit = max(1, limit/maxLanes)
+	}
 	each := p.expected()
 	need := p.waiting.n - p.dialing*each
 	if need <= 0 || p.dialing >= maxDialing || len(p.conns)+p.dialing >= limit || p.e.now < p.redialAt {
@@ -211,7 +209,7 @@ func (e *Engine) connected(p *pool) (c *Conn) {
 	defer e.rescue(c)
 	c.pool = p
 	c.writeSettings()
-	if e.pools[p.poolKey] != p { // retired during the dial
+	if !slices.Contains(e.pools[p.ep], p) { // retired during the dial
 		c.drained = true
 		e.closeIfDone(c)
 		return c
@@ -365,8 +363,17 @@ var (
 
 // forgetPool removes an empty pool: endpoints come and go.
 func (e *Engine) forgetPool(p *pool) {
-	if len(p.conns) == 0 && p.dialing == 0 && p.waiting.n == 0 && e.pools[p.poolKey] == p {
-		delete(e.pools, p.poolKey)
+	if len(p.conns) > 0 || p.dialing > 0 || p.waiting.n > 0 {
+		return
+	}
+	var left []*pool // not in place: a caller may be at the list
+	for _, o := range e.pools[p.ep] {
+		if o != p {
+			left = append(left, o)
+		}
+	}
+	if e.pools[p.ep] = left; left == nil {
+		delete(e.pools, p.ep)
 	}
 }
 
@@ -375,9 +382,9 @@ func (e *Engine) open(s *stream, c *Conn) {
 	if s.sending.named {
 		s.sending.fields[2].Value = s.ep.Name
 	}
-	if c.peerHeaders < topStreamID && listSize(s) > int64(c.peerHeaders) {
+	if size := s.sending.size + len(s.sending.fields[2].Value); c.peerHeaders < topStreamID && size > int(c.peerHeaders) {
 		e.release(s)
-		e.failed(s, failure{reason: ReasonTooLarge, err: errors.New("request head larger than the backend's limit"), final: true})
+		e.failed(s, failure{reason: ReasonTooLarge, err: fmt.Errorf("the backend's limit is %d bytes", c.peerHeaders), final: true})
 		return
 	}
 	if c.maxID == 0 {
@@ -405,22 +412,12 @@ func (e *Engine) open(s *stream, c *Conn) {
 	e.advance(s, up)
 }
 
-func listSize(s *stream) int64 {
-	n := int64(0)
-	for i := range s.sending.fields {
-		n += int64(s.sending.fields[i].Size())
-	}
-	return n
-}
-
 // Retire takes an endpoint out of service: its connections finish their streams, long-running ones
 // end after grace. When it is called again, the earliest end counts.
 func (e *Engine) Retire(ep *Endpoint, grace time.Duration) {
 	defer e.rescue(nil)
-	pools := e.poolsOf(ep)
-	for _, p := range pools {
-		delete(e.pools, p.poolKey)
-	}
+	pools := e.pools[ep]
+	delete(e.pools, ep)
 	for _, c := range slices.Clone(e.conns) {
 		if c.pool == nil || c.pool.ep != ep {
 			continue

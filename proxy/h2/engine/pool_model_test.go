@@ -3,7 +3,9 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -22,7 +24,7 @@ func TestPoolModel(t *testing.T) {
 		m := &poolModel{r: r, rnd: rnd, eps: []*Endpoint{r.ep, r.endpoint("other")}[:1+rnd.IntN(2)]}
 		r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
 			p := r.forward(m.eps...)
-			p.LongRunning, p.Apart = rnd.IntN(3) == 0, rnd.IntN(4) == 0
+			p.LongRunning, p.Apart, p.Owner = rnd.IntN(3) == 0, rnd.IntN(4) == 0, []string{"", "ann", "bob"}[rnd.IntN(3)]
 			p.Deadline = time.Duration(rnd.IntN(2)) * time.Minute
 			return p, true
 		}
@@ -99,6 +101,8 @@ func (m *poolModel) backend(b *peer) {
 	switch {
 	case !b.c.started || n < 4:
 		b.say("SETTINGS MAX_CONCURRENT_STREAMS=%d", uint32(rnd.IntN(6)))
+	case n == 4 && rnd.IntN(3) == 0:
+		b.say("GOAWAY %d ENHANCE_YOUR_CALM", max(1, b.c.maxID)-2*uint32(rnd.IntN(2))%max(1, b.c.maxID))
 	case n == 4:
 		b.say("GOAWAY %d NO_ERROR", max(1, b.c.maxID)-2*uint32(rnd.IntN(2))%max(1, b.c.maxID))
 	case n == 5:
@@ -120,14 +124,18 @@ func (m *poolModel) backend(b *peer) {
 // check verifies pool's promises.
 func (m *poolModel) check() {
 	e := m.r.e
-	for _, p := range e.pools {
+	for _, p := range slices.Concat(slices.Collect(maps.Values(e.pools))...) {
 		if p.waiting.n == 0 {
 			continue
 		}
 		if p.conn() != nil {
 			m.r.t.Errorf("%d streams wait although a connection takes one", p.waiting.n)
 		}
-		later := p.known && p.perConn == 0 && len(p.conns) > 0 || len(p.conns)+p.dialing >= p.ep.MaxConns && p.ep.MaxConns > 0
+		most := p.ep.MaxConns
+		if p.owner != "" {
+			most = 1 // of at most 12
+		}
+		later := p.known && p.perConn == 0 && len(p.conns) > 0 || len(p.conns)+p.dialing >= most && most > 0
 		for _, c := range p.conns {
 			later = later || c.slots(p.expected()) > 0
 		}
@@ -156,7 +164,7 @@ func (m *poolModel) end() {
 		r.tick(time.Second)
 		m.check()
 	}
-	for _, p := range r.e.pools {
+	for _, p := range slices.Concat(slices.Collect(maps.Values(r.e.pools))...) {
 		if p.waiting.n > 0 {
 			r.t.Errorf("%d streams still wait", p.waiting.n)
 		}

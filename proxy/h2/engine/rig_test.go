@@ -384,8 +384,10 @@ func (r *rig) clean() {
 			r.t.Errorf("side %d: %d bytes queued, %d streams ready", c.side, c.queued, c.ready.n)
 		}
 	}
-	for _, p := range r.e.pools {
-		check.Same(r.t, 0, p.waiting.n, "streams that wait")
+	for _, list := range r.e.pools {
+		for _, p := range list {
+			check.Same(r.t, 0, p.waiting.n, "streams that wait")
+		}
 	}
 	held := r.e.Count.Queued.Load()
 	for _, c := range r.e.conns {

@@ -18,8 +18,10 @@ func (s *stream) shared() bool { return s.ep != nil && s.ep.Via != nil }
 // Leave implements Server.Leave.
 func (e *Engine) Leave(of map[*Upstream]bool, on func(*Upstream, *Conn)) {
 	defer e.rescue(nil)
-	for _, p := range e.pools {
-		e.moveWaiting(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && e.repick(s) })
+	for _, list := range e.pools {
+		for _, p := range list {
+			e.moveWaiting(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && e.repick(s) })
+		}
 	}
 	for _, c := range e.conns {
 		if c.pool == nil {

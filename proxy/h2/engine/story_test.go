@@ -65,6 +65,7 @@ type teller struct {
 	failures  map[string]int // calls of Endpoint.Failed
 	parked    []func(Plan)
 	left      []string
+	says      []string
 	why       Outcome // what Plan.Fail got
 }
 
@@ -142,6 +143,7 @@ func (s *teller) named(name string) *Endpoint {
 			ep.Name = s.named(was).Name
 		}
 		ep.Failed = func(error) { s.failures[name]++ }
+		ep.Told = func(g *GoAway) { s.says = append(s.says, g.Error()) }
 		s.endpoints[name] = ep
 	}
 	return ep
@@ -170,6 +172,8 @@ func (s *teller) setPlan(words []string) {
 			p.LongRunning = true
 		case "again":
 			p.Again = true
+		case "owner":
+			p.Owner = value
 		case "apart":
 			p.Apart = true
 		case "goaway":
@@ -409,6 +413,8 @@ func (s *teller) value(what string) string {
 		return strings.Join(s.left, ",")
 	case "failed": // times that an endpoint's failure was reported
 		return strconv.Itoa(s.failures[of])
+	case "said": // the GOAWAYs that were reported
+		return strings.ReplaceAll(strings.Join(s.says, ","), " ", "_")
 	case "inflight":
 		return strconv.Itoa(s.inFlight)
 	case "outcomes":

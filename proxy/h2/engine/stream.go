@@ -94,12 +94,13 @@ type kept struct {
 	Done                func(Outcome)
 	LongRunning, Finite bool
 	Apart               bool
+	Owner               string
 }
 
 func (p *Plan) keep() kept {
 	return kept{
 		Forward: p.Forward, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done,
-		LongRunning: p.LongRunning, Finite: p.Finite, Apart: p.Apart,
+		LongRunning: p.LongRunning, Finite: p.Finite, Apart: p.Apart, Owner: p.Owner,
 	}
 }
 
@@ -117,6 +118,10 @@ type sending struct {
 	retries   int8
 	again     bool
 	named     bool // :authority is the endpoint's name
+	size      int  // of fields, as for SETTINGS_MAX_HEADER_LIST_SIZE, without :authority
+	long      bool // a server may not like the head, see measure
+	alone     bool // sent over connections of its owner alone
+	lost      bool // a connection was lost with it
 	freed     freed
 }
 
@@ -317,6 +322,9 @@ func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
 	}
 	if side == down {
 		c.owed += int(s.half[down].recv)
+		if c.pool.owner == "" {
+			e.charge(s.plan.Owner, resetCost)
+		}
 	}
 	c.writeReset(s.id[side], code)
 	c.rememberReset(s.id[side])

@@ -62,8 +62,10 @@ func (e *Engine) Tick(now time.Duration) {
 	e.report(1)
 	e.lookAt = 0
 	e.shed()
-	for _, p := range e.pools {
-		p.tick()
+	for _, list := range e.pools {
+		for _, p := range list {
+			p.tick()
+		}
 	}
 	e.work.tick(e.now)
 	if e.Rests() {

@@ -9,8 +9,9 @@ import "golang.org/x/net/http2/hpack"
 //   - A field is added to the dynamic table when it is sent the second time. Fields that are sent
 //     once (a path, an ETag, another server's request id) would evict fields that are sent with
 //     every request.
-//   - Strings are not Huffman-coded: that would save a fifth of what is not in the table, and
-//     cost us and the peer more than it saves.
+//   - Only long strings, and those after the first longBlock bytes, are Huffman-coded. For others
+//     that would save a fifth of what is not in the table, and cost us and the peer more than it
+//     saves. But servers end connections for long blocks, and nginx for a string above 8 KiB.
 //   - Sensitive fields are never indexed, and their values are never looked up.
 type Encoder struct {
 	fields []hpack.HeaderField // the dynamic table: a ring indexed by number, length a power of two; nil while empty
@@ -20,6 +21,7 @@ type Encoder struct {
 	size   int                 // as defined in RFC 7541 §4.1
 	max    int
 	update bool // max has changed: the next block must begin with a size update
+	short  int  // the output up to which short strings are not Huffman-coded
 
 	heads [encoderBuckets]uint64 // the newest number in each bucket
 	seen  [encoderBuckets]uint16 // parts of hashes of fields that were sent lately and not added
@@ -31,6 +33,12 @@ const (
 	staticFields   = 61 // Appendix A
 	// Longer fields would evict too much: those that repeat are tokens, which are never indexed.
 	maxIndexed = 512
+	// longString is above the usual tokens, longBlock above the usual heads: a GET's.
+	longString = 2 << 10
+	longBlock  = 8 << 10
+	// mostCoded bounds the work, a third of a millisecond: no known server takes longer blocks than
+	// this and refuses those that are a quarter longer.
+	mostCoded = 64 << 10
 )
 
 // NewEncoder returns an encoder for one connection.
@@ -42,6 +50,7 @@ func (e *Encoder) Append(b []byte, lists ...[]hpack.HeaderField) []byte {
 		e.update = false
 		b = appendInt(b, 0x20, 5, uint64(e.max)) // §6.3
 	}
+	e.short = len(b) + longBlock
 	for _, fields := range lists {
 		for i := range fields {
 			b = e.field(b, &fields[i])
@@ -73,14 +82,14 @@ func (e *Encoder) evict(size int) {
 // field writes one field.
 func (e *Encoder) field(b []byte, f *hpack.HeaderField) []byte {
 	if f.Sensitive {
-		return appendLiteral(b, 0x10, 4, f) // §6.2.3
+		return e.literal(b, 0x10, 4, f) // §6.2.3
 	}
 	if i := staticField(f); i != 0 {
 		return append(b, 0x80|i) // §6.1
 	}
 	size := len(f.Name) + len(f.Value) + fieldOverhead
 	if size > min(e.max, maxIndexed) {
-		return appendLiteral(b, 0, 4, f) // §6.2.2
+		return e.literal(b, 0, 4, f) // §6.2.2
 	}
 	h := hashField(f)
 	bucket := h % encoderBuckets
@@ -94,10 +103,10 @@ func (e *Encoder) field(b []byte, f *hpack.HeaderField) []byte {
 	mark := uint16(h>>16) | 1 // 0 means that nothing was seen
 	if place := &e.seen[h>>8%encoderBuckets]; *place != mark {
 		*place = mark
-		return appendLiteral(b, 0, 4, f)
+		return e.literal(b, 0, 4, f)
 	}
 	e.add(f, size, bucket)
-	return appendLiteral(b, 0x40, 6, f) // §6.2.1
+	return e.literal(b, 0x40, 6, f) // §6.2.1
 }
 
 func (e *Encoder) add(f *hpack.HeaderField, size int, bucket uint32) {
@@ -157,19 +166,23 @@ func word(s string, i int) uint64 {
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// appendLiteral writes a field as a literal (§6.2), its name as an n-bit static index if there is
-// one.
-func appendLiteral(b []byte, kind byte, n uint8, f *hpack.HeaderField) []byte {
+// literal writes a field as a literal (§6.2), its name as an n-bit static index if there is one.
+func (e *Encoder) literal(b []byte, kind byte, n uint8, f *hpack.HeaderField) []byte {
 	name := staticName(f.Name)
 	b = appendInt(b, kind, n, uint64(name))
 	if name == 0 {
-		b = appendText(b, f.Name)
+		b = e.text(b, f.Name)
 	}
-	return appendText(b, f.Value)
+	return e.text(b, f.Value)
 }
 
-// appendText writes a string without Huffman coding (§5.2).
-func appendText(b []byte, s string) []byte {
+// text writes a string (§5.2), Huffman-coded if it is long and becomes shorter.
+func (e *Encoder) text(b []byte, s string) []byte {
+	if (len(s) > longString || len(b) > e.short) && len(b)+len(s) < e.short+mostCoded {
+		if n := hpack.HuffmanEncodeLength(s); n < uint64(len(s)) {
+			return hpack.AppendHuffmanString(appendInt(b, 0x80, 7, n), s)
+		}
+	}
 	return append(appendInt(b, 0, 7, uint64(len(s))), s...)
 }
 

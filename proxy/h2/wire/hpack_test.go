@@ -103,6 +103,26 @@ func TestEncoderNeverIndexesCredentials(t *testing.T) {
 }
 
 // The table keeps its fields when it grows.
+// Long heads are Huffman-coded, as far as that costs little. A usual token is not.
+func TestEncoderShortensLongHeads(t *testing.T) {
+	token := func(n int) hpack.HeaderField { return field("authorization", strings.Repeat("e30.", n/4)) } // 7 of 8 bits
+	for _, tc := range []struct {
+		name        string
+		fields      []hpack.HeaderField
+		least, most int
+	}{
+		{"a usual token", []hpack.HeaderField{token(2000)}, 2000, 2010},
+		{"a long one, below nginx's limit", []hpack.HeaderField{token(10_000)}, 6000, 8000},
+		{"many fields", slices.Repeat([]hpack.HeaderField{token(1000)}, 100), 60_000, 95_000},
+		{"bytes that become longer", []hpack.HeaderField{field("x", strings.Repeat("\xff", 9000))}, 9000, 9010},
+		{"more than any server takes", []hpack.HeaderField{token(100_000)}, 100_000, 100_010},
+	} {
+		if n := len(newHpackPair(t).pass(tc.fields...)); n < tc.least || n > tc.most {
+			t.Errorf("%s: %d bytes, want %d to %d", tc.name, n, tc.least, tc.most)
+		}
+	}
+}
+
 func TestEncoderGrows(t *testing.T) {
 	p := newHpackPair(t)
 	var fields []hpack.HeaderField

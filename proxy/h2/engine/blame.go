@@ -1,0 +1,146 @@
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// What one user sends must not end the streams of others (decision 0039). A server ends the whole
+// connection for a head that it does not like, and for resets beyond its budget. So heads that a
+// server may not like, requests whose connection was lost, and those of owners who have ended
+// connections or canceled much go over connections of their owner alone; and a request that was the
+// cause is not sent again.
+
+const (
+	// longHead is the least limit of usual servers on a head, or on one field of it: nginx's and
+	// Tomcat's are 8 KiB, Apache's is 8,190 bytes, those of Node and hyper are 16 KiB.
+	longHead = 8 << 10
+	// manyFields is the least limit on their number, Apache's, Tomcat's and Envoy's, less a few.
+	manyFields = 96
+	// maxLanes is how many owners have connections of their own to one endpoint. All others share
+	// those for Plan.Apart. Each may have that part of the endpoint's connections.
+	maxLanes = 32
+	// suspectTime is far above a round trip: a server reads a head at once, and an older one was
+	// not what it did not like.
+	suspectTime = time.Second
+	// exileAfter is the debt beyond which an owner gets connections of its own: 50 resets within 30
+	// s. Netty's servers end a connection with 200 in 30 s, nghttp2's after 1,000 one with 33 a
+	// second.
+	exileAfter = 30 * time.Second
+	resetCost  = exileAfter / 50
+	// exileTime is for owners who have ended a connection.
+	exileTime = time.Minute
+	// maxDebts bounds the owners that are known, about 128 KiB.
+	maxDebts = 1024
+	// maxTold bounds what is kept of a GOAWAY's debug data: a sentence.
+	maxTold = 128
+)
+
+// GoAway is a backend's GOAWAY that has an error code.
+type GoAway struct {
+	Code http2.ErrCode // not NO_ERROR
+	Text string        // its debug data, at most maxTold bytes
+	last uint32        // the last stream that the backend may have processed
+}
+
+// Error returns the code and the text, escaped.
+func (g *GoAway) Error() string {
+	if g.Text == "" {
+		return fmt.Sprintf("GOAWAY %v", g.Code)
+	}
+	return fmt.Sprintf("GOAWAY %v %q", g.Code, g.Text)
+}
+
+// tells keeps what a backend's GOAWAY says, if it is an error.
+func (e *Engine) tells(c *Conn, p []byte) {
+	code := http2.ErrCode(binary.BigEndian.Uint32(p[4:]))
+	if code == http2.ErrCodeNo || c.told != nil {
+		return
+	}
+	told := &GoAway{Code: code, Text: string(p[8:min(len(p), 8+maxTold)]), last: binary.BigEndian.Uint32(p) & topStreamID}
+	c.told = told
+	if f := c.pool.ep.Told; f != nil {
+		e.after(func() { f(told) })
+	}
+}
+
+// lane says which requests share connections to an endpoint.
+type lane struct {
+	apart bool   // those with Plan.Apart
+	owner string // those of one owner; "" means of all
+}
+
+// lane returns the lane for a stream that is to be sent.
+func (e *Engine) lane(s *stream) lane {
+	to := s.sending
+	if !to.alone && e.now < e.exiled && e.debts[s.plan.Owner] > e.now+exileAfter {
+		to.alone = true
+	}
+	if !to.alone {
+		return lane{apart: s.plan.Apart}
+	}
+	return lane{apart: s.plan.Apart || s.plan.Owner == "", owner: s.plan.Owner}
+}
+
+// measure finds out whether the head is one that a server may not like.
+func (to *sending) measure() {
+	n := 0
+	for i := range to.fields {
+		n += int(to.fields[i].Size())
+	}
+	const overhead = 32 // of each field in Size
+	to.size = n - len(to.fields[2].Value)
+	to.long = n-overhead*len(to.fields) > longHead || len(to.fields) > manyFields
+	to.alone = to.long
+}
+
+// blame changes the failure of a request whose connection c has ended. If the backend did not like
+// the request's head, that is final. If the request may have been the cause, it is sent once more,
+// over a connection where it can harm nobody else.
+func (e *Engine) blame(c *Conn, s *stream, f failure) failure {
+	to := s.sending
+	if to == nil || f.final || s.half[down].head {
+		return f
+	}
+	g := c.told
+	switch {
+	case g != nil && e.now-s.sent <= suspectTime && (to.long || to.lost || s.id[down] == g.last):
+		f = failure{reason: ReasonBlamed, err: g, final: true}
+		if to.long {
+			f.reason = ReasonTooLarge
+		}
+		e.charge(s.plan.Owner, exileTime+exileAfter)
+	case g != nil:
+		to.lost, to.alone = true, true
+	case !f.unacked && !f.unprocessed:
+		if f.final = to.lost; to.lost {
+			e.charge(s.plan.Owner, exileTime+exileAfter)
+		}
+		to.lost, to.alone = true, true
+	}
+	return f
+}
+
+// charge adds to the debt of an owner, which falls with time.
+func (e *Engine) charge(owner string, debt time.Duration) {
+	if owner == "" {
+		return
+	}
+	at, known := e.debts[owner]
+	if !known {
+		if len(e.debts) >= maxDebts {
+			maps.DeleteFunc(e.debts, func(_ string, at time.Duration) bool { return at <= e.now })
+		}
+		if len(e.debts) >= maxDebts {
+			clear(e.debts) // so many at once are not told apart
+		}
+		owner = string([]byte(owner)) // it may be part of a whole head
+	}
+	at = min(max(at, e.now)+debt, e.now+exileTime+exileAfter)
+	e.debts[owner] = at
+	e.exiled = max(e.exiled, at-exileAfter)
+}
