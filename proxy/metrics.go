@@ -32,7 +32,7 @@ func newMetrics(reg prometheus.Registerer, table func() *registry.Table, active 
 		table: table,
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_request_total",
-			Help: "Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, 101 an upgraded session.",
+			Help: "Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, 101 an upgraded session, 5xx any 5.. that HTTP does not register.",
 		}, labels),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "fairlead_request_duration_seconds",
@@ -111,7 +111,7 @@ func (p *Proxy) Failed(e *registry.Entry) uint64 {
 }
 
 func (m *metrics) series(of *entrySeries, d *Decision, code int) *series {
-	verb := boundedVerb(d.Request.Verb)
+	verb, code := boundedVerb(d.Request.Verb), boundedCode(code)
 	if s := of.find(verb, code, d.LongRunning); s != nil {
 		return s
 	}
@@ -204,10 +204,22 @@ func boundedVerb(verb string) string {
 	return "other"
 }
 
-// statusLabel is strconv.Itoa, but "other" for numbers that are no HTTP status.
-func statusLabel(code int) string {
-	if code < 100 || code > 599 {
-		return "other"
+// boundedCode returns the statuses that HTTP registers, and 499, unchanged. Of others it returns the
+// class: an extension server could make a series of each.
+func boundedCode(code int) int {
+	if code == statusClientGone || http.StatusText(code) != "" {
+		return code
 	}
-	return strconv.Itoa(code)
+	return code / 100
+}
+
+// statusLabel returns a boundedCode as a label: a class is 2xx and the like.
+func statusLabel(code int) string {
+	switch {
+	case code >= 100:
+		return strconv.Itoa(code)
+	case code >= 1 && code <= 5:
+		return strconv.Itoa(code) + "xx"
+	}
+	return "other"
 }

@@ -127,19 +127,23 @@ func TestObserve(t *testing.T) {
 	table := tableOf(nil, "one")
 	m := must.Get(newMetrics(reg, func() *registry.Table { return table }))(t)
 	d := &Decision{Entry: table.Entries()[0], Request: Request{Verb: "get"}}
-	for code := 200; code < 300; code++ {
+	for code := 200; code < 600; code++ {
 		m.observe(d, code, time.Second)
 		m.observe(d, code, time.Second)
 	}
 	long := &Decision{Entry: d.Entry, Request: Request{Verb: "get"}, LongRunning: true}
 	m.observe(long, 200, time.Hour)
-	m.observe(&Decision{Request: Request{Verb: "no verb"}}, 7, time.Second)
-	if n, d := testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration); n != 101 || d != 101 {
-		t.Errorf("%d and %d series, want 101", n, d)
+	for _, verb := range []string{"no verb", "connect", "GET", "\x1b", ""} {
+		m.observe(&Decision{Request: Request{Verb: verb}}, 7, time.Second)
 	}
-	check.Same(t, 3, testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", "200")), "requests counted")
-	check.Same(t, 2, testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", "299")), "requests counted beyond the bound")
-	check.Same(t, 1, testutil.ToFloat64(m.total.WithLabelValues("other", "other", "", "other")), "requests counted without an entry")
+	const registered = 58 // from 200, and four classes, and 499
+	if n, d := testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration); n != registered+6 || d != registered+6 {
+		t.Errorf("%d and %d series, want %d", n, d, registered+6)
+	}
+	for code, want := range map[string]float64{"200": 3, "499": 2, "511": 2, "2xx": 2 * 90, "4xx": 2 * 70, "5xx": 2 * 89} {
+		check.Same(t, want, testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", code)), "%s", code)
+	}
+	check.Same(t, 5, testutil.ToFloat64(m.total.WithLabelValues("other", "other", "", "other")), "requests counted without an entry")
 	if n := testing.AllocsPerRun(100, func() { m.observe(d, 200, time.Second) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}

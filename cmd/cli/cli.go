@@ -17,6 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // Exit codes: 2 is a mistake in the command line, found before anything is done; 1 is any other
@@ -121,12 +123,21 @@ func Run(cmd *cobra.Command) error {
 	return cmd.ExecuteContext(ctx)
 }
 
+// text returns err for a terminal: a server may have written it. Faults of the command line have a
+// line each.
+func text(err error) string {
+	if IsUsage(err) {
+		return printable.Lines(err.Error())
+	}
+	return printable.Line(err.Error())
+}
+
 // Exit ends the process, after printing err if it is not nil.
 func Exit(err error) {
 	if err == nil {
 		os.Exit(0)
 	}
-	fmt.Fprintln(os.Stderr, err)
+	fmt.Fprintln(os.Stderr, text(err))
 	if IsUsage(err) {
 		os.Exit(exitUsage)
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 
@@ -65,6 +66,21 @@ func TestFlags(t *testing.T) {
 	for line := range strings.Lines(out.String()) {
 		if len(line) > columns+1 {
 			t.Errorf("%d columns: %s", len(line), line)
+		}
+	}
+}
+
+// An error's text may be a server's.
+func TestErrorsAreEscaped(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{errors.New("asking: 403 \x1b]0;x\x07\nerror: forged"), `asking: 403 \u001b]0;x\u0007 error: forged`},
+		{Usage(errors.New("one\ntwo \u202e")), "one\ntwo \\u202e"},
+	} {
+		if got := text(tt.err); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
 		}
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 func main() {
@@ -27,7 +29,7 @@ func main() {
 	case errors.Is(err, errUsage):
 		os.Exit(2)
 	case err != nil:
-		fmt.Fprintln(os.Stderr, "fairlead-dev:", err)
+		fmt.Fprintln(os.Stderr, "fairlead-dev:", printable.Lines(err.Error()))
 		os.Exit(1)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // debugFrom is the klog verbosity from which our own debug lines are logged.
@@ -23,7 +24,7 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	o := &slog.HandlerOptions{Level: level}
 	var h slog.Handler = slog.NewTextHandler(w, o)
 	if format == "json" {
-		h = slog.NewJSONHandler(w, o)
+		h = slog.NewJSONHandler(printable.JSON(w), o) // the text handler quotes by itself
 	}
 	// client-go's verbose lines (from 6 on) show requests with headers and bodies, and the body of
 	// a TokenReview is a user's token. A handler with slog.LevelDebug, which is klog's 4, never

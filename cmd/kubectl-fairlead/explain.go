@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 	"github.com/fairlead-proxy/fairlead/registry/shadow"
 )
 
@@ -96,7 +97,7 @@ func apiServiceNames(ctx context.Context, flags *genericclioptions.ConfigFlags) 
 	}
 	var names []string
 	for i := range s.APIServices {
-		names = append(names, s.APIServices[i].Name)
+		names = append(names, printable.Line(s.APIServices[i].Name))
 	}
 	return names
 }
@@ -213,7 +214,7 @@ func (c *client) describe(x *answer.Explanation) string {
 		if name != "" {
 			name += ":"
 		}
-		text = printable(text)
+		text = printable.Line(text)
 		for _, p := range paint {
 			text = p(text)
 		}

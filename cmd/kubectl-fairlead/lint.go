@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // linter is one run of lint.
@@ -81,7 +82,7 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 				l.live(cmd.Context())
 			}
 			for _, kind := range slices.Sorted(maps.Keys(l.foreign)) {
-				cmd.PrintErrf("ignored, because Fairlead does not read it: %s (%d)\n", printable(kind), l.foreign[kind])
+				cmd.PrintErrf("ignored, because Fairlead does not read it: %s (%d)\n", printable.Line(kind), l.foreign[kind])
 			}
 			return l.report(cmd.OutOrStdout())
 		},
@@ -211,13 +212,13 @@ func (l *linter) report(out io.Writer) error {
 			failed++
 		}
 		if l.output == "text" {
-			if _, err := fmt.Fprintln(out, printable(f.String())); err != nil {
+			if _, err := fmt.Fprintln(out, printable.Line(f.String())); err != nil {
 				return err
 			}
 		}
 	}
 	if l.output == "json" {
-		e := json.NewEncoder(out)
+		e := json.NewEncoder(printable.JSON(out))
 		e.SetIndent("", "  ")
 		if err := e.Encode(append([]certs.Finding{}, l.found...)); err != nil { // [] rather than null
 			return err

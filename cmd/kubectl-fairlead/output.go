@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -17,6 +16,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // palette colours words. The zero palette does not colour.
@@ -42,17 +42,6 @@ func (p palette) bad(text string) string  { return p.paint("31", text) }
 func (p palette) warn(text string) string { return p.paint("33", text) }
 func (p palette) dim(text string) string  { return p.paint("2", text) }
 
-// printable replaces by spaces what would control a terminal or reorder its text: a backend, a
-// certificate or an object's author may have written it.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsGraphic(r) || r == utf8.RuneError {
-			return ' '
-		}
-		return r
-	}, text)
-}
-
 // cell is a word of a table and its colour.
 type cell struct {
 	text  string
@@ -67,7 +56,7 @@ func table(w io.Writer, rows [][]cell) error {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			row[i].text = printable(row[i].text)
+			row[i].text = printable.Line(row[i].text)
 			widths[i] = max(widths[i], utf8.RuneCountInString(row[i].text))
 		}
 	}
@@ -139,7 +128,7 @@ func encode(w io.Writer, p printers.ResourcePrinter, kind string, v any) error {
 		return fmt.Errorf("writing the answer: %w", err)
 	}
 	object["apiVersion"], object["kind"] = schemaVersion, kind
-	return p.PrintObj(&unstructured.Unstructured{Object: object}, w)
+	return p.PrintObj(&unstructured.Unstructured{Object: object}, printable.JSON(w)) // YAML and templates, too: somebody may read them
 }
 
 // groupFlags separates kubectl's connection flags from a command's own in help.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 const (
@@ -66,7 +67,7 @@ func (c *client) replicas(ctx context.Context) error {
 		return err
 	}
 	for _, line := range differences(all) {
-		if _, err := fmt.Fprintln(c.out, c.palette.bad(printable(line))); err != nil {
+		if _, err := fmt.Fprintln(c.out, c.palette.bad(printable.Line(line))); err != nil {
 			return err
 		}
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 type statusOptions struct {
@@ -161,29 +162,29 @@ func (c *client) footer(s *answer.Status, local int) error {
 		fmt.Fprintln(&b, c.palette.dim(fmt.Sprintf("%d Local APIServices are not shown (--all).", local)))
 	}
 	if s.Ready != "" {
-		fmt.Fprintln(&b, c.palette.bad("This Fairlead is not ready: "+printable(s.Ready)))
+		fmt.Fprintln(&b, c.palette.bad("This Fairlead is not ready: "+printable.Line(s.Ready)))
 	}
 	for i := range s.APIServices {
 		for _, p := range s.APIServices[i].Problems {
-			fmt.Fprintln(&b, c.palette.bad(s.APIServices[i].Name+": "+printable(p)))
+			fmt.Fprintln(&b, c.palette.bad(printable.Line(s.APIServices[i].Name+": "+p)))
 		}
 	}
 	for _, p := range s.Problems {
-		fmt.Fprintln(&b, c.palette.bad(printable(p)))
+		fmt.Fprintln(&b, c.palette.bad(printable.Line(p)))
 	}
 	for i := range s.LocalServers {
 		if e := &s.LocalServers[i]; e.Health != "healthy" {
-			fmt.Fprintln(&b, c.palette.bad(printable("local apiserver "+e.Address+" is "+e.Health+": "+e.Error)))
+			fmt.Fprintln(&b, c.palette.bad(printable.Line("local apiserver "+e.Address+" is "+e.Health+": "+e.Error)))
 		}
 	}
 	for i := range s.Certificates {
 		if f := &s.Certificates[i]; f.Err != "" {
-			fmt.Fprintln(&b, c.palette.bad(printable(f.Use+" ("+f.Source+"): "+f.Err)))
+			fmt.Fprintln(&b, c.palette.bad(printable.Line(f.Use+" ("+f.Source+"): "+f.Err)))
 		}
 	}
 	for i := range s.APIServices {
 		if a := &s.APIServices[i]; !a.Available() {
-			fmt.Fprintln(&b, c.palette.dim("Cause and advice: "+called(os.Args[0])+" explain "+printable(a.Name)))
+			fmt.Fprintln(&b, c.palette.dim("Cause and advice: "+called(os.Args[0])+" explain "+printable.Line(a.Name)))
 			break // one shows how
 		}
 	}

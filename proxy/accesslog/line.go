@@ -3,7 +3,10 @@ package accesslog
 import (
 	"strconv"
 	"time"
+	"unicode"
 	"unicode/utf8"
+
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // Line is the access log's data of a request. Empty and zero fields are left out, except Method,
@@ -106,16 +109,13 @@ func field(b []byte, name, value string) []byte {
 }
 
 func escape(b []byte, s string) []byte {
-	const hex = "0123456789abcdef"
 	for i := 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
 		switch {
-		case r == utf8.RuneError && n == 1: // an invalid byte in UTF-8
-			b = append(b, `\ufffd`...)
 		case r == '"' || r == '\\':
 			b = append(b, '\\', byte(r))
-		case r < ' ' || r == 0x7f:
-			b = append(b, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
+		case !unicode.IsGraphic(r) || r == utf8.RuneError: // also of an invalid byte
+			b = printable.Append(b, r)
 		default:
 			b = append(b, s[i:i+n]...)
 		}

@@ -209,9 +209,10 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	// Both are taken before the call, because the answer may be as old as that.
 	until, generation := time.Now().Add(a.cfg.TokenTTL), a.cfg.ReviewGeneration()
 	resp, ok, err := a.cfg.Review(ctx, token.Secret())
-	if err == nil && ok && (resp == nil || resp.User == nil || resp.User.GetName() == "") {
+	if err == nil && ok && (resp == nil || resp.User == nil) {
 		err = errors.New("it was answered without a user")
 	}
+	ok = ok && err == nil && resp.User.GetName() != "" // a JWT may have an empty claim: its sender's fault
 	if errors.Is(err, ErrUnauthenticated) {
 		a.metrics.reviewed("refused")
 		a.proven.drop(token)

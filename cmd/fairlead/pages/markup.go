@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"html"
+
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // html/template would do all this by itself, but it calls methods by name: the linker would have to
@@ -20,7 +22,7 @@ type document struct{ bytes.Buffer }
 // or in a quoted attribute.
 func (d *document) put(m markup, values ...any) {
 	for i, v := range values {
-		values[i] = html.EscapeString(fmt.Sprint(v))
+		values[i] = html.EscapeString(printable.Lines(fmt.Sprint(v)))
 	}
 	_, _ = fmt.Fprintf(&d.Buffer, string(m), values...) // writing to a buffer cannot fail
 }

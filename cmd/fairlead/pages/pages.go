@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // Config holds the sources of the pages. All func fields are required.
@@ -122,7 +123,7 @@ func (p *Pages) serveStatus(w http.ResponseWriter, _ *http.Request) { writeJSON(
 
 func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	e := json.NewEncoder(w)
+	e := json.NewEncoder(printable.JSON(w))
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	_ = e.Encode(v) // the client may have gone

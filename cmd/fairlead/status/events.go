@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/registry/metric"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // EventsConfig configures Events. Table, Events, Leases and Identity are required.
@@ -150,6 +151,7 @@ func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *
 const maxMessage = 1024
 
 func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reason, message string) {
+	message = printable.Line(message)
 	if len(message) > maxMessage {
 		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
 	}

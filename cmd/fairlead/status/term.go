@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 const (
@@ -218,7 +219,7 @@ func (t *term) wanted(e *registry.Entry) (want condition, known bool) {
 	if v.Status == "" {
 		return condition{}, false
 	}
-	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, v.Message}, true
+	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, printable.Line(v.Message)}, true
 }
 
 // apply writes our condition; the zero value removes it. Other conditions stay.

@@ -1,0 +1,58 @@
+package printable
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+func TestLine(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"plain", "a b: ü 漢 😀", "a b: ü 漢 😀"},
+		{"colour", "\x1b[31mred", `\u001b[31mred`},
+		{"title, ended by BEL", "\x1b]0;owned\x07", `\u001b]0;owned\u0007`},
+		{"C1", "\u009b31m\u0090q\u009c", `\u009b31m\u0090q\u009c`},
+		{"C1 of one byte", "\x9b31m", `\ufffd31m`},
+		{"DEL, backspace", "a\x7f\bb", `a\u007f\u0008b`},
+		{"forged lines", "a\nerror: b\r\tc\u2028d\u0085e", "a error: b  c d e"},
+		{"reordered", "a\u202egnp\u2066b\u200fc\u061cd", `a\u202egnp\u2066b\u200fc\u061cd`},
+		{"tags", "a\U000E0041", `a\udb40\udc41`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := Line(tt.text); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+	if got := Lines("a\n\tb\r\x1bc"); got != "a\n\tb \\u001bc" {
+		t.Errorf("several lines became %q", got)
+	}
+}
+
+// No text controls a terminal, and JSON means what it meant.
+func FuzzPrintable(f *testing.F) {
+	f.Add("\x1b]8;;http://x\x07y\u202e\U000E0041\n\x9b")
+	f.Fuzz(func(t *testing.T, text string) {
+		var b bytes.Buffer
+		data := must.Get(json.Marshal(text))(t)
+		must.Get(JSON(&b).Write(data))(t)
+		var back, want string
+		must.Do(t, json.Unmarshal(b.Bytes(), &back))
+		must.Do(t, json.Unmarshal(data, &want))
+		if back != want {
+			t.Errorf("JSON of %q became %q", text, back)
+		}
+		for _, out := range []string{Line(text), Lines(text), b.String()} {
+			if i := strings.IndexFunc(out, func(r rune) bool { return !unicode.IsGraphic(r) && r != '\n' && r != '\t' }); i >= 0 {
+				t.Errorf("%q became %q", text, out)
+			}
+		}
+		if strings.ContainsAny(Line(text), "\n\t") {
+			t.Errorf("%q became several lines", text)
+		}
+	})
+}
