@@ -3,6 +3,7 @@ package health
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 const (
@@ -125,7 +127,7 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 		c.accepted.Store(true)
 		return nil
 	case !c.target.key.server:
-		return fmt.Errorf("bad status from %v: %d", c.url, code)
+		return fmt.Errorf("bad status from %v: %d%s", c.url, code, sentence(resp.Body))
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		if code == http.StatusForbidden && c.accepted.Load() && time.Now().UnixNano() < c.unreadUntil.Load() {
 			return fmt.Errorf("bad status from %v: %d: %w", c.url, code, errUnread)
@@ -135,6 +137,15 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 		failing, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage)) // the names of the failing checks
 		return fmt.Errorf("bad status from %v: %d: %s", c.url, code, failing)
 	}
+}
+
+// sentence returns what a server says in a Status, after a colon, or nothing.
+func sentence(body io.Reader) string {
+	var status struct{ Kind, Message string }
+	if json.NewDecoder(io.LimitReader(body, maxHead)).Decode(&status) != nil || status.Kind != "Status" || status.Message == "" {
+		return ""
+	}
+	return ": " + printable.Line(bounded(status.Message))
 }
 
 // roundTrip sends a request on a connection.

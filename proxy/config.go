@@ -60,6 +60,11 @@ type Config struct {
 	// GoAwayChance is the probability with which an HTTP/2 client is asked to reconnect after a
 	// request. Zero means never.
 	GoAwayChance float64
+	// AllowedOrigins are regular expressions of origins whose pages may read answers (CORS). None
+	// means no CORS.
+	AllowedOrigins []string
+	// HSTS has the directives of Strict-Transport-Security. None means that the field is not set.
+	HSTS []string
 	// AccessLog gets one line per request. Nil means no access log.
 	AccessLog *accesslog.Log
 	// Taps shows the requests of single users to operators. Nil means no taps.

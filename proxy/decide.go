@@ -149,7 +149,7 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	}
 	switch m.Route {
 	case registry.RouteInvalid:
-		d.refuse(errInvalidPath())
+		d.refuse(errInvalidPath(h.Path))
 		return
 	case registry.RouteRefused:
 		d.refuse(errProtected(m.Entry))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -111,8 +112,14 @@ func errConnect() error {
 	return statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "CONNECT is not offered", 0)
 }
 
-func errInvalidPath() error {
-	return apierrors.NewBadRequest("the path is ambiguous: its normalized form would select something else")
+// errInvalidPath answers as kube-apiserver, which finds nothing at such a path, except that it
+// decodes escapes first.
+func errInvalidPath(path string) error {
+	const message = "the path is ambiguous: its normalized form would select something else"
+	if strings.Contains(path, "%") {
+		return apierrors.NewBadRequest(message)
+	}
+	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, message, 0)
 }
 
 func errNotReady() error {

@@ -111,6 +111,7 @@ func (x *exchange) answer(err error) http.Handler {
 	p, audit := x.p, x.audit
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Audit-Id", audit)
+		p.browsers.sign(w.Header(), req)
 		p.writeError(w, req, err)
 	})
 }

@@ -109,7 +109,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Pl
 	*r.head = Head{
 		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: time.Now(),
 	}
-	if r.head.costly() {
+	if r.head.costly() || l.p.browsers.concern(r.head) {
 		return h2.Plan{Serve: r.offEngine()}, true
 	}
 	r.decision.Set = conn.set
@@ -140,7 +140,7 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 		return r.unwelcome(l.unauthorized, d.Err)
 	}
 	u := l.p.upstream(d, false)
-	http2 := u != nil && u.HTTP2()
+	http2 := u != nil && u.HTTP2() && (l.p.browsers.hsts == "" || d.Action != ToRemote) // the engine adds no field to responses
 	if http2 && l.p.givenUp.overLimit(d, r.head) {
 		return r.refuseGivenUp()
 	}
@@ -218,6 +218,9 @@ func (r *frameRequest) unwelcome(a *h2.Answer, err error) h2.Plan {
 // fields, which are not sent.
 func (r *frameRequest) answerFields() []hpack.HeaderField {
 	set := append(r.decision.Set[:0], hpack.HeaderField{Name: auditHeader, Value: r.audit, Sensitive: true})
+	if hsts := r.l.p.browsers.hsts; hsts != "" {
+		set = append(set, hpack.HeaderField{Name: "strict-transport-security", Value: hsts})
+	}
 	r.dropBuffers()
 	return set
 }

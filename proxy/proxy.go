@@ -46,6 +46,7 @@ type Proxy struct {
 	givenUp       *givenUp
 	desk          desk
 	scrapers      scrapers
+	browsers      browsers
 	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its
 	// response.
 	rejecting, leaving atomic.Bool
@@ -67,6 +68,9 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	var err error
 	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table, append(p.active(), p.givenUp.refused)...); err != nil {
+		return nil, err
+	}
+	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
 		return nil, err
 	}
 	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)
@@ -166,6 +170,10 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time)
 		r = rec.observe(r) //nolint:contextcheck // the request carries it
 	}
 	p.endConn(w, r)
+	if x.decision.Action != ToLocal && p.browsers.preflight(r) {
+		rec.WriteHeader(http.StatusNoContent)
+		return
+	}
 	p.serveDecision(rec.writer(), r, x)
 }
 

@@ -86,6 +86,9 @@ func (rec *recorder) responded(status int) {
 			h["Cache-Control"] = []string{"no-cache, private"}
 		}
 	}
+	if x.decision.Action != ToLocal || x.own != nil {
+		x.p.browsers.sign(h, rec.request)
+	}
 	f := x.observer
 	f.responded(status)
 	if rec.bodies {

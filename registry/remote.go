@@ -58,6 +58,9 @@ func (b *builder) carry(e, old *Entry) {
 	for i := range e.Endpoints {
 		to := &e.Endpoints[i]
 		if was := at(to.Address); was != nil {
+			if was.Health == Unhealthy && !old.Backend.trustsLike(e.Backend, to.Address) {
+				continue // it was judged by another trust, which may have been the cause
+			}
 			terminating := to.Terminating
 			*to = *was
 			to.Terminating = terminating
@@ -80,6 +83,11 @@ func finder(list []Endpoint) func(address string) *Endpoint {
 		}
 		return nil
 	}
+}
+
+// trustsLike reports whether both expect the same certificate of an address, in the same protocol.
+func (b *Backend) trustsLike(o *Backend, address string) bool {
+	return b.CABundle == o.CABundle && b.CAFrom == o.CAFrom && b.NameAt(address) == o.NameAt(address) && b.Insecure == o.Insecure && b.HTTP1 == o.HTTP1
 }
 
 // apply applies the new reports, in order of arrival.
@@ -162,8 +170,8 @@ func probed(e, old *Entry) Verdict {
 		return failed(e)
 	}
 	if old != nil && old.Backend != nil && old.Backend.SameService(e.Backend) {
-		switch old.Verdict.Reason {
-		case ReasonPassed, ReasonFailedDiscoveryCheck:
+		switch reason := old.Verdict.Reason; {
+		case reason == ReasonPassed, reason == ReasonFailedDiscoveryCheck && (len(old.Endpoints) == 0 || old.Backend.trustsLike(e.Backend, old.Endpoints[0].Address)):
 			return old.Verdict
 		}
 	}

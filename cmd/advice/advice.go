@@ -26,6 +26,9 @@ func Of(e *registry.Entry) string {
 	case registry.ReasonEndpointsNotFound:
 		return service + " has no EndpointSlice: does it have a selector, and do pods match it?"
 	case registry.ReasonMissingEndpoints:
+		if strings.HasPrefix(e.Verdict.Message, registry.NoSlicePort) {
+			return fmt.Sprintf("the EndpointSlices of %s have ready endpoints, but no port with the name that the Service gives its port %d (or with none): correct what writes them", service, e.Backend.Port)
+		}
 		return service + " has no usable endpoint: are its pods ready, and do their addresses belong to the cluster?"
 	case registry.ReasonInvalidCABundle:
 		return "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable certificate: check what injects it"

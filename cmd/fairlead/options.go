@@ -81,6 +81,7 @@ type options struct {
 	http2     bool
 	access    accessOptions
 	audit     auditOptions
+	browsers  browserOptions
 	tracing   string
 	logFormat string
 	verbosity int
@@ -139,6 +140,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.StringSliceVar(&o.alwaysAllow, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"}, "Fairlead's own paths that need no authorization.")
 	fs.DurationVar(&o.authorizedTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second, "How long an allowed SubjectAccessReview is cached. 0: not at all.")
 	fs.DurationVar(&o.unauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denied SubjectAccessReview is cached. 0: not at all.")
+	o.browsers.addFlags(group("serving certificate"))
 	fs = group("limit and draining")
 	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Time limit of a request to a remote APIService. Watches and other long-running requests have none. 0: the default.")
 	fs.IntVar(&o.maxConnections, "max-connections", 0, "Maximum number of client connections to the front door; further ones wait in the kernel's queue. 0: three quarters of the process's limit of open files.")
@@ -226,6 +228,7 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	o.validateAuthorization(fault)
 	o.access.validate(fault)
 	o.audit.validate(fault)
+	o.browsers.validate(fault)
 	checkReadable(fault, "--tracing-config-file", o.tracing)
 	if o.logFormat != "text" && o.logFormat != "json" {
 		fault("--logging-format %q is neither text nor json", o.logFormat)

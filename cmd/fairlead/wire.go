@@ -195,6 +195,7 @@ func (d *door) makeProxy(context.Context) error {
 		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, MaxInFlight: d.o.maxInFlight,
 		MaxSessions: front.Descriptors(sessionShare), MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, ForwardRedirects: !d.o.rejectRedirects, Documents: http.HandlerFunc(d.serveDocument), Ready: d.readyDocument, Pages: d.ownPages(), Health: d.health,
 		CredentialRejected: d.credentialRejected, AccessLog: d.accessLog, Taps: &d.taps, Audit: d.audit, Tracer: tracer, Logger: d.log, Metrics: d.metrics,
+		AllowedOrigins: d.o.browsers.origins, HSTS: d.o.browsers.hsts,
 	})
 	return err
 }
