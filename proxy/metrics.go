@@ -204,8 +204,8 @@ func boundedVerb(verb string) string {
 	return "other"
 }
 
-// boundedCode returns the statuses that HTTP registers, and 499, unchanged. Of others it returns the
-// class: an extension server could make a series of each.
+// boundedCode returns the statuses that HTTP registers, and 499, unchanged. Of others it returns
+// the class: an extension server could make a series of each.
 func boundedCode(code int) int {
 	if code == statusClientGone || http.StatusText(code) != "" {
 		return code

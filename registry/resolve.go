@@ -62,9 +62,9 @@ func (r *resolver) resolve() resolution {
 	return r.fromSlices(port)
 }
 
-// NoSlicePort begins the message of ReasonMissingEndpoints if endpoints are ready, but no slice of
+// noSlicePort begins the message of ReasonMissingEndpoints if endpoints are ready, but no slice of
 // theirs has the port.
-const NoSlicePort = "ready endpointslices have no port"
+const noSlicePort = "ready endpointslices have no port"
 
 // fault makes a resolution without endpoints.
 func fault(reason, format string, args ...any) resolution {
@@ -93,7 +93,7 @@ func (r *resolver) checkClusterIP(port string, found bool) Verdict {
 		return slicePort(s, port) != 0 && slices.ContainsFunc(s.Endpoints, usable)
 	}):
 		if slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(s.Endpoints, usable) }) {
-			return fault(ReasonMissingEndpoints, NoSlicePort+" with name %q, of service/%s in %q", port, r.ref.Name, r.ref.Namespace).fault
+			return fault(ReasonMissingEndpoints, noSlicePort+" with name %q, of service/%s in %q", port, r.ref.Name, r.ref.Namespace).fault
 		}
 		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have no addresses with port name %q",
 			r.ref.Name, r.ref.Namespace, port).fault

@@ -26,7 +26,7 @@ func Of(e *registry.Entry) string {
 	case registry.ReasonEndpointsNotFound:
 		return service + " has no EndpointSlice: does it have a selector, and do pods match it?"
 	case registry.ReasonMissingEndpoints:
-		if strings.HasPrefix(e.Verdict.Message, registry.NoSlicePort) {
+		if strings.HasPrefix(e.Verdict.Message, "ready endpointslices have no port") {
 			return fmt.Sprintf("the EndpointSlices of %s have ready endpoints, but no port with the name that the Service gives its port %d (or with none): correct what writes them", service, e.Backend.Port)
 		}
 		return service + " has no usable endpoint: are its pods ready, and do their addresses belong to the cluster?"

@@ -63,7 +63,7 @@ func TestFresh(t *testing.T) {
 		{"good", -1, 0, true},
 		{"bad", -1, 0, false},
 		{"fails", 0, 0, false},
-		{"nobody", 0, 0, false},
+		{"nobody", 0, 10 * time.Second, false},
 		{"panic", 0, 0, false},
 		{"good" + strings.Repeat("x", 1<<20), 0, 0, true},
 	} {

@@ -32,7 +32,7 @@ func TestDiagnose(t *testing.T) {
 		{registry.ReasonServiceAccessError, "", "cannot be used as it is"},
 		{registry.ReasonEndpointsAccessError, "", "cannot be used as it is"},
 		{registry.ReasonEndpointsNotFound, "", "selector"},
-		{registry.ReasonMissingEndpoints, "", "pods ready"}, {registry.ReasonMissingEndpoints, registry.NoSlicePort + ` with name ""`, "no port"},
+		{registry.ReasonMissingEndpoints, "", "pods ready"}, {registry.ReasonMissingEndpoints, `ready endpointslices have no port with name ""`, "no port"},
 		{registry.ReasonInvalidCABundle, "", "caBundle"},
 		{registry.ReasonProtectedGroup, "", "--protected-groups"},
 		{registry.ReasonInvalidURL, "", "--allow-url-backends"},
