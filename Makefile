@@ -94,8 +94,8 @@ quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, u
 
 .PHONY: unit
 unit: ## Unit tests, once: under the race detector, and without it for code that differs without it
-	@# ./tests are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
-	go test -race -timeout 20m -json $$(go list ./... | grep -v '/tests$$') | $(call count,unit,-q -want tests/count/UNIT)
+	@# ./tests and ./tests/loops are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
+	go test -race -timeout 20m -json $$(go list ./... | grep -Ev '/tests(/loops)?$$') | $(call count,unit,-q -want tests/count/UNIT)
 	go test -json ./proxy/... ./registry/... | $(call count,unit-plain,-q)
 
 .PHONY: parts
@@ -234,7 +234,7 @@ verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linte
 	GOARCH=arm64 go vet ./proxy/h2 # whose system calls have constants of their own there
 	GOOS=windows go vet ./cmd/kubectl-fairlead # which is released for it
 	go vet -C deploy/release ./...
-	go test -count=1 ./tests
+	go test -count=1 ./tests ./tests/loops
 	@$(vulncheck); test $$code != 1
 	@$(MAKE) --no-print-directory size
 

@@ -132,8 +132,6 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 }
 
 // locate decides where a path leads, without regard to the caller.
-//
-//fairlead:loop
 func (p *Proxy) locate(d *Decision, h *Head) {
 	h.steps += 3*len(h.Path) + 4*len(h.RawQuery) // matched in two passes, decoded in one; query: see parseRequest
 	t := p.cfg.Table()
@@ -327,7 +325,7 @@ func (p *Proxy) finish(d *Decision, h *Head) {
 		}
 		set, err := assert(d.Set, d.User)
 		if err != nil {
-			p.log.Warn("asserting an identity", "err", err)
+			p.log.Warn("asserting an identity", "err", err) //fairlead:boundary rare, and one line
 			d.refuse(errUnauthorized())
 			return
 		}
@@ -378,7 +376,6 @@ func longPage(h *Head) bool {
 	return page == "/events" || page == "/tap"
 }
 
-//fairlead:loop
 func (p *Proxy) isLoop(h *Head) bool {
 	h.steps += len(h.Fields)
 	for i := range h.Fields {

@@ -30,14 +30,10 @@ const (
 )
 
 // costly reports whether a head is too long to be decided on the loop.
-//
-//fairlead:loop
 func (h *Head) costly() bool { return h.size() > quickHead || len(h.RawQuery) > quickQuery }
 
 // size returns the size of a head in bytes. It stops counting above quickHead. It looks at each
 // field once.
-//
-//fairlead:loop
 func (h *Head) size() int {
 	h.steps += len(h.Fields)
 	n := len(h.Path) + len(h.RawQuery)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -57,9 +56,9 @@ func errUnauthorized() *apierrors.StatusError { return apierrors.NewUnauthorized
 
 // errNotImpersonated refuses a known user whom this process must not impersonate.
 func errNotImpersonated(name, group string) error {
-	who, flag := fmt.Sprintf("user %q", name), "--impersonate-refuse-users"
+	who, flag := "user "+strconv.Quote(name), "--impersonate-refuse-users"
 	if group != "" {
-		who, flag = fmt.Sprintf("user %q of group %q", name, group), "--impersonate-refuse-groups"
+		who, flag = who+" of group "+strconv.Quote(group), "--impersonate-refuse-groups"
 	}
 	return statusError(http.StatusForbidden, metav1.StatusReasonForbidden, who+" may not be impersonated ("+flag+"): the cluster accepts such users only with their own token", 0)
 }
@@ -77,6 +76,7 @@ func errOwnCredential() error {
 }
 
 func errForbidden(a *authz.Attributes, reason string) error {
+	//fairlead:boundary formats what was authorized, once
 	return responsewriters.ForbiddenStatusError(&authorizer.AttributesRecord{
 		User: a.User, Verb: a.Verb, ResourceRequest: a.ResourceRequest, APIGroup: a.Group, Namespace: a.Namespace, Resource: a.Resource,
 		Subresource: a.Subresource, Name: a.Name, Path: a.Path,
@@ -244,7 +244,7 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 func readyAnswer(err *apierrors.StatusError) *h2.Answer {
 	s := err.ErrStatus
 	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-	body, _ := json.Marshal(&s) // strings and numbers always marshal
+	body, _ := json.Marshal(&s) //fairlead:boundary its own text; strings and numbers always marshal
 	body = append(body, '\n')
 	fields := []hpack.HeaderField{
 		{Name: ":status", Value: strconv.Itoa(int(s.Code))},

@@ -46,8 +46,6 @@ func (x *exchange) bind() {
 }
 
 // plan returns the engine's plan for a decision to forward.
-//
-//fairlead:loop
 func (x *exchange) plan() h2.Plan {
 	d := &x.decision
 	remove, set := x.remove, d.Set

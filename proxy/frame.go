@@ -96,8 +96,6 @@ func (l *frames) newConn(c *h2.ConnInfo) *frameConn {
 
 // decide is h2.Config.Decide. It parks a request that needs I/O, or a turn at the desk for the
 // connection's certificates. A long head is decided at the desk, by Proxy.ServeHTTP.
-//
-//fairlead:loop
 func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Plan, bool) {
 	conn, _ := c.Value.(*frameConn)
 	if conn == nil {
@@ -127,8 +125,6 @@ func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Pl
 }
 
 // plan returns the engine's plan for the decision.
-//
-//fairlead:loop
 func (l *frames) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
 	d.Set, r.audit = identified(d.Set, r.head)

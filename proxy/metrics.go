@@ -89,12 +89,12 @@ func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 	if d.Entry == nil {
 		return
 	}
-	// A watch ends after its APIService was deleted, and would create series that are never
-	// removed. So check after creating them: prune may be running right now.
+	// A watch ends after its APIService was deleted. So tell prune after making the series, which
+	// may have looked just before. It is not done here: forgetting looks at all series.
 	switch t := m.table(); {
 	case t.Generation() == of.current.Load():
 	case t.Entry(d.Entry.GroupVersion) == nil:
-		m.forget(d.Entry.GroupVersion)
+		m.seen.Store(d.Entry, of)
 	default:
 		of.current.Store(t.Generation())
 	}

@@ -97,7 +97,9 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 		synctest.Wait()
 		observe(goes, "watch")
 		observe(goes, "get")
-		series(1, "of the APIService that stays")
+		<-time.After(time.Minute)
+		synctest.Wait()
+		series(1, "of the APIService that stays, a minute later")
 
 		// The entry of a request was replaced before its APIService was deleted.
 		third := tableOf(now.Load(), "stays", "replaced")

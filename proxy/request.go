@@ -36,8 +36,6 @@ type Request struct {
 // parseRequest parses a request head. It has the result of upstream's
 // RequestInfoFactory.NewRequestInfo, but parses selectors only where they change the result:
 // upstream needs half a second for 240 KB of them.
-//
-//fairlead:loop
 func parseRequest(method, path, rawQuery string) Request {
 	if strings.IndexByte(path, '%') >= 0 {
 		if p, err := url.PathUnescape(path); err == nil {
@@ -63,7 +61,7 @@ func parseRequest(method, path, rawQuery string) Request {
 		r.LabelSelector, _ = param(rawQuery, "labelSelector")
 	}
 	if r.Verb != "deletecollection" {
-		r.Name = namedBy(r.FieldSelector, rawQuery)
+		r.Name = namedBy(r.FieldSelector, rawQuery) //fairlead:boundary 1 KiB, else at the desk
 	}
 	return r
 }

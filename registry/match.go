@@ -48,8 +48,6 @@ type Match struct {
 // A receiver of the path may decode and clean it first: Go's servers decode, others also merge
 // slashes, resolve dot segments and treat backslashes as slashes. If that could change what the
 // path selects, it is RouteInvalid, so that the backend serves what was authorized here.
-//
-//fairlead:loop
 func (t *Table) Match(path string) Match {
 	switch inspect(path) {
 	case plainPath:

@@ -17,8 +17,6 @@ const (
 )
 
 // inspect reads every byte of a path once. All receivers read a plain path in the same way.
-//
-//fairlead:loop
 func inspect(path string) shape {
 	if path == "" || path[0] != '/' {
 		return brokenPath
@@ -65,8 +63,6 @@ type oddity struct {
 }
 
 // findOddity reads every byte of a path once.
-//
-//fairlead:loop
 func findOddity(path string) oddity {
 	o := oddity{settled: settledAfter(path), slashes: 1}
 	for i := 1; i < len(path); i++ {

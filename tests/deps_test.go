@@ -76,7 +76,7 @@ func engineStandsOn() []string {
 // does these. So a test can do in a millisecond, and always in the same order, what takes minutes.
 // Only the identifiers in words are allowed of other libraries.
 func TestEngineDoesNothingByItself(t *testing.T) {
-	words := regexp.MustCompile(`^((hpack|wire|budget|hold|spare|atomic|binary|cmp|errors|fmt|maps|slices)\.\w+|` +
+	words := regexp.MustCompile(`^((hpack|wire|budget|hold|spare|atomic|binary|cmp|errors|fmt|maps|slices|strconv)\.\w+|` +
 		`http2\.(ClientPreface|ErrCode|Flag|Frame|Setting)\w*|http\.(Handler|(Status|Method|TimeFormat)\w*)|time\.(Duration|Time|Minute|Second|Millisecond)|io\.EOF|sync\.Cond|debug\.Stack)$`)
 	fset, all := sources(t)
 	files := 0
@@ -250,3 +250,6 @@ func licensed(t *testing.T, dir string) bool {
 		return err == nil && permissive(string(text))
 	})
 }
+
+// lastName returns what follows the last dot of a function's name.
+func lastName(f string) string { return f[strings.LastIndexByte(f, '.')+1:] }

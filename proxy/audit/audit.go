@@ -134,7 +134,7 @@ func (l *Log) emit(ev *auditinternal.Event) {
 			return
 		}
 	}
-	l.queue <- e // does not block: the queue has room for all places
+	l.queue <- e //fairlead:boundary never waits: the queue has room for all places
 }
 
 // source returns the source of an event: a user, or a stranger's address.

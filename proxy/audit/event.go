@@ -125,7 +125,7 @@ func (e *Event) Impersonated(as user.Info) {
 func (e *Event) Completed(code int, message string) {
 	e.Started(code)
 	e.status(code, message)
-	e.bodies.into(&e.ev, e.cfg.OmitManagedFields, e.Annotate)
+	e.bodies.into(&e.ev, e.cfg.OmitManagedFields, e.Annotate) //fairlead:boundary those with bodies end elsewhere
 	e.stage(auditinternal.StageResponseComplete)
 }
 

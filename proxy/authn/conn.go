@@ -81,8 +81,6 @@ func (v *verdict) alive(generation uint64, now time.Time) bool {
 
 // verdict returns the result for a connection's certificates, nil if it has none. It reports false
 // if they must be verified first.
-//
-//fairlead:loop
 func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
 	if c == nil || len(c.Peer) == 0 || a.cfg.VerifyClient == nil && a.cfg.VerifyFrontProxy == nil {
 		return nil, true
@@ -92,8 +90,6 @@ func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
 }
 
 // Verified reports whether Read needs no verification of the connection's certificates.
-//
-//fairlead:loop
 func (a *Authenticator) Verified(c *Conn) bool {
 	_, known := a.verdict(c)
 	return known
@@ -103,7 +99,7 @@ func (a *Authenticator) Verified(c *Conn) bool {
 // enter to wait for a turn, once for all callers of the same connection; Verify returns enter's
 // error.
 //
-//fairlead:dear
+//fairlead:expensive
 func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) error {
 	if a.Verified(c) {
 		return nil
@@ -127,7 +123,7 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 	return nil
 }
 
-//fairlead:dear
+//fairlead:expensive
 func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict {
 	v := &verdict{until: peer[0].NotAfter}
 	var front, client []*x509.Certificate

@@ -75,8 +75,6 @@ type presented struct {
 // the forwarded request will ask to switch, or empty: only a WebSocket upgrade carries a token in
 // its subprotocols. It must match the forwarded request; otherwise a response could prove a token
 // that was not forwarded.
-//
-//fairlead:loop
 func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool) {
 	v, known := a.verdict(c)
 	if !known {

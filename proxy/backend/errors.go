@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -70,7 +69,7 @@ func (f *failure) Error() string {
 	if f.address == "" {
 		return f.err.Error()
 	}
-	return fmt.Sprintf("forwarding to %s: %v", f.address, f.err)
+	return "forwarding to " + f.address + ": " + f.err.Error()
 }
 
 func (f *failure) Unwrap() error { return f.err }

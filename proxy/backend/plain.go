@@ -59,7 +59,9 @@ func (e *endpoint) http1() *plain {
 // retire closes connections when their requests have ended.
 func (p *plain) retire() {
 	if p != nil {
-		p.transport.CloseIdleConnections() // also closes those that become idle later, while nothing is dialed
+		// Also closes those that become idle later, while nothing is dialed. TLS says farewell,
+		// which may wait, and Pools.mu is held.
+		p.e.up.shared.spawn(p.transport.CloseIdleConnections)
 	}
 }
 

@@ -143,7 +143,7 @@ func (l *link) hasInput() bool { return l.raw.in != nil || len(l.rest) > 0 }
 // gather decrypts input, up to the last record of the turn or the end of buf.
 func (l *link) gather(buf []byte, last int) (n int, err error) {
 	for n < len(buf) {
-		k, err := l.tls.Read(buf[n:])
+		k, err := l.tls.Read(buf[n:]) //fairlead:boundary of what raw has, else errNoInput
 		n += k
 		if r := l.raw.records; k > 0 && r > l.seen { // r has the data: TLS uses each record up before the next
 			l.idle += r - l.seen - 1
@@ -202,7 +202,7 @@ func (l *link) take(p []byte) []byte {
 	l.sh.settle()
 	l.sh.lock()
 	for l.c.Over() {
-		l.room.Wait()
+		l.room.Wait() //fairlead:boundary without a loop
 	}
 	l.sh.settle()
 	return p
@@ -213,7 +213,7 @@ func (l *link) encrypt(p []byte) error {
 	if l.raw != nil {
 		l.raw.reserve(len(p))
 	}
-	_, err := l.tls.Write(p)
+	_, err := l.tls.Write(p) //fairlead:boundary into raw's buffer; without raw on a goroutine of its own
 	return err
 }
 
@@ -292,15 +292,15 @@ func (l *link) shut() {
 	cut := l.c.Cut()
 	l.sh.mu.Unlock()
 	if cut {
-		_ = l.tls.NetConn().Close()
+		_ = l.tls.NetConn().Close() //fairlead:boundary only shut down, see rawConn.Close
 		return
 	}
-	_ = l.tls.CloseWrite()
+	_ = l.tls.CloseWrite() //fairlead:boundary into raw's buffer
 	if l.raw != nil {
 		_, _ = l.raw.flush(false)
 		l.raw.closeWrite()
 	} else if half, ok := l.tls.NetConn().(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite()
+		_ = half.CloseWrite() //fairlead:boundary without raw: not on a loop
 	}
 }
 

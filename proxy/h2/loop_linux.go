@@ -102,7 +102,7 @@ func (lp *loop) wait() error {
 	// All turns run within one Read: it forgets earlier events when it begins, and an
 	// edge-triggered event comes only once.
 	var failed error
-	err = raw.Read(func(uintptr) bool {
+	err = raw.Read(func(uintptr) bool { //fairlead:boundary where the loop waits
 		for {
 			more, err := lp.takeTurn()
 			if err != nil {
@@ -321,7 +321,7 @@ func (lp *loop) end(l *link, err error) {
 
 // disown closes the descriptor, and returns the output that waited for the socket.
 func (lp *loop) disown(r *rawConn) []byte {
-	defer r.Conn.Close() // the socket is closed already: Close is for wrappers
+	defer r.Conn.Close() //fairlead:boundary the socket is closed already: Close is for wrappers
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_ = syscall.Close(r.fd)

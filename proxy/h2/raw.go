@@ -331,7 +331,7 @@ func (r *rawConn) flushLocked() (bool, error) {
 	r.put, r.werr = 0, nil
 	switch {
 	case !r.owned:
-		if err := r.sys.Write(r.writable); err != nil {
+		if err := r.sys.Write(r.writable); err != nil { //fairlead:boundary never waits: tryWrite returns true
 			return false, err
 		}
 	case r.fd < 0:

@@ -103,7 +103,7 @@ func (sh *shard) settle() {
 
 // caught logs a panic of the engine.
 func (sh *shard) caught(v any, stack []byte) {
-	sh.log.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack))
+	sh.log.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack)) //fairlead:boundary after a panic
 }
 
 // hurry makes the next tick come sooner if the engine is no longer at rest.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -276,7 +277,7 @@ func (e *Engine) answer(s *stream, status int) {
 	d := &s.half[down]
 	d.head, d.end, d.sentEnd = true, true, true
 	s.leg[up].writeHeaders(s.id[up], true, []hpack.HeaderField{
-		{Name: ":status", Value: fmt.Sprint(status)}, {Name: "content-length", Value: "0"},
+		{Name: ":status", Value: strconv.Itoa(status)}, {Name: "content-length", Value: "0"},
 	})
 	e.review(s)
 }

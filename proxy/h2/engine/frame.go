@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"fmt"
-
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
@@ -37,5 +35,5 @@ type connError struct {
 }
 
 func (e *connError) Error() string {
-	return fmt.Sprintf("http2 connection error %v: %s", e.code, e.why)
+	return "http2 connection error " + e.code.String() + ": " + e.why
 }

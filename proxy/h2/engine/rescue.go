@@ -57,7 +57,7 @@ func (e *Engine) recovered(c *Conn, v any) {
 
 // caught reports a panic to the driver.
 func (e *Engine) caught(v any) {
-	stack := debug.Stack()
+	stack := debug.Stack() //fairlead:boundary after a panic
 	e.after(func() { e.Caught(v, stack) })
 }
 

@@ -67,7 +67,7 @@ func (e *Engine) runCall(c *call) {
 	defer func() {
 		if v := recover(); v != nil { // the engine's state is not affected
 			e.Count.Panics.Add(1)
-			e.Caught(v, debug.Stack())
+			e.Caught(v, debug.Stack()) //fairlead:boundary after a panic
 		}
 	}()
 	switch {

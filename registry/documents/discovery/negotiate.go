@@ -135,7 +135,7 @@ func produces(accept string, supported []string) bool {
 // that people read.
 func wantsPretty(query, agent string) bool {
 	if strings.Contains(query, "pretty") {
-		values, _ := url.ParseQuery(query) // as far as it can be parsed
+		values, _ := url.ParseQuery(query) //fairlead:boundary 1 KiB, else at the desk; as far as it can be parsed
 		if v := values.Get("pretty"); v != "" {
 			pretty, _ := strconv.ParseBool(v)
 			return pretty
