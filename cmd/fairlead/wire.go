@@ -232,10 +232,10 @@ func (d *door) localReady(*http.Request) error { return d.local.Ready() }
 // offered; the front door's engine always has the connections to backends.
 func (d *door) makePorts(context.Context) error {
 	d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Memory: d.held, Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections outlive the start
-	d.front = front.New(front.Config{Listener: d.frontListener, TLS: d.certs.TLS(), Handler: d.proxy, ConnContext: d.proxy.ConnContext, Frames: d.frames, Logger: d.log})
+	d.front = front.New(front.Config{Listener: d.frontListener, TLS: d.certs.TLS(), Handler: d.proxy, ConnContext: d.proxy.ConnContext, Frames: d.frames, Memory: d.held, Logger: d.log})
 
 	own := adminPages(d.live, d.ready, d.gathered(), d.pages, d.proxy.Guard)
 	d.adminFrames = d.adminEngine(own) //nolint:contextcheck // as above
-	d.admin = front.New(front.Config{Listener: d.adminListener, TLS: d.certs.TLS(), Handler: own, ConnContext: d.proxy.ConnContext, Frames: d.adminFrames, Logger: d.log})
+	d.admin = front.New(front.Config{Listener: d.adminListener, TLS: d.certs.TLS(), Handler: own, ConnContext: d.proxy.ConnContext, Frames: d.adminFrames, Memory: d.held, Logger: d.log})
 	return nil
 }

@@ -4,17 +4,19 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 const (
@@ -23,9 +25,9 @@ const (
 	// connection is kept a little longer than the 90 s of clients.
 	readHeaderTimeout = 32 * time.Second
 	idleTimeout       = 2 * time.Minute
-	// maxHeaderBytes is the engine's limit, a quarter of the default of net/http and
-	// kube-apiserver.
-	maxHeaderBytes = 256 << 10
+	// maxHeaderBytes is net/http's and kube-apiserver's: a front proxy may name a user with
+	// thousands of groups.
+	maxHeaderBytes = http.DefaultMaxHeaderBytes
 )
 
 // Config configures a Port.
@@ -40,6 +42,8 @@ type Config struct {
 	ConnContext func(context.Context, net.Conn) context.Context
 	// Frames serves the HTTP/2 connections; its Run must run. Required.
 	Frames *h2.Server
+	// Memory bounds what heads over HTTP/1.1 may hold, with everything else. Nil means its own.
+	Memory *hold.Bound
 	// Logger logs errors of clients' handshakes. Nil discards.
 	Logger *slog.Logger
 }
@@ -47,32 +51,128 @@ type Config struct {
 // Port serves both protocols on one listener.
 type Port struct {
 	listener net.Listener
+	tls      *tls.Config
 	http1    *http.Server
 	frames   *h2.Server
+	perConn  func(context.Context, net.Conn) context.Context
+	heads    heads
+	log      *slog.Logger
 	away     atomic.Bool // clients must not keep their connections
+
+	ready  chan net.Conn   // connections over HTTP/1.1 after their handshake
+	ending context.Context // ends with Close and Shutdown
+	end    context.CancelFunc
 }
 
 // New returns a Port that is ready to serve.
 func New(c Config) *Port {
-	log := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
-	return &Port{listener: c.Frames.Listener(c.Listener), frames: c.Frames, http1: &http.Server{
-		Handler:           limitSlowClients(c.Handler),
-		TLSConfig:         c.TLS,
-		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": c.Frames.Serve},
-		ConnContext:       c.ConnContext,
+	p := &Port{
+		listener: c.Frames.Listener(c.Listener), tls: c.TLS, frames: c.Frames, perConn: c.ConnContext, ready: make(chan net.Conn),
+		heads: heads{memory: cmp.Or(c.Memory, hold.New(0))}, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
+	}
+	p.ending, p.end = context.WithCancel(context.Background())
+	p.http1 = &http.Server{
+		Handler:           countWhole(limitSlowClients(c.Handler)),
+		ConnContext:       p.connContext,
+		ConnState:         changed,
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}}
+		ErrorLog:          slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
+	}
+	return p
 }
 
 // Serve serves until Shutdown or Close, whose caller does the rest of the drain.
 func (p *Port) Serve() error {
-	if err := p.http1.ServeTLS(p.listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving %s: %w", p.listener.Addr(), err)
+	failed := make(chan error, 1)
+	go func() { failed <- p.http1.Serve(handedOver{p}) }() // ends with Close or Shutdown
+	for pause := time.Duration(0); ; {
+		conn, err := p.listener.Accept()
+		if err == nil {
+			pause = 0
+			go p.greet(conn) // ends with the handshake, or the HTTP/2 connection
+			continue
+		}
+		if t, ok := err.(interface{ Temporary() bool }); ok && t.Temporary() { //nolint:errorlint // net's own, not wrapped
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second) // net/http's
+			select {
+			case <-time.After(pause):
+				continue
+			case <-p.ending.Done():
+			}
+		}
+		if p.ending.Err() == nil {
+			_ = p.Close()
+			return fmt.Errorf("serving %s: %w", p.listener.Addr(), err)
+		}
+		<-failed
+		return nil
 	}
-	return nil
+}
+
+// greet does the handshake, and gives the connection to who speaks its protocol: net/http gets the
+// plaintext, so that heads can be counted.
+func (p *Port) greet(raw net.Conn) {
+	ctx, cancel := context.WithTimeout(p.ending, readHeaderTimeout)
+	defer cancel()
+	conn := tls.Server(raw, p.tls)
+	defer p.rescue(raw)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		p.log.Debug("TLS handshake", "client", raw.RemoteAddr(), "err", err)
+		_ = raw.Close()
+		return
+	}
+	cancel()
+	if conn.ConnectionState().NegotiatedProtocol == "h2" {
+		p.frames.Serve(p.http1, conn, ofConn{p.http1.Handler, p.connContext(context.Background(), conn)})
+		return
+	}
+	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(bound.Stranger(raw.RemoteAddr().String()).Address)}
+	select {
+	case p.ready <- c:
+	case <-p.ending.Done():
+		_ = c.Close()
+	}
+}
+
+// rescue keeps a panic of one connection from ending the process, as net/http does.
+func (p *Port) rescue(conn net.Conn) {
+	if v := recover(); v != nil {
+		p.log.Error("serving a connection panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		_ = conn.Close()
+	}
+}
+
+// ofConn is the handler of an HTTP/2 connection, with its context.
+type ofConn struct {
+	http.Handler
+	ctx context.Context
+}
+
+// BaseContext is found by Frames.Serve.
+func (c ofConn) BaseContext() context.Context { return c.ctx }
+
+// handedOver is the listener of net/http.
+type handedOver struct{ *Port }
+
+// Accept returns the next connection over HTTP/1.1.
+func (h handedOver) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.ready:
+		return c, nil
+	case <-h.ending.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Addr is the port's.
+func (h handedOver) Addr() net.Addr { return h.listener.Addr() }
+
+// Close also ends handshakes.
+func (h handedOver) Close() error {
+	h.end()
+	return h.listener.Close() //nolint:wrapcheck // from the listener
 }
 
 // Keep sets whether clients may keep their connections. With false, requests in flight continue,
@@ -101,4 +201,7 @@ func (p *Port) Shutdown(ctx context.Context, watches time.Duration) error {
 }
 
 // Close closes every connection.
-func (p *Port) Close() error { return p.http1.Close() } //nolint:wrapcheck // from the listener
+func (p *Port) Close() error {
+	_ = handedOver{p}.Close()
+	return p.http1.Close() //nolint:wrapcheck // from the listener
+}

@@ -128,15 +128,19 @@ func (w *wire) head(method, path string, fields ...string) []byte {
 func (w *wire) ask(method, path string, end bool, fields ...string) (uint32, error) {
 	id := w.next
 	w.next += 2
-	block := w.head(method, path, fields...)
+	return id, w.open(id, w.head(method, path, fields...), end, true)
+}
+
+// open sends a head, or only the part of it that whole says.
+func (w *wire) open(id uint32, block []byte, end, whole bool) error {
 	first := block[:min(len(block), 16<<10)]
-	err := w.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: first, EndStream: end, EndHeaders: len(first) == len(block)})
+	err := w.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: first, EndStream: end, EndHeaders: whole && len(first) == len(block)})
 	for block = block[len(first):]; err == nil && len(block) > 0; {
 		part := block[:min(len(block), 16<<10)]
 		block = block[len(part):]
-		err = w.fr.WriteContinuation(id, len(block) == 0, part)
+		err = w.fr.WriteContinuation(id, whole && len(block) == 0, part)
 	}
-	return id, err
+	return err
 }
 
 // ending reports how the server ended the connection.

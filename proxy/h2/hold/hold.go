@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,6 +38,10 @@ type Bound struct {
 	refused  [refusals]atomic.Int64
 	logged   atomic.Int64 // refusals that were logged
 	loggedAt atomic.Int64 // when they were logged, in nanoseconds since the epoch
+
+	mu sync.Mutex // guards sources
+	// sources :: those of open connections
+	sources map[string]*Source
 }
 
 // Refusal is what was refused because too much memory is held.
@@ -47,11 +52,12 @@ const (
 	Stream     Refusal = iota // a request was refused on a connection that holds more than a share
 	Connection                // the largest holder's connection was closed
 	Body                      // a body was not kept for a retry
+	Head                      // a head over HTTP/1.1 got no room in its time
 	refusals
 )
 
 // String returns the metric's label.
-func (r Refusal) String() string { return [refusals]string{"stream", "connection", "body"}[r] }
+func (r Refusal) String() string { return [refusals]string{"stream", "connection", "body", "head"}[r] }
 
 // New returns a bound of limit bytes. Zero means a quarter of the memory that the process may use,
 // or of 2 GiB if the process has no memory limit.
@@ -126,7 +132,7 @@ func (b *Bound) Log(log *slog.Logger) {
 func (b *Bound) Metrics() []prometheus.Collector {
 	all := []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "fairlead_memory_held_bytes", Help: "Bytes held for connections: input, output and bodies that wait.",
+			Name: "fairlead_memory_held_bytes", Help: "Bytes held for connections: input, output, heads and bodies that wait.",
 		}, func() float64 { return float64(b.held.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "fairlead_memory_limit_bytes", Help: "Limit of fairlead_memory_held_bytes: a quarter of the memory limit.",
@@ -135,7 +141,7 @@ func (b *Bound) Metrics() []prometheus.Collector {
 	for what := range refusals {
 		all = append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "fairlead_memory_refused_total", ConstLabels: prometheus.Labels{"what": what.String()},
-			Help: "Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed), body (not kept for a retry).",
+			Help: "Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed), body (not kept for a retry), head (over HTTP/1.1, without room in its time).",
 		}, func() float64 { return float64(b.refused[what].Load()) }))
 	}
 	return all

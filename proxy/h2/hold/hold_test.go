@@ -63,7 +63,7 @@ func TestBodiesAndPromises(t *testing.T) {
 	if !b.Promise(4<<20) || b.Promise(1) {
 		t.Error("want exactly half of the limit promised")
 	}
-	check.Same(t, 5, must.Get(testutil.GatherAndCount(registered(b)))(t), "metrics: what is held, the limit and three kinds of refusals")
+	check.Same(t, 6, must.Get(testutil.GatherAndCount(registered(b)))(t), "metrics: what is held, the limit and four kinds of refusals")
 	b.Promise(-4 << 20)
 	b.Add(3 << 20)
 	if b.Promise(1) {
@@ -109,16 +109,17 @@ func TestMetrics(t *testing.T) {
 	b.Add(7)
 	b.Refuse(Stream)
 	must.Do(t, testutil.GatherAndCompare(registered(b), strings.NewReader(`
-# HELP fairlead_memory_held_bytes Bytes held for connections: input, output and bodies that wait.
+# HELP fairlead_memory_held_bytes Bytes held for connections: input, output, heads and bodies that wait.
 # TYPE fairlead_memory_held_bytes gauge
 fairlead_memory_held_bytes 7
 # HELP fairlead_memory_limit_bytes Limit of fairlead_memory_held_bytes: a quarter of the memory limit.
 # TYPE fairlead_memory_limit_bytes gauge
 fairlead_memory_limit_bytes 1.073741824e+09
-# HELP fairlead_memory_refused_total Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed), body (not kept for a retry).
+# HELP fairlead_memory_refused_total Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed), body (not kept for a retry), head (over HTTP/1.1, without room in its time).
 # TYPE fairlead_memory_refused_total counter
 fairlead_memory_refused_total{what="stream"} 1
 fairlead_memory_refused_total{what="connection"} 0
 fairlead_memory_refused_total{what="body"} 0
+fairlead_memory_refused_total{what="head"} 0
 `)))
 }

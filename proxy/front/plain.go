@@ -1,0 +1,257 @@
+package front
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+)
+
+const (
+	// maxNames limits the names of a head; a name that is repeated at once counts once, as in
+	// proxy/h2/wire. Kubernetes' clients send some twenty.
+	maxNames = 1000
+	// perLine and perName are what net/http allocates for a field in addition to its bytes: a
+	// string's header in a slice that grows by halves, and an entry of a map (measured: 16 and 112).
+	perLine, perName = 32, 128
+	// copies is how often a whole head exists until its request ends: net/http's map, the fields
+	// that are decided about, and those that are sent, encoded too.
+	copies = 3
+	// freeHead is what a head may become without asking: three ordinary ones with tokens.
+	freeHead = 32 << 10
+	// leastPatience is the least time for a head, however many wait: a megabyte at 10 Mbit/s.
+	leastPatience = time.Second
+	// patient is how many heads may wait before the time for each is halved.
+	patient = 8
+	// lookEvery is how often a head that waits looks for room, or a slow one for others that wait:
+	// short against leastPatience.
+	lookEvery = 100 * time.Millisecond
+)
+
+// heads is what the heads of HTTP/1.1 connections have in common.
+type heads struct {
+	memory  *hold.Bound
+	waiting atomic.Int64 // heads that wait for room
+}
+
+// plain is the plaintext of an HTTP/1.1 connection. It counts a head while net/http reads it, and
+// lets net/http wait with the next bytes until there is room for what they become.
+type plain struct {
+	*tls.Conn
+	all    *heads
+	source *hold.Source
+
+	// For the goroutine of the connection only.
+	head  head
+	ended bool // the head is complete: the rest is not counted
+
+	mu       sync.Mutex // guards what follows
+	deadline time.Time  // net/http's for reading
+	held     int64
+	closed   bool
+}
+
+// head counts what has come of a head.
+type head struct {
+	bytes, lines, names int
+	begun               time.Time
+	name, last          []byte // of this line as far as it has come, and of the one before
+	column              int    // bytes of this line
+	value               bool   // the name is complete
+}
+
+// longName is how much of a name is compared with the one before: more than any has.
+const longName = 64
+
+// read counts bytes. It reports true at the end of the head.
+func (h *head) read(p []byte) bool {
+	for i, b := range p {
+		switch {
+		case b == '\n':
+			if h.column == 0 || h.column == 1 && len(h.name) == 1 && h.name[0] == '\r' {
+				h.bytes += i
+				return h.lines > 0
+			}
+			if !bytes.EqualFold(h.name, h.last) {
+				h.names++
+			}
+			h.lines++
+			h.name, h.last, h.column, h.value = h.last[:0], h.name, 0, false
+			continue
+		case b == ':':
+			h.value = true
+		case !h.value && len(h.name) < longName:
+			h.name = append(h.name, b)
+		}
+		h.column++
+	}
+	h.bytes += len(p)
+	return false
+}
+
+func (h *head) weight() int64 { return int64(h.bytes + h.lines*perLine + h.names*perName) }
+
+// ConnectionState is found by net/http.
+func (c *plain) ConnectionState() tls.ConnectionState { return c.Conn.ConnectionState() }
+
+// SetReadDeadline keeps the deadline, because Read waits for room, too.
+func (c *plain) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deadline = t
+	return c.Conn.SetReadDeadline(t) //nolint:wrapcheck // from the wrapped connection
+}
+
+// Close returns what the connection holds at once.
+func (c *plain) Close() error {
+	c.mu.Lock()
+	if !c.closed {
+		c.source.Give(c.held)
+		c.source.Leave()
+	}
+	c.held, c.closed = 0, true
+	c.mu.Unlock()
+	return c.Conn.Close() //nolint:wrapcheck // from the wrapped connection
+}
+
+// hold changes what the connection holds to n bytes. It reports false if there is no room for more.
+func (c *plain) hold(n int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if more := n - c.held; !c.closed && (more < 0 || n <= freeHead) {
+		c.source.Give(-more)
+	} else if c.closed || !c.source.Take(more, c.held) {
+		return false
+	}
+	c.held = n
+	return true
+}
+
+// changed is http.Server.ConnState: it says when a head begins, and when it was read.
+func changed(c net.Conn, state http.ConnState) {
+	p := c.(*plain) //nolint:forcetypeassert // Port's listener returns nothing else
+	if p.ended = state != http.StateNew && state != http.StateIdle; !p.ended {
+		p.hold(0)
+		p.head = head{}
+	}
+}
+
+// Read reads a part of a head, and waits until there is room for what it becomes.
+func (c *plain) Read(p []byte) (int, error) {
+	if c.ended {
+		return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
+	}
+	n, err := c.readHead(p)
+	if n == 0 {
+		return n, err
+	}
+	if c.head.lines == 0 {
+		c.head.begun = time.Now()
+	}
+	c.ended = c.head.read(p[:n])
+	if c.head.names > maxNames+1 { // the first line is the request's
+		return 0, c.refuse(http.StatusRequestHeaderFieldsTooLarge)
+	}
+	if c.hold(c.head.weight()) {
+		return n, err
+	}
+	c.all.waiting.Add(1)
+	defer c.all.waiting.Add(-1)
+	for again := time.NewTicker(lookEvery); ; <-again.C {
+		if c.hold(c.head.weight()) {
+			again.Stop()
+			return n, err
+		}
+		if c.late() {
+			again.Stop()
+			c.all.memory.Refuse(hold.Head)
+			return 0, c.refuse(http.StatusTooManyRequests)
+		}
+	}
+}
+
+// readHead reads from the connection. While it holds more than its free part, it looks from time to
+// time whether others wait for what it holds.
+func (c *plain) readHead(p []byte) (int, error) {
+	for {
+		if c.head.weight() <= freeHead {
+			return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
+		}
+		c.mu.Lock()
+		next := time.Now().Add(lookEvery)
+		if !c.deadline.IsZero() && c.deadline.Before(next) {
+			next = c.deadline
+		}
+		_ = c.Conn.SetReadDeadline(next)
+		c.mu.Unlock()
+		n, err := c.Conn.Read(p)
+		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err //nolint:wrapcheck // from the wrapped connection
+		}
+		if c.late() {
+			c.all.memory.Refuse(hold.Head)
+			return 0, c.refuse(http.StatusRequestTimeout)
+		}
+	}
+}
+
+// late reports whether the time for the head is over. It is shorter while others wait for room, and
+// over if too much memory is held.
+func (c *plain) late() bool {
+	now := time.Now()
+	c.mu.Lock()
+	over := c.closed || !c.deadline.IsZero() && !now.Before(c.deadline)
+	c.mu.Unlock()
+	patience := max(leastPatience, readHeaderTimeout*patient/time.Duration(patient+c.all.waiting.Load()))
+	return over || c.all.memory.Over() > 0 || now.Sub(c.head.begun) > patience
+}
+
+// refuse answers an unfinished head. net/http closes the connection after the returned error, in
+// silence.
+func (c *plain) refuse(status int) error {
+	_ = c.SetWriteDeadline(time.Now().Add(leastPatience))
+	_, _ = io.WriteString(c.Conn, "HTTP/1.1 "+strconv.Itoa(status)+" "+http.StatusText(status)+"\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+	return os.ErrDeadlineExceeded
+}
+
+type plainKey struct{}
+
+// countWhole counts what a whole head becomes until its request ends.
+func countWhole(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c, _ := r.Context().Value(plainKey{}).(*plain)
+		if c == nil {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if !c.hold(copies * c.head.weight()) {
+			c.all.memory.Refuse(hold.Head)
+			w.Header().Set("Retry-After", "1")
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		defer c.hold(0)
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (p *Port) connContext(ctx context.Context, c net.Conn) context.Context {
+	if p.perConn != nil {
+		ctx = p.perConn(ctx, c)
+	}
+	if c, ok := c.(*plain); ok {
+		ctx = context.WithValue(ctx, plainKey{}, c)
+	}
+	return ctx
+}

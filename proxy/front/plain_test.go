@@ -1,0 +1,121 @@
+package front
+
+import (
+	"bufio"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// lines are n fields. A name with a verb differs in each.
+func lines(n int, name, value string) string {
+	var b strings.Builder
+	for i := range n {
+		if strings.Contains(name, "%") {
+			_, _ = fmt.Fprintf(&b, name+": %s\r\n", i, value)
+		} else {
+			_, _ = fmt.Fprintf(&b, "%s: %s\r\n", name, value)
+		}
+	}
+	return b.String()
+}
+
+// A head gets room for what it becomes before net/http reads on, and gives it back. Without room,
+// or when others wait, it ends.
+func TestHeadsGetRoom(t *testing.T) {
+	const get = "GET / HTTP/1.1\r\nHost: x\r\n"
+	ordinary := get + "Authorization: Bearer " + strings.Repeat("t", 4<<10) + "\r\n"
+	groups := get + lines(3000, "X-Remote-Group", strings.Repeat("g", 200))
+	for _, tt := range []struct {
+		name   string
+		memory int64 // the bound
+		others int64 // what others hold of it, until free has passed
+		free   time.Duration
+		crowd  int64 // other heads that wait
+		say    string
+		want   int
+		least  int64 // is held while the request is under way
+		after  time.Duration
+	}{
+		{name: "an ordinary head, whatever others hold", memory: 1 << 20, others: 1 << 20, say: ordinary + "\r\n", want: 200, least: 3 * 4 << 10},
+		{name: "three thousand groups", memory: 64 << 20, say: groups + "\r\n", want: 200, least: 3 * 3000 * 200},
+		{name: "a thousand names", memory: 64 << 20, say: get + lines(998, "n%d", "v") + "\r\n", want: 200, least: 3 * 998 * 112},
+		{name: "more names", memory: 64 << 20, say: get + lines(1000, "n%d", "v"), want: 431},
+		{name: "the same names in turns", memory: 64 << 20, say: get + strings.Repeat(lines(2, "n%d", "v"), 600), want: 431},
+		{name: "lines of a body are no names", memory: 64 << 20, say: "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3600\r\n\r\n" + lines(600, "%d", ""), want: 200},
+		{name: "too many bytes", memory: 64 << 20, say: get + lines(1, "n", strings.Repeat("v", 2<<20)), want: 431},
+		{name: "room comes", memory: 64 << 20, others: 63 << 20, free: 5 * time.Second, say: groups + "\r\n", want: 200, after: 5 * time.Second},
+		{name: "no room comes", memory: 64 << 20, others: 63 << 20, say: groups, want: 429, after: 28500 * time.Millisecond},
+		{name: "nor to a whole one", memory: 20 << 20, say: groups + "\r\n", want: 429},
+		{name: "a slow one while many wait", memory: 64 << 20, crowd: 100, say: get + lines(1, "n", strings.Repeat("v", 40<<10)) + "x", want: 408, after: 2500 * time.Millisecond},
+		{name: "a small slow one while many wait", memory: 64 << 20, crowd: 100, say: get, want: 0, after: readHeaderTimeout},
+		{name: "a slow one when too much is held", memory: 64 << 20, others: 65 << 20, say: get + lines(1, "n", strings.Repeat("v", 40<<10)) + "x", want: 429},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				memory := hold.New(tt.memory)
+				memory.Add(tt.others)
+				if tt.free > 0 {
+					time.AfterFunc(tt.free, func() { memory.Add(-tt.others) })
+				}
+				var during int64
+				p, client := plaintext(t, memory, func(_ http.ResponseWriter, r *http.Request) {
+					during = r.Context().Value(plainKey{}).(*plain).held
+					if r.TLS == nil || !r.TLS.HandshakeComplete {
+						t.Error("the handler does not see the TLS connection")
+					}
+				})
+				p.heads.waiting.Add(tt.crowd)
+				begun := time.Now()
+				go func() { _, _ = io.WriteString(client, tt.say) }()
+				got := 0
+				if res, err := http.ReadResponse(bufio.NewReader(client), nil); err == nil {
+					got = res.StatusCode
+				}
+				check.Same(t, tt.want, got, "status")
+				if took := time.Since(begun); took < tt.after-lookEvery || took > tt.after+time.Second {
+					t.Errorf("answered after %v, want %v", took, tt.after)
+				}
+				if during < tt.least {
+					t.Errorf("%d bytes were held during the request, want %d", during, tt.least)
+				}
+				_ = client.NetConn().Close()
+				synctest.Wait()
+				time.Sleep(time.Second) // net/http lingers after a refusal
+				if tt.free == 0 {
+					memory.Add(-tt.others)
+				}
+				check.Same(t, tt.memory/4, memory.Share(), "a share in the end")
+			})
+		})
+	}
+}
+
+// plaintext returns a client of a Port over a connection in memory.
+func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (*Port, *tls.Conn) {
+	t.Helper()
+	ca := pki.NewCA("serving")
+	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", MaxConnections: 8}))(t)
+	p := New(Config{Listener: l, Memory: memory, Handler: serve, Frames: h2.New(h2.Config{}), TLS: &tls.Config{
+		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12,
+	}})
+	go func() { _ = p.http1.Serve(handedOver{p}) }() // ends with Close
+	t.Cleanup(func() { _ = p.Close() })
+	ours, theirs := net.Pipe()
+	go p.greet(ours)
+	client := tls.Client(theirs, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12})
+	must.Do(t, client.HandshakeContext(t.Context()))
+	return p, client
+}
