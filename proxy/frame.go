@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // frames carries out decisions with proxy/h2: requests of HTTP/2 clients to HTTP/2 backends are
@@ -35,8 +36,10 @@ type frames struct {
 // Frames returns a new engine. Its Run must run while it serves.
 func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	l := &frames{p: p, unauthorized: readyAnswer(errUnauthorized())}
+	l.parked.memory = cfg.Memory
 	l.requests.New = func() any { return newFrameRequest(l) }
 	cfg.Decide = l.decide
+	cfg.Source = func(remote string) string { return bound.Stranger(remote).Address }
 	cfg.Dial = func(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 		return ep.Value.(backend.Lease).Dial(ctx, ep, wrap) //nolint:forcetypeassert // set by backend's Pick
 	}

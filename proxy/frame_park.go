@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
@@ -27,7 +28,8 @@ const (
 
 // parking holds the parked requests.
 type parking struct {
-	held bound.Places // the bytes of waiting requests
+	held   bound.Places // the bytes of waiting requests
+	memory *hold.Bound  // counts them, too; nil means that nothing does
 
 	mu sync.Mutex // guards by
 	by map[bound.Source]*parkQueue
@@ -43,6 +45,7 @@ type parkQueue struct {
 type parked struct {
 	decide func()
 	place  bound.Place
+	size   int64 // in memory
 }
 
 // park runs decide on a goroutine of its own, or after another request of its source. It reports
@@ -61,9 +64,14 @@ func (l *parking) park(s bound.Source, size int, decide func()) bool {
 	case at.deciding < parkedAtOnce:
 		at.deciding++
 	default:
-		place, ok := l.held.Take(s, parkedSize+int64(size), maxParked)
+		n := parkedSize + int64(size)
+		place, ok := l.held.Take(s, n, maxParked)
+		if ok && l.memory != nil && !l.memory.Hold(n) {
+			place.Leave()
+			return false
+		}
 		if ok {
-			at.waiting = append(at.waiting, parked{decide, place})
+			at.waiting = append(at.waiting, parked{decide, place, n})
 		}
 		return ok
 	}
@@ -90,6 +98,9 @@ func (l *parking) next(s bound.Source, at *parkQueue) func() {
 	at.waiting[0] = parked{}
 	at.waiting = at.waiting[1:]
 	first.place.Leave()
+	if l.memory != nil {
+		l.memory.Add(-first.size)
+	}
 	return first.decide
 }
 

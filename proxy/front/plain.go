@@ -22,13 +22,14 @@ const (
 	// proxy/h2/wire. Kubernetes' clients send some twenty.
 	maxNames = 1000
 	// perLine and perName are what net/http allocates for a field in addition to its bytes: a
-	// string's header in a slice that grows by halves, and an entry of a map (measured: 16 and 112).
+	// string's header in a slice that grows by halves, and an entry of a map (measured: 16, 112).
 	perLine, perName = 32, 128
 	// copies is how often a whole head exists until its request ends: net/http's map, the fields
 	// that are decided about, and those that are sent, encoded too.
 	copies = 3
-	// freeHead is what a head may become without asking: three ordinary ones with tokens.
-	freeHead = 32 << 10
+	// freeHead is what a head may become without asking, while the bound is not exceeded: an
+	// ordinary one with a token, three times. leastHead is what it always may.
+	freeHead, leastHead = 32 << 10, 8 << 10
 	// leastPatience is the least time for a head, however many wait: a megabyte at 10 Mbit/s.
 	leastPatience = time.Second
 	// patient is how many heads may wait before the time for each is halved.
@@ -128,7 +129,7 @@ func (c *plain) Close() error {
 func (c *plain) hold(n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if more := n - c.held; !c.closed && (more < 0 || n <= freeHead) {
+	if more := n - c.held; !c.closed && (more < 0 || n <= leastHead || n <= freeHead && c.all.memory.Over() == 0) {
 		c.source.Give(-more)
 	} else if c.closed || !c.source.Take(more, c.held) {
 		return false

@@ -36,13 +36,15 @@ type Config struct {
 	Closed func(ep *Endpoint, c *tls.Conn)
 
 	MaxStreams     uint32        // per client connection (--http2-max-streams-per-connection); 0 means 250
-	MaxHeaderBytes int           // of a request's or response's field list; larger requests get 431; 0 means 256 KiB
+	MaxHeaderBytes int           // of a request's field list; larger ones get 431; 0 means 1 MiB
 	IdleTimeout    time.Duration // a client's connection without streams is closed after it; 0 means 3 min
 	Shards         int           // engines with own backend connections; 0 means one per two processors, at least one
 	Logger         *slog.Logger  // nil discards
 	// Memory bounds what all connections of the process hold; all Servers share it. Nil means its
 	// own.
 	Memory *hold.Bound
+	// Source returns whose share of Memory a client's heads count for. Nil means none.
+	Source func(remote string) string
 	// Metrics registers the metrics; each Server needs its own registerer. Nil means unregistered.
 	Metrics prometheus.Registerer
 
@@ -70,6 +72,7 @@ type Server struct {
 	links   sync.WaitGroup
 	cancel  context.CancelFunc
 	memory  *hold.Bound
+	source  func(remote string) string
 	log     *slog.Logger
 }
 
@@ -80,7 +83,7 @@ func New(cfg Config) *Server {
 	if cfg.Memory == nil {
 		cfg.Memory = hold.New(0)
 	}
-	s := &Server{cancel: cancel, hurried: make(chan struct{}, 1), memory: cfg.Memory, log: cfg.logger()}
+	s := &Server{cancel: cancel, hurried: make(chan struct{}, 1), memory: cfg.Memory, source: cfg.Source, log: cfg.logger()}
 	pool := &buffers{}
 	for range cfg.shards() {
 		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool, s.hurried))
@@ -199,7 +202,11 @@ func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	}
 	s.links.Add(1)
 	defer s.links.Done()
-	l.attach(sh.e.AcceptClient())
+	c := sh.e.AcceptClient()
+	if s.source != nil {
+		c.Source = s.memory.Source(s.source(info.Remote.String()))
+	}
+	l.attach(c)
 	sh.settle()
 	l.serve()
 }

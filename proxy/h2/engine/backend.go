@@ -30,7 +30,7 @@ func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 	if s.waited != 0 {
 		return e.trailers(c, s)
 	}
-	if e.fields.TooLarge() {
+	if e.fields.Size() > e.headLimit(down) {
 		return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "response head too large")
 	}
 	r, err := e.fields.Response()
@@ -52,7 +52,7 @@ func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	// An interim response has no content, and declares no length (RFC 9110 §8.6).
 	fields := slices.DeleteFunc(s.keep(r.Fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
 	if g := s.guest; g != nil {
-		if g.hinted += e.fields.Size(); g.hinted > e.lim.maxHeader { // its caller may not read them
+		if g.hinted += e.fields.Size(); g.hinted > e.headLimit(down) { // its caller may not read them
 			return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "interim responses too large")
 		}
 		r.Fields = fields

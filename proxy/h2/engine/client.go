@@ -42,10 +42,10 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 	switch {
 	case len(c.streams) >= int(e.lim.maxStreams):
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
-	case c.greedy():
+	case c.greedy() || c.crowded(handled*e.fields.Weight()):
 		e.Memory.Refuse(hold.Stream)
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
-	case c.heads > 0 && c.heads+e.fields.Size() > maxHeads:
+	case c.heads > 0 && c.heads+e.fields.Weight() > maxHeads:
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
 	case selfDependent:
 		return e.refuse(c, id, http2.ErrCodeProtocol)
@@ -66,8 +66,7 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 		return e.refuse(c, id, http2.ErrCodeProtocol)
 	}
 	s := e.newStream(c, id)
-	s.head = int32(e.fields.Size())
-	c.heads += e.fields.Size()
+	s.countHead(e.fields.Weight())
 	s.half[up].end = head.EndStream
 	s.half[up].declared = head.ContentLength
 	if head.Method == "CONNECT" { // an API front door offers no tunnels
@@ -107,6 +106,7 @@ func (e *Engine) decide(c *Conn, s *stream, h *wire.Head) {
 		return
 	}
 	s.parked = true
+	s.countHead(2 * int(s.head)) // here, and where it is decided
 	head := *h
 	head.Fields = slices.Clone(h.Fields)
 	t.s, t.head = s, &head
@@ -125,6 +125,7 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 		return
 	}
 	t.s, s.ticket, s.parked = nil, nil, false // the ticket is used up: resume may be called twice
+	s.countHead(int(s.head) / 2)
 	if p.Forward != nil {
 		e.keepTrailers(s, up, nil)
 	}
@@ -208,7 +209,7 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 		return e.violation(s, d, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
 	case !c.blockES: // §8.1
 		return e.violation(s, d, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
-	case e.fields.TooLarge():
+	case e.fields.Size() > e.headLimit(down):
 		return e.violation(s, d, http2.ErrCodeEnhanceYourCalm, "trailers too large")
 	case f.declared >= 0 && f.got != f.declared && (d == up || !s.noBody):
 		return e.violation(s, d, http2.ErrCodeProtocol, "content-length does not match")

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -19,6 +20,8 @@ type Conn struct {
 	pool *pool // of a backend's connection
 	// Value is free for the driver.
 	Value any
+	// Source counts what heads of a client's address hold; nil means that nothing does.
+	Source *hold.Source
 
 	// Input.
 	in            []byte // an incomplete frame, never content of DATA
@@ -63,7 +66,8 @@ type Conn struct {
 	reach        reach
 	queued       int // of a client: bytes held for bodies of its streams, both ways
 	weight       int // bytes that the connection itself holds, as last counted
-	heads        int // of a client: bytes of unanswered requests' heads, see maxHeads
+	heads        int // of a client: what unanswered requests' heads have become, see maxHeads
+	shared       int // what Source counts of heads and block
 	budget       budget.Budget
 	owed         int // of a backend: bytes that may still come on streams that we have reset
 	streams      map[uint32]*stream
@@ -293,7 +297,7 @@ func (c *Conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 func (c *Conn) writeSettings() {
 	set := [4]http2.Setting{
 		{ID: http2.SettingInitialWindowSize, Val: uint32(c.e.lim.streamWindow)},
-		{ID: http2.SettingMaxHeaderListSize, Val: uint32(c.e.lim.maxHeader)},
+		{ID: http2.SettingMaxHeaderListSize, Val: uint32(c.e.headLimit(c.side))},
 		{ID: http2.SettingMaxFrameSize, Val: uint32(c.e.lim.maxFrame[c.side])},
 		{ID: http2.SettingMaxConcurrentStreams, Val: c.e.lim.maxStreams},
 	}

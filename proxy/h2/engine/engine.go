@@ -52,7 +52,7 @@ type limits struct {
 func defaultLimits() limits {
 	return limits{
 		maxStreams:    250,                           // kube-apiserver's --http2-max-streams-per-connection
-		maxHeader:     256 << 10,                     // above tokens and groups; a connection can hold one such list
+		maxHeader:     1 << 20,                       // as in kube-apiserver: a front proxy may name thousands of groups
 		maxFrame:      [2]int{minMaxFrame, 64 << 10}, // DATA is forwarded as it comes: more only saves headers
 		writeFrame:    64 << 10,
 		streamWindow:  256 << 10, // kube-apiserver's; 1 MiB measured no faster, 64 KiB 15 % slower on 100 KiB lists
@@ -189,7 +189,7 @@ type Config struct {
 
 	Memory     *hold.Bound   // bounds what all connections of the process hold
 	MaxStreams uint32        // per client connection; 0 means 250
-	MaxHeader  int           // bytes of a field list; 0 means 256 KiB
+	MaxHeader  int           // bytes of a request's field list; 0 means 1 MiB
 	Idle       time.Duration // a client's connection without streams is closed after it; 0 means 3 min
 }
 
@@ -246,6 +246,9 @@ func (e *Engine) remove(c *Conn) {
 	e.buffers.Put(c.out)
 	c.out = nil
 	c.weigh()
+	c.Source.Add(int64(-c.shared))
+	c.Source.Leave()
+	c.Source, c.shared = nil, 0
 }
 
 // AcceptClient adds a client's new connection. Our SETTINGS are sent first: they need not wait for

@@ -25,6 +25,7 @@ func (e *Engine) serveLocal(s *stream, h *wire.Head, handler http.Handler) {
 		e.answer(s, http.StatusInternalServerError)
 		return
 	}
+	s.countHead(handled * int(s.head))
 	l, run := e.Serve(s.leg[up], h, handler)
 	l.c, l.s, s.local = s.leg[up], s, l
 	e.after(run)

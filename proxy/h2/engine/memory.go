@@ -27,9 +27,39 @@ func (e *Engine) report(step int64) {
 // (plain and encrypted), the frame or field block that is being received, input that waits for a
 // turn, and heads of waiting requests.
 func (c *Conn) weigh() {
-	n := len(c.out) + 2*c.inflight + len(c.in) + len(c.block) + c.left + c.heads
+	heads := cap(c.block) + c.heads
+	n := len(c.out) + 2*c.inflight + len(c.in) + c.left + heads
 	c.e.held += int64(n - c.weight)
 	c.weight = n
+	if d := heads - c.shared; d > sharedStep || d < -sharedStep {
+		c.Source.Add(int64(d))
+		c.shared = heads
+	}
+}
+
+// sharedStep is what the heads of a connection may hold without their source's counter: those of
+// ordinary requests, so that shards do not write to one counter for each.
+const sharedStep = 16 << 10
+
+// handled is how often a head exists for a handler: the engine's fields, an http.Header, and the
+// fields that are decided about and sent.
+const handled = 3
+
+// crowded reports whether n more bytes are more than the heads of a connection may hold: a quarter
+// of its source's share, because all strangers behind a load balancer have one address.
+func (c *Conn) crowded(n int) bool {
+	n += cap(c.block) + c.heads
+	return c.side == up && n > hold.Least && (int64(n) > c.e.Memory.Share()/4 || c.Source.Greedy())
+}
+
+// headLimit is the largest field list that is accepted on a side. A backend's answers need less
+// than requests with a user's groups.
+func (e *Engine) headLimit(side dir) int {
+	const answers = 256 << 10
+	if side == down {
+		return min(e.lim.maxHeader, answers)
+	}
+	return e.lim.maxHeader
 }
 
 // weigh counts the stream's queues for the client's connection. Call it when they have changed.
@@ -71,7 +101,7 @@ func (c *Conn) greedy() bool {
 // largest returns the largest holder: a connection, or a guest, which stands for a connection over
 // HTTP/1.1. It returns nil for both if none holds enough to be worth closing.
 func (e *Engine) largest() (most *Conn, guest *stream) {
-	n := hold.Least
+	n := min(hold.Least, int(4*e.Memory.Room())/(2*len(e.conns)+1)) // many may hold little each
 	for _, c := range e.conns {
 		if k := c.queued + c.weight; k > n && !c.cut {
 			most, n = c, k

@@ -296,12 +296,12 @@ func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError 
 // continuationFrame adds to a field block. Size and number of frames are bounded, because a block
 // could be endless (CVE-2024-27316 and similar).
 func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
-	const maxFrames = 256 // 1 KiB each for the largest block; no known sender uses small frames
+	const maxFrames = 256 // 4 KiB each for the largest block; no known sender uses small frames
 	if c.blockID == 0 {
 		return &connError{http2.ErrCodeProtocol, "CONTINUATION without HEADERS"}
 	}
 	c.frames++
-	if c.frames > maxFrames || len(c.block)+len(p) > e.lim.maxHeader {
+	if c.frames > maxFrames || len(c.block)+len(p) > e.headLimit(c.side) || c.crowded(len(p)) {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "field block too large"}
 	}
 	c.block = append(c.block, p...)

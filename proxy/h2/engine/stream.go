@@ -80,7 +80,7 @@ type stream struct {
 	draining    bool // the response is complete, the upload is read and dropped until expires
 	noBody      bool // the response must not have a body: HEAD, 204, 304
 	status      int16
-	head        int32 // bytes counted in the client's conn.heads
+	head        int32 // what is counted in the client's conn.heads
 	held        int32 // bytes of its queues counted for the client's connection
 	reason      Reason
 	err         error
@@ -159,10 +159,13 @@ func (e *Engine) freeSending(s *stream) {
 }
 
 // headDone stops counting the request's head for its connection.
-func (s *stream) headDone() {
+func (s *stream) headDone() { s.countHead(0) }
+
+// countHead counts n bytes for the request's head.
+func (s *stream) countHead(n int) {
 	if c := s.leg[up]; c != nil {
-		c.heads -= int(s.head)
-		s.head = 0
+		c.heads += n - int(s.head)
+		s.head = int32(n)
 	}
 }
 

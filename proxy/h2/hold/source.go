@@ -53,7 +53,7 @@ func (s *Source) Greedy() bool { return s != nil && s.held.Load() > s.b.Share() 
 // connection gets a quarter of its address's share, because all strangers behind a load balancer
 // have one address.
 func (s *Source) Take(n, held int64) bool {
-	if share := s.b.Share(); held+n > share/shares || s.held.Load()+n > share {
+	if share := s.b.Share(); held+n > max(Least/2, share/shares) || s.held.Load()+n > share {
 		return false
 	}
 	s.Give(-n)

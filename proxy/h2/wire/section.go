@@ -47,6 +47,10 @@ func (s *FieldSection) Decode(dec *hpack.Decoder, block []byte) error {
 // Size returns the bytes counted for SETTINGS_MAX_HEADER_LIST_SIZE (RFC 9113 §6.5.2).
 func (s *FieldSection) Size() int { return s.size }
 
+// Weight returns what the section becomes in memory: its bytes, and for each field its entry and
+// two allocations, of which Size counts half.
+func (s *FieldSection) Weight() int { return s.size + fieldOverhead*len(s.fields) }
+
 // TooLarge reports whether fields were dropped.
 func (s *FieldSection) TooLarge() bool { return s.size > s.Max }
 
