@@ -184,7 +184,7 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 		return nil, []Fault{fault}
 	}
 	var faults []Fault
-	for _, e := range wrong {
+	for _, e := range wrong[:min(len(wrong), maxFaults)] { // each looks for its line
 		faults = append(faults, doc.fault(at+e.Field, e.ErrorBody()))
 	}
 	return []Object{{Value: value, Line: doc.lineOf(strings.TrimSuffix(at, ".")), kind: kind.Kind}}, faults

@@ -121,25 +121,28 @@ func (m *merge) strays() []*registry.Entry {
 // placed returns the table's groups with the strays inserted.
 func (m *merge) placed(strays []*registry.Entry) []*registry.Group {
 	groups := slices.Clone(m.table.Groups())
-	at := make(map[string]int, len(strays))
+	at, changed := make(map[string]int, len(groups)), make(map[int]*registry.Group)
+	for i, g := range groups {
+		at[g.Name] = i
+	}
 	for _, e := range strays {
 		name := e.GroupVersion.Group
 		i, known := at[name]
 		if !known {
-			i = slices.IndexFunc(groups, func(g *registry.Group) bool { return g.Name == name })
-			if i < 0 {
-				i = len(groups)
-				groups = append(groups, &registry.Group{Name: name})
-			}
-			own := *groups[i]
-			groups[i], at[name] = &own, i
+			i = len(groups)
+			at[name], groups = i, append(groups, &registry.Group{Name: name})
 		}
-		g := groups[i]
+		g := changed[i]
+		if g == nil {
+			own := *groups[i]
+			own.Entries = slices.Clone(own.Entries)
+			g, groups[i], changed[i] = &own, &own, &own
+		}
 		g.Priority = max(g.Priority, e.Object.Spec.GroupPriorityMinimum)
-		g.Entries = append(slices.Clip(g.Entries), e)
+		g.Entries = append(g.Entries, e)
 	}
-	for _, i := range at {
-		slices.SortFunc(groups[i].Entries, (*registry.Entry).CompareVersion)
+	for _, g := range changed {
+		slices.SortFunc(g.Entries, (*registry.Entry).CompareVersion)
 	}
 	slices.SortFunc(groups, (*registry.Group).Compare)
 	return groups

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/kube-openapi/pkg/aggregator"
 	"k8s.io/kube-openapi/pkg/openapiconv"
 	"k8s.io/kube-openapi/pkg/validation/spec"
@@ -32,9 +33,17 @@ func pathOf(gv schema.GroupVersion) string {
 	return "apis/" + gv.Group + "/" + gv.Version
 }
 
-// below reports whether a path is below one of the group-versions.
-func below(path string, list []schema.GroupVersion) bool {
-	return slices.ContainsFunc(list, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, "/"+pathOf(gv)+"/") })
+// below reports whether a path is below one of the group-versions. It costs the same for any number
+// of them: backends choose both.
+func below(path string, list sets.Set[schema.GroupVersion]) bool {
+	p := strings.SplitN(path, "/", 5) // empty, apis, group, version, rest
+	switch {
+	case len(p) > 3 && p[0] == "" && p[1] == "api":
+		return list.Has(schema.GroupVersion{Version: p[2]})
+	case len(p) > 4 && p[0] == "" && p[1] == "apis" && p[2] != "":
+		return list.Has(schema.GroupVersion{Group: p[2], Version: p[3]})
+	}
+	return false
 }
 
 // guard turns a panic into an error: kube-openapi was made for trusted servers.
@@ -75,8 +84,9 @@ func readForeign(body []byte) (*spec.Swagger, error) {
 // filterRemote reduces a backend's document to the paths of its own group-versions and the
 // definitions they refer to, with kinds of its own only: a client that looks up a kind in the
 // merged document must not find another server's definition or operation.
-func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagger, err error) {
+func filterRemote(sw *spec.Swagger, versions []schema.GroupVersion) (out *spec.Swagger, err error) {
 	defer guard("filtering", &err)
+	own := sets.New(versions...)
 	if err := checkParameters(sw); err != nil {
 		return nil, err
 	}
@@ -104,8 +114,10 @@ func operations(item *spec.PathItem) []*spec.Operation {
 }
 
 // isOwn reports whether a kind is of one of the group-versions.
-func isOwn(kind map[string]any, own []schema.GroupVersion) bool {
-	return slices.ContainsFunc(own, func(gv schema.GroupVersion) bool { return kind["group"] == gv.Group && kind["version"] == gv.Version })
+func isOwn(kind map[string]any, own sets.Set[schema.GroupVersion]) bool {
+	group, named := kind["group"].(string)
+	version, ok := kind["version"].(string)
+	return named && ok && own.Has(schema.GroupVersion{Group: group, Version: version})
 }
 
 // maxExpansion bounds the bytes visited when a walk over a document follows every reference to a
@@ -144,7 +156,7 @@ func checkParameters(sw *spec.Swagger) error {
 
 // ownKinds drops kinds of other group-versions from a definition. A value that is no list of kinds
 // is an error: merging it would fail, and with it the whole document.
-func ownKinds(d *spec.Schema, own []schema.GroupVersion) error {
+func ownKinds(d *spec.Schema, own sets.Set[schema.GroupVersion]) error {
 	value, ok := d.Extensions[gvkExtension]
 	if !ok {
 		return nil
@@ -174,7 +186,8 @@ func ownKinds(d *spec.Schema, own []schema.GroupVersion) error {
 // filterLocal removes the paths of remote group-versions from the local apiserver's document: that
 // has them as its own aggregator sees them.
 func filterLocal(sw *spec.Swagger, remote []schema.GroupVersion) *spec.Swagger {
-	return prune(sw, func(path string) bool { return !below(path, remote) }, false)
+	set := sets.New(remote...)
+	return prune(sw, func(path string) bool { return !below(path, set) }, false)
 }
 
 // prune keeps some paths, and the definitions that they use. The library prunes by prefixes, and
