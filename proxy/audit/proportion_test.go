@@ -1,0 +1,87 @@
+package audit
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/proportion"
+)
+
+// Whatever is in a request, recording it costs in proportion to its size.
+func TestInProportion(t *testing.T) {
+	l := must.Get(New(Config{Policy: evaluator(t, "omitManagedFields: true\nrules: [{level: RequestResponse}]"), Writer: io.Discard}))(t)
+	var rows []proportion.Row
+	record := func(r *Request, body []byte) any {
+		e := l.Open(r)
+		_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(bytes.NewReader(body)), "application/json"))
+		e.ResponseHead("application/json", "")
+		for part := body; len(part) > 0; part = part[min(len(part), 100):] { // as frames bring it
+			e.Response(part[:min(len(part), 100)])
+		}
+		e.Completed(200, "")
+		for {
+			select {
+			case waiting := <-l.queue:
+				waiting.place.Leave()
+				waiting.bodies.Leave()
+				l.backend.ProcessEvents(waiting.ev)
+				l.lines.Reset()
+				continue
+			default:
+			}
+			return nil
+		}
+	}
+	for _, of := range []struct {
+		name, each string
+		n          int
+	}{
+		{"fields", `"f#":1,`, 500}, {"one field again and again", `"f":1,`, 500}, {"items", `"items":[{"metadata":{"managedFields":[]}}],`, 200}, {"managed fields", `"metadata":{"managedFields":[{}]},`, 200},
+		{"blanks", ` `, 5000}, {"escapes", `"\u00e4":1,`, 500},
+	} {
+		rows = append(rows, proportion.Row{Name: "a body: " + of.name, N: of.n, Of: func(n int) (int, func() any) {
+			var b strings.Builder
+			for i := range n {
+				b.WriteString(strings.ReplaceAll(of.each, "#", fmt.Sprint(i)))
+			}
+			body := []byte("{" + b.String() + `"z":1}`)
+			return len(body), func() any { return record(widget("create"), body) }
+		}})
+	}
+	rows = append(rows, proportion.Row{Name: "a body: levels", N: 1000, Of: func(n int) (int, func() any) {
+		body := []byte(strings.Repeat("[", n) + strings.Repeat("]", n))
+		return len(body), func() any { return record(widget("create"), body) }
+	}})
+	for name, of := range map[string]func(n int, r *Request){
+		"groups": func(n int, r *Request) {
+			r.Attributes.User = &user.DefaultInfo{Groups: strings.Split(strings.Repeat("g,", n), ",")}
+		},
+		"sources":       func(n int, r *Request) { r.SourceIPs = strings.Split(strings.Repeat("192.0.2.1,", n), ",") },
+		"a path":        func(n int, r *Request) { r.Path = strings.Repeat("/a", n) },
+		"a User-Agent":  func(n int, r *Request) { r.UserAgent = strings.Repeat("a", n) },
+		"an odd letter": func(n int, r *Request) { r.Path = strings.Repeat("\xff", n) },
+	} {
+		rows = append(rows, proportion.Row{Name: name, N: 1000, Of: func(n int) (int, func() any) {
+			return n, func() any {
+				r := widget("get")
+				of(n, r)
+				return record(r, nil)
+			}
+		}})
+	}
+	for _, s := range proportion.Heads() {
+		if h := s.Of("", 1); strings.HasPrefix(h.Path, "?") {
+			rows = append(rows, proportion.Row{Name: "a query: " + s.Name, N: s.Small, Of: func(n int) (int, func() any) {
+				query := s.Of("", n).Path
+				return n, func() any { return Mask(query) }
+			}})
+		}
+	}
+	proportion.Check(t, rows...)
+}
