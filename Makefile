@@ -202,15 +202,15 @@ interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte eac
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|LargeBodies' ./proxy/h2 -args -body=1073741824
 
 .PHONY: hostile
-hostile: ## Attacks on the real binary (15 min): floods, slow peers, smuggling, malicious backends, mixed-up users, a small container; prints figures (as root, otherwise idle)
+hostile: ## Attacks on the real binary (25 min): floods, slow peers, smuggling, malicious backends, mixed-up users, a small container; prints figures (as root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver h2spec
 	$(call suite,-timeout 90m) -v
 
-# Parts of hostile that need no idle machine and end within two minutes.
-ATTACKS := TestIdentity|TestProtocol/h2spec|TestProtocol/frame/(smuggling|backends)
+# Parts of hostile that need no idle machine and end within three minutes.
+ATTACKS := TestIdentity|TestProportion/statuses|TestProtocol/h2spec|TestProtocol/frame/(smuggling|backends)
 
 .PHONY: attacks
-attacks: ## Attacks on the real binary that take a minute or two: mixed-up users, smuggling, malicious backends, h2spec
+attacks: ## Attacks on the real binary that take two minutes or three: mixed-up users, smuggling, malicious backends, heads of all shapes, h2spec
 	$(TOOLS) -q etcd kube-apiserver h2spec
 	go test -tags e2e -count=1 -timeout 15m -json -run '$(ATTACKS)' ./tests/hostile | $(call count,$@,-want tests/hostile/ATTACKS)
 

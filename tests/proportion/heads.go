@@ -25,12 +25,13 @@ func (h *Head) Size() int {
 	return n
 }
 
-// Small and smallTarget are the sizes of the smaller head of TestInProportion. One of four times as
-// much is still read, and not refused for its size or its number of fields; targets stay above what
-// is cached of one.
+// Small, smallTarget and smallQuery are sizes of the smaller head of TestInProportion. One of four
+// times as much is still read, and not refused for its size or its number of fields. Targets stay
+// above what is cached of one, decoded; selectors below what is ignored.
 const (
 	Small       = 7 << 10
-	smallTarget = 12 << 10
+	smallTarget = 32 << 10
+	smallQuery  = 1900
 )
 
 // Shape is a kind of heads, or of a backend's: what there is much of.
@@ -185,7 +186,11 @@ func path(what, unit string) Shape {
 }
 
 func query(what, begin, unit string) Shape {
-	return Shape{what, smallTarget, func(base string, size int) Head {
+	small := smallTarget
+	if strings.Contains(what, "selector") {
+		small = smallQuery
+	}
+	return Shape{what, small, func(base string, size int) Head {
 		return Head{Path: base + "?" + begin + strings.Repeat(unit, size/len(unit))}
 	}}
 }

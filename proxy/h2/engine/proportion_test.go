@@ -1,0 +1,173 @@
+package engine
+
+import (
+	"bytes"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/proportion"
+)
+
+// Whatever a peer says costs in proportion to its size: heads, answers, interim heads, trailers,
+// and frames of all types.
+func TestInProportion(t *testing.T) {
+	var rows []proportion.Row
+	row := func(name string, n int, from func(r *rig) *peer, said func(n int) []byte) {
+		rows = append(rows, proportion.Row{Name: name, N: n, Of: func(n int) (int, func() any) {
+			b := said(n)
+			return len(b), func() any {
+				r, c := newClient(t)
+				c.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
+				c.flush()
+				r.backend(0)
+				p := from(r)
+				p.to.Write(b)
+				p.flush()
+				for _, p := range r.peers {
+					p.to, p.from = bytes.Buffer{}, bytes.Buffer{} // the test's own
+				}
+				return r.e
+			}
+		}})
+	}
+	client := func(r *rig) *peer { return r.peers[0] }
+	backend := func(r *rig) *peer { return r.backend(0) }
+	for _, s := range proportion.Heads() {
+		row("head: "+s.Name, s.Small, client, func(n int) []byte {
+			h := s.Of("/", n)
+			return written(func(f *http2.Framer) { section(f, 3, true, requested(&h), minMaxFrame, 0) })
+		})
+		row("trailers: "+s.Name, s.Small, client, func(n int) []byte {
+			h := s.Of("/", n)
+			return written(func(f *http2.Framer) { section(f, 1, true, h.Fields, minMaxFrame, 0) })
+		})
+	}
+	for _, s := range proportion.Answers() {
+		answered := func(status string, end bool) func(n int) []byte {
+			return func(n int) []byte {
+				h := s.Of("", n)
+				return written(func(f *http2.Framer) {
+					section(f, 1, end, append([]hpack.HeaderField{field(":status", status)}, h.Fields...), minMaxFrame, 0)
+				})
+			}
+		}
+		row("answer: "+s.Name, s.Small, backend, answered("200", true))
+		row("interim head: "+s.Name, s.Small, backend, answered("103", false))
+		row("trailers of an answer: "+s.Name, s.Small, backend, func(n int) []byte {
+			h := s.Of("", n)
+			return written(func(f *http2.Framer) {
+				section(f, 1, false, []hpack.HeaderField{field(":status", "200")}, minMaxFrame, 0)
+				section(f, 1, true, h.Fields, minMaxFrame, 0)
+			})
+		})
+	}
+	plain := proportion.Plain().Of("/", 8<<10)
+	for _, of := range []struct {
+		name string
+		say  func(f *http2.Framer, i int)
+	}{
+		{"PING", func(f *http2.Framer, _ int) { _ = f.WritePing(false, [8]byte{}) }},
+		{"SETTINGS", func(f *http2.Framer, _ int) { _ = f.WriteSettings() }},
+		{"SETTINGS of the window", func(f *http2.Framer, i int) {
+			_ = f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(1000 + i)})
+		}},
+		{"WINDOW_UPDATE", func(f *http2.Framer, _ int) { _ = f.WriteWindowUpdate(0, 1) }},
+		{"WINDOW_UPDATE of a stream", func(f *http2.Framer, _ int) { _ = f.WriteWindowUpdate(1, 1) }},
+		{"WINDOW_UPDATE of an ended stream", func(f *http2.Framer, i int) {
+			if i == 0 {
+				_ = f.WriteRSTStream(1, http2.ErrCodeCancel)
+			}
+			_ = f.WriteWindowUpdate(1, 1)
+		}},
+		{"DATA of one byte", func(f *http2.Framer, _ int) { _ = f.WriteData(1, false, []byte("x")) }},
+		{"DATA of a reset stream", func(f *http2.Framer, i int) {
+			if i == 0 {
+				_ = f.WriteRSTStream(1, http2.ErrCodeCancel)
+			}
+			_ = f.WriteData(1, false, []byte("x"))
+		}},
+		{"empty DATA", func(f *http2.Framer, _ int) { _ = f.WriteData(1, false, nil) }},
+		{"padded DATA", func(f *http2.Framer, _ int) { _ = f.WriteDataPadded(1, false, nil, make([]byte, 255)) }},
+		{"PRIORITY", func(f *http2.Framer, i int) {
+			_ = f.WritePriority(1, http2.PriorityParam{StreamDep: uint32(2*i + 3)})
+		}},
+		{"unknown frames", func(f *http2.Framer, _ int) { _ = f.WriteRawFrame(0x77, 0, 1, nil) }},
+		{"answers to no PING", func(f *http2.Framer, _ int) { _ = f.WritePing(true, [8]byte{}) }},
+		{"interim heads", func(f *http2.Framer, _ int) {
+			section(f, 1, false, []hpack.HeaderField{field(":status", "103"), field("a", "b")}, minMaxFrame, 0)
+		}},
+		{"RST_STREAM", func(f *http2.Framer, _ int) { _ = f.WriteRSTStream(1, http2.ErrCodeCancel) }},
+	} {
+		for side, from := range map[string]func(*rig) *peer{"a client's ": client, "a backend's ": backend} {
+			row(side+of.name, 40, from, func(n int) []byte {
+				return written(func(f *http2.Framer) {
+					for i := range n {
+						of.say(f, i)
+					}
+				})
+			})
+		}
+	}
+	row("settings in one frame", 200, client, func(n int) []byte {
+		return written(func(f *http2.Framer) {
+			list := make([]http2.Setting, n)
+			for i := range list {
+				list[i] = http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(1000 + i)}
+			}
+			_ = f.WriteSettings(list...)
+		})
+	})
+	row("pieces of a head", 16, client, func(n int) []byte {
+		return written(func(f *http2.Framer) {
+			part := proportion.Plain().Of("/", 200*n)
+			section(f, 3, true, requested(&part), 200, 0)
+		})
+	})
+	row("padding of a head", 4, client, func(n int) []byte {
+		return written(func(f *http2.Framer) { section(f, 3, true, requested(&plain), minMaxFrame/4, uint8(50*n)) })
+	})
+	row("heads that were promised no end", 50, client, func(n int) []byte {
+		return written(func(f *http2.Framer) {
+			for i := range n {
+				section(f, uint32(2*i+3), false, requested(&proportion.Head{Path: "/"}), minMaxFrame, 0)
+			}
+		})
+	})
+	for i := range rows {
+		rows[i].Held = 24 // a field of 6 bytes is 40 in the list that the connections of a shard share
+	}
+	rows[len(rows)-1].Held = 80 // the state of a stream; there are 250 at most
+	proportion.Check(t, rows...)
+}
+
+func requested(h *proportion.Head) []hpack.HeaderField {
+	return append([]hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":authority", "a"), field(":path", h.Path)}, h.Fields...)
+}
+
+// written returns what a Framer writes.
+func written(write func(*http2.Framer)) []byte {
+	var b bytes.Buffer
+	f := http2.NewFramer(&b, nil)
+	f.AllowIllegalWrites = true
+	write(f)
+	return b.Bytes()
+}
+
+// section writes a field section in pieces. It uses no table, so it can be said again.
+func section(f *http2.Framer, id uint32, end bool, fields []hpack.HeaderField, piece int, padding uint8) {
+	var b bytes.Buffer
+	enc := hpack.NewEncoder(&b)
+	for _, field := range fields {
+		field.Sensitive = true
+		_ = enc.WriteField(field)
+	}
+	block := b.Bytes()
+	n := min(len(block), piece)
+	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndStream: end, EndHeaders: n == len(block), PadLength: padding})
+	for block = block[n:]; len(block) > 0; block = block[n:] {
+		n = min(len(block), piece)
+		_ = f.WriteContinuation(id, n == len(block), block[:n])
+	}
+}

@@ -1,0 +1,64 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/proportion"
+)
+
+// Whatever is in a head, its decision and its cleaning cost in proportion to its size. So does a
+// whole request over HTTP/1.1, with an answer.
+func TestInProportion(t *testing.T) {
+	_, p := thinker(t, worldConfig{})
+	w := newWorld(t, worldConfig{})
+	conn := must.Get(tls.Dial("tcp", w.front.Listener.Addr().String(), &tls.Config{RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}))(t)
+	defer conn.Close()
+	read := bufio.NewReader(conn)
+	var rows []proportion.Row
+	for _, s := range proportion.Heads() {
+		rows = append(rows, proportion.Row{Name: "decided: " + s.Name, N: s.Small, Of: func(n int) (int, func() any) {
+			made := s.Of(remoteGV+"/widgets", n)
+			return made.Size(), func() any {
+				h := &Head{Method: "GET", Fields: made.Fields, RemoteIP: "192.0.2.1", Remote: "192.0.2.1:1"}
+				h.Path, h.RawQuery, h.HasQuery = strings.Cut(made.Path, "?")
+				h.Fields = append([]hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}, h.Fields...)
+				d, _ := p.decision(t.Context(), h, &authn.Conn{}, true)
+				for _, f := range h.Fields {
+					d.Strip.Removes(f.Name)
+				}
+				return d
+			}
+		}}, proportion.Row{Name: "over HTTP/1.1: " + s.Name, N: s.Small, Of: func(n int) (int, func() any) {
+			made := s.Of(remoteGV+"/widgets", n)
+			var b bytes.Buffer
+			fmt.Fprintf(&b, "GET %s HTTP/1.1\r\nHost: x\r\n", made.Path)
+			for _, f := range made.Fields {
+				fmt.Fprintf(&b, "%s: %s\r\n", f.Name, f.Value)
+			}
+			b.WriteString("Authorization: Bearer token-of-bob\r\n\r\n")
+			return b.Len(), func() any {
+				must.Get(conn.Write(b.Bytes()))(t)
+				res := must.Get(http.ReadResponse(read, nil))(t)
+				must.Get(io.Copy(io.Discard, res.Body))(t)
+				if res.Close {
+					conn.Close()
+					conn = must.Get(tls.Dial("tcp", w.front.Listener.Addr().String(), &tls.Config{RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}))(t)
+					read = bufio.NewReader(conn)
+				}
+				return nil
+			}
+		}})
+	}
+	proportion.Check(t, rows...)
+}
