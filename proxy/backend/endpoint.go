@@ -87,7 +87,9 @@ func (e *endpoint) tell(g *h2.GoAway) {
 		now.logged = was.logged
 	} else {
 		now.logged = now.at
-		e.up.shared.log.Warn("a backend has ended a connection with an error", "backend", e.up.name, "endpoint", e.address, "err", now.text)
+		e.up.shared.spawn(func() { // a line is I/O
+			e.up.shared.log.Warn("a backend has ended a connection with an error", "backend", e.up.name, "endpoint", e.address, "err", now.text)
+		})
 	}
 	e.said.Store(now)
 }

@@ -13,7 +13,7 @@ import (
 // those of costly.
 var harmless = strings.Fields(`
 	bytes cmp context crypto/sha256 encoding/base64 encoding/binary encoding/hex errors hash hash/maphash iter maps math math/bits math/rand/v2 net/netip net/url
-	slices strconv strings sync/atomic time unicode unicode/utf8 unique
+	slices strconv strings sync/atomic time unicode unicode/utf16 unicode/utf8 unique
 	golang.org/x/net/http/httpguts golang.org/x/net/http2 golang.org/x/net/http2/hpack
 	k8s.io/apimachinery/pkg/api/errors k8s.io/apiserver/pkg/authentication/user
 	go.opentelemetry.io/otel/attribute go.opentelemetry.io/otel/trace`) // a span has its own mutex; ended ones are queued, or dropped
@@ -37,6 +37,7 @@ var known = map[string]string{
 	"net.JoinHostPort":               "joins texts",
 	"net.ParseIP":                    "reads a short text",
 	"(net.IP).String":                "a text",
+	"net/http.StatusText":            "a switch",
 	"net.Addr.String":                "a text",
 	"crypto/tls.VersionName":         "a switch",
 	"net/http.CanonicalHeaderKey":    "a text",

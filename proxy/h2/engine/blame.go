@@ -2,8 +2,8 @@ package engine
 
 import (
 	"encoding/binary"
-	"fmt"
 	"maps"
+	"strconv"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -50,9 +50,9 @@ type GoAway struct {
 // Error returns the code and the text, escaped.
 func (g *GoAway) Error() string {
 	if g.Text == "" {
-		return fmt.Sprintf("GOAWAY %v", g.Code)
+		return "GOAWAY " + g.Code.String()
 	}
-	return fmt.Sprintf("GOAWAY %v %q", g.Code, g.Text)
+	return "GOAWAY " + g.Code.String() + " " + strconv.Quote(g.Text)
 }
 
 // tells keeps what a backend's GOAWAY says, if it is an error.
