@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/spare"
@@ -269,13 +270,13 @@ func (l *link) finishWrite(buf []byte, err error) {
 	}
 }
 
-// taken returns how many bytes a connection's peer has acknowledged, and whether all others are on
-// their way.
-func taken(c *engine.Conn) (n uint64, sent bool) {
+// taken returns how many bytes a connection's peer has acknowledged, whether all others are on their
+// way, and how long its kernel is silent.
+func taken(c *engine.Conn) (n uint64, sent bool, silence time.Duration) {
 	if l := linkOf(c); l.raw != nil {
 		return l.raw.taken()
 	}
-	return 0, true
+	return 0, true, 0
 }
 
 // unread reports whether input waits in a connection's socket.

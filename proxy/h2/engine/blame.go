@@ -63,6 +63,9 @@ func (e *Engine) tells(c *Conn, p []byte) {
 	}
 	told := &GoAway{Code: code, Text: string(p[8:min(len(p), 8+maxTold)]), last: binary.BigEndian.Uint32(p) & topStreamID}
 	c.told = told
+	if code == http2.ErrCodeEnhanceYourCalm && c.askedAt > 0 {
+		c.pool.ep.offended.Add(tooOften)
+	}
 	if f := c.pool.ep.Told; f != nil {
 		e.after(func() { f(told) })
 	}

@@ -77,6 +77,8 @@ type Conn struct {
 	lastRead     time.Duration
 	idleSince    time.Duration
 	pingAt       time.Duration // when the unanswered PING was sent; 0 means none
+	askedAt      time.Duration // of a backend: when the last PING was sent; 0 means never
+	asked        uint8         // PINGs since a frame on a stream or a new request; nothingDue if none waits
 	goAway       goAwayState
 	goAwayAt     time.Duration
 	lastAccepted uint32        // after the final GOAWAY, to a client or from a backend: streams above it are not handled

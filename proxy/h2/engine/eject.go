@@ -17,6 +17,7 @@ func (e *Engine) Eject(ep *Endpoint) {
 	for _, c := range slices.Clone(e.conns) {
 		if c.pool != nil && c.pool.ep.Name == ep.carrier().Name { // also those that were retired
 			e.retryUnanswered(c, here)
+			c.sendPing() // its watches end soon if it is dead, and continue if it is only not ready
 		}
 	}
 }

@@ -38,11 +38,10 @@ type limits struct {
 
 	head        time.Duration // a client's preface, first SETTINGS or field block must be complete within it
 	idle        time.Duration // a client's connection without streams is closed after it
-	ping        time.Duration // a client with streams that is silent for it gets a PING
-	pong        time.Duration // and must answer within this
 	backendIdle time.Duration // a backend's connection without streams is closed after it
 	drain       time.Duration // how long an upload is read after its response is complete
-	stall       time.Duration // how long a peer may accept none of our output
+	stall       time.Duration // how long a backend may accept none of our output, or a client that has left
+	gone        time.Duration // how long a client that accepts none may be silent, as TCP says
 	keyBytes    int64         // bytes in one direction after which a connection is replaced
 	keyGrace    time.Duration // after that, its long-running streams end
 	linger      time.Duration // how long a peer to which all was sent may keep a closed connection open
@@ -64,11 +63,10 @@ func defaultLimits() limits {
 		maxStreamID:   topStreamID,
 		head:          10 * time.Second,
 		idle:          3 * time.Minute,
-		ping:          30 * time.Second, // as in kube-apiserver and client-go
-		pong:          15 * time.Second,
 		backendIdle:   90 * time.Second, // http.DefaultTransport's
 		drain:         10 * time.Second,
 		stall:         30 * time.Second,
+		gone:          5 * time.Minute, // two of the kernel's questions, at most 2 min apart, are unanswered
 		linger:        time.Second,
 		wait:          30 * time.Second, // kube-apiserver's aggregator's dial timeout
 		// RFC 8446 §5.5: AES-GCM's keys are good for 2^24.5 full records, 388 GB, and crypto/tls
@@ -180,8 +178,9 @@ type Config struct {
 	// that panics are not caught.
 	Caught func(v any, stack []byte)
 	// Taken returns how many bytes the peer has acknowledged, and whether all others that were
-	// written are on their way to it; zero and true mean unknown. Nil means never known.
-	Taken func(c *Conn) (n uint64, sent bool)
+	// written are on their way to it; zero and true mean unknown. Silence is how long its kernel has
+	// acknowledged nothing, not even a question. Nil means never known.
+	Taken func(c *Conn) (n uint64, sent bool, silence time.Duration)
 	// Unread reports whether unread input waits in the socket. Nil means unknown.
 	Unread func(c *Conn) bool
 	// Clock returns the time for Date fields. It is called once a second.
@@ -323,6 +322,9 @@ func (e *Engine) CutAll(err error) {
 
 // Ended must be called when the driver has closed a connection.
 func (e *Engine) Ended(c *Conn, err error) {
+	if !c.cut && !c.closing && c.askedAt > 0 && e.now-c.askedAt < offence {
+		c.pool.ep.offended.Add(1)
+	}
 	c.cut = true
 	e.lose(c, err)
 	e.remove(c)

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -150,7 +151,9 @@ type Endpoint struct {
 	// MaxConns bounds connections per shard. Zero means 1024: at 250 streams each, far beyond other
 	// limits.
 	MaxConns int
-	// PingTimeout is the silence after which a connection is closed, with a PING at a fifth; 0
-	// means 5 s.
+	// PingTimeout is the silence after which a connection with a request that waits for its answer
+	// is closed, with a PING at a fifth; 0 means 5 s.
 	PingTimeout time.Duration
+
+	offended atomic.Int32 // connections that ended for our PINGs; from tooOften on none are sent
 }

@@ -397,6 +397,10 @@ func (e *Engine) open(s *stream, c *Conn) {
 	}
 	id := c.maxID
 	c.budget.Earn(budget.Opened)
+	if c.asked == nothingDue {
+		c.lastRead = e.now
+	}
+	c.asked = 0
 	s.leg[down], s.id[down], s.sent, s.fresh = c, id, e.now, !c.useful
 	c.streams[id] = s
 	s.sending.slot = len(c.streams)

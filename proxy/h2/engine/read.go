@@ -116,6 +116,7 @@ func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
 	}
 	if h.StreamID != 0 {
 		e.work.frames++
+		c.asked = 0
 	}
 	if h.Type != http2.FrameData { // whose price depends on its stream
 		if err := c.spend(budget.Frame); err != nil {

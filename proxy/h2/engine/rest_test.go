@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -86,15 +87,19 @@ func TestFewFramesAreRest(t *testing.T) {
 	}
 }
 
-// A backend with a watch that falls silent in an idle shard is detected as soon as in a busy one.
+// A backend that answers no request any more is detected in an idle shard as soon as in a busy one,
+// however long it had nothing to answer, and however often it was asked.
 func TestSilenceAtRest(t *testing.T) {
 	for _, limit := range []time.Duration{time.Second / 2, time.Second, 2 * time.Second, 3 * time.Second, defaultPing} {
 		for off := time.Duration(0); off < restEvery; off += 10 * time.Millisecond {
 			r := newRig(t)
 			r.ep.PingTimeout = limit
 			c := r.client()
-			c.get(1)
+			c.gets(1, 3)
 			b := r.backend(0)
+			if b.send(1, false, ":status=200"); off%20 == 0 { // else one waits for its answer
+				b.send(3, false, ":status=200")
+			}
 			pace := func(after time.Duration) { // what a driver does
 				r.e.Tick(after + r.e.Pace())
 				r.run()
@@ -104,8 +109,8 @@ func TestSilenceAtRest(t *testing.T) {
 				pong(b)
 			}
 			ticked := r.e.now
-			r.e.Advance(ticked + off%r.e.Pace()) // its last frame comes between two ticks
-			b.pong()
+			r.e.Advance(ticked + off%r.e.Pace()) // the request comes between two ticks
+			c.get(5)
 			last := r.e.now
 			for pace(ticked); !b.c.cut && r.e.now < time.Minute; {
 				pace(r.e.now)
@@ -113,6 +118,54 @@ func TestSilenceAtRest(t *testing.T) {
 			if took := r.e.now - last; took > max(limit, limit*9/10+TickEvery) {
 				t.Errorf("PingTimeout %v: closed after %v", limit, took)
 			}
+		}
+	}
+}
+
+// Tomcat ends a connection when the count of PINGs exceeds a hundred: each counts ten, each frame of
+// a request takes twenty off. So backends are asked rarely, and never again once they took offence.
+func TestSignsOfLife(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		answered      bool // it is a watch; else a slow request
+		after         time.Duration
+		code          string // of a GOAWAY; "-" ends the connection without one
+		times         int    // connections that take offence
+		pings, before int    // on the last connection, and on each before
+	}{
+		{name: "a quiet watch", answered: true, after: 95 * time.Second, pings: 3},
+		{name: "a slow answer", after: 20 * time.Second, pings: 3},
+		{name: "calm", answered: true, after: 2 * time.Minute, code: "ENHANCE_YOUR_CALM", times: 1, before: 1},
+		{name: "another end", answered: true, after: 40 * time.Second, code: "NO_ERROR", times: 4, before: 1, pings: 1},
+		{name: "ends without a word", after: 10 * time.Second, code: "-", times: 3, before: 1},
+	} {
+		r, c := newClient(t)
+		for i := range tt.times + 1 {
+			c.get(uint32(2*i + 1))
+			b := r.backends[len(r.backends)-1]
+			if tt.answered {
+				b.send(1, false, ":status=200")
+			}
+			pings, want, ends := 0, tt.pings, i < tt.times
+			for end := r.e.now + tt.after; r.e.now < end && !b.c.closing && !b.c.drained; {
+				r.tick(TickEvery)
+				if !slices.ContainsFunc(b.see(), func(f string) bool { return strings.HasPrefix(f, "PING") }) {
+					continue
+				}
+				switch pings++; {
+				case !ends:
+					b.pong()
+				case tt.code == "-":
+					r.e.Ended(b.c, errors.New("closed"))
+					r.run()
+				default:
+					b.say("GOAWAY 1 %s", tt.code)
+				}
+			}
+			if ends {
+				want = tt.before
+			}
+			check.Same(t, want, pings, "%s: PINGs on connection %d", tt.name, i+1)
 		}
 	}
 }

@@ -171,27 +171,31 @@ func (e *Engine) check(c *Conn) {
 }
 
 // stalled reports whether the peer has accepted nothing of our output for too long. A slow reader
-// always accepts some, although its socket may have no room for minutes.
+// always accepts some, although its socket may have no room for minutes. A client that reads
+// nothing is kept until its kernel is silent, too, or others want the memory (shed): a stopped
+// kubectl goes on with its watch later.
 func (e *Engine) stalled(c *Conn) bool {
 	if c.inflight == 0 {
 		return false
 	}
-	if more, _ := e.accepted(c); more {
+	more, _, silence := e.accepted(c)
+	if more {
 		c.flushAt = e.now
 	}
-	return e.now-c.flushAt > e.lim.stall
+	return e.now-c.flushAt > e.lim.stall && (c.side == down || silence > e.lim.gone)
 }
 
 // accepted reports whether the peer has acknowledged output since the last call, and whether none
-// waits for its window: our own socket takes megabytes that the peer has no room for yet.
-func (e *Engine) accepted(c *Conn) (more, sent bool) {
+// waits for its window: our own socket takes megabytes that the peer has no room for yet. Silence is
+// how long its kernel has answered nothing.
+func (e *Engine) accepted(c *Conn) (more, sent bool, silence time.Duration) {
 	if e.Taken == nil {
-		return false, true
+		return false, true, 0
 	}
-	n, sent := e.Taken(c)
+	n, sent, silence := e.Taken(c)
 	more = n != c.acked
 	c.acked = n
-	return more, sent
+	return more, sent, silence
 }
 
 // checkKey has a connection replaced before its keys have encrypted too much.
@@ -215,7 +219,7 @@ func (e *Engine) checkClosing(c *Conn) {
 	defer e.rescue(c)
 	limit, waits := e.lim.linger, len(c.out)+c.inflight > 0
 	if c.orderly {
-		more, sent := e.accepted(c)
+		more, sent, _ := e.accepted(c)
 		if more {
 			c.closingAt = e.now
 		}
@@ -231,7 +235,6 @@ func (e *Engine) checkClosing(c *Conn) {
 }
 
 func (e *Engine) checkClient(c *Conn) error {
-	silent := e.now - c.lastRead
 	if e.cutAt > 0 && e.now >= e.cutAt {
 		e.cutLongRunning(c, nil, ReasonDrain)
 	} else if c.cutAt > 0 && e.now >= c.cutAt {
@@ -247,19 +250,28 @@ func (e *Engine) checkClient(c *Conn) error {
 		if e.now-c.idleSince > e.lim.idle && c.goAway == goAwayNone {
 			e.drainConn(c)
 		}
-	case c.pingAt > 0 && e.now-c.pingAt > e.lim.pong && !e.hasUnread(c):
-		return fmt.Errorf("client silent for %v", silent)
-	case c.pingAt == 0 && silent > e.lim.ping:
-		c.sendPing()
 	}
 	return nil
 }
 
-// askAfter is the part of the limit after which a silent backend gets a PING. By default that is
-// 0.9 s of 4.5 s, which leaves it 3.5 s to answer; a PING at half the limit left 2.25 s, and
-// throttled backends lost connections that many requests share. An idle connection costs one PING a
-// second.
-const askAfter = 5
+// Some servers take PINGs for an attack: Tomcat ends a connection after a dozen without requests.
+// TCP notices a host that is gone (backend.expire). So a backend is only asked whether its process
+// still runs: soon if a request waits for its answer, then after each time four times as long
+// (0.9, 3.6, 14.4 s), and at all other times as rarely as client-go asks.
+const (
+	// askAfter is the part of the limit after which a silent backend with a waiting request gets a
+	// PING. By default that is 0.9 s of 4.5 s, which leaves it over 3 s to answer; a PING at half the
+	// limit left 2.25 s, and throttled backends lost connections that many requests share.
+	askAfter = 5
+	// askSeldom is client-go's ReadIdleTimeout.
+	askSeldom = 30 * time.Second
+	// nothingDue says that no request waits: there is nothing to ask soon for.
+	nothingDue = 8
+	// offence is how soon after a PING a connection ends because of it.
+	offence = time.Second
+	// tooOften is how many such ends are no accident. GOAWAY with ENHANCE_YOUR_CALM is none, either.
+	tooOften = 3
+)
 
 func (e *Engine) checkBackend(c *Conn) error {
 	limit := c.pool.ep.PingTimeout
@@ -280,21 +292,40 @@ func (e *Engine) checkBackend(c *Conn) error {
 	case len(c.streams) == 0 && e.now-c.idleSince > e.lim.backendIdle:
 		c.drained = true
 		e.closeIfDone(c)
-	case silent >= limit && c.pingAt > 0 && !e.hasUnread(c):
-		return fmt.Errorf("backend silent for %v", silent)
-	case silent >= limit/askAfter && c.pingAt == 0:
+	case c.pingAt > 0:
+		if answer := max(limit-limit/askAfter-restEvery, limit/2); silent >= limit && e.now-c.pingAt >= answer && !e.hasUnread(c) {
+			return fmt.Errorf("backend silent for %v", silent)
+		}
+	case silent >= askSeldom, silent >= limit/askAfter<<(2*c.asked) && c.asked < nothingDue && c.awaited():
+		if c.asked < nothingDue-1 {
+			c.asked++
+		}
 		c.sendPing()
 	}
 	return nil
+}
+
+// awaited reports whether a request waits for its answer.
+func (c *Conn) awaited() bool {
+	for _, s := range c.streams {
+		if !s.half[down].head {
+			return true
+		}
+	}
+	c.asked = nothingDue // until there is another request
+	return false
 }
 
 // hasUnread reports whether the peer's input waits in the socket: then this process was slow, not
 // the peer. It is only called before a peer is given up, because it is a system call.
 func (e *Engine) hasUnread(c *Conn) bool { return e.Unread != nil && e.Unread(c) }
 
-// sendPing sends a PING. Any input then counts as an answer.
+// sendPing sends a PING to a backend. Any input then counts as an answer.
 func (c *Conn) sendPing() {
-	c.pingAt = c.e.now
+	if c.pingAt > 0 || c.closing || c.pool.ep.offended.Load() >= tooOften {
+		return
+	}
+	c.pingAt, c.askedAt = c.e.now, c.e.now
 	c.writePing(0, []byte("fairlead"))
 }
 
