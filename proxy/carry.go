@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,9 +25,14 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 	x.bind()
 	plan, h := x.plan(), x.head
 	plan.Path = h.target()
+	var returned sync.Once // afterwards, the deadline would be the next request's
+	defer returned.Do(func() {})
 	plan.Done = func(o h2.Outcome) {
 		x.carried(&o, time.Since(h.Arrived))
 		x.ended.set(o)
+		if o.Reason != h2.ReasonNone {
+			returned.Do(func() { p.hasten(w) })
+		}
 	}
 	ctx, end := relayInterims(r, w)
 	x.noteSent()

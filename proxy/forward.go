@@ -39,6 +39,11 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, err)
 		return
 	}
+	var until time.Time // a client may pause while it reads, as long as its request lasts: what waits for it is bounded
+	if d.Timeout > 0 {
+		until = time.Now().Add(d.Timeout + p.unreadRest)
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(until) // an error means that the client has gone
 	body, r := detachBody(w, r)
 	defer body.end()
 	x.ended = &ended{body: body, offEngine: !x.upstream.HTTP2() || x.head.Upgrade != ""}
@@ -102,8 +107,8 @@ func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange
 // that a watch still ends cleanly.
 const unreadRest = 5 * time.Second
 
-// hasten ends a write that takes too long when the request's time is over. Over HTTP/2 a client may
-// open no window and still answer every PING: it would keep the request's place for ever.
+// hasten ends a write that takes too long when the request's time is over, or its stream was ended
+// (for memory, in a drain): a client that reads nothing would keep the request's place for ever.
 func (p *Proxy) hasten(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(p.unreadRest)) // an error means that the client has gone
 }

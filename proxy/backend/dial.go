@@ -47,6 +47,9 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 	if derr != nil {
 		return nil, derr
 	}
+	if offers(protocols, "h2") {
+		expire(raw, u.pingTimeout()) // the engine asks only rarely whether a quiet server still runs
+	}
 	raw = wrapped(ctx, raw)
 	start := time.Now()
 	c := tls.Client(raw, cfg)

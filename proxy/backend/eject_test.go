@@ -2,6 +2,8 @@ package backend
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -59,6 +61,33 @@ func TestEjected(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A watch over HTTP/1.1 has no sign of life but the verdict on its endpoint: it ends, so that its
+// client goes on at another one. It stays if all are unhealthy.
+func TestEjectedWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		end := make(chan struct{})
+		f.serve(place1, protoH1, func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "event\n")
+			_ = http.NewResponseController(w).Flush()
+			<-end // frozen
+		})
+		f.serve(place2, protoH1, nil)
+		unhealthy := registry.Endpoint{Address: place1, Health: registry.Unhealthy}
+		res := must.Get(f.RoundTrip(f.set(healthy(place1)), newRequest(t, http.MethodGet, ""), true))(t)
+		f.set(unhealthy)
+		start := time.Now()
+		time.AfterFunc(time.Minute, func() { f.set(unhealthy, healthy(place2)) })
+		got, err := io.ReadAll(res.Body)
+		if string(got) != "event\n" || !errors.Is(err, net.ErrClosed) || time.Since(start) != time.Minute {
+			t.Errorf("%q and %v after %v, want net.ErrClosed when another endpoint is healthy", got, err, time.Since(start))
+		}
+		check.Same(t, 0, f.signals.count(place1), "hints to health")
+		must.Do(t, res.Body.Close())
+		close(end)
+	})
 }
 
 // state reports an ejection, also one that happened after the endpoint was chosen.

@@ -93,8 +93,9 @@ func (p *plain) dial(ctx context.Context) (net.Conn, error) {
 	return &pooled{Conn: c}, nil
 }
 
-// expire makes the kernel end a connection whose peer has not acknowledged anything for about ping:
-// HTTP/1.1 has no ping, and a request to a host that is gone would wait until its timeout.
+// expire makes the kernel end a connection whose peer has not acknowledged anything for about ping.
+// HTTP/1.1 has no ping, some servers count those of HTTP/2, and a request to a host that is gone
+// would wait until its timeout.
 func expire(c net.Conn, ping time.Duration) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
@@ -188,15 +189,17 @@ func (c *pooled) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// watchBody ends with net.ErrClosed when its connection is cut because it is no longer trusted.
+// watchBody ends with net.ErrClosed when its connection is cut because it is no longer trusted, or
+// because its endpoint was ejected: then the client goes on at another one.
 type watchBody struct {
 	io.ReadCloser
-	on *Conn
+	on      *Conn
+	verdict context.Context
 }
 
 func (b *watchBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err != nil && b.on != nil && b.on.isCut() {
+	if err != nil && (b.on.isCut() || b.verdict.Err() != nil) {
 		err = net.ErrClosed
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped

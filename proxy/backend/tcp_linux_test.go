@@ -2,9 +2,11 @@ package backend
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +54,27 @@ func TestExpire(t *testing.T) {
 	}
 }
 
+// A connection over HTTP/2 has the same limit.
+func TestExpireHTTP2(t *testing.T) {
+	var conn net.Conn
+	f := newFixture(t, func(c *Config) { c.Dial = new(net.Dialer).DialContext })
+	s := httptest.NewUnstartedServer(nil)
+	s.TLS, s.EnableHTTP2 = &tls.Config{Certificates: []tls.Certificate{f.pair}}, true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	u := f.Upstream(f.set(healthy(s.Listener.Addr().String())))
+	c := must.Get(u.dialH2(t.Context(), s.Listener.Addr().String(), func(c net.Conn) net.Conn { conn = c; return c }))(t)
+	defer c.Close()
+	check.Same(t, 5000, option(t, conn, unix.TCP_USER_TIMEOUT), "user timeout in ms")
+	check.Same(t, 2, option(t, conn, unix.TCP_KEEPIDLE), "idle time in s")
+}
+
+func option(t *testing.T, c net.Conn, name int) (got int) {
+	raw := must.Get(c.(*net.TCPConn).SyscallConn())(t)
+	must.Do(t, raw.Control(func(fd uintptr) { got = must.Get(unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, name))(t) }))
+	return got
+}
+
 // The kernel ends a connection whose server is silent, but not one whose server pauses while it
 // reads a body: there the request's deadline is the limit.
 func TestPausedReader(t *testing.T) {
@@ -77,13 +100,7 @@ func TestPausedReader(t *testing.T) {
 		}
 		res := must.Get(f.RoundTrip(e, r, false))(t)
 		must.Do(t, res.Body.Close())
-		raw := must.Get(conn.SyscallConn())(t)
-		must.Do(t, raw.Control(func(fd uintptr) {
-			got, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
-			if got != tt.want || err != nil {
-				t.Errorf("body of %d bytes, length unknown: %v: %d ms, %v, want %d", tt.size, tt.unknown, got, err, tt.want)
-			}
-		}))
+		check.Same(t, tt.want, option(t, conn, unix.TCP_USER_TIMEOUT), "body of %d bytes, length unknown: %v: ms", tt.size, tt.unknown)
 	}
 	check.Same(t, 1, dials, "connections")
 }

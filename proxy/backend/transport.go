@@ -193,11 +193,15 @@ func (c *call) try(l Lease) *failure {
 	}
 	switch whole := sent.Load(); {
 	case c.long:
-		res.Body = &watchBody{res.Body, on.Load()}
+		if got := on.Load(); got != nil { // the verdict is its only sign of life
+			stays = context.AfterFunc(verdict, func() { _ = got.Close() }) // an error means that it has ended
+			res.Body = &watchBody{res.Body, got, verdict}
+		}
 	case whole > 0: // else it came before the end of the request
 		c.u.Observe(e.address, time.Since(start)-time.Duration(whole))
 	}
 	res.Body = &responseBody{ReadCloser: res.Body, request: c.req.Context(), done: func() {
+		stays()
 		cancel(nil)
 		l.Release()
 		c.body.end()

@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// stall is how long an HTTP/1.1 client may read nothing of a pending write, as over HTTP/2.
+	// stall is how long an HTTP/1.1 client may read nothing of what this process answers itself. A
+	// handler that sets a deadline, or takes it away, decides for itself.
 	stall = 30 * time.Second
 	// bodyRest limits the wait for the rest of a request body after the response. net/http reads up
 	// to 256 KiB of it without a time limit, to reuse the connection: a client that sends a byte a
@@ -70,6 +71,7 @@ type boundedWriter struct {
 	control  *http.ResponseController
 	body     *trackedBody // nil means no body
 	hijacked bool
+	own      atomic.Bool // the handler has set a deadline
 }
 
 // head runs before the final head. An unread rest of the body must not be parsed as the next
@@ -98,7 +100,17 @@ func (b *boundedWriter) end() {
 }
 
 // extendDeadline gives the client time for the next write.
-func (b *boundedWriter) extendDeadline() { _ = b.control.SetWriteDeadline(time.Now().Add(stall)) }
+func (b *boundedWriter) extendDeadline() {
+	if !b.own.Load() {
+		_ = b.control.SetWriteDeadline(time.Now().Add(stall))
+	}
+}
+
+// SetWriteDeadline is found by http.ResponseController.
+func (b *boundedWriter) SetWriteDeadline(t time.Time) error {
+	b.own.Store(true)
+	return b.control.SetWriteDeadline(t) //nolint:wrapcheck // from the wrapped writer
+}
 
 // WriteHeader may block like Write. An interim head (1xx) is followed by another head.
 func (b *boundedWriter) WriteHeader(code int) {

@@ -53,7 +53,7 @@ func (s *slow) SetWriteDeadline(t time.Time) error {
 }
 
 // A client has time for each write, however late it comes, also for the last one, which net/http
-// does after the handler.
+// does after the handler; or as much as the handler gives it.
 func TestEachWriteHasTime(t *testing.T) {
 	for name, write := range map[string]func(http.ResponseWriter){
 		"head": func(w http.ResponseWriter) { w.WriteHeader(http.StatusOK) },
@@ -61,6 +61,14 @@ func TestEachWriteHasTime(t *testing.T) {
 		"push": func(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() },
 	} {
 		synctest.Test(t, func(t *testing.T) {
+			for _, own := range []time.Time{{}, time.Now().Add(time.Hour)} {
+				w := &slow{ResponseRecorder: httptest.NewRecorder()}
+				limitSlowClients(http.HandlerFunc(func(out http.ResponseWriter, _ *http.Request) {
+					must.Do(t, http.NewResponseController(out).SetWriteDeadline(own))
+					write(out)
+				})).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+				check.Same(t, own, w.until, "%s: the handler's deadline", name)
+			}
 			w := &slow{ResponseRecorder: httptest.NewRecorder()}
 			limitSlowClients(http.HandlerFunc(func(out http.ResponseWriter, _ *http.Request) {
 				time.Sleep(2 * stall)
