@@ -30,7 +30,7 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 	plan.Done = func(o h2.Outcome) {
 		x.carried(&o, time.Since(h.Arrived))
 		x.ended.set(o)
-		if o.Reason != h2.ReasonNone {
+		if o.Reason != h2.ReasonNone && o.Status > 0 {
 			returned.Do(func() { p.hasten(w) })
 		}
 	}

@@ -39,11 +39,6 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, err)
 		return
 	}
-	var until time.Time // a client may pause while it reads, as long as its request lasts: what waits for it is bounded
-	if d.Timeout > 0 {
-		until = time.Now().Add(d.Timeout + p.unreadRest)
-	}
-	_ = http.NewResponseController(w).SetWriteDeadline(until) // an error means that the client has gone
 	body, r := detachBody(w, r)
 	defer body.end()
 	x.ended = &ended{body: body, offEngine: !x.upstream.HTTP2() || x.head.Upgrade != ""}

@@ -199,47 +199,6 @@ func TestUnreadResponse(t *testing.T) {
 	}
 }
 
-// timed records the first deadline of its writes.
-type timed struct {
-	http.ResponseWriter
-	until chan time.Time
-}
-
-func (w *timed) SetWriteDeadline(t time.Time) error {
-	select {
-	case w.until <- t:
-	default:
-	}
-	return nil
-}
-
-func (w *timed) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// A client may pause while it reads what is forwarded: a watch as long as it likes, a list as long
-// as its request lasts.
-func TestTimeToRead(t *testing.T) {
-	for _, http1 := range []bool{true, false} {
-		w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(http.ResponseWriter, *http.Request) {}})
-		for query, want := range map[string]time.Duration{"?watch=true": 0, "?timeout=7s": 7*time.Second + unreadRest} {
-			until := make(chan time.Time, 1)
-			s := w.server()
-			s.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { w.proxy.ServeHTTP(&timed{rw, until}, r) })
-			s.StartTLS()
-			t.Cleanup(s.Close)
-			r := w.as(t, "bob", "GET", remoteGV+"/widgets"+query, nil)
-			r.URL.Host = s.Listener.Addr().String()
-			asked := time.Now()
-			w.do(t, w.httpClient(t, "http/1.1", nil), r).want(t, 200)
-			switch at := <-until; {
-			case want == 0:
-				check.Same(t, time.Time{}, at, "%s: the deadline", query)
-			case at.Before(asked.Add(want)) || at.After(time.Now().Add(want)):
-				t.Errorf("%s: a deadline after %v, want %v", query, at.Sub(asked), want)
-			}
-		}
-	}
-}
-
 // A client that does not read a page or a document of this process gives its place there back, too,
 // also on the admin port.
 func TestUnreadPage(t *testing.T) {

@@ -9,18 +9,13 @@ import (
 	"time"
 )
 
-const (
-	// stall is how long an HTTP/1.1 client may read nothing of what this process answers itself. A
-	// handler that sets a deadline, or takes it away, decides for itself.
-	stall = 30 * time.Second
-	// bodyRest limits the wait for the rest of a request body after the response. net/http reads up
-	// to 256 KiB of it without a time limit, to reuse the connection: a client that sends a byte a
-	// minute would keep a goroutine busy for half a year.
-	bodyRest = 5 * time.Second
-)
+// bodyRest limits the wait for the rest of a request body after the response. net/http reads up to
+// 256 KiB of it without a time limit, to reuse the connection: a client that sends a byte a minute
+// would keep a goroutine busy for half a year.
+const bodyRest = 5 * time.Second
 
-// limitSlowClients sets time limits that net/http lacks: for HTTP/1.1 clients that are slow to send
-// the rest of a body, or to read a response.
+// limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to send
+// the rest of a body. It sets none for those that are slow to read: the handler decides.
 //
 // It also closes the connection after every chunked body. RFC 9112 §6.1 requires that if the
 // request also had a Content-Length, which net/http has dropped by now: the bytes after such a body
@@ -65,13 +60,12 @@ func (b *trackedBody) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// boundedWriter is a response with time limits for its client.
+// boundedWriter is a response with a time limit for its client.
 type boundedWriter struct {
 	http.ResponseWriter
 	control  *http.ResponseController
 	body     *trackedBody // nil means no body
 	hijacked bool
-	own      atomic.Bool // the handler has set a deadline
 }
 
 // head runs before the final head. An unread rest of the body must not be parsed as the next
@@ -89,7 +83,6 @@ func (b *boundedWriter) end() {
 		return
 	}
 	b.head()
-	b.extendDeadline() // buffered output is still to be written
 	if b.body == nil || b.body.ended.Load() {
 		return
 	}
@@ -99,32 +92,16 @@ func (b *boundedWriter) end() {
 	_ = b.control.SetReadDeadline(time.Time{})
 }
 
-// extendDeadline gives the client time for the next write.
-func (b *boundedWriter) extendDeadline() {
-	if !b.own.Load() {
-		_ = b.control.SetWriteDeadline(time.Now().Add(stall))
-	}
-}
-
-// SetWriteDeadline is found by http.ResponseController.
-func (b *boundedWriter) SetWriteDeadline(t time.Time) error {
-	b.own.Store(true)
-	return b.control.SetWriteDeadline(t) //nolint:wrapcheck // from the wrapped writer
-}
-
-// WriteHeader may block like Write. An interim head (1xx) is followed by another head.
+// WriteHeader is overridden for the final head. An interim head (1xx) is followed by another head.
 func (b *boundedWriter) WriteHeader(code int) {
 	if code >= http.StatusOK {
 		b.head()
 	}
-	b.extendDeadline()
 	b.ResponseWriter.WriteHeader(code)
 }
 
-// Write sets a new deadline for each piece.
 func (b *boundedWriter) Write(p []byte) (int, error) {
 	b.head()
-	b.extendDeadline()
 	return b.ResponseWriter.Write(p)
 }
 
@@ -134,11 +111,10 @@ func (b *boundedWriter) Flush() { _ = b.FlushError() }
 // FlushError is Flush with its error.
 func (b *boundedWriter) FlushError() error {
 	b.head()
-	b.extendDeadline()
 	return b.control.Flush() //nolint:wrapcheck // from the wrapped writer
 }
 
-// Hijack takes the connection over, without any deadline.
+// Hijack takes the connection over.
 func (b *boundedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	b.hijacked = true
 	return b.control.Hijack() //nolint:wrapcheck // from the wrapped writer

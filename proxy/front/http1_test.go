@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -38,46 +37,6 @@ func TestAnswerWhileTheBodyComes(t *testing.T) {
 	got, err := io.ReadAll(res.Body)
 	if err != nil || string(got) != "first and second" {
 		t.Errorf("%q, %v, want all that was sent", got, err)
-	}
-}
-
-// slow records the deadline of its writes.
-type slow struct {
-	*httptest.ResponseRecorder
-	until time.Time
-}
-
-func (s *slow) SetWriteDeadline(t time.Time) error {
-	s.until = t
-	return nil
-}
-
-// A client has time for each write, however late it comes, also for the last one, which net/http
-// does after the handler; or as much as the handler gives it.
-func TestEachWriteHasTime(t *testing.T) {
-	for name, write := range map[string]func(http.ResponseWriter){
-		"head": func(w http.ResponseWriter) { w.WriteHeader(http.StatusOK) },
-		"body": func(w http.ResponseWriter) { _, _ = io.WriteString(w, "x") },
-		"push": func(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() },
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			for _, own := range []time.Time{{}, time.Now().Add(time.Hour)} {
-				w := &slow{ResponseRecorder: httptest.NewRecorder()}
-				limitSlowClients(http.HandlerFunc(func(out http.ResponseWriter, _ *http.Request) {
-					must.Do(t, http.NewResponseController(out).SetWriteDeadline(own))
-					write(out)
-				})).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-				check.Same(t, own, w.until, "%s: the handler's deadline", name)
-			}
-			w := &slow{ResponseRecorder: httptest.NewRecorder()}
-			limitSlowClients(http.HandlerFunc(func(out http.ResponseWriter, _ *http.Request) {
-				time.Sleep(2 * stall)
-				write(out)
-				check.Same(t, stall, time.Until(w.until), "%s: time", name)
-				time.Sleep(2 * stall)
-			})).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-			check.Same(t, stall, time.Until(w.until), "%s: time for the rest", name)
-		})
 	}
 }
 

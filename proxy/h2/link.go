@@ -100,9 +100,9 @@ func (l *link) read() error {
 				return err
 			}
 		}
-		buf := bufs.getPlain() // waiting connections hold no buffers
+		buf := bufs.plain.get() // waiting connections hold no buffers
 		err := l.decrypt(buf[:])
-		bufs.putPlain(buf)
+		bufs.plain.put(buf)
 		if err != nil {
 			return err
 		}
@@ -307,8 +307,10 @@ func (l *link) shut() {
 
 // buffers are free lists that all links share.
 type buffers struct {
-	raw, plain, part sync.Pool
-	out              output
+	raw   free[rawBytes]
+	plain free[plainBytes]
+	part  free[partBytes]
+	out   output
 }
 
 // output is a free list of output buffers, for all shards.
@@ -341,29 +343,14 @@ type (
 	partBytes  [guestChunk]byte
 )
 
-func (b *buffers) getRaw() *rawBytes {
-	if p, ok := b.raw.Get().(*rawBytes); ok {
+// free is a free list of buffers.
+type free[T any] struct{ pool sync.Pool }
+
+func (f *free[T]) get() *T {
+	if p, ok := f.pool.Get().(*T); ok {
 		return p
 	}
-	return &rawBytes{}
+	return new(T)
 }
 
-func (b *buffers) putRaw(p *rawBytes) { b.raw.Put(p) }
-
-func (b *buffers) getPlain() *plainBytes {
-	if p, ok := b.plain.Get().(*plainBytes); ok {
-		return p
-	}
-	return &plainBytes{}
-}
-
-func (b *buffers) putPlain(p *plainBytes) { b.plain.Put(p) }
-
-func (b *buffers) getPart() *partBytes {
-	if p, ok := b.part.Get().(*partBytes); ok {
-		return p
-	}
-	return &partBytes{}
-}
-
-func (b *buffers) putPart(p *partBytes) { b.part.Put(p) }
+func (f *free[T]) put(p *T) { f.pool.Put(p) }

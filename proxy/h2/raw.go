@@ -227,7 +227,7 @@ func (r *rawConn) fill(b *buffers) error {
 	r.drop(b)
 	r.bufs, r.got, r.err = b, 0, nil
 	if r.sys == nil {
-		r.in = b.getRaw()
+		r.in = b.raw.get()
 		r.got, r.err = r.Conn.Read(r.in[:])
 	} else if err := r.sys.Read(r.readable); err != nil {
 		return err
@@ -242,7 +242,7 @@ func (r *rawConn) fill(b *buffers) error {
 // keep moves input that TLS has not read from the loop's buffer to one of the connection's own.
 func (r *rawConn) keep(b *buffers) {
 	if r.in == nil {
-		r.in = b.getRaw()
+		r.in = b.raw.get()
 		r.rest = r.in[:copy(r.in[:], r.rest)]
 	}
 }
@@ -250,7 +250,7 @@ func (r *rawConn) keep(b *buffers) {
 // drop frees the input buffer.
 func (r *rawConn) drop(b *buffers) {
 	if r.in != nil {
-		b.putRaw(r.in)
+		b.raw.put(r.in)
 		r.in, r.rest = nil, nil
 	}
 }

@@ -16,7 +16,7 @@ const nonBlocking = true
 // tryRead takes a buffer and reads into it. It reports false, and keeps none, if there is no input.
 func (r *rawConn) tryRead(fd uintptr) bool {
 	if r.in == nil {
-		r.in = r.bufs.getRaw()
+		r.in = r.bufs.raw.get()
 	}
 	for {
 		r.got, r.err = sysRead(int(fd), r.in[:])
@@ -26,7 +26,7 @@ func (r *rawConn) tryRead(fd uintptr) bool {
 	}
 	switch {
 	case errors.Is(r.err, syscall.EAGAIN):
-		r.bufs.putRaw(r.in)
+		r.bufs.raw.put(r.in)
 		r.in = nil
 		return false
 	case r.err == nil && r.got == 0:

@@ -132,8 +132,8 @@ const guestChunk = 16 << 10
 func (g *guest) upload() {
 	body := g.request.Body
 	defer body.Close()
-	buf := g.sh.pool.getPart()
-	defer g.sh.pool.putPart(buf)
+	buf := g.sh.pool.part.get()
+	defer g.sh.pool.part.put(buf)
 	for more := true; more; {
 		n, err := body.Read(buf[:])
 		for wait := true; wait; {

@@ -36,9 +36,9 @@ const (
 	// Opened is earned by a backend for each request. It may answer with sixteen interim heads and
 	// twice break the protocol, however fast clients ask.
 	Opened = 32
-	// bytesSent are returned by one WINDOW_UPDATE for the stream and one for the connection, from
-	// clients that return least at a time. Those known do so from 1 KiB on.
-	bytesSent = 256
+	// bytesSent is what one WINDOW_UPDATE returns, of clients that return least at a time. Those
+	// known do so from 1 KiB on, for the stream and for the connection.
+	bytesSent = 128
 )
 
 // New returns a full budget that can earn most. Here and in Spend, now must come from one clock
@@ -64,12 +64,8 @@ func (b *Budget) Earn(n int) { b.left = min(b.most, b.left+n) }
 // windows have not made the frame small: it may then return the credit of each frame at once, for
 // its stream and for the connection.
 func (b *Budget) Sent(n int, whole bool) {
-	n = n / bytesSent * 2 * Frame
 	if whole {
-		n = max(n, 2*Frame)
+		n = max(n, 2*bytesSent)
 	}
-	b.Earn(n)
+	b.Earn(n / bytesSent)
 }
-
-// Last sets the remaining budget to n, for streams in flight while their connection is closed.
-func (b *Budget) Last(n int) { b.left = n }

@@ -42,7 +42,7 @@ func TestBudget(t *testing.T) {
 	b.Sent(bytesSent-1, false)
 	check.Same(t, 0, spent(Frame, 0), "frames after DATA that the peer has made small")
 	b.Sent(3*bytesSent, false)
-	check.Same(t, 3*2-2, spent(Frame, 0), "frames after DATA of three updates, minus two refused ones")
+	check.Same(t, 3-2, spent(Frame, 0), "frames after DATA of three updates, minus two refused ones")
 	b = New(0, Saved)
 	b.Earn(2 * Saved)
 	check.Same(t, Saved, spent(Frame, 0), "frames that were saved up")

@@ -34,7 +34,6 @@ type Conn struct {
 	blockID       uint32 // its stream; 0 means that none is being received
 	blockES       bool   // END_STREAM of the field block
 	blockAt       time.Duration
-	frames        int // its CONTINUATION frames
 	turn          int // a client's field blocks that were handled in this turn
 	left          int // bytes of input that wait for the next turn
 	dec           *hpack.Decoder

@@ -66,7 +66,7 @@ func (e *Engine) unwelcome(c *Conn) {
 	if c.goAway == goAwayFinal || c.spend(costUnwelcome) == nil {
 		return
 	}
-	c.budget.Last(budget.Burst / 10) // for the streams in flight
+	c.budget.Earn(budget.Burst / 10) // for the streams in flight
 	e.drainConn(c)
 	if !c.closing {
 		e.finalGoAway(c)

@@ -284,7 +284,6 @@ func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError 
 		p = p[5:]
 	}
 	c.blockES = h.Has(http2.FlagHeadersEndStream)
-	c.frames = 0
 	c.blockID = h.StreamID
 	if h.Has(http2.FlagHeadersEndHeaders) {
 		return e.fieldBlock(c, p, selfDependent)
@@ -294,15 +293,13 @@ func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError 
 	return nil
 }
 
-// continuationFrame adds to a field block. Size and number of frames are bounded, because a block
-// could be endless (CVE-2024-27316 and similar).
+// continuationFrame adds to a field block. Its size is bounded, because a block could be endless
+// (CVE-2024-27316 and similar), and each frame is charged.
 func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
-	const maxFrames = 256 // 4 KiB each for the largest block; no known sender uses small frames
 	if c.blockID == 0 {
 		return &connError{http2.ErrCodeProtocol, "CONTINUATION without HEADERS"}
 	}
-	c.frames++
-	if c.frames > maxFrames || len(c.block)+len(p) > e.headLimit(c.side) || c.crowded(len(p)) {
+	if len(c.block)+len(p) > e.headLimit(c.side) || c.crowded(len(p)) {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "field block too large"}
 	}
 	c.block = append(c.block, p...)
