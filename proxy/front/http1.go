@@ -14,8 +14,8 @@ import (
 // would keep a goroutine busy for half a year.
 const bodyRest = 5 * time.Second
 
-// limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to send
-// the rest of a body. It sets none for those that are slow to read: the handler decides.
+// limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to
+// send the rest of a body. It sets none for those that are slow to read: the handler decides.
 //
 // It also closes the connection after every chunked body. RFC 9112 §6.1 requires that if the
 // request also had a Content-Length, which net/http has dropped by now: the bytes after such a body

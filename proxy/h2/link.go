@@ -270,8 +270,8 @@ func (l *link) finishWrite(buf []byte, err error) {
 	}
 }
 
-// taken returns how many bytes a connection's peer has acknowledged, whether all others are on their
-// way, and how long its kernel is silent.
+// taken returns how many bytes a connection's peer has acknowledged, whether all others are on
+// their way, and how long its kernel is silent.
 func taken(c *engine.Conn) (n uint64, sent bool, silence time.Duration) {
 	if l := linkOf(c); l.raw != nil {
 		return l.raw.taken()

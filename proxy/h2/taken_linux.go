@@ -8,8 +8,8 @@ import (
 
 // taken returns how many bytes the peer has acknowledged, and whether all others are on their way.
 // What our own socket accepts says little, since it buffers megabytes. Zero and true mean unknown.
-// Silence is the time since the last acknowledgement: a peer whose window is full is asked again and
-// again by our kernel, and its kernel answers even if its process is stopped.
+// Silence is the time since the last acknowledgement: a peer whose window is full is asked again
+// and again by our kernel, and its kernel answers even if its process is stopped.
 func (r *rawConn) taken() (n uint64, sent bool, silence time.Duration) {
 	sent = true
 	ask := func(fd uintptr) {

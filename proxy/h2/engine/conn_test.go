@@ -15,8 +15,8 @@ func (p *peer) wantClosed(closed bool, wrong string) {
 	}
 }
 
-// A client that takes some of its output now and then is waited for, and one that takes nothing, but
-// not one whose kernel is silent, too.
+// A client that takes some of its output now and then is waited for, and one that takes nothing,
+// but not one whose kernel is silent, too.
 func TestTakesLittleThenNothing(t *testing.T) {
 	r, c := newClient(t)
 	c.silent = true

@@ -178,8 +178,8 @@ type Config struct {
 	// that panics are not caught.
 	Caught func(v any, stack []byte)
 	// Taken returns how many bytes the peer has acknowledged, and whether all others that were
-	// written are on their way to it; zero and true mean unknown. Silence is how long its kernel has
-	// acknowledged nothing, not even a question. Nil means never known.
+	// written are on their way to it; zero and true mean unknown. Silence is how long its kernel
+	// has acknowledged nothing, not even a question. Nil means never known.
 	Taken func(c *Conn) (n uint64, sent bool, silence time.Duration)
 	// Unread reports whether unread input waits in the socket. Nil means unknown.
 	Unread func(c *Conn) bool

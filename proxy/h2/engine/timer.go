@@ -186,8 +186,8 @@ func (e *Engine) stalled(c *Conn) bool {
 }
 
 // accepted reports whether the peer has acknowledged output since the last call, and whether none
-// waits for its window: our own socket takes megabytes that the peer has no room for yet. Silence is
-// how long its kernel has answered nothing.
+// waits for its window: our own socket takes megabytes that the peer has no room for yet. Silence
+// is how long its kernel has answered nothing.
 func (e *Engine) accepted(c *Conn) (more, sent bool, silence time.Duration) {
 	if e.Taken == nil {
 		return false, true, 0
@@ -260,8 +260,8 @@ func (e *Engine) checkClient(c *Conn) error {
 // (0.9, 3.6, 14.4 s), and at all other times as rarely as client-go asks.
 const (
 	// askAfter is the part of the limit after which a silent backend with a waiting request gets a
-	// PING. By default that is 0.9 s of 4.5 s, which leaves it over 3 s to answer; a PING at half the
-	// limit left 2.25 s, and throttled backends lost connections that many requests share.
+	// PING. By default that is 0.9 s of 4.5 s, which leaves it over 3 s to answer; a PING at half
+	// the limit left 2.25 s, and throttled backends lost connections that many requests share.
 	askAfter = 5
 	// askSeldom is client-go's ReadIdleTimeout.
 	askSeldom = 30 * time.Second
@@ -269,7 +269,8 @@ const (
 	nothingDue = 8
 	// offence is how soon after a PING a connection ends because of it.
 	offence = time.Second
-	// tooOften is how many such ends are no accident. GOAWAY with ENHANCE_YOUR_CALM is none, either.
+	// tooOften is how many such ends are no accident. GOAWAY with ENHANCE_YOUR_CALM is none,
+	// either.
 	tooOften = 3
 )
 
