@@ -78,6 +78,13 @@ func floods() []flood {
 			_, err := w.ask("GET", target, true)
 			return err
 		}, step: frame(func(w *wire) error { return w.fr.WriteWindowUpdate(1, 1) })},
+		{name: "WINDOW_UPDATE on a stream that has ended", want: "ENHANCE_YOUR_CALM", begin: func(w *wire) error {
+			_, err := w.ask("GET", target+"/widget-001", true)
+			return err
+		}, step: frame(func(w *wire) error { return w.fr.WriteWindowUpdate(1, 1) })},
+		{name: "DATA on a stream that was reset", want: "ENHANCE_YOUR_CALM", begin: func(w *wire) error {
+			return errors.Join(post(w), w.fr.WriteWindowUpdate(1, 1<<31-1)) // the server resets
+		}, step: frame(func(w *wire) error { return w.fr.WriteData(1, false, padding(1)) })},
 		{name: "HPACK bomb", want: "ENHANCE_YOUR_CALM", begin: func(w *wire) error {
 			_, err := w.ask("GET", target, true, "x-bomb", strings.Repeat("b", 3900))
 			return err
