@@ -17,6 +17,7 @@ import (
 // built is a merged v2 document.
 type built struct {
 	of   *inputs
+	err  error // why there is none
 	json *packed
 	// proto returns the protobuf form, made from json on first call.
 	proto func() (*packed, error)
@@ -40,43 +41,50 @@ func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 	}
 	last := o.built.Load()
 	if last != nil && (last.of == v.inputs() || time.Since(last.done) < restFactor*last.took) {
-		return last, nil
+		return last, last.err
 	}
 	done := o.flights.DoChan("", func() (any, error) {
-		b, err := o.merge(v.inputs())
-		if err != nil {
-			return nil, err
-		}
+		b := o.merge(v.inputs(), last)
 		o.built.Store(b)
-		return b, nil
+		return b, b.err
 	})
 	select {
 	case r := <-done:
-		if r.Err != nil {
-			o.log.Error("merging OpenAPI v2", "err", r.Err)
-			if last != nil {
-				return last, nil
-			}
-			return nil, r.Err
-		}
-		return r.Val.(*built), nil //nolint:forcetypeassert // nothing else is returned
+		return r.Val.(*built), r.Err //nolint:forcetypeassert // nothing else is returned
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-// merge makes the document. It keeps nothing decoded: decoded, the document of a plain cluster
-// takes 60 MB.
-func (o *OpenAPI) merge(in *inputs) (*built, error) {
+// merge makes the document, or keeps the last one, nil for none: the same inputs would fail again.
+// It keeps nothing decoded: decoded, the document of a plain cluster takes 60 MB.
+func (o *OpenAPI) merge(in *inputs, last *built) *built {
 	begun := time.Now()
-	body, err := o.mergeText(in, in.sources)
-	if err != nil {
-		return nil, err
+	b := &built{of: in}
+	if last != nil {
+		b.json, b.proto = last.json, last.proto
 	}
-	b := &built{of: in, json: pack(body), done: time.Now(), took: time.Since(begun)}
-	b.proto = sync.OnceValues(func() (*packed, error) { return o.mergeProto(b) })
+	body, err := o.mergeText(in, in.sources)
+	if o.tell("merging OpenAPI v2", err); err == nil {
+		b.json = pack(body)
+		b.proto = sync.OnceValues(func() (*packed, error) {
+			p, err := o.mergeProto(b)
+			o.tell("merging OpenAPI v2 as protobuf", err)
+			return p, err
+		})
+	} else if b.json == nil {
+		b.err = err
+	}
+	b.done, b.took = time.Now(), time.Since(begun)
 	o.build.Observe(b.took.Seconds())
-	return b, nil
+	return b
+}
+
+// tell logs a failure once, whatever the number of changes and requests that meet it.
+func (o *OpenAPI) tell(message string, err error) {
+	if was, _ := o.told.Swap(message, fmt.Sprint(err)); err != nil && was != err.Error() {
+		o.log.Error(message, "err", err)
+	}
 }
 
 // mergeProto makes the protobuf form. One backend's document that has none must not cost the others
@@ -110,7 +118,9 @@ func (o *OpenAPI) mergeText(in *inputs, sources []input) (body []byte, err error
 	for _, s := range sources {
 		next, err := add(merged, s)
 		if err != nil {
-			o.log.Warn("OpenAPI of backend cannot be merged, it is left out", "apiservice", s.name, "err", err)
+			s.spec.leftOut.Do(func() {
+				o.log.Warn("OpenAPI of backend cannot be merged, it is left out", "apiservice", s.name, "err", err)
+			})
 			continue
 		}
 		merged = next
@@ -143,5 +153,7 @@ func add(merged *spec.Swagger, s input) (out *spec.Swagger, err error) {
 	if err := aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(&next, sw); err != nil {
 		return nil, fmt.Errorf("merging: %w", err)
 	}
+	next.Responses = maps.Clone(sw.Responses) // which it does not merge
+	maps.Copy(next.Responses, merged.Responses)
 	return &next, nil
 }

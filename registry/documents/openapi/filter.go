@@ -10,20 +10,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/kube-openapi/pkg/aggregator"
 	"k8s.io/kube-openapi/pkg/openapiconv"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
-const (
-	gvkExtension = "x-kubernetes-group-version-kind"
-	// kept marks paths while a spec is filtered; no HTTP path begins like that. discarded marks the
-	// others, and a path that refers to all definitions.
-	kept      = "kept "
-	discarded = "discarded "
-)
+const gvkExtension = "x-kubernetes-group-version-kind"
 
 // pathOf returns a group-version's path without slashes at its ends: its name in the v3 index.
 func pathOf(gv schema.GroupVersion) string {
@@ -73,12 +66,16 @@ const (
 	maxValues  = 300_000
 )
 
-// readForeign is readSpec for a backend's document.
-func readForeign(body []byte) (*spec.Swagger, error) {
+// readForeign is readSpec for a backend's document, with plain names.
+func readForeign(body []byte) (sw *spec.Swagger, err error) {
 	if err := (documents.Answer{Body: body}).Bounded(maxObjects, maxValues); err != nil {
 		return nil, err //nolint:wrapcheck // it says what was being done
 	}
-	return readSpec(body)
+	if sw, err = readSpec(body); err != nil {
+		return nil, err
+	}
+	defer guard("renaming", &err)
+	return plainNames(sw), nil
 }
 
 // filterRemote reduces a backend's document to the paths of its own group-versions and the
@@ -90,7 +87,7 @@ func filterRemote(sw *spec.Swagger, versions []schema.GroupVersion) (out *spec.S
 	if err := checkParameters(sw); err != nil {
 		return nil, err
 	}
-	out = prune(sw, func(path string) bool { return below(path, own) }, true)
+	out = prune(sw, func(path string) bool { return below(path, own) })
 	for name, d := range out.Definitions {
 		if err := ownKinds(&d, own); err != nil {
 			return nil, fmt.Errorf("filtering definition %q: %w", name, err)
@@ -175,56 +172,16 @@ func ownKinds(d *spec.Schema, own sets.Set[schema.GroupVersion]) error {
 			out = append(out, item)
 		}
 	}
-	if len(out) == 0 {
-		delete(d.Extensions, gvkExtension)
-		return nil
-	}
-	d.Extensions[gvkExtension] = out
+	setKinds(d, out)
 	return nil
 }
 
-// filterLocal removes the paths of remote group-versions from the local apiserver's document: that
-// has them as its own aggregator sees them.
+// filterLocal reduces the local apiserver's document to its own content: its aggregator has merged
+// the remotes' into it, with definitions that no path uses, and with kinds that they claim.
 func filterLocal(sw *spec.Swagger, remote []schema.GroupVersion) *spec.Swagger {
 	set := sets.New(remote...)
-	return prune(sw, func(path string) bool { return !below(path, set) }, false)
-}
-
-// prune keeps some paths, and the definitions that they use. The library prunes by prefixes, and
-// /apis/ is both a path and a prefix of all others, so paths are marked meanwhile. With strict,
-// definitions that no path ever used are removed, too.
-func prune(sw *spec.Swagger, keep func(path string) bool, strict bool) *spec.Swagger {
-	marked := *sw
-	marked.Paths = &spec.Paths{Paths: make(map[string]spec.PathItem)}
-	if sw.Paths != nil {
-		marked.Paths.VendorExtensible = sw.Paths.VendorExtensible
-		for path, item := range sw.Paths.Paths {
-			mark := discarded
-			if keep(path) {
-				mark = kept
-			}
-			marked.Paths.Paths[mark+path] = item
-		}
-	}
-	if strict {
-		marked.Paths.Paths[discarded] = spec.PathItem{PathItemProps: spec.PathItemProps{Parameters: everything(sw)}}
-	}
-	out := aggregator.FilterSpecByPathsWithoutSideEffects(&marked, []string{kept})
-	paths := make(map[string]spec.PathItem, len(out.Paths.Paths))
-	for path, item := range out.Paths.Paths {
-		paths[strings.TrimPrefix(path, kept)] = item
-	}
-	out.Paths.Paths = paths
-	return out
-}
-
-// everything returns a parameter for each definition.
-func everything(sw *spec.Swagger) []spec.Parameter {
-	out := make([]spec.Parameter, 0, len(sw.Definitions))
-	for name := range sw.Definitions {
-		ref := spec.RefSchema("#/definitions/" + name)
-		out = append(out, spec.Parameter{ParamProps: spec.ParamProps{Name: name, In: "body", Schema: ref}})
-	}
+	out := prune(sw, func(path string) bool { return !below(path, set) })
+	uniqueKinds(out)
 	return out
 }
 
@@ -234,7 +191,9 @@ func toV3(sw *spec.Swagger) (body []byte, err error) {
 	defer guard("converting", &err)
 	cost := 0
 	for path, item := range sw.Paths.Paths {
+		inline(item.Parameters, sw.Parameters)
 		for _, o := range operations(&item) {
+			inline(o.Parameters, sw.Parameters)
 			b, err := json.Marshal(o)
 			if err != nil {
 				return nil, fmt.Errorf("encoding an operation of %q: %w", path, err)
@@ -252,6 +211,7 @@ func toV3(sw *spec.Swagger) (body []byte, err error) {
 	if body, err = json.Marshal(openapiconv.ConvertV2ToV3(sw)); err != nil {
 		return nil, fmt.Errorf("encoding: %w", err)
 	}
+	body = bytes.ReplaceAll(body, []byte(`"$ref":"`+toDefinition), []byte(`"$ref":"#/components/schemas/`)) // allOf and others are not converted
 	if len(body) > maxDocument {
 		return nil, fmt.Errorf("%d bytes are too much, at most %d", len(body), maxDocument)
 	}

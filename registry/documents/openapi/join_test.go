@@ -14,7 +14,7 @@ import (
 func TestJoinByTime(t *testing.T) {
 	gv := schema.GroupVersion{Group: "a.example.com", Version: "v1"}
 	o := newStage(t).o
-	old, late := o.newDocument(nil, []byte("old")), o.newDocument(nil, []byte("new"))
+	old, late := o.newDocument(gv, nil, []byte("old")), o.newDocument(gv, nil, []byte("new"))
 	one := func(d *document, at int64) *state {
 		return &state{versions: map[schema.GroupVersion]version{gv: {v3: d, v3At: time.Unix(at, 0)}}}
 	}
@@ -58,7 +58,7 @@ func TestAskedByTag(t *testing.T) {
 		s.Claim("b.example.com/v1", "server", 100, 10)
 		s.Build()
 		s.Pass(time.Minute)
-		if got := s.show(); !strings.Contains(got, "v2 def.a.example.com/v1: as\nv2 def.b.example.com/v1: bs\n") {
+		if got := s.show(); !strings.Contains(got, "v2 def.a.example.com.v1: as\nv2 def.b.example.com.v1: bs\n") {
 			t.Errorf("both: %s", got)
 		}
 	})

@@ -69,7 +69,7 @@ type kind struct {
 // define returns the kind Thing of a group-version.
 func define(gv, description string) kind {
 	group, version, _ := strings.Cut(gv, "/")
-	return kind{gv: gv, name: "things", definition: "def." + gv, description: description, gvks: []any{object{"group": group, "version": version, "kind": "Thing"}}}
+	return kind{gv: gv, name: "things", definition: "def." + strings.ReplaceAll(gv, "/", "."), description: description, gvks: []any{object{"group": group, "version": version, "kind": "Thing"}}}
 }
 
 func specOf(kinds ...kind) object {

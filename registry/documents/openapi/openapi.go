@@ -37,6 +37,7 @@ type OpenAPI struct {
 	built   atomic.Pointer[built]
 	flights singleflight.Group
 	indexed atomic.Pointer[packed] // the last index made
+	told    sync.Map               // :: message → the last error's text, see tell
 }
 
 // view is the state of one moment. Its documents are made on request.

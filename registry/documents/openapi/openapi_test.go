@@ -75,7 +75,7 @@ func TestBadSpecs(t *testing.T) {
 				s.host("good", define("good.example.com/v1", "good"))
 				s.settle()
 				documents := func() string { before, _, _ := strings.Cut(s.show(), "status "); return before }
-				want := strings.ReplaceAll(documents(), "good.example.com/v1: good", "good.example.com/v1: better")
+				want := strings.NewReplacer("good.example.com/v1: good", "good.example.com/v1: better", "good.example.com.v1: good", "good.example.com.v1: better").Replace(documents())
 				s.Set("bad", h)
 				s.Set("good", serving(define("good.example.com/v1", "better")))
 				s.Pass(time.Minute + 2*fetchTimeout)
@@ -189,7 +189,7 @@ func TestMergedWhenAsked(t *testing.T) {
 		}
 		s.Set("a", serving(define("a.example.com/v1", "two")))
 		s.Pass(time.Minute)
-		if got := s.show(); !strings.Contains(got, "v2 def.a.example.com/v1: two\n") {
+		if got := s.show(); !strings.Contains(got, "v2 def.a.example.com.v1: two\n") {
 			t.Errorf("a change was not seen within a minute: %s", got)
 		}
 	})

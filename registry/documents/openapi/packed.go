@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
@@ -21,6 +22,7 @@ type packed struct {
 	made   time.Time
 	// onlyJSON says that the v2 document of a backend has no protobuf form.
 	onlyJSON bool
+	leftOut  sync.Once // logs why it cannot be merged
 }
 
 func pack(body []byte) *packed {

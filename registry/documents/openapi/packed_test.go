@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
@@ -57,7 +59,7 @@ func TestUnreadDocument(t *testing.T) {
 // may ask for those of many backends.
 func TestProtobufInTurn(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
-		d := s.o.newDocument(nil, []byte(`{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{}}`))
+		d := s.o.newDocument(schema.GroupVersion{}, nil, []byte(`{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{}}`))
 		release := must.Get(s.o.begin(t.Context()))(t)
 		done := make(chan error, 1)
 		go func() {
@@ -81,7 +83,7 @@ func TestCostlyDocumentsRest(t *testing.T) {
 	for i := range all {
 		all[i] = object{"type": "object"}
 	}
-	doc["definitions"].(object)["def.a.example.com/v1"].(object)["allOf"] = all
+	doc["definitions"].(object)["def.a.example.com.v1"].(object)["allOf"] = all
 	s.Set("a", only("/openapi/v2", saying(http.StatusOK, string(must.Get(json.Marshal(doc))(t))), serving()))
 	next, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
 	must.Do(t, err)

@@ -65,7 +65,6 @@ func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
 	}
 	proto, err := b.proto()
 	if err != nil {
-		o.log.Error("merging OpenAPI v2", "err", err)
 		writeError(w, errNoForm())
 		return
 	}
@@ -106,7 +105,6 @@ func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 	}
 	proto, err := d.proto()
 	if err != nil {
-		o.log.Warn("OpenAPI of backend has no protobuf form", "path", path, "err", err)
 		writeError(w, errNoForm())
 		return
 	}

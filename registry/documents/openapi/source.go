@@ -82,7 +82,7 @@ type document struct {
 
 // newDocument returns the document with this body: old, if that has it. Its protobuf form may take
 // as much memory as a decoded v2 document, so it waits for the same place, for seconds at most.
-func (o *OpenAPI) newDocument(old *document, body []byte) *document {
+func (o *OpenAPI) newDocument(gv schema.GroupVersion, old *document, body []byte) *document {
 	if old != nil && old.json.hash == negotiate.Hash(body) {
 		return old
 	}
@@ -90,7 +90,11 @@ func (o *OpenAPI) newDocument(old *document, body []byte) *document {
 	d.proto = sync.OnceValues(func() (*packed, error) {
 		o.heavy <- struct{}{}
 		defer func() { <-o.heavy }()
-		return convert(d.json, handler3.ToV3ProtoBinary)
+		p, err := convert(d.json, handler3.ToV3ProtoBinary)
+		if err != nil {
+			o.log.Warn("OpenAPI of backend has no protobuf form", "groupVersion", gv, "err", err)
+		}
+		return p, err
 	})
 	return d
 }
@@ -245,7 +249,7 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 			errs = append(errs, err)
 			continue
 		}
-		q.now[i].v3 = q.o.newDocument(old, body)
+		q.now[i].v3 = q.o.newDocument(gv, old, body)
 	}
 	return errors.Join(errs...)
 }
@@ -371,7 +375,7 @@ func (q *question) converted(ctx context.Context) error {
 			return err
 		}
 		if body != nil {
-			now.v3 = q.o.newDocument(old.v3, body)
+			now.v3 = q.o.newDocument(gv, old.v3, body)
 		}
 	}
 	return nil

@@ -1,0 +1,199 @@
+package openapi
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"k8s.io/kube-openapi/pkg/schemamutation"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
+)
+
+// The prefixes of references.
+const (
+	toDefinition = "#/definitions/"
+	toParameter  = "#/parameters/"
+	toResponse   = "#/responses/"
+)
+
+// plainNames names what is referred to so that a reference needs no escapes, as kube-apiserver names
+// its own: kube-openapi compares references with names as written. A reference that leads nowhere is
+// removed, so its schema allows anything: clients refuse the whole document for one.
+func plainNames(sw *spec.Swagger) *spec.Swagger {
+	names := make(map[string]string)
+	out := *sw
+	out.Definitions = renamed(toDefinition, sw.Definitions, names)
+	out.Parameters = renamed(toParameter, sw.Parameters, names)
+	out.Responses = renamed(toResponse, sw.Responses, names)
+	unescape := strings.NewReplacer("~1", "/", "~0", "~") // RFC 6901; %-escapes are already decoded
+	return schemamutation.ReplaceReferences(func(ref *spec.Ref) *spec.Ref {
+		text := ref.String()
+		if text == "" {
+			return ref
+		}
+		to := names[text] // of one that kube-apiserver finds, though it lacks escapes
+		if ref.HasFragmentOnly {
+			to = cmp.Or(names["#"+unescape.Replace(ref.GetURL().Fragment)], to)
+		}
+		if to == text {
+			return ref
+		}
+		next, _ := spec.NewRef(to) // a plain name cannot fail, and no name makes no reference
+		return &next
+	}, &out)
+}
+
+// renamed returns a map with plain names, and adds to names what references to each become.
+func renamed[T any](prefix string, from map[string]T, names map[string]string) map[string]T {
+	out := make(map[string]T, len(from))
+	for _, odd := range []bool{false, true} { // plain ones keep their names
+		for name, v := range from {
+			to := strings.Map(inName, name)
+			if odd != (to != name || name == "") {
+				continue
+			}
+			if _, taken := out[to]; odd && (taken || name == "") {
+				to += "_" + negotiate.Hash([]byte(name))[:16] // so many hardly collide by chance
+			}
+			out[to], names[prefix+name] = v, prefix+to
+		}
+	}
+	return out
+}
+
+// inName returns a rune that may be in a name of OpenAPI v3, for others a dot.
+func inName(r rune) rune {
+	if r < utf8.RuneSelf && (unicode.IsLetter(r) || unicode.IsDigit(r) || r == '-' || r == '_') {
+		return r
+	}
+	return '.'
+}
+
+// prune keeps some paths, and what they refer to. kube-openapi's own would keep definitions that no
+// path uses, compares paths by prefixes, and follows a shared parameter at each reference anew.
+func prune(sw *spec.Swagger, keep func(path string) bool) *spec.Swagger {
+	out, next := *sw, spec.Swagger{}
+	out.Paths, next.Paths = &spec.Paths{}, &spec.Paths{Paths: make(map[string]spec.PathItem)}
+	if sw.Paths != nil {
+		*out.Paths = *sw.Paths
+		for path, item := range sw.Paths.Paths {
+			if keep(path) {
+				next.Paths.Paths[path] = item
+			}
+		}
+	}
+	out.Paths.Paths = next.Paths.Paths
+	out.Definitions, out.Parameters, out.Responses = spec.Definitions{}, map[string]spec.Parameter{}, map[string]spec.Response{}
+	for more := true; more; {
+		found := references(&next)
+		next = spec.Swagger{SwaggerProps: spec.SwaggerProps{
+			Definitions: spec.Definitions{}, Parameters: map[string]spec.Parameter{}, Responses: map[string]spec.Response{},
+		}}
+		for ref := range found {
+			move(ref, toDefinition, sw.Definitions, out.Definitions, next.Definitions)
+			move(ref, toParameter, sw.Parameters, out.Parameters, next.Parameters)
+			move(ref, toResponse, sw.Responses, out.Responses, next.Responses)
+		}
+		more = len(next.Definitions)+len(next.Parameters)+len(next.Responses) > 0
+	}
+	return &out
+}
+
+// move adds what a reference leads to, to kept and, if it was not there, to next.
+func move[T any](ref, prefix string, from, kept, next map[string]T) {
+	name, ok := strings.CutPrefix(ref, prefix)
+	if v, exists := from[name]; ok && exists {
+		if _, known := kept[name]; !known {
+			kept[name], next[name] = v, v
+		}
+	}
+}
+
+// references returns the references in a document, without following them.
+func references(sw *spec.Swagger) map[string]bool {
+	out := make(map[string]bool)
+	schemamutation.ReplaceReferences(func(ref *spec.Ref) *spec.Ref {
+		out[ref.String()] = true
+		return ref
+	}, sw)
+	return out
+}
+
+// inline replaces references to shared parameters: openapiconv leaves them out.
+func inline(parameters []spec.Parameter, shared map[string]spec.Parameter) {
+	for i := range parameters {
+		if p, ok := shared[strings.TrimPrefix(parameters[i].Ref.String(), toParameter)]; ok {
+			parameters[i] = p
+		}
+	}
+}
+
+// uniqueKinds leaves each kind to one definition: that to which most operations of the kind refer, or
+// which has its name. Another is a stranger's claim, merged into a definition of equal content.
+func uniqueKinds(sw *spec.Swagger) {
+	claims := make(map[string]map[string]int) // kind → definitions, with what speaks for each
+	for name, d := range sw.Definitions {
+		for _, kind := range kindsOf(&d) {
+			key := fmt.Sprint(kind)
+			if claims[key] == nil {
+				claims[key] = make(map[string]int)
+			}
+			claims[key][name] = 0
+			if m, ok := kind.(map[string]any); ok && strings.HasSuffix(name, fmt.Sprint(".", m["kind"])) {
+				claims[key][name] = 1
+			}
+		}
+	}
+	maps.DeleteFunc(claims, func(_ string, names map[string]int) bool { return len(names) < 2 })
+	for _, item := range sw.Paths.Paths {
+		for _, o := range operations(&item) {
+			claimed := claims[fmt.Sprint(o.Extensions[gvkExtension])]
+			if claimed == nil {
+				continue
+			}
+			one := map[string]spec.PathItem{"": {PathItemProps: spec.PathItemProps{Get: o}}}
+			for ref := range references(&spec.Swagger{SwaggerProps: spec.SwaggerProps{Paths: &spec.Paths{Paths: one}}}) {
+				name := strings.TrimPrefix(ref, toDefinition)
+				if n, ok := claimed[name]; ok {
+					claimed[name] = n + 1
+				}
+			}
+		}
+	}
+	for name, d := range sw.Definitions {
+		list := kindsOf(&d)
+		own := slices.DeleteFunc(slices.Clone(list), func(kind any) bool {
+			for other, n := range claims[fmt.Sprint(kind)] {
+				if mine := claims[fmt.Sprint(kind)][name]; n > mine || n == mine && other < name {
+					return true
+				}
+			}
+			return false
+		})
+		if len(own) < len(list) {
+			setKinds(&d, own)
+			sw.Definitions[name] = d
+		}
+	}
+}
+
+// kindsOf returns the kinds that a definition claims.
+func kindsOf(d *spec.Schema) []any {
+	list, _ := d.Extensions[gvkExtension].([]any)
+	return list
+}
+
+// setKinds replaces the kinds of a definition. Others may share its extensions, so they are copied.
+func setKinds(d *spec.Schema, kinds []any) {
+	if d.Extensions = maps.Clone(d.Extensions); len(kinds) == 0 {
+		delete(d.Extensions, gvkExtension)
+		return
+	}
+	d.Extensions[gvkExtension] = kinds
+}
