@@ -22,9 +22,9 @@ const (
 	toResponse   = "#/responses/"
 )
 
-// plainNames names what is referred to so that a reference needs no escapes, as kube-apiserver names
-// its own: kube-openapi compares references with names as written. A reference that leads nowhere is
-// removed, so its schema allows anything: clients refuse the whole document for one.
+// plainNames names what is referred to so that a reference needs no escapes, as kube-apiserver
+// names its own: kube-openapi compares references with names as written. A reference that leads
+// nowhere is removed, so its schema allows anything: clients refuse the whole document for one.
 func plainNames(sw *spec.Swagger) *spec.Swagger {
 	names := make(map[string]string)
 	out := *sw
@@ -134,8 +134,8 @@ func inline(parameters []spec.Parameter, shared map[string]spec.Parameter) {
 	}
 }
 
-// uniqueKinds leaves each kind to one definition: that to which most operations of the kind refer, or
-// which has its name. Another is a stranger's claim, merged into a definition of equal content.
+// uniqueKinds leaves each kind to one definition: that to which most operations of the kind refer,
+// or which has its name. Another is a stranger's claim, merged into a definition of equal content.
 func uniqueKinds(sw *spec.Swagger) {
 	claims := make(map[string]map[string]int) // kind → definitions, with what speaks for each
 	for name, d := range sw.Definitions {

@@ -108,8 +108,8 @@ func leadsSomewhere(t *testing.T, name string, doc object, v any) {
 	}
 }
 
-// What kube-apiserver's own aggregator has taken from remotes is not the local apiserver's: paths of
-// remote group-versions, definitions that no path of its own uses, kinds that they claim.
+// What kube-apiserver's own aggregator has taken from remotes is not the local apiserver's: paths
+// of remote group-versions, definitions that no path of its own uses, kinds that they claim.
 func TestRemoteContentInLocal(t *testing.T) {
 	kind := func(kinds ...string) (out []any) {
 		for _, k := range kinds {
