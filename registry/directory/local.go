@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/builtin"
 )
 
 // local registers the group-versions of the local apiserver, as kube-apiserver does with its
@@ -126,47 +128,11 @@ func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
 			Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: 1000, VersionPriority: 100,
 		},
 	}
-	if g, ok := builtins()[gv.Group]; ok {
+	if group, version, ok := builtin.Priorities(gv); ok {
 		o.Labels[Automanaged] = "onstart"
-		// A version that is not in this list comes last in its group.
-		o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = g.priority, max(g.versions[gv.Version], 1)
+		o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = group, version
 	}
 	o.UID = uidOf("APIService " + o.Name)
 	o.CreationTimestamp = metav1.NewTime(l.begun.Truncate(time.Second))
 	return o
-}
-
-// builtin has the priorities of a built-in group and its versions.
-type builtin struct {
-	priority int32
-	versions map[string]int32
-}
-
-// builtins are the groups of kube-apiserver v1.36 (pkg/controlplane/apiserver/aggregator.go and
-// cmd/kube-apiserver/app/aggregator.go).
-func builtins() map[string]builtin {
-	return map[string]builtin{
-		"":                             {18000, map[string]int32{"v1": 1}},
-		"apps":                         {17800, map[string]int32{"v1": 15}},
-		"events.k8s.io":                {17750, map[string]int32{"v1": 15, "v1beta1": 5}},
-		"authentication.k8s.io":        {17700, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}},
-		"authorization.k8s.io":         {17600, map[string]int32{"v1": 15}},
-		"autoscaling":                  {17500, map[string]int32{"v1": 15, "v2": 30, "v2beta1": 9, "v2beta2": 1}},
-		"batch":                        {17400, map[string]int32{"v1": 15, "v1beta1": 9, "v2alpha1": 9}},
-		"certificates.k8s.io":          {17300, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}},
-		"networking.k8s.io":            {17200, map[string]int32{"v1": 15, "v1beta1": 9}},
-		"policy":                       {17100, map[string]int32{"v1": 15, "v1beta1": 9}},
-		"rbac.authorization.k8s.io":    {17000, map[string]int32{"v1": 15}},
-		"storage.k8s.io":               {16800, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}},
-		"apiextensions.k8s.io":         {16700, map[string]int32{"v1": 15}},
-		"admissionregistration.k8s.io": {16700, map[string]int32{"v1": 15, "v1beta1": 12, "v1alpha1": 9}},
-		"scheduling.k8s.io":            {16600, map[string]int32{"v1": 15, "v1alpha2": 2}},
-		"coordination.k8s.io":          {16500, map[string]int32{"v1": 15, "v1beta1": 13, "v1alpha2": 12}},
-		"node.k8s.io":                  {16300, map[string]int32{"v1": 15, "v1alpha1": 1, "v1beta1": 9}},
-		"discovery.k8s.io":             {16200, map[string]int32{"v1": 15, "v1beta1": 12}},
-		"resource.k8s.io":              {16200, map[string]int32{"v1": 21, "v1beta2": 15, "v1beta1": 9, "v1alpha3": 1}},
-		"flowcontrol.apiserver.k8s.io": {16100, map[string]int32{"v1": 21, "v1beta3": 18, "v1beta2": 15, "v1beta1": 12, "v1alpha1": 9}},
-		"internal.apiserver.k8s.io":    {16000, map[string]int32{"v1alpha1": 9}},
-		"storagemigration.k8s.io":      {15800, map[string]int32{"v1beta1": 9}},
-	}
 }

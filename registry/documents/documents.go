@@ -179,8 +179,8 @@ func (s *Sources[S]) matters(c latest.Change[*registry.Entry]) bool {
 }
 
 // ask asks a backend and stores its state.
-func (s *Sources[S]) ask(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error {
-	was := known.Load()
+func (s *Sources[S]) ask(ctx context.Context, b *backend[S], entries []*registry.Entry) error {
+	was := b.known.Load()
 	next, changed, err := s.kind.Ask(ctx, was, entries)
 	switch {
 	case ctx.Err() != nil:
@@ -188,11 +188,18 @@ func (s *Sources[S]) ask(ctx context.Context, known *atomic.Pointer[S], entries 
 	case next == nil:
 		return nil
 	}
-	for !known.CompareAndSwap(was, next) { // it got a former backend's state meanwhile
-		was = known.Load()
+	for !b.known.CompareAndSwap(was, next) { // it got a former backend's state meanwhile
+		was = b.known.Load()
 		next, changed = s.kind.Join(next, was), true
 	}
 	s.metrics.polled(err)
+	switch reason := reasonOf(err); {
+	case err != nil && reason != b.failing:
+		s.log.Warn(s.kind.Name+" of backend cannot be used, the last good one stays", "apiservice", entries[0].Name, "reason", reason, "err", err)
+	case err == nil && b.failing != "":
+		s.log.Info(s.kind.Name+" of backend can be used again", "apiservice", entries[0].Name)
+	}
+	b.failing = reasonOf(err)
 	if changed {
 		s.Touch()
 	}

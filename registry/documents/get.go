@@ -1,6 +1,7 @@
 package documents
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -20,12 +21,14 @@ type Question struct {
 	Accept string
 	// ETag makes the request conditional (If-None-Match). Empty means that it is not.
 	ETag string
-	// Limit bounds the body. Zero means 8 MiB, well above any discovery document seen: a thousand
-	// custom resources make one.
+	// Limit bounds the body. Zero means 8 MiB: a thousand custom resources make one.
 	Limit int64
 	// Timeout bounds the exchange from dialling to the last byte. Zero means 5 s, kube-apiserver's
 	// timeout for discovery.
 	Timeout time.Duration
+	// Turn, if not nil, has one slot. It is taken before a body is read beyond 8 MiB, for 30 s, and
+	// until Answer.Done: one large document is read and decoded at a time.
+	Turn chan struct{}
 }
 
 // Answer is a response. Its body has been read to its end, so that the connection can be used
@@ -40,6 +43,16 @@ type Answer struct {
 
 	// Path is that of the request.
 	Path string
+
+	turn chan struct{} // to be released. Nil means none
+}
+
+// Done says that the answer has been used. It may be called twice.
+func (a *Answer) Done() {
+	if a.turn != nil {
+		<-a.turn
+		a.turn = nil
+	}
 }
 
 // Unexpected returns the error for an unexpected status.
@@ -146,29 +159,60 @@ func reasonOf(err error) Reason {
 const (
 	defaultLimit   = 8 << 20
 	defaultTimeout = 5 * time.Second
+	// turnTime is how long a large body may take: 64 MiB at 20 Mbit/s.
+	turnTime = 30 * time.Second
 )
 
-// Get sends a question by do, which sends a request to one backend.
+// Get sends a question by do, which sends a request to one backend. The caller calls Done of the
+// answer to one with a Turn.
 func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	limit := cmp.Or(q.Limit, defaultLimit)
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(q.Timeout, defaultTimeout))
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	timer := time.AfterFunc(cmp.Or(q.Timeout, defaultTimeout), func() { cancel(context.DeadlineExceeded) })
+	defer timer.Stop()
 	res, err := do(ctx, newRequest(ctx, q))
 	if err != nil {
 		return Answer{}, broken(ctx, q, err)
 	}
 	defer res.Body.Close()
+	a := Answer{Status: res.StatusCode, Header: res.Header, Path: q.Path}
 	if res.ContentLength > limit {
-		return Answer{}, tooLarge(q, limit)
+		return a, tooLarge(q, res.ContentLength, limit)
 	}
-	body, err := io.ReadAll(io.LimitReader(res.Body, limit+1))
+	first := limit
+	if q.Turn != nil {
+		first = min(limit, defaultLimit)
+	}
+	a.Body, err = io.ReadAll(io.LimitReader(res.Body, first+1))
+	if err == nil && int64(len(a.Body)) > first && first < limit {
+		select {
+		case q.Turn <- struct{}{}:
+			a.turn = q.Turn
+			timer.Reset(turnTime)
+			err = a.readOn(res.Body, max(res.ContentLength, 2*first), limit)
+		case <-ctx.Done():
+			err = fmt.Errorf("waiting for another large document: %w", context.Cause(ctx))
+		}
+	}
 	switch {
-	case int64(len(body)) > limit:
-		return Answer{}, tooLarge(q, limit)
+	case int64(len(a.Body)) > limit:
+		err = tooLarge(q, int64(len(a.Body)), limit)
 	case err != nil:
-		return Answer{}, broken(ctx, q, err)
+		err = broken(ctx, q, err)
+	default:
+		return a, nil
 	}
-	return Answer{Status: res.StatusCode, Header: res.Header, Body: body, Path: q.Path}, nil
+	a.Done()
+	return Answer{}, err
+}
+
+// readOn reads the rest of a body, of size bytes as it seems.
+func (a *Answer) readOn(from io.Reader, size, limit int64) error {
+	b := bytes.NewBuffer(append(make([]byte, 0, min(size, limit)+bytes.MinRead), a.Body...))
+	_, err := b.ReadFrom(io.LimitReader(from, limit+1-int64(len(a.Body))))
+	a.Body = b.Bytes()
+	return err //nolint:wrapcheck // the caller says what was read
 }
 
 func newRequest(ctx context.Context, q Question) *http.Request {
@@ -185,12 +229,12 @@ func newRequest(ctx context.Context, q Question) *http.Request {
 
 func broken(ctx context.Context, q Question, err error) error {
 	reason := ReasonUnreachable
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 		reason = ReasonTimeout
 	}
 	return &Error{reason, fmt.Errorf("getting %s: %w", q.Path, brief(err))}
 }
 
-func tooLarge(q Question, limit int64) error {
-	return &Error{ReasonTooLarge, fmt.Errorf("getting %s: more than %d bytes", q.Path, limit)}
+func tooLarge(q Question, size, limit int64) error {
+	return &Error{ReasonTooLarge, fmt.Errorf("getting %s: %d bytes or more, at most %d", q.Path, size, limit)}
 }

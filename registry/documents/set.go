@@ -33,7 +33,7 @@ const (
 // set has the backends of a table, each with its goroutine. Only its owner's goroutine calls its
 // methods.
 type set[S any] struct {
-	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
+	ask      func(ctx context.Context, b *backend[S], entries []*registry.Entry) error
 	join     func(s, former *S) *S  // Kind.Join
 	backends sync.Map               // *registry.Backend → *backend[S]; other goroutines may read it
 	ended    []*registry.Backend    // to be dropped: see forget
@@ -43,7 +43,7 @@ type set[S any] struct {
 
 // newSet returns an empty set. The backends' goroutines call ask, with the entries that may be
 // asked for now; there is at least one.
-func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Entry) error, join func(s, former *S) *S) *set[S] {
+func newSet[S any](ask func(context.Context, *backend[S], []*registry.Entry) error, join func(s, former *S) *S) *set[S] {
 	return &set[S]{ask: ask, join: join, serving: make(map[string]*backend[S])}
 }
 
@@ -62,6 +62,7 @@ type backend[S any] struct {
 	entries atomic.Pointer[[]*registry.Entry]
 	poke    chan struct{} // one slot: ask now
 	end     context.CancelFunc
+	failing Reason // why the last request failed, owned by the goroutine
 }
 
 // update applies the changes of a table: it starts, ends and wakes goroutines, and waits for none.
@@ -195,7 +196,7 @@ func (b *backend[S]) run(ctx context.Context) {
 	for {
 		var wait <-chan time.Time // an unavailable backend is asked after a change of the table
 		if entries := b.askable(); len(entries) > 0 {
-			if err := b.set.ask(ctx, &b.known, entries); err != nil {
+			if err := b.set.ask(ctx, b, entries); err != nil {
 				failures++
 			} else {
 				failures = 0

@@ -118,7 +118,7 @@ func decodeForeign(s runtime.NegotiatedSerializer, a *documents.Answer, into run
 	if media != runtime.ContentTypeJSON {
 		return fmt.Errorf("the media type %q is not JSON", media)
 	}
-	if err := a.Bounded(maxObjects, maxValues); err != nil {
+	if err := a.Bounded(max(maxObjects, len(a.Body)/bytesObject), max(maxValues, len(a.Body)/bytesValue)); err != nil {
 		return err //nolint:wrapcheck // it says what was being done
 	}
 	return decode(s, media, a.Body, into)

@@ -1,7 +1,9 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,6 +25,10 @@ type Config struct {
 	// StaleAfter is how long the last response of a failing backend stays Current. Zero means for
 	// ever, while the APIService names the same Service.
 	StaleAfter time.Duration
+	// MaxBody bounds a body of a backend, and half of what all large group-versions take together.
+	// Zero means 80 MiB, or a 24th of Go's memory limit, 8 MiB at least: a group-version of 64 MiB
+	// takes some ten times that while it is decoded and rendered.
+	MaxBody int64
 }
 
 // Discovery holds the merged documents. It is an http.Handler, safe for concurrent use. It responds
@@ -32,6 +38,7 @@ type Discovery struct {
 	codecs       *codecs
 	aggregations prometheus.Counter
 	sources      *documents.Sources[state]
+	turn         chan struct{}                                               // of large documents
 	local        atomic.Pointer[localState]                                  // nil before the first request
 	own          map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
 
@@ -56,8 +63,9 @@ type view struct {
 
 // New returns a Discovery.
 func New(cfg Config) (*Discovery, error) {
+	cfg.MaxBody = cmp.Or(cfg.MaxBody, max(8<<20, min(80<<20, debug.SetMemoryLimit(-1)/24)))
 	d := &Discovery{
-		cfg: cfg, departed: make(map[schema.GroupVersion]bool),
+		cfg: cfg, turn: make(chan struct{}, 1), departed: make(map[schema.GroupVersion]bool),
 		aggregations: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "aggregator_discovery_aggregation_count_total", Help: "Counter of number of times discovery was aggregated",
 		}),

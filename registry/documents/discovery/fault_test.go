@@ -3,6 +3,7 @@ package discovery
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	goruntime "runtime"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
@@ -21,18 +23,66 @@ import (
 // A document that is too large is requested without its tag: a 304 would hide the problem.
 func TestTooLargeHasNoTag(t *testing.T) {
 	entries := []*registry.Entry{{Name: "v1.own.example.com", GroupVersion: schema.GroupVersion{Group: "own.example.com", Version: "v1"}}}
-	known := &state{}
+	st, known := newStage(t), &state{}
+	st.make(Config{MaxBody: 1})
 	for _, tt := range []struct {
 		text string
 		size int
 		fits bool
-	}{{"a", 1, true}, {"a", maxVersion, false}, {"a", maxVersion / 4, true}, {"<", maxVersion / 4, false}, {"a", 1, true}} {
-		next, err := taken(known, entries, byGroupVersion(listOf("own.example.com/v1="+strings.Repeat(tt.text, tt.size))), `"tag"`)
+	}{{"a", 1, true}, {"a", small, false}, {"a", small / 4, true}, {"<", small / 4, false}, {"a", 1, true}} {
+		next, err := st.d.taken(known, entries, byGroupVersion(listOf("own.example.com/v1="+strings.Repeat(tt.text, tt.size))), `"tag"`)
 		if (err == nil) != tt.fits || covers(next, entries) != tt.fits {
 			t.Errorf("%d bytes: %v, requested with its tag: %v", tt.size, err, covers(next, entries))
 		}
 		known = next
 	}
+}
+
+// A large group-version is served whole, though its server's document of all is too large. One that
+// is too large itself keeps its last resources, costs no other one of its server theirs, and is
+// named; one that stays the same is not decoded again.
+func TestLarge(t *testing.T) {
+	const entries = 70_000 // of legacy discovery, 9 MB
+	metrics := func(n int) []byte {
+		list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}}
+		for i := range n {
+			list.APIResources = append(list.APIResources, metav1.APIResource{Name: fmt.Sprintf("requests-%d", i), Kind: "MetricValueList", Verbs: []string{"get"}, Categories: []string{"all of them"}})
+		}
+		return must.Get(json.Marshal(list))(t)
+	}
+	st := newStage(t)
+	for _, group := range []string{"a", "b", "c"} {
+		st.Claim(group+".example.com/v1", "server", 100, 10)
+	}
+	st.make(Config{MaxBody: 10 << 20})
+	says := map[string][]byte{
+		"/apis/a.example.com/v1": metrics(entries), "/apis/b.example.com/v1": metrics(entries), "/apis/c.example.com/v1": metrics(3), "/apis": metrics(2 * entries),
+	}
+	st.Set("server", func(w http.ResponseWriter, r *http.Request) {
+		saying(http.StatusOK, runtime.ContentTypeJSON, says[r.URL.Path])(w, r)
+	})
+	known := &state{}
+	ask := func(want ...int) string {
+		t.Helper()
+		next, _, err := st.d.ask(t.Context(), known, st.Table().Entries())
+		known = next
+		for i, e := range st.Table().Entries() {
+			if v := next.version(e.GroupVersion); v.doc == nil && want[i] > 0 || v.doc != nil && len(v.doc.Resources) != want[i] {
+				t.Errorf("%s: not %d resources: %v", e.Name, want[i], v.err)
+			}
+		}
+		return fmt.Sprint(err)
+	}
+	check.Same(t, "<nil>", ask(entries, entries, 3), "error")
+	first := known.version(st.Table().Entries()[0].GroupVersion).doc
+	says["/apis/b.example.com/v1"] = metrics(entries + 1<<14)
+	if err := ask(entries, entries, 3); !strings.Contains(err, "getting /apis/b.example.com/v1: ") || !strings.Contains(err, "at most 10485760") {
+		t.Errorf("too large: %s", err)
+	}
+	if known.version(st.Table().Entries()[0].GroupVersion).doc != first {
+		t.Error("decoded again")
+	}
+	check.Same(t, 0, len(st.d.turn), "turns taken")
 }
 
 // A legacy list is only read as JSON, for which the backend was asked; without a media type it is

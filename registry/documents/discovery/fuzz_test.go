@@ -22,12 +22,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // Any answer of a backend is read or refused, and never touches another group: the rest of the
 // document is as if the backend had not answered.
 func FuzzBackendSays(f *testing.F) {
-	d := &Discovery{codecs: must.Get(newCodecs())(f)}
+	d := must.Get(New(Config{Config: scene.New(f).Config()}))(f)
 	seeds := []*apidiscoveryv2.APIGroupDiscoveryList{listOf(), listOf("own.example.com/v1=as,bs", "other.example.com/v1=poison"), listOf("own.example.com/v2=x", "own.example.com/v1", "own.example.com/v1=y"), listOf("own.example.com/v1=\xff\xfe")}
 	for _, l := range seeds {
 		for i, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
@@ -57,7 +58,7 @@ func FuzzBackendSays(f *testing.F) {
 		if err != nil {
 			return
 		}
-		next, _ := taken(empty, []*registry.Entry{own}, found, "")
+		next, _ := d.taken(empty, []*registry.Entry{own}, found, "")
 		if len(next.versions) != 1 {
 			t.Fatalf("it lists the group-versions %v", next.versions)
 		}
@@ -102,7 +103,7 @@ func FuzzAccept(f *testing.F) {
 	} {
 		f.Add(s)
 	}
-	d := &Discovery{codecs: must.Get(newCodecs())(f)}
+	d := must.Get(New(Config{Config: scene.New(f).Config()}))(f)
 	n := &negotiator{codecs: d.codecs, aggregates: true}
 	n.supported, _ = negotiation.MediaTypesForSerializer(d.codecs.legacy)
 	rich := &document{write: func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, listOf(), media, pretty) }}

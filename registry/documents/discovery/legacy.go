@@ -12,32 +12,37 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
 // legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator
 // does.
 func (d *Discovery) legacyVersion(ctx context.Context, old version, e *registry.Entry) *version {
-	doc, err := d.askLegacy(ctx, e)
+	a, err := documents.Get(ctx, d.cfg.From(e), documents.Question{Path: e.Path(), Accept: runtime.ContentTypeJSON, Limit: d.cfg.MaxBody, Turn: d.turn})
+	defer a.Done()
+	if err == nil && a.Status != http.StatusOK {
+		err = a.Unexpected()
+	}
+	hash := negotiate.Hash(a.Body)
+	if err == nil && hash == old.hash {
+		old.confirmed, old.err = time.Now(), nil // a large one need not be decoded each time
+		return &old
+	}
+	var doc *apidiscoveryv2.APIVersionDiscovery
+	if err == nil {
+		if doc, err = d.convert(a); err != nil {
+			err = a.Invalid(err)
+		}
+	}
 	if err != nil {
 		old.err = err
 		return &old
 	}
-	return accept(old, e.GroupVersion, doc, time.Now())
-}
-
-func (d *Discovery) askLegacy(ctx context.Context, e *registry.Entry) (*apidiscoveryv2.APIVersionDiscovery, error) {
-	a, err := documents.Get(ctx, d.cfg.From(e), documents.Question{Path: e.Path(), Accept: runtime.ContentTypeJSON})
-	if err != nil {
-		return nil, err
+	v := d.accept(old, e.GroupVersion, doc, time.Now())
+	if v.err == nil {
+		v.hash = hash
 	}
-	if a.Status != http.StatusOK {
-		return nil, a.Unexpected()
-	}
-	doc, err := d.convert(a)
-	if err != nil {
-		return nil, a.Invalid(err)
-	}
-	return doc, nil
+	return v
 }
 
 // convert converts an APIResourceList to aggregated discovery.

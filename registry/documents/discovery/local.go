@@ -29,6 +29,8 @@ const (
 	// localSlow is the same for the legacy form of /api, which has no ETag and never changes while
 	// its server lives.
 	localSlow = time.Minute
+	// localTime is how long it may take: only the merged document waits for it.
+	localTime = 30 * time.Second
 )
 
 // hurries returns the pauses after a change of a CRD or of the Local APIServices: kube-apiserver's
@@ -126,12 +128,13 @@ func (d *Discovery) localCore(ctx context.Context, s *localState, changed *bool)
 	return nil
 }
 
-// maxLocal bounds the local apiserver's documents, which list the resources of all its CRDs.
-const maxLocal = 32 << 20
+// maxLocal bounds the local apiserver's documents. They list the resources of all its CRDs and,
+// which are dropped here, those of backends as its own aggregator sees them.
+const maxLocal = 256 << 20
 
 // list returns an aggregated document and its tag, or nil if it has not changed.
 func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
-	a, err := documents.Get(ctx, do, documents.Question{Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal})
+	a, err := documents.Get(ctx, do, documents.Question{Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime})
 	switch {
 	case err != nil:
 		return nil, "", err

@@ -11,16 +11,15 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/builtin"
 )
 
-// Priorities of groups without an APIService. apiregistration.k8s.io has none and always comes
-// first, above the highest priority of an APIService (20000). Another group-version of the local
-// apiserver without one is of a CRD that is not registered yet; CRDs have 1000 and 100.
+// Priorities of groups without an APIService. One of the local apiserver that is not built in is of
+// a CRD that is not registered yet; CRDs have 1000 and 100.
 const (
-	apiregistration         = "apiregistration.k8s.io"
-	apiregistrationPriority = 20001
-	crdGroupPriority        = 1000
-	crdVersionPriority      = 100
+	apiregistration    = "apiregistration.k8s.io"
+	crdGroupPriority   = 1000
+	crdVersionPriority = 100
 )
 
 // merge is the input of the aggregated document.
@@ -110,8 +109,8 @@ func (m *merge) strays() []*registry.Entry {
 			continue
 		}
 		spec := apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: crdGroupPriority, VersionPriority: crdVersionPriority}
-		if gv.Group == apiregistration {
-			spec.GroupPriorityMinimum = apiregistrationPriority
+		if group, version, ok := builtin.Priorities(gv); ok {
+			spec.GroupPriorityMinimum, spec.VersionPriority = group, version
 		}
 		out = append(out, &registry.Entry{Name: gv.Version + "." + gv.Group, GroupVersion: gv, Object: &apiregistrationv1.APIService{Spec: spec}})
 	}

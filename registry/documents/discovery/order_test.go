@@ -16,6 +16,7 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/builtin"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -95,7 +96,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 	}
 }
 
-// Strays are ordered as if the table named them with a CRD's priorities.
+// Strays are ordered as if the table named them with a CRD's priorities, or those of kube-apiserver.
 func TestStraysAreInOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 2))
@@ -117,6 +118,9 @@ func TestStraysAreInOrder(t *testing.T) {
 			}
 			o = o.DeepCopy()
 			o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = crdGroupPriority, crdVersionPriority
+			if group, version, ok := builtin.Priorities(schema.GroupVersion{Group: o.Spec.Group, Version: o.Spec.Version}); ok {
+				o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = group, version
+			}
 			whole[name] = o
 		}
 		list := func(services map[string]*apiregistrationv1.APIService) []string {

@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"mime"
@@ -22,15 +23,17 @@ import (
 )
 
 const (
-	// maxVersion bounds one group-version's part of the document as JSON, which escapes what a
-	// backend need not: every client of the cluster downloads it. The largest part in Kubernetes,
-	// core, takes 15 KB.
-	maxVersion = 4 << 20
-	// maxObjects and maxValues bound the memory of a backend's decoded document: some 140 MB. Of
-	// objects of two bytes, 8 MiB took 2.3 GB. A thousand custom resources have 4,000 objects and
-	// 20,000 commas.
-	maxObjects = 100_000
-	maxValues  = 1_000_000
+	// small is the size up to which the resources of a group-version need no share of what all
+	// large ones take together: every client of the cluster downloads it. The largest in
+	// Kubernetes, core, takes 15 KB.
+	small = 4 << 20
+	// maxObjects and maxValues bound the memory of a small decoded document, bytesObject and
+	// bytesValue that of a larger one: an object of two bytes takes hundreds. 40,000 metrics have
+	// an object for each 140 bytes of legacy discovery, or two for 150, and a comma for each 15.
+	maxObjects  = 100_000
+	maxValues   = 1_000_000
+	bytesObject = 64
+	bytesValue  = 10
 	// maxLegacy bounds how many group-versions are requested at a time from a backend that knows
 	// legacy discovery only.
 	maxLegacy = 4
@@ -61,6 +64,9 @@ type version struct {
 	confirmed time.Time
 	// tag is the ETag of the response that doc is of, or that confirmed it. Empty means none.
 	tag string
+	// size is that of doc as JSON, and hash that of the legacy body it is of. Zero means unknown.
+	size int
+	hash string
 	// err is why the last request failed. Nil means that it succeeded.
 	err error
 }
@@ -109,12 +115,16 @@ func grouped(entries []*registry.Entry) []*registry.Entry {
 
 // answer asks, and returns the next state and the first failure.
 func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
-	q := documents.Question{Path: "/apis", Accept: discovery.AcceptV2}
+	q := documents.Question{Path: "/apis", Accept: discovery.AcceptV2, Limit: d.cfg.MaxBody, Turn: d.turn}
 	if covers(old, entries) {
 		q.ETag = old.etag
 	}
 	a, err := documents.Get(ctx, d.cfg.From(entries[0]), q)
+	defer a.Done()
+	var failure *documents.Error
 	switch {
+	case errors.As(err, &failure) && failure.Reason == documents.ReasonTooLarge:
+		return d.askEach(ctx, old, entries) // each alone may be small enough
 	case err != nil:
 		return failed(old, entries, err), err
 	case a.Status == http.StatusNotModified && q.ETag != "":
@@ -126,10 +136,11 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 		if err != nil {
 			return failed(old, entries, err), err
 		}
-		return taken(old, entries, found, a.Header.Get("Etag"))
+		return d.taken(old, entries, found, a.Header.Get("Etag"))
 	}
 	// 404, 406, 403 or a legacy list: the server does not support aggregated discovery. It is asked
 	// again each time, to notice when it does.
+	a.Done()
 	return d.askEach(ctx, old, entries)
 }
 
@@ -161,7 +172,7 @@ func (d *Discovery) parse(a documents.Answer) (map[schema.GroupVersion]*apidisco
 
 // taken takes the entries' part of a document, and nothing else. An entry that is not in it becomes
 // Current and empty: the backend is up and serves nothing.
-func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, etag string) (*state, error) {
+func (d *Discovery) taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, etag string) (*state, error) {
 	var first error
 	next := old.next(etag)
 	now := time.Now()
@@ -170,7 +181,7 @@ func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]
 		if doc == nil {
 			doc = &apidiscoveryv2.APIVersionDiscovery{}
 		}
-		v := accept(old.version(e.GroupVersion), e.GroupVersion, doc, now)
+		v := d.accept(old.version(e.GroupVersion), e.GroupVersion, doc, now)
 		next.versions[e.GroupVersion] = v
 		if v.err == nil {
 			v.tag = etag
@@ -186,17 +197,33 @@ func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]
 
 // accept makes a version of a backend's document: bounded, and repaired where clients are known to
 // fail.
-func accept(old version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery, now time.Time) *version {
+func (d *Discovery) accept(old version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery, now time.Time) *version {
 	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
 	repair(doc)
-	if text, _ := json.Marshal(doc); len(text) > maxVersion { // it cannot fail
-		old.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d bytes of resources, at most %d", gv, len(text), maxVersion)}
+	text, _ := json.Marshal(doc) // it cannot fail
+	if room := d.room(gv); len(text) > max(small, room) {
+		old.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d resources of %d bytes, at most %d beside other large ones",
+			gv, len(doc.Resources), len(text), max(small, room))}
 		return &old
 	}
 	if old.doc != nil && apiequality.Semantic.DeepEqual(old.doc, doc) {
 		doc = old.doc
 	}
-	return &version{doc: doc, confirmed: now}
+	return &version{doc: doc, confirmed: now, size: len(text)}
+}
+
+// room returns what other large group-versions leave of twice MaxBody: as JSON in the merged
+// document, resources are larger than in some servers' own.
+func (d *Discovery) room(of schema.GroupVersion) int {
+	room := 2 * int(d.cfg.MaxBody)
+	for _, e := range d.cfg.Table().Entries() {
+		if s := d.sources.Known(e.Backend); s != nil && e.GroupVersion != of {
+			if size := s.Load().version(e.GroupVersion).size; size > small {
+				room -= size
+			}
+		}
+	}
+	return room
 }
 
 // repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics
@@ -220,7 +247,9 @@ func confirmed(old *state, entries []*registry.Entry) *state {
 	next := old.next(old.etag)
 	now := time.Now()
 	for _, e := range entries {
-		next.versions[e.GroupVersion] = &version{doc: old.versions[e.GroupVersion].doc, confirmed: now, tag: old.etag}
+		v := old.version(e.GroupVersion)
+		v.confirmed, v.tag, v.err = now, old.etag, nil
+		next.versions[e.GroupVersion] = &v
 	}
 	return next
 }

@@ -63,7 +63,10 @@ func behaviour(words []string) http.HandlerFunc {
 	case "garbage":
 		return saying(http.StatusOK, aggregatedJSON, []byte(`{"items":[{"versions":"none"}]}`))
 	case "huge":
-		return saying(http.StatusOK, aggregatedJSON, bytes.Repeat([]byte(" "), 33<<20))
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "1000000000")
+			w.WriteHeader(http.StatusOK)
+		}
 	case "status":
 		code, _ := strconv.Atoi(words[1])
 		return saying(code, "text/plain", nil)

@@ -178,7 +178,6 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 		next.confirmed = time.Now()
 	}
 	next.rested = time.Now().Add(restFactor * q.busy)
-	o.report(entries[0], known.err, next.err)
 	return next, changed, next.err
 }
 
@@ -197,16 +196,6 @@ func join(s, former *state) *state {
 		next.versions[gv] = v
 	}
 	return next
-}
-
-// report logs when a backend's documents become unusable or usable.
-func (o *OpenAPI) report(e *registry.Entry, was, now error) {
-	switch {
-	case now != nil && (was == nil || was.Error() != now.Error()):
-		o.log.Warn("OpenAPI of backend cannot be used, the last good documents stay", "apiservice", e.Name, "err", now)
-	case now == nil && was != nil:
-		o.log.Info("OpenAPI of backend can be used again", "apiservice", e.Name)
-	}
 }
 
 // index gets the v3 index. Nil means that the backend has none.
