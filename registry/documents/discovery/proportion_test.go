@@ -16,12 +16,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/proportion"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // Whatever is in a backend's document or in Accept, reading it costs in proportion to its size. So
 // does placing the local apiserver's groups among those of the table.
 func TestInProportion(t *testing.T) {
-	d := &Discovery{codecs: must.Get(newCodecs())(t)}
+	d := must.Get(New(Config{Config: scene.New(t).Config()}))(t)
 	repeated := func(begin, each, end string) func(n int) string {
 		return func(n int) string {
 			var b strings.Builder
@@ -81,7 +82,7 @@ func TestInProportion(t *testing.T) {
 				if err != nil {
 					return []any{err}
 				}
-				next, _ := taken(empty, []*registry.Entry{own}, found, "")
+				next, _ := d.taken(empty, []*registry.Entry{own}, found, "")
 				s := &sheet{header: http.Header{}}
 				d.codecs.writeAggregated(s, &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{{Versions: []apidiscoveryv2.APIVersionDiscovery{*next.versions[own.GroupVersion].doc}}}},
 					runtime.ContentTypeJSON, false)
