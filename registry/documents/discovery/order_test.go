@@ -96,7 +96,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 	}
 }
 
-// Strays are ordered as if the table named them with a CRD's priorities, or those of kube-apiserver.
+// Strays are ordered as if the table named them with the priorities of kube-apiserver, or a CRD's.
 func TestStraysAreInOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 2))
