@@ -45,6 +45,7 @@ type GoAway struct {
 	Code http2.ErrCode // not NO_ERROR
 	Text string        // its debug data, at most maxTold bytes
 	last uint32        // the last stream that the backend may have processed
+	at   time.Duration // when it came
 }
 
 // Error returns the code and the text, escaped.
@@ -61,7 +62,7 @@ func (e *Engine) tells(c *Conn, p []byte) {
 	if code == http2.ErrCodeNo || c.told != nil {
 		return
 	}
-	told := &GoAway{Code: code, Text: string(p[8:min(len(p), 8+maxTold)]), last: binary.BigEndian.Uint32(p) & topStreamID}
+	told := &GoAway{Code: code, Text: string(p[8:min(len(p), 8+maxTold)]), last: binary.BigEndian.Uint32(p) & topStreamID, at: e.now}
 	c.told = told
 	if code == http2.ErrCodeEnhanceYourCalm && c.askedAt > 0 {
 		c.pool.ep.offended.Add(tooOften)
@@ -111,7 +112,7 @@ func (e *Engine) blame(c *Conn, s *stream, f failure) failure {
 	}
 	g := c.told
 	switch {
-	case g != nil && e.now-s.sent <= suspectTime && (to.long || to.lost || s.id[down] == g.last):
+	case e.blames(c, s):
 		f = failure{reason: ReasonBlamed, err: g, final: true}
 		if to.long {
 			f.reason = ReasonTooLarge
@@ -126,6 +127,27 @@ func (e *Engine) blame(c *Conn, s *stream, f failure) failure {
 		to.lost, to.alone = true, true
 	}
 	return f
+}
+
+// blames reports whether an error of the backend is charged to the stream's request: to its newest
+// head, to long ones, and to those that were there when another connection was lost.
+func (e *Engine) blames(c *Conn, s *stream) bool {
+	g, to := c.told, s.sending
+	return g != nil && to != nil && !s.half[down].head && g.at-s.sent <= suspectTime && (to.long || to.lost || s.id[down] == g.last)
+}
+
+// failBlamed answers the requests to which an error is charged. Their server may keep its
+// connection, like Node, but reads nothing from it any more.
+func (e *Engine) failBlamed(c *Conn) {
+	if c.told == nil {
+		return
+	}
+	for _, id := range c.ids(func(s *stream) bool { return e.blames(c, s) }) {
+		if s := c.streams[id]; s != nil {
+			e.unlinkLeg(s, down)
+			e.failed(s, e.blame(c, s, failure{}))
+		}
+	}
 }
 
 // charge adds to the debt of an owner, which falls with time.
