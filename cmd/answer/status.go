@@ -129,10 +129,8 @@ type Endpoint struct {
 	Probed       time.Time `json:"probed,omitzero"`
 	ProbeSeconds float64   `json:"probeSeconds,omitempty"`
 	ProbeError   string    `json:"probeError,omitempty"`
-	// GoAway is the last error with which it has ended a connection of HTTP/2, GoAwayAt when that
-	// came. Zero means that none has come.
-	GoAway   string    `json:"goAway,omitempty"`
-	GoAwayAt time.Time `json:"goAwayAt,omitzero"`
+	// GoAway is the last error with which it has ended a connection of HTTP/2, after the time.
+	GoAway string `json:"goAway,omitempty"`
 	// InFlight counts the requests in flight, long-running ones included.
 	InFlight int64 `json:"inFlight"`
 	// Changes are the last changes of its health, oldest first. Empty means none since this process

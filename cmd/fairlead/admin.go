@@ -78,17 +78,11 @@ func (d *door) makePages(context.Context) (err error) {
 		// The documents are built later too.
 		Discovery: func() []discovery.Status { return d.documents.discovery.Status() },
 		OpenAPI:   func() []openapi.Status { return d.documents.openapi.Status() },
-		Load: func(e *registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64) {
+		Load: func(e *registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64, said map[string]string) {
 			if u := d.backends.Upstream(e); u != nil {
 				return u.Load()
 			}
-			return 0, 0, nil
-		},
-		Said: func(e *registry.Entry, address string) (at time.Time, text string) {
-			if u := d.backends.Upstream(e); u != nil {
-				return u.Said(address)
-			}
-			return at, text
+			return 0, 0, nil, nil
 		},
 		Latencies: func(e *registry.Entry) []uint64 {
 			if u := d.backends.Upstream(e); u != nil {

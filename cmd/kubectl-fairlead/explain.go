@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -266,10 +265,7 @@ func (c *client) describeEntry(line liner, a *answer.APIService, cause string) {
 	line("Verdict", joined(" ", a.Verdict.Status, a.Verdict.Reason, other(a.Verdict.Message)))
 	for i := range a.Endpoints {
 		e := &a.Endpoints[i]
-		text := joined(": ", e.Address+" "+e.Health, other(e.Error))
-		if e.GoAway != "" {
-			text = joined(", ", text, e.GoAwayAt.UTC().Format(time.RFC3339)+" "+e.GoAway)
-		}
+		text := joined(": ", e.Address+" "+e.Health, other(e.Error), e.GoAway)
 		if e.Health == "unhealthy" {
 			line("Endpoint", text, c.palette.bad)
 		} else {

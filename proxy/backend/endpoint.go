@@ -71,10 +71,10 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 // lost makes the endpoint suspect until a probe has judged it.
 func (e *endpoint) lost() { e.suspicion.doubt(e.up.target.doubt) }
 
-// said is the last GOAWAY with an error.
+// said is the last GOAWAY with an error, and when one was logged.
 type said struct {
-	at, logged time.Time
-	text       string
+	text   string // begins with the time
+	logged time.Time
 }
 
 // sayAgain is the time between lines of log about an endpoint's GOAWAYs: users cause them.
@@ -82,16 +82,16 @@ const sayAgain = 10 * time.Second
 
 // tell records a GOAWAY.
 func (e *endpoint) tell(g *h2.GoAway) {
-	now := &said{at: time.Now(), text: g.Error()}
-	if was := e.said.Load(); was != nil && now.at.Sub(was.logged) < sayAgain {
-		now.logged = was.logged
+	now, was := time.Now(), e.said.Load()
+	s := &said{text: now.UTC().Format(time.RFC3339) + " " + g.Error(), logged: now}
+	if was != nil && now.Sub(was.logged) < sayAgain {
+		s.logged = was.logged
 	} else {
-		now.logged = now.at
 		e.up.shared.spawn(func() { // a line is I/O
-			e.up.shared.log.Warn("a backend has ended a connection with an error", "backend", e.up.name, "endpoint", e.address, "err", now.text)
+			e.up.shared.log.Warn("a backend has ended a connection with an error", "backend", e.up.name, "endpoint", e.address, "err", g)
 		})
 	}
-	e.said.Store(now)
+	e.said.Store(s)
 }
 
 // drain lets connections finish their requests and take no new ones.

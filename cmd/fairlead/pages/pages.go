@@ -29,10 +29,8 @@ type Config struct {
 	// Explain returns the decision about a user's request, and why the user may not send it.
 	Explain func(context.Context, *proxy.Head, user.Info) (proxy.Decision, error)
 	// Load returns the requests of an entry's backend that are in flight now, and those of each
-	// endpoint by address.
-	Load func(*registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64)
-	// Said returns the last error with which an endpoint has ended a connection, and when.
-	Said func(e *registry.Entry, address string) (at time.Time, text string)
+	// endpoint by address; and the last errors with which endpoints have ended connections.
+	Load func(*registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64, said map[string]string)
 	// Latencies counts an entry's requests so far: element i those that took less than 2^i µs,
 	// without those of earlier elements.
 	Latencies func(*registry.Entry) []uint64
@@ -78,7 +76,7 @@ type Pages struct {
 
 // New makes Pages.
 func New(cfg Config) (*Pages, error) {
-	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.Said == nil || cfg.Latencies == nil || cfg.Failed == nil || cfg.Probed == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
+	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.Latencies == nil || cfg.Failed == nil || cfg.Probed == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
 		cfg.Discovery == nil || cfg.OpenAPI == nil {
 		return nil, errors.New("making pages: every func field of Config is required")
 	}

@@ -89,14 +89,13 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	a.Service, a.ServerName = e.Backend.String(), e.Backend.ServerName
 	a.MaxInFlight, a.MaxLongRunning = e.Policy.MaxInFlight, e.Policy.MaxLongRunning
 	a.Traffic = p.traffic.of(e.Name)
-	var each map[string]int64
-	a.InFlight, a.LongRunning, each = p.cfg.Load(e)
+	inFlight, longRunning, each, said := p.cfg.Load(e)
+	a.InFlight, a.LongRunning = inFlight, longRunning
 	changes := p.history.of(e.Name)
 	for i := range e.Endpoints {
 		ep := p.endpoint(e.Name, &e.Endpoints[i])
 		ep.Changes = changes[ep.Address]
-		ep.InFlight = each[ep.Address]
-		ep.GoAwayAt, ep.GoAway = p.cfg.Said(e, ep.Address)
+		ep.InFlight, ep.GoAway = each[ep.Address], said[ep.Address]
 		a.Endpoints = append(a.Endpoints, ep)
 	}
 	help(&a, e)

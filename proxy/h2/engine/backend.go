@@ -205,7 +205,6 @@ func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	}
 	c.drained = true
 	e.tells(c, p)
-	e.failBlamed(c)
 	if err := e.takeBack(c, binary.BigEndian.Uint32(p)&topStreamID); err != nil {
 		return err
 	}

@@ -56,7 +56,8 @@ func (g *GoAway) Error() string {
 	return "GOAWAY " + g.Code.String() + " " + strconv.Quote(g.Text)
 }
 
-// tells keeps what a backend's GOAWAY says, if it is an error.
+// tells keeps what a backend's GOAWAY says, if it is an error, and answers the requests to which it
+// is charged: the backend may keep the connection, like Node, but reads nothing from it any more.
 func (e *Engine) tells(c *Conn, p []byte) {
 	code := http2.ErrCode(binary.BigEndian.Uint32(p[4:]))
 	if code == http2.ErrCodeNo || c.told != nil {
@@ -69,6 +70,12 @@ func (e *Engine) tells(c *Conn, p []byte) {
 	}
 	if f := c.pool.ep.Told; f != nil {
 		e.after(func() { f(told) })
+	}
+	for _, id := range c.ids(func(s *stream) bool { return e.blames(c, s) }) {
+		if s := c.streams[id]; s != nil {
+			e.unlinkLeg(s, down)
+			e.failed(s, e.blame(c, s, failure{}))
+		}
 	}
 }
 
@@ -134,20 +141,6 @@ func (e *Engine) blame(c *Conn, s *stream, f failure) failure {
 func (e *Engine) blames(c *Conn, s *stream) bool {
 	g, to := c.told, s.sending
 	return g != nil && to != nil && !s.half[down].head && g.at-s.sent <= suspectTime && (to.long || to.lost || s.id[down] == g.last)
-}
-
-// failBlamed answers the requests to which an error is charged. Their server may keep its
-// connection, like Node, but reads nothing from it any more.
-func (e *Engine) failBlamed(c *Conn) {
-	if c.told == nil {
-		return
-	}
-	for _, id := range c.ids(func(s *stream) bool { return e.blames(c, s) }) {
-		if s := c.streams[id]; s != nil {
-			e.unlinkLeg(s, down)
-			e.failed(s, e.blame(c, s, failure{}))
-		}
-	}
 }
 
 // charge adds to the debt of an owner, which falls with time.
