@@ -102,9 +102,6 @@ func (h *head) read(p []byte) bool {
 
 func (h *head) weight() int64 { return int64(h.bytes + h.lines*perLine + h.names*perName) }
 
-// ConnectionState is found by net/http.
-func (c *plain) ConnectionState() tls.ConnectionState { return c.Conn.ConnectionState() }
-
 // SetReadDeadline keeps the deadline, because Read waits for room, too.
 func (c *plain) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
@@ -168,13 +165,11 @@ func (c *plain) Read(p []byte) (int, error) {
 	}
 	c.all.waiting.Add(1)
 	defer c.all.waiting.Add(-1)
-	for again := time.NewTicker(lookEvery); ; <-again.C {
+	for ; ; time.Sleep(lookEvery) {
 		if c.hold(c.head.weight()) {
-			again.Stop()
 			return n, err
 		}
 		if c.late() {
-			again.Stop()
 			c.all.memory.Refuse(hold.Head)
 			return 0, c.refuse(http.StatusTooManyRequests)
 		}

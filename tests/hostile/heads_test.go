@@ -68,17 +68,17 @@ func headAttacks() []headAttack {
 // TestHeads keeps as many heads as a process takes, in little memory: others are served, and it
 // stays below its limit.
 func TestHeads(t *testing.T) {
-	for _, room := range []int64{256 * mib, 2048 * mib} {
-		for _, sources := range []int{1, 16} {
-			t.Run(fmt.Sprintf("%d MiB, %d addresses", room/mib, sources), func(t *testing.T) {
-				t.Setenv("GOMEMLIMIT", fmt.Sprint(room/10*9))
-				w := newWorld(t)
-				d := w.open(t)
-				for _, h := range headAttacks() {
-					t.Run(h.name, func(t *testing.T) { d.keeps(t, h, sources, room) })
-				}
-			})
-		}
+	for _, of := range []struct {
+		room    int64
+		sources int
+	}{{256 * mib, 16}, {2048 * mib, 1}} {
+		t.Run(fmt.Sprintf("%d MiB, %d addresses", of.room/mib, of.sources), func(t *testing.T) {
+			t.Setenv("GOMEMLIMIT", fmt.Sprint(of.room/10*9))
+			d := newWorld(t).open(t)
+			for _, h := range headAttacks() {
+				t.Run(h.name, func(t *testing.T) { d.keeps(t, h, of.sources, of.room) })
+			}
+		})
 	}
 }
 

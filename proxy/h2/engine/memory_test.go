@@ -140,6 +140,48 @@ func TestHeldFieldsAreCounted(t *testing.T) {
 	}
 }
 
+// A head may be large if there is room: for the connection, and for all of its address.
+func TestLargeHeadsNeedRoom(t *testing.T) {
+	const big = 300 << 10
+	for _, tc := range []struct {
+		name   string
+		memory int64
+		others int64 // what heads of other connections of the address hold
+		split  bool  // the head is not finished
+		cut    bool
+		opens  bool
+	}{
+		{name: "room", memory: 256 << 20, opens: true},
+		{name: "no room for what a handler would make of it", memory: 8 << 20},
+		{name: "no room for the address", memory: 256 << 20, others: 65 << 20, cut: true},
+		{name: "room for an unfinished one", memory: 256 << 20, split: true},
+		{name: "no room for an unfinished one", memory: 4 << 20, split: true, cut: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			r.e.Memory = hold.New(tc.memory)
+			c := r.client()
+			c.c.Source = r.e.Memory.Source("10.0.0.1")
+			r.e.Memory.Source("10.0.0.1").Add(tc.others)
+			if tc.split {
+				_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte("x")})
+				for range big/(16<<10) + 1 {
+					_ = c.fr.WriteContinuation(1, false, make([]byte, 16<<10))
+				}
+				c.flush()
+			} else {
+				c.get(1, "x-big="+strings.Repeat("b", big))
+			}
+			if c.c.closing != tc.cut || (c.c.streams[1] != nil) != tc.opens {
+				t.Errorf("closing: %v, opened: %v", c.c.closing, c.c.streams[1] != nil)
+			}
+			if held := int(r.e.held); (tc.opens || tc.split) && !tc.cut && held < big {
+				t.Errorf("%d bytes are counted", held)
+			}
+		})
+	}
+}
+
 // An object that is kept for reuse cannot be freed twice: two connections would share it.
 func TestFreedTwice(t *testing.T) {
 	for _, tt := range []struct {
