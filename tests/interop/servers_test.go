@@ -135,12 +135,9 @@ func testLongHeads(t *testing.T, bin, config string, run []string, field int, re
 		}
 	}
 	check.Same(t, [2]int{}, [2]int{lost, int(over.Load())}, "of 240 requests of others, and of their 12 watches, lost")
-	for what, want := range map[string]string{
-		"https://" + d.Admin + "/status":                                         `"goAway": "GOAWAY `,
-		"https://" + d.Front + "/fairlead/explain?path=/apis/odd.example.com/v1": `"goAway": "GOAWAY `,
-	} {
-		if _, body := alone.Get(t, others, what); !strings.Contains(strings.ReplaceAll(body, `":"`, `": "`), want) {
-			t.Errorf("%s: %s", what, body)
+	for _, page := range []string{"https://" + d.Admin + "/status", "https://" + d.Front + "/fairlead/explain?path=/apis/odd.example.com/v1"} {
+		if _, body := alone.Get(t, others, page); !strings.Contains(body, `"goAway"`) || !strings.Contains(body, " GOAWAY ") {
+			t.Errorf("%s: %s", page, body)
 		}
 	}
 	if !strings.Contains(d.Log.String(), "ended a connection with an error") {
