@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // Finding is one fault, or a coming one, with advice.
@@ -97,7 +98,7 @@ func CheckProxyClient(chain []*x509.Certificate, authentication map[string][]byt
 
 // frontProxy checks the chain as an extension server does.
 func (r *report) frontProxy(chain []*x509.Certificate, authentication map[string][]byte) {
-	cas, err := trust.ParseBundle(authentication["requestheader-client-ca-file"])
+	cas, err := bundle.Parse(authentication["requestheader-client-ca-file"])
 	if err != nil {
 		r.error("start kube-apiserver with --requestheader-client-ca-file", "the cluster has no usable request-header CA: %v", err)
 		return
@@ -178,9 +179,9 @@ func usable(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
 
 // CheckBundle checks a bundle of ours, such as that of --client-ca-file. object is the Object of
 // the findings.
-func CheckBundle(object string, bundle []byte) []Finding {
+func CheckBundle(object string, data []byte) []Finding {
 	r := &report{object: object}
-	cas, err := trust.ParseBundle(bundle)
+	cas, err := bundle.Parse(data)
 	if err != nil {
 		// That some parts can be read does not help: a reload takes all of it or nothing.
 		r.error("repair the file; until then the last good bundle stays in force, and a restart fails", "it is not usable: %v", err)
@@ -193,19 +194,19 @@ func CheckBundle(object string, bundle []byte) []Finding {
 }
 
 // CheckBackend checks whether an APIService's bundle is sound, and whether it verifies the
-// endpoints. bundle is the inline one or that of the ConfigMap. live has the chain, leaf first,
+// endpoints. data is the inline bundle or that of the ConfigMap. live has the chain, leaf first,
 // that each endpoint presented; it is empty if they were not asked.
-func CheckBackend(apiService string, b *registry.Backend, bundle []byte, live map[string][]*x509.Certificate) []Finding {
+func CheckBackend(apiService string, b *registry.Backend, data []byte, live map[string][]*x509.Certificate) []Finding {
 	r := &report{object: "APIService " + apiService}
 	if b.Insecure {
 		r.warn("set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify", "its backend is not verified: an attacker in between reads every request and can send its own as any user")
 		return r.found
 	}
-	cas := r.bundle(bundle)
+	cas := r.bundle(data)
 	used := make(map[string]bool)
 	sound := true
 	for _, endpoint := range slices.Sorted(maps.Keys(live)) {
-		root, err := trust.VerifyChain(bundle, b.ServerName, live[endpoint])
+		root, err := trust.VerifyChain(data, b.ServerName, live[endpoint])
 		if err != nil {
 			sound = false
 			r.error(remedy(err, b.ServerName), "endpoint %s: %v", endpoint, err)
@@ -223,11 +224,11 @@ func CheckBackend(apiService string, b *registry.Backend, bundle []byte, live ma
 }
 
 // bundle checks an APIService's bundle by itself.
-func (r *report) bundle(bundle []byte) []*x509.Certificate {
-	if len(bundle) == 0 {
+func (r *report) bundle(data []byte) []*x509.Certificate {
+	if len(data) == 0 {
 		return nil // the system's roots
 	}
-	cas, err := trust.ParseBundle(bundle)
+	cas, err := bundle.Parse(data)
 	switch {
 	case len(cas) == 0:
 		r.error("set caBundle to the PEM of the CA that signed the backend's certificate", "its CA bundle is not usable: %v", err)

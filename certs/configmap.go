@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"reflect"
 
-	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // RequestHeaders are the header names in the cluster's authentication ConfigMap, which extension
@@ -24,7 +24,7 @@ type RequestHeaders struct {
 
 // takeClient and takeProxy take a CA file.
 func (c *Clients) takeClient(data [][]byte) error {
-	certs, err := trust.ParseBundle(data[0])
+	certs, err := bundle.Parse(data[0])
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (c *Clients) takeClient(data [][]byte) error {
 }
 
 func (c *Clients) takeProxy(data [][]byte) error {
-	certs, err := trust.ParseBundle(data[0])
+	certs, err := bundle.Parse(data[0])
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func optionalBundle(data []byte) ([]*x509.Certificate, error) {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, nil
 	}
-	return trust.ParseBundle(data)
+	return bundle.Parse(data)
 }
 
 func parseHeaders(data map[string][]byte) (RequestHeaders, error) {

@@ -34,7 +34,7 @@ type origin struct {
 	// shadowed is the CustomResourceDefinition that the object shadows. Empty means none.
 	shadowed string
 	// ca is the object's parsed caBundle. Nil means none.
-	ca *bundle
+	ca *parsedBundle
 	// ownedUntil is when the Backend loses the Owner that it has because its CA was replaced. Zero
 	// means that it was not replaced.
 	ownedUntil time.Time
@@ -68,9 +68,9 @@ type builder struct {
 	options *Options
 	now     time.Time
 
-	policy  *Policy             // the defaults; nil until needed
-	reports map[string][]Report // :: APIService → its reports
-	bundles map[string]*bundle  // :: PEM → parsed; many APIServices share one CA
+	policy  *Policy                  // the defaults; nil until needed
+	reports map[string][]Report      // :: APIService → its reports
+	bundles map[string]*parsedBundle // :: PEM → parsed; many APIServices share one CA
 
 	interned  int                  // how often intern was called
 	made      []*Backend           // by its first calls

@@ -1,27 +1,26 @@
 package registry
 
 import (
-	"crypto/x509"
-	"encoding/pem"
-	"errors"
-	"fmt"
+	"strings"
 
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// bundle is a parsed caBundle. Parsing costs about 20 µs per certificate, so the result is kept
-// with the entry.
-type bundle struct {
+// parsedBundle is a parsed caBundle. Parsing costs about 20 µs per certificate, so the result is
+// kept with the entry.
+type parsedBundle struct {
 	pem string
 	// err says why it has no usable certificate.
 	err error
-	// skipped counts the blocks that are no valid certificates.
-	skipped int
+	// warning says what is not usable beside a certificate that is. Empty means nothing.
+	warning string
 }
 
 // bundle returns an APIService's parsed caBundle, nil if it has none. Was is the previous result
 // for the APIService.
-func (b *builder) bundle(object *apiregistrationv1.APIService, was *bundle) *bundle {
+func (b *builder) bundle(object *apiregistrationv1.APIService, was *parsedBundle) *parsedBundle {
 	raw := object.Spec.CABundle
 	if len(raw) == 0 {
 		return nil
@@ -33,7 +32,7 @@ func (b *builder) bundle(object *apiregistrationv1.APIService, was *bundle) *bun
 		return known
 	}
 	if b.bundles == nil {
-		b.bundles = make(map[string]*bundle)
+		b.bundles = make(map[string]*parsedBundle)
 	}
 	parsed := parseBundle(raw)
 	b.bundles[parsed.pem] = parsed
@@ -41,30 +40,16 @@ func (b *builder) bundle(object *apiregistrationv1.APIService, was *bundle) *bun
 }
 
 // parseBundle is as lenient as x509.CertPool.AppendCertsFromPEM, which client-go uses: one valid
-// certificate is enough, and other blocks are skipped. Skipped blocks are counted, because they are
-// hardly ever intended.
-func parseBundle(raw []byte) *bundle {
-	b := &bundle{pem: string(raw)}
-	good := 0
-	var cause error
-	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != "CERTIFICATE" || len(block.Headers) != 0 {
-			b.skipped++
-			continue
-		}
-		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			cause = err
-			b.skipped++
-			continue
-		}
-		good++
-	}
+// certificate is enough.
+func parseBundle(raw []byte) *parsedBundle {
+	b := &parsedBundle{pem: string(raw)}
+	certs, err := bundle.Parse(raw)
 	switch {
-	case good > 0:
-	case cause != nil:
-		b.err = fmt.Errorf("reading certificate: %w", cause)
+	case err == nil:
+	case len(certs) == 0:
+		b.err = err
 	default:
-		b.err = errors.New("no PEM block of type CERTIFICATE in it")
+		b.warning = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	return b
 }

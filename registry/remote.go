@@ -36,8 +36,8 @@ func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 	if found.unused > 0 {
 		e.Problems = append(e.Problems, fmt.Sprintf("its Service has more than %d endpoints: the others are not used", maxEndpoints))
 	}
-	if src.ca != nil && src.ca.err == nil && src.ca.skipped > 0 {
-		e.Problems = append(e.Problems, fmt.Sprintf("caBundle: %d PEM blocks are not valid certificates; they are ignored", src.ca.skipped))
+	if src.ca != nil && src.ca.warning != "" {
+		e.Problems = append(e.Problems, "caBundle: "+src.ca.warning+"; the rest is used")
 	}
 	if src.ca != nil && src.ca.err != nil {
 		e.Problems = append(e.Problems, "caBundle: "+src.ca.err.Error())
@@ -123,7 +123,7 @@ func failure(reason string) string {
 
 // verdict makes the Available condition from everything. Maintenance, which the operator sets,
 // comes first.
-func (b *builder) verdict(e *Entry, static Verdict, ca *bundle, old *Entry) Verdict {
+func (b *builder) verdict(e *Entry, static Verdict, ca *parsedBundle, old *Entry) Verdict {
 	no := func(reason, message string) Verdict {
 		return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: message}
 	}

@@ -65,7 +65,7 @@ func forbiddenEdge(s source, to string) string {
 // leaves are packages that every component may import. They import nothing of this module except
 // packages directly below them and, in proxy/h2/engine, those of engineStandsOn.
 func leaves() []string {
-	return append(engineStandsOn(), "registry/bound", "registry/builtin", "proxy/h2", "proxy/h2/engine", "proxy/memo", "registry/latest", "registry/metric", "registry/notify", "registry/printable")
+	return append(engineStandsOn(), "registry/bound", "registry/builtin", "registry/bundle", "proxy/h2", "proxy/h2/engine", "proxy/memo", "registry/latest", "registry/metric", "registry/notify", "registry/printable")
 }
 
 func engineStandsOn() []string {

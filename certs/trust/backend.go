@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 const (
@@ -146,7 +147,7 @@ func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
 	case len(data) == 0:
 		next = systemRoots()
 	default:
-		certs, perr := ParseBundle(data)
+		certs, perr := bundle.Parse(data)
 		if len(certs) == 0 {
 			fault = refuse(reasonInvalidBundle, perr, "the CA bundle (%s) holds no readable certificate: %v", b.source, perr)
 			break

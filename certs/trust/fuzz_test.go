@@ -14,6 +14,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -38,13 +39,13 @@ func seeds(f *testing.F) [][]byte {
 }
 
 // A bundle yields certificates or an error, and its certificates make usable roots.
-func FuzzParseBundle(f *testing.F) {
+func FuzzBundle(f *testing.F) {
 	for _, s := range seeds(f) {
 		f.Add(s)
 	}
 	f.Add(bytes.Repeat([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), 100))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		certs, err := ParseBundle(data)
+		certs, err := bundle.Parse(data)
 		if len(certs) == 0 && err == nil {
 			t.Fatal("neither certificates nor an error")
 		}
@@ -71,9 +72,9 @@ func FuzzVerify(f *testing.F) {
 		f.Add(chain, s[1])
 		f.Add(chain, s[2])
 	}
-	f.Fuzz(func(t *testing.T, presented, bundle []byte) {
-		chain, _ := ParseBundle(presented)
-		anchors, _ := ParseBundle(bundle)
+	f.Fuzz(func(t *testing.T, presented, trusted []byte) {
+		chain, _ := bundle.Parse(presented)
+		anchors, _ := bundle.Parse(trusted)
 		for _, now := range []time.Time{time.Now(), time.Now().AddDate(50, 0, 0)} {
 			got, err := verifyChain(chain, newRoots(anchors), serverName, now)
 			if err == nil {
@@ -131,7 +132,7 @@ func TestCutShort(t *testing.T) {
 	whole := pki.Bundle(ca, pki.NewCA("second"))
 	end := bytes.Index(whole, []byte("-----END CERTIFICATE-----")) + len("-----END CERTIFICATE-----")
 	for n := range whole {
-		certs, err := ParseBundle(whole[:n])
+		certs, err := bundle.Parse(whole[:n])
 		switch begun := bytes.Count(whole[:n], []byte("-----BEGIN CERTIFICATE-----")); {
 		case begun > len(certs) && err == nil:
 			t.Fatalf("cut at %d of %d: %d certificates and no error", n, len(whole), len(certs))
@@ -140,18 +141,18 @@ func TestCutShort(t *testing.T) {
 		}
 	}
 	for more, want := range []string{"", "parsing 1 more certificates failed", "parsing 2 more certificates failed"} {
-		_, err := ParseBundle(bytes.Repeat([]byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"), maxNamed+more))
+		_, err := bundle.Parse(bytes.Repeat([]byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"), bundle.Named+more))
 		lines := strings.Split(err.Error(), "\n")
-		if got := strings.Count(err.Error(), "parsing certificate "); got != maxNamed || len(lines) != maxNamed+min(more, 1) || !strings.Contains(lines[len(lines)-1], want) {
+		if got := strings.Count(err.Error(), "parsing certificate "); got != bundle.Named || len(lines) != bundle.Named+min(more, 1) || !strings.Contains(lines[len(lines)-1], want) {
 			t.Errorf("%d unreadable certificates more: %v", more, err)
 		}
 	}
-	if certs, err := ParseBundle(whole); len(certs) != 2 || err != nil {
+	if certs, err := bundle.Parse(whole); len(certs) != 2 || err != nil {
 		t.Fatalf("whole: %d certificates, %v", len(certs), err)
 	}
-	for n, want := range map[int]int{maxBundle: 2, maxBundle + 1: 0} {
-		if certs, err := ParseBundle(append(bytes.Repeat([]byte("\n"), n-len(whole)), whole...)); len(certs) != want || (err == nil) != (want > 0) {
-			t.Errorf("a bundle of %d bytes, of at most %d: %d certificates, %v", n, maxBundle, len(certs), err)
+	for n, want := range map[int]int{bundle.Max: 2, bundle.Max + 1: 0} {
+		if certs, err := bundle.Parse(append(bytes.Repeat([]byte("\n"), n-len(whole)), whole...)); len(certs) != want || (err == nil) != (want > 0) {
+			t.Errorf("a bundle of %d bytes, of at most %d: %d certificates, %v", n, bundle.Max, len(certs), err)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // localName stands for the local apiserver in metrics and status, in place of an APIService's name.
@@ -17,7 +19,7 @@ const localName = "local-apiserver"
 // is distrusted at once: the control plane's own procedure for rotating it has an overlap.
 func (t *Trust) LocalBundle(data []byte) error {
 	if len(data) > 0 {
-		if _, err := ParseBundle(data); err != nil {
+		if _, err := bundle.Parse(data); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
@@ -28,7 +29,7 @@ func TestInProportion(t *testing.T) {
 		return row(name, n, func(n int) (int, func() any) {
 			data := append(text(n), ca.PEM()...)
 			return len(data), func() any {
-				certs, err := ParseBundle(data)
+				certs, err := bundle.Parse(data)
 				return []any{newRoots(certs), err}
 			}
 		})
@@ -36,11 +37,11 @@ func TestInProportion(t *testing.T) {
 	repeat := func(text string) func(n int) []byte {
 		return func(n int) []byte { return bytes.Repeat([]byte(text), n) }
 	}
-	verified := func(name string, n int, bundle func(n int) []byte, chain func(n int) []*x509.Certificate) proportion.Row {
+	verified := func(name string, n int, trusted func(n int) []byte, chain func(n int) []*x509.Certificate) proportion.Row {
 		return row(name, n, func(n int) (int, func() any) {
-			certs, _ := ParseBundle(bundle(n))
+			certs, _ := bundle.Parse(trusted(n))
 			r, shown := newRoots(certs), chain(n)
-			sent := len(bundle(n))
+			sent := len(trusted(n))
 			for _, c := range shown {
 				sent += len(c.Raw)
 			}
@@ -92,11 +93,11 @@ func TestInProportion(t *testing.T) {
 			return leaf(pki.Leaf{Names: []string{serverName}, Organizations: strings.Split(strings.Repeat("o,", n)+"o", ",")})(n)
 		}),
 		verified("certificates that lead nowhere", 3, own, func(n int) []*x509.Certificate {
-			certs, _ := ParseBundle(part(many, n))
+			certs, _ := bundle.Parse(part(many, n))
 			return append(leaf(usual)(n), certs...)
 		}),
 		verified("certificates of the issuer's name", 3, own, func(n int) []*x509.Certificate {
-			certs, _ := ParseBundle(part(alike, n))
+			certs, _ := bundle.Parse(part(alike, n))
 			return append(leaf(usual)(n), certs...)
 		}),
 	)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // verified is the result of verifying a chain.
@@ -197,12 +199,12 @@ func isSHA1(a x509.SignatureAlgorithm) bool { return a == x509.SHA1WithRSA || a 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // VerifyChain verifies the chain that a server presented, leaf first, as a handshake now would:
-// against the bundle (empty means the system's roots) and the name. It returns the root that the
+// against a bundle (empty means the system's roots) and the name. It returns the root that the
 // chain ends in. An error is an *Error.
-func VerifyChain(bundle []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, err error) {
+func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, err error) {
 	r := systemRoots()
-	if len(bundle) > 0 {
-		certs, perr := ParseBundle(bundle)
+	if len(data) > 0 {
+		certs, perr := bundle.Parse(data)
 		if len(certs) == 0 {
 			return nil, refuse(reasonInvalidBundle, perr, "the CA bundle holds no readable certificate: %v", perr)
 		}

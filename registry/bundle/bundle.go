@@ -1,0 +1,65 @@
+// Package bundle reads PEM bundles of certificates. Everybody reads them by Parse, so that status,
+// verdict and handshake say the same of a caBundle.
+package bundle
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+)
+
+// Max bounds a bundle. etcd refuses objects above 1.5 MiB, and a bundle of every public CA
+// has a quarter of this.
+const Max = 1 << 20
+
+// Parse parses the certificates of a PEM bundle. Like kube-apiserver, it ignores blocks of
+// other types and text between blocks.
+//
+// When some blocks are unreadable it returns the readable certificates together with an error. A
+// caller that reads a file must then refuse the whole: a half-written file looks like this. A
+// caller that reads an API object, which is written as a whole, may use the readable part, as
+// kube-aggregator does. If there is no certificate, the error is never nil.
+func Parse(data []byte) ([]*x509.Certificate, error) {
+	if len(data) > Max {
+		return nil, fmt.Errorf("reading bundle: %d bytes, more than %d", len(data), Max)
+	}
+	// pem.Decode silently skips a broken block, so count the opening lines first and compare.
+	begun := bytes.Count(data, []byte("-----BEGIN CERTIFICATE-----"))
+	var certs []*x509.Certificate
+	var errs []error
+	blocks, unread := 0, 0
+	for rest := data; ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" || len(block.Headers) != 0 {
+			continue
+		}
+		blocks++
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			if unread++; unread <= Named {
+				errs = append(errs, fmt.Errorf("parsing certificate %d: %w", blocks, err))
+			}
+			continue
+		}
+		certs = append(certs, c)
+	}
+	if unread > Named {
+		errs = append(errs, fmt.Errorf("parsing %d more certificates failed, too", unread-Named))
+	}
+	if blocks < begun {
+		errs = append(errs, fmt.Errorf("reading bundle: %d of %d certificates are broken or cut short", begun-blocks, begun))
+	}
+	if len(certs) == 0 && len(errs) == 0 {
+		errs = append(errs, errors.New("reading bundle: no PEM certificate in it"))
+	}
+	return certs, errors.Join(errs...)
+}
+
+// Named bounds the unreadable certificates that an error names: a bundle has room for 17,000,
+// and anyone who may write an APIService could put them all into log, verdict and status.
+const Named = 3
