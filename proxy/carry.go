@@ -31,7 +31,7 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 		x.carried(&o, time.Since(h.Arrived))
 		x.ended.set(o)
 		if o.Reason != h2.ReasonNone && o.Status > 0 {
-			returned.Do(func() { p.hasten(w) })
+			go returned.Do(func() { p.hasten(w) }) // off the loop; it ends at once
 		}
 	}
 	ctx, end := relayInterims(r, w)
