@@ -7,7 +7,6 @@ import (
 	"os"
 
 	"github.com/spf13/pflag"
-	"k8s.io/component-base/tracing"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
@@ -32,62 +31,51 @@ func (o *accessOptions) validate(fault func(string, ...any)) {
 
 // records are the logs and traces to which requests are written.
 type records struct {
-	access    io.WriteCloser // nil means no access log
 	accessLog *accesslog.Log // nil means no access log
 	taps      accesslog.Taps
-	auditFile io.WriteCloser // nil means no audit log
-	audit     *audit.Log     // nil means no audit log
-	// spans receives spans. Nil means no tracing.
-	spans tracing.TracerProvider
+	audit     *audit.Log // nil means no audit log
+	// closing ends what is recorded: the files, and the spans that are not sent yet.
+	closing []func() error
 }
 
-// makeLogs opens the access log and the audit log.
-func (d *door) makeLogs() error {
-	if err := d.makeAccessLog(); err != nil {
-		return err
-	}
-	return d.makeAudit()
-}
-
-// closeLogs closes the logs after their loops have ended, and sends the last spans.
-func (d *door) closeLogs() error {
+// closeRecords closes the logs after their loops have ended, and sends the last spans.
+func (r *records) closeRecords() error {
 	var faults []error
-	for _, c := range []io.Closer{d.access, d.auditFile} {
-		if c != nil {
-			faults = append(faults, c.Close())
-		}
+	for _, end := range r.closing {
+		faults = append(faults, end())
 	}
-	return errors.Join(append(faults, d.flushSpans())...)
+	return errors.Join(faults...)
 }
 
-func (d *door) makeAccessLog() (err error) {
-	if d.access, err = openAccessLog(d.o.access.path); err != nil || d.access == nil {
-		return err
-	}
-	d.accessLog, err = accesslog.New(accesslog.Config{Writer: d.access, Skip: 1 - d.o.access.sample, Logger: d.log, Metrics: d.metrics})
-	if err != nil {
-		return fmt.Errorf("making the access log: %w", err)
-	}
-	return nil
-}
-
-// openAccessLog opens the access log, which the caller closes. Nil means there is none.
-func openAccessLog(path string) (io.WriteCloser, error) {
-	switch path {
-	case "":
-		return nil, nil
-	case "-":
-		return nopCloser{os.Stdout}, nil
+// open opens a log, to which it appends, until closeRecords. "-" is standard output, which stays
+// open.
+func (r *records) open(what, path string) (io.Writer, error) {
+	if path == "-" {
+		return os.Stdout, nil
 	}
 	// 0o600: the log names users and what they read.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("opening access log: %w", err)
+		return nil, fmt.Errorf("opening %s log: %w", what, err)
 	}
-	return &wholeLines{WriteCloser: f}, nil
+	r.closing = append(r.closing, f.Close)
+	return &wholeLines{Writer: f}, nil
 }
 
-// nopCloser keeps standard output open.
-type nopCloser struct{ io.Writer }
-
-func (nopCloser) Close() error { return nil }
+func (d *door) makeAccessLog() error {
+	if d.o.access.path == "" {
+		return nil
+	}
+	w, err := d.open("access", d.o.access.path)
+	if err != nil {
+		return err
+	}
+	d.accessLog, err = accesslog.New(accesslog.Config{
+		Writer: w, Skip: 1 - d.o.access.sample, Logger: d.log, Metrics: d.metrics,
+	})
+	if err != nil {
+		return fmt.Errorf("making the access log: %w", err)
+	}
+	d.loop("access log", d.accessLog.Run)
+	return nil
+}

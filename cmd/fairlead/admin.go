@@ -11,17 +11,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
-	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
-	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
-	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
@@ -47,7 +43,7 @@ func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, own htt
 }
 
 func (d *door) gathered() prometheus.Gatherers {
-	if d.o.endpoints() == nil {
+	if d.o.registry.etcd == nil {
 		return prometheus.Gatherers{d.metrics}
 	}
 	return prometheus.Gatherers{d.metrics, ofEtcd{}}
@@ -59,25 +55,20 @@ const localName = pages.LocalName
 // makePages makes the pages that show this process, on the admin port and below /fairlead/ on the
 // front door.
 func (d *door) makePages(context.Context) (err error) {
-	d.taps.Draining = d.draining.Active
 	host, _ := os.Hostname() // pages work without it
 	d.pages, err = pages.New(pages.Config{
-		Table: d.registry.Table, Certificates: d.certs.Status, Trust: d.trust.Status, LocalServers: d.localServers, LocalIdentity: d.o.localIdentity, Draining: d.draining.Active, Tap: &d.taps, Version: version, Replica: host, Cluster: clusterName(d.o.kubeconfig),
-		// The proxy is built after the pages, but before the first request.
-		Explain: func(ctx context.Context, h *proxy.Head, u user.Info) (proxy.Decision, error) {
-			return d.proxy.Explain(ctx, h, u)
-		},
+		Table: d.registry.Table, Explain: d.proxy.Explain, Failed: d.proxy.Failed, Tap: &d.taps,
+		Certificates: d.certs.Status, Trust: d.trust.Status,
+		Discovery: d.documents.discovery.Status, OpenAPI: d.documents.openapi.Status,
+		LocalServers: d.localServers, LocalIdentity: d.o.localIdentity,
+		Ready: func() error { return d.ready.Err(nil) }, Draining: d.draining.Active,
+		Version: version, Replica: host, Cluster: clusterName(d.o.kubeconfig),
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
 			if apiService == localName {
 				return d.localProber.Last(apiService, address)
 			}
 			return d.prober.Last(apiService, address)
 		},
-		Failed: func(e *registry.Entry) uint64 { return d.proxy.Failed(e) },
-		Ready:  func() error { return d.ready.Err(nil) },
-		// The documents are built later too.
-		Discovery: func() []discovery.Status { return d.documents.discovery.Status() },
-		OpenAPI:   func() []openapi.Status { return d.documents.openapi.Status() },
 		Load: func(e *registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64, said map[string]string) {
 			if u := d.backends.Upstream(e); u != nil {
 				return u.Load()
@@ -91,6 +82,7 @@ func (d *door) makePages(context.Context) (err error) {
 			return nil
 		},
 	})
+	d.loop("pages", d.pages.Run)
 	return err
 }
 

@@ -60,33 +60,33 @@ func (d *door) makeAudit() error {
 	if err != nil {
 		return cli.Usage(fmt.Errorf("--audit-policy-file: %w", err))
 	}
-	if d.auditFile, err = o.open(); err != nil {
+	w, err := d.openAudit()
+	if err != nil {
 		return err
 	}
 	d.audit, err = audit.New(audit.Config{
-		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: d.auditFile, Format: o.format, Local: o.local, Logger: d.log, Metrics: d.metrics,
+		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: w, Format: o.format, Local: o.local,
+		Logger: d.log, Metrics: d.metrics,
 	})
+	d.loop("audit log", d.audit.Run)
 	return err
 }
 
-// open opens the file as kube-apiserver does: it makes the folder, and only the owner can read it.
-func (o *auditOptions) open() (io.WriteCloser, error) {
-	if o.path == "-" {
-		return nopCloser{os.Stdout}, nil
-	}
+// openAudit opens the file as kube-apiserver does: it makes the folder, and only the owner can read
+// it.
+func (d *door) openAudit() (io.Writer, error) {
+	o := &d.o.audit
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
 		return nil, fmt.Errorf("making the audit log's folder: %w", err)
 	}
 	// Also before lumberjack opens it: an unwritable file must be reported at the start.
-	f, err := os.OpenFile(o.path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("opening audit log: %w", err)
+	w, err := d.open("audit", o.path)
+	if err != nil || o.maxSize == 0 || o.path == "-" {
+		return w, err
 	}
-	if o.maxSize == 0 {
-		return &wholeLines{WriteCloser: f}, nil
+	rotated := &lumberjack.Logger{
+		Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize, Compress: o.compress,
 	}
-	if err := f.Close(); err != nil {
-		return nil, fmt.Errorf("opening audit log: %w", err)
-	}
-	return &wholeLines{WriteCloser: &lumberjack.Logger{Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize, Compress: o.compress}}, nil
+	d.closing = append(d.closing, rotated.Close)
+	return &wholeLines{Writer: rotated}, nil
 }

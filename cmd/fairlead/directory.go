@@ -11,62 +11,75 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 )
 
-// andCluster ends a --registry of several sources: the cluster's own APIServices are used too,
-// unless another source has one of the same name.
-const andCluster = ",kubernetes"
+// sources are where APIServices are read from: the value of --registry. If two have an APIService
+// of one name, the first in the order of the fields wins.
+type sources struct {
+	text    string
+	etcd    []string // the URLs of its members. Nil means none
+	dir     string   // a directory. Empty means none
+	cluster bool     // besides one of the others, the cluster's own
+	fault   error    // nil means the text can be used
+}
 
-func (o *options) withCluster() bool { return strings.HasSuffix(o.registry, andCluster) }
+// String implements pflag.Value.
+func (s *sources) String() string { return s.text }
 
-// directory returns the PATH of --registry=dir:PATH, or of etcd:URL,…,dir:PATH. It returns "" if
-// there is none.
-func (o *options) directory() string {
-	from := strings.TrimSuffix(o.registry, andCluster)
-	path, ok := strings.CutPrefix(from, "dir:")
-	if !ok && o.endpoints() != nil {
-		_, path, ok = strings.Cut(from, ",dir:")
+// Type implements pflag.Value.
+func (*sources) Type() string { return "string" }
+
+// Set implements pflag.Value. A fault is reported with those of the other flags.
+func (s *sources) Set(text string) error {
+	*s = sources{text: text}
+	s.fault = s.parse()
+	return nil
+}
+
+func (s *sources) parse() error {
+	const etcd, dir, kubernetes = 0, 1, 2
+	last := -1
+	for element := range strings.SplitSeq(s.text, ",") {
+		name, rest, prefixed := strings.Cut(element, ":")
+		at := slices.Index([]string{"etcd", "dir", "kubernetes"}, name)
+		if at < 0 || prefixed == (at == kubernetes) { // another URL, or part of a path
+			switch last {
+			case etcd:
+				s.etcd = append(s.etcd, element)
+			case dir:
+				s.dir += "," + element
+			default:
+				return fmt.Errorf("--registry %q is neither kubernetes, dir:PATH nor etcd:URL,…, nor a list of them", s.text)
+			}
+			continue
+		}
+		switch {
+		case at == last:
+			return fmt.Errorf("--registry %q names %s twice", s.text, name)
+		case at < last:
+			return fmt.Errorf("--registry %q: sources must be in order of precedence: etcd:URL,…, dir:PATH, kubernetes", s.text)
+		case at == etcd:
+			s.etcd = []string{rest}
+		case at == dir && rest == "":
+			return fmt.Errorf("--registry %q names no directory", s.text)
+		case at == dir:
+			s.dir = rest
+		default:
+			s.cluster = last >= 0
+		}
+		last = at
 	}
-	if !ok {
-		return ""
-	}
-	return path
+	return nil
 }
 
 // alone reports whether there is no local apiserver: APIServices come from a directory or etcd
 // only, and there is no kubeconfig. A pod's own credentials are not used then.
 func (o *options) alone() bool {
-	return (o.directory() != "" || o.endpoints() != nil) && o.kubeconfig == "" && !o.withCluster()
-}
-
-// validateRegistry reports whether the sources are known, unique, and in order of precedence.
-func (o *options) validateRegistry(fault func(string, ...any)) bool {
-	sources, last := []string{"etcd", "dir", "kubernetes"}, -1
-	for element := range strings.SplitSeq(o.registry, ",") {
-		name, _, prefixed := strings.Cut(element, ":")
-		at := slices.Index(sources, name)
-		switch {
-		case at < 0 || prefixed == (name == "kubernetes"): // a URL, or part of a path
-			continue
-		case at == last:
-			fault("--registry %q names %s twice", o.registry, name)
-			return false
-		case at < last:
-			fault("--registry %q: sources must be in order of precedence: etcd:URL,…, dir:PATH, kubernetes", o.registry)
-			return false
-		}
-		last = at
-	}
-	switch {
-	case strings.HasSuffix(","+strings.TrimSuffix(o.registry, andCluster), ",dir:"):
-		fault("--registry %q names no directory", o.registry)
-	case o.registry != "kubernetes" && o.directory() == "" && o.endpoints() == nil:
-		fault("--registry %q is neither kubernetes, dir:PATH nor etcd:URL,…, nor a list of them", o.registry)
-	}
-	return true
+	return (o.registry.dir != "" || o.registry.etcd != nil) && o.kubeconfig == "" && !o.registry.cluster
 }
 
 // validateAlone reports flags that make no sense without a local apiserver.
@@ -98,24 +111,21 @@ func (d *door) makeAPIServices(o *registry.Options) (err error) {
 		// The table is set before the first request, too.
 		c.Table = func() *registry.Table { return d.registry.Table() }
 	}
-	if c.Etcd != nil || d.o.directory() != "" {
-		d.apiServices, err = apiservices.New(c)
+	if c.Etcd == nil && d.o.registry.dir == "" {
+		return nil
 	}
+	d.apiServices, err = apiservices.New(c)
+	d.loop("apiservices", d.apiServices.Run)
 	return err
 }
 
-// ownPages returns the handler of what Fairlead itself serves on the main port.
-func (d *door) ownPages() http.Handler {
-	if d.apiServices == nil {
-		return d.pages
+// servePages answers with what Fairlead itself serves on the main port.
+func (d *door) servePages(w http.ResponseWriter, r *http.Request) {
+	if d.apiServices == nil || r.URL.Path == answer.Below || strings.HasPrefix(r.URL.Path, answer.Below+"/") {
+		d.pages.ServeHTTP(w, r)
+		return
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/fairlead" || strings.HasPrefix(r.URL.Path, "/fairlead/") {
-			d.pages.ServeHTTP(w, r)
-			return
-		}
-		d.apiServices.ServeHTTP(w, r)
-	})
+	d.apiServices.ServeHTTP(w, r)
 }
 
 func (d *door) localServers() []registry.Endpoint {

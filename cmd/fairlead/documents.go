@@ -33,6 +33,11 @@ func (d *door) makeDocuments(context.Context) (err error) {
 		return err
 	}
 	d.documents.openapi, err = openapi.New(cfg)
+	d.loop("discovery", d.documents.discovery.Run)
+	d.loop("OpenAPI", d.documents.openapi.Run)
+	if !d.o.alone() {
+		d.loop("CRD watch", d.followCRDs)
+	}
 	return err
 }
 
@@ -122,5 +127,3 @@ func (d *door) followCRDs(ctx context.Context) error {
 		d.documents.openapi.LocalChanged()
 	})
 }
-
-func (d *door) discoveryReady(*http.Request) error { return d.documents.discovery.Ready() }

@@ -11,8 +11,8 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/status"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
@@ -30,7 +30,7 @@ type door struct {
 	o       *options
 	log     *slog.Logger
 	metrics *prometheus.Registry
-	memory  *memory // nil means the operator has set GOGC
+	loops   loops // what serve runs; steps add to it
 	// kube is the local apiserver's configuration as the kubeconfig had it at the start. Our own
 	// clients use client, which follows the kubeconfig.
 	kube, client *rest.Config
@@ -52,11 +52,9 @@ type door struct {
 	certs       *certs.Store
 	trust       *trust.Trust
 	prober      *health.Prober
-	localProber *health.Prober // nil means no local apiserver
-	localNews   chan struct{}  // one slot: localProber has reported something
-	status      *status.Writer // nil without --write-status
-	events      *status.Events // nil without --emit-events
-	entry       *publisher     // nil without --publish-kubernetes-endpoints
+	localProber *health.Prober        // nil means no local apiserver
+	localNews   chan struct{}         // one slot: localProber has reported something
+	entry       *entrypoint.Publisher // nil without --publish-kubernetes-endpoints
 	backends    *backend.Pools
 	local       *backend.Local // nil means no local apiserver
 	tokens      *tokens.Tokens

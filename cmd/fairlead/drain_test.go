@@ -62,7 +62,7 @@ func TestDrainRecordsSessions(t *testing.T) {
 		check.Same(t, http.StatusSwitchingProtocols, open(), "status")
 	}
 	stop()
-	must.Do(t, d.closeLogs())
+	must.Do(t, d.closeRecords())
 	for name, line := range map[string]string{"access.log": `"status":101,`, "audit.log": `"code":101}`} {
 		check.Same(t, sessions, strings.Count(string(must.Get(os.ReadFile(filepath.Join(dir, name)))(t)), line), "sessions in %s", name)
 	}

@@ -21,9 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
 )
 
-// publisher keeps this replica among the endpoints of default/kubernetes.
-type publisher = entrypoint.Publisher
-
 // advertised returns the address at which clients in the cluster reach this replica.
 func (o *options) advertised() (netip.Addr, error) {
 	text := cmp.Or(o.advertiseAddress, os.Getenv("POD_IP"), o.bindAddress)
@@ -76,6 +73,7 @@ func (d *door) makeEntrypoint(context.Context) error {
 		Address: netip.AddrPortFrom(address, d.frontListener.Addr().(*net.TCPAddr).AddrPort().Port()),
 		Ready:   func() error { return d.ready.Err(&http.Request{}) },
 	})
+	d.loop("entrypoint", d.entry.Run)
 	return err
 }
 

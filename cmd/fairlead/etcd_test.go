@@ -21,7 +21,7 @@ import (
 )
 
 func TestEtcdConfig(t *testing.T) {
-	o := &options{registry: "etcd:https://a:2379,https://b:2379"}
+	o := &options{registry: sources{etcd: []string{"https://a:2379", "https://b:2379"}}}
 	o.etcd.ca, o.etcd.cert, o.etcd.key, o.etcd.prefix = "ca", "cert", "key", "/p"
 	want := &etcd.Config{Endpoints: []string{"https://a:2379", "https://b:2379"}, CAFile: "ca", CertFile: "cert", KeyFile: "key", Prefix: "/p"}
 	check.Same(t, want, o.etcdConfig(), "configuration")

@@ -21,6 +21,9 @@ import (
 // files that feed it.
 func (d *door) makeTokens() []certs.File {
 	d.tokens = tokens.New(tokens.Config{Judged: !d.o.alone() && !d.o.impersonates(), Logger: d.log})
+	if d.o.alone() || d.o.impersonates() {
+		d.loop("tokens", d.tokens.Run)
+	}
 	var files []certs.File
 	if d.o.tokenFile != "" {
 		files = append(files, certs.File{Use: "token-auth-file", Path: d.o.tokenFile, Take: d.tokens.TakeTokens})
@@ -59,7 +62,9 @@ func (d *door) anonymous(c *authn.Config) error {
 func (d *door) makeAuthn() (*authn.Authenticator, error) {
 	c := authn.Config{
 		VerifyClient: d.certs.Clients().VerifyUser, VerifyFrontProxy: d.certs.Clients().VerifyFrontProxy, Generation: d.certs.Clients().Generation,
-		RequestHeaders: headerNames(d.o), Target: d.targetNames, TokenTTL: orNone(d.o.tokenTTL), Logger: d.log, Metrics: d.metrics,
+		RequestHeaders: authn.HeaderNames{
+			Username: d.o.usernameHeaders, UID: d.o.uidHeaders, Group: d.o.groupHeaders, ExtraPrefix: d.o.extraHeaderPrefixes,
+		}, Target: d.targetNames, TokenTTL: orNone(d.o.tokenTTL), Logger: d.log, Metrics: d.metrics,
 	}
 	if err := d.anonymous(&c); err != nil {
 		return nil, err
@@ -110,7 +115,7 @@ func (o *options) validateAuthorization(fault func(string, ...any)) {
 			fault("--authorization-mode=webhook needs --kubeconfig: there is no local apiserver to ask")
 		}
 	case authzRBAC, authzAlwaysAllow:
-		if o.directory() == "" && !o.alone() {
+		if o.registry.dir == "" && !o.alone() {
 			fault("--authorization-mode=%s needs --registry=dir:PATH: only the local apiserver evaluates a cluster's own roles (webhook)", mode)
 		}
 	case authzBackend:

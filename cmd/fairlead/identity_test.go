@@ -83,7 +83,7 @@ func TestIdentities(t *testing.T) {
 		field, before, after string
 	}{
 		{tokens, "secret,ben,2\n", nil, bob, "403 bob", "403 ben"},
-		{filepath.Join(d.o.directory(), "roles.yaml"), carolMayList, gateway, carol, "403 carol", "200"},
+		{filepath.Join(d.o.registry.dir, "roles.yaml"), carolMayList, gateway, carol, "403 carol", "200"},
 		{userCA, string(pki.NewCA("others").PEM()), jane, "", "403 jane", "401"},
 	} {
 		c, got := clientOf(t, false, tt.pair), tt.before
@@ -99,7 +99,7 @@ func TestIdentities(t *testing.T) {
 func TestNothingIsCached(t *testing.T) {
 	d := aloneDoor(t, "--token-auth-file", writeFile(t, filepath.Join(t.TempDir(), "tokens"), "c,carol,1\nb,bob,2\n"), "--http2=false",
 		"--authentication-token-webhook-cache-ttl=0", "--authorization-webhook-cache-authorized-ttl=0", "--authorization-webhook-cache-unauthorized-ttl=0")
-	writeFile(t, filepath.Join(d.o.directory(), "roles.yaml"), carolMayList)
+	writeFile(t, filepath.Join(d.o.registry.dir, "roles.yaml"), carolMayList)
 	d.start(t)
 	must.Soon(t, 20*time.Second, "the roles are read", func() bool {
 		roles, _, _ := d.registry.Roles()
@@ -173,6 +173,6 @@ func TestJWTBesideLocalAPIServer(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "jwt: the local apiserver authenticates all tokens") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("jwt with a local apiserver: %v, want one line that names who authenticates tokens", err)
 	}
-	d.o.registry = "dir:/x"
+	d.o.registry = sources{dir: "/x"}
 	must.Do(t, d.makeTokens()[0].Take([]byte(text)))
 }

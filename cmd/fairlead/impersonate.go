@@ -69,13 +69,13 @@ func (d *door) impersonate(c *authn.Config) {
 }
 
 func (d *door) makeCredential(ctx context.Context) (err error) {
-	if d.o.impersonates() {
-		d.credential, err = newCredential(ctx, d.kube, d.log)
+	if !d.o.impersonates() {
+		return nil
 	}
+	d.credential, err = newCredential(ctx, d.kube, d.log)
+	d.loop("credential", d.credential.Run)
 	return err
 }
-
-func (d *door) credentialRejected() { d.credential.renew() }
 
 var (
 	errNoCredential = errors.New("it has no credential to impersonate callers with")

@@ -25,7 +25,7 @@ func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.Body = http.NoBody // a server's request always has one
 	}
 	body, to := io.Pipe()
-	w := &answer{header: make(http.Header), to: to, begun: make(chan struct{})}
+	w := &streamed{header: make(http.Header), to: to, begun: make(chan struct{})}
 	res := &http.Response{ContentLength: -1, Request: r, Body: &unread{body, cancel}}
 	go func() { // ends with the handler, which ends when the body is closed
 		defer func() {
@@ -58,8 +58,8 @@ func (b *unread) Close() error {
 	return b.PipeReader.Close()
 }
 
-// answer is the http.ResponseWriter of a streamed response.
-type answer struct {
+// streamed is the http.ResponseWriter of a streamed response.
+type streamed struct {
 	header, sent http.Header
 	status       int
 	to           *io.PipeWriter
@@ -67,10 +67,10 @@ type answer struct {
 	once         sync.Once
 }
 
-func (w *answer) Header() http.Header { return w.header }
+func (w *streamed) Header() http.Header { return w.header }
 
 // WriteHeader keeps the first final status.
-func (w *answer) WriteHeader(code int) {
+func (w *streamed) WriteHeader(code int) {
 	if code < http.StatusOK {
 		return
 	}
@@ -80,10 +80,10 @@ func (w *answer) WriteHeader(code int) {
 	})
 }
 
-func (w *answer) Write(b []byte) (int, error) {
+func (w *streamed) Write(b []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	return w.to.Write(b)
 }
 
 // Flush implements http.Flusher: nothing is held back.
-func (w *answer) Flush() { w.WriteHeader(http.StatusOK) }
+func (w *streamed) Flush() { w.WriteHeader(http.StatusOK) }

@@ -103,7 +103,7 @@ func (d *door) claim(t testing.TB, group, urls string) {
 	t.Helper()
 	const manifest = "apiVersion: apiregistration.k8s.io/v1\nkind: APIService\nmetadata: {name: v1.%[1]s, annotations: {fairlead.dev/probe-interval: 1s, fairlead.dev/url: %[2]q}}\n" +
 		"spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 100, caBundle: %[3]s, service: {namespace: x, name: nobody}}\n"
-	writeFile(t, filepath.Join(d.o.directory(), group+".yaml"), fmt.Sprintf(manifest, group, urls, base64.StdEncoding.EncodeToString(ca.PEM())))
+	writeFile(t, filepath.Join(d.o.registry.dir, group+".yaml"), fmt.Sprintf(manifest, group, urls, base64.StdEncoding.EncodeToString(ca.PEM())))
 }
 
 func urlOf(l *front.Listener) string { return "https://" + l.Addr().String() }

@@ -63,7 +63,7 @@ func (s *small) Close() error { return nil }
 
 func TestWholeLines(t *testing.T) {
 	disk := &small{room: 6}
-	w := &wholeLines{WriteCloser: disk}
+	w := &wholeLines{Writer: disk}
 	for _, room := range []int{6, 0, 0, 1, 100} {
 		disk.room = max(disk.room, room)
 		_, _ = w.Write([]byte("line\n")) // some of these fail

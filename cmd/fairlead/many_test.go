@@ -176,7 +176,7 @@ func (c *crowd) start(b *testing.B) *door {
 	policy := writeFile(b, filepath.Join(dir, "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
 	d := doorBefore(b, s.URL, "--allow-loopback-backends", "--write-status", "--emit-events",
 		"--access-log="+filepath.Join(dir, "access.log"), "--audit-log-path="+filepath.Join(dir, "audit.log"), "--audit-policy-file="+policy)
-	for name, run := range d.loops() {
+	for name, run := range d.loops {
 		if name != "prober" {
 			must.Run(b, func(ctx context.Context) error { _ = run(ctx); return ctx.Err() })
 		}

@@ -17,7 +17,7 @@ import (
 type options struct {
 	kubeconfig     string
 	localAPIServer []string
-	registry       string
+	registry       sources
 	etcd           etcdOptions
 
 	bindAddress string
@@ -97,7 +97,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs := group("local apiserver and registry")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig for Fairlead's own watches and reviews at the local apiserver. Empty: the in-cluster configuration. With --registry=dir: or etcd: that does not end in ,kubernetes, empty means that there is no local apiserver.")
 	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil, "URL of the local apiserver; repeat the flag for several. Empty: the server in the kubeconfig.")
-	fs.StringVar(&o.registry, "registry", "kubernetes", "Where APIServices are read from: kubernetes, dir:PATH, etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two of them have an APIService of one name, the first one wins.")
+	o.registry.text = "kubernetes"
+	fs.Var(&o.registry, "registry", "Where APIServices are read from: kubernetes, dir:PATH, etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two of them have an APIService of one name, the first one wins.")
 	o.etcd.addFlags(fs)
 	fs = group("listening")
 	fs.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "IP address to listen on.")
@@ -218,7 +219,9 @@ func (o *options) validateTLS(fault func(string, ...any)) {
 }
 
 func (o *options) validateChoices(fault func(string, ...any)) {
-	if o.validateRegistry(fault) {
+	if err := o.registry.fault; err != nil {
+		fault("%w", err)
+	} else {
 		o.validateEtcd(fault)
 	}
 	o.validateAlone(fault)

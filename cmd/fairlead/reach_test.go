@@ -32,7 +32,7 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 	})
 	d := doorBefore(t, s.URL)
 	for _, name := range []string{"local apiserver's pools", "local apiserver's prober"} {
-		must.Run(t, d.loops()[name])
+		must.Run(t, d.loops[name])
 	}
 	until := func(want registry.Health, message string) {
 		t.Helper()
@@ -66,7 +66,7 @@ func TestDocumentsOfAReadyApiserver(t *testing.T) {
 			report(registry.Unhealthy)
 		}
 	}).URL)
-	must.Run(t, d.loops()["local apiserver's pools"])
+	must.Run(t, d.loops["local apiserver's pools"])
 	must.Run(t, func(ctx context.Context) error { return cmp.Or(d.frames.Run(ctx), ctx.Err()) })
 	fetch := func(ctx context.Context) error {
 		res, err := d.fetchLocal(ctx, must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://local/apis", nil))(t))
@@ -107,7 +107,7 @@ func TestEventsReachTheLocalApiserver(t *testing.T) {
 	})
 	d := doorBefore(t, s.URL, "--emit-events", "--registry=dir:"+t.TempDir())
 	for _, name := range []string{"table", "events"} {
-		must.Run(t, d.loops()[name])
+		must.Run(t, d.loops[name])
 	}
 	group := "a" // the first ones may exist before it leads
 	must.Soon(t, 20*time.Second, "an Event", func() bool {
@@ -120,7 +120,7 @@ func TestEventsReachTheLocalApiserver(t *testing.T) {
 			return false
 		}
 	})
-	if quiet := doorBefore(t, s.URL, "--write-status").loops(); quiet["events"] != nil || quiet["status writer"] == nil {
+	if quiet := doorBefore(t, s.URL, "--write-status").loops; quiet["events"] != nil || quiet["status writer"] == nil {
 		t.Errorf("events: %v, status writer: %v", quiet["events"] != nil, quiet["status writer"] != nil)
 	}
 }

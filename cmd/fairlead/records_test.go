@@ -56,7 +56,7 @@ func TestAuditFiles(t *testing.T) {
 			d.audit.Open(&audit.Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/x"}, Path: "/x", Received: time.Now(), UserAgent: strings.Repeat("a", 500)}).Received()
 		}
 		stop()
-		must.Do(t, d.closeLogs())
+		must.Do(t, d.closeRecords())
 		check.Same(t, 0o700, must.Get(os.Stat(dir))(t).Mode().Perm(), "mode of the folder")
 		entries, lines := must.Get(os.ReadDir(dir))(t), 0
 		check.Same(t, len(all), len(entries), "%s: files", files)
@@ -121,7 +121,7 @@ func TestAccessLogOfFlags(t *testing.T) {
 		}
 		stop()
 		check.Same(t, lines, bytes.Count(must.Get(os.ReadFile(file))(t), []byte("\n")), "lines of the sample %v", sample)
-		must.Do(t, d.access.Close()) // writing fails from here on
+		must.Do(t, d.closeRecords()) // writing fails from here on
 		stop = must.Run(t, d.accessLog.Run)
 		d.accessLog.Add(0, &accesslog.Line{Status: http.StatusOK})
 		stop()
@@ -141,7 +141,7 @@ func TestTracing(t *testing.T) {
 		d, _ := recordsDoor(t, options{}, strings.Replace(tracingHead, "v1", version, 1)+"endpoint: "+endpoint+"\nsamplingRatePerMillion: 1000000\n")
 		tracer := must.Get(d.makeTracer())(t)
 		tracer.Start(&requests.Request{Method: "GET", Path: "/x", Name: "GET", Began: began}).End(&requests.Outcome{Status: 503, Err: "gone", Took: time.Second, Retries: 2})
-		must.Do(t, d.closeLogs())
+		must.Do(t, d.closeRecords())
 	}
 	if took := time.Since(began); took > flushTime+5*time.Second {
 		t.Errorf("ended after %s", took)

@@ -15,19 +15,23 @@ import (
 
 // run builds the door top to bottom, serves until ctx ends, and drains.
 func run(ctx context.Context, o *options, log *slog.Logger) error {
-	d := &door{o: o, log: log, metrics: prometheus.NewRegistry(), memory: keepSmall()}
+	d := &door{o: o, log: log, metrics: prometheus.NewRegistry()}
 	limitMemory(d.log)
+	if m := keepSmall(); m != nil {
+		d.loop("memory", m.Run)
+	}
 	if err := d.build(ctx); err != nil {
 		return err
 	}
 	err := d.serve(ctx)
-	return errors.Join(err, d.closeLogs()) //nolint:contextcheck // ctx has ended, but recorded data must still be sent
+	return errors.Join(err, d.closeRecords()) //nolint:contextcheck // ctx has ended, but recorded data must still be sent
 }
 
 // build makes all components and listens, but serves nothing yet.
 func (d *door) build(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		d.countProcess, d.findAPIServer, d.openListeners, d.makeReach, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makePorts,
+		d.countProcess, d.findAPIServer, d.openListeners, d.makeReach, d.makeTable, d.makeTrust, d.makeBackends,
+		d.makeStatus, d.makeEntrypoint, d.makeDocuments, d.makeProxy, d.makePages, d.makePorts,
 	} {
 		if err := step(ctx); err != nil {
 			d.closeListeners()
@@ -43,7 +47,7 @@ func (d *door) serve(ctx context.Context) error {
 	loops, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	g, gctx := errgroup.WithContext(loops)
-	for name, loop := range d.loops() {
+	for name, loop := range d.loops {
 		g.Go(func() error {
 			if err := loop(gctx); err != nil && !errors.Is(err, context.Canceled) {
 				return fmt.Errorf("running %s: %w", name, err)
@@ -89,45 +93,16 @@ func (d *door) ended(loops func() error, stopped <-chan struct{}) error {
 	}
 }
 
-// loops returns the background components, by the names that errors show.
-func (d *door) loops() map[string]func(context.Context) error {
-	loops := map[string]func(context.Context) error{
-		"table": d.registry.Run, "certificates": d.certs.Run, "backend trust": d.trust.Run, "prober": d.prober.Run,
-		"backend pools": d.backends.Run, "request metrics": d.proxy.Run, "discovery": d.documents.discovery.Run, "OpenAPI": d.documents.openapi.Run,
+// loops are background components, by the names that errors show.
+type loops map[string]func(context.Context) error
+
+// loop has serve run a component. Steps also call it for one that could not be made: then serve is
+// not reached.
+func (d *door) loop(name string, run func(context.Context) error) {
+	if d.loops == nil {
+		d.loops = make(loops)
 	}
-	if d.o.alone() || d.o.impersonates() {
-		loops["tokens"] = d.tokens.Run
-	}
-	if d.credential != nil {
-		loops["credential"] = d.credential.Run
-	}
-	if d.local != nil {
-		loops["local apiserver's pools"], loops["local apiserver's prober"], loops["CRD watch"] = d.local.Run, d.localProber.Run, d.followCRDs
-	}
-	if d.apiServices != nil {
-		loops["apiservices"] = d.apiServices.Run
-	}
-	if d.events != nil {
-		loops["events"] = d.events.Run
-	}
-	if d.status != nil {
-		loops["status writer"] = d.status.Run
-	}
-	if d.entry != nil {
-		loops["entrypoint"] = d.entry.Run
-	}
-	loops["pages"], loops["readiness"] = d.pages.Run, d.followReadiness
-	loops["HTTP/2"], loops["admin HTTP/2"] = d.frames.Run, d.adminFrames.Run
-	if d.memory != nil {
-		loops["memory"] = d.memory.Run
-	}
-	if d.accessLog != nil {
-		loops["access log"] = d.accessLog.Run
-	}
-	if d.audit != nil {
-		loops["audit log"] = d.audit.Run
-	}
-	return loops
+	d.loops[name] = run
 }
 
 // The shares of file descriptors for client connections, and for sessions' connections to backends

@@ -17,7 +17,7 @@ import (
 // makeStatus makes the writer of fairlead.dev/Available, and the reporter of changed verdicts as
 // Events. kube-apiserver's own controllers own Available and cannot be switched off.
 func (d *door) makeStatus(context.Context) error {
-	if d.o.endpoints() != nil {
+	if d.o.registry.etcd != nil {
 		if err := d.makeStored(); err != nil {
 			return err
 		}
@@ -29,20 +29,23 @@ func (d *door) makeStatus(context.Context) error {
 	events, err2 := corev1.NewForConfig(d.client)
 	leases, err3 := coordinationv1.NewForConfig(d.client)
 	identity, err4 := replicaName()
-	err := errors.Join(err1, err2, err3, err4)
-	if err != nil {
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return fmt.Errorf("making clients of the local apiserver: %w", err)
 	}
 	if d.o.writeStatus {
-		d.status, err = status.New(status.Config{
-			Table: d.registry.Table, APIServices: objects.APIServices(), Leases: leases, Logger: d.log, Metrics: d.metrics, Identity: identity,
-		})
+		err := d.writeStatus(status.Config{APIServices: objects.APIServices(), Leases: leases, Identity: identity})
+		if err != nil {
+			return err
+		}
 	}
-	if err == nil && d.o.emitEvents {
-		d.events, err = status.NewEvents(status.EventsConfig{
-			Table: d.registry.Table, Events: events, Leases: leases, Identity: identity, Faults: d.trust.Faults, Logger: d.log, Metrics: d.metrics,
-		})
+	if !d.o.emitEvents {
+		return nil
 	}
+	e, err := status.NewEvents(status.EventsConfig{
+		Table: d.registry.Table, Events: events, Leases: leases, Identity: identity, Faults: d.trust.Faults,
+		Logger: d.log, Metrics: d.metrics,
+	})
+	d.loop("events", e.Run)
 	return err
 }
 
@@ -53,7 +56,13 @@ func (d *door) makeStored() error {
 	if err != nil {
 		return fmt.Errorf("making client of APIServices: %w", err)
 	}
-	d.status, err = status.New(status.Config{Table: d.registry.Table, APIServices: objects.APIServices(), Elect: d.apiServices.Elect, Logger: d.log, Metrics: d.metrics})
+	return d.writeStatus(status.Config{APIServices: objects.APIServices(), Elect: d.apiServices.Elect})
+}
+
+func (d *door) writeStatus(c status.Config) error {
+	c.Table, c.Logger, c.Metrics = d.registry.Table, d.log, d.metrics
+	w, err := status.New(c)
+	d.loop("status writer", w.Run)
 	return err
 }
 

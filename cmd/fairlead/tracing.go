@@ -41,13 +41,21 @@ func (d *door) makeTracer() (*requests.Tracer, error) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { d.log.Warn("sending spans", "err", err) }))
 	// The provider connects, and reconnects, in the background: an unreachable collector delays
 	// nothing.
-	d.spans, err = tracing.NewProvider(context.Background(), config, nil, []resource.Option{resource.WithAttributes(
+	spans, err := tracing.NewProvider(context.Background(), config, nil, []resource.Option{resource.WithAttributes(
 		attribute.String("service.name", "fairlead"), attribute.String("service.version", version), attribute.String("service.instance.id", identity),
 	)})
 	if err != nil {
 		return nil, fmt.Errorf("making the span exporter: %w", err)
 	}
-	return requests.New(d.spans), nil
+	d.closing = append(d.closing, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), flushTime)
+		defer cancel()
+		if err := spans.Shutdown(ctx); err != nil {
+			d.log.Warn("sending the last spans", "err", err) // the process still exits successfully
+		}
+		return nil
+	})
+	return requests.New(spans), nil
 }
 
 // readTracing reads the configuration as kube-apiserver does, in any API version.
@@ -66,16 +74,4 @@ func readTracing(file string) (*tracingapi.TracingConfiguration, error) {
 		return nil, faults.ToAggregate()
 	}
 	return &config.TracingConfiguration, nil
-}
-
-func (d *door) flushSpans() error {
-	if d.spans == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
-	defer cancel()
-	if err := d.spans.Shutdown(ctx); err != nil {
-		d.log.Warn("sending the last spans", "err", err) // the process still exits successfully
-	}
-	return nil
 }

@@ -43,19 +43,20 @@ func (d *door) makeTrust(context.Context) (err error) {
 		return cli.Usage(err)
 	}
 	d.certs, err = certs.New(certs.Config{
-		Serving: filePair(d.o.tlsCert, d.o.tlsKey), SNI: sniPairs(d.o.sniPairs), MinVersion: version, CipherSuites: suites, HTTP1: !d.o.http2,
+		Serving: certs.PairSource{Cert: d.o.tlsCert, Key: d.o.tlsKey}, SNI: sniPairs(d.o.sniPairs),
+		MinVersion: version, CipherSuites: suites, HTTP1: !d.o.http2,
 		ClientCA: d.o.clientCA, RequestHeaderCA: d.o.requestHeaderCA, AllowedNames: d.o.allowedNames,
 		ConfigMap: authConfigMap(), TrustConfigMap: d.o.authConfigMap,
-		ProxyClient: filePair(d.o.proxyCert, d.o.proxyKey), Files: append(d.localFiles(), d.makeTokens()...), Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
+		ProxyClient: certs.PairSource{Cert: d.o.proxyCert, Key: d.o.proxyKey},
+		Files:       append(d.localFiles(), d.makeTokens()...),
+		Watch:       d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil {
 		return cli.Usage(err)
 	}
+	d.loop("certificates", d.certs.Run)
+	d.loop("backend trust", d.trust.Run)
 	return nil
-}
-
-func filePair(cert, key string) certs.PairSource {
-	return certs.PairSource{Cert: cert, Key: key}
 }
 
 // sniPairs reads certfile,keyfile[:name,…], as kube-apiserver does. A flag of another form yields a
@@ -65,7 +66,7 @@ func sniPairs(flags []string) []certs.PairSource {
 	for _, f := range flags {
 		files, names, _ := strings.Cut(f, ":")
 		cert, key, _ := strings.Cut(files, ",")
-		p := filePair(cert, key)
+		p := certs.PairSource{Cert: cert, Key: key}
 		if names != "" {
 			p.Names = strings.Split(names, ",")
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -86,7 +87,8 @@ func (d *door) operatorReach() *reach.Rules { return &reach.Rules{Operator: true
 // reach returns the rules of the command line.
 func (o *options) reach() reach.Rules {
 	// The operator of this process writes the directory, but not what is in etcd or in a cluster.
-	return reach.Rules{AllowLoopback: o.allowLoopback || o.directory() != "" && o.endpoints() == nil && !o.withCluster()}
+	r := &o.registry
+	return reach.Rules{AllowLoopback: o.allowLoopback || r.dir != "" && r.etcd == nil && !r.cluster}
 }
 
 func (d *door) makeTable(context.Context) (err error) {
@@ -97,11 +99,12 @@ func (d *door) makeTable(context.Context) (err error) {
 	if err := d.makeAPIServices(&options); err != nil { //nolint:contextcheck // it sends no request yet
 		return err
 	}
-	c := registry.Config{Client: d.client, Directory: d.o.directory(), Cluster: d.o.withCluster(), Options: options, Logger: d.log, Metrics: d.metrics}
-	if d.o.endpoints() != nil {
+	c := registry.Config{Client: d.client, Directory: d.o.registry.dir, Cluster: d.o.registry.cluster, Options: options, Logger: d.log, Metrics: d.metrics}
+	if d.o.registry.etcd != nil {
 		c.APIServices, c.CacheFile = d.ownClient(), d.o.etcd.cacheFile
 	}
 	d.registry, err = registry.New(c)
+	d.loop("table", d.registry.Run)
 	return err
 }
 
@@ -126,6 +129,8 @@ func (d *door) makeBackends(context.Context) (err error) {
 		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, Dial: d.reach.Dial,
 		Signal: d.prober.Signal, Observe: d.prober.Observe, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
 	})
+	d.loop("prober", d.prober.Run)
+	d.loop("backend pools", d.backends.Run)
 	if err != nil || d.o.alone() {
 		return err
 	}
@@ -161,6 +166,8 @@ func (d *door) makeLocal(identity func() <-chan struct{}) (err error) {
 		Table: func() health.Table { return servers }, Report: d.localReport,
 		TLS: func(string, *registry.Backend) (*tls.Config, error) { return d.localTLS(true) }, Dial: dial, Authorization: credential,
 	})
+	d.loop("local apiserver's pools", d.local.Run)
+	d.loop("local apiserver's prober", d.localProber.Run)
 	return err
 }
 
@@ -180,23 +187,31 @@ func (d *door) makeProxy(context.Context) error {
 	}
 	d.may = may.Upstream()
 	d.live = &health.Checks{Name: "livez", Logger: d.log}
-	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: tableReady(d.registry.Table)}, {Name: "discovery", Func: d.discoveryReady}, {Name: "authentication-configmap", Func: d.namesReady}}, Logger: d.log}
+	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, Logger: d.log, List: []health.Check{
+		{Name: "table", Func: tableReady(d.registry.Table)},
+		{Name: "discovery", Func: func(*http.Request) error { return d.documents.discovery.Ready() }},
+		{Name: "authentication-configmap", Func: d.namesReady},
+	}}
 	if d.local != nil {
-		d.ready.List = append(d.ready.List, health.Check{Name: "local-apiserver", Func: d.localReady})
+		d.ready.List = append(d.ready.List, health.Check{
+			Name: "local-apiserver", Func: func(*http.Request) error { return d.local.Ready() },
+		})
 	}
-	if err := d.makeLogs(); err != nil {
+	if err := errors.Join(d.makeAccessLog(), d.makeAudit()); err != nil {
 		return err
 	}
+	d.taps.Draining = d.draining.Active
 	tracer, err := d.makeTracer() //nolint:contextcheck // it outlives the start
 	if err != nil {
 		return err
 	}
 	d.proxy, err = proxy.New(proxy.Config{
 		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, MaxInFlight: d.o.maxInFlight,
-		MaxSessions: front.Descriptors(sessionShare), MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, ForwardRedirects: !d.o.rejectRedirects, Documents: http.HandlerFunc(d.serveDocument), Ready: d.readyDocument, Pages: d.ownPages(), Health: d.health,
-		CredentialRejected: d.credentialRejected, AccessLog: d.accessLog, Taps: &d.taps, Audit: d.audit, Tracer: tracer, Logger: d.log, Metrics: d.metrics,
+		MaxSessions: front.Descriptors(sessionShare), MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, ForwardRedirects: !d.o.rejectRedirects, Documents: http.HandlerFunc(d.serveDocument), Ready: d.readyDocument, Pages: http.HandlerFunc(d.servePages), Health: d.health,
+		CredentialRejected: func() { d.credential.renew() }, AccessLog: d.accessLog, Taps: &d.taps, Audit: d.audit, Tracer: tracer, Logger: d.log, Metrics: d.metrics,
 		AllowedOrigins: d.o.browsers.origins, HSTS: d.o.browsers.hsts,
 	})
+	d.loop("request metrics", d.proxy.Run)
 	return err
 }
 
@@ -222,12 +237,6 @@ type target struct {
 	names authn.HeaderNames
 }
 
-func headerNames(o *options) authn.HeaderNames {
-	return authn.HeaderNames{Username: o.usernameHeaders, UID: o.uidHeaders, Group: o.groupHeaders, ExtraPrefix: o.extraHeaderPrefixes}
-}
-
-func (d *door) localReady(*http.Request) error { return d.local.Ready() }
-
 // makePorts makes the servers of both ports. Engines have client connections only if HTTP/2 is
 // offered; the front door's engine always has the connections to backends.
 func (d *door) makePorts(context.Context) error {
@@ -237,5 +246,8 @@ func (d *door) makePorts(context.Context) error {
 	own := adminPages(d.live, d.ready, d.gathered(), d.pages, d.proxy.Guard)
 	d.adminFrames = d.adminEngine(own) //nolint:contextcheck // as above
 	d.admin = front.New(front.Config{Listener: d.adminListener, TLS: d.certs.TLS(), Handler: own, ConnContext: d.proxy.ConnContext, Frames: d.adminFrames, Memory: d.held, Logger: d.log})
+	d.loop("HTTP/2", d.frames.Run)
+	d.loop("admin HTTP/2", d.adminFrames.Run)
+	d.loop("readiness", d.followReadiness)
 	return nil
 }
