@@ -1,10 +1,11 @@
 package proxy
 
 import (
+	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -35,17 +36,21 @@ func (d *Decision) withholds(name string) bool {
 	return hopByHop(name) || d.Action == ToRemote && crossOrigin(name)
 }
 
-// clean removes such fields from a header that net/http has read, or that holds trailers that it
-// will write.
-func (d *Decision) clean(header http.Header) {
-	listed := listedIn(nil, header["Connection"]...)
+// clean removes such fields from a header or trailer that net/http has read.
+func (d *Decision) clean(header http.Header) error {
+	names, ok := listed(header["Connection"])
+	if !ok || len(header) > wire.MaxNames {
+		return errManyFields
+	}
 	for name := range header {
-		lower := strings.ToLower(strings.TrimPrefix(name, http.TrailerPrefix))
-		if d.withholds(lower) || slices.Contains(listed, lower) {
+		if lower := strings.ToLower(name); d.withholds(lower) || names[lower] {
 			delete(header, name)
 		}
 	}
+	return nil
 }
+
+var errManyFields = fmt.Errorf("%w: too many names of fields", backend.ErrBadResponse)
 
 // rejects reports whether a remote's response is a redirect that must not reach the client.
 func (p *Proxy) rejects(status int) bool {

@@ -34,14 +34,14 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 			go returned.Do(func() { p.hasten(w) }) // off the loop; it ends at once
 		}
 	}
-	ctx, end := relayInterims(r, w)
+	ctx, end := relayInterims(r, w, &x.decision)
 	x.noteSent()
 	res, err := p.frames.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
 	end()
 	var failure *h2.Failure
 	switch {
 	case err == nil:
-		p.relay(w, res)
+		p.relay(w, res, &x.decision)
 	case errors.As(err, &failure) && failure.Answer != nil:
 		failure.Answer.ServeHTTP(w, r)
 	case failure != nil && !errors.Is(err, errBadBody): // aborted, maybe after the response had begun
@@ -157,19 +157,26 @@ func (h *Head) target() string {
 
 // relay copies a backend's response to a client of net/http. If it cannot be completed, the
 // client's connection or stream is aborted, so that it does not look complete.
-func (p *Proxy) relay(w http.ResponseWriter, res *http.Response) {
+func (p *Proxy) relay(w http.ResponseWriter, res *http.Response, d *Decision) {
 	defer res.Body.Close()
 	h := w.Header()
 	for key, values := range res.Header {
 		h[key] = append(h[key], values...)
 	}
-	announced := make(map[string]bool, len(res.Trailer))
+	announced := map[string]bool{}
 	for key := range res.Trailer {
+		if len(announced) == maxListed { // the others come without
+			break
+		}
 		announced[key] = true
 		h.Add("Trailer", key)
 	}
 	w.WriteHeader(res.StatusCode)
-	if err := p.relayBody(w, res); err != nil {
+	err := p.relayBody(w, res)
+	if err == nil {
+		err = d.clean(res.Trailer)
+	}
+	if err != nil {
 		p.log.Debug("relaying a response", "err", err)
 		panic(http.ErrAbortHandler)
 	}
@@ -184,23 +191,26 @@ func (p *Proxy) relay(w http.ResponseWriter, res *http.Response) {
 	}
 }
 
-// relayBody flushes a body of unknown length whenever no more of it is at hand, because the client
-// waits for it, as for the events of a watch.
+// relayBody passes on what has come. A body of unknown length is flushed whenever no more of it is
+// at hand, because the client waits for it, as for the events of a watch. One of declared length
+// has a moment to be complete: then it takes one packet.
 func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 	buf := p.copies.Get()
 	defer p.copies.Put(buf)
 	body, _ := res.Body.(interface{ AtHand() bool })
-	flush := func() error { return nil }
-	if res.ContentLength < 0 {
-		flush = http.NewResponseController(w).Flush
-	}
+	f := &flusher{control: http.NewResponseController(w)}
 	for {
 		if body == nil || !body.AtHand() {
-			if err := flush(); err != nil {
-				return err
+			if res.ContentLength < 0 {
+				if err := f.control.Flush(); err != nil {
+					return err
+				}
+			} else {
+				f.wait()
 			}
 		}
 		n, err := res.Body.Read(buf)
+		f.came()
 		if n > 0 {
 			if _, err := w.Write(buf[:n]); err != nil {
 				return err //nolint:wrapcheck // an error of the client
@@ -212,5 +222,45 @@ func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 		case err != nil:
 			return err //nolint:wrapcheck // an error of the backend
 		}
+	}
+}
+
+// flusher flushes a response whose next bytes are late.
+type flusher struct {
+	control *http.ResponseController
+	timer   *time.Timer
+	mu      sync.Mutex // guards waits, and the response while it is set
+	waits   bool
+}
+
+// flushAfter is longer than servers take between a head and a body that is ready, and shorter than
+// anybody notices.
+const flushAfter = 5 * time.Millisecond
+
+// wait begins before a Read, and came ends it.
+func (f *flusher) wait() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.waits = true; f.timer == nil {
+		f.timer = time.AfterFunc(flushAfter, f.late)
+	} else {
+		f.timer.Reset(flushAfter)
+	}
+}
+
+func (f *flusher) late() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.waits {
+		_ = f.control.Flush() // the next Write has its error
+	}
+}
+
+func (f *flusher) came() {
+	if f.timer != nil {
+		f.timer.Stop()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.waits = false
 	}
 }

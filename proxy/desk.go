@@ -35,7 +35,6 @@ func (h *Head) costly() bool { return h.size() > quickHead || len(h.RawQuery) > 
 // size returns the size of a head in bytes. It stops counting above quickHead. It looks at each
 // field once.
 func (h *Head) size() int {
-	h.steps += len(h.Fields)
 	n := len(h.Path) + len(h.RawQuery)
 	for i := range h.Fields {
 		if n > quickHead {

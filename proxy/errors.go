@@ -122,6 +122,11 @@ func errInvalidPath(path string) error {
 	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, message, 0)
 }
 
+// errListed refuses a head that no known client sends.
+func errListed() error {
+	return apierrors.NewBadRequest("the Connection header lists more than " + strconv.Itoa(maxListed) + " names")
+}
+
 func errNotReady() error {
 	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the table of APIServices is not complete yet, please try again", retrySoon)
 }
@@ -138,6 +143,12 @@ func errLoop() error {
 
 func errNotFound() error {
 	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)
+}
+
+// errNotSwitched is kube-aggregator's answer to a status below 400 instead of 101: clients then ask
+// without an upgrade.
+func errNotSwitched(name string, status int) error {
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" did not switch protocols: it answered with status "+strconv.Itoa(status), 0)
 }
 
 func errTooLong() error {

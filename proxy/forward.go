@@ -127,7 +127,11 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
 	out := outgoing(r, x, d.host(x.head))
 	out.Body, out.ContentLength = r.Body, r.ContentLength
-	ctx, end := relayInterims(r, w)
+	if d.Action == ToLocal && x.upstream.Streams(r) {
+		// It ends the connection with a 401, which would be lost while the body is sent.
+		out.Header.Set("Expect", "100-continue")
+	}
+	ctx, end := relayInterims(r, w, d)
 	x.noteSent()
 	res, err := x.upstream.RoundTrip(out.WithContext(ctx), d.LongRunning)
 	end()
@@ -143,10 +147,13 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, errRedirect(d.Entry.Name))
 		return
 	}
+	if err := d.clean(res.Header); err != nil {
+		_ = res.Body.Close() // the body is not needed
+		p.forwardFailed(w, r, err)
+		return
+	}
 	p.endCleanly(res, x)
-	d.clean(res.Header)
-	p.relay(w, res)
-	d.clean(w.Header()) // the header holds the trailers, which are sent now
+	p.relay(w, res, d)
 }
 
 // outgoing returns the HTTP/1.1 request without its body and trailers: the client's target byte for
@@ -191,9 +198,7 @@ func applyFields(header http.Header, d *Decision) {
 			delete(header, name)
 		}
 	}
-	for _, f := range d.Set {
-		header.Del(f.Name)
-	}
+	delete(header, "Expect") // a promise of one hop
 	for _, f := range d.Set {
 		header.Add(f.Name, f.Value)
 	}

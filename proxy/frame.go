@@ -131,7 +131,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Pl
 func (l *frames) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
 	d.Set, r.audit = identified(d.Set, r.head)
-	r.observer = l.p.observe(r.head, d)
+	r.observer = l.p.observe(r.head, d, r.audit)
 	if answer := r.ready(); answer != nil {
 		return r.prepared(answer)
 	}
@@ -176,7 +176,7 @@ func (r *frameRequest) refuseParking() h2.Plan {
 	d := &r.decision
 	d.refuse(err)
 	d.Set, r.audit = identified(d.Set, r.head)
-	r.observer = r.l.p.observe(r.head, d)
+	r.observer = r.l.p.observe(r.head, d, r.audit)
 	r.observer.begin(d)
 	return r.refuse(err)
 }

@@ -98,6 +98,9 @@ func checkRemote(t *testing.T, h *Head, d *Decision, token bool) {
 		t.Fatalf("served as %v", d.User)
 	}
 	for _, f := range d.Set {
+		if !d.Strip.Removes(f.Name) {
+			t.Errorf("%q is set beside the client's", f.Name)
+		}
 		if f.Name == "x-remote-user" && f.Value != d.User.GetName() {
 			t.Errorf("the backend gets the user %q, want %q", f.Value, d.User.GetName())
 		}

@@ -1,12 +1,17 @@
 package proxy
 
 import (
+	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // Head is a request head of either protocol. decide reads nothing else of a request.
@@ -32,12 +37,17 @@ type Head struct {
 	// Remote is the client's address and port, RemoteIP the address alone.
 	Remote, RemoteIP string
 
-	steps int // work of the decision so far: bytes of the target and fields, counted again in each pass
+	// listed are the names that an HTTP/1.1 head's Connection fields list, in lower case, but those
+	// that name the caller (RFC 9110 §7.6.1).
+	listed map[string]bool
+	// invalid refuses the head, whatever it asks for.
+	invalid error
+
+	steps int // nobody reads it any more
 }
 
 // get returns the first value of a field. The name must be in lower case.
 func (h *Head) get(name string) string {
-	h.steps += len(h.Fields)
 	for i := range h.Fields {
 		if h.Fields[i].Name == name {
 			return h.Fields[i].Value
@@ -49,7 +59,6 @@ func (h *Head) get(name string) string {
 // list returns the values of all fields of a name as one list (RFC 9110 §5.3). The name must be in
 // lower case.
 func (h *Head) list(name string) string {
-	h.steps += len(h.Fields)
 	var values []string
 	for i := range h.Fields {
 		if h.Fields[i].Name == name && h.Fields[i].Value != "" {
@@ -68,15 +77,31 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 	if h.Path = r.URL.RawPath; h.Path == "" {
 		h.Path = r.URL.EscapedPath()
 	}
+	var ok bool
+	if h.listed, ok = listed(r.Header["Connection"]); !ok {
+		h.invalid = errListed()
+	}
+	maps.DeleteFunc(h.listed, func(name string, _ bool) bool { return namesCaller(name) })
+	if len(r.Header) > wire.MaxNames {
+		h.invalid = errManyNames()
+	}
 	h.Fields = make([]hpack.HeaderField, 0, len(r.Header))
 	for name, values := range r.Header {
 		lower := strings.ToLower(name)
+		if lower == "expect" {
+			continue // a promise of one hop, which net/http keeps
+		}
 		for _, v := range values {
 			h.Fields = append(h.Fields, hpack.HeaderField{Name: lower, Value: v})
 		}
 	}
 	h.Upgrade = upgradeOf(r)
 	return h
+}
+
+// errManyNames refuses a head that no known client sends.
+func errManyNames() error {
+	return statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Sprintf("the request has more than %d header fields", wire.MaxNames), 0)
 }
 
 // upgradeOf returns the protocol that a request asks to switch to, and the empty string if it is no

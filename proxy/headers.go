@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"math/rand/v2"
-	"slices"
 	"strings"
 
 	"golang.org/x/net/http2/hpack"
@@ -20,56 +19,54 @@ type Strip struct {
 	pool authn.Pool
 	// upgrade says that the request is an upgrade.
 	upgrade bool
-	// connection are the names that an HTTP/1.1 Connection field lists, in lower case (RFC 9110
-	// §7.6.1).
-	connection []string
+	// listed are the names that the Connection fields list, see Head.
+	listed map[string]bool
 }
 
 func (p *Proxy) strip(h *Head, pool authn.Pool) Strip {
-	return Strip{authn: p.cfg.Authn, pool: pool, connection: connectionListed(h), upgrade: h.Upgrade != ""}
+	return Strip{authn: p.cfg.Authn, pool: pool, listed: h.listed, upgrade: h.Upgrade != ""}
 }
 
-// Removes reports whether a field is not forwarded. The name must be in lower case.
+// Removes reports whether a field is not forwarded, which includes all that Decision.Set replaces.
+// The name must be in lower case.
 func (s *Strip) Removes(name string) bool {
 	switch name {
-	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip", loopHeader:
+	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip", loopHeader, auditHeader:
 		return true
 	case "sec-websocket-protocol": // it may hold a token, and has no use without an upgrade
 		if !s.upgrade {
 			return true
 		}
 	}
-	if hopByHop(name) || slices.Contains(s.connection, name) {
+	if hopByHop(name) || s.listed[name] {
 		return true
 	}
 	return s.authn == nil || s.authn.Strip(name, s.pool)
 }
 
-// connectionListed returns the names that the Connection fields list, without tokens that have a
-// meaning of their own and without fields that name the caller. A listed name of ours is dropped,
-// too: we set our fields after stripping.
-func connectionListed(h *Head) []string {
-	var names []string
-	h.steps += len(h.Fields)
-	for i := range h.Fields {
-		if h.Fields[i].Name == "connection" {
-			names = listedIn(names, h.Fields[i].Value)
-		}
-	}
-	return slices.DeleteFunc(names, namesCaller)
-}
+// maxListed limits the names that all Connection fields of a head list. Real ones list up to three.
+const maxListed = 32
 
-// listedIn appends to names the names that Connection lines list, in lower case.
-func listedIn(names []string, lines ...string) []string {
+// listed returns the names that Connection fields list, in lower case, without tokens that have a
+// meaning of their own. It makes one set for a head, so that a field costs one look-up however many
+// names there are. It reports false if there are more than maxListed, empty ones included.
+func listed(lines []string) (names map[string]bool, ok bool) {
+	n := 0
 	for _, line := range lines {
 		for token := range strings.SplitSeq(line, ",") {
+			if n++; n > maxListed {
+				return nil, false
+			}
 			token = strings.ToLower(strings.TrimSpace(token))
 			if token != "" && token != "close" && token != "keep-alive" && token != "upgrade" {
-				names = append(names, token)
+				if names == nil {
+					names = map[string]bool{}
+				}
+				names[token] = true
 			}
 		}
 	}
-	return names
+	return names, true
 }
 
 // namesCaller reports whether a field says who the caller is. Listing such a field in Connection
@@ -103,15 +100,17 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 	)
 }
 
-// identified returns the request's audit ID. It adds a new one to set if there is none yet.
+// identified adds the audit ID with which a request is forwarded and answered: the client's, if it
+// is short enough, or a new one.
 func identified(set []hpack.HeaderField, h *Head) ([]hpack.HeaderField, string) {
-	if id := auditID(set, h); id != "" {
-		return set, id
+	id := h.get(auditHeader)
+	ours := id == "" || len(id) > maxAuditID
+	if ours {
+		id = newAuditID()
 	}
-	id := newAuditID()
 	// Sensitive keeps the ID out of HPACK's tables, where it would evict reusable fields with every
 	// request.
-	return append(set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: true}), id
+	return append(set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: ours}), id
 }
 
 // auditHeader correlates the logs of all servers that handle a request.
@@ -120,20 +119,6 @@ const auditHeader = "audit-id"
 // maxAuditID is the length at which k8s.io/apiserver truncates an ID in its log (truncateAuditID in
 // pkg/audit).
 const maxAuditID = 64
-
-// auditID returns the ID with which a request is forwarded and answered: the client's, if it is
-// short enough, or ours. Empty means that there is none yet.
-func auditID(set []hpack.HeaderField, h *Head) string {
-	for _, f := range slices.Backward(set) {
-		if f.Name == auditHeader {
-			return f.Value
-		}
-	}
-	if id := h.get(auditHeader); len(id) <= maxAuditID {
-		return id
-	}
-	return ""
-}
 
 // maxVia limits the loop header to about sixty hops; a longer one is replaced. A chain of that
 // length is a loop that does not pass through this process.

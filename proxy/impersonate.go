@@ -8,9 +8,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 )
 
-// checkCaller authenticates a token that this process verifies itself, and refuses users whom it
-// must not impersonate. It reports false if it would have to block and wait is false.
+// checkCaller refuses an invalid head, authenticates a token that this process verifies itself, and
+// refuses users whom it must not impersonate. It reports false if it would have to block and wait
+// is false.
 func (p *Proxy) checkCaller(ctx context.Context, d *Decision, h *Head, conn *authn.Conn, wait bool) (known bool, err error) {
+	if h.invalid != nil {
+		return true, h.invalid
+	}
 	c := &d.Credentials
 	issued, known := p.cfg.Authn.Issued(conn, c, false)
 	if !known {

@@ -25,48 +25,43 @@ var errInterims = errors.New("backend sent too many interim responses")
 type interims struct {
 	mu   sync.Mutex // guards the fields below, and w until over
 	w    http.ResponseWriter
+	d    *Decision
 	n    int
 	over bool
-	// expects says that net/http will write 100 Continue to the client when the body is read, which
-	// may be now.
-	expects bool
 }
 
 // relayInterims passes 1xx heads on until its caller calls end, which must be before the response
 // is written. An HTTP/1.0 client gets none: it would take the first one for the response (RFC 9110
-// §15.2).
-func relayInterims(r *http.Request, w http.ResponseWriter) (relayed context.Context, end func()) {
-	h := &interims{w: w, over: !r.ProtoAtLeast(1, 1)}
-	h.expects = r.ProtoMajor == 1 && httpguts.HeaderValuesContainsToken(r.Header["Expect"], "100-continue")
+// §15.2). Nor does a client to which net/http writes 100 Continue when the body is read, which may
+// be within other output.
+func relayInterims(r *http.Request, w http.ResponseWriter, d *Decision) (relayed context.Context, end func()) {
+	h := &interims{w: w, d: d, over: !r.ProtoAtLeast(1, 1) || expects(r)}
 	return httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{Got1xxResponse: h.relay}), h.end
 }
 
+// expects reports whether net/http's server, or the engine's for a handler, answers an expectation.
+func expects(r *http.Request) bool {
+	return httpguts.HeaderValuesContainsToken(r.Header["Expect"], "100-continue")
+}
+
+// relay passes on what a backend says about its response. 100 Continue is about the next hop.
 func (h *interims) relay(code int, header textproto.MIMEHeader) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.n++; h.n > maxInterims {
 		return errInterims
 	}
-	if h.over {
-		return nil
+	if err := h.d.clean(http.Header(header)); err != nil || h.over || code == http.StatusContinue {
+		return err
 	}
-	if h.expects && code != http.StatusContinue {
-		h.write(http.StatusContinue, nil) // so that net/http does not write it later, within other output
-	}
-	h.expects = false
-	h.write(code, header)
-	return nil
-}
-
-// write sends an interim head without changing the final one.
-func (h *interims) write(code int, header textproto.MIMEHeader) {
-	to := h.w.Header()
+	to := h.w.Header() // which must not change the final head
 	own := maps.Clone(to)
 	clear(to)
 	maps.Copy(to, header)
 	h.w.WriteHeader(code)
 	clear(to)
 	maps.Copy(to, own)
+	return nil
 }
 
 func (h *interims) end() {

@@ -26,12 +26,11 @@ func (p *Proxy) observing() bool { return p.cfg.Audit != nil || p.cfg.Tracer != 
 
 // observe starts the records of a request after its decision. It emits nothing yet, because
 // Proxy.ServeHTTP may still take the request over.
-func (p *Proxy) observe(h *Head, d *Decision) *observer {
+func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
 	if !p.observing() {
 		return nil
 	}
 	f := &observer{p: p}
-	id := auditID(d.Set, h)
 	if p.cfg.Tracer != nil {
 		f.span = p.cfg.Tracer.Start(&tracing.Request{
 			Method: h.Method, Path: h.Path, Name: spanName(h.Method, &d.Request), AuditID: id, Began: h.Arrived, Fields: h.Fields, Trusted: trusted(caller(d)),

@@ -34,9 +34,7 @@ func (rec *recorder) writer() http.ResponseWriter { return rec }
 
 // WriteHeader records the final status; interim ones are only passed on.
 func (rec *recorder) WriteHeader(code int) {
-	if code < 200 {
-		rec.exchange.decision.clean(rec.Header())
-	} else if rec.status == 0 {
+	if code >= 200 && rec.status == 0 {
 		rec.responded(code)
 	}
 	rec.ResponseWriter.WriteHeader(code)
@@ -100,7 +98,7 @@ func (rec *recorder) responded(status int) {
 // audit policy asks for bodies.
 func (rec *recorder) observe(r *http.Request) *http.Request {
 	x := rec.exchange
-	x.observer = rec.proxy.observe(x.head, &x.decision)
+	x.observer = rec.proxy.observe(x.head, &x.decision, x.audit)
 	x.observer.begin(&x.decision)
 	if rec.bodies = x.observer.bodies(&x.decision); rec.bodies && r.Body != nil && r.Body != http.NoBody {
 		r.Body = x.observer.event.Request(r.Body, r.Header.Get("Content-Type"))

@@ -95,7 +95,9 @@ func (p *Proxy) prove(ctx context.Context, d *Decision, from bound.Source) error
 
 // hold reads a short body of announced length before its request takes any place.
 func (p *Proxy) hold(w http.ResponseWriter, r *http.Request, x *exchange, from bound.Source) (end func(), err error) {
-	if r.ContentLength <= 0 || x.head.Upgrade != "" { // an upgrade may have no body
+	// An upgrade may have no body. A client that expects 100 Continue sends its body only to a
+	// server that wants it, which a 401 says.
+	if r.ContentLength <= 0 || x.head.Upgrade != "" || x.decision.Action == ToLocal && expects(r) {
 		return func() {}, nil
 	}
 	until := time.Now().Add(p.bodyTime)

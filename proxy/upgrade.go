@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -22,8 +21,8 @@ import (
 const (
 	// maxUpgradeHead bounds the response head of an upgrade: net/http's own default for servers.
 	maxUpgradeHead = 1 << 20
-	// maxRefusal and refusalTimeout limit the copy of a response that is no 101. Any Status fits.
-	maxRefusal     = 1 << 20
+	// refusalTimeout limits the wait for each part of a response that is no 101: kube-apiserver's
+	// for the whole. It cuts long lists, which the local apiserver answers whatever the Upgrade.
 	refusalTimeout = 10 * time.Second
 	// maxUpgradeInterims limits the 1xx responses before the final one.
 	maxUpgradeInterims = 5
@@ -74,14 +73,24 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		return
 	}
 	switched := res.StatusCode == http.StatusSwitchingProtocols
-	if switched && !sameUpgrade(x.head, res) || !switched && x.decision.Action == ToRemote && res.StatusCode < http.StatusBadRequest {
+	same := sameUpgrade(x.head, res)
+	err = x.decision.clean(res.Header)
+	switch {
+	case err != nil:
+	case switched && !same:
+		err = errNoUpgrade
+	case !switched && x.decision.Action == ToRemote && res.StatusCode < http.StatusBadRequest:
 		// CVE-2020-8559: a remote's redirect would send the client and its credentials elsewhere.
-		p.forwardFailed(w, r, errNoUpgrade)
+		err = errNotSwitched(x.decision.name(), res.StatusCode)
+	}
+	if err != nil {
+		p.forwardFailed(w, r, err)
 		return
 	}
-	x.decision.clean(res.Header)
 	if !switched {
-		p.relayRefusal(w, conn, res)
+		defer context.AfterFunc(r.Context(), closeConn)()
+		res.Body = &refusal{res.Body, conn}
+		p.relay(w, res, &x.decision) // after which neither connection is used
 		return
 	}
 	res.Header.Set("Connection", "Upgrade")
@@ -146,17 +155,15 @@ func cutProtocols(header http.Header) {
 	}
 }
 
-// relayRefusal copies a response that is no 101, within limits.
-func (p *Proxy) relayRefusal(w http.ResponseWriter, conn net.Conn, res *http.Response) {
-	// The connection will be closed, so an error here does not matter.
-	_ = conn.SetDeadline(time.Now().Add(refusalTimeout))
-	defer res.Body.Close()
-	maps.Copy(w.Header(), res.Header)
-	w.WriteHeader(res.StatusCode)
-	if _, err := io.CopyN(w, res.Body, maxRefusal); !errors.Is(err, io.EOF) {
-		p.log.Debug("relaying a refused upgrade", "err", err)
-		panic(http.ErrAbortHandler) // too long or cut off: it must not look complete
-	}
+// refusal is the body of a response that is no 101.
+type refusal struct {
+	io.ReadCloser
+	conn net.Conn
+}
+
+func (b *refusal) Read(p []byte) (int, error) {
+	_ = b.conn.SetReadDeadline(time.Now().Add(refusalTimeout)) // the Read has its error
+	return b.ReadCloser.Read(p)                                //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
 // tunnel copies in both directions until both have ended or one has failed, or the second has not

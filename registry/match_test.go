@@ -53,17 +53,6 @@ func TestMatchWithoutAllocation(t *testing.T) {
 	}
 }
 
-// TestOddPathCost: an odd path of any form is scanned only once, not once for every possible
-// reading.
-func TestOddPathCost(t *testing.T) {
-	for _, part := range []string{"/", "%61", "/..", `\`, "%2F.", "a/../", "#", "/%2e%2e", "apis/"} {
-		p := "/%61" + strings.Repeat(part, 240_000/len(part))
-		if o := findOddity(p); o.steps == 0 || o.steps > len(p) {
-			t.Errorf("%.20q: %d steps for %d bytes", p, o.steps, len(p))
-		}
-	}
-}
-
 // servers are the ways in which real servers read a path, written independently of the code under
 // test.
 var servers = map[string]func(string) string{

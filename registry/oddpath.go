@@ -52,7 +52,6 @@ type oddity struct {
 	text    [8]byte // its first bytes; no root is longer
 	soft    bool    // it began after something other than a plain slash
 	named   bool    // a segment other than a dot segment has ended
-	steps   int     // bytes read, for a test of the bound
 
 	odd    bool // the part that selects can be read in more than one way
 	dotted bool // there is a dot segment
@@ -66,7 +65,6 @@ type oddity struct {
 func findOddity(path string) oddity {
 	o := oddity{settled: settledAfter(path), slashes: 1}
 	for i := 1; i < len(path); i++ {
-		o.steps++
 		c, separates, plain := path[i], false, false
 		switch c {
 		case '/':

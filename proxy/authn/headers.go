@@ -70,8 +70,9 @@ func (s *nameSet) render(u user.Info) ([]hpack.HeaderField, error) {
 	if s.uid != "" && u.GetUID() != "" {
 		r.add("UID", s.uid, u.GetUID())
 	}
+	completes := s.completes && implied(u)
 	for _, g := range u.GetGroups() {
-		if g != "" && (!s.completes || !implied(u, g)) { // readers ignore an empty group
+		if g != "" && (g != user.AllAuthenticated || !completes) { // readers ignore an empty group
 			r.add("group", s.group, g)
 		}
 	}

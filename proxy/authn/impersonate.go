@@ -37,15 +37,15 @@ func (a *Authenticator) Impersonation(dst []hpack.HeaderField, u user.Info) ([]h
 
 var errNoImpersonation = errors.New("asserting a user: there is no credential that may impersonate")
 
-// implied reports whether kube-apiserver adds a user's group itself (impersonationModeState.check
-// in k8s.io/apiserver/pkg/endpoints/filters/impersonation), so that no rule is needed to
-// impersonate it. If a request names no group, kube-apiserver adds those of a ServiceAccount or a
-// node, by the name; so the list is never left empty for such users.
-func implied(u user.Info, group string) bool {
-	if group != user.AllAuthenticated || u.GetName() == user.Anonymous || slices.Contains(u.GetGroups(), user.AllUnauthenticated) {
+// implied reports whether kube-apiserver itself adds a user's group system:authenticated
+// (impersonationModeState.check in k8s.io/apiserver/pkg/endpoints/filters/impersonation), so that
+// no rule is needed to impersonate it. If a request names no group, kube-apiserver adds those of a
+// ServiceAccount or a node, by the name; so the list is never left empty for such users.
+func implied(u user.Info) bool {
+	if u.GetName() == user.Anonymous || slices.Contains(u.GetGroups(), user.AllUnauthenticated) {
 		return false
 	}
-	return !strings.HasPrefix(u.GetName(), "system:") || slices.ContainsFunc(u.GetGroups(), func(g string) bool { return g != "" && g != group })
+	return !strings.HasPrefix(u.GetName(), "system:") || slices.ContainsFunc(u.GetGroups(), func(g string) bool { return g != "" && g != user.AllAuthenticated })
 }
 
 // Refuses returns the name or the group that must not be impersonated, or two empty strings. named

@@ -17,6 +17,9 @@ const (
 	// connection, the client cannot know whether it has read a request that was just sent. So a
 	// write must not use a connection that the server may be about to close.
 	staleIdle = 3 * time.Second
+	// expectTimeout is how long a request waits for 100 Continue: the local apiserver may have to
+	// ask a webhook about its caller first.
+	expectTimeout = 10 * time.Second
 	// maxDialing limits the concurrent dials to one endpoint: hundreds of handshakes at once, after
 	// a server has died, would all exceed dialTimeout.
 	maxDialing = 16
@@ -45,6 +48,7 @@ func (e *endpoint) http1() *plain {
 		p.transport = &http.Transport{
 			DialTLSContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx) },
 			DisableCompression:     true, // bodies are passed on unchanged
+			ExpectContinueTimeout:  expectTimeout,
 			MaxResponseHeaderBytes: maxResponseHeader,
 			MaxConnsPerHost:        e.up.target.maxConns,
 			MaxIdleConnsPerHost:    e.up.target.maxConns,

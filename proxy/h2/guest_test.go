@@ -39,7 +39,7 @@ func TestGuest(t *testing.T) {
 		r.Header = http.Header{"X-A": {"1", "2"}, "X-Strip": {"no"}, "X-Remote-User": {"mallory"}, "Connection": {"x-a"}, "Te": {"gzip"}}
 		r.Trailer = http.Header{"X-Up": {"no"}}
 		p.Authority = "seen.example"
-		p.Remove = func(name string) bool { return name == "x-strip" }
+		p.Remove = func(name string) bool { return name == "x-strip" || name == "x-remote-user" }
 		p.RemoveResponse = func(name string) bool { return name == "x-secret" }
 		p.Set = []hpack.HeaderField{field("x-remote-user", "alice")}
 	})

@@ -118,30 +118,33 @@ func (l *local) request() (*http.Request, error) {
 		r.TLS = &l.info.TLS
 	}
 	for _, f := range l.head.Fields {
-		name := http.CanonicalHeaderKey(f.Name)
-		if f.Name == "cookie" && r.Header[name] != nil { // RFC 9113 §8.2.3: joined as in HTTP/1.1
-			r.Header[name][0] += "; " + f.Value
-			continue
-		}
 		if f.Name == "trailer" {
 			r.Trailer = announced(r.Trailer, f.Value)
 			continue
 		}
+		name := http.CanonicalHeaderKey(f.Name)
 		r.Header[name] = append(r.Header[name], f.Value)
+	}
+	if lines := r.Header["Cookie"]; len(lines) > 1 { // RFC 9113 §8.2.3: joined as in HTTP/1.1
+		r.Header["Cookie"] = []string{strings.Join(lines, "; ")}
 	}
 	if l.head.EndStream {
 		r.ContentLength = 0
 	} else {
-		expects := strings.EqualFold(r.Header.Get("Expect"), "100-continue")
-		r.Header.Del("Expect")
-		r.Body = &body{l: l, r: r, expects: expects}
+		r.Body = &body{l: l, r: r, expects: strings.EqualFold(r.Header.Get("Expect"), "100-continue")}
 	}
 	return r.WithContext(l.ctx), nil
 }
 
+// maxAnnounced limits the trailers that a message announces: more than any known one does.
+const maxAnnounced = 32
+
 // announced records the trailers that a message announces; as in net/http, handlers see no others.
 func announced(trailer http.Header, names string) http.Header {
 	for name := range strings.SplitSeq(names, ",") {
+		if len(trailer) == maxAnnounced {
+			break
+		}
 		name = http.CanonicalHeaderKey(strings.TrimSpace(name))
 		if name == "" || !httpguts.ValidTrailerHeader(name) {
 			continue

@@ -26,7 +26,7 @@ type writer struct {
 	declared int64
 	written  int64
 	buf      []byte
-	trailers []string // announced by the Trailer field
+	trailers http.Header // announced by the Trailer field
 	fields   []hpack.HeaderField
 	sent     bool // the head was sent
 	head     bool // the request is HEAD: no content is sent
@@ -59,11 +59,7 @@ func (w *writer) WriteHeader(status int) {
 	}
 	// The head is a snapshot: later changes to the header only concern trailers.
 	for _, v := range w.header["Trailer"] {
-		for name := range strings.SplitSeq(v, ",") {
-			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" && httpguts.ValidTrailerHeader(name) {
-				w.trailers = append(w.trailers, name)
-			}
-		}
+		w.trailers = announced(w.trailers, v)
 	}
 	w.fields = w.encode(status)
 }
@@ -76,7 +72,7 @@ func (w *writer) interim(status int) {
 func (w *writer) encode(status int) []hpack.HeaderField {
 	fields := append(make([]hpack.HeaderField, 0, len(w.header)+4), hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
 	for key, values := range w.header {
-		if strings.HasPrefix(key, http.TrailerPrefix) || slices.Contains(w.trailers, key) {
+		if _, is := w.trailers[key]; is || strings.HasPrefix(key, http.TrailerPrefix) {
 			continue
 		}
 		fields = wire.AppendField(fields, key, values)
@@ -236,7 +232,7 @@ func (w *writer) finish() {
 
 func (w *writer) trailerFields() []hpack.HeaderField {
 	var fields []hpack.HeaderField
-	for _, key := range w.trailers {
+	for key := range w.trailers {
 		fields = wire.AppendField(fields, key, w.header[key])
 	}
 	for key, values := range w.header {

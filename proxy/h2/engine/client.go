@@ -180,22 +180,13 @@ func (e *Engine) buildRequest(s *stream, h *wire.Head, p *Plan) {
 		hpack.HeaderField{Name: ":authority", Value: p.Authority},
 		hpack.HeaderField{Name: ":path", Value: path})
 	for _, f := range h.Fields {
-		if f.Name == "trailer" || p.Remove != nil && p.Remove(f.Name) || isSet(p.Set, f.Name) {
+		if f.Name == "trailer" || p.Remove != nil && p.Remove(f.Name) {
 			continue
 		}
 		f.Sensitive = f.Sensitive || wire.Credential(f.Name)
 		req = append(req, f)
 	}
 	s.sending.fields = append(req, p.Set...)
-}
-
-func isSet(set []hpack.HeaderField, name string) bool {
-	for i := range set {
-		if set[i].Name == name {
-			return true
-		}
-	}
-	return false
 }
 
 // trailers handles trailers, which end a message. Those of a request are not forwarded: the backend

@@ -15,7 +15,7 @@ type Plan struct {
 	Serve   http.Handler // answers the request on its own goroutine; if all three are nil, the answer is 500
 
 	Remove func(name string) bool // client's fields to drop; nil means only connection-specific ones
-	// Set replaces the client's fields of the same names; with Answer it adds fields to it. The
+	// Set adds fields, also to Answer. Remove must report the client's of the same names. The
 	// engine copies the fields before it calls Decide for the same connection again; those of a
 	// plan for resume must not change any more.
 	Set []hpack.HeaderField

@@ -22,6 +22,8 @@ type FieldSection struct {
 
 	fields []hpack.HeaderField
 	size   int
+	names  int
+	last   string // the last name
 	block  int    // its encoded size in bytes
 	valid  string // the last valid long value, see validValue
 }
@@ -30,14 +32,18 @@ type FieldSection struct {
 func (s *FieldSection) NewDecoder() *hpack.Decoder { return hpack.NewDecoder(tableSize, s.add) }
 
 func (s *FieldSection) add(f hpack.HeaderField) {
-	if s.size += len(f.Name) + len(f.Value) + fieldOverhead; s.size <= s.Max {
+	if f.Name != s.last && !strings.HasPrefix(f.Name, ":") {
+		s.names++
+	}
+	s.last = f.Name
+	if s.size += len(f.Name) + len(f.Value) + fieldOverhead; !s.TooLarge() {
 		s.fields = append(s.fields, f)
 	}
 }
 
 // Decode decodes a complete field block.
 func (s *FieldSection) Decode(dec *hpack.Decoder, block []byte) error {
-	s.fields, s.size, s.block = s.fields[:0], 0, len(block)
+	s.fields, s.size, s.names, s.last, s.block = s.fields[:0], 0, 0, "", len(block)
 	if _, err := dec.Write(block); err != nil {
 		return err
 	}
@@ -52,7 +58,11 @@ func (s *FieldSection) Size() int { return s.size }
 func (s *FieldSection) Weight() int { return s.size + fieldOverhead*len(s.fields) }
 
 // TooLarge reports whether fields were dropped.
-func (s *FieldSection) TooLarge() bool { return s.size > s.Max }
+func (s *FieldSection) TooLarge() bool { return s.size > s.Max || s.names > MaxNames }
+
+// MaxNames limits the names of a section's fields. Consecutive fields of one name count once: a
+// user may have thousands of groups. Real heads have up to fifty names.
+const MaxNames = 1000
 
 // Excess returns by how many bytes the section is larger than its block can explain. A section that
 // uses each entry of the table once, as every known sender's does, is hardly larger than its

@@ -114,3 +114,23 @@ func TestStatus(t *testing.T) {
 		}
 	}
 }
+
+// A section has so many names. Consecutive fields of one name count once, and pseudo-fields do not.
+func TestManyNames(t *testing.T) {
+	block := func(n, each int) []byte {
+		fields := []hpack.HeaderField{field(":method", "GET"), field(":path", "/")}
+		for i := range n * each {
+			fields = append(fields, field("x-"+string(rune('a'+i/each%2)), "1"))
+		}
+		return NewEncoder().Append(nil, fields)
+	}
+	s := FieldSection{Max: 1 << 20}
+	for _, tt := range []struct {
+		n, each int
+		over    bool
+	}{{MaxNames, 1, false}, {MaxNames + 1, 1, true}, {MaxNames, 3, false}, {1, 2 * MaxNames, false}} {
+		must.Do(t, s.Decode(s.NewDecoder(), block(tt.n, tt.each)))
+		check.Same(t, tt.over, s.TooLarge(), "%d names with %d fields each are too many", tt.n, tt.each)
+		check.Same(t, min(tt.n, MaxNames)*tt.each+2, len(s.fields), "fields that are kept")
+	}
+}

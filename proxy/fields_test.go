@@ -1,0 +1,211 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// manyNames returns lines with n names of fields.
+func manyNames(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "X-%d: 1\r\n", i)
+	}
+	return b.String()
+}
+
+// A head has so many names, and a Connection so many, from clients and from backends; but a user
+// may have more groups.
+func TestManyFields(t *testing.T) {
+	list := func(n int) string { return "Connection: x-0" + strings.Repeat(",", n-1) + "\r\n" }
+	w := newWorld(t, worldConfig{remoteHTTP1: true, remote: hijacked(func(c io.ReadWriter, r *http.Request) {
+		var head string
+		switch r.URL.RawQuery {
+		case "names":
+			head = manyNames(wire.MaxNames + 1)
+		case "most":
+			head = list(maxListed) + manyNames(wire.MaxNames-2)
+		case "lists":
+			head = list(maxListed+1) + manyNames(1)
+		}
+		switch r.URL.Path[len(remoteGV):] {
+		case "/early":
+			fmt.Fprintf(c, "HTTP/1.1 103 Early Hints\r\n%s\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", head)
+		case "/switched":
+			fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n%s\r\n", strings.Replace(head, "x-0,", "x-0", 1))
+		case "/refused":
+			fmt.Fprintf(c, "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n%s\r\n", head)
+		default:
+			fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n%s\r\n", head)
+		}
+	})})
+	for _, tc := range []struct {
+		target, head string
+		want         int
+	}{
+		{"", list(maxListed) + manyNames(wire.MaxNames-2), 200}, // with Authorization
+		{"", manyNames(wire.MaxNames), 431}, {"", list(maxListed + 1), 400}, {"", strings.Repeat("X-Remote-Group: g\r\n", 1500), 200},
+		{"/early?most", "", 200}, {"/early?names", "", 502}, {"/early?lists", "", 502},
+		{"/final?most", "", 200}, {"/final?names", "", 502}, {"/final?lists", "", 502},
+		{"/refused?most", websocket, 403}, {"/refused?names", websocket, 502}, {"/refused?lists", websocket, 502},
+		{"/switched?names", websocket, 502}, {"/switched?lists", websocket, 502}, {"/switched", websocket, 101},
+	} {
+		res, br, _ := w.raw(t, "GET "+remoteGV+tc.target, strings.TrimSuffix(tc.head, "\r\n")+strings.Repeat("\r\n", min(1+len(tc.head), 2)))
+		for res.StatusCode == http.StatusEarlyHints {
+			res = must.Get(http.ReadResponse(br, nil))(t)
+		}
+		if res.StatusCode != tc.want || res.Header.Get("X-0") != "" {
+			t.Errorf("%s with %.40q: %d, want %d; %.60q", tc.target, tc.head, res.StatusCode, tc.want, res.Header)
+		}
+	}
+	res, _, _ := w.say(t, "GET /metrics HTTP/1.1\r\nHost: x\r\n"+list(maxListed+1)+"\r\n")
+	check.Same(t, 400, res.StatusCode, "status of a stranger")
+}
+
+// A client that expects 100 Continue gets one if its body is wanted, and none before a refusal,
+// however long the body is. No backend gets its expectation.
+func TestExpectation(t *testing.T) {
+	const rest = "Expect: 100-continue\r\nX-Unread: 1\r\n"
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.Header.Get("Authorization"), "wrong") {
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		n, _ := io.Copy(io.Discard, r.Body)
+		if r.URL.Path == "/api/v1/pods" { // over the unproven pool it has ours
+			delete(r.Header, "Expect")
+		}
+		fmt.Fprint(w, n, r.Header["Expect"])
+	}
+	bothBackends(t, worldConfig{remote: handler, local: handler}, func(t *testing.T, w *world) {
+		for _, tc := range []struct {
+			path, token string
+			length      int
+			want        string
+		}{
+			{remoteGV + "/widgets", "token-of-bob", 400_000, "100 200 400000 []"}, {remoteGV + "/widgets", "token-of-bob", 10, "100 200 10 []"}, {remoteGV + "/widgets", "token-of-bob", 0, "200 0 []"},
+			{remoteGV + "/widgets", "wrong", 400_000, "401"}, {remoteGV + "/widgets", "wrong", 10, "401"},
+			{"/api/v1/pods", "wrong", 400_000, "401"}, {"/api/v1/pods", "wrong", 10, "401"}, {"/api/v1/pods", "wrong", 0, "401"},
+			{"/api/v1/pods", "token-of-bob", 400_000, "100 200 400000 []"}, {"/api/v1/pods", "token-of-bob", 10, "100 200 10 []"}, {"/api/v1/pods", "token-of-bob", 0, "200 0 []"},
+		} {
+			for range 3 { // of tokens for the local apiserver, the first is not proven yet
+				conn := w.dial(t, w.front, nil)
+				fmt.Fprintf(conn, "PATCH %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n%s\r\n", tc.path, tc.token, tc.length, rest)
+				br, got := bufio.NewReader(conn), ""
+				for {
+					res := must.Get(http.ReadResponse(br, nil))(t)
+					got += fmt.Sprint(res.StatusCode)
+					if res.StatusCode == http.StatusOK {
+						got += " " + string(must.Get(io.ReadAll(res.Body))(t))
+					}
+					if res.StatusCode != http.StatusContinue {
+						break
+					}
+					got += " "
+					must.Get(conn.Write(make([]byte, tc.length)))(t)
+				}
+				check.Same(t, tc.want, got, "%s with %d bytes as %s", tc.path, tc.length, tc.token)
+			}
+		}
+	})
+}
+
+// A wrong token gets its 401 whatever body comes with it, also without an expectation.
+func TestRefusedWithBody(t *testing.T) {
+	w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusUnauthorized)
+	}})
+	everyWay(t, func(t *testing.T, proto string) {
+		for range 10 {
+			r := w.by(t, "Bearer wrong", "PATCH", "/api/v1/pods", bytes.NewReader(make([]byte, 400_000)))
+			r.Header.Set("X-Unread", "1")
+			w.do(t, w.httpClient(t, proto, nil), r).want(t, http.StatusUnauthorized)
+		}
+	})
+}
+
+// What has come of a body is passed on, in both directions and over all protocols, though the whole
+// of declared length comes later.
+func TestSlowBodies(t *testing.T) {
+	came := make(chan byte)
+	bothBackends(t, worldConfig{remote: func(rw http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(rw)
+		if r.Method == http.MethodGet {
+			rw.Header().Set("Content-Length", "2")
+			must.Do(t, control.Flush())
+			for range 2 {
+				must.Get(rw.Write([]byte{<-came}))(t)
+				must.Do(t, control.Flush())
+			}
+			return
+		}
+		for range 2 {
+			b := make([]byte, 1)
+			must.Get(io.ReadFull(r.Body, b))(t)
+			came <- b[0]
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+	}}, func(t *testing.T, w *world) {
+		everyWay(t, func(t *testing.T, proto string) {
+			c := w.httpClient(t, proto, nil)
+			res := must.Get(c.Do(w.as(t, "bob", "GET", remoteGV+"/widgets", nil)))(t)
+			for _, part := range []byte("ab") {
+				came <- part
+				b := make([]byte, 1)
+				must.Get(io.ReadFull(res.Body, b))(t)
+				check.Same(t, part, b[0], "a part of the answer")
+			}
+			res.Body.Close()
+			pr, pw := io.Pipe()
+			r := w.as(t, "bob", "PUT", remoteGV+"/widgets/a", pr)
+			r.ContentLength = 300_000 // longer ones than 256 KiB are not held for a retry
+			r.Header.Set("X-Unread", "1")
+			done := make(chan error, 1)
+			go func() {
+				res, err := c.Do(r)
+				if err == nil {
+					err = res.Body.Close()
+				}
+				done <- err
+			}()
+			for _, part := range []byte("cd") {
+				must.Get(pw.Write([]byte{part}))(t)
+				check.Same(t, part, <-came, "a part of the request")
+			}
+			must.Get(pw.Write(make([]byte, 300_000-2)))(t)
+			must.Do(t, pw.Close())
+			must.Do(t, <-done)
+		})
+	})
+}
+
+// A list that the local apiserver answers whatever the Upgrade is relayed whole. A remote's is
+// refused as by kube-aggregator, so that clients ask without an upgrade.
+func TestAnsweredUpgrade(t *testing.T) {
+	list := strings.Repeat("item", 1<<20)
+	answer := func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, list) }
+	w := newWorld(t, worldConfig{local: answer, remote: answer})
+	res, br, _ := w.raw(t, "GET /api/v1/pods", websocket)
+	if body, err := io.ReadAll(res.Body); res.StatusCode != http.StatusOK || err != nil || string(body) != list || !res.Close {
+		t.Errorf("of the local apiserver: %d, %d bytes, %v, the connection ends: %v", res.StatusCode, len(body), err, res.Close)
+	}
+	if _, err := br.ReadByte(); err == nil {
+		t.Error("the connection goes on")
+	}
+	res, _, _ = w.raw(t, "GET "+remoteGV+"/widgets?watch=1", websocket)
+	body := string(must.Get(io.ReadAll(res.Body))(t))
+	if res.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, "did not switch protocols: it answered with status 200") || res.Header.Get("Retry-After") != "" {
+		t.Errorf("of a remote: %d, %v: %.300s", res.StatusCode, res.Header, body)
+	}
+}
