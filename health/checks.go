@@ -6,10 +6,11 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 
+	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/utils/ptr"
 )
 
@@ -54,22 +55,34 @@ type Checks struct {
 
 	failing atomic.Pointer[string] // names of failing checks, as last logged
 	passed  atomic.Bool            // all checks have passed once
+	mux     http.ServeMux          // Kubernetes' own handlers
+	install sync.Once              // of mux
 }
+
+// errWithheld replaces a check's error in a response.
+var errWithheld = errors.New("reason withheld")
 
 // ServeHTTP answers the path and those below it.
 func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	name := strings.Trim(strings.TrimPrefix(r.URL.Path, "/"+c.Name), "/")
-	if name == "" {
-		c.serveAll(w, r)
-		return
+	c.install.Do(func() {
+		var checks []healthz.HealthChecker
+		for _, k := range c.all() {
+			checks = append(checks, healthz.NamedCheck(k.Name, func(r *http.Request) error {
+				if k.Func(r) != nil {
+					return errWithheld
+				}
+				return nil
+			}))
+		}
+		healthz.InstallPathHandler(&c.mux, "/"+c.Name, checks...)
+	})
+	r = r.Clone(r.Context())
+	r.URL.Path = strings.TrimRight(r.URL.Path, "/")
+	// Callers that exclude other checks would look like changes.
+	if r.URL.Path == "/"+c.Name && !r.URL.Query().Has("exclude") {
+		c.logChange(r)
 	}
-	checks := c.all()
-	i := slices.IndexFunc(checks, func(k Check) bool { return k.Name == name })
-	if i < 0 {
-		http.NotFound(w, r)
-		return
-	}
-	serveOne(w, r, checks[i])
+	c.mux.ServeHTTP(w, r)
 }
 
 // Err returns why this process is not ready, nil when it is.
@@ -95,69 +108,15 @@ func (c *Checks) all() []Check {
 	return append(checks, c.List...)
 }
 
-func serveOne(w http.ResponseWriter, r *http.Request, k Check) {
-	if k.Func(r) != nil {
-		http.Error(w, "internal server error: reason withheld", http.StatusInternalServerError)
-		return
-	}
-	writeOK(w, "ok")
-}
-
-func (c *Checks) serveAll(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	excluded := map[string]bool{} // :: name → whether a check has it
-	for _, name := range query["exclude"] {
-		excluded[name] = false
-	}
-	var text strings.Builder
+// logChange logs changes only: a load balancer that asks every second must not fill the log.
+func (c *Checks) logChange(r *http.Request) {
 	var failed []string
 	var causes []any
 	for _, k := range c.all() {
-		if _, ok := excluded[k.Name]; ok {
-			excluded[k.Name] = true
-			fmt.Fprintf(&text, "[+]%s excluded: ok\n", k.Name)
-			continue
-		}
-		err := k.Func(r)
-		if err == nil {
-			fmt.Fprintf(&text, "[+]%s ok\n", k.Name)
-			continue
-		}
-		fmt.Fprintf(&text, "[-]%s failed: reason withheld\n", k.Name)
-		failed = append(failed, k.Name)
-		causes = append(causes, slog.Any(k.Name, err))
-	}
-	warnUnmatched(&text, excluded)
-	if len(excluded) == 0 { // else callers that exclude other checks would look like changes
-		c.logChange(failed, causes)
-	}
-	if len(failed) > 0 {
-		http.Error(w, fmt.Sprintf("%s%s check failed", text.String(), c.Name), http.StatusInternalServerError)
-		return
-	}
-	if !query.Has("verbose") {
-		writeOK(w, "ok")
-		return
-	}
-	fmt.Fprintf(&text, "%s check passed\n", c.Name)
-	writeOK(w, text.String())
-}
-
-func warnUnmatched(text *strings.Builder, excluded map[string]bool) {
-	var unmatched []string
-	for name, matched := range excluded {
-		if !matched {
-			unmatched = append(unmatched, strconv.Quote(name))
+		if err := k.Func(r); err != nil {
+			failed, causes = append(failed, k.Name), append(causes, slog.Any(k.Name, err))
 		}
 	}
-	if len(unmatched) > 0 {
-		slices.Sort(unmatched)
-		fmt.Fprintf(text, "warn: some health checks cannot be excluded: no matches for %s\n", strings.Join(unmatched, ","))
-	}
-}
-
-// logChange logs changes only: a load balancer that asks every second must not fill the log.
-func (c *Checks) logChange(failed []string, causes []any) {
 	now := strings.Join(failed, ",")
 	before := ptr.Deref(c.failing.Swap(&now), "")
 	if now == "" {
