@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/registry/builtin"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
@@ -83,24 +84,12 @@ type Options struct {
 	Defaults Policy
 }
 
-// builtinGroups are the groups that kube-apiserver v1.36 registers for itself
-// (cmd/kube-apiserver/app/aggregator.go and pkg/controlplane/apiserver/aggregator.go). A remote
-// that claimed them would see every Secret and could answer every SubjectAccessReview.
-func builtinGroups() []string {
-	return []string{
-		"", "admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io", "apps", "authentication.k8s.io",
-		"authorization.k8s.io", "autoscaling", "batch", "certificates.k8s.io", "coordination.k8s.io", "discovery.k8s.io",
-		"events.k8s.io", "extensions", "flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "networking.k8s.io",
-		"node.k8s.io", "policy", "rbac.authorization.k8s.io", "resource.k8s.io", "scheduling.k8s.io", "storage.k8s.io",
-		"storagemigration.k8s.io",
-	}
-}
-
-// Protects reports whether no remote may claim the group.
+// Protects reports whether no remote may claim the group. A remote that claimed a built-in one would
+// see every Secret, and could answer every SubjectAccessReview.
 func (o *Options) Protects(group string) bool {
-	groups := o.ProtectedGroups
-	if groups == nil {
-		groups = builtinGroups()
+	if o.ProtectedGroups == nil {
+		// The group extensions is gone, but its name is reserved.
+		return builtin.Group(group) || group == "extensions"
 	}
-	return slices.Contains(groups, group) || group == "" && slices.Contains(groups, "core")
+	return slices.Contains(o.ProtectedGroups, group) || group == "" && slices.Contains(o.ProtectedGroups, "core")
 }

@@ -102,11 +102,7 @@ func setDuration(to *time.Duration, value string, low, high time.Duration) error
 	if err != nil {
 		return fmt.Errorf("%q is not a duration such as 30s", bounded(value))
 	}
-	if d < low || d > high {
-		return fmt.Errorf("%s is outside %s to %s", d, low, high)
-	}
-	*to = d
-	return nil
+	return setWithin(to, d, low, high)
 }
 
 func setInt(to *int, value string, low, high int) error {
@@ -114,10 +110,14 @@ func setInt(to *int, value string, low, high int) error {
 	if err != nil {
 		return fmt.Errorf("%q is not a whole number", bounded(value))
 	}
-	if n < low || n > high {
-		return fmt.Errorf("%d is outside %d to %d", n, low, high)
+	return setWithin(to, n, low, high)
+}
+
+func setWithin[T cmp.Ordered](to *T, value, low, high T) error {
+	if value < low || value > high {
+		return fmt.Errorf("%v is outside %v to %v", value, low, high)
 	}
-	*to = n
+	*to = value
 	return nil
 }
 

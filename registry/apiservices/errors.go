@@ -1,7 +1,6 @@
 package apiservices
 
 import (
-	"errors"
 	"net/http"
 	"strings"
 
@@ -31,9 +30,6 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, group bool) {
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	responsewriters.ErrorNegotiated(err, s.codecs, apiregistrationv1.SchemeGroupVersion, w, r)
 }
-
-// errReadOnly is never returned to clients, because no handlers for writes are installed.
-var errReadOnly = errors.New("the table is read-only")
 
 // unserved answers requests that go-restful refuses, as kube-apiserver does
 // (k8s.io/apiserver/pkg/server/handler.go).

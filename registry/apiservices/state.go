@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -50,6 +51,7 @@ const history = 10_000
 
 // store holds the current state. It is the storage below k8s.io/apiserver's watch cache.
 type store struct {
+	storage.Interface
 	current atomic.Pointer[state]
 	// cached returns nil when the cache can answer, and end stops it.
 	cached func() error

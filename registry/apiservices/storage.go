@@ -212,7 +212,8 @@ func (s *store) Stats(context.Context) (storage.Stats, error) {
 	return storage.Stats{ObjectCount: int64(len(s.state().objects))}, nil
 }
 
-// The rest of storage.Interface is not used.
+// These do nothing. Writes are not implemented: the embedded interface is nil, and no handlers for
+// them are installed.
 
 func (s *store) RequestWatchProgress(context.Context) error { return nil }
 
@@ -221,15 +222,3 @@ func (s *store) ReadinessCheck() error { return nil }
 func (s *store) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }
 
 func (s *store) CompactRevision() int64 { return 0 }
-
-func (s *store) Create(context.Context, string, runtime.Object, runtime.Object, uint64) error {
-	return errReadOnly
-}
-
-func (s *store) Delete(context.Context, string, runtime.Object, *storage.Preconditions, storage.ValidateObjectFunc, runtime.Object, storage.DeleteOptions) error {
-	return errReadOnly
-}
-
-func (s *store) GuaranteedUpdate(context.Context, string, runtime.Object, bool, *storage.Preconditions, storage.UpdateFunc, runtime.Object) error {
-	return errReadOnly
-}

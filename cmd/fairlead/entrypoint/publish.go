@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -123,20 +122,16 @@ func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, 
 	return nil
 }
 
-// subsets returns one subset for each port.
-func subsets(addresses []netip.AddrPort) []corev1.EndpointSubset {
-	ports := map[uint16]*corev1.EndpointSubset{}
-	for _, a := range addresses {
-		s := ports[a.Port()]
-		if s == nil {
-			s = &corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: portName, Port: int32(a.Port()), Protocol: corev1.ProtocolTCP}}}
-			ports[a.Port()] = s
+// subsets returns one subset for each family and port.
+func subsets(addresses []netip.AddrPort) (list []corev1.EndpointSubset) {
+	for _, g := range groups(addresses) {
+		s := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: portName, Port: g.port, Protocol: corev1.ProtocolTCP}}}
+		for _, a := range g.addresses {
+			s.Addresses = append(s.Addresses, corev1.EndpointAddress{IP: a})
 		}
-		s.Addresses = append(s.Addresses, corev1.EndpointAddress{IP: a.Addr().String()})
-	}
-	var list []corev1.EndpointSubset
-	for _, port := range slices.Sorted(maps.Keys(ports)) {
-		list = append(list, *ports[port])
+		if len(s.Addresses) > 0 {
+			list = append(list, s)
+		}
 	}
 	return list
 }

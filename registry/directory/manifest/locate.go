@@ -167,23 +167,13 @@ func child(n *yaml.Node, step string) (*yaml.Node, int) {
 // steps splits a path such as spec.ports[0].name or metadata.annotations[a.b/c].
 func steps(path string) []string {
 	var out []string
-	for path != "" {
-		end := strings.IndexAny(path, ".[")
-		if end != 0 {
-			if end < 0 {
-				return append(out, path)
-			}
-			out = append(out, path[:end])
-			path = path[end:]
-			continue
+	for i, part := range strings.Split(path, "[") {
+		if i > 0 {
+			var inner string
+			inner, part, _ = strings.Cut(part, "]")
+			out = append(out, inner)
 		}
-		if path[0] == '.' {
-			path = path[1:]
-			continue
-		}
-		inner, rest, _ := strings.Cut(path[1:], "]")
-		out = append(out, inner)
-		path = rest
+		out = append(out, strings.FieldsFunc(part, func(r rune) bool { return r == '.' })...)
 	}
 	return out
 }

@@ -170,9 +170,9 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 	case *discoveryv1.EndpointSlice:
 		wrong = validateSlice(o)
 	case *corev1.ConfigMap:
-		wrong = validateConfigMap(o)
+		wrong = validateData(&o.ObjectMeta, "data", "binaryData", o.Data, o.BinaryData, false)
 	case *corev1.Secret:
-		wrong = validateSecret(o)
+		wrong = validateData(&o.ObjectMeta, "stringData", "data", o.StringData, o.Data, true)
 	case *rbacv1.ClusterRole:
 		wrong = validateRole(o)
 	case *rbacv1.ClusterRoleBinding:

@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -204,35 +205,20 @@ func validateAddresses(addresses []string, kind discoveryv1.AddressType, path *f
 // maxData is the size limit of ConfigMaps and Secrets (core/v1 MaxSecretSize).
 const maxData = corev1.MaxSecretSize
 
-func validateConfigMap(o *corev1.ConfigMap) field.ErrorList {
-	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, metadata())
+// validateData validates a ConfigMap or a Secret: two maps with the names of their fields. No key may
+// be in both unless the first map overrides the second one.
+func validateData(o *metav1.ObjectMeta, texts, data string, text map[string]string, raw map[string][]byte, overrides bool) field.ErrorList {
+	errs := apivalidation.ValidateObjectMeta(o, true, apivalidation.NameIsDNSSubdomain, metadata())
 	total := 0
-	for k, v := range o.Data {
-		errs = append(errs, validateKey(k, field.NewPath("data"))...)
-		if _, both := o.BinaryData[k]; both {
-			errs = append(errs, field.Invalid(field.NewPath("data").Key(k), k, "duplicate of key present in binaryData"))
+	for k, v := range text {
+		errs = append(errs, validateKey(k, field.NewPath(texts))...)
+		if _, both := raw[k]; both && !overrides {
+			errs = append(errs, field.Invalid(field.NewPath(texts).Key(k), k, "duplicate of key present in "+data))
 		}
 		total += len(v)
 	}
-	for k, v := range o.BinaryData {
-		errs = append(errs, validateKey(k, field.NewPath("binaryData"))...)
-		total += len(v)
-	}
-	if total > maxData {
-		errs = append(errs, field.TooLong(field.NewPath("data"), "", maxData))
-	}
-	return errs
-}
-
-func validateSecret(o *corev1.Secret) field.ErrorList {
-	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, metadata())
-	total := 0
-	for k, v := range o.Data {
-		errs = append(errs, validateKey(k, field.NewPath("data"))...)
-		total += len(v)
-	}
-	for k, v := range o.StringData {
-		errs = append(errs, validateKey(k, field.NewPath("stringData"))...)
+	for k, v := range raw {
+		errs = append(errs, validateKey(k, field.NewPath(data))...)
 		total += len(v)
 	}
 	if total > maxData {
