@@ -84,8 +84,8 @@ type Options struct {
 	Defaults Policy
 }
 
-// Protects reports whether no remote may claim the group. A remote that claimed a built-in one would
-// see every Secret, and could answer every SubjectAccessReview.
+// Protects reports whether no remote may claim the group. A remote that claimed a built-in one
+// would see every Secret, and could answer every SubjectAccessReview.
 func (o *Options) Protects(group string) bool {
 	if o.ProtectedGroups == nil {
 		// The group extensions is gone, but its name is reserved.

@@ -205,8 +205,8 @@ func validateAddresses(addresses []string, kind discoveryv1.AddressType, path *f
 // maxData is the size limit of ConfigMaps and Secrets (core/v1 MaxSecretSize).
 const maxData = corev1.MaxSecretSize
 
-// validateData validates a ConfigMap or a Secret: two maps with the names of their fields. No key may
-// be in both unless the first map overrides the second one.
+// validateData validates a ConfigMap or a Secret: two maps with the names of their fields. No key
+// may be in both, unless the first map overrides the second one.
 func validateData(o *metav1.ObjectMeta, texts, data string, text map[string]string, raw map[string][]byte, overrides bool) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(o, true, apivalidation.NameIsDNSSubdomain, metadata())
 	total := 0
