@@ -101,7 +101,6 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 		d.refuse(errShuttingDown())
 		return true
 	}
-	h.steps += len(h.Fields)
 	if wait {
 		var err error
 		if d.Credentials, err = p.read(ctx, h, c, h.Upgrade); err != nil {
@@ -133,7 +132,6 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 
 // locate decides where a path leads, without regard to the caller.
 func (p *Proxy) locate(d *Decision, h *Head) {
-	h.steps += 3*len(h.Path) + 4*len(h.RawQuery) // matched in two passes, decoded in one; query: see parseRequest
 	t := p.cfg.Table()
 	m := t.Match(h.Path)
 	*d = Decision{Set: d.Set[:0], Entry: m.Entry, route: m.Route, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
@@ -377,7 +375,6 @@ func longPage(h *Head) bool {
 }
 
 func (p *Proxy) isLoop(h *Head) bool {
-	h.steps += len(h.Fields)
 	for i := range h.Fields {
 		if h.Fields[i].Name == loopHeader && strings.Contains(h.Fields[i].Value, p.instance) {
 			return true

@@ -42,8 +42,6 @@ type Head struct {
 	listed map[string]bool
 	// invalid refuses the head, whatever it asks for.
 	invalid error
-
-	steps int // nobody reads it any more
 }
 
 // get returns the first value of a field. The name must be in lower case.
