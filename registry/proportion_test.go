@@ -160,20 +160,24 @@ func TestInProportion(t *testing.T) {
 			return in
 		}},
 	} {
-		first := of.make
-		rows = append(rows, proportion.Row{Name: of.name, N: of.n, Of: func(n int) (int, func() any) {
-			in := first(n)
-			return of.each * n, func() any { return Build(in, nil) }
-		}}, proportion.Row{Name: of.name + ", again", N: of.n, Of: func(n int) (int, func() any) {
-			before, in := Build(first(n), nil), first(n)
-			for _, a := range in.APIServices { // everything is touched
-				a.Spec.VersionPriority++
-			}
-			in.Now = in.Now.Add(time.Second)
-			return of.each * n, func() any { return Build(in, before) }
-		}})
+		rows = append(rows, built(of.name, of.n, of.each, of.make)...)
 	}
 	proportion.Check(t, rows...)
+}
+
+// built returns the rows of a table's first build, and of the next when everything was touched.
+func built(name string, n, each int, of func(n int) Input) []proportion.Row {
+	return []proportion.Row{{Name: name, N: n, Of: func(n int) (int, func() any) {
+		in := of(n)
+		return each * n, func() any { return Build(in, nil) }
+	}}, {Name: name + ", again", N: n, Of: func(n int) (int, func() any) {
+		before, in := Build(of(n), nil), of(n)
+		for _, a := range in.APIServices {
+			a.Spec.VersionPriority++
+		}
+		in.Now = in.Now.Add(time.Second)
+		return each * n, func() any { return Build(in, before) }
+	}}}
 }
 
 // sharing returns n APIServices of one Service.

@@ -165,7 +165,7 @@ func (c *plain) Read(p []byte) (int, error) {
 	}
 	c.all.waiting.Add(1)
 	defer c.all.waiting.Add(-1)
-	for ; ; time.Sleep(lookEvery) {
+	for ; ; <-time.After(lookEvery) {
 		if c.hold(c.head.weight()) {
 			return n, err
 		}

@@ -94,7 +94,7 @@ func (p *Port) Serve() error {
 			go p.greet(conn) // ends with the handshake, or the HTTP/2 connection
 			continue
 		}
-		if t, ok := err.(interface{ Temporary() bool }); ok && t.Temporary() { //nolint:errorlint // net's own, not wrapped
+		if t, ok := err.(interface{ Temporary() bool }); ok && t.Temporary() {
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second) // net/http's
 			select {
 			case <-time.After(pause):
@@ -106,7 +106,7 @@ func (p *Port) Serve() error {
 			_ = p.Close()
 			return fmt.Errorf("serving %s: %w", p.listener.Addr(), err)
 		}
-		<-failed
+		<-failed //nolint:errcheck // http.ErrServerClosed
 		return nil
 	}
 }

@@ -59,6 +59,7 @@ type options struct {
 	scenarios string
 	peers     string
 	bin       string
+	before    string
 	out       string
 	profile   bool
 	watches   int
@@ -73,6 +74,7 @@ func parse(args []string) (*options, error) {
 	fs.StringVar(&o.scenarios, "scenarios", "", "`regexp` of scenarios to run, those of -full included; list prints them")
 	fs.StringVar(&o.peers, "peers", "", "`list` of peers, comma-separated (default those of each scenario)")
 	fs.StringVar(&o.bin, "bin", "bin/fairlead", "Fairlead's executable `file`")
+	fs.StringVar(&o.before, "before", "", "another Fairlead's executable `file`: the peer named before")
 	fs.StringVar(&o.out, "out", "", "`folder` for profiles")
 	fs.BoolVar(&o.profile, "profile", false, "after each scenario's rounds, load Fairlead once more and take a CPU profile (needs -out)")
 	fs.IntVar(&o.watches, "watches", 2000, "`number` of watches")

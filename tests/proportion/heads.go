@@ -207,10 +207,9 @@ func encode(s string) string { return base64.RawURLEncoding.EncodeToString([]byt
 
 // name returns the i-th of many short names.
 func name(i int) string {
-	const letters = "abcdefghijklmnopqrstuvwxyz"
-	s := string(letters[i%26])
+	s := []byte{'a' + byte(i%26)}
 	for i /= 26; i > 0; i /= 26 {
-		s += string(letters[i%26])
+		s = append(s, 'a'+byte(i%26))
 	}
-	return s
+	return string(s)
 }

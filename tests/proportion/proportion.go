@@ -123,7 +123,7 @@ func spent(read func() any, times int) cost {
 	}
 	took := processor() - begun
 	runtime.ReadMemStats(&m)
-	return cost{took / time.Duration(times), int(m.TotalAlloc-bytes) / times} //nolint:gosec // a difference
+	return cost{took / time.Duration(times), int(m.TotalAlloc-bytes) / times}
 }
 
 // processor returns the processor time of this process.
@@ -148,7 +148,7 @@ func held(small, large func() any) (a, b int) {
 	ended := heap()
 	runtime.KeepAlive(one)
 	runtime.KeepAlive(two)
-	return max(int(between)-int(begun), 0), max(int(ended)-int(between), 0) //nolint:gosec // far below
+	return max(int(between)-int(begun), 0), max(int(ended)-int(between), 0)
 }
 
 func heap() uint64 {

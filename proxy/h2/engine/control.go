@@ -10,10 +10,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// useful is how much content of DATA makes its frame free, by side. A client that sends less at a
-// time sends more bytes of frame headers than of content. What a backend sends, a client has asked
-// for, and its windows bound it.
-var useful = [2]int{up: 16, down: 1}
+// useful is how much content of a client's DATA makes its frame free: one that sends less at a time
+// sends more bytes of frame headers than of content. What a backend sends, a client has asked for,
+// and its windows bound it.
+const useful = 16
 
 // inFlight is what a frame on a stream that we have reset takes of what is owed, at least: servers
 // that write smaller frames have fewer bytes on their way.
@@ -23,7 +23,7 @@ const inFlight = 512
 // what a backend has sent before it sees our reset, that reset accounts: clients decide about it.
 func (c *Conn) priceData(s *stream, content int) int {
 	switch {
-	case s != nil && content >= useful[c.side]:
+	case s != nil && (content >= useful || content > 0 && c.side == down):
 		return 0
 	case s == nil && content > 0 && c.owed > 0:
 		c.owed -= max(content, inFlight)

@@ -98,7 +98,7 @@ func leadsSomewhere(t *testing.T, name string, doc object, v any) {
 			return
 		}
 		at := any(doc)
-		for _, token := range strings.Split(strings.TrimPrefix(ref, "#/"), "/") { // plain names need no escapes
+		for token := range strings.SplitSeq(strings.TrimPrefix(ref, "#/"), "/") { // plain names need no escapes
 			parent, _ := at.(object)
 			at = parent[token]
 		}
