@@ -11,21 +11,22 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/spare"
 )
 
-// link moves the bytes of one connection, on its shard's loop if there is one. Otherwise it has a
-// reader goroutine (serve), which ends with the connection, and another while the socket is full.
+// link moves the bytes of one connection: its shard's loop does, if there is one and the connection
+// is a socket. Otherwise a goroutine of its own reads (serve), which ends with the connection, and
+// another writes while there is output.
 type link struct {
 	sh   *shard
 	c    *engine.Conn
 	tls  *tls.Conn
 	info *ConnInfo // of a client's connection
-	raw  *rawConn  // nil means that the connection was not wrapped, so writes block
+	raw  *rawConn  // nil means that the connection was not wrapped: its records are not counted
 	room sync.Cond // on the shard's mutex: some output was written
 
 	loop   *loop         // reads and writes for the link; nil means that the link's own goroutines do
 	gone   chan struct{} // closed by the loop when the connection has ended
 	paused atomic.Bool   // the loop does not read: set by the loop, cleared under the shard's mutex
 
-	// For the reading goroutine only.
+	// For the goroutine that reads only.
 	seen    int    // the number of the last TLS record with application data
 	idle    int    // records without application data that the engine has not charged yet
 	closing bool   // the engine is closing the connection: further input need not be decrypted
@@ -45,9 +46,8 @@ func (sh *shard) newLink(tc *tls.Conn) *link {
 	if !ok {
 		return l
 	}
-	raw.takeOver(&sh.pool.out)
 	l.raw, l.seen = raw, raw.records
-	if sh.loop != nil && raw.sys != nil && sh.loop.own(raw) == nil {
+	if sh.loop != nil && sh.loop.own(raw) == nil {
 		l.loop, l.gone = sh.loop, make(chan struct{})
 	}
 	return l
@@ -88,25 +88,32 @@ func (l *link) lose(err error) {
 	l.sh.settle()
 }
 
+// read reads until the connection has ended, without a loop.
 func (l *link) read() error {
-	if l.raw == nil {
-		return l.readBlocking()
-	}
-	bufs := l.sh.pool
-	defer l.raw.drop(bufs)
+	buf := make([]byte, blockingBuffer)
 	for {
-		if len(l.raw.rest) == 0 && len(l.rest) == 0 { // else input came with the handshake, or is left from a turn
-			if err := l.raw.fill(bufs); err != nil {
-				return err
-			}
+		n, err := l.tls.Read(buf)
+		l.countIdle(n)
+		for p := buf[:n]; len(p) > 0; {
+			p = l.take(p)
 		}
-		buf := bufs.plain.get() // waiting connections hold no buffers
-		err := l.decrypt(buf[:])
-		bufs.plain.put(buf)
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// blockingBuffer is the size of the largest record.
+const blockingBuffer = 16 << 10
+
+// countIdle counts the records before the one that has brought n bytes of application data: TLS
+// uses each record up before the next.
+func (l *link) countIdle(n int) {
+	if l.raw == nil || n == 0 || l.raw.records == l.seen {
+		return
+	}
+	l.idle += l.raw.records - l.seen - 1
+	l.seen = l.raw.records
 }
 
 // turnRecords bounds the work of a turn. A buffer of ordinary input has about four records, one of
@@ -146,10 +153,7 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 	for n < len(buf) {
 		k, err := l.tls.Read(buf[n:]) //fairlead:boundary of what raw has, else errNoInput
 		n += k
-		if r := l.raw.records; k > 0 && r > l.seen { // r has the data: TLS uses each record up before the next
-			l.idle += r - l.seen - 1
-			l.seen = r
-		}
+		l.countIdle(k)
 		switch {
 		case err == errNoInput{}: //nolint:errorlint // crypto/tls returns it as it is, and errors.As would allocate
 			return n, nil
@@ -163,22 +167,6 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 		}
 	}
 	return n, nil
-}
-
-// blockingBuffer is the size of the largest record.
-const blockingBuffer = 16 << 10
-
-func (l *link) readBlocking() error {
-	buf := make([]byte, blockingBuffer)
-	for {
-		n, err := l.tls.Read(buf)
-		for p := buf[:n]; len(p) > 0; {
-			p = l.take(p)
-		}
-		if err != nil {
-			return err
-		}
-	}
 }
 
 // take passes input to the engine. If the client must read first, it waits or pauses the link. It
@@ -196,68 +184,39 @@ func (l *link) take(p []byte) []byte {
 		l.sh.mu.Unlock() // the loop settles once for everything it has read
 		return p
 	}
-	if !l.c.Over() {
-		l.sh.settle()
-		return p
-	}
 	l.sh.settle()
 	l.sh.lock()
 	for l.c.Over() {
 		l.room.Wait() //fairlead:boundary without a loop
 	}
-	l.sh.settle()
+	l.sh.mu.Unlock()
 	return p
-}
-
-// encrypt passes output to TLS, which writes it into raw's buffer, or to the connection.
-func (l *link) encrypt(p []byte) error {
-	if l.raw != nil {
-		l.raw.reserve(len(p))
-	}
-	_, err := l.tls.Write(p) //fairlead:boundary into raw's buffer; without raw on a goroutine of its own
-	return err
 }
 
 // write encrypts and writes output without blocking. It reports true if some is left, which another
 // goroutine or the loop then writes.
 func (l *link) write(p []byte) (bool, error) {
-	if l.raw == nil {
-		l.sh.links.Go(func() { l.writeOn(p, false) })
+	if l.loop == nil {
+		l.sh.links.Go(func() { l.writeOn(p) })
 		return true, nil
 	}
-	if err := l.encrypt(p); err != nil {
+	l.raw.reserve(len(p))
+	if _, err := l.tls.Write(p); err != nil { //fairlead:boundary into raw's buffer
 		return false, err
 	}
-	if l.loop != nil {
-		done, err := l.raw.flushOr(p)
-		return !done && err == nil, err
-	}
-	if done, err := l.raw.flush(false); done || err != nil {
-		return false, err
-	}
-	l.sh.links.Go(func() { l.writeOn(p, true) })
-	return true, nil
+	done, err := l.raw.flushOr(p)
+	return !done && err == nil, err
 }
 
-// writeOn writes until there is no output left, and waits for the socket. It ends then or with the
+// writeOn writes until there is no output left, without a loop. It ends then or with the
 // connection.
-func (l *link) writeOn(p []byte, encrypted bool) {
-	for {
-		var err error
-		if !encrypted {
-			err = l.encrypt(p)
-		}
-		for done := l.raw == nil; !done && err == nil; {
-			done, err = l.raw.flush(true)
-		}
-		encrypted = false
+func (l *link) writeOn(p []byte) {
+	for p != nil {
+		_, err := l.tls.Write(p)
 		l.sh.lock()
 		l.finishWrite(p, err)
 		p = l.c.More()
 		l.sh.settle()
-		if p == nil {
-			return
-		}
 	}
 }
 
@@ -296,21 +255,29 @@ func (l *link) shut() {
 		_ = l.tls.NetConn().Close() //fairlead:boundary only shut down, see rawConn.Close
 		return
 	}
-	_ = l.tls.CloseWrite() //fairlead:boundary into raw's buffer
-	if l.raw != nil {
-		_, _ = l.raw.flush(false)
-		l.raw.closeWrite()
-	} else if half, ok := l.tls.NetConn().(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() //fairlead:boundary without raw: not on a loop
+	if l.loop == nil {
+		l.sh.links.Go(l.closeWrite) // an alert may wait for a peer that does not read
+		return
+	}
+	l.closeWrite()
+}
+
+// closeWrite tells the peer that no more output comes.
+func (l *link) closeWrite() {
+	_ = l.tls.CloseWrite() //fairlead:boundary into raw's buffer; without a loop on a goroutine of its own
+	if l.loop != nil {
+		_ = l.raw.flushOwn()
+	}
+	if half, ok := l.tls.NetConn().(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() //fairlead:boundary shuts a socket down, which never waits
 	}
 }
 
 // buffers are free lists that all links share.
 type buffers struct {
-	raw   free[rawBytes]
-	plain free[plainBytes]
-	part  free[partBytes]
-	out   output
+	raw  free[rawBytes]
+	part free[partBytes]
+	out  output
 }
 
 // output is a free list of output buffers, for all shards.

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // loop is the goroutine that reads all connections of a shard. One turn of it takes every
@@ -241,22 +243,23 @@ func (lp *loop) write(l *link) {
 // own takes a connection's descriptor. It is duplicated and the original closed, because the
 // netpoller would wake for that one, too.
 func (lp *loop) own(r *rawConn) error {
-	fd, err := -1, error(nil)
-	cerr := r.sys.Control(func(s uintptr) {
-		n, _, errno := syscall.Syscall(syscall.SYS_FCNTL, s, syscall.F_DUPFD_CLOEXEC, 0)
-		if errno != 0 {
-			err = os.NewSyscallError("fcntl", errno)
-			return
-		}
-		fd = int(n)
-	})
+	if r.sock == nil {
+		return errors.ErrUnsupported
+	}
+	sys, err := r.sock.SyscallConn()
+	if err != nil {
+		return err
+	}
+	fd := -1
+	cerr := sys.Control(func(s uintptr) { fd, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0) })
 	if err := errors.Join(cerr, err); err != nil {
 		return err
 	}
 	_ = r.sock.Close()
 	r.mu.Lock()
-	r.fd, r.owned = fd, true
-	r.mu.Unlock()
+	defer r.mu.Unlock()
+	r.fd, r.early, r.spare = fd, nil, &lp.sh.pool.out
+	r.owned.Store(true)
 	return nil
 }
 

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -27,19 +26,14 @@ type inputConn struct {
 
 func (c inputConn) Read(p []byte) (int, error) { return c.in.Read(p) }
 
-// fill reports the end of the input instead of waiting.
-func TestFillEnds(t *testing.T) {
-	r, b := wrapConn(inputConn{in: strings.NewReader("x")}).(*rawConn), &buffers{}
-	if err := r.fill(b); err != nil || string(r.rest) != "x" {
-		t.Errorf("input %q, %v", r.rest, err)
-	}
-	if err := r.fill(b); !errors.Is(err, io.EOF) {
-		t.Errorf("at its end: %v", err)
-	}
+// own makes a loop the owner of a connection, as far as TLS can see.
+func (r *rawConn) own() {
+	r.early, r.spare = nil, &output{}
+	r.owned.Store(true)
 }
 
-// Until takeOver a write may have a deadline, as that of a handshake.
-func TestWriteDeadlineBeforeTakeOver(t *testing.T) {
+// Until a loop owns a connection a write may have a deadline, as that of a handshake.
+func TestWriteDeadlineOfHandshake(t *testing.T) {
 	near, far := net.Pipe() // which nobody reads
 	defer far.Close()
 	r := wrapConn(near)
@@ -50,9 +44,9 @@ func TestWriteDeadlineBeforeTakeOver(t *testing.T) {
 	}
 }
 
-// Before and after takeOver, however the input is split, no read passes the end of a record and no
-// byte is lost. Otherwise a request in the same segment as the last message of the handshake would
-// be stuck in TLS, or the next record would not be recognized.
+// Before and after a loop owns the connection, however the input is split, no read passes the end
+// of a record and no byte is lost. Otherwise a request in the same segment as the last message of
+// the handshake would be stuck in TLS, or the next record would not be recognized.
 func TestRawReadKeepsRecordsApart(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
@@ -78,12 +72,12 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 		over := rnd.IntN(len(stream))
 		var got []byte
 		for len(got) < len(stream) {
-			if !r.async.Load() && len(got) >= over && ends[len(got)] {
-				r.takeOver(&output{})
+			if !r.owned.Load() && len(got) >= over && ends[len(got)] {
+				r.own()
 			}
 			buf := make([]byte, 512+rnd.IntN(17000)) // crypto/tls always has 512 free
 			n, err := r.Read(buf)
-			if errors.Is(err, errNoInput{}) && r.async.Load() {
+			if errors.Is(err, errNoInput{}) && r.owned.Load() {
 				r.rest = make([]byte, rawBuffer)
 				k, _ := src.Read(r.rest)
 				r.rest = r.rest[:k]
@@ -166,7 +160,7 @@ func heldTLS(t *testing.T, version uint16) (raw *rawConn, server, client *tls.Co
 	go func() { done <- client.HandshakeContext(t.Context()) }()
 	must.Do(t, server.HandshakeContext(t.Context()))
 	must.Do(t, <-done)
-	raw.takeOver(&output{})
+	raw.own()
 	sent.hold = true
 	return raw, server, client, sent
 }

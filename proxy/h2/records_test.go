@@ -9,7 +9,6 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -121,7 +120,7 @@ func pings(t *testing.T) http.Handler {
 
 // A key update costs ten times what a frame costs, and must be charged. crypto/tls tolerates
 // sixteen before each frame, forever.
-func TestKeyUpdateFlood(t *testing.T) { onRecordDrivers(t, testKeyUpdateFlood) }
+func TestKeyUpdateFlood(t *testing.T) { onDrivers(t, testKeyUpdateFlood) }
 
 func testKeyUpdateFlood(t *testing.T, driver string) {
 	s := newStand(t, driver, pings(t), nil)
@@ -145,7 +144,7 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 
 // A client is not charged for rekeying as often as a cautious client may, or for records of one
 // byte. TLS answers a key update by itself, which is sent although the engine has nothing to send.
-func TestKeyUpdatesInOrder(t *testing.T) { onRecordDrivers(t, testKeyUpdatesInOrder) }
+func TestKeyUpdatesInOrder(t *testing.T) { onDrivers(t, testKeyUpdatesInOrder) }
 
 func testKeyUpdatesInOrder(t *testing.T, driver string) {
 	s := newStand(t, driver, pings(t), nil)
@@ -201,25 +200,5 @@ func testTinyRecords(t *testing.T, driver string) {
 		for i := range byte(n) {
 			ponged(t, fr, i)
 		}
-	}
-}
-
-// What TLS writes on its own is bounded if the peer does not take it. Output that is being
-// encrypted, or waits for the socket, is no answer of TLS, however much it is.
-func TestOutputIsNoAnswerOfTLS(t *testing.T) {
-	raw, server, _, _ := heldTLS(t, tls.VersionTLS13) // over a pipe, which takes nothing without blocking
-	write := func(n int) { must.Get(server.Write(make([]byte, n)))(t) }
-	write(maxOwn / 2)
-	must.Do(t, raw.flushOwn())
-	raw.reserve(2 * maxOwn)
-	write(2 * maxOwn)
-	must.Do(t, raw.flushOwn())
-	done, err := raw.flushOr([]byte("output"))
-	if done || err != nil || raw.flushOwn() != nil {
-		t.Errorf("output that waits: done %v, %v, then %v", done, err, raw.flushOwn())
-	}
-	raw.pending = nil
-	if err := raw.flushOwn(); !errors.Is(err, errOwnOutput) {
-		t.Errorf("the rest is TLS's own: %v", err)
 	}
 }

@@ -100,16 +100,11 @@ func (s *stand) plan(h *Head) Plan {
 func (s *stand) done(o Outcome) { s.ended <- o }
 
 // newStand starts everything. change may change each request's plan, if not nil; config may change
-// the server's Config. Connections of the driver "unwrapped" bypass Server.Listener and wrap.
+// the server's Config.
 func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan), config ...func(*Config)) *stand {
 	s := &stand{t: t, backend: newBackend(t, h), change: change, ended: make(chan Outcome, 20_000), stopped: make(chan struct{})}
 	s.ep = endpoint(s.backend.Listener.Addr().String())
 	cfg := Config{portable: driver != "loop", Dial: dial, Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) { return s.plan(h), true }}
-	if driver == "unwrapped" {
-		cfg.Dial = func(ctx context.Context, ep *Endpoint, _ func(net.Conn) net.Conn) (*tls.Conn, error) {
-			return dial(ctx, ep, func(c net.Conn) net.Conn { return c })
-		}
-	}
 	for _, f := range config {
 		f(&cfg)
 	}
@@ -128,9 +123,7 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, 
 		}
 	})
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
-	if driver != "unwrapped" {
-		front.Listener = s.server.Listener(front.Listener)
-	}
+	front.Listener = s.server.Listener(front.Listener)
 	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": s.server.Serve}
 	front.TLS = &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
 	front.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
@@ -208,15 +201,8 @@ func (s *stand) ends(want Reason, about ...any) {
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
 
-// onDrivers runs f on all drivers: the event loop (where it exists), a goroutine per connection,
-// and the same for unwrapped connections, whose reads and writes block.
+// onDrivers runs f on both drivers: the event loop, where it exists, and goroutines per connection.
 func onDrivers(t *testing.T, f func(t *testing.T, driver string)) {
-	onRecordDrivers(t, f)
-	t.Run("unwrapped", func(t *testing.T) { f(t, "unwrapped") })
-}
-
-// onRecordDrivers runs f on the drivers that see TLS records.
-func onRecordDrivers(t *testing.T, f func(t *testing.T, driver string)) {
 	for _, d := range []string{"portable", "loop"} {
 		t.Run(d, func(t *testing.T) { f(t, d) })
 	}

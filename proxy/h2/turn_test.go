@@ -27,8 +27,8 @@ func TestFullBufferIsNotOvertaken(t *testing.T) {
 	sh.lock()
 	l.attach(sh.e.AcceptClient())
 	sh.settle()
-	raw.rest = sent.held
-	buf := make([]byte, len(sent.held)/2) // full at once, with the heads of two turns
+	raw.rest, raw.encrypting = sent.held, true // what is answered stays here
+	buf := make([]byte, len(sent.held)/2)      // full at once, with the heads of two turns
 	for range n {
 		must.Do(t, l.decrypt(buf))
 	}

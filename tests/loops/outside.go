@@ -64,8 +64,6 @@ var known = map[string]string{
 	"syscall.RawConn.Control":                 "runs its function at once",
 	"(*os.File).SyscallConn":                  "reads a field",
 	"golang.org/x/sys/unix.GetsockoptTCPInfo": "never waits",
-	"(*net.TCPConn).CloseWrite":               "shutdown(2) never waits",
-	"(*net.UnixConn).CloseWrite":              "shutdown(2) never waits",
 
 	"(k8s.io/apiserver/pkg/apis/audit.Level).Less":                                   "compares",
 	"k8s.io/apiserver/pkg/audit.PolicyRuleEvaluator.EvaluatePolicyRule":              "reads each of the operator's rules once",

@@ -1,10 +1,10 @@
-//go:build unix
-
 package h2
 
 import (
 	"crypto/tls"
+	"errors"
 	"net"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,7 +20,9 @@ func TestUnread(t *testing.T) {
 	defer ours.Close()
 	theirs := must.Get(l.Accept())(t)
 	defer theirs.Close()
-	c := &engine.Conn{Value: &link{raw: wrapConn(ours).(*rawConn)}}
+	raw := wrapConn(ours).(*rawConn)
+	must.Do(t, (&loop{sh: &shard{pool: &buffers{}}}).own(raw))
+	c := &engine.Conn{Value: &link{raw: raw}}
 	if unread(c) {
 		t.Error("unread input before anything was sent")
 	}
@@ -54,5 +56,31 @@ func TestWrapperIsNotPassedBy(t *testing.T) {
 		if got := socketOf(tt.c); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
+	}
+}
+
+// What TLS writes on its own is bounded if the peer does not take it. Output that is being
+// encrypted, or waits for the socket, is no answer of TLS, however much it is.
+func TestOutputIsNoAnswerOfTLS(t *testing.T) {
+	raw, server, _, _ := heldTLS(t, tls.VersionTLS13)
+	var full [2]int
+	must.Do(t, syscall.Pipe2(full[:], syscall.O_NONBLOCK))
+	defer func() { _, _ = syscall.Close(full[0]), syscall.Close(full[1]) }()
+	for err := error(nil); err == nil; _, err = syscall.Write(full[1], make([]byte, 4<<10)) {
+	}
+	raw.fd = full[1] // takes nothing
+	write := func(n int) { must.Get(server.Write(make([]byte, n)))(t) }
+	write(maxOwn / 2)
+	must.Do(t, raw.flushOwn())
+	raw.reserve(2 * maxOwn)
+	write(2 * maxOwn)
+	must.Do(t, raw.flushOwn())
+	done, err := raw.flushOr([]byte("output"))
+	if done || err != nil || raw.flushOwn() != nil {
+		t.Errorf("output that waits: done %v, %v, then %v", done, err, raw.flushOwn())
+	}
+	raw.pending = nil
+	if err := raw.flushOwn(); !errors.Is(err, errOwnOutput) {
+		t.Errorf("the rest is TLS's own: %v", err)
 	}
 }
