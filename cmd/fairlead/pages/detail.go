@@ -18,24 +18,20 @@ func (d *document) detail(v *view) {
 <p class="brand"><a href="../">Fairlead</a></p>
 <p class="dim"><span id="live" role="status">not live</span> · <a href="../?explain=%s">explain</a></p>
 </header>
-<main>
-`, url.QueryEscape(a.Path()))
+<main>`, url.QueryEscape(a.Path()))
 	d.facts(v.Time, a)
 	if a.Kind != "local" {
 		d.endpoints(v.Time, a)
-		d.put(`<div class="two">
-`)
+		d.put(`<div class="two">`)
 		d.documents(v.Time, a)
 		d.trust(v.Time, a)
-		d.put(`
-</div>`)
+		d.put(`</div>`)
 	}
 	d.put(`
 <section id="story" data-live aria-labelledby="story-title"><h2 id="story-title">What has changed <span class="dim">UTC</span></h2>
 `)
 	d.transitions(v.Time, v.History())
-	d.put(`</section>
-`)
+	d.put(`</section>`)
 	d.end()
 }
 
@@ -45,8 +41,7 @@ func (d *document) facts(now time.Time, a *answer.APIService) {
 <h1 id="name">%s</h1>
 <p class="answer">`, a.Name)
 	d.state(a)
-	d.put(` <span class="dim">for %s</span></p>
-`, answer.Ago(now, a.Verdict.Since))
+	d.put(` <span class="dim">for %s</span></p>`, answer.Ago(now, a.Verdict.Since))
 	if !a.Available() {
 		d.put(`<p class="bad">%s</p>`, a.Why())
 	}
@@ -54,8 +49,7 @@ func (d *document) facts(now time.Time, a *answer.APIService) {
 	if a.Advice+a.Command+a.Runbook != "" {
 		d.put(`<div class="note">%s`, when(a.Available(), a.Cause))
 		d.help(a)
-		d.put(`</div>
-`)
+		d.put(`</div>`)
 	}
 	d.put(`<dl class="facts">
 <div><dt>Group priority</dt><dd>%s</dd></div><div><dt>Version priority</dt><dd>%s</dd></div>
@@ -73,19 +67,16 @@ func (d *document) facts(now time.Time, a *answer.APIService) {
 <figcaption class="dim"><span>ten minutes ago</span><span>p99, up to %s</span><span>now</span></figcaption></figure>
 `, answer.Rate(t.Rate), when(t.Errors > 0, "bad"), answer.Rate(t.Errors), answer.Latency(t.P50), answer.Latency(t.P99), most, spark(t.Points, 600, 80), most)
 	} else {
-		d.put(`</dl>
-`)
+		d.put(`</dl>`)
 	}
-	d.put(`</section>
-`)
+	d.put(`</section>`)
 }
 
 func (d *document) endpoints(now time.Time, a *answer.APIService) {
 	d.put(`<section id="endpoints" data-live aria-labelledby="endpoints-title"><h2 id="endpoints-title">Endpoints of %s</h2>
 `, a.Service)
 	if len(a.Endpoints) == 0 {
-		d.put(`<p class="dim">none</p></section>
-`)
+		d.put(`<p class="dim">none</p></section>`)
 		return
 	}
 	d.put(`<div class="card flush" tabindex="0" role="region" aria-labelledby="endpoints-title"><table><thead><tr><th scope="col">Address</th><th scope="col">Health</th><th scope="col" class="n">For</th><th scope="col" class="n">In flight</th><th scope="col">Last hour</th><th scope="col">Last probe</th></tr></thead><tbody>
@@ -105,11 +96,9 @@ func (d *document) endpoints(now time.Time, a *answer.APIService) {
 		d.timeline(now, e)
 		d.put(`</td><td class="wide" data-label="Last probe">`)
 		d.probe(now, e)
-		d.put(`</td></tr>
-`)
+		d.put(`</td></tr>`)
 	}
-	d.put(`</tbody></table></div></section>
-`)
+	d.put(`</tbody></table></div></section>`)
 }
 
 // probe puts an endpoint's last probe: when, how long, and its result.
@@ -150,8 +139,7 @@ func (d *document) timeline(now time.Time, e *answer.Endpoint) {
 // documents puts how current the APIService's parts of the merged documents are.
 func (d *document) documents(now time.Time, a *answer.APIService) {
 	d.put(`<section id="documents" data-live aria-labelledby="documents-title"><h2 id="documents-title">Documents</h2>
-<ul class="plain">
-`)
+<ul class="plain">`)
 	if s := a.Discovery; s != nil {
 		d.put(`<li><b>Discovery</b> %s resources`, s.Resources)
 		if s.Stale {
@@ -159,15 +147,13 @@ func (d *document) documents(now time.Time, a *answer.APIService) {
 		}
 		d.confirmed(now, &s.Freshness)
 	} else {
-		d.put(`<li class="dim">no discovery of its own</li>
-`)
+		d.put(`<li class="dim">no discovery of its own</li>`)
 	}
 	if s := a.OpenAPI; s != nil {
 		d.put(`<li><b>OpenAPI</b> %sv2, %sv3`, when(!s.V2, "no "), when(!s.V3, "no "))
 		d.confirmed(now, &s.Freshness)
 	}
-	d.put(`</ul></section>
-`)
+	d.put(`</ul></section>`)
 }
 
 // confirmed ends the line of a document.
@@ -178,15 +164,13 @@ func (d *document) confirmed(now time.Time, f *documents.Freshness) {
 		d.put(`, confirmed %s ago`, answer.Ago(now, f.Confirmed))
 	}
 	d.some(` <span class="warn">%s</span>`, f.Reason)
-	d.put(` <span class="dim">%s</span></li>
-`, f.Message)
+	d.put(` <span class="dim">%s</span></li>`, f.Message)
 }
 
 // trust puts the CAs that verify the backend, and the certificates that it presents.
 func (d *document) trust(now time.Time, a *answer.APIService) {
 	d.put(`<section id="trust" data-live aria-labelledby="trust-title"><h2 id="trust-title">Trust</h2>
-<ul class="plain"><li><b>TLS name</b> <code>%s</code></li>
-`, a.ServerName)
+<ul class="plain"><li><b>TLS name</b> <code>%s</code></li>`, a.ServerName)
 	if s := a.Trust; s != nil {
 		d.put(`<li><b>Source</b> %s`, s.Source)
 		d.some(` <span class="bad">%s</span>`, s.Fault)
@@ -194,8 +178,7 @@ func (d *document) trust(now time.Time, a *answer.APIService) {
 		if s.OverlapInForce {
 			d.put(` <span class="warn">an endpoint still needs the replaced CA, which is trusted until %s</span>`, s.OverlapUntil.UTC().Format(time.TimeOnly))
 		}
-		d.put(`</li>
-`)
+		d.put(`</li>`)
 		for i := range s.CAs {
 			d.certificate(now, "CA", &s.CAs[i])
 		}

@@ -84,15 +84,13 @@ func (d *document) search(v *view) {
 <input id="q" name="q" type="search" value="%s" placeholder="name, service, owner or cause" spellcheck="false" autocomplete="off" autocapitalize="off" maxlength="%s">
 <button>Filter</button>
 </form>
-</section>
-`, v.List.Query, maxQuery)
+</section>`, v.List.Query, maxQuery)
 }
 
 // turn puts links to the other pages of the list.
 func (d *document) turn(l *listing) {
 	if l.Query != "" {
-		d.put(`<p class="dim">%s with “%s” · <a href="./">all</a></p>
-`, l.Found, l.Query)
+		d.put(`<p class="dim">%s with “%s” · <a href="./">all</a></p>`, l.Found, l.Query)
 	}
 	if l.Pages == 1 {
 		return
@@ -104,8 +102,7 @@ func (d *document) turn(l *listing) {
 	if l.Page < l.Pages {
 		d.put(` · <a rel="next" href="%s">next</a>`, l.address(l.Page+1))
 	}
-	d.put(`</p></nav>
-`)
+	d.put(`</p></nav>`)
 }
 
 // help puts what to do about an APIService: the advice, a command to copy, and the alert's runbook.

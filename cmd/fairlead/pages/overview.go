@@ -16,24 +16,19 @@ func (d *document) overview(v *view) {
 <p class="brand">Fairlead <span class="dim">%s%s</span></p>
 <p class="dim"><span id="live" role="status">not live</span> · %s · <a href="status">JSON</a></p>
 </header>
-<main>
-`, v.Replica, when(v.Cluster != "", " in cluster ")+v.Cluster, v.Version)
+<main>`, v.Replica, when(v.Cluster != "", " in cluster ")+v.Cluster, v.Version)
 	d.summary(v)
 	d.search(v)
 	d.remotes(v)
 	d.question(v)
 	d.put(`<section id="story" data-live aria-labelledby="story-title">
-<h2 id="story-title">What has changed <span class="dim">UTC</span></h2>
-`)
+<h2 id="story-title">What has changed <span class="dim">UTC</span></h2>`)
 	d.transitions(v.Time, v.Transitions)
-	d.put(`
-</section>
-<div class="two">
-`)
+	d.put(`</section>
+<div class="two">`)
 	d.localServers(v)
 	d.certificates(v)
-	d.put(`</div>
-`)
+	d.put(`</div>`)
 	d.end()
 }
 
@@ -62,8 +57,7 @@ func (d *document) summary(v *view) {
 	d.some(`<p class="note bad">This replica takes no requests: %s</p>`, v.Ready)
 	d.items("note bad", v.Problems)
 	d.put(`<p class="dim">Other replicas: <code class="copy">kubectl fairlead status --replicas</code></p>
-</section>
-`)
+</section>`)
 }
 
 // question puts the box that asks where a request goes, and the explanation.
@@ -74,13 +68,11 @@ func (d *document) question(v *view) {
 <label for="explain" class="hidden">Path of the request</label>
 <input id="explain" name="explain" value="%s" placeholder="/apis/metrics.k8s.io/v1beta1/nodes" spellcheck="false" autocomplete="off" autocapitalize="off" maxlength="8192">
 <button>Explain</button>
-</form>
-`, v.Asked)
+</form>`, v.Asked)
 	if v.Explanation != nil {
 		d.explanation(v.Explanation)
 	}
-	d.put(`</section>
-`)
+	d.put(`</section>`)
 }
 
 func (d *document) explanation(x *answer.Explanation) {
@@ -95,8 +87,7 @@ func (d *document) explanation(x *answer.Explanation) {
 		d.put(` with %s`, x.Code)
 	}
 	d.some(` <span class="dim">timeout %s</span>`, x.Timeout)
-	d.put(`</p>
-`)
+	d.put(`</p>`)
 	d.some(`<p class="bad">%s</p>`, x.Message)
 	d.some(`<p class="bad"><b>Cause</b> %s</p>`, x.Cause)
 	d.some(`<p><b>Advice</b> %s</p>`, x.Advice)
@@ -104,8 +95,7 @@ func (d *document) explanation(x *answer.Explanation) {
 	for _, step := range x.Why {
 		d.put(`<li>%s</li>`, step)
 	}
-	d.put(`</ol>
-`)
+	d.put(`</ol>`)
 	if as := x.Identity; as != nil {
 		d.put(`<p class="dim">As %s, %s%s</p>`, as.User, as.How, when(len(as.Headers) > 0, ":"))
 		if len(as.Headers) > 0 {
@@ -121,15 +111,13 @@ func (d *document) explanation(x *answer.Explanation) {
 
 // remotes puts the table of APIServices, and below it those that the local apiserver serves.
 func (d *document) remotes(v *view) {
-	d.put(`<section id="remotes" data-live aria-labelledby="table-title">
-`)
+	d.put(`<section id="remotes" data-live aria-labelledby="table-title">`)
 	if rows := v.rows(); len(rows) > 0 {
 		d.turn(&v.List)
 		d.put(`<div class="card flush" tabindex="0" role="region" aria-labelledby="table-title">
 <table id="table"><caption class="hidden">APIServices of extension servers, broken ones first</caption>
 <thead><tr><th scope="col">Name</th><th scope="col">Verdict</th><th scope="col" class="n">For</th><th scope="col" class="n">Endpoints</th><th scope="col" class="n">In flight</th><th scope="col" class="n">Requests</th><th scope="col" class="n">Errors</th><th scope="col" class="n">p99</th><th scope="col">Ten minutes</th><th scope="col" class="n">Discovery</th><th scope="col" class="n">Certificate</th></tr></thead>
-<tbody>
-`)
+<tbody>`)
 		for _, a := range rows {
 			d.row(v, a)
 		}
@@ -150,9 +138,7 @@ func (d *document) remotes(v *view) {
 		}
 		d.put(`</ul></details>`)
 	}
-	d.put(`
-</section>
-`)
+	d.put(`</section>`)
 }
 
 func (d *document) row(v *view, a *answer.APIService) {
@@ -193,8 +179,7 @@ func (d *document) row(v *view, a *answer.APIService) {
 		d.put(`<td class="n" data-label="Requests"><span class="dim">–</span></td>
 <td class="n" data-label="Errors"><span class="dim">–</span></td>
 <td class="n" data-label="p99"><span class="dim">–</span></td>
-<td class="wide empty" data-label="Ten minutes"></td>
-`)
+<td class="wide empty" data-label="Ten minutes"></td>`)
 	}
 	d.put(`<td class="n" data-label="Discovery">`)
 	switch s := a.Discovery; {
@@ -211,8 +196,7 @@ func (d *document) row(v *view, a *answer.APIService) {
 	if cause := cmp.Or(a.Cause, when(!a.Available(), a.Why())); cause != "" {
 		d.put(`<tr class="help"><td class="wide" colspan="11"><span class="%s">%s</span>`, state(a), cause)
 		d.help(a)
-		d.put(`</td></tr>
-`)
+		d.put(`</td></tr>`)
 	}
 }
 
@@ -234,15 +218,13 @@ func (d *document) localServers(v *view) {
 		d.health(e)
 		d.put(` <span class="dim">probed </span>`)
 		d.probe(v.Time, e)
-		d.put(`</li>
-`)
+		d.put(`</li>`)
 	}
 	if len(v.LocalServers) == 0 {
 		d.put(`<li class="dim">none</li>`)
 	}
 	d.put(`</ul>
-</section>
-`)
+</section>`)
 }
 
 func (d *document) certificates(v *view) {
@@ -258,6 +240,5 @@ func (d *document) certificates(v *view) {
 		d.put(`<span class="sub"><code>%s</code></span></li>`, s.Source)
 	}
 	d.put(`</ul>
-</section>
-`)
+</section>`)
 }

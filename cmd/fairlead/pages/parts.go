@@ -19,15 +19,13 @@ func (d *document) begin(title, up string) {
 <link rel="stylesheet" href="%sstyle.css">
 <script src="%spage.js" defer></script>
 </head>
-<body>
-`, title, up, up)
+<body>`, title, up, up)
 }
 
 func (d *document) end() {
 	d.put(`</main>
 </body>
-</html>
-`)
+</html>`)
 }
 
 // state puts an APIService's verdict in one word.
