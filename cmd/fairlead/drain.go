@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // recordTime limits the wait for the records of what the drain has cut: closing a connection whose
@@ -52,13 +54,6 @@ func (d *door) rejectNew(ctx context.Context) {
 	d.log.Info("draining: rejecting new requests", "underWay", d.proxy.UnderWay())
 	d.proxy.RejectNew()
 	const every = 20 * time.Millisecond // short compared with a request, long compared with the cost of a look
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	for d.proxy.UnderWay() > 0 {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
-	}
+	ended := func(context.Context) (bool, error) { return d.proxy.UnderWay() == 0, nil }
+	_ = wait.PollUntilContextCancel(ctx, every, true, ended) // front.Shutdown reports what is left
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Most memory of a forwarding process is garbage that is not collected yet. A request allocates a
@@ -68,16 +69,8 @@ func keepSmall() *memory {
 
 // Run returns memory in idle times until ctx ends.
 func (m *memory) Run(ctx context.Context) error {
-	t := time.NewTicker(idleTime)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-			m.look(readHeap())
-		}
-	}
+	wait.UntilWithContext(ctx, func(context.Context) { m.look(readHeap()) }, idleTime)
+	return ctx.Err()
 }
 
 // look returns memory if there was no collection since the last look, and an eighth of the live

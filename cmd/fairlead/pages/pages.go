@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -94,7 +95,8 @@ func New(cfg Config) (*Pages, error) {
 func (p *Pages) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	loops.Go(func() { _ = p.traffic.follow(ctx, p.cfg.Table, p.cfg.Latencies, p.cfg.Failed) }) // returns only ctx's error
+	look := func(context.Context) { p.traffic.look(p.cfg.Table().Entries(), p.cfg.Latencies, p.cfg.Failed) }
+	loops.Go(func() { wait.UntilWithContext(ctx, look, pace) })
 	return p.history.follow(ctx, p.cfg.Table)
 }
 

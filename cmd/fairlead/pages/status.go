@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs"
-	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -25,32 +24,12 @@ func (p *Pages) status() *answer.Status {
 	if err := p.cfg.Ready(); err != nil {
 		s.Ready = err.Error()
 	}
-	trusts := make(map[string]*trust.Status)
-	all := p.cfg.Trust()
-	for i := range all {
-		trusts[all[i].APIService] = &all[i]
+	byName := make(map[string]*answer.APIService, len(t.Entries()))
+	for i, e := range t.Entries() {
+		s.APIServices = append(s.APIServices, p.apiService(e))
+		byName[e.Name] = &s.APIServices[i]
 	}
-	for _, e := range t.Entries() {
-		a := p.apiService(e)
-		a.Trust = trusts[e.Name]
-		s.APIServices = append(s.APIServices, a)
-	}
-	p.documents(s.APIServices)
-	flaps := make(map[string]int)
-	for _, t := range s.Transitions {
-		if t.Status == "False" && s.Time.Sub(t.Time) < time.Hour {
-			flaps[t.APIService]++
-		}
-	}
-	for i := range s.APIServices {
-		s.APIServices[i].Flaps = flaps[s.APIServices[i].Name]
-	}
-	if servers := p.cfg.LocalServers(); len(servers) > 0 {
-		s.LocalTrust, s.LocalIdentity = trusts[LocalName], p.cfg.LocalIdentity
-		for i := range servers {
-			s.LocalServers = append(s.LocalServers, p.endpoint(LocalName, &servers[i]))
-		}
-	}
+	p.details(s, byName)
 	s.Certificates = append([]certs.Status{}, p.cfg.Certificates()...)
 	for _, f := range t.Problems() {
 		s.Problems = append(s.Problems, f.String())
@@ -58,21 +37,33 @@ func (p *Pages) status() *answer.Status {
 	return s
 }
 
-// documents adds the state of each APIService's part of the merged documents.
-func (p *Pages) documents(to []answer.APIService) {
-	found, described := p.cfg.Discovery(), p.cfg.OpenAPI()
-	byName := make(map[string]*answer.APIService, len(to))
-	for i := range to {
-		byName[to[i].Name] = &to[i]
+// details adds what is known about APIServices by their names, and the local apiservers.
+func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) {
+	servers := p.cfg.LocalServers()
+	for i := range servers {
+		s.LocalIdentity = p.cfg.LocalIdentity
+		s.LocalServers = append(s.LocalServers, p.endpoint(LocalName, &servers[i]))
 	}
-	for i := range found {
-		if a := byName[found[i].Name]; a != nil {
-			a.Discovery = &found[i]
+	for _, x := range p.cfg.Trust() {
+		if a := byName[x.APIService]; a != nil {
+			a.Trust = &x
+		} else if x.APIService == LocalName && len(servers) > 0 {
+			s.LocalTrust = &x
 		}
 	}
-	for i := range described {
-		if a := byName[described[i].Name]; a != nil {
-			a.OpenAPI = &described[i]
+	for _, x := range p.cfg.Discovery() {
+		if a := byName[x.Name]; a != nil {
+			a.Discovery = &x
+		}
+	}
+	for _, x := range p.cfg.OpenAPI() {
+		if a := byName[x.Name]; a != nil {
+			a.OpenAPI = &x
+		}
+	}
+	for _, x := range s.Transitions {
+		if a := byName[x.APIService]; a != nil && x.Status == "False" && s.Time.Sub(x.Time) < time.Hour {
+			a.Flaps++
 		}
 	}
 }

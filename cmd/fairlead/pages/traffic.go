@@ -1,7 +1,6 @@
 package pages
 
 import (
-	"context"
 	"math"
 	"slices"
 	"sync"
@@ -36,20 +35,7 @@ type record struct {
 	fails  []uint64
 }
 
-// follow reads the counts of all backends at a fixed interval until ctx ends.
-func (tr *traffic) follow(ctx context.Context, table func() *registry.Table, latencies func(*registry.Entry) []uint64, failed func(*registry.Entry) uint64) error {
-	tick := time.NewTicker(pace)
-	defer tick.Stop()
-	for {
-		tr.look(table().Entries(), latencies, failed)
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
+// look reads the counts of all backends, at a fixed interval.
 func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entry) []uint64, failed func(*registry.Entry) uint64) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()

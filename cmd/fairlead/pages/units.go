@@ -3,6 +3,7 @@ package pages
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,13 +23,7 @@ func stamp(now, t time.Time) string {
 	return t.Format(time.TimeOnly)
 }
 
-func worst(list []float64) float64 {
-	most := 0.0
-	for _, v := range list {
-		most = max(most, v)
-	}
-	return most
-}
+func worst(list []float64) float64 { return slices.Max(append([]float64{0}, list...)) }
 
 // least is the smallest latency that fills a curve's height: lower ones should not look like peaks.
 const least = .01

@@ -8,17 +8,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // foreign watches for conditions that other writers change. A nil *foreign does nothing.
 type foreign struct {
 	writer  *Writer
-	wake    func()
+	wake    chan<- time.Time // one slot: there is something to take
 	running sync.WaitGroup
-	end     context.CancelFunc // of the watch
+	end     context.CancelFunc // of the watch; nil before the first one
 
 	mu    sync.Mutex                               // guards what follows
-	ended bool                                     // the watch has ended
+	ended bool                                     // the watch has ended, so another list is needed
 	seen  map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number; nil means none
 }
 
@@ -31,21 +33,17 @@ type loss struct {
 // warnAfter is the number of losses after which another writer is logged.
 const warnAfter = 3
 
-func newForeign(w *Writer, wake func()) *foreign {
-	return &foreign{writer: w, wake: wake, end: func() {}}
-}
-
 // watch starts a new watch after a list. If the watch ends by itself, everything is listed again
 // after lastRetry.
 func (f *foreign) watch(ctx context.Context, after string) {
 	if f == nil {
 		return
 	}
-	f.end()
-	ctx, cancel := context.WithCancel(ctx)
-	f.end = cancel
+	if f.end != nil {
+		f.end()
+	}
+	ctx, f.end = context.WithCancel(ctx)
 	f.running.Go(func() { // ends with stop or the next list
-		defer cancel()
 		f.receive(ctx, after)
 		select {
 		case <-ctx.Done():
@@ -53,7 +51,7 @@ func (f *foreign) watch(ctx context.Context, after string) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.ended = true
-			f.wake()
+			latest.Wake(f.wake)
 		}
 	})
 }
@@ -73,61 +71,37 @@ func (f *foreign) receive(ctx context.Context, after string) {
 				f.seen = map[string]*apiregistrationv1.APIService{}
 			}
 			f.seen[o.Name] = &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}, Status: o.Status}
-			f.wake()
 			f.mu.Unlock()
+			latest.Wake(f.wake)
 		}
 	}
 }
 
-// rest calls set, which sets the timer, unless there is something to compare.
-func (f *foreign) rest(set func()) {
+// take returns the states seen since the last call, and whether the watch has ended.
+func (f *foreign) take() (seen map[string]*apiregistrationv1.APIService, ended bool) {
 	if f == nil {
-		set()
-		return
+		return nil, false
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.seen) > 0 || f.ended {
-		f.wake()
-		return
-	}
-	set()
-}
-
-// needsList reports, once, that another list is needed.
-func (f *foreign) needsList() bool {
-	if f == nil {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	ended := f.ended
-	f.ended = false
-	return ended
-}
-
-func (f *foreign) take() map[string]*apiregistrationv1.APIService {
-	if f == nil {
-		return nil
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	seen := f.seen
-	f.seen = nil
-	return seen
+	seen, ended = f.seen, f.ended
+	f.seen, f.ended = nil, false
+	return seen, ended
 }
 
 func (f *foreign) stop() {
-	f.end()
+	if f.end != nil {
+		f.end()
+	}
 	f.running.Wait()
 }
 
 // compare finds conditions that other writers have changed, and has them replaced at once. After
 // each loss it waits longer, up to relist: a kube-apiserver's own aggregator over the same keys
 // would always write again.
-func (t *term) compare(now table) {
+func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now table) {
 	differ := map[string]bool{}
-	for name, o := range t.others.take() {
+	for name, o := range seen {
 		have := t.of(name)
 		if order, err := resourceversion.CompareResourceVersion(o.ResourceVersion, have.version); err == nil && order <= 0 {
 			continue // our own, or older than the list

@@ -70,13 +70,14 @@ type term struct {
 
 // run writes conditions that differ, until ctx ends.
 func (t *term) run(ctx context.Context) {
-	timer := time.NewTimer(0)
+	wake := make(chan time.Time, 1)
+	timer := time.AfterFunc(relist, func() { latest.Wake(wake) }) // reset below
 	defer timer.Stop()
 	if t.writer.condition == apiregistrationv1.Available {
-		t.others = newForeign(t.writer, func() { timer.Reset(0) })
+		t.others = &foreign{writer: t.writer, wake: wake}
 		defer t.others.stop()
 	}
-	for now, changes := range latest.Changes(ctx, t.writer.table, timer.C) {
+	for now, changes := range latest.Changes(ctx, t.writer.table, wake) {
 		for _, c := range changes {
 			if c.New == nil {
 				delete(t.todo, c.Old.Name)
@@ -84,17 +85,18 @@ func (t *term) run(ctx context.Context) {
 				t.todo[c.New.Name] = c.New
 			}
 		}
-		if (!time.Now().Before(t.due) || t.others.needsList()) && t.list(ctx) {
+		seen, ended := t.others.take()
+		if (ended || !time.Now().Before(t.due)) && t.list(ctx) {
 			for _, e := range now.Entries() {
 				t.todo[e.Name] = e
 			}
 		}
 		next := t.due
 		if t.entries != nil { // before that everything would differ
-			t.compare(now)
+			t.compare(seen, now)
 			next = t.write(ctx)
 		}
-		t.others.rest(func() { timer.Reset(time.Until(next)) })
+		timer.Reset(time.Until(next))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
@@ -21,19 +22,12 @@ const detectEvery = 5 * time.Second
 
 // detectRestores compares etcd's revision with the cache's until ctx ends.
 func (b *bounded) detectRestores(ctx context.Context, cached *cacher.Cacher) {
-	tick := time.NewTicker(detectEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if was, is, ahead := b.ahead(ctx, cached); ahead {
 			klog.ErrorS(nil, "etcd's revision has decreased, as after a restore: everything is relisted", "was", was, "is", is)
 			b.watches.Load().end()
 		}
-	}
+	}, detectEvery)
 }
 
 // ahead reports whether the cache has a newer revision than etcd.
