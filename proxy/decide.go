@@ -151,6 +151,9 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 		d.refuse(errProtected(m.Entry))
 		return
 	}
+	if m.Route == registry.RouteLocal && p.cfg.Claimed != nil && p.cfg.Claimed(d.Request.Path) {
+		m.Route, d.route = registry.RouteDocument, registry.RouteDocument
+	}
 	if d.Action = p.actionOf(m.Route); m.Route == registry.RouteLocal && p.ownHealth(h.Path) {
 		d.Action = ToHealth
 		return

@@ -207,7 +207,7 @@ func (d *door) makeProxy(context.Context) error {
 	}
 	d.proxy, err = proxy.New(proxy.Config{
 		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, MaxInFlight: d.o.maxInFlight,
-		MaxSessions: front.Descriptors(sessionShare), MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, ForwardRedirects: !d.o.rejectRedirects, Documents: http.HandlerFunc(d.serveDocument), Ready: d.readyDocument, Pages: http.HandlerFunc(d.servePages), Health: d.health,
+		MaxSessions: front.Descriptors(sessionShare), MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, ForwardRedirects: !d.o.rejectRedirects, Documents: http.HandlerFunc(d.serveDocument), Claimed: d.documents.openapi.Claimed, Ready: d.readyDocument, Pages: http.HandlerFunc(d.servePages), Health: d.health,
 		CredentialRejected: func() { d.credential.renew() }, AccessLog: d.accessLog, Taps: &d.taps, Audit: d.audit, Tracer: tracer, Logger: d.log, Metrics: d.metrics,
 		AllowedOrigins: d.o.browsers.origins, HSTS: d.o.browsers.hsts,
 	})

@@ -60,7 +60,7 @@ func (o *OpenAPI) askLocal(ctx context.Context) error {
 }
 
 func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
-	a, err := documents.Get(ctx, o.cfg.FetchLocal, documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, o.cfg.FetchLocal, documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout})
 	if err != nil {
 		return err
 	}

@@ -44,6 +44,10 @@ type OpenAPI struct {
 type view struct {
 	table *registry.Table
 	local *localState // nil before the first request
+	// claimed are the paths that extension servers have in their v3 indexes, and converted returns
+	// the local apiserver's documents of these, made of v2.
+	claimed   map[string]bool
+	converted func() map[string]*document
 	// index returns the v3 index. Nil means that the local apiserver's is not known yet.
 	index func() *packed
 	// inputs returns the inputs of v2: as long as nothing has changed, the same pointer as that of
@@ -100,6 +104,7 @@ func (o *OpenAPI) LocalChanged() { o.sources.LocalChanged() }
 // publish makes a view of the current state. Without a change it need not be called again.
 func (o *OpenAPI) publish(t *registry.Table) time.Time {
 	v := &view{table: t, local: o.local.Load()}
+	o.claim(v, o.view.Load())
 	v.index = sync.OnceValue(func() *packed { return o.mergeIndex(v) })
 	v.inputs = sync.OnceValue(func() *inputs {
 		in := o.collect(v)
@@ -198,14 +203,18 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 	index := handler3.OpenAPIV3Discovery{Paths: make(map[string]handler3.OpenAPIV3DiscoveryGroupVersion)}
 	if v.local != nil {
 		for path, item := range v.local.index {
-			if ofLocal(v.table, path) && (o.own == nil || !ofOwn(path)) {
+			switch claimed := v.claimed[path]; {
+			case !ofLocal(v.table, path, claimed) || o.own != nil && ofOwn(path) || claimed && v.local.spec == nil:
+			case claimed:
+				index.Paths[path] = itemOf(path, v.local.spec.hash) // of which the document is made
+			default:
 				index.Paths[path] = item
 			}
 		}
 	}
 	add := func(gv schema.GroupVersion) {
 		if d := o.remote(v, gv); d != nil {
-			index.Paths[pathOf(gv)] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: relativeURL(gv, d.json.hash)}
+			index.Paths[pathOf(gv)] = itemOf(pathOf(gv), d.json.hash)
 		}
 	}
 	for e := range o.remotes(v.table) {
@@ -225,15 +234,16 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 }
 
 // ofLocal reports whether a path of the local apiserver's index is its own: neither a remote
-// group-version, nor a group that has only remote ones.
-func ofLocal(t *registry.Table, path string) bool {
+// group-version, nor a group that has only remote ones, nor one of which only an extension server
+// speaks.
+func ofLocal(t *registry.Table, path string, claimed bool) bool {
 	if gv, ok := groupVersionOf(path); ok {
 		e := t.Entry(gv)
-		return e == nil || e.Local()
+		return e == nil && !claimed || e != nil && e.Local() || ofOwn(path)
 	}
 	if group, ok := strings.CutPrefix(path, "apis/"); ok {
 		g := t.Group(group) // none has a slash in its name
-		return g == nil || slices.ContainsFunc(g.Entries, (*registry.Entry).Local)
+		return g == nil && !claimed || g != nil && slices.ContainsFunc(g.Entries, (*registry.Entry).Local)
 	}
-	return true
+	return !claimed || path == "api" || path == "apis" || path == "version"
 }

@@ -206,11 +206,25 @@ func TestOfLocal(t *testing.T) {
 	s.Claim("both.example.com/v2", "a", 100, 10)
 	s.Claim("a.example.com/v1", "a", 100, 10)
 	for path, want := range map[string]bool{
-		"api": true, "api/v1": true, "version": true, "apis": true, "apis/apps": true, "apis/apps/v1": true, "apis/none.example.com/v1": true,
+		"api": true, "api/v1": true, "version": true, "apis": true, "apis/apps": true, "apis/apps/v1": true, "apis/none.example.com/v1": true, "none": true, "apis/none.example.com": true,
 		"apis/both.example.com": true, "apis/both.example.com/v1": true, "apis/both.example.com/v2": false, "apis/a.example.com": false, "apis/a.example.com/v1": false,
 	} {
-		check.Same(t, want, ofLocal(s.Table(), path), "%s", path)
+		check.Same(t, want, ofLocal(s.Table(), path, false), "%s", path)
+		check.Same(t, want && !strings.Contains(path, "none"), ofLocal(s.Table(), path, true), "%s, if an extension server has it", path)
 	}
+}
+
+// An index that is too large to be read may claim everything that the local apiserver has.
+func TestTooLargeAnIndex(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.Set(scene.Home, serving(define("apps/v1", "local")))
+		s.host("a", define("a.example.com/v1", "a"))
+		s.Set("a", only("/openapi/v3", saying(http.StatusOK, strings.Repeat(" ", maxIndex+1)), serving()))
+		s.settle()
+		if !s.o.Claimed("/openapi/v3/apis/apps/v1") || s.Get("/openapi/v3/apis/apps/v1", nil).Code != http.StatusOK {
+			t.Error("the local apiserver is asked for what may be another's")
+		}
+	})
 }
 
 // A backend with many group-versions and only a v2 document has them converted one by one, so that

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/kube-openapi/pkg/handler3"
 )
 
 // The subtypes of application/ of each version. Each protobuf type has two names: kube-openapi's
@@ -79,9 +80,12 @@ func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 		writeError(w, o.sources.NotReady())
 		return
 	}
-	gv, ok := groupVersionOf(path)
+	gv, _ := groupVersionOf(path)
 	d := o.remote(v, gv)
-	if !ok || d == nil {
+	if d == nil && v.claimed[path] {
+		d = v.converted()[path]
+	}
+	if d == nil {
 		w.WriteHeader(http.StatusNotFound)
 		return
 	}
@@ -93,7 +97,7 @@ func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 	}
 	if hash := r.URL.Query().Get("hash"); hash != "" {
 		if hash != d.json.hash {
-			http.Redirect(w, r, relativeURL(gv, d.json.hash), http.StatusMovedPermanently) //nolint:gosec // to a path of ours: gv has an entry
+			http.Redirect(w, r, itemOf(path, d.json.hash).ServerRelativeURL, http.StatusMovedPermanently) //nolint:gosec // to a path of ours, that has a document
 			return
 		}
 		w.Header().Set("Cache-Control", "public, immutable")
@@ -122,10 +126,10 @@ func groupVersionOf(path string) (schema.GroupVersion, bool) {
 	return schema.GroupVersion{}, false
 }
 
-// relativeURL returns the URL of the document with this hash.
-func relativeURL(gv schema.GroupVersion, hash string) string {
-	u := url.URL{Path: "/openapi/v3/" + pathOf(gv), RawQuery: url.Values{"hash": {hash}}.Encode()}
-	return u.String()
+// itemOf returns a document's item of the index.
+func itemOf(path, hash string) handler3.OpenAPIV3DiscoveryGroupVersion {
+	u := url.URL{Path: "/openapi/v3/" + path, RawQuery: url.Values{"hash": {hash}}.Encode()}
+	return handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: u.String()}
 }
 
 // choose returns the subtype that the client prefers, as kube-openapi does. Empty means none.

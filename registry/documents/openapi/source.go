@@ -48,6 +48,7 @@ type source = atomic.Pointer[state]
 // state is the state of one backend. It is immutable.
 type state struct {
 	versions  map[schema.GroupVersion]version
+	claims    claims
 	confirmed time.Time
 	err       error
 	// rested is when the backend may be asked again: its documents may have been costly.
@@ -114,17 +115,18 @@ func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err er
 
 // question is one poll of a backend.
 type question struct {
-	o     *OpenAPI
-	do    documents.Do
-	own   []schema.GroupVersion
-	known *state
-	now   []version     // by index in own
-	busy  time.Duration // with documents that were decoded
+	o      *OpenAPI
+	do     documents.Do
+	own    []schema.GroupVersion
+	known  *state
+	now    []version // by index in own
+	claims claims
+	busy   time.Duration // with documents that were decoded
 }
 
 // question begins a poll: the v2 documents stay until there are others.
 func (o *OpenAPI) question(do documents.Do, known *state, own ...schema.GroupVersion) *question {
-	q := &question{o: o, do: do, own: own, known: known, now: make([]version, len(own))}
+	q := &question{o: o, do: do, own: own, known: known, now: make([]version, len(own)), claims: known.claims}
 	for i, gv := range own {
 		q.now[i] = known.versions[gv]
 		q.now[i].v3 = nil
@@ -161,6 +163,10 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 		return nil, false, whole.Err() // the backend has left the table: ignore its failures
 	}
 	next = known.next()
+	next.claims, changed = q.claims, !slices.Equal(q.claims.paths(), known.claims.paths())
+	if !slices.Equal(q.claims.foreign, known.claims.foreign) {
+		o.log.Warn("OpenAPI index of backend has other servers' group-versions, those stay the others'", "apiservice", entries[0].Name, "groupVersions", q.claims.foreign)
+	}
 	for i, gv := range own {
 		old, now := known.versions[gv], q.now[i]
 		if now.v3 == nil && (err3 != nil || index == nil && err2 != nil) {
@@ -201,12 +207,16 @@ func join(s, former *state) *state {
 // index gets the v3 index. Nil means that the backend has none.
 func (q *question) index(ctx context.Context) (*handler3.OpenAPIV3Discovery, error) {
 	a, err := documents.Get(ctx, q.do, documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
-	if err != nil {
+	var failure *documents.Error
+	switch {
+	case errors.As(err, &failure) && failure.Reason == documents.ReasonTooLarge:
+		q.claim(everything)
 		return nil, err
-	}
-	switch a.Status {
-	case http.StatusOK:
-	case http.StatusNotFound:
+	case err != nil:
+		return nil, err
+	case a.Status == http.StatusOK:
+	case a.Status == http.StatusNotFound:
+		q.claim()
 		return nil, nil
 	default:
 		return nil, a.Unexpected()
@@ -215,6 +225,7 @@ func (q *question) index(ctx context.Context) (*handler3.OpenAPIV3Discovery, err
 	if err := json.Unmarshal(a.Body, index); err != nil {
 		return nil, a.Invalid(err)
 	}
+	q.claim(slices.Sorted(maps.Keys(index.Paths))...)
 	return index, nil
 }
 

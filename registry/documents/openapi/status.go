@@ -13,6 +13,8 @@ type Status struct {
 	// V2 and V3 say whether the APIService has a part in the documents.
 	V2 bool `json:"v2"`
 	V3 bool `json:"v3"`
+	// Foreign are group-versions of other servers that are in the index of this one, ten at most.
+	Foreign []string `json:"foreign,omitempty"`
 }
 
 // Status returns the status of every remote APIService, sorted by name.
@@ -21,7 +23,7 @@ func (o *OpenAPI) Status() []Status {
 	for e, s := range o.remotes(o.cfg.Table()) {
 		st := s.Load()
 		v := st.versions[e.GroupVersion]
-		out = append(out, Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(e, st.err), V2: v.v2 != nil, V3: v.v3 != nil})
+		out = append(out, Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(e, st.err), V2: v.v2 != nil, V3: v.v3 != nil, Foreign: st.claims.foreign})
 	}
 	slices.SortFunc(out, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
 	return out

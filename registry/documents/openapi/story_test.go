@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
@@ -19,6 +20,7 @@ import (
 //	own                                     this process serves groups, as the server "own"
 //	server <name> [at <path>] <behaviour>   home is the local apiserver; at a path: elsewhere it does what it did
 //	open                                    OpenAPI starts
+//	claimed [-]<path> …                     whether it answers for paths, with - not
 //
 // A server serves <gv>[/<resource>]=<description> …, says <text>, hangs, refuses, or answers status
 // <code>.
@@ -44,6 +46,11 @@ func TestStories(t *testing.T) {
 				s.Set(name, h)
 			},
 			"open": func([]string) { must.Run(s, s.o.Run) },
+			"claimed": func(words []string) {
+				for _, path := range words {
+					check.Same(s, path[0] != '-', s.o.Claimed(strings.TrimPrefix(path, "-")), "%s is claimed", path)
+				}
+			},
 		}
 		return s.Scene
 	})
@@ -110,7 +117,11 @@ func (s *stage) show() string {
 		b.WriteByte('\n')
 	}
 	for _, st := range s.o.Status() {
-		fmt.Fprintf(&b, "status %s %s\n", st.Name, st.Reason)
+		fmt.Fprintf(&b, "status %s %s", st.Name, st.Reason)
+		if st.Foreign != nil {
+			fmt.Fprintf(&b, "foreign %s", st.Foreign)
+		}
+		b.WriteByte('\n')
 	}
 	return b.String()
 }

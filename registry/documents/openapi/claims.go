@@ -1,0 +1,129 @@
+package openapi
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+// claims is what the v3 index of a backend has. kube-apiserver believes it, whatever it has: of two
+// servers that have a path, it asks one by chance.
+type claims struct {
+	// now and before are the paths of the last two answers: kube-apiserver asks as rarely, and
+	// believes until then what it has read.
+	now, before []string
+	// foreign are the first group-versions of the local apiserver among them.
+	foreign []string
+}
+
+// everything is the claim of an index that is too large to be read.
+const everything = "*"
+
+// mostShown is how many claims logs and status show.
+const mostShown = 10
+
+func (c claims) paths() []string { return slices.Concat(c.now, c.before) }
+
+// claim stores the paths of a backend's index.
+func (q *question) claim(paths ...string) {
+	q.claims = claims{now: paths, before: q.known.claims.now}
+	t := q.o.cfg.Table()
+	for _, path := range paths {
+		if _, ok := groupVersionOf(path); ok && ofLocal(t, path, true) && len(q.claims.foreign) < mostShown {
+			q.claims.foreign = append(q.claims.foreign, path)
+		}
+	}
+}
+
+// claim sets what is claimed in a view. The documents are those of the last one, if they are made
+// of the same.
+func (o *OpenAPI) claim(v, last *view) {
+	if v.local == nil {
+		return
+	}
+	v.claimed = make(map[string]bool)
+	asked := make(map[*source]bool)
+	for _, s := range o.remotes(v.table) {
+		if asked[s] {
+			continue
+		}
+		asked[s] = true
+		paths := s.Load().claims.paths()
+		if slices.Contains(paths, everything) {
+			paths = slices.AppendSeq(paths, maps.Keys(v.local.index))
+		}
+		for _, path := range paths {
+			v.claimed[path] = true
+		}
+	}
+	if last != nil && last.local != nil && last.local.spec == v.local.spec && maps.Equal(last.claimed, v.claimed) {
+		v.claimed, v.converted = last.claimed, last.converted
+		return
+	}
+	v.converted = sync.OnceValue(func() map[string]*document { return o.convertLocal(v.local.spec, v.claimed) })
+}
+
+// Claimed reports whether ServeHTTP answers for a decoded path, because an extension server claims
+// it: kube-apiserver would serve that server's document as its own. It never blocks.
+func (o *OpenAPI) Claimed(path string) bool {
+	name, ok := strings.CutPrefix(path, "/openapi/v3/")
+	if !ok {
+		return false
+	}
+	v := o.view.Load()
+	return v != nil && v.claimed[name]
+}
+
+// convertLocal makes v3 documents of the local apiserver's v2 document, to which its aggregator
+// adds paths of remotes below their own group-versions only. Nil means that there is none yet.
+func (o *OpenAPI) convertLocal(from *packed, claimed map[string]bool) map[string]*document {
+	if from == nil {
+		return nil
+	}
+	o.heavy <- struct{}{}
+	defer func() { <-o.heavy }()
+	out := make(map[string]*document)
+	sw, err := unpackSpec(from)
+	if err == nil && sw.Paths != nil {
+		parts := make(map[string]*spec.Paths)
+		for path, item := range sw.Paths.Paths {
+			if name := nameOf(path, claimed); claimed[name] {
+				if parts[name] == nil {
+					parts[name] = &spec.Paths{Paths: make(map[string]spec.PathItem)}
+				}
+				parts[name].Paths[path] = item
+			}
+		}
+		for name, paths := range parts {
+			one := *sw
+			one.Paths = paths
+			body, err2 := toV3(filterLocal(&one, nil))
+			if err = errors.Join(err, err2); err2 == nil {
+				gv, _ := groupVersionOf(name)
+				out[name] = o.newDocument(gv, nil, body)
+			}
+		}
+	}
+	o.tell("converting the local apiserver's OpenAPI", err)
+	return out
+}
+
+// nameOf returns the name in the v3 index of the document that has a path.
+func nameOf(path string, claimed map[string]bool) string {
+	name, depth := strings.Trim(path, "/"), 1
+	if claimed[name] {
+		return name
+	}
+	parts := strings.SplitN(name, "/", 4)
+	switch parts[0] {
+	case "api":
+		depth = 2
+	case "apis":
+		depth = 3
+	}
+	return strings.Join(parts[:min(depth, len(parts))], "/")
+}
