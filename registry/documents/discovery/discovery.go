@@ -54,8 +54,7 @@ type Discovery struct {
 // view has all documents of one moment.
 type view struct {
 	of             *registry.Table
-	local          *localState
-	pieces         []piece   // of groups
+	parts          []part    // of groups
 	groups, legacy *document // /apis in both kinds
 	core, versions *document // /api in both kinds. Nil means no local apiserver.
 	group          sync.Map  // :: group → *groupDocument, made on first request

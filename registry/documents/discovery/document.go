@@ -21,8 +21,6 @@ type document struct {
 	write func(s *sheet, media string, pretty bool)
 	// hash returns the value of the ETag. Nil means the hash of the JSON form.
 	hash func() string
-	// pieces are the groups that write leaves out of the JSON form. Nil means none.
-	pieces []*text
 	// of is the local apiserver's object that it shows. Nil means none.
 	of any
 	// cache is the value of Cache-Control.
@@ -53,11 +51,10 @@ func allMedias() medias {
 
 // form is a document in one media type.
 type form struct {
-	once, joinOnce, gzipOnce sync.Once
-	body                     body
-	// joined is the body as one slice, and zipped the same compressed, empty if too small.
-	joined, zipped []byte
-	contentType    string
+	once, gzipOnce sync.Once
+	// body is the form, and zipped the same compressed, empty if too small.
+	body, zipped []byte
+	contentType  string
 	// answers are the responses without gzip, and with. Nil means not requested yet.
 	answers [2]atomic.Pointer[negotiate.Answer]
 }
@@ -71,7 +68,7 @@ func (d *document) tag() *tag {
 	d.once.Do(func() {
 		hash := d.hash
 		if hash == nil {
-			hash = func() string { return negotiate.Hash(d.form(choice{}).plain()) }
+			hash = func() string { return negotiate.Hash(d.form(choice{}).body) }
 		}
 		t := &tag{etag: strconv.Quote(hash())}
 		for i, gzip := range []bool{false, true} {
@@ -104,11 +101,7 @@ func (d *document) form(c choice) *form {
 	f.once.Do(func() {
 		s := &sheet{header: make(http.Header, 2)}
 		d.write(s, allMedias()[c.media], c.pretty)
-		text, pieces := bytes.Clone(s.body.Bytes()), d.pieces // without the buffer's spare capacity
-		if c.media != 0 || c.pretty {
-			pieces = nil
-		}
-		f.body = newBody(text, pieces)
+		f.body = bytes.Clone(s.body.Bytes()) // without the buffer's spare capacity
 		f.contentType = s.header.Get("Content-Type")
 	})
 	return f
@@ -126,7 +119,7 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	if body != nil {
 		fields = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"})
 	} else {
-		body = f.plain()
+		body = f.body
 	}
 	a := negotiate.Prepare(http.StatusOK, body, fields...)
 	known.Store(a)
@@ -146,18 +139,12 @@ func at(gzip bool) int {
 	return 0
 }
 
-// plain returns the body as one slice.
-func (f *form) plain() []byte {
-	f.joinOnce.Do(func() { f.joined = f.body.join() })
-	return f.joined
-}
-
 // compressed returns the body compressed. Nil means not wanted, or that the body is too small.
 func (f *form) compressed(wanted bool) []byte {
-	if !wanted || f.body.size() < leastZipped {
+	if !wanted || len(f.body) < leastZipped {
 		return nil
 	}
-	f.gzipOnce.Do(func() { f.zipped = f.body.gzip() })
+	f.gzipOnce.Do(func() { f.zipped = negotiate.Gzip(f.body) })
 	return f.zipped
 }
 

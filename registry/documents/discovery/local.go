@@ -13,7 +13,6 @@ import (
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -49,11 +48,6 @@ type localState struct {
 	versionsAt         time.Time
 }
 
-// sameGroups reports whether /apis is certainly unchanged: the ETag is the same.
-func (s *localState) sameGroups(old *localState) bool {
-	return s == old || old != nil && s.groupsTag != "" && s.groupsTag == old.groupsTag
-}
-
 // complete reports whether every document has been read once.
 func (s *localState) complete() bool {
 	return s != nil && s.groups != nil && s.core != nil && s.versions != nil
@@ -78,13 +72,7 @@ func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *boo
 	if err != nil || list == nil {
 		return err
 	}
-	old := s.groups
 	s.groups, s.groupsTag, *changed = byGroupVersion(list), tag, true
-	for gv, doc := range s.groups {
-		if was := old[gv]; was != nil && apiequality.Semantic.DeepEqual(was, doc) {
-			s.groups[gv] = was // so that its piece stays the same
-		}
-	}
 	if d.own != nil {
 		maps.DeleteFunc(s.groups, func(gv schema.GroupVersion, _ *apidiscoveryv2.APIVersionDiscovery) bool {
 			return gv.Group == apiregistration

@@ -50,16 +50,30 @@ func (m *merge) groups() []*registry.Group {
 	return slices.Concat(groups[:core], groups[core+1:])
 }
 
-// parts returns the parts of groups.
-func (m *merge) parts(groups ...*registry.Group) []part {
+// part is a group-version of the aggregated document.
+type part struct {
+	group string
+	doc   *apidiscoveryv2.APIVersionDiscovery
+	of    *source // nil means the local apiserver
+}
+
+// same reports whether two parts have the same content. It compares by identity: a response is
+// never changed, only replaced.
+func (p part) same(o part) bool {
+	a, b := p.doc, o.doc
+	return p.group == o.group && p.of == o.of && (a == b || a.Version == b.Version && a.Freshness == b.Freshness &&
+		len(a.Resources) == len(b.Resources) && (len(a.Resources) == 0 || &a.Resources[0] == &b.Resources[0]))
+}
+
+// parts returns the parts of all groups.
+func (m *merge) parts() []part {
 	var out []part
-	for _, g := range groups {
+	for _, g := range m.groups() {
 		for _, e := range g.Entries {
 			p, known := part{group: g.Name}, (*state)(nil)
 			if !e.Local() {
 				p.of = m.sources(e.Backend)
 				known = p.of.Load()
-				p.content = known.content
 			}
 			if p.doc = m.version(e, known); p.doc != nil {
 				out = append(out, p)
@@ -67,6 +81,19 @@ func (m *merge) parts(groups ...*registry.Group) []part {
 		}
 	}
 	return out
+}
+
+// listOfParts returns the aggregated document in Kubernetes' type.
+func listOfParts(parts []part) *apidiscoveryv2.APIGroupDiscoveryList {
+	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}
+	for i, p := range parts {
+		if i == 0 || p.group != parts[i-1].group {
+			list.Items = append(list.Items, apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: p.group}})
+		}
+		g := &list.Items[len(list.Items)-1]
+		g.Versions = append(g.Versions, *p.doc)
+	}
+	return list
 }
 
 // version returns the part of an entry whose backend has state s. Nil means none.

@@ -73,7 +73,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 		theirs.ServeHTTP(w, r)
 		want := &apidiscoveryv2.APIGroupDiscoveryList{}
 		must.Do(t, json.Unmarshal(w.Body.Bytes(), want))
-		check.Same(t, names(partsOf(want)), names(m.parts(m.groups()...)), "seed %d: aggregated order, like Kubernetes'", seed)
+		check.Same(t, names(partsOf(want)), names(m.parts()), "seed %d: aggregated order, like Kubernetes'", seed)
 
 		var flat []*apiregistrationv1.APIService
 		for _, o := range services {
@@ -92,7 +92,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 			}
 		}
 		check.Same(t, legacy, ours, "seed %d: legacy order, like Kubernetes'", seed)
-		check.Same(t, [2]int{len(services), len(services)}, [2]int{len(legacy), len(names(m.parts(m.groups()...)))}, "seed %d: group-versions in each document", seed)
+		check.Same(t, [2]int{len(services), len(services)}, [2]int{len(legacy), len(names(m.parts()))}, "seed %d: group-versions in each document", seed)
 	}
 }
 
@@ -125,7 +125,7 @@ func TestStraysAreInOrder(t *testing.T) {
 		}
 		list := func(services map[string]*apiregistrationv1.APIService) []string {
 			m := &merge{table: registry.Build(registry.Input{APIServices: services, Complete: true}, nil), local: local}
-			return names(m.parts(m.groups()...))
+			return names(m.parts())
 		}
 		check.Same(t, list(whole), list(part), "seed %d: order of all and of some", seed)
 	}

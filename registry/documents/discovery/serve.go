@@ -10,7 +10,6 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
@@ -28,20 +27,16 @@ type groupDocument struct {
 func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 	old = cmp.Or(old, &view{})
 	t := m.table
-	next := &view{of: t, local: l, groups: old.groups, legacy: old.legacy, core: old.core, versions: old.versions}
-	next.pieces = m.cut(old.pieces, l.sameGroups(old.local) && m.staleAfter <= 0)
-	if next.groups == nil || !slices.EqualFunc(old.pieces, next.pieces, func(a, b piece) bool { return a.text == b.text }) {
-		next.groups = d.groupsDocument(next.pieces)
+	parts := m.parts()
+	next := &view{of: t, parts: parts, groups: old.groups, legacy: old.legacy, core: old.core, versions: old.versions}
+	if next.groups == nil || !slices.EqualFunc(old.parts, parts, part.same) {
+		next.groups = d.aggregated(nil, func() *apidiscoveryv2.APIGroupDiscoveryList { return listOfParts(parts) })
 	}
 	if next.legacy == nil || !sameList(old.of, t) {
 		next.legacy = &document{cache: private, write: func(s *sheet, media string, pretty bool) { d.codecs.writeLegacy(s, groupList(t), media, pretty) }}
 	}
 	if l.core != nil && (next.core == nil || next.core.of != l.core) {
-		d.aggregations.Inc()
-		next.core = &document{
-			cache: public, of: l.core, write: func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, l.core, media, pretty) },
-			hash: func() string { return hashOf(l.core) },
-		}
+		next.core = d.aggregated(l.core, func() *apidiscoveryv2.APIGroupDiscoveryList { return l.core })
 	}
 	if l.versions != nil && (next.versions == nil || next.versions.of != l.versions) {
 		next.versions = &document{
@@ -51,34 +46,18 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 	return next
 }
 
-// groupsDocument makes the aggregated document from pieces.
-func (d *Discovery) groupsDocument(pieces []piece) *document {
+// aggregated makes a document of a list. Its ETag is the hash of the JSON without its kind, as in
+// kube-apiserver.
+func (d *Discovery) aggregated(of any, list func() *apidiscoveryv2.APIGroupDiscoveryList) *document {
 	d.aggregations.Inc()
-	texts, parts := make([]*text, len(pieces)), make([][]part, len(pieces))
-	for i, p := range pieces {
-		texts[i], parts[i] = p.text, p.parts
-	}
 	return &document{
-		cache: public, pieces: texts,
-		write: func(s *sheet, media string, pretty bool) {
-			list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}
-			if media != runtime.ContentTypeJSON || pretty {
-				list.Items = groupsOf(parts...)
-			}
-			d.codecs.writeAggregated(s, list, media, pretty)
-		},
+		cache: public, of: of,
+		write: func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, list(), media, pretty) },
 		hash: func() string {
-			return hashOf(&apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}, texts...)
+			text, _ := json.Marshal(list()) // it cannot fail
+			return negotiate.Hash(text)
 		},
 	}
-}
-
-// hashOf returns the ETag value of a list with the groups of pieces inserted: the hash of its JSON
-// without its kind, as in kube-apiserver.
-func hashOf(list *apidiscoveryv2.APIGroupDiscoveryList, pieces ...*text) string {
-	text, _ := json.Marshal(list) // it cannot fail
-	b := newBody(text, pieces)
-	return negotiate.Hash(b.parts()...)
 }
 
 // sameList reports whether two tables make the same legacy list.

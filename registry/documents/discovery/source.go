@@ -48,13 +48,7 @@ type state struct {
 	versions map[schema.GroupVersion]*version
 	etag     string
 	tried    bool // at least one request has ended
-	// content is the same pointer while the document stays the same: a confirmation changes
-	// nothing. Nil means not asked yet.
-	content *content
 }
-
-// content has a size, so that each value has an address of its own.
-type content struct{ _ byte }
 
 // version is the state of one group-version.
 type version struct {
@@ -94,12 +88,7 @@ func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.E
 	}
 	next, err = d.answer(ctx, known, entries)
 	next.tried = true
-	if sameContent(known, next) {
-		next.content = known.content
-		return next, false, err
-	}
-	next.content = new(content)
-	return next, true, err
+	return next, !sameContent(known, next), err // a confirmation changes nothing
 }
 
 // grouped leaves out the core group: if /api is remote, it is proxied as a whole.
@@ -258,7 +247,7 @@ func confirmed(old *state, entries []*registry.Entry) *state {
 // ETag of s.
 func join(s, former *state) *state {
 	next := s.next("")
-	next.tried, next.content = s.tried || former.tried, new(content)
+	next.tried = s.tried || former.tried
 	for gv, v := range former.versions {
 		if v.confirmed.After(s.version(gv).confirmed) {
 			next.versions[gv] = v

@@ -27,19 +27,17 @@ func (d *Discovery) Status() []Status {
 	}
 	var out []Status
 	t := d.cfg.Table()
-	for _, p := range docs.pieces {
-		for _, listed := range p.parts {
-			gv := schema.GroupVersion{Group: listed.group, Version: listed.doc.Version}
-			e := t.Entry(gv)
-			if listed.of == nil || e == nil {
-				continue
-			}
-			v := listed.of.Load().version(gv) // a confirmation does not render the document again
-			out = append(out, Status{
-				Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
-				Stale:     listed.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale, Resources: len(listed.doc.Resources),
-			})
+	for _, listed := range docs.parts {
+		gv := schema.GroupVersion{Group: listed.group, Version: listed.doc.Version}
+		e := t.Entry(gv)
+		if listed.of == nil || e == nil {
+			continue
 		}
+		v := listed.of.Load().version(gv) // a confirmation does not render the document again
+		out = append(out, Status{
+			Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
+			Stale:     listed.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale, Resources: len(listed.doc.Resources),
+		})
 	}
 	slices.SortFunc(out, func(a, b Status) int { return cmp.Compare(a.Name, b.Name) })
 	return out
@@ -61,7 +59,7 @@ func (d *Discovery) showSizes(show func(document string, bytes int)) {
 		doc  *document
 	}{{"apis", docs.legacy}, {"apis_aggregated", docs.groups}, {"api", docs.versions}, {"api_aggregated", docs.core}} {
 		if is.doc != nil {
-			show(is.name, is.doc.form(choice{}).body.size())
+			show(is.name, len(is.doc.form(choice{}).body))
 		}
 	}
 }
