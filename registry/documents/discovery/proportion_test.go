@@ -73,7 +73,7 @@ func TestInProportion(t *testing.T) {
 		rows = append(rows, proportion.Row{Name: of.name, N: of.n, Held: 40, Of: func(n int) (int, func() any) { // an APIResourceDiscovery has 300 bytes
 			a := documents.Answer{Status: http.StatusOK, Header: http.Header{"Content-Type": {runtime.ContentTypeJSON + aggregatedParams}}, Body: []byte(of.text(n))}
 			return len(a.Body), func() any {
-				var found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
+				found := make(map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery)
 				var err error
 				if of.legacy {
 					found[own.GroupVersion], err = d.convert(a)

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
-// If nothing has changed, the document is the same as before. Its ETag is the hash of Kubernetes' own
-// encoding, without the kind.
+// If nothing has changed, the document is the same as before. Its ETag is the hash of Kubernetes'
+// own encoding, without the kind.
 func TestUnchanged(t *testing.T) {
 	s := newStage(t)
 	s.make(Config{})
