@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -173,9 +174,10 @@ func (c *changes) stored() {
 
 // objects is the writer's store of all objects. There is no other copy.
 type objects struct {
-	apiServices map[string]*apiregistrationv1.APIService
-	fallback    map[string]*apiregistrationv1.APIService // of kindFallback, including those that do not count
-	misnamed    map[string]string                        // :: name of an ignored APIService → why
+	apiServices map[string]*apiregistrationv1.APIService // those that count
+	// stored and fallback are those of kindAPIService and kindFallback, including misnamed ones.
+	stored, fallback map[types.NamespacedName]*apiregistrationv1.APIService
+	misnamed         map[types.NamespacedName]*apiregistrationv1.APIService // those of stored
 	backings
 	fallbackBackings backings // of kindFallbackService and kindFallbackSlice
 	awaited          []kind   // kinds to be read before the table is complete
@@ -202,8 +204,9 @@ func newObjects(more ...kind) *objects {
 	users := make(map[types.NamespacedName][]string)
 	return &objects{
 		apiServices:      make(map[string]*apiregistrationv1.APIService),
-		fallback:         make(map[string]*apiregistrationv1.APIService),
-		misnamed:         make(map[string]string),
+		stored:           make(map[types.NamespacedName]*apiregistrationv1.APIService),
+		fallback:         make(map[types.NamespacedName]*apiregistrationv1.APIService),
+		misnamed:         make(map[types.NamespacedName]*apiregistrationv1.APIService),
 		backings:         newBackings(users),
 		fallbackBackings: newBackings(users),
 		awaited:          append([]kind{kindAPIService, kindService, kindSlice}, more...),
@@ -241,7 +244,7 @@ func (o *objects) apply(b *batch) {
 			continue
 		}
 		for _, name := range o.names(kind(what)) {
-			if !b.has(kind(what), name) {
+			if b.objects[key{kind(what), name}] == nil {
 				o.set(key{kind(what), name}, nil)
 			}
 		}
@@ -261,36 +264,29 @@ func (o *objects) apply(b *batch) {
 }
 
 // names returns the names of the objects of a kind.
-func (o *objects) names(what kind) (list []types.NamespacedName) {
+func (o *objects) names(what kind) []types.NamespacedName {
 	switch what {
 	case kindService, kindFallbackService:
 		return slices.Collect(maps.Keys(o.of(what).services))
 	case kindSlice, kindFallbackSlice:
 		return slices.Collect(maps.Keys(o.of(what).slices))
+	case kindFallback:
+		return slices.Collect(maps.Keys(o.fallback))
 	}
-	all := o.apiServices
-	if what == kindFallback {
-		all = o.fallback
-	} else {
-		for name := range o.misnamed {
-			list = append(list, types.NamespacedName{Name: name})
-		}
-	}
-	for name := range all {
-		list = append(list, types.NamespacedName{Name: name})
-	}
-	return list
+	return slices.Collect(maps.Keys(o.stored))
 }
 
 // set replaces an object. Nil deletes it.
 func (o *objects) set(k key, object runtime.Object) {
 	switch k.kind {
-	case kindAPIService:
+	case kindAPIService, kindFallback:
+		in := o.stored
+		if k.kind == kindFallback {
+			in = o.fallback
+		}
 		a, _ := object.(*apiregistrationv1.APIService)
-		o.setAPIService(k.name.Name, a)
-	case kindFallback:
-		a, _ := object.(*apiregistrationv1.APIService)
-		o.setFallback(k.name.Name, a)
+		keep(in, k.name, a)
+		o.use(k.name)
 	case kindService, kindFallbackService:
 		s, _ := object.(*corev1.Service)
 		o.of(k.kind).setService(k.name, s)
@@ -300,31 +296,35 @@ func (o *objects) set(k key, object runtime.Object) {
 	}
 }
 
+// keep replaces an object in a map. Nil deletes it.
+func keep[K comparable, V any](in map[K]*V, name K, object *V) {
+	if object == nil {
+		delete(in, name)
+		return
+	}
+	in[name] = object
+}
+
 func (o *backings) touch(apiServices ...string) {
 	for _, name := range apiServices {
 		o.touched[name] = struct{}{}
 	}
 }
 
-// setAPIService replaces an APIService. Nil deletes it. A misnamed one is ignored: the API's
-// validation does not admit it, and lookups would not find it by its name or by its group-version.
-func (o *objects) setAPIService(name string, a *apiregistrationv1.APIService) {
-	delete(o.misnamed, name)
-	if misnamed(a) {
-		o.misnamed[name] = "its name is not that of its group-version, or its version has a dot"
-		for _, c := range a.Status.Conditions {
-			o.misnamed[name] = c.Message // the server of the object knows more
-		}
+// use finds the APIService of a name that counts: the stored one, else the fallback. A misnamed one
+// does not: the API's validation does not admit it, and lookups would not find it by its name or by
+// its group-version.
+func (o *objects) use(of types.NamespacedName) {
+	a := o.stored[of]
+	if delete(o.misnamed, of); misnamed(a) {
+		o.misnamed[of] = a
 		a = nil
 	}
-	if a == nil && !misnamed(o.fallback[name]) {
-		a = o.fallback[name]
+	a = cmp.Or(a, o.fallback[of])
+	if misnamed(a) {
+		a = nil
 	}
-	o.use(name, a)
-}
-
-// use makes an APIService the one that counts. Nil means none.
-func (o *objects) use(name string, a *apiregistrationv1.APIService) {
+	name := of.Name
 	old := o.apiServices[name]
 	if old == a {
 		return
@@ -338,11 +338,7 @@ func (o *objects) use(name string, a *apiregistrationv1.APIService) {
 		o.users[is] = append(o.users[is], name)
 		delete(o.users, types.NamespacedName{}) // APIServices without a Service
 	}
-	if a == nil {
-		delete(o.apiServices, name)
-		return
-	}
-	o.apiServices[name] = a
+	keep(o.apiServices, name, a)
 }
 
 // misnamed reports whether an object's name does not match its group-version, or cannot be taken
@@ -351,32 +347,21 @@ func misnamed(a *apiregistrationv1.APIService) bool {
 	return a != nil && (a.Name != a.Spec.Version+"."+a.Spec.Group || strings.Contains(a.Spec.Version, "."))
 }
 
-// setFallback replaces an APIService of kindFallback. Nil deletes it. The fault of an ignored
-// kindAPIService of the same name stays.
-func (o *objects) setFallback(name string, a *apiregistrationv1.APIService) {
-	old, counts := o.fallback[name], o.apiServices[name]
-	if o.fallback[name] = a; a == nil {
-		delete(o.fallback, name)
-	}
-	if misnamed(a) {
-		a = nil
-	}
-	if counts == nil || counts == old {
-		o.use(name, a)
-	}
-}
-
 // inEtcd is the prefix of Fault.File for objects that are in no file.
 const inEtcd = "APIService "
 
 // faults returns the faults of the source, and one for each ignored object.
 func (o *objects) faults() []directory.Fault {
 	list := slices.Clip(o.problems)
-	for name, why := range o.misnamed {
-		list = append(list, directory.Fault{File: inEtcd + name, Message: why})
+	for name, a := range o.misnamed {
+		why := "its name is not that of its group-version, or its version has a dot"
+		for _, c := range a.Status.Conditions {
+			why = c.Message // the server of the object knows more
+		}
+		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: why})
 	}
 	for name, a := range o.fallback {
-		counts := o.apiServices[name]
+		counts := o.apiServices[name.Name]
 		var whose string
 		switch {
 		case counts == a || counts == nil:
@@ -388,7 +373,7 @@ func (o *objects) faults() []directory.Fault {
 		default:
 			continue
 		}
-		list = append(list, directory.Fault{File: inEtcd + name, Message: whose + " has one, too, which is ignored: etcd's counts"})
+		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: whose + " has one, too, which is ignored: etcd's counts"})
 	}
 	slices.SortStableFunc(list[len(o.problems):], func(a, b directory.Fault) int { return strings.Compare(a.File, b.File) })
 	return list
@@ -407,11 +392,7 @@ func (o *backings) setService(name types.NamespacedName, s *corev1.Service) {
 	if o.services[name] != s {
 		o.touch(o.users[name]...)
 	}
-	if s == nil {
-		delete(o.services, name)
-		return
-	}
-	o.services[name] = s
+	keep(o.services, name, s)
 }
 
 // setShadowed replaces the shadowed definitions.
@@ -426,11 +407,6 @@ func (o *objects) setShadowed(shadowed map[schema.GroupVersion]string) {
 	o.shadowed = shadowed
 }
 
-func (b *batch) has(what kind, name types.NamespacedName) bool {
-	object, ok := b.objects[key{what, name}]
-	return ok && object != nil
-}
-
 // setSlice replaces a slice in the list of its Service. Nil deletes it.
 func (o *backings) setSlice(name types.NamespacedName, s *discoveryv1.EndpointSlice) {
 	old := o.slices[name]
@@ -440,12 +416,9 @@ func (o *backings) setSlice(name types.NamespacedName, s *discoveryv1.EndpointSl
 	if old != nil {
 		o.regroup(owner(old), old.Name, nil)
 	}
-	if s == nil {
-		delete(o.slices, name)
-		return
+	if keep(o.slices, name, s); s != nil {
+		o.regroup(owner(s), s.Name, s)
 	}
-	o.slices[name] = s
-	o.regroup(owner(s), s.Name, s)
 }
 
 // regroup makes a new list for one Service, without the named slice and with s. It is ordered by

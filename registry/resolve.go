@@ -12,6 +12,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // resolution is the result of resolving a Service to endpoints.
@@ -199,24 +201,16 @@ func slicePort(s *discoveryv1.EndpointSlice, name string) int32 {
 	return 0
 }
 
-// ordered sorts endpoints and drops duplicates: a pod that moves between slices may be in both, and
-// the ready endpoint counts.
+// ordered sorts endpoints, ready ones first, and drops duplicates: a pod that moves between slices
+// may be in both, and the ready endpoint counts.
 func ordered(endpoints []Endpoint) []Endpoint {
+	readyFirst := func(a, b Endpoint) int {
+		return cmp.Compare(metric.Number(a.Terminating), metric.Number(b.Terminating))
+	}
 	slices.SortFunc(endpoints, func(a, b Endpoint) int {
-		return cmp.Or(strings.Compare(a.Address, b.Address), compareBool(a.Terminating, b.Terminating))
+		return cmp.Or(strings.Compare(a.Address, b.Address), readyFirst(a, b))
 	})
 	endpoints = slices.CompactFunc(endpoints, func(a, b Endpoint) bool { return a.Address == b.Address })
-	slices.SortStableFunc(endpoints, func(a, b Endpoint) int { return compareBool(a.Terminating, b.Terminating) })
+	slices.SortStableFunc(endpoints, readyFirst)
 	return endpoints
-}
-
-// compareBool orders false before true.
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }
