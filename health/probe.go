@@ -252,12 +252,7 @@ func explain(err error, url string) (reason, message string) {
 }
 
 // bounded cuts a message that may come from a backend, and keeps it valid UTF-8.
-func bounded(text string) string {
-	if len(text) > maxMessage {
-		text = text[:maxMessage] + "…"
-	}
-	return strings.ToValidUTF8(text, "�")
-}
+func bounded(text string) string { return strings.ToValidUTF8(printable.Cut(text, maxMessage), "�") }
 
 const (
 	// gateSlots and gateHold bound how many probes start at once. The cost of a start is the

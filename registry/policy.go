@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // prefix is the prefix of Fairlead's annotations. An unknown name with it is reported: it is a
@@ -193,9 +195,4 @@ func setMessage(to *string, value string, most int) error {
 }
 
 // bounded shortens an untrusted string for a message.
-func bounded(s string) string {
-	if len(s) > 64 {
-		return strings.ToValidUTF8(s[:64], "") + "…"
-	}
-	return s
-}
+func bounded(s string) string { return printable.Cut(s, 64) }

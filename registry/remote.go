@@ -7,6 +7,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // remote fills an entry that has a backend: its trust, endpoints and verdict.
@@ -203,9 +205,7 @@ const maxCause = 1024
 // same way would make a new table every time. It also bounds the text, some of which the backend
 // chose.
 func normalizeCause(message string) string {
-	if len(message) > maxCause {
-		message = strings.ToValidUTF8(message[:maxCause], "") + "…"
-	}
+	message = printable.Cut(message, maxCause)
 	if before, rest, ok := strings.Cut(message, "current time "); ok {
 		if _, after, ok := strings.Cut(rest, " is "); ok {
 			message = before + "current time is " + after

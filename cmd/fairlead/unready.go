@@ -109,3 +109,12 @@ func (d *door) followReadiness(ctx context.Context) error {
 		d.front.Keep(ready)
 	}
 }
+
+// tellSystemd notifies systemd of a unit with Type=notify (sd_notify(3)). Without systemd
+// NOTIFY_SOCKET is empty and it does nothing.
+func (d *door) tellSystemd(state string) {
+	const keepEnvironment = false // no child process reads NOTIFY_SOCKET
+	if _, err := daemon.SdNotify(keepEnvironment, state); err != nil {
+		d.log.Warn("telling systemd", "state", state, "err", err)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -226,6 +227,16 @@ func (l *linter) report(out io.Writer) error {
 	}
 	if failed > 0 {
 		return fmt.Errorf("%s, %s", count(failed, "error"), count(len(l.found)-failed, "warning"))
+	}
+	return nil
+}
+
+// checkNames refuses --serving-names that no client could verify, such as URLs.
+func checkNames(names []string) error {
+	for _, name := range names {
+		if name == "" || net.ParseIP(name) == nil && strings.ContainsAny(name, ":/[ ") {
+			return cli.Usage(fmt.Errorf("--serving-names: %q is neither a DNS name nor an IP address: give it without scheme, port and path", name))
+		}
 	}
 	return nil
 }

@@ -158,33 +158,36 @@ func (c *client) expires(now, t time.Time) cell {
 // footer prints what concerns this replica as a whole.
 func (c *client) footer(s *answer.Status, local int) error {
 	var b strings.Builder
+	line := func(paint func(string) string, words ...string) {
+		fmt.Fprintln(&b, paint(printable.Line(strings.Join(words, ""))))
+	}
 	if local > 0 {
-		fmt.Fprintln(&b, c.palette.dim(fmt.Sprintf("%d Local APIServices are not shown (--all).", local)))
+		line(c.palette.dim, strconv.Itoa(local), " Local APIServices are not shown (--all).")
 	}
 	if s.Ready != "" {
-		fmt.Fprintln(&b, c.palette.bad("This Fairlead is not ready: "+printable.Line(s.Ready)))
+		line(c.palette.bad, "This Fairlead is not ready: ", s.Ready)
 	}
-	for i := range s.APIServices {
-		for _, p := range s.APIServices[i].Problems {
-			fmt.Fprintln(&b, c.palette.bad(printable.Line(s.APIServices[i].Name+": "+p)))
+	for _, a := range s.APIServices {
+		for _, p := range a.Problems {
+			line(c.palette.bad, a.Name, ": ", p)
 		}
 	}
 	for _, p := range s.Problems {
-		fmt.Fprintln(&b, c.palette.bad(printable.Line(p)))
+		line(c.palette.bad, p)
 	}
-	for i := range s.LocalServers {
-		if e := &s.LocalServers[i]; e.Health != "healthy" {
-			fmt.Fprintln(&b, c.palette.bad(printable.Line("local apiserver "+e.Address+" is "+e.Health+": "+e.Error)))
+	for _, e := range s.LocalServers {
+		if e.Health != "healthy" {
+			line(c.palette.bad, "local apiserver ", e.Address, " is ", e.Health, ": ", e.Error)
 		}
 	}
-	for i := range s.Certificates {
-		if f := &s.Certificates[i]; f.Err != "" {
-			fmt.Fprintln(&b, c.palette.bad(printable.Line(f.Use+" ("+f.Source+"): "+f.Err)))
+	for _, f := range s.Certificates {
+		if f.Err != "" {
+			line(c.palette.bad, f.Use, " (", f.Source, "): ", f.Err)
 		}
 	}
-	for i := range s.APIServices {
-		if a := &s.APIServices[i]; !a.Available() {
-			fmt.Fprintln(&b, c.palette.dim("Cause and advice: "+called(os.Args[0])+" explain "+printable.Line(a.Name)))
+	for _, a := range s.APIServices {
+		if !a.Available() {
+			line(c.palette.dim, "Cause and advice: ", called(os.Args[0]), " explain ", a.Name)
 			break // one shows how
 		}
 	}

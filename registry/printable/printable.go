@@ -20,6 +20,14 @@ func Line(text string) string { return escape(text, "", " ") }
 // Lines is Line for a text of several lines: it keeps line ends and tabs.
 func Lines(text string) string { return escape(text, "\n\t", " ") }
 
+// Cut shortens a text above most bytes, at a whole character.
+func Cut(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}
+
 // JSON makes a writer for text in JSON: escaped, it still means the same. Each write must end with
 // a whole character.
 func JSON(w io.Writer) io.Writer { return writer{w} }

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/storage/value"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // Corrupt is the reason of the condition Available of an object that cannot be read.
@@ -39,10 +41,7 @@ func (v *vetting) TransformFromStorage(_ context.Context, data []byte, of value.
 		return data, false, nil
 	}
 	name = strings.ReplaceAll(name, "/", ":") // no valid object can have such a name
-	why := fault.Error()
-	if len(why) > maxFault {
-		why = strings.ToValidUTF8(why[:maxFault], "") + "…"
-	}
+	why := printable.Cut(fault.Error(), maxFault)
 	stand, err := json.Marshal(&apiregistrationv1.APIService{
 		TypeMeta:   metav1.TypeMeta{APIVersion: apiregistrationv1.SchemeGroupVersion.String(), Kind: "APIService"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uidOf(of.AuthenticatedData())}, // a patch requires a UID
