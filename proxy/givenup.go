@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/memo"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
@@ -22,21 +23,17 @@ import (
 // Only users who cancel are charged. Other requests read one atomic, unless some user is over the
 // limit.
 type givenUp struct {
-	burst  int           // requests that may be canceled at once
-	pause  time.Duration // time after which one more may be canceled
-	shards [16]accounts
-	seed   maphash.Seed
-	began  time.Time
-	// until is when the last user will be below the limit again, since began. Zero means all are.
+	burst int                            // requests that may be canceled at once
+	pause time.Duration                  // time after which one more may be canceled
+	debts *memo.Cache[account, struct{}] // each expires when its user's debt is zero
+	seed  maphash.Seed
+
+	mu sync.Mutex // orders charges
+	// until is when the last user will be below the limit again, in Unix nanoseconds. Zero means
+	// all are.
 	until   atomic.Int64
 	refused prometheus.Counter
 	answer  *h2.Answer // errGivenUp over HTTP/2, always in JSON: encoding it for each refusal would cost too much
-}
-
-// accounts holds the charged users of a shard.
-type accounts struct {
-	mu    sync.Mutex                // guards debts
-	debts map[account]time.Duration // when the debt of each user will be zero, since givenUp.began
 }
 
 // account identifies a user: a request's source, over all connections. Tokens can be made up, so
@@ -56,20 +53,19 @@ const (
 	// connection; controllers stay far below one.
 	givenUpBurst = 1000
 	givenUpPause = 5 * time.Millisecond
-	// maxAccounts limits the users of a shard: 8,192 in all, about 1 MiB.
-	maxAccounts = 512
+	// maxAccounts limits the charged users, about 1 MiB.
+	maxAccounts = 8192
 )
 
 func newGivenUp() *givenUp {
-	g := &givenUp{burst: givenUpBurst, pause: givenUpPause, seed: maphash.MakeSeed(), began: time.Now(), answer: readyAnswer(errGivenUp())}
-	for i := range g.shards {
-		g.shards[i].debts = map[account]time.Duration{}
+	return &givenUp{
+		burst: givenUpBurst, pause: givenUpPause, seed: maphash.MakeSeed(), answer: readyAnswer(errGivenUp()),
+		debts: memo.New[account, struct{}](memo.Config{Entries: maxAccounts, Bytes: maxAccounts}),
+		refused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "fairlead_given_up_refused_total",
+			Help: "Requests answered with 429 because their user had canceled too many others within a second.",
+		}),
 	}
-	g.refused = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "fairlead_given_up_refused_total",
-		Help: "Requests answered with 429 because their user had canceled too many others within a second.",
-	})
-	return g
 }
 
 // ended is called for every forwarded request that its client has given up. A watch that was
@@ -84,21 +80,24 @@ func (g *givenUp) ended(d *Decision, h *Head, status int, took time.Duration) {
 // charge charges a user for n requests. The debt never exceeds twice the burst, so that a user
 // waits no longer than the burst takes to refill.
 func (g *givenUp) charge(who account, n int) {
-	now := time.Since(g.began)
 	full := time.Duration(g.burst) * g.pause
-	s := g.shard(who)
-	s.mu.Lock()
-	if len(s.debts) >= maxAccounts {
-		s.sweep(now)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	at := now.Add(min(g.debt(who, now)+time.Duration(n)*g.pause, 2*full))
+	hash := maphash.Comparable(g.seed, who)
+	g.debts.Put(&memo.Entry[account, struct{}]{Hash: hash, Key: who, Size: 1, Until: at}, who.equal)
+	if below := at.Add(-full); below.After(now) {
+		g.until.Store(max(g.until.Load(), below.UnixNano()))
 	}
-	at := min(max(s.debts[who], now)+time.Duration(n)*g.pause, now+2*full)
-	s.debts[who] = at
-	s.mu.Unlock()
-	if free := int64(at - full); free > int64(now) {
-		for old := g.until.Load(); old < free && !g.until.CompareAndSwap(old, free); {
-			old = g.until.Load()
-		}
+}
+
+// debt returns the time until a user's debt will be zero.
+func (g *givenUp) debt(who account, now time.Time) time.Duration {
+	if e := g.debts.Get(maphash.Comparable(g.seed, who), now, who.equal); e != nil {
+		return e.Until.Sub(now)
 	}
+	return 0
 }
 
 // overLimit reports whether the request's user is over the limit.
@@ -107,37 +106,15 @@ func (g *givenUp) overLimit(d *Decision, h *Head) bool {
 	if until == 0 {
 		return false
 	}
-	now := time.Since(g.began)
-	if until <= int64(now) {
+	now := time.Now()
+	if until <= now.UnixNano() {
 		g.until.CompareAndSwap(until, 0)
 		return false
 	}
-	who := accountOf(d, h)
-	s := g.shard(who)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.debts[who]-now > time.Duration(g.burst)*g.pause
+	return g.debt(accountOf(d, h), now) > time.Duration(g.burst)*g.pause
 }
 
-func (g *givenUp) shard(who account) *accounts {
-	return &g.shards[maphash.Comparable(g.seed, who)%uint64(len(g.shards))]
-}
-
-// sweep drops users without debt; if there are none, it drops arbitrary ones. The mutex must be
-// held.
-func (s *accounts) sweep(now time.Duration) {
-	for who, at := range s.debts {
-		if at <= now {
-			delete(s.debts, who)
-		}
-	}
-	for who := range s.debts {
-		if len(s.debts) < maxAccounts {
-			return
-		}
-		delete(s.debts, who)
-	}
-}
+func (a account) equal(b account) bool { return a == b }
 
 func accountOf(d *Decision, h *Head) account {
 	from := d.source(h).AnyConn()

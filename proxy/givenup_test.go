@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"fmt"
 	"net/http"
 	"testing"
 	"testing/synctest"
@@ -60,27 +59,6 @@ func TestGivenUp(t *testing.T) {
 		}
 		if time.Sleep(full); g.overLimit(bob, h) || g.until.Load() != 0 {
 			t.Error("requests still look for debts")
-		}
-	})
-}
-
-func TestGivenUpBounded(t *testing.T) {
-	full := accounts{debts: map[account]time.Duration{}}
-	for i := range maxAccounts {
-		full.debts[account{Source: bound.Source{User: fmt.Sprint(i)}}] = time.Duration(i)
-	}
-	full.sweep(1)
-	check.Same(t, maxAccounts-2, len(full.debts), "users, without the two whose debts have expired")
-	synctest.Test(t, func(t *testing.T) { // so that no debt expires
-		g := newGivenUp()
-		for i := range 3 * maxAccounts * len(g.shards) {
-			d, h := quitter(fmt.Sprint(i))
-			g.ended(d, h, statusClientGone, 0)
-		}
-		for i := range g.shards {
-			if n := len(g.shards[i].debts); n > maxAccounts {
-				t.Errorf("%d users", n)
-			}
 		}
 	})
 }

@@ -41,18 +41,11 @@ func TestWhichScrapersAreKnown(t *testing.T) {
 		{"with a limit", of("a", "get", front, nil), of("a", "get", front, scoped), false},
 		{"as somebody else", of("a", "get", front, nil), impersonating, false},
 	} {
-		var k scrapers
+		k := newScrapers()
 		k.remember(tc.known, now)
 		check.Same(t, tc.want, k.knows(tc.caller, now.Add(scraperMemory-1)), "%s: known", tc.name)
 		check.Same(t, false, k.knows(tc.caller, now.Add(scraperMemory)), "%s: known after five minutes", tc.name)
 	}
-	var k scrapers
-	for i := range 2 * maxScrapers {
-		k.remember(of(fmt.Sprint(i), "get", leaf, nil), now)
-	}
-	check.Same(t, maxScrapers, len(k.known), "scrapers remembered")
-	k.remember(of("new", "get", leaf, nil), now.Add(scraperMemory))
-	check.Same(t, 1, len(k.known), "scrapers remembered after five minutes, only the new one")
 }
 
 // The page served is the authorized one, however the request line is written.

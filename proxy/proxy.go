@@ -63,7 +63,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
 	}
 	p := &Proxy{
-		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(),
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(), scrapers: newScrapers(),
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
 	var err error

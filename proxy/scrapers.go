@@ -1,28 +1,33 @@
 package proxy
 
 import (
+	"hash/maphash"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/memo"
 )
 
 const (
 	// scraperMemory is how long an admitted scraper is remembered for times when the local
 	// apiserver is down. Without it the metrics of an outage would be missing from its first minute
-	// on (design §8).
+	// on.
 	scraperMemory = 5 * time.Minute
-	// maxScrapers limits the remembered scrapers: a few Prometheus replicas and an agent.
+	// maxScrapers limits the remembered scrapers: a few Prometheus replicas and an agent. With more,
+	// those that have not come lately are forgotten.
 	maxScrapers = 16
 	metricsPath = "/metrics"
 )
 
-// scrapers remembers the callers that were lately allowed to read /metrics. The zero value
-// remembers none.
+// scrapers remembers the callers that were lately allowed to read /metrics.
 type scrapers struct {
-	mu    sync.Mutex            // guards known
-	known map[scraper]time.Time // :: scraper → when it is forgotten
+	known *memo.Cache[scraper, struct{}]
+	seed  maphash.Seed
+}
+
+func newScrapers() scrapers {
+	return scrapers{memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers}), maphash.MakeSeed()}
 }
 
 // scraper identifies a caller by its credentials: another token, or a certificate of another user,
@@ -50,36 +55,20 @@ func scraperOf(d *Decision) (s scraper, ok bool) {
 	return s, false
 }
 
+func (s scraper) equal(other scraper) bool { return s == other }
+
 // remember records the caller of an authenticated and authorized scrape.
 func (k *scrapers) remember(d *Decision, now time.Time) {
-	s, ok := scraperOf(d)
-	if !ok {
-		return
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.known == nil {
-		k.known = make(map[scraper]time.Time, maxScrapers)
-	}
-	for other, until := range k.known {
-		if !now.Before(until) {
-			delete(k.known, other)
-		}
-	}
-	if _, again := k.known[s]; again || len(k.known) < maxScrapers {
-		k.known[s] = now.Add(scraperMemory)
+	if s, ok := scraperOf(d); ok {
+		hash := maphash.Comparable(k.seed, s)
+		k.known.Put(&memo.Entry[scraper, struct{}]{Hash: hash, Key: s, Size: 1, Until: now.Add(scraperMemory)}, s.equal)
 	}
 }
 
 // knows reports whether the caller of a scrape was allowed within the last scraperMemory.
 func (k *scrapers) knows(d *Decision, now time.Time) bool {
 	s, ok := scraperOf(d)
-	if !ok {
-		return false
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return now.Before(k.known[s])
+	return ok && k.known.Get(maphash.Comparable(k.seed, s), now, s.equal) != nil
 }
 
 // knownScraper reports whether a request comes from a known scraper while the local apiserver is

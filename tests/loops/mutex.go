@@ -29,7 +29,7 @@ var listed = []mutex{
 	{name: "proxy/h2.output.mu", leaf: true, why: "a free list"},
 	{name: "proxy/h2.resumptions.mu", leaf: true, why: "a list"},
 	{name: "proxy.parking.mu", why: "a queue, whose bytes Places counts"},
-	{name: "proxy.accounts.mu", leaf: true, why: "a look-up"},
+	{name: "proxy.givenUp.mu", why: "charges a user"},
 	{name: "proxy.ended.mu", leaf: true, why: "a copy"},
 	{name: "proxy.entrySeries.mu", leaf: true, why: "makes series, once for a status"},
 	{name: "proxy/memo.Cache.mu", leaf: true, why: "a look-up, and drops some entries"},
