@@ -152,16 +152,7 @@ func (x *exchange) finish(f *finished, o *h2.Outcome) {
 		p.givenUp.ended(d, x.head, f.status, f.took)
 	}
 	p.metrics.observe(d, f.status, f.took)
-	if x.observer != nil {
-		e := ending{status: f.status, own: x.own != nil, err: message(x.own, f.status), retries: o.Retries, wait: o.Wait, took: f.took}
-		if e.err == "" {
-			e.err = string(o.Reason)
-		}
-		if o.Endpoint != nil {
-			e.endpoint = o.Endpoint.Name
-		}
-		x.observer.end(d, &e)
-	}
+	x.observer.end(x, f.status, f.took, o)
 	tapped := p.cfg.Taps.Active()
 	logged := p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(f.status)
 	if !tapped && !logged {

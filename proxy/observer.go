@@ -7,6 +7,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
@@ -116,42 +117,34 @@ func (f *observer) panicked(cause any) {
 	f.event = nil
 }
 
-// message returns the client's error message.
-func message(err error, status int) string {
+// message says briefly what went wrong. Empty means nothing did.
+func message(own error, status int, o *h2.Outcome) string {
 	switch {
-	case err != nil:
-		return err.Error()
+	case own != nil:
+		return own.Error()
 	case status == statusClientGone:
 		return "the client went away before there was an answer"
 	}
-	return ""
-}
-
-// ending is how a request has ended.
-type ending struct {
-	status int
-	// own says that Fairlead answered instead of the destination.
-	own bool
-	// err says briefly what went wrong. Empty means nothing did.
-	err string
-	// endpoint is the last endpoint that was tried. Empty means none or unknown.
-	endpoint string
-	retries  int
-	// wait is from the head's arrival to the response head. Zero means that there was none, or that
-	// responded has seen it.
-	wait time.Duration
-	took time.Duration
+	return string(o.Reason)
 }
 
 // end emits the last stage and ends the span.
-func (f *observer) end(d *Decision, e *ending) {
+func (f *observer) end(x *exchange, status int, took time.Duration, o *h2.Outcome) {
 	if f == nil {
 		return
 	}
+	d, wrong := &x.decision, message(x.own, status, o)
 	if f.span != nil {
-		f.endSpan(d, e)
+		t := &tracing.Outcome{Status: status, Err: wrong, Retries: o.Retries, Wait: o.Wait, Took: took, Verb: d.Request.Verb}
+		if o.Endpoint != nil {
+			t.Endpoint = o.Endpoint.Name
+		}
+		if d.Entry != nil {
+			t.APIService = d.Entry.Name
+		}
+		f.span.End(t)
 	}
-	if f.late != nil && e.own {
+	if f.late != nil && x.own != nil { // this process answered instead of the local apiserver
 		f.open(f.late, d)
 	}
 	if f.event == nil {
@@ -161,15 +154,7 @@ func (f *observer) end(d *Decision, e *ending) {
 		f.event.Impersonated(d.User)
 	}
 	f.authorized(d)
-	f.event.Completed(e.status, e.err)
-}
-
-func (f *observer) endSpan(d *Decision, e *ending) {
-	o := &tracing.Outcome{Status: e.status, Err: e.err, Endpoint: e.endpoint, Retries: e.retries, Wait: e.wait, Took: e.took, Verb: d.Request.Verb}
-	if d.Entry != nil {
-		o.APIService = d.Entry.Name
-	}
-	f.span.End(o)
+	f.event.Completed(status, wrong)
 }
 
 // authorized adds the authorizer's decision, if it was asked, to the stages after it.
