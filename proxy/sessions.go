@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // sessions are the upgraded connections. net/http forgets a connection after Hijack, so a shutdown
@@ -23,13 +25,6 @@ func (p *Proxy) Sessions() int { return int(p.sessions.open.Load()) }
 func (p *Proxy) EndSessions(ctx context.Context) {
 	p.sessions.end()
 	const every = 20 * time.Millisecond // short compared with the end of a process
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	for p.serving.Load() > 0 {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
-	}
+	recorded := func(context.Context) (bool, error) { return p.serving.Load() == 0, nil }
+	_ = wait.PollUntilContextCancel(ctx, every, true, recorded)
 }

@@ -108,7 +108,7 @@ func (p *Pools) closeUnused() {
 				c.mu.Lock()
 				delete(c.endpoints, e.address)
 				c.mu.Unlock()
-				e.remove()
+				e.drain(true)
 			}
 		}
 	}

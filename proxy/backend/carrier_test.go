@@ -189,17 +189,17 @@ func sharedConnections(t *testing.T) {
 		}
 		s.table()
 	}
-	dial := func(u *Upstream) *Conn {
+	dial := func(u *Upstream) *watched {
 		t.Helper()
-		c := must.Get(u.dialH2(t.Context(), place1, nil))(t)
+		c := must.Get(dialWatched(t.Context(), u, place1))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
-	want := func(when string, drains bool, list ...*Conn) {
+	want := func(when string, drains bool, list ...*watched) {
 		t.Helper()
 		synctest.Wait()
 		for i, c := range list {
-			check.Same(t, drains, isOver(c.Drain), "%s, connection %d drains", when, i)
+			check.Same(t, drains, len(c.drained) > 0, "%s, connection %d drains", when, i)
 		}
 	}
 	speak := func(when string, http2 bool) {
@@ -230,12 +230,12 @@ func sharedConnections(t *testing.T) {
 	delete(s.entries, "a")
 	s.table()
 	want("a has left", true, shared)
-	if _, err := carrier.dialH2(t.Context(), place1, nil); err == nil || len(s.carriers) != 1 {
+	if _, err := dialWatched(t.Context(), carrier, place1); err == nil || len(s.carriers) != 1 {
 		t.Errorf("dialled after the last one left: %v, %d carriers", err, len(s.carriers))
 	}
 
 	both(place2)
-	if _, err := s.via("a").dialH2(t.Context(), place2, nil); err == nil {
+	if _, err := dialWatched(t.Context(), s.via("a"), place2); err == nil {
 		t.Fatal("spoke HTTP/2 with a server that does not")
 	}
 	speak("of a server without it", false)

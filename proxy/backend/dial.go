@@ -16,8 +16,8 @@ import (
 
 // dialTLS makes one connection: resolve, connect, handshake. It counts failures and signals them to
 // health.
-func (u *Upstream) dialTLS(ctx context.Context, address string, protocols []string) (*tls.Conn, error) {
-	c, err := u.dialPhases(ctx, address, protocols)
+func (u *Upstream) dialTLS(ctx context.Context, address string, how *dialing) (*tls.Conn, error) {
+	c, err := u.dialPhases(ctx, address, how)
 	u.dialMeter().dialled(err)
 	if err == nil {
 		return c, nil
@@ -30,7 +30,8 @@ func (u *Upstream) dialTLS(ctx context.Context, address string, protocols []stri
 	return nil, err
 }
 
-func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []string) (*tls.Conn, *dialError) {
+func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing) (*tls.Conn, *dialError) {
+	protocols := how.protocols
 	cfg, err := u.target.tls()
 	if err != nil {
 		return nil, &dialError{dialTrust, err}
@@ -50,7 +51,9 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 	if offers(protocols, "h2") {
 		expire(raw, u.pingTimeout()) // the engine asks only rarely whether a quiet server still runs
 	}
-	raw = wrapped(ctx, raw)
+	if how.wrap != nil {
+		raw = how.wrap(raw)
+	}
 	start := time.Now()
 	c := tls.Client(raw, cfg)
 	if err := u.handshake(ctx, c); err != nil {

@@ -130,10 +130,10 @@ func TestFrames(t *testing.T) {
 		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2")
 		u.noteProtocol("h2") // as for another endpoint with HTTP/2
 		wraps := 0
-		c, err := u.dialH2(t.Context(), place1, func(c net.Conn) net.Conn {
+		c, err := u.dialH2(t.Context(), place1, dialing{wrap: func(c net.Conn) net.Conn {
 			wraps++
 			return c
-		})
+		}})
 		if wraps != 1 || (err == nil) != (proto == protoH2) || u.HTTP2() != (proto == protoH2) {
 			t.Errorf("wrapped %d times, HTTP/2 is %v, got %v", wraps, u.HTTP2(), err)
 		}
@@ -193,7 +193,7 @@ func TestHandshakeClasses(t *testing.T) {
 				},
 				signal: func(string, error) {},
 			})
-			if _, err := u.dialTLS(ctx, well, []string{tt.protocol}); err == nil {
+			if _, err := u.dialTLS(ctx, well, &dialing{protocols: []string{tt.protocol}}); err == nil {
 				t.Fatal("the handshake succeeded")
 			}
 			for i := range u.meter.handshakes {

@@ -38,7 +38,7 @@ type endpoint struct {
 	// via is the carrier's endpoint, whose HTTP/2 connections carry the requests. Nil means that
 	// the endpoint has its own. Set with Pools.mu held.
 	via atomic.Pointer[endpoint]
-	// gone is canceled by remove, with mu held.
+	// gone is canceled by drain, with mu held.
 	gone  context.Context
 	leave context.CancelFunc
 
@@ -94,26 +94,17 @@ func (e *endpoint) tell(g *h2.GoAway) {
 	e.said.Store(s)
 }
 
-// drain lets connections finish their requests and take no new ones.
-func (e *endpoint) drain() {
+// drain lets connections finish their requests and take no new ones. If the endpoint is gone for
+// good, it also ends dials to it: the requests that wait for them choose again.
+func (e *endpoint) drain(gone bool) {
 	e.mu.Lock()
 	if e.gone.Err() == nil { // otherwise changed stays closed
 		close(e.changed)
-		e.changed = make(chan struct{})
-	}
-	old := e.plain
-	e.plain = nil
-	e.mu.Unlock()
-	old.retire()
-}
-
-// remove drains an endpoint that is gone for good, and ends dials to it: the requests that wait for
-// them choose again.
-func (e *endpoint) remove() {
-	e.mu.Lock()
-	if e.gone.Err() == nil {
-		e.leave()
-		close(e.changed)
+		if gone {
+			e.leave()
+		} else {
+			e.changed = make(chan struct{})
+		}
 	}
 	old := e.plain
 	e.plain = nil

@@ -76,27 +76,18 @@ func (e *endpoint) newFrames(via *h2.Endpoint) *h2.Endpoint {
 // trusted: the server may have shown a newer certificate on others.
 func (l Lease) Dial(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 	e, shared := l.e, l.e.up.shared
-	conn, err := e.up.dialH2(ctx, e.address, wrap)
+	conn, err := e.up.dialH2(ctx, e.address, dialing{
+		wrap: wrap,
+		drain: func() { // replaces the endpoint for the engine, so that the next pick dials again
+			e.frames.CompareAndSwap(ep, nil)
+			shared.serving().Retire(ep, noEnd)
+		},
+		cut: func(c *Conn) { shared.serving().End(nil, c.Conn) },
+	})
 	if err != nil {
 		return nil, err
 	}
 	shared.dialled.Store(conn.Conn, conn)
-	go func() { // ends with the connection
-		select {
-		case <-conn.closed:
-			return
-		case <-conn.Drain:
-		}
-		// Replace the endpoint for the engine, so that the next pick dials again.
-		e.frames.CompareAndSwap(ep, nil)
-		shared.serving().Retire(ep, noEnd)
-		select {
-		case <-conn.closed:
-			return
-		case <-conn.Cut:
-		}
-		shared.serving().End(nil, conn.Conn)
-	}()
 	return conn.Conn, nil
 }
 
@@ -198,16 +189,16 @@ func (u *Upstream) Observe(address string, took time.Duration) {
 	u.target.observe(address, took)
 }
 
-// dialH2 returns a new, unused HTTP/2 connection to one endpoint. wrap, if not nil, wraps the TCP
-// connection before TLS.
-func (u *Upstream) dialH2(ctx context.Context, address string, wrap func(net.Conn) net.Conn) (*Conn, error) {
+// dialH2 returns a new, unused HTTP/2 connection to one endpoint.
+func (u *Upstream) dialH2(ctx context.Context, address string, how dialing) (*Conn, error) {
 	u.mu.Lock()
 	e := u.endpoints[address]
 	u.mu.Unlock()
 	if e == nil {
 		return nil, &failure{kind: failDial, address: address, err: errGone}
 	}
-	conn, err := u.dialOwned(withWrap(ctx, wrap), e, "h2")
+	how.protocols = []string{"h2"}
+	conn, err := u.dialOwned(ctx, e, how)
 	if err != nil {
 		if alert := alertOf(err); alert != nil && alert.Error() == textNoProtocol {
 			u.noteProtocol("http/1.1") // so that the next request uses HTTP/1.1
@@ -222,21 +213,4 @@ func dialKind(ctx context.Context) kind {
 		return failContext
 	}
 	return failDial
-}
-
-type wrapKey struct{}
-
-// withWrap makes a dial wrap its TCP connection before TLS. Nil means no wrapping.
-func withWrap(ctx context.Context, wrap func(net.Conn) net.Conn) context.Context {
-	if wrap == nil {
-		return ctx
-	}
-	return context.WithValue(ctx, wrapKey{}, wrap)
-}
-
-func wrapped(ctx context.Context, c net.Conn) net.Conn {
-	if wrap, ok := ctx.Value(wrapKey{}).(func(net.Conn) net.Conn); ok {
-		return wrap(c)
-	}
-	return c
 }

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -222,4 +223,23 @@ func send(u *Upstream, req *http.Request, longRunning bool) (*http.Response, err
 // RoundTrip sends a request to an entry's upstream.
 func (f *fixture) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool) (*http.Response, error) {
 	return send(f.Upstream(e), req, longRunning)
+}
+
+// watched is a connection over HTTP/2 that says when it drains, and when it is cut.
+type watched struct {
+	*Conn
+	drained, cut chan struct{}
+}
+
+func dialWatched(ctx context.Context, u *Upstream, address string) (*watched, error) {
+	w := &watched{drained: make(chan struct{}, 1), cut: make(chan struct{}, 2)}
+	var err error
+	w.Conn, err = u.dialH2(ctx, address, dialing{
+		drain: func() { w.drained <- struct{}{} },
+		cut:   func(*Conn) { w.cut <- struct{}{} },
+	})
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
 }

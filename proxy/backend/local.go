@@ -114,6 +114,9 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	if len(cfg.Servers) == 0 || cfg.TLS == nil || cfg.Dial == nil {
 		return nil, errors.New("making the local apiserver's pools: Servers, TLS and Dial are required")
 	}
+	if cfg.IdentityChanged == nil {
+		cfg.IdentityChanged = never
+	}
 	l := &Local{cfg: cfg, shared: newShared(cfg.Logger)}
 	l.shared.grant = cfg.Hold
 	for _, s := range cfg.Servers {
@@ -129,7 +132,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		l.newPool("local-unproven", false, maxUnproven+maxUnprovenLong, "http/1.1"),
 		l.newPool("local-health", false, maxHealth, "http/1.1"),
 	}
-	l.publish()
+	l.publishLocked() // nobody else has l yet
 	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
 }
 
@@ -186,23 +189,16 @@ func (l *Local) Ready() error {
 // Run watches the identity until ctx ends. Then it closes every connection.
 func (l *Local) Run(ctx context.Context) error {
 	defer l.shared.stop()
-	identity := l.identity()
+	identity := l.cfg.IdentityChanged()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-identity:
-			identity = l.identity()
+			identity = l.cfg.IdentityChanged()
 			l.pools[PoolCertificate-1].drain()
 		}
 	}
-}
-
-func (l *Local) identity() <-chan struct{} {
-	if l.cfg.IdentityChanged == nil {
-		return nil
-	}
-	return l.cfg.IdentityChanged()
 }
 
 // Report sets the health of a server after a probe. After a Signal it is called even if the health
@@ -230,12 +226,6 @@ func (l *Local) each(address string, f func(*endpoint)) {
 			f(e)
 		}
 	}
-}
-
-func (l *Local) publish() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.publishLocked()
 }
 
 func (l *Local) publishLocked() {

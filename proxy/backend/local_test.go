@@ -94,7 +94,7 @@ func TestLocalPools(t *testing.T) {
 		}, well, old)
 		l.Report(well, registry.Healthy, "")
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
-			c := must.Get(l.Upstream(p).dialH2(t.Context(), well, nil))(t)
+			c := must.Get(dialWatched(t.Context(), l.Upstream(p), well))(t)
 			check.Same(t, true, l.Upstream(p).HTTP2(), "HTTP/2 of pool %d", p)
 			_ = c.Close()
 		}
@@ -108,7 +108,7 @@ func TestLocalPools(t *testing.T) {
 		}
 		check.Same(t, map[bool]int{true: 1, false: 2}, dials, "connections with a certificate, and without: proven and unproven")
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
-			if _, err := l.Upstream(p).dialH2(t.Context(), old, nil); !errors.Is(err, ErrUnreachable) {
+			if _, err := dialWatched(t.Context(), l.Upstream(p), old); !errors.Is(err, ErrUnreachable) {
 				t.Errorf("pool %d falls back to HTTP/1.1: got %v, want ErrUnreachable", p, err)
 			}
 		}

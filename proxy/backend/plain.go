@@ -82,7 +82,16 @@ func (p *plain) dial(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	u := p.e.up
-	c, err := u.dialOwned(ctx, p.e, "http/1.1")
+	c, err := u.dialOwned(ctx, p.e, dialing{
+		protocols: []string{"http/1.1"},
+		drain:     func() { p.e.forget(p) },
+		cut: func(c *Conn) {
+			if c.long.Load() || u.shared.ctx.Err() != nil { // else its request ends by itself
+				_ = c.Close() // the error does not matter
+			}
+		},
+		closed: func(*Conn) { u.meter.connections.Add(-1) },
+	})
 	if err == nil || ctx.Err() == nil {
 		p.mu.Lock()
 		p.failed, p.failure = time.Now(), err
@@ -93,7 +102,6 @@ func (p *plain) dial(ctx context.Context) (net.Conn, error) {
 	}
 	expire(c.NetConn(), u.pingTimeout())
 	u.meter.connections.Add(1)
-	u.shared.spawn(func() { p.watch(c) })
 	return &pooled{Conn: c}, nil
 }
 
@@ -119,29 +127,6 @@ func limitUnacked(c net.Conn, most time.Duration) {
 			_ = raw.Control(func(fd uintptr) { resend(int(fd), most) })
 		}
 	}
-}
-
-// watch ends with the connection.
-func (p *plain) watch(c *Conn) {
-	defer p.e.up.meter.connections.Add(-1)
-	select {
-	case <-c.closed:
-		return
-	case <-c.Drain:
-	}
-	p.e.forget(p)
-	select {
-	case <-c.closed:
-		return
-	case <-c.Cut:
-	}
-	if !c.long.Load() { // a short request ends by itself
-		select {
-		case <-c.closed:
-		case <-p.e.up.shared.ctx.Done():
-		}
-	}
-	_ = c.Close() // the error does not matter
 }
 
 // forget makes the next request dial a new connection.
@@ -203,7 +188,7 @@ type watchBody struct {
 
 func (b *watchBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err != nil && (b.on.isCut() || b.verdict.Err() != nil) {
+	if err != nil && (b.on.isCut.Load() || b.verdict.Err() != nil) {
 		err = net.ErrClosed
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped

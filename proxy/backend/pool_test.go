@@ -30,14 +30,14 @@ func TestRemovedEndpoint(t *testing.T) {
 		})
 		fresh := f.serve(place2, proto, nil)
 		e := f.set(healthy(place1))
-		conn, err := f.Upstream(e).dialH2(t.Context(), place1, nil)
+		conn, err := dialWatched(t.Context(), f.Upstream(e), place1)
 		if proto == protoH2 && err != nil {
 			t.Fatal(err)
 		}
 		res := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false))(t)
 		e = f.set(healthy(place2))
 		if conn != nil {
-			<-conn.Drain
+			<-conn.drained
 			_ = conn.Close()
 		}
 		if _, _, err := f.do(e, http.MethodPost, "body"); err != nil || fresh.hits.Load() != 1 {
@@ -48,7 +48,7 @@ func TestRemovedEndpoint(t *testing.T) {
 		}
 		synctest.Wait()
 		check.Same(t, 0, old.open.Load(), "old connections")
-		if _, err := f.Upstream(e).dialH2(t.Context(), place1, nil); !errors.Is(err, ErrUnreachable) {
+		if _, err := dialWatched(t.Context(), f.Upstream(e), place1); !errors.Is(err, ErrUnreachable) {
 			t.Errorf("dialH2 to a removed endpoint: %v", err)
 		}
 	})
@@ -80,7 +80,7 @@ func TestTrustEnds(t *testing.T) {
 		})
 		e := f.set(healthy(place1))
 		u := f.Upstream(e)
-		owned := must.Get(u.dialH2(t.Context(), place1, nil))(t)
+		owned := must.Get(dialWatched(t.Context(), u, place1))(t)
 		upgraded := must.Get(u.DialUpgrade(t.Context()))(t)
 		watch := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), true))(t)
 		request := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false))(t)
@@ -88,7 +88,7 @@ func TestTrustEnds(t *testing.T) {
 		old := lost
 		lost = make(chan struct{})
 		close(old)
-		<-owned.Drain
+		<-owned.drained
 		synctest.Wait()
 		next := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false))(t)
 		_ = next.Body.Close() // with its connection
@@ -99,7 +99,7 @@ func TestTrustEnds(t *testing.T) {
 			t.Errorf("the watch ended after %v with %v", time.Since(start), err)
 		}
 		_ = watch.Body.Close()
-		<-owned.Cut
+		<-owned.cut
 		_ = owned.Close()
 		synctest.Wait()
 		if _, err := upgraded.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {

@@ -85,6 +85,9 @@ func New(cfg Config) (*Pools, error) {
 	if cfg.Table == nil || cfg.TLS == nil || cfg.Dial == nil {
 		return nil, errors.New("making backend pools: Table, TLS and Dial are required")
 	}
+	if cfg.IdentityChanged == nil {
+		cfg.IdentityChanged = never
+	}
 	p := &Pools{
 		cfg: cfg, shared: newShared(cfg.Logger), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
 		shrunk: make(map[*carrier]struct{}),
@@ -96,7 +99,7 @@ func New(cfg Config) (*Pools, error) {
 // Run follows the table until ctx ends. Then it closes every connection.
 func (p *Pools) Run(ctx context.Context) error {
 	defer p.shared.stop()
-	identity := p.identity()
+	identity := p.cfg.IdentityChanged()
 	for {
 		t := p.cfg.Table()
 		p.apply(t.Generation(), t.Entries())
@@ -105,7 +108,7 @@ func (p *Pools) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-t.Superseded():
 		case <-identity:
-			identity = p.identity()
+			identity = p.cfg.IdentityChanged()
 			for _, u := range p.all() {
 				u.drain()
 			}
@@ -113,12 +116,8 @@ func (p *Pools) Run(ctx context.Context) error {
 	}
 }
 
-func (p *Pools) identity() <-chan struct{} {
-	if p.cfg.IdentityChanged == nil {
-		return nil
-	}
-	return p.cfg.IdentityChanged()
-}
+// never is the IdentityChanged of a certificate that never changes.
+func never() <-chan struct{} { return nil }
 
 // Upstream returns the Upstream of a remote entry. Nil means that the APIService is gone.
 func (p *Pools) Upstream(e *registry.Entry) *Upstream {

@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"crypto/tls"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,27 +12,35 @@ import (
 // Conn is a connection that its caller must close.
 type Conn struct {
 	*tls.Conn
-	// Drain is closed when the connection must take no new stream: the endpoint is gone, the trust
-	// has ended, or our certificate has changed.
-	Drain <-chan struct{}
-	// Cut is closed when watches must end, too: at most 5 s after the end of the trust.
-	Cut <-chan struct{}
-
-	lease  Lease // what it was dialed for; upgraded connections hold it
-	held   bool
+	how    dialing
+	lease  Lease // what it was dialled for; upgraded connections hold it
 	closed chan struct{}
 	once   sync.Once
 	ended  sync.Once   // by itself
+	isCut  atomic.Bool // its watches had to end
 	long   atomic.Bool // carries a long-running request over HTTP/1.1
 	last   atomic.Bool // carries a response over HTTP/1.1 after which the server closes it
 }
 
-func (c *Conn) isClosed() bool { return isOver(c.closed) }
-func (c *Conn) isCut() bool    { return isOver(c.Cut) }
+// dialing says how to make a connection, and what happens to it.
+type dialing struct {
+	// protocols are offered by ALPN.
+	protocols []string
+	// wrap wraps the TCP connection before TLS. Nil means no wrapping.
+	wrap func(net.Conn) net.Conn
+	// drain is called when the connection must take no new stream: the endpoint is gone, the trust
+	// has ended, or our certificate has changed. Nil means no callback.
+	drain func()
+	// cut is called when watches must end, too: at most 5 s after the end of the trust, and when
+	// Run ends.
+	cut func(*Conn)
+	// closed is called once when the connection is closed. Nil means no callback.
+	closed func(*Conn)
+}
 
-func isOver(c <-chan struct{}) bool {
+func (c *Conn) isClosed() bool {
 	select {
-	case <-c:
+	case <-c.closed:
 		return true
 	default:
 		return false
@@ -55,15 +64,15 @@ func (c *Conn) Failed(err error) error {
 func (c *Conn) Close() error {
 	c.once.Do(func() {
 		close(c.closed)
-		if c.held {
-			c.lease.Release()
+		if c.how.closed != nil {
+			c.how.closed(c)
 		}
 	})
 	return c.Conn.Close() //nolint:wrapcheck // nothing to add
 }
 
 // DialUpgrade returns a new HTTP/1.1 connection for an upgrade request. The caller must close it
-// when its session has ended; it closes itself on Cut. If an endpoint cannot be reached, the next
+// when its session has ended; it closes itself when it is cut. If an endpoint cannot be reached, the next
 // one is tried: nothing has been sent.
 func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
 	c, f := u.dialAny(ctx, "http/1.1")
@@ -75,32 +84,25 @@ func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
 
 // dialAny dials one endpoint after the other until a dial succeeds.
 func (u *Upstream) dialAny(ctx context.Context, protocols ...string) (conn *Conn, f *failure) {
-	c := &call{u: u}
+	c, how := &call{u: u}, dialing{
+		protocols: protocols,
+		cut:       func(c *Conn) { _ = c.Close() }, // its session must end
+		closed:    func(c *Conn) { c.lease.Release() },
+	}
 	f = c.run(ctx, func(l Lease) *failure {
 		within, cancel := context.WithTimeout(ctx, c.patience(l))
 		defer cancel()
 		var err error
-		if conn, err = u.dialOwned(within, l.e, protocols...); err != nil {
+		if conn, err = u.dialOwned(within, l.e, how); err != nil {
 			return &failure{kind: dialKind(ctx), address: l.e.address, err: err}
 		}
 		return nil
 	})
-	if f != nil {
-		return nil, f
-	}
-	conn.held = true
-	u.shared.spawn(func() {
-		select {
-		case <-conn.Cut:
-			_ = conn.Close() // its session must end
-		case <-conn.closed:
-		}
-	})
-	return conn, nil
+	return conn, f
 }
 
 // dialOwned dials a connection and watches it until it is closed.
-func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocols ...string) (*Conn, error) {
+func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	defer context.AfterFunc(e.gone, cancel)() //nolint:contextcheck // it only ends ctx
@@ -111,7 +113,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocols ...stri
 		return nil, &dialError{dialConnect, errGone}
 	}
 	e.suspicion.dialStarted()
-	tc, err := u.dialTLS(ctx, e.address, protocols)
+	tc, err := u.dialTLS(ctx, e.address, &how)
 	if err != nil {
 		if ctx.Err() == context.Canceled {
 			e.suspicion.dialCanceled()
@@ -122,38 +124,48 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocols ...stri
 	}
 	e.suspicion.dialSucceeded()
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
-	drain, cut := make(chan struct{}), make(chan struct{})
-	c := &Conn{Conn: tc, Drain: drain, Cut: cut, closed: make(chan struct{}), lease: Lease{e}}
+	c := &Conn{Conn: tc, how: how, closed: make(chan struct{}), lease: Lease{e}}
 	u.shared.spawn(func() {
 		defer release()
-		u.shared.watch(c.closed, changed, lost, drain, cut)
+		c.watch(changed, lost, u.shared.ctx.Done())
 	})
 	return c, nil
 }
 
-// watch closes drain and cut when their time has come. It returns when the connection is closed.
-func (o *shared) watch(closed, changed, lost <-chan struct{}, drain, cut chan<- struct{}) {
+// watch drains and cuts the connection when its time has come. It returns when the connection is
+// closed, or stop is.
+func (c *Conn) watch(changed, lost, stop <-chan struct{}) {
 	select {
-	case <-closed:
+	case <-c.closed:
 		return
 	case <-changed:
-		close(drain)
+	case <-lost:
+		changed = nil
+	case <-stop:
+	}
+	if c.how.drain != nil {
+		c.how.drain()
+	}
+	if changed != nil { // still trusted
 		select {
-		case <-closed:
+		case <-c.closed:
 			return
 		case <-lost:
-		case <-o.ctx.Done():
+		case <-stop:
 		}
-	case <-lost:
-		close(drain)
-	case <-o.ctx.Done():
-		close(drain)
 	}
 	select {
-	case <-closed:
+	case <-c.closed:
+		return
 	case <-time.After(watchGrace):
-		close(cut)
-	case <-o.ctx.Done():
-		close(cut)
+		c.isCut.Store(true)
+		c.how.cut(c)
+	case <-stop:
+	}
+	select {
+	case <-c.closed:
+	case <-stop:
+		c.isCut.Store(true)
+		c.how.cut(c)
 	}
 }

@@ -231,7 +231,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	}
 	u.mu.Unlock()
 	for _, e := range removed {
-		e.remove()
+		e.drain(true)
 	}
 	for _, e := range ejected {
 		e.eject()
@@ -243,7 +243,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 // the protocol has changed.
 func (u *Upstream) drain() {
 	for _, e := range u.snapshot() {
-		e.drain()
+		e.drain(false)
 	}
 }
 
@@ -254,7 +254,7 @@ func (u *Upstream) close() {
 	u.view.Store(&view{})
 	u.mu.Unlock()
 	for _, e := range u.snapshot() {
-		e.remove()
+		e.drain(true)
 	}
 }
 
