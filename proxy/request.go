@@ -46,13 +46,9 @@ func parseRequest(method, path, rawQuery string) Request {
 	if !r.IsResource || viaPath || r.Name != "" {
 		return r
 	}
-	if plainQuery(rawQuery) {
-		r.refineVerb(watchParam(rawQuery))
-		return r
-	}
 	watch, ok := param(rawQuery, "watch")
 	r.refineVerb(ok && saysYes(watch))
-	if len(rawQuery) > maxSelectors {
+	if plainQuery(rawQuery) || len(rawQuery) > maxSelectors {
 		return r
 	}
 	switch r.Verb {
@@ -106,7 +102,7 @@ func timeoutParam(rawQuery string) (time.Duration, error) {
 // permission for the whole collection. A name takes 253 bytes, and RBAC looks at no other selector.
 const maxSelectors = 8 << 10
 
-// plainQuery reports whether only the watch parameter of a query can matter.
+// plainQuery reports whether a query surely has no selectors.
 func plainQuery(q string) bool {
 	return q == "" || !strings.ContainsAny(q, "%+;") && !strings.Contains(q, "Selector")
 }
@@ -211,20 +207,7 @@ func (r *Request) refineVerb(watch bool) {
 	}
 }
 
-// watchParam parses the first watch parameter of a plain query like upstream's conversion: it is
-// true unless its value is false or 0.
-func watchParam(q string) bool {
-	for q != "" {
-		var pair string
-		pair, q, _ = strings.Cut(q, "&")
-		key, value, _ := strings.Cut(pair, "=")
-		if key == "watch" {
-			return saysYes(value)
-		}
-	}
-	return false
-}
-
+// saysYes reports whether a parameter's value is true for upstream's conversion.
 func saysYes(value string) bool { return value != "0" && !strings.EqualFold(value, "false") }
 
 func resourceVerb(method string) string {

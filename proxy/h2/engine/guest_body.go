@@ -53,7 +53,7 @@ func (g *Guest) Take() (interims []wire.ResponseHead, head wire.ResponseHead, bo
 	}
 	if d := &s.half[down]; d.end && d.q.size <= guestBuffer {
 		body = make([]byte, d.q.size)
-		g.copy(body)
+		g.e.readBody(s, down, body)
 		g.e.completeGuest(s)
 	}
 	return interims, head, body, nil
@@ -70,7 +70,7 @@ func (g *Guest) Read(p []byte) (n int, more bool, err error) {
 		g.rest = g.rest[n:]
 		return n, len(g.rest) > 0, nil
 	}
-	n = g.copy(p)
+	n = g.e.readBody(g.s, down, p)
 	d := &g.s.half[down]
 	if more = d.q.size > 0; more || !d.end {
 		return n, more, nil
@@ -91,16 +91,16 @@ func (g *Guest) Leave(err error) {
 	g.rest = nil
 }
 
-// copy reads available bytes of the response's body.
-func (g *Guest) copy(p []byte) (n int) {
-	d := &g.s.half[down]
-	for n < len(p) && d.q.size > 0 {
-		k := copy(p[n:], d.q.peek())
-		d.q.read(g.e, k)
+// readBody reads available bytes of a body that this process takes, and returns credit for them.
+func (e *Engine) readBody(s *stream, d dir, p []byte) (n int) {
+	h := &s.half[d]
+	for n < len(p) && h.q.size > 0 {
+		k := copy(p[n:], h.q.peek())
+		h.q.read(e, k)
 		n += k
 	}
-	d.sent += int64(n)
-	g.e.weigh(g.s)
-	g.e.giveStreamCredit(g.s, down, n)
+	h.sent += int64(n)
+	e.weigh(s)
+	e.giveStreamCredit(s, d, n)
 	return n
 }

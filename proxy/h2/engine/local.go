@@ -75,18 +75,7 @@ func (l *Local) Waits() bool { return l.s != nil && l.s.half[up].q.size == 0 && 
 
 // Read reads what has come of the request's body, if Waits and Gone report false. Zero means its
 // end.
-func (l *Local) Read(p []byte) (n int) {
-	u, e := &l.s.half[up], l.c.e
-	for n < len(p) && u.q.size > 0 {
-		k := copy(p[n:], u.q.peek())
-		u.q.read(e, k)
-		n += k
-	}
-	e.weigh(l.s)
-	u.sent += int64(n)
-	e.giveStreamCredit(l.s, up, n)
-	return n
-}
+func (l *Local) Read(p []byte) (n int) { return l.c.e.readBody(l.s, up, p) }
 
 // Trailers returns the trailers of a request whose body was read to its end.
 func (l *Local) Trailers() []hpack.HeaderField { return l.s.half[up].trailers }
