@@ -14,7 +14,7 @@ const (
 	// apiserver is down. Without it the metrics of an outage would be missing from its first minute
 	// on.
 	scraperMemory = 5 * time.Minute
-	// maxScrapers limits the remembered scrapers: a few Prometheus replicas and an agent. With more,
+	// maxScrapers limits the remembered scrapers: a few Prometheus replicas and an agent. Of more,
 	// those that have not come lately are forgotten.
 	maxScrapers = 16
 	metricsPath = "/metrics"

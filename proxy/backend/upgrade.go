@@ -72,8 +72,8 @@ func (c *Conn) Close() error {
 }
 
 // DialUpgrade returns a new HTTP/1.1 connection for an upgrade request. The caller must close it
-// when its session has ended; it closes itself when it is cut. If an endpoint cannot be reached, the next
-// one is tried: nothing has been sent.
+// when its session has ended; it closes itself when its trust has ended. If an endpoint cannot be
+// reached, the next one is tried: nothing has been sent.
 func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
 	c, f := u.dialAny(ctx, "http/1.1")
 	if f != nil {
