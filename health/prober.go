@@ -7,7 +7,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,10 +32,8 @@ type Config struct {
 	// Dial opens the connections of probes, or refuses to, as for live traffic: a probe carries our
 	// client certificate and asks as system:masters.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Header is sent with every probe. Nil means the identity that kube-aggregator sends, user
-	// system:kube-aggregator in group system:masters.
-	Header http.Header
-	// Authorization returns this field, sent instead of Header, for each probe. Nil means Header.
+	// Authorization returns this field for each probe. Nil means the identity that kube-aggregator
+	// sends, user system:kube-aggregator in group system:masters.
 	Authorization func() string
 	// MaxWatched bounds the connections that are kept open to see a process die at once. Zero means
 	// 1024 (some 30 KiB each), negative means none.
@@ -86,9 +83,6 @@ const maxWatched = 1024
 func New(c Config) (*Prober, error) {
 	if c.Table == nil || c.Report == nil || c.TLS == nil || c.Dial == nil {
 		return nil, errors.New("configuring prober: Table, Report, TLS and Dial must be set")
-	}
-	if c.Header == nil {
-		c.Header = http.Header{"X-Remote-User": {"system:kube-aggregator"}, "X-Remote-Group": {"system:masters"}}
 	}
 	c.MaxWatched = cmp.Or(c.MaxWatched, maxWatched)
 	m, err := newMetrics(c.Metrics)

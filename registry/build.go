@@ -1,10 +1,10 @@
 package registry
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -317,30 +317,13 @@ func (b *Backend) SameService(other *Backend) bool {
 // unchanged reports whether the two entries are equal for readers of the table.
 func unchanged(a, b *Entry) bool {
 	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Verdict == b.Verdict &&
-		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) && samePolicy(&a.Policy, &b.Policy) &&
-		(a.Object == b.Object || sameObject(a.Object, b.Object))
-}
-
-func samePolicy(a, b *Policy) bool {
-	return a.RequestTimeout == b.RequestTimeout && a.MaxInFlight == b.MaxInFlight && a.MaxLongRunning == b.MaxLongRunning &&
-		slices.Equal(a.LongRunningSubresources, b.LongRunningSubresources) && a.CAOverlap == b.CAOverlap &&
-		a.ProbeInterval == b.ProbeInterval && a.PingTimeout == b.PingTimeout && a.Maintenance == b.Maintenance
+		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) &&
+		reflect.DeepEqual(&a.Policy, &b.Policy) && (a.Object == b.Object || sameObject(a.Object, b.Object))
 }
 
 // sameObject compares what matters here. It ignores resourceVersion, managed fields and the status,
 // which kube-apiserver's own availability controllers write whenever they disagree.
 func sameObject(a, b *apiregistrationv1.APIService) bool {
-	x, y := &a.Spec, &b.Spec
-	return a.UID == b.UID && x.Group == y.Group && x.Version == y.Version &&
-		x.GroupPriorityMinimum == y.GroupPriorityMinimum && x.VersionPriority == y.VersionPriority &&
-		x.InsecureSkipTLSVerify == y.InsecureSkipTLSVerify && bytes.Equal(x.CABundle, y.CABundle) &&
-		sameRef(x.Service, y.Service) && a.DeletionTimestamp.Equal(b.DeletionTimestamp) &&
+	return a.UID == b.UID && reflect.DeepEqual(&a.Spec, &b.Spec) && a.DeletionTimestamp.Equal(b.DeletionTimestamp) &&
 		maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations)
-}
-
-func sameRef(a, b *apiregistrationv1.ServiceReference) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return a.Namespace == b.Namespace && a.Name == b.Name && servicePort(a) == servicePort(b)
 }

@@ -163,17 +163,15 @@ func (d *door) makeLocal(identity func() <-chan struct{}) (err error) {
 	d.localNews = make(chan struct{}, 1)
 	servers := fixed{{Name: name, Backend: &registry.Backend{}, Endpoints: d.local.Servers()}}
 	d.localProber, err = health.New(health.Config{
-		Table: func() health.Table { return servers }, Report: d.localReport,
+		Table: func() health.Table { return servers }, Report: func(r registry.Report) {
+			d.local.Report(r.Address, r.Health, r.Message)
+			latest.Wake(d.localNews)
+		},
 		TLS: func(string, *registry.Backend) (*tls.Config, error) { return d.localTLS(true) }, Dial: dial, Authorization: credential,
 	})
 	d.loop("local apiserver's pools", d.local.Run)
 	d.loop("local apiserver's prober", d.localProber.Run)
 	return err
-}
-
-func (d *door) localReport(r registry.Report) {
-	d.local.Report(r.Address, r.Health, r.Message)
-	latest.Wake(d.localNews)
 }
 
 func (d *door) makeProxy(context.Context) error {
