@@ -30,6 +30,7 @@ func TestBrowsers(t *testing.T) {
 		}{
 			{"GET", remoteGV + "/widgets", "bob", mine, 200, mine, "max-age=1; preload"},
 			{"GET", remoteGV + "/widgets", "bob", other, 200, "", "max-age=1; preload"},
+			{"GET", remoteGV + "/widgets", "bob", mine + strings.Repeat("8", maxOrigin), 200, "", "max-age=1; preload"},
 			{"GET", remoteGV + "/widgets", "bob", "", 200, "", "max-age=1; preload"},
 			{"GET", remoteGV + "/widgets", "", mine, 401, mine, "max-age=1; preload"},
 			{"GET", remoteGV + "/widgets", "", "", 401, "", "max-age=1; preload"},

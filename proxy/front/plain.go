@@ -27,9 +27,9 @@ const (
 	// copies is how often a whole head exists until its request ends: net/http's map, the fields
 	// that are decided about, and those that are sent, encoded too.
 	copies = 3
-	// freeHead is what a head may become without asking, while the bound is not exceeded: an
-	// ordinary one with a token, three times. leastHead is what it always may.
-	freeHead, leastHead = 32 << 10, 8 << 10
+	// freeHead is what a head may become without asking, while half of the bound is left: a long
+	// one with a token, three times.
+	freeHead = 32 << 10
 	// leastPatience is the least time for a head, however many wait: a megabyte at 10 Mbit/s.
 	leastPatience = time.Second
 	// patient is how many heads may wait before the time for each is halved.
@@ -71,7 +71,7 @@ type head struct {
 	value               bool   // the name is complete
 }
 
-// longName is how much of a name is compared with the one before: more than any has.
+// longName is how much of a name is kept: more than any has. Longer ones all count.
 const longName = 64
 
 // read counts bytes. It reports true at the end of the head.
@@ -83,7 +83,7 @@ func (h *head) read(p []byte) bool {
 				h.bytes += i
 				return h.lines > 0
 			}
-			if !bytes.EqualFold(h.name, h.last) {
+			if len(h.name) == longName || !bytes.EqualFold(h.name, h.last) {
 				h.names++
 			}
 			h.lines++
@@ -126,7 +126,7 @@ func (c *plain) Close() error {
 func (c *plain) hold(n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if more := n - c.held; !c.closed && (more < 0 || n <= leastHead || n <= freeHead && c.all.memory.Over() == 0) {
+	if more := n - c.held; !c.closed && (more < 0 || n <= min(freeHead, c.all.memory.Short())) {
 		c.source.Give(-more)
 	} else if c.closed || !c.source.Take(more, c.held) {
 		return false
@@ -153,7 +153,7 @@ func (c *plain) Read(p []byte) (int, error) {
 	if n == 0 {
 		return n, err
 	}
-	if c.head.lines == 0 {
+	if c.head.bytes == 0 {
 		c.head.begun = time.Now()
 	}
 	c.ended = c.head.read(p[:n])
@@ -220,6 +220,18 @@ func (c *plain) refuse(status int) error {
 	return os.ErrDeadlineExceeded
 }
 
+// weightOf is the weight of a whole head. A part that came with the request before is in it, too.
+func weightOf(r *http.Request) int64 {
+	h := head{bytes: len(r.RequestURI), names: len(r.Header)}
+	for name, values := range r.Header {
+		h.lines += len(values)
+		for _, v := range values {
+			h.bytes += len(name) + len(v)
+		}
+	}
+	return h.weight()
+}
+
 type plainKey struct{}
 
 // countWhole counts what a whole head becomes until its request ends.
@@ -230,7 +242,7 @@ func countWhole(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if !c.hold(copies * c.head.weight()) {
+		if !c.hold(copies * weightOf(r)) {
 			c.all.memory.Refuse(hold.Head)
 			w.Header().Set("Retry-After", "1")
 			w.Header().Set("Connection", "close")

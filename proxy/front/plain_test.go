@@ -45,6 +45,7 @@ func TestHeadsGetRoom(t *testing.T) {
 		free   time.Duration
 		crowd  int64 // other heads that wait
 		say    string
+		drip   time.Duration // between kilobytes of it
 		want   int
 		least  int64 // is held while the request is under way
 		after  time.Duration
@@ -54,12 +55,15 @@ func TestHeadsGetRoom(t *testing.T) {
 		{name: "a thousand names", memory: 64 << 20, say: get + lines(998, "n%d", "v") + "\r\n", want: 200, least: 3 * 998 * 112},
 		{name: "more names", memory: 64 << 20, say: get + lines(1000, "n%d", "v"), want: 431},
 		{name: "the same names in turns", memory: 64 << 20, say: get + strings.Repeat(lines(2, "n%d", "v"), 600), want: 431},
+		{name: "long names that begin alike", memory: 64 << 20, say: get + lines(1000, strings.Repeat("n", longName)+"%d", "v"), want: 431},
+		{name: "a head that came with the request before", memory: 64 << 20, say: get + "\r\n" + get + lines(400, "n%d", "") + "\r\n", want: 200, least: 3 * 400 * 128},
 		{name: "lines of a body are no names", memory: 64 << 20, say: "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3600\r\n\r\n" + lines(600, "%d", ""), want: 200},
 		{name: "too many bytes", memory: 64 << 20, say: get + lines(1, "n", strings.Repeat("v", 2<<20)), want: 431},
 		{name: "room comes", memory: 64 << 20, others: 63 << 20, free: 5 * time.Second, say: groups + "\r\n", want: 200, after: 5 * time.Second},
 		{name: "no room comes", memory: 64 << 20, others: 63 << 20, say: groups, want: 429, after: 28500 * time.Millisecond},
 		{name: "nor to a whole one", memory: 20 << 20, say: groups + "\r\n", want: 429},
 		{name: "a slow one while many wait", memory: 64 << 20, crowd: 100, say: get + lines(1, "n", strings.Repeat("v", 40<<10)) + "x", want: 408, after: 2500 * time.Millisecond},
+		{name: "a target without end while many wait", memory: 64 << 20, crowd: 100, say: "GET /" + strings.Repeat("a", 40<<10), drip: lookEvery, want: 408, after: 3300 * time.Millisecond},
 		{name: "a small slow one while many wait", memory: 64 << 20, crowd: 100, say: get, want: 0, after: readHeaderTimeout},
 		{name: "a slow one when too much is held", memory: 64 << 20, others: 65 << 20, say: get + lines(1, "n", strings.Repeat("v", 40<<10)) + "x", want: 429},
 	} {
@@ -79,7 +83,16 @@ func TestHeadsGetRoom(t *testing.T) {
 				})
 				p.heads.waiting.Add(tt.crowd)
 				begun := time.Now()
-				go func() { _, _ = io.WriteString(client, tt.say) }()
+				go func() {
+					for say := tt.say; say != ""; time.Sleep(tt.drip) {
+						n := len(say)
+						if tt.drip > 0 {
+							n = min(n, 1<<10)
+						}
+						_, _ = io.WriteString(client, say[:n])
+						say = say[n:]
+					}
+				}()
 				got := 0
 				if res, err := http.ReadResponse(bufio.NewReader(client), nil); err == nil {
 					got = res.StatusCode
@@ -88,11 +101,11 @@ func TestHeadsGetRoom(t *testing.T) {
 				if took := time.Since(begun); took < tt.after-lookEvery || took > tt.after+time.Second {
 					t.Errorf("answered after %v, want %v", took, tt.after)
 				}
+				_ = client.NetConn().Close()
+				synctest.Wait()
 				if during < tt.least {
 					t.Errorf("%d bytes were held during the request, want %d", during, tt.least)
 				}
-				_ = client.NetConn().Close()
-				synctest.Wait()
 				time.Sleep(time.Second) // net/http lingers after a refusal
 				if tt.free == 0 {
 					memory.Add(-tt.others)
@@ -100,6 +113,19 @@ func TestHeadsGetRoom(t *testing.T) {
 				check.Same(t, tt.memory/4, memory.Share(), "a share in the end")
 			})
 		})
+	}
+}
+
+// Short heads of one address, however many, leave half of the bound to others.
+func TestShortHeadsLeaveRoom(t *testing.T) {
+	all := &heads{memory: hold.New(64 << 20)}
+	for range (64 << 20) / (16 << 10) / 2 {
+		c := &plain{all: all, source: all.memory.Source("192.0.2.1")}
+		c.hold(freeHead)
+	}
+	other := &plain{all: all, source: all.memory.Source("192.0.2.2")}
+	if !other.hold(1<<20) || all.memory.Over() > 0 {
+		t.Errorf("another address gets no room; over by %d", all.memory.Over())
 	}
 }
 
@@ -115,7 +141,7 @@ func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (*Port,
 	t.Cleanup(func() { _ = p.Close() })
 	ours, theirs := net.Pipe()
 	go p.greet(ours)
-	client := tls.Client(theirs, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12})
+	client := tls.Client(theirs, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true})
 	must.Do(t, client.HandshakeContext(t.Context()))
 	return p, client
 }

@@ -127,7 +127,7 @@ func (w *world) open(t *testing.T) *door {
 	d.register(t, "others", innocent, "")
 	d.register(t, "target", d.target, "")
 	must.Do(t, innocent.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: others}))
-	d.Door = w.keys.Serve(t, w.bin, d.registry, "--authorization-mode=AlwaysAllow")
+	d.Door = w.keys.Serve(t, w.bin, d.registry, "--authorization-mode=AlwaysAllow", `--cors-allowed-origins=//127\.0\.0\.1(:|$)`)
 	d.root = client(w.as("root", "system:masters"), "h2")
 	t.Cleanup(d.root.CloseIdleConnections)
 	for _, path := range []string{others, target} {

@@ -114,6 +114,8 @@ func Heads() []Shape {
 		field("baggage", "baggage", "a=b,", "c=d"),
 		field("the loop header", "fairlead-via", "aaaa, ", ""),
 		field("Content-Type", "content-type", "a/b;c=d;", "e=f"),
+		field("Origin", "origin", "//127.0.0.", ""),
+		fields("long names that begin alike", func(i int) (string, string) { return strings.Repeat("n", 64) + name(i), "" }),
 	}, targets()...)
 }
 

@@ -49,7 +49,7 @@ const handled = 3
 // of its source's share, because all strangers behind a load balancer have one address.
 func (c *Conn) crowded(n int) bool {
 	n += cap(c.block) + c.heads
-	return c.side == up && n > hold.Least && (int64(n) > c.e.Memory.Share()/4 || c.Source.Greedy())
+	return c.side == up && n > hold.Least/4 && int64(n) > c.e.Memory.Short() && (int64(n) > c.e.Memory.Share()/4 || c.Source.Greedy())
 }
 
 // headLimit is the largest field list that is accepted on a side. A backend's answers need less

@@ -142,27 +142,33 @@ func TestHeldFieldsAreCounted(t *testing.T) {
 
 // A head may be large if there is room: for the connection, and for all of its address.
 func TestLargeHeadsNeedRoom(t *testing.T) {
-	const big = 300 << 10
 	for _, tc := range []struct {
 		name   string
 		memory int64
 		others int64 // what heads of other connections of the address hold
-		split  bool  // the head is not finished
+		short  bool
+		split  bool // the head is not finished
 		cut    bool
 		opens  bool
 	}{
 		{name: "room", memory: 256 << 20, opens: true},
 		{name: "no room for what a handler would make of it", memory: 8 << 20},
 		{name: "no room for the address", memory: 256 << 20, others: 65 << 20, cut: true},
+		{name: "a short one", memory: 64 << 20, others: 31 << 20, short: true, opens: true},
+		{name: "a short one when half is held", memory: 64 << 20, others: 33 << 20, short: true},
+		{name: "an unfinished short one when half is held", memory: 64 << 20, others: 33 << 20, short: true, split: true, cut: true},
 		{name: "room for an unfinished one", memory: 256 << 20, split: true},
 		{name: "no room for an unfinished one", memory: 4 << 20, split: true, cut: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := newRig(t)
+			r, big := newRig(t), 300<<10
+			if tc.short {
+				big = 20 << 10
+			}
 			r.e.Memory = hold.New(tc.memory)
 			c := r.client()
 			c.c.Source = r.e.Memory.Source("10.0.0.1")
-			r.e.Memory.Source("10.0.0.1").Add(tc.others)
+			r.e.Memory.Source("10.0.0.1").Give(-tc.others)
 			if tc.split {
 				_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte("x")})
 				for range big/(16<<10) + 1 {

@@ -94,6 +94,15 @@ func (b *Bound) Hold(n int64) bool {
 // first.
 func (b *Bound) Share() int64 { return max(Least, (b.limit-b.held.Load())/shares) }
 
+// Short returns what the heads of a connection may hold without asking: Least while half of the
+// limit is left, then an ordinary head, so that no number of short ones fills what others need.
+func (b *Bound) Short() int64 {
+	if b.Share() < b.Room()/2 {
+		return Least / 4
+	}
+	return Least
+}
+
 // Over returns by how many bytes the limit is exceeded; zero means that it is not.
 func (b *Bound) Over() int64 { return max(0, b.held.Load()-b.limit) }
 
