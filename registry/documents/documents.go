@@ -49,7 +49,7 @@ func (c *Config) From(e *registry.Entry) Do {
 }
 
 // Kind is one kind of document: what is fetched, and what is made of it. S is the state of one
-// backend, immutable once returned. Every field but Pace and Metrics is required.
+// backend, immutable once returned. Every field but Metrics is required.
 type Kind[S any] struct {
 	// Name is the document's, in texts and (in lower case) in metrics.
 	Name string
@@ -63,8 +63,8 @@ type Kind[S any] struct {
 	// AskLocal asks the local apiserver once. The kind keeps the result itself, and calls Touch if
 	// it has changed.
 	AskLocal func(ctx context.Context) error
-	// Pace is how often it asks the local apiserver.
-	Pace Pace
+	// Every is the time between requests to the local apiserver while nothing happens.
+	Every time.Duration
 	// Publish makes the documents of the current state. It is called when that or the table has
 	// changed, except for endpoints and, without Verdicts, for verdicts. It returns when to call it
 	// again even without a change. Zero means never.
@@ -144,7 +144,7 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 	var local sync.WaitGroup
 	defer func() { cancel(); local.Wait(); s.set.running.Wait() }()
 	if s.cfg.FetchLocal != nil {
-		local.Go(func() { s.kind.Pace.follow(ctx, s.hints, s.askLocal) })
+		local.Go(func() { follow(ctx, s.kind.Every, s.hints, s.askLocal) })
 	}
 	again := time.AfterFunc(time.Hour, s.Touch) // stopped at once: Publish says when
 	again.Stop()

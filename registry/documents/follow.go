@@ -5,15 +5,6 @@ import (
 	"time"
 )
 
-// Pace is how often the local apiserver is asked.
-type Pace struct {
-	// Every is the time between requests while nothing happens. Required.
-	Every time.Duration
-	// After are the pauses between the requests that follow a hint; the first is sent at once. The
-	// change behind a hint may take a while to show. Nil means none.
-	After []time.Duration
-}
-
 const (
 	// leastRest is the least pause between two requests: events of one change cause one request.
 	leastRest = 20 * time.Millisecond
@@ -23,24 +14,32 @@ const (
 	restFactor = 4
 	// firstAgain is the pause after a first failure; it doubles up to Every.
 	firstAgain = 100 * time.Millisecond
+	// firstHurry and lastHurry are the pauses after the request that follows a hint, doubling:
+	// kube-apiserver's discovery changes some tens of milliseconds before or after the CRD or the
+	// APIService behind it, its OpenAPI a second or two.
+	firstHurry = 30 * time.Millisecond
+	lastHurry  = time.Second
 )
 
 // follow calls ask repeatedly until ctx ends. It is for the one server with hints of changes;
 // backends are in a set.
-func (p Pace) follow(ctx context.Context, hints <-chan struct{}, ask func(context.Context) error) {
-	var after []time.Duration
+func follow(ctx context.Context, every time.Duration, hints <-chan struct{}, ask func(context.Context) error) {
+	hurry := time.Duration(0)
 	failures := 0
 	for {
 		begun := time.Now()
 		err := ask(ctx)
-		rest := min(max(leastRest, restFactor*time.Since(begun)), p.Every)
-		wait := p.Every
+		rest := min(max(leastRest, restFactor*time.Since(begun)), every)
+		wait := every
 		switch {
 		case err != nil:
 			failures++
-			wait = min(firstAgain<<min(failures-1, 10), p.Every)
-		case len(after) > 0:
-			wait, after, failures = after[0], after[1:], 0
+			wait = min(firstAgain<<min(failures-1, 10), every)
+		case hurry > 0:
+			wait, failures = min(hurry, every), 0
+			if hurry *= 2; hurry > lastHurry {
+				hurry = 0
+			}
 		default:
 			failures = 0
 		}
@@ -51,7 +50,7 @@ func (p Pace) follow(ctx context.Context, hints <-chan struct{}, ask func(contex
 		select {
 		case <-t.C:
 		case <-hints:
-			after = p.After
+			hurry = firstHurry
 		case <-ctx.Done():
 		}
 		t.Stop()

@@ -83,7 +83,7 @@ func TestStories(t *testing.T) {
 				}
 				sources = must.Get(documents.New(cfg, documents.Kind[words]{
 					Name: "test", Ask: ask, Verdicts: len(w) > 0,
-					Pace: documents.Pace{Every: 2 * time.Second, After: []time.Duration{30 * time.Millisecond, 300 * time.Millisecond}},
+					Every: 2 * time.Second,
 					AskLocal: func(ctx context.Context) error {
 						_, err := documents.Get(ctx, fetch, documents.Question{Path: "/"})
 						return err

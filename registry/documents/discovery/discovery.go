@@ -77,7 +77,7 @@ func New(cfg Config) (*Discovery, error) {
 	d.root = negotiator{codecs: d.codecs, supported: supported, aggregates: true}
 	d.legacy = negotiator{codecs: d.codecs, supported: supported}
 	d.sources, err = documents.New(cfg.Config, documents.Kind[state]{
-		Name: "discovery", Ask: d.ask, Join: join, AskLocal: d.askLocal, Pace: documents.Pace{Every: localEvery, After: hurries()}, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
+		Name: "discovery", Ask: d.ask, Join: join, AskLocal: d.askLocal, Every: localEvery, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
 		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
 		Metrics: []prometheus.Collector{d.aggregations},
 	})

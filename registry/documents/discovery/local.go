@@ -32,12 +32,6 @@ const (
 	localTime = 30 * time.Second
 )
 
-// hurries returns the pauses after a change of a CRD or of the Local APIServices: kube-apiserver's
-// own document changes some tens of milliseconds before or after them, or later when it is busy.
-func hurries() []time.Duration {
-	return []time.Duration{30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond, 600 * time.Millisecond, time.Second}
-}
-
 // localState is immutable.
 type localState struct {
 	groups   map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery

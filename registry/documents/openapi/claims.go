@@ -86,30 +86,40 @@ func (o *OpenAPI) convertLocal(from *packed, claimed map[string]bool) map[string
 	}
 	o.heavy <- struct{}{}
 	defer func() { <-o.heavy }()
-	out := make(map[string]*document)
 	sw, err := unpackSpec(from)
-	if err == nil && sw.Paths != nil {
-		parts := make(map[string]*spec.Paths)
-		for path, item := range sw.Paths.Paths {
-			if name := nameOf(path, claimed); claimed[name] {
-				if parts[name] == nil {
-					parts[name] = &spec.Paths{Paths: make(map[string]spec.PathItem)}
-				}
-				parts[name].Paths[path] = item
-			}
-		}
-		for name, paths := range parts {
-			one := *sw
-			one.Paths = paths
-			body, err2 := toV3(filterLocal(&one, nil))
-			if err = errors.Join(err, err2); err2 == nil {
-				gv, _ := groupVersionOf(name)
-				out[name] = o.newDocument(gv, nil, body)
-			}
-		}
+	out := make(map[string]*document)
+	if err == nil {
+		err = split(filterLocal(sw, nil), claimed, func(name string, body []byte) {
+			gv, _ := groupVersionOf(name)
+			out[name] = o.newDocument(gv, nil, body)
+		})
 	}
 	o.tell("converting the local apiserver's OpenAPI", err)
 	return out
+}
+
+// split makes v3 documents of a v2 document, by their names in the index.
+func split(sw *spec.Swagger, names map[string]bool, found func(name string, body []byte)) (err error) {
+	defer guard("converting", &err)
+	parts := make(map[string]map[string]spec.PathItem)
+	for path, item := range sw.Paths.Paths {
+		name := nameOf(path, names)
+		if names[name] && parts[name] == nil {
+			parts[name] = make(map[string]spec.PathItem)
+		}
+		if names[name] {
+			parts[name][path] = item
+		}
+	}
+	for name, paths := range parts {
+		one := *sw
+		one.Paths = &spec.Paths{Paths: paths}
+		body, err2 := toV3(prune(&one, func(string) bool { return true }))
+		if err = errors.Join(err, err2); err2 == nil {
+			found(name, body)
+		}
+	}
+	return err
 }
 
 // nameOf returns the name in the v3 index of the document that has a path.

@@ -2,6 +2,7 @@ package openapi
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -84,9 +85,6 @@ func readForeign(body []byte) (sw *spec.Swagger, err error) {
 func filterRemote(sw *spec.Swagger, versions []schema.GroupVersion) (out *spec.Swagger, err error) {
 	defer guard("filtering", &err)
 	own := sets.New(versions...)
-	if err := checkParameters(sw); err != nil {
-		return nil, err
-	}
 	out = prune(sw, func(path string) bool { return below(path, own) })
 	for name, d := range out.Definitions {
 		if err := ownKinds(&d, own); err != nil {
@@ -117,39 +115,9 @@ func isOwn(kind map[string]any, own sets.Set[schema.GroupVersion]) bool {
 	return named && ok && own.Has(schema.GroupVersion{Group: group, Version: version})
 }
 
-// maxExpansion bounds the bytes visited when a walk over a document follows every reference to a
-// shared parameter. Kubernetes' own document takes 15 MB.
+// maxExpansion bounds the bytes of shared parameters at each reference, and of schemas for each media
+// type. Kubernetes' own document takes 15 MB.
 const maxExpansion = 256 << 20
-
-// checkParameters refuses documents that cannot be walked. kube-openapi's walker follows references
-// to shared parameters without detecting cycles. A parameter that refers to itself causes a stack
-// overflow, which cannot be recovered from and which ends kube-apiserver. A chain in which each
-// parameter refers to the next one twice takes for ever.
-func checkParameters(sw *spec.Swagger) error {
-	const reference = `"#/parameters/`
-	largest := 0
-	for name, p := range sw.Parameters {
-		b, err := json.Marshal(p)
-		if err != nil {
-			return fmt.Errorf("encoding parameter %q: %w", name, err)
-		}
-		if bytes.Contains(b, []byte(reference)) {
-			return fmt.Errorf("the shared parameter %q refers to a shared parameter", name)
-		}
-		largest = max(largest, len(b))
-	}
-	if largest == 0 {
-		return nil
-	}
-	b, err := encode(sw)
-	if err != nil {
-		return err
-	}
-	if n := bytes.Count(b, []byte(reference)); n > maxExpansion/largest {
-		return fmt.Errorf("%d references to shared parameters of up to %d bytes are too much to follow", n, largest)
-	}
-	return nil
-}
 
 // ownKinds drops kinds of other group-versions from a definition. A value that is no list of kinds
 // is an error: merging it would fail, and with it the whole document.
@@ -189,24 +157,25 @@ func filterLocal(sw *spec.Swagger, remote []schema.GroupVersion) *spec.Swagger {
 // that would grow without bound are refused.
 func toV3(sw *spec.Swagger) (body []byte, err error) {
 	defer guard("converting", &err)
-	cost := 0
-	for path, item := range sw.Paths.Paths {
-		inline(item.Parameters, sw.Parameters)
+	cost, largest := 0, 0
+	sizeOf := func(v any) int {
+		b, err2 := json.Marshal(v)
+		err = cmp.Or(err, err2)
+		return len(b)
+	}
+	for _, p := range sw.Parameters {
+		largest = max(largest, sizeOf(p))
+	}
+	for _, item := range sw.Paths.Paths {
+		cost += largest * inline(item.Parameters, sw.Parameters)
 		for _, o := range operations(&item) {
-			inline(o.Parameters, sw.Parameters)
-			b, err := json.Marshal(o)
-			if err != nil {
-				return nil, fmt.Errorf("encoding an operation of %q: %w", path, err)
+			if cost += largest * inline(o.Parameters, sw.Parameters); cost <= maxExpansion {
+				cost += sizeOf(o) * (len(o.Consumes) + len(o.Produces))
 			}
-			cost += len(b) * (len(o.Consumes) + len(o.Produces))
 		}
 	}
-	b, err := json.Marshal(sw.Responses)
-	if err != nil {
-		return nil, fmt.Errorf("encoding responses: %w", err)
-	}
-	if cost += len(b) * len(sw.Produces); cost > maxExpansion {
-		return nil, fmt.Errorf("%d bytes for all media types are too much", cost)
+	if cost += sizeOf(sw.Responses) * len(sw.Produces); cost > maxExpansion || err != nil {
+		return nil, cmp.Or(err, fmt.Errorf("%d bytes for all references and media types are too much", cost))
 	}
 	if body, err = json.Marshal(openapiconv.ConvertV2ToV3(sw)); err != nil {
 		return nil, fmt.Errorf("encoding: %w", err)

@@ -28,12 +28,6 @@ const (
 	specPolls = int(time.Minute / specGap)
 )
 
-// hurries returns the pauses after a change of a CRD or of the Local APIServices: kube-apiserver
-// refreshes its index within a second or two.
-func hurries() []time.Duration {
-	return []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second, time.Second}
-}
-
 // localState is immutable.
 type localState struct {
 	index     map[string]handler3.OpenAPIV3DiscoveryGroupVersion

@@ -34,9 +34,6 @@ func TestBadSpecs(t *testing.T) {
 	spec2 := func(body string) http.HandlerFunc {
 		return only("/openapi/v2", saying(http.StatusOK, body), saying(http.StatusOK, "no index"))
 	}
-	parameter := func(p string) http.HandlerFunc {
-		return spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":` + p + `}}`)
-	}
 	badDocument := func(body string) http.HandlerFunc {
 		return only("/openapi/v2", serving(good), only("/openapi/v3", saying(http.StatusOK, `{"paths":{"apis/bad.example.com/v1":{},"apis/never.example.com/v1":{}}}`), saying(http.StatusOK, body)))
 	}
@@ -53,10 +50,6 @@ func TestBadSpecs(t *testing.T) {
 		"500":               saying(http.StatusInternalServerError, ""),
 		"redirect":          saying(http.StatusFound, ""),
 		"kinds are no list": only("/openapi/v2", serving(gvks("x")), saying(http.StatusOK, "x")),
-		"cyclic parameter":  parameter(`{"$ref":"#/parameters/p"}`),
-		"cycle by a schema": parameter(`{"name":"p","in":"body","schema":{"properties":{"a":{"$ref":"#/parameters/p"}}}}`),
-		"cycle, escaped":    parameter(`{"$ref":"#\/\u0070arameters\/p"}`),
-		"costly parameters": spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[` + strings.TrimSuffix(strings.Repeat(`{"$ref":"#/parameters/p"},`, 3000), ",") + `]}},"parameters":{"p":{"name":"p","in":"query","description":"` + strings.Repeat("x", 100<<10) + `"}}}`),
 		"kinds are numbers": only("/openapi/v2", serving(gvks([]any{1})), saying(http.StatusOK, "x")),
 		"index: 500":        only("/openapi/v3", saying(http.StatusInternalServerError, ""), serving(good)),
 		"all values":        badDocument(`{"openapi":"3.0.0","x-a":[0` + strings.Repeat(",0", maxValues+1) + `]}`),
@@ -227,54 +220,51 @@ func TestTooLargeAnIndex(t *testing.T) {
 	})
 }
 
-// A backend with many group-versions and only a v2 document has them converted one by one, so that
-// another backend's is decoded meanwhile, and only if the document has changed.
-func TestConvertedOneByOne(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		a, b := define("a.example.com/v1", "as"), define("b.example.com/v1", "bs")
-		own := []schema.GroupVersion{{Group: "a.example.com", Version: "v1"}, {Group: "b.example.com", Version: "v1"}}
-		q := s.o.question(nil, &state{}, own...)
-		q.take(pack(must.Get(json.Marshal(specOf(a, b)))(t)), "")
-		first := must.Get(s.o.begin(t.Context()))(t)
-		converted, ended := make(chan error, 1), false
-		go func() {
-			err := q.converted(t.Context())
-			ended = true
-			converted <- err
-		}()
-		synctest.Wait()
-		second := make(chan func(), 1)
-		go func() {
-			release, err := s.o.begin(t.Context())
-			if err == nil {
-				second <- release
-			}
-		}()
-		synctest.Wait()
-		first()
-		synctest.Wait()
-		if len(second) != 1 || ended {
-			t.Errorf("another backend's turn: %v, all converted before it: %v", len(second) == 1, ended)
-		}
-		(<-second)()
-		must.Do(t, <-converted)
-		known := &state{versions: map[schema.GroupVersion]version{own[0]: q.now[0], own[1]: q.now[1]}}
-		if q.now[0].v3 == nil || q.now[1].v3 == nil {
-			t.Errorf("documents: %+v", q.now)
-		}
+// A backend that has only a v2 document has it converted again only if it has changed, or after a
+// failure.
+func TestConvertedOnce(t *testing.T) {
+	s := newStage(t)
+	own := []schema.GroupVersion{{Group: "a.example.com", Version: "v1"}, {Group: "b.example.com", Version: "v1"}}
+	q := s.o.question(nil, &state{}, own...)
+	q.take(pack(must.Get(json.Marshal(specOf(define("a.example.com/v1", "as"), define("b.example.com/v1", "bs"))))(t)), "")
+	must.Do(t, q.converted(t.Context()))
+	if q.now[0].v3 == nil || q.now[1].v3 == nil {
+		t.Errorf("documents: %+v", q.now)
+	}
+	known := &state{versions: map[schema.GroupVersion]version{own[0]: q.now[0], own[1]: q.now[1]}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // it needs no turn
+	s.o.heavy <- struct{}{}
+	same := s.o.question(nil, known, own...)
+	if err := same.converted(ctx); err != nil || !slices.Equal(same.now, q.now) {
+		t.Errorf("unchanged: %v", err)
+	}
+	known.err = context.Canceled
+	if err := s.o.question(nil, known, own...).converted(ctx); err == nil {
+		t.Error("not converted again after a failure")
+	}
+}
 
-		again, cancel := context.WithCancel(t.Context())
-		cancel() // it needs no turn
-		s.o.heavy <- struct{}{}
-		same := s.o.question(nil, known, own...)
-		if err := same.converted(again); err != nil || !slices.Equal(same.now, q.now) {
-			t.Errorf("unchanged: %v", err)
+// Shared parameters that lead to themselves, for which kube-apiserver overflows its stack, lead
+// nowhere; nor are many references to a large one followed.
+func TestSharedParameters(t *testing.T) {
+	own := schema.GroupVersion{Group: "bad.example.com", Version: "v1"}
+	for p, refused := range map[string]bool{
+		`{"$ref":"#/parameters/p"}`: false, `{"$ref":"#\/\u0070arameters\/p"}`: false,
+		`{"name":"p","in":"body","schema":{"properties":{"a":{"$ref":"#/parameters/p"}}}}`: false,
+		`{"name":"p","in":"query","description":"` + strings.Repeat("x", 100<<10) + `"}`:   true,
+	} {
+		refs := strings.TrimSuffix(strings.Repeat(`{"$ref":"#/parameters/p"},`, 3000), ",")
+		sw := must.Get(readForeign([]byte(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[` + refs + `]}},"parameters":{"p":` + p + `}}`)))(t)
+		sw = must.Get(filterRemote(sw, []schema.GroupVersion{own}))(t)
+		text := string(must.Get(encode(sw))(t))
+		if refs := strings.Count(text, "#/parameters/p"); refs > 3000 || refs > 0 && !strings.Contains(p, "name") {
+			t.Errorf("%.100s: %d references", p, refs)
 		}
-		known.err = context.Canceled
-		if err := s.o.question(nil, known, own...).converted(again); err == nil {
-			t.Error("not converted again after a failure")
+		if _, err := toV3(sw); (err != nil) != refused {
+			t.Errorf("%.100s: %v, want it refused: %v", p, err, refused)
 		}
-	})
+	}
 }
 
 // Run fails if this process cannot describe itself.

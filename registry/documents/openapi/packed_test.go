@@ -60,7 +60,7 @@ func TestUnreadDocument(t *testing.T) {
 func TestProtobufInTurn(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		d := s.o.newDocument(schema.GroupVersion{}, nil, []byte(`{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{}}`))
-		release := must.Get(s.o.begin(t.Context()))(t)
+		release := must.Get(s.o.question(nil, &state{}).begin(t.Context()))(t)
 		done := make(chan error, 1)
 		go func() {
 			_, err := d.proto()

@@ -28,11 +28,12 @@ const (
 func plainNames(sw *spec.Swagger) *spec.Swagger {
 	names := make(map[string]string)
 	out := *sw
+	maps.DeleteFunc(sw.Parameters, func(_ string, p spec.Parameter) bool { return p.Ref.String() != "" }) // it may lead to itself
 	out.Definitions = renamed(toDefinition, sw.Definitions, names)
 	out.Parameters = renamed(toParameter, sw.Parameters, names)
 	out.Responses = renamed(toResponse, sw.Responses, names)
 	unescape := strings.NewReplacer("~1", "/", "~0", "~") // RFC 6901; %-escapes are already decoded
-	return schemamutation.ReplaceReferences(func(ref *spec.Ref) *spec.Ref {
+	plain := func(ref *spec.Ref) *spec.Ref {
 		text := ref.String()
 		if text == "" {
 			return ref
@@ -46,7 +47,15 @@ func plainNames(sw *spec.Swagger) *spec.Swagger {
 		}
 		next, _ := spec.NewRef(to) // a plain name cannot fail, and no name makes no reference
 		return &next
-	}, &out)
+	}
+	walker := schemamutation.Walker{RefCallback: plain, SchemaCallback: func(s *spec.Schema) *spec.Schema {
+		if to := plain(&s.Ref).String(); to != "" && !strings.HasPrefix(to, toDefinition) { // to a parameter that it may be part of
+			own := *s
+			own.Ref, s = spec.Ref{}, &own
+		}
+		return s
+	}}
+	return walker.WalkRoot(&out)
 }
 
 // renamed returns a map with plain names, and adds to names what references to each become.
@@ -125,62 +134,40 @@ func references(sw *spec.Swagger) map[string]bool {
 	return out
 }
 
-// inline replaces references to shared parameters: openapiconv leaves them out.
-func inline(parameters []spec.Parameter, shared map[string]spec.Parameter) {
+// inline replaces references to shared parameters, and returns how many: openapiconv leaves them out.
+func inline(parameters []spec.Parameter, shared map[string]spec.Parameter) (n int) {
 	for i := range parameters {
 		if p, ok := shared[strings.TrimPrefix(parameters[i].Ref.String(), toParameter)]; ok {
 			parameters[i] = p
+			n++
 		}
 	}
+	return n
 }
 
-// uniqueKinds leaves each kind to one definition: that to which most operations of the kind refer,
-// or which has its name. Another is a stranger's claim, merged into a definition of equal content.
+// uniqueKinds leaves a kind to the definition that has its name, if there is one. Another's is a
+// stranger's claim, merged into a definition of equal content.
 func uniqueKinds(sw *spec.Swagger) {
-	claims := make(map[string]map[string]int) // kind → definitions, with what speaks for each
+	named := make(map[string]bool)
 	for name, d := range sw.Definitions {
 		for _, kind := range kindsOf(&d) {
-			key := fmt.Sprint(kind)
-			if claims[key] == nil {
-				claims[key] = make(map[string]int)
-			}
-			claims[key][name] = 0
-			if m, ok := kind.(map[string]any); ok && strings.HasSuffix(name, fmt.Sprint(".", m["kind"])) {
-				claims[key][name] = 1
-			}
-		}
-	}
-	maps.DeleteFunc(claims, func(_ string, names map[string]int) bool { return len(names) < 2 })
-	for _, item := range sw.Paths.Paths {
-		for _, o := range operations(&item) {
-			claimed := claims[fmt.Sprint(o.Extensions[gvkExtension])]
-			if claimed == nil {
-				continue
-			}
-			one := map[string]spec.PathItem{"": {PathItemProps: spec.PathItemProps{Get: o}}}
-			for ref := range references(&spec.Swagger{SwaggerProps: spec.SwaggerProps{Paths: &spec.Paths{Paths: one}}}) {
-				name := strings.TrimPrefix(ref, toDefinition)
-				if n, ok := claimed[name]; ok {
-					claimed[name] = n + 1
-				}
-			}
+			named[fmt.Sprint(kind)] = named[fmt.Sprint(kind)] || isNameOf(name, kind)
 		}
 	}
 	for name, d := range sw.Definitions {
 		list := kindsOf(&d)
-		own := slices.DeleteFunc(slices.Clone(list), func(kind any) bool {
-			for other, n := range claims[fmt.Sprint(kind)] {
-				if mine := claims[fmt.Sprint(kind)][name]; n > mine || n == mine && other < name {
-					return true
-				}
-			}
-			return false
-		})
+		own := slices.DeleteFunc(slices.Clone(list), func(kind any) bool { return named[fmt.Sprint(kind)] && !isNameOf(name, kind) })
 		if len(own) < len(list) {
 			setKinds(&d, own)
 			sw.Definitions[name] = d
 		}
 	}
+}
+
+// isNameOf reports whether a definition has the name that kube-apiserver gives to that of a kind.
+func isNameOf(definition string, kind any) bool {
+	k, _ := kind.(map[string]any)
+	return strings.HasSuffix(definition, fmt.Sprint(".", k["version"], ".", k["kind"]))
 }
 
 // kindsOf returns the kinds that a definition claims.

@@ -128,12 +128,12 @@ func TestRemoteContentInLocal(t *testing.T) {
 	doc := object{
 		"swagger": "2.0", "info": object{"title": "t", "version": "v"},
 		"paths": object{
-			"/apis/apps/v1/deployments/{name}":       object{"get": operation("Deployment", "z.Deployment", "a.Status"), "put": operation("Deployment", "z.Deployment")},
+			"/apis/apps/v1/deployments/{name}":       object{"get": operation("Deployment", "z.v1.Deployment", "a.Status"), "put": operation("Deployment", "z.v1.Deployment")},
 			"/apis/remote.example.com/v1/corrupters": object{"get": operation("Deployment", "corrupt", "thief")},
 		},
 		"definitions": object{
-			"z.Deployment":     object{"properties": object{"metadata": ref("a.Meta"), "list": ref("z.DeploymentList")}, gvkExtension: kind("Deployment")},
-			"z.DeploymentList": object{gvkExtension: kind("DeploymentList")}, "a.Meta": object{gvkExtension: kind("Deployment", "DeploymentList", "Meta")},
+			"z.v1.Deployment":     object{"properties": object{"metadata": ref("a.Meta"), "list": ref("z.v1.DeploymentList")}, gvkExtension: kind("Deployment")},
+			"z.v1.DeploymentList": object{gvkExtension: kind("DeploymentList")}, "a.Meta": object{gvkExtension: kind("Deployment", "DeploymentList", "Meta")},
 			"a.Status": object{gvkExtension: kind("Status", "Deployment")},
 			"corrupt":  object{"nullable": true}, "unused": object{"nullable": true}, "thief": object{gvkExtension: kind("Deployment")},
 		},
@@ -145,7 +145,7 @@ func TestRemoteContentInLocal(t *testing.T) {
 		got[name] = kindsOf(&d)
 	}
 	check.Same(t, map[string]any{
-		"z.Deployment": kind("Deployment"), "z.DeploymentList": kind("DeploymentList"), "a.Meta": kind("Meta"), "a.Status": kind("Status"),
+		"z.v1.Deployment": kind("Deployment"), "z.v1.DeploymentList": kind("DeploymentList"), "a.Meta": kind("Meta"), "a.Status": kind("Status"),
 	}, got, "definitions and their kinds")
 	if _, ok := out.Paths.Paths["/apis/apps/v1/deployments/{name}"]; !ok || len(out.Paths.Paths) > 1 {
 		t.Errorf("paths: %v", out.Paths.Paths)

@@ -339,71 +339,50 @@ func (q *question) take(found *packed, tag string) {
 
 // begin waits until a document may be decoded. Its holder waits for nothing, so a backend that
 // hangs blocks no other.
-func (o *OpenAPI) begin(ctx context.Context) (release func(), err error) {
+func (q *question) begin(ctx context.Context) (release func(), err error) {
 	select {
-	case o.heavy <- struct{}{}:
-		return func() { <-o.heavy }, nil
+	case q.o.heavy <- struct{}{}:
 	case <-ctx.Done():
 		return nil, &documents.Error{Reason: documents.ReasonTimeout, Err: fmt.Errorf("waiting to read /openapi/v2: %w", ctx.Err())}
 	}
-}
-
-// begin is OpenAPI.begin. It counts the time until the place is released.
-func (q *question) begin(ctx context.Context) (release func(), err error) {
-	leave, err := q.o.begin(ctx)
 	begun := time.Now()
 	return func() {
 		q.busy += time.Since(begun)
-		leave()
-	}, err
+		<-q.o.heavy
+	}, nil
 }
 
 // converted makes v3 documents from v2 if the backend has no v3. This loses something, as in
 // kube-aggregator.
 func (q *question) converted(ctx context.Context) error {
+	names, at := make(map[string]bool), make(map[string]int)
 	for i, gv := range q.own {
 		old, now := q.known.versions[gv], &q.now[i]
-		if now.v2 == nil {
-			continue
-		}
 		if old.v3 != nil && now.v2 == old.v2 && q.known.err == nil {
 			now.v3 = old.v3 // made of the same
-			continue
-		}
-		body, err := q.convert(ctx, now.v2, gv)
-		if err != nil {
-			return err
-		}
-		if body != nil {
-			now.v3 = q.o.newDocument(gv, old.v3, body)
+		} else if now.v2 != nil {
+			names[pathOf(gv)], at[pathOf(gv)] = true, i
 		}
 	}
-	return nil
-}
-
-// convert makes the v3 document of one group-version, nil if it has no paths. Between two, others
-// may decode theirs.
-func (q *question) convert(ctx context.Context, from *packed, gv schema.GroupVersion) ([]byte, error) {
+	if len(names) == 0 {
+		return nil
+	}
 	release, err := q.begin(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer release()
-	sw, err := unpackSpec(from)
+	sw, err := unpackSpec(q.now[0].v2)
 	if err == nil {
-		sw, err = filterRemote(sw, []schema.GroupVersion{gv})
+		err = split(sw, names, func(name string, body []byte) {
+			gv := q.own[at[name]]
+			q.now[at[name]].v3 = q.o.newDocument(gv, q.known.versions[gv].v3, body)
+		})
 	}
 	if err != nil {
-		return nil, invalid("/openapi/v2", err)
+		return invalid("/openapi/v2", err)
 	}
-	if len(sw.Paths.Paths) == 0 {
-		return nil, nil
-	}
-	v3, err := toV3(sw)
-	if err != nil {
-		return nil, invalid("/openapi/v2", err)
-	}
-	return v3, nil
+	return nil
 }
 
 // invalid returns the error for a document that cannot be converted.
