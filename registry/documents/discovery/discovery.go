@@ -5,7 +5,6 @@ import (
 	"context"
 	"runtime/debug"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -57,7 +56,6 @@ type view struct {
 	parts          []part    // of groups
 	groups, legacy *document // /apis in both kinds
 	core, versions *document // /api in both kinds. Nil means no local apiserver.
-	group          sync.Map  // :: group → *groupDocument, made on first request
 }
 
 // New returns a Discovery.

@@ -17,12 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-// groupDocument is the legacy document of one group, and the group it was made of.
-type groupDocument struct {
-	of  *registry.Group
-	doc *document
-}
-
 // render makes the documents. It takes unchanged ones from old, which may be nil.
 func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 	old = cmp.Or(old, &view{})
@@ -91,7 +85,7 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.serveCore(w, r, docs)
 	default:
 		name, below := strings.CutPrefix(path, "/apis/")
-		doc := d.groupDocument(docs, strings.TrimSuffix(name, "/"))
+		doc := d.groupDocument(strings.TrimSuffix(name, "/"))
 		if !below || doc == nil {
 			d.writeError(w, r, errNotFound())
 			return
@@ -118,20 +112,12 @@ func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view
 }
 
 // groupDocument returns the document of a group in the current table. Nil means that it has none.
-func (d *Discovery) groupDocument(docs *view, name string) *document {
+func (d *Discovery) groupDocument(name string) *document {
 	g := d.cfg.Table().Group(name)
 	if g == nil || name == "" {
 		return nil
 	}
-	if known, ok := docs.group.Load(name); ok {
-		if known := known.(*groupDocument); sameVersions(known.of, g) { //nolint:forcetypeassert // nothing else is stored
-			return known.doc
-		}
-	}
-	group := legacyGroup(g)
-	doc := &document{cache: private, write: func(s *sheet, media string, pretty bool) { own := *group; d.codecs.writeLegacy(s, &own, media, pretty) }}
-	docs.group.Store(name, &groupDocument{g, doc})
-	return doc
+	return &document{cache: private, write: func(s *sheet, media string, pretty bool) { d.codecs.writeLegacy(s, legacyGroup(g), media, pretty) }}
 }
 
 func sameVersions(a, b *registry.Group) bool {

@@ -45,11 +45,6 @@ func TestRenderedOnce(t *testing.T) {
 		if n := len(s.Questions(scene.Home)); n > 0 {
 			t.Errorf("100 requests asked the local apiserver %d times", n)
 		}
-		group := s.d.groupDocument(docs, "apps")
-		s.Claim("apps/v1", "", 17801, 15)
-		if s.d.groupDocument(docs, "apps") != group {
-			t.Error("a change of priority rendered a group again")
-		}
 		s.d.sources.Touch()
 		s.Pass(time.Second)
 		if s.d.view.Load() == docs || s.d.view.Load().groups != docs.groups || testutil.ToFloat64(s.d.aggregations) != before {

@@ -13,20 +13,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-const (
-	// indexEvery is the time between requests for the local apiserver's index: a few kilobytes, in
-	// which every change changes a hash.
-	indexEvery = 3 * time.Second
-	// specEvery is the longest, and specGap the shortest time between requests for its v2 document.
-	// After a change the local apiserver must merge it for us, which may take it a second of CPU,
-	// so a storm of CRDs must not make it do so for each.
-	specEvery = time.Minute
-	specGap   = 5 * time.Second
-	// specPolls are the requests after a change of the index, a minute of them: kube-apiserver's
-	// two documents change one after the other, and the v2 document of a busy one came more than
-	// ten seconds later. Most get a 304.
-	specPolls = int(time.Minute / specGap)
-)
+// localEvery is the time between requests for the local apiserver's documents: its index, a few
+// kilobytes, and v2, of which a 304 is as cheap. After a change it must merge v2 for us, a second of
+// CPU with a thousand CRDs; documents rests four times as long.
+const localEvery = 3 * time.Second
 
 // localState is immutable.
 type localState struct {
@@ -34,23 +24,21 @@ type localState struct {
 	indexHash string
 	spec      *packed // v2
 	specTag   string
-	pending   int // requests for spec still to send after a change of the index
-	specAt    time.Time
 }
 
-// askLocal requests what may have changed, and stores it. After an error the former state stays.
+// askLocal requests both, and stores what has changed. After an error the former stays.
 func (o *OpenAPI) askLocal(ctx context.Context) error {
-	last := cmp.Or(o.local.Load(), &localState{})
-	next := *last
-	err := o.localIndex(ctx, &next)
-	if err == nil && (next.spec == nil || time.Since(next.specAt) >= specEvery || next.pending > 0 && time.Since(next.specAt) >= specGap) {
-		err = o.localSpec(ctx, &next)
+	for _, ask := range []func(context.Context, *localState) error{o.localIndex, o.localSpec} {
+		last := cmp.Or(o.local.Load(), &localState{})
+		next := *last
+		if err := ask(ctx, &next); err != nil {
+			return err
+		}
+		if o.local.Store(&next); next.spec != last.spec || next.indexHash != last.indexHash {
+			o.sources.Touch()
+		}
 	}
-	o.local.Store(&next)
-	if next.spec != last.spec || next.indexHash != last.indexHash {
-		o.sources.Touch()
-	}
-	return err
+	return nil
 }
 
 func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
@@ -69,12 +57,11 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 	if err := json.Unmarshal(a.Body, index); err != nil {
 		return a.Invalid(err)
 	}
-	s.index, s.indexHash, s.pending = index.Paths, hash, specPolls
+	s.index, s.indexHash = index.Paths, hash
 	return nil
 }
 
 func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
-	begun := time.Now()
 	a, err := documents.Get(ctx, o.cfg.FetchLocal, documents.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout})
 	switch {
 	case err != nil:
@@ -85,6 +72,5 @@ func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
 	default:
 		s.spec, s.specTag = pack(a.Body), a.Header.Get("Etag")
 	}
-	s.specAt, s.pending = begun, max(0, s.pending-1)
 	return nil
 }

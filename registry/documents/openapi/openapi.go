@@ -81,7 +81,7 @@ func New(cfg documents.Config) (*OpenAPI, error) {
 	}
 	var err error
 	o.sources, err = documents.New(cfg, documents.Kind[state]{
-		Name: "OpenAPI", Ask: o.ask, Join: join, AskLocal: o.askLocal, Every: indexEvery, Publish: o.publish,
+		Name: "OpenAPI", Ask: o.ask, Join: join, AskLocal: o.askLocal, Every: localEvery, Publish: o.publish,
 		Status: o.showStatus, Sizes: o.showSizes,
 		SizesHelp: "Size of the merged OpenAPI v2 document, once it was requested, and of the v3 index, uncompressed.",
 		Metrics:   []prometheus.Collector{o.build},
