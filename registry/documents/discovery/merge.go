@@ -144,30 +144,20 @@ func (m *merge) strays() []*registry.Entry {
 	return out
 }
 
-// placed returns the table's groups with the strays inserted.
+// placed returns the groups of the table with the strays.
 func (m *merge) placed(strays []*registry.Entry) []*registry.Group {
-	groups := slices.Clone(m.table.Groups())
-	at, changed := make(map[string]int, len(groups)), make(map[int]*registry.Group)
-	for i, g := range groups {
-		at[g.Name] = i
-	}
-	for _, e := range strays {
-		name := e.GroupVersion.Group
-		i, known := at[name]
-		if !known {
-			i = len(groups)
-			at[name], groups = i, append(groups, &registry.Group{Name: name})
-		}
-		g := changed[i]
+	var groups []*registry.Group
+	known := make(map[string]*registry.Group)
+	for _, e := range slices.Concat(m.table.Entries(), strays) {
+		g := known[e.GroupVersion.Group]
 		if g == nil {
-			own := *groups[i]
-			own.Entries = slices.Clone(own.Entries)
-			g, groups[i], changed[i] = &own, &own, &own
+			g = &registry.Group{Name: e.GroupVersion.Group}
+			known[g.Name], groups = g, append(groups, g)
 		}
 		g.Priority = max(g.Priority, e.Object.Spec.GroupPriorityMinimum)
 		g.Entries = append(g.Entries, e)
 	}
-	for _, g := range changed {
+	for _, g := range groups {
 		slices.SortFunc(g.Entries, (*registry.Entry).CompareVersion)
 	}
 	slices.SortFunc(groups, (*registry.Group).Compare)

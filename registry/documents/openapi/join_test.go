@@ -16,7 +16,7 @@ func TestJoinByTime(t *testing.T) {
 	o := newStage(t).o
 	old, late := o.newDocument(gv, nil, []byte("old")), o.newDocument(gv, nil, []byte("new"))
 	one := func(d *document, at int64) *state {
-		return &state{versions: map[schema.GroupVersion]version{gv: {v3: d, v3At: time.Unix(at, 0)}}}
+		return &state{versions: map[schema.GroupVersion]version{gv: {v3: d, at: time.Unix(at, 0)}}}
 	}
 	for _, tt := range []struct {
 		name              string
@@ -30,8 +30,8 @@ func TestJoinByTime(t *testing.T) {
 		{"gone meanwhile", old, nil, nil, 1, 2},
 	} {
 		got := join(one(tt.own, tt.at), one(tt.former, tt.before)).versions[gv]
-		if got.v3 != tt.want || got.v3At != time.Unix(max(tt.at, tt.before), 0) {
-			t.Errorf("%s: %v of %v", tt.name, got.v3, got.v3At)
+		if got.v3 != tt.want || got.at != time.Unix(max(tt.at, tt.before), 0) {
+			t.Errorf("%s: %v of %v", tt.name, got.v3, got.at)
 		}
 	}
 }

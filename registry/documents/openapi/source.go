@@ -61,9 +61,8 @@ type version struct {
 	v3 *document // nil means none
 	// v2 is the document of all group-versions that were asked for together. Nil means none.
 	v2  *packed
-	tag string // the ETag of v2. Empty makes the next request unconditional
-	// v3At and v2At say when the backend last answered.
-	v3At, v2At time.Time
+	tag string    // the ETag of v2. Empty makes the next request unconditional
+	at  time.Time // when the backend last answered for one of the two
 }
 
 // next begins the next state.
@@ -171,11 +170,9 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 		old, now := known.versions[gv], q.now[i]
 		if now.v3 == nil && (err3 != nil || index == nil && err2 != nil) {
 			now.v3 = old.v3
-		} else {
-			now.v3At = time.Now()
 		}
-		if err2 == nil {
-			now.v2At = time.Now()
+		if err2 == nil || err3 == nil {
+			now.at = time.Now()
 		}
 		changed = changed || now.v2 != old.v2 || now.v3 != old.v3
 		next.versions[gv] = now
@@ -192,14 +189,10 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 func join(s, former *state) *state {
 	next := s.next()
 	for gv, was := range former.versions {
-		v := s.versions[gv]
-		if was.v3At.After(v.v3At) {
-			v.v3, v.v3At = was.v3, was.v3At
+		if was.at.After(s.versions[gv].at) {
+			was.tag = ""
+			next.versions[gv] = was
 		}
-		if was.v2At.After(v.v2At) {
-			v.v2, v.v2At, v.tag = was.v2, was.v2At, ""
-		}
-		next.versions[gv] = v
 	}
 	return next
 }
