@@ -115,8 +115,8 @@ func isOwn(kind map[string]any, own sets.Set[schema.GroupVersion]) bool {
 	return named && ok && own.Has(schema.GroupVersion{Group: group, Version: version})
 }
 
-// maxExpansion bounds the bytes of shared parameters at each reference, and of schemas for each media
-// type. Kubernetes' own document takes 15 MB.
+// maxExpansion bounds the bytes of shared parameters at each reference, and of schemas for each
+// media type. Kubernetes' own document takes 15 MB.
 const maxExpansion = 256 << 20
 
 // ownKinds drops kinds of other group-versions from a definition. A value that is no list of kinds

@@ -14,8 +14,8 @@ import (
 )
 
 // localEvery is the time between requests for the local apiserver's documents: its index, a few
-// kilobytes, and v2, of which a 304 is as cheap. After a change it must merge v2 for us, a second of
-// CPU with a thousand CRDs; documents rests four times as long.
+// kilobytes, and v2, of which a 304 is as cheap. After a change it must merge v2 for us, a second
+// of CPU with a thousand CRDs; documents rests four times as long.
 const localEvery = 3 * time.Second
 
 // localState is immutable.

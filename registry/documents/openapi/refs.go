@@ -134,7 +134,8 @@ func references(sw *spec.Swagger) map[string]bool {
 	return out
 }
 
-// inline replaces references to shared parameters, and returns how many: openapiconv leaves them out.
+// inline replaces references to shared parameters, which openapiconv leaves out, and returns how
+// many.
 func inline(parameters []spec.Parameter, shared map[string]spec.Parameter) (n int) {
 	for i := range parameters {
 		if p, ok := shared[strings.TrimPrefix(parameters[i].Ref.String(), toParameter)]; ok {
