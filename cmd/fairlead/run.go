@@ -24,7 +24,7 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 		return err
 	}
 	err := d.serve(ctx)
-	return errors.Join(err, d.closeRecords()) //nolint:contextcheck // ctx has ended, but recorded data must still be sent
+	return errors.Join(err, d.closeRecords())
 }
 
 // build makes all components and listens, but serves nothing yet.

@@ -111,12 +111,7 @@ func readManifest(file string, stdin io.Reader) ([]byte, error) {
 	if file == "-" {
 		return manifest.Read(stdin)
 	}
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return manifest.Read(f)
+	return directory.Read(file)
 }
 
 func (s *set) add(o manifest.Object) {

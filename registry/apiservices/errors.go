@@ -38,10 +38,7 @@ func (s *Server) unserved(e restful.ServiceError, r *restful.Request, w *restful
 }
 
 func notFound() error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
-		Message: "the server could not find the requested resource", Details: &metav1.StatusDetails{},
-	}}
+	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "", 0, false)
 }
 
 // unread is the error until the directory has been read: clients would take a 404 as "gone".

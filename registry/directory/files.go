@@ -182,7 +182,7 @@ func (d *Directory) readFile(path string, old *file) *file {
 	if !info.Mode().IsRegular() {
 		return wrong("reading file", errors.New("not a regular file")) // a pipe would hang
 	}
-	data, err := read(path)
+	data, err := Read(path)
 	if err == nil && len(data) == 0 && len(old.objects) > 0 {
 		// The shell empties a file before the command that writes it begins.
 		err = errors.New("empty; remove it to remove its objects")
@@ -226,7 +226,8 @@ func (f *file) unchanged(info fs.FileInfo) bool {
 		f.readAt.Sub(info.ModTime()) > clockTick
 }
 
-func read(path string) ([]byte, error) {
+// Read reads a manifest.
+func Read(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

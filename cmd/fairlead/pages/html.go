@@ -109,27 +109,14 @@ func (v *view) Headline() string {
 	return fmt.Sprintf("%d of %d APIServices of extension servers cannot be used.", bad, all)
 }
 
-// Rate returns the requests per second to extension servers.
-func (v *view) Rate() float64 {
-	return sum(v, func(a *answer.APIService) float64 { return cmp.Or(a.Traffic, &answer.Traffic{}).Rate })
-}
-
-// Errors returns the requests per second to extension servers that are answered with 5xx.
-func (v *view) Errors() float64 {
-	return sum(v, func(a *answer.APIService) float64 { return cmp.Or(a.Traffic, &answer.Traffic{}).Errors })
-}
-
-// InFlight counts the requests in flight to extension servers, watches included.
-func (v *view) InFlight() int64 {
-	return sum(v, func(a *answer.APIService) int64 { return a.InFlight + a.LongRunning })
-}
-
-// sum adds up a number of the APIServices of extension servers.
-func sum[N int64 | float64](v *view, number func(*answer.APIService) N) (n N) {
+// Load adds up the requests to extension servers: those per second, how many of them are answered
+// with 5xx, and those in flight, watches included.
+func (v *view) Load() (rate, errors float64, inFlight int64) {
 	for _, a := range v.Remotes() {
-		n += number(a)
+		t := cmp.Or(a.Traffic, &answer.Traffic{})
+		rate, errors, inFlight = rate+t.Rate, errors+t.Errors, inFlight+a.InFlight+a.LongRunning
 	}
-	return n
+	return rate, errors, inFlight
 }
 
 // History returns the transitions of the one APIService.

@@ -42,6 +42,7 @@ func (d *document) summary(v *view) {
 	} else {
 		d.put(`<span class="ok">ready</span>`)
 	}
+	rate, errors, inFlight := v.Load()
 	servers := "none"
 	if n := len(v.LocalServers); n > 0 {
 		servers = fmt.Sprintf("%d of %d", v.LocalHealthy(), n)
@@ -53,7 +54,8 @@ func (d *document) summary(v *view) {
 <div><dt>Errors</dt><dd class="%s">%s</dd></div>
 <div><dt>Local apiservers</dt><dd class="%s">%s</dd></div>
 </dl>
-`, answer.Ago(v.Time, v.Started), answer.Rate(v.Rate()), v.InFlight(), when(v.Errors() > 0, "bad"), answer.Rate(v.Errors()), when(v.LocalHealthy() < len(v.LocalServers), "bad"), servers)
+`, answer.Ago(v.Time, v.Started), answer.Rate(rate), inFlight, when(errors > 0, "bad"), answer.Rate(errors),
+		when(v.LocalHealthy() < len(v.LocalServers), "bad"), servers)
 	d.some(`<p class="note bad">This replica takes no requests: %s</p>`, v.Ready)
 	d.items("note bad", v.Problems)
 	d.put(`<p class="dim">Other replicas: <code class="copy">kubectl fairlead status --replicas</code></p>
