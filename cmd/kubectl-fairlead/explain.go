@@ -263,6 +263,13 @@ func (c *client) describeEntry(line liner, a *answer.APIService, cause string) {
 		line("Trusted by", joined(" ", a.Trust.Source, a.Trust.Fault))
 	}
 	line("Verdict", joined(" ", a.Verdict.Status, a.Verdict.Reason, other(a.Verdict.Message)))
+	if d := a.Discovery; d != nil {
+		line("Discovery", joined(": ", d.Reason, other(d.Message)))
+	}
+	if o := a.OpenAPI; o != nil {
+		line("OpenAPI", joined(": ", o.Reason, other(o.Message)))
+		line("Foreign", strings.Join(o.Foreign, ", "))
+	}
 	for i := range a.Endpoints {
 		e := &a.Endpoints[i]
 		text := joined(": ", e.Address+" "+e.Health, other(e.Error), e.GoAway)

@@ -3,6 +3,7 @@ package pages
 import (
 	"fmt"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
@@ -151,6 +152,7 @@ func (d *document) documents(now time.Time, a *answer.APIService) {
 	}
 	if s := a.OpenAPI; s != nil {
 		d.put(`<li><b>OpenAPI</b> %sv2, %sv3`, when(!s.V2, "no "), when(!s.V3, "no "))
+		d.some(`, <span class="warn">claims %s</span>`, strings.Join(s.Foreign, ", "))
 		d.confirmed(now, &s.Freshness)
 	}
 	d.put(`</ul></section>`)

@@ -25,9 +25,6 @@ const (
 	// costs it some 50 µs. This is also how soon a change of a CRD is seen that does not change its
 	// APIServices (short names, categories, a subresource).
 	localEvery = 2 * time.Second
-	// localSlow is the same for the legacy form of /api, which has no ETag and never changes while
-	// its server lives.
-	localSlow = time.Minute
 	// localTime is how long it may take: only the merged document waits for it.
 	localTime = 30 * time.Second
 )
@@ -39,7 +36,6 @@ type localState struct {
 	versions *metav1.APIVersions                   // legacy /api
 
 	groupsTag, coreTag string
-	versionsAt         time.Time
 }
 
 // complete reports whether every document has been read once.
@@ -139,9 +135,6 @@ func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string)
 }
 
 func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *bool) error {
-	if s.versions != nil && time.Since(s.versionsAt) < localSlow {
-		return nil
-	}
 	a, err := documents.Get(ctx, d.cfg.FetchLocal, documents.Question{Path: "/api", Accept: runtime.ContentTypeJSON})
 	if err != nil {
 		return err
@@ -153,7 +146,6 @@ func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *b
 	if err := json.Unmarshal(a.Body, v); err != nil { // it has no apiVersion, which the codecs require
 		return a.Invalid(err)
 	}
-	s.versionsAt = time.Now()
 	if s.versions == nil || !slices.Equal(s.versions.ServerAddressByClientCIDRs, v.ServerAddressByClientCIDRs) {
 		s.versions, *changed = v, true
 	}
