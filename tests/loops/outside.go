@@ -61,7 +61,6 @@ var known = map[string]string{
 	"syscall.Recvfrom":                        "with MSG_DONTWAIT",
 	"syscall.Shutdown":                        "never waits",
 	"syscall.Close":                           "of a socket without SO_LINGER",
-	"syscall.RawConn.Control":                 "runs its function at once",
 	"(*os.File).SyscallConn":                  "reads a field",
 	"golang.org/x/sys/unix.GetsockoptTCPInfo": "never waits",
 
