@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
@@ -30,7 +31,7 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 	plan.Done = func(o h2.Outcome) {
 		x.carried(&o, time.Since(h.Arrived))
 		x.ended.set(o)
-		if o.Reason != h2.ReasonNone && o.Status > 0 {
+		if o.Reason != engine.ReasonNone && o.Status > 0 {
 			go returned.Do(func() { p.hasten(w) }) // off the loop; it ends at once
 		}
 	}

@@ -98,7 +98,7 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 		return true
 	}
 	if p.rejecting.Load() && !p.ownHealth(h.Path) {
-		d.refuse(errShuttingDown())
+		d.refuse(errShuttingDown)
 		return true
 	}
 	if wait {
@@ -137,10 +137,10 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	*d = Decision{Set: d.Set[:0], Entry: m.Entry, route: m.Route, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
 	switch {
 	case h.Method == http.MethodConnect:
-		d.refuse(errConnect())
+		d.refuse(errConnect)
 		return
 	case p.isLoop(h):
-		d.refuse(errLoop())
+		d.refuse(errLoop)
 		return
 	}
 	switch m.Route {
@@ -159,7 +159,7 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 		return
 	}
 	if !t.Complete() && m.Route != registry.RouteOwn && kubernetesPath(h.Path) {
-		d.refuse(errNotReady())
+		d.refuse(errNotReady)
 	}
 }
 
@@ -172,7 +172,7 @@ func (p *Proxy) decideLocal(d *Decision, h *Head) {
 	case authn.KindInvalid:
 		// Forwarded without its bad certificate, the request would be anonymous; kube-apiserver
 		// would have refused it.
-		d.refuse(errUnauthorized())
+		d.refuse(errUnauthorized)
 		return
 	case authn.KindCertificate, authn.KindFrontProxy, authn.KindIssued:
 		d.User = d.Credentials.User
@@ -228,7 +228,7 @@ func (p *Proxy) admit(ctx context.Context, d *Decision, h *Head, wait bool) (kno
 // limits.
 func (p *Proxy) dispatch(d *Decision, h *Head) {
 	if d.Action == ToPage && d.route == registry.RouteLocal && strings.HasPrefix(h.Path, "/api") {
-		d.refuse(errNotFound()) // an API that nothing serves: there is no local apiserver
+		d.refuse(errNotFound) // an API that nothing serves: there is no local apiserver
 		return
 	}
 	if d.Action != ToRemote {
@@ -261,16 +261,16 @@ func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known
 			p.log.Debug("authenticating", "err", err)
 			switch {
 			case errors.Is(err, bound.ErrFull):
-				return true, errReviews()
+				return true, errReviews
 			case !errors.Is(err, authn.ErrUnauthenticated):
-				return true, errAuthenticating()
+				return true, errAuthenticating
 			}
-			return true, errUnauthorized()
+			return true, errUnauthorized
 		}
 		return true, nil
 	}
 	if known && d.User == nil {
-		return true, errUnauthorized()
+		return true, errUnauthorized
 	}
 	return known, nil
 }
@@ -295,10 +295,10 @@ func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, wait bool) (know
 		}
 		if d.verdict, err = p.cfg.Authz.Authorize(ctx, &a); err != nil {
 			if errors.Is(err, bound.ErrFull) {
-				return true, errReviews()
+				return true, errReviews
 			}
 			p.log.Warn("authorizing", "user", d.User.GetName(), "err", err)
-			return true, errAuthorizing()
+			return true, errAuthorizing
 		}
 		d.asked = true
 	}
@@ -327,7 +327,7 @@ func (p *Proxy) finish(d *Decision, h *Head) {
 		set, err := assert(d.Set, d.User)
 		if err != nil {
 			p.log.Warn("asserting an identity", "err", err) //fairlead:boundary rare, and one line
-			d.refuse(errUnauthorized())
+			d.refuse(errUnauthorized)
 			return
 		}
 		d.Set = set

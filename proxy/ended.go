@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // ended is the outcome of a request that ServeHTTP has forwarded. The engine may end the request
@@ -61,15 +62,15 @@ func (e *ended) broke(err error) {
 	o := e.get()
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		o.Reason = h2.ReasonDeadline
+		o.Reason = engine.ReasonDeadline
 	case errors.Is(err, context.Canceled): // the client is still there
-		o.Reason = h2.ReasonDrain
+		o.Reason = engine.ReasonDrain
 	case errors.Is(err, backend.ErrUnanswered):
-		o.Reason = h2.ReasonLost
+		o.Reason = engine.ReasonLost
 	case errors.Is(err, backend.ErrBadResponse):
-		o.Reason = h2.ReasonBadResponse
+		o.Reason = engine.ReasonBadResponse
 	case errors.Is(err, backend.ErrUnreachable):
-		o.Reason = h2.ReasonDial
+		o.Reason = engine.ReasonDial
 	}
 	e.set(o)
 }
@@ -88,7 +89,7 @@ func (x *exchange) line(f *finished, o *h2.Outcome) accesslog.Line {
 	h, d := x.head, &x.decision
 	line := accesslog.Line{
 		Method: h.Method, Path: h.Path, Verb: d.Request.Verb, From: h.RemoteIP, Proto: f.proto, Status: f.status, Bytes: f.bytes, In: o.Received,
-		Waited: f.waited, First: f.first, Took: f.took, Ended: f.at, New: o.New, End: string(o.Reason), AuditID: x.audit,
+		Waited: f.waited, First: f.first, Took: f.took, Ended: h.Arrived.Add(f.took), New: o.New, End: string(o.Reason), AuditID: x.audit,
 	}
 	if f.tls != 0 {
 		line.TLS = tls.VersionName(f.tls)
@@ -97,7 +98,7 @@ func (x *exchange) line(f *finished, o *h2.Outcome) accesslog.Line {
 		line.Endpoint, line.Tries = o.Endpoint.Name, o.Retries+1
 	}
 	switch o.Reason {
-	case h2.ReasonDial, h2.ReasonLost, h2.ReasonReset, h2.ReasonRefused, h2.ReasonBadResponse, h2.ReasonBlamed, h2.ReasonTooLarge:
+	case engine.ReasonDial, engine.ReasonLost, engine.ReasonReset, engine.ReasonRefused, engine.ReasonBadResponse, engine.ReasonBlamed, engine.ReasonTooLarge:
 		if o.Err != nil { // not of HTTP/1.1
 			line.Cause = o.Err.Error()
 			line.Cause = line.Cause[:min(len(line.Cause), maxCause)]
@@ -106,7 +107,7 @@ func (x *exchange) line(f *finished, o *h2.Outcome) accesslog.Line {
 	switch {
 	case line.End != "":
 	case f.gaveUp:
-		line.End = string(h2.ReasonClientLost)
+		line.End = string(engine.ReasonClientLost)
 	case x.own != nil:
 		line.End = endRefused
 	default:

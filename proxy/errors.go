@@ -52,7 +52,15 @@ func statusError(code int32, reason metav1.StatusReason, message string, retryAf
 	return &apierrors.StatusError{ErrStatus: s}
 }
 
-func errUnauthorized() *apierrors.StatusError { return apierrors.NewUnauthorized("Unauthorized") }
+func unavailable(message string, retryAfter int32) *apierrors.StatusError {
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, message, retryAfter)
+}
+
+func tooMany(message string, retryAfter int32) *apierrors.StatusError {
+	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, message, retryAfter)
+}
+
+var errUnauthorized = apierrors.NewUnauthorized("Unauthorized")
 
 // errNotImpersonated refuses a known user whom this process must not impersonate.
 func errNotImpersonated(name, group string) error {
@@ -71,9 +79,8 @@ func errNested(name string) error {
 
 // errOwnCredential means that the local apiserver rejected this process's credential before it
 // looked at the caller. A 401 would blame the caller's credentials.
-func errOwnCredential() error {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the local apiserver rejects the front door's own credential, please try again", retrySoon)
-}
+var errOwnCredential = unavailable(
+	"the local apiserver rejects the front door's own credential, please try again", retrySoon)
 
 func errForbidden(a *authz.Attributes, reason string) error {
 	//fairlead:boundary formats what was authorized, once
@@ -85,32 +92,26 @@ func errForbidden(a *authz.Attributes, reason string) error {
 
 // errAuthenticating means that no server could authenticate the caller. A 401 would make a good
 // client give up.
-func errAuthenticating() error {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the caller could not be authenticated", retrySoon)
-}
+var errAuthenticating = unavailable("the caller could not be authenticated", retrySoon)
 
 // errAuthorizing fails closed, as kube-apiserver does with 500. Here the authorizer is another
 // process, which may restart, and nothing was executed: clients should ask again.
-func errAuthorizing() *apierrors.StatusError {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the request could not be authorized", retrySoon)
-}
+var errAuthorizing = unavailable("the request could not be authorized", retrySoon)
 
 // forbidden gives an error the reason that the impersonation filter needs to answer it as it is; of
 // others it would show the caller the text, which has addresses.
 func forbidden(err *apierrors.StatusError) error {
-	err.ErrStatus.Reason = metav1.StatusReasonForbidden
-	return err
+	s := err.ErrStatus
+	s.Reason = metav1.StatusReasonForbidden
+	return &apierrors.StatusError{ErrStatus: s}
 }
 
-func errPanicked() error {
-	return apierrors.NewInternalError(errors.New("internal error in this process"))
-}
+var errPanicked = apierrors.NewInternalError(errors.New("internal error in this process"))
 
 // errConnect refuses tunnels: the API does not use them, and over HTTP/2 CONNECT has no path (RFC
 // 9113 §8.5).
-func errConnect() error {
-	return statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "CONNECT is not offered", 0)
-}
+var errConnect = statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed,
+	"CONNECT is not offered", 0)
 
 // errInvalidPath answers as kube-apiserver, which finds nothing at such a path, except that it
 // decodes escapes first.
@@ -123,47 +124,38 @@ func errInvalidPath(path string) error {
 }
 
 // errListed refuses a head that no known client sends.
-func errListed() error {
-	return apierrors.NewBadRequest("the Connection header lists more than " + strconv.Itoa(maxListed) + " names")
-}
+var errListed = apierrors.NewBadRequest("the Connection header lists more than " + strconv.Itoa(maxListed) + " names")
 
-func errNotReady() error {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the table of APIServices is not complete yet, please try again", retrySoon)
-}
+var errNotReady = unavailable("the table of APIServices is not complete yet, please try again", retrySoon)
 
 // errShuttingDown is kube-apiserver's response while it drains, with the same Retry-After
 // (k8s.io/apiserver/pkg/server/filters/with_retry_after.go).
-func errShuttingDown() error {
-	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "the front door is shutting down, please try again", 5)
-}
+var errShuttingDown = tooMany("the front door is shutting down, please try again", 5)
 
-func errLoop() error {
-	return statusError(http.StatusLoopDetected, metav1.StatusReasonInternalError, "the request has come back to the Fairlead that sent it", 0)
-}
+var errLoop = statusError(http.StatusLoopDetected, metav1.StatusReasonInternalError,
+	"the request has come back to the Fairlead that sent it", 0)
 
-func errNotFound() error {
-	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)
-}
+var errNotFound = statusError(http.StatusNotFound, metav1.StatusReasonNotFound,
+	"the server could not find the requested resource", 0)
 
 // errNotSwitched is kube-aggregator's answer to a status below 400 instead of 101: clients then ask
 // without an upgrade.
 func errNotSwitched(name string, status int) error {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" did not switch protocols: it answered with status "+strconv.Itoa(status), 0)
+	return unavailable(name+" did not switch protocols: it answered with status "+strconv.Itoa(status), 0)
 }
 
-func errTooLong() error {
-	return statusError(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, "an upgrade request cannot have a body", 0)
-}
+var errTooLong = statusError(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge,
+	"an upgrade request cannot have a body", 0)
 
 func errProtected(e *registry.Entry) error {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, e.Name+" is unavailable: "+registry.ReasonProtectedGroup, 0)
+	return unavailable(e.Name+" is unavailable: "+registry.ReasonProtectedGroup, 0)
 }
 
 // errUnavailable gives only the verdict's reason, because its message may hold addresses.
 func errUnavailable(e *registry.Entry, now time.Time) error {
 	v := e.Verdict
 	if e.Policy.Maintenance != "" {
-		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, e.Name+" is in maintenance: "+e.Policy.Maintenance, 0)
+		return unavailable(e.Name+" is in maintenance: "+e.Policy.Maintenance, 0)
 	}
 	reason, retry := v.Reason, int32(0)
 	if reason == "" {
@@ -172,7 +164,7 @@ func errUnavailable(e *registry.Entry, now time.Time) error {
 	if v.Since.IsZero() || now.Sub(v.Since) < recent {
 		retry = retrySoon
 	}
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, e.Name+" is unavailable: "+reason, retry)
+	return unavailable(e.Name+" is unavailable: "+reason, retry)
 }
 
 func errRedirect(name string) error {
@@ -180,7 +172,7 @@ func errRedirect(name string) error {
 }
 
 func errBusy(name string) *apierrors.StatusError {
-	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, name+" is at its request limit, please try again later", retrySoon)
+	return tooMany(name+" is at its request limit, please try again later", retrySoon)
 }
 
 // errNoRoom means that the backend accepted no further request in time, or refused it unprocessed.
@@ -195,18 +187,14 @@ var (
 )
 
 // errReviews means that too many requests of a caller wait for the local apiserver's reviews.
-func errReviews() *apierrors.StatusError {
-	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this caller are waiting to be authenticated or authorized, please try again later", retrySoon)
-}
+var errReviews = tooMany(
+	"too many requests of this caller are waiting to be authenticated or authorized, please try again later", retrySoon)
 
 // errSlowBody refuses a client that has announced a body and does not send it.
-func errSlowBody() error {
-	return statusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the body of the request did not come within the allotted time", 0)
-}
+var errSlowBody = statusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout,
+	"the body of the request did not come within the allotted time", 0)
 
-func errGivenUp() *apierrors.StatusError {
-	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "this user has canceled too many requests, please try again later", retrySoon)
-}
+var errGivenUp = tooMany("this user has canceled too many requests, please try again later", retrySoon)
 
 // forwardError returns the client's error when forwarding to name failed with err before a response
 // head.
@@ -225,15 +213,15 @@ func forwardError(name string, err error) error {
 	case errors.Is(err, backend.ErrBusy):
 		return errBusy(name)
 	case errors.Is(err, errNoRoom):
-		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" takes no further requests at the moment, please try again later", retrySoon)
+		return unavailable(name+" takes no further requests at the moment, please try again later", retrySoon)
 	case errors.Is(err, backend.ErrUnanswered), errors.Is(err, context.Canceled): // canceled by this process
 		// The backend may have executed the request, so no Retry-After: client-go would repeat even
 		// a write.
-		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" ended the connection before it had answered", 0)
+		return unavailable(name+" ended the connection before it had answered", 0)
 	case errors.Is(err, backend.ErrBadResponse):
 		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": the backend sent a response that cannot be understood", 0)
 	}
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" could not be reached", retrySoon)
+	return unavailable(name+" could not be reached", retrySoon)
 }
 
 // writeError answers with err, in a form that the client accepts. HTTP/2 connections stay open,

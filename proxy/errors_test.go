@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
@@ -26,25 +27,25 @@ func TestErrorsOfClients(t *testing.T) {
 	}
 	for want, errs := range map[[2]int32][]error{
 		{403, 0}: {errNotImpersonated("root", "system:masters"), errForbidden(&authz.Attributes{User: &user.DefaultInfo{Name: "bob"}}, "")},
-		{404, 0}: {errNotFound()},
-		{405, 0}: {errConnect()},
-		{408, 0}: {errSlowBody()},
-		{413, 0}: {errTooLong()},
-		{431, 0}: {frame(h2.ReasonTooLarge)},
-		{429, 1}: {errBusy("v1.a"), errReviews(), errGivenUp()},
-		{429, 5}: {errShuttingDown()},
-		{500, 0}: {errPanicked()},
-		{502, 0}: {errRedirect("v1.a"), forwardError("v1.a", backend.ErrBadResponse), frame(h2.ReasonBadResponse), frame(h2.ReasonBlamed)},
+		{404, 0}: {errNotFound},
+		{405, 0}: {errConnect},
+		{408, 0}: {errSlowBody},
+		{413, 0}: {errTooLong},
+		{431, 0}: {frame(engine.ReasonTooLarge)},
+		{429, 1}: {errBusy("v1.a"), errReviews, errGivenUp},
+		{429, 5}: {errShuttingDown},
+		{500, 0}: {errPanicked},
+		{502, 0}: {errRedirect("v1.a"), forwardError("v1.a", backend.ErrBadResponse), frame(engine.ReasonBadResponse), frame(engine.ReasonBlamed)},
 		{503, 0}: {
 			errProtected(down), errUnavailable(down, time.Unix(10, 0)), errUnavailable(&registry.Entry{Policy: registry.Policy{Maintenance: "x"}}, time.Now()),
-			forwardError("v1.a", backend.ErrUnanswered), frame(h2.ReasonReset), frame(h2.ReasonLost), frame(h2.ReasonDrain), frame(h2.ReasonClientReset),
+			forwardError("v1.a", backend.ErrUnanswered), frame(engine.ReasonReset), frame(engine.ReasonLost), frame(engine.ReasonDrain), frame(engine.ReasonClientReset),
 		},
 		{503, 1}: {
-			errOwnCredential(), errAuthenticating(), errAuthorizing(), forbidden(errAuthorizing()), errNotReady(), errUnavailable(down, time.Unix(9, 0)),
-			forwardError("v1.a", errNoRoom), forwardError("v1.a", errors.New("refused")), frame(h2.ReasonNoEndpoint), frame(h2.ReasonDial), frame(h2.ReasonRefused), frame(h2.ReasonBusy),
+			errOwnCredential, errAuthenticating, errAuthorizing, forbidden(errAuthorizing), errNotReady, errUnavailable(down, time.Unix(9, 0)),
+			forwardError("v1.a", errNoRoom), forwardError("v1.a", errors.New("refused")), frame(engine.ReasonNoEndpoint), frame(engine.ReasonDial), frame(engine.ReasonRefused), frame(engine.ReasonBusy),
 		},
-		{504, 0}: {forwardError("v1.a", context.DeadlineExceeded), frame(h2.ReasonDeadline)},
-		{508, 0}: {errLoop()},
+		{504, 0}: {forwardError("v1.a", context.DeadlineExceeded), frame(engine.ReasonDeadline)},
+		{508, 0}: {errLoop},
 	} {
 		for _, err := range errs {
 			var status *apierrors.StatusError

@@ -134,8 +134,7 @@ type finished struct {
 	waited time.Duration // until the request was sent to a backend
 	first  time.Duration // until the response head; zero means that there was none, or that it was not measured
 	took   time.Duration
-	at     time.Time // zero means now
-	gaveUp bool      // the client has canceled the request
+	gaveUp bool // the client has canceled the request
 }
 
 // writesLines reports whether a request that ends now may need an access-log line.

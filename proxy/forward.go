@@ -23,7 +23,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	// has its own limit.
 	if !x.relayed && p.givenUp.overLimit(d, x.head) {
 		p.givenUp.refused.Inc()
-		p.writeError(w, r, errGivenUp())
+		p.writeError(w, r, errGivenUp)
 		return
 	}
 	from := d.source(x.head)

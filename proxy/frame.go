@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
@@ -35,7 +36,7 @@ type frames struct {
 
 // Frames returns a new engine. Its Run must run while it serves.
 func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
-	l := &frames{p: p, unauthorized: readyAnswer(errUnauthorized())}
+	l := &frames{p: p, unauthorized: readyAnswer(errUnauthorized)}
 	l.parked.memory = cfg.Memory
 	l.requests.New = func() any { return newFrameRequest(l) }
 	cfg.Decide = l.decide
@@ -194,7 +195,7 @@ func (r *frameRequest) refuseGivenUp() h2.Plan {
 		return h2.Plan{Serve: r.offEngine(), Unwelcome: true}
 	}
 	l.p.givenUp.refused.Inc()
-	return r.unwelcome(l.p.givenUp.answer, errGivenUp())
+	return r.unwelcome(l.p.givenUp.answer, errGivenUp)
 }
 
 // acceptsJSON reports whether readyAnswer suits: the client accepts JSON first, and nothing else is
@@ -249,17 +250,17 @@ func (r *frameRequest) onHead(status int) http.Handler {
 // error either way.
 func frameError(o h2.Outcome) error {
 	switch o.Reason {
-	case h2.ReasonDeadline:
+	case engine.ReasonDeadline:
 		return context.DeadlineExceeded
-	case h2.ReasonNoEndpoint, h2.ReasonDial:
+	case engine.ReasonNoEndpoint, engine.ReasonDial:
 		return backend.ErrUnreachable
-	case h2.ReasonBusy, h2.ReasonRefused:
+	case engine.ReasonBusy, engine.ReasonRefused:
 		return errNoRoom
-	case h2.ReasonBadResponse:
+	case engine.ReasonBadResponse:
 		return backend.ErrBadResponse
-	case h2.ReasonTooLarge:
+	case engine.ReasonTooLarge:
 		return fmt.Errorf("%w: %w", errHeadTooLarge, o.Err)
-	case h2.ReasonBlamed:
+	case engine.ReasonBlamed:
 		return fmt.Errorf("%w: %w", errBlamed, o.Err)
 	}
 	return backend.ErrUnanswered // a backend may have executed the request
@@ -268,8 +269,8 @@ func frameError(o h2.Outcome) error {
 func (r *frameRequest) onEnd(o h2.Outcome) {
 	r.carried(&o, o.Duration)
 	r.finish(&finished{
-		proto: "HTTP/2.0", tls: r.front.tls, conn: r.front.number, status: o.Status, bytes: o.Sent, waited: o.Placed, first: o.Wait, took: o.Duration, at: r.head.Arrived.Add(o.Duration),
-		gaveUp: o.Reason == h2.ReasonClientReset || o.Reason == h2.ReasonClientLost,
+		proto: "HTTP/2.0", tls: r.front.tls, conn: r.front.number, status: o.Status, bytes: o.Sent, waited: o.Placed, first: o.Wait, took: o.Duration,
+		gaveUp: o.Reason == engine.ReasonClientReset || o.Reason == engine.ReasonClientLost,
 	}, &o)
 	r.l.recycle(r)
 }

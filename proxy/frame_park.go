@@ -124,7 +124,7 @@ func (l *frames) decideParked(r *frameRequest) (plan h2.Plan) {
 		if v := recover(); v != nil {
 			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			r.held.leave()
-			plan = h2.Plan{Serve: l.p.answer(errPanicked())}
+			plan = h2.Plan{Serve: l.p.answer(errPanicked)}
 		}
 	}()
 	l.p.decide(ctx, &r.decision, r.head, r.front.conn, true)

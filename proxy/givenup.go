@@ -59,7 +59,7 @@ const (
 
 func newGivenUp() *givenUp {
 	return &givenUp{
-		burst: givenUpBurst, pause: givenUpPause, seed: maphash.MakeSeed(), answer: readyAnswer(errGivenUp()),
+		burst: givenUpBurst, pause: givenUpPause, seed: maphash.MakeSeed(), answer: readyAnswer(errGivenUp),
 		debts: memo.New[account, struct{}](memo.Config{Entries: maxAccounts, Bytes: maxAccounts}),
 		refused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_given_up_refused_total",

@@ -77,11 +77,11 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 	}
 	var ok bool
 	if h.listed, ok = listed(r.Header["Connection"]); !ok {
-		h.invalid = errListed()
+		h.invalid = errListed
 	}
 	maps.DeleteFunc(h.listed, func(name string, _ bool) bool { return namesCaller(name) })
 	if len(r.Header) > wire.MaxNames {
-		h.invalid = errManyNames()
+		h.invalid = errManyNames
 	}
 	h.Fields = make([]hpack.HeaderField, 0, len(r.Header))
 	for name, values := range r.Header {
@@ -98,9 +98,8 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 }
 
 // errManyNames refuses a head that no known client sends.
-func errManyNames() error {
-	return statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Sprintf("the request has more than %d header fields", wire.MaxNames), 0)
-}
+var errManyNames = statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonRequestEntityTooLarge,
+	fmt.Sprintf("the request has more than %d header fields", wire.MaxNames), 0)
 
 // upgradeOf returns the protocol that a request asks to switch to, and the empty string if it is no
 // upgrade. It is the only check. HTTP/2 has no upgrades (RFC 9113 §8.6), HTTP/1.0 had none (RFC

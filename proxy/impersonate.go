@@ -74,5 +74,5 @@ func (p *Proxy) credentialRejected() error {
 	if p.cfg.CredentialRejected != nil {
 		p.cfg.CredentialRejected()
 	}
-	return errOwnCredential()
+	return errOwnCredential
 }

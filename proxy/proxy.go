@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net"
@@ -53,7 +52,8 @@ type Proxy struct {
 	// ending is done when long-running requests must end; end cancels it.
 	ending context.Context
 	end    context.CancelFunc
-	// instance is this process's name in the loop header.
+	// instance is this process's name in the loop header: 80 random bits, so that no two Fairleads
+	// of a chain share a name.
 	instance string
 }
 
@@ -63,7 +63,8 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
 	}
 	p := &Proxy{
-		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(), scrapers: newScrapers(),
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(),
+		instance: rand.Text()[:16], givenUp: newGivenUp(), desk: newDesk(), scrapers: newScrapers(),
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
 	var err error
@@ -85,7 +86,7 @@ func New(cfg Config) (*Proxy, error) {
 		p.health = cfg.Health(p.health)
 	}
 	if p.health == nil {
-		p.health = p.answer(errNotFound())
+		p.health = p.answer(errNotFound)
 	}
 	return p, nil
 }
@@ -95,22 +96,15 @@ func New(cfg Config) (*Proxy, error) {
 func (p *Proxy) impersonation(next http.Handler) http.Handler {
 	return p.cfg.Authz.Impersonate(next, p.codecs, func(err error) error {
 		if errors.Is(err, bound.ErrFull) {
-			return forbidden(errReviews())
+			return forbidden(errReviews)
 		}
 		p.log.Warn("authorizing an impersonation", "err", err)
-		return forbidden(errAuthorizing())
+		return forbidden(errAuthorizing)
 	})
 }
 
 // Run removes the series of group-versions that have left the table. It returns when ctx ends.
 func (p *Proxy) Run(ctx context.Context) error { return p.metrics.prune(ctx) }
-
-// newInstance returns 64 random bits, so that no two Fairleads of a chain share a name.
-func newInstance() string {
-	var b [8]byte
-	rand.Read(b[:])
-	return hex.EncodeToString(b[:])
-}
 
 // slot holds the state of a connection that its requests share.
 type slot struct {
@@ -174,7 +168,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time)
 		rec.WriteHeader(http.StatusNoContent)
 		return
 	}
-	p.serveDecision(rec.writer(), r, x)
+	p.serveDecision(rec, r, x)
 }
 
 func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchange) {
@@ -207,7 +201,7 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 	x := exchangeOf(r.Context())
 	as, ok := request.UserFrom(r.Context())
 	if !ok {
-		p.writeError(w, r, errUnauthorized())
+		p.writeError(w, r, errUnauthorized)
 		return
 	}
 	d := &x.decision
@@ -235,7 +229,7 @@ func (p *Proxy) limitReading(w http.ResponseWriter) *time.Timer {
 // servePage serves a page of this process.
 func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 	if p.cfg.Pages == nil {
-		p.writeError(w, r, errNotFound())
+		p.writeError(w, r, errNotFound)
 		return
 	}
 	if exchangeOf(r.Context()).decision.LongRunning {

@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // statusClientGone is counted when the client went away before a response; it is never sent.
@@ -29,8 +29,6 @@ type recorder struct {
 func (p *Proxy) record(w http.ResponseWriter, r *http.Request, x *exchange) *recorder {
 	return &recorder{ResponseWriter: w, proxy: p, request: r, exchange: x}
 }
-
-func (rec *recorder) writer() http.ResponseWriter { return rec }
 
 // WriteHeader records the final status; interim ones are only passed on.
 func (rec *recorder) WriteHeader(code int) {
@@ -125,7 +123,7 @@ func (rec *recorder) done() {
 		proto: rec.request.Proto, status: rec.status, bytes: rec.bytes, first: rec.first, took: took,
 		// Only the server cancels the context, when the client has gone. A body that breaks off as
 		// malformed counts as given up, too.
-		gaveUp: rec.request.Context().Err() != nil || o.Reason == h2.ReasonClientReset,
+		gaveUp: rec.request.Context().Err() != nil || o.Reason == engine.ReasonClientReset,
 	}
 	if x.ended != nil {
 		f.waited = x.ended.sent + o.Placed

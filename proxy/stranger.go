@@ -108,7 +108,7 @@ func (p *Proxy) hold(w http.ResponseWriter, r *http.Request, x *exchange, from b
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(until)
 	if end, err = x.upstream.Hold(r, from); errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, errSlowBody()
+		return nil, errSlowBody
 	}
 	_ = control.SetReadDeadline(time.Time{})
 	return end, err

@@ -45,7 +45,7 @@ var (
 // the same protocol; any other response ends both connections (CVE-2018-1002105).
 func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if r.ContentLength != 0 {
-		p.writeError(w, r, errTooLong())
+		p.writeError(w, r, errTooLong)
 		return
 	}
 	x.noteSent()

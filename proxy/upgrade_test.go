@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -27,8 +28,8 @@ import (
 // What ends a request outside the engine has the engine's reasons.
 func TestReasonsOutsideTheEngine(t *testing.T) {
 	for err, want := range map[error]h2.Reason{
-		context.DeadlineExceeded: h2.ReasonDeadline, context.Canceled: h2.ReasonDrain, backend.ErrUnanswered: h2.ReasonLost, backend.ErrBadResponse: h2.ReasonBadResponse,
-		backend.ErrUnreachable: h2.ReasonDial, errNoRoom: h2.ReasonNone,
+		context.DeadlineExceeded: engine.ReasonDeadline, context.Canceled: engine.ReasonDrain, backend.ErrUnanswered: engine.ReasonLost, backend.ErrBadResponse: engine.ReasonBadResponse,
+		backend.ErrUnreachable: engine.ReasonDial, errNoRoom: engine.ReasonNone,
 	} {
 		e := &ended{body: &uploaded{}, offEngine: true}
 		e.broke(fmt.Errorf("forwarding: %w", err))

@@ -99,10 +99,6 @@ func (l *Log) Wants(status int) bool {
 
 // Add adds a line. Lines with the same key, preferably a connection's number, are written in order.
 func (l *Log) Add(key uint32, line *Line) {
-	at := line.Ended
-	if at.IsZero() {
-		at = time.Now()
-	}
 	s := &l.stripes[key%stripes]
 	s.mu.Lock()
 	before := len(s.buf)
@@ -111,7 +107,7 @@ func (l *Log) Add(key uint32, line *Line) {
 		l.lost.Add(1)
 		return
 	}
-	s.buf = line.append(s.buf, s.clock.at(at))
+	s.buf = line.append(s.buf, s.clock.at(line.Ended))
 	after := len(s.buf)
 	s.mu.Unlock()
 	switch {

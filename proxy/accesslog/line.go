@@ -34,7 +34,7 @@ type Line struct {
 	End string
 	// Cause is the error of a backend that made it end so.
 	Cause string
-	// Ended is when the request ended. Zero means now.
+	// Ended is when the request ended.
 	Ended time.Time
 	// Proto is the client's protocol, TLS its TLS version.
 	Proto, TLS string

@@ -69,10 +69,6 @@ func (t *Taps) Add(line *Line) {
 }
 
 func (t *tap) add(line *Line) {
-	at := line.Ended
-	if at.IsZero() {
-		at = time.Now()
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lines >= tapLines || len(t.buf) >= tapBytes {
@@ -80,7 +76,7 @@ func (t *tap) add(line *Line) {
 		return
 	}
 	t.lines++
-	t.buf = line.append(t.buf, t.clock.at(at))
+	t.buf = line.append(t.buf, t.clock.at(line.Ended))
 }
 
 // take returns the gathered lines and the number of lines left out. It swaps the buffer with into.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // The engine (proxy/h2) owns its connections; this file dials and chooses for it.
@@ -171,13 +172,13 @@ func (u *Upstream) pingTimeout() time.Duration {
 // retried counts a retry of the engine, by how the previous try failed.
 func (u *Upstream) retried(after h2.Reason) {
 	switch after {
-	case h2.ReasonDial:
+	case engine.ReasonDial:
 		u.meter.retry(failDial)
-	case h2.ReasonRefused:
+	case engine.ReasonRefused:
 		u.meter.retry(failRefused)
-	case h2.ReasonLost, h2.ReasonReset:
+	case engine.ReasonLost, engine.ReasonReset:
 		u.meter.retry(failLost)
-	case h2.ReasonEjected:
+	case engine.ReasonEjected:
 		u.meter.retry(failEjected)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -21,7 +22,7 @@ func TestNoLeaks(t *testing.T) {
 	f := newFixture(t, nil)
 	a, b := f.serve(place1, protoH2, nil), f.serve(place2, protoH1, nil)
 	reg := prometheus.NewPedanticRegistry()
-	reg.MustRegister(newCollector(f.upstreams, true))
+	reg.MustRegister(newCollector(f.upstreams))
 	use := func(i int) {
 		switch i % 4 {
 		case 0:
@@ -112,7 +113,7 @@ func TestRetriesOfTheEngineAreCounted(t *testing.T) {
 	f := newFixture(t, nil)
 	u := f.Upstream(f.set(healthy(place1)))
 	for after, want := range map[h2.Reason]kind{
-		h2.ReasonDial: failDial, h2.ReasonRefused: failRefused, h2.ReasonLost: failLost, h2.ReasonReset: failLost, h2.ReasonEjected: failEjected,
+		engine.ReasonDial: failDial, engine.ReasonRefused: failRefused, engine.ReasonLost: failLost, engine.ReasonReset: failLost, engine.ReasonEjected: failEjected,
 	} {
 		before := u.meter.retries[want].Load()
 		u.retried(after)

@@ -20,54 +20,42 @@ const (
 // dialed, or that has lost a connection, so that its server may have restarted and not be ready. It
 // ejects no endpoint: if all are suspect, it changes nothing.
 type suspicion struct {
-	any     atomic.Bool  // one of the others is set: the only read while all is well
 	dialing atomic.Int64 // start of the dial in progress; zero means none
 	failed  atomic.Int64 // time of the last dial if it failed; zero means that it succeeded
 	doubted atomic.Int64 // until when a lost connection counts; zero means not
 }
 
 // doubt records a lost connection.
-func (s *suspicion) doubt(d time.Duration) {
-	s.doubted.Store(time.Now().Add(d).UnixNano())
-	s.any.Store(true)
-}
+func (s *suspicion) doubt(d time.Duration) { s.doubted.Store(time.Now().Add(d).UnixNano()) }
 
 // trust clears that, after a probe has judged the endpoint.
 func (s *suspicion) trust() { s.doubted.Store(0) }
 
-func (s *suspicion) dialStarted() {
-	if s.dialing.CompareAndSwap(0, time.Now().UnixNano()) {
-		s.any.Store(true)
-	}
-}
+func (s *suspicion) dialStarted() { s.dialing.CompareAndSwap(0, time.Now().UnixNano()) }
 
 func (s *suspicion) dialCanceled() { s.dialing.Store(0) }
 
 func (s *suspicion) dialFailed() {
 	s.dialing.Store(0)
 	s.failed.Store(time.Now().UnixNano())
-	s.any.Store(true)
 }
 
 func (s *suspicion) dialSucceeded() {
 	s.dialing.Store(0)
 	s.failed.Store(0)
-	s.any.Store(s.doubted.Load() > time.Now().UnixNano())
 }
 
 // weight returns the addition to the endpoint's load.
 func (s *suspicion) weight() int64 {
-	if !s.any.Load() {
+	dialing, failed, doubted := s.dialing.Load(), s.failed.Load(), s.doubted.Load()
+	if dialing|failed|doubted == 0 { // while all is well, no clock is read
 		return 0
 	}
 	now := time.Now().UnixNano()
-	if d := s.dialing.Load(); d != 0 && now-d > int64(slowDial) {
-		return suspicionWeight
+	if doubted > 0 && doubted <= now {
+		s.doubted.CompareAndSwap(doubted, 0)
 	}
-	if s.doubted.Load() > now {
-		return suspicionWeight
-	}
-	if f := s.failed.Load(); f != 0 && now-f < int64(suspicionTime) {
+	if doubted > now || dialing != 0 && now-dialing > int64(slowDial) || failed != 0 && now-failed < int64(suspicionTime) {
 		return suspicionWeight
 	}
 	return 0

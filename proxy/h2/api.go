@@ -20,30 +20,8 @@ type (
 	GoAway = engine.GoAway
 	// Outcome is how a request has ended.
 	Outcome = engine.Outcome
-	// Reason says why a request ended without a complete response.
+	// Reason says why a request ended without a complete response, see engine.ReasonNone.
 	Reason = engine.Reason
 	// Failure is the error of RoundTrip, and of reading its response's body.
 	Failure = engine.Failure
-)
-
-// These are the engine's reasons.
-const (
-	ReasonNone        = engine.ReasonNone
-	ReasonNoEndpoint  = engine.ReasonNoEndpoint
-	ReasonDial        = engine.ReasonDial
-	ReasonLost        = engine.ReasonLost
-	ReasonReset       = engine.ReasonReset
-	ReasonRefused     = engine.ReasonRefused
-	ReasonBusy        = engine.ReasonBusy
-	ReasonBadResponse = engine.ReasonBadResponse
-	ReasonBlamed      = engine.ReasonBlamed
-	ReasonTooLarge    = engine.ReasonTooLarge
-	ReasonRejected    = engine.ReasonRejected
-	ReasonDeadline    = engine.ReasonDeadline
-	ReasonClientReset = engine.ReasonClientReset
-	ReasonClientLost  = engine.ReasonClientLost
-	ReasonDrain       = engine.ReasonDrain
-	ReasonAbort       = engine.ReasonAbort
-	ReasonRetired     = engine.ReasonRetired
-	ReasonEjected     = engine.ReasonEjected
 )

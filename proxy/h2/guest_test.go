@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -50,7 +51,7 @@ func TestGuest(t *testing.T) {
 	check.Same(t, "[] [1 2]", fmt.Sprint(res.Header["X-Secret"], res.Header["X-Two"]), "fields of the response")
 	s.reads(res, "hello")
 	check.Same(t, guestChunk, room, "bytes that an upload holds whose data has not arrived")
-	if o := <-s.ended; o.Status != 202 || o.Sent != 5 || o.Reason != ReasonNone || o.Endpoint != s.ep || o.Wait <= 0 || o.Answer <= 0 {
+	if o := <-s.ended; o.Status != 202 || o.Sent != 5 || o.Reason != engine.ReasonNone || o.Endpoint != s.ep || o.Wait <= 0 || o.Answer <= 0 {
 		t.Errorf("outcome %+v", o)
 	}
 }
@@ -128,33 +129,33 @@ func TestGuestEnds(t *testing.T) {
 		reason     Reason
 		want       error // nil: any
 	}{
-		{"canceled before the head", "/silent", nil, nil, ReasonClientReset, context.Canceled},
-		{"canceled while it uploads", "/silent", endless(), nil, ReasonClientReset, context.Canceled},
-		{"body closed", "/head", nil, nil, ReasonClientReset, nil},
-		{"body closed while it comes", "/much", nil, nil, ReasonClientReset, nil},
-		{"body closed while it uploads", "/head", endless(), nil, ReasonClientReset, nil},
-		{"canceled, then read", "/head", nil, nil, ReasonClientReset, context.Canceled},
-		{"canceled, then much read", "/much", nil, nil, ReasonClientReset, context.Canceled},
-		{"canceled, then read while it uploads", "/much", endless(), nil, ReasonClientReset, context.Canceled},
-		{"upload fails", "/upload", io.MultiReader(begin(), iotest.ErrReader(broken)), nil, ReasonClientReset, broken},
-		{"upload is short", "/upload", begin(), length(6), ReasonClientReset, nil},
-		{"upload is long", "/upload", begin(), length(4), ReasonClientReset, nil},
-		{"interim head refused", "/hint", nil, nil, ReasonClientReset, unwanted},
-		{"interim heads too long together", "/hints", nil, nil, ReasonBadResponse, nil},
-		{"reset", "/reset", nil, nil, ReasonReset, nil},
-		{"rejected", "/redirect", nil, nil, ReasonRejected, nil},
-		{"late", "/late", nil, soon, ReasonDeadline, nil},
-		{"no endpoint", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func([]*Endpoint) *Endpoint { return nil } }, ReasonNoEndpoint, nil},
-		{"panic in Pick", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func([]*Endpoint) *Endpoint { panic(1) } }, ReasonAbort, nil},
+		{"canceled before the head", "/silent", nil, nil, engine.ReasonClientReset, context.Canceled},
+		{"canceled while it uploads", "/silent", endless(), nil, engine.ReasonClientReset, context.Canceled},
+		{"body closed", "/head", nil, nil, engine.ReasonClientReset, nil},
+		{"body closed while it comes", "/much", nil, nil, engine.ReasonClientReset, nil},
+		{"body closed while it uploads", "/head", endless(), nil, engine.ReasonClientReset, nil},
+		{"canceled, then read", "/head", nil, nil, engine.ReasonClientReset, context.Canceled},
+		{"canceled, then much read", "/much", nil, nil, engine.ReasonClientReset, context.Canceled},
+		{"canceled, then read while it uploads", "/much", endless(), nil, engine.ReasonClientReset, context.Canceled},
+		{"upload fails", "/upload", io.MultiReader(begin(), iotest.ErrReader(broken)), nil, engine.ReasonClientReset, broken},
+		{"upload is short", "/upload", begin(), length(6), engine.ReasonClientReset, nil},
+		{"upload is long", "/upload", begin(), length(4), engine.ReasonClientReset, nil},
+		{"interim head refused", "/hint", nil, nil, engine.ReasonClientReset, unwanted},
+		{"interim heads too long together", "/hints", nil, nil, engine.ReasonBadResponse, nil},
+		{"reset", "/reset", nil, nil, engine.ReasonReset, nil},
+		{"rejected", "/redirect", nil, nil, engine.ReasonRejected, nil},
+		{"late", "/late", nil, soon, engine.ReasonDeadline, nil},
+		{"no endpoint", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func([]*Endpoint) *Endpoint { return nil } }, engine.ReasonNoEndpoint, nil},
+		{"panic in Pick", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func([]*Endpoint) *Endpoint { panic(1) } }, engine.ReasonAbort, nil},
 		{"panic in Remove", "/", nil, func(r *http.Request, p *Plan) {
 			r.Header.Set("X-A", "b")
 			p.Remove = func(string) bool { panic(1) }
-		}, ReasonAbort, nil},
-		{"panic in Accept", "/", nil, func(_ *http.Request, p *Plan) { p.Accept = func(int) http.Handler { panic(1) } }, ReasonAbort, nil},
+		}, engine.ReasonAbort, nil},
+		{"panic in Accept", "/", nil, func(_ *http.Request, p *Plan) { p.Accept = func(int) http.Handler { panic(1) } }, engine.ReasonAbort, nil},
 		{"panic in Fail", "/late", nil, func(r *http.Request, p *Plan) {
 			soon(r, p)
 			p.Fail = func(Outcome) http.Handler { panic(1) }
-		}, ReasonDeadline, nil},
+		}, engine.ReasonDeadline, nil},
 	} {
 		ctx, cancel := context.WithCancel(httptrace.WithClientTrace(t.Context(), trace))
 		if tt.path == "/silent" {
@@ -173,7 +174,7 @@ func TestGuestEnds(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 		f, ok := errors.AsType[*Failure](err)
-		if answered := tt.reason != ReasonClientReset && !strings.HasPrefix(tt.name, "panic"); answered && (!ok || f.Reason != tt.reason || f.Answer == nil) {
+		if answered := tt.reason != engine.ReasonClientReset && !strings.HasPrefix(tt.name, "panic"); answered && (!ok || f.Reason != tt.reason || f.Answer == nil) {
 			t.Errorf("%s: failure %+v", tt.name, f)
 		}
 		s.ends(tt.reason, tt.name)
@@ -181,7 +182,7 @@ func TestGuestEnds(t *testing.T) {
 	}
 	close(b.release)
 	s.reads(other, "fine")
-	s.ends(ReasonNone)
+	s.ends(engine.ReasonNone)
 	check.Same(t, [2]int64{}, s.left(), "streams and bytes left")
 }
 
@@ -196,7 +197,7 @@ func TestGuestReadsSlowly(t *testing.T) {
 	}), nil)
 	slow := s.guest("GET", "/much", nil)
 	late := s.guest("GET", "/much", nil, func(_ *http.Request, p *Plan) { p.Deadline = 10 * time.Millisecond })
-	s.ends(ReasonDeadline)
+	s.ends(engine.ReasonDeadline)
 	for range 20 {
 		_ = s.guest("GET", "/", nil).Body.Close()
 		<-s.ended
@@ -210,7 +211,7 @@ func TestGuestReadsSlowly(t *testing.T) {
 	if n, err := io.Copy(io.Discard, late.Body); n == 0 || n > hold.Least+4<<10 || err == nil {
 		t.Errorf("after its deadline: %d bytes, %v", n, err)
 	}
-	s.ends(ReasonNone)
+	s.ends(engine.ReasonNone)
 	check.Same(t, [2]int64{}, s.left(), "streams and bytes left")
 }
 
@@ -263,7 +264,7 @@ func TestGuestHearsAfterDone(t *testing.T) {
 	<-begun
 	body, err := io.ReadAll(res.Body)
 	read <- err
-	if f, ok := errors.AsType[*Failure](err); string(body) != "begin" || !ok || f.Reason != ReasonReset {
+	if f, ok := errors.AsType[*Failure](err); string(body) != "begin" || !ok || f.Reason != engine.ReasonReset {
 		t.Errorf("a response that was cut off: %q, %v", body, err)
 	}
 }

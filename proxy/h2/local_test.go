@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -123,7 +124,7 @@ func TestAnswer(t *testing.T) {
 				t.Errorf("%s: Date %q", path, res.Header.Get("Date"))
 			}
 			// A client that has its answer cancels its upload.
-			if o := <-s.ended; o.Reason != ReasonNone && o.Reason != ReasonClientReset || o.Status == 0 || o.Endpoint != nil {
+			if o := <-s.ended; o.Reason != engine.ReasonNone && o.Reason != engine.ReasonClientReset || o.Status == 0 || o.Endpoint != nil {
 				t.Errorf("outcome %+v", o)
 			}
 		}

@@ -43,7 +43,7 @@ func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan) (*http.Response, er
 			_ = r.Body.Close() // no upload goroutine closes it
 		}
 		if p.Done != nil {
-			p.Done(Outcome{Reason: ReasonAbort, Err: err})
+			p.Done(Outcome{Reason: engine.ReasonAbort, Err: err})
 		}
 		return nil, err
 	}

@@ -68,7 +68,7 @@ func testShutdown(t *testing.T, driver string) {
 	for _, watch := range watches {
 		s.reads(watch, "") // like a watch that has timed out
 		<-b.cut
-		s.ends(ReasonDrain)
+		s.ends(engine.ReasonDrain)
 	}
 	select {
 	case err := <-over:
@@ -77,7 +77,7 @@ func testShutdown(t *testing.T, driver string) {
 	}
 	close(b.release)
 	s.reads(hold, "fine")
-	if o := <-s.ended; o.Reason != ReasonNone || o.Status != 200 {
+	if o := <-s.ended; o.Reason != engine.ReasonNone || o.Status != 200 {
 		t.Errorf("the request ended with %+v", o)
 	}
 	must.Do(t, <-over)
@@ -97,10 +97,10 @@ func testShutdownRunsOutOfTime(t *testing.T, driver string) {
 	if err := s.server.Shutdown(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Shutdown: %v", err)
 	}
-	s.ends(ReasonClientLost)
+	s.ends(engine.ReasonClientLost)
 	guest := s.begun(s.guest("GET", "/hold", nil))
 	s.server.end()
-	s.ends(ReasonLost)
+	s.ends(engine.ReasonLost)
 	for _, res := range []*http.Response{hold, guest} {
 		if _, err := io.ReadAll(res.Body); err == nil {
 			t.Error("a response that was cut off looks complete")
@@ -109,7 +109,7 @@ func testShutdownRunsOutOfTime(t *testing.T, driver string) {
 	if _, err := s.ask(t.Context(), "GET", "/", nil); !errors.Is(err, errServerEnded) {
 		t.Errorf("after the end: %v", err)
 	}
-	s.ends(ReasonAbort)
+	s.ends(engine.ReasonAbort)
 }
 
 // A resting shard ticks at the full rate again after a request.
