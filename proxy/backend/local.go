@@ -133,7 +133,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		l.newPool("local-health", false, maxHealth, "http/1.1"),
 	}
 	l.publishLocked() // nobody else has l yet
-	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }))
+	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
 }
 
 // serverAddress returns the host:port of a server's URL.

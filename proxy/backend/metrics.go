@@ -118,15 +118,19 @@ func (m *meter) dialled(err *dialError) {
 
 // collector collects the upstreams that exist at the time of the scrape.
 type collector struct {
+	// described says that this collector describes the series: there are two collectors, and a
+	// description may be registered once.
+	described                                                                     bool
 	upstreams                                                                     func() []*Upstream
 	inFlight, connections, dials, handshakes, retries, rejections, phaseHistogram *prometheus.Desc
 }
 
-func newCollector(upstreams func() []*Upstream) *collector {
+func newCollector(upstreams func() []*Upstream, described bool) *collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("fairlead_backend_"+name, help, append([]string{"name"}, labels...), nil)
 	}
 	return &collector{
+		described:      described,
 		upstreams:      upstreams,
 		inFlight:       desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
 		connections:    desc("connections", "Open pooled connections over HTTP/1.1."),
@@ -138,9 +142,15 @@ func newCollector(upstreams func() []*Upstream) *collector {
 	}
 }
 
-// Describe sends nothing: Pools and Local register a collector each of the same series, and a
-// description may be registered once.
-func (*collector) Describe(chan<- *prometheus.Desc) {}
+// Describe sends the descriptions if described is set: Pools and Local register a collector each.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	if !c.described {
+		return
+	}
+	for _, d := range []*prometheus.Desc{c.inFlight, c.connections, c.dials, c.handshakes, c.retries, c.rejections, c.phaseHistogram} {
+		ch <- d
+	}
+}
 
 // Collect sends the series of every upstream. Error counters are left out while they are 0, because
 // 10,000 APIServices are supported.

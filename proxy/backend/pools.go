@@ -93,7 +93,7 @@ func New(cfg Config) (*Pools, error) {
 		shrunk: make(map[*carrier]struct{}),
 	}
 	p.shared.grant = cfg.Hold
-	return p, metric.Register(cfg.Metrics, "backends", newCollector(p.upstreams))
+	return p, metric.Register(cfg.Metrics, "backends", newCollector(p.upstreams, true))
 }
 
 // Run follows the table until ctx ends. Then it closes every connection.

@@ -22,7 +22,7 @@ func TestNoLeaks(t *testing.T) {
 	f := newFixture(t, nil)
 	a, b := f.serve(place1, protoH2, nil), f.serve(place2, protoH1, nil)
 	reg := prometheus.NewPedanticRegistry()
-	reg.MustRegister(newCollector(f.upstreams))
+	reg.MustRegister(newCollector(f.upstreams, true))
 	use := func(i int) {
 		switch i % 4 {
 		case 0:
