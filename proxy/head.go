@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"fmt"
 	"maps"
 	"net/http"
 	"strings"
@@ -9,9 +8,6 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // Head is a request head of either protocol. decide reads nothing else of a request.
@@ -68,7 +64,8 @@ func (h *Head) list(name string) string {
 
 // headOf returns the head of a net/http request. Path and query come from its URL, which the muxes
 // of the pages also use, so that what is authorized is what is served. RawPath is set if url.URL
-// would write the path differently, so Path has the bytes of the request line.
+// would write the path differently, so Path has the bytes of the request line. How many names a
+// head has is limited where it is read (proxy/front, proxy/h2/wire).
 func headOf(r *http.Request, arrived time.Time) *Head {
 	h := &Head{Method: r.Method, Authority: r.Host, Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: arrived}
 	h.RawQuery, h.HasQuery = r.URL.RawQuery, r.URL.ForceQuery || r.URL.RawQuery != ""
@@ -80,9 +77,6 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 		h.invalid = errListed
 	}
 	maps.DeleteFunc(h.listed, func(name string, _ bool) bool { return namesCaller(name) })
-	if len(r.Header) > wire.MaxNames {
-		h.invalid = errManyNames
-	}
 	h.Fields = make([]hpack.HeaderField, 0, len(r.Header))
 	for name, values := range r.Header {
 		lower := strings.ToLower(name)
@@ -96,10 +90,6 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 	h.Upgrade = upgradeOf(r)
 	return h
 }
-
-// errManyNames refuses a head that no known client sends.
-var errManyNames = statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonRequestEntityTooLarge,
-	fmt.Sprintf("the request has more than %d header fields", wire.MaxNames), 0)
 
 // upgradeOf returns the protocol that a request asks to switch to, and the empty string if it is no
 // upgrade. It is the only check. HTTP/2 has no upgrades (RFC 9113 §8.6), HTTP/1.0 had none (RFC

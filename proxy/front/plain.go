@@ -15,12 +15,10 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 const (
-	// maxNames limits the names of a head; a name that is repeated at once counts once, as in
-	// proxy/h2/wire. Kubernetes' clients send some twenty.
-	maxNames = 1000
 	// perLine and perName are what net/http allocates for a field in addition to its bytes: a
 	// string's header in a slice that grows by halves, and an entry of a map (measured: 16, 112).
 	perLine, perName = 32, 128
@@ -157,7 +155,7 @@ func (c *plain) Read(p []byte) (int, error) {
 		c.head.begun = time.Now()
 	}
 	c.ended = c.head.read(p[:n])
-	if c.head.names > maxNames+1 { // the first line is the request's
+	if c.head.names > wire.MaxNames+1 { // counted as there; the first line is the request's
 		return 0, c.refuse(http.StatusRequestHeaderFieldsTooLarge)
 	}
 	if c.hold(c.head.weight()) {
