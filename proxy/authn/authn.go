@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // ErrUnauthenticated is the cause of every refusal that is the caller's fault. It is answered with
@@ -95,7 +96,8 @@ type Authenticator struct {
 	refused *cache[struct{}]
 	proven  *cache[string] // Token.payer
 	flight  singleflight.Group
-	metrics metrics
+	hits    prometheus.Counter
+	reviews *prometheus.CounterVec // by result
 
 	strangers, regulars *bound.Queue // of waiting reviews
 }
@@ -128,7 +130,12 @@ func New(cfg Config) (*Authenticator, error) {
 		// Invalid tokens have a cache of their own, so that a flood of them does not evict valid
 		// ones.
 		refused: newCache[struct{}](memo.Config{Entries: 4096, Bytes: 8 << 20, Generation: cfg.ReviewGeneration}),
-		metrics: newMetrics(cfg.Metrics),
+		hits: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "fairlead_authentication_cache_hits_total",
+			Help: "Bearer tokens whose owner, or whose invalidity, was known without asking.",
+		}),
+		reviews: metric.Counter("fairlead_authentication_reviews_total", "TokenReviews by result: authenticated, refused, error, or busy (too many under way).",
+			"result", "authenticated", "refused", "error", "busy"),
 
 		strangers: bound.NewQueue(maxReviews, maxWaiting), regulars: bound.NewQueue(maxReviews, maxWaiting),
 	}
@@ -138,5 +145,5 @@ func New(cfg Config) (*Authenticator, error) {
 	if s := a.nameSet(); s.err != nil && s.known {
 		return nil, fmt.Errorf("reading the names that the target trusts: %w", s.err)
 	}
-	return a, nil
+	return a, metric.Register(cfg.Metrics, "authentication", a.hits, a.reviews)
 }

@@ -1,7 +1,6 @@
 package authn
 
 import (
-	"cmp"
 	"crypto/x509"
 	"net/http"
 	"sync"
@@ -72,13 +71,6 @@ type verdict struct {
 	clientErr error
 }
 
-// err returns why the verification failed, or nil.
-func (v *verdict) err() error { return cmp.Or(v.clientErr, v.frontErr) }
-
-func (v *verdict) alive(generation uint64, now time.Time) bool {
-	return v != nil && v.generation == generation && !now.After(v.until)
-}
-
 // verdict returns the result for a connection's certificates, nil if it has none. It reports false
 // if they must be verified first.
 func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
@@ -86,7 +78,7 @@ func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
 		return nil, true
 	}
 	v = c.verdict.Load()
-	return v, v.alive(a.cfg.Generation(), time.Now())
+	return v, v != nil && v.generation == a.cfg.Generation() && !time.Now().After(v.until)
 }
 
 // Verified reports whether Read needs no verification of the connection's certificates.

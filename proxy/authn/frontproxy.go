@@ -28,7 +28,11 @@ func (n *HeaderNames) user(h Head) *identity {
 	for _, prefix := range n.ExtraPrefix {
 		for _, f := range h {
 			if strings.HasPrefix(f.Name, prefix) {
-				key := extraKey(f.Name[len(prefix):])
+				key := f.Name[len(prefix):]
+				if decoded, err := url.PathUnescape(key); err == nil { // else unchanged: an extra may be a restriction, and must not be lost
+					key = decoded
+				}
+				key = strings.Clone(key)
 				u.Extra[key] = append(u.Extra[key], strings.Clone(f.Value))
 			}
 		}
@@ -54,13 +58,4 @@ func first(h Head, names []string) string {
 		}
 	}
 	return ""
-}
-
-// extraKey decodes the key in a field's name. A malformed one is kept unchanged: an extra may be a
-// restriction, and must not be lost.
-func extraKey(encoded string) string {
-	if key, err := url.PathUnescape(encoded); err == nil {
-		return strings.Clone(key)
-	}
-	return strings.Clone(encoded)
 }

@@ -65,48 +65,40 @@ func (s *nameSet) render(u user.Info) ([]hpack.HeaderField, error) {
 	if u == nil || u.GetName() == "" {
 		return nil, fmt.Errorf("asserting a user: it has no name")
 	}
-	r := renderer{}
-	r.add("user name", s.user, u.GetName())
+	var fields []hpack.HeaderField
+	var err error
+	// add refuses values that HTTP would change: control characters (RFC 9110 section 5.5), and
+	// leading or trailing white space, which readers trim.
+	add := func(what, name, value string) {
+		if !httpguts.ValidHeaderFieldValue(value) || strings.Trim(value, " \t") != value {
+			err = fmt.Errorf("asserting a user: its %s %q cannot be a header field's value", what, value)
+		}
+		fields = append(fields, hpack.HeaderField{Name: name, Value: value, Sensitive: true})
+	}
+	add("user name", s.user, u.GetName())
 	if s.uid != "" && u.GetUID() != "" {
-		r.add("UID", s.uid, u.GetUID())
+		add("UID", s.uid, u.GetUID())
 	}
 	completes := s.completes && implied(u)
 	for _, g := range u.GetGroups() {
 		if g != "" && (g != user.AllAuthenticated || !completes) { // readers ignore an empty group
-			r.add("group", s.group, g)
+			add("group", s.group, g)
 		}
 	}
-	if s.extra != "" {
-		r.addExtra(s.extra, u.GetExtra())
+	extra := u.GetExtra()
+	if s.extra == "" {
+		extra = nil
 	}
-	if r.err != nil {
-		return nil, fmt.Errorf("asserting a user: %w", r.err)
-	}
-	return r.fields, nil
-}
-
-type renderer struct {
-	fields []hpack.HeaderField
-	err    error
-}
-
-func (r *renderer) addExtra(prefix string, extra map[string][]string) {
 	for _, k := range slices.Sorted(maps.Keys(extra)) {
-		name := prefix + escapeKey(k)
+		name := s.extra + escapeKey(k)
 		for _, v := range extra[k] {
-			r.add("extra", name, v)
+			add("extra", name, v)
 		}
 	}
-}
-
-// add refuses values that HTTP would change: control characters (RFC 9110 section 5.5), and leading
-// or trailing white space, which readers trim.
-func (r *renderer) add(what, name, value string) {
-	if !httpguts.ValidHeaderFieldValue(value) || strings.Trim(value, " \t") != value {
-		r.err = fmt.Errorf("its %s %q cannot be a header field's value", what, value)
-		return
+	if err != nil {
+		return nil, err
 	}
-	r.fields = append(r.fields, hpack.HeaderField{Name: name, Value: value, Sensitive: true})
+	return fields, nil
 }
 
 // escapeKey encodes an extra's key for a field name: the percent sign, and bytes that are invalid
@@ -118,12 +110,10 @@ func escapeKey(key string) string {
 	for i := range len(key) {
 		c := key[i]
 		if c == '%' || !httpguts.IsTokenRune(rune(c)) {
-			b.WriteByte('%')
-			b.WriteByte(hex[c>>4])
-			b.WriteByte(hex[c&15])
-			continue
+			b.Write([]byte{'%', hex[c>>4], hex[c&15]})
+		} else {
+			b.WriteByte(c)
 		}
-		b.WriteByte(c)
 	}
 	return strings.ToLower(b.String())
 }

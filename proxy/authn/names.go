@@ -31,30 +31,20 @@ const (
 	remoteExtra = "x-remote-extra-"
 )
 
-func (n HeaderNames) empty() bool {
-	return len(n.Username)+len(n.UID)+len(n.Group)+len(n.ExtraPrefix) == 0
-}
-
 // lower returns valid names in lower case. It refuses an empty name, because as a prefix it would
 // match every field.
-func lower(names []string) ([]string, error) {
-	var out []string
-	for _, name := range names {
-		n := strings.ToLower(strings.TrimSpace(name))
-		if !httpguts.ValidHeaderFieldName(n) {
-			return nil, fmt.Errorf("%q is not a header field name", name)
-		}
-		out = append(out, n)
-	}
-	return out, nil
-}
-
 func (n HeaderNames) lower() (HeaderNames, error) {
 	var errs []error
-	all := func(names []string) []string {
-		out, err := lower(names)
-		errs = append(errs, err)
-		return out
+	all := func(names []string) (low []string) {
+		for _, name := range names {
+			l := strings.ToLower(strings.TrimSpace(name))
+			if !httpguts.ValidHeaderFieldName(l) {
+				errs = append(errs, fmt.Errorf("%q is not a header field name", name))
+				return nil
+			}
+			low = append(low, l)
+		}
+		return low
 	}
 	out := HeaderNames{Username: all(n.Username), UID: all(n.UID), Group: all(n.Group), ExtraPrefix: all(n.ExtraPrefix)}
 	return out, errors.Join(errs...)
@@ -62,7 +52,7 @@ func (n HeaderNames) lower() (HeaderNames, error) {
 
 // newReadNames returns the lower-case names in which a front proxy asserts its user.
 func newReadNames(n HeaderNames) (HeaderNames, error) {
-	if n.empty() {
+	if len(n.Username)+len(n.UID)+len(n.Group)+len(n.ExtraPrefix) == 0 {
 		n = HeaderNames{Username: []string{remoteUser}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra}}
 	}
 	low, err := n.lower()

@@ -1,6 +1,7 @@
 package authn
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -64,12 +65,6 @@ type Credentials struct {
 	second Token
 }
 
-// presented is the result of one pass over the fields.
-type presented struct {
-	authorization              string
-	authorized, protocol, imps bool
-}
-
 // Read returns the caller's credentials, as far as they can be checked without I/O. It reports
 // false if the connection's certificates must be verified first. upgrade is the protocol to which
 // the forwarded request will ask to switch, or empty: only a WebSocket upgrade carries a token in
@@ -84,8 +79,8 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool
 }
 
 func (a *Authenticator) credentials(c *Conn, v *verdict, h Head, upgrade string) Credentials {
-	p := scan(h)
-	out := Credentials{Impersonates: p.imps}
+	authorization, protocol, impersonates := scan(h)
+	out := Credentials{Impersonates: impersonates}
 	if v != nil {
 		if v.front {
 			if u := a.read.user(h); u != nil {
@@ -97,11 +92,11 @@ func (a *Authenticator) credentials(c *Conn, v *verdict, h Head, upgrade string)
 			out.Kind, out.User = KindCertificate, v.client
 			return out
 		}
-		out.Err = v.err()
+		out.Err = cmp.Or(v.clientErr, v.frontErr)
 	}
-	bearer := c.token(p.authorization)
+	bearer := c.token(authorization)
 	socket, err := "", error(nil)
-	if p.protocol && strings.EqualFold(upgrade, "websocket") {
+	if protocol && strings.EqualFold(upgrade, "websocket") {
 		socket, err = protocolToken(h)
 	}
 	switch {
@@ -117,22 +112,23 @@ func (a *Authenticator) credentials(c *Conn, v *verdict, h Head, upgrade string)
 	return out
 }
 
-func scan(h Head) presented {
-	var p presented
+// scan makes one pass over the fields.
+func scan(h Head) (authorization string, protocol, impersonates bool) {
+	authorized := false
 	for i := range h {
 		f := &h[i]
 		switch f.Name {
 		case "authorization": // the first counts, empty or not, as in http.Header.Get
-			if !p.authorized {
-				p.authorized, p.authorization = true, f.Value
+			if !authorized {
+				authorized, authorization = true, f.Value
 			}
 		case fieldProtocol:
-			p.protocol = true
+			protocol = true
 		default:
-			p.imps = p.imps || strings.HasPrefix(f.Name, "impersonate-")
+			impersonates = impersonates || strings.HasPrefix(f.Name, "impersonate-")
 		}
 	}
-	return p
+	return authorization, protocol, impersonates
 }
 
 // bearerToken returns the token of an Authorization value. As upstream, it returns nothing unless

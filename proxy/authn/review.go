@@ -103,15 +103,15 @@ func (a *Authenticator) cachedTokens(c *Credentials) (user.Info, bool) {
 		if t.none() {
 			continue
 		}
-		if id, _, ok := a.known.get(t, c.Now); ok {
-			a.metrics.hits.Inc()
+		switch id, ok, _ := a.remembered(t, c.Now); {
+		case !ok:
+			return nil, false
+		case id != nil:
+			a.hits.Inc()
 			return id, true
 		}
-		if _, _, ok := a.refused.get(t, c.Now); !ok {
-			return nil, false
-		}
 	}
-	a.metrics.hits.Inc()
+	a.hits.Inc()
 	return nil, true
 }
 
@@ -148,7 +148,7 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string)
 // shared reviews a token once for all concurrent callers. The review outlives a caller that gives
 // up; its timeout ends it.
 func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Source) (*identity, error) {
-	if id, ok, err := a.remembered(token); ok {
+	if id, ok, err := a.remembered(token, time.Time{}); ok {
 		return id, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -165,12 +165,13 @@ func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Sour
 	}
 }
 
-// remembered returns the cached result for a token: the identity or the error, if ok.
-func (a *Authenticator) remembered(token Token) (id *identity, ok bool, err error) {
-	if id, _, ok := a.known.get(token, time.Time{}); ok {
+// remembered returns the cached result for a token: the identity or the error, if ok. The zero now
+// means time.Now.
+func (a *Authenticator) remembered(token Token, now time.Time) (id *identity, ok bool, err error) {
+	if id, _, ok := a.known.get(token, now); ok {
 		return id, true, nil
 	}
-	if _, _, ok := a.refused.get(token, time.Time{}); ok {
+	if _, _, ok := a.refused.get(token, now); ok {
 		return nil, true, errBadToken
 	}
 	return nil, false, nil
@@ -181,12 +182,12 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	defer func() {
 		if v := recover(); v != nil {
 			a.cfg.Logger.Error("reviewing a token panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-			a.metrics.reviewed("error")
+			a.reviews.WithLabelValues("error").Inc()
 			id, err = nil, errPanicked
 		}
 	}()
 	// The previous review may have ended between our look-up and here.
-	if id, ok, err := a.remembered(token); ok {
+	if id, ok, err := a.remembered(token, time.Time{}); ok {
 		return id, err
 	}
 	q := a.strangers
@@ -198,7 +199,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	defer cancel()
 	leave, err := q.Enter(ctx, from)
 	if err != nil {
-		a.metrics.reviewed("busy")
+		a.reviews.WithLabelValues("busy").Inc()
 		return nil, fmt.Errorf("reviewing token: %w", bound.ErrFull)
 	}
 	defer leave()
@@ -212,28 +213,25 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	if err == nil && ok && (resp == nil || resp.User == nil) {
 		err = errors.New("it was answered without a user")
 	}
-	ok = ok && err == nil && resp.User.GetName() != "" // a JWT may have an empty claim: its sender's fault
-	if errors.Is(err, ErrUnauthenticated) {
-		a.metrics.reviewed("refused")
+	var id *identity
+	if err == nil && ok && resp.User.GetName() != "" { // a JWT may have an empty claim: its sender's fault
+		id, err = authenticated(resp)
+	}
+	switch {
+	case errors.Is(err, ErrUnauthenticated):
+		a.reviews.WithLabelValues("refused").Inc()
 		a.proven.drop(token)
 		return nil, err
-	}
-	if err != nil {
-		a.metrics.reviewed("error")
+	case err != nil:
+		a.reviews.WithLabelValues("error").Inc()
 		return nil, fmt.Errorf("reviewing token: %w", err)
-	}
-	if !ok {
-		a.metrics.reviewed("refused")
+	case id == nil:
+		a.reviews.WithLabelValues("refused").Inc()
 		a.proven.drop(token)
 		a.refused.put(token, struct{}{}, until, generation)
 		return nil, errBadToken
 	}
-	id, err := authenticated(resp)
-	if err != nil {
-		a.metrics.reviewed("error")
-		return nil, fmt.Errorf("reviewing token: %w", err)
-	}
-	a.metrics.reviewed("authenticated")
+	a.reviews.WithLabelValues("authenticated").Inc()
 	a.known.put(token, id, until, generation)
 	a.proven.put(token, token.payer(), time.Now().Add(a.cfg.ProvenTTL), 0) // the local apiserver has accepted it
 	return id, nil

@@ -47,7 +47,7 @@ func asker(ttl time.Duration) reviews.Start {
 		}, Known: func(name string) (ok, known bool) {
 			u, known := a.Cached(credentials(a, name), "")
 			return u != nil, known
-		}, Busy: func() float64 { return testutil.ToFloat64(a.metrics.reviews.WithLabelValues("busy")) }}
+		}, Busy: func() float64 { return testutil.ToFloat64(a.reviews.WithLabelValues("busy")) }}
 	}
 }
 
@@ -112,9 +112,9 @@ func TestReviewErrors(t *testing.T) {
 		}
 	}
 	for result, want := range map[string]float64{"authenticated": 1, "refused": 2, "error": 5, "busy": 0} {
-		check.Same(t, want, testutil.ToFloat64(a.metrics.reviews.WithLabelValues(result)), "reviews counted as %s", result)
+		check.Same(t, want, testutil.ToFloat64(a.reviews.WithLabelValues(result)), "reviews counted as %s", result)
 	}
-	check.Same(t, 2, testutil.ToFloat64(a.metrics.hits), "cache hits")
+	check.Same(t, 2, testutil.ToFloat64(a.hits), "cache hits")
 	check.Same(t, 5, must.Get(testutil.GatherAndCount(metrics))(t), "series")
 	if _, err := TokenReview(nil); err == nil {
 		t.Error("a reviewer without a client")
@@ -263,7 +263,7 @@ func TestProven(t *testing.T) {
 			pool(PoolUnproven)
 			pass(time.Minute) // until the refusal expires
 		}
-		check.Same(t, 2, testutil.ToFloat64(a.metrics.reviews.WithLabelValues("refused")), "reviews counted as refused")
+		check.Same(t, 2, testutil.ToFloat64(a.reviews.WithLabelValues("refused")), "reviews counted as refused")
 		// With two tokens it is unknown which one was accepted.
 		two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("good"))...), "websocket")
 		a.Seen(&two, 200)

@@ -50,7 +50,7 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 			}
 			synctest.Wait()
 			check.Same(t, running, int(active.Load()), "reviews of %ss at once", what)
-			check.Same(t, refused, int(testutil.ToFloat64(a.metrics.reviews.WithLabelValues("busy"))), "refused at once, after %ss", what)
+			check.Same(t, refused, int(testutil.ToFloat64(a.reviews.WithLabelValues("busy"))), "refused at once, after %ss", what)
 		}
 		flood("stranger", false, maxReviews, 1)
 		begun := time.Now()

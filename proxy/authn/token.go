@@ -54,18 +54,16 @@ func (t Token) payer() string {
 // jwtParts is the number of a JWT's parts: header, claims and signature.
 const jwtParts = 3
 
-func (t Token) masked() string {
+// String hides the token.
+func (t Token) String() string {
 	if t.none() {
 		return "<none>"
 	}
 	return "<masked>"
 }
 
-// String hides the token.
-func (t Token) String() string { return t.masked() }
-
 // GoString hides the token.
-func (t Token) GoString() string { return t.masked() }
+func (t Token) GoString() string { return t.String() }
 
 // LogValue hides the token.
-func (t Token) LogValue() slog.Value { return slog.StringValue(t.masked()) }
+func (t Token) LogValue() slog.Value { return slog.StringValue(t.String()) }

@@ -38,7 +38,7 @@ func (s *setup) upstream(token authenticator.Token) authenticator.Request {
 	var all []authenticator.Request
 	if s.front != nil {
 		h := s.headers
-		if h.empty() {
+		if len(h.Username)+len(h.UID)+len(h.Group)+len(h.ExtraPrefix) == 0 {
 			h = HeaderNames{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-"}}
 		}
 		all = append(all, headerrequest.NewDynamicVerifyOptionsSecure(x509request.StaticVerifierFn(s.front.options()), headerrequest.StaticStringSlice(s.names),

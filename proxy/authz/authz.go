@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Config configures an Authorizer. The zero Config allows only system:masters and the health paths.
@@ -84,7 +85,8 @@ type Authorizer struct {
 	cache    *cache
 	flight   singleflight.Group
 	queue    *bound.Queue // of reviews, by user
-	metrics  metrics
+	hits     prometheus.Counter
+	reviews  *prometheus.CounterVec // by result
 }
 
 const (
@@ -119,11 +121,15 @@ func New(cfg Config) (*Authorizer, error) {
 		cfg.Generation = func() uint64 { return 0 }
 	}
 	z := &Authorizer{
-		cfg:     cfg,
-		paths:   map[string]bool{},
-		cache:   newCache(cfg.Generation),
-		queue:   bound.NewQueue(maxReviews, maxWaiting),
-		metrics: newMetrics(cfg.Metrics),
+		cfg:   cfg,
+		paths: map[string]bool{},
+		cache: newCache(cfg.Generation),
+		queue: bound.NewQueue(maxReviews, maxWaiting),
+		hits: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "fairlead_authorization_cache_hits_total", Help: "Authorization decisions taken from the cache.",
+		}),
+		reviews: metric.Counter("fairlead_authorization_reviews_total", "SubjectAccessReviews by result: allowed, denied, error, or busy (too many under way).",
+			"result", "allowed", "denied", "error", "busy"),
 	}
 	for _, p := range cfg.AllowPaths {
 		p = strings.TrimPrefix(p, "/")
@@ -137,7 +143,7 @@ func New(cfg Config) (*Authorizer, error) {
 			z.paths[p] = true
 		}
 	}
-	return z, nil
+	return z, metric.Register(cfg.Metrics, "authorization", z.hits, z.reviews)
 }
 
 // shortcut reports whether a request is allowed without a review.
@@ -168,7 +174,7 @@ func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
 	}
 	d, ok := z.cache.get(a)
 	if ok {
-		z.metrics.hits.Inc()
+		z.hits.Inc()
 	}
 	return d, ok
 }
@@ -202,7 +208,7 @@ func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			z.cfg.Logger.Error("authorizing panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-			z.metrics.reviewed("error")
+			z.reviews.WithLabelValues("error").Inc()
 			d, err = Decision{}, errPanicked
 		}
 	}()
@@ -229,22 +235,22 @@ func (z *Authorizer) ask(ctx context.Context, a authorizer.Attributes) (Decision
 	defer cancel()
 	leave, err := z.queue.Enter(ctx, bound.Source{User: a.GetUser().GetName()})
 	if err != nil {
-		z.metrics.reviewed("busy")
+		z.reviews.WithLabelValues("busy").Inc()
 		return Decision{}, fmt.Errorf("authorizing: %w", bound.ErrFull)
 	}
 	defer leave()
 	decision, reason, err := z.cfg.Review(ctx, a)
 	switch {
 	case decision == authorizer.DecisionAllow: // as upstream, an allow counts even with an error: RBAC may fail in part
-		z.metrics.reviewed("allowed")
+		z.reviews.WithLabelValues("allowed").Inc()
 		return Decision{Allowed: true, Reason: reason}, nil
 	case err != nil:
-		z.metrics.reviewed("error")
+		z.reviews.WithLabelValues("error").Inc()
 		return Decision{Reason: reason}, fmt.Errorf("authorizing: %w", err)
 	case z.cfg.Ready != nil && !z.cfg.Ready():
-		z.metrics.reviewed("error")
+		z.reviews.WithLabelValues("error").Inc()
 		return Decision{}, errNotReady
 	}
-	z.metrics.reviewed("denied")
+	z.reviews.WithLabelValues("denied").Inc()
 	return Decision{Reason: reason}, nil
 }

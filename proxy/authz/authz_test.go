@@ -173,9 +173,9 @@ func TestAuthorize(t *testing.T) {
 					if name == result {
 						want = float64(tt.asked)
 					}
-					check.Same(t, want, testutil.ToFloat64(z.metrics.reviews.WithLabelValues(name)), "reviews counted as %s", name)
+					check.Same(t, want, testutil.ToFloat64(z.reviews.WithLabelValues(name)), "reviews counted as %s", name)
 				}
-				check.Same(t, float64(tt.asked%2), testutil.ToFloat64(z.metrics.hits), "cache hits")
+				check.Same(t, float64(tt.asked%2), testutil.ToFloat64(z.hits), "cache hits")
 				check.Same(t, 5, must.Get(testutil.GatherAndCount(metrics))(t), "series")
 				if tt.asked > 0 {
 					rec := r.last.Load()
@@ -253,7 +253,7 @@ func asker(cfg Config) reviews.Start {
 		}, Known: func(name string) (ok, known bool) {
 			d, known := z.Cached(question(name))
 			return d.Allowed, known
-		}, Busy: func() float64 { return testutil.ToFloat64(z.metrics.reviews.WithLabelValues("busy")) }}
+		}, Busy: func() float64 { return testutil.ToFloat64(z.reviews.WithLabelValues("busy")) }}
 	}
 }
 
