@@ -222,9 +222,8 @@ func (c *plain) refuse(status int) error {
 func weightOf(r *http.Request) int64 {
 	h := head{bytes: len(r.RequestURI), names: len(r.Header)}
 	for name, values := range r.Header {
-		h.lines += len(values)
 		for _, v := range values {
-			h.bytes += len(name) + len(v)
+			h.lines, h.bytes = h.lines+1, h.bytes+len(name)+len(v)
 		}
 	}
 	return h.weight()

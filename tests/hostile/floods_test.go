@@ -103,6 +103,26 @@ func floods() []flood {
 			}
 			return 1, w.fr.WriteData(1, false, padding(1))
 		}},
+		{name: "16 bytes of DATA with 250 of padding", begin: post, step: frame(func(w *wire) error { return w.fr.WriteDataPadded(1, false, padding(16), padding(250)) })},
+		{name: "watches opened and closed", breath: 20 * time.Millisecond, step: func(w *wire, _ int) (int, error) {
+			id, err := w.ask("GET", target+"?watch=1", true)
+			if err = errors.Join(err, w.flush()); err == nil {
+				select {
+				case <-w.answers:
+				case <-w.gone:
+				}
+				err = w.fr.WriteRSTStream(id, http2.ErrCodeCancel)
+			}
+			return 1, err
+		}},
+		{name: "windows of 20 answers, up and down", want: "ENHANCE_YOUR_CALM", settings: []http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 0}}, begin: func(w *wire) (err error) {
+			for i := 0; i < 20 && err == nil; i++ {
+				_, err = w.ask("GET", target+"/widget-001", true)
+			}
+			return err
+		}, step: func(w *wire, n int) (int, error) {
+			return 1, w.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(n % 2)})
+		}},
 		{name: "wrong credentials", step: func(w *wire, _ int) (int, error) {
 			_, err := w.ask("GET", target+"/widget-001", true, "authorization", "Bearer nobody")
 			return 1, err

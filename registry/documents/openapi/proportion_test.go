@@ -42,6 +42,17 @@ func TestInProportion(t *testing.T) {
 		{"foreign paths", 200, repeated(`{"paths":{`, `"/apis/foreign/v#/x":{"get":{`+ok+`}}`, `}}`)},
 		{"definitions", 100, repeated(path+`}}},"definitions":{`, `"d#":{"type":"object"}`, `}}`)},
 		{"references", 100, repeated(path+`}}},"definitions":{`, `"d#":{"properties":{"a":{"$ref":"#/definitions/d@"}}}`, `}}`)},
+		{"a chain of references", 100, func(n int) string {
+			last := fmt.Sprintf(`"ok","schema":{"$ref":"#/definitions/d%d"}`, n-1)
+			return repeated(strings.Replace(path, `"ok"`, last, 1)+`}}},"definitions":{`, `"d#":{"properties":{"a":{"$ref":"#/definitions/d@"}}}`, `}}`)(n)
+		}},
+		{"definitions of one kind", 100, func(n int) string {
+			const kind = `"x-kubernetes-group-version-kind":[{"group":"own.example.com","version":"v0","kind":"K"}]`
+			return repeated(`{"paths":{"/apis/own.example.com/v0/x":{"get":{"responses":{`, `"#":{"description":"d","schema":{"$ref":"#/definitions/d#"}}`, `}}}},"definitions":{`)(n) + repeated(``, `"d#":{`+kind+`}`, `}}`)(n)
+		}},
+		{"names that become plain", 100, func(n int) string {
+			return repeated(`{"paths":{"/apis/own.example.com/v0/x":{"get":{"responses":{`, `"#":{"description":"d","schema":{"$ref":"#/definitions/d`+strings.Repeat("%2C", 40)+`#"}}`, `}}}},"definitions":{`)(n) + repeated(``, `"d`+strings.Repeat(",", 40)+`#":{}`, `}}`)(n)
+		}},
 		{"kinds of a definition", 200, repeated(path+`}}},"definitions":{"d":{"x-kubernetes-group-version-kind":[`, `{"group":"own.example.com","version":"v#","kind":"K"}`, `]}}}`)},
 		{"properties", 200, repeated(path+`}}},"definitions":{"d":{"properties":{`, `"p#":{"type":"string"}`, `}}}}`)},
 		{"levels of properties", 10, func(n int) string {
@@ -69,6 +80,7 @@ func TestInProportion(t *testing.T) {
 					t.Fatal(err)
 				}
 				sw = must.Get(filterRemote(sw, own))(t)
+				uniqueKinds(sw)
 				v3, err := toV3(sw)
 				return []any{pack(v3), err}
 			}
