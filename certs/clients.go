@@ -124,27 +124,17 @@ func (t *clientTrust) check() error {
 		return nil
 	}
 	for _, c := range t.client {
-		if sharesKey(c, t.proxy) || issued(c, t.proxy) {
-			return fmt.Errorf("%w (%q)", errShared, trust.Describe(c).Subject)
+		for _, o := range t.proxy {
+			// The same CA may be in another certificate.
+			shared := c.Equal(o) || bytes.Equal(c.RawSubject, o.RawSubject) && bytes.Equal(c.RawSubjectPublicKeyInfo, o.RawSubjectPublicKeyInfo)
+			// If a request-header CA signed the client CA c, a user who presents c as an intermediate has
+			// a chain to the request-header CA. Dates do not matter: an expired CA may be renewed.
+			if shared || bytes.Equal(c.RawIssuer, o.RawSubject) && c.CheckSignatureFrom(o) == nil {
+				return fmt.Errorf("%w (%q)", errShared, trust.Describe(c).Subject)
+			}
 		}
 	}
 	return nil
-}
-
-// sharesKey reports whether c, or the same CA in another certificate, is in the bundle.
-func sharesKey(c *x509.Certificate, bundle []*x509.Certificate) bool {
-	return slices.ContainsFunc(bundle, func(o *x509.Certificate) bool {
-		return c.Equal(o) || bytes.Equal(c.RawSubject, o.RawSubject) && bytes.Equal(c.RawSubjectPublicKeyInfo, o.RawSubjectPublicKeyInfo)
-	})
-}
-
-// issued reports whether a request-header CA signed the client CA c: then a user who presents c as
-// an intermediate has a chain to the request-header CA. Dates do not matter: an expired CA may be
-// renewed.
-func issued(c *x509.Certificate, bundle []*x509.Certificate) bool {
-	return slices.ContainsFunc(bundle, func(o *x509.Certificate) bool {
-		return bytes.Equal(c.RawIssuer, o.RawSubject) && c.CheckSignatureFrom(o) == nil
-	})
 }
 
 // pool returns nil for an empty list, by which nobody is verified.

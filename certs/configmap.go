@@ -22,23 +22,6 @@ type RequestHeaders struct {
 	AllowedNames []string
 }
 
-// takeClient and takeProxy take a CA file.
-func (c *Clients) takeClient(data [][]byte) error {
-	certs, err := bundle.Parse(data[0])
-	if err != nil {
-		return err
-	}
-	return c.update(func(t *clientTrust) { t.client = certs })
-}
-
-func (c *Clients) takeProxy(data [][]byte) error {
-	certs, err := bundle.Parse(data[0])
-	if err != nil {
-		return err
-	}
-	return c.update(func(t *clientTrust) { t.proxy = certs })
-}
-
 // takeConfigMap takes the cluster's authentication ConfigMap: its header names always, its CAs only
 // if trusted, and where no file gives one. Deleting the ConfigMap, or removing a CA from it, ends
 // that trust (kubernetes/kubernetes#140130 is about a server that went on).

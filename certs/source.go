@@ -65,13 +65,22 @@ func (f *followed) deliver(data map[string][]byte, err error) (changed bool, _ e
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.unreadable(err)
 	}
-	return f.offer(append(flatten(data), []byte(text(err))), func() error { return f.whole(data, err) })
+	all := [][]byte{[]byte(text(err))}
+	for _, k := range slices.Sorted(maps.Keys(data)) {
+		all = append(all, []byte(k), data[k])
+	}
+	return f.offer(all, func() error { return f.whole(data, err) })
 }
 
 // offer calls take, unless data is what is in force: a file that comes back unchanged is no change.
 // Refused data is taken again: a file may name another one that was still missing.
 func (f *followed) offer(data [][]byte, take func() error) (changed bool, err error) {
-	sum := digest(data)
+	h := sha256.New()
+	for _, d := range data {
+		_, _ = fmt.Fprintf(h, "%d:", len(d)) // writing to a hash never fails
+		h.Write(d)
+	}
+	sum := [sha256.Size]byte(h.Sum(nil))
 	f.mu.Lock()
 	known := f.digest == sum
 	inForce := known && !f.refused
@@ -106,24 +115,6 @@ func text(err error) string {
 		return ""
 	}
 	return err.Error()
-}
-
-// flatten returns keys and values of a map as a list, sorted by key.
-func flatten(data map[string][]byte) [][]byte {
-	var out [][]byte
-	for _, k := range slices.Sorted(maps.Keys(data)) {
-		out = append(out, []byte(k), data[k])
-	}
-	return out
-}
-
-func digest(data [][]byte) [sha256.Size]byte {
-	h := sha256.New()
-	for _, d := range data {
-		_, _ = fmt.Fprintf(h, "%d:", len(d)) // writing to a hash never fails
-		h.Write(d)
-	}
-	return [sha256.Size]byte(h.Sum(nil))
 }
 
 // readFile reads a regular file of bounded size: a FIFO would block for ever, a device has no end.

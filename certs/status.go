@@ -3,6 +3,7 @@ package certs
 import (
 	"crypto/x509"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,7 +34,9 @@ type Status struct {
 
 // Status describes every followed value, in a fixed order.
 func (s *Store) Status() []Status {
-	refusal := s.clients.refused()
+	s.clients.mu.Lock()
+	refusal := s.clients.refusal
+	s.clients.mu.Unlock()
 	out := make([]Status, 0, len(s.followed))
 	for _, f := range s.followed {
 		f.mu.Lock()
@@ -44,7 +47,7 @@ func (s *Store) Status() []Status {
 			// A later change of the other bundle may have cured it.
 			err = nil
 		}
-		if err == nil && isClientTrust(f.use) {
+		if err == nil && slices.Contains([]string{"client-ca", "requestheader-ca", "authentication-configmap"}, f.use) {
 			err = refusal
 		}
 		if err != nil {
@@ -58,16 +61,6 @@ func (s *Store) Status() []Status {
 		out = append(out, st)
 	}
 	return out
-}
-
-func isClientTrust(use string) bool {
-	return use == "client-ca" || use == "requestheader-ca" || use == "authentication-configmap"
-}
-
-func (c *Clients) refused() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.refusal
 }
 
 // heldByConfigMap returns the certificates in force that come from the ConfigMap, not from a file.
@@ -90,39 +83,32 @@ func (p *Pair) leaf() []*x509.Certificate {
 	return nil
 }
 
-func newReloads() *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{
+func (s *Store) register(r prometheus.Registerer) error {
+	s.reloads = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "fairlead_certificate_reloads_total",
 		Help: "Changes of a followed key pair, bundle or file, by outcome (success, failure).",
 	}, []string{"use", "source", "outcome"})
-}
-
-func (s *Store) register(r prometheus.Registerer) error {
 	for _, f := range s.followed {
 		for _, outcome := range []string{"success", "failure"} {
 			// At 0 from the start, so that the first failure is an increase.
 			s.reloads.WithLabelValues(f.use, f.source, outcome)
 		}
 	}
-	return metric.Register(r, "certificates", s.reloads, newCollector(s))
-}
-
-// collector makes gauges of the status at each scrape.
-type collector struct {
-	s                     *Store
-	expiry, valid, change *prometheus.Desc
-}
-
-func newCollector(s *Store) *collector {
 	labels := []string{"use", "source"}
-	return &collector{
+	return metric.Register(r, "certificates", s.reloads, &collector{
 		s: s,
 		expiry: prometheus.NewDesc("fairlead_certificate_expiration_timestamp_seconds",
 			"When a certificate in force expires: the leaf of a pair, each CA of a bundle.", append(labels, "subject", "fingerprint"), nil),
 		valid: prometheus.NewDesc("fairlead_certificate_reload_valid",
 			"1 while the last value read is in force, 0 while the last good value is used instead.", labels, nil),
 		change: prometheus.NewDesc("fairlead_certificate_change_timestamp_seconds", "When the value was last put in force.", labels, nil),
-	}
+	})
+}
+
+// collector makes gauges of the status at each scrape.
+type collector struct {
+	s                     *Store
+	expiry, valid, change *prometheus.Desc
 }
 
 // Describe implements prometheus.Collector.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // Config names the sources of all values. The zero Config serves a self-signed pair and trusts no
@@ -96,7 +97,7 @@ type Store struct {
 // New reads every file once. A file that cannot be read or parsed is an error, because there is no
 // last good value yet. Run reads the ConfigMap.
 func New(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg, logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), pair: newPair(), proxy: newPair(), reloads: newReloads()}
+	s := &Store{cfg: cfg, logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), pair: newPair(), proxy: newPair()}
 	s.clients = newClients(cfg, s.rebuild)
 	if err := s.sources(); err != nil {
 		return nil, err
@@ -145,14 +146,8 @@ func (s *Store) sources() error {
 		s.follow("sni", src, p, s.rebuild)
 	}
 	s.follow("proxy-client", c.ProxyClient, s.proxy, func() {})
-	client := func() []*x509.Certificate { return s.clients.current.Load().client }
-	proxy := func() []*x509.Certificate { return s.clients.current.Load().proxy }
-	if c.ClientCA != "" {
-		s.followed = append(s.followed, &followed{use: "client-ca", source: c.ClientCA, files: []string{c.ClientCA}, take: s.clients.takeClient, held: client})
-	}
-	if c.RequestHeaderCA != "" {
-		s.followed = append(s.followed, &followed{use: "requestheader-ca", source: c.RequestHeaderCA, files: []string{c.RequestHeaderCA}, take: s.clients.takeProxy, held: proxy})
-	}
+	s.followCA("client-ca", c.ClientCA, func(t *clientTrust) *[]*x509.Certificate { return &t.client })
+	s.followCA("requestheader-ca", c.RequestHeaderCA, func(t *clientTrust) *[]*x509.Certificate { return &t.proxy })
 	for _, f := range c.Files {
 		s.followed = append(s.followed, &followed{use: f.Use, source: f.Path, files: []string{f.Path}, held: f.Held, take: func(data [][]byte) error { return f.Take(data[0]) }})
 	}
@@ -180,6 +175,21 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 		}
 		then()
 		return nil
+	}})
+}
+
+// followCA follows the file of a bundle that verifies clients.
+func (s *Store) followCA(use, file string, of func(*clientTrust) *[]*x509.Certificate) {
+	if file == "" {
+		return
+	}
+	held := func() []*x509.Certificate { return *of(s.clients.current.Load()) }
+	s.followed = append(s.followed, &followed{use: use, source: file, files: []string{file}, held: held, take: func(data [][]byte) error {
+		certs, err := bundle.Parse(data[0])
+		if err != nil {
+			return err
+		}
+		return s.clients.update(func(t *clientTrust) { *of(t) = certs })
 	}})
 }
 

@@ -47,7 +47,7 @@ type backend struct {
 	source  string // "inline", "system", "none" or "configmap <name>/<key>"
 	inForce bool   // a live chain needed replaced roots
 	ended   bool   // the APIService was deleted
-	guards  map[*guard]struct{}
+	guards  map[*guarded]struct{}
 	leaves  map[[sha256.Size]byte]leaf
 	users   map[string]struct{} // of a shared trust: the APIServices that have spec
 	counted string              // the APIService for which refusals are counted: one of users, else name
@@ -60,8 +60,8 @@ type leaf struct {
 	seen time.Time
 }
 
-// guard is an open connection whose chain must stay valid.
-type guard struct {
+// guarded is an open connection whose chain must stay valid.
+type guarded struct {
 	chain []*x509.Certificate
 	// until is when to check the chain again. Zero means only when the view changes.
 	until time.Time
@@ -69,7 +69,7 @@ type guard struct {
 }
 
 func newBackend(name string, h *hooks) *backend {
-	b := &backend{name: name, counted: name, hooks: h, guards: make(map[*guard]struct{}), leaves: make(map[[sha256.Size]byte]leaf), users: make(map[string]struct{})}
+	b := &backend{name: name, counted: name, hooks: h, guards: make(map[*guarded]struct{}), leaves: make(map[[sha256.Size]byte]leaf), users: make(map[string]struct{})}
 	b.current.Store(&view{fault: refuse(reasonInvalidBundle, nil, "the CA bundle has not been read yet")})
 	return b
 }
@@ -86,21 +86,23 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 	before := b.spec
 	b.spec = spec
 	now := time.Now()
-	if v := b.current.Load(); v.name != spec.ServerName {
-		b.current.Store(v.named(spec.ServerName))
+	if v := *b.current.Load(); v.name != spec.ServerName {
+		v.name = spec.ServerName
+		b.current.Store(&v)
 	}
 	switch v := b.current.Load(); {
 	case spec.Insecure:
 		b.source = "none"
 		if !v.insecure {
-			b.setLocked(v.skipping(now))
+			b.setLocked(&view{name: v.name, insecure: true, changed: now})
 		}
 	case spec.CAFrom != "":
 		b.source = "configmap " + spec.Namespace + "/" + spec.CAFrom
 		if v.insecure || before != nil && (before.CAFrom != spec.CAFrom || before.Namespace != spec.Namespace) {
 			// The present roots are those of another source. If nothing was verified so far, there
 			// are none.
-			b.setLocked(v.with(nil, b.unread(), max(b.overlap, unreadTime), now))
+			unread := refuse(reasonInvalidBundle, nil, "%s has not been read yet", b.source)
+			b.setLocked(v.with(nil, unread, max(b.overlap, unreadTime), now))
 		}
 	case len(spec.CABundle) == 0:
 		b.source = "system"
@@ -114,10 +116,6 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 		b.bundleLocked([]byte(spec.CABundle), nil, now)
 	}
 	b.recheckLocked(now)
-}
-
-func (b *backend) unread() *Error {
-	return refuse(reasonInvalidBundle, nil, "%s has not been read yet", b.source)
 }
 
 // referenced takes the bundle in spec's ConfigMap, or the error that there is none. It does nothing
@@ -207,7 +205,7 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	switch v := b.current.Load(); {
 	case old && !b.inForce:
 		b.inForce = true
-		b.hooks.overlapping(b.name, got.until)
+		b.hooks.logger.Warn("backend still needs the replaced bundle", "apiservice", b.name, "until", got.until)
 	case !old && len(v.previous) > 0:
 		b.current.Store(v.keeping(nil))
 		b.inForce = false
@@ -233,18 +231,22 @@ func (b *backend) remember(chain []*x509.Certificate, root *x509.Certificate, no
 	}
 }
 
-// guard adds an open connection. Its channel is closed at once if the chain does not verify now.
-func (b *backend) guard(chain []*x509.Certificate) *guard {
-	g := &guard{chain: chain, lost: make(chan struct{})}
+// guard adds an open connection, see Trust.Guard.
+func (b *backend) guard(chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
+	g := &guarded{chain: chain, lost: make(chan struct{})}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ended {
 		close(g.lost)
-		return g
+	} else {
+		b.guards[g] = struct{}{}
+		b.checkLocked(g, b.current.Load(), time.Now())
 	}
-	b.guards[g] = struct{}{}
-	b.checkLocked(g, b.current.Load(), time.Now())
-	return g
+	return g.lost, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.guards, g)
+	}
 }
 
 // guarding reports whether a connection that was verified here is open.
@@ -252,12 +254,6 @@ func (b *backend) guarding() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.guards) > 0
-}
-
-func (b *backend) release(g *guard) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.guards, g)
 }
 
 // recheckLocked ends the guards whose chain the current view does not verify.
@@ -268,7 +264,7 @@ func (b *backend) recheckLocked(now time.Time) {
 	}
 }
 
-func (b *backend) checkLocked(g *guard, v *view, now time.Time) {
+func (b *backend) checkLocked(g *guarded, v *view, now time.Time) {
 	got, _, err := v.verify(g.chain, now)
 	if err != nil {
 		delete(b.guards, g)

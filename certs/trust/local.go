@@ -57,8 +57,7 @@ func (t *Trust) LocalTLS(certificate bool) (*tls.Config, error) {
 
 // LocalGuard is Guard for a connection to the local apiserver.
 func (t *Trust) LocalGuard(chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
-	g := t.local.guard(chain)
-	return g.lost, func() { t.local.release(g) }
+	return t.local.guard(chain)
 }
 
 // newLocal returns the trust in the local apiserver. crypto/tls verifies its name, because each of

@@ -95,10 +95,6 @@ func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
 	h.logger.Info("bundle loaded", "apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
-func (h *hooks) overlapping(apiService string, until time.Time) {
-	h.logger.Warn("backend still needs the replaced bundle", "apiservice", apiService, "until", until)
-}
-
 func (h *hooks) settled(apiService string) {
 	h.logger.Info("replaced bundle no longer trusted", "apiservice", apiService)
 }

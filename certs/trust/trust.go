@@ -154,8 +154,7 @@ func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Cert
 		close(gone)
 		return gone, func() {}
 	}
-	g := s.guard(chain)
-	return g.lost, func() { s.release(g) }
+	return s.guard(chain)
 }
 
 // lookup finds the trust for dialling b on behalf of an APIService. It applies a table that Run has

@@ -83,8 +83,8 @@ func TestGone(t *testing.T) {
 	was, chain := s.Trust.backends["v1.a"], s.pair("ca").Chain()
 	open, _ := s.Guard("v1.a", s.backends["v1.a"], chain)
 	s.do("", "drop", "v1.a")
-	late := was.guard(chain)
-	for _, lost := range []<-chan struct{}{open, late.lost} {
+	late, _ := was.guard(chain)
+	for _, lost := range []<-chan struct{}{open, late} {
 		if !(connection{lost: lost}).isLost() {
 			t.Error("a connection to a former backend is trusted")
 		}

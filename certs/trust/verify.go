@@ -23,18 +23,9 @@ type verified struct {
 }
 
 // verifyChain verifies the chain of a server, leaf first, against r and a name, or one of several
-// comma-separated names. A nil error means that all of it is valid at now.
-func verifyChain(chain []*x509.Certificate, r *roots, name string, now time.Time) (verified, *Error) {
-	if name == "" {
-		// In crypto/x509 an empty name would mean any.
-		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")
-	}
-	return verifyPath(chain, r, name, now)
-}
-
-// verifyPath is like verifyChain. Without names it verifies everything but the name, which the
-// caller has verified.
-func verifyPath(chain []*x509.Certificate, r *roots, names string, now time.Time) (verified, *Error) {
+// comma-separated names. A nil error means that all of it is valid at now. Without names it verifies
+// everything but the name, which the caller has verified.
+func verifyChain(chain []*x509.Certificate, r *roots, names string, now time.Time) (verified, *Error) {
 	if len(chain) == 0 {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented no certificate")
 	}
@@ -177,13 +168,10 @@ func (r *roots) String() string {
 	return "the bundle (" + list(names) + ")"
 }
 
-// oidSAN returns the OID of the subject alternative name extension, RFC 5280 section 4.2.1.6. It is
-// a function because packages have no variables here.
-func oidSAN() asn1.ObjectIdentifier { return asn1.ObjectIdentifier{2, 5, 29, 17} }
-
-// hasSAN reports whether c has the extension, even without names in it, like upstream's counter.
+// hasSAN reports whether c has the extension of RFC 5280 section 4.2.1.6, even without names in it,
+// like upstream's counter.
 func hasSAN(c *x509.Certificate) bool {
-	return slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(oidSAN()) })
+	return slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17}) })
 }
 
 // usesSHA1 reports whether a certificate that is not self-signed has a SHA-1 signature. A root's
@@ -210,7 +198,7 @@ func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (roo
 		}
 		r = newRoots(certs)
 	}
-	got, refusal := verifyChain(chain, r, serverName, time.Now())
+	got, refusal := (&view{name: serverName, current: r}).against(r, chain, time.Now())
 	if refusal != nil {
 		return nil, refusal
 	}

@@ -62,8 +62,9 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 }
 
 func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (verified, *Error) {
-	if v.anyName {
-		return verifyPath(chain, r, "", now)
+	if v.name == "" && !v.anyName {
+		// In crypto/x509 an empty name would mean any.
+		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")
 	}
 	return verifyChain(chain, r, v.name, now)
 }
@@ -93,18 +94,6 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 		n.previous = nil
 	}
 	n.previous = n.previous[max(0, len(n.previous)-maxPrevious):]
-	return &n
-}
-
-// skipping returns the view without verification.
-func (v *view) skipping(now time.Time) *view {
-	return &view{name: v.name, insecure: true, changed: now}
-}
-
-// named returns the view with another name to verify.
-func (v *view) named(name string) *view {
-	n := *v
-	n.name = name
 	return &n
 }
 
