@@ -55,8 +55,9 @@ func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 		if g.hinted += e.fields.Size(); g.hinted > e.headLimit(down) { // its caller may not read them
 			return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "interim responses too large")
 		}
-		r.Fields = fields
-		e.interimGuest(g, r)
+		r.Fields = slices.Clone(fields)
+		g.interims = append(g.interims, r)
+		e.wakeGuest(g, down)
 		return nil
 	}
 	s.leg[up].writeHeaders(s.id[up], false, e.fields.Pseudo(), fields)
@@ -79,7 +80,7 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 		c.pool.proven()
 	}
 	d := &s.half[down]
-	s.noBody = s.method == methodHead || r.Status == http.StatusNoContent || r.Status == http.StatusNotModified
+	s.noBody = s.headOnly || r.Status == http.StatusNoContent || r.Status == http.StatusNotModified
 	if c.blockES && r.ContentLength > 0 && !s.noBody {
 		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
 	}

@@ -73,9 +73,7 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 		e.answer(s, 405)
 		return nil
 	}
-	if head.Method == "HEAD" {
-		s.method = methodHead
-	}
+	s.headOnly = head.Method == http.MethodHead
 	e.decide(c, s, head)
 	return nil
 }

@@ -169,7 +169,7 @@ func (c *Conn) flushed() {
 	}
 	c.e.pump(c)
 	if c.pool != nil && c.pool.waiting.n > 0 {
-		c.pool.serve(c)
+		c.pool.serve()
 	}
 }
 

@@ -206,7 +206,7 @@ func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		c.chokedAt = 0
 		e.pump(c)
 		if c.pool != nil {
-			c.pool.serve(c)
+			c.pool.serve()
 		}
 		return nil
 	}
@@ -273,16 +273,15 @@ func (e *Engine) fail(c *Conn, err *connError) {
 	if c.closing {
 		return
 	}
-	e.Count.failed(err)
-	c.writeGoAway(c.lastHandled(), err.code, err.why)
-	e.close(c, err)
-}
-
-func (c *Conn) lastHandled() uint32 {
-	if c.side == down {
-		return 0 // the backend's streams would be pushes
+	if err.code == http2.ErrCodeEnhanceYourCalm {
+		e.Count.Floods.Add(1)
 	}
-	return c.maxID
+	last := c.maxID
+	if c.side == down {
+		last = 0 // the backend's streams would be pushes
+	}
+	c.writeGoAway(last, err.code, err.why)
+	e.close(c, err)
 }
 
 // idle reports whether a stream was never opened (§5.1).

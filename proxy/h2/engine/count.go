@@ -1,10 +1,6 @@
 package engine
 
-import (
-	"sync/atomic"
-
-	"golang.org/x/net/http2"
-)
+import "sync/atomic"
 
 // Counters are the metrics of one engine. They are written under the mutex and may be read without.
 type Counters struct {
@@ -33,20 +29,3 @@ const (
 )
 
 func (n *Counters) reset(c resetCause) { n.Resets[c].Add(1) }
-
-// aborted counts a reset that the engine decided on. A peer's reset was counted when its frame
-// came.
-func (n *Counters) aborted(r Reason) {
-	switch r {
-	case ReasonDeadline, ReasonDrain, ReasonAbort, ReasonRetired:
-		n.reset(resetByEngine)
-	default:
-	}
-}
-
-// failed counts a connection that was closed with a connection error.
-func (n *Counters) failed(err *connError) {
-	if err.code == http2.ErrCodeEnhanceYourCalm {
-		n.Floods.Add(1)
-	}
-}

@@ -143,12 +143,6 @@ const (
 	few = 100
 )
 
-func (a *activity) tick(now time.Duration) {
-	if now-a.since > restAfter {
-		*a = activity{since: now, quiet: a.frames <= few}
-	}
-}
-
 // Rests reports whether there is too little work to keep free lists.
 func (e *Engine) Rests() bool { return e.work.quiet && e.work.frames <= few }
 
@@ -181,7 +175,9 @@ type Config struct {
 	// written are on their way to it; zero and true mean unknown. Silence is how long its kernel
 	// has acknowledged nothing, not even a question. Nil means never known.
 	Taken func(c *Conn) (n uint64, sent bool, silence time.Duration)
-	// Unread reports whether unread input waits in the socket. Nil means unknown.
+	// Unread reports whether unread input waits in the socket: then this process was slow, not the
+	// peer. It is only called before a peer is given up, because it is a system call. Nil means
+	// unknown.
 	Unread func(c *Conn) bool
 	// Clock returns the time for Date fields. It is called once a second.
 	Clock func() time.Time

@@ -61,9 +61,7 @@ func (e *Engine) Invite(g *Guest, h *wire.Head, p Plan) {
 	g.listed = node{s: s}
 	e.guests.push(&g.listed)
 	s.half[up].end, s.half[up].declared = h.EndStream, h.ContentLength
-	if h.Method == http.MethodHead {
-		s.method = methodHead
-	}
+	s.headOnly = h.Method == http.MethodHead
 	e.apply(s, h, p)
 }
 
@@ -92,13 +90,6 @@ func (g *Guest) wake(d dir) {
 	case g.ready[d] <- struct{}{}:
 	default: // already signalled, or there is no body
 	}
-}
-
-// interimGuest passes a 1xx head to the guest.
-func (e *Engine) interimGuest(g *Guest, r wire.ResponseHead) {
-	r.Fields = slices.Clone(r.Fields)
-	g.interims = append(g.interims, r)
-	e.wakeGuest(g, down)
 }
 
 // headGuest passes the final head to the guest. A head that declares a length waits for the first

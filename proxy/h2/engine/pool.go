@@ -193,18 +193,16 @@ func (p *pool) grow() {
 	}
 }
 
-// dialled handles the result of a dial.
-func (p *pool) dialled(err error) *Conn {
+// dialled handles the result of a dial: it adds a new connection to the pool.
+func (p *pool) dialled(err error) (c *Conn) {
+	e := p.e
+	p.dialing--
 	if err != nil {
-		p.e.dialFailed(p, err)
+		defer e.rescue(nil)
+		e.failedEndpoint(p.ep, err)
+		p.failed(err)
 		return nil
 	}
-	return p.e.connected(p)
-}
-
-// connected adds a new connection to its pool.
-func (e *Engine) connected(p *pool) (c *Conn) {
-	p.dialing--
 	c = e.newConn(down)
 	defer e.rescue(c)
 	c.pool = p
@@ -215,16 +213,8 @@ func (e *Engine) connected(p *pool) (c *Conn) {
 		return c
 	}
 	p.conns = append(p.conns, c)
-	p.serve(c)
+	p.serve()
 	return c
-}
-
-// dialFailed handles a failed dial.
-func (e *Engine) dialFailed(p *pool, err error) {
-	defer e.rescue(nil)
-	p.dialing--
-	e.failedEndpoint(p.ep, err)
-	p.failed(err)
 }
 
 // failed handles a failed dial, or a useless connection, for the waiting streams. If another
@@ -272,17 +262,14 @@ func (p *pool) freesSlots() bool {
 	return false
 }
 
-// serve sends waiting streams on a connection that may have room now.
-func (p *pool) serve(c *Conn) {
-	for p.waiting.n > 0 && c.takesStream() {
-		p.e.open(p.waiting.pop(), c)
-	}
-	p.grow()
-}
-
 // settingsCame handles a connection's SETTINGS: others will probably have the same.
 func (p *pool) settingsCame(c *Conn) {
 	p.perConn, p.known, p.failures = int(min(c.peerStreams, topStreamID)), true, 0
+	p.serve()
+}
+
+// serve sends waiting streams on connections that may have room now.
+func (p *pool) serve() {
 	for p.waiting.n > 0 {
 		c := p.conn()
 		if c == nil {
@@ -297,7 +284,7 @@ func (p *pool) settingsCame(c *Conn) {
 func (e *Engine) slotFree(c *Conn) {
 	e.closeIfDone(c)
 	if c.pool.waiting.n > 0 {
-		c.pool.serve(c)
+		c.pool.serve()
 	}
 }
 

@@ -51,7 +51,7 @@ func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 	if len(c.in) == 0 {
 		h, need, ok := wire.NextFrame(p, e.lim.maxFrame[c.side])
 		if !ok {
-			return 0, frameTooLarge()
+			return 0, errFrameTooLarge
 		}
 		if len(p) >= need {
 			e.handle(c, h, p[wire.FrameHeaderLen:need])
@@ -62,7 +62,7 @@ func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 	for { // twice, because only the header has the length
 		h, need, ok := wire.NextFrame(c.in, e.lim.maxFrame[c.side])
 		if !ok {
-			return 0, frameTooLarge()
+			return 0, errFrameTooLarge
 		}
 		if len(c.in) == need {
 			b := c.in
@@ -82,9 +82,7 @@ func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 	}
 }
 
-func frameTooLarge() *connError {
-	return &connError{http2.ErrCodeFrameSize, "frame larger than our SETTINGS_MAX_FRAME_SIZE"} // §4.2
-}
+var errFrameTooLarge = &connError{http2.ErrCodeFrameSize, "frame larger than our SETTINGS_MAX_FRAME_SIZE"} // §4.2
 
 // smallFrame is the largest buffer kept for the next frame that comes in two parts: most control
 // frames and heads fit.

@@ -72,13 +72,13 @@ type stream struct {
 	free        *stream // the next on the engine's free list
 	tries       int8
 	interims    uint8 // 1xx heads forwarded
-	method      methodKind
-	fresh       bool // sent over a connection that had answered nothing yet
-	picked      bool // the endpoint counts this request: Release must be called
-	decided     bool // plan is valid: Done must be called
-	parked      bool // Decide will call resume
-	draining    bool // the response is complete, the upload is read and dropped until expires
-	noBody      bool // the response must not have a body: HEAD, 204, 304
+	headOnly    bool  // the method is HEAD
+	fresh       bool  // sent over a connection that had answered nothing yet
+	picked      bool  // the endpoint counts this request: Release must be called
+	decided     bool  // plan is valid: Done must be called
+	parked      bool  // Decide will call resume
+	draining    bool  // the response is complete, the upload is read and dropped until expires
+	noBody      bool  // the response must not have a body: HEAD, 204, 304
 	status      int16
 	head        int32 // what is counted in the client's conn.heads
 	held        int32 // bytes of its queues counted for the client's connection
@@ -143,7 +143,7 @@ func (e *Engine) newSending(p *Plan) *sending {
 
 // freeSending is called when the request cannot be sent again any more.
 func (e *Engine) freeSending(s *stream) {
-	s.headDone()
+	s.countHead(0)
 	to := s.sending
 	if to == nil {
 		return
@@ -158,10 +158,7 @@ func (e *Engine) freeSending(s *stream) {
 	}
 }
 
-// headDone stops counting the request's head for its connection.
-func (s *stream) headDone() { s.countHead(0) }
-
-// countHead counts n bytes for the request's head.
+// countHead counts n bytes for the request's head; none once the backend has answered.
 func (s *stream) countHead(n int) {
 	if c := s.leg[up]; c != nil {
 		c.heads += n - int(s.head)
@@ -172,14 +169,6 @@ func (s *stream) countHead(n int) {
 // maxFreeSendings bounds a shard's free list, some 20 fields of 40 bytes each: for as many
 // concurrent requests as maxFreeStreams.
 const maxFreeSendings = 1024
-
-// methodKind is what the engine needs to know about a method.
-type methodKind uint8
-
-const (
-	methodOther methodKind = iota
-	methodHead
-)
 
 // ticket connects a parked stream with its plan. It outlives the stream, whose memory is reused.
 type ticket struct {
@@ -250,14 +239,6 @@ func (e *Engine) endIfDone(s *stream) {
 	e.freeStreams++
 }
 
-// anyLeg returns the client's connection, or without one the backend's.
-func (s *stream) anyLeg() *Conn {
-	if c := s.leg[up]; c != nil {
-		return c
-	}
-	return s.leg[down]
-}
-
 func (e *Engine) outcome(s *stream) Outcome {
 	o := Outcome{
 		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
@@ -300,7 +281,7 @@ func (e *Engine) unlinkLeg(s *stream, side dir) {
 	}
 	s.half[1-side].ready.unlink() // what was to be sent there
 	if side == up {
-		s.headDone()
+		s.countHead(0)
 	}
 	c.streamEnded(s.id[side], &s.half[side])
 	delete(c.streams, s.id[side])
@@ -336,7 +317,11 @@ func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
 
 // abort ends the stream on both sides: the client gets code, the backend gets CANCEL.
 func (e *Engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
-	e.Count.aborted(r)
+	switch r {
+	case ReasonDeadline, ReasonDrain, ReasonAbort, ReasonRetired:
+		e.Count.reset(resetByEngine)
+	default: // a peer's reset was counted when its frame came
+	}
 	s.blame(r, err)
 	if c := s.leg[up]; c != nil && r != ReasonClientReset {
 		c.budget.Earn(budget.Completed)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -67,7 +68,9 @@ func (e *Engine) Tick(now time.Duration) {
 			p.tick()
 		}
 	}
-	e.work.tick(e.now)
+	if e.now-e.work.since > restAfter {
+		e.work = activity{since: e.now, quiet: e.work.frames <= few}
+	}
 	if e.Rests() {
 		e.dropSpares()
 	}
@@ -120,7 +123,7 @@ func (e *Engine) expired(s *stream) {
 	if s.guest != nil {
 		defer e.rescueStream(s) // its only connection is the backend's, which carries others' streams
 	} else {
-		defer e.rescue(s.anyLeg())
+		defer e.rescue(cmp.Or(s.leg[up], s.leg[down]))
 	}
 	switch {
 	case s.endBy > 0:
@@ -294,7 +297,7 @@ func (e *Engine) checkBackend(c *Conn) error {
 		c.drained = true
 		e.closeIfDone(c)
 	case c.pingAt > 0:
-		if answer := max(limit-limit/askAfter-restEvery, limit/2); silent >= limit && e.now-c.pingAt >= answer && !e.hasUnread(c) {
+		if answer := max(limit-limit/askAfter-restEvery, limit/2); silent >= limit && e.now-c.pingAt >= answer && (e.Unread == nil || !e.Unread(c)) {
 			return fmt.Errorf("backend silent for %v", silent)
 		}
 	case silent >= askSeldom, silent >= limit/askAfter<<(2*c.asked) && c.asked < nothingDue && c.awaited():
@@ -316,10 +319,6 @@ func (c *Conn) awaited() bool {
 	c.asked = nothingDue // until there is another request
 	return false
 }
-
-// hasUnread reports whether the peer's input waits in the socket: then this process was slow, not
-// the peer. It is only called before a peer is given up, because it is a system call.
-func (e *Engine) hasUnread(c *Conn) bool { return e.Unread != nil && e.Unread(c) }
 
 // sendPing sends a PING to a backend. Any input then counts as an answer.
 func (c *Conn) sendPing() {

@@ -3,7 +3,6 @@ package wire
 import (
 	"strings"
 
-	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 )
 
@@ -89,12 +88,6 @@ func Credential(name string) bool {
 		return true
 	}
 	return strings.HasPrefix(name, "impersonate-") || strings.HasPrefix(name, "x-remote-")
-}
-
-// passesTrailer reports whether a trailer with this name may be passed on. Some would change a
-// message that was already acted upon (RFC 9110 §6.5.1), or name the user.
-func passesTrailer(name string) bool {
-	return httpguts.ValidTrailerHeader(name) && !ConnectionSpecific(name) && !Credential(name)
 }
 
 // AppendField appends the values of an http.Header's key, except what HTTP/2 does not allow.

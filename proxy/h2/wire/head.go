@@ -90,16 +90,13 @@ func (h *Head) check(seen uint8) error {
 // mergeHost makes host and :authority one: if they differed, one could select a backend here and
 // the other another one there (§8.3.1).
 func mergeHost(h *Head, host string) error {
-	switch {
-	case host == "" || host == h.Authority:
-		return nil
-	case h.Authority == "":
+	if h.Authority == "" {
 		h.Authority = host
-		return nil
-	case strings.EqualFold(host, h.Authority):
-		return nil
 	}
-	return errors.New("host differs from :authority")
+	if host != "" && !strings.EqualFold(host, h.Authority) {
+		return errors.New("host differs from :authority")
+	}
+	return nil
 }
 
 // ResponseHead is one decoded response head. Its strings stay valid; Fields only until the next

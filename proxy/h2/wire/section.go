@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 )
 
@@ -199,7 +200,8 @@ func setLength(to *int64, digits string) (again bool, err error) {
 	return again, nil
 }
 
-// Trailers checks trailers and returns a copy without those that remove reports.
+// Trailers checks trailers and returns a copy without those that remove reports, and without those
+// that would change a message that was already acted upon (RFC 9110 §6.5.1), or name the user.
 func (s *FieldSection) Trailers(remove func(string) bool) ([]hpack.HeaderField, error) {
 	var out []hpack.HeaderField
 	for _, f := range s.fields {
@@ -207,7 +209,7 @@ func (s *FieldSection) Trailers(remove func(string) bool) ([]hpack.HeaderField, 
 		if !validName(f.Name) || !validValue(f.Value) {
 			return nil, fmt.Errorf("bad trailer %.40q", f.Name)
 		}
-		if passesTrailer(f.Name) && (remove == nil || !remove(f.Name)) {
+		if httpguts.ValidTrailerHeader(f.Name) && !ConnectionSpecific(f.Name) && !Credential(f.Name) && (remove == nil || !remove(f.Name)) {
 			out = append(out, f)
 		}
 	}
