@@ -127,8 +127,9 @@ func (t *clientTrust) check() error {
 		for _, o := range t.proxy {
 			// The same CA may be in another certificate.
 			shared := c.Equal(o) || bytes.Equal(c.RawSubject, o.RawSubject) && bytes.Equal(c.RawSubjectPublicKeyInfo, o.RawSubjectPublicKeyInfo)
-			// If a request-header CA signed the client CA c, a user who presents c as an intermediate has
-			// a chain to the request-header CA. Dates do not matter: an expired CA may be renewed.
+			// If a request-header CA signed the client CA c, a user who presents c as an
+			// intermediate has a chain to the request-header CA. Dates do not matter: an expired
+			// CA may be renewed.
 			if shared || bytes.Equal(c.RawIssuer, o.RawSubject) && c.CheckSignatureFrom(o) == nil {
 				return fmt.Errorf("%w (%q)", errShared, trust.Describe(c).Subject)
 			}

@@ -143,7 +143,7 @@ func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
 	case err != nil:
 		fault = refuse(reasonInvalidBundle, err, "reading the CA bundle from %s: %v", b.source, err)
 	case len(data) == 0:
-		next = systemRoots()
+		next = &roots{}
 	default:
 		certs, perr := bundle.Parse(data)
 		if len(certs) == 0 {

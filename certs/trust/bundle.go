@@ -17,7 +17,8 @@ func identify(c *x509.Certificate) identity {
 	return identity(h.Sum(nil))
 }
 
-// roots is one immutable set of trust anchors.
+// roots is one immutable set of trust anchors. The zero roots stand for the system's, which an
+// empty caBundle means.
 type roots struct {
 	certs []*x509.Certificate
 	ids   map[identity]bool
@@ -26,9 +27,6 @@ type roots struct {
 	// warning says which part of the bundle was unreadable. Empty means none.
 	warning string
 }
-
-// systemRoots stands for the system's roots, which an empty caBundle means.
-func systemRoots() *roots { return &roots{} }
 
 func newRoots(certs []*x509.Certificate) *roots {
 	r := &roots{certs: certs, ids: make(map[identity]bool, len(certs)), pool: x509.NewCertPool()}

@@ -1,7 +1,9 @@
 package trust
 
 import (
+	"cmp"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"fmt"
 	"strings"
 	"unicode"
@@ -72,14 +74,10 @@ func refuse(reason string, cause error, format string, args ...any) *Error {
 
 // subject names a certificate for an operator.
 func subject(c *x509.Certificate) string {
-	if cn := c.Subject.CommonName; cn != "" {
-		return clip(cn)
-	}
-	if s := c.Subject.String(); s != "" {
-		return clip(s)
-	}
-	return "serial " + clip(c.SerialNumber.String())
+	return cmp.Or(called(c.Subject), "serial "+clip(c.SerialNumber.String()))
 }
+
+func called(n pkix.Name) string { return clip(cmp.Or(n.CommonName, n.String())) }
 
 // clip bounds a foreign name and makes it valid UTF-8, which a metric label must be.
 func clip(s string) string {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
@@ -83,7 +84,7 @@ func New(cfg Config) (*Trust, error) {
 
 // Run follows the table, the referenced ConfigMaps and time, until ctx ends.
 func (t *Trust) Run(ctx context.Context) error {
-	w := newWatches(t)
+	w := &watches{t: t, running: make(map[types.NamespacedName]context.CancelFunc), seen: make(map[types.NamespacedName]object)}
 	defer w.done.Wait() // all watches end with ctx
 	// Check replaced roots and expired chains every half second: a watch must end within 5 s of its
 	// trust, and its pool needs 4 of them.

@@ -23,8 +23,8 @@ type verified struct {
 }
 
 // verifyChain verifies the chain of a server, leaf first, against r and a name, or one of several
-// comma-separated names. A nil error means that all of it is valid at now. Without names it verifies
-// everything but the name, which the caller has verified.
+// comma-separated names. A nil error means that all of it is valid at now. Without names it
+// verifies everything but the name, which the caller has verified.
 func verifyChain(chain []*x509.Certificate, r *roots, names string, now time.Time) (verified, *Error) {
 	if len(chain) == 0 {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented no certificate")
@@ -120,7 +120,7 @@ func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.T
 		}
 		child = parent
 	}
-	return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is signed by %q, which %s does not hold", subject(chain[0]), issuerName(child), r)
+	return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is signed by %q, which %s does not hold", subject(chain[0]), called(child.Issuer), r)
 }
 
 // issuer finds the certificate that signed child. It prefers a candidate in date, so that an
@@ -137,23 +137,14 @@ func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x5
 			}
 			continue
 		}
-		if algo, ok := errors.AsType[x509.InsecureAlgorithmError](err); ok {
-			if isSHA1(x509.SignatureAlgorithm(algo)) {
-				reason = reasonInsecureSHA1
-			}
+		if algo, ok := errors.AsType[x509.InsecureAlgorithmError](err); ok && isSHA1(x509.SignatureAlgorithm(algo)) {
+			reason = reasonInsecureSHA1
 		}
 	}
 	if parent != nil {
 		return parent, ""
 	}
 	return nil, reason
-}
-
-func issuerName(c *x509.Certificate) string {
-	if c.Issuer.CommonName != "" {
-		return clip(c.Issuer.CommonName)
-	}
-	return clip(c.Issuer.String())
 }
 
 // String describes the roots for a message.
@@ -190,7 +181,7 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 // against a bundle (empty means the system's roots) and the name. It returns the root that the
 // chain ends in. An error is an *Error.
 func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, err error) {
-	r := systemRoots()
+	r := &roots{}
 	if len(data) > 0 {
 		certs, perr := bundle.Parse(data)
 		if len(certs) == 0 {

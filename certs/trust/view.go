@@ -83,7 +83,11 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 		// repaired bundle drops some of their CAs, treat that as if there had been no fault.
 		// "Verify nothing" never overlaps: there, previous is empty.
 		if next != nil {
-			n.previous = edit(n.previous, next)
+			for _, p := range n.previous {
+				if p.roots.shares(next) {
+					n.previous = drop(n.previous, p.roots.ids)
+				}
+			}
 		}
 	case next != nil && old.shares(next):
 		n.previous = drop(n.previous, old.ids)
@@ -130,15 +134,4 @@ func drop(previous []replaced, ids map[identity]bool) []replaced {
 		}
 	}
 	return out
-}
-
-// edit applies the edit of a bundle to replaced roots: it drops the CAs of those that share a CA
-// with next.
-func edit(previous []replaced, next *roots) []replaced {
-	for _, p := range previous {
-		if p.roots.shares(next) {
-			previous = drop(previous, p.roots.ids)
-		}
-	}
-	return previous
 }

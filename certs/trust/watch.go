@@ -68,10 +68,6 @@ type use struct {
 	key     string
 }
 
-func newWatches(t *Trust) *watches {
-	return &watches{t: t, running: make(map[types.NamespacedName]context.CancelFunc), seen: make(map[types.NamespacedName]object)}
-}
-
 // sync starts and ends watches until there is one for each reference. Their number is bounded by
 // the table.
 func (w *watches) sync(ctx context.Context) {

@@ -2,8 +2,10 @@ package authn
 
 import (
 	"net/url"
+	"slices"
 	"strings"
 
+	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 )
@@ -48,13 +50,8 @@ func (n *HeaderNames) user(h Head) *identity {
 // counts, even if it is empty.
 func first(h Head, names []string) string {
 	for _, n := range names {
-		for _, f := range h {
-			if f.Name == n {
-				if f.Value != "" {
-					return f.Value
-				}
-				break
-			}
+		if i := slices.IndexFunc(h, func(f hpack.HeaderField) bool { return f.Name == n }); i >= 0 && h[i].Value != "" {
+			return h[i].Value
 		}
 	}
 	return ""

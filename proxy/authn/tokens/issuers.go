@@ -65,14 +65,14 @@ func urlsOf(config *apiserver.AuthenticationConfiguration) map[string]bool {
 // Issued reports whether a token claims to be a JWT of an issuer in the configuration that was
 // taken last, or in the one that is active until then. It verifies nothing.
 func (t *Tokens) Issued(token string) bool {
-	var taken, active map[string]bool
-	if urls := t.urls.Load(); urls != nil {
-		taken = *urls
+	var named, active map[string]bool
+	if last := t.taken.Load(); last != nil {
+		named = last.urls
 	}
 	if i := t.issuers.Load(); i != nil {
 		active = i.urls
 	}
-	if len(taken)+len(active) == 0 {
+	if len(named)+len(active) == 0 {
 		return false
 	}
 	// As in upstream's untrustedIssuer (k8s.io/apiserver/plugin/pkg/authenticator/token/oidc),
@@ -94,7 +94,7 @@ func (t *Tokens) Issued(token string) bool {
 	if claims.Issuer == "accounts.google.com" {
 		claims.Issuer = "https://accounts.google.com"
 	}
-	return taken[claims.Issuer] || active[claims.Issuer]
+	return named[claims.Issuer] || active[claims.Issuer]
 }
 
 // err returns an error for all issuers whose keys are still missing.
@@ -142,7 +142,7 @@ func (t *Tokens) Run(ctx context.Context) error {
 
 func (t *Tokens) replace(ctx context.Context) error {
 	old := t.issuers.Load()
-	next, err := newIssuers(ctx, t.latest())
+	next, err := newIssuers(ctx, t.taken.Load().config)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,14 +22,16 @@ type Tokens struct {
 	file       atomic.Pointer[tokenfile.TokenAuthenticator]
 	issuers    atomic.Pointer[issuers]
 	generation atomic.Uint64
-	urls       atomic.Pointer[map[string]bool] // of the issuers of config
+	taken      atomic.Pointer[taken]
+	changed    chan struct{} // holds an element until Run has seen what was taken
 	// wait and pause are waitForKeys and retryAfter, except in tests.
 	wait, pause time.Duration
+}
 
-	mu sync.Mutex // guards the fields below
-	// config is the last one taken; changed holds an element until Run has seen it.
-	config  *apiserver.AuthenticationConfiguration
-	changed chan struct{}
+// taken is the configuration that was taken last.
+type taken struct {
+	config *apiserver.AuthenticationConfiguration
+	urls   map[string]bool // of its issuers
 }
 
 // Config configures Tokens. The zero Config accepts JWTs.
@@ -69,11 +70,7 @@ func (t *Tokens) TakeConfig(data []byte) error {
 	if t.judged && len(config.JWT) > 0 {
 		return errJudged
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.config = config
-	urls := urlsOf(config)
-	t.urls.Store(&urls)
+	t.taken.Store(&taken{config, urlsOf(config)})
 	t.generation.Add(1) // after the store: Issued must be called again
 	latest.Wake(t.changed)
 	return nil
@@ -82,20 +79,14 @@ func (t *Tokens) TakeConfig(data []byte) error {
 // Anonymous returns what the last configuration says about requests without credentials: whether it
 // says anything, whether they are allowed, and on which paths (none means all).
 func (t *Tokens) Anonymous() (configured, allowed bool, paths []string) {
-	config := t.latest()
-	if config == nil || config.Anonymous == nil {
+	last := t.taken.Load()
+	if last == nil || last.config.Anonymous == nil {
 		return false, false, nil
 	}
-	for _, c := range config.Anonymous.Conditions {
+	for _, c := range last.config.Anonymous.Conditions {
 		paths = append(paths, c.Path)
 	}
-	return true, config.Anonymous.Enabled, paths
-}
-
-func (t *Tokens) latest() *apiserver.AuthenticationConfiguration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.config
+	return true, last.config.Anonymous.Enabled, paths
 }
 
 // Generation changes whenever Review's result may change.

@@ -123,7 +123,9 @@ func (e *Engine) newConn(side dir) *Conn {
 	} else {
 		c.budget = budget.New(e.now, budget.Saved)
 	}
-	e.addConn(c)
+	c.at = len(e.conns)
+	e.conns = append(e.conns, c)
+	e.Count.Conns[side].Add(1)
 	return c
 }
 

@@ -3,6 +3,8 @@ package engine
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 
 	"golang.org/x/net/http2"
 
@@ -100,7 +102,12 @@ func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 	// window. And it ends the last frame of DATA, which must not grow beyond the new frame size.
 	c.frame(0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 	if c.peerWindow > window {
-		e.readyAll(c)
+		// In a fixed order, so that the engine stays deterministic.
+		for _, id := range slices.Sorted(maps.Keys(c.streams)) {
+			if s := c.streams[id]; s != nil {
+				e.advance(s, 1-c.side)
+			}
+		}
 	}
 	if c.pool != nil {
 		c.pool.settingsCame(c)

@@ -10,7 +10,8 @@ import (
 // which were not sent yet, and those that wait for its answer and may be retried.
 func (e *Engine) Eject(ep *Endpoint) {
 	defer e.rescue(nil)
-	here := func(s *stream) bool { return s.ep.same(ep) } // the connections may be shared with others
+	// The connections may be shared with others. After Retire, an endpoint has another pointer.
+	here := func(s *stream) bool { return s.ep == ep || ep.Value != nil && ep.Value == s.ep.Value }
 	for _, p := range e.pools[ep.carrier()] {
 		e.moveWaiting(p, func(s *stream) bool { return here(s) && e.repick(s) })
 	}
@@ -20,11 +21,6 @@ func (e *Engine) Eject(ep *Endpoint) {
 			c.sendPing() // its watches end soon if it is dead, and continue if it is only not ready
 		}
 	}
-}
-
-// same reports whether both stand for one endpoint: after Retire it has another pointer.
-func (ep *Endpoint) same(other *Endpoint) bool {
-	return ep == other || ep.Value != nil && ep.Value == other.Value
 }
 
 // moveWaiting calls move for each request that waits for a connection. Those for which it returns

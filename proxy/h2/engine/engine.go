@@ -221,12 +221,6 @@ func (e *Engine) dropSpares() {
 	e.buffers.Drop()
 }
 
-func (e *Engine) addConn(c *Conn) {
-	c.at = len(e.conns)
-	e.conns = append(e.conns, c)
-	e.Count.Conns[c.side].Add(1)
-}
-
 // remove forgets a connection that the driver has closed.
 func (e *Engine) remove(c *Conn) {
 	if c.gone {

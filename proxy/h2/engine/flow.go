@@ -1,9 +1,6 @@
 package engine
 
 import (
-	"maps"
-	"slices"
-
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
@@ -232,14 +229,4 @@ func (e *Engine) giveStreamCredit(s *stream, d dir, n int) {
 	h.recv += h.credit
 	h.credit = 0
 	src.credited(s.id[d], h.recv)
-}
-
-// readyAll calls advance for all streams of c after their windows have grown, in a fixed order so
-// that the engine stays deterministic.
-func (e *Engine) readyAll(c *Conn) {
-	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
-		if s := c.streams[id]; s != nil {
-			e.advance(s, 1-c.side)
-		}
-	}
 }

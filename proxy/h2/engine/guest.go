@@ -140,13 +140,6 @@ func (e *Engine) notifyGuest(s *stream) {
 	}
 }
 
-// end marks the guest as over and wakes it.
-func (g *Guest) end() {
-	g.over.Store(true)
-	g.wake(down)
-	g.wake(up)
-}
-
 // Over reports whether Plan.Done has returned. It needs no mutex; Came signals the change.
 func (g *Guest) Over() bool { return g.over.Load() }
 

@@ -38,10 +38,6 @@ func (e *Engine) stopLocal(s *stream) {
 		return
 	}
 	s.local, l.s = nil, nil
-	e.stopped(l)
-}
-
-func (e *Engine) stopped(l *Local) {
 	l.Changed.Broadcast()
 	if l.Cancel != nil {
 		e.after(l.Cancel)

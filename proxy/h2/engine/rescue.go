@@ -63,24 +63,20 @@ func (e *Engine) caught(v any) {
 
 // closePanicked closes a connection after a panic, by force if closing it properly panics, too.
 func (e *Engine) closePanicked(c *Conn) {
-	forced := c.closing // closing it is what panicked
+	defer c.touch()
 	c.cut = true
-	if !forced {
-		func() {
-			defer func() {
-				if v := recover(); v != nil {
-					forced = true
-					e.Count.Panics.Add(1)
-					e.caught(v)
-				}
-			}()
-			e.close(c, errPanicked)
-		}()
-	}
-	if forced {
+	if c.closing { // closing it is what panicked
 		e.abandon(c)
+		return
 	}
-	c.touch()
+	defer func() {
+		if v := recover(); v != nil {
+			e.Count.Panics.Add(1)
+			e.caught(v)
+			e.abandon(c)
+		}
+	}()
+	e.close(c, errPanicked)
 }
 
 // abandon removes a connection's streams from all tables without calling anything else. It frees
@@ -142,11 +138,8 @@ func (e *Engine) dropStream(s *stream) {
 	if t := s.ticket; t != nil {
 		t.s, t.head = nil, nil
 	}
-	if l := s.local; l != nil {
-		l.s = nil
-		e.stopped(l)
-	}
-	s.leg, s.local, s.picked, s.decided = [2]*Conn{}, nil, false, false
+	e.stopLocal(s)
+	s.leg, s.picked, s.decided = [2]*Conn{}, false, false
 	s.timer.unlink()
 	s.wait.unlink()
 	e.unqueueAll(s)

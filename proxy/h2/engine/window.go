@@ -99,17 +99,9 @@ func (c *Conn) received(n int32) {
 	if took == 0 || c.side == down { // no line fills the window of a backend's connection
 		return
 	}
-	size := c.fullWindow()
+	size := max(c.e.lim.clientWindow, c.reach.conn) // what it is when all bytes are credited
 	c.reach.conn = c.reach.judge(c.e.now, took, size)
 	c.credit += c.reach.conn - size
-}
-
-// fullWindow returns how much the peer may send on the connection when all bytes are credited.
-func (c *Conn) fullWindow() int32 {
-	if c.side == down {
-		return c.e.lim.backendWindow
-	}
-	return max(c.e.lim.clientWindow, c.reach.conn)
 }
 
 // streamReceived accounts for a DATA frame of n bytes in a stream's window.

@@ -72,7 +72,9 @@ func (e *Engine) runCall(c *call) {
 	}()
 	switch {
 	case c.over:
-		c.guest.end()
+		c.guest.over.Store(true)
+		c.guest.wake(down)
+		c.guest.wake(up)
 	case c.guest != nil:
 		c.guest.wake(c.dir)
 	case c.do != nil:

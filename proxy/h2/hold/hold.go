@@ -63,17 +63,13 @@ func (r Refusal) String() string { return [refusals]string{"stream", "connection
 // or of 2 GiB if the process has no memory limit.
 func New(limit int64) *Bound {
 	if limit <= 0 {
-		limit = available() / fraction
+		// Go's memory limit: GOMEMLIMIT, or what the process set from its container's.
+		if limit = debug.SetMemoryLimit(-1); limit == math.MaxInt64 {
+			limit = assumed
+		}
+		limit /= fraction
 	}
 	return &Bound{limit: limit}
-}
-
-// available returns Go's memory limit: GOMEMLIMIT, or what the process set from its container's.
-func available() int64 {
-	if n := debug.SetMemoryLimit(-1); n != math.MaxInt64 {
-		return n
-	}
-	return assumed
 }
 
 // Add counts n more bytes that are already held; n may be negative.
