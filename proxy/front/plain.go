@@ -155,7 +155,7 @@ func (c *plain) Read(p []byte) (int, error) {
 		c.head.begun = time.Now()
 	}
 	c.ended = c.head.read(p[:n])
-	if c.head.names > wire.MaxNames+1 { // counted as there; the first line is the request's
+	if c.head.names > wire.MaxNames+1 || c.head.lines > wire.MaxFields+1 { // counted as there; the first line is the request's
 		return 0, c.refuse(http.StatusRequestHeaderFieldsTooLarge)
 	}
 	if c.hold(c.head.weight()) {

@@ -139,7 +139,7 @@ func (p *peer) amplify(id uint32, times int) {
 	p.flush()
 }
 
-// A few HPACK bombs end the connection.
+// HPACK bombs end the connection as other heads do that are too large: the rest is not decoded.
 func TestBombs(t *testing.T) {
 	_, c := newClient(t, func(l *limits) { l.maxHeader = 4096 })
 	c.get(1, "x-bomb="+strings.Repeat("v", 3000)) // enters the table
@@ -147,8 +147,8 @@ func TestBombs(t *testing.T) {
 	for ; id < 1000 && !c.c.closing; id += 2 {
 		c.amplify(id, 4000)
 	}
-	if n := id / 2; n > 10 {
-		t.Errorf("%d bombs of 12 MB were decoded", n)
+	if n := id / 2; n > budget.Burst/budget.Refused+2 {
+		t.Errorf("%d bombs were read", n)
 	}
 }
 

@@ -18,9 +18,10 @@ const tableSize = 4096
 // turn.
 type FieldSection struct {
 	// Max is the size limit in bytes, counted as for SETTINGS_MAX_HEADER_LIST_SIZE: fields beyond
-	// it are counted and dropped (RFC 9113 §10.5.1).
+	// it, and beyond MaxNames and MaxFields, are dropped (RFC 9113 §10.5.1).
 	Max int
 
+	dec    *hpack.Decoder // of this section
 	fields []hpack.HeaderField
 	size   int
 	names  int
@@ -37,14 +38,16 @@ func (s *FieldSection) add(f hpack.HeaderField) {
 		s.names++
 	}
 	s.last = f.Name
-	if s.size += len(f.Name) + len(f.Value) + fieldOverhead; !s.TooLarge() {
-		s.fields = append(s.fields, f)
+	s.fields = append(s.fields, f)
+	if s.size += len(f.Name) + len(f.Value) + fieldOverhead; s.TooLarge() {
+		s.dec.SetEmitEnabled(false) // the rest only updates the table
 	}
 }
 
 // Decode decodes a complete field block.
 func (s *FieldSection) Decode(dec *hpack.Decoder, block []byte) error {
-	s.fields, s.size, s.names, s.last, s.block = s.fields[:0], 0, 0, "", len(block)
+	s.dec, s.fields, s.size, s.names, s.last, s.block = dec, s.fields[:0], 0, 0, "", len(block)
+	dec.SetEmitEnabled(true)
 	if _, err := dec.Write(block); err != nil {
 		return err
 	}
@@ -59,11 +62,17 @@ func (s *FieldSection) Size() int { return s.size }
 func (s *FieldSection) Weight() int { return s.size + fieldOverhead*len(s.fields) }
 
 // TooLarge reports whether fields were dropped.
-func (s *FieldSection) TooLarge() bool { return s.size > s.Max || s.names > MaxNames }
+func (s *FieldSection) TooLarge() bool {
+	return s.size > s.Max || s.names > MaxNames || len(s.fields) > MaxFields
+}
 
-// MaxNames limits the names of a section's fields. Consecutive fields of one name count once: a
-// user may have thousands of groups. Real heads have up to fifty names.
-const MaxNames = 1000
+const (
+	// MaxNames limits the names of a section's fields. Consecutive fields of one name count once: a
+	// user may have thousands of groups. Real heads have up to fifty names.
+	MaxNames = 1000
+	// MaxFields limits the fields: 4,000 groups, and as many others as names.
+	MaxFields = 5000
+)
 
 // Excess returns by how many bytes the section is larger than its block can explain. A section that
 // uses each entry of the table once, as every known sender's does, is hardly larger than its
