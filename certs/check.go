@@ -1,6 +1,7 @@
 package certs
 
 import (
+	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -251,23 +252,17 @@ func remedy(err error, name string) string {
 	if !errors.As(err, &typed) {
 		return "look at the backend's certificate"
 	}
-	switch typed.Reason() {
-	case "InvalidCABundle":
-		return "repair the bundle"
-	case "ExpiredCA":
-		return "renew the CA, put it into the bundle and have the backend's certificate issued anew"
-	case "ExpiredCertificate":
-		return "renew the backend's certificate"
-	case "NotYetValidCertificate":
-		return "compare the clocks of the nodes"
-	case "MissingSAN", "WrongServerName":
-		return fmt.Sprintf("have the backend's certificate issued for %q, or name the one that it has in the annotation fairlead.dev/tls-server-name", name)
-	case "InsecureSHA1":
-		return "have the backend's certificate signed with SHA-256"
-	case "UnknownAuthority":
-		return "put the CA that signed the backend's certificate into caBundle, or name its ConfigMap in the annotation fairlead.dev/ca-from"
-	}
-	return "have the backend's certificate issued anew, with extended key usage serverAuth"
+	named := fmt.Sprintf("have the backend's certificate issued for %q, or name the one that it has in the annotation fairlead.dev/tls-server-name", name)
+	return cmp.Or(map[string]string{
+		"InvalidCABundle":        "repair the bundle",
+		"ExpiredCA":              "renew the CA, put it into the bundle and have the backend's certificate issued anew",
+		"ExpiredCertificate":     "renew the backend's certificate",
+		"NotYetValidCertificate": "compare the clocks of the nodes",
+		"MissingSAN":             named,
+		"WrongServerName":        named,
+		"InsecureSHA1":           "have the backend's certificate signed with SHA-256",
+		"UnknownAuthority":       "put the CA that signed the backend's certificate into caBundle, or name its ConfigMap in the annotation fairlead.dev/ca-from",
+	}[typed.Reason()], "have the backend's certificate issued anew, with extended key usage serverAuth")
 }
 
 func subjects(cas []*x509.Certificate) string {

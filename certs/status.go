@@ -95,53 +95,31 @@ func (s *Store) register(r prometheus.Registerer) error {
 		}
 	}
 	labels := []string{"use", "source"}
-	return metric.Register(r, "certificates", s.reloads, &collector{
-		s: s,
-		expiry: prometheus.NewDesc("fairlead_certificate_expiration_timestamp_seconds",
-			"When a certificate in force expires: the leaf of a pair, each CA of a bundle.", append(labels, "subject", "fingerprint"), nil),
-		valid: prometheus.NewDesc("fairlead_certificate_reload_valid",
-			"1 while the last value read is in force, 0 while the last good value is used instead.", labels, nil),
-		change: prometheus.NewDesc("fairlead_certificate_change_timestamp_seconds", "When the value was last put in force.", labels, nil),
-	})
-}
-
-// collector makes gauges of the status at each scrape.
-type collector struct {
-	s                     *Store
-	expiry, valid, change *prometheus.Desc
-}
-
-// Describe implements prometheus.Collector.
-func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- c.expiry
-	ch <- c.valid
-	ch <- c.change
-}
-
-// Collect implements prometheus.Collector.
-func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	type series struct{ use, source, fingerprint string }
-	seen := make(map[series]bool)
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	for _, st := range c.s.Status() {
-		// One source may be given twice, and a bundle may have a certificate twice: a duplicate
-		// series would fail the whole scrape.
-		if key := (series{st.Use, st.Source, ""}); !seen[key] {
-			seen[key] = true
-			gauge(c.valid, metric.Number(st.Err == ""), st.Use, st.Source)
-			if !st.Changed.IsZero() {
-				gauge(c.change, float64(st.Changed.Unix()), st.Use, st.Source)
+	expiry := prometheus.NewDesc("fairlead_certificate_expiration_timestamp_seconds",
+		"When a certificate in force expires: the leaf of a pair, each CA of a bundle.", append(labels, "subject", "fingerprint"), nil)
+	valid := prometheus.NewDesc("fairlead_certificate_reload_valid",
+		"1 while the last value read is in force, 0 while the last good value is used instead.", labels, nil)
+	change := prometheus.NewDesc("fairlead_certificate_change_timestamp_seconds", "When the value was last put in force.", labels, nil)
+	gauges := func(gauge func(*prometheus.Desc, float64, ...string)) {
+		type series struct{ use, source, fingerprint string }
+		seen := make(map[series]bool)
+		for _, st := range s.Status() {
+			// One source may be given twice, and a bundle may have a certificate twice: a duplicate
+			// series would fail the whole scrape.
+			if key := (series{st.Use, st.Source, ""}); !seen[key] {
+				seen[key] = true
+				gauge(valid, metric.Number(st.Err == ""), st.Use, st.Source)
+				if !st.Changed.IsZero() {
+					gauge(change, float64(st.Changed.Unix()), st.Use, st.Source)
+				}
+			}
+			for _, cert := range st.Certificates[:min(len(st.Certificates), maxSeries)] {
+				if key := (series{st.Use, st.Source, cert.Fingerprint}); !seen[key] {
+					seen[key] = true
+					gauge(expiry, float64(cert.NotAfter.Unix()), st.Use, st.Source, cert.Subject, cert.Fingerprint)
+				}
 			}
 		}
-		for _, cert := range st.Certificates[:min(len(st.Certificates), maxSeries)] {
-			key := series{st.Use, st.Source, cert.Fingerprint}
-			if seen[key] {
-				continue
-			}
-			seen[key] = true
-			gauge(c.expiry, float64(cert.NotAfter.Unix()), st.Use, st.Source, cert.Subject, cert.Fingerprint)
-		}
 	}
+	return metric.Register(r, "certificates", s.reloads, metric.Gauges{All: []*prometheus.Desc{expiry, valid, change}, Make: gauges})
 }

@@ -207,7 +207,9 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 		b.inForce = true
 		b.hooks.logger.Warn("backend still needs the replaced bundle", "apiservice", b.name, "until", got.until)
 	case !old && len(v.previous) > 0:
-		b.current.Store(v.keeping(nil))
+		next := *v
+		next.previous = nil // an endpoint has shown a chain of the new roots
+		b.current.Store(&next)
 		b.inForce = false
 		b.hooks.settled(b.name)
 		b.recheckLocked(now)
@@ -318,7 +320,9 @@ func (b *backend) tick(now time.Time) {
 		b.hooks.ends(p.until)
 	}
 	if len(kept) < len(v.previous) {
-		b.current.Store(v.keeping(kept))
+		next := *v
+		next.previous = kept
+		b.current.Store(&next)
 		if len(kept) == 0 {
 			b.inForce = false
 			b.hooks.settled(b.name)

@@ -106,50 +106,29 @@ func (h *hooks) forget(apiService string) {
 	h.reloads.DeletePartialMatch(of)
 }
 
-// collector makes gauges of the status at each scrape, so that they disappear with their objects.
-type collector struct {
-	t                              *Trust
-	expiry, overlap, valid, change *prometheus.Desc
-}
-
-func newCollector(t *Trust) *collector {
-	return &collector{
-		t: t,
-		expiry: prometheus.NewDesc("fairlead_certificate_backend_expiration_timestamp_seconds",
-			"When a certificate of a backend expires: a CA of its bundle (kind ca) or what an endpoint presented (kind leaf).",
-			[]string{"apiservice", "kind", "subject", "fingerprint"}, nil),
-		overlap: prometheus.NewDesc("fairlead_certificate_backend_overlap",
-			"1 while replaced roots are trusted in addition to the bundle and an endpoint still needs them, 0 otherwise.", []string{"apiservice"}, nil),
-		valid: prometheus.NewDesc("fairlead_certificate_backend_bundle_valid",
-			"1 while the newest bundle is in use, 0 while it is unreadable.", []string{"apiservice"}, nil),
-		change: prometheus.NewDesc("fairlead_certificate_backend_bundle_change_timestamp_seconds",
-			"When the bundle was last replaced or became unreadable.", []string{"apiservice"}, nil),
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- c.expiry
-	ch <- c.overlap
-	ch <- c.valid
-	ch <- c.change
-}
-
-// Collect implements prometheus.Collector.
-func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	for _, s := range c.t.Status() {
-		for kind, certs := range map[string][]Certificate{"ca": s.CAs, "leaf": s.Leaves} {
-			for _, cert := range certs[:min(len(certs), maxSeries)] {
-				gauge(c.expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
+// gauges makes gauges of the status.
+func (t *Trust) gauges() metric.Gauges {
+	expiry := prometheus.NewDesc("fairlead_certificate_backend_expiration_timestamp_seconds",
+		"When a certificate of a backend expires: a CA of its bundle (kind ca) or what an endpoint presented (kind leaf).",
+		[]string{"apiservice", "kind", "subject", "fingerprint"}, nil)
+	overlap := prometheus.NewDesc("fairlead_certificate_backend_overlap",
+		"1 while replaced roots are trusted in addition to the bundle and an endpoint still needs them, 0 otherwise.", []string{"apiservice"}, nil)
+	valid := prometheus.NewDesc("fairlead_certificate_backend_bundle_valid",
+		"1 while the newest bundle is in use, 0 while it is unreadable.", []string{"apiservice"}, nil)
+	change := prometheus.NewDesc("fairlead_certificate_backend_bundle_change_timestamp_seconds",
+		"When the bundle was last replaced or became unreadable.", []string{"apiservice"}, nil)
+	return metric.Gauges{All: []*prometheus.Desc{expiry, overlap, valid, change}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+		for _, s := range t.Status() {
+			for kind, certs := range map[string][]Certificate{"ca": s.CAs, "leaf": s.Leaves} {
+				for _, cert := range certs[:min(len(certs), maxSeries)] {
+					gauge(expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
+				}
+			}
+			gauge(overlap, metric.Number(s.OverlapInForce), s.APIService)
+			gauge(valid, metric.Number(s.Fault == ""), s.APIService)
+			if !s.Changed.IsZero() {
+				gauge(change, float64(s.Changed.Unix()), s.APIService)
 			}
 		}
-		gauge(c.overlap, metric.Number(s.OverlapInForce), s.APIService)
-		gauge(c.valid, metric.Number(s.Fault == ""), s.APIService)
-		if !s.Changed.IsZero() {
-			gauge(c.change, float64(s.Changed.Unix()), s.APIService)
-		}
-	}
+	}}
 }

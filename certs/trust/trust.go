@@ -79,7 +79,7 @@ func New(cfg Config) (*Trust, error) {
 		cfg.Logger.Warn("reading system roots", "err", err)
 	}
 	h := t.hooks
-	return t, metric.Register(cfg.Metrics, "backend trust", h.missingSAN, h.sha1, h.refusals, h.reloads, newCollector(t))
+	return t, metric.Register(cfg.Metrics, "backend trust", h.missingSAN, h.sha1, h.refusals, h.reloads, t.gauges())
 }
 
 // Run follows the table, the referenced ConfigMaps and time, until ctx ends.

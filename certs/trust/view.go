@@ -101,14 +101,6 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 	return &n
 }
 
-// keeping returns the view with only these replaced roots: the time of the others is over, or an
-// endpoint has shown a chain of the new roots.
-func (v *view) keeping(previous []replaced) *view {
-	n := *v
-	n.previous = previous
-	return &n
-}
-
 // overlapUntil returns when the last replaced roots stop being trusted. Zero means none.
 func (v *view) overlapUntil(now time.Time) (until time.Time) {
 	for _, p := range live(v.previous, now) {

@@ -89,7 +89,6 @@ type Authenticator struct {
 	cfg     Config
 	read    HeaderNames
 	names   atomic.Pointer[nameSet]
-	paths   map[string]bool
 	as      *nameSet // for Impersonate
 	nobody  *identity
 	known   *cache[*identity]
@@ -119,7 +118,6 @@ func New(cfg Config) (*Authenticator, error) {
 	a := &Authenticator{
 		cfg:    cfg,
 		read:   read,
-		paths:  map[string]bool{},
 		as:     &nameSet{user: asUser, uid: asUID, group: asGroup, extra: asExtra, completes: true},
 		nobody: &identity{DefaultInfo: user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
 		// A hundred thousand tokens are more than a cluster of Kubernetes' largest supported size
@@ -138,9 +136,6 @@ func New(cfg Config) (*Authenticator, error) {
 			"result", "authenticated", "refused", "error", "busy"),
 
 		strangers: bound.NewQueue(maxReviews, maxWaiting), regulars: bound.NewQueue(maxReviews, maxWaiting),
-	}
-	for _, p := range cfg.AnonymousPaths {
-		a.paths[p] = true
 	}
 	if s := a.nameSet(); s.err != nil && s.known {
 		return nil, fmt.Errorf("reading the names that the target trusts: %w", s.err)

@@ -122,7 +122,12 @@ func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict
 	front, v.frontErr = v.chain(a.cfg.VerifyFrontProxy, peer)
 	v.front = front != nil
 	if client, v.clientErr = v.chain(a.cfg.VerifyClient, peer); client != nil {
-		v.client, v.clientErr = certificateUser(client)
+		// All chains of a certificate have the same leaf, and only the leaf is used. Without a
+		// common name it is no user.
+		resp, ok, err := x509request.CommonNameUserConversion(client)
+		if v.clientErr = err; err == nil && ok {
+			v.client, v.clientErr = authenticated(resp)
+		}
 	}
 	// A certificate that is valid for one of the two CAs is expected to fail the other.
 	if !v.front && v.client == nil {
@@ -153,17 +158,6 @@ func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate,
 		}
 	}
 	return chains[0], nil
-}
-
-// certificateUser returns the user of a chain by upstream's conversion; nil without an error if its
-// leaf has no common name. All chains of a certificate have the same leaf, and only the leaf is
-// used.
-func certificateUser(chain []*x509.Certificate) (*identity, error) {
-	resp, ok, err := x509request.CommonNameUserConversion(chain)
-	if err != nil || !ok {
-		return nil, err
-	}
-	return authenticated(resp)
 }
 
 // authenticated returns the identity of a response. It adds system:authenticated like upstream.

@@ -75,22 +75,18 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool
 	if !known {
 		return Credentials{}, false
 	}
-	return a.credentials(c, v, h, upgrade), true
-}
-
-func (a *Authenticator) credentials(c *Conn, v *verdict, h Head, upgrade string) Credentials {
 	authorization, protocol, impersonates := scan(h)
 	out := Credentials{Impersonates: impersonates}
 	if v != nil {
 		if v.front {
 			if u := a.read.user(h); u != nil {
 				out.Kind, out.User = KindFrontProxy, u
-				return out
+				return out, true
 			}
 		}
 		if v.client != nil {
 			out.Kind, out.User = KindCertificate, v.client
-			return out
+			return out, true
 		}
 		out.Err = cmp.Or(v.clientErr, v.frontErr)
 	}
@@ -109,7 +105,7 @@ func (a *Authenticator) credentials(c *Conn, v *verdict, h Head, upgrade string)
 	case out.Err != nil:
 		out.Kind = KindInvalid
 	}
-	return out
+	return out, true
 }
 
 // scan makes one pass over the fields.

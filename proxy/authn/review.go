@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -85,7 +86,7 @@ func (a *Authenticator) Cached(c *Credentials, path string) (u user.Info, known 
 	case KindFrontProxy, KindCertificate, KindIssued:
 		return c.User, true
 	case KindNone:
-		if a.cfg.Anonymous && (len(a.paths) == 0 || a.paths[path]) {
+		if a.cfg.Anonymous && (len(a.cfg.AnonymousPaths) == 0 || slices.Contains(a.cfg.AnonymousPaths, path)) {
 			return a.nobody, true
 		}
 		return nil, true

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -71,10 +72,11 @@ func TestDesignTable(t *testing.T) {
 	front := frontCA.issue(pki.Leaf{CommonName: "front-proxy-client"}, time.Hour)
 	foreign := foreignCA.issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}}, time.Hour)
 	credential := "x-remote-extra-authentication.kubernetes.io%2fcredential-id: "
-	x := must.Get(certificateUser(client))(t)
+	x, _, err := x509request.CommonNameUserConversion(client)
+	must.Do(t, err)
 	alice := []string{
 		"x-remote-user: alice", "x-remote-uid: u-1", "x-remote-group: dev", "x-remote-group: system:authenticated",
-		credential + x.Extra["authentication.kubernetes.io/credential-id"][0],
+		credential + x.User.GetExtra()["authentication.kubernetes.io/credential-id"][0],
 	}
 	owner := func(token string) []string {
 		return []string{"x-remote-user: owner of " + token, "x-remote-uid: uid", "x-remote-group: tokens", "x-remote-group: system:authenticated", credential + "JTI=1"}

@@ -23,6 +23,28 @@ func Register(to prometheus.Registerer, of string, all ...prometheus.Collector) 
 	return nil
 }
 
+// Gauges is a collector of gauges made at each scrape, so that they disappear with their objects.
+type Gauges struct {
+	// All describes the gauges.
+	All []*prometheus.Desc
+	// Make calls gauge for each series.
+	Make func(gauge func(d *prometheus.Desc, v float64, labels ...string))
+}
+
+// Describe implements prometheus.Collector.
+func (g Gauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range g.All {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (g Gauges) Collect(ch chan<- prometheus.Metric) {
+	g.Make(func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	})
+}
+
 // Number returns the value of a gauge that says yes or no: 1 or 0.
 func Number(yes bool) float64 {
 	if yes {

@@ -307,7 +307,9 @@ func (e *Engine) CutAll(err error) {
 	for _, c := range slices.Clone(e.conns) {
 		e.cutOff(c, err)
 	}
-	e.cutGuests(err)
+	for n := e.guests.n; n > 0 && e.guests.first != nil; n-- {
+		e.abort(e.guests.first.s, ReasonDrain, err, http2.ErrCodeCancel)
+	}
 }
 
 // Ended must be called when the driver has closed a connection.

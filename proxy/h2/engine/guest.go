@@ -187,10 +187,3 @@ func (e *Engine) endGuests(r Reason) {
 		}
 	}
 }
-
-// cutGuests ends all guests' streams at once.
-func (e *Engine) cutGuests(err error) {
-	for n := e.guests.n; n > 0 && e.guests.first != nil; n-- {
-		e.abort(e.guests.first.s, ReasonDrain, err, http2.ErrCodeCancel)
-	}
-}

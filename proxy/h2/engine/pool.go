@@ -119,15 +119,11 @@ func (e *Engine) leaveWait(s *stream) {
 // conn returns a connection that takes another stream.
 func (p *pool) conn() *Conn {
 	for _, c := range p.conns {
-		if c.takesStream() {
+		if c.slots(p.early()) > 0 && len(c.out)+c.inflight < p.e.lim.backlogLimit {
 			return c
 		}
 	}
 	return nil
-}
-
-func (c *Conn) takesStream() bool {
-	return c.slots(c.pool.early()) > 0 && len(c.out)+c.inflight < c.e.lim.backlogLimit
 }
 
 // slots returns how many more streams the backend takes on c; assumed is used before its SETTINGS.
@@ -353,13 +349,9 @@ func (e *Engine) forgetPool(p *pool) {
 	if len(p.conns) > 0 || p.dialing > 0 || p.waiting.n > 0 {
 		return
 	}
-	var left []*pool // not in place: a caller may be at the list
-	for _, o := range e.pools[p.ep] {
-		if o != p {
-			left = append(left, o)
-		}
-	}
-	if e.pools[p.ep] = left; left == nil {
+	// Not in place: a caller may be at the list.
+	left := slices.DeleteFunc(slices.Clone(e.pools[p.ep]), func(o *pool) bool { return o == p })
+	if e.pools[p.ep] = left; len(left) == 0 {
 		delete(e.pools, p.ep)
 	}
 }

@@ -3,6 +3,7 @@ package wire
 import (
 	"strings"
 
+	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 )
 
@@ -60,14 +61,8 @@ func trim(s string) string {
 	return s
 }
 
-func validMethod(m string) bool {
-	for i := 0; i < len(m); i++ {
-		if b := m[i]; (b < 'A' || b > 'Z') && !validName(m[i:i+1]) {
-			return false
-		}
-	}
-	return m != ""
-}
+// validMethod accepts a token, as a field name is one, but in any case (RFC 9110 §9.1).
+func validMethod(m string) bool { return httpguts.ValidHeaderFieldName(m) }
 
 // ConnectionSpecific reports whether the field with this lower-case name concerns one connection
 // only and must not appear in HTTP/2 (§8.2.2).
