@@ -97,7 +97,7 @@ func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 	}
 	if hash := r.URL.Query().Get("hash"); hash != "" {
 		if hash != d.json.hash {
-			http.Redirect(w, r, itemOf(path, d.json.hash).ServerRelativeURL, http.StatusMovedPermanently) //nolint:gosec // to a path of ours, that has a document
+			http.Redirect(w, r, itemOf(path, d.json.hash).ServerRelativeURL, http.StatusMovedPermanently)
 			return
 		}
 		w.Header().Set("Cache-Control", "public, immutable")
