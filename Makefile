@@ -197,9 +197,17 @@ fleet: ## Two control planes behind HAProxy with hollow kubelets: every server s
 	@command -v haproxy >/dev/null || apt-get install -y --no-install-recommends haproxy
 	go test -tags e2e -count=1 -timeout 60m -json ./tests/fleet | go run ./tests/count -v -want tests/fleet/COUNT
 
+# What make interop needs of Debian and npm.
+INTEROP_APT := curl nghttp2-client nginx apache2 gunicorn openssl default-jdk-headless libtomcat10-java libtomcat10-embed-java python3-httpx python3-h2 python3-hypercorn python3-kubernetes
+INTEROP_NPM := undici@6 ws@8 @kubernetes/client-node@1
+
 .PHONY: interop
-interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte each way, against the engine, on each of its drivers
+interop: export NODE_PATH = $(CURDIR)/bin/interop/node_modules
+interop: parts ## Clients and servers that are not ours, through Fairlead as directly (installs packages, root; otherwise idle); h2spec, curl, nghttp, node and a gigabyte each way against the engine
+	@dpkg -s $(INTEROP_APT) >/dev/null 2>&1 || { apt-get update -qq; apt-get install -y --no-install-recommends $(INTEROP_APT); }
+	@test -d '$(NODE_PATH)/@kubernetes' || npm install --prefix bin/interop --no-audit --no-fund $(INTEROP_NPM)
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|LargeBodies' ./proxy/h2 -args -body=1073741824
+	$(call suite,-parallel 64 -timeout 15m)
 
 .PHONY: hostile
 hostile: ## Attacks on the real binary (25 min): floods, slow peers, smuggling, malicious backends, mixed-up users, a small container; prints figures (as root, otherwise idle)

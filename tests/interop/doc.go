@@ -1,5 +1,5 @@
-// Package interop holds the tests with servers that are not written in Go: nginx and Node, as
-// extension servers behind a Fairlead with a folder of manifests.
+// Package interop holds the tests with clients and servers that are not ours, and mostly not in Go:
+// each does the same through Fairlead as directly.
 //
-// They need the build tag e2e, and the programs.
+// They need the build tag e2e, and the programs: make interop installs them.
 package interop
