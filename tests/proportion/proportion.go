@@ -39,6 +39,8 @@ const (
 	// tries is of how many measurements the least counts: others only use the caches of the
 	// processor, and never make it faster.
 	tries = 5
+	// rounds is how often a row that seems to grow too fast is measured again.
+	rounds = 20
 	// enough is what the smaller input takes at least, by repeating it: a thousand times the
 	// resolution of getrusage(2).
 	enough = time.Millisecond
@@ -72,10 +74,10 @@ func (r *Row) Faults(t testing.TB) (faults []string) {
 		faults = append(faults, fmt.Sprintf("%d more bytes stay of %d more that were sent, over %d times as many", heldLarge-heldSmall, sent-few, most))
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector has a time of its own
-	// A cache that others have filled disturbs one round, not all three. What grows too fast does
-	// so in all.
+	// What other processes leave in the processor's caches disturbs some rounds, on a busy machine
+	// most, and never all. A product of two lengths takes 16 times as much in each.
 	var a, b cost
-	for range 3 {
+	for range rounds {
 		a, b = r.least(small, large)
 		if b.time <= maxTime*a.time {
 			break
