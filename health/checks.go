@@ -3,6 +3,7 @@ package health
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -122,24 +123,15 @@ func (c *Checks) logChange(r *http.Request) {
 	if now == "" {
 		c.passed.Store(true)
 	}
-	if c.Logger == nil || now == before {
-		return
-	}
-	if now == "" {
+	switch {
+	case c.Logger == nil || now == before:
+	case now == "":
 		c.Logger.Info("health checks pass again", "path", c.Name)
-		return
-	}
-	if !c.passed.Load() {
+	case !c.passed.Load():
 		c.Logger.Info("not ready yet", append(causes, "path", c.Name)...) // like every process that has just started
-		return
+	default:
+		c.Logger.Warn("health checks fail", append(causes, "path", c.Name)...)
 	}
-	c.Logger.Warn("health checks fail", append(causes, "path", c.Name)...)
-}
-
-func writeOK(w http.ResponseWriter, text string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write([]byte(text)) // a client that has gone needs no response
 }
 
 // Relay answers /readyz and /healthz of the main port, where load balancers ask. While this process
@@ -163,7 +155,9 @@ func (l *Relay) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, fmt.Sprintf("[-]%s failed: reason withheld\n%s check failed", ownCheck, name), http.StatusInternalServerError)
 	case below == ownCheck:
-		writeOK(w, "ok")
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		_, _ = io.WriteString(w, "ok") // a client that has gone needs no response
 	default:
 		l.Local.ServeHTTP(w, r)
 	}

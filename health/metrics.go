@@ -52,12 +52,6 @@ func (m *metrics) endpoint(name, address string) endpointSeries {
 	}
 }
 
-func (m *metrics) forgetEndpoint(name, address string) { m.healthy.DeleteLabelValues(name, address) }
-
-func (m *metrics) forgetName(name string) {
-	m.probes.DeletePartialMatch(prometheus.Labels{"name": name})
-}
-
 func (s endpointSeries) probed(f finding) {
 	s.duration.Observe(f.took.Seconds())
 	if f.err == nil {

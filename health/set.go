@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
@@ -80,7 +82,7 @@ func (s *set) leave(name string) {
 		s.drop(c)
 	}
 	delete(s.claims, name)
-	s.prober.metrics.forgetName(name)
+	s.prober.metrics.probes.DeletePartialMatch(prometheus.Labels{"name": name})
 }
 
 func (s *set) add(k key, e *registry.Entry) *claim {
@@ -97,7 +99,7 @@ func (s *set) add(k key, e *registry.Entry) *claim {
 
 func (s *set) drop(c *claim) {
 	c.gone.Store(true)
-	s.prober.metrics.forgetEndpoint(c.name, c.target.key.address)
+	s.prober.metrics.healthy.DeleteLabelValues(c.name, c.target.key.address)
 	delete(c.target.members, c)
 	s.changed[c.target] = struct{}{}
 }

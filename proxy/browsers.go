@@ -40,12 +40,6 @@ func (b *browsers) allow(r *http.Request) bool {
 	return origin != "" && len(origin) <= maxOrigin && slices.ContainsFunc(b.origins, func(re *regexp.Regexp) bool { return re.MatchString(origin) })
 }
 
-// preflight reports whether a page's browser asks what is allowed, and needs no further answer. As
-// in kube-apiserver, it needs no credentials.
-func (b *browsers) preflight(r *http.Request) bool {
-	return r.Method == http.MethodOptions && b.allow(r)
-}
-
 // sign sets the fields with kube-apiserver's values.
 func (b *browsers) sign(h http.Header, r *http.Request) {
 	if b.hsts != "" && h["Strict-Transport-Security"] == nil {

@@ -196,8 +196,12 @@ func (p *Proxy) relay(w http.ResponseWriter, res *http.Response, d *Decision) {
 // at hand, because the client waits for it, as for the events of a watch. One of declared length
 // has a moment to be complete: then it takes one packet.
 func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
-	buf := p.copies.Get()
-	defer p.copies.Put(buf)
+	kept, _ := p.copies.Get().(*[]byte)
+	if kept == nil {
+		kept = new(make([]byte, 32<<10)) // httputil.ReverseProxy's size
+	}
+	defer p.copies.Put(kept)
+	buf := *kept
 	body, _ := res.Body.(interface{ AtHand() bool })
 	f := &flusher{control: http.NewResponseController(w)}
 	for {

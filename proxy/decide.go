@@ -158,7 +158,8 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 		d.Action = ToHealth
 		return
 	}
-	if !t.Complete() && m.Route != registry.RouteOwn && kubernetesPath(h.Path) {
+	// A client would take a 404 for these paths as "the API is gone".
+	if !t.Complete() && m.Route != registry.RouteOwn && (strings.HasPrefix(h.Path, "/api") || strings.HasPrefix(h.Path, "/openapi")) {
 		d.refuse(errNotReady)
 	}
 }
@@ -364,11 +365,6 @@ func (p *Proxy) ownHealth(path string) bool {
 		rest, ok = strings.CutPrefix(path, "/livez")
 	}
 	return ok && (rest == "" || rest[0] == '/')
-}
-
-// kubernetesPath reports whether a client would take a 404 for this path as "the API is gone".
-func kubernetesPath(path string) bool {
-	return strings.HasPrefix(path, "/api") || strings.HasPrefix(path, "/openapi")
 }
 
 // longPage reports whether a page of this process streams, by its path on either port.

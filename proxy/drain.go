@@ -28,14 +28,6 @@ func (p *Proxy) EndLongRunning() {
 // closed would be lost. It is the first step of a drain; new connections are still served.
 func (p *Proxy) Leave() { p.leaving.Store(true) }
 
-// endConn tells an HTTP/1.1 client not to reuse its connection. An upgrade does not reuse it
-// anyway.
-func (p *Proxy) endConn(w http.ResponseWriter, r *http.Request) {
-	if r.ProtoMajor == 1 && p.leaving.Load() && r.Header.Get("Upgrade") == "" {
-		w.Header().Set("Connection", "close")
-	}
-}
-
 // endable returns a request that EndLongRunning ends between two events.
 func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(r.Context())

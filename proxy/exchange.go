@@ -42,7 +42,8 @@ type exchange struct {
 
 func (x *exchange) bind() {
 	x.remove, x.withhold = x.decision.Strip.Removes, x.withholds
-	x.accept, x.fail = x.onResponse, x.onFailure
+	x.accept = x.onResponse
+	x.fail = func(o h2.Outcome) http.Handler { return x.answer(forwardError(x.decision.name(), frameError(o))) }
 }
 
 // plan returns the engine's plan for a decision to forward.
@@ -50,7 +51,9 @@ func (x *exchange) plan() h2.Plan {
 	d := &x.decision
 	remove, set := x.remove, d.Set
 	if x.observer != nil && x.observer.span != nil {
-		remove, set = x.removesTrace, x.observer.span.Fields(set)
+		// The span replaces the client's.
+		remove = func(name string) bool { return tracing.Carries(name) || x.decision.Strip.Removes(name) }
+		set = x.observer.span.Fields(set)
 	}
 	// The method, not the verb: the verb of a path is in lower case, and get may stand for gET.
 	again := x.head.Method == http.MethodGet || x.head.Method == http.MethodHead
@@ -73,11 +76,6 @@ func (x *exchange) finite() bool {
 	return !ok || !saysYes(follow)
 }
 
-// removesTrace is Strip.Removes for a request whose span replaces the client's.
-func (x *exchange) removesTrace(name string) bool {
-	return tracing.Carries(name) || x.decision.Strip.Removes(name)
-}
-
 // withholds reports whether a field or trailer of the response is not forwarded. Trailer itself is:
 // it is only an announcement (RFC 9110 §6.6.2).
 func (x *exchange) withholds(name string) bool {
@@ -97,10 +95,6 @@ func (x *exchange) onResponse(status int) http.Handler {
 		return x.answer(errRedirect(d.Entry.Name))
 	}
 	return nil
-}
-
-func (x *exchange) onFailure(o h2.Outcome) http.Handler {
-	return x.answer(forwardError(x.decision.name(), frameError(o)))
 }
 
 // answer returns a handler that answers with err. It may run after the request has ended.

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -232,15 +231,3 @@ func (p *Proxy) forwardFailed(w http.ResponseWriter, r *http.Request, err error)
 	p.log.Debug("forwarding", "apiservice", name, "err", err)
 	p.writeError(w, r, forwardError(name, err))
 }
-
-// buffers is a pool for copying responses. 32 KiB is httputil.ReverseProxy's size.
-type buffers struct{ pool sync.Pool }
-
-func (b *buffers) Get() []byte {
-	if p, ok := b.pool.Get().(*[]byte); ok {
-		return *p
-	}
-	return make([]byte, 32<<10)
-}
-
-func (b *buffers) Put(p []byte) { b.pool.Put(&p) }

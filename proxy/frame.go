@@ -38,7 +38,12 @@ type frames struct {
 func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	l := &frames{p: p, unauthorized: readyAnswer(errUnauthorized)}
 	l.parked.memory = cfg.Memory
-	l.requests.New = func() any { return newFrameRequest(l) }
+	l.requests.New = func() any {
+		r := &frameRequest{l: l, exchange: exchange{p: p, head: new(Head)}}
+		r.bind()
+		r.accept, r.done = r.onHead, r.onEnd
+		return r
+	}
 	cfg.Decide = l.decide
 	cfg.Source = func(remote string) string { return bound.Stranger(remote).Address }
 	cfg.Dial = func(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
@@ -72,13 +77,6 @@ type frameRequest struct {
 	l     *frames
 	front *frameConn
 	done  func(h2.Outcome)
-}
-
-func newFrameRequest(l *frames) *frameRequest {
-	r := &frameRequest{l: l, exchange: exchange{p: l.p, head: new(Head)}}
-	r.bind()
-	r.accept, r.done = r.onHead, r.onEnd
-	return r
 }
 
 // usualSet is the number of fields set for most requests: a user with a few groups, and the fields

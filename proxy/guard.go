@@ -46,7 +46,7 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 		}
 		ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 		r = r.WithContext(ctx)
-		if p.knownScraper(&x.decision, time.Now()) {
+		if p.cfg.Local != nil && p.cfg.Local.Ready() != nil && p.scrapers.knows(&x.decision, time.Now()) {
 			next.ServeHTTP(w, r)
 			return
 		}

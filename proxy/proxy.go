@@ -31,7 +31,7 @@ type Proxy struct {
 	health       http.Handler
 	metrics      *metrics
 	frames       *frames
-	copies       buffers
+	copies       sync.Pool // of *[]byte, for copying responses
 	underWay     underWay
 	serving      atomic.Int64 // requests in ServeHTTP that are not recorded yet
 	// bodyTime, unreadRest, answerTime, halfOpen and pageTime are the constants, except in tests.
@@ -163,8 +163,11 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time)
 	if p.observing() {
 		r = rec.observe(r) //nolint:contextcheck // the request carries it
 	}
-	p.endConn(w, r)
-	if x.decision.Action != ToLocal && p.browsers.preflight(r) {
+	if r.ProtoMajor == 1 && p.leaving.Load() && r.Header.Get("Upgrade") == "" { // an upgrade reuses no connection
+		w.Header().Set("Connection", "close")
+	}
+	// As in kube-apiserver, a preflight needs no credentials.
+	if x.decision.Action != ToLocal && r.Method == http.MethodOptions && p.browsers.allow(r) {
 		rec.WriteHeader(http.StatusNoContent)
 		return
 	}

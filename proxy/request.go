@@ -48,7 +48,8 @@ func parseRequest(method, path, rawQuery string) Request {
 	}
 	watch, ok := param(rawQuery, "watch")
 	r.refineVerb(ok && saysYes(watch))
-	if plainQuery(rawQuery) || len(rawQuery) > maxSelectors {
+	plain := !strings.ContainsAny(rawQuery, "%+;") && !strings.Contains(rawQuery, "Selector") // surely without selectors
+	if plain || len(rawQuery) > maxSelectors {
 		return r
 	}
 	switch r.Verb {
@@ -101,11 +102,6 @@ func timeoutParam(rawQuery string) (time.Duration, error) {
 // the authorizer parses them again. In a longer query they are left out, so that the request needs
 // permission for the whole collection. A name takes 253 bytes, and RBAC looks at no other selector.
 const maxSelectors = 8 << 10
-
-// plainQuery reports whether a query surely has no selectors.
-func plainQuery(q string) bool {
-	return q == "" || !strings.ContainsAny(q, "%+;") && !strings.Contains(q, "Selector")
-}
 
 // namedBy returns the name that a field selector requires. Upstream uses it only if all list
 // options can be parsed; it would log others with the query, which may hold secrets.

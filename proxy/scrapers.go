@@ -70,9 +70,3 @@ func (k *scrapers) knows(d *Decision, now time.Time) bool {
 	s, ok := scraperOf(d)
 	return ok && k.known.Get(maphash.Comparable(k.seed, s), now, s.equal) != nil
 }
-
-// knownScraper reports whether a request comes from a known scraper while the local apiserver is
-// down.
-func (p *Proxy) knownScraper(d *Decision, now time.Time) bool {
-	return p.cfg.Local != nil && p.cfg.Local.Ready() != nil && p.scrapers.knows(d, now)
-}

@@ -73,7 +73,8 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		return
 	}
 	switched := res.StatusCode == http.StatusSwitchingProtocols
-	same := sameUpgrade(x.head, res)
+	same := strings.EqualFold(res.Header.Get("Upgrade"), x.head.Upgrade) &&
+		httpguts.HeaderValuesContainsToken(res.Header["Connection"], "upgrade")
 	err = x.decision.clean(res.Header)
 	switch {
 	case err != nil:
@@ -134,10 +135,6 @@ func switchProtocols(conn *backend.Conn, out *http.Request) (*http.Response, *bu
 		}
 	}
 	return nil, nil, errNoUpgrade
-}
-
-func sameUpgrade(h *Head, res *http.Response) bool {
-	return strings.EqualFold(res.Header.Get("Upgrade"), h.Upgrade) && httpguts.HeaderValuesContainsToken(res.Header["Connection"], "upgrade")
 }
 
 // cutProtocols removes tokens from every Sec-WebSocket-Protocol line.

@@ -56,7 +56,12 @@ func Build(in Input, prev *Table) *Table {
 	if b.options == nil {
 		b.options = cmp.Or(b.prev.options, &Options{})
 	}
-	b.groupReports()
+	if n := len(in.Reports); n > 0 {
+		b.reports = make(map[string][]Report, n)
+	}
+	for _, r := range in.Reports {
+		b.reports[r.Name] = append(b.reports[r.Name], r)
+	}
 	b.keep()
 	return b.table(prev)
 }
@@ -82,16 +87,6 @@ type builder struct {
 	groups  map[string]*Group // groups with a changed entry
 	gone    map[*Entry]bool   // entries that leave them
 	moved   bool              // an entry came, went or changed its place
-}
-
-func (b *builder) groupReports() {
-	if len(b.in.Reports) == 0 {
-		return
-	}
-	b.reports = make(map[string][]Report, len(b.in.Reports))
-	for _, r := range b.in.Reports {
-		b.reports[r.Name] = append(b.reports[r.Name], r)
-	}
 }
 
 // keep copies the entries of prev, in order, and revises those that may have changed.

@@ -289,7 +289,11 @@ func (o *objects) set(k key, object runtime.Object) {
 		o.use(k.name)
 	case kindService, kindFallbackService:
 		s, _ := object.(*corev1.Service)
-		o.of(k.kind).setService(k.name, s)
+		of := o.of(k.kind)
+		if of.services[k.name] != s {
+			of.touch(of.users[k.name]...)
+		}
+		keep(of.services, k.name, s)
 	case kindSlice, kindFallbackSlice:
 		s, _ := object.(*discoveryv1.EndpointSlice)
 		o.of(k.kind).setSlice(k.name, s)
@@ -385,14 +389,6 @@ func serviceOf(a *apiregistrationv1.APIService) types.NamespacedName {
 		return types.NamespacedName{}
 	}
 	return types.NamespacedName{Namespace: a.Spec.Service.Namespace, Name: a.Spec.Service.Name}
-}
-
-// setService replaces a Service. Nil deletes it.
-func (o *backings) setService(name types.NamespacedName, s *corev1.Service) {
-	if o.services[name] != s {
-		o.touch(o.users[name]...)
-	}
-	keep(o.services, name, s)
 }
 
 // setShadowed replaces the shadowed definitions.

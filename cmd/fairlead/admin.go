@@ -117,6 +117,7 @@ func scrapes(metrics http.Handler) http.Handler {
 // countProcess registers the metrics of the process itself.
 func (d *door) countProcess(context.Context) error {
 	d.held = hold.New(0)
+	local := prometheus.NewDesc("fairlead_local_apiserver_healthy", "1 if the local apiserver at this address is healthy, 0 if it is not or has not been probed yet.", []string{"address"}, nil)
 	return metric.Register(d.metrics, "the process", append(d.held.Metrics(),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -125,24 +126,10 @@ func (d *door) countProcess(context.Context) error {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_draining", Help: "1 while this process drains and reports not ready."}, func() float64 {
 			return metric.Number(d.draining.Active())
 		}),
-		localHealth{d.localServers},
+		metric.Gauges{All: []*prometheus.Desc{local}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+			for _, s := range d.localServers() { // the command line or the kubeconfig names only a handful
+				gauge(local, metric.Number(s.Health == registry.Healthy), s.Address)
+			}
+		}},
 	)...)
-}
-
-// localHealth exports the health of the local apiservers. The command line or the kubeconfig names
-// only a handful.
-type localHealth struct{ servers func() []registry.Endpoint }
-
-func (localHealth) desc() *prometheus.Desc {
-	return prometheus.NewDesc("fairlead_local_apiserver_healthy", "1 if the local apiserver at this address is healthy, 0 if it is not or has not been probed yet.", []string{"address"}, nil)
-}
-
-// Describe implements prometheus.Collector.
-func (l localHealth) Describe(to chan<- *prometheus.Desc) { to <- l.desc() }
-
-// Collect implements prometheus.Collector.
-func (l localHealth) Collect(to chan<- prometheus.Metric) {
-	for _, s := range l.servers() {
-		to <- prometheus.MustNewConstMetric(l.desc(), prometheus.GaugeValue, metric.Number(s.Health == registry.Healthy), s.Address)
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -29,12 +30,6 @@ type apiservers struct {
 	// mu guards open. It is never held during I/O.
 	mu   sync.Mutex
 	open map[*ownConn]struct{}
-}
-
-func newAPIServers(addresses []string) *apiservers {
-	s := &apiservers{open: make(map[*ownConn]struct{})}
-	s.order.Store(&addresses)
-	return s
 }
 
 // ownConn removes itself from the set when it is closed.
@@ -131,20 +126,13 @@ func (s *apiservers) prefer(servers []registry.Endpoint) {
 	}
 	order = append(order, ill...)
 	s.order.Store(&order)
-	for _, c := range s.connectedTo(ill) {
-		c.left.Store(true)
-		_ = c.Close() // abandoned, so its error does not matter
-	}
-}
-
-func (s *apiservers) connectedTo(addresses []string) []*ownConn {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	var list []*ownConn
-	for c := range s.open {
-		if slices.Contains(addresses, c.address) {
-			list = append(list, c)
+	open := maps.Clone(s.open)
+	s.mu.Unlock()
+	for c := range open {
+		if slices.Contains(ill, c.address) {
+			c.left.Store(true)
+			_ = c.Close() // abandoned, so its error does not matter
 		}
 	}
-	return list
 }

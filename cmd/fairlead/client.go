@@ -50,7 +50,8 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []s
 		addresses = append(addresses, net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
 	}
 	c.Host = servers[0]
-	own = newAPIServers(addresses)
+	own = &apiservers{open: make(map[*ownConn]struct{})}
+	own.order.Store(&addresses)
 	c.Dial = own.dial
 	c.Wrap(own.wrap)
 	return c, servers, own, nil

@@ -22,7 +22,10 @@ type merged struct {
 }
 
 func (d *door) makeDocuments(context.Context) (err error) {
-	cfg := documents.Config{Table: d.registry.Table, Fetch: d.fetchRemote, Logger: d.log, Metrics: d.metrics}
+	cfg := documents.Config{Table: d.registry.Table, Logger: d.log, Metrics: d.metrics}
+	cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
+		return d.proxy.Fetch(d.backends.Upstream(e), asAggregator(r), false) // within no limit: only one runs at a time
+	}
 	if !d.o.alone() {
 		cfg.FetchLocal = d.fetchLocal
 	}
@@ -72,12 +75,6 @@ func asAggregator(r *http.Request) *http.Request {
 func withAgent(r *http.Request) *http.Request {
 	r.Header["User-Agent"] = []string{"fairlead/" + version}
 	return r
-}
-
-// fetchRemote sends a request to an extension server. It counts against none of the backend's
-// limits: it is our own, and only one runs at a time.
-func (d *door) fetchRemote(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-	return d.proxy.Fetch(d.backends.Upstream(e), asAggregator(r), false)
 }
 
 // lookLocal is how often fetchLocal looks for a ready apiserver: documents are asked for at once

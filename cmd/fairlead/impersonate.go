@@ -68,15 +68,6 @@ func (d *door) impersonate(c *authn.Config) {
 	}
 }
 
-func (d *door) makeCredential(ctx context.Context) (err error) {
-	if !d.o.impersonates() {
-		return nil
-	}
-	d.credential, err = newCredential(ctx, d.kube, d.log)
-	d.loop("credential", d.credential.Run)
-	return err
-}
-
 var (
 	errNoCredential = errors.New("it has no credential to impersonate callers with")
 	errNested       = errors.New("it already impersonates a user (as:): kube-apiserver accepts only one impersonated identity, the caller's")

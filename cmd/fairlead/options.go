@@ -174,8 +174,15 @@ func (o *options) validate() error {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 
-	o.validatePair(fault, "--tls-cert-file", o.tlsCert, "--tls-private-key-file", o.tlsKey)
-	o.validatePair(fault, "--proxy-client-cert-file", o.proxyCert, "--proxy-client-key-file", o.proxyKey)
+	for _, required := range [][2]string{
+		{"--tls-cert-file", o.tlsCert}, {"--tls-private-key-file", o.tlsKey},
+		{"--proxy-client-cert-file", o.proxyCert}, {"--proxy-client-key-file", o.proxyKey},
+	} {
+		if required[1] == "" {
+			fault("%s is required", required[0])
+		}
+		checkReadable(fault, required[0], required[1])
+	}
 	for flag, path := range map[string]string{"--client-ca-file": o.clientCA, "--requestheader-client-ca-file": o.requestHeaderCA, "--kubeconfig": o.kubeconfig} {
 		checkReadable(fault, flag, path)
 	}
@@ -254,18 +261,6 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 			fault("%s %s is negative", flag, d)
 		}
 	}
-}
-
-// validatePair checks that both files of a required key pair are given and readable.
-func (o *options) validatePair(fault func(string, ...any), certFlag, cert, keyFlag, key string) {
-	if cert == "" {
-		fault("%s is required", certFlag)
-	}
-	if key == "" {
-		fault("%s is required", keyFlag)
-	}
-	checkReadable(fault, certFlag, cert)
-	checkReadable(fault, keyFlag, key)
 }
 
 func checkReadable(fault func(string, ...any), flag, path string) {

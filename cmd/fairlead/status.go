@@ -18,7 +18,12 @@ import (
 // Events. kube-apiserver's own controllers own Available and cannot be switched off.
 func (d *door) makeStatus(context.Context) error {
 	if d.o.registry.etcd != nil {
-		if err := d.makeStored(); err != nil {
+		// Available of APIServices in etcd: no other controller writes it.
+		objects, err := apiregistrationv1.NewForConfig(d.ownClient())
+		if err != nil {
+			return fmt.Errorf("making client of APIServices: %w", err)
+		}
+		if err := d.writeStatus(status.Config{APIServices: objects.APIServices(), Elect: d.apiServices.Elect}); err != nil {
 			return err
 		}
 	}
@@ -47,16 +52,6 @@ func (d *door) makeStatus(context.Context) error {
 	})
 	d.loop("events", e.Run)
 	return err
-}
-
-// makeStored makes the writer of Available for APIServices in etcd, where no other controller
-// writes it.
-func (d *door) makeStored() error {
-	objects, err := apiregistrationv1.NewForConfig(d.ownClient())
-	if err != nil {
-		return fmt.Errorf("making client of APIServices: %w", err)
-	}
-	return d.writeStatus(status.Config{APIServices: objects.APIServices(), Elect: d.apiServices.Elect})
 }
 
 func (d *door) writeStatus(c status.Config) error {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -108,14 +107,6 @@ func (d *door) localTLS(withCertificate bool) (*tls.Config, error) {
 		tc.InsecureSkipVerify, tc.VerifyConnection = true, nil
 	}
 	return tc, nil
-}
-
-// localGuard closes connections whose CA has left the bundle. It is nil without verification.
-func (d *door) localGuard() func([]*x509.Certificate) (<-chan struct{}, func()) {
-	if d.kube.Insecure {
-		return nil
-	}
-	return d.trust.LocalGuard
 }
 
 // localFiles returns the files to follow for the connection to the local apiserver: the kubeconfig,

@@ -35,8 +35,11 @@ func (d *door) findAPIServer(ctx context.Context) (err error) {
 		return err
 	}
 	d.client = d.kube
-	if err := d.makeCredential(ctx); err != nil {
-		return err
+	if d.o.impersonates() {
+		if d.credential, err = newCredential(ctx, d.kube, d.log); err != nil {
+			return err
+		}
+		d.loop("credential", d.credential.Run)
 	}
 	if d.o.kubeconfig != "" {
 		d.follower, d.client, err = follow(d.kube, d.log)
@@ -153,8 +156,12 @@ func (d *door) makeLocal(identity func() <-chan struct{}) (err error) {
 	if d.credential != nil {
 		pool, credential, identity = "local-impersonate", d.credential.Authorization, d.credential.Changed
 	}
+	guard := d.trust.LocalGuard // closes connections whose CA has left the bundle
+	if d.kube.Insecure {
+		guard = nil
+	}
 	d.local, err = backend.NewLocal(backend.LocalConfig{
-		Servers: d.servers, TLS: d.localTLS, Name: pool, Guard: d.localGuard(), IdentityChanged: identity, Dial: dial,
+		Servers: d.servers, TLS: d.localTLS, Name: pool, Guard: guard, IdentityChanged: identity, Dial: dial,
 		Signal: func(address string, err error) { d.localProber.Signal(name, address, err) }, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil {

@@ -94,10 +94,7 @@ func (e *Event) Request(body io.ReadCloser, contentType string) io.ReadCloser {
 	if !e.Bodies() || body == nil {
 		return body
 	}
-	c := &e.bodies.request
-	e.want(c)
-	c.contentType = contentType
-	return &tee{ReadCloser: body, to: c}
+	return &tee{ReadCloser: body, to: e.want(&e.bodies.request, contentType, "")}
 }
 
 // tee is io.TeeReader with a Close.
@@ -115,14 +112,14 @@ func (t *tee) Read(p []byte) (int, error) {
 // ResponseHead notes the type of a response's body.
 func (e *Event) ResponseHead(contentType, encoding string) {
 	if e.Bodies() && auditinternal.LevelRequest.Less(e.cfg.Level) {
-		c := &e.bodies.response
-		e.want(c)
-		c.contentType, c.encoding = contentType, encoding
+		e.want(&e.bodies.response, contentType, encoding)
 	}
 }
 
-func (e *Event) want(c *copied) {
+func (e *Event) want(c *copied, contentType, encoding string) *copied {
 	c.wanted, c.of, c.from = true, &e.log.captured, source(&e.ev)
+	c.contentType, c.encoding = contentType, encoding
+	return c
 }
 
 // Response records a piece of a response, if the policy wants it.
@@ -188,22 +185,17 @@ func (c *copied) object(omitManagedFields bool) (*runtime.Unknown, string) {
 		}
 	}
 	media, _, err := mime.ParseMediaType(c.contentType)
-	if err != nil || !jsonType(media) || !json.Valid(data) {
+	// The type of an apply is called YAML, but clients write JSON.
+	types := []string{
+		"application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+yaml",
+	}
+	if err != nil || !slices.Contains(types, media) || !json.Valid(data) {
 		return nil, "not recorded: not JSON"
 	}
 	if omitManagedFields {
 		data = withoutManagedFields(data)
 	}
 	return &runtime.Unknown{Raw: data, ContentType: runtime.ContentTypeJSON}, ""
-}
-
-// jsonType reports whether a body of this type may be JSON. That of an apply is called YAML, but
-// clients write JSON.
-func jsonType(media string) bool {
-	types := []string{
-		"application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+yaml",
-	}
-	return slices.Contains(types, media)
 }
 
 // inflate decompresses a body up to maxBody. If the data is no gzip, it returns it unchanged; that
@@ -228,11 +220,11 @@ func withoutManagedFields(data []byte) []byte {
 	if d.Decode(&o) != nil {
 		return data // a JSON patch is a list
 	}
-	dropManagedFields(o)
-	if items, ok := o["items"].([]any); ok {
-		for _, item := range items {
-			if m, ok := item.(map[string]any); ok {
-				dropManagedFields(m)
+	items, _ := o["items"].([]any)
+	for _, item := range append(items, o) {
+		if m, ok := item.(map[string]any); ok {
+			if meta, ok := m["metadata"].(map[string]any); ok {
+				delete(meta, "managedFields")
 			}
 		}
 	}
@@ -240,10 +232,4 @@ func withoutManagedFields(data []byte) []byte {
 		return out
 	}
 	return data
-}
-
-func dropManagedFields(o map[string]any) {
-	if meta, ok := o["metadata"].(map[string]any); ok {
-		delete(meta, "managedFields")
-	}
 }

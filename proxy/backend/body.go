@@ -92,9 +92,6 @@ func (t *tries) next() io.ReadCloser {
 	return &streamedBody{t: t}
 }
 
-// rewind reports whether the body can be sent again from its beginning.
-func (t *tries) rewind() bool { return !t.touched.Load() }
-
 // end closes stream.
 func (t *tries) end() {
 	if t.stream != nil {

@@ -114,7 +114,7 @@ func (e *endpoint) drain(gone bool) {
 
 // eject cancels requests to an endpoint that became unhealthy while others are not.
 func (e *endpoint) eject() {
-	if engine := e.up.shared.serving(); engine != nil {
+	if engine := e.up.shared.engine.Load(); engine != nil {
 		e.up.shared.spawn(func() { engine.Eject(e.engine()) }) // short
 	}
 	e.mu.Lock()

@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"sync/atomic"
 	"time"
@@ -81,9 +82,9 @@ func (l Lease) Dial(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) ne
 		wrap: wrap,
 		drain: func() { // replaces the endpoint for the engine, so that the next pick dials again
 			e.frames.CompareAndSwap(ep, nil)
-			shared.serving().Retire(ep, noEnd)
+			shared.engine.Load().Retire(ep, noEnd)
 		},
-		cut: func(c *Conn) { shared.serving().End(nil, c.Conn) },
+		cut: func(c *Conn) { shared.engine.Load().End(nil, c.Conn) },
 	})
 	if err != nil {
 		return nil, err
@@ -114,7 +115,7 @@ func (u *Upstream) Learn(ctx context.Context) error {
 	})
 	select {
 	case r := <-asked:
-		if isError[*failure](r.Err) {
+		if errors.As(r.Err, new(*failure)) {
 			return r.Err
 		}
 		return nil // an error of Close does not matter

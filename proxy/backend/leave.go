@@ -8,10 +8,10 @@ import (
 )
 
 // Serve sets the engine.
-func (p *Pools) Serve(s *h2.Server) { p.shared.serve(s) }
+func (p *Pools) Serve(s *h2.Server) { p.shared.engine.Store(s) }
 
 // Serve sets the engine.
-func (l *Local) Serve(s *h2.Server) { l.shared.serve(s) }
+func (l *Local) Serve(s *h2.Server) { l.shared.engine.Store(s) }
 
 // heldConn is a carrier's connection that still has long-running requests of an Upstream that has
 // left the carrier.
@@ -24,7 +24,7 @@ type heldConn struct {
 // long-running ones stay and are guarded. The mutex must be held. The engine is called without it,
 // because the engine needs it for pick.
 func (p *Pools) moveDetached() {
-	engine, left := p.shared.serving(), p.detached
+	engine, left := p.shared.engine.Load(), p.detached
 	p.detached = nil
 	if len(left) == 0 || engine == nil {
 		return

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -47,10 +48,7 @@ type histogram struct {
 
 func (h *histogram) observe(d time.Duration) {
 	b := bounds()
-	i := 0
-	for i < len(b) && d.Seconds() > b[i] {
-		i++
-	}
+	i, _ := slices.BinarySearch(b[:], d.Seconds())
 	h.buckets[i].Add(1)
 	h.sum.Add(uint64(max(d, 0)))
 }

@@ -88,7 +88,7 @@ func (c *call) run(ctx context.Context, try func(Lease) *failure) *failure {
 
 // again reports whether to retry. It pauses first if necessary.
 func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
-	if ctx.Err() != nil || f.kind != failDial && (!c.safe || f.kind != failLost && f.kind != failEjected) || !c.body.rewind() {
+	if ctx.Err() != nil || f.kind != failDial && (!c.safe || f.kind != failLost && f.kind != failEjected) || c.body.touched.Load() {
 		return false
 	}
 	if l.e != nil {
@@ -288,17 +288,12 @@ func classify(ctx context.Context, err error, sent bool) kind {
 		return failEjected
 	case cause != nil:
 		return failContext
-	case isError[*bodyError](err):
+	case errors.As(err, new(*bodyError)):
 		return failBody
-	case isError[*dialError](err), errors.Is(err, errGone):
+	case errors.As(err, new(*dialError)), errors.Is(err, errGone):
 		return failDial
 	case isConnectionError(err):
 		return failLost
 	}
 	return failBad
-}
-
-func isError[T error](err error) bool {
-	_, ok := errors.AsType[T](err)
-	return ok
 }

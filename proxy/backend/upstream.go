@@ -85,9 +85,10 @@ type shared struct {
 	grant    func(n int64) bool // Config.Hold; may be nil
 	dialled  sync.Map           // *tls.Conn of the engine → *Conn
 
+	engine atomic.Pointer[h2.Server] // nil until Serve
+
 	// mu guards the fields below. After stopped is set, nothing is added to running.
 	mu      sync.Mutex
-	engine  *h2.Server // nil until Serve
 	stopped bool
 	running sync.WaitGroup // dials, watched and closing connections
 }
@@ -101,19 +102,6 @@ func (o *shared) spawn(f func()) {
 		return
 	}
 	o.running.Go(f)
-}
-
-// serving returns the engine, or nil before Serve.
-func (o *shared) serving() *h2.Server {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.engine
-}
-
-func (o *shared) serve(s *h2.Server) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.engine = s
 }
 
 // stop ends all spawned goroutines.

@@ -41,7 +41,7 @@ func (w *writer) WriteHeader(status int) {
 	}
 	if status >= 100 && status < 200 {
 		if status != http.StatusSwitchingProtocols { // RFC 9113 §8.6
-			w.interim(status)
+			w.l.begin(status, w.encode(status))
 		}
 		return
 	}
@@ -62,10 +62,6 @@ func (w *writer) WriteHeader(status int) {
 		w.trailers = announced(w.trailers, v)
 	}
 	w.fields = w.encode(status)
-}
-
-func (w *writer) interim(status int) {
-	w.l.begin(status, w.encode(status))
 }
 
 // encode makes a field list from the header.

@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/emicklei/go-restful/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -29,12 +28,6 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, group bool) {
 // fail answers with a Status in the client's form.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	responsewriters.ErrorNegotiated(err, s.codecs, apiregistrationv1.SchemeGroupVersion, w, r)
-}
-
-// unserved answers requests that go-restful refuses, as kube-apiserver does
-// (k8s.io/apiserver/pkg/server/handler.go).
-func (s *Server) unserved(e restful.ServiceError, r *restful.Request, w *restful.Response) {
-	s.fail(w, r.Request, apierrors.NewGenericServerResponse(e.Code, "", schema.GroupResource{}, "", e.Message, 0, false))
 }
 
 func notFound() error {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/emicklei/go-restful/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/version"
@@ -77,7 +78,10 @@ func New(c Config) (*Server, error) {
 	container := restful.NewContainer()
 	container.Router(restful.CurlyRouter{})
 	container.RecoverHandler(func(panicked any, w http.ResponseWriter) { panic(panicked) }) // Fairlead's own recovery answers
-	container.ServiceErrorHandler(s.unserved)
+	// As in k8s.io/apiserver/pkg/server/handler.go.
+	container.ServiceErrorHandler(func(e restful.ServiceError, r *restful.Request, w *restful.Response) {
+		s.fail(w, r.Request, apierrors.NewGenericServerResponse(e.Code, "", schema.GroupResource{}, "", e.Message, 0, false))
+	})
 	group := groupVersion(scheme, s.codecs)
 	if c.Etcd != nil {
 		var err error

@@ -137,7 +137,9 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := notify.New(notify.Config{Quiet: gather, Ignore: d.neighbour, Logger: d.log})
+	w := notify.New(notify.Config{Quiet: gather, Logger: d.log, Ignore: func(path string) bool { // siblings of the directory
+		return filepath.Dir(path) == d.parent && filepath.Base(path) != d.base
+	}})
 	following.Go(func() { w.Run(ctx) })
 	served := make(chan []*apiregistrationv1.APIService)
 	if d.follow != nil {
@@ -178,11 +180,6 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// neighbour reports whether a path is a sibling of the directory.
-func (d *Directory) neighbour(path string) bool {
-	return filepath.Dir(path) == d.parent && filepath.Base(path) != d.base
 }
 
 // publish passes the last valid objects of all files to the table and to the watchers of

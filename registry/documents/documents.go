@@ -104,7 +104,7 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 		changed: make(chan time.Time, 1), hints: make(chan struct{}, 1),
 	}
-	s.set = newSet(s.ask, kind.Join)
+	s.set = &set[S]{ask: s.ask, join: kind.Join, serving: make(map[string]*backend[S])}
 	s.metrics = newMetrics(kind.Name, kind.SizesHelp, kind.Status, kind.Sizes)
 	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.metrics)...)
 }

@@ -33,18 +33,13 @@ const (
 // set has the backends of a table, each with its goroutine. Only its owner's goroutine calls its
 // methods.
 type set[S any] struct {
+	// ask is called by the backends' goroutines, with at least one entry.
 	ask      func(ctx context.Context, b *backend[S], entries []*registry.Entry) error
 	join     func(s, former *S) *S  // Kind.Join
 	backends sync.Map               // *registry.Backend → *backend[S]; other goroutines may read it
 	ended    []*registry.Backend    // to be dropped: see forget
 	serving  map[string]*backend[S] // :: APIService → its backend
 	running  sync.WaitGroup
-}
-
-// newSet returns an empty set. The backends' goroutines call ask, with the entries that may be
-// asked for now; there is at least one.
-func newSet[S any](ask func(context.Context, *backend[S], []*registry.Entry) error, join func(s, former *S) *S) *set[S] {
-	return &set[S]{ask: ask, join: join, serving: make(map[string]*backend[S])}
 }
 
 // find returns a backend, nil when there is none.

@@ -76,7 +76,13 @@ func first(ctx context.Context, n int, dial func(ctx context.Context, i int) (ne
 			}
 		case c := <-conns:
 			if ended++; c != nil {
-				go closeAll(conns, begun-ended)
+				go func() { // ends with the dials
+					for range begun - ended {
+						if late := <-conns; late != nil {
+							_ = late.Close() // nobody has used it
+						}
+					}
+				}()
 				return c, nil
 			}
 			if begun < n {
@@ -85,13 +91,4 @@ func first(ctx context.Context, n int, dial func(ctx context.Context, i int) (ne
 		}
 	}
 	return nil, errs[0]
-}
-
-// closeAll closes n connections that came too late. It ends with the dials.
-func closeAll(conns <-chan net.Conn, n int) {
-	for range n {
-		if c := <-conns; c != nil {
-			_ = c.Close() // nobody has used it
-		}
-	}
 }

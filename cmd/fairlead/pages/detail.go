@@ -3,6 +3,7 @@ package pages
 import (
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,7 +32,7 @@ func (d *document) detail(v *view) {
 	d.put(`
 <section id="story" data-live aria-labelledby="story-title"><h2 id="story-title">What has changed <span class="dim">UTC</span></h2>
 `)
-	d.transitions(v.Time, v.History())
+	d.transitions(v.Time, slices.DeleteFunc(slices.Clone(v.Transitions), func(t answer.Transition) bool { return t.APIService != a.Name }))
 	d.put(`</section>`)
 	d.end()
 }

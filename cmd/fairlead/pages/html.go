@@ -5,7 +5,6 @@ import (
 	"embed"
 	"fmt"
 	"net/http"
-	"slices"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
@@ -71,11 +70,6 @@ func (v *view) Remotes() []*answer.APIService {
 	return v.those(func(a *answer.APIService) bool { return a.Kind != "local" })
 }
 
-// Locals returns the APIServices that the local apiserver serves, in order.
-func (v *view) Locals() []*answer.APIService {
-	return v.those(func(a *answer.APIService) bool { return a.Kind == "local" })
-}
-
 // Unavailable counts the APIServices that receive no requests.
 func (v *view) Unavailable() int {
 	return len(v.those(func(a *answer.APIService) bool { return !a.Available() }))
@@ -117,11 +111,6 @@ func (v *view) Load() (rate, errors float64, inFlight int64) {
 		rate, errors, inFlight = rate+t.Rate, errors+t.Errors, inFlight+a.InFlight+a.LongRunning
 	}
 	return rate, errors, inFlight
-}
-
-// History returns the transitions of the one APIService.
-func (v *view) History() []answer.Transition {
-	return slices.DeleteFunc(slices.Clone(v.Transitions), func(t answer.Transition) bool { return t.APIService != v.One.Name })
 }
 
 func render(w http.ResponseWriter, v *view, page func(*document, *view)) {

@@ -132,7 +132,7 @@ func (d *document) remotes(v *view) {
 	} else {
 		d.put(`<p id="table" class="dim">There are none: everything is served by the local apiserver.</p>`)
 	}
-	if locals := v.Locals(); len(locals) > 0 {
+	if locals := v.those(func(a *answer.APIService) bool { return a.Kind == "local" }); len(locals) > 0 {
 		d.put(`<details id="locals"><summary>%s served by the local apiserver</summary>
 <ul class="chips">`, len(locals))
 		for _, a := range locals {

@@ -82,7 +82,7 @@ func New(cfg Config) (*Pages, error) {
 		return nil, errors.New("making pages: every func field of Config is required")
 	}
 	p := &Pages{cfg: cfg, started: time.Now(), mux: http.NewServeMux()}
-	p.mux.HandleFunc("GET /status", p.serveStatus)
+	p.mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.status()) })
 	p.mux.HandleFunc("GET /explain", p.serveExplain)
 	p.mux.HandleFunc("GET /events", p.serveEvents)
 	if cfg.Tap != nil {
@@ -118,8 +118,6 @@ func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	p.mux.ServeHTTP(w, r)
 }
-
-func (p *Pages) serveStatus(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.status()) }
 
 func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")

@@ -109,8 +109,9 @@ func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 			}
 		}
 	}
-	if c.pool != nil {
-		c.pool.settingsCame(c)
+	if p := c.pool; p != nil { // other connections will probably have the same
+		p.perConn, p.known, p.failures = int(min(c.peerStreams, topStreamID)), true, 0
+		p.serve()
 	}
 	return nil
 }

@@ -262,11 +262,9 @@ func (e *Engine) close(c *Conn, err error) {
 		c.pool.drop(c, err) // before its streams look for another connection
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
-		s := c.streams[id]
-		if s == nil {
-			continue
+		if s := c.streams[id]; s != nil {
+			e.orphan(c, s, err)
 		}
-		e.orphan(c, s, err)
 	}
 	c.touch()
 }

@@ -128,7 +128,7 @@ func (p *pool) conn() *Conn {
 
 // slots returns how many more streams the backend takes on c; assumed is used before its SETTINGS.
 func (c *Conn) slots(assumed int) int {
-	if c.closing || c.drained || c.choked() {
+	if c.closing || c.drained || c.chokedAt > 0 && c.e.now-c.chokedAt >= chokeTime {
 		return 0
 	}
 	if c.started {
@@ -137,11 +137,8 @@ func (c *Conn) slots(assumed int) int {
 	return max(0, assumed-len(c.streams))
 }
 
-// choked reports whether the connection's window has been used up for a while. The backend may wait
-// for one request's reader: the bodies of others must use another connection.
-func (c *Conn) choked() bool { return c.chokedAt > 0 && c.e.now-c.chokedAt >= chokeTime }
-
-// chokeTime is far above a round trip.
+// chokeTime is how long a connection's window may be used up, far above a round trip. The backend may
+// wait for one request's reader: the bodies of others must use another connection.
 const chokeTime = time.Second
 
 // early returns how many streams a connection gets before its SETTINGS come. The backend refuses
@@ -258,12 +255,6 @@ func (p *pool) freesSlots() bool {
 	return false
 }
 
-// settingsCame handles a connection's SETTINGS: others will probably have the same.
-func (p *pool) settingsCame(c *Conn) {
-	p.perConn, p.known, p.failures = int(min(c.peerStreams, topStreamID)), true, 0
-	p.serve()
-}
-
 // serve sends waiting streams on connections that may have room now.
 func (p *pool) serve() {
 	for p.waiting.n > 0 {
@@ -274,14 +265,6 @@ func (p *pool) serve() {
 		p.e.open(p.waiting.pop(), c)
 	}
 	p.grow()
-}
-
-// slotFree is called after a stream was removed from a backend's connection.
-func (e *Engine) slotFree(c *Conn) {
-	e.closeIfDone(c)
-	if c.pool.waiting.n > 0 {
-		c.pool.serve()
-	}
 }
 
 // drop removes a connection from its pool. One that ends before it has begun counts as a failed

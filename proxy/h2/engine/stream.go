@@ -291,10 +291,12 @@ func (e *Engine) unlinkLeg(s *stream, side dir) {
 		c.queued -= int(s.held)
 		s.held = 0
 		c.giveCredit()
-		e.closeIfDone(c)
 	} else {
 		e.release(s)
-		e.slotFree(c)
+	}
+	e.closeIfDone(c)
+	if c.pool != nil && c.pool.waiting.n > 0 {
+		c.pool.serve()
 	}
 }
 

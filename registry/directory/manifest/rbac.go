@@ -1,23 +1,11 @@
 package manifest
 
 import (
-	"cmp"
-
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
-
-// setBindingDefaults sets the defaults of pkg/apis/rbac/v1/defaults.go.
-func setBindingDefaults(o *rbacv1.ClusterRoleBinding) {
-	o.RoleRef.APIGroup = cmp.Or(o.RoleRef.APIGroup, rbacv1.GroupName)
-	for i := range o.Subjects {
-		if s := &o.Subjects[i]; s.Kind == rbacv1.UserKind || s.Kind == rbacv1.GroupKind {
-			s.APIGroup = cmp.Or(s.APIGroup, rbacv1.GroupName)
-		}
-	}
-}
 
 // roleName validates names of roles and bindings: they are path segments, and may have colons.
 func roleName(name string, prefix bool) []string {

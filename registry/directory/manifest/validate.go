@@ -22,7 +22,7 @@ import (
 )
 
 // setDefaults sets kube-apiserver's defaults for the kinds whose defaults are not in a library
-// (pkg/apis/core/v1/defaults.go, pkg/apis/discovery/v1/defaults.go), for the fields that are used
+// (pkg/apis/{core,discovery,rbac}/v1/defaults.go), for the fields that are used
 // here.
 func setDefaults(value runtime.Object) {
 	switch o := value.(type) {
@@ -42,7 +42,12 @@ func setDefaults(value runtime.Object) {
 			p.Protocol = cmp.Or(p.Protocol, new(corev1.ProtocolTCP))
 		}
 	case *rbacv1.ClusterRoleBinding:
-		setBindingDefaults(o)
+		o.RoleRef.APIGroup = cmp.Or(o.RoleRef.APIGroup, rbacv1.GroupName)
+		for i := range o.Subjects {
+			if s := &o.Subjects[i]; s.Kind == rbacv1.UserKind || s.Kind == rbacv1.GroupKind {
+				s.APIGroup = cmp.Or(s.APIGroup, rbacv1.GroupName)
+			}
+		}
 	}
 }
 
@@ -202,9 +207,6 @@ func validateAddresses(addresses []string, kind discoveryv1.AddressType, path *f
 	return errs
 }
 
-// maxData is the size limit of ConfigMaps and Secrets (core/v1 MaxSecretSize).
-const maxData = corev1.MaxSecretSize
-
 // validateData validates a ConfigMap or a Secret: two maps with the names of their fields. No key
 // may be in both, unless the first map overrides the second one.
 func validateData(o *metav1.ObjectMeta, texts, data string, text map[string]string, raw map[string][]byte, overrides bool) field.ErrorList {
@@ -221,8 +223,8 @@ func validateData(o *metav1.ObjectMeta, texts, data string, text map[string]stri
 		errs = append(errs, validateKey(k, field.NewPath(data))...)
 		total += len(v)
 	}
-	if total > maxData {
-		errs = append(errs, field.TooLong(field.NewPath("data"), "", maxData))
+	if total > corev1.MaxSecretSize { // of ConfigMaps, too
+		errs = append(errs, field.TooLong(field.NewPath("data"), "", corev1.MaxSecretSize))
 	}
 	return errs
 }

@@ -109,14 +109,6 @@ func (n *negotiator) refuse(w http.ResponseWriter) {
 	responsewriters.WriteRawJSON(int(status.Code), status, w)
 }
 
-// acceptOf returns the Accept field as kube-apiserver reads it: the first line only.
-func acceptOf(r *http.Request) string {
-	if values := r.Header["Accept"]; len(values) > 0 {
-		return values[0]
-	}
-	return ""
-}
-
 // produces reports whether go-restful would find one of the media types in the Accept field.
 func produces(accept string, supported []string) bool {
 	if accept == "" {

@@ -56,8 +56,10 @@ func (d *Discovery) aggregated(of any, list func() *apidiscoveryv2.APIGroupDisco
 
 // sameList reports whether two tables make the same legacy list.
 func sameList(a, b *registry.Table) bool {
-	return slices.EqualFunc(a.Entries(), b.Entries(), func(x, y *registry.Entry) bool { return x == y || x.GroupVersion == y.GroupVersion }) &&
-		slices.EqualFunc(a.Groups(), b.Groups(), func(x, y *registry.Group) bool { return x == y || x.Name == y.Name && sameVersions(x, y) })
+	same := func(x, y *registry.Entry) bool { return x == y || x.GroupVersion == y.GroupVersion }
+	return slices.EqualFunc(a.Entries(), b.Entries(), same) && slices.EqualFunc(a.Groups(), b.Groups(), func(x, y *registry.Group) bool {
+		return x == y || x.Name == y.Name && slices.EqualFunc(x.Entries, y.Entries, same)
+	})
 }
 
 // Ready returns why the documents cannot be served yet. Nil means that they can.
@@ -103,7 +105,7 @@ func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view
 	case r.Method != http.MethodGet:
 		w.Header().Set("Allow", http.MethodGet)
 		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "", 0, false))
-	case !produces(acceptOf(r), d.root.supported):
+	case !produces(r.Header.Get("Accept"), d.root.supported):
 		message := "406: Not Acceptable\n\nAvailable representations: " + strings.Join(d.root.supported, ", ")
 		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotAcceptable, "", schema.GroupResource{}, "", message, 0, false))
 	default:
@@ -120,13 +122,9 @@ func (d *Discovery) groupDocument(name string) *document {
 	return &document{cache: private, write: func(s *sheet, media string, pretty bool) { d.codecs.writeLegacy(s, legacyGroup(g), media, pretty) }}
 }
 
-func sameVersions(a, b *registry.Group) bool {
-	return slices.EqualFunc(a.Entries, b.Entries, func(x, y *registry.Entry) bool { return x.GroupVersion == y.GroupVersion })
-}
-
 // serve writes the form of a document that a request asks for.
 func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator, aggregated, legacy *document) {
-	c := n.choose(acceptOf(r))
+	c := n.choose(r.Header.Get("Accept")) // as kube-apiserver: the first line only
 	if c.refused {
 		n.refuse(w)
 		return
