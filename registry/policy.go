@@ -87,7 +87,10 @@ func (s *settings) set(name, value string) error {
 	case "ping-timeout":
 		return setDuration(&p.PingTimeout, value, 500*time.Millisecond, 5*time.Minute)
 	case "http1":
-		return setBool(&s.http1, value)
+		if s.http1 = value == "true"; !s.http1 && value != "false" {
+			return fmt.Errorf("%q is neither true nor false", bounded(value))
+		}
+		return nil
 	case "url":
 		s.urls = readURLs(value)
 		return nil
@@ -120,18 +123,6 @@ func setWithin[T cmp.Ordered](to *T, value, low, high T) error {
 		return fmt.Errorf("%v is outside %v to %v", value, low, high)
 	}
 	*to = value
-	return nil
-}
-
-func setBool(to *bool, value string) error {
-	switch value {
-	case "true":
-		*to = true
-	case "false":
-		*to = false
-	default:
-		return fmt.Errorf("%q is neither true nor false", bounded(value))
-	}
 	return nil
 }
 

@@ -42,7 +42,11 @@ func (r *resolver) resolve() resolution {
 	if r.service == nil {
 		return fault(ReasonServiceNotFound, "service/%s in %q is not present", r.ref.Name, r.ref.Namespace)
 	}
-	port, found := r.servicePort()
+	at := slices.IndexFunc(r.service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == r.port })
+	port, found := "", at >= 0
+	if found {
+		port = r.service.Spec.Ports[at].Name // slices identify ports by name only
+	}
 	kind := cmp.Or(r.service.Spec.Type, corev1.ServiceTypeClusterIP)
 	if kind == corev1.ServiceTypeClusterIP {
 		if v := r.checkClusterIP(port, found); v.Reason != "" {
@@ -71,16 +75,6 @@ const noSlicePort = "ready endpointslices have no port"
 // fault makes a resolution without endpoints.
 func fault(reason, format string, args ...any) resolution {
 	return resolution{fault: Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}}
-}
-
-// servicePort returns the name of the Service's port. Slices identify ports by name only.
-func (r *resolver) servicePort() (string, bool) {
-	for i := range r.service.Spec.Ports {
-		if p := &r.service.Spec.Ports[i]; p.Port == r.port {
-			return p.Name, true
-		}
-	}
-	return "", false
 }
 
 // checkClusterIP makes the checks that kube-aggregator makes only for Services of type ClusterIP,
@@ -189,13 +183,9 @@ func usable(e discoveryv1.Endpoint) bool {
 
 // slicePort returns the number of a slice's named port, 0 if there is none.
 func slicePort(s *discoveryv1.EndpointSlice, name string) int32 {
-	for i := range s.Ports {
-		p := &s.Ports[i]
-		if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
-			continue
-		}
-		if ptr.Deref(p.Name, "") == name {
-			return *p.Port
+	for _, p := range s.Ports {
+		if n := ptr.Deref(p.Port, 0); n >= 1 && n <= 65535 && ptr.Deref(p.Name, "") == name {
+			return n
 		}
 	}
 	return 0

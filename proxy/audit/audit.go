@@ -205,7 +205,11 @@ func (l *Log) write(e entry) {
 		}
 		if l.lines.Len()-before > soon {
 			l.flush(l.lines.Next(before))
-			l.writeLong(e.ev)
+			if !l.put(l.lines.Bytes()) { // the writer refuses it: then without its bodies
+				l.lines.Reset()
+				l.backend.ProcessEvents(withoutBodies(e.ev))
+				l.flush(l.lines.Bytes())
+			}
 			break
 		}
 		if l.lines.Len() < soon {
@@ -222,16 +226,6 @@ func (l *Log) write(e entry) {
 		l.lines = bytes.Buffer{} // grown by a large body
 		l.backend = auditlog.NewBackend(&l.lines, l.cfg.Format, auditv1.SchemeGroupVersion)
 	}
-}
-
-// writeLong writes the line of an event, without its bodies if the writer refuses it.
-func (l *Log) writeLong(ev *auditinternal.Event) {
-	if l.put(l.lines.Bytes()) {
-		return
-	}
-	l.lines.Reset()
-	l.backend.ProcessEvents(withoutBodies(ev))
-	l.flush(l.lines.Bytes())
 }
 
 // flush writes lines, or counts them as lost.

@@ -55,9 +55,15 @@ func (l *Log) Open(r *Request) *Event {
 	}
 	a := &r.Attributes
 	e := &Event{log: l, cfg: cfg, longRunning: r.LongRunning, ev: auditinternal.Event{
-		Level: cfg.Level, AuditID: types.UID(r.ID), RequestURI: requestURI(r.Path, r.RawQuery), Verb: a.Verb, UserAgent: cut(r.UserAgent), SourceIPs: r.SourceIPs,
+		Level: cfg.Level, AuditID: types.UID(r.ID), RequestURI: r.Path, Verb: a.Verb, UserAgent: r.UserAgent, SourceIPs: r.SourceIPs,
 		RequestReceivedTimestamp: metav1.NewMicroTime(r.Received),
 	}}
+	if r.RawQuery != "" {
+		e.ev.RequestURI += "?" + Mask(r.RawQuery)
+	}
+	if len(r.UserAgent) > maxAgent {
+		e.ev.UserAgent = r.UserAgent[:maxAgent] + "...TRUNCATED"
+	}
 	if a.User != nil {
 		e.ev.User = describe(a.User)
 	}
@@ -78,13 +84,6 @@ func describe(u user.Info) authenticationv1.UserInfo {
 		}
 	}
 	return info
-}
-
-func cut(agent string) string {
-	if len(agent) > maxAgent {
-		return agent[:maxAgent] + "...TRUNCATED"
-	}
-	return agent
 }
 
 // Annotate adds an annotation to later stages.

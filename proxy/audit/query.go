@@ -5,14 +5,6 @@ import (
 	"strings"
 )
 
-// requestURI returns the request target with masked secrets.
-func requestURI(path, rawQuery string) string {
-	if rawQuery == "" {
-		return path
-	}
-	return path + "?" + Mask(rawQuery)
-}
-
 // masked replaces a secret value.
 const masked = "MASKED"
 

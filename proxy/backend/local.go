@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -229,11 +230,7 @@ func (l *Local) each(address string, f func(*endpoint)) {
 }
 
 func (l *Local) publishLocked() {
-	ready := false
-	for _, e := range l.health {
-		ready = ready || e.Health == registry.Healthy
-	}
-	l.ready.Store(ready)
+	l.ready.Store(slices.ContainsFunc(l.health, func(e registry.Endpoint) bool { return e.Health == registry.Healthy }))
 	for i, u := range l.pools {
 		v := &view{pingTimeout: defaultPing}
 		switch Pool(i + 1) {

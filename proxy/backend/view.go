@@ -2,6 +2,7 @@ package backend
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -102,7 +103,7 @@ func (v *view) choose(tick uint64) *endpoint {
 func (v *view) other(avoid []Lease) *endpoint {
 	var best *endpoint
 	for _, e := range v.preferred {
-		if !avoids(avoid, e) && (best == nil || e.load() < best.load()) {
+		if !slices.Contains(avoid, Lease{e}) && (best == nil || e.load() < best.load()) {
 			best = e
 		}
 	}
@@ -111,21 +112,12 @@ func (v *view) other(avoid []Lease) *endpoint {
 	}
 	for _, list := range [...][]*endpoint{v.slow, v.rest} {
 		for _, e := range list {
-			if !avoids(avoid, e) {
+			if !slices.Contains(avoid, Lease{e}) {
 				return e
 			}
 		}
 	}
 	return nil
-}
-
-func avoids(avoid []Lease, e *endpoint) bool {
-	for _, l := range avoid {
-		if l.e == e {
-			return true
-		}
-	}
-	return false
 }
 
 // Lease is one request's place at an endpoint: while held, it counts in the endpoint's load. The

@@ -111,7 +111,13 @@ func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.Addr
 		return nil, err
 	}
 	alive, dead := p.members.observe(list.Items, ready, time.Now())
-	p.deleteExpired(ctx, dead)
+	for _, l := range dead { // so that a replica that starts later does not wait for them to expire again
+		if err := p.remove(ctx, l); err != nil {
+			p.log.Debug("cannot delete an expired lease", "lease", l.Name, "err", err) // a later round tries again
+			continue
+		}
+		p.log.Warn("a replica's lease has expired", "lease", l.Name, "address", l.Annotations[addressAnnotation])
+	}
 	addresses := p.addresses(alive)
 	if ready {
 		addresses = append(addresses, p.config.Address)
@@ -166,18 +172,6 @@ func (p *Publisher) present(now bool) {
 	}
 	p.published = now
 	p.metrics.published.Set(metric.Number(now))
-}
-
-// deleteExpired deletes expired Leases, so that a replica that starts later does not wait for them
-// to expire again.
-func (p *Publisher) deleteExpired(ctx context.Context, dead []*coordinationv1.Lease) {
-	for _, l := range dead {
-		if err := p.remove(ctx, l); err != nil {
-			p.log.Debug("cannot delete an expired lease", "lease", l.Name, "err", err) // a later round tries again
-			continue
-		}
-		p.log.Warn("a replica's lease has expired", "lease", l.Name, "address", l.Annotations[addressAnnotation])
-	}
 }
 
 // remove deletes a Lease unless it has been renewed, or made anew, since it was read.

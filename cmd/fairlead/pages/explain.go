@@ -112,19 +112,10 @@ func (p *Pages) explain(ctx context.Context, method, target string, u user.Info)
 }
 
 func destination(a proxy.Action) string {
-	switch a {
-	case proxy.ToLocal:
-		return "local"
-	case proxy.ToRemote:
-		return "remote"
-	case proxy.ToDocument:
-		return "document"
-	case proxy.ToPage:
-		return "page"
-	case proxy.ToHealth:
-		return "health"
-	}
-	return "refused"
+	return cmp.Or(map[proxy.Action]string{
+		proxy.ToLocal: "local", proxy.ToRemote: "remote", proxy.ToDocument: "document",
+		proxy.ToPage: "page", proxy.ToHealth: "health",
+	}[a], "refused")
 }
 
 // names describes what a path names.

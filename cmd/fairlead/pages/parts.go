@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
@@ -68,13 +69,7 @@ func (d *document) transitions(now time.Time, list []answer.Transition) {
 	d.put(`<ol class="story">`)
 	for i := range list {
 		t := &list[i]
-		class := "unknown"
-		switch t.Status {
-		case "True":
-			class = "ok"
-		case "False":
-			class = "bad"
-		}
+		class := cmp.Or(map[string]string{"True": "ok", "False": "bad"}[t.Status], "unknown")
 		d.put(`<li class="%s"><time datetime="%s">%s</time> <span><b>%s</b> `, class, t.Time.UTC().Format(time.RFC3339), stamp(now, t.Time), t.APIService)
 		if t.Status == "gone" {
 			d.put(`was deleted`)

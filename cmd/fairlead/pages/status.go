@@ -106,11 +106,5 @@ func (p *Pages) endpoint(of string, e *registry.Endpoint) answer.Endpoint {
 }
 
 func healthName(h registry.Health) string {
-	switch h {
-	case registry.Healthy:
-		return "healthy"
-	case registry.Unhealthy:
-		return "unhealthy"
-	}
-	return "unprobed"
+	return cmp.Or(map[registry.Health]string{registry.Healthy: "healthy", registry.Unhealthy: "unhealthy"}[h], "unprobed")
 }

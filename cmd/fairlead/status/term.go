@@ -146,7 +146,10 @@ func (t *term) write(ctx context.Context) (next time.Time) {
 		e, have := t.todo[name], t.of(name)
 		t.entries[name] = have
 		if have.uid != e.Object.UID {
-			*have = t.fresh(e)
+			*have = written{uid: e.Object.UID}
+			if e.Local() { // kube-aggregator's strategy gives it one
+				have.condition, _ = t.wanted(e)
+			}
 		}
 		want, known := t.wanted(e)
 		at := have.mayWrite(want)
@@ -196,16 +199,6 @@ func (w *written) mayWrite(want condition) time.Time {
 		return w.notBefore.Add(rewording - spacing)
 	}
 	return w.notBefore
-}
-
-// fresh returns what a new object has: no condition, except for the one that kube-aggregator's
-// strategy gives to a Local APIService.
-func (t *term) fresh(e *registry.Entry) written {
-	have := written{uid: e.Object.UID}
-	if e.Local() {
-		have.condition, _ = t.wanted(e)
-	}
-	return have
 }
 
 // wanted returns the condition that an entry should have, the zero value for none. If known is

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"maps"
-	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -13,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
-	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 )
 
 // choice is the form negotiated by an Accept field.
@@ -61,17 +59,13 @@ func (n *negotiator) remembered(accept string) (c choice, ok bool) {
 }
 
 func (n *negotiator) choose(accept string) choice {
-	if c, ok := n.remembered(accept); ok {
+	c, ok := n.remembered(accept)
+	if ok {
 		return c
 	}
-	c := n.negotiate(accept)
-	if len(accept) <= maxAccept {
-		n.remember(accept, c)
+	if c = n.negotiate(accept); len(accept) > maxAccept {
+		return c
 	}
-	return c
-}
-
-func (n *negotiator) remember(accept string, c choice) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	next := map[string]choice{}
@@ -80,6 +74,7 @@ func (n *negotiator) remember(accept string, c choice) {
 	} // else it begins anew: one client may have filled it with fields that nobody sends again
 	next[strings.Clone(accept)] = c
 	n.known.Store(&next)
+	return c
 }
 
 func (n *negotiator) negotiate(accept string) choice {
@@ -101,12 +96,6 @@ func (n *negotiator) negotiate(accept string) choice {
 func mediaNumber(info runtime.SerializerInfo) int {
 	all := allMedias()
 	return max(0, slices.Index(all[:], info.MediaType))
-}
-
-// refuse responds with 406 as k8s.io/apiserver does.
-func (n *negotiator) refuse(w http.ResponseWriter) {
-	status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(n.supported))
-	responsewriters.WriteRawJSON(int(status.Code), status, w)
 }
 
 // produces reports whether go-restful would find one of the media types in the Accept field.

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -126,7 +127,8 @@ func (d *Discovery) groupDocument(name string) *document {
 func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator, aggregated, legacy *document) {
 	c := n.choose(r.Header.Get("Accept")) // as kube-apiserver: the first line only
 	if c.refused {
-		n.refuse(w)
+		status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(n.supported)) // as k8s.io/apiserver
+		responsewriters.WriteRawJSON(int(status.Code), status, w)
 		return
 	}
 	doc := c.of(aggregated, legacy)

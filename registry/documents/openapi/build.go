@@ -16,13 +16,11 @@ import (
 
 // built is a merged v2 document.
 type built struct {
+	document
 	of   *inputs
 	err  error // why there is none
-	json *packed
-	// proto returns the protobuf form, made from json on first call.
-	proto func() (*packed, error)
-	took  time.Duration
-	done  time.Time
+	took time.Duration
+	done time.Time
 }
 
 // restFactor is how long a merged document stays good enough, as a multiple of the time it took to
@@ -62,7 +60,7 @@ func (o *OpenAPI) merge(in *inputs, last *built) *built {
 	begun := time.Now()
 	b := &built{of: in}
 	if last != nil {
-		b.json, b.proto = last.json, last.proto
+		b.document = last.document
 	}
 	body, err := o.mergeText(in, in.sources)
 	if o.tell("merging OpenAPI v2", err); err == nil {

@@ -100,7 +100,11 @@ func prune(sw *spec.Swagger, keep func(path string) bool) *spec.Swagger {
 	out.Paths.Paths = next.Paths.Paths
 	out.Definitions, out.Parameters, out.Responses = spec.Definitions{}, map[string]spec.Parameter{}, map[string]spec.Response{}
 	for more := true; more; {
-		found := references(&next)
+		found := make(map[string]bool)
+		schemamutation.ReplaceReferences(func(ref *spec.Ref) *spec.Ref { // which it does not follow
+			found[ref.String()] = true
+			return ref
+		}, &next)
 		next = spec.Swagger{SwaggerProps: spec.SwaggerProps{
 			Definitions: spec.Definitions{}, Parameters: map[string]spec.Parameter{}, Responses: map[string]spec.Response{},
 		}}
@@ -122,16 +126,6 @@ func move[T any](ref, prefix string, from, kept, next map[string]T) {
 			kept[name], next[name] = v, v
 		}
 	}
-}
-
-// references returns the references in a document, without following them.
-func references(sw *spec.Swagger) map[string]bool {
-	out := make(map[string]bool)
-	schemamutation.ReplaceReferences(func(ref *spec.Ref) *spec.Ref {
-		out[ref.String()] = true
-		return ref
-	}, sw)
-	return out
 }
 
 // inline replaces references to shared parameters, which openapiconv leaves out, and returns how

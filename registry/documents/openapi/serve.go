@@ -49,10 +49,8 @@ func (o *OpenAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
-	w.Header().Add("Vary", "Accept")
-	form := choose(r, subtypeJSON, subtypeProto2Old, subtypeProto2)
+	form := choose(w, r, subtypeJSON, subtypeProto2Old, subtypeProto2)
 	if form == "" {
-		w.WriteHeader(http.StatusNotAcceptable)
 		return
 	}
 	b, err := o.document(r.Context())
@@ -60,16 +58,7 @@ func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
 		writeError(w, o.sources.NotReady())
 		return
 	}
-	if form == subtypeJSON {
-		b.json.serve(w, r, typeJSON, b.json.hash)
-		return
-	}
-	proto, err := b.proto()
-	if err != nil {
-		writeError(w, errNoForm())
-		return
-	}
-	proto.serve(w, r, "application/"+subtypeProto2, b.json.hash)
+	b.serve(w, r, form, subtypeProto2)
 }
 
 // serveV3 serves one document. A document requested by its hash never changes, so clients may cache
@@ -89,10 +78,8 @@ func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 		w.WriteHeader(http.StatusNotFound)
 		return
 	}
-	w.Header().Add("Vary", "Accept")
-	form := choose(r, subtypeJSON, subtypeProto3, subtypeProto3Old)
+	form := choose(w, r, subtypeJSON, subtypeProto3, subtypeProto3Old)
 	if form == "" {
-		w.WriteHeader(http.StatusNotAcceptable)
 		return
 	}
 	if hash := r.URL.Query().Get("hash"); hash != "" {
@@ -103,16 +90,24 @@ func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 		w.Header().Set("Cache-Control", "public, immutable")
 		w.Header().Set("Expires", time.Now().AddDate(1, 0, 0).Format(time.RFC1123))
 	}
+	d.serve(w, r, form, subtypeProto3)
+}
+
+// serve writes the document in JSON or in protobuf.
+func (d *document) serve(w http.ResponseWriter, r *http.Request, form, proto string) {
 	if form == subtypeJSON {
 		d.json.serve(w, r, typeJSON, d.json.hash)
 		return
 	}
-	proto, err := d.proto()
+	p, err := d.proto()
 	if err != nil {
-		writeError(w, errNoForm())
+		writeError(w, &apierrors.StatusError{ErrStatus: metav1.Status{
+			Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable,
+			Message: "the document cannot be written in protobuf: ask for JSON",
+		}})
 		return
 	}
-	proto.serve(w, r, "application/"+subtypeProto3, d.json.hash)
+	p.serve(w, r, "application/"+proto, d.json.hash)
 }
 
 func groupVersionOf(path string) (schema.GroupVersion, bool) {
@@ -132,8 +127,10 @@ func itemOf(path, hash string) handler3.OpenAPIV3DiscoveryGroupVersion {
 	return handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: u.String()}
 }
 
-// choose returns the subtype that the client prefers, as kube-openapi does. Empty means none.
-func choose(r *http.Request, subtypes ...string) string {
+// choose returns the subtype that the client prefers, as kube-openapi does. If there is none, it
+// answers, and returns nothing.
+func choose(w http.ResponseWriter, r *http.Request, subtypes ...string) string {
+	w.Header().Add("Vary", "Accept")
 	for _, clause := range goautoneg.ParseAccept(cmp.Or(r.Header.Get("Accept"), "*/*")) {
 		for _, s := range subtypes {
 			if (clause.Type == "application" || clause.Type == "*") && (clause.SubType == s || clause.SubType == "*") {
@@ -141,6 +138,7 @@ func choose(r *http.Request, subtypes ...string) string {
 			}
 		}
 	}
+	w.WriteHeader(http.StatusNotAcceptable)
 	return ""
 }
 
@@ -152,11 +150,4 @@ func writeError(w http.ResponseWriter, err *apierrors.StatusError) {
 	}
 	status := responsewriters.ErrorToAPIStatus(err)
 	responsewriters.WriteRawJSON(int(status.Code), status, w)
-}
-
-func errNoForm() *apierrors.StatusError {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable,
-		Message: "the document cannot be written in protobuf: ask for JSON",
-	}}
 }

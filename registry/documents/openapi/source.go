@@ -73,7 +73,7 @@ func (s *state) next() *state {
 	return &next
 }
 
-// document is one group-version's v3 document.
+// document is one group-version's v3 document, or the merged v2 document.
 type document struct {
 	json *packed
 	// proto returns the protobuf form, made from json on first call.
