@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -157,14 +158,11 @@ func errUnavailable(e *registry.Entry, now time.Time) error {
 	if e.Policy.Maintenance != "" {
 		return unavailable(e.Name+" is in maintenance: "+e.Policy.Maintenance, 0)
 	}
-	reason, retry := v.Reason, int32(0)
-	if reason == "" {
-		reason = "not checked yet"
-	}
+	retry := int32(0)
 	if v.Since.IsZero() || now.Sub(v.Since) < recent {
 		retry = retrySoon
 	}
-	return unavailable(e.Name+" is unavailable: "+reason, retry)
+	return unavailable(e.Name+" is unavailable: "+cmp.Or(v.Reason, "not checked yet"), retry)
 }
 
 func errRedirect(name string) error {

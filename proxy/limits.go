@@ -59,10 +59,7 @@ type place struct {
 // impersonator; the token if it is proven, because only the local apiserver knows its user;
 // otherwise the client's address and connection.
 func (d *Decision) source(h *Head) bound.Source {
-	u := d.User
-	if d.Impersonator != nil {
-		u = d.Impersonator
-	}
+	u := caller(d)
 	if u == nil && d.Pool == authn.PoolProven {
 		return bound.Source{User: d.Credentials.Payer}
 	}

@@ -68,7 +68,11 @@ func (t *Table) selects(path string) Match {
 		return t.selectsGroup(rest)
 	}
 	if rest, ok := below(path, "/api"); ok {
-		return t.selectsCore(rest)
+		m := t.toward(t.Entry(schema.GroupVersion{Version: "v1"}))
+		if m.Route == RouteLocal && len(rest) <= 1 {
+			return Match{Route: RouteDocument} // /api and /api/
+		}
+		return m // as upstream, an APIService v1. claims all of it, even /api/v2
 	}
 	if rest, ok := below(path, "/openapi/v3"); ok {
 		return t.selectsSchema(rest)
@@ -132,16 +136,6 @@ func (t *Table) selectsSchema(rest string) Match {
 		return Match{Route: RouteDocument}
 	}
 	return Match{}
-}
-
-// selectsCore matches the rest of a path after /api. As upstream, an APIService v1. claims all of
-// it, even /api/v2.
-func (t *Table) selectsCore(rest string) Match {
-	m := t.toward(t.Entry(schema.GroupVersion{Version: "v1"}))
-	if m.Route == RouteLocal && len(rest) <= 1 {
-		return Match{Route: RouteDocument} // /api and /api/
-	}
-	return m
 }
 
 // toward returns the Match for requests of an entry.

@@ -42,13 +42,6 @@ func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, own htt
 	return mux
 }
 
-func (d *door) gathered() prometheus.Gatherers {
-	if d.o.registry.etcd == nil {
-		return prometheus.Gatherers{d.metrics}
-	}
-	return prometheus.Gatherers{d.metrics, ofEtcd{}}
-}
-
 // localName names the local apiservers for their prober and on the pages.
 const localName = pages.LocalName
 

@@ -36,15 +36,13 @@ func tableReady(table func() *registry.Table) func(*http.Request) error {
 			return nil
 		case !t.Complete():
 			return errNoTable
-		case slices.ContainsFunc(t.Entries(), unprobed) && time.Now().Before(until()):
+		case slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool { return e.Verdict.Status == "" }) && time.Now().Before(until()):
 			return errNoVerdicts
 		}
 		passed.Store(true)
 		return nil
 	}
 }
-
-func unprobed(e *registry.Entry) bool { return e.Verdict.Status == "" }
 
 // namesReady reports whether the header names that must be stripped are known.
 func (d *door) namesReady(*http.Request) error {

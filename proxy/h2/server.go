@@ -54,15 +54,6 @@ type Config struct {
 
 func (c *Config) logger() *slog.Logger { return cmp.Or(c.Logger, slog.New(slog.DiscardHandler)) }
 
-// shards leaves half of the processors to handshakes, handlers and the garbage collector. Fewer
-// shards make larger batches: each has its own connections to every backend.
-func (c *Config) shards() int {
-	if c.Shards > 0 {
-		return c.Shards
-	}
-	return max(1, runtime.GOMAXPROCS(0)/2)
-}
-
 // Server is the engines with their drivers. Run must be running while it serves: it moves bytes and
 // runs timers.
 type Server struct {
@@ -85,7 +76,9 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{cancel: cancel, hurried: make(chan struct{}, 1), memory: cfg.Memory, source: cfg.Source, log: cfg.logger()}
 	pool := &buffers{}
-	for range cfg.shards() {
+	// Half of the processors are left to handshakes, handlers and the garbage collector. Fewer shards
+	// make larger batches: each has its own connections to every backend.
+	for range cmp.Or(cfg.Shards, max(1, runtime.GOMAXPROCS(0)/2)) {
 		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool, s.hurried))
 	}
 	if cfg.Metrics != nil {
@@ -111,15 +104,13 @@ func (s *Server) Run(ctx context.Context) error {
 			})
 		}
 	}
+	defer loops.Wait()
+	defer s.end()
 	for {
 		select {
 		case <-ctx.Done():
-			s.end()
-			loops.Wait()
 			return nil
 		case err := <-broken:
-			s.end()
-			loops.Wait()
 			return err
 		case <-s.hurried:
 			if pace > engine.TickEvery { // else the next tick comes early enough, and Reset would delay it
@@ -231,25 +222,26 @@ func (c *ConnInfo) Context() context.Context {
 	return c.ctx
 }
 
+// each calls f with the engine of each shard, under its mutex.
+func (s *Server) each(f func(*engine.Engine)) {
+	for _, sh := range s.shards {
+		sh.lock()
+		f(sh.e)
+		sh.settle()
+	}
+}
+
 // Retire takes an endpoint out of service: it gets no further requests, its requests are finished,
 // long-running ones are ended after grace.
 func (s *Server) Retire(ep *Endpoint, grace time.Duration) {
-	for _, sh := range s.shards {
-		sh.lock()
-		sh.e.Retire(ep, grace)
-		sh.settle()
-	}
+	s.each(func(e *engine.Engine) { e.Retire(ep, grace) })
 }
 
 // Eject moves requests away from an endpoint that was found unhealthy while others are healthy:
 // those without an answer that may be retried (Plan.Again, within Retries and Budget) are sent to
 // another endpoint. The rest continue. Upstream.Pick must not return the endpoint any more.
 func (s *Server) Eject(ep *Endpoint) {
-	for _, sh := range s.shards {
-		sh.lock()
-		sh.e.Eject(ep)
-		sh.settle()
-	}
+	s.each(func(e *engine.Engine) { e.Eject(ep) })
 }
 
 // Leave stops upstreams from sharing connections: their requests that wait for a shared connection
@@ -260,21 +252,13 @@ func (s *Server) Leave(of []*Upstream, on func(of *Upstream, c *tls.Conn)) {
 	for _, u := range of {
 		set[u] = true
 	}
-	for _, sh := range s.shards {
-		sh.lock()
-		sh.e.Leave(set, func(u *Upstream, c *engine.Conn) { on(u, linkOf(c).tls) })
-		sh.settle()
-	}
+	s.each(func(e *engine.Engine) { e.Leave(set, func(u *Upstream, c *engine.Conn) { on(u, linkOf(c).tls) }) })
 }
 
 // End ends an upstream's long-running requests on one connection, or those of all if of is nil;
 // others continue to use it.
 func (s *Server) End(of *Upstream, on *tls.Conn) {
-	for _, sh := range s.shards {
-		sh.lock()
-		sh.e.EndOn(func(c *engine.Conn) bool { return linkOf(c).tls == on }, of)
-		sh.settle()
-	}
+	s.each(func(e *engine.Engine) { e.EndOn(func(c *engine.Conn) bool { return linkOf(c).tls == on }, of) })
 }
 
 // SendAway sends GOAWAY to every client that has sent a request, so that it opens its next
@@ -293,22 +277,14 @@ func (s *Server) SendAway() {
 // EndLongRunning ends all long-running requests between two events, like Shutdown, and those that
 // begin later.
 func (s *Server) EndLongRunning() {
-	for _, sh := range s.shards {
-		sh.lock()
-		sh.e.EndLongRunning(0)
-		sh.settle()
-	}
+	s.each(func(e *engine.Engine) { e.EndLongRunning(0) })
 }
 
 // Shutdown sends GOAWAY to all clients, lets their requests finish and ends long-running ones after
 // grace. It returns when no client is left, or with ctx's error when ctx ends; then it closes the
 // rest.
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
-	for _, sh := range s.shards {
-		sh.lock()
-		sh.e.Drain(grace)
-		sh.settle()
-	}
+	s.each(func(e *engine.Engine) { e.Drain(grace) })
 	const every = 20 * time.Millisecond // short compared with any grace, long compared with the check
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

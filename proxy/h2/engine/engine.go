@@ -271,7 +271,12 @@ func (e *Engine) close(c *Conn, err error) {
 
 // orphan ends a stream's part on a connection that is being closed.
 func (e *Engine) orphan(c *Conn, s *stream, err error) {
-	defer e.rescueOrphan(s)
+	defer func() { // the others must still be ended
+		if v := recover(); v != nil {
+			e.recovered(nil, v)
+			e.dropStream(s)
+		}
+	}()
 	e.unlinkLeg(s, c.side)
 	if c.side == up {
 		e.abort(s, ReasonClientLost, err, http2.ErrCodeCancel)

@@ -96,15 +96,6 @@ func (e *Engine) abandon(c *Conn) {
 	}
 }
 
-// rescueOrphan is rescue for one stream of a connection that is being closed: the others must still
-// be ended.
-func (e *Engine) rescueOrphan(s *stream) {
-	if v := recover(); v != nil {
-		e.recovered(nil, v)
-		e.dropStream(s)
-	}
-}
-
 // dropStream removes a stream from its connections and makes its outstanding callbacks.
 func (e *Engine) dropStream(s *stream) {
 	defer func() {

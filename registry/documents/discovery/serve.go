@@ -88,12 +88,14 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.serveCore(w, r, docs)
 	default:
 		name, below := strings.CutPrefix(path, "/apis/")
-		doc := d.groupDocument(strings.TrimSuffix(name, "/"))
-		if !below || doc == nil {
+		g := d.cfg.Table().Group(strings.TrimSuffix(name, "/"))
+		if !below || g == nil || g.Name == "" {
 			d.writeError(w, r, errNotFound())
 			return
 		}
-		d.serve(w, r, &d.legacy, nil, doc)
+		d.serve(w, r, &d.legacy, nil, &document{cache: private, write: func(s *sheet, media string, pretty bool) {
+			d.codecs.writeLegacy(s, legacyGroup(g), media, pretty)
+		}})
 	}
 }
 
@@ -112,15 +114,6 @@ func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view
 	default:
 		d.serve(w, r, &d.root, docs.core, docs.versions)
 	}
-}
-
-// groupDocument returns the document of a group in the current table. Nil means that it has none.
-func (d *Discovery) groupDocument(name string) *document {
-	g := d.cfg.Table().Group(name)
-	if g == nil || name == "" {
-		return nil
-	}
-	return &document{cache: private, write: func(s *sheet, media string, pretty bool) { d.codecs.writeLegacy(s, legacyGroup(g), media, pretty) }}
 }
 
 // serve writes the form of a document that a request asks for.
