@@ -154,7 +154,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time)
 	x := &exchange{p: p, head: headOf(r, arrived), conn: p.connOf(r)}
 	p.serving.Add(1)
 	defer p.serving.Add(-1)
-	rec := p.record(w, r, x)
+	rec := &recorder{ResponseWriter: w, proxy: p, request: r, exchange: x}
 	defer rec.done()
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)

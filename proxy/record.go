@@ -26,10 +26,6 @@ type recorder struct {
 	bodies bool
 }
 
-func (p *Proxy) record(w http.ResponseWriter, r *http.Request, x *exchange) *recorder {
-	return &recorder{ResponseWriter: w, proxy: p, request: r, exchange: x}
-}
-
 // WriteHeader records the final status; interim ones are only passed on.
 func (rec *recorder) WriteHeader(code int) {
 	if code >= 200 && rec.status == 0 {

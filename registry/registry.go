@@ -279,12 +279,9 @@ func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 		r.log.Info("registry is complete", "apiservices", len(t.entries))
 	}
 	for _, c := range changes {
-		old, e := c.Old, c.New
+		old, e := cmp.Or(c.Old, &Entry{}), c.New
 		if e == nil {
 			continue
-		}
-		if old == nil {
-			old = &Entry{}
 		}
 		if v := e.Verdict; v.Reason != old.Verdict.Reason && v.Reason != ReasonLocal {
 			r.log.Info("availability changed", "apiservice", e.Name, "status", string(v.Status), "reason", v.Reason, "message", v.Message)

@@ -59,17 +59,14 @@ func (e *endpoint) engine() *h2.Endpoint {
 		if was != nil && was.Via == via {
 			return was
 		}
-		if next := e.newFrames(via); e.frames.CompareAndSwap(was, next) {
+		lease := Lease{e}
+		next := &h2.Endpoint{
+			Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, Told: e.tell, PingTimeout: e.up.pingTimeout(),
+			Failed: func(err error) { e.up.target.signal(e.address, err) },
+		}
+		if e.frames.CompareAndSwap(was, next) {
 			return next
 		}
-	}
-}
-
-func (e *endpoint) newFrames(via *h2.Endpoint) *h2.Endpoint {
-	u, lease := e.up, Lease{e}
-	return &h2.Endpoint{
-		Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, Told: e.tell, PingTimeout: u.pingTimeout(),
-		Failed: func(err error) { u.target.signal(e.address, err) },
 	}
 }
 

@@ -31,20 +31,6 @@ func (s *suspicion) doubt(d time.Duration) { s.doubted.Store(time.Now().Add(d).U
 // trust clears that, after a probe has judged the endpoint.
 func (s *suspicion) trust() { s.doubted.Store(0) }
 
-func (s *suspicion) dialStarted() { s.dialing.CompareAndSwap(0, time.Now().UnixNano()) }
-
-func (s *suspicion) dialCanceled() { s.dialing.Store(0) }
-
-func (s *suspicion) dialFailed() {
-	s.dialing.Store(0)
-	s.failed.Store(time.Now().UnixNano())
-}
-
-func (s *suspicion) dialSucceeded() {
-	s.dialing.Store(0)
-	s.failed.Store(0)
-}
-
 // weight returns the addition to the endpoint's load.
 func (s *suspicion) weight() int64 {
 	dialing, failed, doubted := s.dialing.Load(), s.failed.Load(), s.doubted.Load()

@@ -112,17 +112,16 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	if e.gone.Err() != nil {
 		return nil, &dialError{dialConnect, errGone}
 	}
-	e.suspicion.dialStarted()
+	e.suspicion.dialing.CompareAndSwap(0, time.Now().UnixNano())
 	tc, err := u.dialTLS(ctx, e.address, &how)
+	e.suspicion.dialing.Store(0)
 	if err != nil {
-		if ctx.Err() == context.Canceled {
-			e.suspicion.dialCanceled()
-		} else {
-			e.suspicion.dialFailed()
+		if ctx.Err() != context.Canceled { // else it says nothing about the endpoint
+			e.suspicion.failed.Store(time.Now().UnixNano())
 		}
 		return nil, err
 	}
-	e.suspicion.dialSucceeded()
+	e.suspicion.failed.Store(0)
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
 	c := &Conn{Conn: tc, how: how, closed: make(chan struct{}), lease: Lease{e}}
 	u.shared.spawn(func() {

@@ -73,23 +73,17 @@ func (h *Place) Leave() {
 		return
 	}
 	if h.counted {
-		p.uncount(h.source, h.n)
+		keys := h.source.shares()
+		p.mu.Lock()
+		for i := range keys {
+			if k := &keys[i]; k.parts > 0 {
+				if p.by[k.key] -= h.n; p.by[k.key] <= 0 {
+					delete(p.by, k.key)
+				}
+			}
+		}
+		p.mu.Unlock()
 	}
 	p.held.Add(-h.n)
 	*h = Place{}
-}
-
-func (p *Places) uncount(s Source, n int64) {
-	keys := s.shares()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range keys {
-		k := &keys[i]
-		if k.parts == 0 {
-			continue
-		}
-		if p.by[k.key] -= n; p.by[k.key] <= 0 {
-			delete(p.by, k.key)
-		}
-	}
 }

@@ -47,8 +47,12 @@ func Group(name string) bool {
 }
 
 // Priorities returns the priorities of a group-version of kube-apiserver, and reports whether its
-// group is built in. A version that is not known comes last in its group.
+// group is built in. A version that is not known comes last in its group. A group that is not built
+// in is a CRD's.
 func Priorities(gv schema.GroupVersion) (ofGroup, ofVersion int32, ok bool) {
 	g, ok := groups[gv.Group]
-	return g.priority, max(g.versions[gv.Version], 1), ok
+	if !ok {
+		return 1000, 100, false // as crdregistration sets them
+	}
+	return g.priority, max(g.versions[gv.Version], 1), true
 }

@@ -119,18 +119,15 @@ func (l *local) objects(list *metav1.APIGroupList) []*apiregistrationv1.APIServi
 // Automanaged is kube-aggregator's label for APIServices that it registered itself.
 const Automanaged = "kube-aggregator.kubernetes.io/automanaged"
 
-// object makes one Local APIService. A group that is not built in is a CRD's and gets 1000/100, as
-// crdregistration sets it.
+// object makes one Local APIService.
 func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
+	group, version, ok := builtin.Priorities(gv)
 	o := &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: gv.Version + "." + gv.Group, Labels: map[string]string{Automanaged: "true"}},
-		Spec: apiregistrationv1.APIServiceSpec{
-			Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: 1000, VersionPriority: 100,
-		},
+		Spec:       apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: group, VersionPriority: version},
 	}
-	if group, version, ok := builtin.Priorities(gv); ok {
+	if ok {
 		o.Labels[Automanaged] = "onstart"
-		o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = group, version
 	}
 	o.UID = uidOf("APIService " + o.Name)
 	o.CreationTimestamp = metav1.NewTime(l.begun.Truncate(time.Second))

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
@@ -65,7 +66,7 @@ func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *boo
 	s.groups, s.groupsTag, *changed = byGroupVersion(list), tag, true
 	if d.own != nil {
 		maps.DeleteFunc(s.groups, func(gv schema.GroupVersion, _ *apidiscoveryv2.APIVersionDiscovery) bool {
-			return gv.Group == apiregistration
+			return gv.Group == apiregistrationv1.GroupName
 		})
 		maps.Copy(s.groups, d.own)
 	}

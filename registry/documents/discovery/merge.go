@@ -14,14 +14,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
 )
 
-// Priorities of groups without an APIService. One of the local apiserver that is not built in is of
-// a CRD that is not registered yet; CRDs have 1000 and 100.
-const (
-	apiregistration    = "apiregistration.k8s.io"
-	crdGroupPriority   = 1000
-	crdVersionPriority = 100
-)
-
 // merge is the input of the aggregated document.
 type merge struct {
 	table   *registry.Table
@@ -108,7 +100,7 @@ func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionD
 	if v.doc == nil {
 		return &apidiscoveryv2.APIVersionDiscovery{Version: e.GroupVersion.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
 	}
-	if m.staleAfter <= 0 || !failing(e, v) {
+	if m.staleAfter <= 0 || v.err == nil && e.Verdict.Status != corev1.ConditionFalse { // it is still confirmed
 		return v.doc
 	}
 	at := v.confirmed.Add(m.staleAfter)
@@ -123,11 +115,6 @@ func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionD
 	return &stale
 }
 
-// failing reports whether the state of an entry is no longer confirmed.
-func failing(e *registry.Entry, v version) bool {
-	return v.err != nil || e.Verdict.Status == corev1.ConditionFalse
-}
-
 // strays returns entries for group-versions of the local apiserver that the table does not have.
 func (m *merge) strays() []*registry.Entry {
 	var out []*registry.Entry
@@ -135,10 +122,8 @@ func (m *merge) strays() []*registry.Entry {
 		if gv.Group == "" || m.departed[gv] || m.table.Entry(gv) != nil {
 			continue
 		}
-		spec := apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: crdGroupPriority, VersionPriority: crdVersionPriority}
-		if group, version, ok := builtin.Priorities(gv); ok {
-			spec.GroupPriorityMinimum, spec.VersionPriority = group, version
-		}
+		group, version, _ := builtin.Priorities(gv)
+		spec := apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: group, VersionPriority: version}
 		out = append(out, &registry.Entry{Name: gv.Version + "." + gv.Group, GroupVersion: gv, Object: &apiregistrationv1.APIService{Spec: spec}})
 	}
 	return out
@@ -167,10 +152,10 @@ func (m *merge) placed(strays []*registry.Entry) []*registry.Group {
 // groupList returns the legacy list: every APIService, unavailable ones included, with groups in
 // the order of their best APIService.
 func groupList(t *registry.Table) *metav1.APIGroupList {
-	own := metav1.GroupVersionForDiscovery{GroupVersion: apiregistration + "/v1", Version: "v1"}
+	own := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.GroupName + "/v1", Version: "v1"}
 	list := &metav1.APIGroupList{Groups: make([]metav1.APIGroup, 0, len(t.Groups())+1)}
-	list.Groups = append(list.Groups, metav1.APIGroup{Name: apiregistration, Versions: []metav1.GroupVersionForDiscovery{own}, PreferredVersion: own})
-	listed := map[string]bool{"": true, apiregistration: true}
+	list.Groups = append(list.Groups, metav1.APIGroup{Name: apiregistrationv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{own}, PreferredVersion: own})
+	listed := map[string]bool{"": true, apiregistrationv1.GroupName: true}
 	for _, e := range t.Entries() {
 		if name := e.GroupVersion.Group; !listed[name] {
 			listed[name] = true

@@ -117,10 +117,7 @@ func TestStraysAreInOrder(t *testing.T) {
 				continue
 			}
 			o = o.DeepCopy()
-			o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = crdGroupPriority, crdVersionPriority
-			if group, version, ok := builtin.Priorities(schema.GroupVersion{Group: o.Spec.Group, Version: o.Spec.Version}); ok {
-				o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = group, version
-			}
+			o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority, _ = builtin.Priorities(schema.GroupVersion{Group: o.Spec.Group, Version: o.Spec.Version})
 			whole[name] = o
 		}
 		list := func(services map[string]*apiregistrationv1.APIService) []string {
