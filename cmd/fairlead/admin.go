@@ -109,7 +109,10 @@ func scrapes(metrics http.Handler) http.Handler {
 
 // countProcess registers the metrics of the process itself.
 func (d *door) countProcess(context.Context) error {
-	d.held = hold.New(0)
+	d.held, d.gathered = hold.New(0), prometheus.Gatherers{d.metrics}
+	if d.o.registry.etcd != nil {
+		d.gathered = append(d.gathered, ofEtcd{})
+	}
 	local := prometheus.NewDesc("fairlead_local_apiserver_healthy", "1 if the local apiserver at this address is healthy, 0 if it is not or has not been probed yet.", []string{"address"}, nil)
 	return metric.Register(d.metrics, "the process", append(d.held.Metrics(),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),

@@ -30,7 +30,9 @@ type door struct {
 	o       *options
 	log     *slog.Logger
 	metrics *prometheus.Registry
-	loops   loops // what serve runs; steps add to it
+	// gathered is what /metrics shows.
+	gathered prometheus.Gatherers
+	loops    loops // what serve runs; steps add to it
 	// kube is the local apiserver's configuration as the kubeconfig had it at the start. Our own
 	// clients use client, which follows the kubeconfig.
 	kube, client *rest.Config

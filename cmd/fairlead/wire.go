@@ -11,8 +11,6 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/health"
@@ -250,11 +248,7 @@ func (d *door) makePorts(context.Context) error {
 	d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Memory: d.held, Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections outlive the start
 	d.front = front.New(front.Config{Listener: d.frontListener, TLS: d.certs.TLS(), Handler: d.proxy, ConnContext: d.proxy.ConnContext, Frames: d.frames, Memory: d.held, Logger: d.log})
 
-	gathered := prometheus.Gatherers{d.metrics}
-	if d.o.registry.etcd != nil {
-		gathered = append(gathered, ofEtcd{})
-	}
-	own := adminPages(d.live, d.ready, gathered, d.pages, d.proxy.Guard)
+	own := adminPages(d.live, d.ready, d.gathered, d.pages, d.proxy.Guard)
 	d.adminFrames = d.adminEngine(own) //nolint:contextcheck // as above
 	d.admin = front.New(front.Config{Listener: d.adminListener, TLS: d.certs.TLS(), Handler: own, ConnContext: d.proxy.ConnContext, Frames: d.adminFrames, Memory: d.held, Logger: d.log})
 	d.loop("HTTP/2", d.frames.Run)

@@ -76,8 +76,8 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{cancel: cancel, hurried: make(chan struct{}, 1), memory: cfg.Memory, source: cfg.Source, log: cfg.logger()}
 	pool := &buffers{}
-	// Half of the processors are left to handshakes, handlers and the garbage collector. Fewer shards
-	// make larger batches: each has its own connections to every backend.
+	// Half of the processors are left to handshakes, handlers and the garbage collector. Fewer
+	// shards make larger batches: each has its own connections to every backend.
 	for range cmp.Or(cfg.Shards, max(1, runtime.GOMAXPROCS(0)/2)) {
 		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool, s.hurried))
 	}

@@ -149,7 +149,10 @@ func (e *Engine) backendReset(s *stream, code http2.ErrCode) {
 		e.review(s)
 	case code == http2.ErrCodeRefusedStream: // §8.7: not processed
 		c.budget.Earn(2*budget.Frame - budget.Opened) // what it has earned; each further try earns it anew
-		if e.oneTooMany(s, c) {
+		// A request that exceeded the limit in SETTINGS that came after it was sent is no failure
+		// and does not count as a try: it waits for room as if it were new.
+		to := s.sending
+		if to != nil && to.slot > int(min(c.peerStreams, topStreamID)) && !s.half[up].q.lost && !s.half[down].head {
 			e.resend(s)
 			return
 		}
@@ -157,14 +160,6 @@ func (e *Engine) backendReset(s *stream, code http2.ErrCode) {
 	default:
 		e.failed(s, failure{reason: ReasonReset, err: err, code: code})
 	}
-}
-
-// oneTooMany reports whether a refused request exceeded the limit in SETTINGS that came after it
-// was sent. That is no failure and does not count as a try: the request waits for room as if it
-// were new.
-func (e *Engine) oneTooMany(s *stream, c *Conn) bool {
-	to := s.sending
-	return to != nil && to.slot > int(min(c.peerStreams, topStreamID)) && !s.half[up].q.lost && !s.half[down].head
 }
 
 // backendGone ends a stream whose connection broke.

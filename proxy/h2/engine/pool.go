@@ -137,8 +137,8 @@ func (c *Conn) slots(assumed int) int {
 	return max(0, assumed-len(c.streams))
 }
 
-// chokeTime is how long a connection's window may be used up, far above a round trip. The backend may
-// wait for one request's reader: the bodies of others must use another connection.
+// chokeTime is how long a connection's window may be used up, far above a round trip. The backend
+// may wait for one request's reader: the bodies of others must use another connection.
 const chokeTime = time.Second
 
 // early returns how many streams a connection gets before its SETTINGS come. The backend refuses
