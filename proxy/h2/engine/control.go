@@ -57,7 +57,7 @@ func (e *Engine) IdleRecords(c *Conn, n int) {
 	}
 }
 
-// costUnwelcome allows 100 at once and 20 a second, less the refund at the stream's end.
+// costUnwelcome allows 90 at once and 20 a second, less the refund at the stream's end.
 const costUnwelcome = 60
 
 // unwelcome charges for a request that was answered here with 401, which costs us a goroutine and
@@ -65,10 +65,15 @@ const costUnwelcome = 60
 // kube-apiserver closes a connection with the first 401. The other requests on the connection,
 // which may be a proxy's, are still answered.
 func (e *Engine) unwelcome(c *Conn) {
-	if c.goAway == goAwayFinal || c.spend(costUnwelcome) == nil {
+	const kept = budget.Burst / 10 // for frames of the streams in flight, which the client sends at once
+	if c.goAway == goAwayFinal {
 		return
 	}
-	c.budget.Earn(budget.Burst / 10) // for the streams in flight
+	enough := c.spend(costUnwelcome+kept) == nil
+	if c.budget.Earn(kept); enough {
+		return
+	}
+	c.budget.Earn(kept)
 	e.drainConn(c)
 	if !c.closing {
 		e.finalGoAway(c)

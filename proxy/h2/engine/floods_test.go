@@ -56,6 +56,31 @@ func TestUnauthorizedFlood(t *testing.T) {
 	c.wantClosed(true, "the connection is still open")
 }
 
+// The client is sent away while it can still afford what it sends meanwhile: frames that come with
+// an almost exhausted budget do not end the requests that wait for their 401.
+func TestUnauthorizedCrowd(t *testing.T) {
+	r := newRig(t)
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return Plan{Serve: http.NotFoundHandler()}, true }
+	c := r.client()
+	for id := range uint32(3) {
+		c.get(2*id + 1)
+	}
+	_ = c.c.spend(budget.Burst - costUnwelcome - 10) // a little is left
+	frames := ""
+	for _, l := range r.locals {
+		l.End(http.StatusUnauthorized, []hpack.HeaderField{{Name: ":status", Value: "401"}}, nil)
+		r.run()
+		for range 20 {
+			_ = c.fr.WritePing(false, [8]byte{})
+		}
+		c.flush()
+		frames += strings.Join(c.see(), "|")
+	}
+	if !strings.Contains(frames, "HEADERS 5 :status=401") || strings.Contains(frames, "ENHANCE_YOUR_CALM") {
+		t.Errorf("the client sees %s", frames)
+	}
+}
+
 // Plan.Unwelcome is charged like a 401. Resets after the answer cost next to nothing.
 func TestUnwelcome(t *testing.T) {
 	r := newRig(t)
