@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ const (
 )
 
 // clusterCases are what clients do at a kube-apiserver.
-var clusterCases = []clusterCase{ //nolint:gochecknoglobals // constant
+var clusterCases = []clusterCase{
 	{name: "client-node", run: `node testdata/kube.js $NAME`},
 	{name: "python kubernetes", run: `/usr/bin/python3 testdata/kube.py $NAME`},
 	{name: "kubectl", run: `set -e; $KUBECTL create configmap $NAME --from-literal=n=1 >/dev/null; $KUBECTL label configmap $NAME by=me >/dev/null; $KUBECTL get configmap $NAME -o jsonpath='{.data.n}{.metadata.labels}'
@@ -114,7 +115,7 @@ func TestCluster(t *testing.T) {
 			for i, road := range roads {
 				cmd := exec.CommandContext(t.Context(), "bash", "-c", tc.run)
 				name := fmt.Sprintf("case-%d-%d", n, i)
-				cmd.Env = append(shared[:len(shared):len(shared)], "NAME="+name, "OUT="+filepath.Join(dir, name), "URL="+road.URL, "CA="+road.CAFile, "KUBECONFIG="+filepath.Join(dir, fmt.Sprint("kubeconfig-", i)))
+				cmd.Env = append(slices.Clip(shared), "NAME="+name, "OUT="+filepath.Join(dir, name), "URL="+road.URL, "CA="+road.CAFile, "KUBECONFIG="+filepath.Join(dir, fmt.Sprint("kubeconfig-", i)))
 				out, err := cmd.CombinedOutput()
 				got[i] = strings.NewReplacer(name, "NAME", road.URL, "URL").Replace(string(out))
 				if err != nil {

@@ -52,7 +52,7 @@ type server struct {
 }
 
 // servers are the servers of the table.
-var servers = []server{ //nolint:gochecknoglobals // constant
+var servers = []server{
 	{name: "node-http2", program: script("node", "server.js", "http2")},
 	{name: "node-https", http1: true, program: script("node", "server.js", "https")},
 	{name: "tomcat-http2", program: tomcat("http2")},
@@ -85,7 +85,7 @@ func tomcat(kind string) func(string, int, cluster.Pair, int) []string {
 }
 
 // classes is where javac puts what it makes of testdata.
-var classes = filepath.Join(os.TempDir(), fmt.Sprint("fairlead-interop-", os.Getpid())) //nolint:gochecknoglobals // constant
+var classes = filepath.Join(os.TempDir(), fmt.Sprint("fairlead-interop-", os.Getpid()))
 
 // jars are Debian's libtomcat10-java.
 func jars() string {
@@ -226,7 +226,7 @@ type client struct {
 }
 
 // clients are the clients of the table.
-var clients = []client{ //nolint:gochecknoglobals // constant
+var clients = []client{
 	{name: "curl-h1", raw: true, program: curl("--http1.1")},
 	{name: "curl-h2", raw: true, program: curl("--http2")},
 	{name: "nghttp", raw: true, program: func(w *world, c call, url string) []string {
