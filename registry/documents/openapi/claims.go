@@ -40,9 +40,9 @@ func (q *question) claim(paths ...string) {
 }
 
 // claim sets what is claimed in a view. The documents are those of the last one, if they are made
-// of the same.
+// of the same. Before there is a v2 to make them of, nothing is: no group-version may be missing.
 func (o *OpenAPI) claim(v, last *view) {
-	if v.local == nil {
+	if v.local == nil || v.local.spec == nil {
 		return
 	}
 	v.claimed = make(map[string]bool)

@@ -204,7 +204,7 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 	if v.local != nil {
 		for path, item := range v.local.index {
 			switch claimed := v.claimed[path]; {
-			case !ofLocal(v.table, path, claimed) || o.own != nil && ofOwn(path) || claimed && v.local.spec == nil:
+			case !ofLocal(v.table, path, claimed) || o.own != nil && ofOwn(path):
 			case claimed:
 				index.Paths[path] = itemOf(path, v.local.spec.hash) // of which the document is made
 			default:
