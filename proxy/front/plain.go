@@ -231,7 +231,8 @@ func weightOf(r *http.Request) int64 {
 
 type plainKey struct{}
 
-// countWhole counts what a whole head becomes until its request ends.
+// countWhole counts what a whole head becomes until its request ends: then the connection is idle,
+// see changed, or closed.
 func countWhole(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, _ := r.Context().Value(plainKey{}).(*plain)
@@ -246,7 +247,6 @@ func countWhole(next http.Handler) http.Handler {
 			w.WriteHeader(http.StatusTooManyRequests)
 			return
 		}
-		defer c.hold(0)
 		next.ServeHTTP(w, r)
 	})
 }
