@@ -79,11 +79,8 @@ func (o *OpenAPI) Claimed(path string) bool {
 }
 
 // convertLocal makes v3 documents of the local apiserver's v2 document, to which its aggregator
-// adds paths of remotes below their own group-versions only. Nil means that there is none yet.
+// adds paths of remotes below their own group-versions only.
 func (o *OpenAPI) convertLocal(from *packed, claimed map[string]bool) map[string]*document {
-	if from == nil {
-		return nil
-	}
 	o.heavy <- struct{}{}
 	defer func() { <-o.heavy }()
 	sw, err := unpackSpec(from)
