@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	newLogger(&logged, "text", 0)
+	net.DefaultResolver = ownResolver()
 	os.Exit(m.Run())
 }
 

@@ -23,20 +23,24 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// resolve makes this process resolve every name to an address that may change.
-func resolve(t *testing.T, to *atomic.Pointer[net.IP]) {
-	t.Helper()
-	before := net.DefaultResolver
-	t.Cleanup(func() { net.DefaultResolver = before })
-	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+// named is what every name resolves to while a test sets it, in the resolver that TestMain gives to this process:
+// goroutines that a test leaves behind may still ask.
+var named atomic.Pointer[net.IP]
+
+// ownResolver resolves by named, or as the system does while that is nil.
+func ownResolver() *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if named.Load() == nil {
+			return new(net.Dialer).DialContext(ctx, network, address)
+		}
 		near, far := net.Pipe()
-		go answers(far, to) // ends with its connection
+		go answers(far) // ends with its connection
 		return near, nil
 	}}
 }
 
 // answers answers questions of a resolver, each with its length before it, as over TCP.
-func answers(c net.Conn, to *atomic.Pointer[net.IP]) {
+func answers(c net.Conn) {
 	defer c.Close()
 	for {
 		var n uint16
@@ -49,8 +53,8 @@ func answers(c net.Conn, to *atomic.Pointer[net.IP]) {
 			return
 		}
 		m.Response, m.Additionals = true, nil
-		if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
-			m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class}, Body: &dnsmessage.AResource{A: [4]byte(to.Load().To4())}}}
+		if q, to := m.Questions[0], named.Load(); q.Type == dnsmessage.TypeA && to != nil {
+			m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class}, Body: &dnsmessage.AResource{A: [4]byte(to.To4())}}}
 		}
 		text, _ = m.AppendPack(make([]byte, 2))
 		binary.BigEndian.PutUint16(text, uint16(len(text)-2))
@@ -64,10 +68,9 @@ func answers(c net.Conn, to *atomic.Pointer[net.IP]) {
 // no packet goes there, and requests go to the remaining server, with a renewed client certificate,
 // too.
 func TestBackendsByURL(t *testing.T) {
-	var at atomic.Pointer[net.IP]
-	bind := func(ip string) { parsed := net.ParseIP(ip); at.Store(&parsed) }
+	bind := func(ip string) { parsed := net.ParseIP(ip); named.Store(&parsed) }
 	bind("127.0.0.1")
-	resolve(t, &at)
+	t.Cleanup(func() { named.Store(nil) })
 	d := aloneDoor(t, "--anonymous-auth", "--authorization-mode=AlwaysAllow")
 	var shown atomic.Value // by the last request for things
 	serve := func(name string) (port string) {
