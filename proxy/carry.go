@@ -35,10 +35,11 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 			go returned.Do(func() { p.hasten(w) }) // off the loop; it ends at once
 		}
 	}
-	ctx, end := relayInterims(r, w, &x.decision)
+	interims := interimsOf(r, w, &x.decision)
 	x.noteSent()
-	res, err := p.frames.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
-	end()
+	sent := &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}
+	res, err := p.frames.server.RoundTrip(r, sent, plan, interims.relay)
+	interims.end()
 	var failure *h2.Failure
 	switch {
 	case err == nil:
@@ -145,7 +146,7 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool) (*
 			u.Observe(o.Endpoint.Name, o.Answer)
 		}
 	}
-	return p.frames.server.RoundTrip(r, nil, plan) //nolint:wrapcheck // as above
+	return p.frames.server.RoundTrip(r, nil, plan, nil) //nolint:wrapcheck // as above
 }
 
 // target returns the client's request target, byte for byte.
@@ -162,7 +163,10 @@ func (p *Proxy) relay(w http.ResponseWriter, res *http.Response, d *Decision) {
 	defer res.Body.Close()
 	h := w.Header()
 	for key, values := range res.Header {
-		h[key] = append(h[key], values...)
+		if own := h[key]; own != nil {
+			values = append(own, values...)
+		}
+		h[key] = values
 	}
 	announced := map[string]bool{}
 	for key := range res.Trailer {
@@ -204,6 +208,7 @@ func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 	buf := *kept
 	body, _ := res.Body.(interface{ AtHand() bool })
 	f := &flusher{control: http.NewResponseController(w)}
+	defer f.stop()
 	for {
 		if body == nil || !body.AtHand() {
 			if res.ContentLength < 0 {
@@ -230,11 +235,13 @@ func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 	}
 }
 
-// flusher flushes a response whose next bytes are late.
+// flusher flushes a response whose next bytes are late. Its timer is not stopped when they come, which would cost more
+// than the few that find nothing to do.
 type flusher struct {
 	control *http.ResponseController
+	mu      sync.Mutex // guards what follows, and the response while waits is set
 	timer   *time.Timer
-	mu      sync.Mutex // guards waits, and the response while it is set
+	armed   bool
 	waits   bool
 }
 
@@ -246,26 +253,31 @@ const flushAfter = 5 * time.Millisecond
 func (f *flusher) wait() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.waits = true; f.timer == nil {
+	switch f.waits = true; {
+	case f.timer == nil:
 		f.timer = time.AfterFunc(flushAfter, f.late)
-	} else {
+	case !f.armed:
 		f.timer.Reset(flushAfter)
 	}
+	f.armed = true
 }
 
 func (f *flusher) late() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.waits {
+	if f.armed = false; f.waits {
 		_ = f.control.Flush() // the next Write has its error
 	}
 }
 
 func (f *flusher) came() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.waits = false
+}
+
+func (f *flusher) stop() {
 	if f.timer != nil {
 		f.timer.Stop()
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.waits = false
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"strings"
 	"time"
@@ -130,10 +131,11 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 		// It ends the connection with a 401, which would be lost while the body is sent.
 		out.Header.Set("Expect", "100-continue")
 	}
-	ctx, end := relayInterims(r, w, d)
+	interims := interimsOf(r, w, d)
+	ctx := httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{Got1xxResponse: interims.relay})
 	x.noteSent()
 	res, err := x.upstream.RoundTrip(out.WithContext(ctx), d.LongRunning)
-	end()
+	interims.end()
 	if err != nil {
 		p.forwardFailed(w, r, err)
 		return

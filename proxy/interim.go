@@ -1,11 +1,9 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"net/http"
-	"net/http/httptrace"
 	"net/textproto"
 	"sync"
 
@@ -30,13 +28,12 @@ type interims struct {
 	over bool
 }
 
-// relayInterims passes 1xx heads on until its caller calls end, which must be before the response
-// is written. An HTTP/1.0 client gets none: it would take the first one for the response (RFC 9110
+// interimsOf passes 1xx heads on until its caller calls end, which must be before the response is
+// written. An HTTP/1.0 client gets none: it would take the first one for the response (RFC 9110
 // §15.2). Nor does a client to which net/http writes 100 Continue when the body is read, which may
 // be within other output.
-func relayInterims(r *http.Request, w http.ResponseWriter, d *Decision) (relayed context.Context, end func()) {
-	h := &interims{w: w, d: d, over: !r.ProtoAtLeast(1, 1) || expects(r)}
-	return httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{Got1xxResponse: h.relay}), h.end
+func interimsOf(r *http.Request, w http.ResponseWriter, d *Decision) *interims {
+	return &interims{w: w, d: d, over: !r.ProtoAtLeast(1, 1) || expects(r)}
 }
 
 // expects reports whether net/http's server, or the engine's for a handler, answers an expectation.

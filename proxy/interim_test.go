@@ -41,11 +41,10 @@ func TestInterimFlood(t *testing.T) {
 func TestInterimTooLate(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
-		ctx, end := relayInterims(r, w, &Decision{})
-		hint := httptrace.ContextClientTrace(ctx).Got1xxResponse
-		must.Do(t, hint(http.StatusEarlyHints, textproto.MIMEHeader{"Connection": {"x-a"}, "Link": {"</a>"}}))
-		end()
-		must.Do(t, hint(http.StatusEarlyHints, textproto.MIMEHeader{"Link": {"</late>"}}))
+		interims := interimsOf(r, w, &Decision{})
+		must.Do(t, interims.relay(http.StatusEarlyHints, textproto.MIMEHeader{"Connection": {"x-a"}, "Link": {"</a>"}}))
+		interims.end()
+		must.Do(t, interims.relay(http.StatusEarlyHints, textproto.MIMEHeader{"Link": {"</late>"}}))
 	}))
 	t.Cleanup(s.Close)
 	n := 0

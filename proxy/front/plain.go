@@ -74,27 +74,26 @@ const longName = 64
 
 // read counts bytes. It reports true at the end of the head.
 func (h *head) read(p []byte) bool {
-	for i, b := range p {
-		switch {
-		case b == '\n':
-			if h.column == 0 || h.column == 1 && len(h.name) == 1 && h.name[0] == '\r' {
-				h.bytes += i
-				return h.lines > 0
-			}
-			if len(h.name) == longName || !bytes.EqualFold(h.name, h.last) {
-				h.names++
-			}
-			h.lines++
-			h.name, h.last, h.column, h.value = h.last[:0], h.name, 0, false
-			continue
-		case b == ':':
-			h.value = true
-		case !h.value && len(h.name) < longName:
-			h.name = append(h.name, b)
+	for len(p) > 0 {
+		line, rest, whole := bytes.Cut(p, []byte("\n"))
+		if !h.value {
+			var name []byte
+			name, _, h.value = bytes.Cut(line, []byte(":"))
+			h.name = append(h.name, name[:min(len(name), longName-len(h.name))]...)
 		}
-		h.column++
+		h.bytes, h.column, p = h.bytes+len(line), h.column+len(line), rest
+		if !whole {
+			break
+		}
+		if h.bytes++; h.column == 0 || h.column == 1 && len(h.name) == 1 && h.name[0] == '\r' {
+			return h.lines > 0
+		}
+		if len(h.name) == longName || !bytes.EqualFold(h.name, h.last) {
+			h.names++
+		}
+		h.lines++
+		h.name, h.last, h.column, h.value = h.last[:0], h.name, 0, false
 	}
-	h.bytes += len(p)
 	return false
 }
 

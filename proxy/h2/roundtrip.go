@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/textproto"
 	"strconv"
 
 	"golang.org/x/net/http2/hpack"
@@ -20,6 +21,7 @@ type guest struct {
 	sh           *shard
 	ctx          context.Context
 	request      *http.Request
+	interim      func(status int, head textproto.MIMEHeader) error
 }
 
 // RoundTrip forwards a request as if an HTTP/2 client had sent it and Config.Decide had returned
@@ -29,10 +31,11 @@ type guest struct {
 //
 // Plan.Done is called in any case, and has returned when RoundTrip or Read returns an error. As
 // with http.RoundTripper, r's body is closed, perhaps later, and the response's must be read to its
-// end or closed. Interim heads go to the httptrace.ClientTrace of r's context.
-func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan) (*http.Response, error) {
+// end or closed. Interim heads go to interim, which may end the request with an error; nil means
+// that they are dropped.
+func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan, interim func(int, textproto.MIMEHeader) error) (*http.Response, error) {
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
-	g := &guest{sh: sh, ctx: r.Context(), request: r}
+	g := &guest{sh: sh, ctx: r.Context(), request: r, interim: interim}
 	hasBody := r.Body != nil && r.Body != http.NoBody
 	head, err := requestHead(r, h, hasBody)
 	if err == nil && !sh.invite(g, &head, p) {

@@ -3,11 +3,10 @@ package h2
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"net/textproto"
+	"strconv"
 
 	"golang.org/x/net/http2/hpack"
 
@@ -16,7 +15,6 @@ import (
 
 // answer waits for the response.
 func (g *guest) answer() (*http.Response, error) {
-	trace := httptrace.ContextClientTrace(g.ctx)
 	for {
 		select {
 		case <-g.Came():
@@ -27,8 +25,8 @@ func (g *guest) answer() (*http.Response, error) {
 		}
 		interims, res, err := g.take()
 		for i := range interims {
-			if err == nil && trace != nil && trace.Got1xxResponse != nil {
-				err = trace.Got1xxResponse(interims[i].Status, textproto.MIMEHeader(guestHeader(interims[i].Fields)))
+			if err == nil && g.interim != nil {
+				err = g.interim(interims[i].Status, textproto.MIMEHeader(guestHeader(interims[i].Fields)))
 			}
 		}
 		if err != nil {
@@ -49,7 +47,7 @@ func (g *guest) take() (interims []wire.ResponseHead, res *http.Response, err er
 		return interims, nil, err
 	}
 	res = &http.Response{
-		StatusCode: head.Status, Status: fmt.Sprint(head.Status, " ", http.StatusText(head.Status)), Proto: "HTTP/2.0", ProtoMajor: 2,
+		StatusCode: head.Status, Status: strconv.Itoa(head.Status) + " " + http.StatusText(head.Status), Proto: "HTTP/2.0", ProtoMajor: 2,
 		Header: guestHeader(head.Fields), ContentLength: head.ContentLength, Request: g.request,
 	}
 	b := &guestBody{g: g, res: res, whole: body != nil}

@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"net/http/httputil"
+	"net/textproto"
 	"net/url"
 	"testing"
 	"time"
@@ -161,7 +163,8 @@ func (s *stand) do(method, path string, body io.Reader) *http.Response {
 
 // RoundTrip makes a guest of a request.
 func (s *stand) RoundTrip(r *http.Request) (*http.Response, error) {
-	return s.server.RoundTrip(r, nil, s.plan(&Head{Method: r.Method, Path: r.URL.Path}))
+	p := s.plan(&Head{Method: r.Method, Path: r.URL.Path})
+	return s.server.RoundTrip(r, nil, p, interimsOf(r))
 }
 
 // ask sends a guest's request.
@@ -174,7 +177,15 @@ func (s *stand) ask(ctx context.Context, method, path string, body io.Reader, ch
 			f(r, &p)
 		}
 	}
-	return s.server.RoundTrip(r, nil, p)
+	return s.server.RoundTrip(r, nil, p, interimsOf(r))
+}
+
+// interimsOf is the hook of r's context, which net/http's transport has, too.
+func interimsOf(r *http.Request) func(int, textproto.MIMEHeader) error {
+	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil {
+		return trace.Got1xxResponse
+	}
+	return nil
 }
 
 // guest is do for a guest.
