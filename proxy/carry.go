@@ -235,8 +235,8 @@ func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 	}
 }
 
-// flusher flushes a response whose next bytes are late. Its timer is not stopped when they come, which would cost more
-// than the few that find nothing to do.
+// flusher flushes a response whose next bytes are late. Its timer is not stopped when they come:
+// that would cost more than the few calls that find nothing to do.
 type flusher struct {
 	control *http.ResponseController
 	mu      sync.Mutex // guards what follows, and the response while waits is set

@@ -23,8 +23,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// named is what every name resolves to while a test sets it, in the resolver that TestMain gives to this process:
-// goroutines that a test leaves behind may still ask.
+// named is what every name resolves to while a test sets it, in the resolver that TestMain gives to
+// this process: goroutines that a test leaves behind may still ask.
 var named atomic.Pointer[net.IP]
 
 // ownResolver resolves by named, or as the system does while that is nil.
