@@ -1,3 +1,28 @@
+// Package health finds out whether backend endpoints can be used, and reports whether this process
+// is healthy.
+//
+// A Prober follows the table. One goroutine owns each target: an endpoint of a Backend, from the
+// first table that names it until one no longer does. In each interval the target dials the
+// endpoint once. On that connection it asks what kube-aggregator would ask for each APIService that
+// claims the endpoint (round.go). A claim has its own verdict (claim.go) and reports changes; the
+// registry makes verdicts of the reports. Three things make a target probe ahead of its schedule: a
+// hint from live traffic (Signal), the death of the connection that the last round left open, and a
+// light check on that connection that got no response. None of them ejects an endpoint. Only two
+// failed probes do, each on a connection dialled for it.
+//
+// A table may name servers that serve no group-version: the local apiservers. They are asked for
+// /readyz over HTTP/2, by the same rules.
+//
+// Checks, Relay and Draining are this process's own health: /livez and /readyz of the admin port
+// and what load balancers see on the main port.
+//
+// The concurrency rule: all state of a target and its claims belongs to the target's goroutine, and
+// rounds deliver their findings to it. A round's connections belong to the round until it ends.
+// Other goroutines set flags of the target (atomics and a one-slot channel) and never wait for it,
+// so Signal and Observe may be called on the hot path.
+//
+// This package keeps no second set of APIServices (only the running probes), computes no
+// APIService's verdict and picks no endpoint for a request.
 package health
 
 import (
@@ -15,6 +40,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Config is what a Prober needs. Table, Report, TLS and Dial must be set.
@@ -152,4 +178,62 @@ func (p *Prober) Observe(apiService, address string, d time.Duration) {
 	if c := p.index.Load().claims[apiService][address]; c != nil {
 		c.latency.observe(d)
 	}
+}
+
+// metrics are the prober's. Series come and go with the objects of the table. Only the objects'
+// names are labels.
+type metrics struct {
+	duration prometheus.Histogram
+	probes   *prometheus.CounterVec // :: name, result
+	healthy  *prometheus.GaugeVec   // :: name, endpoint
+}
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "fairlead_probe_duration_seconds",
+			Help: "Duration of probes of backend endpoints, dial and handshake included.",
+			// From a handshake on loopback to the timeout.
+			Buckets: []float64{0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5},
+		}),
+		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "fairlead_probe_total",
+			Help: "Probes of backend endpoints, by APIService and result (passed, failed).",
+		}, []string{"name", "result"}),
+		healthy: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "fairlead_endpoint_healthy",
+			Help: "1 if the endpoint is healthy, 0 if it is not or has not been found out yet.",
+		}, []string{"name", "endpoint"}),
+	}
+	return m, metric.Register(r, "the prober", m.duration, m.probes, m.healthy)
+}
+
+// endpointSeries are the series of one claim, looked up once. A forgotten claim goes on counting
+// into series that are no longer exported: it cannot bring them back.
+type endpointSeries struct {
+	duration       prometheus.Observer
+	passed, failed prometheus.Counter
+	healthy        prometheus.Gauge
+}
+
+func (m *metrics) endpoint(name, address string) endpointSeries {
+	return endpointSeries{
+		duration: m.duration,
+		passed:   m.probes.WithLabelValues(name, "passed"),
+		failed:   m.probes.WithLabelValues(name, "failed"),
+		healthy:  m.healthy.WithLabelValues(name, address),
+	}
+}
+
+func (s endpointSeries) probed(f finding) {
+	s.duration.Observe(f.took.Seconds())
+	if f.err == nil {
+		s.passed.Inc()
+	} else {
+		s.failed.Add(float64(f.failures))
+	}
+}
+
+func (s endpointSeries) set(r registry.Report) {
+	s.healthy.Set(metric.Number(r.Health == registry.Healthy))
 }

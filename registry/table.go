@@ -1,11 +1,13 @@
 package registry
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
@@ -101,4 +103,141 @@ func (t *Table) place(name string) (at int, known bool) {
 		return 0, false
 	}
 	return slices.BinarySearchFunc(t.entries, e, compareLegacy)
+}
+
+// fewVersions is up to how many versions of a group are searched linearly, which is faster than a
+// map. Most groups have one or two.
+const fewVersions = 8
+
+// regroup replaces old by now in the groups they belong to. A nil old means that now is new, a nil
+// now that old is gone.
+func (b *builder) regroup(old, now *Entry) {
+	if old != nil {
+		b.group(old)
+		if b.gone == nil {
+			b.gone = make(map[*Entry]bool)
+		}
+		b.gone[old] = true // arrange drops all at once: one by one would cost their square
+	}
+	if now != nil {
+		g := b.group(now)
+		g.Entries = append(g.Entries, now)
+	}
+}
+
+// group returns the group of an entry, as a copy that may be modified.
+func (b *builder) group(of *Entry) *Group {
+	name := of.GroupVersion.Group
+	g := b.groups[name]
+	if g == nil {
+		g = &Group{Name: name}
+		if old := b.prev.Group(name); old != nil {
+			g.Entries = slices.Clone(old.Entries)
+		}
+		if b.groups == nil {
+			b.groups = make(map[string]*Group)
+		}
+		b.groups[name] = g
+	}
+	return g
+}
+
+// arrange sets the groups of a table: those of prev with the changes applied.
+func (b *builder) arrange(t *Table) {
+	t.groups = slices.Clone(b.prev.groups)
+	var fresh []*Group
+	order := make(versionOrder)
+	for name, g := range b.groups {
+		g.Entries = slices.DeleteFunc(g.Entries, func(e *Entry) bool { return b.gone[e] })
+		slices.SortFunc(g.Entries, order.compare)
+		for _, e := range g.Entries {
+			g.Priority = max(g.Priority, e.Object.Spec.GroupPriorityMinimum)
+		}
+		if len(g.Entries) > fewVersions {
+			g.versions = make(map[string]*Entry, len(g.Entries))
+			for _, e := range g.Entries {
+				g.versions[e.GroupVersion.Version] = e
+			}
+		}
+		at, known := t.byGroup[name]
+		switch {
+		case !b.moved:
+			t.groups[at] = g
+			continue
+		case known:
+			t.groups[at] = nil
+		}
+		if len(g.Entries) > 0 {
+			fresh = append(fresh, g)
+		}
+	}
+	if !b.moved {
+		return
+	}
+	t.groups = merge(t.groups, fresh, (*Group).Compare)
+	t.byGroup = make(map[string]int, len(t.groups))
+	for i, g := range t.groups {
+		t.byGroup[g.Name] = i
+	}
+}
+
+// merge merges fresh elements into the kept ones, which are ordered. Nil elements of kept are
+// dropped. It is one pass, so adding one element to thousands is cheap.
+func merge[T any](kept, fresh []*T, compare func(a, b *T) int) []*T {
+	slices.SortFunc(fresh, compare)
+	out := make([]*T, 0, len(kept)+len(fresh))
+	for _, k := range kept {
+		if k == nil {
+			continue
+		}
+		for len(fresh) > 0 && compare(fresh[0], k) < 0 {
+			out, fresh = append(out, fresh[0]), fresh[1:]
+		}
+		out = append(out, k)
+	}
+	return append(out, fresh...)
+}
+
+// The two orders of Kubernetes break ties between groups differently: the legacy APIGroupList by
+// the name of the APIService (version first: v1.zebra before v1beta1.ape), aggregated discovery by
+// the name of the group. Each has one comparison here, and no other code compares: kube-aggregator
+// has three sorts, one of which has compared an element with itself since 2017
+// (openapi/aggregator/priority.go:49).
+
+// compareLegacy orders APIServices: groupPriorityMinimum descending, then name.
+func compareLegacy(a, b *Entry) int {
+	return cmp.Or(
+		cmp.Compare(b.Object.Spec.GroupPriorityMinimum, a.Object.Spec.GroupPriorityMinimum),
+		strings.Compare(a.Name, b.Name),
+	)
+}
+
+// Compare orders groups for aggregated discovery, like Table.Groups: highest priority first, then
+// name. It also places groups that are not in the table among those that are.
+func (g *Group) Compare(other *Group) int {
+	return cmp.Or(cmp.Compare(other.Priority, g.Priority), strings.Compare(g.Name, other.Name))
+}
+
+// CompareVersion orders entries of one group, like Group.Entries.
+func (e *Entry) CompareVersion(other *Entry) int { return versionOrder{}.compare(e, other) }
+
+// versionOrder compares the versions of a group. It caches the results of Kubernetes' own
+// comparison, which costs a microsecond of regular expressions, because a thousand groups have the
+// same few versions.
+type versionOrder map[[2]string]int
+
+// compare orders by versionPriority descending, then as Kubernetes compares versions (v10 before v2
+// before v1beta1 before names that are not Kubernetes versions). Ties are broken by name, so that
+// the order is total.
+func (o versionOrder) compare(a, b *Entry) int {
+	if c := cmp.Compare(b.Object.Spec.VersionPriority, a.Object.Spec.VersionPriority); c != 0 {
+		return c
+	}
+	pair := [2]string{b.GroupVersion.Version, a.GroupVersion.Version}
+	c, known := o[pair]
+	if !known {
+		c = version.CompareKubeAwareVersionStrings(pair[0], pair[1])
+		o[pair] = c
+	}
+	return cmp.Or(c, strings.Compare(a.Name, b.Name))
 }

@@ -3,9 +3,17 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // recordTime limits the wait for the records of what the drain has cut: closing a connection whose
@@ -56,4 +64,107 @@ func (d *door) rejectNew(ctx context.Context) {
 	const every = 20 * time.Millisecond // short compared with a request, long compared with the cost of a look
 	ended := func(context.Context) (bool, error) { return d.proxy.UnderWay() == 0, nil }
 	_ = wait.PollUntilContextCancel(ctx, every, true, ended) // front.Shutdown reports what is left
+}
+
+// firstVerdicts is how long readiness waits, once, for the first verdicts: until then requests to
+// extension servers get 503. A backend that hangs has none for seconds, and must not keep a replica
+// from serving the others. Discovery waits as long for its documents.
+const firstVerdicts = 2 * time.Second
+
+var (
+	errNoTable    = errors.New("the table of APIServices is not complete")
+	errNoVerdicts = errors.New("not every APIService has been probed yet")
+	errNoNames    = errors.New("ConfigMap " + authConfigMap().String() + " is not read")
+)
+
+// tableReady makes the check of the table.
+func tableReady(table func() *registry.Table) func(*http.Request) error {
+	until := sync.OnceValue(func() time.Time { return time.Now().Add(firstVerdicts) })
+	var passed atomic.Bool
+	return func(*http.Request) error {
+		t := table()
+		switch {
+		case passed.Load():
+			return nil
+		case !t.Complete():
+			return errNoTable
+		case slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool { return e.Verdict.Status == "" }) && time.Now().Before(until()):
+			return errNoVerdicts
+		}
+		passed.Store(true)
+		return nil
+	}
+}
+
+// namesReady reports whether the header names that must be stripped are known.
+func (d *door) namesReady(*http.Request) error {
+	if _, known := d.targetNames(); !known {
+		return errNoNames
+	}
+	return nil
+}
+
+// lookUnready is the interval between readiness checks while this process is not ready: short,
+// because units ordered after this one wait for it. lookReady is the interval while it is ready,
+// unless a local apiserver reports news: a load balancer takes seconds to notice, too.
+const lookUnready, lookReady = 250 * time.Millisecond, time.Second
+
+// followReadiness notifies systemd when this process is first ready, and closes client connections
+// while it is not ready, until ctx ends. Behind a TCP load balancer nothing else moves clients to
+// another replica, and here they would get 503 for as long as their connection lasts.
+// kube-apiserver closes connections when it shuts down. New connections are still served, each
+// until its first response: the load balancer may not have noticed yet, or there may be no other
+// replica. A local apiserver becomes unhealthy only with its second failed probe, so one lost probe
+// moves no client.
+//
+// It also moves Fairlead's own connections away from unhealthy local apiservers.
+//
+// It does nothing during a drain, which has its own order.
+func (d *door) followReadiness(ctx context.Context) error {
+	tick := time.NewTicker(lookUnready)
+	defer tick.Stop()
+	was, notified := true, false
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		case <-d.localNews:
+		}
+		if d.own != nil {
+			d.own.prefer(d.localServers())
+		}
+		if d.draining.Active() {
+			continue
+		}
+		cause := d.ready.Err(nil)
+		ready := cause == nil
+		if ready && !notified {
+			d.tellSystemd(daemon.SdNotifyReady)
+			notified = true
+		}
+		every := lookUnready
+		if ready {
+			every = lookReady
+		}
+		tick.Reset(every)
+		if ready != was {
+			if ready {
+				d.log.Info("ready")
+			} else {
+				d.log.Info("not ready: clients are sent elsewhere", "reason", cause)
+			}
+			was = ready
+		}
+		d.front.Keep(ready)
+	}
+}
+
+// tellSystemd notifies systemd of a unit with Type=notify (sd_notify(3)). Without systemd
+// NOTIFY_SOCKET is empty and it does nothing.
+func (d *door) tellSystemd(state string) {
+	const keepEnvironment = false // no child process reads NOTIFY_SOCKET
+	if _, err := daemon.SdNotify(keepEnvironment, state); err != nil {
+		d.log.Warn("telling systemd", "state", state, "err", err)
+	}
 }

@@ -6,9 +6,24 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/registry/apiservices"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // version is set by the linker (make build).
@@ -40,3 +55,105 @@ func serveCommand() *cobra.Command {
 	cli.Flags(cmd, o.flagGroups())
 	return cmd
 }
+
+// plugin is the program with the subcommands for people. It links kubectl's connection flags and
+// with them kustomize, which do not belong in the process that holds the front-proxy key.
+const plugin = "kubectl-fairlead"
+
+// pluginCommand returns a subcommand that replaces this process by the plugin. The plugin parses
+// the flags.
+func pluginCommand(name, short string) *cobra.Command {
+	return &cobra.Command{
+		Use:                name,
+		Short:              short,
+		Long:               short + ".\n\nIt is run by " + plugin + ": see fairlead " + name + " --help.",
+		DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			return becomePlugin(slices.Concat([]string{name}, args))
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, last string) ([]string, cobra.ShellCompDirective) {
+			_ = becomePlugin(slices.Concat([]string{cobra.ShellCompRequestCmd, name}, args, []string{last}))
+			return nil, cobra.ShellCompDirectiveError // reached only if the plugin cannot run
+		},
+	}
+}
+
+// becomePlugin replaces this process by the plugin, under the same name, so that its help shows
+// what the user typed.
+func becomePlugin(args []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("looking for %s: %w", plugin, err)
+	}
+	path, err := findPlugin(self)
+	if err != nil {
+		return err
+	}
+	//nolint:gosec // the program next to this one, or in the user's PATH
+	err = syscall.Exec(path, slices.Concat(os.Args[:1], args), os.Environ())
+	return fmt.Errorf("running %s: %w", path, err)
+}
+
+// findPlugin looks next to the executable self, then in PATH. It skips a link to self, which would
+// execute itself forever: fairlead was its own plugin once.
+func findPlugin(self string) (string, error) {
+	own, err := os.Stat(self)
+	if err != nil {
+		return "", fmt.Errorf("looking for %s: %w", plugin, err)
+	}
+	for _, name := range []string{filepath.Join(filepath.Dir(self), plugin), plugin} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		if found, err := os.Stat(path); err == nil && !os.SameFile(own, found) {
+			return path, nil
+		}
+	}
+	return "", errors.New(plugin + ", which has this subcommand, is neither next to " + self + " nor in PATH")
+}
+
+// debugFrom is the klog verbosity from which our own debug lines are logged.
+const debugFrom = 4
+
+// newLogger makes the log, and sends klog (client-go, k8s.io/apiserver) to it.
+func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
+	level := slog.LevelInfo
+	if verbosity >= debugFrom {
+		level = slog.LevelDebug
+	}
+	o := &slog.HandlerOptions{Level: level}
+	var h slog.Handler = slog.NewTextHandler(w, o)
+	if format == "json" {
+		h = slog.NewJSONHandler(printable.JSON(w), o) // the text handler quotes by itself
+	}
+	// client-go's verbose lines (from 6 on) show requests with headers and bodies, and the body of
+	// a TokenReview is a user's token. A handler with slog.LevelDebug, which is klog's 4, never
+	// prints them.
+	klog.SetLogger(logr.FromSlogHandler(dropGone{h}))
+	return slog.New(h)
+}
+
+// dropGone drops the errors that k8s.io/apiserver logs when a client disconnects early: otherwise a
+// stranger could fill the log.
+type dropGone struct{ slog.Handler }
+
+// Handle implements slog.Handler.
+func (p dropGone) Handle(ctx context.Context, r slog.Record) error {
+	gone := false
+	r.Attrs(func(a slog.Attr) bool {
+		err, ok := a.Value.Any().(error)
+		gone = ok && apiservices.ClientGone(err)
+		return !gone
+	})
+	if gone {
+		return nil
+	}
+	return p.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (p dropGone) WithAttrs(a []slog.Attr) slog.Handler { return dropGone{p.Handler.WithAttrs(a)} }
+
+// WithGroup implements slog.Handler.
+func (p dropGone) WithGroup(name string) slog.Handler { return dropGone{p.Handler.WithGroup(name)} }

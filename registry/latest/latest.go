@@ -10,6 +10,7 @@ package latest
 import (
 	"context"
 	"iter"
+	"slices"
 	"time"
 )
 
@@ -41,4 +42,92 @@ func Wake[T any](wake chan<- T) {
 	case wake <- token:
 	default:
 	}
+}
+
+// window is how many adjacent entries may have been added or removed before Diff matches the others
+// by key.
+const window = 64
+
+// Element is an element of a state. Unchanged ones are the same pointers, and keys are unique.
+type Element interface {
+	comparable
+	// Key identifies an element in successive states.
+	Key() string
+}
+
+// Change is an element that differs between two states.
+type Change[E Element] struct {
+	// Old is nil if the element is new, and New is nil if it is gone.
+	Old, New E
+}
+
+// Key returns the key of the element.
+func (c Change[E]) Key() string {
+	var none E
+	if c.New == none {
+		return c.Old.Key()
+	}
+	return c.New.Key()
+}
+
+// Changes is like Of, and yields with each state its changes since the previously yielded one. The
+// first time, that is everything.
+func Changes[S interface {
+	Superseded() <-chan struct{}
+	Entries() []E
+}, E Element](ctx context.Context, load func() S, wake <-chan time.Time) iter.Seq2[S, []Change[E]] {
+	return func(yield func(S, []Change[E]) bool) {
+		var last []E
+		for now := range Of(ctx, load, wake) {
+			changes := Diff(last, now.Entries())
+			if last = now.Entries(); !yield(now, changes) {
+				return
+			}
+		}
+	}
+}
+
+// Diff compares the elements of two states. Readers of a state then process only the changes:
+// comparing ten thousand pointers costs some 40 µs (BenchmarkDiff), processing each element many
+// times that. The states need not be successive.
+func Diff[E Element](old, now []E) []Change[E] {
+	var none E
+	var out []Change[E]
+	var gone, come []E // elements found in one list only so far
+	for i, j := 0, 0; ; {
+		for i < len(old) && j < len(now) && old[i] == now[j] {
+			i, j = i+1, j+1
+		}
+		if i == len(old) || j == len(now) {
+			gone, come = append(gone, old[i:]...), append(come, now[j:]...)
+			break
+		}
+		if old[i].Key() == now[j].Key() {
+			out = append(out, Change[E]{old[i], now[j]})
+			i, j = i+1, j+1
+			continue
+		}
+		// Some were added or removed here. Moves beyond the window are matched by key below.
+		more, fewer := slices.Index(now[j:min(j+window, len(now))], old[i]), slices.Index(old[i:min(i+window, len(old))], now[j])
+		if more < 0 && fewer < 0 {
+			more, fewer = 1, 1
+		}
+		more, fewer = max(more, 0), max(fewer, 0)
+		gone, come = append(gone, old[i:i+fewer]...), append(come, now[j:j+more]...)
+		i, j = i+fewer, j+more
+	}
+	moved := make(map[string]E, len(gone))
+	for _, e := range gone {
+		moved[e.Key()] = e
+	}
+	for _, e := range come {
+		if moved[e.Key()] != e {
+			out = append(out, Change[E]{moved[e.Key()], e})
+		}
+		delete(moved, e.Key())
+	}
+	for _, e := range moved {
+		out = append(out, Change[E]{e, none})
+	}
+	return out
 }

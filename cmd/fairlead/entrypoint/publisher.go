@@ -1,3 +1,17 @@
+// Package entrypoint makes Fairlead the server that clients inside the cluster reach: it publishes
+// the ready replicas as the Endpoints and EndpointSlices of the Service default/kubernetes.
+// kube-apiserver must leave those alone (--endpoint-reconciler-type=none).
+//
+// Each replica keeps a Lease in kube-system while it is ready, and publishes the addresses of all
+// live Leases. A replica's address disappears at once when it drains, and when its Lease expires
+// after it has died. A replica judges whether a Lease is live by when it saw the Lease change, not
+// by the clock of the Lease's holder. Published objects carry an annotation that repeats their
+// content. If the two differ, another writer has changed the object; Fairlead gives way to a writer
+// that persists.
+//
+// Everything happens on Run's goroutine; Withdraw only leaves it a note. There is no lock.
+//
+// This package does not decide readiness, and does not create the Service.
 package entrypoint
 
 import (
@@ -16,6 +30,7 @@ import (
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Config configures a Publisher. All fields but Logger and Metrics are required.
@@ -171,4 +186,36 @@ func (p *Publisher) note(err error) {
 	}
 	p.fault = fault
 	p.metrics.round(err)
+}
+
+type metrics struct {
+	published prometheus.Gauge
+	replicas  prometheus.Gauge
+	contested prometheus.Gauge
+	foreign   prometheus.Counter
+	rounds    *prometheus.CounterVec // :: result
+}
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "fairlead_entrypoint_" + name, Help: help})
+	}
+	m := &metrics{
+		published: gauge("published", "1 while this replica has its Lease and so is an endpoint of the Service default/kubernetes."),
+		replicas:  gauge("replicas", "Replicas with a Lease, as this one sees them."),
+		contested: gauge("contested", "1 while Fairlead gives way to another writer, such as kube-apiserver's own reconciler, until no other writer has changed the endpoints of default/kubernetes for a minute."),
+		foreign: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "fairlead_entrypoint_foreign_writes_total", Help: "Changes of the endpoints of default/kubernetes by writers other than Fairlead.",
+		}),
+		rounds: metric.Counter("fairlead_entrypoint_rounds_total", "Rounds of renewing the Lease and publishing, by result (passed, failed).", "result", "passed", "failed"),
+	}
+	return m, metric.Register(r, "the entrypoint", m.published, m.replicas, m.contested, m.foreign, m.rounds)
+}
+
+func (m *metrics) round(err error) {
+	result := "passed"
+	if err != nil {
+		result = "failed"
+	}
+	m.rounds.WithLabelValues(result).Inc()
 }

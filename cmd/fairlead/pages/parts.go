@@ -1,10 +1,16 @@
 package pages
 
 import (
+	"bytes"
 	"cmp"
+	"fmt"
+	"html"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // begin puts everything above the body; up is the path to the overview.
@@ -83,4 +89,92 @@ func (d *document) transitions(now time.Time, list []answer.Transition) {
 		d.put(`<li class="dim">none since this process began</li>`)
 	}
 	d.put(`</ol>`)
+}
+
+// html/template would do all this by itself, but it calls methods by name: the linker would have to
+// keep every exported method of the program, 9 MB.
+
+// markup is HTML in constants of this package, never converted from other strings. All other text
+// is a value.
+type markup string
+
+// document is an HTML document that is being written.
+type document struct{ bytes.Buffer }
+
+// put adds markup. Its verbs, all %s, are replaced by escaped values; they must stand between tags
+// or in a quoted attribute.
+func (d *document) put(m markup, values ...any) {
+	for i, v := range values {
+		values[i] = html.EscapeString(printable.Lines(fmt.Sprint(v)))
+	}
+	_, _ = fmt.Fprintf(&d.Buffer, string(m), values...) // writing to a buffer cannot fail
+}
+
+// some puts markup with a value, unless the value is empty.
+func (d *document) some(m markup, value string) {
+	if value != "" {
+		d.put(m, value)
+	}
+}
+
+// items puts a list, unless it is empty.
+func (d *document) items(class string, items []string) {
+	if len(items) == 0 {
+		return
+	}
+	d.put(`<ul class="%s">`, class)
+	for _, item := range items {
+		d.put(`<li>%s</li>`, item)
+	}
+	d.put(`</ul>`)
+}
+
+// when returns s if really is set, and "" otherwise.
+func when(really bool, s string) string {
+	if really {
+		return s
+	}
+	return ""
+}
+
+// urgency returns the CSS class for the result of answer.Left.
+func urgency(now, t time.Time) string {
+	return cmp.Or(answer.Urgency(now, t), "dim")
+}
+
+// stamp formats a time, with the date if it is not today.
+func stamp(now, t time.Time) string {
+	if now, t = now.UTC(), t.UTC(); now.Format(time.DateOnly) != t.Format(time.DateOnly) {
+		return t.Format("Jan _2 15:04")
+	}
+	return t.Format(time.TimeOnly)
+}
+
+func worst(list []float64) float64 { return slices.Max(append([]float64{0}, list...)) }
+
+// least is the smallest latency that fills a curve's height: lower ones should not look like peaks.
+const least = .01
+
+// spark returns the SVG path of a curve through the values, the newest at the right edge. It has
+// gaps where there was no request.
+func spark(list []float64, width, height float64) string {
+	const margin = 1.5 // half of the line's width, plus some space
+	step := (width - 2*margin) / (points - 1)
+	top := max(worst(list), least)
+	var b strings.Builder
+	pen := false
+	for i, v := range list {
+		if v <= 0 {
+			pen = false
+			continue
+		}
+		x := margin + step*float64(points-len(list)+i)
+		y := height - margin - (height-2*margin)*v/top
+		if !pen {
+			fmt.Fprintf(&b, "M%.1f %.1f", max(x-step, margin), y) // a single value is drawn as a dash
+		}
+		fmt.Fprintf(&b, "L%.1f %.1f", x, y)
+		pen = true
+	}
+	return b.String()
 }

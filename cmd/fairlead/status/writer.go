@@ -1,17 +1,34 @@
+// Package status writes verdicts where users look: the condition fairlead.dev/Available of each
+// remote APIService, and Events when a verdict changes.
+//
+// kube-apiserver's own controllers own the condition Available and cannot be switched off. This
+// package writes Available only where they do not run: if APIServices are in an etcd of our own.
+// Only one replica writes, elected by a Lease: kube-aggregator lets every replica write the same
+// object, and replicas that see the network differently fight (kubernetes/kubernetes#81504,
+// #64698). The leader writes its own verdicts.
+//
+// Everything happens on Run's goroutine and, while this replica leads, on one more that Run waits
+// for. Package status decides no verdict, and nothing reads the condition back to route by it.
 package status
 
 import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Config configures a Writer. Table, APIServices, and either Elect or Leases and Identity are
@@ -86,4 +103,85 @@ func (w *Writer) Run(ctx context.Context) error {
 		defer w.log.Info("no longer writing statuses", "lease", lease)
 		(&term{writer: w, todo: map[string]*registry.Entry{}}).run(ctx)
 	})
+}
+
+type metrics struct {
+	leading prometheus.Gauge
+	writes  *prometheus.CounterVec // :: result
+}
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		leading: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "fairlead_status_writer_leading",
+			Help: "1 while this replica holds the Lease and writes statuses.",
+		}),
+		writes: metric.Counter("fairlead_status_write_total", "Writes of the condition fairlead.dev/Available, by result (written, failed).",
+			"result", "written", "failed"),
+	}
+	return m, metric.Register(r, "the status writer", m.leading, m.writes)
+}
+
+func (m *metrics) wrote(err error) {
+	if err != nil {
+		m.writes.WithLabelValues("failed").Inc()
+	} else {
+		m.writes.WithLabelValues("written").Inc()
+	}
+}
+
+// The timings of the election are those of Kubernetes' own components: a dead leader is replaced
+// within about 17 s, and a leader that cannot reach the apiserver for 10 s stops writing 5 s before
+// another may begin.
+const (
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+// election decides which replica leads.
+type election struct {
+	leases          coordinationv1.LeasesGetter
+	lease, identity string        // the Lease is in kube-system
+	turn            chan struct{} // one slot: holds an element while a goroutine leads
+}
+
+// run takes part in the election until ctx ends, and calls lead while this replica leads. After
+// losing the Lease it runs for election again.
+func (e *election) run(ctx context.Context, lead func(context.Context)) error {
+	for ctx.Err() == nil {
+		// A new elector each time: one that has lost remembers an old state of the Lease.
+		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+			Name: e.lease,
+			Lock: &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: e.lease},
+				Client:     e.leases,
+				LockConfig: resourcelock.ResourceLockConfig{Identity: e.identity},
+			},
+			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+			// The context ends a write in flight, and the next leader reads every condition before
+			// it writes.
+			ReleaseOnCancel: true,
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(ctx context.Context) { e.lead(ctx, lead) },
+				OnStoppedLeading: func() {},
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("configuring election: %w", err)
+		}
+		elector.Run(ctx)
+		e.turn <- struct{}{} // wait for lead to end; if it has not started yet, its context has ended
+		<-e.turn
+	}
+	return ctx.Err()
+}
+
+// lead calls lead unless ctx has ended; the election cancels ctx when the Lease is lost.
+func (e *election) lead(ctx context.Context, lead func(context.Context)) {
+	e.turn <- struct{}{}
+	defer func() { <-e.turn }()
+	if ctx.Err() == nil {
+		lead(ctx)
+	}
 }

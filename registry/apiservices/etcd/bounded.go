@@ -12,8 +12,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/klog/v2"
 )
 
@@ -107,4 +110,133 @@ func (b *bounded) GetCurrentResourceVersion(ctx context.Context) (revision uint6
 		return err
 	})
 	return revision, err
+}
+
+// An etcd that was restored from a backup continues at an older revision. A watch from a newer one
+// would wait for that, and miss all changes until then: Kubernetes' own servers have this problem
+// and must be restarted. Here a restore is detected, and everything is relisted.
+
+// detectEvery bounds how long a restore stays undetected.
+const detectEvery = 5 * time.Second
+
+// detectRestores compares etcd's revision with the cache's until ctx ends.
+func (b *bounded) detectRestores(ctx context.Context, cached *cacher.Cacher) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		if was, is, ahead := b.ahead(ctx, cached); ahead {
+			klog.ErrorS(nil, "etcd's revision has decreased, as after a restore: everything is relisted", "was", was, "is", is)
+			b.watches.Load().end()
+		}
+	}, detectEvery)
+}
+
+// ahead reports whether the cache has a newer revision than etcd.
+func (b *bounded) ahead(ctx context.Context, cached *cacher.Cacher) (was, is uint64, yes bool) {
+	if !cached.Ready() {
+		return 0, 0, false
+	}
+	was, err := cached.LastSyncResourceVersion()
+	if err != nil {
+		return 0, 0, false
+	}
+	is, err = b.now(ctx)
+	return was, is, err == nil && is < was
+}
+
+// now returns etcd's revision.
+func (b *bounded) now(ctx context.Context) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return b.GetCurrentResourceVersion(ctx)
+}
+
+// notFuture returns an error for a revision from the future, after which the client relists. While
+// etcd is unreachable it allows all revisions.
+func (b *bounded) notFuture(ctx context.Context, from string) error {
+	wanted, err := b.Versioner().ParseResourceVersion(from)
+	if err != nil || wanted == 0 {
+		return nil //nolint:nilerr // the storage returns the error
+	}
+	if now, err := b.now(ctx); err == nil && now < wanted {
+		return apierrors.NewResourceExpired("the resource version is newer than etcd, which may have been restored")
+	}
+	return nil
+}
+
+// watches is a set of watches that end together.
+type watches struct {
+	context.Context //nolint:containedctx // it only ends them
+	end             context.CancelFunc
+}
+
+func newWatches() *watches {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &watches{ctx, cancel}
+}
+
+// Watch implements storage.Interface.
+func (b *bounded) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
+	if err := b.notFuture(ctx, o.ResourceVersion); err != nil {
+		return nil, err
+	}
+	all := b.watches.Load()
+	if all.Err() != nil {
+		b.watches.CompareAndSwap(all, newWatches())
+		all = b.watches.Load()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	w, err := b.Interface.Watch(ctx, key, o)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	forget := context.AfterFunc(all, cancel) //nolint:contextcheck // it ends with either
+	return &ending{w, func() { forget(); cancel() }}, nil
+}
+
+// ending is a watch that calls end when it is stopped.
+type ending struct {
+	watch.Interface
+	end func()
+}
+
+func (w *ending) Stop() {
+	w.Interface.Stop()
+	w.end()
+}
+
+// present is the cache, without requests for revisions from the future.
+type present struct {
+	storage.Interface
+	cached *cacher.Cacher
+	etcd   *bounded
+}
+
+// known returns an error for a revision that only etcd's state before a restore can have had. If
+// merely the cache is behind, it waits itself.
+func (p *present) known(ctx context.Context, version string) error {
+	wanted, err := p.Versioner().ParseResourceVersion(version)
+	if err != nil || !p.cached.Ready() {
+		return nil //nolint:nilerr // the cache returns the error
+	}
+	if have, err := p.cached.LastSyncResourceVersion(); err != nil || wanted <= have {
+		return nil //nolint:nilerr // as above
+	}
+	return p.etcd.notFuture(ctx, version)
+}
+
+// GetList implements storage.Interface. With the cache's own error, client-go would retry ten
+// times.
+func (p *present) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
+	if err := p.known(ctx, o.ResourceVersion); err != nil {
+		return err
+	}
+	return p.Interface.GetList(ctx, key, o, into)
+}
+
+// Watch implements storage.Interface.
+func (p *present) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
+	if err := p.known(ctx, o.ResourceVersion); err != nil {
+		return nil, err
+	}
+	return p.Interface.Watch(ctx, key, o)
 }

@@ -1,0 +1,129 @@
+package apiservices
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	auditinternal "k8s.io/apiserver/pkg/apis/audit"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+)
+
+// handling returns a context with what k8s.io/apiserver's handlers require: a time for their
+// metrics, and an audit context that logs nothing, because Fairlead writes the audit log itself.
+func handling(ctx context.Context) context.Context {
+	ctx = audit.WithAuditContext(request.WithReceivedTimestamp(ctx, time.Now()))
+	// Init fails if it was called before.
+	_ = audit.AuditContextFrom(ctx).Init(audit.RequestAuditConfig{Level: auditinternal.LevelNone}, nil)
+	return ctx
+}
+
+// flushing adds what k8s.io/apiserver requires of a writer to stream a watch: http.Flusher, which
+// its own wrappers keep only together with http.CloseNotifier (pkg/endpoints/responsewriter).
+// Net/http's writers have that, but most others dropped it when it was deprecated.
+type flushing struct {
+	http.ResponseWriter
+	ctx context.Context
+}
+
+// gone is the text of the error that handlers get, and log, if they cannot write to a client.
+const gone = "writing to a client of APIServices"
+
+// ClientGone reports whether an error that k8s.io/apiserver has logged is about a client that
+// disconnected before the end of its response.
+func ClientGone(err error) bool { return strings.Contains(err.Error(), gone) } // some wrap only the text
+
+// Write implements io.Writer.
+func (w *flushing) Write(b []byte) (int, error) {
+	n, err := w.ResponseWriter.Write(b)
+	if err != nil {
+		err = fmt.Errorf(gone+": %w", err)
+	}
+	return n, err
+}
+
+// Flush implements http.Flusher.
+func (w *flushing) Flush() {
+	_ = http.NewResponseController(w.ResponseWriter).Flush() // a writer that cannot flush has nothing buffered
+}
+
+// CloseNotify implements http.CloseNotifier.
+func (w *flushing) CloseNotify() <-chan bool {
+	gone := make(chan bool, 1)
+	context.AfterFunc(w.ctx, func() { gone <- true })
+	return gone
+}
+
+// Hijack implements http.Hijacker, for a watch by WebSocket.
+func (w *flushing) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return http.NewResponseController(w.ResponseWriter).Hijack()
+}
+
+// Unwrap supports http.ResponseController.
+func (w *flushing) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// refuse answers a request with a method that is not allowed.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, group bool) {
+	if !group {
+		s.fail(w, r, notFound())
+		return
+	}
+	err := apierrors.NewMethodNotSupported(apiregistrationv1.Resource("apiservices"), strings.ToLower(r.Method))
+	if s.store != nil {
+		err.ErrStatus.Message = "APIServices are read from a directory (--registry=dir:) and cannot be changed here: change the manifest"
+	}
+	w.Header().Set("Allow", "GET, HEAD") // RFC 9110 §15.5.6
+	s.fail(w, r, err)
+}
+
+// fail answers with a Status in the client's form.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	responsewriters.ErrorNegotiated(err, s.codecs, apiregistrationv1.SchemeGroupVersion, w, r)
+}
+
+func notFound() error {
+	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "", 0, false)
+}
+
+// unread is the error until the directory has been read: clients would take a 404 as "gone".
+func unread() error {
+	err := apierrors.NewServiceUnavailable("the directory of APIServices has not been read yet")
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	return err
+}
+
+// protection rejects what the table would refuse to route: a remote that claims a protected group.
+type protection func(group string) bool
+
+var _ admission.ValidationInterface = protection(nil)
+
+// Handles implements admission.Interface.
+func (protection) Handles(o admission.Operation) bool {
+	return o == admission.Create || o == admission.Update
+}
+
+// Validate implements admission.ValidationInterface.
+func (p protection) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	o, ok := a.GetObject().(*apiregistration.APIService)
+	if !ok || a.GetSubresource() != "" || !p(o.Spec.Group) {
+		return nil
+	}
+	if _, byURL := o.Annotations[etcd.URLAnnotation]; !byURL && o.Spec.Service == nil {
+		return nil
+	}
+	return admission.NewForbidden(a, fmt.Errorf("the group %q is protected: no extension server may claim it (--protected-groups)", o.Spec.Group))
+}
