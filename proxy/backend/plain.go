@@ -7,7 +7,10 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 const (
@@ -143,8 +146,14 @@ func (e *endpoint) forget(p *plain) {
 // that a response has announced is none of that: in HTTP/1.0, it is how every body ends.
 type pooled struct {
 	*Conn
-	paused bool // the server may pause while it reads a body
+	paused bool          // the server may pause while it reads a body
+	used   atomic.Bool   // the next bytes begin an answer
+	head   wire.TextHead // of the answer, for the reader
+	inHead bool
 }
+
+// errHugeHead is returned before net/http has read the rest: it makes a map of all names.
+var errHugeHead = errors.New("the head of the response has too many fields")
 
 // quickBody is the longest body that surely fits into a server's window. The kernel does not
 // distinguish a server that is gone from one that does not read: a longer body is limited by its
@@ -154,6 +163,7 @@ const quickBody = 32 << 10
 // use prepares the connection for a request with a body of n bytes, -1 if unknown. Requests do not
 // overlap.
 func (c *pooled) use(n int64) {
+	c.used.Store(true)
 	paused := n < 0 || n > quickBody
 	if paused == c.paused {
 		return
@@ -175,7 +185,23 @@ func (c *pooled) Read(p []byte) (int, error) {
 			c.lease.e.up.target.signal(c.lease.e.address, errLost)
 		})
 	}
+	if c.counts(p[:n]); err == nil && c.head.Over() {
+		return n, errHugeHead // with bytes, so that net/http does not send the request again
+	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
+}
+
+// counts counts the heads of an answer: interim ones are followed by another.
+func (c *pooled) counts(p []byte) {
+	if c.used.Swap(false) {
+		c.head, c.inHead = wire.TextHead{}, true
+	}
+	for c.inHead && len(p) > 0 {
+		n, ended := c.head.Read(p)
+		if p = p[n:]; ended {
+			c.inHead, c.head = c.head.Interim, wire.TextHead{}
+		}
+	}
 }
 
 // watchBody ends with net.ErrClosed when its connection is cut because it is no longer trusted, or

@@ -26,6 +26,7 @@ import (
 // no reason to try again.
 func TestRetry(t *testing.T) {
 	noHTTP := raw(t, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n", false)
+	names := raw(t, "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n"+namesOf(1100)+"\r\n", false)
 	for _, tt := range []struct {
 		name, method string
 		watch        bool
@@ -42,6 +43,7 @@ func TestRetry(t *testing.T) {
 		{"a streamed body", http.MethodGet, false, "streamed", closes, ErrUnanswered},
 		{"GET, no HTTP", http.MethodGet, false, "", noHTTP, ErrBadResponse},
 		{"POST, no HTTP", http.MethodPost, false, "", noHTTP, ErrBadResponse},
+		{"GET, a head of 1,100 names", http.MethodGet, false, "", names, ErrBadResponse},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -64,6 +66,40 @@ func TestRetry(t *testing.T) {
 			})
 		})
 	}
+}
+
+// namesOf returns n fields.
+func namesOf(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "n%d:\r\n", i)
+	}
+	return b.String()
+}
+
+// Only what a head has of fields is counted, each head for itself: neither the lines of bodies, nor
+// the answers before.
+func TestCountedHeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		lines := namesOf(9000)
+		s := f.serve(place1, protoH1, func(w http.ResponseWriter, _ *http.Request) {
+			for i := range 900 {
+				w.Header()[fmt.Sprint("n", i)] = []string{""}
+			}
+			w.WriteHeader(http.StatusEarlyHints)
+			w.Header().Set("Content-Length", strconv.Itoa(len(lines))) // chunks would end with empty lines
+			_, _ = io.WriteString(w, lines)
+		})
+		e := f.set(healthy(place1))
+		for range 3 {
+			status, body, err := f.do(e, http.MethodGet, "")
+			if err != nil || status != http.StatusOK || body != lines {
+				t.Errorf("got %d, %d bytes, %v", status, len(body), err)
+			}
+		}
+		check.Same(t, 3, s.hits.Load(), "requests")
+	})
 }
 
 // Unreachable endpoints fail no request, whatever its method and body: none of it was read.

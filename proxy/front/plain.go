@@ -1,7 +1,6 @@
 package front
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -19,9 +18,6 @@ import (
 )
 
 const (
-	// perLine and perName are what net/http allocates for a field in addition to its bytes: a
-	// string's header in a slice that grows by halves, and an entry of a map (measured: 16, 112).
-	perLine, perName = 32, 128
 	// copies is how often a whole head exists until its request ends: net/http's map, the fields
 	// that are decided about, and those that are sent, encoded too.
 	copies = 3
@@ -51,7 +47,8 @@ type plain struct {
 	source *hold.Source
 
 	// For the goroutine of the connection only.
-	head  head
+	head  wire.TextHead
+	begun time.Time
 	ended bool // the head is complete: the rest is not counted
 
 	mu       sync.Mutex // guards what follows
@@ -59,45 +56,6 @@ type plain struct {
 	held     int64
 	closed   bool
 }
-
-// head counts what has come of a head.
-type head struct {
-	bytes, lines, names int
-	begun               time.Time
-	name, last          []byte // of this line as far as it has come, and of the one before
-	column              int    // bytes of this line
-	value               bool   // the name is complete
-}
-
-// longName is how much of a name is kept: more than any has. Longer ones all count.
-const longName = 64
-
-// read counts bytes. It reports true at the end of the head.
-func (h *head) read(p []byte) bool {
-	for len(p) > 0 {
-		line, rest, whole := bytes.Cut(p, []byte("\n"))
-		if !h.value {
-			var name []byte
-			name, _, h.value = bytes.Cut(line, []byte(":"))
-			h.name = append(h.name, name[:min(len(name), longName-len(h.name))]...)
-		}
-		h.bytes, h.column, p = h.bytes+len(line), h.column+len(line), rest
-		if !whole {
-			break
-		}
-		if h.bytes++; h.column == 0 || h.column == 1 && len(h.name) == 1 && h.name[0] == '\r' {
-			return h.lines > 0
-		}
-		if len(h.name) == longName || !bytes.EqualFold(h.name, h.last) {
-			h.names++
-		}
-		h.lines++
-		h.name, h.last, h.column, h.value = h.last[:0], h.name, 0, false
-	}
-	return false
-}
-
-func (h *head) weight() int64 { return int64(h.bytes + h.lines*perLine + h.names*perName) }
 
 // SetReadDeadline keeps the deadline, because Read waits for room, too.
 func (c *plain) SetReadDeadline(t time.Time) error {
@@ -137,7 +95,7 @@ func changed(c net.Conn, state http.ConnState) {
 	p := c.(*plain) //nolint:forcetypeassert // Port's listener returns nothing else
 	if p.ended = state != http.StateNew && state != http.StateIdle; !p.ended {
 		p.hold(0)
-		p.head = head{}
+		p.head = wire.TextHead{}
 	}
 }
 
@@ -150,20 +108,20 @@ func (c *plain) Read(p []byte) (int, error) {
 	if n == 0 {
 		return n, err
 	}
-	if c.head.bytes == 0 {
-		c.head.begun = time.Now()
+	if c.head.Bytes == 0 {
+		c.begun = time.Now()
 	}
-	c.ended = c.head.read(p[:n])
-	if c.head.names > wire.MaxNames+1 || c.head.lines > wire.MaxFields+1 { // counted as there; the first line is the request's
+	_, c.ended = c.head.Read(p[:n])
+	if c.head.Over() {
 		return 0, c.refuse(http.StatusRequestHeaderFieldsTooLarge)
 	}
-	if c.hold(c.head.weight()) {
+	if c.hold(c.head.Weight()) {
 		return n, err
 	}
 	c.all.waiting.Add(1)
 	defer c.all.waiting.Add(-1)
 	for ; ; <-time.After(lookEvery) {
-		if c.hold(c.head.weight()) {
+		if c.hold(c.head.Weight()) {
 			return n, err
 		}
 		if c.late() {
@@ -177,7 +135,7 @@ func (c *plain) Read(p []byte) (int, error) {
 // time whether others wait for what it holds.
 func (c *plain) readHead(p []byte) (int, error) {
 	for {
-		if c.head.weight() <= freeHead {
+		if c.head.Weight() <= freeHead {
 			return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
 		}
 		c.mu.Lock()
@@ -206,7 +164,7 @@ func (c *plain) late() bool {
 	over := c.closed || !c.deadline.IsZero() && !now.Before(c.deadline)
 	c.mu.Unlock()
 	patience := max(leastPatience, readHeaderTimeout*patient/time.Duration(patient+c.all.waiting.Load()))
-	return over || c.all.memory.Over() > 0 || now.Sub(c.head.begun) > patience
+	return over || c.all.memory.Over() > 0 || now.Sub(c.begun) > patience
 }
 
 // refuse answers an unfinished head. net/http closes the connection after the returned error, in
@@ -219,13 +177,13 @@ func (c *plain) refuse(status int) error {
 
 // weightOf is the weight of a whole head. A part that came with the request before is in it, too.
 func weightOf(r *http.Request) int64 {
-	h := head{bytes: len(r.RequestURI), names: len(r.Header)}
+	h := wire.TextHead{Bytes: len(r.RequestURI), Names: len(r.Header)}
 	for name, values := range r.Header {
 		for _, v := range values {
-			h.lines, h.bytes = h.lines+1, h.bytes+len(name)+len(v)
+			h.Lines, h.Bytes = h.Lines+1, h.Bytes+len(name)+len(v)
 		}
 	}
-	return h.weight()
+	return h.Weight()
 }
 
 type plainKey struct{}

@@ -55,7 +55,7 @@ func TestHeadsGetRoom(t *testing.T) {
 		{name: "a thousand names", memory: 64 << 20, say: get + lines(998, "n%d", "v") + "\r\n", want: 200, least: 3 * 998 * 112},
 		{name: "more names", memory: 64 << 20, say: get + lines(1000, "n%d", "v"), want: 431},
 		{name: "the same names in turns", memory: 64 << 20, say: get + strings.Repeat(lines(2, "n%d", "v"), 600), want: 431},
-		{name: "long names that begin alike", memory: 64 << 20, say: get + lines(1000, strings.Repeat("n", longName)+"%d", "v"), want: 431},
+		{name: "long names that begin alike", memory: 64 << 20, say: get + lines(1000, strings.Repeat("n", 64)+"%d", "v"), want: 431},
 		{name: "a head that came with the request before", memory: 64 << 20, say: get + "\r\n" + get + lines(400, "n%d", "") + "\r\n", want: 200, least: 3 * 400 * 128},
 		{name: "lines of a body are no names", memory: 64 << 20, say: "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3600\r\n\r\n" + lines(600, "%d", ""), want: 200},
 		{name: "too many bytes", memory: 64 << 20, say: get + lines(1, "n", strings.Repeat("v", 2<<20)), want: 431},
