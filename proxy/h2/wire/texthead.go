@@ -61,6 +61,7 @@ func (h *TextHead) endLine() {
 // Weight is what net/http allocates for what has come.
 func (h *TextHead) Weight() int64 { return int64(h.Bytes + h.Lines*perLine + h.Names*perName) }
 
-// Over reports whether there are more names or fields than in a section of HTTP/2. The first line is
-// none.
-func (h *TextHead) Over() bool { return h.Names > MaxNames+1 || h.Lines > MaxFields+1 }
+// Over reports whether there are more names or fields than in a section of HTTP/2.
+func (h *TextHead) Over() bool { // of which the first line is none
+	return h.Names > MaxNames+1 || h.Lines > MaxFields+1
+}
