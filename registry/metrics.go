@@ -1,7 +1,7 @@
 package registry
 
 import (
-	"slices"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -14,7 +14,7 @@ import (
 
 // unavailableReasons are the values of the label reason. Every series starts at 0, because rate()
 // does not see the first step of a series that begins at 1.
-var unavailableReasons = [...]string{ //nolint:gochecknoglobals // nothing writes it
+var unavailableReasons = []string{ //nolint:gochecknoglobals // nothing writes it
 	ReasonServiceNotFound, ReasonServiceAccessError, ReasonServicePortError, ReasonEndpointsNotFound, ReasonEndpointsAccessError,
 	ReasonMissingEndpoints, ReasonFailedDiscoveryCheck, ReasonInvalidCABundle, ReasonMaintenance, ReasonProtectedGroup, ReasonInvalidURL,
 }
@@ -24,13 +24,11 @@ var unavailableReasons = [...]string{ //nolint:gochecknoglobals // nothing write
 type metrics struct {
 	table func() *Table
 	build prometheus.Histogram
-
-	unavailable, total, info, entries, generation, problems, files *prometheus.Desc
+	total *prometheus.Desc
 
 	mu sync.Mutex // guards edges
-	// edges counts how often an APIService became unavailable. :: APIService → counts in the order
-	// of unavailableReasons
-	edges map[string]*[len(unavailableReasons)]uint64
+	// edges counts how often an APIService became unavailable. :: APIService → reason → times
+	edges map[string]map[string]uint64
 }
 
 func newMetrics(table func() *Table, to prometheus.Registerer) (*metrics, error) {
@@ -42,24 +40,53 @@ func newMetrics(table func() *Table, to prometheus.Registerer) (*metrics, error)
 			// From 50 µs (a hundred entries) to 0.4 s (too late for ten thousand entries).
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 14),
 		}),
-		unavailable: prometheus.NewDesc("aggregator_unavailable_apiservice",
-			"Gauge of APIServices which are marked as unavailable broken down by APIService name.", []string{"name"}, nil),
 		total: prometheus.NewDesc("aggregator_unavailable_apiservice_total",
 			"Counter of APIServices which are marked as unavailable broken down by APIService name and reason.",
 			[]string{"name", "reason"}, nil),
-		info: prometheus.NewDesc("fairlead_apiservice_info",
-			"1 for each APIService of an extension server, with its group-version and its owner (annotation fairlead.dev/owner).",
-			[]string{"name", "group", "version", "owner"}, nil),
-		entries: prometheus.NewDesc("fairlead_registry_entries",
-			"APIServices in the table by kind: local, remote, or refused because a remote claims a protected group.", []string{"kind"}, nil),
-		generation: prometheus.NewDesc("fairlead_registry_generation", "Number of the current table, from 1.", nil, nil),
-		problems: prometheus.NewDesc("fairlead_registry_problems",
-			"Faults of APIServices and of their source that are worked around and should be fixed.", nil, nil),
-		files: prometheus.NewDesc("fairlead_registry_file_problems",
-			"Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.", []string{"file"}, nil),
-		edges: make(map[string]*[len(unavailableReasons)]uint64),
+		edges: make(map[string]map[string]uint64),
 	}
-	return m, metric.Register(to, "the registry", m, m.build)
+	return m, metric.Register(to, "the registry", m, m.build, gauges(table))
+}
+
+// gauges show the table.
+func gauges(table func() *Table) metric.Gauges {
+	unavailable := prometheus.NewDesc("aggregator_unavailable_apiservice",
+		"Gauge of APIServices which are marked as unavailable broken down by APIService name.", []string{"name"}, nil)
+	info := prometheus.NewDesc("fairlead_apiservice_info",
+		"1 for each APIService of an extension server, with its group-version and its owner (annotation fairlead.dev/owner).",
+		[]string{"name", "group", "version", "owner"}, nil)
+	entries := prometheus.NewDesc("fairlead_registry_entries",
+		"APIServices in the table by kind: local, remote, or refused because a remote claims a protected group.", []string{"kind"}, nil)
+	generation := prometheus.NewDesc("fairlead_registry_generation", "Number of the current table, from 1.", nil, nil)
+	problems := prometheus.NewDesc("fairlead_registry_problems",
+		"Faults of APIServices and of their source that are worked around and should be fixed.", nil, nil)
+	files := prometheus.NewDesc("fairlead_registry_file_problems",
+		"Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.", []string{"file"}, nil)
+	return metric.Gauges{All: []*prometheus.Desc{unavailable, info, entries, generation, problems, files}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+		t := table()
+		counts := map[string]int{"local": 0, "remote": 0, "refused": 0}
+		faults := len(t.problems)
+		for _, e := range t.entries {
+			counts[e.Kind()]++
+			faults += len(e.Problems)
+			gauge(unavailable, metric.Number(!e.Verdict.Available()), e.Name)
+			if !e.Local() {
+				gauge(info, 1, e.Name, e.GroupVersion.Group, e.GroupVersion.Version, e.Policy.Owner)
+			}
+		}
+		faulty := make(map[string]int)
+		for _, p := range t.problems {
+			faulty[strings.ToValidUTF8(p.File, "\ufffd")]++ // no label may have other bytes
+		}
+		for file, n := range faulty {
+			gauge(files, float64(n), file)
+		}
+		for kind, n := range counts {
+			gauge(entries, float64(n), kind)
+		}
+		gauge(generation, float64(t.generation))
+		gauge(problems, float64(faults))
+	}}
 }
 
 // built counts the changes of a new table. As upstream, only the step from available to unavailable
@@ -72,68 +99,33 @@ func (m *metrics) built(prev, next *Table, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range latest.Diff(prev.entries, next.entries) {
-		old, now := c.Old, c.New
-		if now == nil {
+		switch old, now := c.Old, c.New; {
+		case now == nil:
 			delete(m.edges, old.Name)
-			continue
-		}
-		if old == nil || !old.Verdict.Available() || now.Verdict.Available() {
-			continue
-		}
-		if at := slices.Index(unavailableReasons[:], now.Verdict.Reason); at >= 0 {
+		case old != nil && old.Verdict.Available() && !now.Verdict.Available():
 			if m.edges[now.Name] == nil {
-				m.edges[now.Name] = new([len(unavailableReasons)]uint64)
+				m.edges[now.Name] = make(map[string]uint64)
 			}
-			m.edges[now.Name][at]++
+			m.edges[now.Name][now.Verdict.Reason]++
 		}
 	}
 }
 
 // Describe implements prometheus.Collector.
-func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.unavailable, m.total, m.info, m.entries, m.generation, m.problems, m.files} {
-		to <- d
-	}
-}
+func (m *metrics) Describe(to chan<- *prometheus.Desc) { to <- m.total }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. Local APIServices are left out: they cannot become
+// unavailable, and hundreds of CRDs times ten reasons would be most of the scrape.
 func (m *metrics) Collect(to chan<- prometheus.Metric) {
-	t := m.table()
-	counts := map[string]int{"local": 0, "remote": 0, "refused": 0}
-	problems := len(t.problems)
-	for _, e := range t.entries {
-		counts[e.Kind()]++
-		problems += len(e.Problems)
-		to <- prometheus.MustNewConstMetric(m.unavailable, prometheus.GaugeValue, metric.Number(!e.Verdict.Available()), e.Name)
-		if !e.Local() {
-			m.collectTotal(to, e.Name)
-			to <- prometheus.MustNewConstMetric(m.info, prometheus.GaugeValue, 1, e.Name, e.GroupVersion.Group, e.GroupVersion.Version, e.Policy.Owner)
+	for _, e := range m.table().entries {
+		if e.Local() {
+			continue
 		}
-	}
-	faulty := make(map[string]int)
-	for _, p := range t.problems {
-		faulty[strings.ToValidUTF8(p.File, "\ufffd")]++ // no label may have other bytes
-	}
-	for file, n := range faulty {
-		to <- prometheus.MustNewConstMetric(m.files, prometheus.GaugeValue, float64(n), file)
-	}
-	for kind, n := range counts {
-		to <- prometheus.MustNewConstMetric(m.entries, prometheus.GaugeValue, float64(n), kind)
-	}
-	to <- prometheus.MustNewConstMetric(m.generation, prometheus.GaugeValue, float64(t.generation))
-	to <- prometheus.MustNewConstMetric(m.problems, prometheus.GaugeValue, float64(problems))
-}
-
-// collectTotal exports the counters of one remote APIService. Local ones are left out: they cannot
-// become unavailable, and hundreds of CRDs times ten reasons would be most of the scrape.
-func (m *metrics) collectTotal(to chan<- prometheus.Metric, name string) {
-	m.mu.Lock()
-	var values [len(unavailableReasons)]uint64
-	if v := m.edges[name]; v != nil {
-		values = *v
-	}
-	m.mu.Unlock()
-	for i, reason := range unavailableReasons {
-		to <- prometheus.MustNewConstMetric(m.total, prometheus.CounterValue, float64(values[i]), name, reason)
+		m.mu.Lock()
+		times := maps.Clone(m.edges[e.Name])
+		m.mu.Unlock()
+		for _, reason := range unavailableReasons {
+			to <- prometheus.MustNewConstMetric(m.total, prometheus.CounterValue, float64(times[reason]), e.Name, reason)
+		}
 	}
 }

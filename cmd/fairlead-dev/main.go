@@ -13,11 +13,19 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/printable"
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
 func main() {
@@ -32,4 +40,170 @@ func main() {
 		fmt.Fprintln(os.Stderr, "fairlead-dev:", printable.Lines(err.Error()))
 		os.Exit(1)
 	}
+}
+
+// errUsage is returned after the flag package has printed the mistake.
+var errUsage = errors.New("usage")
+
+type options struct {
+	dir               string
+	fairlead          string
+	port, adminPort   int
+	controllerManager bool
+	standalone        bool
+	args              []string // passed on to fairlead serve
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	flags := flag.NewFlagSet("fairlead-dev", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&o.dir, "dir", ".dev", "folder for the kubeconfig, kubectl, keys, data and logs; its subfolder cluster is emptied at start")
+	flags.StringVar(&o.fairlead, "fairlead", "", "fairlead executable (default: the one next to this program)")
+	flags.IntVar(&o.port, "secure-port", 6443, "Fairlead's front door; if it is not free, any free port")
+	flags.IntVar(&o.adminPort, "admin-secure-port", 6444, "Fairlead's admin port; if it is not free, any free port")
+	flags.BoolVar(&o.controllerManager, "controller-manager", true, "run kube-controller-manager, through Fairlead")
+	flags.BoolVar(&o.standalone, "standalone", false, "run no Kubernetes: an etcd, two Fairleads over it and an extension server")
+	flags.Usage = func() {
+		_, _ = fmt.Fprintln(stderr, "usage: fairlead-dev [flags] [-- flags of fairlead serve]")
+		flags.PrintDefaults()
+	}
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return o, err
+		}
+		return o, errUsage
+	}
+	o.args = flags.Args()
+	if o.fairlead == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return o, err
+		}
+		o.fairlead = filepath.Join(filepath.Dir(self), "fairlead")
+	}
+	if _, err := os.Stat(o.fairlead); err != nil {
+		return o, fmt.Errorf("finding fairlead (make build makes it): %w", err)
+	}
+	return o, nil
+}
+
+// free returns port, or zero (any port) if the port is in use. Call it last: the parts before
+// Fairlead take seconds to start, and minutes to build.
+func free(port int) int {
+	l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // binding a loopback port does not block
+	if err != nil {
+		return 0
+	}
+	_ = l.Close()
+	return port
+}
+
+// run starts everything and waits for the end.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	o, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.dir, 0o700); err != nil {
+		return err
+	}
+	unlock, err := lock(filepath.Join(o.dir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	data := filepath.Join(o.dir, "cluster")
+	if err := os.RemoveAll(data); err != nil { // the old store belongs to old keys
+		return fmt.Errorf("removing the last cluster: %w", err)
+	}
+	cfg, needed, raise := cluster.Config{Dir: data, Progress: stderr}, []string{"etcd", "kube-apiserver", "kubectl", "sample-apiserver"}, raise
+	if o.controllerManager {
+		needed = append(needed, "kube-controller-manager")
+	}
+	if o.standalone {
+		cfg.APIServers, needed, raise = -1, []string{"etcd", "kubectl"}, raiseStandalone
+	}
+	// All programs are fetched before any is started, so that a new machine shows what takes
+	// minutes.
+	if _, err := tools.Paths(ctx, tools.Config{Progress: stderr}, needed...); err != nil {
+		return orInterrupted(ctx, err)
+	}
+	begun := time.Now()
+	c, err := cluster.Start(ctx, cfg)
+	if err != nil {
+		return orInterrupted(ctx, err)
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	tell(stderr, "the control plane is ready")
+
+	text, err := raise(ctx, c, o, stderr)
+	if err != nil {
+		return orInterrupted(ctx, err)
+	}
+	tell(stderr, "all ready in "+time.Since(begun).Round(100*time.Millisecond).String())
+	if _, err := io.WriteString(stdout, text); err != nil {
+		return err
+	}
+	for err := c.Wait(ctx); ctx.Err() == nil; err = c.Wait(ctx) {
+		what, _, _ := strings.Cut(err.Error(), "\n") // without the tail of its log
+		tell(stderr, what+"; all other parts keep running, logs are in "+c.Dir())
+	}
+	tell(stderr, "interrupted, ending all parts")
+	return nil
+}
+
+// raise starts the parts around the control plane, waits until they work end to end, and returns
+// what to try.
+func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (string, error) {
+	// 1 min: everything here takes two or three seconds on two cores.
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if _, err := c.StartSampleAPIServer(ctx); err != nil {
+		return "", err
+	}
+	tell(stderr, "the sample extension server is ready and registered")
+	front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: free(o.port), AdminPort: free(o.adminPort), Args: o.args})
+	if err != nil {
+		return "", err
+	}
+	tell(stderr, "fairlead is ready")
+	if o.controllerManager {
+		if _, err := c.StartControllerManager(ctx, front.Endpoint); err != nil {
+			return "", err
+		}
+	}
+	if err := c.WaitAvailable(ctx, front.Endpoint, "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, front.Part.Tail())
+	}
+	if err := createFlunders(ctx, front.Endpoint.RESTConfig(c.Admin())); err != nil {
+		return "", err
+	}
+	return describe(ctx, c, front, o)
+}
+
+// tell prints progress. It ignores errors: a closed terminal must not end the cluster.
+func tell(w io.Writer, what string) { _, _ = fmt.Fprintln(w, "fairlead-dev:", what) }
+
+// orInterrupted hides errors that an interrupt causes during the start.
+func orInterrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// lock prevents two fairlead-devs from sharing a folder: the second would delete the first one's
+// store. The kernel releases the lock when the process ends.
+func lock(file string) (unlock func(), err error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("locking %s (another fairlead-dev uses this folder; choose one with -dir): %w", file, err)
+	}
+	return func() { _ = f.Close() }, nil
 }

@@ -1,3 +1,13 @@
+// Package documents has the common part of all merged documents. One goroutine per backend of the
+// table asks the backend at once when it is new, has changed or has recovered, and otherwise from
+// time to time. One goroutine asks the local apiserver after hints of a change. One publishes the
+// results. documents/discovery and documents/openapi are the two kinds of documents.
+//
+// The concurrency rule: the goroutine of Sources.Run publishes. A backend's goroutine stores its
+// result as an immutable value behind an atomic pointer. No goroutine waits for another one's
+// backend, so a hung backend delays only itself.
+//
+// This package knows nothing of the documents' content.
 package documents
 
 import (
@@ -86,7 +96,7 @@ type Sources[S any] struct {
 	cfg     Config
 	kind    Kind[S]
 	log     *slog.Logger
-	metrics *metrics
+	polls   *prometheus.CounterVec // :: result
 	set     *set[S]
 	changed chan time.Time // one slot: something to publish
 	touched atomic.Bool    // publish even if the table has not changed
@@ -101,12 +111,11 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 		return nil, fmt.Errorf("making %s: Table and Fetch are required", kind.Name)
 	}
 	s := &Sources[S]{
-		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
+		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), polls: newPolls(kind.Name),
 		changed: make(chan time.Time, 1), hints: make(chan struct{}, 1),
 	}
 	s.set = &set[S]{ask: s.ask, join: kind.Join, serving: make(map[string]*backend[S])}
-	s.metrics = newMetrics(kind.Name, kind.SizesHelp, kind.Status, kind.Sizes)
-	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.metrics)...)
+	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.polls, kind.gauges())...)
 }
 
 // Touch asks for another publication. It never blocks.
@@ -192,7 +201,7 @@ func (s *Sources[S]) ask(ctx context.Context, b *backend[S], entries []*registry
 		was = b.known.Load()
 		next, changed = s.kind.Join(next, was), true
 	}
-	s.metrics.polled(err)
+	s.polled(err)
 	switch reason := reasonOf(err); {
 	case err != nil && reason != b.failing:
 		s.log.Warn(s.kind.Name+" of backend cannot be used, the last good one stays", "apiservice", entries[0].Name, "reason", reason, "err", err)
@@ -212,7 +221,7 @@ func (s *Sources[S]) askLocal(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	s.metrics.polled(err)
+	s.polled(err)
 	switch {
 	case err != nil && !s.localFails:
 		s.log.Warn("documents of local apiserver cannot be read, the last good ones stay", "document", s.kind.Name, "err", err)

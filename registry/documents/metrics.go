@@ -40,60 +40,39 @@ func (f Freshness) Of(e *registry.Entry, err error) Freshness {
 	return f
 }
 
-// metrics counts requests, and shows at each scrape how current and how large a merged document is:
-// fairlead_<document>_polls_total, _failing, _age_seconds and _document_bytes.
-type metrics struct {
-	polls  *prometheus.CounterVec
-	status func(show func(Freshness))
-	sizes  func(show func(document string, bytes int))
-
-	failing, age, bytes *prometheus.Desc
-}
-
 // resultOK is the result of a successful request. The other results are Reasons.
 const resultOK = "ok"
 
-func newMetrics(document, sizesHelp string, status func(func(Freshness)), sizes func(func(string, int))) *metrics {
-	name := "fairlead_" + strings.ToLower(document)
-	m := &metrics{
-		status: status, sizes: sizes,
-		polls: metric.Counter(name+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", document), "result",
-			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
-		failing: prometheus.NewDesc(name+"_failing",
-			fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", document), []string{"name", "reason"}, nil),
-		age: prometheus.NewDesc(name+"_age_seconds",
-			fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent if it never did.", document), []string{"name"}, nil),
-		bytes: prometheus.NewDesc(name+"_document_bytes", sizesHelp, []string{"document"}, nil),
-	}
-	return m
+// newPolls makes fairlead_<document>_polls_total, which counts requests by result.
+func newPolls(document string) *prometheus.CounterVec {
+	return metric.Counter("fairlead_"+strings.ToLower(document)+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", document), "result",
+		resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid))
 }
 
 // polled counts a request by its result.
-func (m *metrics) polled(err error) {
-	m.polls.WithLabelValues(string(cmp.Or(reasonOf(err), resultOK))).Inc()
+func (s *Sources[S]) polled(err error) {
+	s.polls.WithLabelValues(string(cmp.Or(reasonOf(err), resultOK))).Inc()
 }
 
-// Describe implements prometheus.Collector.
-func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	m.polls.Describe(to)
-	for _, d := range []*prometheus.Desc{m.failing, m.age, m.bytes} {
-		to <- d
-	}
-}
-
-// Collect implements prometheus.Collector. The series of APIServices come and go with them.
-func (m *metrics) Collect(to chan<- prometheus.Metric) {
-	m.polls.Collect(to)
-	now := time.Now()
-	m.status(func(f Freshness) {
-		if f.Reason != "" {
-			to <- prometheus.MustNewConstMetric(m.failing, prometheus.GaugeValue, 1, f.Name, f.Reason)
-		}
-		if !f.Confirmed.IsZero() {
-			to <- prometheus.MustNewConstMetric(m.age, prometheus.GaugeValue, now.Sub(f.Confirmed).Seconds(), f.Name)
-		}
-	})
-	m.sizes(func(document string, bytes int) {
-		to <- prometheus.MustNewConstMetric(m.bytes, prometheus.GaugeValue, float64(bytes), document)
-	})
+// gauges show how current and how large the document is: fairlead_<document>_failing, _age_seconds
+// and _document_bytes.
+func (k *Kind[S]) gauges() metric.Gauges {
+	name := "fairlead_" + strings.ToLower(k.Name)
+	failing := prometheus.NewDesc(name+"_failing",
+		fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", k.Name), []string{"name", "reason"}, nil)
+	age := prometheus.NewDesc(name+"_age_seconds",
+		fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent if it never did.", k.Name), []string{"name"}, nil)
+	bytes := prometheus.NewDesc(name+"_document_bytes", k.SizesHelp, []string{"document"}, nil)
+	return metric.Gauges{All: []*prometheus.Desc{failing, age, bytes}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+		now := time.Now()
+		k.Status(func(f Freshness) {
+			if f.Reason != "" {
+				gauge(failing, 1, f.Name, f.Reason)
+			}
+			if !f.Confirmed.IsZero() {
+				gauge(age, now.Sub(f.Confirmed).Seconds(), f.Name)
+			}
+		})
+		k.Sizes(func(document string, size int) { gauge(bytes, float64(size), document) })
+	}}
 }

@@ -1,3 +1,19 @@
+// Package discovery serves /api, /apis, /apis/ and /apis/<group>: the group-versions and resources
+// of the cluster, merged from the table, the local apiserver's own document and those of the
+// backends, in the forms, order and negotiation of kube-apiserver.
+//
+// Sources: a Local group-version comes from the local apiserver's document, but not a version whose
+// table entry is remote (its own aggregator lists those, too). A remote one comes only from its
+// backend, which has its own goroutine (registry/documents) and is believed only about its own
+// group-versions. A backend that fails keeps its last known resources as Current: client-go ignores
+// Stale ones, which makes namespaces hang. In this it deliberately differs from kube-aggregator. It
+// is safe: where a deletable resource cannot be listed, deletion waits.
+//
+// The concurrency rule: one goroutine, Run's, merges and renders. Documents are immutable behind
+// one atomic pointer, so a request waits for nothing. A rarely used form is rendered from the
+// document once, on first request.
+//
+// This package fetches nothing while serving a request, and neither authenticates nor authorizes.
 package discovery
 
 import (
@@ -150,4 +166,58 @@ func (d *Discovery) settled(t *registry.Table) bool {
 		s := d.sources.Known(e.Backend)
 		return s != nil && !s.Load().tried && documents.Askable(e) && e.GroupVersion.Group != ""
 	})
+}
+
+// Status says how current one remote APIService's part of the documents is.
+type Status struct {
+	documents.Freshness
+	// Stale says that the resources are listed as Stale, so that clients ignore them.
+	Stale bool `json:"stale"`
+	// Resources is how many resources are listed.
+	Resources int `json:"resources"`
+}
+
+// Status returns the status of every remote APIService, sorted by name.
+func (d *Discovery) Status() []Status {
+	docs := d.view.Load()
+	if docs == nil {
+		return nil
+	}
+	var out []Status
+	t := d.cfg.Table()
+	for _, listed := range docs.parts {
+		gv := schema.GroupVersion{Group: listed.group, Version: listed.doc.Version}
+		e := t.Entry(gv)
+		if listed.of == nil || e == nil {
+			continue
+		}
+		v := listed.of.Load().version(gv) // a confirmation does not render the document again
+		out = append(out, Status{
+			Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
+			Stale:     listed.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale, Resources: len(listed.doc.Resources),
+		})
+	}
+	slices.SortFunc(out, func(a, b Status) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+func (d *Discovery) showStatus(show func(documents.Freshness)) {
+	for _, s := range d.Status() {
+		show(s.Freshness)
+	}
+}
+
+func (d *Discovery) showSizes(show func(document string, bytes int)) {
+	docs := d.view.Load()
+	if docs == nil {
+		return
+	}
+	for _, is := range []struct {
+		name string
+		doc  *document
+	}{{"apis", docs.legacy}, {"apis_aggregated", docs.groups}, {"api", docs.versions}, {"api_aggregated", docs.core}} {
+		if is.doc != nil {
+			show(is.name, len(is.doc.form(choice{}).body))
+		}
+	}
 }

@@ -4,9 +4,12 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/handler3"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
@@ -72,5 +75,40 @@ func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
 	default:
 		s.spec, s.specTag = pack(a.Body), a.Header.Get("Etag")
 	}
+	return nil
+}
+
+// ownGroupVersion returns the group-version that this process serves itself with the dir: registry.
+func ownGroupVersion() schema.GroupVersion {
+	return schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"}
+}
+
+// ofOwn reports whether a path of the local apiserver's index belongs to that group.
+func ofOwn(path string) bool {
+	rest, ok := strings.CutPrefix(path, "apis/"+ownGroupVersion().Group)
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+// askOwn reads the documents of what this process serves itself, if anything.
+func (o *OpenAPI) askOwn(ctx context.Context) error {
+	if o.cfg.FetchOwn == nil {
+		return nil
+	}
+	q := o.question(o.cfg.FetchOwn, &state{}, ownGroupVersion())
+	index, err := q.index(ctx)
+	if err == nil && index != nil {
+		err = q.documents(ctx, index)
+	}
+	if err == nil {
+		err = q.spec(ctx)
+	}
+	own := &q.now[0]
+	if err == nil && (own.v2 == nil || own.v3 == nil) {
+		err = fmt.Errorf("there is none of %s", ownGroupVersion())
+	}
+	if err != nil {
+		return fmt.Errorf("reading OpenAPI of this process itself: %w", err)
+	}
+	o.own = own
 	return nil
 }

@@ -1,3 +1,19 @@
+// Package openapi serves /openapi/v3, /openapi/v3/<path> of remote group-versions, and /openapi/v2:
+// the schemas of the cluster, merged from the local apiserver's documents and those of the
+// backends.
+//
+// Each backend contributes only its own group-versions, so a backend with too much, wrong or no
+// content harms no other: its last good documents stay, or it is left out, and status and metrics
+// say so. The v3 documents of Local group-versions come from the local apiserver itself:
+// registry.Table.Match routes requests for them there.
+//
+// The concurrency rule: a goroutine per backend (registry/documents) and one for the local
+// apiserver fetch; Run's goroutine publishes the results as immutable values. A request fetches
+// nothing. Merging the v2 document takes seconds of CPU and hundreds of megabytes. So it is done
+// only on request and after a change, by one request for all that wait, and only the compressed
+// bytes are kept.
+//
+// This package neither authenticates nor authorizes, and routing never waits for it.
 package openapi
 
 import (
@@ -246,4 +262,43 @@ func ofLocal(t *registry.Table, path string, claimed bool) bool {
 		return g == nil && !claimed || g != nil && slices.ContainsFunc(g.Entries, (*registry.Entry).Local)
 	}
 	return !claimed || path == "api" || path == "apis" || path == "version"
+}
+
+// Status says how current one remote APIService's part of the documents is.
+type Status struct {
+	documents.Freshness
+	// V2 and V3 say whether the APIService has a part in the documents.
+	V2 bool `json:"v2"`
+	V3 bool `json:"v3"`
+	// Foreign are group-versions of other servers that are in the index of this one, ten at most.
+	Foreign []string `json:"foreign,omitempty"`
+}
+
+// Status returns the status of every remote APIService, sorted by name.
+func (o *OpenAPI) Status() []Status {
+	var out []Status
+	for e, s := range o.remotes(o.cfg.Table()) {
+		st := s.Load()
+		v := st.versions[e.GroupVersion]
+		out = append(out, Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(e, st.err), V2: v.v2 != nil, V3: v.v3 != nil, Foreign: st.claims.foreign})
+	}
+	slices.SortFunc(out, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+func (o *OpenAPI) showStatus(show func(documents.Freshness)) {
+	for _, s := range o.Status() {
+		show(s.Freshness)
+	}
+}
+
+func (o *OpenAPI) showSizes(show func(document string, bytes int)) {
+	if b := o.built.Load(); b != nil && b.json != nil {
+		show("v2", b.json.size)
+	}
+	if v := o.view.Load(); v != nil {
+		if index := v.index(); index != nil {
+			show("v3_index", index.size)
+		}
+	}
 }
