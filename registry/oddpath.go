@@ -84,12 +84,16 @@ func findOddity(path string) oddity {
 			continue
 		}
 		o.odd = o.odd || !plain && o.slashes < o.settled
-		o.end(plain)
-		if plain {
+		if o.length > 0 { // else merged, or a segment: it does not count
+			o.end(plain)
+		}
+		if o.soft = !plain; plain {
 			o.slashes++
 		}
 	}
-	o.end(true)
+	if o.length > 0 {
+		o.end(true)
+	}
 	return o
 }
 
@@ -107,7 +111,6 @@ func (o *oddity) add(c byte) {
 // end ends the segment, at a plain slash or at a byte that only some servers treat as one.
 func (o *oddity) end(plain bool) {
 	switch {
-	case o.length == 0: // merged, or a segment: it does not count
 	case o.dots == o.length && o.dots <= 2:
 		o.dotted = true
 		o.depth -= o.dots - 1
@@ -121,7 +124,7 @@ func (o *oddity) end(plain bool) {
 			o.depth++
 		}
 	}
-	o.length, o.dots, o.soft = 0, 0, !plain
+	o.length, o.dots = 0, 0
 }
 
 // strays reports whether some server could read the path as one that leads elsewhere than m. A path

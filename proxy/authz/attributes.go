@@ -118,9 +118,15 @@ func cloneAll(in []string) []string {
 	return out
 }
 
-// key returns a unique text of a question: every part is quoted, and maps are sorted.
+// key returns a unique text of a question: maps are sorted, and every part is quoted, or has its
+// length: a path may be long, and quoted four times as long.
 func (a *Attributes) key() string {
-	return fmt.Sprintf("%t%q%q%q%q%q", a.ResourceRequest, a.words(), a.User.GetName(), a.User.GetUID(), a.User.GetGroups(), a.User.GetExtra())
+	words, lengths := a.words(), [9]int{}
+	for i, w := range words {
+		lengths[i] = len(w)
+	}
+	u := a.User
+	return fmt.Sprintf("%t%d%q%q%q%q%s", a.ResourceRequest, lengths, u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra(), strings.Join(words[:], ""))
 }
 
 // record returns the input of a review. It equals the result of upstream's authorization filter

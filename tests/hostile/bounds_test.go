@@ -109,10 +109,7 @@ func TestMemoryLimit(t *testing.T) {
 	const room = 128 * mib
 	const limit = room / 10 * 9
 	w := newWorld(t)
-	script := filepath.Join(t.TempDir(), "fairlead")
-	enter := "echo $$ >" + filepath.Join(container(t, room), "cgroup.procs")
-	must.Do(t, os.WriteFile(script, []byte("#!/bin/sh\nset -e\n"+enter+"\nexec "+w.bin+" \"$@\"\n"), 0o700))
-	w.bin = script
+	w.contain(t, room)
 	d := w.open(t)
 	if n := must.Get(ask.Metrics(t.Context(), d.root, "https://"+d.Admin))(t)["go_gc_gomemlimit_bytes"]; n < limit-mib || n > limit+mib { // the kernel rounds to pages
 		t.Errorf("the limit is reported as %v bytes", n)
@@ -144,6 +141,16 @@ func (d *door) asksFrames(ctx context.Context, t *testing.T, n int) {
 	if err := errors.Join(err, w.flush()); err != nil {
 		t.Error(err)
 	}
+}
+
+// contain makes Fairlead run with so much memory: the kernel kills a process that uses more. Its
+// limit is not a resident size, which has the pages of the executable file, too.
+func (w *world) contain(t *testing.T, room int) {
+	t.Helper()
+	script := filepath.Join(t.TempDir(), "fairlead")
+	enter := "echo $$ >" + filepath.Join(container(t, room), "cgroup.procs")
+	must.Do(t, os.WriteFile(script, []byte("#!/bin/sh\nset -e\n"+enter+"\nexec "+w.bin+" \"$@\"\n"), 0o700))
+	w.bin = script
 }
 
 // container makes a cgroup with so much memory, of the machine's version.

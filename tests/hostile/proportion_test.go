@@ -257,36 +257,23 @@ func answering(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		size := largest
-		if kind == "trailers" && r.ProtoMajor == 2 {
-			size /= 10 // Go's server compares each trailer's name with all before
-		}
-		h := proportion.Answers()[i].Of("", size)
+		h := proportion.Answers()[i].Of("", largest)
 		if r.ProtoMajor == 1 {
 			answerText(w, &h, kind)
 			return
 		}
+		if kind == "trailers" {
+			extension.WriteTrailers(w, r, h.Fields)
+		}
 		header := w.Header()
 		for _, f := range h.Fields {
-			name := f.Name
-			if kind == "trailers" {
-				name = http.TrailerPrefix + name
-			}
-			header[name] = append(header[name], f.Value)
+			header[f.Name] = append(header[f.Name], f.Value)
 		}
-		switch kind {
-		case "interim":
+		if kind == "interim" {
 			w.WriteHeader(http.StatusEarlyHints)
 			clear(header)
-			w.WriteHeader(http.StatusOK)
-		case "trailers":
-			trailers := maps.Clone(header)
-			clear(header)
-			_, _ = io.WriteString(w, "ok")
-			maps.Copy(header, trailers)
-		default:
-			w.WriteHeader(http.StatusOK)
 		}
+		w.WriteHeader(http.StatusOK)
 	})
 }
 
