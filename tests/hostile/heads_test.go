@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// headAttack is an attack that makes a process keep what heads become.
+// headAttack is an attack that makes a process keep what heads become, or answers.
 type headAttack struct {
 	name   string
 	h2     bool
@@ -30,7 +30,8 @@ type headAttack struct {
 	ends   bool   // the head is complete
 	body   bool   // and announces a body that never comes
 	stream int    // heads of one connection
-	path   string // a backend that hangs
+	path   string // a backend that hangs, or
+	unread bool   // answers without end, and nobody reads
 }
 
 func repeated(n int, name, value string) []hpack.HeaderField {
@@ -75,18 +76,26 @@ func TestHeads(t *testing.T) {
 			w := newWorld(t)
 			w.contain(t, of.room)
 			d := w.open(t)
-			for _, h := range headAttacks() {
+			for _, h := range append(headAttacks(), headAttack{name: unread, ends: true, stream: 1, unread: true}, headAttack{name: unread + " over HTTP/2", h2: true, ends: true, stream: 1, unread: true}) {
 				t.Run(h.name, func(t *testing.T) { d.keeps(t, h, of.sources) })
 			}
 		})
 	}
 }
 
-const headConns = 1000
+const (
+	headConns   = 1000
+	unreadConns = 5000
+	unread      = "5,000 answers that nobody reads"
+)
 
 func (d *door) keeps(t *testing.T, h headAttack, sources int) {
 	h.path = target + "/hung"
-	must.Do(t, d.target.Set(extension.Fault{Kind: extension.Hang, Path: h.path}))
+	fault, conns := extension.Fault{Kind: extension.Hang, Path: h.path}, headConns
+	if h.unread {
+		fault, conns = extension.Fault{Kind: extension.HugeBody, Path: h.path, Size: 64 << 20}, unreadConns
+	}
+	must.Do(t, d.target.Set(fault))
 	others := d.innocents()
 	served := func() (n int) {
 		for range 2 {
@@ -102,24 +111,26 @@ func (d *door) keeps(t *testing.T, h headAttack, sources int) {
 	before, _ := memory(t, d.Process.Pid)
 	forgetPeak(t, d.Process.Pid)
 	ctx, cancel := context.WithCancel(t.Context())
-	var conns sync.WaitGroup
+	var attackers, begun sync.WaitGroup
 	slots := make(chan struct{}, 16)
 	as := d.w.as("attacker")
-	for i := range headConns {
-		conns.Go(func() {
+	for i := range conns {
+		begun.Add(1)
+		attackers.Go(func() {
 			slots <- struct{}{}
-			leave := sync.OnceFunc(func() { <-slots })
+			leave := sync.OnceFunc(func() { <-slots; begun.Done() })
 			defer leave()
 			d.keep(ctx, h, as, fmt.Sprintf("127.0.0.%d", 2+i%sources), leave)
 		})
 	}
+	begun.Wait()
 	suite.Pause(t, 2*time.Second)
 	attacked := served()
 	suite.Pause(t, 3*time.Second)
 	m, err := ask.Metrics(t.Context(), d.root, "https://"+d.Admin)
 	now, peak := memory(t, d.Process.Pid)
 	cancel()
-	conns.Wait()
+	attackers.Wait()
 	t.Logf("calm %d, attacked %d; RSS %d MiB before, %d now, peak %d; held %.0f MiB (%v), refused %v", calm, attacked, before/mib, now/mib, peak/mib, m["fairlead_memory_held_bytes"]/mib, err, m[`fairlead_memory_refused_total{what="head"}`])
 	if float64(attacked) < share*float64(calm) {
 		t.Errorf("%d of others' requests were served, of %d without the attack", attacked, calm)
