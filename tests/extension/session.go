@@ -161,8 +161,7 @@ func endless(fr *http2.Framer, stream uint32, size int64) error {
 }
 
 // WriteTrailers ends an answer over HTTP/2 with trailers. For each, net/http looks at all before, so
-// it takes seconds for as many as a head has room for. The handler must have written the head, and
-// return.
+// it takes seconds for as many as a head has room for. It does not return.
 func WriteTrailers(w http.ResponseWriter, r *http.Request, fields []hpack.HeaderField) {
 	h, id := r.Context().Value(sessionKey{}).(*session), stream(w)
 	var block bytes.Buffer
