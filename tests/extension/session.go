@@ -160,8 +160,8 @@ func endless(fr *http2.Framer, stream uint32, size int64) error {
 	return err
 }
 
-// WriteTrailers ends an answer over HTTP/2 with trailers. For each, net/http looks at all before, so
-// it takes seconds for as many as a head has room for. It does not return.
+// WriteTrailers ends an answer over HTTP/2 with trailers. For each, net/http looks at all before,
+// which takes seconds for as many as a head has room for. It does not return.
 func WriteTrailers(w http.ResponseWriter, r *http.Request, fields []hpack.HeaderField) {
 	h, id := r.Context().Value(sessionKey{}).(*session), stream(w)
 	var block bytes.Buffer
