@@ -52,7 +52,7 @@ localAPIEndpoint: {advertiseAddress: 10.0.0.1%[1]d}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
-kubernetesVersion: v1.36.3
+kubernetesVersion: v1.37.2
 controlPlaneEndpoint: 10.0.0.10:6443
 etcd: {%[2]s}
 `
