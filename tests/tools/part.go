@@ -1,9 +1,12 @@
 package tools
 
 import (
+	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -75,13 +78,37 @@ func (p part) ldflags(pins pins) string {
 
 // pins are the go.mod and go.sum of a module of parts.
 type pins struct {
-	dir string
-	mod []byte
-	sum []byte
+	dir  string
+	mod  []byte
+	sum  []byte
+	mode string // -mod of the build. Empty: readonly
 }
 
 func readPins(dir string) pins {
 	return pins{dir: dir, mod: try.Get(os.ReadFile(filepath.Join(dir, "go.mod"))), sum: try.Get(os.ReadFile(filepath.Join(dir, "go.sum")))}
+}
+
+// at returns the pins of another release of Kubernetes, in dir: its own, with staging repositories
+// of that release, which are all that the checksum database must vouch for.
+func at(ctx context.Context, release, dir string) pins {
+	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", "k8s.io/kubernetes@"+release)
+	download.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+	var module struct{ Dir string }
+	try.Do(json.Unmarshal(try.Get(download.Output()), &module))
+	p := readPins(module.Dir)
+	p.dir, p.mod, p.mode = dir, staged(p.mod, release), "mod"
+	try.Do(os.MkdirAll(dir, 0o755))
+	if _, err := os.Stat(filepath.Join(dir, "go.sum")); err != nil { // a build adds to them
+		try.Do(os.WriteFile(filepath.Join(dir, "go.mod"), p.mod, 0o644))
+		try.Do(os.WriteFile(filepath.Join(dir, "go.sum"), p.sum, 0o644))
+	}
+	return p
+}
+
+// staged makes the go.mod of a release of Kubernetes that of a module which requires the release.
+func staged(mod []byte, release string) []byte {
+	mod = regexp.MustCompile(`(?m)^module .*`).ReplaceAll(mod, []byte("module parts\n\nrequire k8s.io/kubernetes "+release))
+	return regexp.MustCompile(`(\S+) => \./staging/\S+`).ReplaceAll(mod, []byte("$1 => $1 v0."+strings.TrimPrefix(release, "v1.")))
 }
 
 // version returns the version at which module is required, or "" if it is not.

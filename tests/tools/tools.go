@@ -59,7 +59,7 @@ func Paths(ctx context.Context, cfg Config, names ...string) (files []string, er
 
 // Path returns the file of a part, and builds it first if it is not in the cache: the folder
 // $FAIRLEAD_TOOLS, or else fairlead/tools in the user's cache folder. It works anywhere inside the
-// repository.
+// repository. $FAIRLEAD_KUBERNETES is another release of the parts that module kubernetes pins.
 func Path(ctx context.Context, cfg Config, name string) (file string, err error) {
 	defer try.Catch(&err)
 	i := slices.IndexFunc(parts(), func(p part) bool { return p.name == name })
@@ -72,7 +72,11 @@ func Path(ctx context.Context, cfg Config, name string) (file string, err error)
 	if cache == "" {
 		cache = filepath.Join(try.Get(os.UserCacheDir()), "fairlead", "tools")
 	}
-	file = filepath.Join(try.Get(filepath.Abs(cache)), pins.key(p), p.name)
+	cache = try.Get(filepath.Abs(cache))
+	if release := os.Getenv("FAIRLEAD_KUBERNETES"); release != "" && p.module == "kubernetes" {
+		pins = at(ctx, release, filepath.Join(cache, "kubernetes-"+release))
+	}
+	file = filepath.Join(cache, pins.key(p), p.name)
 	if built(file) {
 		return file, nil
 	}
@@ -110,7 +114,7 @@ func build(ctx context.Context, cfg Config, p part, pins pins, file string) erro
 	cmd := exec.CommandContext(ctx, "go", p.arguments(pins, tmp)...)
 	cmd.Dir = pins.dir
 	// Only the pins decide: no workspace, no flags from outside, no C compiler.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-mod=readonly -buildvcs=false")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-buildvcs=false -mod="+cmp.Or(pins.mode, "readonly"))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building %s: %w\n%s", p.name, err, out)
 	}

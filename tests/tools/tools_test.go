@@ -43,6 +43,14 @@ func TestStagingFollowsKubernetes(t *testing.T) {
 	}
 }
 
+func TestOtherReleases(t *testing.T) {
+	const own = "module k8s.io/kubernetes\n\nrequire (\n\tk8s.io/api v0.0.0\n\tx.y/z v1.2.3\n)\n\nreplace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n)\n"
+	got := pins{mod: staged([]byte(own), "v1.30.14")}
+	if !strings.Contains(string(got.mod), "\tk8s.io/api => k8s.io/api v0.30.14\n") || got.version("k8s.io/kubernetes") != "v1.30.14" || got.version("x.y/z") != "v1.2.3" {
+		t.Errorf("%s", got.mod)
+	}
+}
+
 func TestKeyFollowsPins(t *testing.T) {
 	etcd, api := parts()[0], parts()[1]
 	a := pins{mod: []byte("a"), sum: []byte("b")}
