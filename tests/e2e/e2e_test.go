@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -53,6 +54,7 @@ func TestE2E(t *testing.T) {
 				{"controllers", testControllers},
 				{"nodes", testNodes},
 				{"identity", func(t *testing.T, _ *world) { testIdentity(t, q) }},
+				{"encodings", testEncodings},
 			}.Beside(t, w)
 		})
 	}
@@ -65,6 +67,7 @@ type world struct {
 
 	lane    string           // h2, http1 or impersonate
 	uids    bool             // the cluster trusts X-Remote-Uid
+	gates   bool             // alpha gates are on
 	tokens  *issuer.Issuer   // of JWTs that the first kube-apiserver accepts; in lane impersonate Fairlead does, too, but not the kube-apiserver behind it
 	front   *cluster.Front   // Fairlead
 	server  cluster.Endpoint // its front port
@@ -90,7 +93,7 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	dir := suite.Folder(t, "e2e-"+lane)
 	// Except in lane h2, clusters trust X-Remote-Uid, unlike kubeadm's. All have a second name for
 	// each request header of a front proxy.
-	w := &world{lane: lane, uids: lane != "h2", cache: filepath.Join(dir, "kubectl-cache"), tokens: issuer.Start(t)}
+	w := &world{lane: lane, uids: lane != "h2", gates: lane != "h2" && os.Getenv("FAIRLEAD_KUBERNETES") == "", cache: filepath.Join(dir, "kubectl-cache"), tokens: issuer.Start(t)}
 	issuers := filepath.Join(dir, "issuers.yaml")
 	must.Do(t, os.WriteFile(issuers, []byte(w.tokens.Config("oidc:")), 0o600))
 	cfg := cluster.Config{Dir: dir, UIDHeaders: w.uids, BelieverArgs: []string{
@@ -100,9 +103,13 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	if lane == impersonate { // Fairlead is compared with the first kube-apiserver, and runs in front of the second
 		cfg.APIServers, cfg.Clouds, cfg.AdminGroup = 2, 1, "harbour-masters"
 	}
+	more := []string{"--disable-http2-serving=" + strconv.FormatBool(lane == "http1")} // all the way
+	if w.gates {
+		cfg.APIServerArgs, more = []string{"--feature-gates=" + fmt.Sprintf(alpha, "")}, append(more, "--feature-gates="+fmt.Sprintf(alpha, "kube:"))
+	}
 	w.Cluster = suite.Start(t, cfg)
 	c := w.Cluster
-	must.Get(c.StartSampleAPIServer(ctx))(t)
+	must.Get(c.StartSampleAPIServer(ctx, more...))(t)
 	args := []string{
 		"--http2=" + strconv.FormatBool(lane != "http1"), "--requestheader-username-headers=X-Remote-User,X-Harbour-User", "--requestheader-group-headers=X-Remote-Group,X-Harbour-Group",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-,X-Harbour-Extra-",
