@@ -78,31 +78,23 @@ func (p part) ldflags(pins pins) string {
 
 // pins are the go.mod and go.sum of a module of parts.
 type pins struct {
-	dir  string
-	mod  []byte
-	sum  []byte
-	mode string // -mod of the build. Empty: readonly
+	dir string // empty: none yet
+	mod []byte
+	sum []byte
 }
 
 func readPins(dir string) pins {
 	return pins{dir: dir, mod: try.Get(os.ReadFile(filepath.Join(dir, "go.mod"))), sum: try.Get(os.ReadFile(filepath.Join(dir, "go.sum")))}
 }
 
-// at returns the pins of another release of Kubernetes, in dir: its own, with staging repositories
-// of that release, which are all that the checksum database must vouch for.
-func at(ctx context.Context, release, dir string) pins {
-	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", "k8s.io/kubernetes@"+release)
-	download.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+// at returns the pins of another release of Kubernetes: its own, with staging repositories of that
+// release, which are all that the checksum database must vouch for.
+func at(ctx context.Context, release string) pins {
 	var module struct{ Dir string }
+	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", "k8s.io/kubernetes@"+release)
 	try.Do(json.Unmarshal(try.Get(download.Output()), &module))
 	p := readPins(module.Dir)
-	p.dir, p.mod, p.mode = dir, staged(p.mod, release), "mod"
-	try.Do(os.MkdirAll(dir, 0o755))
-	if _, err := os.Stat(filepath.Join(dir, "go.sum")); err != nil { // a build adds to them
-		try.Do(os.WriteFile(filepath.Join(dir, "go.mod"), p.mod, 0o644))
-		try.Do(os.WriteFile(filepath.Join(dir, "go.sum"), p.sum, 0o644))
-	}
-	return p
+	return pins{mod: staged(p.mod, release), sum: p.sum}
 }
 
 // staged makes the go.mod of a release of Kubernetes that of a module which requires the release.

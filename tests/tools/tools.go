@@ -72,11 +72,10 @@ func Path(ctx context.Context, cfg Config, name string) (file string, err error)
 	if cache == "" {
 		cache = filepath.Join(try.Get(os.UserCacheDir()), "fairlead", "tools")
 	}
-	cache = try.Get(filepath.Abs(cache))
 	if release := os.Getenv("FAIRLEAD_KUBERNETES"); release != "" && p.module == "kubernetes" {
-		pins = at(ctx, release, filepath.Join(cache, "kubernetes-"+release))
+		pins = at(ctx, release)
 	}
-	file = filepath.Join(cache, pins.key(p), p.name)
+	file = filepath.Join(try.Get(filepath.Abs(cache)), pins.key(p), p.name)
 	if built(file) {
 		return file, nil
 	}
@@ -112,9 +111,14 @@ func build(ctx context.Context, cfg Config, p part, pins pins, file string) erro
 
 	tmp := file + ".tmp" // no other process uses it: the caller holds the lock
 	cmd := exec.CommandContext(ctx, "go", p.arguments(pins, tmp)...)
-	cmd.Dir = pins.dir
+	mode := "readonly"
+	if cmd.Dir = pins.dir; cmd.Dir == "" {
+		cmd.Dir, mode = filepath.Dir(file), "mod" // adds the sums of staging repositories
+		try.Do(os.WriteFile(filepath.Join(cmd.Dir, "go.mod"), pins.mod, 0o600))
+		try.Do(os.WriteFile(filepath.Join(cmd.Dir, "go.sum"), pins.sum, 0o600))
+	}
 	// Only the pins decide: no workspace, no flags from outside, no C compiler.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-buildvcs=false -mod="+cmp.Or(pins.mode, "readonly"))
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-buildvcs=false -mod="+mode)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building %s: %w\n%s", p.name, err, out)
 	}

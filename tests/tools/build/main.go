@@ -6,7 +6,7 @@
 //
 // Files go to standard output, one per line, and progress to standard error, so that a Makefile can
 // use it as a function. It is fast when everything is built. FAIRLEAD_TOOLS names a folder to use
-// instead of the user's cache.
+// instead of the user's cache, FAIRLEAD_KUBERNETES another release of Kubernetes (v1.34.4).
 package main
 
 import (
