@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -120,6 +123,10 @@ func (p *Port) greet(raw net.Conn) {
 	defer p.rescue(raw)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		p.log.Debug("TLS handshake", "client", raw.RemoteAddr(), "err", err)
+		var r tls.RecordHeaderError
+		if errors.As(err, &r) && r.Conn != nil && slices.Contains([]string{"GET /", "HEAD ", "POST ", "PUT /", "OPTIO"}, string(r.RecordHeader[:])) {
+			_, _ = io.WriteString(r.Conn, "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n") // as net/http
+		}
 		_ = raw.Close()
 		return
 	}

@@ -191,3 +191,21 @@ func TestStalls(t *testing.T) {
 		check.Same(t, 3, strings.Count(log.String(), "new connections wait"), "stalls logged, after more than an interval")
 	})
 }
+
+// Who forgets TLS is told so, as by net/http; what is no HTTP gets no bytes that it could take for
+// its protocol's.
+func TestPlainHTTP(t *testing.T) {
+	s := serve(t, 100, http.NotFoundHandler())
+	for said, want := range map[string]bool{
+		"GET / HTTP/1.1\r\nHost: x\r\n\r\n": true, "HEAD /readyz HTTP/1.1\r\n\r\n": true, "POST /apis HTTP/1.0\r\n\r\n": true, "PUT /x HTTP/1.1\r\n\r\n": true,
+		"OPTIONS * HTTP/1.1\r\n\r\n": true, "SSH-2.0-OpenSSH_9.9\r\n": false, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": false, "GETs": false,
+	} {
+		conn := must.Get(net.Dial("tcp", s.listener.Addr().String()))(t)
+		must.Get(io.WriteString(conn, said))(t)
+		must.Do(t, conn.(*net.TCPConn).CloseWrite())
+		answer, _ := io.ReadAll(conn)
+		_ = conn.Close()
+		check.Same(t, want, string(answer) == "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n", "%q is told (%q)", said, answer)
+		check.Same(t, want, len(answer) > 0, "%q gets an answer", said)
+	}
+}
