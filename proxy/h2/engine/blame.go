@@ -32,6 +32,9 @@ const (
 	// second.
 	exileAfter = 30 * time.Second
 	resetCost  = exileAfter / 50
+	// lateEvery lets out 60 resets in 30 s, of at most maxLate that wait on a connection. With the
+	// first 50 of each owner, that stays below 200.
+	lateEvery, maxLate = 2 * TickEvery, 1024
 	// exileTime is for owners who have ended a connection.
 	exileTime = time.Minute
 	// maxDebts bounds the owners that are known, about 128 KiB.
@@ -88,13 +91,39 @@ type lane struct {
 // lane returns the lane for a stream that is to be sent.
 func (e *Engine) lane(s *stream) lane {
 	to := s.sending
-	if !to.alone && e.now < e.exiled && e.debts[s.plan.Owner] > e.now+exileAfter {
-		to.alone = true
-	}
+	to.alone = to.alone || e.isExiled(s.plan.Owner)
 	if !to.alone {
 		return lane{apart: s.plan.Apart}
 	}
 	return lane{apart: s.plan.Apart || s.plan.Owner == "", owner: s.plan.Owner}
+}
+
+func (e *Engine) isExiled(owner string) bool {
+	return e.now < e.exiled && e.debts[owner] > e.now+exileAfter
+}
+
+// delays charges the reset of a stream to its owner, and reports whether it waits: others' streams
+// are there, and this owner cancels hundreds at once. Until then the server has the stream, and may
+// send what its window allows.
+func (e *Engine) delays(c *Conn, s *stream) bool {
+	if c.pool.owner == "" {
+		e.charge(s.plan.Owner, resetCost)
+	}
+	wait := c.pool.owner == "" && len(c.late) < maxLate && e.isExiled(s.plan.Owner)
+	if wait {
+		c.late = append(c.late, s.id[down])
+	}
+	return wait
+}
+
+// resetLate sends the next reset that waits.
+func (c *Conn) resetLate() {
+	if len(c.late) > 0 && c.e.now-c.lateAt >= lateEvery {
+		c.lateAt = c.e.now
+		c.writeReset(c.late[0], http2.ErrCodeCancel)
+		c.late = c.late[1:]
+		c.pool.serve()
+	}
 }
 
 // measure finds out whether the head is one that a server may not like.

@@ -68,7 +68,9 @@ type Conn struct {
 	heads        int // of a client: what unanswered requests' heads have become, see maxHeads
 	shared       int // what Source counts of heads and block
 	budget       budget.Budget
-	owed         int // of a backend: bytes that may still come on streams that we have reset
+	owed         int      // of a backend: bytes that may still come on streams that we have reset
+	late         []uint32 // of a backend: streams whose resets wait, see delays
+	lateAt       time.Duration
 	streams      map[uint32]*stream
 	maxID        uint32   // the highest stream id received from a client or sent to a backend
 	resets       []uint32 // the last streams we reset: further frames for them are ignored

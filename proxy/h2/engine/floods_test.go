@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -273,4 +274,62 @@ func (s *teller) flood(sends []string) (rounds int) {
 	last.take()
 	check.Same(s.t, true, strings.Contains(last.told(""), "ENHANCE_YOUR_CALM"), "%s: calm", s.at)
 	return rounds
+}
+
+// The resets of an owner who cancels many requests at once go out slowly on a connection that others
+// share: servers end one with 200 in 30 s. Others' go at once, and what the server has not ended
+// takes no room from new requests.
+func TestManyCancelled(t *testing.T) {
+	const room, cancelled = 250, 240
+	r, c := newClient(t)
+	r.plan = Plan{LongRunning: true, Owner: "bob"}
+	c.gets(1, 3)
+	b := r.backend(0)
+	_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: room})
+	b.headers(1, false, ":status=200")
+	b.send(3, false, ":status=200")
+	r.plan.Owner = "ann"
+	ann := r.client()
+	ann.gets(1, 2*cancelled-1)
+	resets := func() (n int) {
+		for _, f := range b.see() {
+			if strings.HasPrefix(f, "RST ") {
+				n++
+			}
+		}
+		return n
+	}
+	check.Same(t, 0, resets(), "resets before")
+	for id := uint32(1); id < 2*cancelled; id += 2 {
+		_ = ann.fr.WriteRSTStream(id, http2.ErrCodeCancel)
+	}
+	ann.flush()
+	total := resets()
+	if total < 20 || total > 60 {
+		t.Errorf("%d resets at once", total)
+	}
+	_ = c.fr.WriteRSTStream(3, http2.ErrCodeCancel)
+	c.flush()
+	check.Same(t, 1, resets(), "of another owner, at once")
+	r.plan.Owner = "carl"
+	other := r.client()
+	other.gets(1, 2*100-1)
+	check.Same(t, 2, len(r.backends), "connections when the server is full")
+	check.Same(t, room-(cancelled-total), len(b.c.streams), "streams that it has room for")
+	for range 4 {
+		last := 0
+		for range 30 {
+			r.tick(time.Second)
+			b.pong()
+			r.backend(1).pong()
+			last += resets()
+		}
+		if total += last; last > 150 {
+			t.Errorf("%d resets in 30 s", last)
+		}
+	}
+	check.Same(t, cancelled, total, "resets in the end")
+	r.lose(other, errRefused)
+	r.loseAll(c)
+	r.clean()
 }

@@ -134,7 +134,7 @@ func (c *Conn) slots(assumed int) int {
 	if c.started {
 		assumed = int(min(c.peerStreams, 1<<20))
 	}
-	return max(0, assumed-len(c.streams))
+	return max(0, assumed-len(c.streams)-len(c.late))
 }
 
 // chokeTime is how long a connection's window may be used up, far above a round trip. The backend

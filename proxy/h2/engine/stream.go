@@ -308,11 +308,10 @@ func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
 	}
 	if side == down {
 		c.owed += int(s.half[down].recv)
-		if c.pool.owner == "" {
-			e.charge(s.plan.Owner, resetCost)
-		}
 	}
-	c.writeReset(s.id[side], code)
+	if side == up || !e.delays(c, s) {
+		c.writeReset(s.id[side], code)
+	}
 	c.rememberReset(s.id[side])
 	e.unlinkLeg(s, side)
 }

@@ -282,6 +282,7 @@ func (e *Engine) checkBackend(c *Conn) error {
 	if limit <= 0 {
 		limit = defaultPing
 	}
+	c.resetLate()
 	e.shortTimeout = e.shortTimeout || limit < defaultPing && len(c.streams) > 0
 	limit -= limit / 10 // requests must have moved before all of the limit is over, and a tick may be late
 	silent := e.now - c.lastRead
