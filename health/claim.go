@@ -35,6 +35,9 @@ const (
 	dialShare  = 250 * time.Microsecond
 	probeShare = 5 * time.Millisecond
 	oneMore    = 20
+	// hungAfter is how long an endpoint must do no handshakes to count as hung. With the time until
+	// that is noticed, its watches over HTTP/1.1 end as soon as over HTTP/2, after some 30 s.
+	hungAfter = 20 * time.Second
 )
 
 // claim says that an endpoint serves an APIService's group-version. It holds what is requested for
@@ -86,6 +89,7 @@ type trouble uint8
 const (
 	none      trouble = iota
 	unreached         // not even the dial succeeds
+	silent            // it accepts connections and does no handshakes
 	answered          // the endpoint answers, but with a fault
 	troubles
 )
@@ -124,7 +128,7 @@ func (c *claim) take(f finding) {
 	}
 	if f.err == nil {
 		c.failures, c.trouble = 0, none
-		c.report.Health, c.report.Reason, c.report.Message = registry.Healthy, "", ""
+		c.report.Health, c.report.Hung, c.report.Reason, c.report.Message = registry.Healthy, false, "", ""
 		c.latency.probed(f.latency)
 		c.last.Store(&probe{time.Now(), f.took, ""})
 		return
@@ -139,12 +143,16 @@ func (c *claim) take(f finding) {
 		c.report.Health, c.report.Reason, c.report.Message = registry.Unhealthy, reason, message
 	}
 	how := answered
-	if f.undialled {
+	switch {
+	case f.silent && (!f.undialled || c.trouble == silent): // its queue of connections may have become full
+		how = silent
+	case f.undialled:
 		how = unreached
 	}
 	if c.trouble != how {
 		c.trouble, c.since = how, c.started
 	}
+	c.report.Hung = how == silent && time.Since(c.since) >= hungAfter
 	c.due = c.started.Add(c.retry())
 	// A slow probe has waited already. Still pause: two probes must not run back to back.
 	if soonest := time.Now().Add(firstRetry); missed || c.due.Before(soonest) {
@@ -155,7 +163,7 @@ func (c *claim) take(f finding) {
 // retry returns the time from the start of a failed probe to the start of the next.
 func (c *claim) retry() time.Duration {
 	pause, share := firstRetry, dialShare
-	if c.trouble == answered {
+	if c.trouble != unreached {
 		pause, share = max(pause, c.started.Sub(c.since)/retryFraction), probeShare
 	}
 	return min(max(pause, time.Duration(c.target.prober.failing[c.trouble].of(c.target.key.backend))*share/oneMore), lastRetry)

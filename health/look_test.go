@@ -18,6 +18,7 @@ import (
 // look takes a step that checks something:
 //
 //	healthy, unhealthy [N-M…] what was reported last about all APIServices at the first address, or some
+//	hung                    that the first one's process does not run; unhealthy: it may
 //	out, back <range>       the time until all are unhealthy, or healthy, from now on
 //	reports <range>         in all
 //	dials, requests <N> <range>   to the first address, or for an APIService, since the last mark
@@ -36,6 +37,8 @@ func (w *world) look(words []string) bool {
 	switch first := w.all[0]; words[0] {
 	case "healthy", "unhealthy":
 		w.lookAt(words[0] == "healthy", words[1:len(words)-1])
+	case "hung":
+		check.Same(w.t, true, w.of(first).Hung, "%s: hung", w.line)
 	case "out":
 		w.until(registry.Unhealthy, words[1])
 	case "back":

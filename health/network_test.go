@@ -44,6 +44,9 @@ func (h *host) dial(ctx context.Context) (net.Conn, error) {
 		return fault(os.ErrDeadlineExceeded)
 	case "unknown":
 		return fault(&net.DNSError{Err: "no such host", IsNotFound: true})
+	case "frozen":
+		near, _ := net.Pipe()
+		return newConn(near), nil
 	case "closing":
 		near, far := net.Pipe()
 		return near, far.Close()
@@ -75,8 +78,8 @@ func (h *host) Accept() (net.Conn, error) {
 
 // set changes the state: listening, distant (it takes long to dial), refusing (the process has
 // died, and its connections with it), vanished (packets are dropped), lost (the same, and the
-// kernel has noticed it, if it was told to look within 2 s), closing (each connection is closed at
-// once), or unknown (its name has no address).
+// kernel has noticed it, if it was told to look within 2 s), frozen (only its kernel answers),
+// closing (each connection is closed at once), or unknown (its name has no address).
 func (h *host) set(state string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -84,7 +87,7 @@ func (h *host) set(state string) {
 		switch state {
 		case "refusing":
 			_ = c.Conn.Close()
-		case "vanished", "lost":
+		case "vanished", "lost", "frozen":
 			c.silent.Store(true)
 			if k := c.keepAlive; state == "lost" && k.Enable && k.Idle+time.Duration(k.Count)*k.Interval <= 2*time.Second {
 				_ = c.Conn.Close()

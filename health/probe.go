@@ -60,7 +60,9 @@ func (t *target) open(ctx context.Context, elapsed time.Duration) (f finding) {
 	conn, err := d.transport(trust).NewClientConn(ctx, "https", t.key.address)
 	f = finding{err: err, conn: conn, took: elapsed + time.Since(start)}
 	if err != nil {
+		late, ok := errors.AsType[net.Error](err)
 		f.failures, f.undialled = 1, !d.dialled && !errors.As(err, new(*net.DNSError))
+		f.silent = ok && late.Timeout() && (d.dialled || f.undialled)
 	}
 	return f
 }
@@ -84,7 +86,7 @@ func (t *target) try(ctx context.Context, c *claim, l *probeConn) finding {
 	err = inTime(err, latency, client.Timeout)
 	f := finding{err: err, latency: latency, took: l.took + time.Since(start)}
 	if err != nil {
-		f.failures, f.undialled = max(l.failures, 1), l.undialled
+		f.failures, f.undialled, f.silent = max(l.failures, 1), l.undialled, l.silent
 	}
 	return f
 }

@@ -122,6 +122,8 @@ type Endpoint struct {
 	// Slow endpoints get a trickle (1 %) of requests: their latency is far above their peers'
 	// median.
 	Slow bool
+	// Hung is as in Report.
+	Hung bool
 	// Reason says why the endpoint is Unhealthy: ReasonFailedDiscoveryCheck or
 	// ReasonInvalidCABundle. Else empty.
 	Reason string
@@ -223,4 +225,7 @@ type Report struct {
 	// Slow says that the endpoint should get only a trickle of requests: its latency is far above
 	// its peers' median.
 	Slow bool
+	// Hung says that the endpoint accepts connections and does no TLS handshakes: its process does
+	// not run. A bad or slow answer is none of that.
+	Hung bool
 }

@@ -167,7 +167,7 @@ func (r *Registry) Report(report Report) {
 // saysAlready reports whether a report would change nothing. Most change nothing: another
 // successful probe must not cause a new table.
 func saysAlready(e *Endpoint, r *Report) bool {
-	if e.Health != r.Health || e.Slow != r.Slow {
+	if e.Health != r.Health || e.Slow != r.Slow || e.Hung != r.Hung {
 		return false
 	}
 	return r.Health == Healthy || e.Message == normalizeCause(r.Message) && e.Reason == failure(r.Reason)

@@ -107,7 +107,7 @@ func (b *builder) apply(e *Entry) {
 		if to.Health != r.Health {
 			to.Health, to.Since = r.Health, b.now
 		}
-		to.Slow, to.Reason, to.Message = r.Slow, "", ""
+		to.Slow, to.Hung, to.Reason, to.Message = r.Slow, r.Hung, "", ""
 		if r.Health == Unhealthy {
 			to.Reason, to.Message = failure(r.Reason), normalizeCause(r.Message)
 		}

@@ -90,6 +90,55 @@ func TestEjectedWatch(t *testing.T) {
 	})
 }
 
+// Without another endpoint, a watch over HTTP/1.1 ends when its endpoint is hung and it was quiet
+// for a while: not if the endpoint is only unhealthy, runs again, or still sends something.
+func TestHungWatch(t *testing.T) {
+	bad, hung := registry.Endpoint{Address: place1, Health: registry.Unhealthy}, registry.Endpoint{Address: place1, Health: registry.Unhealthy, Hung: true}
+	const quiet, ever = 10 * time.Second, time.Hour
+	for _, tt := range []struct {
+		name  string
+		later []registry.Endpoint // one each 9 s
+		sends time.Duration       // how long an event comes each second
+		want  time.Duration       // zero means that it stays
+	}{
+		{"hung", []registry.Endpoint{hung}, 0, quiet},
+		{"hung later", []registry.Endpoint{bad, hung}, 0, quiet},
+		{"hung late", []registry.Endpoint{bad, bad, hung}, 0, 2 * quiet},
+		{"hung, and sends", []registry.Endpoint{hung}, time.Minute + time.Second/2, time.Minute + quiet},
+		{"unhealthy", []registry.Endpoint{bad}, 0, 0},
+		{"hung for a moment", []registry.Endpoint{hung, bad}, 0, 0},
+		{"hung for a moment, twice", []registry.Endpoint{hung, healthy(place1), hung}, 0, 2 * quiet},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, nil)
+				begun, end := time.Now(), make(chan struct{})
+				f.serve(place1, protoH1, func(w http.ResponseWriter, _ *http.Request) {
+					for w.(http.Flusher).Flush(); time.Since(begun) < tt.sends; time.Sleep(time.Second) {
+						_, _ = io.WriteString(w, "event\n")
+						w.(http.Flusher).Flush()
+					}
+					<-end
+				})
+				res := must.Get(f.RoundTrip(f.set(healthy(place1)), newRequest(t, http.MethodGet, ""), true))(t)
+				for i, e := range tt.later {
+					time.AfterFunc(time.Duration(i)*9*time.Second, func() { f.set(e) })
+				}
+				time.AfterFunc(ever, func() { close(end) })
+				_, err := io.ReadAll(res.Body)
+				switch took := time.Since(begun); {
+				case tt.want == 0 && (err != nil || took < ever):
+					t.Errorf("ended after %v with %v", took, err)
+				case tt.want > 0 && (took != tt.want || !errors.Is(err, net.ErrClosed)):
+					t.Errorf("ended after %v with %v, want net.ErrClosed after %v", took, err, tt.want)
+				}
+				must.Do(t, res.Body.Close())
+				time.Sleep(ever)
+			})
+		})
+	}
+}
+
 // state reports an ejection, also one that happened after the endpoint was chosen.
 func TestEjectedIsAState(t *testing.T) {
 	f := newFixture(t, nil)

@@ -34,7 +34,8 @@ type endpoint struct {
 	inFlight  atomic.Int64
 	suspicion suspicion
 	// out says that the endpoint is unhealthy while others are not. It is set before verdict ends.
-	out atomic.Bool
+	out  atomic.Bool
+	hung atomic.Bool // its process does not run
 	// via is the carrier's endpoint, whose HTTP/2 connections carry the requests. Nil means that
 	// the endpoint has its own. Set with Pools.mu held.
 	via atomic.Pointer[endpoint]

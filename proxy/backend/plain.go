@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -160,10 +161,13 @@ var errHugeHead = errors.New("the head of the response has too many fields")
 // request's deadline only.
 const quickBody = 32 << 10
 
-// use prepares the connection for a request with a body of n bytes, -1 if unknown. Requests do not
-// overlap.
-func (c *pooled) use(n int64) {
+// use prepares the connection for a request with a body of n bytes, -1 if unknown, that may be
+// long-running. Requests do not overlap.
+func (c *pooled) use(n int64, long bool) {
 	c.used.Store(true)
+	if c.long.Store(long); long {
+		_ = c.SetReadDeadline(time.Now().Add(hungTime)) // net/http reads already
+	}
 	paused := n < 0 || n > quickBody
 	if paused == c.paused {
 		return
@@ -176,8 +180,22 @@ func (c *pooled) use(n int64) {
 	limitUnacked(c.NetConn(), limit)
 }
 
-func (c *pooled) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
+// hungTime is how long a long-running request must be quiet to end when its endpoint is hung.
+const hungTime = 10 * time.Second
+
+func (c *pooled) Read(p []byte) (n int, err error) {
+	for again := true; again; {
+		if c.long.Load() {
+			_ = c.SetReadDeadline(time.Now().Add(hungTime))
+		}
+		n, err = c.Conn.Read(p)
+		if again = errors.Is(err, os.ErrDeadlineExceeded); again {
+			if _ = c.SetReadDeadline(time.Time{}); c.long.Load() && c.lease.e.hung.Load() {
+				c.isCut.Store(true)
+				return 0, net.ErrClosed
+			}
+		}
+	}
 	announced := err == io.EOF && c.last.Load() //nolint:errorlint // crypto/tls does not wrap it
 	if err != nil && !announced && !c.isClosed() && !errors.Is(err, context.Canceled) {
 		c.ended.Do(func() {
@@ -205,7 +223,7 @@ func (c *pooled) counts(p []byte) {
 }
 
 // watchBody ends with net.ErrClosed when its connection is cut because it is no longer trusted, or
-// because its endpoint was ejected: then the client goes on at another one.
+// because its endpoint was ejected or is hung: then the client goes on at another one, or waits.
 type watchBody struct {
 	io.ReadCloser
 	on      *Conn

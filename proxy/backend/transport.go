@@ -34,7 +34,7 @@ const (
 // A request is retried on another endpoint if it got no connection. A GET or HEAD that is not
 // long-running is also retried if its connection was lost, or its endpoint became unhealthy, before
 // the response head. There are at most two retries, within req's context and the retry budget. A
-// request with a body is retried only if none of the body was read, or the body is held (Hold).
+// request with a body is retried only if none of the body was read.
 //
 // net/http itself sends a GET or HEAD again, outside the budget, if a connection that was idle
 // before is lost: at most once for each such connection.
@@ -148,8 +148,7 @@ func (c *call) try(l Lease) *failure {
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		if got, ok := i.Conn.(*pooled); ok {
 			on.Store(got.Conn)
-			got.long.Store(c.long)
-			got.use(c.req.ContentLength)
+			got.use(c.req.ContentLength, c.long)
 		}
 	}, WroteRequest: func(httptrace.WroteRequestInfo) { sent.Store(int64(time.Since(start))) }})
 	verdict, out := e.state()

@@ -207,6 +207,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	u.view.Store(v)
 	for i := range list {
 		e, out := u.endpoints[list[i].Address], list[i].Health == registry.Unhealthy && v.usable
+		e.hung.Store(list[i].Hung)
 		if !e.out.Swap(out) && out {
 			ejected = append(ejected, e)
 		}
