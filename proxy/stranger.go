@@ -93,20 +93,17 @@ func (p *Proxy) prove(ctx context.Context, d *Decision, from bound.Source) error
 	return nil
 }
 
-// hold reads a short body of announced length before its request takes any place.
+// hold reads a short body of announced length before its request takes any of the local apiserver's
+// places for strangers. Others' bodies are sent as they come.
 func (p *Proxy) hold(w http.ResponseWriter, r *http.Request, x *exchange, from bound.Source) (end func(), err error) {
 	// An upgrade may have no body. A client that expects 100 Continue sends its body only to a
 	// server that wants it, which a 401 says.
-	if r.ContentLength <= 0 || x.head.Upgrade != "" || x.decision.Action == ToLocal && expects(r) {
+	if r.ContentLength <= 0 || x.head.Upgrade != "" || x.decision.Action != ToLocal || expects(r) {
 		return func() {}, nil
-	}
-	until := time.Now().Add(p.bodyTime)
-	if at, ok := r.Context().Deadline(); ok && at.Before(until) {
-		until = at
 	}
 	// Only writers of this process itself have no deadlines; their bodies are in memory.
 	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(until)
+	_ = control.SetReadDeadline(time.Now().Add(p.bodyTime))
 	if end, err = x.upstream.Hold(r, from); errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil, errSlowBody
 	}

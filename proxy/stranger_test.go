@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
@@ -96,11 +97,11 @@ func TestWhatIsProven(t *testing.T) {
 
 // A body that ends before its announced length is the client's fault, and gets an answer.
 func TestBodyThatEndsEarly(t *testing.T) {
-	w := newWorld(t, worldConfig{remoteHTTP1: true})
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, remoteGV+"/widgets", http.NoBody)
+	w := newWorld(t, worldConfig{})
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/api/v1/pods", http.NoBody)
 	r.ContentLength = 5
 	r.Body = http.MaxBytesReader(nil, http.NoBody, 1)
-	x := &exchange{p: w.proxy, head: headOf(r, time.Now()), upstream: w.upstream()}
+	x := &exchange{p: w.proxy, head: headOf(r, time.Now()), decision: Decision{Action: ToLocal}, upstream: w.proxy.cfg.Local.Upstream(backend.PoolUnproven)}
 	if end, err := w.proxy.hold(httptest.NewRecorder(), r, x, bound.Stranger("192.0.2.1:1")); err == nil {
 		t.Error("held a part as the whole")
 		end()

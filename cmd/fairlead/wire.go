@@ -130,7 +130,7 @@ func (d *door) makeBackends(context.Context) (err error) {
 	identity := d.certs.ProxyClient().Changed
 	d.backends, err = backend.New(backend.Config{
 		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, Dial: d.reach.Dial,
-		Signal: d.prober.Signal, Observe: d.prober.Observe, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
+		Signal: d.prober.Signal, Observe: d.prober.Observe, Logger: d.log, Metrics: d.metrics,
 	})
 	d.loop("prober", d.prober.Run)
 	d.loop("backend pools", d.backends.Run)

@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// maxHeld is the longest request body that is kept for a retry.
+	// maxHeld is the longest request body that is held.
 	maxHeld = 256 << 10
-	// maxHeldTotal limits the bodies kept by all requests together: 256 of the longest. Beyond it,
-	// or if the process holds too much for connections, bodies are streamed and sent once.
+	// maxHeldTotal limits the bodies held for all requests together: 256 of the longest. Beyond it,
+	// or if the process holds too much for connections, bodies are streamed.
 	maxHeldTotal = 64 << 20
 	// minCharged is the least that a body is charged: a waiting request takes about as much.
 	minCharged = 4 << 10
@@ -29,8 +29,8 @@ func (e *bodyError) Error() string { return "reading request body: " + e.err.Err
 func (e *bodyError) Unwrap() error { return e.err }
 
 // Hold reads a short body of known length into memory and replaces r.Body, before a place is taken
-// for the request: so neither a backend nor a place waits for a slow client, which sends a body of
-// announced length without waiting for a response. It returns when the body was read or failed; a
+// for a stranger's request: so neither the local apiserver nor a place waits for a slow client,
+// which sends a body of announced length without waiting for a response. It returns when the body was read or failed; a
 // deadline must be set on the connection. A body that is long, of unknown length, or beyond the
 // share of from is left to be streamed. The caller must call end when the request has ended.
 func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err error) {
@@ -73,7 +73,7 @@ func (*Upstream) Streams(r *http.Request) bool {
 // Close does nothing: the memory belongs to Hold's caller.
 func (heldBody) Close() error { return nil }
 
-// tries provide a request's body for each try: held, or streamed and sent once.
+// tries provide a request's body for each try, until some of it was read.
 type tries struct {
 	stream io.ReadCloser // nil means no body
 	// touched says that reading of stream has begun.
@@ -82,12 +82,8 @@ type tries struct {
 
 // next returns the body for one try.
 func (t *tries) next() io.ReadCloser {
-	switch b := t.stream.(type) {
-	case nil:
+	if t.stream == nil {
 		return http.NoBody
-	case heldBody:
-		r := *b.Reader // b itself is never read
-		return heldBody{&r}
 	}
 	return &streamedBody{t: t}
 }

@@ -87,7 +87,8 @@ type LocalConfig struct {
 	// Wait is how long a request waits if no server can be reached. Zero means 2 s, negative means
 	// no wait.
 	Wait time.Duration
-	// Hold is as in Config.
+	// Hold reserves memory for a body that is held, and reports whether it is granted. A negative n
+	// returns memory and is always granted. If nil, only this package's limit counts.
 	Hold func(n int64) bool
 	// Logger logs changes of a server's health. Nil discards.
 	Logger *slog.Logger

@@ -44,9 +44,6 @@ type Config struct {
 	// first byte of its response, for every request that is not long-running. It is on the hot
 	// path: it must not block, lock or allocate. It may be nil.
 	Observe func(apiService, address string, took time.Duration)
-	// Hold reserves memory for a body that is kept for a retry, and reports whether it is granted.
-	// A negative n returns memory and is always granted. If nil, only this package's limit counts.
-	Hold func(n int64) bool
 	// Logger logs failed dials (debug). Nil discards.
 	Logger *slog.Logger
 	// Metrics registers fairlead_backend_*. Nil means unregistered.
@@ -92,7 +89,6 @@ func New(cfg Config) (*Pools, error) {
 		cfg: cfg, shared: newShared(cfg.Logger), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
 		shrunk: make(map[*carrier]struct{}),
 	}
-	p.shared.grant = cfg.Hold
 	return p, metric.Register(cfg.Metrics, "backends", newCollector(p.upstreams, true))
 }
 

@@ -22,7 +22,7 @@ import (
 
 // Whatever one endpoint does to a request, the other one serves it if it may be retried. No request
 // that may have been executed is executed twice, unless it is a read. Nor is a watch retried, which
-// may have been answered, or a read whose body was streamed: the body is gone. What is no HTTP is
+// may have been answered, or a read whose body was sent: it is gone. What is no HTTP is
 // no reason to try again.
 func TestRetry(t *testing.T) {
 	noHTTP := raw(t, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n", false)
@@ -30,7 +30,7 @@ func TestRetry(t *testing.T) {
 	for _, tt := range []struct {
 		name, method string
 		watch        bool
-		body         string // empty, held or streamed
+		body         string
 		answer       http.HandlerFunc
 		want         error // nil: the other one has served it
 	}{
@@ -39,8 +39,7 @@ func TestRetry(t *testing.T) {
 		{"POST", http.MethodPost, false, "", closes, ErrUnanswered},
 		{"DELETE", http.MethodDelete, false, "", closes, ErrUnanswered},
 		{"watch", http.MethodGet, true, "", closes, ErrUnanswered},
-		{"a held body", http.MethodGet, false, "held", closes, nil},
-		{"a streamed body", http.MethodGet, false, "streamed", closes, ErrUnanswered},
+		{"a body", http.MethodGet, false, "body", closes, ErrUnanswered},
 		{"GET, no HTTP", http.MethodGet, false, "", noHTTP, ErrBadResponse},
 		{"POST, no HTTP", http.MethodPost, false, "", noHTTP, ErrBadResponse},
 		{"GET, a head of 1,100 names", http.MethodGet, false, "", names, ErrBadResponse},
@@ -50,9 +49,6 @@ func TestRetry(t *testing.T) {
 				f := newFixture(t, nil)
 				bad, good := f.serve(place1, protoH1, tt.answer), f.serve(place2, protoH2, nil)
 				req := newRequest(t, tt.method, tt.body)
-				if tt.body == "streamed" {
-					req.ContentLength = -1
-				}
 				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the
 				// faulty one.
 				status, _, err := read(f.RoundTrip(f.set(healthy(place1), registry.Endpoint{Address: place2}), req, tt.watch))
