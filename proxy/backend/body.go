@@ -29,10 +29,10 @@ func (e *bodyError) Error() string { return "reading request body: " + e.err.Err
 func (e *bodyError) Unwrap() error { return e.err }
 
 // Hold reads a short body of known length into memory and replaces r.Body, before a place is taken
-// for a stranger's request: so neither the local apiserver nor a place waits for a slow client,
-// which sends a body of announced length without waiting for a response. It returns when the body was read or failed; a
-// deadline must be set on the connection. A body that is long, of unknown length, or beyond the
-// share of from is left to be streamed. The caller must call end when the request has ended.
+// for a stranger's request: neither the local apiserver nor a place waits for a slow client. It
+// returns when the body was read or failed; a deadline must be set on the connection. A body that
+// is long, of unknown length, or beyond the share of from is left to be streamed. The caller must
+// call end when the request has ended.
 func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err error) {
 	n, grant := r.ContentLength, u.shared.grant
 	if r.Body == nil || r.Body == http.NoBody || n <= 0 || n > maxHeld {

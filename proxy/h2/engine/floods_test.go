@@ -276,9 +276,9 @@ func (s *teller) flood(sends []string) (rounds int) {
 	return rounds
 }
 
-// The resets of an owner who cancels many requests at once go out slowly on a connection that others
-// share: servers end one with 200 in 30 s. Others' go at once, and what the server has not ended
-// takes no room from new requests.
+// The resets of an owner who cancels many requests at once go out slowly on a connection that
+// others share: servers end one with 200 in 30 s. Others' go at once, and what the server has not
+// ended takes no room from new requests.
 func TestManyCancelled(t *testing.T) {
 	const room, cancelled = 250, 240
 	r, c := newClient(t)
