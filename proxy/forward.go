@@ -95,7 +95,7 @@ func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange
 		body.cut()
 		p.hasten(w)
 	})()
-	p.ask(w, r, x) //nolint:contextcheck // a span has its own
+	p.ask(w, r, x)
 }
 
 // unreadRest is how long a client may leave a response unread after the time of its request, so
@@ -125,7 +125,7 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 // ask forwards a request over HTTP/1.1 once it holds its place.
 func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
-	out := outgoing(r, x, d.host(x.head))
+	out := outgoing(r, x, d.host(x.head)) //nolint:contextcheck // a span has its own
 	out.Body, out.ContentLength = r.Body, r.ContentLength
 	if d.Action == ToLocal && x.upstream.Streams(r) {
 		// It ends the connection with a 401, which would be lost while the body is sent.
