@@ -3,12 +3,15 @@
 package directory
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -31,7 +34,8 @@ spec:
 
 // testLocal runs Fairlead with a directory in front of a real kube-apiserver.
 func testLocal(t *testing.T, shared *world) {
-	c := suite.Start(t, cluster.Config{})
+	browsers := []string{`--cors-allowed-origins=//mine\.example\.com(:|$)`, "--strict-transport-security-directives=max-age=1,preload"}
+	c := suite.Start(t, cluster.Config{APIServerArgs: browsers})
 	w := *shared
 	w.keys = alone.Keys{Clients: c.PKI.Client.CA, Fronts: c.PKI.FrontProxy.CA, Servers: c.PKI.Serving.CA}
 	registry := t.TempDir()
@@ -40,7 +44,7 @@ func testLocal(t *testing.T, shared *world) {
 	put(t, registry, server, "apps", "")
 	direct := kubectl.As(t, c.Endpoint(), c.Admin())
 	direct.Feed(t, crd, "apply", "-f", "-")
-	d := w.open(t, registry, "--kubeconfig="+direct.Kubeconfig)
+	d := w.open(t, registry, append(browsers, "--kubeconfig="+direct.Kubeconfig)...)
 	k := kubectl.As(t, d.front, c.Admin())
 	d.becomes(t, d.root, widgets, http.StatusOK)
 	for name, want := range map[string]string{"v1.batch": "17400/15 ", "v1.sea.example.com": "1000/100 "} {
@@ -72,6 +76,25 @@ func testLocal(t *testing.T, shared *world) {
 		for _, r := range server.Requests() {
 			if strings.HasPrefix(r.Target, "/apis/apps/v1/") && r.Target != "/apis/apps/v1/" {
 				t.Errorf("the extension server received %s", r.Target)
+			}
+		}
+	})
+	t.Run("browsers are told the same", func(t *testing.T) {
+		for _, client := range []*http.Client{suite.Client(t, d.front, c.Admin()), {Transport: &http.Transport{TLSClientConfig: suite.TLS(t, d.front, c.Admin())}}} {
+			told := func(e cluster.Endpoint, method, path, origin string) string {
+				a := must.Get(ask.Do(t.Context(), client, method, e.URL+path, http.Header{"Origin": {origin}}, ""))(t)
+				all := fmt.Sprint(a.Code, a.Header.Values("Strict-Transport-Security"))
+				for _, name := range []string{"Allow-Origin", "Allow-Methods", "Allow-Headers", "Expose-Headers", "Allow-Credentials"} {
+					all += fmt.Sprint(a.Header.Values("Access-Control-" + name))
+				}
+				return all
+			}
+			for _, asks := range [][2]string{{"GET", "https://mine.example.com:8443"}, {"GET", "https://mine.example.com.evil.org"}, {"OPTIONS", "https://mine.example.com"}} {
+				want := told(c.Endpoint(), asks[0], "/api/v1/nodes", asks[1])
+				check.Same(t, asks[0] == "GET" && strings.HasSuffix(asks[1], "org"), strings.HasSuffix(want, "[max-age=1; preload][][][][][]"), "directly: %s", want)
+				for _, path := range []string{"/api/v1/nodes", widgets, "/apis", "/openapi/v3", "/fairlead/status"} {
+					check.Same(t, want, told(d.front, asks[0], path, asks[1]), "%v %s", asks, path)
+				}
 			}
 		}
 	})
