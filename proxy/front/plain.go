@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 const (
@@ -28,6 +29,9 @@ const (
 	leastPatience = time.Second
 	// patient is how many heads may wait before the time for each is halved.
 	patient = 8
+	// perConn is what a connection costs with a request whose answer is not read: measured, half of
+	// it in buffers of net/http and crypto/tls, and stacks.
+	perConn = 96 << 10
 	// lookEvery is how often a head that waits looks for room, or a slow one for others that wait:
 	// short against leastPatience.
 	lookEvery = 100 * time.Millisecond
@@ -37,7 +41,11 @@ const (
 type heads struct {
 	memory  *hold.Bound
 	waiting atomic.Int64 // heads that wait for room
+	conns   bound.Places
 }
+
+// most is how many connections there may be: as many as fill a memory bound of their own.
+func (h *heads) most() int64 { return max(1, h.memory.Limit()/perConn) }
 
 // plain is the plaintext of an HTTP/1.1 connection. It counts a head while net/http reads it, and
 // lets net/http wait with the next bytes until there is room for what they become.
@@ -45,6 +53,7 @@ type plain struct {
 	*tls.Conn
 	all    *heads
 	source *hold.Source
+	place  bound.Place
 
 	// For the goroutine of the connection only.
 	head  wire.TextHead
@@ -71,6 +80,7 @@ func (c *plain) Close() error {
 	if !c.closed {
 		c.source.Give(c.held)
 		c.source.Leave()
+		c.place.Leave()
 	}
 	c.held, c.closed = 0, true
 	c.mu.Unlock()

@@ -73,6 +73,7 @@ func New(c Config) *Port {
 		listener: c.Frames.Listener(c.Listener), tls: c.TLS, frames: c.Frames, perConn: c.ConnContext, ready: make(chan net.Conn),
 		heads: heads{memory: cmp.Or(c.Memory, hold.New(0))}, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 	}
+	p.heads.conns.Lend = true // to one load balancer
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.http1 = &http.Server{
 		Handler:           countWhole(limitSlowClients(c.Handler)),
@@ -135,7 +136,15 @@ func (p *Port) greet(raw net.Conn) {
 		p.frames.Serve(p.http1, conn, ofConn{p.http1.Handler, p.connContext(context.Background(), conn)})
 		return
 	}
-	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(bound.Stranger(raw.RemoteAddr().String()).Address)}
+	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
+	place, ok := p.heads.conns.Take(from, 1, p.heads.most())
+	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), place: place}
+	if !ok {
+		p.heads.memory.Refuse(hold.Connection)
+		_ = c.refuse(http.StatusTooManyRequests) // as for a head
+		_ = c.Close()
+		return
+	}
 	select {
 	case p.ready <- c:
 	case <-p.ending.Done():

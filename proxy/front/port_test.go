@@ -2,6 +2,7 @@ package front
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -31,7 +33,7 @@ type served struct {
 	client   *tls.Config
 }
 
-func serve(t *testing.T, most int, handler http.Handler) *served {
+func serve(t *testing.T, most int, handler http.Handler, memory ...*hold.Bound) *served {
 	t.Helper()
 	frames := h2.New(h2.Config{Decide: func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return h2.Plan{Serve: handler}, true }})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -40,7 +42,7 @@ func serve(t *testing.T, most int, handler http.Handler) *served {
 	t.Cleanup(func() { cancel(); <-stopped })
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
 	ca := pki.NewCA("serving")
-	p := New(Config{Listener: l, Handler: handler, Frames: frames, TLS: &tls.Config{
+	p := New(Config{Listener: l, Handler: handler, Memory: cmp.Or(memory...), Frames: frames, TLS: &tls.Config{
 		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
 	}})
 	go func() { _ = p.Serve() }() // ends with Close
@@ -55,6 +57,30 @@ func (s *served) get(t *testing.T, protocol string) (res *http.Response, leave f
 	t.Cleanup(transport.CloseIdleConnections)
 	res, err = (&http.Client{Transport: transport}).Get("https://" + s.listener.Addr().String())
 	return res, transport.CloseIdleConnections, err
+}
+
+// Each connection over HTTP/1.1 has a place in memory, the last ones not for one address. Without
+// one it is refused, at once; it gets one when another has ended. HTTP/2 needs none.
+func TestConnectionsGetRoom(t *testing.T) {
+	s := serve(t, 100, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), hold.New(3*perConn))
+	var leave *func()
+	for _, tt := range []struct {
+		protocol string
+		want     int
+	}{{"http/1.1", 200}, {"http/1.1", 200}, {"http/1.1", 429}, {"http/1.1", 429}, {"h2", 200}} {
+		res, done, err := s.get(t, tt.protocol)
+		must.Do(t, err)
+		check.Same(t, tt.want, res.StatusCode, "%s", tt.protocol)
+		_ = res.Body.Close()
+		leave = cmp.Or(leave, &done)
+	}
+	(*leave)()
+	must.Soon(t, 10*time.Second, "there is room again", func() bool {
+		res, done, err := s.get(t, "http/1.1")
+		must.Do(t, err)
+		defer done()
+		return res.StatusCode == 200 && res.Body.Close() == nil
+	})
 }
 
 // Shutdown lets requests finish, over both protocols, and aborts those that take too long.

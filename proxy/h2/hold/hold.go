@@ -99,6 +99,9 @@ func (b *Bound) Short() int64 {
 	return Least
 }
 
+// Limit returns the limit.
+func (b *Bound) Limit() int64 { return b.limit }
+
 // Over returns by how many bytes the limit is exceeded; zero means that it is not.
 func (b *Bound) Over() int64 { return max(0, b.held.Load()-b.limit) }
 
@@ -146,7 +149,7 @@ func (b *Bound) Metrics() []prometheus.Collector {
 	for what := range refusals {
 		all = append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "fairlead_memory_refused_total", ConstLabels: prometheus.Labels{"what": what.String()},
-			Help: "Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed), body (not kept for a retry), head (over HTTP/1.1, without room in its time).",
+			Help: "Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed, or one over HTTP/1.1 was refused), body (not kept for a retry), head (over HTTP/1.1, without room in its time).",
 		}, func() float64 { return float64(b.refused[what].Load()) }))
 	}
 	return all

@@ -115,7 +115,7 @@ fairlead_memory_held_bytes 7
 # HELP fairlead_memory_limit_bytes Limit of fairlead_memory_held_bytes: a quarter of the memory limit.
 # TYPE fairlead_memory_limit_bytes gauge
 fairlead_memory_limit_bytes 1.073741824e+09
-# HELP fairlead_memory_refused_total Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed), body (not kept for a retry), head (over HTTP/1.1, without room in its time).
+# HELP fairlead_memory_refused_total Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed, or one over HTTP/1.1 was refused), body (not kept for a retry), head (over HTTP/1.1, without room in its time).
 # TYPE fairlead_memory_refused_total counter
 fairlead_memory_refused_total{what="stream"} 1
 fairlead_memory_refused_total{what="connection"} 0
