@@ -2,7 +2,6 @@ package front
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -42,7 +41,7 @@ func serve(t *testing.T, most int, handler http.Handler, memory ...*hold.Bound) 
 	t.Cleanup(func() { cancel(); <-stopped })
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
 	ca := pki.NewCA("serving")
-	p := New(Config{Listener: l, Handler: handler, Memory: cmp.Or(memory...), Frames: frames, TLS: &tls.Config{
+	p := New(Config{Listener: l, Handler: handler, Memory: append(memory, nil)[0], Frames: frames, TLS: &tls.Config{
 		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
 	}})
 	go func() { _ = p.Serve() }() // ends with Close
@@ -63,7 +62,7 @@ func (s *served) get(t *testing.T, protocol string) (res *http.Response, leave f
 // one it is refused, at once; it gets one when another has ended. HTTP/2 needs none.
 func TestConnectionsGetRoom(t *testing.T) {
 	s := serve(t, 100, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), hold.New(3*perConn))
-	var leave *func()
+	var leave func()
 	for _, tt := range []struct {
 		protocol string
 		want     int
@@ -72,9 +71,11 @@ func TestConnectionsGetRoom(t *testing.T) {
 		must.Do(t, err)
 		check.Same(t, tt.want, res.StatusCode, "%s", tt.protocol)
 		_ = res.Body.Close()
-		leave = cmp.Or(leave, &done)
+		if leave == nil {
+			leave = done
+		}
 	}
-	(*leave)()
+	leave()
 	must.Soon(t, 10*time.Second, "there is room again", func() bool {
 		res, done, err := s.get(t, "http/1.1")
 		must.Do(t, err)
