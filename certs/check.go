@@ -83,10 +83,6 @@ func days(d time.Duration) string {
 // not be read.
 func CheckProxyClient(chain []*x509.Certificate, authentication map[string][]byte) []Finding {
 	r := &report{object: "proxy client certificate"}
-	if len(chain) == 0 {
-		r.error("set --proxy-client-cert-file and --proxy-client-key-file (kubeadm keeps them in /etc/kubernetes/pki/front-proxy-client.{crt,key})", "there is none, so no extension server will accept the user that Fairlead names")
-		return r.found
-	}
 	r.expiry(chain[0], "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	if authentication == nil {
 		r.warn("allow reading ConfigMap kube-system/extension-apiserver-authentication (Role extension-apiserver-authentication-reader)", "it could not be compared with the cluster's request-header CA")
@@ -157,10 +153,6 @@ func (r *report) headers(authentication map[string][]byte) {
 // addresses that clients use.
 func CheckServing(chain []*x509.Certificate, names []string) []Finding {
 	r := &report{object: "serving certificate"}
-	if len(chain) == 0 {
-		r.error("set --tls-cert-file and --tls-private-key-file", "there is none")
-		return r.found
-	}
 	leaf := chain[0]
 	r.expiry(leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	for _, name := range names {

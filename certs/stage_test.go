@@ -86,13 +86,9 @@ func (s *stage) config(options []string) (cfg Config) {
 		case "config":
 			cfg.Files = []File{{Use: key, Path: s.path(value), Take: s.take}}
 		case "configmap":
-			cfg.TrustConfigMap = value == "trusted" || value == "unnamed"
-			if value != "unnamed" {
-				cfg.ConfigMap = types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
-			}
-			if value != "unwatched" {
-				cfg.Watch = func(context.Context, types.NamespacedName, func(map[string][]byte, error)) error { return nil }
-			}
+			cfg.TrustConfigMap = value == "trusted"
+			cfg.ConfigMap = types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
+			cfg.Watch = func(context.Context, types.NamespacedName, func(map[string][]byte, error)) error { return nil }
 		default:
 			s.t.Fatalf("%s: unknown option %s", s.at, option)
 		}

@@ -24,7 +24,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -170,12 +169,7 @@ func (s *Store) sources() error {
 	for _, f := range c.Files {
 		s.followed = append(s.followed, &followed{use: f.Use, source: f.Path, files: []string{f.Path}, held: f.Held, take: func(data [][]byte) error { return f.Take(data[0]) }})
 	}
-	switch zero := c.ConfigMap == (types.NamespacedName{}); {
-	case zero && c.TrustConfigMap:
-		return errors.New("trusting the authentication ConfigMap: none is named")
-	case !zero && c.Watch == nil:
-		return errors.New("following the authentication ConfigMap: Watch is required")
-	case !zero:
+	if c.ConfigMap != (types.NamespacedName{}) {
 		s.followed = append(s.followed, &followed{
 			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.String(), whole: s.clients.takeConfigMap(c.TrustConfigMap),
 			held: s.heldByConfigMap,

@@ -30,7 +30,7 @@ import (
 //	text, bundle, pair <file> <content>    writes a file, or a pair's two
 //	store <option>…           a new Store: serving=, sni= and proxy-client=PAIR, or CERT:KEY; an sni has the
 //	                          names after @; client-ca=, requestheader-ca= and config=FILE; allowed=NAMES;
-//	                          configmap=watched, =trusted, =unwatched or =unnamed
+//	                          configmap=watched or =trusted
 //	refused <text>            why there is none
 //	reload                    all files are read, as Run does after a change
 //	configmap [only] <key>=<value>…        the cluster's, with changes, or only what is named; or missing, unreadable

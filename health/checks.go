@@ -31,14 +31,6 @@ func (d *Draining) Start() { d.on.Store(true) }
 // Active reports whether it is on.
 func (d *Draining) Active() bool { return d != nil && d.on.Load() }
 
-// Check is one named health check of this process. It must not block.
-type Check struct {
-	// Name is shown, selects the check by sub-path and excludes it. It must not be empty.
-	Name string
-	// Func returns nil when all is well.
-	Func func(*http.Request) error
-}
-
 // Checks answers a health path as kube-apiserver does: /readyz with ?verbose and ?exclude=, and
 // /readyz/<check> for one of them. Two checks come before those listed: ping, which always passes,
 // and fairlead, which fails while draining.
@@ -48,8 +40,9 @@ type Checks struct {
 	// Draining makes the check fairlead fail. Nil means that there is no such check (a process that
 	// drains is alive).
 	Draining *Draining
-	// List holds the checks, in the order shown. Empty means none besides those above.
-	List []Check
+	// List holds the checks, in the order shown. None may block. Empty means none besides those
+	// above.
+	List []healthz.HealthChecker
 	// Logger gets the reasons whenever the set of failing checks changes. No response contains
 	// them: the path is open to strangers. Nil discards.
 	Logger *slog.Logger
@@ -68,8 +61,8 @@ func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.install.Do(func() {
 		var checks []healthz.HealthChecker
 		for _, k := range c.all() {
-			checks = append(checks, healthz.NamedCheck(k.Name, func(r *http.Request) error {
-				if k.Func(r) != nil {
+			checks = append(checks, healthz.NamedCheck(k.Name(), func(r *http.Request) error {
+				if k.Check(r) != nil {
 					return errWithheld
 				}
 				return nil
@@ -89,22 +82,22 @@ func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // Err returns why this process is not ready, nil when it is.
 func (c *Checks) Err(r *http.Request) error {
 	for _, k := range c.all() {
-		if err := k.Func(r); err != nil {
-			return fmt.Errorf("%s: %w", k.Name, err)
+		if err := k.Check(r); err != nil {
+			return fmt.Errorf("%s: %w", k.Name(), err)
 		}
 	}
 	return nil
 }
 
-func (c *Checks) all() []Check {
-	checks := []Check{{"ping", func(*http.Request) error { return nil }}}
+func (c *Checks) all() []healthz.HealthChecker {
+	checks := []healthz.HealthChecker{healthz.PingHealthz}
 	if c.Draining != nil {
-		checks = append(checks, Check{ownCheck, func(*http.Request) error {
+		checks = append(checks, healthz.NamedCheck(ownCheck, func(*http.Request) error {
 			if c.Draining.Active() {
 				return errDraining
 			}
 			return nil
-		}})
+		}))
 	}
 	return append(checks, c.List...)
 }
@@ -114,8 +107,8 @@ func (c *Checks) logChange(r *http.Request) {
 	var failed []string
 	var causes []any
 	for _, k := range c.all() {
-		if err := k.Func(r); err != nil {
-			failed, causes = append(failed, k.Name), append(causes, slog.Any(k.Name, err))
+		if err := k.Check(r); err != nil {
+			failed, causes = append(failed, k.Name()), append(causes, slog.Any(k.Name(), err))
 		}
 	}
 	now := strings.Join(failed, ",")

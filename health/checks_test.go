@@ -30,7 +30,7 @@ func TestChecksAnswerAsKubernetesDoes(t *testing.T) {
 		if broken {
 			f = failing
 		}
-		ours := &Checks{Name: "readyz", List: []Check{{"table", f}, {"local", passing}}}
+		ours := &Checks{Name: "readyz", List: []healthz.HealthChecker{healthz.NamedCheck("table", f), healthz.NamedCheck("local", passing)}}
 		theirs := http.NewServeMux()
 		healthz.InstallReadyzHandler(theirs, healthz.PingHealthz, healthz.NamedCheck("table", f), healthz.NamedCheck("local", passing))
 		for _, path := range []string{
@@ -86,7 +86,7 @@ func TestDrainingEndsReadinessAndNotLife(t *testing.T) {
 func TestStartWarnsOfNothing(t *testing.T) {
 	var log strings.Builder
 	check := failing
-	ready := &Checks{Name: "readyz", List: []Check{{"table", func(r *http.Request) error { return check(r) }}}, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	ready := &Checks{Name: "readyz", List: []healthz.HealthChecker{healthz.NamedCheck("table", func(r *http.Request) error { return check(r) })}, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	fetch(ready, "/readyz?exclude=table") // shows nothing of the process
 	fetch(ready, "/readyz")
 	if strings.Contains(log.String(), "WARN") || !strings.Contains(log.String(), "not ready yet") {
@@ -118,7 +118,7 @@ func TestRelayAnswersForFairleadFirst(t *testing.T) {
 		{"/readyz/fairlead?exclude=fairlead", "ok", own + "readyz check failed\n"},
 	} {
 		drain := &Draining{}
-		broken := &Relay{Ready: &Checks{Name: "readyz", List: []Check{{"table", failing}}}, Local: local}
+		broken := &Relay{Ready: &Checks{Name: "readyz", List: []healthz.HealthChecker{healthz.NamedCheck("table", failing)}}, Local: local}
 		draining := &Relay{Ready: &Checks{Name: "readyz", Draining: drain}, Local: local}
 		if code, body, _ := fetch(draining, tt.path); code != 200 || body != tt.ready {
 			t.Errorf("%s when ready: %d %q, want %q", tt.path, code, body, tt.ready)

@@ -29,7 +29,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"log/slog"
 	"net"
 	"sync"
@@ -61,9 +60,6 @@ type Config struct {
 	// Authorization returns this field for each probe. Nil means the identity that kube-aggregator
 	// sends, user system:kube-aggregator in group system:masters.
 	Authorization func() string
-	// MaxWatched bounds the connections that are kept open to see a process die at once. Zero means
-	// 1024 (some 30 KiB each), negative means none.
-	MaxWatched int
 	// Logger gets one line for each change of an endpoint's health. Nil discards.
 	Logger *slog.Logger
 	// Metrics registers the metrics. Nil means that they are unregistered.
@@ -78,7 +74,8 @@ type Prober struct {
 	metrics *metrics
 	gate    gate
 	began   time.Time
-	watched atomic.Int64      // connections kept open, at most config.MaxWatched
+	watched atomic.Int64      // connections kept open, at most most
+	most    int64             // maxWatched, unless a test sets another
 	failing [troubles]weights // of targets, by the way in which they fail
 	index   atomic.Pointer[index]
 	indexed chan struct{} // one slot: the index has changed
@@ -100,22 +97,18 @@ type index struct {
 	compared [][]*claim       // the endpoints of each APIService that has several
 }
 
-// maxWatched is the default of Config.MaxWatched: 1024 idle TLS connections are some 30 MiB and
-// 1024 descriptors, half the endpoints of the largest cluster we size for (10,000 APIServices on
-// 2,000). Endpoints beyond it lose only the immediate notice of a death.
+// maxWatched bounds the connections that are kept open to see a process die at once: 1024 idle TLS
+// connections are some 30 MiB and 1024 descriptors, half the endpoints of the largest cluster we
+// size for (10,000 APIServices on 2,000). Endpoints beyond it lose only the immediate notice.
 const maxWatched = 1024
 
 // New returns a Prober. It does nothing until Run.
 func New(c Config) (*Prober, error) {
-	if c.Table == nil || c.Report == nil || c.TLS == nil || c.Dial == nil {
-		return nil, errors.New("configuring prober: Table, Report, TLS and Dial must be set")
-	}
-	c.MaxWatched = cmp.Or(c.MaxWatched, maxWatched)
 	m, err := newMetrics(c.Metrics)
 	if err != nil {
 		return nil, err
 	}
-	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, began: time.Now(), gate: make(gate, gateSlots), indexed: make(chan struct{}, 1)}
+	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, began: time.Now(), most: maxWatched, gate: make(gate, gateSlots), indexed: make(chan struct{}, 1)}
 	p.index.Store(&index{})
 	return p, nil
 }

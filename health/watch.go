@@ -27,7 +27,7 @@ func (t *target) keep(conn *http.ClientConn, round time.Time) {
 		return
 	}
 	t.unwatch()
-	if t.prober.watched.Add(1) > int64(t.prober.config.MaxWatched) {
+	if t.prober.watched.Add(1) > t.prober.most {
 		t.prober.watched.Add(-1)
 		closeConn(conn)
 		return

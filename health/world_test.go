@@ -118,9 +118,10 @@ func newWorld(t *testing.T, options ...string) *world {
 	}
 	w.entries = w.all
 	w.Prober = must.Get(New(Config{
-		Table: w.table, Report: w.report, TLS: w.trust, MaxWatched: number("watched"), Metrics: w.metrics,
+		Table: w.table, Report: w.report, TLS: w.trust, Metrics: w.metrics,
 		Dial: func(ctx context.Context, _, address string) (net.Conn, error) { return w.host(address).dial(ctx) },
 	}))(t)
+	w.Prober.most = cmp.Or(int64(number("watched")), maxWatched)
 	return w
 }
 

@@ -71,22 +71,19 @@ type batch struct {
 }
 
 func newChanges() *changes {
-	return &changes{signal: make(chan struct{}, 1)}
+	return &changes{signal: make(chan struct{}, 1), batch: newBatch()}
+}
+
+func newBatch() batch {
+	return batch{objects: make(map[key]runtime.Object), reports: make(map[reportKey]Report)}
 }
 
 // set records the new state of an object. Nil means deleted.
 func (c *changes) set(k key, object runtime.Object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.setLocked(k, object)
-	latest.Wake(c.signal)
-}
-
-func (c *changes) setLocked(k key, object runtime.Object) {
-	if c.objects == nil {
-		c.objects = make(map[key]runtime.Object)
-	}
 	c.objects[k] = object
+	latest.Wake(c.signal)
 }
 
 // replace records the complete set of objects of a kind.
@@ -95,7 +92,7 @@ func (c *changes) replace(what kind, objects map[types.NamespacedName]runtime.Ob
 	defer c.mu.Unlock()
 	c.emptyLocked(what)
 	for name, object := range objects {
-		c.setLocked(key{what, name}, object)
+		c.objects[key{what, name}] = object
 	}
 	latest.Wake(c.signal)
 }
@@ -117,11 +114,11 @@ func (c *changes) replaceAll(as kind, objects []runtime.Object, problems []direc
 	for _, o := range objects {
 		switch o := o.(type) {
 		case *apiregistrationv1.APIService:
-			c.setLocked(key{as, types.NamespacedName{Name: o.Name}}, o)
+			c.objects[key{as, types.NamespacedName{Name: o.Name}}] = o
 		case *corev1.Service:
-			c.setLocked(key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}, o)
+			c.objects[key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
 		case *discoveryv1.EndpointSlice:
-			c.setLocked(key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}, o)
+			c.objects[key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
 		}
 	}
 	c.problems, c.problemsSet = problems, true
@@ -140,9 +137,6 @@ func (c *changes) shadow(definitions map[schema.GroupVersion]string) {
 func (c *changes) report(r Report) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.reports == nil {
-		c.reports = make(map[reportKey]Report)
-	}
 	c.reports[reportKey{r.Name, r.Address}] = r
 	latest.Wake(c.signal)
 }
@@ -161,7 +155,7 @@ func (c *changes) take() batch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b := c.batch
-	c.batch, c.taken = batch{}, b.reports
+	c.batch, c.taken = newBatch(), b.reports
 	return b
 }
 

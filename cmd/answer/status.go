@@ -2,6 +2,7 @@ package answer
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -208,28 +209,21 @@ func healthy(list []Endpoint) int {
 // presents, or that verifies one, expires; or, if none was seen lately, when the bundle's last
 // one expires. Zero means unknown.
 func (a *APIService) Expires() time.Time {
-	var first, last time.Time
 	if a.Trust == nil {
-		return first
+		return time.Time{}
 	}
-	earlier := func(t time.Time) {
-		if first.IsZero() || t.Before(first) {
-			first = t
-		}
-	}
+	var used, all []time.Time
 	for _, c := range a.Trust.Leaves {
-		earlier(c.NotAfter)
+		used = append(used, c.NotAfter)
 	}
 	for _, c := range a.Trust.CAs {
+		all = append(all, c.NotAfter)
 		if c.Live {
-			earlier(c.NotAfter)
-		}
-		if c.NotAfter.After(last) {
-			last = c.NotAfter
+			used = append(used, c.NotAfter)
 		}
 	}
-	if first.IsZero() {
-		return last
+	if len(used) > 0 {
+		return slices.MinFunc(used, time.Time.Compare)
 	}
-	return first
+	return slices.MaxFunc(append(all, time.Time{}), time.Time.Compare)
 }

@@ -1,7 +1,7 @@
-// Package cli is shared by Fairlead's commands: how they are built, how they report errors, and
-// their exit codes.
+// Package cli is shared by Fairlead's commands: how they are built, how they read the flags that
+// several have, how they report errors, and their exit codes.
 //
-// Only main's goroutine uses it. It does not depend on what a command does.
+// Only main's goroutine uses it.
 package cli
 
 import (
@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
@@ -112,6 +113,55 @@ func Flags(cmd *cobra.Command, groups cliflag.NamedFlagSets) {
 		cmd.Long += "\n\nExamples:\n" + cmd.Example
 	}
 	cliflag.SetUsageAndHelpFunc(cmd, groups, columns)
+}
+
+// Readable reports the file of a flag if it cannot be read. Empty means that there is none.
+func Readable(fault func(format string, args ...any), flag, path string) {
+	if path == "" {
+		return
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		fault("%s: %w", flag, err)
+		return
+	}
+	_ = f.Close() // only opened to check that it is readable
+}
+
+// KeyPairs reads each --tls-sni-cert-key, certfile,keyfile[:name,…], as kube-apiserver does. One of
+// another form yields a pair without a file, which CheckKeyPairs reports.
+func KeyPairs(flags []string) []certs.PairSource {
+	var pairs []certs.PairSource
+	for _, f := range flags {
+		files, names, _ := strings.Cut(f, ":")
+		cert, key, _ := strings.Cut(files, ",")
+		p := certs.PairSource{Cert: cert, Key: key}
+		if names != "" {
+			p.Names = strings.Split(names, ",")
+		}
+		pairs = append(pairs, p)
+	}
+	return pairs
+}
+
+// CheckKeyPairs reports each --tls-sni-cert-key that cannot be used.
+func CheckKeyPairs(fault func(format string, args ...any), flags []string) {
+	for i, pair := range KeyPairs(flags) {
+		if pair.Cert == "" || pair.Key == "" {
+			fault("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", flags[i])
+			continue
+		}
+		Readable(fault, "--tls-sni-cert-key", pair.Cert)
+		Readable(fault, "--tls-sni-cert-key", pair.Key)
+	}
+}
+
+// Groups reads --protected-groups: no value means the default, "-" means none.
+func Groups(flag []string) []string {
+	if len(flag) == 1 && flag[0] == "-" {
+		return []string{}
+	}
+	return flag
 }
 
 // Run runs a command. The first signal cancels its context, so that the command can end cleanly;

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"net/http"
 	"net/http/pprof"
 	"os"
@@ -15,18 +14,21 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // adminPages serves Fairlead's own pages. The health pages are open, because load balancers and
-// kubelets have no credentials; guard protects all others.
-func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, own http.Handler, guard func(http.Handler) http.Handler) http.Handler {
+// kubelets have no credentials; the proxy's guard protects all others.
+func (s *server) adminPages() http.Handler {
+	gathered := prometheus.Gatherers{s.metrics}
+	if s.o.registry.etcd != nil {
+		gathered = append(gathered, ofEtcd{})
+	}
 	guarded := http.NewServeMux()
-	guarded.Handle("/", own)
-	guarded.Handle("GET /metrics", scrapes(promhttp.HandlerFor(metrics, promhttp.HandlerOpts{})))
+	guarded.Handle("/", s.pages)
+	guarded.Handle("GET /metrics", scrapes(promhttp.HandlerFor(gathered, promhttp.HandlerOpts{})))
 	guarded.HandleFunc("/debug/pprof/", pprof.Index)
 	guarded.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 	guarded.HandleFunc("/debug/pprof/profile", pprof.Profile)
@@ -34,58 +36,55 @@ func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, own htt
 	guarded.HandleFunc("/debug/pprof/trace", pprof.Trace)
 
 	mux := http.NewServeMux()
-	mux.Handle("/livez", livez)
-	mux.Handle("/livez/", livez)
-	mux.Handle("/readyz", readyz)
-	mux.Handle("/readyz/", readyz)
-	mux.Handle("/", guard(guarded))
+	mux.Handle("/livez", s.live)
+	mux.Handle("/livez/", s.live)
+	mux.Handle("/readyz", s.ready)
+	mux.Handle("/readyz/", s.ready)
+	mux.Handle("/", s.proxy.Guard(guarded))
 	return mux
 }
 
-// localName names the local apiservers for their prober and on the pages.
-const localName = pages.LocalName
-
 // makePages makes the pages that show this process, on the admin port and below /fairlead/ on the
 // front door.
-func (d *door) makePages(context.Context) (err error) {
+func (s *server) makePages() (err error) {
 	host, _ := os.Hostname() // pages work without it
-	d.pages, err = pages.New(pages.Config{
-		Table: d.registry.Table, Explain: d.proxy.Explain, Failed: d.proxy.Failed, Tap: &d.taps,
-		Certificates: d.certs.Status, Trust: d.trust.Status,
-		Discovery: d.documents.discovery.Status, OpenAPI: d.documents.openapi.Status,
-		LocalServers: d.localServers, LocalIdentity: d.o.localIdentity,
-		Ready: func() error { return d.ready.Err(nil) }, Draining: d.draining.Active,
-		Version: version, Replica: host, Cluster: clusterName(d.o.kubeconfig),
+	s.pages, err = pages.New(pages.Config{
+		Table: s.registry.Table, Explain: s.proxy.Explain, Failed: s.proxy.Failed, Tap: &s.taps,
+		Certificates: s.certs.Status, Trust: s.trust.Status,
+		Discovery: s.documents.discovery.Status, OpenAPI: s.documents.openapi.Status,
+		LocalServers: s.kube.list, LocalIdentity: s.o.localIdentity,
+		Ready: func() error { return s.ready.Err(nil) }, Draining: s.draining.Active,
+		Version: version, Replica: host, Cluster: clusterName(s.o.kubeconfig),
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
 			if apiService == localName {
-				return d.localProber.Last(apiService, address)
+				return s.kube.prober.Last(apiService, address)
 			}
-			return d.prober.Last(apiService, address)
+			return s.prober.Last(apiService, address)
 		},
 		Load: func(e *registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64, said map[string]string) {
-			if u := d.backends.Upstream(e); u != nil {
+			if u := s.backends.Upstream(e); u != nil {
 				return u.Load()
 			}
 			return 0, 0, nil, nil
 		},
 		Latencies: func(e *registry.Entry) []uint64 {
-			if u := d.backends.Upstream(e); u != nil {
+			if u := s.backends.Upstream(e); u != nil {
 				return u.Latencies()
 			}
 			return nil
 		},
 	})
-	d.loop("pages", d.pages.Run)
+	s.loops["pages"] = s.pages.Run
 	return err
 }
 
 // adminEngine serves the admin port's HTTP/2 with the bounds of the front door. net/http's own
 // server answers requests that RFC 9113 §8.2.2 calls malformed.
-func (d *door) adminEngine(own http.Handler) *h2.Server {
+func (s *server) adminEngine(own http.Handler) *h2.Server {
 	plan := h2.Plan{Serve: own}
 	return h2.New(h2.Config{
 		Decide:     func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return plan, true },
-		MaxStreams: uint32(d.o.streamsPerConn), Shards: 1, Memory: d.held, Logger: d.log, //nolint:gosec // validated
+		MaxStreams: uint32(s.o.streamsPerConn), Shards: 1, Memory: s.held, Logger: s.log, //nolint:gosec // validated
 	})
 }
 
@@ -108,23 +107,19 @@ func scrapes(metrics http.Handler) http.Handler {
 }
 
 // countProcess registers the metrics of the process itself.
-func (d *door) countProcess(context.Context) error {
-	d.held, d.gathered = hold.New(0), prometheus.Gatherers{d.metrics}
-	if d.o.registry.etcd != nil {
-		d.gathered = append(d.gathered, ofEtcd{})
-	}
+func (s *server) countProcess() error {
 	local := prometheus.NewDesc("fairlead_local_apiserver_healthy", "1 if the local apiserver at this address is healthy, 0 if it is not or has not been probed yet.", []string{"address"}, nil)
-	return metric.Register(d.metrics, "the process", append(d.held.Metrics(),
+	return metric.Register(s.metrics, "the process", append(s.held.Metrics(),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "fairlead_build_info", Help: "1, with the build in the labels.", ConstLabels: prometheus.Labels{"version": version, "go": runtime.Version()},
 		}, func() float64 { return 1 }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_draining", Help: "1 while this process drains and reports not ready."}, func() float64 {
-			return metric.Number(d.draining.Active())
+			return metric.Number(s.draining.Active())
 		}),
 		metric.Gauges{All: []*prometheus.Desc{local}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
-			for _, s := range d.localServers() { // the command line or the kubeconfig names only a handful
-				gauge(local, metric.Number(s.Health == registry.Healthy), s.Address)
+			for _, e := range s.kube.list() { // the command line or the kubeconfig names only a handful
+				gauge(local, metric.Number(e.Health == registry.Healthy), e.Address)
 			}
 		}},
 	)...)

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 )
 
-// sources are where APIServices are read from: the value of --registry. If two have an APIService
-// of one name, the first in the order of the fields wins.
+// sources are where APIServices are read from: the pflag.Value of --registry. If two have an
+// APIService of one name, the first in the order of the fields wins.
 type sources struct {
 	text    string
 	etcd    []string // the URLs of its members. Nil means none
@@ -27,10 +27,8 @@ type sources struct {
 	fault   error    // nil means the text can be used
 }
 
-// String implements pflag.Value.
 func (s *sources) String() string { return s.text }
 
-// Type implements pflag.Value.
 func (*sources) Type() string { return "string" }
 
 // Set implements pflag.Value. A fault is reported with those of the other flags.
@@ -100,53 +98,46 @@ func (o *options) validateAlone(fault func(string, ...any)) {
 
 // makeAPIServices makes the server of apiregistration.k8s.io, from etcd or the table. Without a
 // local apiserver it also serves what that would.
-func (d *door) makeAPIServices(o *registry.Options) (err error) {
+func (s *server) makeAPIServices(o *registry.Options) (err error) {
 	c := apiservices.Config{
-		Etcd: d.o.etcdConfig(), Protects: o.Protects, Version: kubernetesVersion(),
+		Etcd: s.o.etcdConfig(), Protects: o.Protects, Version: kubernetesVersion(),
 		Authorize: func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-			return d.may.Authorize(ctx, a) // set before the first request
+			return s.may.Authorize(ctx, a) // set before the first request
 		},
 	}
 	if c.Etcd == nil {
 		// The table is set before the first request, too.
-		c.Table = func() *registry.Table { return d.registry.Table() }
+		c.Table = func() *registry.Table { return s.registry.Table() }
 	}
-	if c.Etcd == nil && d.o.registry.dir == "" {
+	if c.Etcd == nil && s.o.registry.dir == "" {
 		return nil
 	}
-	d.apiServices, err = apiservices.New(c)
-	d.loop("apiservices", d.apiServices.Run)
+	s.apiServices, err = apiservices.New(c)
+	s.loops["apiservices"] = s.apiServices.Run
 	return err
 }
 
 // servePages answers with what Fairlead itself serves on the main port.
-func (d *door) servePages(w http.ResponseWriter, r *http.Request) {
-	if d.apiServices == nil || r.URL.Path == answer.Below || strings.HasPrefix(r.URL.Path, answer.Below+"/") {
-		d.pages.ServeHTTP(w, r)
+func (s *server) servePages(w http.ResponseWriter, r *http.Request) {
+	if s.apiServices == nil || r.URL.Path == answer.Below || strings.HasPrefix(r.URL.Path, answer.Below+"/") {
+		s.pages.ServeHTTP(w, r)
 		return
 	}
-	d.apiServices.ServeHTTP(w, r)
-}
-
-func (d *door) localServers() []registry.Endpoint {
-	if d.local == nil {
-		return nil
-	}
-	return d.local.Servers()
+	s.apiServices.ServeHTTP(w, r)
 }
 
 // health returns the handler of the main port's health paths: for this process first, then for the
 // local apiserver, if there is one.
-func (d *door) health(local http.Handler) http.Handler {
+func (s *server) health(local http.Handler) http.Handler {
 	if local != nil {
-		return &health.Relay{Ready: d.ready, Local: local}
+		return &health.Relay{Ready: s.ready, Local: local}
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/livez") {
-			d.live.ServeHTTP(w, r)
+			s.live.ServeHTTP(w, r)
 			return
 		}
-		d.ready.ServeHTTP(w, r)
+		s.ready.ServeHTTP(w, r)
 	})
 }
 

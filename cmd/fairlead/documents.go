@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
@@ -17,52 +18,55 @@ import (
 
 // merged are the documents that are merged from the local apiserver's and the backends'.
 type merged struct {
-	discovery *discovery.Discovery
-	openapi   *openapi.OpenAPI
+	discovery   *discovery.Discovery
+	openapi     *openapi.OpenAPI
+	kube        *kube               // nil means no local apiserver
+	apiServices *apiservices.Server // what this process serves itself. Nil means nothing
+	proxy       *proxy.Proxy        // by which servers are asked. Set once it is made
 }
 
-func (d *door) makeDocuments(context.Context) (err error) {
-	cfg := documents.Config{Table: d.registry.Table, Logger: d.log, Metrics: d.metrics}
+func (s *server) makeDocuments() (err error) {
+	d := &s.documents
+	d.kube, d.apiServices = s.kube, s.apiServices
+	cfg := documents.Config{Table: s.registry.Table, Logger: s.log, Metrics: s.metrics}
 	cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-		return d.proxy.Fetch(d.backends.Upstream(e), asAggregator(r), false) // within no limit: only one runs at a time
+		return d.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false) // within no limit: only one runs at a time
 	}
-	if !d.o.alone() {
+	if s.kube != nil {
 		cfg.FetchLocal = d.fetchLocal
+		s.loops["CRD watch"] = d.followCRDs
 	}
-	if d.apiServices != nil {
-		cfg.FetchOwn = inProcess{d.apiServices}.fetch
+	if s.apiServices != nil {
+		cfg.FetchOwn = inProcess{s.apiServices}.fetch
 	}
-	if d.documents.discovery, err = discovery.New(discovery.Config{Config: cfg, StaleAfter: d.o.staleAfter}); err != nil {
+	if d.discovery, err = discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter}); err != nil {
 		return err
 	}
-	d.documents.openapi, err = openapi.New(cfg)
-	d.loop("discovery", d.documents.discovery.Run)
-	d.loop("OpenAPI", d.documents.openapi.Run)
-	if !d.o.alone() {
-		d.loop("CRD watch", d.followCRDs)
-	}
+	d.openapi, err = openapi.New(cfg)
+	s.loops["discovery"], s.loops["OpenAPI"] = d.discovery.Run, d.openapi.Run
 	return err
 }
 
-func (d *door) serveDocument(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP answers with a document.
+func (d *merged) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case strings.HasPrefix(path, "/openapi/"):
-		d.documents.openapi.ServeHTTP(w, r)
-	case d.o.alone() && strings.TrimSuffix(path, "/") == "/api":
+		d.openapi.ServeHTTP(w, r)
+	case d.kube == nil && strings.TrimSuffix(path, "/") == "/api":
 		// Without a local apiserver there is no core group to merge, and clients that ask for its
 		// versions get an empty list.
 		d.apiServices.ServeHTTP(w, r)
 	default:
-		d.documents.discovery.ServeHTTP(w, r)
+		d.discovery.ServeHTTP(w, r)
 	}
 }
 
-// readyDocument implements proxy.Config.Ready.
-func (d *door) readyDocument(h *proxy.Head) *h2.Answer {
-	if h.Path == "/api" && d.o.alone() {
+// ready implements proxy.Config.Ready.
+func (d *merged) ready(h *proxy.Head) *h2.Answer {
+	if h.Path == "/api" && d.kube == nil {
 		return nil
 	}
-	return (*h2.Answer)(d.documents.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
+	return (*h2.Answer)(d.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
 }
 
 // asAggregator gives one of our own requests the identity that kube-aggregator uses; extension
@@ -83,19 +87,19 @@ const lookLocal = 50 * time.Millisecond
 
 // fetchLocal sends a request to the local apiserver, once it is ready. One that has just started
 // serves documents without CRDs for a second or two: it has not read them yet.
-func (d *door) fetchLocal(ctx context.Context, r *http.Request) (*http.Response, error) {
-	for err := d.local.Ready(); err != nil; err = d.local.Ready() {
+func (d *merged) fetchLocal(ctx context.Context, r *http.Request) (*http.Response, error) {
+	for err := d.kube.pools.Ready(); err != nil; err = d.kube.pools.Ready() {
 		select {
 		case <-time.After(lookLocal):
 		case <-ctx.Done():
 			return nil, err
 		}
 	}
-	res, err := d.proxy.Fetch(d.local.Upstream(backend.PoolCertificate), d.asOurselves(r), false)
+	res, err := d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), false)
 	if err != nil {
 		return nil, err
 	}
-	if err := d.local.Ready(); err != nil { // it restarted, and the request was sent again
+	if err := d.kube.pools.Ready(); err != nil { // it restarted, and the request was sent again
 		_ = res.Body.Close()
 		return nil, err
 	}
@@ -103,11 +107,11 @@ func (d *door) fetchLocal(ctx context.Context, r *http.Request) (*http.Response,
 }
 
 // asOurselves gives one of our own requests the identity that the local apiserver knows us by.
-func (d *door) asOurselves(r *http.Request) *http.Request {
-	if d.credential == nil {
+func (k *kube) asOurselves(r *http.Request) *http.Request {
+	if k.credential == nil {
 		return asAggregator(r)
 	}
-	if own := d.credential.Authorization(); own != "" {
+	if own := k.credential.Authorization(); own != "" {
 		r.Header["Authorization"] = []string{own}
 	}
 	return withAgent(r)
@@ -115,12 +119,12 @@ func (d *door) asOurselves(r *http.Request) *http.Request {
 
 // followCRDs refreshes both documents when a CRD changes, until ctx ends: a short name, column or
 // schema can change without a change of any APIService.
-func (d *door) followCRDs(ctx context.Context) error {
+func (d *merged) followCRDs(ctx context.Context) error {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
-		return d.proxy.Fetch(d.local.Upstream(backend.PoolCertificate), d.asOurselves(r), true)
+		return d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), true)
 	}
 	return documents.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
-		d.documents.discovery.LocalChanged()
-		d.documents.openapi.LocalChanged()
+		d.discovery.LocalChanged()
+		d.openapi.LocalChanged()
 	})
 }

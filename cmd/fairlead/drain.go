@@ -12,7 +12,9 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/server/healthz"
 
+	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -23,31 +25,31 @@ const recordTime = 6 * time.Second
 // drain ends serving so that no client sees an error: first not ready, so that load balancers stop
 // sending; then GOAWAY; then requests in flight end in their own time. It blocks until all have
 // ended or the time limit is over. It is called once, after the signal.
-func (d *door) drain() {
-	d.leave()
-	d.log.Info("draining: unready", "delay", d.o.shutdownDelay)
-	time.Sleep(d.o.shutdownDelay) //nolint:forbidigo // load balancers need this time to notice, and give no sign
-	grace := d.o.watchGrace
-	watches := time.AfterFunc(grace, d.proxy.EndLongRunning)
+func (s *server) drain() {
+	s.leave()
+	s.log.Info("draining: unready", "delay", s.o.shutdownDelay)
+	time.Sleep(s.o.shutdownDelay) //nolint:forbidigo // load balancers need this time to notice, and give no sign
+	grace := s.o.watchGrace
+	watches := time.AfterFunc(grace, s.proxy.EndLongRunning)
 	defer watches.Stop()
-	ctx, cancel := context.WithTimeout(context.Background(), d.o.drainLimit())
+	ctx, cancel := context.WithTimeout(context.Background(), s.o.drainLimit())
 	defer cancel()
-	if d.o.sendRetryAfter {
-		d.rejectNew(ctx)
+	if s.o.sendRetryAfter {
+		s.rejectNew(ctx)
 	}
-	d.log.Info("draining: no new connections", "sessions", d.proxy.Sessions())
-	if err := d.front.Shutdown(ctx, grace); err != nil {
-		d.log.Warn("draining: requests were cut", "err", err)
+	s.log.Info("draining: no new connections", "sessions", s.proxy.Sessions())
+	if err := s.front.Shutdown(ctx, grace); err != nil {
+		s.log.Warn("draining: requests were cut", "err", err)
 	}
-	if n := d.proxy.Sessions(); n > 0 {
-		d.log.Info("draining: ending upgraded sessions", "sessions", n)
+	if n := s.proxy.Sessions(); n > 0 {
+		s.log.Info("draining: ending upgraded sessions", "sessions", n)
 	}
 	last, stop := context.WithTimeout(context.Background(), recordTime)
 	defer stop()
-	d.proxy.EndSessions(last)
+	s.proxy.EndSessions(last)
 	// The admin port goes last: it shows the drain.
-	_ = d.admin.Close()
-	d.log.Info("drained")
+	_ = s.admin.Close()
+	s.log.Info("drained")
 }
 
 // drainLimit is how long requests and watches under way may take to end.
@@ -58,11 +60,11 @@ func (o *options) drainLimit() time.Duration {
 // rejectNew asks new requests to retry later (429), on old and new connections, until those in
 // flight have ended or ctx ends. Without it, a client that knows no other replica finds the address
 // closed in the meantime.
-func (d *door) rejectNew(ctx context.Context) {
-	d.log.Info("draining: rejecting new requests", "underWay", d.proxy.UnderWay())
-	d.proxy.RejectNew()
+func (s *server) rejectNew(ctx context.Context) {
+	s.log.Info("draining: rejecting new requests", "underWay", s.proxy.UnderWay())
+	s.proxy.RejectNew()
 	const every = 20 * time.Millisecond // short compared with a request, long compared with the cost of a look
-	ended := func(context.Context) (bool, error) { return d.proxy.UnderWay() == 0, nil }
+	ended := func(context.Context) (bool, error) { return s.proxy.UnderWay() == 0, nil }
 	_ = wait.PollUntilContextCancel(ctx, every, true, ended) // front.Shutdown reports what is left
 }
 
@@ -96,12 +98,18 @@ func tableReady(table func() *registry.Table) func(*http.Request) error {
 	}
 }
 
-// namesReady reports whether the header names that must be stripped are known.
-func (d *door) namesReady(*http.Request) error {
-	if _, known := d.targetNames(); !known {
-		return errNoNames
+// makeChecks makes the checks of /livez and /readyz, and the metrics of the process itself.
+func (s *server) makeChecks() error {
+	s.live = &health.Checks{Name: "livez", Logger: s.log}
+	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log, List: []healthz.HealthChecker{
+		healthz.NamedCheck("table", tableReady(s.registry.Table)),
+		healthz.NamedCheck("discovery", func(*http.Request) error { return s.documents.discovery.Ready() }),
+		healthz.NamedCheck("authentication-configmap", s.names.ready),
+	}}
+	if s.kube != nil {
+		s.ready.List = append(s.ready.List, healthz.NamedCheck("local-apiserver", func(*http.Request) error { return s.kube.pools.Ready() }))
 	}
-	return nil
+	return s.countProcess()
 }
 
 // lookUnready is the interval between readiness checks while this process is not ready: short,
@@ -120,27 +128,31 @@ const lookUnready, lookReady = 250 * time.Millisecond, time.Second
 // It also moves Fairlead's own connections away from unhealthy local apiservers.
 //
 // It does nothing during a drain, which has its own order.
-func (d *door) followReadiness(ctx context.Context) error {
+func (s *server) followReadiness(ctx context.Context) error {
 	tick := time.NewTicker(lookUnready)
 	defer tick.Stop()
 	was, notified := true, false
+	var news <-chan struct{}
+	if s.kube != nil {
+		news = s.kube.news
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-		case <-d.localNews:
+		case <-news:
 		}
-		if d.own != nil {
-			d.own.prefer(d.localServers())
+		if s.kube != nil && s.kube.own != nil {
+			s.kube.own.prefer(s.kube.list())
 		}
-		if d.draining.Active() {
+		if s.draining.Active() {
 			continue
 		}
-		cause := d.ready.Err(nil)
+		cause := s.ready.Err(nil)
 		ready := cause == nil
 		if ready && !notified {
-			d.tellSystemd(daemon.SdNotifyReady)
+			s.tellSystemd(daemon.SdNotifyReady)
 			notified = true
 		}
 		every := lookUnready
@@ -150,21 +162,21 @@ func (d *door) followReadiness(ctx context.Context) error {
 		tick.Reset(every)
 		if ready != was {
 			if ready {
-				d.log.Info("ready")
+				s.log.Info("ready")
 			} else {
-				d.log.Info("not ready: clients are sent elsewhere", "reason", cause)
+				s.log.Info("not ready: clients are sent elsewhere", "reason", cause)
 			}
 			was = ready
 		}
-		d.front.Keep(ready)
+		s.front.Keep(ready)
 	}
 }
 
 // tellSystemd notifies systemd of a unit with Type=notify (sd_notify(3)). Without systemd
 // NOTIFY_SOCKET is empty and it does nothing.
-func (d *door) tellSystemd(state string) {
+func (s *server) tellSystemd(state string) {
 	const keepEnvironment = false // no child process reads NOTIFY_SOCKET
 	if _, err := daemon.SdNotify(keepEnvironment, state); err != nil {
-		d.log.Warn("telling systemd", "state", state, "err", err)
+		s.log.Warn("telling systemd", "state", state, "err", err)
 	}
 }

@@ -15,20 +15,18 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // consoleDoor serves a door whose only backend runs h. Requests begin with the returned URL.
-func consoleDoor(t *testing.T, h http.HandlerFunc, args ...string) (d *door, stop func(), url string) {
+func consoleDoor(t *testing.T, h http.HandlerFunc, args ...string) (d *server, stop func(), url string) {
 	t.Helper()
 	s := serverAt(t, "127.0.0.1", h)
 	d = aloneDoor(t, append(args, "--authorization-mode=AlwaysAllow", "--anonymous-auth")...)
 	d.claim(t, "consoles.example.com", s.URL)
-	return d, d.start(t), urlOf(d.frontListener) + "/apis/consoles.example.com/v1/consoles/"
+	return d, d.start(t), urlOf(d.ports.front) + "/apis/consoles.example.com/v1/consoles/"
 }
 
 // A drain ends the sessions that are open, and the logs have the end of each.
@@ -89,7 +87,7 @@ func TestDrainRejectsNew(t *testing.T) {
 		}
 		return strings.TrimSpace(fmt.Sprint(reply.Code, " ", reply.Header.Get("Retry-After")))
 	}
-	ready := func() bool { return get(http.MethodGet, urlOf(d.adminListener)+"/readyz") == "200" }
+	ready := func() bool { return get(http.MethodGet, urlOf(d.ports.admin)+"/readyz") == "200" }
 	must.Soon(t, 20*time.Second, "it is ready", func() bool { return get(http.MethodGet, url+"a") == "200" && ready() })
 	slow := make(chan string, 2)
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
@@ -98,7 +96,7 @@ func TestDrainRejectsNew(t *testing.T) {
 	}
 	check.Same(t, "429 1", get(http.MethodGet, url+"a"), "a read more than the limit")
 	check.Same(t, "200", get(http.MethodPost, url+"a"), "a second write")
-	watch := must.Get(ask.Open(t.Context(), c, urlOf(d.frontListener)+"/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil))(t)
+	watch := must.Get(ask.Open(t.Context(), c, urlOf(d.ports.front)+"/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil))(t)
 	ended := make(chan error, 1)
 	go func() { _, err := io.Copy(io.Discard, watch.Body); ended <- err }()
 	go stop()
@@ -117,12 +115,14 @@ func TestDrainRejectsNew(t *testing.T) {
 func TestFailedStartClosesItsPort(t *testing.T) {
 	there := aloneDoor(t)
 	o := *there.o
-	o.adminPort = there.adminListener.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it listens on TCP
-	d := &door{o: &o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
-	if err := d.build(t.Context()); err == nil {
+	o.adminPort = there.ports.admin.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it listens on TCP
+	address := there.ports.front.Addr().String()
+	o.securePort = there.ports.front.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // likewise
+	must.Do(t, there.ports.front.Close())
+	if _, err := build(t.Context(), newProcess(&o, slog.New(slog.DiscardHandler))); err == nil {
 		t.Fatal("two doors listen on one port")
 	}
-	if conn, err := net.Dial("tcp", d.frontListener.Addr().String()); err == nil {
+	if conn, err := net.Dial("tcp", address); err == nil {
 		_ = conn.Close()
 		t.Error("the front port is still open")
 	}
@@ -130,13 +130,13 @@ func TestFailedStartClosesItsPort(t *testing.T) {
 
 // A loop that does not end, because a plugin hangs, delays the end of this process by a bound.
 func TestLoopThatDoesNotEnd(t *testing.T) {
-	d := &door{log: slog.New(slog.DiscardHandler)}
+	p := newProcess(nil, slog.New(slog.DiscardHandler))
 	fault, stopped := errors.New("listening"), make(chan struct{})
 	close(stopped)
 	for loops, want := range map[time.Duration]error{0: fault, lastWait - time.Second: fault, time.Hour: nil} {
 		synctest.Test(t, func(t *testing.T) {
 			begun := time.Now()
-			if err := d.ended(func() error { <-time.After(loops); return fault }, stopped); !errors.Is(err, want) {
+			if err := p.ended(func() error { <-time.After(loops); return fault }, stopped); !errors.Is(err, want) {
 				t.Errorf("loops that end after %v: %v, want %v", loops, err, want)
 			}
 			check.Same(t, min(loops, lastWait), time.Since(begun), "the delay")

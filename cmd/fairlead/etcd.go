@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 )
@@ -57,7 +58,7 @@ func (o *options) validateEtcd(fault func(string, ...any)) {
 		if path != "" && o.registry.etcd == nil {
 			fault("%s needs --registry=etcd:URL,…", flag)
 		}
-		checkReadable(fault, flag, path)
+		cli.Readable(fault, flag, path)
 	}
 	if (o.etcd.cert == "") != (o.etcd.key == "") {
 		fault("--etcd-certfile and --etcd-keyfile go together")
@@ -78,8 +79,8 @@ func (o *options) etcdConfig() *etcd.Config {
 }
 
 // ownClient returns a client of the APIServices that this process serves, as the server itself.
-func (d *door) ownClient() *rest.Config {
-	ask := inProcess{d.apiServices}
+func ownClient(server *apiservices.Server) *rest.Config {
+	ask := inProcess{server}
 	return &rest.Config{
 		Host: "https://fairlead.invalid", UserAgent: "fairlead/" + version, QPS: -1, // unlimited: it only calls this process
 		ContentConfig: rest.ContentConfig{AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON, ContentType: runtime.ContentTypeProtobuf},

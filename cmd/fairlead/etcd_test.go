@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -56,8 +57,7 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 		}
 		refused++
 	}
-	d := &door{apiServices: server}
-	own := must.Get(apiregistrationv1.NewForConfig(d.ownClient()))(t)
+	own := must.Get(apiregistrationv1.NewForConfig(ownClient(server)))(t)
 	w, err := own.APIServices().Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatalf("after %d users: %v", n, err)
@@ -65,4 +65,21 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 	w.Stop()
 	_ = last.Close()
 	must.Soon(t, 20*time.Second, "the place of an ended watch", func() bool { return watch("another") == http.StatusOK })
+}
+
+// A response begins with the first flush, as that of a watch without events, and its handler ends
+// when its body is closed.
+func TestInProcessStreams(t *testing.T) {
+	ended := make(chan struct{})
+	h := inProcess{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(ended)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	})}
+	res := must.Get(h.fetch(t.Context(), httptest.NewRequest(http.MethodGet, "/", nil)))(t)
+	check.Same(t, http.StatusOK, res.StatusCode, "status")
+	must.Do(t, res.Body.Close())
+	<-ended
+	silent := inProcess{http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+	check.Same(t, http.StatusOK, must.Get(silent.fetch(t.Context(), httptest.NewRequest(http.MethodGet, "/", nil)))(t).StatusCode, "status of a handler that writes nothing")
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"sync/atomic"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -21,38 +23,39 @@ import (
 
 // makeTokens makes the token authenticator that works without the local apiserver. It returns the
 // files that feed it.
-func (d *door) makeTokens() []certs.File {
-	d.tokens = tokens.New(tokens.Config{Judged: !d.o.alone() && !d.o.impersonates(), Logger: d.log})
-	if d.o.alone() || d.o.impersonates() {
-		d.loop("tokens", d.tokens.Run)
+func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
+	own := p.o.alone() || p.o.impersonates()
+	tokens := tokens.New(tokens.Config{Judged: !own, Logger: p.log})
+	if own {
+		p.loops["tokens"] = tokens.Run
 	}
 	var files []certs.File
-	if d.o.tokenFile != "" {
-		files = append(files, certs.File{Use: "token-auth-file", Path: d.o.tokenFile, Take: d.tokens.TakeTokens})
+	if p.o.tokenFile != "" {
+		files = append(files, certs.File{Use: "token-auth-file", Path: p.o.tokenFile, Take: tokens.TakeTokens})
 	}
-	if d.o.authConfig != "" {
-		files = append(files, certs.File{Use: "authentication-config", Path: d.o.authConfig, Take: d.tokens.TakeConfig})
+	if p.o.authConfig != "" {
+		files = append(files, certs.File{Use: "authentication-config", Path: p.o.authConfig, Take: tokens.TakeConfig})
 	}
-	return files
+	return tokens, files
 }
 
 func (o *options) validateTokens(fault func(string, ...any)) {
-	checkReadable(fault, "--token-auth-file", o.tokenFile)
-	checkReadable(fault, "--authentication-config", o.authConfig)
+	cli.Readable(fault, "--token-auth-file", o.tokenFile)
+	cli.Readable(fault, "--authentication-config", o.authConfig)
 	if o.tokenFile != "" && !o.alone() {
 		fault("--token-auth-file is for --registry=dir: or etcd: without --kubeconfig: a local apiserver verifies tokens itself")
 	}
 }
 
-// anonymous decides which requests without credentials are accepted: the configuration file
+// anonymousOf decides which requests without credentials are accepted: the configuration file
 // decides, or else the flag. As in kube-apiserver, only the file's content at the start counts.
-func (d *door) anonymous(c *authn.Config) error {
-	c.Anonymous = d.o.anonymous
-	configured, allowed, paths := d.tokens.Anonymous()
+func (o *options) anonymousOf(tokens *tokens.Tokens, c *authn.Config) error {
+	c.Anonymous = o.anonymous
+	configured, allowed, paths := tokens.Anonymous()
 	if !configured {
 		return nil
 	}
-	if d.o.anonymousSet {
+	if o.anonymousSet {
 		return cli.Usage(errors.New("--anonymous-auth cannot be set when the file of --authentication-config has an anonymous section"))
 	}
 	c.Anonymous, c.AnonymousPaths = allowed, paths
@@ -61,20 +64,20 @@ func (d *door) anonymous(c *authn.Config) error {
 
 // makeAuthn makes the authenticator. The local apiserver verifies tokens; without one, the token
 // files do.
-func (d *door) makeAuthn() (*authn.Authenticator, error) {
+func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) {
 	c := authn.Config{
-		VerifyClient: d.certs.Clients().VerifyUser, VerifyFrontProxy: d.certs.Clients().VerifyFrontProxy, Generation: d.certs.Clients().Generation,
+		VerifyClient: s.certs.Clients().VerifyUser, VerifyFrontProxy: s.certs.Clients().VerifyFrontProxy, Generation: s.certs.Clients().Generation,
 		RequestHeaders: authn.HeaderNames{
-			Username: d.o.usernameHeaders, UID: d.o.uidHeaders, Group: d.o.groupHeaders, ExtraPrefix: d.o.extraHeaderPrefixes,
-		}, Target: d.targetNames, TokenTTL: orNone(d.o.tokenTTL), Logger: d.log, Metrics: d.metrics,
+			Username: s.o.usernameHeaders, UID: s.o.uidHeaders, Group: s.o.groupHeaders, ExtraPrefix: s.o.extraHeaderPrefixes,
+		}, Target: s.names.get, TokenTTL: orNone(s.o.tokenTTL), Logger: s.log, Metrics: s.metrics,
 	}
-	if err := d.anonymous(&c); err != nil {
+	if err := s.o.anonymousOf(tokens, &c); err != nil {
 		return nil, err
 	}
-	if d.o.alone() {
-		c.Review, c.ReviewGeneration = d.tokens.Review, d.tokens.Generation
+	if s.kube == nil {
+		c.Review, c.ReviewGeneration = tokens.Review, tokens.Generation
 	} else {
-		client, err := authenticationv1.NewForConfig(d.client)
+		client, err := authenticationv1.NewForConfig(s.kube.client)
 		if err != nil {
 			return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 		}
@@ -82,12 +85,48 @@ func (d *door) makeAuthn() (*authn.Authenticator, error) {
 			return nil, err
 		}
 	}
-	d.impersonate(&c)
+	s.impersonate(tokens, &c)
 	who, err := authn.New(c)
 	if err != nil {
 		return nil, cli.Usage(err)
 	}
 	return who, nil
+}
+
+// clusterNames are the header names that the cluster's servers trust, from the cluster's ConfigMap.
+type clusterNames struct {
+	clients      *certs.Clients
+	impersonates bool
+	last         atomic.Pointer[target]
+}
+
+// target holds the header names of one version of the ConfigMap.
+type target struct {
+	of    *certs.RequestHeaders
+	names authn.HeaderNames
+}
+
+// get returns the names. Equal names are the same pointer.
+func (n *clusterNames) get() (names *authn.HeaderNames, known bool) {
+	h, known := n.clients.Headers()
+	// An impersonated cluster may trust no front proxy, and its extension servers still trust ours.
+	if h == nil || n.impersonates && len(h.Username) == 0 {
+		return nil, known
+	}
+	if last := n.last.Load(); last != nil && last.of == h {
+		return &last.names, known
+	}
+	fresh := &target{of: h, names: authn.HeaderNames{Username: h.Username, UID: h.UID, Group: h.Group, ExtraPrefix: h.ExtraPrefix}}
+	n.last.Store(fresh)
+	return &fresh.names, known
+}
+
+// ready reports whether the header names that must be stripped are known.
+func (n *clusterNames) ready(*http.Request) error {
+	if _, known := n.get(); !known {
+		return errNoNames
+	}
+	return nil
 }
 
 // The values of --authorization-mode, spelled as kube-apiserver's where it has the same.
@@ -126,29 +165,29 @@ func (o *options) validateAuthorization(fault func(string, ...any)) {
 	}
 }
 
-func (d *door) makeAuthz() (*authz.Authorizer, error) {
+func (s *server) makeAuthz() (*authz.Authorizer, error) {
 	c := authz.Config{
-		LeaveRemotes: d.o.authorization() == authzBackend, AllowPaths: d.o.alwaysAllow, AllowTTL: orNone(d.o.authorizedTTL), DenyTTL: orNone(d.o.unauthorizedTTL),
-		Logger: d.log, Metrics: d.metrics,
+		LeaveRemotes: s.o.authorization() == authzBackend, AllowPaths: s.o.alwaysAllow, AllowTTL: orNone(s.o.authorizedTTL), DenyTTL: orNone(s.o.unauthorizedTTL),
+		Logger: s.log, Metrics: s.metrics,
 	}
-	switch mode := d.o.authorization(); {
+	switch mode := s.o.authorization(); {
 	case mode == authzAlwaysAllow:
-		d.log.Warn("every authenticated user may do everything (--authorization-mode=AlwaysAllow)")
+		s.log.Warn("every authenticated user may do everything (--authorization-mode=AlwaysAllow)")
 		c.Review = func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 			return authorizer.DecisionAllow, "", nil
 		}
-	case mode == authzRBAC || d.o.alone():
-		roles := &rbac.Authorizer{Roles: d.registry.Roles}
+	case mode == authzRBAC || s.kube == nil:
+		roles := &rbac.Authorizer{Roles: s.registry.Roles}
 		c.Review, c.Generation = roles.Authorize, roles.Generation
 	default:
-		client, err := authorizationv1.NewForConfig(d.client)
+		client, err := authorizationv1.NewForConfig(s.kube.client)
 		if err != nil {
 			return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 		}
 		if c.Review, err = authz.SubjectAccessReview(client); err != nil {
 			return nil, err
 		}
-		c.Ready = func() bool { return d.local.Ready() == nil }
+		c.Ready = func() bool { return s.kube.pools.Ready() == nil }
 	}
 	may, err := authz.New(c)
 	if err != nil {
@@ -198,18 +237,18 @@ func refused(flag []string, usual string) []string {
 
 // impersonate makes the authenticator verify JWTs itself, and pass known users to the local
 // apiserver by impersonation.
-func (d *door) impersonate(c *authn.Config) {
-	if d.credential == nil {
+func (s *server) impersonate(tokens *tokens.Tokens, c *authn.Config) {
+	if !s.o.impersonates() {
 		return
 	}
-	c.Impersonate, c.Issued = d.credential.Authorization, d.tokens.Issued
-	c.RefuseUsers, c.RefuseGroups = refused(d.o.refuseUsers, "system:serviceaccount:*"), refused(d.o.refuseGroups, "system:masters")
+	c.Impersonate, c.Issued = s.kube.credential.Authorization, tokens.Issued
+	c.RefuseUsers, c.RefuseGroups = refused(s.o.refuseUsers, "system:serviceaccount:*"), refused(s.o.refuseGroups, "system:masters")
 	cluster := c.Review
-	c.ReviewGeneration = d.tokens.Generation
+	c.ReviewGeneration = tokens.Generation
 	// Tokens of our issuers are never sent to the cluster, which may expect another audience.
 	c.Review = func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
-		if d.tokens.Issued(token) {
-			return d.tokens.Review(ctx, token)
+		if tokens.Issued(token) {
+			return tokens.Review(ctx, token)
 		}
 		return cluster(ctx, token)
 	}

@@ -74,7 +74,7 @@ func TestIdentities(t *testing.T) {
 	} {
 		for _, http2 := range []bool{true, false} {
 			c := clientOf(t, http2, tt.pair)
-			check.Same(t, []string{tt.want, tt.want}, []string{asked(t, c, d.frontListener, tt.field), asked(t, c, d.adminListener, tt.field)}, "%s, HTTP/2 %v", tt.name, http2)
+			check.Same(t, []string{tt.want, tt.want}, []string{asked(t, c, d.ports.front, tt.field), asked(t, c, d.ports.admin, tt.field)}, "%s, HTTP/2 %v", tt.name, http2)
 		}
 	}
 	for _, tt := range []struct {
@@ -87,9 +87,9 @@ func TestIdentities(t *testing.T) {
 		{userCA, string(pki.NewCA("others").PEM()), jane, "", "403 jane", "401"},
 	} {
 		c, got := clientOf(t, false, tt.pair), tt.before
-		check.Same(t, tt.before, asked(t, c, d.frontListener, tt.field), "%s, before", tt.file)
+		check.Same(t, tt.before, asked(t, c, d.ports.front, tt.field), "%s, before", tt.file)
 		writeFile(t, tt.file, tt.content)
-		must.Soon(t, 20*time.Second, tt.file, func() bool { got = asked(t, c, d.frontListener, tt.field); return got != tt.before })
+		must.Soon(t, 20*time.Second, tt.file, func() bool { got = asked(t, c, d.ports.front, tt.field); return got != tt.before })
 		check.Same(t, tt.after, got, "%s, afterwards", tt.file)
 	}
 }
@@ -107,8 +107,8 @@ func TestNothingIsCached(t *testing.T) {
 	})
 	const bob, carol = "Authorization: Bearer b", "Authorization: Bearer c"
 	c, n := clientOf(t, false, nil), 0
-	must.Soon(t, 20*time.Second, "the APIServices are read", func() bool { n++; return asked(t, c, d.frontListener, carol) == "200" })
-	got := fmt.Sprint(asked(t, c, d.frontListener, carol), ", ", asked(t, c, d.frontListener, bob), ", ", asked(t, c, d.frontListener, bob), ", ")
+	must.Soon(t, 20*time.Second, "the APIServices are read", func() bool { n++; return asked(t, c, d.ports.front, carol) == "200" })
+	got := fmt.Sprint(asked(t, c, d.ports.front, carol), ", ", asked(t, c, d.ports.front, bob), ", ", asked(t, c, d.ports.front, bob), ", ")
 	for _, f := range must.Get(d.metrics.Gather())(t) {
 		for _, m := range f.GetMetric() {
 			if n := m.GetCounter().GetValue(); n > 0 && strings.HasSuffix(f.GetName(), "_reviews_total") {
@@ -117,7 +117,7 @@ func TestNothingIsCached(t *testing.T) {
 		}
 	}
 	check.Same(t, fmt.Sprintf("200, 403 bob, 403 bob, authenticated %d, allowed %d, denied 2, ", n+3, n+1), got, "answers and reviews")
-	if res, err := clientOf(t, true, nil).Get(urlOf(d.frontListener)); err == nil {
+	if res, err := clientOf(t, true, nil).Get(urlOf(d.ports.front)); err == nil {
 		_ = res.Body.Close()
 		t.Error("HTTP/2 is offered")
 	}
@@ -127,7 +127,7 @@ func TestNothingIsCached(t *testing.T) {
 // client could use a name that only the cluster knows.
 func TestHeaderNamesAreAwaited(t *testing.T) {
 	d := doorBefore(t, "https://127.0.0.1:1") // nobody is there
-	if _, known := d.targetNames(); known || d.namesReady(nil) == nil {
+	if _, known := d.names.get(); known || d.names.ready(nil) == nil {
 		t.Error("the names are known before they are read")
 	}
 }
@@ -168,11 +168,13 @@ func TestUnitFile(t *testing.T) {
 func TestJWTBesideLocalAPIServer(t *testing.T) {
 	const text = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt:\n- issuer: {url: https://issuer.example.com, audiences: [a]}\n" +
 		"  claimMappings: {username: {claim: sub, prefix: ''}}\n"
-	d := &door{o: &options{authConfig: "file"}}
-	err := d.makeTokens()[0].Take([]byte(text))
+	p := newProcess(&options{authConfig: "file"}, slog.New(slog.DiscardHandler))
+	_, files := p.makeTokens()
+	err := files[0].Take([]byte(text))
 	if err == nil || !strings.Contains(err.Error(), "jwt: the local apiserver authenticates all tokens") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("jwt with a local apiserver: %v, want one line that names who authenticates tokens", err)
 	}
-	d.o.registry = sources{dir: "/x"}
-	must.Do(t, d.makeTokens()[0].Take([]byte(text)))
+	p.o.registry = sources{dir: "/x"}
+	_, files = p.makeTokens()
+	must.Do(t, files[0].Take([]byte(text)))
 }

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/proxy/front"
@@ -72,38 +71,37 @@ func serving(t testing.TB, args ...string) *options {
 }
 
 // newDoor builds everything that serve builds with a command line, but does not serve.
-func newDoor(t testing.TB, args ...string) *door {
+func newDoor(t testing.TB, args ...string) *server {
 	t.Helper()
-	d := &door{o: serving(t, args...), log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
-	t.Cleanup(d.closeListeners)
-	must.Do(t, d.build(t.Context()))
+	d := must.Get(build(t.Context(), newProcess(serving(t, args...), slog.New(slog.DiscardHandler))))(t)
+	t.Cleanup(d.ports.close)
 	return d
 }
 
 // aloneDoor has an empty directory of manifests, and no local apiserver.
-func aloneDoor(t testing.TB, args ...string) *door {
+func aloneDoor(t testing.TB, args ...string) *server {
 	t.Helper()
 	return newDoor(t, append([]string{"--registry=dir:" + t.TempDir()}, args...)...)
 }
 
 // doorBefore has a local apiserver at an address.
-func doorBefore(t testing.TB, server string, args ...string) *door {
+func doorBefore(t testing.TB, server string, args ...string) *server {
 	t.Helper()
 	return newDoor(t, append([]string{"--kubeconfig", writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText(server, ca, ""))}, args...)...)
 }
 
 // start serves until the test ends or stop is called, which waits for the drain.
-func (d *door) start(t *testing.T) (stop func()) {
+func (s *server) start(t *testing.T) (stop func()) {
 	t.Helper()
-	return must.Run(t, func(ctx context.Context) error { return cmp.Or(d.serve(ctx), ctx.Err()) })
+	return must.Run(t, func(ctx context.Context) error { return cmp.Or(s.serve(ctx), ctx.Err()) })
 }
 
 // claim writes an APIService with URLs to the directory.
-func (d *door) claim(t testing.TB, group, urls string) {
+func (s *server) claim(t testing.TB, group, urls string) {
 	t.Helper()
 	const manifest = "apiVersion: apiregistration.k8s.io/v1\nkind: APIService\nmetadata: {name: v1.%[1]s, annotations: {fairlead.dev/probe-interval: 1s, fairlead.dev/url: %[2]q}}\n" +
 		"spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 100, caBundle: %[3]s, service: {namespace: x, name: nobody}}\n"
-	writeFile(t, filepath.Join(d.o.registry.dir, group+".yaml"), fmt.Sprintf(manifest, group, urls, base64.StdEncoding.EncodeToString(ca.PEM())))
+	writeFile(t, filepath.Join(s.o.registry.dir, group+".yaml"), fmt.Sprintf(manifest, group, urls, base64.StdEncoding.EncodeToString(ca.PEM())))
 }
 
 func urlOf(l *front.Listener) string { return "https://" + l.Addr().String() }

@@ -114,14 +114,12 @@ func TestFollowLocalCA(t *testing.T) {
 			writeFile(t, filepath.Join(dir, file+".crt"), string(all[ca].PEM()))
 		}
 		writeFile(t, filepath.Join(dir, "empty.crt"), "")
-		kube, _, _, err := clientConfig(writeFile(t, path, steps[0].kubeconfig), nil)
-		must.Do(t, err)
+		writeFile(t, path, steps[0].kubeconfig)
 		var logged bytes.Buffer
-		log := slog.New(slog.NewTextHandler(&logged, nil))
-		d := &door{o: &options{kubeconfig: path}, log: log, kube: kube, trust: must.Get(trust.New(trust.Config{}))(t)}
-		d.follower, _ = must.Get2(follow(kube, log))(t)
+		k := must.Get(newProcess(&options{kubeconfig: path}, slog.New(slog.NewTextHandler(&logged, nil))).findKube(t.Context()))(t)
+		k.trust = must.Get(trust.New(trust.Config{}))(t)
 		takes := map[string]certs.File{}
-		for _, f := range d.localFiles() {
+		for _, f := range k.files() {
 			takes[f.Use] = f
 		}
 		if f, ok := takes["local-apiserver-ca"]; ok {
@@ -135,7 +133,7 @@ func TestFollowLocalCA(t *testing.T) {
 			}
 			err := takes[use].Take(content)
 			got := ""
-			for _, c := range d.trust.Status()[0].CAs {
+			for _, c := range k.trust.Status()[0].CAs {
 				got += c.Subject
 			}
 			if (err != nil) != s.refused || got != s.want {
@@ -151,15 +149,15 @@ func TestFollowLocalCA(t *testing.T) {
 // A kubeconfig with another token renews the credential for requests of known users, too.
 func TestKubeconfigRenewsCredential(t *testing.T) {
 	dir := t.TempDir()
-	kube := kubeconfigOf(t, dir, `"token":"x"`)
-	d := &door{o: &options{kubeconfig: filepath.Join(dir, "kubeconfig")}, log: slog.New(slog.DiscardHandler), kube: kube, trust: must.Get(trust.New(trust.Config{}))(t)}
-	d.follower, _ = must.Get2(follow(kube, d.log))(t)
-	d.credential = must.Get(newCredential(t.Context(), kube, d.log))(t)
-	for _, f := range d.localFiles() {
+	kubeconfigOf(t, dir, `"token":"x"`)
+	o := &options{kubeconfig: filepath.Join(dir, "kubeconfig"), localIdentity: identityImpersonate}
+	k := must.Get(newProcess(o, slog.New(slog.DiscardHandler)).findKube(t.Context()))(t)
+	k.trust = must.Get(trust.New(trust.Config{}))(t)
+	for _, f := range k.files() {
 		must.Do(t, f.Take([]byte(kubeconfigText("https://127.0.0.1:6443", nil, `"token":"y"`))))
 	}
-	must.Do(t, d.credential.look(d.credential.offered.Load())) // as Run does
-	check.Same(t, "Bearer y", d.credential.Authorization(), "credential")
+	must.Do(t, k.credential.look(k.credential.offered.Load())) // as Run does
+	check.Same(t, "Bearer y", k.credential.Authorization(), "credential")
 }
 
 // A kubeconfig that gains or loses insecure-skip-tls-verify is followed for forwarded requests only

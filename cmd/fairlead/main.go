@@ -138,7 +138,6 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 // stranger could fill the log.
 type dropGone struct{ slog.Handler }
 
-// Handle implements slog.Handler.
 func (p dropGone) Handle(ctx context.Context, r slog.Record) error {
 	gone := false
 	r.Attrs(func(a slog.Attr) bool {
@@ -152,8 +151,6 @@ func (p dropGone) Handle(ctx context.Context, r slog.Record) error {
 	return p.Handler.Handle(ctx, r)
 }
 
-// WithAttrs implements slog.Handler.
 func (p dropGone) WithAttrs(a []slog.Attr) slog.Handler { return dropGone{p.Handler.WithAttrs(a)} }
 
-// WithGroup implements slog.Handler.
 func (p dropGone) WithGroup(name string) slog.Handler { return dropGone{p.Handler.WithGroup(name)} }

@@ -162,7 +162,7 @@ func used(f func()) (cpu, took time.Duration) {
 }
 
 // start runs a process on the crowd until it has probed everything.
-func (c *crowd) start(b *testing.B) *door {
+func (c *crowd) start(b *testing.B) *server {
 	b.Helper()
 	s := serverAt(b, "127.0.0.1", c.ServeHTTP)
 	c.port = int32(s.Listener.Addr().(*net.TCPAddr).Port)

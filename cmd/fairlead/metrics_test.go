@@ -29,7 +29,7 @@ var update = flag.Bool("update", false, "write docs/metrics.md and docs/flags.md
 
 // described returns our own metrics as their collectors describe them, by name, with the names of
 // their labels.
-func described(t *testing.T, d *door) map[string]*dto.MetricFamily {
+func described(t *testing.T, d *server) map[string]*dto.MetricFamily {
 	t.Helper()
 	kinds := map[string]*dto.MetricType{}
 	for _, f := range must.Get(d.metrics.Gather())(t) {
@@ -126,8 +126,7 @@ func TestMetricsDocument(t *testing.T) {
 func TestScrapesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		end := make(chan struct{})
-		slow := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { <-end; return nil, nil })
-		pages := adminPages(http.NotFoundHandler(), http.NotFoundHandler(), slow, http.NotFoundHandler(), func(next http.Handler) http.Handler { return next })
+		pages := scrapes(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end }))
 		codes := make(chan int, maxScrapes+1)
 		scrape := func(name string) {
 			w := httptest.NewRecorder()

@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"regexp"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
 // options are the flags of serve, named as in kube-apiserver where it has the same. Each has a
@@ -183,10 +184,10 @@ func (o *options) validate() error {
 		if required[1] == "" {
 			fault("%s is required", required[0])
 		}
-		checkReadable(fault, required[0], required[1])
+		cli.Readable(fault, required[0], required[1])
 	}
 	for flag, path := range map[string]string{"--client-ca-file": o.clientCA, "--requestheader-client-ca-file": o.requestHeaderCA, "--kubeconfig": o.kubeconfig} {
-		checkReadable(fault, flag, path)
+		cli.Readable(fault, flag, path)
 	}
 	if o.clientCA != "" && o.clientCA == o.requestHeaderCA && len(o.allowedNames) == 0 {
 		fault("--requestheader-allowed-names is required when --client-ca-file and --requestheader-client-ca-file are the same: any client could name its own user")
@@ -208,14 +209,7 @@ func (o *options) validate() error {
 }
 
 func (o *options) validateTLS(fault func(string, ...any)) {
-	for i, pair := range sniPairs(o.sniPairs) {
-		if pair.Cert == "" || pair.Key == "" {
-			fault("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", o.sniPairs[i])
-			continue
-		}
-		checkReadable(fault, "--tls-sni-cert-key", pair.Cert)
-		checkReadable(fault, "--tls-sni-cert-key", pair.Key)
-	}
+	cli.CheckKeyPairs(fault, o.sniPairs)
 	known := map[string]bool{}
 	for _, s := range tls.CipherSuites() {
 		known[s.Name] = true
@@ -241,7 +235,7 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	o.access.validate(fault)
 	o.audit.validate(fault)
 	o.browsers.validate(fault)
-	checkReadable(fault, "--tracing-config-file", o.tracing)
+	cli.Readable(fault, "--tracing-config-file", o.tracing)
 	if o.logFormat != "text" && o.logFormat != "json" {
 		fault("--logging-format %q is neither text nor json", o.logFormat)
 	}
@@ -263,18 +257,6 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 			fault("%s %s is negative", flag, d)
 		}
 	}
-}
-
-func checkReadable(fault func(string, ...any), flag, path string) {
-	if path == "" {
-		return
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		fault("%s: %w", flag, err)
-		return
-	}
-	_ = f.Close() // only opened to check that it is readable
 }
 
 // browserOptions are kube-apiserver's flags for browsers, with its checks

@@ -37,7 +37,7 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 	until := func(want registry.Health, message string) {
 		t.Helper()
 		must.Soon(t, 20*time.Second, "its health is known "+message, func() bool {
-			e := d.localServers()[0]
+			e := d.kube.list()[0]
 			return e.Health == want && strings.Contains(e.Message, message)
 		})
 	}
@@ -58,8 +58,8 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 // No document is taken from a local apiserver that is not ready: its discovery lacks CRDs that it
 // has not read yet.
 func TestDocumentsOfAReadyApiserver(t *testing.T) {
-	var d *door
-	report := func(h registry.Health) { d.local.Report(d.localServers()[0].Address, h, "") }
+	var d *server
+	report := func(h registry.Health) { d.kube.pools.Report(d.kube.list()[0].Address, h, "") }
 	restarts, asked := false, 0
 	d = doorBefore(t, serverAt(t, "127.0.0.1", func(http.ResponseWriter, *http.Request) {
 		if asked++; restarts {
@@ -69,7 +69,7 @@ func TestDocumentsOfAReadyApiserver(t *testing.T) {
 	must.Run(t, d.loops["local apiserver's pools"])
 	must.Run(t, func(ctx context.Context) error { return cmp.Or(d.frames.Run(ctx), ctx.Err()) })
 	fetch := func(ctx context.Context) error {
-		res, err := d.fetchLocal(ctx, must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://local/apis", nil))(t))
+		res, err := d.documents.fetchLocal(ctx, must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://local/apis", nil))(t))
 		if err == nil {
 			_ = res.Body.Close()
 		}

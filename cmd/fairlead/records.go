@@ -35,7 +35,7 @@ func (o *auditOptions) addFlags(fs *pflag.FlagSet) {
 }
 
 func (o *auditOptions) validate(fault func(string, ...any)) {
-	checkReadable(fault, "--audit-policy-file", o.policy)
+	cli.Readable(fault, "--audit-policy-file", o.policy)
 	if o.path != "" && o.policy == "" {
 		fault("--audit-log-path needs --audit-policy-file: without a policy nothing is recorded")
 	}
@@ -50,11 +50,11 @@ func (o *auditOptions) validate(fault func(string, ...any)) {
 	}
 }
 
-func (d *door) makeAudit() error {
-	o := &d.o.audit
+func (p *process) makeAudit() error {
+	o := &p.o.audit
 	if o.path == "" {
-		if !d.o.alone() {
-			d.log.Warn("requests to extension servers are in no audit log: kube-apiserver does not see them (--audit-policy-file, --audit-log-path)")
+		if !p.o.alone() {
+			p.log.Warn("requests to extension servers are in no audit log: kube-apiserver does not see them (--audit-policy-file, --audit-log-path)")
 		}
 		return nil
 	}
@@ -62,34 +62,34 @@ func (d *door) makeAudit() error {
 	if err != nil {
 		return cli.Usage(fmt.Errorf("--audit-policy-file: %w", err))
 	}
-	w, err := d.openAudit()
+	w, err := p.openAudit()
 	if err != nil {
 		return err
 	}
-	d.audit, err = audit.New(audit.Config{
+	p.audit, err = audit.New(audit.Config{
 		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: w, Format: o.format, Local: o.local,
-		Logger: d.log, Metrics: d.metrics,
+		Logger: p.log, Metrics: p.metrics,
 	})
-	d.loop("audit log", d.audit.Run)
+	p.loops["audit log"] = p.audit.Run
 	return err
 }
 
 // openAudit opens the file as kube-apiserver does: it makes the folder, and only the owner can read
 // it.
-func (d *door) openAudit() (io.Writer, error) {
-	o := &d.o.audit
+func (p *process) openAudit() (io.Writer, error) {
+	o := &p.o.audit
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
 		return nil, fmt.Errorf("making the audit log's folder: %w", err)
 	}
 	// Also before lumberjack opens it: an unwritable file must be reported at the start.
-	w, err := d.open("audit", o.path)
+	w, err := p.open("audit", o.path)
 	if err != nil || o.maxSize == 0 || o.path == "-" {
 		return w, err
 	}
 	rotated := &lumberjack.Logger{
 		Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize, Compress: o.compress,
 	}
-	d.closing = append(d.closing, rotated.Close)
+	p.closing = append(p.closing, rotated.Close)
 	return &wholeLines{Writer: rotated}, nil
 }
 
@@ -143,21 +143,21 @@ func (r *records) open(what, path string) (io.Writer, error) {
 	return &wholeLines{Writer: f}, nil
 }
 
-func (d *door) makeAccessLog() error {
-	if d.o.access.path == "" {
+func (p *process) makeAccessLog() error {
+	if p.o.access.path == "" {
 		return nil
 	}
-	w, err := d.open("access", d.o.access.path)
+	w, err := p.open("access", p.o.access.path)
 	if err != nil {
 		return err
 	}
-	d.accessLog, err = accesslog.New(accesslog.Config{
-		Writer: w, Skip: 1 - d.o.access.sample, Logger: d.log, Metrics: d.metrics,
+	p.accessLog, err = accesslog.New(accesslog.Config{
+		Writer: w, Skip: 1 - p.o.access.sample, Logger: p.log, Metrics: p.metrics,
 	})
 	if err != nil {
 		return fmt.Errorf("making the access log: %w", err)
 	}
-	d.loop("access log", d.accessLog.Run)
+	p.loops["access log"] = p.accessLog.Run
 	return nil
 }
 

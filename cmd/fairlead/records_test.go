@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
@@ -26,7 +25,7 @@ const policyHead, tracingHead = "apiVersion: audit.k8s.io/v1\nkind: Policy\n", "
 
 // recordsDoor is a door before its records are made, with the text of a policy or of a
 // TracingConfiguration, and its log.
-func recordsDoor(t *testing.T, o options, text string) (*door, *bytes.Buffer) {
+func recordsDoor(t *testing.T, o options, text string) (*process, *bytes.Buffer) {
 	t.Helper()
 	var log bytes.Buffer
 	file := writeFile(t, filepath.Join(t.TempDir(), "config.yaml"), text)
@@ -35,7 +34,7 @@ func recordsDoor(t *testing.T, o options, text string) (*door, *bytes.Buffer) {
 	} else if text != "" {
 		o.tracing = file
 	}
-	return &door{o: &o, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: prometheus.NewRegistry()}, &log
+	return newProcess(&o, slog.New(slog.NewTextHandler(&log, nil))), &log
 }
 
 // The audit log is rotated as the flags say, and only its owner can read the files.

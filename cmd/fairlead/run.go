@@ -11,43 +11,49 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead-proxy/fairlead/proxy/front"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// run builds the door top to bottom, serves until ctx ends, and drains.
-func run(ctx context.Context, o *options, log *slog.Logger) error {
-	d := &door{o: o, log: log, metrics: prometheus.NewRegistry()}
-	limitMemory(d.log)
-	if m := keepSmall(); m != nil {
-		d.loop("memory", m.Run)
-	}
-	if err := d.build(ctx); err != nil {
-		return err
-	}
-	err := d.serve(ctx)
-	return errors.Join(err, d.closeRecords())
+// process is what the parts of serve have in common. Most are made by a method of it that takes
+// what else they need, and returns the part. serve runs the loops that they add.
+type process struct {
+	o       *options
+	log     *slog.Logger
+	metrics *prometheus.Registry
+	held    *hold.Bound // bytes held by connections
+	loops   loops
+	records
 }
 
-// build makes all components and listens, but serves nothing yet.
-func (d *door) build(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{
-		d.countProcess, d.findAPIServer, d.openListeners, d.makeReach, d.makeTable, d.makeTrust, d.makeBackends,
-		d.makeStatus, d.makeEntrypoint, d.makeDocuments, d.makeProxy, d.makePages, d.makePorts,
-	} {
-		if err := step(ctx); err != nil {
-			d.closeListeners()
-			return err
-		}
+func newProcess(o *options, log *slog.Logger) *process {
+	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(loops)}
+}
+
+// loops are background components, by the names that errors show.
+type loops map[string]func(context.Context) error
+
+// run builds all parts, serves until ctx ends, and drains.
+func run(ctx context.Context, o *options, log *slog.Logger) error {
+	p := newProcess(o, log)
+	limitMemory(log)
+	if m := keepSmall(); m != nil {
+		p.loops["memory"] = m.Run
 	}
-	return nil
+	s, err := build(ctx, p)
+	if err != nil {
+		return err
+	}
+	err = s.serve(ctx)
+	return errors.Join(err, p.closeRecords())
 }
 
 // serve runs all loops until ctx ends or one of them fails. The loops run until the drain has
 // ended.
-func (d *door) serve(ctx context.Context) error {
+func (s *server) serve(ctx context.Context) error {
 	loops, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	g, gctx := errgroup.WithContext(loops)
-	for name, loop := range d.loops {
+	for name, loop := range s.loops {
 		g.Go(func() error {
 			if err := loop(gctx); err != nil && !errors.Is(err, context.Canceled) {
 				return fmt.Errorf("running %s: %w", name, err)
@@ -55,19 +61,19 @@ func (d *door) serve(ctx context.Context) error {
 			return nil
 		})
 	}
-	g.Go(d.front.Serve)
-	g.Go(d.admin.Serve)
+	g.Go(s.front.Serve)
+	g.Go(s.admin.Serve)
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():
 		case <-gctx.Done():
 		}
-		d.drain() //nolint:contextcheck // the drain begins when ctx has ended
+		s.drain() //nolint:contextcheck // the drain begins when ctx has ended
 		stop()
 		return nil
 	})
-	d.log.Info("serving", "front", d.frontListener.Addr().String(), "admin", d.adminListener.Addr().String(), "version", version)
-	return d.ended(g.Wait, loops.Done())
+	s.log.Info("serving", "front", s.ports.front.Addr().String(), "admin", s.ports.admin.Addr().String(), "version", version)
+	return s.ended(g.Wait, loops.Done())
 }
 
 // lastWait is how long loops may take to end after the drain. The slowest orderly one releases a
@@ -76,7 +82,7 @@ const lastWait = 15 * time.Second
 
 // ended returns when all loops have ended, or lastWait after stopped is closed. client-go waits
 // forever for a kubeconfig's plugin that hangs, and what was recorded must still be stored.
-func (d *door) ended(loops func() error, stopped <-chan struct{}) error {
+func (p *process) ended(loops func() error, stopped <-chan struct{}) error {
 	result := make(chan error, 1)
 	go func() { result <- loops() }() // ends with the loops, or with the process
 	select {
@@ -88,21 +94,9 @@ func (d *door) ended(loops func() error, stopped <-chan struct{}) error {
 	case err := <-result:
 		return err
 	case <-time.After(lastWait):
-		d.log.Warn("ending, though some loops have not ended: a plugin of the kubeconfig may hang")
+		p.log.Warn("ending, though some loops have not ended: a plugin of the kubeconfig may hang")
 		return nil
 	}
-}
-
-// loops are background components, by the names that errors show.
-type loops map[string]func(context.Context) error
-
-// loop has serve run a component. Steps also call it for one that could not be made: then serve is
-// not reached.
-func (d *door) loop(name string, run func(context.Context) error) {
-	if d.loops == nil {
-		d.loops = make(loops)
-	}
-	d.loops[name] = run
 }
 
 // The shares of file descriptors for client connections, and for sessions' connections to backends
@@ -113,31 +107,28 @@ const (
 	sessionShare = 1. / 8
 )
 
-func (d *door) openListeners(ctx context.Context) (err error) {
-	d.frontListener, err = front.Listen(ctx, front.Address{
-		Host: d.o.bindAddress, Port: d.o.securePort, Name: "front", MaxConnections: d.o.maxConnections, Share: frontShare, Logger: d.log, Metrics: d.metrics,
-	})
-	if err != nil {
-		return err
+// ports are the listeners of the front door and of the admin port.
+type ports struct{ front, admin *front.Listener }
+
+func (p *process) listen(ctx context.Context) (l ports, err error) {
+	address := front.Address{
+		Host: p.o.bindAddress, Port: p.o.securePort, Name: "front", MaxConnections: p.o.maxConnections, Share: frontShare, Logger: p.log, Metrics: p.metrics,
 	}
-	d.adminListener, err = front.Listen(ctx, front.Address{Host: d.o.bindAddress, Port: d.o.adminPort, Name: "admin", Share: adminShare, Logger: d.log, Metrics: d.metrics})
-	if err != nil {
-		return err
+	if l.front, err = front.Listen(ctx, address); err != nil {
+		return l, err
 	}
-	for _, l := range []*front.Listener{d.frontListener, d.adminListener} {
-		own, err := l.Own()
-		if err != nil {
-			return err
-		}
-		d.self = append(d.self, own...)
+	address.Port, address.Name, address.MaxConnections, address.Share = p.o.adminPort, "admin", 0, adminShare
+	if l.admin, err = front.Listen(ctx, address); err != nil {
+		l.close()
 	}
-	return d.refuseSelf(ctx)
+	return l, err
 }
 
-func (d *door) closeListeners() {
-	for _, l := range []*front.Listener{d.frontListener, d.adminListener} {
+// close closes the ports of a process that ends with another error.
+func (l ports) close() {
+	for _, l := range []*front.Listener{l.front, l.admin} {
 		if l != nil {
-			_ = l.Close() // the process ends with the error that brought it here
+			_ = l.Close()
 		}
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -25,48 +24,46 @@ import (
 
 // makeStatus makes the writer of fairlead.dev/Available, and the reporter of changed verdicts as
 // Events. kube-apiserver's own controllers own Available and cannot be switched off.
-func (d *door) makeStatus(context.Context) error {
-	if d.o.registry.etcd != nil {
+func (s *server) makeStatus() error {
+	c := status.Config{Table: s.registry.Table, Faults: s.trust.Faults, Logger: s.log, Metrics: s.metrics}
+	if s.o.registry.etcd != nil {
 		// Available of APIServices in etcd: no other controller writes it.
-		objects, err := apiregistrationv1.NewForConfig(d.ownClient())
+		objects, err := apiregistrationv1.NewForConfig(ownClient(s.apiServices))
 		if err != nil {
 			return fmt.Errorf("making client of APIServices: %w", err)
 		}
-		if err := d.writeStatus(status.Config{APIServices: objects.APIServices(), Elect: d.apiServices.Elect}); err != nil {
+		c.APIServices, c.Elect = objects.APIServices(), s.apiServices.Elect
+		if err := s.writeStatus(c); err != nil {
 			return err
 		}
 	}
-	if !d.o.writeStatus && !d.o.emitEvents {
+	if !s.o.writeStatus && !s.o.emitEvents {
 		return nil
 	}
-	objects, err1 := apiregistrationv1.NewForConfig(d.client)
-	events, err2 := corev1.NewForConfig(d.client)
-	leases, err3 := coordinationv1.NewForConfig(d.client)
+	objects, err1 := apiregistrationv1.NewForConfig(s.kube.client)
+	events, err2 := corev1.NewForConfig(s.kube.client)
+	leases, err3 := coordinationv1.NewForConfig(s.kube.client)
 	identity, err4 := replicaName()
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return fmt.Errorf("making clients of the local apiserver: %w", err)
 	}
-	if d.o.writeStatus {
-		err := d.writeStatus(status.Config{APIServices: objects.APIServices(), Leases: leases, Identity: identity})
-		if err != nil {
+	c.APIServices, c.Elect, c.Events, c.Leases, c.Identity = objects.APIServices(), nil, events, leases, identity
+	if s.o.writeStatus {
+		if err := s.writeStatus(c); err != nil {
 			return err
 		}
 	}
-	if !d.o.emitEvents {
+	if !s.o.emitEvents {
 		return nil
 	}
-	e, err := status.NewEvents(status.EventsConfig{
-		Table: d.registry.Table, Events: events, Leases: leases, Identity: identity, Faults: d.trust.Faults,
-		Logger: d.log, Metrics: d.metrics,
-	})
-	d.loop("events", e.Run)
+	e, err := status.NewEvents(c)
+	s.loops["events"] = e.Run
 	return err
 }
 
-func (d *door) writeStatus(c status.Config) error {
-	c.Table, c.Logger, c.Metrics = d.registry.Table, d.log, d.metrics
+func (p *process) writeStatus(c status.Config) error {
 	w, err := status.New(c)
-	d.loop("status writer", w.Run)
+	p.loops["status writer"] = w.Run
 	return err
 }
 
@@ -111,15 +108,15 @@ func (o *options) validateEntrypoint(fault func(string, ...any)) {
 }
 
 // makeEntrypoint makes the publisher of this replica. It calls Ready only once everything runs.
-func (d *door) makeEntrypoint(context.Context) error {
-	if !d.o.publishEndpoints {
+func (s *server) makeEntrypoint() error {
+	if !s.o.publishEndpoints {
 		return nil
 	}
-	address, err := d.o.advertised()
+	address, err := s.o.advertised()
 	if err != nil {
 		return cli.Usage(err)
 	}
-	c := rest.CopyConfig(d.client)
+	c := rest.CopyConfig(s.kube.client)
 	c.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated, but old clients read them
 	core, err1 := corev1.NewForConfig(c)
 	slices, err2 := discoveryv1.NewForConfig(c)
@@ -127,22 +124,22 @@ func (d *door) makeEntrypoint(context.Context) error {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return fmt.Errorf("making clients of the local apiserver: %w", err)
 	}
-	d.entry, err = entrypoint.New(entrypoint.Config{
-		Endpoints: core, Slices: slices, Leases: leases, Logger: d.log, Metrics: d.metrics, Identity: rand.Text(),
-		Address: netip.AddrPortFrom(address, d.frontListener.Addr().(*net.TCPAddr).AddrPort().Port()),
-		Ready:   func() error { return d.ready.Err(&http.Request{}) },
+	s.entry, err = entrypoint.New(entrypoint.Config{
+		Endpoints: core, Slices: slices, Leases: leases, Logger: s.log, Metrics: s.metrics, Identity: rand.Text(),
+		Address: netip.AddrPortFrom(address, s.ports.front.Addr().(*net.TCPAddr).AddrPort().Port()),
+		Ready:   func() error { return s.ready.Err(&http.Request{}) },
 	})
-	d.loop("entrypoint", d.entry.Run)
+	s.loops["entrypoint"] = s.entry.Run
 	return err
 }
 
 // leave makes every client look elsewhere: load balancers by the failing readiness, clients in the
 // cluster by the endpoints, HTTP/1.1 clients by closing their connections.
-func (d *door) leave() {
-	d.draining.Start()
-	d.tellSystemd(daemon.SdNotifyStopping)
-	d.proxy.Leave()
-	if d.entry != nil {
-		d.entry.Withdraw()
+func (s *server) leave() {
+	s.draining.Start()
+	s.tellSystemd(daemon.SdNotifyStopping)
+	s.proxy.Leave()
+	if s.entry != nil {
+		s.entry.Withdraw()
 	}
 }

@@ -28,12 +28,12 @@ func TestVersionsAndSuites(t *testing.T) {
 	usual := aloneDoor(t, files...)
 	strict := aloneDoor(t, append(files, "--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384")...)
 	latest := aloneDoor(t, append(files, "--tls-min-version=VersionTLS13")...)
-	for _, d := range []*door{usual, strict, latest} {
+	for _, d := range []*server{usual, strict, latest} {
 		d.start(t)
 	}
 	for _, tt := range []struct {
 		name    string
-		door    *door
+		door    *server
 		version uint16
 		suite   uint16 // 0: all that the client knows
 		ok      bool
@@ -57,7 +57,7 @@ func TestVersionsAndSuites(t *testing.T) {
 		if tt.suite != 0 {
 			cfg.CipherSuites = []uint16{tt.suite}
 		}
-		for port, address := range map[string]string{"secure": tt.door.frontListener.Addr().String(), "admin": tt.door.adminListener.Addr().String()} {
+		for port, address := range map[string]string{"secure": tt.door.ports.front.Addr().String(), "admin": tt.door.ports.admin.Addr().String()} {
 			conn, err := tls.Dial("tcp", address, cfg)
 			if (err == nil) != tt.ok {
 				t.Errorf("%s at the %s port: %v", tt.name, port, err)

@@ -13,7 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/health"
+	"k8s.io/apiserver/pkg/server/healthz"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -22,18 +23,18 @@ import (
 // nothing else moves them to another replica.
 func TestUnreadySendsClientsAway(t *testing.T) {
 	d, ill := aloneDoor(t), atomic.Bool{}
-	d.ready.List = append(d.ready.List, health.Check{Name: "test", Func: func(*http.Request) error {
+	d.ready.List = append(d.ready.List, healthz.NamedCheck("test", func(*http.Request) error {
 		if ill.Load() {
 			return errors.New("no local apiserver is healthy")
 		}
 		return nil
-	}})
+	}))
 	d.start(t)
 	for _, http2 := range []bool{true, false} {
 		c, kept := clientOf(t, http2, nil), false
 		ask := func() int {
 			trace := &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { kept = i.Reused }}
-			r := must.Get(http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodGet, urlOf(d.frontListener)+"/readyz", nil))(t)
+			r := must.Get(http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodGet, urlOf(d.ports.front)+"/readyz", nil))(t)
 			res := must.Get(c.Do(r))(t)
 			defer res.Body.Close()
 			_, _ = io.Copy(io.Discard, res.Body)

@@ -88,7 +88,7 @@ func TestBackendsByURL(t *testing.T) {
 	}
 	const byName, byAddress = "backend.example.com", "127.0.0.1"
 	named := byName + ":" + serve(byName)
-	_, own := must.Get2(net.SplitHostPort(d.frontListener.Addr().String()))(t)
+	_, own := must.Get2(net.SplitHostPort(d.ports.front.Addr().String()))(t)
 	d.claim(t, "far.example.com", "https://"+named+",https://127.0.0.1:"+serve(byAddress)+",https://127.0.0.1:1,https://"+byName+":"+own)
 	d.start(t)
 	until := func(address, message string, healthy int) {
@@ -112,7 +112,7 @@ func TestBackendsByURL(t *testing.T) {
 		t.Helper()
 		c, by := clientOf(t, http2, nil), map[string]int{}
 		for range 50 {
-			by[must.Get(ask.Get(t.Context(), c, urlOf(d.frontListener)+"/apis/far.example.com/v1/things"))(t)]++
+			by[must.Get(ask.Get(t.Context(), c, urlOf(d.ports.front)+"/apis/far.example.com/v1/things"))(t)]++
 		}
 		return by
 	}

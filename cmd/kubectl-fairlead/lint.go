@@ -120,17 +120,6 @@ func (l *linter) impersonates() bool { return l.localIdentity == "impersonate" }
 func (l *linter) validate(files []string) error {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	readable := func(name, given string) {
-		f, err := os.Open(given)
-		if err != nil {
-			if path := new(os.PathError); name == given && errors.As(err, &path) {
-				err = path.Err // without the file's name, which name repeats
-			}
-			fault("%s: %w", name, err)
-			return
-		}
-		_ = f.Close() // only opened to check that it is readable
-	}
 	if l.output != "text" && l.output != "json" {
 		fault("--output %q is neither text nor json", l.output)
 	}
@@ -147,12 +136,17 @@ func (l *linter) validate(files []string) error {
 	} {
 		if given.path != "" {
 			nothing = false
-			readable(given.flag, given.path)
+			cli.Readable(fault, given.flag, given.path)
 		}
 	}
-	for _, f := range files {
-		if f != "-" {
-			readable(f, f)
+	for _, name := range files {
+		if name == "-" {
+			continue
+		}
+		if f, err := os.Open(name); err != nil {
+			fault("%s: %w", name, errors.Unwrap(err)) // without the file's name
+		} else {
+			_ = f.Close() // only opened to check that it is readable
 		}
 	}
 	if (l.tlsCert == "") != (l.tlsKey == "") {
@@ -161,14 +155,7 @@ func (l *linter) validate(files []string) error {
 	if (l.proxyCert == "") != (l.proxyKey == "") {
 		fault("--proxy-client-cert-file and --proxy-client-key-file go together")
 	}
-	for _, pair := range l.sniPairs {
-		if cert, key, _ := splitSNI(pair); cert == "" || key == "" {
-			fault("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", pair)
-		} else {
-			readable("--tls-sni-cert-key", cert)
-			readable("--tls-sni-cert-key", key)
-		}
-	}
+	cli.CheckKeyPairs(fault, l.sniPairs)
 	if nothing {
 		_, err := l.config()
 		if l.current = !clientcmd.IsEmptyConfig(err); !l.current {
@@ -176,13 +163,6 @@ func (l *linter) validate(files []string) error {
 		}
 	}
 	return errors.Join(faults...)
-}
-
-// splitSNI splits certfile,keyfile[:name,…].
-func splitSNI(pair string) (cert, key, names string) {
-	files, names, _ := strings.Cut(pair, ":")
-	cert, key, _ = strings.Cut(files, ",")
-	return cert, key, names
 }
 
 // error and warn add a finding.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -28,15 +30,9 @@ func (l *linter) own() {
 	if l.tlsCert != "" {
 		l.serving("serving certificate", l.tlsCert, l.tlsKey, l.names)
 	}
-	for _, flag := range l.sniPairs {
-		cert, key, names := splitSNI(flag)
-		var want []string
-		for name := range strings.SplitSeq(names, ",") {
-			if name != "" && !strings.Contains(name, "*") {
-				want = append(want, name)
-			}
-		}
-		l.serving("SNI certificate "+cert, cert, key, want)
+	for _, pair := range cli.KeyPairs(l.sniPairs) {
+		names := slices.DeleteFunc(pair.Names, func(name string) bool { return name == "" || strings.Contains(name, "*") })
+		l.serving("SNI certificate "+pair.Cert, pair.Cert, pair.Key, names)
 	}
 	// With a cluster, live checks more.
 	if l.proxyCert != "" && l.kubeconfig == "" {

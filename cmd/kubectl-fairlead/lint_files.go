@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
@@ -58,11 +59,7 @@ func (l *linter) files(paths []string) {
 }
 
 func (l *linter) tableOptions() *registry.Options {
-	groups := l.protectedGroups
-	if slices.Equal(groups, []string{"-"}) {
-		groups = []string{}
-	}
-	return &registry.Options{ClusterIPRouting: !l.endpointRouting, Reach: l.reach(), AllowURLs: l.allowURLs, ProtectedGroups: groups}
+	return &registry.Options{ClusterIPRouting: !l.endpointRouting, Reach: l.reach(), AllowURLs: l.allowURLs, ProtectedGroups: cli.Groups(l.protectedGroups)}
 }
 
 func (l *linter) reach() reach.Rules { return reach.Rules{AllowLoopback: l.allowLoopback} }

@@ -13,13 +13,23 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
@@ -55,4 +65,90 @@ func called(self string) string {
 		return name
 	}
 	return "kubectl fairlead"
+}
+
+// maxAnswer bounds the bytes read from a server: 10,000 APIServices with their certificates take
+// about 30 MB.
+const maxAnswer = 256 << 20
+
+// client sends requests to one Fairlead.
+type client struct {
+	flags     *genericclioptions.ConfigFlags
+	out       io.Writer
+	base      *url.URL
+	http      *http.Client
+	apiserver rest.Interface // of the cluster behind Fairlead
+	palette   palette
+}
+
+// connect reads the kubeconfig as kubectl does.
+func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, error) {
+	rc, err := flags.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	rc.QPS = -1 // no limit: requests are sequential
+	base, _, err := rest.DefaultServerUrlFor(rc)
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	hc, err := rest.HTTPClientFor(rc)
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	core, err := corev1client.NewForConfigAndClient(rc, hc)
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	return &client{flags: flags, out: out, base: base, http: hc, apiserver: core.RESTClient(), palette: paletteFor(out)}, nil
+}
+
+var errNotFairlead = errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? See --server and --context")
+
+// open gets a path below the server's address. The caller closes the body.
+func (c *client) open(ctx context.Context, path string, query url.Values) (*http.Response, error) {
+	u := c.base.JoinPath(path)
+	u.RawQuery = query.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("asking %s: %w", path, err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(path, answer.Below) {
+		return nil, errNotFairlead
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // a Status is far smaller
+	if err != nil {
+		return nil, fmt.Errorf("asking %s: %w", path, err)
+	}
+	var status struct{ Message string }
+	if json.Unmarshal(text, &status) == nil && status.Message != "" {
+		text = []byte(status.Message)
+	}
+	return nil, fmt.Errorf("asking %s: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
+}
+
+// get reads a JSON document.
+func (c *client) get(ctx context.Context, path string, query url.Values, into any) error {
+	resp, err := c.open(ctx, path, query)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(into); err != nil {
+		return fmt.Errorf("reading %s: %w", path, err)
+	}
+	return nil
+}
+
+func (c *client) status(ctx context.Context) (*answer.Status, error) {
+	s := &answer.Status{}
+	return s, c.get(ctx, answer.Below+"/status", nil, s)
 }

@@ -14,7 +14,6 @@ package apiservices
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -64,9 +63,6 @@ type Server struct {
 
 // New makes a server.
 func New(c Config) (*Server, error) {
-	if (c.Table == nil) == (c.Etcd == nil) {
-		return nil, errors.New("making server of apiregistration.k8s.io: either a table or etcd must be given")
-	}
 	scheme := newScheme()
 	s := &Server{
 		table:  c.Table,

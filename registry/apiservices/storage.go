@@ -82,7 +82,6 @@ func tooLarge(revision, current uint64) error {
 	return err
 }
 
-// Get implements storage.Interface.
 func (f fresh) Get(ctx context.Context, key string, o storage.GetOptions, into runtime.Object) error {
 	if err := f.checkRevision(o.ResourceVersion); err != nil {
 		return err
@@ -90,7 +89,6 @@ func (f fresh) Get(ctx context.Context, key string, o storage.GetOptions, into r
 	return f.Interface.Get(ctx, key, o, into)
 }
 
-// GetList implements storage.Interface.
 func (f fresh) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
 	if err := f.checkRevision(o.ResourceVersion); err != nil {
 		return err
@@ -101,7 +99,6 @@ func (f fresh) GetList(ctx context.Context, key string, o storage.ListOptions, i
 	return f.Interface.GetList(ctx, key, o, into)
 }
 
-// Watch implements storage.Interface.
 func (f fresh) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
 	if err := f.checkRevision(o.ResourceVersion); err != nil {
 		return nil, err
@@ -112,13 +109,11 @@ func (f fresh) Watch(ctx context.Context, key string, o storage.ListOptions) (wa
 // store is the storage that the watch cache reads: it lists everything and watches from there.
 // There are no writes.
 
-// Versioner implements storage.Interface.
 func (s *store) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }
 
 // IsWatchListSemanticsUnSupported makes the cache list.
 func (s *store) IsWatchListSemanticsUnSupported() bool { return true }
 
-// Get implements storage.Interface.
 func (s *store) Get(_ context.Context, key string, _ storage.GetOptions, into runtime.Object) error {
 	o := s.state().get(path.Base(key))
 	if o == nil {
@@ -159,7 +154,6 @@ func (s *store) GetList(ctx context.Context, key string, o storage.ListOptions, 
 	return s.Versioner().UpdateList(list, state.revision, "", nil)
 }
 
-// Watch implements storage.Interface.
 func (s *store) Watch(ctx context.Context, _ string, o storage.ListOptions) (watch.Interface, error) {
 	at, err := s.Versioner().ParseResourceVersion(o.ResourceVersion)
 	if err != nil {
@@ -202,12 +196,10 @@ func (s *store) Watch(ctx context.Context, _ string, o storage.ListOptions) (wat
 	return w, nil
 }
 
-// GetCurrentResourceVersion implements storage.Interface.
 func (s *store) GetCurrentResourceVersion(context.Context) (uint64, error) {
 	return s.state().revision, nil
 }
 
-// Stats implements storage.Interface.
 func (s *store) Stats(context.Context) (storage.Stats, error) {
 	return storage.Stats{ObjectCount: int64(len(s.state().objects))}, nil
 }

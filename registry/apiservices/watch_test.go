@@ -103,9 +103,6 @@ func TestSlowWatcher(t *testing.T) {
 }
 
 func TestRun(t *testing.T) {
-	if _, err := New(Config{}); err == nil {
-		t.Error("no error without a table")
-	}
 	s := must.Get(New(Config{Table: scene.New(t).Table}))(t)
 	must.Run(t, s.Run)
 	for !s.store.state().read {

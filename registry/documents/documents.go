@@ -13,7 +13,6 @@ package documents
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -107,9 +106,6 @@ type Sources[S any] struct {
 
 // New makes the Sources of a kind of document.
 func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
-	if cfg.Table == nil || cfg.Fetch == nil {
-		return nil, fmt.Errorf("making %s: Table and Fetch are required", kind.Name)
-	}
 	s := &Sources[S]{
 		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), polls: newPolls(kind.Name),
 		changed: make(chan time.Time, 1), hints: make(chan struct{}, 1),

@@ -44,13 +44,6 @@ func (c *collection) behave(status int) (asked []string, events *io.PipeWriter) 
 	return asked, c.events
 }
 
-// Documents need a table and somebody to ask.
-func TestNewRequires(t *testing.T) {
-	if _, err := New(Config{}, Kind[string]{}); err == nil {
-		t.Error("made of nothing")
-	}
-}
-
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &collection{status: http.StatusOK}

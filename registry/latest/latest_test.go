@@ -2,6 +2,9 @@ package latest
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -49,5 +52,77 @@ func TestOf(t *testing.T) {
 	}
 	if want := []int{0, 2, 2, 3}; !slices.Equal(seen, want) {
 		t.Errorf("saw the states %v, want %v", seen, want)
+	}
+}
+
+type item struct{ name string }
+
+func (i *item) Key() string { return i.name }
+
+// Diff equals a comparison by name, with any elements added, removed, changed or moved.
+func TestDiff(t *testing.T) {
+	for seed := range uint64(2000) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		var old, now []*item
+		for i := range rng.IntN(300) {
+			e := &item{fmt.Sprint(i)}
+			if rng.IntN(20) > 0 {
+				old = append(old, e)
+			}
+			if rng.IntN(30) == 0 {
+				e = &item{e.name}
+			}
+			if rng.IntN(20) > 0 {
+				now = append(now, e)
+			}
+		}
+		for range rng.IntN(3) { // moved elements, within and beyond the window
+			if len(now) > 0 {
+				from := rng.IntN(len(now))
+				e := now[from]
+				now = slices.Delete(now, from, from+1)
+				now = slices.Insert(now, rng.IntN(len(now)+1), e)
+			}
+		}
+		if rng.IntN(10) == 0 { // more than the window
+			now = slices.DeleteFunc(now, func(*item) bool { return rng.IntN(3) > 0 })
+		}
+		want := make(map[string]Change[*item])
+		for _, e := range old {
+			want[e.name] = Change[*item]{Old: e}
+		}
+		for _, e := range now {
+			if c := want[e.name]; c.Old == e {
+				delete(want, e.name)
+			} else {
+				want[e.name] = Change[*item]{c.Old, e}
+			}
+		}
+		got := make(map[string]Change[*item])
+		for _, c := range Diff(old, now) {
+			e := c.New
+			if e == nil {
+				e = c.Old
+			}
+			if _, twice := got[e.name]; twice {
+				t.Errorf("seed %d: %s is named twice", seed, e.name)
+			}
+			got[e.name] = c
+		}
+		if !maps.Equal(got, want) {
+			t.Fatalf("seed %d: got %d changes, want %d", seed, len(got), len(want))
+		}
+	}
+}
+
+func BenchmarkDiff(b *testing.B) {
+	var old []*item
+	for i := range 10_000 {
+		old = append(old, &item{fmt.Sprint(i)})
+	}
+	more := slices.Insert(slices.Clone(old), 5_000, &item{"more"})
+	b.ReportAllocs()
+	for b.Loop() {
+		Diff(old, more)
 	}
 }

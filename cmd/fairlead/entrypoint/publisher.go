@@ -90,9 +90,6 @@ type Publisher struct {
 
 // New makes a Publisher.
 func New(c Config) (*Publisher, error) {
-	if c.Endpoints == nil || c.Slices == nil || c.Leases == nil || c.Ready == nil || c.Identity == "" {
-		return nil, errors.New("configuring entrypoint: clients, Ready and Identity must be set")
-	}
 	if err := CheckAddress(c.Address.Addr()); err != nil {
 		return nil, fmt.Errorf("configuring entrypoint: %w", err)
 	}

@@ -1,18 +1,22 @@
 package pages
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"net/http/httptest"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/html"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -105,5 +109,95 @@ func TestMarkupIsConstant(t *testing.T) {
 			}
 			return true
 		})
+	}
+}
+
+// many is a view of n APIServices: of every hundred, one is down, and the next has half of its
+// endpoints.
+func many(n int, target string) *view {
+	v := &view{Status: &answer.Status{Complete: true, Time: time.Now()}, List: listingOf(httptest.NewRequest("GET", target, nil))}
+	for i := range n {
+		a := answer.APIService{Name: fmt.Sprintf("v1.g%04d.example.com", i), Kind: "remote", Service: "ns/s:443", Verdict: answer.Verdict{Status: "True", Reason: "Passed"}}
+		switch i % 100 {
+		case 99:
+			a.Verdict, a.Cause, a.Owner = answer.Verdict{Status: "False", Reason: "MissingEndpoints"}, "no pods", "team-x"
+		case 0:
+			a.Cause = "1 of 2 endpoints are unhealthy"
+		case 1:
+			a.Verdict.Status = "Unknown"
+		}
+		v.APIServices = append(v.APIServices, a)
+	}
+	return v
+}
+
+// A thousand APIServices are shown in pages, without a script, unhealthy ones first.
+func TestList(t *testing.T) {
+	for _, tc := range []struct {
+		target      string
+		rows, found int
+		first, last string
+		links       []string
+	}{
+		{"/", 100, 1000, "v1.g0099", "v1.g0071", []string{"?page=2"}}, // 10 down, 10 unknown, 10 half, 70 others
+		{"/?page=2", 100, 1000, "v1.g0072", "v1.g0174", []string{"?page=1", "?page=3"}},
+		{"/?page=99", 100, 1000, "v1.g0896", "v1.g0998", []string{"?page=9"}},
+		{"/?page=-3&q=TEAM-x", 10, 10, "v1.g0099", "v1.g0999", nil},
+		{"/?q=g000", 10, 10, "v1.g0001", "v1.g0009", nil},
+		{"/?q=example&page=2", 100, 1000, "v1.g0072", "v1.g0174", []string{"?page=1&amp;q=example", "?page=3&amp;q=example"}},
+		{"/?q=nobody", 0, 0, "", "", nil},
+	} {
+		v := many(1000, tc.target)
+		rows := v.rows()
+		if len(rows) != tc.rows || v.List.Found != tc.found {
+			t.Errorf("%s: %d rows of %d, want %d of %d", tc.target, len(rows), v.List.Found, tc.rows, tc.found)
+		}
+		if len(rows) > 0 && (!strings.HasPrefix(rows[0].Name, tc.first) || !strings.HasPrefix(rows[len(rows)-1].Name, tc.last)) {
+			t.Errorf("%s: from %s to %s", tc.target, rows[0].Name, rows[len(rows)-1].Name)
+		}
+		var d document
+		d.overview(v)
+		for _, link := range tc.links {
+			if !strings.Contains(d.String(), `href="`+link+`"`) {
+				t.Errorf("%s: no link to %s", tc.target, link)
+			}
+		}
+		if n := strings.Count(d.String(), "<tr>") - 1; n != tc.rows && tc.rows > 0 || d.Len() > 200_000 {
+			t.Errorf("%s: %d rows are shown, in %d bytes", tc.target, n, d.Len())
+		}
+	}
+}
+
+// The changes of an endpoint are kept while it exists, up to the number that is shown.
+func TestEndpointHistory(t *testing.T) {
+	var h history
+	entry := func(health ...registry.Health) *registry.Entry {
+		e := &registry.Entry{Name: "v1.x"}
+		for i, v := range health {
+			e.Endpoints = append(e.Endpoints, registry.Endpoint{Address: fmt.Sprint(i), Health: v})
+		}
+		return e
+	}
+	was, now := &registry.Entry{}, time.Unix(0, 0)
+	for i := range 3 * maxChanges {
+		is := entry(registry.Healthy, registry.Healthy)
+		if i%2 == 1 {
+			is = entry(registry.Healthy, registry.Unhealthy)
+		}
+		h.changed(was, is, now.Add(time.Duration(i)*time.Second))
+		was = is
+	}
+	got := h.of("v1.x")
+	if want := []answer.Change{{Time: now, Health: "healthy"}}; !cmp.Equal(got["0"], want) {
+		t.Errorf("%v for an endpoint that changed once", got["0"])
+	}
+	if n := len(got["1"]); n != maxChanges || got["1"][n-1].Health != "unhealthy" {
+		t.Errorf("%d changes: %v", n, got["1"])
+	}
+	gone := entry(registry.Healthy)
+	h.changed(was, gone, now)
+	check.Same(t, 1, len(h.of("v1.x")), "endpoints in the history after one was removed")
+	if h.changed(gone, &registry.Entry{}, now); len(h.endpoints) != 0 {
+		t.Error("the history keeps a removed APIService")
 	}
 }

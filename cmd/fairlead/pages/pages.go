@@ -12,7 +12,6 @@ package pages
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"strings"
 	"sync"
@@ -86,10 +85,6 @@ type Pages struct {
 
 // New makes Pages.
 func New(cfg Config) (*Pages, error) {
-	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.Latencies == nil || cfg.Failed == nil || cfg.Probed == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
-		cfg.Discovery == nil || cfg.OpenAPI == nil {
-		return nil, errors.New("making pages: every func field of Config is required")
-	}
 	p := &Pages{cfg: cfg, started: time.Now(), mux: http.NewServeMux()}
 	p.mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.status()) })
 	p.mux.HandleFunc("GET /explain", p.serveExplain)

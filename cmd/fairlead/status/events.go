@@ -3,7 +3,6 @@ package status
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 
@@ -22,31 +20,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
-// EventsConfig configures Events. Table, Events, Leases and Identity are required.
-type EventsConfig struct {
-	// Table returns the current table.
-	Table func() *registry.Table
-	// Events writes Events; it needs the verbs create and patch on events in namespace default,
-	// which holds the Events of cluster-scoped objects.
-	Events typedv1.EventsGetter
-	// Leases elects the reporting replica; it needs the verbs get, create and update on leases.
-	Leases coordinationv1.LeasesGetter
-	// Identity names this replica in the Lease. It must be unique.
-	Identity string
-	// Faults returns, by name, other faults of APIServices, such as an unreadable bundle. Nil means
-	// none.
-	Faults func() map[string]string
-	// Logger logs changes of the leader. Nil discards them.
-	Logger *slog.Logger
-	// Metrics registers fairlead_event_total. Nil means it is not registered.
-	Metrics prometheus.Registerer
-}
-
 // Events reports changed verdicts as Events on the APIServices, while this replica leads.
 // client-go's recorder merges similar Events, drops those that one object repeats too often (25 at
 // once of each type, then one in five minutes), and queues at most a thousand for the apiserver.
 type Events struct {
-	config  EventsConfig
+	config  Config
 	log     *slog.Logger
 	emitted *prometheus.CounterVec // :: type
 	// table calls config.Table; tests replace it.
@@ -54,10 +32,7 @@ type Events struct {
 }
 
 // NewEvents makes Events. It does nothing until Run.
-func NewEvents(c EventsConfig) (*Events, error) {
-	if c.Table == nil || c.Events == nil || c.Leases == nil || c.Identity == "" {
-		return nil, errors.New("configuring events: Table, Events, Leases and Identity must be set")
-	}
+func NewEvents(c Config) (*Events, error) {
 	if c.Faults == nil {
 		c.Faults = func() map[string]string { return nil }
 	}

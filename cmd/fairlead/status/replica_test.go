@@ -93,7 +93,7 @@ func (s *stage) start(name, kind string, entries []*registry.Entry) {
 			defer r.mu.Unlock()
 			return r.faults
 		}
-		e := must.Get(NewEvents(EventsConfig{Table: c.Table, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: c.Leases, Identity: name, Faults: faults}))(s)
+		e := must.Get(NewEvents(Config{Table: c.Table, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: c.Leases, Identity: name, Faults: faults}))(s)
 		e.table = r.table
 		r.stop = must.Run(s, e.Run)
 	} else {

@@ -14,7 +14,6 @@ package status
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -31,25 +31,31 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// Config configures a Writer. Table, APIServices, and either Elect or Leases and Identity are
-// required.
+// Config configures a Writer or Events. Table is required, and for a Writer APIServices and either
+// Elect or Leases; for Events, Events and Leases.
 type Config struct {
 	// Table returns the current table.
 	Table func() *registry.Table
 	// APIServices writes the conditions; it needs the verbs list on apiservices and patch on
 	// apiservices/status.
 	APIServices typed.APIServiceInterface
-	// Leases elects the writer; it needs the verbs get, create and update on leases.
-	Leases coordinationv1.LeasesGetter
-	// Identity names this replica in the Lease. It must be unique.
+	// Events writes Events; it needs the verbs create and patch on events in namespace default,
+	// which holds the Events of cluster-scoped objects.
+	Events typedv1.EventsGetter
+	// Leases elects one replica; it needs the verbs get, create and update on leases. Identity is
+	// this replica's unique name in the Lease.
+	Leases   coordinationv1.LeasesGetter
 	Identity string
 	// Elect elects the writer in another way: it calls lead while this replica leads, until ctx
 	// ends. The Writer then writes the condition Available, of Local APIServices too. Nil means
 	// that Leases elect.
 	Elect func(ctx context.Context, name string, lead func(context.Context)) error
+	// Faults returns, by name, other faults of APIServices, such as an unreadable bundle, for
+	// Events. Nil means none.
+	Faults func() map[string]string
 	// Logger logs failed writes and changes of the leader. Nil discards them.
 	Logger *slog.Logger
-	// Metrics registers the writer's metrics. Nil means they are not registered.
+	// Metrics registers the metrics. Nil means they are not registered.
 	Metrics prometheus.Registerer
 }
 
@@ -73,9 +79,6 @@ type table interface {
 
 // New makes a Writer. It does nothing until Run.
 func New(c Config) (*Writer, error) {
-	if c.Table == nil || c.APIServices == nil || c.Elect == nil && (c.Leases == nil || c.Identity == "") {
-		return nil, errors.New("configuring status writer: Table, APIServices, and Elect or Leases and Identity must be set")
-	}
 	m, err := newMetrics(c.Metrics)
 	if err != nil {
 		return nil, err

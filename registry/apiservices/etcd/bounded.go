@@ -173,7 +173,6 @@ func newWatches() *watches {
 	return &watches{ctx, cancel}
 }
 
-// Watch implements storage.Interface.
 func (b *bounded) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
 	if err := b.notFuture(ctx, o.ResourceVersion); err != nil {
 		return nil, err
@@ -233,7 +232,6 @@ func (p *present) GetList(ctx context.Context, key string, o storage.ListOptions
 	return p.Interface.GetList(ctx, key, o, into)
 }
 
-// Watch implements storage.Interface.
 func (p *present) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
 	if err := p.known(ctx, o.ResourceVersion); err != nil {
 		return nil, err

@@ -27,7 +27,6 @@ func transportCredentials(c Config) (grpc.DialOption, error) {
 	return grpc.WithTransportCredentials(b), nil
 }
 
-// ClientHandshake implements credentials.TransportCredentials.
 func (b *reloading) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	config, err := b.files.ClientConfig()
 	if err == nil {
@@ -41,5 +40,4 @@ func (b *reloading) ClientHandshake(ctx context.Context, authority string, c net
 	return nil, nil, err
 }
 
-// Clone implements credentials.TransportCredentials.
 func (b *reloading) Clone() credentials.TransportCredentials { return b }

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/apis/apiserver/install"
+	"k8s.io/apiserver/pkg/server/egressselector"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/component-base/tracing"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
+)
+
+// flushTime bounds sending the last spans: an unreachable collector must not delay the end.
+const flushTime = 5 * time.Second
+
+// makeTracer makes the tracer of requests. It returns nil without tracing.
+func (p *process) makeTracer() (*requests.Tracer, error) {
+	if p.o.tracing == "" {
+		return nil, nil
+	}
+	config, err := readTracing(p.o.tracing)
+	if err != nil {
+		return nil, cli.Usage(fmt.Errorf("--tracing-config-file: %w", err))
+	}
+	identity, err := replicaName()
+	if err != nil {
+		return nil, err
+	}
+	// The default handler writes to standard error.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { p.log.Warn("sending spans", "err", err) }))
+	// The provider connects, and reconnects, in the background: an unreachable collector delays
+	// nothing.
+	spans, err := tracing.NewProvider(context.Background(), config, nil, []resource.Option{resource.WithAttributes(
+		attribute.String("service.name", "fairlead"), attribute.String("service.version", version), attribute.String("service.instance.id", identity),
+	)})
+	if err != nil {
+		return nil, fmt.Errorf("making the span exporter: %w", err)
+	}
+	p.closing = append(p.closing, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), flushTime)
+		defer cancel()
+		if err := spans.Shutdown(ctx); err != nil {
+			p.log.Warn("sending the last spans", "err", err) // the process still exits successfully
+		}
+		return nil
+	})
+	return requests.New(spans), nil
+}
+
+// readTracing reads the configuration as kube-apiserver does, in any API version.
+func readTracing(file string) (*tracingapi.TracingConfiguration, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	config := &apiserver.TracingConfiguration{}
+	if err := runtime.DecodeInto(serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder(), data, config); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", file, err)
+	}
+	if faults := tracingapi.ValidateTracingConfiguration(&config.TracingConfiguration, featuregate.NewFeatureGate(), nil); len(faults) > 0 {
+		return nil, faults.ToAggregate()
+	}
+	return &config.TracingConfiguration, nil
+}
+
+// egressDialer returns the dialer of an egress selector configuration's entry "cluster", as
+// kube-apiserver reads it. Live traffic and probes must use the same one. Nil means direct
+// connections: there is no file, or it says so.
+func egressDialer(file string) (utilnet.DialFunc, error) {
+	if file == "" {
+		return nil, nil
+	}
+	config, err := egressselector.ReadEgressSelectorConfiguration(file)
+	if err != nil {
+		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
+	}
+	if faults := egressselector.ValidateEgressSelectorConfiguration(config); len(faults) > 0 {
+		return nil, fmt.Errorf("--egress-selector-config-file: %w", faults.ToAggregate())
+	}
+	for _, s := range config.EgressSelections {
+		// Validation accepts this, but the library takes it for TLS and panics.
+		if t := s.Connection.Transport; t != nil && t.TCP != nil && t.TCP.TLSConfig == nil {
+			return nil, fmt.Errorf("--egress-selector-config-file: %s: a proxy over TCP needs an https URL and a tlsConfig", s.Name)
+		}
+	}
+	selector, err := egressselector.NewEgressSelector(config)
+	if err != nil {
+		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
+	}
+	dial, err := selector.Lookup(egressselector.Cluster.AsNetworkContext())
+	if err != nil {
+		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
+	}
+	if dial == nil {
+		return nil, nil
+	}
+	return prompt(dial), nil
+}
+
+// prompt makes a dialer return when its context ends: the gRPC dialer continues for up to 30 s, but
+// probes and requests must not.
+func prompt(dial utilnet.DialFunc) utilnet.DialFunc {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		done := make(chan result, 1) // room for a late result
+		go func() {                  // ends with the dial's own timeout at the latest
+			conn, err := dial(ctx, network, address)
+			done <- result{conn, err}
+		}()
+		select {
+		case r := <-done:
+			return r.conn, r.err
+		case <-ctx.Done():
+			go func() { // ends with the dial, too
+				if r := <-done; r.err == nil {
+					_ = r.conn.Close()
+				}
+			}()
+			return nil, ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/reach"
+)
+
+// localName names the local apiservers for their prober and on the pages.
+const localName = pages.LocalName
+
+// kube is the local apiserver, or several: how Fairlead itself and its clients' requests get there.
+type kube struct {
+	*process
+	// config is the kubeconfig's at the start. Our own clients use client, which follows the
+	// kubeconfig.
+	config, client *rest.Config
+	servers        []string
+	own            *apiservers // used by Fairlead's own clients. Nil means the kubeconfig's server
+	follower       *follower   // nil means the pod's own configuration, whose files client-go follows
+	credential     *credential // impersonates callers. Nil means no impersonation
+
+	trust  *trust.Trust
+	pools  *backend.Local
+	prober *health.Prober
+	news   chan struct{} // one slot: prober has reported something
+}
+
+// findKube reads how to reach the local apiserver. Nil means that there is none.
+func (p *process) findKube(ctx context.Context) (k *kube, err error) {
+	if p.o.alone() {
+		return nil, nil //nolint:nilnil // as documented
+	}
+	k = &kube{process: p, news: make(chan struct{}, 1)}
+	if k.config, k.servers, k.own, err = clientConfig(p.o.kubeconfig, p.o.localAPIServer); err != nil {
+		return nil, err
+	}
+	k.client = k.config
+	if p.o.impersonates() {
+		if k.credential, err = newCredential(ctx, k.config, p.log); err != nil {
+			return nil, err
+		}
+		p.loops["credential"] = k.credential.Run
+	}
+	if p.o.kubeconfig != "" {
+		k.follower, k.client, err = follow(k.config, p.log)
+	}
+	return k, err
+}
+
+// refuseSelf returns an error if a local apiserver is this very process: every request would loop
+// until the sockets are used up.
+func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
+	for _, s := range k.servers {
+		u, err := url.Parse(s)
+		if err != nil {
+			return cli.Usage(fmt.Errorf("local apiserver %q: %w", s, err))
+		}
+		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+		if err != nil {
+			continue // it may resolve later; each dial checks the address again
+		}
+		port, err := net.DefaultResolver.LookupPort(ctx, "tcp", cmp.Or(u.Port(), "443"))
+		if err != nil {
+			return cli.Usage(fmt.Errorf("local apiserver %q: %w", s, err))
+		}
+		for _, ip := range ips {
+			if own.Refusal(ip.String(), int32(port)) != "" { //nolint:gosec // LookupPort returns at most 65535
+				return cli.Usage(fmt.Errorf("local apiserver %q is this Fairlead itself: name kube-apiserver's own address with --local-apiserver", s))
+			}
+		}
+	}
+	return nil
+}
+
+// tls makes the TLS configuration of the pools: the kubeconfig's CA without its credentials. With
+// X-Remote-* it presents our proxy client certificate; with impersonation it presents the
+// kubeconfig's own certificate, if there is one.
+func (k *kube) tls(withCertificate bool) (*tls.Config, error) {
+	tc, err := k.trust.LocalTLS(withCertificate && k.credential == nil)
+	if err != nil {
+		return nil, err
+	}
+	if withCertificate && k.credential != nil {
+		tc.GetClientCertificate = k.credential.clientCertificate
+	}
+	tc.ServerName = k.config.ServerName
+	// The kubeconfig's insecure-skip-tls-verify, which is discouraged, works as in kubectl.
+	if k.config.Insecure {
+		tc.InsecureSkipVerify, tc.VerifyConnection = true, nil
+	}
+	return tc, nil
+}
+
+// files returns the files to follow: the kubeconfig, and the CA that it or the pod names.
+func (k *kube) files() []certs.File {
+	if k == nil {
+		return nil
+	}
+	var files []certs.File
+	named := caFile(k.config)
+	inUse := named // by the kubeconfig in force; one goroutine calls every Take
+	if named != "" {
+		files = append(files, certs.File{Use: "local-apiserver-ca", Path: named, Take: func(data []byte) error {
+			if inUse != named {
+				return nil
+			}
+			return k.trust.LocalBundle(data)
+		}})
+	}
+	if k.follower != nil {
+		files = append(files, certs.File{Use: "kubeconfig", Path: k.o.kubeconfig, Held: k.follower.certificate, Take: func(data []byte) error {
+			c, err := k.follower.reload(k.o.kubeconfig, data)
+			if err == nil && k.credential != nil {
+				err = k.credential.take(c)
+			}
+			if err != nil || named != "" && inUse == named && caFile(c) == named {
+				return err
+			}
+			if err = k.takeCA(c, named); err == nil {
+				inUse = caFile(c)
+			}
+			return err
+		}})
+	}
+	return files
+}
+
+// caFile returns the file with the CA of a kubeconfig. Empty means that the CA is embedded, or that
+// there is none.
+func caFile(c *rest.Config) string {
+	if len(c.CAData) > 0 {
+		return ""
+	}
+	return c.CAFile
+}
+
+// takeCA takes the CA of a kubeconfig that has another source than before. Only the file that was
+// named at the start is followed.
+func (k *kube) takeCA(c *rest.Config, followed string) error {
+	file := caFile(c)
+	if file == "" {
+		return k.trust.LocalBundle(c.CAData)
+	}
+	if file != followed {
+		k.log.Warn("the kubeconfig names another CA file: restart to follow its changes", "kubeconfig", k.o.kubeconfig, "file", file)
+	}
+	bundle, err := os.ReadFile(file)
+	if err == nil && len(bundle) == 0 { // it would mean the system's roots
+		err = errors.New("it is empty")
+	}
+	if err != nil {
+		return fmt.Errorf("reading the local apiserver's CA from %s: %w", file, err)
+	}
+	return k.trust.LocalBundle(bundle)
+}
+
+// fixed is a table that nothing supersedes.
+type fixed []*registry.Entry
+
+func (f fixed) Entries() []*registry.Entry { return f }
+
+func (f fixed) Superseded() <-chan struct{} { return nil }
+
+// connect makes the pools, and a separate prober of the servers. That prober has no metrics, and
+// the pools log its results.
+func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) {
+	pool, credential, identity := "", (func() string)(nil), proxyClient.Changed
+	if k.credential != nil {
+		pool, credential, identity = "local-impersonate", k.credential.Authorization, k.credential.Changed
+	}
+	guard := k.trust.LocalGuard // closes connections whose CA has left the bundle
+	if k.config.Insecure {
+		guard = nil
+	}
+	k.pools, err = backend.NewLocal(backend.LocalConfig{
+		Servers: k.servers, TLS: k.tls, Name: pool, Guard: guard, IdentityChanged: identity, Dial: rules.Dial,
+		Signal: func(address string, err error) { k.prober.Signal(localName, address, err) }, Hold: k.held.Hold, Logger: k.log, Metrics: k.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	servers := fixed{{Name: localName, Backend: &registry.Backend{}, Endpoints: k.pools.Servers()}}
+	k.prober, err = health.New(health.Config{
+		Table: func() health.Table { return servers }, Report: func(r registry.Report) {
+			k.pools.Report(r.Address, r.Health, r.Message)
+			latest.Wake(k.news)
+		},
+		TLS: func(string, *registry.Backend) (*tls.Config, error) { return k.tls(true) }, Dial: rules.Dial, Authorization: credential,
+	})
+	k.loops["local apiserver's pools"], k.loops["local apiserver's prober"] = k.pools.Run, k.prober.Run
+	return err
+}
+
+// list returns the servers with their health.
+func (k *kube) list() []registry.Endpoint {
+	if k == nil {
+		return nil
+	}
+	return k.pools.Servers()
+}
