@@ -128,8 +128,9 @@ func (p *Proxy) learn(r *http.Request, x *exchange) error {
 	return x.upstream.Learn(ctx) //nolint:wrapcheck // forwardError recognizes it
 }
 
-// Fetch sends a request of this process itself. It counts against no limit.
-func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool) (*http.Response, error) {
+// Fetch sends a request of this process itself, by a Stay to the local apiserver. It counts against
+// no limit.
+func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by *backend.Stay) (*http.Response, error) {
 	if u == nil {
 		return nil, backend.ErrUnreachable
 	}
@@ -137,9 +138,9 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool) (*
 		return nil, err //nolint:wrapcheck // names the backend
 	}
 	if !u.HTTP2() {
-		return u.RoundTrip(r, longRunning) //nolint:wrapcheck // as above
+		return u.RoundTrip(r, longRunning, by) //nolint:wrapcheck // as above
 	}
-	plan := u.Plan(false)
+	plan := u.Plan(false, by)
 	plan.LongRunning, plan.Again = longRunning, !longRunning && (r.Method == http.MethodGet || r.Method == http.MethodHead)
 	plan.Done = func(o h2.Outcome) {
 		if o.Answer > 0 && !longRunning {

@@ -16,6 +16,7 @@ type exchange struct {
 	p        *Proxy
 	head     *Head
 	conn     *authn.Conn
+	stay     *backend.Stay // the connection's local apiserver; may be nil
 	decision Decision
 	// upstream carries the request once it is forwarded. relayed says that the request is for the
 	// health relay.
@@ -57,7 +58,7 @@ func (x *exchange) plan() h2.Plan {
 	}
 	// The method, not the verb: the verb of a path is in lower case, and get may stand for gET.
 	again := x.head.Method == http.MethodGet || x.head.Method == http.MethodHead
-	p := x.upstream.Plan(d.Request.proxied())
+	p := x.upstream.Plan(d.Request.proxied(), x.stay)
 	from := d.source(x.head)
 	p.Owner = cmp.Or(from.User, from.Address)
 	p.Authority, p.Remove, p.RemoveResponse, p.Set = d.host(x.head), remove, x.withhold, set

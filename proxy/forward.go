@@ -27,7 +27,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		return
 	}
 	from := d.source(x.head)
-	if err := p.prove(r.Context(), d, from); err != nil {
+	if err := p.prove(r.Context(), x, from); err != nil {
 		p.forwardFailed(w, r, err)
 		return
 	}
@@ -134,7 +134,7 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	interims := interimsOf(r, w, d)
 	ctx := httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{Got1xxResponse: interims.relay})
 	x.noteSent()
-	res, err := x.upstream.RoundTrip(out.WithContext(ctx), d.LongRunning)
+	res, err := x.upstream.RoundTrip(out.WithContext(ctx), d.LongRunning, x.stay)
 	interims.end()
 	if err != nil {
 		p.forwardFailed(w, r, err)

@@ -64,6 +64,7 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 // frameConn holds the state of a client's connection that its requests share.
 type frameConn struct {
 	conn     *authn.Conn // shared with Proxy.ServeHTTP
+	stay     *backend.Stay
 	remote   string
 	remoteIP string
 	number   uint32
@@ -89,7 +90,7 @@ func (l *frames) newConn(c *h2.ConnInfo) *frameConn {
 	conn := &frameConn{remote: c.Remote.String(), number: l.conns.Add(1), tls: c.TLS.Version, set: make([]hpack.HeaderField, 0, usualSet)}
 	conn.remoteIP = hostOnly(conn.remote)
 	if s := slotOf(c.Context()); s != nil {
-		conn.conn = s.of(&c.TLS)
+		conn.conn, conn.stay = s.of(&c.TLS), s.stay
 	} else {
 		conn.conn = &authn.Conn{Peer: c.TLS.PeerCertificates}
 	}
@@ -105,7 +106,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Pl
 		c.Value = conn
 	}
 	r := l.requests.Get().(*frameRequest) //nolint:forcetypeassert // the pool holds nothing else
-	r.front = conn
+	r.front, r.stay = conn, conn.stay
 	*r.head = Head{
 		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: time.Now(),
 	}
@@ -151,7 +152,7 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 	}
 	r.upstream = u
 	plan := r.plan()
-	plan.Done, plan.GoAway = r.done, l.p.goAway()
+	plan.Done, plan.GoAway = r.done, l.p.goAway() || d.Action == ToLocal && r.stay.Leaves()
 	r.dropBuffers()
 	return plan
 }
@@ -283,7 +284,7 @@ func (r *frameRequest) offEngine() http.Handler {
 
 func (l *frames) recycle(r *frameRequest) {
 	*r.head, r.decision, r.audit = Head{}, Decision{}, ""
-	r.upstream, r.front, r.observer, r.own = nil, nil, nil, nil
+	r.upstream, r.front, r.stay, r.observer, r.own = nil, nil, nil, nil, nil
 	l.requests.Put(r)
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
@@ -110,13 +111,19 @@ func (p *Proxy) Run(ctx context.Context) error { return p.metrics.prune(ctx) }
 type slot struct {
 	once sync.Once
 	conn authn.Conn
+	stay *backend.Stay // nil without a local apiserver
 }
 
 type slotKey struct{}
 
-// ConnContext gives a connection its slot; it fits http.Server.ConnContext.
+// ConnContext gives a connection its slot; it fits http.Server.ConnContext. ctx should end with the
+// connection.
 func (p *Proxy) ConnContext(ctx context.Context, _ net.Conn) context.Context {
-	return context.WithValue(ctx, slotKey{}, new(slot))
+	s := new(slot)
+	if p.cfg.Local != nil {
+		s.stay = p.cfg.Local.Stay(ctx)
+	}
+	return context.WithValue(ctx, slotKey{}, s)
 }
 
 func slotOf(ctx context.Context) *slot {
@@ -152,6 +159,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r
 // serve is ServeHTTP for a request whose head arrived at that time.
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time) {
 	x := &exchange{p: p, head: headOf(r, arrived), conn: p.connOf(r)}
+	if s := slotOf(r.Context()); s != nil {
+		x.stay = s.stay
+	}
 	p.serving.Add(1)
 	defer p.serving.Add(-1)
 	rec := &recorder{ResponseWriter: w, proxy: p, request: r, exchange: x}

@@ -71,13 +71,14 @@ func (p *Proxy) within(r *http.Request, x *exchange) (*http.Request, context.Can
 // sessions of the cluster return with tokens that it has not seen. They must neither hold a place
 // of the unproven pool for hours nor share a connection with tokens that may be bad. Concurrent
 // requests with one token share a proof.
-func (p *Proxy) prove(ctx context.Context, d *Decision, from bound.Source) error {
+func (p *Proxy) prove(ctx context.Context, x *exchange, from bound.Source) error {
+	d := &x.decision
 	if d.Action != ToLocal || d.Pool != authn.PoolUnproven || !d.LongRunning || !d.Credentials.Provable() {
 		return nil
 	}
 	token := d.Credentials.Token.Secret()
 	//nolint:contextcheck // requests share it: it must not end with the first of them
-	proof := p.proofs.DoChan(token, func() (any, error) { return p.cfg.Local.Prove(context.Background(), token, from) })
+	proof := p.proofs.DoChan(token, func() (any, error) { return p.cfg.Local.Prove(context.Background(), token, from, x.stay) })
 	select {
 	case <-ctx.Done():
 		return fmt.Errorf("proving a token: %w", ctx.Err())

@@ -88,9 +88,10 @@ func TestWhatIsProven(t *testing.T) {
 	} {
 		d, before := unproven(tc.token), w.local.count()
 		tc.change(&d)
-		err := w.proxy.prove(tc.ctx, &d, bound.Stranger("192.0.2.1:1"))
-		if n := w.local.count() - before; (err != nil) != tc.err || !tc.err && n != tc.requests || d.Pool != tc.want {
-			t.Errorf("%s: %d requests, pool %v, %v", tc.name, n, d.Pool, err)
+		x := &exchange{decision: d}
+		err := w.proxy.prove(tc.ctx, x, bound.Stranger("192.0.2.1:1"))
+		if n := w.local.count() - before; (err != nil) != tc.err || !tc.err && n != tc.requests || x.decision.Pool != tc.want {
+			t.Errorf("%s: %d requests, pool %v, %v", tc.name, n, x.decision.Pool, err)
 		}
 	}
 }

@@ -49,7 +49,7 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		return
 	}
 	x.noteSent()
-	conn, err := x.upstream.DialUpgrade(r.Context())
+	conn, err := x.upstream.DialUpgrade(r.Context(), x.stay)
 	if err != nil {
 		p.forwardFailed(w, r, err)
 		return

@@ -26,6 +26,7 @@ const ownDialTimeout = 4 * time.Second
 type apiservers struct {
 	// order lists the addresses, preferred ones first. Never nil.
 	order atomic.Pointer[[]string]
+	first bool // the first named comes back to its place; else the last used one stays preferred
 
 	// mu guards open. It is never held during I/O.
 	mu   sync.Mutex
@@ -123,6 +124,9 @@ func (s *apiservers) prefer(servers []registry.Endpoint) {
 	}
 	if !healthy {
 		return
+	}
+	if at := slices.Index(order, (*s.order.Load())[0]); at > 0 && !s.first { // no watch of ours goes back in time
+		order = slices.Insert(slices.Delete(order, at, at+1), 0, (*s.order.Load())[0])
 	}
 	order = append(order, ill...)
 	s.order.Store(&order)

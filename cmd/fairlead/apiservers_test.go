@@ -61,6 +61,14 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	known(registry.Unhealthy, registry.Healthy, 0)
 	check.Same(t, two, <-waits, "what waited when the first hung")
 	check.Same(t, two, review(), "when the first hangs")
+	hangs.Store(false)
+	known(registry.Healthy, registry.Healthy, 0)
+	check.Same(t, two, review(), "when the first is well again: no watch goes back in time")
+	own.first = true
+	known(registry.Healthy, registry.Unhealthy, 0)
+	known(registry.Healthy, registry.Healthy, 0)
+	check.Same(t, one, review(), "with --local-apiserver-preference=first")
+	known(registry.Unhealthy, registry.Healthy, 0)
 	must.Get(f.reload(path, must.Get(os.ReadFile(path))(t)))(t)
 	check.Same(t, two, review(), "after the kubeconfig has changed")
 }

@@ -30,7 +30,7 @@ func (s *server) makeDocuments() (err error) {
 	d.kube, d.apiServices = s.kube, s.apiServices
 	cfg := documents.Config{Table: s.registry.Table, Logger: s.log, Metrics: s.metrics}
 	cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-		return d.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false) // within no limit: only one runs at a time
+		return d.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
 	}
 	if s.kube != nil {
 		cfg.FetchLocal = d.fetchLocal
@@ -95,7 +95,7 @@ func (d *merged) fetchLocal(ctx context.Context, r *http.Request) (*http.Respons
 			return nil, err
 		}
 	}
-	res, err := d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), false)
+	res, err := d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), false, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (k *kube) asOurselves(r *http.Request) *http.Request {
 // schema can change without a change of any APIService.
 func (d *merged) followCRDs(ctx context.Context) error {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
-		return d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), true)
+		return d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), true, nil)
 	}
 	return documents.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
 		d.discovery.LocalChanged()

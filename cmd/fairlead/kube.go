@@ -52,6 +52,9 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 	if k.config, k.servers, k.own, err = clientConfig(p.o.kubeconfig, p.o.localAPIServer); err != nil {
 		return nil, err
 	}
+	if k.own != nil {
+		k.own.first = p.o.preference == "first"
+	}
 	k.client = k.config
 	if p.o.impersonates() {
 		if k.credential, err = newCredential(ctx, k.config, p.log); err != nil {
@@ -191,7 +194,7 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 		guard = nil
 	}
 	k.pools, err = backend.NewLocal(backend.LocalConfig{
-		Servers: k.servers, TLS: k.tls, Name: pool, Guard: guard, IdentityChanged: identity, Dial: rules.Dial,
+		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard, IdentityChanged: identity, Dial: rules.Dial,
 		Signal: func(address string, err error) { k.prober.Signal(localName, address, err) }, Hold: k.held.Hold, Logger: k.log, Metrics: k.metrics,
 	})
 	if err != nil {

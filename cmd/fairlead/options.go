@@ -20,6 +20,7 @@ import (
 type options struct {
 	kubeconfig     string
 	localAPIServer []string
+	preference     string // of local apiservers
 	registry       sources
 	etcd           etcdOptions
 
@@ -100,6 +101,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs := group("local apiserver and registry")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig for Fairlead's own watches and reviews at the local apiserver. Empty: the in-cluster configuration. With --registry=dir: or etcd: that does not end in ,kubernetes, empty means that there is no local apiserver.")
 	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil, "URL of the local apiserver; repeat the flag for several. Empty: the server in the kubeconfig.")
+	fs.StringVar(&o.preference, "local-apiserver-preference", "balanced", "Which local apiserver a client connection gets, and keeps while that is usable: balanced (the one with the fewest connections), or first (the first usable one).")
 	o.registry.text = "kubernetes"
 	fs.Var(&o.registry, "registry", "Where APIServices are read from: kubernetes, dir:PATH, etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two of them have an APIService of one name, the first one wins.")
 	o.etcd.addFlags(fs)
@@ -236,6 +238,9 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	o.audit.validate(fault)
 	o.browsers.validate(fault)
 	cli.Readable(fault, "--tracing-config-file", o.tracing)
+	if o.preference != "balanced" && o.preference != "first" {
+		fault("--local-apiserver-preference %q is neither balanced nor first", o.preference)
+	}
 	if o.logFormat != "text" && o.logFormat != "json" {
 		fault("--logging-format %q is neither text nor json", o.logFormat)
 	}

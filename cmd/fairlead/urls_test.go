@@ -137,7 +137,7 @@ func TestBackendsByURL(t *testing.T) {
 	must.Soon(t, 30*time.Second, "a dial for a request is refused", func() bool {
 		for _, e := range d.registry.Table().Entries() {
 			if e.Name == "v1.loop.example.com" {
-				_, err := d.backends.Upstream(e).DialUpgrade(t.Context())
+				_, err := d.backends.Upstream(e).DialUpgrade(t.Context(), nil)
 				return err != nil && strings.Contains(err.Error(), "is this server itself")
 			}
 		}

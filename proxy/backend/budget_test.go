@@ -104,7 +104,7 @@ func TestRetryBudget(t *testing.T) {
 		if n := u.meter.exhausted.Load() - before; before == 0 || n != 1 {
 			t.Errorf("the exhausted budget was counted %d times, and then %d times for one retry", before, n)
 		}
-		if u.Plan(false).Budget() || !u.Plan(true).Budget() {
+		if u.Plan(false, nil).Budget() || !u.Plan(true, nil).Budget() {
 			t.Error("requests that are sent apart have no budget of their own")
 		}
 	})

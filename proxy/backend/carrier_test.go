@@ -66,7 +66,7 @@ func TestWhoShares(t *testing.T) {
 	used := map[string]map[string]bool{"a": {}, "b": {}}
 	for range 100 {
 		for name := range used {
-			l, _ := s.up(name).Pick()
+			l, _ := s.up(name).Pick(nil)
 			used[name][l.Address()] = true
 			l.Release()
 		}

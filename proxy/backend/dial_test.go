@@ -27,7 +27,7 @@ func TestDialUpgrade(t *testing.T) {
 	f := newFixture(t, nil)
 	f.serve(place2, protoH2, nil)
 	e := f.set(healthy(place1), registry.Endpoint{Address: place2})
-	c := must.Get(f.Upstream(e).DialUpgrade(t.Context()))(t)
+	c := must.Get(f.Upstream(e).DialUpgrade(t.Context(), nil))(t)
 	if p := c.ConnectionState().NegotiatedProtocol; p == protoH2 || c.Address() != place2 {
 		t.Errorf("got %q with %s", p, c.Address())
 	}
@@ -46,7 +46,7 @@ func TestDialUpgrade(t *testing.T) {
 	check.Same(t, 0, inFlight(), "leases held after closing")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := f.Upstream(e).DialUpgrade(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := f.Upstream(e).DialUpgrade(ctx, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want Canceled", err)
 	}
 }
@@ -257,7 +257,7 @@ func TestServersChainThatPanics(t *testing.T) {
 	if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("a request: %v, want ErrUnreachable", err)
 	}
-	if _, err := f.Upstream(e).DialUpgrade(t.Context()); !errors.Is(err, ErrUnreachable) {
+	if _, err := f.Upstream(e).DialUpgrade(t.Context(), nil); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("an upgrade: %v, want ErrUnreachable", err)
 	}
 }

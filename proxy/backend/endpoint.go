@@ -28,6 +28,7 @@ const (
 type endpoint struct {
 	up      *Upstream
 	address string
+	server  *localServer                // of a local apiserver, else nil
 	frames  atomic.Pointer[h2.Endpoint] // nil if no request was sent since its last connection drained
 	said    atomic.Pointer[said]        // nil if no GOAWAY with an error has come
 	// inFlight counts the Leases.

@@ -20,18 +20,19 @@ const noEnd = 365 * 24 * time.Hour
 // Plan returns the plan of a request over HTTP/2, as far as it depends on the backend. apart sends
 // it over connections that carry only such requests (…/proxy): what a pod, a Service or a node
 // answers through kube-apiserver, or somebody else through an extension server, may end its
-// connection, such as a head without end. Nor does it use up the retries of other requests.
-func (u *Upstream) Plan(apart bool) h2.Plan {
+// connection, such as a head without end. Nor does it use up the retries of other requests. by is
+// the client connection's; nil spreads requests.
+func (u *Upstream) Plan(apart bool, by *Stay) h2.Plan {
 	b := &u.budget
 	if apart {
 		b = &u.budgetApart
 	}
 	b.deposit()
-	return h2.Plan{Forward: &u.frames, Apart: apart, Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: b.allow}
+	return h2.Plan{Forward: by.forward(u), Apart: apart, Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: b.allow}
 }
 
 // pick chooses an endpoint, if possible none that was tried.
-func (u *Upstream) pick(tried []*h2.Endpoint) *h2.Endpoint {
+func (u *Upstream) pick(by *Stay, tried []*h2.Endpoint) *h2.Endpoint {
 	var avoid [maxRetries]Lease
 	n := 0
 	for _, t := range tried[:min(len(tried), len(avoid))] {
@@ -40,7 +41,7 @@ func (u *Upstream) pick(tried []*h2.Endpoint) *h2.Endpoint {
 			n++
 		}
 	}
-	lease, ok := u.Pick(avoid[:n]...)
+	lease, ok := u.Pick(by, avoid[:n]...)
 	if !ok {
 		return nil
 	}
@@ -104,7 +105,7 @@ func (u *Upstream) Learn(ctx context.Context) error {
 		return nil
 	}
 	asked := u.learning.DoChan("", func() (any, error) {
-		c, f := u.dialAny(u.shared.ctx, u.target.protocols()...)
+		c, f := u.dialAny(u.shared.ctx, nil, u.target.protocols()...)
 		if f != nil {
 			return nil, f
 		}

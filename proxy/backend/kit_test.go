@@ -154,7 +154,7 @@ func (f *fixture) up(name string) *Upstream { return f.Upstream(f.entries[name])
 // via returns the carrier that a request uses, or nil if it uses its own connections.
 func (f *fixture) via(name string) *Upstream {
 	f.t.Helper()
-	l, ok := f.up(name).Pick()
+	l, ok := f.up(name).Pick(nil)
 	if !ok {
 		f.t.Fatalf("%s has no endpoint", name)
 	}
@@ -217,7 +217,7 @@ func send(u *Upstream, req *http.Request, longRunning bool) (*http.Response, err
 		return nil, err
 	}
 	defer end()
-	return u.RoundTrip(req, longRunning)
+	return u.RoundTrip(req, longRunning, nil)
 }
 
 // RoundTrip sends a request to an entry's upstream.

@@ -69,6 +69,8 @@ type LocalConfig struct {
 	// Servers are the URLs of the local apiservers: https, host and port (default 443), nothing
 	// else.
 	Servers []string
+	// First prefers the first usable server. False means the one with the fewest clients.
+	First bool
 	// TLS makes the configuration of one connection, with the proxy client certificate if
 	// certificate is set, otherwise without one. An empty ServerName becomes the server's host. The
 	// caller may change the result.
@@ -129,10 +131,17 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		l.health = append(l.health, registry.Endpoint{Address: address})
 	}
 	l.pools = [pools]*Upstream{
-		l.newPool(cmp.Or(cfg.Name, "local-certificate"), true, 1024, "h2"),
-		l.newPool("local-proven", false, 1024, "h2"),
-		l.newPool("local-unproven", false, maxUnproven+maxUnprovenLong, "http/1.1"),
-		l.newPool("local-health", false, maxHealth, "http/1.1"),
+		l.newPool(PoolCertificate, cmp.Or(cfg.Name, "local-certificate"), 1024, "h2"),
+		l.newPool(PoolProven, "local-proven", 1024, "h2"),
+		l.newPool(PoolUnproven, "local-unproven", maxUnproven+maxUnprovenLong, "http/1.1"),
+		l.newPool(PoolHealth, "local-health", maxHealth, "http/1.1"),
+	}
+	for i := range l.health {
+		s := &localServer{first: cfg.First}
+		for p, u := range l.pools {
+			s.of[p] = u.provide(l.health[i].Address)
+			s.of[p].server = s
+		}
 	}
 	l.publishLocked() // nobody else has l yet
 	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
@@ -150,14 +159,14 @@ func serverAddress(server string) (string, error) {
 	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
 }
 
-func (l *Local) newPool(name string, certificate bool, maxConns int, protocol string) *Upstream {
+func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Upstream {
 	guard := l.cfg.Guard
 	if guard == nil {
 		guard = noGuard
 	}
 	protocols := []string{protocol}
 	u := newUpstream(name, l.shared, target{
-		tls:       func() (*tls.Config, error) { return l.cfg.TLS(certificate) },
+		tls:       func() (*tls.Config, error) { return l.cfg.TLS(p == PoolCertificate) },
 		guard:     guard,
 		dial:      l.cfg.Dial,
 		signal:    l.signal,
@@ -167,6 +176,7 @@ func (l *Local) newPool(name string, certificate bool, maxConns int, protocol st
 		doubt:     localDoubt,
 		wait:      cmp.Or(l.cfg.Wait, defaultWait),
 	})
+	u.pool = p
 	// These limits are against strangers, so no place is lent.
 	u.inFlight.Lend, u.longRunning.Lend = false, false
 	return u
@@ -191,11 +201,14 @@ func (l *Local) Ready() error {
 // Run watches the identity until ctx ends. Then it closes every connection.
 func (l *Local) Run(ctx context.Context) error {
 	defer l.shared.stop()
-	identity := l.cfg.IdentityChanged()
+	identity, tick := l.cfg.IdentityChanged(), time.NewTicker(balanceEvery)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-tick.C:
+			l.balance()
 		case <-identity:
 			identity = l.cfg.IdentityChanged()
 			l.pools[PoolCertificate-1].drain()

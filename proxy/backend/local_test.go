@@ -72,7 +72,7 @@ func (l *Local) ask(t *testing.T, method string, p Pool, token string) (int, str
 	t.Helper()
 	req := newRequest(t, method, "")
 	req.Header.Set("Authorization", "Bearer "+token)
-	return read(l.Upstream(p).RoundTrip(req, false))
+	return read(l.Upstream(p).RoundTrip(req, false, nil))
 }
 
 // A thousand invalid tokens cause no new connection (design §3): the unproven pool keeps its own.
@@ -216,7 +216,7 @@ func TestProve(t *testing.T) {
 	l := newLocal(t, n, nil, place1)
 	from := bound.Stranger("10.0.0.1:1")
 	for token, want := range map[string]int{"good": http.StatusOK, "bad": http.StatusUnauthorized} {
-		if status, err := l.Prove(t.Context(), token, from); err != nil || status != want {
+		if status, err := l.Prove(t.Context(), token, from, nil); err != nil || status != want {
 			t.Errorf("token %q: got %d, %v, want %d", token, status, err, want)
 		}
 	}
@@ -227,10 +227,10 @@ func TestProve(t *testing.T) {
 			t.Fatal("a connection does not get its share of places")
 		}
 	}
-	if _, err := l.Prove(t.Context(), "good", from); !errors.Is(err, ErrBusy) {
+	if _, err := l.Prove(t.Context(), "good", from, nil); !errors.Is(err, ErrBusy) {
 		t.Errorf("beyond its share: got %v, want ErrBusy", err)
 	}
-	if status, err := l.Prove(t.Context(), "good", bound.Stranger("10.0.0.1:2")); status != http.StatusOK {
+	if status, err := l.Prove(t.Context(), "good", bound.Stranger("10.0.0.1:2"), nil); status != http.StatusOK {
 		t.Errorf("another connection: got %d, %v", status, err)
 	}
 }

@@ -81,7 +81,7 @@ func TestTrustEnds(t *testing.T) {
 		e := f.set(healthy(place1))
 		u := f.Upstream(e)
 		owned := must.Get(dialWatched(t.Context(), u, place1))(t)
-		upgraded := must.Get(u.DialUpgrade(t.Context()))(t)
+		upgraded := must.Get(u.DialUpgrade(t.Context(), nil))(t)
 		watch := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), true))(t)
 		request := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false))(t)
 		start := time.Now()

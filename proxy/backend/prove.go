@@ -15,7 +15,7 @@ const proofTime = 10 * time.Second
 
 // Prove requests /version from the local apiserver with a token, over the unproven pool, and
 // returns the status. kube-apiserver answers it from memory, for every authenticated user.
-func (l *Local) Prove(ctx context.Context, token string, from bound.Source) (status int, err error) {
+func (l *Local) Prove(ctx context.Context, token string, from bound.Source, by *Stay) (status int, err error) {
 	u := l.Upstream(PoolUnproven)
 	place, ok := u.Acquire(from, false)
 	if !ok {
@@ -25,7 +25,7 @@ func (l *Local) Prove(ctx context.Context, token string, from bound.Source) (sta
 	ctx, cancel := context.WithTimeout(ctx, proofTime)
 	defer cancel()
 	ask := &http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/version"}, Header: http.Header{"Authorization": {"Bearer " + token}}}
-	res, err := u.RoundTrip(ask.WithContext(ctx), false)
+	res, err := u.RoundTrip(ask.WithContext(ctx), false, by)
 	if err != nil {
 		return 0, err
 	}

@@ -141,7 +141,7 @@ func TestLastRetryGoesElsewhere(t *testing.T) {
 	u := f.Upstream(f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"), healthy("10.0.0.3:443")))
 	u.endpoints["10.0.0.3:443"].inFlight.Add(10)
 	tried := []*h2.Endpoint{u.endpoints["10.0.0.1:443"].engine(), u.endpoints["10.0.0.2:443"].engine()}
-	check.Same(t, "10.0.0.3:443", u.pick(tried).Name, "where the last retry goes")
+	check.Same(t, "10.0.0.3:443", u.pick(nil, tried).Name, "where the last retry goes")
 }
 
 // An endpoint that refuses connections over HTTP/1.1 is dialled at most ten times a second, however
@@ -178,7 +178,7 @@ func dials() map[string]func(*testing.T, *Upstream) error {
 	return map[string]func(*testing.T, *Upstream) error{
 		"learning": func(t *testing.T, u *Upstream) error { return u.Learn(t.Context()) },
 		"upgrade": func(t *testing.T, u *Upstream) error {
-			c, err := u.DialUpgrade(t.Context())
+			c, err := u.DialUpgrade(t.Context(), nil)
 			if err == nil {
 				err = c.Close()
 			}

@@ -49,7 +49,11 @@ func (s *suspicion) weight() int64 {
 
 // load returns the value by which endpoints are compared.
 func (e *endpoint) load() int64 {
-	n := e.inFlight.Load() + e.suspicion.weight()
+	n := e.suspicion.weight()
+	if e.server != nil {
+		return n + e.server.load()
+	}
+	n += e.inFlight.Load()
 	if c := e.via.Load(); c != nil {
 		n += c.suspicion.weight()
 	}

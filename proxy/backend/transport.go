@@ -29,7 +29,7 @@ const (
 // RoundTrip sends req to an endpoint over HTTP/1.1 and returns its response. It follows no
 // redirects, does not decompress and adds no header fields. It uses only the path and the query of
 // req's URL; an empty Host becomes the endpoint's address. The response's Request is the one that
-// was sent: its URL's Host is the endpoint.
+// was sent: its URL's Host is the endpoint. by is the client connection's; nil spreads requests.
 //
 // A request is retried on another endpoint if it got no connection. A GET or HEAD that is not
 // long-running is also retried if its connection was lost, or its endpoint became unhealthy, before
@@ -41,9 +41,9 @@ const (
 //
 // As in net/http, the body of req is closed, also on errors, and the caller must close the
 // response's.
-func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Response, error) {
+func (u *Upstream) RoundTrip(req *http.Request, longRunning bool, by *Stay) (*http.Response, error) {
 	u.budget.deposit()
-	c := &call{u: u, req: req, long: longRunning}
+	c := &call{u: u, by: by, req: req, long: longRunning}
 	if req.Body != http.NoBody {
 		c.body.stream = req.Body
 	}
@@ -58,6 +58,7 @@ func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Respons
 // call is a request with its tries.
 type call struct {
 	u    *Upstream
+	by   *Stay // may be nil
 	req  *http.Request
 	long bool
 	safe bool // executing it twice is harmless
@@ -72,7 +73,7 @@ type call struct {
 // run tries one endpoint after the other. If try succeeds, it keeps the Lease.
 func (c *call) run(ctx context.Context, try func(Lease) *failure) *failure {
 	for {
-		l, ok := c.u.Pick(c.tried...)
+		l, ok := c.u.Pick(c.by, c.tried...)
 		f := &failure{kind: failDial, err: errNoEndpoint}
 		if ok {
 			if f = try(l); f == nil {

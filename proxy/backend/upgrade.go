@@ -74,8 +74,8 @@ func (c *Conn) Close() error {
 // DialUpgrade returns a new HTTP/1.1 connection for an upgrade request. The caller must close it
 // when its session has ended; it closes itself when its trust has ended. If an endpoint cannot be
 // reached, the next one is tried: nothing has been sent.
-func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
-	c, f := u.dialAny(ctx, "http/1.1")
+func (u *Upstream) DialUpgrade(ctx context.Context, by *Stay) (*Conn, error) {
+	c, f := u.dialAny(ctx, by, "http/1.1")
 	if f != nil {
 		return nil, f
 	}
@@ -83,8 +83,8 @@ func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
 }
 
 // dialAny dials one endpoint after the other until a dial succeeds.
-func (u *Upstream) dialAny(ctx context.Context, protocols ...string) (conn *Conn, f *failure) {
-	c, how := &call{u: u}, dialing{
+func (u *Upstream) dialAny(ctx context.Context, by *Stay, protocols ...string) (conn *Conn, f *failure) {
+	c, how := &call{u: u, by: by}, dialing{
 		protocols: protocols,
 		cut:       func(c *Conn) { _ = c.Close() }, // its session must end
 		closed:    func(c *Conn) { c.lease.Release() },

@@ -24,6 +24,7 @@ import (
 // until Run of its Pools or Local ends.
 type Upstream struct {
 	name   string // of the APIService or the local pool; labels metrics
+	pool   Pool   // of the local apiserver, else zero
 	target target
 	shared *shared
 	meter  meter
@@ -121,7 +122,7 @@ func newShared(log *slog.Logger) *shared {
 
 func newUpstream(name string, o *shared, t target) *Upstream {
 	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
-	u.frames = h2.Upstream{Pick: u.pick, Retried: u.retried}
+	u.frames = h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return u.pick(nil, tried) }, Retried: u.retried}
 	for _, places := range []*bound.Places{&u.inFlight, &u.longRunning, &u.reads, &u.writes} {
 		places.Lend = true // one controller may be the only client of an extension server
 	}
@@ -131,13 +132,16 @@ func newUpstream(name string, o *shared, t target) *Upstream {
 	return u
 }
 
-// Pick chooses an endpoint: the less loaded of two random healthy ones, and none of avoid if
-// possible. It reports false if there is no endpoint at all. The caller must release the Lease when
-// the request has ended.
-func (u *Upstream) Pick(avoid ...Lease) (Lease, bool) {
+// Pick chooses an endpoint: that of a local apiserver's client connection, else the less loaded of
+// two random healthy ones, and none of avoid if possible. It reports false if there is no endpoint
+// at all. The caller must release the Lease when the request has ended.
+func (u *Upstream) Pick(by *Stay, avoid ...Lease) (Lease, bool) {
 	v := u.view.Load()
 	var e *endpoint
-	if len(avoid) > 0 {
+	switch {
+	case by != nil && u.pool != 0:
+		e = by.pick(u, avoid)
+	case len(avoid) > 0:
 		e = v.other(avoid)
 	}
 	if e == nil {

@@ -96,7 +96,7 @@ func TestPickSpreads(t *testing.T) {
 		got := 0
 		var leases []Lease
 		for range tt.n {
-			l, _ := u.Pick()
+			l, _ := u.Pick(nil)
 			if l.Address() == tt.of {
 				got++
 			}
@@ -127,7 +127,7 @@ func TestPickAvoids(t *testing.T) {
 		var avoid []Lease
 		var got []string
 		for range 3 {
-			l, ok := u.Pick(avoid...)
+			l, ok := u.Pick(nil, avoid...)
 			if !ok {
 				t.Fatal("no endpoint")
 			}
@@ -139,7 +139,7 @@ func TestPickAvoids(t *testing.T) {
 		if d := cmp.Diff([]string{"a:1", "b:1", "c:1"}, got); d != "" {
 			t.Fatal(d)
 		}
-		if l, ok := u.Pick(avoid...); !ok || l.Address() == "c:1" || l.Address() == "d:1" {
+		if l, ok := u.Pick(nil, avoid...); !ok || l.Address() == "c:1" || l.Address() == "d:1" {
 			t.Errorf("with all avoided: got %q, %v", l.Address(), ok)
 		} else {
 			l.Release()
@@ -153,8 +153,8 @@ func TestNoAllocations(t *testing.T) {
 	f.policy.MaxInFlight = 400
 	e := f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"))
 	check.Same(t, 0, testing.AllocsPerRun(1000, func() {
-		l, _ := f.Upstream(e).Pick()
-		m, _ := f.Upstream(e).Pick(l)
+		l, _ := f.Upstream(e).Pick(nil)
+		m, _ := f.Upstream(e).Pick(nil, l)
 		m.Release()
 		l.Release()
 		place, _ := f.Upstream(e).Acquire(bound.Source{User: "ann"}, true)

@@ -54,6 +54,7 @@ type plain struct {
 	all    *heads
 	source *hold.Source
 	place  bound.Place
+	gone   context.CancelFunc // ends the connection's context; nil before net/http has it
 
 	// For the goroutine of the connection only.
 	head  wire.TextHead
@@ -83,8 +84,22 @@ func (c *plain) Close() error {
 		c.place.Leave()
 	}
 	c.held, c.closed = 0, true
+	if c.gone != nil {
+		c.gone()
+	}
 	c.mu.Unlock()
 	return c.Conn.Close() //nolint:wrapcheck // from the wrapped connection
+}
+
+// until returns a context that ends with the connection.
+func (c *plain) until(ctx context.Context) context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ctx, c.gone = context.WithCancel(ctx)
+	if c.closed {
+		c.gone()
+	}
+	return ctx
 }
 
 // hold changes what the connection holds to n bytes. It reports false if there is no room for more.
@@ -219,11 +234,11 @@ func countWhole(next http.Handler) http.Handler {
 }
 
 func (p *Port) connContext(ctx context.Context, c net.Conn) context.Context {
+	if c, ok := c.(*plain); ok {
+		ctx = context.WithValue(c.until(ctx), plainKey{}, c)
+	}
 	if p.perConn != nil {
 		ctx = p.perConn(ctx, c)
-	}
-	if c, ok := c.(*plain); ok {
-		ctx = context.WithValue(ctx, plainKey{}, c)
 	}
 	return ctx
 }

@@ -41,7 +41,7 @@ type Config struct {
 	TLS *tls.Config
 	// Handler answers requests over HTTP/1.1. Required.
 	Handler http.Handler
-	// ConnContext is http.Server's. It may be nil.
+	// ConnContext is http.Server's; its context ends with the connection. It may be nil.
 	ConnContext func(context.Context, net.Conn) context.Context
 	// Frames serves the HTTP/2 connections; its Run must run. Required.
 	Frames *h2.Server
@@ -133,7 +133,9 @@ func (p *Port) greet(raw net.Conn) {
 	}
 	cancel()
 	if conn.ConnectionState().NegotiatedProtocol == "h2" {
-		p.frames.Serve(p.http1, conn, ofConn{p.http1.Handler, p.connContext(context.Background(), conn)})
+		ctx, gone := context.WithCancel(context.Background())
+		defer gone()
+		p.frames.Serve(p.http1, conn, ofConn{p.http1.Handler, p.connContext(ctx, conn)})
 		return
 	}
 	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()

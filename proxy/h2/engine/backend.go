@@ -330,7 +330,9 @@ func (e *Engine) retry(s *stream, after Reason) {
 	if retried := s.plan.Forward.Retried; retried != nil {
 		retried(after)
 	}
-	s.sending.tried = append(s.sending.tried, s.ep)
+	if after != ReasonReset || !s.plan.Forward.Stays {
+		s.sending.tried = append(s.sending.tried, s.ep)
+	}
 	e.resend(s)
 }
 

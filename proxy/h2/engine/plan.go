@@ -119,6 +119,9 @@ type Upstream struct {
 	// Retried is called before each further try, with the reason why the previous one failed. It
 	// must not block. Nil means no callback.
 	Retried func(after Reason)
+	// Stays says that a request whose stream the backend has reset is retried at the same endpoint:
+	// others have a state of their own.
+	Stays bool
 }
 
 // Endpoint is one address of a backend. The pointer identifies its connection pool: an Upstream

@@ -1,0 +1,142 @@
+package backend
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+)
+
+const (
+	// balanceEvery is how often client connections are counted. Each time a sixth of those that a
+	// server has beyond its share may be asked to come again: nine of ten within a minute.
+	balanceEvery = 5 * time.Second
+	// balanceMost limits them, to twenty handshakes a second.
+	balanceMost = 100
+)
+
+// localServer is a local apiserver, with its endpoint in each pool.
+type localServer struct {
+	of      [pools]*endpoint
+	clients atomic.Int64 // client connections that stay
+	spare   atomic.Int64 // how many of them may be asked to come again
+	first   bool         // the first usable server is preferred, whatever their clients
+}
+
+// load returns the value by which servers are compared.
+func (s *localServer) load() int64 {
+	if s.first {
+		return 0
+	}
+	return s.clients.Load()
+}
+
+// Stay is the local apiserver of one client connection, the same in all pools. Each server has a
+// watch cache of its own, and during an upgrade group-versions of its own: a client that is spread
+// over several goes back in time. It keeps its server while that is usable, else it moves to one
+// other. No method takes a lock. A nil Stay spreads requests.
+type Stay struct {
+	fixed   bool // whatever happens
+	at      atomic.Pointer[localServer]
+	counted atomic.Pointer[localServer]             // in its clients; nil after the end
+	over    atomic.Bool                             // not counted any more
+	frames  [PoolProven]atomic.Pointer[h2.Upstream] // for the engine
+}
+
+// Stay returns that of a connection that lasts until ctx ends.
+func (l *Local) Stay(ctx context.Context) *Stay {
+	s := new(Stay)
+	context.AfterFunc(ctx, s.end)
+	return s
+}
+
+// usable reports whether requests may stay at an endpoint.
+func (e *endpoint) usable() bool { return !e.out.Load() && e.suspicion.weight() == 0 }
+
+// pick chooses the endpoint for a request.
+func (s *Stay) pick(u *Upstream, avoid []Lease) *endpoint {
+	at, own, tried := s.at.Load(), (*endpoint)(nil), false
+	if at != nil {
+		own = at.of[u.pool-1]
+		tried = slices.Contains(avoid, Lease{own})
+		if s.fixed || !tried && own.usable() {
+			return own
+		}
+	}
+	v := u.view.Load()
+	e := v.other(avoid)
+	switch {
+	case own != nil && (e == nil || !tried && !e.usable()): // no other is better
+		return own
+	case e == nil:
+		return v.choose(0)
+	}
+	if s.at.CompareAndSwap(at, e.server) && !s.over.Load() {
+		e.server.clients.Add(1)
+		s.countAt(e.server)
+		if s.over.Load() { // meanwhile
+			s.countAt(nil)
+		}
+	}
+	return s.at.Load().of[u.pool-1]
+}
+
+func (s *Stay) countAt(next *localServer) {
+	if was := s.counted.Swap(next); was != nil {
+		was.clients.Add(-1)
+	}
+}
+
+func (s *Stay) end() {
+	s.over.Store(true)
+	s.countAt(nil)
+}
+
+// Leaves reports whether the client should come again over another connection, because its server
+// has more than its share.
+func (s *Stay) Leaves() bool {
+	if s == nil {
+		return false
+	}
+	at := s.counted.Load()
+	if at == nil || at.spare.Load() <= 0 || at.spare.Add(-1) < 0 {
+		return false
+	}
+	s.end()
+	return true
+}
+
+// forward returns the Upstream that the engine uses for the connection's requests.
+func (s *Stay) forward(u *Upstream) *h2.Upstream {
+	if s == nil || u.pool == 0 {
+		return &u.frames
+	}
+	at := &s.frames[u.pool-1]
+	if at.Load() == nil {
+		at.CompareAndSwap(nil, &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return u.pick(s, tried) }, Retried: u.retried, Stays: true})
+	}
+	return at.Load()
+}
+
+// balance lets servers with more clients than others, as after one was restarted, send some away.
+func (l *Local) balance() {
+	var usable []*localServer
+	sum := int64(0)
+	for _, e := range l.pools[0].view.Load().preferred {
+		if e.server.spare.Store(0); e.usable() {
+			usable = append(usable, e.server)
+			sum += e.server.clients.Load()
+		}
+	}
+	for i, s := range usable {
+		share := (sum + int64(len(usable)) - 1) / int64(len(usable))
+		if s.first {
+			share = max(0, sum*int64(1-i))
+		}
+		if more := s.clients.Load() - share - share/10; more > 0 {
+			s.spare.Store(min((more+5)/6, balanceMost))
+		}
+	}
+}

@@ -1,0 +1,164 @@
+package backend
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+)
+
+const place3 = "10.0.0.3:443"
+
+// crowd are client connections of a Local.
+type crowd struct {
+	t     *testing.T
+	l     *Local
+	stays []*Stay
+	leave []context.CancelFunc
+}
+
+func newCrowd(t *testing.T, n int, change func(*LocalConfig)) *crowd {
+	t.Helper()
+	c := &crowd{t: t, l: newLocal(t, newNetwork(t), change, place1, place2, place3)}
+	c.report(registry.Healthy, place1, place2, place3)
+	for range n {
+		c.stays, c.leave = append(c.stays, nil), append(c.leave, nil)
+		c.come(len(c.stays) - 1)
+	}
+	return c
+}
+
+func (c *crowd) report(h registry.Health, addresses ...string) {
+	for _, a := range addresses {
+		c.l.Report(a, h, "")
+	}
+}
+
+// come lets a client come over a new connection.
+func (c *crowd) come(i int) {
+	if c.leave[i] != nil {
+		c.leave[i]()
+		synctest.Wait()
+	}
+	ctx, leave := context.WithCancel(c.t.Context())
+	c.stays[i], c.leave[i] = c.l.Stay(ctx), leave
+}
+
+// at sends a request of each connection in each pool, and returns where they went.
+func (c *crowd) at() []string {
+	c.t.Helper()
+	var out []string
+	for i, s := range c.stays {
+		for _, u := range c.l.pools {
+			l, _ := u.Pick(s)
+			l.Release()
+			if u.HTTP2() {
+				l, _ = u.Plan(false, s).Forward.Pick(nil).Value.(Lease)
+				l.Release()
+			}
+			if out = append(out, l.Address())[:i+1]; out[i] != l.Address() {
+				c.t.Errorf("connection %d is at %s and %s", i, out[i], l.Address())
+			}
+		}
+	}
+	return out
+}
+
+func (c *crowd) even(share float64) {
+	c.t.Helper()
+	for a, n := range count(c.at()) {
+		if float64(n) > share {
+			c.t.Errorf("%s has %d of %d connections", a, n, len(c.stays))
+		}
+	}
+}
+
+func count(list []string) map[string]int {
+	out := map[string]int{}
+	for _, a := range list {
+		out[a]++
+	}
+	return out
+}
+
+// Three hundred client connections are even on three servers; each keeps its server in all pools.
+// While one is down its connections are elsewhere, and stay there; two minutes after it came back
+// all are even again.
+func TestStay(t *testing.T) { synctest.Test(t, stays) }
+
+func stays(t *testing.T) {
+	c := newCrowd(t, 300, nil)
+	c.even(100)
+	before := c.at()
+	c.report(registry.Unhealthy, place2)
+	moved := c.at()
+	c.report(registry.Healthy, place2)
+	for i, now := range c.at() {
+		if now != moved[i] || before[i] != place2 && now != before[i] || now == place2 {
+			t.Errorf("connection %d: %s, then %s while %s was down, then %s", i, before[i], moved[i], place2, now)
+		}
+	}
+	c.even(150)
+	for range 2 * time.Minute / balanceEvery {
+		time.Sleep(balanceEvery)
+		for i, s := range c.stays {
+			if s.Leaves() {
+				c.come(i)
+			}
+		}
+		c.at()
+	}
+	c.even(130)
+	for _, leave := range c.leave {
+		leave()
+	}
+	synctest.Wait()
+	for _, e := range c.l.pools[0].snapshot() {
+		if n := e.server.clients.Load(); n != 0 {
+			t.Errorf("%s has %d connections after the end of all", e.address, n)
+		}
+	}
+}
+
+// A connection leaves a server that has lost a connection, and with what a server has not
+// processed; what it has processed is retried there. It leaves for no server that is no better.
+func TestStayLeaves(t *testing.T) { synctest.Test(t, leaves) }
+
+func leaves(t *testing.T) {
+	c := newCrowd(t, 1, func(cfg *LocalConfig) { cfg.First = true })
+	at := func(want string) {
+		t.Helper()
+		check.Same(t, []string{want}, c.at(), "the connection's server")
+	}
+	at(place1)
+	u := c.l.Upstream(PoolProven)
+	retry := func() { // as the engine does
+		f := u.Plan(false, c.stays[0]).Forward
+		check.Same(t, true, f.Stays, "it retries what was processed there")
+		l, _ := f.Pick([]*h2.Endpoint{f.Pick(nil)}).Value.(Lease)
+		l.Release()
+	}
+	retry()
+	at(place2)
+	c.l.signal(place2, errLost)
+	at(place1)
+	c.report(registry.Unhealthy, place2, place3)
+	c.l.signal(place1, errLost)
+	at(place1)
+	c.report(registry.Unhealthy, place1)
+	at(place1)
+	c.report(registry.Healthy, place3)
+	at(place3)
+	c.report(registry.Healthy, place1, place2)
+	at(place3)
+	c.come(0)
+	at(place1)
+	if all := slices.Repeat([]string{place1}, 9); !slices.Equal(newCrowd(t, 9, func(cfg *LocalConfig) { cfg.First = true }).at(), all) {
+		t.Error("with First, not all are at the first server")
+	}
+}
