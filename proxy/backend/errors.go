@@ -9,14 +9,13 @@ import (
 	"net"
 	"os"
 	"syscall"
+
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // The errors of a failed request. Every error of this package matches exactly one of them with
-// errors.Is, or is the error of the request's context.
+// errors.Is, or bound.ErrFull (answer 429), or is the error of the request's context.
 var (
-	// ErrBusy means that the limit of requests in flight or waiting is reached. Nothing was sent.
-	// Answer 429 with Retry-After.
-	ErrBusy = errors.New("backend is busy")
 	// ErrUnreachable means that no endpoint could be reached, or each refused the request
 	// unprocessed. Nothing was executed. Answer 503 with Retry-After.
 	ErrUnreachable = errors.New("backend is unreachable")
@@ -78,7 +77,7 @@ func (f *failure) Unwrap() error { return f.err }
 func (f *failure) Is(target error) bool {
 	switch f.kind {
 	case failBusy:
-		return target == ErrBusy
+		return target == bound.ErrFull
 	case failLost, failEjected:
 		return target == ErrUnanswered
 	case failBad:

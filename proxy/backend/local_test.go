@@ -227,8 +227,8 @@ func TestProve(t *testing.T) {
 			t.Fatal("a connection does not get its share of places")
 		}
 	}
-	if _, err := l.Prove(t.Context(), "good", from, nil); !errors.Is(err, ErrBusy) {
-		t.Errorf("beyond its share: got %v, want ErrBusy", err)
+	if _, err := l.Prove(t.Context(), "good", from, nil); !errors.Is(err, bound.ErrFull) {
+		t.Errorf("beyond its share: got %v, want bound.ErrFull", err)
 	}
 	if status, err := l.Prove(t.Context(), "good", bound.Stranger("10.0.0.1:2"), nil); status != http.StatusOK {
 		t.Errorf("another connection: got %d, %v", status, err)

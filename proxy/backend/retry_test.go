@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
@@ -267,7 +268,7 @@ func TestSentinels(t *testing.T) {
 		}
 		f := &failure{kind: kind, err: errLost}
 		matches := 0
-		for _, sentinel := range []error{ErrBusy, ErrUnreachable, ErrUnanswered, ErrBadResponse} {
+		for _, sentinel := range []error{bound.ErrFull, ErrUnreachable, ErrUnanswered, ErrBadResponse} {
 			if errors.Is(f, sentinel) {
 				matches++
 			}
