@@ -261,7 +261,7 @@ func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known
 		if d.User, err = p.cfg.Authn.Review(ctx, &d.Credentials, d.Request.Path); err != nil {
 			p.log.Debug("authenticating", "err", err)
 			switch {
-			case errors.Is(err, bound.ErrFull):
+			case full(err):
 				return true, errReviews
 			case !errors.Is(err, authn.ErrUnauthenticated):
 				return true, errAuthenticating
@@ -295,7 +295,7 @@ func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, wait bool) (know
 			return false, nil
 		}
 		if d.verdict, err = p.cfg.Authz.Authorize(ctx, &a); err != nil {
-			if errors.Is(err, bound.ErrFull) {
+			if full(err) {
 				return true, errReviews
 			}
 			p.log.Warn("authorizing", "user", d.User.GetName(), "err", err)

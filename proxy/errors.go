@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // Only this file turns errors into responses. A client learns the group-version and a short cause,
@@ -209,7 +208,7 @@ func forwardError(name string, err error) error {
 		return statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonBadRequest, name+": "+err.Error(), 0)
 	case errors.Is(err, errBlamed):
 		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": "+err.Error(), 0)
-	case errors.Is(err, bound.ErrFull):
+	case full(err):
 		return errBusy(name)
 	case errors.Is(err, errNoRoom):
 		return unavailable(name+" takes no further requests at the moment, please try again later", retrySoon)

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"math/rand/v2"
 	"sync/atomic"
 
@@ -145,3 +146,6 @@ func (p *Proxy) goAway() bool {
 // RejectNew answers every new request with 429 and Retry-After (--shutdown-send-retry-after).
 // Requests in flight continue. Health paths stay open.
 func (p *Proxy) RejectNew() { p.rejecting.Store(true) }
+
+// full reports whether a queue or a pool has no place for a request.
+func full(err error) bool { return errors.Is(err, bound.ErrFull) }

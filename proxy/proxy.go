@@ -96,7 +96,7 @@ func New(cfg Config) (*Proxy, error) {
 // impersonate that user.
 func (p *Proxy) impersonation(next http.Handler) http.Handler {
 	return p.cfg.Authz.Impersonate(next, p.codecs, func(err error) error {
-		if errors.Is(err, bound.ErrFull) {
+		if full(err) {
 			return forbidden(errReviews)
 		}
 		p.log.Warn("authorizing an impersonation", "err", err)
