@@ -29,9 +29,9 @@ const (
 	leastPatience = time.Second
 	// patient is how many heads may wait before the time for each is halved.
 	patient = 8
-	// perConn is what a connection costs with a request whose answer is not read: measured, half of
-	// it in buffers of net/http and crypto/tls, and stacks.
-	perConn = 96 << 10
+	// perConn is what an idle connection costs, and perRequest what it costs more while an answer is
+	// not read: measured, in buffers of net/http and crypto/tls, and stacks.
+	perConn, perRequest = 32 << 10, 64 << 10
 	// lookEvery is how often a head that waits looks for room, or a slow one for others that wait:
 	// short against leastPatience.
 	lookEvery = 100 * time.Millisecond
@@ -41,11 +41,57 @@ const (
 type heads struct {
 	memory  *hold.Bound
 	waiting atomic.Int64 // heads that wait for room
-	conns   bound.Places
+	conns   bound.Places // bytes, of a memory bound of their own
+
+	mu  sync.Mutex // guards all
+	all map[*plain]struct{}
 }
 
-// most is how many connections there may be: as many as fill a memory bound of their own.
-func (h *heads) most() int64 { return max(1, h.memory.Limit()/perConn) }
+// take takes n bytes for a connection. Only if all are taken, idle ones make room: any of them, as a
+// server may always do (RFC 9112 §9.5).
+func (h *heads) take(from bound.Source, n int64) (place bound.Place, ok bool) {
+	for {
+		limit := h.memory.Limit()
+		if place, ok = h.conns.Take(from, n, limit); ok || h.conns.Held()+n <= limit || !h.evict() {
+			return place, ok
+		}
+	}
+}
+
+// enter counts a connection until it is closed. It reports false if there is no room.
+func (h *heads) enter(c *plain) (ok bool) {
+	if c.place, ok = h.take(c.from, perConn); ok {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.all[c] = struct{}{}
+	}
+	return ok
+}
+
+func (h *heads) leave(c *plain) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.all, c)
+}
+
+// evict closes an idle connection. It reports false if it finds none.
+func (h *heads) evict() bool {
+	h.mu.Lock()
+	var idle *plain
+	for c := range h.all {
+		if c.idle() {
+			idle = c
+			break
+		}
+	}
+	h.mu.Unlock()
+	if idle == nil {
+		return false
+	}
+	h.memory.Refuse(hold.Connection)
+	_ = idle.Close()
+	return true
+}
 
 // plain is the plaintext of an HTTP/1.1 connection. It counts a head while net/http reads it, and
 // lets net/http wait with the next bytes until there is room for what they become.
@@ -53,6 +99,7 @@ type plain struct {
 	*tls.Conn
 	all    *heads
 	source *hold.Source
+	from   bound.Source
 	place  bound.Place
 	gone   context.CancelFunc // ends the connection's context; nil before net/http has it
 
@@ -88,6 +135,7 @@ func (c *plain) Close() error {
 		c.gone()
 	}
 	c.mu.Unlock()
+	c.all.leave(c)
 	return c.Conn.Close() //nolint:wrapcheck // from the wrapped connection
 }
 
@@ -100,6 +148,13 @@ func (c *plain) until(ctx context.Context) context.Context {
 		c.gone()
 	}
 	return ctx
+}
+
+// idle reports whether nothing has come of a head.
+func (c *plain) idle() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held == 0 && !c.closed
 }
 
 // hold changes what the connection holds to n bytes. It reports false if there is no room for more.
@@ -222,7 +277,9 @@ func countWhole(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if !c.hold(copies * weightOf(r)) {
+		place, ok := c.all.take(c.from, perRequest)
+		defer place.Leave()
+		if !ok || !c.hold(copies*weightOf(r)) {
 			c.all.memory.Refuse(hold.Head)
 			w.Header().Set("Retry-After", "1")
 			w.Header().Set("Connection", "close")

@@ -71,7 +71,7 @@ type Port struct {
 func New(c Config) *Port {
 	p := &Port{
 		listener: c.Frames.Listener(c.Listener), tls: c.TLS, frames: c.Frames, perConn: c.ConnContext, ready: make(chan net.Conn),
-		heads: heads{memory: cmp.Or(c.Memory, hold.New(0))}, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
+		heads: heads{memory: cmp.Or(c.Memory, hold.New(0)), all: map[*plain]struct{}{}}, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 	}
 	p.heads.conns.Lend = true // to one load balancer
 	p.ending, p.end = context.WithCancel(context.Background())
@@ -139,9 +139,8 @@ func (p *Port) greet(raw net.Conn) {
 		return
 	}
 	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
-	place, ok := p.heads.conns.Take(from, 1, p.heads.most())
-	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), place: place}
-	if !ok {
+	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), from: from}
+	if !p.heads.enter(c) {
 		p.heads.memory.Refuse(hold.Connection)
 		_ = c.refuse(http.StatusTooManyRequests) // as for a head
 		_ = c.Close()
