@@ -47,8 +47,8 @@ type heads struct {
 	all map[*plain]struct{}
 }
 
-// take takes n bytes for a connection. Only if all are taken, idle ones make room: any of them, as a
-// server may always do (RFC 9112 §9.5).
+// take takes n bytes for a connection. Only if all are taken, idle ones make room: any of them, as
+// servers may (RFC 9112 §9.5).
 func (h *heads) take(from bound.Source, n int64) (place bound.Place, ok bool) {
 	for {
 		limit := h.memory.Limit()
