@@ -29,7 +29,7 @@ const (
 	leastPatience = time.Second
 	// patient is how many heads may wait before the time for each is halved.
 	patient = 8
-	// perConn is what an idle connection costs, and perRequest what it costs more while an answer is
+	// perConn is what an idle connection costs, perRequest what it costs more while an answer is
 	// not read: measured, in buffers of net/http and crypto/tls, and stacks.
 	perConn, perRequest = 32 << 10, 64 << 10
 	// lookEvery is how often a head that waits looks for room, or a slow one for others that wait:
