@@ -27,6 +27,8 @@ const (
 	// maxDialing limits the concurrent dials to one endpoint: hundreds of handshakes at once, after
 	// a server has died, would all exceed dialTimeout.
 	maxDialing = 16
+	// hungTime is how long a long-running request must be quiet to end when its endpoint is hung.
+	hungTime = 10 * time.Second
 )
 
 // plain is the net/http pool of HTTP/1.1 connections to one endpoint: for backends without HTTP/2,
@@ -168,20 +170,15 @@ func (c *pooled) use(n int64, long bool) {
 	if c.long.Store(long); long {
 		_ = c.SetReadDeadline(time.Now().Add(hungTime)) // net/http reads already
 	}
-	paused := n < 0 || n > quickBody
-	if paused == c.paused {
-		return
+	if paused := n < 0 || n > quickBody; paused != c.paused {
+		c.paused = paused
+		limit := c.lease.e.up.pingTimeout()
+		if paused {
+			limit = 0
+		}
+		limitUnacked(c.NetConn(), limit)
 	}
-	c.paused = paused
-	limit := c.lease.e.up.pingTimeout()
-	if paused {
-		limit = 0
-	}
-	limitUnacked(c.NetConn(), limit)
 }
-
-// hungTime is how long a long-running request must be quiet to end when its endpoint is hung.
-const hungTime = 10 * time.Second
 
 func (c *pooled) Read(p []byte) (n int, err error) {
 	for again := true; again; {
