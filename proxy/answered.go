@@ -52,14 +52,8 @@ func (d *Decision) clean(header http.Header) error {
 
 var errManyFields = fmt.Errorf("%w: too many names of fields", backend.ErrBadResponse)
 
-// rejects reports whether a remote's response is a redirect that must not reach the client.
-func (p *Proxy) rejects(status int) bool {
-	if p.cfg.ForwardRedirects {
-		return false
-	}
-	switch status {
-	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusUseProxy, http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusMultipleChoices:
-		return true
-	}
-	return false
+// rejects reports whether a remote's response is a redirect that must not reach the client: as in
+// kube-apiserver (UpgradeAwareHandler), any 3xx with a Location.
+func (p *Proxy) rejects(status int, leads bool) bool {
+	return !p.cfg.ForwardRedirects && leads && status/100 == 3
 }

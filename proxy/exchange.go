@@ -37,7 +37,7 @@ type exchange struct {
 	// Callbacks of a plan, set by bind.
 	remove   func(string) bool
 	withhold func(string) bool
-	accept   func(int) http.Handler
+	accept   func(int, bool) http.Handler
 	fail     func(h2.Outcome) http.Handler
 }
 
@@ -85,14 +85,14 @@ func (x *exchange) withholds(name string) bool {
 
 // onResponse is called for every final response head. A non-nil handler answers instead of the
 // backend.
-func (x *exchange) onResponse(status int) http.Handler {
+func (x *exchange) onResponse(status int, leads bool) http.Handler {
 	d := &x.decision
 	if d.Action == ToLocal {
 		x.p.cfg.Authn.Seen(&d.Credentials, status)
 		if d.rejectsOwnCredential(status) {
 			return x.answer(x.p.credentialRejected())
 		}
-	} else if x.p.rejects(status) {
+	} else if x.p.rejects(status, leads) {
 		return x.answer(errRedirect(d.Entry.Name))
 	}
 	return nil

@@ -143,7 +143,7 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	x.ended.at(res.Request.URL.Host)
 	if d.Action == ToLocal {
 		p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
-	} else if p.rejects(res.StatusCode) {
+	} else if p.rejects(res.StatusCode, res.Header.Get("Location") != "") {
 		_ = res.Body.Close() // the body is not needed
 		p.forwardFailed(w, r, errRedirect(d.Entry.Name))
 		return

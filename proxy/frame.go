@@ -237,8 +237,8 @@ func (r *frameRequest) ready() *h2.Answer {
 }
 
 // onHead is called for every final response head.
-func (r *frameRequest) onHead(status int) http.Handler {
-	h := r.onResponse(status)
+func (r *frameRequest) onHead(status int, leads bool) http.Handler {
+	h := r.onResponse(status, leads)
 	if h == nil {
 		r.observer.responded(status)
 	}

@@ -401,8 +401,10 @@ func (s *stage) act(w http.ResponseWriter, r *http.Request) {
 		})(w, r)
 	case r.Header.Get("Authorization") == "Bearer bad":
 		w.WriteHeader(http.StatusUnauthorized)
-	case word == "status":
-		w.Header().Set("Location", "https://evil.example.com/")
+	case word == "status" || word == "bare":
+		if word == "status" {
+			w.Header().Set("Location", "https://evil.example.com/")
+		}
 		w.WriteHeader(must.Get(strconv.Atoi(arg))(s.t))
 	case word == "hang":
 		s.hanging <- struct{}{}

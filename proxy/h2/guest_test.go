@@ -99,7 +99,7 @@ func TestGuestEnds(t *testing.T) {
 		<-r.Context().Done()
 	}), func(_ *Head, p *Plan) {
 		p.Fail = func(Outcome) http.Handler { return http.NotFoundHandler() }
-		p.Accept = func(status int) http.Handler {
+		p.Accept = func(status int, _ bool) http.Handler {
 			if status == http.StatusFound {
 				return http.NotFoundHandler()
 			}
@@ -151,7 +151,7 @@ func TestGuestEnds(t *testing.T) {
 			r.Header.Set("X-A", "b")
 			p.Remove = func(string) bool { panic(1) }
 		}, engine.ReasonAbort, nil},
-		{"panic in Accept", "/", nil, func(_ *http.Request, p *Plan) { p.Accept = func(int) http.Handler { panic(1) } }, engine.ReasonAbort, nil},
+		{"panic in Accept", "/", nil, func(_ *http.Request, p *Plan) { p.Accept = func(int, bool) http.Handler { panic(1) } }, engine.ReasonAbort, nil},
 		{"panic in Fail", "/late", nil, func(r *http.Request, p *Plan) {
 			soon(r, p)
 			p.Fail = func(Outcome) http.Handler { panic(1) }

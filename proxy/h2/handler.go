@@ -131,7 +131,7 @@ func (l *local) request() (*http.Request, error) {
 	if l.head.EndStream {
 		r.ContentLength = 0
 	} else {
-		r.Body = &body{l: l, r: r, expects: strings.EqualFold(r.Header.Get("Expect"), "100-continue")}
+		r.Body = &body{l: l, r: r, expects: r.ContentLength != 0 && strings.EqualFold(r.Header.Get("Expect"), "100-continue")}
 	}
 	return r.WithContext(l.ctx), nil
 }

@@ -64,6 +64,8 @@ func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	return nil
 }
 
+func leads(f hpack.HeaderField) bool { return f.Name == "location" && f.Value != "" }
+
 // keep returns the fields of a response head that are forwarded.
 func (s *stream) keep(fields []hpack.HeaderField) []hpack.HeaderField {
 	remove := s.plan.RemoveResponse
@@ -84,7 +86,7 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	if c.blockES && r.ContentLength > 0 && !s.noBody {
 		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	switch h, ok := e.accepts(s, r.Status); {
+	switch h, ok := e.accepts(s, r.Status, slices.ContainsFunc(r.Fields, leads)); {
 	case !ok:
 		return nil
 	case h != nil:

@@ -47,10 +47,10 @@ type Plan struct {
 	// means not at all.
 	Wait time.Duration
 
-	// Accept is called with the status of every final response head before it is forwarded. Nil
-	// forwards the head; a handler answers instead (of a redirect that must not reach the client).
-	// A nil Accept forwards all heads.
-	Accept func(status int) http.Handler
+	// Accept is called with the status of every final response head before it is forwarded, and
+	// whether it has a Location. Nil forwards the head; a handler answers instead (of a redirect
+	// that must not reach the client). A nil Accept forwards all heads.
+	Accept func(status int, leads bool) http.Handler
 	// Fail returns the answer to a request that could not be forwarded, see Outcome.Reason. Nil
 	// means an empty 502, 503 or 504. The handler gets the head that was to be forwarded.
 	Fail func(o Outcome) http.Handler

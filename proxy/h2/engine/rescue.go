@@ -138,11 +138,11 @@ func (e *Engine) dropStream(s *stream) {
 
 // accepts calls Plan.Accept. It reports false after a panic: the stream and its client's connection
 // are closed then, but not the backend's connection, which carries others' streams.
-func (e *Engine) accepts(s *stream, status int) (h http.Handler, ok bool) {
+func (e *Engine) accepts(s *stream, status int, leads bool) (h http.Handler, ok bool) {
 	accept := s.sending.accept
 	if accept == nil {
 		return nil, true
 	}
 	defer e.rescueStream(s)
-	return accept(status), true
+	return accept(status, leads), true
 }

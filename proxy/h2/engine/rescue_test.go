@@ -23,7 +23,7 @@ func TestPanics(t *testing.T) {
 	}{
 		{"deciding", func(*rig, *Plan) { panic("deciding") }, false, 1},
 		{"picking an endpoint", func(_ *rig, p *Plan) { p.Forward = pick(func() *Endpoint { panic("picking") }) }, false, 1},
-		{"looking at the response", func(_ *rig, p *Plan) { p.Accept = func(int) http.Handler { panic("looking") } }, false, 1},
+		{"looking at the response", func(_ *rig, p *Plan) { p.Accept = func(int, bool) http.Handler { panic("looking") } }, false, 1},
 		{"saying why it failed", func(_ *rig, p *Plan) {
 			p.Forward = pick(func() *Endpoint { return nil })
 			p.Fail = func(Outcome) http.Handler { panic("failing") }
@@ -31,7 +31,7 @@ func TestPanics(t *testing.T) {
 		{"and when the endpoint is released", func(r *rig, p *Plan) {
 			ep := &Endpoint{Name: "ep", Via: r.ep, Release: func() { panic("releasing") }}
 			p.Forward = pick(func() *Endpoint { return ep })
-			p.Accept = func(int) http.Handler { panic("looking") }
+			p.Accept = func(int, bool) http.Handler { panic("looking") }
 		}, false, 2},
 		{"when it has ended", func(_ *rig, p *Plan) { p.Done = func(Outcome) { panic("done") } }, true, 1},
 	} {

@@ -191,7 +191,7 @@ func (s *teller) setPlan(words []string) {
 		case "fail":
 			p.Fail = func(o Outcome) http.Handler { s.why = o; return http.NotFoundHandler() }
 		case "rejects": // redirects
-			p.Accept = func(status int) http.Handler {
+			p.Accept = func(status int, _ bool) http.Handler {
 				if status < 300 {
 					return nil
 				}

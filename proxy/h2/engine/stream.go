@@ -113,7 +113,7 @@ type sending struct {
 	slot      int           // the connection's number of streams when the request was sent, including it
 	dialUntil time.Duration // when waiting for an endpoint that can be dialled ends; 0 means no dial has failed yet
 	wait      time.Duration // this and the following are the Plan's
-	accept    func(int) http.Handler
+	accept    func(int, bool) http.Handler
 	budget    func() bool
 	retries   int8
 	again     bool
