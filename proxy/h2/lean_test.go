@@ -27,7 +27,7 @@ type leanClient struct {
 }
 
 func insecure() *tls.Config {
-	return &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}
+	return &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, DynamicRecordSizingDisabled: true}
 }
 
 // greet sends a client's preface, with windows that no test uses up.

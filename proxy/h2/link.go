@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/spare"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // link moves the bytes of one connection: its shard's loop does, if there is one and the connection
@@ -201,18 +202,34 @@ func (l *link) write(p []byte) (bool, error) {
 		return true, nil
 	}
 	l.raw.reserve(len(p))
-	if _, err := l.tls.Write(p); err != nil { //fairlead:boundary into raw's buffer
+	if err := l.encrypt(p); err != nil {
 		return false, err
 	}
 	done, err := l.raw.flushOr(p)
 	return !done && err == nil, err
 }
 
+// encrypt writes p. A backend gets records of whole frames, or of one longer frame alone: Tomcat
+// loses its place if the rest of a frame comes with others (docs/evidence/interop.md).
+func (l *link) encrypt(p []byte) error {
+	for len(p) > 0 {
+		n := len(p)
+		if l.info == nil {
+			n = wire.Whole(p, recordContent)
+		}
+		if _, err := l.tls.Write(p[:n]); err != nil { //fairlead:boundary into raw's buffer, or without a loop
+			return err
+		}
+		p = p[n:]
+	}
+	return nil
+}
+
 // writeOn writes until there is no output left, without a loop. It ends then or with the
 // connection.
 func (l *link) writeOn(p []byte) {
 	for p != nil {
-		_, err := l.tls.Write(p)
+		err := l.encrypt(p)
 		l.sh.lock()
 		l.finishWrite(p, err)
 		p = l.c.More()

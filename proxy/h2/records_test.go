@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -165,6 +167,40 @@ func testKeyUpdatesInOrder(t *testing.T, driver string) {
 	record := make([]byte, recordHeader+5+1+16)
 	if _, err := io.ReadFull(c.NetConn(), record); err != nil || !bytes.HasPrefix(record, []byte{23, 3, 3, 0, 5 + 1 + 16}) {
 		t.Fatalf("no answer to the key update: %x, %v", record, err)
+	}
+}
+
+// Tomcat loses its place if a record has the rest of a frame, and others: what a backend gets are
+// records of whole frames, or of one frame alone.
+func TestWholeFrames(t *testing.T) {
+	s := newStand(t, "loop", pings(t), nil, func(cfg *Config) { cfg.Shards = 1 })
+	backend := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: s.backend.TLS.Certificates, NextProtos: []string{"h2"}}))(t)
+	t.Cleanup(func() { _ = backend.Close() })
+	s.ep = endpoint(backend.Addr().String())
+	const uploads = 8
+	for range uploads {
+		go func() { _, _ = s.client.Post(s.url, "", bytes.NewReader(make([]byte, 100<<10))) }() // never answered
+	}
+	c := must.Get(backend.Accept())(t)
+	t.Cleanup(func() { _ = c.Close() })
+	fr := http2.NewFramer(c, nil)
+	must.Do(t, fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20}))
+	must.Do(t, fr.WriteWindowUpdate(0, 1<<30))
+	records := make([]byte, 2*recordContent)
+	for whole := 0; whole < uploads; {
+		n := must.Get(c.Read(records))(t) // crypto/tls returns one
+		p := bytes.TrimPrefix(records[:n], []byte(http2.ClientPreface))
+		if h := must.Get(http2.ReadFrameHeader(bytes.NewReader(p)))(t); len(p) < wire.FrameHeaderLen+int(h.Length) {
+			n += must.Get(c.Read(records[n:]))(t)
+			p = records[:n]
+		}
+		in := http2.NewFramer(nil, bytes.NewReader(p))
+		for f, err := in.ReadFrame(); !errors.Is(err, io.EOF); f, err = in.ReadFrame() {
+			must.Do(t, err)
+			if f.Header().Flags.Has(http2.FlagDataEndStream) && f.Header().Type == http2.FrameData {
+				whole++
+			}
+		}
 	}
 }
 

@@ -65,3 +65,19 @@ func NextFrame(b []byte, maxFrame int) (h FrameHeader, need int, ok bool) {
 	}
 	return h, need, h.Length <= maxFrame
 }
+
+// Whole returns how many bytes of a client's output are whole frames, of at most that many together
+// but for the first.
+func Whole(b []byte, most int) int {
+	n := 0
+	if b[0] != 0 { // else a frame of at least 64 KiB
+		n = len(http2.ClientPreface)
+	}
+	for next := n; len(b)-n >= FrameHeaderLen; n = next {
+		next += FrameHeaderLen + parseFrameHeader(b[n:]).Length
+		if n > 0 && next > most {
+			return n
+		}
+	}
+	return len(b)
+}
