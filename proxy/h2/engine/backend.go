@@ -160,6 +160,13 @@ func (e *Engine) backendReset(s *stream, code http2.ErrCode) {
 		}
 		e.failed(s, failure{reason: ReasonRefused, err: err, unprocessed: true})
 	default:
+		if to := s.sending; code == http2.ErrCodeEnhanceYourCalm && to != nil && !s.half[down].head && len(c.streams) > 0 {
+			// Node does so while what others do not read fills a connection's memory, 10 MB, and
+			// ends it after a hundred.
+			c.drained, to.alone = true, true
+			e.charge(s.plan.Owner, resetCost)
+			c.pool.grow()
+		}
 		e.failed(s, failure{reason: ReasonReset, err: err, code: code})
 	}
 }
