@@ -18,7 +18,6 @@ public class Server {
     c.setMaxPostSize(-1);
     c.setProperty("SSLEnabled", "true");
     c.setProperty("address", "127.0.0.1");
-    c.setProperty("useAsyncIO", "false"); // its HTTP/2 parser otherwise loses its place when frames share a read: docs/evidence/endurance.md
     SSLHostConfig h = new SSLHostConfig();
     SSLHostConfigCertificate k = new SSLHostConfigCertificate(h, SSLHostConfigCertificate.Type.EC);
     k.setCertificateFile(a[2]);
@@ -29,6 +28,8 @@ public class Server {
       Http2Protocol p = new Http2Protocol();
       p.setStreamReadTimeout(-1); // 20 s otherwise, which ends a slow reader's stream
       p.setStreamWriteTimeout(-1);
+      p.setWriteTimeout(600_000); // of the connection, 5 s otherwise
+      p.setOverheadDataThreshold(0); // its default ends connections with several uploads, all of Go's client: docs/evidence/interop.md
       p.setReadTimeout(600_000);
       p.setKeepAliveTimeout(600_000);
       c.addUpgradeProtocol(p);

@@ -1,9 +1,10 @@
 // node client.js LIBRARY METHOD URL: a client by Node. LIBRARY: https, http2, undici. Prints
 // 'begun' with the first bytes, and at the end one line of what came.
-// FORM says of its body: declared, chunked or slow. PAUSE is how long it reads nothing. TIMES is how often. CHURN is how many watches come and go.
+// FORM says of its body: declared, chunked or slow. PAUSE is how long it reads nothing. TIMES is how often. CHURN is how many
+// watches come and go. BESIDE: a watch goes on, and another client reads nothing of 16 MB.
 const fs = require('fs'), crypto = require('crypto');
 const [, , library, method, url] = process.argv;
-const {CA, CERT, KEY, FORM, PAUSE, FIELDS, TIMES, EXPECT, CHURN} = process.env;
+const {CA, CERT, KEY, FORM, PAUSE, FIELDS, TIMES, EXPECT, CHURN, BESIDE} = process.env;
 const tls = {ca: fs.readFileSync(CA), cert: fs.readFileSync(CERT), key: fs.readFileSync(KEY)};
 const headers = JSON.parse(FIELDS || '{}'), whole = Buffer.alloc(1 << 20, 'y'), at = new URL(url);
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
@@ -79,12 +80,18 @@ async function churn() { // 200 watches come and go ten times, while another goe
   }
   return over;
 }
+async function beside() {
+  const kept = session.request({':path': at.pathname + '?watch=1&for=10'}), other = require('http2').connect(at.origin, tls);
+  await new Promise((done) => kept.once('response', done));
+  await new Promise((done) => other.request({':path': at.pathname + '?size=16000000'}).once('response', done)); // nobody reads it
+  await sleep(1000);
+  return {over: receive(200, kept)};
+}
 (async () => {
-  const lines = {};
-  for (let i = 0; i < (TIMES || 1); i++) {
-    const line = await (CHURN ? churn() : ask()).catch((err) => `failed: ${err.code || err.message}`);
-    lines[line] = (lines[line] || 0) + 1;
-  }
+  const lines = {}, kept = BESIDE && (await beside());
+  const count = (line) => { lines[line] = (lines[line] || 0) + 1; };
+  for (let i = 0; i < (TIMES || 1); i++) count(await (CHURN ? churn() : ask()).catch((err) => `failed: ${err.code || err.message}`));
+  if (kept) count(await kept.over);
   for (const line in lines) console.log(`${lines[line]}x ${line}`);
   process.exit(0);
 })();

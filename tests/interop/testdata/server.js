@@ -1,4 +1,4 @@
-// node server.js KIND PORT CERT KEY: an extension server by Node. KIND: http (plain), https, http2.
+// node server.js KIND PORT CERT KEY: an extension server by Node. KIND: http (plain), https, http2, http2-10mb.
 const fs = require('fs');
 const [, , kind, port, cert, key] = process.argv;
 const serve = async (req, res) => {
@@ -25,6 +25,7 @@ const serve = async (req, res) => {
   }
 };
 const begun = (req, res) => serve(req, res).catch((err) => console.error(req.method, req.url, err.message));
-const pair = cert && {cert: fs.readFileSync(cert), key: fs.readFileSync(key), allowHTTP1: kind === 'http2', maxSessionMemory: 1000};
-const server = kind === 'http2' ? require('http2').createSecureServer(pair, begun) : kind === 'https' ? require('https').createServer(pair, begun) : require('http').createServer(begun);
-server.listen(Number(port), '127.0.0.1');
+// All clients of Fairlead share a session, whose bound is 10 MB: the many long lists of the table, at a time, are more.
+const h2 = kind.startsWith('http2'), pair = cert && {cert: fs.readFileSync(cert), key: fs.readFileSync(key), allowHTTP1: h2, maxSessionMemory: kind === 'http2' ? 1000 : 10};
+const server = h2 ? require('http2').createSecureServer(pair, begun) : kind === 'https' ? require('https').createServer(pair, begun) : require('http').createServer(begun);
+server.on('session', () => console.error('begins a session')).listen(Number(port), '127.0.0.1');

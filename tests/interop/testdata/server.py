@@ -1,5 +1,5 @@
-"""An extension server as a WSGI application (gunicorn) and as an ASGI one (hypercorn)."""
-import asyncio, json, time
+"""An extension server as a WSGI application (gunicorn) and as an ASGI one (hypercorn), which server.py "" PORT CERT KEY runs."""
+import asyncio, json, sys, time
 from urllib.parse import parse_qs
 
 
@@ -57,3 +57,11 @@ async def asgi(scope, receive, send):
         await send(head)
         body = b"x" * int(query["size"][0]) if "size" in query else discovery(scope["path"])
     await send({"type": "http.response.body", "body": body})
+
+
+if __name__ == "__main__":
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
+    config = Config()
+    config.bind, config.certfile, config.keyfile = ["127.0.0.1:" + sys.argv[2]], sys.argv[3], sys.argv[4]
+    asyncio.run(serve(asgi, config))
