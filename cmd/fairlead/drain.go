@@ -76,7 +76,7 @@ const firstVerdicts = 2 * time.Second
 var (
 	errNoTable    = errors.New("the table of APIServices is not complete")
 	errNoVerdicts = errors.New("not every APIService has been probed yet")
-	errNoNames    = errors.New("ConfigMap " + authConfigMap().String() + " is not read")
+	errNoNames    = errors.New("ConfigMap " + authConfigMap().String() + " has not been read yet")
 )
 
 // tableReady makes the check of the table.

@@ -69,7 +69,7 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 		VerifyClient: s.certs.Clients().VerifyUser, VerifyFrontProxy: s.certs.Clients().VerifyFrontProxy, Generation: s.certs.Clients().Generation,
 		RequestHeaders: authn.HeaderNames{
 			Username: s.o.usernameHeaders, UID: s.o.uidHeaders, Group: s.o.groupHeaders, ExtraPrefix: s.o.extraHeaderPrefixes,
-		}, Target: s.names.get, TokenTTL: orNone(s.o.tokenTTL), Logger: s.log, Metrics: s.metrics,
+		}, Target: s.names.get, TokenTTL: zeroMeansNone(s.o.tokenTTL), Logger: s.log, Metrics: s.metrics,
 	}
 	if err := s.o.anonymousOf(tokens, &c); err != nil {
 		return nil, err
@@ -167,7 +167,7 @@ func (o *options) validateAuthorization(fault func(string, ...any)) {
 
 func (s *server) makeAuthz() (*authz.Authorizer, error) {
 	c := authz.Config{
-		LeaveRemotes: s.o.authorization() == authzBackend, AllowPaths: s.o.alwaysAllow, AllowTTL: orNone(s.o.authorizedTTL), DenyTTL: orNone(s.o.unauthorizedTTL),
+		LeaveRemotes: s.o.authorization() == authzBackend, AllowPaths: s.o.alwaysAllow, AllowTTL: zeroMeansNone(s.o.authorizedTTL), DenyTTL: zeroMeansNone(s.o.unauthorizedTTL),
 		Logger: s.log, Metrics: s.metrics,
 	}
 	switch mode := s.o.authorization(); {

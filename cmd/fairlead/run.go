@@ -94,7 +94,7 @@ func (p *process) ended(loops func() error, stopped <-chan struct{}) error {
 	case err := <-result:
 		return err
 	case <-time.After(lastWait):
-		p.log.Warn("ending, though some loops have not ended: a plugin of the kubeconfig may hang")
+		p.log.Warn("exiting with loops still running: a plugin of the kubeconfig may hang")
 		return nil
 	}
 }

@@ -79,7 +79,7 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 		s.makeChecks, s.makeStatus, s.makeEntrypoint, s.makeDocuments,
 		func() error { return s.makeProxy(tokens) }, //nolint:contextcheck // what it makes outlives the start
 		s.makePages,
-		s.makePorts, //nolint:contextcheck // likewise
+		s.makePorts,
 	} {
 		if err := step(); err != nil {
 			return nil, err
@@ -119,7 +119,7 @@ func (o *options) reach() reach.Rules {
 func (s *server) makeTable(reach *reach.Rules) (err error) {
 	options := registry.Options{
 		ClusterIPRouting: !s.o.endpointRouting, Reach: *reach, AllowURLs: s.o.allowURLs, ProtectedGroups: cli.Groups(s.o.protectedGroups),
-		Defaults: registry.Policy{RequestTimeout: s.o.requestTimeout, CAOverlap: orNone(s.o.caOverlap)},
+		Defaults: registry.Policy{RequestTimeout: s.o.requestTimeout, CAOverlap: zeroMeansNone(s.o.caOverlap)},
 	}
 	if err := s.makeAPIServices(&options); err != nil {
 		return err
@@ -136,8 +136,8 @@ func (s *server) makeTable(reach *reach.Rules) (err error) {
 	return err
 }
 
-// orNone is for durations whose zero means the default in a Config but none on the command line.
-func orNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
+// zeroMeansNone is for durations whose zero means the default in a Config but none on the command line.
+func zeroMeansNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 
 func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 	s.prober, err = health.New(health.Config{Table: func() health.Table { return s.registry.Table() }, Report: s.registry.Report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})

@@ -6,7 +6,7 @@
 // front-proxy key.
 //
 // status and explain use kubectl's own kubeconfig and flags, need no more access than kubectl has,
-// and show what the server says. Themselves they only find the path of a resource name, and
+// and show what the server says. Apart from that they only look up the path of a resource, and
 // CustomResourceDefinitions that claim the same group-version.
 //
 // Each command is used by one goroutine.

@@ -51,15 +51,15 @@ func newCodecs() (*codecs, error) {
 // aggregatedParams are the parameters that ask for aggregated discovery.
 const aggregatedParams = ";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// sheet is a ResponseWriter that collects the output of a handler of k8s.io/apiserver.
-type sheet struct {
+// recorder is a ResponseWriter that collects the output of a handler of k8s.io/apiserver.
+type recorder struct {
 	header http.Header
 	body   bytes.Buffer
 }
 
-func (s *sheet) Header() http.Header         { return s.header }
-func (s *sheet) WriteHeader(int)             {}
-func (s *sheet) Write(b []byte) (int, error) { return s.body.Write(b) }
+func (s *recorder) Header() http.Header         { return s.header }
+func (s *recorder) WriteHeader(int)             {}
+func (s *recorder) Write(b []byte) (int, error) { return s.body.Write(b) }
 
 // formRequest returns a request for one form.
 func formRequest(accept string, pretty bool) *http.Request {
@@ -71,7 +71,7 @@ func formRequest(accept string, pretty bool) *http.Request {
 }
 
 // writeAggregated writes a list as kube-apiserver does.
-func (c *codecs) writeAggregated(s *sheet, list *apidiscoveryv2.APIGroupDiscoveryList, media string, pretty bool) {
+func (c *codecs) writeAggregated(s *recorder, list *apidiscoveryv2.APIGroupDiscoveryList, media string, pretty bool) {
 	own := *list // encoding sets its kind for a while, and two forms may be rendered at the same time
 	responsewriters.WriteObjectNegotiated(c.aggregated, aggregated.DiscoveryEndpointRestrictions, apidiscoveryv2.SchemeGroupVersion, s,
 		formRequest(media+aggregatedParams, pretty), http.StatusOK, &own, true)
@@ -79,13 +79,13 @@ func (c *codecs) writeAggregated(s *sheet, list *apidiscoveryv2.APIGroupDiscover
 
 // writeLegacy writes an APIGroupList or an APIGroup as kube-aggregator does. No other goroutine may
 // use the object: encoding sets its kind for a while.
-func (c *codecs) writeLegacy(s *sheet, o runtime.Object, media string, pretty bool) {
+func (c *codecs) writeLegacy(s *recorder, o runtime.Object, media string, pretty bool) {
 	responsewriters.WriteObjectNegotiated(c.legacy, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, s, formRequest(media, pretty), http.StatusOK, o, false)
 }
 
 // writeVersions writes the legacy form of /api, which for the sake of Kubernetes 1.1 has no
 // apiVersion.
-func (c *codecs) writeVersions(s *sheet, v *metav1.APIVersions, media string, pretty bool) {
+func (c *codecs) writeVersions(s *recorder, v *metav1.APIVersions, media string, pretty bool) {
 	apidiscovery.NewLegacyRootAPIHandler(addresses(v.ServerAddressByClientCIDRs), c.legacy, "/api").ServeHTTP(s, formRequest(media, pretty))
 }
 

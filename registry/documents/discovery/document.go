@@ -24,7 +24,7 @@ import (
 // document is one object in all its forms. It never changes. Each form, and the ETag, is made on
 // first request.
 type document struct {
-	write func(s *sheet, media string, pretty bool)
+	write func(s *recorder, media string, pretty bool)
 	// hash returns the value of the ETag. Nil means the hash of the JSON form.
 	hash func() string
 	// of is the local apiserver's object that it shows. Nil means none.
@@ -105,7 +105,7 @@ func (d *document) at(c choice) *form {
 func (d *document) form(c choice) *form {
 	f := d.at(c)
 	f.once.Do(func() {
-		s := &sheet{header: make(http.Header, 2)}
+		s := &recorder{header: make(http.Header, 2)}
 		d.write(s, allMedias()[c.media], c.pretty)
 		f.body = bytes.Clone(s.body.Bytes()) // without the buffer's spare capacity
 		f.contentType = s.header.Get("Content-Type")

@@ -132,7 +132,7 @@ func TestDenseDocuments(t *testing.T) {
 	group := func(resources string) http.HandlerFunc {
 		return aggregated(`{"metadata":{"name":"a.example.com"},"versions":[{"version":"v1","resources":[` + resources + `]}]}`)
 	}
-	proto := &sheet{header: http.Header{}}
+	proto := &recorder{header: http.Header{}}
 	must.Get(newCodecs())(t).writeAggregated(proto, listOf("a.example.com/v1=lies"), runtime.ContentTypeProtobuf, false)
 	for name, h := range map[string]http.HandlerFunc{
 		"groups":            aggregated(many("{}", maxObjects)),

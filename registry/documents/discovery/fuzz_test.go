@@ -32,7 +32,7 @@ func FuzzBackendSays(f *testing.F) {
 	seeds := []*apidiscoveryv2.APIGroupDiscoveryList{listOf(), listOf("own.example.com/v1=as,bs", "other.example.com/v1=poison"), listOf("own.example.com/v2=x", "own.example.com/v1", "own.example.com/v1=y"), listOf("own.example.com/v1=\xff\xfe")}
 	for _, l := range seeds {
 		for i, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
-			s := &sheet{header: http.Header{}}
+			s := &recorder{header: http.Header{}}
 			d.codecs.writeAggregated(s, l, media, false)
 			f.Add(s.body.Bytes(), i == 1, false)
 		}
@@ -76,7 +76,7 @@ func FuzzBackendSays(f *testing.F) {
 		}
 		list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{{Versions: []apidiscoveryv2.APIVersionDiscovery{*v.doc}}}}
 		for _, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
-			s := &sheet{header: http.Header{}}
+			s := &recorder{header: http.Header{}}
 			d.codecs.writeAggregated(s, list, media, false)
 			back := &apidiscoveryv2.APIGroupDiscoveryList{}
 			if err := decode(d.codecs.aggregated, media, s.body.Bytes(), back); err != nil {
@@ -106,8 +106,8 @@ func FuzzAccept(f *testing.F) {
 	d := must.Get(New(Config{Config: scene.New(f).Config()}))(f)
 	n := &negotiator{codecs: d.codecs, aggregates: true}
 	n.supported, _ = negotiation.MediaTypesForSerializer(d.codecs.legacy)
-	rich := &document{write: func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, listOf(), media, pretty) }}
-	legacy := &document{write: func(s *sheet, media string, pretty bool) {
+	rich := &document{write: func(s *recorder, media string, pretty bool) { d.codecs.writeAggregated(s, listOf(), media, pretty) }}
+	legacy := &document{write: func(s *recorder, media string, pretty bool) {
 		d.codecs.writeLegacy(s, &metav1.APIGroupList{}, media, pretty)
 	}}
 	theirs := aggregated.WrapAggregatedDiscoveryToHandler(apidiscovery.NewRootAPIsHandler(addresses{}, d.codecs.legacy), aggregated.NewResourceManager("apis"), nil)

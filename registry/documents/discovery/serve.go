@@ -29,14 +29,14 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 		next.groups = d.aggregated(nil, func() *apidiscoveryv2.APIGroupDiscoveryList { return listOfParts(parts) })
 	}
 	if next.legacy == nil || !sameList(old.of, t) {
-		next.legacy = &document{cache: private, write: func(s *sheet, media string, pretty bool) { d.codecs.writeLegacy(s, groupList(t), media, pretty) }}
+		next.legacy = &document{cache: private, write: func(s *recorder, media string, pretty bool) { d.codecs.writeLegacy(s, groupList(t), media, pretty) }}
 	}
 	if l.core != nil && (next.core == nil || next.core.of != l.core) {
 		next.core = d.aggregated(l.core, func() *apidiscoveryv2.APIGroupDiscoveryList { return l.core })
 	}
 	if l.versions != nil && (next.versions == nil || next.versions.of != l.versions) {
 		next.versions = &document{
-			cache: private, of: l.versions, write: func(s *sheet, media string, pretty bool) { d.codecs.writeVersions(s, l.versions, media, pretty) },
+			cache: private, of: l.versions, write: func(s *recorder, media string, pretty bool) { d.codecs.writeVersions(s, l.versions, media, pretty) },
 		}
 	}
 	return next
@@ -48,7 +48,7 @@ func (d *Discovery) aggregated(of any, list func() *apidiscoveryv2.APIGroupDisco
 	d.aggregations.Inc()
 	return &document{
 		cache: public, of: of,
-		write: func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, list(), media, pretty) },
+		write: func(s *recorder, media string, pretty bool) { d.codecs.writeAggregated(s, list(), media, pretty) },
 		hash: func() string {
 			text, _ := json.Marshal(list()) // it cannot fail
 			return negotiate.Hash(text)
@@ -94,7 +94,7 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			d.writeError(w, r, errNotFound())
 			return
 		}
-		d.serve(w, r, &d.legacy, nil, &document{cache: private, write: func(s *sheet, media string, pretty bool) {
+		d.serve(w, r, &d.legacy, nil, &document{cache: private, write: func(s *recorder, media string, pretty bool) {
 			d.codecs.writeLegacy(s, legacyGroup(g), media, pretty)
 		}})
 	}

@@ -113,7 +113,7 @@ func TestNotRendered(t *testing.T) {
 		}
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
 		r.Header = header
-		w := &sheet{header: http.Header{}}
+		w := &recorder{header: http.Header{}}
 		if n := testing.AllocsPerRun(100, func() { clear(w.header); w.body.Reset(); s.d.ServeHTTP(w, r) }); n > 5 {
 			t.Errorf("a request allocates %v times, at most 5", n)
 		}
