@@ -78,9 +78,9 @@ type Options struct {
 	// ProtectedGroups are the groups that no remote may claim, "" or "core" for the core group. Nil
 	// means Kubernetes' built-in groups, empty but not nil means none.
 	ProtectedGroups []string
-	// Defaults are the policy of an APIService without annotations. Zero means: RequestTimeout 60 s,
-	// MaxInFlight 400, MaxLongRunning 10,000, CAOverlap 1 min (negative: none), ProbeInterval 10 s,
-	// PingTimeout 5 s.
+	// Defaults are the policy of an APIService without annotations. Zero means: RequestTimeout
+	// 60 s, MaxInFlight 400, MaxLongRunning 10,000, CAOverlap 1 min (negative: none),
+	// ProbeInterval 10 s, PingTimeout 5 s.
 	Defaults Policy
 }
 

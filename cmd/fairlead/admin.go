@@ -49,7 +49,7 @@ func (s *server) adminPages() http.Handler {
 func (s *server) makePages() (err error) {
 	host, _ := os.Hostname() // pages work without it
 	s.pages, err = pages.New(pages.Config{
-		Table: s.registry.Table, Explain: s.proxy.Explain, Failed: s.proxy.Failed, Tap: &s.taps,
+		Table: s.registry.Table, Explain: s.proxy.Explain, Failed: s.proxy.Failed, Backends: s.backends, Tap: &s.taps,
 		Certificates: s.certs.Status, Trust: s.trust.Status,
 		Discovery: s.documents.discovery.Status, OpenAPI: s.documents.openapi.Status,
 		LocalServers: s.kube.list, LocalIdentity: s.o.localIdentity,
@@ -60,12 +60,6 @@ func (s *server) makePages() (err error) {
 				return s.kube.prober.Last(apiService, address)
 			}
 			return s.prober.Last(apiService, address)
-		},
-		Load: func(e *registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64, said map[string]string) {
-			if u := s.backends.Upstream(e); u != nil {
-				return u.Load()
-			}
-			return 0, 0, nil, nil
 		},
 		Latencies: func(e *registry.Entry) []uint64 {
 			if u := s.backends.Upstream(e); u != nil {

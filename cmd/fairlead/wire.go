@@ -136,7 +136,7 @@ func (s *server) makeTable(reach *reach.Rules) (err error) {
 	return err
 }
 
-// zeroMeansNone is for durations whose zero means the default in a Config but none on the command line.
+// zeroMeansNone is for durations whose zero means the default in a Config, but none in a flag.
 func zeroMeansNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 
 func (s *server) makeBackends(rules, local *reach.Rules) (err error) {

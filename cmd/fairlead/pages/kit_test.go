@@ -68,10 +68,7 @@ func newStand(t *testing.T) *stand {
 func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 	good := documents.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
 	return Config{
-		Table: s.registry.Table, Explain: door.Explain, Draining: s.draining.Load, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
-		Load: func(e *registry.Entry) (int64, int64, map[string]int64, map[string]string) {
-			return pools.Upstream(e).Load()
-		},
+		Table: s.registry.Table, Explain: door.Explain, Backends: pools, Draining: s.draining.Load, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
 		Latencies: func(*registry.Entry) []uint64 { return counted() },
 		Failed:    func(*registry.Entry) uint64 { return 0 },
 		Probed: func(name, _ string) (time.Time, time.Duration, string) {

@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
@@ -31,15 +32,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
-// Config holds the sources of the pages. All func fields are required.
+// Config holds the sources of the pages. A field that may be empty says what that means.
 type Config struct {
 	// Table returns the current table.
 	Table func() *registry.Table
 	// Explain returns the decision about a user's request, and why the user may not send it.
 	Explain func(context.Context, *proxy.Head, user.Info) (proxy.Decision, error)
-	// Load returns the requests of an entry's backend that are in flight now, and those of each
-	// endpoint by address; and the last errors with which endpoints have ended connections.
-	Load func(*registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64, said map[string]string)
+	// Backends have the requests in flight.
+	Backends *backend.Pools
 	// Latencies counts an entry's requests so far: element i those that took less than 2^i µs,
 	// without those of earlier elements.
 	Latencies func(*registry.Entry) []uint64

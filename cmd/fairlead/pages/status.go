@@ -223,8 +223,11 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	a.Service, a.ServerName = e.Backend.String(), e.Backend.ServerName
 	a.MaxInFlight, a.MaxLongRunning = e.Policy.MaxInFlight, e.Policy.MaxLongRunning
 	a.Traffic = p.traffic.of(e.Name)
-	inFlight, longRunning, each, said := p.cfg.Load(e)
-	a.InFlight, a.LongRunning = inFlight, longRunning
+	var each map[string]int64
+	var said map[string]string
+	if u := p.cfg.Backends.Upstream(e); u != nil {
+		a.InFlight, a.LongRunning, each, said = u.Load()
+	}
 	changes := p.history.of(e.Name)
 	for i := range e.Endpoints {
 		ep := p.endpoint(e.Name, &e.Endpoints[i])
