@@ -121,9 +121,12 @@ func TestHungWatch(t *testing.T) {
 					<-end
 				})
 				res := must.Get(f.RoundTrip(f.set(healthy(place1)), newRequest(t, http.MethodGet, ""), true))(t)
-				for i, e := range tt.later {
-					time.AfterFunc(time.Duration(i)*9*time.Second, func() { f.set(e) })
-				}
+				go func() {
+					for _, e := range tt.later {
+						f.set(e)
+						time.Sleep(9 * time.Second)
+					}
+				}()
 				time.AfterFunc(ever, func() { close(end) })
 				_, err := io.ReadAll(res.Body)
 				switch took := time.Since(begun); {
