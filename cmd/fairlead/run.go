@@ -26,6 +26,7 @@ type process struct {
 }
 
 func newProcess(o *options, log *slog.Logger) *process {
+	limitMemory(log) // first: hold.New(0) is a part of it
 	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(loops)}
 }
 
@@ -35,7 +36,6 @@ type loops map[string]func(context.Context) error
 // run builds all parts, serves until ctx ends, and drains.
 func run(ctx context.Context, o *options, log *slog.Logger) error {
 	p := newProcess(o, log)
-	limitMemory(log)
 	if m := keepSmall(); m != nil {
 		p.loops["memory"] = m.Run
 	}

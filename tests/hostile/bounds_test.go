@@ -111,8 +111,11 @@ func TestMemoryLimit(t *testing.T) {
 	w := newWorld(t)
 	w.contain(t, room)
 	d := w.open(t)
-	if n := must.Get(ask.Metrics(t.Context(), d.root, "https://"+d.Admin))(t)["go_gc_gomemlimit_bytes"]; n < limit-mib || n > limit+mib { // the kernel rounds to pages
-		t.Errorf("the limit is reported as %v bytes", n)
+	m := must.Get(ask.Metrics(t.Context(), d.root, "https://"+d.Admin))(t)
+	for name, want := range map[string]float64{"go_gc_gomemlimit_bytes": limit, "fairlead_memory_limit_bytes": limit / 4} {
+		if m[name] < want-mib || m[name] > want+mib { // the kernel rounds to pages
+			t.Errorf("%s is %v, want %v", name, m[name], want)
+		}
 	}
 	c := d.innocents().compare(t, 0.99, func(ctx context.Context) {
 		for range 8 { // in each of the windows
