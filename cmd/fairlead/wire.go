@@ -34,8 +34,9 @@ type server struct {
 	registry *registry.Registry
 	// apiServices serves apiregistration.k8s.io. Nil means the local apiserver does.
 	apiServices *apiservices.Server
-	certs       *certs.Store
 	trust       *trust.Trust
+	certs       *certs.Store
+	names       clusterNames
 	prober      *health.Prober
 	backends    *backend.Pools
 
@@ -43,7 +44,6 @@ type server struct {
 	live, ready *health.Checks
 	entry       *entrypoint.Publisher // nil without --publish-kubernetes-endpoints
 	documents   merged
-	names       clusterNames
 	may         authorizer.Authorizer
 	proxy       *proxy.Proxy
 	pages       *pages.Pages
