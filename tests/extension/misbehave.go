@@ -69,6 +69,36 @@ func (s *Server) misbehave(w http.ResponseWriter, r *http.Request, x exchange, f
 	return false
 }
 
+// Below is for handlers of Config.Wrap that misbehave by themselves. Over HTTP/2, inject writes
+// frames after the stream's head and, with data, its first DATA, which must have been flushed; over
+// HTTP/1.1 it does nothing. end aborts the handler; it ends HTTP/1.1's connection, or with reset
+// only HTTP/2's stream.
+func Below(w http.ResponseWriter, r *http.Request) (inject func(head, data bool, write func(fr *http2.Framer, stream uint32)), end func(reset bool)) {
+	x := exchange{session: r.Context().Value(sessionKey{}).(*session)}
+	inject = func(bool, bool, func(*http2.Framer, uint32)) {}
+	if r.ProtoMajor == 2 {
+		x.stream = stream(w)
+		x.faulty(x.stream)
+		inject = func(head, data bool, write func(*http2.Framer, uint32)) {
+			at, after := x.stream, http2.FrameHeaders
+			if data {
+				after = http2.FrameData
+			} else if !head {
+				at, after = 0, http2.FrameSettings
+			}
+			x.inject(r, at, after, func(fr *http2.Framer) error { write(fr, x.stream); return nil })
+		}
+	}
+	return inject, func(reset bool) {
+		if reset && x.stream == 0 {
+			x.c.rst()
+		} else if !reset {
+			x.Close()
+		}
+		panic(http.ErrAbortHandler)
+	}
+}
+
 // flush sends what was written so far.
 func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
 
