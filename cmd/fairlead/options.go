@@ -117,12 +117,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.StringSliceVar(&o.cipherSuites, "tls-cipher-suites", nil, "Cipher suites for TLS 1.2. Empty: Go's defaults.")
 	fs = group("authentication")
 	fs.StringVar(&o.clientCA, "client-ca-file", "", "CA bundle that verifies client certificates. Empty: client certificates are not accepted.")
-	fs.StringVar(&o.requestHeaderCA, "requestheader-client-ca-file", "", "CA bundle that verifies front proxies, whose headers name the user. Empty: no front proxy is trusted.")
-	fs.StringSliceVar(&o.allowedNames, "requestheader-allowed-names", nil, "Common names of trusted front proxies. Empty: any certificate of --requestheader-client-ca-file.")
-	fs.StringSliceVar(&o.usernameHeaders, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers in which a front proxy sends the user name.")
-	fs.StringSliceVar(&o.uidHeaders, "requestheader-uid-headers", nil, "Headers in which a front proxy sends the UID. Empty: UIDs are ignored.")
-	fs.StringSliceVar(&o.groupHeaders, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers in which a front proxy sends the groups.")
-	fs.StringSliceVar(&o.extraHeaderPrefixes, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of the headers in which a front proxy sends extra attributes.")
+	o.addFrontProxyFlags(fs)
 	fs.BoolVar(&o.authConfigMap, "authentication-configmap", false, "Read both CA bundles from the ConfigMap kube-system/extension-apiserver-authentication. kube-apiserver never removes a CA from it.")
 	fs = group("proxy client certificate")
 	fs.StringVar(&o.proxyCert, "proxy-client-cert-file", "", "Client certificate that identifies Fairlead as the front proxy, to backends and (unless --local-identity=impersonate) to the local apiserver. Reloaded when it changes. Required.")
@@ -172,6 +167,16 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.StringVar(&o.logFormat, "logging-format", "text", "Log format: text or json.")
 	fs.IntVarP(&o.verbosity, "v", "v", 2, "Log verbosity: 2 is normal, 4 and above is debug.")
 	return groups
+}
+
+// addFrontProxyFlags adds the flags about front proxies that connect to Fairlead.
+func (o *options) addFrontProxyFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.requestHeaderCA, "requestheader-client-ca-file", "", "CA bundle that verifies front proxies, whose headers name the user. Empty: no front proxy is trusted.")
+	fs.StringSliceVar(&o.allowedNames, "requestheader-allowed-names", nil, "Common names of trusted front proxies. Empty: any certificate of --requestheader-client-ca-file.")
+	fs.StringSliceVar(&o.usernameHeaders, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers in which a front proxy sends the user name.")
+	fs.StringSliceVar(&o.uidHeaders, "requestheader-uid-headers", nil, "Headers in which a front proxy sends the UID. Empty: UIDs are ignored.")
+	fs.StringSliceVar(&o.groupHeaders, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers in which a front proxy sends the groups.")
+	fs.StringSliceVar(&o.extraHeaderPrefixes, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of the headers in which a front proxy sends extra attributes.")
 }
 
 // validate reports every fault of the command line, one per line, before anything is opened.
