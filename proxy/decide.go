@@ -55,6 +55,8 @@ type Decision struct {
 	LongRunning bool
 	// Err is the error for Refuse. It carries a metav1.Status.
 	Err error
+	// Server is the local apiserver of a request that is explained, and why. Empty otherwise.
+	Server string
 	// Entry is the table's entry for the path. Nil means that the table has none.
 	Entry *registry.Entry
 	// Request is the request in Kubernetes' terms.

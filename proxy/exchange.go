@@ -47,6 +47,15 @@ func (x *exchange) bind() {
 	x.fail = func(o h2.Outcome) http.Handler { return x.answer(forwardError(x.decision.name(), frameError(o))) }
 }
 
+// reach chooses the local apiserver for a request: another than the connection's if that lacks what
+// it asks for.
+func (x *exchange) reach() {
+	local, d := x.p.cfg.Local, &x.decision
+	if d.Action == ToLocal && !local.Alike() {
+		x.stay = local.For(x.stay, d.Request.what())
+	}
+}
+
 // plan returns the engine's plan for a decision to forward.
 func (x *exchange) plan() h2.Plan {
 	d := &x.decision

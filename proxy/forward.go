@@ -35,6 +35,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, backend.ErrUnreachable)
 		return
 	}
+	x.reach()
 	if err := p.learn(r, x); err != nil {
 		p.forwardFailed(w, r, err)
 		return

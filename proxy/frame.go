@@ -151,8 +151,10 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 		return r.refuse(err)
 	}
 	r.upstream = u
+	away := l.p.goAway() || d.Action == ToLocal && r.stay.Leaves()
+	r.reach()
 	plan := r.plan()
-	plan.Done, plan.GoAway = r.done, l.p.goAway() || d.Action == ToLocal && r.stay.Leaves()
+	plan.Done, plan.GoAway = r.done, away
 	r.dropBuffers()
 	return plan
 }

@@ -12,6 +12,7 @@ import (
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
@@ -120,6 +121,18 @@ func namedBy(fieldSelector, rawQuery string) string {
 		return ""
 	}
 	return name
+}
+
+// what returns what is asked for, as discovery lists it: a path stands for itself.
+func (r *Request) what() schema.GroupVersionResource {
+	if !r.IsResource {
+		return schema.GroupVersionResource{Resource: strings.TrimSuffix(r.Path, "/")}
+	}
+	resource := r.Resource
+	if r.Subresource != "" {
+		resource += "/" + r.Subresource
+	}
+	return schema.GroupVersionResource{Group: r.Group, Version: r.Version, Resource: resource}
 }
 
 // info returns the fields that k8s.io/apiserver's filters read.

@@ -132,6 +132,11 @@ type Endpoint struct {
 	ProbeError   string    `json:"probeError,omitempty"`
 	// GoAway is the last error with which it has ended a connection of HTTP/2, after the time.
 	GoAway string `json:"goAway,omitempty"`
+	// Release, Clients and Only describe a local apiserver: how many client connections stay with it,
+	// and the group-versions that it serves and another one lacks. Empty means unknown, or none.
+	Release string   `json:"release,omitempty"`
+	Clients int64    `json:"clients,omitempty"`
+	Only    []string `json:"only,omitempty"`
 	// InFlight counts the requests in flight, long-running ones included.
 	InFlight int64 `json:"inFlight"`
 	// Changes are the last changes of its health, oldest first. Empty means none since this process

@@ -52,7 +52,7 @@ func (s *server) makePages() (err error) {
 		Table: s.registry.Table, Explain: s.proxy.Explain, Failed: s.proxy.Failed, Backends: s.backends, Tap: &s.taps,
 		Certificates: s.certs.Status, Trust: s.trust.Status,
 		Discovery: s.documents.discovery.Status, OpenAPI: s.documents.openapi.Status,
-		LocalServers: s.kube.list, LocalIdentity: s.o.localIdentity,
+		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.localIdentity,
 		Ready: func() error { return s.ready.Err(nil) }, Draining: s.draining.Active,
 		Version: version, Replica: host, Cluster: clusterName(s.o.kubeconfig),
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
@@ -70,6 +70,12 @@ func (s *server) makePages() (err error) {
 	})
 	s.loops["pages"] = s.pages.Run
 	return err
+}
+
+// localServer describes a local apiserver for the pages.
+func (s *server) localServer(address string) (release string, clients int64, only []string) {
+	clients, only = s.kube.pools.Stand(address)
+	return s.documents.discovery.Release(address), clients, only
 }
 
 // adminEngine serves the admin port's HTTP/2 with the bounds of the front door. net/http's own

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -33,8 +34,11 @@ func (s *server) makeDocuments() (err error) {
 		return d.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
 	}
 	if s.kube != nil {
-		cfg.FetchLocal = d.fetchLocal
-		s.loops["CRD watch"] = d.followCRDs
+		cfg.FetchLocal, cfg.Only = d.fetchLocal, s.kube.pools.Only
+		for _, e := range s.kube.list() {
+			cfg.Servers = append(cfg.Servers, e.Address)
+			s.loops["CRD watch of "+e.Address] = func(ctx context.Context) error { return d.followCRDs(ctx, e.Address) }
+		}
 	}
 	if s.apiServices != nil {
 		cfg.FetchOwn = inProcess{s.apiServices}.fetch
@@ -85,23 +89,26 @@ func withAgent(r *http.Request) *http.Request {
 // after a restart, and no processor notices twenty looks a second.
 const lookLocal = 50 * time.Millisecond
 
-// fetchLocal sends a request to the local apiserver, once it is ready. One that has just started
+var errNotHealthy = errors.New("it is not healthy")
+
+// fetchLocal sends a request to a local apiserver, once it is ready. One that has just started
 // serves documents without CRDs for a second or two: it has not read them yet.
-func (d *merged) fetchLocal(ctx context.Context, r *http.Request) (*http.Response, error) {
-	for err := d.kube.pools.Ready(); err != nil; err = d.kube.pools.Ready() {
+func (d *merged) fetchLocal(ctx context.Context, server string, r *http.Request) (*http.Response, error) {
+	at := d.kube.pools.At(server)
+	for !at.Ready() {
 		select {
 		case <-time.After(lookLocal):
 		case <-ctx.Done():
-			return nil, err
+			return nil, errNotHealthy
 		}
 	}
-	res, err := d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), false, nil)
+	res, err := d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), false, at)
 	if err != nil {
 		return nil, err
 	}
-	if err := d.kube.pools.Ready(); err != nil { // it restarted, and the request was sent again
+	if !at.Ready() { // it restarted, and the request was sent again
 		_ = res.Body.Close()
-		return nil, err
+		return nil, errNotHealthy
 	}
 	return res, nil
 }
@@ -117,14 +124,14 @@ func (k *kube) asOurselves(r *http.Request) *http.Request {
 	return withAgent(r)
 }
 
-// followCRDs refreshes both documents when a CRD changes, until ctx ends: a short name, column or
-// schema can change without a change of any APIService.
-func (d *merged) followCRDs(ctx context.Context) error {
+// followCRDs refreshes both documents of a server when it sees a change of a CRD, until ctx ends: a
+// short name, column or schema can change without a change of any APIService.
+func (d *merged) followCRDs(ctx context.Context, server string) error {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
-		return d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), true, nil)
+		return d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), true, d.kube.pools.At(server))
 	}
 	return documents.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
-		d.discovery.LocalChanged()
-		d.openapi.LocalChanged()
+		d.discovery.LocalChanged(server)
+		d.openapi.LocalChanged(server)
 	})
 }

@@ -179,6 +179,9 @@ func (c *client) footer(s *answer.Status, local int) error {
 		if e.Health != "healthy" {
 			line(c.palette.bad, "local apiserver ", e.Address, " is ", e.Health, ": ", e.Error)
 		}
+		if len(e.Only) > 0 {
+			line(c.palette.dim, "local apiserver ", e.Address, " (", e.Release, ") serves what another one lacks: ", strings.Join(e.Only, ", "))
+		}
 	}
 	for _, f := range s.Certificates {
 		if f.Err != "" {

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -30,6 +32,30 @@ func (l *Local) Servers() []registry.Endpoint {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.health)
+}
+
+// Stand returns how many client connections stay with a server, and the group-versions that it
+// serves and another one lacks.
+func (l *Local) Stand(address string) (clients int64, only []string) {
+	at := l.At(address).at.Load()
+	for what, by := range *l.only.Load() {
+		if what.Version != "" && what.Resource == "" && slices.Contains(by, at) {
+			only = append(only, what.GroupVersion().String())
+		}
+	}
+	slices.Sort(only)
+	return at.clients.Load(), only
+}
+
+// Which returns the server that gets a request of a connection, and why.
+func (l *Local) Which(s *Stay, what schema.GroupVersionResource) string {
+	switch by := l.For(s, what); {
+	case by != s:
+		return by.at.Load().of[0].address + " (not all of them serve it)"
+	case s != nil && s.at.Load() != nil:
+		return s.at.Load().of[0].address + " (where this connection stays)"
+	}
+	return l.pools[0].view.Load().other(nil).address + " (where a new connection goes)"
 }
 
 // latencies counts requests by duration, in powers of two of a microsecond: fine enough for a

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/metric"
@@ -106,10 +107,12 @@ type Local struct {
 	shared *shared
 	pools  [pools]*Upstream
 
-	// mu guards health and orders its publication. It is never held during I/O.
+	// mu guards health and known, and orders its publication. It is never held during I/O.
 	mu     sync.Mutex
 	health []registry.Endpoint
+	known  map[string]map[schema.GroupVersionResource][]string // :: document, what Only was told
 
+	only  atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
 	ready atomic.Bool
 }
 
@@ -121,8 +124,9 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	if cfg.IdentityChanged == nil {
 		cfg.IdentityChanged = never
 	}
-	l := &Local{cfg: cfg, shared: newShared(cfg.Logger)}
+	l := &Local{cfg: cfg, shared: newShared(cfg.Logger), known: make(map[string]map[schema.GroupVersionResource][]string)}
 	l.shared.grant = cfg.Hold
+	l.only.Store(new(map[schema.GroupVersionResource][]*localServer))
 	for _, s := range cfg.Servers {
 		address, err := serverAddress(s)
 		if err != nil {
@@ -138,6 +142,8 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	}
 	for i := range l.health {
 		s := &localServer{first: cfg.First}
+		s.fixed.stuck = true
+		s.fixed.at.Store(s)
 		for p, u := range l.pools {
 			s.of[p] = u.provide(l.health[i].Address)
 			s.of[p].server = s
@@ -245,6 +251,9 @@ func (l *Local) each(address string, f func(*endpoint)) {
 
 func (l *Local) publishLocked() {
 	l.ready.Store(slices.ContainsFunc(l.health, func(e registry.Endpoint) bool { return e.Health == registry.Healthy }))
+	for _, e := range l.health {
+		l.pools[0].provide(e.Address).server.ready.Store(e.Health == registry.Healthy)
+	}
 	for i, u := range l.pools {
 		v := &view{pingTimeout: defaultPing}
 		switch Pool(i + 1) {

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
@@ -23,6 +25,8 @@ type localServer struct {
 	clients atomic.Int64 // client connections that stay
 	spare   atomic.Int64 // how many of them may be asked to come again
 	first   bool         // the first usable server is preferred, whatever their clients
+	ready   atomic.Bool
+	fixed   Stay // always here
 }
 
 // load returns the value by which servers are compared.
@@ -38,7 +42,7 @@ func (s *localServer) load() int64 {
 // over several goes back in time. It keeps its server while that is usable, else it moves to one
 // other. No method takes a lock. A nil Stay spreads requests.
 type Stay struct {
-	fixed   bool // whatever happens
+	stuck   bool // whatever happens
 	at      atomic.Pointer[localServer]
 	counted atomic.Pointer[localServer]             // in its clients; nil after the end
 	over    atomic.Bool                             // not counted any more
@@ -52,6 +56,63 @@ func (l *Local) Stay(ctx context.Context) *Stay {
 	return s
 }
 
+// At returns a server's own Stay: whatever happens, its requests go there.
+func (l *Local) At(address string) *Stay {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return &l.pools[0].provide(address).server.fixed
+}
+
+// Ready reports whether the server is healthy.
+func (s *Stay) Ready() bool {
+	at := s.at.Load()
+	return at != nil && at.ready.Load()
+}
+
+// Only sets which servers serve what not all of them do, as known from a document: a resource, a
+// group-version without one, or a path as the resource.
+func (l *Local) Only(document string, by map[schema.GroupVersionResource][]string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.known[document] = by
+	only := make(map[schema.GroupVersionResource][]*localServer)
+	for _, by := range l.known {
+		for what, addresses := range by {
+			for _, a := range addresses {
+				only[what] = append(only[what], l.pools[0].provide(a).server)
+			}
+		}
+	}
+	l.only.Store(&only)
+}
+
+// Alike reports whether all servers are known to serve the same, so that For is not needed.
+func (l *Local) Alike() bool {
+	return len(*l.only.Load()) == 0
+}
+
+// For returns the Stay for a request: s, unless its server lacks what others serve.
+func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
+	only := *l.only.Load()
+	have := only[what]
+	if have == nil {
+		have = only[schema.GroupVersionResource{Group: what.Group, Version: what.Version}]
+	}
+	if len(have) == 0 {
+		return s
+	}
+	best := have[0]
+	for _, h := range have {
+		if s != nil && s.at.Load() == h && h.of[0].usable() {
+			return s
+		}
+		if h.of[0].load() < best.of[0].load() || !best.of[0].usable() && h.of[0].usable() {
+			best = h
+		}
+	}
+	return &best.fixed
+}
+
 // usable reports whether requests may stay at an endpoint.
 func (e *endpoint) usable() bool { return !e.out.Load() && e.suspicion.weight() == 0 }
 
@@ -61,7 +122,7 @@ func (s *Stay) pick(u *Upstream, avoid []Lease) *endpoint {
 	if at != nil {
 		own = at.of[u.pool-1]
 		tried = slices.Contains(avoid, Lease{own})
-		if s.fixed || !tried && own.usable() {
+		if s.stuck || !tried && own.usable() {
 			return own
 		}
 	}

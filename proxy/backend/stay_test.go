@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -155,6 +157,27 @@ func leaves(t *testing.T) {
 	c.report(registry.Healthy, place3)
 	at(place3)
 	c.report(registry.Healthy, place1, place2)
+	at(place3)
+	things := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "things"}
+	goes := func(want string, what schema.GroupVersionResource) {
+		t.Helper()
+		s := c.l.For(c.stays[0], what)
+		l, _ := u.Pick(s)
+		l.Release()
+		check.Same(t, want, l.Address(), "where %v goes", what)
+	}
+	check.Same(t, true, c.l.Alike(), "all servers are alike")
+	c.l.Only("discovery", map[schema.GroupVersionResource][]string{things: {place1, place2}, things.GroupVersion().WithResource(""): {place1}})
+	c.l.Only("OpenAPI", map[schema.GroupVersionResource][]string{{Resource: "/path"}: {place3, place2}})
+	check.Same(t, false, c.l.Alike(), "all servers are alike")
+	goes(place1, things)
+	goes(place1, things.GroupVersion().WithResource("others"))
+	goes(place3, schema.GroupVersionResource{Resource: "/path"})
+	goes(place3, schema.GroupVersionResource{Version: "v1", Resource: "pods"})
+	c.report(registry.Unhealthy, place1)
+	goes(place2, things)
+	goes(place1, things.GroupVersion().WithResource("others")) // it fails there: 404 elsewhere would be wrong
+	c.report(registry.Healthy, place1)
 	at(place3)
 	c.come(0)
 	at(place1)

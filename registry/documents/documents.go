@@ -1,6 +1,6 @@
 // Package documents has the common part of all merged documents. One goroutine per backend of the
 // table asks the backend at once when it is new, has changed or has recovered, and otherwise from
-// time to time. One goroutine asks the local apiserver after hints of a change. One publishes the
+// time to time. One goroutine for each local apiserver asks it after hints of a change. One publishes the
 // results. documents/discovery and documents/openapi are the two kinds of documents.
 //
 // The concurrency rule: the goroutine of Sources.Run publishes. A backend's goroutine stores its
@@ -26,6 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
@@ -43,8 +44,13 @@ type Config struct {
 	// Fetch sends a request to a remote entry's backend, under an identity that may read its
 	// documents. Required.
 	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
-	// FetchLocal sends a request to the local apiserver, likewise. Nil means that there is none.
-	FetchLocal Do
+	// FetchLocal sends a request to a local apiserver, likewise. Nil means that there is none.
+	FetchLocal func(ctx context.Context, server string, r *http.Request) (*http.Response, error)
+	// Servers are the names of the local apiservers. Nil means one, without a name.
+	Servers []string
+	// Only is told which servers serve what not all of them do, before a document lists it: a
+	// resource, a group-version without one, or a path as the resource. It may be nil.
+	Only func(document string, by map[schema.GroupVersionResource][]string)
 	// FetchOwn sends a request to this process for what it serves itself: apiregistration.k8s.io
 	// with the dir: registry, whatever the local apiserver has. Run uses it once. Nil means
 	// nothing.
@@ -72,10 +78,10 @@ type Kind[S any] struct {
 	// Join returns s with the parts of former that s lacks, or for which former was answered later.
 	// Both are of one Service and unchanged.
 	Join func(s, former *S) *S
-	// AskLocal asks the local apiserver once. The kind keeps the result itself, and calls Touch if
-	// it has changed.
-	AskLocal func(ctx context.Context) error
-	// Every is the time between requests to the local apiserver while nothing happens.
+	// AskLocal asks a local apiserver once. The kind keeps the result itself, and calls Touch if it
+	// has changed.
+	AskLocal func(ctx context.Context, server string) error
+	// Every is the time between requests to a local apiserver while nothing happens.
 	Every time.Duration
 	// Publish makes the documents of the current state. It is called when that or the table has
 	// changed, except for endpoints and, without Verdicts, for verdicts. It returns when to call it
@@ -102,16 +108,19 @@ type Sources[S any] struct {
 	set     *set[S]
 	changed chan time.Time // one slot: something to publish
 	touched atomic.Bool    // publish even if the table has not changed
-	hints   chan struct{}  // one slot: the local apiserver's documents may have changed
-
-	localFails bool // owned by the local apiserver's goroutine
+	locals  []*local
 }
 
 // New makes the Sources of a kind of document.
 func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 	s := &Sources[S]{
 		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), polls: newPolls(kind.Name),
-		changed: make(chan time.Time, 1), hints: make(chan struct{}, 1),
+		changed: make(chan time.Time, 1),
+	}
+	if cfg.FetchLocal != nil {
+		for _, name := range cfg.Names() {
+			s.locals = append(s.locals, &local{name: name, hints: make(chan struct{}, 1)})
+		}
 	}
 	s.set = &set[S]{ask: s.ask, join: kind.Join, serving: make(map[string]*backend[S])}
 	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.polls, kind.gauges())...)
@@ -122,10 +131,6 @@ func (s *Sources[S]) Touch() {
 	s.touched.Store(true)
 	latest.Wake(s.changed)
 }
-
-// LocalChanged hints that the local apiserver's documents may have changed, as after a change of a
-// CRD. It never blocks.
-func (s *Sources[S]) LocalChanged() { latest.Wake(s.hints) }
 
 // Known returns where the state of a backend is stored. Nil means that there is no such backend.
 func (s *Sources[S]) Known(of *registry.Backend) *atomic.Pointer[S] {
@@ -151,8 +156,10 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var local sync.WaitGroup
 	defer func() { cancel(); local.Wait(); s.set.running.Wait() }()
-	if s.cfg.FetchLocal != nil {
-		local.Go(func() { follow(ctx, s.kind.Every, s.hints, s.askLocal) })
+	for _, l := range s.locals {
+		local.Go(func() {
+			follow(ctx, s.kind.Every, l.hints, func(ctx context.Context) error { return s.askLocal(ctx, l) })
+		})
 	}
 	again := time.AfterFunc(time.Hour, s.Touch) // stopped at once: Publish says when
 	again.Stop()
@@ -161,7 +168,7 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 	for t, changes := range latest.Changes(ctx, s.cfg.Table, s.changed) {
 		begun := time.Now()
 		if slices.ContainsFunc(changes, movesLocal) {
-			s.LocalChanged()
+			s.LocalChanged("")
 		}
 		s.set.update(ctx, changes)
 		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
@@ -211,23 +218,6 @@ func (s *Sources[S]) ask(ctx context.Context, b *backend[S], entries []*registry
 	if changed {
 		s.Touch()
 	}
-	return err
-}
-
-// askLocal asks the local apiserver.
-func (s *Sources[S]) askLocal(ctx context.Context) error {
-	err := s.kind.AskLocal(ctx)
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	s.polled(err)
-	switch {
-	case err != nil && !s.localFails:
-		s.log.Warn("documents of local apiserver cannot be read, the last good ones stay", "document", s.kind.Name, "err", err)
-	case err == nil && s.localFails:
-		s.log.Info("documents of local apiserver can be read again", "document", s.kind.Name)
-	}
-	s.localFails = err != nil
 	return err
 }
 

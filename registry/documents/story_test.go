@@ -77,14 +77,14 @@ func TestStories(t *testing.T) {
 			},
 			"open": func(w []string) {
 				cfg := s.Config()
-				fetch := cfg.FetchLocal
+				fetch := cfg.Local("")
 				if !home {
 					cfg.FetchLocal = nil
 				}
 				sources = must.Get(documents.New(cfg, documents.Kind[words]{
 					Name: "test", Ask: ask, Verdicts: len(w) > 0,
 					Every: 2 * time.Second,
-					AskLocal: func(ctx context.Context) error {
+					AskLocal: func(ctx context.Context, _ string) error {
 						_, err := documents.Get(ctx, fetch, documents.Question{Path: "/"})
 						return err
 					},
@@ -98,11 +98,11 @@ func TestStories(t *testing.T) {
 			},
 			"hint": func(w []string) {
 				if len(w) == 0 {
-					sources.LocalChanged()
+					sources.LocalChanged("")
 					return
 				}
 				for range must.Get(strconv.Atoi(w[0]))(s) {
-					sources.LocalChanged()
+					sources.LocalChanged("")
 					s.Pass(time.Millisecond)
 				}
 			},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,7 +28,13 @@ bob-token,bob,uid-bob
 // (in no group).
 func (c *Cluster) StaticToken(user string) Credentials { return Credentials{Token: user + "-token"} }
 
-func (c *Cluster) startAPIServer(ctx context.Context, i int) (err error) {
+// AddAPIServer starts another kube-apiserver, which reaches etcd at that URL. more are appended to
+// its arguments.
+func (c *Cluster) AddAPIServer(ctx context.Context, etcd string, more ...string) error {
+	return c.startAPIServer(ctx, len(c.APIServers), etcd, more...)
+}
+
+func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more ...string) (err error) {
 	defer try.Catch(&err)
 	path, port := try.Get(c.cfg.tool(ctx, "kube-apiserver")), try.Get(freePorts(1))[0]
 	name := numbered("kube-apiserver", i)
@@ -38,7 +45,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int) (err error) {
 	try.Do(os.WriteFile(tokens, []byte(staticTokens), 0o600))
 	kubelet := try.Get(c.PKI.Client.Issue("kube-apiserver-kubelet-client", Leaf{User: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}}))
 	args := []string{
-		"--etcd-servers=" + c.etcdURL,
+		"--etcd-servers=" + etcd,
 		"--bind-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", port),
 		// Kubernetes refuses loopback addresses in the endpoints of its own Service, and no test
@@ -61,7 +68,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int) (err error) {
 		"--kubelet-preferred-address-types=InternalIP",
 		"--enable-aggregator-routing=false", // it dials cluster addresses and external names; only external names lead to loopback
 	}
-	if i < c.cfg.APIServers-c.cfg.Clouds {
+	if i < c.cfg.APIServers-c.cfg.Clouds || i >= c.cfg.APIServers {
 		args = append(args,
 			"--requestheader-client-ca-file="+c.PKI.FrontProxy.CertFile,
 			"--requestheader-allowed-names=front-proxy-client",
@@ -76,7 +83,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int) (err error) {
 	}
 	c.urls = append(c.urls, loopback("https", port))
 	part, err := c.Run(ctx, Command{
-		Name: name, Path: path, Args: append(args, c.cfg.APIServerArgs...), Ready: c.EndpointOf(i).Serves("/readyz", c.Admin()),
+		Name: name, Path: path, Args: slices.Concat(args, c.cfg.APIServerArgs, more), Ready: c.EndpointOf(i).Serves("/readyz", c.Admin()),
 	})
 	c.APIServers = append(c.APIServers, part)
 	return err

@@ -138,7 +138,7 @@ func (c *Cluster) boot(ctx context.Context) (err error) {
 	}
 	try.Do(c.startEtcd(ctx))
 	for i := range c.cfg.APIServers {
-		try.Do(c.startAPIServer(ctx, i))
+		try.Do(c.startAPIServer(ctx, i, c.etcdURL))
 	}
 	if c.cfg.AdminGroup != mastersGroup {
 		return c.bindAdmin(ctx)

@@ -5,6 +5,7 @@
 package scene
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -71,7 +72,9 @@ func (s *Scene) Config() documents.Config {
 		Fetch: func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
 			return s.Answer(e.Backend.Service, r)
 		},
-		FetchLocal: func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer(Home, r) },
+		FetchLocal: func(_ context.Context, server string, r *http.Request) (*http.Response, error) {
+			return s.Answer(cmp.Or(server, Home), r)
+		},
 	}
 }
 

@@ -158,7 +158,7 @@ func (p *Pages) claims(d *proxy.Decision) []string {
 func leads(d *proxy.Decision) string {
 	switch d.Action {
 	case proxy.ToLocal:
-		return "it is forwarded to the local apiserver, which authorizes it"
+		return fmt.Sprintf("it is forwarded to the local apiserver %s, which authorizes it", d.Server)
 	case proxy.ToRemote:
 		which := "its endpoint"
 		if n := len(d.Entry.Endpoints); n != 1 {

@@ -80,6 +80,7 @@ func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 		LocalServers: func() []registry.Endpoint {
 			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}
 		},
+		LocalServer:  func(string) (string, int64, []string) { return "v1.37.2", 3, []string{"fresh.example.com/v1"} },
 		Certificates: func() []certs.Status { return []certs.Status{{Use: "serving", Source: "tls.crt"}} },
 		Trust:        func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
 		Ready:        func() error { return nil },

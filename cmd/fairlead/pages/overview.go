@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/url"
+	"strings"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
@@ -220,6 +221,10 @@ func (d *document) localServers(v *view) {
 		d.health(e)
 		d.put(` <span class="dim">probed </span>`)
 		d.probe(v.Time, e)
+		d.put(`, %s, %d client connections`, cmp.Or(e.Release, "release unknown"), e.Clients)
+		if len(e.Only) > 0 {
+			d.put(`; another one lacks %s`, strings.Join(e.Only, ", "))
+		}
 		d.put(`</li>`)
 	}
 	if len(v.LocalServers) == 0 {

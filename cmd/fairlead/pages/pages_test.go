@@ -49,7 +49,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("%s: %+v", path, got)
 		}
 		// How current its part of the merged documents is.
-		says(t, body, `"reason": "too_large"`, `"message": "33554433 bytes"`, `"resources": 3`, `"confirmed": "20`, `"v2": false`, `"v3": true`)
+		says(t, body, `"reason": "too_large"`, `"message": "33554433 bytes"`, `"resources": 3`, `"confirmed": "20`, `"v2": false`, `"v3": true`, `"release": "v1.37.2"`, `"clients": 3`, `"fresh.example.com/v1"`)
 	}
 	// Empty lists are [], not null.
 	bare := &Pages{cfg: s.cfg}

@@ -185,7 +185,9 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 	servers := p.cfg.LocalServers()
 	for i := range servers {
 		s.LocalIdentity = p.cfg.LocalIdentity
-		s.LocalServers = append(s.LocalServers, p.endpoint(LocalName, &servers[i]))
+		e := p.endpoint(LocalName, &servers[i])
+		e.Release, e.Clients, e.Only = p.cfg.LocalServer(e.Address)
+		s.LocalServers = append(s.LocalServers, e)
 	}
 	for _, x := range p.cfg.Trust() {
 		if a := byName[x.APIService]; a != nil {

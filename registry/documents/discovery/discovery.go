@@ -54,7 +54,7 @@ type Discovery struct {
 	aggregations prometheus.Counter
 	sources      *documents.Sources[state]
 	turn         chan struct{}                                               // of large documents
-	local        atomic.Pointer[localState]                                  // nil before the first request
+	locals       map[string]*atomic.Pointer[localState]                      // :: server; nil before its first request
 	own          map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
 
 	view         atomic.Pointer[view]
@@ -98,6 +98,10 @@ func New(cfg Config) (*Discovery, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.locals = make(map[string]*atomic.Pointer[localState])
+	for _, name := range cfg.Names() {
+		d.locals[name] = new(atomic.Pointer[localState])
+	}
 	d.last = cfg.Table()
 	return d, nil
 }
@@ -112,23 +116,21 @@ func (d *Discovery) Run(ctx context.Context) error {
 	if err := d.askOwn(ctx); err != nil {
 		return err
 	}
-	if d.cfg.FetchLocal == nil {
-		d.local.Store(&localState{groups: d.own})
-	}
 	d.began = time.Now()
 	return d.sources.Run(ctx)
 }
 
-// LocalChanged hints that the local apiserver's documents may have changed, as after a change of a
+// LocalChanged hints that a local apiserver's documents may have changed, as after a change of a
 // CRD. It never blocks.
-func (d *Discovery) LocalChanged() { d.sources.LocalChanged() }
+func (d *Discovery) LocalChanged(server string) { d.sources.LocalChanged(server) }
 
 // publish merges and renders the current state. It returns when to do so again even without a
 // change. Zero means never.
 func (d *Discovery) publish(t *registry.Table) time.Time {
 	d.depart(t)
-	l := d.local.Load()
-	if !t.Complete() || !l.complete() && d.cfg.FetchLocal != nil {
+	m := &merge{table: t, sources: d.sources.Known, departed: d.departed, staleAfter: d.cfg.StaleAfter, now: time.Now()}
+	l := d.together(m)
+	if !t.Complete() || l == nil {
 		return time.Time{}
 	}
 	if until := d.began.Add(settling); d.view.Load() == nil && time.Now().Before(until) && !d.settled(t) {
@@ -139,7 +141,7 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 			delete(d.departed, gv)
 		}
 	}
-	m := &merge{table: t, local: l.groups, sources: d.sources.Known, departed: d.departed, staleAfter: d.cfg.StaleAfter, now: time.Now()}
+	m.local = l.groups
 	d.view.Store(d.render(m, l, d.view.Load()))
 	return m.becomesStale
 }
@@ -160,9 +162,9 @@ func (d *Discovery) depart(t *registry.Table) {
 	d.last = t
 }
 
-// settled reports whether each backend that can be asked has been asked.
+// settled reports whether each local apiserver, and each backend that can be asked, has been asked.
 func (d *Discovery) settled(t *registry.Table) bool {
-	return !slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool {
+	return d.sources.Tried() && !slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool {
 		s := d.sources.Known(e.Backend)
 		return s != nil && !s.Load().tried && documents.Askable(e) && e.GroupVersion.Group != ""
 	})

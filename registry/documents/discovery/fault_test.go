@@ -112,7 +112,7 @@ func TestBrokenProtobuf(t *testing.T) {
 	st := newStage(t)
 	st.make(Config{})
 	st.Set(scene.Home, saying(http.StatusOK, runtime.ContentTypeProtobuf+aggregatedParams, []byte("k8s\x00\xff\xff")))
-	if list, _, err := st.d.list(t.Context(), st.d.cfg.FetchLocal, "/apis", ""); err == nil {
+	if list, _, err := st.d.list(t.Context(), st.d.cfg.Local(""), "/apis", ""); err == nil {
 		t.Errorf("it is read as %v", list)
 	}
 }

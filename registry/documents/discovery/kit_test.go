@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
@@ -38,8 +39,10 @@ func TestMain(m *testing.M) {
 // stage is a Discovery in a scene.
 type stage struct {
 	*scene.Scene
-	alone   bool // without a local apiserver
-	own     bool // the server "own" answers for this process
+	alone   bool                                     // without a local apiserver
+	own     bool                                     // the server "own" answers for this process
+	servers []string                                 // the local apiservers, if they have names
+	only    map[schema.GroupVersionResource][]string // what not all of them serve
 	d       *Discovery
 	metrics *prometheus.Registry
 }
@@ -66,7 +69,8 @@ func (s *stage) make(cfg Config) {
 	s.Helper()
 	s.metrics = prometheus.NewRegistry()
 	cfg.Config = s.Config()
-	cfg.Metrics = s.metrics
+	cfg.Metrics, cfg.Servers = s.metrics, s.servers
+	cfg.Only = func(_ string, by map[schema.GroupVersionResource][]string) { s.only = by }
 	if s.alone {
 		cfg.FetchLocal = nil
 	}

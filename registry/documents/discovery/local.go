@@ -30,11 +30,15 @@ const (
 	localTime = 30 * time.Second
 )
 
-// localState is immutable.
+// localState is what a local apiserver serves, or all of them together. It is immutable.
 type localState struct {
-	groups   map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
-	core     *apidiscoveryv2.APIGroupDiscoveryList // aggregated /api
-	versions *metav1.APIVersions                   // legacy /api
+	server    string
+	release   string
+	confirmed time.Time // when all was last read
+	failed    bool      // the last request
+	groups    map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
+	core      *apidiscoveryv2.APIGroupDiscoveryList // aggregated /api
+	versions  *metav1.APIVersions                   // legacy /api
 
 	groupsTag, coreTag string
 }
@@ -44,22 +48,34 @@ func (s *localState) complete() bool {
 	return s != nil && s.groups != nil && s.core != nil && s.versions != nil
 }
 
-// askLocal requests all documents and stores the changed ones. An error changes nothing.
-func (d *Discovery) askLocal(ctx context.Context) error {
-	next, changed := *cmp.Or(d.local.Load(), &localState{}), false
-	err := errors.Join(d.localGroups(ctx, &next, &changed), d.localCore(ctx, &next, &changed), d.localVersions(ctx, &next, &changed))
-	d.local.Store(&next)
-	if changed {
+// askLocal requests all documents of a server and stores the changed ones. An error changes nothing.
+func (d *Discovery) askLocal(ctx context.Context, server string) error {
+	at := d.locals[server]
+	last := cmp.Or(at.Load(), &localState{server: server})
+	next, changed := *last, false
+	release, err := d.cfg.Release(ctx, server)
+	if err == nil {
+		next.release = release
+	}
+	err = errors.Join(err, d.localGroups(ctx, &next, &changed), d.localCore(ctx, &next, &changed), d.localVersions(ctx, &next, &changed))
+	if next.failed = err != nil; !next.failed {
+		next.confirmed = time.Now()
+	}
+	at.Store(&next)
+	if changed || next.release != last.release || next.failed != last.failed {
 		d.sources.Touch()
 	}
 	return err
 }
 
 // acceptLocal prefers protobuf: a cluster's own document is read at every change of a CRD.
-const acceptLocal = runtime.ContentTypeProtobuf + aggregatedParams + "," + runtime.ContentTypeJSON + aggregatedParams
+// It wants no group-versions of peers, to which a server would proxy.
+const acceptLocal = runtime.ContentTypeProtobuf + aggregatedParams + noPeers + "," + runtime.ContentTypeJSON + aggregatedParams + noPeers
+
+const noPeers = ";profile=nopeer"
 
 func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *bool) error {
-	list, tag, err := d.list(ctx, d.cfg.FetchLocal, "/apis", s.groupsTag)
+	list, tag, err := d.list(ctx, d.cfg.Local(s.server), "/apis", s.groupsTag)
 	if err != nil || list == nil {
 		return err
 	}
@@ -98,7 +114,7 @@ func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) map[schema.Group
 }
 
 func (d *Discovery) localCore(ctx context.Context, s *localState, changed *bool) error {
-	list, tag, err := d.list(ctx, d.cfg.FetchLocal, "/api", s.coreTag)
+	list, tag, err := d.list(ctx, d.cfg.Local(s.server), "/api", s.coreTag)
 	if err != nil || list == nil {
 		return err
 	}
@@ -136,7 +152,7 @@ func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string)
 }
 
 func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *bool) error {
-	a, err := documents.Get(ctx, d.cfg.FetchLocal, documents.Question{Path: "/api", Accept: runtime.ContentTypeJSON})
+	a, err := documents.Get(ctx, d.cfg.Local(s.server), documents.Question{Path: "/api", Accept: runtime.ContentTypeJSON})
 	if err != nil {
 		return err
 	}

@@ -103,16 +103,25 @@ func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionD
 	if m.staleAfter <= 0 || v.err == nil && e.Verdict.Status != corev1.ConditionFalse { // it is still confirmed
 		return v.doc
 	}
-	at := v.confirmed.Add(m.staleAfter)
-	if at.After(m.now) {
-		if m.becomesStale.IsZero() || at.Before(m.becomesStale) {
-			m.becomesStale = at
-		}
+	if !m.goesStale(v.confirmed) {
 		return v.doc
 	}
 	stale := *v.doc
 	stale.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
 	return &stale
+}
+
+// goesStale reports whether what was last confirmed at that time is Stale, and else notes when it
+// will be.
+func (m *merge) goesStale(confirmed time.Time) bool {
+	at := confirmed.Add(m.staleAfter)
+	if !at.After(m.now) {
+		return true
+	}
+	if m.becomesStale.IsZero() || at.Before(m.becomesStale) {
+		m.becomesStale = at
+	}
+	return false
 }
 
 // strays returns entries for group-versions of the local apiserver that the table does not have.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ import (
 // The steps of these stories, beside those of scene.Tell:
 //
 //	local <gv>=<resource>,… …           what the local apiserver serves from now on
+//	server <name> <release> <gv>=… …    what one of several local apiservers serves; without a release: refuses
 //	address <host>:<port>               its own, from the next local on
 //	alone                               there is no local apiserver
 //	own <gv>=… …                        this process serves groups itself
@@ -31,7 +33,24 @@ func TestStories(t *testing.T) {
 		s, address := newStage(tb), []string(nil)
 		s.Show = s.show
 		s.Own = map[string]func([]string){
-			"local":   func(words []string) { s.Set(scene.Home, serving(listOf(words...), address...)) },
+			"local": func(words []string) { s.Set(scene.Home, serving(listOf(words...), address...)) },
+			"server": func(words []string) {
+				if !slices.Contains(s.servers, words[0]) {
+					s.servers = append(s.servers, words[0])
+				}
+				if len(words) == 1 {
+					s.Set(words[0], nil)
+					return
+				}
+				says := serving(listOf(words[2:]...), words[0])
+				s.Set(words[0], func(w http.ResponseWriter, r *http.Request) {
+					if r.URL.Path == "/version" {
+						fmt.Fprintf(w, `{"gitVersion":%q}`, words[1])
+						return
+					}
+					says(w, r)
+				})
+			},
 			"address": func(words []string) { address = words },
 			"alone":   func([]string) { s.alone = true },
 			"own": func(words []string) {
@@ -104,5 +123,11 @@ func (s *stage) show() string {
 		}
 		b.WriteByte('\n')
 	}
-	return b.String()
+	var only []string
+	for what, of := range s.only {
+		slices.Sort(of)
+		only = append(only, fmt.Sprintf("only %s %v\n", strings.Trim(what.GroupVersion().String()+"/"+what.Resource, "/"), of))
+	}
+	slices.Sort(only)
+	return b.String() + strings.Join(only, "")
 }

@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,31 +23,84 @@ import (
 // of CPU with a thousand CRDs; documents rests four times as long.
 const localEvery = 3 * time.Second
 
-// localState is immutable.
+// localState is what a local apiserver serves, or all of them together. It is immutable.
 type localState struct {
+	server    string
+	release   string
 	index     map[string]handler3.OpenAPIV3DiscoveryGroupVersion
 	indexHash string
 	spec      *packed // v2
 	specTag   string
 }
 
-// askLocal requests both, and stores what has changed. After an error the former stays.
-func (o *OpenAPI) askLocal(ctx context.Context) error {
-	for _, ask := range []func(context.Context, *localState) error{o.localIndex, o.localSpec} {
-		last := cmp.Or(o.local.Load(), &localState{})
+// askLocal requests all of a server, and stores what has changed. After an error the former stays.
+func (o *OpenAPI) askLocal(ctx context.Context, server string) error {
+	for _, ask := range []func(context.Context, *localState) error{o.localRelease, o.localIndex, o.localSpec} {
+		last := cmp.Or(o.locals[server].Load(), &localState{server: server})
 		next := *last
 		if err := ask(ctx, &next); err != nil {
 			return err
 		}
-		if o.local.Store(&next); next.spec != last.spec || next.indexHash != last.indexHash {
+		if o.locals[server].Store(&next); next.spec != last.spec || next.indexHash != last.indexHash || next.release != last.release {
 			o.sources.Touch()
 		}
 	}
 	return nil
 }
 
+func (o *OpenAPI) localRelease(ctx context.Context, s *localState) (err error) {
+	s.release, err = o.cfg.Release(ctx, s.server)
+	return err
+}
+
+// together returns what the local apiservers serve together, as the newest one has it, and parts of
+// v2 for what that lacks. It tells which of them have a document of the index. Nil means that none
+// is known.
+func (o *OpenAPI) together() (*localState, []input) {
+	var all []*localState
+	for _, at := range o.locals {
+		if s := at.Load(); s != nil && s.index != nil {
+			all = append(all, s)
+		}
+	}
+	if len(all) == 0 {
+		return nil, nil
+	}
+	slices.SortFunc(all, func(a, b *localState) int {
+		return cmp.Or(documents.Newer(a.release, b.release), cmp.Compare(a.indexHash, b.indexHash))
+	})
+	var parts []input
+	out, by := *all[0], make(map[schema.GroupVersionResource][]string)
+	out.index = maps.Clone(out.index)
+	for _, s := range all {
+		part := input{name: s.server, spec: s.spec}
+		out.spec = cmp.Or(out.spec, s.spec)
+		for _, path := range slices.Sorted(maps.Keys(s.index)) {
+			item := s.index[path]
+			gv, ok := groupVersionOf(path)
+			if _, known := out.index[path]; !known {
+				if out.index[path] = item; ok {
+					part.own = append(part.own, gv)
+				}
+			}
+			if out.index[path] == item {
+				key := schema.GroupVersionResource{Resource: "/openapi/v3/" + path}
+				by[key] = append(by[key], s.server)
+			}
+		}
+		if part.spec != out.spec && part.spec != nil && len(part.own) > 0 {
+			parts = append(parts, part)
+		}
+	}
+	maps.DeleteFunc(by, func(_ schema.GroupVersionResource, of []string) bool { return len(of) == len(all) })
+	if o.cfg.Only != nil {
+		o.cfg.Only("OpenAPI", by) // first: what is listed is served
+	}
+	return &out, parts
+}
+
 func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
-	a, err := documents.Get(ctx, o.cfg.FetchLocal, documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, o.cfg.Local(s.server), documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout})
 	if err != nil {
 		return err
 	}
@@ -65,7 +120,7 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 }
 
 func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
-	a, err := documents.Get(ctx, o.cfg.FetchLocal, documents.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, o.cfg.Local(s.server), documents.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout})
 	switch {
 	case err != nil:
 		return err

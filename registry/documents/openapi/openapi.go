@@ -45,9 +45,9 @@ type OpenAPI struct {
 	log     *slog.Logger
 	build   prometheus.Histogram
 	sources *documents.Sources[state]
-	local   atomic.Pointer[localState] // nil before the first request
-	own     *version                   // what this process serves itself; written once, by Run. Nil means nothing
-	heavy   chan struct{}              // its capacity is how many documents may be decoded at a time
+	locals  map[string]*atomic.Pointer[localState] // :: server; nil before its first request
+	own     *version                               // what this process serves itself; written once, by Run. Nil means nothing
+	heavy   chan struct{}                          // its capacity is how many documents may be decoded at a time
 
 	view    atomic.Pointer[view]
 	built   atomic.Pointer[built]
@@ -60,6 +60,7 @@ type OpenAPI struct {
 type view struct {
 	table *registry.Table
 	local *localState // nil before the first request
+	parts []input     // of v2, of what local.spec lacks
 	// claimed are the paths that extension servers have in their v3 indexes, and converted returns
 	// the local apiserver's documents of these, made of v2.
 	claimed   map[string]bool
@@ -95,6 +96,10 @@ func New(cfg documents.Config) (*OpenAPI, error) {
 			Buckets: prometheus.ExponentialBuckets(0.05, 2, 10),
 		}),
 	}
+	o.locals = make(map[string]*atomic.Pointer[localState])
+	for _, name := range cfg.Names() {
+		o.locals[name] = new(atomic.Pointer[localState])
+	}
 	var err error
 	o.sources, err = documents.New(cfg, documents.Kind[state]{
 		Name: "OpenAPI", Ask: o.ask, Join: join, AskLocal: o.askLocal, Every: localEvery, Publish: o.publish,
@@ -113,13 +118,14 @@ func (o *OpenAPI) Run(ctx context.Context) error {
 	return o.sources.Run(ctx)
 }
 
-// LocalChanged hints that the local apiserver's documents may have changed, as after a change of a
+// LocalChanged hints that a local apiserver's documents may have changed, as after a change of a
 // CRD. It never blocks.
-func (o *OpenAPI) LocalChanged() { o.sources.LocalChanged() }
+func (o *OpenAPI) LocalChanged(server string) { o.sources.LocalChanged(server) }
 
 // publish makes a view of the current state. Without a change it need not be called again.
 func (o *OpenAPI) publish(t *registry.Table) time.Time {
-	v := &view{table: t, local: o.local.Load()}
+	v := &view{table: t}
+	v.local, v.parts = o.together()
 	o.claim(v, o.view.Load())
 	v.index = sync.OnceValue(func() *packed { return o.mergeIndex(v) })
 	v.inputs = sync.OnceValue(func() *inputs {
@@ -164,6 +170,7 @@ func (o *OpenAPI) collect(v *view) *inputs {
 	in, place := &inputs{}, places(v.table)
 	if v.local != nil {
 		in.local = v.local.spec
+		in.sources = slices.Clone(v.parts)
 	}
 	parts := make(map[*packed]*input)
 	for e, s := range o.remotes(v.table) {
@@ -187,7 +194,10 @@ func (o *OpenAPI) collect(v *view) *inputs {
 		in.sources = append(in.sources, input{name: "this process", spec: o.own.v2, own: []schema.GroupVersion{gv}})
 	}
 	slices.SortFunc(in.remote, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
-	slices.SortFunc(in.sources, func(a, b input) int { return cmp.Compare(place[a.own[0]], place[b.own[0]]) })
+	slices.SortFunc(in.sources, func(a, b input) int {
+		x, y := a.own[0], b.own[0]
+		return cmp.Or(cmp.Compare(place[x], place[y]), cmp.Compare(x.String(), y.String())) // strays have no place
+	})
 	return in
 }
 

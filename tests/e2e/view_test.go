@@ -1,0 +1,163 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	"k8s.io/kube-openapi/pkg/handler3"
+
+	"github.com/fairlead-proxy/fairlead/tests/ask"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/relay"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// views is a cluster of two kube-apiservers: the second has two group-versions more, and its etcd
+// is late.
+type views struct {
+	*cluster.Cluster
+	front, replica *cluster.Front
+}
+
+// only are the group-versions that one server has.
+var only = []string{"admissionregistration.k8s.io/v1beta1", "coordination.k8s.io/v1beta1"}
+
+// Several kube-apiservers are one for a client: it stays with one, whatever a document lists is
+// served, and nothing is lost.
+func TestOneView(t *testing.T) {
+	w := &views{Cluster: suite.Start(t, cluster.Config{Dir: suite.Folder(t, "view")})}
+	etcd := must.Get(relay.Start(t.Context(), strings.TrimPrefix(w.EtcdURLs()[0], "http://")))(t)
+	must.Do(t, w.AddAPIServer(t.Context(), "http://"+etcd.Address, "--runtime-config="+strings.Join(only, "=true,")+"=true"))
+	servers := "--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL
+	fairlead := suite.Build(t, t.TempDir())
+	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: fairlead, Args: []string{servers}}))(t)
+	servers = "--local-apiserver=" + w.EndpointOf(1).URL + "," + w.EndpointOf(0).URL
+	w.replica = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: fairlead, Name: "replica", Args: []string{servers}}))(t)
+	etcd.Delay(100 * time.Millisecond)
+	suite.Cases[*views]{{"late", testLate}, {"listed", testListed}, {"orphans", testOrphans}}.Run(t, w)
+}
+
+// get gets a document in its newest form.
+func (w *views) get(t *testing.T, from *cluster.Front, path string) string {
+	t.Helper()
+	accept := http.Header{"Accept": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"}}
+	r := must.Get(ask.Do(t.Context(), suite.Client(t, from.Endpoint, w.Admin()), http.MethodGet, from.Endpoint.URL+path, accept, ""))(t)
+	check.Same(t, http.StatusOK, r.Code, "status of %s", path)
+	return r.Body
+}
+
+// listed returns what /apis lists.
+func (w *views) listed(t *testing.T) (out []string) {
+	t.Helper()
+	var list apidiscoveryv2.APIGroupDiscoveryList
+	must.Do(t, json.Unmarshal([]byte(w.get(t, w.front, "/apis")), &list))
+	for _, g := range list.Items {
+		for _, v := range g.Versions {
+			out = append(out, g.Name+"/"+v.Version)
+		}
+	}
+	return out
+}
+
+// No list of the watch cache lacks what its connection has just created and seen.
+func testLate(t *testing.T, w *views) {
+	const maps = "/api/v1/namespaces/default/configmaps"
+	for i := range 8 {
+		c := suite.Client(t, w.front.Endpoint, w.Admin())
+		for j := range 10 {
+			name := fmt.Sprintf(`"view-%d-%d"`, i, j)
+			w.create(t, c, maps, `{"metadata":{"name":`+name+`}}`)
+			has := func() (bool, string) {
+				list := must.Get(ask.Get(t.Context(), c, w.front.Endpoint.URL+maps+"?resourceVersion=0"))(t)
+				return strings.Contains(list, name), list
+			}
+			suite.Eventually(t, 10*time.Second, name+" is in a list", has) // a watch cache may come after the answer, directly too
+			for range 5 {
+				if ok, _ := has(); !ok {
+					t.Errorf("%s is gone from a list of its own connection", name)
+				}
+			}
+		}
+	}
+}
+
+// Nothing that /apis lists is 404, over any connection.
+func testListed(t *testing.T, w *views) {
+	suite.Eventually(t, 10*time.Second, "every group-version is listed", func() (bool, string) {
+		all := strings.Join(w.listed(t), " ")
+		return strings.Contains(all, only[0]) && strings.Contains(all, only[1]), all
+	})
+	asked := 0
+	for range 10 {
+		c := suite.Client(t, w.front.Endpoint, w.Admin())
+		for _, gv := range w.listed(t) {
+			asked++
+			if r := must.Get(ask.Do(t.Context(), c, http.MethodGet, w.front.Endpoint.URL+"/apis/"+gv, nil, ""))(t); r.Code != http.StatusOK {
+				t.Errorf("%s: %d", gv, r.Code)
+			}
+		}
+	}
+	t.Logf("%d group-versions asked for", asked)
+	for _, path := range []string{"/apis", "/api", "/openapi/v3", "/openapi/v2"} {
+		suite.Eventually(t, 10*time.Second, "both replicas have the same "+path, func() (bool, string) {
+			a, b := w.get(t, w.front, path), w.get(t, w.replica, path)
+			return a == b, fmt.Sprintf("%d and %d bytes", len(a), len(b))
+		})
+	}
+	var index handler3.OpenAPIV3Discovery
+	must.Do(t, json.Unmarshal([]byte(w.get(t, w.front, "/openapi/v3")), &index))
+	if index.Paths["apis/"+only[0]].ServerRelativeURL == "" || !strings.Contains(w.get(t, w.front, "/openapi/v2"), "/apis/"+only[1]) {
+		t.Error("OpenAPI has no " + strings.Join(only, " or no "))
+	}
+	has := strings.TrimPrefix(w.EndpointOf(1).URL, "https://")
+	if why := w.get(t, w.front, "/fairlead/explain?path=/apis/"+only[0]); !strings.Contains(why, "the local apiserver "+has+" (not all of them serve it)") {
+		t.Errorf("explain: %s", why)
+	}
+	if status := w.get(t, w.front, "/fairlead/status"); !strings.Contains(status, `"release": "v1.`) || strings.Count(status, only[0]) != 1 {
+		t.Errorf("status: %s", status)
+	}
+	for range 2 { // each connects to another server
+		c := suite.Client(t, w.front.Endpoint, w.Admin())
+		for _, item := range index.Paths {
+			must.Get(ask.Get(t.Context(), c, w.front.Endpoint.URL+item.ServerRelativeURL))(t)
+		}
+	}
+}
+
+// A controller manager that comes through Fairlead deletes everything in a namespace.
+func testOrphans(t *testing.T, w *views) {
+	const namespaces, spaces, group = 12, "/api/v1/namespaces", "/apis/coordination.k8s.io/v1beta1"
+	must.Get(w.StartControllerManager(t.Context(), w.front.Endpoint))(t)
+	c, second := suite.Client(t, w.front.Endpoint, w.Admin()), suite.Client(t, w.EndpointOf(1), w.Admin())
+	for i := range namespaces {
+		name := fmt.Sprint("orphans-", i)
+		w.create(t, c, spaces, `{"metadata":{"name":"`+name+`"}}`)
+		for j := range 2 {
+			w.create(t, c, group+"/namespaces/"+name+"/leasecandidates", fmt.Sprintf(`{"metadata":{"name":"candidate-%d"},"spec":{"leaseName":"l","binaryVersion":"1.36.0","emulationVersion":"1.36.0","strategy":"OldestEmulationVersion"}}`, j))
+		}
+		r := must.Get(ask.Do(t.Context(), c, http.MethodDelete, w.front.Endpoint.URL+spaces+"/"+name, nil, ""))(t)
+		check.Same(t, http.StatusOK, r.Code, "deleting namespace %s", name)
+	}
+	suite.Eventually(t, time.Minute, "the namespaces are gone", func() (bool, string) {
+		left := must.Get(ask.Get(t.Context(), c, w.front.Endpoint.URL+spaces))(t)
+		return !strings.Contains(left, `"orphans-`), left
+	})
+	orphans := must.Get(ask.Get(t.Context(), second, w.EndpointOf(1).URL+group+"/leasecandidates"))(t)
+	check.Same(t, 0, strings.Count(orphans, `"name":"candidate-`), "orphaned objects")
+}
+
+func (w *views) create(t *testing.T, c *http.Client, path, body string) {
+	t.Helper()
+	if r := must.Get(ask.Do(t.Context(), c, http.MethodPost, w.front.Endpoint.URL+path, nil, body))(t); r.Code != http.StatusCreated {
+		t.Fatalf("creating %s at %s: %d %s", body, path, r.Code, r.Body)
+	}
+}
