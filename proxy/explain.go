@@ -10,8 +10,9 @@ import (
 )
 
 // Explain returns decide's decision for a user with a client certificate, and the reason if the
-// user may not send the request. ctx is that of a request over the same connection. It uses the same code without authentication, so an explanation
-// cannot differ from the behavior. For the local apiserver, denied predicts its answer.
+// user may not send the request. ctx is that of a request over the same connection. It uses the
+// same code without authentication, so an explanation cannot differ from the behavior. For the
+// local apiserver, denied predicts its answer.
 func (p *Proxy) Explain(ctx context.Context, h *Head, u user.Info) (d Decision, denied error) {
 	p.locate(&d, h)
 	if d.Err != nil {

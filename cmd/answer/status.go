@@ -132,8 +132,8 @@ type Endpoint struct {
 	ProbeError   string    `json:"probeError,omitempty"`
 	// GoAway is the last error with which it has ended a connection of HTTP/2, after the time.
 	GoAway string `json:"goAway,omitempty"`
-	// Release, Clients and Only describe a local apiserver: how many client connections stay with it,
-	// and the group-versions that it serves and another one lacks. Empty means unknown, or none.
+	// Release, Clients and Only describe a local apiserver: how many client connections stay with
+	// it, and the group-versions that another one lacks. Empty means unknown, or none.
 	Release string   `json:"release,omitempty"`
 	Clients int64    `json:"clients,omitempty"`
 	Only    []string `json:"only,omitempty"`

@@ -51,8 +51,8 @@ type Config struct {
 	Probed func(apiService, address string) (ended time.Time, took time.Duration, fault string)
 	// LocalServers returns the local apiservers with their health. It may return none.
 	LocalServers func() []registry.Endpoint
-	// LocalServer returns a local apiserver's release, how many client connections stay with it, and
-	// the group-versions that it serves and another one lacks.
+	// LocalServer returns a local apiserver's release, how many client connections stay with it,
+	// and which of its group-versions another one lacks.
 	LocalServer func(address string) (release string, clients int64, only []string)
 	// LocalIdentity is --local-identity.
 	LocalIdentity string

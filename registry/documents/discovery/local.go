@@ -48,7 +48,8 @@ func (s *localState) complete() bool {
 	return s != nil && s.groups != nil && s.core != nil && s.versions != nil
 }
 
-// askLocal requests all documents of a server and stores the changed ones. An error changes nothing.
+// askLocal requests all documents of a server and stores the changed ones. An error changes no
+// document.
 func (d *Discovery) askLocal(ctx context.Context, server string) error {
 	at := d.locals[server]
 	last := cmp.Or(at.Load(), &localState{server: server})
