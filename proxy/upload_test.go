@@ -77,7 +77,8 @@ func TestDeadlineOfAnUpload(t *testing.T) {
 			_, err = io.Copy(io.Discard, res.Body)
 			res.Body.Close()
 		}
-		if err == nil || ctx.Err() != nil {
+		late := res != nil && res.StatusCode == http.StatusGatewayTimeout // on a slow machine, before it has begun
+		if err == nil && !late || ctx.Err() != nil {
 			t.Errorf("the answer ended with %v, the context with %v", err, ctx.Err())
 		}
 	})

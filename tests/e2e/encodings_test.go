@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 
@@ -67,9 +66,6 @@ func encodings() []encoding {
 // behind it, for its own objects and the extension server's. Without the gates, these refuse CBOR
 // and ignore shards.
 func testEncodings(t *testing.T, w *world) {
-	if release := os.Getenv("FAIRLEAD_KUBERNETES"); release != "" {
-		t.Skipf("%s may lack the gates", release)
-	}
 	behind := w.EndpointOf(len(w.APIServers) - 1)
 	must.Do(t, w.WaitAvailable(t.Context(), behind, "wardle.example.com/v1beta1"))
 	for i, root := range []string{"/api/v1", "/apis/wardle.example.com/v1beta1"} {
