@@ -70,7 +70,7 @@ func calls() []call {
 		// hypercorn allows 100 streams.
 		{name: "90 watches come and go ten times", method: "GET", query: "/w", more: []string{"CHURN=90"}, only: node[1:], at: "hypercorn"},
 		{name: "8 uploads of 1 MiB at a time over one connection", method: "POST", query: "/w", body: "declared", more: []string{"-m8"}, only: []string{"nghttp"}, at: "tomcat-http2"},
-		{name: "150 lists and a watch beside 16 MB that another client does not read", method: "GET", query: "/w?size=1000", more: []string{"TIMES=150", "BESIDE=1"}, only: node[1:], at: "node-http2-10mb"},
+		{name: "150 lists and a watch beside 16 MB that others do not read", method: "GET", query: "/w?size=1000", more: []string{"TIMES=150", "BESIDE=1"}, only: node[1:], at: "node-http2-10mb"},
 	}
 }
 

@@ -1,7 +1,7 @@
 // node client.js LIBRARY METHOD URL: a client by Node. LIBRARY: https, http2, undici. Prints
 // 'begun' with the first bytes, and at the end one line of what came.
 // FORM says of its body: declared, chunked or slow. PAUSE is how long it reads nothing. TIMES is how often. CHURN is how many
-// watches come and go. BESIDE: a watch goes on, and another client reads nothing of 16 MB.
+// watches come and go. BESIDE: a watch goes on, and others read nothing of 16 MB each.
 const fs = require('fs'), crypto = require('crypto');
 const [, , library, method, url] = process.argv;
 const {CA, CERT, KEY, FORM, PAUSE, FIELDS, TIMES, EXPECT, CHURN, BESIDE} = process.env;
@@ -81,9 +81,12 @@ async function churn() { // 200 watches come and go ten times, while another goe
   return over;
 }
 async function beside() {
-  const kept = session.request({':path': at.pathname + '?watch=1&for=10'}), other = require('http2').connect(at.origin, tls);
+  const kept = session.request({':path': at.pathname + '?watch=1&for=10'});
   await new Promise((done) => kept.once('response', done));
-  await new Promise((done) => other.request({':path': at.pathname + '?size=16000000'}).once('response', done)); // nobody reads it
+  for (let i = 0; i < 8; i++) { // Fairlead has connections for each processor
+    const req = require('http2').connect(at.origin, tls).request({':path': at.pathname + '?size=16000000'});
+    await new Promise((done) => req.once('response', done).on('error', done)); // nobody reads it
+  }
   await sleep(1000);
   return {over: receive(200, kept)};
 }
