@@ -47,12 +47,12 @@ type heads struct {
 	all map[*plain]struct{}
 }
 
-// take takes n bytes for a connection. Only if all are taken, idle ones make room: any of them, as
-// servers may (RFC 9112 §9.5).
+// take takes n bytes for a connection. Idle ones make room, as servers may let them (RFC 9112
+// §9.5): those of from, which may be a load balancer, and only if all is taken, others.
 func (h *heads) take(from bound.Source, n int64) (place bound.Place, ok bool) {
 	for {
 		limit := h.memory.Limit()
-		if place, ok = h.conns.Take(from, n, limit); ok || h.conns.Held()+n <= limit || !h.evict() {
+		if place, ok = h.conns.Take(from, n, limit); ok || !h.evict(from, h.conns.Held()+n > limit) {
 			return place, ok
 		}
 	}
@@ -74,14 +74,16 @@ func (h *heads) leave(c *plain) {
 	delete(h.all, c)
 }
 
-// evict closes an idle connection. It reports false if it finds none.
-func (h *heads) evict() bool {
+// evict closes an idle connection of from, or, if all is taken, of others. It reports false if it
+// finds none.
+func (h *heads) evict(from bound.Source, all bool) bool {
 	h.mu.Lock()
 	var idle *plain
 	for c := range h.all {
-		if c.idle() {
-			idle = c
-			break
+		if own := c.from == from; (own || all && idle == nil) && c.idle() {
+			if idle = c; own {
+				break
+			}
 		}
 	}
 	h.mu.Unlock()
@@ -89,7 +91,8 @@ func (h *heads) evict() bool {
 		return false
 	}
 	h.memory.Refuse(hold.Connection)
-	_ = idle.Close()
+	idle.leave()
+	go func() { _ = idle.Conn.Close() }() // takes up to 5 s if the client reads nothing
 	return true
 }
 
@@ -105,10 +108,10 @@ type plain struct {
 
 	// For the goroutine of the connection only.
 	head  wire.TextHead
-	begun time.Time
 	ended bool // the head is complete: the rest is not counted
 
 	mu       sync.Mutex // guards what follows
+	begun    time.Time  // when it became idle, or its head began; zero during a request. Written as head is
 	deadline time.Time  // net/http's for reading
 	held     int64
 	closed   bool
@@ -124,6 +127,11 @@ func (c *plain) SetReadDeadline(t time.Time) error {
 
 // Close returns what the connection holds at once.
 func (c *plain) Close() error {
+	c.leave()
+	return c.Conn.Close() //nolint:wrapcheck // from the wrapped connection
+}
+
+func (c *plain) leave() {
 	c.mu.Lock()
 	if !c.closed {
 		c.source.Give(c.held)
@@ -136,7 +144,6 @@ func (c *plain) Close() error {
 	}
 	c.mu.Unlock()
 	c.all.leave(c)
-	return c.Conn.Close() //nolint:wrapcheck // from the wrapped connection
 }
 
 // until returns a context that ends with the connection.
@@ -150,11 +157,18 @@ func (c *plain) until(ctx context.Context) context.Context {
 	return ctx
 }
 
-// idle reports whether nothing has come of a head.
+// idle reports whether the connection can make room: no request has come for a moment, in which one
+// may be on its way. A head that stalls is none, unless it holds much, see late.
 func (c *plain) idle() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.held == 0 && !c.closed
+	return !c.closed && c.held <= freeHead && !c.begun.IsZero() && time.Since(c.begun) >= leastPatience
+}
+
+func (c *plain) begin(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begun = at
 }
 
 // hold changes what the connection holds to n bytes. It reports false if there is no room for more.
@@ -172,11 +186,12 @@ func (c *plain) hold(n int64) bool {
 
 // changed is http.Server.ConnState: it says when a head begins, and when it was read.
 func changed(c net.Conn, state http.ConnState) {
-	p := c.(*plain) //nolint:forcetypeassert // Port's listener returns nothing else
+	p, begun := c.(*plain), time.Time{} //nolint:forcetypeassert // Port's listener returns nothing else
 	if p.ended = state != http.StateNew && state != http.StateIdle; !p.ended {
 		p.hold(0)
-		p.head = wire.TextHead{}
+		p.head, begun = wire.TextHead{}, time.Now()
 	}
+	p.begin(begun)
 }
 
 // Read reads a part of a head, and waits until there is room for what it becomes.
@@ -189,7 +204,7 @@ func (c *plain) Read(p []byte) (int, error) {
 		return n, err
 	}
 	if c.head.Bytes == 0 {
-		c.begun = time.Now()
+		c.begin(time.Now())
 	}
 	_, c.ended = c.head.Read(p[:n])
 	if c.head.Over() {

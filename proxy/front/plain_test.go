@@ -75,13 +75,14 @@ func TestHeadsGetRoom(t *testing.T) {
 					time.AfterFunc(tt.free, func() { memory.Add(-tt.others) })
 				}
 				var during int64
-				p, client := plaintext(t, memory, func(_ http.ResponseWriter, r *http.Request) {
+				p, dial := plaintext(t, memory, func(_ http.ResponseWriter, r *http.Request) {
 					during = r.Context().Value(plainKey{}).(*plain).held
 					if r.TLS == nil || !r.TLS.HandshakeComplete {
 						t.Error("the handler does not see the TLS connection")
 					}
 				})
 				p.heads.waiting.Add(tt.crowd)
+				client := dial("192.0.2.1")
 				begun := time.Now()
 				go func() {
 					for say := tt.say; say != ""; time.Sleep(tt.drip) {
@@ -129,19 +130,78 @@ func TestShortHeadsLeaveRoom(t *testing.T) {
 	}
 }
 
-// plaintext returns a client of a Port over a connection in memory.
-func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (*Port, *tls.Conn) {
+// Connections over HTTP/1.1, and their requests, have places in memory, the last ones not for one
+// address. Those without a request for a moment make room for others of their address, and for all
+// if all is taken, but none with a request. Nobody waits for clients that do not read.
+func TestConnectionsGetRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		busy := make(chan struct{})
+		p, dial := plaintext(t, hold.New(40*perConn), func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/busy" {
+				<-busy
+			}
+		})
+		ask := func(address, path string) (status int, client *tls.Conn) {
+			begun := time.Now()
+			client = dial(address)
+			go func() { _, _ = io.WriteString(client, "GET "+path+" HTTP/1.1\r\nHost: x\r\n\r\n") }() // ends with the connection
+			if res, err := http.ReadResponse(bufio.NewReader(client), nil); err == nil {
+				status = res.StatusCode
+			}
+			if took := time.Since(begun); took > 0 && path != "/busy" {
+				t.Errorf("answered after %v", took)
+			}
+			return status, client
+		}
+		ended := make(chan int)
+		go func() { status, _ := ask("192.0.2.1", "/busy"); ended <- status }()
+		synctest.Wait()
+		for n := range 33 {
+			status, client := ask("192.0.2.1", "/")
+			check.Same(t, http.StatusOK, status, "connection %d", n)
+			if n%2 == 0 {
+				must.Get(io.WriteString(client, "GET /"))(t) // and stalls
+			}
+		}
+		status, _ := ask("192.0.2.1", "/")
+		check.Same(t, http.StatusTooManyRequests, status, "while others have just had a request")
+		time.Sleep(leastPatience)
+		for n := range 20 {
+			status, _ = ask(fmt.Sprint("192.0.2.", 1+n), "/")
+			check.Same(t, http.StatusOK, status, "address %d", n)
+		}
+		if held := p.heads.conns.Held(); held > 40*perConn || held < 36*perConn {
+			t.Errorf("%d bytes are held", held)
+		}
+		close(busy)
+		check.Same(t, http.StatusOK, <-ended, "the busy one")
+	})
+}
+
+// plaintext returns a Port with a dialer of connections in memory.
+func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (p *Port, dial func(from string) *tls.Conn) {
 	t.Helper()
 	ca := pki.NewCA("serving")
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", MaxConnections: 8}))(t)
-	p := New(Config{Listener: l, Memory: memory, Handler: serve, Frames: h2.New(h2.Config{}), TLS: &tls.Config{
-		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12,
+	p = New(Config{Listener: l, Memory: memory, Handler: serve, Frames: h2.New(h2.Config{}), TLS: &tls.Config{
+		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true,
 	}})
 	go func() { _ = p.http1.Serve(handedOver{p}) }() // ends with Close
 	t.Cleanup(func() { _ = p.Close() })
-	ours, theirs := net.Pipe()
-	go p.greet(ours)
-	client := tls.Client(theirs, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true})
-	must.Do(t, client.HandshakeContext(t.Context()))
-	return p, client
+	return p, func(from string) *tls.Conn {
+		ours, theirs := net.Pipe()
+		t.Cleanup(func() { _ = theirs.Close() })
+		go p.greet(piped{ours, from})
+		client := tls.Client(theirs, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true})
+		must.Do(t, client.HandshakeContext(t.Context()))
+		return client
+	}
 }
+
+// piped is a connection from an address.
+type piped struct {
+	net.Conn
+	from string
+}
+
+func (c piped) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.from), Port: 1} }

@@ -139,7 +139,7 @@ func (p *Port) greet(raw net.Conn) {
 		return
 	}
 	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
-	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), from: from}
+	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), from: from, begun: time.Now()}
 	if !p.heads.enter(c) {
 		p.heads.memory.Refuse(hold.Connection)
 		_ = c.refuse(http.StatusTooManyRequests) // as for a head

@@ -19,7 +19,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -32,7 +31,7 @@ type served struct {
 	client   *tls.Config
 }
 
-func serve(t *testing.T, most int, handler http.Handler, memory ...*hold.Bound) *served {
+func serve(t *testing.T, most int, handler http.Handler) *served {
 	t.Helper()
 	frames := h2.New(h2.Config{Decide: func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return h2.Plan{Serve: handler}, true }})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -41,7 +40,7 @@ func serve(t *testing.T, most int, handler http.Handler, memory ...*hold.Bound) 
 	t.Cleanup(func() { cancel(); <-stopped })
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
 	ca := pki.NewCA("serving")
-	p := New(Config{Listener: l, Handler: handler, Memory: append(memory, nil)[0], Frames: frames, TLS: &tls.Config{
+	p := New(Config{Listener: l, Handler: handler, Frames: frames, TLS: &tls.Config{
 		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
 	}})
 	go func() { _ = p.Serve() }() // ends with Close
@@ -56,34 +55,6 @@ func (s *served) get(t *testing.T, protocol string) (res *http.Response, leave f
 	t.Cleanup(transport.CloseIdleConnections)
 	res, err = (&http.Client{Transport: transport}).Get("https://" + s.listener.Addr().String())
 	return res, transport.CloseIdleConnections, err
-}
-
-// Connections over HTTP/1.1, and their requests, have places in memory, the last ones not for one
-// address: its requests are refused, at once. Those of others get the places of idle ones.
-func TestConnectionsGetRoom(t *testing.T) {
-	memory := hold.New(40 * perConn)
-	s := serve(t, 100, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), memory)
-	ask := func(last byte) int {
-		local := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, last)}}
-		transport := &http.Transport{TLSClientConfig: s.client.Clone(), DialContext: local.DialContext}
-		t.Cleanup(transport.CloseIdleConnections)
-		res := must.Get((&http.Client{Transport: transport}).Get("https://" + s.listener.Addr().String()))(t)
-		_ = res.Body.Close()
-		return res.StatusCode
-	}
-	for n := range 38 {
-		want := http.StatusOK
-		if n >= 36 { // with so many idle ones, a request leaves less than a 32nd
-			want = http.StatusTooManyRequests
-		}
-		check.Same(t, want, ask(1), "connection %d", n)
-	}
-	for n := range 20 {
-		check.Same(t, http.StatusOK, ask(byte(2+n)), "address %d", n)
-	}
-	if held := s.heads.conns.Held(); held > 40*perConn || held < 36*perConn {
-		t.Errorf("%d bytes are held", held)
-	}
 }
 
 // Shutdown lets requests finish, over both protocols, and aborts those that take too long.
