@@ -23,9 +23,10 @@ const inFlight = 512
 
 // priceData returns the cost of DATA with that much content for s, nil if the stream has ended. For
 // what a backend has sent before it sees our reset, that reset accounts: clients decide about it.
+// While resets wait, it does not see them.
 func (c *Conn) priceData(s *stream, content int) int {
 	switch {
-	case s != nil && (content >= useful || content > 0 && c.side == down):
+	case s != nil && (content >= useful || content > 0 && c.side == down), s == nil && content > 0 && len(c.late) > 0:
 		return 0
 	case s == nil && content > 0 && c.owed > 0:
 		c.owed -= max(content, inFlight)

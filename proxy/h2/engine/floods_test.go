@@ -311,6 +311,11 @@ func TestManyCancelled(t *testing.T) {
 	_ = c.fr.WriteRSTStream(3, http2.ErrCodeCancel)
 	c.flush()
 	check.Same(t, 1, resets(), "of another owner, at once")
+	for range 1 << 18 { // small events of a watch that the server still has
+		_ = b.fr.WriteData(b.c.late[0], false, []byte("x"))
+	}
+	b.flush()
+	check.Same(t, false, b.c.closing, "the connection ends")
 	r.plan.Owner = "carl"
 	other := r.client()
 	other.gets(1, 2*100-1)
