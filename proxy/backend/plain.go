@@ -201,7 +201,8 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 		})
 	}
 	if c.counts(p[:n]); err == nil && c.head.Over() {
-		return n, errHugeHead // with bytes, so that net/http does not send the request again
+		p[0] = 0 // no part of a line, which could pass for a whole one; without bytes net/http would send the request again
+		return 1, errHugeHead
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }

@@ -49,7 +49,8 @@ func (h *TextHead) Read(p []byte) (n int, ended bool) {
 
 func (h *TextHead) endLine() {
 	if h.Lines == 0 {
-		h.Interim = len(h.name) > len("HTTP/1.1 1") && h.name[len("HTTP/1.1 ")] == '1'
+		status := bytes.TrimLeft(h.name[min(len("HTTP/1.1"), len(h.name)):], " ")
+		h.Interim = len(status) == 0 || status[0] == '1' // net/http skips any number of spaces
 	}
 	if len(h.name) == longName || !bytes.EqualFold(h.name, h.last) {
 		h.Names++
