@@ -4,9 +4,15 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
+	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"strings"
+	"time"
+	"unicode/utf8"
 	"unique"
+
+	"github.com/fairlead-proxy/fairlead/proxy/memo"
 )
 
 // Token is a bearer token that cannot be printed by accident: neither fmt (at any depth, exported
@@ -67,3 +73,112 @@ func (t Token) GoString() string { return t.String() }
 
 // LogValue hides the token.
 func (t Token) LogValue() slog.Value { return slog.StringValue(t.String()) }
+
+// bearerProtocol is the prefix of the WebSocket subprotocol with which a browser sends a token,
+// because it cannot set Authorization.
+const bearerProtocol = "base64url.bearer.authorization.k8s.io." //nolint:gosec // a prefix that everybody knows
+
+// The errors of such a subprotocol, as in k8s.io/apiserver/pkg/authentication/request/websocket.
+var (
+	errTwoTokens   = fmt.Errorf("%w: several bearer tokens in the subprotocols", ErrUnauthenticated)
+	errEncoding    = fmt.Errorf("%w: the bearer token in the subprotocols is not base64url", ErrUnauthenticated)
+	errNotText     = fmt.Errorf("%w: the bearer token in the subprotocols is not UTF-8", ErrUnauthenticated)
+	errNoneToSpeak = fmt.Errorf("%w: a bearer token but no other subprotocol", ErrUnauthenticated)
+)
+
+// protocolToken returns the token in a WebSocket request's subprotocols; empty without an error if
+// there is none.
+func protocolToken(h Head) (string, error) {
+	token, seen, others := "", false, false
+	for _, f := range h {
+		if f.Name != fieldProtocol {
+			continue
+		}
+		for protocol := range strings.SplitSeq(f.Value, ",") {
+			encoded, ok := strings.CutPrefix(strings.TrimSpace(protocol), bearerProtocol)
+			if !ok {
+				others = true
+				continue
+			}
+			if seen {
+				return "", errTwoTokens
+			}
+			seen = true
+			raw, err := base64.RawURLEncoding.DecodeString(encoded)
+			if err != nil {
+				return "", errEncoding // not the library's error: it could quote the token
+			}
+			if !utf8.Valid(raw) {
+				return "", errNotText
+			}
+			token = string(raw)
+		}
+	}
+	// The server must select a subprotocol, and must not select the token.
+	if token != "" && !others {
+		return "", errNoneToSpeak
+	}
+	return token, nil
+}
+
+// CutProtocol removes bearer tokens from one Sec-WebSocket-Protocol value and keeps the others in
+// order. It must be applied to each such line, upgrade or not, except over the token pools; drop a
+// line that becomes empty. A line without a token is returned unchanged.
+func CutProtocol(line string) string {
+	if !containsFold(line, bearerProtocol) {
+		return line
+	}
+	var kept []string
+	for protocol := range strings.SplitSeq(line, ",") {
+		// In any case and position: even if upstream would not accept it as a token, it must not
+		// appear in a log.
+		if !containsFold(protocol, bearerProtocol) {
+			kept = append(kept, strings.TrimSpace(protocol))
+		}
+	}
+	return strings.Join(kept, ",")
+}
+
+// containsFold reports whether s contains sub, ignoring case. sub must be in lower case.
+func containsFold(s, sub string) bool {
+	for i := 0; i+len(sub) <= len(s); i++ {
+		if hasPrefix(s[i:], sub) {
+			return true
+		}
+	}
+	return false
+}
+
+// cache caches a value for each token until it expires. Tokens are canonical, so comparing two
+// takes one instruction.
+type cache[V any] struct {
+	memo *memo.Cache[Token, V]
+	seed maphash.Seed
+	// largest is the size of the longest cached token.
+	largest int
+}
+
+func newCache[V any](c memo.Config) *cache[V] {
+	return &cache[V]{memo: memo.New[Token, V](c), seed: maphash.MakeSeed(), largest: c.Bytes / 1000}
+}
+
+func (c *cache[V]) hash(t Token) uint64 { return maphash.Comparable(c.seed, t) }
+
+// get returns the cached value of a token, and when it expires. The zero now means time.Now.
+func (c *cache[V]) get(t Token, now time.Time) (v V, until time.Time, ok bool) {
+	e := c.memo.Get(c.hash(t), now, t.is)
+	if e == nil {
+		return v, until, false
+	}
+	return e.Value, e.Until, true
+}
+
+// put caches v for a token. generation was read before v was determined, and may be over by now.
+func (c *cache[V]) put(t Token, v V, until time.Time, generation uint64) {
+	if size := len(t.Secret()); size <= c.largest {
+		c.memo.Put(&memo.Entry[Token, V]{Hash: c.hash(t), Key: t, Value: v, Size: size, Until: until, Generation: generation}, t.is)
+	}
+}
+
+// drop removes a token.
+func (c *cache[V]) drop(t Token) { c.memo.Drop(c.hash(t), t.is) }

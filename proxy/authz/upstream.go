@@ -3,10 +3,17 @@ package authz
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
+	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/plugin/pkg/authorizer/webhook"
 	webhookmetrics "k8s.io/apiserver/plugin/pkg/authorizer/webhook/metrics"
 	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
@@ -65,4 +72,42 @@ func (z *Authorizer) authorizeParsed(ctx context.Context, attr authorizer.Attrib
 		return Decision{}, nil
 	}
 	return z.ask(ctx, attr)
+}
+
+// requestorKey is the context key of a request's sender before impersonation.
+type requestorKey struct{}
+
+// Impersonate wraps a handler in k8s.io/apiserver's impersonation filter. A request with
+// Impersonate-* fields continues as the user that it names, without those fields, if its sender may
+// impersonate that user (by legacy or constrained impersonation). If not, it is answered with 400,
+// 403 or 500 in a form that the client accepts. The context must carry the sender
+// (request.WithUser) and the request's attributes (request.WithRequestInfo); for the handler, it
+// carries the effective user. serializer encodes the errors. undecided makes the answer of the
+// error of a failed review: a StatusError of reason Forbidden, with any code.
+func (z *Authorizer) Impersonate(next http.Handler, serializer runtime.NegotiatedSerializer, undecided func(error) error) http.Handler {
+	authorize := z.Upstream().Authorize
+	may := func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		decision, reason, err := authorize(ctx, a)
+		if err != nil {
+			err = undecided(err)
+		}
+		return decision, reason, err
+	}
+	filter := impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may), serializer)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := audit.WithAuditContext(r.Context())
+		// The filter's own test: with a name it impersonates or answers, without one it does
+		// neither.
+		if u, ok := request.UserFrom(ctx); ok && r.Header.Get(authenticationv1.ImpersonateUserHeader) != "" {
+			ctx = context.WithValue(ctx, requestorKey{}, u)
+		}
+		filter.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+// Impersonator returns the sender of a request that runs as another user, or nil. It works behind
+// Impersonate.
+func Impersonator(ctx context.Context) user.Info {
+	sender, _ := ctx.Value(requestorKey{}).(user.Info)
+	return sender
 }
