@@ -147,3 +147,17 @@ func (e *Engine) freeChunk(c *chunk) {
 	e.chunks = c
 	e.freeChunks++
 }
+
+// freed marks an object that is on a free list. Memory that is freed twice would be given to two
+// connections, and one would read the other's data: freeing it again panics. The panic closes the
+// connection on which it happens.
+type freed bool
+
+func (f *freed) free() {
+	if *f {
+		panic("freed twice")
+	}
+	*f = true
+}
+
+func (f *freed) use() { *f = false }
