@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strings"
@@ -49,18 +50,30 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []s
 	}
 	var addresses []string
 	for _, s := range servers {
+		s = bracketed(s)
 		u, err := url.Parse(s)
 		if err != nil || u.Scheme != "https" || u.Host == "" {
 			return nil, nil, nil, cli.Usage(fmt.Errorf("--local-apiserver %q is not an https URL", s))
 		}
+		urls = append(urls, s)
 		addresses = append(addresses, net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
 	}
-	c.Host = servers[0]
+	c.Host = urls[0]
 	own = &apiservers{open: make(map[*ownConn]struct{})}
 	own.order.Store(&addresses)
 	c.Dial = own.dial
 	c.Wrap(own.wrap)
-	return c, servers, own, nil
+	return c, urls, own, nil
+}
+
+// bracketed adds the brackets of an IPv6 address, which https://$(HOST_IP):6443 in a manifest lacks.
+func bracketed(server string) string {
+	rest, https := strings.CutPrefix(server, "https://")
+	port := max(0, strings.LastIndexByte(rest, ':'))
+	if ip, err := netip.ParseAddr(rest[:port]); !https || err != nil || !ip.Is6() {
+		return server
+	}
+	return "https://[" + rest[:port] + "]" + rest[port:]
 }
 
 // loadConfig reads the given kubeconfig, or else the pod's own configuration. A server never reads
