@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func TestOneView(t *testing.T) {
 	servers = "--local-apiserver=" + w.EndpointOf(1).URL + "," + w.EndpointOf(0).URL
 	w.replica = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: fairlead, Name: "replica", Args: []string{servers}}))(t)
 	etcd.Delay(100 * time.Millisecond)
-	suite.Cases[*views]{{"late", testLate}, {"listed", testListed}, {"orphans", testOrphans}}.Run(t, w)
+	suite.Cases[*views]{{"late", testLate}, {"listed", testListed}, {"established", testEstablished}, {"orphans", testOrphans}}.Run(t, w)
 }
 
 // get gets a document in its newest form.
@@ -129,6 +130,38 @@ func testListed(t *testing.T, w *views) {
 		c := suite.Client(t, w.front.Endpoint, w.Admin())
 		for _, item := range index.Paths {
 			must.Get(ask.Get(t.Context(), c, w.front.Endpoint.URL+item.ServerRelativeURL))(t)
+		}
+	}
+}
+
+// A resource is served once its connection sees that it is established, and over all connections
+// once it is listed, though the other server hears of it later.
+func testEstablished(t *testing.T, w *views) {
+	const crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	var clients []*http.Client
+	for range 4 { // two of each server
+		clients = append(clients, suite.Client(t, w.front.Endpoint, w.Admin()))
+	}
+	url, groups := w.front.Endpoint.URL, make([]string, 12)
+	for i := range groups {
+		group := fmt.Sprintf("g%d.example.com", i)
+		groups[i] = group
+		w.create(t, clients[i%4], crds, fmt.Sprintf(`{"metadata":{"name":"things.%s"},"spec":{"group":%q,"scope":"Cluster","names":{"plural":"things","singular":"thing","kind":"Thing"},
+			"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`, group, group))
+	}
+	for i, group := range groups {
+		c := clients[i%4]
+		suite.Eventually(t, time.Minute, group+" is established", func() (bool, string) {
+			crd := must.Get(ask.Get(t.Context(), c, url+crds+"/things."+group))(t)
+			return strings.Contains(crd, `"type":"Established"`), crd
+		})
+		w.create(t, c, "/apis/"+group+"/v1/things", fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Thing","metadata":{"name":"first"}}`, group))
+		suite.Eventually(t, time.Minute, group+" is listed", func() (bool, string) { return slices.Contains(w.listed(t), group+"/v1"), "" })
+		for _, c := range clients {
+			r := must.Get(ask.Do(t.Context(), c, http.MethodGet, url+"/apis/"+group+"/v1/things", nil, ""))(t)
+			if r.Code != http.StatusOK && r.Code != http.StatusTooManyRequests { // a server's cache begins, directly too
+				t.Errorf("%s, over another connection: %d %s", group, r.Code, r.Body)
+			}
 		}
 	}
 }
