@@ -66,7 +66,7 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []s
 	return c, urls, own, nil
 }
 
-// bracketed adds the brackets of an IPv6 address, which https://$(HOST_IP):6443 in a manifest lacks.
+// bracketed adds the brackets of an IPv6 address, which https://$(HOST_IP):6443 lacks.
 func bracketed(server string) string {
 	rest, https := strings.CutPrefix(server, "https://")
 	port := max(0, strings.LastIndexByte(rest, ':'))
