@@ -2,9 +2,15 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"runtime"
+	"runtime/debug"
+	"sync"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
@@ -91,3 +97,126 @@ func (p *Proxy) read(ctx context.Context, h *Head, c *authn.Conn, upgrade string
 		}
 	}
 }
+
+const (
+	// parkedAtOnce limits how many requests of a source are decided at once on goroutines that may
+	// block: as many as one user's reviews. More would wait for those anyway, and thousands of
+	// goroutines that finish together would keep the loop from a processor.
+	parkedAtOnce = 16
+	// maxParked limits the bytes of the waiting requests: the ordinary requests of a hundred
+	// connections. A source may use a quarter. A connection may use a sixteenth, twice the limit
+	// for the heads of its streams: a head still waits after its stream was reset or its connection
+	// has ended.
+	maxParked = 128 << 20
+	// parkedSize is charged for a waiting request in addition to its head.
+	parkedSize = 1 << 10
+)
+
+// parking holds the parked requests.
+type parking struct {
+	held   bound.Places // the bytes of waiting requests
+	memory *hold.Bound  // counts them, too; nil means that nothing does
+
+	mu sync.Mutex // guards by
+	by map[bound.Source]*parkQueue
+}
+
+// parkQueue is the queue of a source. It exists only while the source has requests.
+type parkQueue struct {
+	deciding int // goroutines
+	waiting  []parked
+}
+
+// parked is a request in a queue.
+type parked struct {
+	decide func()
+	place  bound.Place
+	size   int64 // in memory
+}
+
+// park runs decide on a goroutine of its own, or after another request of its source. It reports
+// false if too many bytes wait. The goroutine ends with the look-ups' own timeouts.
+func (l *parking) park(s bound.Source, size int, decide func()) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at := l.by[s]
+	switch {
+	case at == nil:
+		at = &parkQueue{deciding: 1}
+		if l.by == nil {
+			l.by = make(map[bound.Source]*parkQueue)
+		}
+		l.by[s] = at
+	case at.deciding < parkedAtOnce:
+		at.deciding++
+	default:
+		n := parkedSize + int64(size)
+		place, ok := l.held.Take(s, n, maxParked)
+		if ok && l.memory != nil && !l.memory.Hold(n) {
+			place.Leave()
+			return false
+		}
+		if ok {
+			at.waiting = append(at.waiting, parked{decide, place, n})
+		}
+		return ok
+	}
+	go func() {
+		for ; decide != nil; decide = l.next(s, at) {
+			decide()
+		}
+	}()
+	return true
+}
+
+// next returns the oldest waiting request of a queue, or nil.
+func (l *parking) next(s bound.Source, at *parkQueue) func() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(at.waiting) == 0 {
+		if at.waiting = nil; at.deciding == 1 {
+			delete(l.by, s)
+		}
+		at.deciding--
+		return nil
+	}
+	first := at.waiting[0]
+	at.waiting[0] = parked{}
+	at.waiting = at.waiting[1:]
+	first.place.Leave()
+	if l.memory != nil {
+		l.memory.Add(-first.size)
+	}
+	return first.decide
+}
+
+// parkSource returns the source in whose queue a request waits. An accepted token is a source of
+// its own while its user is not known, wherever the request goes: bad tokens may come over the same
+// connection.
+func (r *frameRequest) parkSource() bound.Source {
+	d := &r.decision // decided again afterwards
+	if d.User == nil {
+		d.Pool = r.l.p.cfg.Authn.Pool(&d.Credentials)
+	}
+	return d.source(r.head)
+}
+
+// decideParked decides on a goroutine that may block. A panic there would end the process, for
+// example one caused by a stranger's certificate chain (CVE-2025-58188).
+func (l *frames) decideParked(r *frameRequest) (plan h2.Plan) {
+	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(parkTimeout))
+	defer cancel()
+	defer func() {
+		if v := recover(); v != nil {
+			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			r.held.leave()
+			plan = h2.Plan{Serve: l.p.answer(errPanicked)}
+		}
+	}()
+	l.p.decide(ctx, &r.decision, r.head, r.front.conn, true)
+	return l.plan(r)
+}
+
+// parkTimeout limits how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s
+// each.
+const parkTimeout = 25 * time.Second

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -27,6 +28,16 @@ func (p *Proxy) EndLongRunning() {
 // which requests will still be processed, so a request that arrives while its idle connection is
 // closed would be lost. It is the first step of a drain; new connections are still served.
 func (p *Proxy) Leave() { p.leaving.Store(true) }
+
+// RejectNew answers every new request with 429 and Retry-After (--shutdown-send-retry-after).
+// Requests in flight continue. Health paths stay open.
+func (p *Proxy) RejectNew() { p.rejecting.Store(true) }
+
+// goAway decides at random whether a client is asked to reconnect (--goaway-chance): clients that
+// never close their connections would otherwise stay with the replica that started first.
+func (p *Proxy) goAway() bool {
+	return p.cfg.GoAwayChance > 0 && rand.Float64() < p.cfg.GoAwayChance //nolint:gosec // needs no secret
+}
 
 // endable returns a request that EndLongRunning ends between two events.
 func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.CancelFunc) {

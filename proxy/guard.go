@@ -2,11 +2,17 @@ package proxy
 
 import (
 	"context"
+	"hash/maphash"
 	"net/http"
+	"strings"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/memo"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
@@ -70,4 +76,95 @@ func (p *Proxy) servePermitted(w http.ResponseWriter, r *http.Request, next http
 	}
 	p.scrapers.remember(&x.decision, time.Now())
 	next.ServeHTTP(w, p.asUser(r, x))
+}
+
+const (
+	// scraperMemory is how long an admitted scraper is remembered for times when the local
+	// apiserver is down. Without it the metrics of an outage would be missing from its first minute
+	// on.
+	scraperMemory = 5 * time.Minute
+	// maxScrapers limits the remembered scrapers: a few Prometheus replicas and an agent. Of more,
+	// those that have not come lately are forgotten.
+	maxScrapers = 16
+	metricsPath = "/metrics"
+)
+
+// scrapers remembers the callers that were lately allowed to read /metrics.
+type scrapers struct {
+	known *memo.Cache[scraper, struct{}]
+	seed  maphash.Seed
+}
+
+func newScrapers() scrapers {
+	return scrapers{memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers}), maphash.MakeSeed()}
+}
+
+// scraper identifies a caller by its credentials: another token, or a certificate of another user,
+// is another caller.
+type scraper struct {
+	token             authn.Token
+	user, uid, groups string
+}
+
+// scraperOf returns the caller of a scrape. It reports false if the request is no scrape, or
+// impersonates.
+func scraperOf(d *Decision) (s scraper, ok bool) {
+	c := &d.Credentials
+	if d.Request.Path != metricsPath || d.Request.Verb != "get" || c.Impersonates {
+		return s, false
+	}
+	switch {
+	case c.Kind == authn.KindToken || c.Kind == authn.KindIssued:
+		return scraper{token: c.Token}, true
+	case c.Kind == authn.KindFrontProxy && len(c.User.GetExtra()) > 0: // the extra fields may limit the user
+	case c.Kind == authn.KindCertificate || c.Kind == authn.KindFrontProxy:
+		u := c.User
+		return scraper{user: u.GetName(), uid: u.GetUID(), groups: strings.Join(u.GetGroups(), "\n")}, true
+	}
+	return s, false
+}
+
+func (s scraper) equal(other scraper) bool { return s == other }
+
+// remember records the caller of an authenticated and authorized scrape.
+func (k *scrapers) remember(d *Decision, now time.Time) {
+	if s, ok := scraperOf(d); ok {
+		hash := maphash.Comparable(k.seed, s)
+		k.known.Put(&memo.Entry[scraper, struct{}]{Hash: hash, Key: s, Size: 1, Until: now.Add(scraperMemory)}, s.equal)
+	}
+}
+
+// knows reports whether the caller of a scrape was allowed within the last scraperMemory.
+func (k *scrapers) knows(d *Decision, now time.Time) bool {
+	s, ok := scraperOf(d)
+	return ok && k.known.Get(maphash.Comparable(k.seed, s), now, s.equal) != nil
+}
+
+// Explain returns decide's decision for a user with a client certificate, and the reason if the
+// user may not send the request. ctx is that of a request over the same connection. It uses the
+// same code without authentication, so an explanation cannot differ from the behavior. For the
+// local apiserver, denied predicts its answer.
+func (p *Proxy) Explain(ctx context.Context, h *Head, u user.Info) (d Decision, denied error) {
+	p.locate(&d, h)
+	if d.Err != nil {
+		return d, nil
+	}
+	d.User = u
+	switch d.Action {
+	case ToHealth:
+		return d, nil
+	case ToLocal:
+		d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
+		_, denied = p.authorize(ctx, &d, true)
+		p.decideLocal(&d, h)
+		var stay *backend.Stay
+		if s := slotOf(ctx); s != nil {
+			stay = s.stay
+		}
+		d.Server = p.cfg.Local.Which(stay, d.Request.what())
+		return d, denied
+	}
+	_, denied = p.authorize(ctx, &d, true)
+	p.dispatch(&d, h)
+	return d, denied
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -187,3 +188,13 @@ func (p *placed) Close() error {
 // Wraps lets the engine use the socket directly: the bytes are unchanged, and Close gives the place
 // back.
 func (p *placed) Wraps() net.Conn { return p.Conn }
+
+// descriptorLimit returns how many files and sockets this process may have open. Go has raised the
+// soft limit to the hard one.
+func descriptorLimit() int {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil || l.Cur > 1<<20 {
+		return 1 << 20 // a million connections take about 40 GB: other limits come first
+	}
+	return int(l.Cur) // bounded just above
+}
