@@ -29,10 +29,9 @@ type Row struct {
 
 const (
 	grows = 4 // the larger input's size in smaller ones
-	// maxTime is how much more processor time the larger input may take. In proportion it is 4, and
-	// n log n is 5; the square is 16. maxAllocated is of bytes, also of those that are dropped: a
-	// short list doubles when it grows, and a long one grows by a quarter, so that more is dropped.
-	maxTime, maxAllocated = 6, 8
+	// maxAllocated is how many more bytes may be allocated, also those that are dropped: a short list
+	// doubles when it grows, and a long one grows by a quarter, so that more is dropped.
+	maxAllocated = 8
 	// maxBytes is how many more bytes may stay for the larger input; maxHeld is how many for each
 	// that was sent. A field of 16 bytes in two strings of 16 with 24 of a slice takes 5.
 	maxBytes, maxHeld = 5, 8

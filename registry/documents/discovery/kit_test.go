@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -39,10 +40,10 @@ func TestMain(m *testing.M) {
 // stage is a Discovery in a scene.
 type stage struct {
 	*scene.Scene
-	alone   bool                                     // without a local apiserver
-	own     bool                                     // the server "own" answers for this process
-	servers []string                                 // the local apiservers, if they have names
-	only    map[schema.GroupVersionResource][]string // what not all of them serve
+	alone   bool                                                     // without a local apiserver
+	own     bool                                                     // the server "own" answers for this process
+	servers []string                                                 // the local apiservers, if they have names
+	only    atomic.Pointer[map[schema.GroupVersionResource][]string] // what not all of them serve
 	d       *Discovery
 	metrics *prometheus.Registry
 }
@@ -70,7 +71,7 @@ func (s *stage) make(cfg Config) {
 	s.metrics = prometheus.NewRegistry()
 	cfg.Config = s.Config()
 	cfg.Metrics, cfg.Servers = s.metrics, s.servers
-	cfg.Only = func(_ string, by map[schema.GroupVersionResource][]string) { s.only = by }
+	cfg.Only = func(_ string, by map[schema.GroupVersionResource][]string) { s.only.Store(&by) }
 	if s.alone {
 		cfg.FetchLocal = nil
 	}

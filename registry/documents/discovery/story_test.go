@@ -124,9 +124,11 @@ func (s *stage) show() string {
 		b.WriteByte('\n')
 	}
 	var only []string
-	for what, of := range s.only {
-		slices.Sort(of)
-		only = append(only, fmt.Sprintf("only %s %v\n", strings.Trim(what.GroupVersion().String()+"/"+what.Resource, "/"), of))
+	if by := s.only.Load(); by != nil {
+		for what, of := range *by {
+			slices.Sort(of)
+			only = append(only, fmt.Sprintf("only %s %v\n", strings.Trim(what.GroupVersion().String()+"/"+what.Resource, "/"), of))
+		}
 	}
 	slices.Sort(only)
 	return b.String() + strings.Join(only, "")
