@@ -29,8 +29,8 @@ type Row struct {
 
 const (
 	grows = 4 // the larger input's size in smaller ones
-	// maxAllocated is how many more bytes may be allocated, also those that are dropped: a short list
-	// doubles when it grows, and a long one grows by a quarter, so that more is dropped.
+	// maxAllocated is how many more bytes may be allocated, also those that are dropped: a short
+	// list doubles when it grows, and a long one grows by a quarter, so that more is dropped.
 	maxAllocated = 8
 	// maxBytes is how many more bytes may stay for the larger input; maxHeld is how many for each
 	// that was sent. A field of 16 bytes in two strings of 16 with 24 of a slice takes 5.
