@@ -81,9 +81,7 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 		if err != nil {
 			return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 		}
-		if c.Review, err = authn.TokenReview(client); err != nil {
-			return nil, err
-		}
+		c.Review = authn.TokenReview(client)
 	}
 	s.impersonate(tokens, &c)
 	who, err := authn.New(c)

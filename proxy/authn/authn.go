@@ -74,10 +74,6 @@ type Config struct {
 	// TokenTTL is how long the result of a TokenReview is cached, positive or negative. Zero means
 	// 10 s, as in k8s.io/apiserver's delegating options. Negative means no cache.
 	TokenTTL time.Duration
-	// ProvenTTL is how long a token stays proven after the local apiserver last accepted it. Zero
-	// means 1 min: a client that sends a request every few seconds stays proven, and each revoked
-	// token is refused at most once on a proven connection.
-	ProvenTTL time.Duration
 	// Logger logs reviews that panicked. Nil discards.
 	Logger *slog.Logger
 	// Metrics registers the counters. Nil means unregistered.
@@ -104,7 +100,6 @@ type Authenticator struct {
 // New checks a Config and returns an Authenticator for it.
 func New(cfg Config) (*Authenticator, error) {
 	cfg.TokenTTL = cmp.Or(cfg.TokenTTL, 10*time.Second)
-	cfg.ProvenTTL = cmp.Or(cfg.ProvenTTL, time.Minute)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	for _, generation := range []*func() uint64{&cfg.Generation, &cfg.ReviewGeneration} {
 		if *generation == nil {

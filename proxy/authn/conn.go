@@ -126,7 +126,7 @@ func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict
 		// common name it is no user.
 		resp, ok, err := x509request.CommonNameUserConversion(client)
 		if v.clientErr = err; err == nil && ok {
-			v.client, v.clientErr = authenticated(resp)
+			v.client = authenticated(resp)
 		}
 	}
 	// A certificate that is valid for one of the two CAs is expected to fail the other.
@@ -161,14 +161,11 @@ func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate,
 }
 
 // authenticated returns the identity of a response. It adds system:authenticated like upstream.
-func authenticated(resp *authenticator.Response) (*identity, error) {
+func authenticated(resp *authenticator.Response) *identity {
 	adder := group.NewAuthenticatedGroupAdder(authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 		return resp, true, nil
 	}))
-	resp, _, err := adder.AuthenticateRequest(nil)
-	if err != nil {
-		return nil, err
-	}
+	resp, _, _ = adder.AuthenticateRequest(nil) // it has no errors of its own
 	u := resp.User
-	return &identity{DefaultInfo: user.DefaultInfo{Name: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra()}}, nil
+	return &identity{DefaultInfo: user.DefaultInfo{Name: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra()}}
 }

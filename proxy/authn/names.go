@@ -161,11 +161,7 @@ func (n *HeaderNames) user(h Head) *identity {
 			}
 		}
 	}
-	id, err := authenticated(&authenticator.Response{User: u})
-	if err != nil {
-		return nil
-	}
-	return id
+	return authenticated(&authenticator.Response{User: u})
 }
 
 // first returns the first value of the first name that has one. Only the first field of a name

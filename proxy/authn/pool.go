@@ -6,6 +6,11 @@ import (
 	"time"
 )
 
+// provenTTL is how long a token stays proven after the local apiserver last accepted it: a client
+// that sends a request every few seconds stays proven, and each revoked token is refused at most
+// once on a proven connection.
+const provenTTL = time.Minute
+
 // Pool returns the pool of the local apiserver for credentials. KindInvalid is not forwarded: it is
 // answered with 401. It sets the Payer of a proven token.
 func (a *Authenticator) Pool(c *Credentials) Pool {
@@ -52,8 +57,8 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 	case proves(status):
 		now := time.Now()
 		// A token in use is renewed once in half its TTL, not with every response.
-		if _, until, ok := a.proven.get(c.Token, now); !ok || until.Sub(now) < a.cfg.ProvenTTL/2 {
-			a.proven.put(c.Token, c.Token.payer(), now.Add(a.cfg.ProvenTTL), 0)
+		if _, until, ok := a.proven.get(c.Token, now); !ok || until.Sub(now) < provenTTL/2 {
+			a.proven.put(c.Token, c.Token.payer(), now.Add(provenTTL), 0)
 		}
 	}
 }

@@ -45,10 +45,7 @@ const invalidToken = "invalid bearer token"
 // TokenReview returns a Config.Review that asks the local apiserver, with the retries of
 // k8s.io/apiserver's client (five, from 500 ms). Unlike that client, it distinguishes a refused
 // token from a failed review: kube-apiserver gives a reason with every refusal.
-func TokenReview(client authenticationv1client.AuthenticationV1Interface) (func(context.Context, string) (*authenticator.Response, bool, error), error) {
-	if client == nil {
-		return nil, errors.New("making a token reviewer: a client is required")
-	}
+func TokenReview(client authenticationv1client.AuthenticationV1Interface) func(context.Context, string) (*authenticator.Response, bool, error) {
 	reviews, backoff := client.TokenReviews(), *webhook.DefaultRetryBackoff()
 	return func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 		var review *authenticationv1.TokenReview
@@ -60,7 +57,7 @@ func TokenReview(client authenticationv1client.AuthenticationV1Interface) (func(
 			return nil, false, fmt.Errorf("asking the local apiserver: %w", err)
 		}
 		return answerOf(&review.Status)
-	}, nil
+	}
 }
 
 func answerOf(s *authenticationv1.TokenReviewStatus) (*authenticator.Response, bool, error) {
@@ -216,7 +213,7 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	}
 	var id *identity
 	if err == nil && ok && resp.User.GetName() != "" { // a JWT may have an empty claim: its sender's fault
-		id, err = authenticated(resp)
+		id = authenticated(resp)
 	}
 	switch {
 	case errors.Is(err, ErrUnauthenticated):
@@ -234,6 +231,6 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	}
 	a.reviews.WithLabelValues("authenticated").Inc()
 	a.known.put(token, id, until, generation)
-	a.proven.put(token, token.payer(), time.Now().Add(a.cfg.ProvenTTL), 0) // the local apiserver has accepted it
+	a.proven.put(token, token.payer(), time.Now().Add(provenTTL), 0) // the local apiserver has accepted it
 	return id, nil
 }

@@ -78,7 +78,7 @@ func TestTokenReview(t *testing.T) {
 			}}
 		}
 	})
-	a := newAuthenticator(t, Config{Review: must.Get(TokenReview(must.Get(authenticationclient.NewForConfig(server.REST))(t)))(t)})
+	a := newAuthenticator(t, Config{Review: TokenReview(must.Get(authenticationclient.NewForConfig(server.REST))(t))})
 	u := must.Get(a.Review(t.Context(), credentials(a, "good"), ""))(t)
 	want := &user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"k": {"v"}}}
 	check.Same(t, describe(want), describe(u), "the user")

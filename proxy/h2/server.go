@@ -35,11 +35,9 @@ type Config struct {
 	// goroutine. Nil means no callback.
 	Closed func(ep *Endpoint, c *tls.Conn)
 
-	MaxStreams     uint32        // per client connection (--http2-max-streams-per-connection); 0 means 250
-	MaxHeaderBytes int           // of a request's field list; larger ones get 431; 0 means 1 MiB
-	IdleTimeout    time.Duration // a client's connection without streams is closed after it; 0 means 3 min
-	Shards         int           // engines with own backend connections; 0 means one per two processors, at least one
-	Logger         *slog.Logger  // nil discards
+	MaxStreams uint32       // per client connection (--http2-max-streams-per-connection); 0 means 250
+	Shards     int          // engines with own backend connections; 0 means one per two processors, at least one
+	Logger     *slog.Logger // nil discards
 	// Memory bounds what all connections of the process hold; all Servers share it. Nil means its
 	// own.
 	Memory *hold.Bound

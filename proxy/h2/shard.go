@@ -49,7 +49,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 		Dial: func(ep *Endpoint, dialled func(error) *engine.Conn) { //nolint:contextcheck // dials end with the shard's own ctx
 			links.Go(func() { sh.connect(ep, dialled) })
 		},
-		Memory: cfg.Memory, MaxStreams: cfg.MaxStreams, MaxHeader: cfg.MaxHeaderBytes, Idle: cfg.IdleTimeout,
+		Memory: cfg.Memory, MaxStreams: cfg.MaxStreams,
 	})
 	if !cfg.portable {
 		if lp, err := newLoop(sh); err == nil {

@@ -303,7 +303,7 @@ func (c *Conn) writeSettings() {
 	set := [4]http2.Setting{
 		{ID: http2.SettingInitialWindowSize, Val: uint32(c.e.lim.streamWindow)},
 		{ID: http2.SettingMaxHeaderListSize, Val: uint32(c.e.headLimit(c.side))},
-		{ID: http2.SettingMaxFrameSize, Val: uint32(c.e.lim.maxFrame[c.side])},
+		{ID: http2.SettingMaxFrameSize, Val: uint32(c.side.maxFrame())},
 		{ID: http2.SettingMaxConcurrentStreams, Val: c.e.lim.maxStreams},
 	}
 	window := c.e.lim.clientWindow

@@ -142,7 +142,7 @@ func (e *Engine) setting(c *Conn, id http2.SettingID, v uint32) *connError {
 		if v < minMaxFrame || v > maxMaxFrame {
 			return &connError{http2.ErrCodeProtocol, "bad SETTINGS_MAX_FRAME_SIZE"}
 		}
-		c.peerFrame = min(int(v), e.lim.writeFrame)
+		c.peerFrame = min(int(v), largeFrame)
 	case http2.SettingMaxHeaderListSize:
 		c.peerHeaders = v
 	}

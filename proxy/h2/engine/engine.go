@@ -26,54 +26,49 @@ import (
 type limits struct {
 	maxStreams    uint32 // per client connection
 	maxHeader     int    // bytes of a field list, counted as for SETTINGS_MAX_HEADER_LIST_SIZE, and of an encoded block
-	maxFrame      [2]int // largest frames accepted from clients and from backends
-	writeFrame    int    // largest frame sent, even if the peer accepts more
 	streamWindow  int32  // what one direction of a stream may hold here
 	clientWindow  int32  // connection windows
 	backendWindow int32
 	writeLimit    int    // output of a connection beyond which DATA waits in its stream
 	backlogLimit  int    // output beyond which a connection gets no new streams
-	replay        int    // body bytes kept for a retry
 	maxStreamID   uint32 // a connection that reaches it is replaced (§5.1.1)
 
-	head        time.Duration // a client's preface, first SETTINGS or field block must be complete within it
-	idle        time.Duration // a client's connection without streams is closed after it
-	backendIdle time.Duration // a backend's connection without streams is closed after it
-	drain       time.Duration // how long an upload is read after its response is complete
-	stall       time.Duration // how long a backend may accept none of our output, or a client that has left
-	gone        time.Duration // how long a client that accepts none may be silent, as TCP says
-	keyBytes    int64         // bytes in one direction after which a connection is replaced
-	keyGrace    time.Duration // after that, its long-running streams end
-	linger      time.Duration // how long a peer to which all was sent may keep a closed connection open
-	wait        time.Duration // how long a request waits for room on a backend's connection
+	stall    time.Duration // how long a backend may accept none of our output, or a client that has left
+	gone     time.Duration // how long a client that accepts none may be silent, as TCP says
+	keyBytes int64         // bytes in one direction after which a connection is replaced
+	linger   time.Duration // how long a peer to which all was sent may keep a closed connection open
+	wait     time.Duration // how long a request waits for room on a backend's connection
+	maxConns int           // to one endpoint: at 250 streams each, far beyond other limits
 }
+
+const (
+	replay      = 256 << 10        // body bytes kept for a retry
+	headTime    = 10 * time.Second // a client's preface, first SETTINGS or field block must be complete within it
+	clientIdle  = 3 * time.Minute  // a client's connection without streams is closed after it
+	backendIdle = 90 * time.Second // a backend's is after it, as in http.DefaultTransport
+	drainTime   = 10 * time.Second // how long an upload is read after its response is complete
+	keyGrace    = time.Minute      // after limits.keyBytes, a connection's long-running streams end
+)
 
 func defaultLimits() limits {
 	return limits{
-		maxStreams:    250,                           // kube-apiserver's --http2-max-streams-per-connection
-		maxHeader:     1 << 20,                       // as in kube-apiserver: a front proxy may name thousands of groups
-		maxFrame:      [2]int{minMaxFrame, 64 << 10}, // DATA is forwarded as it comes: more only saves headers
-		writeFrame:    64 << 10,
+		maxStreams:    250,       // kube-apiserver's --http2-max-streams-per-connection
+		maxHeader:     1 << 20,   // as in kube-apiserver: a front proxy may name thousands of groups
 		streamWindow:  256 << 10, // kube-apiserver's; 1 MiB measured no faster, 64 KiB 15 % slower on 100 KiB lists
 		clientWindow:  1 << 20,
 		backendWindow: 1 << 30, // Go's: it is refilled on receipt, because the streams' windows are the bound
 		writeLimit:    128 << 10,
 		backlogLimit:  1 << 20,
-		replay:        256 << 10,
 		maxStreamID:   topStreamID,
-		head:          10 * time.Second,
-		idle:          3 * time.Minute,
-		backendIdle:   90 * time.Second, // http.DefaultTransport's
-		drain:         10 * time.Second,
 		stall:         30 * time.Second,
 		gone:          5 * time.Minute, // two of the kernel's questions, at most 2 min apart, are unanswered
 		linger:        time.Second,
 		wait:          30 * time.Second, // kube-apiserver's aggregator's dial timeout
+		maxConns:      1024,
 		// RFC 8446 §5.5: AES-GCM's keys are good for 2^24.5 full records, 388 GB, and crypto/tls
 		// never changes them. From 2^38 bytes on a minute is left at 15 Gbit/s, and all requests
-		// with the usual deadline end within a minute.
+		// with the usual deadline end within a minute, keyGrace.
 		keyBytes: 1 << 38,
-		keyGrace: time.Minute,
 	}
 }
 
@@ -182,18 +177,14 @@ type Config struct {
 	// Clock returns the time for Date fields. It is called once a second.
 	Clock func() time.Time
 
-	Memory     *hold.Bound   // bounds what all connections of the process hold
-	MaxStreams uint32        // per client connection; 0 means 250
-	MaxHeader  int           // bytes of a request's field list; 0 means 1 MiB
-	Idle       time.Duration // a client's connection without streams is closed after it; 0 means 3 min
+	Memory     *hold.Bound // bounds what all connections of the process hold
+	MaxStreams uint32      // per client connection; 0 means 250
 }
 
 // New returns an engine for the driver that cfg describes.
 func New(cfg Config) *Engine {
 	l := defaultLimits()
 	l.maxStreams = cmp.Or(cfg.MaxStreams, l.maxStreams)
-	l.maxHeader = cmp.Or(max(cfg.MaxHeader, 0), l.maxHeader)
-	l.idle = cmp.Or(max(cfg.Idle, 0), l.idle)
 	e := newEngine(l)
 	e.Config = cfg
 	return e

@@ -119,7 +119,7 @@ func (e *Engine) sendQueued(c *Conn, s *stream, d dir) {
 		total += n
 	}
 	if d == up {
-		if h.q.kept > e.lim.replay {
+		if h.q.kept > replay {
 			h.q.forget(e) // too much to send again
 		}
 		if s.guest != nil {
@@ -178,7 +178,7 @@ func (e *Engine) review(s *stream) {
 func (e *Engine) drainUpload(s *stream) {
 	if !s.draining {
 		s.draining = true
-		e.arm(s, e.now+e.lim.drain)
+		e.arm(s, e.now+drainTime)
 	}
 	if s.leg[down] == nil && s.local == nil && !s.half[up].discard {
 		e.discardUpload(s)

@@ -9,10 +9,19 @@ import (
 const (
 	minMaxFrame   = 1 << 14 // RFC 9113 §4.2: the size every endpoint accepts
 	maxMaxFrame   = 1<<24 - 1
+	largeFrame    = 64 << 10  // accepted from backends, and sent at most: DATA is forwarded as it comes, more only saves headers
 	maxWindow     = 1<<31 - 1 // §6.9.1
 	topStreamID   = 1<<31 - 1 // §5.1.1
 	defaultWindow = 65535     // §6.9.2: a peer's assumption until it has read SETTINGS
 )
+
+// maxFrame is the largest frame that is accepted on a side.
+func (d dir) maxFrame() int {
+	if d == up {
+		return minMaxFrame
+	}
+	return largeFrame
+}
 
 // padding returns how many bytes come before and after the content of a padded DATA or HEADERS
 // frame (§6.1, §6.2); p is the start of its payload.

@@ -151,9 +151,6 @@ type Endpoint struct {
 	// means no callback.
 	Lost func()
 
-	// MaxConns bounds connections per shard. Zero means 1024: at 250 streams each, far beyond other
-	// limits.
-	MaxConns int
 	// PingTimeout is the silence after which a connection with a request that waits for its answer
 	// is closed, with a PING at a fifth; 0 means 5 s.
 	PingTimeout time.Duration

@@ -37,8 +37,7 @@ type pool struct {
 }
 
 const (
-	defaultMaxConns = 1024
-	defaultPing     = 5 * time.Second
+	defaultPing = 5 * time.Second
 	// maxDialing bounds concurrent dials to one endpoint. When fifty thousand watches come together
 	// (clients reconnect after a restart), five hundred handshakes at once would be mostly in vain,
 	// and a busy server that needs more than two seconds to read our SETTINGS closes the connection
@@ -161,10 +160,7 @@ func (p *pool) expected() int {
 // grow dials as many connections as the waiting streams need. A connection with unwritten output
 // counts as having room, since it soon will: another connection would only hold output.
 func (p *pool) grow() {
-	limit := p.ep.MaxConns
-	if limit <= 0 {
-		limit = defaultMaxConns
-	}
+	limit := p.e.lim.maxConns
 	if p.owner != "" {
 		limit = max(1, limit/maxLanes)
 	}

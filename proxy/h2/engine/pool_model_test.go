@@ -19,7 +19,7 @@ func TestPoolModel(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 16))
 		r := newRig(t, func(l *limits) { l.backlogLimit = 300 })
 		r.heldDial = true
-		r.ep.MaxConns = 1 + rnd.IntN(12)
+		r.e.lim.maxConns = 1 + rnd.IntN(12)
 		r.plan = Plan{Retries: rnd.IntN(3), Again: rnd.IntN(2) == 0, Wait: time.Duration(rnd.IntN(2)) * time.Second}
 		m := &poolModel{r: r, rnd: rnd, eps: []*Endpoint{r.ep, r.endpoint("other")}[:1+rnd.IntN(2)]}
 		r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
@@ -131,7 +131,7 @@ func (m *poolModel) check() {
 		if p.conn() != nil {
 			m.r.t.Errorf("%d streams wait although a connection takes one", p.waiting.n)
 		}
-		most := p.ep.MaxConns
+		most := p.e.lim.maxConns
 		if p.owner != "" {
 			most = 1 // of at most 12
 		}

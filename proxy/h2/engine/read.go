@@ -49,7 +49,7 @@ func (e *Engine) Feed(c *Conn, p []byte) []byte {
 // p it used. An incomplete frame is kept in c.in.
 func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 	if len(c.in) == 0 {
-		h, need, ok := wire.NextFrame(p, e.lim.maxFrame[c.side])
+		h, need, ok := wire.NextFrame(p, c.side.maxFrame())
 		if !ok {
 			return 0, errFrameTooLarge
 		}
@@ -60,7 +60,7 @@ func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 	}
 	taken := 0
 	for { // twice, because only the header has the length
-		h, need, ok := wire.NextFrame(c.in, e.lim.maxFrame[c.side])
+		h, need, ok := wire.NextFrame(c.in, c.side.maxFrame())
 		if !ok {
 			return 0, errFrameTooLarge
 		}

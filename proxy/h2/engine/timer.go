@@ -206,7 +206,7 @@ func (e *Engine) checkKey(c *Conn) {
 	if max(c.bytesIn, c.bytesOut) < e.lim.keyBytes || c.cutAt > 0 {
 		return
 	}
-	c.cutAt = e.now + e.lim.keyGrace
+	c.cutAt = e.now + keyGrace
 	if c.side == up {
 		e.drainConn(c)
 		return
@@ -245,12 +245,12 @@ func (e *Engine) checkClient(c *Conn) error {
 	}
 	switch {
 	case c.closing: // with the last stream that was ended
-	case (c.preface > 0 || !c.started || c.blockID != 0) && e.now-c.blockAt > e.lim.head:
-		return fmt.Errorf("head not complete after %v", e.lim.head)
+	case (c.preface > 0 || !c.started || c.blockID != 0) && e.now-c.blockAt > headTime:
+		return fmt.Errorf("head not complete after %v", headTime)
 	case c.goAway == goAwaySoon && e.now-c.goAwayAt > e.lim.linger:
 		e.finalGoAway(c) // the client does not answer PING
 	case len(c.streams) == 0:
-		if e.now-c.idleSince > e.lim.idle && c.goAway == goAwayNone {
+		if e.now-c.idleSince > clientIdle && c.goAway == goAwayNone {
 			e.drainConn(c)
 		}
 	}
@@ -294,7 +294,7 @@ func (e *Engine) checkBackend(c *Conn) error {
 	}
 	switch {
 	case c.closing: // with the last stream that was ended
-	case len(c.streams) == 0 && e.now-c.idleSince > e.lim.backendIdle:
+	case len(c.streams) == 0 && e.now-c.idleSince > backendIdle:
 		c.drained = true
 		e.closeIfDone(c)
 	case c.pingAt > 0:

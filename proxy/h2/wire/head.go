@@ -108,24 +108,14 @@ type ResponseHead struct {
 	Fields        []hpack.HeaderField // the other fields in the order received
 }
 
-// The masks have one bit for each byte that is valid in a field name (RFC 9110 §5.6.2, lower case:
-// RFC 9113 §8.2.1).
-const (
-	nameMaskLow  uint64 = 1<<'!' | 1<<'#' | 1<<'$' | 1<<'%' | 1<<'&' | 1<<'\'' | 1<<'*' | 1<<'+' | 1<<'-' | 1<<'.' | 0x3ff<<'0'
-	nameMaskHigh uint64 = 1<<('^'-64) | 1<<('_'-64) | 1<<('`'-64) | 1<<('|'-64) | 1<<('~'-64) | 0x3ffffff<<('a'-64)
-)
-
+// validName accepts a token (RFC 9110 §5.6.2) in lower case (RFC 9113 §8.2.1).
 func validName(s string) bool {
-	if s == "" {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		b := s[i]
-		if b >= 128 || b < 64 && nameMaskLow>>b&1 == 0 || b >= 64 && nameMaskHigh>>(b-64)&1 == 0 {
+	for i := range len(s) {
+		if b := s[i]; 'A' <= b && b <= 'Z' || !httpguts.IsTokenRune(rune(b)) {
 			return false
 		}
 	}
-	return true
+	return s != ""
 }
 
 // validValue rejects control characters; bytes above 127 are opaque (RFC 9110 §5.5).
