@@ -168,7 +168,7 @@ func (r *rawConn) reserve(n int) {
 	if r.out == nil {
 		r.out = r.spare.get()
 	}
-	r.out = slices.Grow(r.out, n+(n/recordContent+1)*recordOverhead)
+	r.out = slices.Grow(r.out, n+2*(n/recordContent+1)*recordOverhead) // a full frame takes two records
 }
 
 // These are a record's maximal content, and its overhead: header, content type and the tag of

@@ -70,7 +70,7 @@ func NextFrame(b []byte, maxFrame int) (h FrameHeader, need int, ok bool) {
 // but for the first.
 func Whole(b []byte, most int) int {
 	n := 0
-	if b[0] != 0 { // else a frame of at least 64 KiB
+	if b[0] == http2.ClientPreface[0] { // as a frame's it would be 5 MiB
 		n = len(http2.ClientPreface)
 	}
 	for next := n; len(b)-n >= FrameHeaderLen; n = next {

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func TestNextFrame(t *testing.T) {
@@ -34,5 +36,25 @@ func TestNextFrame(t *testing.T) {
 		if h := parseFrameHeader(b); h.Length != 1<<16+2<<8+3 || h.StreamID != tt.h.StreamID {
 			t.Errorf("%s: with another length: %+v", tt.name, h)
 		}
+	}
+}
+
+func TestWhole(t *testing.T) {
+	frame := func(n int) []byte {
+		return append([]byte{byte(n >> 16), byte(n >> 8), byte(n), 0, 0, 0, 0, 0, 1}, make([]byte, n)...)
+	}
+	for _, tt := range []struct {
+		frames []int
+		first  string
+		want   int
+	}{
+		{[]int{10, 20, 16380}, "", 48}, {[]int{100 << 10, 10}, "", 100<<10 + 9}, {[]int{16 << 10, 10}, "", 16<<10 + 9}, {[]int{10, 100 << 10}, "", 19},
+		{[]int{10, 20}, http2.ClientPreface, 24 + 48},
+	} {
+		b := []byte(tt.first)
+		for _, n := range tt.frames {
+			b = append(b, frame(n)...)
+		}
+		check.Same(t, tt.want, Whole(b, 16<<10), "%d", tt.frames)
 	}
 }
