@@ -306,7 +306,7 @@ func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, wait bool) (know
 		d.asked = true
 	}
 	if !d.verdict.Allowed {
-		return true, errForbidden(&a, d.verdict.Reason)
+		return true, errForbidden(d)
 	}
 	return true, nil
 }
@@ -391,12 +391,8 @@ func requestTimeout(h *Head, r *Request, limit time.Duration) (time.Duration, er
 	if !r.IsResource {
 		limit = min(limit, discoveryTimeout)
 	}
-	asked, err := timeoutParam(h.RawQuery)
-	if err != nil {
-		return 0, err
-	}
-	if asked > 0 {
-		limit = min(limit, asked)
+	if asked, err := timeoutParam(h.RawQuery); err != nil || asked > 0 {
+		return min(limit, asked), err
 	}
 	return limit, nil
 }

@@ -16,10 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -83,12 +81,10 @@ func errNested(name string) error {
 var errOwnCredential = unavailable(
 	"the local apiserver rejects the front door's own credential, please try again", retrySoon)
 
-func errForbidden(a *authz.Attributes, reason string) error {
-	//fairlead:boundary formats what was authorized, once
-	return responsewriters.ForbiddenStatusError(&authorizer.AttributesRecord{
-		User: a.User, Verb: a.Verb, ResourceRequest: a.ResourceRequest, APIGroup: a.Group, Namespace: a.Namespace, Resource: a.Resource,
-		Subresource: a.Subresource, Name: a.Name, Path: a.Path,
-	}, reason)
+func errForbidden(d *Decision) error {
+	a := attributes(d)
+	a.User = d.User
+	return responsewriters.ForbiddenStatusError(&a, d.verdict.Reason) //fairlead:boundary formats what was authorized, once
 }
 
 // errAuthenticating means that no server could authenticate the caller. A 401 would make a good

@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -26,7 +25,7 @@ func TestErrorsOfClients(t *testing.T) {
 		return forwardError("v1.a", frameError(h2.Outcome{Reason: r, Err: errors.New("cause")}))
 	}
 	for want, errs := range map[[2]int32][]error{
-		{403, 0}: {errNotImpersonated("root", "system:masters"), errForbidden(&authz.Attributes{User: &user.DefaultInfo{Name: "bob"}}, "")},
+		{403, 0}: {errNotImpersonated("root", "system:masters"), errForbidden(&Decision{User: &user.DefaultInfo{Name: "bob"}})},
 		{404, 0}: {errNotFound},
 		{405, 0}: {errConnect},
 		{408, 0}: {errSlowBody},

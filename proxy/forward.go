@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // forward forwards a request that does not go frame by frame.
@@ -44,17 +45,15 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	defer body.end()
 	x.ended = &ended{body: body, offEngine: !x.upstream.HTTP2() || x.head.Upgrade != ""}
 	if x.ended.offEngine {
-		p.forwardHTTP1(w, r, x, body)
+		p.forwardHTTP1(w, r, x, body, from)
 	} else {
 		p.carry(w, r, x, from) //nolint:contextcheck // a span has its own
 	}
 	body.answered = true
 }
 
-// forwardHTTP1 forwards a request over HTTP/1.1.
-func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange, body *uploaded) {
+func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange, body *uploaded, from bound.Source) {
 	d := &x.decision
-	from := d.source(x.head)
 	if x.head.Upgrade != "" {
 		// Bytes after the client's head were meant for the tunnel: they must not be read as a
 		// request.
@@ -162,7 +161,18 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 // byte, its fields that are not stripped, and ours.
 func outgoing(r *http.Request, x *exchange, host string) *http.Request {
 	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
-	applyFields(out.Header, &x.decision)
+	for name := range out.Header {
+		if x.decision.Strip.Removes(strings.ToLower(name)) {
+			delete(out.Header, name)
+		}
+	}
+	out.Header.Del("Expect") // a promise of one hop
+	for _, f := range x.decision.Set {
+		out.Header.Add(f.Name, f.Value)
+	}
+	if _, ok := out.Header["User-Agent"]; !ok {
+		out.Header.Set("User-Agent", "") // else net/http sets its own
+	}
 	x.observer.propagate(out.Header)
 	return out
 }
@@ -192,21 +202,6 @@ func targetURL(h *Head) *url.URL {
 	}
 	u.Opaque = h.Path
 	return u
-}
-
-func applyFields(header http.Header, d *Decision) {
-	for name := range header {
-		if d.Strip.Removes(strings.ToLower(name)) {
-			delete(header, name)
-		}
-	}
-	delete(header, "Expect") // a promise of one hop
-	for _, f := range d.Set {
-		header.Add(f.Name, f.Value)
-	}
-	if _, ok := header["User-Agent"]; !ok {
-		header.Set("User-Agent", "") // else net/http sets its own
-	}
 }
 
 // localPool returns the local apiserver's pool for credentials, and zero for a remote's.

@@ -52,9 +52,7 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	cfg.Closed = func(ep *h2.Endpoint, c *tls.Conn) { ep.Value.(backend.Lease).Closed(c) } //nolint:forcetypeassert // as above
 	l.server = h2.New(cfg)
 	p.frames = l
-	if p.cfg.Backends != nil {
-		p.cfg.Backends.Serve(l.server)
-	}
+	p.cfg.Backends.Serve(l.server)
 	if p.cfg.Local != nil {
 		p.cfg.Local.Serve(l.server)
 	}
@@ -89,11 +87,8 @@ const usualSet = 12
 func (l *frames) newConn(c *h2.ConnInfo) *frameConn {
 	conn := &frameConn{remote: c.Remote.String(), number: l.conns.Add(1), tls: c.TLS.Version, set: make([]hpack.HeaderField, 0, usualSet)}
 	conn.remoteIP = hostOnly(conn.remote)
-	if s := slotOf(c.Context()); s != nil {
-		conn.conn, conn.stay = s.of(&c.TLS), s.stay
-	} else {
-		conn.conn = &authn.Conn{Peer: c.TLS.PeerCertificates}
-	}
+	s := slotOf(c.Context())
+	conn.conn, conn.stay = s.of(&c.TLS), s.stay
 	return conn
 }
 
@@ -141,7 +136,11 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 	u := l.p.upstream(d, false)
 	http2 := u != nil && u.HTTP2() && (l.p.browsers.hsts == "" || d.Action != ToRemote) // the engine adds no field to responses
 	if http2 && l.p.givenUp.overLimit(d, r.head) {
-		return r.refuseGivenUp()
+		if !r.plain() { // else cheaper than by Proxy.ServeHTTP
+			return h2.Plan{Serve: r.offEngine(), Unwelcome: true}
+		}
+		l.p.givenUp.refused.Inc()
+		return r.unwelcome(l.p.givenUp.answer, errGivenUp)
 	}
 	if !http2 || r.observer.bodies(d) {
 		return h2.Plan{Serve: r.offEngine(), GoAway: l.p.goAway()}
@@ -187,16 +186,6 @@ func (r *frameRequest) refuseParking() h2.Plan {
 func (r *frameRequest) prepared(a *h2.Answer) h2.Plan {
 	p := r.l.p
 	return h2.Plan{Answer: a, Set: r.answerFields(), Done: r.done, GoAway: p.goAway(), Deadline: p.pageTime + p.unreadRest}
-}
-
-// refuseGivenUp uses Proxy.ServeHTTP only where it must: these refusals have to be cheap.
-func (r *frameRequest) refuseGivenUp() h2.Plan {
-	l := r.l
-	if !r.plain() {
-		return h2.Plan{Serve: r.offEngine(), Unwelcome: true}
-	}
-	l.p.givenUp.refused.Inc()
-	return r.unwelcome(l.p.givenUp.answer, errGivenUp)
 }
 
 // acceptsJSON reports whether readyAnswer suits: the client accepts JSON first, and nothing else is
@@ -290,7 +279,6 @@ func (l *frames) recycle(r *frameRequest) {
 	l.requests.Put(r)
 }
 
-// answer returns a handler that answers with err.
 func (p *Proxy) answer(err error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.writeError(w, r, err) })
 }

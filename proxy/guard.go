@@ -11,7 +11,6 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
@@ -36,7 +35,7 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 		p.servePermitted(w, r, next)
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := &exchange{p: p, head: headOf(r, time.Now()), conn: p.connOf(r)}
+		x := &exchange{p: p, head: headOf(r, time.Now()), conn: slotOf(r.Context()).of(r.TLS)}
 		credentials, err := p.read(r.Context(), x.head, x.conn, "")
 		if err != nil {
 			p.writeError(w, r, err)
@@ -157,11 +156,7 @@ func (p *Proxy) Explain(ctx context.Context, h *Head, u user.Info) (d Decision, 
 		d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
 		_, denied = p.authorize(ctx, &d, true)
 		p.decideLocal(&d, h)
-		var stay *backend.Stay
-		if s := slotOf(ctx); s != nil {
-			stay = s.stay
-		}
-		d.Server = p.cfg.Local.Which(stay, d.Request.what())
+		d.Server = p.cfg.Local.Which(slotOf(ctx).stay, d.Request.what())
 		return d, denied
 	}
 	_, denied = p.authorize(ctx, &d, true)

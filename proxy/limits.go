@@ -32,14 +32,8 @@ type limit struct {
 	places bound.Places
 }
 
-func (l *limits) init(reads, writes int) {
-	l.writes.write = true
-	for _, x := range []struct {
-		l   *limit
-		max int
-	}{{&l.reads, reads}, {&l.writes, writes}} {
-		x.l.max, x.l.share, x.l.places.Lend = int64(x.max), int64(x.max+1)/2, true
-	}
+func newLimit(most int, write bool) limit {
+	return limit{max: int64(most), share: int64(most+1) / 2, write: write, places: bound.Places{Lend: true}}
 }
 
 func (l *limits) of(verb string) *limit {
@@ -79,7 +73,6 @@ func (p *Proxy) UnderWay() int {
 	return int(p.underWay.requests.Load()+p.underWay.longRunning.Load()) - p.Sessions()
 }
 
-// active returns the gauges of requests in flight.
 func (p *Proxy) active() []prometheus.Collector {
 	var list []prometheus.Collector
 	for kind, f := range map[string]func() int{

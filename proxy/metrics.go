@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
@@ -183,17 +182,13 @@ func (m *metrics) move(e, now *registry.Entry, of any) {
 	case e:
 		return
 	case nil:
-		m.forget(e.GroupVersion)
+		gone := prometheus.Labels{"group": e.GroupVersion.Group, "version": e.GroupVersion.Version}
+		m.total.DeletePartialMatch(gone)
+		m.duration.DeletePartialMatch(gone)
 	default:
 		m.seen.LoadOrStore(now, of) // stored before the delete, so that the series always have an entry
 	}
 	m.seen.Delete(e)
-}
-
-func (m *metrics) forget(gv schema.GroupVersion) {
-	gone := prometheus.Labels{"group": gv.Group, "version": gv.Version}
-	m.total.DeletePartialMatch(gone)
-	m.duration.DeletePartialMatch(gone)
 }
 
 func boundedVerb(verb string) string {

@@ -28,7 +28,6 @@ type observer struct {
 	late *audit.Request
 }
 
-// observing reports whether there is an audit log or tracing.
 func (p *Proxy) observing() bool { return p.cfg.Audit != nil || p.cfg.Tracer != nil }
 
 // observe starts the records of a request after its decision. It emits nothing yet, because
@@ -93,7 +92,6 @@ func (f *observer) bodies(d *Decision) bool {
 	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResource && f.p.actionOf(d.route) == ToPage
 }
 
-// responded records the response head.
 func (f *observer) responded(status int) {
 	if f == nil {
 		return

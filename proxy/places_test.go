@@ -64,8 +64,7 @@ func TestSlowOtherBody(t *testing.T) {
 // One backend gets half of each limit of the whole server. Reads take nothing from writes.
 func TestSharesOfLimits(t *testing.T) {
 	for most, want := range map[int]int64{0: 0, 1: 1, 2: 1, 3: 2, 400: 200} {
-		var l limits
-		l.init(most, 2*most)
+		l := limits{reads: newLimit(most, false), writes: newLimit(2*most, true)}
 		if l.reads.share != want || l.reads.max != int64(most) || l.writes.share != int64(most) || l.writes.max != int64(2*most) {
 			t.Errorf("of %d reads %d, of %d writes %d; want of reads %d", l.reads.max, l.reads.share, l.writes.max, l.writes.share, want)
 		}
@@ -82,8 +81,7 @@ func TestSharesOfLimits(t *testing.T) {
 // A request is counted from when it has its places until it gives them back, and long-running ones,
 // and those to the local apiserver, take none of the whole server's. A refused one keeps nothing.
 func TestPlacesOfARequest(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	w.proxy.limits.init(2, 2)
+	w := newWorld(t, worldConfig{Config: Config{MaxInFlight: 2, MaxMutating: 2}})
 	remote, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets/a", ""), nil, true)
 	watch, local, stranger := remote, Decision{Action: ToLocal, Pool: authn.PoolProven, Request: Request{Verb: "get"}}, Decision{Action: ToLocal, Pool: authn.PoolUnproven}
 	watch.LongRunning = true

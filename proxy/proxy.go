@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -60,9 +59,6 @@ type Proxy struct {
 
 // New returns a Proxy that is ready to serve.
 func New(cfg Config) (*Proxy, error) {
-	if cfg.Table == nil || cfg.Authn == nil || cfg.Authz == nil || cfg.Backends == nil {
-		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
-	}
 	p := &Proxy{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(),
 		instance: rand.Text()[:16], givenUp: newGivenUp(), desk: newDesk(), scrapers: newScrapers(),
@@ -75,7 +71,7 @@ func New(cfg Config) (*Proxy, error) {
 	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
 		return nil, err
 	}
-	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)
+	p.limits = limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)}
 	p.sessionPlaces.Lend = true
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.sessions.ending, p.sessions.end = context.WithCancel(context.Background())
@@ -126,21 +122,19 @@ func (p *Proxy) ConnContext(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, slotKey{}, s)
 }
 
+// slotOf returns the slot of the request's connection. Without ConnContext the request has its own.
 func slotOf(ctx context.Context) *slot {
-	s, _ := ctx.Value(slotKey{}).(*slot)
-	return s
+	if s, ok := ctx.Value(slotKey{}).(*slot); ok {
+		return s
+	}
+	return new(slot)
 }
 
-// connOf returns the request's connection. Nil means that it has no client certificate.
-func (p *Proxy) connOf(r *http.Request) *authn.Conn {
-	s := slotOf(r.Context())
-	if s == nil || r.TLS == nil {
+// of returns the connection. Nil means that it has no TLS, and so no client certificate.
+func (s *slot) of(state *tls.ConnectionState) *authn.Conn {
+	if state == nil {
 		return nil
 	}
-	return s.of(r.TLS)
-}
-
-func (s *slot) of(state *tls.ConnectionState) *authn.Conn {
 	s.once.Do(func() { s.conn.Peer = state.PeerCertificates })
 	return &s.conn
 }
@@ -158,10 +152,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r
 
 // serve is ServeHTTP for a request whose head arrived at that time.
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time) {
-	x := &exchange{p: p, head: headOf(r, arrived), conn: p.connOf(r)}
-	if s := slotOf(r.Context()); s != nil {
-		x.stay = s.stay
-	}
+	s := slotOf(r.Context())
+	x := &exchange{p: p, head: headOf(r, arrived), conn: s.of(r.TLS), stay: s.stay}
 	p.serving.Add(1)
 	defer p.serving.Add(-1)
 	rec := &recorder{ResponseWriter: w, proxy: p, request: r, exchange: x}

@@ -41,7 +41,6 @@ func (rec *recorder) WriteHeader(code int) {
 	rec.ResponseWriter.WriteHeader(code)
 }
 
-// Write counts the body.
 func (rec *recorder) Write(b []byte) (int, error) {
 	if rec.status == 0 {
 		rec.responded(http.StatusOK)
@@ -62,13 +61,11 @@ func (rec *recorder) Flush() {
 	}
 }
 
-// Hijack takes the connection over for an upgraded session.
 func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	rec.responded(http.StatusSwitchingProtocols)
 	return http.NewResponseController(rec.ResponseWriter).Hijack()
 }
 
-// Unwrap returns the wrapped writer.
 func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
 
 // responded records the final status, just before the head is sent. Responses of this process get

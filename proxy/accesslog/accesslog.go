@@ -14,7 +14,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -82,9 +81,6 @@ type stripe struct {
 
 // New returns a Log.
 func New(cfg Config) (*Log, error) {
-	if cfg.Writer == nil {
-		return nil, errors.New("making an access log: Writer is required")
-	}
 	l := &Log{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
 	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "fairlead_access_log_lost_total", Help: "Lines of the access log that were lost, because it could not be written, or not fast enough.",
@@ -139,7 +135,6 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
-// flush writes the gathered lines.
 func (l *Log) flush() {
 	for i := range l.stripes {
 		s := &l.stripes[i]

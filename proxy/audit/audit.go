@@ -14,8 +14,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -87,16 +85,7 @@ const (
 
 // New returns a Log.
 func New(cfg Config) (*Log, error) {
-	if cfg.Policy == nil || cfg.Writer == nil {
-		return nil, errors.New("making an audit log: Policy and Writer are required")
-	}
-	switch cfg.Format {
-	case "":
-		cfg.Format = auditlog.FormatJson
-	case auditlog.FormatJson, auditlog.FormatLegacy:
-	default:
-		return nil, fmt.Errorf("making an audit log: format %q is neither json nor legacy", cfg.Format)
-	}
+	cfg.Format = cmp.Or(cfg.Format, auditlog.FormatJson)
 	l := &Log{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), queue: make(chan entry, queued),
 		events: prometheus.NewCounter(prometheus.CounterOpts{Name: "fairlead_audit_events_total", Help: "Events of the audit log that were written."}),

@@ -22,7 +22,7 @@ type Request struct {
 	// Attributes are what is asked for and the caller, also with impersonation. No user means that
 	// it is not known here.
 	Attributes authorizer.AttributesRecord
-	// ID is the request's Audit-ID. If empty, a new one is made.
+	// ID is the request's Audit-ID.
 	ID string
 	// Path and RawQuery are as received; Open masks secrets of the query.
 	Path, RawQuery string
@@ -155,9 +155,6 @@ func (e *Event) stage(stage auditinternal.Stage) {
 	e.log.emit(&ev)
 }
 
-// masked replaces a secret value.
-const masked = "MASKED"
-
 // Mask replaces the values of a raw query's parameters whose names suggest a secret, such as a
 // token, a password or a signature. Everything else stays, byte for byte. kube-apiserver logs the
 // whole query, but extension servers and proxied Services may have parameters of any meaning.
@@ -176,7 +173,7 @@ func Mask(rawQuery string) string {
 			plain = name
 		}
 		if has && value != "" && secret(strings.ToLower(plain)) {
-			pair = name + "=" + masked
+			pair = name + "=MASKED"
 		}
 		b.WriteString(pair)
 		b.WriteString(separator)

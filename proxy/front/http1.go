@@ -108,17 +108,14 @@ func (b *boundedWriter) Write(p []byte) (int, error) {
 // Flush is found by type assertion, FlushError by http.ResponseController.
 func (b *boundedWriter) Flush() { _ = b.FlushError() }
 
-// FlushError is Flush with its error.
 func (b *boundedWriter) FlushError() error {
 	b.head()
 	return b.control.Flush() //nolint:wrapcheck // from the wrapped writer
 }
 
-// Hijack takes the connection over.
 func (b *boundedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	b.hijacked = true
 	return b.control.Hijack() //nolint:wrapcheck // from the wrapped writer
 }
 
-// Unwrap returns the wrapped writer.
 func (b *boundedWriter) Unwrap() http.ResponseWriter { return b.ResponseWriter }

@@ -173,7 +173,6 @@ func (c ofConn) BaseContext() context.Context { return c.ctx }
 // handedOver is the listener of net/http.
 type handedOver struct{ *Port }
 
-// Accept returns the next connection over HTTP/1.1.
 func (h handedOver) Accept() (net.Conn, error) {
 	select {
 	case c := <-h.ready:
@@ -183,7 +182,6 @@ func (h handedOver) Accept() (net.Conn, error) {
 	}
 }
 
-// Addr is the port's.
 func (h handedOver) Addr() net.Addr { return h.listener.Addr() }
 
 // Close also ends handshakes.

@@ -45,7 +45,7 @@ func Carries(name string) bool { return name == parentHeader || name == stateHea
 type Request struct {
 	// Method and Path are as received. Name is the span's name.
 	Method, Path, Name string
-	// AuditID is the request's ID in audit logs. It may be empty.
+	// AuditID is the request's ID in audit logs.
 	AuditID string
 	// Began is when the request's head arrived.
 	Began time.Time
@@ -82,10 +82,7 @@ func (t *Tracer) Start(r *Request) *Span {
 	}
 	_, span := t.tracer.Start(ctx, text(r.Name), options...)
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("http.request.method", text(r.Method)), attribute.String("url.path", text(r.Path)))
-		if r.AuditID != "" {
-			span.SetAttributes(attribute.String("audit-id", text(r.AuditID)))
-		}
+		span.SetAttributes(attribute.String("http.request.method", text(r.Method)), attribute.String("url.path", text(r.Path)), attribute.String("audit-id", text(r.AuditID)))
 	}
 	return &Span{span: span, began: r.Began}
 }
