@@ -68,8 +68,8 @@ func (r *Row) Faults(t testing.TB) (faults []string) {
 	}
 	var heldSmall, heldLarge int
 	var grew, much bool
-	for range rounds { // what else the process keeps disturbs some, and never all
-		heldSmall, heldLarge = held(small, large)
+	for n := range rounds { // what else the process keeps disturbs some, and never all
+		heldSmall, heldLarge = held(small, large, 2+n)
 		// A text that is kept from some length on is in proportion: it is not more than was sent.
 		grew = heldLarge > max(maxBytes*heldSmall, sent)+slack
 		much = heldLarge-heldSmall > most*(sent-few)+slack // without what each has, however small
@@ -148,24 +148,27 @@ func processor() time.Duration {
 }
 
 // held returns how many bytes stay in memory after each of the readings.
-func held(small, large func() any) (a, b int) {
+func held(small, large func() any, collections int) (a, b int) {
 	if small() == nil { // it also fills what belongs to all
 		return 0, 0
 	}
 	large()
-	begun := heap()
+	begun := heap(collections)
 	one := small()
-	between := heap()
+	between := heap(collections)
 	two := large()
-	ended := heap()
+	ended := heap(collections)
 	runtime.KeepAlive(one)
 	runtime.KeepAlive(two)
 	return max(int(between)-int(begun), 0), max(int(ended)-int(between), 0)
 }
 
-func heap() uint64 {
-	runtime.GC()
-	runtime.GC() // what is in pools stays for one more
+// heap returns what is alive. What is in pools stays for two collections, and an entry of package
+// unique until a goroutine of the runtime has removed it, after some.
+func heap(collections int) uint64 {
+	for range collections {
+		runtime.GC()
+	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
