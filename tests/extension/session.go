@@ -163,21 +163,19 @@ func endless(fr *http2.Framer, stream uint32, size int64) error {
 // WriteTrailers ends an answer over HTTP/2 with trailers. For each, net/http looks at all before,
 // which takes seconds for as many as a head has room for. It does not return.
 func WriteTrailers(w http.ResponseWriter, r *http.Request, fields []hpack.HeaderField) {
-	h, id := r.Context().Value(sessionKey{}).(*session), stream(w)
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
 	for _, f := range fields {
 		_ = enc.WriteField(f)
 	}
-	h.faulty(id)
+	inject, end := Below(w, r)
 	flush(w)
-	h.inject(r, id, http2.FrameHeaders, func(fr *http2.Framer) error {
+	inject(true, false, func(fr *http2.Framer, stream uint32) {
 		const size = 16 << 10 // the least that peers take
-		err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndStream: true, EndHeaders: block.Len() <= size, BlockFragment: block.Next(size)})
+		err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, EndStream: true, EndHeaders: block.Len() <= size, BlockFragment: block.Next(size)})
 		for err == nil && block.Len() > 0 {
-			err = fr.WriteContinuation(id, block.Len() <= size, block.Next(size))
+			err = fr.WriteContinuation(stream, block.Len() <= size, block.Next(size))
 		}
-		return err
 	})
-	panic(http.ErrAbortHandler) // else net/http ends the stream again
+	end(true) // else net/http ends the stream again
 }
