@@ -12,16 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
-
-// manyNames returns lines with n names of fields.
-func manyNames(n int) string {
-	var b strings.Builder
-	for i := range n {
-		fmt.Fprintf(&b, "X-%d: 1\r\n", i)
-	}
-	return b.String()
-}
 
 // A head has so many names, and a Connection so many, from clients and from backends; but a user
 // may have more groups.
@@ -31,11 +23,11 @@ func TestManyFields(t *testing.T) {
 		var head string
 		switch r.URL.RawQuery {
 		case "names":
-			head = manyNames(wire.MaxNames + 1)
+			head = proportion.Lines(wire.MaxNames+1, "X-%d", "1")
 		case "most":
-			head = list(maxListed) + manyNames(wire.MaxNames-2)
+			head = list(maxListed) + proportion.Lines(wire.MaxNames-2, "X-%d", "1")
 		case "lists":
-			head = list(maxListed+1) + manyNames(1)
+			head = list(maxListed+1) + proportion.Lines(1, "X-%d", "1")
 		}
 		switch r.URL.Path[len(remoteGV):] {
 		case "/early":
@@ -52,7 +44,7 @@ func TestManyFields(t *testing.T) {
 		target, head string
 		want         int
 	}{
-		{"", list(maxListed) + manyNames(wire.MaxNames-2), 200}, // with Authorization
+		{"", list(maxListed) + proportion.Lines(wire.MaxNames-2, "X-%d", "1"), 200}, // with Authorization
 		{"", list(maxListed + 1), 400}, {"", strings.Repeat("X-Remote-Group: g\r\n", 1500), 200},
 		{"/early?most", "", 200}, {"/early?names", "", 502}, {"/early?lists", "", 502},
 		{"/final?most", "", 200}, {"/final?names", "", 502}, {"/final?lists", "", 502},

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
 
 // Whatever one endpoint does to a request, the other one serves it if it may be retried. No request
@@ -27,7 +28,7 @@ import (
 // no reason to try again.
 func TestRetry(t *testing.T) {
 	noHTTP := raw(t, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n", false)
-	names := raw(t, "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1"+strings.Repeat(" ", 80)+"103\r\n\r\nHTTP/1.1 200 OK\r\n"+namesOf(2100)+"\r\n", false)
+	names := raw(t, "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1"+strings.Repeat(" ", 80)+"103\r\n\r\nHTTP/1.1 200 OK\r\n"+proportion.Lines(2100, "n%d", "")+"\r\n", false)
 	for _, tt := range []struct {
 		name, method string
 		watch        bool
@@ -65,21 +66,12 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// namesOf returns n fields.
-func namesOf(n int) string {
-	var b strings.Builder
-	for i := range n {
-		fmt.Fprintf(&b, "n%d:\r\n", i)
-	}
-	return b.String()
-}
-
 // Only what a head has of fields is counted, each head for itself: neither the lines of bodies, nor
 // the answers before.
 func TestCountedHeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
-		lines := namesOf(9000)
+		lines := proportion.Lines(9000, "n%d", "")
 		s := f.serve(place1, protoH1, func(w http.ResponseWriter, _ *http.Request) {
 			for i := range 900 {
 				w.Header()[fmt.Sprint("n", i)] = []string{""}

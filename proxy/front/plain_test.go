@@ -17,27 +17,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
-
-// lines are n fields. A name with a verb differs in each.
-func lines(n int, name, value string) string {
-	var b strings.Builder
-	for i := range n {
-		if strings.Contains(name, "%") {
-			_, _ = fmt.Fprintf(&b, name+": %s\r\n", i, value)
-		} else {
-			_, _ = fmt.Fprintf(&b, "%s: %s\r\n", name, value)
-		}
-	}
-	return b.String()
-}
 
 // A head gets room for what it becomes before net/http reads on, and gives it back. Without room,
 // or when others wait, it ends.
 func TestHeadsGetRoom(t *testing.T) {
 	const get = "GET / HTTP/1.1\r\nHost: x\r\n"
 	ordinary := get + "Authorization: Bearer " + strings.Repeat("t", 4<<10) + "\r\n"
-	groups := get + lines(3000, "X-Remote-Group", strings.Repeat("g", 200))
+	groups := get + proportion.Lines(3000, "X-Remote-Group", strings.Repeat("g", 200))
 	for _, tt := range []struct {
 		name   string
 		memory int64 // the bound
@@ -52,20 +40,20 @@ func TestHeadsGetRoom(t *testing.T) {
 	}{
 		{name: "an ordinary head, whatever others hold", memory: 1 << 20, others: 1 << 20, say: ordinary + "\r\n", want: 200, least: 3 * 4 << 10},
 		{name: "three thousand groups", memory: 64 << 20, say: groups + "\r\n", want: 200, least: 3 * 3000 * 200},
-		{name: "a thousand names", memory: 64 << 20, say: get + lines(998, "n%d", "v") + "\r\n", want: 200, least: 3 * 998 * 112},
-		{name: "more names", memory: 64 << 20, say: get + lines(1000, "n%d", "v"), want: 431},
-		{name: "the same names in turns", memory: 64 << 20, say: get + strings.Repeat(lines(2, "n%d", "v"), 600), want: 431},
-		{name: "long names that begin alike", memory: 64 << 20, say: get + lines(1000, strings.Repeat("n", 64)+"%d", "v"), want: 431},
-		{name: "a head that came with the request before", memory: 64 << 20, say: get + "\r\n" + get + lines(400, "n%d", "") + "\r\n", want: 200, least: 3 * 400 * 128},
-		{name: "lines of a body are no names", memory: 64 << 20, say: "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3600\r\n\r\n" + lines(600, "%d", ""), want: 200},
-		{name: "too many bytes", memory: 64 << 20, say: get + lines(1, "n", strings.Repeat("v", 2<<20)), want: 431},
+		{name: "a thousand names", memory: 64 << 20, say: get + proportion.Lines(998, "n%d", "v") + "\r\n", want: 200, least: 3 * 998 * 112},
+		{name: "more names", memory: 64 << 20, say: get + proportion.Lines(1000, "n%d", "v"), want: 431},
+		{name: "the same names in turns", memory: 64 << 20, say: get + strings.Repeat(proportion.Lines(2, "n%d", "v"), 600), want: 431},
+		{name: "long names that begin alike", memory: 64 << 20, say: get + proportion.Lines(1000, strings.Repeat("n", 64)+"%d", "v"), want: 431},
+		{name: "a head that came with the request before", memory: 64 << 20, say: get + "\r\n" + get + proportion.Lines(400, "n%d", "") + "\r\n", want: 200, least: 3 * 400 * 128},
+		{name: "lines of a body are no names", memory: 64 << 20, say: "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3600\r\n\r\n" + proportion.Lines(600, "%d", ""), want: 200},
+		{name: "too many bytes", memory: 64 << 20, say: get + proportion.Lines(1, "n", strings.Repeat("v", 2<<20)), want: 431},
 		{name: "room comes", memory: 64 << 20, others: 63 << 20, free: 5 * time.Second, say: groups + "\r\n", want: 200, after: 5 * time.Second},
 		{name: "no room comes", memory: 64 << 20, others: 63 << 20, say: groups, want: 429, after: 28500 * time.Millisecond},
 		{name: "nor to a whole one", memory: 20 << 20, say: groups + "\r\n", want: 429},
-		{name: "a slow one while many wait", memory: 64 << 20, crowd: 100, say: get + lines(1, "n", strings.Repeat("v", 40<<10)) + "x", want: 408, after: 2500 * time.Millisecond},
+		{name: "a slow one while many wait", memory: 64 << 20, crowd: 100, say: get + proportion.Lines(1, "n", strings.Repeat("v", 40<<10)) + "x", want: 408, after: 2500 * time.Millisecond},
 		{name: "a target without end while many wait", memory: 64 << 20, crowd: 100, say: "GET /" + strings.Repeat("a", 40<<10), drip: lookEvery, want: 408, after: 3300 * time.Millisecond},
 		{name: "a small slow one while many wait", memory: 64 << 20, crowd: 100, say: get, want: 0, after: readHeaderTimeout},
-		{name: "a slow one when too much is held", memory: 64 << 20, others: 65 << 20, say: get + lines(1, "n", strings.Repeat("v", 40<<10)) + "x", want: 429},
+		{name: "a slow one when too much is held", memory: 64 << 20, others: 65 << 20, say: get + proportion.Lines(1, "n", strings.Repeat("v", 40<<10)) + "x", want: 429},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

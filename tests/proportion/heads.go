@@ -25,6 +25,19 @@ func (h *Head) Size() int {
 	return n
 }
 
+// Lines are n fields over HTTP/1.1. A name with a verb differs in each.
+func Lines(n int, name, value string) string {
+	var b strings.Builder
+	for i := range n {
+		if strings.Contains(name, "%") {
+			_, _ = fmt.Fprintf(&b, name+": %s\r\n", i, value)
+		} else {
+			_, _ = fmt.Fprintf(&b, "%s: %s\r\n", name, value)
+		}
+	}
+	return b.String()
+}
+
 // Small, smallTarget and smallQuery are sizes of the smaller head of TestInProportion. One of four
 // times as much is still read, and not refused for its size or its number of fields. Targets stay
 // above what is cached of one, decoded; selectors below what is ignored.
