@@ -48,11 +48,12 @@ type heads struct {
 }
 
 // take takes n bytes for a connection. Idle ones make room, as servers may let them (RFC 9112
-// §9.5): those of from, which may be a load balancer, and only if all is taken, others.
+// §9.5): those of from, which may be a load balancer, and only if all is taken and from has not had
+// its share, others.
 func (h *heads) take(from bound.Source, n int64) (place bound.Place, ok bool) {
 	for {
 		limit := h.memory.Limit()
-		if place, ok = h.conns.Take(from, n, limit); ok || !h.evict(from, h.conns.Held()+n > limit) {
+		if place, ok = h.conns.Take(from, n, limit); ok || !h.evict(from, h.conns.Shares(from, n, limit)) {
 			return place, ok
 		}
 	}
@@ -74,7 +75,7 @@ func (h *heads) leave(c *plain) {
 	delete(h.all, c)
 }
 
-// evict closes an idle connection of from, or, if all is taken, of others. It reports false if it
+// evict closes an idle connection of from, or, if all is true, of others. It reports false if it
 // finds none.
 func (h *heads) evict(from bound.Source, all bool) bool {
 	h.mu.Lock()
@@ -270,15 +271,15 @@ func (c *plain) refuse(status int) error {
 	return os.ErrDeadlineExceeded
 }
 
-// weightOf is the weight of a whole head. A part that came with the request before is in it, too.
-func weightOf(r *http.Request) int64 {
+// textHead counts a whole head. A part that came with the request before is in it, too.
+func textHead(r *http.Request) wire.TextHead {
 	h := wire.TextHead{Bytes: len(r.RequestURI), Names: len(r.Header)}
 	for name, values := range r.Header {
 		for _, v := range values {
 			h.Lines, h.Bytes = h.Lines+1, h.Bytes+len(name)+len(v)
 		}
 	}
-	return h.Weight()
+	return h
 }
 
 type plainKey struct{}
@@ -292,9 +293,15 @@ func countWhole(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
+		head := textHead(r)
+		if head.Names > wire.MaxNames {
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)
+			return
+		}
 		place, ok := c.all.take(c.from, perRequest)
 		defer place.Leave()
-		if !ok || !c.hold(copies*weightOf(r)) {
+		if !ok || !c.hold(copies*head.Weight()) {
 			c.all.memory.Refuse(hold.Head)
 			w.Header().Set("Retry-After", "1")
 			w.Header().Set("Connection", "close")

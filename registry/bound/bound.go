@@ -59,10 +59,8 @@ func (p *Places) count(s Source, n, most, held int64) bool {
 	keys := s.shares()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range keys {
-		if k := &keys[i]; k.parts > 0 && !lends && p.by[k.key]+n > k.of(most) {
-			return false
-		}
+	if !lends && !p.sharesLocked(&keys, n, most) {
+		return false
 	}
 	if p.by == nil {
 		p.by = make(map[Source]int64)
@@ -70,6 +68,23 @@ func (p *Places) count(s Source, n, most, held int64) bool {
 	for i := range keys {
 		if keys[i].parts > 0 {
 			p.by[keys[i].key] += n
+		}
+	}
+	return true
+}
+
+// Shares reports whether the share of s has room for n more places of most, whoever holds the rest.
+func (p *Places) Shares(s Source, n, most int64) bool {
+	keys := s.shares()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sharesLocked(&keys, n, most)
+}
+
+func (p *Places) sharesLocked(keys *[2]share, n, most int64) bool {
+	for i := range keys {
+		if k := &keys[i]; k.parts > 0 && p.by[k.key]+n > k.of(most) {
+			return false
 		}
 	}
 	return true

@@ -25,6 +25,9 @@ func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 		if c.idle(id) {
 			return &connError{http2.ErrCodeProtocol, "HEADERS on a stream we did not open"}
 		}
+		if c.blockES {
+			c.endsLate(id, false)
+		}
 		return nil
 	}
 	if s.waited != 0 {

@@ -3,6 +3,7 @@ package engine
 import (
 	"encoding/binary"
 	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -102,6 +103,12 @@ func (e *Engine) isExiled(owner string) bool {
 	return e.now < e.exiled && e.debts[owner] > e.now+exileAfter
 }
 
+// lateReset is the reset of a stream, which waits.
+type lateReset struct {
+	id   uint32
+	sent bool // the request, whole: the stream ends with the answer
+}
+
 // delays charges the reset of a stream to its owner, and reports whether it waits: others' streams
 // are there, and this owner cancels hundreds at once. Until then the server has the stream, and may
 // send what its window allows.
@@ -111,16 +118,26 @@ func (e *Engine) delays(c *Conn, s *stream) bool {
 	}
 	wait := c.pool.owner == "" && len(c.late) < maxLate && e.isExiled(s.plan.Owner)
 	if wait {
-		c.late = append(c.late, s.id[down])
+		c.late = append(c.late, lateReset{s.id[down], s.half[up].sentEnd})
 	}
 	return wait
+}
+
+// endsLate drops the reset that waits for a stream, which the server ends: by a reset of its own, or
+// by the end of its answer.
+func (c *Conn) endsLate(id uint32, reset bool) {
+	before := len(c.late)
+	c.late = slices.DeleteFunc(c.late, func(l lateReset) bool { return l.id == id && (reset || l.sent) })
+	if len(c.late) < before {
+		c.pool.serve()
+	}
 }
 
 // resetLate sends the next reset that waits.
 func (c *Conn) resetLate() {
 	if len(c.late) > 0 && c.e.now-c.lateAt >= lateEvery {
 		c.lateAt = c.e.now
-		c.writeReset(c.late[0], http2.ErrCodeCancel)
+		c.writeReset(c.late[0].id, http2.ErrCodeCancel)
 		c.late = c.late[1:]
 		c.pool.serve()
 	}

@@ -69,7 +69,7 @@ type Conn struct {
 	shared       int // what Source counts of heads and block
 	budget       budget.Budget
 	owed         int      // of a backend: bytes that may still come on streams that we have reset
-	late         []uint32 // of a backend: streams whose resets wait, see delays
+	late         []lateReset // of a backend, see delays
 	lateAt       time.Duration
 	streams      map[uint32]*stream
 	maxID        uint32   // the highest stream id received from a client or sent to a backend

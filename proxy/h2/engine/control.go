@@ -255,6 +255,7 @@ func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	}
 	s := c.streams[h.StreamID]
 	if s == nil {
+		c.endsLate(h.StreamID, true)
 		return nil
 	}
 	code := http2.ErrCode(binary.BigEndian.Uint32(p))

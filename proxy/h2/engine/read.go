@@ -196,6 +196,9 @@ func (e *Engine) dataOnNothing(c *Conn, h wire.FrameHeader) *connError {
 	if c.idle(h.StreamID) {
 		return &connError{http2.ErrCodeProtocol, "DATA on an idle stream"} // §5.1
 	}
+	if c.side == down && h.Has(http2.FlagDataEndStream) {
+		c.endsLate(h.StreamID, false)
+	}
 	if c.side == down || c.wasReset(h.StreamID) || c.ignores(h.StreamID) {
 		return nil
 	}
