@@ -150,6 +150,8 @@ func (e *endpoint) forget(p *plain) {
 type pooled struct {
 	*Conn
 	paused bool          // the server may pause while it reads a body
+	begun  bool          // a part of the request was sent
+	broken atomic.Bool   // the rest was not, see Write
 	used   atomic.Bool   // the next bytes begin an answer
 	head   wire.TextHead // of the answer, for the reader
 	inHead bool
@@ -167,6 +169,7 @@ const quickBody = 32 << 10
 // long-running. Requests do not overlap.
 func (c *pooled) use(n int64, long bool) {
 	c.used.Store(true)
+	c.begun = false
 	if c.long.Store(long); long {
 		_ = c.SetReadDeadline(time.Now().Add(hungTime)) // net/http reads already
 	}
@@ -178,6 +181,19 @@ func (c *pooled) use(n int64, long bool) {
 		}
 		limitUnacked(c.NetConn(), limit)
 	}
+}
+
+// Write takes the rest of a request for sent when the server has closed the connection: it may have
+// answered, with 413 or 431, before it read all. net/http would close the connection at the error,
+// before it reads the answer. Then Read fails.
+func (c *pooled) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err == nil || !c.begun && n == 0 || c.isClosed() {
+		c.begun = true
+		return n, err //nolint:wrapcheck // from the wrapped connection
+	}
+	c.broken.Store(true)
+	return len(p), nil
 }
 
 func (c *pooled) Read(p []byte) (n int, err error) {
@@ -192,6 +208,9 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 				return 0, net.ErrClosed
 			}
 		}
+	}
+	if err == io.EOF && c.broken.Load() { //nolint:errorlint // crypto/tls does not wrap it
+		err = io.ErrUnexpectedEOF // not the end of a body without a length
 	}
 	announced := err == io.EOF && c.last.Load() //nolint:errorlint // crypto/tls does not wrap it
 	if err != nil && !announced && !c.isClosed() && !errors.Is(err, context.Canceled) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -103,4 +104,48 @@ func TestPausedReader(t *testing.T) {
 		check.Same(t, tt.want, option(t, conn, unix.TCP_USER_TIMEOUT), "body of %d bytes, length unknown: %v: ms", tt.size, tt.unknown)
 	}
 	check.Same(t, 1, dials, "connections")
+}
+
+// A server that answers before it has read the request, and closes, is heard: it may say 414, 431 or
+// 413.
+func TestAnswerBeforeTheRequest(t *testing.T) {
+	const rounds = 20
+	text := strings.Repeat("a", 8<<10)
+	for _, tt := range []struct {
+		name, head string
+		long, body int // bytes of a field and of the body
+		broken     bool
+	}{
+		{name: "a long head", head: "HTTP/1.1 431 No\r\nContent-Length: 8192\r\n\r\n", long: 900 << 10},
+		{name: "a long body", head: "HTTP/1.1 413 No\r\nContent-Length: 8192\r\n\r\n", body: 4 << 20},
+		{name: "without a word", long: 900 << 10, broken: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t, func(c *Config) { c.Dial = new(net.Dialer).DialContext })
+			l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{f.pair}}))(t)
+			defer l.Close()
+			accepted := 0
+			go func() { // ends with the listener
+				for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+					accepted++
+					_, _ = io.ReadAtLeast(c, make([]byte, 16<<10), 8<<10)
+					if tt.head != "" {
+						_, _ = io.WriteString(c, tt.head+text)
+					}
+					_ = c.(*tls.Conn).NetConn().Close() // a reset, because bytes are unread
+				}
+			}()
+			e := f.set(healthy(l.Addr().String()))
+			for n := range rounds {
+				r := newRequest(t, http.MethodPost, strings.Repeat("b", tt.body))
+				r.Header.Set("X-Long", strings.Repeat("h", tt.long))
+				res, err := f.RoundTrip(e, r, false)
+				status, got, err := read(res, err)
+				if broken := err != nil; broken != tt.broken || !broken && (got != text || !strings.Contains(tt.head, strconv.Itoa(status))) {
+					t.Fatalf("round %d: got %d, %d bytes, %v", n, status, len(got), err)
+				}
+			}
+			check.Same(t, rounds, accepted, "connections")
+		})
+	}
 }
