@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -141,7 +142,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		l.open.Add(-1)
 		<-l.places
 	})
-	return &placed{conn, leave}, nil
+	return &placed{Conn: conn, leave: leave}, nil
 }
 
 // wait takes a place when there is one.
@@ -177,12 +178,45 @@ func (l *Listener) Close() error {
 // placed is a connection that holds a place.
 type placed struct {
 	net.Conn
-	leave func()
+	leave  func()
+	closed atomic.Bool
 }
 
+// Read reads nothing after Close.
+func (p *placed) Read(b []byte) (int, error) {
+	n, err := p.Conn.Read(b)
+	if p.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	return n, err //nolint:wrapcheck // from the wrapped connection
+}
+
+const (
+	// rest is how long a client may go on sending after Close, as at net/http (rstAvoidanceDelay).
+	rest = 500 * time.Millisecond
+	// mostRest is how much.
+	mostRest = 1 << 20
+)
+
+// Close lets the client send the rest of what it sends: for unread input, or input after the end,
+// the kernel resets the connection (RFC 1122 §4.2.2.13), and what the client has not read yet of an
+// answer, such as 431, is lost.
 func (p *placed) Close() error {
-	defer p.leave()
-	return p.Conn.Close() //nolint:wrapcheck // from the wrapped connection
+	if p.closed.Swap(true) {
+		return net.ErrClosed
+	}
+	tcp, ok := p.Conn.(*net.TCPConn)
+	if !ok || tcp.CloseWrite() != nil {
+		defer p.leave()
+		return p.Conn.Close() //nolint:wrapcheck // from the wrapped connection
+	}
+	_ = tcp.SetReadDeadline(time.Now().Add(rest))
+	go func() { // ends with rest
+		defer p.leave()
+		_, _ = io.CopyN(io.Discard, tcp, mostRest)
+		_ = tcp.Close()
+	}()
+	return nil
 }
 
 // Wraps lets the engine use the socket directly: the bytes are unchanged, and Close gives the place

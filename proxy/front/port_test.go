@@ -1,6 +1,7 @@
 package front
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -144,6 +145,27 @@ func TestMaxConnections(t *testing.T) {
 			}
 			return c.open.Load() == 0
 		})
+	}
+}
+
+// A client that reads slowly gets the whole of an answer after which its connection ends, whatever
+// it has sent behind its request.
+func TestRequestBehindTheLast(t *testing.T) {
+	answer := strings.Repeat("a", 300<<10)
+	s := serve(t, 100, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, answer)
+	}))
+	raw := must.Get(net.Dial("tcp", s.listener.Addr().String()))(t)
+	must.Do(t, raw.(*net.TCPConn).SetReadBuffer(32<<10))
+	client := tls.Client(raw, s.client)
+	defer client.Close()
+	must.Get(io.WriteString(client, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nPUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n"+strings.Repeat("b", 9000)))(t)
+	must.Soon(t, 10*time.Second, "the connection is closed", func() bool { return s.listener.open.Load() == 0 })
+	res := must.Get(http.ReadResponse(bufio.NewReader(client), nil))(t)
+	body, err := io.ReadAll(res.Body)
+	if err != nil || string(body) != answer || !res.Close {
+		t.Errorf("read %d bytes, %v; the connection ends: %v", len(body), err, res.Close)
 	}
 }
 
