@@ -106,7 +106,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		},
 	})
 	must.Do(t, err)
-	local.Report(w.local.Listener.Addr().String(), registry.Healthy, "")
+	local.Report(registry.Report{Address: w.local.Listener.Addr().String(), Health: registry.Healthy})
 	cfg := c.Config
 	cfg.CredentialRejected, cfg.Table, cfg.Backends, cfg.Local = func() { w.rejections.Add(1) }, w.table, pools, local
 	cfg.Authn, cfg.Authz = w.authenticator(t, c), newTestAuthorizer(t, c)

@@ -203,7 +203,7 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	servers := fixed{{Name: localName, Backend: &registry.Backend{}, Endpoints: k.pools.Servers()}}
 	k.prober, err = health.New(health.Config{
 		Table: func() health.Table { return servers }, Report: func(r registry.Report) {
-			k.pools.Report(r.Address, r.Health, r.Message)
+			k.pools.Report(r)
 			latest.Wake(k.news)
 		},
 		TLS: func(string, *registry.Backend) (*tls.Config, error) { return k.tls(true) }, Dial: rules.Dial, Authorization: credential,

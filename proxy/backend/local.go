@@ -222,19 +222,24 @@ func (l *Local) Run(ctx context.Context) error {
 	}
 }
 
-// Report sets the health of a server after a probe. After a Signal it is called even if the health
-// is unchanged.
-func (l *Local) Report(address string, health registry.Health, message string) {
+// Report sets the health of the server at r's Address after a probe. After a Signal it is called
+// even if the health is unchanged.
+func (l *Local) Report(r registry.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range l.health {
-		if e := &l.health[i]; e.Address == address && e.Health != health {
-			e.Health, e.Message, e.Since = health, message, time.Now()
-			l.shared.log.Info("local apiserver changed", "endpoint", address, "healthy", health == registry.Healthy, "message", message)
+		e := &l.health[i]
+		if e.Address != r.Address {
+			continue
+		}
+		e.Hung = r.Hung
+		if e.Health != r.Health {
+			e.Health, e.Message, e.Since = r.Health, r.Message, time.Now()
+			l.shared.log.Info("local apiserver changed", "endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
 		}
 	}
 	l.publishLocked()
-	l.each(address, func(e *endpoint) { e.suspicion.trust() })
+	l.each(r.Address, func(e *endpoint) { e.suspicion.trust() })
 }
 
 // each calls f for a server's endpoint in each pool.

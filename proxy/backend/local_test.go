@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"testing"
@@ -92,7 +93,7 @@ func TestLocalPools(t *testing.T) {
 				return inner(certificate)
 			}
 		}, well, old)
-		l.Report(well, registry.Healthy, "")
+		l.Report(registry.Report{Address: well, Health: registry.Healthy})
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
 			c := must.Get(dialWatched(t.Context(), l.Upstream(p), well))(t)
 			check.Same(t, true, l.Upstream(p).HTTP2(), "HTTP/2 of pool %d", p)
@@ -192,7 +193,7 @@ func TestLocalReport(t *testing.T) {
 		{other, registry.Unhealthy, "connection refused", []string{one, other}, false}, // never none
 		{one, registry.Healthy, "", []string{one}, true},
 	} {
-		l.Report(step.address, step.health, step.message)
+		l.Report(registry.Report{Address: step.address, Health: step.health, Message: step.message})
 		var preferred []string
 		for _, e := range l.Upstream(PoolProven).view.Load().preferred {
 			preferred = append(preferred, e.address)
@@ -272,11 +273,30 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		}
 		ask(100)
 		check.Same(t, 0, s.hits.Load(), "requests of a server that may not be ready")
-		l.Report(restarted, registry.Healthy, "")
-		l.Report(other, registry.Healthy, "")
+		l.Report(registry.Report{Address: restarted, Health: registry.Healthy})
+		l.Report(registry.Report{Address: other, Health: registry.Healthy})
 		ask(20)
 		if s.hits.Load() == 0 {
 			t.Error("the server gets no requests after it is ready")
 		}
+	})
+}
+
+// A watch over HTTP/1.1, with a token that was not accepted before, ends when its server is hung.
+func TestHungLocalApiserver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(t)
+		n.serve(place1, protoH1, func(w http.ResponseWriter, r *http.Request) {
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		})
+		l := newLocal(t, n, nil, place1)
+		res := must.Get(l.Upstream(PoolUnproven).RoundTrip(newRequest(t, http.MethodGet, ""), true, nil))(t)
+		begun := time.Now()
+		l.Report(registry.Report{Address: place1, Health: registry.Unhealthy, Hung: true})
+		if _, err := io.ReadAll(res.Body); !errors.Is(err, net.ErrClosed) || time.Since(begun) != hungTime {
+			t.Errorf("ended after %v with %v", time.Since(begun), err)
+		}
+		must.Do(t, res.Body.Close())
 	})
 }

@@ -37,7 +37,7 @@ func newCrowd(t *testing.T, n int, change func(*LocalConfig)) *crowd {
 
 func (c *crowd) report(h registry.Health, addresses ...string) {
 	for _, a := range addresses {
-		c.l.Report(a, h, "")
+		c.l.Report(registry.Report{Address: a, Health: h})
 	}
 }
 
