@@ -172,6 +172,8 @@ func TestConnectionsGetRoom(t *testing.T) {
 		}
 		synctest.Wait()
 		others := func() (n int) {
+			p.heads.mu.Lock()
+			defer p.heads.mu.Unlock()
 			for c := range p.heads.all {
 				if c.from.Address != "192.0.2.99" {
 					n++
