@@ -34,11 +34,11 @@ func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 		return e.trailers(c, s)
 	}
 	if e.fields.Size() > e.headLimit(down) {
-		return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "response head too large")
+		return s.violation(down, http2.ErrCodeEnhanceYourCalm, "response head too large")
 	}
 	r, err := e.fields.Response()
 	if err != nil {
-		return e.violation(s, down, http2.ErrCodeProtocol, err.Error())
+		return s.violation(down, http2.ErrCodeProtocol, err.Error())
 	}
 	if r.Status < 200 {
 		return e.interim(c, s, r)
@@ -50,13 +50,13 @@ func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	s.interims++
 	if c.blockES || r.Status == http.StatusSwitchingProtocols || s.interims > maxInterims { // §8.1, §8.6
-		return e.violation(s, down, http2.ErrCodeProtocol, "interim response not allowed")
+		return s.violation(down, http2.ErrCodeProtocol, "interim response not allowed")
 	}
 	// An interim response has no content, and declares no length (RFC 9110 §8.6).
 	fields := slices.DeleteFunc(s.keep(r.Fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
 	if g := s.guest; g != nil {
 		if g.hinted += e.fields.Size(); g.hinted > e.headLimit(down) { // its caller may not read them
-			return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "interim responses too large")
+			return s.violation(down, http2.ErrCodeEnhanceYourCalm, "interim responses too large")
 		}
 		r.Fields = slices.Clone(fields)
 		g.interims = append(g.interims, r)
@@ -87,15 +87,15 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	d := &s.half[down]
 	s.noBody = s.headOnly || r.Status == http.StatusNoContent || r.Status == http.StatusNotModified
 	if c.blockES && r.ContentLength > 0 && !s.noBody {
-		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
+		return s.violation(down, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	switch h, ok := e.accepts(s, r.Status, slices.ContainsFunc(r.Fields, leads)); {
+	switch h, ok := s.accepts(r.Status, slices.ContainsFunc(r.Fields, leads)); {
 	case !ok:
 		return nil
 	case h != nil:
 		s.blame(ReasonRejected, fmt.Errorf("response %d rejected", r.Status))
-		e.reset(s, down, http2.ErrCodeCancel)
-		e.serveInstead(s, h)
+		s.reset(down, http2.ErrCodeCancel)
+		s.serveInstead(h)
 		return nil
 	}
 	s.waited = e.now
@@ -104,16 +104,16 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	}
 	s.status = int16(r.Status)
 	d.declared, d.end, d.head, d.sentEnd = r.ContentLength, c.blockES, true, c.blockES
-	e.freeSending(s)
+	s.freeSending()
 	s.half[up].q.forget(e)
 	e.weigh(s)
 	if r.Fields = s.keep(r.Fields); s.guest != nil {
-		e.headGuest(s, r)
+		s.headGuest(r)
 	} else {
 		s.leg[up].finalHead(s, c.blockES, e.fields.Pseudo(), r.Fields)
 	}
 	if c.blockES {
-		e.review(s)
+		s.review()
 	}
 	return nil
 }
@@ -142,35 +142,35 @@ func (s *stream) bodyFollows() bool {
 const maxDelayed = 4 << 10
 
 // backendReset handles RST_STREAM from a backend.
-func (e *Engine) backendReset(s *stream, code http2.ErrCode) {
+func (s *stream) backendReset(code http2.ErrCode) {
 	c := s.leg[down]
-	e.unlinkLeg(s, down)
+	s.unlinkLeg(down)
 	err := fmt.Errorf("backend reset the stream: %v", code)
 	switch {
 	case s.half[down].end: // the response is complete, and the backend does not read the rest of the upload (§8.1)
 		if !s.half[up].sentEnd {
-			e.discardUpload(s)
+			s.discardUpload()
 		}
-		e.review(s)
+		s.review()
 	case code == http2.ErrCodeRefusedStream: // §8.7: not processed
 		c.budget.Earn(2*budget.Frame - budget.Opened) // what it has earned; each further try earns it anew
 		// A request that exceeded the limit in SETTINGS that came after it was sent is no failure
 		// and does not count as a try: it waits for room as if it were new.
 		to := s.sending
 		if to != nil && to.slot > int(min(c.peerStreams, topStreamID)) && !s.half[up].q.lost && !s.half[down].head {
-			e.resend(s)
+			s.resend()
 			return
 		}
-		e.failed(s, failure{reason: ReasonRefused, err: err, unprocessed: true})
+		s.failed(failure{reason: ReasonRefused, err: err, unprocessed: true})
 	default:
 		if to := s.sending; code == http2.ErrCodeEnhanceYourCalm && to != nil && !s.half[down].head && len(c.streams) > 0 {
 			// Node does so while what others do not read fills a connection's memory, 10 MB, and
 			// ends it after a hundred.
 			c.drained, to.alone = true, true
-			e.charge(s.plan.Owner, resetCost)
+			s.e.charge(s.plan.Owner, resetCost)
 			c.pool.grow()
 		}
-		e.failed(s, failure{reason: ReasonReset, err: err, code: code})
+		s.failed(failure{reason: ReasonReset, err: err, code: code})
 	}
 }
 
@@ -178,9 +178,9 @@ func (e *Engine) backendReset(s *stream, code http2.ErrCode) {
 func (e *Engine) backendGone(c *Conn, s *stream, err error) {
 	if s.half[down].end {
 		if !s.half[up].sentEnd {
-			e.discardUpload(s)
+			s.discardUpload()
 		}
-		e.review(s)
+		s.review()
 		return
 	}
 	// After a panic nothing is retried: the request could be what caused the panic.
@@ -191,7 +191,7 @@ func (e *Engine) backendGone(c *Conn, s *stream, err error) {
 	case err == nil:
 		err = errors.New("connection closed")
 	}
-	e.failed(s, e.blame(c, s, failure{reason: ReasonLost, err: err, unacked: !c.settingsAcked, final: panicked}))
+	s.failed(e.blame(c, s, failure{reason: ReasonLost, err: err, unacked: !c.settingsAcked, final: panicked}))
 }
 
 // goAwayFrame handles GOAWAY (§6.8).
@@ -243,8 +243,8 @@ func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
 		if s := c.streams[id]; s != nil && id > last {
-			e.unlinkLeg(s, down)
-			e.failed(s, e.blame(c, s, failure{reason: ReasonRefused, err: err, unprocessed: true}))
+			s.unlinkLeg(down)
+			s.failed(e.blame(c, s, failure{reason: ReasonRefused, err: err, unprocessed: true}))
 		}
 	}
 	return nil
@@ -263,46 +263,46 @@ type failure struct {
 }
 
 // failed retries on another connection, or answers the client. The backend's leg has ended already.
-func (e *Engine) failed(s *stream, f failure) {
-	defer e.rescueStream(s)
+func (s *stream) failed(f failure) {
+	defer s.e.rescueStream(s)
 	if s.half[down].head {
 		code := http2.ErrCodeInternal // ReverseProxy ends a broken body in the same way
 		if f.code == http2.ErrCodeCancel || f.code == http2.ErrCodeEnhanceYourCalm {
 			code = f.code // it does not blame the client
 		}
-		e.abort(s, f.reason, f.err, code)
+		s.abort(f.reason, f.err, code)
 		return
 	}
 	if f.unprocessed {
 		s.sent = 0 // as if it had not been sent
 	}
-	if e.mayRetry(s, f) {
-		e.retry(s, f.reason)
+	if s.mayRetry(f) {
+		s.e.retry(s, f.reason)
 		return
 	}
-	if f.reason == ReasonDial && e.refuses(s) {
-		e.abort(s, f.reason, f.err, http2.ErrCodeRefusedStream)
+	if f.reason == ReasonDial && s.refuses() {
+		s.abort(f.reason, f.err, http2.ErrCodeRefusedStream)
 		return
 	}
-	if e.mayAwaitDial(s, f) {
-		e.awaitDial.push(&s.wait)
+	if s.mayAwaitDial(f) {
+		s.e.awaitDial.push(&s.wait)
 		return
 	}
 	s.blame(f.reason, f.err)
-	e.answerFailure(s)
+	s.answerFailure()
 }
 
 // mayAwaitDial reports whether the request waits for a backend that restarts: no endpoint can be
 // dialled, so nothing was sent, or only what may be sent again.
-func (e *Engine) mayAwaitDial(s *stream, f failure) bool {
+func (s *stream) mayAwaitDial(f failure) bool {
 	to := s.sending
 	if f.reason != ReasonDial || to == nil || to.wait <= 0 || s.half[up].q.lost {
 		return false
 	}
 	if to.dialUntil == 0 {
-		to.dialUntil = e.now + to.wait
+		to.dialUntil = s.e.now + to.wait
 	}
-	return e.now < to.dialUntil
+	return s.e.now < to.dialUntil
 }
 
 // retryDials lets every waiting request choose among all endpoints: another may have come back.
@@ -310,14 +310,14 @@ func (e *Engine) retryDials() {
 	for n := e.awaitDial.n; n > 0; n-- { // streams that are appended now wait for the next time
 		if s := e.awaitDial.pop(); s != nil {
 			s.sending.tried = s.sending.tried[:0]
-			e.resend(s)
+			s.resend()
 		}
 	}
 }
 
 // mayRetry follows design §4: a request that no backend has processed may be retried whatever its
 // method, other requests only if the plan allows it; and only if the whole body is still here.
-func (e *Engine) mayRetry(s *stream, f failure) bool {
+func (s *stream) mayRetry(f failure) bool {
 	to := s.sending
 	if f.final || to == nil || s.half[up].q.lost || s.tries >= to.retries {
 		return false
@@ -345,55 +345,55 @@ func (e *Engine) retry(s *stream, after Reason) {
 	if after != ReasonReset || !s.plan.Forward.Stays {
 		s.sending.tried = append(s.sending.tried, s.ep)
 	}
-	e.resend(s)
+	s.resend()
 }
 
 // resend chooses an endpoint for the whole request.
-func (e *Engine) resend(s *stream) {
+func (s *stream) resend() {
 	u := &s.half[up]
 	u.credit -= int32(u.q.kept) // it was given when the bytes were sent the first time
 	u.q.rewind()
 	u.head, u.sentEnd, u.sent = false, false, 0
-	e.place(s)
+	s.e.place(s)
 }
 
 // answerFailure answers a request that could not be forwarded.
-func (e *Engine) answerFailure(s *stream) {
-	e.leaveWait(s)
+func (s *stream) answerFailure() {
+	s.e.leaveWait(s)
 	if s.plan.Fail != nil {
-		if h := s.plan.Fail(e.outcome(s)); h != nil {
-			e.serveInstead(s, h)
+		if h := s.plan.Fail(s.outcome()); h != nil {
+			s.serveInstead(h)
 			return
 		}
 	}
 	if s.guest != nil {
-		e.dismiss(s, nil)
+		s.dismiss(nil)
 		return
 	}
-	e.discardUpload(s)
+	s.discardUpload()
 	switch s.reason {
 	case ReasonDeadline:
-		e.answer(s, http.StatusGatewayTimeout)
+		s.e.answer(s, http.StatusGatewayTimeout)
 	case ReasonTooLarge:
-		e.answer(s, http.StatusRequestHeaderFieldsTooLarge)
+		s.e.answer(s, http.StatusRequestHeaderFieldsTooLarge)
 	case ReasonReset, ReasonBadResponse, ReasonBlamed:
-		e.answer(s, http.StatusBadGateway)
+		s.e.answer(s, http.StatusBadGateway)
 	default:
-		e.answer(s, http.StatusServiceUnavailable)
+		s.e.answer(s, http.StatusServiceUnavailable)
 	}
 }
 
 // serveInstead lets a handler answer instead of the backend, without the request's body.
-func (e *Engine) serveInstead(s *stream, h http.Handler) {
+func (s *stream) serveInstead(h http.Handler) {
 	if s.guest != nil {
-		e.dismiss(s, h)
+		s.dismiss(h)
 		return
 	}
 	head := wire.Head{ContentLength: 0, EndStream: true}
 	if s.sending != nil { // else it was not to be forwarded
 		head.Restore(s.sending.fields)
 	}
-	e.freeSending(s)
-	e.discardUpload(s)
-	e.serveLocal(s, &head, h)
+	s.freeSending()
+	s.discardUpload()
+	s.serveLocal(&head, h)
 }

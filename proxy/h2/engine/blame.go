@@ -77,8 +77,8 @@ func (e *Engine) tells(c *Conn, p []byte) {
 	}
 	for _, id := range c.ids(func(s *stream) bool { return e.blames(c, s) }) {
 		if s := c.streams[id]; s != nil {
-			e.unlinkLeg(s, down)
-			e.failed(s, e.blame(c, s, failure{}))
+			s.unlinkLeg(down)
+			s.failed(e.blame(c, s, failure{}))
 		}
 	}
 }

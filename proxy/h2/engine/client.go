@@ -100,7 +100,7 @@ func (e *Engine) decide(c *Conn, s *stream, h *wire.Head) {
 	}
 	plan, ok := e.Decide(c, h, t.resume)
 	if ok {
-		e.apply(s, h, plan)
+		s.apply(h, plan)
 		return
 	}
 	s.parked = true
@@ -125,43 +125,43 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 	t.s, s.ticket, s.parked = nil, nil, false // the ticket is used up: resume may be called twice
 	s.countHead(int(s.head) / 2)
 	if p.Forward != nil {
-		e.keepTrailers(s, up, nil)
+		s.keepTrailers(up, nil)
 	}
 	h := t.head
 	t.head = nil
-	e.apply(s, h, p)
+	s.apply(h, p)
 }
 
 // apply executes the plan.
-func (e *Engine) apply(s *stream, h *wire.Head, p Plan) {
+func (s *stream) apply(h *wire.Head, p Plan) {
 	s.plan, s.decided = p.keep(), true
 	if p.GoAway {
-		e.drainConn(s.leg[up])
+		s.e.drainConn(s.leg[up])
 	}
 	if p.Unwelcome {
-		e.unwelcome(s.leg[up])
+		s.e.unwelcome(s.leg[up])
 	}
 	if p.Deadline > 0 {
-		e.arm(s, s.started+p.Deadline)
+		s.e.arm(s, s.started+p.Deadline)
 	}
 	switch {
 	case p.Forward != nil:
 	case p.Answer != nil:
-		e.respond(s, p.Answer, p.Set)
+		s.respond(p.Answer, p.Set)
 		return
 	default:
-		e.serveLocal(s, h, p.Serve)
+		s.serveLocal(h, p.Serve)
 		return
 	}
-	e.buildRequest(s, h, &p)
+	s.buildRequest(h, &p)
 	s.sending.measure()
 	s.half[up].q.keep = !h.EndStream // also without retries: one too many is sent again
-	e.place(s)
+	s.e.place(s)
 }
 
 // buildRequest makes the head to forward.
-func (e *Engine) buildRequest(s *stream, h *wire.Head, p *Plan) {
-	s.sending = e.newSending(p)
+func (s *stream) buildRequest(h *wire.Head, p *Plan) {
+	s.sending = s.e.newSending(p)
 	req := s.sending.fields
 	const pseudo = 4
 	if n := pseudo + len(h.Fields) + len(p.Set); cap(req) < n {
@@ -195,13 +195,13 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	f := &s.half[d]
 	switch {
 	case f.end:
-		return e.violation(s, d, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
+		return s.violation(d, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
 	case !c.blockES: // §8.1
-		return e.violation(s, d, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
+		return s.violation(d, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
 	case e.fields.Size() > e.headLimit(down):
-		return e.violation(s, d, http2.ErrCodeEnhanceYourCalm, "trailers too large")
+		return s.violation(d, http2.ErrCodeEnhanceYourCalm, "trailers too large")
 	case f.declared >= 0 && f.got != f.declared && (d == up || !s.noBody):
-		return e.violation(s, d, http2.ErrCodeProtocol, "content-length does not match")
+		return s.violation(d, http2.ErrCodeProtocol, "content-length does not match")
 	}
 	var remove func(string) bool
 	if d == down {
@@ -209,46 +209,46 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	}
 	list, err := e.fields.Trailers(remove)
 	if err != nil {
-		return e.violation(s, d, http2.ErrCodeProtocol, err.Error())
+		return s.violation(d, http2.ErrCodeProtocol, err.Error())
 	}
 	if !f.discard && (d == down || s.plan.Forward == nil) { // without a plan yet, a handler may want them
-		e.keepTrailers(s, d, list)
+		s.keepTrailers(d, list)
 	}
-	e.push(s, d, nil, true)
+	s.push(d, nil, true)
 	return nil
 }
 
 // violation ends a stream whose peer on one side broke the protocol. A backend is only charged for
 // the frame: clients decide how often they ask for what it answers wrongly, and others share its
 // connection.
-func (e *Engine) violation(s *stream, side dir, code http2.ErrCode, why string) *connError {
-	e.Count.reset(resetProtocol)
+func (s *stream) violation(side dir, code http2.ErrCode, why string) *connError {
+	s.e.Count.reset(resetProtocol)
 	if side == down {
-		e.reset(s, down, code)
-		e.failed(s, failure{reason: ReasonBadResponse, err: errors.New(why), final: true})
+		s.reset(down, code)
+		s.failed(failure{reason: ReasonBadResponse, err: errors.New(why), final: true})
 		return nil
 	}
 	c := s.leg[up]
-	e.abort(s, ReasonClientReset, fmt.Errorf("client broke the protocol: %s", why), code)
+	s.abort(ReasonClientReset, fmt.Errorf("client broke the protocol: %s", why), code)
 	return c.spend(budget.Reset)
 }
 
 // badMessage is violation for a malformed message (§8.1.1) that is detected in its content.
-func (e *Engine) badMessage(s *stream, side dir, why string) {
+func (s *stream) badMessage(side dir, why string) {
 	c := s.leg[side]
-	if err := e.violation(s, side, http2.ErrCodeProtocol, why); err != nil {
-		e.fail(c, err)
+	if err := s.violation(side, http2.ErrCodeProtocol, why); err != nil {
+		s.e.fail(c, err)
 	}
 }
 
 // respond sends a prepared answer.
-func (e *Engine) respond(s *stream, a *Answer, set []hpack.HeaderField) {
-	s.status, s.waited = int16(a.Status), e.now
+func (s *stream) respond(a *Answer, set []hpack.HeaderField) {
+	s.status, s.waited = int16(a.Status), s.e.now
 	d := &s.half[down]
 	d.head, d.end, d.sentEnd = true, true, len(a.Body) == 0
-	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, e.dated(), set)
+	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, s.e.dated(), set)
 	d.q.show(a)
-	e.advance(s, down)
+	s.advance(down)
 }
 
 // dated returns the Date field, made once a second.
@@ -269,5 +269,5 @@ func (e *Engine) answer(s *stream, status int) {
 	s.leg[up].writeHeaders(s.id[up], true, []hpack.HeaderField{
 		{Name: ":status", Value: strconv.Itoa(status)}, {Name: "content-length", Value: "0"},
 	})
-	e.review(s)
+	s.review()
 }

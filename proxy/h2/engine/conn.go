@@ -68,7 +68,7 @@ type Conn struct {
 	heads        int // of a client: what unanswered requests' heads have become, see maxHeads
 	shared       int // what Source counts of heads and block
 	budget       budget.Budget
-	owed         int      // of a backend: bytes that may still come on streams that we have reset
+	owed         int         // of a backend: bytes that may still come on streams that we have reset
 	late         []lateReset // of a backend, see delays
 	lateAt       time.Duration
 	streams      map[uint32]*stream

@@ -111,7 +111,7 @@ func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 		// In a fixed order, so that the engine stays deterministic.
 		for _, id := range slices.Sorted(maps.Keys(c.streams)) {
 			if s := c.streams[id]; s != nil {
-				e.advance(s, 1-c.side)
+				s.advance(1 - c.side)
 			}
 		}
 	}
@@ -192,12 +192,12 @@ func (e *Engine) priorityFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 		return &connError{http2.ErrCodeProtocol, "PRIORITY on stream 0"}
 	case len(p) != 5:
 		if s := c.streams[h.StreamID]; s != nil { // §6.3: a stream error
-			return e.violation(s, c.side, http2.ErrCodeFrameSize, "PRIORITY of a wrong size")
+			return s.violation(c.side, http2.ErrCodeFrameSize, "PRIORITY of a wrong size")
 		}
 		c.writeReset(h.StreamID, http2.ErrCodeFrameSize)
 	case binary.BigEndian.Uint32(p)&topStreamID == h.StreamID:
 		if s := c.streams[h.StreamID]; s != nil {
-			return e.violation(s, c.side, http2.ErrCodeProtocol, "stream depends on itself")
+			return s.violation(c.side, http2.ErrCodeProtocol, "stream depends on itself")
 		}
 		c.writeReset(h.StreamID, http2.ErrCodeProtocol)
 	}
@@ -235,12 +235,12 @@ func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	f := &s.half[d]
 	switch {
 	case n == 0:
-		return e.violation(s, c.side, http2.ErrCodeProtocol, "WINDOW_UPDATE of 0")
+		return s.violation(c.side, http2.ErrCodeProtocol, "WINDOW_UPDATE of 0")
 	case int64(f.window)+int64(n) > maxWindow:
-		return e.violation(s, c.side, http2.ErrCodeFlowControl, "stream window above 2^31-1")
+		return s.violation(c.side, http2.ErrCodeFlowControl, "stream window above 2^31-1")
 	}
 	f.window += n
-	e.advance(s, d)
+	s.advance(d)
 	return nil
 }
 
@@ -261,14 +261,14 @@ func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	code := http2.ErrCode(binary.BigEndian.Uint32(p))
 	if c.side == down {
 		e.Count.reset(resetByBackend)
-		e.backendReset(s, code)
+		s.backendReset(code)
 		return nil
 	}
 	if s.half[down].sentEnd {
 		// The request was answered, and the client stops its upload, like Go's client.
-		e.unlinkLeg(s, up)
-		e.reset(s, down, http2.ErrCodeCancel)
-		e.endIfDone(s)
+		s.unlinkLeg(up)
+		s.reset(down, http2.ErrCodeCancel)
+		s.endIfDone()
 		return nil
 	}
 	e.Count.reset(resetByClient)
@@ -278,8 +278,8 @@ func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	} else {
 		err = c.spend(budget.Reset) // a cancelled request is work for us and for the backend (CVE-2023-44487)
 	}
-	e.unlinkLeg(s, up)
-	e.abort(s, ReasonClientReset, fmt.Errorf("client reset the stream: %v", code), http2.ErrCodeCancel)
+	s.unlinkLeg(up)
+	s.abort(ReasonClientReset, fmt.Errorf("client reset the stream: %v", code), http2.ErrCodeCancel)
 	return err
 }
 

@@ -13,7 +13,7 @@ func (e *Engine) Eject(ep *Endpoint) {
 	// The connections may be shared with others. After Retire, an endpoint has another pointer.
 	here := func(s *stream) bool { return s.ep == ep || ep.Value != nil && ep.Value == s.ep.Value }
 	for _, p := range e.pools[ep.carrier()] {
-		e.moveWaiting(p, func(s *stream) bool { return here(s) && e.repick(s) })
+		e.moveWaiting(p, func(s *stream) bool { return here(s) && s.repick() })
 	}
 	for _, c := range slices.Clone(e.conns) {
 		if c.pool != nil && c.pool.ep.Name == ep.carrier().Name { // also those that were retired
@@ -38,14 +38,14 @@ func (e *Engine) moveWaiting(p *pool, move func(*stream) bool) {
 }
 
 // repick has a request choose among all endpoints.
-func (e *Engine) repick(s *stream) bool {
-	e.release(s)
-	e.place(s)
+func (s *stream) repick() bool {
+	s.release()
+	s.e.place(s)
 	return true
 }
 
 // repickOther has a request choose another endpoint. It reports false if there is none.
-func (e *Engine) repickOther(s *stream) bool {
+func (s *stream) repickOther() bool {
 	was := s.ep
 	ep := s.plan.Forward.Pick(append(slices.Clip(s.sending.tried), was))
 	if ep == nil {
@@ -57,8 +57,8 @@ func (e *Engine) repickOther(s *stream) bool {
 		}
 		return false
 	}
-	e.release(s)
-	e.put(s, ep)
+	s.release()
+	s.e.put(s, ep)
 	return true
 }
 
@@ -66,8 +66,8 @@ func (e *Engine) repickOther(s *stream) bool {
 // answered.
 func (e *Engine) retryUnanswered(c *Conn, which func(*stream) bool) {
 	for _, id := range c.ids(func(s *stream) bool { return !s.half[down].head && s.sending.again && which(s) }) {
-		if s := c.streams[id]; s != nil && e.mayRetry(s, failure{reason: ReasonLost}) {
-			e.reset(s, down, http2.ErrCodeCancel)
+		if s := c.streams[id]; s != nil && s.mayRetry(failure{reason: ReasonLost}) {
+			s.reset(down, http2.ErrCodeCancel)
 			e.retry(s, ReasonEjected)
 		}
 	}
@@ -103,7 +103,7 @@ func (e *Engine) Leave(of map[*Upstream]bool, on func(*Upstream, *Conn)) {
 	defer e.rescue(nil)
 	for _, list := range e.pools {
 		for _, p := range list {
-			e.moveWaiting(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && e.repick(s) })
+			e.moveWaiting(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && s.repick() })
 		}
 	}
 	for _, c := range e.conns {

@@ -265,12 +265,12 @@ func (e *Engine) orphan(c *Conn, s *stream, err error) {
 	defer func() { // the others must still be ended
 		if v := recover(); v != nil {
 			e.recovered(nil, v)
-			e.dropStream(s)
+			s.dropStream()
 		}
 	}()
-	e.unlinkLeg(s, c.side)
+	s.unlinkLeg(c.side)
 	if c.side == up {
-		e.abort(s, ReasonClientLost, err, http2.ErrCodeCancel)
+		s.abort(ReasonClientLost, err, http2.ErrCodeCancel)
 	} else {
 		e.backendGone(c, s, err)
 	}
@@ -302,7 +302,7 @@ func (e *Engine) CutAll(err error) {
 		e.cutOff(c, err)
 	}
 	for n := e.guests.n; n > 0 && e.guests.first != nil; n-- {
-		e.abort(e.guests.first.s, ReasonDrain, err, http2.ErrCodeCancel)
+		e.guests.first.s.abort(ReasonDrain, err, http2.ErrCodeCancel)
 	}
 }
 
@@ -349,9 +349,9 @@ const (
 // refuses reports whether to reset a request that reached no backend with REFUSED_STREAM, because
 // its client is being sent away. REFUSED_STREAM tells the client that nothing was processed, so it
 // repeats the request elsewhere (RFC 9113 §8.7); a 503 would be its answer.
-func (e *Engine) refuses(s *stream) bool {
+func (s *stream) refuses() bool {
 	c := s.leg[up]
-	return s.sent == 0 && c != nil && c.goAway != goAwayNone && e.awayAt > 0 && e.now-e.awayAt <= awayGap && e.now-e.awayFrom < awayRefuses
+	return s.sent == 0 && c != nil && c.goAway != goAwayNone && s.e.awayAt > 0 && s.e.now-s.e.awayAt <= awayGap && s.e.now-s.e.awayFrom < awayRefuses
 }
 
 // sentAwayAtOnce bounds how long the shard's mutex is held: two frames and a write take some 10 µs.

@@ -16,45 +16,45 @@ const (
 )
 
 // push accepts body bytes of direction d, sends what it can and queues the rest.
-func (e *Engine) push(s *stream, d dir, p []byte, end bool) {
+func (s *stream) push(d dir, p []byte, end bool) {
 	h := &s.half[d]
 	h.end = h.end || end
 	if src := s.leg[d]; end && src != nil {
 		src.streamEnded(s.id[d], h)
 	}
 	if h.discard {
-		e.dropped(s, d, len(p))
+		s.dropped(d, len(p))
 		return
 	}
 	if dst := s.leg[1-d]; dst != nil && h.head && h.q.size == 0 && !h.q.keep && dst.ready.n == 0 {
-		p = p[e.send(dst, s, d, p):]
+		p = p[s.e.send(dst, s, d, p):]
 	}
 	if len(p) > 0 {
-		h.q.push(e, p)
-		e.weigh(s)
+		h.q.push(s.e, p)
+		s.e.weigh(s)
 	}
 	switch {
 	case d == up && s.local != nil:
 		s.local.Changed.Broadcast()
 	case d == down && s.guest != nil:
 		s.guest.waits = false
-		e.wakeGuest(s.guest, down)
+		s.e.wakeGuest(s.guest, down)
 	}
-	e.advance(s, d)
+	s.advance(d)
 }
 
 // dropped accounts for bytes of an upload that are dropped.
-func (e *Engine) dropped(s *stream, d dir, n int) {
+func (s *stream) dropped(d dir, n int) {
 	h := &s.half[d]
 	if !h.end && s.draining && h.got-h.sent > maxDrained {
-		e.Count.reset(resetByEngine)
-		e.reset(s, up, http2.ErrCodeNo)
-		e.endIfDone(s)
+		s.e.Count.reset(resetByEngine)
+		s.reset(up, http2.ErrCodeNo)
+		s.endIfDone()
 		return
 	}
-	e.giveStreamCredit(s, d, n)
+	s.giveStreamCredit(d, n)
 	if h.end {
-		e.review(s)
+		s.review()
 	}
 }
 
@@ -70,26 +70,26 @@ func (e *Engine) send(dst *Conn, s *stream, d dir, p []byte) int {
 	dst.window -= int32(n)
 	h.sent += int64(n)
 	dst.budget.Sent(n, h.window > 0 && dst.window > 0)
-	e.giveStreamCredit(s, d, n)
+	s.giveStreamCredit(d, n)
 	return n
 }
 
 // advance sends as much as possible of what waits in direction d.
-func (e *Engine) advance(s *stream, d dir) {
+func (s *stream) advance(d dir) {
 	h := &s.half[d]
 	dst := s.leg[1-d]
 	if dst == nil || !h.head || h.sentEnd || h.discard {
 		if h.end {
-			e.review(s)
+			s.review()
 		}
 		return
 	}
 	switch {
 	case h.q.size == 0 && h.end:
-		e.sendEnd(dst, s, d)
+		s.e.sendEnd(dst, s, d)
 	case h.q.size > 0 && h.window > 0:
 		dst.ready.push(&h.ready)
-		e.pump(dst)
+		s.e.pump(dst)
 	}
 }
 
@@ -146,54 +146,54 @@ func (e *Engine) sendEnd(dst *Conn, s *stream, d dir) {
 	}
 	if h.trailers != nil {
 		dst.writeHeaders(s.id[1-d], true, h.trailers)
-		e.keepTrailers(s, d, nil)
+		s.keepTrailers(d, nil)
 	} else {
 		dst.writeData(s.id[1-d], nil, true)
 	}
-	e.review(s)
+	s.review()
 }
 
 // review closes the sides of a stream that are complete, and ends the stream when both are.
-func (e *Engine) review(s *stream) {
+func (s *stream) review() {
 	u, d := &s.half[up], &s.half[down]
 	if s.leg[down] != nil && d.end && u.sentEnd {
-		e.unlinkLeg(s, down)
+		s.unlinkLeg(down)
 	}
 	if d.sentEnd && s.leg[up] != nil {
 		if u.end {
 			c := s.leg[up]
 			c.budget.Earn(budget.Completed)
-			e.unlinkLeg(s, up)
-			e.reset(s, down, http2.ErrCodeCancel) // its response is complete, and the rest of the request is of no use
+			s.unlinkLeg(up)
+			s.reset(down, http2.ErrCodeCancel) // its response is complete, and the rest of the request is of no use
 		} else {
-			e.drainUpload(s)
+			s.drainUpload()
 		}
 	}
-	e.endIfDone(s)
+	s.endIfDone()
 }
 
 // drainUpload continues to read an upload whose response is complete. RST_STREAM(NO_ERROR) right
 // after the response makes clients lose the response (curl reports an error for a 3 MB POST), so it
 // is sent only when the client takes too long or sends too much.
-func (e *Engine) drainUpload(s *stream) {
+func (s *stream) drainUpload() {
 	if !s.draining {
 		s.draining = true
-		e.arm(s, e.now+drainTime)
+		s.e.arm(s, s.e.now+drainTime)
 	}
 	if s.leg[down] == nil && s.local == nil && !s.half[up].discard {
-		e.discardUpload(s)
+		s.discardUpload()
 	}
 }
 
 // discardUpload drops the queued part of an upload, and everything that follows.
-func (e *Engine) discardUpload(s *stream) {
+func (s *stream) discardUpload() {
 	h := &s.half[up]
 	n := h.q.size
 	h.discard = true
-	e.unqueue(s, up)
-	e.giveStreamCredit(s, up, n)
+	s.unqueue(up)
+	s.giveStreamCredit(up, n)
 	if s.guest != nil {
-		e.wakeGuest(s.guest, up)
+		s.e.wakeGuest(s.guest, up)
 	}
 }
 
@@ -214,7 +214,7 @@ func (c *Conn) giveCredit() {
 
 // giveStreamCredit returns a stream's window to the sender when n bytes were forwarded: not
 // earlier, so that with a slow reader at most one window of bytes waits here.
-func (e *Engine) giveStreamCredit(s *stream, d dir, n int) {
+func (s *stream) giveStreamCredit(d dir, n int) {
 	h := &s.half[d]
 	h.credit += int32(n)
 	src := s.leg[d]
@@ -222,7 +222,7 @@ func (e *Engine) giveStreamCredit(s *stream, d dir, n int) {
 		return
 	}
 	src.fit(s, h)
-	if h.credit < e.lim.streamWindow/2 { // also of a wider window
+	if h.credit < s.e.lim.streamWindow/2 { // also of a wider window
 		return
 	}
 	src.writeWindow(s.id[d], h.credit)

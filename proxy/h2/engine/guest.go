@@ -62,14 +62,14 @@ func (e *Engine) Invite(g *Guest, h *wire.Head, p Plan) {
 	e.guests.push(&g.listed)
 	s.half[up].end, s.half[up].declared = h.EndStream, h.ContentLength
 	s.headOnly = h.Method == http.MethodHead
-	e.apply(s, h, p)
+	s.apply(h, p)
 }
 
 // Recovered handles a panic during a caller's turn.
 func (g *Guest) Recovered(v any) {
 	g.e.recovered(nil, v)
 	if g.s != nil {
-		g.e.dropStream(g.s)
+		g.s.dropStream()
 	}
 }
 
@@ -94,25 +94,25 @@ func (g *Guest) wake(d dir) {
 
 // headGuest passes the final head to the guest. A head that declares a length waits for the first
 // bytes of the body, as in finalHead.
-func (e *Engine) headGuest(s *stream, r wire.ResponseHead) {
+func (s *stream) headGuest(r wire.ResponseHead) {
 	g := s.guest
 	g.head = r
 	g.head.Fields = slices.Clone(r.Fields)
 	if g.waits = s.bodyFollows(); !g.waits {
-		e.wakeGuest(g, down)
+		s.e.wakeGuest(g, down)
 	}
 }
 
 // dismiss ends a stream that was not forwarded; h is the answer for its caller, and may be nil.
-func (e *Engine) dismiss(s *stream, h http.Handler) {
-	e.endGuest(s, &Failure{Outcome: e.outcome(s), Answer: h})
-	e.reset(s, down, http2.ErrCodeCancel)
-	e.endIfDone(s)
+func (s *stream) dismiss(h http.Handler) {
+	s.endGuest(&Failure{Outcome: s.outcome(), Answer: h})
+	s.reset(down, http2.ErrCodeCancel)
+	s.endIfDone()
 }
 
 // stopGuest detaches an aborted stream from its caller, who still gets up to hold.Least of the
 // received body: that part is no longer counted. One that has left or holds too much gets nothing.
-func (e *Engine) stopGuest(s *stream) {
+func (s *stream) stopGuest() {
 	g := s.guest
 	if g == nil {
 		return
@@ -120,13 +120,13 @@ func (e *Engine) stopGuest(s *stream) {
 	for q := &s.half[down].q; q.size > 0 && len(g.rest) < hold.Least && s.reason != ReasonClientReset; {
 		p := q.peek()
 		g.rest = append(g.rest, p...)
-		q.read(e, len(p))
+		q.read(s.e, len(p))
 	}
-	e.endGuest(s, &Failure{Outcome: e.outcome(s)})
+	s.endGuest(&Failure{Outcome: s.outcome()})
 }
 
 // endGuest detaches the stream from its caller, who is notified when the stream has ended.
-func (e *Engine) endGuest(s *stream, err error) {
+func (s *stream) endGuest(err error) {
 	g := s.guest
 	s.guest, g.s, g.err, g.waits = nil, nil, err, false
 	g.listed.unlink()
@@ -134,9 +134,9 @@ func (e *Engine) endGuest(s *stream, err error) {
 }
 
 // notifyGuest tells the guest that its stream has ended, after Plan.Done.
-func (e *Engine) notifyGuest(s *stream) {
+func (s *stream) notifyGuest() {
 	if g := s.formerGuest; g != nil {
-		e.calls = append(e.calls, call{guest: g, over: true})
+		s.e.calls = append(s.e.calls, call{guest: g, over: true})
 	}
 }
 
@@ -144,18 +144,18 @@ func (e *Engine) notifyGuest(s *stream) {
 func (g *Guest) Over() bool { return g.over.Load() }
 
 // completeGuest ends the stream of a response that was read to its end.
-func (e *Engine) completeGuest(s *stream) {
+func (s *stream) completeGuest() {
 	s.guest.trailers = s.half[down].trailers
 	s.half[down].sentEnd = true
-	e.endGuest(s, nil)
-	e.reset(s, down, http2.ErrCodeCancel) // the rest of the request is of no use
-	e.endIfDone(s)
+	s.endGuest(nil)
+	s.reset(down, http2.ErrCodeCancel) // the rest of the request is of no use
+	s.endIfDone()
 }
 
 // Abort ends the stream if it has not ended yet.
 func (g *Guest) Abort(err error) {
 	if s := g.s; s != nil {
-		g.e.abort(s, ReasonClientReset, err, http2.ErrCodeCancel)
+		s.abort(ReasonClientReset, err, http2.ErrCodeCancel)
 	}
 }
 
@@ -183,7 +183,7 @@ func (e *Engine) endGuests(r Reason) {
 	}
 	for _, s := range long {
 		if s.guest != nil && s.plan.LongRunning { // else it has ended with another one
-			e.endLongRunning(s, r)
+			s.endLongRunning(r)
 		}
 	}
 }

@@ -17,7 +17,7 @@ const guestBuffer = 64 << 10
 // Pass accepts a part of the request's body, with the error of reading it. It reports whether to go
 // on, and whether there was no room yet.
 func (g *Guest) Pass(p []byte, err error) (more, wait bool) {
-	s, e := g.s, g.e
+	s := g.s
 	if s == nil || s.half[up].discard {
 		return false, false
 	}
@@ -33,10 +33,10 @@ func (g *Guest) Pass(p []byte, err error) (more, wait bool) {
 	case u.declared >= 0 && (u.got > u.declared || end && u.got != u.declared):
 		err = fmt.Errorf("%d bytes of body came where %d were announced", u.got, u.declared)
 	default:
-		e.push(s, up, p, end)
+		s.push(up, p, end)
 		return !end, false
 	}
-	e.abort(s, ReasonClientReset, err, http2.ErrCodeCancel)
+	s.abort(ReasonClientReset, err, http2.ErrCodeCancel)
 	return false, false
 }
 
@@ -53,8 +53,8 @@ func (g *Guest) Take() (interims []wire.ResponseHead, head wire.ResponseHead, bo
 	}
 	if d := &s.half[down]; d.end && d.q.size <= guestBuffer {
 		body = make([]byte, d.q.size)
-		g.e.readBody(s, down, body)
-		g.e.completeGuest(s)
+		s.readBody(down, body)
+		s.completeGuest()
 	}
 	return interims, head, body, nil
 }
@@ -70,12 +70,12 @@ func (g *Guest) Read(p []byte) (n int, more bool, err error) {
 		g.rest = g.rest[n:]
 		return n, len(g.rest) > 0, nil
 	}
-	n = g.e.readBody(g.s, down, p)
+	n = g.s.readBody(down, p)
 	d := &g.s.half[down]
 	if more = d.q.size > 0; more || !d.end {
 		return n, more, nil
 	}
-	g.e.completeGuest(g.s)
+	g.s.completeGuest()
 	return n, false, io.EOF
 }
 
@@ -92,15 +92,15 @@ func (g *Guest) Leave(err error) {
 }
 
 // readBody reads available bytes of a body that this process takes, and returns credit for them.
-func (e *Engine) readBody(s *stream, d dir, p []byte) (n int) {
+func (s *stream) readBody(d dir, p []byte) (n int) {
 	h := &s.half[d]
 	for n < len(p) && h.q.size > 0 {
 		k := copy(p[n:], h.q.peek())
-		h.q.read(e, k)
+		h.q.read(s.e, k)
 		n += k
 	}
 	h.sent += int64(n)
-	e.weigh(s)
-	e.giveStreamCredit(s, d, n)
+	s.e.weigh(s)
+	s.giveStreamCredit(d, n)
 	return n
 }

@@ -20,19 +20,19 @@ type Local struct {
 }
 
 // serveLocal hands the stream to a handler.
-func (e *Engine) serveLocal(s *stream, h *wire.Head, handler http.Handler) {
+func (s *stream) serveLocal(h *wire.Head, handler http.Handler) {
 	if handler == nil {
-		e.answer(s, http.StatusInternalServerError)
+		s.e.answer(s, http.StatusInternalServerError)
 		return
 	}
 	s.countHead(handled * int(s.head))
-	l, run := e.Serve(s.leg[up], h, handler)
+	l, run := s.e.Serve(s.leg[up], h, handler)
 	l.c, l.s, s.local = s.leg[up], s, l
-	e.after(run)
+	s.e.after(run)
 }
 
 // stopLocal detaches the stream from its handler.
-func (e *Engine) stopLocal(s *stream) {
+func (s *stream) stopLocal() {
 	l := s.local
 	if l == nil {
 		return
@@ -40,7 +40,7 @@ func (e *Engine) stopLocal(s *stream) {
 	s.local, l.s = nil, nil
 	l.Changed.Broadcast()
 	if l.Cancel != nil {
-		e.after(l.Cancel)
+		s.e.after(l.Cancel)
 	}
 }
 
@@ -53,7 +53,7 @@ func (l *Local) Recovered(v any) { l.c.e.recovered(l.c, v) }
 // Abort ends the stream.
 func (l *Local) Abort(err error) {
 	if l.s != nil {
-		l.c.e.abort(l.s, ReasonAbort, err, http2.ErrCodeInternal)
+		l.s.abort(ReasonAbort, err, http2.ErrCodeInternal)
 	}
 }
 
@@ -71,7 +71,7 @@ func (l *Local) Waits() bool { return l.s != nil && l.s.half[up].q.size == 0 && 
 
 // Read reads what has come of the request's body, if Waits and Gone report false. Zero means its
 // end.
-func (l *Local) Read(p []byte) (n int) { return l.c.e.readBody(l.s, up, p) }
+func (l *Local) Read(p []byte) (n int) { return l.s.readBody(up, p) }
 
 // Trailers returns the trailers of a request whose body was read to its end.
 func (l *Local) Trailers() []hpack.HeaderField { return l.s.half[up].trailers }
@@ -94,7 +94,7 @@ func (l *Local) Head(status int, fields []hpack.HeaderField) {
 		s.leg[up].writeHeaders(s.id[up], false, fields)
 		return
 	}
-	l.c.e.localStatus(s, status)
+	s.localStatus(status)
 	d := &s.half[down]
 	if !d.head {
 		d.head = true
@@ -102,35 +102,35 @@ func (l *Local) Head(status int, fields []hpack.HeaderField) {
 	}
 }
 
-func (e *Engine) localStatus(s *stream, status int) {
-	s.status, s.waited = int16(status), e.now
+func (s *stream) localStatus(status int) {
+	s.status, s.waited = int16(status), s.e.now
 	if status == http.StatusUnauthorized {
-		e.unwelcome(s.leg[up])
+		s.e.unwelcome(s.leg[up])
 	}
 }
 
 // Send sends a part of the response's body.
 func (l *Local) Send(p []byte) {
 	if l.s != nil {
-		l.c.e.push(l.s, down, p, false)
+		l.s.push(down, p, false)
 	}
 }
 
 // End ends the response. If no head was sent, fields is the whole response.
 func (l *Local) End(status int, fields, trailers []hpack.HeaderField) {
-	s, e := l.s, l.c.e
+	s := l.s
 	if s == nil {
 		return
 	}
 	s.local, l.s = nil, nil
 	d := &s.half[down]
 	if !d.head {
-		e.localStatus(s, status)
+		s.localStatus(status)
 		d.head, d.end, d.sentEnd = true, true, true
 		s.leg[up].writeHeaders(s.id[up], true, fields)
-		e.review(s)
+		s.review()
 		return
 	}
-	e.keepTrailers(s, down, trailers)
-	e.push(s, down, nil, true)
+	s.keepTrailers(down, trailers)
+	s.push(down, nil, true)
 }

@@ -81,14 +81,14 @@ func (e *Engine) weigh(s *stream) {
 }
 
 // keepTrailers stores trailers until the body was sent; nil removes them. They count like the body.
-func (e *Engine) keepTrailers(s *stream, d dir, list []hpack.HeaderField) {
+func (s *stream) keepTrailers(d dir, list []hpack.HeaderField) {
 	h, n := &s.half[d], int32(0)
 	for i := range list {
 		n += int32(list[i].Size()) // at most limits.maxHeader together
 	}
-	e.held += int64(n - h.tail)
+	s.e.held += int64(n - h.tail)
 	h.trailers, h.tail = list, n
-	e.weigh(s)
+	s.e.weigh(s)
 }
 
 // greedy reports whether a connection holds more than its share: then its peer gets no credit
@@ -125,7 +125,7 @@ func (e *Engine) shed() {
 		c, s := e.largest()
 		switch {
 		case s != nil:
-			e.abort(s, ReasonClientReset, errMemory, http2.ErrCodeCancel)
+			s.abort(ReasonClientReset, errMemory, http2.ErrCodeCancel)
 		case c != nil:
 			e.cutOff(c, errMemory)
 		default:

@@ -199,13 +199,13 @@ func TestFreedTwice(t *testing.T) {
 		{"a stream", func(r *rig) func() {
 			c := r.client()
 			s := r.e.newStream(c.c, 1)
-			r.e.unlinkLeg(s, up)
-			return func() { r.e.endIfDone(s) }
+			s.unlinkLeg(up)
+			return func() { s.endIfDone() }
 		}},
 		{"what is needed to send a request", func(r *rig) func() {
-			var s stream
+			s := stream{e: r.e}
 			to := r.e.newSending(&Plan{})
-			return func() { s.sending = to; r.e.freeSending(&s) }
+			return func() { s.sending = to; s.freeSending() }
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -227,12 +227,12 @@ func TestFewStreamsAreKept(t *testing.T) {
 	var crowd []*stream
 	for id := range uint32(maxFreeStreams + 10) {
 		s := r.e.newStream(c.c, 2*id+1)
-		r.e.unlinkLeg(s, up)
+		s.unlinkLeg(up)
 		crowd = append(crowd, s)
 	}
 	kept := 0
 	for _, s := range crowd {
-		r.e.endIfDone(s)
+		s.endIfDone()
 	}
 	for s := r.e.streams; s != nil; s = s.free {
 		kept++

@@ -75,8 +75,8 @@ func (e *Engine) place(s *stream) {
 	defer e.rescueStream(s)
 	ep := s.plan.Forward.Pick(s.sending.tried)
 	if ep == nil {
-		if e.refuses(s) {
-			e.abort(s, ReasonNoEndpoint, errNoEndpoint, http2.ErrCodeRefusedStream)
+		if s.refuses() {
+			s.abort(ReasonNoEndpoint, errNoEndpoint, http2.ErrCodeRefusedStream)
 			return
 		}
 		if s.ep == nil || s.tries == 0 {
@@ -84,7 +84,7 @@ func (e *Engine) place(s *stream) {
 		} else {
 			s.blame(ReasonLost, errNoEndpoint)
 		}
-		e.answerFailure(s)
+		s.answerFailure()
 		return
 	}
 	e.put(s, ep)
@@ -111,7 +111,7 @@ func (e *Engine) put(s *stream, ep *Endpoint) {
 func (e *Engine) leaveWait(s *stream) {
 	if s.wait.in != nil {
 		s.wait.unlink()
-		e.release(s)
+		s.release()
 	}
 }
 
@@ -217,7 +217,7 @@ func (p *pool) failed(err error) {
 	if p.freesSlots() {
 		p.redialAt = e.now + min(firstRedial<<min(p.failures, 8), maxRedial)
 		p.failures++
-		e.moveWaiting(p, e.repickOther)
+		e.moveWaiting(p, (*stream).repickOther)
 		return
 	}
 	notified := make(map[*Endpoint]bool)
@@ -230,8 +230,8 @@ func (p *pool) failed(err error) {
 			notified[s.ep] = true
 			e.failedEndpoint(s.ep, err)
 		}
-		e.release(s)
-		e.failed(s, failure{reason: ReasonDial, err: err, unprocessed: true})
+		s.release()
+		s.failed(failure{reason: ReasonDial, err: err, unprocessed: true})
 	}
 	e.forgetPool(p)
 }
@@ -303,19 +303,19 @@ func (p *pool) tick() {
 		}
 	}
 	for _, s := range over {
-		e.answerNoRoom(s, p)
+		s.answerNoRoom(p)
 	}
 	e.forgetPool(p)
 }
 
 // answerNoRoom answers a request for which no connection had room.
-func (e *Engine) answerNoRoom(s *stream, p *pool) {
+func (s *stream) answerNoRoom(p *pool) {
 	reason, err := ReasonBusy, errNoRoom
 	if len(p.conns) == 0 {
 		reason, err = ReasonDial, errNoConnection
 	}
 	s.blame(reason, err)
-	e.answerFailure(s)
+	s.answerFailure()
 }
 
 var (
@@ -341,8 +341,8 @@ func (e *Engine) open(s *stream, c *Conn) {
 		s.sending.fields[2].Value = s.ep.Name
 	}
 	if size := s.sending.size + len(s.sending.fields[2].Value); c.peerHeaders < topStreamID && size > int(c.peerHeaders) {
-		e.release(s)
-		e.failed(s, failure{reason: ReasonTooLarge, err: fmt.Errorf("the backend's limit is %d bytes", c.peerHeaders), final: true})
+		s.release()
+		s.failed(failure{reason: ReasonTooLarge, err: fmt.Errorf("the backend's limit is %d bytes", c.peerHeaders), final: true})
 		return
 	}
 	if c.maxID == 0 {
@@ -371,7 +371,7 @@ func (e *Engine) open(s *stream, c *Conn) {
 		return
 	}
 	c.writeHeaders(id, false, s.sending.fields)
-	e.advance(s, up)
+	s.advance(up)
 }
 
 // Retire takes an endpoint out of service: its connections finish their streams, long-running ones
@@ -393,7 +393,7 @@ func (e *Engine) Retire(ep *Endpoint, grace time.Duration) {
 	for _, p := range pools {
 		for p.waiting.n > 0 {
 			s := p.waiting.pop()
-			e.release(s)
+			s.release()
 			e.place(s) // nothing was sent: it may move without counting as a retry
 		}
 	}

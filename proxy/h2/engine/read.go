@@ -212,16 +212,16 @@ func (e *Engine) dataOnStream(c *Conn, s *stream, h wire.FrameHeader, extra int)
 	f := &s.half[d]
 	switch {
 	case f.end:
-		return e.violation(s, d, http2.ErrCodeStreamClosed, "DATA after END_STREAM")
+		return s.violation(d, http2.ErrCodeStreamClosed, "DATA after END_STREAM")
 	case int64(h.Length) > int64(f.recv):
-		return e.violation(s, d, http2.ErrCodeFlowControl, "stream window exceeded")
+		return s.violation(d, http2.ErrCodeFlowControl, "stream window exceeded")
 	case d == down && s.waited == 0:
-		return e.violation(s, d, http2.ErrCodeProtocol, "DATA before HEADERS")
+		return s.violation(d, http2.ErrCodeProtocol, "DATA before HEADERS")
 	}
 	f.recv -= int32(h.Length)
 	c.streamReceived(h.StreamID, f, int32(h.Length))
 	if extra > 0 {
-		e.giveStreamCredit(s, d, extra)
+		s.giveStreamCredit(d, extra)
 	}
 	return nil
 }
@@ -254,16 +254,16 @@ func (e *Engine) body(c *Conn, s *stream, p []byte, end bool) {
 	f.got += int64(len(p))
 	switch {
 	case d == down && s.noBody && f.got > 0:
-		e.badMessage(s, d, "content in a response that has none")
+		s.badMessage(d, "content in a response that has none")
 		return
 	case f.declared >= 0 && (f.got > f.declared || end && f.got != f.declared) && (d == up || !s.noBody):
-		e.badMessage(s, d, "content-length does not match")
+		s.badMessage(d, "content-length does not match")
 		return
 	}
 	if d == down && len(p) > 0 {
 		s.event, s.newline = e.now, p[len(p)-1] == '\n'
 	}
-	e.push(s, d, p, end)
+	s.push(d, p, end)
 }
 
 // headersFrame begins a field block.

@@ -31,7 +31,7 @@ func (e *Engine) rescueStream(s *stream) {
 	if v := recover(); v != nil {
 		e.recovered(s.leg[up], v)
 		if s.guest != nil {
-			e.dropStream(s)
+			s.dropStream()
 		}
 	}
 }
@@ -91,16 +91,16 @@ func (e *Engine) abandon(c *Conn) {
 		s := c.streams[id]
 		delete(c.streams, id)
 		if s != nil {
-			e.dropStream(s)
+			s.dropStream()
 		}
 	}
 }
 
 // dropStream removes a stream from its connections and makes its outstanding callbacks.
-func (e *Engine) dropStream(s *stream) {
+func (s *stream) dropStream() {
 	defer func() {
 		if v := recover(); v != nil { // the stream's own lists are broken: it stays where it is
-			e.caught(v)
+			s.e.caught(v)
 		}
 	}()
 	for side, c := range s.leg {
@@ -108,41 +108,41 @@ func (e *Engine) dropStream(s *stream) {
 			continue
 		}
 		delete(c.streams, s.id[side])
-		c.idleSince = e.now
+		c.idleSince = s.e.now
 		if !c.closing {
 			c.writeReset(s.id[side], http2.ErrCodeInternal)
 			c.rememberReset(s.id[side])
 		}
 	}
-	e.Count.Streams.Add(-1)
+	s.e.Count.Streams.Add(-1)
 	s.blame(ReasonAbort, errPanicked)
 	if s.picked && s.ep.Release != nil {
-		e.after(s.ep.Release)
+		s.e.after(s.ep.Release)
 	}
 	if s.decided && s.plan.Done != nil {
-		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
+		s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
 	}
 	if s.guest != nil {
-		e.endGuest(s, &Failure{Outcome: e.outcome(s)})
+		s.endGuest(&Failure{Outcome: s.outcome()})
 	}
-	e.notifyGuest(s)
+	s.notifyGuest()
 	if t := s.ticket; t != nil {
 		t.s, t.head = nil, nil
 	}
-	e.stopLocal(s)
+	s.stopLocal()
 	s.leg, s.picked, s.decided = [2]*Conn{}, false, false
 	s.timer.unlink()
 	s.wait.unlink()
-	e.unqueueAll(s)
+	s.unqueueAll()
 }
 
 // accepts calls Plan.Accept. It reports false after a panic: the stream and its client's connection
 // are closed then, but not the backend's connection, which carries others' streams.
-func (e *Engine) accepts(s *stream, status int, leads bool) (h http.Handler, ok bool) {
+func (s *stream) accepts(status int, leads bool) (h http.Handler, ok bool) {
 	accept := s.sending.accept
 	if accept == nil {
 		return nil, true
 	}
-	defer e.rescueStream(s)
+	defer s.e.rescueStream(s)
 	return accept(status, leads), true
 }

@@ -41,6 +41,7 @@ type half struct {
 
 // stream is one request: a stream on a client's connection and, while forwarded, on a backend's.
 type stream struct {
+	e    *Engine
 	leg  [2]*Conn // client's and backend's connection; nil means that the stream has not begun there or has ended
 	id   [2]uint32
 	half [2]half
@@ -142,7 +143,7 @@ func (e *Engine) newSending(p *Plan) *sending {
 }
 
 // freeSending is called when the request cannot be sent again any more.
-func (e *Engine) freeSending(s *stream) {
+func (s *stream) freeSending() {
 	s.countHead(0)
 	to := s.sending
 	if to == nil {
@@ -150,11 +151,11 @@ func (e *Engine) freeSending(s *stream) {
 	}
 	s.sending = nil
 	to.freed.free()
-	if len(e.sendings) < maxFreeSendings {
+	if len(s.e.sendings) < maxFreeSendings {
 		clear(to.fields)
 		clear(to.tried)
 		*to = sending{fields: to.fields[:0], tried: to.tried[:0], freed: true}
-		e.sendings = append(e.sendings, to)
+		s.e.sendings = append(s.e.sendings, to)
 	}
 }
 
@@ -191,7 +192,7 @@ func (e *Engine) newStream(c *Conn, id uint32) *stream {
 func (e *Engine) freshStream() *stream {
 	s := e.streams
 	if s == nil {
-		s = &stream{}
+		s = &stream{e: e}
 	} else {
 		e.streams, s.free = s.free, nil
 		s.freed.use()
@@ -212,37 +213,37 @@ const maxFreeStreams = 1024
 
 // endIfDone ends the stream if it has no leg, handler, guest or wait left. It must be called after
 // one of them has gone; s must not be used afterwards.
-func (e *Engine) endIfDone(s *stream) {
+func (s *stream) endIfDone() {
 	if s.leg[0] != nil || s.leg[1] != nil || s.local != nil || s.guest != nil || s.wait.in != nil {
 		return
 	}
 	s.freed.free()
-	e.Count.Streams.Add(-1)
-	e.release(s)
+	s.e.Count.Streams.Add(-1)
+	s.release()
 	if s.decided && s.plan.Done != nil {
-		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
+		s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
 	}
-	e.notifyGuest(s)
+	s.notifyGuest()
 	if s.parked {
 		// A plan that still comes only gets its Done called.
-		*s.ticket = ticket{resume: s.ticket.resume, took: e.now - s.started}
+		*s.ticket = ticket{resume: s.ticket.resume, took: s.e.now - s.started}
 		s.ticket = nil
 	}
-	e.arm(s, 0)
-	e.unqueueAll(s)
-	e.freeSending(s)
-	if e.freeStreams >= maxFreeStreams {
+	s.e.arm(s, 0)
+	s.unqueueAll()
+	s.freeSending()
+	if s.e.freeStreams >= maxFreeStreams {
 		return
 	}
-	*s = stream{ticket: s.ticket, free: e.streams, freed: true}
-	e.streams = s
-	e.freeStreams++
+	*s = stream{e: s.e, ticket: s.ticket, free: s.e.streams, freed: true}
+	s.e.streams = s
+	s.e.freeStreams++
 }
 
-func (e *Engine) outcome(s *stream) Outcome {
+func (s *stream) outcome() Outcome {
 	o := Outcome{
 		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
-		Received: s.half[up].got, Sent: s.half[down].sent, Duration: e.now - s.started, Answer: s.answer, New: s.fresh,
+		Received: s.half[up].got, Sent: s.half[down].sent, Duration: s.e.now - s.started, Answer: s.answer, New: s.fresh,
 	}
 	o.Endpoint = s.ep
 	if s.sent > 0 {
@@ -262,19 +263,19 @@ func (s *stream) blame(r Reason, err error) {
 }
 
 // release tells the endpoint that the request is no longer in flight there.
-func (e *Engine) release(s *stream) {
+func (s *stream) release() {
 	if !s.picked {
 		return
 	}
 	s.picked = false
 	if f := s.ep.Release; f != nil {
-		defer e.rescue(nil) // the stream must end properly even if Release panics
+		defer s.e.rescue(nil) // the stream must end properly even if Release panics
 		f()
 	}
 }
 
 // unlinkLeg removes the stream from the connection on one side.
-func (e *Engine) unlinkLeg(s *stream, side dir) {
+func (s *stream) unlinkLeg(side dir) {
 	c := s.leg[side]
 	if c == nil {
 		return
@@ -286,22 +287,22 @@ func (e *Engine) unlinkLeg(s *stream, side dir) {
 	c.streamEnded(s.id[side], &s.half[side])
 	delete(c.streams, s.id[side])
 	s.leg[side] = nil
-	c.idleSince = e.now
+	c.idleSince = s.e.now
 	if side == up {
 		c.queued -= int(s.held)
 		s.held = 0
 		c.giveCredit()
 	} else {
-		e.release(s)
+		s.release()
 	}
-	e.closeIfDone(c)
+	s.e.closeIfDone(c)
 	if c.pool != nil && c.pool.waiting.n > 0 {
 		c.pool.serve()
 	}
 }
 
 // reset sends RST_STREAM on one side and removes the stream from it.
-func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
+func (s *stream) reset(side dir, code http2.ErrCode) {
 	c := s.leg[side]
 	if c == nil {
 		return
@@ -309,44 +310,44 @@ func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
 	if side == down {
 		c.owed += int(s.half[down].recv)
 	}
-	if side == up || !e.delays(c, s) {
+	if side == up || !s.e.delays(c, s) {
 		c.writeReset(s.id[side], code)
 	}
 	c.rememberReset(s.id[side])
-	e.unlinkLeg(s, side)
+	s.unlinkLeg(side)
 }
 
 // abort ends the stream on both sides: the client gets code, the backend gets CANCEL.
-func (e *Engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
+func (s *stream) abort(r Reason, err error, code http2.ErrCode) {
 	switch r {
 	case ReasonDeadline, ReasonDrain, ReasonAbort, ReasonRetired:
-		e.Count.reset(resetByEngine)
+		s.e.Count.reset(resetByEngine)
 	default: // a peer's reset was counted when its frame came
 	}
 	s.blame(r, err)
 	if c := s.leg[up]; c != nil && r != ReasonClientReset {
 		c.budget.Earn(budget.Completed)
 	}
-	e.reset(s, up, code)
-	e.reset(s, down, http2.ErrCodeCancel)
-	e.leaveWait(s)
-	e.stopLocal(s)
-	e.stopGuest(s)
-	e.endIfDone(s)
+	s.reset(up, code)
+	s.reset(down, http2.ErrCodeCancel)
+	s.e.leaveWait(s)
+	s.stopLocal()
+	s.stopGuest()
+	s.endIfDone()
 }
 
 // unqueueAll drops everything that waits to be sent.
-func (e *Engine) unqueueAll(s *stream) {
+func (s *stream) unqueueAll() {
 	for d := range s.half {
-		e.unqueue(s, dir(d))
+		s.unqueue(dir(d))
 		s.half[d].ready.unlink()
 	}
 }
 
 // unqueue drops everything that waits to be sent in direction d.
-func (e *Engine) unqueue(s *stream, d dir) {
+func (s *stream) unqueue(d dir) {
 	h := &s.half[d]
 	h.q.keep = false
-	h.q.clear(e)
-	e.keepTrailers(s, d, nil)
+	h.q.clear(s.e)
+	s.keepTrailers(d, nil)
 }

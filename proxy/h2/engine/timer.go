@@ -52,7 +52,7 @@ func (e *Engine) Tick(now time.Duration) {
 				break
 			}
 			if s.expires <= e.now {
-				e.expired(s)
+				s.expired()
 			} else {
 				e.arm(s, s.expires) // in a later round of the wheel
 			}
@@ -119,30 +119,30 @@ func (e *Engine) Overslept(now time.Duration) {
 }
 
 // expired ends a stream whose time is over.
-func (e *Engine) expired(s *stream) {
+func (s *stream) expired() {
 	if s.guest != nil {
-		defer e.rescueStream(s) // its only connection is the backend's, which carries others' streams
+		defer s.e.rescueStream(s) // its only connection is the backend's, which carries others' streams
 	} else {
-		defer e.rescue(cmp.Or(s.leg[up], s.leg[down]))
+		defer s.e.rescue(cmp.Or(s.leg[up], s.leg[down]))
 	}
 	switch {
 	case s.endBy > 0:
-		e.endLongRunning(s, s.endWhy)
+		s.endLongRunning(s.endWhy)
 	case s.draining:
 		// The response is complete, only the upload continues.
-		e.Count.reset(resetByEngine)
-		e.reset(s, up, http2.ErrCodeNo)
-		e.reset(s, down, http2.ErrCodeCancel)
-		e.endIfDone(s)
+		s.e.Count.reset(resetByEngine)
+		s.reset(up, http2.ErrCodeNo)
+		s.reset(down, http2.ErrCodeCancel)
+		s.endIfDone()
 	case s.half[down].head || s.reason != ReasonNone:
-		e.abort(s, ReasonDeadline, errDeadline, http2.ErrCodeInternal)
-	case s.wait.in != nil && s.wait.in != &e.awaitDial && len(e.pool(s).conns) > 0:
-		e.answerNoRoom(s, e.pool(s)) // nothing was sent
+		s.abort(ReasonDeadline, errDeadline, http2.ErrCodeInternal)
+	case s.wait.in != nil && s.wait.in != &s.e.awaitDial && len(s.e.pool(s).conns) > 0:
+		s.answerNoRoom(s.e.pool(s)) // nothing was sent
 	default:
 		s.blame(ReasonDeadline, errDeadline)
-		e.reset(s, down, http2.ErrCodeCancel)
-		e.stopLocal(s)
-		e.answerFailure(s)
+		s.reset(down, http2.ErrCodeCancel)
+		s.stopLocal()
+		s.answerFailure()
 	}
 }
 
@@ -334,7 +334,7 @@ func (c *Conn) sendPing() {
 func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
 	for _, id := range c.ids(func(s *stream) bool { return s.plan.LongRunning && (of == nil || s.plan.Forward == of) }) {
 		if s := c.streams[id]; s != nil {
-			e.endLongRunning(s, r)
+			s.endLongRunning(r)
 		}
 	}
 }
@@ -345,25 +345,25 @@ func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
 // response that its backend has ended is complete, and delivered like any other. A response with a
 // declared length cannot end early unnoticed, a finite one must not, and one that has not begun has
 // no body to end: all are reset.
-func (e *Engine) endLongRunning(s *stream, r Reason) {
+func (s *stream) endLongRunning(r Reason) {
 	h := &s.half[down]
-	if h.end && (s.endBy == 0 || e.now < s.endBy) {
+	if h.end && (s.endBy == 0 || s.e.now < s.endBy) {
 		return // it has ended, and the rest is delivered
 	}
 	if !h.head || h.end || h.declared >= 0 || s.plan.Finite || s.local != nil || s.leg[up] == nil && s.guest == nil {
-		e.abort(s, r, nil, http2.ErrCodeCancel)
+		s.abort(r, nil, http2.ErrCodeCancel)
 		return
 	}
 	if s.endBy == 0 {
-		s.endBy, s.endWhy = e.now+eventPatience, r
+		s.endBy, s.endWhy = s.e.now+eventPatience, r
 	}
-	if e.amidEvent(s) {
-		e.arm(s, e.now+TickEvery)
+	if s.amidEvent() {
+		s.e.arm(s, s.e.now+TickEvery)
 		return
 	}
 	s.blame(r, nil)
-	e.reset(s, down, http2.ErrCodeCancel)
-	e.push(s, down, nil, true)
+	s.reset(down, http2.ErrCodeCancel)
+	s.push(down, nil, true)
 }
 
 const (
@@ -382,13 +382,13 @@ func AmidEvent(waited, silence time.Duration, newline bool) bool {
 	return waited < eventPatience && silence < eventGap && !newline
 }
 
-func (e *Engine) amidEvent(s *stream) bool {
+func (s *stream) amidEvent() bool {
 	if c := s.leg[down]; c != nil && c.data.on && c.data.id == s.id[down] && c.data.left > 0 {
-		return e.now < s.endBy
+		return s.e.now < s.endBy
 	}
-	silence := e.now - s.event
+	silence := s.e.now - s.event
 	if s.half[down].q.size > 0 {
 		silence = 0
 	}
-	return s.event > 0 && AmidEvent(e.now-(s.endBy-eventPatience), silence, s.newline)
+	return s.event > 0 && AmidEvent(s.e.now-(s.endBy-eventPatience), silence, s.newline)
 }
