@@ -123,8 +123,8 @@ func (e *Engine) delays(c *Conn, s *stream) bool {
 	return wait
 }
 
-// endsLate drops the reset that waits for a stream, which the server ends: by a reset of its own, or
-// by the end of its answer.
+// endsLate drops the reset that waits for a stream, which the server ends: by its own reset, or by
+// the end of its answer.
 func (c *Conn) endsLate(id uint32, reset bool) {
 	before := len(c.late)
 	c.late = slices.DeleteFunc(c.late, func(l lateReset) bool { return l.id == id && (reset || l.sent) })

@@ -321,7 +321,7 @@ func TestManyCancelled(t *testing.T) {
 	other.gets(1, 2*100-1)
 	check.Same(t, 2, len(r.backends), "connections when the server is full")
 	check.Same(t, room-(cancelled-total), len(b.c.streams), "streams that it has room for")
-	// What the server ends by itself needs no reset: a stream by its own, or by the end of an answer.
+	// What the server ends needs no reset: a stream by a reset of its own, or by its answer's end.
 	late := []uint32{b.c.late[0].id, b.c.late[1].id, b.c.late[2].id, b.c.late[3].id}
 	_ = b.fr.WriteRSTStream(late[0], http2.ErrCodeNo)
 	b.headers(late[1], true, ":status=200")
