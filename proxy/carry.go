@@ -24,6 +24,9 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 		return
 	}
 	x.bind()
+	if r.ProtoMajor == 1 && x.decision.Action == ToLocal && x.stay.Leaves() {
+		w.Header().Set("Connection", "close") // as GOAWAY over HTTP/2
+	}
 	plan, h := x.plan(), x.head
 	plan.Path = h.target()
 	var returned sync.Once // afterwards, the deadline would be the next request's

@@ -3,17 +3,21 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/kube-openapi/pkg/handler3"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -27,6 +31,7 @@ import (
 type views struct {
 	*cluster.Cluster
 	front, replica *cluster.Front
+	second         *relay.Relay // before the second server
 }
 
 // only are the group-versions that one server has.
@@ -38,13 +43,14 @@ func TestOneView(t *testing.T) {
 	w := &views{Cluster: suite.Start(t, cluster.Config{Dir: suite.Folder(t, "view")})}
 	etcd := must.Get(relay.Start(t.Context(), strings.TrimPrefix(w.EtcdURLs()[0], "http://")))(t)
 	must.Do(t, w.AddAPIServer(t.Context(), "http://"+etcd.Address, "--runtime-config="+strings.Join(only, "=true,")+"=true"))
-	servers := "--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL
+	w.second = must.Get(relay.Start(t.Context(), strings.TrimPrefix(w.EndpointOf(1).URL, "https://")))(t)
+	servers := "--local-apiserver=" + w.EndpointOf(0).URL + ",https://" + w.second.Address
 	fairlead := suite.Build(t, t.TempDir())
 	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: fairlead, Args: []string{servers}}))(t)
 	servers = "--local-apiserver=" + w.EndpointOf(1).URL + "," + w.EndpointOf(0).URL
 	w.replica = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: fairlead, Name: "replica", Args: []string{servers}}))(t)
 	etcd.Delay(100 * time.Millisecond)
-	suite.Cases[*views]{{"late", testLate}, {"listed", testListed}, {"established", testEstablished}, {"orphans", testOrphans}}.Run(t, w)
+	suite.Cases[*views]{{"late", testLate}, {"listed", testListed}, {"established", testEstablished}, {"orphans", testOrphans}, {"even", testEven}}.Run(t, w)
 }
 
 // get gets a document in its newest form.
@@ -130,8 +136,7 @@ func testListed(t *testing.T, w *views) {
 	if index.Paths["apis/"+only[0]].ServerRelativeURL == "" || !strings.Contains(w.get(t, w.front, "/openapi/v2"), "/apis/"+only[1]) {
 		t.Error("OpenAPI has no " + strings.Join(only, " or no "))
 	}
-	has := strings.TrimPrefix(w.EndpointOf(1).URL, "https://")
-	if why := w.get(t, w.front, "/fairlead/explain?path=/apis/"+only[0]); !strings.Contains(why, "the local apiserver "+has+" (not all of them serve it)") {
+	if why := w.get(t, w.front, "/fairlead/explain?path=/apis/"+only[0]); !strings.Contains(why, "the local apiserver "+w.second.Address+" (not all of them serve it)") {
 		t.Errorf("explain: %s", why)
 	}
 	if status := w.get(t, w.front, "/fairlead/status"); !strings.Contains(status, `"release": "v1.`) || strings.Count(status, only[0]) != 1 {
@@ -197,6 +202,50 @@ func testOrphans(t *testing.T, w *views) {
 	})
 	orphans := must.Get(ask.Get(t.Context(), second, w.EndpointOf(1).URL+group+"/leasecandidates"))(t)
 	check.Same(t, 0, strings.Count(orphans, `"name":"candidate-`), "orphaned objects")
+}
+
+// Clients of both protocols are spread evenly, also after a server was away for a while: within two
+// minutes, docs/operations.md says.
+func testEven(t *testing.T, w *views) {
+	const clients = 60
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	var failed atomic.Int64
+	defer func() { cancel(); all.Wait() }()
+	for i := range clients {
+		c := suite.TLS(t, w.front.Endpoint, w.Admin())
+		rt := &http.Transport{TLSClientConfig: c, MaxConnsPerHost: 1, Protocols: new(http.Protocols)}
+		rt.Protocols.SetHTTP1(i%2 == 0)
+		rt.Protocols.SetHTTP2(i%2 == 1)
+		all.Go(func() {
+			defer rt.CloseIdleConnections()
+			for ctx.Err() == nil {
+				r, err := ask.Do(ctx, &http.Client{Transport: rt}, http.MethodGet, w.front.Endpoint.URL+"/api/v1/namespaces/default", nil, "")
+				if ctx.Err() == nil && (err != nil || r.Code != http.StatusOK) {
+					failed.Add(1)
+				}
+				<-time.After(250 * time.Millisecond)
+			}
+		})
+	}
+	most := func(share int64) (bool, string) {
+		var status answer.Status
+		must.Do(t, json.Unmarshal([]byte(w.get(t, w.front, "/fairlead/status")), &status))
+		var counts []int64
+		sum := int64(0)
+		for _, e := range status.LocalServers {
+			counts, sum = append(counts, e.Clients), sum+e.Clients
+		}
+		return sum >= clients && slices.Max(counts)*10 <= share*sum/2, fmt.Sprint(counts)
+	}
+	suite.Eventually(t, time.Minute, "even", func() (bool, string) { return most(11) })
+	w.second.Cut(true)
+	suite.Eventually(t, 10*time.Second, "all at one", func() (bool, string) { ok, counts := most(19); return !ok, counts })
+	w.second.Cut(false)
+	begun := time.Now()
+	suite.Eventually(t, 2*time.Minute, "even again", func() (bool, string) { return most(13) })
+	t.Logf("even again after %v; %d requests failed", time.Since(begun).Round(time.Second), failed.Load())
+	check.Same(t, 0, failed.Load(), "failed requests")
 }
 
 func (w *views) create(t *testing.T, c *http.Client, at cluster.Endpoint, path, body string) {

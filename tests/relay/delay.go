@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -16,7 +17,10 @@ type Relay struct {
 	// Address is host:port.
 	Address string
 
-	late atomic.Int64 // nanoseconds
+	late  atomic.Int64 // nanoseconds
+	mu    sync.Mutex   // guards what follows
+	cut   bool
+	conns []net.Conn
 }
 
 // Start listens on loopback and connects clients to an address until ctx ends.
@@ -39,6 +43,11 @@ func Start(ctx context.Context, to string) (*Relay, error) {
 				continue
 			}
 			context.AfterFunc(ctx, func() { _, _ = near.Close(), far.Close() })
+			r.mu.Lock()
+			if r.conns = append(r.conns, near, far); r.cut {
+				_, _ = near.Close(), far.Close()
+			}
+			r.mu.Unlock()
 			go r.carry(far, near)
 			go r.carry(near, far)
 		}
@@ -48,6 +57,18 @@ func Start(ctx context.Context, to string) (*Relay, error) {
 
 // Delay sets the delay, each way, of everything that is received from now on.
 func (r *Relay) Delay(by time.Duration) { r.late.Store(int64(by)) }
+
+// Cut ends all connections, and new ones until Cut(false).
+func (r *Relay) Cut(cut bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cut = cut; cut {
+		for _, c := range r.conns {
+			_ = c.Close()
+		}
+		r.conns = nil
+	}
+}
 
 // carry forwards what it receives, and then the end, each with the delay, until either side closes.
 func (r *Relay) carry(to, from net.Conn) {
