@@ -117,6 +117,7 @@ type Engine struct {
 type spares struct {
 	streams     *stream
 	freeStreams int
+	block       []byte // the largest buffer of a field block that is free, at most limits.maxHeader
 	chunks      *chunk
 	freeChunks  int
 	sendings    []*sending
@@ -248,7 +249,8 @@ func (e *Engine) close(c *Conn, err error) {
 		return
 	}
 	c.closing, c.closingAt, c.orderly = true, e.now, err == nil
-	c.in, c.block, c.left, c.data = nil, nil, 0, dataFrame{}
+	c.in, c.left, c.data = nil, 0, dataFrame{}
+	e.freeBlock(c)
 	if c.pool != nil {
 		c.pool.drop(c, err) // before its streams look for another connection
 	}

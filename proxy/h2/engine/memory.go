@@ -27,7 +27,7 @@ func (e *Engine) report(step int64) {
 // (plain and encrypted), the frame or field block that is being received, input that waits for a
 // turn, and heads of waiting requests.
 func (c *Conn) weigh() {
-	heads := cap(c.block) + c.heads
+	heads := 2*len(c.block) + c.heads // its buffer may have grown to twice as much
 	n := len(c.out) + 2*c.inflight + len(c.in) + c.left + heads
 	c.e.held += int64(n - c.weight)
 	c.weight = n
@@ -48,7 +48,7 @@ const handled = 3
 // crowded reports whether n more bytes are more than the heads of a connection may hold: a quarter
 // of its source's share, because all strangers behind a load balancer have one address.
 func (c *Conn) crowded(n int) bool {
-	n += cap(c.block) + c.heads
+	n += 2*len(c.block) + c.heads
 	return c.side == up && n > hold.Least/4 && int64(n) > c.e.Memory.Short() && (int64(n) > c.e.Memory.Share()/4 || c.Source.Greedy())
 }
 

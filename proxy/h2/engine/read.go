@@ -290,7 +290,7 @@ func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError 
 		return e.fieldBlock(c, p, selfDependent)
 	}
 	c.blockAt = e.now
-	c.block = append(c.block[:0], p...)
+	c.block, e.block = append(e.block[:0], p...), nil
 	return nil
 }
 
@@ -307,9 +307,18 @@ func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connE
 	if !h.Has(http2.FlagContinuationEndHeaders) {
 		return nil
 	}
-	block := c.block
+	err := e.fieldBlock(c, c.block, false)
+	e.freeBlock(c)
+	return err
+}
+
+// freeBlock keeps the buffer of a connection's field block for the next one: at 1 MiB each, those
+// of a few connections that come and go would be collected several times a second.
+func (e *Engine) freeBlock(c *Conn) {
+	if cap(c.block) > cap(e.block) {
+		e.block = c.block
+	}
 	c.block = nil
-	return e.fieldBlock(c, block, false)
 }
 
 // chargeFields charges for a field section that is much larger than its block: for decoding it, and
