@@ -149,15 +149,13 @@ func (e *endpoint) forget(p *plain) {
 // that a response has announced is none of that: in HTTP/1.0, it is how every body ends.
 type pooled struct {
 	*Conn
-	paused bool          // the server may pause while it reads a body
-	begun  bool          // a part of the request was sent
-	broken atomic.Bool   // the rest was not, see Write
-	used   atomic.Bool   // the next bytes begin an answer
-	head   wire.TextHead // of the answer, for the reader
-	inHead bool
+	paused bool        // the server may pause while it reads a body
+	begun  bool        // a part of the request was sent
+	broken atomic.Bool // the rest was not, see Write
+	answer answerHeads
 }
 
-// errHugeHead is returned before net/http has read the rest: it makes a map of all names.
+// errHugeHead is returned before net/http has read the rest.
 var errHugeHead = errors.New("the head of the response has too many fields")
 
 // quickBody is the longest body that surely fits into a server's window. The kernel does not
@@ -168,7 +166,7 @@ const quickBody = 32 << 10
 // use prepares the connection for a request with a body of n bytes, -1 if unknown, that may be
 // long-running. Requests do not overlap.
 func (c *pooled) use(n int64, long bool) {
-	c.used.Store(true)
+	c.answer.begin.Store(true)
 	c.begun = false
 	if c.long.Store(long); long {
 		_ = c.SetReadDeadline(time.Now().Add(hungTime)) // net/http reads already
@@ -219,24 +217,53 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 			c.lease.e.up.target.signal(c.lease.e.address, errLost)
 		})
 	}
-	if c.counts(p[:n]); err == nil && c.head.Over() {
+	return c.answer.count(p, n, err)
+}
+
+// answerHeads counts the heads of answers before net/http has read them: it makes a map of all names.
+type answerHeads struct {
+	begin atomic.Bool // the next bytes begin an answer
+
+	// For the reader.
+	head wire.TextHead
+	in   bool
+}
+
+// count counts what was read: interim heads are followed by another. It returns what Read is to
+// return.
+func (h *answerHeads) count(p []byte, n int, err error) (int, error) {
+	if h.begin.Swap(false) {
+		h.head, h.in = wire.TextHead{}, true
+	}
+	for rest := p[:n]; h.in && len(rest) > 0; {
+		k, ended := h.head.Read(rest)
+		if rest = rest[k:]; ended {
+			h.in, h.head = h.head.Interim, wire.TextHead{}
+		}
+	}
+	if err == nil && h.head.Over() {
 		p[0] = 0 // no part of a line, which could pass for a whole one; without bytes net/http would send the request again
 		return 1, errHugeHead
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// counts counts the heads of an answer: interim ones are followed by another.
-func (c *pooled) counts(p []byte) {
-	if c.used.Swap(false) {
-		c.head, c.inHead = wire.TextHead{}, true
-	}
-	for c.inHead && len(p) > 0 {
-		n, ended := c.head.Read(p)
-		if p = p[n:]; ended {
-			c.inHead, c.head = c.head.Interim, wire.TextHead{}
-		}
-	}
+// AnswerReader returns a reader of the connection, on which an answer is about to come. It fails
+// when the head of that has too many fields.
+func (c *Conn) AnswerReader() io.Reader {
+	r := &answerReader{on: c}
+	r.heads.begin.Store(true)
+	return r
+}
+
+type answerReader struct {
+	on    *Conn
+	heads answerHeads
+}
+
+func (r *answerReader) Read(p []byte) (int, error) {
+	n, err := r.on.Read(p)
+	return r.heads.count(p, n, err)
 }
 
 // watchBody ends with net.ErrClosed when its connection is cut because it is no longer trusted, or

@@ -6,7 +6,7 @@ import "bytes"
 // for one goroutine.
 type TextHead struct {
 	Bytes, Lines, Names int  // Lines and Names include the first line
-	Interim             bool // a response's status is 1xx: another head follows
+	Interim             bool // a response's status is 1xx, but for 101: another head follows
 
 	name, last []byte // of this line as far as it has come, and of the one before
 	column     int    // bytes of this line
@@ -50,7 +50,7 @@ func (h *TextHead) Read(p []byte) (n int, ended bool) {
 func (h *TextHead) endLine() {
 	if h.Lines == 0 {
 		status := bytes.TrimLeft(h.name[min(len("HTTP/1.1"), len(h.name)):], " ")
-		h.Interim = len(status) == 0 || status[0] == '1' // net/http skips any number of spaces
+		h.Interim = len(status) == 0 || status[0] == '1' && !bytes.HasPrefix(status, []byte("101")) // net/http skips any number of spaces
 	}
 	if len(h.name) == longName || !bytes.EqualFold(h.name, h.last) {
 		h.Names++
