@@ -1,9 +1,6 @@
 package registry
 
-import (
-	"encoding/hex"
-	"strings"
-)
+import "strings"
 
 // shape is the result of inspect.
 type shape uint8
@@ -21,21 +18,28 @@ func inspect(path string) shape {
 	if path == "" || path[0] != '/' {
 		return brokenPath
 	}
-	found, last := plainPath, byte(0)
+	last := byte(0)
 	for i := range len(path) {
 		c := path[i]
 		switch {
-		case c <= ' ' || c == 0x7f:
-			// No server accepts a control byte or a space in a path. From an HTTP/2 client, it
-			// could split a request in HTTP/1.1.
+		case breaks(c):
 			return brokenPath
 		case c == '%' || c == '\\' || c == '#' || c == '?' || last == '/' && (c == '/' || c == '.'):
-			found = oddPath
+			for ; i < len(path); i++ {
+				if breaks(path[i]) {
+					return brokenPath
+				}
+			}
+			return oddPath
 		}
 		last = c
 	}
-	return found
+	return plainPath
 }
+
+// breaks reports whether no server accepts the byte in a path: a control byte or a space. From an
+// HTTP/2 client, it could split a request in HTTP/1.1.
+func breaks(c byte) bool { return c <= ' ' || c == 0x7f }
 
 // oddity is what one pass over an odd path finds. Servers decode a path or not, treat backslashes
 // as slashes (IIS, browsers), cut it at an unexpected fragment or query, cut parameters off its
@@ -66,6 +70,9 @@ func findOddity(path string) oddity {
 	o := oddity{settled: settledAfter(path), slashes: 1}
 	for i := 1; i < len(path); i++ {
 		c, separates, plain := path[i], false, false
+		if c == '\\' && c == path[i-1] {
+			continue // another one adds nothing
+		}
 		switch c {
 		case '/':
 			separates, plain = true, true
@@ -162,7 +169,20 @@ func settledAfter(path string) int {
 
 // unescape decodes the escape at path[i]. It reports whether there is one.
 func unescape(path string, i int) (byte, bool) {
-	var b [1]byte
-	n, _ := hex.Decode(b[:], []byte(path[i+1:min(i+3, len(path))]))
-	return b[0], n == 1
+	if i+2 >= len(path) {
+		return 0, false
+	}
+	high, low := unhex(path[i+1]), unhex(path[i+2])
+	return high<<4 | low, high|low < 16
+}
+
+// unhex returns the value of a hexadecimal digit, and 255 for other bytes.
+func unhex(c byte) byte {
+	switch {
+	case '0' <= c && c <= '9':
+		return c - '0'
+	case 'a' <= c|' ' && c|' ' <= 'f':
+		return c|' ' - 'a' + 10
+	}
+	return 255
 }
