@@ -127,7 +127,7 @@ func (c call) one(w http.ResponseWriter, r *http.Request) {
 	i := slices.IndexFunc(all, named(c.name))
 	switch {
 	case i < 0:
-		writeError(w, apierrors.NewNotFound(schema.GroupResource{Group: c.gv.Group, Resource: "widgets"}, c.name))
+		writeError(w, apierrors.NewNotFound(schema.GroupResource{Group: c.gv.Group, Resource: "widgets"}, c.name[:min(len(c.name), longestName)]))
 	case r.Method == http.MethodGet || r.Method == http.MethodHead:
 		writeJSON(w, http.StatusOK, c.in(all[i]))
 	case r.Method == http.MethodDelete:
@@ -241,3 +241,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 }
+
+// longestName is that of an object: an answer is not to be four times as long as a path, which would
+// count for the head.
+const longestName = 253
