@@ -210,7 +210,7 @@ interop: parts ## Clients and servers that are not ours, through Fairlead as dir
 	$(call suite,-parallel 64 -timeout 15m)
 
 .PHONY: hostile
-hostile: ## Attacks on the real binary (25 min): floods, slow peers, smuggling, malicious backends, mixed-up users, a small container; prints figures (as root, otherwise idle)
+hostile: ## Attacks on the real binary (47 min): floods, slow peers, smuggling, malicious backends, mixed-up users, a small container; prints figures (as root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver h2spec
 	$(call suite,-timeout 90m) -v
 
