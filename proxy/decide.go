@@ -1,8 +1,6 @@
 package proxy
 
 import (
-	"context"
-	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -13,7 +11,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // Action is how a request is answered.
@@ -53,7 +50,7 @@ type Decision struct {
 	Pool authn.Pool
 	// LongRunning requests have no deadline and a limit of their own.
 	LongRunning bool
-	// Err is the error for Refuse. It carries a metav1.Status.
+	// Err is the error for Refuse: it carries a metav1.Status, or is a Need.
 	Err error
 	// Server is the local apiserver of a request that is explained, and why. Empty otherwise.
 	Server string
@@ -77,6 +74,10 @@ type Decision struct {
 	// verdict is the authorizer's, for the audit log. It counts only if the authorizer was asked.
 	verdict authz.Decision
 	asked   bool
+	// leads is the Action of the path, whoever asks. issuer and learned are looked up by settle.
+	leads   Action
+	issuer  *authn.Credentials
+	learned *learned
 }
 
 const (
@@ -87,56 +88,44 @@ const (
 	loopHeader = "fairlead-via"
 )
 
-// decide decides where a request goes. If wait is false, it does no I/O and verifies no
-// certificates; it reports false if it would have to (for a connection's first request, or for a
-// token or an authorization that is not cached). The caller then calls it again with wait, on a
-// goroutine that may block. It keeps nothing of h but strings.
+// decide decides where a request goes, as far as that is known without waiting: it returns d.Err,
+// which is a Need if it is not. settle then looks that up and decides again. now is the time, zero
+// if the caches must read the clock. It keeps nothing of h but strings.
 //
 // It fills d in place and reuses the room of d.Set: a Decision is half a kilobyte, and copying it
 // showed in profiles.
-func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn, wait bool) (known bool) {
-	p.locate(d, h)
-	if d.Err != nil {
-		return true
-	}
-	if p.rejecting.Load() && !p.ownHealth(h.Path) {
-		d.refuse(errShuttingDown)
-		return true
-	}
-	if wait {
-		var err error
-		if d.Credentials, err = p.read(ctx, h, c, h.Upgrade); err != nil {
-			d.refuse(err)
-			return true
-		}
-		d.Credentials.From = bound.Stranger(h.Remote)
-	} else if d.Credentials, known = p.cfg.Authn.Read(c, h.Fields, h.Upgrade); !known {
-		return false
+func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error {
+	if _, again := d.Err.(Need); again { //nolint:errorlint // nobody wraps it
+		d.Action, d.Err, d.Pool, d.User = d.leads, nil, 0, nil // by the same table
 	} else {
-		d.Credentials.Now = h.Arrived // with wait, decide may already have waited
+		p.locate(d, h)
 	}
-	switch known, err := p.checkCaller(ctx, d, h, c, wait); {
-	case !known:
-		return false
-	case err != nil:
-		d.refuse(err)
-		return true
+	if d.Err == nil && p.rejecting.Load() && !p.ownHealth(h.Path) {
+		d.refuse(errShuttingDown)
 	}
-	switch d.Action {
-	case ToHealth:
-		return true
-	case ToLocal:
+	if d.Err != nil {
+		return d.Err
+	}
+	err := p.identify(d, h, c, now)
+	switch {
+	case err != nil || d.Action == ToHealth:
+	case d.Action == ToLocal:
 		p.decideLocal(d, h)
-		return true
+	default:
+		err = p.decideOwn(d, h)
 	}
-	return p.decideOwn(ctx, d, h, wait)
+	if err != nil {
+		d.refuse(err)
+	}
+	return d.Err
 }
 
 // locate decides where a path leads, without regard to the caller.
 func (p *Proxy) locate(d *Decision, h *Head) {
 	t := p.cfg.Table()
 	m := t.Match(h.Path)
-	*d = Decision{Set: d.Set[:0], Entry: m.Entry, route: m.Route, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
+	*d = Decision{Set: d.Set[:0], learned: d.learned, Entry: m.Entry, route: m.Route}
+	d.Request = parseRequest(h.Method, h.Path, h.RawQuery)
 	switch {
 	case h.Method == http.MethodConnect:
 		d.refuse(errConnect)
@@ -158,8 +147,8 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	}
 	if d.Action = p.actionOf(m.Route); m.Route == registry.RouteLocal && p.ownHealth(h.Path) {
 		d.Action = ToHealth
-		return
 	}
+	d.leads = d.Action
 	// A client would take a 404 for these paths as "the API is gone".
 	if !t.Complete() && m.Route != registry.RouteOwn && (strings.HasPrefix(h.Path, "/api") || strings.HasPrefix(h.Path, "/openapi")) {
 		d.refuse(errNotReady)
@@ -196,35 +185,20 @@ func (p *Proxy) dispatchLocal(d *Decision, h *Head) {
 }
 
 // decideOwn decides for remotes, documents and pages, for which Fairlead itself authenticates and
-// authorizes.
-func (p *Proxy) decideOwn(ctx context.Context, d *Decision, h *Head, wait bool) (known bool) {
-	known, err := p.authenticate(ctx, d, wait)
-	switch {
-	case !known:
-		return false
-	case err != nil:
-		d.refuse(err)
-		return true
-	case d.Credentials.Impersonates:
+// authorizes. It authorizes first, so that a stranger does not learn whether a backend is healthy.
+func (p *Proxy) decideOwn(d *Decision, h *Head) error {
+	if err := p.authenticate(d); err != nil {
+		return err
+	}
+	if d.Credentials.Impersonates {
 		d.Action = Impersonate
-		return true
+		return nil
 	}
-	return p.admit(ctx, d, h, wait)
-}
-
-// admit decides for an authenticated user. It authorizes first, so that a stranger does not learn
-// whether a backend is healthy.
-func (p *Proxy) admit(ctx context.Context, d *Decision, h *Head, wait bool) (known bool) {
-	known, err := p.authorize(ctx, d, wait)
-	switch {
-	case !known:
-		return false
-	case err != nil:
-		d.refuse(err)
-	default:
-		p.dispatch(d, h)
+	if err := p.authorize(d); err != nil {
+		return err
 	}
-	return true
+	p.dispatch(d, h)
+	return nil
 }
 
 // dispatch decides for an authorized user: whether the backend is available, and the request's
@@ -255,60 +229,34 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 	p.finish(d, h)
 }
 
-// authenticate returns the caller's identity in d.User. It reports false if that needs a
-// TokenReview and wait is false.
-func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
-	d.User, known = p.cfg.Authn.Cached(&d.Credentials, d.Request.Path)
-	if !known && wait {
-		if d.User, err = p.cfg.Authn.Review(ctx, &d.Credentials, d.Request.Path); err != nil {
-			p.log.Debug("authenticating", "err", err)
-			switch {
-			case full(err):
-				return true, errReviews
-			case !errors.Is(err, authn.ErrUnauthenticated):
-				return true, errAuthenticating
-			}
-			return true, errUnauthorized
-		}
-		return true, nil
+// authenticate sets d.User to the caller.
+func (p *Proxy) authenticate(d *Decision) error {
+	if l := d.learned; l != nil && l.user != nil && l.caller.Same(&d.Credentials) {
+		d.User = l.user
+		return nil
 	}
-	if known && d.User == nil {
-		return true, errUnauthorized
+	var known bool
+	switch d.User, known = p.cfg.Authn.Cached(&d.Credentials, d.Request.Path); {
+	case !known:
+		return needUser
+	case d.User == nil:
+		return errUnauthorized
 	}
-	return known, nil
+	return nil
 }
 
-// authorize checks whether the user may send the request. It reports false if that needs a
-// SubjectAccessReview and wait is false.
-func (p *Proxy) authorize(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
+// authorize checks whether the user may send the request.
+func (p *Proxy) authorize(d *Decision) error {
 	a := d.attributes()
-	d.verdict, d.asked = p.cfg.Authz.Cached(&a)
-	if d.asked && d.verdict.Allowed {
-		return true, nil
-	}
-	return p.authorizeSlow(ctx, d, wait)
-}
-
-// authorizeSlow is a function of its own because it makes the attributes escape to the heap.
-func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
-	a := d.attributes()
-	if !d.asked {
-		if !wait {
-			return false, nil
-		}
-		if d.verdict, err = p.cfg.Authz.Authorize(ctx, &a); err != nil {
-			if full(err) {
-				return true, errReviews
-			}
-			p.log.Warn("authorizing", "user", d.User.GetName(), "err", err)
-			return true, errAuthorizing
-		}
-		d.asked = true
+	if l := d.learned; l != nil && l.asked != nil && l.asked.Equal(&a) {
+		d.verdict, d.asked = l.verdict, true
+	} else if d.verdict, d.asked = p.cfg.Authz.Cached(&a); !d.asked {
+		return needVerdict
 	}
 	if !d.verdict.Allowed {
-		return true, errForbidden(d)
+		return errForbidden(d)
 	}
-	return true, nil
+	return nil
 }
 
 // attributes are the authorizer's input.

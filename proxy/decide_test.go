@@ -201,10 +201,15 @@ func usualHead() *Head {
 	}
 }
 
-// decision calls decide with a new Decision.
+// decision makes a new Decision, as the loop does, or as those do that may wait.
 func (p *Proxy) decision(ctx context.Context, h *Head, c *authn.Conn, wait bool) (d Decision, known bool) {
-	known = p.decide(ctx, &d, h, c, wait)
-	return d, known
+	if wait {
+		p.decideOffLoop(ctx, &d, h, c)
+	} else {
+		_ = p.decide(&d, h, c, time.Now()) // d.Err
+	}
+	_, lacks := d.Err.(Need) //nolint:errorlint // nobody wraps it
+	return d, !lacks
 }
 
 // A decision that needs no I/O allocates nothing, with impersonation or without.
@@ -229,8 +234,8 @@ func TestDecideAllocates(t *testing.T) {
 		}
 		var d Decision
 		if n := testing.AllocsPerRun(1000, func() {
-			if !p.decide(t.Context(), &d, h, c, false) {
-				t.Fatal("undecided without I/O")
+			if err := p.decide(&d, h, c, h.Arrived); err != nil {
+				t.Fatal(err)
 			}
 		}); n > 0 {
 			t.Errorf("%s: %v allocations", tc.name, n)

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
@@ -61,41 +60,6 @@ func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error
 		return nil, errBusy("the front door")
 	}
 	return leave, nil
-}
-
-// decideOffLoop decides a request off the loop. A long head needs a place at the desk, except while
-// it waits for I/O.
-func (p *Proxy) decideOffLoop(ctx context.Context, d *Decision, h *Head, c *authn.Conn) {
-	if h.costly() {
-		leave, err := turn(ctx, p.desk.heads, h)
-		if err != nil {
-			d.refuse(err)
-			return
-		}
-		known := func() bool {
-			defer leave()
-			return p.decide(ctx, d, h, c, false)
-		}()
-		if known {
-			return
-		}
-	}
-	p.decide(ctx, d, h, c, true)
-}
-
-// read returns the caller's credentials. It verifies the connection's certificates at the desk, if
-// that is not done yet.
-func (p *Proxy) read(ctx context.Context, h *Head, c *authn.Conn, upgrade string) (authn.Credentials, error) {
-	for {
-		got, known := p.cfg.Authn.Read(c, h.Fields, upgrade)
-		if known {
-			return got, nil
-		}
-		// The loop repeats only if the CAs have changed meanwhile.
-		if err := p.cfg.Authn.Verify(c, func() (func(), error) { return turn(ctx, p.desk.chains, h) }); err != nil {
-			return authn.Credentials{}, err //nolint:wrapcheck // an error of this package
-		}
-	}
 }
 
 const (
@@ -195,9 +159,7 @@ func (l *parking) next(s bound.Source, at *parkQueue) func() {
 // connection.
 func (r *frameRequest) parkSource() bound.Source {
 	d := &r.decision // decided again afterwards
-	if d.User == nil {
-		d.Pool = r.l.p.cfg.Authn.Pool(&d.Credentials)
-	}
+	d.Pool = r.l.p.cfg.Authn.Pool(&d.Credentials)
 	return d.source(r.head)
 }
 
@@ -213,7 +175,7 @@ func (l *frames) decideParked(r *frameRequest) (plan h2.Plan) {
 			plan = h2.Plan{Serve: l.p.answer(errPanicked)}
 		}
 	}()
-	l.p.decide(ctx, &r.decision, r.head, r.front.conn, true)
+	l.p.decideOffLoop(ctx, &r.decision, r.head, r.front.conn)
 	return l.plan(r)
 }
 

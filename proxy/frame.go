@@ -109,9 +109,9 @@ func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Pl
 		return h2.Plan{Serve: r.offEngine()}, true
 	}
 	r.decision.Set = conn.set
-	known := l.p.decide(context.Background(), &r.decision, r.head, conn.conn, false)
+	_, lacks := l.p.decide(&r.decision, r.head, conn.conn, r.head.Arrived).(Need) //nolint:errorlint // nobody wraps it
 	conn.set = r.decision.Set
-	if known {
+	if !lacks {
 		return l.plan(r), true
 	}
 	r.decision.Set = nil
@@ -216,7 +216,9 @@ func (r *frameRequest) answerFields() []hpack.HeaderField {
 }
 
 // dropBuffers drops references to the connection's buffers: the request may last for hours.
-func (r *frameRequest) dropBuffers() { r.decision.Set, r.head.Fields = nil, nil }
+func (r *frameRequest) dropBuffers() {
+	r.decision.Set, r.head.Fields, r.decision.learned = nil, nil, nil
+}
 
 // ready returns the requested document, if it is prepared.
 func (r *frameRequest) ready() *h2.Answer {
@@ -265,12 +267,12 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 	r.l.recycle(r)
 }
 
-// offEngine recycles the request and returns its handler, which decides again, from the caches. The
-// request still arrived when its first head did, before a TokenReview.
+// offEngine recycles the request and returns its handler, which decides again, with what is
+// learned. The request still arrived when its first head did, before a TokenReview.
 func (r *frameRequest) offEngine() http.Handler {
-	p, arrived := r.l.p, r.head.Arrived
+	p, arrived, known := r.l.p, r.head.Arrived, r.decision.learned
 	r.l.recycle(r)
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { p.serve(w, req, arrived) })
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { p.serve(w, req, arrived, known) })
 }
 
 func (l *frames) recycle(r *frameRequest) {

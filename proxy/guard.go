@@ -12,7 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
-	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // Guard protects one of Fairlead's own pages on the admin port. Callers are authenticated as on the
@@ -28,53 +28,44 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 	impersonated := p.impersonation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := exchangeOf(r.Context())
 		x.decision.User, _ = request.UserFrom(r.Context())
-		if err := p.checkImpersonated(&x.decision, r.Header); err != nil {
-			p.writeError(w, r, err)
-			return
+		err := p.checkImpersonated(&x.decision, r.Header)
+		if err == nil {
+			err = p.permit(r.Context(), &x.decision)
 		}
-		p.servePermitted(w, r, next)
-	}))
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := &exchange{p: p, head: headOf(r, time.Now()), conn: slotOf(r.Context()).of(r.TLS)}
-		credentials, err := p.read(r.Context(), x.head, x.conn, "")
 		if err != nil {
 			p.writeError(w, r, err)
 			return
 		}
-		credentials.From = bound.Stranger(x.head.Remote)
-		x.decision = Decision{
-			Action: ToPage, Request: parseRequest(x.head.Method, x.head.Path, x.head.RawQuery), Credentials: credentials,
-		}
-		if _, err := p.checkCaller(r.Context(), &x.decision, x.head, x.conn, true); err != nil {
-			p.writeError(w, r, err)
-			return
-		}
-		ctx := context.WithValue(r.Context(), exchangeKey{}, x)
+		next.ServeHTTP(w, p.asUser(r, x))
+	}))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := &exchange{p: p, head: headOf(r, time.Now()), conn: slotOf(r.Context()).of(r.TLS)}
+		x.head.Upgrade = "" // a page has none
+		d := &x.decision
+		d.Action, d.route = ToPage, registry.RouteOwn
+		d.Request = parseRequest(x.head.Method, x.head.Path, x.head.RawQuery)
+		ctx, known := context.WithValue(r.Context(), exchangeKey{}, x), false
 		r = r.WithContext(ctx)
-		if p.cfg.Local != nil && p.cfg.Local.Ready() != nil && p.scrapers.knows(&x.decision, time.Now()) {
-			next.ServeHTTP(w, r)
-			return
-		}
-		if _, err := p.authenticate(ctx, &x.decision, true); err != nil {
+		err := p.settle(ctx, d, x.head, x.conn, func() error {
+			err := p.identify(d, x.head, x.conn, time.Time{})
+			known = err == nil && p.cfg.Local != nil && p.cfg.Local.Ready() != nil && p.scrapers.knows(d, time.Now())
+			if err != nil || known {
+				return err
+			}
+			return p.decideOwn(d, x.head)
+		})
+		switch {
+		case err != nil:
 			p.writeError(w, r, err)
-			return
-		}
-		if x.decision.Credentials.Impersonates {
+		case known:
+			next.ServeHTTP(w, r)
+		case d.Action == Impersonate:
 			impersonated.ServeHTTP(w, p.asUser(r, x))
-			return
+		default:
+			p.scrapers.remember(d, time.Now())
+			next.ServeHTTP(w, p.asUser(r, x))
 		}
-		p.servePermitted(w, r, next)
 	})
-}
-
-func (p *Proxy) servePermitted(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	x := exchangeOf(r.Context())
-	if _, err := p.authorize(r.Context(), &x.decision, true); err != nil {
-		p.writeError(w, r, err)
-		return
-	}
-	p.scrapers.remember(&x.decision, time.Now())
-	next.ServeHTTP(w, p.asUser(r, x))
 }
 
 const (
@@ -154,12 +145,12 @@ func (p *Proxy) Explain(ctx context.Context, h *Head, u user.Info) (d Decision, 
 		return d, nil
 	case ToLocal:
 		d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
-		_, denied = p.authorize(ctx, &d, true)
+		denied = p.permit(ctx, &d)
 		p.decideLocal(&d, h)
 		d.Server = p.cfg.Local.Which(slotOf(ctx).stay, d.Request.what())
 		return d, denied
 	}
-	_, denied = p.authorize(ctx, &d, true)
+	denied = p.permit(ctx, &d)
 	p.dispatch(&d, h)
 	return d, denied
 }

@@ -161,7 +161,7 @@ type Head struct {
 	// Upgrade is the protocol that an HTTP/1.1 client wants to switch to, in its own spelling.
 	// Empty means none, or none that is offered.
 	Upgrade string
-	// Arrived is when the head arrived. decide takes zero as now.
+	// Arrived is when the head arrived.
 	Arrived time.Time
 	// Remote is the client's address and port, RemoteIP the address alone.
 	Remote, RemoteIP string

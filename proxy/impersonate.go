@@ -1,47 +1,42 @@
 package proxy
 
 import (
-	"context"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 )
 
-// checkCaller refuses an invalid head, authenticates a token that this process verifies itself, and
-// refuses users whom it must not impersonate. It reports false if it would have to block and wait
-// is false.
-func (p *Proxy) checkCaller(ctx context.Context, d *Decision, h *Head, conn *authn.Conn, wait bool) (known bool, err error) {
-	if h.invalid != nil {
-		return true, h.invalid
+// identify reads the caller's credentials. It refuses an invalid head, authenticates a token that
+// this process verifies itself, and refuses users whom it must not impersonate.
+func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) error {
+	c, known := &d.Credentials, false
+	if *c, known = p.cfg.Authn.Read(conn, h.Fields, h.Upgrade); !known {
+		return needCertificates
 	}
-	c := &d.Credentials
-	issued, known := p.cfg.Authn.Issued(conn, c, false)
+	c.Now = now
+	if h.invalid != nil {
+		return h.invalid
+	}
+	issued, known := p.cfg.Authn.Issued(conn, c, d.issuer)
 	if !known {
-		if !wait {
-			return false, nil
-		}
-		leave, err := turn(ctx, p.desk.heads, h) // a stranger's token of 180 KB takes 4 ms
-		if err != nil {
-			return true, err
-		}
-		issued, _ = p.cfg.Authn.Issued(conn, c, true)
-		leave()
+		return needIssuer
 	}
 	if issued {
-		if known, err = p.authenticate(ctx, d, wait); !known || err != nil {
-			return known, err
+		if err := p.authenticate(d); err != nil {
+			return err
 		}
 		c.Kind, c.User = authn.KindIssued, d.User
 	}
 	if c.User == nil {
-		return true, nil
+		return nil
 	}
 	if name, group := p.cfg.Authn.Refuses(c.User, false); name+group != "" {
 		d.User = c.User
-		return true, errNotImpersonated(c.User.GetName(), group)
+		return errNotImpersonated(c.User.GetName(), group)
 	}
-	return true, nil
+	return nil
 }
 
 // checkImpersonated refuses impersonated users for whom this process must not speak. It also

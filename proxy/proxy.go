@@ -148,12 +148,12 @@ func exchangeOf(ctx context.Context) *exchange {
 
 // ServeHTTP serves the requests of HTTP/1.1 clients, and those of HTTP/2 clients that are not
 // forwarded frame by frame.
-func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r, time.Now()) }
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r, time.Now(), nil) }
 
-// serve is ServeHTTP for a request whose head arrived at that time.
-func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time) {
+// serve is ServeHTTP for a request whose head arrived at that time, of which something is known.
+func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time, known *learned) {
 	s := slotOf(r.Context())
-	x := &exchange{p: p, head: headOf(r, arrived), conn: s.of(r.TLS), stay: s.stay}
+	x := &exchange{p: p, head: headOf(r, arrived), conn: s.of(r.TLS), stay: s.stay, decision: Decision{learned: known}}
 	p.serving.Add(1)
 	defer p.serving.Add(-1)
 	rec := &recorder{ResponseWriter: w, proxy: p, request: r, exchange: x}
@@ -177,6 +177,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time)
 }
 
 func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchange) {
+	x.decision.learned = nil // the request may last for hours
 	switch x.decision.Action {
 	case ToLocal, ToRemote:
 		p.forward(w, r, x)
@@ -215,8 +216,10 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 		d.refuse(err)
 	} else if d.Action == ToLocal {
 		p.dispatchLocal(d, x.head)
+	} else if err := p.permit(r.Context(), d); err != nil {
+		d.refuse(err)
 	} else {
-		p.admit(r.Context(), d, x.head, true)
+		p.dispatch(d, x.head)
 	}
 	p.serveDecision(w, r, x)
 }

@@ -77,7 +77,7 @@ func TestTimesSinceArrival(t *testing.T) {
 		access, seen, _ := newLog(t)
 		w.proxy.cfg.AccessLog = access
 		w.front.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			w.proxy.serve(rw, r, time.Now().Add(-time.Hour))
+			w.proxy.serve(rw, r, time.Now().Add(-time.Hour), nil)
 		})
 		w.get(t, "http/1.1", remoteGV+"/widgets")
 		var got struct{ Waited, First, Took time.Duration }

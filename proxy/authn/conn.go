@@ -23,7 +23,7 @@ type Conn struct {
 	Peer []*x509.Certificate
 
 	last    atomic.Pointer[authorization]
-	issued  atomic.Pointer[issued]
+	issuer  atomic.Pointer[Credentials] // of FindIssuer
 	verdict atomic.Pointer[verdict]
 	mu      sync.Mutex // held during verification, so that a connection's streams share it
 }
@@ -81,24 +81,14 @@ func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
 	return v, v != nil && v.generation == a.cfg.Generation() && !time.Now().After(v.until)
 }
 
-// Verified reports whether Read needs no verification of the connection's certificates.
-func (a *Authenticator) Verified(c *Conn) bool {
-	_, known := a.verdict(c)
-	return known
-}
-
-// Verify verifies a connection's certificates, unless that is done. It is costly, so it first calls
-// enter to wait for a turn, once for all callers of the same connection; Verify returns enter's
-// error.
+// Verify verifies a connection's certificates, for Read. It is costly, so it first calls enter to
+// wait for a turn, once for all callers of the same connection; Verify returns enter's error.
 //
 //fairlead:expensive
 func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) error {
-	if a.Verified(c) {
-		return nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if a.Verified(c) {
+	if _, known := a.verdict(c); known {
 		return nil
 	}
 	leave, err := enter()

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/reviews"
@@ -103,9 +104,25 @@ func describe(u user.Info) string {
 	return fmt.Sprintf("%s/%s%q%v", u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
 }
 
-// read calls Verify, which gets its turn at once, and then Read.
+// read calls Verify if it must, which gets its turn at once, and then Read.
 func read(a *Authenticator, c *Conn, h Head, upgrade string) Credentials {
-	_ = a.Verify(c, func() (func(), error) { return func() {}, nil })
-	got, _ := a.Read(c, h, upgrade)
+	got, known := a.Read(c, h, upgrade)
+	if !known {
+		_ = a.Verify(c, func() (func(), error) { return func() {}, nil })
+		got, _ = a.Read(c, h, upgrade)
+	}
 	return got
+}
+
+// identify returns the user of credentials, from the cache or a review.
+func identify(t testing.TB, a *Authenticator, c *Credentials, path string) (user.Info, error) {
+	t.Helper()
+	u, known := a.Cached(c, path)
+	switch {
+	case !known:
+		return a.Review(t.Context(), c, bound.Source{})
+	case u == nil:
+		return nil, ErrUnauthenticated
+	}
+	return u, nil
 }

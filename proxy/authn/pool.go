@@ -76,11 +76,9 @@ func proves(status int) bool {
 	return status == http.StatusSwitchingProtocols || 200 <= status && status < 500
 }
 
-// issued is the result of Config.Issued for a token.
-type issued struct {
-	token      Token
-	is         bool
-	generation uint64
+// suits reports whether FindIssuer's result is about the tokens of c, and up to date.
+func (a *Authenticator) suits(i, c *Credentials) bool {
+	return i != nil && i.Same(c) && i.generation == a.cfg.ReviewGeneration()
 }
 
 // maxPeek limits the tokens whose issuer is read on the loop: that takes up to 30 µs a kilobyte,
@@ -88,37 +86,40 @@ type issued struct {
 const maxPeek = 2 << 10
 
 // Issued reports whether the credentials are a token that Review verifies itself; then a second
-// token is ignored. If wait is false and it would take long, known is false.
-func (a *Authenticator) Issued(conn *Conn, c *Credentials, wait bool) (is, known bool) {
+// token is ignored. found is FindIssuer's result for the request, if known was false before.
+func (a *Authenticator) Issued(conn *Conn, c *Credentials, found *Credentials) (is, known bool) {
 	if a.cfg.Issued == nil || c.Kind != KindToken {
 		return false, true
 	}
-	generation := a.cfg.ReviewGeneration()
-	if conn != nil {
-		if last := conn.issued.Load(); last != nil && last.token == c.Token && last.generation == generation {
-			is, known = last.is, true
-		}
+	if conn != nil && !a.suits(found, c) {
+		found = conn.issuer.Load()
 	}
-	if !known {
-		if !wait && len(c.Token.Secret()) > maxPeek {
+	if !a.suits(found, c) {
+		if len(c.Token.Secret())+len(c.second.Secret()) > maxPeek {
 			return false, false
 		}
-		is = a.cfg.Issued(c.Token.Secret())
-		if conn != nil && len(c.Token.Secret()) <= maxRemembered {
-			conn.issued.Store(&issued{c.Token, is, generation})
-		}
+		found = a.FindIssuer(conn, c)
 	}
 	switch {
-	case is:
+	case found.issued:
 		c.second = Token{}
-	case c.second.none():
-	case !wait && len(c.second.Secret()) > maxPeek:
-		return false, false
-	case a.cfg.Issued(c.second.Secret()):
+	case found.alsoIssued:
 		// If it were forwarded, the cluster would try it after the first one fails.
 		c.Kind, c.Err = KindInvalid, errSecond
 	}
-	return is, true
+	return found.issued, true
+}
+
+// FindIssuer returns what Issued lacks: the tokens of c, and whether Config.Issued claims them. It
+// takes long for long tokens.
+func (a *Authenticator) FindIssuer(conn *Conn, c *Credentials) *Credentials {
+	i := &Credentials{Kind: c.Kind, Token: c.Token, second: c.second, generation: a.cfg.ReviewGeneration()}
+	i.issued = a.cfg.Issued(c.Token.Secret())
+	i.alsoIssued = !i.issued && !c.second.none() && a.cfg.Issued(c.second.Secret())
+	if conn != nil && len(c.Token.Secret())+len(c.second.Secret()) <= maxRemembered {
+		conn.issuer.Store(i)
+	}
+	return i
 }
 
 var errSecond = fmt.Errorf("%w: a token that this process verifies itself came with another token", ErrUnauthenticated)

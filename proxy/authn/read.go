@@ -7,8 +7,6 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
-
-	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // Head is the fields of a request head in order, with names in lower case. Pseudo-header fields are
@@ -34,7 +32,7 @@ const (
 	// Without its failed certificate the forwarded request would be anonymous.
 	KindInvalid
 	// KindIssued is a token that this process verifies itself and never forwards. Read returns
-	// KindToken; after Issued and Review, the caller sets KindIssued.
+	// KindToken; after Issued and Cached, the caller sets KindIssued.
 	KindIssued
 )
 
@@ -50,9 +48,6 @@ type Credentials struct {
 	Token Token
 	// Payer identifies a proven token for bounds, however the token is written. Set by Pool.
 	Payer string
-	// From is the source of the request, for Review's queue, in which no address may take all
-	// places of strangers. Set by the caller.
-	From bound.Source
 	// Now is when they were read, so that the clock, which is slow on virtual machines, is read
 	// once per request. If zero, Cached and Pool read it.
 	Now time.Time
@@ -63,6 +58,14 @@ type Credentials struct {
 	// second is the WebSocket token if there is also a bearer token. It is tried if the first
 	// fails.
 	second Token
+	// issued and alsoIssued are the result of Config.Issued for both. Set by FindIssuer.
+	issued, alsoIssued bool
+	generation         uint64
+}
+
+// Same reports whether two Credentials are the same tokens.
+func (c *Credentials) Same(other *Credentials) bool {
+	return c.Kind == other.Kind && c.Token == other.Token && c.second == other.second
 }
 
 // Read returns the caller's credentials, as far as they can be checked without I/O. It reports

@@ -32,9 +32,7 @@ const (
 )
 
 var (
-	errNoReview = fmt.Errorf("%w: no token is known here", ErrUnauthenticated)
 	errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)
-	errNothing  = fmt.Errorf("%w: nothing was presented", ErrUnauthenticated)
 	errPanicked = errors.New("reviewing token: it panicked")
 )
 
@@ -113,26 +111,15 @@ func (a *Authenticator) cachedTokens(c *Credentials) (user.Info, bool) {
 	return nil, true
 }
 
-// Review returns the user of credentials, and asks the local apiserver if necessary.
-// ErrUnauthenticated means that the caller is refused; any other error means that the review
-// failed, and the request must be refused, too.
-func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string) (user.Info, error) {
-	if c.Kind != KindToken {
-		if u, _ := a.Cached(c, path); u != nil {
-			return u, nil
-		}
-		if c.Err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrUnauthenticated, c.Err)
-		}
-		return nil, errNothing
-	}
-	if a.cfg.Review == nil {
-		return nil, errNoReview
-	}
-	id, err := a.shared(ctx, c.Token, c.From)
+// Review asks the local apiserver for the user of a token that Cached does not know. A stranger's
+// review counts for from: no address may take all places of the queue. ErrUnauthenticated means
+// that the caller is refused; any other error means that the review failed, and the request must be
+// refused, too.
+func (a *Authenticator) Review(ctx context.Context, c *Credentials, from bound.Source) (user.Info, error) {
+	id, err := a.shared(ctx, c.Token, from)
 	if err != nil && !c.second.none() {
 		var again error
-		if id, again = a.shared(ctx, c.second, c.From); again == nil {
+		if id, again = a.shared(ctx, c.second, from); again == nil {
 			return id, nil
 		}
 		err = errors.Join(err, again)
@@ -146,9 +133,6 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string)
 // shared reviews a token once for all concurrent callers. The review outlives a caller that gives
 // up; its timeout ends it.
 func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Source) (*identity, error) {
-	if id, ok, err := a.remembered(token, time.Time{}); ok {
-		return id, err
-	}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("reviewing token: %w", err)
 	}

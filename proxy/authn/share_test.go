@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/reviews"
@@ -36,17 +37,16 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 			<-ctx.Done() // the others get no answer
 			return nil, false, ctx.Err()
 		}})
-		must.Get(a.Review(t.Context(), credentials(a, "good"), ""))(t)
+		must.Get(a.Review(t.Context(), credentials(a, "good"), bound.Source{}))(t)
 		time.Sleep(2 * time.Second) // until the next review is needed
 		flood := func(what string, prove bool, running, refused int) {
 			for i := range maxWaiting + 1 {
 				c := credentials(a, fmt.Sprint(what, i))
 				if prove { // each is a source of its own
 					a.Seen(c, http.StatusOK)
-				} else {
-					c.From.Address = fmt.Sprint("10.0.0.", i%5)
 				}
-				go func() { _, _ = a.Review(t.Context(), c, "") }() // ends with its timeout
+				from := bound.Source{Address: fmt.Sprint("10.0.0.", i%5)}
+				go func() { _, _ = a.Review(t.Context(), c, from) }() // ends with its timeout
 			}
 			synctest.Wait()
 			check.Same(t, running, int(active.Load()), "reviews of %ss at once", what)
@@ -54,7 +54,7 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 		}
 		flood("stranger", false, maxReviews, 1)
 		begun := time.Now()
-		if _, err := a.Review(t.Context(), credentials(a, "good"), ""); err != nil || time.Since(begun) > 0 {
+		if _, err := a.Review(t.Context(), credentials(a, "good"), bound.Source{}); err != nil || time.Since(begun) > 0 {
 			t.Errorf("%v after %s", err, time.Since(begun))
 		}
 		flood("regular", true, 2*maxReviews, 2)
@@ -79,14 +79,14 @@ func TestTokenReview(t *testing.T) {
 		}
 	})
 	a := newAuthenticator(t, Config{Review: TokenReview(must.Get(authenticationclient.NewForConfig(server.REST))(t))})
-	u := must.Get(a.Review(t.Context(), credentials(a, "good"), ""))(t)
+	u := must.Get(a.Review(t.Context(), credentials(a, "good"), bound.Source{}))(t)
 	want := &user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"k": {"v"}}}
 	check.Same(t, describe(want), describe(u), "the user")
 	// A plain refusal is cached; one with another error is reviewed again.
 	for token, want := range map[string]int64{"bad": 1, "ended": 2} {
 		before := asked.Load()
 		for range 2 {
-			if _, err := a.Review(t.Context(), credentials(a, token), ""); !errors.Is(err, ErrUnauthenticated) {
+			if _, err := a.Review(t.Context(), credentials(a, token), bound.Source{}); !errors.Is(err, ErrUnauthenticated) {
 				t.Errorf("%s: %v", token, err)
 			}
 		}
@@ -96,7 +96,7 @@ func TestTokenReview(t *testing.T) {
 		t.Error("a review did not prove the token, or proved an invalid one")
 	}
 	server.Close()
-	if _, err := a.Review(t.Context(), credentials(a, "another"), ""); err == nil || errors.Is(err, ErrUnauthenticated) || strings.Contains(err.Error(), "another") {
+	if _, err := a.Review(t.Context(), credentials(a, "another"), bound.Source{}); err == nil || errors.Is(err, ErrUnauthenticated) || strings.Contains(err.Error(), "another") {
 		t.Error(err)
 	}
 }

@@ -41,7 +41,7 @@ func forward(t *testing.T, a *Authenticator, h Head, c *Credentials, p Pool) []s
 		out = append(out, f)
 	}
 	if p == PoolRemote || p == PoolCertificate {
-		u := must.Get(a.Review(t.Context(), c, "/apis"))(t)
+		u := must.Get(identify(t, a, c, "/apis"))(t)
 		out = must.Get(a.Headers(out, u))(t)
 	}
 	var text []string
@@ -171,7 +171,7 @@ func TestDesignTable(t *testing.T) {
 					check.Same(t, pool, a.Pool(&c), "pool")
 					check.Same(t, sorted(local), sorted(forward(t, a, h, &c, pool)), "local")
 				}
-				u, err := a.Review(t.Context(), &c, "/apis")
+				u, err := identify(t, a, &c, "/apis")
 				if tt.remote != nil {
 					check.Same(t, tt.remote, forward(t, a, h, &c, PoolRemote), "remote")
 				} else if u != nil || err == nil {

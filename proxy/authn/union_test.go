@@ -186,7 +186,7 @@ func request(peer []*x509.Certificate, h, up http.Header, auth, proto []string) 
 func compare(t *testing.T, a *Authenticator, upstream authenticator.Request, conn *Conn, r *http.Request, name string) {
 	t.Helper()
 	c := read(a, conn, headOf(r.Header), r.Header.Get("Upgrade"))
-	u, err := a.Review(t.Context(), &c, r.URL.Path)
+	u, err := identify(t, a, &c, r.URL.Path)
 	if cached, known := a.Cached(&c, r.URL.Path); known && describe(cached) != describe(u) {
 		t.Errorf("%s: Cached says %s, Review %s", name, describe(cached), describe(u))
 	}

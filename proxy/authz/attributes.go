@@ -51,7 +51,7 @@ func userSize(u user.Info) int {
 	return n
 }
 
-// hash hashes what equal compares, except the user's extra, which is rarely the only difference and
+// hash hashes what Equal compares, except the user's extra, which is rarely the only difference and
 // slow to hash.
 func (a *Attributes) hash(seed maphash.Seed) uint64 {
 	h := uint64(0)
@@ -74,8 +74,8 @@ func mix(h uint64, seed maphash.Seed, s string) uint64 {
 	return (h ^ h>>29) * 0x9e3779b97f4a7c15
 }
 
-// equal reports whether two questions are equal in every field that is sent.
-func (a *Attributes) equal(b *Attributes) bool {
+// Equal reports whether two questions are equal in every field that is sent.
+func (a *Attributes) Equal(b *Attributes) bool {
 	return a.ResourceRequest == b.ResourceRequest && a.words() == b.words() && sameUser(a.User, b.User)
 }
 
@@ -195,7 +195,7 @@ func (c *cache) hash(q *Attributes) uint64 {
 }
 
 func (c *cache) get(q *Attributes) (Decision, bool) {
-	e := c.memo.Get(c.hash(q), q.Now, q.equal)
+	e := c.memo.Get(c.hash(q), q.Now, q.Equal)
 	if e == nil {
 		return Decision{}, false
 	}
@@ -206,5 +206,5 @@ func (c *cache) get(q *Attributes) (Decision, bool) {
 func (c *cache) put(q *Attributes, d Decision, until time.Time, generation uint64) {
 	c.memo.Put(&memo.Entry[*Attributes, Decision]{
 		Hash: c.hash(q), Key: q, Value: d, Size: q.size() + len(d.Reason) + max(overhead, userSize(q.User)), Until: until, Generation: generation,
-	}, q.equal)
+	}, q.Equal)
 }

@@ -98,8 +98,8 @@ func FuzzKey(f *testing.F) {
 		text, extra := spelled(a)
 		otherText, otherExtra := spelled(b)
 		same := text == otherText && extra == otherExtra
-		if a.equal(b) != same || (a.key() == b.key()) != same {
-			t.Errorf("equal %v, keys equal %v:\n%s %s\n%s %s", a.equal(b), a.key() == b.key(), text, extra, otherText, otherExtra)
+		if a.Equal(b) != same || (a.key() == b.key()) != same {
+			t.Errorf("equal %v, keys equal %v:\n%s %s\n%s %s", a.Equal(b), a.key() == b.key(), text, extra, otherText, otherExtra)
 		}
 		if seed := caches[false].seed; text != otherText && a.ResourceRequest == b.ResourceRequest && a.hash(seed) == b.hash(seed) {
 			t.Errorf("the same hash:\n%s\n%s", text, otherText)
