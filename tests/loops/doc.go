@@ -8,9 +8,7 @@
 //
 //	//fairlead:boundary REASON
 //
-// or below such a line. A function is followed once for each set of mutexes that are held, and for
-// each constant bool that it is called with: so decide(…, wait false) is proved, and is not with
-// true.
+// or below such a line. A function is followed once for each set of mutexes that are held.
 //
 // Functions of other modules have no bodies here: outside.go says which of them may be called.
 // What it does not see: methods of ours that other modules call by themselves (Error, String), and

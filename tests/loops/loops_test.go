@@ -38,11 +38,15 @@ func TestLoopsNeverWait(t *testing.T) {
 	}
 	for _, f := range []string{
 		entry, "(*proxy/h2.loop).takeTurn", "(*proxy/h2/engine.Engine).Feed", "(*proxy/h2/engine.Engine).place", "(*proxy.Proxy).decide", "(*proxy.frames).plan",
+		"(*proxy.Proxy).identify", "(*proxy.Proxy).authenticate", "(*proxy.Proxy).authorize", "(*proxy.Proxy).dispatch",
 		"(*proxy.exchange).finish", "(*registry.Table).Match", "(*proxy/authn.Authenticator).Read", "(*proxy/backend.Upstream).Plan", "(*proxy/accesslog.Log).Add",
 	} {
 		if !reached[f] {
 			t.Errorf("%s was not reached", f)
 		}
+	}
+	if reached["(*proxy.Proxy).lookUp"] {
+		t.Error("what a decision lacks is looked up where it may not wait")
 	}
 	for _, l := range listed {
 		if !w.taken[l.name] {

@@ -2,7 +2,6 @@ package loops
 
 import (
 	"fmt"
-	"go/constant"
 	"go/token"
 	"maps"
 	"slices"
@@ -13,10 +12,9 @@ import (
 
 // situation is a function with what is known where it is called. A function is walked once in each.
 type situation struct {
-	fn     *ssa.Function
-	loop   bool    // on a loop's goroutine
-	held   mutexes // when it is called
-	consts uint64  // its bool parameters, two bits each: known, and the value
+	fn   *ssa.Function
+	loop bool    // on a loop's goroutine
+	held mutexes // when it is called
 }
 
 // walked is what is known of a situation.
@@ -105,7 +103,7 @@ func (w *walk) walk(s situation) {
 		for _, instr := range at.block.Instrs {
 			now = each(now, func(held mutexes, next map[mutexes]bool) { w.step(moment{s, held}, instr, next) })
 		}
-		for _, b := range s.successors(at.block) {
+		for _, b := range at.block.Succs {
 			for held := range now {
 				if to := (place{b, held}); !done[to] {
 					done[to] = true
@@ -127,56 +125,6 @@ func each(now map[mutexes]bool, f func(held mutexes, next map[mutexes]bool)) map
 		f(held, next)
 	}
 	return next
-}
-
-// successors returns the blocks that may follow, as far as constants say.
-func (s situation) successors(b *ssa.BasicBlock) []*ssa.BasicBlock {
-	if last, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If); ok {
-		switch value, known := s.constant(last.Cond); {
-		case known && value:
-			return b.Succs[:1]
-		case known:
-			return b.Succs[1:]
-		}
-	}
-	return b.Succs
-}
-
-// maxConsts is how many parameters fit into situation.consts.
-const maxConsts = 32
-
-// constant returns the value of a bool, if the caller's constants decide it.
-func (s situation) constant(x ssa.Value) (value, known bool) {
-	switch x := x.(type) {
-	case *ssa.Const:
-		if x.Value != nil && x.Value.Kind() == constant.Bool {
-			return constant.BoolVal(x.Value), true
-		}
-	case *ssa.Parameter:
-		if i := slices.Index(s.fn.Params, x); i < maxConsts {
-			two := s.consts >> (2 * i)
-			return two&2 != 0, two&1 != 0
-		}
-	case *ssa.UnOp:
-		if x.Op == token.NOT {
-			value, known = s.constant(x.X)
-			return !value, known
-		}
-	}
-	return false, false
-}
-
-// constants returns what is known of a call's arguments.
-func (s situation) constants(args []ssa.Value) (consts uint64) {
-	for i, a := range args[:min(len(args), maxConsts)] {
-		switch value, known := s.constant(a); {
-		case known && value:
-			consts |= 3 << (2 * i)
-		case known:
-			consts |= 1 << (2 * i)
-		}
-	}
-	return consts
 }
 
 // moment is a point in a situation.
@@ -281,9 +229,6 @@ func (w *walk) enter(m moment, site ssa.CallInstruction, f *ssa.Function, next m
 		to := situation{fn: f}
 		if m.hurried() {
 			to.loop, to.held = m.loop, m.now
-			if site.Common().StaticCallee() != nil {
-				to.consts = m.constants(site.Common().Args)
-			}
 		}
 		after = w.arrive(to, m.situation, site.Pos()).exits
 	case m.hurried():
