@@ -182,7 +182,7 @@ func unhex(c byte) byte {
 	case '0' <= c && c <= '9':
 		return c - '0'
 	case 'a' <= c|' ' && c|' ' <= 'f':
-		return c|' ' - 'a' + 10
+		return c | ' ' - 'a' + 10
 	}
 	return 255
 }
