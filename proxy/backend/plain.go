@@ -220,7 +220,8 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 	return c.answer.count(p, n, err)
 }
 
-// answerHeads counts the heads of answers before net/http has read them: it makes a map of all names.
+// answerHeads counts the heads of answers before net/http has read them: it makes a map of all
+// names.
 type answerHeads struct {
 	begin atomic.Bool // the next bytes begin an answer
 

@@ -242,6 +242,6 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// longestName is that of an object: an answer is not to be four times as long as a path, which would
-// count for the head.
+// longestName is that of an object: an answer is not to be four times as long as a path, which
+// would count for the head.
 const longestName = 253

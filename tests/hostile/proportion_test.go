@@ -32,8 +32,8 @@ const (
 	// dearer is how many times the processor time of one plain field of the same size a head may
 	// take.
 	dearer = 4
-	// heads are sent for one measurement; the least of rounds counts, of more if that is too dear: a
-	// head takes 3 to 20 ms, and the collector comes by chance.
+	// heads are sent for one measurement; the least of rounds counts, of more if that is too dear:
+	// a head takes 3 to 20 ms, and the collector comes by chance.
 	heads, rounds, more = 5, 3, 12
 	// sideBySide is the number of windows of each kind, calm and attacked in turn, and glance is
 	// how long one takes: three heads of an attack.
