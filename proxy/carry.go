@@ -213,7 +213,7 @@ func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 	body, _ := res.Body.(interface{ AtHand() bool })
 	f := &flusher{control: http.NewResponseController(w)}
 	defer f.stop()
-	for {
+	for left := res.ContentLength; ; {
 		if body == nil || !body.AtHand() {
 			if res.ContentLength < 0 {
 				if err := f.control.Flush(); err != nil {
@@ -229,9 +229,10 @@ func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 			if _, err := w.Write(buf[:n]); err != nil {
 				return err //nolint:wrapcheck // an error of the client
 			}
+			left -= int64(n)
 		}
 		switch {
-		case err == io.EOF:
+		case err == io.EOF, err != nil && left == 0: // all that was declared has come
 			return nil
 		case err != nil:
 			return err //nolint:wrapcheck // an error of the backend

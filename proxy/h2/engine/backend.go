@@ -221,8 +221,8 @@ func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	return nil
 }
 
-// takeBack retries the streams that a backend's GOAWAY leaves out: those above last that it has not
-// answered, whatever it says. It visits all streams, of which a backend may allow any number, so it does that only for a lower last than
+// takeBack retries the streams that a backend's GOAWAY leaves out: those above last. It visits all
+// streams, of which a backend may allow any number, so it does that only for a lower last than
 // before, and charges for it except for the first time.
 func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 	var cost int
@@ -242,7 +242,7 @@ func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 		err = c.told
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
-		if s := c.streams[id]; s != nil && id > last && s.waited == 0 {
+		if s := c.streams[id]; s != nil && id > last {
 			s.unlinkLeg(down)
 			s.failed(e.blame(c, s, failure{reason: ReasonRefused, err: err, unprocessed: true}))
 		}
