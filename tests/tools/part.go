@@ -87,6 +87,12 @@ func readPins(dir string) pins {
 	return pins{dir: dir, mod: try.Get(os.ReadFile(filepath.Join(dir, "go.mod"))), sum: try.Get(os.ReadFile(filepath.Join(dir, "go.sum")))}
 }
 
+// other reports whether a release of Kubernetes has a part that is not the pinned one.
+// sample-apiserver has releases of its own, which cannot all be had.
+func (p part) other(release string, pins pins) bool {
+	return p.stamped && p.module == "kubernetes" && release != "" && release != pins.version(p.from)
+}
+
 // at returns the pins of another release of Kubernetes: its own, with staging repositories of that
 // release, which are all that the checksum database must vouch for.
 func at(ctx context.Context, release string) pins {

@@ -59,7 +59,8 @@ func Paths(ctx context.Context, cfg Config, names ...string) (files []string, er
 
 // Path returns the file of a part, and builds it first if it is not in the cache: the folder
 // $FAIRLEAD_TOOLS, or else fairlead/tools in the user's cache folder. It works anywhere inside the
-// repository. $FAIRLEAD_KUBERNETES is another release of the parts that module kubernetes pins.
+// repository. $FAIRLEAD_KUBERNETES is another release of Kubernetes' own parts that module
+// kubernetes pins.
 func Path(ctx context.Context, cfg Config, name string) (file string, err error) {
 	defer try.Catch(&err)
 	i := slices.IndexFunc(parts(), func(p part) bool { return p.name == name })
@@ -72,7 +73,7 @@ func Path(ctx context.Context, cfg Config, name string) (file string, err error)
 	if cache == "" {
 		cache = filepath.Join(try.Get(os.UserCacheDir()), "fairlead", "tools")
 	}
-	if release := os.Getenv("FAIRLEAD_KUBERNETES"); release != "" && p.module == "kubernetes" {
+	if release := os.Getenv("FAIRLEAD_KUBERNETES"); p.other(release, pins) {
 		pins = at(ctx, release)
 	}
 	file = filepath.Join(try.Get(filepath.Abs(cache)), pins.key(p), p.name)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -49,6 +50,17 @@ func TestOtherReleases(t *testing.T) {
 	if !strings.Contains(string(got.mod), "\tk8s.io/api => k8s.io/api v0.30.14\n") || got.version("k8s.io/kubernetes") != "v1.30.14" || got.version("x.y/z") != "v1.2.3" {
 		t.Errorf("%s", got.mod)
 	}
+	var others []string
+	for _, p := range parts() {
+		pins := readPins(p.module)
+		if p.other("", pins) || p.other(pins.version(p.from), pins) {
+			t.Errorf("%s: the pinned release is another one", p.name)
+		}
+		if p.other("v1.30.14", pins) {
+			others = append(others, p.name)
+		}
+	}
+	check.Same(t, []string{"kube-apiserver", "kubectl", "kube-controller-manager", "kube-scheduler", "e2e.test"}, others, "parts of other releases")
 }
 
 func TestKeyFollowsPins(t *testing.T) {
