@@ -91,6 +91,9 @@ func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *
 	}
 	e, args, err := c.ExtensionArgs(&backend)
 	try.Do(err)
+	if c.Endpoint().Serves("/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies", c.Admin())(ctx) != nil {
+		args = append(args, "--disable-admission-plugins=MutatingAdmissionPolicy") // it waits for what Kubernetes serves since 1.36
+	}
 	part := try.Get(c.Run(ctx, Command{
 		Name: "sample-apiserver", Path: path,
 		Args:  slices.Concat(args, []string{"--etcd-servers=" + c.etcdURL, "--etcd-prefix=/registry/wardle.example.com"}, more),

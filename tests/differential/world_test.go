@@ -25,6 +25,7 @@ type world struct {
 	front   *cluster.Front
 	start   func(lane string) (*cluster.Front, error) // starts another Fairlead
 	clients map[string]*http.Client                   // :: URL of a server → client of an administrator
+	nulls   bool                                      // kube-apiserver writes creationTimestamp: null, as before 1.34
 }
 
 func newWorld(t *testing.T, args ...string) *world {
