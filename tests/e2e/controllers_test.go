@@ -21,8 +21,8 @@ import (
 func testControllers(t *testing.T, w *world) {
 	t.Run("a namespace gets its ServiceAccount and CA bundle", func(t *testing.T) {
 		ns, kc := w.namespace(t), w.admin(t)
-		kc.Run(t, "wait", "--for=create", "--timeout=60s", "-n", ns, "serviceaccount/default")
-		kc.Run(t, "wait", "--for=create", "--timeout=60s", "-n", ns, "configmap/kube-root-ca.crt")
+		kc.Soon(t, "it has the ServiceAccount", "get", "-n", ns, "serviceaccount/default")
+		kc.Soon(t, "it has the CA bundle", "get", "-n", ns, "configmap/kube-root-ca.crt")
 	})
 	t.Run("a namespace is deleted with all in it", func(t *testing.T) {
 		ns, kc := w.namespace(t), w.admin(t)

@@ -46,7 +46,7 @@ func (m mooring) kubectl(args ...string) []string {
 func testNodes(t *testing.T, w *world) {
 	node, kc := w.newNode(t), w.admin(t)
 	kc.Run(t, "create", "namespace", "moorings")
-	kc.Run(t, "wait", "--for=create", "--timeout=60s", "-n", "moorings", "serviceaccount/default")
+	kc.Soon(t, "the namespace has its ServiceAccount", "get", "-n", "moorings", "serviceaccount/default")
 	container := must.Get(node.Run(t.Context(), w.core, "moorings", "buoy"))(t)
 	kc.Run(t, "create", "serviceaccount", "diver", "-n", "moorings")
 	kc.Run(t, "create", "rolebinding", "divers", "-n", "moorings", "--clusterrole=cluster-admin", "--serviceaccount=moorings:diver")

@@ -27,8 +27,9 @@ import (
 // quay is the world with an extension server that records exactly what it receives.
 type quay struct {
 	*world
-	widgets *extension.Server // reached through Fairlead and, for comparison, through kube-apiserver's aggregator
-	count   atomic.Int64      // of visits
+	widgets  *extension.Server // reached through Fairlead and, for comparison, through kube-apiserver's aggregator
+	count    atomic.Int64      // of visits
+	nameless bool              // kube-apiserver does not tell which certificate a user has, as older releases
 }
 
 const (
