@@ -136,6 +136,22 @@ operate: parts netns ## Manifests, roles, alerts, page and commands (root; other
 releases: parts ## Test the files of make release, built twice (root)
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/release | $(call count,$@,-want tests/release/COUNT)
 
+# Releases of Kubernetes beside the pinned one, and the cases that need only little of a release.
+OTHERS := v1.30.14 v1.34.4 v1.35.5 v1.36.3
+PINNED  = $(shell sed -n 's,^require k8s.io/kubernetes ,,p' tests/tools/kubernetes/go.mod)
+SKEW   := TestE2E/^h2$$/^(admin|kubectl|crd|controllers|nodes|identity)$$|^TestDiscovery$$|^TestOpenAPI$$
+
+.PHONY: skew skew-one
+skew: ## kubectl, controllers, identities and discovery before five releases of Kubernetes, or only RELEASE=v1.30.14; builds each once (7 min)
+	@$(TOOLS) -q etcd sample-apiserver metrics-server
+	@failed=; for release in $(or $(RELEASE),$(OTHERS) $(PINNED)); do \
+	  echo "== Kubernetes $$release"; export FAIRLEAD_KUBERNETES=$$release; \
+	  { $(TOOLS) -q kube-apiserver kubectl kube-controller-manager && \
+	    go test -tags e2e -count=1 -parallel 16 -timeout 20m -json -run '$(SKEW)' ./tests/e2e ./tests/differential | $(call count,$$release,-want tests/e2e/SKEW); } || failed+=" $$release"; \
+	done; test -z "$$failed" || { echo "FAIL:$$failed"; exit 1; }
+skew-one: ## make skew before one of the releases that are not pinned, chosen by the commit
+	@$(MAKE) --no-print-directory skew RELEASE=$$(echo $(OTHERS) | cut -d' ' -f$$((0x$$(git rev-parse --short=8 HEAD) % $(words $(OTHERS)) + 1)))
+
 # What Fairlead offers its clients in make conformance and make soak: h2 or http1; direct is without Fairlead, impersonate with a kube-apiserver that trusts no front proxy.
 LANE ?= h2
 
