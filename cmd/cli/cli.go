@@ -115,17 +115,24 @@ func Flags(cmd *cobra.Command, groups cliflag.NamedFlagSets) {
 	cliflag.SetUsageAndHelpFunc(cmd, groups, columns)
 }
 
-// Readable reports the file of a flag if it cannot be read. Empty means that there is none.
-func Readable(fault func(format string, args ...any), flag, path string) {
-	if path == "" {
-		return
+// Faults are those of a command line, which are reported together.
+type Faults []error
+
+// Add adds a fault.
+func (f *Faults) Add(format string, args ...any) { *f = append(*f, fmt.Errorf(format, args...)) }
+
+// If adds a fault if something is wrong.
+func (f *Faults) If(wrong bool, format string, args ...any) {
+	if wrong {
+		f.Add(format, args...)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		fault("%s: %w", flag, err)
-		return
-	}
-	_ = f.Close() // only opened to check that it is readable
+}
+
+// Readable adds a fault if the file of a flag cannot be read. Empty means that there is none.
+func (f *Faults) Readable(flag, path string) {
+	file, err := os.Open(path)
+	f.If(path != "" && err != nil, "%s: %w", flag, err)
+	_ = file.Close() // only opened to check that it is readable
 }
 
 // KeyPairs reads each --tls-sni-cert-key, certfile,keyfile[:name,…], as kube-apiserver does. One of
@@ -144,15 +151,15 @@ func KeyPairs(flags []string) []certs.PairSource {
 	return pairs
 }
 
-// CheckKeyPairs reports each --tls-sni-cert-key that cannot be used.
-func CheckKeyPairs(fault func(format string, args ...any), flags []string) {
+// CheckKeyPairs adds a fault for each --tls-sni-cert-key that cannot be used.
+func (f *Faults) CheckKeyPairs(flags []string) {
 	for i, pair := range KeyPairs(flags) {
 		if pair.Cert == "" || pair.Key == "" {
-			fault("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", flags[i])
+			f.Add("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", flags[i])
 			continue
 		}
-		Readable(fault, "--tls-sni-cert-key", pair.Cert)
-		Readable(fault, "--tls-sni-cert-key", pair.Key)
+		f.Readable("--tls-sni-cert-key", pair.Cert)
+		f.Readable("--tls-sni-cert-key", pair.Key)
 	}
 }
 

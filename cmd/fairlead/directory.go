@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
@@ -81,19 +82,15 @@ func (o *options) alone() bool {
 }
 
 // validateAlone reports flags that make no sense without a local apiserver.
-func (o *options) validateAlone(fault func(string, ...any)) {
+func (o *options) validateAlone(f *cli.Faults) {
 	if !o.alone() {
 		return
 	}
-	if len(o.localAPIServer) > 0 {
-		fault("--local-apiserver needs --kubeconfig: without it, --registry=dir: or etcd: means that there is no local apiserver")
-	}
-	if o.writeStatus || o.emitEvents {
-		fault("--write-status and --emit-events need --kubeconfig: without a local apiserver there is nothing to write to")
-	}
-	if o.authConfigMap {
-		fault("--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
-	}
+	f.If(len(o.localAPIServer) > 0,
+		"--local-apiserver needs --kubeconfig: without it, --registry=dir: or etcd: means that there is no local apiserver")
+	f.If(o.writeStatus || o.emitEvents,
+		"--write-status and --emit-events need --kubeconfig: without a local apiserver there is nothing to write to")
+	f.If(o.authConfigMap, "--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
 }
 
 // makeAPIServices makes the server of apiregistration.k8s.io, from etcd or the table. Without a

@@ -34,38 +34,32 @@ func (o *etcdOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.cacheFile, "registry-cache-file", "", "File that keeps the last APIServices read from etcd, so that Fairlead can start while etcd cannot be reached. No other process may use it; its mode is 0600. Empty: no file; without etcd Fairlead starts, but is not ready.")
 }
 
-func (o *options) validateEtcd(fault func(string, ...any)) {
+func (o *options) validateEtcd(f *cli.Faults) {
 	for _, e := range o.registry.etcd {
 		u, err := url.Parse(e)
 		switch {
 		case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" || u.User != nil || u.RawQuery != "" || strings.Trim(u.Path, "/") != "":
-			fault("--registry=etcd: an element is not the URL of an etcd member, such as https://10.0.0.1:2379")
+			f.Add("--registry=etcd: an element is not the URL of an etcd member, such as https://10.0.0.1:2379")
 		case u.Port() == "":
-			fault("--registry=etcd: %s has no port: etcd's own is 2379", e)
+			f.Add("--registry=etcd: %s has no port: etcd's own is 2379", e)
 		case !strings.HasPrefix(o.registry.etcd[0], u.Scheme+":"):
-			fault("--registry=etcd: all members must be https, or all http")
+			f.Add("--registry=etcd: all members must be https, or all http")
 		case u.Scheme == "http" && o.etcd.ca+o.etcd.cert+o.etcd.key != "":
-			fault("--registry=etcd: %s is plain text: --etcd-cafile, --etcd-certfile and --etcd-keyfile would have no effect", e)
+			f.Add("--registry=etcd: %s is plain text: --etcd-cafile, --etcd-certfile and --etcd-keyfile would have no effect", e)
 		}
 	}
 	switch {
 	case o.writeStatus && o.registry.etcd != nil:
-		fault("--write-status is for --registry=kubernetes: with etcd:, one replica writes Available anyway")
+		f.Add("--write-status is for --registry=kubernetes: with etcd:, one replica writes Available anyway")
 	case o.writeStatus && o.registry.dir != "":
-		fault("--write-status is for --registry=kubernetes: the APIServices of a directory are not in the cluster, whose own aggregator writes the status of its own")
+		f.Add("--write-status is for --registry=kubernetes: the APIServices of a directory are not in the cluster, whose own aggregator writes the status of its own")
 	}
 	for flag, path := range map[string]string{"--etcd-cafile": o.etcd.ca, "--etcd-certfile": o.etcd.cert, "--etcd-keyfile": o.etcd.key} {
-		if path != "" && o.registry.etcd == nil {
-			fault("%s needs --registry=etcd:URL,…", flag)
-		}
-		cli.Readable(fault, flag, path)
+		f.If(path != "" && o.registry.etcd == nil, "%s needs --registry=etcd:URL,…", flag)
+		f.Readable(flag, path)
 	}
-	if (o.etcd.cert == "") != (o.etcd.key == "") {
-		fault("--etcd-certfile and --etcd-keyfile go together")
-	}
-	if o.etcd.cacheFile != "" && o.registry.etcd == nil {
-		fault("--registry-cache-file needs --registry=etcd:URL,…")
-	}
+	f.If((o.etcd.cert == "") != (o.etcd.key == ""), "--etcd-certfile and --etcd-keyfile go together")
+	f.If(o.etcd.cacheFile != "" && o.registry.etcd == nil, "--registry-cache-file needs --registry=etcd:URL,…")
 }
 
 // etcdConfig returns nil if APIServices are not in etcd.

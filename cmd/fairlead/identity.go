@@ -39,12 +39,11 @@ func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
 	return tokens, files
 }
 
-func (o *options) validateTokens(fault func(string, ...any)) {
-	cli.Readable(fault, "--token-auth-file", o.tokenFile)
-	cli.Readable(fault, "--authentication-config", o.authConfig)
-	if o.tokenFile != "" && !o.alone() {
-		fault("--token-auth-file is for --registry=dir: or etcd: without --kubeconfig: a local apiserver verifies tokens itself")
-	}
+func (o *options) validateTokens(f *cli.Faults) {
+	f.Readable("--token-auth-file", o.tokenFile)
+	f.Readable("--authentication-config", o.authConfig)
+	f.If(o.tokenFile != "" && !o.alone(),
+		"--token-auth-file is for --registry=dir: or etcd: without --kubeconfig: a local apiserver verifies tokens itself")
 }
 
 // anonymousOf decides which requests without credentials are accepted: the configuration file
@@ -147,19 +146,16 @@ func (o *options) authorization() string {
 	return authzWebhook
 }
 
-func (o *options) validateAuthorization(fault func(string, ...any)) {
+func (o *options) validateAuthorization(f *cli.Faults) {
 	switch mode := o.authorization(); mode {
 	case authzWebhook:
-		if o.alone() {
-			fault("--authorization-mode=webhook needs --kubeconfig: there is no local apiserver to ask")
-		}
+		f.If(o.alone(), "--authorization-mode=webhook needs --kubeconfig: there is no local apiserver to ask")
 	case authzRBAC, authzAlwaysAllow:
-		if o.registry.dir == "" && !o.alone() {
-			fault("--authorization-mode=%s needs --registry=dir:PATH: only the local apiserver evaluates a cluster's own roles (webhook)", mode)
-		}
+		f.If(o.registry.dir == "" && !o.alone(),
+			"--authorization-mode=%s needs --registry=dir:PATH: only the local apiserver evaluates a cluster's own roles (webhook)", mode)
 	case authzBackend:
 	default:
-		fault("--authorization-mode %q is neither webhook, RBAC, backend nor AlwaysAllow", mode)
+		f.Add("--authorization-mode %q is neither webhook, RBAC, backend nor AlwaysAllow", mode)
 	}
 }
 
@@ -209,16 +205,16 @@ func (o *options) addIdentityFlags(fs *pflag.FlagSet) {
 
 func (o *options) impersonates() bool { return o.localIdentity == identityImpersonate }
 
-func (o *options) validateIdentity(fault func(string, ...any)) {
+func (o *options) validateIdentity(f *cli.Faults) {
 	switch {
 	case o.localIdentity != identityFrontProxy && !o.impersonates():
-		fault("--local-identity %q is neither front-proxy nor impersonate", o.localIdentity)
+		f.Add("--local-identity %q is neither front-proxy nor impersonate", o.localIdentity)
 	case o.impersonates() && o.alone():
-		fault("--local-identity=impersonate needs --kubeconfig: without it, --registry=dir: means that there is no local apiserver")
+		f.Add("--local-identity=impersonate needs --kubeconfig: without it, --registry=dir: means that there is no local apiserver")
 	case o.impersonates() && (o.authorization() == authzRBAC || o.authorization() == authzAlwaysAllow):
-		fault("--local-identity=impersonate needs --authorization-mode=webhook or backend: only the cluster can decide who may impersonate whom (--as)")
+		f.Add("--local-identity=impersonate needs --authorization-mode=webhook or backend: only the cluster can decide who may impersonate whom (--as)")
 	case !o.impersonates() && len(o.refuseUsers)+len(o.refuseGroups) > 0:
-		fault("--impersonate-refuse-users and --impersonate-refuse-groups need --local-identity=impersonate: a front proxy may assert every user")
+		f.Add("--impersonate-refuse-users and --impersonate-refuse-groups need --local-identity=impersonate: a front proxy may assert every user")
 	}
 }
 

@@ -1,11 +1,10 @@
 package main
 
 import (
-	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -181,91 +180,63 @@ func (o *options) addFrontProxyFlags(fs *pflag.FlagSet) {
 
 // validate reports every fault of the command line, one per line, before anything is opened.
 func (o *options) validate() error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-
+	f := &cli.Faults{}
 	for _, required := range [][2]string{
 		{"--tls-cert-file", o.tlsCert}, {"--tls-private-key-file", o.tlsKey},
 		{"--proxy-client-cert-file", o.proxyCert}, {"--proxy-client-key-file", o.proxyKey},
 	} {
-		if required[1] == "" {
-			fault("%s is required", required[0])
-		}
-		cli.Readable(fault, required[0], required[1])
+		f.If(required[1] == "", "%s is required", required[0])
+		f.Readable(required[0], required[1])
 	}
 	for flag, path := range map[string]string{"--client-ca-file": o.clientCA, "--requestheader-client-ca-file": o.requestHeaderCA, "--kubeconfig": o.kubeconfig} {
-		cli.Readable(fault, flag, path)
+		f.Readable(flag, path)
 	}
-	if o.clientCA != "" && o.clientCA == o.requestHeaderCA && len(o.allowedNames) == 0 {
-		fault("--requestheader-allowed-names is required when --client-ca-file and --requestheader-client-ca-file are the same: any client could name its own user")
-	}
-	if net.ParseIP(o.bindAddress) == nil {
-		fault("--bind-address %q is not an IP address", o.bindAddress)
-	}
+	f.If(o.clientCA != "" && o.clientCA == o.requestHeaderCA && len(o.allowedNames) == 0,
+		"--requestheader-allowed-names is required when --client-ca-file and --requestheader-client-ca-file are the same: any client could name its own user")
+	f.If(net.ParseIP(o.bindAddress) == nil, "--bind-address %q is not an IP address", o.bindAddress)
 	for flag, port := range map[string]int{"--secure-port": o.securePort, "--admin-secure-port": o.adminPort} {
-		if port < 0 || port > 65535 {
-			fault("%s %d is not a port", flag, port)
-		}
+		f.If(port < 0 || port > 65535, "%s %d is not a port", flag, port)
 	}
-	o.validateTLS(fault)
-	if o.securePort != 0 && o.securePort == o.adminPort {
-		fault("--secure-port and --admin-secure-port are both %d", o.securePort)
-	}
-	o.validateChoices(fault)
-	return errors.Join(faults...)
-}
-
-func (o *options) validateTLS(fault func(string, ...any)) {
-	cli.CheckKeyPairs(fault, o.sniPairs)
-	known := map[string]bool{}
-	for _, s := range tls.CipherSuites() {
-		known[s.Name] = true
-	}
+	f.CheckKeyPairs(o.sniPairs)
 	for _, name := range o.cipherSuites {
-		if !known[name] {
-			fault("--tls-cipher-suites: %q is not a cipher suite that is safe to use", name)
-		}
+		f.If(!slices.Contains(cliflag.PreferredTLSCipherNames(), name),
+			"--tls-cipher-suites: %q is not a cipher suite that is safe to use", name)
 	}
+	f.If(o.securePort != 0 && o.securePort == o.adminPort,
+		"--secure-port and --admin-secure-port are both %d", o.securePort)
+	o.validateChoices(f)
+	return errors.Join(*f...)
 }
 
-func (o *options) validateChoices(fault func(string, ...any)) {
+func (o *options) validateChoices(f *cli.Faults) {
 	if err := o.registry.fault; err != nil {
-		fault("%w", err)
+		f.Add("%w", err)
 	} else {
-		o.validateEtcd(fault)
+		o.validateEtcd(f)
 	}
-	o.validateAlone(fault)
-	o.validateEntrypoint(fault)
-	o.validateTokens(fault)
-	o.validateIdentity(fault)
-	o.validateAuthorization(fault)
-	o.access.validate(fault)
-	o.audit.validate(fault)
-	o.browsers.validate(fault)
-	cli.Readable(fault, "--tracing-config-file", o.tracing)
-	if o.preference != "balanced" && o.preference != "first" {
-		fault("--local-apiserver-preference %q is neither balanced nor first", o.preference)
-	}
-	if o.logFormat != "text" && o.logFormat != "json" {
-		fault("--logging-format %q is neither text nor json", o.logFormat)
-	}
-	if o.minTLSVersion != "VersionTLS12" && o.minTLSVersion != "VersionTLS13" {
-		fault("--tls-min-version %q is neither VersionTLS12 nor VersionTLS13", o.minTLSVersion)
-	}
-	if o.goawayChance < 0 || o.goawayChance > 0.02 {
-		fault("--goaway-chance %v is not between 0 and 0.02", o.goawayChance)
-	}
-	if o.maxConnections < 0 || o.streamsPerConn < 0 || o.maxInFlight < 0 || o.maxMutating < 0 {
-		fault("limits cannot be negative")
-	}
+	o.validateAlone(f)
+	o.validateEntrypoint(f)
+	o.validateTokens(f)
+	o.validateIdentity(f)
+	o.validateAuthorization(f)
+	o.access.validate(f)
+	o.audit.validate(f)
+	o.browsers.validate(f)
+	f.Readable("--tracing-config-file", o.tracing)
+	f.If(o.preference != "balanced" && o.preference != "first",
+		"--local-apiserver-preference %q is neither balanced nor first", o.preference)
+	f.If(o.logFormat != "text" && o.logFormat != "json", "--logging-format %q is neither text nor json", o.logFormat)
+	f.If(o.minTLSVersion != "VersionTLS12" && o.minTLSVersion != "VersionTLS13",
+		"--tls-min-version %q is neither VersionTLS12 nor VersionTLS13", o.minTLSVersion)
+	f.If(o.goawayChance < 0 || o.goawayChance > 0.02, "--goaway-chance %v is not between 0 and 0.02", o.goawayChance)
+	f.If(o.maxConnections < 0 || o.streamsPerConn < 0 || o.maxInFlight < 0 || o.maxMutating < 0,
+		"limits cannot be negative")
 	for flag, d := range map[string]time.Duration{
 		"--request-timeout": o.requestTimeout, "--shutdown-delay-duration": o.shutdownDelay, "--ca-rotation-overlap": o.caOverlap, "--discovery-stale-after": o.staleAfter,
 		"--shutdown-watch-termination-grace-period": o.watchGrace, "--authentication-token-webhook-cache-ttl": o.tokenTTL,
 		"--authorization-webhook-cache-authorized-ttl": o.authorizedTTL, "--authorization-webhook-cache-unauthorized-ttl": o.unauthorizedTTL,
 	} {
-		if d < 0 {
-			fault("%s %s is negative", flag, d)
-		}
+		f.If(d < 0, "%s %s is negative", flag, d)
 	}
 }
 
@@ -278,17 +249,17 @@ func (o *browserOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.hsts, "strict-transport-security-directives", nil, "Directives of Strict-Transport-Security (HSTS), such as max-age=31536000,includeSubDomains,preload. Give it to the local apiserver, too. Empty: no HSTS.")
 }
 
-func (o *browserOptions) validate(fault func(string, ...any)) {
+func (o *browserOptions) validate(f *cli.Faults) {
 	for _, origin := range o.origins {
 		if _, err := regexp.Compile(origin); err != nil {
-			fault("--cors-allowed-origins: %w", err)
+			f.Add("--cors-allowed-origins: %w", err)
 		} else if !strings.Contains(origin, "^") && !strings.Contains(origin, "//") || !strings.ContainsAny(origin, "$:") { // CVE-2022-1996
-			fault("--cors-allowed-origins %q is not pinned to both ends of the host, as by //host(:|$)", origin)
+			f.Add("--cors-allowed-origins %q is not pinned to both ends of the host, as by //host(:|$)", origin)
 		}
 	}
 	for _, d := range o.hsts {
 		if age, ok := strings.CutPrefix(d, "max-age="); d != "includeSubDomains" && d != "preload" && (!ok || strings.Contains(age, "=")) {
-			fault("--strict-transport-security-directives: %q is not max-age=…, includeSubDomains or preload", d)
+			f.Add("--strict-transport-security-directives: %q is not max-age=…, includeSubDomains or preload", d)
 		}
 	}
 }

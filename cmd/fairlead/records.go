@@ -34,20 +34,14 @@ func (o *auditOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.local, "audit-local-requests", false, "Also record requests to the local apiserver. False: they are only in the local apiserver's own audit log, under the same Audit-ID.")
 }
 
-func (o *auditOptions) validate(fault func(string, ...any)) {
-	cli.Readable(fault, "--audit-policy-file", o.policy)
-	if o.path != "" && o.policy == "" {
-		fault("--audit-log-path needs --audit-policy-file: without a policy nothing is recorded")
-	}
-	if o.path == "" && o.policy != "" {
-		fault("--audit-policy-file needs --audit-log-path")
-	}
-	if o.maxAge < 0 || o.maxBackups < 0 || o.maxSize < 0 {
-		fault("--audit-log-maxage, --audit-log-maxbackup and --audit-log-maxsize cannot be negative")
-	}
-	if o.format != "json" && o.format != "legacy" {
-		fault("--audit-log-format %q is neither json nor legacy", o.format)
-	}
+func (o *auditOptions) validate(f *cli.Faults) {
+	f.Readable("--audit-policy-file", o.policy)
+	f.If(o.path != "" && o.policy == "",
+		"--audit-log-path needs --audit-policy-file: without a policy nothing is recorded")
+	f.If(o.path == "" && o.policy != "", "--audit-policy-file needs --audit-log-path")
+	f.If(o.maxAge < 0 || o.maxBackups < 0 || o.maxSize < 0,
+		"--audit-log-maxage, --audit-log-maxbackup and --audit-log-maxsize cannot be negative")
+	f.If(o.format != "json" && o.format != "legacy", "--audit-log-format %q is neither json nor legacy", o.format)
 }
 
 func (p *process) makeAudit() error {
@@ -104,10 +98,8 @@ func (o *accessOptions) addFlags(fs *pflag.FlagSet) {
 	fs.Float64Var(&o.sample, "access-log-sample", 1, "Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")
 }
 
-func (o *accessOptions) validate(fault func(string, ...any)) {
-	if o.sample < 0 || o.sample > 1 {
-		fault("--access-log-sample %v is not between 0 and 1", o.sample)
-	}
+func (o *accessOptions) validate(f *cli.Faults) {
+	f.If(o.sample < 0 || o.sample > 1, "--access-log-sample %v is not between 0 and 1", o.sample)
 }
 
 // records are the logs and traces to which requests are written.

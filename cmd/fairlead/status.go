@@ -90,21 +90,20 @@ func (o *options) advertised() (netip.Addr, error) {
 	return a, nil
 }
 
-func (o *options) validateEntrypoint(fault func(string, ...any)) {
+func (o *options) validateEntrypoint(f *cli.Faults) {
 	if !o.publishEndpoints {
 		return
 	}
 	if o.alone() {
-		fault("--publish-kubernetes-endpoints needs a local apiserver")
+		f.Add("--publish-kubernetes-endpoints needs a local apiserver")
 		return
 	}
 	if o.kubeconfig == "" && len(o.localAPIServer) == 0 {
 		// The pod's own configuration names the Service, which from now on leads to Fairlead.
-		fault("--publish-kubernetes-endpoints needs --local-apiserver, or --kubeconfig: in a pod, the Service kubernetes would lead Fairlead to itself")
+		f.Add("--publish-kubernetes-endpoints needs --local-apiserver, or --kubeconfig: in a pod, the Service kubernetes would lead Fairlead to itself")
 	}
-	if _, err := o.advertised(); err != nil {
-		fault("%w", err)
-	}
+	_, err := o.advertised()
+	f.If(err != nil, "%w", err)
 }
 
 // makeEntrypoint makes the publisher of this replica. It calls Ready only once everything runs.

@@ -118,51 +118,37 @@ func (l *linter) impersonates() bool { return l.localIdentity == "impersonate" }
 
 // validate reports every fault of the command line; a missing file is one.
 func (l *linter) validate(files []string) error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if l.output != "text" && l.output != "json" {
-		fault("--output %q is neither text nor json", l.output)
-	}
-	if l.localIdentity != "front-proxy" && !l.impersonates() {
-		fault("--local-identity %q is neither front-proxy nor impersonate", l.localIdentity)
-	}
-	if err := checkNames(l.names); err != nil {
-		fault("%w", err)
-	}
+	f := &cli.Faults{}
+	f.If(l.output != "text" && l.output != "json", "--output %q is neither text nor json", l.output)
+	f.If(l.localIdentity != "front-proxy" && !l.impersonates(),
+		"--local-identity %q is neither front-proxy nor impersonate", l.localIdentity)
+	err := checkNames(l.names)
+	f.If(err != nil, "%w", err)
 	nothing := len(files) == 0 && len(l.sniPairs) == 0
 	for _, given := range []struct{ flag, path string }{
 		{"--kubeconfig", l.kubeconfig}, {"--tls-cert-file", l.tlsCert}, {"--tls-private-key-file", l.tlsKey}, {"--client-ca-file", l.clientCA},
 		{"--requestheader-client-ca-file", l.requestHeaderCA}, {"--proxy-client-cert-file", l.proxyCert}, {"--proxy-client-key-file", l.proxyKey},
 	} {
-		if given.path != "" {
-			nothing = false
-			cli.Readable(fault, given.flag, given.path)
-		}
+		nothing = nothing && given.path == ""
+		f.Readable(given.flag, given.path)
 	}
 	for _, name := range files {
 		if name == "-" {
 			continue
 		}
-		if f, err := os.Open(name); err != nil {
-			fault("%s: %w", name, errors.Unwrap(err)) // without the file's name
-		} else {
-			_ = f.Close() // only opened to check that it is readable
-		}
+		file, err := os.Open(name)
+		f.If(err != nil, "%s: %w", name, errors.Unwrap(err)) // without the file's name
+		_ = file.Close()                                     // only opened to check that it is readable
 	}
-	if (l.tlsCert == "") != (l.tlsKey == "") {
-		fault("--tls-cert-file and --tls-private-key-file go together")
-	}
-	if (l.proxyCert == "") != (l.proxyKey == "") {
-		fault("--proxy-client-cert-file and --proxy-client-key-file go together")
-	}
-	cli.CheckKeyPairs(fault, l.sniPairs)
+	f.If((l.tlsCert == "") != (l.tlsKey == ""), "--tls-cert-file and --tls-private-key-file go together")
+	f.If((l.proxyCert == "") != (l.proxyKey == ""), "--proxy-client-cert-file and --proxy-client-key-file go together")
+	f.CheckKeyPairs(l.sniPairs)
 	if nothing {
 		_, err := l.config()
-		if l.current = !clientcmd.IsEmptyConfig(err); !l.current {
-			fault("nothing to check: give files, --kubeconfig or certificates")
-		}
+		l.current = !clientcmd.IsEmptyConfig(err)
+		f.If(!l.current, "nothing to check: give files, --kubeconfig or certificates")
 	}
-	return errors.Join(faults...)
+	return errors.Join(*f...)
 }
 
 // error and warn add a finding.
