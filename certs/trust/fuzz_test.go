@@ -106,18 +106,18 @@ func TestListOfNames(t *testing.T) {
 // A message is one line of bounded length, whatever is in it. So is a name.
 func TestBoundedText(t *testing.T) {
 	for text, want := range map[string]string{
-		"a\r\nb c\x7f\xff":                "a  b c �",
-		strings.Repeat("a", maxMessage):   strings.Repeat("a", maxMessage),
-		strings.Repeat("a", maxMessage+1): strings.Repeat("a", maxMessage-3) + "...",
-		strings.Repeat("é", maxMessage):   strings.Repeat("é", (maxMessage-4)/2) + "...",
+		"a\r\nb c\x7f\xff":                `a  b c\u007f\ufffd`,
+		strings.Repeat("a", maxMessage-3): strings.Repeat("a", maxMessage-3),
+		strings.Repeat("a", maxMessage-2): strings.Repeat("a", maxMessage-3) + "…",
+		strings.Repeat("é", maxMessage):   strings.Repeat("é", (maxMessage-4)/2) + "…",
 	} {
 		check.Same(t, want, refuse("", nil, "%s", text).Message, "message %q", text)
 	}
 	for name, want := range map[string]string{
 		"a\xff":                       "a�",
 		strings.Repeat("a", 80):       strings.Repeat("a", 80),
-		strings.Repeat("a", 81):       strings.Repeat("a", 80) + "...",
-		"a" + strings.Repeat("é", 40): "a" + strings.Repeat("é", 39) + "...",
+		strings.Repeat("a", 81):       strings.Repeat("a", 80) + "…",
+		"a" + strings.Repeat("é", 40): "a" + strings.Repeat("é", 39) + "…",
 	} {
 		check.Same(t, want, subject(&x509.Certificate{Subject: pkix.Name{CommonName: name}}), "name %q", name)
 	}

@@ -10,10 +10,10 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
+	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // verified is the result of verifying a chain.
@@ -288,17 +288,8 @@ func (e *Error) Reason() string { return e.reason }
 
 // refuse makes an Error of one line.
 func refuse(reason string, cause error, format string, args ...any) *Error {
-	msg := strings.ToValidUTF8(fmt.Sprintf(format, args...), "�")
-	msg = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, msg)
-	if len(msg) > maxMessage {
-		msg = strings.ToValidUTF8(msg[:maxMessage-3], "") + "..."
-	}
-	return &Error{reason: reason, Message: msg, Err: cause}
+	text := printable.Cut(printable.Line(fmt.Sprintf(format, args...)), maxMessage-len("…"))
+	return &Error{reason: reason, Message: text, Err: cause}
 }
 
 // subject names a certificate for an operator.
@@ -310,12 +301,7 @@ func called(n pkix.Name) string { return clip(cmp.Or(n.CommonName, n.String())) 
 
 // clip bounds a foreign name and makes it valid UTF-8, which a metric label must be.
 func clip(s string) string {
-	const n = 80 // a label is read by people
-	s = strings.ToValidUTF8(s, "�")
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "") + "..."
+	return printable.Cut(strings.ToValidUTF8(s, "�"), 80) // a label is read by people
 }
 
 // list shows the first few of many names.
