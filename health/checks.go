@@ -21,25 +21,15 @@ const ownCheck = "fairlead"
 
 var errDraining = errors.New("shutting down")
 
-// Draining is the switch that ends readiness, before anything else of a shutdown. The zero value is
-// off. Once on, it stays on. Its methods are safe for concurrent use. A nil *Draining is off.
-type Draining struct{ on atomic.Bool }
-
-// Start turns it on.
-func (d *Draining) Start() { d.on.Store(true) }
-
-// Active reports whether it is on.
-func (d *Draining) Active() bool { return d != nil && d.on.Load() }
-
 // Checks answers a health path as kube-apiserver does: /readyz with ?verbose and ?exclude=, and
 // /readyz/<check> for one of them. Two checks come before those listed: ping, which always passes,
 // and fairlead, which fails while draining.
 type Checks struct {
 	// Name is the path without its slash: livez, readyz.
 	Name string
-	// Draining makes the check fairlead fail. Nil means that there is no such check (a process that
-	// drains is alive).
-	Draining *Draining
+	// Draining ends readiness, before anything else of a shutdown: once true, the check fairlead
+	// fails. Nil means that there is no such check (a process that drains is alive).
+	Draining *atomic.Bool
 	// List holds the checks, in the order shown. None may block. Empty means none besides those
 	// above.
 	List []healthz.HealthChecker
@@ -93,7 +83,7 @@ func (c *Checks) all() []healthz.HealthChecker {
 	checks := []healthz.HealthChecker{healthz.PingHealthz}
 	if c.Draining != nil {
 		checks = append(checks, healthz.NamedCheck(ownCheck, func(*http.Request) error {
-			if c.Draining.Active() {
+			if c.Draining.Load() {
 				return errDraining
 			}
 			return nil

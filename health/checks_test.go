@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -58,14 +59,14 @@ func TestChecksAnswerAsKubernetesDoes(t *testing.T) {
 }
 
 func TestDrainingEndsReadinessAndNotLife(t *testing.T) {
-	drain := &Draining{}
+	drain := &atomic.Bool{}
 	var log strings.Builder
 	ready := &Checks{Name: "readyz", Draining: drain, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	alive := &Checks{Name: "livez"}
 	if code, body, _ := fetch(ready, "/readyz?verbose"); code != 200 || body != "[+]ping ok\n[+]fairlead ok\nreadyz check passed\n" {
 		t.Errorf("before: %d %q", code, body)
 	}
-	drain.Start()
+	drain.Store(true)
 	for range 2 { // two callers that ask in turn
 		if code, body, _ := fetch(ready, "/readyz"); code != 500 || body != "[+]ping ok\n[-]fairlead failed: reason withheld\nreadyz check failed\n" {
 			t.Errorf("draining: %d %q", code, body)
@@ -117,13 +118,13 @@ func TestRelayAnswersForFairleadFirst(t *testing.T) {
 		{"/readyz?exclude=fairlead", "local /readyz?exclude=fairlead", "local /readyz?exclude=fairlead"},
 		{"/readyz/fairlead?exclude=fairlead", "ok", own + "readyz check failed\n"},
 	} {
-		drain := &Draining{}
+		drain := &atomic.Bool{}
 		broken := &Relay{Ready: &Checks{Name: "readyz", List: []healthz.HealthChecker{healthz.NamedCheck("table", failing)}}, Local: local}
 		draining := &Relay{Ready: &Checks{Name: "readyz", Draining: drain}, Local: local}
 		if code, body, _ := fetch(draining, tt.path); code != 200 || body != tt.ready {
 			t.Errorf("%s when ready: %d %q, want %q", tt.path, code, body, tt.ready)
 		}
-		drain.Start()
+		drain.Store(true)
 		for name, relay := range map[string]*Relay{"broken": broken, "draining": draining} {
 			code, body, _ := fetch(relay, tt.path)
 			if (code == 200) != strings.HasPrefix(body, "local") || code != 200 && code != 500 || body != tt.unready {

@@ -7,7 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 const (
@@ -48,7 +51,10 @@ type claim struct {
 	name   string // the APIService's
 	at     *url.URL
 	url    string // at, as kube-aggregator writes it in its messages
-	series endpointSeries
+	// Its series, looked up once. A forgotten claim goes on counting into series that are no longer
+	// exported: it cannot bring them back.
+	passed, failed prometheus.Counter
+	gauge          prometheus.Gauge
 
 	// Flags set by other goroutines. Each is followed by a poke of the target.
 	slow    atomic.Bool
@@ -95,10 +101,11 @@ const (
 )
 
 func newClaim(t *target, e *registry.Entry) *claim {
-	at := probeURL(e, t.key.address)
+	at, m := probeURL(e, t.key.address), t.prober.metrics
 	return &claim{
 		target: t, name: e.Name, at: at, url: at.String(), due: time.Now(),
-		series: t.prober.metrics.endpoint(e.Name, t.key.address),
+		passed: m.probes.WithLabelValues(e.Name, "passed"), failed: m.probes.WithLabelValues(e.Name, "failed"),
+		gauge:  m.healthy.WithLabelValues(e.Name, t.key.address),
 		report: registry.Report{Name: e.Name, Backend: t.key.backend, Address: t.key.address},
 	}
 }
@@ -120,19 +127,21 @@ func (c *claim) begin(now time.Time) {
 // take updates the claim from the result of a probe. One that was due meanwhile is still due.
 func (c *claim) take(f finding) {
 	c.asking = false
-	c.series.probed(f)
+	c.target.prober.metrics.duration.Observe(f.took.Seconds())
 	missed := !c.due.IsZero()
 	if c.mustReport && !missed {
 		c.mustReport = false
 		c.restate.Store(true)
 	}
 	if f.err == nil {
+		c.passed.Inc()
 		c.failures, c.trouble = 0, none
 		c.report.Health, c.report.Hung, c.report.Reason, c.report.Message = registry.Healthy, false, "", ""
 		c.latency.probed(f.latency)
 		c.last.Store(&probe{time.Now(), f.took, ""})
 		return
 	}
+	c.failed.Add(float64(f.failures))
 	if !errors.Is(f.err, errUnread) {
 		c.unreadUntil.Store(time.Now().Add(unread).UnixNano())
 	}
@@ -210,7 +219,7 @@ func (c *claim) sendReport() {
 	}
 	c.reported = c.report
 	c.healthy.Store(c.report.Health == registry.Healthy)
-	c.series.set(c.report)
+	c.gauge.Set(metric.Number(c.report.Health == registry.Healthy))
 	c.target.prober.config.Report(c.report)
 }
 

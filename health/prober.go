@@ -200,33 +200,3 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	}
 	return m, metric.Register(r, "the prober", m.duration, m.probes, m.healthy)
 }
-
-// endpointSeries are the series of one claim, looked up once. A forgotten claim goes on counting
-// into series that are no longer exported: it cannot bring them back.
-type endpointSeries struct {
-	duration       prometheus.Observer
-	passed, failed prometheus.Counter
-	healthy        prometheus.Gauge
-}
-
-func (m *metrics) endpoint(name, address string) endpointSeries {
-	return endpointSeries{
-		duration: m.duration,
-		passed:   m.probes.WithLabelValues(name, "passed"),
-		failed:   m.probes.WithLabelValues(name, "failed"),
-		healthy:  m.healthy.WithLabelValues(name, address),
-	}
-}
-
-func (s endpointSeries) probed(f finding) {
-	s.duration.Observe(f.took.Seconds())
-	if f.err == nil {
-		s.passed.Inc()
-	} else {
-		s.failed.Add(float64(f.failures))
-	}
-}
-
-func (s endpointSeries) set(r registry.Report) {
-	s.healthy.Set(metric.Number(r.Health == registry.Healthy))
-}

@@ -46,14 +46,14 @@ func (s *server) adminPages() http.Handler {
 
 // makePages makes the pages that show this process, on the admin port and below /fairlead/ on the
 // front door.
-func (s *server) makePages() (err error) {
+func (s *server) makePages() {
 	host, _ := os.Hostname() // pages work without it
-	s.pages, err = pages.New(pages.Config{
+	s.pages = pages.New(pages.Config{
 		Table: s.registry.Table, Explain: s.proxy.Explain, Failed: s.proxy.Failed, Backends: s.backends, Tap: &s.taps,
 		Certificates: s.certs.Status, Trust: s.trust.Status,
 		Discovery: s.documents.discovery.Status, OpenAPI: s.documents.openapi.Status,
 		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.localIdentity,
-		Ready: func() error { return s.ready.Err(nil) }, Draining: s.draining.Active,
+		Ready: func() error { return s.ready.Err(nil) }, Draining: s.draining.Load,
 		Version: version, Replica: host, Cluster: clusterName(s.o.kubeconfig),
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
 			if apiService == localName {
@@ -69,7 +69,6 @@ func (s *server) makePages() (err error) {
 		},
 	})
 	s.loops["pages"] = s.pages.Run
-	return err
 }
 
 // localServer describes a local apiserver for the pages.
@@ -115,7 +114,7 @@ func (s *server) countProcess() error {
 			Name: "fairlead_build_info", Help: "1, with the build in the labels.", ConstLabels: prometheus.Labels{"version": version, "go": runtime.Version()},
 		}, func() float64 { return 1 }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_draining", Help: "1 while this process drains and reports not ready."}, func() float64 {
-			return metric.Number(s.draining.Active())
+			return metric.Number(s.draining.Load())
 		}),
 		metric.Gauges{All: []*prometheus.Desc{local}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
 			for _, e := range s.kube.list() { // the command line or the kubeconfig names only a handful

@@ -146,7 +146,7 @@ func (s *server) followReadiness(ctx context.Context) error {
 		if s.kube != nil && s.kube.own != nil {
 			s.kube.own.prefer(s.kube.list())
 		}
-		if s.draining.Active() {
+		if s.draining.Load() {
 			continue
 		}
 		cause := s.ready.Err(nil)

@@ -135,7 +135,7 @@ func (s *server) makeEntrypoint() error {
 // leave makes every client look elsewhere: load balancers by the failing readiness, clients in the
 // cluster by the endpoints, HTTP/1.1 clients by closing their connections.
 func (s *server) leave() {
-	s.draining.Start()
+	s.draining.Store(true)
 	s.tellSystemd(daemon.SdNotifyStopping)
 	s.proxy.Leave()
 	if s.entry != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -40,7 +41,7 @@ type server struct {
 	prober      *health.Prober
 	backends    *backend.Pools
 
-	draining    health.Draining
+	draining    atomic.Bool
 	live, ready *health.Checks
 	entry       *entrypoint.Publisher // nil without --publish-kubernetes-endpoints
 	documents   merged
@@ -78,13 +79,13 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 		func() error { return s.makeBackends(backends, local) },
 		s.makeChecks, s.makeStatus, s.makeEntrypoint, s.makeDocuments,
 		func() error { return s.makeProxy(tokens) }, //nolint:contextcheck // what it makes outlives the start
-		s.makePages,
-		s.makePorts,
 	} {
 		if err := step(); err != nil {
 			return nil, err
 		}
 	}
+	s.makePages()
+	s.makePorts()
 	return s, nil
 }
 
@@ -168,7 +169,7 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	if err := errors.Join(s.makeAccessLog(), s.makeAudit()); err != nil {
 		return err
 	}
-	s.taps.Draining = s.draining.Active
+	s.taps.Draining = s.draining.Load
 	tracer, err := s.makeTracer()
 	if err != nil {
 		return err
@@ -191,7 +192,7 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 
 // makePorts makes the servers of both ports. Engines have client connections only if HTTP/2 is
 // offered; the front door's engine always has the connections to backends.
-func (s *server) makePorts() error {
+func (s *server) makePorts() {
 	own := s.adminPages()
 	s.frames = s.proxy.Frames(h2.Config{MaxStreams: uint32(s.o.streamsPerConn), Memory: s.held, Logger: s.log, Metrics: s.metrics}) //nolint:gosec // validated
 	s.adminFrames = s.adminEngine(own)
@@ -200,5 +201,4 @@ func (s *server) makePorts() error {
 	c.Listener, c.Handler, c.Frames = s.ports.admin, own, s.adminFrames
 	s.admin = front.New(c)
 	s.loops["HTTP/2"], s.loops["admin HTTP/2"], s.loops["readiness"] = s.frames.Run, s.adminFrames.Run, s.followReadiness
-	return nil
 }

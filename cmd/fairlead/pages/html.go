@@ -23,7 +23,7 @@ var assets embed.FS
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 // addHTML adds the overview, the detail page of an APIService, and their two files.
-func (p *Pages) addHTML() error {
+func (p *Pages) addHTML() {
 	p.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		v := &view{Status: p.status(), List: listingOf(r)}
 		if q := r.URL.Query().Get("explain"); q != "" {
@@ -45,16 +45,11 @@ func (p *Pages) addHTML() error {
 		http.Error(w, "there is no such APIService", http.StatusNotFound)
 	})
 	for name, kind := range map[string]string{"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"} {
-		data, err := assets.ReadFile("assets/" + name)
-		if err != nil {
-			return fmt.Errorf("reading assets: %w", err)
-		}
-		p.mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, _ *http.Request) {
+		p.mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", kind)
-			_, _ = w.Write(data) // the client may have gone
+			http.ServeFileFS(w, r, assets, "assets/"+name)
 		})
 	}
-	return nil
 }
 
 // view is the data of a page.

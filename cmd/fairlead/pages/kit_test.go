@@ -47,7 +47,7 @@ func newStand(t *testing.T) *stand {
 	must.Do(t, os.WriteFile(filepath.Join(s.dir, "lost.yaml"), []byte(strings.Replace(apiService, "groupPriorityMinimum: 100", "groupPriorityMinimum: 200", 1)), 0o600))
 	s.registry = must.Get(registry.New(registry.Config{Directory: s.dir}))(t)
 	door, pools := newDoor(t, s.registry.Table)
-	s.Pages = must.Get(New(s.sources(door, pools)))(t)
+	s.Pages = New(s.sources(door, pools))
 	must.Run(t, s.registry.Run)
 	must.Run(t, s.Run)
 	s.await(t, 4, true)

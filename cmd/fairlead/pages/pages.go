@@ -87,7 +87,7 @@ type Pages struct {
 }
 
 // New makes Pages.
-func New(cfg Config) (*Pages, error) {
+func New(cfg Config) *Pages {
 	p := &Pages{cfg: cfg, started: time.Now(), mux: http.NewServeMux()}
 	p.mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.status()) })
 	p.mux.HandleFunc("GET /explain", p.serveExplain)
@@ -95,7 +95,8 @@ func New(cfg Config) (*Pages, error) {
 	if cfg.Tap != nil {
 		p.mux.Handle("GET /tap", cfg.Tap)
 	}
-	return p, p.addHTML()
+	p.addHTML()
+	return p
 }
 
 // Run records verdicts and latencies until ctx ends.
