@@ -35,11 +35,7 @@ func (l *linter) files(paths []string) {
 	if len(paths) == 0 {
 		return
 	}
-	decoder, err := manifest.NewDecoder()
-	if err != nil {
-		l.error("lint", "report this", "making a decoder: %v", err)
-		return
-	}
+	decoder := manifest.NewDecoder()
 	decoder.Namespace = l.namespace
 	s := &set{
 		in: registry.Input{

@@ -80,11 +80,7 @@ type Directory struct {
 
 // New checks that the directory exists. It reads nothing: see Run.
 func New(c Config) (*Directory, error) {
-	decoder, err := manifest.NewDecoder()
-	if err != nil {
-		return nil, err
-	}
-	d := &Directory{path: c.Path, decoder: decoder, log: c.Logger, files: make(map[string]*file), claimant: c.Claimant, follow: c.Follow, awaited: c.Follow != nil}
+	d := &Directory{path: c.Path, decoder: manifest.NewDecoder(), log: c.Logger, files: make(map[string]*file), claimant: c.Claimant, follow: c.Follow, awaited: c.Follow != nil}
 	if err := d.find(); err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -72,17 +73,12 @@ type Decoder struct {
 }
 
 // NewDecoder makes a decoder.
-func NewDecoder() (*Decoder, error) {
+func NewDecoder() *Decoder {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{
-		apiregistration.AddToScheme, apiregistrationv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, rbacv1.AddToScheme,
-	} {
-		if err := add(scheme); err != nil {
-			return nil, fmt.Errorf("making decoder of manifests: %w", err)
-		}
-	}
-	codecs := serializer.NewCodecFactory(scheme, serializer.EnableStrict)
-	return &Decoder{scheme: scheme, strict: codecs.UniversalDeserializer()}, nil
+	all := runtime.NewSchemeBuilder(apiregistration.AddToScheme, apiregistrationv1.AddToScheme, corev1.AddToScheme,
+		discoveryv1.AddToScheme, rbacv1.AddToScheme)
+	utilruntime.Must(all.AddToScheme(scheme)) // it fails only for types that exclude each other
+	return &Decoder{scheme: scheme, strict: serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()}
 }
 
 // IsFile reports whether a file of this name is read as manifests.

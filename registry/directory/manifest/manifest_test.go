@@ -11,12 +11,11 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func decoder(t testing.TB) *Decoder {
 	t.Helper()
-	return must.Get(NewDecoder())(t)
+	return NewDecoder()
 }
 
 const good = `# an extension server

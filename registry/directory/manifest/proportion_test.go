@@ -6,13 +6,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
 
 // Whatever is in a file, reading it costs in proportion to its size.
 func TestInProportion(t *testing.T) {
-	d := must.Get(NewDecoder())(t)
+	d := NewDecoder()
 	lines := func(begin string, line func(i int) string, end string) func(n int) string {
 		return func(n int) string {
 			var b strings.Builder

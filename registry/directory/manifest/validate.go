@@ -86,9 +86,8 @@ func validateService(o *corev1.Service) field.ErrorList {
 			errs = append(errs, field.Invalid(spec.Child("clusterIP"), ip, "must be empty, \"None\", or a valid IP address"))
 		}
 	}
-	if len(o.Spec.Ports) == 0 && !external && !headless {
-		errs = append(errs, field.Required(spec.Child("ports"), ""))
-	}
+	errs = append(errs, when(len(o.Spec.Ports) == 0 && !external && !headless,
+		field.Required(spec.Child("ports"), ""))...)
 	names, numbers := sets.New[string](), sets.New[string]()
 	for i := range o.Spec.Ports {
 		errs = append(errs, validateServicePort(&o.Spec.Ports[i], spec.Child("ports").Index(i), len(o.Spec.Ports) > 1, names, numbers)...)
@@ -98,14 +97,10 @@ func validateService(o *corev1.Service) field.ErrorList {
 
 func validateServicePort(p *corev1.ServicePort, path *field.Path, named bool, names, numbers sets.Set[string]) field.ErrorList {
 	errs := validatePortName(p.Name, path.Child("name"), names)
-	if named && p.Name == "" {
-		errs = append(errs, field.Required(path.Child("name"), ""))
-	}
+	errs = append(errs, when(named && p.Name == "", field.Required(path.Child("name"), ""))...)
 	errs = append(errs, invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))...)
 	number := fmt.Sprintf("%s/%d", p.Protocol, p.Port)
-	if numbers.Has(number) {
-		errs = append(errs, field.Duplicate(path, number))
-	}
+	errs = append(errs, when(numbers.Has(number), field.Duplicate(path, number))...)
 	numbers.Insert(number)
 	return append(errs, validateProtocol(p.Protocol, path.Child("protocol"))...)
 }
@@ -114,9 +109,7 @@ func validatePortName(name string, path *field.Path, names sets.Set[string]) fie
 	var errs field.ErrorList
 	if name != "" {
 		errs = invalid(path, name, utilvalidation.IsDNS1123Label(name))
-		if names.Has(name) {
-			errs = append(errs, field.Duplicate(path, name))
-		}
+		errs = append(errs, when(names.Has(name), field.Duplicate(path, name))...)
 	}
 	names.Insert(name)
 	return errs
@@ -140,9 +133,8 @@ const (
 // endpoints.
 func validateSlice(o *discoveryv1.EndpointSlice) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, metadata())
-	if o.Labels[discoveryv1.LabelServiceName] == "" {
-		errs = append(errs, field.Required(metadata().Child("labels").Key(discoveryv1.LabelServiceName), "it says which Service the endpoints belong to"))
-	}
+	errs = append(errs, when(o.Labels[discoveryv1.LabelServiceName] == "",
+		field.Required(metadata().Child("labels").Key(discoveryv1.LabelServiceName), "it says which Service the endpoints belong to"))...)
 	switch o.AddressType {
 	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN:
 	case "":
@@ -166,9 +158,7 @@ func validateSlice(o *discoveryv1.EndpointSlice) field.ErrorList {
 	names := sets.New[string]()
 	for i := range o.Ports {
 		p, path := &o.Ports[i], ports.Index(i)
-		if names.Has(*p.Name) {
-			errs = append(errs, field.Duplicate(path.Child("name"), *p.Name))
-		}
+		errs = append(errs, when(names.Has(*p.Name), field.Duplicate(path.Child("name"), *p.Name))...)
 		errs = append(errs, validatePortName(*p.Name, path.Child("name"), sets.New[string]())...)
 		names.Insert(*p.Name)
 		errs = append(errs, validateProtocol(*p.Protocol, path.Child("protocol"))...)
@@ -234,6 +224,14 @@ func validateKey(k string, path *field.Path) field.ErrorList {
 	return invalid(path.Key(k), k, utilvalidation.IsConfigMapKey(k))
 }
 
+// when returns an error if something is wrong.
+func when(wrong bool, err *field.Error) field.ErrorList {
+	if wrong {
+		return field.ErrorList{err}
+	}
+	return nil
+}
+
 // invalid returns an error for each of the messages about a value.
 func invalid(path *field.Path, value any, messages []string) (errs field.ErrorList) {
 	for _, msg := range messages {
@@ -254,9 +252,8 @@ func roleName(name string, prefix bool) []string {
 // the controller that aggregates them does not run here.
 func validateRole(o *rbacv1.ClusterRole) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, false, roleName, metadata())
-	if o.AggregationRule != nil {
-		errs = append(errs, field.Forbidden(field.NewPath("aggregationRule"), "nothing aggregates roles here: list the rules"))
-	}
+	errs = append(errs, when(o.AggregationRule != nil,
+		field.Forbidden(field.NewPath("aggregationRule"), "nothing aggregates roles here: list the rules"))...)
 	for i := range o.Rules {
 		errs = append(errs, validateRule(&o.Rules[i], field.NewPath("rules").Index(i))...)
 	}
@@ -265,21 +262,17 @@ func validateRole(o *rbacv1.ClusterRole) field.ErrorList {
 
 func validateRule(r *rbacv1.PolicyRule, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	if len(r.Verbs) == 0 {
-		errs = append(errs, field.Required(at.Child("verbs"), "verbs must contain at least one value"))
-	}
+	errs = append(errs, when(len(r.Verbs) == 0,
+		field.Required(at.Child("verbs"), "verbs must contain at least one value"))...)
 	if len(r.NonResourceURLs) > 0 {
-		if len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0 {
-			errs = append(errs, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
-		}
+		errs = append(errs, when(len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0,
+			field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))...)
 		return errs
 	}
-	if len(r.APIGroups) == 0 {
-		errs = append(errs, field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))
-	}
-	if len(r.Resources) == 0 {
-		errs = append(errs, field.Required(at.Child("resources"), "resource rules must supply at least one resource"))
-	}
+	errs = append(errs, when(len(r.APIGroups) == 0,
+		field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))...)
+	errs = append(errs, when(len(r.Resources) == 0,
+		field.Required(at.Child("resources"), "resource rules must supply at least one resource"))...)
 	return errs
 }
 
@@ -287,12 +280,10 @@ func validateRule(r *rbacv1.PolicyRule, at *field.Path) field.ErrorList {
 func validateBinding(o *rbacv1.ClusterRoleBinding) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, false, roleName, metadata())
 	ref := field.NewPath("roleRef")
-	if o.RoleRef.APIGroup != rbacv1.GroupName {
-		errs = append(errs, field.NotSupported(ref.Child("apiGroup"), o.RoleRef.APIGroup, []string{rbacv1.GroupName}))
-	}
-	if o.RoleRef.Kind != "ClusterRole" {
-		errs = append(errs, field.NotSupported(ref.Child("kind"), o.RoleRef.Kind, []string{"ClusterRole"}))
-	}
+	errs = append(errs, when(o.RoleRef.APIGroup != rbacv1.GroupName,
+		field.NotSupported(ref.Child("apiGroup"), o.RoleRef.APIGroup, []string{rbacv1.GroupName}))...)
+	errs = append(errs, when(o.RoleRef.Kind != "ClusterRole",
+		field.NotSupported(ref.Child("kind"), o.RoleRef.Kind, []string{"ClusterRole"}))...)
 	if o.RoleRef.Name == "" {
 		errs = append(errs, field.Required(ref.Child("name"), ""))
 	} else {
@@ -306,9 +297,7 @@ func validateBinding(o *rbacv1.ClusterRoleBinding) field.ErrorList {
 
 func validateSubject(s *rbacv1.Subject, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	if s.Name == "" {
-		errs = append(errs, field.Required(at.Child("name"), ""))
-	}
+	errs = append(errs, when(s.Name == "", field.Required(at.Child("name"), ""))...)
 	group := rbacv1.GroupName
 	switch s.Kind {
 	case rbacv1.ServiceAccountKind:
@@ -316,15 +305,12 @@ func validateSubject(s *rbacv1.Subject, at *field.Path) field.ErrorList {
 		if s.Name != "" {
 			errs = append(errs, invalid(at.Child("name"), s.Name, apivalidation.ValidateServiceAccountName(s.Name, false))...)
 		}
-		if s.Namespace == "" {
-			errs = append(errs, field.Required(at.Child("namespace"), ""))
-		}
+		errs = append(errs, when(s.Namespace == "", field.Required(at.Child("namespace"), ""))...)
 	case rbacv1.UserKind, rbacv1.GroupKind:
 	default:
 		return append(errs, field.NotSupported(at.Child("kind"), s.Kind, []string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
 	}
-	if s.APIGroup != group {
-		errs = append(errs, field.NotSupported(at.Child("apiGroup"), s.APIGroup, []string{group}))
-	}
+	errs = append(errs, when(s.APIGroup != group,
+		field.NotSupported(at.Child("apiGroup"), s.APIGroup, []string{group}))...)
 	return errs
 }
