@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,9 +30,8 @@ type credential struct {
 	authorization atomic.Pointer[string]
 	rejected      chan struct{} // one slot: the local apiserver answered 401
 	shown         [][]byte      // the certificate chain; only look uses it
-
-	mu      sync.Mutex // guards what follows
-	changed chan struct{}
+	// changed is closed when the chain changes. Never nil.
+	changed atomic.Pointer[chan struct{}]
 }
 
 type source struct {
@@ -59,7 +57,8 @@ const (
 )
 
 func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*credential, error) {
-	k := &credential{log: log, rejected: make(chan struct{}, 1), changed: make(chan struct{})}
+	k := &credential{log: log, rejected: make(chan struct{}, 1)}
+	k.changed.Store(new(make(chan struct{})))
 	if err := k.take(c); err != nil {
 		return nil, cli.Usage(err)
 	}
@@ -143,10 +142,7 @@ func (k *credential) look(s *source) error {
 	k.authorization.Store(&own)
 	if !slices.EqualFunc(k.shown, shown, slices.Equal[[]byte]) {
 		k.shown = shown
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		close(k.changed)
-		k.changed = make(chan struct{})
+		close(*k.changed.Swap(new(make(chan struct{}))))
 	}
 	return nil
 }
@@ -215,11 +211,7 @@ func (k *credential) Run(ctx context.Context) error {
 func (k *credential) Authorization() string { return *k.authorization.Load() }
 
 // Changed returns a channel that is closed when connections present an outdated certificate.
-func (k *credential) Changed() <-chan struct{} {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.changed
-}
+func (k *credential) Changed() <-chan struct{} { return *k.changed.Load() }
 
 // clientCertificate fits tls.Config.GetClientCertificate.
 func (k *credential) clientCertificate(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {

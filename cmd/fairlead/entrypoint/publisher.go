@@ -182,7 +182,7 @@ func (p *Publisher) note(err error) {
 		p.log.Info("publishing the cluster's entrypoint works again")
 	}
 	p.fault = fault
-	p.metrics.round(err)
+	p.metrics.rounds.WithLabelValues(map[bool]string{false: "passed", true: "failed"}[err != nil]).Inc()
 }
 
 type metrics struct {
@@ -207,12 +207,4 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		rounds: metric.Counter("fairlead_entrypoint_rounds_total", "Rounds of renewing the Lease and publishing, by result (passed, failed).", "result", "passed", "failed"),
 	}
 	return m, metric.Register(r, "the entrypoint", m.published, m.replicas, m.contested, m.foreign, m.rounds)
-}
-
-func (m *metrics) round(err error) {
-	result := "passed"
-	if err != nil {
-		result = "failed"
-	}
-	m.rounds.WithLabelValues(result).Inc()
 }

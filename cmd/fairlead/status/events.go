@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -126,10 +125,7 @@ func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *
 const maxMessage = 1024
 
 func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reason, message string) {
-	message = printable.Line(message)
-	if len(message) > maxMessage {
-		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
-	}
+	message = printable.Cut(printable.Line(message), maxMessage-len("…"))
 	e.emitted.WithLabelValues(kind).Inc()
 	to.Event(&corev1.ObjectReference{Kind: "APIService", APIVersion: "apiregistration.k8s.io/v1", Name: entry.Name, UID: entry.Object.UID}, kind, reason, message)
 }

@@ -186,7 +186,8 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 		// it appears again with the same UID, a cache was behind.
 		return
 	}
-	if t.writer.metrics.wrote(err); err != nil {
+	t.writer.metrics.writes.WithLabelValues(map[bool]string{false: "written", true: "failed"}[err != nil]).Inc()
+	if err != nil {
 		t.writer.log.Error("cannot write status", "apiservice", e.Name, "err", err)
 		return
 	}

@@ -125,14 +125,6 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, metric.Register(r, "the status writer", m.leading, m.writes)
 }
 
-func (m *metrics) wrote(err error) {
-	if err != nil {
-		m.writes.WithLabelValues("failed").Inc()
-	} else {
-		m.writes.WithLabelValues("written").Inc()
-	}
-}
-
 // The timings of the election are those of Kubernetes' own components: a dead leader is replaced
 // within about 17 s, and a leader that cannot reach the apiserver for 10 s stops writing 5 s before
 // another may begin.
