@@ -69,17 +69,11 @@ spec:
 // try.
 func describeStandalone(ctx context.Context, c *cluster.Cluster, o options, server *extension.Server, one, two *cluster.Front) (string, error) {
 	kubeconfig, manifest := filepath.Join(o.dir, "kubeconfig"), filepath.Join(o.dir, "apiservice.yaml")
-	if err := one.Endpoint.WriteKubeconfig(kubeconfig, c.Admin()); err != nil {
-		return "", err
-	}
-	if err := two.Endpoint.WriteKubeconfig(kubeconfig+"-2", c.Admin()); err != nil {
-		return "", err
-	}
+	err1 := one.Endpoint.WriteKubeconfig(kubeconfig, c.Admin())
+	err2 := two.Endpoint.WriteKubeconfig(kubeconfig+"-2", c.Admin())
 	text := fmt.Sprintf(apiService, server.URL(), base64.StdEncoding.EncodeToString(c.PKI.Serving.CA.PEM()))
-	if err := os.WriteFile(manifest, []byte(text), 0o600); err != nil {
-		return "", err
-	}
-	kubectl, err := linkKubectl(ctx, o.dir)
+	err3 := os.WriteFile(manifest, []byte(text), 0o600)
+	kubectl, err4 := linkKubectl(ctx, o.dir)
 	return fmt.Sprintf(`
 Two Fairleads keep APIServices in etcd. There is no kube-apiserver.
 
@@ -99,7 +93,7 @@ Try:
   %[8]s --kubeconfig %[6]s-2 get apiservices -w   # meanwhile delete it
 
 Ctrl-C ends everything.
-`, one.Endpoint.URL, two.Endpoint.URL, one.Admin.URL, two.Admin.URL, c.EtcdURLs()[0], kubeconfig, filepath.Join(c.Dir(), "*.log"), kubectl, manifest), err
+`, one.Endpoint.URL, two.Endpoint.URL, one.Admin.URL, two.Admin.URL, c.EtcdURLs()[0], kubeconfig, filepath.Join(c.Dir(), "*.log"), kubectl, manifest), errors.Join(err1, err2, err3, err4)
 }
 
 // createFlunders creates two objects of the sample extension server through Fairlead, so that the
@@ -139,15 +133,10 @@ func linkKubectl(ctx context.Context, dir string) (string, error) {
 
 // describe writes the kubeconfigs and a link to kubectl, and returns what to try.
 func describe(ctx context.Context, c *cluster.Cluster, front *cluster.Front, o options) (string, error) {
-	kubeconfig := filepath.Join(o.dir, "kubeconfig")
-	if err := front.Endpoint.WriteKubeconfig(kubeconfig, c.Admin()); err != nil {
-		return "", err
-	}
-	direct := filepath.Join(o.dir, "kubeconfig-direct")
-	if err := c.Endpoint().WriteKubeconfig(direct, c.Admin()); err != nil {
-		return "", err
-	}
-	kubectl, err := linkKubectl(ctx, o.dir)
+	kubeconfig, direct := filepath.Join(o.dir, "kubeconfig"), filepath.Join(o.dir, "kubeconfig-direct")
+	err1 := front.Endpoint.WriteKubeconfig(kubeconfig, c.Admin())
+	err2 := c.Endpoint().WriteKubeconfig(direct, c.Admin())
+	kubectl, err3 := linkKubectl(ctx, o.dir)
 	return fmt.Sprintf(`
 Fairlead stands before a real kube-apiserver.
 
@@ -169,5 +158,5 @@ Try:
   %[7]s proxy                               # and the status page is http://127.0.0.1:8001/fairlead/
 
 Ctrl-C ends everything.
-`, front.Endpoint.URL, front.Admin.URL, kubeconfig, direct, filepath.Join(c.Dir(), "*.log"), kubeconfig, kubectl, o.fairlead), err
+`, front.Endpoint.URL, front.Admin.URL, kubeconfig, direct, filepath.Join(c.Dir(), "*.log"), kubeconfig, kubectl, o.fairlead), errors.Join(err1, err2, err3)
 }

@@ -88,12 +88,9 @@ func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, erro
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
 	rc.QPS = -1 // no limit: requests are sequential
-	base, _, err := rest.DefaultServerUrlFor(rc)
-	if err != nil {
-		return nil, fmt.Errorf("reading kubeconfig: %w", err)
-	}
-	hc, err := rest.HTTPClientFor(rc)
-	if err != nil {
+	base, _, err1 := rest.DefaultServerUrlFor(rc)
+	hc, err2 := rest.HTTPClientFor(rc)
+	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
 	core, err := corev1client.NewForConfigAndClient(rc, hc)
