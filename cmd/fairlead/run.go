@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,6 +24,7 @@ type process struct {
 	held    *hold.Bound // bytes held by connections
 	loops   loops
 	records
+	draining atomic.Bool // the first step of a shutdown: not ready
 }
 
 func newProcess(o *options, log *slog.Logger) *process {

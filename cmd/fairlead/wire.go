@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -41,7 +40,6 @@ type server struct {
 	prober      *health.Prober
 	backends    *backend.Pools
 
-	draining    atomic.Bool
 	live, ready *health.Checks
 	entry       *entrypoint.Publisher // nil without --publish-kubernetes-endpoints
 	documents   merged
