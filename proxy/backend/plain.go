@@ -181,17 +181,17 @@ func (c *pooled) use(n int64, long bool) {
 	}
 }
 
-// Write takes the rest of a request for sent when the server has closed the connection: it may have
+// Write tells late that the server has closed the connection after a part of the request: it may have
 // answered, with 413 or 431, before it read all. net/http would close the connection at the error,
-// before it reads the answer. Then Read fails.
+// before it reads the answer. It does so, too, when it has read that, or that there is none.
 func (c *pooled) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	if err == nil || !c.begun && n == 0 || c.isClosed() {
-		c.begun = true
-		return n, err //nolint:wrapcheck // from the wrapped connection
+	if err != nil && (c.begun || n > 0) {
+		c.broken.Store(true)
+		<-c.closed
 	}
-	c.broken.Store(true)
-	return len(p), nil
+	c.begun = true
+	return n, err //nolint:wrapcheck // from the wrapped connection
 }
 
 func (c *pooled) Read(p []byte) (n int, err error) {

@@ -116,8 +116,8 @@ func TestAnswerBeforeTheRequest(t *testing.T) {
 		long, body int // bytes of a field and of the body
 		broken     bool
 	}{
-		{name: "a long head", head: "HTTP/1.1 431 No\r\nContent-Length: 8192\r\n\r\n", long: 900 << 10},
-		{name: "a long body", head: "HTTP/1.1 413 No\r\nContent-Length: 8192\r\n\r\n", body: 4 << 20},
+		{name: "a long head", head: "HTTP/1.1 431 No\r\nConnection: close\r\nContent-Length: 8192\r\n\r\n", long: 900 << 10},
+		{name: "a long body", head: "HTTP/1.1 413 No\r\nConnection: close\r\nContent-Length: 8192\r\n\r\n", body: 4 << 20},
 		{name: "without a word", long: 900 << 10, broken: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
