@@ -16,7 +16,7 @@ type exchange struct {
 	p        *Proxy
 	head     *Head
 	conn     *authn.Conn
-	stay     *backend.Stay // the connection's local apiserver; may be nil
+	stay     *backend.Stay // where the connection's requests go; may be nil
 	decision Decision
 	// upstream carries the request once it is forwarded. relayed says that the request is for the
 	// health relay.

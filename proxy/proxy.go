@@ -107,7 +107,7 @@ func (p *Proxy) Run(ctx context.Context) error { return p.metrics.prune(ctx) }
 type slot struct {
 	once sync.Once
 	conn authn.Conn
-	stay *backend.Stay // nil without a local apiserver
+	stay *backend.Stay
 }
 
 type slotKey struct{}
@@ -115,11 +115,7 @@ type slotKey struct{}
 // ConnContext gives a connection its slot; it fits http.Server.ConnContext. ctx should end with the
 // connection.
 func (p *Proxy) ConnContext(ctx context.Context, _ net.Conn) context.Context {
-	s := new(slot)
-	if p.cfg.Local != nil {
-		s.stay = p.cfg.Local.Stay(ctx)
-	}
-	return context.WithValue(ctx, slotKey{}, s)
+	return context.WithValue(ctx, slotKey{}, &slot{stay: p.cfg.Local.Stay(ctx)})
 }
 
 // slotOf returns the slot of the request's connection. Without ConnContext the request has its own.

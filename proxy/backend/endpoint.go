@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,7 @@ const (
 type endpoint struct {
 	up      *Upstream
 	address string
+	hash    uint64                      // of address
 	server  *localServer                // of a local apiserver, else nil
 	frames  atomic.Pointer[h2.Endpoint] // nil if no request was sent since its last connection drained
 	said    atomic.Pointer[said]        // nil if no GOAWAY with an error has come
@@ -56,7 +58,7 @@ type endpoint struct {
 }
 
 func newEndpoint(u *Upstream, address string) *endpoint {
-	e := &endpoint{up: u, address: address, changed: make(chan struct{})}
+	e := &endpoint{up: u, address: address, hash: maphash.String(u.shared.seed, address), changed: make(chan struct{})}
 	e.verdict, e.ejected = context.WithCancel(context.Background())
 	e.gone, e.leave = context.WithCancel(context.Background())
 	return e

@@ -28,11 +28,15 @@ func (u *Upstream) Plan(apart bool, by *Stay) h2.Plan {
 		b = &u.budgetApart
 	}
 	b.deposit()
-	return h2.Plan{Forward: by.forward(u), Apart: apart, Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: b.allow}
+	return h2.Plan{
+		Forward: &u.frames, Client: by, Stays: by != nil && u.pool != 0, Apart: apart,
+		Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: b.allow,
+	}
 }
 
-// pick chooses an endpoint, if possible none that was tried.
-func (u *Upstream) pick(by *Stay, tried []*h2.Endpoint) *h2.Endpoint {
+// pick chooses an endpoint for a Stay, if possible none that was tried.
+func (u *Upstream) pick(client any, tried []*h2.Endpoint) *h2.Endpoint {
+	by, _ := client.(*Stay)
 	var avoid [maxRetries]Lease
 	n := 0
 	for _, t := range tried[:min(len(tried), len(avoid))] {

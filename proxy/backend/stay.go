@@ -2,13 +2,12 @@ package backend
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 const (
@@ -41,17 +40,19 @@ func (s *localServer) load() int64 {
 // watch cache of its own, and during an upgrade group-versions of its own: a client that is spread
 // over several goes back in time. It keeps its server while that is usable, else it moves to one
 // other. No method takes a lock. A nil Stay spreads requests.
+//
+// Extension servers have no place in it: seed gives their endpoints an order, see view.own.
 type Stay struct {
+	seed    uint64
 	stuck   bool // whatever happens
 	at      atomic.Pointer[localServer]
-	counted atomic.Pointer[localServer]             // in its clients; nil after the end
-	over    atomic.Bool                             // not counted any more
-	frames  [PoolProven]atomic.Pointer[h2.Upstream] // for the engine
+	counted atomic.Pointer[localServer] // in its clients; nil after the end
+	over    atomic.Bool                 // not counted any more
 }
 
-// Stay returns that of a connection that lasts until ctx ends.
+// Stay returns that of a connection that lasts until ctx ends. l may be nil.
 func (l *Local) Stay(ctx context.Context) *Stay {
-	s := new(Stay)
+	s := &Stay{seed: rand.Uint64()} //nolint:gosec // nobody gains by guessing
 	context.AfterFunc(ctx, s.end)
 	return s
 }
@@ -132,7 +133,7 @@ func (s *Stay) pick(u *Upstream, avoid []Lease) *endpoint {
 	case own != nil && (e == nil || !tried && !e.usable()): // no other is better
 		return own
 	case e == nil:
-		return v.choose(0)
+		return v.choose(0, nil)
 	}
 	if s.at.CompareAndSwap(at, e.server) && !s.over.Load() {
 		e.server.clients.Add(1)
@@ -167,18 +168,6 @@ func (s *Stay) Leaves() bool {
 	}
 	s.end()
 	return true
-}
-
-// forward returns the Upstream that the engine uses for the connection's requests.
-func (s *Stay) forward(u *Upstream) *h2.Upstream {
-	if s == nil || u.pool == 0 {
-		return &u.frames
-	}
-	at := &s.frames[u.pool-1]
-	if at.Load() == nil {
-		at.CompareAndSwap(nil, &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return u.pick(s, tried) }, Retried: u.retried, Stays: true})
-	}
-	return at.Load()
 }
 
 // balance lets servers with more clients than others, as after one was restarted, send some away.

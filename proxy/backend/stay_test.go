@@ -60,7 +60,7 @@ func (c *crowd) at() []string {
 			l, _ := u.Pick(s)
 			l.Release()
 			if u.HTTP2() {
-				l, _ = u.Plan(false, s).Forward.Pick(nil).Value.(Lease)
+				l, _ = u.Plan(false, s).Forward.Pick(s, nil).Value.(Lease)
 				l.Release()
 			}
 			if out = append(out, l.Address())[:i+1]; out[i] != l.Address() {
@@ -140,9 +140,9 @@ func leaves(t *testing.T) {
 	at(place1)
 	u := c.l.Upstream(PoolProven)
 	retry := func() { // as the engine does
-		f := u.Plan(false, c.stays[0]).Forward
-		check.Same(t, true, f.Stays, "it retries what was processed there")
-		l, _ := f.Pick([]*h2.Endpoint{f.Pick(nil)}).Value.(Lease)
+		p := u.Plan(false, c.stays[0])
+		check.Same(t, true, p.Stays, "it retries what was processed there")
+		l, _ := p.Forward.Pick(p.Client, []*h2.Endpoint{p.Forward.Pick(p.Client, nil)}).Value.(Lease)
 		l.Release()
 	}
 	retry()

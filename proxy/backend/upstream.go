@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"hash/maphash"
 	"log/slog"
 	"maps"
 	"net"
@@ -85,6 +86,7 @@ type shared struct {
 	buffered bound.Places       // bytes of held request bodies
 	grant    func(n int64) bool // Config.Hold; may be nil
 	dialled  sync.Map           // *tls.Conn of the engine → *Conn
+	seed     maphash.Seed       // of endpoints' hashes: the same address has the same one for all APIServices
 
 	engine atomic.Pointer[h2.Server] // nil until Serve
 
@@ -117,12 +119,12 @@ func (o *shared) stop() {
 func newShared(log *slog.Logger) *shared {
 	// The context is not the caller's: it must last from New, since requests may come before Run.
 	ctx, cancel := context.WithCancel(context.Background())
-	return &shared{ctx: ctx, cancel: cancel, log: cmp.Or(log, slog.New(slog.DiscardHandler))}
+	return &shared{ctx: ctx, cancel: cancel, log: cmp.Or(log, slog.New(slog.DiscardHandler)), seed: maphash.MakeSeed()}
 }
 
 func newUpstream(name string, o *shared, t target) *Upstream {
 	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
-	u.frames = h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return u.pick(nil, tried) }, Retried: u.retried}
+	u.frames = h2.Upstream{Pick: u.pick, Retried: u.retried}
 	for _, places := range []*bound.Places{&u.inFlight, &u.longRunning, &u.reads, &u.writes} {
 		places.Lend = true // one controller may be the only client of an extension server
 	}
@@ -132,9 +134,9 @@ func newUpstream(name string, o *shared, t target) *Upstream {
 	return u
 }
 
-// Pick chooses an endpoint: that of a local apiserver's client connection, else the less loaded of
-// two random healthy ones, and none of avoid if possible. It reports false if there is no endpoint
-// at all. The caller must release the Lease when the request has ended.
+// Pick chooses an endpoint: that of a client connection, without one the less loaded of two random
+// healthy ones, and none of avoid if possible. It reports false if there is no endpoint at all. The
+// caller must release the Lease when the request has ended.
 func (u *Upstream) Pick(by *Stay, avoid ...Lease) (Lease, bool) {
 	v := u.view.Load()
 	var e *endpoint
@@ -145,7 +147,7 @@ func (u *Upstream) Pick(by *Stay, avoid ...Lease) (Lease, bool) {
 		e = v.other(avoid)
 	}
 	if e == nil {
-		e = v.choose(u.picks.Add(1))
+		e = v.choose(u.picks.Add(1), by)
 	}
 	if e == nil {
 		return Lease{}, false

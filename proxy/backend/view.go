@@ -74,8 +74,9 @@ func (v *view) arrange(list []registry.Endpoint, known map[string]*endpoint) {
 	}
 }
 
-// choose returns the endpoint for a request, nil if there is none. tick counts choices.
-func (v *view) choose(tick uint64) *endpoint {
+// choose returns the endpoint for a request, nil if there is none. tick counts choices. by is its
+// client connection's; nil spreads requests.
+func (v *view) choose(tick uint64, by *Stay) *endpoint {
 	if n := uint64(len(v.slow)); n > 0 && tick%slowEvery < n {
 		return v.slow[tick%slowEvery]
 	}
@@ -85,6 +86,11 @@ func (v *view) choose(tick uint64) *endpoint {
 		return nil
 	case 1:
 		return v.preferred[0]
+	}
+	if by != nil && n <= maxOrdered {
+		if e := v.own(by); e != nil {
+			return e
+		}
 	}
 	// The better of two random ones: nearly as even as the best of all, and requests do not all
 	// move to an endpoint that has just become free.
@@ -97,6 +103,44 @@ func (v *view) choose(tick uint64) *endpoint {
 		return b
 	}
 	return a
+}
+
+const (
+	// maxOrdered is how many endpoints a client connection has an order of: each choice looks at
+	// all of them. Requests to more are spread.
+	maxOrdered = 32
+	// spare is by how many requests an endpoint may be above the mean, if that is more than a
+	// quarter. With fewer, a client's few watches would be enough to make it leave.
+	spare = 8
+)
+
+// own returns the endpoint of a client connection (decision 0041): the first, in an order of its
+// own (rendezvous hashing), with at most a quarter more requests than the mean. So only a busy
+// client has a second one, always the same. Nil means that all are suspect.
+func (v *view) own(by *Stay) (own *endpoint) {
+	sum := int64(1)
+	for _, e := range v.preferred {
+		sum += e.inFlight.Load()
+	}
+	first := uint64(0)
+	for n := int64(len(v.preferred)); n > 0 && own == nil; n-- { // fewer, if some are suspect
+		most := max(sum*5/(n*4), sum/n+spare)
+		for _, e := range v.preferred {
+			if x := e.rank(by); (own == nil || x > first) && e.load() < most {
+				own, first = e, x
+			}
+		}
+	}
+	return own
+}
+
+// rank returns the endpoint's place in a client connection's order: of the end of SplitMix64, each
+// bit of either number changes half of the bits.
+func (e *endpoint) rank(by *Stay) uint64 {
+	x := by.seed ^ e.hash
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 // other returns the least loaded endpoint that is not in avoid, or nil.

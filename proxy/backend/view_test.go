@@ -152,7 +152,10 @@ func TestNoAllocations(t *testing.T) {
 	f := newFixture(t, nil)
 	f.policy.MaxInFlight = 400
 	e := f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"))
+	by := (*Local)(nil).Stay(t.Context())
 	check.Same(t, 0, testing.AllocsPerRun(1000, func() {
+		n, _ := f.Upstream(e).Pick(by)
+		n.Release()
 		l, _ := f.Upstream(e).Pick(nil)
 		m, _ := f.Upstream(e).Pick(nil, l)
 		m.Release()

@@ -33,7 +33,7 @@ func Example() {
 		return conn, conn.HandshakeContext(ctx)
 	}
 	endpoint := &h2.Endpoint{Name: backend.Listener.Addr().String()}
-	upstream := &h2.Upstream{Pick: func([]*h2.Endpoint) *h2.Endpoint { return endpoint }}
+	upstream := &h2.Upstream{Pick: func(any, []*h2.Endpoint) *h2.Endpoint { return endpoint }}
 	server := h2.New(h2.Config{Dial: dial, Decide: func(_ *h2.ConnInfo, h *h2.Head, _ func(h2.Plan)) (h2.Plan, bool) {
 		return h2.Plan{
 			Forward: upstream,

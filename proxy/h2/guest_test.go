@@ -145,8 +145,8 @@ func TestGuestEnds(t *testing.T) {
 		{"reset", "/reset", nil, nil, engine.ReasonReset, nil},
 		{"rejected", "/redirect", nil, nil, engine.ReasonRejected, nil},
 		{"late", "/late", nil, soon, engine.ReasonDeadline, nil},
-		{"no endpoint", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func([]*Endpoint) *Endpoint { return nil } }, engine.ReasonNoEndpoint, nil},
-		{"panic in Pick", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func([]*Endpoint) *Endpoint { panic(1) } }, engine.ReasonAbort, nil},
+		{"no endpoint", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func(any, []*Endpoint) *Endpoint { return nil } }, engine.ReasonNoEndpoint, nil},
+		{"panic in Pick", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func(any, []*Endpoint) *Endpoint { panic(1) } }, engine.ReasonAbort, nil},
 		{"panic in Remove", "/", nil, func(r *http.Request, p *Plan) {
 			r.Header.Set("X-A", "b")
 			p.Remove = func(string) bool { panic(1) }

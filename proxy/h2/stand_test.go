@@ -86,7 +86,7 @@ func dial(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls
 
 // forward returns a Plan that forwards everything to ep.
 func forward(ep *Endpoint) Plan {
-	return Plan{Forward: &Upstream{Pick: func([]*Endpoint) *Endpoint { return ep }}}
+	return Plan{Forward: &Upstream{Pick: func(any, []*Endpoint) *Endpoint { return ep }}}
 }
 
 // plan returns the plan for a request.

@@ -342,7 +342,7 @@ func (e *Engine) retry(s *stream, after Reason) {
 	if retried := s.plan.Forward.Retried; retried != nil {
 		retried(after)
 	}
-	if after != ReasonReset || !s.plan.Forward.Stays {
+	if after != ReasonReset || !s.sending.stays {
 		s.sending.tried = append(s.sending.tried, s.ep)
 	}
 	s.resend()

@@ -47,7 +47,7 @@ func (s *stream) repick() bool {
 // repickOther has a request choose another endpoint. It reports false if there is none.
 func (s *stream) repickOther() bool {
 	was := s.ep
-	ep := s.plan.Forward.Pick(append(slices.Clip(s.sending.tried), was))
+	ep := s.plan.Forward.Pick(s.sending.client, append(slices.Clip(s.sending.tried), was))
 	if ep == nil {
 		return false
 	}

@@ -11,8 +11,9 @@ import (
 // Plan says how a stream is answered.
 type Plan struct {
 	Forward *Upstream    // the backend to forward to; nil means Answer or Serve
+	Client  any          // whose request it is, for Upstream.Pick; may be nil
 	Answer  *Answer      // answers the request; nil means Serve
-	Serve   http.Handler // answers the request on its own goroutine; if all three are nil, the answer is 500
+	Serve   http.Handler // answers the request on its own goroutine; without Forward and Answer either, the answer is 500
 
 	Remove func(name string) bool // client's fields to drop; nil means only connection-specific ones
 	// Set adds fields, also to Answer. Remove must report the client's of the same names. The
@@ -40,9 +41,12 @@ type Plan struct {
 	// second; beyond that the client gets GOAWAY.
 	Unwelcome bool
 
-	Retries int         // further tries; at most 2 are used, 0 or less means none
-	Again   bool        // may be retried even if a backend may have processed it (GET and HEAD, not watch)
-	Budget  func() bool // is called before each retry except after a failed dial; nil means always true
+	Retries int  // further tries; at most 2 are used, 0 or less means none
+	Again   bool // may be retried even if a backend may have processed it (GET and HEAD, not watch)
+	// Stays says that a request whose stream the backend has reset is retried at the same endpoint:
+	// others have a state of their own.
+	Stays  bool
+	Budget func() bool // is called before each retry except after a failed dial; nil means always true
 	// Wait is how long the request waits for an endpoint that can be dialled, if none can be; zero
 	// means not at all.
 	Wait time.Duration
@@ -113,15 +117,13 @@ type Outcome struct {
 
 // Upstream chooses the endpoints of a backend. All requests to the backend share it.
 type Upstream struct {
-	// Pick chooses an endpoint for one request, if possible one that is not in tried, and counts
-	// the request as in flight there. Nil means that there is none. Pick must not block.
-	Pick func(tried []*Endpoint) *Endpoint
+	// Pick chooses an endpoint for one request of a Plan.Client, if possible one that is not in
+	// tried, and counts the request as in flight there. Nil means that there is none. Pick must not
+	// block.
+	Pick func(client any, tried []*Endpoint) *Endpoint
 	// Retried is called before each further try, with the reason why the previous one failed. It
 	// must not block. Nil means no callback.
 	Retried func(after Reason)
-	// Stays says that a request whose stream the backend has reset is retried at the same endpoint:
-	// others have a state of their own.
-	Stays bool
 }
 
 // Endpoint is one address of a backend. The pointer identifies its connection pool: an Upstream

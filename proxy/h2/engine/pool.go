@@ -73,7 +73,7 @@ func (e *Engine) pool(s *stream) *pool {
 // place chooses an endpoint for the stream's request.
 func (e *Engine) place(s *stream) {
 	defer e.rescueStream(s)
-	ep := s.plan.Forward.Pick(s.sending.tried)
+	ep := s.plan.Forward.Pick(s.sending.client, s.sending.tried)
 	if ep == nil {
 		if s.refuses() {
 			s.abort(ReasonNoEndpoint, errNoEndpoint, http2.ErrCodeRefusedStream)

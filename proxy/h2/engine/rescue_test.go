@@ -13,7 +13,7 @@ import (
 // same connection to a backend.
 func TestPanics(t *testing.T) {
 	pick := func(eps func() *Endpoint) *Upstream {
-		return &Upstream{Pick: func([]*Endpoint) *Endpoint { return eps() }}
+		return &Upstream{Pick: func(any, []*Endpoint) *Endpoint { return eps() }}
 	}
 	for _, tt := range []struct {
 		name     string
@@ -64,7 +64,7 @@ func TestPanicWhileMoving(t *testing.T) {
 	ep, picks := &Endpoint{Name: "ep", Via: r.ep}, 0
 	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
 		p := r.forward(r.ep)
-		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
+		p.Forward = &Upstream{Pick: func(any, []*Endpoint) *Endpoint {
 			if picks++; picks == 3 {
 				panic("picking")
 			}

@@ -106,7 +106,7 @@ func (r *rig) forward(eps ...*Endpoint) Plan {
 	if !r.named {
 		p.Authority = r.asked
 	}
-	p.Forward = &Upstream{Pick: func(tried []*Endpoint) *Endpoint {
+	p.Forward = &Upstream{Pick: func(_ any, tried []*Endpoint) *Endpoint {
 		if len(eps) == 0 {
 			return nil
 		}

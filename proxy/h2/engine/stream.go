@@ -116,6 +116,8 @@ type sending struct {
 	wait      time.Duration // this and the following are the Plan's
 	accept    func(int, bool) http.Handler
 	budget    func() bool
+	client    any
+	stays     bool
 	retries   int8
 	again     bool
 	named     bool // :authority is the endpoint's name
@@ -139,6 +141,7 @@ func (e *Engine) newSending(p *Plan) *sending {
 		to = &sending{}
 	}
 	to.wait, to.accept, to.budget, to.retries, to.again = p.Wait, p.Accept, p.Budget, int8(min(p.Retries, maxRetries)), p.Again
+	to.client, to.stays = p.Client, p.Stays
 	return to
 }
 

@@ -1,0 +1,207 @@
+package backend
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+)
+
+// audience are client connections of an APIService.
+type audience struct {
+	*fixture
+	t     *testing.T
+	u     *Upstream
+	stays []*Stay
+	held  []Lease
+}
+
+func newAudience(t *testing.T, clients int, endpoints ...registry.Endpoint) *audience {
+	t.Helper()
+	a := &audience{fixture: newFixture(t, nil), t: t}
+	a.u = a.Upstream(a.set(endpoints...))
+	for range clients {
+		a.stays = append(a.stays, (*Local)(nil).Stay(t.Context()))
+	}
+	return a
+}
+
+// at returns where a request of each connection goes.
+func (a *audience) at() (out []string) {
+	for _, s := range a.stays {
+		l, _ := a.u.Pick(s)
+		l.Release()
+		out = append(out, l.Address())
+	}
+	return out
+}
+
+// hold begins n requests of each connection, which do not end, and returns how many each endpoint
+// has.
+func (a *audience) hold(n int) map[string]int64 {
+	for range n {
+		for _, s := range a.stays {
+			l, _ := a.u.Pick(s)
+			a.held = append(a.held, l)
+		}
+	}
+	_, _, load, _ := a.u.Load()
+	return load
+}
+
+func (a *audience) release() {
+	for _, l := range a.held {
+		l.Release()
+	}
+	a.held = nil
+}
+
+var three = []registry.Endpoint{healthy(place1), healthy(place2), healthy(place3)}
+
+// The connections of many clients are even on three endpoints: each has its own, over both
+// protocols, for all APIServices of a Service. Without an endpoint, only its connections have
+// another one.
+func TestOwn(t *testing.T) {
+	a := newAudience(t, 3000, three...)
+	before := a.at()
+	for address, n := range count(before) {
+		if n > 1250 {
+			t.Errorf("%s has %d of 3,000 connections", address, n)
+		}
+	}
+	a.house("v2.example.com", func(e *registry.Entry, b *registry.Backend) { *b, e.Endpoints = *a.backend, three })
+	a.table()
+	again, other := a.at(), a.up("v2.example.com")
+	a.set(three[0], three[2])
+	for i, now := range a.at() {
+		l, _ := other.Plan(false, a.stays[i]).Forward.Pick(a.stays[i], nil).Value.(Lease)
+		l.Release()
+		check.Same(t, []string{before[i], before[i]}, []string{again[i], l.Address()}, "endpoint of connection %d, then and for another APIService", i)
+		if before[i] != place2 && now != before[i] || now == place2 {
+			t.Errorf("connection %d: %s, without %s %s", i, before[i], place2, now)
+		}
+	}
+}
+
+// With one request of each in flight, no endpoint has more than 1.25 times its share, of whatever
+// number of connections.
+func TestOwnIsEven(t *testing.T) {
+	for _, clients := range []int{300, 1000, 10_000} {
+		a := newAudience(t, clients, three...)
+		for address, n := range a.hold(1) {
+			if most := clients * 5 / 12; n > int64(most) {
+				t.Errorf("%s has %d of %d requests, more than %d", address, n, clients, most)
+			}
+		}
+		a.release()
+	}
+}
+
+// A few requests of a connection do not make it leave; 64 use all endpoints, in the connection's own
+// order, each time the same.
+func TestBusyClient(t *testing.T) {
+	a := newAudience(t, 1, three...)
+	own := a.at()[0]
+	check.Same(t, int64(spare), a.hold(spare)[own], "requests at its own endpoint, of as many as it may have")
+	a.release()
+	first := a.hold(64)
+	for address, n := range first {
+		if n < 64/3/4 || n > 64/3+spare {
+			t.Errorf("%s has %d of 64 requests", address, n)
+		}
+	}
+	a.release()
+	check.Same(t, first, a.hold(64), "requests of each endpoint, again")
+	a.release()
+	check.Same(t, []string{own}, a.at(), "endpoint afterwards")
+}
+
+// A few busy connections do not make another one leave.
+func TestOwnBesideOthers(t *testing.T) {
+	a := newAudience(t, 12, three...)
+	all, want := a.stays, a.at()
+	for i := range all {
+		a.stays = all[i:]
+		a.hold(1)
+		a.stays = all
+		check.Same(t, want, a.at(), "endpoints beside %d requests", len(a.held))
+		a.release()
+	}
+}
+
+// An endpoint that is slow, suspect or unhealthy, or that was tried, has no connections.
+func TestOwnIsUsable(t *testing.T) {
+	a := newAudience(t, 1, three...)
+	own := a.at()[0]
+	var of Lease
+	lists := map[string][]registry.Endpoint{}
+	for _, e := range three {
+		slow, ill := e, e
+		if e.Address == own {
+			slow.Slow, ill.Health = true, registry.Unhealthy
+		}
+		lists["slow"], lists["unhealthy"] = append(lists["slow"], slow), append(lists["unhealthy"], ill)
+	}
+	for _, e := range a.u.snapshot() {
+		if e.address == own {
+			of = Lease{e}
+		}
+	}
+	next := func(is string) {
+		t.Helper()
+		got := count(slices.Concat(a.at(), a.at(), a.at(), a.at()))
+		if got[own] > 0 || len(got) != 1 {
+			t.Errorf("its endpoint %s is %s: %v", own, is, got)
+		}
+	}
+	of.e.suspicion.doubt(time.Hour)
+	next("suspect")
+	of.e.suspicion.trust()
+	check.Same(t, []string{own}, a.at(), "endpoint when trusted again")
+	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*h2.Endpoint{of.e.engine()}).Value.(Lease); l == of {
+		t.Error("a retry goes to the same endpoint")
+	} else {
+		l.Release()
+	}
+	check.Same(t, false, a.u.Plan(false, a.stays[0]).Stays, "a retry stays")
+	a.set(lists["unhealthy"]...)
+	next("unhealthy")
+	a.set(lists["slow"]...)
+	got := 0
+	for range 10 * slowEvery {
+		got += count(a.at())[own]
+	}
+	check.Same(t, 10, got, "requests to its slow endpoint, to notice that it has recovered")
+	a.set(three...)
+	for _, e := range a.u.snapshot() {
+		e.suspicion.doubt(time.Hour)
+	}
+	if a.at()[0] == "" {
+		t.Error("with all suspect, there is no endpoint")
+	}
+}
+
+// BenchmarkPick is the choice of an endpoint, spread and for a client connection.
+func BenchmarkPick(b *testing.B) {
+	for _, n := range []int{3, 10, maxOrdered} {
+		f := newFixture(b, nil)
+		var list []registry.Endpoint
+		for i := range n {
+			list = append(list, healthy(fmt.Sprintf("10.0.0.%d:443", i)))
+		}
+		u := f.Upstream(f.set(list...))
+		for name, by := range map[string]*Stay{"spread": nil, "own": (*Local)(nil).Stay(b.Context())} {
+			b.Run(fmt.Sprint(name, "/", n), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					l, _ := u.Pick(by)
+					l.Release()
+				}
+			})
+		}
+	}
+}
