@@ -101,8 +101,8 @@ func TestOwnIsEven(t *testing.T) {
 	}
 }
 
-// A few requests of a connection do not make it leave; 64 use all endpoints, in the connection's own
-// order, each time the same.
+// A few requests of a connection do not make it leave; 64 use all endpoints, in the connection's
+// own order, each time the same.
 func TestBusyClient(t *testing.T) {
 	a := newAudience(t, 1, three...)
 	own := a.at()[0]
