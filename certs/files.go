@@ -21,8 +21,7 @@ const (
 	maxLinks = 40
 )
 
-// runFiles reads the files again when something changes in their directories, and once a minute,
-// until ctx ends.
+// runFiles reads the files again when their directories change, and once a minute, until ctx ends.
 func (s *Store) runFiles(ctx context.Context) {
 	var paths []string
 	for _, f := range s.followed {

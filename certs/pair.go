@@ -28,8 +28,7 @@ type PairSource struct {
 	Cert string
 	// Key has its private key, unencrypted.
 	Key string
-	// Names are the names for which an SNI pair is used; "*.example.com" is a wildcard. Empty means
-	// those in the certificate.
+	// Names are those that an SNI pair is for, or wildcards. Empty means the certificate's.
 	Names []string
 }
 
@@ -98,8 +97,7 @@ func parsePair(certPEM, keyPEM []byte) (*tls.Certificate, error) {
 	return &cert, nil
 }
 
-// selfSigned makes a pair for a server without one, so that a first start needs no preparation. No
-// client trusts it.
+// selfSigned makes a pair, so that a first start needs no preparation. No client trusts it.
 func selfSigned() (certPEM, keyPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -201,8 +199,7 @@ func (n *servingNames) lookup(name string) *tls.Certificate {
 	if c := n.either(name); c != nil {
 		return c
 	}
-	// A wildcard replaces whole labels, from the left: crypto/tls and kube-apiserver try them in
-	// this order.
+	// A wildcard replaces whole labels, from the left, as in crypto/tls and kube-apiserver.
 	labels := strings.Split(name, ".")
 	for i := range min(len(labels), maxWildcards) {
 		labels[i] = "*"
@@ -214,18 +211,16 @@ func (n *servingNames) lookup(name string) *tls.Certificate {
 	return n.either("*")
 }
 
-// maxWildcards bounds the labels tried as wildcards: the name comes from a stranger and may have
-// 127.
+// maxWildcards bounds the labels tried as wildcards: the name is a stranger's and may have 127.
 const maxWildcards = 8
 
 func (n *servingNames) either(name string) *tls.Certificate {
 	return cmp.Or(n.explicit[name], n.implied[name])
 }
 
-// TLS returns the configuration of the listeners. It follows the pairs and CAs: each handshake uses
-// the current ones, open connections stay as they are. Clients are asked for a certificate, which
-// is not verified here: VerifyUser does that, so that a bad certificate gets a 401 response and not
-// a broken connection.
+// TLS returns the configuration of the listeners: each handshake uses the current pairs and CAs,
+// open connections stay. Clients are asked for a certificate, which is not verified here:
+// VerifyUser does that, so that a bad certificate gets a 401 response and not a broken connection.
 func (s *Store) TLS() *tls.Config {
 	return &tls.Config{
 		MinVersion:         cmp.Or(s.cfg.MinVersion, tls.VersionTLS12), // RFC 8996 deprecated the older versions

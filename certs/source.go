@@ -19,23 +19,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// maxFile bounds a file. etcd refuses objects above 1.5 MiB, and no file that is mounted from one
-// is larger.
+// maxFile bounds a file. etcd refuses objects above 1.5 MiB, so none mounted from one is larger.
 const maxFile = 1 << 20
 
 // followed is one value that is read from one or more files, or from the authentication ConfigMap.
 // It is taken as a whole or not at all.
 type followed struct {
 	use string
-	// source names the origin in logs, metrics and status. It distinguishes two values of the same
-	// use.
+	// source names the origin in logs, metrics and status, and distinguishes two of the same use.
 	source string
 	// files are the paths to read. Each may be a symlink, or below one, as in a Kubernetes volume.
 	files []string
 	// given is the data itself, which never changes. Nil means that it is read, or delivered.
 	given [][]byte
-	// take parses the data, in the order of the files, and puts it in force. After an error the
-	// former value stays in force.
+	// take parses the data, in the order of the files, and puts it in force, unless it is faulty.
 	take func(data [][]byte) error
 	// whole takes all of the ConfigMap instead. err wraps fs.ErrNotExist when there is none.
 	whole func(data map[string][]byte, err error) error

@@ -11,9 +11,8 @@
 // last good value stays, and log, metric and Status say so. The one exception is the cluster's
 // authentication ConfigMap: its deletion ends the trust that came from it.
 //
-// The concurrency rule: the values in force are immutable, behind an atomic pointer, so a handshake
-// or a request never waits for a reload. Store.Run owns every goroutine. Before Run everything is
-// as New read it.
+// The concurrency rule: the values in force are immutable, behind an atomic pointer, so nothing
+// waits for a reload. Store.Run owns every goroutine. Before Run everything is as New read it.
 //
 // This package authenticates nobody (proxy/authn does, and caches what Clients returned per
 // connection and Generation). It reads objects only through Config.Watch.
@@ -36,8 +35,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// Config names the sources of all values. The zero Config serves a self-signed pair and trusts no
-// client certificate.
+// Config names all sources. The zero Config serves a self-signed pair and trusts no client.
 type Config struct {
 	// Serving is the pair for clients that send no SNI name. Zero means the first pair of SNI, or a
 	// self-signed pair when there is none either.
@@ -67,8 +65,7 @@ type Config struct {
 	// that only files give CAs, because kube-apiserver never removes a CA from the ConfigMap.
 	TrustConfigMap bool
 
-	// ProxyClient is the pair that this process presents to the local apiserver and to backends.
-	// Zero means none.
+	// ProxyClient is the pair presented to the local apiserver and to backends. Zero means none.
 	ProxyClient PairSource
 	// Files are further files to follow, such as a kubeconfig. Nil means none.
 	Files []File
@@ -94,8 +91,7 @@ type File struct {
 	Held func() []*x509.Certificate
 }
 
-// Store holds the certificates of this process. All of it works once New returns. It needs Run to
-// follow its sources.
+// Store holds the certificates of this process. It needs Run only to follow its sources.
 type Store struct {
 	cfg      Config
 	logger   *slog.Logger

@@ -15,8 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// ownCheck is the name of this process's readiness check, on the admin port and in its responses
-// for the cluster.
+// ownCheck names this process's readiness check, on the admin port and in responses for clusters.
 const ownCheck = "fairlead"
 
 var errDraining = errors.New("shutting down")
@@ -30,8 +29,7 @@ type Checks struct {
 	// Draining ends readiness, before anything else of a shutdown: once true, the check fairlead
 	// fails. Nil means that there is no such check (a process that drains is alive).
 	Draining *atomic.Bool
-	// List holds the checks, in the order shown. None may block. Empty means none besides those
-	// above.
+	// List holds the checks, in the order shown. None may block. Empty means only those above.
 	List []healthz.HealthChecker
 	// Logger gets the reasons whenever the set of failing checks changes. No response contains
 	// them: the path is open to strangers. Nil discards.

@@ -196,8 +196,7 @@ func (w *weights) add(b *registry.Backend, weight int64) {
 	}
 }
 
-// of returns the weight of all if each Backend weighed as much as b: by that, each gets an equal
-// share.
+// of returns the weight of all if each Backend weighed as much as b: so each gets an equal share.
 func (w *weights) of(b *registry.Backend) int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()

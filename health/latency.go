@@ -18,13 +18,11 @@ const (
 	// slowFloor is the latency up to which no endpoint is slow, whatever its peers do: below it ten
 	// times the median is noise.
 	slowFloor = 20 * time.Millisecond
-	// slowWitnesses is how many comparisons must agree: one stuck request says nothing about the
-	// endpoint.
+	// slowWitnesses is how many comparisons must agree: one stuck request says nothing.
 	slowWitnesses = 3
 )
 
-// latency collects how fast an endpoint answers. Any goroutine may add to it. opinion belongs to
-// the goroutine that compares.
+// latency collects how fast an endpoint answers, by any goroutine. opinion is the comparing one's.
 type latency struct {
 	sum, count atomic.Int64 // of live traffic, in nanoseconds, since the last comparison
 	probe      atomic.Int64 // of the last probe, until the next comparison
@@ -118,9 +116,8 @@ func (l *latency) take(now time.Time) sample {
 }
 
 // compare returns the latency of samples[i] and the median of its peers: of live traffic where both
-// sides have some, else of probes. Typical is zero when there is nothing new to compare. Where
-// there is live traffic probes do not count: a discovery document may be cheap where everything
-// else is slow.
+// sides have some, else of probes. Typical is zero when nothing is new. Where there is live traffic
+// probes do not count: a discovery document may be cheap where everything else is slow.
 func compare(samples []sample, i int) (value, typical time.Duration) {
 	s := samples[i]
 	if s.live > 0 {

@@ -72,8 +72,7 @@ func (t *target) try(ctx context.Context, c *claim, l *probeConn) finding {
 	client := http.Client{
 		Transport: l,
 		Timeout:   max(probeTimeout-l.took, time.Millisecond), // zero would mean no timeout
-		// A redirect is not followed: it counts as a bad response (kube-aggregator,
-		// remote_available_controller.go).
+		// A redirect is a bad response (kube-aggregator, remote_available_controller.go).
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	start := time.Now()
@@ -103,8 +102,7 @@ func inTime(err error, latency, timeout time.Duration) error {
 // errUnread is the refusal of a server that has accepted us before it restarted.
 var errUnread = errors.New("it has just started, and may not have read its rules yet")
 
-// get requests a group-version's document, or a server's readiness, and returns an error if the
-// response is bad.
+// get requests a group-version's document, or a server's readiness. A bad response is an error.
 func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) error {
 	config := &c.target.prober.config
 	header := http.Header{"X-Remote-User": {"system:kube-aggregator"}, "X-Remote-Group": {"system:masters"}}
@@ -154,8 +152,7 @@ func sentence(body io.Reader) string {
 // roundTrip sends a request on a connection.
 func roundTrip(conn *http.ClientConn, r *http.Request) (*http.Response, error) {
 	resp, err := conn.RoundTrip(r)
-	// http.Transport unwraps this error, http.ClientConn does not. kube-aggregator's message has
-	// the inner error.
+	// http.Transport unwraps this error, as in kube-aggregator's message; http.ClientConn does not.
 	const wrapped = "net/http: Transport failed to read from server: "
 	if inner := errors.Unwrap(err); inner != nil && strings.HasPrefix(err.Error(), wrapped) {
 		err = inner

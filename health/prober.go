@@ -1,5 +1,4 @@
-// Package health finds out whether backend endpoints can be used, and reports whether this process
-// is healthy.
+// Package health finds out whether endpoints can be used, and says whether this process is healthy.
 //
 // A Prober follows the table. One goroutine owns each target: an endpoint of a Backend, from the
 // first table that names it until one no longer does. In each interval the target dials the
@@ -81,8 +80,7 @@ type Prober struct {
 	indexed chan struct{} // one slot: the index has changed
 }
 
-// Table names what is probed. It is a *registry.Table, or a set that never changes: configured
-// servers.
+// Table names what is probed: a *registry.Table, or a set that never changes: configured servers.
 type Table interface {
 	// Entries returns the entries whose endpoints are probed: for the document of their
 	// group-version or, where they have none, for the server's readiness.
@@ -118,8 +116,7 @@ func (p *Prober) beat(at time.Time) time.Time {
 	return at.Add((beat - at.Sub(p.began)%beat) % beat)
 }
 
-// Run follows the table until ctx ends. When it returns, none of its goroutines and connections are
-// left.
+// Run follows the table until ctx ends. Then none of its goroutines and connections are left.
 func (p *Prober) Run(ctx context.Context) error {
 	var owners sync.WaitGroup
 	defer owners.Wait()
@@ -173,8 +170,7 @@ func (p *Prober) Observe(apiService, address string, d time.Duration) {
 	}
 }
 
-// metrics are the prober's. Series come and go with the objects of the table. Only the objects'
-// names are labels.
+// metrics are the prober's. Series come and go with the table's objects, whose names are labels.
 type metrics struct {
 	duration prometheus.Histogram
 	probes   *prometheus.CounterVec // :: name, result

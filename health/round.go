@@ -41,8 +41,7 @@ type probeConn struct {
 	once     sync.Once
 	answered chan struct{} // closed at the first response, good or bad
 	passed   atomic.Bool   // a claim has passed on it
-	// ends: a response says that the connection closes. The next request may come before the close
-	// is noticed.
+	// ends: a response says that the connection closes. A request may come before that is noticed.
 	ends atomic.Bool
 }
 
@@ -63,8 +62,7 @@ func (l *probeConn) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// spent reports whether the connection has answered, and takes no more requests: it ends, or fewer
-// are in flight than room.
+// spent reports whether the connection has answered, but ends, or takes fewer requests than room.
 func (l *probeConn) spent(room int) bool {
 	select {
 	case <-l.answered:
@@ -189,8 +187,7 @@ func (r *round) alone(ctx context.Context, c *claim, elapsed time.Duration) find
 }
 
 // hedge runs first, and in parallel second, when there is no result after a while and two failures
-// would change a verdict. One pass is enough. A quick failure is followed by the next round, after
-// a pause.
+// would change a verdict. One pass is enough. After a quick failure comes the next round.
 func hedge(ctx context.Context, after time.Duration, changes bool, first, second func(context.Context) finding) finding {
 	if !changes {
 		return first(ctx)

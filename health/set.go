@@ -61,8 +61,7 @@ func (s *set) enter(e *registry.Entry) {
 			now[ep.Address] = c
 		}
 	}
-	// Drop before add: a claim that replaces another of the same name and address (a new CA) takes
-	// over its series.
+	// Drop before add: a claim that replaces another of its name and address takes over its series.
 	for address, c := range was {
 		if now[address] == nil {
 			s.drop(c)

@@ -15,8 +15,7 @@ import (
 
 const (
 	// defaultInterval is the time between probes of a healthy endpoint whose Policy names none.
-	// kube-aggregator resyncs every 30 s with five requests at once; this is the same number a
-	// minute, evenly spread.
+	// kube-aggregator resyncs every 30 s with five requests; this is as many, evenly spread.
 	defaultInterval = 10 * time.Second
 	// jitter spreads the probes of endpoints that came at the same time.
 	jitter = 0.2
@@ -24,21 +23,18 @@ const (
 	// included: at most 4 s pass (12 s / 3) before a check, so that an endpoint that hangs is
 	// ejected within 4 + 0.5 + 5.25 s, under the promised 12.
 	lightChecks = 3
-	// beat aligns the timers of healthy targets: a process that wakes up for each of a thousand
-	// spends more on waking than on probing. The work of one beat takes some 20 ms where 2,000
-	// endpoints are probed.
+	// beat aligns the timers of healthy targets: waking up for each of a thousand costs more than
+	// probing. The work of one beat takes some 20 ms for 2,000 endpoints.
 	beat = 100 * time.Millisecond
 	// alarmGap is the least time between probes caused by alarms. It doubles up to the interval
 	// each time an alarm of the same source proves false: live traffic that fails for reasons of
 	// its own must not make us hammer an endpoint that answers, nor make us doubt our own findings.
 	alarmGap = 250 * time.Millisecond
-	// together is how far ahead of time a failing claim is probed where a round begins anyway: half
-	// a firstRetry.
+	// together is how much earlier a failing claim is probed if a round begins: half a firstRetry.
 	together = firstRetry / 2
 )
 
-// key identifies one target. APIServices with the same Backend and interval are probed on the same
-// connections.
+// key identifies a target. APIServices with one Backend and interval are probed on one connection.
 type key struct {
 	backend  *registry.Backend
 	address  string
@@ -75,8 +71,7 @@ type target struct {
 	first   time.Time     // when the first claim is due by itself; zero means none is
 	// silent says that a light check got no response.
 	silent bool
-	// room is how many concurrent requests the endpoint's server last allowed. It is one until the
-	// server has said so.
+	// room is how many concurrent requests the server last allowed. It is one until it has said so.
 	room int
 	// hintGap and lostGap are the least times from a round to one that such an alarm causes.
 	hintGap, lostGap time.Duration
@@ -138,8 +133,7 @@ func (t *target) wait(ctx context.Context, timer *time.Timer) {
 	}
 }
 
-// next returns when something is due. It is computed from the state each time anew, so that no
-// event can be forgotten.
+// next returns when something is due, from the state each time anew: no event can be forgotten.
 func (t *target) next() time.Time {
 	at, _ := t.dueForAll()
 	at = earlier(at, t.first)
@@ -149,8 +143,7 @@ func (t *target) next() time.Time {
 	return at
 }
 
-// dueForAll returns when all claims that do not fail are due, and whether an alarm has made them
-// suspect.
+// dueForAll returns when all claims that do not fail are due, and whether an alarm suspects them.
 func (t *target) dueForAll() (at time.Time, suspect bool) {
 	at = t.due
 	alarm := func(alarmed bool, gap time.Duration) {
@@ -181,8 +174,7 @@ func (t *target) step(ctx context.Context) {
 		failing[c.trouble]++
 		c.suspect = c.suspect || all && suspect
 		c.mustReport = c.mustReport || hinted && t.key.server
-		// After an alarm a claim is probed again even while a probe runs: the alarm may be newer
-		// than that probe's response.
+		// After an alarm a claim is probed even while a probe runs: the alarm may be newer.
 		if all && (renewed || c.failures == 0) && (suspect || !c.asking) {
 			c.due = earlier(c.due, now)
 		}
@@ -221,8 +213,7 @@ func (t *target) nextGap(gap time.Duration, alarmed bool) time.Duration {
 	return alarmGap
 }
 
-// ask starts a round of the claims that are due, or will be so soon that they need no connection of
-// their own.
+// ask starts a round of the claims that are due, or so soon that they need no connection for it.
 func (t *target) ask(ctx context.Context, now time.Time, claims []*claim) {
 	r := &round{target: t, started: now, after: hedgeAfter, room: t.room}
 	var asked []*claim

@@ -78,8 +78,7 @@ func (b *builder) intern(fresh *Backend) *Backend {
 	return fresh
 }
 
-// over reports whether an origin's ownedUntil has passed. If it has not, the table is rebuilt at
-// that time.
+// over reports whether an origin's ownedUntil has passed. If not, the table is rebuilt then.
 func (b *builder) over(until time.Time) bool {
 	if until.IsZero() {
 		return false
@@ -93,8 +92,7 @@ func (b *builder) over(until time.Time) bool {
 	return false
 }
 
-// parsedBundle is a parsed caBundle. Parsing costs about 20 µs per certificate, so the result is
-// kept with the entry.
+// parsedBundle is a parsed caBundle, kept with the entry: parsing costs 20 µs per certificate.
 type parsedBundle struct {
 	pem string
 	// err says why it has no usable certificate.
@@ -103,8 +101,7 @@ type parsedBundle struct {
 	warning string
 }
 
-// bundle returns an APIService's parsed caBundle, nil if it has none. Was is the previous result
-// for the APIService.
+// bundle returns an APIService's parsed caBundle, nil if it has none. Was is the previous result.
 func (b *builder) bundle(object *apiregistrationv1.APIService, was *parsedBundle) *parsedBundle {
 	raw := object.Spec.CABundle
 	if len(raw) == 0 {
@@ -124,8 +121,7 @@ func (b *builder) bundle(object *apiregistrationv1.APIService, was *parsedBundle
 	return parsed
 }
 
-// parseBundle is as lenient as x509.CertPool.AppendCertsFromPEM, which client-go uses: one valid
-// certificate is enough.
+// parseBundle is as lenient as AppendCertsFromPEM, as client-go: one valid certificate is enough.
 func parseBundle(raw []byte) *parsedBundle {
 	b := &parsedBundle{pem: string(raw)}
 	certs, err := bundle.Parse(raw)

@@ -15,9 +15,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// apiregistration is the group of the APIServices themselves. No APIService can redirect it: in
-// kube-apiserver its handlers precede the aggregator, and with the dir: registry this process
-// serves it.
+// apiregistration is the group of APIServices themselves. None can redirect it: in kube-apiserver
+// its handlers precede the aggregator, and with the dir: registry this process serves it.
 const apiregistration = "apiregistration.k8s.io"
 
 // defaultPort is the default of spec.service.port (v1 defaulting).
@@ -280,8 +279,7 @@ func servicePort(ref *apiregistrationv1.ServiceReference) int32 {
 func (b *builder) local(e *Entry) {
 	e.Verdict = Verdict{Status: corev1.ConditionTrue, Reason: ReasonLocal, Message: "Local APIServices are always available"}
 	if m := e.Policy.Maintenance; m != "" {
-		// Requests to the local apiserver are not subject to a verdict, so a Local entry cannot be
-		// in maintenance.
+		// Requests to the local apiserver need no verdict, so no Local entry is in maintenance.
 		e.Policy.Maintenance = ""
 		e.Problems = append(e.Problems, "annotation "+prefix+"maintenance: it has no effect on a Local APIService")
 	}

@@ -192,8 +192,7 @@ type backings struct {
 	touched map[string]struct{} // see Input.Touched
 }
 
-// newObjects makes an empty store. It is complete once the kinds of every source and those of more
-// have been read.
+// newObjects makes an empty store, complete once the kinds of every source and of more were read.
 func newObjects(more ...kind) *objects {
 	users := make(map[types.NamespacedName][]string)
 	return &objects{
@@ -310,8 +309,7 @@ func (o *backings) touch(apiServices ...string) {
 }
 
 // use finds the APIService of a name that counts: the stored one, else the fallback. A misnamed one
-// does not: the API's validation does not admit it, and lookups would not find it by its name or by
-// its group-version.
+// does not: the API does not admit it, and lookups would not find it by its name or group-version.
 func (o *objects) use(of types.NamespacedName) {
 	a := o.stored[of]
 	if delete(o.misnamed, of); misnamed(a) {

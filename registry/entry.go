@@ -26,8 +26,7 @@ type Entry struct {
 	// Backend is where requests go. Nil means Local: the local apiserver serves this group-version.
 	Backend *Backend
 	// Endpoints are the addresses that may be dialled: ready before terminating, then by address.
-	// With endpoint routing off, it is the ClusterIP. Empty means Local, or that the Verdict says
-	// why there is none.
+	// Without endpoint routing, the ClusterIP. Empty means Local, or that the Verdict says why.
 	Endpoints []Endpoint
 	// Policy holds the settings from the object's annotations, with defaults filled in.
 	Policy Policy
@@ -80,11 +79,9 @@ type Backend struct {
 	// the URL, unless an annotation overrides it. For URLs with several hosts it is all hosts,
 	// comma-separated: the certificate must match one, and NameAt is sent.
 	ServerName string
-	// CABundle is the inline PEM bundle. Empty means CAFrom. If both are empty, the system's roots
-	// are used.
+	// CABundle is the inline PEM bundle. Empty means CAFrom, or else the system's roots.
 	CABundle string
-	// CAFrom is "<configmap>/<key>" in Namespace, from the annotation ca-from. Empty means
-	// CABundle.
+	// CAFrom is "<configmap>/<key>" in Namespace (annotation ca-from). Empty means CABundle.
 	CAFrom string
 	// Insecure turns verification off (insecureSkipTLSVerify).
 	Insecure bool
@@ -119,13 +116,11 @@ type Endpoint struct {
 	Terminating bool
 	// Health is the result of the probes.
 	Health Health
-	// Slow endpoints get a trickle (1 %) of requests: their latency is far above their peers'
-	// median.
+	// Slow endpoints get a trickle (1 %) of requests: their latency is far above the peers' median.
 	Slow bool
 	// Hung is as in Report.
 	Hung bool
-	// Reason says why the endpoint is Unhealthy: ReasonFailedDiscoveryCheck or
-	// ReasonInvalidCABundle. Else empty.
+	// Reason says why it is Unhealthy: ReasonFailedDiscoveryCheck or ReasonInvalidCABundle.
 	Reason string
 	// Message is the cause when Unhealthy, for the operator.
 	Message string
@@ -141,11 +136,9 @@ type Policy struct {
 	// MaxInFlight bounds requests in flight, MaxLongRunning watches and upgraded sessions.
 	// Annotations max-inflight, max-longrunning.
 	MaxInFlight, MaxLongRunning int
-	// LongRunningSubresources are treated like exec and log. Annotation long-running-subresources,
-	// comma separated.
+	// LongRunningSubresources are treated like exec. Annotation long-running-subresources.
 	LongRunningSubresources []string
-	// CAOverlap is how long a replaced CA stays trusted. Zero means not at all. Annotation
-	// ca-rotation-overlap.
+	// CAOverlap is how long a replaced CA stays trusted; zero: not. Annotation ca-rotation-overlap.
 	CAOverlap time.Duration
 	// ProbeInterval is the time between probes of a healthy endpoint. Annotation probe-interval.
 	ProbeInterval time.Duration
@@ -186,8 +179,7 @@ type Verdict struct {
 	Status corev1.ConditionStatus
 	// Reason is one of the Reason constants. Empty means not yet checked.
 	Reason string
-	// Message is for the operator: it may contain addresses and must not be sent to ordinary
-	// clients.
+	// Message is for the operator: it may contain addresses and must not be sent to clients.
 	Message string
 	// Since is when Status last changed. Zero means not yet checked.
 	Since time.Time

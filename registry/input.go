@@ -26,8 +26,7 @@ type Input struct {
 	// Slices by the Service that they belong to (label kubernetes.io/service-name). A list is
 	// replaced, never modified.
 	Slices map[types.NamespacedName][]*discoveryv1.EndpointSlice
-	// FallbackServices and FallbackSlices count if Services and Slices both lack the name. Nil
-	// means none.
+	// FallbackServices and FallbackSlices count if Services and Slices lack the name. Nil: none.
 	FallbackServices map[types.NamespacedName]*corev1.Service
 	FallbackSlices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	// Touched names the APIServices of which an object has changed since prev: the APIService, its
@@ -36,8 +35,7 @@ type Input struct {
 	Touched map[string]struct{}
 	// Reports are the prober's reports since prev. Earlier ones are carried over from prev.
 	Reports []Report
-	// Shadowed are the CustomResourceDefinitions of group-versions that an APIService claims for a
-	// remote.
+	// Shadowed are CustomResourceDefinitions of group-versions that are claimed for a remote.
 	Shadowed map[schema.GroupVersion]string
 	// Options are the settings. Nil means those of prev, else the defaults. With another pointer
 	// than that of prev, every entry is rebuilt.
@@ -67,8 +65,7 @@ type Options struct {
 	// Reach says which addresses endpoints and external names may have. Config.Directory implies
 	// its AllowLoopback, unless Config.Cluster or Config.APIServices is set.
 	Reach reach.Rules
-	// AllowURLs allows the annotation url (--allow-url-backends). Config.Directory and
-	// Config.APIServices imply it.
+	// AllowURLs allows the annotation url. Config.Directory and Config.APIServices imply it.
 	AllowURLs bool
 	// Directory selects the rules of the registries dir: and etcd:, where this process serves
 	// apiregistration.k8s.io itself and a claim of a protected group is ignored, so that the group

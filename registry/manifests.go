@@ -19,8 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
-// manifests is the source for a directory, with or without a local apiserver, and for etcd, with or
-// without a directory.
+// manifests is the source for a directory or etcd or both, with or without a local apiserver.
 type manifests struct {
 	*directory.Directory
 	// cluster reads the local apiserver. Nil means that there is none.
@@ -168,8 +167,7 @@ func (c *cluster) follow(ctx context.Context, to chan<- []*apiregistrationv1.API
 	})
 }
 
-// watchBoth watches a ConfigMap of the directory or, if the directory does not have it, of the
-// cluster.
+// watchBoth watches a ConfigMap of the directory or, if that does not have it, of the cluster.
 func (m *manifests) watchBoth(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
 	var mu sync.Mutex // guards known and found, and serializes calls of f
 	var known [2]bool // :: the directory's, the cluster's

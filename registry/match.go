@@ -9,8 +9,7 @@ import (
 // Route says who serves a path.
 type Route uint8
 
-// The routes. RouteLocal is the zero value: the local apiserver serves every path that nothing else
-// claims.
+// The routes. RouteLocal is zero: the local apiserver serves every path that nothing else claims.
 const (
 	// RouteLocal goes to the local apiserver.
 	RouteLocal Route = iota
@@ -25,8 +24,7 @@ const (
 	// RouteInvalid is a path that could select something else after a receiver has decoded or
 	// cleaned it. It is answered with 400 and never forwarded.
 	RouteInvalid
-	// RouteRefused is a group-version that Match.Entry may not serve: a remote claims a protected
-	// group.
+	// RouteRefused is one that Match.Entry may not serve: a remote claims a protected group.
 	RouteRefused
 )
 
@@ -34,8 +32,7 @@ const (
 type Match struct {
 	// Route says who serves the path.
 	Route Route
-	// Entry is set for RouteRemote and RouteRefused, and for RouteLocal if an APIService names the
-	// group-version. Else nil.
+	// Entry is set for RouteRemote and RouteRefused, and for RouteLocal if an APIService names it.
 	Entry *Entry
 	// Group is set for RouteDocument of /apis/<group>.
 	Group string

@@ -146,8 +146,7 @@ func (o *oddity) strays(m Match) bool {
 	return o.odd && o.first || o.climbs && o.root
 }
 
-// isRoot reports whether paths that begin with the segment can be served by something other than
-// the local apiserver.
+// isRoot reports whether paths that begin with the segment may not be the local apiserver's.
 func isRoot(segment string) bool {
 	return segment == "apis" || segment == "api" || segment == "openapi" || segment == "fairlead"
 }

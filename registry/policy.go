@@ -48,9 +48,8 @@ func (o *Options) defaults() Policy {
 	return p
 }
 
-// readAnnotations reads the settings from an APIService's annotations. Errors are reported and
-// otherwise ignored: a typing error in an annotation must not make an API unavailable. An error in
-// a URL must: see urls.
+// readAnnotations reads the settings from an APIService's annotations. Errors are only reported: a
+// typing error in an annotation must not make an API unavailable. An error in a URL must: see urls.
 func readAnnotations(annotations map[string]string, defaults Policy) settings {
 	s := settings{policy: defaults}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
@@ -192,8 +191,7 @@ func setMessage(to *string, value string, most int) error {
 // bounded shortens an untrusted string for a message.
 func bounded(s string) string { return printable.Cut(s, 64) }
 
-// urlAnnotation names an APIService's backend by one or several comma-separated URLs. Its Service
-// is then not looked up.
+// urlAnnotation names a backend by comma-separated URLs. Its Service is then not looked up.
 const urlAnnotation = prefix + "url"
 
 // maxURLs bounds the URLs of an APIService: each is probed, and each host is compared with the
@@ -205,8 +203,7 @@ type urls struct {
 	// addresses are host:port, sorted, without duplicates.
 	addresses []string
 	// fault says why they cannot be used. The APIService is then unavailable: its requests were not
-	// meant for the local apiserver, nor for a Service that it also names. Empty means usable or
-	// absent.
+	// for the local apiserver, nor for a Service that it names, too. Empty means usable or absent.
 	fault string
 }
 

@@ -1,5 +1,4 @@
-// Package registry holds the live, immutable table of APIServices. No other package reads
-// APIServices.
+// Package registry holds the live, immutable table of APIServices. No other package reads them.
 //
 // One writer (Registry.Run) builds an immutable *Table from the objects it watches and the reports
 // of the prober, stores it in an atomic pointer, and then closes the superseded channel of the
@@ -80,8 +79,7 @@ type Registry struct {
 
 // source feeds a registry with objects.
 type source interface {
-	// run blocks until ctx ends or the source proves unusable. A source that is only unreachable
-	// keeps trying.
+	// run blocks until ctx ends or the source proves unusable. One only unreachable keeps trying.
 	run(ctx context.Context, to *changes) error
 	// watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
 	// ConfigMap does not exist.
@@ -192,8 +190,7 @@ func (r *Registry) Run(ctx context.Context) error {
 }
 
 const (
-	// leastPause batches the events of one change: a rollout writes slices and a Service within 1–2
-	// ms.
+	// leastPause batches the events of a change: a rollout writes slices and Service in 1–2 ms.
 	leastPause = 2 * time.Millisecond
 	// mostPause bounds the age of the table, far below the 0.1 s within which a new APIService must
 	// be routable.
@@ -312,8 +309,7 @@ func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 	r.compareProblems(last.problems, t.problems)
 }
 
-// compareProblems logs the problems that came, and the files and objects in etcd that have none any
-// more.
+// compareProblems logs problems that came, and files and objects in etcd that have none any more.
 func (r *Registry) compareProblems(last, now []directory.Fault) {
 	if slices.Equal(last, now) {
 		return

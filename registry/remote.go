@@ -49,9 +49,8 @@ func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 	e.Verdict = b.verdict(e, found.fault, src.ca, old)
 }
 
-// carry copies the health of the endpoints that remain. It does so even for a new Backend if the
-// Service is the same: the rotation of a CA is no reason to answer 503 until the next probe has
-// ended.
+// carry copies the health of the endpoints that remain, even for a new Backend if the Service is
+// the same: the rotation of a CA is no reason to answer 503 until the next probe has ended.
 func (b *builder) carry(e, old *Entry) {
 	if old == nil || old.Backend == nil || !old.Backend.SameService(e.Backend) {
 		return
@@ -114,8 +113,7 @@ func (b *builder) apply(e *Entry) {
 	}
 }
 
-// failure returns the reason of an unhealthy endpoint. Only two are allowed, and the metrics have a
-// series for each.
+// failure returns the reason of an unhealthy endpoint, one of two: metrics have a series for each.
 func failure(reason string) string {
 	if reason == ReasonInvalidCABundle {
 		return reason
@@ -123,8 +121,7 @@ func failure(reason string) string {
 	return ReasonFailedDiscoveryCheck
 }
 
-// verdict makes the Available condition from everything. Maintenance, which the operator sets,
-// comes first.
+// verdict makes the Available condition from everything. Maintenance, the operator's, is first.
 func (b *builder) verdict(e *Entry, static Verdict, ca *parsedBundle, old *Entry) Verdict {
 	no := func(reason, message string) Verdict {
 		return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: message}

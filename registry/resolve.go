@@ -68,8 +68,7 @@ func (r *resolver) resolve() resolution {
 	return r.fromSlices(port)
 }
 
-// noSlicePort begins the message of ReasonMissingEndpoints if endpoints are ready, but no slice of
-// theirs has the port.
+// noSlicePort begins ReasonMissingEndpoints' message if endpoints are ready, but none has the port.
 const noSlicePort = "ready endpointslices have no port"
 
 // fault makes a resolution without endpoints.
@@ -77,8 +76,7 @@ func fault(reason, format string, args ...any) resolution {
 	return resolution{fault: Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}}
 }
 
-// checkClusterIP makes the checks that kube-aggregator makes only for Services of type ClusterIP,
-// including headless ones.
+// checkClusterIP makes kube-aggregator's checks for Services of type ClusterIP, headless or not.
 func (r *resolver) checkClusterIP(port string, found bool) Verdict {
 	switch {
 	case !found:
@@ -160,8 +158,7 @@ func (r *resolver) add(to *[]Endpoint, res *resolution, e *discoveryv1.Endpoint,
 	if !usable(*e) || len(e.Addresses) == 0 {
 		return
 	}
-	// Only the first address counts: per the API all are the same endpoint, and upstream and
-	// kube-proxy ignore the others.
+	// Only the first address counts, as upstream: per the API all are the same endpoint.
 	if why := r.options.Reach.Refusal(e.Addresses[0], port); why != "" {
 		if len(res.refused) < maxRefused && !slices.Contains(res.refused, why) {
 			res.refused = append(res.refused, why)

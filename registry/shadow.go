@@ -16,8 +16,7 @@ const (
 	// shadowInterval is how long a CustomResourceDefinition may be shadowed before it is reported.
 	// The request is cheap: the apiserver lists names from its memory.
 	shadowInterval = time.Minute
-	// shadowPause bounds the rate of requests that new claims cause: tables may follow each other
-	// within milliseconds.
+	// shadowPause bounds the requests that new claims cause: tables may follow within milliseconds.
 	shadowPause = time.Second
 	// shadowTimeout is far more than listing the names of a thousand definitions takes.
 	shadowTimeout = 10 * time.Second

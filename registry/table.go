@@ -12,8 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
-// Table is one immutable state of the set of APIServices. Its methods may be called by any
-// goroutine at any time.
+// Table is one immutable state of the set of APIServices. Any goroutine may call its methods.
 type Table struct {
 	generation uint64
 	complete   bool
@@ -109,8 +108,7 @@ func (t *Table) place(name string) (at int, known bool) {
 // map. Most groups have one or two.
 const fewVersions = 8
 
-// regroup replaces old by now in the groups they belong to. A nil old means that now is new, a nil
-// now that old is gone.
+// regroup replaces old by now in their groups. A nil old means that now is new, the reverse: gone.
 func (b *builder) regroup(old, now *Entry) {
 	if old != nil {
 		b.group(old)
@@ -221,9 +219,8 @@ func (g *Group) Compare(other *Group) int {
 // CompareVersion orders entries of one group, like Group.Entries.
 func (e *Entry) CompareVersion(other *Entry) int { return versionOrder{}.compare(e, other) }
 
-// versionOrder compares the versions of a group. It caches the results of Kubernetes' own
-// comparison, which costs a microsecond of regular expressions, because a thousand groups have the
-// same few versions.
+// versionOrder compares versions of a group. It caches Kubernetes' own comparison, which costs a
+// microsecond of regular expressions: a thousand groups have the same few versions.
 type versionOrder map[[2]string]int
 
 // compare orders by versionPriority descending, then as Kubernetes compares versions (v10 before v2

@@ -74,8 +74,7 @@ func (c *cluster) watch(ctx context.Context, namespace, name string, f func(*cor
 	return c.watchOr(ctx, namespace, name, f, nil)
 }
 
-// watchOr is like watch, and calls denied if reading the ConfigMap is forbidden and has never
-// succeeded.
+// watchOr is watch, and calls denied if reading the ConfigMap is forbidden and never succeeded.
 func (c *cluster) watchOr(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap), denied func()) error {
 	l := &lister{
 		example: &corev1.ConfigMap{}, log: c.log, denied: denied,
@@ -106,11 +105,9 @@ type lister struct {
 	log     *slog.Logger
 	// replaced is called with each complete list. Nil means changes.replace.
 	replaced func(map[types.NamespacedName]runtime.Object)
-	// absent is called if the kind is not served and never was. Nil means that this is an ordinary
-	// fault.
+	// absent is called if the kind is not served and never was. Nil: this is an ordinary fault.
 	absent func()
-	// denied is called if reading the kind is forbidden and has never succeeded. Nil is as for
-	// absent.
+	// denied is called if reading the kind is forbidden and never succeeded. Nil: as for absent.
 	denied func()
 	// torn says that many changes may share one revision, that of one transaction of etcd (`etcdctl
 	// del --prefix`). A watch that ends early may have delivered only some of them, and the next
@@ -123,14 +120,12 @@ type lister struct {
 	last   string // the last error, so that one outage is logged once
 }
 
-// again returns the backoff of reflectors. It ends below client-go's 30 s, because the table is
-// outdated meanwhile.
+// again is the backoff of reflectors, below client-go's 30 s: the table is outdated meanwhile.
 func again() *wait.Backoff {
 	return &wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 3 * time.Second}
 }
 
-// reflect keeps a store up to date until ctx ends. While the apiserver is unreachable the store
-// keeps its state.
+// reflect keeps a store up to date until ctx ends. It keeps its state while the apiserver is away.
 func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -180,8 +175,7 @@ func (l *lister) note(ctx context.Context, err error) {
 	}
 }
 
-// store passes on what a reflector, its only caller, reads. It implements cache.ReflectorStore and
-// cache.TransformingStore.
+// store passes on what a reflector reads. It is a cache.ReflectorStore and TransformingStore.
 type store struct {
 	// set is called with the new state of an object, nil if it was deleted.
 	set func(types.NamespacedName, runtime.Object)
@@ -224,8 +218,7 @@ func (s *store) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Transformer strips objects early, so that the reflector does not hold a list with all managed
-// fields.
+// Transformer strips objects early: the reflector must not hold a list with all managed fields.
 func (s *store) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {
 		object, _, err := named(o)

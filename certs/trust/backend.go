@@ -15,18 +15,15 @@ import (
 )
 
 const (
-	// maxLeaves bounds the leaves remembered per backend: one per endpoint. The status page shows
-	// no more.
+	// maxLeaves bounds the leaves remembered per backend: the status page shows no more.
 	maxLeaves = 16
 	// leafMemory is how long a leaf is remembered after it was last presented. The prober dials
 	// every endpoint anew within seconds, so five minutes without it mean that it is gone.
 	leafMemory = 5 * time.Minute
-	// forgetEvery is how often all backends are searched for such leaves: ten thousand take a few
-	// milliseconds.
+	// forgetEvery is how often all are searched for such leaves: 10,000 take a few milliseconds.
 	forgetEvery = time.Minute
 	// unreadTime is how long the former roots are trusted, at least, while a new reference has not
-	// been read: the overlap may be shorter than reading takes. A ConfigMap that may not be read is
-	// never read.
+	// been read: the overlap may be shorter than reading takes. Some may never be read.
 	unreadTime = time.Minute
 )
 
@@ -99,8 +96,7 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 	case spec.CAFrom != "":
 		b.source = "configmap " + spec.Namespace + "/" + spec.CAFrom
 		if v.insecure || before != nil && (before.CAFrom != spec.CAFrom || before.Namespace != spec.Namespace) {
-			// The present roots are those of another source. If nothing was verified so far, there
-			// are none.
+			// The present roots are another source's. If nothing was verified, there are none.
 			unread := refuse(reasonInvalidBundle, nil, "%s has not been read yet", b.source)
 			b.setLocked(v.with(nil, unread, max(b.overlap, unreadTime), now))
 		}
@@ -134,8 +130,7 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	}
 }
 
-// bundleLocked sets the backend's roots from a bundle. Empty data without err means the system's
-// roots.
+// bundleLocked sets the backend's roots from a bundle. Empty data without err means the system's.
 func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
 	var next *roots
 	var fault *Error
@@ -179,8 +174,7 @@ func (b *backend) setLocked(v *view) {
 	}
 }
 
-// handshake verifies the chain that an endpoint has just presented. crypto/tls calls it for every
-// new connection.
+// handshake verifies the chain that an endpoint has just presented, for each new connection.
 func (b *backend) handshake(chain []*x509.Certificate) error {
 	now := time.Now()
 	v := b.current.Load()

@@ -31,11 +31,9 @@ type Status struct {
 	Warning string `json:"warning,omitempty"`
 	// OverlapUntil is when the last replaced roots stop being trusted. Zero means none.
 	OverlapUntil time.Time `json:"overlapUntil,omitzero"`
-	// OverlapInForce says that an endpoint still presents a chain that only the replaced roots
-	// verify.
+	// OverlapInForce says that an endpoint still presents a chain that only replaced roots verify.
 	OverlapInForce bool `json:"overlapInForce,omitempty"`
-	// CAs are the certificates of the bundle. It is empty for the system's roots and without
-	// verification.
+	// CAs are the bundle's certificates, empty for the system's roots and without verification.
 	CAs []Certificate `json:"cas,omitempty"`
 	// Leaves are the certificates that endpoints presented in the last minutes.
 	Leaves []Certificate `json:"leaves,omitempty"`
@@ -77,8 +75,7 @@ func Describe(c *x509.Certificate) Certificate {
 	return Certificate{Subject: subject(c), Fingerprint: hex.EncodeToString(sum[:16]), NotAfter: c.NotAfter}
 }
 
-// Status describes the local apiserver's trust and then every backend's, sorted by the names of
-// their APIServices.
+// Status describes the local apiserver's trust and then the backends', by names of APIServices.
 func (t *Trust) Status() []Status {
 	all := append([]*backend{t.local}, t.all()...)
 	out := make([]Status, 0, len(all))
@@ -118,8 +115,7 @@ func (b *backend) status(now time.Time) Status {
 	return s
 }
 
-// seen returns the leaves that endpoints presented to any user of the Backend. The caller holds the
-// mutex.
+// seen returns the leaves presented to any user of the Backend. The caller holds the mutex.
 func (b *backend) seen() map[[sha256.Size]byte]leaf {
 	if b.all == nil {
 		return b.leaves

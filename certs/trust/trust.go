@@ -20,8 +20,7 @@
 // its transitions and is never held over I/O. Every handshake is a full one: a resumed session
 // would show the certificates of an earlier handshake and not the endpoint's current ones.
 //
-// This package dials nothing, and reads no file and no object: ConfigMaps come through
-// Config.Watch.
+// This package dials nothing and reads no file and no object: ConfigMaps come by Config.Watch.
 package trust
 
 import (
@@ -74,8 +73,7 @@ type Trust struct {
 	// mu guards the maps and serializes apply. It is never held over I/O.
 	mu       sync.RWMutex
 	backends map[string]*backend // by APIService
-	// shared has the trust that all users of a Backend have in common: its bundle, without any
-	// replaced roots.
+	// shared has the trust that all users of a Backend share: its bundle, without replaced roots.
 	shared map[*registry.Backend]*backend
 	// unused are Backends that no entry has any more. They are kept while their connections may
 	// carry the last requests of former users.
@@ -182,8 +180,7 @@ func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Cert
 	return s.guard(chain)
 }
 
-// lookup finds the trust for dialling b on behalf of an APIService. It applies a table that Run has
-// not seen yet.
+// lookup finds the trust for dialling b for an APIService. It applies a table Run has not seen.
 func (t *Trust) lookup(apiService string, b *registry.Backend) (*backend, error) {
 	if table := t.cfg.Table(); table.Generation() > t.applied.Load() {
 		t.apply(table.Generation(), table.Entries())
@@ -248,8 +245,7 @@ func (t *Trust) take(e *registry.Entry) {
 	s.apply(e.Backend, e.Policy.CAOverlap, t.shared[e.Backend])
 }
 
-// drop ends the trust of a remote entry that left the table, and that of its APIService if it is
-// deleted or has become Local.
+// drop ends the trust of an entry that left the table, and of its APIService if that has no remote.
 func (t *Trust) drop(e, now *registry.Entry) {
 	if e.Backend.CAFrom != "" {
 		t.rewatch.Store(true)

@@ -105,8 +105,7 @@ func wrongName(err error, leaf *x509.Certificate, name string) *Error {
 	return refuse(reasonWrongName, err, "the backend's certificate %q is not valid for %q, only for %s", subject(leaf), name, list(names))
 }
 
-// unknownAuthority finds out why no path from the leaf to a root was accepted: crypto/x509 does not
-// report the paths it tried.
+// unknownAuthority finds out why no path was accepted: crypto/x509 does not report those it tried.
 func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.Time) *Error {
 	candidates := append(append([]*x509.Certificate{}, r.certs...), chain[1:]...)
 	child := chain[0]
@@ -162,8 +161,7 @@ func (r *roots) String() string {
 	return "the bundle (" + list(names) + ")"
 }
 
-// hasSAN reports whether c has the extension of RFC 5280 section 4.2.1.6, even without names in it,
-// like upstream's counter.
+// hasSAN reports whether c has RFC 5280's extension (4.2.1.6), even without names, as upstream.
 func hasSAN(c *x509.Certificate) bool {
 	return slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17}) })
 }

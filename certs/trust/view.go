@@ -15,8 +15,7 @@ const maxPrevious = 4
 type view struct {
 	// name is verified against the leaf.
 	name string
-	// anyName leaves the name to crypto/tls: for the local apiserver, where each address may have
-	// another name.
+	// anyName leaves the name to crypto/tls: each address of the local apiserver may have another.
 	anyName bool
 	// insecure accepts anything.
 	insecure bool
@@ -70,8 +69,7 @@ func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (veri
 	return verifyChain(chain, r, v.name, now)
 }
 
-// with returns the view after the bundle became next, or became unreadable (next nil, fault set).
-// The overlap begins at now.
+// with returns the view after the bundle became next, or unreadable (next nil). The overlap begins.
 func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.Time) *view {
 	n := *v
 	n.insecure = false
@@ -117,8 +115,7 @@ func live(previous []replaced, now time.Time) []replaced {
 	return slices.DeleteFunc(slices.Clone(previous), func(p replaced) bool { return !now.Before(p.until) })
 }
 
-// drop removes the CAs of an edited bundle from the replaced roots: those that are still trusted
-// are in the new bundle.
+// drop removes an edited bundle's CAs from the replaced roots: the new one has those still trusted.
 func drop(previous []replaced, ids map[identity]bool) []replaced {
 	var out []replaced
 	for _, p := range previous {
@@ -140,8 +137,7 @@ func identify(c *x509.Certificate) identity {
 	return identity(h.Sum(nil))
 }
 
-// roots is one immutable set of trust anchors. The zero roots stand for the system's, which an
-// empty caBundle means.
+// roots is an immutable set of trust anchors. Zero are the system's, which an empty caBundle means.
 type roots struct {
 	certs []*x509.Certificate
 	ids   map[identity]bool
@@ -162,8 +158,7 @@ func newRoots(certs []*x509.Certificate) *roots {
 
 func (r *roots) system() bool { return r.pool == nil }
 
-// same reports whether both have exactly the same certificates, and ignored the same part of the
-// bundle.
+// same reports whether both have the same certificates, and ignored the same part of the bundle.
 func (r *roots) same(o *roots) bool {
 	return r.system() == o.system() && r.warning == o.warning && slices.EqualFunc(r.certs, o.certs, (*x509.Certificate).Equal)
 }

@@ -68,8 +68,7 @@ type use struct {
 	key     string
 }
 
-// sync starts and ends watches until there is one for each reference. Their number is bounded by
-// the table.
+// sync starts and ends watches until there is one for each reference. The table bounds them.
 func (w *watches) sync(ctx context.Context) {
 	wanted := w.t.references()
 	for ref, cancel := range w.running {
@@ -102,8 +101,7 @@ func (w *watches) sync(ctx context.Context) {
 	}
 }
 
-// changed takes a change of one object. If the object cannot be read now, its former state stays
-// valid.
+// changed takes a change of an object. If that cannot be read now, its former state stays valid.
 func (w *watches) changed(ctx context.Context, ref types.NamespacedName, o object) {
 	if o.err != nil && !errors.Is(o.err, fs.ErrNotExist) {
 		w.t.cfg.Logger.Warn("reading bundle", "configmap", ref.String(), "err", o.err)

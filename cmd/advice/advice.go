@@ -77,8 +77,7 @@ func symptoms() [][2]string {
 	}
 }
 
-// For returns what to check about the error text of a request to an endpoint. It returns "" if it
-// does not know the text.
+// For returns what to check about the error text of a request to an endpoint, "" if it is unknown.
 func For(message string) string {
 	for _, s := range symptoms() {
 		if strings.Contains(message, s[0]) {

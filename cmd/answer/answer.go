@@ -1,6 +1,5 @@
 // Package answer defines the JSON documents in which Fairlead describes itself. Package pages of
-// cmd/fairlead makes them. kubectl-fairlead reads and shows them without linking the packages they
-// are made from.
+// cmd/fairlead makes them. kubectl-fairlead shows them without linking what they are made from.
 //
 // A document must be used by one goroutine at a time.
 package answer
@@ -24,15 +23,13 @@ type Explanation struct {
 	Why []string `json:"why"`
 	// APIService is the entry that claims the path. Nil means none does.
 	APIService *APIService `json:"apiService,omitempty"`
-	// Authorization is allowed, or denied with the reason. Empty means that Fairlead does not check
-	// it.
+	// Authorization is allowed, or denied with the reason. Empty means that it is not checked here.
 	Authorization string `json:"authorization,omitempty"`
 	// Identity is what Fairlead asserts to the destination. Nil means nothing.
 	Identity *Identity `json:"identity,omitempty"`
 	// Timeout is the class of the deadline and its length.
 	Timeout string `json:"timeout,omitempty"`
-	// Code and Message are those of the response if the request is refused here. Zero means that it
-	// is not.
+	// Code and Message are the response's if the request is refused here. Zero means it is not.
 	Code    int    `json:"code,omitempty"`
 	Message string `json:"message,omitempty"`
 	// Cause says why it is refused, or what is wrong although it is not. Empty means all is well.
@@ -67,8 +64,7 @@ type Identity struct {
 	How string `json:"how"`
 }
 
-// Left returns how long a certificate is still valid: in whole days, and on its last day in whole
-// hours. Zero is a dash.
+// Left returns how long a certificate is valid: whole days, or in the end hours. Zero is a dash.
 func Left(now, t time.Time) string {
 	switch d := t.Sub(now); {
 	case t.IsZero():

@@ -22,19 +22,16 @@ type Status struct {
 	Version string    `json:"version"`
 	Go      string    `json:"go"`
 	Started time.Time `json:"started"`
-	// Replica is the host name of this process, which a pod has from its node or itself. Empty
-	// means unknown.
+	// Replica is this process's host name, which a pod has from its node or itself. Empty: unknown.
 	Replica string `json:"replica,omitempty"`
 	// Cluster is the kubeconfig's name for the cluster. Empty means none, as in a pod.
 	Cluster string `json:"cluster,omitempty"`
 	// Ready is empty if this replica accepts requests; otherwise it is the reason why not.
 	Ready string `json:"notReady,omitempty"`
-	// Generation counts the tables of this process. Complete means that every source has been read
-	// once.
+	// Generation counts the tables of this process. Complete means that each source was read once.
 	Generation uint64 `json:"generation"`
 	Complete   bool   `json:"complete"`
-	// APIServices are in the order of the legacy discovery document: groupPriorityMinimum, then
-	// name.
+	// APIServices are in the order of legacy discovery: groupPriorityMinimum, then name.
 	APIServices []APIService `json:"apiServices"`
 	// LocalServers are the local apiservers. Empty means none.
 	LocalServers []Endpoint `json:"localAPIServers"`
@@ -64,8 +61,7 @@ type APIService struct {
 	VersionPriority int32 `json:"versionPriority"`
 	// Service is namespace/name:port, or the URLs in its place. Empty for Local.
 	Service string `json:"service,omitempty"`
-	// ServerName is the TLS name that is sent and verified, or those of several URLs,
-	// comma-separated. Empty for Local.
+	// ServerName is the TLS name that is verified, or several, comma-separated. Empty for Local.
 	ServerName string `json:"serverName,omitempty"`
 	// Owner is whom to notify of a failure (annotation owner). Empty means nobody.
 	Owner string `json:"owner,omitempty"`
@@ -92,8 +88,7 @@ type APIService struct {
 	Maintenance string `json:"maintenance,omitempty"`
 	// Trust describes the bundle that verifies the backend. Nil for Local.
 	Trust *trust.Status `json:"trust,omitempty"`
-	// Discovery and OpenAPI tell how current its part of the merged documents is. Nil for Local and
-	// for the core group.
+	// Discovery and OpenAPI tell how current its part of them is. Nil for Local and the core group.
 	Discovery *discovery.Status `json:"discovery,omitempty"`
 	OpenAPI   *openapi.Status   `json:"openapi,omitempty"`
 	// Problems are faults of the object that Fairlead works around.
@@ -139,8 +134,7 @@ type Endpoint struct {
 	Only    []string `json:"only,omitempty"`
 	// InFlight counts the requests in flight, long-running ones included.
 	InFlight int64 `json:"inFlight"`
-	// Changes are the last changes of its health, oldest first. Empty means none since this process
-	// began.
+	// Changes are the last ones of its health, oldest first. Empty means none in this process.
 	Changes []Change `json:"changes,omitempty"`
 }
 
@@ -156,8 +150,7 @@ type Traffic struct {
 	// Rate is requests per second. P50 and P99 are seconds from a request's arrival to its last
 	// byte. All cover the last minute; zero means no requests.
 	Rate float64 `json:"rate"`
-	// Errors are requests per second that this replica answered with 5xx, the backend's own
-	// included.
+	// Errors are requests per second that this replica answered with 5xx, the backend's included.
 	Errors float64 `json:"errors"`
 	P50    float64 `json:"p50"`
 	P99    float64 `json:"p99"`
@@ -172,8 +165,7 @@ type Transition struct {
 	Time time.Time `json:"time"`
 	// APIService is its name.
 	APIService string `json:"apiService"`
-	// Status and Reason are the new verdict's; "gone" is the status of an APIService that was
-	// deleted.
+	// Status and Reason are the new verdict's; "gone" is that of an APIService that was deleted.
 	Status string `json:"status"`
 	Reason string `json:"reason,omitempty"`
 	// Message is the new verdict's.

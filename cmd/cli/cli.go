@@ -22,8 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
-// Exit codes: 2 is a mistake in the command line, found before anything is done; 1 is any other
-// error.
+// Exit codes: 2 is a mistake in the command line, found before anything is done; 1 any other error.
 const (
 	exitFailed = 1
 	exitUsage  = 2
@@ -180,8 +179,7 @@ func Run(cmd *cobra.Command) error {
 	return cmd.ExecuteContext(ctx)
 }
 
-// text returns err for a terminal: a server may have written it. Faults of the command line have a
-// line each.
+// text returns err for a terminal: a server may have written it. Each fault of usage has a line.
 func text(err error) string {
 	if IsUsage(err) {
 		return printable.Lines(err.Error())

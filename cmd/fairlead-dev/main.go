@@ -125,8 +125,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if o.standalone {
 		cfg.APIServers, needed, raise = -1, []string{"etcd", "kubectl"}, raiseStandalone
 	}
-	// All programs are fetched before any is started, so that a new machine shows what takes
-	// minutes.
+	// All programs are fetched before any is started: a new machine shows what takes minutes.
 	if _, err := tools.Paths(ctx, tools.Config{Progress: stderr}, needed...); err != nil {
 		return orInterrupted(ctx, err)
 	}
@@ -154,8 +153,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	return nil
 }
 
-// raise starts the parts around the control plane, waits until they work end to end, and returns
-// what to try.
+// raise starts the parts around the control plane, waits until they work, and returns what to try.
 func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (string, error) {
 	// 1 min: everything here takes two or three seconds on two cores.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)

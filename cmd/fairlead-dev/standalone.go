@@ -23,8 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// raiseStandalone starts an extension server and two Fairleads whose APIServices are in etcd, and
-// returns what to try.
+// raiseStandalone starts an extension server and two Fairleads over etcd, and returns what to try.
 func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (string, error) {
 	server, err := extension.New(extension.Config{ //nolint:contextcheck // ctx ends it
 		GroupVersions: []string{"widgets.example.com/v1"}, CA: c.PKI.Serving.CA, Objects: 3,
@@ -65,8 +64,7 @@ spec:
   caBundle: %s
 `
 
-// describeStandalone writes two kubeconfigs, a manifest and a link to kubectl, and returns what to
-// try.
+// describeStandalone writes two kubeconfigs, a manifest and a link to kubectl. It says what to try.
 func describeStandalone(ctx context.Context, c *cluster.Cluster, o options, server *extension.Server, one, two *cluster.Front) (string, error) {
 	kubeconfig, manifest := filepath.Join(o.dir, "kubeconfig"), filepath.Join(o.dir, "apiservice.yaml")
 	err1 := one.Endpoint.WriteKubeconfig(kubeconfig, c.Admin())
@@ -96,8 +94,7 @@ Ctrl-C ends everything.
 `, one.Endpoint.URL, two.Endpoint.URL, one.Admin.URL, two.Admin.URL, c.EtcdURLs()[0], kubeconfig, filepath.Join(c.Dir(), "*.log"), kubectl, manifest), errors.Join(err1, err2, err3, err4)
 }
 
-// createFlunders creates two objects of the sample extension server through Fairlead, so that the
-// first command shows some.
+// createFlunders creates two objects through Fairlead, so that the first command shows some.
 func createFlunders(ctx context.Context, rc *rest.Config) error {
 	client, err := dynamic.NewForConfig(rc)
 	if err != nil {

@@ -44,8 +44,7 @@ func (s *server) adminPages() http.Handler {
 	return mux
 }
 
-// makePages makes the pages that show this process, on the admin port and below /fairlead/ on the
-// front door.
+// makePages makes the pages, on the admin port and below /fairlead/ on the front door.
 func (s *server) makePages() {
 	host, _ := os.Hostname() // pages work without it
 	s.pages = pages.New(pages.Config{
@@ -87,8 +86,7 @@ func (s *server) adminEngine(own http.Handler) *h2.Server {
 	})
 }
 
-// maxScrapes bounds concurrent scrapes, because each builds the whole text. One caller leaves a
-// place to others.
+// maxScrapes bounds concurrent scrapes: each builds the whole text. A caller leaves one to others.
 const maxScrapes = 4
 
 func scrapes(metrics http.Handler) http.Handler {

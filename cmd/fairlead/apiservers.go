@@ -16,8 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// ownDialTimeout equals proxy/backend's: a lost SYN is sent again after 1 s and 3 s, so two may be
-// lost.
+// ownDialTimeout equals proxy/backend's: a SYN is sent again after 1 s and 3 s, so two may be lost.
 const ownDialTimeout = 4 * time.Second
 
 // apiservers routes Fairlead's own watches and reviews to a healthy local apiserver, and away from

@@ -20,13 +20,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
-// A dead connection is found within a read idle and a ping timeout, so soon that a review that
-// waits on it can be repeated in its ten seconds. With client-go's 30 s and 15 s all reviews of
-// 45 s would fail.
+// A dead connection is found within a read idle and a ping timeout, so soon that a waiting review
+// can be repeated within 10 s. With client-go's 30 s and 15 s all reviews of 45 s would fail.
 const ownReadIdle, ownPing = "2", "5"
 
-// pingOften sets these times. client-go takes them only from the environment, where the operator
-// may have set others.
+// pingOften sets these times. client-go takes them from the environment, which an operator may set.
 func pingOften() {
 	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": ownReadIdle, "HTTP2_PING_TIMEOUT_SECONDS": ownPing} {
 		if _, given := os.LookupEnv(name); !given {
@@ -76,8 +74,7 @@ func bracketed(server string) string {
 	return "https://[" + rest[:port] + "]" + rest[port:]
 }
 
-// loadConfig reads the given kubeconfig, or else the pod's own configuration. A server never reads
-// a home directory.
+// loadConfig reads the given kubeconfig, or else the pod's. A server never reads a home directory.
 func loadConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		c, err := rest.InClusterConfig()

@@ -42,8 +42,7 @@ func (p *process) makeTracer() (*requests.Tracer, error) {
 	}
 	// The default handler writes to standard error.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { p.log.Warn("sending spans", "err", err) }))
-	// The provider connects, and reconnects, in the background: an unreachable collector delays
-	// nothing.
+	// The provider (re)connects in the background: an unreachable collector delays nothing.
 	spans, err := tracing.NewProvider(context.Background(), config, nil, []resource.Option{resource.WithAttributes(
 		attribute.String("service.name", "fairlead"), attribute.String("service.version", version), attribute.String("service.instance.id", identity),
 	)})

@@ -25,8 +25,7 @@ type credential struct {
 	log *slog.Logger
 	// source is how client-go obtains the credential. offered, if not nil, replaces it once loaded.
 	source, offered atomic.Pointer[source]
-	// authorization is the value of the Authorization header, empty if a certificate is used. Never
-	// nil.
+	// authorization is the Authorization header's value, empty if a certificate is used. Never nil.
 	authorization atomic.Pointer[string]
 	rejected      chan struct{} // one slot: the local apiserver answered 401
 	shown         [][]byte      // the certificate chain; only look uses it
@@ -38,21 +37,17 @@ type source struct {
 	config *rest.Config
 	// ask returns what client-go's wrappers make of a request. It never sends it.
 	ask http.RoundTripper
-	// certificate returns the client certificate of a pair, a file or a plugin. Nil means there is
-	// none.
+	// certificate returns the client certificate of a pair, a file or a plugin. Nil means none.
 	certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
 }
 
 const (
-	// lookEvery bounds how late a plugin is asked after its token has expired: client-go asks with
-	// the next request. A look costs microseconds; client-go itself rereads a token file once a
-	// minute.
+	// lookEvery bounds how late a plugin is asked after its token expired: client-go asks with the
+	// next request. A look costs microseconds; client-go itself rereads a token file once a minute.
 	lookEvery = time.Second
-	// renewEvery bounds how often a rejected credential is renewed: plugins call rate-limited
-	// clouds.
+	// renewEvery bounds how often a rejected credential is renewed: plugins call rate-limited APIs.
 	renewEvery = 10 * time.Second
-	// slowLook is how long a plugin may take before a warning is logged: client-go waits for it
-	// forever.
+	// slowLook is how long a plugin may take before a warning: client-go waits for it forever.
 	slowLook = 10 * time.Second
 )
 
@@ -118,8 +113,7 @@ func kept(status int) http.RoundTripper {
 	})
 }
 
-// look obtains a source's credential, and puts both in force. Only newCredential and
-// then Run call it.
+// look obtains a source's credential and puts both in force. Only newCredential and Run call it.
 func (k *credential) look(s *source) error {
 	late := time.AfterFunc(slowLook, func() { k.log.Warn("still waiting for our own credential: the kubeconfig's plugin does not answer") })
 	defer late.Stop()
@@ -156,8 +150,7 @@ func (s *source) authorization() (string, error) {
 	return res.Header.Get("Authorization"), nil
 }
 
-// again makes a source that reads files again and runs a plugin again, by reporting a 401 to
-// client-go.
+// again makes a source that reads files and runs a plugin again, by reporting a 401 to client-go.
 func (s *source) again() (*source, error) {
 	refused, err := newSource(s.config, http.StatusUnauthorized)
 	if err != nil {

@@ -57,8 +57,7 @@ func (d *merged) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(path, "/openapi/"):
 		d.openapi.ServeHTTP(w, r)
 	case d.kube == nil && strings.TrimSuffix(path, "/") == "/api":
-		// Without a local apiserver there is no core group to merge, and clients that ask for its
-		// versions get an empty list.
+		// Without a local apiserver there is no core group: clients get an empty list.
 		d.apiServices.ServeHTTP(w, r)
 	default:
 		d.discovery.ServeHTTP(w, r)

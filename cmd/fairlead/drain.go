@@ -58,8 +58,7 @@ func (o *options) drainLimit() time.Duration {
 }
 
 // rejectNew asks new requests to retry later (429), on old and new connections, until those in
-// flight have ended or ctx ends. Without it, a client that knows no other replica finds the address
-// closed in the meantime.
+// flight have ended or ctx ends. Without it, a client that knows no other replica finds none.
 func (s *server) rejectNew(ctx context.Context) {
 	s.log.Info("draining: rejecting new requests", "underWay", s.proxy.UnderWay())
 	s.proxy.RejectNew()

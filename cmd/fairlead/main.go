@@ -1,8 +1,6 @@
-// Command fairlead is the Kubernetes API aggregation layer as a program of its own: the front door
-// of a cluster.
+// Command fairlead is the Kubernetes API aggregation layer as a program: a cluster's front door.
 //
-// serve runs the front door, version prints the version. For status, explain and lint the process
-// becomes kubectl-fairlead.
+// serve runs it, version prints the version. For the others the process becomes kubectl-fairlead.
 package main
 
 import (
@@ -60,8 +58,7 @@ func serveCommand() *cobra.Command {
 // with them kustomize, which do not belong in the process that holds the front-proxy key.
 const plugin = "kubectl-fairlead"
 
-// pluginCommand returns a subcommand that replaces this process by the plugin. The plugin parses
-// the flags.
+// pluginCommand returns a subcommand that replaces this process by the plugin, which parses flags.
 func pluginCommand(name, short string) *cobra.Command {
 	return &cobra.Command{
 		Use:                name,
@@ -78,8 +75,7 @@ func pluginCommand(name, short string) *cobra.Command {
 	}
 }
 
-// becomePlugin replaces this process by the plugin, under the same name, so that its help shows
-// what the user typed.
+// becomePlugin replaces this process by the plugin, under the same name: help shows what was typed.
 func becomePlugin(args []string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -127,9 +123,8 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	if format == "json" {
 		h = slog.NewJSONHandler(printable.JSON(w), o) // the text handler quotes by itself
 	}
-	// client-go's verbose lines (from 6 on) show requests with headers and bodies, and the body of
-	// a TokenReview is a user's token. A handler with slog.LevelDebug, which is klog's 4, never
-	// prints them.
+	// client-go's verbose lines (from 6 on) show requests' bodies, and a TokenReview's is a user's
+	// token. A handler with slog.LevelDebug, which is klog's 4, never prints them.
 	klog.SetLogger(logr.FromSlogHandler(dropGone{h}))
 	return slog.New(h)
 }

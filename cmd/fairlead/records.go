@@ -120,8 +120,7 @@ func (r *records) closeRecords() error {
 	return errors.Join(faults...)
 }
 
-// open opens a log, to which it appends, until closeRecords. "-" is standard output, which stays
-// open.
+// open opens a log for appending, until closeRecords. "-" is standard output, which stays open.
 func (r *records) open(what, path string) (io.Writer, error) {
 	if path == "-" {
 		return os.Stdout, nil

@@ -49,8 +49,7 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	return errors.Join(err, p.closeRecords())
 }
 
-// serve runs all loops until ctx ends or one of them fails. The loops run until the drain has
-// ended.
+// serve runs all loops until ctx ends or one of them fails. They run until the drain has ended.
 func (s *server) serve(ctx context.Context) error {
 	loops, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()

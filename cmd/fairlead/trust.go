@@ -17,8 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
-// authConfigMap names the ConfigMap in which a cluster publishes which CAs its extension servers
-// trust.
+// authConfigMap names the ConfigMap by which a cluster says which CAs its extension servers trust.
 func authConfigMap() types.NamespacedName {
 	return types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 }

@@ -25,8 +25,7 @@ func unmap() {
 type mapping struct{ from, to uintptr }
 
 // unmodified returns the mappings of files that cannot be written to and have no modified pages, in
-// memory or in swap: such pages of an executable that is relocated at the start would lose their
-// content.
+// memory or in swap: such pages of an executable relocated at the start would lose content.
 func unmodified(smaps string) (clean []mapping) {
 	var m mapping // empty if it does not qualify
 	for line := range strings.Lines(smaps) {

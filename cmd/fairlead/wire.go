@@ -87,8 +87,7 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 	return s, nil
 }
 
-// reach returns the only dialer of backends, and the rules for the local apiserver, whose address
-// is in our own configuration.
+// reach returns the only dialer of backends, and the rules for the local apiserver, which we chose.
 func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err error) {
 	r := s.o.reach()
 	for _, l := range []*front.Listener{s.ports.front, s.ports.admin} {

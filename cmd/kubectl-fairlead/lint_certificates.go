@@ -142,14 +142,12 @@ func (l *linter) severity(e *registry.Entry) string {
 }
 
 const (
-	// handshakeTimeout bounds one endpoint, as for a probe. maxHandshakes bounds concurrent
-	// handshakes.
+	// handshakeTimeout bounds one endpoint, as for a probe. maxHandshakes bounds concurrent ones.
 	handshakeTimeout = 5 * time.Second
 	maxHandshakes    = 16
 )
 
-// shown is what an endpoint presented, and the CAs that it accepts. If err is set, it was not
-// reached.
+// shown is what an endpoint presented, and the CAs it accepts. If err is set, it was not reached.
 type shown struct {
 	chain []*x509.Certificate
 	asked *tls.CertificateRequestInfo

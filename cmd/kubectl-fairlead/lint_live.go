@@ -35,8 +35,7 @@ const (
 	ownAddress = "check that the kubeconfig names kube-apiserver's own address, and that it runs"
 )
 
-// config reads --kubeconfig. Without it, it reads what kubectl would: $KUBECONFIG, ~/.kube/config
-// or a pod's ServiceAccount.
+// config reads --kubeconfig, or what kubectl would: $KUBECONFIG, ~/.kube/config, a pod's account.
 func (l *linter) config() (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = l.kubeconfig

@@ -36,12 +36,10 @@ import (
 // version is set by the linker (make build).
 var version = "devel"
 
-// exitUnavailable is the exit code if the subject is unavailable or refused, for scripts that wait
-// or watch.
+// exitUnavailable is the exit code if the subject is unavailable or refused, for scripts that wait.
 const exitUnavailable = 3
 
-// errUnavailable ends a command that worked, and has printed that something is unavailable or
-// refused.
+// errUnavailable ends a command that worked, and printed that something is unavailable or refused.
 var errUnavailable = errors.New("unavailable")
 
 func main() {
@@ -67,8 +65,7 @@ func called(self string) string {
 	return "kubectl fairlead"
 }
 
-// maxAnswer bounds the bytes read from a server: 10,000 APIServices with their certificates take
-// about 30 MB.
+// maxAnswer bounds what is read from a server: 10,000 APIServices with certificates take 30 MB.
 const maxAnswer = 256 << 20
 
 // client sends requests to one Fairlead.

@@ -22,8 +22,7 @@ import (
 // palette colours words. The zero palette does not colour.
 type palette struct{ on bool }
 
-// paletteFor colours only for a terminal, unless NO_COLOR is set (https://no-color.org) or the
-// terminal is dumb.
+// paletteFor colours only for a terminal that is not dumb, without NO_COLOR (https://no-color.org).
 func paletteFor(w io.Writer) palette {
 	f, ok := w.(*os.File)
 	_, no := os.LookupEnv("NO_COLOR")
@@ -113,8 +112,7 @@ func (f *form) printer() (printers.ResourcePrinter, error) {
 	return p, err
 }
 
-// schemaVersion is the version of the documents for programs: within it fields are added but never
-// removed.
+// schemaVersion is that of documents for programs: within it fields are added but never removed.
 const schemaVersion = "fairlead.dev/v1"
 
 // encode prints a document as an object with a version and a kind.

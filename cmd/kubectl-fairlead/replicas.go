@@ -98,8 +98,7 @@ func addresses(list *discoveryv1.EndpointSliceList) (all []replica) {
 	return slices.CompactFunc(all, func(a, b replica) bool { return a.address == b.address })
 }
 
-// replicaClient returns a client with the kubeconfig's credential. All replicas have the same name
-// in their certificates.
+// replicaClient has the kubeconfig's credential. All replicas have one name in their certificates.
 func (c *client) replicaClient() (*http.Client, error) {
 	rc, err := c.flags.ToRESTConfig()
 	if err != nil {

@@ -198,8 +198,7 @@ func (c *client) footer(s *answer.Status, local int) error {
 	return err
 }
 
-// watch prints the table once and then every row that has changed, as kubectl get --watch does,
-// until interrupted.
+// watch prints the table and then rows that change, as kubectl get --watch does, until interrupted.
 func (c *client) watch(ctx context.Context, o *statusOptions) error {
 	resp, err := c.open(ctx, answer.Below+"/events", nil)
 	if err != nil {

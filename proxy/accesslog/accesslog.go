@@ -41,14 +41,12 @@ type Config struct {
 	Metrics prometheus.Registerer
 }
 
-// Log is an access log. Add is safe for concurrent use. Lines are written while Run runs, and when
-// it ends.
+// Log is an access log. Add is safe for concurrent use. Lines are written while Run runs and ends.
 type Log struct {
 	cfg     Config
 	log     *slog.Logger
 	stripes [stripes]stripe
-	// wake signals that there is a line, full that a stripe should be written soon. They are never
-	// closed.
+	// wake signals that there is a line, full that a stripe should be written soon. None is closed.
 	wake, full chan struct{}
 	lost       atomic.Int64
 	logged     int64     // of lost; used by Run only
@@ -58,8 +56,7 @@ type Log struct {
 const (
 	// stripes is enough that cores rarely wait for each other: each is locked for about 200 ns.
 	stripes = 16
-	// soon is the size at which a stripe is written before gather ends; larger writes are no
-	// cheaper per line.
+	// soon is the size at which a stripe is written before gather ends: more is no cheaper each.
 	soon = 64 << 10
 	// maxStripe is the size at which a stripe drops lines: about four thousand lines, a tenth of a
 	// second of the busiest connection measured, and 16 MiB in all stripes.

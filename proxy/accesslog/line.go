@@ -44,8 +44,7 @@ type Line struct {
 	User, Impersonator string
 	// APIService is the APIService of the path.
 	APIService string
-	// AuditID is the request's Audit-ID, to find it in the audit logs of kube-apiserver and of
-	// extension servers.
+	// AuditID is the Audit-ID, as in the audit logs of kube-apiserver and of extension servers.
 	AuditID string
 }
 

@@ -15,8 +15,7 @@ import (
 )
 
 // Taps streams to operators the access-log lines of one user's requests, or of requests below a
-// path, for at most a minute. It does not depend on the log, and is not sampled. The zero value is
-// ready; nil has no taps.
+// path, for at most a minute. It needs no log, and is not sampled. Zero is ready; nil has no taps.
 type Taps struct {
 	// Draining reports whether the process is about to end; taps end with it. It may be nil.
 	Draining func() bool
@@ -122,8 +121,7 @@ func (t *Taps) replace(one *tap, open bool) bool {
 	return true
 }
 
-// ServeHTTP streams the lines of a user, of a path prefix, or of both combined, for the given
-// seconds.
+// ServeHTTP streams the lines of a user, of a path prefix, or of both, for the given seconds.
 func (t *Taps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	u, _ := request.UserFrom(r.Context())

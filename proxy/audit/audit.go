@@ -48,8 +48,7 @@ type Config struct {
 	Metrics prometheus.Registerer
 }
 
-// Log is an audit log. Open is safe for concurrent use. Events are written while Run runs, and when
-// it ends.
+// Log is an audit log. Open is safe for concurrent use. Events are written while Run runs and ends.
 type Log struct {
 	cfg     Config
 	log     *slog.Logger
@@ -57,8 +56,7 @@ type Log struct {
 	// lines is the backend's output, used by Run only.
 	lines bytes.Buffer
 	queue chan entry
-	// places counts the events in the queue, waiting the size of their bodies and long texts; both
-	// by user.
+	// places counts events in the queue, waiting the size of their bodies and long texts, by user.
 	places, waiting bound.Places
 	// captured counts the bodies of requests under way, by user.
 	captured bound.Places
@@ -73,11 +71,9 @@ const (
 	queued = 10_000
 	// maxWaiting limits the queued bodies and long texts: some hundreds of the largest.
 	maxWaiting = 64 << 20
-	// longText is the size from which the texts of an event count: 10,000 events with less take 10
-	// MB.
+	// longText is the size from which texts of an event count: 10,000 events with less take 10 MB.
 	longText = 1 << 10
-	// soon is the size at which lines are written although more events wait; larger writes are no
-	// cheaper per line.
+	// soon is the size at which lines are written although events wait: more is no cheaper each.
 	soon = 64 << 10
 	// lossLogInterval is the least time between two logs of losses.
 	lossLogInterval = time.Minute
@@ -142,8 +138,7 @@ func (l *Log) lose(n int) {
 	l.unlogged.Add(int64(n))
 }
 
-// size returns the bytes of an event that its caller chose: bodies, and the request target, which a
-// message may repeat.
+// size returns the bytes that a caller chose: bodies, and the target, which a message may repeat.
 func size(ev *auditinternal.Event) int64 {
 	n := len(ev.RequestURI)
 	if ev.ResponseStatus != nil {

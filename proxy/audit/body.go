@@ -83,8 +83,7 @@ func (c *copied) end() (data []byte, why string) {
 	return data, why
 }
 
-// Bodies reports whether the policy wants the request's bodies. Those of watches and sessions are
-// never recorded.
+// Bodies reports whether the policy wants the bodies. Watches' and sessions' are never recorded.
 func (e *Event) Bodies() bool {
 	return !e.longRunning && auditinternal.LevelMetadata.Less(e.cfg.Level)
 }
@@ -198,8 +197,7 @@ func (c *copied) object(omitManagedFields bool) (*runtime.Unknown, string) {
 	return &runtime.Unknown{Raw: data, ContentType: runtime.ContentTypeJSON}, ""
 }
 
-// inflate decompresses a body up to maxBody. If the data is no gzip, it returns it unchanged; that
-// is not JSON.
+// inflate decompresses a body up to maxBody. What is no gzip, and so no JSON, stays unchanged.
 func inflate(data []byte) (plain []byte, long bool) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {

@@ -99,8 +99,7 @@ func (e *Event) Annotate(key, value string) {
 // Received emits the stage RequestReceived.
 func (e *Event) Received() { e.stage(auditinternal.StageRequestReceived) }
 
-// Refused emits the only stage of a request whose caller could not be authenticated:
-// ResponseStarted, as in kube-apiserver.
+// Refused emits the only stage of a request without a user: ResponseStarted, as kube-apiserver.
 func (e *Event) Refused(code int, message string) {
 	e.status(code, message)
 	e.stage(auditinternal.StageResponseStarted)

@@ -23,8 +23,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// watchTime is how long a watch without a timeout lasts, up to twice that at random:
-// kube-apiserver's --min-request-timeout.
+// watchTime is how long a watch lasts, up to twice that: kube-apiserver's --min-request-timeout.
 const watchTime = 30 * time.Minute
 
 // newScheme makes a scheme of the group and of the kinds that every API server returns.

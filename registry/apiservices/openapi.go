@@ -93,8 +93,7 @@ func (o *openAPI) install(container *restful.Container, to *mux.PathRecorderMux)
 	return nil
 }
 
-// oneSpec registers only the existing document: kube-openapi's handler would answer 200 for all
-// others.
+// oneSpec registers only the existing document: kube-openapi's handler would answer 200 for others.
 type oneSpec struct{ *mux.PathRecorderMux }
 
 // HandlePrefix implements common.PathHandlerByGroupVersion.

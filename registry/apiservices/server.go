@@ -3,9 +3,8 @@
 // where the status of each object is this replica's own verdict.
 //
 // It uses k8s.io/apiserver's handlers, so that negotiation, patches, tables, selectors, watches,
-// discovery and OpenAPI are Kubernetes' own. Without a local apiserver, the same Server also
-// answers in its place, as the smallest possible one: /api, /apis, /openapi, /version, and 404 for
-// all other paths.
+// discovery and OpenAPI are Kubernetes' own. Without a local apiserver, it also answers in its
+// place: /api, /apis, /openapi, /version, and 404 for all other paths.
 //
 // Concurrency: one writer (Run) follows the table and publishes immutable states; each request
 // reads one of them. Package etcd has its own rules. Requests are authorized before they come here,
@@ -42,8 +41,7 @@ type Config struct {
 	Etcd *etcd.Config
 	// Protects reports whether no remote may claim a group. Required with Etcd.
 	Protects func(group string) bool
-	// Authorize says whether the caller of an apply may create a missing object. Required with
-	// Etcd.
+	// Authorize says whether an apply's caller may create a missing object. Required with Etcd.
 	Authorize func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)
 	// Version is the content of /version. Nil means 404.
 	Version *version.Info

@@ -20,8 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// state is one immutable state of the served objects. Nothing reachable from it is modified after
-// it is published.
+// state is one immutable state of the served objects. Nothing in it is modified once published.
 type state struct {
 	// read reports whether a complete table has been processed.
 	read bool
@@ -29,8 +28,7 @@ type state struct {
 	revision uint64
 	// objects in order of name.
 	objects []*apiregistration.APIService
-	// events are the latest changes, ascending. They are complete for watches from a revision of at
-	// least floor.
+	// events are the latest changes, ascending, complete for watches from floor on.
 	events []change
 	floor  uint64
 	// superseded is closed once a newer state is stored.
@@ -62,8 +60,7 @@ type store struct {
 func newStore() *store {
 	s := &store{ended: make(chan struct{})}
 	// Revisions begin above those of earlier processes: milliseconds, times more changes than fit
-	// into one. If a client has a revision of another replica, it gets "too old" or "too large" and
-	// relists.
+	// into one. With one of another replica a client gets "too old" or "too large" and relists.
 	begin := uint64(time.Now().UnixMilli()) << 20
 	s.current.Store(&state{revision: begin, floor: begin, superseded: make(chan struct{})})
 	return s
@@ -164,8 +161,7 @@ func (s *state) since(revision uint64) []change {
 	return s.events[at:]
 }
 
-// conditions returns the verdict as kube-aggregator would write it: no condition until the first
-// check has ended.
+// conditions returns the verdict as kube-aggregator would write it: none until a check has ended.
 func conditions(v registry.Verdict) []apiregistration.APIServiceCondition {
 	if v.Status == "" {
 		return nil

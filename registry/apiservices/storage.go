@@ -106,8 +106,7 @@ func (f fresh) Watch(ctx context.Context, key string, o storage.ListOptions) (wa
 	return f.Interface.Watch(ctx, key, o)
 }
 
-// store is the storage that the watch cache reads: it lists everything and watches from there.
-// There are no writes.
+// store is the storage that the watch cache lists and watches. There are no writes.
 
 func (s *store) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }
 
@@ -141,8 +140,7 @@ func (s *store) GetList(ctx context.Context, key string, o storage.ListOptions, 
 	list := into.(*apiregistration.APIServiceList) //nolint:forcetypeassert // as above
 	list.Items = make([]apiregistration.APIService, 0, len(state.objects))
 	for _, object := range state.objects {
-		// The cache itself lists everything, but it may pass on a request that is authorized for
-		// one object only.
+		// The cache lists everything, but may pass on a request authorized for one object only.
 		matches, err := o.Predicate.Matches(object)
 		if err != nil {
 			return err
@@ -204,8 +202,7 @@ func (s *store) Stats(context.Context) (storage.Stats, error) {
 	return storage.Stats{ObjectCount: int64(len(s.state().objects))}, nil
 }
 
-// These do nothing. Writes are not implemented: the embedded interface is nil, and no handlers for
-// them are installed.
+// These do nothing. Writes are not implemented: no handlers for them are installed.
 
 func (s *store) RequestWatchProgress(context.Context) error { return nil }
 

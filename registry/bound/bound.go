@@ -3,8 +3,7 @@
 // The rule: no source holds more than a quarter of a limit. With Places.Lend, a source may hold
 // more as long as some places stay free for others.
 //
-// Everything here is safe for concurrent use. A mutex is held for a map look-up, never while
-// waiting.
+// Everything is safe for concurrent use. A mutex is held for a map look-up, never while waiting.
 package bound
 
 import (
@@ -179,8 +178,7 @@ func (s Source) shares() [2]share {
 // of returns how many of most one key may hold: at least one.
 func (p *share) of(most int64) int64 { return max(1, most/p.parts) }
 
-// ErrFull is returned to a source that has used up its share of a Queue, and to all when it is
-// full.
+// ErrFull is returned to a source that has used up its share of a Queue, and to all if it is full.
 var ErrFull = errors.New("too many are waiting")
 
 // Queue runs a limited number of callers at once; others wait. No source has more than a quarter of
@@ -220,8 +218,7 @@ func (q *Queue) Enter(ctx context.Context, s Source) (leave func(), err error) {
 	if !ok {
 		return nil, ErrFull
 	}
-	// The narrowest first: a caller that waits for its connection's turn must not take its
-	// address's.
+	// The narrowest first: who waits for its connection's turn must not take its address's.
 	waits := [...]chan struct{}{queues[1].slots, queues[0].slots, q.slots}
 	for i, slots := range waits {
 		if slots == nil {

@@ -42,8 +42,7 @@ type Config struct {
 	// names that begin with a dot. Empty means that there is no directory, only the group-versions
 	// that Client or Follow yields.
 	Path string
-	// Client connects to a local apiserver, whose group-versions are registered as Local. Nil means
-	// none.
+	// Client connects to a local apiserver, whose group-versions become Local. Nil means none.
 	Client *rest.Config
 	// Follow sends the APIServices of a local apiserver, ordered by name. Nothing is published
 	// before it has sent once. Nil means that they are made from discovery with Client.
@@ -72,8 +71,7 @@ type Directory struct {
 	// follow and claimant are Config's, or follow asks Client. Nil means no local apiserver.
 	follow   func(context.Context, chan<- []*apiregistrationv1.APIService)
 	claimant func(*apiregistrationv1.APIService) string
-	// served is what follow sent last, and awaited says that nothing is published before it has
-	// sent. Only Run uses them.
+	// served is what follow sent last; awaited: nothing is published before. Only Run uses them.
 	served  []*apiregistrationv1.APIService
 	awaited bool
 }
@@ -118,12 +116,10 @@ func (d *Directory) find() error {
 
 const (
 	// gather is how long to wait for the rest of a change: an editor's rename is two or three
-	// events, a ConfigMap update six. It is a tenth of the 0.1 s within which a renamed file must
-	// be routed.
+	// events, a ConfigMap update six. A renamed file must be routed within 0.1 s.
 	gather = 10 * time.Millisecond
 	// settle is how old a file must be before its faults count, and what was written in place, not
-	// renamed into place: such a file is seen incomplete, and its modification time is recent
-	// meanwhile.
+	// renamed into place: such a file is seen incomplete, and modified recently.
 	settle = 100 * time.Millisecond
 )
 
@@ -149,8 +145,7 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 			return found.directories
 		})
 		again := true
-		// If nothing could be read, do not publish an empty registry: every path would be answered
-		// with 404.
+		// If nothing could be read, publish no empty registry: every path would get 404.
 		if lost := first && len(found.broken) > 0 && len(found.files) == 0; !lost && !d.awaited {
 			again = d.read(found, first) //nolint:contextcheck // kube-aggregator's validation asks for a context and waits for nothing
 			d.publish(publish, found.faults)
@@ -218,8 +213,7 @@ func claim(path string, o manifest.Object, what string) Fault {
 	return Fault{File: path, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
 }
 
-// serves reports whether the local apiserver serves an APIService's group-version, built in or by a
-// CRD.
+// serves reports whether the local apiserver serves a group-version, built in or by a CRD.
 func (d *Directory) serves(a *apiregistrationv1.APIService) bool {
 	_, found := slices.BinarySearchFunc(d.served, a.Name, func(o *apiregistrationv1.APIService, name string) int {
 		return strings.Compare(o.Name, name)
@@ -227,9 +221,8 @@ func (d *Directory) serves(a *apiregistrationv1.APIService) bool {
 	return found
 }
 
-// identify sets the metadata that an API server would set: a UID that is the same on every replica,
-// and the file's modification time as creation time. It drops another server's bookkeeping from an
-// export.
+// identify sets what an API server would: a UID that is the same on every replica, and the file's
+// modification time as creation time. It drops another server's bookkeeping from an export.
 func identify(o manifest.Object, modified time.Time) {
 	m, err := meta.Accessor(o.Value)
 	if err != nil {

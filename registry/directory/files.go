@@ -35,8 +35,7 @@ type listing struct {
 	files       []string // in order
 	directories []string // real names, to be watched
 	faults      []Fault
-	// broken are the directories that could not be read, or not wholly: files below them may be
-	// missing in the listing.
+	// broken are the directories that could not be read wholly: files below them may be missing.
 	broken []string
 }
 

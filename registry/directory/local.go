@@ -58,8 +58,7 @@ func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
 	}, nil
 }
 
-// run sends the local APIServices whenever they change, until ctx ends. While the apiserver is
-// unreachable the last ones stay.
+// run sends the local APIServices when they change, until ctx ends. Without an apiserver they stay.
 func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIService) {
 	var last []*apiregistrationv1.APIService
 	failing := false

@@ -25,8 +25,7 @@ const pollEvery = time.Minute
 
 // Config configures New.
 type Config struct {
-	// Quiet is how long there must be no event before a change counts as complete. Zero means at
-	// once.
+	// Quiet is how long there must be no event before a change counts as complete. Zero: at once.
 	Quiet time.Duration
 	// AtMost bounds that wait if events keep coming. Zero means Quiet.
 	AtMost time.Duration
@@ -51,8 +50,7 @@ func New(cfg Config) *Watcher {
 	w := newPoller(cfg)
 	var err error
 	if w.from, err = fsnotify.NewWatcher(); err != nil {
-		// The node limits the number of inotify instances, and other programs may have used them
-		// up.
+		// The node limits inotify instances, and other programs may have used them up.
 		w.cfg.Logger.Warn("watching files, polling instead", "err", err)
 	}
 	return w

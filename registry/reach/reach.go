@@ -51,8 +51,7 @@ func (r *Rules) Refusal(host string, port int32) string {
 			return host + " is a loopback name"
 		}
 	case numeric(name[strings.LastIndexByte(name, '.')+1:]):
-		// No top-level domain is a number, but some resolvers read "127.1" and "0x7f000001" as
-		// addresses.
+		// No TLD is a number, but some resolvers read "127.1" and "0x7f000001" as addresses.
 		return host + " is a number, not a DNS name"
 	}
 	return ""
@@ -93,8 +92,7 @@ func (r *Rules) refusalOf(addr netip.Addr, port int32) string {
 	return ""
 }
 
-// clouds reports whether an address is that of a cloud's metadata or wire server, if it is not
-// link-local.
+// clouds reports whether an address is a cloud's metadata or wire server, if not link-local.
 func clouds(addr netip.Addr) bool {
 	if addr.Is4() {
 		switch addr.As4() {
@@ -106,8 +104,7 @@ func clouds(addr netip.Addr) bool {
 		return false
 	}
 	b := addr.As16()
-	// AWS uses fd00:ec2::/32: metadata at ::254, and other services that return credentials (EKS,
-	// ::23).
+	// AWS uses fd00:ec2::/32: metadata at ::254, and others that return credentials (EKS, ::23).
 	return [4]byte(b[:]) == [4]byte{0xfd, 0x00, 0x0e, 0xc2} ||
 		b == [16]byte{0: 0xfd, 1: 0x20, 3: 0xce, 14: 0x02, 15: 0x54} // Google, fd20:ce::254
 }

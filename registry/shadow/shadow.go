@@ -1,7 +1,6 @@
 // Package shadow finds the CustomResourceDefinitions that APIServices shadow.
 //
-// It is stateless: each call of Find asks the apiserver. Callers decide when to ask and what to
-// report.
+// It is stateless: each Find asks the apiserver. Callers decide when to ask and what to report.
 package shadow
 
 import (

@@ -36,8 +36,7 @@ type member struct {
 	alive   bool
 }
 
-// leaseName is unique per address: a new process at the same address takes over its predecessor's
-// Lease.
+// leaseName is unique per address: a new process there takes over its predecessor's Lease.
 func leaseName(a netip.AddrPort) string {
 	return fmt.Sprintf("fairlead-entrypoint-%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(a.Addr().StringExpanded()), a.Port())
 }
@@ -86,8 +85,7 @@ func (m *members) observe(leases []coordinationv1.Lease, wrote bool, now time.Ti
 	return alive, dead
 }
 
-// liveAddresses renews our Lease if we are ready, or drops it, and returns the addresses of live
-// replicas.
+// liveAddresses renews our Lease if we are ready, or drops it, and returns those of live replicas.
 func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.AddrPort, error) {
 	list, err := p.config.Leases.Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: leaseLabel})
 	if err != nil {

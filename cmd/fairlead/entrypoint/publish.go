@@ -16,16 +16,13 @@ import (
 )
 
 const (
-	// service is kube-apiserver's own, in namespace default. kube-apiserver creates it even without
-	// its reconciler.
+	// service is kube-apiserver's own, in namespace default, made even without its reconciler.
 	service = "kubernetes"
 	// portName names the Service's only port.
 	portName = "https"
-	// manager is the managed-by label of the EndpointSlices: Kubernetes' own controllers leave them
-	// alone.
+	// manager is the slices' managed-by label: Kubernetes' own controllers leave them alone.
 	manager = "fairlead.dev"
-	// contentAnnotation repeats what Fairlead has published: if an object's content differs,
-	// another writer has changed it.
+	// contentAnnotation repeats what was published: if the content differs, another has changed it.
 	contentAnnotation = "fairlead.dev/published"
 )
 

@@ -4,10 +4,9 @@
 //
 // Each replica keeps a Lease in kube-system while it is ready, and publishes the addresses of all
 // live Leases. A replica's address disappears at once when it drains, and when its Lease expires
-// after it has died. A replica judges whether a Lease is live by when it saw the Lease change, not
-// by the clock of the Lease's holder. Published objects carry an annotation that repeats their
-// content. If the two differ, another writer has changed the object; Fairlead gives way to a writer
-// that persists.
+// after it has died. A replica judges a Lease by when it saw it change, not by the clock of its
+// holder. Published objects carry an annotation that repeats their content. If the two differ,
+// another writer has changed the object; Fairlead gives way to a writer that persists.
 //
 // Everything happens on Run's goroutine; Withdraw only leaves it a note. There is no lock.
 //
@@ -37,11 +36,9 @@ import (
 type Config struct {
 	// Endpoints writes default/kubernetes; it needs the verbs get, create and update there.
 	Endpoints corev1.EndpointsGetter
-	// Slices writes the same as EndpointSlices; it needs the verbs list, create, update and delete
-	// there.
+	// Slices writes the same as EndpointSlices; it needs list, create, update and delete there.
 	Slices discoveryv1.EndpointSlicesGetter
-	// Leases keeps the replicas' Leases in kube-system; it needs the verbs list, create, update and
-	// delete there.
+	// Leases keeps Leases in kube-system; it needs list, create, update and delete there.
 	Leases coordinationv1.LeasesGetter
 	// Address is where clients reach this replica.
 	Address netip.AddrPort
@@ -67,8 +64,7 @@ const (
 	// retry is the interval while a replica should be published and is not, or the reverse: three
 	// tries before its Lease expires.
 	retry = time.Second
-	// roundTimeout bounds one round, so that two fit into a Lease's duration when the apiserver
-	// hangs.
+	// roundTimeout bounds a round: two fit into a Lease's duration when the apiserver hangs.
 	roundTimeout = 4 * time.Second
 )
 
@@ -150,11 +146,9 @@ func (p *Publisher) Run(ctx context.Context) error {
 
 func (p *Publisher) ready() bool { return !p.withdrawn && p.config.Ready() == nil }
 
-// round renews or drops our own Lease, then publishes the live ones. The next round retries what
-// fails.
+// round renews or drops our own Lease, then publishes the live ones. The next retries what fails.
 func (p *Publisher) round(ctx context.Context, ready bool) {
-	// Only roundTimeout bounds it: a withdrawal cut short by the end of this process would leave an
-	// address without a Lease.
+	// Only roundTimeout bounds it: a withdrawal cut short would leave an address without a Lease.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundTimeout)
 	defer cancel()
 	alive, err := p.liveAddresses(ctx, ready)

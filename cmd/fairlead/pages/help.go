@@ -118,8 +118,7 @@ func unhealthy(all []registry.Endpoint) (bad int, cause string) {
 	return bad, cause
 }
 
-// diagnoseLocal returns what is wrong with the local apiservers. If none is healthy, requests are
-// sent to them nevertheless.
+// diagnoseLocal returns what is wrong with the local apiservers, which get requests nevertheless.
 func diagnoseLocal(servers []registry.Endpoint) (cause, do string) {
 	switch bad, cause := unhealthy(servers); bad {
 	case 0:

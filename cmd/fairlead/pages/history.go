@@ -17,8 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// maxTransitions bounds the changes of verdicts that are kept: a day of a cluster with trouble, in
-// 20 KB.
+// maxTransitions bounds the changes of verdicts kept: a day of a cluster with trouble, in 20 KB.
 const maxTransitions = 100
 
 // maxChanges bounds the changes of one endpoint's health that are kept: enough to see how one has
@@ -86,8 +85,7 @@ func (h *history) newest() []answer.Transition {
 	return out
 }
 
-// follow records how verdicts change until ctx ends. It misses a change that is reverted before it
-// looks.
+// follow records how verdicts change until ctx ends. It misses one reverted before it looks.
 func (h *history) follow(ctx context.Context, table func() *registry.Table) error {
 	for _, changes := range latest.Changes(ctx, table, nil) {
 		now := time.Now()

@@ -122,8 +122,7 @@ func render(w http.ResponseWriter, v *view, page func(*document, *view)) {
 	_, _ = w.Write(d.Bytes()) // the client may have gone
 }
 
-// pageSize is how many APIServices one page lists: nobody reads a thousand in one table, and
-// drawing them is slow.
+// pageSize is how many APIServices a page lists: nobody reads a thousand, and drawing them is slow.
 const pageSize = 100
 
 // listing is the requested part of the list, from the query of the page's URL.

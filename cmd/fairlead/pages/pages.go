@@ -5,8 +5,7 @@
 // Each response is made from the current table; only the last transitions and latencies are stored.
 // All methods of Pages may be called concurrently.
 //
-// The package decides nothing: the proxy says where a path leads, the registry whether a backend is
-// healthy.
+// It decides nothing: the proxy says where a path leads, the registry whether a backend is healthy.
 package pages
 
 import (
@@ -43,8 +42,7 @@ type Config struct {
 	// Latencies counts an entry's requests so far: element i those that took less than 2^i µs,
 	// without those of earlier elements.
 	Latencies func(*registry.Entry) []uint64
-	// Failed counts an entry's requests that were answered with 5xx so far. It may be reset to
-	// zero.
+	// Failed counts an entry's requests answered with 5xx so far. It may be reset to zero.
 	Failed func(*registry.Entry) uint64
 	// Probed returns the last probe of an APIService's endpoint, or of a local apiserver
 	// (LocalName): when it ended, how long it took and why it failed.
@@ -60,8 +58,7 @@ type Config struct {
 	// the bundles for backends.
 	Certificates func() []certs.Status
 	Trust        func() []trust.Status
-	// Discovery and OpenAPI return how current each remote APIService's part of the merged
-	// documents is.
+	// Discovery and OpenAPI say how current each remote APIService's part of the documents is.
 	Discovery func() []discovery.Status
 	OpenAPI   func() []openapi.Status
 	// Ready returns why this replica accepts no requests. Nil means it does.
@@ -108,8 +105,7 @@ func (p *Pages) Run(ctx context.Context) error {
 	return p.history.follow(ctx, p.cfg.Table)
 }
 
-// ServeHTTP answers the pages at the root, as on the admin port, and below /fairlead/, as on the
-// front door.
+// ServeHTTP answers at the root, as on the admin port, and below /fairlead/, as on the front door.
 func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")

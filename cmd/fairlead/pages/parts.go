@@ -94,15 +94,13 @@ func (d *document) transitions(now time.Time, list []answer.Transition) {
 // html/template would do all this by itself, but it calls methods by name: the linker would have to
 // keep every exported method of the program, 9 MB.
 
-// markup is HTML in constants of this package, never converted from other strings. All other text
-// is a value.
+// markup is HTML in constants of this package, never converted from strings. Other text is a value.
 type markup string
 
 // document is an HTML document that is being written.
 type document struct{ bytes.Buffer }
 
-// put adds markup. Its verbs, all %s, are replaced by escaped values; they must stand between tags
-// or in a quoted attribute.
+// put adds markup. Its verbs, all %s, become escaped values between tags or in quoted attributes.
 func (d *document) put(m markup, values ...any) {
 	for i, v := range values {
 		values[i] = html.EscapeString(printable.Lines(fmt.Sprint(v)))

@@ -57,8 +57,7 @@ func (e *Events) Run(ctx context.Context) error {
 	})
 }
 
-// faultsEvery is how often Faults is called: faults change independently of the table, and are not
-// urgent.
+// faultsEvery is how often Faults is called: faults change without the table, and are not urgent.
 const faultsEvery = 5 * time.Second
 
 // reported is what was last reported about an APIService.

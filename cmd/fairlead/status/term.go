@@ -28,17 +28,14 @@ const (
 	// relist is how often the conditions are read again. Only this process should write them, so
 	// this only repairs what others have changed. Available is watched too: see foreign.go.
 	relist = 10 * time.Minute
-	// spacing is the minimum time between two writes of one APIService: one that flaps costs the
-	// apiserver one write a second.
+	// spacing is the least time between two writes of an APIService, however often it flaps.
 	spacing = time.Second
 	// rewording is the minimum time if only the message differs: a backend with two alternating
 	// errors would otherwise cost one write a second forever.
 	rewording = 30 * time.Second
-	// lastRetry bounds the backoff after a failed write or list, which starts at spacing and
-	// doubles.
+	// lastRetry bounds the backoff after a failed write or list: it starts at spacing and doubles.
 	lastRetry = 30 * time.Second
-	// callTimeout bounds one call to the apiserver, and so how long a hanging call delays the
-	// others.
+	// callTimeout bounds a call to the apiserver, and so how long a hanging one delays others.
 	callTimeout = 10 * time.Second
 )
 
@@ -48,8 +45,7 @@ type condition struct {
 	reason, message string
 }
 
-// written is what the apiserver has for one APIService. The zero value means that it has no
-// condition of ours.
+// written is what the apiserver has for one APIService. Zero means that none of it is ours.
 type written struct {
 	condition
 	uid       types.UID // of the object that has it
@@ -140,8 +136,7 @@ func (t *term) of(name string) *written {
 	return cmp.Or(t.entries[name], &written{})
 }
 
-// write applies every condition that differs and may be written now. It returns when to call it
-// next.
+// write applies each condition that differs and may be written now. It returns when to call next.
 func (t *term) write(ctx context.Context) (next time.Time) {
 	next = t.due
 	for _, name := range slices.Sorted(maps.Keys(t.todo)) {
@@ -258,8 +253,7 @@ type loss struct {
 // warnAfter is the number of losses after which another writer is logged.
 const warnAfter = 3
 
-// watch starts a new watch after a list. If the watch ends by itself, everything is listed again
-// after lastRetry.
+// watch starts a new watch after a list. If it ends by itself, all is listed again after lastRetry.
 func (f *foreign) watch(ctx context.Context, after string) {
 	if f == nil {
 		return

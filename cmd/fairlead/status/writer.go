@@ -36,8 +36,7 @@ import (
 type Config struct {
 	// Table returns the current table.
 	Table func() *registry.Table
-	// APIServices writes the conditions; it needs the verbs list on apiservices and patch on
-	// apiservices/status.
+	// APIServices writes conditions; it needs list on apiservices and patch on apiservices/status.
 	APIServices typed.APIServiceInterface
 	// Events writes Events; it needs the verbs create and patch on events in namespace default,
 	// which holds the Events of cluster-scoped objects.
@@ -46,12 +45,10 @@ type Config struct {
 	// this replica's unique name in the Lease.
 	Leases   coordinationv1.LeasesGetter
 	Identity string
-	// Elect elects the writer in another way: it calls lead while this replica leads, until ctx
-	// ends. The Writer then writes the condition Available, of Local APIServices too. Nil means
-	// that Leases elect.
+	// Elect elects the writer otherwise: it calls lead while this replica leads, until ctx ends.
+	// Then the condition is Available, of Local APIServices too. Nil means that Leases elect.
 	Elect func(ctx context.Context, name string, lead func(context.Context)) error
-	// Faults returns, by name, other faults of APIServices, such as an unreadable bundle, for
-	// Events. Nil means none.
+	// Faults returns other faults of APIServices by name, such as an unreadable bundle. Nil: none.
 	Faults func() map[string]string
 	// Logger logs failed writes and changes of the leader. Nil discards them.
 	Logger *slog.Logger
@@ -154,8 +151,7 @@ func (e *election) run(ctx context.Context, lead func(context.Context)) error {
 				LockConfig: resourcelock.ResourceLockConfig{Identity: e.identity},
 			},
 			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
-			// The context ends a write in flight, and the next leader reads every condition before
-			// it writes.
+			// The context ends a write in flight, and the next leader first reads every condition.
 			ReleaseOnCancel: true,
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: func(ctx context.Context) { e.lead(ctx, lead) },

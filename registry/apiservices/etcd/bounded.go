@@ -30,8 +30,7 @@ const (
 )
 
 // bounded answers requests in bounded time even if etcd does not, with an error that clients
-// understand. It does not bound watches, nor the cache's own lists, which are long and for which no
-// client waits.
+// understand. It bounds no watches, nor the cache's own lists, which are long and no client awaits.
 type bounded struct {
 	storage.Interface
 	// timedOut is when a request to etcd last timed out, in nanoseconds since 1970. Zero means that
@@ -72,8 +71,7 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 // tooLarge is in gRPC's error for a request above 2 MiB. Its code is that of a full etcd.
 const tooLarge = "message larger than max"
 
-// unavailable reports whether an error means that etcd is unreachable, without a leader, overloaded
-// or full.
+// unavailable reports whether etcd is unreachable, without a leader, overloaded or full.
 func unavailable(err error) bool {
 	code := status.Code(err)
 	if coded := interface{ Code() codes.Code }(nil); errors.As(err, &coded) {
@@ -223,8 +221,7 @@ func (p *present) known(ctx context.Context, version string) error {
 	return p.etcd.notFuture(ctx, version)
 }
 
-// GetList implements storage.Interface. With the cache's own error, client-go would retry ten
-// times.
+// GetList implements storage.Interface. With the cache's error, client-go would retry ten times.
 func (p *present) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
 	if err := p.known(ctx, o.ResourceVersion); err != nil {
 		return err

@@ -64,8 +64,7 @@ const (
 	// failure to list: the table is outdated meanwhile. With gRPC's own, two minutes, an outage of
 	// minutes lasts that much longer.
 	againAfter = 3 * time.Second
-	// leaseSeconds is how long the lease of a leader that has died lasts, as for Kubernetes' own
-	// components.
+	// leaseSeconds is how long a dead leader's lease lasts, as for Kubernetes' own components.
 	leaseSeconds = 15
 )
 

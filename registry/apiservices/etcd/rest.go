@@ -60,8 +60,7 @@ const URLAnnotation = "fairlead.dev/url"
 // REST is kube-aggregator's storage, which also prints URLs.
 type REST struct{ *restetcd.REST }
 
-// ConvertToTable implements rest.TableConvertor. If an APIService has a URL, it is shown instead of
-// the Service.
+// ConvertToTable implements rest.TableConvertor. A URL is shown instead of the Service.
 func (r REST) ConvertToTable(ctx context.Context, o, options runtime.Object) (*metav1.Table, error) {
 	t, err := r.REST.ConvertToTable(ctx, o, options)
 	if err != nil {

@@ -10,8 +10,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// reloading reads the CA and the key pair anew for each connection, and logs failed handshakes:
-// gRPC itself retries silently.
+// reloading reads CA and key pair for each connection, and logs failed handshakes: gRPC is silent.
 type reloading struct {
 	credentials.TransportCredentials
 	files transport.TLSInfo

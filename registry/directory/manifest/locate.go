@@ -20,8 +20,7 @@ type document struct {
 	root *yaml.Node
 }
 
-// split splits a file at its document markers. These are at the beginning of a line, where a block
-// of text cannot have them.
+// split splits a file at its document markers, at the beginning of a line, where no text has them.
 func split(data []byte) []*document {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	var docs []*document
@@ -67,8 +66,7 @@ func (d *document) fault(path, message string) Fault {
 	return Fault{Line: d.lineOf(path), Field: path, Message: message}
 }
 
-// find returns the match of an expression's group, or "". It compiles the expression each time:
-// faults are rare.
+// find returns the match of an expression's group, or "". It compiles each time: faults are rare.
 func find(expression, text string) string {
 	if m := regexp.MustCompile(expression).FindStringSubmatch(text); m != nil {
 		return m[1]
@@ -76,8 +74,7 @@ func find(expression, text string) string {
 	return ""
 }
 
-// syntaxFault makes a fault from an error of the YAML parser, which counts lines from the beginning
-// of the document.
+// syntaxFault makes a fault from an error of the YAML parser, which counts lines of the document.
 func (d *document) syntaxFault(err error) Fault {
 	message := strings.ReplaceAll(strings.TrimPrefix(err.Error(), "yaml: "), "\n", " ")
 	message = strings.TrimSpace(strings.TrimPrefix(message, "unmarshal errors: "))

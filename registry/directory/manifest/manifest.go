@@ -2,8 +2,7 @@
 // decoded, defaulted and validated by Kubernetes' own rules. Every fault has file, line and field,
 // because its reader has an editor open and no API server to ask.
 //
-// A Decoder is safe for concurrent use. This package does not read or watch files:
-// registry/directory does.
+// A Decoder is safe for concurrent use. This package reads and watches no files: its parent does.
 package manifest
 
 import (
@@ -49,8 +48,7 @@ type Fault struct {
 	Field string
 	// Message describes the fault. It begins with Field if that is set.
 	Message string
-	// Foreign is the kind of an object that is not used here, but may be valid. Empty means a real
-	// fault.
+	// Foreign is the kind of an object that is not used here, but may be valid. Empty: a fault.
 	Foreign string
 }
 
@@ -64,8 +62,7 @@ func (f Fault) String() string {
 
 // Decoder reads objects.
 type Decoder struct {
-	// Namespace is set on objects that need one and have none, as kubectl does. Empty means that
-	// they are refused.
+	// Namespace is set on objects that need one, as by kubectl. Empty means that they are refused.
 	Namespace string
 
 	scheme *runtime.Scheme
@@ -86,8 +83,7 @@ func IsFile(name string) bool {
 	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// maxFile bounds one file: etcd rejects objects above 1.5 MiB, and a List of all APIServices of a
-// large cluster has 2 MiB.
+// maxFile bounds a file: a List of all APIServices of a large cluster has 2 MiB.
 const maxFile = 4 << 20
 
 // Read reads a file, unless it is too large.
@@ -99,12 +95,10 @@ func Read(from io.Reader) ([]byte, error) {
 	return data, err
 }
 
-// maxFaults bounds the faults that are reported for a file: a reader fixes the first ones and tries
-// again.
+// maxFaults bounds the faults reported for a file: a reader fixes the first ones and tries again.
 const maxFaults = 20
 
-// Decode decodes all objects of a file. If there is any fault, it returns the faults and no
-// objects.
+// Decode decodes all objects of a file. If there is a fault, it returns the faults and no objects.
 func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
 	objects, faults := d.DecodeGood(file, data)
 	if faults = append(faults, duplicates(file, objects)...); len(faults) > 0 {
@@ -113,8 +107,7 @@ func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
 	return objects, nil
 }
 
-// DecodeGood decodes the objects of a file that can be decoded, and returns all faults. It does not
-// check for duplicates.
+// DecodeGood decodes the objects that can be, and returns all faults, but those of duplicates.
 func (d *Decoder) DecodeGood(file string, data []byte) ([]Object, []Fault) {
 	var objects []Object
 	var faults []Fault
@@ -141,8 +134,7 @@ func (d *Decoder) document(doc *document) ([]Object, []Fault) {
 	return d.value(raw, doc, "")
 }
 
-// value decodes one object from its JSON. At is its path in the document, empty for the whole
-// document.
+// value decodes one object from its JSON. At is its path in the document, empty for all of it.
 func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault) {
 	value, kind, err := d.strict.Decode(raw, nil, nil)
 	if err != nil {
@@ -209,8 +201,7 @@ func (d *Decoder) list(l *corev1.List, doc *document, at string) ([]Object, []Fa
 	return objects, faults
 }
 
-// Name returns the kind, namespace and name of an object in one string, such as "Service
-// kube-system/metrics".
+// Name returns kind, namespace and name of an object, such as "Service kube-system/metrics".
 func (o Object) Name() string {
 	m, err := meta.Accessor(o.Value)
 	if err != nil {

@@ -63,8 +63,7 @@ func validateAPIService(o *apiregistrationv1.APIService) field.ErrorList {
 
 func metadata() *field.Path { return field.NewPath("metadata") }
 
-// validateService applies the rules of pkg/apis/core/validation that matter for routing to the
-// Service.
+// validateService applies the rules of pkg/apis/core/validation that matter for routing there.
 func validateService(o *corev1.Service) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNS1035Label, metadata())
 	spec := field.NewPath("spec")
@@ -129,8 +128,7 @@ const (
 	maxPorts     = 20_000
 )
 
-// validateSlice applies the rules of pkg/apis/discovery/validation that matter for dialling the
-// endpoints.
+// validateSlice applies the rules of pkg/apis/discovery/validation that matter for dialling.
 func validateSlice(o *discoveryv1.EndpointSlice) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, metadata())
 	errs = append(errs, when(o.Labels[discoveryv1.LabelServiceName] == "",
