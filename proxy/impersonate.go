@@ -11,7 +11,8 @@ import (
 // identify reads the caller's credentials. It refuses an invalid head, authenticates a token that
 // this process verifies itself, and refuses users whom it must not impersonate.
 func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) error {
-	c, known := &d.Credentials, false
+	c := &d.Credentials
+	var known bool
 	if *c, known = p.cfg.Authn.Read(conn, h.Fields, h.Upgrade); !known {
 		return needCertificates
 	}

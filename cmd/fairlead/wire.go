@@ -83,7 +83,7 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 		}
 	}
 	s.makePages()
-	s.makePorts()
+	s.makePorts() //nolint:contextcheck // connections outlive the start
 	return s, nil
 }
 
