@@ -110,8 +110,9 @@ func TestBackendsByURL(t *testing.T) {
 	}
 	answered := func(http2 bool) map[string]int {
 		t.Helper()
-		c, by := clientOf(t, http2, nil), map[string]int{}
-		for range 50 {
+		by := map[string]int{}
+		for range 50 { // a connection each, because one stays with a server
+			c := clientOf(t, http2, nil)
 			by[must.Get(ask.Get(t.Context(), c, urlOf(d.ports.front)+"/apis/far.example.com/v1/things"))(t)]++
 		}
 		return by
