@@ -42,7 +42,7 @@ func TestTooLargeHasNoTag(t *testing.T) {
 // is too large itself keeps its last resources, costs no other one of its server theirs, and is
 // named; one that stays the same is not decoded again.
 func TestLarge(t *testing.T) {
-	const entries = 70_000 // of legacy discovery, 9 MB
+	const entries = 20_000 // of legacy discovery, 2.6 MB
 	metrics := func(n int) []byte {
 		list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}}
 		for i := range n {
@@ -54,7 +54,7 @@ func TestLarge(t *testing.T) {
 	for _, group := range []string{"a", "b", "c"} {
 		st.Claim(group+".example.com/v1", "server", 100, 10)
 	}
-	st.make(Config{MaxBody: 10 << 20})
+	st.make(Config{MaxBody: 3 << 20})
 	says := map[string][]byte{
 		"/apis/a.example.com/v1": metrics(entries), "/apis/b.example.com/v1": metrics(entries), "/apis/c.example.com/v1": metrics(3), "/apis": metrics(2 * entries),
 	}
@@ -76,7 +76,7 @@ func TestLarge(t *testing.T) {
 	check.Same(t, "<nil>", ask(entries, entries, 3), "error")
 	first := known.version(st.Table().Entries()[0].GroupVersion).doc
 	says["/apis/b.example.com/v1"] = metrics(entries + 1<<14)
-	if err := ask(entries, entries, 3); !strings.Contains(err, "getting /apis/b.example.com/v1: ") || !strings.Contains(err, "at most 10485760") {
+	if err := ask(entries, entries, 3); !strings.Contains(err, "getting /apis/b.example.com/v1: ") || !strings.Contains(err, "at most 3145728") {
 		t.Errorf("too large: %s", err)
 	}
 	if known.version(st.Table().Entries()[0].GroupVersion).doc != first {
