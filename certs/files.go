@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/registry/notify"
+	"github.com/fairlead-proxy/fairlead/internal/notify"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
-	"github.com/fairlead-proxy/fairlead/registry/metric"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
 // maxFile bounds a file. etcd refuses objects above 1.5 MiB, so none mounted from one is larger.

@@ -14,8 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 const (

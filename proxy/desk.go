@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
-	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // desk has the queues for costly decisions: long heads and certificate chains. At most half of the

@@ -17,15 +17,15 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// FuzzHeadCost checks the rule of docs/architecture.md, "What a stranger can cost", for the
+// FuzzHeadCost checks the rule of docs/bounds.md, "What a stranger can cost", for the
 // allocations of one head.
 func FuzzHeadCost(f *testing.F) {
 	_, p := thinker(f, worldConfig{})

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
-	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // kind is one of the kinds of objects that the table is made from.

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
-	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
 // Input is everything that Build reads. Build modifies none of it. Objects and lists of slices must

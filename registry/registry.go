@@ -32,8 +32,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
-	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // Config configures New. Set APIServices, Client, Directory, or Client and Directory.

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
 // remembered is a file with the last known APIServices of etcd (--registry-cache-file). It is read

@@ -40,7 +40,7 @@ func forbiddenEdge(s source, to string) string {
 	switch {
 	case s.under("tests"):
 		return "" // tests see everything
-	case slices.ContainsFunc(leaves(), s.under) && !s.ownOrTest(to):
+	case (slices.ContainsFunc(leaves(), s.under) || s.under("internal")) && !s.ownOrTest(to):
 		return "a leaf imports no other package of this module"
 	case inTests && s.isTest():
 		return "" // real servers come from tests/
@@ -54,7 +54,7 @@ func forbiddenEdge(s source, to string) string {
 		return "cmd is where everything is wired; nothing hangs on it"
 	case (to == "registry/documents" || to == "registry/documents/negotiate") && s.under("registry/documents"):
 		return "" // common to both kinds of documents
-	case slices.Contains(leaves(), to):
+	case leaf(to):
 		return ""
 	case to == "registry" || path.Dir(to) == s.dir || to == s.dir || s.under("cmd"):
 		return ""
@@ -62,10 +62,16 @@ func forbiddenEdge(s source, to string) string {
 	return "siblings never import each other: take a func field in Config and let cmd wire it"
 }
 
-// leaves are packages that every component may import. They import nothing of this module except
-// packages directly below them and, in proxy/h2/engine, those of engineStandsOn.
+// leaves are packages that every component may import, as are those of internal/. They import
+// nothing of this module except packages directly below them and, in proxy/h2/engine, those of
+// engineStandsOn.
 func leaves() []string {
-	return append(engineStandsOn(), "registry/bound", "registry/builtin", "registry/bundle", "proxy/h2", "proxy/h2/engine", "proxy/memo", "registry/latest", "registry/metric", "registry/notify", "registry/printable")
+	return append(engineStandsOn(), "registry/builtin", "registry/bundle", "proxy/h2", "proxy/h2/engine")
+}
+
+// leaf reports whether the package is one of leaves, or of internal/.
+func leaf(pkg string) bool {
+	return slices.Contains(leaves(), pkg) || strings.HasPrefix(pkg, "internal/")
 }
 
 func engineStandsOn() []string {
@@ -128,7 +134,7 @@ func TestForbiddenEdge(t *testing.T) {
 		{"children of one parent", "proxy/backend/pool.go", "proxy/authn"},
 		{"a stranger's child", "health/probe.go", "proxy/backend"},
 		{"a child and its parent", "proxy/backend/pool.go", "proxy"},
-		{"a leaf stands alone", "registry/notify/notify.go", "registry"},
+		{"a leaf stands alone", "internal/notify/notify.go", "registry"},
 		{"the machine is nobody else's", "health/probe.go", "registry/documents"},
 		{"nothing hangs on cmd", "proxy/proxy.go", "cmd/fairlead"},
 		{"no test code in the product", "proxy/proxy.go", "tests/pki"},

@@ -13,7 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/fairlead-proxy/fairlead/registry/metric"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
 // Status describes the trust of one APIService's backend, for the status page and for metrics.

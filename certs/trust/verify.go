@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
-	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // verified is the result of verifying a chain.

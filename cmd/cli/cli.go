@@ -19,7 +19,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/fairlead-proxy/fairlead/certs"
-	"github.com/fairlead-proxy/fairlead/registry/printable"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
 // Exit codes: 2 is a mistake in the command line, found before anything is done; 1 any other error.

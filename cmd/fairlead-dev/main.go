@@ -23,7 +23,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/registry/printable"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )

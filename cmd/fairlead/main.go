@@ -20,8 +20,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
-	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // version is set by the linker (make build).

@@ -20,7 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
-	"github.com/fairlead-proxy/fairlead/registry/printable"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
-	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 )
 
 // Taps streams to operators the access-log lines of one user's requests, or of requests below a

@@ -27,8 +27,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 
-	"github.com/fairlead-proxy/fairlead/registry/bound"
-	"github.com/fairlead-proxy/fairlead/registry/metric"
+	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
 // Config configures a Log.

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/proxy/memo"
-	"github.com/fairlead-proxy/fairlead/registry/bound"
-	"github.com/fairlead-proxy/fairlead/registry/metric"
+	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/memo"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
 // ErrUnauthenticated is the cause of every refusal that is the caller's fault. It is answered with

@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 	"unique"
 
-	"github.com/fairlead-proxy/fairlead/proxy/memo"
+	"github.com/fairlead-proxy/fairlead/internal/memo"
 )
 
 // Token is a bearer token that cannot be printed by accident: neither fmt (at any depth, exported

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
-	"github.com/fairlead-proxy/fairlead/proxy/memo"
+	"github.com/fairlead-proxy/fairlead/internal/memo"
 )
 
 // words returns the attributes that a review sends, without the user: a path or a resource.

@@ -10,7 +10,7 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 )
 
 // The errors of a failed request. Every error of this package matches exactly one of them with

@@ -7,7 +7,7 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 )
 
 // proofTime limits a proof, like a review.

@@ -16,9 +16,9 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // Upstream is a set of endpoints with one trust. Its methods are safe for concurrent use; they work

@@ -17,7 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/fairlead-proxy/fairlead/registry/metric"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
 const (

@@ -29,8 +29,8 @@ import (
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/internal/notify"
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
-	"github.com/fairlead-proxy/fairlead/registry/notify"
 )
 
 // Fault is a fault of a manifest.

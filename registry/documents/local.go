@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/version"
 
-	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
 // local is a local apiserver.

@@ -1,6 +1,6 @@
 package documents
 
-import "github.com/fairlead-proxy/fairlead/registry/latest"
+import "github.com/fairlead-proxy/fairlead/internal/latest"
 
 // Wake wakes Run as a new table does, without a claim that something must be published.
 func (s *Sources[S]) Wake() { latest.Wake(s.changed) }

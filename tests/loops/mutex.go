@@ -32,11 +32,11 @@ var listed = []mutex{
 	{name: "proxy.givenUp.mu", why: "charges a user"},
 	{name: "proxy.ended.mu", leaf: true, why: "a copy"},
 	{name: "proxy.entrySeries.mu", leaf: true, why: "makes series, once for a status"},
-	{name: "proxy/memo.Cache.mu", leaf: true, why: "a look-up, and drops some entries"},
+	{name: "internal/memo.Cache.mu", leaf: true, why: "a look-up, and drops some entries"},
 	{name: "proxy/accesslog.stripe.mu", leaf: true, why: "appends a line"},
 	{name: "proxy/accesslog.tap.mu", leaf: true, why: "appends a line"},
 	{name: "proxy/h2/hold.Bound.mu", leaf: true, why: "a look-up"},
-	{name: "registry/bound.Places.mu", leaf: true, why: "a look-up"},
+	{name: "internal/bound.Places.mu", leaf: true, why: "a look-up"},
 }
 
 // mutexes is a set of listed mutexes, by their index.

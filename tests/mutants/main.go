@@ -63,13 +63,13 @@ func closest() map[string][]string {
 	return map[string][]string{
 		"certs": {}, "certs/trust": {"certs"}, "cmd/fairlead": {}, "cmd/fairlead/entrypoint": {}, "cmd/fairlead/status": {}, "health": {},
 		"proxy": {}, "proxy/accesslog": {"proxy"}, "proxy/audit": {"proxy"}, "proxy/authn": {}, "proxy/authn/tokens": {}, "proxy/authz": {}, "proxy/authz/rbac": {},
-		"proxy/backend": {"proxy"}, "registry/bound": {"proxy/authn", "proxy/authz", "proxy/backend"}, "proxy/front": {}, "proxy/memo": {"proxy/authn", "proxy/authz"},
+		"proxy/backend": {"proxy"}, "internal/bound": {"proxy/authn", "proxy/authz", "proxy/backend"}, "proxy/front": {}, "internal/memo": {"proxy/authn", "proxy/authz"},
 		"proxy/h2": {"proxy"}, "proxy/h2/budget": {"proxy/h2/engine"}, "proxy/h2/engine": {"proxy/h2"}, "proxy/h2/hold": {"proxy/h2"},
 		"proxy/h2/spare": {"proxy/h2/engine"}, "proxy/h2/wire": {"proxy/h2/engine", "proxy/h2"},
 		"registry": {"registry/documents", "registry/documents/discovery"}, "registry/apiservices": {}, "registry/apiservices/etcd": {"registry/apiservices"},
 		"registry/directory": {"registry"}, "registry/directory/manifest": {"registry/directory"}, "registry/documents": {"registry/documents/discovery", "registry/documents/openapi"},
 		"registry/documents/discovery": {}, "registry/documents/negotiate": {"registry/documents/discovery"}, "registry/documents/openapi": {},
-		"registry/latest": {"registry"}, "registry/notify": {"registry/directory", "certs"}, "registry/reach": {"registry"}, "registry/shadow": {"registry"},
+		"internal/latest": {"registry"}, "internal/notify": {"registry/directory", "certs"}, "internal/reach": {"registry"}, "registry/shadow": {"registry"},
 	}
 }
 

@@ -28,8 +28,8 @@ import (
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 
-	"github.com/fairlead-proxy/fairlead/registry/latest"
-	"github.com/fairlead-proxy/fairlead/registry/metric"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
 // Config configures a Publisher. All fields but Logger and Metrics are required.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
-	"github.com/fairlead-proxy/fairlead/registry/printable"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
 // begin puts everything above the body; up is the path to the overview.

@@ -13,10 +13,10 @@ import (
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/latest"
-	"github.com/fairlead-proxy/fairlead/registry/metric"
-	"github.com/fairlead-proxy/fairlead/registry/printable"
 )
 
 // Events reports changed verdicts as Events on the APIServices, while this replica leads.

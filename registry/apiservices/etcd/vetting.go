@@ -14,7 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/registry/printable"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
 // Corrupt is the reason of the condition Available of an object that cannot be read.
