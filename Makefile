@@ -96,7 +96,7 @@ quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, u
 unit: ## Unit tests, once: under the race detector, and without it for code that differs without it
 	@# ./tests and ./tests/loops are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
 	go test -race -timeout 20m -json $$(go list ./... | grep -Ev '/tests(/loops)?$$') | $(call count,unit,-q -want tests/count/UNIT)
-	go test -json ./proxy/... ./registry/... | $(call count,unit-plain,-q)
+	go test -json ./proxy/... ./internal/... ./registry/... | $(call count,unit-plain,-q)
 
 .PHONY: parts
 parts: ## Build the real parts that the end-to-end tests need

@@ -15,7 +15,7 @@ func TestNoDetours(t *testing.T) {
 	const mode = packages.NeedName | packages.NeedImports | packages.NeedExportFile | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo
 	cfg := &packages.Config{Context: t.Context(), Dir: "..", Mode: mode}
 	all := map[string]*types.Info{} // :: folder → its package
-	for _, p := range must.Get(packages.Load(cfg, "./certs/...", "./cmd/...", "./health/...", "./proxy/...", "./registry/..."))(t) {
+	for _, p := range must.Get(packages.Load(cfg, "./certs/...", "./cmd/...", "./health/...", "./internal/...", "./proxy/...", "./registry/..."))(t) {
 		if len(p.Errors) > 0 {
 			t.Fatal(p.Errors)
 		}

@@ -46,7 +46,7 @@ const (
 // load reads the packages of the process. overlay replaces files, by absolute names.
 func load(root string, overlay map[string][]byte) (*program, error) {
 	cfg := &packages.Config{Mode: packages.LoadSyntax, Dir: root, Overlay: overlay, Env: append(os.Environ(), "GOOS=linux")}
-	pkgs, err := packages.Load(cfg, "./cmd/fairlead/...", "./proxy/...", "./registry/...", "./certs/...", "./health/...")
+	pkgs, err := packages.Load(cfg, "./cmd/fairlead/...", "./proxy/...", "./registry/...", "./internal/...", "./certs/...", "./health/...")
 	if err != nil {
 		return nil, fmt.Errorf("loading packages: %w", err)
 	}
