@@ -82,9 +82,11 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more .
 		args = append(args, c.cfg.BelieverArgs...)
 	}
 	c.urls = append(c.urls, loopback("https", port))
-	part, err := c.Run(ctx, Command{
-		Name: name, Path: path, Args: slices.Concat(args, c.cfg.APIServerArgs, more), Ready: c.EndpointOf(i).Serves("/readyz", c.Admin()),
-	})
+	args = slices.Concat(args, c.cfg.APIServerArgs, more)
+	if i > 0 && os.Geteuid() == 0 { // a host's name of its own: kube-apiservers of one name have one identity, and are no peers
+		path, args = "unshare", append([]string{"--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`, name, path}, args...)
+	}
+	part, err := c.Run(ctx, Command{Name: name, Path: path, Args: args, Ready: c.EndpointOf(i).Serves("/readyz", c.Admin())})
 	c.APIServers = append(c.APIServers, part)
 	return err
 }

@@ -53,6 +53,45 @@ func TestOneView(t *testing.T) {
 	suite.Cases[*views]{{"late", testLate}, {"listed", testListed}, {"established", testEstablished}, {"orphans", testOrphans}, {"even", testEven}}.Run(t, w)
 }
 
+// kube-apiserver's own mixed version proxy (KEP-4020) has nothing to do behind Fairlead: what a
+// server lacks goes to one that has it, without a second detour.
+func TestPeers(t *testing.T) {
+	t.Parallel() // most of the time passes in waiting: peers look for each other by Leases
+	w := &views{Cluster: suite.Start(t, cluster.Config{Dir: suite.Folder(t, "peers")})}
+	peer := []string{"--feature-gates=UnknownVersionInteroperabilityProxy=true", "--peer-ca-file=" + w.PKI.Serving.CertFile, "--advertise-address=127.0.0.1"}
+	must.Do(t, w.AddAPIServer(t.Context(), w.EtcdURLs()[0], peer...))
+	must.Do(t, w.AddAPIServer(t.Context(), w.EtcdURLs()[0], append(peer, "--runtime-config="+only[1]+"=true")...))
+	lacks, has := w.EndpointOf(1), w.EndpointOf(2)
+	direct := suite.Client(t, lacks, w.Admin())
+	path := "/apis/" + only[1] + "/leasecandidates"
+	status := func(c *http.Client, at cluster.Endpoint) (bool, string) {
+		r := must.Get(ask.Do(t.Context(), c, http.MethodGet, at.URL+path, nil, ""))(t)
+		return r.Code == http.StatusOK, fmt.Sprint(r.Code, r.Body)
+	}
+	suite.Eventually(t, time.Minute, "one server asks its peer", func() (bool, string) { return status(direct, lacks) })
+	rerouted := func() (out string) {
+		for line := range strings.Lines(must.Get(ask.Get(t.Context(), direct, lacks.URL+"/metrics"))(t)) {
+			if strings.HasPrefix(line, "apiserver_rerouted_request_total") && !strings.Contains(line, `resource=""`) { // peers read each other's discovery
+				out += line
+			}
+		}
+		return out
+	}
+	before := rerouted()
+	if before == "" {
+		t.Error("the server that lacks the group-version counts no rerouted request")
+	}
+	servers := "--local-apiserver=" + lacks.URL + "," + has.URL
+	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, t.TempDir()), Args: []string{servers}}))(t)
+	suite.Eventually(t, 10*time.Second, "it is listed", func() (bool, string) { return slices.Contains(w.listed(t), only[1]), "" })
+	for range 8 { // connections, of which half have the server that lacks it
+		if ok, why := status(suite.Client(t, w.front.Endpoint, w.Admin()), w.front.Endpoint); !ok {
+			t.Error(why)
+		}
+	}
+	check.Same(t, before, rerouted(), "rerouted requests, before and after those through Fairlead")
+}
+
 // get gets a document in its newest form.
 func (w *views) get(t *testing.T, from *cluster.Front, path string) string {
 	t.Helper()
