@@ -28,7 +28,7 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
 	}}))(f)
 	local := must.Get(backend.NewLocal(backend.LocalConfig{
-		Servers: []string{"https://127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
+		Servers: []string{"127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
 	}))(f)
 	p := must.Get(New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, c), Backends: pools, Local: local}))(f)
 	return w, p

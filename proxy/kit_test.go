@@ -96,7 +96,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	}
 	pools := must.Get(backend.New(c.pools))(t)
 	local, err := backend.NewLocal(backend.LocalConfig{
-		Servers: []string{w.local.URL}, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		Servers: []string{w.local.Listener.Addr().String()}, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if w.localDown.Load() {
 				return nil, net.ErrClosed
 			}

@@ -33,9 +33,10 @@ func pingOften() {
 	}
 }
 
-// clientConfig returns how Fairlead itself talks to the local apiserver, and the servers' URLs.
-// Only those servers are ever dialled. own chooses among them; it is nil unless servers were named.
-func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []string, own *apiservers, err error) {
+// clientConfig returns how Fairlead itself talks to the local apiserver, and the addresses of the
+// servers. Only those are ever dialled. own chooses among them; it is nil unless servers were
+// named.
+func clientConfig(kubeconfig string, servers []string) (c *rest.Config, addresses []string, own *apiservers, err error) {
 	c, err = loadConfig(kubeconfig)
 	if err != nil {
 		return nil, nil, nil, err
@@ -43,35 +44,41 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []s
 	pingOften()
 	c.UserAgent = "fairlead/" + version
 	c.QPS = -1 // no limit: reviews have their own, which protect known callers; watches are few
-	if len(servers) == 0 {
-		return c, []string{c.Host}, nil, nil
+	named := len(servers) > 0
+	if !named {
+		servers = []string{c.Host}
 	}
-	var addresses []string
 	for _, s := range servers {
-		s = bracketed(s)
-		u, err := url.Parse(s)
-		if err != nil || u.Scheme != "https" || u.Host == "" {
-			return nil, nil, nil, cli.Usage(fmt.Errorf("--local-apiserver %q is not an https URL", s))
+		a, err := addressOf(s)
+		if err != nil {
+			return nil, nil, nil, cli.Usage(err)
 		}
-		urls = append(urls, s)
-		addresses = append(addresses, net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
+		addresses = append(addresses, a)
 	}
-	c.Host = urls[0]
+	if !named {
+		return c, addresses, nil, nil
+	}
+	c.Host = "https://" + addresses[0]
 	own = &apiservers{open: make(map[*ownConn]struct{})}
 	own.order.Store(&addresses)
 	c.Dial = own.dial
 	c.Wrap(own.wrap)
-	return c, urls, own, nil
+	return c, addresses, own, nil
 }
 
-// bracketed adds the brackets of an IPv6 address, which https://$(HOST_IP):6443 lacks.
-func bracketed(server string) string {
-	rest, https := strings.CutPrefix(server, "https://")
-	port := max(0, strings.LastIndexByte(rest, ':'))
-	if ip, err := netip.ParseAddr(rest[:port]); !https || err != nil || !ip.Is6() {
-		return server
+// addressOf returns the address of a local apiserver's URL. IPv6 needs no brackets there:
+// https://$(HOST_IP):6443 cannot have them.
+func addressOf(server string) (string, error) {
+	bare, https := strings.CutPrefix(server, "https://")
+	at := max(0, strings.LastIndexByte(bare, ':'))
+	if ip, err := netip.ParseAddr(bare[:at]); https && err == nil && ip.Is6() {
+		return net.JoinHostPort(bare[:at], bare[at+1:]), nil
 	}
-	return "https://[" + rest[:port] + "]" + rest[port:]
+	u, err := url.Parse(server)
+	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Path != "" && u.Path != "/" {
+		return "", fmt.Errorf("local apiserver %q is not https://host:port", server)
+	}
+	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
 }
 
 // loadConfig reads the given kubeconfig, or else the pod's. A server never reads a home directory.

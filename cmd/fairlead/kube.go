@@ -1,14 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"os"
+	"strconv"
 
 	"k8s.io/client-go/rest"
 
@@ -72,20 +71,14 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 // until the sockets are used up.
 func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
 	for _, s := range k.servers {
-		u, err := url.Parse(s)
-		if err != nil {
-			return cli.Usage(fmt.Errorf("local apiserver %q: %w", s, err))
-		}
-		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+		host, port, _ := net.SplitHostPort(s)  // addressOf has made it
+		n, _ := strconv.ParseInt(port, 10, 32) // of url.Parse: digits
+		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		if err != nil {
 			continue // it may resolve later; each dial checks the address again
 		}
-		port, err := net.DefaultResolver.LookupPort(ctx, "tcp", cmp.Or(u.Port(), "443"))
-		if err != nil {
-			return cli.Usage(fmt.Errorf("local apiserver %q: %w", s, err))
-		}
 		for _, ip := range ips {
-			if own.Refusal(ip.String(), int32(port)) != "" { //nolint:gosec // LookupPort returns at most 65535
+			if own.Refusal(ip.String(), int32(n)) != "" {
 				return cli.Usage(fmt.Errorf("local apiserver %q is this Fairlead itself: name kube-apiserver's own address with --local-apiserver", s))
 			}
 		}

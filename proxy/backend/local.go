@@ -6,10 +6,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -67,8 +65,7 @@ const (
 
 // LocalConfig configures a Local. Servers, TLS and Dial are required.
 type LocalConfig struct {
-	// Servers are the URLs of the local apiservers: https, host and port (default 443), nothing
-	// else.
+	// Servers are the addresses of the local apiservers, host and port.
 	Servers []string
 	// First prefers the first usable server. False means the one with the fewest clients.
 	First bool
@@ -127,11 +124,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	l := &Local{cfg: cfg, shared: newShared(cfg.Logger), known: make(map[string]map[schema.GroupVersionResource][]string)}
 	l.shared.grant = cfg.Hold
 	l.only.Store(new(map[schema.GroupVersionResource][]*localServer))
-	for _, s := range cfg.Servers {
-		address, err := serverAddress(s)
-		if err != nil {
-			return nil, err
-		}
+	for _, address := range cfg.Servers {
 		l.health = append(l.health, registry.Endpoint{Address: address})
 	}
 	l.pools = [pools]*Upstream{
@@ -151,18 +144,6 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	}
 	l.publishLocked() // nobody else has l yet
 	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
-}
-
-// serverAddress returns the host:port of a server's URL.
-func serverAddress(server string) (string, error) {
-	u, err := url.Parse(server)
-	if err != nil {
-		return "", fmt.Errorf("parsing local apiserver %q: %w", server, err)
-	}
-	if u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || (u.Path != "" && u.Path != "/") {
-		return "", fmt.Errorf("parsing local apiserver %q: want https://host:port", server)
-	}
-	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
 }
 
 func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Upstream {

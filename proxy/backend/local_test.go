@@ -42,7 +42,7 @@ func TestNewLocalRequires(t *testing.T) {
 		"servers": func(cfg *LocalConfig) { cfg.Servers = nil }, "trust": func(cfg *LocalConfig) { cfg.TLS = nil }, "dialler": func(cfg *LocalConfig) { cfg.Dial = nil },
 	} {
 		n := newNetwork(t)
-		cfg := LocalConfig{Servers: []string{"https://10.0.0.1:6443"}, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }}
+		cfg := LocalConfig{Servers: []string{"10.0.0.1:6443"}, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }}
 		without(&cfg)
 		if _, err := NewLocal(cfg); err == nil {
 			t.Errorf("made without a %s", what)
@@ -52,10 +52,7 @@ func TestNewLocalRequires(t *testing.T) {
 
 func newLocal(t *testing.T, n *network, change func(*LocalConfig), servers ...string) *Local {
 	t.Helper()
-	cfg := LocalConfig{Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }}
-	for _, s := range servers {
-		cfg.Servers = append(cfg.Servers, "https://"+s)
-	}
+	cfg := LocalConfig{Servers: servers, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }}
 	if change != nil {
 		change(&cfg)
 	}
@@ -117,24 +114,6 @@ func TestLocalPools(t *testing.T) {
 			t.Error("the zero Pool, or one after the last, has an upstream")
 		}
 	})
-}
-
-func TestServerAddress(t *testing.T) {
-	for _, tt := range []struct{ server, want string }{
-		{"https://10.0.0.1:6443", "10.0.0.1:6443"},
-		{"https://kubernetes.default.svc", "kubernetes.default.svc:443"},
-		{"https://[fd00::1]:6443/", "[fd00::1]:6443"},
-		{"http://10.0.0.1:6443", ""},
-		{"https://user@10.0.0.1", ""},
-		{"https://10.0.0.1/prefix", ""},
-		{"10.0.0.1:6443", ""},
-		{"https://", ""},
-	} {
-		got, err := serverAddress(tt.server)
-		if got != tt.want || (err == nil) != (tt.want != "") {
-			t.Errorf("%q: got %q, %v, want %q", tt.server, got, err, tt.want)
-		}
-	}
 }
 
 // If the only apiserver restarts within the wait of two seconds, no read fails, nor any write that

@@ -107,7 +107,7 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 		if s != nil && s.at.Load() == h && h.of[0].usable() {
 			return s
 		}
-		if h.of[0].load() < best.of[0].load() || !best.of[0].usable() && h.of[0].usable() {
+		if usable := h.of[0].usable(); usable == best.of[0].usable() && h.load() < best.load() || usable && !best.of[0].usable() {
 			best = h
 		}
 	}

@@ -127,6 +127,20 @@ func stays(t *testing.T) {
 	}
 }
 
+// What not all servers have goes to one of those that is usable, though the others have no clients.
+func TestForUsable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 9, nil)
+		c.report(registry.Unhealthy, place1, place3)
+		c.at() // all move
+		what := schema.GroupVersionResource{Group: "example.com", Version: "v1"}
+		for _, have := range [][]string{{place1, place2}, {place2, place3}} {
+			c.l.Only("discovery", map[schema.GroupVersionResource][]string{what: have})
+			check.Same(t, place2+" (not all of them serve it)", c.l.Which(nil, what), "where it goes")
+		}
+	})
+}
+
 // A connection leaves a server that has lost a connection, and with what a server has not
 // processed; what it has processed is retried there. It leaves for no server that is no better.
 func TestStayLeaves(t *testing.T) { synctest.Test(t, leaves) }
