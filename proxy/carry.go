@@ -18,9 +18,9 @@ import (
 
 // carry forwards a request of an HTTP/1.1 client through the engine, which treats it like a request
 // over HTTP/2: it chooses the endpoint, retries, limits, strips fields, and reports the outcome.
-func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from bound.Source) {
-	if err := p.enter(&x.held, &x.decision, x.upstream, from); err != nil {
-		p.noPlace(w, r, x, err)
+func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Source) {
+	if err := x.p.enter(&x.held, &x.decision, x.upstream, from); err != nil {
+		x.noPlace(w, r, err)
 		return
 	}
 	x.bind()
@@ -35,24 +35,24 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 		x.carried(&o, time.Since(h.Arrived))
 		x.ended.set(o)
 		if o.Reason != engine.ReasonNone && o.Status > 0 {
-			go returned.Do(func() { p.hasten(w) }) // off the loop; it ends at once
+			go returned.Do(func() { x.p.hasten(w) }) // off the loop; it ends at once
 		}
 	}
 	interims := interimsOf(r, w, &x.decision)
 	x.noteSent()
 	sent := &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}
-	res, err := p.frames.server.RoundTrip(r, sent, plan, interims.relay)
+	res, err := x.p.frames.server.RoundTrip(r, sent, plan, interims.relay)
 	interims.end()
 	var failure *h2.Failure
 	switch {
 	case err == nil:
-		p.relay(w, res, &x.decision)
+		x.relay(w, res)
 	case errors.As(err, &failure) && failure.Answer != nil:
 		failure.Answer.ServeHTTP(w, r)
 	case failure != nil && !errors.Is(err, errBadBody): // aborted, maybe after the response had begun
-		p.forwardFailed(w, r, frameError(failure.Outcome))
+		x.forwardFailed(w, r, frameError(failure.Outcome))
 	default:
-		p.forwardFailed(w, r, err)
+		x.forwardFailed(w, r, err)
 	}
 }
 
@@ -118,7 +118,7 @@ func (b *uploaded) cut() {
 }
 
 // learn finds out whether the backend speaks HTTP/2, within the request's timeout.
-func (p *Proxy) learn(r *http.Request, x *exchange) error {
+func (x *exchange) learn(r *http.Request) error {
 	ctx := r.Context()
 	if x.head.Upgrade != "" {
 		return nil // always over HTTP/1.1
@@ -163,7 +163,7 @@ func (h *Head) target() string {
 
 // relay copies a backend's response to a client of net/http. If it cannot be completed, the
 // client's connection or stream is aborted, so that it does not look complete.
-func (p *Proxy) relay(w http.ResponseWriter, res *http.Response, d *Decision) {
+func (x *exchange) relay(w http.ResponseWriter, res *http.Response) {
 	defer res.Body.Close()
 	h := w.Header()
 	for key, values := range res.Header {
@@ -181,12 +181,12 @@ func (p *Proxy) relay(w http.ResponseWriter, res *http.Response, d *Decision) {
 		h.Add("Trailer", key)
 	}
 	w.WriteHeader(res.StatusCode)
-	err := p.relayBody(w, res)
+	err := x.relayBody(w, res)
 	if err == nil {
-		err = d.clean(res.Trailer)
+		err = x.decision.clean(res.Trailer)
 	}
 	if err != nil {
-		p.log.Debug("relaying a response", "err", err)
+		x.p.log.Debug("relaying a response", "err", err)
 		panic(http.ErrAbortHandler)
 	}
 	if len(res.Trailer) > 0 {
@@ -203,12 +203,12 @@ func (p *Proxy) relay(w http.ResponseWriter, res *http.Response, d *Decision) {
 // relayBody passes on what has come. A body of unknown length is flushed whenever no more of it is
 // at hand, because the client waits for it, as for the events of a watch. One of declared length
 // has a moment to be complete: then it takes one packet.
-func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
-	kept, _ := p.copies.Get().(*[]byte)
+func (x *exchange) relayBody(w http.ResponseWriter, res *http.Response) error {
+	kept, _ := x.p.copies.Get().(*[]byte)
 	if kept == nil {
 		kept = new(make([]byte, 32<<10)) // httputil.ReverseProxy's size
 	}
-	defer p.copies.Put(kept)
+	defer x.p.copies.Put(kept)
 	buf := *kept
 	body, _ := res.Body.(interface{ AtHand() bool })
 	f := &flusher{control: http.NewResponseController(w)}

@@ -181,7 +181,7 @@ func TestWhatIsAuthorized(t *testing.T) {
 		if d.Action != ToRemote || got != tt.want {
 			t.Errorf("%s: %v, asked %q, want %q", tt.path, d.Action, got, tt.want)
 		}
-		r := p.asUser(httptest.NewRequest("GET", "/", nil), &exchange{decision: d})
+		r := (&exchange{decision: d}).asUser(httptest.NewRequest("GET", "/", nil))
 		r.Header.Set("Impersonate-User", "jane")
 		p.impersonation(http.NotFoundHandler()).ServeHTTP(httptest.NewRecorder(), r)
 		if want := strings.Replace(tt.want, "bob ", "bob impersonate-on:user-info:", 1); !asked[want] {

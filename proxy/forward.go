@@ -18,41 +18,41 @@ import (
 )
 
 // forward forwards a request that does not go frame by frame.
-func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
+func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 	d := &x.decision
 	// A load balancer's probe may share its address with a client that gives requests up. The relay
 	// has its own limit.
-	if !x.relayed && p.givenUp.overLimit(d, x.head) {
-		p.givenUp.refused.Inc()
-		p.writeError(w, r, errGivenUp)
+	if !x.relayed && x.p.givenUp.overLimit(d, x.head) {
+		x.p.givenUp.refused.Inc()
+		x.p.writeError(w, r, errGivenUp)
 		return
 	}
 	from := d.source(x.head)
-	if err := p.prove(r.Context(), x, from); err != nil {
-		p.forwardFailed(w, r, err)
+	if err := x.prove(r.Context(), from); err != nil {
+		x.forwardFailed(w, r, err)
 		return
 	}
-	if x.upstream = p.upstream(d, x.relayed); x.upstream == nil {
-		p.forwardFailed(w, r, backend.ErrUnreachable)
+	if x.upstream = x.p.upstream(d, x.relayed); x.upstream == nil {
+		x.forwardFailed(w, r, backend.ErrUnreachable)
 		return
 	}
 	x.reach()
-	if err := p.learn(r, x); err != nil {
-		p.forwardFailed(w, r, err)
+	if err := x.learn(r); err != nil {
+		x.forwardFailed(w, r, err)
 		return
 	}
 	body, r := detachBody(w, r)
 	defer body.end()
 	x.ended = &ended{body: body, offEngine: !x.upstream.HTTP2() || x.head.Upgrade != ""}
 	if x.ended.offEngine {
-		p.forwardHTTP1(w, r, x, body, from)
+		x.forwardHTTP1(w, r, body, from)
 	} else {
-		p.carry(w, r, x, from) //nolint:contextcheck // a span has its own
+		x.carry(w, r, from) //nolint:contextcheck // a span has its own
 	}
 	body.answered = true
 }
 
-func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange, body *uploaded, from bound.Source) {
+func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *uploaded, from bound.Source) {
 	d := &x.decision
 	if x.head.Upgrade != "" {
 		// Bytes after the client's head were meant for the tunnel: they must not be read as a
@@ -64,38 +64,38 @@ func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange
 		defer cancel()
 		r = r.WithContext(ctx)
 	}
-	end, err := p.hold(w, r, x, from)
+	end, err := x.hold(w, r, from)
 	if err != nil {
-		p.forwardFailed(w, r, err)
+		x.forwardFailed(w, r, err)
 		return
 	}
 	defer end()
 	x.held.slow = lasts(r, x)
-	if err := p.enter(&x.held, d, x.upstream, from); err != nil {
-		p.noPlace(w, r, x, err)
+	if err := x.p.enter(&x.held, d, x.upstream, from); err != nil {
+		x.noPlace(w, r, err)
 		return
 	}
 	defer x.held.leave()
 	if x.head.Upgrade != "" || d.LongRunning && d.Action == ToRemote { // it has a connection to its backend for itself
-		session, ok := p.sessionPlaces.Take(from, 1, int64(p.cfg.MaxSessions))
+		session, ok := x.p.sessionPlaces.Take(from, 1, int64(x.p.cfg.MaxSessions))
 		if !ok {
 			x.upstream.Refuse(true)
-			p.noPlace(w, r, x, errBusy("the front door"))
+			x.noPlace(w, r, errBusy("the front door"))
 			return
 		}
 		defer session.Leave()
 	}
-	r, cancel := p.within(r, x)
+	r, cancel := x.within(r)
 	defer cancel()
 	if x.head.Upgrade != "" {
-		p.upgrade(w, r, x)
+		x.upgrade(w, r)
 		return
 	}
 	defer context.AfterFunc(r.Context(), func() { //nolint:contextcheck // it needs none
 		body.cut()
-		p.hasten(w)
+		x.p.hasten(w)
 	})()
-	p.ask(w, r, x)
+	x.ask(w, r)
 }
 
 // unreadRest is how long a client may leave a response unread after the time of its request, so
@@ -123,7 +123,7 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 }
 
 // ask forwards a request over HTTP/1.1 once it holds its place.
-func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
+func (x *exchange) ask(w http.ResponseWriter, r *http.Request) {
 	d := &x.decision
 	out := outgoing(r, x, d.host(x.head)) //nolint:contextcheck // a span has its own
 	out.Body, out.ContentLength = r.Body, r.ContentLength
@@ -137,24 +137,24 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	res, err := x.upstream.RoundTrip(out.WithContext(ctx), d.LongRunning, x.stay)
 	interims.end()
 	if err != nil {
-		p.forwardFailed(w, r, err)
+		x.forwardFailed(w, r, err)
 		return
 	}
 	x.ended.at(res.Request.URL.Host)
 	if d.Action == ToLocal {
-		p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
-	} else if p.rejects(res.StatusCode, res.Header.Get("Location") != "") {
+		x.p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
+	} else if x.p.rejects(res.StatusCode, res.Header.Get("Location") != "") {
 		_ = res.Body.Close() // the body is not needed
-		p.forwardFailed(w, r, errRedirect(d.Entry.Name))
+		x.forwardFailed(w, r, errRedirect(d.Entry.Name))
 		return
 	}
 	if err := d.clean(res.Header); err != nil {
 		_ = res.Body.Close() // the body is not needed
-		p.forwardFailed(w, r, err)
+		x.forwardFailed(w, r, err)
 		return
 	}
-	p.endCleanly(res, x)
-	p.relay(w, res, d)
+	x.endCleanly(res)
+	x.relay(w, res)
 }
 
 // outgoing returns the HTTP/1.1 request without its body and trailers: the client's target byte for
@@ -217,15 +217,14 @@ func localPool(p authn.Pool) backend.Pool {
 	return 0
 }
 
-func (p *Proxy) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
-	x := exchangeOf(r.Context())
+func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
 	// net/http also reports a client as gone if its body did not come in time (errSlowBody).
-	if errors.Is(r.Context().Err(), context.Canceled) && p.ending.Err() == nil && !errors.As(err, new(*apierrors.StatusError)) {
+	if errors.Is(r.Context().Err(), context.Canceled) && x.p.ending.Err() == nil && !errors.As(err, new(*apierrors.StatusError)) {
 		// The client has gone, so nothing is sent. The recorder counts it as 499.
 		panic(http.ErrAbortHandler)
 	}
 	x.ended.broke(err)
 	name := x.decision.name()
-	p.log.Debug("forwarding", "apiservice", name, "err", err)
-	p.writeError(w, r, forwardError(name, err))
+	x.p.log.Debug("forwarding", "apiservice", name, "err", err)
+	x.p.writeError(w, r, forwardError(name, err))
 }

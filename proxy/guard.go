@@ -36,7 +36,7 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 			p.writeError(w, r, err)
 			return
 		}
-		next.ServeHTTP(w, p.asUser(r, x))
+		next.ServeHTTP(w, x.asUser(r))
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := &exchange{p: p, head: headOf(r, time.Now()), conn: slotOf(r.Context()).of(r.TLS)}
@@ -60,10 +60,10 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 		case known:
 			next.ServeHTTP(w, r)
 		case d.Action == Impersonate:
-			impersonated.ServeHTTP(w, p.asUser(r, x))
+			impersonated.ServeHTTP(w, x.asUser(r))
 		default:
 			p.scrapers.remember(d, time.Now())
-			next.ServeHTTP(w, p.asUser(r, x))
+			next.ServeHTTP(w, x.asUser(r))
 		}
 	})
 }

@@ -135,6 +135,6 @@ func TestRefusalThatHangs(t *testing.T) {
 				t.Errorf("after %v: %v", time.Since(begun), cut)
 			}
 		}()
-		(&Proxy{log: slog.New(slog.DiscardHandler)}).relay(httptest.NewRecorder(), res, &Decision{})
+		(&exchange{p: &Proxy{log: slog.New(slog.DiscardHandler)}}).relay(httptest.NewRecorder(), res)
 	})
 }

@@ -106,7 +106,7 @@ func TestCutOff(t *testing.T) {
 		plan := x.plan()
 		check.Same(t, [2]bool{true, finite}, [2]bool{plan.LongRunning, plan.Finite}, "%s over HTTP/2: long-running, with an end of its own", target)
 		res := &http.Response{Body: io.NopCloser(strings.NewReader("")), Request: w.request(t, "GET", path, nil)}
-		w.proxy.endCleanly(res, x)
+		x.endCleanly(res)
 		_, ends := res.Body.(*endingBody)
 		check.Same(t, !finite, ends, "%s over HTTP/1.1: ends cleanly", target)
 	}

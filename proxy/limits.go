@@ -177,7 +177,7 @@ func lasts(r *http.Request, x *exchange) bool {
 
 // within limits a request to the time for its place, and lets EndLongRunning end a long-running
 // one.
-func (p *Proxy) within(r *http.Request, x *exchange) (*http.Request, context.CancelFunc) {
+func (x *exchange) within(r *http.Request) (*http.Request, context.CancelFunc) {
 	d := &x.decision
 	ctx, cancel := r.Context(), context.CancelFunc(func() {})
 	if limit := strangersTime(d); limit > 0 {
@@ -187,7 +187,7 @@ func (p *Proxy) within(r *http.Request, x *exchange) (*http.Request, context.Can
 	if !d.LongRunning {
 		return r, cancel
 	}
-	r, end := p.endable(r, &x.events)
+	r, end := x.p.endable(r, &x.events)
 	return r, func() { end(); cancel() }
 }
 
@@ -196,14 +196,14 @@ func (p *Proxy) within(r *http.Request, x *exchange) (*http.Request, context.Can
 // sessions of the cluster return with tokens that it has not seen. They must neither hold a place
 // of the unproven pool for hours nor share a connection with tokens that may be bad. Concurrent
 // requests with one token share a proof.
-func (p *Proxy) prove(ctx context.Context, x *exchange, from bound.Source) error {
+func (x *exchange) prove(ctx context.Context, from bound.Source) error {
 	d := &x.decision
 	if d.Action != ToLocal || d.Pool != authn.PoolUnproven || !d.LongRunning || !d.Credentials.Provable() {
 		return nil
 	}
 	token := d.Credentials.Token.Secret()
 	//nolint:contextcheck // requests share it: it must not end with the first of them
-	proof := p.proofs.DoChan(token, func() (any, error) { return p.cfg.Local.Prove(context.Background(), token, from, x.stay) })
+	proof := x.p.proofs.DoChan(token, func() (any, error) { return x.p.cfg.Local.Prove(context.Background(), token, from, x.stay) })
 	select {
 	case <-ctx.Done():
 		return fmt.Errorf("proving a token: %w", ctx.Err())
@@ -212,16 +212,16 @@ func (p *Proxy) prove(ctx context.Context, x *exchange, from bound.Source) error
 			return r.Err
 		}
 		status, _ := r.Val.(int)
-		p.cfg.Authn.Seen(&d.Credentials, status)
+		x.p.cfg.Authn.Seen(&d.Credentials, status)
 	}
-	d.Pool = p.cfg.Authn.Pool(&d.Credentials)
+	d.Pool = x.p.cfg.Authn.Pool(&d.Credentials)
 	d.Strip.pool = d.Pool
 	return nil
 }
 
 // hold reads a short body of announced length before its request takes any of the local apiserver's
 // places for strangers. Others' bodies are sent as they come.
-func (p *Proxy) hold(w http.ResponseWriter, r *http.Request, x *exchange, from bound.Source) (end func(), err error) {
+func (x *exchange) hold(w http.ResponseWriter, r *http.Request, from bound.Source) (end func(), err error) {
 	// An upgrade may have no body. A client that expects 100 Continue sends its body only to a
 	// server that wants it, which a 401 says.
 	if r.ContentLength <= 0 || x.head.Upgrade != "" || x.decision.Action != ToLocal || expects(r) {
@@ -229,7 +229,7 @@ func (p *Proxy) hold(w http.ResponseWriter, r *http.Request, x *exchange, from b
 	}
 	// Only writers of this process itself have no deadlines; their bodies are in memory.
 	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(p.bodyTime))
+	_ = control.SetReadDeadline(time.Now().Add(x.p.bodyTime))
 	if end, err = x.upstream.Hold(r, from); errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil, errSlowBody
 	}
@@ -240,12 +240,12 @@ func (p *Proxy) hold(w http.ResponseWriter, r *http.Request, x *exchange, from b
 // noPlace answers a request that got no place. Callers of the health relay are load balancers. Load
 // from other callers must not make them take this replica out, and the prober's own result is at
 // most two seconds old.
-func (p *Proxy) noPlace(w http.ResponseWriter, r *http.Request, x *exchange, err error) {
-	if x.relayed && p.cfg.Local.Ready() == nil {
+func (x *exchange) noPlace(w http.ResponseWriter, r *http.Request, err error) {
+	if x.relayed && x.p.cfg.Local.Ready() == nil {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		_, _ = w.Write([]byte("ok")) // a caller that has gone needs no response
 		return
 	}
-	p.writeError(w, r, err)
+	x.p.writeError(w, r, err)
 }

@@ -176,23 +176,23 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 	x.decision.learned = nil // the request may last for hours
 	switch x.decision.Action {
 	case ToLocal, ToRemote:
-		p.forward(w, r, x)
+		x.forward(w, r)
 	case ToDocument:
 		defer p.limitReading(w).Stop()
 		p.cfg.Documents.ServeHTTP(w, r) // equal for everybody who may read them
 	case ToPage:
-		p.servePage(w, p.asUser(r, x))
+		p.servePage(w, x.asUser(r))
 	case ToHealth:
 		p.health.ServeHTTP(w, r)
 	case Impersonate:
-		p.impersonated.ServeHTTP(w, p.asUser(r, x))
+		p.impersonated.ServeHTTP(w, x.asUser(r))
 	default:
 		p.writeError(w, r, x.decision.Err)
 	}
 }
 
 // asUser puts the user and the request's attributes where k8s.io/apiserver's filters expect them.
-func (p *Proxy) asUser(r *http.Request, x *exchange) *http.Request {
+func (x *exchange) asUser(r *http.Request) *http.Request {
 	ctx := request.WithUser(r.Context(), x.decision.User)
 	return r.WithContext(request.WithRequestInfo(ctx, x.decision.Request.info()))
 }

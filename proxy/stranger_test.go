@@ -42,7 +42,7 @@ func TestStrangersTime(t *testing.T) {
 			"remote":               {Decision{Action: ToRemote}, 0},
 		} {
 			parent := &counted{Context: t.Context()}
-			r, end := p.within(httptest.NewRequestWithContext(parent, http.MethodGet, "/", nil), &exchange{decision: tc.d})
+			r, end := (&exchange{p: p, decision: tc.d}).within(httptest.NewRequestWithContext(parent, http.MethodGet, "/", nil))
 			until, limited := r.Context().Deadline()
 			if limited != (tc.want > 0) || limited && time.Until(until) != tc.want {
 				t.Errorf("%s: %v, limited %v", name, time.Until(until), limited)
@@ -88,8 +88,8 @@ func TestWhatIsProven(t *testing.T) {
 	} {
 		d, before := unproven(tc.token), w.local.count()
 		tc.change(&d)
-		x := &exchange{decision: d}
-		err := w.proxy.prove(tc.ctx, x, bound.Stranger("192.0.2.1:1"))
+		x := &exchange{p: w.proxy, decision: d}
+		err := x.prove(tc.ctx, bound.Stranger("192.0.2.1:1"))
 		if n := w.local.count() - before; (err != nil) != tc.err || !tc.err && n != tc.requests || x.decision.Pool != tc.want {
 			t.Errorf("%s: %d requests, pool %v, %v", tc.name, n, x.decision.Pool, err)
 		}
@@ -103,7 +103,7 @@ func TestBodyThatEndsEarly(t *testing.T) {
 	r.ContentLength = 5
 	r.Body = http.MaxBytesReader(nil, http.NoBody, 1)
 	x := &exchange{p: w.proxy, head: headOf(r, time.Now()), decision: Decision{Action: ToLocal}, upstream: w.proxy.cfg.Local.Upstream(backend.PoolUnproven)}
-	if end, err := w.proxy.hold(httptest.NewRecorder(), r, x, bound.Stranger("192.0.2.1:1")); err == nil {
+	if end, err := x.hold(httptest.NewRecorder(), r, bound.Stranger("192.0.2.1:1")); err == nil {
 		t.Error("held a part as the whole")
 		end()
 	}

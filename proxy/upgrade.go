@@ -43,21 +43,21 @@ var (
 // upgrade carries SPDY and WebSocket over an HTTP/1.1 connection of its own. Nothing that the
 // client sends after its head reaches the backend before the backend has answered with a 101 for
 // the same protocol; any other response ends both connections (CVE-2018-1002105).
-func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
+func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 {
-		p.writeError(w, r, errTooLong)
+		x.p.writeError(w, r, errTooLong)
 		return
 	}
 	x.noteSent()
 	conn, err := x.upstream.DialUpgrade(r.Context(), x.stay)
 	if err != nil {
-		p.forwardFailed(w, r, err)
+		x.forwardFailed(w, r, err)
 		return
 	}
 	x.ended.at(conn.Address())
 	closeConn := func() { _ = conn.Close() }
 	defer closeConn()
-	ctx, cancel := context.WithTimeout(r.Context(), p.answerTime)
+	ctx, cancel := context.WithTimeout(r.Context(), x.p.answerTime)
 	stop := context.AfterFunc(ctx, closeConn)
 	res, br, err := switchProtocols(conn, upgradeRequest(r, x, conn.Address())) //nolint:contextcheck // r carries it
 	if !stop() && (err == nil || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
@@ -65,11 +65,11 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 	}
 	cancel()
 	if err != nil {
-		p.forwardFailed(w, r, err)
+		x.forwardFailed(w, r, err)
 		return
 	}
 	if x.decision.rejectsOwnCredential(res.StatusCode) {
-		p.forwardFailed(w, r, p.credentialRejected())
+		x.forwardFailed(w, r, x.p.credentialRejected())
 		return
 	}
 	switched := res.StatusCode == http.StatusSwitchingProtocols
@@ -85,13 +85,13 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		err = errNotSwitched(x.decision.name(), res.StatusCode)
 	}
 	if err != nil {
-		p.forwardFailed(w, r, err)
+		x.forwardFailed(w, r, err)
 		return
 	}
 	if !switched {
 		defer context.AfterFunc(r.Context(), closeConn)()
 		res.Body = &refusal{res.Body, conn}
-		p.relay(w, res, &x.decision) // after which neither connection is used
+		x.relay(w, res) // after which neither connection is used
 		return
 	}
 	res.Header.Set("Connection", "Upgrade")
@@ -99,7 +99,7 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if limit := strangersTime(&x.decision); limit > 0 {
 		defer time.AfterFunc(limit, closeConn).Stop() // ends the session
 	}
-	p.tunnel(w, res, conn, br, x.ended)
+	x.tunnel(w, res, conn, br)
 }
 
 // upgradeRequest returns the request for a backend at an address: one head, no body.
@@ -165,10 +165,10 @@ func (b *refusal) Read(p []byte) (int, error) {
 
 // tunnel copies in both directions until both have ended or one has failed, or the second has not
 // ended in time.
-func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader, note *ended) {
+func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader) {
 	client, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		p.log.Error("taking over a client's connection", "err", err)
+		x.p.log.Error("taking over a client's connection", "err", err)
 		panic(http.ErrAbortHandler)
 	}
 	over := func() {
@@ -176,9 +176,9 @@ func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn,
 		_ = conn.Close()
 	}
 	defer over()
-	p.sessions.open.Add(1)
-	defer p.sessions.open.Add(-1)
-	defer context.AfterFunc(p.sessions.ending, over)()
+	x.p.sessions.open.Add(1)
+	defer x.p.sessions.open.Add(-1)
+	defer context.AfterFunc(x.p.sessions.ending, over)()
 	// The server's deadlines would end the session.
 	if err := client.SetDeadline(time.Time{}); err != nil {
 		return
@@ -191,12 +191,12 @@ func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn,
 		return
 	}
 	ended := make(chan error, 2)
-	go func() { ended <- pump(conn, rw, &note.up) }() // ends when either connection is closed
-	go func() { ended <- pump(client, br, &note.down) }()
+	go func() { ended <- pump(conn, rw, &x.ended.up) }() // ends when either connection is closed
+	go func() { ended <- pump(client, br, &x.ended.down) }()
 	if err := <-ended; err != nil {
 		over()
 	}
-	defer time.AfterFunc(p.halfOpen, over).Stop()
+	defer time.AfterFunc(x.p.halfOpen, over).Stop()
 	<-ended //nolint:errcheck // however it ended
 }
 

@@ -121,8 +121,8 @@ func TestNotTakenOver(t *testing.T) {
 			t.Errorf("panic with %v", v)
 		}
 	}()
-	p := &Proxy{log: slog.New(slog.DiscardHandler)}
-	p.tunnel(httptest.NewRecorder(), nil, nil, nil, nil)
+	x := &exchange{p: &Proxy{log: slog.New(slog.DiscardHandler)}}
+	x.tunnel(httptest.NewRecorder(), nil, nil, nil)
 }
 
 func TestUpgradeWithBody(t *testing.T) {
