@@ -18,23 +18,18 @@ func inspect(path string) shape {
 	if path == "" || path[0] != '/' {
 		return brokenPath
 	}
-	last := byte(0)
+	found, last := plainPath, byte(0)
 	for i := range len(path) {
 		c := path[i]
 		switch {
 		case breaks(c):
 			return brokenPath
 		case c == '%' || c == '\\' || c == '#' || c == '?' || last == '/' && (c == '/' || c == '.'):
-			for ; i < len(path); i++ {
-				if breaks(path[i]) {
-					return brokenPath
-				}
-			}
-			return oddPath
+			found = oddPath
 		}
 		last = c
 	}
-	return plainPath
+	return found
 }
 
 // breaks reports whether no server accepts the byte in a path: a control byte or a space. From an

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/proxy/front"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -109,9 +110,7 @@ func urlOf(l *front.Listener) string { return "https://" + l.Addr().String() }
 // clientOf speaks only HTTP/2 or only HTTP/1.1 with a door, and shows a pair unless it is nil.
 func clientOf(t *testing.T, http2 bool, pair *pki.Pair) *http.Client {
 	t.Helper()
-	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12}, Protocols: new(http.Protocols)}
-	tr.Protocols.SetHTTP1(!http2)
-	tr.Protocols.SetHTTP2(http2)
+	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12}, Protocols: ask.Only(http2)}
 	if pair != nil {
 		tr.TLSClientConfig.Certificates = []tls.Certificate{pair.TLS()}
 	}

@@ -49,7 +49,7 @@ type Config struct {
 
 // Server serves the group. It has no objects to serve until Run runs.
 type Server struct {
-	table   func() *registry.Table
+	cfg     Config
 	store   *store      // objects of the table. Nil means etcd
 	etcd    *etcd.Store // nil means store
 	codecs  serializer.CodecFactory
@@ -63,7 +63,7 @@ type Server struct {
 func New(c Config) (*Server, error) {
 	scheme := newScheme()
 	s := &Server{
-		table:  c.Table,
+		cfg:    c,
 		codecs: serializer.NewCodecFactory(scheme),
 		paths:  mux.NewPathRecorderMux("apiservices"),
 		places: newPlaces(),

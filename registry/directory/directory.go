@@ -61,24 +61,21 @@ type Publish = func(objects []runtime.Object, faults []Fault)
 // Directory watches a directory of manifests. Watch and Roles may be called before Run, but nothing
 // is known until Run has read the directory.
 type Directory struct {
-	path    string
+	// cfg.Follow is nil if there is no local apiserver; else it may be what asks Client.
+	cfg     Config
 	parent  string // real name of the directory that contains path
 	base    string // last element of path
 	decoder *manifest.Decoder
-	log     *slog.Logger     // nil discards
 	files   map[string]*file // :: path → last read; only Run uses it
 	shown   atomic.Pointer[shown]
-	// follow and claimant are Config's, or follow asks Client. Nil means no local apiserver.
-	follow   func(context.Context, chan<- []*apiregistrationv1.APIService)
-	claimant func(*apiregistrationv1.APIService) string
-	// served is what follow sent last; awaited: nothing is published before. Only Run uses them.
+	// served is what Follow sent last; awaited: nothing is published before. Only Run uses them.
 	served  []*apiregistrationv1.APIService
 	awaited bool
 }
 
 // New checks that the directory exists. It reads nothing: see Run.
 func New(c Config) (*Directory, error) {
-	d := &Directory{path: c.Path, decoder: manifest.NewDecoder(), log: c.Logger, files: make(map[string]*file), claimant: c.Claimant, follow: c.Follow, awaited: c.Follow != nil}
+	d := &Directory{cfg: c, decoder: manifest.NewDecoder(), files: make(map[string]*file), awaited: c.Follow != nil}
 	if err := d.find(); err != nil {
 		return nil, err
 	}
@@ -87,7 +84,7 @@ func New(c Config) (*Directory, error) {
 		if err != nil {
 			return nil, err
 		}
-		d.follow = local.run
+		d.cfg.Follow = local.run
 	}
 	d.shown.Store(newShown())
 	return d, nil
@@ -95,21 +92,21 @@ func New(c Config) (*Directory, error) {
 
 // find checks that the directory exists, and finds its real parent.
 func (d *Directory) find() error {
-	if d.path == "" {
+	if d.cfg.Path == "" {
 		return nil
 	}
-	if info, err := os.Stat(d.path); err != nil {
+	if info, err := os.Stat(d.cfg.Path); err != nil {
 		return fmt.Errorf("following directory: %w", err)
 	} else if !info.IsDir() {
-		return fmt.Errorf("following directory: %s is not a directory", d.path)
+		return fmt.Errorf("following directory: %s is not a directory", d.cfg.Path)
 	}
-	absolute, err := filepath.Abs(d.path)
+	absolute, err := filepath.Abs(d.cfg.Path)
 	if err != nil {
-		return fmt.Errorf("following directory %s: %w", d.path, err)
+		return fmt.Errorf("following directory %s: %w", d.cfg.Path, err)
 	}
 	d.base = filepath.Base(absolute)
 	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
-		return fmt.Errorf("following directory %s: %w", d.path, err)
+		return fmt.Errorf("following directory %s: %w", d.cfg.Path, err)
 	}
 	return nil
 }
@@ -129,13 +126,13 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := notify.New(notify.Config{Quiet: gather, Logger: d.log, Ignore: func(path string) bool { // siblings of the directory
+	w := notify.New(notify.Config{Quiet: gather, Logger: d.cfg.Logger, Ignore: func(path string) bool { // siblings of the directory
 		return filepath.Dir(path) == d.parent && filepath.Base(path) != d.base
 	}})
 	following.Go(func() { w.Run(ctx) })
 	served := make(chan []*apiregistrationv1.APIService)
-	if d.follow != nil {
-		following.Go(func() { d.follow(ctx, served) })
+	if d.cfg.Follow != nil {
+		following.Go(func() { d.cfg.Follow(ctx, served) })
 	}
 	for first := true; ; {
 		// Watch before reading: a change in between is seen twice, never missed.
@@ -193,8 +190,8 @@ func (d *Directory) publish(to Publish, faults []Fault) {
 			if !now.take(o.Value) {
 				objects = append(objects, o.Value)
 			}
-			if a, ok := o.Value.(*apiregistrationv1.APIService); ok && d.serves(a) && d.claimant(a) != "" {
-				faults = append(faults, claim(path, o, "the local apiserver serves it too, and "+d.claimant(a)+" claims it"))
+			if a, ok := o.Value.(*apiregistrationv1.APIService); ok && d.serves(a) && d.cfg.Claimant(a) != "" {
+				faults = append(faults, claim(path, o, "the local apiserver serves it too, and "+d.cfg.Claimant(a)+" claims it"))
 			}
 		}
 	}

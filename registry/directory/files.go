@@ -53,11 +53,11 @@ const (
 // directory with every change.
 func (d *Directory) list() listing {
 	var l listing
-	if d.path == "" {
+	if d.cfg.Path == "" {
 		return l
 	}
 	l.directories = append(l.directories, d.parent) // the directory's name may be linked to another directory
-	l.walk(d.path)
+	l.walk(d.cfg.Path)
 	slices.Sort(l.files)
 	return l
 }

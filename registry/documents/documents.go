@@ -122,7 +122,7 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 			s.locals = append(s.locals, &local{name: name, hints: make(chan struct{}, 1)})
 		}
 	}
-	s.set = &set[S]{ask: s.ask, join: kind.Join, serving: make(map[string]*backend[S])}
+	s.set = &set[S]{of: s, serving: make(map[string]*backend[S])}
 	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.polls, kind.gauges())...)
 }
 

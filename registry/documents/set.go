@@ -33,9 +33,7 @@ const (
 // set has the backends of a table, each with its goroutine. Only its owner's goroutine calls its
 // methods.
 type set[S any] struct {
-	// ask is called by the backends' goroutines, with at least one entry.
-	ask      func(ctx context.Context, b *backend[S], entries []*registry.Entry) error
-	join     func(s, former *S) *S  // Kind.Join
+	of       *Sources[S]            // its owner; the backends' goroutines call ask, with at least one entry
 	backends sync.Map               // *registry.Backend → *backend[S]; other goroutines may read it
 	ended    []*registry.Backend    // to be dropped: see forget
 	serving  map[string]*backend[S] // :: APIService → its backend
@@ -156,7 +154,7 @@ func (s *set[S]) keep(e *registry.Entry) {
 		return
 	}
 	former := was.known.Load()
-	for known := is.known.Load(); known != former && !is.known.CompareAndSwap(known, s.join(known, former)); {
+	for known := is.known.Load(); known != former && !is.known.CompareAndSwap(known, s.of.kind.Join(known, former)); {
 		known = is.known.Load()
 	}
 }
@@ -191,7 +189,7 @@ func (b *backend[S]) run(ctx context.Context) {
 	for {
 		var wait <-chan time.Time // an unavailable backend is asked after a change of the table
 		if entries := b.askable(); len(entries) > 0 {
-			if err := b.set.ask(ctx, b, entries); err != nil {
+			if err := b.set.of.ask(ctx, b, entries); err != nil {
 				failures++
 			} else {
 				failures = 0

@@ -46,6 +46,14 @@ func send(ctx context.Context, c *http.Client, method, url string, header http.H
 	return c.Do(req)
 }
 
+// Only returns HTTP/2 alone, or HTTP/1.1 alone, as a transport's protocols.
+func Only(http2 bool) *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(!http2)
+	p.SetHTTP2(http2)
+	return p
+}
+
 // Bearer returns the header of a bearer token. It is nil for an empty token.
 func Bearer(token string) http.Header {
 	if token == "" {

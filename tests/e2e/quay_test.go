@@ -74,9 +74,7 @@ func transport(t *testing.T, e cluster.Endpoint, pair cluster.Pair, proto string
 	t.Helper()
 	c := must.Get(rest.TLSConfigFor(e.RESTConfig(cluster.Credentials{Pair: pair})))(t)
 	c.NextProtos, c.ServerName = []string{proto}, "127.0.0.1"
-	rt := &http.Transport{TLSClientConfig: c, Protocols: new(http.Protocols)}
-	rt.Protocols.SetHTTP1(proto != "h2")
-	rt.Protocols.SetHTTP2(proto == "h2")
+	rt := &http.Transport{TLSClientConfig: c, Protocols: ask.Only(proto == "h2")}
 	t.Cleanup(rt.CloseIdleConnections)
 	return rt
 }

@@ -265,9 +265,7 @@ func testEven(t *testing.T, w *views) {
 	defer func() { cancel(); all.Wait() }()
 	for i := range *clients {
 		c := suite.TLS(t, w.front.Endpoint, w.Admin())
-		rt := &http.Transport{TLSClientConfig: c, MaxConnsPerHost: 1, Protocols: new(http.Protocols)}
-		rt.Protocols.SetHTTP1(i%2 == 0)
-		rt.Protocols.SetHTTP2(i%2 == 1)
+		rt := &http.Transport{TLSClientConfig: c, MaxConnsPerHost: 1, Protocols: ask.Only(i%2 == 1)}
 		all.Go(func() {
 			defer rt.CloseIdleConnections()
 			for ctx.Err() == nil {

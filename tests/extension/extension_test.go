@@ -42,9 +42,7 @@ func client(t *testing.T, s *extension.Server, h2 bool, pair *pki.Pair) *http.Cl
 	if pair != nil {
 		c.Certificates = []tls.Certificate{pair.TLS()}
 	}
-	transport := &http.Transport{TLSClientConfig: c, Protocols: new(http.Protocols), DisableCompression: true}
-	transport.Protocols.SetHTTP1(!h2)
-	transport.Protocols.SetHTTP2(h2)
+	transport := &http.Transport{TLSClientConfig: c, Protocols: ask.Only(h2), DisableCompression: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }

@@ -68,9 +68,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) clients(n int, h2 bool) []*http.Client {
 	var list []*http.Client
 	for range n {
-		transport := &http.Transport{TLSClientConfig: w.admin.Clone(), DisableCompression: true, Protocols: new(http.Protocols)}
-		transport.Protocols.SetHTTP2(h2)
-		transport.Protocols.SetHTTP1(!h2)
+		transport := &http.Transport{TLSClientConfig: w.admin.Clone(), DisableCompression: true, Protocols: ask.Only(h2)}
 		list = append(list, &http.Client{Transport: transport})
 	}
 	return list

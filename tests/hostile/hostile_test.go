@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
+	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/kubectl"
@@ -78,9 +79,7 @@ func (w *world) as(name string, groups ...string) *tls.Config {
 func client(c *tls.Config, proto string) *http.Client {
 	c = c.Clone()
 	c.NextProtos = []string{proto}
-	rt := &http.Transport{TLSClientConfig: c, DisableCompression: true, MaxConnsPerHost: 1, Protocols: new(http.Protocols)}
-	rt.Protocols.SetHTTP2(proto == "h2")
-	rt.Protocols.SetHTTP1(proto != "h2")
+	rt := &http.Transport{TLSClientConfig: c, DisableCompression: true, MaxConnsPerHost: 1, Protocols: ask.Only(proto == "h2")}
 	return &http.Client{Transport: rt, Timeout: time.Minute, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 

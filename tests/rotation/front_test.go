@@ -113,10 +113,7 @@ func (f *front) transport(id identity, h2 bool) *http.Transport {
 		pair := id.pair.TLS()
 		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
-	transport := &http.Transport{TLSClientConfig: cfg, Protocols: new(http.Protocols), DisableCompression: true, MaxIdleConnsPerHost: 16}
-	transport.Protocols.SetHTTP1(!h2)
-	transport.Protocols.SetHTTP2(h2)
-	return transport
+	return &http.Transport{TLSClientConfig: cfg, Protocols: ask.Only(h2), DisableCompression: true, MaxIdleConnsPerHost: 16}
 }
 
 // onOne sends a request on the client's open connection, if it has one.

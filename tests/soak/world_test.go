@@ -202,11 +202,7 @@ func (w *world) clientTLS(pair cluster.Pair) *tls.Config {
 
 // transport returns a client's transport, over HTTP/2 if h2 is set and a door offers it.
 func transport(c *tls.Config, h2 bool) *http.Transport {
-	h2 = h2 && *lane == "h2"
-	var protocols http.Protocols
-	protocols.SetHTTP1(!h2)
-	protocols.SetHTTP2(h2)
-	return &http.Transport{TLSClientConfig: c.Clone(), Protocols: &protocols, DisableCompression: true, MaxIdleConnsPerHost: 8}
+	return &http.Transport{TLSClientConfig: c.Clone(), Protocols: ask.Only(h2 && *lane == "h2"), DisableCompression: true, MaxIdleConnsPerHost: 8}
 }
 
 // transport returns the connections for a task.
