@@ -54,7 +54,7 @@ func userSize(u user.Info) int {
 // hash hashes what Equal compares, except the user's extra, which is rarely the only difference and
 // slow to hash.
 func (a *Attributes) hash(seed maphash.Seed) uint64 {
-	h := uint64(0)
+	h := uint64(1) // which empty strings change, too
 	for _, w := range a.words() {
 		h = mix(h, seed, w)
 	}

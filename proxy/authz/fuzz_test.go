@@ -87,6 +87,7 @@ func FuzzKey(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 0, 1, 1, 0, 1, 1}, []byte{0, 0, 0, 0, 0, 1, 2, 0, 1, 0})
 	f.Add([]byte{0, 0, 0, 0, 0, 1, 1, 0}, []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0})
 	f.Add([]byte{0, 0, 0, 0, 3, 0, 5, 1, 1}, []byte{0, 0, 0, 0, 1, 0, 1, 2, 1, 5})
+	f.Add([]byte("0"), []byte{128, 0, 255}) // nothing at all, and three empty groups
 	generation := uint64(0)
 	caches := map[bool]*cache{}
 	for _, collide := range []bool{false, true} {
