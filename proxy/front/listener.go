@@ -210,10 +210,12 @@ func (p *placed) Close() error {
 		defer p.leave()
 		return p.Conn.Close() //nolint:wrapcheck // from the wrapped connection
 	}
-	_ = tcp.SetReadDeadline(time.Now().Add(rest))
+	// No read deadline: net/http clears it when it ends the read that it keeps beside a handler.
+	end := time.AfterFunc(rest, func() { _ = tcp.Close() })
 	go func() { // ends with rest
 		defer p.leave()
 		_, _ = io.CopyN(io.Discard, tcp, mostRest)
+		end.Stop()
 		_ = tcp.Close()
 	}()
 	return nil

@@ -169,6 +169,20 @@ func TestRequestBehindTheLast(t *testing.T) {
 	}
 }
 
+// A connection that is closed during its request gives its place back, although its client never
+// closes it, and net/http clears the deadlines of its reads.
+func TestClosedDuringRequest(t *testing.T) {
+	asked, answer := make(chan struct{}), make(chan struct{})
+	s := serve(t, 100, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked <- struct{}{}; <-answer }))
+	client := must.Get((&tls.Dialer{Config: s.client}).DialContext(t.Context(), "tcp", s.listener.Addr().String()))(t)
+	defer client.Close()
+	must.Get(io.WriteString(client, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
+	<-asked
+	_ = s.Close() // an error if the listener is closed already
+	close(answer)
+	must.Soon(t, 10*time.Second, "the place is free", func() bool { return s.listener.open.Load() == 0 })
+}
+
 // exhausted fails several times for lack of file descriptors.
 type exhausted struct {
 	net.Listener
