@@ -27,7 +27,7 @@ func (e *Engine) report(step int64) {
 // (plain and encrypted), the frame or field block that is being received, input that waits for a
 // turn, and heads of waiting requests.
 func (c *Conn) weigh() {
-	heads := 2*len(c.block) + c.heads // its buffer may have grown to twice as much
+	heads := c.blockSize() + c.heads
 	n := len(c.out) + 2*c.inflight + len(c.in) + c.left + heads
 	c.e.held += int64(n - c.weight)
 	c.weight = n
@@ -36,6 +36,10 @@ func (c *Conn) weigh() {
 		c.shared = heads
 	}
 }
+
+// blockSize is what the field block that is being received holds: its buffer may grow to twice as
+// much, and may be a larger one that was kept.
+func (c *Conn) blockSize() int { return max(2*len(c.block), cap(c.block)) }
 
 // sharedStep is what the heads of a connection may hold without their source's counter: those of
 // ordinary requests, so that shards do not write to one counter for each.
@@ -48,7 +52,7 @@ const handled = 3
 // crowded reports whether n more bytes are more than the heads of a connection may hold: a quarter
 // of its source's share, because all strangers behind a load balancer have one address.
 func (c *Conn) crowded(n int) bool {
-	n += 2*len(c.block) + c.heads
+	n += c.blockSize() + c.heads
 	return c.side == up && n > hold.Least/4 && int64(n) > c.e.Memory.Short() && (int64(n) > c.e.Memory.Share()/4 || c.Source.Greedy())
 }
 

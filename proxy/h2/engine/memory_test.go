@@ -188,6 +188,25 @@ func TestLargeHeadsNeedRoom(t *testing.T) {
 	}
 }
 
+// The buffer of a large head is kept for the next one. Whoever has it is counted with it, and
+// nobody has it who sends little.
+func TestBlockBufferIsCounted(t *testing.T) {
+	r := newRig(t)
+	for _, sent := range []int{1, 16 << 10, 64 << 10, 128 << 10} {
+		large, c := r.client(), r.client()
+		large.get(1, "x-big="+strings.Repeat("b", 400<<10))
+		before := r.e.held
+		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, min(sent, 16<<10))})
+		for range sent/(16<<10) - 1 {
+			_ = c.fr.WriteContinuation(1, false, make([]byte, 16<<10))
+		}
+		c.flush()
+		if held, has := int(r.e.held-before), cap(c.c.block); held < has || has > 8*sent {
+			t.Errorf("%d bytes sent, %d held, %d counted", sent, has, held)
+		}
+	}
+}
+
 // An object that is kept for reuse cannot be freed twice: two connections would share it.
 func TestFreedTwice(t *testing.T) {
 	for _, tt := range []struct {

@@ -290,7 +290,7 @@ func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError 
 		return e.fieldBlock(c, p, selfDependent)
 	}
 	c.blockAt = e.now
-	c.block, e.block = append(e.block[:0], p...), nil
+	c.block = append(c.block, p...)
 	return nil
 }
 
@@ -303,6 +303,7 @@ func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connE
 	if len(c.block)+len(p) > e.headLimit(c.side) || c.crowded(len(p)) {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "field block too large"}
 	}
+	e.growBlock(c, len(p))
 	c.block = append(c.block, p...)
 	if !h.Has(http2.FlagContinuationEndHeaders) {
 		return nil
@@ -310,6 +311,14 @@ func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connE
 	err := e.fieldBlock(c, c.block, false)
 	e.freeBlock(c)
 	return err
+}
+
+// growBlock takes the kept buffer for a block that n more bytes make larger than its own one, from
+// an eighth of its size on: a peer holds what it has sent, not what another one sent before.
+func (e *Engine) growBlock(c *Conn, n int) {
+	if n += len(c.block); n > cap(c.block) && n <= cap(e.block) && cap(e.block) <= 8*n {
+		c.block, e.block = append(e.block[:0], c.block...), nil
+	}
 }
 
 // freeBlock keeps the buffer of a connection's field block for the next one: at 1 MiB each, those
