@@ -109,15 +109,19 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// prefer puts unhealthy servers last and closes connections to them, unless all are unhealthy.
+// prefer puts unhealthy servers last, behind those that leave, and closes connections to them,
+// unless all are unhealthy.
 func (s *apiservers) prefer(servers []registry.Endpoint) {
-	var order, ill []string
+	var order, leaving, ill []string
 	healthy := false
 	for _, e := range servers {
 		healthy = healthy || e.Health == registry.Healthy
-		if e.Health == registry.Unhealthy {
+		switch {
+		case e.Health == registry.Unhealthy:
 			ill = append(ill, e.Address)
-		} else {
+		case e.Terminating:
+			leaving = append(leaving, e.Address)
+		default:
 			order = append(order, e.Address)
 		}
 	}
@@ -127,7 +131,7 @@ func (s *apiservers) prefer(servers []registry.Endpoint) {
 	if at := slices.Index(order, (*s.order.Load())[0]); at > 0 && !s.first { // no watch of ours goes back in time
 		order = slices.Insert(slices.Delete(order, at, at+1), 0, (*s.order.Load())[0])
 	}
-	order = append(order, ill...)
+	order = slices.Concat(order, leaving, ill)
 	s.order.Store(&order)
 	s.mu.Lock()
 	open := maps.Clone(s.open)

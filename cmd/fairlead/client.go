@@ -34,9 +34,9 @@ func pingOften() {
 }
 
 // clientConfig returns how Fairlead itself talks to the local apiserver, and the addresses of the
-// servers. Only those are ever dialled. own chooses among them; it is nil unless servers were
-// named.
-func clientConfig(kubeconfig string, servers []string) (c *rest.Config, addresses []string, own *apiservers, err error) {
+// servers. Only those, and with follows those that follow, are ever dialled. own chooses among
+// them; it is nil if there is only the kubeconfig's.
+func clientConfig(kubeconfig string, servers []string, follows bool) (c *rest.Config, addresses []string, own *apiservers, err error) {
 	c, err = loadConfig(kubeconfig)
 	if err != nil {
 		return nil, nil, nil, err
@@ -44,8 +44,7 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, addresse
 	pingOften()
 	c.UserAgent = "fairlead/" + version
 	c.QPS = -1 // no limit: reviews have their own, which protect known callers; watches are few
-	named := len(servers) > 0
-	if !named {
+	if follows = follows || len(servers) > 0; len(servers) == 0 {
 		servers = []string{c.Host}
 	}
 	for _, s := range servers {
@@ -55,7 +54,7 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, addresse
 		}
 		addresses = append(addresses, a)
 	}
-	if !named {
+	if !follows {
 		return c, addresses, nil, nil
 	}
 	c.Host = "https://" + addresses[0]

@@ -46,7 +46,7 @@ func TestFollowKubeconfig(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubeconfig")
 	certified := func(name string) string { return embedded(clients.Issue(pki.Leaf{CommonName: name})) }
-	kube, _, _, err := clientConfig(writeFile(t, path, kubeconfigText(server.URL, first, certified("first"))), nil)
+	kube, _, _, err := clientConfig(writeFile(t, path, kubeconfigText(server.URL, first, certified("first"))), nil, false)
 	must.Do(t, err)
 	var logged bytes.Buffer
 	f, cfg := must.Get2(follow(kube, slog.New(slog.NewTextHandler(&logged, nil))))(t)
@@ -169,7 +169,7 @@ func TestInsecureNeedsRestart(t *testing.T) {
 	insecure := strings.Replace(secure, `"server":`, `"insecure-skip-tls-verify":true,"server":`, 1)
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	for says, texts := range map[string][]string{"insecure=true": {secure, insecure}, "insecure=false": {insecure, secure}} {
-		kube, _, _, err := clientConfig(writeFile(t, path, texts[0]), nil)
+		kube, _, _, err := clientConfig(writeFile(t, path, texts[0]), nil, false)
 		must.Do(t, err)
 		var logged bytes.Buffer
 		f, _ := must.Get2(follow(kube, slog.New(slog.NewTextHandler(&logged, nil))))(t)
@@ -226,11 +226,11 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 		"https://[fd00::1]": "[fd00::1]:443", "https://kube.example": "kube.example:443",
 		"http://127.0.0.1:1": "", "https://": "", "https://%": "", "10.0.0.1:6443": "", "https://user@10.0.0.1": "", "https://10.0.0.1/prefix": "",
 	} {
-		if _, addresses, _, err := clientConfig(path, []string{given}); strings.Join(addresses, "") != want || (err == nil) != (want != "") {
+		if _, addresses, _, err := clientConfig(path, []string{given}, false); strings.Join(addresses, "") != want || (err == nil) != (want != "") {
 			t.Errorf("--local-apiserver %s: %v %v, want %q", given, addresses, err, want)
 		}
 	}
-	kube, _, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL})
+	kube, _, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL}, false)
 	must.Do(t, err)
 	check.Same(t, -1, kube.QPS, "requests a second; negative is without a limit")
 	f, review := reviewer(t, kube)

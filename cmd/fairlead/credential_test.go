@@ -31,7 +31,7 @@ func credentialOf(t *testing.T, dir, user string) (*credential, error) {
 // kubeconfigOf writes a kubeconfig for user to dir and returns its configuration.
 func kubeconfigOf(t *testing.T, dir, user string) *rest.Config {
 	t.Helper()
-	kube, _, _, err := clientConfig(writeFile(t, filepath.Join(dir, "kubeconfig"), kubeconfigText("https://127.0.0.1:6443", nil, user)), nil)
+	kube, _, _, err := clientConfig(writeFile(t, filepath.Join(dir, "kubeconfig"), kubeconfigText("https://127.0.0.1:6443", nil, user)), nil, false)
 	must.Do(t, err)
 	return kube
 }

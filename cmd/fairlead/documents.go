@@ -34,11 +34,8 @@ func (s *server) makeDocuments() (err error) {
 		return d.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
 	}
 	if s.kube != nil {
-		cfg.FetchLocal, cfg.Only = d.fetchLocal, s.kube.pools.Only
-		for _, e := range s.kube.list() {
-			cfg.Servers = append(cfg.Servers, e.Address)
-			s.loops["CRD watch of "+e.Address] = func(ctx context.Context) error { return d.followCRDs(ctx, e.Address) }
-		}
+		cfg.FetchLocal, cfg.Only, cfg.Each = d.fetchLocal, s.kube.pools.Only, s.kube.pools.Each
+		s.loops["CRD watches"] = func(ctx context.Context) error { return s.kube.pools.Each(ctx, d.followCRDs) }
 	}
 	if s.apiServices != nil {
 		cfg.FetchOwn = inProcess{s.apiServices}.fetch
@@ -125,12 +122,12 @@ func (k *kube) asOurselves(r *http.Request) *http.Request {
 
 // followCRDs refreshes both documents of a server when it sees a change of a CRD, until ctx ends: a
 // short name, column or schema can change without a change of any APIService.
-func (d *merged) followCRDs(ctx context.Context, server string) error {
+func (d *merged) followCRDs(ctx context.Context, server string) {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
 		return d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), true, d.kube.pools.At(server))
 	}
-	return documents.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
+	_ = documents.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
 		d.discovery.LocalChanged(server)
 		d.openapi.LocalChanged(server)
-	})
+	}) // that of ctx
 }

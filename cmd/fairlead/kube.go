@@ -9,6 +9,9 @@ import (
 	"os"
 	"strconv"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -48,7 +51,7 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 		return nil, nil //nolint:nilnil // as documented
 	}
 	k = &kube{process: p, news: make(chan struct{}, 1)}
-	if k.config, k.servers, k.own, err = clientConfig(p.o.kubeconfig, p.o.localAPIServer); err != nil {
+	if k.config, k.servers, k.own, err = clientConfig(p.o.kubeconfig, p.o.localAPIServer, p.o.serversFrom != ""); err != nil {
 		return nil, err
 	}
 	if k.own != nil {
@@ -168,12 +171,15 @@ func (k *kube) takeCA(c *rest.Config, followed string) error {
 	return k.trust.LocalBundle(bundle)
 }
 
-// fixed is a table that nothing supersedes.
-type fixed []*registry.Entry
+// probed are the local apiservers as a health.Table.
+type probed struct {
+	*backend.Servers
+	as *registry.Backend
+}
 
-func (f fixed) Entries() []*registry.Entry { return f }
-
-func (f fixed) Superseded() <-chan struct{} { return nil }
+func (p probed) Entries() []*registry.Entry {
+	return []*registry.Entry{{Name: localName, Backend: p.as, Endpoints: p.List}}
+}
 
 // connect makes the pools, and a separate prober of the servers. That prober has no metrics, and
 // the pools log its results.
@@ -193,15 +199,23 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	if err != nil {
 		return err
 	}
-	servers := fixed{{Name: localName, Backend: &registry.Backend{}, Endpoints: k.pools.Servers()}}
+	as := &registry.Backend{}
 	k.prober, err = health.New(health.Config{
-		Table: func() health.Table { return servers }, Report: func(r registry.Report) {
+		Table: func() health.Table { return probed{k.pools.Servers(), as} }, Report: func(r registry.Report) {
 			k.pools.Report(r)
 			latest.Wake(k.news)
 		},
 		TLS: func(string, *registry.Backend) (*tls.Config, error) { return k.tls(true) }, Dial: rules.Dial, Authorization: credential,
 	})
 	k.loops["local apiserver's pools"], k.loops["local apiserver's prober"] = k.pools.Run, k.prober.Run
+	if err != nil || k.o.serversFrom == "" {
+		return err
+	}
+	c, err := discoveryv1client.NewForConfig(k.client)
+	k.loops["local apiservers"] = func(ctx context.Context) error {
+		wait.UntilWithContext(ctx, k.follows(c.EndpointSlices(metav1.NamespaceDefault), rules.Self), followEvery)
+		return ctx.Err()
+	}
 	return err
 }
 
@@ -210,5 +224,5 @@ func (k *kube) list() []registry.Endpoint {
 	if k == nil {
 		return nil
 	}
-	return k.pools.Servers()
+	return k.pools.Servers().List
 }

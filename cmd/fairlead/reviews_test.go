@@ -64,7 +64,7 @@ func TestReviewsLeaveDeadConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inside := pki.NewCA("serving") // valid in the bubble
 		path := writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText("https://local.example:1", inside, ""))
-		kube, _, _, err := clientConfig(path, nil)
+		kube, _, _, err := clientConfig(path, nil, false)
 		must.Do(t, err)
 		var first atomic.Bool
 		off := &first

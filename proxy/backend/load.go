@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // Load returns the current load for the status page: requests in flight, long-running ones, and the
@@ -26,18 +24,13 @@ func (u *Upstream) Load() (inFlight, longRunning int64, endpoints map[string]int
 	return u.inFlight.Held(), u.longRunning.Held(), endpoints, said
 }
 
-// Servers returns the local apiservers with their health, in the order of LocalConfig.Servers, for
-// the status page.
-func (l *Local) Servers() []registry.Endpoint {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.health)
-}
-
 // Stand returns how many client connections stay with a server, and the group-versions that it
 // serves and another one lacks.
 func (l *Local) Stand(address string) (clients int64, only []string) {
 	at := l.At(address).at.Load()
+	if at == nil { // meanwhile
+		return 0, nil
+	}
 	for what, by := range *l.only.Load() {
 		if what.Version != "" && what.Resource == "" && slices.Contains(by, at) {
 			only = append(only, what.GroupVersion().String())

@@ -65,7 +65,7 @@ const (
 
 // LocalConfig configures a Local. Servers, TLS and Dial are required.
 type LocalConfig struct {
-	// Servers are the addresses of the local apiservers, host and port.
+	// Servers are the addresses of the local apiservers at the start, host and port.
 	Servers []string
 	// First prefers the first usable server. False means the one with the fewest clients.
 	First bool
@@ -104,13 +104,14 @@ type Local struct {
 	shared *shared
 	pools  [pools]*Upstream
 
-	// mu guards health and known, and orders its publication. It is never held during I/O.
-	mu     sync.Mutex
-	health []registry.Endpoint
-	known  map[string]map[schema.GroupVersionResource][]string // :: document, what Only was told
+	// mu guards servers and told, and orders their publication. It is never held during I/O.
+	mu      sync.Mutex
+	servers []*localServer
+	told    map[string]told // :: document
 
-	only  atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
-	ready atomic.Bool
+	published atomic.Pointer[Servers]
+	only      atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
+	ready     atomic.Bool
 }
 
 // NewLocal returns a Local and registers its metrics.
@@ -121,28 +122,17 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	if cfg.IdentityChanged == nil {
 		cfg.IdentityChanged = never
 	}
-	l := &Local{cfg: cfg, shared: newShared(cfg.Logger), known: make(map[string]map[schema.GroupVersionResource][]string)}
+	l := &Local{cfg: cfg, shared: newShared(cfg.Logger), told: make(map[string]told)}
 	l.shared.grant = cfg.Hold
 	l.only.Store(new(map[schema.GroupVersionResource][]*localServer))
-	for _, address := range cfg.Servers {
-		l.health = append(l.health, registry.Endpoint{Address: address})
-	}
 	l.pools = [pools]*Upstream{
 		l.newPool(PoolCertificate, cmp.Or(cfg.Name, "local-certificate"), 1024, "h2"),
 		l.newPool(PoolProven, "local-proven", 1024, "h2"),
 		l.newPool(PoolUnproven, "local-unproven", maxUnproven+maxUnprovenLong, "http/1.1"),
 		l.newPool(PoolHealth, "local-health", maxHealth, "http/1.1"),
 	}
-	for i := range l.health {
-		s := &localServer{first: cfg.First}
-		s.fixed.stuck = true
-		s.fixed.at.Store(s)
-		for p, u := range l.pools {
-			s.of[p] = u.provide(l.health[i].Address)
-			s.of[p].server = s
-		}
-	}
-	l.publishLocked() // nobody else has l yet
+	l.published.Store(&Servers{superseded: make(chan struct{})})
+	l.Follow(cfg.Servers)
 	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
 }
 
@@ -208,37 +198,39 @@ func (l *Local) Run(ctx context.Context) error {
 func (l *Local) Report(r registry.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i := range l.health {
-		e := &l.health[i]
-		if e.Address != r.Address {
-			continue
-		}
-		e.Hung = r.Hung
-		if e.Health != r.Health {
-			e.Health, e.Message, e.Since = r.Health, r.Message, time.Now()
-			l.shared.log.Info("local apiserver changed", "endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
-		}
+	s := l.findLocked(r.Address)
+	if s == nil {
+		return
+	}
+	e := &s.is
+	e.Hung = r.Hung
+	if e.Health != r.Health {
+		e.Health, e.Message, e.Since = r.Health, r.Message, time.Now()
+		l.shared.log.Info("local apiserver changed", "endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
 	}
 	l.publishLocked()
-	l.each(r.Address, func(e *endpoint) { e.suspicion.trust() })
-}
-
-// each calls f for a server's endpoint in each pool.
-func (l *Local) each(address string, f func(*endpoint)) {
-	for _, u := range l.pools {
-		u.mu.Lock()
-		e := u.endpoints[address]
-		u.mu.Unlock()
-		if e != nil {
-			f(e)
-		}
+	for _, e := range s.of {
+		e.suspicion.trust()
 	}
 }
 
 func (l *Local) publishLocked() {
-	l.ready.Store(slices.ContainsFunc(l.health, func(e registry.Endpoint) bool { return e.Health == registry.Healthy }))
-	for _, e := range l.health {
-		l.pools[0].provide(e.Address).server.ready.Store(e.Health == registry.Healthy)
+	now, ready := &Servers{superseded: make(chan struct{})}, false
+	for _, s := range l.servers {
+		healthy := s.is.Health == registry.Healthy
+		ready = ready || healthy
+		s.ready.Store(healthy)
+		now.List = append(now.List, s.is)
+	}
+	l.ready.Store(ready)
+	close(l.published.Swap(now).superseded)
+	list := slices.Clone(now.List)
+	for i, s := range l.servers {
+		unknown := l.unknownLocked(s.is.Address)
+		if unknown && list[i].Health == registry.Healthy {
+			list[i].Health = registry.Unprobed
+		}
+		s.apart.Store(unknown || s.is.Terminating)
 	}
 	for i, u := range l.pools {
 		v := &view{pingTimeout: defaultPing}
@@ -248,13 +240,20 @@ func (l *Local) publishLocked() {
 		case PoolHealth:
 			v.maxInFlight, v.maxLongRunning = maxHealth, maxHealth
 		}
-		u.update(v, l.health)
+		u.update(v, list)
 	}
 }
 
 // signal asks for a probe. A server that one pool has lost is suspect in all pools.
 func (l *Local) signal(address string, err error) {
-	l.each(address, (*endpoint).lost)
+	l.mu.Lock()
+	s := l.findLocked(address)
+	l.mu.Unlock()
+	if s != nil {
+		for _, e := range s.of {
+			e.lost()
+		}
+	}
 	if l.cfg.Signal != nil {
 		l.cfg.Signal(address, err)
 	}

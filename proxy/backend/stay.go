@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 const (
@@ -25,7 +28,12 @@ type localServer struct {
 	spare   atomic.Int64 // how many of them may be asked to come again
 	first   bool         // the first usable server is preferred, whatever their clients
 	ready   atomic.Bool
-	fixed   Stay // always here
+	apart   atomic.Bool // it is leaving, or what it serves is not known yet
+	fixed   Stay        // always here
+
+	// Guarded by Local.mu.
+	is   registry.Endpoint
+	left time.Time // if is.Terminating
 }
 
 // load returns the value by which servers are compared.
@@ -57,11 +65,15 @@ func (l *Local) Stay(ctx context.Context) *Stay {
 	return s
 }
 
-// At returns a server's own Stay: whatever happens, its requests go there.
+// At returns a server's own Stay: whatever happens, its requests go there. If it is none any more,
+// it is never Ready.
 func (l *Local) At(address string) *Stay {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return &l.pools[0].provide(address).server.fixed
+	if s := l.findLocked(address); s != nil {
+		return &s.fixed
+	}
+	return new(Stay)
 }
 
 // Ready reports whether the server is healthy.
@@ -70,21 +82,44 @@ func (s *Stay) Ready() bool {
 	return at != nil && at.ready.Load()
 }
 
-// Only sets which servers serve what not all of them do, as known from a document: a resource, a
-// group-version without one, or a path as the resource.
-func (l *Local) Only(document string, by map[schema.GroupVersionResource][]string) {
+// told is what Only was told about a document.
+type told struct {
+	known []string
+	by    map[schema.GroupVersionResource][]string
+}
+
+// Only sets which of the servers known to a document serve what not all of them do: a resource, a
+// group-version without one, or a path as the resource. A server that it does not know gets clients
+// only if no other one can be used.
+func (l *Local) Only(document string, known []string, by map[schema.GroupVersionResource][]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.known[document] = by
+	was := l.told[document].known
+	l.told[document] = told{known, by}
 	only := make(map[schema.GroupVersionResource][]*localServer)
-	for _, by := range l.known {
-		for what, addresses := range by {
+	for _, told := range l.told {
+		for what, addresses := range told.by {
 			for _, a := range addresses {
-				only[what] = append(only[what], l.pools[0].provide(a).server)
+				if s := l.findLocked(a); s != nil {
+					only[what] = append(only[what], s)
+				}
 			}
 		}
 	}
 	l.only.Store(&only)
+	if !sets.New(was...).Equal(sets.New(known...)) {
+		l.publishLocked()
+	}
+}
+
+// unknownLocked reports whether a document does not know a server.
+func (l *Local) unknownLocked(address string) bool {
+	for _, told := range l.told {
+		if !slices.Contains(told.known, address) {
+			return true
+		}
+	}
+	return false
 }
 
 // Alike reports whether all servers are known to serve the same, so that For is not needed.
@@ -115,7 +150,9 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 }
 
 // usable reports whether requests may stay at an endpoint.
-func (e *endpoint) usable() bool { return !e.out.Load() && e.suspicion.weight() == 0 }
+func (e *endpoint) usable() bool {
+	return !e.out.Load() && e.suspicion.weight() == 0 && !e.server.apart.Load()
+}
 
 // pick chooses the endpoint for a request.
 func (s *Stay) pick(u *Upstream, avoid []Lease) *endpoint {

@@ -2,7 +2,9 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -135,7 +137,7 @@ func TestForUsable(t *testing.T) {
 		c.at() // all move
 		what := schema.GroupVersionResource{Group: "example.com", Version: "v1"}
 		for _, have := range [][]string{{place1, place2}, {place2, place3}} {
-			c.l.Only("discovery", map[schema.GroupVersionResource][]string{what: have})
+			c.l.Only("discovery", []string{place1, place2, place3}, map[schema.GroupVersionResource][]string{what: have})
 			check.Same(t, place2+" (not all of them serve it)", c.l.Which(nil, what), "where it goes")
 		}
 	})
@@ -172,6 +174,7 @@ func leaves(t *testing.T) {
 	at(place3)
 	c.report(registry.Healthy, place1, place2)
 	at(place3)
+	all := []string{place1, place2, place3}
 	things := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "things"}
 	goes := func(want string, what schema.GroupVersionResource) {
 		t.Helper()
@@ -181,8 +184,8 @@ func leaves(t *testing.T) {
 		check.Same(t, want, l.Address(), "where %v goes", what)
 	}
 	check.Same(t, true, c.l.Alike(), "all servers are alike")
-	c.l.Only("discovery", map[schema.GroupVersionResource][]string{things: {place1, place2}, things.GroupVersion().WithResource(""): {place1}})
-	c.l.Only("OpenAPI", map[schema.GroupVersionResource][]string{{Resource: "/path"}: {place3, place2}})
+	c.l.Only("discovery", all, map[schema.GroupVersionResource][]string{things: {place1, place2}, things.GroupVersion().WithResource(""): {place1}})
+	c.l.Only("OpenAPI", all, map[schema.GroupVersionResource][]string{{Resource: "/path"}: {place3, place2}})
 	check.Same(t, false, c.l.Alike(), "all servers are alike")
 	goes(place1, things)
 	goes(place1, things.GroupVersion().WithResource("others"))
@@ -195,7 +198,86 @@ func leaves(t *testing.T) {
 	at(place3)
 	c.come(0)
 	at(place1)
-	if all := slices.Repeat([]string{place1}, 9); !slices.Equal(newCrowd(t, 9, func(cfg *LocalConfig) { cfg.First = true }).at(), all) {
+	if !slices.Equal(newCrowd(t, 9, func(cfg *LocalConfig) { cfg.First = true }).at(), slices.Repeat(all[:1], 9)) {
 		t.Error("with First, not all are at the first server")
 	}
+}
+
+// A server that is found gets clients once every document knows it, one that is named no longer
+// loses them, but keeps what only it serves, and is forgotten after a quarter of an hour.
+func TestFollow(t *testing.T) { synctest.Test(t, follows) }
+
+func follows(t *testing.T) {
+	c := newCrowd(t, 30, nil)
+	const fresh = "10.0.0.4:443"
+	what := schema.GroupVersionResource{Group: "example.com", Version: "v1"}
+	var mu sync.Mutex
+	running := map[string]int{}
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		ended <- c.l.Each(ctx, func(ctx context.Context, address string) {
+			add := func(n int) { mu.Lock(); defer mu.Unlock(); running[address] += n }
+			add(1)
+			<-ctx.Done()
+			add(-1)
+		})
+	}()
+	want := func(when string, has map[string]bool, each ...string) {
+		t.Helper()
+		for range 2 { // the second time all stay
+			for a, n := range count(c.at()) {
+				if !has[a] {
+					t.Errorf("%s: %s has %d clients", when, a, n)
+				}
+			}
+		}
+		for i := range c.stays {
+			c.come(i)
+		}
+		for a := range has {
+			if n := count(c.at())[a]; n == 0 {
+				t.Errorf("%s: %s has no clients", when, a)
+			}
+		}
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		got := map[string]int{}
+		for _, a := range each {
+			got[a] = 1
+		}
+		for a, n := range running {
+			if n != got[a] {
+				t.Errorf("%s: %d goroutines for %s", when, n, a)
+			}
+		}
+	}
+	for _, document := range []string{"discovery", "OpenAPI"} {
+		c.l.Only(document, []string{place1, place2, place3}, nil)
+	}
+	want("at first", map[string]bool{place1: true, place2: true, place3: true}, place1, place2, place3)
+	c.l.Follow([]string{place2, place3, fresh})
+	c.report(registry.Healthy, fresh)
+	want("named", map[string]bool{place2: true, place3: true}, place1, place2, place3, fresh)
+	all := []string{place1, place2, place3, fresh}
+	c.l.Only("discovery", all, map[schema.GroupVersionResource][]string{what: {place1}})
+	want("known to one document", map[string]bool{place2: true, place3: true}, all...)
+	check.Same(t, place1+" (not all of them serve it)", c.l.Which(c.stays[0], what), "where it goes that only one serves")
+	c.l.Only("OpenAPI", all, nil)
+	want("known to all", map[string]bool{place2: true, place3: true, fresh: true}, all...)
+	time.Sleep(keptServer - time.Second)
+	c.l.Follow([]string{place2, place3, fresh})
+	check.Same(t, 4, len(c.l.Servers().List), "servers before a quarter of an hour")
+	time.Sleep(time.Second)
+	c.l.Follow([]string{place2, place3, fresh})
+	want("forgotten", map[string]bool{place2: true, place3: true, fresh: true}, place2, place3, fresh)
+	check.Same(t, false, c.l.At(place1).Ready(), "a forgotten server is ready")
+	clients, only := c.l.Stand(place1)
+	check.Same(t, 0, int(clients)+len(only), "of a forgotten server")
+	c.l.Follow([]string{place1, place2, place3})
+	c.report(registry.Healthy, place1)
+	want("back", map[string]bool{place1: true, place2: true, place3: true}, all...)
+	cancel()
+	check.Same(t, true, errors.Is(<-ended, context.Canceled), "it ends with its context")
 }

@@ -46,11 +46,13 @@ type Config struct {
 	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
 	// FetchLocal sends a request to a local apiserver, likewise. Nil means that there is none.
 	FetchLocal func(ctx context.Context, server string, r *http.Request) (*http.Response, error)
-	// Servers are the names of the local apiservers. Nil means one, without a name.
-	Servers []string
-	// Only is told which servers serve what not all of them do, before a document lists it: a
-	// resource, a group-version without one, or a path as the resource. It may be nil.
-	Only func(document string, by map[schema.GroupVersionResource][]string)
+	// Each calls f for each local apiserver, on a goroutine of its own with a context that lasts as
+	// long as the server is one, and returns when ctx has ended and all have returned. Nil means one
+	// server, without a name.
+	Each func(ctx context.Context, f func(ctx context.Context, server string)) error
+	// Only is told, before a document lists it, what not all of the known servers serve, and by
+	// whom: a resource, a group-version without one, or a path as the resource. It may be nil.
+	Only func(document string, known []string, by map[schema.GroupVersionResource][]string)
 	// FetchOwn sends a request to this process for what it serves itself: apiregistration.k8s.io
 	// with the dir: registry, whatever the local apiserver has. Run uses it once. Nil means
 	// nothing.
@@ -67,8 +69,9 @@ func (c *Config) From(e *registry.Entry) Do {
 }
 
 // Kind is one kind of document: what is fetched, and what is made of it. S is the state of one
-// backend, immutable once returned. Every field but Metrics is required.
-type Kind[S any] struct {
+// backend, L that of a local apiserver, immutable once returned. Every field but Metrics is
+// required.
+type Kind[S, L any] struct {
 	// Name is the document's, in texts and (in lower case) in metrics.
 	Name string
 	// Ask asks a backend once and returns its next state, and whether that changes the document.
@@ -78,9 +81,9 @@ type Kind[S any] struct {
 	// Join returns s with the parts of former that s lacks, or for which former was answered later.
 	// Both are of one Service and unchanged.
 	Join func(s, former *S) *S
-	// AskLocal asks a local apiserver once. The kind keeps the result itself, and calls Touch if it
-	// has changed.
-	AskLocal func(ctx context.Context, server string) error
+	// AskLocal asks a local apiserver once, stores its next states in known, which is nil before,
+	// and calls Touch if one changes the document.
+	AskLocal func(ctx context.Context, server string, known *atomic.Pointer[L]) error
 	// Every is the time between requests to a local apiserver while nothing happens.
 	Every time.Duration
 	// Publish makes the documents of the current state. It is called when that or the table has
@@ -99,41 +102,39 @@ type Kind[S any] struct {
 }
 
 // Sources are the sources of a merged document: the backends of the table, each with its own
-// goroutine, and the local apiserver.
-type Sources[S any] struct {
+// goroutine, and the local apiservers.
+type Sources[S, L any] struct {
 	cfg     Config
-	kind    Kind[S]
+	kind    Kind[S, L]
 	log     *slog.Logger
 	polls   *prometheus.CounterVec // :: result
-	set     *set[S]
+	set     *set[S, L]
 	changed chan time.Time // one slot: something to publish
 	touched atomic.Bool    // publish even if the table has not changed
-	locals  []*local
+	locals  sync.Map       // name → *local[L]
 }
 
 // New makes the Sources of a kind of document.
-func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
-	s := &Sources[S]{
+func New[S, L any](cfg Config, kind Kind[S, L]) (*Sources[S, L], error) {
+	if cfg.Each == nil {
+		cfg.Each = func(ctx context.Context, f func(context.Context, string)) error { f(ctx, ""); return nil }
+	}
+	s := &Sources[S, L]{
 		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), polls: newPolls(kind.Name),
 		changed: make(chan time.Time, 1),
 	}
-	if cfg.FetchLocal != nil {
-		for _, name := range cfg.Names() {
-			s.locals = append(s.locals, &local{name: name, hints: make(chan struct{}, 1)})
-		}
-	}
-	s.set = &set[S]{of: s, serving: make(map[string]*backend[S])}
+	s.set = &set[S, L]{of: s, serving: make(map[string]*backend[S, L])}
 	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.polls, kind.gauges())...)
 }
 
 // Touch asks for another publication. It never blocks.
-func (s *Sources[S]) Touch() {
+func (s *Sources[S, L]) Touch() {
 	s.touched.Store(true)
 	latest.Wake(s.changed)
 }
 
 // Known returns where the state of a backend is stored. Nil means that there is no such backend.
-func (s *Sources[S]) Known(of *registry.Backend) *atomic.Pointer[S] {
+func (s *Sources[S, L]) Known(of *registry.Backend) *atomic.Pointer[S] {
 	if b := s.set.find(of); b != nil {
 		return &b.known
 	}
@@ -141,7 +142,7 @@ func (s *Sources[S]) Known(of *registry.Backend) *atomic.Pointer[S] {
 }
 
 // NotReady returns the error for requests until the documents are complete.
-func (s *Sources[S]) NotReady() *apierrors.StatusError {
+func (s *Sources[S, L]) NotReady() *apierrors.StatusError {
 	err := apierrors.NewServiceUnavailable(s.kind.Name + " is not complete yet, please try again")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 	return err
@@ -152,24 +153,23 @@ func (s *Sources[S]) NotReady() *apierrors.StatusError {
 const mostRest = 200 * time.Millisecond
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
-func (s *Sources[S]) Run(ctx context.Context) error {
+func (s *Sources[S, L]) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var local sync.WaitGroup
 	defer func() { cancel(); local.Wait(); s.set.running.Wait() }()
-	for _, l := range s.locals {
-		local.Go(func() {
-			follow(ctx, s.kind.Every, l.hints, func(ctx context.Context) error { return s.askLocal(ctx, l) })
-		})
+	if s.cfg.FetchLocal != nil {
+		local.Go(func() { _ = s.cfg.Each(ctx, s.followLocal) }) // that of ctx
 	}
 	again := time.AfterFunc(time.Hour, s.Touch) // stopped at once: Publish says when
 	again.Stop()
 	defer again.Stop()
-	complete := false
+	complete, asked := false, false // the local apiservers are asked first because they are new
 	for t, changes := range latest.Changes(ctx, s.cfg.Table, s.changed) {
 		begun := time.Now()
-		if slices.ContainsFunc(changes, movesLocal) {
+		if asked && slices.ContainsFunc(changes, movesLocal) {
 			s.LocalChanged("")
 		}
+		asked = true
 		s.set.update(ctx, changes)
 		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
 		if complete = t.Complete(); news {
@@ -184,7 +184,7 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 }
 
 // matters reports whether a change of the table may change the document.
-func (s *Sources[S]) matters(c latest.Change[*registry.Entry]) bool {
+func (s *Sources[S, L]) matters(c latest.Change[*registry.Entry]) bool {
 	if c.Old == nil || c.New == nil || c.Old.Backend != c.New.Backend || c.Old.Kind() != c.New.Kind() {
 		return true
 	}
@@ -194,7 +194,7 @@ func (s *Sources[S]) matters(c latest.Change[*registry.Entry]) bool {
 }
 
 // ask asks a backend and stores its state.
-func (s *Sources[S]) ask(ctx context.Context, b *backend[S], entries []*registry.Entry) error {
+func (s *Sources[S, L]) ask(ctx context.Context, b *backend[S, L], entries []*registry.Entry) error {
 	was := b.known.Load()
 	next, changed, err := s.kind.Ask(ctx, was, entries)
 	switch {
@@ -264,13 +264,13 @@ func newPolls(document string) *prometheus.CounterVec {
 }
 
 // polled counts a request by its result.
-func (s *Sources[S]) polled(err error) {
+func (s *Sources[S, L]) polled(err error) {
 	s.polls.WithLabelValues(string(cmp.Or(reasonOf(err), resultOK))).Inc()
 }
 
 // gauges show how current and how large the document is: fairlead_<document>_failing, _age_seconds
 // and _document_bytes.
-func (k *Kind[S]) gauges() metric.Gauges {
+func (k *Kind[S, L]) gauges() metric.Gauges {
 	name := "fairlead_" + strings.ToLower(k.Name)
 	failing := prometheus.NewDesc(name+"_failing",
 		fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", k.Name), []string{"name", "reason"}, nil)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"slices"
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/util/version"
@@ -14,19 +13,11 @@ import (
 )
 
 // local is a local apiserver.
-type local struct {
+type local[L any] struct {
 	name  string
 	hints chan struct{} // one slot: its documents may have changed
-	tried atomic.Bool   // it was asked once
-	fails bool          // owned by its goroutine
-}
-
-// Names are the names of the local apiservers.
-func (c *Config) Names() []string {
-	if c.Servers == nil {
-		return []string{""}
-	}
-	return c.Servers
+	known atomic.Pointer[L]
+	fails bool // owned by its goroutine
 }
 
 // Local sends requests to a local apiserver.
@@ -64,22 +55,34 @@ func Newer(a, b string) int {
 
 // LocalChanged hints that a local apiserver's documents may have changed, as after a change of a
 // CRD; of all if server is empty. It never blocks.
-func (s *Sources[S]) LocalChanged(server string) {
-	for _, l := range s.locals {
-		if server == "" || server == l.name {
-			latest.Wake(l.hints)
+func (s *Sources[S, L]) LocalChanged(server string) {
+	for name, l := range s.locals.Range {
+		if server == "" || server == name {
+			latest.Wake(l.(*local[L]).hints) //nolint:forcetypeassert // nothing else is stored
 		}
 	}
 }
 
-// Tried reports whether each local apiserver was asked once.
-func (s *Sources[S]) Tried() bool {
-	return !slices.ContainsFunc(s.locals, func(l *local) bool { return !l.tried.Load() })
+// Locals yields the names of the local apiservers with their states.
+func (s *Sources[S, L]) Locals(yield func(server string, known *L) bool) {
+	s.locals.Range(func(_, v any) bool {
+		l := v.(*local[L]) //nolint:forcetypeassert // nothing else is stored
+		return yield(l.name, l.known.Load())
+	})
+}
+
+// followLocal asks a local apiserver until ctx ends. Then it is none any more.
+func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
+	l := &local[L]{name: server, hints: make(chan struct{}, 1)}
+	s.locals.Store(server, l)
+	follow(ctx, s.kind.Every, l.hints, func(ctx context.Context) error { return s.askLocal(ctx, l) })
+	s.locals.CompareAndDelete(server, l) // it may have come back
+	s.Touch()
 }
 
 // askLocal asks a local apiserver.
-func (s *Sources[S]) askLocal(ctx context.Context, l *local) error {
-	err := s.kind.AskLocal(ctx, l.name)
+func (s *Sources[S, L]) askLocal(ctx context.Context, l *local[L]) error {
+	err := s.kind.AskLocal(ctx, l.name, &l.known)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -90,8 +93,6 @@ func (s *Sources[S]) askLocal(ctx context.Context, l *local) error {
 	case err == nil && l.fails:
 		s.log.Info("documents of local apiserver can be read again", "document", s.kind.Name, "endpoint", l.name)
 	}
-	if l.fails = err != nil; !l.tried.Swap(true) {
-		s.Touch()
-	}
+	l.fails = err != nil
 	return err
 }

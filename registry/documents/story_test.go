@@ -43,7 +43,7 @@ func TestStories(t *testing.T) {
 	scene.Tell(t, func(tb testing.TB) *scene.Scene {
 		s, published, home := scene.New(tb), 0, false
 		var hanging atomic.Int32
-		var sources *documents.Sources[words]
+		var sources *documents.Sources[words, words]
 		ask := func(ctx context.Context, known *words, entries []*registry.Entry) (*words, bool, error) {
 			var names []string
 			for _, e := range entries {
@@ -81,10 +81,10 @@ func TestStories(t *testing.T) {
 				if !home {
 					cfg.FetchLocal = nil
 				}
-				sources = must.Get(documents.New(cfg, documents.Kind[words]{
+				sources = must.Get(documents.New(cfg, documents.Kind[words, words]{
 					Name: "test", Ask: ask, Verdicts: len(w) > 0,
 					Every: 2 * time.Second,
-					AskLocal: func(ctx context.Context, _ string) error {
+					AskLocal: func(ctx context.Context, _ string, _ *atomic.Pointer[words]) error {
 						_, err := documents.Get(ctx, fetch, documents.Question{Path: "/"})
 						return err
 					},

@@ -20,8 +20,8 @@ const (
 	service = "kubernetes"
 	// portName names the Service's only port.
 	portName = "https"
-	// manager is the slices' managed-by label: Kubernetes' own controllers leave them alone.
-	manager = "fairlead.dev"
+	// Manager is the slices' managed-by label: Kubernetes' own controllers leave them alone.
+	Manager = "fairlead.dev"
 	// contentAnnotation repeats what was published: if the content differs, another has changed it.
 	contentAnnotation = "fairlead.dev/published"
 )

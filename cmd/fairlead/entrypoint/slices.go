@@ -46,7 +46,7 @@ func groups(addresses []netip.AddrPort) []group {
 // slice returns a group's EndpointSlice.
 func (g *group) slice(name string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}, AddressType: g.kind}
-	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: manager}
+	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: Manager}
 	if len(g.addresses) > 0 {
 		s.Ports = []discoveryv1.EndpointPort{{Name: new(portName), Port: &g.port, Protocol: new(corev1.ProtocolTCP)}}
 	}
@@ -75,7 +75,7 @@ func (p *Publisher) writeSlices(ctx context.Context, have []discoveryv1.Endpoint
 		faults = append(faults, p.writeSlice(ctx, old, g.slice(name)))
 	}
 	for i := range have {
-		if s := &have[i]; !wanted[s.Name] && s.Labels[discoveryv1.LabelManagedBy] == manager {
+		if s := &have[i]; !wanted[s.Name] && s.Labels[discoveryv1.LabelManagedBy] == Manager {
 			faults = append(faults, p.deleteSlice(ctx, s))
 		}
 	}
@@ -94,7 +94,7 @@ func (p *Publisher) writeSlice(ctx context.Context, have, want *discoveryv1.Endp
 	switch {
 	case have == nil:
 		_, err = list.Create(ctx, want, metav1.CreateOptions{})
-	case sliceContent(have) != sliceContent(want) || have.Annotations[contentAnnotation] != want.Annotations[contentAnnotation] || have.Labels[discoveryv1.LabelManagedBy] != manager:
+	case sliceContent(have) != sliceContent(want) || have.Annotations[contentAnnotation] != want.Annotations[contentAnnotation] || have.Labels[discoveryv1.LabelManagedBy] != Manager:
 		want.ResourceVersion = have.ResourceVersion
 		_, err = list.Update(ctx, want, metav1.UpdateOptions{})
 	}

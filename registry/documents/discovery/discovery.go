@@ -52,9 +52,8 @@ type Discovery struct {
 	cfg          Config
 	codecs       *codecs
 	aggregations prometheus.Counter
-	sources      *documents.Sources[state]
+	sources      *documents.Sources[state, localState]
 	turn         chan struct{}                                               // of large documents
-	locals       map[string]*atomic.Pointer[localState]                      // :: server; nil before its first request
 	own          map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
 
 	view         atomic.Pointer[view]
@@ -90,17 +89,13 @@ func New(cfg Config) (*Discovery, error) {
 	supported, _ := negotiation.MediaTypesForSerializer(d.codecs.legacy)
 	d.root = negotiator{codecs: d.codecs, supported: supported, aggregates: true}
 	d.legacy = negotiator{codecs: d.codecs, supported: supported}
-	d.sources, err = documents.New(cfg.Config, documents.Kind[state]{
+	d.sources, err = documents.New(cfg.Config, documents.Kind[state, localState]{
 		Name: "discovery", Ask: d.ask, Join: join, AskLocal: d.askLocal, Every: localEvery, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
 		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
 		Metrics: []prometheus.Collector{d.aggregations},
 	})
 	if err != nil {
 		return nil, err
-	}
-	d.locals = make(map[string]*atomic.Pointer[localState])
-	for _, name := range cfg.Names() {
-		d.locals[name] = new(atomic.Pointer[localState])
 	}
 	d.last = cfg.Table()
 	return d, nil
@@ -164,7 +159,12 @@ func (d *Discovery) depart(t *registry.Table) {
 
 // settled reports whether each local apiserver, and each backend that can be asked, has been asked.
 func (d *Discovery) settled(t *registry.Table) bool {
-	return d.sources.Tried() && !slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool {
+	for _, s := range d.sources.Locals {
+		if s == nil {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool {
 		s := d.sources.Known(e.Backend)
 		return s != nil && !s.Load().tried && documents.Askable(e) && e.GroupVersion.Group != ""
 	})

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -43,13 +44,14 @@ type stage struct {
 	alone   bool                                                     // without a local apiserver
 	own     bool                                                     // the server "own" answers for this process
 	servers []string                                                 // the local apiservers, if they have names
+	leave   map[string]context.CancelFunc                            // :: name of one
 	only    atomic.Pointer[map[schema.GroupVersionResource][]string] // what not all of them serve
 	d       *Discovery
 	metrics *prometheus.Registry
 }
 
 func newStage(tb testing.TB) *stage {
-	s := &stage{Scene: scene.New(tb)}
+	s := &stage{Scene: scene.New(tb), leave: make(map[string]context.CancelFunc)}
 	s.Input.Options.ProtectedGroups = []string{"protected.example.com"}
 	return s
 }
@@ -70,8 +72,11 @@ func (s *stage) make(cfg Config) {
 	s.Helper()
 	s.metrics = prometheus.NewRegistry()
 	cfg.Config = s.Config()
-	cfg.Metrics, cfg.Servers = s.metrics, s.servers
-	cfg.Only = func(_ string, by map[schema.GroupVersionResource][]string) { s.only.Store(&by) }
+	cfg.Metrics = s.metrics
+	if len(s.servers) > 0 {
+		cfg.Each = s.each
+	}
+	cfg.Only = func(_ string, _ []string, by map[schema.GroupVersionResource][]string) { s.only.Store(&by) }
 	if s.alone {
 		cfg.FetchLocal = nil
 	}
@@ -83,6 +88,18 @@ func (s *stage) make(cfg Config) {
 	from.Handle("/", s.d)
 	from.Handle("/metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
 	s.From, s.Built = from, s.d.sources.Touch
+}
+
+// each runs f for each named local apiserver, until that leaves.
+func (s *stage) each(ctx context.Context, f func(context.Context, string)) error {
+	var running sync.WaitGroup
+	for _, name := range s.servers {
+		ctx, cancel := context.WithCancel(ctx)
+		s.leave[name] = cancel
+		running.Go(func() { f(ctx, name) })
+	}
+	running.Wait()
+	return ctx.Err()
 }
 
 // resources is a version with some resources.

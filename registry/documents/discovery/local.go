@@ -10,6 +10,7 @@ import (
 	"mime"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -50,9 +51,8 @@ func (s *localState) complete() bool {
 
 // askLocal requests all documents of a server and stores the changed ones. An error changes no
 // document.
-func (d *Discovery) askLocal(ctx context.Context, server string) error {
-	at := d.locals[server]
-	last := cmp.Or(at.Load(), &localState{server: server})
+func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.Pointer[localState]) error {
+	last := cmp.Or(known.Load(), &localState{server: server})
 	next, changed := *last, false
 	release, err := d.cfg.Release(ctx, server)
 	if err == nil {
@@ -62,7 +62,7 @@ func (d *Discovery) askLocal(ctx context.Context, server string) error {
 	if next.failed = err != nil; !next.failed {
 		next.confirmed = time.Now()
 	}
-	at.Store(&next)
+	known.Store(&next)
 	if changed || next.release != last.release || next.failed != last.failed {
 		d.sources.Touch()
 	}

@@ -21,6 +21,7 @@ import (
 //
 //	local <gv>=<resource>,… …           what the local apiserver serves from now on
 //	server <name> <release> <gv>=… …    what one of several local apiservers serves; without a release: refuses
+//	leave <name>                        that server is none any more
 //	address <host>:<port>               its own, from the next local on
 //	alone                               there is no local apiserver
 //	own <gv>=… …                        this process serves groups itself
@@ -51,6 +52,7 @@ func TestStories(t *testing.T) {
 					says(w, r)
 				})
 			},
+			"leave":   func(words []string) { s.leave[words[0]]() },
 			"address": func(words []string) { address = words },
 			"alone":   func([]string) { s.alone = true },
 			"own": func(words []string) {

@@ -22,8 +22,8 @@ func (d *Discovery) together(m *merge) *localState {
 		return &localState{groups: d.own}
 	}
 	var all []*localState
-	for _, at := range d.locals {
-		if s := at.Load(); s.complete() {
+	for _, s := range d.sources.Locals {
+		if s.complete() {
 			all = append(all, s)
 		}
 	}
@@ -44,14 +44,23 @@ func (d *Discovery) together(m *merge) *localState {
 		out.groups = groups
 	}
 	if d.cfg.Only != nil {
-		d.cfg.Only("discovery", only) // first: what is listed is served
+		var known []string
+		for _, s := range all {
+			known = append(known, s.server)
+		}
+		d.cfg.Only("discovery", known, only) // first: what is listed is served
 	}
 	return &out
 }
 
 // Release returns the release of a local apiserver. Empty means that it is not known.
 func (d *Discovery) Release(server string) string {
-	return cmp.Or(d.locals[server].Load(), &localState{}).release
+	for name, s := range d.sources.Locals {
+		if name == server && s != nil {
+			return s.release
+		}
+	}
+	return ""
 }
 
 // address is what tells servers with equal documents apart.

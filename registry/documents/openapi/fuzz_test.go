@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,7 +56,8 @@ func FuzzBackendSays(f *testing.F) {
 			_, _ = w.Write(body)
 		})
 		s.Claim("own.example.com/v1", "own", 100, 10)
-		must.Do(t, s.o.askLocal(t.Context(), ""))
+		var home atomic.Pointer[localState]
+		must.Do(t, s.o.askLocal(t.Context(), "", &home))
 		entries := s.Table().Entries()
 		st, _, _ := s.o.ask(t.Context(), &state{}, entries) // any answer is allowed
 		for gv, v := range st.versions {
@@ -72,7 +74,7 @@ func FuzzBackendSays(f *testing.F) {
 				must.Do(t, proto.Unmarshal(must.Get(p.open())(t), &openapi_v3.Document{}))
 			}
 		}
-		in := &inputs{local: s.o.locals[""].Load().spec, remote: []schema.GroupVersion{entries[0].GroupVersion}}
+		in := &inputs{local: home.Load().spec, remote: []schema.GroupVersion{entries[0].GroupVersion}}
 		if v2 := st.versions[entries[0].GroupVersion].v2; v2 != nil {
 			in.sources = []input{{name: "own", spec: v2, own: in.remote}}
 		}

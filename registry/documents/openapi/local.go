@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -34,14 +35,14 @@ type localState struct {
 }
 
 // askLocal requests all of a server, and stores what has changed. After an error the former stays.
-func (o *OpenAPI) askLocal(ctx context.Context, server string) error {
+func (o *OpenAPI) askLocal(ctx context.Context, server string, known *atomic.Pointer[localState]) error {
 	for _, ask := range []func(context.Context, *localState) error{o.localRelease, o.localIndex, o.localSpec} {
-		last := cmp.Or(o.locals[server].Load(), &localState{server: server})
+		last := cmp.Or(known.Load(), &localState{server: server})
 		next := *last
 		if err := ask(ctx, &next); err != nil {
 			return err
 		}
-		if o.locals[server].Store(&next); next.spec != last.spec || next.indexHash != last.indexHash || next.release != last.release {
+		if known.Store(&next); next.spec != last.spec || next.indexHash != last.indexHash || next.release != last.release {
 			o.sources.Touch()
 		}
 	}
@@ -58,9 +59,10 @@ func (o *OpenAPI) localRelease(ctx context.Context, s *localState) (err error) {
 // is known.
 func (o *OpenAPI) together() (*localState, []input) {
 	var all []*localState
-	for _, at := range o.locals {
-		if s := at.Load(); s != nil && s.index != nil {
-			all = append(all, s)
+	var known []string
+	for _, s := range o.sources.Locals {
+		if s != nil && s.index != nil {
+			all, known = append(all, s), append(known, s.server)
 		}
 	}
 	if len(all) == 0 {
@@ -94,7 +96,7 @@ func (o *OpenAPI) together() (*localState, []input) {
 	}
 	maps.DeleteFunc(by, func(_ schema.GroupVersionResource, of []string) bool { return len(of) == len(all) })
 	if o.cfg.Only != nil {
-		o.cfg.Only("OpenAPI", by) // first: what is listed is served
+		o.cfg.Only("OpenAPI", known, by) // first: what is listed is served
 	}
 	return &out, parts
 }

@@ -44,10 +44,9 @@ type OpenAPI struct {
 	cfg     documents.Config
 	log     *slog.Logger
 	build   prometheus.Histogram
-	sources *documents.Sources[state]
-	locals  map[string]*atomic.Pointer[localState] // :: server; nil before its first request
-	own     *version                               // what this process serves itself; written once, by Run. Nil means nothing
-	heavy   chan struct{}                          // its capacity is how many documents may be decoded at a time
+	sources *documents.Sources[state, localState]
+	own     *version      // what this process serves itself; written once, by Run. Nil means nothing
+	heavy   chan struct{} // its capacity is how many documents may be decoded at a time
 
 	view    atomic.Pointer[view]
 	built   atomic.Pointer[built]
@@ -96,12 +95,8 @@ func New(cfg documents.Config) (*OpenAPI, error) {
 			Buckets: prometheus.ExponentialBuckets(0.05, 2, 10),
 		}),
 	}
-	o.locals = make(map[string]*atomic.Pointer[localState])
-	for _, name := range cfg.Names() {
-		o.locals[name] = new(atomic.Pointer[localState])
-	}
 	var err error
-	o.sources, err = documents.New(cfg, documents.Kind[state]{
+	o.sources, err = documents.New(cfg, documents.Kind[state, localState]{
 		Name: "OpenAPI", Ask: o.ask, Join: join, AskLocal: o.askLocal, Every: localEvery, Publish: o.publish,
 		Status: o.showStatus, Sizes: o.showSizes,
 		SizesHelp: "Size of the merged OpenAPI v2 document, once it was requested, and of the v3 index, uncompressed.",

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -190,7 +191,7 @@ func TestMergedWhenAsked(t *testing.T) {
 
 func TestOfLocal(t *testing.T) {
 	s := newStage(t)
-	if s.o.askLocal(t.Context(), "") == nil { // it is counted and logged by its error
+	if s.o.askLocal(t.Context(), "", new(atomic.Pointer[localState])) == nil { // it is counted and logged by its error
 		t.Error("an unreachable local apiserver counts as read")
 	}
 	s.Claim("/v1", "", 18000, 1)

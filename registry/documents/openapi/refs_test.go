@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"unicode/utf8"
 
@@ -56,7 +57,8 @@ func FuzzReferences(f *testing.F) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
 		s.Set("own", only("/openapi/v2", saying(http.StatusOK, string(must.Get(json.Marshal(doc))(t))), saying(http.StatusNotFound, "")))
 		s.Claim("own.example.com/v1", "own", 100, 10)
-		must.Do(t, s.o.askLocal(t.Context(), ""))
+		var home atomic.Pointer[localState]
+		must.Do(t, s.o.askLocal(t.Context(), "", &home))
 		st, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
 		own := []schema.GroupVersion{s.Table().Entries()[0].GroupVersion}
 		v := st.versions[own[0]]
@@ -67,7 +69,7 @@ func FuzzReferences(f *testing.F) {
 			return
 		}
 		alone := &inputs{sources: []input{{name: "own", spec: v.v2, own: own}}}
-		beside := &inputs{sources: alone.sources, local: s.o.locals[""].Load().spec, remote: own}
+		beside := &inputs{sources: alone.sources, local: home.Load().spec, remote: own}
 		for name, p := range map[string]*packed{"v3": v.v3.json, "alone": s.o.merge(alone, nil).json, "beside": s.o.merge(beside, nil).json} {
 			body := must.Get(p.open())(t)
 			var doc object
