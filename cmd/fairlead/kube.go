@@ -173,13 +173,13 @@ func (k *kube) takeCA(c *rest.Config, followed string) error {
 
 // probed are the local apiservers as a health.Table.
 type probed struct {
-	*backend.Servers
-	as *registry.Backend
+	entry      registry.Entry
+	superseded <-chan struct{}
 }
 
-func (p probed) Entries() []*registry.Entry {
-	return []*registry.Entry{{Name: localName, Backend: p.as, Endpoints: p.List}}
-}
+func (p *probed) Entries() []*registry.Entry { return []*registry.Entry{&p.entry} }
+
+func (p *probed) Superseded() <-chan struct{} { return p.superseded }
 
 // connect makes the pools, and a separate prober of the servers. That prober has no metrics, and
 // the pools log its results.
@@ -201,7 +201,12 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	}
 	as := &registry.Backend{}
 	k.prober, err = health.New(health.Config{
-		Table: func() health.Table { return probed{k.pools.Servers(), as} }, Report: func(r registry.Report) {
+		Table: func() health.Table {
+			p := &probed{entry: registry.Entry{Name: localName, Backend: as}}
+			p.entry.Endpoints, p.superseded = k.pools.Servers()
+			return p
+		},
+		Report: func(r registry.Report) {
 			k.pools.Report(r)
 			latest.Wake(k.news)
 		},
@@ -224,5 +229,6 @@ func (k *kube) list() []registry.Endpoint {
 	if k == nil {
 		return nil
 	}
-	return k.pools.Servers().List
+	list, _ := k.pools.Servers()
+	return list
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -17,13 +18,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/reach"
 )
 
-// followEvery is how often the local apiservers are looked up. A kube-apiserver that ends leaves the
-// EndpointSlice first, and serves on for its --shutdown-delay-duration.
+// followEvery is how often the local apiservers are looked up. A kube-apiserver that ends leaves
+// the EndpointSlice first, and serves on for its --shutdown-delay-duration.
 const followEvery = 5 * time.Second
 
 // follows returns a function that makes the servers those of the EndpointSlices of
-// default/kubernetes. Without one that can be used there all stay as they are: a read that fails, or
-// that sees an empty list, takes no server away.
+// default/kubernetes. Without one that can be used there all stay as they are: a read that fails,
+// or that sees an empty list, takes no server away.
 func (k *kube) follows(from discoveryv1client.EndpointSliceInterface, self []netip.AddrPort) func(context.Context) {
 	rules, said := &reach.Rules{Self: self}, ""
 	return func(ctx context.Context) {
@@ -34,7 +35,7 @@ func (k *kube) follows(from discoveryv1client.EndpointSliceInterface, self []net
 		var addresses []string
 		if err != nil {
 			fault = err.Error()
-		} else if addresses = apiserversOf(list.Items, rules); len(addresses) == 0 {
+		} else if addresses = k.apiserversOf(list.Items, rules); len(addresses) == 0 {
 			fault = "they name none that can be used"
 		} else {
 			k.pools.Follow(addresses)
@@ -47,9 +48,10 @@ func (k *kube) follows(from discoveryv1client.EndpointSliceInterface, self []net
 	}
 }
 
-// apiserversOf returns the addresses of the kube-apiservers that the slices name, sorted. None is a
-// Fairlead, which also may publish itself there, or this machine's loopback.
-func apiserversOf(list []discoveryv1.EndpointSlice, rules *reach.Rules) (addresses []string) {
+// apiserversOf returns the addresses of the kube-apiservers that the slices name, in an order:
+// first those that the operator named. None is a Fairlead, which may publish itself there, or
+// loopback.
+func (k *kube) apiserversOf(list []discoveryv1.EndpointSlice, rules *reach.Rules) (addresses []string) {
 	for i := range list {
 		s := &list[i]
 		if s.AddressType == discoveryv1.AddressTypeFQDN || s.Labels[discoveryv1.LabelManagedBy] == entrypoint.Manager {
@@ -66,6 +68,9 @@ func apiserversOf(list []discoveryv1.EndpointSlice, rules *reach.Rules) (address
 			}
 		}
 	}
-	slices.Sort(addresses)
+	rank := func(a string) int { return slices.Index(k.servers, a) + 1 }
+	slices.SortFunc(addresses, func(a, b string) int {
+		return cmp.Or(cmp.Compare(min(rank(b), 1), min(rank(a), 1)), cmp.Compare(rank(a), rank(b)), cmp.Compare(a, b))
+	})
 	return slices.Compact(addresses)
 }

@@ -104,14 +104,13 @@ type Local struct {
 	shared *shared
 	pools  [pools]*Upstream
 
-	// mu guards servers and told, and orders their publication. It is never held during I/O.
-	mu      sync.Mutex
-	servers []*localServer
-	told    map[string]told // :: document
+	// mu guards told, and orders changes of servers and only. It is never held during I/O.
+	mu   sync.Mutex
+	told map[string]told // :: document
 
-	published atomic.Pointer[Servers]
-	only      atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
-	ready     atomic.Bool
+	servers atomic.Pointer[servers]
+	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
+	ready   atomic.Bool
 }
 
 // NewLocal returns a Local and registers its metrics.
@@ -131,7 +130,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		l.newPool(PoolUnproven, "local-unproven", maxUnproven+maxUnprovenLong, "http/1.1"),
 		l.newPool(PoolHealth, "local-health", maxHealth, "http/1.1"),
 	}
-	l.published.Store(&Servers{superseded: make(chan struct{})})
+	l.servers.Store(&servers{superseded: make(chan struct{})})
 	l.Follow(cfg.Servers)
 	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
 }
@@ -198,7 +197,8 @@ func (l *Local) Run(ctx context.Context) error {
 func (l *Local) Report(r registry.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.findLocked(r.Address)
+	now := l.servers.Load()
+	s := now.find(r.Address)
 	if s == nil {
 		return
 	}
@@ -208,24 +208,25 @@ func (l *Local) Report(r registry.Report) {
 		e.Health, e.Message, e.Since = r.Health, r.Message, time.Now()
 		l.shared.log.Info("local apiserver changed", "endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
 	}
-	l.publishLocked()
+	l.publishLocked(now.all)
 	for _, e := range s.of {
 		e.suspicion.trust()
 	}
 }
 
-func (l *Local) publishLocked() {
-	now, ready := &Servers{superseded: make(chan struct{})}, false
-	for _, s := range l.servers {
+func (l *Local) publishLocked(all []*localServer) {
+	now, ready := &servers{all: all, superseded: make(chan struct{})}, false
+	for _, s := range all {
 		healthy := s.is.Health == registry.Healthy
 		ready = ready || healthy
 		s.ready.Store(healthy)
-		now.List = append(now.List, s.is)
+		now.list = append(now.list, s.is)
 	}
 	l.ready.Store(ready)
-	close(l.published.Swap(now).superseded)
-	list := slices.Clone(now.List)
-	for i, s := range l.servers {
+	was := l.servers.Swap(now)
+	defer close(was.superseded)
+	list := slices.Clone(now.list)
+	for i, s := range all {
 		unknown := l.unknownLocked(s.is.Address)
 		if unknown && list[i].Health == registry.Healthy {
 			list[i].Health = registry.Unprobed
@@ -246,10 +247,7 @@ func (l *Local) publishLocked() {
 
 // signal asks for a probe. A server that one pool has lost is suspect in all pools.
 func (l *Local) signal(address string, err error) {
-	l.mu.Lock()
-	s := l.findLocked(address)
-	l.mu.Unlock()
-	if s != nil {
+	if s := l.servers.Load().find(address); s != nil {
 		for _, e := range s.of {
 			e.lost()
 		}

@@ -181,7 +181,7 @@ func TestLocalReport(t *testing.T) {
 		if !slices.Equal(preferred, step.preferred) || (l.Ready() == nil) != step.ready {
 			t.Errorf("%s %d: preferred %v, ready: %v", step.address, step.health, preferred, l.Ready())
 		}
-		for _, e := range l.Servers().List {
+		for _, e := range l.servers.Load().list {
 			if e.Address == step.address && (e.Health != step.health || e.Message != step.message || e.Since.IsZero()) {
 				t.Errorf("after %+v: %+v", step, e)
 			}

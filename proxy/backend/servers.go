@@ -10,56 +10,65 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// keptServer is how long a local apiserver that is named no longer keeps its share of the documents,
-// as one that is down does: an upgrade of a control-plane node takes minutes.
+// keptServer is how long a local apiserver that is named no longer keeps its share of the
+// documents, as one that is down does: an upgrade of a control-plane node takes minutes.
 const keptServer = 15 * time.Minute
 
-// Servers are the local apiservers at one moment. It never changes.
-type Servers struct {
-	// List has their health. Those that are named no longer are Terminating, and come last.
-	List       []registry.Endpoint
+// servers are the local apiservers at one moment. It is immutable.
+type servers struct {
+	all        []*localServer
+	list       []registry.Endpoint // their health
 	superseded chan struct{}
 }
 
-// Superseded returns a channel that is closed once Local.Servers returns newer ones.
-func (s *Servers) Superseded() <-chan struct{} { return s.superseded }
+func (s *servers) Superseded() <-chan struct{} { return s.superseded }
 
-// Servers returns the local apiservers, in the order in which they were named.
-func (l *Local) Servers() *Servers { return l.published.Load() }
+// find returns the server at an address, nil if there is none.
+func (s *servers) find(address string) *localServer {
+	for _, at := range s.all {
+		if at.of[0].address == address {
+			return at
+		}
+	}
+	return nil
+}
 
-// Follow sets the addresses of the local apiservers. A new one gets clients once all documents know
-// it. One that is named no longer gets no new requests, unless only it serves what is asked for, and
-// is forgotten by a call after 15 minutes.
+// Servers returns the local apiservers with their health, in the order in which they were named,
+// and a channel that is closed once that has changed. Those that are named no longer are
+// Terminating and come last.
+func (l *Local) Servers() (list []registry.Endpoint, superseded <-chan struct{}) {
+	now := l.servers.Load()
+	return now.list, now.superseded
+}
+
+// Follow sets the addresses of the local apiservers. A new one gets clients once all documents
+// know it. One that is named no longer gets no new requests, unless only it serves what is asked
+// for, and is forgotten by a call after 15 minutes.
 func (l *Local) Follow(addresses []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	was, now := l.servers, time.Now()
-	l.servers = nil
+	was, now, all := l.servers.Load(), time.Now(), make([]*localServer, 0, len(addresses))
 	for _, a := range addresses {
-		at := slices.IndexFunc(was, func(s *localServer) bool { return s.is.Address == a })
-		if at < 0 {
-			was = append(was, l.newServer(a))
-			at = len(was) - 1
+		s := was.find(a)
+		if s == nil {
+			s = l.newServer(a)
 		}
-		was[at].is.Terminating = false
-		l.servers = append(l.servers, was[at])
+		s.is.Terminating = false
+		all = append(all, s)
 	}
-	changed := len(l.servers) != len(l.published.Load().List)
-	for _, s := range was {
-		if slices.Contains(l.servers, s) {
+	for _, s := range was.all {
+		if slices.Contains(all, s) {
 			continue
 		}
 		if !s.is.Terminating {
-			s.is.Terminating, s.left, changed = true, now, true
+			s.is.Terminating, s.left = true, now
 			l.shared.log.Info("local apiserver is named no longer", "endpoint", s.is.Address)
 		}
 		if now.Sub(s.left) < keptServer {
-			l.servers = append(l.servers, s)
+			all = append(all, s)
 		}
 	}
-	if changed || !slices.Equal(was, l.servers) {
-		l.publishLocked()
-	}
+	l.publishLocked(all)
 }
 
 func (l *Local) newServer(address string) *localServer {
@@ -73,27 +82,17 @@ func (l *Local) newServer(address string) *localServer {
 	return s
 }
 
-// findLocked returns the server at an address, nil if there is none.
-func (l *Local) findLocked(address string) *localServer {
-	for _, s := range l.servers {
-		if s.is.Address == address {
-			return s
-		}
-	}
-	return nil
-}
-
-// Each calls f for each local apiserver, on a goroutine of its own with a context that ends when the
-// server is forgotten, until ctx ends. It returns when all have returned.
+// Each calls f for each local apiserver, on a goroutine of its own with a context that ends when
+// the server is forgotten, until ctx ends. It returns when all have returned.
 func (l *Local) Each(ctx context.Context, f func(ctx context.Context, address string)) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	ends := make(map[string]context.CancelFunc)
-	for now := range latest.Of(ctx, l.Servers, nil) {
+	for now := range latest.Of(ctx, l.servers.Load, nil) {
 		gone := ends
 		ends = make(map[string]context.CancelFunc)
-		for i := range now.List {
-			address := now.List[i].Address
+		for _, s := range now.all {
+			address := s.of[0].address
 			end := gone[address]
 			if end == nil {
 				var each context.Context

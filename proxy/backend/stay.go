@@ -68,9 +68,7 @@ func (l *Local) Stay(ctx context.Context) *Stay {
 // At returns a server's own Stay: whatever happens, its requests go there. If it is none any more,
 // it is never Ready.
 func (l *Local) At(address string) *Stay {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s := l.findLocked(address); s != nil {
+	if s := l.servers.Load().find(address); s != nil {
 		return &s.fixed
 	}
 	return new(Stay)
@@ -94,13 +92,13 @@ type told struct {
 func (l *Local) Only(document string, known []string, by map[schema.GroupVersionResource][]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	was := l.told[document].known
+	was, now := l.told[document].known, l.servers.Load()
 	l.told[document] = told{known, by}
 	only := make(map[schema.GroupVersionResource][]*localServer)
 	for _, told := range l.told {
 		for what, addresses := range told.by {
 			for _, a := range addresses {
-				if s := l.findLocked(a); s != nil {
+				if s := now.find(a); s != nil {
 					only[what] = append(only[what], s)
 				}
 			}
@@ -108,7 +106,7 @@ func (l *Local) Only(document string, known []string, by map[schema.GroupVersion
 	}
 	l.only.Store(&only)
 	if !sets.New(was...).Equal(sets.New(known...)) {
-		l.publishLocked()
+		l.publishLocked(now.all)
 	}
 }
 

@@ -268,7 +268,7 @@ func follows(t *testing.T) {
 	want("known to all", map[string]bool{place2: true, place3: true, fresh: true}, all...)
 	time.Sleep(keptServer - time.Second)
 	c.l.Follow([]string{place2, place3, fresh})
-	check.Same(t, 4, len(c.l.Servers().List), "servers before a quarter of an hour")
+	check.Same(t, 4, len(c.l.servers.Load().list), "servers before a quarter of an hour")
 	time.Sleep(time.Second)
 	c.l.Follow([]string{place2, place3, fresh})
 	want("forgotten", map[string]bool{place2: true, place3: true, fresh: true}, place2, place3, fresh)

@@ -47,8 +47,8 @@ type Config struct {
 	// FetchLocal sends a request to a local apiserver, likewise. Nil means that there is none.
 	FetchLocal func(ctx context.Context, server string, r *http.Request) (*http.Response, error)
 	// Each calls f for each local apiserver, on a goroutine of its own with a context that lasts as
-	// long as the server is one, and returns when ctx has ended and all have returned. Nil means one
-	// server, without a name.
+	// long as the server is one, and returns when ctx has ended and all have returned. Nil means
+	// one server, without a name.
 	Each func(ctx context.Context, f func(ctx context.Context, server string)) error
 	// Only is told, before a document lists it, what not all of the known servers serve, and by
 	// whom: a resource, a group-version without one, or a path as the resource. It may be nil.

@@ -3,9 +3,12 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,25 +32,27 @@ bob-token,bob,uid-bob
 func (c *Cluster) StaticToken(user string) Credentials { return Credentials{Token: user + "-token"} }
 
 // AddAPIServer starts another kube-apiserver, which reaches etcd at that URL. more are appended to
-// its arguments.
+// its arguments, and may have another address and port.
 func (c *Cluster) AddAPIServer(ctx context.Context, etcd string, more ...string) error {
 	return c.startAPIServer(ctx, len(c.APIServers), etcd, more...)
 }
 
 func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more ...string) (err error) {
 	defer try.Catch(&err)
-	path, port := try.Get(c.cfg.tool(ctx, "kube-apiserver")), try.Get(freePorts(1))[0]
+	more = slices.Concat(c.cfg.APIServerArgs, more)
+	path, host := try.Get(c.cfg.tool(ctx, "kube-apiserver")), lastOf(more, "--bind-address=", "127.0.0.1")
+	port := lastOf(more, "--secure-port=", strconv.Itoa(try.Get(freePorts(1))[0]))
 	name := numbered("kube-apiserver", i)
 	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: name, Names: []string{
-		"127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1",
+		host, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1",
 	}}))
 	tokens := filepath.Join(c.PKI.Dir, "tokens.csv")
 	try.Do(os.WriteFile(tokens, []byte(staticTokens), 0o600))
 	kubelet := try.Get(c.PKI.Client.Issue("kube-apiserver-kubelet-client", Leaf{User: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}}))
 	args := []string{
 		"--etcd-servers=" + etcd,
-		"--bind-address=127.0.0.1",
-		fmt.Sprintf("--secure-port=%d", port),
+		"--bind-address=" + host,
+		"--secure-port=" + port,
 		// Kubernetes refuses loopback addresses in the endpoints of its own Service, and no test
 		// uses that Service.
 		"--endpoint-reconciler-type=none",
@@ -81,14 +86,24 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more .
 		}
 		args = append(args, c.cfg.BelieverArgs...)
 	}
-	c.urls = append(c.urls, loopback("https", port))
-	args = slices.Concat(args, c.cfg.APIServerArgs, more)
+	c.urls = append(c.urls, "https://"+net.JoinHostPort(host, port))
+	args = append(args, more...)
 	if i > 0 && os.Geteuid() == 0 { // a host's name of its own: kube-apiservers of one name have one identity, and are no peers
 		path, args = "unshare", append([]string{"--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`, name, path}, args...)
 	}
 	part, err := c.Run(ctx, Command{Name: name, Path: path, Args: args, Ready: c.EndpointOf(i).Serves("/readyz", c.Admin())})
 	c.APIServers = append(c.APIServers, part)
 	return err
+}
+
+// lastOf returns the value of the last such flag.
+func lastOf(args []string, flag, otherwise string) string {
+	for _, a := range args {
+		if v, ok := strings.CutPrefix(a, flag); ok {
+			otherwise = v
+		}
+	}
+	return otherwise
 }
 
 // bindAdmin binds Config.AdminGroup to cluster-admin.

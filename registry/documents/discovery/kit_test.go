@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -88,18 +87,6 @@ func (s *stage) make(cfg Config) {
 	from.Handle("/", s.d)
 	from.Handle("/metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
 	s.From, s.Built = from, s.d.sources.Touch
-}
-
-// each runs f for each named local apiserver, until that leaves.
-func (s *stage) each(ctx context.Context, f func(context.Context, string)) error {
-	var running sync.WaitGroup
-	for _, name := range s.servers {
-		ctx, cancel := context.WithCancel(ctx)
-		s.leave[name] = cancel
-		running.Go(func() { f(ctx, name) })
-	}
-	running.Wait()
-	return ctx.Err()
 }
 
 // resources is a version with some resources.

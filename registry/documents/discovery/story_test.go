@@ -2,12 +2,14 @@ package discovery
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -70,6 +72,18 @@ func TestStories(t *testing.T) {
 		}
 		return s.Scene
 	})
+}
+
+// each runs f for each named local apiserver, until that leaves.
+func (s *stage) each(ctx context.Context, f func(context.Context, string)) error {
+	var running sync.WaitGroup
+	for _, name := range s.servers {
+		ctx, cancel := context.WithCancel(ctx)
+		s.leave[name] = cancel
+		running.Go(func() { f(ctx, name) })
+	}
+	running.Wait()
+	return ctx.Err()
 }
 
 func behaviour(words []string) http.HandlerFunc {

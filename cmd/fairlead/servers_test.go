@@ -1,0 +1,81 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// slice makes an EndpointSlice of default/kubernetes: addresses that end with "!" are not ready.
+func slice(name string, kind discoveryv1.AddressType, ports []discoveryv1.EndpointPort, addresses ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+		AddressType: kind, Ports: ports,
+	}
+	for _, a := range addresses {
+		ip, not := strings.CutSuffix(a, "!")
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{ip}, Conditions: discoveryv1.EndpointConditions{Ready: new(!not)}})
+	}
+	return s
+}
+
+func slicePorts(list ...any) (out []discoveryv1.EndpointPort) {
+	for i := 0; i < len(list); i += 2 {
+		out = append(out, discoveryv1.EndpointPort{Name: new(list[i].(string)), Port: new(int32(list[i+1].(int))), Protocol: new(corev1.ProtocolTCP)})
+	}
+	return out
+}
+
+// The local apiservers are what the EndpointSlices name and can be one. Nothing takes the last
+// away.
+func TestFollowServers(t *testing.T) {
+	https := slicePorts("https", 6443)
+	fairlead := slice("fairlead", discoveryv1.AddressTypeIPv4, https, "10.0.0.9")
+	fairlead.Labels[discoveryv1.LabelManagedBy] = "fairlead.dev"
+	for _, tc := range []struct {
+		name string
+		has  []runtime.Object
+		want string
+	}{
+		{"those named first", []runtime.Object{slice("kubernetes", discoveryv1.AddressTypeIPv4, https, "10.0.0.1", "10.0.0.3", "10.0.0.2", "10.0.0.2")}, "10.0.0.3:6443 10.0.0.2:6443 10.0.0.1:6443"},
+		{"IPv6, and another port", []runtime.Object{slice("kubernetes", discoveryv1.AddressTypeIPv6, slicePorts("https", 7443), "fd00::1")}, "[fd00::1]:7443"},
+		{"several ports", []runtime.Object{slice("kubernetes", discoveryv1.AddressTypeIPv4, slicePorts("http", 80, "https", 443), "10.0.0.1")}, "10.0.0.1:443"},
+		{"one that is not ready", []runtime.Object{slice("kubernetes", discoveryv1.AddressTypeIPv4, https, "10.0.0.1!", "10.0.0.2")}, "10.0.0.2:6443"},
+		{"none", nil, "10.0.0.3:6443 10.0.0.2:6443"},
+		{"a Fairlead, loopback, link-local, this process, a name", []runtime.Object{
+			fairlead, slice("kubernetes", discoveryv1.AddressTypeIPv4, https, "127.0.0.1", "169.254.169.254", "10.0.0.7"), slice("names", discoveryv1.AddressTypeFQDN, https, "kubernetes.example.com"),
+		}, "10.0.0.3:6443 10.0.0.2:6443"},
+	} {
+		k := &kube{process: &process{log: slog.New(slog.DiscardHandler)}, news: make(chan struct{}, 1), servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
+		k.pools = must.Get(backend.NewLocal(backend.LocalConfig{Servers: k.servers, TLS: k.tls, Dial: k.own.dial}))(t)
+		core := fake.NewClientset(tc.has...)
+		follow := k.follows(core.DiscoveryV1().EndpointSlices("default"), []netip.AddrPort{netip.MustParseAddrPort("10.0.0.7:6443")})
+		named := func() string {
+			var out []string
+			for _, e := range k.list() {
+				if !e.Terminating {
+					out = append(out, e.Address)
+				}
+			}
+			return strings.Join(out, " ")
+		}
+		follow(t.Context())
+		check.Same(t, tc.want, named(), "%s", tc.name)
+		core.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("down") })
+		follow(t.Context())
+		check.Same(t, tc.want, named(), "%s, when it cannot be read", tc.name)
+	}
+}
