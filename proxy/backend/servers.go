@@ -96,7 +96,7 @@ func (l *Local) Each(ctx context.Context, f func(ctx context.Context, address st
 			end := gone[address]
 			if end == nil {
 				var each context.Context
-				each, end = context.WithCancel(ctx) //nolint:gosec // called once it is gone
+				each, end = context.WithCancel(ctx)
 				running.Go(func() { f(each, address) })
 			}
 			ends[address] = end
