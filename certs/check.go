@@ -110,19 +110,19 @@ func (r *report) frontProxy(chain []*x509.Certificate, authentication map[string
 		return
 	}
 	cn := chain[0].Subject.CommonName
-	if len(headers.AllowedNames) > 0 && !slices.Contains(headers.AllowedNames, cn) {
+	if len(headers.allowedNames) > 0 && !slices.Contains(headers.allowedNames, cn) {
 		r.error(fmt.Sprintf("add %q to kube-apiserver's --requestheader-allowed-names, or use a certificate with one of these names", cn),
-			"its common name %q is not among the cluster's allowed names %q", cn, headers.AllowedNames)
+			"its common name %q is not among the cluster's allowed names %q", cn, headers.allowedNames)
 	}
 	clients, err := optionalBundle(authentication["client-ca-file"])
 	if err != nil {
 		r.error("correct kube-apiserver's --client-ca-file", "the cluster's client CA is broken: %v", err)
 	}
-	shared := clientTrust{client: clients, proxy: cas, allowed: headers.AllowedNames}
+	shared := clientTrust{client: clients, proxy: cas, allowed: headers.allowedNames}
 	switch err := shared.check(); {
 	case err != nil:
 		r.error("use separate CAs, or set kube-apiserver's --requestheader-allowed-names", "in this cluster every user can impersonate every other: %v", err)
-	case len(headers.AllowedNames) == 0:
+	case len(headers.allowedNames) == 0:
 		r.warn("set kube-apiserver's --requestheader-allowed-names", "every certificate of the cluster's request-header CA counts as a front proxy, because any name is allowed")
 	}
 }

@@ -22,7 +22,7 @@ type Clients struct {
 
 	// current is the generation in force.
 	current atomic.Pointer[clientTrust]
-	headers atomic.Pointer[RequestHeaders]
+	headers atomic.Pointer[requestHeaders]
 	// known is set after headers: the ConfigMap was read, or is found not to exist.
 	known atomic.Bool
 
@@ -50,9 +50,12 @@ func (c *Clients) Generation() uint64 { return c.current.Load().generation }
 
 // Headers returns the header names in the cluster's authentication ConfigMap, nil if there is none.
 // Until known is true, they are not read yet.
-func (c *Clients) Headers() (names *RequestHeaders, known bool) {
+func (c *Clients) Headers() (names *HeaderNames, known bool) {
 	known = c.known.Load() // before the names: those that are known are loaded
-	return c.headers.Load(), known
+	if h := c.headers.Load(); h != nil {
+		names = &h.HeaderNames
+	}
+	return names, known
 }
 
 // VerifyUser verifies a peer's certificates, leaf first, against the client CA and returns the
@@ -153,16 +156,20 @@ func pool(certs []*x509.Certificate) *x509.CertPool {
 	return p
 }
 
-// RequestHeaders are the header names in the cluster's authentication ConfigMap, which extension
+// HeaderNames are the header names in the cluster's authentication ConfigMap, which extension
 // servers trust.
-type RequestHeaders struct {
+type HeaderNames struct {
 	// Username, UID and Group are header names in order of preference. Nil means that the ConfigMap
 	// has none.
 	Username, UID, Group []string
 	// ExtraPrefix are prefixes of header names.
 	ExtraPrefix []string
-	// AllowedNames are the common names that may send them. Empty means any that the CA signed.
-	AllowedNames []string
+}
+
+// requestHeaders are what the ConfigMap says about front proxies.
+type requestHeaders struct {
+	HeaderNames
+	allowedNames []string // that may send them. Empty means any that the CA signed
 }
 
 // takeConfigMap takes the cluster's authentication ConfigMap: its header names always, its CAs only
@@ -170,7 +177,7 @@ type RequestHeaders struct {
 // that trust (kubernetes/kubernetes#140130 is about a server that went on).
 func (c *Clients) takeConfigMap(trusted bool) func(map[string][]byte, error) error {
 	return func(data map[string][]byte, err error) error {
-		var h RequestHeaders
+		var h requestHeaders
 		if err == nil { // it exists
 			if h, err = parseHeaders(data); err != nil {
 				return err
@@ -197,7 +204,7 @@ func (c *Clients) takeConfigMap(trusted bool) func(map[string][]byte, error) err
 				t.client = client
 			}
 			if !c.files.proxy {
-				t.proxy, t.allowed = proxy, h.AllowedNames
+				t.proxy, t.allowed = proxy, h.allowedNames
 			}
 		})
 	}
@@ -210,20 +217,20 @@ func optionalBundle(data []byte) ([]*x509.Certificate, error) {
 	return bundle.Parse(data)
 }
 
-func parseHeaders(data map[string][]byte) (RequestHeaders, error) {
-	var h RequestHeaders
+func parseHeaders(data map[string][]byte) (requestHeaders, error) {
+	var h requestHeaders
 	for key, to := range map[string]*[]string{
 		"requestheader-username-headers":     &h.Username,
 		"requestheader-uid-headers":          &h.UID,
 		"requestheader-group-headers":        &h.Group,
 		"requestheader-extra-headers-prefix": &h.ExtraPrefix,
-		"requestheader-allowed-names":        &h.AllowedNames,
+		"requestheader-allowed-names":        &h.allowedNames,
 	} {
 		if len(data[key]) == 0 {
 			continue
 		}
 		if err := json.Unmarshal(data[key], to); err != nil {
-			return RequestHeaders{}, fmt.Errorf("parsing %s: %w", key, err)
+			return requestHeaders{}, fmt.Errorf("parsing %s: %w", key, err)
 		}
 	}
 	return h, nil

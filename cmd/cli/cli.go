@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
 
-	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
@@ -132,42 +131,6 @@ func (f *Faults) Readable(flag, path string) {
 	file, err := os.Open(path)
 	f.If(path != "" && err != nil, "%s: %w", flag, err)
 	_ = file.Close() // only opened to check that it is readable
-}
-
-// KeyPairs reads each --tls-sni-cert-key, certfile,keyfile[:name,…], as kube-apiserver does. One of
-// another form yields a pair without a file, which CheckKeyPairs reports.
-func KeyPairs(flags []string) []certs.PairSource {
-	var pairs []certs.PairSource
-	for _, f := range flags {
-		files, names, _ := strings.Cut(f, ":")
-		cert, key, _ := strings.Cut(files, ",")
-		p := certs.PairSource{Cert: cert, Key: key}
-		if names != "" {
-			p.Names = strings.Split(names, ",")
-		}
-		pairs = append(pairs, p)
-	}
-	return pairs
-}
-
-// CheckKeyPairs adds a fault for each --tls-sni-cert-key that cannot be used.
-func (f *Faults) CheckKeyPairs(flags []string) {
-	for i, pair := range KeyPairs(flags) {
-		if pair.Cert == "" || pair.Key == "" {
-			f.Add("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", flags[i])
-			continue
-		}
-		f.Readable("--tls-sni-cert-key", pair.Cert)
-		f.Readable("--tls-sni-cert-key", pair.Key)
-	}
-}
-
-// Groups reads --protected-groups: no value means the default, "-" means none.
-func Groups(flag []string) []string {
-	if len(flag) == 1 && flag[0] == "-" {
-		return []string{}
-	}
-	return flag
 }
 
 // Run runs a command. The first signal cancels its context, so that the command can end cleanly;

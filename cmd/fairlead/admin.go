@@ -51,7 +51,7 @@ func (s *server) makePages() {
 		Table: s.registry.Table, Explain: s.proxy.Explain, Failed: s.proxy.Failed, Backends: s.backends, Tap: &s.taps,
 		Certificates: s.certs.Status, Trust: s.trust.Status,
 		Discovery: s.documents.discovery.Status, OpenAPI: s.documents.openapi.Status,
-		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.localIdentity,
+		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.LocalIdentity,
 		Ready: func() error { return s.ready.Err(nil) }, Draining: s.draining.Load,
 		Version: version, Replica: host, Cluster: clusterName(s.o.kubeconfig),
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -152,7 +153,7 @@ func TestFollowLocalCA(t *testing.T) {
 func TestKubeconfigRenewsCredential(t *testing.T) {
 	dir := t.TempDir()
 	kubeconfigOf(t, dir, `"token":"x"`)
-	o := &options{kubeconfig: filepath.Join(dir, "kubeconfig"), localIdentity: identityImpersonate}
+	o := &options{Shared: cli.Shared{LocalIdentity: cli.Impersonate}, kubeconfig: filepath.Join(dir, "kubeconfig")}
 	k := must.Get(newProcess(o, slog.New(slog.DiscardHandler)).findKube(t.Context()))(t)
 	k.trust = must.Get(trust.New(trust.Config{}))(t)
 	for _, f := range k.files() {

@@ -90,7 +90,7 @@ func (o *options) validateAlone(f *cli.Faults) {
 		"--local-apiserver needs --kubeconfig: without it, --registry=dir: or etcd: means that there is no local apiserver")
 	f.If(o.writeStatus || o.emitEvents,
 		"--write-status and --emit-events need --kubeconfig: without a local apiserver there is nothing to write to")
-	f.If(o.authConfigMap, "--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
+	f.If(o.Certs.TrustConfigMap, "--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
 }
 
 // makeAPIServices makes the server of apiregistration.k8s.io, from etcd or the table. Without a

@@ -103,7 +103,7 @@ func (s *server) makeChecks() error {
 	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log, List: []healthz.HealthChecker{
 		healthz.NamedCheck("table", tableReady(s.registry.Table)),
 		healthz.NamedCheck("discovery", func(*http.Request) error { return s.documents.discovery.Ready() }),
-		healthz.NamedCheck("authentication-configmap", s.names.ready),
+		healthz.NamedCheck("authentication-configmap", s.namesReady),
 	}}
 	if s.kube != nil {
 		s.ready.List = append(s.ready.List, healthz.NamedCheck("local-apiserver", func(*http.Request) error { return s.kube.pools.Ready() }))

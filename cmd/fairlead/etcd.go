@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	dto "github.com/prometheus/client_model/go"
-	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -23,17 +22,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 )
 
-// etcdOptions are the flags of --registry=etcd:, named as kube-apiserver's.
-type etcdOptions struct{ ca, cert, key, prefix, cacheFile string }
-
-func (o *etcdOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.ca, "etcd-cafile", "", "CA bundle that verifies etcd's serving certificates.")
-	fs.StringVar(&o.cert, "etcd-certfile", "", "Client certificate for etcd.")
-	fs.StringVar(&o.key, "etcd-keyfile", "", "Private key of --etcd-certfile.")
-	fs.StringVar(&o.prefix, "etcd-prefix", "/registry", "Prefix of all keys in etcd.")
-	fs.StringVar(&o.cacheFile, "registry-cache-file", "", "File that keeps the last APIServices read from etcd, so that Fairlead can start while etcd cannot be reached. No other process may use it; its mode is 0600. Empty: no file; without etcd Fairlead starts, but is not ready.")
-}
-
 func (o *options) validateEtcd(f *cli.Faults) {
 	for _, e := range o.registry.etcd {
 		u, err := url.Parse(e)
@@ -44,7 +32,7 @@ func (o *options) validateEtcd(f *cli.Faults) {
 			f.Add("--registry=etcd: %s has no port: etcd's own is 2379", e)
 		case !strings.HasPrefix(o.registry.etcd[0], u.Scheme+":"):
 			f.Add("--registry=etcd: all members must be https, or all http")
-		case u.Scheme == "http" && o.etcd.ca+o.etcd.cert+o.etcd.key != "":
+		case u.Scheme == "http" && o.etcd.CAFile+o.etcd.CertFile+o.etcd.KeyFile != "":
 			f.Add("--registry=etcd: %s is plain text: --etcd-cafile, --etcd-certfile and --etcd-keyfile would have no effect", e)
 		}
 	}
@@ -54,12 +42,12 @@ func (o *options) validateEtcd(f *cli.Faults) {
 	case o.writeStatus && o.registry.dir != "":
 		f.Add("--write-status is for --registry=kubernetes: the APIServices of a directory are not in the cluster, whose own aggregator writes the status of its own")
 	}
-	for flag, path := range map[string]string{"--etcd-cafile": o.etcd.ca, "--etcd-certfile": o.etcd.cert, "--etcd-keyfile": o.etcd.key} {
+	for flag, path := range map[string]string{"--etcd-cafile": o.etcd.CAFile, "--etcd-certfile": o.etcd.CertFile, "--etcd-keyfile": o.etcd.KeyFile} {
 		f.If(path != "" && o.registry.etcd == nil, "%s needs --registry=etcd:URL,…", flag)
 		f.Readable(flag, path)
 	}
-	f.If((o.etcd.cert == "") != (o.etcd.key == ""), "--etcd-certfile and --etcd-keyfile go together")
-	f.If(o.etcd.cacheFile != "" && o.registry.etcd == nil, "--registry-cache-file needs --registry=etcd:URL,…")
+	f.If((o.etcd.CertFile == "") != (o.etcd.KeyFile == ""), "--etcd-certfile and --etcd-keyfile go together")
+	f.If(o.cacheFile != "" && o.registry.etcd == nil, "--registry-cache-file needs --registry=etcd:URL,…")
 }
 
 // etcdConfig returns nil if APIServices are not in etcd.
@@ -67,9 +55,9 @@ func (o *options) etcdConfig() *etcd.Config {
 	if o.registry.etcd == nil {
 		return nil
 	}
-	return &etcd.Config{
-		Endpoints: o.registry.etcd, CAFile: o.etcd.ca, CertFile: o.etcd.cert, KeyFile: o.etcd.key, Prefix: o.etcd.prefix,
-	}
+	c := o.etcd
+	c.Endpoints = o.registry.etcd
+	return &c
 }
 
 // ownClient returns a client of the APIServices that this process serves, as the server itself.

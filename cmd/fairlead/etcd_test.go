@@ -22,8 +22,8 @@ import (
 )
 
 func TestEtcdConfig(t *testing.T) {
-	o := &options{registry: sources{etcd: []string{"https://a:2379", "https://b:2379"}}}
-	o.etcd.ca, o.etcd.cert, o.etcd.key, o.etcd.prefix = "ca", "cert", "key", "/p"
+	o := &options{}
+	must.Do(t, flagSet(o).Parse(strings.Fields("--registry=etcd:https://a:2379,https://b:2379 --etcd-cafile=ca --etcd-certfile=cert --etcd-keyfile=key --etcd-prefix=/p")))
 	want := &etcd.Config{Endpoints: []string{"https://a:2379", "https://b:2379"}, CAFile: "ca", CertFile: "cert", KeyFile: "key", Prefix: "/p"}
 	check.Same(t, want, o.etcdConfig(), "configuration")
 }

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync/atomic"
 
-	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
@@ -49,7 +47,6 @@ func (o *options) validateTokens(f *cli.Faults) {
 // anonymousOf decides which requests without credentials are accepted: the configuration file
 // decides, or else the flag. As in kube-apiserver, only the file's content at the start counts.
 func (o *options) anonymousOf(tokens *tokens.Tokens, c *authn.Config) error {
-	c.Anonymous = o.anonymous
 	configured, allowed, paths := tokens.Anonymous()
 	if !configured {
 		return nil
@@ -64,12 +61,9 @@ func (o *options) anonymousOf(tokens *tokens.Tokens, c *authn.Config) error {
 // makeAuthn makes the authenticator. The local apiserver verifies tokens; without one, the token
 // files do.
 func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) {
-	c := authn.Config{
-		VerifyClient: s.certs.Clients().VerifyUser, VerifyFrontProxy: s.certs.Clients().VerifyFrontProxy, Generation: s.certs.Clients().Generation,
-		RequestHeaders: authn.HeaderNames{
-			Username: s.o.usernameHeaders, UID: s.o.uidHeaders, Group: s.o.groupHeaders, ExtraPrefix: s.o.extraHeaderPrefixes,
-		}, Target: s.names.get, TokenTTL: zeroMeansNone(s.o.tokenTTL), Logger: s.log, Metrics: s.metrics,
-	}
+	c, clients := s.o.authn, s.certs.Clients()
+	c.VerifyClient, c.VerifyFrontProxy, c.Generation, c.Target = clients.VerifyUser, clients.VerifyFrontProxy, clients.Generation, s.clusterNames
+	c.TokenTTL, c.Logger, c.Metrics = zeroMeansNone(c.TokenTTL), s.log, s.metrics
 	if err := s.o.anonymousOf(tokens, &c); err != nil {
 		return nil, err
 	}
@@ -90,37 +84,20 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 	return who, nil
 }
 
-// clusterNames are the header names that the cluster's servers trust, from the cluster's ConfigMap.
-type clusterNames struct {
-	clients      *certs.Clients
-	impersonates bool
-	last         atomic.Pointer[target]
-}
-
-// target holds the header names of one version of the ConfigMap.
-type target struct {
-	of    *certs.RequestHeaders
-	names authn.HeaderNames
-}
-
-// get returns the names. Equal names are the same pointer.
-func (n *clusterNames) get() (names *authn.HeaderNames, known bool) {
-	h, known := n.clients.Headers()
+// clusterNames returns the header names that the cluster's servers trust, from the cluster's
+// ConfigMap. Equal names are the same pointer.
+func (s *server) clusterNames() (names *authn.HeaderNames, known bool) {
+	h, known := s.certs.Clients().Headers()
 	// An impersonated cluster may trust no front proxy, and its extension servers still trust ours.
-	if h == nil || n.impersonates && len(h.Username) == 0 {
+	if h == nil || s.o.impersonates() && len(h.Username) == 0 {
 		return nil, known
 	}
-	if last := n.last.Load(); last != nil && last.of == h {
-		return &last.names, known
-	}
-	fresh := &target{of: h, names: authn.HeaderNames{Username: h.Username, UID: h.UID, Group: h.Group, ExtraPrefix: h.ExtraPrefix}}
-	n.last.Store(fresh)
-	return &fresh.names, known
+	return (*authn.HeaderNames)(h), known
 }
 
-// ready reports whether the header names that must be stripped are known.
-func (n *clusterNames) ready(*http.Request) error {
-	if _, known := n.get(); !known {
+// namesReady reports whether the header names that must be stripped are known.
+func (s *server) namesReady(*http.Request) error {
+	if _, known := s.clusterNames(); !known {
 		return errNoNames
 	}
 	return nil
@@ -160,10 +137,9 @@ func (o *options) validateAuthorization(f *cli.Faults) {
 }
 
 func (s *server) makeAuthz() (*authz.Authorizer, error) {
-	c := authz.Config{
-		LeaveRemotes: s.o.authorization() == authzBackend, AllowPaths: s.o.alwaysAllow, AllowTTL: zeroMeansNone(s.o.authorizedTTL), DenyTTL: zeroMeansNone(s.o.unauthorizedTTL),
-		Logger: s.log, Metrics: s.metrics,
-	}
+	c := s.o.authz
+	c.LeaveRemotes, c.AllowTTL, c.DenyTTL = s.o.authorization() == authzBackend, zeroMeansNone(c.AllowTTL), zeroMeansNone(c.DenyTTL)
+	c.Logger, c.Metrics = s.log, s.metrics
 	switch mode := s.o.authorization(); {
 	case mode == authzAlwaysAllow:
 		s.log.Warn("every authenticated user may do everything (--authorization-mode=AlwaysAllow)")
@@ -190,30 +166,15 @@ func (s *server) makeAuthz() (*authz.Authorizer, error) {
 	return may, nil
 }
 
-// The values of --local-identity: how Fairlead passes a user that it has authenticated to the local
-// apiserver.
-const (
-	identityFrontProxy  = "front-proxy"
-	identityImpersonate = "impersonate"
-)
-
-func (o *options) addIdentityFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.localIdentity, "local-identity", identityFrontProxy, "How Fairlead passes the user to the local apiserver: front-proxy (X-Remote-* headers, with --proxy-client-cert-file) or impersonate (Impersonate-* headers, with the credential of the kubeconfig or the pod; for clusters run by somebody else). Bearer tokens that only the cluster can verify are forwarded unchanged in both cases.")
-	fs.StringSliceVar(&o.refuseUsers, "impersonate-refuse-users", nil, "Users that are refused with 403 instead of being impersonated, whether they come by certificate, front proxy or JWT; a trailing * matches a prefix. Empty: system:serviceaccount:*, which covers Fairlead's own ServiceAccount; if Fairlead has another user name, add it. \"-\": none.")
-	fs.StringSliceVar(&o.refuseGroups, "impersonate-refuse-groups", nil, "Groups whose members are refused with 403 instead of being impersonated; --as-group may not name them either. A trailing * matches a prefix. Empty: system:masters. \"-\": none.")
-}
-
-func (o *options) impersonates() bool { return o.localIdentity == identityImpersonate }
+func (o *options) impersonates() bool { return o.LocalIdentity == cli.Impersonate }
 
 func (o *options) validateIdentity(f *cli.Faults) {
 	switch {
-	case o.localIdentity != identityFrontProxy && !o.impersonates():
-		f.Add("--local-identity %q is neither front-proxy nor impersonate", o.localIdentity)
 	case o.impersonates() && o.alone():
 		f.Add("--local-identity=impersonate needs --kubeconfig: without it, --registry=dir: means that there is no local apiserver")
 	case o.impersonates() && (o.authorization() == authzRBAC || o.authorization() == authzAlwaysAllow):
 		f.Add("--local-identity=impersonate needs --authorization-mode=webhook or backend: only the cluster can decide who may impersonate whom (--as)")
-	case !o.impersonates() && len(o.refuseUsers)+len(o.refuseGroups) > 0:
+	case !o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups) > 0:
 		f.Add("--impersonate-refuse-users and --impersonate-refuse-groups need --local-identity=impersonate: a front proxy may assert every user")
 	}
 }
@@ -236,7 +197,7 @@ func (s *server) impersonate(tokens *tokens.Tokens, c *authn.Config) {
 		return
 	}
 	c.Impersonate, c.Issued = s.kube.credential.Authorization, tokens.Issued
-	c.RefuseUsers, c.RefuseGroups = refused(s.o.refuseUsers, "system:serviceaccount:*"), refused(s.o.refuseGroups, "system:masters")
+	c.RefuseUsers, c.RefuseGroups = refused(c.RefuseUsers, "system:serviceaccount:*"), refused(c.RefuseGroups, "system:masters")
 	cluster := c.Review
 	c.ReviewGeneration = tokens.Generation
 	// Tokens of our issuers are never sent to the cluster, which may expect another audience.

@@ -127,7 +127,7 @@ func TestNothingIsCached(t *testing.T) {
 // client could use a name that only the cluster knows.
 func TestHeaderNamesAreAwaited(t *testing.T) {
 	d := doorBefore(t, "https://127.0.0.1:1") // nobody is there
-	if _, known := d.names.get(); known || d.names.ready(nil) == nil {
+	if _, known := d.clusterNames(); known || d.namesReady(nil) == nil {
 		t.Error("the names are known before they are read")
 	}
 }

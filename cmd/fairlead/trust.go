@@ -43,19 +43,13 @@ func (s *server) makeTrust(files []certs.File) (err error) {
 	if err := errors.Join(err1, err2); err != nil {
 		return cli.Usage(err)
 	}
-	s.certs, err = certs.New(certs.Config{
-		Serving: certs.PairSource{Cert: s.o.tlsCert, Key: s.o.tlsKey}, SNI: cli.KeyPairs(s.o.sniPairs),
-		MinVersion: version, CipherSuites: suites, HTTP1: !s.o.http2,
-		ClientCA: s.o.clientCA, RequestHeaderCA: s.o.requestHeaderCA, AllowedNames: s.o.allowedNames,
-		ConfigMap: authConfigMap(), TrustConfigMap: s.o.authConfigMap,
-		ProxyClient: certs.PairSource{Cert: s.o.proxyCert, Key: s.o.proxyKey},
-		Files:       append(s.kube.files(), files...),
-		Watch:       watch, Logger: s.log, Metrics: s.metrics,
-	})
+	c := s.o.Certs
+	c.SNI, c.MinVersion, c.CipherSuites, c.HTTP1 = s.o.SNI(), version, suites, !s.o.http2
+	c.ConfigMap, c.Files, c.Watch, c.Logger, c.Metrics = authConfigMap(), append(s.kube.files(), files...), watch, s.log, s.metrics
+	s.certs, err = certs.New(c)
 	if err != nil {
 		return cli.Usage(err)
 	}
-	s.names.clients, s.names.impersonates = s.certs.Clients(), s.o.impersonates()
 	s.loops["certificates"], s.loops["backend trust"] = s.certs.Run, s.trust.Run
 	return nil
 }

@@ -126,7 +126,7 @@ func TestBackendsByURL(t *testing.T) {
 	for _, http2 := range []bool{true, false} {
 		check.Same(t, map[string]int{byAddress: 50}, answered(http2), "HTTP/2 %v, after the name's address changed", http2)
 	}
-	must.Get2(ca.Issue(pki.Leaf{CommonName: "renewed", Names: []string{"localhost"}}).WriteFiles(filepath.Dir(d.o.proxyCert), "front"))(t)
+	must.Get2(ca.Issue(pki.Leaf{CommonName: "renewed", Names: []string{"localhost"}}).WriteFiles(filepath.Dir(d.o.Certs.ProxyClient.Cert), "front"))(t)
 	must.Soon(t, 20*time.Second, "the renewed certificate is shown", func() bool {
 		answered(true)
 		return shown.Load() == "renewed"

@@ -36,7 +36,6 @@ type server struct {
 	apiServices *apiservices.Server
 	trust       *trust.Trust
 	certs       *certs.Store
-	names       clusterNames
 	prober      *health.Prober
 	backends    *backend.Pools
 
@@ -111,14 +110,12 @@ func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err e
 func (o *options) reach() reach.Rules {
 	// The operator of this process writes the directory, but not what is in etcd or in a cluster.
 	r := &o.registry
-	return reach.Rules{AllowLoopback: o.allowLoopback || r.dir != "" && r.etcd == nil && !r.cluster}
+	return reach.Rules{AllowLoopback: o.Table().Reach.AllowLoopback || r.dir != "" && r.etcd == nil && !r.cluster}
 }
 
 func (s *server) makeTable(reach *reach.Rules) (err error) {
-	options := registry.Options{
-		ClusterIPRouting: !s.o.endpointRouting, Reach: *reach, AllowURLs: s.o.allowURLs, ProtectedGroups: cli.Groups(s.o.protectedGroups),
-		Defaults: registry.Policy{RequestTimeout: s.o.requestTimeout, CAOverlap: zeroMeansNone(s.o.caOverlap)},
-	}
+	options := s.o.Table()
+	options.Reach, options.Defaults = *reach, registry.Policy{RequestTimeout: s.o.requestTimeout, CAOverlap: zeroMeansNone(s.o.caOverlap)}
 	if err := s.makeAPIServices(&options); err != nil {
 		return err
 	}
@@ -127,7 +124,7 @@ func (s *server) makeTable(reach *reach.Rules) (err error) {
 		c.Client = s.kube.client
 	}
 	if s.o.registry.etcd != nil {
-		c.APIServices, c.CacheFile = ownClient(s.apiServices), s.o.etcd.cacheFile
+		c.APIServices, c.CacheFile = ownClient(s.apiServices), s.o.cacheFile
 	}
 	s.registry, err = registry.New(c)
 	s.loops["table"] = s.registry.Run
@@ -171,13 +168,10 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	if err != nil {
 		return err
 	}
-	c := proxy.Config{
-		Table: s.registry.Table, Authn: who, Authz: may, Backends: s.backends, MaxInFlight: s.o.maxInFlight,
-		MaxSessions: front.Descriptors(sessionShare), MaxMutating: s.o.maxMutating, GoAwayChance: s.o.goawayChance, ForwardRedirects: !s.o.rejectRedirects,
-		Documents: &s.documents, Claimed: s.documents.openapi.Claimed, Ready: s.documents.ready, Pages: http.HandlerFunc(s.servePages), Health: s.health,
-		AccessLog: s.accessLog, Taps: &s.taps, Audit: s.audit, Tracer: tracer, Logger: s.log, Metrics: s.metrics,
-		AllowedOrigins: s.o.browsers.origins, HSTS: s.o.browsers.hsts,
-	}
+	c := s.o.proxy
+	c.Table, c.Authn, c.Authz, c.Backends, c.MaxSessions, c.ForwardRedirects = s.registry.Table, who, may, s.backends, front.Descriptors(sessionShare), !s.o.rejectRedirects
+	c.Documents, c.Claimed, c.Ready, c.Pages, c.Health = &s.documents, s.documents.openapi.Claimed, s.documents.ready, http.HandlerFunc(s.servePages), s.health
+	c.AccessLog, c.Taps, c.Audit, c.Tracer, c.Logger, c.Metrics = s.accessLog, &s.taps, s.audit, tracer, s.log, s.metrics
 	if s.kube != nil {
 		c.Local, c.CredentialRejected = s.kube.pools, s.kube.credential.renew
 	}

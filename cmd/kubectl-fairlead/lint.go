@@ -25,22 +25,9 @@ import (
 
 // linter is one run of lint.
 type linter struct {
-	// Flags of serve about trust, with the same names.
-	kubeconfig      string
-	current         bool // nothing is given, so the cluster that kubectl would use is checked
-	tlsCert, tlsKey string
-	sniPairs        []string
-	clientCA        string
-	requestHeaderCA string
-	allowedNames    []string
-
-	proxyCert, proxyKey string
-	localIdentity       string
-
-	endpointRouting bool
-	allowLoopback   bool
-	allowURLs       bool
-	protectedGroups []string
+	cli.Shared // flags of serve
+	kubeconfig string
+	current    bool // nothing is given, so the cluster that kubectl would use is checked
 
 	output    string
 	namespace string   // of objects in files without a namespace
@@ -96,42 +83,22 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 
 func (l *linter) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked; but if nothing else is given to check, the one that kubectl would use.")
-	fs.StringVar(&l.tlsCert, "tls-cert-file", "", "Serving certificate (PEM, chain).")
-	fs.StringVar(&l.tlsKey, "tls-private-key-file", "", "Key of the serving certificate.")
-	fs.StringArrayVar(&l.sniPairs, "tls-sni-cert-key", nil, "Another serving certificate, as certfile,keyfile[:name,…]; repeat the flag for several.")
-	fs.StringVar(&l.clientCA, "client-ca-file", "", "CA bundle of client certificates.")
-	fs.StringVar(&l.requestHeaderCA, "requestheader-client-ca-file", "", "CA bundle that verifies front proxies, whose headers name the user.")
-	fs.StringSliceVar(&l.allowedNames, "requestheader-allowed-names", nil, "Common names of trusted front proxies. Empty: any certificate of that CA.")
-	fs.StringVar(&l.proxyCert, "proxy-client-cert-file", "", "Client certificate that identifies Fairlead as the front proxy, to backends and the local apiserver.")
-	fs.StringVar(&l.proxyKey, "proxy-client-key-file", "", "Key of that certificate.")
-	fs.StringVar(&l.localIdentity, "local-identity", "front-proxy", "front-proxy: the local apiserver must trust that certificate, too; impersonate: only extension servers must trust it.")
-	fs.BoolVar(&l.endpointRouting, "enable-aggregator-routing", true, "Send requests to the endpoints of a Service. False: to its ClusterIP.")
-	fs.BoolVar(&l.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses.")
-	fs.BoolVar(&l.allowURLs, "allow-url-backends", false, "Allow APIServices to name their backend by URL (annotation fairlead.dev/url).")
-	fs.StringSliceVar(&l.protectedGroups, "protected-groups", nil, "API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
+	l.AddFlags(func(string) *pflag.FlagSet { return fs })
 	fs.StringVarP(&l.namespace, "namespace", "n", "default", "Namespace of objects without one in files, as for kubectl apply.")
 	fs.StringVarP(&l.output, "output", "o", "text", "Output format: text (a line for each finding) or json (a list).")
 	fs.StringSliceVar(&l.names, "serving-names", nil, "Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
 }
 
-func (l *linter) impersonates() bool { return l.localIdentity == "impersonate" }
+func (l *linter) impersonates() bool { return l.LocalIdentity == cli.Impersonate }
 
 // validate reports every fault of the command line; a missing file is one.
 func (l *linter) validate(files []string) error {
 	f := &cli.Faults{}
 	f.If(l.output != "text" && l.output != "json", "--output %q is neither text nor json", l.output)
-	f.If(l.localIdentity != "front-proxy" && !l.impersonates(),
-		"--local-identity %q is neither front-proxy nor impersonate", l.localIdentity)
 	err := checkNames(l.names)
 	f.If(err != nil, "%w", err)
-	nothing := len(files) == 0 && len(l.sniPairs) == 0
-	for _, given := range []struct{ flag, path string }{
-		{"--kubeconfig", l.kubeconfig}, {"--tls-cert-file", l.tlsCert}, {"--tls-private-key-file", l.tlsKey}, {"--client-ca-file", l.clientCA},
-		{"--requestheader-client-ca-file", l.requestHeaderCA}, {"--proxy-client-cert-file", l.proxyCert}, {"--proxy-client-key-file", l.proxyKey},
-	} {
-		nothing = nothing && given.path == ""
-		f.Readable(given.flag, given.path)
-	}
+	l.Validate(f)
+	f.Readable("--kubeconfig", l.kubeconfig)
 	for _, name := range files {
 		if name == "-" {
 			continue
@@ -140,10 +107,11 @@ func (l *linter) validate(files []string) error {
 		f.If(err != nil, "%s: %w", name, errors.Unwrap(err)) // without the file's name
 		_ = file.Close()                                     // only opened to check that it is readable
 	}
-	f.If((l.tlsCert == "") != (l.tlsKey == ""), "--tls-cert-file and --tls-private-key-file go together")
-	f.If((l.proxyCert == "") != (l.proxyKey == ""), "--proxy-client-cert-file and --proxy-client-key-file go together")
-	f.CheckKeyPairs(l.sniPairs)
-	if nothing {
+	c := &l.Certs
+	f.If((c.Serving.Cert == "") != (c.Serving.Key == ""), "--tls-cert-file and --tls-private-key-file go together")
+	f.If((c.ProxyClient.Cert == "") != (c.ProxyClient.Key == ""), "--proxy-client-cert-file and --proxy-client-key-file go together")
+	given := l.kubeconfig + c.Serving.Cert + c.Serving.Key + c.ClientCA + c.RequestHeaderCA + c.ProxyClient.Cert + c.ProxyClient.Key
+	if given == "" && len(files)+len(l.SNI()) == 0 {
 		_, err := l.config()
 		l.current = !clientcmd.IsEmptyConfig(err)
 		f.If(!l.current, "nothing to check: give files, --kubeconfig or certificates")

@@ -21,39 +21,39 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
-	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // own checks the certificates of the flags on their own.
 func (l *linter) own() {
-	if l.tlsCert != "" {
-		l.serving("serving certificate", l.tlsCert, l.tlsKey, l.names)
+	if l.Certs.Serving.Cert != "" {
+		l.serving("serving certificate", l.Certs.Serving, l.names)
 	}
-	for _, pair := range cli.KeyPairs(l.sniPairs) {
+	for _, pair := range l.SNI() {
 		names := slices.DeleteFunc(pair.Names, func(name string) bool { return name == "" || strings.Contains(name, "*") })
-		l.serving("SNI certificate "+pair.Cert, pair.Cert, pair.Key, names)
+		l.serving("SNI certificate "+pair.Cert, pair, names)
 	}
 	// With a cluster, live checks more.
-	if l.proxyCert != "" && l.kubeconfig == "" {
-		if chain := l.pair("proxy client certificate", l.proxyCert, l.proxyKey); chain != nil {
+	if l.Certs.ProxyClient.Cert != "" && l.kubeconfig == "" {
+		if chain := l.pair("proxy client certificate", l.Certs.ProxyClient); chain != nil {
 			l.found = append(l.found, certs.CheckProxyClient(chain, nil)...)
 		}
 	}
 	before := len(l.found)
-	l.bundle("client CA", l.clientCA)
-	l.bundle("request-header CA", l.requestHeaderCA)
-	if l.clientCA == "" || l.requestHeaderCA == "" || len(l.found) > before {
+	c := &l.Certs
+	l.bundle("client CA", c.ClientCA)
+	l.bundle("request-header CA", c.RequestHeaderCA)
+	if c.ClientCA == "" || c.RequestHeaderCA == "" || len(l.found) > before {
 		return
 	}
-	_, err := certs.New(certs.Config{ClientCA: l.clientCA, RequestHeaderCA: l.requestHeaderCA, AllowedNames: l.allowedNames})
+	_, err := certs.New(certs.Config{ClientCA: c.ClientCA, RequestHeaderCA: c.RequestHeaderCA, AllowedNames: c.AllowedNames})
 	if err != nil {
 		l.error("client CA", "use separate CAs, or set --requestheader-allowed-names to the front proxies' common names", "%v", err)
 	}
 }
 
-func (l *linter) serving(object, cert, key string, names []string) {
-	chain := l.pair(object, cert, key)
+func (l *linter) serving(object string, of certs.PairSource, names []string) {
+	chain := l.pair(object, of)
 	if chain == nil {
 		return
 	}
@@ -67,17 +67,17 @@ func (l *linter) serving(object, cert, key string, names []string) {
 }
 
 // pair reads a key pair as serve does. It returns nil after reporting a pair that cannot be used.
-func (l *linter) pair(object, cert, key string) []*x509.Certificate {
-	both, err := tls.LoadX509KeyPair(cert, key)
+func (l *linter) pair(object string, of certs.PairSource) []*x509.Certificate {
+	both, err := tls.LoadX509KeyPair(of.Cert, of.Key)
 	if err != nil {
-		l.error(object, "put a certificate and its own key into "+cert+" and "+key, "the pair cannot be used: %v", err)
+		l.error(object, "put a certificate and its own key into "+of.Cert+" and "+of.Key, "the pair cannot be used: %v", err)
 		return nil
 	}
-	chain, err := certutil.CertsFromFile(cert)
+	chain, err := certutil.CertsFromFile(of.Cert)
 	if err != nil {
-		l.error(object, "repair "+cert, "it cannot be read: %v", err)
+		l.error(object, "repair "+of.Cert, "it cannot be read: %v", err)
 	}
-	if cert == l.proxyCert {
+	if of.Cert == l.Certs.ProxyClient.Cert {
 		l.proxy = &both
 	}
 	return chain
@@ -158,7 +158,7 @@ type shown struct {
 // handshakeTimeout. It never sends the proxy client certificate.
 func (l *linter) ask(ctx context.Context, entries []*registry.Entry) map[*registry.Entry][]shown {
 	all := make(map[*registry.Entry][]shown)
-	rules := l.reach()
+	rules := l.Table().Reach
 	var g errgroup.Group
 	g.SetLimit(maxHandshakes)
 	for _, e := range entries {

@@ -16,8 +16,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
-	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
@@ -35,12 +33,13 @@ func (l *linter) files(paths []string) {
 	if len(paths) == 0 {
 		return
 	}
+	options := l.Table()
 	decoder := manifest.NewDecoder()
 	decoder.Namespace = l.namespace
 	s := &set{
 		in: registry.Input{
 			APIServices: make(map[string]*apiregistrationv1.APIService), Services: make(map[types.NamespacedName]*corev1.Service),
-			Slices: make(map[types.NamespacedName][]*discoveryv1.EndpointSlice), Complete: true, Now: time.Now(), Options: l.tableOptions(),
+			Slices: make(map[types.NamespacedName][]*discoveryv1.EndpointSlice), Complete: true, Now: time.Now(), Options: &options,
 		},
 		maps: make(map[types.NamespacedName]*corev1.ConfigMap), at: make(map[string]string),
 	}
@@ -53,12 +52,6 @@ func (l *linter) files(paths []string) {
 		l.entry(e, s.at["APIService "+e.Name]+": ", s)
 	}
 }
-
-func (l *linter) tableOptions() *registry.Options {
-	return &registry.Options{ClusterIPRouting: !l.endpointRouting, Reach: l.reach(), AllowURLs: l.allowURLs, ProtectedGroups: cli.Groups(l.protectedGroups)}
-}
-
-func (l *linter) reach() reach.Rules { return reach.Rules{AllowLoopback: l.allowLoopback} }
 
 // expand returns a file itself, or the manifests below a directory.
 func (l *linter) expand(path string) []string {

@@ -99,14 +99,14 @@ func (l *linter) proxyClient(ctx context.Context, client corev1client.CoreV1Inte
 			authentication[k] = []byte(v)
 		}
 	}
-	if l.proxyCert == "" {
+	if l.Certs.ProxyClient.Cert == "" {
 		l.warn("proxy client certificate", "give --proxy-client-cert-file and --proxy-client-key-file, as for serve", "it was not checked, because it was not given")
 		return true
 	}
 	if l.impersonates() {
 		authentication = nil // the cluster never sees it; each extension server is checked separately
 	}
-	if chain := l.pair("proxy client certificate", l.proxyCert, l.proxyKey); chain != nil {
+	if chain := l.pair("proxy client certificate", l.Certs.ProxyClient); chain != nil {
 		found := certs.CheckProxyClient(chain, authentication)
 		if l.impersonates() {
 			found = found[:len(found)-1] // without the finding that it was not compared
@@ -139,7 +139,7 @@ func doFor(err error, allow string) string {
 
 // table reads the cluster exactly as serve does.
 func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry, error) {
-	r, err := registry.New(registry.Config{Client: cfg, Options: *l.tableOptions(), Logger: slog.New(slog.DiscardHandler)})
+	r, err := registry.New(registry.Config{Client: cfg, Options: l.Table(), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}

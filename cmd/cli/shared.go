@@ -1,0 +1,94 @@
+package cli
+
+import (
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Impersonate is the value of --local-identity with which Fairlead impersonates users at the local
+// apiserver. The other one is front-proxy.
+const Impersonate = "impersonate"
+
+// Shared are the flags that serve and lint have in common.
+type Shared struct {
+	// Certs has the files of the flags, without SNI, and the common names of front proxies.
+	Certs certs.Config
+	// LocalIdentity is how Fairlead passes a user that it has authenticated to the local apiserver.
+	LocalIdentity string
+
+	sni             []string
+	endpointRouting bool
+	allowLoopback   bool
+	allowURLs       bool
+	protectedGroups []string
+}
+
+// AddFlags adds the flags to their groups.
+func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
+	fs := group("serving certificate")
+	fs.StringVar(&s.Certs.Serving.Cert, "tls-cert-file", "", "Serving certificate and its chain, in PEM. Required by serve, which reloads it when it changes.")
+	fs.StringVar(&s.Certs.Serving.Key, "tls-private-key-file", "", "Private key of --tls-cert-file. Required by serve.")
+	fs.StringArrayVar(&s.sni, "tls-sni-cert-key", nil, "Another serving certificate, as certfile,keyfile[:name,…]; repeat the flag for several.")
+	fs = group("authentication")
+	fs.StringVar(&s.Certs.ClientCA, "client-ca-file", "", "CA bundle that verifies client certificates. Empty: client certificates are not accepted.")
+	fs.StringVar(&s.Certs.RequestHeaderCA, "requestheader-client-ca-file", "", "CA bundle that verifies front proxies, whose headers name the user. Empty: no front proxy is trusted.")
+	fs.StringSliceVar(&s.Certs.AllowedNames, "requestheader-allowed-names", nil, "Common names of trusted front proxies. Empty: any certificate of --requestheader-client-ca-file.")
+	fs = group("proxy client certificate")
+	fs.StringVar(&s.Certs.ProxyClient.Cert, "proxy-client-cert-file", "", "Client certificate that identifies Fairlead as the front proxy, to backends and (unless --local-identity=impersonate) to the local apiserver. Required by serve, which reloads it when it changes.")
+	fs.StringVar(&s.Certs.ProxyClient.Key, "proxy-client-key-file", "", "Private key of --proxy-client-cert-file. Required by serve.")
+	fs.StringVar(&s.LocalIdentity, "local-identity", "front-proxy", "How Fairlead passes the user to the local apiserver: front-proxy (X-Remote-* headers, with --proxy-client-cert-file) or impersonate (Impersonate-* headers, with the credential of the kubeconfig or the pod; for clusters run by somebody else). Bearer tokens that only the cluster can verify are forwarded unchanged in both cases.")
+	fs = group("backend")
+	fs.BoolVar(&s.endpointRouting, "enable-aggregator-routing", true, "Send requests to the endpoints of a Service. False: to its ClusterIP.")
+	fs.BoolVar(&s.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses, and host names that only an egress proxy can resolve. They receive Fairlead's client certificate.")
+	fs.BoolVar(&s.allowURLs, "allow-url-backends", false, "Allow APIServices to name their backend by URL (annotation fairlead.dev/url). Whoever can write APIServices then decides which host receives Fairlead's client certificate. Always on with --registry=dir: and etcd:.")
+	fs.StringSliceVar(&s.protectedGroups, "protected-groups", nil, "API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
+}
+
+// Validate adds the faults of the flags.
+func (s *Shared) Validate(f *Faults) {
+	for _, given := range [][2]string{
+		{"--tls-cert-file", s.Certs.Serving.Cert}, {"--tls-private-key-file", s.Certs.Serving.Key},
+		{"--client-ca-file", s.Certs.ClientCA}, {"--requestheader-client-ca-file", s.Certs.RequestHeaderCA},
+		{"--proxy-client-cert-file", s.Certs.ProxyClient.Cert}, {"--proxy-client-key-file", s.Certs.ProxyClient.Key},
+	} {
+		f.Readable(given[0], given[1])
+	}
+	for i, pair := range s.SNI() {
+		if pair.Cert == "" || pair.Key == "" {
+			f.Add("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", s.sni[i])
+			continue
+		}
+		f.Readable("--tls-sni-cert-key", pair.Cert)
+		f.Readable("--tls-sni-cert-key", pair.Key)
+	}
+	f.If(s.LocalIdentity != "front-proxy" && s.LocalIdentity != Impersonate, "--local-identity %q is neither front-proxy nor impersonate", s.LocalIdentity)
+}
+
+// SNI returns the pairs of --tls-sni-cert-key, as kube-apiserver reads it. A value of another form
+// yields a pair without a file, which Validate reports.
+func (s *Shared) SNI() (pairs []certs.PairSource) {
+	for _, text := range s.sni {
+		files, names, _ := strings.Cut(text, ":")
+		cert, key, _ := strings.Cut(files, ",")
+		p := certs.PairSource{Cert: cert, Key: key}
+		if names != "" {
+			p.Names = strings.Split(names, ",")
+		}
+		pairs = append(pairs, p)
+	}
+	return pairs
+}
+
+// Table returns the options of the table.
+func (s *Shared) Table() registry.Options {
+	o := registry.Options{ClusterIPRouting: !s.endpointRouting, AllowURLs: s.allowURLs, ProtectedGroups: s.protectedGroups}
+	o.Reach.AllowLoopback = s.allowLoopback
+	if len(o.ProtectedGroups) == 1 && o.ProtectedGroups[0] == "-" {
+		o.ProtectedGroups = []string{} // none, rather than the default
+	}
+	return o
+}
