@@ -71,7 +71,7 @@ func TestRun(t *testing.T) {
 // Each suite gets a line, with any outcome.
 func TestTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // its clock stands still
-		file := filepath.Join(t.TempDir(), "times")
+		file := filepath.Join(t.TempDir(), "new", "times")
 		for _, suite := range []string{"good", "bad"} {
 			in := events(map[string]string{"good": "pass", "bad": "fail"}[suite] + " TestA")
 			if err := run(strings.NewReader(in), &strings.Builder{}, options{suite: suite, times: file}); (err != nil) != (suite == "bad") {
