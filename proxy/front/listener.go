@@ -180,12 +180,15 @@ type placed struct {
 	net.Conn
 	leave  func()
 	closed atomic.Bool
+	// counts is told of what is read during the handshake, and reports whether there is room for
+	// it. Nil afterwards.
+	counts func(n int) bool
 }
 
-// Read reads nothing after Close.
+// Read reads nothing after Close, and nothing for which there is no room.
 func (p *placed) Read(b []byte) (int, error) {
 	n, err := p.Conn.Read(b)
-	if p.closed.Load() {
+	if p.closed.Load() || p.counts != nil && !p.counts(n) {
 		return 0, net.ErrClosed
 	}
 	return n, err //nolint:wrapcheck // from the wrapped connection

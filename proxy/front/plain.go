@@ -118,6 +118,25 @@ type plain struct {
 	closed   bool
 }
 
+// handshake counts what comes before its end twice: crypto/tls collects up to 256 KiB of a client's
+// certificates, in a buffer that doubles.
+func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
+	if below, ok := raw.(interface{ NetConn() net.Conn }); ok {
+		raw = below.NetConn()
+	}
+	if p, ok := raw.(*placed); ok {
+		p.counts = func(n int) bool {
+			ok = c.hold(c.held + 2*int64(n))
+			if !ok {
+				c.all.memory.Refuse(hold.Connection)
+			}
+			return ok
+		}
+		defer func() { p.counts = nil; c.hold(0) }()
+	}
+	return c.HandshakeContext(ctx) //nolint:wrapcheck // from the wrapped connection
+}
+
 // SetReadDeadline keeps the deadline, because Read waits for room, too.
 func (c *plain) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()

@@ -124,6 +124,38 @@ func TestShortHeadsLeaveRoom(t *testing.T) {
 	}
 }
 
+// What handshakes hold is counted, and no address fills the bound with it.
+func TestHandshakesGetRoom(t *testing.T) {
+	const limit, record = 4 << 20, 12 << 10
+	memory := hold.New(limit)
+	p, dial := plaintext(t, memory, func(http.ResponseWriter, *http.Request) {})
+	held := func() int64 { return limit - 4*memory.Share() }
+	hello := append([]byte{1, 0, 0xff, 0xff}, make([]byte, 5*record-4)...) // of 64 KiB
+	read := make(chan bool, 40)
+	for range cap(read) {
+		ours, theirs := net.Pipe()
+		defer theirs.Close()
+		go p.greet(&placed{Conn: piped{ours, "192.0.2.1"}, leave: func() {}})
+		go func() {
+			for at := 0; at < len(hello); at += record {
+				if _, err := theirs.Write(append([]byte{22, 3, 1, record >> 8, 0}, hello[at:at+record]...)); err != nil {
+					break
+				}
+			}
+			read <- true
+		}()
+	}
+	for range cap(read) {
+		<-read
+	}
+	if least, most := int64(limit/8), int64(limit/4+cap(read)*freeHead); held() < least || held() > most {
+		t.Errorf("%d bytes are counted, want %d to %d", held(), least, most)
+	}
+	_ = dial("192.0.2.2")
+	_ = p.Close() // an error: its listener is not served
+	must.Soon(t, 10*time.Second, "all is given back", func() bool { return held() == 0 })
+}
+
 // Connections over HTTP/1.1, and their requests, have places in memory, the last ones not for one
 // address. Those without a request for a moment make room for others of their address, and for all
 // if all is taken, but none with a request. Nobody waits for clients that do not read.

@@ -121,8 +121,11 @@ func (p *Port) greet(raw net.Conn) {
 	ctx, cancel := context.WithTimeout(p.ending, readHeaderTimeout)
 	defer cancel()
 	conn := tls.Server(raw, p.tls)
+	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
+	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), from: from}
 	defer p.rescue(raw)
-	if err := conn.HandshakeContext(ctx); err != nil {
+	if err := c.handshake(ctx, raw); err != nil {
+		c.leave()
 		p.log.Debug("TLS handshake", "client", raw.RemoteAddr(), "err", err)
 		var r tls.RecordHeaderError
 		if errors.As(err, &r) && r.Conn != nil && slices.Contains([]string{"GET /", "HEAD ", "POST ", "PUT /", "OPTIO"}, string(r.RecordHeader[:])) {
@@ -133,13 +136,13 @@ func (p *Port) greet(raw net.Conn) {
 	}
 	cancel()
 	if conn.ConnectionState().NegotiatedProtocol == "h2" {
+		c.leave()
 		ctx, gone := context.WithCancel(context.Background())
 		defer gone()
 		p.frames.Serve(p.http1, conn, ofConn{p.http1.Handler, p.connContext(ctx, conn)})
 		return
 	}
-	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
-	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), from: from, begun: time.Now()}
+	c.begun = time.Now()
 	if !p.heads.enter(c) {
 		p.heads.memory.Refuse(hold.Connection)
 		_ = c.refuse(http.StatusTooManyRequests) // as for a head

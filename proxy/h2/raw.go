@@ -132,6 +132,9 @@ func (r *rawConn) begin() {
 	}
 }
 
+// NetConn returns the connection as accepted or dialled.
+func (r *rawConn) NetConn() net.Conn { return r.Conn }
+
 // Close closes the connection. An owned connection is only shut down: its loop then closes it.
 func (r *rawConn) Close() error {
 	if r.owned.Load() {
