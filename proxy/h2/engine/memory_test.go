@@ -207,6 +207,28 @@ func TestBlockBufferIsCounted(t *testing.T) {
 	}
 }
 
+// Whether a head finds room does not depend on what another one has left.
+func TestBlockBufferRefusesNobody(t *testing.T) {
+	r := newRig(t)
+	r.e.Memory = hold.New(64 << 20)
+	for _, before := range []int{1, 1000 << 10} {
+		large, c := r.client(), r.client()
+		large.get(1, "x-big="+strings.Repeat("b", before))
+		r.e.Memory.Add(52 << 20)
+		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, 16<<10)})
+		for range 10 {
+			_ = c.fr.WriteContinuation(1, false, make([]byte, 16<<10))
+		}
+		c.flush()
+		if c.c.closing {
+			t.Errorf("after a head of %d bytes, an unfinished one finds no room", before)
+		}
+		r.e.Memory.Add(-52 << 20)
+		r.lose(large, errRefused)
+		r.lose(c, errRefused)
+	}
+}
+
 // An object that is kept for reuse cannot be freed twice: two connections would share it.
 func TestFreedTwice(t *testing.T) {
 	for _, tt := range []struct {

@@ -314,9 +314,10 @@ func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connE
 }
 
 // growBlock takes the kept buffer for a block that n more bytes make larger than its own one, from
-// an eighth of its size on: a peer holds what it has sent, not what another one sent before.
+// an eighth of its size on and if it has room: a peer holds what it has sent, not what another one
+// sent before.
 func (e *Engine) growBlock(c *Conn, n int) {
-	if n += len(c.block); n > cap(c.block) && n <= cap(e.block) && cap(e.block) <= 8*n {
+	if n += len(c.block); n > cap(c.block) && n <= cap(e.block) && cap(e.block) <= 8*n && !c.crowded(cap(e.block)) {
 		c.block, e.block = append(e.block[:0], c.block...), nil
 	}
 }
