@@ -83,6 +83,7 @@ func (s *server) adminEngine(own http.Handler) *h2.Server {
 	return h2.New(h2.Config{
 		Decide:     func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return plan, true },
 		MaxStreams: uint32(s.o.streamsPerConn), Shards: 1, Memory: s.held, Logger: s.log, //nolint:gosec // validated
+		Source: func(remote string) string { return bound.Stranger(remote).Address },
 	})
 }
 

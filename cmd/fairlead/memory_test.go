@@ -1,11 +1,20 @@
 package main
 
 import (
+	"crypto/tls"
+	"io"
+	"net"
 	"os"
 	"runtime/debug"
 	"testing"
+	"time"
 
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/front"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestKeepSmall(t *testing.T) {
@@ -56,5 +65,38 @@ func TestGiveBack(t *testing.T) {
 			given = append(given, n)
 		}
 		check.Same(t, tt.given, given, "%s: memory given back", tt.name)
+	}
+}
+
+// On either port, the heads of one address leave most of the memory to others.
+func TestHeadsOfOneAddress(t *testing.T) {
+	const limit = 32 << 20
+	d := aloneDoor(t)
+	d.held.Add(d.held.Limit() - limit)
+	d.start(t)
+	dialer := &tls.Dialer{Config: &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12}}
+	for port, l := range map[string]*front.Listener{"front": d.ports.front, "admin": d.ports.admin} {
+		var conns []net.Conn
+		for range 60 {
+			conn := must.Get(dialer.DialContext(t.Context(), "tcp", l.Addr().String()))(t)
+			conns = append(conns, conn)
+			must.Get(io.WriteString(conn, http2.ClientPreface))(t)
+			fr := http2.NewFramer(conn, conn)
+			_ = fr.WriteSettings() // a refused head ends the connection
+			_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, 16<<10)})
+			for range 20 {
+				_ = fr.WriteContinuation(1, false, make([]byte, 16<<10))
+			}
+		}
+		for range 20 { // the loop reads the heads meanwhile
+			must.Get(clientOf(t, true, nil).Get(urlOf(l) + "/livez"))(t).Body.Close()
+		}
+		if left := 4 * d.held.Share(); left < limit*2/3 {
+			t.Errorf("%s: %d bytes of %d are left", port, left, limit)
+		}
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+		must.Soon(t, 10*time.Second, "all is given back", func() bool { return 4*d.held.Share() > limit-hold.Least })
 	}
 }
