@@ -34,6 +34,8 @@ func TestManyFields(t *testing.T) {
 			fmt.Fprintf(c, "HTTP/1.1 103 Early Hints\r\n%s\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", head)
 		case "/switched":
 			fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n%s\r\n", strings.Replace(head, "x-0,", "x-0", 1))
+		case "/odd":
+			fmt.Fprintf(c, "HTTP/1.1 099 Odd\r\n\r\nHTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n%s\r\n", head)
 		case "/refused":
 			fmt.Fprintf(c, "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n%s\r\n", head)
 		default:
@@ -49,7 +51,7 @@ func TestManyFields(t *testing.T) {
 		{"/early?most", "", 200}, {"/early?names", "", 502}, {"/early?lists", "", 502},
 		{"/final?most", "", 200}, {"/final?names", "", 502}, {"/final?lists", "", 502},
 		{"/refused?most", websocket, 403}, {"/refused?names", websocket, 502}, {"/refused?lists", websocket, 502},
-		{"/switched?names", websocket, 502}, {"/switched?lists", websocket, 502}, {"/switched", websocket, 101},
+		{"/odd", websocket, 502}, {"/switched?names", websocket, 502}, {"/switched?lists", websocket, 502}, {"/switched", websocket, 101},
 	} {
 		res, br, _ := w.raw(t, "GET "+remoteGV+tc.target, strings.TrimSuffix(tc.head, "\r\n")+strings.Repeat("\r\n", min(1+len(tc.head), 2)))
 		for res.StatusCode == http.StatusEarlyHints {

@@ -133,6 +133,9 @@ func switchProtocols(conn *backend.Conn, out *http.Request) (*http.Response, *bu
 			limit.N = 1<<63 - 1
 			return res, br, nil
 		}
+		if res.StatusCode < http.StatusContinue {
+			break // no interim head: the names of another would not be counted
+		}
 	}
 	return nil, nil, errNoUpgrade
 }
