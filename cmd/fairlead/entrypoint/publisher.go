@@ -118,7 +118,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	due, was := time.Now(), false
 	for {
-		ready := p.ready()
+		ready := !p.withdrawn && p.config.Ready() == nil
 		// A replica that was never ready must not write: it would replace what kube-apiserver
 		// published with nothing.
 		p.served = p.served || ready
@@ -143,8 +143,6 @@ func (p *Publisher) Run(ctx context.Context) error {
 		}
 	}
 }
-
-func (p *Publisher) ready() bool { return !p.withdrawn && p.config.Ready() == nil }
 
 // round renews or drops our own Lease, then publishes the live ones. The next retries what fails.
 func (p *Publisher) round(ctx context.Context, ready bool) {
