@@ -25,45 +25,39 @@ import (
 // makeStatus makes the writer of fairlead.dev/Available, and the reporter of changed verdicts as
 // Events. kube-apiserver's own controllers own Available and cannot be switched off.
 func (s *server) makeStatus() error {
-	c := status.Config{Table: s.registry.Table, Faults: s.trust.Faults, Logger: s.log, Metrics: s.metrics}
-	if s.o.registry.etcd != nil {
-		// Available of APIServices in etcd: no other controller writes it.
-		objects, err := apiregistrationv1.NewForConfig(ownClient(s.apiServices))
+	c := status.Config{Table: func() status.Table { return s.registry.Table() }, Faults: s.trust.Faults, Logger: s.log, Metrics: s.metrics}
+	if s.o.writeStatus || s.o.emitEvents {
+		events, err1 := corev1.NewForConfig(s.kube.client)
+		leases, err2 := coordinationv1.NewForConfig(s.kube.client)
+		identity, err3 := replicaName()
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return fmt.Errorf("making clients of the local apiserver: %w", err)
+		}
+		c.Events, c.Leases, c.Identity = events, leases, identity
+	}
+	if s.o.writeStatus || s.o.registry.etcd != nil {
+		var client *rest.Config
+		if s.o.writeStatus {
+			client = s.kube.client
+		} else { // Available of APIServices in etcd: no other controller writes it
+			client, c.Elect = ownClient(s.apiServices), s.apiServices.Elect
+		}
+		objects, err := apiregistrationv1.NewForConfig(client)
 		if err != nil {
 			return fmt.Errorf("making client of APIServices: %w", err)
 		}
-		c.APIServices, c.Elect = objects.APIServices(), s.apiServices.Elect
-		if err := s.writeStatus(c); err != nil {
+		c.APIServices = objects.APIServices()
+		w, err := status.New(c)
+		if err != nil {
 			return err
 		}
-	}
-	if !s.o.writeStatus && !s.o.emitEvents {
-		return nil
-	}
-	objects, err1 := apiregistrationv1.NewForConfig(s.kube.client)
-	events, err2 := corev1.NewForConfig(s.kube.client)
-	leases, err3 := coordinationv1.NewForConfig(s.kube.client)
-	identity, err4 := replicaName()
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
-		return fmt.Errorf("making clients of the local apiserver: %w", err)
-	}
-	c.APIServices, c.Elect, c.Events, c.Leases, c.Identity = objects.APIServices(), nil, events, leases, identity
-	if s.o.writeStatus {
-		if err := s.writeStatus(c); err != nil {
-			return err
-		}
+		s.loops["status writer"] = w.Run
 	}
 	if !s.o.emitEvents {
 		return nil
 	}
 	e, err := status.NewEvents(c)
 	s.loops["events"] = e.Run
-	return err
-}
-
-func (p *process) writeStatus(c status.Config) error {
-	w, err := status.New(c)
-	p.loops["status writer"] = w.Run
 	return err
 }
 

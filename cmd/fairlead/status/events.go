@@ -26,16 +26,11 @@ type Events struct {
 	config  Config
 	log     *slog.Logger
 	emitted *prometheus.CounterVec // :: type
-	// table calls config.Table; tests replace it.
-	table func() table
 }
 
 // NewEvents makes Events. It does nothing until Run.
 func NewEvents(c Config) (*Events, error) {
-	if c.Faults == nil {
-		c.Faults = func() map[string]string { return nil }
-	}
-	e := &Events{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), table: func() table { return c.Table() }, emitted: metric.Counter("fairlead_event_total",
+	e := &Events{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), emitted: metric.Counter("fairlead_event_total",
 		"Events emitted for APIServices, by type (Normal, Warning), before similar ones are merged.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
 	return e, metric.Register(c.Metrics, "events", e.emitted)
 }
@@ -45,8 +40,7 @@ const eventsLease = "fairlead-events"
 
 // Run takes part in the election until ctx ends, and reports changes while it leads.
 func (e *Events) Run(ctx context.Context) error {
-	el := election{leases: e.config.Leases, lease: eventsLease, identity: e.config.Identity, turn: make(chan struct{}, 1)}
-	return el.run(ctx, func(ctx context.Context) {
+	return e.config.elect(ctx, eventsLease, func(ctx context.Context) {
 		e.log.Info("reporting verdicts as events", "lease", eventsLease)
 		defer e.log.Info("no longer reporting verdicts as events", "lease", eventsLease)
 		broadcaster := record.NewBroadcaster(record.WithContext(ctx))
@@ -73,7 +67,7 @@ func (e *Events) report(ctx context.Context, to record.EventRecorder) {
 	wake := time.NewTimer(faultsEvery)
 	defer wake.Stop()
 	var due time.Time // of the next call of Faults
-	for _, changes := range latest.Changes(ctx, e.table, wake.C) {
+	for _, changes := range latest.Changes(ctx, e.config.Table, wake.C) {
 		for _, c := range changes {
 			if c.New == nil || c.New.Local() {
 				delete(known, c.Key())

@@ -42,7 +42,7 @@ type state struct {
 func (s state) Entries() []*registry.Entry  { return s.entries }
 func (s state) Superseded() <-chan struct{} { return s.superseded }
 
-func (r *replica) table() table {
+func (r *replica) table() Table {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return state{r.entries, r.superseded}
@@ -66,9 +66,9 @@ type stage struct {
 	seen, noticed int // patches and Events
 }
 
-func (s *stage) config() Config {
+func (s *stage) config(r *replica) Config {
 	return Config{
-		Table: func() *registry.Table { return nil }, APIServices: (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices(),
+		Table: r.table, APIServices: (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices(),
 		Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake}, Identity: "one",
 	}
 }
@@ -77,7 +77,7 @@ func (s *stage) config() Config {
 func (s *stage) start(name, kind string, entries []*registry.Entry) {
 	r := s.replicas[name]
 	r.set(entries)
-	c := s.config()
+	c := s.config(r)
 	c.Identity, c.Logger = name, slog.New(slog.NewTextHandler(&r.log, nil))
 	if kind == "etcd" {
 		c.Leases, c.Identity = nil, ""
@@ -94,11 +94,9 @@ func (s *stage) start(name, kind string, entries []*registry.Entry) {
 			return r.faults
 		}
 		e := must.Get(NewEvents(Config{Table: c.Table, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: c.Leases, Identity: name, Faults: faults}))(s)
-		e.table = r.table
 		r.stop = must.Run(s, e.Run)
 	} else {
 		r.writer = must.Get(New(c))(s)
-		r.writer.table = r.table
 		r.stop = must.Run(s, r.writer.Run)
 	}
 }

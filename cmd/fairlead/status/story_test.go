@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/story"
@@ -130,14 +129,4 @@ func TestStories(t *testing.T) {
 			}
 		})
 	})
-}
-
-// The writer follows the given table.
-func TestNew(t *testing.T) {
-	good := (&stage{T: t, apiserver: newAPIServer(t)}).config()
-	asked := false
-	good.Table = func() *registry.Table { asked = true; return nil }
-	if must.Get(New(good))(t).table(); !asked {
-		t.Error("the writer has another table")
-	}
 }

@@ -53,7 +53,9 @@ type written struct {
 	since     metav1.Time
 	notBefore time.Time     // of the next write
 	pause     time.Duration // the backoff after a failed write
-	lost      loss
+	// losses is how often another writer has replaced the condition, lostLast when it last did.
+	losses   int
+	lostLast time.Time
 }
 
 // term is one period of leading.
@@ -75,7 +77,7 @@ func (t *term) run(ctx context.Context) {
 		t.others = &foreign{writer: t.writer, wake: wake}
 		defer t.others.stop()
 	}
-	for now, changes := range latest.Changes(ctx, t.writer.table, wake) {
+	for now, changes := range latest.Changes(ctx, t.writer.config.Table, wake) {
 		for _, c := range changes {
 			if c.New == nil {
 				delete(t.todo, c.Old.Name)
@@ -244,12 +246,6 @@ type foreign struct {
 	seen  map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number; nil means none
 }
 
-// loss is how often another writer has replaced a condition.
-type loss struct {
-	times int
-	last  time.Time
-}
-
 // warnAfter is the number of losses after which another writer is logged.
 const warnAfter = 3
 
@@ -318,7 +314,7 @@ func (f *foreign) stop() {
 // compare finds conditions that other writers have changed, and has them replaced at once. After
 // each loss it waits longer, up to relist: a kube-apiserver's own aggregator over the same keys
 // would always write again.
-func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now table) {
+func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now Table) {
 	differ := map[string]bool{}
 	for name, o := range seen {
 		have := t.of(name)
@@ -347,16 +343,15 @@ func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now table)
 
 // lose records that another writer has replaced a condition.
 func (t *term) lose(name string, have *written) {
-	l := &have.lost
-	if time.Since(l.last) > 2*relist {
-		l.times = 0
+	if time.Since(have.lostLast) > 2*relist {
+		have.losses = 0
 	}
-	l.times, l.last = l.times+1, time.Now()
-	if l.times == 1 {
+	have.losses, have.lostLast = have.losses+1, time.Now()
+	if have.losses == 1 {
 		return
 	}
-	have.notBefore = l.last.Add(min(spacing<<min(l.times, 10), relist))
-	if l.times == warnAfter {
+	have.notBefore = have.lostLast.Add(min(spacing<<min(have.losses, 10), relist))
+	if have.losses == warnAfter {
 		t.writer.log.Warn("another writer writes this condition too: replacing it less and less often", "apiservice", name, "condition", t.writer.condition)
 	}
 }

@@ -32,10 +32,10 @@ import (
 )
 
 // Config configures a Writer or Events. Table is required, and for a Writer APIServices and either
-// Elect or Leases; for Events, Events and Leases.
+// Elect or Leases; for Events, Events, Leases and Faults.
 type Config struct {
 	// Table returns the current table.
-	Table func() *registry.Table
+	Table func() Table
 	// APIServices writes conditions; it needs list on apiservices and patch on apiservices/status.
 	APIServices typed.APIServiceInterface
 	// Events writes Events; it needs the verbs create and patch on events in namespace default,
@@ -48,7 +48,7 @@ type Config struct {
 	// Elect elects the writer otherwise: it calls lead while this replica leads, until ctx ends.
 	// Then the condition is Available, of Local APIServices too. Nil means that Leases elect.
 	Elect func(ctx context.Context, name string, lead func(context.Context)) error
-	// Faults returns other faults of APIServices by name, such as an unreadable bundle. Nil: none.
+	// Faults returns other faults of APIServices by name, such as an unreadable bundle.
 	Faults func() map[string]string
 	// Logger logs failed writes and changes of the leader. Nil discards them.
 	Logger *slog.Logger
@@ -61,15 +61,12 @@ type Writer struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
-	// table calls config.Table; tests replace it.
-	table func() table
-	elect func(ctx context.Context, name string, lead func(context.Context)) error
 	// condition is the type of the condition that is written.
 	condition apiregistrationv1.APIServiceConditionType
 }
 
-// table is the part of *registry.Table that is used.
-type table interface {
+// Table is the part of *registry.Table that is used.
+type Table interface {
 	Entries() []*registry.Entry
 	Superseded() <-chan struct{}
 }
@@ -80,13 +77,9 @@ func New(c Config) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Writer{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, table: func() table { return c.Table() }, elect: c.Elect, condition: apiregistrationv1.Available}
-	if w.elect == nil {
-		w.condition = conditionType
-		w.elect = func(ctx context.Context, name string, lead func(context.Context)) error {
-			e := election{leases: c.Leases, lease: name, identity: c.Identity, turn: make(chan struct{}, 1)}
-			return e.run(ctx, lead)
-		}
+	w := &Writer{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, condition: apiregistrationv1.Available}
+	if c.Elect == nil {
+		w.condition, w.config.Elect = conditionType, c.elect
 	}
 	return w, nil
 }
@@ -96,7 +89,7 @@ const lease = "fairlead-status"
 
 // Run takes part in the election until ctx ends, and writes while it leads.
 func (w *Writer) Run(ctx context.Context) error {
-	return w.elect(ctx, lease, func(ctx context.Context) {
+	return w.config.Elect(ctx, lease, func(ctx context.Context) {
 		w.log.Info("writing statuses", "lease", lease)
 		w.metrics.leading.Set(1)
 		defer w.metrics.leading.Set(0)
@@ -131,30 +124,30 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
-// election decides which replica leads.
-type election struct {
-	leases          coordinationv1.LeasesGetter
-	lease, identity string        // the Lease is in kube-system
-	turn            chan struct{} // one slot: holds an element while a goroutine leads
-}
-
-// run takes part in the election until ctx ends, and calls lead while this replica leads. After
-// losing the Lease it runs for election again.
-func (e *election) run(ctx context.Context, lead func(context.Context)) error {
+// elect takes part in the election by a Lease in kube-system until ctx ends, and calls lead while
+// this replica leads. After losing the Lease it runs for election again.
+func (c Config) elect(ctx context.Context, lease string, lead func(context.Context)) error {
+	turn := make(chan struct{}, 1) // holds an element while a goroutine leads
 	for ctx.Err() == nil {
 		// A new elector each time: one that has lost remembers an old state of the Lease.
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-			Name: e.lease,
+			Name: lease,
 			Lock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: e.lease},
-				Client:     e.leases,
-				LockConfig: resourcelock.ResourceLockConfig{Identity: e.identity},
+				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: lease},
+				Client:     c.Leases,
+				LockConfig: resourcelock.ResourceLockConfig{Identity: c.Identity},
 			},
 			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 			// The context ends a write in flight, and the next leader first reads every condition.
 			ReleaseOnCancel: true,
 			Callbacks: leaderelection.LeaderCallbacks{
-				OnStartedLeading: func(ctx context.Context) { e.lead(ctx, lead) },
+				OnStartedLeading: func(ctx context.Context) { // canceled when the Lease is lost
+					turn <- struct{}{}
+					defer func() { <-turn }()
+					if ctx.Err() == nil {
+						lead(ctx)
+					}
+				},
 				OnStoppedLeading: func() {},
 			},
 		})
@@ -162,17 +155,8 @@ func (e *election) run(ctx context.Context, lead func(context.Context)) error {
 			return fmt.Errorf("configuring election: %w", err)
 		}
 		elector.Run(ctx)
-		e.turn <- struct{}{} // wait for lead to end; if it has not started yet, its context has ended
-		<-e.turn
+		turn <- struct{}{} // wait for lead to end; if it has not started yet, its context has ended
+		<-turn
 	}
 	return ctx.Err()
-}
-
-// lead calls lead unless ctx has ended; the election cancels ctx when the Lease is lost.
-func (e *election) lead(ctx context.Context, lead func(context.Context)) {
-	e.turn <- struct{}{}
-	defer func() { <-e.turn }()
-	if ctx.Err() == nil {
-		lead(ctx)
-	}
 }
