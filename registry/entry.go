@@ -176,13 +176,13 @@ const (
 // were unavailable.
 type Verdict struct {
 	// Status is True, False or Unknown. Empty means Unknown: not yet checked.
-	Status corev1.ConditionStatus
+	Status corev1.ConditionStatus `json:"status"`
 	// Reason is one of the Reason constants. Empty means not yet checked.
-	Reason string
+	Reason string `json:"reason,omitempty"`
 	// Message is for the operator: it may contain addresses and must not be sent to clients.
-	Message string
+	Message string `json:"message,omitempty"`
 	// Since is when Status last changed. Zero means not yet checked.
-	Since time.Time
+	Since time.Time `json:"since,omitzero"`
 }
 
 // Available reports whether requests may be sent.

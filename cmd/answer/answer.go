@@ -5,11 +5,169 @@
 package answer
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
+
+// Below is the path prefix of the pages on the front door.
+const Below = "/fairlead"
+
+// Status is the state of this replica: the response to /status.
+type Status struct {
+	// Time is when the document was made.
+	Time time.Time `json:"time"`
+	// Version and Go are those of the build. Started is when the process began to serve.
+	Version string    `json:"version"`
+	Go      string    `json:"go"`
+	Started time.Time `json:"started"`
+	// Replica is this process's host name, which a pod has from its node or itself. Empty: unknown.
+	Replica string `json:"replica,omitempty"`
+	// Cluster is the kubeconfig's name for the cluster. Empty means none, as in a pod.
+	Cluster string `json:"cluster,omitempty"`
+	// Ready is empty if this replica accepts requests; otherwise it is the reason why not.
+	Ready string `json:"notReady,omitempty"`
+	// Generation counts the tables of this process. Complete means that each source was read once.
+	Generation uint64 `json:"generation"`
+	Complete   bool   `json:"complete"`
+	// APIServices are in the order of legacy discovery: groupPriorityMinimum, then name.
+	APIServices []APIService `json:"apiServices"`
+	// LocalServers are the local apiservers. Empty means none.
+	LocalServers []Endpoint `json:"localAPIServers"`
+	// LocalIdentity is --local-identity. Empty means no local apiserver.
+	LocalIdentity string `json:"localIdentity,omitempty"`
+	// LocalTrust describes the bundle that verifies them. Nil means no local apiserver.
+	LocalTrust *trust.Status `json:"localTrust,omitempty"`
+	// Certificates are the key pairs and bundles of this process.
+	Certificates []certs.Status `json:"certificates"`
+	// Problems are faults of the registry that belong to no APIService.
+	Problems []string `json:"problems,omitempty"`
+	// Transitions are the last changes of verdicts, newest first.
+	Transitions []Transition `json:"transitions"`
+}
+
+// APIService is one entry of the table.
+type APIService struct {
+	// Name is version.group, as in metadata.name.
+	Name string `json:"name"`
+	// Group and Version are what it claims.
+	Group   string `json:"group"`
+	Version string `json:"version"`
+	// Kind is local, remote, or refused: a remote that claims a protected group.
+	Kind string `json:"kind"`
+	// GroupPriority and VersionPriority are groupPriorityMinimum and versionPriority.
+	GroupPriority   int32 `json:"groupPriorityMinimum"`
+	VersionPriority int32 `json:"versionPriority"`
+	// Service is namespace/name:port, or the URLs in its place. Empty for Local.
+	Service string `json:"service,omitempty"`
+	// ServerName is the TLS name that is verified, or several, comma-separated. Empty for Local.
+	ServerName string `json:"serverName,omitempty"`
+	// Owner is whom to notify of a failure (annotation owner). Empty means nobody.
+	Owner string `json:"owner,omitempty"`
+	// Verdict tells whether requests are sent there, in the words of its Available condition.
+	Verdict registry.Verdict `json:"verdict"`
+	// Cause is what is wrong, Advice what to check, Command what to run, Runbook where to read on.
+	// Empty means that all is well, or that no help is known.
+	Cause   string `json:"cause,omitempty"`
+	Advice  string `json:"advice,omitempty"`
+	Command string `json:"command,omitempty"`
+	Runbook string `json:"runbook,omitempty"`
+	// Flaps counts how often it became unavailable in the last hour, as far as Transitions go back.
+	Flaps int `json:"flaps,omitempty"`
+	// Endpoints are the addresses that Fairlead may dial.
+	Endpoints []Endpoint `json:"endpoints,omitempty"`
+	// InFlight and LongRunning count the requests in flight; the limits are the policy's.
+	InFlight       int64 `json:"inFlight"`
+	LongRunning    int64 `json:"longRunning"`
+	MaxInFlight    int   `json:"maxInFlight,omitempty"`
+	MaxLongRunning int   `json:"maxLongRunning,omitempty"`
+	// Traffic describes its latencies. Nil means that it had no requests lately.
+	Traffic *Traffic `json:"traffic,omitempty"`
+	// Maintenance is the message of the annotation. Empty means that it is not in maintenance.
+	Maintenance string `json:"maintenance,omitempty"`
+	// Trust describes the bundle that verifies the backend. Nil for Local.
+	Trust *trust.Status `json:"trust,omitempty"`
+	// Discovery and OpenAPI tell how current its part of them is. Nil for Local and the core group.
+	Discovery *discovery.Status `json:"discovery,omitempty"`
+	OpenAPI   *openapi.Status   `json:"openapi,omitempty"`
+	// Problems are faults of the object that Fairlead works around.
+	Problems []string `json:"problems,omitempty"`
+}
+
+// Endpoint is one address of a backend or of the local apiserver.
+type Endpoint struct {
+	// Address is host:port.
+	Address string `json:"address"`
+	// Health is unprobed, healthy or unhealthy.
+	Health string `json:"health"`
+	// Since is when Health last changed. Zero means never.
+	Since time.Time `json:"since,omitzero"`
+	// Slow endpoints get few requests, Terminating ones none while there are others.
+	Slow        bool `json:"slow,omitempty"`
+	Terminating bool `json:"terminating,omitempty"`
+	// Reason and Error say why it is unhealthy.
+	Reason string `json:"reason,omitempty"`
+	Error  string `json:"error,omitempty"`
+	// Probed is when its last probe ended, ProbeSeconds how long that took, ProbeError why it
+	// failed. Zero means that none has ended.
+	Probed       time.Time `json:"probed,omitzero"`
+	ProbeSeconds float64   `json:"probeSeconds,omitempty"`
+	ProbeError   string    `json:"probeError,omitempty"`
+	// GoAway is the last error with which it has ended a connection of HTTP/2, after the time.
+	GoAway string `json:"goAway,omitempty"`
+	// Release, Clients and Only describe a local apiserver: how many client connections stay with
+	// it, and the group-versions that another one lacks. Empty means unknown, or none.
+	Release string   `json:"release,omitempty"`
+	Clients int64    `json:"clients,omitempty"`
+	Only    []string `json:"only,omitempty"`
+	// InFlight counts the requests in flight, long-running ones included.
+	InFlight int64 `json:"inFlight"`
+	// Changes are the last ones of its health, oldest first. Empty means none in this process.
+	Changes []Change `json:"changes,omitempty"`
+}
+
+// Change is a change of an endpoint's health.
+type Change struct {
+	// Time is when the change was seen, Health the new state.
+	Time   time.Time `json:"time"`
+	Health string    `json:"health"`
+}
+
+// Traffic describes the latencies of an APIService's requests, without long-running ones.
+type Traffic struct {
+	// Rate is requests per second. P50 and P99 are seconds from a request's arrival to its last
+	// byte. All cover the last minute; zero means no requests.
+	Rate float64 `json:"rate"`
+	// Errors are requests per second that this replica answered with 5xx, the backend's included.
+	Errors float64 `json:"errors"`
+	P50    float64 `json:"p50"`
+	P99    float64 `json:"p99"`
+	// Points are the 99th percentiles of the last ten minutes in seconds, one for every ten
+	// seconds, oldest first. Zero means no requests.
+	Points []float64 `json:"points"`
+}
+
+// Transition is one change of an APIService's verdict.
+type Transition struct {
+	// Time is when the change was seen.
+	Time time.Time `json:"time"`
+	// APIService is its name.
+	APIService string `json:"apiService"`
+	// Status and Reason are the new verdict's; "gone" is that of an APIService that was deleted.
+	Status string `json:"status"`
+	Reason string `json:"reason,omitempty"`
+	// Message is the new verdict's.
+	Message string `json:"message,omitempty"`
+}
 
 // Explanation is what happens to a request: the response to /explain.
 type Explanation struct {
@@ -64,6 +222,78 @@ type Identity struct {
 	How string `json:"how"`
 }
 
+// Available reports whether requests are sent to the APIService.
+func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.Maintenance == "" }
+
+// Path returns the path of its discovery document.
+func (a *APIService) Path() string {
+	if a.Group == "" {
+		return "/api/" + a.Version
+	}
+	return "/apis/" + a.Group + "/" + a.Version
+}
+
+// Why returns the details of the verdict, or the message of the maintenance.
+func (a *APIService) Why() string { return cmp.Or(a.Maintenance, a.Verdict.Message) }
+
+// Those returns the APIServices that match, in order.
+func (s *Status) Those(match func(*APIService) bool) (list []*APIService) {
+	for i := range s.APIServices {
+		if a := &s.APIServices[i]; match(a) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// Remotes returns the APIServices of extension servers.
+func (s *Status) Remotes() []*APIService {
+	return s.Those(func(a *APIService) bool { return a.Kind != "local" })
+}
+
+// Unavailable returns the APIServices that receive no requests.
+func (s *Status) Unavailable() []*APIService {
+	return s.Those(func(a *APIService) bool { return !a.Available() })
+}
+
+// Healthy counts the endpoints that are healthy.
+func (a *APIService) Healthy() int { return healthy(a.Endpoints) }
+
+// LocalHealthy counts the healthy local apiservers.
+func (s *Status) LocalHealthy() int { return healthy(s.LocalServers) }
+
+func healthy(list []Endpoint) (n int) {
+	for _, e := range list {
+		if e.Health == "healthy" {
+			n++
+		}
+	}
+	return n
+}
+
+// Expires returns when the backend can no longer be verified: when the first certificate that it
+// presents, or that verifies one, expires; or, if none was seen lately, when the bundle's last
+// one expires. Zero means unknown.
+func (a *APIService) Expires() time.Time {
+	if a.Trust == nil {
+		return time.Time{}
+	}
+	var used, all []time.Time
+	for _, c := range a.Trust.Leaves {
+		used = append(used, c.NotAfter)
+	}
+	for _, c := range a.Trust.CAs {
+		all = append(all, c.NotAfter)
+		if c.Live {
+			used = append(used, c.NotAfter)
+		}
+	}
+	if len(used) > 0 {
+		return slices.MinFunc(used, time.Time.Compare)
+	}
+	return slices.MaxFunc(append(all, time.Time{}), time.Time.Compare)
+}
+
 // Left returns how long a certificate is valid: whole days, or in the end hours. Zero is a dash.
 func Left(now, t time.Time) string {
 	switch d := t.Sub(now); {
@@ -81,11 +311,11 @@ func Left(now, t time.Time) string {
 // soon is how long before a certificate's end it is coloured: as long as in the shipped alerts.
 const soon = 7 * 24 * time.Hour
 
-// Urgency returns the colour of that end: bad on the last day, warn if it is soon, otherwise none.
+// Urgency returns the colour of that end: bad on the last day, warn if it is soon, otherwise dim.
 func Urgency(now, t time.Time) string {
 	switch d := t.Sub(now); {
 	case t.IsZero() || d >= soon:
-		return ""
+		return "dim"
 	case d >= 24*time.Hour:
 		return "warn"
 	}

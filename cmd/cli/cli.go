@@ -21,12 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
-// Exit codes: 2 is a mistake in the command line, found before anything is done; 1 any other error.
-const (
-	exitFailed = 1
-	exitUsage  = 2
-)
-
 // usage is a mistake in the command line.
 type usage struct{ error }
 
@@ -150,14 +144,15 @@ func text(err error) string {
 	return printable.Line(err.Error())
 }
 
-// Exit ends the process, after printing err if it is not nil.
+// Exit ends the process, after printing err if it is not nil. The exit code of a mistake in the
+// command line, found before anything is done, is 2; that of any other error is 1.
 func Exit(err error) {
 	if err == nil {
 		os.Exit(0)
 	}
 	fmt.Fprintln(os.Stderr, text(err))
 	if IsUsage(err) {
-		os.Exit(exitUsage)
+		os.Exit(2)
 	}
-	os.Exit(exitFailed)
+	os.Exit(1)
 }

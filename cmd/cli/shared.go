@@ -85,10 +85,18 @@ func (s *Shared) SNI() (pairs []certs.PairSource) {
 
 // Table returns the options of the table.
 func (s *Shared) Table() registry.Options {
-	o := registry.Options{ClusterIPRouting: !s.endpointRouting, AllowURLs: s.allowURLs, ProtectedGroups: s.protectedGroups}
+	o := registry.Options{ClusterIPRouting: !s.endpointRouting, AllowURLs: s.allowURLs, ProtectedGroups: List(s.protectedGroups)}
 	o.Reach.AllowLoopback = s.allowLoopback
-	if len(o.ProtectedGroups) == 1 && o.ProtectedGroups[0] == "-" {
-		o.ProtectedGroups = []string{} // none, rather than the default
-	}
 	return o
+}
+
+// List reads a flag that has the usual values if none is given. "-" means none.
+func List(flag []string, usual ...string) []string {
+	switch {
+	case len(flag) == 0:
+		return usual
+	case len(flag) == 1 && flag[0] == "-":
+		return []string{}
+	}
+	return flag
 }

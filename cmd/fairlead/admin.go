@@ -24,7 +24,7 @@ import (
 func (s *server) adminPages() http.Handler {
 	gathered := prometheus.Gatherers{s.metrics}
 	if s.o.registry.etcd != nil {
-		gathered = append(gathered, ofEtcd{})
+		gathered = append(gathered, prometheus.GathererFunc(ofEtcd))
 	}
 	guarded := http.NewServeMux()
 	guarded.Handle("/", s.pages)
@@ -50,21 +50,15 @@ func (s *server) makePages() {
 	s.pages = pages.New(pages.Config{
 		Table: s.registry.Table, Explain: s.proxy.Explain, Failed: s.proxy.Failed, Backends: s.backends, Tap: &s.taps,
 		Certificates: s.certs.Status, Trust: s.trust.Status,
-		Discovery: s.documents.discovery.Status, OpenAPI: s.documents.openapi.Status,
+		Discovery: s.discovery.Status, OpenAPI: s.openapi.Status,
 		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.LocalIdentity,
-		Ready: func() error { return s.ready.Err(nil) }, Draining: s.draining.Load,
+		Ready: s.ready, Draining: &s.draining,
 		Version: version, Replica: host, Cluster: clusterName(s.o.kubeconfig),
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
 			if apiService == localName {
 				return s.kube.prober.Last(apiService, address)
 			}
 			return s.prober.Last(apiService, address)
-		},
-		Latencies: func(e *registry.Entry) []uint64 {
-			if u := s.backends.Upstream(e); u != nil {
-				return u.Latencies()
-			}
-			return nil
 		},
 	})
 	s.loops["pages"] = s.pages.Run
@@ -73,7 +67,7 @@ func (s *server) makePages() {
 // localServer describes a local apiserver for the pages.
 func (s *server) localServer(address string) (release string, clients int64, only []string) {
 	clients, only = s.kube.pools.Stand(address)
-	return s.documents.discovery.Release(address), clients, only
+	return s.discovery.Release(address), clients, only
 }
 
 // adminEngine serves the admin port's HTTP/2 with the bounds of the front door. net/http's own

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -74,7 +75,7 @@ func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*cred
 // follows other files.
 func (k *credential) take(c *rest.Config) error {
 	if c.Impersonate.UserName != "" || c.Impersonate.UID != "" || len(c.Impersonate.Groups)+len(c.Impersonate.Extra) > 0 {
-		return fmt.Errorf("reading kubeconfig: %w", errNested)
+		return errors.New("reading kubeconfig: it already impersonates a user (as:): kube-apiserver accepts only one impersonated identity, the caller's")
 	}
 	c = rest.CopyConfig(c)
 	c.Dial, c.WrapTransport = nil, nil // they dial servers
@@ -89,28 +90,21 @@ func (k *credential) take(c *rest.Config) error {
 	return nil
 }
 
-// newSource makes a source whose fake server answers every request with status.
+// newSource makes a source whose fake server answers every request with status and the request's
+// own header.
 func newSource(c *rest.Config, status int) (*source, error) {
-	ask, err := rest.HTTPWrappersForConfig(c, kept(status))
-	if err != nil {
+	ask, err1 := rest.HTTPWrappersForConfig(c, roundTripper(func(r *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: status, Header: r.Header, Body: http.NoBody, Request: r}, nil
+	}))
+	tc, err2 := rest.TLSConfigFor(c)
+	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
 	s := &source{config: c, ask: ask}
-	tc, err := rest.TLSConfigFor(c)
-	if err != nil {
-		return nil, fmt.Errorf("reading kubeconfig: %w", err)
-	}
 	if tc != nil {
 		s.certificate = tc.GetClientCertificate
 	}
 	return s, nil
-}
-
-// kept is a transport that answers every request with a status and the request's own header.
-func kept(status int) http.RoundTripper {
-	return roundTripper(func(r *http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: status, Header: r.Header, Body: http.NoBody, Request: r}, nil
-	})
 }
 
 // look obtains a source's credential and puts both in force. Only newCredential and Run call it.
@@ -130,7 +124,7 @@ func (k *credential) look(s *source) error {
 		shown = pair.Certificate
 	}
 	if own == "" && len(shown) == 0 {
-		return fmt.Errorf("reading kubeconfig: %w", errNoCredential)
+		return errors.New("reading kubeconfig: it has no credential to impersonate callers with")
 	}
 	k.source.Store(s)
 	k.authorization.Store(&own)

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
 
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	baseversion "k8s.io/component-base/version"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
@@ -141,20 +143,14 @@ func (s *server) health(local http.Handler) http.Handler {
 // kubernetesVersion returns what /version says without a local apiserver: the Kubernetes release
 // whose libraries serve APIServices here. Clients choose behaviour by its minor version.
 func kubernetesVersion() *apiversion.Info {
-	info := &apiversion.Info{Major: "1", Minor: "37", GitVersion: "v1.37.0"}
-	build, ok := debug.ReadBuildInfo()
-	if !ok {
-		return info
-	}
-	info.GoVersion = build.GoVersion
-	for _, m := range build.Deps {
-		var minor, patch int
-		if m.Path != "k8s.io/apiserver" {
-			continue
-		}
-		// The libraries of Kubernetes 1.x.y are v0.x.y.
-		if _, err := fmt.Sscanf(m.Version, "v0.%d.%d", &minor, &patch); err == nil {
-			info.Minor, info.GitVersion = fmt.Sprint(minor), fmt.Sprintf("v1.%d.%d+fairlead", minor, patch)
+	const release = baseversion.DefaultKubeBinaryVersion // without the patch level
+	major, minor, _ := strings.Cut(release, ".")
+	info := &apiversion.Info{Major: major, Minor: minor, GitVersion: "v" + release + ".0+fairlead", GoVersion: runtime.Version()}
+	if build, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range build.Deps {
+			if m.Path == "k8s.io/apiserver" { // the libraries of Kubernetes 1.x.y are v0.x.y
+				info.GitVersion = "v" + major + strings.TrimPrefix(m.Version, "v0") + "+fairlead"
+			}
 		}
 	}
 	return info

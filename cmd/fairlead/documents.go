@@ -11,7 +11,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
@@ -19,54 +18,53 @@ import (
 
 // merged are the documents that are merged from the local apiserver's and the backends'.
 type merged struct {
-	discovery   *discovery.Discovery
-	openapi     *openapi.OpenAPI
-	kube        *kube               // nil means no local apiserver
-	apiServices *apiservices.Server // what this process serves itself. Nil means nothing
-	proxy       *proxy.Proxy        // by which servers are asked. Set once it is made
+	discovery *discovery.Discovery
+	openapi   *openapi.OpenAPI
 }
 
 func (s *server) makeDocuments() (err error) {
-	d := &s.documents
-	d.kube, d.apiServices = s.kube, s.apiServices
 	cfg := documents.Config{Table: s.registry.Table, Logger: s.log, Metrics: s.metrics}
 	cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-		return d.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
+		return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
 	}
 	if s.kube != nil {
-		cfg.FetchLocal, cfg.Only, cfg.Each = d.fetchLocal, s.kube.pools.Only, s.kube.pools.Each
-		s.loops["CRD watches"] = func(ctx context.Context) error { return s.kube.pools.Each(ctx, d.followCRDs) }
+		cfg.FetchLocal, cfg.Only, cfg.Each = s.fetchLocal, s.kube.pools.Only, s.kube.pools.Each
+		s.loops["CRD watches"] = func(ctx context.Context) error { return s.kube.pools.Each(ctx, s.followCRDs) }
 	}
 	if s.apiServices != nil {
-		cfg.FetchOwn = inProcess{s.apiServices}.fetch
+		own := transportTo(s.apiServices)
+		cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) {
+			r.URL.Host = inProcess
+			return own.RoundTrip(r)
+		}
 	}
-	if d.discovery, err = discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter}); err != nil {
+	if s.discovery, err = discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter}); err != nil {
 		return err
 	}
-	d.openapi, err = openapi.New(cfg)
-	s.loops["discovery"], s.loops["OpenAPI"] = d.discovery.Run, d.openapi.Run
+	s.openapi, err = openapi.New(cfg)
+	s.loops["discovery"], s.loops["OpenAPI"] = s.discovery.Run, s.openapi.Run
 	return err
 }
 
-// ServeHTTP answers with a document.
-func (d *merged) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// serveDocument answers with one of them.
+func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case strings.HasPrefix(path, "/openapi/"):
-		d.openapi.ServeHTTP(w, r)
-	case d.kube == nil && strings.TrimSuffix(path, "/") == "/api":
+		s.openapi.ServeHTTP(w, r)
+	case s.kube == nil && strings.TrimSuffix(path, "/") == "/api":
 		// Without a local apiserver there is no core group: clients get an empty list.
-		d.apiServices.ServeHTTP(w, r)
+		s.apiServices.ServeHTTP(w, r)
 	default:
-		d.discovery.ServeHTTP(w, r)
+		s.discovery.ServeHTTP(w, r)
 	}
 }
 
-// ready implements proxy.Config.Ready.
-func (d *merged) ready(h *proxy.Head) *h2.Answer {
-	if h.Path == "/api" && d.kube == nil {
+// rendered implements proxy.Config.Ready.
+func (s *server) rendered(h *proxy.Head) *h2.Answer {
+	if h.Path == "/api" && s.kube == nil {
 		return nil
 	}
-	return (*h2.Answer)(d.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
+	return (*h2.Answer)(s.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
 }
 
 // asAggregator gives one of our own requests the identity that kube-aggregator uses; extension
@@ -89,8 +87,8 @@ var errNotHealthy = errors.New("it is not healthy")
 
 // fetchLocal sends a request to a local apiserver, once it is ready. One that has just started
 // serves documents without CRDs for a second or two: it has not read them yet.
-func (d *merged) fetchLocal(ctx context.Context, server string, r *http.Request) (*http.Response, error) {
-	at := d.kube.pools.At(server)
+func (s *server) fetchLocal(ctx context.Context, server string, r *http.Request) (*http.Response, error) {
+	at := s.kube.pools.At(server)
 	for !at.Ready() {
 		select {
 		case <-time.After(lookLocal):
@@ -98,7 +96,7 @@ func (d *merged) fetchLocal(ctx context.Context, server string, r *http.Request)
 			return nil, errNotHealthy
 		}
 	}
-	res, err := d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), false, at)
+	res, err := s.proxy.Fetch(s.kube.pools.Upstream(backend.PoolCertificate), s.kube.asOurselves(r), false, at)
 	if err != nil {
 		return nil, err
 	}
@@ -122,12 +120,12 @@ func (k *kube) asOurselves(r *http.Request) *http.Request {
 
 // followCRDs refreshes both documents of a server when it sees a change of a CRD, until ctx ends: a
 // short name, column or schema can change without a change of any APIService.
-func (d *merged) followCRDs(ctx context.Context, server string) {
+func (s *server) followCRDs(ctx context.Context, server string) {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
-		return d.proxy.Fetch(d.kube.pools.Upstream(backend.PoolCertificate), d.kube.asOurselves(r), true, d.kube.pools.At(server))
+		return s.proxy.Fetch(s.kube.pools.Upstream(backend.PoolCertificate), s.kube.asOurselves(r), true, s.kube.pools.At(server))
 	}
 	_ = documents.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
-		d.discovery.LocalChanged(server)
-		d.openapi.LocalChanged(server)
+		s.discovery.LocalChanged(server)
+		s.openapi.LocalChanged(server)
 	}) // that of ctx
 }

@@ -75,7 +75,6 @@ const firstVerdicts = 2 * time.Second
 var (
 	errNoTable    = errors.New("the table of APIServices is not complete")
 	errNoVerdicts = errors.New("not every APIService has been probed yet")
-	errNoNames    = errors.New("ConfigMap " + authConfigMap().String() + " has not been read yet")
 )
 
 // tableReady makes the check of the table.
@@ -102,7 +101,7 @@ func (s *server) makeChecks() error {
 	s.live = &health.Checks{Name: "livez", Logger: s.log}
 	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log, List: []healthz.HealthChecker{
 		healthz.NamedCheck("table", tableReady(s.registry.Table)),
-		healthz.NamedCheck("discovery", func(*http.Request) error { return s.documents.discovery.Ready() }),
+		healthz.NamedCheck("discovery", func(*http.Request) error { return s.discovery.Ready() }),
 		healthz.NamedCheck("authentication-configmap", s.namesReady),
 	}}
 	if s.kube != nil {
@@ -154,19 +153,15 @@ func (s *server) followReadiness(ctx context.Context) error {
 			s.tellSystemd(daemon.SdNotifyReady)
 			notified = true
 		}
-		every := lookUnready
-		if ready {
-			every = lookReady
+		tick.Reset(map[bool]time.Duration{false: lookUnready, true: lookReady}[ready])
+		switch {
+		case ready == was:
+		case ready:
+			s.log.Info("ready")
+		default:
+			s.log.Info("not ready: clients are sent elsewhere", "reason", cause)
 		}
-		tick.Reset(every)
-		if ready != was {
-			if ready {
-				s.log.Info("ready")
-			} else {
-				s.log.Info("not ready: clients are sent elsewhere", "reason", cause)
-			}
-			was = ready
-		}
+		was = ready
 		s.front.Keep(ready)
 	}
 }

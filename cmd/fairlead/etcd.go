@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 
 	dto "github.com/prometheus/client_model/go"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -61,104 +59,52 @@ func (o *options) etcdConfig() *etcd.Config {
 }
 
 // ownClient returns a client of the APIServices that this process serves, as the server itself.
-func ownClient(server *apiservices.Server) *rest.Config {
-	ask := inProcess{server}
+func ownClient(server http.Handler) *rest.Config {
+	self := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
 	return &rest.Config{
-		Host: "https://fairlead.invalid", UserAgent: "fairlead/" + version, QPS: -1, // unlimited: it only calls this process
+		Host: inProcess, UserAgent: "fairlead/" + version, QPS: -1, // unlimited: it only calls this process
 		ContentConfig: rest.ContentConfig{AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON, ContentType: runtime.ContentTypeProtobuf},
-		Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
-			self := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
-			return ask.fetch(request.WithUser(apiservices.Own(r.Context()), self), r)
-		}),
+		Transport: transportTo(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			server.ServeHTTP(w, r.WithContext(request.WithUser(apiservices.Own(r.Context()), self)))
+		})),
 	}
 }
 
 // ofEtcd gathers only the etcd metrics of k8s.io/apiserver, by kube-apiserver's names, out of all
 // that Kubernetes' libraries register.
-type ofEtcd struct{}
-
-// Gather implements prometheus.Gatherer.
-func (ofEtcd) Gather() ([]*dto.MetricFamily, error) {
+func ofEtcd() ([]*dto.MetricFamily, error) {
 	all, err := legacyregistry.DefaultGatherer.Gather()
 	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), "etcd_") }), err
 }
 
-// inProcess sends requests to a handler of this process as if it were a server. It is an
-// http.RoundTripper. Responses stream, and a reader that does not read blocks the handler.
-type inProcess struct{ http.Handler }
+// inProcess is the host of URLs for transportTo.
+const inProcess = "fairlead.invalid"
 
-func (h inProcess) fetch(ctx context.Context, r *http.Request) (*http.Response, error) {
-	return h.RoundTrip(r.WithContext(ctx))
-}
-
-// RoundTrip implements http.RoundTripper.
-func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithCancel(r.Context())
-	r = r.Clone(ctx)
-	r.RequestURI = r.URL.RequestURI()
-	if r.Body == nil {
-		r.Body = http.NoBody // a server's request always has one
+// transportTo returns a transport to a handler of this process. A reader that does not read blocks
+// the handler.
+func transportTo(h http.Handler) *http.Transport {
+	l := make(pipes)
+	go func() { _ = (&http.Server{Handler: h}).Serve(l) }() //nolint:gosec // only this process connects, until it ends
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		client, server := net.Pipe()
+		select {
+		case l <- server:
+			return client, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
-	body, to := io.Pipe()
-	w := &streamed{header: make(http.Header), to: to, begun: make(chan struct{})}
-	res := &http.Response{ContentLength: -1, Request: r, Body: &unread{body, cancel}}
-	go func() { // ends with the handler, which ends when the body is closed
-		defer func() {
-			if cause := recover(); cause != nil {
-				_ = to.CloseWithError(fmt.Errorf("asking this process: %v", cause))
-			}
-			w.WriteHeader(http.StatusOK) // for a handler that has written nothing
-			_ = to.Close()
-		}()
-		h.ServeHTTP(w, r)
-	}()
-	select {
-	case <-w.begun:
-	case <-ctx.Done():
-		_ = res.Body.Close()
-		return nil, ctx.Err()
-	}
-	res.Status, res.StatusCode, res.Header = http.StatusText(w.status), w.status, w.sent
-	return res, nil
+	return &http.Transport{DialContext: dial, DialTLSContext: dial, DisableCompression: true}
 }
 
-// unread is a response body. Close ends the handler.
-type unread struct {
-	*io.PipeReader
-	cancel context.CancelFunc
-}
+// pipes is a net.Listener.
+type pipes chan net.Conn
 
-func (b *unread) Close() error {
-	b.cancel()
-	return b.PipeReader.Close()
-}
+// Accept implements net.Listener.
+func (p pipes) Accept() (net.Conn, error) { return <-p, nil }
 
-// streamed is the http.ResponseWriter of a streamed response.
-type streamed struct {
-	header, sent http.Header
-	status       int
-	to           *io.PipeWriter
-	begun        chan struct{} // closed with the head
-	once         sync.Once
-}
+// Addr implements net.Listener.
+func (pipes) Addr() net.Addr { return &net.UnixAddr{Name: inProcess} }
 
-func (w *streamed) Header() http.Header { return w.header }
-
-// WriteHeader keeps the first final status.
-func (w *streamed) WriteHeader(code int) {
-	if code < http.StatusOK {
-		return
-	}
-	w.once.Do(func() {
-		w.status, w.sent = code, w.header.Clone()
-		close(w.begun)
-	})
-}
-
-func (w *streamed) Write(b []byte) (int, error) {
-	w.WriteHeader(http.StatusOK)
-	return w.to.Write(b)
-}
-
-// Flush implements http.Flusher: nothing is held back.
-func (w *streamed) Flush() { w.WriteHeader(http.StatusOK) }
+// Close implements net.Listener.
+func (pipes) Close() error { return nil }

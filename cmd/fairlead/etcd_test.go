@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -36,10 +35,13 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 	}))(t)
 	must.Run(t, server.Run)
 	last := io.NopCloser(strings.NewReader(""))
+	as := transportTo(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		server.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: r.Header.Get("User")})))
+	}))
 	watch := func(name string) int {
-		ctx := request.WithUser(t.Context(), &user.DefaultInfo{Name: name})
-		r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://fairlead.invalid/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil))(t)
-		res := must.Get(inProcess{server}.fetch(ctx, r))(t)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+inProcess+"/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil))(t)
+		r.Header.Set("User", name)
+		res := must.Get(as.RoundTrip(r))(t)
 		if res.StatusCode != http.StatusOK {
 			_ = res.Body.Close()
 		} else {
@@ -71,15 +73,19 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 // when its body is closed.
 func TestInProcessStreams(t *testing.T) {
 	ended := make(chan struct{})
-	h := inProcess{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := transportTo(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer close(ended)
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
-	})}
-	res := must.Get(h.fetch(t.Context(), httptest.NewRequest(http.MethodGet, "/", nil)))(t)
+	}))
+	get := func(to *http.Transport) *http.Response {
+		return must.Get(to.RoundTrip(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+inProcess, nil))(t)))(t)
+	}
+	res := get(h)
 	check.Same(t, http.StatusOK, res.StatusCode, "status")
 	must.Do(t, res.Body.Close())
 	<-ended
-	silent := inProcess{http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
-	check.Same(t, http.StatusOK, must.Get(silent.fetch(t.Context(), httptest.NewRequest(http.MethodGet, "/", nil)))(t).StatusCode, "status of a handler that writes nothing")
+	res = get(transportTo(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	check.Same(t, http.StatusOK, res.StatusCode, "status of a handler that writes nothing")
+	must.Do(t, res.Body.Close())
 }

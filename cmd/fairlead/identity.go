@@ -98,7 +98,7 @@ func (s *server) clusterNames() (names *authn.HeaderNames, known bool) {
 // namesReady reports whether the header names that must be stripped are known.
 func (s *server) namesReady(*http.Request) error {
 	if _, known := s.clusterNames(); !known {
-		return errNoNames
+		return fmt.Errorf("ConfigMap %s has not been read yet", authConfigMap())
 	}
 	return nil
 }
@@ -179,17 +179,6 @@ func (o *options) validateIdentity(f *cli.Faults) {
 	}
 }
 
-// refused reads a list of users or groups not to impersonate. Empty means the default, "-" none.
-func refused(flag []string, usual string) []string {
-	switch {
-	case len(flag) == 0:
-		return []string{usual}
-	case len(flag) == 1 && flag[0] == "-":
-		return nil
-	}
-	return flag
-}
-
 // impersonate makes the authenticator verify JWTs itself, and pass known users to the local
 // apiserver by impersonation.
 func (s *server) impersonate(tokens *tokens.Tokens, c *authn.Config) {
@@ -197,7 +186,7 @@ func (s *server) impersonate(tokens *tokens.Tokens, c *authn.Config) {
 		return
 	}
 	c.Impersonate, c.Issued = s.kube.credential.Authorization, tokens.Issued
-	c.RefuseUsers, c.RefuseGroups = refused(c.RefuseUsers, "system:serviceaccount:*"), refused(c.RefuseGroups, "system:masters")
+	c.RefuseUsers, c.RefuseGroups = cli.List(c.RefuseUsers, "system:serviceaccount:*"), cli.List(c.RefuseGroups, "system:masters")
 	cluster := c.Review
 	c.ReviewGeneration = tokens.Generation
 	// Tokens of our issuers are never sent to the cluster, which may expect another audience.
@@ -208,8 +197,3 @@ func (s *server) impersonate(tokens *tokens.Tokens, c *authn.Config) {
 		return cluster(ctx, token)
 	}
 }
-
-var (
-	errNoCredential = errors.New("it has no credential to impersonate callers with")
-	errNested       = errors.New("it already impersonates a user (as:): kube-apiserver accepts only one impersonated identity, the caller's")
-)

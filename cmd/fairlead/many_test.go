@@ -188,7 +188,7 @@ func (c *crowd) start(b *testing.B) *server {
 			}
 		}
 		waiting = apiServices
-		for _, s := range d.documents.discovery.Status() {
+		for _, s := range d.discovery.Status() {
 			if s.Reason == "" {
 				waiting--
 			}

@@ -38,10 +38,10 @@ type server struct {
 	certs       *certs.Store
 	prober      *health.Prober
 	backends    *backend.Pools
+	merged
 
 	live, ready *health.Checks
 	entry       *entrypoint.Publisher // nil without --publish-kubernetes-endpoints
-	documents   merged
 	may         authorizer.Authorizer
 	proxy       *proxy.Proxy
 	pages       *pages.Pages
@@ -88,7 +88,9 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 
 // reach returns the only dialer of backends, and the rules for the local apiserver, which we chose.
 func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err error) {
-	r := s.o.reach()
+	// The operator of this process writes the directory, but not what is in etcd or in a cluster.
+	r, from := s.o.Table().Reach, &s.o.registry
+	r.AllowLoopback = r.AllowLoopback || from.dir != "" && from.etcd == nil && !from.cluster
 	for _, l := range []*front.Listener{s.ports.front, s.ports.admin} {
 		own, err := l.Own()
 		if err != nil {
@@ -104,13 +106,6 @@ func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err e
 		err = s.kube.refuseSelf(ctx, local)
 	}
 	return &r, local, err
-}
-
-// reach returns the rules of the command line.
-func (o *options) reach() reach.Rules {
-	// The operator of this process writes the directory, but not what is in etcd or in a cluster.
-	r := &o.registry
-	return reach.Rules{AllowLoopback: o.Table().Reach.AllowLoopback || r.dir != "" && r.etcd == nil && !r.cluster}
 }
 
 func (s *server) makeTable(reach *reach.Rules) (err error) {
@@ -170,13 +165,12 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	}
 	c := s.o.proxy
 	c.Table, c.Authn, c.Authz, c.Backends, c.MaxSessions, c.ForwardRedirects = s.registry.Table, who, may, s.backends, front.Descriptors(sessionShare), !s.o.rejectRedirects
-	c.Documents, c.Claimed, c.Ready, c.Pages, c.Health = &s.documents, s.documents.openapi.Claimed, s.documents.ready, http.HandlerFunc(s.servePages), s.health
+	c.Documents, c.Claimed, c.Ready, c.Pages, c.Health = http.HandlerFunc(s.serveDocument), s.openapi.Claimed, s.rendered, http.HandlerFunc(s.servePages), s.health
 	c.AccessLog, c.Taps, c.Audit, c.Tracer, c.Logger, c.Metrics = s.accessLog, &s.taps, s.audit, tracer, s.log, s.metrics
 	if s.kube != nil {
 		c.Local, c.CredentialRejected = s.kube.pools, s.kube.credential.renew
 	}
 	s.proxy, err = proxy.New(c)
-	s.documents.proxy = s.proxy
 	s.loops["request metrics"] = s.proxy.Run
 	return err
 }

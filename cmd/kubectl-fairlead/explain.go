@@ -22,17 +22,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/shadow"
 )
 
-type explainOptions struct {
-	form      form
-	method    string
-	user, uid string // of the request. Empty means the caller's
-	groups    []string
-}
-
 func explainCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	flags.ImpersonateUserExtra = nil // Fairlead is asked about a name, a UID and groups only
-	o := &explainOptions{}
+	var method string
+	var form form
 	cmd := &cobra.Command{
 		Use:   "explain PATH|RESOURCE|APISERVICE",
 		Short: "Explain where a request goes, why, as which user, and what is wrong there",
@@ -55,21 +49,22 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			printer, err := o.form.printer()
+			printer, err := form.printer()
 			if err != nil {
 				return cli.Usage(err)
 			}
 			// Fairlead is asked as the caller: the user of --as may have no access to it.
-			o.user, o.uid, o.groups = *flags.Impersonate, *flags.ImpersonateUID, *flags.ImpersonateGroup
+			user, uid, groups := *flags.Impersonate, *flags.ImpersonateUID, *flags.ImpersonateGroup
 			flags.Impersonate, flags.ImpersonateUID, flags.ImpersonateGroup = nil, nil, nil
-			if o.user == "" && (o.uid != "" || len(o.groups) > 0) {
+			if user == "" && (uid != "" || len(groups) > 0) {
 				return cli.Usage(errors.New("--as-group and --as-uid need --as"))
 			}
 			c, err := connect(flags, cmd.OutOrStdout())
 			if err != nil {
 				return err
 			}
-			return c.explain(cmd.Context(), args[0], o, printer)
+			query := url.Values{"method": {method}, "user": {user}, "uid": {uid}, "group": groups}
+			return c.explain(cmd.Context(), args[0], query, printer)
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
@@ -78,8 +73,8 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
 			return apiServiceNames(cmd.Context(), flags), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().StringVar(&o.method, "method", "GET", "HTTP method of the request.")
-	o.form.addFlags(cmd)
+	cmd.Flags().StringVar(&method, "method", "GET", "HTTP method of the request.")
+	form.addFlags(cmd)
 	groupFlags(cmd, flags)
 	return cmd
 }
@@ -95,19 +90,20 @@ func apiServiceNames(ctx context.Context, flags *genericclioptions.ConfigFlags) 
 		return nil
 	}
 	var names []string
-	for i := range s.APIServices {
-		names = append(names, printable.Line(s.APIServices[i].Name))
+	for _, a := range s.APIServices {
+		names = append(names, printable.Line(a.Name))
 	}
 	return names
 }
 
-func (c *client) explain(ctx context.Context, subject string, o *explainOptions, printer printers.ResourcePrinter) error {
+func (c *client) explain(ctx context.Context, subject string, query url.Values, printer printers.ResourcePrinter) error {
 	path, err := c.pathOf(ctx, subject)
 	if err != nil {
 		return err
 	}
+	query.Set("path", path)
 	x := &answer.Explanation{}
-	if err := c.get(ctx, answer.Below+"/explain", url.Values{"path": {path}, "method": {o.method}, "user": {o.user}, "uid": {o.uid}, "group": o.groups}, x); err != nil {
+	if err := c.get(ctx, answer.Below+"/explain", query, x); err != nil {
 		return err
 	}
 	c.findShadowed(ctx, x)
@@ -134,8 +130,8 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for i := range s.APIServices {
-		if a := &s.APIServices[i]; a.Name == subject {
+	for _, a := range s.APIServices {
+		if a.Name == subject {
 			return a.Path(), nil
 		}
 	}
@@ -201,12 +197,12 @@ func joined(separator string, texts ...string) string {
 }
 
 // liner adds a line to an explanation, unless the text is empty.
-type liner func(name, text string, paint ...func(string) string)
+type liner func(name, text string, colour ...string)
 
 // describe formats an explanation for people.
 func (c *client) describe(x *answer.Explanation) string {
 	var b strings.Builder
-	line := func(name, text string, paint ...func(string) string) {
+	line := func(name, text string, colour ...string) {
 		if text == "" {
 			return
 		}
@@ -214,22 +210,22 @@ func (c *client) describe(x *answer.Explanation) string {
 			name += ":"
 		}
 		text = printable.Line(text)
-		for _, p := range paint {
-			text = p(text)
+		for _, code := range colour {
+			text = c.palette.paint(code, text)
 		}
 		fmt.Fprintf(&b, "%-14s %s\n", name, text)
 	}
 	line("Request", x.Method+" "+x.Path+" ("+x.Verb+")")
 	if x.Code != 0 {
-		line("Destination", fmt.Sprintf("%s: %d %s", x.Outcome(), x.Code, x.Message), c.palette.bad)
+		line("Destination", fmt.Sprintf("%s: %d %s", x.Outcome(), x.Code, x.Message), bad)
 	} else {
-		line("Destination", x.Outcome(), c.palette.good)
+		line("Destination", x.Outcome(), good)
 	}
 	for i, why := range x.Why {
 		line([]string{"Why", ""}[min(i, 1)], why)
 	}
 	if a := x.APIService; a != nil {
-		c.describeEntry(line, a, x.Cause)
+		describeEntry(line, a, x.Cause)
 	}
 	if id := x.Identity; id != nil {
 		line("As", id.User+", "+id.How)
@@ -237,19 +233,19 @@ func (c *client) describe(x *answer.Explanation) string {
 			line("", h)
 		}
 	}
-	allowed := c.palette.good
+	allowed := good
 	if x.Authorization != "allowed" {
-		allowed = c.palette.bad
+		allowed = bad
 	}
 	line("Authorization", x.Authorization, allowed)
 	line("Timeout", x.Timeout)
-	line("Cause", x.Cause, c.palette.bad)
+	line("Cause", x.Cause, bad)
 	line("Advice", x.Advice)
 	return b.String()
 }
 
 // describeEntry omits messages that the cause repeats.
-func (c *client) describeEntry(line liner, a *answer.APIService, cause string) {
+func describeEntry(line liner, a *answer.APIService, cause string) {
 	other := func(message string) string {
 		if cause != "" && strings.HasSuffix(message, cause) {
 			return ""
@@ -262,7 +258,7 @@ func (c *client) describeEntry(line liner, a *answer.APIService, cause string) {
 	if a.Trust != nil {
 		line("Trusted by", joined(" ", a.Trust.Source, a.Trust.Fault))
 	}
-	line("Verdict", joined(" ", a.Verdict.Status, a.Verdict.Reason, other(a.Verdict.Message)))
+	line("Verdict", joined(" ", string(a.Verdict.Status), a.Verdict.Reason, other(a.Verdict.Message)))
 	if d := a.Discovery; d != nil {
 		line("Discovery", joined(": ", d.Reason, other(d.Message)))
 	}
@@ -270,11 +266,10 @@ func (c *client) describeEntry(line liner, a *answer.APIService, cause string) {
 		line("OpenAPI", joined(": ", o.Reason, other(o.Message)))
 		line("Foreign", strings.Join(o.Foreign, ", "))
 	}
-	for i := range a.Endpoints {
-		e := &a.Endpoints[i]
+	for _, e := range a.Endpoints {
 		text := joined(": ", e.Address+" "+e.Health, other(e.Error), e.GoAway)
 		if e.Health == "unhealthy" {
-			line("Endpoint", text, c.palette.bad)
+			line("Endpoint", text, bad)
 		} else {
 			line("Endpoint", text)
 		}

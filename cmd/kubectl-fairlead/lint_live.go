@@ -58,10 +58,7 @@ func (l *linter) live(ctx context.Context) {
 		l.error("kubeconfig", "correct it", "making a client: %v", err)
 		return
 	}
-	if !l.proxyClient(ctx, client) {
-		return
-	}
-	if !l.readable(ctx, client.RESTClient()) {
+	if !l.proxyClient(ctx, client) || !l.readable(ctx, client.RESTClient()) {
 		return
 	}
 	entries, err := l.table(ctx, cfg)

@@ -87,17 +87,12 @@ func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, erro
 	rc.QPS = -1 // no limit: requests are sequential
 	base, _, err1 := rest.DefaultServerUrlFor(rc)
 	hc, err2 := rest.HTTPClientFor(rc)
-	if err := errors.Join(err1, err2); err != nil {
-		return nil, fmt.Errorf("reading kubeconfig: %w", err)
-	}
-	core, err := corev1client.NewForConfigAndClient(rc, hc)
-	if err != nil {
+	core, err3 := corev1client.NewForConfigAndClient(rc, hc)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
 	return &client{flags: flags, out: out, base: base, http: hc, apiserver: core.RESTClient(), palette: paletteFor(out)}, nil
 }
-
-var errNotFairlead = errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? See --server and --context")
 
 // open gets a path below the server's address. The caller closes the body.
 func (c *client) open(ctx context.Context, path string, query url.Values) (*http.Response, error) {
@@ -116,7 +111,7 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(path, answer.Below) {
-		return nil, errNotFairlead
+		return nil, errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? See --server and --context")
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // a Status is far smaller
 	if err != nil {

@@ -1,11 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
 	"strings"
-	"unicode/utf8"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -29,54 +30,33 @@ func paletteFor(w io.Writer) palette {
 	return palette{on: ok && !no && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))}
 }
 
+// The codes of colours. All cells of a table have one, of equal length, so that it stays aligned.
+const good, bad, warn, plain, dim = "32", "31", "33", "39", "2"
+
 func (p palette) paint(code, text string) string {
-	if !p.on || text == "" {
+	if !p.on {
 		return text
 	}
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-func (p palette) good(text string) string { return p.paint("32", text) }
-func (p palette) bad(text string) string  { return p.paint("31", text) }
-func (p palette) warn(text string) string { return p.paint("33", text) }
-func (p palette) dim(text string) string  { return p.paint("2", text) }
+// cell is a word of a table and its colour. Empty means plain.
+type cell struct{ text, colour string }
 
-// cell is a word of a table and its colour.
-type cell struct {
-	text  string
-	paint func(string) string
-}
-
-// table writes rows in aligned columns, as kubectl does. Colours do not count as width.
-func table(w io.Writer, rows [][]cell) error {
-	var widths []int
-	for _, row := range rows {
-		for i := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			row[i].text = printable.Line(row[i].text)
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i].text))
-		}
-	}
+// table writes rows in aligned columns, as kubectl does.
+func (p palette) table(w io.Writer, rows [][]cell) error {
 	const gap = 3 // kubectl's
+	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
 	for _, row := range rows {
-		var line strings.Builder
 		for i, c := range row {
-			text := c.text
-			if c.paint != nil {
-				text = c.paint(text)
+			end := "\t"
+			if i == len(row)-1 {
+				end = "\n"
 			}
-			line.WriteString(text)
-			if i < len(row)-1 {
-				line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text)+gap))
-			}
-		}
-		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
-			return err
+			_, _ = io.WriteString(t, p.paint(cmp.Or(c.colour, plain), printable.Line(c.text))+end) // Flush returns the error
 		}
 	}
-	return nil
+	return t.Flush()
 }
 
 // form is the output format, with kubectl's printers. The zero form is text for people.

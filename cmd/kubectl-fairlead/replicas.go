@@ -63,18 +63,16 @@ func (c *client) replicas(ctx context.Context) error {
 		})
 	}
 	_ = g.Wait() // no function returns an error
-	if err := table(c.out, c.replicaRows(all)); err != nil {
+	if err := c.palette.table(c.out, replicaRows(all)); err != nil {
 		return err
 	}
 	for _, line := range differences(all) {
-		if _, err := fmt.Fprintln(c.out, c.palette.bad(printable.Line(line))); err != nil {
+		if _, err := fmt.Fprintln(c.out, c.palette.paint(bad, printable.Line(line))); err != nil {
 			return err
 		}
 	}
-	for i := range all {
-		if all[i].err != nil || sound(all[i].status) != nil {
-			return errUnavailable
-		}
+	if slices.ContainsFunc(all, func(r replica) bool { return r.err != nil || sound(r.status) != nil }) {
+		return errUnavailable
 	}
 	return nil
 }
@@ -124,29 +122,21 @@ func ask(ctx context.Context, hc *http.Client, address string) (*answer.Status, 
 	return (&client{base: &url.URL{Scheme: "https", Host: address}, http: hc}).status(ctx)
 }
 
-func (c *client) replicaRows(all []replica) [][]cell {
+func replicaRows(all []replica) [][]cell {
 	rows := [][]cell{{{text: "REPLICA"}, {text: "ADDRESS"}, {text: "READY"}, {text: "UP"}, {text: "AVAILABLE"}, {text: "VERSION"}}}
-	for i := range all {
-		r, s := &all[i], all[i].status
+	for _, r := range all {
+		s := r.status
 		if r.err != nil {
-			rows = append(rows, []cell{{text: "-"}, {text: r.address}, {"Unknown", c.palette.bad}, {text: "-"}, {text: "-"}, {text: "-"}})
+			rows = append(rows, []cell{{text: "-"}, {text: r.address}, {"Unknown", bad}, {text: "-"}, {text: "-"}, {text: "-"}})
 			continue
 		}
-		up, remote := 0, 0
-		for i := range s.APIServices {
-			if a := &s.APIServices[i]; a.Kind != "local" {
-				remote++
-				if a.Available() {
-					up++
-				}
-			}
-		}
-		ready, paint := "True", c.palette.good
+		up := s.Those(func(a *answer.APIService) bool { return a.Kind != "local" && a.Available() })
+		ready, colour := "True", good
 		if s.Ready != "" {
-			ready, paint = "False", c.palette.bad
+			ready, colour = "False", bad
 		}
 		rows = append(rows, []cell{
-			{text: cmp.Or(s.Replica, "-")}, {text: r.address}, {ready, paint}, {text: answer.Ago(s.Time, s.Started)}, {text: fmt.Sprintf("%d/%d", up, remote)}, {text: s.Version},
+			{text: cmp.Or(s.Replica, "-")}, {text: r.address}, {ready, colour}, {text: answer.Ago(s.Time, s.Started)}, {text: fmt.Sprintf("%d/%d", len(up), len(s.Remotes()))}, {text: s.Version},
 		})
 	}
 	return rows
@@ -157,8 +147,7 @@ func (c *client) replicaRows(all []replica) [][]cell {
 func differences(all []replica) (lines []string) {
 	verdicts := map[string]map[string][]string{} // :: APIService → verdict → replicas
 	asked := 0
-	for i := range all {
-		r := &all[i]
+	for _, r := range all {
 		if r.err != nil {
 			lines = append(lines, r.address+": "+r.err.Error())
 			continue
@@ -167,12 +156,11 @@ func differences(all []replica) (lines []string) {
 		if r.status.Ready != "" {
 			lines = append(lines, r.address+" is not ready: "+r.status.Ready)
 		}
-		for i := range r.status.APIServices {
-			a := &r.status.APIServices[i]
+		for _, a := range r.status.APIServices {
 			if verdicts[a.Name] == nil {
 				verdicts[a.Name] = map[string][]string{}
 			}
-			text := strings.TrimSpace(a.Verdict.Status + " " + a.Verdict.Reason)
+			text := strings.TrimSpace(string(a.Verdict.Status) + " " + a.Verdict.Reason)
 			verdicts[a.Name][text] = append(verdicts[a.Name][text], r.address)
 		}
 	}

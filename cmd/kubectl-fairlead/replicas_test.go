@@ -109,10 +109,11 @@ func TestColour(t *testing.T) {
 	}
 	var out bytes.Buffer
 	now, c := time.Now(), &client{palette: palette{on: true}}
-	rows := [][]cell{{{"a", c.palette.good}, {text: "b"}}, {{text: "long"}, {text: "c"}}}
+	rows := [][]cell{{{"a", good}, {text: "b"}}, {{text: "long"}, {text: "c"}}}
 	for _, left := range []time.Duration{5 * time.Hour, 100 * time.Hour, 1000 * time.Hour} { // as on the page
-		rows = append(rows, []cell{c.expires(now, now.Add(left-time.Second)), {text: "d"}})
+		rows = append(rows, []cell{expires(now, now.Add(left-time.Second)), {text: "d"}})
 	}
-	must.Do(t, table(&out, rows))
-	check.Same(t, "\x1b[32ma\x1b[0m      b\nlong   c\n\x1b[31m4h\x1b[0m     d\n\x1b[33m4d\x1b[0m     d\n41d    d\n", out.String(), "table")
+	must.Do(t, c.palette.table(&out, rows))
+	text := strings.NewReplacer("\x1b[39m", "", "\x1b[0m", "|").Replace(out.String())
+	check.Same(t, "\x1b[32ma|      b|\nlong|   c|\n\x1b[31m4h|     d|\n\x1b[33m4d|     d|\n41d|    d|\n", text, "table")
 }

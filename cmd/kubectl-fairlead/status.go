@@ -65,7 +65,8 @@ APIService is unavailable, or this Fairlead is not ready; with --replicas, for a
 			if printer != nil {
 				return errors.Join(encode(cmd.OutOrStdout(), printer, "Status", s), sound(s))
 			}
-			return c.show(s, o)
+			shown := o.shown(s)
+			return cmp.Or(c.palette.table(c.out, c.rows(s, shown, o)), c.footer(s, len(s.APIServices)-len(shown)), sound(s))
 		},
 	}
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "Show what changes until interrupted.")
@@ -76,35 +77,16 @@ APIService is unavailable, or this Fairlead is not ready; with --replicas, for a
 	return cmd
 }
 
-// show prints a status once.
-func (c *client) show(s *answer.Status, o *statusOptions) error {
-	shown, local := choose(s, o)
-	if err := table(c.out, c.rows(s, shown, o)); err != nil {
-		return err
-	}
-	if err := c.footer(s, local); err != nil {
-		return err
-	}
-	return sound(s)
-}
-
 // sound returns errUnavailable unless this replica is ready and every APIService can be used.
 func sound(s *answer.Status) error {
-	if s.Ready != "" || slices.ContainsFunc(s.APIServices, func(a answer.APIService) bool { return !a.Available() }) {
+	if s.Ready != "" || len(s.Unavailable()) > 0 {
 		return errUnavailable
 	}
 	return nil
 }
 
-func choose(s *answer.Status, o *statusOptions) (shown []*answer.APIService, local int) {
-	for i := range s.APIServices {
-		if a := &s.APIServices[i]; a.Kind != "local" || o.all {
-			shown = append(shown, a)
-		} else {
-			local++
-		}
-	}
-	return shown, local
+func (o *statusOptions) shown(s *answer.Status) []*answer.APIService {
+	return s.Those(func(a *answer.APIService) bool { return o.all || a.Kind != "local" })
 }
 
 func (c *client) rows(s *answer.Status, shown []*answer.APIService, o *statusOptions) [][]cell {
@@ -123,12 +105,12 @@ func (c *client) rows(s *answer.Status, shown []*answer.APIService, o *statusOpt
 }
 
 func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
-	available, reason, paint := a.Verdict.Status, a.Verdict.Reason, c.palette.bad
+	available, reason, colour := string(a.Verdict.Status), a.Verdict.Reason, bad
 	switch {
 	case a.Maintenance != "":
 		available, reason = "False", "Maintenance"
 	case a.Available():
-		paint = c.palette.good
+		colour = good
 	}
 	service, endpoints := a.Service, fmt.Sprintf("%d/%d", a.Healthy(), len(a.Endpoints))
 	if a.Kind == "local" {
@@ -136,8 +118,8 @@ func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 	}
 	traffic := cmp.Or(a.Traffic, &answer.Traffic{})
 	row := []cell{
-		{text: a.Name}, {text: service}, {available, paint}, {reason, paint}, {text: answer.Ago(now, a.Verdict.Since)}, {text: endpoints},
-		{text: strconv.FormatInt(a.InFlight, 10)}, {text: answer.Latency(traffic.P99)}, c.expires(now, a.Expires()),
+		{text: a.Name}, {text: service}, {available, colour}, {reason, colour}, {text: answer.Ago(now, a.Verdict.Since)}, {text: endpoints},
+		{text: strconv.FormatInt(a.InFlight, 10)}, {text: answer.Latency(traffic.P99)}, expires(now, a.Expires()),
 	}
 	if wide {
 		row = append(row, cell{text: answer.Rate(traffic.Rate)}, cell{text: strconv.FormatInt(a.LongRunning, 10)}, cell{text: fmt.Sprintf("%d/%d", a.GroupPriority, a.VersionPriority)},
@@ -147,52 +129,48 @@ func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 }
 
 // expires returns how long the certificates of a backend are still valid.
-func (c *client) expires(now, t time.Time) cell {
+func expires(now, t time.Time) cell {
 	if t.IsZero() {
 		return cell{text: "-"}
 	}
-	paint := map[string]func(string) string{"bad": c.palette.bad, "warn": c.palette.warn}
-	return cell{answer.Left(now, t), paint[answer.Urgency(now, t)]}
+	return cell{answer.Left(now, t), map[string]string{"bad": bad, "warn": warn}[answer.Urgency(now, t)]}
 }
 
 // footer prints what concerns this replica as a whole.
 func (c *client) footer(s *answer.Status, local int) error {
 	var b strings.Builder
-	line := func(paint func(string) string, words ...string) {
-		fmt.Fprintln(&b, paint(printable.Line(strings.Join(words, ""))))
+	line := func(colour string, words ...string) {
+		fmt.Fprintln(&b, c.palette.paint(colour, printable.Line(strings.Join(words, ""))))
 	}
 	if local > 0 {
-		line(c.palette.dim, strconv.Itoa(local), " Local APIServices are not shown (--all).")
+		line(dim, strconv.Itoa(local), " Local APIServices are not shown (--all).")
 	}
 	if s.Ready != "" {
-		line(c.palette.bad, "This Fairlead is not ready: ", s.Ready)
+		line(bad, "This Fairlead is not ready: ", s.Ready)
 	}
 	for _, a := range s.APIServices {
 		for _, p := range a.Problems {
-			line(c.palette.bad, a.Name, ": ", p)
+			line(bad, a.Name, ": ", p)
 		}
 	}
 	for _, p := range s.Problems {
-		line(c.palette.bad, p)
+		line(bad, p)
 	}
 	for _, e := range s.LocalServers {
 		if e.Health != "healthy" {
-			line(c.palette.bad, "local apiserver ", e.Address, " is ", e.Health, ": ", e.Error)
+			line(bad, "local apiserver ", e.Address, " is ", e.Health, ": ", e.Error)
 		}
 		if len(e.Only) > 0 {
-			line(c.palette.dim, "local apiserver ", e.Address, " (", e.Release, ") serves what another one lacks: ", strings.Join(e.Only, ", "))
+			line(dim, "local apiserver ", e.Address, " (", e.Release, ") serves what another one lacks: ", strings.Join(e.Only, ", "))
 		}
 	}
 	for _, f := range s.Certificates {
 		if f.Err != "" {
-			line(c.palette.bad, f.Use, " (", f.Source, "): ", f.Err)
+			line(bad, f.Use, " (", f.Source, "): ", f.Err)
 		}
 	}
-	for _, a := range s.APIServices {
-		if !a.Available() {
-			line(c.palette.dim, "Cause and advice: ", called(os.Args[0]), " explain ", a.Name)
-			break // one shows how
-		}
+	if all := s.Unavailable(); len(all) > 0 { // one shows how
+		line(dim, "Cause and advice: ", called(os.Args[0]), " explain ", all[0].Name)
 	}
 	_, err := io.WriteString(c.out, b.String())
 	return err
@@ -215,8 +193,7 @@ func (c *client) watch(ctx context.Context, o *statusOptions) error {
 		if err != nil {
 			return interrupted(ctx, err)
 		}
-		shown, _ := choose(s, o)
-		if err := c.showChanged(s, shown, known, o); err != nil {
+		if err := c.showChanged(s, known, o); err != nil {
 			return err
 		}
 	}
@@ -234,10 +211,10 @@ func interrupted(ctx context.Context, err error) error {
 	return err
 }
 
-func (c *client) showChanged(s *answer.Status, shown []*answer.APIService, known map[string]string, o *statusOptions) error {
+func (c *client) showChanged(s *answer.Status, known map[string]string, o *statusOptions) error {
 	first := len(known) == 0
 	var changed []*answer.APIService
-	for _, a := range shown {
+	for _, a := range o.shown(s) {
 		text := fmt.Sprint(a.Verdict.Status, a.Verdict.Reason, a.Maintenance, a.Service, a.Healthy(), len(a.Endpoints))
 		if known[a.Name] != text {
 			known[a.Name] = text
@@ -249,16 +226,16 @@ func (c *client) showChanged(s *answer.Status, shown []*answer.APIService, known
 		rows = rows[1:]
 	}
 	gone := maps.Clone(known)
-	for i := range s.APIServices {
-		delete(gone, s.APIServices[i].Name)
+	for _, a := range s.APIServices {
+		delete(gone, a.Name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(gone)) {
 		if known[name] != deleted {
 			known[name] = deleted
-			rows = append(rows, []cell{{text: name}, {text: "-"}, {deleted, c.palette.bad}})
+			rows = append(rows, []cell{{text: name}, {text: "-"}, {deleted, bad}})
 		}
 	}
-	return table(c.out, rows)
+	return c.palette.table(c.out, rows)
 }
 
 // deleted is shown instead of a verdict when an APIService is gone.

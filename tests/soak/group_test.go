@@ -282,7 +282,7 @@ func (g *group) shown(s *answer.Status, want []string) (lines []string) {
 			lines = append(lines, line)
 		}
 		if slices.Contains(want, available) {
-			lines = append(lines, "verdict "+a.Verdict.Status)
+			lines = append(lines, "verdict "+string(a.Verdict.Status))
 		}
 	}
 	slices.Sort(lines)

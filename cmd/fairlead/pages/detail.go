@@ -83,10 +83,9 @@ func (d *document) endpoints(now time.Time, a *answer.APIService) {
 	}
 	d.put(`<div class="card flush" tabindex="0" role="region" aria-labelledby="endpoints-title"><table><thead><tr><th scope="col">Address</th><th scope="col">Health</th><th scope="col" class="n">For</th><th scope="col" class="n">In flight</th><th scope="col">Last hour</th><th scope="col">Last probe</th></tr></thead><tbody>
 `)
-	for i := range a.Endpoints {
-		e := &a.Endpoints[i]
+	for _, e := range a.Endpoints {
 		d.put(`<tr><th scope="row">%s</th><td data-label="Health">`, e.Address)
-		d.health(e)
+		d.health(&e)
 		d.some(` <span class="sub">last %s</span>`, e.GoAway)
 		if e.Slow {
 			d.put(` <span class="warn">slow</span>`)
@@ -95,9 +94,9 @@ func (d *document) endpoints(now time.Time, a *answer.APIService) {
 			d.put(` <span class="warn">terminating</span>`)
 		}
 		d.put(`</td><td class="n" data-label="For">%s</td><td class="n" data-label="In flight">%s</td><td class="wide" data-label="Last hour">`, answer.Ago(now, e.Since), e.InFlight)
-		d.timeline(now, e)
+		d.timeline(now, &e)
 		d.put(`</td><td class="wide" data-label="Last probe">`)
-		d.probe(now, e)
+		d.probe(now, &e)
 		d.put(`</td></tr>`)
 	}
 	d.put(`</tbody></table></div></section>`)
@@ -182,18 +181,18 @@ func (d *document) trust(now time.Time, a *answer.APIService) {
 			d.put(` <span class="warn">an endpoint still needs the replaced CA, which is trusted until %s</span>`, s.OverlapUntil.UTC().Format(time.TimeOnly))
 		}
 		d.put(`</li>`)
-		for i := range s.CAs {
-			d.certificate(now, "CA", &s.CAs[i])
+		for _, c := range s.CAs {
+			d.certificate(now, "CA", &c)
 		}
-		for i := range s.Leaves {
-			d.certificate(now, "Leaf", &s.Leaves[i])
+		for _, c := range s.Leaves {
+			d.certificate(now, "Leaf", &c)
 		}
 	}
 	d.put(`</ul></section>`)
 }
 
 func (d *document) certificate(now time.Time, kind string, c *trust.Certificate) {
-	d.put(`<li><b>%s</b> %s <span class="%s">%s</span>`, kind, c.Subject, urgency(now, c.NotAfter), answer.Left(now, c.NotAfter))
+	d.put(`<li><b>%s</b> %s <span class="%s">%s</span>`, kind, c.Subject, answer.Urgency(now, c.NotAfter), answer.Left(now, c.NotAfter))
 	if c.Live {
 		d.put(`<span class="dim">, in use</span>`)
 	}

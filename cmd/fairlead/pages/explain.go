@@ -72,7 +72,7 @@ func (p *Pages) explain(ctx context.Context, method, target string, u user.Info)
 	h.Path, h.RawQuery, h.HasQuery = strings.Cut(target, "?")
 	d, denied := p.cfg.Explain(ctx, h, u)
 	x := &answer.Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
-	x.Why = append(x.Why, names(h.Path))
+	x.Why = slices.Concat([]string{names(h.Path)}, p.claims(&d), []string{leads(&d)})
 	if d.Entry != nil {
 		a := p.apiService(d.Entry)
 		x.APIService = &a
@@ -82,8 +82,6 @@ func (p *Pages) explain(ctx context.Context, method, target string, u user.Info)
 			}
 		}
 	}
-	x.Why = append(x.Why, p.claims(&d)...)
-	x.Why = append(x.Why, leads(&d))
 	refusal := d.Err
 	switch {
 	case apierrors.IsForbidden(denied):
@@ -112,10 +110,7 @@ func (p *Pages) explain(ctx context.Context, method, target string, u user.Info)
 }
 
 func destination(a proxy.Action) string {
-	return cmp.Or(map[proxy.Action]string{
-		proxy.ToLocal: "local", proxy.ToRemote: "remote", proxy.ToDocument: "document",
-		proxy.ToPage: "page", proxy.ToHealth: "health",
-	}[a], "refused")
+	return [...]string{proxy.Refuse: "refused", proxy.ToLocal: "local", proxy.ToRemote: "remote", proxy.ToDocument: "document", proxy.ToPage: "page", proxy.ToHealth: "health"}[a]
 }
 
 // names describes what a path names.

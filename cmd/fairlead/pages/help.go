@@ -73,13 +73,12 @@ func command(e *registry.Entry) string {
 
 // diagnose returns what is wrong with the entry that a request leads to, and what to check.
 func diagnose(d *proxy.Decision) (cause, do string) {
-	switch {
-	case d.Entry == nil && d.Err != nil:
+	if d.Entry != nil {
+		return diagnoseEntry(d.Entry)
+	} else if d.Err != nil {
 		return d.Err.Error(), ""
-	case d.Entry == nil:
-		return "", ""
 	}
-	return diagnoseEntry(d.Entry)
+	return "", ""
 }
 
 func diagnoseEntry(e *registry.Entry) (cause, do string) {
@@ -109,10 +108,10 @@ func workedAround(e *registry.Entry) (cause, do string) {
 
 // unhealthy returns how many endpoints are unhealthy, and what is wrong with the last of them.
 func unhealthy(all []registry.Endpoint) (bad int, cause string) {
-	for i := range all {
-		if all[i].Health == registry.Unhealthy {
+	for _, e := range all {
+		if e.Health == registry.Unhealthy {
 			bad++
-			cause = all[i].Message
+			cause = e.Message
 		}
 	}
 	return bad, cause

@@ -42,11 +42,10 @@ func (h *history) changed(was, is *registry.Entry, now time.Time) {
 	}
 	old, kept := h.endpoints[is.Name], make(map[string][]answer.Change)
 	before := make(map[string]registry.Health, len(was.Endpoints))
-	for i := range was.Endpoints {
-		before[was.Endpoints[i].Address] = was.Endpoints[i].Health
+	for _, e := range was.Endpoints {
+		before[e.Address] = e.Health
 	}
-	for i := range is.Endpoints {
-		e := &is.Endpoints[i]
+	for _, e := range is.Endpoints {
 		list := old[e.Address]
 		if e.Health != before[e.Address] {
 			list = append(slices.Clone(list[max(len(list)-maxChanges+1, 0):]), answer.Change{Time: now, Health: healthName(e.Health)})
@@ -72,9 +71,7 @@ func (h *history) add(t ...answer.Transition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.list = append(h.list, t...)
-	if over := len(h.list) - maxTransitions; over > 0 {
-		h.list = slices.Delete(h.list, 0, over)
-	}
+	h.list = h.list[max(len(h.list)-maxTransitions, 0):]
 }
 
 func (h *history) newest() []answer.Transition {
@@ -106,7 +103,7 @@ func transitions(changes []latest.Change[*registry.Entry], now time.Time) []answ
 		case is.Name == "" && was.Verdict.Reason != "":
 			out = append(out, answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
 		case was.Verdict.Status != v.Status || was.Verdict.Reason != v.Reason:
-			out = append(out, answer.Transition{Time: now, APIService: is.Name, Status: verdict(&v).Status, Reason: v.Reason, Message: v.Message})
+			out = append(out, answer.Transition{Time: now, APIService: is.Name, Status: string(verdict(v).Status), Reason: v.Reason, Message: v.Message})
 		}
 	}
 	return out
@@ -150,7 +147,7 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	var generation uint64 // last sent
 	var sent time.Time
 	for t := range latest.Of(r.Context(), p.cfg.Table, tick.C) {
-		if p.cfg.Draining() {
+		if p.cfg.Draining.Load() {
 			return
 		}
 		text := ": alive\n\n"

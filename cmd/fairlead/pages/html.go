@@ -36,13 +36,12 @@ func (p *Pages) addHTML() {
 	})
 	p.mux.HandleFunc("GET /apiservice/{name}", func(w http.ResponseWriter, r *http.Request) {
 		s := p.status()
-		for i := range s.APIServices {
-			if a := &s.APIServices[i]; a.Name == r.PathValue("name") {
-				render(w, &view{Status: s, One: a}, (*document).detail)
-				return
-			}
+		found := s.Those(func(a *answer.APIService) bool { return a.Name == r.PathValue("name") })
+		if len(found) == 0 {
+			http.Error(w, "there is no such APIService", http.StatusNotFound)
+			return
 		}
-		http.Error(w, "there is no such APIService", http.StatusNotFound)
+		render(w, &view{Status: s, One: found[0]}, (*document).detail)
 	})
 	for name, kind := range map[string]string{"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"} {
 		p.mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
@@ -64,29 +63,9 @@ type view struct {
 	Explanation *answer.Explanation
 }
 
-// Remotes returns the APIServices of extension servers, in order.
-func (v *view) Remotes() []*answer.APIService {
-	return v.those(func(a *answer.APIService) bool { return a.Kind != "local" })
-}
-
-// Unavailable counts the APIServices that receive no requests.
-func (v *view) Unavailable() int {
-	return len(v.those(func(a *answer.APIService) bool { return !a.Available() }))
-}
-
-func (v *view) those(which func(*answer.APIService) bool) []*answer.APIService {
-	var list []*answer.APIService
-	for i := range v.APIServices {
-		if a := &v.APIServices[i]; which(a) {
-			list = append(list, a)
-		}
-	}
-	return list
-}
-
 // Headline summarizes the state in one sentence.
 func (v *view) Headline() string {
-	bad, all := v.Unavailable(), len(v.Remotes())
+	bad, all := len(v.Unavailable()), len(v.Remotes())
 	switch {
 	case !v.Complete:
 		return "The table of APIServices is not complete yet."
@@ -170,7 +149,7 @@ func (v *view) rank(a *answer.APIService) int {
 		return 0
 	case !a.Available():
 		return 1
-	case a.Cause != "" || urgency(v.Time, a.Expires()) != "dim" || a.Traffic != nil && a.Traffic.Errors > 0:
+	case a.Cause != "" || answer.Urgency(v.Time, a.Expires()) != "dim" || a.Traffic != nil && a.Traffic.Errors > 0:
 		return 2
 	}
 	return 3

@@ -117,10 +117,10 @@ func TestMarkupIsConstant(t *testing.T) {
 func many(n int, target string) *view {
 	v := &view{Status: &answer.Status{Complete: true, Time: time.Now()}, List: listingOf(httptest.NewRequest("GET", target, nil))}
 	for i := range n {
-		a := answer.APIService{Name: fmt.Sprintf("v1.g%04d.example.com", i), Kind: "remote", Service: "ns/s:443", Verdict: answer.Verdict{Status: "True", Reason: "Passed"}}
+		a := answer.APIService{Name: fmt.Sprintf("v1.g%04d.example.com", i), Kind: "remote", Service: "ns/s:443", Verdict: registry.Verdict{Status: "True", Reason: "Passed"}}
 		switch i % 100 {
 		case 99:
-			a.Verdict, a.Cause, a.Owner = answer.Verdict{Status: "False", Reason: "MissingEndpoints"}, "no pods", "team-x"
+			a.Verdict, a.Cause, a.Owner = registry.Verdict{Status: "False", Reason: "MissingEndpoints"}, "no pods", "team-x"
 		case 0:
 			a.Cause = "1 of 2 endpoints are unhealthy"
 		case 1:

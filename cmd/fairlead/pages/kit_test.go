@@ -1,8 +1,6 @@
 package pages
 
 import (
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,11 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/endpoints/request"
-
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -68,9 +64,8 @@ func newStand(t *testing.T) *stand {
 func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 	good := documents.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
 	return Config{
-		Table: s.registry.Table, Explain: door.Explain, Backends: pools, Draining: s.draining.Load, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
-		Latencies: func(*registry.Entry) []uint64 { return counted() },
-		Failed:    func(*registry.Entry) uint64 { return 0 },
+		Table: s.registry.Table, Explain: door.Explain, Backends: pools, Draining: &s.draining, Ready: &health.Checks{}, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
+		Failed: func(*registry.Entry) uint64 { return 0 },
 		Probed: func(name, _ string) (time.Time, time.Duration, string) {
 			if name == "v1.bad.example.com" {
 				return time.Now().Add(-3 * time.Second), 12 * time.Millisecond, "failing or missing response from https://a: bad status: 403"
@@ -83,7 +78,6 @@ func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 		LocalServer:  func(string) (string, int64, []string) { return "v1.37.2", 3, []string{"fresh.example.com/v1"} },
 		Certificates: func() []certs.Status { return []certs.Status{{Use: "serving", Source: "tls.crt"}} },
 		Trust:        func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
-		Ready:        func() error { return nil },
 		Discovery: func() []discovery.Status {
 			return []discovery.Status{{Freshness: good, Resources: 3}, {Freshness: documents.Freshness{Name: "v1.gone.example.com"}}}
 		},
@@ -114,15 +108,6 @@ func (s *stand) await(t *testing.T, n int, unprobed bool) {
 		}
 		return found == n && s.registry.Table().Complete()
 	})
-}
-
-// get requests a page as alice, or as another user.
-func (s *stand) get(t *testing.T, path string, as ...string) (*httptest.ResponseRecorder, string) {
-	t.Helper()
-	u := &user.DefaultInfo{Name: append(as, "alice")[0], UID: "7", Groups: []string{"people"}}
-	w := httptest.NewRecorder()
-	s.ServeHTTP(w, httptest.NewRequestWithContext(request.WithUser(t.Context(), u), http.MethodGet, path, nil))
-	return w, w.Body.String()
 }
 
 // says checks that a text contains wants.

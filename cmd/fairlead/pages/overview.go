@@ -11,7 +11,7 @@ import (
 
 // overview writes the page of this replica.
 func (d *document) overview(v *view) {
-	d.begin(fmt.Sprintf("Fairlead: %d unavailable", v.Unavailable()), "")
+	d.begin(fmt.Sprintf("Fairlead: %d unavailable", len(v.Unavailable())), "")
 	d.put(`<a class="skip" href="#table">Skip to the table</a>
 <header>
 <p class="brand">Fairlead <span class="dim">%s%s</span></p>
@@ -37,7 +37,7 @@ func (d *document) summary(v *view) {
 	d.put(`<section id="summary" data-live aria-label="Summary">
 <h1 class="%s">%s</h1>
 <dl class="facts">
-<div><dt>This replica</dt><dd>`, when(v.Unavailable() > 0 || v.Ready != "", "bad"), v.Headline())
+<div><dt>This replica</dt><dd>`, when(len(v.Unavailable()) > 0 || v.Ready != "", "bad"), v.Headline())
 	if v.Ready != "" {
 		d.put(`<span class="bad">not ready</span>`)
 	} else {
@@ -133,7 +133,7 @@ func (d *document) remotes(v *view) {
 	} else {
 		d.put(`<p id="table" class="dim">There are none: everything is served by the local apiserver.</p>`)
 	}
-	if locals := v.those(func(a *answer.APIService) bool { return a.Kind == "local" }); len(locals) > 0 {
+	if locals := v.Those(func(a *answer.APIService) bool { return a.Kind == "local" }); len(locals) > 0 {
 		d.put(`<details id="locals"><summary>%s served by the local apiserver</summary>
 <ul class="chips">`, len(locals))
 		for _, a := range locals {
@@ -195,7 +195,7 @@ func (d *document) row(v *view, a *answer.APIService) {
 	}
 	d.put(`</td>
 <td class="n" data-label="Certificate"><span class="%s">%s</span></td></tr>
-`, urgency(v.Time, a.Expires()), answer.Left(v.Time, a.Expires()))
+`, answer.Urgency(v.Time, a.Expires()), answer.Left(v.Time, a.Expires()))
 	if cause := cmp.Or(a.Cause, when(!a.Available(), a.Why())); cause != "" {
 		d.put(`<tr class="help"><td class="wide" colspan="11"><span class="%s">%s</span>`, state(a), cause)
 		d.help(a)
@@ -215,12 +215,11 @@ func (d *document) localServers(v *view) {
 	d.put(`<section id="locals-health" data-live aria-labelledby="local-title">
 <h2 id="local-title">Local apiservers</h2>
 <ul class="plain">`)
-	for i := range v.LocalServers {
-		e := &v.LocalServers[i]
+	for _, e := range v.LocalServers {
 		d.put(`<li><code>%s</code> `, e.Address)
-		d.health(e)
+		d.health(&e)
 		d.put(` <span class="dim">probed </span>`)
-		d.probe(v.Time, e)
+		d.probe(v.Time, &e)
 		d.put(`, %s, %d client connections`, cmp.Or(e.Release, "release unknown"), e.Clients)
 		if len(e.Only) > 0 {
 			d.put(`; another one lacks %s`, strings.Join(e.Only, ", "))
@@ -241,7 +240,7 @@ func (d *document) certificates(v *view) {
 	for _, s := range v.Certificates {
 		d.put(`<li><b>%s</b>`, s.Use)
 		for _, c := range s.Certificates {
-			d.put(` <span>%s <span class="%s">%s</span></span>`, c.Subject, urgency(v.Time, c.NotAfter), answer.Left(v.Time, c.NotAfter))
+			d.put(` <span>%s <span class="%s">%s</span></span>`, c.Subject, answer.Urgency(v.Time, c.NotAfter), answer.Left(v.Time, c.NotAfter))
 		}
 		d.some(` <span class="bad">%s</span>`, s.Err)
 		d.put(`<span class="sub"><code>%s</code></span></li>`, s.Source)

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -22,6 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/proxy"
@@ -37,11 +39,8 @@ type Config struct {
 	Table func() *registry.Table
 	// Explain returns the decision about a user's request, and why the user may not send it.
 	Explain func(context.Context, *proxy.Head, user.Info) (proxy.Decision, error)
-	// Backends have the requests in flight.
+	// Backends have the requests in flight, and the latencies of those so far.
 	Backends *backend.Pools
-	// Latencies counts an entry's requests so far: element i those that took less than 2^i µs,
-	// without those of earlier elements.
-	Latencies func(*registry.Entry) []uint64
 	// Failed counts an entry's requests answered with 5xx so far. It may be reset to zero.
 	Failed func(*registry.Entry) uint64
 	// Probed returns the last probe of an APIService's endpoint, or of a local apiserver
@@ -61,10 +60,10 @@ type Config struct {
 	// Discovery and OpenAPI say how current each remote APIService's part of the documents is.
 	Discovery func() []discovery.Status
 	OpenAPI   func() []openapi.Status
-	// Ready returns why this replica accepts no requests. Nil means it does.
-	Ready func() error
-	// Draining reports whether the process is draining; then event streams end.
-	Draining func() bool
+	// Ready says whether this replica accepts requests.
+	Ready *health.Checks
+	// Draining is true while the process is draining; then event streams end.
+	Draining *atomic.Bool
 	// Tap serves single users' requests to operators. Nil means it is not served.
 	Tap http.Handler
 	// Replica names this process, Cluster the cluster behind it. Empty means unknown.
@@ -100,9 +99,18 @@ func New(cfg Config) *Pages {
 func (p *Pages) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	look := func(context.Context) { p.traffic.look(p.cfg.Table().Entries(), p.cfg.Latencies, p.cfg.Failed) }
+	look := func(context.Context) { p.traffic.look(p.cfg.Table().Entries(), p.latencies, p.cfg.Failed) }
 	loops.Go(func() { wait.UntilWithContext(ctx, look, pace) })
 	return p.history.follow(ctx, p.cfg.Table)
+}
+
+// latencies counts an entry's requests so far: element i those that took less than 2^i µs, without
+// those of earlier elements.
+func (p *Pages) latencies(e *registry.Entry) []uint64 {
+	if u := p.cfg.Backends.Upstream(e); u != nil {
+		return u.Latencies()
+	}
+	return nil
 }
 
 // ServeHTTP answers at the root, as on the admin port, and below /fairlead/, as on the front door.

@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -185,4 +188,13 @@ func TestTransitions(t *testing.T) {
 	got := s.history.newest()
 	check.Same(t, maxTransitions, len(got), "transitions")
 	check.Same(t, fmt.Sprint(3*maxTransitions-1), got[0].Message, "the newest")
+}
+
+// get requests a page as alice, or as another user.
+func (s *stand) get(t *testing.T, path string, as ...string) (*httptest.ResponseRecorder, string) {
+	t.Helper()
+	u := &user.DefaultInfo{Name: append(as, "alice")[0], UID: "7", Groups: []string{"people"}}
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequestWithContext(request.WithUser(t.Context(), u), http.MethodGet, path, nil))
+	return w, w.Body.String()
 }

@@ -73,8 +73,7 @@ func (d *document) health(e *answer.Endpoint) {
 
 func (d *document) transitions(now time.Time, list []answer.Transition) {
 	d.put(`<ol class="story">`)
-	for i := range list {
-		t := &list[i]
+	for _, t := range list {
 		class := cmp.Or(map[string]string{"True": "ok", "False": "bad"}[t.Status], "unknown")
 		d.put(`<li class="%s"><time datetime="%s">%s</time> <span><b>%s</b> `, class, t.Time.UTC().Format(time.RFC3339), stamp(now, t.Time), t.APIService)
 		if t.Status == "gone" {
@@ -133,11 +132,6 @@ func when(really bool, s string) string {
 		return s
 	}
 	return ""
-}
-
-// urgency returns the CSS class for the result of answer.Left.
-func urgency(now, t time.Time) string {
-	return cmp.Or(answer.Urgency(now, t), "dim")
 }
 
 // stamp formats a time, with the date if it is not today.

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -47,14 +49,11 @@ func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entr
 		if e.Local() {
 			continue
 		}
-		now, bad := latencies(e), failed(e)
-		if total(now) == 0 && bad == 0 && tr.records[e.Name] == nil {
+		t, now, bad := tr.records[e.Name], latencies(e), failed(e)
+		if t == nil && total(now) == 0 && bad == 0 {
 			continue
 		}
-		t := tr.records[e.Name]
-		if t == nil {
-			t = &record{last: make([]uint64, len(now))}
-		}
+		t = cmp.Or(t, &record{})
 		t.add(now)
 		t.fail(bad)
 		known[e.Name] = t
@@ -75,9 +74,7 @@ func (t *record) add(now []uint64) {
 		diff = nil // saves memory: most backends are idle
 	}
 	t.diffs = append(t.diffs, diff)
-	if over := len(t.diffs) - points; over > 0 {
-		t.diffs = slices.Delete(t.diffs, 0, over)
-	}
+	t.diffs = t.diffs[max(len(t.diffs)-points, 0):]
 }
 
 // fail records what has failed since the last call. A replaced entry starts from zero.
@@ -85,8 +82,7 @@ func (t *record) fail(now uint64) {
 	if now < t.failed {
 		t.failed = 0
 	}
-	t.fails = append(t.fails, now-t.failed)
-	t.failed = now
+	t.fails, t.failed = append(t.fails, now-t.failed), now
 	t.fails = t.fails[max(len(t.fails)-recent, 0):]
 }
 
@@ -164,7 +160,7 @@ func (p *Pages) status() *answer.Status {
 		APIServices: make([]answer.APIService, 0, len(t.Entries())), Transitions: p.history.newest(),
 		LocalServers: []answer.Endpoint{}, // [] rather than null, as all lists without omitempty
 	}
-	if err := p.cfg.Ready(); err != nil {
+	if err := p.cfg.Ready.Err(nil); err != nil {
 		s.Ready = err.Error()
 	}
 	byName := make(map[string]*answer.APIService, len(t.Entries()))
@@ -183,9 +179,9 @@ func (p *Pages) status() *answer.Status {
 // details adds what is known about APIServices by their names, and the local apiservers.
 func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) {
 	servers := p.cfg.LocalServers()
-	for i := range servers {
+	for _, server := range servers {
 		s.LocalIdentity = p.cfg.LocalIdentity
-		e := p.endpoint(LocalName, &servers[i])
+		e := p.endpoint(LocalName, server)
 		e.Release, e.Clients, e.Only = p.cfg.LocalServer(e.Address)
 		s.LocalServers = append(s.LocalServers, e)
 	}
@@ -216,7 +212,7 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	a := answer.APIService{
 		Name: e.Name, Group: e.GroupVersion.Group, Version: e.GroupVersion.Version, Kind: e.Kind(), Problems: e.Problems, Maintenance: e.Policy.Maintenance,
-		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority, Verdict: verdict(&e.Verdict),
+		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority, Verdict: verdict(e.Verdict),
 	}
 	if e.Local() {
 		return a
@@ -231,8 +227,8 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 		a.InFlight, a.LongRunning, each, said = u.Load()
 	}
 	changes := p.history.of(e.Name)
-	for i := range e.Endpoints {
-		ep := p.endpoint(e.Name, &e.Endpoints[i])
+	for _, at := range e.Endpoints {
+		ep := p.endpoint(e.Name, at)
 		ep.Changes = changes[ep.Address]
 		ep.InFlight, ep.GoAway = each[ep.Address], said[ep.Address]
 		a.Endpoints = append(a.Endpoints, ep)
@@ -241,11 +237,12 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	return a
 }
 
-func verdict(v *registry.Verdict) answer.Verdict {
-	return answer.Verdict{Status: cmp.Or(string(v.Status), "Unknown"), Reason: v.Reason, Message: v.Message, Since: v.Since}
+func verdict(v registry.Verdict) registry.Verdict {
+	v.Status = cmp.Or(v.Status, corev1.ConditionUnknown)
+	return v
 }
 
-func (p *Pages) endpoint(of string, e *registry.Endpoint) answer.Endpoint {
+func (p *Pages) endpoint(of string, e registry.Endpoint) answer.Endpoint {
 	ended, took, fault := p.cfg.Probed(of, e.Address)
 	return answer.Endpoint{
 		Address: e.Address, Health: healthName(e.Health), Since: e.Since, Slow: e.Slow, Terminating: e.Terminating, Reason: e.Reason, Error: e.Message,
@@ -254,5 +251,5 @@ func (p *Pages) endpoint(of string, e *registry.Endpoint) answer.Endpoint {
 }
 
 func healthName(h registry.Health) string {
-	return cmp.Or(map[registry.Health]string{registry.Healthy: "healthy", registry.Unhealthy: "unhealthy"}[h], "unprobed")
+	return [...]string{registry.Unprobed: "unprobed", registry.Healthy: "healthy", registry.Unhealthy: "unhealthy"}[h]
 }

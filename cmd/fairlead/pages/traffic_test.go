@@ -116,7 +116,7 @@ func TestLeft(t *testing.T) {
 		{now.Add(400*24*time.Hour + time.Hour), "400d", "dim"},
 	} {
 		check.Same(t, c.want, answer.Left(now, c.end), "%s", c.end)
-		check.Same(t, c.urgency, urgency(now, c.end), "urgency of %s", c.end)
+		check.Same(t, c.urgency, answer.Urgency(now, c.end), "urgency of %s", c.end)
 	}
 }
 
