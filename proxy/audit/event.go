@@ -1,20 +1,29 @@
 package audit
 
 import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"io"
 	"maps"
+	"mime"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 )
 
 // Request describes a request after its decision.
@@ -189,4 +198,220 @@ func secret(name string) bool {
 		}
 	}
 	return name == "sig" || name == "code" || name == "key"
+}
+
+// maxBody limits the recorded bodies: nearly every object below etcd's 1.5 MiB fits, and no list of
+// thousands. A body is recorded whole or not at all.
+const maxBody = 1 << 20
+
+// maxCaptured limits the bodies of requests under way that are recorded: a slow upload is held for
+// as long as it lasts.
+const maxCaptured = 64 << 20
+
+// captured are the bodies of a request and its response. Transports may still read the request's
+// after the response, so each has a lock.
+type captured struct{ request, response copied }
+
+// copied is a recorded body.
+type copied struct {
+	mu    sync.Mutex // guards data, place and why
+	data  []byte
+	place bound.Place // for the capacity of data
+	why   string      // nothing more is recorded; empty means that it is
+
+	wanted      bool
+	of          *bound.Places
+	from        bound.Source
+	contentType string
+	encoding    string
+}
+
+func (c *copied) add(p []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch n := len(c.data) + len(p); {
+	case c.why != "":
+	case n > maxBody:
+		c.endLocked(tooLong)
+	case n > cap(c.data) && !c.growLocked(n):
+		c.endLocked("not recorded: too many bodies are being recorded")
+	default:
+		c.data = append(c.data, p...)
+	}
+}
+
+// growLocked makes room for n bytes, if there is a place for them.
+func (c *copied) growLocked(n int) bool {
+	n = min(max(2*n, 4<<10), maxBody)
+	place, ok := c.of.Take(c.from, int64(n), maxCaptured)
+	if !ok {
+		return false
+	}
+	c.place.Leave()
+	c.place, c.data = place, append(make([]byte, 0, n), c.data...)
+	return true
+}
+
+// endLocked ends the recording, and gives the place back.
+func (c *copied) endLocked(why string) {
+	c.place.Leave()
+	c.data, c.why = nil, why
+}
+
+// end ends the recording. It returns what was recorded, or why that is nothing.
+func (c *copied) end() (data []byte, why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	data, why = c.data, c.why
+	c.endLocked("not recorded: the request has ended")
+	return data, why
+}
+
+// Bodies reports whether the policy wants the bodies. Watches' and sessions' are never recorded.
+func (e *Event) Bodies() bool {
+	return !e.longRunning && auditinternal.LevelMetadata.Less(e.cfg.Level)
+}
+
+// Request returns body, recording what is read from it if the policy wants that.
+func (e *Event) Request(body io.ReadCloser, contentType string) io.ReadCloser {
+	if !e.Bodies() || body == nil {
+		return body
+	}
+	return &tee{ReadCloser: body, to: e.want(&e.bodies.request, contentType, "")}
+}
+
+// tee is io.TeeReader with a Close.
+type tee struct {
+	io.ReadCloser
+	to *copied
+}
+
+func (t *tee) Read(p []byte) (int, error) {
+	n, err := t.ReadCloser.Read(p)
+	t.to.add(p[:n])
+	return n, err
+}
+
+// ResponseHead notes the type of a response's body.
+func (e *Event) ResponseHead(contentType, encoding string) {
+	if e.Bodies() && auditinternal.LevelRequest.Less(e.cfg.Level) {
+		e.want(&e.bodies.response, contentType, encoding)
+	}
+}
+
+func (e *Event) want(c *copied, contentType, encoding string) *copied {
+	c.wanted, c.of, c.from = true, &e.log.captured, source(&e.ev)
+	c.contentType, c.encoding = contentType, encoding
+	return c
+}
+
+// Response records a piece of a response, if the policy wants it.
+func (e *Event) Response(p []byte) {
+	if e.bodies.response.wanted {
+		e.bodies.response.add(p)
+	}
+}
+
+// Annotations that say why an event has no body.
+const (
+	annotateRequest  = "fairlead.dev/request-body"
+	annotateResponse = "fairlead.dev/response-body"
+	tooLong          = "not recorded: longer than 1 MiB"
+)
+
+// into adds the recorded bodies to an event. The types of extension servers are unknown here, so
+// only JSON can be read. Their clients rarely use anything else, because protobuf exists only for
+// built-in types and generated clients.
+func (c *captured) into(ev *auditinternal.Event, omitManagedFields bool, annotate func(key, value string)) {
+	for _, b := range []struct {
+		from *copied
+		to   **runtime.Unknown
+		key  string
+	}{{&c.request, &ev.RequestObject, annotateRequest}, {&c.response, &ev.ResponseObject, annotateResponse}} {
+		if !b.from.wanted {
+			continue
+		}
+		object, why := b.from.object(omitManagedFields)
+		if why != "" {
+			annotate(b.key, why)
+		}
+		*b.to = object
+	}
+}
+
+// withoutBodies returns an event whose line was not written, without what made it long: nobody's
+// request must stay unrecorded because of its body.
+func withoutBodies(ev *auditinternal.Event) *auditinternal.Event {
+	short := *ev
+	short.RequestObject, short.ResponseObject, short.Annotations = nil, nil, maps.Clone(ev.Annotations)
+	if short.Annotations == nil {
+		short.Annotations = map[string]string{}
+	}
+	for key, object := range map[string]*runtime.Unknown{annotateRequest: ev.RequestObject, annotateResponse: ev.ResponseObject} {
+		if object != nil {
+			short.Annotations[key] = "not recorded: the line could not be written"
+		}
+	}
+	return &short
+}
+
+// object returns the body in the form of events, or the reason why there is none.
+func (c *copied) object(omitManagedFields bool) (*runtime.Unknown, string) {
+	data, why := c.end()
+	if len(data) == 0 {
+		return nil, why
+	}
+	if c.encoding == "gzip" {
+		var long bool
+		if data, long = inflate(data); long {
+			return nil, tooLong
+		}
+	}
+	media, _, err := mime.ParseMediaType(c.contentType)
+	// The type of an apply is called YAML, but clients write JSON.
+	types := []string{
+		"application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+yaml",
+	}
+	if err != nil || !slices.Contains(types, media) || !json.Valid(data) {
+		return nil, "not recorded: not JSON"
+	}
+	if omitManagedFields {
+		data = withoutManagedFields(data)
+	}
+	return &runtime.Unknown{Raw: data, ContentType: runtime.ContentTypeJSON}, ""
+}
+
+// inflate decompresses a body up to maxBody. What is no gzip, and so no JSON, stays unchanged.
+func inflate(data []byte) (plain []byte, long bool) {
+	r, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return data, false
+	}
+	plain, err = io.ReadAll(io.LimitReader(r, maxBody+1))
+	if err != nil {
+		return data, false
+	}
+	return plain, len(plain) > maxBody
+}
+
+// withoutManagedFields removes metadata.managedFields from an object or from a list's items.
+func withoutManagedFields(data []byte) []byte {
+	var o map[string]any
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	if d.Decode(&o) != nil {
+		return data // a JSON patch is a list
+	}
+	items, _ := o["items"].([]any)
+	for _, item := range append(items, o) {
+		if m, ok := item.(map[string]any); ok {
+			if meta, ok := m["metadata"].(map[string]any); ok {
+				delete(meta, "managedFields")
+			}
+		}
+	}
+	if out, err := json.Marshal(o); err == nil {
+		return out
+	}
+	return data
 }

@@ -2,11 +2,21 @@ package front
 
 import (
 	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // bodyRest limits the wait for the rest of a request body after the response. net/http reads up to
@@ -119,3 +129,326 @@ func (b *boundedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 }
 
 func (b *boundedWriter) Unwrap() http.ResponseWriter { return b.ResponseWriter }
+
+const (
+	// copies is how often a whole head exists until its request ends: net/http's map, the fields
+	// that are decided about, and those that are sent, encoded too.
+	copies = 3
+	// freeHead is what a head may become without asking, while half of the bound is left: a long
+	// one with a token, three times.
+	freeHead = 32 << 10
+	// leastPatience is the least time for a head, however many wait: a megabyte at 10 Mbit/s.
+	leastPatience = time.Second
+	// patient is how many heads may wait before the time for each is halved.
+	patient = 8
+	// perConn is what an idle connection costs, perRequest what it costs more while an answer is
+	// not read: measured, in buffers of net/http and crypto/tls, and stacks.
+	perConn, perRequest = 32 << 10, 64 << 10
+	// lookEvery is how often a head that waits looks for room, or a slow one for others that wait:
+	// short against leastPatience.
+	lookEvery = 100 * time.Millisecond
+)
+
+// heads is what the heads of HTTP/1.1 connections have in common.
+type heads struct {
+	memory  *hold.Bound
+	waiting atomic.Int64 // heads that wait for room
+	conns   bound.Places // bytes, of a memory bound of their own
+
+	mu  sync.Mutex // guards all
+	all map[*plain]struct{}
+}
+
+// take takes n bytes for a connection. Idle ones make room, as servers may let them (RFC 9112
+// §9.5): those of from, which may be a load balancer, and only if all is taken and from has not had
+// its share, others.
+func (h *heads) take(from bound.Source, n int64) (place bound.Place, ok bool) {
+	for {
+		limit := h.memory.Limit()
+		if place, ok = h.conns.Take(from, n, limit); ok || !h.evict(from, h.conns.Shares(from, n, limit)) {
+			return place, ok
+		}
+	}
+}
+
+// enter counts a connection until it is closed. It reports false if there is no room.
+func (h *heads) enter(c *plain) (ok bool) {
+	if c.place, ok = h.take(c.from, perConn); ok {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.all[c] = struct{}{}
+	}
+	return ok
+}
+
+func (h *heads) leave(c *plain) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.all, c)
+}
+
+// evict closes an idle connection of from, or, if all is true, of others. It reports false if it
+// finds none.
+func (h *heads) evict(from bound.Source, all bool) bool {
+	h.mu.Lock()
+	var idle *plain
+	for c := range h.all {
+		if own := c.from == from; (own || all && idle == nil) && c.idle() {
+			if idle = c; own {
+				break
+			}
+		}
+	}
+	h.mu.Unlock()
+	if idle == nil {
+		return false
+	}
+	h.memory.Refuse(hold.Connection)
+	idle.leave()
+	go func() { _ = idle.Conn.Close() }() // takes up to 5 s if the client reads nothing
+	return true
+}
+
+// plain is the plaintext of an HTTP/1.1 connection. It counts a head while net/http reads it, and
+// lets net/http wait with the next bytes until there is room for what they become.
+type plain struct {
+	*tls.Conn
+	all    *heads
+	source *hold.Source
+	from   bound.Source
+	place  bound.Place
+	gone   context.CancelFunc // ends the connection's context; nil before net/http has it
+
+	// For the goroutine of the connection only.
+	head  wire.TextHead
+	ended bool // the head is complete: the rest is not counted
+
+	mu       sync.Mutex // guards what follows
+	begun    time.Time  // when it became idle, or its head began; zero during a request. Written as head is
+	deadline time.Time  // net/http's for reading
+	held     int64
+	closed   bool
+}
+
+// handshake counts what comes before its end twice: crypto/tls collects up to 256 KiB of a client's
+// certificates, in a buffer that doubles.
+func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
+	if below, ok := raw.(interface{ NetConn() net.Conn }); ok {
+		raw = below.NetConn()
+	}
+	if p, ok := raw.(*placed); ok {
+		p.counts = func(n int) bool {
+			ok = c.hold(c.held + 2*int64(n))
+			if !ok {
+				c.all.memory.Refuse(hold.Connection)
+			}
+			return ok
+		}
+		defer func() { p.counts = nil; c.hold(0) }()
+	}
+	return c.HandshakeContext(ctx) //nolint:wrapcheck // from the wrapped connection
+}
+
+// SetReadDeadline keeps the deadline, because Read waits for room, too.
+func (c *plain) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deadline = t
+	return c.Conn.SetReadDeadline(t) //nolint:wrapcheck // from the wrapped connection
+}
+
+// Close returns what the connection holds at once.
+func (c *plain) Close() error {
+	c.leave()
+	return c.Conn.Close() //nolint:wrapcheck // from the wrapped connection
+}
+
+func (c *plain) leave() {
+	c.mu.Lock()
+	if !c.closed {
+		c.source.Give(c.held)
+		c.source.Leave()
+		c.place.Leave()
+	}
+	c.held, c.closed = 0, true
+	if c.gone != nil {
+		c.gone()
+	}
+	c.mu.Unlock()
+	c.all.leave(c)
+}
+
+// until returns a context that ends with the connection.
+func (c *plain) until(ctx context.Context) context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ctx, c.gone = context.WithCancel(ctx)
+	if c.closed {
+		c.gone()
+	}
+	return ctx
+}
+
+// idle reports whether the connection can make room: no request has come for a moment, in which one
+// may be on its way. A head that stalls is none, unless it holds much, see late.
+func (c *plain) idle() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.closed && c.held <= freeHead && !c.begun.IsZero() && time.Since(c.begun) >= leastPatience
+}
+
+func (c *plain) begin(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begun = at
+}
+
+// hold changes what the connection holds to n bytes. It reports false if there is no room for more.
+func (c *plain) hold(n int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if more := n - c.held; !c.closed && (more < 0 || n <= min(freeHead, c.all.memory.Short())) {
+		c.source.Give(-more)
+	} else if c.closed || !c.source.Take(more, c.held) {
+		return false
+	}
+	c.held = n
+	return true
+}
+
+// changed is http.Server.ConnState: it says when a head begins, and when it was read.
+func changed(c net.Conn, state http.ConnState) {
+	p, begun := c.(*plain), time.Time{} //nolint:forcetypeassert // Port's listener returns nothing else
+	if p.ended = state != http.StateNew && state != http.StateIdle; !p.ended {
+		p.hold(0)
+		p.head, begun = wire.TextHead{}, time.Now()
+	}
+	p.begin(begun)
+}
+
+// Read reads a part of a head, and waits until there is room for what it becomes.
+func (c *plain) Read(p []byte) (int, error) {
+	if c.ended {
+		return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
+	}
+	n, err := c.readHead(p)
+	if n == 0 {
+		return n, err
+	}
+	if c.head.Bytes == 0 {
+		c.begin(time.Now())
+	}
+	_, c.ended = c.head.Read(p[:n])
+	if c.head.Over() {
+		return 0, c.refuse(http.StatusRequestHeaderFieldsTooLarge)
+	}
+	if c.hold(c.head.Weight()) {
+		return n, err
+	}
+	c.all.waiting.Add(1)
+	defer c.all.waiting.Add(-1)
+	for ; ; <-time.After(lookEvery) {
+		if c.hold(c.head.Weight()) {
+			return n, err
+		}
+		if c.late() {
+			c.all.memory.Refuse(hold.Head)
+			return 0, c.refuse(http.StatusTooManyRequests)
+		}
+	}
+}
+
+// readHead reads from the connection. While it holds more than its free part, it looks from time to
+// time whether others wait for what it holds.
+func (c *plain) readHead(p []byte) (int, error) {
+	for {
+		if c.head.Weight() <= freeHead {
+			return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
+		}
+		c.mu.Lock()
+		next := time.Now().Add(lookEvery)
+		if !c.deadline.IsZero() && c.deadline.Before(next) {
+			next = c.deadline
+		}
+		_ = c.Conn.SetReadDeadline(next)
+		c.mu.Unlock()
+		n, err := c.Conn.Read(p)
+		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err //nolint:wrapcheck // from the wrapped connection
+		}
+		if c.late() {
+			c.all.memory.Refuse(hold.Head)
+			return 0, c.refuse(http.StatusRequestTimeout)
+		}
+	}
+}
+
+// late reports whether the time for the head is over. It is shorter while others wait for room, and
+// over if too much memory is held.
+func (c *plain) late() bool {
+	now := time.Now()
+	c.mu.Lock()
+	over := c.closed || !c.deadline.IsZero() && !now.Before(c.deadline)
+	c.mu.Unlock()
+	patience := max(leastPatience, readHeaderTimeout*patient/time.Duration(patient+c.all.waiting.Load()))
+	return over || c.all.memory.Over() > 0 || now.Sub(c.begun) > patience
+}
+
+// refuse answers an unfinished head. net/http closes the connection after the returned error, in
+// silence.
+func (c *plain) refuse(status int) error {
+	_ = c.SetWriteDeadline(time.Now().Add(leastPatience))
+	_, _ = io.WriteString(c.Conn, "HTTP/1.1 "+strconv.Itoa(status)+" "+http.StatusText(status)+"\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+	return os.ErrDeadlineExceeded
+}
+
+// textHead counts a whole head. A part that came with the request before is in it, too.
+func textHead(r *http.Request) wire.TextHead {
+	h := wire.TextHead{Bytes: len(r.RequestURI), Names: len(r.Header)}
+	for name, values := range r.Header {
+		for _, v := range values {
+			h.Lines, h.Bytes = h.Lines+1, h.Bytes+len(name)+len(v)
+		}
+	}
+	return h
+}
+
+type plainKey struct{}
+
+// countWhole counts what a whole head becomes until its request ends: then the connection is idle,
+// see changed, or closed.
+func countWhole(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c, _ := r.Context().Value(plainKey{}).(*plain)
+		if c == nil {
+			next.ServeHTTP(w, r)
+			return
+		}
+		head := textHead(r)
+		if head.Names > wire.MaxNames {
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)
+			return
+		}
+		place, ok := c.all.take(c.from, perRequest)
+		defer place.Leave()
+		if !ok || !c.hold(copies*head.Weight()) {
+			c.all.memory.Refuse(hold.Head)
+			w.Header().Set("Retry-After", "1")
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (p *Port) connContext(ctx context.Context, c net.Conn) context.Context {
+	if c, ok := c.(*plain); ok {
+		ctx = context.WithValue(c.until(ctx), plainKey{}, c)
+	}
+	if p.perConn != nil {
+		ctx = p.perConn(ctx, c)
+	}
+	return ctx
+}

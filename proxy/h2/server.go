@@ -1,3 +1,18 @@
+// Package h2 forwards HTTP/2 requests from clients to HTTP/2 backends frame by frame.
+//
+// It has three parts. Package wire reads and writes frames, field blocks and heads. Package engine
+// is a pure state machine: bytes from a connection go in, bytes for connections come out. This
+// package drives engines. A shard (shard.go) guards one engine with one mutex and moves its output.
+// Links (link.go) read and write the TLS connections: on Linux from one goroutine per shard
+// (loop_linux.go), elsewhere from one per connection. Server takes connections over from an
+// http.Server; its caller provides Config.Decide and Config.Dial.
+//
+// The one concurrency rule: everything in an engine (its connections, streams and pools) is only
+// touched under its shard's mutex, and nothing blocks while that mutex is held.
+//
+// It is not an HTTP/1.1 proxy, does not upgrade or push, does not offer extended CONNECT (RFC 8441)
+// and ignores priorities (RFC 9113 §5.3.2). Requests that are not forwarded are answered by an
+// http.Handler (Plan.Serve) on its own goroutine.
 package h2
 
 import (
@@ -17,6 +32,28 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+type (
+	// Head is the head of a client's request.
+	Head = wire.Head
+	// Plan says how a request is answered.
+	Plan = engine.Plan
+	// Answer is a prepared response.
+	Answer = engine.Answer
+	// Upstream chooses the endpoints of a backend.
+	Upstream = engine.Upstream
+	// Endpoint is one address of a backend.
+	Endpoint = engine.Endpoint
+	// GoAway is a backend's GOAWAY that has an error code.
+	GoAway = engine.GoAway
+	// Outcome is how a request has ended.
+	Outcome = engine.Outcome
+	// Reason says why a request ended without a complete response, see engine.ReasonNone.
+	Reason = engine.Reason
+	// Failure is the error of RoundTrip, and of reading its response's body.
+	Failure = engine.Failure
 )
 
 // Config is the configuration of a Server.
@@ -303,4 +340,46 @@ func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 		case <-ticker.C:
 		}
 	}
+}
+
+// metrics returns metrics that add up the counters of all shards at scrape time: working shards
+// share nothing.
+func metrics(shards []*shard) (all []prometheus.Collector) {
+	type labels = prometheus.Labels
+	sum := func(of func(n *engine.Counters) *atomic.Int64) func() float64 {
+		return func() float64 {
+			sum := int64(0)
+			for _, sh := range shards {
+				sum += of(&sh.e.Count).Load()
+			}
+			return float64(sum)
+		}
+	}
+	gauge := func(name, help string, l labels, of func(n *engine.Counters) *atomic.Int64) {
+		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_h2_" + name, Help: help, ConstLabels: l}, sum(of)))
+	}
+	counter := func(name, help string, l labels, of func(n *engine.Counters) *atomic.Int64) {
+		all = append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "fairlead_h2_" + name, Help: help, ConstLabels: l}, sum(of)))
+	}
+	for side, label := range [...]string{"client", "backend"} {
+		gauge("connections", "HTTP/2 connections by side: client, backend.", labels{"side": label},
+			func(n *engine.Counters) *atomic.Int64 { return &n.Conns[side] })
+		const help = "GOAWAY frames by side of the connection (client, backend) and direction (sent, received)."
+		sent, received := labels{"side": label, "direction": "sent"}, labels{"side": label, "direction": "received"}
+		counter("goaways_total", help, sent, func(n *engine.Counters) *atomic.Int64 { return &n.Sent[side] })
+		counter("goaways_total", help, received, func(n *engine.Counters) *atomic.Int64 { return &n.Received[side] })
+	}
+	for cause, label := range [...]string{"client", "backend", "limit", "protocol", "lane"} {
+		const help = "Streams that were reset, by cause: client, backend, limit (concurrent streams), protocol, lane (deadline, drain, panic)."
+		counter("resets_total", help, labels{"cause": label}, func(n *engine.Counters) *atomic.Int64 { return &n.Resets[cause] })
+	}
+	gauge("streams", "Streams of clients that the engine has under way.", nil, func(n *engine.Counters) *atomic.Int64 { return &n.Streams })
+	counter("flood_closes_total", "Connections closed because the peer caused too much work without requests (ENHANCE_YOUR_CALM).",
+		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Floods })
+	counter("panics_total", "Panics that the engine survived: each closed the connection that it was working for. The log has the stack.",
+		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Panics })
+	const buffered = "Memory for data that waits to be forwarded: bodies in streams, output of connections."
+	gauge("buffered_bytes", buffered, labels{"where": "streams"}, func(n *engine.Counters) *atomic.Int64 { return &n.Queued })
+	gauge("buffered_bytes", buffered, labels{"where": "connections"}, func(n *engine.Counters) *atomic.Int64 { return &n.Output })
+	return all
 }
