@@ -10,7 +10,6 @@ import (
 	"net/http/httptrace"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,7 +49,8 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 	if derr != nil {
 		return nil, derr
 	}
-	if offers(protocols, "h2") {
+	multiplexed := slices.Contains(protocols, "h2")
+	if multiplexed {
 		expire(raw, u.pingTimeout()) // the engine asks only rarely whether a quiet server still runs
 	}
 	if how.wrap != nil {
@@ -63,12 +63,13 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 		return nil, &dialError{dialTLS, err}
 	}
 	u.dialMeter().phase(phaseTLS, time.Since(start))
-	if offers(protocols, "h2") {
-		u.noteProtocol(c.ConnectionState().NegotiatedProtocol)
+	agreed := c.ConnectionState().NegotiatedProtocol // one of them, or none
+	if multiplexed {
+		u.noteProtocol(agreed)
 	}
-	if p := c.ConnectionState().NegotiatedProtocol; !offers(protocols, p) && (p != "" || !offers(protocols, "http/1.1")) {
+	if agreed == "" && !slices.Contains(protocols, "http/1.1") {
 		_ = raw.Close()
-		return nil, &dialError{dialTLS, fmt.Errorf("the server agreed to protocol %q, want one of %q", p, protocols)}
+		return nil, &dialError{dialTLS, fmt.Errorf("the server agreed to no protocol, want one of %q", protocols)}
 	}
 	return c, nil
 }
@@ -103,11 +104,6 @@ func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dial
 	}
 	u.dialMeter().phase(phaseConnect, time.Since(start))
 	return raw, nil
-}
-
-// offers reports whether protocols contain p.
-func offers(protocols []string, p string) bool {
-	return slices.ContainsFunc(protocols, func(have string) bool { return strings.EqualFold(have, p) })
 }
 
 // noGuard never loses trust.

@@ -127,7 +127,7 @@ func TestLocalRestart(t *testing.T) {
 	}{
 		{http.MethodGet, 1500 * time.Millisecond, nil, 1800 * time.Millisecond},
 		{http.MethodPost, 1500 * time.Millisecond, nil, 1800 * time.Millisecond},
-		{http.MethodGet, time.Minute, ErrUnreachable, defaultWait + 2*waitPause},
+		{http.MethodGet, time.Minute, ErrUnreachable, defaultWait + 2*dialPause},
 	} {
 		t.Run(fmt.Sprint(tt.method, tt.back), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -266,19 +266,3 @@ func (r *answerReader) Read(p []byte) (int, error) {
 	n, err := r.on.Read(p)
 	return r.heads.count(p, n, err)
 }
-
-// watchBody ends with net.ErrClosed when its connection is cut because it is no longer trusted, or
-// because its endpoint was ejected or is hung: then the client goes on at another one, or waits.
-type watchBody struct {
-	io.ReadCloser
-	on      *Conn
-	verdict context.Context
-}
-
-func (b *watchBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil && (b.on.isCut.Load() || b.verdict.Err() != nil) {
-		err = net.ErrClosed
-	}
-	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
-}

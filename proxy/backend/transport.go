@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
@@ -27,8 +28,6 @@ const (
 	// queueTimeout is how long it waits if there is none. A failed dial ends all waits much
 	// earlier; this is for a queue that moves.
 	queueTimeout = 10 * time.Second
-	// waitPause is the time between tries while no endpoint can be reached.
-	waitPause = dialPause
 )
 
 // RoundTrip sends req to an endpoint over HTTP/1.1 and returns its response. It follows no
@@ -109,7 +108,11 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 		// A retry elsewhere costs the backend nothing, so it is not charged to the budget.
 	case f.kind == failDial && time.Now().Before(c.until):
 		c.tried = c.tried[:0]
-		return pause(ctx, waitPause)
+		select {
+		case <-time.After(dialPause):
+		case <-ctx.Done():
+		}
+		return ctx.Err() == nil
 	case f.kind == failDial, !another, c.retries >= maxRetries, !c.u.budget.allow():
 		return false
 	}
@@ -129,16 +132,6 @@ func (c *call) patience(l Lease) time.Duration {
 		return impatience
 	}
 	return queueTimeout
-}
-
-// pause waits for d. It reports false if ctx ends before.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // try sends the request to one endpoint.
@@ -196,22 +189,22 @@ func (c *call) try(l Lease) *failure {
 	if got := on.Load(); got != nil && res.Close {
 		got.last.Store(true)
 	}
+	body := &responseBody{ReadCloser: res.Body, request: c.req.Context(), verdict: verdict}
 	switch whole := sent.Load(); {
 	case c.long:
-		if got := on.Load(); got != nil { // the verdict is its only sign of life
-			stays = context.AfterFunc(verdict, func() { _ = got.Close() }) // an error means that it has ended
-			res.Body = &watchBody{res.Body, got, verdict}
+		if body.on = on.Load(); body.on != nil { // the verdict is its only sign of life
+			stays = context.AfterFunc(verdict, func() { _ = body.on.Close() }) // an error means that it has ended
 		}
 	case whole > 0: // else it came before the end of the request
 		c.u.Observe(e.address, time.Since(start)-time.Duration(whole))
 	}
-	res.Body = &responseBody{ReadCloser: res.Body, request: c.req.Context(), done: func() {
+	body.done = func() {
 		stays()
 		cancel(nil)
 		l.Release()
 		c.body.end()
-	}}
-	c.res = res
+	}
+	res.Body, c.res = body, res
 	return nil
 }
 
@@ -255,19 +248,25 @@ func unrepeated(h http.Header) http.Header {
 // responseBody releases everything when the response has been read or closed.
 type responseBody struct {
 	io.ReadCloser
-	request context.Context
-	done    func()
-	over    atomic.Bool
+	request, verdict context.Context
+	on               *Conn // of a long-running response, else nil
+	done             func()
+	over             atomic.Bool
 }
 
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF && b.request.Err() != nil { //nolint:errorlint // readers do not wrap it
+	switch {
+	case err == nil:
+		return n, nil
+	case b.on != nil && (b.on.isCut.Load() || b.verdict.Err() != nil):
+		// Its connection is no longer trusted, or its endpoint was ejected or is hung: the client
+		// goes on at another one, or waits.
+		err = net.ErrClosed
+	case err == io.EOF && b.request.Err() != nil: //nolint:errorlint // readers do not wrap it
 		err = context.Cause(b.request) // the server may have ended its body for the end of its connection
 	}
-	if err != nil {
-		b.end()
-	}
+	b.end()
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
