@@ -30,12 +30,11 @@ func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Sour
 	if r.ProtoMajor == 1 && x.decision.Action == ToLocal && x.stay.Leaves() {
 		w.Header().Set("Connection", "close") // as GOAWAY over HTTP/2
 	}
-	plan, h := x.plan(), x.head
-	plan.Path = h.target()
+	plan := x.plan()
 	var returned sync.Once // afterwards, the deadline would be the next request's
 	defer returned.Do(func() {})
 	plan.Done = func(o h2.Outcome) {
-		x.carried(&o, time.Since(h.Arrived))
+		x.carried(&o, time.Since(x.head.Arrived))
 		x.ended.set(o)
 		if o.Reason != engine.ReasonNone && o.Status > 0 {
 			go returned.Do(func() { x.p.hasten(w) }) // off the loop; it ends at once
@@ -43,8 +42,7 @@ func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Sour
 	}
 	interims := interimsOf(r, w, &x.decision)
 	x.noteSent()
-	sent := &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}
-	res, err := x.p.frames.server.RoundTrip(r, sent, plan, interims.relay)
+	res, err := x.p.frames.server.RoundTrip(r, &x.head.Head, plan, interims.relay)
 	interims.end()
 	var failure *h2.Failure
 	switch {
@@ -154,14 +152,6 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by
 		}
 	}
 	return p.frames.server.RoundTrip(r, nil, plan, nil) //nolint:wrapcheck // as above
-}
-
-// target returns the client's request target, byte for byte.
-func (h *Head) target() string {
-	if !h.HasQuery {
-		return h.Path
-	}
-	return h.Path + "?" + h.RawQuery
 }
 
 // relay copies a backend's response to a client of net/http. If it cannot be completed, the
@@ -307,6 +297,8 @@ type exchange struct {
 	observer *observer
 	// events describes the body of a long-running response.
 	events events
+	// page answers instead of Config.Pages if it is not nil.
+	page http.Handler
 	// own is the error with which this process has answered. Nil means that it has not answered
 	// with an error.
 	own error
@@ -404,47 +396,5 @@ func (x *exchange) carried(o *h2.Outcome, took time.Duration) {
 	if o.Answer > 0 && !x.decision.LongRunning {
 		x.upstream.Observe(o.Endpoint.Name, o.Answer)
 		x.upstream.Finish(took)
-	}
-}
-
-// finished is what the client's protocol knows about the end of a request.
-type finished struct {
-	proto  string
-	tls    uint16
-	conn   uint32 // the connection's number, which keeps lines of the access log in order
-	status int    // 0 means that the client went away before a response
-	bytes  int64
-	waited time.Duration // until the request was sent to a backend
-	first  time.Duration // until the response head; zero means that there was none, or that it was not measured
-	took   time.Duration
-	gaveUp bool // the client has canceled the request
-}
-
-// writesLines reports whether a request that ends now may need an access-log line.
-func (p *Proxy) writesLines() bool { return p.cfg.AccessLog != nil || p.cfg.Taps.Active() }
-
-// finish ends every request: it counts the request, and logs it where that is wanted. o is the
-// engine's outcome, or zero if the engine did not forward the request.
-func (x *exchange) finish(f *finished, o *h2.Outcome) {
-	p, d := x.p, &x.decision
-	if f.status == 0 {
-		f.status = statusClientGone
-	}
-	if f.gaveUp {
-		p.givenUp.ended(d, x.head, f.status, f.took)
-	}
-	p.metrics.observe(d, f.status, f.took)
-	x.observer.end(x, f.status, f.took, o)
-	tapped := p.cfg.Taps.Active()
-	logged := p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(f.status)
-	if !tapped && !logged {
-		return
-	}
-	line := x.line(f, o)
-	if logged {
-		p.cfg.AccessLog.Add(f.conn, &line) // ordered with other lines of its connection
-	}
-	if tapped {
-		p.cfg.Taps.Add(&line)
 	}
 }

@@ -181,7 +181,7 @@ func (l *frames) decideParked(r *frameRequest) (plan h2.Plan) {
 			plan = h2.Plan{Serve: l.p.answer(errPanicked)}
 		}
 	}()
-	l.p.decideOffLoop(ctx, &r.decision, r.head, r.front.conn)
+	l.p.decideOffLoop(ctx, &r.decision, r.head, &r.front.conn)
 	return l.plan(r)
 }
 

@@ -45,7 +45,7 @@ func FuzzHeadCost(f *testing.F) {
 		f.Add("GET", seed.path, seed.query, seed.fields)
 	}
 	f.Fuzz(func(t *testing.T, method, path, query, text string) {
-		h := &Head{Method: method, Path: path, RawQuery: query, Fields: fuzzFields(text), Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+		h := &Head{Head: h2.Head{Method: method, Path: path, RawQuery: query, Fields: fuzzFields(text)}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 		if len(path)+len(query)+len(text) > 256<<10 {
 			return // neither protocol accepts it
 		}
@@ -71,7 +71,7 @@ func TestChainsOffTheLoop(t *testing.T) {
 	w.proxy.cfg.Authn = a
 	pair := w.client.Issue(pki.Leaf{CommonName: "alice"})
 	c := &authn.Conn{Peer: []*x509.Certificate{pair.Certificate}}
-	h := &Head{Method: "GET", Path: "/api/v1/pods", Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+	h := &Head{Head: h2.Head{Method: "GET", Path: "/api/v1/pods"}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 	if _, known := w.proxy.decision(t.Context(), h, c, false); known || n.Load() != 0 {
 		t.Fatalf("decided without waiting: %v, verified %d times", known, n.Load())
 	}

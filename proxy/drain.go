@@ -58,17 +58,11 @@ type events struct {
 // await returns when the response is probably between two events, by the engine's rule.
 func (e *events) await(ctx context.Context) {
 	const every = 5 * time.Millisecond // short against the time between two events
-	for from := time.Now(); e.midEvent(time.Since(from)) && ctx.Err() == nil; {
-		select {
-		case <-time.After(every):
-		case <-ctx.Done():
-		}
-	}
-}
-
-func (e *events) midEvent(waited time.Duration) bool {
-	last := e.last.Load()
-	return last != 0 && engine.AmidEvent(waited, time.Since(time.Unix(0, last)), e.newline.Load())
+	from := time.Now()
+	_ = wait.PollUntilContextCancel(ctx, every, true, func(context.Context) (bool, error) {
+		last := e.last.Load()
+		return last == 0 || !engine.AmidEvent(time.Since(from), time.Since(time.Unix(0, last)), e.newline.Load()), nil
+	})
 }
 
 // endingBody turns a read error into a clean end of the response body, if ending, the end of a

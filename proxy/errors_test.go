@@ -59,7 +59,7 @@ func TestErrorsOfClients(t *testing.T) {
 				field = fmt.Sprint(want[1])
 			}
 			check.Same(t, want, [2]int32{s.Code, retryAfter}, "%q: code, and seconds until a retry", s.Message)
-			check.Same(t, field, (&Head{Fields: readyAnswer(status).Fields}).get("retry-after"), "%q: Retry-After", s.Message)
+			check.Same(t, field, (&Head{Head: h2.Head{Fields: readyAnswer(status).Fields}}).get("retry-after"), "%q: Retry-After", s.Message)
 		}
 	}
 }

@@ -197,7 +197,7 @@ func (d *Decision) host(h *Head) string {
 // escaped again, and the query is kept even if it does not parse (upstream decodes and re-encodes
 // both).
 func targetURL(h *Head) *url.URL {
-	u := &url.URL{Scheme: "https", RawQuery: h.RawQuery, ForceQuery: h.HasQuery && h.RawQuery == ""}
+	u := &url.URL{Scheme: "https", RawQuery: h.RawQuery, ForceQuery: strings.HasSuffix(h.Target(), "?")}
 	if strings.HasPrefix(h.Path, "//") { // as an opaque part it would be parsed as an authority
 		u.Path, u.RawPath = h.Path, h.Path
 		if p, err := url.PathUnescape(h.Path); err == nil {

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -59,22 +58,11 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	return l.server
 }
 
-// frameConn holds the state of a client's connection that its requests share.
-type frameConn struct {
-	conn     *authn.Conn // shared with Proxy.ServeHTTP
-	stay     *backend.Stay
-	remote   string
-	remoteIP string
-	number   uint32
-	tls      uint16
-	set      []hpack.HeaderField // buffer for Decision.Set, for one decision at a time
-}
-
 // frameRequest is one request over HTTP/2, reused after its end. Its func fields are made once.
 type frameRequest struct {
 	exchange
 	l     *frames
-	front *frameConn
+	front *slot
 	done  func(h2.Outcome)
 }
 
@@ -82,34 +70,32 @@ type frameRequest struct {
 // of forwarded.
 const usualSet = 12
 
-// newConn uses the slot that net/http has made for the connection, so that its certificates are
+// slot returns the connection's slot, which Proxy.ServeHTTP uses, too, so that its certificates are
 // verified once.
-func (l *frames) newConn(c *h2.ConnInfo) *frameConn {
-	conn := &frameConn{remote: c.Remote.String(), number: l.conns.Add(1), tls: c.TLS.Version, set: make([]hpack.HeaderField, 0, usualSet)}
-	conn.remoteIP = hostOnly(conn.remote)
+func (l *frames) slot(c *h2.ConnInfo) *slot {
 	s := slotOf(c.Context())
-	conn.conn, conn.stay = s.of(&c.TLS), s.stay
-	return conn
+	s.of(&c.TLS)
+	s.number, s.tls, s.set, s.remote = l.conns.Add(1), c.TLS.Version, make([]hpack.HeaderField, 0, usualSet), c.Remote.String()
+	s.remoteIP, _, _ = net.SplitHostPort(s.remote)
+	return s
 }
 
 // decide is h2.Config.Decide. It parks a request that needs I/O, or a turn at the desk for the
 // connection's certificates. A long head is decided at the desk, by Proxy.ServeHTTP.
 func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Plan, bool) {
-	conn, _ := c.Value.(*frameConn)
+	conn, _ := c.Value.(*slot)
 	if conn == nil {
-		conn = l.newConn(c)
+		conn = l.slot(c)
 		c.Value = conn
 	}
 	r := l.requests.Get().(*frameRequest) //nolint:forcetypeassert // the pool holds nothing else
 	r.front, r.stay = conn, conn.stay
-	*r.head = Head{
-		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: time.Now(),
-	}
+	*r.head = Head{Head: *h, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: time.Now()}
 	if r.head.costly() || l.p.browsers.concern(r.head) {
 		return h2.Plan{Serve: r.offEngine()}, true
 	}
 	r.decision.Set = conn.set
-	_, lacks := l.p.decide(&r.decision, r.head, conn.conn, r.head.Arrived).(Need) //nolint:errorlint // nobody wraps it
+	_, lacks := l.p.decide(&r.decision, r.head, &conn.conn, r.head.Arrived).(Need) //nolint:errorlint // nobody wraps it
 	conn.set = r.decision.Set
 	if !lacks {
 		return l.plan(r), true
@@ -260,10 +246,8 @@ func frameError(o h2.Outcome) error {
 
 func (r *frameRequest) onEnd(o h2.Outcome) {
 	r.carried(&o, o.Duration)
-	r.finish(&finished{
-		proto: "HTTP/2.0", tls: r.front.tls, conn: r.front.number, status: o.Status, bytes: o.Sent, waited: o.Placed, first: o.Wait, took: o.Duration,
-		gaveUp: o.Reason == engine.ReasonClientReset || o.Reason == engine.ReasonClientLost,
-	}, &o)
+	gaveUp := o.Reason == engine.ReasonClientReset || o.Reason == engine.ReasonClientLost
+	r.finish(&ending{Outcome: o, proto: "HTTP/2.0", tls: r.front.tls, conn: r.front.number, gaveUp: gaveUp})
 	r.l.recycle(r)
 }
 

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -19,27 +19,8 @@ import (
 // front door and authorized for a non-resource URL, including impersonation. While the local
 // apiserver is down, known scrapers may read /metrics for five more minutes.
 func (p *Proxy) Guard(page http.Handler) http.Handler {
-	next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if x := exchangeOf(r.Context()); !longPage(x.head) && !x.decision.Request.longRunning(nil) {
-			defer p.limitReading(w).Stop()
-		}
-		page.ServeHTTP(w, r)
-	})
-	impersonated := p.impersonation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := exchangeOf(r.Context())
-		x.decision.User, _ = request.UserFrom(r.Context())
-		err := p.checkImpersonated(&x.decision, r.Header)
-		if err == nil {
-			err = p.permit(r.Context(), &x.decision)
-		}
-		if err != nil {
-			p.writeError(w, r, err)
-			return
-		}
-		next.ServeHTTP(w, x.asUser(r))
-	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := &exchange{p: p, head: headOf(r, time.Now()), conn: slotOf(r.Context()).of(r.TLS)}
+		x := &exchange{p: p, head: headOf(r, time.Now()), conn: slotOf(r.Context()).of(r.TLS), page: page}
 		x.head.Upgrade = "" // a page has none
 		d := &x.decision
 		d.Action, d.route = ToPage, registry.RouteOwn
@@ -56,15 +37,11 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 		})
 		switch {
 		case err != nil:
-			p.writeError(w, r, err)
-		case known:
-			next.ServeHTTP(w, r)
-		case d.Action == Impersonate:
-			impersonated.ServeHTTP(w, x.asUser(r))
-		default:
+			d.refuse(err)
+		case !known && d.Action == ToPage:
 			p.scrapers.remember(d, time.Now())
-			next.ServeHTTP(w, x.asUser(r))
 		}
+		p.serveDecision(w, r, x)
 	})
 }
 
@@ -134,7 +111,9 @@ func (k *scrapers) knows(d *Decision, now time.Time) bool {
 // user may not send the request. ctx is that of a request over the same connection. It uses the
 // same code without authentication, so an explanation cannot differ from the behavior. For the
 // local apiserver, denied predicts its answer.
-func (p *Proxy) Explain(ctx context.Context, h *Head, u user.Info) (d Decision, denied error) {
+func (p *Proxy) Explain(ctx context.Context, method, target string, u user.Info) (d Decision, denied error) {
+	h := &Head{Head: h2.Head{Method: method}}
+	h.SetTarget(target)
 	p.locate(&d, h)
 	if d.Err != nil {
 		return d, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/textproto"
 	"regexp"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -153,19 +155,8 @@ func newAuditID() string {
 
 // Head is a request head of either protocol. decide reads nothing else of a request.
 type Head struct {
-	// Method is as the client sent it.
-	Method string
-	// Authority is the Host or :authority.
-	Authority string
-	// Path is the escaped path, byte for byte as on the wire, without the query.
-	Path string
-	// RawQuery is everything after the first '?', byte for byte. HasQuery distinguishes "/x?" from
-	// "/x".
-	RawQuery string
-	HasQuery bool
-	// Fields are the header fields in order, with names in lower case and without pseudo-header
-	// fields. They are read-only and valid only during the decision.
-	Fields []hpack.HeaderField
+	// Head is what is forwarded over HTTP/2. Its Fields are read-only here.
+	h2.Head
 	// Upgrade is the protocol that an HTTP/1.1 client wants to switch to, in its own spelling.
 	// Empty means none, or none that is offered.
 	Upgrade string
@@ -208,11 +199,17 @@ func (h *Head) list(name string) string {
 // would write the path differently, so Path has the bytes of the request line. How many names a
 // head has is limited where it is read (proxy/front, proxy/h2/wire).
 func headOf(r *http.Request, arrived time.Time) *Head {
-	h := &Head{Method: r.Method, Authority: r.Host, Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: arrived}
-	h.RawQuery, h.HasQuery = r.URL.RawQuery, r.URL.ForceQuery || r.URL.RawQuery != ""
-	if h.Path = r.URL.RawPath; h.Path == "" {
-		h.Path = r.URL.EscapedPath()
+	h := &Head{Remote: r.RemoteAddr, Arrived: arrived}
+	h.RemoteIP, _, _ = net.SplitHostPort(r.RemoteAddr)
+	h.Method, h.Authority = r.Method, r.Host
+	target := r.URL.RawPath
+	if target == "" {
+		target = r.URL.EscapedPath()
 	}
+	if r.URL.ForceQuery || r.URL.RawQuery != "" {
+		target += "?" + r.URL.RawQuery
+	}
+	h.SetTarget(target)
 	var ok bool
 	if h.listed, ok = listed(r.Header["Connection"]); !ok {
 		h.invalid = errListed
@@ -247,14 +244,6 @@ func upgradeOf(r *http.Request) string {
 		return protocol
 	}
 	return ""
-}
-
-func hostOnly(addr string) string {
-	i := strings.LastIndexByte(addr, ':')
-	if i < 0 {
-		return addr
-	}
-	return strings.Trim(addr[:i], "[]")
 }
 
 // hopByHop reports whether a field (name in lower case) concerns a single connection (RFC 9110

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -38,9 +37,7 @@ func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
 	}
 	f := &observer{p: p}
 	if p.cfg.Tracer != nil {
-		f.span = p.cfg.Tracer.Start(&tracing.Request{
-			Method: h.Method, Path: h.Path, Name: spanName(h.Method, &d.Request), AuditID: id, Began: h.Arrived, Fields: h.Fields, Trusted: trusted(caller(d)),
-		})
+		f.span = p.cfg.Tracer.Start(&h.Head, spanName(h.Method, &d.Request), id, h.Arrived, trusted(caller(d)))
 	}
 	if p.cfg.Audit == nil {
 		return f
@@ -122,31 +119,28 @@ func (f *observer) panicked(cause any) {
 }
 
 // message says briefly what went wrong. Empty means nothing did.
-func message(own error, status int, o *h2.Outcome) string {
+func message(own error, o *h2.Outcome) string {
 	switch {
 	case own != nil:
 		return own.Error()
-	case status == statusClientGone:
+	case o.Status == statusClientGone:
 		return "the client went away before there was an answer"
 	}
 	return string(o.Reason)
 }
 
 // end emits the last stage and ends the span.
-func (f *observer) end(x *exchange, status int, took time.Duration, o *h2.Outcome) {
+func (f *observer) end(x *exchange, o *h2.Outcome) {
 	if f == nil {
 		return
 	}
-	d, wrong := &x.decision, message(x.own, status, o)
+	d, wrong := &x.decision, message(x.own, o)
 	if f.span != nil {
-		t := &tracing.Outcome{Status: status, Err: wrong, Retries: o.Retries, Wait: o.Wait, Took: took, Verb: d.Request.Verb}
-		if o.Endpoint != nil {
-			t.Endpoint = o.Endpoint.Name
-		}
+		apiService := ""
 		if d.Entry != nil {
-			t.APIService = d.Entry.Name
+			apiService = d.Entry.Name
 		}
-		f.span.End(t)
+		f.span.End(o, d.Request.Verb, apiService, wrong)
 	}
 	if f.late != nil && x.own != nil { // this process answered instead of the local apiserver
 		f.open(f.late, d)
@@ -158,7 +152,7 @@ func (f *observer) end(x *exchange, status int, took time.Duration, o *h2.Outcom
 		f.event.Impersonated(d.User)
 	}
 	f.authorized(d)
-	f.event.Completed(status, wrong)
+	f.event.Completed(o.Status, wrong)
 }
 
 // authorized adds the authorizer's decision, if it was asked, to the stages after it.

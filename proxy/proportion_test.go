@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"testing"
 
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
@@ -30,8 +30,8 @@ func TestInProportion(t *testing.T) {
 		rows = append(rows, proportion.Row{Name: "decided: " + s.Name, N: s.Small, Of: func(n int) (int, func() any) {
 			made := s.Of(remoteGV+"/widgets", n)
 			return made.Size(), func() any {
-				h := &Head{Method: "GET", Fields: made.Fields, RemoteIP: "192.0.2.1", Remote: "192.0.2.1:1"}
-				h.Path, h.RawQuery, h.HasQuery = strings.Cut(made.Path, "?")
+				h := &Head{Head: h2.Head{Method: "GET", Fields: made.Fields}, RemoteIP: "192.0.2.1", Remote: "192.0.2.1:1"}
+				h.SetTarget(made.Path)
 				h.Fields = append([]hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}, h.Fields...)
 				d, _ := p.decision(t.Context(), h, &authn.Conn{}, true)
 				for _, f := range h.Fields {

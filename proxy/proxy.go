@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/http2/hpack"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -126,6 +127,12 @@ type slot struct {
 	once sync.Once
 	conn authn.Conn
 	stay *backend.Stay
+
+	// Over HTTP/2 only, see frames.slot.
+	remote, remoteIP string
+	number           uint32
+	tls              uint16
+	set              []hpack.HeaderField // buffer for Decision.Set, for one decision at a time
 }
 
 type slotKey struct{}
@@ -170,7 +177,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 	x := &exchange{p: p, head: headOf(r, arrived), conn: s.of(r.TLS), stay: s.stay, decision: Decision{learned: known}}
 	p.serving.Add(1)
 	defer p.serving.Add(-1)
-	rec := &recorder{ResponseWriter: w, proxy: p, request: r, exchange: x}
+	rec := &recorder{ResponseWriter: w, request: r, exchange: x}
 	defer rec.done()
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)
@@ -250,18 +257,20 @@ func (p *Proxy) limitReading(w http.ResponseWriter) *time.Timer {
 
 // servePage serves a page of this process.
 func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
-	if p.cfg.Pages == nil {
+	x := exchangeOf(r.Context())
+	page := cmp.Or(x.page, p.cfg.Pages)
+	if page == nil {
 		p.writeError(w, r, errNotFound)
 		return
 	}
-	if exchangeOf(r.Context()).decision.LongRunning {
+	if x.decision.LongRunning {
 		var stop context.CancelFunc
-		r, stop = p.endable(r, &exchangeOf(r.Context()).events)
+		r, stop = p.endable(r, &x.events)
 		defer stop()
 	} else {
 		defer p.limitReading(w).Stop()
 	}
-	p.cfg.Pages.ServeHTTP(w, r)
+	page.ServeHTTP(w, r)
 }
 
 // serveLocal forwards a request of the health relay to the local apiserver, with its caller's

@@ -23,7 +23,6 @@ const statusClientGone = 499
 // access log.
 type recorder struct {
 	http.ResponseWriter
-	proxy    *Proxy
 	request  *http.Request
 	exchange *exchange
 	first    time.Duration // until the response head; zero means that no line is written
@@ -96,7 +95,7 @@ func (rec *recorder) responded(status int) {
 // audit policy asks for bodies.
 func (rec *recorder) observe(r *http.Request) *http.Request {
 	x := rec.exchange
-	x.observer = rec.proxy.observe(x.head, &x.decision, x.audit)
+	x.observer = x.p.observe(x.head, &x.decision, x.audit)
 	x.observer.begin(&x.decision)
 	if rec.bodies = x.observer.bodies(&x.decision); rec.bodies && r.Body != nil && r.Body != http.NoBody {
 		r.Body = x.observer.event.Request(r.Body, r.Header.Get("Content-Type"))
@@ -118,21 +117,20 @@ func (rec *recorder) done() {
 	if x.ended != nil && x.ended.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
 		x.upstream.Finish(took)
 	}
-	o := x.ended.get()
-	f := finished{
-		proto: rec.request.Proto, status: rec.status, bytes: rec.bytes, first: rec.first, took: took,
-		// Only the server cancels the context, when the client has gone. A body that breaks off as
-		// malformed counts as given up, too.
-		gaveUp: rec.request.Context().Err() != nil || o.Reason == engine.ReasonClientReset,
-	}
+	e := ending{Outcome: x.ended.get(), proto: rec.request.Proto}
+	e.Status, e.Wait, e.Duration = rec.status, rec.first, took
+	e.Sent = rec.bytes
 	if x.ended != nil {
-		f.waited = x.ended.sent + o.Placed
-		f.bytes += x.ended.down
+		e.Sent += x.ended.down
+		e.Placed += x.ended.sent
 	}
+	// Only the server cancels the context, when the client has gone. A body that breaks off as
+	// malformed counts as given up, too.
+	e.gaveUp = rec.request.Context().Err() != nil || e.Reason == engine.ReasonClientReset
 	if rec.request.TLS != nil {
-		f.tls = rec.request.TLS.Version
+		e.tls = rec.request.TLS.Version
 	}
-	x.finish(&f, &o)
+	x.finish(&e)
 }
 
 // ended is the outcome of a request that ServeHTTP has forwarded. The engine may end the request
@@ -197,6 +195,44 @@ func (e *ended) broke(err error) {
 	e.set(o)
 }
 
+// ending is how a request has ended, for its client. What only the engine knows is zero if that did
+// not forward the request.
+type ending struct {
+	h2.Outcome
+	proto  string
+	tls    uint16
+	conn   uint32 // the connection's number, which keeps lines of the access log in order
+	gaveUp bool   // the client has canceled the request
+}
+
+// writesLines reports whether a request that ends now may need an access-log line.
+func (p *Proxy) writesLines() bool { return p.cfg.AccessLog != nil || p.cfg.Taps.Active() }
+
+// finish ends every request: it counts the request, and logs it where that is wanted.
+func (x *exchange) finish(e *ending) {
+	p, d := x.p, &x.decision
+	if e.Status == 0 {
+		e.Status = statusClientGone
+	}
+	if e.gaveUp {
+		p.givenUp.ended(d, x.head, e.Status, e.Duration)
+	}
+	p.metrics.observe(d, e.Status, e.Duration)
+	x.observer.end(x, &e.Outcome)
+	tapped := p.cfg.Taps.Active()
+	logged := p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(e.Status)
+	if !tapped && !logged {
+		return
+	}
+	line := x.line(e)
+	if logged {
+		p.cfg.AccessLog.Add(e.conn, &line) // ordered with other lines of its connection
+	}
+	if tapped {
+		p.cfg.Taps.Add(&line)
+	}
+}
+
 // The end of a request in the access log, if the engine gives no reason.
 const (
 	endComplete = "complete"
@@ -207,28 +243,25 @@ const (
 )
 
 // line returns the line of the access log. The query is left out because it can hold secrets.
-func (x *exchange) line(f *finished, o *h2.Outcome) accesslog.Line {
+func (x *exchange) line(e *ending) accesslog.Line {
 	h, d := x.head, &x.decision
 	line := accesslog.Line{
-		Method: h.Method, Path: h.Path, Verb: d.Request.Verb, From: h.RemoteIP, Proto: f.proto, Status: f.status, Bytes: f.bytes, In: o.Received,
-		Waited: f.waited, First: f.first, Took: f.took, Ended: h.Arrived.Add(f.took), New: o.New, End: string(o.Reason), AuditID: x.audit,
+		Outcome: e.Outcome, Method: h.Method, Path: h.Path, Verb: d.Request.Verb, From: h.RemoteIP, Proto: e.proto, Ended: h.Arrived.Add(e.Duration),
+		End: string(e.Reason), AuditID: x.audit,
 	}
-	if f.tls != 0 {
-		line.TLS = tls.VersionName(f.tls)
+	if e.tls != 0 {
+		line.TLS = tls.VersionName(e.tls)
 	}
-	if o.Endpoint != nil {
-		line.Endpoint, line.Tries = o.Endpoint.Name, o.Retries+1
-	}
-	switch o.Reason {
+	switch e.Reason {
 	case engine.ReasonDial, engine.ReasonLost, engine.ReasonReset, engine.ReasonRefused, engine.ReasonBadResponse, engine.ReasonBlamed, engine.ReasonTooLarge:
-		if o.Err != nil { // not of HTTP/1.1
-			line.Cause = o.Err.Error()
+		if e.Err != nil { // not of HTTP/1.1
+			line.Cause = e.Err.Error()
 			line.Cause = line.Cause[:min(len(line.Cause), maxCause)]
 		}
 	}
 	switch {
 	case line.End != "":
-	case f.gaveUp:
+	case e.gaveUp:
 		line.End = string(engine.ReasonClientLost)
 	case x.own != nil:
 		line.End = endRefused

@@ -30,6 +30,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // Config configures a Log.
@@ -73,10 +74,8 @@ const (
 )
 
 type stripe struct {
-	mu    sync.Mutex // guards buf and clock
+	mu    sync.Mutex // guards buf
 	buf   []byte
-	clock clock
-
 	spare []byte // used by Run only: swapped with buf
 }
 
@@ -104,7 +103,7 @@ func (l *Log) Add(key uint32, line *Line) {
 		l.lost.Add(1)
 		return
 	}
-	s.buf = line.append(s.buf, s.clock.at(line.Ended))
+	s.buf = line.append(s.buf)
 	after := len(s.buf)
 	s.mu.Unlock()
 	switch {
@@ -169,26 +168,15 @@ func (l *Log) write(p []byte) {
 }
 
 // Line is the access log's data of a request. Empty and zero fields are left out, except Method,
-// Path, Verb, Status, Bytes and Took.
+// Path, Verb, Status, Sent and Duration. Times are in nanoseconds.
 type Line struct {
 	// Method and Path are as received. The query is left out because it can hold secrets.
 	Method, Path string
 	// Verb is Kubernetes' verb.
 	Verb string
-	// Status is the response's; 499 if the client went away before it.
-	Status int
-	// Bytes is the length of the response's body, In of the request's, as far as it was read.
-	Bytes, In int64
-	// Took is from the request's head to its end; nanoseconds in the log.
-	Took time.Duration
-	// Waited is from the request's head until it was sent to a backend, First until the response
-	// head. Zero means at once or never, and is left out.
-	Waited, First time.Duration
-	// Endpoint is the last address tried, Tries the number of tries. New says that the connection
-	// had answered nothing before. Zero Tries means not forwarded, or unknown.
-	Endpoint string
-	Tries    int
-	New      bool
+	// Outcome is how the request ended. Its Status is 499 if the client went away before a
+	// response; with -1 Retries, the number of tries is not known.
+	engine.Outcome
 	// End says how the request ended: complete, refused here, or why it was aborted.
 	End string
 	// Cause is the error of a backend that made it end so.
@@ -207,23 +195,24 @@ type Line struct {
 	AuditID string
 }
 
-func (l *Line) append(b []byte, at []byte) []byte {
-	b = append(b, `{"time":"`...)
-	b = append(b, at...)
+func (l *Line) append(b []byte) []byte {
+	b = moment(append(b, `{"time":"`...), l.Ended)
 	b = append(b, `","level":"INFO","msg":"request"`...) // as in all other lines of this process
 	b = field(b, `,"method":`, l.Method)
 	b = field(b, `,"path":`, l.Path)
 	b = field(b, `,"verb":`, l.Verb)
 	b = strconv.AppendInt(append(b, `,"status":`...), int64(l.Status), 10)
-	b = strconv.AppendInt(append(b, `,"bytes":`...), l.Bytes, 10)
-	b = number(b, `,"in":`, l.In)
-	b = number(b, `,"waited":`, int64(l.Waited))
-	b = number(b, `,"first":`, int64(l.First))
-	b = strconv.AppendInt(append(b, `,"took":`...), int64(l.Took), 10)
+	b = strconv.AppendInt(append(b, `,"bytes":`...), l.Sent, 10)
+	b = number(b, `,"in":`, l.Received)
+	b = number(b, `,"waited":`, int64(l.Placed))
+	b = number(b, `,"first":`, int64(l.Wait))
+	b = strconv.AppendInt(append(b, `,"took":`...), int64(l.Duration), 10)
 	b = optional(b, `,"end":`, l.End)
 	b = optional(b, `,"cause":`, l.Cause)
-	b = optional(b, `,"endpoint":`, l.Endpoint)
-	b = number(b, `,"tries":`, int64(l.Tries))
+	if l.Endpoint != nil {
+		b = optional(b, `,"endpoint":`, l.Endpoint.Name)
+		b = number(b, `,"tries":`, int64(l.Retries+1))
+	}
 	if l.New {
 		b = append(b, `,"new":true`...)
 	}
@@ -282,20 +271,10 @@ func escape(b []byte, s string) []byte {
 	return b
 }
 
-// clock formats times in RFC 3339 with milliseconds. It keeps the text of the current second.
-type clock struct {
-	second int64
-	text   [len("2006-01-02T15:04:05.000Z")]byte
-}
-
-// at returns a text that is valid until the next call.
-func (c *clock) at(t time.Time) []byte {
-	const whole = len("2006-01-02T15:04:05.")
-	if s := t.Unix(); s != c.second {
-		c.second = s
-		copy(c.text[:], t.UTC().Format("2006-01-02T15:04:05.000Z"))
-	}
-	ms := t.Nanosecond() / 1e6
-	c.text[whole], c.text[whole+1], c.text[whole+2] = byte('0'+ms/100), byte('0'+ms/10%10), byte('0'+ms%10) //nolint:gosec // below 1,000
-	return c.text[:]
+// moment appends a time in RFC 3339 with milliseconds, as log/slog does: only RFC3339Nano is fast, but
+// leaves out zeros at the end. So it gets a digit more, which is cut.
+func moment(b []byte, t time.Time) []byte {
+	n := len(b) + len("2006-01-02T15:04:05.000")
+	b = t.UTC().Truncate(time.Millisecond).Add(time.Millisecond/10).AppendFormat(b, time.RFC3339Nano)
+	return append(b[:n], 'Z')
 }

@@ -17,22 +17,25 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func full() *Line {
 	return &Line{
-		Method: "GET", Path: `/apis/"quoted"`, Verb: "list", Status: 200, Bytes: 17, Took: 1500 * time.Microsecond, Proto: "HTTP/2.0", From: "192.0.2.1",
+		Method: "GET", Path: `/apis/"quoted"`, Verb: "list", Proto: "HTTP/2.0", From: "192.0.2.1", TLS: "TLS 1.3", End: "lost",
 		User: "jane\n", Impersonator: "joe\\", APIService: "v1.x", AuditID: "id",
-		In: 3, Waited: time.Microsecond, First: time.Millisecond, End: "lost", Endpoint: "10.0.0.1:443", Tries: 2, New: true, TLS: "TLS 1.3",
+		Outcome: engine.Outcome{
+			Status: 200, Sent: 17, Received: 3, Duration: 1500 * time.Microsecond, Placed: time.Microsecond, Wait: time.Millisecond,
+			Endpoint: &engine.Endpoint{Name: "10.0.0.1:443"}, Retries: 1, New: true,
+		},
 	}
 }
 
 // A line is JSON. Empty fields are left out.
 func TestLine(t *testing.T) {
 	at := time.Date(2026, 11, 21, 9, 8, 7, 65_999_999, time.FixedZone("", 3600))
-	var c clock
 	for _, tc := range []struct {
 		line *Line
 		want map[string]any
@@ -44,7 +47,8 @@ func TestLine(t *testing.T) {
 		}},
 		{&Line{Method: `\`}, map[string]any{"method": `\`, "path": "", "verb": "", "status": 0., "bytes": 0., "took": 0.}},
 	} {
-		b := tc.line.append(nil, c.at(at))
+		tc.line.Ended = at
+		b := tc.line.append(nil)
 		var got map[string]any
 		must.Do(t, json.Unmarshal(b, &got))
 		maps.Copy(tc.want, map[string]any{"time": "2026-11-21T08:08:07.065Z", "level": "INFO", "msg": "request"})
@@ -53,10 +57,9 @@ func TestLine(t *testing.T) {
 	}
 }
 
-func TestClock(t *testing.T) {
-	var c clock
+func TestMoment(t *testing.T) {
 	for at := time.Date(2026, 12, 31, 23, 59, 58, 0, time.UTC); at.Year() == 2026 || at.Second() < 2; at = at.Add(333 * time.Millisecond) {
-		if got, want := string(c.at(at)), at.Format("2006-01-02T15:04:05.000Z"); got != want {
+		if got, want := string(moment(nil, at)), at.Format("2006-01-02T15:04:05.000Z"); got != want {
 			t.Fatalf("%s, want %s", got, want)
 		}
 	}

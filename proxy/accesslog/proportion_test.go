@@ -17,7 +17,7 @@ func TestInProportion(t *testing.T) {
 			text := strings.Repeat(unit+"a", n) + "\n"
 			l := full()
 			l.Path, l.User = text, text
-			return 2 * len(text), func() any { return l.append(nil, []byte("now")) }
+			return 2 * len(text), func() any { return l.append(nil) }
 		}})
 	}
 	proportion.Check(t, rows...)

@@ -45,7 +45,6 @@ type tap struct {
 	user, path string
 
 	mu    sync.Mutex // guards the fields below
-	clock clock
 	buf   []byte
 	lines int // in buf
 	over  int // lines that found no room
@@ -75,7 +74,7 @@ func (t *tap) add(line *Line) {
 		return
 	}
 	t.lines++
-	t.buf = line.append(t.buf, t.clock.at(line.Ended))
+	t.buf = line.append(t.buf)
 }
 
 // take returns the gathered lines and the number of lines left out. It swaps the buffer with into.

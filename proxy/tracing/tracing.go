@@ -21,6 +21,9 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // Tracer starts spans.
@@ -41,21 +44,6 @@ const (
 // be in lower case.
 func Carries(name string) bool { return name == parentHeader || name == stateHeader }
 
-// Request is the input of a span.
-type Request struct {
-	// Method and Path are as received. Name is the span's name.
-	Method, Path, Name string
-	// AuditID is the request's ID in audit logs.
-	AuditID string
-	// Began is when the request's head arrived.
-	Began time.Time
-	// Fields are the header fields, with names in lower case. They are only read during the call.
-	Fields []hpack.HeaderField
-	// Trusted says that the caller's trace is continued. If false, a new trace is started, with a
-	// link to the caller's.
-	Trusted bool
-}
-
 // Span is one request's span.
 type Span struct {
 	span  trace.Span
@@ -63,28 +51,29 @@ type Span struct {
 	seen  bool // the response head was recorded
 }
 
-// Start begins a span.
-func (t *Tracer) Start(r *Request) *Span {
+// Start begins a span when a head has arrived. id is the request's ID in audit logs. If the caller is
+// trusted, its trace is continued; else a new one is started, with a link to the caller's.
+func (t *Tracer) Start(h *wire.Head, name, id string, began time.Time, trusted bool) *Span {
 	ctx := context.Background()
-	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(r.Began)}
+	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(began)}
 	received := propagation.MapCarrier{}
-	for _, f := range slices.Backward(r.Fields) { // the first of several counts
+	for _, f := range slices.Backward(h.Fields) { // the first of several counts
 		if Carries(f.Name) {
 			received[f.Name] = f.Value
 		}
 	}
 	if from := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(ctx, received)); from.IsValid() {
-		if r.Trusted {
+		if trusted {
 			ctx = trace.ContextWithRemoteSpanContext(ctx, from)
 		} else {
 			options = append(options, trace.WithNewRoot(), trace.WithLinks(trace.Link{SpanContext: from}))
 		}
 	}
-	_, span := t.tracer.Start(ctx, text(r.Name), options...)
+	_, span := t.tracer.Start(ctx, text(name), options...)
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("http.request.method", text(r.Method)), attribute.String("url.path", text(r.Path)), attribute.String("audit-id", text(r.AuditID)))
+		span.SetAttributes(attribute.String("http.request.method", text(h.Method)), attribute.String("url.path", text(h.Path)), attribute.String("audit-id", text(id)))
 	}
-	return &Span{span: span, began: r.Began}
+	return &Span{span: span, began: began}
 }
 
 // maxText limits each text that a client chooses: the exporter's queue has 2,048 spans, and is full
@@ -131,47 +120,27 @@ func (s *Span) Responded(status int) {
 	s.span.AddEvent("response head", trace.WithAttributes(attribute.Int("http.response.status_code", status)))
 }
 
-// Outcome says how a request ended.
-type Outcome struct {
-	// Status is the client's status.
-	Status int
-	// Err says briefly what went wrong. Empty means nothing did.
-	Err string
-	// Verb is Kubernetes' verb.
-	Verb string
-	// APIService is the APIService of the path. Empty means none.
-	APIService string
-	// Endpoint is the last endpoint tried. Empty means none or unknown.
-	Endpoint string
-	// Retries is the number of tries after the first.
-	Retries int
-	// Wait is from the head's arrival to the response head. Zero means that there was none, or that
-	// Responded has recorded it.
-	Wait time.Duration
-	// Took is from the head's arrival to the end.
-	Took time.Duration
-}
-
-// End ends the span.
-func (s *Span) End(o *Outcome) {
-	end := s.began.Add(o.Took)
+// End ends the span of a request for Kubernetes' verb and an APIService, which may be empty. wrong
+// says briefly what went wrong.
+func (s *Span) End(o *engine.Outcome, verb, apiService, wrong string) {
 	if s.span.IsRecording() {
 		if o.Wait > 0 && !s.seen {
 			s.span.AddEvent("response head", trace.WithTimestamp(s.began.Add(o.Wait)), trace.WithAttributes(attribute.Int("http.response.status_code", o.Status)))
 		}
-		s.span.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.String("k8s.verb", text(o.Verb)))
-		for key, value := range map[string]string{"fairlead.apiservice": o.APIService, "fairlead.endpoint": o.Endpoint} {
-			if value != "" {
-				s.span.SetAttributes(attribute.String(key, value))
-			}
+		s.span.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.String("k8s.verb", text(verb)))
+		if apiService != "" {
+			s.span.SetAttributes(attribute.String("fairlead.apiservice", apiService))
+		}
+		if o.Endpoint != nil {
+			s.span.SetAttributes(attribute.String("fairlead.endpoint", o.Endpoint.Name))
 		}
 		if o.Retries > 0 {
 			s.span.SetAttributes(attribute.Int("fairlead.retries", o.Retries))
 		}
 		// As in OpenTelemetry's conventions for servers, a client's error is no error of the span.
 		if o.Status >= http.StatusInternalServerError {
-			s.span.SetStatus(codes.Error, text(o.Err))
+			s.span.SetStatus(codes.Error, text(wrong))
 		}
 	}
-	s.span.End(trace.WithTimestamp(end))
+	s.span.End(trace.WithTimestamp(s.began.Add(o.Duration)))
 }

@@ -38,8 +38,7 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if name := q.Get("user"); name != "" {
-		ask := &proxy.Head{Method: http.MethodPost, Path: "/apis/authorization.k8s.io/v1/subjectaccessreviews"}
-		d, denied := p.cfg.Explain(r.Context(), ask, u)
+		d, denied := p.cfg.Explain(r.Context(), http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", u)
 		if d.User == nil { // refused before it was authorized
 			denied = d.Err
 		}
@@ -68,11 +67,10 @@ func subject(name, uid string, groups []string) user.Info {
 }
 
 func (p *Pages) explain(ctx context.Context, method, target string, u user.Info) *answer.Explanation {
-	h := &proxy.Head{Method: method}
-	h.Path, h.RawQuery, h.HasQuery = strings.Cut(target, "?")
-	d, denied := p.cfg.Explain(ctx, h, u)
+	d, denied := p.cfg.Explain(ctx, method, target, u)
+	path, _, _ := strings.Cut(target, "?")
 	x := &answer.Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
-	x.Why = slices.Concat([]string{names(h.Path)}, p.claims(&d), []string{leads(&d)})
+	x.Why = slices.Concat([]string{names(path)}, p.claims(&d), []string{leads(&d)})
 	if d.Entry != nil {
 		a := p.apiService(d.Entry)
 		x.APIService = &a

@@ -79,7 +79,7 @@ func newDoor(t *testing.T, table func() *registry.Table) (*proxy.Proxy, *backend
 // A request for the local apiserver is forwarded even if none is healthy, and the explanation says
 // why it fails.
 func TestExplainDeadLocalAPIServer(t *testing.T) {
-	p := &Pages{cfg: Config{Explain: func(_ context.Context, _ *proxy.Head, u user.Info) (proxy.Decision, error) {
+	p := &Pages{cfg: Config{Explain: func(_ context.Context, _, _ string, u user.Info) (proxy.Decision, error) {
 		return proxy.Decision{Action: proxy.ToLocal, User: u}, nil
 	}}}
 	healthy := registry.Endpoint{Address: "10.0.0.1:6443", Health: registry.Healthy}

@@ -38,7 +38,7 @@ type Config struct {
 	// Table returns the current table.
 	Table func() *registry.Table
 	// Explain returns the decision about a user's request, and why the user may not send it.
-	Explain func(context.Context, *proxy.Head, user.Info) (proxy.Decision, error)
+	Explain func(ctx context.Context, method, target string, u user.Info) (proxy.Decision, error)
 	// Backends have the requests in flight, and the latencies of those so far.
 	Backends *backend.Pools
 	// Failed counts an entry's requests answered with 5xx so far. It may be reset to zero.

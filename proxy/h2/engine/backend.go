@@ -67,8 +67,6 @@ func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	return nil
 }
 
-func leads(f hpack.HeaderField) bool { return f.Name == "location" && f.Value != "" }
-
 // keep returns the fields of a response head that are forwarded.
 func (s *stream) keep(fields []hpack.HeaderField) []hpack.HeaderField {
 	remove := s.plan.RemoveResponse
@@ -89,7 +87,8 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	if c.blockES && r.ContentLength > 0 && !s.noBody {
 		return s.violation(down, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	switch h, ok := s.accepts(r.Status, slices.ContainsFunc(r.Fields, leads)); {
+	leads := slices.ContainsFunc(r.Fields, func(f hpack.HeaderField) bool { return f.Name == "location" && f.Value != "" })
+	switch h, ok := s.accepts(r.Status, leads); {
 	case !ok:
 		return nil
 	case h != nil:

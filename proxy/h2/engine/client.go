@@ -167,16 +167,12 @@ func (s *stream) buildRequest(h *wire.Head, p *Plan) {
 	if n := pseudo + len(h.Fields) + len(p.Set); cap(req) < n {
 		req = make([]hpack.HeaderField, 0, n) // growing it takes three times the memory when many come together
 	}
-	path := p.Path
-	if path == "" {
-		path = h.Target()
-	}
 	s.sending.named = p.Authority == ""
 	req = append(req,
 		hpack.HeaderField{Name: ":method", Value: h.Method},
 		hpack.HeaderField{Name: ":scheme", Value: "https"}, // all backends use TLS
 		hpack.HeaderField{Name: ":authority", Value: p.Authority},
-		hpack.HeaderField{Name: ":path", Value: path})
+		hpack.HeaderField{Name: ":path", Value: h.Target()})
 	for _, f := range h.Fields {
 		if f.Name == "trailer" || p.Remove != nil && p.Remove(f.Name) {
 			continue

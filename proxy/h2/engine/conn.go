@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"encoding/binary"
 	"slices"
 	"time"
 
@@ -240,12 +241,12 @@ func (c *Conn) writeData(id uint32, p []byte, end bool) {
 
 func (c *Conn) writeReset(id uint32, code http2.ErrCode) {
 	c.frame(4, http2.FrameRSTStream, 0, id)
-	c.u32(uint32(code))
+	c.out = binary.BigEndian.AppendUint32(c.out, uint32(code))
 }
 
 func (c *Conn) writeWindow(id uint32, n int32) {
 	c.frame(4, http2.FrameWindowUpdate, 0, id)
-	c.u32(uint32(n))
+	c.out = binary.BigEndian.AppendUint32(c.out, uint32(n))
 }
 
 func (c *Conn) writePing(flags http2.Flags, p []byte) {
@@ -256,13 +257,9 @@ func (c *Conn) writePing(flags http2.Flags, p []byte) {
 func (c *Conn) writeGoAway(last uint32, code http2.ErrCode, why string) {
 	c.e.Count.Sent[c.side].Add(1)
 	c.frame(8+len(why), http2.FrameGoAway, 0, 0)
-	c.u32(last)
-	c.u32(uint32(code))
+	c.out = binary.BigEndian.AppendUint32(c.out, last)
+	c.out = binary.BigEndian.AppendUint32(c.out, uint32(code))
 	c.out = append(c.out, why...)
-}
-
-func (c *Conn) u32(v uint32) {
-	c.out = append(c.out, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
 }
 
 // writeHeaders encodes a field block. A large block is split into CONTINUATION frames (§6.10).
@@ -315,8 +312,8 @@ func (c *Conn) writeSettings() {
 	}
 	c.frame(6*len(set), http2.FrameSettings, 0, 0)
 	for _, s := range set {
-		c.out = append(c.out, byte(s.ID>>8), byte(s.ID))
-		c.u32(s.Val)
+		c.out = binary.BigEndian.AppendUint16(c.out, uint16(s.ID))
+		c.out = binary.BigEndian.AppendUint32(c.out, s.Val)
 	}
 	if n := window - c.recv; n > 0 {
 		c.writeWindow(0, n)
@@ -335,9 +332,7 @@ func (c *Conn) rememberReset(id uint32) {
 	c.resetAt++
 }
 
-func (c *Conn) wasReset(id uint32) bool {
-	return slices.Contains(c.resets, id)
-}
+func (c *Conn) wasReset(id uint32) bool { return slices.Contains(c.resets, id) }
 
 const (
 	minMaxFrame   = 1 << 14 // RFC 9113 §4.2: the size every endpoint accepts

@@ -22,7 +22,6 @@ type Plan struct {
 	Set []hpack.HeaderField
 	// RemoveResponse reports the response's fields and trailers to drop, like Remove.
 	RemoveResponse func(name string) bool
-	Path           string // :path to forward, with the query; "" means as received
 	Authority      string // :authority to forward; "" means the endpoint's name
 
 	Deadline    time.Duration // for the whole request; 0 means none
@@ -52,8 +51,8 @@ type Plan struct {
 	Wait time.Duration
 
 	// Accept is called with the status of every final response head before it is forwarded, and
-	// whether it has a Location. Nil forwards the head; a handler answers instead (of a redirect
-	// that must not reach the client). A nil Accept forwards all heads.
+	// whether it has a Location. A handler answers instead (of a redirect that must not reach the
+	// client). If Accept or its result is nil, the head is forwarded.
 	Accept func(status int, leads bool) http.Handler
 	// Fail returns the answer to a request that could not be forwarded, see Outcome.Reason. Nil
 	// means an empty 502, 503 or 504. The handler gets the head that was to be forwarded.
