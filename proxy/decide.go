@@ -263,7 +263,7 @@ func (p *Proxy) authorize(d *Decision) error {
 func (d *Decision) attributes() authz.Attributes {
 	r := &d.Request
 	return authz.Attributes{
-		User: d.User, Verb: r.Verb, ResourceRequest: r.IsResource, Group: r.Group, Version: r.Version, Namespace: r.Namespace, Resource: r.Resource,
+		User: d.User, Verb: r.Verb, ResourceRequest: r.IsResourceRequest, Group: r.APIGroup, Version: r.APIVersion, Namespace: r.Namespace, Resource: r.Resource,
 		Subresource: r.Subresource, Name: r.Name, FieldSelector: r.FieldSelector, LabelSelector: r.LabelSelector, Path: r.Path, Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,
 	}
 }
@@ -336,7 +336,7 @@ func (p *Proxy) isLoop(h *Head) bool {
 // of the policy's timeout, ?timeout= and, for a path without a resource, discoveryTimeout. A bad
 // ?timeout= is an error.
 func requestTimeout(h *Head, r *Request, limit time.Duration) (time.Duration, error) {
-	if !r.IsResource {
+	if !r.IsResourceRequest {
 		limit = min(limit, discoveryTimeout)
 	}
 	if asked, err := timeoutParam(h.RawQuery); err != nil || asked > 0 {

@@ -86,7 +86,7 @@ func (f *observer) bodies(d *Decision) bool {
 		return false
 	}
 	// Decided by the route: with impersonation, the action is not final yet.
-	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResource && f.p.actionOf(d.route) == ToPage
+	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResourceRequest && f.p.actionOf(d.route) == ToPage
 }
 
 func (f *observer) responded(status int) {
@@ -181,7 +181,7 @@ func caller(d *Decision) user.Info {
 func attributes(d *Decision) authorizer.AttributesRecord {
 	r := &d.Request
 	return authorizer.AttributesRecord{
-		User: caller(d), Verb: r.Verb, ResourceRequest: r.IsResource, APIGroup: r.Group, APIVersion: r.Version, Namespace: r.Namespace, Resource: r.Resource,
+		User: caller(d), Verb: r.Verb, ResourceRequest: r.IsResourceRequest, APIGroup: r.APIGroup, APIVersion: r.APIVersion, Namespace: r.Namespace, Resource: r.Resource,
 		Subresource: r.Subresource, Name: r.Name, Path: r.Path,
 	}
 }
@@ -231,14 +231,14 @@ func trusted(u user.Info) bool {
 // spanName returns kube-apiserver's name of a span: the path without names, so that their number is
 // bounded by the resources.
 func spanName(method string, r *Request) string {
-	if !r.IsResource {
+	if !r.IsResourceRequest {
 		return method
 	}
 	name := "/api"
-	if r.Group != "" {
-		name = "/apis/" + r.Group
+	if r.APIGroup != "" {
+		name = "/apis/" + r.APIGroup
 	}
-	name += "/" + r.Version
+	name += "/" + r.APIVersion
 	if r.Namespace != "" {
 		name += "/namespaces/{:namespace}"
 	}

@@ -219,7 +219,7 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 // asUser puts the user and the request's attributes where k8s.io/apiserver's filters expect them.
 func (x *exchange) asUser(r *http.Request) *http.Request {
 	ctx := request.WithUser(r.Context(), x.decision.User)
-	return r.WithContext(request.WithRequestInfo(ctx, x.decision.Request.info()))
+	return r.WithContext(request.WithRequestInfo(ctx, (*request.RequestInfo)(&x.decision.Request)))
 }
 
 // serveImpersonated runs behind the impersonation filter: the context's user is the one that the

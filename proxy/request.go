@@ -16,23 +16,10 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// Request is what a method and a path ask for in Kubernetes' terms. It has fields of
-// k8s.io/apiserver's RequestInfo with equal values (a fuzz test compares them). Its strings share
-// the path's memory.
-type Request struct {
-	// IsResource says that the request names an API resource, rather than only a path.
-	IsResource bool
-	// Verb is Kubernetes' verb for a resource request, else the method in lower case.
-	Verb string
-	// Group and Version are empty for non-resource requests. Group is also empty for core.
-	Group, Version string
-	// Namespace, Resource, Subresource and Name are empty if the path has none.
-	Namespace, Resource, Subresource, Name string
-	// Path is the decoded path.
-	Path string
-	// FieldSelector and LabelSelector are set for list, watch and deletecollection only.
-	FieldSelector, LabelSelector string
-}
+// Request is what a method and a path ask for in Kubernetes' terms, with equal values (a fuzz test
+// compares them), except that APIPrefix and Parts are not set, and group and version only for
+// resources. Its strings share the path's memory.
+type Request request.RequestInfo
 
 // parseRequest parses a request head. It has the result of upstream's
 // RequestInfoFactory.NewRequestInfo, but parses selectors only where they change the result:
@@ -44,7 +31,7 @@ func parseRequest(method, path, rawQuery string) Request {
 		}
 	}
 	r, viaPath := parsePath(method, path)
-	if !r.IsResource || viaPath || r.Name != "" {
+	if !r.IsResourceRequest || viaPath || r.Name != "" {
 		return r
 	}
 	watch, ok := param(rawQuery, "watch")
@@ -125,22 +112,14 @@ func namedBy(fieldSelector, rawQuery string) string {
 
 // what returns what is asked for, as discovery lists it: a path stands for itself.
 func (r *Request) what() schema.GroupVersionResource {
-	if !r.IsResource {
+	if !r.IsResourceRequest {
 		return schema.GroupVersionResource{Resource: strings.TrimSuffix(r.Path, "/")}
 	}
 	resource := r.Resource
 	if r.Subresource != "" {
 		resource += "/" + r.Subresource
 	}
-	return schema.GroupVersionResource{Group: r.Group, Version: r.Version, Resource: resource}
-}
-
-// info returns the fields that k8s.io/apiserver's filters read.
-func (r *Request) info() *request.RequestInfo {
-	return &request.RequestInfo{
-		IsResourceRequest: r.IsResource, Path: r.Path, Verb: r.Verb, APIGroup: r.Group, APIVersion: r.Version, Namespace: r.Namespace,
-		Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, FieldSelector: r.FieldSelector, LabelSelector: r.LabelSelector,
-	}
+	return schema.GroupVersionResource{Group: r.APIGroup, Version: r.APIVersion, Resource: resource}
 }
 
 // segment cuts the first segment off a path without leading slash.
@@ -153,15 +132,15 @@ func segment(path string) (first, rest string) {
 func parsePath(method, path string) (r Request, viaPath bool) {
 	nonResource := Request{Verb: lowerMethod(method), Path: path}
 	prefix, rest := segment(strings.Trim(path, "/"))
-	r = Request{IsResource: true, Path: path}
+	r = Request{IsResourceRequest: true, Path: path}
 	switch prefix {
 	case "api":
 	case "apis":
-		r.Group, rest = segment(rest)
+		r.APIGroup, rest = segment(rest)
 	default:
 		return nonResource, false
 	}
-	r.Version, rest = segment(rest)
+	r.APIVersion, rest = segment(rest)
 	if rest == "" { // fewer than four segments (three for core): at most the document of a group-version
 		return nonResource, false
 	}
@@ -267,7 +246,7 @@ func (r *Request) longRunning(declared []string) bool {
 	case "watch", "proxy":
 		return true
 	}
-	if !r.IsResource {
+	if !r.IsResourceRequest {
 		return strings.HasPrefix(r.Path, "/debug/pprof/")
 	}
 	switch r.Subresource {

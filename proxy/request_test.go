@@ -27,12 +27,10 @@ func upstreamRequest(t *testing.T, method, path, rawQuery string) Request {
 	if err != nil { // the path has a verb and nothing else
 		return Request{Verb: strings.ToLower(method), Path: u.Path}
 	}
-	want := Request{Path: info.Path, IsResource: info.IsResourceRequest, Verb: info.Verb, Namespace: info.Namespace, Resource: info.Resource,
-		Subresource: info.Subresource, Name: info.Name, FieldSelector: info.FieldSelector, LabelSelector: info.LabelSelector}
-	if want.IsResource {
-		want.Group, want.Version = info.APIGroup, info.APIVersion
+	if info.APIPrefix, info.Parts = "", nil; !info.IsResourceRequest {
+		info.APIGroup, info.APIVersion = "", ""
 	}
-	return want
+	return Request(*info)
 }
 
 func FuzzParseRequest(f *testing.F) {
@@ -90,7 +88,7 @@ func TestLongSelectors(t *testing.T) {
 		"DELETE fieldSelector=metadata.name%3Dx&labelSelector=a" + long: "deletecollection",
 	} {
 		method, query, _ := strings.Cut(line, " ")
-		all := Request{IsResource: true, Verb: want, Version: "v1", Resource: "pods", Path: "/api/v1/pods"}
+		all := Request{IsResourceRequest: true, Verb: want, APIVersion: "v1", Resource: "pods", Path: "/api/v1/pods"}
 		check.Same(t, all, parseRequest(method, "/api/v1/pods", query), "%.40s", line)
 	}
 	const query = "labelSelector=a&"

@@ -158,14 +158,12 @@ func (p *Pools) moveDetached() {
 		return
 	}
 	p.shared.spawn(func() { // short; the guards end with their connections
-		of := make([]*h2.Upstream, len(left))
 		whose := make(map[*h2.Upstream]*Upstream, len(left))
-		for i, u := range left {
-			of[i] = &u.frames
-			whose[of[i]] = u
+		for _, u := range left {
+			whose[&u.frames] = u
 		}
 		var long []heldConn
-		engine.Leave(of, func(of *h2.Upstream, c *tls.Conn) {
+		engine.Leave(func(of *h2.Upstream) bool { return whose[of] != nil }, func(of *h2.Upstream, c *tls.Conn) {
 			if on, ok := p.shared.dialled.Load(c); ok { // otherwise it has ended
 				long = append(long, heldConn{whose[of], on.(*Conn)}) //nolint:forcetypeassert // nothing else is stored
 			}

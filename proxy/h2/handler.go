@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
@@ -112,8 +113,7 @@ func (l *local) request() (*http.Request, error) {
 	u := &url.URL{Path: path, RawPath: l.head.Path, RawQuery: l.head.RawQuery}
 	u.ForceQuery = u.RawQuery == "" && len(l.head.Target()) > len(u.RawPath)
 	r := &http.Request{
-		Method: l.head.Method, URL: u, RequestURI: l.head.Target(), Host: l.head.Authority,
-		Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header, len(l.head.Fields)),
+		Method: l.head.Method, URL: u, RequestURI: l.head.Target(), Host: l.head.Authority, Proto: "HTTP/2.0", ProtoMajor: 2,
 		ContentLength: l.head.ContentLength, Body: http.NoBody,
 	}
 	if l.info.Remote != nil {
@@ -122,14 +122,7 @@ func (l *local) request() (*http.Request, error) {
 	if l.info.TLS.HandshakeComplete {
 		r.TLS = &l.info.TLS
 	}
-	for _, f := range l.head.Fields {
-		if f.Name == "trailer" {
-			r.Trailer = announced(r.Trailer, f.Value)
-			continue
-		}
-		name := http.CanonicalHeaderKey(f.Name)
-		r.Header[name] = append(r.Header[name], f.Value)
-	}
+	r.Header, r.Trailer = headerOf(l.head.Fields)
 	if lines := r.Header["Cookie"]; len(lines) > 1 { // RFC 9113 §8.2.3: joined as in HTTP/1.1
 		r.Header["Cookie"] = []string{strings.Join(lines, "; ")}
 	}
@@ -139,6 +132,26 @@ func (l *local) request() (*http.Request, error) {
 		r.Body = &body{l: l, r: r, expects: r.ContentLength != 0 && strings.EqualFold(r.Header.Get("Expect"), "100-continue")}
 	}
 	return r.WithContext(l.ctx), nil
+}
+
+// headerOf returns fields as net/http has them: the announced trailers apart.
+func headerOf(fields []hpack.HeaderField) (header, trailer http.Header) {
+	header = make(http.Header, len(fields))
+	values := make([]string, len(fields))
+	for i := range fields {
+		key := http.CanonicalHeaderKey(fields[i].Name)
+		if known := header[key]; known != nil {
+			header[key] = append(known, fields[i].Value)
+			continue
+		}
+		values[i] = fields[i].Value
+		header[key] = values[i : i+1 : i+1]
+	}
+	for _, names := range header["Trailer"] {
+		trailer = announced(trailer, names)
+	}
+	delete(header, "Trailer")
+	return header, trailer
 }
 
 // maxAnnounced limits the trailers that a message announces: more than any known one does.

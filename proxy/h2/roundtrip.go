@@ -170,7 +170,8 @@ func (g *guest) answer() (*http.Response, error) {
 		interims, res, err := g.take()
 		for i := range interims {
 			if err == nil && g.interim != nil {
-				err = g.interim(interims[i].Status, textproto.MIMEHeader(guestHeader(interims[i].Fields)))
+				header, _ := headerOf(interims[i].Fields)
+				err = g.interim(interims[i].Status, textproto.MIMEHeader(header))
 			}
 		}
 		if err != nil {
@@ -192,14 +193,11 @@ func (g *guest) take() (interims []wire.ResponseHead, res *http.Response, err er
 	}
 	res = &http.Response{
 		StatusCode: head.Status, Status: strconv.Itoa(head.Status) + " " + http.StatusText(head.Status), Proto: "HTTP/2.0", ProtoMajor: 2,
-		Header: guestHeader(head.Fields), ContentLength: head.ContentLength, Request: g.request,
+		ContentLength: head.ContentLength, Request: g.request,
 	}
+	res.Header, res.Trailer = headerOf(head.Fields)
 	b := &guestBody{g: g, res: res, whole: body != nil}
 	b.rest.Reset(body)
-	for _, names := range res.Header["Trailer"] {
-		res.Trailer = announced(res.Trailer, names)
-	}
-	delete(res.Header, "Trailer") // as in net/http's transport
 	if res.Body = b; b.whole {
 		b.trailers()
 	} else {
@@ -213,21 +211,6 @@ func (g *guest) takeHead() (interims []wire.ResponseHead, head wire.ResponseHead
 	g.sh.lock()
 	defer g.leave()
 	return g.Take()
-}
-
-func guestHeader(fields []hpack.HeaderField) http.Header {
-	header := make(http.Header, len(fields))
-	values := make([]string, len(fields))
-	for i := range fields {
-		key := http.CanonicalHeaderKey(fields[i].Name)
-		if known := header[key]; known != nil {
-			header[key] = append(known, fields[i].Value)
-			continue
-		}
-		values[i] = fields[i].Value
-		header[key] = values[i : i+1 : i+1]
-	}
-	return header
 }
 
 // guestBody is the response's body for the caller.

@@ -87,29 +87,23 @@ type Config struct {
 	portable bool // one reader goroutine per connection, even where there is an event loop
 }
 
-func (c *Config) logger() *slog.Logger { return cmp.Or(c.Logger, slog.New(slog.DiscardHandler)) }
-
 // Server is the engines with their drivers. Run must be running while it serves: it moves bytes and
 // runs timers.
 type Server struct {
+	cfg     Config
 	shards  []*shard
 	hurried chan struct{} // one slot: a shard needs ticks sooner
 	next    atomic.Uint32
 	links   sync.WaitGroup
 	cancel  context.CancelFunc
-	memory  *hold.Bound
-	source  func(remote string) string
-	log     *slog.Logger
 }
 
 // New returns a Server. Use its Serve as http.Server.TLSNextProto["h2"], and wrap the server's
 // listener in its Listener.
 func New(cfg Config) *Server {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with Run
-	if cfg.Memory == nil {
-		cfg.Memory = hold.New(0)
-	}
-	s := &Server{cancel: cancel, hurried: make(chan struct{}, 1), memory: cfg.Memory, source: cfg.Source, log: cfg.logger()}
+	cfg.Memory, cfg.Logger = cmp.Or(cfg.Memory, hold.New(0)), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	s := &Server{cfg: cfg, cancel: cancel, hurried: make(chan struct{}, 1)}
 	pool := &buffers{}
 	// Half of the processors are left to handshakes, handlers and the garbage collector. Fewer
 	// shards make larger batches: each has its own connections to every backend.
@@ -169,7 +163,7 @@ func (s *Server) tick() time.Duration {
 			pace = min(pace, p)
 		}
 	}
-	s.memory.Log(s.log)
+	s.cfg.Memory.Log(s.cfg.Logger)
 	return pace
 }
 
@@ -215,8 +209,8 @@ func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	if hs != nil {
 		ctx = context.WithValue(ctx, http.ServerContextKey, hs)
 	}
-	info := &ConnInfo{Remote: conn.RemoteAddr(), Local: conn.LocalAddr(), TLS: conn.ConnectionState()}
-	info.ctx = context.WithValue(ctx, http.LocalAddrContextKey, info.Local)
+	info := &ConnInfo{Remote: conn.RemoteAddr(), TLS: conn.ConnectionState()}
+	info.ctx = context.WithValue(ctx, http.LocalAddrContextKey, conn.LocalAddr())
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	l := sh.newLink(conn)
 	l.info = info
@@ -229,8 +223,8 @@ func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	s.links.Add(1)
 	defer s.links.Done()
 	c := sh.e.AcceptClient()
-	if s.source != nil {
-		c.Source = s.memory.Source(s.source(info.Remote.String()))
+	if s.cfg.Source != nil {
+		c.Source = s.cfg.Memory.Source(s.cfg.Source(info.Remote.String()))
 	}
 	l.attach(c)
 	sh.settle()
@@ -240,7 +234,6 @@ func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 // ConnInfo describes a client's connection.
 type ConnInfo struct {
 	Remote net.Addr            // the client's address
-	Local  net.Addr            // ours
 	TLS    tls.ConnectionState // after the handshake
 	// Value is free for Decide, for example for a cache per connection. Decide is never called
 	// concurrently for one connection.
@@ -282,12 +275,8 @@ func (s *Server) Eject(ep *Endpoint) {
 // Leave stops upstreams from sharing connections: their requests that wait for a shared connection
 // choose again, those that were sent continue. Leave calls on for each connection that has their
 // long-running requests; on must not block. Leave sees every earlier Pick.
-func (s *Server) Leave(of []*Upstream, on func(of *Upstream, c *tls.Conn)) {
-	set := make(map[*Upstream]bool, len(of))
-	for _, u := range of {
-		set[u] = true
-	}
-	s.each(func(e *engine.Engine) { e.Leave(set, func(u *Upstream, c *engine.Conn) { on(u, linkOf(c).tls) }) })
+func (s *Server) Leave(of func(*Upstream) bool, on func(of *Upstream, c *tls.Conn)) {
+	s.each(func(e *engine.Engine) { e.Leave(of, func(u *Upstream, c *engine.Conn) { on(u, linkOf(c).tls) }) })
 }
 
 // End ends an upstream's long-running requests on one connection, or those of all if of is nil;

@@ -40,7 +40,7 @@ type shard struct {
 const dialTimeout = 10 * time.Second
 
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers, hurried chan<- struct{}) *shard {
-	sh := &shard{log: cfg.logger(), hurried: hurried, pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links}
+	sh := &shard{log: cfg.Logger, hurried: hurried, pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links}
 	sh.e = engine.New(engine.Config{
 		Decide: func(c *engine.Conn, h *Head, resume func(Plan)) (Plan, bool) {
 			return cfg.Decide(linkOf(c).info, h, resume)

@@ -196,7 +196,7 @@ func timeout(d *proxy.Decision) string {
 		return ""
 	case d.LongRunning:
 		return "long-running: none"
-	case !d.Request.IsResource:
+	case !d.Request.IsResourceRequest:
 		return "discovery: " + d.Timeout.String()
 	}
 	return "request: " + d.Timeout.String()

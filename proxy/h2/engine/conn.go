@@ -142,7 +142,9 @@ func (c *Conn) touch() {
 		c.e.dirty = append(c.e.dirty, c)
 	}
 	if c.out == nil {
-		c.out = c.e.buffer()
+		if c.out = c.e.buffers.Get(); c.out == nil {
+			c.out = make([]byte, 0, 4096)
+		}
 	}
 }
 

@@ -99,11 +99,11 @@ func (ep *Endpoint) carrier() *Endpoint {
 func (s *stream) shared() bool { return s.ep != nil && s.ep.Via != nil }
 
 // Leave implements Server.Leave.
-func (e *Engine) Leave(of map[*Upstream]bool, on func(*Upstream, *Conn)) {
+func (e *Engine) Leave(of func(*Upstream) bool, on func(*Upstream, *Conn)) {
 	defer e.rescue(nil)
 	for _, list := range e.pools {
 		for _, p := range list {
-			e.moveWaiting(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && s.repick() })
+			e.moveWaiting(p, func(s *stream) bool { return s.shared() && of(s.plan.Forward) && s.repick() })
 		}
 	}
 	for _, c := range e.conns {
@@ -112,7 +112,7 @@ func (e *Engine) Leave(of map[*Upstream]bool, on func(*Upstream, *Conn)) {
 		}
 		notified := make(map[*Upstream]bool)
 		for _, s := range c.streams {
-			if u := s.plan.Forward; s.plan.LongRunning && s.shared() && of[u] && !notified[u] {
+			if u := s.plan.Forward; s.plan.LongRunning && s.shared() && of(u) && !notified[u] {
 				notified[u] = true
 				on(u, c)
 			}

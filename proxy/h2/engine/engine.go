@@ -200,13 +200,6 @@ func (e *Engine) Advance(now time.Duration) { e.now = max(e.now, now) }
 
 func (e *Engine) after(f func()) { e.calls = append(e.calls, call{do: f}) }
 
-func (e *Engine) buffer() []byte {
-	if b := e.buffers.Get(); b != nil {
-		return b
-	}
-	return make([]byte, 0, 4096)
-}
-
 // dropSpares releases the free lists.
 func (e *Engine) dropSpares() {
 	e.spares = spares{}

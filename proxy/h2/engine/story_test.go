@@ -363,7 +363,7 @@ func (s *teller) leave(upstreams ...string) {
 		of[s.upstreams[u]] = true
 	}
 	s.left = nil
-	s.e.Leave(of, func(u *Upstream, c *Conn) {
+	s.e.Leave(func(u *Upstream) bool { return of[u] }, func(u *Upstream, c *Conn) {
 		check.Same(s.t, true, of[u], "%s: called for an upstream that leaves", s.at)
 		s.left = append(s.left, fmt.Sprint("b", 1+slices.IndexFunc(s.backends, func(b *peer) bool { return b.c == c })))
 	})
