@@ -14,7 +14,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
@@ -33,7 +32,7 @@ func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Sour
 	plan := x.plan()
 	var returned sync.Once // afterwards, the deadline would be the next request's
 	defer returned.Do(func() {})
-	plan.Done = func(o h2.Outcome) {
+	plan.Done = func(o engine.Outcome) {
 		x.carried(&o, time.Since(x.head.Arrived))
 		x.ended.set(o)
 		if o.Reason != engine.ReasonNone && o.Status > 0 {
@@ -44,7 +43,7 @@ func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Sour
 	x.noteSent()
 	res, err := x.p.frames.server.RoundTrip(r, &x.head.Head, plan, interims.relay)
 	interims.end()
-	var failure *h2.Failure
+	var failure *engine.Failure
 	switch {
 	case err == nil:
 		x.relay(w, res)
@@ -146,7 +145,7 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by
 	}
 	plan := u.Plan(false, by)
 	plan.LongRunning, plan.Again = longRunning, !longRunning && (r.Method == http.MethodGet || r.Method == http.MethodHead)
-	plan.Done = func(o h2.Outcome) {
+	plan.Done = func(o engine.Outcome) {
 		if o.Answer > 0 && !longRunning {
 			u.Observe(o.Endpoint.Name, o.Answer)
 		}
@@ -309,13 +308,13 @@ type exchange struct {
 	remove   func(string) bool
 	withhold func(string) bool
 	accept   func(int, bool) http.Handler
-	fail     func(h2.Outcome) http.Handler
+	fail     func(engine.Outcome) http.Handler
 }
 
 func (x *exchange) bind() {
 	x.remove, x.withhold = x.decision.Strip.Removes, x.withholds
 	x.accept = x.onResponse
-	x.fail = func(o h2.Outcome) http.Handler { return x.answer(forwardError(x.decision.name(), frameError(o))) }
+	x.fail = func(o engine.Outcome) http.Handler { return x.answer(forwardError(x.decision.name(), frameError(o))) }
 }
 
 // reach chooses the local apiserver for a request: another than the connection's if that lacks what
@@ -328,7 +327,7 @@ func (x *exchange) reach() {
 }
 
 // plan returns the engine's plan for a decision to forward.
-func (x *exchange) plan() h2.Plan {
+func (x *exchange) plan() engine.Plan {
 	d := &x.decision
 	remove, set := x.remove, d.Set
 	if x.observer != nil && x.observer.span != nil {
@@ -391,7 +390,7 @@ func (x *exchange) answer(err error) http.Handler {
 
 // carried is called with the outcome of a request that the engine has forwarded, and its duration
 // since the arrival of its head.
-func (x *exchange) carried(o *h2.Outcome, took time.Duration) {
+func (x *exchange) carried(o *engine.Outcome, took time.Duration) {
 	x.held.leave() // first, so that no panic costs a place
 	if o.Answer > 0 && !x.decision.LongRunning {
 		x.upstream.Observe(o.Endpoint.Name, o.Answer)

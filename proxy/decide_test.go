@@ -17,7 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -25,7 +25,7 @@ import (
 
 // asBob makes a request by bob.
 func asBob(path, query string) *Head {
-	return &Head{Head: h2.Head{Method: "GET", Path: path, RawQuery: query, Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}}, RemoteIP: "192.0.2.1"}
+	return &Head{Head: wire.Head{Method: "GET", Path: path, RawQuery: query, Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}}, RemoteIP: "192.0.2.1"}
 }
 
 // A request to a remote is limited by the policy, or by a shorter timeout of the caller; a request
@@ -193,7 +193,7 @@ func TestWhatIsAuthorized(t *testing.T) {
 
 // usualHead is the head of a client-go controller with a service account's token.
 func usualHead() *Head {
-	return &Head{Head: h2.Head{Method: "GET", Authority: "127.0.0.1:6443", Path: remoteGV + "/namespaces/default/widgets/one", Fields: []hpack.HeaderField{
+	return &Head{Head: wire.Head{Method: "GET", Authority: "127.0.0.1:6443", Path: remoteGV + "/namespaces/default/widgets/one", Fields: []hpack.HeaderField{
 		{Name: "accept", Value: "application/json"}, {Name: "user-agent", Value: "controller/1 (linux/amd64) kubernetes/unknown"},
 		{Name: "accept-encoding", Value: "gzip"}, {Name: "authorization", Value: "Bearer token-of-" + strings.Repeat("x", 900)},
 	}}, RemoteIP: "192.0.2.1"}

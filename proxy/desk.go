@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
@@ -171,14 +171,14 @@ func (r *frameRequest) parkSource() bound.Source {
 
 // decideParked decides on a goroutine that may block. A panic there would end the process, for
 // example one caused by a stranger's certificate chain (CVE-2025-58188).
-func (l *frames) decideParked(r *frameRequest) (plan h2.Plan) {
+func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(parkTimeout))
 	defer cancel()
 	defer func() {
 		if v := recover(); v != nil {
 			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			r.held.leave()
-			plan = h2.Plan{Serve: l.p.answer(errPanicked)}
+			plan = engine.Plan{Serve: l.p.answer(errPanicked)}
 		}
 	}()
 	l.p.decideOffLoop(ctx, &r.decision, r.head, &r.front.conn)

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -234,7 +234,7 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // readyAnswer is writeError's response for a client that accepts JSON.
-func readyAnswer(err *apierrors.StatusError) *h2.Answer {
+func readyAnswer(err *apierrors.StatusError) *engine.Answer {
 	s := err.ErrStatus
 	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	body, _ := json.Marshal(&s) //fairlead:boundary its own text; strings and numbers always marshal
@@ -247,5 +247,5 @@ func readyAnswer(err *apierrors.StatusError) *h2.Answer {
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
 		fields = append(fields, hpack.HeaderField{Name: "retry-after", Value: strconv.Itoa(int(s.Details.RetryAfterSeconds))})
 	}
-	return &h2.Answer{Status: int(s.Code), Fields: fields, Body: body}
+	return &engine.Answer{Status: int(s.Code), Fields: fields, Body: body}
 }

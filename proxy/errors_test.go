@@ -11,8 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
@@ -21,8 +21,8 @@ import (
 // Retry-After: only a failure that may pass soon, before anything was executed, has one.
 func TestErrorsOfClients(t *testing.T) {
 	down := &registry.Entry{Name: "v1.a", Verdict: registry.Verdict{Since: time.Unix(0, 0)}}
-	frame := func(r h2.Reason) error {
-		return forwardError("v1.a", frameError(h2.Outcome{Reason: r, Err: errors.New("cause")}))
+	frame := func(r engine.Reason) error {
+		return forwardError("v1.a", frameError(engine.Outcome{Reason: r, Err: errors.New("cause")}))
 	}
 	for want, errs := range map[[2]int32][]error{
 		{403, 0}: {errNotImpersonated("root", "system:masters"), errForbidden(&Decision{User: &user.DefaultInfo{Name: "bob"}})},
@@ -59,7 +59,7 @@ func TestErrorsOfClients(t *testing.T) {
 				field = fmt.Sprint(want[1])
 			}
 			check.Same(t, want, [2]int32{s.Code, retryAfter}, "%q: code, and seconds until a retry", s.Message)
-			check.Same(t, field, (&Head{Head: h2.Head{Fields: readyAnswer(status).Fields}}).get("retry-after"), "%q: Retry-After", s.Message)
+			check.Same(t, field, (&Head{Head: wire.Head{Fields: readyAnswer(status).Fields}}).get("retry-after"), "%q: Retry-After", s.Message)
 		}
 	}
 }

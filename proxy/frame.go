@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // frames carries out decisions with proxy/h2: requests of HTTP/2 clients to HTTP/2 backends are
@@ -29,7 +30,7 @@ type frames struct {
 	parked   parking
 	// unauthorized is errUnauthorized for clients that accept JSON: a hundred such responses, each
 	// on a goroutine of its own, once kept the loop from a processor for 10 ms.
-	unauthorized *h2.Answer
+	unauthorized *engine.Answer
 	conns        atomic.Uint32
 }
 
@@ -45,10 +46,10 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	}
 	cfg.Decide = l.decide
 	cfg.Source = func(remote string) string { return bound.Stranger(remote).Address }
-	cfg.Dial = func(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+	cfg.Dial = func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 		return ep.Value.(backend.Lease).Dial(ctx, ep, wrap) //nolint:forcetypeassert // set by backend's Pick
 	}
-	cfg.Closed = func(ep *h2.Endpoint, c *tls.Conn) { ep.Value.(backend.Lease).Closed(c) } //nolint:forcetypeassert // as above
+	cfg.Closed = func(ep *engine.Endpoint, c *tls.Conn) { ep.Value.(backend.Lease).Closed(c) } //nolint:forcetypeassert // as above
 	l.server = h2.New(cfg)
 	p.frames = l
 	p.cfg.Backends.Serve(l.server)
@@ -63,7 +64,7 @@ type frameRequest struct {
 	exchange
 	l     *frames
 	front *slot
-	done  func(h2.Outcome)
+	done  func(engine.Outcome)
 }
 
 // usualSet is the number of fields set for most requests: a user with a few groups, and the fields
@@ -82,7 +83,7 @@ func (l *frames) slot(c *h2.ConnInfo) *slot {
 
 // decide is h2.Config.Decide. It parks a request that needs I/O, or a turn at the desk for the
 // connection's certificates. A long head is decided at the desk, by Proxy.ServeHTTP.
-func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Plan, bool) {
+func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 	conn, _ := c.Value.(*slot)
 	if conn == nil {
 		conn = l.slot(c)
@@ -92,7 +93,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Pl
 	r.front, r.stay = conn, conn.stay
 	*r.head = Head{Head: *h, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: time.Now()}
 	if r.head.costly() || l.p.browsers.concern(r.head) {
-		return h2.Plan{Serve: r.offEngine()}, true
+		return engine.Plan{Serve: r.offEngine()}, true
 	}
 	r.decision.Set = conn.set
 	_, lacks := l.p.decide(&r.decision, r.head, &conn.conn, r.head.Arrived).(Need) //nolint:errorlint // nobody wraps it
@@ -105,11 +106,11 @@ func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Pl
 	if !l.parked.park(r.parkSource(), r.head.size(), func() { resume(l.decideParked(r)) }) {
 		return r.refuseParking(), true
 	}
-	return h2.Plan{}, false
+	return engine.Plan{}, false
 }
 
 // plan returns the engine's plan for the decision.
-func (l *frames) plan(r *frameRequest) h2.Plan {
+func (l *frames) plan(r *frameRequest) engine.Plan {
 	d := &r.decision
 	d.Set, r.audit = identified(d.Set, r.head)
 	r.observer = l.p.observe(r.head, d, r.audit)
@@ -123,13 +124,13 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 	http2 := u != nil && u.HTTP2() && (l.p.browsers.hsts == "" || d.Action != ToRemote) // the engine adds no field to responses
 	if http2 && l.p.givenUp.overLimit(d, r.head) {
 		if !r.plain() { // else cheaper than by Proxy.ServeHTTP
-			return h2.Plan{Serve: r.offEngine(), Unwelcome: true}
+			return engine.Plan{Serve: r.offEngine(), Unwelcome: true}
 		}
 		l.p.givenUp.refused.Inc()
 		return r.unwelcome(l.p.givenUp.answer, errGivenUp)
 	}
 	if !http2 || r.observer.bodies(d) {
-		return h2.Plan{Serve: r.offEngine(), GoAway: l.p.goAway()}
+		return engine.Plan{Serve: r.offEngine(), GoAway: l.p.goAway()}
 	}
 	r.observer.begin(d)
 	if err := l.p.enter(&r.held, d, u, d.source(r.head)); err != nil {
@@ -147,10 +148,10 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 // refuse answers a request that got no place. Proxy.ServeHTTP must not take it: if a place became
 // free, it would forward over connections of its own. A client that accepts JSON needs no goroutine
 // either: three thousand at once kept other requests waiting for 60 ms.
-func (r *frameRequest) refuse(err *apierrors.StatusError) h2.Plan {
+func (r *frameRequest) refuse(err *apierrors.StatusError) engine.Plan {
 	if !r.acceptsJSON() {
 		r.dropBuffers()
-		return h2.Plan{Serve: r.answer(err), Done: r.done, GoAway: r.l.p.goAway()}
+		return engine.Plan{Serve: r.answer(err), Done: r.done, GoAway: r.l.p.goAway()}
 	}
 	r.own = err
 	return r.prepared(readyAnswer(err))
@@ -158,7 +159,7 @@ func (r *frameRequest) refuse(err *apierrors.StatusError) h2.Plan {
 
 // refuseParking answers a request that may not wait for its decision, and records it like any
 // other. Its user may be unknown.
-func (r *frameRequest) refuseParking() h2.Plan {
+func (r *frameRequest) refuseParking() engine.Plan {
 	err := errBusy("the front door")
 	d := &r.decision
 	d.refuse(err)
@@ -169,9 +170,9 @@ func (r *frameRequest) refuseParking() h2.Plan {
 }
 
 // prepared returns a plan that sends a prepared response, with the time limit of limitReading.
-func (r *frameRequest) prepared(a *h2.Answer) h2.Plan {
+func (r *frameRequest) prepared(a *engine.Answer) engine.Plan {
 	p := r.l.p
-	return h2.Plan{Answer: a, Set: r.answerFields(), Done: r.done, GoAway: p.goAway(), Deadline: p.pageTime + p.unreadRest}
+	return engine.Plan{Answer: a, Set: r.answerFields(), Done: r.done, GoAway: p.goAway(), Deadline: p.pageTime + p.unreadRest}
 }
 
 // acceptsJSON reports whether readyAnswer suits: the client accepts JSON first, and nothing else is
@@ -185,9 +186,9 @@ func (r *frameRequest) acceptsJSON() bool {
 func (r *frameRequest) plain() bool { return r.observer == nil && r.head.Method != http.MethodHead }
 
 // unwelcome sends a prepared response and charges the connection for it.
-func (r *frameRequest) unwelcome(a *h2.Answer, err error) h2.Plan {
+func (r *frameRequest) unwelcome(a *engine.Answer, err error) engine.Plan {
 	r.own = err
-	return h2.Plan{Answer: a, Set: r.answerFields(), Done: r.done, Unwelcome: true}
+	return engine.Plan{Answer: a, Set: r.answerFields(), Done: r.done, Unwelcome: true}
 }
 
 // answerFields returns the fields of a response of ours. It reuses the buffer of the request's
@@ -207,7 +208,7 @@ func (r *frameRequest) dropBuffers() {
 }
 
 // ready returns the requested document, if it is prepared.
-func (r *frameRequest) ready() *h2.Answer {
+func (r *frameRequest) ready() *engine.Answer {
 	ready := r.l.p.cfg.Ready
 	if ready == nil || r.decision.Action != ToDocument || r.observer != nil || r.head.Method != http.MethodGet {
 		return nil
@@ -226,7 +227,7 @@ func (r *frameRequest) onHead(status int, leads bool) http.Handler {
 
 // frameError returns proxy/backend's error for the engine's reason, so that clients see the same
 // error either way.
-func frameError(o h2.Outcome) error {
+func frameError(o engine.Outcome) error {
 	switch o.Reason {
 	case engine.ReasonDeadline:
 		return context.DeadlineExceeded
@@ -244,7 +245,7 @@ func frameError(o h2.Outcome) error {
 	return backend.ErrUnanswered // a backend may have executed the request
 }
 
-func (r *frameRequest) onEnd(o h2.Outcome) {
+func (r *frameRequest) onEnd(o engine.Outcome) {
 	r.carried(&o, o.Duration)
 	gaveUp := o.Reason == engine.ReasonClientReset || o.Reason == engine.ReasonClientLost
 	r.finish(&ending{Outcome: o, proto: "HTTP/2.0", tls: r.front.tls, conn: r.front.number, gaveUp: gaveUp})

@@ -13,7 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -59,7 +59,7 @@ func FuzzDecide(f *testing.F) {
 		f.Add("POST", path, "timeout=1s&x=%zz", "upgrade: websocket\nsec-websocket-protocol: base64url.bearer.authorization.k8s.io.dG9rZW4tb2YtYm9i", false)
 	}
 	f.Fuzz(func(t *testing.T, method, path, query, text string, token bool) {
-		h := &Head{Head: h2.Head{Method: method, Path: path, RawQuery: query, Fields: fuzzFields(text)}, RemoteIP: "192.0.2.1"}
+		h := &Head{Head: wire.Head{Method: method, Path: path, RawQuery: query, Fields: fuzzFields(text)}, RemoteIP: "192.0.2.1"}
 		if token {
 			h.Fields = append([]hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-carol"}}, h.Fields...)
 		}

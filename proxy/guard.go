@@ -11,7 +11,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -112,7 +112,7 @@ func (k *scrapers) knows(d *Decision, now time.Time) bool {
 // same code without authentication, so an explanation cannot differ from the behavior. For the
 // local apiserver, denied predicts its answer.
 func (p *Proxy) Explain(ctx context.Context, method, target string, u user.Info) (d Decision, denied error) {
-	h := &Head{Head: h2.Head{Method: method}}
+	h := &Head{Head: wire.Head{Method: method}}
 	h.SetTarget(target)
 	p.locate(&d, h)
 	if d.Err != nil {

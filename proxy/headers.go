@@ -21,7 +21,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -156,7 +155,7 @@ func newAuditID() string {
 // Head is a request head of either protocol. decide reads nothing else of a request.
 type Head struct {
 	// Head is what is forwarded over HTTP/2. Its Fields are read-only here.
-	h2.Head
+	wire.Head
 	// Upgrade is the protocol that an HTTP/1.1 client wants to switch to, in its own spelling.
 	// Empty means none, or none that is offered.
 	Upgrade string

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -62,8 +62,8 @@ func TestSourceIPs(t *testing.T) {
 func TestLongChain(t *testing.T) {
 	p, long := &Proxy{instance: "this"}, strings.Repeat("x", maxVia-1)
 	for via, want := range map[string]string{long: long + ", this", long + "x": "this"} {
-		h := &Head{Head: h2.Head{Fields: authn.Head{{Name: loopHeader, Value: via}}}}
-		set := &Head{Head: h2.Head{Fields: p.forwarded(nil, h, true)}}
+		h := &Head{Head: wire.Head{Fields: authn.Head{{Name: loopHeader, Value: via}}}}
+		set := &Head{Head: wire.Head{Fields: p.forwarded(nil, h, true)}}
 		check.Same(t, want, set.get(loopHeader), "the next chain after %d bytes", len(via))
 	}
 }
@@ -72,7 +72,7 @@ func TestLongChain(t *testing.T) {
 // tables.
 func TestAuditIDs(t *testing.T) {
 	for _, n := range []int{0, 1, maxAuditID, maxAuditID + 1} {
-		h := &Head{Head: h2.Head{Fields: authn.Head{{Name: auditHeader, Value: strings.Repeat("x", n)}}}}
+		h := &Head{Head: wire.Head{Fields: authn.Head{{Name: auditHeader, Value: strings.Repeat("x", n)}}}}
 		set, id := identified(nil, h)
 		taken := n > 0 && n <= maxAuditID
 		if len(set) != 1 || set[0].Value != id || set[0].Sensitive == taken || taken && id != h.Fields[0].Value || !taken && !uuid4.MatchString(id) {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -29,7 +29,7 @@ func FuzzDecideImpersonating(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, from int, path, text string) {
 		from = ((from % len(conns)) + len(conns)) % len(conns)
-		h := &Head{Head: h2.Head{Method: "GET", Path: path, Fields: fuzzFields(text)}, RemoteIP: "192.0.2.1"}
+		h := &Head{Head: wire.Head{Method: "GET", Path: path, Fields: fuzzFields(text)}, RemoteIP: "192.0.2.1"}
 		d, known := p.decision(t.Context(), h, conns[from], true)
 		if !known {
 			t.Fatal("undecided")
@@ -79,7 +79,7 @@ func TestLongTokenWaitsItsTurn(t *testing.T) {
 	leave := must.Get(w.proxy.desk.heads.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
 	short, long := "jwt.of.dave", "jwt.of."+strings.Repeat("x", 3000)
 	ask := func(token string) (Action, authn.Kind) {
-		h := &Head{Head: h2.Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}}, Remote: "192.0.2.1:1"}
+		h := &Head{Head: wire.Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}}, Remote: "192.0.2.1:1"}
 		if d, known := w.proxy.decision(t.Context(), h, nil, false); known && token == long {
 			t.Errorf("a long token: decided without a turn: %v", d.Action)
 		}

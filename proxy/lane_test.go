@@ -19,6 +19,8 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -170,10 +172,10 @@ func TestLeave(t *testing.T) {
 }
 
 // planOf returns the engine's plan for a request of bob's, without I/O or with it.
-func (w *world) planOf(t *testing.T, h *h2.Head) h2.Plan {
+func (w *world) planOf(t *testing.T, h *wire.Head) engine.Plan {
 	t.Helper()
-	conn, later := &h2.ConnInfo{Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}, make(chan h2.Plan, 1)
-	plan, now := w.proxy.frames.decide(conn, h, func(p h2.Plan) { later <- p })
+	conn, later := &h2.ConnInfo{Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}, make(chan engine.Plan, 1)
+	plan, now := w.proxy.frames.decide(conn, h, func(p engine.Plan) { later <- p })
 	if !now {
 		plan = <-later
 	}
@@ -205,7 +207,7 @@ func TestPlans(t *testing.T) {
 		if tt.full {
 			fillUp(t, w.upstream(), false)
 		}
-		h := &h2.Head{Method: tt.method, Path: tt.target}
+		h := &wire.Head{Method: tt.method, Path: tt.target}
 		for name, value := range map[string]string{"authorization": tt.token, "accept": tt.accept} {
 			if value != "" {
 				h.Fields = append(h.Fields, hpack.HeaderField{Name: name, Value: value})
@@ -216,7 +218,7 @@ func TestPlans(t *testing.T) {
 		check.Same(t, [4]bool{tt.forward, tt.answer, !tt.forward && !tt.answer, tt.unwelcome}, got, "%+v: forwarded, answered, served, unwelcome", tt)
 		check.Same(t, !tt.unwelcome, p.GoAway, "%+v: sent away", tt)
 		if p.Done != nil && p.Forward != nil {
-			p.Done(h2.Outcome{})
+			p.Done(engine.Outcome{})
 		}
 	}
 }

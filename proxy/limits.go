@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // limits limit the requests in flight to all remotes together, without long-running ones
@@ -273,7 +273,7 @@ type givenUp struct {
 	// all are.
 	until   atomic.Int64
 	refused prometheus.Counter
-	answer  *h2.Answer // errGivenUp over HTTP/2, always in JSON: encoding it for each refusal would cost too much
+	answer  *engine.Answer // errGivenUp over HTTP/2, always in JSON: encoding it for each refusal would cost too much
 }
 
 // account identifies a user: a request's source, over all connections. Tokens can be made up, so

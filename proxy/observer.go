@@ -12,7 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
@@ -119,7 +119,7 @@ func (f *observer) panicked(cause any) {
 }
 
 // message says briefly what went wrong. Empty means nothing did.
-func message(own error, o *h2.Outcome) string {
+func message(own error, o *engine.Outcome) string {
 	switch {
 	case own != nil:
 		return own.Error()
@@ -130,7 +130,7 @@ func message(own error, o *h2.Outcome) string {
 }
 
 // end emits the last stage and ends the span.
-func (f *observer) end(x *exchange, o *h2.Outcome) {
+func (f *observer) end(x *exchange, o *engine.Outcome) {
 	if f == nil {
 		return
 	}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
@@ -30,7 +30,7 @@ func TestInProportion(t *testing.T) {
 		rows = append(rows, proportion.Row{Name: "decided: " + s.Name, N: s.Small, Of: func(n int) (int, func() any) {
 			made := s.Of(remoteGV+"/widgets", n)
 			return made.Size(), func() any {
-				h := &Head{Head: h2.Head{Method: "GET", Fields: made.Fields}, RemoteIP: "192.0.2.1", Remote: "192.0.2.1:1"}
+				h := &Head{Head: wire.Head{Method: "GET", Fields: made.Fields}, RemoteIP: "192.0.2.1", Remote: "192.0.2.1:1"}
 				h.SetTarget(made.Path)
 				h.Fields = append([]hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}, h.Fields...)
 				d, _ := p.decision(t.Context(), h, &authn.Conn{}, true)

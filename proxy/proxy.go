@@ -36,7 +36,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -306,7 +306,7 @@ type Config struct {
 	Claimed func(path string) bool
 	// Ready returns Documents' response to a GET if that is at hand: it must neither compute nor
 	// block. If Ready or its result is nil, Documents answers.
-	Ready func(h *Head) *h2.Answer
+	Ready func(h *Head) *engine.Answer
 	// Pages answers /fairlead/, apiregistration.k8s.io with the dir: registry, and without Local
 	// all requests that nothing else answers. Nil means 404.
 	Pages http.Handler

@@ -12,7 +12,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -142,16 +141,16 @@ type ended struct {
 	up, down  int64         // bytes of an upgraded session
 
 	mu sync.Mutex // guards o
-	o  h2.Outcome
+	o  engine.Outcome
 }
 
-func (e *ended) set(o h2.Outcome) {
+func (e *ended) set(o engine.Outcome) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.o = o
 }
 
-func (e *ended) get() (o h2.Outcome) {
+func (e *ended) get() (o engine.Outcome) {
 	if e == nil {
 		return o
 	}
@@ -164,7 +163,7 @@ func (e *ended) get() (o h2.Outcome) {
 
 // at records the endpoint of a request over HTTP/1.1.
 func (e *ended) at(address string) {
-	e.set(h2.Outcome{Endpoint: &h2.Endpoint{Name: address}, Retries: -1})
+	e.set(engine.Outcome{Endpoint: &engine.Endpoint{Name: address}, Retries: -1})
 }
 
 // noteSent records that the request is sent to its backend now.
@@ -198,7 +197,7 @@ func (e *ended) broke(err error) {
 // ending is how a request has ended, for its client. What only the engine knows is zero if that did
 // not forward the request.
 type ending struct {
-	h2.Outcome
+	engine.Outcome
 	proto  string
 	tls    uint16
 	conn   uint32 // the connection's number, which keeps lines of the access log in order

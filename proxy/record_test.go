@@ -16,7 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -100,10 +101,10 @@ func TestRecordOfARequestThatMayNotWait(t *testing.T) {
 	parked := &w.proxy.frames.parked
 	parked.by = map[bound.Source]*parkQueue{bound.Stranger("192.0.2.1:1"): {deciding: parkedAtOnce}}
 	parked.held.Take(bound.Source{}, maxParked, 0)
-	plan := w.planOf(t, &h2.Head{Method: "GET", Path: remoteGV + "/widgets", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}})
+	plan := w.planOf(t, &wire.Head{Method: "GET", Path: remoteGV + "/widgets", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}})
 	refused := httptest.NewRecorder()
 	plan.Serve.ServeHTTP(refused, w.as(t, "bob", "GET", remoteGV+"/widgets", nil))
-	plan.Done(h2.Outcome{Status: refused.Code})
+	plan.Done(engine.Outcome{Status: refused.Code})
 	check.Same(t, http.StatusTooManyRequests, refused.Code, "status")
 	check.Same(t, true, strings.Contains(<-seen, `"status":429`), "it has a line")
 	var ev auditv1.Event
@@ -118,8 +119,8 @@ func TestReadyDocument(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	access, seen, _ := newLog(t)
 	body := make([]byte, 64<<20) // more than any window and socket holds
-	ready := &h2.Answer{Status: 200, Body: body, Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "67108864"}}}
-	w := newWorld(t, worldConfig{Config: Config{AccessLog: access, Documents: http.NotFoundHandler(), Ready: func(h *Head) *h2.Answer {
+	ready := &engine.Answer{Status: 200, Body: body, Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "67108864"}}}
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access, Documents: http.NotFoundHandler(), Ready: func(h *Head) *engine.Answer {
 		if h.get("accept") == "fresh" {
 			return nil
 		}
@@ -133,7 +134,7 @@ func TestReadyDocument(t *testing.T) {
 		{"GET", "token-of-nobody", "", false}, {"GET", "", "", false},
 	} {
 		fields := []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + tc.token}, {Name: "accept", Value: tc.accept}}
-		plan := w.planOf(t, &h2.Head{Method: tc.method, Path: "/apis", RawQuery: "timeout=32s", Fields: fields})
+		plan := w.planOf(t, &wire.Head{Method: tc.method, Path: "/apis", RawQuery: "timeout=32s", Fields: fields})
 		check.Same(t, tc.ready, plan.Answer == ready, "%+v: ready", tc)
 	}
 	w.proxy.pageTime, w.proxy.unreadRest = 250*time.Millisecond, 50*time.Millisecond

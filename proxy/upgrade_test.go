@@ -19,7 +19,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -27,7 +26,7 @@ import (
 
 // What ends a request outside the engine has the engine's reasons.
 func TestReasonsOutsideTheEngine(t *testing.T) {
-	for err, want := range map[error]h2.Reason{
+	for err, want := range map[error]engine.Reason{
 		context.DeadlineExceeded: engine.ReasonDeadline, context.Canceled: engine.ReasonDrain, backend.ErrUnanswered: engine.ReasonLost, backend.ErrBadResponse: engine.ReasonBadResponse,
 		backend.ErrUnreachable: engine.ReasonDial, errNoRoom: engine.ReasonNone,
 	} {

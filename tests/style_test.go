@@ -23,7 +23,7 @@ const (
 	maxExported = 15
 	// All other packages share the names of the table instead of having their own.
 	maxRegistryExported = 20
-	// The engine has the names of plans, which proxy/h2 passes on, and those that its driver uses.
+	// The engine has the names of plans, and those that its driver uses.
 	maxEngineExported = 20
 	maxNewParams      = 2
 	maxCommentColumns = 100

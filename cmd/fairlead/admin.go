@@ -16,6 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -73,9 +75,9 @@ func (s *server) localServer(address string) (release string, clients int64, onl
 // adminEngine serves the admin port's HTTP/2 with the bounds of the front door. net/http's own
 // server answers requests that RFC 9113 §8.2.2 calls malformed.
 func (s *server) adminEngine(own http.Handler) *h2.Server {
-	plan := h2.Plan{Serve: own}
+	plan := engine.Plan{Serve: own}
 	return h2.New(h2.Config{
-		Decide:     func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return plan, true },
+		Decide:     func(*h2.ConnInfo, *wire.Head, func(engine.Plan)) (engine.Plan, bool) { return plan, true },
 		MaxStreams: uint32(s.o.streamsPerConn), Shards: 1, Memory: s.held, Logger: s.log, //nolint:gosec // validated
 		Source: func(remote string) string { return bound.Stranger(remote).Address },
 	})

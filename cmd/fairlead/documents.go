@@ -9,7 +9,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
@@ -60,11 +60,11 @@ func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {
 }
 
 // rendered implements proxy.Config.Ready.
-func (s *server) rendered(h *proxy.Head) *h2.Answer {
+func (s *server) rendered(h *proxy.Head) *engine.Answer {
 	if h.Path == "/api" && s.kube == nil {
 		return nil
 	}
-	return (*h2.Answer)(s.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
+	return (*engine.Answer)(s.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
 }
 
 // asAggregator gives one of our own requests the identity that kube-aggregator uses; extension

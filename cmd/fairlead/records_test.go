@@ -15,7 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
@@ -115,14 +116,14 @@ func TestAccessLogOfFlags(t *testing.T) {
 		stop := must.Run(t, d.accessLog.Run)
 		for range 100 {
 			if d.accessLog.Wants(http.StatusOK) {
-				d.accessLog.Add(0, &accesslog.Line{Outcome: h2.Outcome{Status: http.StatusOK}})
+				d.accessLog.Add(0, &accesslog.Line{Outcome: engine.Outcome{Status: http.StatusOK}})
 			}
 		}
 		stop()
 		check.Same(t, lines, bytes.Count(must.Get(os.ReadFile(file))(t), []byte("\n")), "lines of the sample %v", sample)
 		must.Do(t, d.closeRecords()) // writing fails from here on
 		stop = must.Run(t, d.accessLog.Run)
-		d.accessLog.Add(0, &accesslog.Line{Outcome: h2.Outcome{Status: http.StatusOK}})
+		d.accessLog.Add(0, &accesslog.Line{Outcome: engine.Outcome{Status: http.StatusOK}})
 		stop()
 		if !strings.Contains(log.String(), "writing access log") {
 			t.Errorf("a lost line is not logged: %q", log.String())
@@ -139,7 +140,7 @@ func TestTracing(t *testing.T) {
 	for version, endpoint := range map[string]string{"v1": c.Address, "v1beta1": "127.0.0.1:1"} {
 		d, _ := recordsDoor(t, options{}, strings.Replace(tracingHead, "v1", version, 1)+"endpoint: "+endpoint+"\nsamplingRatePerMillion: 1000000\n")
 		tracer := must.Get(d.makeTracer())(t)
-		tracer.Start(&h2.Head{Method: "GET", Path: "/x"}, "GET", "", began, false).End(&h2.Outcome{Status: 503, Duration: time.Second, Retries: 2}, "get", "", "gone")
+		tracer.Start(&wire.Head{Method: "GET", Path: "/x"}, "GET", "", began, false).End(&engine.Outcome{Status: 503, Duration: time.Second, Retries: 2}, "get", "", "gone")
 		must.Do(t, d.closeRecords())
 	}
 	if took := time.Since(began); took > flushTime+5*time.Second {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -152,24 +153,24 @@ type heldConn struct {
 // long-running ones stay and are guarded. The mutex must be held. The engine is called without it,
 // because the engine needs it for pick.
 func (p *Pools) moveDetached() {
-	engine, left := p.shared.engine.Load(), p.detached
+	server, left := p.shared.engine.Load(), p.detached
 	p.detached = nil
-	if len(left) == 0 || engine == nil {
+	if len(left) == 0 || server == nil {
 		return
 	}
 	p.shared.spawn(func() { // short; the guards end with their connections
-		whose := make(map[*h2.Upstream]*Upstream, len(left))
+		whose := make(map[*engine.Upstream]*Upstream, len(left))
 		for _, u := range left {
 			whose[&u.frames] = u
 		}
 		var long []heldConn
-		engine.Leave(func(of *h2.Upstream) bool { return whose[of] != nil }, func(of *h2.Upstream, c *tls.Conn) {
+		server.Leave(func(of *engine.Upstream) bool { return whose[of] != nil }, func(of *engine.Upstream, c *tls.Conn) {
 			if on, ok := p.shared.dialled.Load(c); ok { // otherwise it has ended
 				long = append(long, heldConn{whose[of], on.(*Conn)}) //nolint:forcetypeassert // nothing else is stored
 			}
 		})
 		for _, h := range long {
-			p.guardHeld(h, func() { engine.End(&h.u.frames, h.on.Conn) })
+			p.guardHeld(h, func() { server.End(&h.u.frames, h.on.Conn) })
 		}
 	})
 }

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 const (
@@ -29,10 +29,10 @@ const (
 type endpoint struct {
 	up      *Upstream
 	address string
-	hash    uint64                      // of address
-	server  *localServer                // of a local apiserver, else nil
-	frames  atomic.Pointer[h2.Endpoint] // nil if no request was sent since its last connection drained
-	said    atomic.Pointer[said]        // nil if no GOAWAY with an error has come
+	hash    uint64                          // of address
+	server  *localServer                    // of a local apiserver, else nil
+	frames  atomic.Pointer[engine.Endpoint] // nil if no request was sent since its last connection drained
+	said    atomic.Pointer[said]            // nil if no GOAWAY with an error has come
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion
@@ -85,7 +85,7 @@ type said struct {
 const sayAgain = 10 * time.Second
 
 // tell records a GOAWAY.
-func (e *endpoint) tell(g *h2.GoAway) {
+func (e *endpoint) tell(g *engine.GoAway) {
 	now, was := time.Now(), e.said.Load()
 	s := &said{text: now.UTC().Format(time.RFC3339) + " " + g.Error(), logged: now}
 	if was != nil && now.Sub(was.logged) < sayAgain {
@@ -118,8 +118,8 @@ func (e *endpoint) drain(gone bool) {
 
 // eject cancels requests to an endpoint that became unhealthy while others are not.
 func (e *endpoint) eject() {
-	if engine := e.up.shared.engine.Load(); engine != nil {
-		e.up.shared.spawn(func() { engine.Eject(e.engine()) }) // short
+	if server := e.up.shared.engine.Load(); server != nil {
+		e.up.shared.spawn(func() { server.Eject(e.engine()) }) // short
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

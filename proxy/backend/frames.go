@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -22,20 +21,20 @@ const noEnd = 365 * 24 * time.Hour
 // answers through kube-apiserver, or somebody else through an extension server, may end its
 // connection, such as a head without end. Nor does it use up the retries of other requests. by is
 // the client connection's; nil spreads requests.
-func (u *Upstream) Plan(apart bool, by *Stay) h2.Plan {
+func (u *Upstream) Plan(apart bool, by *Stay) engine.Plan {
 	b := &u.budget
 	if apart {
 		b = &u.budgetApart
 	}
 	b.deposit()
-	return h2.Plan{
+	return engine.Plan{
 		Forward: &u.frames, Client: by, Stays: by != nil && u.pool != 0, Apart: apart,
 		Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: b.allow,
 	}
 }
 
 // pick chooses an endpoint for a Stay, if possible none that was tried.
-func (u *Upstream) pick(client any, tried []*h2.Endpoint) *h2.Endpoint {
+func (u *Upstream) pick(client any, tried []*engine.Endpoint) *engine.Endpoint {
 	by, _ := client.(*Stay)
 	var avoid [maxRetries]Lease
 	n := 0
@@ -54,8 +53,8 @@ func (u *Upstream) pick(client any, tried []*h2.Endpoint) *h2.Endpoint {
 
 // engine returns the endpoint for the engine. It has its own connections or its carrier's, and is
 // replaced when those are.
-func (e *endpoint) engine() *h2.Endpoint {
-	var via *h2.Endpoint
+func (e *endpoint) engine() *engine.Endpoint {
+	var via *engine.Endpoint
 	if c := e.via.Load(); c != nil {
 		via = c.engine()
 	}
@@ -65,7 +64,7 @@ func (e *endpoint) engine() *h2.Endpoint {
 			return was
 		}
 		lease := Lease{e}
-		next := &h2.Endpoint{
+		next := &engine.Endpoint{
 			Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, Told: e.tell, PingTimeout: e.up.pingTimeout(),
 			Failed: func(err error) { e.up.target.signal(e.address, err) },
 		}
@@ -78,7 +77,7 @@ func (e *endpoint) engine() *h2.Endpoint {
 // Dial is h2.Config.Dial for an endpoint whose Value is l. When the connection must drain, the
 // engine retires the endpoint. Long-running requests end only on a connection that is no longer
 // trusted: the server may have shown a newer certificate on others.
-func (l Lease) Dial(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+func (l Lease) Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 	e, shared := l.e, l.e.up.shared
 	conn, err := e.up.dialH2(ctx, e.address, dialing{
 		wrap: wrap,
@@ -173,7 +172,7 @@ func (u *Upstream) pingTimeout() time.Duration {
 }
 
 // retried counts a retry of the engine, by how the previous try failed.
-func (u *Upstream) retried(after h2.Reason) {
+func (u *Upstream) retried(after engine.Reason) {
 	switch after {
 	case engine.ReasonDial:
 		u.meter.retry(failDial)

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
@@ -162,7 +162,7 @@ func TestOwnIsUsable(t *testing.T) {
 	next("suspect")
 	of.e.suspicion.trust()
 	check.Same(t, []string{own}, a.at(), "endpoint when trusted again")
-	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*h2.Endpoint{of.e.engine()}).Value.(Lease); l == of {
+	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*engine.Endpoint{of.e.engine()}).Value.(Lease); l == of {
 		t.Error("a retry goes to the same endpoint")
 	} else {
 		l.Release()

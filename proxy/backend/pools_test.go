@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -112,7 +111,7 @@ func TestOtherTables(t *testing.T) {
 func TestRetriesOfTheEngineAreCounted(t *testing.T) {
 	f := newFixture(t, nil)
 	u := f.Upstream(f.set(healthy(place1)))
-	for after, want := range map[h2.Reason]kind{
+	for after, want := range map[engine.Reason]kind{
 		engine.ReasonDial: failDial, engine.ReasonRefused: failRefused, engine.ReasonLost: failLost, engine.ReasonReset: failLost, engine.ReasonEjected: failEjected,
 	} {
 		before := u.meter.retries[want].Load()

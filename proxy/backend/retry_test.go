@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/proportion"
@@ -133,7 +133,7 @@ func TestLastRetryGoesElsewhere(t *testing.T) {
 	f := newFixture(t, nil)
 	u := f.Upstream(f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"), healthy("10.0.0.3:443")))
 	u.endpoints["10.0.0.3:443"].inFlight.Add(10)
-	tried := []*h2.Endpoint{u.endpoints["10.0.0.1:443"].engine(), u.endpoints["10.0.0.2:443"].engine()}
+	tried := []*engine.Endpoint{u.endpoints["10.0.0.1:443"].engine(), u.endpoints["10.0.0.2:443"].engine()}
 	check.Same(t, "10.0.0.3:443", u.pick(nil, tried).Name, "where the last retry goes")
 }
 

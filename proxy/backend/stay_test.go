@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
@@ -158,7 +158,7 @@ func leaves(t *testing.T) {
 	retry := func() { // as the engine does
 		p := u.Plan(false, c.stays[0])
 		check.Same(t, true, p.Stays, "it retries what was processed there")
-		l, _ := p.Forward.Pick(p.Client, []*h2.Endpoint{p.Forward.Pick(p.Client, nil)}).Value.(Lease)
+		l, _ := p.Forward.Pick(p.Client, []*engine.Endpoint{p.Forward.Pick(p.Client, nil)}).Value.(Lease)
 		l.Release()
 	}
 	retry()

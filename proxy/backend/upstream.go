@@ -32,6 +32,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -43,7 +44,7 @@ type Upstream struct {
 	target target
 	shared *shared
 	meter  meter
-	frames h2.Upstream // for the engine
+	frames engine.Upstream // for the engine
 	// reporter is the member that counts a carrier's dials and signals its failures. Nil means that
 	// the Upstream does so itself.
 	reporter atomic.Pointer[remote]
@@ -138,7 +139,7 @@ func newShared(log *slog.Logger) *shared {
 
 func newUpstream(name string, o *shared, t target) *Upstream {
 	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
-	u.frames = h2.Upstream{Pick: u.pick, Retried: u.retried}
+	u.frames = engine.Upstream{Pick: u.pick, Retried: u.retried}
 	for _, places := range []*bound.Places{&u.inFlight, &u.longRunning, &u.reads, &u.writes} {
 		places.Lend = true // one controller may be the only client of an extension server
 	}

@@ -20,6 +20,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -34,7 +36,9 @@ type served struct {
 
 func serve(t *testing.T, most int, handler http.Handler) *served {
 	t.Helper()
-	frames := h2.New(h2.Config{Decide: func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return h2.Plan{Serve: handler}, true }})
+	frames := h2.New(h2.Config{Decide: func(*h2.ConnInfo, *wire.Head, func(engine.Plan)) (engine.Plan, bool) {
+		return engine.Plan{Serve: handler}, true
+	}})
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); _ = frames.Run(ctx) }()

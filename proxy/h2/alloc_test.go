@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -16,14 +18,14 @@ import (
 // record that it reads, the engine never. The rest is a margin for rare allocations. What client
 // and backend allocate is known from requests without a front between them.
 func TestLaneAllocations(t *testing.T) {
-	with := func(p Plan) *stand {
+	with := func(p engine.Plan) *stand {
 		return newStand(t, "loop", nil, nil, func(c *Config) {
-			c.Decide = func(*ConnInfo, *Head, func(Plan)) (Plan, bool) { return p, true }
+			c.Decide = func(*ConnInfo, *wire.Head, func(engine.Plan)) (engine.Plan, bool) { return p, true }
 		})
 	}
-	backend := with(Plan{Answer: madeAnswer(200, make([]byte, 1024))})
+	backend := with(engine.Plan{Answer: madeAnswer(200, make([]byte, 1024))})
 	p := forward(endpoint(backend.addr))
-	p.Done = func(Outcome) {}
+	p.Done = func(engine.Outcome) {}
 	p.Remove = func(name string) bool { return name == "authorization" }
 	p.Set = append(p.Set, field("x-remote-user", "alice"))
 	p.Deadline, p.Retries = time.Minute, 2

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // A front proxy that forwards everything to one backend and sets the user.
@@ -24,7 +26,7 @@ func Example() {
 	defer backend.Close()
 
 	trust := &tls.Config{RootCAs: backend.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com", NextProtos: []string{"h2"}}
-	dial := func(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+	dial := func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 		raw, err := new(net.Dialer).DialContext(ctx, "tcp", ep.Name)
 		if err != nil {
 			return nil, err
@@ -32,10 +34,10 @@ func Example() {
 		conn := tls.Client(wrap(raw), trust)
 		return conn, conn.HandshakeContext(ctx)
 	}
-	endpoint := &h2.Endpoint{Name: backend.Listener.Addr().String()}
-	upstream := &h2.Upstream{Pick: func(any, []*h2.Endpoint) *h2.Endpoint { return endpoint }}
-	server := h2.New(h2.Config{Dial: dial, Decide: func(_ *h2.ConnInfo, h *h2.Head, _ func(h2.Plan)) (h2.Plan, bool) {
-		return h2.Plan{
+	endpoint := &engine.Endpoint{Name: backend.Listener.Addr().String()}
+	upstream := &engine.Upstream{Pick: func(any, []*engine.Endpoint) *engine.Endpoint { return endpoint }}
+	server := h2.New(h2.Config{Dial: dial, Decide: func(_ *h2.ConnInfo, h *wire.Head, _ func(engine.Plan)) (engine.Plan, bool) {
+		return engine.Plan{
 			Forward: upstream,
 			Set:     []hpack.HeaderField{{Name: "x-remote-user", Value: "jane"}}, // replaces what the client sent
 			Retries: 2, Again: h.Method == http.MethodGet,

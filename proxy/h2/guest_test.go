@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -36,7 +37,7 @@ func TestGuest(t *testing.T) {
 		room = cap(p)
 		return body.Read(p[:1])
 	})
-	res := s.guest("PUT", "/apis/a.b/v1?q=%2F&x", upload, func(r *http.Request, p *Plan) {
+	res := s.guest("PUT", "/apis/a.b/v1?q=%2F&x", upload, func(r *http.Request, p *engine.Plan) {
 		r.Header = http.Header{"X-A": {"1", "2"}, "X-Strip": {"no"}, "X-Remote-User": {"mallory"}, "Connection": {"x-a"}, "Te": {"gzip"}}
 		r.Trailer = http.Header{"X-Up": {"no"}}
 		p.Authority = "seen.example"
@@ -97,8 +98,8 @@ func TestGuestEnds(t *testing.T) {
 			}
 		}
 		<-r.Context().Done()
-	}), func(_ *Head, p *Plan) {
-		p.Fail = func(Outcome) http.Handler { return http.NotFoundHandler() }
+	}), func(_ *wire.Head, p *engine.Plan) {
+		p.Fail = func(engine.Outcome) http.Handler { return http.NotFoundHandler() }
 		p.Accept = func(status int, _ bool) http.Handler {
 			if status == http.StatusFound {
 				return http.NotFoundHandler()
@@ -118,15 +119,15 @@ func TestGuestEnds(t *testing.T) {
 	endless := func() io.Reader {
 		return io.MultiReader(begin(), readerFunc(func(p []byte) (int, error) { return len(p), nil }))
 	}
-	length := func(n int64) func(*http.Request, *Plan) {
-		return func(r *http.Request, _ *Plan) { r.ContentLength = n }
+	length := func(n int64) func(*http.Request, *engine.Plan) {
+		return func(r *http.Request, _ *engine.Plan) { r.ContentLength = n }
 	}
-	soon := func(_ *http.Request, p *Plan) { p.Deadline = 10 * time.Millisecond }
+	soon := func(_ *http.Request, p *engine.Plan) { p.Deadline = 10 * time.Millisecond }
 	for _, tt := range []struct {
 		name, path string
 		body       io.Reader
-		change     func(*http.Request, *Plan)
-		reason     Reason
+		change     func(*http.Request, *engine.Plan)
+		reason     engine.Reason
 		want       error // nil: any
 	}{
 		{"canceled before the head", "/silent", nil, nil, engine.ReasonClientReset, context.Canceled},
@@ -145,16 +146,20 @@ func TestGuestEnds(t *testing.T) {
 		{"reset", "/reset", nil, nil, engine.ReasonReset, nil},
 		{"rejected", "/redirect", nil, nil, engine.ReasonRejected, nil},
 		{"late", "/late", nil, soon, engine.ReasonDeadline, nil},
-		{"no endpoint", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func(any, []*Endpoint) *Endpoint { return nil } }, engine.ReasonNoEndpoint, nil},
-		{"panic in Pick", "/", nil, func(_ *http.Request, p *Plan) { p.Forward.Pick = func(any, []*Endpoint) *Endpoint { panic(1) } }, engine.ReasonAbort, nil},
-		{"panic in Remove", "/", nil, func(r *http.Request, p *Plan) {
+		{"no endpoint", "/", nil, func(_ *http.Request, p *engine.Plan) {
+			p.Forward.Pick = func(any, []*engine.Endpoint) *engine.Endpoint { return nil }
+		}, engine.ReasonNoEndpoint, nil},
+		{"panic in Pick", "/", nil, func(_ *http.Request, p *engine.Plan) {
+			p.Forward.Pick = func(any, []*engine.Endpoint) *engine.Endpoint { panic(1) }
+		}, engine.ReasonAbort, nil},
+		{"panic in Remove", "/", nil, func(r *http.Request, p *engine.Plan) {
 			r.Header.Set("X-A", "b")
 			p.Remove = func(string) bool { panic(1) }
 		}, engine.ReasonAbort, nil},
-		{"panic in Accept", "/", nil, func(_ *http.Request, p *Plan) { p.Accept = func(int, bool) http.Handler { panic(1) } }, engine.ReasonAbort, nil},
-		{"panic in Fail", "/late", nil, func(r *http.Request, p *Plan) {
+		{"panic in Accept", "/", nil, func(_ *http.Request, p *engine.Plan) { p.Accept = func(int, bool) http.Handler { panic(1) } }, engine.ReasonAbort, nil},
+		{"panic in Fail", "/late", nil, func(r *http.Request, p *engine.Plan) {
 			soon(r, p)
-			p.Fail = func(Outcome) http.Handler { panic(1) }
+			p.Fail = func(engine.Outcome) http.Handler { panic(1) }
 		}, engine.ReasonDeadline, nil},
 	} {
 		ctx, cancel := context.WithCancel(httptrace.WithClientTrace(t.Context(), trace))
@@ -173,7 +178,7 @@ func TestGuestEnds(t *testing.T) {
 		if err == nil || tt.want != nil && !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
-		f, ok := errors.AsType[*Failure](err)
+		f, ok := errors.AsType[*engine.Failure](err)
 		if answered := tt.reason != engine.ReasonClientReset && !strings.HasPrefix(tt.name, "panic"); answered && (!ok || f.Reason != tt.reason || f.Answer == nil) {
 			t.Errorf("%s: failure %+v", tt.name, f)
 		}
@@ -196,7 +201,7 @@ func TestGuestReadsSlowly(t *testing.T) {
 		}
 	}), nil)
 	slow := s.guest("GET", "/much", nil)
-	late := s.guest("GET", "/much", nil, func(_ *http.Request, p *Plan) { p.Deadline = 10 * time.Millisecond })
+	late := s.guest("GET", "/much", nil, func(_ *http.Request, p *engine.Plan) { p.Deadline = 10 * time.Millisecond })
 	s.ends(engine.ReasonDeadline)
 	for range 20 {
 		_ = s.guest("GET", "/", nil).Body.Close()
@@ -250,9 +255,9 @@ func TestGuestHearsAfterDone(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	}), nil)
 	begun, read := make(chan struct{}), make(chan error, 1)
-	res := s.guest("GET", "/", nil, func(_ *http.Request, p *Plan) {
+	res := s.guest("GET", "/", nil, func(_ *http.Request, p *engine.Plan) {
 		p.LongRunning = true
-		p.Done = func(Outcome) {
+		p.Done = func(engine.Outcome) {
 			close(begun)
 			select {
 			case err := <-read:
@@ -264,7 +269,7 @@ func TestGuestHearsAfterDone(t *testing.T) {
 	<-begun
 	body, err := io.ReadAll(res.Body)
 	read <- err
-	if f, ok := errors.AsType[*Failure](err); string(body) != "begin" || !ok || f.Reason != engine.ReasonReset {
+	if f, ok := errors.AsType[*engine.Failure](err); string(body) != "begin" || !ok || f.Reason != engine.ReasonReset {
 		t.Errorf("a response that was cut off: %q, %v", body, err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // localBuffer is how much of a handler's response may wait before the handler blocks.
@@ -27,7 +28,7 @@ const localBuffer = 64 << 10
 type local struct {
 	engine.Local // guarded by the shard's mutex
 	sh           *shard
-	head         Head
+	head         wire.Head
 	info         *ConnInfo
 	handler      http.Handler
 	ctx          context.Context
@@ -39,7 +40,7 @@ type local struct {
 var errStreamGone = errors.New("http2: stream closed")
 
 // local prepares a handler for the engine, see engine.Config.Serve.
-func (sh *shard) local(c *engine.Conn, h *Head, handler http.Handler) (*engine.Local, func()) {
+func (sh *shard) local(c *engine.Conn, h *wire.Head, handler http.Handler) (*engine.Local, func()) {
 	l := &local{sh: sh, head: *h, info: linkOf(c).info, handler: handler}
 	l.head.Fields = slices.Clone(h.Fields)
 	l.Changed.L = &sh.mu

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -42,7 +44,7 @@ func TestH2spec(t *testing.T) {
 		})
 		for _, where := range []string{"forward", "local"} {
 			t.Run(where, func(t *testing.T) {
-				s := newStand(t, driver, answer, func(_ *Head, p *Plan) {
+				s := newStand(t, driver, answer, func(_ *wire.Head, p *engine.Plan) {
 					if where == "local" {
 						p.Forward, p.Serve = nil, answer
 					}

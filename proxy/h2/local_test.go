@@ -14,13 +14,14 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // newLocal starts a stand whose requests are served by h.
 func newLocal(t *testing.T, h http.HandlerFunc) *stand {
-	return newStand(t, "loop", nil, func(_ *Head, p *Plan) { p.Forward, p.Serve = nil, h })
+	return newStand(t, "loop", nil, func(_ *wire.Head, p *engine.Plan) { p.Forward, p.Serve = nil, h })
 }
 
 func TestLocalDeadlines(t *testing.T) {
@@ -98,11 +99,11 @@ func TestUnreadableTarget(t *testing.T) {
 }
 
 // made returns an answer without a body.
-func made(status int) *Answer {
-	return &Answer{Status: status, Fields: []hpack.HeaderField{field(":status", strconv.Itoa(status))}}
+func made(status int) *engine.Answer {
+	return &engine.Answer{Status: status, Fields: []hpack.HeaderField{field(":status", strconv.Itoa(status))}}
 }
 
-func madeAnswer(status int, body []byte) *Answer {
+func madeAnswer(status int, body []byte) *engine.Answer {
 	a := made(status)
 	a.Body, a.Fields = body, append(a.Fields, field("etag", `"x"`), field("content-length", strconv.Itoa(len(body))))
 	return a
@@ -110,11 +111,11 @@ func madeAnswer(status int, body []byte) *Answer {
 
 // Answers have bodies of all sizes, also to a request whose body nobody reads.
 func TestAnswer(t *testing.T) {
-	answers := map[string]*Answer{"/none": made(http.StatusNotModified)}
+	answers := map[string]*engine.Answer{"/none": made(http.StatusNotModified)}
 	for path, n := range map[string]int{"/empty": 0, "/small": 10, "/frame": 16 << 10, "/large": 3 << 20} {
 		answers[path] = madeAnswer(http.StatusOK, bytes.Repeat([]byte("0123456789abcdef"), n/16+1)[:n])
 	}
-	s := newStand(t, "loop", nil, func(h *Head, p *Plan) { p.Forward, p.Answer = nil, answers[h.Path] })
+	s := newStand(t, "loop", nil, func(h *wire.Head, p *engine.Plan) { p.Forward, p.Answer = nil, answers[h.Path] })
 	for path, want := range answers {
 		for _, method := range []string{"GET", "POST"} {
 			res := s.do(method, path, bytes.NewReader(answers["/frame"].Body))

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -64,7 +66,7 @@ func TestOneTurnEach(t *testing.T) {
 	)
 	busy, gate := make(chan struct{}), make(chan struct{})
 	answer := made(204)
-	s := newStand(t, "loop", nil, func(h *Head, p *Plan) {
+	s := newStand(t, "loop", nil, func(h *wire.Head, p *engine.Plan) {
 		p.Forward, p.Answer = nil, answer
 		switch h.Path {
 		case "/gate":

@@ -20,6 +20,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -282,9 +284,9 @@ func TestModel(t *testing.T) { onDrivers(t, testModel) }
 
 func testModel(t *testing.T, driver string) {
 	b := &modelBackend{left: map[string]chan struct{}{}}
-	s := newStand(t, driver, b, func(h *Head, p *Plan) {
+	s := newStand(t, driver, b, func(h *wire.Head, p *engine.Plan) {
 		p.Retries, p.Again = 1, h.Method == "GET"
-		p.Fail = func(o Outcome) http.Handler {
+		p.Fail = func(o engine.Outcome) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				http.Error(w, fmt.Sprint(o.Reason, o.Err), http.StatusBadGateway)
 			})

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -18,7 +20,7 @@ import (
 func TestPanicEndsItsConnection(t *testing.T) {
 	var log logbook.Book
 	b := newHolding()
-	s := newStand(t, "loop", b, func(h *Head, p *Plan) {
+	s := newStand(t, "loop", b, func(h *wire.Head, p *engine.Plan) {
 		switch h.Path {
 		case "/engine":
 			panic("deciding")

@@ -35,7 +35,7 @@ type guest struct {
 // with http.RoundTripper, r's body is closed, perhaps later, and the response's must be read to its
 // end or closed. Interim heads go to interim, which may end the request with an error; nil means
 // that they are dropped.
-func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan, interim func(int, textproto.MIMEHeader) error) (*http.Response, error) {
+func (s *Server) RoundTrip(r *http.Request, h *wire.Head, p engine.Plan, interim func(int, textproto.MIMEHeader) error) (*http.Response, error) {
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	g := &guest{sh: sh, ctx: r.Context(), request: r, interim: interim}
 	hasBody := r.Body != nil && r.Body != http.NoBody
@@ -48,7 +48,7 @@ func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan, interim func(int, t
 			_ = r.Body.Close() // no upload goroutine closes it
 		}
 		if p.Done != nil {
-			p.Done(Outcome{Reason: engine.ReasonAbort, Err: err})
+			p.Done(engine.Outcome{Reason: engine.ReasonAbort, Err: err})
 		}
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan, interim func(int, t
 }
 
 // invite begins the stream. It reports false if the server has ended.
-func (sh *shard) invite(g *guest, h *Head, p Plan) (begun bool) {
+func (sh *shard) invite(g *guest, h *wire.Head, p engine.Plan) (begun bool) {
 	sh.lock()
 	defer g.leave()
 	if sh.ended {
@@ -72,11 +72,11 @@ func (sh *shard) invite(g *guest, h *Head, p Plan) (begun bool) {
 
 // requestHead returns the request's head. A head made by the caller must be as valid as a client's.
 // From other requests, everything that HTTP/2 does not allow is dropped or rejected.
-func requestHead(r *http.Request, known *Head, body bool) (h Head, err error) {
+func requestHead(r *http.Request, known *wire.Head, body bool) (h wire.Head, err error) {
 	if known != nil {
 		h = *known
 	} else {
-		h = Head{Method: cmp.Or(r.Method, http.MethodGet), Authority: r.Host}
+		h = wire.Head{Method: cmp.Or(r.Method, http.MethodGet), Authority: r.Host}
 		h.SetTarget(r.URL.RequestURI())
 		if !h.Valid() {
 			return h, errBadRequest

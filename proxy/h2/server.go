@@ -35,42 +35,21 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-type (
-	// Head is the head of a client's request.
-	Head = wire.Head
-	// Plan says how a request is answered.
-	Plan = engine.Plan
-	// Answer is a prepared response.
-	Answer = engine.Answer
-	// Upstream chooses the endpoints of a backend.
-	Upstream = engine.Upstream
-	// Endpoint is one address of a backend.
-	Endpoint = engine.Endpoint
-	// GoAway is a backend's GOAWAY that has an error code.
-	GoAway = engine.GoAway
-	// Outcome is how a request has ended.
-	Outcome = engine.Outcome
-	// Reason says why a request ended without a complete response, see engine.ReasonNone.
-	Reason = engine.Reason
-	// Failure is the error of RoundTrip, and of reading its response's body.
-	Failure = engine.Failure
-)
-
 // Config is the configuration of a Server.
 type Config struct {
 	// Decide returns the plan for a request. It is called under the mutex of a shard, so it must
 	// not block, nor call resume itself. If it needs to wait it returns false, and arranges that
 	// another goroutine calls resume once: the stream is parked, other streams continue. Plan.Done
 	// is always called.
-	Decide func(c *ConnInfo, h *Head, resume func(Plan)) (Plan, bool)
+	Decide func(c *ConnInfo, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool)
 
 	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own
 	// goroutine and must obey ctx. It should pass the TCP connection through wrap before it calls
 	// tls.Client: then writes never block the engine.
-	Dial func(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
+	Dial func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
 	// Closed is called once when a connection from Dial has ended, on that connection's own
 	// goroutine. Nil means no callback.
-	Closed func(ep *Endpoint, c *tls.Conn)
+	Closed func(ep *engine.Endpoint, c *tls.Conn)
 
 	MaxStreams uint32       // per client connection (--http2-max-streams-per-connection); 0 means 250
 	Shards     int          // engines with own backend connections; 0 means one per two processors, at least one
@@ -261,27 +240,27 @@ func (s *Server) each(f func(*engine.Engine)) {
 
 // Retire takes an endpoint out of service: it gets no further requests, its requests are finished,
 // long-running ones are ended after grace.
-func (s *Server) Retire(ep *Endpoint, grace time.Duration) {
+func (s *Server) Retire(ep *engine.Endpoint, grace time.Duration) {
 	s.each(func(e *engine.Engine) { e.Retire(ep, grace) })
 }
 
 // Eject moves requests away from an endpoint that was found unhealthy while others are healthy:
 // those without an answer that may be retried (Plan.Again, within Retries and Budget) are sent to
 // another endpoint. The rest continue. Upstream.Pick must not return the endpoint any more.
-func (s *Server) Eject(ep *Endpoint) {
+func (s *Server) Eject(ep *engine.Endpoint) {
 	s.each(func(e *engine.Engine) { e.Eject(ep) })
 }
 
 // Leave stops upstreams from sharing connections: their requests that wait for a shared connection
 // choose again, those that were sent continue. Leave calls on for each connection that has their
 // long-running requests; on must not block. Leave sees every earlier Pick.
-func (s *Server) Leave(of func(*Upstream) bool, on func(of *Upstream, c *tls.Conn)) {
-	s.each(func(e *engine.Engine) { e.Leave(of, func(u *Upstream, c *engine.Conn) { on(u, linkOf(c).tls) }) })
+func (s *Server) Leave(of func(*engine.Upstream) bool, on func(of *engine.Upstream, c *tls.Conn)) {
+	s.each(func(e *engine.Engine) { e.Leave(of, func(u *engine.Upstream, c *engine.Conn) { on(u, linkOf(c).tls) }) })
 }
 
 // End ends an upstream's long-running requests on one connection, or those of all if of is nil;
 // others continue to use it.
-func (s *Server) End(of *Upstream, on *tls.Conn) {
+func (s *Server) End(of *engine.Upstream, on *tls.Conn) {
 	s.each(func(e *engine.Engine) { e.EndOn(func(c *engine.Conn) bool { return linkOf(c).tls == on }, of) })
 }
 

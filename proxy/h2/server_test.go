@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -59,7 +60,7 @@ func TestShutdown(t *testing.T) { onDrivers(t, testShutdown) }
 
 func testShutdown(t *testing.T, driver string) {
 	b := newHolding()
-	s := newStand(t, driver, b, func(h *Head, p *Plan) { p.LongRunning = h.Path == "/watch" })
+	s := newStand(t, driver, b, func(h *wire.Head, p *engine.Plan) { p.LongRunning = h.Path == "/watch" })
 	hold := s.begun(s.do("GET", "/hold", nil))
 	watches := []*http.Response{s.begun(s.do("GET", "/watch", nil)), s.begun(s.guest("GET", "/watch", nil))}
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // shard is one engine with the mutex that guards it. Clients' connections are spread over the
@@ -22,8 +23,8 @@ type shard struct {
 	log *slog.Logger
 
 	ctx     context.Context // ends with the server: for dials
-	dial    func(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
-	closed  func(ep *Endpoint, c *tls.Conn)
+	dial    func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
+	closed  func(ep *engine.Endpoint, c *tls.Conn)
 	started time.Time // zero of the engine's clock
 	pool    *buffers
 	work    sync.Pool       // of *engine.Work
@@ -42,11 +43,11 @@ const dialTimeout = 10 * time.Second
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers, hurried chan<- struct{}) *shard {
 	sh := &shard{log: cfg.Logger, hurried: hurried, pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links}
 	sh.e = engine.New(engine.Config{
-		Decide: func(c *engine.Conn, h *Head, resume func(Plan)) (Plan, bool) {
+		Decide: func(c *engine.Conn, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 			return cfg.Decide(linkOf(c).info, h, resume)
 		},
 		Resume: sh.resume, Serve: sh.local, Caught: sh.caught, Taken: taken, Unread: unread, Clock: time.Now,
-		Dial: func(ep *Endpoint, dialled func(error) *engine.Conn) { //nolint:contextcheck // dials end with the shard's own ctx
+		Dial: func(ep *engine.Endpoint, dialled func(error) *engine.Conn) { //nolint:contextcheck // dials end with the shard's own ctx
 			links.Go(func() { sh.connect(ep, dialled) })
 		},
 		Memory: cfg.Memory, MaxStreams: cfg.MaxStreams,
@@ -135,7 +136,7 @@ func (sh *shard) tick() time.Duration {
 }
 
 // connect dials an endpoint and serves the connection until it ends.
-func (sh *shard) connect(ep *Endpoint, dialled func(error) *engine.Conn) {
+func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) {
 	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
 	tc, err := sh.dial(ctx, ep, wrapConn)
 	cancel()

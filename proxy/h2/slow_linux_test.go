@@ -13,7 +13,9 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -37,7 +39,7 @@ func TestSlowReaderGetsItsLastResponse(t *testing.T) {
 	const size = 3 << 20
 	s := newStand(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write(bytes.Repeat([]byte("s"), size))
-	}), func(_ *Head, p *Plan) { p.GoAway = true })
+	}), func(_ *wire.Head, p *engine.Plan) { p.GoAway = true })
 	raw := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", s.addr))(t)
 	t.Cleanup(func() { _ = raw.Close() })
 	_ = raw.(*net.TCPConn).SetReadBuffer(64 << 10)
@@ -83,8 +85,8 @@ func TestPausedClientGoesOn(t *testing.T) { onDrivers(t, testPausedClient) }
 func testPausedClient(t *testing.T, driver string) {
 	const n, limit = 3000, 1 << 30 // more than the sockets of both sides can buffer
 	bound := hold.New(limit)
-	s := newStand(t, driver, nil, func(_ *Head, p *Plan) {
-		p.Forward, p.Answer = nil, &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("x", 8<<10))}}
+	s := newStand(t, driver, nil, func(_ *wire.Head, p *engine.Plan) {
+		p.Forward, p.Answer = nil, &engine.Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("x", 8<<10))}}
 	}, func(c *Config) { c.Memory, c.Shards = bound, 1 })
 	c := s.greet()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))

@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -29,10 +31,10 @@ type stand struct {
 	addr    string
 	client  *http.Client
 	backend *httptest.Server
-	ep      *Endpoint
+	ep      *engine.Endpoint
 
-	change  func(h *Head, p *Plan)
-	ended   chan Outcome
+	change  func(h *wire.Head, p *engine.Plan)
+	ended   chan engine.Outcome
 	stopped chan struct{} // closed when Run has returned runErr
 	runErr  error
 	panics  int64 // minimum of panics that the test causes; 0: none are allowed
@@ -67,10 +69,12 @@ func newTransport(t testing.TB) *http.Transport {
 }
 
 // endpoint returns one at addr, with a long PING timeout for a busy machine.
-func endpoint(addr string) *Endpoint { return &Endpoint{Name: addr, PingTimeout: time.Minute} }
+func endpoint(addr string) *engine.Endpoint {
+	return &engine.Endpoint{Name: addr, PingTimeout: time.Minute}
+}
 
 // dial connects to the address in an endpoint's name, with ALPN h2.
-func dial(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+func dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 	var d net.Dialer
 	raw, err := d.DialContext(ctx, "tcp", ep.Name)
 	if err != nil {
@@ -85,12 +89,12 @@ func dial(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls
 }
 
 // forward returns a Plan that forwards everything to ep.
-func forward(ep *Endpoint) Plan {
-	return Plan{Forward: &Upstream{Pick: func(any, []*Endpoint) *Endpoint { return ep }}}
+func forward(ep *engine.Endpoint) engine.Plan {
+	return engine.Plan{Forward: &engine.Upstream{Pick: func(any, []*engine.Endpoint) *engine.Endpoint { return ep }}}
 }
 
 // plan returns the plan for a request.
-func (s *stand) plan(h *Head) Plan {
+func (s *stand) plan(h *wire.Head) engine.Plan {
 	p := forward(s.ep)
 	p.Done = s.done
 	if s.change != nil {
@@ -99,14 +103,14 @@ func (s *stand) plan(h *Head) Plan {
 	return p
 }
 
-func (s *stand) done(o Outcome) { s.ended <- o }
+func (s *stand) done(o engine.Outcome) { s.ended <- o }
 
 // newStand starts everything. change may change each request's plan, if not nil; config may change
 // the server's Config.
-func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan), config ...func(*Config)) *stand {
-	s := &stand{t: t, backend: newBackend(t, h), change: change, ended: make(chan Outcome, 20_000), stopped: make(chan struct{})}
+func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.Head, p *engine.Plan), config ...func(*Config)) *stand {
+	s := &stand{t: t, backend: newBackend(t, h), change: change, ended: make(chan engine.Outcome, 20_000), stopped: make(chan struct{})}
 	s.ep = endpoint(s.backend.Listener.Addr().String())
-	cfg := Config{portable: driver != "loop", Dial: dial, Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) { return s.plan(h), true }}
+	cfg := Config{portable: driver != "loop", Dial: dial, Decide: func(_ *ConnInfo, h *wire.Head, _ func(engine.Plan)) (engine.Plan, bool) { return s.plan(h), true }}
 	for _, f := range config {
 		f(&cfg)
 	}
@@ -163,15 +167,15 @@ func (s *stand) do(method, path string, body io.Reader) *http.Response {
 
 // RoundTrip makes a guest of a request.
 func (s *stand) RoundTrip(r *http.Request) (*http.Response, error) {
-	p := s.plan(&Head{Method: r.Method, Path: r.URL.Path})
+	p := s.plan(&wire.Head{Method: r.Method, Path: r.URL.Path})
 	return s.server.RoundTrip(r, nil, p, interimsOf(r))
 }
 
 // ask sends a guest's request.
-func (s *stand) ask(ctx context.Context, method, path string, body io.Reader, change ...func(*http.Request, *Plan)) (*http.Response, error) {
+func (s *stand) ask(ctx context.Context, method, path string, body io.Reader, change ...func(*http.Request, *engine.Plan)) (*http.Response, error) {
 	s.t.Helper()
 	r := must.Get(http.NewRequestWithContext(ctx, method, "https://front.example"+path, body))(s.t)
-	p := s.plan(&Head{Method: method, Path: path})
+	p := s.plan(&wire.Head{Method: method, Path: path})
 	for _, f := range change {
 		if f != nil {
 			f(r, &p)
@@ -189,7 +193,7 @@ func interimsOf(r *http.Request) func(int, textproto.MIMEHeader) error {
 }
 
 // guest is do for a guest.
-func (s *stand) guest(method, path string, body io.Reader, change ...func(*http.Request, *Plan)) *http.Response {
+func (s *stand) guest(method, path string, body io.Reader, change ...func(*http.Request, *engine.Plan)) *http.Response {
 	s.t.Helper()
 	res := must.Get(s.ask(s.t.Context(), method, path, body, change...))(s.t)
 	s.t.Cleanup(func() { _ = res.Body.Close() })
@@ -203,7 +207,7 @@ func (s *stand) reads(res *http.Response, want string) {
 }
 
 // ends checks the reason of the next outcome; about identifies the request in the failure message.
-func (s *stand) ends(want Reason, about ...any) {
+func (s *stand) ends(want engine.Reason, about ...any) {
 	s.t.Helper()
 	if o := <-s.ended; o.Reason != want {
 		s.t.Errorf("%v: outcome %+v, want %s", about, o, want)

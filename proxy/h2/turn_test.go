@@ -5,6 +5,8 @@ import (
 	"io"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -13,7 +15,7 @@ import (
 func TestFullBufferIsNotOvertaken(t *testing.T) {
 	const n = 4 * turnPlans
 	decided := 0
-	s := newStand(t, "portable", nil, func(_ *Head, p *Plan) {
+	s := newStand(t, "portable", nil, func(_ *wire.Head, p *engine.Plan) {
 		decided++ // on this goroutine, which calls decrypt
 		p.Forward, p.Answer = nil, made(200)
 	}, func(c *Config) { c.Shards, c.MaxStreams = 1, n })
@@ -43,16 +45,16 @@ func TestResumedTogether(t *testing.T) { onDrivers(t, testResumedTogether) }
 
 func testResumedTogether(t *testing.T, driver string) {
 	const n = 8 * turnPlans
-	resumes := make(chan func(Plan), n)
+	resumes := make(chan func(engine.Plan), n)
 	s := newStand(t, driver, nil, nil, func(c *Config) {
 		c.Shards, c.MaxStreams = 1, n
-		c.Decide = func(_ *ConnInfo, _ *Head, resume func(Plan)) (Plan, bool) {
+		c.Decide = func(_ *ConnInfo, _ *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 			resumes <- resume
-			return Plan{}, false
+			return engine.Plan{}, false
 		}
 	})
 	must.Do(t, s.greet().gets(n, "/"))
-	all := make([]func(Plan), n)
+	all := make([]func(engine.Plan), n)
 	for i := range all {
 		all[i] = <-resumes
 	}
@@ -61,7 +63,7 @@ func testResumedTogether(t *testing.T, driver string) {
 	back := make(chan struct{}, n)
 	for _, resume := range all {
 		go func() {
-			resume(Plan{Answer: made(200), Done: s.done})
+			resume(engine.Plan{Answer: made(200), Done: s.done})
 			back <- struct{}{}
 		}()
 	}
