@@ -307,7 +307,7 @@ func TestCapturedBodies(t *testing.T) {
 		} else {
 			e.Completed(200, "")
 		}
-		e.bodies.request.add([]byte("late"))
+		_, _ = e.bodies.request.Write([]byte("late"))
 	}
 	check.Same(t, maxBody, l.captured.Held(), "bytes held by requests that have not ended")
 }

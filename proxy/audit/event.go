@@ -226,7 +226,8 @@ type copied struct {
 	encoding    string
 }
 
-func (c *copied) add(p []byte) {
+// Write records a part.
+func (c *copied) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch n := len(c.data) + len(p); {
@@ -238,6 +239,7 @@ func (c *copied) add(p []byte) {
 	default:
 		c.data = append(c.data, p...)
 	}
+	return len(p), nil
 }
 
 // growLocked makes room for n bytes, if there is a place for them.
@@ -277,19 +279,10 @@ func (e *Event) Request(body io.ReadCloser, contentType string) io.ReadCloser {
 	if !e.Bodies() || body == nil {
 		return body
 	}
-	return &tee{ReadCloser: body, to: e.want(&e.bodies.request, contentType, "")}
-}
-
-// tee is io.TeeReader with a Close.
-type tee struct {
-	io.ReadCloser
-	to *copied
-}
-
-func (t *tee) Read(p []byte) (int, error) {
-	n, err := t.ReadCloser.Read(p)
-	t.to.add(p[:n])
-	return n, err
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.TeeReader(body, e.want(&e.bodies.request, contentType, "")), body}
 }
 
 // ResponseHead notes the type of a response's body.
@@ -308,7 +301,7 @@ func (e *Event) want(c *copied, contentType, encoding string) *copied {
 // Response records a piece of a response, if the policy wants it.
 func (e *Event) Response(p []byte) {
 	if e.bodies.response.wanted {
-		e.bodies.response.add(p)
+		_, _ = e.bodies.response.Write(p)
 	}
 }
 

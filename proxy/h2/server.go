@@ -301,9 +301,7 @@ func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 		}
 		select {
 		case <-ctx.Done():
-			for _, sh := range s.shards {
-				sh.cutAll(ctx.Err())
-			}
+			s.each(func(e *engine.Engine) { e.CutAll(ctx.Err()) })
 			return ctx.Err()
 		case <-ticker.C:
 		}

@@ -170,14 +170,7 @@ func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) 
 func (sh *shard) end() {
 	sh.lock()
 	sh.ended = true
-	sh.settle()
-	sh.cutAll(errServerEnded)
-}
-
-// cutAll closes all connections at once.
-func (sh *shard) cutAll(err error) {
-	sh.lock()
-	sh.e.CutAll(err)
+	sh.e.CutAll(errServerEnded)
 	sh.settle()
 }
 
