@@ -130,7 +130,7 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	case h.Method == http.MethodConnect:
 		d.refuse(errConnect)
 		return
-	case p.isLoop(h):
+	case strings.Contains(h.list(loopHeader), p.instance):
 		d.refuse(errLoop)
 		return
 	}
@@ -321,15 +321,6 @@ func (p *Proxy) ownHealth(path string) bool {
 func longPage(h *Head) bool {
 	page := strings.TrimPrefix(h.Path, "/fairlead")
 	return page == "/events" || page == "/tap"
-}
-
-func (p *Proxy) isLoop(h *Head) bool {
-	for i := range h.Fields {
-		if h.Fields[i].Name == loopHeader && strings.Contains(h.Fields[i].Value, p.instance) {
-			return true
-		}
-	}
-	return false
 }
 
 // requestTimeout returns the time limit of a remote request that is not long-running: the smallest

@@ -335,7 +335,7 @@ func switchProtocols(conn *backend.Conn, out *http.Request) (*http.Response, *bu
 	if err := out.Write(conn); err != nil {
 		return nil, nil, conn.Failed(fmt.Errorf("sending upgrade request: %w", err))
 	}
-	limit := &io.LimitedReader{R: conn.AnswerReader(), N: maxUpgradeHead}
+	limit := &io.LimitedReader{R: conn, N: maxUpgradeHead}
 	br := bufio.NewReader(limit)
 	for range maxUpgradeInterims {
 		res, err := http.ReadResponse(br, out)

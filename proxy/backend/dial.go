@@ -120,6 +120,12 @@ type Conn struct {
 	isCut  atomic.Bool // its watches had to end
 	long   atomic.Bool // carries a long-running request over HTTP/1.1
 	last   atomic.Bool // carries a response over HTTP/1.1 after which the server closes it
+	answer answerHeads // over HTTP/1.1
+}
+
+func (c *Conn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	return c.answer.count(p, n, err)
 }
 
 // dialing says how to make a connection, and what happens to it.
@@ -179,6 +185,7 @@ func (u *Upstream) DialUpgrade(ctx context.Context, by *Stay) (*Conn, error) {
 	if f != nil {
 		return nil, f
 	}
+	c.answer.begin.Store(true)
 	return c, nil
 }
 

@@ -152,7 +152,6 @@ type pooled struct {
 	paused bool        // the server may pause while it reads a body
 	begun  bool        // a part of the request was sent
 	broken atomic.Bool // the rest was not, see Write
-	answer answerHeads
 }
 
 // errHugeHead is returned before net/http has read the rest.
@@ -210,14 +209,14 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 	if err == io.EOF && c.broken.Load() { //nolint:errorlint // crypto/tls does not wrap it
 		err = io.ErrUnexpectedEOF // not the end of a body without a length
 	}
-	announced := err == io.EOF && c.last.Load() //nolint:errorlint // crypto/tls does not wrap it
+	announced := err == errHugeHead || err == io.EOF && c.last.Load() //nolint:errorlint // nobody wraps them
 	if err != nil && !announced && !c.isClosed() && !errors.Is(err, context.Canceled) {
 		c.ended.Do(func() {
 			c.lease.e.lost()
 			c.lease.e.up.target.signal(c.lease.e.address, errLost)
 		})
 	}
-	return c.answer.count(p, n, err)
+	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
 // answerHeads counts the heads of answers before net/http has read them: it makes a map of all
@@ -247,22 +246,4 @@ func (h *answerHeads) count(p []byte, n int, err error) (int, error) {
 		return 1, errHugeHead
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
-}
-
-// AnswerReader returns a reader of the connection, on which an answer is about to come. It fails
-// when the head of that has too many fields.
-func (c *Conn) AnswerReader() io.Reader {
-	r := &answerReader{on: c}
-	r.heads.begin.Store(true)
-	return r
-}
-
-type answerReader struct {
-	on    *Conn
-	heads answerHeads
-}
-
-func (r *answerReader) Read(p []byte) (int, error) {
-	n, err := r.on.Read(p)
-	return r.heads.count(p, n, err)
 }
