@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2/hpack"
 
@@ -27,7 +28,7 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	table := buildTable(f, w, c)
 	pools := must.Get(backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
-	}}))(f)
+	}, Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {}}))(f)
 	local := must.Get(backend.NewLocal(backend.LocalConfig{
 		Servers: []string{"127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
 	}))(f)

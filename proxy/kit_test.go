@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -87,6 +88,10 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		return tc
 	}
 	c.pools.Table, c.pools.Dial = w.table, new(net.Dialer).DialContext
+	c.pools.Signal = func(string, string, error) {}
+	if c.pools.Observe == nil {
+		c.pools.Observe = func(string, string, time.Duration) {}
+	}
 	c.pools.TLS = func(apiService string, b *registry.Backend) (*tls.Config, error) {
 		tc := tlsTo(b.ServerName, true)
 		if c.roots != nil {

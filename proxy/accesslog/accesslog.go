@@ -271,8 +271,8 @@ func escape(b []byte, s string) []byte {
 	return b
 }
 
-// moment appends a time in RFC 3339 with milliseconds, as log/slog does: only RFC3339Nano is fast, but
-// leaves out zeros at the end. So it gets a digit more, which is cut.
+// moment appends a time in RFC 3339 with milliseconds, as log/slog does: only RFC3339Nano is fast,
+// but leaves out zeros at the end. So it gets a digit more, which is cut.
 func moment(b []byte, t time.Time) []byte {
 	n := len(b) + len("2006-01-02T15:04:05.000")
 	b = t.UTC().Truncate(time.Millisecond).Add(time.Millisecond/10).AppendFormat(b, time.RFC3339Nano)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -90,7 +91,7 @@ func newStreet(t testing.TB, change func(*Config)) *fixture {
 		Table:  func() *registry.Table { return &registry.Table{} },
 		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return f.trust() },
 		Dial:   f.dial,
-		Signal: func(_, address string, _ error) { f.signals.add(address) },
+		Signal: func(_, address string, _ error) { f.signals.add(address) }, Observe: func(string, string, time.Duration) {},
 		Guard: func(apiService string, _ *registry.Backend, _ []*x509.Certificate) (<-chan struct{}, func()) {
 			if apiService == "" {
 				return nil, func() {}

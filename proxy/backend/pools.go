@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config configures Pools. Table, TLS and Dial are required.
+// Config configures Pools. Table, TLS, Dial, Signal and Observe are required.
 type Config struct {
 	// Table returns the current table.
 	Table func() *registry.Table
@@ -38,11 +38,11 @@ type Config struct {
 	// addresses, and our client certificate is shown to them.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Signal reports to health that live traffic found an endpoint failing: a dial, a handshake, an
-	// unanswered ping, a lost connection. It must not block. It may be nil.
+	// unanswered ping, a lost connection. It must not block.
 	Signal func(apiService, address string, err error)
 	// Observe reports to health how long an endpoint took from the end of a request to the
 	// first byte of its response, for every request that is not long-running. It is on the hot
-	// path: it must not block, lock or allocate. It may be nil.
+	// path: it must not block, lock or allocate.
 	Observe func(apiService, address string, took time.Duration)
 	// Logger logs failed dials (debug). Nil discards.
 	Logger *slog.Logger
@@ -79,8 +79,8 @@ type remote struct {
 
 // New returns Pools and registers their metrics.
 func New(cfg Config) (*Pools, error) {
-	if cfg.Table == nil || cfg.TLS == nil || cfg.Dial == nil {
-		return nil, errors.New("making backend pools: Table, TLS and Dial are required")
+	if cfg.Table == nil || cfg.TLS == nil || cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
+		return nil, errors.New("making backend pools: Table, TLS, Dial, Signal and Observe are required")
 	}
 	if cfg.IdentityChanged == nil {
 		cfg.IdentityChanged = never
@@ -196,19 +196,11 @@ func (p *Pools) newRemote(name string) *remote {
 	r := &remote{}
 	old, either := []string{"http/1.1"}, []string{"h2", "http/1.1"} // called for every request
 	r.Upstream = newUpstream(name, p.shared, target{
-		tls:   func() (*tls.Config, error) { return p.cfg.TLS(name, r.spec.Load()) },
-		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.guard(name, r.spec.Load(), chain) },
-		dial:  p.cfg.Dial,
-		signal: func(address string, err error) {
-			if p.cfg.Signal != nil {
-				p.cfg.Signal(name, address, err)
-			}
-		},
-		observe: func(address string, took time.Duration) {
-			if p.cfg.Observe != nil {
-				p.cfg.Observe(name, address, took)
-			}
-		},
+		tls:     func() (*tls.Config, error) { return p.cfg.TLS(name, r.spec.Load()) },
+		guard:   func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.guard(name, r.spec.Load(), chain) },
+		dial:    p.cfg.Dial,
+		signal:  func(address string, err error) { p.cfg.Signal(name, address, err) },
+		observe: func(address string, took time.Duration) { p.cfg.Observe(name, address, took) },
 		protocols: func() []string {
 			if r.spec.Load().HTTP1 {
 				return old

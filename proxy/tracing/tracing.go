@@ -51,8 +51,8 @@ type Span struct {
 	seen  bool // the response head was recorded
 }
 
-// Start begins a span when a head has arrived. id is the request's ID in audit logs. If the caller is
-// trusted, its trace is continued; else a new one is started, with a link to the caller's.
+// Start begins a span when a head has arrived. id is the request's ID in audit logs. A trusted
+// caller's trace is continued; for another one a new trace is started, with a link to the caller's.
 func (t *Tracer) Start(h *wire.Head, name, id string, began time.Time, trusted bool) *Span {
 	ctx := context.Background()
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(began)}

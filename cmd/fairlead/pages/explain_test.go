@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -63,6 +64,7 @@ func newDoor(t *testing.T, table func() *registry.Table) (*proxy.Proxy, *backend
 	t.Helper()
 	pools := must.Get(backend.New(backend.Config{
 		Table: table, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
+		Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {},
 	}))(t)
 	who := must.Get(authn.New(authn.Config{}))(t)
 	may := must.Get(authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
