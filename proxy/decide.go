@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
@@ -407,4 +408,45 @@ func (p *Proxy) credentialRejected() error {
 		p.cfg.CredentialRejected()
 	}
 	return errOwnCredential
+}
+
+// impersonation is k8s.io/apiserver's filter: next runs as the requested user, if the caller may
+// impersonate that user.
+func (p *Proxy) impersonation(next http.Handler) http.Handler {
+	return p.cfg.Authz.Impersonate(next, p.codecs, func(err error) error {
+		if full(err) {
+			return forbidden(errReviews)
+		}
+		p.log.Warn("authorizing an impersonation", "err", err)
+		return forbidden(errAuthorizing)
+	})
+}
+
+// asUser puts the user and the request's attributes where k8s.io/apiserver's filters expect them.
+func (x *exchange) asUser(r *http.Request) *http.Request {
+	ctx := request.WithUser(r.Context(), x.decision.User)
+	return r.WithContext(request.WithRequestInfo(ctx, (*request.RequestInfo)(&x.decision.Request)))
+}
+
+// serveImpersonated runs behind the impersonation filter: the context's user is the one that the
+// caller may impersonate.
+func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
+	x := exchangeOf(r.Context())
+	as, ok := request.UserFrom(r.Context())
+	if !ok {
+		p.writeError(w, r, errUnauthorized)
+		return
+	}
+	d := &x.decision
+	d.Impersonator, d.User, d.Action = authz.Impersonator(r.Context()), as, p.actionOf(d.route)
+	if err := p.checkImpersonated(d, r.Header); err != nil {
+		d.refuse(err)
+	} else if d.Action == ToLocal {
+		p.dispatchLocal(d, x.head)
+	} else if err := p.permit(r.Context(), d); err != nil {
+		d.refuse(err)
+	} else {
+		p.dispatch(d, x.head)
+	}
+	p.serveDecision(w, r, x)
 }

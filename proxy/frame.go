@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -57,6 +58,44 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 		p.cfg.Local.Serve(l.server)
 	}
 	return l.server
+}
+
+// slot holds the state of a connection that its requests share.
+type slot struct {
+	once sync.Once
+	conn authn.Conn
+	stay *backend.Stay
+
+	// Over HTTP/2 only, see frames.slot.
+	remote, remoteIP string
+	number           uint32
+	tls              uint16
+	set              []hpack.HeaderField // buffer for Decision.Set, for one decision at a time
+}
+
+type slotKey struct{}
+
+// ConnContext gives a connection its slot; it fits http.Server.ConnContext. ctx should end with the
+// connection.
+func (p *Proxy) ConnContext(ctx context.Context, _ net.Conn) context.Context {
+	return context.WithValue(ctx, slotKey{}, &slot{stay: p.cfg.Local.Stay(ctx)})
+}
+
+// slotOf returns the slot of the request's connection. Without ConnContext the request has its own.
+func slotOf(ctx context.Context) *slot {
+	if s, ok := ctx.Value(slotKey{}).(*slot); ok {
+		return s
+	}
+	return new(slot)
+}
+
+// of returns the connection. Nil means that it has no TLS, and so no client certificate.
+func (s *slot) of(state *tls.ConnectionState) *authn.Conn {
+	if state == nil {
+		return nil
+	}
+	s.once.Do(func() { s.conn.Peer = state.PeerCertificates })
+	return &s.conn
 }
 
 // frameRequest is one request over HTTP/2, reused after its end. Its func fields are made once.

@@ -16,19 +16,15 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"log/slog"
-	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/net/http2/hpack"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
@@ -107,58 +103,8 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// impersonation is k8s.io/apiserver's filter: next runs as the requested user, if the caller may
-// impersonate that user.
-func (p *Proxy) impersonation(next http.Handler) http.Handler {
-	return p.cfg.Authz.Impersonate(next, p.codecs, func(err error) error {
-		if full(err) {
-			return forbidden(errReviews)
-		}
-		p.log.Warn("authorizing an impersonation", "err", err)
-		return forbidden(errAuthorizing)
-	})
-}
-
 // Run removes the series of group-versions that have left the table. It returns when ctx ends.
 func (p *Proxy) Run(ctx context.Context) error { return p.metrics.prune(ctx) }
-
-// slot holds the state of a connection that its requests share.
-type slot struct {
-	once sync.Once
-	conn authn.Conn
-	stay *backend.Stay
-
-	// Over HTTP/2 only, see frames.slot.
-	remote, remoteIP string
-	number           uint32
-	tls              uint16
-	set              []hpack.HeaderField // buffer for Decision.Set, for one decision at a time
-}
-
-type slotKey struct{}
-
-// ConnContext gives a connection its slot; it fits http.Server.ConnContext. ctx should end with the
-// connection.
-func (p *Proxy) ConnContext(ctx context.Context, _ net.Conn) context.Context {
-	return context.WithValue(ctx, slotKey{}, &slot{stay: p.cfg.Local.Stay(ctx)})
-}
-
-// slotOf returns the slot of the request's connection. Without ConnContext the request has its own.
-func slotOf(ctx context.Context) *slot {
-	if s, ok := ctx.Value(slotKey{}).(*slot); ok {
-		return s
-	}
-	return new(slot)
-}
-
-// of returns the connection. Nil means that it has no TLS, and so no client certificate.
-func (s *slot) of(state *tls.ConnectionState) *authn.Conn {
-	if state == nil {
-		return nil
-	}
-	s.once.Do(func() { s.conn.Peer = state.PeerCertificates })
-	return &s.conn
-}
 
 type exchangeKey struct{}
 
@@ -214,35 +160,6 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 	default:
 		p.writeError(w, r, x.decision.Err)
 	}
-}
-
-// asUser puts the user and the request's attributes where k8s.io/apiserver's filters expect them.
-func (x *exchange) asUser(r *http.Request) *http.Request {
-	ctx := request.WithUser(r.Context(), x.decision.User)
-	return r.WithContext(request.WithRequestInfo(ctx, (*request.RequestInfo)(&x.decision.Request)))
-}
-
-// serveImpersonated runs behind the impersonation filter: the context's user is the one that the
-// caller may impersonate.
-func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
-	x := exchangeOf(r.Context())
-	as, ok := request.UserFrom(r.Context())
-	if !ok {
-		p.writeError(w, r, errUnauthorized)
-		return
-	}
-	d := &x.decision
-	d.Impersonator, d.User, d.Action = authz.Impersonator(r.Context()), as, p.actionOf(d.route)
-	if err := p.checkImpersonated(d, r.Header); err != nil {
-		d.refuse(err)
-	} else if d.Action == ToLocal {
-		p.dispatchLocal(d, x.head)
-	} else if err := p.permit(r.Context(), d); err != nil {
-		d.refuse(err)
-	} else {
-		p.dispatch(d, x.head)
-	}
-	p.serveDecision(w, r, x)
 }
 
 // pageTime is kube-apiserver's --request-timeout, after which it ends a response, too.

@@ -8,16 +8,22 @@
 package tokens
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/csv"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
+	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
@@ -122,4 +128,38 @@ func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Respo
 		t.log.Debug("refusing a JWT", "err", err)
 	}
 	return nil, false, nil
+}
+
+// parseTokens parses a file of kube-apiserver's --token-auth-file. It is stricter in two cases of
+// which kube-apiserver only warns: an empty token and a repeated token are errors. No error holds a
+// token.
+func parseTokens(data []byte) (map[string]*user.DefaultInfo, error) {
+	known := make(map[string]*user.DefaultInfo)
+	r := csv.NewReader(bytes.NewReader(data))
+	r.FieldsPerRecord = -1
+	for {
+		record, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			return known, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading tokens: %w", err)
+		}
+		line, _ := r.FieldPos(0)
+		switch {
+		case len(record) < 3:
+			return nil, fmt.Errorf("line %d has %d columns, want token, user, uid and perhaps groups", line, len(record))
+		case record[0] == "":
+			return nil, fmt.Errorf("line %d has an empty token", line)
+		case record[1] == "":
+			return nil, fmt.Errorf("line %d has no user", line)
+		case known[record[0]] != nil:
+			return nil, fmt.Errorf("line %d has the token of another line", line)
+		}
+		u := &user.DefaultInfo{Name: record[1], UID: record[2]}
+		if len(record) > 3 {
+			u.Groups = strings.Split(record[3], ",")
+		}
+		known[record[0]] = u
+	}
 }
