@@ -116,7 +116,7 @@ func (l *frames) slot(c *h2.ConnInfo) *slot {
 	s := slotOf(c.Context())
 	s.of(&c.TLS)
 	s.number, s.tls, s.set, s.remote = l.conns.Add(1), c.TLS.Version, make([]hpack.HeaderField, 0, usualSet), c.Remote.String()
-	s.remoteIP, _, _ = net.SplitHostPort(s.remote)
+	s.remoteIP = hostOnly(s.remote)
 	return s
 }
 

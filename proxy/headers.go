@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/textproto"
 	"regexp"
@@ -198,8 +197,7 @@ func (h *Head) list(name string) string {
 // would write the path differently, so Path has the bytes of the request line. How many names a
 // head has is limited where it is read (proxy/front, proxy/h2/wire).
 func headOf(r *http.Request, arrived time.Time) *Head {
-	h := &Head{Remote: r.RemoteAddr, Arrived: arrived}
-	h.RemoteIP, _, _ = net.SplitHostPort(r.RemoteAddr)
+	h := &Head{Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: arrived}
 	h.Method, h.Authority = r.Method, r.Host
 	target := r.URL.RawPath
 	if target == "" {
@@ -243,6 +241,14 @@ func upgradeOf(r *http.Request) string {
 		return protocol
 	}
 	return ""
+}
+
+func hostOnly(addr string) string {
+	i := strings.LastIndexByte(addr, ':')
+	if i < 0 {
+		return addr
+	}
+	return strings.Trim(addr[:i], "[]")
 }
 
 // hopByHop reports whether a field (name in lower case) concerns a single connection (RFC 9110
