@@ -17,15 +17,35 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
+// of makes a request of a stranger.
+func of(method, path, query string, fields []hpack.HeaderField) *Head {
+	return &Head{Head: wire.Head{Method: method, Path: path, RawQuery: query, Fields: fields}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+}
+
+// with is the field of a token.
+func with(token string) []hpack.HeaderField {
+	return []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}
+}
+
 // asBob makes a request by bob.
-func asBob(path, query string) *Head {
-	return &Head{Head: wire.Head{Method: "GET", Path: path, RawQuery: query, Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}}, RemoteIP: "192.0.2.1"}
+func asBob(path, query string) *Head { return of("GET", path, query, with("token-of-bob")) }
+
+// ask lets the loop decide about a request with a token. The plan may come later.
+func (w *world) ask(conn *h2.ConnInfo, token string) <-chan engine.Plan {
+	plan := make(chan engine.Plan, 1)
+	h := of("GET", remoteGV+"/widgets", "", with(token))
+	if p, ok := w.proxy.frames.decide(conn, &h.Head, func(p engine.Plan) { plan <- p }); ok {
+		plan <- p
+	}
+	return plan
 }
 
 // A request to a remote is limited by the policy, or by a shorter timeout of the caller; a request

@@ -13,15 +13,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -47,7 +44,7 @@ func FuzzHeadCost(f *testing.F) {
 		f.Add("GET", seed.path, seed.query, seed.fields)
 	}
 	f.Fuzz(func(t *testing.T, method, path, query, text string) {
-		h := &Head{Head: wire.Head{Method: method, Path: path, RawQuery: query, Fields: fuzzFields(text)}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+		h := of(method, path, query, fuzzFields(text))
 		if len(path)+len(query)+len(text) > 256<<10 {
 			return // neither protocol accepts it
 		}
@@ -73,7 +70,7 @@ func TestChainsOffTheLoop(t *testing.T) {
 	w.proxy.cfg.Authn = a
 	pair := w.client.Issue(pki.Leaf{CommonName: "alice"})
 	c := &authn.Conn{Peer: []*x509.Certificate{pair.Certificate}}
-	h := &Head{Head: wire.Head{Method: "GET", Path: "/api/v1/pods"}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+	h := of("GET", "/api/v1/pods", "", nil)
 	if _, known := w.proxy.decision(t.Context(), h, c, false); known || n.Load() != 0 {
 		t.Fatalf("decided without waiting: %v, verified %d times", known, n.Load())
 	}
@@ -227,21 +224,13 @@ func TestParkedBehindBadTokens(t *testing.T) {
 		},
 	}))(t)
 	conn := &h2.ConnInfo{Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}
-	ask := func(token string) chan engine.Plan {
-		plan := make(chan engine.Plan, 1)
-		h := &wire.Head{Method: http.MethodGet, Path: remoteGV + "/widgets", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}}
-		if p, ok := w.proxy.frames.decide(conn, h, func(p engine.Plan) { plan <- p }); ok {
-			plan <- p
-		}
-		return plan
-	}
-	<-ask("good")
+	<-w.ask(conn, "good")
 	generation.Add(1) // makes its next review necessary
 	for i := range parkedAtOnce {
-		ask(fmt.Sprint("bad-", i))
+		w.ask(conn, fmt.Sprint("bad-", i))
 	}
 	select {
-	case <-ask("good"):
+	case <-w.ask(conn, "good"):
 	case <-time.After(5 * time.Second): // a review takes at most 10 s
 		t.Error("the valid token waits for the invalid ones")
 	}

@@ -20,38 +20,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
-
-// served is a port of one handler, over both protocols.
-type served struct {
-	*Port
-	listener *Listener
-	client   *tls.Config
-}
-
-func serve(t *testing.T, most int, handler http.Handler) *served {
-	t.Helper()
-	frames := h2.New(h2.Config{Decide: func(*h2.ConnInfo, *wire.Head, func(engine.Plan)) (engine.Plan, bool) {
-		return engine.Plan{Serve: handler}, true
-	}})
-	ctx, cancel := context.WithCancel(context.Background())
-	stopped := make(chan struct{})
-	go func() { defer close(stopped); _ = frames.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-stopped })
-	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
-	ca := pki.NewCA("serving")
-	p := New(Config{Listener: l, Handler: handler, Frames: frames, TLS: &tls.Config{
-		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
-	}})
-	go func() { _ = p.Serve() }() // ends with Close
-	t.Cleanup(func() { _ = p.Close() })
-	return &served{p, l, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}}
-}
 
 // get sends a request over a connection of its own, which leave closes.
 func (s *served) get(t *testing.T, protocol string) (res *http.Response, leave func(), err error) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -117,8 +116,6 @@ func pattern(seed, n int) []byte {
 	}
 	return b
 }
-
-func crcOf(p []byte) string { return fmt.Sprintf("%x", crc32.ChecksumIEEE(p)) }
 
 // perform runs the exchange through one of the proxies.
 func (x exchange) perform(ctx context.Context, t *testing.T, client *http.Client, base, path string, b *modelBackend) result {

@@ -3,6 +3,8 @@ package h2
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"net"
@@ -222,3 +224,5 @@ func onDrivers(t *testing.T, f func(t *testing.T, driver string)) {
 		t.Run(d, func(t *testing.T) { f(t, d) })
 	}
 }
+
+func crcOf(p []byte) string { return fmt.Sprintf("%x", crc32.ChecksumIEEE(p)) }
