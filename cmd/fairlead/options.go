@@ -120,7 +120,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.DurationVar(&o.authz.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denied SubjectAccessReview is cached. 0: not at all.")
 	fs = group("limit and draining")
 	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Time limit of a request to a remote APIService. Watches and other long-running requests have none. 0: the default.")
-	fs.IntVar(&o.maxConnections, "max-connections", 0, "Maximum number of client connections to the front door; further ones wait in the kernel's queue. 0: three quarters of the process's limit of open files.")
+	fs.IntVar(&o.maxConnections, "max-connections", 0, "Maximum number of client connections to the front door; further ones wait in the kernel's queue. 0: three quarters of the process's limit of open files, and of its memory at 32 KiB each if that is limited.")
 	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250, "Maximum number of concurrent streams on one client connection. 0: the default.")
 	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0, "Probability that an HTTP/2 client is asked to reconnect (GOAWAY) after a request, which spreads clients over replicas. At most 0.02.")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to keep serving, not ready, after SIGTERM.")

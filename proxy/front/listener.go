@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -35,8 +37,7 @@ type Address struct {
 	Port int
 	// Name is the value of the label "port" in metrics.
 	Name string
-	// MaxConnections limits the open connections. Zero means Share of the process's file
-	// descriptors, but at least minConnections.
+	// MaxConnections limits the open connections. Zero means Connections(Share).
 	//
 	// Without a limit, strangers could use up all descriptors with idle connections. Dials to
 	// backends and probes would then fail, and every APIService would become unavailable.
@@ -65,6 +66,16 @@ type Listener struct {
 	done chan struct{} // closed by Close
 }
 
+// Connections returns how many connections may be open for a share of the process's descriptors
+// and, if its memory is limited, of that: an idle one of HTTP/2 costs 26 KB.
+func Connections(share float64) int {
+	most := Descriptors(share)
+	if memory := debug.SetMemoryLimit(-1); memory != math.MaxInt64 {
+		most = max(minConnections, min(most, int(share*float64(memory)/perConn)))
+	}
+	return most
+}
+
 // Descriptors returns a share of the process's file descriptors, but at least minConnections.
 func Descriptors(share float64) int {
 	return max(minConnections, int(share*float64(descriptorLimit())))
@@ -74,7 +85,7 @@ func Descriptors(share float64) int {
 func Listen(ctx context.Context, a Address) (*Listener, error) {
 	most := a.MaxConnections
 	if most == 0 {
-		most = Descriptors(a.Share)
+		most = Connections(a.Share)
 	}
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{

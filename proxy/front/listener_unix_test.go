@@ -5,6 +5,7 @@ package front
 import (
 	"net"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"syscall"
 	"testing"
@@ -14,7 +15,7 @@ import (
 )
 
 // A port on all addresses is this process at each of them. Without a limit of its own it has a
-// share of the process's.
+// share of the process's descriptors and memory.
 func TestOwn(t *testing.T) {
 	var limit syscall.Rlimit
 	must.Do(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
@@ -32,4 +33,7 @@ func TestOwn(t *testing.T) {
 		}
 		check.Same(t, 30, cap(l.places), "places of %s", host)
 	}
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(40 * perConn))
+	check.Same(t, 20, Connections(0.5), "connections of half of the memory")
+	check.Same(t, minConnections, Connections(0.01), "the least limit")
 }
