@@ -93,7 +93,7 @@ func (s *stage) do(at string, words ...string) {
 	case "has": // APIService condition...
 		check.Same(s.T, strings.Join(rest, " "), strings.Join(s.conditions(s.T, words[1]), " "), "%s: conditions", at)
 	case "leading": // replica number
-		check.Same(s.T, float64(number(2)), testutil.ToFloat64(r.writer.metrics.leading), "%s: leading", at)
+		check.Same(s.T, float64(number(2)), testutil.ToFloat64(r.writer.leading), "%s: leading", at)
 	case "logged": // replica times words...
 		check.Same(s.T, number(2), strings.Count(r.log.String(), strings.Join(words[3:len(words)-1], " ")), "%s: in %s", at, r.log.String())
 	default:

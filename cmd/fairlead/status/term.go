@@ -74,7 +74,7 @@ func (t *term) run(ctx context.Context) {
 	timer := time.AfterFunc(relist, func() { latest.Wake(wake) }) // reset below
 	defer timer.Stop()
 	if t.writer.condition == apiregistrationv1.Available {
-		t.others = &foreign{writer: t.writer, wake: wake}
+		t.others = &foreign{writer: t.writer, wake: wake, seen: map[string]*apiregistrationv1.APIService{}}
 		defer t.others.stop()
 	}
 	for now, changes := range latest.Changes(ctx, t.writer.config.Table, wake) {
@@ -183,7 +183,7 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 		// it appears again with the same UID, a cache was behind.
 		return
 	}
-	t.writer.metrics.writes.WithLabelValues(map[bool]string{false: "written", true: "failed"}[err != nil]).Inc()
+	t.writer.writes.WithLabelValues(map[bool]string{false: "written", true: "failed"}[err != nil]).Inc()
 	if err != nil {
 		t.writer.log.Error("cannot write status", "apiservice", e.Name, "err", err)
 		return
@@ -243,7 +243,7 @@ type foreign struct {
 
 	mu    sync.Mutex                               // guards what follows
 	ended bool                                     // the watch has ended, so another list is needed
-	seen  map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number; nil means none
+	seen  map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number
 }
 
 // warnAfter is the number of losses after which another writer is logged.
@@ -282,9 +282,6 @@ func (f *foreign) receive(ctx context.Context, after string) {
 	for e := range w.ResultChan() {
 		if o, ok := e.Object.(*apiregistrationv1.APIService); ok {
 			f.mu.Lock()
-			if f.seen == nil {
-				f.seen = map[string]*apiregistrationv1.APIService{}
-			}
 			f.seen[o.Name] = &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}, Status: o.Status}
 			f.mu.Unlock()
 			latest.Wake(f.wake)
@@ -300,7 +297,7 @@ func (f *foreign) take() (seen map[string]*apiregistrationv1.APIService, ended b
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	seen, ended = f.seen, f.ended
-	f.seen, f.ended = nil, false
+	f.seen, f.ended = map[string]*apiregistrationv1.APIService{}, false
 	return seen, ended
 }
 

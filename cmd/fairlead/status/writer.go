@@ -58,11 +58,11 @@ type Config struct {
 
 // Writer writes conditions while it leads.
 type Writer struct {
-	config  Config
-	log     *slog.Logger
-	metrics *metrics
-	// condition is the type of the condition that is written.
-	condition apiregistrationv1.APIServiceConditionType
+	config    Config
+	log       *slog.Logger
+	leading   prometheus.Gauge
+	writes    *prometheus.CounterVec                    // :: result
+	condition apiregistrationv1.APIServiceConditionType // that is written
 }
 
 // Table is the part of *registry.Table that is used.
@@ -73,15 +73,18 @@ type Table interface {
 
 // New makes a Writer. It does nothing until Run.
 func New(c Config) (*Writer, error) {
-	m, err := newMetrics(c.Metrics)
-	if err != nil {
-		return nil, err
+	w := &Writer{
+		config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), condition: apiregistrationv1.Available,
+		leading: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "fairlead_status_writer_leading", Help: "1 while this replica holds the Lease and writes statuses.",
+		}),
+		writes: metric.Counter("fairlead_status_write_total", "Writes of the condition fairlead.dev/Available, by result (written, failed).",
+			"result", "written", "failed"),
 	}
-	w := &Writer{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, condition: apiregistrationv1.Available}
 	if c.Elect == nil {
 		w.condition, w.config.Elect = conditionType, c.elect
 	}
-	return w, nil
+	return w, metric.Register(c.Metrics, "the status writer", w.leading, w.writes)
 }
 
 // lease names the Lease that elects the writer.
@@ -91,28 +94,11 @@ const lease = "fairlead-status"
 func (w *Writer) Run(ctx context.Context) error {
 	return w.config.Elect(ctx, lease, func(ctx context.Context) {
 		w.log.Info("writing statuses", "lease", lease)
-		w.metrics.leading.Set(1)
-		defer w.metrics.leading.Set(0)
+		w.leading.Set(1)
+		defer w.leading.Set(0)
 		defer w.log.Info("no longer writing statuses", "lease", lease)
 		(&term{writer: w, todo: map[string]*registry.Entry{}}).run(ctx)
 	})
-}
-
-type metrics struct {
-	leading prometheus.Gauge
-	writes  *prometheus.CounterVec // :: result
-}
-
-func newMetrics(r prometheus.Registerer) (*metrics, error) {
-	m := &metrics{
-		leading: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "fairlead_status_writer_leading",
-			Help: "1 while this replica holds the Lease and writes statuses.",
-		}),
-		writes: metric.Counter("fairlead_status_write_total", "Writes of the condition fairlead.dev/Available, by result (written, failed).",
-			"result", "written", "failed"),
-	}
-	return m, metric.Register(r, "the status writer", m.leading, m.writes)
 }
 
 // The timings of the election are those of Kubernetes' own components: a dead leader is replaced
