@@ -38,8 +38,8 @@ type source struct {
 	config *rest.Config
 	// ask returns what client-go's wrappers make of a request. It never sends it.
 	ask http.RoundTripper
-	// certificate returns the client certificate of a pair, a file or a plugin. Nil means none.
-	certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
+	// tls has the client certificate of a pair, a file or a plugin.
+	tls *tls.Config
 }
 
 const (
@@ -100,11 +100,7 @@ func newSource(c *rest.Config, status int) (*source, error) {
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
-	s := &source{config: c, ask: ask}
-	if tc != nil {
-		s.certificate = tc.GetClientCertificate
-	}
-	return s, nil
+	return &source{config: c, ask: ask, tls: cmp.Or(tc, &tls.Config{})}, nil //nolint:gosec // for no connection
 }
 
 // look obtains a source's credential and puts both in force. Only newCredential and Run call it.
@@ -116,8 +112,8 @@ func (k *credential) look(s *source) error {
 		return err
 	}
 	var shown [][]byte
-	if s.certificate != nil {
-		pair, err := s.certificate(&tls.CertificateRequestInfo{})
+	if get := s.tls.GetClientCertificate; get != nil {
+		pair, err := get(&tls.CertificateRequestInfo{})
 		if err != nil {
 			return fmt.Errorf("getting our own certificate: %w", err)
 		}
@@ -202,7 +198,7 @@ func (k *credential) Changed() <-chan struct{} { return *k.changed.Load() }
 
 // clientCertificate fits tls.Config.GetClientCertificate.
 func (k *credential) clientCertificate(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	if get := k.source.Load().certificate; get != nil {
+	if get := k.source.Load().tls.GetClientCertificate; get != nil {
 		return get(r)
 	}
 	return &tls.Certificate{}, nil // send none

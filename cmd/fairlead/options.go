@@ -57,12 +57,12 @@ type options struct {
 	publishEndpoints        bool
 	advertiseAddress        string
 
-	http2     bool
-	access    accessOptions
-	audit     auditOptions
-	tracing   string
-	logFormat string
-	verbosity int
+	http2              bool
+	accessLog          string
+	accessSample       float64
+	audit              auditOptions
+	tracing, logFormat string
+	verbosity          int
 }
 
 // flagGroups returns the flags in the groups that help shows.
@@ -137,7 +137,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: the environment variable POD_IP, or else --bind-address.")
 	fs = group("HTTP/2, log and tracing")
 	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies (kube-apiserver calls this --disable-http2-serving).")
-	o.access.addFlags(fs)
+	fs.StringVar(&o.accessLog, "access-log", "", "File that receives one line of JSON per request; \"-\" is standard output. Empty: no access log.")
+	fs.Float64Var(&o.accessSample, "access-log-sample", 1, "Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")
 	o.audit.addFlags(fs)
 	fs.StringVar(&o.tracing, "tracing-config-file", "", "TracingConfiguration (apiserver.config.k8s.io): where spans are sent, and the sampling rate. Empty: no tracing.")
 	fs.StringVar(&o.logFormat, "logging-format", "text", "Log format: text or json.")
@@ -183,7 +184,7 @@ func (o *options) validateChoices(f *cli.Faults) {
 	o.validateTokens(f)
 	o.validateIdentity(f)
 	o.validateAuthorization(f)
-	o.access.validate(f)
+	f.If(o.accessSample < 0 || o.accessSample > 1, "--access-log-sample %v is not between 0 and 1", o.accessSample)
 	o.audit.validate(f)
 	o.validateBrowsers(f)
 	f.Readable("--tracing-config-file", o.tracing)

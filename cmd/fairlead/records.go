@@ -56,9 +56,21 @@ func (p *process) makeAudit() error {
 	if err != nil {
 		return cli.Usage(fmt.Errorf("--audit-policy-file: %w", err))
 	}
-	w, err := p.openAudit()
+	// As kube-apiserver does. Only the owner can read the file.
+	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
+		return fmt.Errorf("making the audit log's folder: %w", err)
+	}
+	// Also before lumberjack opens it: an unwritable file must be reported at the start.
+	w, err := p.open("audit", o.path)
 	if err != nil {
 		return err
+	}
+	if o.maxSize > 0 && o.path != "-" {
+		rotated := &lumberjack.Logger{
+			Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize, Compress: o.compress,
+		}
+		p.closing = append(p.closing, rotated.Close)
+		w = &wholeLines{Writer: rotated}
 	}
 	p.audit, err = audit.New(audit.Config{
 		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: w, Format: o.format, Local: o.local,
@@ -66,40 +78,6 @@ func (p *process) makeAudit() error {
 	})
 	p.loops["audit log"] = p.audit.Run
 	return err
-}
-
-// openAudit opens the file as kube-apiserver does: it makes the folder, and only the owner can read
-// it.
-func (p *process) openAudit() (io.Writer, error) {
-	o := &p.o.audit
-	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
-		return nil, fmt.Errorf("making the audit log's folder: %w", err)
-	}
-	// Also before lumberjack opens it: an unwritable file must be reported at the start.
-	w, err := p.open("audit", o.path)
-	if err != nil || o.maxSize == 0 || o.path == "-" {
-		return w, err
-	}
-	rotated := &lumberjack.Logger{
-		Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize, Compress: o.compress,
-	}
-	p.closing = append(p.closing, rotated.Close)
-	return &wholeLines{Writer: rotated}, nil
-}
-
-// accessOptions are the flags of the access log.
-type accessOptions struct {
-	path   string
-	sample float64
-}
-
-func (o *accessOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.path, "access-log", "", "File that receives one line of JSON per request; \"-\" is standard output. Empty: no access log.")
-	fs.Float64Var(&o.sample, "access-log-sample", 1, "Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")
-}
-
-func (o *accessOptions) validate(f *cli.Faults) {
-	f.If(o.sample < 0 || o.sample > 1, "--access-log-sample %v is not between 0 and 1", o.sample)
 }
 
 // records are the logs and traces to which requests are written.
@@ -135,15 +113,15 @@ func (r *records) open(what, path string) (io.Writer, error) {
 }
 
 func (p *process) makeAccessLog() error {
-	if p.o.access.path == "" {
+	if p.o.accessLog == "" {
 		return nil
 	}
-	w, err := p.open("access", p.o.access.path)
+	w, err := p.open("access", p.o.accessLog)
 	if err != nil {
 		return err
 	}
 	p.accessLog, err = accesslog.New(accesslog.Config{
-		Writer: w, Skip: 1 - p.o.access.sample, Logger: p.log, Metrics: p.metrics,
+		Writer: w, Skip: 1 - p.o.accessSample, Logger: p.log, Metrics: p.metrics,
 	})
 	if err != nil {
 		return fmt.Errorf("making the access log: %w", err)

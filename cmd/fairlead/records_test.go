@@ -111,7 +111,7 @@ func TestAuditIsMissed(t *testing.T) {
 func TestAccessLogOfFlags(t *testing.T) {
 	for sample, lines := range map[float64]int{0: 0, 1: 100} { // of 100 requests with 200
 		file := filepath.Join(t.TempDir(), "access.log")
-		d, log := recordsDoor(t, options{access: accessOptions{path: file, sample: sample}}, "")
+		d, log := recordsDoor(t, options{accessLog: file, accessSample: sample}, "")
 		must.Do(t, d.makeAccessLog())
 		stop := must.Run(t, d.accessLog.Run)
 		for range 100 {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -97,12 +98,9 @@ const schemaVersion = "fairlead.dev/v1"
 
 // encode prints a document as an object with a version and a kind.
 func encode(w io.Writer, p printers.ResourcePrinter, kind string, v any) error {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
-	}
 	var object map[string]any
-	if err := json.Unmarshal(data, &object); err != nil {
+	data, err := json.Marshal(v)
+	if err := errors.Join(err, json.Unmarshal(data, &object)); err != nil {
 		return fmt.Errorf("writing the answer: %w", err)
 	}
 	object["apiVersion"], object["kind"] = schemaVersion, kind
