@@ -165,14 +165,10 @@ func (l *Log) Run(ctx context.Context) error {
 		case e := <-l.queue:
 			l.write(e)
 		case <-ctx.Done():
-			for {
-				select {
-				case e := <-l.queue:
-					l.write(e)
-				default:
-					return ctx.Err()
-				}
+			for len(l.queue) > 0 {
+				l.write(<-l.queue)
 			}
+			return ctx.Err()
 		}
 	}
 }
@@ -198,12 +194,9 @@ func (l *Log) write(e entry) {
 			}
 			break
 		}
-		if l.lines.Len() < soon {
-			select {
-			case e = <-l.queue:
-				continue
-			default:
-			}
+		if l.lines.Len() < soon && len(l.queue) > 0 {
+			e = <-l.queue // nobody else receives
+			continue
 		}
 		l.flush(l.lines.Bytes())
 		break

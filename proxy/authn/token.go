@@ -125,29 +125,21 @@ func protocolToken(h Head) (string, error) {
 // order. It must be applied to each such line, upgrade or not, except over the token pools; drop a
 // line that becomes empty. A line without a token is returned unchanged.
 func CutProtocol(line string) string {
-	if !containsFold(line, bearerProtocol) {
+	if !hasBearer(line) {
 		return line
 	}
 	var kept []string
 	for protocol := range strings.SplitSeq(line, ",") {
 		// In any case and position: even if upstream would not accept it as a token, it must not
 		// appear in a log.
-		if !containsFold(protocol, bearerProtocol) {
+		if !hasBearer(protocol) {
 			kept = append(kept, strings.TrimSpace(protocol))
 		}
 	}
 	return strings.Join(kept, ",")
 }
 
-// containsFold reports whether s contains sub, ignoring case. sub must be in lower case.
-func containsFold(s, sub string) bool {
-	for i := 0; i+len(sub) <= len(s); i++ {
-		if hasPrefix(s[i:], sub) {
-			return true
-		}
-	}
-	return false
-}
+func hasBearer(s string) bool { return strings.Contains(strings.ToLower(s), bearerProtocol) }
 
 // cache caches a value for each token until it expires. Tokens are canonical, so comparing two
 // takes one instruction.
