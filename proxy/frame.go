@@ -47,10 +47,9 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	}
 	cfg.Decide = l.decide
 	cfg.Source = func(remote string) string { return bound.Stranger(remote).Address }
-	cfg.Dial = func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+	cfg.Dial = func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
 		return ep.Value.(backend.Lease).Dial(ctx, ep, wrap) //nolint:forcetypeassert // set by backend's Pick
 	}
-	cfg.Closed = func(ep *engine.Endpoint, c *tls.Conn) { ep.Value.(backend.Lease).Closed(c) } //nolint:forcetypeassert // as above
 	l.server = h2.New(cfg)
 	p.frames = l
 	p.cfg.Backends.Serve(l.server)

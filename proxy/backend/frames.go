@@ -77,7 +77,7 @@ func (e *endpoint) engine() *engine.Endpoint {
 // Dial is h2.Config.Dial for an endpoint whose Value is l. When the connection must drain, the
 // engine retires the endpoint. Long-running requests end only on a connection that is no longer
 // trusted: the server may have shown a newer certificate on others.
-func (l Lease) Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+func (l Lease) Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
 	e, shared := l.e, l.e.up.shared
 	conn, err := e.up.dialH2(ctx, e.address, dialing{
 		wrap: wrap,
@@ -88,17 +88,13 @@ func (l Lease) Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn
 		cut: func(c *Conn) { shared.engine.Load().End(nil, c.Conn) },
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	shared.dialled.Store(conn.Conn, conn)
-	return conn.Conn, nil
-}
-
-// Closed is h2.Config.Closed.
-func (l Lease) Closed(c *tls.Conn) {
-	if known, ok := l.e.up.shared.dialled.LoadAndDelete(c); ok {
-		_ = known.(*Conn).Close() //nolint:forcetypeassert // nothing else is stored; it has ended already
-	}
+	return conn.Conn, func() {
+		shared.dialled.Delete(conn.Conn)
+		_ = conn.Close() // it has ended already
+	}, nil
 }
 
 // Learn finds out whether the backend speaks HTTP/2, if that is not known: the first request makes

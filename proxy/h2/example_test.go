@@ -26,13 +26,13 @@ func Example() {
 	defer backend.Close()
 
 	trust := &tls.Config{RootCAs: backend.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com", NextProtos: []string{"h2"}}
-	dial := func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+	dial := func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
 		raw, err := new(net.Dialer).DialContext(ctx, "tcp", ep.Name)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		conn := tls.Client(wrap(raw), trust)
-		return conn, conn.HandshakeContext(ctx)
+		return conn, func() {}, conn.HandshakeContext(ctx)
 	}
 	endpoint := &engine.Endpoint{Name: backend.Listener.Addr().String()}
 	upstream := &engine.Upstream{Pick: func(any, []*engine.Endpoint) *engine.Endpoint { return endpoint }}

@@ -45,11 +45,9 @@ type Config struct {
 
 	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own
 	// goroutine and must obey ctx. It should pass the TCP connection through wrap before it calls
-	// tls.Client: then writes never block the engine.
-	Dial func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
-	// Closed is called once when a connection from Dial has ended, on that connection's own
-	// goroutine. Nil means no callback.
-	Closed func(ep *engine.Endpoint, c *tls.Conn)
+	// tls.Client: then writes never block the engine. closed is called once when the connection has
+	// ended, on that connection's own goroutine.
+	Dial func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error)
 
 	MaxStreams uint32       // per client connection (--http2-max-streams-per-connection); 0 means 250
 	Shards     int          // engines with own backend connections; 0 means one per two processors, at least one

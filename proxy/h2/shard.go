@@ -23,8 +23,7 @@ type shard struct {
 	log *slog.Logger
 
 	ctx     context.Context // ends with the server: for dials
-	dial    func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
-	closed  func(ep *engine.Endpoint, c *tls.Conn)
+	dial    func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error)
 	started time.Time // zero of the engine's clock
 	pool    *buffers
 	work    sync.Pool       // of *engine.Work
@@ -41,7 +40,7 @@ type shard struct {
 const dialTimeout = 10 * time.Second
 
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers, hurried chan<- struct{}) *shard {
-	sh := &shard{log: cfg.Logger, hurried: hurried, pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links}
+	sh := &shard{log: cfg.Logger, hurried: hurried, pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, started: time.Now(), pool: bufs, links: links}
 	sh.e = engine.New(engine.Config{
 		Decide: func(c *engine.Conn, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 			return cfg.Decide(linkOf(c).info, h, resume)
@@ -138,14 +137,14 @@ func (sh *shard) tick() time.Duration {
 // connect dials an endpoint and serves the connection until it ends.
 func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) {
 	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
-	tc, err := sh.dial(ctx, ep, wrapConn)
+	tc, closed, err := sh.dial(ctx, ep, wrapConn)
 	cancel()
-	if err == nil && sh.closed != nil {
-		defer sh.closed(ep, tc)
-	}
-	if err == nil && tc.ConnectionState().NegotiatedProtocol != "h2" {
-		_ = tc.Close()
-		err = errors.New("backend does not speak HTTP/2")
+	if err == nil {
+		defer closed()
+		if tc.ConnectionState().NegotiatedProtocol != "h2" {
+			_ = tc.Close()
+			err = errors.New("backend does not speak HTTP/2")
+		}
 	}
 	if err != nil {
 		sh.lock()

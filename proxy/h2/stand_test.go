@@ -76,18 +76,18 @@ func endpoint(addr string) *engine.Endpoint {
 }
 
 // dial connects to the address in an endpoint's name, with ALPN h2.
-func dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+func dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
 	var d net.Dialer
 	raw, err := d.DialContext(ctx, "tcp", ep.Name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	tc := tls.Client(wrap(raw), insecure())
 	if err := tc.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
-		return nil, err
+		return nil, nil, err
 	}
-	return tc, nil
+	return tc, func() {}, nil
 }
 
 // forward returns a Plan that forwards everything to ep.
