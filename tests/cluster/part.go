@@ -187,6 +187,18 @@ func (p *Part) Kill() {
 	<-r.done
 }
 
+// Use makes the next runs use another executable instead of one, as an upgrade does.
+func (p *Part) Use(instead, path string) {
+	if p.cmd.Path == instead {
+		p.cmd.Path = path
+	}
+	for i, a := range p.cmd.Args { // of unshare
+		if a == instead {
+			p.cmd.Args[i] = path
+		}
+	}
+}
+
 // Restart kills the process if it runs, starts it again, and waits until it is ready.
 func (p *Part) Restart(ctx context.Context) error {
 	p.Kill()

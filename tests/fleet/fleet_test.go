@@ -38,6 +38,7 @@ const (
 type world struct {
 	*cluster.Cluster
 	bin       string
+	nodes     int                  // hollow kubelets, each a process
 	core      kubernetes.Interface // of the kube-apiserver that is not stopped now
 	front     cluster.Endpoint     // HAProxy's
 	haproxy   *cluster.Part
@@ -52,7 +53,7 @@ type world struct {
 // TestFleet stops and replaces servers under load: first the kube-apiservers without Fairlead, for
 // comparison, then with Fairleads in both layouts, and the Fairleads themselves.
 func TestFleet(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, cluster.Config{APIServers: 2}, 20)
 	layouts := []struct {
 		name string
 		// of returns the arguments that name the apiservers of Fairlead i. Nil means no Fairlead.
@@ -66,7 +67,7 @@ func TestFleet(t *testing.T) {
 	}
 	for number, l := range layouts {
 		t.Run(l.name, func(t *testing.T) {
-			servers := []cluster.Endpoint{w.EndpointOf(0), w.EndpointOf(1)}
+			servers := w.servers()
 			var fairleads []*cluster.Part
 			for i := range servers {
 				if l.of == nil {
@@ -95,17 +96,18 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, cfg cluster.Config, nodes int) *world {
 	t.Helper()
 	netns.Up(t, "10.79.0.0/16")
 	dir := suite.Folder(t, "fleet")
-	w := &world{Cluster: suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})}
+	cfg.Dir, cfg.APIServerArgs = dir, append(cfg.APIServerArgs, "--advertise-address=10.79.0.1")
+	w := &world{Cluster: suite.Start(t, cfg), nodes: nodes}
 	t.Logf("commit %s", suite.Commit(t))
 	w.bin = suite.Build(t, filepath.Join(dir, "bin"))
 	w.look(t, 0)
 	w.furnish(t)
 	w.front = cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", frontPort), CAFile: w.PKI.Serving.CertFile}
-	w.point(t, w.EndpointOf(0), w.EndpointOf(1))
+	w.point(t, w.servers()...)
 	w.settle(t)
 	var clients []*http.Client // each keeps one connection over HTTP/2
 	for i := range 10 {
@@ -121,6 +123,14 @@ func newWorld(t *testing.T) *world {
 		w.watchers = append(w.watchers, c)
 	}
 	return w
+}
+
+// servers returns the kube-apiservers.
+func (w *world) servers() (all []cluster.Endpoint) {
+	for i := range w.APIServers {
+		all = append(all, w.EndpointOf(i))
+	}
+	return all
 }
 
 func (w *world) look(t *testing.T, i int) {

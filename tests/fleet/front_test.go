@@ -40,15 +40,17 @@ backend servers
     balance roundrobin
     option httpchk GET /readyz
     default-server check check-ssl verify none inter 500ms fall 2 rise 2
-    server server0 %s
-    server server1 %s
 `
 
 // point starts HAProxy in front of these servers, or restarts it with them. All connections end.
 func (w *world) point(t *testing.T, servers ...cluster.Endpoint) {
 	t.Helper()
 	file := filepath.Join(w.Dir(), "haproxy.cfg")
-	suite.Put(t, file, fmt.Sprintf(configuration, frontPort, strings.TrimPrefix(servers[0].URL, "https://"), strings.TrimPrefix(servers[1].URL, "https://")))
+	text := fmt.Sprintf(configuration, frontPort)
+	for i, s := range servers {
+		text += fmt.Sprintf("    server server%d %s\n", i, strings.TrimPrefix(s.URL, "https://"))
+	}
+	suite.Put(t, file, text)
 	if w.haproxy != nil {
 		must.Do(t, w.haproxy.Restart(t.Context()))
 		return

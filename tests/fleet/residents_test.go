@@ -17,9 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// nodes is the number of hollow kubelets, each a process.
-const nodes = 20
-
 // settle starts the clients of the front door.
 func (w *world) settle(t *testing.T) {
 	t.Helper()
@@ -32,7 +29,7 @@ func (w *world) settle(t *testing.T) {
 	run(cluster.Command{Name: "kube-scheduler", Path: scheduler, Args: []string{
 		"--kubeconfig=" + config, "--authentication-kubeconfig=" + config, "--authorization-kubeconfig=" + config, "--bind-address=127.0.0.1", "--leader-elect=true",
 	}})
-	for i := range nodes {
+	for i := range w.nodes {
 		name := fmt.Sprintf("hollow-%d", i)
 		config := must.Get(w.Kubeconfig(w.front, name, cluster.Leaf{User: "system:node:" + name, Groups: []string{"system:nodes"}}))(t)
 		run(cluster.Command{Name: name, Path: kubemark, Env: []string{"TMPDIR=" + w.Dir()}, Args: []string{
@@ -51,7 +48,7 @@ func (w *world) steady(t *testing.T) (s map[string]string) {
 	suite.Eventually(t, 3*time.Minute, "all nodes are ready, and both leaders lead", func() (bool, string) {
 		var renewed time.Time
 		s, renewed = w.state(t)
-		return len(s) == nodes+2 && renewed.After(since), fmt.Sprint(s)
+		return len(s) == w.nodes+2 && renewed.After(since), fmt.Sprint(s)
 	})
 	return s
 }

@@ -1,0 +1,270 @@
+//go:build e2e
+
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead-proxy/fairlead/tests/ask"
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/volley"
+)
+
+// toll is what an upgrade costs clients.
+type toll struct {
+	Failed   int   // requests
+	Lists    int64 // informers that had to list again
+	TooLarge int64 // their waits for a resource version that a server has not seen yet
+	Orphans  int   // objects in namespaces that are gone
+	Gone     int   // discovery documents that lack what both releases serve
+}
+
+// TestUpgrade takes a control plane of three from one release to the next and back, kills a member
+// of etcd, replaces each Fairlead and its certificate, while namespaces with claims come and go.
+// With Fairleads it costs no more than without.
+func TestUpgrade(t *testing.T) {
+	newer := suite.Tool(t, "kube-apiserver")
+	t.Setenv("FAIRLEAD_KUBERNETES", "v1.36.3") // also the clients'
+	older := suite.Tool(t, "kube-apiserver")
+	w := newWorld(t, cluster.Config{APIServers: 3, Members: 3}, 6)
+	directly := toll{}
+	for _, name := range []string{"direct", "Fairlead"} {
+		t.Run(name, func(t *testing.T) {
+			servers, fairleads := w.servers(), []*cluster.Part(nil)
+			if name == "Fairlead" {
+				args := []string{"--shutdown-delay-duration=3s"}
+				for _, s := range servers {
+					args = append(args, "--local-apiserver="+s.URL)
+				}
+				for i := range servers {
+					f := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Name: fmt.Sprintf("fairlead-%d", i), Args: args}))(t)
+					defer f.Part.Kill()
+					servers[i], fairleads = f.Endpoint, append(fairleads, f.Part)
+				}
+			}
+			w.point(t, servers...)
+			got := w.upgrade(t, older, newer, fairleads)
+			t.Logf("%s: %+v", name, got)
+			if name == "direct" {
+				directly = got
+			} else if got.Failed > directly.Failed || got.Lists > directly.Lists || got.TooLarge > directly.TooLarge || got.Orphans > 0 || got.Gone > 0 {
+				t.Errorf("with Fairleads %+v, directly %+v", got, directly)
+			}
+		})
+	}
+}
+
+// upgrade does it all under load.
+func (w *world) upgrade(t *testing.T, older, newer string, fairleads []*cluster.Part) (cost toll) {
+	t.Helper()
+	w.look(t, 0)
+	before := w.steady(t)
+	seen := w.inform(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { w.churn(t, ctx) })
+	documents := &documents{client: suite.Client(t, w.front, w.Admin()), url: w.front.URL}
+	running.Go(func() { documents.watch(ctx) })
+	w.load.Start(t)
+	step := func(what string, do func()) {
+		begun := time.Now()
+		do()
+		<-time.After(calm)
+		t.Logf("%s %s: %s, then %d lists", begun.Format("15:04:05"), what, time.Since(begun).Round(time.Second), seen.lists.Load())
+	}
+	<-time.After(calm)
+	first := seen.lists.Load()
+	replace := func(from, to string) {
+		for i, p := range w.APIServers {
+			step(p.Name()+" replaced", func() {
+				w.look(t, (i+1)%len(w.APIServers))
+				must.Do(t, p.Stop(draining))
+				p.Use(from, to)
+				must.Do(t, p.Restart(t.Context()))
+			})
+		}
+	}
+	replace(older, newer)
+	documents.upgraded.Store(true)
+	step("an etcd member killed", func() {
+		w.Members[2].Kill()
+		<-time.After(calm)
+		must.Do(t, w.Members[2].Restart(t.Context()))
+	})
+	for _, p := range fairleads {
+		step(p.Name()+" replaced", func() { must.Do(t, p.Stop(draining)); must.Do(t, p.Restart(t.Context())) })
+		step(p.Name()+"'s certificate", func() {
+			must.Get(w.PKI.Serving.Issue(p.Name(), cluster.Leaf{User: p.Name(), Names: []string{"127.0.0.1", "localhost"}}))(t)
+		})
+	}
+	replace(newer, older)
+	cost = toll{Lists: seen.lists.Load() - first, TooLarge: seen.tooLarge.Load()}
+	cancel()
+	running.Wait()
+	cost.Failed = volley.Judge(t, w.load.Stop(), 1<<30, func(s *volley.Shot) bool { return s.Code != http.StatusOK || s.Err != nil || s.Took > latest })
+	cost.Orphans, cost.Gone = w.orphans(t), documents.gone()
+	w.unmoved(t, before)
+	return cost
+}
+
+// informed counts what informers ask for.
+type informed struct{ lists, tooLarge atomic.Int64 }
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func (i *informed) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if q := r.URL.Query(); r.Method == http.MethodGet && (!q.Has("watch") || q.Has("sendInitialEvents")) {
+			i.lists.Add(1)
+		}
+		res, err := next.RoundTrip(r)
+		if err == nil && res.StatusCode == http.StatusGatewayTimeout {
+			i.tooLarge.Add(1)
+		}
+		return res, err
+	})
+}
+
+// inform starts informers, each with a connection of its own, and waits until they know all.
+func (w *world) inform(t *testing.T) *informed {
+	t.Helper()
+	seen, stop := &informed{}, make(chan struct{})
+	t.Cleanup(func() { close(stop) })
+	for i, of := range []func(informers.SharedInformerFactory) cache.SharedIndexInformer{
+		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+			return f.Core().V1().ConfigMaps().Informer()
+		},
+		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+			return f.Core().V1().Secrets().Informer()
+		},
+		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+			return f.Core().V1().Nodes().Informer()
+		},
+		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+			return f.Core().V1().Namespaces().Informer()
+		},
+		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+			return f.Coordination().V1().Leases().Informer()
+		},
+		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+			return f.Resource().V1().ResourceClaims().Informer()
+		},
+	} {
+		config := w.front.RESTConfig(w.Admin())
+		config.UserAgent, config.Dial = fmt.Sprintf("informer-%d", i), (&net.Dialer{}).DialContext
+		config.Wrap(seen.wrap)
+		f := informers.NewSharedInformerFactory(must.Get(kubernetes.NewForConfig(config))(t), 0)
+		go of(f).Run(stop) // ends with the test
+		f.WaitForCacheSync(stop)
+	}
+	return seen
+}
+
+// churn makes namespaces with claims and definitions, and deletes them, until ctx ends. A client
+// tries again.
+func (w *world) churn(t *testing.T, ctx context.Context) {
+	core := must.Get(kubernetes.NewForConfig(w.front.RESTConfig(w.Admin())))(t)
+	for i := 0; ctx.Err() == nil; i++ {
+		name := fmt.Sprintf("%s%d-%d", churned, time.Now().UnixMilli(), i)
+		for _, do := range []func() error{
+			func() error {
+				_, err := core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+				return err
+			},
+			func() error {
+				_, err := core.ResourceV1().ResourceClaims(name).Create(ctx, &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}}, metav1.CreateOptions{})
+				return err
+			},
+			func() error { return core.CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{}) },
+		} {
+			for err := do(); err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil; err = do() {
+				<-time.After(100 * time.Millisecond)
+			}
+		}
+		<-time.After(time.Second)
+	}
+}
+
+// churned begins the names of these namespaces.
+const churned = "churn-"
+
+// orphans waits until all these namespaces are gone, and counts the claims that are left in them.
+func (w *world) orphans(t *testing.T) (n int) {
+	t.Helper()
+	suite.Eventually(t, 2*time.Minute, "namespaces end", func() (bool, string) {
+		left := slices.DeleteFunc(must.Get(w.core.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}))(t).Items, func(n corev1.Namespace) bool {
+			return !strings.HasPrefix(n.Name, churned)
+		})
+		return len(left) == 0, fmt.Sprint(len(left))
+	})
+	return len(must.Get(w.core.ResourceV1().ResourceClaims("").List(t.Context(), metav1.ListOptions{}))(t).Items)
+}
+
+// documents are what a client reads of discovery.
+type documents struct {
+	client   *http.Client
+	url      string
+	upgraded atomic.Bool
+	first    sets.Set[string]   // before the upgrade
+	always   sets.Set[string]   // and after it
+	all      []sets.Set[string] // at each time
+}
+
+func (d *documents) watch(ctx context.Context) {
+	for ; ctx.Err() == nil; <-time.After(200 * time.Millisecond) {
+		a, err := ask.Do(ctx, d.client, http.MethodGet, d.url+"/apis", http.Header{"Accept": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}}, "")
+		list := &apidiscoveryv2.APIGroupDiscoveryList{}
+		if err != nil || a.Code != http.StatusOK || json.Unmarshal([]byte(a.Body), list) != nil {
+			continue // requests are counted elsewhere
+		}
+		now := sets.New[string]()
+		for _, g := range list.Items {
+			for _, v := range g.Versions {
+				now.Insert(g.Name + "/" + v.Version)
+			}
+		}
+		d.all = append(d.all, now)
+		if d.first == nil {
+			d.first = now
+		}
+		if d.always == nil && d.upgraded.Load() {
+			d.always = d.first.Intersection(now)
+		}
+	}
+}
+
+// gone counts the documents that lack what both releases serve.
+func (d *documents) gone() (n int) {
+	for _, now := range d.all {
+		if !now.IsSuperset(d.always) {
+			n++
+		}
+	}
+	return n
+}
