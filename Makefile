@@ -207,8 +207,9 @@ streams: ## Backends with few streams a connection, beside kube-apiserver's own 
 	go test -tags e2e -count=1 -timeout 60m -json ./tests/streams | go run ./tests/count -v -want tests/streams/COUNT
 
 .PHONY: fleet
-fleet: ## Two control planes behind HAProxy with hollow kubelets: every server stopped and replaced (12 min; root, otherwise idle)
+fleet: ## Two control planes behind HAProxy with hollow kubelets: every server stopped and replaced; three upgraded and back (28 min; root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver kube-controller-manager kube-scheduler kubemark
+	FAIRLEAD_KUBERNETES=v1.36.3 $(TOOLS) -q kube-apiserver kube-controller-manager kube-scheduler kubemark
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	@command -v haproxy >/dev/null || apt-get install -y --no-install-recommends haproxy
 	go test -tags e2e -count=1 -timeout 60m -json ./tests/fleet | go run ./tests/count -v -want tests/fleet/COUNT

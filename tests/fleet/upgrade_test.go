@@ -108,7 +108,11 @@ func (w *world) upgrade(t *testing.T, older, newer string, fairleads []*cluster.
 			})
 		}
 	}
+	release := must.Get(w.core.Discovery().ServerVersion())(t).GitVersion
 	replace(older, newer)
+	if is := must.Get(w.core.Discovery().ServerVersion())(t).GitVersion; is == release {
+		t.Fatalf("it is still %s", is)
+	}
 	documents.upgraded.Store(true)
 	step("an etcd member killed", func() {
 		w.Members[2].Kill()
