@@ -4,33 +4,28 @@ package fleet
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
-	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
+
+// from is the release before the pinned one.
+const from = "v1.36.3"
 
 // toll is what an upgrade costs clients.
 type toll struct {
@@ -46,7 +41,7 @@ type toll struct {
 // With Fairleads it costs no more than without.
 func TestUpgrade(t *testing.T) {
 	newer := suite.Tool(t, "kube-apiserver")
-	t.Setenv("FAIRLEAD_KUBERNETES", "v1.36.3") // also the clients'
+	t.Setenv("FAIRLEAD_KUBERNETES", from) // also the clients'
 	older := suite.Tool(t, "kube-apiserver")
 	w := newWorld(t, cluster.Config{APIServers: 3, Members: 3}, 6)
 	directly := toll{}
@@ -98,20 +93,22 @@ func (w *world) upgrade(t *testing.T, older, newer string, fairleads []*cluster.
 	}
 	<-time.After(calm)
 	first := seen.lists.Load()
-	replace := func(from, to string) {
+	replace := func(is, to string) {
 		for i, p := range w.APIServers {
 			step(p.Name()+" replaced", func() {
 				w.look(t, (i+1)%len(w.APIServers))
 				must.Do(t, p.Stop(draining))
-				p.Use(from, to)
+				p.Use(is, to)
 				must.Do(t, p.Restart(t.Context()))
 			})
 		}
 	}
-	release := must.Get(w.core.Discovery().ServerVersion())(t).GitVersion
 	replace(older, newer)
-	if is := must.Get(w.core.Discovery().ServerVersion())(t).GitVersion; is == release {
-		t.Fatalf("it is still %s", is)
+	for i := range w.APIServers {
+		w.look(t, i)
+		if is := must.Get(w.core.Discovery().ServerVersion())(t).GitVersion; is == from {
+			t.Fatalf("server %d is still %s", i, is)
+		}
 	}
 	documents.upgraded.Store(true)
 	step("an etcd member killed", func() {
@@ -133,61 +130,6 @@ func (w *world) upgrade(t *testing.T, older, newer string, fairleads []*cluster.
 	cost.Orphans, cost.Gone = w.orphans(t), documents.gone()
 	w.unmoved(t, before)
 	return cost
-}
-
-// informed counts what informers ask for.
-type informed struct{ lists, tooLarge atomic.Int64 }
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-func (i *informed) wrap(next http.RoundTripper) http.RoundTripper {
-	return roundTripper(func(r *http.Request) (*http.Response, error) {
-		if q := r.URL.Query(); r.Method == http.MethodGet && (!q.Has("watch") || q.Has("sendInitialEvents")) {
-			i.lists.Add(1)
-		}
-		res, err := next.RoundTrip(r)
-		if err == nil && res.StatusCode == http.StatusGatewayTimeout {
-			i.tooLarge.Add(1)
-		}
-		return res, err
-	})
-}
-
-// inform starts informers, each with a connection of its own, and waits until they know all.
-func (w *world) inform(t *testing.T) *informed {
-	t.Helper()
-	seen, stop := &informed{}, make(chan struct{})
-	t.Cleanup(func() { close(stop) })
-	for i, of := range []func(informers.SharedInformerFactory) cache.SharedIndexInformer{
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Core().V1().ConfigMaps().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Core().V1().Secrets().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Core().V1().Nodes().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Core().V1().Namespaces().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Coordination().V1().Leases().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Resource().V1().ResourceClaims().Informer()
-		},
-	} {
-		config := w.front.RESTConfig(w.Admin())
-		config.UserAgent, config.Dial = fmt.Sprintf("informer-%d", i), (&net.Dialer{}).DialContext
-		config.Wrap(seen.wrap)
-		f := informers.NewSharedInformerFactory(must.Get(kubernetes.NewForConfig(config))(t), 0)
-		go of(f).Run(stop) // ends with the test
-		f.WaitForCacheSync(stop)
-	}
-	return seen
 }
 
 // churn makes namespaces with claims and definitions, and deletes them, until ctx ends. A client
@@ -228,47 +170,4 @@ func (w *world) orphans(t *testing.T) (n int) {
 		return len(left) == 0, fmt.Sprint(len(left))
 	})
 	return len(must.Get(w.core.ResourceV1().ResourceClaims("").List(t.Context(), metav1.ListOptions{}))(t).Items)
-}
-
-// documents are what a client reads of discovery.
-type documents struct {
-	client   *http.Client
-	url      string
-	upgraded atomic.Bool
-	first    sets.Set[string]   // before the upgrade
-	always   sets.Set[string]   // and after it
-	all      []sets.Set[string] // at each time
-}
-
-func (d *documents) watch(ctx context.Context) {
-	for ; ctx.Err() == nil; <-time.After(200 * time.Millisecond) {
-		a, err := ask.Do(ctx, d.client, http.MethodGet, d.url+"/apis", http.Header{"Accept": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}}, "")
-		list := &apidiscoveryv2.APIGroupDiscoveryList{}
-		if err != nil || a.Code != http.StatusOK || json.Unmarshal([]byte(a.Body), list) != nil {
-			continue // requests are counted elsewhere
-		}
-		now := sets.New[string]()
-		for _, g := range list.Items {
-			for _, v := range g.Versions {
-				now.Insert(g.Name + "/" + v.Version)
-			}
-		}
-		d.all = append(d.all, now)
-		if d.first == nil {
-			d.first = now
-		}
-		if d.always == nil && d.upgraded.Load() {
-			d.always = d.first.Intersection(now)
-		}
-	}
-}
-
-// gone counts the documents that lack what both releases serve.
-func (d *documents) gone() (n int) {
-	for _, now := range d.all {
-		if !now.IsSuperset(d.always) {
-			n++
-		}
-	}
-	return n
 }
