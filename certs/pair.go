@@ -98,11 +98,8 @@ func parsePair(certPEM, keyPEM []byte) (*tls.Certificate, error) {
 }
 
 // selfSigned makes a pair, so that a first start needs no preparation. No client trusts it.
-func selfSigned() (certPEM, keyPEM []byte, err error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, fmt.Errorf("making key: %w", err)
-	}
+func selfSigned() (certPEM, keyPEM []byte) {
+	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // nothing here can fail
 	now := time.Now()
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "fairlead self-signed"},
@@ -113,12 +110,9 @@ func selfSigned() (certPEM, keyPEM []byte, err error) {
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("signing certificate: %w", err)
-	}
-	keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), keyPEM, err
+	der, _ := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	keyPEM, _ = keyutil.MarshalPrivateKeyToPEM(key)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), keyPEM
 }
 
 // servingNames maps names to serving pairs. It is immutable.

@@ -1,6 +1,7 @@
 package certs
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/internal/notify"
 )
 
 // maxFile bounds a file. etcd refuses objects above 1.5 MiB, so none mounted from one is larger.
@@ -217,11 +220,9 @@ func (p *Pair) leaf() []*x509.Certificate {
 	return nil
 }
 
-func (s *Store) register(r prometheus.Registerer) error {
-	s.reloads = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "fairlead_certificate_reloads_total",
-		Help: "Changes of a followed key pair, bundle or file, by outcome (success, failure).",
-	}, []string{"use", "source", "outcome"})
+func (s *Store) register(r prometheus.Registerer) {
+	s.reloads = metric.CountBy("fairlead_certificate_reloads_total",
+		"Changes of a followed key pair, bundle or file, by outcome (success, failure).", "use", "source", "outcome")
 	for _, f := range s.followed {
 		for _, outcome := range []string{"success", "failure"} {
 			// At 0 from the start, so that the first failure is an increase.
@@ -255,5 +256,87 @@ func (s *Store) register(r prometheus.Registerer) error {
 			}
 		}
 	}
-	return metric.Register(r, "certificates", s.reloads, metric.Gauges{All: []*prometheus.Desc{expiry, valid, change}, Make: gauges})
+	metric.Register(r, s.reloads, metric.Gauges{All: []*prometheus.Desc{expiry, valid, change}, Make: gauges})
+}
+
+const (
+	// quiet is how long directories must be quiet before their files are read. Writers that do not
+	// rename write in parts, and the certificate after the key, usually within milliseconds. In a
+	// directory that is never quiet the wait ends after quietAtMost.
+	quiet       = 100 * time.Millisecond
+	quietAtMost = time.Second
+	// maxLinks bounds the symlinks on the way to one file, as the kernel does.
+	maxLinks = 40
+)
+
+// runFiles reads the files again when their directories change, and once a minute, until ctx ends.
+func (s *Store) runFiles(ctx context.Context) {
+	var paths []string
+	for _, f := range s.followed {
+		paths = append(paths, f.files...)
+	}
+	if len(paths) == 0 {
+		return
+	}
+	w := notify.New(notify.Config{Quiet: quiet, AtMost: quietAtMost, Logger: s.logger})
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { w.Run(ctx) })
+	for {
+		// Watch before reading: a change between New and this point is seen now.
+		w.Watch(func() (all []string) {
+			for _, path := range paths {
+				all = append(all, directories(path)...)
+			}
+			return all
+		})
+		for _, f := range s.followed {
+			if len(f.files) > 0 {
+				s.report(f)(f.load())
+			}
+		}
+		select {
+		case <-w.Changed():
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// directories returns the directories in which a change may change the file at path: its own, and
+// those of the symlinks on the way. It watches directories because a replaced or deleted file takes
+// its watch with it, and because in a Kubernetes volume only a symlink next to the file changes.
+func directories(path string) []string {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for range maxLinks {
+		dir := filepath.Dir(path)
+		// By its real name: fsnotify identifies a watch by its path, and the same path may later be
+		// another directory.
+		if dirReal, err := filepath.EvalSymlinks(dir); err == nil {
+			if !slices.Contains(out, dirReal) {
+				out = append(out, dirReal)
+			}
+			// If a directory on the path is a symlink, such as ..data, it changes in its parent.
+			for d := dir; d != filepath.Dir(d) && d != dirReal; d = filepath.Dir(d) {
+				if info, err := os.Lstat(d); err == nil && info.Mode()&os.ModeSymlink != 0 {
+					if parent, err := filepath.EvalSymlinks(filepath.Dir(d)); err == nil && !slices.Contains(out, parent) {
+						out = append(out, parent)
+					}
+				}
+			}
+		}
+		target, err := os.Readlink(path)
+		if err != nil {
+			return out
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(dir, target)
+		}
+		path = target
+	}
+	return out
 }

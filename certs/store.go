@@ -23,7 +23,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -113,9 +112,7 @@ type Store struct {
 func New(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), pair: newPair(), proxy: newPair()}
 	s.clients = newClients(cfg, s.rebuild)
-	if err := s.sources(); err != nil {
-		return nil, err
-	}
+	s.sources()
 	for _, f := range s.followed {
 		if f.whole != nil {
 			continue
@@ -128,7 +125,8 @@ func New(cfg Config) (*Store, error) {
 		s.logger.Warn("the authentication ConfigMap is trusted: kube-apiserver never takes a CA out of it, so a CA that was removed from its flags stays trusted here",
 			"configmap", cfg.ConfigMap.String())
 	}
-	return s, s.register(cfg.Metrics)
+	s.register(cfg.Metrics)
+	return s, nil
 }
 
 func newClients(cfg Config, changed func()) *Clients {
@@ -140,14 +138,11 @@ func newClients(cfg Config, changed func()) *Clients {
 }
 
 // sources lists the values to follow.
-func (s *Store) sources() error {
+func (s *Store) sources() {
 	c := s.cfg
 	s.follow("serving", c.Serving, s.pair, s.rebuild)
 	if c.Serving.Cert == "" && len(c.SNI) == 0 {
-		cert, key, err := selfSigned()
-		if err != nil {
-			return fmt.Errorf("making self-signed pair: %w", err)
-		}
+		cert, key := selfSigned()
 		s.followed = append(s.followed, &followed{use: "serving", source: "inline", given: [][]byte{cert, key}, held: s.pair.leaf, take: func(data [][]byte) error {
 			defer s.rebuild()
 			return s.pair.take(data)
@@ -171,7 +166,6 @@ func (s *Store) sources() error {
 			held: s.heldByConfigMap,
 		})
 	}
-	return nil
 }
 
 func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
@@ -179,11 +173,8 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 		return
 	}
 	s.followed = append(s.followed, &followed{use: use, source: src.Cert, files: []string{src.Cert, src.Key}, held: p.leaf, take: func(data [][]byte) error {
-		if err := p.take(data); err != nil {
-			return err
-		}
-		then()
-		return nil
+		defer then()
+		return p.take(data)
 	}})
 }
 

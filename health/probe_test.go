@@ -76,10 +76,10 @@ func FuzzProbeAnswer(f *testing.F) {
 	ca := pki.NewCA("ca")
 	pair := ca.Issue(pki.Leaf{Names: []string{serverName}}).TLS()
 	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}}))(f)
-	p := must.Get(New(Config{
+	p := New(Config{
 		Table: func() Table { return snapshot{} }, Report: func(registry.Report) {}, Dial: new(net.Dialer).DialContext,
 		TLS: func(string, *registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.Pool()}, nil },
-	}))(f)
+	})
 	target := newTarget(p, key{&registry.Backend{ServerName: serverName, HTTP1: true}, l.Addr().String(), defaultInterval, false})
 	probed := newClaim(target, &registry.Entry{GroupVersion: schema.GroupVersion{Group: "g", Version: "v1"}})
 	answers := make(chan []byte, 1)

@@ -101,14 +101,10 @@ type index struct {
 const maxWatched = 1024
 
 // New returns a Prober. It does nothing until Run.
-func New(c Config) (*Prober, error) {
-	m, err := newMetrics(c.Metrics)
-	if err != nil {
-		return nil, err
-	}
-	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, began: time.Now(), most: maxWatched, gate: make(gate, gateSlots), indexed: make(chan struct{}, 1)}
+func New(c Config) *Prober {
+	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: newMetrics(c.Metrics), began: time.Now(), most: maxWatched, gate: make(gate, gateSlots), indexed: make(chan struct{}, 1)}
 	p.index.Store(&index{})
-	return p, nil
+	return p
 }
 
 // beat returns the first beat at or after a time.
@@ -177,7 +173,7 @@ type metrics struct {
 	healthy  *prometheus.GaugeVec   // :: name, endpoint
 }
 
-func newMetrics(r prometheus.Registerer) (*metrics, error) {
+func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "fairlead_probe_duration_seconds",
@@ -185,14 +181,13 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			// From a handshake on loopback to the timeout.
 			Buckets: []float64{0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5},
 		}),
-		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fairlead_probe_total",
-			Help: "Probes of backend endpoints, by APIService and result (passed, failed).",
-		}, []string{"name", "result"}),
+		probes: metric.CountBy("fairlead_probe_total",
+			"Probes of backend endpoints, by APIService and result (passed, failed).", "name", "result"),
 		healthy: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "fairlead_endpoint_healthy",
 			Help: "1 if the endpoint is healthy, 0 if it is not or has not been found out yet.",
 		}, []string{"name", "endpoint"}),
 	}
-	return m, metric.Register(r, "the prober", m.duration, m.probes, m.healthy)
+	metric.Register(r, m.duration, m.probes, m.healthy)
+	return m
 }

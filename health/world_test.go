@@ -117,10 +117,10 @@ func newWorld(t *testing.T, options ...string) *world {
 		w.serve(w.host(endpoint.Address), o["alpn"], number("streams"))
 	}
 	w.entries = w.all
-	w.Prober = must.Get(New(Config{
+	w.Prober = New(Config{
 		Table: w.table, Report: w.report, TLS: w.trust, Metrics: w.metrics,
 		Dial: func(ctx context.Context, _, address string) (net.Conn, error) { return w.host(address).dial(ctx) },
-	}))(t)
+	})
 	w.Prober.most = cmp.Or(int64(number("watched")), maxWatched)
 	return w
 }

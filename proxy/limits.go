@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -301,10 +302,8 @@ func newGivenUp() *givenUp {
 	return &givenUp{
 		burst: givenUpBurst, pause: givenUpPause, seed: maphash.MakeSeed(), answer: readyAnswer(errGivenUp),
 		debts: memo.New[account, struct{}](memo.Config{Entries: maxAccounts, Bytes: maxAccounts}),
-		refused: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_given_up_refused_total",
-			Help: "Requests answered with 429 because their user had canceled too many others within a second.",
-		}),
+		refused: metric.Count("fairlead_given_up_refused_total",
+			"Requests answered with 429 because their user had canceled too many others within a second."),
 	}
 }
 

@@ -25,14 +25,12 @@ type metrics struct {
 	other    entrySeries // of requests without an entry
 }
 
-func newMetrics(reg prometheus.Registerer, table func() *registry.Table, active ...prometheus.Collector) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer, table func() *registry.Table, active ...prometheus.Collector) *metrics {
 	labels := []string{"verb", "group", "version", "code"}
 	m := &metrics{
 		table: table,
-		total: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fairlead_request_total",
-			Help: "Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, 101 an upgraded session, 5xx any 5.. that HTTP does not register.",
-		}, labels),
+		total: metric.CountBy("fairlead_request_total",
+			"Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, 101 an upgraded session, 5xx any 5.. that HTTP does not register.", labels...),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "fairlead_request_duration_seconds",
 			Help: "Time from a request's head to its last byte, without long-running requests.",
@@ -41,7 +39,8 @@ func newMetrics(reg prometheus.Registerer, table func() *registry.Table, active 
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, labels),
 	}
-	return m, metric.Register(reg, "requests", append(active, m.total, m.duration)...)
+	metric.Register(reg, append(active, m.total, m.duration)...)
+	return m
 }
 
 // series are the metrics of a group-version for one verb and status. They are cached, so that

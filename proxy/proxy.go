@@ -80,12 +80,10 @@ func New(cfg Config) (*Proxy, error) {
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
 	var err error
-	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table, append(p.active(), p.givenUp.refused)...); err != nil {
-		return nil, err
-	}
 	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
 		return nil, err
 	}
+	p.metrics = newMetrics(cfg.Metrics, cfg.Table, append(p.active(), p.givenUp.refused)...)
 	p.limits = limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)}
 	p.sessionPlaces.Lend = true
 	p.ending, p.end = context.WithCancel(context.Background())

@@ -36,7 +36,7 @@ func (l lines) Write(p []byte) (int, error) {
 func newLog(t *testing.T) (log *accesslog.Log, seen lines, stop func()) {
 	t.Helper()
 	seen = make(lines, 64)
-	log = must.Get(accesslog.New(accesslog.Config{Writer: seen}))(t)
+	log = accesslog.New(accesslog.Config{Writer: seen})
 	return log, seen, must.Run(t, log.Run)
 }
 
@@ -45,7 +45,7 @@ func newAudit(t *testing.T, rules string, local bool) (log *audit.Log, seen line
 	t.Helper()
 	p := must.Get(policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + rules)))(t)
 	seen = make(lines, 64)
-	log = must.Get(audit.New(audit.Config{Policy: policy.NewPolicyRuleEvaluator(p), Writer: seen, Local: local}))(t)
+	log = audit.New(audit.Config{Policy: policy.NewPolicyRuleEvaluator(p), Writer: seen, Local: local})
 	return log, seen, must.Run(t, log.Run)
 }
 

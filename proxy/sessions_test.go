@@ -12,14 +12,13 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // The end of a drain ends every session, also one that is accepted just then. The process ends
 // next, so all of them are recorded before.
 func TestSessionsEnd(t *testing.T) {
 	seen := make(lines, 1)
-	access := must.Get(accesslog.New(accesslog.Config{Writer: seen}))(t)
+	access := accesslog.New(accesslog.Config{Writer: seen})
 	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}, remote: switching})
 	_, br, _ := w.raw(t, "GET "+remoteGV+"/x", websocket+"x") // also what was sent before the 101 is echoed
 	if _, err := br.ReadByte(); err != nil || w.proxy.Sessions() != 1 {

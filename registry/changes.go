@@ -78,67 +78,64 @@ func newBatch() batch {
 	return batch{objects: make(map[key]runtime.Object), reports: make(map[reportKey]Report)}
 }
 
-// set records the new state of an object. Nil means deleted.
-func (c *changes) set(k key, object runtime.Object) {
+// record adds to the batch, and wakes the writer.
+func (c *changes) record(add func(*batch)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.objects[k] = object
+	add(&c.batch)
 	latest.Wake(c.signal)
+}
+
+// set records the new state of an object. Nil means deleted.
+func (c *changes) set(k key, object runtime.Object) {
+	c.record(func(b *batch) { b.objects[k] = object })
 }
 
 // replace records the complete set of objects of a kind.
 func (c *changes) replace(what kind, objects map[types.NamespacedName]runtime.Object) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.emptyLocked(what)
-	for name, object := range objects {
-		c.objects[key{what, name}] = object
-	}
-	latest.Wake(c.signal)
+	c.record(func(b *batch) {
+		b.empty(what)
+		for name, object := range objects {
+			b.objects[key{what, name}] = object
+		}
+	})
 }
 
-// emptyLocked drops the objects of a kind before a complete set is recorded.
-func (c *changes) emptyLocked(what kind) {
-	maps.DeleteFunc(c.objects, func(k key, _ runtime.Object) bool { return k.kind == what })
-	c.replaced[what] = true
+// empty drops the objects of a kind before a complete set is recorded.
+func (b *batch) empty(what kind) {
+	maps.DeleteFunc(b.objects, func(k key, _ runtime.Object) bool { return k.kind == what })
+	b.replaced[what] = true
 }
 
 // replaceAll records the complete sets of several kinds at once, so that no table has a new
 // APIService without its new Service. The parameter as is the kind of the APIServices.
 func (c *changes) replaceAll(as kind, objects []runtime.Object, problems []directory.Fault) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, what := range []kind{as, kindService, kindSlice} {
-		c.emptyLocked(what)
-	}
-	for _, o := range objects {
-		switch o := o.(type) {
-		case *apiregistrationv1.APIService:
-			c.objects[key{as, types.NamespacedName{Name: o.Name}}] = o
-		case *corev1.Service:
-			c.objects[key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
-		case *discoveryv1.EndpointSlice:
-			c.objects[key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+	c.record(func(b *batch) {
+		for _, what := range []kind{as, kindService, kindSlice} {
+			b.empty(what)
 		}
-	}
-	c.problems, c.problemsSet = problems, true
-	latest.Wake(c.signal)
+		for _, o := range objects {
+			switch o := o.(type) {
+			case *apiregistrationv1.APIService:
+				b.objects[key{as, types.NamespacedName{Name: o.Name}}] = o
+			case *corev1.Service:
+				b.objects[key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+			case *discoveryv1.EndpointSlice:
+				b.objects[key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+			}
+		}
+		b.problems, b.problemsSet = problems, true
+	})
 }
 
 // shadow records the shadowed CustomResourceDefinitions by group-version.
 func (c *changes) shadow(definitions map[schema.GroupVersion]string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.shadowed, c.shadowedSet = definitions, true
-	latest.Wake(c.signal)
+	c.record(func(b *batch) { b.shadowed, b.shadowedSet = definitions, true })
 }
 
 // report records a report of the prober.
 func (c *changes) report(r Report) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.reports[reportKey{r.Name, r.Address}] = r
-	latest.Wake(c.signal)
+	c.record(func(b *batch) { b.reports[reportKey{r.Name, r.Address}] = r })
 }
 
 // reported reports whether a report about the endpoint is not in the table yet.
@@ -168,10 +165,9 @@ func (c *changes) stored() {
 
 // objects is the writer's store of all objects. There is no other copy.
 type objects struct {
-	apiServices map[string]*apiregistrationv1.APIService // those that count
-	// stored and fallback are those of kindAPIService and kindFallback, including misnamed ones.
-	stored, fallback map[types.NamespacedName]*apiregistrationv1.APIService
-	misnamed         map[types.NamespacedName]*apiregistrationv1.APIService // those of stored
+	all         [kinds]map[types.NamespacedName]runtime.Object         // also those that do not count
+	apiServices map[string]*apiregistrationv1.APIService               // those that count
+	misnamed    map[types.NamespacedName]*apiregistrationv1.APIService // of kindAPIService
 	backings
 	fallbackBackings backings // of kindFallbackService and kindFallbackSlice
 	awaited          []kind   // kinds to be read before the table is complete
@@ -183,7 +179,6 @@ type objects struct {
 // backings are Services and their slices. Both backings of an objects share users and touched.
 type backings struct {
 	services map[types.NamespacedName]*corev1.Service
-	slices   map[types.NamespacedName]*discoveryv1.EndpointSlice
 	// grouped are the slices by Service. A list is replaced, never modified: Build compares lists
 	// by identity.
 	grouped map[types.NamespacedName][]*discoveryv1.EndpointSlice
@@ -195,32 +190,25 @@ type backings struct {
 // newObjects makes an empty store, complete once the kinds of every source and of more were read.
 func newObjects(more ...kind) *objects {
 	users := make(map[types.NamespacedName][]string)
-	return &objects{
+	o := &objects{
 		apiServices:      make(map[string]*apiregistrationv1.APIService),
-		stored:           make(map[types.NamespacedName]*apiregistrationv1.APIService),
-		fallback:         make(map[types.NamespacedName]*apiregistrationv1.APIService),
 		misnamed:         make(map[types.NamespacedName]*apiregistrationv1.APIService),
 		backings:         newBackings(users),
 		fallbackBackings: newBackings(users),
 		awaited:          append([]kind{kindAPIService, kindService, kindSlice}, more...),
 	}
+	for what := range o.all {
+		o.all[what] = make(map[types.NamespacedName]runtime.Object)
+	}
+	return o
 }
 
 func newBackings(users map[types.NamespacedName][]string) backings {
 	return backings{
 		services: make(map[types.NamespacedName]*corev1.Service),
-		slices:   make(map[types.NamespacedName]*discoveryv1.EndpointSlice),
 		grouped:  make(map[types.NamespacedName][]*discoveryv1.EndpointSlice),
 		users:    users,
 	}
-}
-
-// of returns the backings that hold objects of a kind.
-func (o *objects) of(what kind) *backings {
-	if what == kindFallbackService || what == kindFallbackSlice {
-		return &o.fallbackBackings
-	}
-	return &o.backings
 }
 
 // complete reports whether every kind has been read once.
@@ -236,7 +224,8 @@ func (o *objects) apply(b *batch) {
 		if !whole {
 			continue
 		}
-		for _, name := range o.names(kind(what)) {
+		o.read[what] = true
+		for name := range o.all[what] {
 			if b.objects[key{kind(what), name}] == nil {
 				o.set(key{kind(what), name}, nil)
 			}
@@ -244,9 +233,6 @@ func (o *objects) apply(b *batch) {
 	}
 	for k, object := range b.objects {
 		o.set(k, object)
-	}
-	for i, r := range b.replaced {
-		o.read[i] = o.read[i] || r
 	}
 	if b.problemsSet {
 		o.problems = b.problems
@@ -256,50 +242,50 @@ func (o *objects) apply(b *batch) {
 	}
 }
 
-// names returns the names of the objects of a kind.
-func (o *objects) names(what kind) []types.NamespacedName {
-	switch what {
-	case kindService, kindFallbackService:
-		return slices.Collect(maps.Keys(o.of(what).services))
-	case kindSlice, kindFallbackSlice:
-		return slices.Collect(maps.Keys(o.of(what).slices))
-	case kindFallback:
-		return slices.Collect(maps.Keys(o.fallback))
-	}
-	return slices.Collect(maps.Keys(o.stored))
-}
-
 // set replaces an object. Nil deletes it.
 func (o *objects) set(k key, object runtime.Object) {
+	old, of := o.all[k.kind][k.name], &o.backings
+	if keep(o.all[k.kind], k.name, object); k.kind == kindFallbackService || k.kind == kindFallbackSlice {
+		of = &o.fallbackBackings
+	}
 	switch k.kind {
 	case kindAPIService, kindFallback:
-		in := o.stored
-		if k.kind == kindFallback {
-			in = o.fallback
-		}
-		a, _ := object.(*apiregistrationv1.APIService)
-		keep(in, k.name, a)
 		o.use(k.name)
 	case kindService, kindFallbackService:
-		s, _ := object.(*corev1.Service)
-		of := o.of(k.kind)
-		if of.services[k.name] != s {
+		if old != object {
 			of.touch(of.users[k.name]...)
 		}
+		s, _ := object.(*corev1.Service)
 		keep(of.services, k.name, s)
 	case kindSlice, kindFallbackSlice:
-		s, _ := object.(*discoveryv1.EndpointSlice)
-		o.of(k.kind).setSlice(k.name, s)
+		was, _ := old.(*discoveryv1.EndpointSlice)
+		is, _ := object.(*discoveryv1.EndpointSlice)
+		if was == is {
+			return // keep the list, and with it the entries that were made from it
+		}
+		if was != nil {
+			of.regroup(owner(was), was.Name, nil)
+		}
+		if is != nil {
+			of.regroup(owner(is), is.Name, is)
+		}
 	}
 }
 
 // keep replaces an object in a map. Nil deletes it.
-func keep[K comparable, V any](in map[K]*V, name K, object *V) {
-	if object == nil {
+func keep[K, V comparable](in map[K]V, name K, object V) {
+	var none V
+	if object == none {
 		delete(in, name)
 		return
 	}
 	in[name] = object
+}
+
+// apiService returns an APIService of one of its two kinds, nil if there is none.
+func (o *objects) apiService(what kind, name types.NamespacedName) *apiregistrationv1.APIService {
+	a, _ := o.all[what][name].(*apiregistrationv1.APIService)
+	return a
 }
 
 func (o *backings) touch(apiServices ...string) {
@@ -311,12 +297,12 @@ func (o *backings) touch(apiServices ...string) {
 // use finds the APIService of a name that counts: the stored one, else the fallback. A misnamed one
 // does not: the API does not admit it, and lookups would not find it by its name or group-version.
 func (o *objects) use(of types.NamespacedName) {
-	a := o.stored[of]
+	a := o.apiService(kindAPIService, of)
 	if delete(o.misnamed, of); misnamed(a) {
 		o.misnamed[of] = a
 		a = nil
 	}
-	a = cmp.Or(a, o.fallback[of])
+	a = cmp.Or(a, o.apiService(kindFallback, of))
 	if misnamed(a) {
 		a = nil
 	}
@@ -356,8 +342,8 @@ func (o *objects) faults() []directory.Fault {
 		}
 		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: why})
 	}
-	for name, a := range o.fallback {
-		counts := o.apiServices[name.Name]
+	for name := range o.all[kindFallback] {
+		a, counts := o.apiService(kindFallback, name), o.apiServices[name.Name]
 		var whose string
 		switch {
 		case counts == a || counts == nil:
@@ -393,20 +379,6 @@ func (o *objects) setShadowed(shadowed map[schema.GroupVersion]string) {
 		}
 	}
 	o.shadowed = shadowed
-}
-
-// setSlice replaces a slice in the list of its Service. Nil deletes it.
-func (o *backings) setSlice(name types.NamespacedName, s *discoveryv1.EndpointSlice) {
-	old := o.slices[name]
-	if old == s {
-		return // keep the list, and with it the entries that were made from it
-	}
-	if old != nil {
-		o.regroup(owner(old), old.Name, nil)
-	}
-	if keep(o.slices, name, s); s != nil {
-		o.regroup(owner(s), s.Name, s)
-	}
 }
 
 // regroup makes a new list for one Service, without the named slice and with s. It is ordered by

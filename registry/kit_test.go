@@ -10,8 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // manyRemotes returns n APIServices in n/2 groups, each with its own Service and one slice of three
@@ -88,7 +86,7 @@ func BenchmarkStep(b *testing.B) {
 		},
 	} {
 		b.Run(name, func(b *testing.B) {
-			r, o, in := must.Get(newRegistry(Config{}, nil))(b), newObjects(), manyRemotes(n)
+			r, o, in := newRegistry(Config{}, nil), newObjects(), manyRemotes(n)
 			for k := range kinds {
 				r.changes.replace(k, nil)
 			}

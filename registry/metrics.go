@@ -31,7 +31,7 @@ type metrics struct {
 	edges map[string]map[string]uint64
 }
 
-func newMetrics(table func() *Table, to prometheus.Registerer) (*metrics, error) {
+func newMetrics(table func() *Table, to prometheus.Registerer) *metrics {
 	m := &metrics{
 		table: table,
 		build: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -45,7 +45,8 @@ func newMetrics(table func() *Table, to prometheus.Registerer) (*metrics, error)
 			[]string{"name", "reason"}, nil),
 		edges: make(map[string]map[string]uint64),
 	}
-	return m, metric.Register(to, "the registry", m, m.build, gauges(table))
+	metric.Register(to, m, m.build, gauges(table))
+	return m
 }
 
 // gauges show the table.

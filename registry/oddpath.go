@@ -1,6 +1,9 @@
 package registry
 
-import "strings"
+import (
+	"encoding/hex"
+	"strings"
+)
 
 // shape is the result of inspect.
 type shape uint8
@@ -163,20 +166,10 @@ func settledAfter(path string) int {
 
 // unescape decodes the escape at path[i]. It reports whether there is one.
 func unescape(path string, i int) (byte, bool) {
+	var b [1]byte
 	if i+2 >= len(path) {
 		return 0, false
 	}
-	high, low := unhex(path[i+1]), unhex(path[i+2])
-	return high<<4 | low, high|low < 16
-}
-
-// unhex returns the value of a hexadecimal digit, and 255 for other bytes.
-func unhex(c byte) byte {
-	switch {
-	case '0' <= c && c <= '9':
-		return c - '0'
-	case 'a' <= c|' ' && c|' ' <= 'f':
-		return c | ' ' - 'a' + 10
-	}
-	return 255
+	_, err := hex.Decode(b[:], []byte(path[i+1:i+3]))
+	return b[0], err == nil
 }

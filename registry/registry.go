@@ -30,6 +30,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
@@ -110,11 +111,11 @@ func New(c Config) (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newRegistry(c, from)
+	return newRegistry(c, from), nil
 }
 
 // newRegistry makes a registry over any source.
-func newRegistry(c Config, from source) (*Registry, error) {
+func newRegistry(c Config, from source) *Registry {
 	o := c.Options
 	r := &Registry{
 		source:  from,
@@ -129,11 +130,8 @@ func newRegistry(c Config, from source) (*Registry, error) {
 		r.awaited = append(r.awaited, kindFallbackService, kindFallbackSlice)
 	}
 	r.table.Store(Build(Input{Options: r.options}, nil))
-	var err error
-	if r.metrics, err = newMetrics(r.Table, c.Metrics); err != nil {
-		return nil, err
-	}
-	return r, nil
+	r.metrics = newMetrics(r.Table, c.Metrics)
+	return r
 }
 
 // Table returns the current table. It is never nil.
@@ -232,9 +230,7 @@ func (r *Registry) write(ctx context.Context) error {
 		if pause = min(2*pause, mostPause); time.Since(last) > mostPause {
 			pause = leastPause
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if !latest.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
 		r.step(o)
@@ -314,13 +310,10 @@ func (r *Registry) compareProblems(last, now []directory.Fault) {
 	if slices.Equal(last, now) {
 		return
 	}
-	known, bad := map[directory.Fault]bool{}, map[string]bool{} // by fault; by file
-	for _, p := range last {
-		known[p] = true
-	}
+	known, bad := sets.New(last...), sets.New[string]() // bad files
 	for _, p := range now {
-		bad[p.File] = true
-		if known[p] {
+		bad.Insert(p.File)
+		if known.Has(p) {
 			continue
 		}
 		if name, stored := strings.CutPrefix(p.File, inEtcd); stored {
@@ -330,10 +323,10 @@ func (r *Registry) compareProblems(last, now []directory.Fault) {
 		}
 	}
 	for _, p := range last {
-		if bad[p.File] {
+		if bad.Has(p.File) {
 			continue
 		}
-		bad[p.File] = true // once, however many problems it had
+		bad.Insert(p.File) // once, however many problems it had
 		if name, stored := strings.CutPrefix(p.File, inEtcd); stored {
 			r.log.Info("APIService in etcd has no problem any more", "apiservice", name)
 		} else {

@@ -75,7 +75,7 @@ func (s script) watch(ctx context.Context, _, _ string, _ func(*corev1.ConfigMap
 // A report that equals the table counts while the writer makes a table of an opposite one: the
 // prober does not repeat it.
 func TestReportDuringBuild(t *testing.T) {
-	r := must.Get(newRegistry(Config{}, script{}))(t)
+	r := newRegistry(Config{}, script{})
 	for k := range kinds {
 		r.changes.replace(k, nil)
 	}
@@ -107,7 +107,7 @@ func TestReportDuringBuild(t *testing.T) {
 func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
 	t.Helper()
 	s := script{to: make(chan *changes, 1)}
-	r := must.Get(newRegistry(Config{Metrics: to}, s))(t)
+	r := newRegistry(Config{Metrics: to}, s)
 	must.Run(t, r.Run)
 	c := <-s.to
 	for k := range kinds {
@@ -267,9 +267,12 @@ fairlead_registry_problems 2
 	c.set(keyOf(remote), nil)
 	until(t, r, "one entry", func(t *Table) bool { return len(t.Entries()) == 1 })
 	check.Same(t, -1, value(ReasonFailedDiscoveryCheck), "series after its object is gone")
-	if _, err := newMetrics(r.Table, reg); err == nil {
-		t.Error("registered twice without an error")
-	}
+	defer func() {
+		if recover() == nil {
+			t.Error("registered twice without a panic")
+		}
+	}()
+	newMetrics(r.Table, reg)
 }
 
 // The log says which problem an object in etcd has, and once that those of a file or object have

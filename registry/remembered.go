@@ -52,9 +52,7 @@ func (m *remembered) seen(to *changes, all map[types.NamespacedName]runtime.Obje
 
 // recall uses the file if etcd has not been read in time.
 func (m *remembered) recall(ctx context.Context, to *changes) {
-	select {
-	case <-time.After(recallAfter):
-	case <-ctx.Done():
+	if !latest.Sleep(ctx, recallAfter) {
 		return
 	}
 	list, err := m.read()
@@ -152,10 +150,7 @@ func (m *remembered) write(entries []*Entry) (err error) {
 			list.Items = append(list.Items, *e.Object)
 		}
 	}
-	data, err := json.Marshal(&list)
-	if err != nil {
-		return err
-	}
+	data, _ := json.Marshal(&list) // it cannot fail
 	if len(data) > maxRemembered {
 		return fmt.Errorf("%d bytes are more than %d", len(data), maxRemembered)
 	}

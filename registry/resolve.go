@@ -68,9 +68,6 @@ func (r *resolver) resolve() resolution {
 	return r.fromSlices(port)
 }
 
-// noSlicePort begins ReasonMissingEndpoints' message if endpoints are ready, but none has the port.
-const noSlicePort = "ready endpointslices have no port"
-
 // fault makes a resolution without endpoints.
 func fault(reason, format string, args ...any) resolution {
 	return resolution{fault: Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}}
@@ -87,7 +84,7 @@ func (r *resolver) checkClusterIP(port string, found bool) Verdict {
 		return slicePort(s, port) != 0 && slices.ContainsFunc(s.Endpoints, usable)
 	}):
 		if slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(s.Endpoints, usable) }) {
-			return fault(ReasonMissingEndpoints, noSlicePort+" with name %q, of service/%s in %q", port, r.ref.Name, r.ref.Namespace).fault
+			return fault(ReasonMissingEndpoints, "ready endpointslices have no port with name %q, of service/%s in %q", port, r.ref.Name, r.ref.Namespace).fault
 		}
 		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have no addresses with port name %q",
 			r.ref.Name, r.ref.Namespace, port).fault

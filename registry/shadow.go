@@ -50,10 +50,7 @@ func (s *shadows) run(ctx context.Context) error {
 			}
 			wake.Reset(shadowInterval)
 		}
-		select {
-		case <-time.After(shadowPause):
-		case <-ctx.Done():
-		}
+		latest.Sleep(ctx, shadowPause)
 	}
 	return ctx.Err()
 }

@@ -37,7 +37,7 @@ func stored(group, service string) *apiregistrationv1.APIService {
 func TestRememberedOnceComplete(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "later", "cache.json")
 	synctest.Test(t, func(t *testing.T) {
-		r := must.Get(newRegistry(Config{}, script{to: make(chan *changes, 1)}))(t)
+		r := newRegistry(Config{}, script{to: make(chan *changes, 1)})
 		m := &remembered{path: file, log: slog.New(slog.DiscardHandler)}
 		o := stored("a.io", "one")
 		o.ResourceVersion = "7"

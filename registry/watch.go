@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -120,11 +119,6 @@ type lister struct {
 	last   string // the last error, so that one outage is logged once
 }
 
-// again is the backoff of reflectors, below client-go's 30 s: the table is outdated meanwhile.
-func again() *wait.Backoff {
-	return &wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 3 * time.Second}
-}
-
 // reflect keeps a store up to date until ctx ends. It keeps its state while the apiserver is away.
 func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
 	lw := &cache.ListWatch{
@@ -146,7 +140,9 @@ func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
 			return w, err
 		},
 	}
-	r := cache.NewReflectorWithOptions(lw, l.example, to, cache.ReflectorOptions{Name: "registry", Backoff: again()})
+	// Below client-go's 30 s: the table is outdated meanwhile.
+	again := &wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 3 * time.Second}
+	r := cache.NewReflectorWithOptions(lw, l.example, to, cache.ReflectorOptions{Name: "registry", Backoff: again})
 	r.RunWithContext(ctx)
 }
 
@@ -189,20 +185,18 @@ func (s *store) Resync() error      { return nil }
 
 func (s *store) put(o any) error {
 	object, name, err := named(o)
-	if err != nil {
-		return err
+	if err == nil {
+		s.set(name, object)
 	}
-	s.set(name, object)
-	return nil
+	return err
 }
 
 func (s *store) Delete(o any) error {
 	_, name, err := named(o)
-	if err != nil {
-		return err
+	if err == nil {
+		s.set(name, nil)
 	}
-	s.set(name, nil)
-	return nil
+	return err
 }
 
 func (s *store) Replace(list []any, _ string) error {
@@ -228,16 +222,15 @@ func (s *store) Transformer() cache.TransformFunc {
 
 // named strips an object and returns it with its name.
 func named(o any) (runtime.Object, types.NamespacedName, error) {
-	object, ok := o.(runtime.Object)
+	object, ok := o.(interface {
+		runtime.Object
+		metav1.Object
+	})
 	if !ok {
 		return nil, types.NamespacedName{}, fmt.Errorf("reading from the local apiserver: unexpected %T", o)
 	}
-	m, err := meta.Accessor(o)
-	if err != nil {
-		return nil, types.NamespacedName{}, fmt.Errorf("reading from the local apiserver: %w", err)
-	}
 	strip(object)
-	return object, types.NamespacedName{Namespace: m.GetNamespace(), Name: m.GetName()}, nil
+	return object, types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}, nil
 }
 
 // strip drops fields that are not used here, so that ten thousand Services fit into a few

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 const (
@@ -132,24 +131,11 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 
 // bundleLocked sets the backend's roots from a bundle. Empty data without err means the system's.
 func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
-	var next *roots
-	var fault *Error
-	switch {
-	case err != nil:
-		fault = refuse(reasonInvalidBundle, err, "reading the CA bundle from %s: %v", b.source, err)
-	case len(data) == 0:
-		next = &roots{}
-	default:
-		certs, perr := bundle.Parse(data)
-		if len(certs) == 0 {
-			fault = refuse(reasonInvalidBundle, perr, "the CA bundle (%s) holds no readable certificate: %v", b.source, perr)
-			break
-		}
-		next = newRoots(certs)
-		if perr != nil {
-			next.warning = perr.Error()
-		}
+	if err != nil {
+		b.takeLocked(nil, refuse(reasonInvalidBundle, err, "reading the CA bundle from %s: %v", b.source, err), now)
+		return
 	}
+	next, fault := readRoots(data, " ("+b.source+")")
 	b.takeLocked(next, fault, now)
 }
 

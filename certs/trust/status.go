@@ -152,22 +152,14 @@ func newHooks(cfg Config) *hooks {
 	h := &hooks{
 		logger:  cfg.Logger,
 		renewed: cfg.Renewed,
-		missingSAN: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "apiserver_kube_aggregator_x509_missing_san_total",
-			Help: "Handshakes with backends whose certificate has no subject alternative name.",
-		}),
-		sha1: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "apiserver_kube_aggregator_x509_insecure_sha1_total",
-			Help: "Handshakes with backends whose chain has a SHA-1 signature.",
-		}),
-		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fairlead_certificate_backend_refused_total",
-			Help: "Handshakes in which a backend's certificate was refused, by reason. On a connection shared by several APIServices the refusal counts for one of them.",
-		}, []string{"apiservice", "reason"}),
-		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fairlead_certificate_backend_bundle_reloads_total",
-			Help: "Changes of a backend's CA bundle, by outcome (success, failure).",
-		}, []string{"apiservice", "outcome"}),
+		missingSAN: metric.Count("apiserver_kube_aggregator_x509_missing_san_total",
+			"Handshakes with backends whose certificate has no subject alternative name."),
+		sha1: metric.Count("apiserver_kube_aggregator_x509_insecure_sha1_total",
+			"Handshakes with backends whose chain has a SHA-1 signature."),
+		refusals: metric.CountBy("fairlead_certificate_backend_refused_total",
+			"Handshakes in which a backend's certificate was refused, by reason. On a connection shared by several APIServices the refusal counts for one of them.", "apiservice", "reason"),
+		reloads: metric.CountBy("fairlead_certificate_backend_bundle_reloads_total",
+			"Changes of a backend's CA bundle, by outcome (success, failure).", "apiservice", "outcome"),
 	}
 	if h.renewed == nil {
 		h.renewed = func(string) {}

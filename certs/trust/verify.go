@@ -13,7 +13,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // verified is the result of verifying a chain.
@@ -182,13 +181,9 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 // against a bundle (empty means the system's roots) and the name. It returns the root that the
 // chain ends in. An error is an *Error.
 func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, err error) {
-	r := &roots{}
-	if len(data) > 0 {
-		certs, perr := bundle.Parse(data)
-		if len(certs) == 0 {
-			return nil, refuse(reasonInvalidBundle, perr, "the CA bundle holds no readable certificate: %v", perr)
-		}
-		r = newRoots(certs)
+	r, refusal := readRoots(data, "")
+	if refusal != nil {
+		return nil, refusal
 	}
 	got, refusal := (&view{name: serverName, current: r}).against(r, chain, time.Now())
 	if refusal != nil {

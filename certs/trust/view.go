@@ -5,6 +5,8 @@ import (
 	"crypto/x509"
 	"slices"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // maxPrevious bounds the replaced roots that are kept. Four replacements within one overlap are a
@@ -154,6 +156,22 @@ func newRoots(certs []*x509.Certificate) *roots {
 		r.pool.AddCert(c)
 	}
 	return r
+}
+
+// readRoots returns the roots in a bundle, the system's if that is empty.
+func readRoots(data []byte, source string) (*roots, *Error) {
+	if len(data) == 0 {
+		return &roots{}, nil
+	}
+	certs, err := bundle.Parse(data)
+	if len(certs) == 0 {
+		return nil, refuse(reasonInvalidBundle, err, "the CA bundle%s holds no readable certificate: %v", source, err)
+	}
+	r := newRoots(certs)
+	if err != nil {
+		r.warning = err.Error()
+	}
+	return r, nil
 }
 
 func (r *roots) system() bool { return r.pool == nil }

@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -34,11 +35,7 @@ func (w Watch) Keep(ctx context.Context, ref types.NamespacedName, logger *slog.
 			return
 		}
 		logger.Warn("watching ConfigMap ended", "configmap", ref.String(), "err", err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(rewatchAfter/2 + rand.N(rewatchAfter)): //nolint:gosec // jitter
-		}
+		latest.Sleep(ctx, rewatchAfter/2+rand.N(rewatchAfter)) //nolint:gosec // jitter
 	}
 }
 

@@ -101,9 +101,9 @@ func scrapes(metrics http.Handler) http.Handler {
 }
 
 // countProcess registers the metrics of the process itself.
-func (s *server) countProcess() error {
+func (s *server) countProcess() {
 	local := prometheus.NewDesc("fairlead_local_apiserver_healthy", "1 if the local apiserver at this address is healthy, 0 if it is not or has not been probed yet.", []string{"address"}, nil)
-	return metric.Register(s.metrics, "the process", append(s.held.Metrics(),
+	metric.Register(s.metrics, append(s.held.Metrics(),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "fairlead_build_info", Help: "1, with the build in the labels.", ConstLabels: prometheus.Labels{"version": version, "go": runtime.Version()},

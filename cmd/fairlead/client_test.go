@@ -120,7 +120,7 @@ func TestFollowLocalCA(t *testing.T) {
 		writeFile(t, path, steps[0].kubeconfig)
 		var logged bytes.Buffer
 		k := must.Get(newProcess(&options{kubeconfig: path}, slog.New(slog.NewTextHandler(&logged, nil))).findKube(t.Context()))(t)
-		k.trust = must.Get(trust.New(trust.Config{}))(t)
+		k.trust = trust.New(trust.Config{})
 		takes := map[string]certs.File{}
 		for _, f := range k.files() {
 			takes[f.Use] = f
@@ -155,7 +155,7 @@ func TestKubeconfigRenewsCredential(t *testing.T) {
 	kubeconfigOf(t, dir, `"token":"x"`)
 	o := &options{Shared: cli.Shared{LocalIdentity: cli.Impersonate}, kubeconfig: filepath.Join(dir, "kubeconfig")}
 	k := must.Get(newProcess(o, slog.New(slog.DiscardHandler)).findKube(t.Context()))(t)
-	k.trust = must.Get(trust.New(trust.Config{}))(t)
+	k.trust = trust.New(trust.Config{})
 	for _, f := range k.files() {
 		must.Do(t, f.Take([]byte(kubeconfigText("https://127.0.0.1:6443", nil, `"token":"y"`))))
 	}

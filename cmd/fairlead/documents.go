@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -22,7 +23,7 @@ type merged struct {
 	openapi   *openapi.OpenAPI
 }
 
-func (s *server) makeDocuments() (err error) {
+func (s *server) makeDocuments() {
 	cfg := documents.Config{Table: s.registry.Table, Logger: s.log, Metrics: s.metrics}
 	cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
 		return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
@@ -38,12 +39,9 @@ func (s *server) makeDocuments() (err error) {
 			return own.RoundTrip(r)
 		}
 	}
-	if s.discovery, err = discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter}); err != nil {
-		return err
-	}
-	s.openapi, err = openapi.New(cfg)
+	s.discovery = discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter})
+	s.openapi = openapi.New(cfg)
 	s.loops["discovery"], s.loops["OpenAPI"] = s.discovery.Run, s.openapi.Run
-	return err
 }
 
 // serveDocument answers with one of them.
@@ -90,9 +88,7 @@ var errNotHealthy = errors.New("it is not healthy")
 func (s *server) fetchLocal(ctx context.Context, server string, r *http.Request) (*http.Response, error) {
 	at := s.kube.pools.At(server)
 	for !at.Ready() {
-		select {
-		case <-time.After(lookLocal):
-		case <-ctx.Done():
+		if !latest.Sleep(ctx, lookLocal) {
 			return nil, errNotHealthy
 		}
 	}

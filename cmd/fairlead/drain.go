@@ -97,7 +97,7 @@ func tableReady(table func() *registry.Table) func(*http.Request) error {
 }
 
 // makeChecks makes the checks of /livez and /readyz, and the metrics of the process itself.
-func (s *server) makeChecks() error {
+func (s *server) makeChecks() {
 	s.live = &health.Checks{Name: "livez", Logger: s.log}
 	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log, List: []healthz.HealthChecker{
 		healthz.NamedCheck("table", tableReady(s.registry.Table)),
@@ -107,7 +107,7 @@ func (s *server) makeChecks() error {
 	if s.kube != nil {
 		s.ready.List = append(s.ready.List, healthz.NamedCheck("local-apiserver", func(*http.Request) error { return s.kube.pools.Ready() }))
 	}
-	return s.countProcess()
+	s.countProcess()
 }
 
 // lookUnready is the interval between readiness checks while this process is not ready: short,

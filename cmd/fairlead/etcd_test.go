@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -31,7 +32,7 @@ func TestEtcdConfig(t *testing.T) {
 // of a watch without events arrives at once, and closing its body ends it.
 func TestOwnClientIsNeverRefused(t *testing.T) {
 	server := must.Get(apiservices.New(apiservices.Config{
-		Etcd: &etcd.Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()}, Protects: func(string) bool { return false },
+		Etcd: &etcd.Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()}, Options: &registry.Options{},
 	}))(t)
 	must.Run(t, server.Run)
 	last := io.NopCloser(strings.NewReader(""))

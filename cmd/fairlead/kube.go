@@ -93,10 +93,7 @@ func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
 // X-Remote-* it presents our proxy client certificate; with impersonation it presents the
 // kubeconfig's own certificate, if there is one.
 func (k *kube) tls(withCertificate bool) (*tls.Config, error) {
-	tc, err := k.trust.LocalTLS(withCertificate && k.credential == nil)
-	if err != nil {
-		return nil, err
-	}
+	tc := k.trust.LocalTLS(withCertificate && k.credential == nil)
 	if withCertificate && k.credential != nil {
 		tc.GetClientCertificate = k.credential.clientCertificate
 	}
@@ -200,7 +197,7 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 		return err
 	}
 	as := &registry.Backend{}
-	k.prober, err = health.New(health.Config{
+	k.prober = health.New(health.Config{
 		Table: func() health.Table {
 			p := &probed{entry: registry.Entry{Name: localName, Backend: as}}
 			p.entry.Endpoints, p.superseded = k.pools.Servers()
@@ -213,8 +210,8 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 		TLS: func(string, *registry.Backend) (*tls.Config, error) { return k.tls(true) }, Dial: rules.Dial, Authorization: credential,
 	})
 	k.loops["local apiserver's pools"], k.loops["local apiserver's prober"] = k.pools.Run, k.prober.Run
-	if err != nil || k.o.serversFrom == "" {
-		return err
+	if k.o.serversFrom == "" {
+		return nil
 	}
 	c, err := discoveryv1client.NewForConfig(k.client)
 	k.loops["local apiservers"] = func(ctx context.Context) error {

@@ -72,12 +72,12 @@ func (p *process) makeAudit() error {
 		p.closing = append(p.closing, rotated.Close)
 		w = &wholeLines{Writer: rotated}
 	}
-	p.audit, err = audit.New(audit.Config{
+	p.audit = audit.New(audit.Config{
 		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: w, Format: o.format, Local: o.local,
 		Logger: p.log, Metrics: p.metrics,
 	})
 	p.loops["audit log"] = p.audit.Run
-	return err
+	return nil
 }
 
 // records are the logs and traces to which requests are written.
@@ -120,12 +120,7 @@ func (p *process) makeAccessLog() error {
 	if err != nil {
 		return err
 	}
-	p.accessLog, err = accesslog.New(accesslog.Config{
-		Writer: w, Skip: 1 - p.o.accessSample, Logger: p.log, Metrics: p.metrics,
-	})
-	if err != nil {
-		return fmt.Errorf("making the access log: %w", err)
-	}
+	p.accessLog = accesslog.New(accesslog.Config{Writer: w, Skip: 1 - p.o.accessSample, Logger: p.log, Metrics: p.metrics})
 	p.loops["access log"] = p.accessLog.Run
 	return nil
 }

@@ -47,18 +47,12 @@ func (s *server) makeStatus() error {
 			return fmt.Errorf("making client of APIServices: %w", err)
 		}
 		c.APIServices = objects.APIServices()
-		w, err := status.New(c)
-		if err != nil {
-			return err
-		}
-		s.loops["status writer"] = w.Run
+		s.loops["status writer"] = status.New(c).Run
 	}
-	if !s.o.emitEvents {
-		return nil
+	if s.o.emitEvents {
+		s.loops["events"] = status.NewEvents(c).Run
 	}
-	e, err := status.NewEvents(c)
-	s.loops["events"] = e.Run
-	return err
+	return nil
 }
 
 // replicaName returns a unique name of this process: two replicas may share a host, and a new

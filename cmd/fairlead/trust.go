@@ -26,15 +26,12 @@ func authConfigMap() types.NamespacedName {
 // certificates and the CAs of clients, which follow files of the parts before them, too.
 func (s *server) makeTrust(files []certs.File) (err error) {
 	watch := s.watchConfigMap
-	s.trust, err = trust.New(trust.Config{
+	s.trust = trust.New(trust.Config{
 		Table: s.registry.Table, Watch: watch, Renewed: func(apiService string) { s.prober.Renew(apiService) }, Logger: s.log, Metrics: s.metrics,
 		ClientCertificate: func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return s.certs.ProxyClient().GetClientCertificate(r)
 		},
 	})
-	if err != nil {
-		return err
-	}
 	if s.kube != nil {
 		s.kube.trust = s.trust
 	}

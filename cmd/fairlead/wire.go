@@ -74,7 +74,7 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 		func() error { return s.makeTable(backends) }, //nolint:contextcheck // it sends no request yet
 		func() error { return s.makeTrust(files) },
 		func() error { return s.makeBackends(backends, local) },
-		s.makeChecks, s.makeStatus, s.makeEntrypoint, s.makeDocuments,
+		s.makeStatus, s.makeEntrypoint,
 		func() error { return s.makeProxy(tokens) }, //nolint:contextcheck // what it makes outlives the start
 	} {
 		if err := step(); err != nil {
@@ -130,10 +130,7 @@ func (s *server) makeTable(reach *reach.Rules) (err error) {
 func zeroMeansNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 
 func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
-	s.prober, err = health.New(health.Config{Table: func() health.Table { return s.registry.Table() }, Report: s.registry.Report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})
-	if err != nil {
-		return err
-	}
+	s.prober = health.New(health.Config{Table: func() health.Table { return s.registry.Table() }, Report: s.registry.Report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})
 	s.backends, err = backend.New(backend.Config{
 		Table: s.registry.Table, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed, Dial: rules.Dial,
 		Signal: s.prober.Signal, Observe: s.prober.Observe, Logger: s.log, Metrics: s.metrics,
@@ -146,6 +143,8 @@ func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 }
 
 func (s *server) makeProxy(tokens *tokens.Tokens) error {
+	s.makeChecks()
+	s.makeDocuments()
 	who, err := s.makeAuthn(tokens)
 	if err != nil {
 		return err

@@ -4,7 +4,7 @@
 // Concurrency: the writer stores the new state where load finds it, and then closes Superseded of
 // the old one. In this order, a reader that wakes up finds the new one. A state never changes.
 //
-// This package holds no state and starts no goroutine.
+// This package holds no state and starts no goroutine. Wake and Sleep are for all loops.
 package latest
 
 import (
@@ -41,6 +41,16 @@ func Wake[T any](wake chan<- T) {
 	select {
 	case wake <- token:
 	default:
+	}
+}
+
+// Sleep waits for d. It reports false if ctx ends first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -4,23 +4,14 @@
 // It is used while components are constructed. It defines no metric and holds no state.
 package metric
 
-import (
-	"fmt"
+import "github.com/prometheus/client_golang/prometheus"
 
-	"github.com/prometheus/client_golang/prometheus"
-)
-
-// Register registers the metrics of a component. A nil Registerer registers nothing.
-func Register(to prometheus.Registerer, of string, all ...prometheus.Collector) error {
-	if to == nil {
-		return nil
+// Register registers the metrics of a component. A nil Registerer registers nothing. It panics if a
+// name is taken: only a programmer can cause that, and every start would show it.
+func Register(to prometheus.Registerer, all ...prometheus.Collector) {
+	if to != nil {
+		to.MustRegister(all...)
 	}
-	for _, c := range all {
-		if err := to.Register(c); err != nil {
-			return fmt.Errorf("registering metrics of %s: %w", of, err)
-		}
-	}
-	return nil
 }
 
 // Gauges is a collector of gauges made at each scrape, so that they disappear with their objects.
@@ -53,10 +44,20 @@ func Number(yes bool) float64 {
 	return 0
 }
 
+// Count makes a counter.
+func Count(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+// CountBy makes a counter with labels. A series begins with its first event.
+func CountBy(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
 // Counter makes a counter with one label of few values. All series start at 0, because rate() does
 // not see the first step of a series that begins at 1.
 func Counter(name, help, label string, values ...string) *prometheus.CounterVec {
-	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+	c := CountBy(name, help, label)
 	for _, v := range values {
 		c.WithLabelValues(v)
 	}

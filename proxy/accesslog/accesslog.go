@@ -80,12 +80,13 @@ type stripe struct {
 }
 
 // New returns a Log.
-func New(cfg Config) (*Log, error) {
+func New(cfg Config) *Log {
 	l := &Log{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
 	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "fairlead_access_log_lost_total", Help: "Lines of the access log that were lost, because it could not be written, or not fast enough.",
 	}, func() float64 { return float64(l.lost.Load()) })
-	return l, metric.Register(cfg.Metrics, "the access log", lost)
+	metric.Register(cfg.Metrics, lost)
+	return l
 }
 
 // Wants reports whether a request with this status gets a line. Each call samples anew.

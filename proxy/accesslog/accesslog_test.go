@@ -103,7 +103,7 @@ func TestGathers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{open: make(chan struct{})}
 		close(g.open)
-		l := must.Get(New(Config{Writer: g}))(t)
+		l := New(Config{Writer: g})
 		stop := must.Run(t, l.Run)
 		for range 100 {
 			l.Add(7, full())
@@ -130,7 +130,7 @@ func TestGathers(t *testing.T) {
 func TestBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, reg := &gate{open: make(chan struct{})}, prometheus.NewRegistry()
-		l := must.Get(New(Config{Writer: g, Metrics: reg}))(t)
+		l := New(Config{Writer: g, Metrics: reg})
 		stop := must.Run(t, l.Run)
 		const added = 50_000
 		for range 2 {
@@ -152,7 +152,7 @@ func TestBound(t *testing.T) {
 }
 
 func TestAddAllocates(t *testing.T) {
-	l := must.Get(New(Config{Writer: io.Discard}))(t)
+	l := New(Config{Writer: io.Discard})
 	line := full()
 	for range 1000 {
 		l.Add(1, line)
@@ -166,7 +166,7 @@ func TestAddAllocates(t *testing.T) {
 // A sample omits the configured share of lines, and no errors.
 func TestSample(t *testing.T) {
 	for _, skip := range []float64{0, .25, 1} {
-		l := must.Get(New(Config{Writer: io.Discard, Skip: skip}))(t)
+		l := New(Config{Writer: io.Discard, Skip: skip})
 		const n = 20_000
 		wanted := 0
 		for range n {
@@ -190,7 +190,7 @@ func TestLossesAreLogged(t *testing.T) {
 		r, w := io.Pipe()
 		_ = r.Close()
 		var log strings.Builder
-		l := must.Get(New(Config{Writer: w, Logger: slog.New(slog.NewTextHandler(&log, nil))}))(t)
+		l := New(Config{Writer: w, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		for range 3 * 60 {
 			l.Add(1, full())
 			l.Add(2, full())

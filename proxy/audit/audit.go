@@ -82,18 +82,18 @@ const (
 )
 
 // New returns a Log.
-func New(cfg Config) (*Log, error) {
+func New(cfg Config) *Log {
 	cfg.Format = cmp.Or(cfg.Format, auditlog.FormatJson)
 	l := &Log{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), queue: make(chan entry, queued),
-		events: prometheus.NewCounter(prometheus.CounterOpts{Name: "fairlead_audit_events_total", Help: "Events of the audit log that were written."}),
-		lost: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_audit_lost_total", Help: "Events of the audit log that were lost, because it could not be written, or not fast enough.",
-		}),
+		events: metric.Count("fairlead_audit_events_total", "Events of the audit log that were written."),
+		lost: metric.Count("fairlead_audit_lost_total",
+			"Events of the audit log that were lost, because it could not be written, or not fast enough."),
 	}
 	l.places.Lend, l.waiting.Lend = true, true // a single busy user may use most of the queue
 	l.backend = auditlog.NewBackend(&l.lines, cfg.Format, auditv1.SchemeGroupVersion)
-	return l, metric.Register(cfg.Metrics, "the audit log", l.events, l.lost)
+	metric.Register(cfg.Metrics, l.events, l.lost)
+	return l
 }
 
 // Local reports whether requests that the local apiserver answers are recorded here.

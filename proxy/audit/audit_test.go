@@ -33,7 +33,7 @@ func evaluator(t *testing.T, text string) audit.PolicyRuleEvaluator {
 // atLevel makes a log that records all requests at a level.
 func atLevel(t *testing.T, level string, w io.Writer) *Log {
 	t.Helper()
-	return must.Get(New(Config{Policy: evaluator(t, "rules: [{level: "+level+"}]"), Writer: w}))(t)
+	return New(Config{Policy: evaluator(t, "rules: [{level: "+level+"}]"), Writer: w})
 }
 
 // events writes what waits in a log, and returns what was written to out.
@@ -81,7 +81,7 @@ func TestStages(t *testing.T) {
 		{"panic", metadata, false, func(e *Event) { e.Received(); e.Panicked() }, []string{"RequestReceived Metadata", "Panic Metadata 500 Failure"}},
 	} {
 		var out bytes.Buffer
-		l := must.Get(New(Config{Policy: evaluator(t, tc.policy), Writer: &out}))(t)
+		l := New(Config{Policy: evaluator(t, tc.policy), Writer: &out})
 		r := widget("get")
 		r.LongRunning = tc.long
 		if e := l.Open(r); e != nil {
@@ -157,7 +157,7 @@ func TestBodies(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var out bytes.Buffer
-			l := must.Get(New(Config{Policy: evaluator(t, tc.policy), Writer: &out}))(t)
+			l := New(Config{Policy: evaluator(t, tc.policy), Writer: &out})
 			e := l.Open(widget("update"))
 			check.Same(t, !strings.Contains(tc.policy, "Metadata"), e.Bodies(), "bodies are recorded")
 			body := e.Request(io.NopCloser(strings.NewReader(tc.request)), tc.requestType)
@@ -193,7 +193,7 @@ func (s stuck) Write([]byte) (int, error) { <-s.open; return 0, errors.New("no s
 // A log that cannot be written drops and counts events. It never blocks a request.
 func TestLosses(t *testing.T) {
 	reg, w := prometheus.NewRegistry(), stuck{make(chan struct{})}
-	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: w, Metrics: reg}))(t)
+	l := New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: w, Metrics: reg})
 	stop := must.Run(t, l.Run)
 	const total = 2*queued + 5000
 	e := l.Open(widget("get"))

@@ -9,13 +9,12 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
 
 // Whatever is in a request, recording it costs in proportion to its size.
 func TestInProportion(t *testing.T) {
-	l := must.Get(New(Config{Policy: evaluator(t, "omitManagedFields: true\nrules: [{level: RequestResponse}]"), Writer: io.Discard}))(t)
+	l := New(Config{Policy: evaluator(t, "omitManagedFields: true\nrules: [{level: RequestResponse}]"), Writer: io.Discard})
 	var rows []proportion.Row
 	record := func(r *Request, body []byte) any {
 		e := l.Open(r)

@@ -144,10 +144,8 @@ func New(cfg Config) (*Authenticator, error) {
 		// Invalid tokens have a cache of their own, so that a flood of them does not evict valid
 		// ones.
 		refused: newCache[struct{}](memo.Config{Entries: 4096, Bytes: 8 << 20, Generation: cfg.ReviewGeneration}),
-		hits: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_authentication_cache_hits_total",
-			Help: "Bearer tokens whose owner, or whose invalidity, was known without asking.",
-		}),
+		hits: metric.Count("fairlead_authentication_cache_hits_total",
+			"Bearer tokens whose owner, or whose invalidity, was known without asking."),
 		reviews: metric.Counter("fairlead_authentication_reviews_total", "TokenReviews by result: authenticated, refused, error, or busy (too many under way).",
 			"result", "authenticated", "refused", "error", "busy"),
 
@@ -156,5 +154,6 @@ func New(cfg Config) (*Authenticator, error) {
 	if s := a.nameSet(); s.err != nil && s.known {
 		return nil, fmt.Errorf("reading the names that the target trusts: %w", s.err)
 	}
-	return a, metric.Register(cfg.Metrics, "authentication", a.hits, a.reviews)
+	metric.Register(cfg.Metrics, a.hits, a.reviews)
+	return a, nil
 }

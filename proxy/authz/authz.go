@@ -140,9 +140,7 @@ func New(cfg Config) (*Authorizer, error) {
 		paths: map[string]bool{},
 		cache: newCache(cfg.Generation),
 		queue: bound.NewQueue(maxReviews, maxWaiting),
-		hits: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_authorization_cache_hits_total", Help: "Authorization decisions taken from the cache.",
-		}),
+		hits:  metric.Count("fairlead_authorization_cache_hits_total", "Authorization decisions taken from the cache."),
 		reviews: metric.Counter("fairlead_authorization_reviews_total", "SubjectAccessReviews by result: allowed, denied, error, or busy (too many under way).",
 			"result", "allowed", "denied", "error", "busy"),
 	}
@@ -158,7 +156,8 @@ func New(cfg Config) (*Authorizer, error) {
 			z.paths[p] = true
 		}
 	}
-	return z, metric.Register(cfg.Metrics, "authorization", z.hits, z.reviews)
+	metric.Register(cfg.Metrics, z.hits, z.reviews)
+	return z, nil
 }
 
 // shortcut reports whether a request is allowed without a review.

@@ -132,7 +132,8 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	}
 	l.servers.Store(&servers{superseded: make(chan struct{})})
 	l.Follow(cfg.Servers)
-	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
+	metric.Register(cfg.Metrics, newCollector(func() []*Upstream { return l.pools[:] }, false))
+	return l, nil
 }
 
 func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Upstream {

@@ -89,7 +89,8 @@ func New(cfg Config) (*Pools, error) {
 		cfg: cfg, shared: newShared(cfg.Logger), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
 		shrunk: make(map[*carrier]struct{}),
 	}
-	return p, metric.Register(cfg.Metrics, "backends", newCollector(p.upstreams, true))
+	metric.Register(cfg.Metrics, newCollector(p.upstreams, true))
+	return p, nil
 }
 
 // Run follows the table until ctx ends. Then it closes every connection.

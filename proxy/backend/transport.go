@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
 const (
@@ -108,11 +109,7 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 		// A retry elsewhere costs the backend nothing, so it is not charged to the budget.
 	case f.kind == failDial && time.Now().Before(c.until):
 		c.tried = c.tried[:0]
-		select {
-		case <-time.After(dialPause):
-		case <-ctx.Done():
-		}
-		return ctx.Err() == nil
+		return latest.Sleep(ctx, dialPause)
 	case f.kind == failDial, !another, c.retries >= maxRetries, !c.u.budget.allow():
 		return false
 	}

@@ -98,10 +98,8 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "fairlead_connections", Help: "Open connections of clients, by port.", ConstLabels: labels,
 	}, func() float64 { return float64(l.open.Load()) })
-	err := metric.Register(a.Metrics, "connections", l.stalls, open)
-	if err != nil {
-		return nil, err
-	}
+	metric.Register(a.Metrics, l.stalls, open)
+	var err error
 	if l.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(a.Host, strconv.Itoa(a.Port))); err != nil {
 		return nil, fmt.Errorf("listening: %w", err)
 	}

@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
@@ -108,10 +109,8 @@ func (p *Port) Serve() error {
 		}
 		if t, ok := err.(interface{ Temporary() bool }); ok && t.Temporary() {
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second) // net/http's
-			select {
-			case <-time.After(pause):
+			if latest.Sleep(p.ending, pause) {
 				continue
-			case <-p.ending.Done():
 			}
 		}
 		if p.ending.Err() == nil {

@@ -46,13 +46,13 @@ func serverOf(t *testing.T, members ...string) *Server {
 	t.Helper()
 	return must.Get(New(Config{
 		Etcd: &etcd.Config{Endpoints: members}, Version: &version.Info{GitVersion: "v1.37.2"},
-		Protects: func(group string) bool { return group == "apps" },
-		Authorize: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		Options: protecting("apps"),
+		Authorizer: authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 			if a.GetVerb() == "create" && a.GetName() == "v1.forbidden.io" {
 				return authorizer.DecisionNoOpinion, "not you", nil
 			}
 			return authorizer.DecisionAllow, "", nil
-		},
+		}),
 	}))(t)
 }
 

@@ -1,7 +1,6 @@
 package apiservices
 
 import (
-	"fmt"
 	"net"
 	"net/http"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/managedfields"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints"
 	"k8s.io/apiserver/pkg/endpoints/discovery"
@@ -61,23 +61,19 @@ func groupVersion(scheme *runtime.Scheme, codecs serializer.CodecFactory) *endpo
 }
 
 // install installs all handlers.
-func (s *Server) install(container *restful.Container, group *endpoints.APIGroupVersion, v *version.Info) (err error) {
+func (s *Server) install(container *restful.Container, group *endpoints.APIGroupVersion, v *version.Info) {
 	documents := newOpenAPI(group.Typer.(*runtime.Scheme))
 	group.TypeConverter = managedfields.NewDeducedTypeConverter() // required by the installer
 	if s.etcd != nil {
-		if group.TypeConverter, err = documents.types(); err != nil {
-			return err
-		}
+		group.TypeConverter = documents.types()
 	}
 	resources, _, err := group.InstallREST(container)
-	if err != nil {
-		return fmt.Errorf("installing handlers: %w", err)
-	}
+	utilruntime.Must(err)
 	s.paths.NotFoundHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notFound()) }))
 	s.paths.Handle(root+"/v1", container)
 	s.paths.HandlePrefix(root+"/v1/", http.HandlerFunc(s.serveObjects))
 	s.installDiscovery(resources, v)
-	return documents.install(container, s.paths)
+	documents.install(container, s.paths)
 }
 
 // installDiscovery installs the discovery documents and /version.

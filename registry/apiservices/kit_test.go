@@ -47,7 +47,7 @@ func served(s *scene.Scene) *Server {
 	s.Built = func() {
 		server.store.follow(latest.Diff(last, s.Table().Entries()))
 		last = s.Table().Entries()
-		for server.store.cached() != nil {
+		for server.store.rest.ReadinessCheckFunc() != nil {
 			<-time.After(time.Millisecond)
 		}
 	}
@@ -65,6 +65,10 @@ func serve(t *testing.T) (s *scene.Scene, url string) {
 		h.Close()
 	})
 	return s, h.URL
+}
+
+func protecting(groups ...string) *registry.Options {
+	return &registry.Options{ProtectedGroups: groups}
 }
 
 // put adds or replaces objects.

@@ -1,13 +1,13 @@
 package apiservices
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 
 	"github.com/emicklei/go-restful/v3"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/managedfields"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/server/mux"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -23,9 +23,6 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// title is the title of both documents.
-const title = "Fairlead"
-
 // openAPI makes the OpenAPI documents of the group, for kubectl explain and apply.
 type openAPI struct {
 	v2 *common.Config
@@ -34,7 +31,7 @@ type openAPI struct {
 
 func newOpenAPI(scheme *runtime.Scheme) *openAPI {
 	names := openapinamer.NewDefinitionNamer(scheme)
-	info := &spec.Info{InfoProps: spec.InfoProps{Title: title, Version: "v1"}}
+	info := &spec.Info{InfoProps: spec.InfoProps{Title: "Fairlead", Version: "v1"}}
 	o := &openAPI{
 		v2: &common.Config{
 			ProtocolList:          []string{"https"},
@@ -60,37 +57,26 @@ func newOpenAPI(scheme *runtime.Scheme) *openAPI {
 }
 
 // types returns the converter for managed fields.
-func (o *openAPI) types() (managedfields.TypeConverter, error) {
-	schemas, err := builder3.BuildOpenAPIDefinitionsForResources(o.v3, util.GetCanonicalTypeName(&apiregistrationv1.APIService{}))
-	if err != nil {
-		return nil, fmt.Errorf("building OpenAPI schemas: %w", err)
-	}
-	types, err := managedfields.NewTypeConverter(schemas, false)
-	if err != nil {
-		return nil, fmt.Errorf("reading OpenAPI schemas: %w", err)
-	}
-	return types, nil
+func (o *openAPI) types() managedfields.TypeConverter {
+	schemas := made(builder3.BuildOpenAPIDefinitionsForResources(o.v3, util.GetCanonicalTypeName(&apiregistrationv1.APIService{})))
+	return made(managedfields.NewTypeConverter(schemas, false))
+}
+
+// made returns what is made of kinds that are compiled in: that fails always, or never.
+func made[T any](v T, err error) T {
+	utilruntime.Must(err)
+	return v
 }
 
 // install serves the documents. They are built lazily by their handlers.
-func (o *openAPI) install(container *restful.Container, to *mux.PathRecorderMux) error {
+func (o *openAPI) install(container *restful.Container, to *mux.PathRecorderMux) {
 	services := restfuladapter.AdaptWebServices(container.RegisteredWebServices())
-	v2, err := builder.BuildOpenAPISpecFromRoutes(services, o.v2)
-	if err != nil {
-		return fmt.Errorf("building OpenAPI v2: %w", err)
-	}
+	v2 := made(builder.BuildOpenAPISpecFromRoutes(services, o.v2))
 	v2.Definitions = handler.PruneDefaults(v2.Definitions)
 	handler.NewOpenAPIService(v2).RegisterOpenAPIVersionedService("/openapi/v2", to)
-	v3, err := builder3.BuildOpenAPISpecFromRoutes(services, o.v3)
-	if err != nil {
-		return fmt.Errorf("building OpenAPI v3: %w", err)
-	}
 	service := handler3.NewOpenAPIService()
-	service.UpdateGroupVersion(strings.TrimPrefix(root, "/")+"/v1", v3)
-	if err := service.RegisterOpenAPIV3VersionedService("/openapi/v3", oneSpec{to}); err != nil {
-		return fmt.Errorf("registering OpenAPI v3: %w", err)
-	}
-	return nil
+	service.UpdateGroupVersion(strings.TrimPrefix(root, "/")+"/v1", made(builder3.BuildOpenAPISpecFromRoutes(services, o.v3)))
+	utilruntime.Must(service.RegisterOpenAPIV3VersionedService("/openapi/v3", oneSpec{to}))
 }
 
 // oneSpec registers only the existing document: kube-openapi's handler would answer 200 for others.

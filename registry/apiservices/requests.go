@@ -20,6 +20,7 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 )
 
@@ -107,9 +108,9 @@ func unread() error {
 }
 
 // protection rejects what the table would refuse to route: a remote that claims a protected group.
-type protection func(group string) bool
+type protection struct{ *registry.Options }
 
-var _ admission.ValidationInterface = protection(nil)
+var _ admission.ValidationInterface = protection{}
 
 // Handles implements admission.Interface.
 func (protection) Handles(o admission.Operation) bool {
@@ -119,7 +120,7 @@ func (protection) Handles(o admission.Operation) bool {
 // Validate implements admission.ValidationInterface.
 func (p protection) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	o, ok := a.GetObject().(*apiregistration.APIService)
-	if !ok || a.GetSubresource() != "" || !p(o.Spec.Group) {
+	if !ok || a.GetSubresource() != "" || !p.Protects(o.Spec.Group) {
 		return nil
 	}
 	if _, byURL := o.Annotations[etcd.URLAnnotation]; !byURL && o.Spec.Service == nil {

@@ -13,7 +13,6 @@ package apiservices
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -39,10 +38,10 @@ type Config struct {
 	Table func() *registry.Table
 	// Etcd says where the objects are stored. Nil means Table.
 	Etcd *etcd.Config
-	// Protects reports whether no remote may claim a group. Required with Etcd.
-	Protects func(group string) bool
-	// Authorize says whether an apply's caller may create a missing object. Required with Etcd.
-	Authorize func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)
+	// Options say which groups no remote may claim. Required with Etcd.
+	Options *registry.Options
+	// Authorizer says whether an apply's caller may create a missing object. Required with Etcd.
+	Authorizer authorizer.Authorizer
 	// Version is the content of /version. Nil means 404.
 	Version *version.Info
 }
@@ -83,14 +82,12 @@ func New(c Config) (*Server, error) {
 			return nil, err
 		}
 		boundCopies()
-		group.Storage, group.Admit, group.Authorizer = s.etcd.Storage(), protection(c.Protects), authorizer.AuthorizerFunc(c.Authorize)
+		group.Storage, group.Admit, group.Authorizer = s.etcd.Storage(), protection{c.Options}, c.Authorizer
 	} else {
 		s.store = newStore()
 		group.Storage = s.store.readOnly(scheme)
 	}
-	if err := s.install(container, group, c.Version); err != nil {
-		return nil, fmt.Errorf("making server of apiregistration.k8s.io: %w", err)
-	}
+	s.install(container, group, c.Version)
 	s.objects = filters.WithWarningRecorder(container)
 	return s, nil
 }
@@ -137,7 +134,7 @@ func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
 	}
 	parts := info.Parts
 	switch {
-	case s.store != nil && s.store.cached() != nil:
+	case s.store != nil && s.store.rest.ReadinessCheckFunc() != nil:
 		s.fail(w, r, unread())
 		return
 	case !info.IsResourceRequest || info.Resource != "apiservices" || len(parts) > 3 || len(parts) == 3 && parts[2] != "status":

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 )
 
 // state is one immutable state of the served objects. Nothing in it is modified once published.
@@ -51,10 +52,8 @@ const history = 10_000
 type store struct {
 	storage.Interface
 	current atomic.Pointer[state]
-	// cached returns nil when the cache can answer, and end stops it.
-	cached func() error
-	end    func()
-	ended  chan struct{} // closed by stop
+	rest    etcd.REST     // has the cache
+	ended   chan struct{} // closed by stop
 }
 
 func newStore() *store {
@@ -71,7 +70,7 @@ func (s *store) state() *state { return s.current.Load() }
 // stop stops the cache.
 func (s *store) stop() {
 	close(s.ended)
-	s.end()
+	s.rest.Destroy()
 }
 
 // follow follows the table until ctx ends.

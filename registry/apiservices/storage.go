@@ -22,7 +22,7 @@ import (
 // readOnly returns the storages of the table, with the interfaces for reads only.
 func (s *store) readOnly(scheme *runtime.Scheme) map[string]rest.Storage {
 	all := etcd.Over(scheme, s, func(_ *cacher.Cacher, cache storage.Interface) storage.Interface { return fresh{cache, s} })
-	s.cached, s.end = all.ReadinessCheckFunc, all.Destroy
+	s.rest = all
 	feature.DefaultFeatureSupportChecker.CheckClient(context.Background(), table{}, storage.RequestWatchProgress)
 	return map[string]rest.Storage{
 		"apiservices": struct {

@@ -14,6 +14,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,7 +23,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -138,7 +138,9 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 		// Watch before reading: a change in between is seen twice, never missed.
 		var found listing
 		w.Watch(func() []string {
-			found = d.list()
+			if d.cfg.Path != "" {
+				found = list(d.cfg.Path, d.parent) // the directory's name may be linked to another directory
+			}
 			return found.directories
 		})
 		again := true
@@ -177,7 +179,7 @@ func (d *Directory) publish(to Publish, faults []Fault) {
 	var objects []runtime.Object
 	now := newShown()
 	owners := make(map[string]string) // :: object → "file:line"
-	for _, path := range d.paths() {
+	for _, path := range slices.Sorted(maps.Keys(d.files)) {
 		f := d.files[path]
 		faults = append(faults, f.faults...)
 		for _, o := range f.objects {
@@ -221,10 +223,7 @@ func (d *Directory) serves(a *apiregistrationv1.APIService) bool {
 // identify sets what an API server would: a UID that is the same on every replica, and the file's
 // modification time as creation time. It drops another server's bookkeeping from an export.
 func identify(o manifest.Object, modified time.Time) {
-	m, err := meta.Accessor(o.Value)
-	if err != nil {
-		return
-	}
+	m := o.Value
 	m.SetUID(uidOf(o.Name()))
 	m.SetCreationTimestamp(metav1.NewTime(modified.Truncate(time.Second)))
 	m.SetManagedFields(nil)

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -81,10 +82,10 @@ func tell(t *testing.T, script *story.Story) {
 		case "folder":
 			must.Do(t, os.MkdirAll(path, 0o700))
 		case "list":
-			listed = new(d.list())
+			listed = new(list(dir, d.parent))
 		case "read":
 			if listed == nil {
-				listed = new(d.list())
+				listed = new(list(dir, d.parent))
 			}
 			again = d.read(*listed, len(words) > 1)
 			d.publish(func(objects []runtime.Object, _ []Fault) { published = objects }, listed.faults)
@@ -93,7 +94,7 @@ func tell(t *testing.T, script *story.Story) {
 		case "expect":
 			var b strings.Builder
 			fmt.Fprintf(&b, "read again: %v\n", again)
-			for _, path := range d.paths() {
+			for _, path := range sets.List(sets.KeySet(d.files)) {
 				fmt.Fprintf(&b, "%s: %d objects\n", path, len(d.files[path].objects))
 				for _, f := range d.files[path].faults {
 					fmt.Fprintf(&b, "  %s\n", f)
@@ -138,8 +139,7 @@ func TestBrokenDirectory(t *testing.T) {
 	dir := t.TempDir()
 	must.Do(t, os.MkdirAll(filepath.Join(dir, "1/2/3/4/5/6/7/8/9"), 0o700)) // too deep
 	must.Do(t, os.WriteFile(filepath.Join(dir, "a.yaml"), nil, 0o600))
-	d := must.Get(New(Config{Path: dir}))(t)
-	found := d.list()
+	found := list(dir)
 	files, faults := Files(dir)
 	check.Same(t, found.files, files, "files for others")
 	check.Same(t, found.faults, faults, "faults for others")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,22 +50,16 @@ const (
 // list finds the manifests. Directories are listed by their real names, because a watch stays with
 // the directory that had the name when the watch was made, and a ConfigMap's mount links to a new
 // directory with every change.
-func (d *Directory) list() listing {
-	var l listing
-	if d.cfg.Path == "" {
-		return l
-	}
-	l.directories = append(l.directories, d.parent) // the directory's name may be linked to another directory
-	l.walk(d.cfg.Path)
+func list(path string, watched ...string) listing {
+	l := listing{directories: watched}
+	l.walk(path)
 	slices.Sort(l.files)
 	return l
 }
 
 // Files returns the manifests of a directory, in order, and why some may be missing.
 func Files(path string) ([]string, []Fault) {
-	var l listing
-	l.walk(path)
-	slices.Sort(l.files)
+	l := list(path)
 	return l.files, l.faults
 }
 
@@ -204,9 +197,6 @@ func (d *Directory) readFile(path string, old *file) *file {
 	f.objects = objects
 	return f
 }
-
-// paths returns the files that were read, in order.
-func (d *Directory) paths() []string { return slices.Sorted(maps.Keys(d.files)) }
 
 // unsettled reports whether a file is so new that it may still be being written: it is invalid, or
 // it was written in place, and the beginning of a manifest can be a valid one.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
 )
 
@@ -86,11 +87,7 @@ func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIServi
 		if failing = err != nil; failing {
 			wait = localAgain
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return
-		}
+		latest.Sleep(ctx, wait)
 	}
 }
 

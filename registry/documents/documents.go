@@ -115,16 +115,18 @@ type Sources[S, L any] struct {
 }
 
 // New makes the Sources of a kind of document.
-func New[S, L any](cfg Config, kind Kind[S, L]) (*Sources[S, L], error) {
+func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 	if cfg.Each == nil {
 		cfg.Each = func(ctx context.Context, f func(context.Context, string)) error { f(ctx, ""); return nil }
 	}
 	s := &Sources[S, L]{
-		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), polls: newPolls(kind.Name),
-		changed: make(chan time.Time, 1),
+		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan time.Time, 1),
+		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
+			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
 	}
 	s.set = &set[S, L]{of: s, serving: make(map[string]*backend[S, L])}
-	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.polls, kind.gauges())...)
+	metric.Register(cfg.Metrics, append(kind.Metrics, s.polls, kind.gauges())...)
+	return s
 }
 
 // Touch asks for another publication. It never blocks.
@@ -178,7 +180,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 			}
 		}
 		s.set.forget()
-		sleep(ctx, min(restFactor*time.Since(begun), mostRest))
+		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()
 }
@@ -256,12 +258,6 @@ func (f Freshness) Of(e *registry.Entry, err error) Freshness {
 
 // resultOK is the result of a successful request. The other results are Reasons.
 const resultOK = "ok"
-
-// newPolls makes fairlead_<document>_polls_total, which counts requests by result.
-func newPolls(document string) *prometheus.CounterVec {
-	return metric.Counter("fairlead_"+strings.ToLower(document)+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", document), "result",
-		resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid))
-}
 
 // polled counts a request by its result.
 func (s *Sources[S, L]) polled(err error) {

@@ -1,13 +1,19 @@
 package documents
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"sync/atomic"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
 const (
@@ -48,17 +54,13 @@ func follow(ctx context.Context, every time.Duration, hints <-chan struct{}, ask
 		default:
 			failures = 0
 		}
-		if !sleep(ctx, rest) {
-			return
-		}
-		t := time.NewTimer(wait - rest)
+		latest.Sleep(ctx, rest)
 		select {
-		case <-t.C:
+		case <-time.After(wait - rest):
 		case <-hints:
 			hurry = firstHurry
 		case <-ctx.Done():
 		}
-		t.Stop()
 		if ctx.Err() != nil {
 			return
 		}
@@ -85,7 +87,7 @@ func Watch(ctx context.Context, do Do, path string, changed func()) error {
 		if err := watchOnce(ctx, do, path, changed); err == nil || time.Since(begun) > lastRewatch {
 			pause = firstRewatch // it has ended normally
 		}
-		if !sleep(ctx, time.Duration(float64(pause)*(0.8+0.4*rand.Float64()))) { //nolint:gosec // jitter
+		if !latest.Sleep(ctx, time.Duration(float64(pause)*(0.8+0.4*rand.Float64()))) { //nolint:gosec // jitter
 			return ctx.Err()
 		}
 		pause = min(2*pause, lastRewatch)
@@ -126,4 +128,89 @@ func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 			return nil //nolint:nilerr // the next watch begins with a call of changed
 		}
 	}
+}
+
+// local is a local apiserver.
+type local[L any] struct {
+	name  string
+	hints chan struct{} // one slot: its documents may have changed
+	known atomic.Pointer[L]
+	fails bool // owned by its goroutine
+}
+
+// Local sends requests to a local apiserver.
+func (c *Config) Local(server string) Do {
+	return func(ctx context.Context, r *http.Request) (*http.Response, error) {
+		return c.FetchLocal(ctx, server, r)
+	}
+}
+
+// Release asks for a local apiserver's release, such as v1.36.3. Where servers have no names, it is
+// of no use.
+func (c *Config) Release(ctx context.Context, server string) (string, error) {
+	if server == "" {
+		return "", nil
+	}
+	a, err := Get(ctx, c.Local(server), Question{Path: "/version", Accept: "application/json"})
+	var is struct {
+		GitVersion string `json:"gitVersion"`
+	}
+	if err == nil && json.Unmarshal(a.Body, &is) != nil {
+		err = a.Unexpected()
+	}
+	return is.GitVersion, err
+}
+
+// Newer compares two releases, the newer one first.
+func Newer(a, b string) int {
+	if v, err := version.ParseSemantic(b); err == nil {
+		if n, err := v.Compare(a); err == nil {
+			return n
+		}
+	}
+	return cmp.Compare(b, a)
+}
+
+// LocalChanged hints that a local apiserver's documents may have changed, as after a change of a
+// CRD; of all if server is empty. It never blocks.
+func (s *Sources[S, L]) LocalChanged(server string) {
+	for name, l := range s.locals.Range {
+		if server == "" || server == name {
+			latest.Wake(l.(*local[L]).hints) //nolint:forcetypeassert // nothing else is stored
+		}
+	}
+}
+
+// Locals yields the names of the local apiservers with their states.
+func (s *Sources[S, L]) Locals(yield func(server string, known *L) bool) {
+	s.locals.Range(func(_, v any) bool {
+		l := v.(*local[L]) //nolint:forcetypeassert // nothing else is stored
+		return yield(l.name, l.known.Load())
+	})
+}
+
+// followLocal asks a local apiserver until ctx ends. Then it is none any more.
+func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
+	l := &local[L]{name: server, hints: make(chan struct{}, 1)}
+	s.locals.Store(server, l)
+	follow(ctx, s.kind.Every, l.hints, func(ctx context.Context) error { return s.askLocal(ctx, l) })
+	s.locals.CompareAndDelete(server, l) // it may have come back
+	s.Touch()
+}
+
+// askLocal asks a local apiserver.
+func (s *Sources[S, L]) askLocal(ctx context.Context, l *local[L]) error {
+	err := s.kind.AskLocal(ctx, l.name, &l.known)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	s.polled(err)
+	switch {
+	case err != nil && !l.fails:
+		s.log.Warn("documents of local apiserver cannot be read, the last good ones stay", "document", s.kind.Name, "endpoint", l.name, "err", err)
+	case err == nil && l.fails:
+		s.log.Info("documents of local apiserver can be read again", "document", s.kind.Name, "endpoint", l.name)
+	}
+	l.fails = err != nil
+	return err
 }

@@ -9,8 +9,9 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
 // Question is one GET.
@@ -72,7 +73,7 @@ const maxText = 1 << 10
 // brief returns an error with at most so much text.
 func brief(err error) error {
 	if text := err.Error(); len(text) > maxText {
-		return errors.New(strings.ToValidUTF8(text[:maxText], "") + "…")
+		return errors.New(printable.Cut(text, maxText))
 	}
 	return err
 }

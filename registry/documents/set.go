@@ -1,6 +1,7 @@
 package documents
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -194,7 +196,7 @@ func (b *backend[S, L]) run(ctx context.Context) {
 			} else {
 				failures = 0
 			}
-			if !sleep(ctx, leastGap) {
+			if !latest.Sleep(ctx, leastGap) {
 				return
 			}
 			wait = time.After(pause(failures))
@@ -209,16 +211,11 @@ func (b *backend[S, L]) run(ctx context.Context) {
 }
 
 func (b *backend[S, L]) askable() []*registry.Entry {
-	var well, others []*registry.Entry
-	for _, e := range *b.entries.Load() {
-		switch {
-		case e.Verdict.Available() && Askable(e):
-			well = append(well, e)
-		case Askable(e):
-			others = append(others, e)
-		}
-	}
-	return append(well, others...) // a caller that needs only one uses the first
+	entries := slices.DeleteFunc(slices.Clone(*b.entries.Load()), func(e *registry.Entry) bool { return !Askable(e) })
+	slices.SortStableFunc(entries, func(a, b *registry.Entry) int { // a caller that needs only one uses the first
+		return cmp.Compare(metric.Number(b.Verdict.Available()), metric.Number(a.Verdict.Available()))
+	})
+	return entries
 }
 
 // pause returns the time until the next request. The jitter keeps replicas and backends from asking
@@ -229,14 +226,4 @@ func pause(failures int) time.Duration {
 		d = min(firstRetry<<min(failures-1, 10), lastRetry)
 	}
 	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64())) //nolint:gosec // jitter
-}
-
-// sleep waits for d and reports whether ctx is still alive.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -81,7 +81,7 @@ func TestStories(t *testing.T) {
 				if !home {
 					cfg.FetchLocal = nil
 				}
-				sources = must.Get(documents.New(cfg, documents.Kind[words, words]{
+				sources = documents.New(cfg, documents.Kind[words, words]{
 					Name: "test", Ask: ask, Verdicts: len(w) > 0,
 					Every: 2 * time.Second,
 					AskLocal: func(ctx context.Context, _ string, _ *atomic.Pointer[words]) error {
@@ -92,7 +92,7 @@ func TestStories(t *testing.T) {
 					Publish: func(*registry.Table) time.Time { published++; return time.Time{} },
 					Status:  func(func(documents.Freshness)) {},
 					Sizes:   func(func(string, int)) {},
-				}))(s)
+				})
 				s.Built = sources.Wake
 				must.Run(s, sources.Run)
 			},

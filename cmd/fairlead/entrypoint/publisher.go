@@ -92,12 +92,8 @@ func New(c Config) (*Publisher, error) {
 	if c.Address.Port() == 0 {
 		return nil, errors.New("configuring entrypoint: the port must be set")
 	}
-	m, err := newMetrics(c.Metrics)
-	if err != nil {
-		return nil, err
-	}
 	c.Address = netip.AddrPortFrom(c.Address.Addr().Unmap(), c.Address.Port())
-	return &Publisher{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, members: members{known: map[string]*member{}}, leaving: make(chan struct{}, 1)}, nil
+	return &Publisher{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: newMetrics(c.Metrics), members: members{known: map[string]*member{}}, leaving: make(chan struct{}, 1)}, nil
 }
 
 // CheckAddress returns why clients cannot use an address. Kubernetes would reject it too.
@@ -185,7 +181,7 @@ type metrics struct {
 	rounds    *prometheus.CounterVec // :: result
 }
 
-func newMetrics(r prometheus.Registerer) (*metrics, error) {
+func newMetrics(r prometheus.Registerer) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "fairlead_entrypoint_" + name, Help: help})
 	}
@@ -193,10 +189,10 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		published: gauge("published", "1 while this replica has its Lease and so is an endpoint of the Service default/kubernetes."),
 		replicas:  gauge("replicas", "Replicas with a Lease, as this one sees them."),
 		contested: gauge("contested", "1 while Fairlead gives way to another writer, such as kube-apiserver's own reconciler, until no other writer has changed the endpoints of default/kubernetes for a minute."),
-		foreign: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_entrypoint_foreign_writes_total", Help: "Changes of the endpoints of default/kubernetes by writers other than Fairlead.",
-		}),
+		foreign: metric.Count("fairlead_entrypoint_foreign_writes_total",
+			"Changes of the endpoints of default/kubernetes by writers other than Fairlead."),
 		rounds: metric.Counter("fairlead_entrypoint_rounds_total", "Rounds of renewing the Lease and publishing, by result (passed, failed).", "result", "passed", "failed"),
 	}
-	return m, metric.Register(r, "the entrypoint", m.published, m.replicas, m.contested, m.foreign, m.rounds)
+	metric.Register(r, m.published, m.replicas, m.contested, m.foreign, m.rounds)
+	return m
 }

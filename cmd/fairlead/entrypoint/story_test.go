@@ -201,8 +201,7 @@ func TestALeaseRunsOut(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	s, taken := newAPIServer(t), prometheus.NewRegistry()
-	must.Get(newMetrics(taken))(t)
+	s := newAPIServer(t)
 	good := s.config()
 	good.Identity, good.Ready, good.Address = "one", func() error { return nil }, netip.MustParseAddrPort("10.0.0.1:8443")
 	must.Get(New(good))(t)
@@ -212,7 +211,6 @@ func TestNewRefuses(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"no address": func(c *Config) { c.Address = netip.AddrPort{} },
 		"no port":    at("10.0.0.1:0"), "loopback": at("127.0.0.1:1"), "mapped loopback": at("[::ffff:127.0.0.1]:1"), "any": at("0.0.0.0:1"), "link-local": at("[fe80::1]:1"),
-		"registered twice": func(c *Config) { c.Metrics = taken },
 	} {
 		c := good
 		change(&c)

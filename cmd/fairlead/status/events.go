@@ -29,10 +29,11 @@ type Events struct {
 }
 
 // NewEvents makes Events. It does nothing until Run.
-func NewEvents(c Config) (*Events, error) {
+func NewEvents(c Config) *Events {
 	e := &Events{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), emitted: metric.Counter("fairlead_event_total",
 		"Events emitted for APIServices, by type (Normal, Warning), before similar ones are merged.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
-	return e, metric.Register(c.Metrics, "events", e.emitted)
+	metric.Register(c.Metrics, e.emitted)
+	return e
 }
 
 // eventsLease names the Lease that elects the reporting replica.

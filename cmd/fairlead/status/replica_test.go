@@ -93,10 +93,10 @@ func (s *stage) start(name, kind string, entries []*registry.Entry) {
 			defer r.mu.Unlock()
 			return r.faults
 		}
-		e := must.Get(NewEvents(Config{Table: c.Table, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: c.Leases, Identity: name, Faults: faults}))(s)
+		e := NewEvents(Config{Table: c.Table, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: c.Leases, Identity: name, Faults: faults})
 		r.stop = must.Run(s, e.Run)
 	} else {
-		r.writer = must.Get(New(c))(s)
+		r.writer = New(c)
 		r.stop = must.Run(s, r.writer.Run)
 	}
 }

@@ -72,7 +72,7 @@ type Table interface {
 }
 
 // New makes a Writer. It does nothing until Run.
-func New(c Config) (*Writer, error) {
+func New(c Config) *Writer {
 	w := &Writer{
 		config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), condition: apiregistrationv1.Available,
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -84,7 +84,8 @@ func New(c Config) (*Writer, error) {
 	if c.Elect == nil {
 		w.condition, w.config.Elect = conditionType, c.elect
 	}
-	return w, metric.Register(c.Metrics, "the status writer", w.leading, w.writes)
+	metric.Register(c.Metrics, w.leading, w.writes)
+	return w
 }
 
 // lease names the Lease that elects the writer.

@@ -120,24 +120,15 @@ const detectEvery = 5 * time.Second
 // detectRestores compares etcd's revision with the cache's until ctx ends.
 func (b *bounded) detectRestores(ctx context.Context, cached *cacher.Cacher) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		if was, is, ahead := b.ahead(ctx, cached); ahead {
+		if !cached.Ready() {
+			return // the next call would wait
+		}
+		was, err := cached.LastSyncResourceVersion()
+		if is, unknown := b.now(ctx); err == nil && unknown == nil && is < was {
 			klog.ErrorS(nil, "etcd's revision has decreased, as after a restore: everything is relisted", "was", was, "is", is)
 			b.watches.Load().end()
 		}
 	}, detectEvery)
-}
-
-// ahead reports whether the cache has a newer revision than etcd.
-func (b *bounded) ahead(ctx context.Context, cached *cacher.Cacher) (was, is uint64, yes bool) {
-	if !cached.Ready() {
-		return 0, 0, false
-	}
-	was, err := cached.LastSyncResourceVersion()
-	if err != nil {
-		return 0, 0, false
-	}
-	is, err = b.now(ctx)
-	return was, is, err == nil && is < was
 }
 
 // now returns etcd's revision.

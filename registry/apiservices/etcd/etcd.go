@@ -30,6 +30,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/apiserver/pkg/storage/etcd3/metrics"
 	restetcd "k8s.io/kube-aggregator/pkg/registry/apiservice/etcd"
+
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
 // Config says how to connect to etcd. Except Endpoints, names are those of kube-apiserver's flags.
@@ -128,12 +130,8 @@ const again = time.Second
 // and calls lead while this process leads. When lead's context ends, the election is lost.
 func (s *Store) Elect(ctx context.Context, name string, lead func(context.Context)) error {
 	for ctx.Err() == nil {
-		if err := s.elect(ctx, name, lead); err == nil {
-			continue
-		}
-		select {
-		case <-time.After(again):
-		case <-ctx.Done():
+		if s.elect(ctx, name, lead) != nil {
+			latest.Sleep(ctx, again)
 		}
 	}
 	return ctx.Err()

@@ -27,8 +27,6 @@ const resourcePrefix = "/" + apiregistration.GroupName + "/apiservices"
 
 func one() runtime.Object { return &apiregistration.APIService{} }
 
-func list() runtime.Object { return &apiregistration.APIServiceList{} }
-
 // codec returns kube-apiserver's codec for this group (kubernetes
 // pkg/controlplane/apiserver/aggregator.go): it writes v1 as JSON, independently of
 // --storage-media-type, and also reads protobuf.
@@ -39,6 +37,7 @@ func codec(scheme *runtime.Scheme) runtime.Codec {
 // open opens the storage in etcd.
 func (s *Store) open(scheme *runtime.Scheme, prefix string) (*bounded, func(), error) {
 	versioner, codec := storage.APIObjectVersioner{}, codec(scheme)
+	list := func() runtime.Object { return &apiregistration.APIServiceList{} }
 	compactor := etcd3.StartCompactorPerEndpoint(s.client.Client, storagebackend.DefaultCompactInterval)
 	raw, err := etcd3.New(s.client, compactor, codec, one, list, prefix, resourcePrefix, apiregistration.Resource("apiservices"), &vetting{codec, path.Join("/", prefix, resourcePrefix) + "/"},
 		etcd3.NewDefaultLeaseManagerConfig(), etcd3.NewDefaultDecoder(codec, versioner), versioner)

@@ -6,6 +6,7 @@
 package manifest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -16,12 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"sigs.k8s.io/yaml"
@@ -31,7 +30,10 @@ import (
 type Object struct {
 	// Value is a *v1.APIService, *v1.Service, *v1.EndpointSlice, *v1.ConfigMap, *v1.Secret,
 	// *v1.ClusterRole or *v1.ClusterRoleBinding, defaulted. From Decode it is valid.
-	Value runtime.Object
+	Value interface {
+		runtime.Object
+		metav1.Object
+	}
 	// Line is the line at which it begins, from 1.
 	Line int
 
@@ -146,25 +148,32 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 	}
 	d.scheme.Default(value)
 	setDefaults(value)
-	d.setNamespace(value)
-	var wrong field.ErrorList
+	object := Object{kind: kind.Kind}
+	var wrong violations
 	switch o := value.(type) {
 	case *corev1.List:
 		return d.list(o, doc, at)
 	case *apiregistrationv1.APIService:
-		wrong = validateAPIService(o)
+		object.Value = o
+		wrong.apiService(o)
 	case *corev1.Service:
-		wrong = validateService(o)
+		object.Value, o.Namespace = o, cmp.Or(o.Namespace, d.Namespace)
+		wrong.service(o)
 	case *discoveryv1.EndpointSlice:
-		wrong = validateSlice(o)
+		object.Value, o.Namespace = o, cmp.Or(o.Namespace, d.Namespace)
+		wrong.slice(o)
 	case *corev1.ConfigMap:
-		wrong = validateData(&o.ObjectMeta, "data", "binaryData", o.Data, o.BinaryData, false)
+		object.Value, o.Namespace = o, cmp.Or(o.Namespace, d.Namespace)
+		wrong.data(&o.ObjectMeta, "data", "binaryData", o.Data, o.BinaryData, false)
 	case *corev1.Secret:
-		wrong = validateData(&o.ObjectMeta, "stringData", "data", o.StringData, o.Data, true)
+		object.Value, o.Namespace = o, cmp.Or(o.Namespace, d.Namespace)
+		wrong.data(&o.ObjectMeta, "stringData", "data", o.StringData, o.Data, true)
 	case *rbacv1.ClusterRole:
-		wrong = validateRole(o)
+		object.Value = o
+		wrong.role(o)
 	case *rbacv1.ClusterRoleBinding:
-		wrong = validateBinding(o)
+		object.Value = o
+		wrong.binding(o)
 	default:
 		fault := doc.fault(at+"kind", fmt.Sprintf("%s is not read from a directory: only APIService, Service, "+
 			"EndpointSlice, ConfigMap, Secret, ClusterRole, ClusterRoleBinding and List are", kind.Kind))
@@ -175,16 +184,8 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 	for _, e := range wrong[:min(len(wrong), maxFaults)] { // each looks for its line
 		faults = append(faults, doc.fault(at+e.Field, e.ErrorBody()))
 	}
-	return []Object{{Value: value, Line: doc.lineOf(strings.TrimSuffix(at, ".")), kind: kind.Kind}}, faults
-}
-
-func (d *Decoder) setNamespace(value runtime.Object) {
-	switch o := value.(type) {
-	case *corev1.Service, *discoveryv1.EndpointSlice, *corev1.ConfigMap, *corev1.Secret:
-		if m, err := meta.Accessor(o); err == nil && m.GetNamespace() == "" {
-			m.SetNamespace(d.Namespace)
-		}
-	}
+	object.Line = doc.lineOf(strings.TrimSuffix(at, "."))
+	return []Object{object}, faults
 }
 
 // list decodes the items of a List, as kubectl get -o yaml writes them.
@@ -203,14 +204,10 @@ func (d *Decoder) list(l *corev1.List, doc *document, at string) ([]Object, []Fa
 
 // Name returns kind, namespace and name of an object, such as "Service kube-system/metrics".
 func (o Object) Name() string {
-	m, err := meta.Accessor(o.Value)
-	if err != nil {
-		return o.kind
+	if o.Value.GetNamespace() == metav1.NamespaceNone {
+		return o.kind + " " + o.Value.GetName()
 	}
-	if m.GetNamespace() == metav1.NamespaceNone {
-		return o.kind + " " + m.GetName()
-	}
-	return o.kind + " " + m.GetNamespace() + "/" + m.GetName()
+	return o.kind + " " + o.Value.GetNamespace() + "/" + o.Value.GetName()
 }
 
 // duplicates finds objects that are in a file twice.

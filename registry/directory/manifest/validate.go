@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -52,74 +53,84 @@ func setDefaults(value runtime.Object) {
 	}
 }
 
-// validateAPIService applies kube-aggregator's rules.
-func validateAPIService(o *apiregistrationv1.APIService) field.ErrorList {
-	var internal apiregistration.APIService
-	if err := apiregistrationv1.Convert_v1_APIService_To_apiregistration_APIService(o, &internal, nil); err != nil {
-		return field.ErrorList{field.InternalError(nil, err)}
+// violations are the rules that an object breaks.
+type violations field.ErrorList
+
+// add adds an error if something is wrong.
+func (v *violations) add(wrong bool, err *field.Error) {
+	if wrong {
+		*v = append(*v, err)
 	}
-	return aggregatorvalidation.ValidateAPIService(context.Background(), &internal)
+}
+
+// invalid adds an error for each of the messages about a value.
+func (v *violations) invalid(path *field.Path, value any, messages []string) {
+	for _, msg := range messages {
+		*v = append(*v, field.Invalid(path, value, msg))
+	}
+}
+
+// apiService applies kube-aggregator's rules.
+func (v *violations) apiService(o *apiregistrationv1.APIService) {
+	var internal apiregistration.APIService
+	_ = apiregistrationv1.Convert_v1_APIService_To_apiregistration_APIService(o, &internal, nil) // it never fails
+	*v = append(*v, aggregatorvalidation.ValidateAPIService(context.Background(), &internal)...)
 }
 
 func metadata() *field.Path { return field.NewPath("metadata") }
 
-// validateService applies the rules of pkg/apis/core/validation that matter for routing there.
-func validateService(o *corev1.Service) field.ErrorList {
-	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNS1035Label, metadata())
+func (v *violations) metadata(o *metav1.ObjectMeta, namespaced bool, name apivalidation.ValidateNameFunc) {
+	*v = append(*v, apivalidation.ValidateObjectMeta(o, namespaced, name, metadata())...)
+}
+
+// service applies the rules of pkg/apis/core/validation that matter for routing there.
+func (v *violations) service(o *corev1.Service) {
+	v.metadata(&o.ObjectMeta, true, apivalidation.NameIsDNS1035Label)
 	spec := field.NewPath("spec")
 	external := o.Spec.Type == corev1.ServiceTypeExternalName
 	headless := o.Spec.ClusterIP == corev1.ClusterIPNone
 	switch o.Spec.Type {
 	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
 	case corev1.ServiceTypeExternalName:
-		errs = append(errs, invalid(spec.Child("externalName"), o.Spec.ExternalName, utilvalidation.IsDNS1123Subdomain(o.Spec.ExternalName))...)
+		v.invalid(spec.Child("externalName"), o.Spec.ExternalName, utilvalidation.IsDNS1123Subdomain(o.Spec.ExternalName))
 	default:
-		errs = append(errs, field.NotSupported(spec.Child("type"), o.Spec.Type, []corev1.ServiceType{
+		v.add(true, field.NotSupported(spec.Child("type"), o.Spec.Type, []corev1.ServiceType{
 			corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort,
 		}))
 	}
 	if ip := o.Spec.ClusterIP; ip != "" && !headless {
-		if external {
-			errs = append(errs, field.Forbidden(spec.Child("clusterIP"), "may not be set for ExternalName services"))
-		} else if _, err := netip.ParseAddr(ip); err != nil {
-			errs = append(errs, field.Invalid(spec.Child("clusterIP"), ip, "must be empty, \"None\", or a valid IP address"))
-		}
+		_, err := netip.ParseAddr(ip)
+		v.add(external, field.Forbidden(spec.Child("clusterIP"), "may not be set for ExternalName services"))
+		v.add(!external && err != nil, field.Invalid(spec.Child("clusterIP"), ip, "must be empty, \"None\", or a valid IP address"))
 	}
-	errs = append(errs, when(len(o.Spec.Ports) == 0 && !external && !headless,
-		field.Required(spec.Child("ports"), ""))...)
+	v.add(len(o.Spec.Ports) == 0 && !external && !headless, field.Required(spec.Child("ports"), ""))
 	names, numbers := sets.New[string](), sets.New[string]()
 	for i := range o.Spec.Ports {
-		errs = append(errs, validateServicePort(&o.Spec.Ports[i], spec.Child("ports").Index(i), len(o.Spec.Ports) > 1, names, numbers)...)
+		v.servicePort(&o.Spec.Ports[i], spec.Child("ports").Index(i), len(o.Spec.Ports) > 1, names, numbers)
 	}
-	return errs
 }
 
-func validateServicePort(p *corev1.ServicePort, path *field.Path, named bool, names, numbers sets.Set[string]) field.ErrorList {
-	errs := validatePortName(p.Name, path.Child("name"), names)
-	errs = append(errs, when(named && p.Name == "", field.Required(path.Child("name"), ""))...)
-	errs = append(errs, invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))...)
+func (v *violations) servicePort(p *corev1.ServicePort, path *field.Path, named bool, names, numbers sets.Set[string]) {
+	v.portName(p.Name, path.Child("name"), names)
+	v.add(named && p.Name == "", field.Required(path.Child("name"), ""))
+	v.invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))
 	number := fmt.Sprintf("%s/%d", p.Protocol, p.Port)
-	errs = append(errs, when(numbers.Has(number), field.Duplicate(path, number))...)
+	v.add(numbers.Has(number), field.Duplicate(path, number))
 	numbers.Insert(number)
-	return append(errs, validateProtocol(p.Protocol, path.Child("protocol"))...)
+	v.protocol(p.Protocol, path.Child("protocol"))
 }
 
-func validatePortName(name string, path *field.Path, names sets.Set[string]) field.ErrorList {
-	var errs field.ErrorList
+func (v *violations) portName(name string, path *field.Path, names sets.Set[string]) {
 	if name != "" {
-		errs = invalid(path, name, utilvalidation.IsDNS1123Label(name))
-		errs = append(errs, when(names.Has(name), field.Duplicate(path, name))...)
+		v.invalid(path, name, utilvalidation.IsDNS1123Label(name))
+		v.add(names.Has(name), field.Duplicate(path, name))
 	}
 	names.Insert(name)
-	return errs
 }
 
-func validateProtocol(p corev1.Protocol, path *field.Path) field.ErrorList {
-	switch p {
-	case corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP:
-		return nil
-	}
-	return field.ErrorList{field.NotSupported(path, p, []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP})}
+func (v *violations) protocol(p corev1.Protocol, path *field.Path) {
+	all := []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP}
+	v.add(!slices.Contains(all, p), field.NotSupported(path, p, all))
 }
 
 const (
@@ -128,114 +139,89 @@ const (
 	maxPorts     = 20_000
 )
 
-// validateSlice applies the rules of pkg/apis/discovery/validation that matter for dialling.
-func validateSlice(o *discoveryv1.EndpointSlice) field.ErrorList {
-	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, metadata())
-	errs = append(errs, when(o.Labels[discoveryv1.LabelServiceName] == "",
-		field.Required(metadata().Child("labels").Key(discoveryv1.LabelServiceName), "it says which Service the endpoints belong to"))...)
+// slice applies the rules of pkg/apis/discovery/validation that matter for dialling.
+func (v *violations) slice(o *discoveryv1.EndpointSlice) {
+	v.metadata(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain)
+	v.add(o.Labels[discoveryv1.LabelServiceName] == "",
+		field.Required(metadata().Child("labels").Key(discoveryv1.LabelServiceName), "it says which Service the endpoints belong to"))
 	switch o.AddressType {
 	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN:
 	case "":
-		errs = append(errs, field.Required(field.NewPath("addressType"), ""))
+		v.add(true, field.Required(field.NewPath("addressType"), ""))
 	default:
-		errs = append(errs, field.NotSupported(field.NewPath("addressType"), o.AddressType, []discoveryv1.AddressType{
+		v.add(true, field.NotSupported(field.NewPath("addressType"), o.AddressType, []discoveryv1.AddressType{
 			discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6,
 		}))
 	}
 	endpoints := field.NewPath("endpoints")
 	if len(o.Endpoints) > maxEndpoints {
-		return append(errs, field.TooMany(endpoints, len(o.Endpoints), maxEndpoints))
+		v.add(true, field.TooMany(endpoints, len(o.Endpoints), maxEndpoints))
+		return
 	}
 	for i := range o.Endpoints {
-		errs = append(errs, validateAddresses(o.Endpoints[i].Addresses, o.AddressType, endpoints.Index(i).Child("addresses"))...)
+		v.addresses(o.Endpoints[i].Addresses, o.AddressType, endpoints.Index(i).Child("addresses"))
 	}
 	ports := field.NewPath("ports")
 	if len(o.Ports) > maxPorts {
-		return append(errs, field.TooMany(ports, len(o.Ports), maxPorts))
+		v.add(true, field.TooMany(ports, len(o.Ports), maxPorts))
+		return
 	}
 	names := sets.New[string]()
 	for i := range o.Ports {
 		p, path := &o.Ports[i], ports.Index(i)
-		errs = append(errs, when(names.Has(*p.Name), field.Duplicate(path.Child("name"), *p.Name))...)
-		errs = append(errs, validatePortName(*p.Name, path.Child("name"), sets.New[string]())...)
+		v.add(names.Has(*p.Name), field.Duplicate(path.Child("name"), *p.Name)) // of unnamed ones, too
+		v.portName(*p.Name, path.Child("name"), sets.New[string]())
 		names.Insert(*p.Name)
-		errs = append(errs, validateProtocol(*p.Protocol, path.Child("protocol"))...)
+		v.protocol(*p.Protocol, path.Child("protocol"))
 		if p.Port == nil {
-			errs = append(errs, field.Required(path.Child("port"), ""))
+			v.add(true, field.Required(path.Child("port"), ""))
 			continue
 		}
-		errs = append(errs, invalid(path.Child("port"), *p.Port, utilvalidation.IsValidPortNum(int(*p.Port)))...)
+		v.invalid(path.Child("port"), *p.Port, utilvalidation.IsValidPortNum(int(*p.Port)))
 	}
-	return errs
 }
 
-func validateAddresses(addresses []string, kind discoveryv1.AddressType, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	switch {
-	case len(addresses) == 0:
-		return append(errs, field.Required(path, "must contain at least 1 address"))
-	case len(addresses) > maxAddresses:
-		return append(errs, field.TooMany(path, len(addresses), maxAddresses))
+func (v *violations) addresses(addresses []string, kind discoveryv1.AddressType, path *field.Path) {
+	v.add(len(addresses) == 0, field.Required(path, "must contain at least 1 address"))
+	if len(addresses) > maxAddresses {
+		v.add(true, field.TooMany(path, len(addresses), maxAddresses))
+		return
 	}
 	for i, a := range addresses {
 		at := path.Index(i)
 		if kind == discoveryv1.AddressTypeFQDN {
-			errs = append(errs, invalid(at, a, utilvalidation.IsDNS1123Subdomain(a))...)
+			v.invalid(at, a, utilvalidation.IsDNS1123Subdomain(a))
 			continue
 		}
 		addr, err := netip.ParseAddr(a)
 		switch {
 		case err != nil || addr.Zone() != "":
-			errs = append(errs, field.Invalid(at, a, "must be a valid IP address"))
+			v.add(true, field.Invalid(at, a, "must be a valid IP address"))
 		case kind == discoveryv1.AddressTypeIPv4 && !addr.Is4():
-			errs = append(errs, field.Invalid(at, a, "must be an IPv4 address"))
+			v.add(true, field.Invalid(at, a, "must be an IPv4 address"))
 		case kind == discoveryv1.AddressTypeIPv6 && !addr.Is6():
-			errs = append(errs, field.Invalid(at, a, "must be an IPv6 address"))
+			v.add(true, field.Invalid(at, a, "must be an IPv6 address"))
 		}
 	}
-	return errs
 }
 
-// validateData validates a ConfigMap or a Secret: two maps with the names of their fields. No key
-// may be in both, unless the first map overrides the second one.
-func validateData(o *metav1.ObjectMeta, texts, data string, text map[string]string, raw map[string][]byte, overrides bool) field.ErrorList {
-	errs := apivalidation.ValidateObjectMeta(o, true, apivalidation.NameIsDNSSubdomain, metadata())
+// data validates a ConfigMap or a Secret: two maps with the names of their fields. No key may be in
+// both, unless the first map overrides the second one.
+func (v *violations) data(o *metav1.ObjectMeta, texts, data string, text map[string]string, raw map[string][]byte, overrides bool) {
+	v.metadata(o, true, apivalidation.NameIsDNSSubdomain)
 	total := 0
-	for k, v := range text {
-		errs = append(errs, validateKey(k, field.NewPath(texts))...)
-		if _, both := raw[k]; both && !overrides {
-			errs = append(errs, field.Invalid(field.NewPath(texts).Key(k), k, "duplicate of key present in "+data))
-		}
-		total += len(v)
+	for k, value := range text {
+		at := field.NewPath(texts).Key(k)
+		v.invalid(at, k, utilvalidation.IsConfigMapKey(k))
+		_, both := raw[k]
+		v.add(both && !overrides, field.Invalid(at, k, "duplicate of key present in "+data))
+		total += len(value)
 	}
-	for k, v := range raw {
-		errs = append(errs, validateKey(k, field.NewPath(data))...)
-		total += len(v)
+	for k, value := range raw {
+		v.invalid(field.NewPath(data).Key(k), k, utilvalidation.IsConfigMapKey(k))
+		total += len(value)
 	}
-	if total > corev1.MaxSecretSize { // of ConfigMaps, too
-		errs = append(errs, field.TooLong(field.NewPath("data"), "", corev1.MaxSecretSize))
-	}
-	return errs
-}
-
-func validateKey(k string, path *field.Path) field.ErrorList {
-	return invalid(path.Key(k), k, utilvalidation.IsConfigMapKey(k))
-}
-
-// when returns an error if something is wrong.
-func when(wrong bool, err *field.Error) field.ErrorList {
-	if wrong {
-		return field.ErrorList{err}
-	}
-	return nil
-}
-
-// invalid returns an error for each of the messages about a value.
-func invalid(path *field.Path, value any, messages []string) (errs field.ErrorList) {
-	for _, msg := range messages {
-		errs = append(errs, field.Invalid(path, value, msg))
-	}
-	return errs
+	v.add(total > corev1.MaxSecretSize, field.TooLong(field.NewPath("data"), "", corev1.MaxSecretSize)) // of ConfigMaps, too
 }
 
 // roleName validates names of roles and bindings: they are path segments, and may have colons.
@@ -246,69 +232,56 @@ func roleName(name string, prefix bool) []string {
 	return content.IsPathSegmentName(name)
 }
 
-// validateRole applies the rules of pkg/apis/rbac/validation. Aggregated roles are refused, because
-// the controller that aggregates them does not run here.
-func validateRole(o *rbacv1.ClusterRole) field.ErrorList {
-	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, false, roleName, metadata())
-	errs = append(errs, when(o.AggregationRule != nil,
-		field.Forbidden(field.NewPath("aggregationRule"), "nothing aggregates roles here: list the rules"))...)
+// role applies the rules of pkg/apis/rbac/validation. Aggregated roles are refused, because the
+// controller that aggregates them does not run here.
+func (v *violations) role(o *rbacv1.ClusterRole) {
+	v.metadata(&o.ObjectMeta, false, roleName)
+	v.add(o.AggregationRule != nil, field.Forbidden(field.NewPath("aggregationRule"), "nothing aggregates roles here: list the rules"))
 	for i := range o.Rules {
-		errs = append(errs, validateRule(&o.Rules[i], field.NewPath("rules").Index(i))...)
+		v.rule(&o.Rules[i], field.NewPath("rules").Index(i))
 	}
-	return errs
 }
 
-func validateRule(r *rbacv1.PolicyRule, at *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	errs = append(errs, when(len(r.Verbs) == 0,
-		field.Required(at.Child("verbs"), "verbs must contain at least one value"))...)
+func (v *violations) rule(r *rbacv1.PolicyRule, at *field.Path) {
+	v.add(len(r.Verbs) == 0, field.Required(at.Child("verbs"), "verbs must contain at least one value"))
 	if len(r.NonResourceURLs) > 0 {
-		errs = append(errs, when(len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0,
-			field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))...)
-		return errs
+		v.add(len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0,
+			field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
+		return
 	}
-	errs = append(errs, when(len(r.APIGroups) == 0,
-		field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))...)
-	errs = append(errs, when(len(r.Resources) == 0,
-		field.Required(at.Child("resources"), "resource rules must supply at least one resource"))...)
-	return errs
+	v.add(len(r.APIGroups) == 0, field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))
+	v.add(len(r.Resources) == 0, field.Required(at.Child("resources"), "resource rules must supply at least one resource"))
 }
 
-// validateBinding applies the rules of pkg/apis/rbac/validation.
-func validateBinding(o *rbacv1.ClusterRoleBinding) field.ErrorList {
-	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, false, roleName, metadata())
-	ref := field.NewPath("roleRef")
-	errs = append(errs, when(o.RoleRef.APIGroup != rbacv1.GroupName,
-		field.NotSupported(ref.Child("apiGroup"), o.RoleRef.APIGroup, []string{rbacv1.GroupName}))...)
-	errs = append(errs, when(o.RoleRef.Kind != "ClusterRole",
-		field.NotSupported(ref.Child("kind"), o.RoleRef.Kind, []string{"ClusterRole"}))...)
-	if o.RoleRef.Name == "" {
-		errs = append(errs, field.Required(ref.Child("name"), ""))
-	} else {
-		errs = append(errs, invalid(ref.Child("name"), o.RoleRef.Name, roleName(o.RoleRef.Name, false))...)
+// binding applies the rules of pkg/apis/rbac/validation.
+func (v *violations) binding(o *rbacv1.ClusterRoleBinding) {
+	v.metadata(&o.ObjectMeta, false, roleName)
+	ref, role := field.NewPath("roleRef"), &o.RoleRef
+	v.add(role.APIGroup != rbacv1.GroupName, field.NotSupported(ref.Child("apiGroup"), role.APIGroup, []string{rbacv1.GroupName}))
+	v.add(role.Kind != "ClusterRole", field.NotSupported(ref.Child("kind"), role.Kind, []string{"ClusterRole"}))
+	v.add(role.Name == "", field.Required(ref.Child("name"), ""))
+	if role.Name != "" {
+		v.invalid(ref.Child("name"), role.Name, roleName(role.Name, false))
 	}
 	for i := range o.Subjects {
-		errs = append(errs, validateSubject(&o.Subjects[i], field.NewPath("subjects").Index(i))...)
+		v.subject(&o.Subjects[i], field.NewPath("subjects").Index(i))
 	}
-	return errs
 }
 
-func validateSubject(s *rbacv1.Subject, at *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	errs = append(errs, when(s.Name == "", field.Required(at.Child("name"), ""))...)
+func (v *violations) subject(s *rbacv1.Subject, at *field.Path) {
+	v.add(s.Name == "", field.Required(at.Child("name"), ""))
 	group := rbacv1.GroupName
 	switch s.Kind {
 	case rbacv1.ServiceAccountKind:
 		group = ""
 		if s.Name != "" {
-			errs = append(errs, invalid(at.Child("name"), s.Name, apivalidation.ValidateServiceAccountName(s.Name, false))...)
+			v.invalid(at.Child("name"), s.Name, apivalidation.ValidateServiceAccountName(s.Name, false))
 		}
-		errs = append(errs, when(s.Namespace == "", field.Required(at.Child("namespace"), ""))...)
+		v.add(s.Namespace == "", field.Required(at.Child("namespace"), ""))
 	case rbacv1.UserKind, rbacv1.GroupKind:
 	default:
-		return append(errs, field.NotSupported(at.Child("kind"), s.Kind, []string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
+		v.add(true, field.NotSupported(at.Child("kind"), s.Kind, []string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
+		return
 	}
-	errs = append(errs, when(s.APIGroup != group,
-		field.NotSupported(at.Child("apiGroup"), s.APIGroup, []string{group}))...)
-	return errs
+	v.add(s.APIGroup != group, field.NotSupported(at.Child("apiGroup"), s.APIGroup, []string{group}))
 }

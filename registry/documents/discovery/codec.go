@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	apidiscoveryv2conversion "k8s.io/apiserver/pkg/apis/apidiscovery/v2"
 	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
@@ -30,14 +31,10 @@ type codecs struct {
 	aggregated, legacy runtime.NegotiatedSerializer
 }
 
-func newCodecs() (*codecs, error) {
+func newCodecs() *codecs {
 	agg, legacy := runtime.NewScheme(), runtime.NewScheme()
-	if err := apidiscoveryv2.AddToScheme(agg); err != nil {
-		return nil, fmt.Errorf("making scheme of aggregated discovery: %w", err)
-	}
-	if err := apidiscoveryv2conversion.RegisterConversions(agg); err != nil {
-		return nil, fmt.Errorf("making scheme of aggregated discovery: %w", err)
-	}
+	utilruntime.Must(apidiscoveryv2.AddToScheme(agg)) // it fails only for types that exclude each other
+	utilruntime.Must(apidiscoveryv2conversion.RegisterConversions(agg))
 	v1 := schema.GroupVersion{Version: "v1"}
 	metav1.AddToGroupVersion(legacy, v1)
 	legacy.AddUnversionedTypes(v1, &metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{}, &metav1.APIGroup{}, &metav1.APIResourceList{})
@@ -45,7 +42,7 @@ func newCodecs() (*codecs, error) {
 	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
 		options = append(options, serializer.WithSerializer(cbor.NewSerializerInfo))
 	}
-	return &codecs{aggregated: serializer.NewCodecFactory(agg, options...), legacy: serializer.NewCodecFactory(legacy, options...)}, nil
+	return &codecs{aggregated: serializer.NewCodecFactory(agg, options...), legacy: serializer.NewCodecFactory(legacy, options...)}
 }
 
 // aggregatedParams are the parameters that ask for aggregated discovery.
@@ -95,10 +92,7 @@ func decode(s runtime.NegotiatedSerializer, media string, body []byte, into runt
 	if media != runtime.ContentTypeJSON && media != runtime.ContentTypeProtobuf {
 		return fmt.Errorf("the media type %q is neither JSON nor protobuf", media)
 	}
-	info, ok := runtime.SerializerInfoForMediaType(s.SupportedMediaTypes(), media)
-	if !ok {
-		return fmt.Errorf("there is no serializer of %q", media)
-	}
+	info, _ := runtime.SerializerInfoForMediaType(s.SupportedMediaTypes(), media)
 	if err := runtime.DecodeInto(info.Serializer, body, into); err != nil {
 		return fmt.Errorf("decoding: %w", err)
 	}

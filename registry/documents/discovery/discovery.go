@@ -30,6 +30,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
@@ -74,31 +75,23 @@ type view struct {
 }
 
 // New returns a Discovery.
-func New(cfg Config) (*Discovery, error) {
+func New(cfg Config) *Discovery {
 	cfg.MaxBody = cmp.Or(cfg.MaxBody, max(8<<20, min(80<<20, debug.SetMemoryLimit(-1)/24)))
 	d := &Discovery{
-		cfg: cfg, turn: make(chan struct{}, 1), departed: make(map[schema.GroupVersion]bool),
-		aggregations: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "aggregator_discovery_aggregation_count_total", Help: "Counter of number of times discovery was aggregated",
-		}),
-	}
-	var err error
-	if d.codecs, err = newCodecs(); err != nil {
-		return nil, err
+		cfg: cfg, codecs: newCodecs(), turn: make(chan struct{}, 1), departed: make(map[schema.GroupVersion]bool),
+		aggregations: metric.Count("aggregator_discovery_aggregation_count_total",
+			"Counter of number of times discovery was aggregated"),
 	}
 	supported, _ := negotiation.MediaTypesForSerializer(d.codecs.legacy)
 	d.root = negotiator{codecs: d.codecs, supported: supported, aggregates: true}
 	d.legacy = negotiator{codecs: d.codecs, supported: supported}
-	d.sources, err = documents.New(cfg.Config, documents.Kind[state, localState]{
+	d.sources = documents.New(cfg.Config, documents.Kind[state, localState]{
 		Name: "discovery", Ask: d.ask, Join: join, AskLocal: d.askLocal, Every: localEvery, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
 		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
 		Metrics: []prometheus.Collector{d.aggregations},
 	})
-	if err != nil {
-		return nil, err
-	}
 	d.last = cfg.Table()
-	return d, nil
+	return d
 }
 
 // settling bounds how long the first documents wait for backends that have not answered yet: at
@@ -214,12 +207,9 @@ func (d *Discovery) showSizes(show func(document string, bytes int)) {
 	if docs == nil {
 		return
 	}
-	for _, is := range []struct {
-		name string
-		doc  *document
-	}{{"apis", docs.legacy}, {"apis_aggregated", docs.groups}, {"api", docs.versions}, {"api_aggregated", docs.core}} {
-		if is.doc != nil {
-			show(is.name, len(is.doc.form(choice{}).body))
+	for name, doc := range map[string]*document{"apis": docs.legacy, "apis_aggregated": docs.groups, "api": docs.versions, "api_aggregated": docs.core} {
+		if doc != nil {
+			show(name, len(doc.form(choice{}).body))
 		}
 	}
 }

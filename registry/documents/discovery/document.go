@@ -116,7 +116,7 @@ func (d *document) form(c choice) *form {
 // answer returns the response with a form, which it makes on first use.
 func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	f := d.form(c)
-	known := f.known(gzip)
+	known := &f.answers[at(gzip)]
 	if a := known.Load(); a != nil {
 		return a
 	}
@@ -130,11 +130,6 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	a := negotiate.Prepare(http.StatusOK, body, fields...)
 	known.Store(a)
 	return a
-}
-
-// known returns the slot of a response with the form.
-func (f *form) known(gzip bool) *atomic.Pointer[negotiate.Answer] {
-	return &f.answers[at(gzip)]
 }
 
 // at returns the index for clients with or without gzip.

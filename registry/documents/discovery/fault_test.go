@@ -89,7 +89,7 @@ func TestLarge(t *testing.T) {
 // JSON. In protobuf it may have texts that are not UTF-8, for which clients in other languages
 // reject the whole merged document.
 func TestLegacyMedia(t *testing.T) {
-	d := &Discovery{codecs: must.Get(newCodecs())(t)}
+	d := &Discovery{codecs: newCodecs()}
 	list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, APIResources: []metav1.APIResource{{Name: "as", Kind: "A"}}}
 	info, _ := runtime.SerializerInfoForMediaType(d.codecs.legacy.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	proto, text := must.Get(runtime.Encode(info.Serializer, list))(t), must.Get(json.Marshal(list))(t)
@@ -133,7 +133,7 @@ func TestDenseDocuments(t *testing.T) {
 		return aggregated(`{"metadata":{"name":"a.example.com"},"versions":[{"version":"v1","resources":[` + resources + `]}]}`)
 	}
 	proto := &recorder{header: http.Header{}}
-	must.Get(newCodecs())(t).writeAggregated(proto, listOf("a.example.com/v1=lies"), runtime.ContentTypeProtobuf, false)
+	newCodecs().writeAggregated(proto, listOf("a.example.com/v1=lies"), runtime.ContentTypeProtobuf, false)
 	for name, h := range map[string]http.HandlerFunc{
 		"groups":            aggregated(many("{}", maxObjects)),
 		"resources":         group(many("{}", maxObjects)),

@@ -28,7 +28,7 @@ import (
 // Any answer of a backend is read or refused, and never touches another group: the rest of the
 // document is as if the backend had not answered.
 func FuzzBackendSays(f *testing.F) {
-	d := must.Get(New(Config{Config: scene.New(f).Config()}))(f)
+	d := New(Config{Config: scene.New(f).Config()})
 	seeds := []*apidiscoveryv2.APIGroupDiscoveryList{listOf(), listOf("own.example.com/v1=as,bs", "other.example.com/v1=poison"), listOf("own.example.com/v2=x", "own.example.com/v1", "own.example.com/v1=y"), listOf("own.example.com/v1=\xff\xfe")}
 	for _, l := range seeds {
 		for i, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
@@ -103,7 +103,7 @@ func FuzzAccept(f *testing.F) {
 	} {
 		f.Add(s)
 	}
-	d := must.Get(New(Config{Config: scene.New(f).Config()}))(f)
+	d := New(Config{Config: scene.New(f).Config()})
 	n := &negotiator{codecs: d.codecs, aggregates: true}
 	n.supported, _ = negotiation.MediaTypesForSerializer(d.codecs.legacy)
 	rich := &document{write: func(s *recorder, media string, pretty bool) { d.codecs.writeAggregated(s, listOf(), media, pretty) }}

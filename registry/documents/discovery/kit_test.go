@@ -82,7 +82,7 @@ func (s *stage) make(cfg Config) {
 	if s.own {
 		cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
 	}
-	s.d = must.Get(New(cfg))(s)
+	s.d = New(cfg)
 	from := http.NewServeMux()
 	from.Handle("/", s.d)
 	from.Handle("/metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))

@@ -14,7 +14,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/proportion"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
@@ -22,7 +21,7 @@ import (
 // Whatever is in a backend's document or in Accept, reading it costs in proportion to its size. So
 // does placing the local apiserver's groups among those of the table.
 func TestInProportion(t *testing.T) {
-	d := must.Get(New(Config{Config: scene.New(t).Config()}))(t)
+	d := New(Config{Config: scene.New(t).Config()})
 	repeated := func(begin, each, end string) func(n int) string {
 		return func(n int) string {
 			var b strings.Builder

@@ -187,7 +187,7 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 		}
 	}
 	c.pretty = c.media == 0 && (c.pretty || wantsPretty(query, asked.agent))
-	return doc.at(c).known(gzip).Load()
+	return doc.at(c).answers[at(gzip)].Load()
 }
 
 // asked are the request fields on which the response depends.

@@ -84,6 +84,17 @@ func (s *state) next(etag string) *state {
 	return next
 }
 
+// with returns s with a change of each entry's version.
+func (s *state) with(entries []*registry.Entry, change func(*version)) *state {
+	next := s.next(s.etag)
+	for _, e := range entries {
+		v := s.version(e.GroupVersion)
+		change(&v)
+		next.versions[e.GroupVersion] = &v
+	}
+	return next
+}
+
 // ask asks a backend for its group-versions, by aggregated discovery if the backend supports it.
 func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
 	if entries = grouped(entries); len(entries) == 0 {
@@ -92,17 +103,6 @@ func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.E
 	next, err = d.answer(ctx, known, entries)
 	next.tried = true
 	return next, !sameContent(known, next), err // a confirmation changes nothing
-}
-
-// grouped leaves out the core group: if /api is remote, it is proxied as a whole.
-func grouped(entries []*registry.Entry) []*registry.Entry {
-	out := make([]*registry.Entry, 0, len(entries))
-	for _, e := range entries {
-		if e.GroupVersion.Group != "" {
-			out = append(out, e)
-		}
-	}
-	return out
 }
 
 // answer asks, and returns the next state and the first failure.
@@ -236,14 +236,8 @@ func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
 
 // confirmed returns old, confirmed now.
 func confirmed(old *state, entries []*registry.Entry) *state {
-	next := old.next(old.etag)
 	now := time.Now()
-	for _, e := range entries {
-		v := old.version(e.GroupVersion)
-		v.confirmed, v.tag, v.err = now, old.etag, nil
-		next.versions[e.GroupVersion] = &v
-	}
-	return next
+	return old.with(entries, func(v *version) { v.confirmed, v.tag, v.err = now, old.etag, nil })
 }
 
 // join returns s with the group-versions that former confirmed later. They need not be those of the
@@ -261,13 +255,7 @@ func join(s, former *state) *state {
 
 // failed returns old with a failure.
 func failed(old *state, entries []*registry.Entry, err error) *state {
-	next := old.next(old.etag)
-	for _, e := range entries {
-		v := old.version(e.GroupVersion)
-		v.err = err
-		next.versions[e.GroupVersion] = &v
-	}
-	return next
+	return old.with(entries, func(v *version) { v.err = err })
 }
 
 // askEach requests each group-version separately.

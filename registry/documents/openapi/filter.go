@@ -14,6 +14,7 @@ import (
 	"k8s.io/kube-openapi/pkg/openapiconv"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
@@ -21,10 +22,7 @@ const gvkExtension = "x-kubernetes-group-version-kind"
 
 // pathOf returns a group-version's path without slashes at its ends: its name in the v3 index.
 func pathOf(gv schema.GroupVersion) string {
-	if gv.Group == "" {
-		return "api/" + gv.Version
-	}
-	return "apis/" + gv.Group + "/" + gv.Version
+	return (&registry.Entry{GroupVersion: gv}).Path()[1:]
 }
 
 // below reports whether a path is below one of the group-versions. It costs the same for any number
@@ -185,13 +183,4 @@ func toV3(sw *spec.Swagger) (body []byte, err error) {
 		return nil, fmt.Errorf("%d bytes are too much, at most %d", len(body), maxDocument)
 	}
 	return body, documents.Answer{Body: body}.Bounded(maxObjects, maxValues) //nolint:wrapcheck // it says what was being done
-}
-
-// encode encodes a spec.
-func encode(sw *spec.Swagger) ([]byte, error) {
-	body, err := json.Marshal(sw)
-	if err != nil {
-		return nil, fmt.Errorf("encoding: %w", err)
-	}
-	return body, nil
 }

@@ -67,11 +67,11 @@ func FuzzBackendSays(f *testing.F) {
 			if v.v3 == nil {
 				continue
 			}
-			if body, err := v.v3.json.open(); err != nil || !json.Valid(body) {
-				t.Errorf("%s is served as %.200q: %v", gv, body, err)
+			if body := v.v3.json.open(); !json.Valid(body) {
+				t.Errorf("%s is served as %.200q", gv, body)
 			}
 			if p, err := v.v3.proto(); err == nil { // it may have none
-				must.Do(t, proto.Unmarshal(must.Get(p.open())(t), &openapi_v3.Document{}))
+				must.Do(t, proto.Unmarshal(p.open(), &openapi_v3.Document{}))
 			}
 		}
 		in := &inputs{local: home.Load().spec, remote: []schema.GroupVersion{entries[0].GroupVersion}}
@@ -83,7 +83,7 @@ func FuzzBackendSays(f *testing.F) {
 		if _, err := b.proto(); err != nil {
 			t.Errorf("the merged document has no protobuf form: %v", err)
 		}
-		merged := must.Get(readSpec(must.Get(b.json.open())(t)))(t)
+		merged := must.Get(readSpec(b.json.open()))(t)
 		for path := range merged.Paths.Paths {
 			if path != "/version/" && path != "/apis/apps/v1/things" && !strings.HasPrefix(path, "/apis/own.example.com/v1/") {
 				t.Errorf("the backend has the path %q", path)

@@ -50,7 +50,7 @@ func newStage(tb testing.TB) *stage {
 
 func (s *stage) make() {
 	s.Helper()
-	s.o = must.Get(New(s.cfg))(s)
+	s.o = New(s.cfg)
 	s.From, s.Built = s.o, s.o.sources.Touch
 }
 

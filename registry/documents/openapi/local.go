@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-openapi/pkg/handler3"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
@@ -135,15 +136,10 @@ func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
 	return nil
 }
 
-// ownGroupVersion returns the group-version that this process serves itself with the dir: registry.
-func ownGroupVersion() schema.GroupVersion {
-	return schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"}
-}
-
-// ofOwn reports whether a path of the local apiserver's index belongs to that group.
+// ofOwn reports whether a path of the local apiserver's index belongs to the group that this
+// process serves itself with the dir: registry.
 func ofOwn(path string) bool {
-	rest, ok := strings.CutPrefix(path, "apis/"+ownGroupVersion().Group)
-	return ok && (rest == "" || rest[0] == '/')
+	return strings.HasPrefix(path+"/", "apis/"+apiregistrationv1.GroupName+"/")
 }
 
 // askOwn reads the documents of what this process serves itself, if anything.
@@ -151,7 +147,7 @@ func (o *OpenAPI) askOwn(ctx context.Context) error {
 	if o.cfg.FetchOwn == nil {
 		return nil
 	}
-	q := o.question(o.cfg.FetchOwn, &state{}, ownGroupVersion())
+	q := o.question(o.cfg.FetchOwn, &state{}, apiregistrationv1.SchemeGroupVersion)
 	index, err := q.index(ctx)
 	if err == nil && index != nil {
 		err = q.documents(ctx, index)
@@ -161,7 +157,7 @@ func (o *OpenAPI) askOwn(ctx context.Context) error {
 	}
 	own := &q.now[0]
 	if err == nil && (own.v2 == nil || own.v3 == nil) {
-		err = fmt.Errorf("there is none of %s", ownGroupVersion())
+		err = fmt.Errorf("there is none of %s", apiregistrationv1.SchemeGroupVersion)
 	}
 	if err != nil {
 		return fmt.Errorf("reading OpenAPI of this process itself: %w", err)

@@ -31,6 +31,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-openapi/pkg/handler3"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -86,7 +87,7 @@ type input struct {
 }
 
 // New returns an OpenAPI.
-func New(cfg documents.Config) (*OpenAPI, error) {
+func New(cfg documents.Config) *OpenAPI {
 	o := &OpenAPI{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), heavy: make(chan struct{}, maxHeavy),
 		build: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -95,14 +96,13 @@ func New(cfg documents.Config) (*OpenAPI, error) {
 			Buckets: prometheus.ExponentialBuckets(0.05, 2, 10),
 		}),
 	}
-	var err error
-	o.sources, err = documents.New(cfg, documents.Kind[state, localState]{
+	o.sources = documents.New(cfg, documents.Kind[state, localState]{
 		Name: "OpenAPI", Ask: o.ask, Join: join, AskLocal: o.askLocal, Every: localEvery, Publish: o.publish,
 		Status: o.showStatus, Sizes: o.showSizes,
 		SizesHelp: "Size of the merged OpenAPI v2 document, once it was requested, and of the v3 index, uncompressed.",
 		Metrics:   []prometheus.Collector{o.build},
 	})
-	return o, err
+	return o
 }
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
@@ -147,7 +147,7 @@ func (o *OpenAPI) remotes(t *registry.Table) iter.Seq2[*registry.Entry, *source]
 
 // remote returns the v3 document of a group-version that is not Local, or nil.
 func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
-	if o.own != nil && gv == ownGroupVersion() {
+	if o.own != nil && gv == apiregistrationv1.SchemeGroupVersion {
 		return o.own.v3
 	}
 	e := v.table.Entry(gv)
@@ -184,9 +184,9 @@ func (o *OpenAPI) collect(v *view) *inputs {
 		in.sources = append(in.sources, *part)
 	}
 	if o.own != nil {
-		gv := ownGroupVersion()
-		in.remote = append(in.remote, gv)
-		in.sources = append(in.sources, input{name: "this process", spec: o.own.v2, own: []schema.GroupVersion{gv}})
+		own := []schema.GroupVersion{apiregistrationv1.SchemeGroupVersion}
+		in.remote = append(in.remote, own...)
+		in.sources = append(in.sources, input{name: "this process", spec: o.own.v2, own: own})
 	}
 	slices.SortFunc(in.remote, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
 	slices.SortFunc(in.sources, func(a, b input) int {
@@ -205,7 +205,7 @@ func places(t *registry.Table) map[schema.GroupVersion]int {
 			out[e.GroupVersion] = len(out)
 		}
 	}
-	out[ownGroupVersion()] = -1
+	out[apiregistrationv1.SchemeGroupVersion] = -1
 	return out
 }
 
@@ -241,11 +241,8 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 	for e := range o.remotes(v.table) {
 		add(e.GroupVersion)
 	}
-	add(ownGroupVersion())
-	body, err := json.Marshal(index)
-	if err != nil {
-		o.log.Error("encoding the index of OpenAPI", "err", err) // cannot happen: it has only strings
-	}
+	add(apiregistrationv1.SchemeGroupVersion)
+	body, _ := json.Marshal(index) // it cannot fail: it has only strings
 	if old := o.indexed.Load(); old != nil && old.hash == negotiate.Hash(body) {
 		return old
 	}

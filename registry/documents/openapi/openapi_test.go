@@ -258,7 +258,7 @@ func TestSharedParameters(t *testing.T) {
 		refs := strings.TrimSuffix(strings.Repeat(`{"$ref":"#/parameters/p"},`, 3000), ",")
 		sw := must.Get(readForeign([]byte(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[` + refs + `]}},"parameters":{"p":` + p + `}}`)))(t)
 		sw = must.Get(filterRemote(sw, []schema.GroupVersion{own}))(t)
-		text := string(must.Get(encode(sw))(t))
+		text := string(must.Get(json.Marshal(sw))(t))
 		if refs := strings.Count(text, "#/parameters/p"); refs > 3000 || refs > 0 && !strings.Contains(p, "name") {
 			t.Errorf("%.100s: %d references", p, refs)
 		}

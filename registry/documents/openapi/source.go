@@ -17,6 +17,7 @@ import (
 	"k8s.io/kube-openapi/pkg/handler"
 	"k8s.io/kube-openapi/pkg/handler3"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
@@ -102,11 +103,8 @@ func (o *OpenAPI) newDocument(gv schema.GroupVersion, old *document, body []byte
 // convert converts a document to another form.
 func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err error) {
 	defer guard("converting to protobuf", &err)
-	body, err := from.open()
+	body, err := to(from.open())
 	if err != nil {
-		return nil, err
-	}
-	if body, err = to(body); err != nil {
 		return nil, invalid("document for its protobuf form", err)
 	}
 	return pack(body), nil
@@ -135,9 +133,7 @@ func (o *OpenAPI) question(do documents.Do, known *state, own ...schema.GroupVer
 
 // ask asks a backend for its documents. Those that it cannot give now stay as they were.
 func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
-	select { // it is asked after each recovery, and may recover every second
-	case <-time.After(time.Until(known.rested)):
-	case <-whole.Done():
+	if !latest.Sleep(whole, time.Until(known.rested)) { // it is asked after each recovery, and may recover every second
 		return nil, false, whole.Err()
 	}
 	ctx, cancel := context.WithTimeout(whole, fetchTimeout)
@@ -297,7 +293,7 @@ func (q *question) spec(ctx context.Context) error {
 	}
 	var body []byte
 	if err == nil {
-		body, err = encode(sw)
+		body, err = json.Marshal(sw)
 	}
 	if err != nil {
 		return a.Invalid(err)
