@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/client-go/tools/clientcmd"
 	cliflag "k8s.io/component-base/cli/flag"
 
@@ -76,17 +75,14 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 		},
 	}
 	var groups cliflag.NamedFlagSets
-	l.addFlags(groups.FlagSet("lint"))
-	cli.Flags(cmd, groups)
-	return cmd
-}
-
-func (l *linter) addFlags(fs *pflag.FlagSet) {
+	fs := groups.FlagSet("lint")
 	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked; but if nothing else is given to check, the one that kubectl would use.")
-	l.AddFlags(func(string) *pflag.FlagSet { return fs })
 	fs.StringVarP(&l.namespace, "namespace", "n", "default", "Namespace of objects without one in files, as for kubectl apply.")
 	fs.StringVarP(&l.output, "output", "o", "text", "Output format: text (a line for each finding) or json (a list).")
 	fs.StringSliceVar(&l.names, "serving-names", nil, "Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
+	l.AddFlags(groups.FlagSet)
+	cli.Flags(cmd, groups)
+	return cmd
 }
 
 func (l *linter) impersonates() bool { return l.LocalIdentity == cli.Impersonate }

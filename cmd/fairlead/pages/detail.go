@@ -29,11 +29,7 @@ func (d *document) detail(v *view) {
 		d.trust(v.Time, a)
 		d.put(`</div>`)
 	}
-	d.put(`
-<section id="story" data-live aria-labelledby="story-title"><h2 id="story-title">What has changed <span class="dim">UTC</span></h2>
-`)
 	d.transitions(v.Time, slices.DeleteFunc(slices.Clone(v.Transitions), func(t answer.Transition) bool { return t.APIService != a.Name }))
-	d.put(`</section>`)
 	d.end()
 }
 

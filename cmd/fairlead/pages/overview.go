@@ -22,11 +22,8 @@ func (d *document) overview(v *view) {
 	d.search(v)
 	d.remotes(v)
 	d.question(v)
-	d.put(`<section id="story" data-live aria-labelledby="story-title">
-<h2 id="story-title">What has changed <span class="dim">UTC</span></h2>`)
 	d.transitions(v.Time, v.Transitions)
-	d.put(`</section>
-<div class="two">`)
+	d.put(`<div class="two">`)
 	d.localServers(v)
 	d.certificates(v)
 	d.put(`</div>`)

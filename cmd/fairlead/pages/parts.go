@@ -72,7 +72,9 @@ func (d *document) health(e *answer.Endpoint) {
 }
 
 func (d *document) transitions(now time.Time, list []answer.Transition) {
-	d.put(`<ol class="story">`)
+	d.put(`<section id="story" data-live aria-labelledby="story-title">
+<h2 id="story-title">What has changed <span class="dim">UTC</span></h2>
+<ol class="story">`)
 	for _, t := range list {
 		class := cmp.Or(map[string]string{"True": "ok", "False": "bad"}[t.Status], "unknown")
 		d.put(`<li class="%s"><time datetime="%s">%s</time> <span><b>%s</b> `, class, t.Time.UTC().Format(time.RFC3339), stamp(now, t.Time), t.APIService)
@@ -87,7 +89,7 @@ func (d *document) transitions(now time.Time, list []answer.Transition) {
 	if len(list) == 0 {
 		d.put(`<li class="dim">none since this process began</li>`)
 	}
-	d.put(`</ol>`)
+	d.put(`</ol></section>`)
 }
 
 // html/template would do all this by itself, but it calls methods by name: the linker would have to
