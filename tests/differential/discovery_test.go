@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/ask"
@@ -102,6 +101,9 @@ func testDiscovery(t *testing.T, w *world) {
 	for _, path := range paths {
 		for _, query := range queries {
 			for _, accept := range accepts() {
+				if w.nulls && strings.Contains(accept, "v2beta1") {
+					continue // they have it still; Fairlead's clients ask for each group then
+				}
 				w.same(t, path+query, http.Header{"Accept": {accept}})
 			}
 		}
@@ -169,10 +171,27 @@ func (w *world) plain(t *testing.T, want, got *ask.Reply) {
 		return
 	}
 	for _, r := range []*ask.Reply{want, got} {
-		var list apidiscoveryv2.APIGroupDiscoveryList // which leaves out what is null
-		must.Do(t, yaml.UnmarshalStrict([]byte(r.Body), &list))
-		r.Body = string(must.Get(json.Marshal(list))(t))
+		var doc any
+		must.Do(t, yaml.Unmarshal([]byte(r.Body), &doc))
+		r.Body = string(must.Get(json.Marshal(timed(doc)))(t))
 	}
+}
+
+// timed removes each creationTimestamp that is null.
+func timed(doc any) any {
+	switch v := doc.(type) {
+	case map[string]any:
+		for key, inner := range v {
+			if timed(inner); key == "creationTimestamp" && inner == nil {
+				delete(v, key)
+			}
+		}
+	case []any:
+		for _, inner := range v {
+			timed(inner)
+		}
+	}
+	return doc
 }
 
 // agree compares the statuses and fields of two answers. It reports whether the statuses are equal.
