@@ -63,8 +63,8 @@ suite = go test -tags e2e -count=1 $(1) -json ./tests/$@ | $(call count,$@,-want
 
 # Suites on the real parts whose bounds are seconds, and those that need more than the default parts.
 SLOW := faults rotation entrypoint operate directory etcd differential releases dashboards
-# What CI runs besides verify and test: suites that guard a security property. They have no limits in seconds, so a busy machine does not break them.
-GUARDS := directory etcd attacks fuzz-one
+# What CI runs besides verify and test: suites that guard a security property, and one older release of Kubernetes. They have no limits in seconds, so a busy machine does not break them.
+GUARDS := directory etcd attacks skew-one fuzz-one
 
 .PHONY: test
 test: ## Unit tests, and end-to-end tests on real parts
@@ -75,7 +75,7 @@ slow: ## Suites with limits in seconds (faults, rotation, …), or that need mor
 	$(call each,parts $(SLOW))
 
 .PHONY: guards
-guards: ## Suites that guard a security property, and a minute of fuzzing
+guards: ## Suites that guard a security property, an older release of Kubernetes, and a minute of fuzzing
 	$(call each,parts $(GUARDS))
 
 # What a change is compared with: the commit where its branch began or, on main, the last commit.
@@ -137,12 +137,12 @@ releases: parts ## Test the files of make release, built twice (root)
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/release | $(call count,$@,-want tests/release/COUNT)
 
 # Releases of Kubernetes beside the pinned one, and the cases that need only little of a release.
-OTHERS := v1.30.14 v1.34.4 v1.35.5 v1.36.3
+OTHERS := v1.30.14 v1.34.4 v1.36.3
 PINNED  = $(shell sed -n 's,^require k8s.io/kubernetes ,,p' tests/tools/kubernetes/go.mod)
 SKEW   := TestE2E/^h2$$/^(admin|kubectl|crd|controllers|nodes|identity)$$|^TestDiscovery$$|^TestOpenAPI$$
 
 .PHONY: skew skew-one
-skew: ## kubectl, controllers, identities and discovery before five releases of Kubernetes, or only RELEASE=v1.30.14; builds each once (7 min)
+skew: ## kubectl, controllers, identities and discovery before four releases of Kubernetes, or only RELEASE=v1.30.14; builds each once (7 min)
 	@$(TOOLS) -q etcd sample-apiserver metrics-server
 	@failed=; for release in $(or $(RELEASE),$(OTHERS) $(PINNED)); do \
 	  echo "== Kubernetes $$release"; export FAIRLEAD_KUBERNETES=$$release; \
