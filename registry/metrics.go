@@ -22,7 +22,7 @@ var unavailableReasons = []string{ //nolint:gochecknoglobals // nothing writes i
 // metrics exports the current table. Each scrape makes the series from the table, so they come and
 // go with its entries.
 type metrics struct {
-	table func() *Table
+	of    *Registry
 	build prometheus.Histogram
 	total *prometheus.Desc
 
@@ -31,9 +31,9 @@ type metrics struct {
 	edges map[string]map[string]uint64
 }
 
-func newMetrics(table func() *Table, to prometheus.Registerer) *metrics {
+func newMetrics(of *Registry, to prometheus.Registerer) *metrics {
 	m := &metrics{
-		table: table,
+		of: of,
 		build: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "fairlead_registry_build_seconds",
 			Help: "Time to build a table of APIServices.",
@@ -45,7 +45,7 @@ func newMetrics(table func() *Table, to prometheus.Registerer) *metrics {
 			[]string{"name", "reason"}, nil),
 		edges: make(map[string]map[string]uint64),
 	}
-	metric.Register(to, m, m.build, gauges(table))
+	metric.Register(to, m, m.build, gauges(of.Table))
 	return m
 }
 
@@ -118,7 +118,7 @@ func (m *metrics) Describe(to chan<- *prometheus.Desc) { to <- m.total }
 // Collect implements prometheus.Collector. Local APIServices are left out: they cannot become
 // unavailable, and hundreds of CRDs times ten reasons would be most of the scrape.
 func (m *metrics) Collect(to chan<- prometheus.Metric) {
-	for _, e := range m.table().entries {
+	for _, e := range m.of.Table().entries {
 		if e.Local() {
 			continue
 		}

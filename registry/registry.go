@@ -130,7 +130,7 @@ func newRegistry(c Config, from source) *Registry {
 		r.awaited = append(r.awaited, kindFallbackService, kindFallbackSlice)
 	}
 	r.table.Store(Build(Input{Options: r.options}, nil))
-	r.metrics = newMetrics(r.Table, c.Metrics)
+	r.metrics = newMetrics(r, c.Metrics)
 	return r
 }
 
@@ -179,9 +179,7 @@ func (r *Registry) Run(ctx context.Context) error {
 		g.Go(func() error { m.remembered.follow(ctx, r.Table); return ctx.Err() })
 	}
 	if c := r.definitions(); c != nil {
-		s := &shadows{client: c.core.RESTClient(), table: r.Table, to: r.changes, failed: func(err error) {
-			r.log.Warn("finding shadowed CustomResourceDefinitions, the last result is kept", "err", err)
-		}}
+		s := &shadows{of: r, client: c.core.RESTClient()}
 		g.Go(func() error { return s.run(ctx) })
 	}
 	return g.Wait()
@@ -198,13 +196,11 @@ const (
 // definitions returns the cluster whose CustomResourceDefinitions APIServices may shadow. Nil means
 // that there is none, or that the directory reports shadowed definitions by itself.
 func (r *Registry) definitions() *cluster {
-	switch s := r.source.(type) {
-	case *cluster:
-		return s
-	case *manifests:
-		if s.stored != nil {
-			return s.cluster
-		}
+	if c, ok := r.source.(*cluster); ok {
+		return c
+	}
+	if m, ok := r.source.(*manifests); ok && m.stored != nil {
+		return m.cluster
 	}
 	return nil
 }

@@ -26,12 +26,9 @@ const (
 // cannot claim one group-version, because it is their name, but a definition and an APIService can.
 // The objects of the definition then exist and are unreachable.
 type shadows struct {
+	of     *Registry
 	client rest.Interface
-	table  func() *Table
-	to     *changes
-	// failed is called with each error that differs from the previous one.
-	failed func(error)
-	last   string
+	last   string // the last error, so that one outage is logged once
 }
 
 // run asks whenever the claims have changed, and every shadowInterval, until ctx ends. It reads the
@@ -40,7 +37,7 @@ func (s *shadows) run(ctx context.Context) error {
 	var due time.Time // when to ask again if the claims do not change
 	wake := time.NewTimer(shadowInterval)
 	defer wake.Stop()
-	for t, changes := range latest.Changes(ctx, s.table, wake.C) {
+	for t, changes := range latest.Changes(ctx, s.of.Table, wake.C) {
 		if slices.ContainsFunc(changes, claims) {
 			due = time.Time{}
 		}
@@ -80,11 +77,11 @@ func (s *shadows) ask(ctx context.Context, claimed []schema.GroupVersion) bool {
 	if err != nil {
 		if text := err.Error(); ctx.Err() == nil && text != s.last {
 			s.last = text
-			s.failed(err)
+			s.of.log.Warn("finding shadowed CustomResourceDefinitions, the last result is kept", "err", err)
 		}
 		return false
 	}
 	s.last = ""
-	s.to.shadow(found)
+	s.of.changes.shadow(found)
 	return true
 }

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -21,13 +22,15 @@ import (
 
 // A failure to read definitions is reported once, and again only after a success.
 func TestShadowFails(t *testing.T) {
-	status, reported := 0, 0
+	status := 0
+	var logged strings.Builder
 	client := &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) { return answer(r, status, "{}"), nil })}
 	core := must.Get(corev1.NewForConfigAndClient(&rest.Config{Host: "http://localhost", QPS: -1}, client))(t)
-	s := shadows{client: core.RESTClient(), to: newChanges(), failed: func(error) { reported++ }}
+	s := shadows{of: &Registry{changes: newChanges(), log: slog.New(slog.NewTextHandler(&logged, nil))}, client: core.RESTClient()}
 	for i, step := range []struct{ status, reported int }{{http.StatusForbidden, 1}, {http.StatusForbidden, 1}, {http.StatusOK, 1}, {http.StatusForbidden, 2}} {
 		status = step.status
-		if ok := s.ask(t.Context(), []schema.GroupVersion{{Group: "sea.io", Version: "v1"}}); ok != (status == http.StatusOK) || reported != step.reported {
+		ok, reported := s.ask(t.Context(), []schema.GroupVersion{{Group: "sea.io", Version: "v1"}}), strings.Count(logged.String(), "level=WARN")
+		if ok != (status == http.StatusOK) || reported != step.reported {
 			t.Errorf("step %d: %v, reported %d times, want %d", i, ok, reported, step.reported)
 		}
 	}
@@ -42,6 +45,14 @@ func TestClaims(t *testing.T) {
 	}{{nil, remote, true}, {remote, nil, true}, {remote, local, true}, {local, remote, true}, {remote, &Entry{Backend: &Backend{}}, false}, {local, local, false}} {
 		check.Same(t, tc.want, claims(latest.Change[*Entry]{Old: tc.old, New: tc.now}), "%v → %v", tc.old, tc.now)
 	}
+}
+
+// failing fails a test by what is written.
+type failing struct{ testing.TB }
+
+func (f failing) Write(b []byte) (int, error) {
+	f.Errorf("%s", b)
+	return len(b), nil
 }
 
 // transport answers requests without a network, as a bubble of synctest needs.
@@ -64,14 +75,14 @@ func TestShadowInterval(t *testing.T) {
 		})}
 		core := must.Get(corev1.NewForConfigAndClient(&rest.Config{Host: "http://localhost"}, client))(t)
 		in := Input{APIServices: map[string]*apiregistrationv1.APIService{"v1.sea.io": remoteService("sea.io", "v1", "fleet")}, Options: &Options{}, Complete: true}
-		var table atomic.Pointer[Table]
-		table.Store(Build(in, nil))
+		r := &Registry{changes: newChanges(), log: slog.New(slog.NewTextHandler(failing{t}, nil))}
+		r.table.Store(Build(in, nil))
 		next := func() {
-			last := table.Load()
-			table.Store(Build(in, nil))
+			last := r.Table()
+			r.table.Store(Build(in, nil))
 			close(last.superseded)
 		}
-		s := shadows{client: core.RESTClient(), table: table.Load, to: newChanges(), failed: func(err error) { t.Error(err) }}
+		s := shadows{of: r, client: core.RESTClient()}
 		must.Run(t, s.run)
 		for range 60 {
 			time.Sleep(10 * time.Second)

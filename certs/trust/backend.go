@@ -125,7 +125,7 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	b.bundleLocked(data, err, now)
 	b.recheckLocked(now)
 	if b.current.Load() != before {
-		b.hooks.renewed(b.name)
+		b.hooks.cfg.Renewed(b.name)
 	}
 }
 
@@ -185,7 +185,7 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	switch v := b.current.Load(); {
 	case old && !b.inForce:
 		b.inForce = true
-		b.hooks.logger.Warn("backend still needs the replaced bundle", "apiservice", b.name, "until", got.until)
+		b.hooks.cfg.Logger.Warn("backend still needs the replaced bundle", "apiservice", b.name, "until", got.until)
 	case !old && len(v.previous) > 0:
 		next := *v
 		next.previous = nil // an endpoint has shown a chain of the new roots

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -133,8 +132,7 @@ const maxSeries = 16
 
 // hooks are a backend's log and metrics. Events are made from Status.
 type hooks struct {
-	logger     *slog.Logger
-	renewed    func(apiService string)
+	cfg        Config
 	missingSAN prometheus.Counter
 	sha1       prometheus.Counter
 	refusals   *prometheus.CounterVec
@@ -149,9 +147,11 @@ func (h *hooks) ends(at time.Time) {
 }
 
 func newHooks(cfg Config) *hooks {
-	h := &hooks{
-		logger:  cfg.Logger,
-		renewed: cfg.Renewed,
+	if cfg.Renewed == nil {
+		cfg.Renewed = func(string) {}
+	}
+	return &hooks{
+		cfg: cfg,
 		missingSAN: metric.Count("apiserver_kube_aggregator_x509_missing_san_total",
 			"Handshakes with backends whose certificate has no subject alternative name."),
 		sha1: metric.Count("apiserver_kube_aggregator_x509_insecure_sha1_total",
@@ -161,10 +161,6 @@ func newHooks(cfg Config) *hooks {
 		reloads: metric.CountBy("fairlead_certificate_backend_bundle_reloads_total",
 			"Changes of a backend's CA bundle, by outcome (success, failure).", "apiservice", "outcome"),
 	}
-	if h.renewed == nil {
-		h.renewed = func(string) {}
-	}
-	return h
 }
 
 // count updates upstream's two counters. Upstream counts requests, this counts handshakes: a
@@ -187,7 +183,7 @@ func (h *hooks) refused(apiService string, err *Error) {
 	}
 	h.refusals.WithLabelValues(apiService, err.Reason()).Inc()
 	// The prober logs the resulting verdict; here it would be logged for every dial.
-	h.logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
+	h.cfg.Logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
 }
 
 func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
@@ -196,15 +192,15 @@ func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
 	}
 	if fault != nil {
 		h.reloads.WithLabelValues(apiService, "failure").Inc()
-		h.logger.Warn("bundle not usable, keeping the last good one for the overlap", "apiservice", apiService, "source", source, "err", fault)
+		h.cfg.Logger.Warn("bundle not usable, keeping the last good one for the overlap", "apiservice", apiService, "source", source, "err", fault)
 		return
 	}
 	h.reloads.WithLabelValues(apiService, "success").Inc()
-	h.logger.Info("bundle loaded", "apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
+	h.cfg.Logger.Info("bundle loaded", "apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
 func (h *hooks) settled(apiService string) {
-	h.logger.Info("replaced bundle no longer trusted", "apiservice", apiService)
+	h.cfg.Logger.Info("replaced bundle no longer trusted", "apiservice", apiService)
 }
 
 // forget removes the series of an APIService that is gone.

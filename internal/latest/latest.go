@@ -8,6 +8,7 @@
 package latest
 
 import (
+	"cmp"
 	"context"
 	"iter"
 	"slices"
@@ -73,11 +74,7 @@ type Change[E Element] struct {
 
 // Key returns the key of the element.
 func (c Change[E]) Key() string {
-	var none E
-	if c.New == none {
-		return c.Old.Key()
-	}
-	return c.New.Key()
+	return cmp.Or(c.New, c.Old).Key()
 }
 
 // Changes is like Of, and yields with each state its changes since the previously yielded one. The

@@ -31,9 +31,8 @@ type Config struct {
 // Cache keeps entries until they expire. The hash of an entry selects its set. Make a Cache with
 // New.
 type Cache[K, V any] struct {
-	generation func() uint64
-	sets       []set[K, V]
-	maxBytes   int
+	cfg  Config
+	sets []set[K, V]
 
 	mu    sync.Mutex // guards writes of sets, and the fields below
 	bytes int
@@ -64,7 +63,7 @@ func New[K, V any](cfg Config) *Cache[K, V] {
 	if cfg.Generation == nil {
 		cfg.Generation = func() uint64 { return 0 }
 	}
-	return &Cache[K, V]{generation: cfg.Generation, sets: make([]set[K, V], max(cfg.Entries/Ways, 1)), maxBytes: cfg.Bytes}
+	return &Cache[K, V]{cfg: cfg, sets: make([]set[K, V], max(cfg.Entries/Ways, 1))}
 }
 
 func (c *Cache[K, V]) set(hash uint64) *set[K, V] {
@@ -86,7 +85,7 @@ func (c *Cache[K, V]) Get(hash uint64, now time.Time, same func(K) bool) *Entry[
 		if now.IsZero() {
 			now = time.Now()
 		}
-		if !e.alive(now, c.generation()) {
+		if !e.alive(now, c.cfg.Generation()) {
 			return nil
 		}
 		if !e.used.Load() { // a write in every hit would take the cache line from other cores
@@ -102,13 +101,13 @@ func (c *Cache[K, V]) Get(hash uint64, now time.Time, same func(K) bool) *Entry[
 func (c *Cache[K, V]) Put(e *Entry[K, V], same func(K) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now, generation := time.Now(), c.generation()
+	now, generation := time.Now(), c.cfg.Generation()
 	// Every writer also sweeps another set, so that expired entries disappear even if their sets
 	// are never used again.
 	c.sweepLocked(func(old *Entry[K, V]) bool { return !old.alive(now, generation) })
 	s := c.set(e.Hash)
 	c.setLocked(&s[c.placeLocked(s, e, same, now, generation)], e)
-	for c.bytes > c.maxBytes {
+	for c.bytes > c.cfg.Bytes {
 		c.sweepLocked(func(*Entry[K, V]) bool { return true })
 	}
 }

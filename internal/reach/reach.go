@@ -6,6 +6,7 @@
 package reach
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -141,18 +142,10 @@ func embedded(addr netip.Addr) []netip.Addr {
 
 // numeric reports whether a label would be read as a number by inet_aton.
 func numeric(label string) bool {
-	if label == "" {
-		return false
-	}
-	if _, err := strconv.ParseUint(label, 10, 64); err == nil {
-		return true
-	}
-	hex, ok := strings.CutPrefix(label, "0x")
-	if !ok {
-		return false
-	}
-	_, err := strconv.ParseUint(hex, 16, 64)
-	return hex == "" || err == nil
+	_, notDecimal := strconv.ParseUint(label, 10, 64)
+	hex, prefixed := strings.CutPrefix(label, "0x")
+	_, notHex := strconv.ParseUint(cmp.Or(hex, "0"), 16, 64) // "0x" is zero
+	return notDecimal == nil || prefixed && notHex == nil
 }
 
 // check returns an error if a literal address is refused.
