@@ -3,6 +3,7 @@ package accesslog
 import (
 	"cmp"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -94,20 +95,12 @@ func (t *Taps) replace(one *tap, open bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var list []*tap
-	own := 0
 	if now := t.open.Load(); now != nil {
-		for _, o := range *now {
-			if o == one {
-				continue
-			}
-			list = append(list, o)
-			if o.by == one.by {
-				own++
-			}
-		}
+		list = slices.DeleteFunc(slices.Clone(*now), func(o *tap) bool { return o == one })
 	}
 	if open {
-		if len(list) == maxTaps || own == maxTaps-1 {
+		others := slices.DeleteFunc(slices.Clone(list), func(o *tap) bool { return o.by == one.by })
+		if len(list) == maxTaps || len(list)-len(others) == maxTaps-1 {
 			return false
 		}
 		list = append(list, one)

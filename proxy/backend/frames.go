@@ -3,7 +3,6 @@ package backend
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"net"
 	"sync/atomic"
 	"time"
@@ -108,14 +107,12 @@ func (u *Upstream) Learn(ctx context.Context) error {
 		if f != nil {
 			return nil, f
 		}
-		return nil, c.Close()
+		_ = c.Close() // nothing was sent
+		return c, nil
 	})
 	select {
 	case r := <-asked:
-		if errors.As(r.Err, new(*failure)) {
-			return r.Err
-		}
-		return nil // an error of Close does not matter
+		return r.Err //nolint:wrapcheck // a failure
 	case <-ctx.Done():
 		return &failure{kind: failContext, err: ctx.Err()}
 	}
