@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -28,7 +29,8 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	table := buildTable(f, w, c)
 	pools := must.Get(backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
-	}, Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {}}))(f)
+	}, Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {},
+		Guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }}))(f)
 	local := must.Get(backend.NewLocal(backend.LocalConfig{
 		Servers: []string{"127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
 	}))(f)

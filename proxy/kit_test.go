@@ -89,6 +89,9 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	}
 	c.pools.Table, c.pools.Dial = w.table, new(net.Dialer).DialContext
 	c.pools.Signal = func(string, string, error) {}
+	if c.pools.Guard == nil {
+		c.pools.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
+	}
 	if c.pools.Observe == nil {
 		c.pools.Observe = func(string, string, time.Duration) {}
 	}

@@ -49,7 +49,7 @@ func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
 	c := &carrier{of: of, members: make(map[*remote]struct{})}
 	c.Upstream = newUpstream(of.String(), p.shared, target{
 		tls:   func() (*tls.Config, error) { return p.cfg.TLS(of.Owner, of) },
-		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.guard(of.Owner, of, chain) },
+		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.cfg.Guard(of.Owner, of, chain) },
 		dial:  p.cfg.Dial,
 		// The engine signals failures to APIServices with requests on the connection. This signal
 		// is for idle connections.

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config configures Pools. Table, TLS, Dial, Signal and Observe are required.
+// Config configures Pools. Table, TLS, Guard, Dial, Signal and Observe are required.
 type Config struct {
 	// Table returns the current table.
 	Table func() *registry.Table
@@ -28,7 +28,7 @@ type Config struct {
 	TLS func(apiService string, b *registry.Backend) (*tls.Config, error)
 	// Guard watches a connection whose server presented chain. lost is closed when the chain is no
 	// longer trusted by the APIService, or by b if apiService is empty. release is called when the
-	// connection has ended. If Guard is nil, connections drain when the registry.Backend changes.
+	// connection has ended.
 	Guard func(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
 	// IdentityChanged returns a channel that is closed when the proxy client certificate is
 	// replaced; the next call returns a new one. All connections then drain. Nil means that the
@@ -79,8 +79,8 @@ type remote struct {
 
 // New returns Pools and registers their metrics.
 func New(cfg Config) (*Pools, error) {
-	if cfg.Table == nil || cfg.TLS == nil || cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
-		return nil, errors.New("making backend pools: Table, TLS, Dial, Signal and Observe are required")
+	if cfg.Table == nil || cfg.TLS == nil || cfg.Guard == nil || cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
+		return nil, errors.New("making backend pools: Table, TLS, Guard, Dial, Signal and Observe are required")
 	}
 	if cfg.IdentityChanged == nil {
 		cfg.IdentityChanged = never
@@ -188,7 +188,7 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 	p.byEntry.Store(e, r.Upstream)
 	// A connection keeps its ping timeout; a new one applies to later connections. Where only the
 	// trust differs, Guard decides: a connection that verifies under the new trust continues.
-	if old != nil && old != b && (p.cfg.Guard == nil || !old.SameService(b) || old.HTTP1 != b.HTTP1 || old.PingTimeout != b.PingTimeout) {
+	if old != nil && old != b && (!old.SameService(b) || old.HTTP1 != b.HTTP1 || old.PingTimeout != b.PingTimeout) {
 		r.drain()
 	}
 }
@@ -197,8 +197,10 @@ func (p *Pools) newRemote(name string) *remote {
 	r := &remote{}
 	old, either := []string{"http/1.1"}, []string{"h2", "http/1.1"} // called for every request
 	r.Upstream = newUpstream(name, p.shared, target{
-		tls:     func() (*tls.Config, error) { return p.cfg.TLS(name, r.spec.Load()) },
-		guard:   func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.guard(name, r.spec.Load(), chain) },
+		tls: func() (*tls.Config, error) { return p.cfg.TLS(name, r.spec.Load()) },
+		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) {
+			return p.cfg.Guard(name, r.spec.Load(), chain)
+		},
 		dial:    p.cfg.Dial,
 		signal:  func(address string, err error) { p.cfg.Signal(name, address, err) },
 		observe: func(address string, took time.Duration) { p.cfg.Observe(name, address, took) },
@@ -213,13 +215,6 @@ func (p *Pools) newRemote(name string) *remote {
 		doubt:    suspicionTime,
 	})
 	return r
-}
-
-func (p *Pools) guard(name string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
-	if p.cfg.Guard == nil {
-		return noGuard(chain)
-	}
-	return p.cfg.Guard(name, b, chain)
 }
 
 func (p *Pools) upstreams() []*Upstream {

@@ -2,27 +2,17 @@ package pages
 
 import (
 	"context"
-	"crypto/tls"
-	"errors"
-	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/proxy"
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Every reason of the registry has its own advice, as have the different messages of probes.
@@ -56,26 +46,6 @@ func TestDiagnose(t *testing.T) {
 			t.Errorf("%s %q: cause %q, advice %q, want %q", tc.reason, tc.message, cause, advice, tc.want)
 		}
 	}
-}
-
-// newDoor makes a proxy over a table. alice may do everything, bob may see widgets and pages, and
-// nobody else anything.
-func newDoor(t *testing.T, table func() *registry.Table) (*proxy.Proxy, *backend.Pools) {
-	t.Helper()
-	pools := must.Get(backend.New(backend.Config{
-		Table: table, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
-		Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {},
-	}))(t)
-	who := must.Get(authn.New(authn.Config{}))(t)
-	may := must.Get(authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-		u := a.GetUser()
-		sees := u.GetName() == "bob" && (a.GetResource() == "widgets" || !a.IsResourceRequest())
-		if u.GetName() == "alice" || sees || slices.Contains(u.GetGroups(), "system:serviceaccounts:good") {
-			return authorizer.DecisionAllow, "", nil
-		}
-		return authorizer.DecisionNoOpinion, "no rule allows it", nil
-	}}))(t)
-	return must.Get(proxy.New(proxy.Config{Table: table, Authn: who, Authz: may, Backends: pools}))(t), pools
 }
 
 // A request for the local apiserver is forwarded even if none is healthy, and the explanation says
