@@ -342,8 +342,9 @@ func (o *objects) faults() []directory.Fault {
 		}
 		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: why})
 	}
-	for name := range o.all[kindFallback] {
-		a, counts := o.apiService(kindFallback, name), o.apiServices[name.Name]
+	for name, object := range o.all[kindFallback] {
+		a, _ := object.(*apiregistrationv1.APIService)
+		counts := o.apiServices[name.Name]
 		var whose string
 		switch {
 		case counts == a || counts == nil:
