@@ -123,7 +123,7 @@ func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error
 
 // locate decides where a path leads, without regard to the caller.
 func (p *Proxy) locate(d *Decision, h *Head) {
-	t := p.cfg.Table()
+	t := p.cfg.Tables.Table()
 	m := t.Match(h.Path)
 	*d = Decision{Set: d.Set[:0], learned: d.learned, Entry: m.Entry, route: m.Route}
 	d.Request = parseRequest(h.Method, h.Path, h.RawQuery)

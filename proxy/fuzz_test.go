@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // thinker is a Proxy that decides requests and forwards none.
@@ -27,14 +28,14 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	w.remote = &far{Server: httptest.NewUnstartedServer(http.NotFoundHandler())} // for its address
 	f.Cleanup(func() { _ = w.remote.Listener.Close() })
 	table := buildTable(f, w, c)
-	pools := must.Get(backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
+	pools := must.Get(backend.New(backend.Config{Tables: scene.TableFunc(func() *registry.Table { return table }), Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
 	}, Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {},
 		Guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }}))(f)
 	local := must.Get(backend.NewLocal(backend.LocalConfig{
 		Servers: []string{"127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
 	}))(f)
-	p := must.Get(New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, c), Backends: pools, Local: local}))(f)
+	p := must.Get(New(Config{Tables: scene.TableFunc(func() *registry.Table { return table }), Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, c), Backends: pools, Local: local}))(f)
 	return w, p
 }
 

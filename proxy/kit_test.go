@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // world is a Proxy with real servers for its front door and its backends.
@@ -87,7 +88,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		}
 		return tc
 	}
-	c.pools.Table, c.pools.Dial = w.table, new(net.Dialer).DialContext
+	c.pools.Tables, c.pools.Dial = scene.TableFunc(w.table), new(net.Dialer).DialContext
 	c.pools.Signal = func(string, string, error) {}
 	if c.pools.Guard == nil {
 		c.pools.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
@@ -116,7 +117,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	must.Do(t, err)
 	local.Report(registry.Report{Address: w.local.Listener.Addr().String(), Health: registry.Healthy})
 	cfg := c.Config
-	cfg.CredentialRejected, cfg.Table, cfg.Backends, cfg.Local = func() { w.rejections.Add(1) }, w.table, pools, local
+	cfg.CredentialRejected, cfg.Tables, cfg.Backends, cfg.Local = func() { w.rejections.Add(1) }, scene.TableFunc(w.table), pools, local
 	cfg.Authn, cfg.Authz = w.authenticator(t, c), newTestAuthorizer(t, c)
 	w.proxy = must.Get(New(cfg))(t)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -15,20 +15,23 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
+// tables has the current table.
+type tables = latest.Tables[*registry.Table]
+
 // metrics counts requests. Its labels are bounded by the table and by lists in this file, never by
 // a client's input.
 type metrics struct {
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
-	table    func() *registry.Table
+	tables   tables
 	seen     sync.Map    // *registry.Entry → *entrySeries: those that may have series
 	other    entrySeries // of requests without an entry
 }
 
-func newMetrics(reg prometheus.Registerer, table func() *registry.Table, active ...prometheus.Collector) *metrics {
+func newMetrics(reg prometheus.Registerer, tables tables, active ...prometheus.Collector) *metrics {
 	labels := []string{"verb", "group", "version", "code"}
 	m := &metrics{
-		table: table,
+		tables: tables,
 		total: metric.CountBy("fairlead_request_total",
 			"Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, 101 an upgraded session, 5xx any 5.. that HTTP does not register.", labels...),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -89,7 +92,7 @@ func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 	}
 	// A watch ends after its APIService was deleted. So tell prune after making the series, which
 	// may have looked just before. It is not done here: forgetting looks at all series.
-	switch t := m.table(); {
+	switch t := m.tables.Table(); {
 	case t.Generation() == of.current.Load():
 	case t.Entry(d.Entry.GroupVersion) == nil:
 		m.seen.Store(d.Entry, of)
@@ -156,7 +159,7 @@ func (m *metrics) prune(ctx context.Context) error {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
 	first := true
-	for t, changes := range latest.Changes(ctx, m.table, tick.C) {
+	for t, changes := range latest.Changes(ctx, m.tables.Table, tick.C) {
 		for _, c := range changes {
 			if of, ok := m.seen.Load(c.Old); ok {
 				m.move(c.Old, c.New, of)

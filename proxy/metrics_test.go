@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // tableOf builds a table of group/v1 for each group.
@@ -34,7 +35,7 @@ func tableOf(prev *registry.Table, groups ...string) *registry.Table {
 // Failures are counted for each entry, whether Fairlead or the backend answered.
 func TestFailed(t *testing.T) {
 	table := tableOf(nil, "x", "y")
-	m := newMetrics(nil, func() *registry.Table { return table })
+	m := newMetrics(nil, scene.TableFunc(func() *registry.Table { return table }))
 	p, x := &Proxy{metrics: m}, table.Entries()[0]
 	for _, code := range []int{200, 404, 429, 499, 500, 503, 599} {
 		m.observe(&Decision{Entry: x, Request: Request{Verb: "get"}}, code, time.Second)
@@ -75,7 +76,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now atomic.Pointer[registry.Table]
 		now.Store(tableOf(nil, "stays"))
-		m := newMetrics(prometheus.NewRegistry(), now.Load)
+		m := newMetrics(prometheus.NewRegistry(), scene.TableFunc(now.Load))
 		observe := func(e *registry.Entry, verb string) {
 			m.observe(&Decision{Entry: e, Request: Request{Verb: verb}}, 200, time.Second)
 		}
@@ -127,7 +128,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 func TestObserve(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	table := tableOf(nil, "one")
-	m := newMetrics(reg, func() *registry.Table { return table })
+	m := newMetrics(reg, scene.TableFunc(func() *registry.Table { return table }))
 	d := &Decision{Entry: table.Entries()[0], Request: Request{Verb: "get"}}
 	for code := 200; code < 600; code++ {
 		m.observe(d, code, time.Second)

@@ -34,7 +34,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
-	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // Proxy is the front door. It is an http.Handler, safe for concurrent use.
@@ -83,7 +82,7 @@ func New(cfg Config) (*Proxy, error) {
 	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
 		return nil, err
 	}
-	p.metrics = newMetrics(cfg.Metrics, cfg.Table, append(p.active(), p.givenUp.refused)...)
+	p.metrics = newMetrics(cfg.Metrics, cfg.Tables, append(p.active(), p.givenUp.refused)...)
 	p.limits = limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)}
 	p.sessionPlaces.Lend = true
 	p.ending, p.end = context.WithCancel(context.Background())
@@ -199,8 +198,8 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 
 // Config configures a Proxy.
 type Config struct {
-	// Table returns the current table. Required.
-	Table func() *registry.Table
+	// Tables has the current table. Required.
+	Tables tables
 	// Authn authenticates callers. Required.
 	Authn *authn.Authenticator
 	// Authz authorizes requests that the local apiserver does not authorize. Required.

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // stage is a Trust with the APIServices, ConfigMaps, servers and connections of a story.
@@ -39,7 +40,7 @@ type stage struct {
 func newStage(t *testing.T, cfg Config) *stage {
 	t.Helper()
 	s := &stage{t: t, backends: map[string]*registry.Backend{}, cast: cast.Cast{}, open: map[string]connection{}, objects: map[string]chan any{}, metrics: prometheus.NewPedanticRegistry()}
-	cfg.Table, cfg.Metrics = func() *registry.Table { return new(registry.Table) }, s.metrics
+	cfg.Tables, cfg.Metrics = tablesOf(new(registry.Table)), s.metrics
 	cfg.Renewed = func(name string) { fmt.Fprintf(&s.log, "renewed %s\n", name) }
 	cfg.Logger = slog.New(slog.NewTextHandler(&s.log, nil))
 	s.Trust = New(cfg)
@@ -158,3 +159,6 @@ func (s *stage) guard(target string, pair *pki.Pair) (c connection) {
 	s.t.Cleanup(c.release)
 	return c
 }
+
+// tablesOf has one table for ever.
+func tablesOf(t *registry.Table) scene.TableFunc { return func() *registry.Table { return t } }

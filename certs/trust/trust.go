@@ -47,8 +47,8 @@ import (
 
 // Config configures a Trust. Only Table must be set.
 type Config struct {
-	// Table returns the registry's current table.
-	Table func() *registry.Table
+	// Tables has the current table.
+	Tables latest.Tables[*registry.Table]
 	// Watch follows ConfigMaps. Nil means that backends with the annotation ca-from are refused.
 	Watch Watch
 	// ClientCertificate returns the certificate to present to backends. Nil means none.
@@ -113,7 +113,7 @@ func (t *Trust) Run(ctx context.Context) error {
 	// Check replaced roots and expired chains every half second: a watch must end within 5 s of its
 	// trust, and its pool needs 4 of them.
 	tick := time.Tick(time.Second / 2)
-	for table := range latest.Of(ctx, t.cfg.Table, tick) {
+	for table := range latest.Of(ctx, t.cfg.Tables.Table, tick) {
 		t.apply(table.Generation(), table.Entries())
 		if t.rewatch.Swap(false) {
 			w.sync(ctx)
@@ -184,7 +184,7 @@ func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Cert
 
 // lookup finds the trust for dialling b for an APIService. It applies a table Run has not seen.
 func (t *Trust) lookup(apiService string, b *registry.Backend) (*backend, error) {
-	if table := t.cfg.Table(); table.Generation() > t.applied.Load() {
+	if table := t.cfg.Tables.Table(); table.Generation() > t.applied.Load() {
 		t.apply(table.Generation(), table.Entries())
 	}
 	t.mu.RLock()

@@ -105,7 +105,7 @@ func TestTable(t *testing.T) {
 			},
 		}}}, nil)
 		entry := table.Entries()[0]
-		cfg := Config{Table: func() *registry.Table { return table }}
+		cfg := Config{Tables: tablesOf(table)}
 		if _, err := New(cfg).TLS(entry.Name, entry.Backend); err != nil {
 			t.Errorf("before Run: %v", err)
 		}

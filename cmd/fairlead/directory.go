@@ -106,7 +106,7 @@ func (s *server) makeAPIServices(o *registry.Options) (err error) {
 	}
 	if c.Etcd == nil {
 		// The table is set before the first request, too.
-		c.Table = func() *registry.Table { return s.registry.Table() }
+		c.Tables = s
 	}
 	if c.Etcd == nil && s.o.registry.dir == "" {
 		return nil

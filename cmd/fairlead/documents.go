@@ -24,7 +24,7 @@ type merged struct {
 }
 
 func (s *server) makeDocuments() {
-	cfg := documents.Config{Table: s.registry.Table, Logger: s.log, Metrics: s.metrics}
+	cfg := documents.Config{Tables: s.registry, Logger: s.log, Metrics: s.metrics}
 	cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
 		return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
 	}

@@ -27,7 +27,7 @@ func authConfigMap() types.NamespacedName {
 func (s *server) makeTrust(files []certs.File) (err error) {
 	watch := s.watchConfigMap
 	s.trust = trust.New(trust.Config{
-		Table: s.registry.Table, Watch: watch, Renewed: func(apiService string) { s.prober.Renew(apiService) }, Logger: s.log, Metrics: s.metrics,
+		Tables: s.registry, Watch: watch, Renewed: func(apiService string) { s.prober.Renew(apiService) }, Logger: s.log, Metrics: s.metrics,
 		ClientCertificate: func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return s.certs.ProxyClient().GetClientCertificate(r)
 		},

@@ -108,6 +108,9 @@ func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err e
 	return &r, local, err
 }
 
+// Table implements latest.Tables for parts that are made before the registry.
+func (s *server) Table() *registry.Table { return s.registry.Table() }
+
 func (s *server) makeTable(reach *reach.Rules) (err error) {
 	options := s.o.Table()
 	options.Reach, options.Defaults = *reach, registry.Policy{RequestTimeout: s.o.requestTimeout, CAOverlap: zeroMeansNone(s.o.caOverlap)}
@@ -132,7 +135,7 @@ func zeroMeansNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 	s.prober = health.New(health.Config{Table: func() health.Table { return s.registry.Table() }, Report: s.registry.Report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})
 	s.backends, err = backend.New(backend.Config{
-		Table: s.registry.Table, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed, Dial: rules.Dial,
+		Tables: s.registry, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed, Dial: rules.Dial,
 		Signal: s.prober.Signal, Observe: s.prober.Observe, Logger: s.log, Metrics: s.metrics,
 	})
 	s.loops["prober"], s.loops["backend pools"] = s.prober.Run, s.backends.Run
@@ -163,7 +166,7 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 		return err
 	}
 	c := s.o.proxy
-	c.Table, c.Authn, c.Authz, c.Backends, c.MaxSessions, c.ForwardRedirects = s.registry.Table, who, may, s.backends, front.Descriptors(sessionShare), !s.o.rejectRedirects
+	c.Tables, c.Authn, c.Authz, c.Backends, c.MaxSessions, c.ForwardRedirects = s.registry, who, may, s.backends, front.Descriptors(sessionShare), !s.o.rejectRedirects
 	c.Documents, c.Claimed, c.Ready, c.Pages, c.Health = http.HandlerFunc(s.serveDocument), s.openapi.Claimed, s.rendered, http.HandlerFunc(s.servePages), s.health
 	c.AccessLog, c.Taps, c.Audit, c.Tracer, c.Logger, c.Metrics = s.accessLog, &s.taps, s.audit, tracer, s.log, s.metrics
 	if s.kube != nil {

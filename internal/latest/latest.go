@@ -15,6 +15,9 @@ import (
 	"time"
 )
 
+// Tables has the current table: of a *registry.Registry, a *registry.Table. It is never nil.
+type Tables[T any] interface{ Table() T }
+
 // Of yields the state that load returns, and then the current one each time it is superseded or
 // wake delivers, until ctx ends. A state that is replaced while the loop body runs is skipped. Wake
 // lets the body run without a new state. Nil means that it never does.

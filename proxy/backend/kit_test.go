@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -91,7 +92,7 @@ func newStreet(t testing.TB, change func(*Config)) *fixture {
 		backend: &registry.Backend{Namespace: "ns", Service: "svc", Port: 443},
 	}
 	cfg := Config{
-		Table:  func() *registry.Table { return &registry.Table{} },
+		Tables: scene.TableFunc(func() *registry.Table { return &registry.Table{} }),
 		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return f.trust() },
 		Dial:   f.dial,
 		Signal: func(_, address string, _ error) { f.signals.add(address) }, Observe: func(string, string, time.Duration) {},

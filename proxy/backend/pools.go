@@ -18,10 +18,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config configures Pools. Table, TLS, Guard, Dial, Signal and Observe are required.
+// Config configures Pools. Tables, TLS, Guard, Dial, Signal and Observe are required.
 type Config struct {
-	// Table returns the current table.
-	Table func() *registry.Table
+	// Tables has the current table.
+	Tables latest.Tables[*registry.Table]
 	// TLS makes the configuration of one connection to a backend: the trust and our client
 	// certificate. apiService is the APIService for which it is dialed, or empty for all that have
 	// the Backend. The caller may change the result.
@@ -79,8 +79,8 @@ type remote struct {
 
 // New returns Pools and registers their metrics.
 func New(cfg Config) (*Pools, error) {
-	if cfg.Table == nil || cfg.TLS == nil || cfg.Guard == nil || cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
-		return nil, errors.New("making backend pools: Table, TLS, Guard, Dial, Signal and Observe are required")
+	if cfg.Tables == nil || cfg.TLS == nil || cfg.Guard == nil || cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
+		return nil, errors.New("making backend pools: Tables, TLS, Guard, Dial, Signal and Observe are required")
 	}
 	if cfg.IdentityChanged == nil {
 		cfg.IdentityChanged = never
@@ -98,7 +98,7 @@ func (p *Pools) Run(ctx context.Context) error {
 	defer p.shared.stop()
 	identity := p.cfg.IdentityChanged()
 	for {
-		t := p.cfg.Table()
+		t := p.cfg.Tables.Table()
 		p.apply(t.Generation(), t.Entries())
 		select {
 		case <-ctx.Done():
@@ -123,7 +123,7 @@ func (p *Pools) Upstream(e *registry.Entry) *Upstream {
 	}
 	// The request's table differs from Run's: if it is newer, apply it first. Then look the
 	// APIService up by name.
-	if t := p.cfg.Table(); t.Generation() > p.applied.Load() {
+	if t := p.cfg.Tables.Table(); t.Generation() > p.applied.Load() {
 		p.apply(t.Generation(), t.Entries())
 	}
 	p.mu.Lock()

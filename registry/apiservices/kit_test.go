@@ -41,7 +41,7 @@ func remote(name, service string) *apiregistrationv1.APIService {
 func served(s *scene.Scene) *Server {
 	s.Helper()
 	s.Input.Options = &registry.Options{Directory: true}
-	server := must.Get(New(Config{Table: s.Table, Version: &version.Info{GitVersion: "v1.36.3"}}))(s)
+	server := must.Get(New(Config{Tables: s, Version: &version.Info{GitVersion: "v1.36.3"}}))(s)
 	s.Cleanup(server.store.stop)
 	var last []*registry.Entry
 	s.Built = func() {

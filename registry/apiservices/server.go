@@ -28,14 +28,15 @@ import (
 	"k8s.io/apiserver/pkg/server/mux"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 )
 
 // Config configures New. Set either Table or Etcd.
 type Config struct {
-	// Table returns the current table, which is served read-only. Nil means Etcd.
-	Table func() *registry.Table
+	// Tables has the current table, which is served read-only. Nil means Etcd.
+	Tables latest.Tables[*registry.Table]
 	// Etcd says where the objects are stored. Nil means Table.
 	Etcd *etcd.Config
 	// Options say which groups no remote may claim. Required with Etcd.

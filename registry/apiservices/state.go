@@ -75,7 +75,7 @@ func (s *store) stop() {
 
 // follow follows the table until ctx ends.
 func (s *Server) follow(ctx context.Context) error {
-	for t, changes := range latest.Changes(ctx, s.cfg.Table, nil) {
+	for t, changes := range latest.Changes(ctx, s.cfg.Tables.Table, nil) {
 		if t.Complete() {
 			s.store.follow(changes)
 		}

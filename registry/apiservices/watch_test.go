@@ -103,7 +103,7 @@ func TestSlowWatcher(t *testing.T) {
 }
 
 func TestRun(t *testing.T) {
-	s := must.Get(New(Config{Table: scene.New(t).Table}))(t)
+	s := must.Get(New(Config{Tables: scene.New(t)}))(t)
 	must.Run(t, s.Run)
 	for !s.store.state().read {
 		<-s.store.state().superseded

@@ -39,8 +39,8 @@ type Do = func(ctx context.Context, r *http.Request) (*http.Response, error)
 // Config is common to all documents. Table and Fetch are required, and FetchLocal unless there is
 // no local apiserver.
 type Config struct {
-	// Table returns the current table. Required.
-	Table func() *registry.Table
+	// Tables has the current table. Required.
+	Tables latest.Tables[*registry.Table]
 	// Fetch sends a request to a remote entry's backend, under an identity that may read its
 	// documents. Required.
 	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
@@ -166,7 +166,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 	again.Stop()
 	defer again.Stop()
 	complete, asked := false, false // the local apiservers are asked first because they are new
-	for t, changes := range latest.Changes(ctx, s.cfg.Table, s.changed) {
+	for t, changes := range latest.Changes(ctx, s.cfg.Tables.Table, s.changed) {
 		begun := time.Now()
 		if asked && slices.ContainsFunc(changes, movesLocal) {
 			s.LocalChanged("")

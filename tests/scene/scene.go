@@ -68,7 +68,7 @@ func New(tb testing.TB) *Scene {
 // Config returns a configuration for documents of the scene's servers.
 func (s *Scene) Config() documents.Config {
 	return documents.Config{
-		Table: s.Table, Logger: slog.New(slog.DiscardHandler),
+		Tables: s, Logger: slog.New(slog.DiscardHandler),
 		Fetch: func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
 			return s.Answer(e.Backend.Service, r)
 		},
@@ -181,3 +181,9 @@ func Heap() float64 {
 	runtime.ReadMemStats(&m)
 	return float64(m.HeapAlloc)
 }
+
+// TableFunc is a latest.Tables.
+type TableFunc func() *registry.Table
+
+// Table implements latest.Tables.
+func (f TableFunc) Table() *registry.Table { return f() }

@@ -22,10 +22,10 @@ import (
 
 // newDoor makes a proxy over a table. alice may do everything, bob may see widgets and pages, and
 // nobody else anything.
-func newDoor(t *testing.T, table func() *registry.Table) (*proxy.Proxy, *backend.Pools) {
+func newDoor(t *testing.T, tables *registry.Registry) (*proxy.Proxy, *backend.Pools) {
 	t.Helper()
 	pools := must.Get(backend.New(backend.Config{
-		Table: table, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
+		Tables: tables, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
 		Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {},
 		Guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} },
 	}))(t)
@@ -38,5 +38,5 @@ func newDoor(t *testing.T, table func() *registry.Table) (*proxy.Proxy, *backend
 		}
 		return authorizer.DecisionNoOpinion, "no rule allows it", nil
 	}}))(t)
-	return must.Get(proxy.New(proxy.Config{Table: table, Authn: who, Authz: may, Backends: pools}))(t), pools
+	return must.Get(proxy.New(proxy.Config{Tables: tables, Authn: who, Authz: may, Backends: pools}))(t), pools
 }

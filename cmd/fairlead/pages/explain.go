@@ -131,7 +131,7 @@ func (p *Pages) claims(d *proxy.Decision) []string {
 	if e == nil {
 		return []string{"no APIService claims it"}
 	}
-	t := p.cfg.Table()
+	t := p.cfg.Registry.Table()
 	claim := fmt.Sprintf("APIService %s claims it and is Local (spec.service is not set)", e.Name)
 	if !e.Local() {
 		claim = fmt.Sprintf("APIService %s claims it for %s", e.Name, cmp.Or(e.Backend.URLs, "service "+e.Backend.String()))

@@ -146,7 +146,7 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	defer tick.Stop()
 	var generation uint64 // last sent
 	var sent time.Time
-	for t := range latest.Of(r.Context(), p.cfg.Table, tick.C) {
+	for t := range latest.Of(r.Context(), p.cfg.Registry.Table, tick.C) {
 		if p.cfg.Draining.Load() {
 			return
 		}

@@ -42,7 +42,7 @@ func newStand(t *testing.T) *stand {
 	apiService, _, _ := strings.Cut(manifests.Remote("lost.example.com", "", ""), "---")
 	must.Do(t, os.WriteFile(filepath.Join(s.dir, "lost.yaml"), []byte(strings.Replace(apiService, "groupPriorityMinimum: 100", "groupPriorityMinimum: 200", 1)), 0o600))
 	s.registry = must.Get(registry.New(registry.Config{Directory: s.dir}))(t)
-	door, pools := newDoor(t, s.registry.Table)
+	door, pools := newDoor(t, s.registry)
 	s.Pages = New(s.sources(door, pools))
 	must.Run(t, s.registry.Run)
 	must.Run(t, s.Run)
@@ -64,7 +64,7 @@ func newStand(t *testing.T) *stand {
 func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 	good := documents.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
 	return Config{
-		Table: s.registry.Table, Explain: door.Explain, Backends: pools, Draining: &s.draining, Ready: &health.Checks{}, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
+		Registry: s.registry, Explain: door.Explain, Backends: pools, Draining: &s.draining, Ready: &health.Checks{}, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
 		Failed: func(*registry.Entry) uint64 { return 0 },
 		Probed: func(name, _ string) (time.Time, time.Duration, string) {
 			if name == "v1.bad.example.com" {

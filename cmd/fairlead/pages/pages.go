@@ -35,8 +35,8 @@ import (
 
 // Config holds the sources of the pages. A field that may be empty says what that means.
 type Config struct {
-	// Table returns the current table.
-	Table func() *registry.Table
+	// Registry has the current table.
+	Registry *registry.Registry
 	// Explain returns the decision about a user's request, and why the user may not send it.
 	Explain func(ctx context.Context, method, target string, u user.Info) (proxy.Decision, error)
 	// Backends have the requests in flight, and the latencies of those so far.
@@ -99,9 +99,9 @@ func New(cfg Config) *Pages {
 func (p *Pages) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	look := func(context.Context) { p.traffic.look(p.cfg.Table().Entries(), p.latencies, p.cfg.Failed) }
+	look := func(context.Context) { p.traffic.look(p.cfg.Registry.Table().Entries(), p.latencies, p.cfg.Failed) }
 	loops.Go(func() { wait.UntilWithContext(ctx, look, pace) })
-	return p.history.follow(ctx, p.cfg.Table)
+	return p.history.follow(ctx, p.cfg.Registry.Table)
 }
 
 // latencies counts an entry's requests so far: element i those that took less than 2^i µs, without

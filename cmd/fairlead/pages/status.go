@@ -154,7 +154,7 @@ const LocalName = "local-apiserver"
 
 // status makes the status document.
 func (p *Pages) status() *answer.Status {
-	t := p.cfg.Table()
+	t := p.cfg.Registry.Table()
 	s := &answer.Status{
 		Time: time.Now(), Version: p.cfg.Version, Replica: p.cfg.Replica, Cluster: p.cfg.Cluster, Go: runtime.Version(), Started: p.started, Generation: t.Generation(), Complete: t.Complete(),
 		APIServices: make([]answer.APIService, 0, len(t.Entries())), Transitions: p.history.newest(),

@@ -90,7 +90,7 @@ func New(cfg Config) *Discovery {
 		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
 		Metrics: []prometheus.Collector{d.aggregations},
 	})
-	d.last = cfg.Table()
+	d.last = cfg.Tables.Table()
 	return d
 }
 
@@ -179,7 +179,7 @@ func (d *Discovery) Status() []Status {
 		return nil
 	}
 	var out []Status
-	t := d.cfg.Table()
+	t := d.cfg.Tables.Table()
 	for _, listed := range docs.parts {
 		gv := schema.GroupVersion{Group: listed.group, Version: listed.doc.Version}
 		e := t.Entry(gv)

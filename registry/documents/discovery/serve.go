@@ -89,7 +89,7 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.serveCore(w, r, docs)
 	default:
 		name, below := strings.CutPrefix(path, "/apis/")
-		g := d.cfg.Table().Group(strings.TrimSuffix(name, "/"))
+		g := d.cfg.Tables.Table().Group(strings.TrimSuffix(name, "/"))
 		if !below || g == nil || g.Name == "" {
 			d.writeError(w, r, errNotFound())
 			return

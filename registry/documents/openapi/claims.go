@@ -31,7 +31,7 @@ func (c claims) paths() []string { return slices.Concat(c.now, c.before) }
 // claim stores the paths of a backend's index.
 func (q *question) claim(paths ...string) {
 	q.claims = claims{now: paths, before: q.known.claims.now}
-	t := q.o.cfg.Table()
+	t := q.o.cfg.Tables.Table()
 	for _, path := range paths {
 		if _, ok := groupVersionOf(path); ok && ofLocal(t, path, true) && len(q.claims.foreign) < mostShown {
 			q.claims.foreign = append(q.claims.foreign, path)

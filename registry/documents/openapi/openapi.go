@@ -279,7 +279,7 @@ type Status struct {
 // Status returns the status of every remote APIService, sorted by name.
 func (o *OpenAPI) Status() []Status {
 	var out []Status
-	for e, s := range o.remotes(o.cfg.Table()) {
+	for e, s := range o.remotes(o.cfg.Tables.Table()) {
 		st := s.Load()
 		v := st.versions[e.GroupVersion]
 		out = append(out, Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(e, st.err), V2: v.v2 != nil, V3: v.v3 != nil, Foreign: st.claims.foreign})
