@@ -50,7 +50,7 @@ func (s *server) adminPages() http.Handler {
 func (s *server) makePages() {
 	host, _ := os.Hostname() // pages work without it
 	s.pages = pages.New(pages.Config{
-		Registry: s.registry, Explain: s.proxy.Explain, Failed: s.proxy.Failed, Backends: s.backends, Tap: &s.taps,
+		Registry: s.registry, Proxy: s.proxy, Backends: s.backends, Tap: &s.taps,
 		Certificates: s.certs.Status, Trust: s.trust.Status,
 		Discovery: s.discovery.Status, OpenAPI: s.openapi.Status,
 		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.LocalIdentity,

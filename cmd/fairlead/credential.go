@@ -100,7 +100,7 @@ func newSource(c *rest.Config, status int) (*source, error) {
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
-	return &source{config: c, ask: ask, tls: cmp.Or(tc, &tls.Config{})}, nil //nolint:gosec // for no connection
+	return &source{config: c, ask: ask, tls: cmp.Or(tc, &tls.Config{})}, nil
 }
 
 // look obtains a source's credential and puts both in force. Only newCredential and Run call it.

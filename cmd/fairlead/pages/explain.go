@@ -38,7 +38,7 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if name := q.Get("user"); name != "" {
-		d, denied := p.cfg.Explain(r.Context(), http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", u)
+		d, denied := p.cfg.Proxy.Explain(r.Context(), http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", u)
 		if d.User == nil { // refused before it was authorized
 			denied = d.Err
 		}
@@ -67,7 +67,11 @@ func subject(name, uid string, groups []string) user.Info {
 }
 
 func (p *Pages) explain(ctx context.Context, method, target string, u user.Info) *answer.Explanation {
-	d, denied := p.cfg.Explain(ctx, method, target, u)
+	d, denied := p.cfg.Proxy.Explain(ctx, method, target, u)
+	return p.explanation(method, target, u, d, denied)
+}
+
+func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision, denied error) *answer.Explanation {
 	path, _, _ := strings.Cut(target, "?")
 	x := &answer.Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
 	x.Why = slices.Concat([]string{names(path)}, p.claims(&d), []string{leads(&d)})

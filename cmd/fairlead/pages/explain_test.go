@@ -1,7 +1,6 @@
 package pages
 
 import (
-	"context"
 	"net/http"
 	"strings"
 	"testing"
@@ -51,9 +50,7 @@ func TestDiagnose(t *testing.T) {
 // A request for the local apiserver is forwarded even if none is healthy, and the explanation says
 // why it fails.
 func TestExplainDeadLocalAPIServer(t *testing.T) {
-	p := &Pages{cfg: Config{Explain: func(_ context.Context, _, _ string, u user.Info) (proxy.Decision, error) {
-		return proxy.Decision{Action: proxy.ToLocal, User: u}, nil
-	}}}
+	alice := &user.DefaultInfo{Name: "alice"}
 	healthy := registry.Endpoint{Address: "10.0.0.1:6443", Health: registry.Healthy}
 	dead := registry.Endpoint{Address: "10.0.0.2:6443", Health: registry.Unhealthy, Message: "dial tcp: connection refused"}
 	for _, tt := range []struct {
@@ -66,8 +63,8 @@ func TestExplainDeadLocalAPIServer(t *testing.T) {
 		{"all", []registry.Endpoint{dead, dead}, "no local apiserver is healthy: dial tcp: connection refused"},
 		{"not probed yet", []registry.Endpoint{{Address: "10.0.0.1:6443"}}, ""},
 	} {
-		p.cfg.LocalServers = func() []registry.Endpoint { return tt.servers }
-		x := p.explain(t.Context(), http.MethodGet, "/api/v1/pods", &user.DefaultInfo{Name: "alice"})
+		p := &Pages{cfg: Config{LocalServers: func() []registry.Endpoint { return tt.servers }}}
+		x := p.explanation(http.MethodGet, "/api/v1/pods", alice, proxy.Decision{Action: proxy.ToLocal, User: alice}, nil)
 		check.Same(t, []string{"local", tt.want, advice.For(tt.want)}, []string{x.Destination, x.Cause, x.Advice}, "%s: destination, cause and advice", tt.name)
 	}
 }

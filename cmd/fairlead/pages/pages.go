@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
@@ -37,12 +36,10 @@ import (
 type Config struct {
 	// Registry has the current table.
 	Registry *registry.Registry
-	// Explain returns the decision about a user's request, and why the user may not send it.
-	Explain func(ctx context.Context, method, target string, u user.Info) (proxy.Decision, error)
+	// Proxy explains requests, and counts those that failed.
+	Proxy *proxy.Proxy
 	// Backends have the requests in flight, and the latencies of those so far.
 	Backends *backend.Pools
-	// Failed counts an entry's requests answered with 5xx so far. It may be reset to zero.
-	Failed func(*registry.Entry) uint64
 	// Probed returns the last probe of an APIService's endpoint, or of a local apiserver
 	// (LocalName): when it ended, how long it took and why it failed.
 	Probed func(apiService, address string) (ended time.Time, took time.Duration, fault string)
@@ -99,7 +96,9 @@ func New(cfg Config) *Pages {
 func (p *Pages) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	look := func(context.Context) { p.traffic.look(p.cfg.Registry.Table().Entries(), p.latencies, p.cfg.Failed) }
+	look := func(context.Context) {
+		p.traffic.look(p.cfg.Registry.Table().Entries(), p.latencies, p.cfg.Proxy.Failed)
+	}
 	loops.Go(func() { wait.UntilWithContext(ctx, look, pace) })
 	return p.history.follow(ctx, p.cfg.Registry.Table)
 }

@@ -165,8 +165,9 @@ func TestExplainAnother(t *testing.T) {
 	resp, _ := s.get(t, "/fairlead/explain?user=jane&path="+widgets, "bob")
 	check.Same(t, http.StatusForbidden, resp.Code, "bob asks about jane")
 	starting := must.Get(registry.New(registry.Config{Directory: s.dir}))(t)
-	door, _ := newDoor(t, starting)
-	s.cfg.Explain = door.Explain
+	cfg := s.cfg
+	cfg.Proxy, _ = newDoor(t, starting)
+	s.Pages = New(cfg)
 	resp, _ = s.get(t, "/fairlead/explain?user=jane&path="+widgets, "bob")
 	check.Same(t, http.StatusForbidden, resp.Code, "bob asks about jane, and the table is not complete yet")
 }
