@@ -109,29 +109,31 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// prefer puts unhealthy servers last, behind those that leave, and closes connections to them,
-// unless all are unhealthy.
+// prefer puts healthy servers first, those that leave behind the others, and unhealthy ones last,
+// to which it closes connections, unless none is healthy.
 func (s *apiservers) prefer(servers []registry.Endpoint) {
-	var order, leaving, ill []string
-	healthy := false
-	for _, e := range servers {
-		healthy = healthy || e.Health == registry.Healthy
+	at := (*s.order.Load())[0]
+	rank := func(e registry.Endpoint) int {
 		switch {
-		case e.Health == registry.Unhealthy:
-			ill = append(ill, e.Address)
+		case e.Health != registry.Healthy:
+			return 3 + int(e.Health) // unprobed, unhealthy
 		case e.Terminating:
-			leaving = append(leaving, e.Address)
-		default:
-			order = append(order, e.Address)
+			return 2
+		case e.Address == at && !s.first: // no watch of ours goes back in time
+			return 0
 		}
+		return 1
 	}
-	if !healthy {
+	servers = slices.SortedStableFunc(slices.Values(servers), func(a, b registry.Endpoint) int { return rank(a) - rank(b) })
+	if len(servers) == 0 || servers[0].Health != registry.Healthy {
 		return
 	}
-	if at := slices.Index(order, (*s.order.Load())[0]); at > 0 && !s.first { // no watch of ours goes back in time
-		order = slices.Insert(slices.Delete(order, at, at+1), 0, (*s.order.Load())[0])
+	var order, ill []string
+	for _, e := range servers {
+		if order = append(order, e.Address); e.Health == registry.Unhealthy {
+			ill = append(ill, e.Address)
+		}
 	}
-	order = slices.Concat(order, leaving, ill)
 	s.order.Store(&order)
 	s.mu.Lock()
 	open := maps.Clone(s.open)

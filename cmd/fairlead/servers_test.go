@@ -15,6 +15,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -78,4 +79,25 @@ func TestFollowServers(t *testing.T) {
 		follow(t.Context())
 		check.Same(t, tc.want, named(), "%s, when it cannot be read", tc.name)
 	}
+}
+
+// Fairlead's own clients use a server that is known to work before one that was only named: that
+// one may be a stranger, which accepts connections and fails each handshake.
+func TestPrefer(t *testing.T) {
+	own := &apiservers{}
+	own.order.Store(&[]string{"balancer", "other"})
+	fresh, ill := registry.Endpoint{Address: "fresh"}, registry.Endpoint{Address: "ill", Health: registry.Unhealthy}
+	balancer := registry.Endpoint{Address: "balancer", Health: registry.Healthy, Terminating: true}
+	known := func(fresh registry.Endpoint, want string) {
+		t.Helper()
+		for range 2 {
+			own.prefer([]registry.Endpoint{ill, {Address: "other"}, fresh, balancer})
+			check.Same(t, want, strings.Join(*own.order.Load(), " "), "order")
+		}
+	}
+	known(fresh, "balancer other fresh ill")
+	fresh.Health = registry.Healthy
+	known(fresh, "fresh balancer other ill")
+	fresh.Health = registry.Unhealthy
+	known(fresh, "balancer other ill fresh")
 }

@@ -226,13 +226,13 @@ func (l *Local) publishLocked(all []*localServer) {
 	l.ready.Store(ready)
 	was := l.servers.Swap(now)
 	defer close(was.superseded)
-	list := slices.Clone(now.list)
+	list, next := slices.Clone(now.list), l.successorLocked(all)
 	for i, s := range all {
-		unknown := l.unknownLocked(s.is.Address)
-		if unknown && list[i].Health == registry.Healthy {
+		if list[i].Health == registry.Healthy && l.unknownLocked(s.is.Address) {
 			list[i].Health = registry.Unprobed
 		}
-		s.apart.Store(unknown || s.is.Terminating)
+		list[i].Terminating = s.is.Terminating && next
+		s.leaves.Store(list[i].Terminating)
 	}
 	for i, u := range l.pools {
 		v := &view{pingTimeout: defaultPing}

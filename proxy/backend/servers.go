@@ -42,8 +42,9 @@ func (l *Local) Servers() (list []registry.Endpoint, superseded <-chan struct{})
 }
 
 // Follow sets the addresses of the local apiservers. A new one gets clients once all documents
-// know it. One that is named no longer gets no new requests, unless only it serves what is asked
-// for, and is forgotten by a call after 15 minutes.
+// know it. Once there is one with clients, one that is named no longer gets no new requests, unless
+// only it serves what is asked for. It is forgotten by a call after 15 minutes, but not while it is
+// healthy and none is to take over.
 func (l *Local) Follow(addresses []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -56,6 +57,7 @@ func (l *Local) Follow(addresses []string) {
 		s.is.Terminating = false
 		all = append(all, s)
 	}
+	next := l.successorLocked(all)
 	for _, s := range was.all {
 		if slices.Contains(all, s) {
 			continue
@@ -64,11 +66,18 @@ func (l *Local) Follow(addresses []string) {
 			s.is.Terminating, s.left = true, now
 			l.shared.log.Info("local apiserver is named no longer", "endpoint", s.is.Address)
 		}
-		if now.Sub(s.left) < keptServer {
+		if now.Sub(s.left) < keptServer || !next && s.is.Health == registry.Healthy {
 			all = append(all, s)
 		}
 	}
 	l.publishLocked(all)
+}
+
+// successorLocked reports whether a server that is named can be used.
+func (l *Local) successorLocked(all []*localServer) bool {
+	return slices.ContainsFunc(all, func(s *localServer) bool {
+		return s.is.Health == registry.Healthy && !s.is.Terminating && !l.unknownLocked(s.is.Address)
+	})
 }
 
 func (l *Local) newServer(address string) *localServer {

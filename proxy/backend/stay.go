@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"slices"
@@ -28,7 +29,7 @@ type localServer struct {
 	spare   atomic.Int64 // how many of them may be asked to come again
 	first   bool         // the first usable server is preferred, whatever their clients
 	ready   atomic.Bool
-	apart   atomic.Bool // it is leaving, or what it serves is not known yet
+	leaves  atomic.Bool // another one takes over
 	fixed   Stay        // always here
 
 	// Guarded by Local.mu.
@@ -137,19 +138,26 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	}
 	best := have[0]
 	for _, h := range have {
-		if s != nil && s.at.Load() == h && h.of[0].usable() {
+		if s != nil && s.at.Load() == h && h.of[0].ill() == 0 {
 			return s
 		}
-		if usable := h.of[0].usable(); usable == best.of[0].usable() && h.load() < best.load() || usable && !best.of[0].usable() {
+		if order := cmp.Compare(h.of[0].ill(), best.of[0].ill()); order < 0 || order == 0 && h.load() < best.load() {
 			best = h
 		}
 	}
 	return &best.fixed
 }
 
-// usable reports whether requests may stay at an endpoint.
-func (e *endpoint) usable() bool {
-	return !e.out.Load() && e.suspicion.weight() == 0 && !e.server.apart.Load()
+// ill returns 0 if requests may stay at an endpoint, 1 if that is suspect or its server leaves, and
+// 2 if it is unhealthy.
+func (e *endpoint) ill() int {
+	switch {
+	case e.out.Load():
+		return 2
+	case e.suspicion.weight() > 0 || e.server.leaves.Load():
+		return 1
+	}
+	return 0
 }
 
 // pick chooses the endpoint for a request.
@@ -158,14 +166,14 @@ func (s *Stay) pick(u *Upstream, avoid []Lease) *endpoint {
 	if at != nil {
 		own = at.of[u.pool-1]
 		tried = slices.Contains(avoid, Lease{own})
-		if s.stuck || !tried && own.usable() {
+		if s.stuck || !tried && own.ill() == 0 {
 			return own
 		}
 	}
 	v := u.view.Load()
 	e := v.other(avoid)
 	switch {
-	case own != nil && (e == nil || !tried && !e.usable()): // no other is better
+	case own != nil && (e == nil || !tried && e.ill() >= own.ill()): // no other is better
 		return own
 	case e == nil:
 		return v.choose(0, nil)
@@ -210,7 +218,7 @@ func (l *Local) balance() {
 	var usable []*localServer
 	sum := int64(0)
 	for _, e := range l.pools[0].view.Load().preferred {
-		if e.server.spare.Store(0); e.usable() {
+		if e.server.spare.Store(0); e.ill() == 0 {
 			usable = append(usable, e.server)
 			sum += e.server.clients.Load()
 		}

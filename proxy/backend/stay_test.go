@@ -281,3 +281,85 @@ func follows(t *testing.T) {
 	cancel()
 	check.Same(t, true, errors.Is(<-ended, context.Canceled), "it ends with its context")
 }
+
+// While none of the servers that are named can take over, those that are named no longer keep their
+// clients and get new ones, and are not forgotten.
+func TestAllReplaced(t *testing.T) { synctest.Test(t, allReplaced) }
+
+func allReplaced(t *testing.T) {
+	c := newCrowd(t, 3, nil)
+	const fresh, known = "10.0.0.4:443", "discovery"
+	all := []string{place1, place2, place3}
+	want := func(when string, has ...string) {
+		t.Helper()
+		for i := range c.stays {
+			for range 2 { // an old and a new connection
+				if at := c.at()[i]; !slices.Contains(has, at) {
+					t.Errorf("%s: connection %d is at %s", when, i, at)
+				}
+				c.come(i)
+			}
+		}
+	}
+	c.l.Only(known, all, nil)
+	c.l.Follow([]string{fresh})
+	want("all are replaced by one that is not probed", all...)
+	c.report(registry.Healthy, fresh)
+	want("it is healthy", all...)
+	time.Sleep(keptServer)
+	c.l.Follow([]string{fresh})
+	want("a quarter of an hour later", all...)
+	c.report(registry.Unhealthy, place1, place2)
+	want("only one of the former is healthy", place3)
+	c.report(registry.Unhealthy, place3)
+	c.at() // all move, at once
+	want("none of the former is healthy", fresh)
+	c.report(registry.Healthy, place3)
+	c.l.Only(known, append(all, fresh), nil)
+	want("it is known", fresh)
+	c.report(registry.Unhealthy, fresh)
+	want("it is ill, and a former one is healthy", place3)
+	c.report(registry.Healthy, fresh)
+	c.l.Follow([]string{fresh})
+	want("it is healthy again", fresh)
+	check.Same(t, 1, len(c.l.servers.Load().list), "servers")
+}
+
+// No client stays with a server that is forgotten, however ill the others are.
+func TestForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, h := range []registry.Health{registry.Healthy, registry.Unhealthy} {
+			c := newCrowd(t, 3, nil)
+			c.at()
+			c.l.Follow([]string{place2})
+			time.Sleep(keptServer)
+			c.report(h, place1, place2, place3)
+			c.l.Follow([]string{place2})
+			c.l.signal(place2, errLost)
+			c.l.Follow([]string{place2}) // the former are forgotten
+			check.Same(t, slices.Repeat([]string{place2}, 3), c.at(), "where they go")
+		}
+	})
+}
+
+// What only servers serve that leave goes to one that still runs.
+func TestForLeaving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 9, nil)
+		what := schema.GroupVersionResource{Group: "example.com", Version: "v1"}
+		for _, down := range []string{place1, place2} {
+			other := map[string]string{place1: place2, place2: place1}[down]
+			c.report(registry.Healthy, place1, place2, place3)
+			c.l.Follow([]string{place3})
+			c.l.Only("discovery", []string{place1, place2, place3}, map[schema.GroupVersionResource][]string{what: {place1, place2}})
+			c.at() // all move
+			c.report(registry.Unhealthy, down)
+			check.Same(t, other+" (not all of them serve it)", c.l.Which(nil, what), "where it goes")
+			c.report(registry.Healthy, place1, place2)
+			c.l.Only("OpenAPI", []string{place3}, nil)
+			c.l.Follow([]string{place1, place2, place3})
+			c.report(registry.Unhealthy, down)
+			check.Same(t, other+" (not all of them serve it)", c.l.Which(nil, what), "where it goes, while a document knows none of them")
+		}
+	})
+}

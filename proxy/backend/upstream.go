@@ -236,6 +236,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	for address, e := range u.endpoints {
 		if !seen[address] {
 			delete(u.endpoints, address)
+			e.out.Store(true) // nobody stays
 			removed = append(removed, e)
 		}
 	}
