@@ -70,7 +70,7 @@ func TestFollowed(t *testing.T) {
 		servers(one, two)
 	}
 	volley.Judge(t, load.Stop(), 0, func(s *volley.Shot) bool { return s.Code != http.StatusCreated || s.Err != nil })
-	for _, line := range strings.Split(string(must.Get(os.ReadFile(front.Part.LogFile()))(t)), "\n") {
+	for line := range strings.SplitSeq(string(must.Get(os.ReadFile(front.Part.LogFile()))(t)), "\n") {
 		if strings.Contains(line, "local apiserver") {
 			t.Log(line)
 		}
