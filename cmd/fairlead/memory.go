@@ -20,9 +20,11 @@ import (
 // few hundred bytes, a watch keeps some 1,400 for hours, and many clients that start at once leave
 // twice as much garbage as they keep. docs/evidence/measurements.md has the figures.
 const (
-	// gcPercent is how much may be allocated, relative to the live heap, before a collection: half
-	// of Go's default. It costs no measurable CPU time.
-	gcPercent = 50
+	// gcPercent is how much may be allocated, relative to the live heap, before a collection: Go's
+	// default. From largeHeap on it is gcLarge, half of that, which costs a GET over HTTP/1.1 4 %
+	// of processor time, and one over HTTP/2 nothing.
+	gcPercent, gcLarge = 100, 50
+	largeHeap          = 64 << 20
 	// idleTime is how long there must be no collection before memory is returned. Go collects every
 	// two minutes, and then returns only memory above what gcPercent needs.
 	idleTime = 10 * time.Second
@@ -49,6 +51,7 @@ type memory struct {
 	give  func()
 	last  heap
 	burst bool // more than one collection between two looks, and nothing returned since
+	large bool // gcLarge is in force
 }
 
 // heap is the runtime's heap statistics, in bytes.
@@ -76,13 +79,18 @@ func (m *memory) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// look returns memory if there was no collection since the last look, and an eighth of the live
-// heap could be returned. After a burst it always returns memory: what a collection found alive in
-// the burst may have been dropped since, and the statistics do not show it.
+// look sets the pace of collections. It returns memory if there was no collection since the last
+// look, and an eighth of the live heap could be returned. After a burst it always returns memory:
+// what a collection found alive in the burst may have been dropped since, and the statistics do not
+// show it.
 func (m *memory) look(now heap) {
 	collected := now.cycles - m.last.cycles
 	m.burst = m.burst || collected > 1
 	m.last = now
+	if large := now.live >= largeHeap; large != m.large {
+		m.large = large
+		debug.SetGCPercent(map[bool]int{false: gcPercent, true: gcLarge}[large])
+	}
 	if spare := now.objects - min(now.live, now.objects) + now.free; collected == 0 && (m.burst || spare >= max(minReturn, now.live/8)) {
 		m.give()
 		m.last.cycles++ // give's own collection

@@ -27,6 +27,10 @@ func TestKeepSmall(t *testing.T) {
 	os.Unsetenv("GOGC") // Setenv restores it
 	m, was := keepSmall(), readHeap()
 	check.Same(t, gcPercent, debug.SetGCPercent(77), "collecting at")
+	for _, live := range []uint64{largeHeap, largeHeap - 1} {
+		m.look(heap{cycles: 1, live: live, objects: live})
+		check.Same(t, map[bool]int{true: gcLarge, false: gcPercent}[live == largeHeap], debug.SetGCPercent(-1), "collecting with %d live bytes", live)
+	}
 	if m.give(); readHeap().cycles == was.cycles {
 		t.Error("memory is given back without a collection")
 	}
