@@ -31,6 +31,7 @@ help: ## List the targets
 build: ## Build bin/fairlead, bin/kubectl-fairlead and bin/fairlead-dev (static)
 	@mkdir -p bin
 	$(GOBUILD) -o bin/ ./cmd/...
+	$(GOBUILD) -o bin/ ./tests/fairlead-dev
 
 .PHONY: run
 run: build ## Bring up a whole cluster on loopback behind Fairlead; Ctrl-C ends it
@@ -104,7 +105,7 @@ parts: ## Build the real parts that the end-to-end tests need
 
 .PHONY: e2e
 e2e: parts ## End-to-end tests on real parts; fails if fewer cases ran than the COUNT files say
-	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | $(call count,$@,-want tests/e2e/COUNT)
+	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./tests/fairlead-dev | $(call count,$@,-want tests/e2e/COUNT)
 
 .PHONY: managed directory etcd differential
 managed: parts ## docs/managed.md, step by step

@@ -44,8 +44,6 @@ func forbiddenEdge(s source, to string) string {
 		return "a leaf imports no other package of this module"
 	case inTests && s.isTest():
 		return "" // real servers come from tests/
-	case inTests && s.under("cmd/fairlead-dev"):
-		return "" // brings up the same cluster as the tests
 	case inTests && s.under("examples"):
 		return "" // has throw-away keys and an extension server, as the tests
 	case inTests:

@@ -40,7 +40,7 @@ func startDev(t *testing.T, args ...string) (dev, string) {
 	t.Helper()
 	dir := t.TempDir()
 	fairlead := filepath.Join(dir, "fairlead")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "../fairlead", "../kubectl-fairlead").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "../../cmd/fairlead", "../../cmd/kubectl-fairlead").CombinedOutput(); err != nil {
 		t.Fatalf("building fairlead: %v\n%s", err, out)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)

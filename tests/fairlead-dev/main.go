@@ -32,11 +32,18 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
-	if err != nil {
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, errUsage):
+		os.Exit(2)
+	case err != nil:
 		fmt.Fprintln(os.Stderr, "fairlead-dev:", printable.Lines(err.Error()))
 		os.Exit(1)
 	}
 }
+
+// errUsage is returned after the flag package has printed the mistake.
+var errUsage = errors.New("usage")
 
 type options struct {
 	dir               string
@@ -47,10 +54,9 @@ type options struct {
 	args              []string // passed on to fairlead serve
 }
 
-// parse reads the command line. It ends the process after a mistake in it, or for help.
 func parse(args []string, stderr io.Writer) (options, error) {
 	var o options
-	flags := flag.NewFlagSet("fairlead-dev", flag.ExitOnError)
+	flags := flag.NewFlagSet("fairlead-dev", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.dir, "dir", ".dev", "folder for the kubeconfig, kubectl, keys, data and logs; its subfolder cluster is emptied at start")
 	flags.StringVar(&o.fairlead, "fairlead", "", "fairlead executable (default: the one next to this program)")
@@ -62,7 +68,12 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		_, _ = fmt.Fprintln(stderr, "usage: fairlead-dev [flags] [-- flags of fairlead serve]")
 		flags.PrintDefaults()
 	}
-	_ = flags.Parse(args) // it does not return an error
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return o, err
+		}
+		return o, errUsage
+	}
 	o.args = flags.Args()
 	if o.fairlead == "" {
 		self, err := os.Executable()
