@@ -304,7 +304,7 @@ type exchange struct {
 	// ended is the outcome of a request that ServeHTTP forwards, else nil.
 	ended *ended
 
-	// Callbacks of a plan, set by bind.
+	// Callbacks of a plan, set by bind; over HTTP/2 Frames replaces accept.
 	remove   func(string) bool
 	withhold func(string) bool
 	accept   func(int, bool) http.Handler

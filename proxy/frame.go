@@ -52,9 +52,9 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	}
 	l.server = h2.New(cfg)
 	p.frames = l
-	p.cfg.Backends.Serve(l.server)
+	p.cfg.Backends.SetEngine(l.server)
 	if p.cfg.Local != nil {
-		p.cfg.Local.Serve(l.server)
+		p.cfg.Local.SetEngine(l.server)
 	}
 	return l.server
 }

@@ -159,7 +159,8 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 	}
 }
 
-// pageTime is kube-apiserver's --request-timeout, after which it ends a response, too.
+// pageTime is the default of kube-apiserver's --request-timeout, which ends a response, too. Ours
+// is for remotes only, see requestTimeout.
 const pageTime = time.Minute
 
 // limitReading limits how long a client may read a response of this process. One that does not read
@@ -196,7 +197,7 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	p.serveDecision(w, r, x)
 }
 
-// Config configures a Proxy.
+// Config configures a Proxy (makeProxy in cmd/fairlead).
 type Config struct {
 	// Tables has the current table. Required.
 	Tables tables

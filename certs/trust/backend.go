@@ -61,7 +61,7 @@ type guarded struct {
 	chain []*x509.Certificate
 	// until is when to check the chain again. Zero means only when the view changes.
 	until time.Time
-	lost  chan struct{} // closed once, by recheckLocked
+	lost  chan struct{} // closed once, by checkLocked or end; Conn.watch in proxy/backend waits for it
 }
 
 func newBackend(name string, h *hooks) *backend {

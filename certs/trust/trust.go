@@ -45,7 +45,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// Config configures a Trust. Only Table must be set.
+// Config configures a Trust (makeTrust in cmd/fairlead). Only Tables must be set.
 type Config struct {
 	// Tables has the current table.
 	Tables latest.Tables[*registry.Table]

@@ -83,8 +83,8 @@ func (s *Shared) SNI() (pairs []certs.PairSource) {
 	return pairs
 }
 
-// Table returns the options of the table.
-func (s *Shared) Table() registry.Options {
+// TableOptions returns the options of the table.
+func (s *Shared) TableOptions() registry.Options {
 	o := registry.Options{ClusterIPRouting: !s.endpointRouting, AllowURLs: s.allowURLs, ProtectedGroups: List(s.protectedGroups)}
 	o.Reach.AllowLoopback = s.allowLoopback
 	return o

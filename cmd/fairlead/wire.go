@@ -89,7 +89,7 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 // reach returns the only dialer of backends, and the rules for the local apiserver, which we chose.
 func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err error) {
 	// The operator of this process writes the directory, but not what is in etcd or in a cluster.
-	r, from := s.o.Table().Reach, &s.o.registry
+	r, from := s.o.TableOptions().Reach, &s.o.registry
 	r.AllowLoopback = r.AllowLoopback || from.dir != "" && from.etcd == nil && !from.cluster
 	for _, l := range []*front.Listener{s.ports.front, s.ports.admin} {
 		own, err := l.Own()
@@ -112,7 +112,7 @@ func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err e
 func (s *server) Table() *registry.Table { return s.registry.Table() }
 
 func (s *server) makeTable(reach *reach.Rules) (err error) {
-	options := s.o.Table()
+	options := s.o.TableOptions()
 	options.Reach, options.Defaults = *reach, registry.Policy{RequestTimeout: s.o.requestTimeout, CAOverlap: zeroMeansNone(s.o.caOverlap)}
 	if err := s.makeAPIServices(&options); err != nil {
 		return err

@@ -158,7 +158,7 @@ type shown struct {
 // handshakeTimeout. It never sends the proxy client certificate.
 func (l *linter) ask(ctx context.Context, entries []*registry.Entry) map[*registry.Entry][]shown {
 	all := make(map[*registry.Entry][]shown)
-	rules := l.Table().Reach
+	rules := l.TableOptions().Reach
 	var g errgroup.Group
 	g.SetLimit(maxHandshakes)
 	for _, e := range entries {

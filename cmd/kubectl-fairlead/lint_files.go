@@ -33,7 +33,7 @@ func (l *linter) files(paths []string) {
 	if len(paths) == 0 {
 		return
 	}
-	options := l.Table()
+	options := l.TableOptions()
 	decoder := manifest.NewDecoder()
 	decoder.Namespace = l.namespace
 	s := &set{

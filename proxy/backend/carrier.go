@@ -136,11 +136,11 @@ func (p *Pools) all() []*Upstream {
 	return list
 }
 
-// Serve sets the engine.
-func (p *Pools) Serve(s *h2.Server) { p.shared.engine.Store(s) }
+// SetEngine sets the engine.
+func (p *Pools) SetEngine(s *h2.Server) { p.shared.engine.Store(s) }
 
-// Serve sets the engine.
-func (l *Local) Serve(s *h2.Server) { l.shared.engine.Store(s) }
+// SetEngine sets the engine.
+func (l *Local) SetEngine(s *h2.Server) { l.shared.engine.Store(s) }
 
 // heldConn is a carrier's connection that still has long-running requests of an Upstream that has
 // left the carrier.
@@ -161,7 +161,7 @@ func (p *Pools) moveDetached() {
 	p.shared.spawn(func() { // short; the guards end with their connections
 		whose := make(map[*engine.Upstream]*Upstream, len(left))
 		for _, u := range left {
-			whose[&u.frames] = u
+			whose[&u.forEngine] = u
 		}
 		var long []heldConn
 		server.Leave(func(of *engine.Upstream) bool { return whose[of] != nil }, func(of *engine.Upstream, c *tls.Conn) {
@@ -170,7 +170,7 @@ func (p *Pools) moveDetached() {
 			}
 		})
 		for _, h := range long {
-			p.guardHeld(h, func() { server.End(&h.u.frames, h.on.Conn) })
+			p.guardHeld(h, func() { server.End(&h.u.forEngine, h.on.Conn) })
 		}
 	})
 }

@@ -128,7 +128,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return c.answer.count(p, n, err)
 }
 
-// dialing says how to make a connection, and what happens to it.
+// dialing says how to make a connection, and what happens to it: see Lease.Dial, dialAny and
+// plain.dial.
 type dialing struct {
 	// protocols are offered by ALPN.
 	protocols []string
@@ -238,8 +239,8 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	return c, nil
 }
 
-// watch drains and cuts the connection when its time has come. It returns when the connection is
-// closed, or stop is.
+// watch drains and cuts the connection when its time has come, see dialing. It returns when the
+// connection is closed, or stop is.
 func (c *Conn) watch(changed, lost, stop <-chan struct{}) {
 	select {
 	case <-c.closed:

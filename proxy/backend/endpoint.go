@@ -27,12 +27,12 @@ const (
 
 // endpoint is one address of an Upstream, with its connections.
 type endpoint struct {
-	up      *Upstream
-	address string
-	hash    uint64                          // of address
-	server  *localServer                    // of a local apiserver, else nil
-	frames  atomic.Pointer[engine.Endpoint] // nil if no request was sent since its last connection drained
-	said    atomic.Pointer[said]            // nil if no GOAWAY with an error has come
+	up       *Upstream
+	address  string
+	hash     uint64                          // of address
+	server   *localServer                    // of a local apiserver, else nil
+	inEngine atomic.Pointer[engine.Endpoint] // nil if no request was sent since its last connection drained
+	said     atomic.Pointer[said]            // nil if no GOAWAY with an error has come
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion
@@ -119,7 +119,7 @@ func (e *endpoint) drain(gone bool) {
 // eject cancels requests to an endpoint that became unhealthy while others are not.
 func (e *endpoint) eject() {
 	if server := e.up.shared.engine.Load(); server != nil {
-		e.up.shared.spawn(func() { server.Eject(e.engine()) }) // short
+		e.up.shared.spawn(func() { server.Eject(e.forEngine()) }) // short
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -27,12 +27,12 @@ func (u *Upstream) Plan(apart bool, by *Stay) engine.Plan {
 	}
 	b.deposit()
 	return engine.Plan{
-		Forward: &u.frames, Client: by, Stays: by != nil && u.pool != 0, Apart: apart,
+		Forward: &u.forEngine, Client: by, Stays: by != nil && u.pool != 0, Apart: apart,
 		Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: b.allow,
 	}
 }
 
-// pick chooses an endpoint for a Stay, if possible none that was tried.
+// pick is engine.Upstream.Pick: it chooses an endpoint for a Stay, if possible none that was tried.
 func (u *Upstream) pick(client any, tried []*engine.Endpoint) *engine.Endpoint {
 	by, _ := client.(*Stay)
 	var avoid [maxRetries]Lease
@@ -47,18 +47,18 @@ func (u *Upstream) pick(client any, tried []*engine.Endpoint) *engine.Endpoint {
 	if !ok {
 		return nil
 	}
-	return lease.e.engine()
+	return lease.e.forEngine()
 }
 
-// engine returns the endpoint for the engine. It has its own connections or its carrier's, and is
-// replaced when those are.
-func (e *endpoint) engine() *engine.Endpoint {
+// forEngine returns the endpoint for the engine. It has its own connections or its carrier's, and
+// is replaced when those are.
+func (e *endpoint) forEngine() *engine.Endpoint {
 	var via *engine.Endpoint
 	if c := e.via.Load(); c != nil {
-		via = c.engine()
+		via = c.forEngine()
 	}
 	for {
-		was := e.frames.Load()
+		was := e.inEngine.Load()
 		if was != nil && was.Via == via {
 			return was
 		}
@@ -67,7 +67,7 @@ func (e *endpoint) engine() *engine.Endpoint {
 			Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, Told: e.tell, PingTimeout: e.up.pingTimeout(),
 			Failed: func(err error) { e.up.target.signal(e.address, err) },
 		}
-		if e.frames.CompareAndSwap(was, next) {
+		if e.inEngine.CompareAndSwap(was, next) {
 			return next
 		}
 	}
@@ -81,7 +81,7 @@ func (l Lease) Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn
 	conn, err := e.up.dialH2(ctx, e.address, dialing{
 		wrap: wrap,
 		drain: func() { // replaces the endpoint for the engine, so that the next pick dials again
-			e.frames.CompareAndSwap(ep, nil)
+			e.inEngine.CompareAndSwap(ep, nil)
 			shared.engine.Load().Retire(ep, noEnd)
 		},
 		cut: func(c *Conn) { shared.engine.Load().End(nil, c.Conn) },

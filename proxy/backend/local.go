@@ -63,7 +63,8 @@ const (
 	localDoubt = 10 * time.Second
 )
 
-// LocalConfig configures a Local. Servers, TLS and Dial are required.
+// LocalConfig configures a Local (kube.connect in cmd/fairlead). Servers, TLS and Dial are
+// required.
 type LocalConfig struct {
 	// Servers are the addresses of the local apiservers at the start, host and port.
 	Servers []string

@@ -162,7 +162,7 @@ func TestOwnIsUsable(t *testing.T) {
 	next("suspect")
 	of.e.suspicion.trust()
 	check.Same(t, []string{own}, a.at(), "endpoint when trusted again")
-	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*engine.Endpoint{of.e.engine()}).Value.(Lease); l == of {
+	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*engine.Endpoint{of.e.forEngine()}).Value.(Lease); l == of {
 		t.Error("a retry goes to the same endpoint")
 	} else {
 		l.Release()

@@ -18,7 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config configures Pools. Tables, TLS, Guard, Dial, Signal and Observe are required.
+// Config configures Pools (makeBackends in cmd/fairlead). Tables, TLS, Guard, Dial, Signal and
+// Observe are required.
 type Config struct {
 	// Tables has the current table.
 	Tables latest.Tables[*registry.Table]

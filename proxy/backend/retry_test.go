@@ -133,7 +133,7 @@ func TestLastRetryGoesElsewhere(t *testing.T) {
 	f := newFixture(t, nil)
 	u := f.Upstream(f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"), healthy("10.0.0.3:443")))
 	u.endpoints["10.0.0.3:443"].inFlight.Add(10)
-	tried := []*engine.Endpoint{u.endpoints["10.0.0.1:443"].engine(), u.endpoints["10.0.0.2:443"].engine()}
+	tried := []*engine.Endpoint{u.endpoints["10.0.0.1:443"].forEngine(), u.endpoints["10.0.0.2:443"].forEngine()}
 	check.Same(t, "10.0.0.3:443", u.pick(nil, tried).Name, "where the last retry goes")
 }
 

@@ -39,12 +39,12 @@ import (
 // Upstream is a set of endpoints with one trust. Its methods are safe for concurrent use; they work
 // until Run of its Pools or Local ends.
 type Upstream struct {
-	name   string // of the APIService or the local pool; labels metrics
-	pool   Pool   // of the local apiserver, else zero
-	target target
-	shared *shared
-	meter  meter
-	frames engine.Upstream // for the engine
+	name      string // of the APIService or the local pool; labels metrics
+	pool      Pool   // of the local apiserver, else zero
+	target    target
+	shared    *shared
+	meter     meter
+	forEngine engine.Upstream
 	// reporter is the member that counts a carrier's dials and signals its failures. Nil means that
 	// the Upstream does so itself.
 	reporter atomic.Pointer[remote]
@@ -69,7 +69,8 @@ type Upstream struct {
 	closed    bool
 }
 
-// target describes how to reach the endpoints of an Upstream.
+// target describes how to reach the endpoints of an Upstream. newRemote, newCarrier and newPool
+// make one from a Config.
 type target struct {
 	// tls makes the configuration of one connection. The caller may change it.
 	tls func() (*tls.Config, error)
@@ -103,7 +104,7 @@ type shared struct {
 	dialled  sync.Map           // *tls.Conn of the engine → *Conn
 	seed     maphash.Seed       // of endpoints' hashes: the same address has the same one for all APIServices
 
-	engine atomic.Pointer[h2.Server] // nil until Serve
+	engine atomic.Pointer[h2.Server] // nil until SetEngine
 
 	// mu guards the fields below. After stopped is set, nothing is added to running.
 	mu      sync.Mutex
@@ -139,7 +140,7 @@ func newShared(log *slog.Logger) *shared {
 
 func newUpstream(name string, o *shared, t target) *Upstream {
 	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
-	u.frames = engine.Upstream{Pick: u.pick, Retried: u.retried}
+	u.forEngine = engine.Upstream{Pick: u.pick, Retried: u.retried}
 	for _, places := range []*bound.Places{&u.inFlight, &u.longRunning, &u.reads, &u.writes} {
 		places.Lend = true // one controller may be the only client of an extension server
 	}

@@ -42,13 +42,13 @@ const (
 	maxHeaderBytes = http.DefaultMaxHeaderBytes
 )
 
-// Config configures a Port.
+// Config configures a Port (makePorts in cmd/fairlead).
 type Config struct {
 	// Listener accepts the connections. Required.
 	Listener *Listener
 	// TLS also sets the offered protocols. Required.
 	TLS *tls.Config
-	// Handler answers requests over HTTP/1.1. Required.
+	// Handler answers requests over HTTP/1.1: the front door's is a proxy.Proxy. Required.
 	Handler http.Handler
 	// ConnContext is http.Server's; its context ends with the connection. It may be nil.
 	ConnContext func(context.Context, net.Conn) context.Context

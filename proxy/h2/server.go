@@ -4,8 +4,8 @@
 // is a pure state machine: bytes from a connection go in, bytes for connections come out. This
 // package drives engines. A shard (shard.go) guards one engine with one mutex and moves its output.
 // Links (link.go) read and write the TLS connections: on Linux from one goroutine per shard
-// (loop_linux.go), elsewhere from one per connection. Server takes connections over from an
-// http.Server; its caller provides Config.Decide and Config.Dial.
+// (loop_linux.go), elsewhere from one per connection. Server takes connections over after their
+// handshake; its caller provides Config.Decide and Config.Dial.
 //
 // The one concurrency rule: everything in an engine (its connections, streams and pools) is only
 // touched under its shard's mutex, and nothing blocks while that mutex is held.
@@ -35,7 +35,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Config is the configuration of a Server.
+// Config is the configuration of a Server. Proxy.Frames sets Decide and Dial.
 type Config struct {
 	// Decide returns the plan for a request. It is called under the mutex of a shard, so it must
 	// not block, nor call resume itself. If it needs to wait it returns false, and arranges that
@@ -75,8 +75,8 @@ type Server struct {
 	cancel  context.CancelFunc
 }
 
-// New returns a Server. Use its Serve as http.Server.TLSNextProto["h2"], and wrap the server's
-// listener in its Listener.
+// New returns a Server. Give its Serve the connections that agreed on h2, as front.Port does, and
+// wrap the server's listener in its Listener.
 func New(cfg Config) *Server {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with Run
 	cfg.Memory, cfg.Logger = cmp.Or(cfg.Memory, hold.New(0)), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
@@ -175,13 +175,13 @@ func (l listener) Accept() (net.Conn, error) {
 	return wrapConn(c), nil
 }
 
-// Serve serves a client's connection and returns when it has ended. It fits
+// Serve serves a client's connection and returns when it has ended. It also fits
 // http.Server.TLSNextProto; the handler is only used for its base context, Config.Decide handles
 // requests.
 func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	ctx := context.Background()
 	if b, ok := h.(interface{ BaseContext() context.Context }); ok {
-		ctx = b.BaseContext() // from Server.BaseContext and ConnContext
+		ctx = b.BaseContext() // of front's ofConn, or net/http's: from ConnContext
 	}
 	if hs != nil {
 		ctx = context.WithValue(ctx, http.ServerContextKey, hs)
@@ -219,7 +219,7 @@ type ConnInfo struct {
 	ctx context.Context // the parent of the contexts of requests that are served here
 }
 
-// Context returns the context from Server.BaseContext and ConnContext.
+// Context returns the context from http.Server's BaseContext and ConnContext.
 func (c *ConnInfo) Context() context.Context {
 	if c.ctx == nil {
 		return context.Background()

@@ -73,7 +73,7 @@ func (e *Engine) tells(c *Conn, p []byte) {
 		c.pool.ep.offended.Add(tooOften)
 	}
 	if f := c.pool.ep.Told; f != nil {
-		e.after(func() { f(told) })
+		e.callLater(func() { f(told) })
 	}
 	for _, id := range c.ids(func(s *stream) bool { return e.blames(c, s) }) {
 		if s := c.streams[id]; s != nil {

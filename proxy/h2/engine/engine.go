@@ -152,7 +152,8 @@ type call struct {
 	over    bool
 }
 
-// Config is what an engine needs from its driver, which calls it under one mutex.
+// Config is what an engine needs from its driver, which calls it under one mutex. The driver is a
+// shard of package h2: newShard sets the fields.
 type Config struct {
 	// Decide returns the plan for a request of the client that c.Value identifies. False means that
 	// there is no plan yet: resume is called once, later, without the mutex.
@@ -198,7 +199,8 @@ func newEngine(lim limits) *Engine {
 // Advance sets the time, once per batch of frames. It never goes back.
 func (e *Engine) Advance(now time.Duration) { e.now = max(e.now, now) }
 
-func (e *Engine) after(f func()) { e.calls = append(e.calls, call{do: f}) }
+// callLater has the driver call f without the mutex, see RunCalls.
+func (e *Engine) callLater(f func()) { e.calls = append(e.calls, call{do: f}) }
 
 // dropSpares releases the free lists.
 func (e *Engine) dropSpares() {
@@ -316,7 +318,7 @@ func (e *Engine) failedEndpoint(ep *Endpoint, err error) {
 		ep.Lost()
 	}
 	if ep.Failed != nil {
-		e.after(func() { ep.Failed(err) })
+		e.callLater(func() { ep.Failed(err) })
 	}
 }
 

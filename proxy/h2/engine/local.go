@@ -10,7 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Local is a stream that an http.Handler answers; the driver runs the handler.
+// Local is a stream that an http.Handler of this process answers (it is not the local apiserver's).
+// The driver runs the handler, see Config.Serve.
 type Local struct {
 	Changed sync.Cond // on the driver's mutex: the stream, its queues or their ends have changed
 	Cancel  func()    // is called if the stream ends before the handler has returned; may be nil
@@ -19,7 +20,7 @@ type Local struct {
 	s *stream // nil after the stream has ended or the response is complete
 }
 
-// serveLocal hands the stream to a handler.
+// serveLocal hands the stream to a handler of this process.
 func (s *stream) serveLocal(h *wire.Head, handler http.Handler) {
 	if handler == nil {
 		s.e.answer(s, http.StatusInternalServerError)
@@ -28,7 +29,7 @@ func (s *stream) serveLocal(h *wire.Head, handler http.Handler) {
 	s.countHead(handled * int(s.head))
 	l, run := s.e.Serve(s.leg[up], h, handler)
 	l.c, l.s, s.local = s.leg[up], s, l
-	s.e.after(run)
+	s.e.callLater(run)
 }
 
 // stopLocal detaches the stream from its handler.
@@ -40,7 +41,7 @@ func (s *stream) stopLocal() {
 	s.local, l.s = nil, nil
 	l.Changed.Broadcast()
 	if l.Cancel != nil {
-		s.e.after(l.Cancel)
+		s.e.callLater(l.Cancel)
 	}
 }
 

@@ -114,7 +114,8 @@ type Outcome struct {
 	Answer time.Duration
 }
 
-// Upstream chooses the endpoints of a backend. All requests to the backend share it.
+// Upstream chooses the endpoints of a backend, for Fairlead a proxy/backend.Upstream. All requests
+// to the backend share it.
 type Upstream struct {
 	// Pick chooses an endpoint for one request of a Plan.Client, if possible one that is not in
 	// tried, and counts the request as in flight there. Nil means that there is none. Pick must not

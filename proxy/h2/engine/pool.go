@@ -178,7 +178,7 @@ func (p *pool) grow() {
 	for need > 0 && p.dialing < maxDialing && len(p.conns)+p.dialing < limit {
 		need -= each
 		p.dialing++
-		p.e.after(func() { p.e.Dial(p.ep, p.dialled) })
+		p.e.callLater(func() { p.e.Dial(p.ep, p.dialled) })
 	}
 }
 

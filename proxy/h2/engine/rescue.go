@@ -58,7 +58,7 @@ func (e *Engine) recovered(c *Conn, v any) {
 // caught reports a panic to the driver.
 func (e *Engine) caught(v any) {
 	stack := debug.Stack() //fairlead:boundary after a panic
-	e.after(func() { e.Caught(v, stack) })
+	e.callLater(func() { e.Caught(v, stack) })
 }
 
 // closePanicked closes a connection after a panic, by force if closing it properly panics, too.
@@ -117,7 +117,7 @@ func (s *stream) dropStream() {
 	s.e.Count.Streams.Add(-1)
 	s.blame(ReasonAbort, errPanicked)
 	if s.picked && s.ep.Release != nil {
-		s.e.after(s.ep.Release)
+		s.e.callLater(s.ep.Release)
 	}
 	if s.decided && s.plan.Done != nil {
 		s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
