@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -52,7 +53,9 @@ func clientConfig(kubeconfig string, servers []string, follows bool) (c *rest.Co
 		if err != nil {
 			return nil, nil, nil, cli.Usage(err)
 		}
-		addresses = append(addresses, a)
+		if !slices.Contains(addresses, a) { // $(HOST_IP) first, then all
+			addresses = append(addresses, a)
+		}
 	}
 	if !follows {
 		return c, addresses, nil, nil

@@ -231,8 +231,9 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 			t.Errorf("--local-apiserver %s: %v %v, want %q", given, addresses, err, want)
 		}
 	}
-	kube, _, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL}, false)
+	kube, addresses, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL, first.URL + "/"}, false)
 	must.Do(t, err)
+	check.Same(t, 3, len(addresses), "servers, of which one is named twice")
 	check.Same(t, -1, kube.QPS, "requests a second; negative is without a limit")
 	f, review := reviewer(t, kube)
 	one, two := first.Listener.Addr().String(), second.Listener.Addr().String()
