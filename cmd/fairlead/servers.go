@@ -22,6 +22,10 @@ import (
 // the EndpointSlice first, and serves on for its --shutdown-delay-duration.
 const followEvery = 5 * time.Second
 
+// maxFollowed is how many are followed. There are a handful; 500 strangers cost 50 MiB and a
+// quarter of a core.
+const maxFollowed = 32
+
 // follows returns a function that makes the servers those of the EndpointSlices of
 // default/kubernetes. Without one that can be used there all stay as they are: a read that fails,
 // or that sees an empty list, takes no server away.
@@ -72,5 +76,6 @@ func (k *kube) apiserversOf(list []discoveryv1.EndpointSlice, rules *reach.Rules
 	slices.SortFunc(addresses, func(a, b string) int {
 		return cmp.Or(cmp.Compare(min(rank(b), 1), min(rank(a), 1)), cmp.Compare(rank(a), rank(b)), cmp.Compare(a, b))
 	})
-	return slices.Compact(addresses)
+	addresses = slices.Compact(addresses)
+	return addresses[:min(len(addresses), maxFollowed)]
 }

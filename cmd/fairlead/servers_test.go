@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -46,6 +47,10 @@ func TestFollowServers(t *testing.T) {
 	https := slicePorts("https", 6443)
 	fairlead := slice("fairlead", discoveryv1.AddressTypeIPv4, https, "10.0.0.9")
 	fairlead.Labels[discoveryv1.LabelManagedBy] = "fairlead.dev"
+	var many []string
+	for i := range 300 {
+		many = append(many, fmt.Sprintf("10.9.%d.%d", i/100, 100+i%100))
+	}
 	for _, tc := range []struct {
 		name string
 		has  []runtime.Object
@@ -55,6 +60,7 @@ func TestFollowServers(t *testing.T) {
 		{"IPv6, and another port", []runtime.Object{slice("kubernetes", discoveryv1.AddressTypeIPv6, slicePorts("https", 7443), "fd00::1")}, "[fd00::1]:7443"},
 		{"several ports", []runtime.Object{slice("kubernetes", discoveryv1.AddressTypeIPv4, slicePorts("http", 80, "https", 443), "10.0.0.1")}, "10.0.0.1:443"},
 		{"one that is not ready", []runtime.Object{slice("kubernetes", discoveryv1.AddressTypeIPv4, https, "10.0.0.1!", "10.0.0.2")}, "10.0.0.2:6443"},
+		{"hundreds", []runtime.Object{slice("kubernetes", discoveryv1.AddressTypeIPv4, https, append(many, "10.0.0.2")...)}, "10.0.0.2:6443 " + strings.Join(many[:maxFollowed-1], ":6443 ") + ":6443"},
 		{"none", nil, "10.0.0.3:6443 10.0.0.2:6443"},
 		{"a Fairlead, loopback, link-local, this process, a name", []runtime.Object{
 			fairlead, slice("kubernetes", discoveryv1.AddressTypeIPv4, https, "127.0.0.1", "169.254.169.254", "10.0.0.7"), slice("names", discoveryv1.AddressTypeFQDN, https, "kubernetes.example.com"),
