@@ -41,7 +41,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config is what a Prober needs. Table, Report, TLS and Dial must be set.
+// Config is what a Prober needs (makeBackends and kube.connect in cmd/fairlead). Table, Report, TLS
+// and Dial must be set.
 type Config struct {
 	// Table returns the current table.
 	Table func() Table

@@ -130,7 +130,7 @@ func expire(c net.Conn, ping time.Duration) {
 func limitUnacked(c net.Conn, most time.Duration) {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		if raw, err := tcp.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) { resend(int(fd), most) })
+			_ = raw.Control(func(fd uintptr) { setUserTimeout(int(fd), most) })
 		}
 	}
 }

@@ -4,5 +4,5 @@ package backend
 
 import "time"
 
-// resend does nothing: only Linux has the option, elsewhere keep-alive must do.
-func resend(int, time.Duration) {}
+// setUserTimeout does nothing: only Linux has the option, elsewhere keep-alive must do.
+func setUserTimeout(int, time.Duration) {}
