@@ -262,10 +262,9 @@ func (p *Proxy) authorize(d *Decision) error {
 
 // attributes are the authorizer's input.
 func (d *Decision) attributes() authz.Attributes {
-	r := &d.Request
 	return authz.Attributes{
-		User: d.User, Verb: r.Verb, ResourceRequest: r.IsResourceRequest, Group: r.APIGroup, Version: r.APIVersion, Namespace: r.Namespace, Resource: r.Resource,
-		Subresource: r.Subresource, Name: r.Name, FieldSelector: r.FieldSelector, LabelSelector: r.LabelSelector, Path: r.Path, Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,
+		AttributesRecord: d.Request.attributes(d.User), FieldSelector: d.Request.FieldSelector, LabelSelector: d.Request.LabelSelector,
+		Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,
 	}
 }
 

@@ -82,8 +82,7 @@ var errOwnCredential = unavailable(
 	"the local apiserver rejects the front door's own credential, please try again", retrySoon)
 
 func errForbidden(d *Decision) error {
-	a := attributes(d)
-	a.User = d.User
+	a := d.Request.attributes(d.User)
 	return responsewriters.ForbiddenStatusError(&a, d.verdict.Reason) //fairlead:boundary formats what was authorized, once
 }
 

@@ -43,7 +43,7 @@ func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
 		return f
 	}
 	r := &audit.Request{
-		Attributes: attributes(d), ID: id, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
+		Attributes: d.Request.attributes(caller(d)), ID: id, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
 		LongRunning: endless(h, d),
 	}
 	if d.Action == ToLocal && !p.cfg.Audit.Local() {
@@ -177,11 +177,10 @@ func caller(d *Decision) user.Info {
 	return d.User
 }
 
-// attributes returns the audit policy's input.
-func attributes(d *Decision) authorizer.AttributesRecord {
-	r := &d.Request
+// attributes returns the audit policy's and the authorizer's input.
+func (r *Request) attributes(u user.Info) authorizer.AttributesRecord {
 	return authorizer.AttributesRecord{
-		User: caller(d), Verb: r.Verb, ResourceRequest: r.IsResourceRequest, APIGroup: r.APIGroup, APIVersion: r.APIVersion, Namespace: r.Namespace, Resource: r.Resource,
+		User: u, Verb: r.Verb, ResourceRequest: r.IsResourceRequest, APIGroup: r.APIGroup, APIVersion: r.APIVersion, Namespace: r.Namespace, Resource: r.Resource,
 		Subresource: r.Subresource, Name: r.Name, Path: r.Path,
 	}
 }

@@ -22,7 +22,7 @@ func (a *Attributes) words() [9]string {
 	if !a.ResourceRequest {
 		return [9]string{a.Verb, a.Path}
 	}
-	return [9]string{a.Verb, a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector}
+	return [9]string{a.Verb, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector}
 }
 
 // size returns the size of the attributes that the caller chose.
@@ -95,7 +95,7 @@ type immutable interface{ Is(other user.Info) bool }
 func (a *Attributes) clone() *Attributes {
 	c := *a
 	for _, s := range []*string{
-		&c.Verb, &c.Group, &c.Version, &c.Resource, &c.Subresource, &c.Namespace, &c.Name, &c.Path, &c.FieldSelector, &c.LabelSelector,
+		&c.Verb, &c.APIGroup, &c.APIVersion, &c.Resource, &c.Subresource, &c.Namespace, &c.Name, &c.Path, &c.FieldSelector, &c.LabelSelector,
 	} {
 		*s = strings.Clone(*s)
 	}
@@ -136,13 +136,10 @@ func (a *Attributes) key() string {
 // (GetAuthorizerAttributes in k8s.io/apiserver/pkg/endpoints/filters): with parsed selectors, or
 // without those that do not parse, which needs more permission.
 func (a *Attributes) record() authorizer.AttributesRecord {
-	r := authorizer.AttributesRecord{
-		User: a.User, Verb: a.Verb, ResourceRequest: a.ResourceRequest, Path: a.Path,
-	}
 	if !a.ResourceRequest {
-		return r
+		return authorizer.AttributesRecord{User: a.User, Verb: a.Verb, Path: a.Path}
 	}
-	r.APIGroup, r.APIVersion, r.Resource, r.Subresource, r.Namespace, r.Name = a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name
+	r := a.AttributesRecord
 	if a.FieldSelector != "" {
 		if s, err := fields.ParseSelector(a.FieldSelector); err != nil {
 			r.FieldSelectorParsingErr = err

@@ -64,16 +64,9 @@ type Config struct {
 
 // Attributes are the question: a user and its request.
 type Attributes struct {
-	// User is the user. Nil is refused.
-	User user.Info
-	// Verb is Kubernetes' verb for a resource, the method in lower case for a path.
-	Verb string
-	// ResourceRequest says that the fields below decide, else Path.
-	ResourceRequest bool
-	// Group is empty for core. Name, Namespace and Subresource may be empty.
-	Group, Version, Resource, Subresource, Namespace, Name string
-	// Path is the decoded path. It is ignored for resource requests.
-	Path string
+	// AttributesRecord has no selectors. No user is refused. Of a path, only the verb (the method
+	// in lower case) and the path (decoded) count; of a resource, the path does not.
+	authorizer.AttributesRecord
 	// FieldSelector and LabelSelector are the query's, unparsed. They may be empty.
 	FieldSelector, LabelSelector string
 	// Now is the current time, so that the clock is read once per request. If zero, it is read. It
@@ -160,31 +153,27 @@ func New(cfg Config) (*Authorizer, error) {
 	return z, nil
 }
 
-// shortcut reports whether a request is allowed without a review.
-func (z *Authorizer) shortcut(a *Attributes) bool {
-	if slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) {
-		return true
+// shortcut decides without the cache and a review, if possible.
+func (z *Authorizer) shortcut(a *Attributes) (d Decision, known bool) {
+	switch {
+	case a.User == nil:
+		return Decision{}, true
+	case slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup), z.cfg.LeaveRemotes && a.Remote, !a.ResourceRequest && z.open(a.Path):
+		return Decision{Allowed: true}, true
 	}
-	if z.cfg.LeaveRemotes && a.Remote {
-		return true
-	}
-	if a.ResourceRequest {
-		return false
-	}
-	path := strings.TrimPrefix(a.Path, "/")
+	return Decision{}, z.cfg.Review == nil
+}
+
+// open reports whether a path is open to all.
+func (z *Authorizer) open(path string) bool {
+	path = strings.TrimPrefix(path, "/")
 	return z.paths[path] || slices.ContainsFunc(z.prefixes, func(prefix string) bool { return strings.HasPrefix(path, prefix) })
 }
 
 // Cached decides without I/O, if possible. It keeps nothing of a.
 func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
-	if a.User == nil {
-		return Decision{}, true
-	}
-	if z.shortcut(a) {
-		return Decision{Allowed: true}, true
-	}
-	if z.cfg.Review == nil {
-		return Decision{}, true
+	if d, known := z.shortcut(a); known {
+		return d, true
 	}
 	d, ok := z.cache.get(a)
 	if ok {

@@ -58,10 +58,15 @@ func newAuthorizer(t testing.TB, cfg Config) *Authorizer {
 }
 
 func get(name string) *Attributes {
-	return &Attributes{
+	return &Attributes{AttributesRecord: authorizer.AttributesRecord{
 		User: &user.DefaultInfo{Name: name, Groups: []string{"g"}}, Verb: "get", ResourceRequest: true,
-		Group: "wardle.example.com", Version: "v1", Resource: "flunders", Namespace: "default", Name: "f",
-	}
+		APIGroup: "wardle.example.com", APIVersion: "v1", Resource: "flunders", Namespace: "default", Name: "f",
+	}}
+}
+
+// asks returns the question whether a user may get a path.
+func asks(u user.Info, path string) *Attributes {
+	return &Attributes{AttributesRecord: authorizer.AttributesRecord{User: u, Verb: "get", Path: path}}
 }
 
 // Each question is asked twice, by Authorize and by Upstream, which share a cache. Upstream
@@ -73,7 +78,7 @@ func TestAuthorize(t *testing.T) {
 	}
 	nobody := func(a *Attributes) { a.User = nil }
 	remote := func(a *Attributes) { a.Remote = true }
-	metrics := func(a *Attributes) { *a = Attributes{User: a.User, Verb: "get", Path: "/metrics"} }
+	metrics := func(a *Attributes) { *a = *asks(a.User, "/metrics") }
 	selecting := func(field, label string) func(*Attributes) {
 		return func(a *Attributes) { a.Verb, a.FieldSelector, a.LabelSelector = "list", field, label }
 	}
@@ -214,7 +219,8 @@ func TestPaths(t *testing.T) {
 		"/healthz", "healthz", "/healthz/", "/healthz/ping", "/readyz", "/livez", "/open/", "/open", "/open/x", "/", "", "//", "/Healthz", "//healthz",
 	} {
 		for _, resource := range []bool{true, false} {
-			a := &Attributes{User: &user.DefaultInfo{Name: "bob"}, Verb: "get", Path: p, ResourceRequest: resource}
+			a := asks(&user.DefaultInfo{Name: "bob"}, p)
+			a.ResourceRequest = resource
 			want, _ := must.Get2(upstream.Authorize(t.Context(), authorizer.AttributesRecord{User: a.User, Verb: "get", Path: p, ResourceRequest: resource}))(t)
 			if got, _ := z.Cached(a); got.Allowed != (want == authorizer.DecisionAllow) {
 				t.Errorf("%q (resource %v): allowed %v, upstream says %v", p, resource, got.Allowed, want)
@@ -226,7 +232,7 @@ func TestPaths(t *testing.T) {
 	}
 	d := newAuthorizer(t, Config{})
 	for _, p := range []string{"/healthz", "/readyz", "/livez"} {
-		if got, _ := d.Cached(&Attributes{User: &user.DefaultInfo{Name: "bob"}, Verb: "get", Path: p}); !got.Allowed {
+		if got, _ := d.Cached(asks(&user.DefaultInfo{Name: "bob"}, p)); !got.Allowed {
 			t.Errorf("%s is not open by default", p)
 		}
 	}
@@ -296,10 +302,10 @@ func TestClone(t *testing.T) {
 		t.Error("a user that recognizes itself was copied, or taken for another one")
 	}
 	all := func(text string) *Attributes {
-		return &Attributes{
+		return &Attributes{AttributesRecord: authorizer.AttributesRecord{
 			User: &user.DefaultInfo{Name: text, UID: text, Groups: []string{text}, Extra: map[string][]string{"k": {text}}},
-			Verb: text, Group: text, Version: text, Resource: text, Subresource: text, Namespace: text, Name: text, Path: text, FieldSelector: text, LabelSelector: text,
-		}
+			Verb: text, APIGroup: text, APIVersion: text, Resource: text, Subresource: text, Namespace: text, Name: text, Path: text,
+		}, FieldSelector: text, LabelSelector: text}
 	}
 	full, empty := all("alice"), all("")
 	copied := testing.AllocsPerRun(100, func() { full.clone() }) - testing.AllocsPerRun(100, func() { empty.clone() })

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
 // dice makes questions from bytes, with few letters, so that nearly equal ones are frequent.
@@ -44,10 +45,10 @@ func (d *dice) question() *Attributes {
 	for range d.roll(3) {
 		u.Extra[d.word()] = d.words()
 	}
-	return &Attributes{
-		User: u, Verb: d.word(), ResourceRequest: d.roll(2) == 1, Group: d.word(), Version: d.word(), Resource: d.word(), Subresource: d.word(), Namespace: d.word(), Name: d.word(),
-		Path: d.word(), FieldSelector: d.word(), LabelSelector: d.word(),
-	}
+	return &Attributes{AttributesRecord: authorizer.AttributesRecord{
+		User: u, Verb: d.word(), ResourceRequest: d.roll(2) == 1, APIGroup: d.word(), APIVersion: d.word(), Resource: d.word(), Subresource: d.word(), Namespace: d.word(), Name: d.word(),
+		Path: d.word(),
+	}, FieldSelector: d.word(), LabelSelector: d.word()}
 }
 
 // spelled formats all that is asked: two questions are the same if their texts are.
@@ -59,7 +60,7 @@ func spelled(a *Attributes) (text, extra string) {
 	if !a.ResourceRequest {
 		return fmt.Sprintf("%s path %q", text, a.Path), extra
 	}
-	return fmt.Sprintf("%s %q %q %q %q %q %q %q %q", text, a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector), extra
+	return fmt.Sprintf("%s %q %q %q %q %q %q %q %q", text, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector), extra
 }
 
 // Two questions share a key, and a cached answer, if and only if they are the same, even if all

@@ -53,23 +53,17 @@ func (z *Authorizer) Upstream() authorizer.Authorizer {
 // authorizeParsed authorizes attributes with parsed selectors. The cache has selectors only in
 // their unparsed form, so questions with selectors are not cached.
 func (z *Authorizer) authorizeParsed(ctx context.Context, attr authorizer.Attributes) (Decision, error) {
-	a := &Attributes{
-		User: attr.GetUser(), Verb: attr.GetVerb(), ResourceRequest: attr.IsResourceRequest(), Group: attr.GetAPIGroup(), Version: attr.GetAPIVersion(),
+	a := &Attributes{AttributesRecord: authorizer.AttributesRecord{
+		User: attr.GetUser(), Verb: attr.GetVerb(), ResourceRequest: attr.IsResourceRequest(), APIGroup: attr.GetAPIGroup(), APIVersion: attr.GetAPIVersion(),
 		Resource: attr.GetResource(), Subresource: attr.GetSubresource(), Namespace: attr.GetNamespace(), Name: attr.GetName(), Path: attr.GetPath(),
-	}
+	}}
 	fields, fieldErr := attr.GetFieldSelector()
 	labels, labelErr := attr.GetLabelSelector()
-	if !a.ResourceRequest || len(fields) == 0 && len(labels) == 0 && fieldErr == nil && labelErr == nil {
+	if a.User == nil || !a.ResourceRequest || len(fields) == 0 && len(labels) == 0 && fieldErr == nil && labelErr == nil {
 		return z.Authorize(ctx, a)
 	}
-	if a.User == nil {
-		return Decision{}, errNoUser
-	}
-	if z.shortcut(a) {
-		return Decision{Allowed: true}, nil
-	}
-	if z.cfg.Review == nil {
-		return Decision{}, nil
+	if d, known := z.shortcut(a); known {
+		return d, nil
 	}
 	return z.ask(ctx, attr)
 }
