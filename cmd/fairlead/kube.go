@@ -11,7 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -213,12 +213,19 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	if k.o.serversFrom == "" {
 		return nil
 	}
-	c, err := discoveryv1client.NewForConfig(k.client)
+	core, err := kubernetes.NewForConfig(k.client)
+	if err != nil {
+		return fmt.Errorf("making a client of the local apiserver: %w", err)
+	}
+	find := sliced(core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault), rules.Self)
+	if k.o.serversFrom == fromLease {
+		find = k.leased(core.CoordinationV1().Leases(metav1.NamespaceSystem))
+	}
 	k.loops["local apiservers"] = func(ctx context.Context) error {
-		wait.UntilWithContext(ctx, k.follows(c.EndpointSlices(metav1.NamespaceDefault), rules.Self), followEvery)
+		wait.UntilWithContext(ctx, k.follows(find), followEvery)
 		return ctx.Err()
 	}
-	return err
+	return nil
 }
 
 // list returns the servers with their health.

@@ -75,7 +75,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs := group("local apiserver and registry")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig for Fairlead's own watches and reviews at the local apiserver. Empty: the in-cluster configuration. With --registry=dir: or etcd: that does not end in ,kubernetes, empty means that there is no local apiserver.")
 	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil, "URL of the local apiserver; repeat the flag for several. Empty: the server in the kubeconfig.")
-	fs.StringVar(&o.serversFrom, "local-apiservers-from", "", "Where the local apiservers are found: endpointslice (the EndpointSlices of the Service default/kubernetes, which kube-apiservers write and Fairlead must not publish; every 5 s). --local-apiserver or the kubeconfig names those at the start. Empty: only those.")
+	fs.StringVar(&o.serversFrom, "local-apiservers-from", "", "Where the local apiservers are found: endpointslice (the EndpointSlices of the Service default/kubernetes, which kube-apiservers write and Fairlead must not publish), or lease (the Leases in kube-system by which kube-apiservers name their hosts, which must resolve, at the port of the first --local-apiserver); every 5 s. --local-apiserver or the kubeconfig names those at the start. Empty: only those.")
 	fs.StringVar(&o.preference, "local-apiserver-preference", "balanced", "Which local apiserver a client connection gets, and keeps while that is usable: balanced (the one with the fewest connections), or first (the first usable one).")
 	o.registry.text = "kubernetes"
 	fs.Var(&o.registry, "registry", "Where APIServices are read from: kubernetes, dir:PATH, etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two of them have an APIService of one name, the first one wins.")
@@ -190,9 +190,9 @@ func (o *options) validateChoices(f *cli.Faults) {
 	f.Readable("--tracing-config-file", o.tracing)
 	f.If(o.preference != "balanced" && o.preference != "first",
 		"--local-apiserver-preference %q is neither balanced nor first", o.preference)
-	f.If(o.serversFrom != "" && o.serversFrom != "endpointslice", "--local-apiservers-from %q is not endpointslice", o.serversFrom)
+	f.If(o.serversFrom != "" && o.serversFrom != fromSlice && o.serversFrom != fromLease, "--local-apiservers-from %q is neither endpointslice nor lease", o.serversFrom)
 	f.If(o.serversFrom != "" && o.alone(), "--local-apiservers-from needs a local apiserver")
-	f.If(o.serversFrom != "" && o.publishEndpoints, "--local-apiservers-from=endpointslice cannot be used with --publish-kubernetes-endpoints, which makes these EndpointSlices name Fairlead: name each with --local-apiserver")
+	f.If(o.serversFrom == fromSlice && o.publishEndpoints, "--local-apiservers-from=endpointslice cannot be used with --publish-kubernetes-endpoints, which makes these EndpointSlices name Fairlead: use lease")
 	f.If(o.logFormat != "text" && o.logFormat != "json", "--logging-format %q is neither text nor json", o.logFormat)
 	f.If(o.minTLSVersion != "VersionTLS12" && o.minTLSVersion != "VersionTLS13",
 		"--tls-min-version %q is neither VersionTLS12 nor VersionTLS13", o.minTLSVersion)

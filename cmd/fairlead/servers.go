@@ -9,8 +9,10 @@ import (
 	"strconv"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
@@ -26,36 +28,82 @@ const followEvery = 5 * time.Second
 // quarter of a core.
 const maxFollowed = 32
 
-// follows returns a function that makes the servers those of the EndpointSlices of
-// default/kubernetes. Without one that can be used there all stay as they are: a read that fails,
-// or that sees an empty list, takes no server away.
-func (k *kube) follows(from discoveryv1client.EndpointSliceInterface, self []netip.AddrPort) func(context.Context) {
-	rules, said := &reach.Rules{Self: self}, ""
+// The values of --local-apiservers-from.
+const fromSlice, fromLease = "endpointslice", "lease"
+
+// leaseTime is how long a kube-apiserver counts after its last renewal: it renews every 10 s.
+const leaseTime = 30 * time.Second
+
+// follows returns a function that makes the servers those that find returns. Without one that can
+// be used all stay as they are: a read that fails, or sees an empty list, takes no server away.
+func (k *kube) follows(find func(context.Context) ([]string, error)) func(context.Context) {
+	said := ""
 	return func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, 2*followEvery)
 		defer cancel()
-		list, err := from.List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
-		var fault string
-		var addresses []string
-		if err != nil {
+		addresses, err := find(ctx)
+		fault := ""
+		switch {
+		case err != nil:
 			fault = err.Error()
-		} else if addresses = k.apiserversOf(list.Items, rules); len(addresses) == 0 {
-			fault = "they name none that can be used"
-		} else {
-			k.pools.Follow(addresses)
+		case len(addresses) == 0:
+			fault = "none that can be used is named"
+		default:
+			k.pools.Follow(k.inOrder(addresses))
 			latest.Wake(k.news)
 		}
 		if fault != said && ctx.Err() == nil {
-			k.log.Warn("the EndpointSlices of default/kubernetes: all local apiservers stay", "err", fault)
+			k.log.Warn("finding local apiservers: all stay", "from", k.o.serversFrom, "err", fault)
 		}
 		said = fault
 	}
 }
 
-// apiserversOf returns the addresses of the kube-apiservers that the slices name, in an order:
-// first those that the operator named. None is a Fairlead, which may publish itself there, or
-// loopback.
-func (k *kube) apiserversOf(list []discoveryv1.EndpointSlice, rules *reach.Rules) (addresses []string) {
+// inOrder returns addresses in an order: first those that the operator named.
+func (k *kube) inOrder(addresses []string) []string {
+	rank := func(a string) int { return slices.Index(k.servers, a) + 1 }
+	slices.SortFunc(addresses, func(a, b string) int {
+		return cmp.Or(cmp.Compare(min(rank(b), 1), min(rank(a), 1)), cmp.Compare(rank(a), rank(b)), cmp.Compare(a, b))
+	})
+	addresses = slices.Compact(addresses)
+	return addresses[:min(len(addresses), maxFollowed)]
+}
+
+// leased finds the kube-apiservers that renew their Leases (kubernetes' APIServerIdentity). Those
+// have names of hosts and no ports: that of the first server that the operator named.
+func (k *kube) leased(from coordinationv1client.LeaseInterface) func(context.Context) ([]string, error) {
+	return func(ctx context.Context) (addresses []string, err error) {
+		_, port, _ := net.SplitHostPort(k.servers[0]) // addressOf has made it
+		list, err := from.List(ctx, metav1.ListOptions{LabelSelector: "apiserver.kubernetes.io/identity=kube-apiserver"})
+		if err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			l := &list.Items[i]
+			host := l.Labels[corev1.LabelHostname]
+			if at := l.Spec.RenewTime; at != nil && time.Since(at.Time) < leaseTime && host != "" {
+				addresses = append(addresses, net.JoinHostPort(host, port))
+			}
+		}
+		return addresses, nil
+	}
+}
+
+// sliced finds the kube-apiservers in the EndpointSlices of default/kubernetes.
+func sliced(from discoveryv1client.EndpointSliceInterface, self []netip.AddrPort) func(context.Context) ([]string, error) {
+	rules := &reach.Rules{Self: self}
+	return func(ctx context.Context) ([]string, error) {
+		list, err := from.List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+		if err != nil {
+			return nil, err
+		}
+		return apiserversOf(list.Items, rules), nil
+	}
+}
+
+// apiserversOf returns the addresses of the kube-apiservers that the slices name. None is a
+// Fairlead, which may publish itself there, or loopback.
+func apiserversOf(list []discoveryv1.EndpointSlice, rules *reach.Rules) (addresses []string) {
 	for i := range list {
 		s := &list[i]
 		if s.AddressType == discoveryv1.AddressTypeFQDN || s.Labels[discoveryv1.LabelManagedBy] == entrypoint.Manager {
@@ -72,10 +120,5 @@ func (k *kube) apiserversOf(list []discoveryv1.EndpointSlice, rules *reach.Rules
 			}
 		}
 	}
-	rank := func(a string) int { return slices.Index(k.servers, a) + 1 }
-	slices.SortFunc(addresses, func(a, b string) int {
-		return cmp.Or(cmp.Compare(min(rank(b), 1), min(rank(a), 1)), cmp.Compare(rank(a), rank(b)), cmp.Compare(a, b))
-	})
-	addresses = slices.Compact(addresses)
-	return addresses[:min(len(addresses), maxFollowed)]
+	return addresses
 }

@@ -7,7 +7,9 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -66,10 +68,10 @@ func TestFollowServers(t *testing.T) {
 			fairlead, slice("kubernetes", discoveryv1.AddressTypeIPv4, https, "127.0.0.1", "169.254.169.254", "10.0.0.7"), slice("names", discoveryv1.AddressTypeFQDN, https, "kubernetes.example.com"),
 		}, "10.0.0.3:6443 10.0.0.2:6443"},
 	} {
-		k := &kube{process: &process{log: slog.New(slog.DiscardHandler)}, news: make(chan struct{}, 1), servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
+		k := &kube{process: &process{o: &options{}, log: slog.New(slog.DiscardHandler)}, news: make(chan struct{}, 1), servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
 		k.pools = must.Get(backend.NewLocal(backend.LocalConfig{Servers: k.servers, TLS: k.tls, Dial: k.own.dial}))(t)
 		core := fake.NewClientset(tc.has...)
-		follow := k.follows(core.DiscoveryV1().EndpointSlices("default"), []netip.AddrPort{netip.MustParseAddrPort("10.0.0.7:6443")})
+		follow := k.follows(sliced(core.DiscoveryV1().EndpointSlices("default"), []netip.AddrPort{netip.MustParseAddrPort("10.0.0.7:6443")}))
 		named := func() string {
 			var out []string
 			for _, e := range k.list() {
@@ -106,4 +108,19 @@ func TestPrefer(t *testing.T) {
 	known(fresh, "fresh balancer other ill")
 	fresh.Health = registry.Unhealthy
 	known(fresh, "balancer other ill fresh")
+}
+
+// A Lease that is renewed names a kube-apiserver by its host.
+func TestLeased(t *testing.T) {
+	var has []runtime.Object
+	for host, renewed := range map[string]time.Duration{"cp-1": 0, "cp-2": leaseTime, "": 0, "cp-3": leaseTime - time.Second} {
+		has = append(has, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "apiserver-" + host, Labels: map[string]string{"apiserver.kubernetes.io/identity": "kube-apiserver", corev1.LabelHostname: host}},
+			Spec:       coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(time.Now().Add(-renewed)))},
+		})
+	}
+	has = append(has, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-scheduler"}})
+	k := &kube{servers: []string{"10.0.0.3:7443"}}
+	got := must.Get(k.leased(fake.NewClientset(has...).CoordinationV1().Leases("kube-system"))(t.Context()))(t)
+	check.Same(t, []string{"cp-1:7443", "cp-3:7443"}, k.inOrder(got), "the kube-apiservers")
 }

@@ -44,7 +44,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more .
 	port := lastOf(more, "--secure-port=", strconv.Itoa(try.Get(freePorts(1))[0]))
 	name := numbered("kube-apiserver", i)
 	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: name, Names: []string{
-		host, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1",
+		host, name, try.Get(os.Hostname()), "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1",
 	}}))
 	tokens := filepath.Join(c.PKI.Dir, "tokens.csv")
 	try.Do(os.WriteFile(tokens, []byte(staticTokens), 0o600))

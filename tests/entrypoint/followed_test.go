@@ -5,6 +5,7 @@ package entrypoint
 import (
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,21 +37,7 @@ func TestFollowed(t *testing.T) {
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.fairlead, Address: "10.80.0.1", Args: []string{"--local-apiservers-from=endpointslice"},
 	}))(t)
-	// servers waits until Fairlead sends requests to exactly these.
-	servers := func(want ...string) {
-		t.Helper()
-		took := suite.Eventually(t, 30*time.Second, strings.Join(want, ", "), func() (bool, string) {
-			var got []string
-			for name, n := range w.scrape(t, front) {
-				if address, ok := strings.CutPrefix(name, `fairlead_local_apiserver_healthy{address="`); ok && n == 1 {
-					got = append(got, strings.TrimSuffix(address, `"}`))
-				}
-			}
-			slices.Sort(got)
-			return slices.Equal(got, want), strings.Join(got, ", ")
-		})
-		t.Logf("%v after %s", want, took)
-	}
+	servers := func(want ...string) { t.Helper(); w.servers(t, front, want...) }
 	servers(one)
 	load := &volley.Load{Every: 10 * time.Millisecond, Make: func(int) (string, string, string) {
 		return http.MethodPost, front.Endpoint.URL + "/api/v1/namespaces/default/configmaps?dryRun=All", `{"metadata":{"name":"more"}}`
@@ -75,4 +62,43 @@ func TestFollowed(t *testing.T) {
 			t.Log(line)
 		}
 	}
+}
+
+// servers waits until these local apiservers of a Fairlead are healthy, and no others.
+func (w *world) servers(t *testing.T, front *cluster.Front, want ...string) {
+	t.Helper()
+	took := suite.Eventually(t, time.Minute, strings.Join(want, ", "), func() (bool, string) {
+		var got []string
+		for name, n := range w.scrape(t, front) {
+			if address, ok := strings.CutPrefix(name, `fairlead_local_apiserver_healthy{address="`); ok && n == 1 {
+				got = append(got, strings.TrimSuffix(address, `"}`))
+			}
+		}
+		slices.Sort(got)
+		return slices.Equal(got, want), strings.Join(got, ", ")
+	})
+	t.Logf("%v after %s", want, took)
+}
+
+// Where Fairlead publishes itself, the Leases of kube-apiservers name them.
+func TestLeased(t *testing.T) {
+	netns.Up(t, "10.81.0.0/16")
+	dir := suite.Folder(t, "leased")
+	host := must.Get(os.Hostname())(t)
+	hosts := filepath.Join(dir, "hosts")
+	suite.Put(t, hosts, "127.0.0.1 localhost\n10.81.1.1 "+host+"\n10.81.1.2 kube-apiserver-1\n")
+	must.Do(t, exec.CommandContext(t.Context(), "mount", "--bind", hosts, "/etc/hosts").Run()) // ends with this process's namespace
+	at := func(ip string) []string {
+		return []string{"--bind-address=" + ip, "--advertise-address=" + ip, "--secure-port=7443"}
+	}
+	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin"))}
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: append(at("10.81.1.1"), "--endpoint-reconciler-type=none")})
+	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
+	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
+		Path: w.fairlead, Address: "10.81.0.1", Args: []string{"--local-apiservers-from=lease", "--publish-kubernetes-endpoints", "--advertise-address=10.81.0.1"},
+	}))(t)
+	w.servers(t, front, "10.81.1.1:7443", host+":7443") // the first leaves once the other is known
+	must.Do(t, w.AddAPIServer(t.Context(), w.EtcdURLs()[0], at("10.81.1.2")...))
+	w.servers(t, front, "10.81.1.1:7443", "kube-apiserver-1:7443", host+":7443")
+	w.publishes(t, 5*time.Second, strings.TrimPrefix(front.Endpoint.URL, "https://"))
 }
