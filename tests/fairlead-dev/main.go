@@ -91,7 +91,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 // free returns port, or zero (any port) if the port is in use. Call it last: the parts before
 // Fairlead take seconds to start, and minutes to build.
 func free(port int) int {
-	l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // binding a loopback port does not block
+	l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
 	if err != nil {
 		return 0
 	}

@@ -25,7 +25,7 @@ import (
 
 // raiseStandalone starts an extension server and two Fairleads over etcd, and returns what to try.
 func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (string, error) {
-	server, err := extension.New(extension.Config{ //nolint:contextcheck // ctx ends it
+	server, err := extension.New(extension.Config{
 		GroupVersions: []string{"widgets.example.com/v1"}, CA: c.PKI.Serving.CA, Objects: 3,
 		RequestHeaderCA: c.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized,
 	})
