@@ -115,7 +115,7 @@ func (o *OpenAPI) mergeText(in *inputs, sources []input) (body []byte, err error
 		Swagger: "2.0", Info: &spec.Info{InfoProps: spec.InfoProps{Title: "Kubernetes", Version: "unversioned"}}, Paths: &spec.Paths{},
 	}}
 	if in.local != nil {
-		sw, err := unpackSpec(in.local)
+		sw, err := readSpec(in.local.open())
 		if err != nil {
 			return nil, fmt.Errorf("reading the local apiserver's: %w", err)
 		}
@@ -134,14 +134,10 @@ func (o *OpenAPI) mergeText(in *inputs, sources []input) (body []byte, err error
 	return json.Marshal(merged)
 }
 
-func unpackSpec(p *packed) (*spec.Swagger, error) {
-	return readSpec(p.open())
-}
-
 // add merges a backend's spec into a copy of merged: a spec that fails halfway leaves no trace.
 func add(merged *spec.Swagger, s input) (out *spec.Swagger, err error) {
 	defer guard("merging", &err)
-	sw, err := unpackSpec(s.spec)
+	sw, err := readSpec(s.spec.open())
 	if err != nil {
 		return nil, err
 	}

@@ -83,7 +83,7 @@ func (o *OpenAPI) Claimed(path string) bool {
 func (o *OpenAPI) convertLocal(from *packed, claimed map[string]bool) map[string]*document {
 	o.heavy <- struct{}{}
 	defer func() { <-o.heavy }()
-	sw, err := unpackSpec(from)
+	sw, err := readSpec(from.open())
 	out := make(map[string]*document)
 	if err == nil {
 		err = split(filterLocal(sw, nil), claimed, func(name string, body []byte) {

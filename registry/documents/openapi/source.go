@@ -361,7 +361,7 @@ func (q *question) converted(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	sw, err := unpackSpec(q.now[0].v2)
+	sw, err := readSpec(q.now[0].v2.open())
 	if err == nil {
 		err = split(sw, names, func(name string, body []byte) {
 			gv := q.own[at[name]]
