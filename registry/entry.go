@@ -53,6 +53,12 @@ func (e *Entry) Path() string {
 // Local reports whether the local apiserver serves this group-version.
 func (e *Entry) Local() bool { return e.Backend == nil }
 
+// Moved reports whether another server serves the group-version than before: it is new, is gone (e
+// is nil), or became Local or remote.
+func (e *Entry) Moved(before *Entry) bool {
+	return e == nil || before == nil || e.Local() != before.Local()
+}
+
 // Kind returns local, remote, or refused. Refused means a remote that claims a protected group.
 func (e *Entry) Kind() string {
 	switch {

@@ -38,7 +38,7 @@ func (s *shadows) run(ctx context.Context) error {
 	wake := time.NewTimer(shadowInterval)
 	defer wake.Stop()
 	for t, changes := range latest.Changes(ctx, s.of.Table, wake.C) {
-		if slices.ContainsFunc(changes, claims) {
+		if slices.ContainsFunc(changes, func(c latest.Change[*Entry]) bool { return c.New.Moved(c.Old) }) {
 			due = time.Time{}
 		}
 		if t.complete && !time.Now().Before(due) {
@@ -50,11 +50,6 @@ func (s *shadows) run(ctx context.Context) error {
 		latest.Sleep(ctx, shadowPause)
 	}
 	return ctx.Err()
-}
-
-// claims reports whether a change affects the claims of remotes.
-func claims(c latest.Change[*Entry]) bool {
-	return c.Old == nil || c.New == nil || c.Old.Local() != c.New.Local()
 }
 
 // claimed returns the group-versions that remotes claim, in the table's order.

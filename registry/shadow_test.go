@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -43,7 +42,7 @@ func TestClaims(t *testing.T) {
 		old, now *Entry
 		want     bool
 	}{{nil, remote, true}, {remote, nil, true}, {remote, local, true}, {local, remote, true}, {remote, &Entry{Backend: &Backend{}}, false}, {local, local, false}} {
-		check.Same(t, tc.want, claims(latest.Change[*Entry]{Old: tc.old, New: tc.now}), "%v → %v", tc.old, tc.now)
+		check.Same(t, tc.want, tc.now.Moved(tc.old), "%v → %v", tc.old, tc.now)
 	}
 }
 

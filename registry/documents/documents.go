@@ -168,7 +168,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 	complete, asked := false, false // the local apiservers are asked first because they are new
 	for t, changes := range latest.Changes(ctx, s.cfg.Tables.Table, s.changed) {
 		begun := time.Now()
-		if asked && slices.ContainsFunc(changes, movesLocal) {
+		if asked && slices.ContainsFunc(changes, func(c latest.Change[*registry.Entry]) bool { return c.New.Moved(c.Old) }) {
 			s.LocalChanged("")
 		}
 		asked = true
@@ -221,12 +221,6 @@ func (s *Sources[S, L]) ask(ctx context.Context, b *backend[S, L], entries []*re
 		s.Touch()
 	}
 	return err
-}
-
-// movesLocal reports whether a change of the table may change the local apiserver's documents: a
-// group-version is new, is gone, or became Local or remote.
-func movesLocal(c latest.Change[*registry.Entry]) bool {
-	return c.Old == nil || c.New == nil || c.Old.Local() != c.New.Local()
 }
 
 // Freshness says how current one remote APIService's part of a merged document is.
