@@ -65,7 +65,7 @@ type term struct {
 	todo    map[string]*registry.Entry // :: APIService → entries that may differ from it
 	due     time.Time                  // of the next list
 	pause   time.Duration              // the backoff after a failed list
-	others  *foreign                   // what other writers change. Nil means it is not watched
+	others  *foreign                   // what other writers change. It is watched only for Available
 }
 
 // run writes conditions that differ, until ctx ends.
@@ -73,10 +73,8 @@ func (t *term) run(ctx context.Context) {
 	wake := make(chan time.Time, 1)
 	timer := time.AfterFunc(relist, func() { latest.Wake(wake) }) // reset below
 	defer timer.Stop()
-	if t.writer.condition == apiregistrationv1.Available {
-		t.others = &foreign{writer: t.writer, wake: wake, seen: map[string]*apiregistrationv1.APIService{}}
-		defer t.others.stop()
-	}
+	t.others = &foreign{writer: t.writer, wake: wake, end: func() {}, seen: map[string]*apiregistrationv1.APIService{}}
+	defer t.others.stop()
 	for now, changes := range latest.Changes(ctx, t.writer.config.Table, wake) {
 		for _, c := range changes {
 			if c.New == nil {
@@ -120,7 +118,9 @@ func (t *term) list(ctx context.Context) bool {
 		have.read(o, t.writer.condition)
 	}
 	t.entries, t.due, t.pause = entries, time.Now().Add(relist), 0
-	t.others.watch(context.WithoutCancel(ctx), list.ResourceVersion)
+	if t.writer.condition == apiregistrationv1.Available {
+		t.others.watch(context.WithoutCancel(ctx), list.ResourceVersion)
+	}
 	return true
 }
 
@@ -234,12 +234,12 @@ func retry(pause time.Duration) time.Duration {
 	return min(max(2*pause, spacing), lastRetry)
 }
 
-// foreign watches for conditions that other writers change. A nil *foreign does nothing.
+// foreign watches for conditions that other writers change.
 type foreign struct {
 	writer  *Writer
 	wake    chan<- time.Time // one slot: there is something to take
 	running sync.WaitGroup
-	end     context.CancelFunc // of the watch; nil before the first one
+	end     context.CancelFunc // of the watch
 
 	mu    sync.Mutex                               // guards what follows
 	ended bool                                     // the watch has ended, so another list is needed
@@ -251,12 +251,7 @@ const warnAfter = 3
 
 // watch starts a new watch after a list. If it ends by itself, all is listed again after lastRetry.
 func (f *foreign) watch(ctx context.Context, after string) {
-	if f == nil {
-		return
-	}
-	if f.end != nil {
-		f.end()
-	}
+	f.end()
 	ctx, f.end = context.WithCancel(ctx)
 	f.running.Go(func() { // ends with stop or the next list
 		f.receive(ctx, after)
@@ -291,9 +286,6 @@ func (f *foreign) receive(ctx context.Context, after string) {
 
 // take returns the states seen since the last call, and whether the watch has ended.
 func (f *foreign) take() (seen map[string]*apiregistrationv1.APIService, ended bool) {
-	if f == nil {
-		return nil, false
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	seen, ended = f.seen, f.ended
@@ -302,9 +294,7 @@ func (f *foreign) take() (seen map[string]*apiregistrationv1.APIService, ended b
 }
 
 func (f *foreign) stop() {
-	if f.end != nil {
-		f.end()
-	}
+	f.end()
 	f.running.Wait()
 }
 
