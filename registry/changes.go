@@ -128,16 +128,6 @@ func (c *changes) replaceAll(as kind, objects []runtime.Object, problems []direc
 	})
 }
 
-// shadow records the shadowed CustomResourceDefinitions by group-version.
-func (c *changes) shadow(definitions map[schema.GroupVersion]string) {
-	c.record(func(b *batch) { b.shadowed, b.shadowedSet = definitions, true })
-}
-
-// report records a report of the prober.
-func (c *changes) report(r Report) {
-	c.record(func(b *batch) { b.reports[reportKey{r.Name, r.Address}] = r })
-}
-
 // reported reports whether a report about the endpoint is not in the table yet.
 func (c *changes) reported(r Report) bool {
 	c.mu.Lock()

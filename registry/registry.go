@@ -157,7 +157,7 @@ func (r *Registry) Report(report Report) {
 	if at < 0 || saysAlready(&e.Endpoints[at], &report) && !pending {
 		return
 	}
-	r.changes.report(report)
+	r.changes.record(func(b *batch) { b.reports[reportKey{report.Name, report.Address}] = report })
 }
 
 // saysAlready reports whether a report would change nothing. Most change nothing: another

@@ -77,6 +77,6 @@ func (s *shadows) ask(ctx context.Context, claimed []schema.GroupVersion) bool {
 		return false
 	}
 	s.last = ""
-	s.of.changes.shadow(found)
+	s.of.changes.record(func(b *batch) { b.shadowed, b.shadowedSet = found, true })
 	return true
 }
