@@ -138,15 +138,6 @@ func (s *state) record(kind watch.EventType, object *apiregistration.APIService)
 	s.events = append(s.events, change{kind: kind, revision: s.revision, object: object})
 }
 
-// get returns an object by name, nil if there is none.
-func (s *state) get(name string) *apiregistration.APIService {
-	at, found := slices.BinarySearchFunc(s.objects, name, compareName)
-	if !found {
-		return nil
-	}
-	return s.objects[at]
-}
-
 func compareName(o *apiregistration.APIService, name string) int {
 	return strings.Compare(o.Name, name)
 }

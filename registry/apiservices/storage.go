@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"slices"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -114,11 +115,12 @@ func (s *store) Versioner() storage.Versioner { return storage.APIObjectVersione
 func (s *store) IsWatchListSemanticsUnSupported() bool { return true }
 
 func (s *store) Get(_ context.Context, key string, _ storage.GetOptions, into runtime.Object) error {
-	o := s.state().get(path.Base(key))
-	if o == nil {
+	objects := s.state().objects
+	at, found := slices.BinarySearchFunc(objects, path.Base(key), compareName)
+	if !found {
 		return storage.NewKeyNotFoundError(key, 0)
 	}
-	o.DeepCopyInto(into.(*apiregistration.APIService)) //nolint:forcetypeassert // always this type
+	objects[at].DeepCopyInto(into.(*apiregistration.APIService)) //nolint:forcetypeassert // always this type
 	return nil
 }
 
