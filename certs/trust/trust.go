@@ -95,7 +95,10 @@ func New(cfg Config) *Trust {
 		unused:   make(map[*registry.Backend]struct{}),
 	}
 	t.hooks = newHooks(cfg)
-	t.local = newLocal(t.hooks)
+	// crypto/tls verifies the local apiserver's name: each of its addresses may have another.
+	t.local = newBackend(localName, t.hooks)
+	t.local.source = "system"
+	t.local.current.Store(&view{anyName: true, current: &roots{}, changed: time.Now()})
 	// The system's roots are read from disk on first use: do that here, not under a lock. If there
 	// are none, the empty pool refuses every server.
 	if _, err := x509.SystemCertPool(); err != nil {
@@ -321,13 +324,4 @@ func (t *Trust) LocalTLS(certificate bool) *tls.Config {
 // LocalGuard is Guard for a connection to the local apiserver.
 func (t *Trust) LocalGuard(chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
 	return t.local.guard(chain)
-}
-
-// newLocal returns the trust in the local apiserver. crypto/tls verifies its name, because each of
-// its addresses may have another.
-func newLocal(h *hooks) *backend {
-	b := newBackend(localName, h)
-	b.source = "system"
-	b.current.Store(&view{anyName: true, current: &roots{}, changed: time.Now()})
-	return b
 }
