@@ -84,19 +84,15 @@ func addressOf(server string) (string, error) {
 }
 
 // loadConfig reads the given kubeconfig, or else the pod's. A server never reads a home directory.
-func loadConfig(kubeconfig string) (*rest.Config, error) {
+func loadConfig(kubeconfig string) (c *rest.Config, err error) {
 	if kubeconfig == "" {
-		c, err := rest.InClusterConfig()
-		if err != nil {
-			return nil, cli.Usage(fmt.Errorf("--kubeconfig is required outside a pod: %w", err))
+		if c, err = rest.InClusterConfig(); err != nil {
+			err = cli.Usage(fmt.Errorf("--kubeconfig is required outside a pod: %w", err))
 		}
-		return c, nil
+	} else if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+		err = cli.Usage(fmt.Errorf("--kubeconfig: %w", err))
 	}
-	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, cli.Usage(fmt.Errorf("--kubeconfig: %w", err))
-	}
-	return c, nil
+	return c, err
 }
 
 // clusterName returns the cluster's name in the kubeconfig; kubeadm writes its configured name
