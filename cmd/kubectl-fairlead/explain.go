@@ -42,12 +42,7 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
 		Example: `  fairlead explain v1beta1.metrics.k8s.io
   fairlead explain '/apis/metrics.k8s.io/v1beta1/pods?watch=true'
   kubectl fairlead explain nodes.metrics.k8s.io --as=system:serviceaccount:default:reader`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fmt.Errorf("explain takes one path, resource or APIService, not %d", len(args))
-			}
-			return nil
-		},
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			printer, err := form.printer()
 			if err != nil {
