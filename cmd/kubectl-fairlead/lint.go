@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"os"
 	"slices"
 	"strings"
 
@@ -96,12 +95,9 @@ func (l *linter) validate(files []string) error {
 	l.Validate(f)
 	f.Readable("--kubeconfig", l.kubeconfig)
 	for _, name := range files {
-		if name == "-" {
-			continue
+		if name != "-" {
+			f.Readable("FILE", name)
 		}
-		file, err := os.Open(name)
-		f.If(err != nil, "%s: %w", name, errors.Unwrap(err)) // without the file's name
-		_ = file.Close()                                     // only opened to check that it is readable
 	}
 	c := &l.Certs
 	f.If((c.Serving.Cert == "") != (c.Serving.Key == ""), "--tls-cert-file and --tls-private-key-file go together")
