@@ -150,9 +150,9 @@ func (r *report) headers(authentication map[string][]byte) {
 }
 
 // CheckServing checks whether the certificate that Fairlead serves, leaf first, suits the names and
-// addresses that clients use.
-func CheckServing(chain []*x509.Certificate, names []string) []Finding {
-	r := &report{object: "serving certificate"}
+// addresses that clients use. object is the Object of the findings.
+func CheckServing(object string, chain []*x509.Certificate, names []string) []Finding {
+	r := &report{object: object}
 	leaf := chain[0]
 	r.expiry(leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	for _, name := range names {

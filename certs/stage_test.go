@@ -182,7 +182,7 @@ func (s *stage) check(what, subject string, words []string) {
 		}
 		s.findings = CheckProxyClient(s.chain(subject), data)
 	case "serving": // certificate, and names that clients use
-		s.findings = CheckServing(s.chain(subject), words)
+		s.findings = CheckServing("serving certificate", s.chain(subject), words)
 	case "bundle":
 		s.findings = CheckBundle("client CA", s.cast.Bundle(subject))
 	case "backend": // bundle, system or insecure, and what its endpoints a, b … present

@@ -57,10 +57,7 @@ func (l *linter) serving(object string, of certs.PairSource, names []string) {
 	if chain == nil {
 		return
 	}
-	for _, f := range certs.CheckServing(chain, names) {
-		f.Object = object
-		l.found = append(l.found, f)
-	}
+	l.found = append(l.found, certs.CheckServing(object, chain, names)...)
 	if len(chain[0].DNSNames)+len(chain[0].IPAddresses) == 0 {
 		l.error(object, "have it issued with the names and addresses that clients use", "it has no subject alternative name, so no client will accept it")
 	}
