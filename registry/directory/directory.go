@@ -11,7 +11,6 @@ package directory
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -25,7 +24,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -233,12 +231,4 @@ func identify(o manifest.Object, modified time.Time) {
 	if a, ok := o.Value.(*apiregistrationv1.APIService); ok {
 		a.Status = apiregistrationv1.APIServiceStatus{}
 	}
-}
-
-// uidOf makes a UUID from a name (RFC 9562 §5.8, version 8: custom).
-func uidOf(name string) types.UID {
-	h := sha256.Sum256([]byte(name))
-	h[6] = h[6]&0x0f | 0x80
-	h[8] = h[8]&0x3f | 0x80
-	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16]))
 }

@@ -2,6 +2,7 @@ package directory
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,8 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -128,4 +131,9 @@ func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
 	o.UID = uidOf("APIService " + o.Name)
 	o.CreationTimestamp = metav1.NewTime(l.begun.Truncate(time.Second))
 	return o
+}
+
+// uidOf makes a UUID from a name (RFC 9562 §5.8, version 8: custom).
+func uidOf(name string) types.UID {
+	return types.UID(uuid.NewHash(sha256.New(), uuid.Nil, []byte(name), 8).String())
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/google/uuid"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -39,23 +40,17 @@ func (v *vetting) TransformFromStorage(_ context.Context, data []byte, of value.
 	if fault == nil {
 		return data, false, nil
 	}
-	name = strings.ReplaceAll(name, "/", ":") // no valid object can have such a name
+	name = strings.ReplaceAll(name, "/", ":")                                      // no valid object can have such a name
+	id := uuid.NewHash(sha256.New(), uuid.Nil, of.AuthenticatedData(), 8).String() // of the key (RFC 9562 §5.8): a patch requires one
 	why := printable.Cut(fault.Error(), maxFault)
 	stand, err := json.Marshal(&apiregistrationv1.APIService{
 		TypeMeta:   metav1.TypeMeta{APIVersion: apiregistrationv1.SchemeGroupVersion.String(), Kind: "APIService"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uidOf(of.AuthenticatedData())}, // a patch requires a UID
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(id)},
 		Status: apiregistrationv1.APIServiceStatus{Conditions: []apiregistrationv1.APIServiceCondition{{
 			Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: Corrupt, Message: "what etcd has under this name cannot be read: " + why,
 		}}},
 	})
 	return stand, false, err
-}
-
-// uidOf makes a UUID from a key (RFC 9562 §5.8).
-func uidOf(key []byte) types.UID {
-	h := sha256.Sum256(key)
-	h[6], h[8] = h[6]&0x0f|0x80, h[8]&0x3f|0x80
-	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16]))
 }
 
 // fault returns why data is not a valid object of that name, nil if it is.
