@@ -89,18 +89,9 @@ func (l *local) run() {
 	complete = true
 }
 
-// leave is settle for a handler's turn. It must be deferred, so that a panic releases the mutex,
-// too.
-func (l *local) leave() {
-	if v := recover(); v != nil {
-		l.Recovered(v)
-	}
-	l.sh.settle()
-}
-
 func (l *local) abort() {
 	l.sh.lock()
-	defer l.leave()
+	defer l.sh.leave(l)
 	l.Abort(nil)
 }
 
@@ -191,7 +182,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	l := b.l
 	l.sh.lock()
-	defer l.leave()
+	defer l.sh.leave(l)
 	if b.expects && l.Continue() {
 		l.sh.settle()
 		l.sh.lock()
@@ -223,7 +214,7 @@ func (b *body) Read(p []byte) (int, error) {
 // Close ends a Read in progress, which may be on another goroutine.
 func (b *body) Close() error {
 	b.l.sh.lock()
-	defer b.l.leave()
+	defer b.l.sh.leave(b.l)
 	b.closed = true
 	b.l.Changed.Broadcast()
 	return nil
@@ -256,7 +247,7 @@ func (w *writer) SetWriteDeadline(t time.Time) error { return w.l.setDeadline(wr
 // only takes the mutex and calls expire.
 func (l *local) setDeadline(d way, t time.Time) error {
 	l.sh.lock()
-	defer l.leave()
+	defer l.sh.leave(l)
 	x := &l.deadlines
 	if x.over {
 		return errStreamGone
@@ -273,7 +264,7 @@ func (l *local) setDeadline(d way, t time.Time) error {
 		var timer *time.Timer
 		timer = time.AfterFunc(time.Until(t), func() {
 			l.sh.lock()
-			defer l.leave()
+			defer l.sh.leave(l)
 			if x.timer[d] == timer { // not replaced while it waited for the mutex
 				l.expire(d)
 			}

@@ -61,7 +61,7 @@ func (s *Server) RoundTrip(r *http.Request, h *wire.Head, p engine.Plan, interim
 // invite begins the stream. It reports false if the server has ended.
 func (sh *shard) invite(g *guest, h *wire.Head, p engine.Plan) (begun bool) {
 	sh.lock()
-	defer g.leave()
+	defer g.sh.leave(g)
 	if sh.ended {
 		return false
 	}
@@ -107,15 +107,6 @@ func requestFields(r *http.Request, body bool) []hpack.HeaderField {
 
 var errBadRequest = errors.New("request cannot be sent over HTTP/2")
 
-// leave is settle for a caller's turn. It must be deferred, so that a panic releases the mutex,
-// too.
-func (g *guest) leave() {
-	if v := recover(); v != nil {
-		g.Recovered(v)
-	}
-	g.sh.settle()
-}
-
 // ended waits until Plan.Done has returned, which another goroutine's turn may have to call.
 func (g *guest) ended() {
 	for !g.Over() {
@@ -126,7 +117,7 @@ func (g *guest) ended() {
 // abandon ends the stream if it has not ended yet.
 func (g *guest) abandon(err error) {
 	g.sh.lock()
-	defer g.leave()
+	defer g.sh.leave(g)
 	g.Abort(err)
 }
 
@@ -153,7 +144,7 @@ func (g *guest) upload() {
 // for room first.
 func (g *guest) pass(p []byte, err error) (more, wait bool) {
 	g.sh.lock()
-	defer g.leave()
+	defer g.sh.leave(g)
 	return g.Pass(p, err)
 }
 
@@ -209,7 +200,7 @@ func (g *guest) take() (interims []wire.ResponseHead, res *http.Response, err er
 // takeHead calls Take under the mutex. A non-nil body is the whole body.
 func (g *guest) takeHead() (interims []wire.ResponseHead, head wire.ResponseHead, body []byte, err error) {
 	g.sh.lock()
-	defer g.leave()
+	defer g.sh.leave(g)
 	return g.Take()
 }
 
@@ -254,7 +245,7 @@ func (b *guestBody) Read(p []byte) (int, error) {
 func (b *guestBody) read(p []byte) (n int, wait bool, err error) {
 	g := b.g
 	g.sh.lock()
-	defer g.leave()
+	defer g.sh.leave(g)
 	if n, b.more, err = g.Read(p); err == io.EOF { //nolint:errorlint // its own
 		b.whole = true
 		b.trailers()
@@ -280,7 +271,7 @@ func (b *guestBody) Close() error {
 	}
 	b.stop()
 	b.g.sh.lock()
-	defer b.g.leave()
+	defer b.g.sh.leave(b.g)
 	b.g.Leave(http.ErrBodyReadAfterClose)
 	return nil
 }

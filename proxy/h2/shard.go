@@ -102,6 +102,18 @@ func (sh *shard) settle() {
 	sh.work.Put(w)
 }
 
+// guarded is a *local or a *guest.
+type guarded interface{ Recovered(v any) }
+
+// leave is settle for a turn of a handler, or of a guest's caller. It must be deferred, so that a
+// panic releases the mutex, too.
+func (sh *shard) leave(of guarded) {
+	if v := recover(); v != nil {
+		of.Recovered(v)
+	}
+	sh.settle()
+}
+
 // caught logs a panic of the engine.
 func (sh *shard) caught(v any, stack []byte) {
 	sh.log.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack)) //fairlead:boundary after a panic

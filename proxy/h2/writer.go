@@ -159,7 +159,7 @@ func (w *writer) flush(p []byte) error {
 // begin sends a head.
 func (l *local) begin(status int, fields []hpack.HeaderField) {
 	l.sh.lock()
-	defer l.leave()
+	defer l.sh.leave(l)
 	l.Head(status, fields)
 }
 
@@ -178,7 +178,7 @@ func (l *local) send(p []byte) error {
 
 func (l *local) sendPart(p []byte) error {
 	l.sh.lock()
-	defer l.leave()
+	defer l.sh.leave(l)
 	for l.Queued() >= localBuffer {
 		l.Changed.Wait()
 	}
@@ -215,7 +215,7 @@ func (w *writer) finish() {
 		w.common()
 	}
 	w.l.sh.lock()
-	defer w.l.leave()
+	defer w.l.sh.leave(w.l)
 	// One turn for all of it makes one write.
 	if body := len(w.buf) > 0 && !w.head; !w.sent && (body || len(trailers) > 0) {
 		w.l.Head(w.status, w.fields)
