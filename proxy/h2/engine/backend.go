@@ -306,11 +306,9 @@ func (s *stream) mayAwaitDial(f failure) bool {
 
 // retryDials lets every waiting request choose among all endpoints: another may have come back.
 func (e *Engine) retryDials() {
-	for n := e.awaitDial.n; n > 0; n-- { // streams that are appended now wait for the next time
-		if s := e.awaitDial.pop(); s != nil {
-			s.sending.tried = s.sending.tried[:0]
-			s.resend()
-		}
+	for s := range e.awaitDial.drain { // streams that are appended now wait for the next time
+		s.sending.tried = s.sending.tried[:0]
+		s.resend()
 	}
 }
 

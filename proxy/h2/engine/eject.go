@@ -26,11 +26,7 @@ func (e *Engine) Eject(ep *Endpoint) {
 // moveWaiting calls move for each request that waits for a connection. Those for which it returns
 // false wait on.
 func (e *Engine) moveWaiting(p *pool, move func(*stream) bool) {
-	for n := p.waiting.n; n > 0; n-- { // those pushed again are behind them
-		s := p.waiting.pop()
-		if s == nil {
-			return
-		}
+	for s := range p.waiting.drain {
 		if !move(s) {
 			p.waiting.push(&s.wait)
 		}

@@ -221,11 +221,7 @@ func (p *pool) failed(err error) {
 		return
 	}
 	notified := make(map[*Endpoint]bool)
-	for n := p.waiting.n; n > 0; n-- { // streams that come back here for a retry have their own dial
-		s := p.waiting.pop()
-		if s == nil {
-			break
-		}
+	for s := range p.waiting.drain { // streams that come back here for a retry have their own dial
 		if s.ep.Via != nil && !notified[s.ep] {
 			notified[s.ep] = true
 			e.failedEndpoint(s.ep, err)

@@ -411,3 +411,12 @@ func (l *list) pop() *stream {
 	n.unlink()
 	return n.s
 }
+
+// drain pops the streams that are on the list now: those pushed meanwhile stay behind.
+func (l *list) drain(yield func(*stream) bool) {
+	for n := l.n; n > 0 && l.first != nil; n-- {
+		if !yield(l.pop()) {
+			return
+		}
+	}
+}

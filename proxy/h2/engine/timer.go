@@ -45,12 +45,7 @@ func (e *Engine) Tick(now time.Duration) {
 	to := int64(e.now / TickEvery)
 	for t := max(e.wheel.done+1, to-wheelSlots+1); t <= to; t++ {
 		e.wheel.done = t
-		slot := &e.wheel.slots[t%wheelSlots]
-		for n := slot.n; n > 0; n-- {
-			s := slot.pop()
-			if s == nil {
-				break
-			}
+		for s := range e.wheel.slots[t%wheelSlots].drain {
 			if s.expires <= e.now {
 				s.expired()
 			} else {
