@@ -128,8 +128,10 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	}
 	w.front, w.frames = w.server(), w.server()
 	w.frames.TLS.NextProtos = []string{"h2"}
-	w.frames.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": w.lane.Serve}
-	w.frames.Listener = w.lane.Listener(w.frames.Listener)
+	w.frames.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": func(hs *http.Server, c *tls.Conn, h http.Handler) {
+		w.lane.Serve(context.WithValue(h.(interface{ BaseContext() context.Context }).BaseContext(), http.ServerContextKey, hs), c)
+	}}
+	w.frames.Listener = wrapping{w.frames.Listener}
 	w.front.StartTLS()
 	w.frames.StartTLS()
 	t.Cleanup(func() {
@@ -141,6 +143,17 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		w.front.Close()
 		w.frames.Close()
 	})
+}
+
+// wrapping is a listener for the engine.
+type wrapping struct{ net.Listener }
+
+func (l wrapping) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		c = h2.Wrap(c)
+	}
+	return c, err
 }
 
 func (w *world) server() *httptest.Server {

@@ -233,9 +233,6 @@ type plain struct {
 // handshake counts what comes before its end twice: crypto/tls collects up to 256 KiB of a client's
 // certificates, in a buffer that doubles.
 func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
-	if below, ok := raw.(interface{ NetConn() net.Conn }); ok {
-		raw = below.NetConn()
-	}
 	if p, ok := raw.(*placed); ok {
 		p.counts = func(n int) bool {
 			ok = c.hold(c.held + 2*int64(n))

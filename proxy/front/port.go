@@ -63,7 +63,7 @@ type Config struct {
 
 // Port serves both protocols on one listener.
 type Port struct {
-	listener net.Listener
+	listener *Listener
 	tls      *tls.Config
 	http1    *http.Server
 	frames   *h2.Server
@@ -80,7 +80,7 @@ type Port struct {
 // New returns a Port that is ready to serve.
 func New(c Config) *Port {
 	p := &Port{
-		listener: c.Frames.Listener(c.Listener), tls: c.TLS, frames: c.Frames, perConn: c.ConnContext, ready: make(chan net.Conn),
+		listener: c.Listener, tls: c.TLS, frames: c.Frames, perConn: c.ConnContext, ready: make(chan net.Conn),
 		heads: heads{memory: cmp.Or(c.Memory, hold.New(0)), all: map[*plain]struct{}{}}, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 	}
 	p.heads.conns.Lend = true // to one load balancer
@@ -128,10 +128,10 @@ func (p *Port) Serve() error {
 func (p *Port) greet(raw net.Conn) {
 	ctx, cancel := context.WithTimeout(p.ending, readHeaderTimeout)
 	defer cancel()
-	conn := tls.Server(raw, p.tls)
+	conn := tls.Server(h2.Wrap(raw), p.tls)
 	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
 	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), from: from}
-	defer p.rescue(raw)
+	defer p.rescue(conn.NetConn())
 	if err := c.handshake(ctx, raw); err != nil {
 		c.leave()
 		p.log.Debug("TLS handshake", "client", raw.RemoteAddr(), "err", err)
@@ -145,9 +145,9 @@ func (p *Port) greet(raw net.Conn) {
 	cancel()
 	if conn.ConnectionState().NegotiatedProtocol == "h2" {
 		c.leave()
-		ctx, gone := context.WithCancel(context.Background())
+		ctx, gone := context.WithCancel(context.WithValue(context.Background(), http.ServerContextKey, p.http1))
 		defer gone()
-		p.frames.Serve(p.http1, conn, ofConn{p.http1.Handler, p.connContext(ctx, conn)})
+		p.frames.Serve(p.connContext(ctx, conn), conn)
 		return
 	}
 	c.begun = time.Now()
@@ -171,15 +171,6 @@ func (p *Port) rescue(conn net.Conn) {
 		_ = conn.Close()
 	}
 }
-
-// ofConn is the handler of an HTTP/2 connection, with its context.
-type ofConn struct {
-	http.Handler
-	ctx context.Context
-}
-
-// BaseContext is found by Frames.Serve.
-func (c ofConn) BaseContext() context.Context { return c.ctx }
 
 // handedOver is the listener of net/http.
 type handedOver struct{ *Port }

@@ -49,9 +49,9 @@ func Example() {
 	go func() { ended <- server.Run(ctx) }()
 
 	front := httptest.NewUnstartedServer(http.NotFoundHandler()) // answers HTTP/1.1
-	front.Listener = server.Listener(front.Listener)
+	front.Listener = wrapping{front.Listener}
 	front.EnableHTTP2 = true
-	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": server.Serve}
+	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": func(_ *http.Server, c *tls.Conn, _ http.Handler) { server.Serve(ctx, c) }}
 	front.StartTLS()
 	defer front.Close()
 
@@ -70,4 +70,15 @@ func Example() {
 	// Output:
 	// HTTP/2.0 200 jane asks for /greeting?loud <nil>
 	// <nil> <nil>
+}
+
+// wrapping is a listener for an h2.Server.
+type wrapping struct{ net.Listener }
+
+func (l wrapping) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		c = h2.Wrap(c)
+	}
+	return c, err
 }

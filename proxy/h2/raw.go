@@ -47,8 +47,11 @@ const earlyBuffer = 2 << 10
 
 const recordHeader = 5 // RFC 8446 §5.1
 
-// wrapConn returns the connection that Config.Dial and Server.Listener put below TLS.
-func wrapConn(c net.Conn) net.Conn {
+// Wrap returns the connection to put below a client's TLS, so that writes never block the engine.
+// Without it each connection needs one more goroutine while it has output. A connection that wraps
+// another without changing its bytes should have a method Wraps() net.Conn: the engine then reads
+// and writes the socket itself, and calls the wrapper's Close after the socket's.
+func Wrap(c net.Conn) net.Conn {
 	r := &rawConn{Conn: c, fd: -1, sock: socketOf(c)}
 	r.head = r.hold[:0]
 	return r

@@ -20,7 +20,7 @@ func TestUnread(t *testing.T) {
 	defer ours.Close()
 	theirs := must.Get(l.Accept())(t)
 	defer theirs.Close()
-	raw := wrapConn(ours).(*rawConn)
+	raw := Wrap(ours).(*rawConn)
 	must.Do(t, (&loop{sh: &shard{pool: &buffers{}}}).own(raw))
 	c := &engine.Conn{Value: &link{raw: raw}}
 	if unread(c) {

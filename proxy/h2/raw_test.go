@@ -36,7 +36,7 @@ func (r *rawConn) own() {
 func TestWriteDeadlineOfHandshake(t *testing.T) {
 	near, far := net.Pipe() // which nobody reads
 	defer far.Close()
-	r := wrapConn(near)
+	r := Wrap(near)
 	defer r.Close()
 	must.Do(t, r.SetWriteDeadline(time.Now()))
 	if _, err := r.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -68,7 +68,7 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 			p = p[n:]
 		}
 		src := inputConn{in: io.MultiReader(pieces...)}
-		r := wrapConn(src).(*rawConn)
+		r := Wrap(src).(*rawConn)
 		over := rnd.IntN(len(stream))
 		var got []byte
 		for len(got) < len(stream) {
@@ -151,7 +151,7 @@ func heldTLS(t *testing.T, version uint16) (raw *rawConn, server, client *tls.Co
 		_ = near.Close()
 		_ = far.Close()
 	})
-	raw = wrapConn(near).(*rawConn)
+	raw = Wrap(near).(*rawConn)
 	server = tls.Server(raw, &tls.Config{MinVersion: version, MaxVersion: version, SessionTicketsDisabled: true,
 		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"x"}}).TLS()}})
 	sent = &heldConn{Conn: far}

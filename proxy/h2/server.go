@@ -75,8 +75,8 @@ type Server struct {
 	cancel  context.CancelFunc
 }
 
-// New returns a Server. Give its Serve the connections that agreed on h2, as front.Port does, and
-// wrap the server's listener in its Listener.
+// New returns a Server. Give its Serve the connections that agreed on h2, as front.Port does, with
+// Wrap below TLS.
 func New(cfg Config) *Server {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with Run
 	cfg.Memory, cfg.Logger = cmp.Or(cfg.Memory, hold.New(0)), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
@@ -159,33 +159,9 @@ func (s *Server) end() {
 
 var errServerEnded = errors.New("server ended")
 
-// Listener wraps the TCP listener below TLS, so that writes to its connections never block the
-// engine. Without it each connection needs one more goroutine while it has output. A connection
-// that wraps another without changing its bytes should have a method Wraps() net.Conn: the engine
-// then reads and writes the socket itself, and calls the wrapper's Close after the socket's.
-func (s *Server) Listener(l net.Listener) net.Listener { return listener{l} }
-
-type listener struct{ net.Listener }
-
-func (l listener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return wrapConn(c), nil
-}
-
-// Serve serves a client's connection and returns when it has ended. It also fits
-// http.Server.TLSNextProto; the handler is only used for its base context, Config.Decide handles
-// requests.
-func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
-	ctx := context.Background()
-	if b, ok := h.(interface{ BaseContext() context.Context }); ok {
-		ctx = b.BaseContext() // of front's ofConn, or net/http's: from ConnContext
-	}
-	if hs != nil {
-		ctx = context.WithValue(ctx, http.ServerContextKey, hs)
-	}
+// Serve serves a client's connection and returns when it has ended. Requests that are served here
+// have contexts below ctx.
+func (s *Server) Serve(ctx context.Context, conn *tls.Conn) {
 	info := &ConnInfo{Remote: conn.RemoteAddr(), TLS: conn.ConnectionState()}
 	info.ctx = context.WithValue(ctx, http.LocalAddrContextKey, conn.LocalAddr())
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
@@ -219,7 +195,7 @@ type ConnInfo struct {
 	ctx context.Context // the parent of the contexts of requests that are served here
 }
 
-// Context returns the context from http.Server's BaseContext and ConnContext.
+// Context returns Serve's context, with the local address.
 func (c *ConnInfo) Context() context.Context {
 	if c.ctx == nil {
 		return context.Background()

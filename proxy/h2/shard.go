@@ -149,7 +149,7 @@ func (sh *shard) tick() time.Duration {
 // connect dials an endpoint and serves the connection until it ends.
 func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) {
 	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
-	tc, closed, err := sh.dial(ctx, ep, wrapConn)
+	tc, closed, err := sh.dial(ctx, ep, Wrap)
 	cancel()
 	if err == nil {
 		defer closed()

@@ -70,6 +70,17 @@ func newTransport(t testing.TB) *http.Transport {
 	return tr
 }
 
+// listener wraps what it accepts.
+type listener struct{ net.Listener }
+
+func (l listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		c = Wrap(c)
+	}
+	return c, err
+}
+
 // endpoint returns one at addr, with a long PING timeout for a busy machine.
 func endpoint(addr string) *engine.Endpoint {
 	return &engine.Endpoint{Name: addr, PingTimeout: time.Minute}
@@ -131,8 +142,8 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.H
 		}
 	})
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
-	front.Listener = s.server.Listener(front.Listener)
-	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": s.server.Serve}
+	front.Listener = listener{front.Listener}
+	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": func(_ *http.Server, c *tls.Conn, _ http.Handler) { s.server.Serve(context.Background(), c) }}
 	front.TLS = &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
 	front.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	front.StartTLS()
