@@ -45,9 +45,12 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 		Decide: func(c *engine.Conn, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 			return cfg.Decide(linkOf(c).info, h, resume)
 		},
-		Resume: sh.resume, Serve: sh.local, Caught: sh.caught, Taken: taken, Unread: unread, Clock: time.Now,
+		Resume: sh.resume, Serve: sh.local, Taken: taken, Unread: unread, Clock: time.Now,
 		Dial: func(ep *engine.Endpoint, dialled func(error) *engine.Conn) { //nolint:contextcheck // dials end with the shard's own ctx
 			links.Go(func() { sh.connect(ep, dialled) })
+		},
+		Caught: func(v any, stack []byte) {
+			sh.log.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack)) //fairlead:boundary after a panic
 		},
 		Memory: cfg.Memory, MaxStreams: cfg.MaxStreams,
 	})
@@ -112,11 +115,6 @@ func (sh *shard) leave(of guarded) {
 		of.Recovered(v)
 	}
 	sh.settle()
-}
-
-// caught logs a panic of the engine.
-func (sh *shard) caught(v any, stack []byte) {
-	sh.log.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack)) //fairlead:boundary after a panic
 }
 
 // hurry makes the next tick come sooner if the engine is no longer at rest.
