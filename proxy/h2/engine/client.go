@@ -134,7 +134,7 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 
 // apply executes the plan.
 func (s *stream) apply(h *wire.Head, p Plan) {
-	s.plan, s.decided = p.keep(), true
+	s.plan = p.keep()
 	if p.GoAway {
 		s.e.drainConn(s.leg[up])
 	}
@@ -147,7 +147,7 @@ func (s *stream) apply(h *wire.Head, p Plan) {
 	switch {
 	case p.Forward != nil:
 	case p.Answer != nil:
-		s.respond(p.Answer, p.Set)
+		s.respond(p.Answer, s.e.dated(), p.Set)
 		return
 	default:
 		s.serveLocal(h, p.Serve)
@@ -238,11 +238,11 @@ func (s *stream) badMessage(side dir, why string) {
 }
 
 // respond sends a prepared answer.
-func (s *stream) respond(a *Answer, set []hpack.HeaderField) {
+func (s *stream) respond(a *Answer, date, set []hpack.HeaderField) {
 	s.status, s.waited = int16(a.Status), s.e.now
 	d := &s.half[down]
 	d.head, d.end, d.sentEnd = true, true, len(a.Body) == 0
-	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, s.e.dated(), set)
+	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, date, set)
 	d.q.show(a)
 	s.advance(down)
 }
@@ -258,12 +258,6 @@ func (e *Engine) dated() []hpack.HeaderField {
 
 // answer ends a stream with an empty response of our own.
 func (e *Engine) answer(s *stream, status int) {
-	s.status = int16(status)
-	s.waited = e.now
-	d := &s.half[down]
-	d.head, d.end, d.sentEnd = true, true, true
-	s.leg[up].writeHeaders(s.id[up], true, []hpack.HeaderField{
-		{Name: ":status", Value: strconv.Itoa(status)}, {Name: "content-length", Value: "0"},
-	})
-	s.review()
+	fields := []hpack.HeaderField{{Name: ":status", Value: strconv.Itoa(status)}, {Name: "content-length", Value: "0"}}
+	s.respond(&Answer{Status: status, Fields: fields}, nil, nil)
 }

@@ -119,7 +119,7 @@ func (s *stream) dropStream() {
 	if s.picked && s.ep.Release != nil {
 		s.e.callLater(s.ep.Release)
 	}
-	if s.decided && s.plan.Done != nil {
+	if s.plan.Done != nil {
 		s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
 	}
 	if s.guest != nil {
@@ -130,7 +130,7 @@ func (s *stream) dropStream() {
 		t.s, t.head = nil, nil
 	}
 	s.stopLocal()
-	s.leg, s.picked, s.decided = [2]*Conn{}, false, false
+	s.leg, s.picked, s.plan.Done = [2]*Conn{}, false, nil
 	s.timer.unlink()
 	s.wait.unlink()
 	s.unqueueAll()

@@ -76,7 +76,6 @@ type stream struct {
 	headOnly    bool  // the method is HEAD
 	fresh       bool  // sent over a connection that had answered nothing yet
 	picked      bool  // the endpoint counts this request: Release must be called
-	decided     bool  // plan is valid: Done must be called
 	parked      bool  // Decide will call resume
 	draining    bool  // the response is complete, the upload is read and dropped until expires
 	noBody      bool  // the response must not have a body: HEAD, 204, 304
@@ -223,7 +222,7 @@ func (s *stream) endIfDone() {
 	s.freed.free()
 	s.e.Count.Streams.Add(-1)
 	s.release()
-	if s.decided && s.plan.Done != nil {
+	if s.plan.Done != nil {
 		s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
 	}
 	s.notifyGuest()
