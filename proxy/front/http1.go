@@ -444,8 +444,8 @@ func (p *Port) connContext(ctx context.Context, c net.Conn) context.Context {
 	if c, ok := c.(*plain); ok {
 		ctx = context.WithValue(c.until(ctx), plainKey{}, c)
 	}
-	if p.perConn != nil {
-		ctx = p.perConn(ctx, c)
+	if p.cfg.ConnContext != nil {
+		ctx = p.cfg.ConnContext(ctx, c)
 	}
 	return ctx
 }

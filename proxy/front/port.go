@@ -63,14 +63,10 @@ type Config struct {
 
 // Port serves both protocols on one listener.
 type Port struct {
-	listener *Listener
-	tls      *tls.Config
-	http1    *http.Server
-	frames   *h2.Server
-	perConn  func(context.Context, net.Conn) context.Context
-	heads    heads
-	log      *slog.Logger
-	away     atomic.Bool // clients must not keep their connections
+	cfg   Config
+	http1 *http.Server
+	heads heads
+	away  atomic.Bool // clients must not keep their connections
 
 	ready  chan net.Conn   // connections over HTTP/1.1 after their handshake
 	ending context.Context // ends with Close and Shutdown
@@ -79,10 +75,8 @@ type Port struct {
 
 // New returns a Port that is ready to serve.
 func New(c Config) *Port {
-	p := &Port{
-		listener: c.Listener, tls: c.TLS, frames: c.Frames, perConn: c.ConnContext, ready: make(chan net.Conn),
-		heads: heads{memory: cmp.Or(c.Memory, hold.New(0)), all: map[*plain]struct{}{}}, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
-	}
+	c.Memory, c.Logger = cmp.Or(c.Memory, hold.New(0)), cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	p := &Port{cfg: c, ready: make(chan net.Conn), heads: heads{memory: c.Memory, all: map[*plain]struct{}{}}}
 	p.heads.conns.Lend = true // to one load balancer
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.http1 = &http.Server{
@@ -92,7 +86,7 @@ func New(c Config) *Port {
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	return p
 }
@@ -102,7 +96,7 @@ func (p *Port) Serve() error {
 	failed := make(chan error, 1)
 	go func() { failed <- p.http1.Serve(handedOver{p}) }() // ends with Close or Shutdown
 	for pause := time.Duration(0); ; {
-		conn, err := p.listener.Accept()
+		conn, err := p.cfg.Listener.Accept()
 		if err == nil {
 			pause = 0
 			go p.greet(conn) // ends with the handshake, or the HTTP/2 connection
@@ -116,7 +110,7 @@ func (p *Port) Serve() error {
 		}
 		if p.ending.Err() == nil {
 			_ = p.Close()
-			return fmt.Errorf("serving %s: %w", p.listener.Addr(), err)
+			return fmt.Errorf("serving %s: %w", p.cfg.Listener.Addr(), err)
 		}
 		<-failed //nolint:errcheck // http.ErrServerClosed
 		return nil
@@ -128,13 +122,13 @@ func (p *Port) Serve() error {
 func (p *Port) greet(raw net.Conn) {
 	ctx, cancel := context.WithTimeout(p.ending, readHeaderTimeout)
 	defer cancel()
-	conn := tls.Server(h2.Wrap(raw), p.tls)
+	conn := tls.Server(h2.Wrap(raw), p.cfg.TLS)
 	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
 	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), from: from}
 	defer p.rescue(conn.NetConn())
 	if err := c.handshake(ctx, raw); err != nil {
 		c.leave()
-		p.log.Debug("TLS handshake", "client", raw.RemoteAddr(), "err", err)
+		p.cfg.Logger.Debug("TLS handshake", "client", raw.RemoteAddr(), "err", err)
 		var r tls.RecordHeaderError
 		if errors.As(err, &r) && r.Conn != nil && slices.Contains([]string{"GET /", "HEAD ", "POST ", "PUT /", "OPTIO"}, string(r.RecordHeader[:])) {
 			_, _ = io.WriteString(r.Conn, "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n") // as net/http
@@ -147,7 +141,7 @@ func (p *Port) greet(raw net.Conn) {
 		c.leave()
 		ctx, gone := context.WithCancel(context.WithValue(context.Background(), http.ServerContextKey, p.http1))
 		defer gone()
-		p.frames.Serve(p.connContext(ctx, conn), conn)
+		p.cfg.Frames.Serve(p.connContext(ctx, conn), conn)
 		return
 	}
 	c.begun = time.Now()
@@ -167,7 +161,7 @@ func (p *Port) greet(raw net.Conn) {
 // rescue keeps a panic of one connection from ending the process, as net/http does.
 func (p *Port) rescue(conn net.Conn) {
 	if v := recover(); v != nil {
-		p.log.Error("serving a connection panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		p.cfg.Logger.Error("serving a connection panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 		_ = conn.Close()
 	}
 }
@@ -184,12 +178,12 @@ func (h handedOver) Accept() (net.Conn, error) {
 	}
 }
 
-func (h handedOver) Addr() net.Addr { return h.listener.Addr() }
+func (h handedOver) Addr() net.Addr { return h.cfg.Listener.Addr() }
 
 // Close also ends handshakes.
 func (h handedOver) Close() error {
 	h.end()
-	return h.listener.Close() //nolint:wrapcheck // from the listener
+	return h.cfg.Listener.Close() //nolint:wrapcheck // from the listener
 }
 
 // Keep sets whether clients may keep their connections. With false, requests in flight continue,
@@ -200,7 +194,7 @@ func (p *Port) Keep(keep bool) {
 		p.http1.SetKeepAlivesEnabled(keep) // this also closes idle connections
 	}
 	if !keep {
-		p.frames.SendAway()
+		p.cfg.Frames.SendAway()
 	}
 }
 
@@ -208,7 +202,7 @@ func (p *Port) Keep(keep bool) {
 // after watches. When ctx ends, it closes the remaining connections and returns an error.
 func (p *Port) Shutdown(ctx context.Context, watches time.Duration) error {
 	var both errgroup.Group
-	both.Go(func() error { return p.frames.Shutdown(ctx, watches) }) // net/http only waits for its own connections
+	both.Go(func() error { return p.cfg.Frames.Shutdown(ctx, watches) }) // net/http only waits for its own connections
 	both.Go(func() error { return p.http1.Shutdown(ctx) })
 	err := both.Wait()
 	if err != nil {
