@@ -35,9 +35,10 @@ func (h *Head) SetTarget(path string) {
 // Target returns :path as received.
 func (h *Head) Target() string { return h.target }
 
-// Valid reports whether HTTP/2 can carry the method, target and authority.
+// Valid reports whether HTTP/2 can carry the method, target and authority. A method is a token, as
+// a field's name, but in any case (RFC 9110 §9.1).
 func (h *Head) Valid() bool {
-	return validMethod(h.Method) && validValue(h.target) && validValue(h.Authority)
+	return httpguts.ValidHeaderFieldName(h.Method) && validValue(h.target) && validValue(h.Authority)
 }
 
 // Restore sets the head from fields that were forwarded.
@@ -85,18 +86,6 @@ func (h *Head) check(seen uint8) error {
 		return errors.New("bad :scheme")
 	case !strings.HasPrefix(h.target, "/") && (h.target != "*" || h.Method != "OPTIONS"):
 		return errors.New("bad :path")
-	}
-	return nil
-}
-
-// mergeHost makes host and :authority one: if they differed, one could select a backend here and
-// the other another one there (§8.3.1).
-func mergeHost(h *Head, host string) error {
-	if h.Authority == "" {
-		h.Authority = host
-	}
-	if host != "" && !strings.EqualFold(host, h.Authority) {
-		return errors.New("host differs from :authority")
 	}
 	return nil
 }
@@ -152,9 +141,6 @@ func trim(s string) string {
 	}
 	return s
 }
-
-// validMethod accepts a token, as a field name is one, but in any case (RFC 9110 §9.1).
-func validMethod(m string) bool { return httpguts.ValidHeaderFieldName(m) }
 
 // ConnectionSpecific reports whether the field with this lower-case name concerns one connection
 // only and must not appear in HTTP/2 (§8.2.2).

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -113,7 +114,13 @@ func (s *FieldSection) Request(h *Head) error {
 		}
 	}
 	h.Fields = out
-	return mergeHost(h, host)
+	// They become one: if they differed, one could select a backend here and the other another one
+	// there (§8.3.1).
+	h.Authority = cmp.Or(h.Authority, host)
+	if host != "" && !strings.EqualFold(host, h.Authority) {
+		return errors.New("host differs from :authority")
+	}
+	return nil
 }
 
 // requestField checks one field, and reports whether to keep it.

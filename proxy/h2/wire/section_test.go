@@ -74,9 +74,9 @@ func TestTokens(t *testing.T) {
 		name := strings.IndexByte("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz", byte(b)) >= 0
 		s := string([]byte{'a', byte(b), 'c'})
 		check.Same(t, name, validName(s), "validName(%q)", s)
-		check.Same(t, name || 'A' <= b && b <= 'Z', validMethod(s), "validMethod(%q)", s)
+		check.Same(t, name || 'A' <= b && b <= 'Z', (&Head{Method: s}).Valid(), "method %q", s)
 	}
-	if validName("") || validMethod("") {
+	if validName("") || new(Head).Valid() {
 		t.Error("an empty token is accepted")
 	}
 }
