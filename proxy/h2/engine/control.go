@@ -187,20 +187,19 @@ func (e *Engine) pingFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 }
 
 func (e *Engine) priorityFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+	code, why := http2.ErrCodeFrameSize, "PRIORITY of a wrong size"
 	switch {
 	case h.StreamID == 0:
 		return &connError{http2.ErrCodeProtocol, "PRIORITY on stream 0"}
-	case len(p) != 5:
-		if s := c.streams[h.StreamID]; s != nil { // §6.3: a stream error
-			return s.violation(c.side, http2.ErrCodeFrameSize, "PRIORITY of a wrong size")
-		}
-		c.writeReset(h.StreamID, http2.ErrCodeFrameSize)
-	case binary.BigEndian.Uint32(p)&topStreamID == h.StreamID:
-		if s := c.streams[h.StreamID]; s != nil {
-			return s.violation(c.side, http2.ErrCodeProtocol, "stream depends on itself")
-		}
-		c.writeReset(h.StreamID, http2.ErrCodeProtocol)
+	case len(p) == 5 && binary.BigEndian.Uint32(p)&topStreamID != h.StreamID:
+		return nil
+	case len(p) == 5:
+		code, why = http2.ErrCodeProtocol, "stream depends on itself"
 	}
+	if s := c.streams[h.StreamID]; s != nil { // §6.3: a stream error
+		return s.violation(c.side, code, why)
+	}
+	c.writeReset(h.StreamID, code)
 	return nil
 }
 
