@@ -45,20 +45,15 @@ func (sh *shard) local(c *engine.Conn, h *wire.Head, handler http.Handler) (*eng
 	l.head.Fields = slices.Clone(h.Fields)
 	l.Changed.L = &sh.mu
 	return &l.Local, func() {
-		l.prepare()
+		ctx, cancel := context.WithCancel(l.info.Context())
+		sh.lock()
+		l.ctx, l.Cancel = ctx, cancel
+		gone := l.Gone()
+		sh.settle()
+		if gone {
+			cancel()
+		}
 		sh.links.Go(l.run)
-	}
-}
-
-// prepare makes the context. It runs without the mutex, before the handler's goroutine starts.
-func (l *local) prepare() {
-	ctx, cancel := context.WithCancel(l.info.Context())
-	l.sh.lock()
-	l.ctx, l.Cancel = ctx, cancel
-	gone := l.Gone()
-	l.sh.settle()
-	if gone {
-		cancel()
 	}
 }
 

@@ -144,10 +144,14 @@ func (s *Server) tick() time.Duration {
 	return pace
 }
 
+// end closes all connections at once, accepts no more, and waits for everything.
 func (s *Server) end() {
 	s.cancel()
 	for _, sh := range s.shards {
-		sh.end()
+		sh.lock()
+		sh.ended = true
+		sh.e.CutAll(errServerEnded)
+		sh.settle()
 	}
 	s.links.Wait()
 	for _, sh := range s.shards {

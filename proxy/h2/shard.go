@@ -175,14 +175,6 @@ func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) 
 	l.serve()
 }
 
-// end closes all connections at once and accepts no more.
-func (sh *shard) end() {
-	sh.lock()
-	sh.ended = true
-	sh.e.CutAll(errServerEnded)
-	sh.settle()
-}
-
 // resumptions are the plans of parked streams that wait to be applied. There is at most one per
 // stream.
 type resumptions struct {
