@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/duration"
+
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
@@ -66,15 +68,8 @@ func (r *report) expiry(c *x509.Certificate, what, do string) {
 	case left <= 0:
 		r.error(do, "%s %q expired at %s", what, name, c.NotAfter.UTC().Format(time.RFC3339))
 	case left < min(soon, c.NotAfter.Sub(c.NotBefore)/4):
-		r.warn(do, "%s %q expires in %s", what, name, days(left))
+		r.warn(do, "%s %q expires in %s", what, name, duration.HumanDuration(left))
 	}
-}
-
-func days(d time.Duration) string {
-	if d < 48*time.Hour {
-		return fmt.Sprintf("%d hours", int(d/time.Hour))
-	}
-	return fmt.Sprintf("%d days", int(d/(24*time.Hour)))
 }
 
 // CheckProxyClient checks whether servers that follow the cluster's authentication ConfigMap accept
