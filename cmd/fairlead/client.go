@@ -145,14 +145,9 @@ func (f *follower) take(c *rest.Config) error {
 // renews it together with the cluster's certificates.
 func (f *follower) certificate() []*x509.Certificate {
 	c := rest.CopyConfig(f.config.Load())
-	if err := rest.LoadTLSFiles(c); err != nil || len(c.CertData) == 0 {
-		return nil // a token, or a file that is being written
-	}
-	chain, err := certutil.ParseCertsPEM(c.CertData)
-	if err != nil {
-		return nil
-	}
-	return chain[:1]
+	_ = rest.LoadTLSFiles(c)                       // a file may be being written
+	chain, _ := certutil.ParseCertsPEM(c.CertData) // none of a token
+	return chain[:min(len(chain), 1)]
 }
 
 // reload takes the credentials and the CA from new content of the kubeconfig. The server stays the
