@@ -191,7 +191,7 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	}
 	k.pools, err = backend.NewLocal(backend.LocalConfig{
 		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard, IdentityChanged: identity, Dial: rules.Dial,
-		Signal: func(address string, err error) { k.prober.Signal(localName, address, err) }, Hold: k.held.Hold, Logger: k.log, Metrics: k.metrics,
+		Signal: func(address string, err error) { k.prober.Signal(localName, address, err) }, Memory: k.held, Logger: k.log, Metrics: k.metrics,
 	})
 	if err != nil {
 		return err

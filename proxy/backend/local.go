@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -88,9 +89,8 @@ type LocalConfig struct {
 	// Wait is how long a request waits if no server can be reached. Zero means 2 s, negative means
 	// no wait.
 	Wait time.Duration
-	// Hold reserves memory for a body that is held, and reports whether it is granted. A negative n
-	// returns memory and is always granted. If nil, only this package's limit counts.
-	Hold func(n int64) bool
+	// Memory bounds what held bodies take, with everything else. Nil means its own.
+	Memory *hold.Bound
 	// Logger logs changes of a server's health. Nil discards.
 	Logger *slog.Logger
 	// Metrics registers fairlead_backend_*. It may be the registry of Pools, since the names of the
@@ -123,7 +123,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		cfg.IdentityChanged = never
 	}
 	l := &Local{cfg: cfg, shared: newShared(cfg.Logger), told: make(map[string]told)}
-	l.shared.grant = cfg.Hold
+	l.shared.memory = cmp.Or(cfg.Memory, l.shared.memory)
 	l.only.Store(new(map[schema.GroupVersionResource][]*localServer))
 	l.pools = [pools]*Upstream{
 		l.newPool(PoolCertificate, cmp.Or(cfg.Name, "local-certificate"), 1024, "h2"),

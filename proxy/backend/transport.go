@@ -321,7 +321,7 @@ func (e *bodyError) Unwrap() error { return e.err }
 // is long, of unknown length, or beyond the share of from is left to be streamed. The caller must
 // call end when the request has ended.
 func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err error) {
-	n, grant := r.ContentLength, u.shared.grant
+	n, memory := r.ContentLength, u.shared.memory
 	if r.Body == nil || r.Body == http.NoBody || n <= 0 || n > maxHeld {
 		return func() {}, nil
 	}
@@ -329,15 +329,13 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 	if !ok {
 		return func() {}, nil
 	}
-	if grant != nil && !grant(n) {
+	if !memory.Hold(n) {
 		place.Leave()
 		return func() {}, nil
 	}
 	end = sync.OnceFunc(func() {
 		place.Leave()
-		if grant != nil {
-			grant(-n)
-		}
+		memory.Hold(-n)
 	})
 	held := make([]byte, n)
 	if _, err := io.ReadFull(r.Body, held); err != nil {

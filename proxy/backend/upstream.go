@@ -33,6 +33,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -99,10 +100,10 @@ type shared struct {
 	ctx      context.Context // ends with Run, as all dials and connections do
 	cancel   context.CancelFunc
 	log      *slog.Logger
-	buffered bound.Places       // bytes of held request bodies
-	grant    func(n int64) bool // Config.Hold; may be nil
-	dialled  sync.Map           // *tls.Conn of the engine → *Conn
-	seed     maphash.Seed       // of endpoints' hashes: the same address has the same one for all APIServices
+	buffered bound.Places // bytes of held request bodies
+	memory   *hold.Bound  // counts held bodies, too
+	dialled  sync.Map     // *tls.Conn of the engine → *Conn
+	seed     maphash.Seed // of endpoints' hashes: the same address has the same one for all APIServices
 
 	engine atomic.Pointer[h2.Server] // nil until SetEngine
 
@@ -135,7 +136,7 @@ func (o *shared) stop() {
 func newShared(log *slog.Logger) *shared {
 	// The context is not the caller's: it must last from New, since requests may come before Run.
 	ctx, cancel := context.WithCancel(context.Background())
-	return &shared{ctx: ctx, cancel: cancel, log: cmp.Or(log, slog.New(slog.DiscardHandler)), seed: maphash.MakeSeed()}
+	return &shared{ctx: ctx, cancel: cancel, log: cmp.Or(log, slog.New(slog.DiscardHandler)), memory: hold.New(0), seed: maphash.MakeSeed()}
 }
 
 func newUpstream(name string, o *shared, t target) *Upstream {
