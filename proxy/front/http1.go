@@ -181,12 +181,6 @@ func (h *heads) enter(c *plain) (ok bool) {
 	return ok
 }
 
-func (h *heads) leave(c *plain) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.all, c)
-}
-
 // evict closes an idle connection of from, or, if all is true, of others. It reports false if it
 // finds none.
 func (h *heads) evict(from bound.Source, all bool) bool {
@@ -272,7 +266,9 @@ func (c *plain) leave() {
 		c.gone()
 	}
 	c.mu.Unlock()
-	c.all.leave(c)
+	c.all.mu.Lock()
+	delete(c.all.all, c)
+	c.all.mu.Unlock()
 }
 
 // until returns a context that ends with the connection.

@@ -76,9 +76,13 @@ func Connections(share float64) int {
 	return most
 }
 
-// Descriptors returns a share of the process's file descriptors, but at least minConnections.
+// Descriptors returns a share of the files and sockets that this process may have open, but at
+// least minConnections. Go has raised the soft limit to the hard one.
 func Descriptors(share float64) int {
-	return max(minConnections, int(share*float64(descriptorLimit())))
+	const most = 1 << 20 // a million connections take about 40 GB: other limits come first
+	l := syscall.Rlimit{Cur: most}
+	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l)
+	return max(minConnections, int(share*float64(min(l.Cur, most))))
 }
 
 // Listen opens a port. Open all ports before serving any, so that a port in use is a clear error.
@@ -236,13 +240,3 @@ func (p *placed) Close() error {
 // Wraps lets the engine use the socket directly: the bytes are unchanged, and Close gives the place
 // back.
 func (p *placed) Wraps() net.Conn { return p.Conn }
-
-// descriptorLimit returns how many files and sockets this process may have open. Go has raised the
-// soft limit to the hard one.
-func descriptorLimit() int {
-	var l syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil || l.Cur > 1<<20 {
-		return 1 << 20 // a million connections take about 40 GB: other limits come first
-	}
-	return int(l.Cur) // bounded just above
-}
