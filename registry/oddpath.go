@@ -25,7 +25,9 @@ func inspect(path string) shape {
 	for i := range len(path) {
 		c := path[i]
 		switch {
-		case breaks(c):
+		case c <= ' ' || c == 0x7f:
+			// No server accepts a control byte or a space. From an HTTP/2 client, it could split a
+			// request in HTTP/1.1.
 			return brokenPath
 		case c == '%' || c == '\\' || c == '#' || c == '?' || last == '/' && (c == '/' || c == '.'):
 			found = oddPath
@@ -34,10 +36,6 @@ func inspect(path string) shape {
 	}
 	return found
 }
-
-// breaks reports whether no server accepts the byte in a path: a control byte or a space. From an
-// HTTP/2 client, it could split a request in HTTP/1.1.
-func breaks(c byte) bool { return c <= ' ' || c == 0x7f }
 
 // oddity is what one pass over an odd path finds. Servers decode a path or not, treat backslashes
 // as slashes (IIS, browsers), cut it at an unexpected fragment or query, cut parameters off its
