@@ -53,7 +53,6 @@ type Config struct {
 // Log is an audit log. Open is safe for concurrent use. Events are written while Run runs and ends.
 type Log struct {
 	cfg     Config
-	log     *slog.Logger
 	backend audit.Backend
 	// lines is the backend's output, used by Run only.
 	lines bytes.Buffer
@@ -83,9 +82,9 @@ const (
 
 // New returns a Log.
 func New(cfg Config) *Log {
-	cfg.Format = cmp.Or(cfg.Format, auditlog.FormatJson)
+	cfg.Format, cfg.Logger = cmp.Or(cfg.Format, auditlog.FormatJson), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	l := &Log{
-		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), queue: make(chan entry, queued),
+		cfg: cfg, queue: make(chan entry, queued),
 		events: metric.Count("fairlead_audit_events_total", "Events of the audit log that were written."),
 		lost: metric.Count("fairlead_audit_lost_total",
 			"Events of the audit log that were lost, because it could not be written, or not fast enough."),
@@ -108,18 +107,16 @@ type entry struct {
 // emit puts an event into the queue, or drops it.
 func (l *Log) emit(ev *auditinternal.Event) {
 	from := source(ev)
-	place, ok := l.places.Take(from, 1, queued)
+	e, ok := entry{ev: ev}, false
+	if e.place, ok = l.places.Take(from, 1, queued); ok {
+		if n := size(ev); n > 0 {
+			e.bodies, ok = l.waiting.Take(from, n, maxWaiting)
+		}
+	}
 	if !ok {
+		e.place.Leave()
 		l.lose(1)
 		return
-	}
-	e := entry{ev: ev, place: place}
-	if n := size(ev); n > 0 {
-		if e.bodies, ok = l.waiting.Take(from, n, maxWaiting); !ok {
-			place.Leave()
-			l.lose(1)
-			return
-		}
 	}
 	l.queue <- e //fairlead:boundary never waits: the queue has room for all places
 }
@@ -194,12 +191,11 @@ func (l *Log) write(e entry) {
 			}
 			break
 		}
-		if l.lines.Len() < soon && len(l.queue) > 0 {
-			e = <-l.queue // nobody else receives
-			continue
+		if l.lines.Len() >= soon || len(l.queue) == 0 {
+			l.flush(l.lines.Bytes())
+			break
 		}
-		l.flush(l.lines.Bytes())
-		break
+		e = <-l.queue // nobody else receives
 	}
 	if l.lines.Reset(); l.lines.Cap() > 16*soon {
 		l.lines = bytes.Buffer{} // grown by a large body
@@ -220,7 +216,7 @@ func (l *Log) put(lines []byte) bool {
 		return true
 	}
 	if _, err := l.cfg.Writer.Write(lines); err != nil {
-		l.log.Debug("writing audit log", "err", err)
+		l.cfg.Logger.Debug("writing audit log", "err", err)
 		return false
 	}
 	l.events.Add(float64(count(lines)))
@@ -235,7 +231,7 @@ func (l *Log) logLosses() {
 		return
 	}
 	l.logged = time.Now()
-	l.log.Error("audit log lost events", "events", l.unlogged.Swap(0))
+	l.cfg.Logger.Error("audit log lost events", "events", l.unlogged.Swap(0))
 }
 
 // Mask replaces the values of a raw query's parameters whose names suggest a secret, such as a
