@@ -62,11 +62,8 @@ func (l *link) discard() {
 	}
 }
 
-// attach connects the link with its engine's connection. The shard's mutex must be held.
-func (l *link) attach(c *engine.Conn) { l.c, c.Value = c, l }
-
-// linkOf returns the link that is attached to a connection.
-func linkOf(c *engine.Conn) *link { return c.Value.(*link) } //nolint:forcetypeassert // attach alone sets it
+// linkOf returns the link of a connection.
+func linkOf(c *engine.Conn) *link { return c.Value.(*link) } //nolint:forcetypeassert // Serve and connect set it
 
 // serve moves the bytes until the connection has ended.
 func (l *link) serve() {

@@ -124,24 +124,19 @@ func (s *Server) Run(ctx context.Context) error {
 				ticker.Reset(pace)
 			}
 		case <-ticker.C:
-			if next := s.tick(); next != pace {
+			next := time.Hour
+			for _, sh := range s.shards {
+				if p := sh.tick(); p > 0 {
+					next = min(next, p)
+				}
+			}
+			if next != pace {
 				pace = next
 				ticker.Reset(pace)
 			}
+			s.cfg.Memory.Log(s.cfg.Logger)
 		}
 	}
-}
-
-// tick runs all timers, and returns the time until the next tick.
-func (s *Server) tick() time.Duration {
-	pace := time.Hour
-	for _, sh := range s.shards {
-		if p := sh.tick(); p > 0 {
-			pace = min(pace, p)
-		}
-	}
-	s.cfg.Memory.Log(s.cfg.Logger)
-	return pace
 }
 
 // end closes all connections at once, accepts no more, and waits for everything.
@@ -183,7 +178,7 @@ func (s *Server) Serve(ctx context.Context, conn *tls.Conn) {
 	if s.cfg.Source != nil {
 		c.Source = s.cfg.Memory.Source(s.cfg.Source(info.Remote.String()))
 	}
-	l.attach(c)
+	l.c, c.Value = c, l
 	sh.settle()
 	l.serve()
 }

@@ -170,7 +170,8 @@ func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) 
 		l.discard()
 		return
 	}
-	l.attach(dialled(nil))
+	l.c = dialled(nil)
+	l.c.Value = l
 	sh.settle()
 	l.serve()
 }

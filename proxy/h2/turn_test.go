@@ -27,7 +27,8 @@ func TestFullBufferIsNotOvertaken(t *testing.T) {
 	l := &link{sh: sh, tls: server, raw: raw, info: &ConnInfo{}}
 	l.room.L = &sh.mu
 	sh.lock()
-	l.attach(sh.e.AcceptClient())
+	l.c = sh.e.AcceptClient()
+	l.c.Value = l
 	sh.settle()
 	raw.rest, raw.encrypting = sent.held, true // what is answered stays here
 	buf := make([]byte, len(sent.held)/2)      // full at once, with the heads of two turns
