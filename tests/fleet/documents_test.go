@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,9 @@ func (d *documents) watch(ctx context.Context) {
 		}
 		now := sets.New[string]()
 		for _, g := range list.Items {
+			if strings.HasPrefix(g.Name, churned) {
+				continue // these come and go
+			}
 			for _, v := range g.Versions {
 				now.Insert(g.Name + "/" + v.Version)
 			}

@@ -6,17 +6,9 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	resourcev1 "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -130,44 +122,4 @@ func (w *world) upgrade(t *testing.T, older, newer string, fairleads []*cluster.
 	cost.Orphans, cost.Gone = w.orphans(t), documents.gone()
 	w.unmoved(t, before)
 	return cost
-}
-
-// churn makes namespaces with claims and definitions, and deletes them, until ctx ends. A client
-// tries again.
-func (w *world) churn(t *testing.T, ctx context.Context) {
-	core := must.Get(kubernetes.NewForConfig(w.front.RESTConfig(w.Admin())))(t)
-	for i := 0; ctx.Err() == nil; i++ {
-		name := fmt.Sprintf("%s%d-%d", churned, time.Now().UnixMilli(), i)
-		for _, do := range []func() error{
-			func() error {
-				_, err := core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-				return err
-			},
-			func() error {
-				_, err := core.ResourceV1().ResourceClaims(name).Create(ctx, &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}}, metav1.CreateOptions{})
-				return err
-			},
-			func() error { return core.CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{}) },
-		} {
-			for err := do(); err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil; err = do() {
-				<-time.After(100 * time.Millisecond)
-			}
-		}
-		<-time.After(time.Second)
-	}
-}
-
-// churned begins the names of these namespaces.
-const churned = "churn-"
-
-// orphans waits until all these namespaces are gone, and counts the claims that are left in them.
-func (w *world) orphans(t *testing.T) (n int) {
-	t.Helper()
-	suite.Eventually(t, 2*time.Minute, "namespaces end", func() (bool, string) {
-		left := slices.DeleteFunc(must.Get(w.core.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}))(t).Items, func(n corev1.Namespace) bool {
-			return !strings.HasPrefix(n.Name, churned)
-		})
-		return len(left) == 0, fmt.Sprint(len(left))
-	})
-	return len(must.Get(w.core.ResourceV1().ResourceClaims("").List(t.Context(), metav1.ListOptions{}))(t).Items)
 }
