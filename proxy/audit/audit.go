@@ -107,7 +107,8 @@ type entry struct {
 // emit puts an event into the queue, or drops it.
 func (l *Log) emit(ev *auditinternal.Event) {
 	from := source(ev)
-	e, ok := entry{ev: ev}, false
+	e := entry{ev: ev}
+	var ok bool
 	if e.place, ok = l.places.Take(from, 1, queued); ok {
 		if n := size(ev); n > 0 {
 			e.bodies, ok = l.waiting.Take(from, n, maxWaiting)
