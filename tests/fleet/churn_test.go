@@ -27,34 +27,35 @@ import (
 // churn makes namespaces with claims and custom resources, and deletes them and their definitions,
 // until ctx ends. A client tries again.
 func (w *world) churn(t *testing.T, ctx context.Context) {
+	all := t.Context() // what was begun is deleted, too
 	config := w.front.RESTConfig(w.Admin())
 	core, objects := must.Get(kubernetes.NewForConfig(config))(t), must.Get(dynamic.NewForConfig(config))(t)
 	for i := 0; ctx.Err() == nil; i++ {
 		name := fmt.Sprintf("%s%d-%d", churned, time.Now().UnixMilli(), i)
 		for _, do := range []func() error{
 			func() error {
-				_, err := core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+				_, err := core.CoreV1().Namespaces().Create(all, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 				return err
 			},
 			func() error {
-				_, err := core.ResourceV1().ResourceClaims(name).Create(ctx, &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}}, metav1.CreateOptions{})
+				_, err := core.ResourceV1().ResourceClaims(name).Create(all, &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}}, metav1.CreateOptions{})
 				return err
 			},
 			func() error {
-				_, err := objects.Resource(definitions).Create(ctx, definition(name), metav1.CreateOptions{})
+				_, err := objects.Resource(definitions).Create(all, definition(name), metav1.CreateOptions{})
 				return err
 			},
 			func() error { // it is 404 until it is established
 				thing := &unstructured.Unstructured{Object: map[string]any{"apiVersion": definedGroup(name) + "/v1", "kind": "Thing", "metadata": map[string]any{"name": "one"}}}
-				_, err := objects.Resource(schema.GroupVersionResource{Group: definedGroup(name), Version: "v1", Resource: "things"}).Namespace(name).Create(ctx, thing, metav1.CreateOptions{})
+				_, err := objects.Resource(schema.GroupVersionResource{Group: definedGroup(name), Version: "v1", Resource: "things"}).Namespace(name).Create(all, thing, metav1.CreateOptions{})
 				return again(err)
 			},
-			func() error { return core.CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{}) },
+			func() error { return core.CoreV1().Namespaces().Delete(all, name, metav1.DeleteOptions{}) },
 			func() error {
-				return objects.Resource(definitions).Delete(ctx, "things."+definedGroup(name), metav1.DeleteOptions{})
+				return objects.Resource(definitions).Delete(all, "things."+definedGroup(name), metav1.DeleteOptions{})
 			},
 		} {
-			for err := do(); err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil; err = do() {
+			for err := do(); err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) && all.Err() == nil; err = do() {
 				<-time.After(100 * time.Millisecond)
 			}
 		}
