@@ -27,23 +27,28 @@ const (
 	contentAnnotation = "fairlead.dev/published"
 )
 
-// publish writes the addresses to the Endpoints and EndpointSlices.
-func (p *Publisher) publish(ctx context.Context, addresses []netip.AddrPort) error {
+// read returns the Endpoints, nil if there are none, and the EndpointSlices.
+func (p *Publisher) read(ctx context.Context) (*corev1.Endpoints, []discoveryv1.EndpointSlice, error) {
 	have, err := p.config.Endpoints.Endpoints(metav1.NamespaceDefault).Get(ctx, service, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		have, err = nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("reading endpoints: %w", err)
+		return nil, nil, fmt.Errorf("reading endpoints: %w", err)
 	}
 	list, err := p.config.Slices.EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
 	if err != nil {
-		return fmt.Errorf("listing endpointslices: %w", err)
+		return nil, nil, fmt.Errorf("listing endpointslices: %w", err)
 	}
-	if !p.mayWrite(have, list.Items, time.Now()) {
+	return have, list.Items, nil
+}
+
+// publish writes the addresses to the Endpoints and EndpointSlices that were read.
+func (p *Publisher) publish(ctx context.Context, have *corev1.Endpoints, list []discoveryv1.EndpointSlice, addresses []netip.AddrPort) error {
+	if !p.mayWrite(have, list, time.Now()) {
 		return nil
 	}
-	return errors.Join(p.writeEndpoints(ctx, have, addresses), p.writeSlices(ctx, list.Items, addresses))
+	return errors.Join(p.writeEndpoints(ctx, have, addresses), p.writeSlices(ctx, list, addresses))
 }
 
 // mayWrite checks whether another writer has changed the objects since Fairlead wrote them, and

@@ -145,15 +145,27 @@ func (p *Publisher) round(ctx context.Context, ready bool) {
 	// Only roundTimeout bounds it: a withdrawal cut short would leave an address without a Lease.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundTimeout)
 	defer cancel()
-	alive, err := p.liveAddresses(ctx, ready)
-	if err == nil { // otherwise nobody is known to be alive, and publishing would remove everyone
+	p.note(p.tryToPublish(ctx, ready))
+}
+
+// tryToPublish reads what is published before it reads who is alive: if another replica publishes
+// meanwhile, ours is a conflict. Otherwise it would bring back an address just withdrawn.
+func (p *Publisher) tryToPublish(ctx context.Context, ready bool) error {
+	for again := true; ; again = false {
+		have, list, unread := p.read(ctx)
+		alive, err := p.liveAddresses(ctx, ready)
+		if err != nil {
+			return err // nobody is known to be alive, and publishing would remove everyone
+		}
 		p.metrics.replicas.Set(float64(len(alive)))
-		err = p.publish(ctx, alive)
-		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-			err = p.publish(ctx, alive) // another replica was faster, probably with the same content
+		if unread != nil {
+			return unread
+		}
+		err = p.publish(ctx, have, list, alive)
+		if faster := apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err); !faster || !again {
+			return err
 		}
 	}
-	p.note(err)
 }
 
 // note logs a fault once, and its end. It also counts the round.
