@@ -45,7 +45,8 @@ func clientConfig(kubeconfig string, servers []string, follows bool) (c *rest.Co
 	pingOften()
 	c.UserAgent = "fairlead/" + version
 	c.QPS = -1 // no limit: reviews have their own, which protect known callers; watches are few
-	if follows = follows || len(servers) > 0; len(servers) == 0 {
+	chooses := follows || len(servers) > 0
+	if len(servers) == 0 {
 		servers = []string{c.Host}
 	}
 	for _, s := range servers {
@@ -57,7 +58,7 @@ func clientConfig(kubeconfig string, servers []string, follows bool) (c *rest.Co
 			addresses = append(addresses, a)
 		}
 	}
-	if !follows {
+	if !chooses {
 		return c, addresses, nil, nil
 	}
 	c.Host = "https://" + addresses[0]

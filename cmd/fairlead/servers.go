@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -12,8 +11,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
@@ -61,12 +62,10 @@ func (k *kube) follows(find func(context.Context) ([]string, error)) func(contex
 
 // inOrder returns addresses in an order: first those that the operator named.
 func (k *kube) inOrder(addresses []string) []string {
-	rank := func(a string) int { return slices.Index(k.servers, a) + 1 }
-	slices.SortFunc(addresses, func(a, b string) int {
-		return cmp.Or(cmp.Compare(min(rank(b), 1), min(rank(a), 1)), cmp.Compare(rank(a), rank(b)), cmp.Compare(a, b))
-	})
-	addresses = slices.Compact(addresses)
-	return addresses[:min(len(addresses), maxFollowed)]
+	found := sets.New(addresses...)
+	named := slices.DeleteFunc(slices.Clone(k.servers), func(a string) bool { return !found.Has(a) })
+	all := append(named, sets.List(found.Delete(named...))...)
+	return all[:min(len(all), maxFollowed)]
 }
 
 // leased finds the kube-apiservers that renew their Leases (kubernetes' APIServerIdentity). Those
@@ -110,11 +109,11 @@ func apiserversOf(list []discoveryv1.EndpointSlice, rules *reach.Rules) (address
 			continue
 		}
 		for _, port := range s.Ports {
-			if port.Port == nil || port.Name != nil && *port.Name != "https" && len(s.Ports) > 1 {
+			if port.Port == nil || len(s.Ports) > 1 && ptr.Deref(port.Name, "https") != "https" {
 				continue
 			}
 			for _, e := range s.Endpoints {
-				if len(e.Addresses) > 0 && (e.Conditions.Ready == nil || *e.Conditions.Ready) && rules.Refusal(e.Addresses[0], *port.Port) == "" {
+				if len(e.Addresses) > 0 && ptr.Deref(e.Conditions.Ready, true) && rules.Refusal(e.Addresses[0], *port.Port) == "" {
 					addresses = append(addresses, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*port.Port))))
 				}
 			}

@@ -70,7 +70,9 @@ func (l *Local) Follow(addresses []string) {
 			all = append(all, s)
 		}
 	}
-	l.publishLocked(all)
+	if !slices.EqualFunc(all, was.list, func(s *localServer, e registry.Endpoint) bool { return s.is == e }) {
+		l.publishLocked(all)
+	}
 }
 
 // successorLocked reports whether a server that is named can be used.
