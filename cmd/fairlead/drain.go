@@ -153,7 +153,11 @@ func (s *server) followReadiness(ctx context.Context) error {
 			s.tellSystemd(daemon.SdNotifyReady)
 			notified = true
 		}
-		tick.Reset(map[bool]time.Duration{false: lookUnready, true: lookReady}[ready])
+		every := lookUnready
+		if ready {
+			every = lookReady
+		}
+		tick.Reset(every)
 		switch {
 		case ready == was:
 		case ready:

@@ -1,7 +1,6 @@
 package documents
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"math/rand/v2"
@@ -15,7 +14,6 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
-	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -211,11 +209,16 @@ func (b *backend[S, L]) run(ctx context.Context) {
 }
 
 func (b *backend[S, L]) askable() []*registry.Entry {
-	entries := slices.DeleteFunc(slices.Clone(*b.entries.Load()), func(e *registry.Entry) bool { return !Askable(e) })
-	slices.SortStableFunc(entries, func(a, b *registry.Entry) int { // a caller that needs only one uses the first
-		return cmp.Compare(metric.Number(b.Verdict.Available()), metric.Number(a.Verdict.Available()))
-	})
-	return entries
+	var well, others []*registry.Entry
+	for _, e := range *b.entries.Load() {
+		switch {
+		case e.Verdict.Available() && Askable(e):
+			well = append(well, e)
+		case Askable(e):
+			others = append(others, e)
+		}
+	}
+	return append(well, others...) // a caller that needs only one uses the first
 }
 
 // pause returns the time until the next request. The jitter keeps replicas and backends from asking
