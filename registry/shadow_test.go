@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -23,7 +24,7 @@ import (
 func TestShadowFails(t *testing.T) {
 	status := 0
 	var logged strings.Builder
-	client := &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) { return answer(r, status, "{}"), nil })}
+	client := &http.Client{Transport: promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) { return answer(r, status, "{}"), nil })}
 	core := must.Get(corev1.NewForConfigAndClient(&rest.Config{Host: "http://localhost", QPS: -1}, client))(t)
 	s := shadows{of: &Registry{changes: newChanges(), log: slog.New(slog.NewTextHandler(&logged, nil))}, client: core.RESTClient()}
 	for i, step := range []struct{ status, reported int }{{http.StatusForbidden, 1}, {http.StatusForbidden, 1}, {http.StatusOK, 1}, {http.StatusForbidden, 2}} {
@@ -54,11 +55,6 @@ func (f failing) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// transport answers requests without a network, as a bubble of synctest needs.
-type transport func(*http.Request) (*http.Response, error)
-
-func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
 func answer(r *http.Request, code int, body string) *http.Response {
 	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}
 }
@@ -68,7 +64,7 @@ func answer(r *http.Request, code int, body string) *http.Response {
 func TestShadowInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32
-		client := &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+		client := &http.Client{Transport: promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
 			asked.Add(1)
 			return answer(r, http.StatusOK, `{"items":[]}`), nil
 		})}

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -82,7 +84,7 @@ func (s *apiservers) dial(ctx context.Context, network, address string) (net.Con
 // wrap sends each request to the first server that accepts a connection, under that server's own
 // name: the certificate of a control plane node names only that node.
 func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
-	return roundTripper(func(r *http.Request) (res *http.Response, err error) {
+	return promhttp.RoundTripperFunc(func(r *http.Request) (res *http.Response, err error) {
 		for i, address := range *s.order.Load() {
 			out := r.Clone(r.Context())
 			out.URL.Host, out.Host = address, ""
@@ -104,10 +106,6 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 		return nil, err
 	})
 }
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // prefer puts healthy servers first, those that leave behind the others, and unhealthy ones last,
 // to which it closes connections, unless none is healthy.

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
@@ -93,7 +94,7 @@ func (k *credential) take(c *rest.Config) error {
 // newSource makes a source whose fake server answers every request with status and the request's
 // own header.
 func newSource(c *rest.Config, status int) (*source, error) {
-	ask, err1 := rest.HTTPWrappersForConfig(c, roundTripper(func(r *http.Request) (*http.Response, error) {
+	ask, err1 := rest.HTTPWrappersForConfig(c, promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: status, Header: r.Header, Body: http.NoBody, Request: r}, nil
 	}))
 	tc, err2 := rest.TLSConfigFor(c)

@@ -22,30 +22,33 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/volley"
 )
 
+// startAt starts a cluster whose first kube-apiserver has this address.
+func startAt(t *testing.T, dir, ip string, args ...string) *world {
+	t.Helper()
+	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin"))}
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: append(at(ip), args...)})
+	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
+	return w
+}
+
+// at returns the arguments that give a kube-apiserver an address. All that publish themselves have
+// one port.
+func at(ip string) []string {
+	return []string{"--bind-address=" + ip, "--advertise-address=" + ip, "--secure-port=7443"}
+}
+
 // kube-apiservers that publish themselves, as in most clusters, come and go, and are replaced one
 // after the other as in an upgrade. Nobody tells Fairlead, and no request fails.
 func TestFollowed(t *testing.T) {
 	const one, two = "10.80.1.1:7443", "10.80.1.2:7443"
 	netns.Up(t, "10.80.0.0/16")
-	dir := suite.Folder(t, "followed")
-	at := func(host string) []string {
-		return []string{"--bind-address=" + host, "--advertise-address=" + host, "--secure-port=7443"}
-	}
-	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin"))}
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: append(at("10.80.1.1"), "--endpoint-reconciler-type=lease", "--shutdown-delay-duration=10s")})
-	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
+	w := startAt(t, suite.Folder(t, "followed"), "10.80.1.1", "--endpoint-reconciler-type=lease", "--shutdown-delay-duration=10s")
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.fairlead, Address: "10.80.0.1", Args: []string{"--local-apiservers-from=endpointslice"},
 	}))(t)
 	servers := func(want ...string) { t.Helper(); w.servers(t, front, want...) }
 	servers(one)
-	load := &volley.Load{Every: 10 * time.Millisecond, Make: func(int) (string, string, string) {
-		return http.MethodPost, front.Endpoint.URL + "/api/v1/namespaces/default/configmaps?dryRun=All", `{"metadata":{"name":"more"}}`
-	}}
-	for range 8 {
-		load.Clients = append(load.Clients, suite.Client(t, front.Endpoint, w.Admin()))
-	}
-	load.Start(t)
+	load := w.load(t, front.Endpoint, w.StaticToken("admin").Token)
 	must.Do(t, w.AddAPIServer(t.Context(), w.EtcdURLs()[0], at("10.80.1.2")...))
 	servers(one, two)
 	for i, rest := range []string{two, one} {
@@ -88,12 +91,7 @@ func TestLeased(t *testing.T) {
 	hosts := filepath.Join(dir, "hosts")
 	suite.Put(t, hosts, "127.0.0.1 localhost\n10.81.1.1 "+host+"\n10.81.1.2 kube-apiserver-1\n")
 	must.Do(t, exec.CommandContext(t.Context(), "mount", "--bind", hosts, "/etc/hosts").Run()) // ends with this process's namespace
-	at := func(ip string) []string {
-		return []string{"--bind-address=" + ip, "--advertise-address=" + ip, "--secure-port=7443"}
-	}
-	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin"))}
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: append(at("10.81.1.1"), "--endpoint-reconciler-type=none")})
-	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
+	w := startAt(t, dir, "10.81.1.1", "--endpoint-reconciler-type=none")
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.fairlead, Address: "10.81.0.1", Args: []string{"--local-apiservers-from=lease", "--publish-kubernetes-endpoints", "--advertise-address=10.81.0.1"},
 	}))(t)
