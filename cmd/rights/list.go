@@ -1,0 +1,89 @@
+package rights
+
+// role is a role in a file of deploy/, or a binding to one of Kubernetes' own.
+type role struct {
+	name, file string
+	rules      []rule
+}
+
+// Names of API groups and of namespaces.
+const (
+	aggregation    = "apiregistration.k8s.io"
+	authentication = "authentication.k8s.io"
+	authorization  = "authorization.k8s.io"
+	coordination   = "coordination.k8s.io"
+	discovery      = "discovery.k8s.io"
+	extensions     = "apiextensions.k8s.io"
+	system         = "kube-system"
+	fallback       = "default"
+)
+
+// What fails without a right.
+const (
+	noTable     = "changes of APIServices are not seen, and a Fairlead that starts never becomes ready"
+	noBackends  = "no extension server is found"
+	noShadows   = "CustomResourceDefinitions that an APIService hides are not reported"
+	noTokens    = "users with tokens get 503 from extension servers"
+	noRequests  = "users without system:masters get 503 from extension servers and for discovery"
+	noNames     = "users with certificates get 503, and a Fairlead that starts never becomes ready"
+	noBundles   = "APIServices with the annotation fairlead.dev/ca-from are not verified"
+	noStatus    = "the condition fairlead.dev/Available is not written"
+	noEvents    = "no Events are emitted"
+	noEndpoints = "the Service kubernetes does not follow this Fairlead"
+	noUsers     = "callers who are impersonated get 403"
+	noChanges   = "discovery sees changes of CustomResourceDefinitions late"
+)
+
+// roles returns all rules of the roles in deploy/ that are for Fairlead's own account. A test
+// compares them with the files.
+func roles(f Features) []role {
+	return append([]role{
+		{"ClusterRole system:fairlead", "deploy/base/rbac.yaml", []rule{
+			{f.APIServices, 8, "list watch", aggregation, "apiservices", "", "", noTable, false},
+			{f.Services, 9, "list watch", "", "services", "", "", noBackends, false},
+			{f.Services || f.Servers == "endpointslice", 10, "list watch", discovery, "endpointslices", "", "", noBackends, false},
+			{f.Definitions, 12, "get list", extensions, "customresourcedefinitions", "", "", noShadows, false},
+			{f.Tokens, 14, "create", authentication, "tokenreviews", "", "", noTokens, false},
+			{f.Requests, 15, "create", authorization, "subjectaccessreviews", "", "", noRequests, false},
+		}},
+		{"RoleBinding fairlead-authentication-reader", "deploy/base/rbac.yaml", []rule{
+			{f.ConfigMap, 26, "list watch", "", "configmaps", system, "extension-apiserver-authentication", noNames, false},
+		}},
+		{"ClusterRole system:fairlead-impersonate", "deploy/overlays/managed/rbac.yaml", []rule{
+			{f.Impersonation, 8, "impersonate", "", "users groups", "", "", noUsers, true},
+			{f.Impersonation, 10, "impersonate", "", "serviceaccounts", "", "", noUsers, true},
+			{f.Impersonation, 12, "impersonate", authentication, "uids", "", "", noUsers, true},
+			{f.Impersonation, 14, "impersonate", authentication, "userextras/authentication.kubernetes.io/credential-id", "", "", noUsers, true},
+			{f.Impersonation, 16, "watch", extensions, "customresourcedefinitions", "", "", noChanges, false},
+		}},
+		{"ClusterRole system:fairlead-status", "deploy/components/write-status/rbac.yaml", []rule{
+			{f.Status, 6, "patch", aggregation, "apiservices/status", "", "", noStatus, false},
+		}},
+		{"Role fairlead-status", "deploy/components/write-status/rbac.yaml", []rule{
+			{f.Status, 18, "get update", coordination, "leases", system, "fairlead-status", noStatus, false},
+			{f.Status, 19, "create", coordination, "leases", system, "", noStatus, false},
+		}},
+		{"Role fairlead-events", "deploy/components/events/rbac.yaml", []rule{
+			{f.Events, 6, "create patch", "", "events", fallback, "", noEvents, false},
+			{f.Events, 18, "get update", coordination, "leases", system, "fairlead-events", noEvents, false},
+			{f.Events, 19, "create", coordination, "leases", system, "", noEvents, false},
+		}},
+		{"Role fairlead-entrypoint", "deploy/components/entrypoint/rbac.yaml", []rule{
+			{f.Entrypoint || f.Servers == "lease", 7, "list", coordination, "leases", system, "", noEndpoints, false},
+			{f.Entrypoint, 7, "create update delete", coordination, "leases", system, "", noEndpoints, false},
+			{f.Entrypoint, 19, "get update", "", "endpoints", fallback, "kubernetes", noEndpoints, false},
+			{f.Entrypoint, 20, "create", "", "endpoints", fallback, "", noEndpoints, false},
+			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, "kubernetes kubernetes-1 kubernetes-2 kubernetes-3", noEndpoints, false},
+			{f.Entrypoint, 23, "create", discovery, "endpointslices", fallback, "", noEndpoints, false},
+		}},
+	}, bundles(f.Bundles)...)
+}
+
+func bundles(namespaces []string) (all []role) {
+	for _, n := range namespaces {
+		all = append(all, role{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", []rule{
+			{true, 35, "list watch", "", "configmaps", n, "", noBundles, false},
+		}})
+	}
+	return all
+}

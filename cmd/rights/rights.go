@@ -1,0 +1,118 @@
+// Package rights lists what Fairlead may do at the local apiserver as itself: the rules of the
+// roles in deploy/, each with its line and what fails without it. serve asks for its own rights,
+// and lint for those of the account that it will use.
+//
+// It holds no state and does no I/O.
+package rights
+
+import (
+	"fmt"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+)
+
+// Right is one thing that Fairlead may do.
+type Right struct {
+	// Verb is a verb of the API. Group is empty for the core group. Resource may have a subresource
+	// after a slash.
+	Verb, Group, Resource string
+	// Namespace and Name limit it. Empty means all of them.
+	Namespace, Name string
+	// Role is the kind and the name of the role that gives it, or of its binding if Kubernetes has
+	// the role. Manifest is the file and the line of the rule.
+	Role, Manifest string
+	// For says what fails without it, in the words of users.
+	For string
+	// Narrow means that operators are advised to grant it only for some names: that it is missing
+	// for all names is no fault.
+	Narrow bool
+}
+
+// String returns what a message calls it: create subjectaccessreviews.authorization.k8s.io.
+func (r Right) String() string {
+	s := r.Verb + " " + r.Resource
+	if r.Group != "" {
+		s += "." + r.Group
+	}
+	if r.Name != "" {
+		s += " " + r.Name
+	}
+	if r.Namespace != "" {
+		s += " in namespace " + r.Namespace
+	}
+	return s
+}
+
+// Attributes returns it as access reviews ask for it.
+func (r Right) Attributes() *authorizationv1.ResourceAttributes {
+	resource, sub, _ := strings.Cut(r.Resource, "/")
+	return &authorizationv1.ResourceAttributes{Verb: r.Verb, Group: r.Group, Version: "*", Resource: resource, Subresource: sub, Namespace: r.Namespace, Name: r.Name}
+}
+
+// Features are the parts of Fairlead that need rights. Zero means none.
+type Features struct {
+	// APIServices are read from the cluster, Services with their EndpointSlices, and the
+	// CustomResourceDefinitions that APIServices hide.
+	APIServices, Services, Definitions bool
+	// Tokens are reviewed by the cluster, and Requests are authorized by it.
+	Tokens, Requests bool
+	// ConfigMap: the header names, and perhaps the CAs, are read from the ConfigMap
+	// kube-system/extension-apiserver-authentication.
+	ConfigMap bool
+	// Impersonation is --local-identity=impersonate, Status --write-status, Events --emit-events
+	// and Entrypoint --publish-kubernetes-endpoints.
+	Impersonation, Status, Events, Entrypoint bool
+	// Servers is --local-apiservers-from.
+	Servers string
+	// Bundles are the namespaces with ConfigMaps that the annotation fairlead.dev/ca-from names.
+	Bundles []string
+}
+
+// Shipped are the features of a Fairlead without further flags: those of deploy/base.
+func Shipped() Features {
+	return Features{APIServices: true, Services: true, Definitions: true, Tokens: true, Requests: true, ConfigMap: true}
+}
+
+// rule is a rule of a role: one line of a file in deploy/.
+type rule struct {
+	needed    bool
+	line      int
+	verbs     string // separated by spaces, as are resources and names
+	group     string
+	resources string
+	namespace string
+	names     string
+	why       string
+	narrow    bool
+}
+
+// Needed returns the rights that the features need.
+func Needed(f Features) (needed []Right) {
+	for _, r := range roles(f) {
+		for _, rule := range r.rules {
+			if rule.needed {
+				needed = append(needed, rule.rights(r)...)
+			}
+		}
+	}
+	return needed
+}
+
+func (r *rule) rights(of role) (all []Right) {
+	names := strings.Fields(r.names)
+	if len(names) == 0 {
+		names = []string{""}
+	}
+	for resource := range strings.FieldsSeq(r.resources) {
+		for _, name := range names {
+			for verb := range strings.FieldsSeq(r.verbs) {
+				all = append(all, Right{
+					Verb: verb, Group: r.group, Resource: resource, Namespace: r.namespace, Name: name,
+					Role: of.name, Manifest: fmt.Sprintf("%s:%d", of.file, r.line), For: r.why, Narrow: r.narrow,
+				})
+			}
+		}
+	}
+	return all
+}

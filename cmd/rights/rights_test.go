@@ -1,0 +1,136 @@
+package rights
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// everything needs every right.
+func everything() Features {
+	f := Shipped()
+	f.Impersonation, f.Status, f.Events, f.Entrypoint, f.Bundles = true, true, true, true, []string{"somewhere"}
+	return f
+}
+
+// The list and the shipped roles of Fairlead's own account are equal, lines included.
+func TestListIsWhatShips(t *testing.T) {
+	var listed []string
+	for _, r := range Needed(everything()) {
+		listed = append(listed, fmt.Sprintf("%s %s %s", r.Manifest, r.Role, r))
+	}
+	shipped := shippedRights(t)
+	slices.Sort(listed)
+	slices.Sort(shipped)
+	if d := cmp.Diff(shipped, listed); d != "" {
+		t.Errorf("shipped (-) and listed (+):\n%s", d)
+	}
+	if len(listed) < 40 {
+		t.Errorf("%d rights, want at least 40", len(listed))
+	}
+}
+
+// shippedRights reads the roles of all manifests.
+func shippedRights(t *testing.T) (all []string) {
+	t.Helper()
+	must.Do(t, filepath.WalkDir("../../deploy", func(path string, e fs.DirEntry, err error) error {
+		// The account of the component renew is another one; the roles of viewer.yaml are for
+		// people. The chart has copies.
+		if err != nil || filepath.Ext(path) != ".yaml" || strings.Contains(path, "/renew/") || strings.Contains(path, "/helm/") || filepath.Base(path) == "viewer.yaml" {
+			return err
+		}
+		name, line, kind, in := strings.TrimPrefix(path, "../../"), 0, "", rbacv1.Role{}
+		for text := range strings.Lines(string(must.Get(os.ReadFile(path))(t))) {
+			line++
+			var rule rbacv1.PolicyRule
+			switch {
+			case strings.HasPrefix(text, "kind: "):
+				kind = strings.TrimSpace(strings.TrimPrefix(text, "kind: "))
+			case strings.HasPrefix(text, "metadata: {"):
+				in = rbacv1.Role{}
+				must.Do(t, yaml.Unmarshal([]byte(text), &in))
+				if kind != "RoleBinding" || in.Name != "fairlead-authentication-reader" {
+					continue
+				}
+				for _, verb := range []string{"list", "watch"} { // what we use of Kubernetes' own Role
+					all = append(all, fmt.Sprintf("%s:%d RoleBinding %s %s configmaps extension-apiserver-authentication in namespace kube-system", name, line, in.Name, verb))
+				}
+			case strings.HasSuffix(kind, "Role") && strings.Contains(text, "verbs: ["):
+				must.Do(t, yaml.UnmarshalStrict([]byte(strings.TrimPrefix(text, "  - ")), &rule))
+				if in.Name == "system:fairlead-ca-from" {
+					in.Namespace = "somewhere" // where it is bound
+				}
+				for _, r := range spread(rule) {
+					r.Namespace = in.Namespace
+					all = append(all, fmt.Sprintf("%s:%d %s %s %s", name, line, kind, in.Name, r))
+				}
+			}
+		}
+		return nil
+	}))
+	return all
+}
+
+func spread(p rbacv1.PolicyRule) (all []Right) {
+	for _, group := range p.APIGroups {
+		for _, resource := range p.Resources {
+			for _, name := range append(p.ResourceNames, "")[:max(1, len(p.ResourceNames))] {
+				for _, verb := range p.Verbs {
+					all = append(all, Right{Verb: verb, Group: group, Resource: resource, Name: name})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// A feature that is off needs nothing.
+func TestNeeded(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		f    Features
+		want []string
+	}{
+		{"nothing", Features{}, nil},
+		{"leases", Features{Servers: "lease"}, []string{"list leases.coordination.k8s.io in namespace kube-system"}},
+		{"endpointslices", Features{Servers: "endpointslice"}, []string{"list endpointslices.discovery.k8s.io", "watch endpointslices.discovery.k8s.io"}},
+		{"bundles", Features{Bundles: []string{"a", "b"}}, []string{
+			"list configmaps in namespace a", "watch configmaps in namespace a", "list configmaps in namespace b", "watch configmaps in namespace b",
+		}},
+		{"reviews", Features{Tokens: true, Requests: true}, []string{
+			"create tokenreviews.authentication.k8s.io", "create subjectaccessreviews.authorization.k8s.io",
+		}},
+	} {
+		var got []string
+		for _, r := range Needed(tt.f) {
+			got = append(got, r.String())
+		}
+		if d := cmp.Diff(tt.want, got); d != "" {
+			t.Errorf("%s: want (-), got (+):\n%s", tt.name, d)
+		}
+	}
+}
+
+func TestAttributes(t *testing.T) {
+	want := &authorizationv1.ResourceAttributes{Verb: "patch", Group: "apiregistration.k8s.io", Version: "*", Resource: "apiservices", Subresource: "status"}
+	for _, r := range Needed(Features{Status: true}) {
+		if r.Verb == "patch" {
+			if d := cmp.Diff(want, r.Attributes()); d != "" {
+				t.Errorf("want (-), got (+):\n%s", d)
+			}
+			return
+		}
+	}
+	t.Error("no right to patch")
+}
