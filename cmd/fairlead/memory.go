@@ -36,7 +36,7 @@ const (
 // limitMemory sets Go's soft limit to nine tenths of the container's memory, so that garbage is
 // collected earlier near the limit, before the kernel kills the process. The kernel also charges
 // the container for thread stacks, socket buffers and file pages. What connections may hold is a
-// part of it (proxy/h2/hold). GOMEMLIMIT and AUTOMEMLIMIT override it.
+// part of it (internal/hold). GOMEMLIMIT and AUTOMEMLIMIT override it.
 func limitMemory(log *slog.Logger) {
 	limit, err := memlimit.Set()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/front"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
 // process is what the parts of serve have in common. Most are made by a method of it that takes

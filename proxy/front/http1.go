@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/spare"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/spare"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 

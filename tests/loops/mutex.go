@@ -35,7 +35,7 @@ var listed = []mutex{
 	{name: "internal/memo.Cache.mu", leaf: true, why: "a look-up, and drops some entries"},
 	{name: "proxy/accesslog.stripe.mu", leaf: true, why: "appends a line"},
 	{name: "proxy/accesslog.tap.mu", leaf: true, why: "appends a line"},
-	{name: "proxy/h2/hold.Bound.mu", leaf: true, why: "a look-up"},
+	{name: "internal/hold.Bound.mu", leaf: true, why: "a look-up"},
 	{name: "internal/bound.Places.mu", leaf: true, why: "a look-up"},
 }
 

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/internal/budget"
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 

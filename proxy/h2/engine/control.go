@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/internal/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 

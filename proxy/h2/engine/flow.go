@@ -3,7 +3,7 @@ package engine
 import (
 	"golang.org/x/net/http2"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/internal/budget"
 )
 
 const (

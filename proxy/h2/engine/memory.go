@@ -6,7 +6,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 )
 
 // What connections hold counts against the process's bound. The counting is local to an engine,

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/internal/budget"
 )
 
 // pool holds one engine's connections to one endpoint, and the streams that wait for one.

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
