@@ -210,6 +210,7 @@ type learned struct {
 	asked   *authz.Attributes
 	verdict authz.Decision
 	err     error // of the last look-up
+	why     error // err's cause, for Explain; a client must not see it
 }
 
 // maxLookUps is twice the number of Needs: CAs or issuers may change meanwhile.
@@ -283,6 +284,7 @@ func (p *Proxy) lookUp(ctx context.Context, n Need, d *Decision, h *Head, c *aut
 			p.log.Warn("authorizing", "user", a.User.GetName(), "err", err)
 		}
 	}
+	d.learned.why = err
 	switch {
 	case err == nil:
 		return nil

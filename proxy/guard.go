@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"hash/maphash"
 	"net/http"
 	"strings"
@@ -108,7 +109,8 @@ func (k *scrapers) knows(d *Decision, now time.Time) bool {
 }
 
 // Explain returns decide's decision for a user with a client certificate, and the reason if the
-// user may not send the request. ctx is that of a request over the same connection. It uses the
+// user may not send the request, or why that is not known. ctx is that of a request over the same
+// connection. It uses the
 // same code without authentication, so an explanation cannot differ from the behavior. For the
 // local apiserver, denied predicts its answer.
 func (p *Proxy) Explain(ctx context.Context, method, target string, u user.Info) (d Decision, denied error) {
@@ -118,18 +120,18 @@ func (p *Proxy) Explain(ctx context.Context, method, target string, u user.Info)
 	if d.Err != nil {
 		return d, nil
 	}
-	d.User = u
-	switch d.Action {
-	case ToHealth:
+	if d.User = u; d.Action == ToHealth {
 		return d, nil
-	case ToLocal:
-		d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
-		denied = p.permit(ctx, &d)
-		p.decideLocal(&d, h)
-		d.Server = p.cfg.Local.Which(slotOf(ctx).stay, d.Request.what())
+	}
+	if denied = p.permit(ctx, &d); d.learned != nil && d.learned.why != nil {
+		denied = fmt.Errorf("%w: %w", denied, d.learned.why)
+	}
+	if d.Action != ToLocal {
+		p.dispatch(&d, h)
 		return d, denied
 	}
-	denied = p.permit(ctx, &d)
-	p.dispatch(&d, h)
+	d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
+	p.decideLocal(&d, h)
+	d.Server = p.cfg.Local.Which(slotOf(ctx).stay, d.Request.what())
 	return d, denied
 }

@@ -157,3 +157,10 @@ func statusOf(err error) int {
 	}
 	return 0
 }
+
+// Explain says why a review failed, which the answer to the request does not.
+func TestExplainFailedReview(t *testing.T) {
+	w := newWorld(t, worldConfig{reviewed: func() error { return errors.New("dial tcp 10.0.0.1:6443: connection refused") }})
+	_, denied := w.proxy.Explain(t.Context(), http.MethodGet, remoteGV+"/widgets", &user.DefaultInfo{Name: "jane"})
+	check.Same(t, "the request could not be authorized: authorizing: dial tcp 10.0.0.1:6443: connection refused", fmt.Sprint(denied), "denied")
+}

@@ -253,7 +253,9 @@ func describeEntry(line liner, a *answer.APIService, cause string) {
 	if a.Trust != nil {
 		line("Trusted by", joined(" ", a.Trust.Source, a.Trust.Fault))
 	}
-	line("Verdict", joined(" ", string(a.Verdict.Status), a.Verdict.Reason, other(a.Verdict.Message)))
+	if a.Kind != "local" { // which is always available, whatever becomes of its requests
+		line("Verdict", joined(" ", string(a.Verdict.Status), a.Verdict.Reason, other(a.Verdict.Message)))
+	}
 	if d := a.Discovery; d != nil {
 		line("Discovery", joined(": ", d.Reason, other(d.Message)))
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
@@ -99,16 +100,37 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 	x.Identity = identity(&d, u)
 	x.Timeout = timeout(&d)
 	if x.Cause, x.Advice = diagnose(&d); x.Cause == "" && d.Action == proxy.ToLocal {
-		x.Cause, x.Advice = diagnoseLocal(p.cfg.LocalServers())
+		p.explainLocal(x)
 	}
 	x.Cause = brief(x.Cause)
-	if denied != nil {
-		x.Destination, x.Identity, x.Cause, x.Advice = "refused", nil, denied.Error(), ""
+	switch {
+	case apierrors.IsForbidden(denied):
+		x.Advice = "grant it by a Role or ClusterRole and a binding, which takes effect within 10 s (--authorization-webhook-cache-unauthorized-ttl); kubectl auth can-i asks the same question"
+	case denied != nil:
+		x.Advice = "Fairlead must reach the local apiserver, and may create subjectaccessreviews there (ClusterRole system:fairlead)"
+	default:
+		return x
 	}
-	if apierrors.IsForbidden(denied) {
-		x.Advice = "grant it by a Role or ClusterRole and a binding; kubectl auth can-i asks the same question"
-	}
+	x.Destination, x.Identity, x.Cause = "refused", nil, denied.Error()
 	return x
+}
+
+// explainLocal adds the local apiservers, and what is wrong with them. If none is healthy, the
+// request is forwarded nevertheless, in vain.
+func (p *Pages) explainLocal(x *answer.Explanation) {
+	servers := p.cfg.LocalServers()
+	if x.APIService != nil {
+		x.APIService.Endpoints = p.localServers(servers)
+	}
+	bad, cause := unhealthy(servers)
+	switch x.Cause = fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s", bad, len(servers), cause); bad {
+	case 0:
+		x.Cause = ""
+		return
+	case len(servers):
+		x.Code, x.Message, x.Cause = http.StatusServiceUnavailable, "the local apiserver could not be reached", "no local apiserver is healthy: "+cause
+	}
+	x.Advice = advice.For(cause)
 }
 
 func destination(a proxy.Action) string {

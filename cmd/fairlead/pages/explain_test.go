@@ -1,12 +1,17 @@
 package pages
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/proxy"
@@ -48,7 +53,7 @@ func TestDiagnose(t *testing.T) {
 }
 
 // A request for the local apiserver is forwarded even if none is healthy, and the explanation says
-// why it fails.
+// why it fails, and at which server.
 func TestExplainDeadLocalAPIServer(t *testing.T) {
 	alice := &user.DefaultInfo{Name: "alice"}
 	healthy := registry.Endpoint{Address: "10.0.0.1:6443", Health: registry.Healthy}
@@ -56,16 +61,47 @@ func TestExplainDeadLocalAPIServer(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		servers []registry.Endpoint
+		code    int
 		want    string
+		health  []string
 	}{
-		{"healthy", []registry.Endpoint{healthy}, ""},
-		{"one of two", []registry.Endpoint{healthy, dead}, "1 of 2 local apiservers are unhealthy and get no requests: dial tcp: connection refused"},
-		{"all", []registry.Endpoint{dead, dead}, "no local apiserver is healthy: dial tcp: connection refused"},
-		{"not probed yet", []registry.Endpoint{{Address: "10.0.0.1:6443"}}, ""},
+		{"healthy", []registry.Endpoint{healthy}, 0, "", []string{"healthy"}},
+		{"one of two", []registry.Endpoint{healthy, dead}, 0, "1 of 2 local apiservers are unhealthy and get no requests: dial tcp: connection refused", []string{"healthy", "unhealthy"}},
+		{"all", []registry.Endpoint{dead, dead}, 503, "no local apiserver is healthy: dial tcp: connection refused", []string{"unhealthy", "unhealthy"}},
+		{"not probed yet", []registry.Endpoint{{Address: "10.0.0.1:6443"}}, 0, "", []string{"unprobed"}},
 	} {
-		p := &Pages{cfg: Config{LocalServers: func() []registry.Endpoint { return tt.servers }}}
-		x := p.explanation(http.MethodGet, "/api/v1/pods", alice, proxy.Decision{Action: proxy.ToLocal, User: alice}, nil)
+		s := newStand(t)
+		s.cfg.LocalServers = func() []registry.Endpoint { return tt.servers }
+		local := &registry.Entry{Name: "v1.", Object: &apiregistrationv1.APIService{}}
+		x := s.explanation(http.MethodGet, "/api/v1/pods", alice, proxy.Decision{Action: proxy.ToLocal, User: alice, Entry: local}, nil)
 		check.Same(t, []string{"local", tt.want, advice.For(tt.want)}, []string{x.Destination, x.Cause, x.Advice}, "%s: destination, cause and advice", tt.name)
+		var health []string
+		for _, e := range x.APIService.Endpoints {
+			health = append(health, e.Health)
+		}
+		check.Same(t, tt.health, health, "%s: its servers", tt.name)
+		check.Same(t, tt.code, x.Code, "%s: code", tt.name)
+	}
+}
+
+// A user who is denied learns the authorizer's reason, and when a grant works; one whose review
+// failed learns why it did, but a request's answer does not say it.
+func TestExplainDenied(t *testing.T) {
+	alice := &user.DefaultInfo{Name: "alice"}
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("RBAC: clusterrole \"x\" not found"))
+	failed := fmt.Errorf("%w: %w", apierrors.NewServiceUnavailable("the request could not be authorized"), errors.New("connection refused"))
+	s := newStand(t)
+	for _, tt := range []struct {
+		denied       error
+		code         int
+		cause, until string
+	}{{forbidden, 403, `RBAC: clusterrole "x" not found`, "within 10 s"}, {failed, 503, "could not be authorized: connection refused", "must reach the local apiserver"}} {
+		x := s.explanation(http.MethodGet, "/api/v1/pods", alice, proxy.Decision{Action: proxy.ToLocal, User: alice}, tt.denied)
+		check.Same(t, "refused", x.Destination, "destination")
+		check.Same(t, tt.code, x.Code, "code")
+		says(t, x.Cause, tt.cause)
+		says(t, x.Authorization, tt.cause)
+		says(t, x.Advice, tt.until)
 	}
 }
 

@@ -116,15 +116,3 @@ func unhealthy(all []registry.Endpoint) (bad int, cause string) {
 	}
 	return bad, cause
 }
-
-// diagnoseLocal returns what is wrong with the local apiservers, which get requests nevertheless.
-func diagnoseLocal(servers []registry.Endpoint) (cause, do string) {
-	switch bad, cause := unhealthy(servers); bad {
-	case 0:
-		return "", ""
-	case len(servers):
-		return "no local apiserver is healthy: " + cause, advice.For(cause)
-	default:
-		return fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s", bad, len(servers), cause), advice.For(cause)
-	}
-}

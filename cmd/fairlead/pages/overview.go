@@ -77,7 +77,7 @@ func (d *document) question(v *view) {
 
 func (d *document) explanation(x *answer.Explanation) {
 	class := "ok"
-	if x.Destination == "refused" {
+	if x.Code != 0 {
 		class = "bad"
 	}
 	d.put(`<div class="card" id="explanation">

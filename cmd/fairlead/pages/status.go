@@ -158,7 +158,6 @@ func (p *Pages) status() *answer.Status {
 	s := &answer.Status{
 		Time: time.Now(), Version: p.cfg.Version, Replica: p.cfg.Replica, Cluster: p.cfg.Cluster, Go: runtime.Version(), Started: p.started, Generation: t.Generation(), Complete: t.Complete(),
 		APIServices: make([]answer.APIService, 0, len(t.Entries())), Transitions: p.history.newest(),
-		LocalServers: []answer.Endpoint{}, // [] rather than null, as all lists without omitempty
 	}
 	if err := p.cfg.Ready.Err(nil); err != nil {
 		s.Ready = err.Error()
@@ -178,17 +177,14 @@ func (p *Pages) status() *answer.Status {
 
 // details adds what is known about APIServices by their names, and the local apiservers.
 func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) {
-	servers := p.cfg.LocalServers()
-	for _, server := range servers {
+	s.LocalServers = p.localServers(p.cfg.LocalServers())
+	if len(s.LocalServers) > 0 {
 		s.LocalIdentity = p.cfg.LocalIdentity
-		e := p.endpoint(LocalName, server)
-		e.Release, e.Clients, e.Only = p.cfg.LocalServer(e.Address)
-		s.LocalServers = append(s.LocalServers, e)
 	}
 	for _, x := range p.cfg.Trust() {
 		if a := byName[x.APIService]; a != nil {
 			a.Trust = &x
-		} else if x.APIService == LocalName && len(servers) > 0 {
+		} else if x.APIService == LocalName && len(s.LocalServers) > 0 {
 			s.LocalTrust = &x
 		}
 	}
@@ -207,6 +203,16 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 			a.Flaps++
 		}
 	}
+}
+
+func (p *Pages) localServers(servers []registry.Endpoint) []answer.Endpoint {
+	list := []answer.Endpoint{} // [] rather than null, as all lists without omitempty
+	for _, server := range servers {
+		e := p.endpoint(LocalName, server)
+		e.Release, e.Clients, e.Only = p.cfg.LocalServer(e.Address)
+		list = append(list, e)
+	}
+	return list
 }
 
 func (p *Pages) apiService(e *registry.Entry) answer.APIService {
