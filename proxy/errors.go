@@ -223,6 +223,11 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	if x := exchangeOf(r.Context()); x != nil {
 		x.own = err
 	}
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok && status.ErrStatus.Code == http.StatusServiceUnavailable && p.cfg.Local != nil && p.cfg.Local.Lost() {
+		s := status.ErrStatus // shared by all requests
+		s.Details = nil       // no Retry-After: kubectl says the cause at once, instead of after ten tries
+		err = &apierrors.StatusError{ErrStatus: s}
+	}
 	h := w.Header()
 	for _, name := range []string{"Content-Length", "Etag", "Last-Modified"} {
 		h.Del(name)

@@ -2,9 +2,14 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Clients get a code and the seconds until a retry. client-go retries every answer with
@@ -62,4 +68,27 @@ func TestErrorsOfClients(t *testing.T) {
 			check.Same(t, field, (&Head{Head: wire.Head{Fields: readyAnswer(status).Fields}}).get("retry-after"), "%q: Retry-After", s.Message)
 		}
 	}
+}
+
+// A local apiserver that does not come back from a restart is no reason to ask again: kubectl would
+// say only after ten tries, half a minute later, that it is down.
+func TestNoRetryOfTheLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local := must.Get(backend.NewLocal(backend.LocalConfig{
+			Servers: []string{"192.0.2.1:6443"}, TLS: func(bool) (*tls.Config, error) { return nil, errNoRoom }, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errNoRoom },
+		}))(t)
+		p := &Proxy{cfg: Config{Local: local}, codecs: errorCodecs()}
+		after := func(pause time.Duration, err error) string {
+			time.Sleep(pause)
+			w := httptest.NewRecorder()
+			p.writeError(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/v1/pods", http.NoBody), err)
+			return w.Header().Get("Retry-After")
+		}
+		gone := forwardError("the local apiserver", errNoRoom)
+		check.Same(t, "1", after(recent, gone), "during a restart")
+		check.Same(t, "", after(time.Second, gone), "later")
+		check.Same(t, "1", after(0, errBusy("v1.a")), "429")
+		local.Report(registry.Report{Address: "192.0.2.1:6443", Health: registry.Healthy})
+		check.Same(t, "1", after(time.Hour, gone), "once it is back")
+	})
 }

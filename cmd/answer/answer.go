@@ -83,8 +83,8 @@ type APIService struct {
 	Runbook string `json:"runbook,omitempty"`
 	// Flaps counts how often it became unavailable in the last hour, as far as Transitions go back.
 	Flaps int `json:"flaps,omitempty"`
-	// Endpoints are the addresses that Fairlead may dial; in an explanation of a request to the local
-	// apiserver, its servers.
+	// Endpoints are the addresses that Fairlead may dial; in an explanation of a local request, the
+	// local apiservers.
 	Endpoints []Endpoint `json:"endpoints,omitempty"`
 	// InFlight and LongRunning count the requests in flight; the limits are the policy's.
 	InFlight       int64 `json:"inFlight"`
@@ -188,7 +188,7 @@ type Explanation struct {
 	Identity *Identity `json:"identity,omitempty"`
 	// Timeout is the class of the deadline and its length.
 	Timeout string `json:"timeout,omitempty"`
-	// Code and Message are the response's if Fairlead answers with an error. Zero means it does not.
+	// Code and Message are the response's if Fairlead answers with an error, otherwise zero.
 	Code    int    `json:"code,omitempty"`
 	Message string `json:"message,omitempty"`
 	// Cause says why it is refused, or what is wrong although it is not. Empty means all is well.

@@ -28,7 +28,7 @@ func (u *Upstream) Plan(apart bool, by *Stay) engine.Plan {
 	b.deposit()
 	return engine.Plan{
 		Forward: &u.forEngine, Client: by, Stays: by != nil && u.pool != 0, Apart: apart,
-		Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: b.allow,
+		Retries: maxRetries, Wait: u.target.waits(), Budget: b.allow,
 	}
 }
 

@@ -59,6 +59,8 @@ const (
 	// through a load balancer or a quick restart. With longer waits requests would pile up; clients
 	// then get 503 with Retry-After, and client-go retries ten times.
 	defaultWait = 2 * time.Second
+	// restart is the usual time of a restart. After it, no request waits any more.
+	restart = 10 * time.Second
 	// localDoubt is how long a server that has lost a connection is avoided, unless the probe that
 	// Signal requests judges it first, which is usual.
 	localDoubt = 10 * time.Second
@@ -111,7 +113,8 @@ type Local struct {
 
 	servers atomic.Pointer[servers]
 	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
-	ready   atomic.Bool
+	// down is when the last server ceased to be healthy, in Unix nanoseconds. Zero: one is healthy.
+	down atomic.Int64
 }
 
 // NewLocal returns a Local and registers its metrics.
@@ -152,7 +155,7 @@ func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Ups
 		protocols: func() []string { return protocols },
 		maxConns:  maxConns,
 		doubt:     localDoubt,
-		wait:      cmp.Or(l.cfg.Wait, defaultWait),
+		wait:      l.patience,
 	})
 	u.pool = p
 	// These limits are against strangers, so no place is lent.
@@ -170,10 +173,25 @@ func (l *Local) Upstream(p Pool) *Upstream {
 
 // Ready returns nil if a local apiserver can be used, otherwise an error.
 func (l *Local) Ready() error {
-	if l.ready.Load() {
+	if l.down.Load() == 0 {
 		return nil
 	}
 	return errors.New("no local apiserver is healthy")
+}
+
+// Lost reports whether no server has been healthy for longer than a restart takes. Then waits and
+// retries would only hide that from clients.
+func (l *Local) Lost() bool {
+	down := l.down.Load()
+	return down != 0 && time.Since(time.Unix(0, down)) > restart
+}
+
+// patience returns how long a request waits now.
+func (l *Local) patience() time.Duration {
+	if l.Lost() {
+		return 0
+	}
+	return max(cmp.Or(l.cfg.Wait, defaultWait), 0)
 }
 
 // Run watches the identity until ctx ends. Then it closes every connection.
@@ -224,7 +242,11 @@ func (l *Local) publishLocked(all []*localServer) {
 		s.ready.Store(healthy)
 		now.list = append(now.list, s.is)
 	}
-	l.ready.Store(ready)
+	if ready {
+		l.down.Store(0)
+	} else {
+		l.down.CompareAndSwap(0, time.Now().UnixNano())
+	}
 	was := l.servers.Swap(now)
 	defer close(was.superseded)
 	list, next := slices.Clone(now.list), l.successorLocked(all)

@@ -155,6 +155,31 @@ func TestLocalRestart(t *testing.T) {
 	}
 }
 
+// After the time of a restart no request waits for a server that does not come back.
+func TestLocalLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocal(t, newNetwork(t), nil, place1)
+		for _, step := range []struct {
+			health registry.Health
+			after  time.Duration
+			lost   bool
+			waits  time.Duration
+		}{
+			{registry.Unhealthy, restart, false, defaultWait}, {registry.Unhealthy, time.Millisecond, true, 0}, {registry.Healthy, time.Hour, false, defaultWait},
+			{registry.Unhealthy, restart, false, defaultWait},
+		} {
+			l.Report(registry.Report{Address: place1, Health: step.health})
+			time.Sleep(step.after)
+			start := time.Now()
+			check.Same(t, step.lost, l.Lost(), "%+v: lost", step)
+			check.Same(t, step.waits, l.Upstream(PoolProven).Plan(false, nil).Wait, "%+v: the wait over HTTP/2", step)
+			if _, _, err := l.get(t, PoolUnproven, "good"); !errors.Is(err, ErrUnreachable) || time.Since(start).Truncate(defaultWait) != step.waits {
+				t.Errorf("%+v: got %v after %v", step, err, time.Since(start))
+			}
+		}
+	})
+}
+
 // A server that is not ready gets no requests while another one is ready.
 func TestLocalReport(t *testing.T) {
 	const one, other = place1, place2

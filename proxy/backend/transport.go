@@ -102,7 +102,7 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 	}
 	another := c.u.view.Load().other(c.tried) != nil
 	if c.until.IsZero() {
-		c.until = time.Now().Add(c.u.target.wait)
+		c.until = time.Now().Add(c.u.target.waits())
 	}
 	switch {
 	case f.kind == failDial && another && c.retries < maxRetries:

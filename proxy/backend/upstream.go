@@ -90,9 +90,15 @@ type target struct {
 	// doubt is how long an endpoint that has lost a connection is avoided, unless a probe judges it
 	// first.
 	doubt time.Duration
-	// wait is how long a request waits if no endpoint can be reached. Zero means that it does not
-	// wait.
-	wait time.Duration
+	// wait returns how long a request waits if no endpoint can be reached. Nil means not at all.
+	wait func() time.Duration
+}
+
+func (t *target) waits() time.Duration {
+	if t.wait == nil {
+		return 0
+	}
+	return t.wait()
 }
 
 // shared is the state that all upstreams of a Pools or a Local share.
