@@ -31,6 +31,9 @@ type Checks struct {
 	Draining *atomic.Bool
 	// List holds the checks, in the order shown. None may block. Empty means only those above.
 	List []healthz.HealthChecker
+	// Others hold the checks whose failure does not end readiness. ?verbose lists them after the
+	// result, and each has a path. Empty means none.
+	Others []healthz.HealthChecker
 	// Logger gets the reasons whenever the set of failing checks changes. No response contains
 	// them: the path is open to strangers. Nil discards.
 	Logger *slog.Logger
@@ -38,7 +41,8 @@ type Checks struct {
 	failing atomic.Pointer[string] // names of failing checks, as last logged
 	passed  atomic.Bool            // all checks have passed once
 	mux     http.ServeMux          // Kubernetes' own handlers
-	install sync.Once              // of mux
+	others  http.ServeMux          // the same of Others
+	install sync.Once              // of both
 }
 
 // errWithheld replaces a check's error in a response.
@@ -47,16 +51,8 @@ var errWithheld = errors.New("reason withheld")
 // ServeHTTP answers the path and those below it.
 func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.install.Do(func() {
-		var checks []healthz.HealthChecker
-		for _, k := range c.all() {
-			checks = append(checks, healthz.NamedCheck(k.Name(), func(r *http.Request) error {
-				if k.Check(r) != nil {
-					return errWithheld
-				}
-				return nil
-			}))
-		}
-		healthz.InstallPathHandler(&c.mux, "/"+c.Name, checks...)
+		healthz.InstallPathHandler(&c.mux, "/"+c.Name, withheld(c.all())...)
+		healthz.InstallPathHandler(&c.others, "/"+c.Name, withheld(c.Others)...)
 	})
 	r = r.Clone(r.Context())
 	r.URL.Path = strings.TrimRight(r.URL.Path, "/")
@@ -64,7 +60,35 @@ func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/"+c.Name && !r.URL.Query().Has("exclude") {
 		c.logChange(r)
 	}
+	below := strings.TrimPrefix(r.URL.Path, "/"+c.Name+"/")
+	if slices.ContainsFunc(c.Others, func(k healthz.HealthChecker) bool { return k.Name() == below }) {
+		c.others.ServeHTTP(w, r)
+		return
+	}
 	c.mux.ServeHTTP(w, r)
+	if r.URL.Path != "/"+c.Name || !r.URL.Query().Has("verbose") {
+		return
+	}
+	for _, k := range c.Others {
+		line := "[+]%s ok\n"
+		if k.Check(r) != nil {
+			line = "[-]%s failed, which does not end readiness: reason withheld\n"
+		}
+		_, _ = fmt.Fprintf(w, line, k.Name()) // a client that has gone needs no response
+	}
+}
+
+// withheld returns the checks without their reasons.
+func withheld(all []healthz.HealthChecker) (checks []healthz.HealthChecker) {
+	for _, k := range all {
+		checks = append(checks, healthz.NamedCheck(k.Name(), func(r *http.Request) error {
+			if k.Check(r) != nil {
+				return errWithheld
+			}
+			return nil
+		}))
+	}
+	return checks
 }
 
 // Err returns why this process is not ready, nil when it is.

@@ -133,3 +133,30 @@ func TestRelayAnswersForFairleadFirst(t *testing.T) {
 		}
 	}
 }
+
+// A check beside those that decide is shown, has a path, and ends no readiness.
+func TestOtherChecks(t *testing.T) {
+	c := &Checks{Name: "readyz", List: []healthz.HealthChecker{healthz.NamedCheck("table", passing)}, Others: []healthz.HealthChecker{
+		healthz.NamedCheck("rights", failing), healthz.NamedCheck("clock", passing),
+	}}
+	for _, tt := range []struct {
+		path string
+		code int
+		body string
+	}{
+		{"/readyz", 200, "ok"},
+		{"/readyz?verbose", 200, "[+]ping ok\n[+]table ok\nreadyz check passed\n[-]rights failed, which does not end readiness: reason withheld\n[+]clock ok\n"},
+		{"/readyz/rights", 500, "internal server error: reason withheld\n"},
+		{"/readyz/clock", 200, "ok"},
+		{"/readyz/table", 200, "ok"},
+		{"/readyz/nothing", 404, "404 page not found\n"},
+	} {
+		code, body, _ := fetch(c, tt.path)
+		if code != tt.code || body != tt.body {
+			t.Errorf("%s: %d %q, want %d %q", tt.path, code, body, tt.code, tt.body)
+		}
+	}
+	if err := c.Err(nil); err != nil {
+		t.Errorf("it ends readiness: %v", err)
+	}
+}

@@ -36,6 +36,8 @@ type Status struct {
 	Cluster string `json:"cluster,omitempty"`
 	// Ready is empty if this replica accepts requests; otherwise it is the reason why not.
 	Ready string `json:"notReady,omitempty"`
+	// Checks are this replica's own needs, in a fixed order.
+	Checks []Check `json:"checks"`
 	// Generation counts the tables of this process. Complete means that each source was read once.
 	Generation uint64 `json:"generation"`
 	Complete   bool   `json:"complete"`

@@ -54,7 +54,7 @@ func (s *server) makePages() {
 		Certificates: s.certs.Status, Trust: s.trust.Status,
 		Discovery: s.discovery.Status, OpenAPI: s.openapi.Status,
 		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.LocalIdentity,
-		Ready: s.ready, Draining: &s.draining,
+		Checks: s.needs.List, Ready: s.ready, Draining: &s.draining,
 		Version: version, Replica: host, Cluster: clusterName(s.o.kubeconfig),
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
 			if apiService == localName {

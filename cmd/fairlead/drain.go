@@ -12,9 +12,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apiserver/pkg/server/healthz"
 
-	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -94,20 +92,6 @@ func tableReady(table func() *registry.Table) func(*http.Request) error {
 		passed.Store(true)
 		return nil
 	}
-}
-
-// makeChecks makes the checks of /livez and /readyz, and the metrics of the process itself.
-func (s *server) makeChecks() {
-	s.live = &health.Checks{Name: "livez", Logger: s.log}
-	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log, List: []healthz.HealthChecker{
-		healthz.NamedCheck("table", tableReady(s.registry.Table)),
-		healthz.NamedCheck("discovery", func(*http.Request) error { return s.discovery.Ready() }),
-		healthz.NamedCheck("authentication-configmap", s.namesReady),
-	}}
-	if s.kube != nil {
-		s.ready.List = append(s.ready.List, healthz.NamedCheck("local-apiserver", func(*http.Request) error { return s.kube.pools.Ready() }))
-	}
-	s.countProcess()
 }
 
 // lookUnready is the interval between readiness checks while this process is not ready: short,

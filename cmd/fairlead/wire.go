@@ -40,11 +40,11 @@ type server struct {
 	backends    *backend.Pools
 	merged
 
-	live, ready *health.Checks
-	entry       *entrypoint.Publisher // nil without --publish-kubernetes-endpoints
-	may         authorizer.Authorizer
-	proxy       *proxy.Proxy
-	pages       *pages.Pages
+	checks
+	entry *entrypoint.Publisher // nil without --publish-kubernetes-endpoints
+	may   authorizer.Authorizer
+	proxy *proxy.Proxy
+	pages *pages.Pages
 
 	frames, adminFrames *h2.Server
 	front, admin        *front.Port
@@ -146,8 +146,10 @@ func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 }
 
 func (s *server) makeProxy(tokens *tokens.Tokens) error {
-	s.makeChecks()
 	s.makeDocuments()
+	if err := s.makeChecks(); err != nil {
+		return err
+	}
 	who, err := s.makeAuthn(tokens)
 	if err != nil {
 		return err

@@ -156,6 +156,11 @@ func differences(all []replica) (lines []string) {
 		if r.status.Ready != "" {
 			lines = append(lines, r.address+" is not ready: "+r.status.Ready)
 		}
+		for _, k := range r.status.Failing() {
+			if !k.Gates {
+				lines = append(lines, r.address+", check "+k.Name+": "+k.Message)
+			}
+		}
 		for _, a := range r.status.APIServices {
 			if verdicts[a.Name] == nil {
 				verdicts[a.Name] = map[string][]string{}

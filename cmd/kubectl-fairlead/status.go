@@ -38,7 +38,8 @@ func statusCommand() *cobra.Command {
 verdict, cause, endpoints and certificates.
 
 Exit code 0: every APIService can be used. 1: Fairlead did not answer. 2: usage error. 3: an
-APIService is unavailable, or this Fairlead is not ready; with --replicas, for any of them.`,
+APIService is unavailable, this Fairlead is not ready or one of its checks fails; with --replicas,
+for any of them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			printer, err := o.form.printer()
@@ -66,7 +67,7 @@ APIService is unavailable, or this Fairlead is not ready; with --replicas, for a
 				return errors.Join(encode(cmd.OutOrStdout(), printer, "Status", s), sound(s))
 			}
 			shown := o.shown(s)
-			return cmp.Or(c.palette.table(c.out, c.rows(s, shown, o)), c.footer(s, len(s.APIServices)-len(shown)), sound(s))
+			return cmp.Or(c.served(s), c.palette.table(c.out, c.rows(s, shown, o)), c.footer(s, len(s.APIServices)-len(shown)), sound(s))
 		},
 	}
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "Show what changes until interrupted.")
@@ -77,9 +78,24 @@ APIService is unavailable, or this Fairlead is not ready; with --replicas, for a
 	return cmd
 }
 
-// sound returns errUnavailable unless this replica is ready and every APIService can be used.
+// served prints whether users can be served. An older Fairlead does not say so.
+func (c *client) served(s *answer.Status) error {
+	if len(s.Checks) == 0 {
+		return nil
+	}
+	line, ok := s.Served()
+	colour := bad
+	if ok {
+		colour = good
+	}
+	_, err := fmt.Fprintln(c.out, c.palette.paint(colour, printable.Line(line)))
+	return err
+}
+
+// sound returns errUnavailable unless this replica is ready, none of its checks fails, and every
+// APIService can be used.
 func sound(s *answer.Status) error {
-	if s.Ready != "" || len(s.Unavailable()) > 0 {
+	if s.Ready != "" || len(s.Failing()) > 0 || len(s.Unavailable()) > 0 {
 		return errUnavailable
 	}
 	return nil
@@ -147,6 +163,15 @@ func (c *client) footer(s *answer.Status, local int) error {
 	}
 	if s.Ready != "" {
 		line(bad, "This Fairlead is not ready: ", s.Ready)
+	}
+	for _, k := range s.Failing() {
+		line(bad, "check ", k.Name, ": ", k.Message)
+		if k.Advice != "" {
+			line(dim, "  ", k.Advice)
+		}
+		if k.Command != "" {
+			line(dim, "  ", k.Command)
+		}
 	}
 	for _, a := range s.APIServices {
 		for _, p := range a.Problems {

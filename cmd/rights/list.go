@@ -25,7 +25,7 @@ const (
 	noShadows   = "CustomResourceDefinitions that an APIService hides are not reported"
 	noTokens    = "users with tokens get 503 from extension servers"
 	noRequests  = "users without system:masters get 503 from extension servers and for discovery"
-	noNames     = "users with certificates get 503, and a Fairlead that starts never becomes ready"
+	noNames     = "a Fairlead that starts never becomes ready, and its users with certificates get 503"
 	noBundles   = "APIServices with the annotation fairlead.dev/ca-from are not verified"
 	noStatus    = "the condition fairlead.dev/Available is not written"
 	noEvents    = "no Events are emitted"

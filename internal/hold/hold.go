@@ -99,6 +99,9 @@ func (b *Bound) Short() int64 {
 	return Least
 }
 
+// Held returns how many bytes are held.
+func (b *Bound) Held() int64 { return b.held.Load() }
+
 // Limit returns the limit.
 func (b *Bound) Limit() int64 { return b.limit }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// runbooks is the address of the alerts' runbooks.
-const runbooks = "https://github.com/fairlead-proxy/fairlead/blob/main/docs/runbooks/"
+// Runbooks is the address of the alerts' runbooks.
+const Runbooks = "https://github.com/fairlead-proxy/fairlead/blob/main/docs/runbooks/"
 
 // help adds what is wrong with an APIService and what to do, or nothing if all is well.
 func help(a *answer.APIService, e *registry.Entry) {
@@ -30,7 +30,7 @@ func help(a *answer.APIService, e *registry.Entry) {
 	case e.Verdict.Available():
 		page = "FairleadEndpointDown"
 	}
-	a.Runbook = runbooks + page + ".md"
+	a.Runbook = Runbooks + page + ".md"
 }
 
 // brief removes from a probe's message which address was probed, which precedes the finding.

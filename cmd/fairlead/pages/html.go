@@ -198,7 +198,7 @@ func (d *document) turn(l *listing) {
 func (d *document) help(a *answer.APIService) {
 	d.some(`<span class="sub">%s</span>`, a.Advice)
 	d.some(`<span class="sub"><code class="copy">%s</code></span>`, a.Command)
-	if strings.HasPrefix(a.Runbook, runbooks) { // a link must begin with a constant
+	if strings.HasPrefix(a.Runbook, Runbooks) { // a link must begin with a constant
 		d.put(`<span class="sub"><a href="%s" rel="noreferrer" aria-label="Runbook for %s">runbook</a></span>`, a.Runbook, a.Name)
 	}
 }

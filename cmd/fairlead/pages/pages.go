@@ -57,6 +57,8 @@ type Config struct {
 	// Discovery and OpenAPI say how current each remote APIService's part of the documents is.
 	Discovery func() []discovery.Status
 	OpenAPI   func() []openapi.Status
+	// Checks are this process's own needs. Nil means none.
+	Checks func() []answer.Check
 	// Ready says whether this replica accepts requests.
 	Ready *health.Checks
 	// Draining is true while the process is draining; then event streams end.
@@ -81,6 +83,9 @@ type Pages struct {
 
 // New makes Pages.
 func New(cfg Config) *Pages {
+	if cfg.Checks == nil {
+		cfg.Checks = func() []answer.Check { return []answer.Check{} } // [] rather than null
+	}
 	p := &Pages{cfg: cfg, started: time.Now(), mux: http.NewServeMux()}
 	p.mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.status()) })
 	p.mux.HandleFunc("GET /explain", p.serveExplain)

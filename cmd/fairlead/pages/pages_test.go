@@ -36,14 +36,14 @@ func TestStatus(t *testing.T) {
 				lines = append(lines, fmt.Sprintf("%s %s %s %s %s %d/%d %v", a.Name, a.Kind, a.Service, a.Verdict.Status, a.Verdict.Reason, a.Healthy(), len(a.Endpoints), a.Available()), a.Cause, a.Command, a.Runbook)
 			}
 			if a.Runbook != "" {
-				must.Get(os.Stat(filepath.Join("../../../docs/runbooks", strings.TrimPrefix(a.Runbook, runbooks))))(t)
+				must.Get(os.Stat(filepath.Join("../../../docs/runbooks", strings.TrimPrefix(a.Runbook, Runbooks))))(t)
 			}
 		}
 		check.Same(t, []string{
 			"v1.lost.example.com remote x/lost-example-com:443 False ServiceNotFound 0/0 false",
-			`service/lost-example-com in "x" is not present`, "kubectl -n x get services", runbooks + "FairleadAPIServiceDown.md",
+			`service/lost-example-com in "x" is not present`, "kubectl -n x get services", Runbooks + "FairleadAPIServiceDown.md",
 			"v1.bad.example.com remote x/bad-example-com:443 False FailedDiscoveryCheck 0/1 false",
-			"bad status from https://127.0.0.7:8443/apis/bad.example.com/v1: 403", "kubectl -n x describe service bad-example-com; kubectl -n x get pods -o wide", runbooks + "FairleadAPIServiceDown.md",
+			"bad status from https://127.0.0.7:8443/apis/bad.example.com/v1: 403", "kubectl -n x describe service bad-example-com; kubectl -n x get pods -o wide", Runbooks + "FairleadAPIServiceDown.md",
 			"v1.closed.example.com remote x/closed-example-com:443 False Maintenance 1/1 false",
 			"it is in maintenance: back <b>at nine</b>", "kubectl get apiservice v1.closed.example.com -o yaml", "",
 			"v1.good.example.com remote x/good-example-com:443 True Passed 1/1 true", "", "", "",

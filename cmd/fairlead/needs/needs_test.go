@@ -1,0 +1,173 @@
+package needs
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/rights"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// One list for all readers: a gate, a check that users notice and one that they do not.
+func TestChecks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var gate error
+		var seen answer.Check
+		metrics := prometheus.NewRegistry()
+		n := New(Config{
+			Checks: []Check{
+				{Name: "gate", Gate: func(*http.Request) error { return gate }},
+				{Name: "seen", Look: func(time.Time) answer.Check { return seen }},
+			},
+			Ready: func() bool { return gate == nil }, Runbook: "https://runbook", Metrics: metrics,
+		})
+		gates, others := n.Gates()
+		scrape := func(when string, gate, seen, readyz, users string) {
+			t.Helper()
+			want := "# TYPE fairlead_ready gauge\nfairlead_ready{check=\"gate\"} " + gate + "\nfairlead_ready{check=\"readyz\"} " + readyz +
+				"\nfairlead_ready{check=\"seen\"} " + seen + "\nfairlead_ready{check=\"users\"} " + users + "\n"
+			got := must.Get(metrics.Gather())(t)
+			want = "# HELP fairlead_ready " + got[0].GetHelp() + "\n" + want
+			if err := testutil.GatherAndCompare(metrics, strings.NewReader(want)); err != nil {
+				t.Errorf("%s: %v", when, err)
+			}
+		}
+		check.Same(t, Unknown, n.List()[0].Status, "before anything was asked")
+		scrape("before anything was asked", "1", "1", "1", "1")
+		stop := must.Run(t, n.Run)
+		defer stop()
+		synctest.Wait()
+		begun := time.Now()
+		if d := cmp.Diff([]answer.Check{{Name: "gate", Status: Passed, Since: begun}, {Name: "seen", Status: Passed, Since: begun}}, n.List()); d != "" {
+			t.Errorf("all pass: want (-), got (+):\n%s", d)
+		}
+		seen = answer.Check{Status: Failed, Message: "forbidden", Users: "Users get 503"}
+		time.Sleep(3 * Pace)
+		synctest.Wait()
+		want := answer.Check{Name: "seen", Status: Failed, Since: begun.Add(Pace), Message: "forbidden", Users: "Users get 503", Runbook: "https://runbook"}
+		if d := cmp.Diff(want, n.List()[1]); d != "" {
+			t.Errorf("one fails: want (-), got (+):\n%s", d)
+		}
+		scrape("users notice", "1", "0", "1", "0")
+		if gates[0].Check(nil) != nil || others[0].Check(nil) == nil {
+			t.Error("the check that users notice ends readiness")
+		}
+		gate = errors.New("not read")
+		time.Sleep(Pace)
+		synctest.Wait()
+		line, ok := (&answer.Status{Checks: n.List()}).Served()
+		check.Same(t, "This replica takes no requests: gate: not read", line, "what comes first")
+		check.Same(t, false, ok, "served")
+		scrape("a gate fails, too", "0", "0", "0", "0")
+		seen, gate = answer.Check{Status: Failed, Message: "a full disk"}, nil
+		time.Sleep(Pace)
+		synctest.Wait()
+		line, _ = (&answer.Status{Checks: n.List()}).Served()
+		check.Same(t, "Users are served, but seen: a full disk", line, "users do not notice it")
+		scrape("users do not notice it", "1", "0", "1", "1")
+	})
+}
+
+// server answers SelfSubjectAccessReviews.
+type server struct {
+	denied func(*authorizationv1.ResourceAttributes) bool
+	err    error
+	asked  int
+}
+
+func (s *server) rights(needed ...rights.Right) *Rights {
+	c := fake.NewClientset()
+	c.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		s.asked++
+		review, _ := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
+		review = review.DeepCopy()
+		review.Status.Allowed = s.denied == nil || !s.denied(review.Spec.ResourceAttributes)
+		return true, review, s.err
+	})
+	return NewRights(c.AuthorizationV1(), func() []rights.Right { return needed })
+}
+
+// A right that is taken away and given back is noticed within a minute, and within seconds.
+func TestRights(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{}
+		r := s.rights(rights.Needed(rights.Shipped())...)
+		check.Same(t, Unknown, r.Look(time.Now()).Status, "before it was asked")
+		defer must.Run(t, r.Run)()
+		synctest.Wait()
+		check.Same(t, "", r.Look(time.Now()).Status, "with all rights")
+		s.denied = func(a *authorizationv1.ResourceAttributes) bool {
+			return a.Verb == "list" || a.Resource == "subjectaccessreviews"
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		want := answer.Check{
+			Status:  Failed,
+			Message: "Fairlead may not create subjectaccessreviews.authorization.k8s.io (deploy/base/rbac.yaml:15) and 5 more",
+			Users:   "Users without system:masters get 503 from extension servers and for discovery",
+			Advice: "without it users without system:masters get 503 from extension servers and for discovery: apply deploy/base/rbac.yaml again, " +
+				"and bind ClusterRole system:fairlead to Fairlead's account",
+			Command: "kubectl describe clusterrole system:fairlead",
+		}
+		if d := cmp.Diff(want, r.Look(time.Now())); d != "" {
+			t.Errorf("want (-), got (+):\n%s", d)
+		}
+		check.Same(t, "Fairlead may not list configmaps extension-apiserver-authentication in namespace kube-system (deploy/base/rbac.yaml:26)",
+			r.Of("extension-apiserver-authentication").Message, "the ConfigMap's")
+		s.denied = nil
+		time.Sleep(rightsAgain)
+		synctest.Wait()
+		check.Same(t, "", r.Look(time.Now()).Status, "given back")
+		before := s.asked
+		time.Sleep(10 * time.Minute)
+		if rounds := (s.asked - before) / len(rights.Needed(rights.Shipped())); rounds < 9 || rounds > 12 {
+			t.Errorf("asked %d times in ten minutes, want about 11", rounds)
+		}
+	})
+}
+
+// A credential that is rejected says nothing about rights, and other faults nothing about it.
+func TestCredential(t *testing.T) {
+	for _, tt := range []struct {
+		name               string
+		err                error
+		rights, credential string
+	}{
+		{"accepted", nil, "", ""},
+		{"rejected", apierrors.NewUnauthorized("Unauthorized"), Unknown, Failed},
+		{"unreachable", errors.New("connection refused"), Unknown, Unknown},
+	} {
+		s := &server{err: tt.err}
+		r := s.rights(rights.Needed(rights.Shipped())...)
+		r.last.Store(r.ask(t.Context()))
+		check.Same(t, tt.rights, r.Look(time.Now()).Status, "%s: rights", tt.name)
+		check.Same(t, tt.credential, r.Credential().Status, "%s: credential", tt.name)
+	}
+}
+
+// Operators may grant impersonation for some names only.
+func TestNarrow(t *testing.T) {
+	s := &server{denied: func(a *authorizationv1.ResourceAttributes) bool { return a.Verb == "impersonate" }}
+	r := s.rights(rights.Needed(rights.Features{Impersonation: true})...)
+	r.last.Store(r.ask(t.Context()))
+	c := r.Look(time.Now())
+	check.Same(t, "", c.Status, "status")
+	if !strings.Contains(c.Message, "may not impersonate ") {
+		t.Errorf("message %q does not say so", c.Message)
+	}
+}

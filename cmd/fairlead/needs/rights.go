@@ -1,0 +1,155 @@
+package needs
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	authorizationv1client "k8s.io/client-go/kubernetes/typed/authorization/v1"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/rights"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
+)
+
+const (
+	// rightsEvery is how often the rights are asked for, a fifth later at random, so that replicas
+	// do not ask together: a change is seen within a minute, and a replica asks a dozen questions.
+	rightsEvery = 50 * time.Second
+	// rightsAgain is how often while one is missing, so that its return is seen soon.
+	rightsAgain = 10 * time.Second
+	// rightsTime limits all questions of one time.
+	rightsTime = 10 * time.Second
+)
+
+// Rights asks the local apiserver whether this process has the rights that it needs.
+type Rights struct {
+	reviews authorizationv1client.SelfSubjectAccessReviewInterface
+	needed  func() []rights.Right
+	last    atomic.Pointer[asked] // nil: not asked yet
+}
+
+type asked struct {
+	missing []rights.Right
+	err     error // of a question; missing is incomplete then
+}
+
+// NewRights makes Rights. They are asked for by Run.
+func NewRights(client authorizationv1client.SelfSubjectAccessReviewsGetter, needed func() []rights.Right) *Rights {
+	return &Rights{reviews: client.SelfSubjectAccessReviews(), needed: needed}
+}
+
+// Run asks until ctx ends.
+func (r *Rights) Run(ctx context.Context) error {
+	for {
+		a := r.ask(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		r.last.Store(a)
+		pause := rightsAgain
+		if len(a.missing) == 0 && a.err == nil {
+			pause = rightsEvery + rand.N(rightsEvery/5) //nolint:gosec // no secret
+		}
+		if !latest.Sleep(ctx, pause) {
+			return ctx.Err()
+		}
+	}
+}
+
+func (r *Rights) ask(ctx context.Context) *asked {
+	ctx, cancel := context.WithTimeout(ctx, rightsTime)
+	defer cancel()
+	a := &asked{}
+	for _, right := range r.needed() {
+		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: right.Attributes()}}
+		done, err := r.reviews.Create(ctx, review, metav1.CreateOptions{})
+		if err != nil {
+			a.err = err
+			return a
+		}
+		if !done.Status.Allowed {
+			a.missing = append(a.missing, right)
+		}
+	}
+	// Those that users notice first.
+	slices.SortStableFunc(a.missing, func(x, y rights.Right) int { return strings.Compare(users(&y), users(&x)) })
+	return a
+}
+
+// users returns what users notice of a missing right, as a sentence. Empty means nothing.
+func users(r *rights.Right) string {
+	if rest, ok := strings.CutPrefix(r.For, "users "); ok && !r.Narrow {
+		return "Users " + rest
+	}
+	return ""
+}
+
+// Look is the check of all rights.
+func (r *Rights) Look(time.Time) answer.Check { return r.of(func(*rights.Right) bool { return true }) }
+
+// Of returns a check of the rights to the object with a name.
+func (r *Rights) Of(name string) answer.Check {
+	return r.of(func(right *rights.Right) bool { return right.Name == name })
+}
+
+func (r *Rights) of(match func(*rights.Right) bool) answer.Check {
+	a := r.last.Load()
+	if a == nil {
+		return answer.Check{Status: Unknown, Message: "not asked yet"}
+	}
+	var missing []rights.Right
+	narrow := ""
+	for _, m := range a.missing {
+		switch {
+		case m.Narrow: // last, as users do not notice it
+			narrow = "may not " + m.String() + " of every name (" + m.Manifest + "), which is right if only some are granted"
+		case match(&m):
+			missing = append(missing, m)
+		}
+	}
+	if len(missing) == 0 {
+		switch {
+		case a.err != nil:
+			return answer.Check{Status: Unknown, Message: "asking the local apiserver: " + a.err.Error()}
+		default:
+			return answer.Check{Message: narrow}
+		}
+	}
+	first := missing[0]
+	c := answer.Check{
+		Status: Failed, Users: users(&first), Message: fmt.Sprintf("Fairlead may not %s (%s)", first, first.Manifest),
+		Advice: fmt.Sprintf("without it %s: apply %s again, and bind %s to Fairlead's account", first.For, strings.Split(first.Manifest, ":")[0], first.Role),
+	}
+	if more := len(missing) - 1; more > 0 {
+		c.Message += fmt.Sprintf(" and %d more", more)
+	}
+	kind, name, _ := strings.Cut(first.Role, " ")
+	c.Command = "kubectl describe " + strings.ToLower(kind) + " " + name
+	if !strings.HasPrefix(kind, "Cluster") {
+		c.Command += " -n " + first.Namespace
+	}
+	return c
+}
+
+// Credential returns whether the local apiserver accepts this process's own credential.
+func (r *Rights) Credential() answer.Check {
+	a := r.last.Load()
+	switch {
+	case a == nil || a.err != nil && !apierrors.IsUnauthorized(a.err) && !apierrors.IsForbidden(a.err):
+		return answer.Check{Status: Unknown}
+	case apierrors.IsUnauthorized(a.err):
+		return answer.Check{
+			Status: Failed, Message: "the local apiserver rejects Fairlead's own credential (401)", Users: "Users without system:masters get 503 for what is not in the caches",
+			Advice: "renew the certificate or the token of the kubeconfig: its file is followed",
+		}
+	}
+	return answer.Check{}
+}
