@@ -19,8 +19,8 @@ import (
 
 // Finding is one fault, or a coming one, with advice.
 type Finding struct {
-	// Severity is SeverityWarning when everything works for now, SeverityError when something does
-	// not.
+	// Severity is SeverityError when something does not work, SeverityWarning when everything works
+	// for now, and SeverityToDo for a step of an installation that is still to come.
 	Severity string `json:"severity"`
 	// Object is the subject: "proxy client certificate", "serving certificate", an APIService.
 	Object string `json:"object"`
@@ -34,6 +34,7 @@ type Finding struct {
 const (
 	SeverityError   = "error"
 	SeverityWarning = "warning"
+	SeverityToDo    = "to do"
 )
 
 // String returns the finding on one line.
@@ -75,9 +76,19 @@ func (r *report) expiry(c *x509.Certificate, what, do string) {
 // CheckProxyClient checks whether servers that follow the cluster's authentication ConfigMap accept
 // the certificate that Fairlead presents, leaf first, as a front proxy's, and whether the ConfigMap
 // has the header names that Fairlead sends. authentication is the ConfigMap's data, nil if it could
-// not be read.
+// not be read. Without a chain only the ConfigMap is checked.
 func CheckProxyClient(chain []*x509.Certificate, authentication map[string][]byte) []Finding {
 	r := &report{object: "proxy client certificate"}
+	if len(chain) == 0 {
+		r.object = "ConfigMap kube-system/extension-apiserver-authentication"
+		if len(authentication["requestheader-client-ca-file"]) == 0 {
+			r.add(SeverityToDo, "use deploy/overlays/managed, or start kube-apiserver with --requestheader-client-ca-file",
+				"the cluster has no request-header CA, so it accepts users from no front proxy")
+		} else {
+			r.headers(authentication)
+		}
+		return r.found
+	}
 	r.expiry(chain[0], "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	if authentication == nil {
 		r.warn("allow reading ConfigMap kube-system/extension-apiserver-authentication (Role extension-apiserver-authentication-reader)", "it could not be compared with the cluster's request-header CA")

@@ -25,7 +25,8 @@ import (
 type linter struct {
 	cli.Shared // flags of serve
 	kubeconfig string
-	current    bool // nothing is given, so the cluster that kubectl would use is checked
+	account    string // whose rights are asked for. Empty: Fairlead's
+	current    bool   // nothing is given, so the cluster that kubectl would use is checked
 
 	output    string
 	namespace string   // of objects in files without a namespace
@@ -37,25 +38,34 @@ type linter struct {
 	foreign map[string]int             // :: kind → number of ignored objects
 	usable  map[string]bool            // APIServices that kube-apiserver reports as Available
 	proxy   *tls.Certificate           // of the flags. Nil means none, or an unreadable one
+
+	survey      *survey
+	byClusterIP bool // kube-apiserver's own aggregator dials ClusterIPs
 }
 
 func lintCommand() *cobra.Command {
 	l := &linter{foreign: map[string]int{}, claims: map[string]*registry.Entry{}}
 	cmd := &cobra.Command{
 		Use:   "lint [FILE…]",
-		Short: "Find what is wrong, or soon will be, with APIServices and certificates",
+		Short: "Find what is wrong, or soon will be, or is to be done before Fairlead is installed",
 		Long: `Find what is wrong, or soon will be, and print what to do about it, one line for each finding.
+
+Without arguments it checks the cluster that kubectl would use ($KUBECONFIG, ~/.kube/config), also
+before Fairlead is installed, and changes nothing: the release, the rights of Fairlead's account,
+ports and addresses of control-plane nodes, kube-apiserver's flags and certificates, and each
+APIService. What is still to be done is printed as "to do" and is no fault. It sees all of that with
+an administrator's kubeconfig, and with Fairlead's own the rights and the APIServices.
 
 FILE is a manifest, a directory of them, or - for standard input, such as helm template writes: each
 APIService in it is checked without a cluster, against the Services and ConfigMaps in the same
 files; objects that Fairlead does not read are ignored. With --kubeconfig the cluster's own
 APIServices are checked: their bundles against the certificates that their backends present now, and
 the certificates of the other flags (as for serve) against what the cluster trusts. With both, lint
-also reports APIServices that a file and the cluster send to different backends. With neither, nor
-certificates, the cluster that kubectl would use is checked ($KUBECONFIG, ~/.kube/config).
+also reports APIServices that a file and the cluster send to different backends.
 
 Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2: usage error.`,
-		Example: `  helm template metrics-server | fairlead lint -
+		Example: `  kubectl fairlead lint
+  helm template metrics-server | fairlead lint -
   fairlead lint --kubeconfig=/etc/kubernetes/fairlead.conf --allow-loopback-backends`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.stdin = cmd.InOrStdin()
@@ -76,6 +86,7 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 	var groups cliflag.NamedFlagSets
 	fs := groups.FlagSet("lint")
 	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked; but if nothing else is given to check, the one that kubectl would use.")
+	fs.StringVar(&l.account, "account", "", "User whose rights are asked for. Empty: the one that Fairlead's manifests use.")
 	fs.StringVarP(&l.namespace, "namespace", "n", "default", "Namespace of objects without one in files, as for kubectl apply.")
 	fs.StringVarP(&l.output, "output", "o", "text", "Output format: text (a line for each finding) or json (a list).")
 	fs.StringSliceVar(&l.names, "serving-names", nil, "Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
@@ -133,11 +144,9 @@ func count(n int, of string) string {
 
 // report prints the findings. It returns an error if one has severity error.
 func (l *linter) report(out io.Writer) error {
-	failed := 0
+	counts := map[string]int{} // :: severity → findings
 	for _, f := range l.found {
-		if f.Severity == certs.SeverityError {
-			failed++
-		}
+		counts[f.Severity]++
 		if l.output == "text" {
 			if _, err := fmt.Fprintln(out, printable.Line(f.String())); err != nil {
 				return err
@@ -151,8 +160,8 @@ func (l *linter) report(out io.Writer) error {
 			return err
 		}
 	}
-	if failed > 0 {
-		return fmt.Errorf("%s, %s", count(failed, "error"), count(len(l.found)-failed, "warning"))
+	if failed := counts[certs.SeverityError]; failed > 0 {
+		return fmt.Errorf("%s, %s", count(failed, "error"), count(counts[certs.SeverityWarning], "warning"))
 	}
 	return nil
 }

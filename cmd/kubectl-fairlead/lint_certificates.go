@@ -181,6 +181,9 @@ func (l *linter) presented(e *registry.Entry, answers []shown) map[string][]*x50
 		address := e.Endpoints[i].Address
 		if answer.err != nil {
 			do := joined("; there, ", "run lint where Fairlead runs", advice.For(answer.err.Error()))
+			if l.byClusterIP {
+				do += "; kube-apiserver reaches it by its ClusterIP: if nodes have no route to pods, set --enable-aggregator-routing=false"
+			}
 			l.warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", address, answer.err)
 			continue
 		}

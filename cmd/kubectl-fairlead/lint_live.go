@@ -3,9 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -53,12 +52,20 @@ func (l *linter) live(ctx context.Context) {
 	l.credentials(cfg)
 	cfg.QPS = -1 // no limit: requests are sequential
 	cfg.Timeout = clusterTimeout
-	client, err := corev1client.NewForConfig(cfg)
+	kube, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		l.error("kubeconfig", "correct it", "making a client: %v", err)
 		return
 	}
-	if !l.proxyClient(ctx, client) || !l.readable(ctx, client.RESTClient()) {
+	client := kube.CoreV1()
+	authentication, reached := l.authentication(ctx, client)
+	if !reached {
+		return
+	}
+	l.survey = look(ctx, cfg, kube)
+	l.preflight(ctx, l.survey, kube)
+	l.proxyClient(authentication)
+	if !l.readable(ctx, client.RESTClient()) {
 		return
 	}
 	entries, err := l.table(ctx, cfg)
@@ -76,41 +83,6 @@ func (l *linter) live(ctx context.Context) {
 	}
 	l.doubled(entries)
 	l.shadowed(ctx, client.RESTClient(), entries)
-}
-
-// proxyClient compares the proxy client certificate with the cluster's authentication ConfigMap. It
-// returns false if the cluster cannot be reached.
-func (l *linter) proxyClient(ctx context.Context, client corev1client.CoreV1Interface) bool {
-	const name = "extension-apiserver-authentication"
-	cm, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
-	if network := net.Error(nil); errors.As(err, &network) {
-		l.error("local apiserver", ownAddress, "it cannot be reached: %v", err)
-		return false
-	}
-	var authentication map[string][]byte
-	if err != nil {
-		l.warn("ConfigMap "+metav1.NamespaceSystem+"/"+name, doFor(err, "bind the Role extension-apiserver-authentication-reader"), "reading: %v", err)
-	} else {
-		authentication = make(map[string][]byte, len(cm.Data))
-		for k, v := range cm.Data {
-			authentication[k] = []byte(v)
-		}
-	}
-	if l.Certs.ProxyClient.Cert == "" {
-		l.warn("proxy client certificate", "give --proxy-client-cert-file and --proxy-client-key-file, as for serve", "it was not checked, because it was not given")
-		return true
-	}
-	if l.impersonates() {
-		authentication = nil // the cluster never sees it; each extension server is checked separately
-	}
-	if chain := l.pair("proxy client certificate", l.Certs.ProxyClient); chain != nil {
-		found := certs.CheckProxyClient(chain, authentication)
-		if l.impersonates() {
-			found = found[:len(found)-1] // without the finding that it was not compared
-		}
-		l.found = append(l.found, found...)
-	}
-	return true
 }
 
 // readable reports what of the cluster cannot be read. Table would ask for it again until its time

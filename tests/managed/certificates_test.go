@@ -23,7 +23,7 @@ import (
 // testCertificates makes certificates, compares them with those for cert-manager, and renews them
 // with the CronJob's account.
 func testCertificates(t *testing.T, w *world) {
-	if out := w.must(t, w.blocks[0]); strings.Count(out, " written") != 3 {
+	if out := w.must(t, w.blocks[1]); strings.Count(out, " written") != 3 {
 		t.Errorf("init printed:\n%s", out)
 	}
 	t.Run("as cert-manager's", func(t *testing.T) {

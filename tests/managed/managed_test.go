@@ -26,10 +26,12 @@ func TestManaged(t *testing.T) {
 	w := newWorld(t)
 	w.must(t, "kubectl create namespace wardle; kubectl create namespace managed; kubectl apply -f -", "<<'EOF'\n"+people+"\nEOF")
 	steps := suite.Cases[*world]{
+		{"preflight", testPreflight},
 		{"certificates", testCertificates},
 		{"overlay", testOverlay},
 		{"extension server", testExtensionServer},
 		{"lint", testLint},
+		{"missing right", testMissingRight},
 		{"clients", testClients},
 		{"identity", testIdentity},
 		{"flunders", testFlunders},
@@ -73,15 +75,41 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: flunders
 subjects: [{kind: Group, name: dev}, {kind: User, name: "oidc:jane"}, {kind: ServiceAccount, namespace: managed, name: robot}, {kind: User, name: carol}]
 `
 
+// testPreflight looks at a cluster without Fairlead, and prints what the document shows.
+func testPreflight(t *testing.T, w *world) {
+	out := w.must(t, w.blocks[0])
+	page := string(must.Get(os.ReadFile("../../docs/managed.md"))(t))
+	shown := regexp.MustCompile("(?s)```text\n(.*?)…\n```").FindStringSubmatch(page)[1]
+	if !regexp.MustCompile("^"+strings.ReplaceAll(regexp.QuoteMeta(shown), "…", ".*")).MatchString(out) || strings.Contains(out, "error: ") {
+		t.Errorf("it prints\n%s\nand the document shows\n%s", out, shown)
+	}
+}
+
+// testMissingRight takes one right away: an administrator is told which, and what that breaks.
+func testMissingRight(t *testing.T, w *world) {
+	const lint = "kubectl fairlead lint --local-identity=impersonate --allow-loopback-backends"
+	const object = "error: deploy/base/rbac.yaml:15: ClusterRole system:fairlead: " + accountName + " may not create subjectaccessreviews.authorization.k8s.io: "
+	w.must(t, `kubectl patch clusterrole system:fairlead --type=json -p '[{"op": "remove", "path": "/rules/5"}]'`)
+	suite.Eventually(t, soon, "reported", func() (bool, string) {
+		a := w.follow(t, lint)
+		return a.Code == 1 && strings.Contains(a.Out, object) && strings.Count(a.Out, "error: ") == 1, a.Out
+	})
+	w.must(t, "kubectl apply -k deploy/base") // as it says
+	suite.Eventually(t, soon, "granted again", func() (bool, string) {
+		a := w.follow(t, lint)
+		return a.Code == 0 && !strings.Contains(a.Out, "rbac.yaml"), a.Out
+	})
+}
+
 func testOverlay(t *testing.T, w *world) {
-	w.must(t, w.blocks[1])
+	w.must(t, w.blocks[2])
 	w.front = w.start(t, "fairlead")
 }
 
 // testExtensionServer starts the sample extension server with the flags of docs/managed.md. This
 // cluster's aggregator has no CA to add to their file.
 func testExtensionServer(t *testing.T, w *world) {
-	w.must(t, w.blocks[2])
+	w.must(t, w.blocks[3])
 	page := must.Get(os.ReadFile("../../docs/managed.md"))(t)
 	var flags []string
 	for _, f := range regexp.MustCompile(`(?m)^ *(--requestheader-(?:client-ca-file|allowed-names)=\S+)$`).FindAllStringSubmatch(string(page), -1) {
@@ -98,7 +126,7 @@ func testExtensionServer(t *testing.T, w *world) {
 }
 
 func testLint(t *testing.T, w *world) {
-	if out := w.must(t, w.blocks[3], "--allow-loopback-backends"); out != "" {
+	if out := w.must(t, w.blocks[4], "--allow-loopback-backends"); out != "" {
 		t.Errorf("lint reports:\n%s", out)
 	}
 	pair := w.PKI.FrontProxyPair
@@ -111,7 +139,7 @@ func testLint(t *testing.T, w *world) {
 func testClients(t *testing.T, w *world) {
 	mine := filepath.Join(w.Dir(), "client.kubeconfig")
 	w.must(t, "cp $KUBECONFIG "+mine)
-	out := w.must(t, "export KUBECONFIG="+mine+"\n"+w.blocks[4])
+	out := w.must(t, "export KUBECONFIG="+mine+"\n"+w.blocks[5])
 	for _, want := range []string{"Username    admin", "v1beta1.wardle.example.com"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)

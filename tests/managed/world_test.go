@@ -71,8 +71,8 @@ func newWorld(t *testing.T) *world {
 	for _, b := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1) {
 		w.blocks = append(w.blocks, regexp.MustCompile("(?m)^   ").ReplaceAllString(b[1], "")) // they are indented in a list
 	}
-	if len(w.blocks) != 5 {
-		t.Fatalf("%d blocks in docs/managed.md, want 5: one for each step here", len(w.blocks))
+	if len(w.blocks) != 6 {
+		t.Fatalf("%d blocks in docs/managed.md, want 6: one for each step here", len(w.blocks))
 	}
 	return w
 }

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/cmd/rights"
+)
+
+// The releases of Kubernetes that `make skew` tests.
+const oldestRelease, newestRelease = "1.30", "1.37"
+
+// Ports of the manifests for control-plane nodes.
+const securePort, adminPort = 8443, 8444
+
+// preflight checks what decides whether Fairlead can run in a cluster. Before it is installed,
+// what is to be done is no fault.
+func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Interface) {
+	if s.flags()["local-identity"] == cli.Impersonate {
+		l.LocalIdentity = cli.Impersonate
+	}
+	if len(s.unseen) > 0 {
+		l.warn("preflight", "use an administrator's kubeconfig", "a part was not checked: %v", errors.Join(s.unseen...))
+	}
+	if v, err := utilversion.ParseGeneric(s.release); err == nil {
+		if v.LessThan(utilversion.MustParseGeneric(oldestRelease)) || utilversion.MustParseGeneric(newestRelease).LessThan(v.WithPatch(0)) {
+			l.warn("kube-apiserver", "try Fairlead with this release on a cluster that nobody needs", "its release %s is not among those that Fairlead is tested with, %s to %s", s.release, oldestRelease, newestRelease)
+		}
+	}
+	l.rights(ctx, s, kube)
+	l.ports(s)
+	l.servers(s)
+	l.published(s)
+	l.clientNames(ctx, s)
+}
+
+// pending is the severity of what Fairlead would meet: while it does not run, it is a step of the
+// installation.
+func (s *survey) pending() string {
+	if len(s.replicas) > 0 {
+		return certs.SeverityWarning
+	}
+	return certs.SeverityToDo
+}
+
+// rights asks for each right of the account that Fairlead uses.
+func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interface) {
+	account := cmp.Or(l.account, accountUser)
+	if l.account == "" && (s.user == podUser || s.flags()["kubeconfig"] != "") {
+		account = podUser
+	}
+	ask := func(r rights.Right) (bool, error) {
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: account, ResourceAttributes: r.Attributes(), Groups: []string{"system:authenticated"}}}
+		if namespace, _, err := serviceaccount.SplitUsername(account); err == nil {
+			review.Spec.Groups = append(review.Spec.Groups, serviceaccount.MakeGroupNames(namespace)...)
+		}
+		got, err := kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+		return err == nil && got.Status.Allowed, err
+	}
+	if s.user == account {
+		ask = func(r rights.Right) (bool, error) {
+			review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: r.Attributes()}}
+			got, err := kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+			return err == nil && got.Status.Allowed, err
+		}
+	}
+	flags, f := s.flags(), rights.Shipped()
+	f.Impersonation, f.Status, f.Events = l.impersonates(), flags["write-status"] != "", flags["emit-events"] != ""
+	f.Entrypoint, f.Servers = flags["publish-kubernetes-endpoints"] != "", flags["local-apiservers-from"]
+	all := slices.DeleteFunc(rights.Needed(f), func(r rights.Right) bool { return r.Narrow })
+	var missing []rights.Right
+	for _, r := range all {
+		granted, err := ask(r)
+		if err != nil {
+			l.warn("user "+account, doFor(err, "use an administrator's kubeconfig, or Fairlead's own"), "its rights were not checked: %v", err)
+			return
+		}
+		if !granted {
+			missing = append(missing, r)
+		}
+	}
+	if len(missing) > 0 && !s.installed {
+		l.add(certs.SeverityToDo, "user "+account, "kubectl apply -k deploy/base, which each layout of kubectl fairlead init includes", "%d of its %d rights are not granted yet", len(missing), len(all))
+		return
+	}
+	for _, r := range missing {
+		folder := path.Dir(r.Manifest)
+		if account == podUser {
+			folder = strings.Replace(folder, "deploy/base", "deploy/static-pod", 1)
+		}
+		l.error(r.Manifest+": "+r.Role, "grant it again: kubectl apply -k "+folder+", or your kustomization with it", "%s may not %s: %s", account, r, r.For)
+	}
+}
+
+// ports reports what uses the ports of Fairlead on the control plane's nodes.
+func (l *linter) ports(s *survey) {
+	flags := s.flags()
+	if s.replicas != nil && !s.replicas[0].Spec.HostNetwork {
+		return // it has an address of its own
+	}
+	for i, flag := range []string{"secure-port", "admin-secure-port"} {
+		port := []int32{securePort, adminPort}[i]
+		if given, err := strconv.ParseInt(flags[flag], 10, 32); err == nil {
+			port = int32(given)
+		}
+		for _, by := range s.taken(port) {
+			l.add(s.pending(), fmt.Sprintf("port %d", port), "choose another one: kubectl fairlead init --layout=… --"+flag+"=…", "pod %s uses it, so no Fairlead can on that node", by)
+		}
+	}
+}
+
+// servers compares the kube-apiservers, where they run as pods.
+func (l *linter) servers(s *survey) {
+	all := s.servers()
+	nodes := slices.Sorted(maps.Keys(all))
+	for _, flag := range []string{
+		"requestheader-allowed-names", "requestheader-username-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix", "requestheader-uid-headers",
+		"enable-aggregator-routing", "endpoint-reconciler-type", "egress-selector-config-file", "authorization-mode",
+	} {
+		for _, node := range nodes[min(1, len(nodes)):] {
+			if one, other := all[nodes[0]][flag], all[node][flag]; one != other {
+				l.warn("kube-apiserver", "give all kube-apiservers the same flags", "--%s is %q on %s, and %q on %s", flag, one, nodes[0], other, node)
+			}
+		}
+	}
+	if len(nodes) == 0 {
+		return // it does not run as a pod, or nobody can see it
+	}
+	flags, own := all[nodes[0]], s.flags()
+	if flags["egress-selector-config-file"] != "" && own["egress-selector-config-file"] == "" {
+		l.add(s.pending(), "kube-apiserver", "give Fairlead --egress-selector-config-file too, or a route to pods", "it reaches pods by an egress proxy, so its nodes may have no route to them")
+	}
+	if flags["endpoint-reconciler-type"] == "none" && own["publish-kubernetes-endpoints"] == "" {
+		l.warn("Service default/kubernetes", "remove --endpoint-reconciler-type=none from kube-apiserver, or let Fairlead publish itself (deploy/components/entrypoint)", "neither kube-apiserver nor Fairlead keeps its endpoints")
+	}
+	l.byClusterIP = flags["enable-aggregator-routing"] != "true"
+}
+
+// published compares the endpoints of the Service kubernetes with the nodes: by them Fairlead finds
+// kube-apiservers.
+func (l *linter) published(s *survey) {
+	if len(s.nodes) == 0 || s.flags()["publish-kubernetes-endpoints"] != "" {
+		return // managed by somebody else, or Fairlead's own
+	}
+	const object, do = "Service default/kubernetes", "name the kube-apiservers by --local-apiserver instead of --local-apiservers-from=endpointslice, or correct their --advertise-address"
+	addresses, nodes := s.strangers()
+	for _, a := range addresses {
+		l.add(s.pending(), object, do, "its endpoint %s is no control-plane node's: it may be a load balancer, which will lead to Fairlead itself", a)
+	}
+	for _, n := range nodes {
+		l.add(s.pending(), object, do, "it has no endpoint of node %s", n)
+	}
+	families := map[bool]string{}
+	for i := range s.nodes {
+		if own := internal(&s.nodes[i]); len(own) > 0 {
+			families[strings.Contains(own[0], ":")] = s.nodes[i].Name
+		}
+	}
+	if len(families) > 1 {
+		l.add(s.pending(), "nodes", "give all control-plane nodes the same family first (kubelet's --node-ip)", "the first address of %s is IPv4, and that of %s IPv6: no client reaches all replicas by one family", families[false], families[true])
+	}
+}
+
+// clientNames asks the kube-apiservers for their certificates, which Fairlead will present on their
+// nodes.
+func (l *linter) clientNames(ctx context.Context, s *survey) {
+	if len(s.nodes) == 0 {
+		return // nobody can log in there
+	}
+	for _, address := range s.published {
+		host, _, _ := net.SplitHostPort(address)
+		object := "certificate of kube-apiserver " + address
+		got := chainOf(ctx, (&net.Dialer{}).DialContext, address, "")
+		if got.err != nil {
+			l.warn(object, "run lint on a node, or compare its subject alternative names by hand", "asking for it: %v", got.err)
+			continue
+		}
+		want := slices.Concat([]string{host}, s.hosts, l.names)
+		slices.Sort(want)
+		l.found = append(l.found, certs.CheckServing(object, got.chain, slices.Compact(want))...)
+	}
+}
