@@ -49,9 +49,7 @@ func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Sour
 		x.relay(w, res)
 	case errors.As(err, &failure) && failure.Answer != nil:
 		failure.Answer.ServeHTTP(w, r)
-	case failure != nil && !errors.Is(err, errBadBody): // aborted, maybe after the response had begun
-		x.forwardFailed(w, r, frameError(failure.Outcome))
-	default:
+	default: // maybe after the response had begun
 		x.forwardFailed(w, r, err)
 	}
 }
@@ -135,7 +133,7 @@ func (x *exchange) learn(r *http.Request) error {
 // no limit.
 func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by *backend.Stay) (*http.Response, error) {
 	if u == nil {
-		return nil, backend.ErrUnreachable
+		return nil, backend.Unreachable()
 	}
 	if err := u.Learn(r.Context()); err != nil {
 		return nil, err //nolint:wrapcheck // names the backend
@@ -314,7 +312,9 @@ type exchange struct {
 func (x *exchange) bind() {
 	x.remove, x.withhold = x.decision.Strip.Removes, x.withholds
 	x.accept = x.onResponse
-	x.fail = func(o engine.Outcome) http.Handler { return x.answer(forwardError(x.decision.name(), frameError(o))) }
+	x.fail = func(o engine.Outcome) http.Handler {
+		return x.answer(forwardError(x.decision.name(), &engine.Failure{Outcome: o}))
+	}
 }
 
 // reach chooses the local apiserver for a request: another than the connection's if that lacks what

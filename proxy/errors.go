@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -168,17 +167,6 @@ func errBusy(name string) *apierrors.StatusError {
 	return tooMany(name+" is at its request limit, please try again later", retrySoon)
 }
 
-// errNoRoom means that the backend accepted no further request in time, or refused it unprocessed.
-var errNoRoom = errors.New("backend has no room")
-
-var (
-	// errHeadTooLarge means that the backend does not accept a head of this size. It said so, or
-	// ended the connection at the head.
-	errHeadTooLarge = errors.New("the backend does not accept a request head of this size")
-	// errBlamed means that the backend ended the connection for an error at this request's head.
-	errBlamed = errors.New("the backend ended the connection at the head of this request")
-)
-
 // errReviews means that too many requests of a caller wait for the local apiserver's reviews.
 var errReviews = tooMany(
 	"too many requests of this caller are waiting to be authenticated or authorized, please try again later", retrySoon)
@@ -189,32 +177,61 @@ var errSlowBody = statusError(http.StatusRequestTimeout, metav1.StatusReasonTime
 
 var errGivenUp = tooMany("this user has canceled too many requests, please try again later", retrySoon)
 
+// badResponse is the failure of a request whose response is not forwarded.
+func badResponse(why string) error {
+	return &engine.Failure{Outcome: engine.Outcome{Reason: engine.ReasonBadResponse, Err: errors.New(why)}}
+}
+
+// reasonOf returns why forwarding has failed. It is empty if this process refuses the request.
+func reasonOf(err error) engine.Reason {
+	if f, ok := errors.AsType[*engine.Failure](err); ok {
+		return f.Reason
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return engine.ReasonDeadline
+	case errors.Is(err, context.Canceled): // by this process: the client is still there
+		return engine.ReasonDrain
+	}
+	return engine.ReasonNone
+}
+
 // forwardError returns the client's error when forwarding to name failed with err before a response
-// head.
+// head. Clients see the same error over either protocol.
 func forwardError(name string, err error) error {
 	switch {
 	case errors.As(err, new(*apierrors.StatusError)):
 		return err
-	case errors.Is(err, context.DeadlineExceeded):
-		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, name+" did not answer within the allotted time", 0)
 	case errors.Is(err, errBadBody):
 		return apierrors.NewBadRequest(errBadBody.Error())
-	case errors.Is(err, errHeadTooLarge): // Kubernetes has no reason for it
-		return statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonBadRequest, name+": "+err.Error(), 0)
-	case errors.Is(err, errBlamed):
-		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": "+err.Error(), 0)
 	case full(err):
 		return errBusy(name)
-	case errors.Is(err, errNoRoom):
-		return unavailable(name+" takes no further requests at the moment, please try again later", retrySoon)
-	case errors.Is(err, backend.ErrUnanswered), errors.Is(err, context.Canceled): // canceled by this process
-		// The backend may have executed the request, so no Retry-After: client-go would repeat even
-		// a write.
-		return unavailable(name+" ended the connection before it had answered", 0)
-	case errors.Is(err, backend.ErrBadResponse):
-		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": the backend sent a response that cannot be understood", 0)
 	}
-	return unavailable(name+" could not be reached", retrySoon)
+	cause := ""
+	if inner := errors.Unwrap(err); inner != nil {
+		cause = ": " + inner.Error()
+	}
+	badGateway := func(why string) error {
+		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": "+why, 0)
+	}
+	switch reasonOf(err) {
+	case engine.ReasonNone, engine.ReasonNoEndpoint, engine.ReasonDial:
+		return unavailable(name+" could not be reached", retrySoon)
+	case engine.ReasonDeadline:
+		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, name+" did not answer within the allotted time", 0)
+	case engine.ReasonBusy, engine.ReasonRefused:
+		return unavailable(name+" takes no further requests at the moment, please try again later", retrySoon)
+	case engine.ReasonTooLarge: // Kubernetes has no reason for it
+		const message = ": the backend does not accept a request head of this size"
+		return statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonBadRequest, name+message+cause, 0)
+	case engine.ReasonBlamed:
+		return badGateway("the backend ended the connection at the head of this request" + cause)
+	case engine.ReasonBadResponse:
+		return badGateway("the backend sent a response that cannot be understood")
+	}
+	// The backend may have executed the request, so no Retry-After: client-go would repeat even a
+	// write.
+	return unavailable(name+" ended the connection before it had answered", 0)
 }
 
 // writeError answers with err, in a form that the client accepts. HTTP/2 connections stay open,

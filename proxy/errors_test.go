@@ -28,7 +28,7 @@ import (
 func TestErrorsOfClients(t *testing.T) {
 	down := &registry.Entry{Name: "v1.a", Verdict: registry.Verdict{Since: time.Unix(0, 0)}}
 	frame := func(r engine.Reason) error {
-		return forwardError("v1.a", frameError(engine.Outcome{Reason: r, Err: errors.New("cause")}))
+		return forwardError("v1.a", &engine.Failure{Outcome: engine.Outcome{Reason: r, Err: errors.New("cause")}})
 	}
 	for want, errs := range map[[2]int32][]error{
 		{403, 0}: {errNotImpersonated("root", "system:masters"), errForbidden(&Decision{User: &user.DefaultInfo{Name: "bob"}})},
@@ -40,14 +40,14 @@ func TestErrorsOfClients(t *testing.T) {
 		{429, 1}: {errBusy("v1.a"), errReviews, errGivenUp},
 		{429, 5}: {errShuttingDown},
 		{500, 0}: {errPanicked},
-		{502, 0}: {errRedirect("v1.a"), forwardError("v1.a", backend.ErrBadResponse), frame(engine.ReasonBadResponse), frame(engine.ReasonBlamed)},
+		{502, 0}: {errRedirect("v1.a"), forwardError("v1.a", errManyFields), frame(engine.ReasonBadResponse), frame(engine.ReasonBlamed)},
 		{503, 0}: {
 			errProtected(down), errUnavailable(down, time.Unix(10, 0)), errUnavailable(&registry.Entry{Policy: registry.Policy{Maintenance: "x"}}, time.Now()),
-			forwardError("v1.a", backend.ErrUnanswered), frame(engine.ReasonReset), frame(engine.ReasonLost), frame(engine.ReasonDrain), frame(engine.ReasonClientReset),
+			frame(engine.ReasonReset), frame(engine.ReasonLost), frame(engine.ReasonDrain), frame(engine.ReasonClientReset),
 		},
 		{503, 1}: {
 			errOwnCredential, errAuthenticating, errAuthorizing, forbidden(errAuthorizing), errNotReady, errUnavailable(down, time.Unix(9, 0)),
-			forwardError("v1.a", errNoRoom), forwardError("v1.a", errors.New("refused")), frame(engine.ReasonNoEndpoint), frame(engine.ReasonDial), frame(engine.ReasonRefused), frame(engine.ReasonBusy),
+			forwardError("v1.a", backend.Unreachable()), forwardError("v1.a", errors.New("refused")), frame(engine.ReasonNoEndpoint), frame(engine.ReasonDial), frame(engine.ReasonRefused), frame(engine.ReasonBusy),
 		},
 		{504, 0}: {forwardError("v1.a", context.DeadlineExceeded), frame(engine.ReasonDeadline)},
 		{508, 0}: {errLoop},
@@ -75,7 +75,7 @@ func TestErrorsOfClients(t *testing.T) {
 func TestNoRetryOfTheLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local := must.Get(backend.NewLocal(backend.LocalConfig{
-			Servers: []string{"192.0.2.1:6443"}, TLS: func(bool) (*tls.Config, error) { return nil, errNoRoom }, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errNoRoom },
+			Servers: []string{"192.0.2.1:6443"}, TLS: func(bool) (*tls.Config, error) { return nil, errNotFound }, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errNotFound },
 		}))(t)
 		p := &Proxy{cfg: Config{Local: local}, codecs: errorCodecs()}
 		after := func(pause time.Duration, err error) string {
@@ -84,7 +84,7 @@ func TestNoRetryOfTheLost(t *testing.T) {
 			p.writeError(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/v1/pods", http.NoBody), err)
 			return w.Header().Get("Retry-After")
 		}
-		gone := forwardError("the local apiserver", errNoRoom)
+		gone := forwardError("the local apiserver", backend.Unreachable())
 		check.Same(t, "1", after(recent, gone), "during a restart")
 		check.Same(t, "", after(time.Second, gone), "later")
 		check.Same(t, "1", after(0, errBusy("v1.a")), "429")

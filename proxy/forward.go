@@ -38,7 +38,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if x.upstream = x.p.upstream(d, x.relayed); x.upstream == nil {
-		x.forwardFailed(w, r, backend.ErrUnreachable)
+		x.forwardFailed(w, r, backend.Unreachable())
 		return
 	}
 	x.reach()
@@ -252,7 +252,7 @@ const (
 )
 
 var (
-	errNoUpgrade = fmt.Errorf("switching protocols: %w", backend.ErrBadResponse)
+	errNoUpgrade = badResponse("it does not switch protocols as HTTP/1.1 says")
 	errLongHead  = errors.New("the head is too long")
 )
 

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"net"
 	"net/http"
 	"strings"
@@ -261,26 +260,6 @@ func (r *frameRequest) onHead(status int, leads bool) http.Handler {
 		r.observer.responded(status)
 	}
 	return h
-}
-
-// frameError returns proxy/backend's error for the engine's reason, so that clients see the same
-// error either way.
-func frameError(o engine.Outcome) error {
-	switch o.Reason {
-	case engine.ReasonDeadline:
-		return context.DeadlineExceeded
-	case engine.ReasonNoEndpoint, engine.ReasonDial:
-		return backend.ErrUnreachable
-	case engine.ReasonBusy, engine.ReasonRefused:
-		return errNoRoom
-	case engine.ReasonBadResponse:
-		return backend.ErrBadResponse
-	case engine.ReasonTooLarge:
-		return fmt.Errorf("%w: %w", errHeadTooLarge, o.Err)
-	case engine.ReasonBlamed:
-		return fmt.Errorf("%w: %w", errBlamed, o.Err)
-	}
-	return backend.ErrUnanswered // a backend may have executed the request
 }
 
 func (r *frameRequest) onEnd(o engine.Outcome) {

@@ -19,7 +19,6 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -292,7 +291,7 @@ func (d *Decision) clean(header http.Header) error {
 	return nil
 }
 
-var errManyFields = fmt.Errorf("%w: too many names of fields", backend.ErrBadResponse)
+var errManyFields = badResponse("it has too many names of fields")
 
 // rejects reports whether a remote's response is a redirect that must not reach the client: as in
 // kube-apiserver (UpgradeAwareHandler), any 3xx with a Location.

@@ -2,16 +2,13 @@ package proxy
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
-	"errors"
 	"net"
 	"net/http"
 	"sync"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -173,24 +170,13 @@ func (x *exchange) noteSent() {
 	}
 }
 
-// broke records why a request outside the engine has failed, as one of the engine's reasons.
+// broke records why a request outside the engine has failed.
 func (e *ended) broke(err error) {
 	if e == nil || !e.offEngine {
 		return
 	}
 	o := e.get()
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		o.Reason = engine.ReasonDeadline
-	case errors.Is(err, context.Canceled): // the client is still there
-		o.Reason = engine.ReasonDrain
-	case errors.Is(err, backend.ErrUnanswered):
-		o.Reason = engine.ReasonLost
-	case errors.Is(err, backend.ErrBadResponse):
-		o.Reason = engine.ReasonBadResponse
-	case errors.Is(err, backend.ErrUnreachable):
-		o.Reason = engine.ReasonDial
-	}
+	o.Reason = reasonOf(err)
 	e.set(o)
 }
 

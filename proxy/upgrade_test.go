@@ -27,8 +27,8 @@ import (
 // What ends a request outside the engine has the engine's reasons.
 func TestReasonsOutsideTheEngine(t *testing.T) {
 	for err, want := range map[error]engine.Reason{
-		context.DeadlineExceeded: engine.ReasonDeadline, context.Canceled: engine.ReasonDrain, backend.ErrUnanswered: engine.ReasonLost, backend.ErrBadResponse: engine.ReasonBadResponse,
-		backend.ErrUnreachable: engine.ReasonDial, errNoRoom: engine.ReasonNone,
+		context.DeadlineExceeded: engine.ReasonDeadline, context.Canceled: engine.ReasonDrain, errNoUpgrade: engine.ReasonBadResponse,
+		backend.Unreachable(): engine.ReasonNoEndpoint, errTooLong: engine.ReasonNone,
 	} {
 		e := &ended{body: &uploaded{}, offEngine: true}
 		e.broke(fmt.Errorf("forwarding: %w", err))

@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"errors"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -9,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
@@ -93,8 +93,8 @@ func TestRetryBudget(t *testing.T) {
 			}
 		}
 		for range requests { // in no time, so that none are earned by it: TestBudget
-			if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnanswered) {
-				t.Fatalf("got %v, want ErrUnanswered", err)
+			if _, _, err := f.do(e, http.MethodGet, ""); reasonOf(err) != engine.ReasonLost {
+				t.Fatalf("got %v, want it lost", err)
 			}
 		}
 		check.Same(t, int64(stock+requests*retryShare), bad.hits.Load()+worse.hits.Load()-requests, "retries of %d requests", requests)

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // dialTLS makes one connection: resolve, connect, handshake. It counts failures and signals them to
@@ -158,13 +160,13 @@ func (c *Conn) isClosed() bool {
 func (c *Conn) Address() string { return c.lease.Address() }
 
 // Failed returns the error of a request that was sent on the connection, and got no response head
-// because of err: ErrUnanswered if the connection has ended, otherwise ErrBadResponse.
+// because of err.
 func (c *Conn) Failed(err error) error {
-	k := failBad
+	reason := engine.ReasonBadResponse
 	if isConnectionError(err) {
-		k = failLost
+		reason = engine.ReasonLost
 	}
-	return &failure{kind: k, address: c.Address(), err: err}
+	return fail(reason, c.Address(), err)
 }
 
 // Close closes the connection and ends the goroutines that watch it.
@@ -191,18 +193,22 @@ func (u *Upstream) DialUpgrade(ctx context.Context, by *Stay) (*Conn, error) {
 }
 
 // dialAny dials one endpoint after the other until a dial succeeds.
-func (u *Upstream) dialAny(ctx context.Context, by *Stay, protocols ...string) (conn *Conn, f *failure) {
+func (u *Upstream) dialAny(ctx context.Context, by *Stay, protocols ...string) (conn *Conn, f *engine.Failure) {
 	c, how := &call{u: u, by: by}, dialing{
 		protocols: protocols,
 		cut:       func(c *Conn) { _ = c.Close() }, // its session must end
 		closed:    func(c *Conn) { c.lease.Release() },
 	}
-	f = c.run(ctx, func(l Lease) *failure {
+	f = c.run(ctx, func(l Lease) *engine.Failure {
 		within, cancel := context.WithTimeout(ctx, c.patience(l))
 		defer cancel()
 		var err error
 		if conn, err = u.dialOwned(within, l.e, how); err != nil {
-			return &failure{kind: dialKind(ctx), address: l.e.address, err: err}
+			reason := engine.ReasonDial
+			if ctx.Err() != nil {
+				reason = over(ctx)
+			}
+			return fail(reason, l.e.address, err)
 		}
 		return nil
 	})

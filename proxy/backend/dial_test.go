@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -38,7 +39,7 @@ func TestDialUpgrade(t *testing.T) {
 		return n
 	}
 	check.Same(t, 1, inFlight(), "leases held")
-	if ended, wrong := c.Failed(io.ErrUnexpectedEOF), c.Failed(errors.New("no HTTP")); !errors.Is(ended, ErrUnanswered) || !errors.Is(wrong, ErrBadResponse) {
+	if ended, wrong := c.Failed(io.ErrUnexpectedEOF), c.Failed(errors.New("no HTTP")); reasonOf(ended) != engine.ReasonLost || reasonOf(wrong) != engine.ReasonBadResponse {
 		t.Errorf("got %v and %v", ended, wrong)
 	}
 	_ = c.Close()
@@ -92,11 +93,11 @@ func TestNoTrust(t *testing.T) {
 	f := newFixture(t, func(cfg *Config) {
 		cfg.TLS = func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }
 	})
-	if _, _, err := f.do(f.set(healthy("10.0.0.1:443")), http.MethodGet, ""); !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), "bad bundle") {
+	if _, _, err := f.do(f.set(healthy("10.0.0.1:443")), http.MethodGet, ""); reasonOf(err) != engine.ReasonDial || !strings.Contains(err.Error(), "bad bundle") {
 		t.Errorf("got %v", err)
 	}
 	check.Same(t, 0, len(f.signals.list), "signals %v", f.signals.list)
-	if _, _, err := f.do(f.set(), http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
+	if _, _, err := f.do(f.set(), http.MethodGet, ""); reasonOf(err) != engine.ReasonDial {
 		t.Errorf("without an endpoint: %v", err)
 	}
 }
@@ -139,8 +140,8 @@ func TestFrames(t *testing.T) {
 		}
 		if err == nil {
 			_ = c.Close()
-		} else if !errors.Is(err, ErrUnreachable) {
-			t.Errorf("without HTTP/2: %v, want ErrUnreachable", err)
+		} else if reasonOf(err) != engine.ReasonDial {
+			t.Errorf("without HTTP/2: %v, want it undialled", err)
 		}
 	})
 }
@@ -254,10 +255,10 @@ func TestServersChainThatPanics(t *testing.T) {
 	})
 	f.serve(place1, protoH2, nil)
 	e := f.set(healthy(place1))
-	if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
-		t.Errorf("a request: %v, want ErrUnreachable", err)
+	if _, _, err := f.do(e, http.MethodGet, ""); reasonOf(err) != engine.ReasonDial {
+		t.Errorf("a request: %v, want it undialled", err)
 	}
-	if _, err := f.Upstream(e).DialUpgrade(t.Context(), nil); !errors.Is(err, ErrUnreachable) {
-		t.Errorf("an upgrade: %v, want ErrUnreachable", err)
+	if _, err := f.Upstream(e).DialUpgrade(t.Context(), nil); reasonOf(err) != engine.ReasonDial {
+		t.Errorf("an upgrade: %v, want it undialled", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -54,7 +55,7 @@ func TestEjected(t *testing.T) {
 				if took := time.Since(start); tt.want > 0 && took != 500*time.Millisecond {
 					t.Errorf("took %v", took)
 				}
-				if retried := f.Upstream(e).meter.retries[failEjected].Load(); (retried > 0) != (tt.sent && tt.want > 0) {
+				if retried := f.Upstream(e).meter.retries[retryIndex(engine.ReasonEjected)].Load(); (retried > 0) != (tt.sent && tt.want > 0) {
 					t.Errorf("%d retries are counted for ejected endpoints", retried)
 				}
 				time.Sleep(5 * time.Second) // until the dial and the handler end

@@ -5,88 +5,34 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"syscall"
 
-	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// The errors of a failed request. Every error of this package matches exactly one of them with
-// errors.Is, or bound.ErrFull (answer 429), or is the error of the request's context.
-var (
-	// ErrUnreachable means that no endpoint could be reached, or each refused the request
-	// unprocessed. Nothing was executed. Answer 503 with Retry-After.
-	ErrUnreachable = errors.New("backend is unreachable")
-	// ErrUnanswered means that the request was sent and the connection ended before a response
-	// head. The request may have been executed, so do not invite a retry: answer 502 or 503 without
-	// Retry-After (with it, client-go repeats even writes).
-	ErrUnanswered = errors.New("backend did not answer")
-	// ErrBadResponse means that the response is not HTTP. Answer 502.
-	ErrBadResponse = errors.New("backend sent a bad response")
-)
-
-// kind is how a try failed. It decides about retries, and labels metrics.
-type kind uint8
-
-const (
-	// failDial means that there was no connection (resolving, connecting, TLS, waiting for a free
-	// one). Nothing was sent.
-	failDial kind = iota
-	// failBusy means that too many requests wait for a connection.
-	failBusy
-	// failRefused means that the backend has not processed the request: REFUSED_STREAM (RFC 9113
-	// §8.7), or a GOAWAY below its stream (§6.8).
-	failRefused
-	// failLost means that the connection ended, was reset or did not answer its ping, after the
-	// request was sent and before a response head.
-	failLost
-	// failEjected means that the endpoint's verdict became Unhealthy while the request waited for
-	// the response.
-	failEjected
-	// failBad means that the response is not HTTP.
-	failBad
-	// failBody means that the request's own body could not be read.
-	failBody
-	// failContext means that the caller's context ended.
-	failContext
-)
-
-func (k kind) String() string {
-	return [...]string{"dial", "busy", "refused", "lost", "ejected", "bad", "body", "context"}[k]
-}
-
-// failure is the error of one try.
-type failure struct {
-	kind    kind
-	address string // empty means that no endpoint was chosen
-	err     error
-}
-
-func (f *failure) Error() string {
-	if f.address == "" {
-		return f.err.Error()
+// fail returns the failure of one try at an address, which may be empty: the error of a request
+// over HTTP/2, too. The reason says what may have been executed, and so what to answer.
+func fail(r engine.Reason, address string, err error) *engine.Failure {
+	if address != "" {
+		err = fmt.Errorf("forwarding to %s: %w", address, err)
 	}
-	return "forwarding to " + f.address + ": " + f.err.Error()
+	return &engine.Failure{Outcome: engine.Outcome{Reason: r, Err: err}}
 }
 
-func (f *failure) Unwrap() error { return f.err }
+// Unreachable returns the failure of a request to a backend that is gone.
+func Unreachable() *engine.Failure { return fail(engine.ReasonNoEndpoint, "", errGone) }
 
-// Is makes a failure match the one sentinel that says what to answer.
-func (f *failure) Is(target error) bool {
-	switch f.kind {
-	case failBusy:
-		return target == bound.ErrFull
-	case failLost, failEjected:
-		return target == ErrUnanswered
-	case failBad:
-		return target == ErrBadResponse
-	case failBody, failContext:
-		return false
-	default:
-		return target == ErrUnreachable
+// over returns why a request has failed whose context has ended: its time is over, or, if its
+// client is still there, this process ends it.
+func over(ctx context.Context) engine.Reason {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return engine.ReasonDeadline
 	}
+	return engine.ReasonDrain
 }
 
 var (
@@ -94,7 +40,6 @@ var (
 	errGone       = errors.New("the endpoint is gone")
 	errNotFinal   = errors.New("the backend switched protocols unasked, or sent a status below 100")
 	errLost       = errors.New("the connection was lost")
-	errFull       = errors.New("the unproven pool is full")
 	errPatience   = errors.New("waiting for a connection took too long")
 	errEjected    = errors.New("the endpoint is unhealthy")
 )

@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"sync/atomic"
 	"time"
@@ -114,7 +115,7 @@ func (u *Upstream) Learn(ctx context.Context) error {
 	case r := <-asked:
 		return r.Err //nolint:wrapcheck // a failure
 	case <-ctx.Done():
-		return &failure{kind: failContext, err: ctx.Err()}
+		return fail(over(ctx), "", ctx.Err())
 	}
 }
 
@@ -164,20 +165,6 @@ func (u *Upstream) pingTimeout() time.Duration {
 	return defaultPing
 }
 
-// retried counts a retry of the engine, by how the previous try failed.
-func (u *Upstream) retried(after engine.Reason) {
-	switch after {
-	case engine.ReasonDial:
-		u.meter.retry(failDial)
-	case engine.ReasonRefused:
-		u.meter.retry(failRefused)
-	case engine.ReasonLost, engine.ReasonReset:
-		u.meter.retry(failLost)
-	case engine.ReasonEjected:
-		u.meter.retry(failEjected)
-	}
-}
-
 // Observe reports to health how long an endpoint took to respond to a request that is not
 // long-running. It does not block or allocate.
 func (u *Upstream) Observe(address string, took time.Duration) {
@@ -191,7 +178,7 @@ func (u *Upstream) dialH2(ctx context.Context, address string, how dialing) (*Co
 	e := u.endpoints[address]
 	u.mu.Unlock()
 	if e == nil {
-		return nil, &failure{kind: failDial, address: address, err: errGone}
+		return nil, errGone
 	}
 	how.protocols = []string{"h2"}
 	conn, err := u.dialOwned(ctx, e, how)
@@ -199,14 +186,7 @@ func (u *Upstream) dialH2(ctx context.Context, address string, how dialing) (*Co
 		if alert := alertOf(err); alert != nil && alert.Error() == textNoProtocol {
 			u.noteProtocol("http/1.1") // so that the next request uses HTTP/1.1
 		}
-		return nil, &failure{kind: dialKind(ctx), address: address, err: err}
+		return nil, fmt.Errorf("forwarding to %s: %w", address, err)
 	}
 	return conn, nil
-}
-
-func dialKind(ctx context.Context) kind {
-	if ctx.Err() != nil {
-		return failContext
-	}
-	return failDial
 }

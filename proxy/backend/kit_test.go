@@ -184,7 +184,7 @@ func (f *fixture) do(e *registry.Entry, method, body string) (int, string, error
 	f.t.Helper()
 	u := f.Upstream(e)
 	if u == nil {
-		return 0, "", ErrUnreachable
+		return 0, "", Unreachable()
 	}
 	return roundTrip(f.t, u, method, body)
 }

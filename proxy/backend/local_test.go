@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -106,8 +107,8 @@ func TestLocalPools(t *testing.T) {
 		}
 		check.Same(t, map[bool]int{true: 1, false: 2}, dials, "connections with a certificate, and without: proven and unproven")
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
-			if _, err := dialWatched(t.Context(), l.Upstream(p), old); !errors.Is(err, ErrUnreachable) {
-				t.Errorf("pool %d falls back to HTTP/1.1: got %v, want ErrUnreachable", p, err)
+			if _, err := dialWatched(t.Context(), l.Upstream(p), old); reasonOf(err) != engine.ReasonDial {
+				t.Errorf("pool %d falls back to HTTP/1.1: got %v, want it undialled", p, err)
 			}
 		}
 		if l.Upstream(0) != nil || l.Upstream(PoolHealth+1) != nil {
@@ -122,12 +123,12 @@ func TestLocalRestart(t *testing.T) {
 	for _, tt := range []struct {
 		method string
 		back   time.Duration
-		want   error
+		want   engine.Reason
 		within time.Duration
 	}{
-		{http.MethodGet, 1500 * time.Millisecond, nil, 1800 * time.Millisecond},
-		{http.MethodPost, 1500 * time.Millisecond, nil, 1800 * time.Millisecond},
-		{http.MethodGet, time.Minute, ErrUnreachable, defaultWait + 2*dialPause},
+		{http.MethodGet, 1500 * time.Millisecond, "", 1800 * time.Millisecond},
+		{http.MethodPost, 1500 * time.Millisecond, "", 1800 * time.Millisecond},
+		{http.MethodGet, time.Minute, engine.ReasonDial, defaultWait + 2*dialPause},
 	} {
 		t.Run(fmt.Sprint(tt.method, tt.back), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -144,7 +145,7 @@ func TestLocalRestart(t *testing.T) {
 				start := time.Now()
 				_, _, err := l.ask(t, tt.method, PoolUnproven, "good")
 				synctest.Wait()
-				if took := time.Since(start); !errors.Is(err, tt.want) || took < min(tt.back, defaultWait) || took > tt.within {
+				if took := time.Since(start); reasonOf(err) != tt.want || took < min(tt.back, defaultWait) || took > tt.within {
 					t.Errorf("got %v after %v, want %v within %v", err, took, tt.want, tt.within)
 				}
 				if err != nil && l.Ready() == nil {
@@ -173,7 +174,7 @@ func TestLocalLost(t *testing.T) {
 			start := time.Now()
 			check.Same(t, step.lost, l.Lost(), "%+v: lost", step)
 			check.Same(t, step.waits, l.Upstream(PoolProven).Plan(false, nil).Wait, "%+v: the wait over HTTP/2", step)
-			if _, _, err := l.get(t, PoolUnproven, "good"); !errors.Is(err, ErrUnreachable) || time.Since(start).Truncate(defaultWait) != step.waits {
+			if _, _, err := l.get(t, PoolUnproven, "good"); reasonOf(err) != engine.ReasonDial || time.Since(start).Truncate(defaultWait) != step.waits {
 				t.Errorf("%+v: got %v after %v", step, err, time.Since(start))
 			}
 		}

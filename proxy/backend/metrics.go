@@ -9,6 +9,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // phase is a part of the duration of a dial or a request.
@@ -76,7 +78,7 @@ type meter struct {
 	connections atomic.Int64
 	rejected    [limits]atomic.Uint64
 	exhausted   atomic.Uint64
-	retries     [failContext + 1]atomic.Uint64
+	retries     [retryReasons]atomic.Uint64
 	dials       [dialResults]atomic.Uint64
 	handshakes  [handshakeClasses]atomic.Uint64
 	histograms  [phases]histogram
@@ -85,7 +87,23 @@ type meter struct {
 
 func (m *meter) phase(p phase, d time.Duration) { m.histograms[p].observe(d) }
 
-func (m *meter) retry(k kind) { m.retries[k].Add(1) }
+// retried are the reasons after which a request is sent again.
+func retried() [retryReasons]engine.Reason {
+	return [...]engine.Reason{engine.ReasonDial, engine.ReasonRefused, engine.ReasonLost, engine.ReasonEjected}
+}
+
+const retryReasons = 4
+
+// retry counts a retry, by how the previous try failed.
+func (m *meter) retry(after engine.Reason) {
+	if after == engine.ReasonReset { // also of a request that was sent
+		after = engine.ReasonLost
+	}
+	reasons := retried()
+	if i := slices.Index(reasons[:], after); i >= 0 {
+		m.retries[i].Add(1)
+	}
+}
 
 // The limits at which requests are refused: the backend's own, then those of all together.
 const (
@@ -188,8 +206,8 @@ func (m *meter) collect(ch chan<- prometheus.Metric, c *collector, u *Upstream) 
 	for i := range m.handshakes {
 		moved(c.handshakes, m.handshakes[i].Load(), handshakeClass(i))
 	}
-	for k := range m.retries {
-		moved(c.retries, m.retries[k].Load(), kind(k).String())
+	for i, after := range retried() {
+		moved(c.retries, m.retries[i].Load(), string(after))
 	}
 	for p := range m.histograms {
 		m.histograms[p].collect(ch, c.phaseHistogram, u.name, phase(p).String())

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -48,7 +49,7 @@ func TestRemovedEndpoint(t *testing.T) {
 		}
 		synctest.Wait()
 		check.Same(t, 0, old.open.Load(), "old connections")
-		if _, err := dialWatched(t.Context(), f.Upstream(e), place1); !errors.Is(err, ErrUnreachable) {
+		if _, err := dialWatched(t.Context(), f.Upstream(e), place1); reasonOf(err) != engine.ReasonDial {
 			t.Errorf("dialH2 to a removed endpoint: %v", err)
 		}
 	})

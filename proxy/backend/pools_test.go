@@ -111,12 +111,13 @@ func TestOtherTables(t *testing.T) {
 func TestRetriesOfTheEngineAreCounted(t *testing.T) {
 	f := newFixture(t, nil)
 	u := f.Upstream(f.set(healthy(place1)))
-	for after, want := range map[engine.Reason]kind{
-		engine.ReasonDial: failDial, engine.ReasonRefused: failRefused, engine.ReasonLost: failLost, engine.ReasonReset: failLost, engine.ReasonEjected: failEjected,
+	for after, want := range map[engine.Reason]engine.Reason{
+		engine.ReasonDial: "dial", engine.ReasonRefused: "refused", engine.ReasonLost: "lost", engine.ReasonReset: "lost", engine.ReasonEjected: "ejected",
 	} {
-		before := u.meter.retries[want].Load()
-		u.retried(after)
-		if n := u.meter.retries[want].Load() - before; n != 1 {
+		count := &u.meter.retries[retryIndex(want)]
+		before := count.Load()
+		u.meter.retry(after)
+		if n := count.Load() - before; n != 1 {
 			t.Errorf("after %v: %d counted", after, n)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,7 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -34,17 +34,17 @@ func TestRetry(t *testing.T) {
 		watch        bool
 		body         string
 		answer       http.HandlerFunc
-		want         error // nil: the other one has served it
+		want         engine.Reason // none: the other one has served it
 	}{
-		{"GET", http.MethodGet, false, "", closes, nil},
-		{"HEAD", http.MethodHead, false, "", closes, nil},
-		{"POST", http.MethodPost, false, "", closes, ErrUnanswered},
-		{"DELETE", http.MethodDelete, false, "", closes, ErrUnanswered},
-		{"watch", http.MethodGet, true, "", closes, ErrUnanswered},
-		{"a body", http.MethodGet, false, "body", closes, ErrUnanswered},
-		{"GET, no HTTP", http.MethodGet, false, "", noHTTP, ErrBadResponse},
-		{"POST, no HTTP", http.MethodPost, false, "", noHTTP, ErrBadResponse},
-		{"GET, a head of 2,100 names", http.MethodGet, false, "", names, ErrBadResponse},
+		{"GET", http.MethodGet, false, "", closes, engine.ReasonNone},
+		{"HEAD", http.MethodHead, false, "", closes, engine.ReasonNone},
+		{"POST", http.MethodPost, false, "", closes, engine.ReasonLost},
+		{"DELETE", http.MethodDelete, false, "", closes, engine.ReasonLost},
+		{"watch", http.MethodGet, true, "", closes, engine.ReasonLost},
+		{"a body", http.MethodGet, false, "body", closes, engine.ReasonLost},
+		{"GET, no HTTP", http.MethodGet, false, "", noHTTP, engine.ReasonBadResponse},
+		{"POST, no HTTP", http.MethodPost, false, "", noHTTP, engine.ReasonBadResponse},
+		{"GET, a head of 2,100 names", http.MethodGet, false, "", names, engine.ReasonBadResponse},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -54,11 +54,11 @@ func TestRetry(t *testing.T) {
 				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the
 				// faulty one.
 				status, _, err := read(f.RoundTrip(f.set(healthy(place1), registry.Endpoint{Address: place2}), req, tt.watch))
-				if tt.want == nil {
+				if tt.want == engine.ReasonNone {
 					if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
 						t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, good.hits.Load())
 					}
-				} else if !errors.Is(err, tt.want) || bad.hits.Load() != 1 || good.hits.Load() != 0 {
+				} else if reasonOf(err) != tt.want || bad.hits.Load() != 1 || good.hits.Load() != 0 {
 					t.Errorf("got %d, %v, want %v; executed %d and %d times", status, err, tt.want, bad.hits.Load(), good.hits.Load())
 				}
 			})
@@ -147,7 +147,7 @@ func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 		var asking sync.WaitGroup
 		for range 200 { // one every 10 ms, each with retries
 			asking.Go(func() {
-				if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
+				if _, _, err := f.do(e, http.MethodGet, ""); reasonOf(err) != engine.ReasonDial {
 					t.Errorf("got %v", err)
 				}
 			})
@@ -193,14 +193,14 @@ func TestBlackhole(t *testing.T) {
 		name    string
 		accepts bool
 		other   time.Duration // when the other endpoint comes, and this one leaves; negative: never; zero: it is there
-		want    error
+		want    engine.Reason
 		within  time.Duration
 		signals int
 	}{
-		{"another endpoint", false, 0, nil, impatience, 1},
-		{"accepts and stays silent", true, 0, nil, impatience, 1},
-		{"alone", false, -1, ErrUnreachable, dialTimeout, 1},
-		{"leaves", false, time.Second, nil, time.Second, 0},
+		{"another endpoint", false, 0, "", impatience, 1},
+		{"accepts and stays silent", true, 0, "", impatience, 1},
+		{"alone", false, -1, engine.ReasonDial, dialTimeout, 1},
+		{"leaves", false, time.Second, "", time.Second, 0},
 	} {
 		for name, dial := range dials() {
 			t.Run(tt.name+", "+name, func(t *testing.T) {
@@ -217,7 +217,7 @@ func TestBlackhole(t *testing.T) {
 					}
 					start := time.Now()
 					err := dial(t, f.Upstream(e))
-					if took := time.Since(start); !errors.Is(err, tt.want) || took > tt.within {
+					if took := time.Since(start); reasonOf(err) != tt.want || took > tt.within {
 						t.Errorf("got %v after %v, want %v within %v", err, took, tt.want, tt.within)
 					}
 					time.Sleep(dialTimeout) // the dial continues without the request
@@ -244,31 +244,12 @@ func TestDeadline(t *testing.T) {
 			defer cancel()
 			start := time.Now()
 			_, err := f.RoundTrip(e, newRequest(t, http.MethodGet, "").WithContext(ctx), false)
-			if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrUnreachable) || errors.Is(err, ErrUnanswered) {
-				t.Errorf("%s: got %v, want only DeadlineExceeded", address, err)
+			if !errors.Is(err, context.DeadlineExceeded) || reasonOf(err) != engine.ReasonDeadline {
+				t.Errorf("%s: got %v, want DeadlineExceeded", address, err)
 			}
 			check.Same(t, 2*time.Second, time.Since(start), "%s: time", address)
 		}
 	})
-}
-
-// Every failure matches exactly one sentinel error.
-func TestSentinels(t *testing.T) {
-	for kind := range failContext + 1 {
-		if kind.String() == "" {
-			t.Errorf("kind %d has no name", kind)
-		}
-		f := &failure{kind: kind, err: errLost}
-		matches := 0
-		for _, sentinel := range []error{bound.ErrFull, ErrUnreachable, ErrUnanswered, ErrBadResponse} {
-			if errors.Is(f, sentinel) {
-				matches++
-			}
-		}
-		if none := kind == failBody || kind == failContext; none && matches != 0 || !none && matches != 1 {
-			t.Errorf("%v matches %d sentinels", kind, matches)
-		}
-	}
 }
 
 // Failures are classified by what is known to have been sent.
@@ -283,22 +264,39 @@ func TestKindsOfFailure(t *testing.T) {
 		ctx  context.Context
 		err  error
 		sent bool
-		want string
+		want engine.Reason
 	}{
-		{"no connection", t.Context(), &dialError{err: io.EOF}, false, "dial"},
-		{"an endpoint that is gone", t.Context(), errGone, false, "dial"},
-		{"ended", t.Context(), fmt.Errorf("reading: %w", io.EOF), true, "lost"},
-		{"reset", t.Context(), &net.OpError{Op: "read", Err: syscall.ECONNRESET}, true, "lost"},
-		{"ejected", ended(errEjected), context.Canceled, true, "ejected"},
-		{"ejected before anything was sent", ended(errEjected), context.Canceled, false, "dial"},
-		{"no patience", ended(errPatience), context.Canceled, true, "ejected"},
-		{"the client's body", t.Context(), &bodyError{io.ErrUnexpectedEOF}, true, "body"},
-		{"the client is gone", ended(context.Canceled), io.EOF, true, "context"},
-		{"no HTTP", t.Context(), errors.New("malformed HTTP response"), true, "bad"},
+		{"no connection", t.Context(), &dialError{err: io.EOF}, false, engine.ReasonDial},
+		{"an endpoint that is gone", t.Context(), errGone, false, engine.ReasonDial},
+		{"ended", t.Context(), fmt.Errorf("reading: %w", io.EOF), true, engine.ReasonLost},
+		{"reset", t.Context(), &net.OpError{Op: "read", Err: syscall.ECONNRESET}, true, engine.ReasonLost},
+		{"ejected", ended(errEjected), context.Canceled, true, engine.ReasonEjected},
+		{"ejected before anything was sent", ended(errEjected), context.Canceled, false, engine.ReasonDial},
+		{"no patience", ended(errPatience), context.Canceled, true, engine.ReasonEjected},
+		{"the client's body", t.Context(), &bodyError{io.ErrUnexpectedEOF}, true, engine.ReasonClientReset},
+		{"the client is gone", ended(context.Canceled), io.EOF, true, engine.ReasonDrain},
+		{"no HTTP", t.Context(), errors.New("malformed HTTP response"), true, engine.ReasonBadResponse},
 	} {
-		check.Same(t, tc.want, classify(tc.ctx, tc.err, tc.sent).String(), "%s", tc.name)
+		check.Same(t, tc.want, classify(tc.ctx, tc.err, tc.sent), "%s", tc.name)
 	}
 }
 
 // closes is a handler that executes a request and closes its connection.
 func closes(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+
+// reasonOf returns why a request has failed. What fails without a reason is a dial for the engine.
+func reasonOf(err error) engine.Reason {
+	if f, ok := errors.AsType[*engine.Failure](err); ok {
+		return f.Reason
+	}
+	if err != nil {
+		return engine.ReasonDial
+	}
+	return engine.ReasonNone
+}
+
+// retryIndex returns the place of a reason among the counted ones.
+func retryIndex(after engine.Reason) int {
+	reasons := retried()
+	return slices.Index(reasons[:], after)
+}

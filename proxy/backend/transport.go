@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 const (
@@ -49,8 +50,8 @@ const (
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool, by *Stay) (*http.Response, error) {
 	u.budget.deposit()
 	c := &call{u: u, by: by, req: req, long: longRunning}
-	if req.Body != http.NoBody {
-		c.body.stream = req.Body
+	if req.Body != nil && req.Body != http.NoBody {
+		c.body = &body{ReadCloser: req.Body}
 	}
 	c.safe = !longRunning && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == "")
 	if f := c.run(req.Context(), c.try); f != nil {
@@ -66,8 +67,8 @@ type call struct {
 	by   *Stay // may be nil
 	req  *http.Request
 	long bool
-	safe bool // executing it twice is harmless
-	body tries
+	safe bool           // executing it twice is harmless
+	body *body          // nil means none
 	res  *http.Response // when a try has succeeded
 
 	tried   []Lease // released, only to be avoided
@@ -76,25 +77,29 @@ type call struct {
 }
 
 // run tries one endpoint after the other. If try succeeds, it keeps the Lease.
-func (c *call) run(ctx context.Context, try func(Lease) *failure) *failure {
+func (c *call) run(ctx context.Context, try func(Lease) *engine.Failure) *engine.Failure {
 	for {
 		l, ok := c.u.Pick(c.by, c.tried...)
-		f := &failure{kind: failDial, err: errNoEndpoint}
-		if ok {
-			if f = try(l); f == nil {
-				return nil
-			}
-			l.Release()
+		var f *engine.Failure
+		if !ok {
+			f = fail(engine.ReasonDial, "", errNoEndpoint)
+		} else if f = try(l); f == nil {
+			return nil
 		}
+		l.Release()
 		if !c.again(ctx, l, f) {
+			if f.Reason == engine.ReasonEjected { // only says why to try again
+				f.Reason = engine.ReasonLost
+			}
 			return f
 		}
 	}
 }
 
 // again reports whether to retry. It pauses first if necessary.
-func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
-	if ctx.Err() != nil || f.kind != failDial && (!c.safe || f.kind != failLost && f.kind != failEjected) || c.body.touched.Load() {
+func (c *call) again(ctx context.Context, l Lease, f *engine.Failure) bool {
+	unsent := f.Reason == engine.ReasonDial
+	if ctx.Err() != nil || !unsent && (!c.safe || f.Reason != engine.ReasonLost && f.Reason != engine.ReasonEjected) || c.body.touched() {
 		return false
 	}
 	if l.e != nil {
@@ -105,16 +110,16 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 		c.until = time.Now().Add(c.u.target.waits())
 	}
 	switch {
-	case f.kind == failDial && another && c.retries < maxRetries:
+	case unsent && another && c.retries < maxRetries:
 		// A retry elsewhere costs the backend nothing, so it is not charged to the budget.
-	case f.kind == failDial && time.Now().Before(c.until):
+	case unsent && time.Now().Before(c.until):
 		c.tried = c.tried[:0]
 		return latest.Sleep(ctx, dialPause)
-	case f.kind == failDial, !another, c.retries >= maxRetries, !c.u.budget.allow():
+	case unsent, !another, c.retries >= maxRetries, !c.u.budget.allow():
 		return false
 	}
 	c.retries++
-	c.u.meter.retry(f.kind)
+	c.u.meter.retry(f.Reason)
 	return true
 }
 
@@ -132,11 +137,11 @@ func (c *call) patience(l Lease) time.Duration {
 }
 
 // try sends the request to one endpoint.
-func (c *call) try(l Lease) *failure {
+func (c *call) try(l Lease) *engine.Failure {
 	e := l.e
 	p := e.http1()
 	if p == nil {
-		return &failure{kind: failDial, address: e.address, err: errGone}
+		return fail(engine.ReasonDial, e.address, errGone)
 	}
 	ctx, cancel := context.WithCancelCause(c.req.Context())
 	var on atomic.Pointer[Conn]
@@ -150,7 +155,7 @@ func (c *call) try(l Lease) *failure {
 	verdict, out := e.state()
 	if out && c.elsewhere(l) { // ejected since it was chosen
 		cancel(nil)
-		return &failure{kind: failDial, address: e.address, err: errEjected}
+		return fail(engine.ReasonDial, e.address, errEjected)
 	}
 	stays := context.AfterFunc(verdict, func() {
 		if c.safe || on.Load() == nil { // not sent yet, or safe to send again
@@ -176,32 +181,32 @@ func (c *call) try(l Lease) *failure {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		k := classify(ctx, err, on.Load() != nil)
+		reason := classify(ctx, err, on.Load() != nil)
 		cancel(nil)
-		if k == failContext {
+		if reason == engine.ReasonDeadline || reason == engine.ReasonDrain {
 			err = c.req.Context().Err() // net/http may wrap it, or return its cause
 		}
-		return &failure{kind: k, address: e.address, err: err}
+		return fail(reason, e.address, err)
 	}
 	if got := on.Load(); got != nil && res.Close {
 		got.last.Store(true)
 	}
-	body := &responseBody{ReadCloser: res.Body, request: c.req.Context(), verdict: verdict}
+	answer := &responseBody{ReadCloser: res.Body, request: c.req.Context(), verdict: verdict}
 	switch whole := sent.Load(); {
 	case c.long:
-		if body.on = on.Load(); body.on != nil { // the verdict is its only sign of life
-			stays = context.AfterFunc(verdict, func() { _ = body.on.Close() }) // an error means that it has ended
+		if answer.on = on.Load(); answer.on != nil { // the verdict is its only sign of life
+			stays = context.AfterFunc(verdict, func() { _ = answer.on.Close() }) // an error means that it has ended
 		}
 	case whole > 0: // else it came before the end of the request
 		c.u.Observe(e.address, time.Since(start)-time.Duration(whole))
 	}
-	body.done = func() {
+	answer.done = func() {
 		stays()
 		cancel(nil)
 		l.Release()
 		c.body.end()
 	}
-	res.Body, c.res = body, res
+	res.Body, c.res = answer, res
 	return nil
 }
 
@@ -212,7 +217,10 @@ func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 	target := *c.req.URL
 	target.Scheme, target.Host, target.User = "https", address, (*url.Userinfo)(nil)
 	out.URL = &target
-	out.Body, out.GetBody = c.body.next(), nil
+	out.Body, out.GetBody = http.NoBody, nil
+	if c.body != nil {
+		out.Body = c.body
+	}
 	out.Close = false
 	out.RequestURI = ""
 	if out.Header == nil {
@@ -281,22 +289,22 @@ func (b *responseBody) end() {
 
 // classify returns how a round trip failed. sent says that it had a connection, so the request may
 // have been sent.
-func classify(ctx context.Context, err error, sent bool) kind {
+func classify(ctx context.Context, err error, sent bool) engine.Reason {
 	switch cause := context.Cause(ctx); {
 	case (cause == errEjected || cause == errPatience) && !sent: //nolint:errorlint // they are ours
-		return failDial
+		return engine.ReasonDial
 	case cause == errEjected || cause == errPatience: //nolint:errorlint // they are ours
-		return failEjected
+		return engine.ReasonEjected
 	case cause != nil:
-		return failContext
+		return over(ctx)
 	case errors.As(err, new(*bodyError)):
-		return failBody
+		return engine.ReasonClientReset
 	case errors.As(err, new(*dialError)), errors.Is(err, errGone):
-		return failDial
+		return engine.ReasonDial
 	case isConnectionError(err):
-		return failLost
+		return engine.ReasonLost
 	}
-	return failBad
+	return engine.ReasonBadResponse
 }
 
 const (
@@ -340,7 +348,7 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 	held := make([]byte, n)
 	if _, err := io.ReadFull(r.Body, held); err != nil {
 		end()
-		return nil, &failure{kind: failBody, err: &bodyError{fmt.Errorf("%d bytes were announced: %w", n, err)}}
+		return nil, fail(engine.ReasonClientReset, "", fmt.Errorf("reading request body of %d bytes: %w", n, err))
 	}
 	r.Body = heldBody{bytes.NewReader(held)}
 	return end, nil
@@ -358,53 +366,37 @@ func (*Upstream) Streams(r *http.Request) bool {
 // Close does nothing: the memory belongs to Hold's caller.
 func (heldBody) Close() error { return nil }
 
-// tries provide a request's body for each try, until some of it was read.
-type tries struct {
-	stream io.ReadCloser // nil means no body
-	// touched says that reading of stream has begun.
-	touched atomic.Bool
+// body is a request's body, for each try until some of it was read. Closing it before that leaves
+// it open for the next try: a failed dial must not close the client's body.
+type body struct {
+	io.ReadCloser
+	begun atomic.Bool // reading it
 }
 
-// next returns the body for one try.
-func (t *tries) next() io.ReadCloser {
-	if t.stream == nil {
-		return http.NoBody
-	}
-	return &streamedBody{t: t}
-}
-
-// end closes stream.
-func (t *tries) end() {
-	if t.stream != nil {
-		_ = t.stream.Close() // nothing reads any more
-	}
-}
-
-// streamedBody is one try's view of a stream. Closing it before the first Read leaves the stream
-// open for the next try: a failed dial must not close the client's body.
-type streamedBody struct {
-	t      *tries
-	closed atomic.Bool
-}
-
-func (s *streamedBody) Read(p []byte) (int, error) {
-	if s.closed.Load() {
-		return 0, &bodyError{http.ErrBodyReadAfterClose}
-	}
-	s.t.touched.Store(true)
-	n, err := s.t.stream.Read(p)
+func (b *body) Read(p []byte) (int, error) {
+	b.begun.Store(true)
+	n, err := b.ReadCloser.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		err = &bodyError{err}
 	}
 	return n, err
 }
 
-func (s *streamedBody) Close() error {
-	s.closed.Store(true)
-	if s.t.touched.Load() {
-		s.t.end() // ends a Read in progress
+func (b *body) Close() error {
+	if b.begun.Load() {
+		return b.ReadCloser.Close() //nolint:wrapcheck // it also ends a Read in progress
 	}
 	return nil
+}
+
+// touched reports whether a try has read some of the body.
+func (b *body) touched() bool { return b != nil && b.begun.Load() }
+
+// end closes the body.
+func (b *body) end() {
+	if b != nil {
+		_ = b.ReadCloser.Close() // nothing reads any more
+	}
 }
 
 // proofTime limits a proof, like a review.
@@ -416,7 +408,7 @@ func (l *Local) Prove(ctx context.Context, token string, from bound.Source, by *
 	u := l.Upstream(PoolUnproven)
 	place, ok := u.Acquire(from, false)
 	if !ok {
-		return 0, &failure{kind: failBusy, err: errFull}
+		return 0, fmt.Errorf("asking whether a token is accepted: %w", bound.ErrFull)
 	}
 	defer place.Leave()
 	ctx, cancel := context.WithTimeout(ctx, proofTime)

@@ -147,7 +147,7 @@ func newShared(log *slog.Logger) *shared {
 
 func newUpstream(name string, o *shared, t target) *Upstream {
 	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
-	u.forEngine = engine.Upstream{Pick: u.pick, Retried: u.retried}
+	u.forEngine = engine.Upstream{Pick: u.pick, Retried: u.meter.retry}
 	for _, places := range []*bound.Places{&u.inFlight, &u.longRunning, &u.reads, &u.writes} {
 		places.Lend = true // one controller may be the only client of an extension server
 	}
