@@ -290,6 +290,8 @@ type exchange struct {
 	relayed  bool
 	held     place
 	audit    string // Audit-ID
+	// agent is the client's User-Agent if the fields of head are dropped and a line may be written.
+	agent string
 	// observer is set if there is an audit log or tracing.
 	observer *observer
 	// events describes the body of a long-running response.

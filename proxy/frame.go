@@ -241,6 +241,9 @@ func (r *frameRequest) answerFields() []hpack.HeaderField {
 
 // dropBuffers drops references to the connection's buffers: the request may last for hours.
 func (r *frameRequest) dropBuffers() {
+	if r.head.Fields != nil && r.l.p.writesLines() {
+		r.agent = r.head.agent()
+	}
 	r.decision.Set, r.head.Fields, r.decision.learned = nil, nil, nil
 }
 
@@ -278,7 +281,7 @@ func (r *frameRequest) offEngine() http.Handler {
 }
 
 func (l *frames) recycle(r *frameRequest) {
-	*r.head, r.decision, r.audit = Head{}, Decision{}, ""
+	*r.head, r.decision, r.audit, r.agent = Head{}, Decision{}, "", ""
 	r.upstream, r.front, r.stay, r.observer, r.own = nil, nil, nil, nil, nil
 	l.requests.Put(r)
 }

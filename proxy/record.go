@@ -2,9 +2,11 @@ package proxy
 
 import (
 	"bufio"
+	"cmp"
 	"crypto/tls"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -223,15 +225,25 @@ const (
 	endComplete = "complete"
 	endRefused  = "refused-here"
 	// maxCause bounds a backend's text: a GOAWAY's is shorter, names in a certificate may be
-	// longer.
+	// longer. It bounds a User-Agent, too, of which kube-apiserver's components have 60 to 120
+	// bytes.
 	maxCause = 256
 )
+
+// agent returns the beginning of the User-Agent, without keeping the rest in memory.
+func (h *Head) agent() string {
+	a := h.get("user-agent")
+	if len(a) > maxCause {
+		a = strings.Clone(a[:maxCause])
+	}
+	return a
+}
 
 // line returns the line of the access log. The query is left out because it can hold secrets.
 func (x *exchange) line(e *ending) accesslog.Line {
 	h, d := x.head, &x.decision
 	line := accesslog.Line{
-		Outcome: e.Outcome, Method: h.Method, Path: h.Path, Verb: d.Request.Verb, From: h.RemoteIP, Proto: e.proto, Ended: h.Arrived.Add(e.Duration),
+		Outcome: e.Outcome, Method: h.Method, Path: h.Path, Verb: d.Request.Verb, From: h.RemoteIP, Agent: cmp.Or(x.agent, h.agent()), Proto: e.proto, Ended: h.Arrived.Add(e.Duration),
 		End: string(e.Reason), AuditID: x.audit,
 	}
 	if e.tls != 0 {

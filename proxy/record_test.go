@@ -150,3 +150,11 @@ func TestReadyDocument(t *testing.T) {
 		t.Error("the document is still sent")
 	}
 }
+
+// A line has at most the beginning of a User-Agent, and keeps no more of it in memory.
+func TestAgent(t *testing.T) {
+	for n, want := range map[int]int{0: 0, 60: 60, maxCause: maxCause, 8 << 10: maxCause} {
+		h := &Head{Head: wire.Head{Fields: []hpack.HeaderField{{Name: "user-agent", Value: strings.Repeat("a", n)}}}}
+		check.Same(t, strings.Repeat("a", want), h.agent(), "of %d bytes", n)
+	}
+}

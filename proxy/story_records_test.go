@@ -49,7 +49,7 @@ func (s *stage) line(about, text string, q *question) string {
 	}
 	path, _, _ := strings.Cut(q.target, "?")
 	usual := http.Header{
-		"level": {"INFO"}, "msg": {"request"}, "method": {q.Method}, "path": {path}, "from": {"127.0.0.1"}, "tls": {"TLS 1.3"}, "proto": {"HTTP/1.1"}, "audit": {q.id},
+		"level": {"INFO"}, "msg": {"request"}, "method": {q.Method}, "path": {path}, "from": {"127.0.0.1"}, "tls": {"TLS 1.3"}, "proto": {"HTTP/1.1"}, "audit": {q.id}, "agent": {"story"},
 	}
 	if q.way == "h2" {
 		usual["proto"] = []string{"HTTP/2.0"}

@@ -186,8 +186,8 @@ type Line struct {
 	Ended time.Time
 	// Proto is the client's protocol, TLS its TLS version.
 	Proto, TLS string
-	// From is the client's address, without port.
-	From string
+	// From is the client's address, without port, Agent its User-Agent, or the beginning of it.
+	From, Agent string
 	// User is the effective user, Impersonator the user that impersonates it.
 	User, Impersonator string
 	// APIService is the APIService of the path.
@@ -220,6 +220,7 @@ func (l *Line) append(b []byte) []byte {
 	b = optional(b, `,"proto":`, l.Proto)
 	b = optional(b, `,"tls":`, l.TLS)
 	b = optional(b, `,"from":`, l.From)
+	b = optional(b, `,"agent":`, l.Agent)
 	b = optional(b, `,"user":`, l.User)
 	b = optional(b, `,"impersonator":`, l.Impersonator)
 	b = optional(b, `,"apiservice":`, l.APIService)

@@ -24,7 +24,7 @@ import (
 
 func full() *Line {
 	return &Line{
-		Method: "GET", Path: `/apis/"quoted"`, Verb: "list", Proto: "HTTP/2.0", From: "192.0.2.1", TLS: "TLS 1.3", End: "lost",
+		Method: "GET", Path: `/apis/"quoted"`, Verb: "list", Proto: "HTTP/2.0", From: "192.0.2.1", Agent: "kubectl/v1", TLS: "TLS 1.3", End: "lost",
 		User: "jane\n", Impersonator: "joe\\", APIService: "v1.x", AuditID: "id",
 		Outcome: engine.Outcome{
 			Status: 200, Sent: 17, Received: 3, Duration: 1500 * time.Microsecond, Placed: time.Microsecond, Wait: time.Millisecond,
@@ -41,7 +41,7 @@ func TestLine(t *testing.T) {
 		want map[string]any
 	}{
 		{full(), map[string]any{
-			"method": "GET", "path": `/apis/"quoted"`, "verb": "list", "status": 200., "bytes": 17., "took": 1.5e6, "proto": "HTTP/2.0", "from": "192.0.2.1",
+			"method": "GET", "path": `/apis/"quoted"`, "verb": "list", "status": 200., "bytes": 17., "took": 1.5e6, "proto": "HTTP/2.0", "from": "192.0.2.1", "agent": "kubectl/v1",
 			"user": "jane\n", "impersonator": "joe\\", "apiservice": "v1.x", "audit": "id", "in": 3., "waited": 1e3, "first": 1e6, "end": "lost",
 			"endpoint": "10.0.0.1:443", "tries": 2., "new": true, "tls": "TLS 1.3",
 		}},
