@@ -19,6 +19,9 @@ const (
 	// leafMemory is how long a leaf is remembered after it was last presented. The prober dials
 	// every endpoint anew within seconds, so five minutes without it mean that it is gone.
 	leafMemory = 5 * time.Minute
+	// refusedMemory is how long a refused leaf is shown: an endpoint that presents one is probed
+	// every five seconds, so without it the endpoint has got another.
+	refusedMemory = 15 * time.Second
 	// forgetEvery is how often all are searched for such leaves: 10,000 take a few milliseconds.
 	forgetEvery = time.Minute
 	// unreadTime is how long the former roots are trusted, at least, while a new reference has not
@@ -51,9 +54,10 @@ type backend struct {
 
 // leaf is a certificate that an endpoint presented.
 type leaf struct {
-	cert *x509.Certificate
-	root identity
-	seen time.Time
+	cert    *x509.Certificate
+	root    identity
+	seen    time.Time
+	refused bool
 }
 
 // guarded is an open connection whose chain must stay valid.
@@ -169,13 +173,18 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	if err != nil {
 		b.mu.Lock()
 		counted := b.counted
+		b.remember(chain[:min(len(chain), 1)], leaf{seen: now, refused: true})
 		b.mu.Unlock()
 		b.hooks.refused(counted, err)
 		return err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.remember(chain[:min(len(chain), 1)], got.root, now)
+	l := leaf{seen: now}
+	if got.root != nil {
+		l.root = identify(got.root)
+	}
+	b.remember(chain[:min(len(chain), 1)], l)
 	if b.current.Load() != v {
 		// The trust changed during verification: the current one decides.
 		if got, old, err = b.current.Load().verify(chain, now); err != nil {
@@ -199,13 +208,9 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 
 // remember keeps the leaf for status and metrics, and evicts the least recently seen one if there
 // are too many. The caller holds the mutex.
-func (b *backend) remember(chain []*x509.Certificate, root *x509.Certificate, now time.Time) {
-	for _, c := range chain {
-		l := leaf{cert: c, seen: now}
-		if root != nil {
-			l.root = identify(root)
-		}
-		b.leaves[sha256.Sum256(c.Raw)] = l
+func (b *backend) remember(chain []*x509.Certificate, l leaf) {
+	for _, l.cert = range chain {
+		b.leaves[sha256.Sum256(l.cert.Raw)] = l
 	}
 	if len(b.leaves) > maxLeaves {
 		oldest := func(x, y [sha256.Size]byte) int { return b.leaves[x].seen.Compare(b.leaves[y].seen) }

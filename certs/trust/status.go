@@ -66,6 +66,8 @@ type Certificate struct {
 	NotAfter time.Time `json:"notAfter"`
 	// Live says of a CA that a chain presented in the last minutes ends in it.
 	Live bool `json:"live,omitempty"`
+	// Refused says of a leaf that it was not accepted when it was last presented.
+	Refused bool `json:"refused,omitempty"`
 }
 
 // Describe returns a Certificate for c.
@@ -94,7 +96,12 @@ func (b *backend) status(now time.Time) Status {
 	}
 	liveRoots := make(map[identity]bool)
 	for _, l := range b.seen() {
-		s.Leaves = append(s.Leaves, Describe(l.cert))
+		if l.refused && now.Sub(l.seen) > refusedMemory {
+			continue
+		}
+		d := Describe(l.cert)
+		d.Refused = l.refused
+		s.Leaves = append(s.Leaves, d)
 		liveRoots[l.root] = true
 	}
 	if v.current != nil {
@@ -106,7 +113,7 @@ func (b *backend) status(now time.Time) Status {
 		}
 	}
 	byExpiry := func(a, b Certificate) int {
-		return cmp.Or(a.NotAfter.Compare(b.NotAfter), cmp.Compare(a.Fingerprint, b.Fingerprint))
+		return cmp.Or(a.NotAfter.Compare(b.NotAfter), cmp.Compare(metric.Number(a.Refused), metric.Number(b.Refused)), cmp.Compare(a.Fingerprint, b.Fingerprint))
 	}
 	slices.SortFunc(s.CAs, byExpiry)
 	s.CAs = slices.CompactFunc(s.CAs, func(a, b Certificate) bool { return a.Fingerprint == b.Fingerprint })
@@ -225,6 +232,9 @@ func (t *Trust) gauges() metric.Gauges {
 		for _, s := range t.Status() {
 			for kind, certs := range map[string][]Certificate{"ca": s.CAs, "leaf": s.Leaves} {
 				for _, cert := range certs[:min(len(certs), maxSeries)] {
+					if cert.Refused {
+						continue // a stranger's, perhaps
+					}
 					gauge(expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
 				}
 			}

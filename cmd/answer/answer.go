@@ -239,6 +239,16 @@ func (a *APIService) Path() string {
 // Why returns the details of the verdict, or the message of the maintenance.
 func (a *APIService) Why() string { return cmp.Or(a.Maintenance, a.Verdict.Message) }
 
+// SetTrust sets Trust. An overlap of CAs is what is wrong with it, if nothing else is: it works
+// only for a while.
+func (a *APIService) SetTrust(t *trust.Status) {
+	a.Trust = t
+	if t.OverlapInForce && a.Available() && a.Cause == "" {
+		a.Cause = "available until " + t.OverlapUntil.UTC().Format(time.TimeOnly) + " UTC only: the backend presents a certificate that only the replaced CA verifies"
+		a.Advice = "if the new CA bundle is right, renew the backend's certificate before then; if not, correct the bundle"
+	}
+}
+
 // Those returns the APIServices that match, in order.
 func (s *Status) Those(match func(*APIService) bool) (list []*APIService) {
 	for i := range s.APIServices {

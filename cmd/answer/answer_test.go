@@ -1,10 +1,13 @@
 package answer
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
 )
 
 func TestExpires(t *testing.T) {
@@ -49,5 +52,27 @@ func TestUnits(t *testing.T) {
 		if c.got != c.want {
 			t.Errorf("%s, want %s", c.got, c.want)
 		}
+	}
+}
+
+// An overlap of CAs that the backend needs is what is wrong with an APIService, unless something
+// else is.
+func TestSetTrust(t *testing.T) {
+	needed := &trust.Status{OverlapInForce: true, OverlapUntil: time.Date(2026, 11, 28, 23, 33, 40, 0, time.FixedZone("", 3600))}
+	good := registry.Verdict{Status: "True"}
+	for _, tc := range []struct {
+		a     APIService
+		t     *trust.Status
+		cause string
+	}{
+		{APIService{Verdict: good}, needed, "available until 22:33:40 UTC only: the backend presents a certificate that only the replaced CA verifies"},
+		{APIService{Verdict: good}, &trust.Status{OverlapUntil: needed.OverlapUntil}, ""},
+		{APIService{Verdict: good, Cause: "1 of 2"}, needed, "1 of 2"},
+		{APIService{}, needed, ""},
+	} {
+		tc.a.SetTrust(tc.t)
+		check.Same(t, tc.cause, tc.a.Cause, "cause of %+v", tc.a)
+		check.Same(t, tc.t, tc.a.Trust, "trust")
+		check.Same(t, strings.HasPrefix(tc.cause, "available"), tc.a.Advice != "", "advice")
 	}
 }

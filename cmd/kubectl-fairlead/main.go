@@ -22,6 +22,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -76,6 +77,7 @@ type client struct {
 	http      *http.Client
 	apiserver rest.Interface // of the cluster behind Fairlead
 	palette   palette
+	names     []string // of the APIServices in a status. Empty means all
 }
 
 // connect reads the kubeconfig as kubectl does.
@@ -139,5 +141,9 @@ func (c *client) get(ctx context.Context, path string, query url.Values, into an
 
 func (c *client) status(ctx context.Context) (*answer.Status, error) {
 	s := &answer.Status{}
-	return s, c.get(ctx, answer.Below+"/status", nil, s)
+	err := c.get(ctx, answer.Below+"/status", nil, s)
+	if len(c.names) > 0 {
+		s.APIServices = slices.DeleteFunc(s.APIServices, func(a answer.APIService) bool { return !slices.Contains(c.names, a.Name) })
+	}
+	return s, err
 }

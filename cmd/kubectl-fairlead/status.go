@@ -32,19 +32,21 @@ func statusCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	o := &statusOptions{}
 	cmd := &cobra.Command{
-		Use:   "status",
+		Use:   "status [NAME…]",
 		Short: "Show the APIServices in order, and whether each can be used",
 		Long: `Show the APIServices as the Fairlead behind the kubeconfig's server sees them, in their order, with
-verdict, cause, endpoints and certificates.
+verdict, cause, endpoints and certificates. With names only those APIServices are shown, and count
+for the exit code.
 
 Exit code 0: every APIService can be used. 1: Fairlead did not answer. 2: usage error. 3: an
 APIService is unavailable, this Fairlead is not ready or one of its checks fails; with --replicas,
 for any of them.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, names []string) error {
 			printer, err := o.form.printer()
 			if err == nil && (o.watch || o.replicas) && printer != nil || o.watch && o.replicas {
 				err = errors.New("--watch and --replicas only show a table, and exclude each other")
+			} else if o.replicas && len(names) > 0 {
+				err = errors.New("--replicas takes no names")
 			}
 			if err != nil {
 				return cli.Usage(err)
@@ -53,7 +55,7 @@ for any of them.`,
 			if err != nil {
 				return err
 			}
-			if o.replicas {
+			if c.names, o.all = names, o.all || len(names) > 0; o.replicas {
 				return c.replicas(cmd.Context())
 			}
 			if o.watch {
@@ -63,12 +65,20 @@ for any of them.`,
 			if err != nil {
 				return err
 			}
+			for _, name := range names {
+				if len(s.Those(func(a *answer.APIService) bool { return a.Name == name })) == 0 {
+					return fmt.Errorf("there is no APIService %q", name)
+				}
+			}
 			if printer != nil {
 				return errors.Join(encode(cmd.OutOrStdout(), printer, "Status", s), sound(s))
 			}
 			shown := o.shown(s)
 			return cmp.Or(c.served(s), c.palette.table(c.out, c.rows(s, shown, o)), c.footer(s, len(s.APIServices)-len(shown)), sound(s))
 		},
+	}
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return apiServiceNames(cmd.Context(), flags), cobra.ShellCompDirectiveNoFileComp
 	}
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "Show what changes until interrupted.")
 	cmd.Flags().BoolVar(&o.replicas, "replicas", false, "Ask each replica of Fairlead, on its admin port, and show where they differ.")
@@ -125,6 +135,8 @@ func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 	switch {
 	case a.Maintenance != "":
 		available, reason = "False", "Maintenance"
+	case a.Available() && a.Cause != "":
+		colour = warn
 	case a.Available():
 		colour = good
 	}
@@ -177,6 +189,9 @@ func (c *client) footer(s *answer.Status, local int) error {
 		for _, p := range a.Problems {
 			line(bad, a.Name, ": ", p)
 		}
+		if a.Available() && len(a.Problems) == 0 && a.Cause != "" {
+			line(warn, a.Name, ": ", a.Cause)
+		}
 	}
 	for _, p := range s.Problems {
 		line(bad, p)
@@ -194,8 +209,9 @@ func (c *client) footer(s *answer.Status, local int) error {
 			line(bad, f.Use, " (", f.Source, "): ", f.Err)
 		}
 	}
-	if all := s.Unavailable(); len(all) > 0 { // one shows how
-		line(dim, "Cause and advice: ", called(os.Args[0]), " explain ", all[0].Name)
+	ill := append(s.Unavailable(), s.Those(func(a *answer.APIService) bool { return a.Cause != "" })...)
+	if len(ill) > 0 { // one shows how
+		line(dim, "Cause and advice: ", called(os.Args[0]), " explain ", ill[0].Name)
 	}
 	_, err := io.WriteString(c.out, b.String())
 	return err

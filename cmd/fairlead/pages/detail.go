@@ -192,5 +192,8 @@ func (d *document) certificate(now time.Time, kind string, c *trust.Certificate)
 	if c.Live {
 		d.put(`<span class="dim">, in use</span>`)
 	}
+	if c.Refused {
+		d.put(`<span class="bad">, refused</span>`)
+	}
 	d.put(`</li>`)
 }

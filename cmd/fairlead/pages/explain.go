@@ -81,7 +81,7 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 		x.APIService = &a
 		for _, t := range p.cfg.Trust() {
 			if t.APIService == a.Name {
-				a.Trust = &t
+				a.SetTrust(&t)
 			}
 		}
 	}
@@ -101,6 +101,8 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 	x.Timeout = timeout(&d)
 	if x.Cause, x.Advice = diagnose(&d); x.Cause == "" && d.Action == proxy.ToLocal {
 		p.explainLocal(x)
+	} else if x.Cause == "" && x.APIService != nil {
+		x.Cause, x.Advice = x.APIService.Cause, x.APIService.Advice
 	}
 	x.Cause = brief(x.Cause)
 	switch {

@@ -184,7 +184,7 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 	}
 	for _, x := range p.cfg.Trust() {
 		if a := byName[x.APIService]; a != nil {
-			a.Trust = &x
+			a.SetTrust(&x)
 		} else if x.APIService == LocalName && len(s.LocalServers) > 0 {
 			s.LocalTrust = &x
 		}
