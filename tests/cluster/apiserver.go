@@ -40,11 +40,11 @@ func (c *Cluster) AddAPIServer(ctx context.Context, etcd string, more ...string)
 func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more ...string) (err error) {
 	defer try.Catch(&err)
 	more = slices.Concat(c.cfg.APIServerArgs, more)
-	path, host := try.Get(c.cfg.tool(ctx, "kube-apiserver")), lastOf(more, "--bind-address=", "127.0.0.1")
-	port := lastOf(more, "--secure-port=", strconv.Itoa(try.Get(freePorts(1))[0]))
+	path, host := try.Get(c.cfg.tool(ctx, "kube-apiserver")), lastOf(more, "--bind-address=", c.cfg.Loopback)
+	port := lastOf(more, "--secure-port=", strconv.Itoa(try.Get(c.cfg.freePorts(1))[0]))
 	name := numbered("kube-apiserver", i)
 	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: name, Names: []string{
-		host, name, try.Get(os.Hostname()), "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1",
+		host, name, try.Get(os.Hostname()), "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1", "fd00:96::1",
 	}}))
 	tokens := filepath.Join(c.PKI.Dir, "tokens.csv")
 	try.Do(os.WriteFile(tokens, []byte(staticTokens), 0o600))
@@ -125,7 +125,7 @@ func (c *Cluster) bindAdmin(ctx context.Context) (err error) {
 // up, other flags override.
 func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (p *Part, err error) {
 	defer try.Catch(&err)
-	path, port := try.Get(c.cfg.tool(ctx, "kube-controller-manager")), try.Get(freePorts(1))[0]
+	path, port := try.Get(c.cfg.tool(ctx, "kube-controller-manager")), try.Get(c.cfg.freePorts(1))[0]
 	kubeconfig := try.Get(c.Kubeconfig(through, "kube-controller-manager", Leaf{User: "system:kube-controller-manager"}))
 	const controllers = "namespace-controller,garbage-collector-controller,serviceaccount-controller,serviceaccount-token-controller," +
 		"root-ca-certificate-publisher-controller,resourcequota-controller,clusterrole-aggregation-controller," +
@@ -134,7 +134,7 @@ func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, 
 		Name: "kube-controller-manager", Path: path,
 		Args: append([]string{
 			"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
-			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port),
+			"--bind-address=" + c.cfg.Loopback, fmt.Sprintf("--secure-port=%d", port),
 			"--leader-elect=false",
 			"--use-service-account-credentials", // as kubeadm: each controller uses a ServiceAccount token, which exercises tokens
 			"--service-account-private-key-file=" + c.PKI.ServiceAccounts.KeyFile,

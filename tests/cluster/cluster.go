@@ -31,6 +31,9 @@ type Config struct {
 	// Dir holds keys, data and logs, and is kept. Empty: a temporary folder that Close removes.
 	Dir string
 
+	// Loopback is where servers listen. Empty: 127.0.0.1.
+	Loopback string
+
 	// APIServers is the number of kube-apiservers that share the etcd. Zero: one. Negative: none.
 	APIServers int
 
@@ -98,6 +101,7 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 
 func (c Config) complete() Config {
 	c.Progress = cmp.Or[io.Writer](c.Progress, os.Stderr)
+	c.Loopback = cmp.Or(c.Loopback, "127.0.0.1")
 	c.APIServers = cmp.Or(c.APIServers, 1)
 	c.Members = max(c.Members, 1)
 	c.AdminGroup = cmp.Or(c.AdminGroup, mastersGroup)

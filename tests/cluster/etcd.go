@@ -20,28 +20,28 @@ func (c *Cluster) EtcdURLs() []string { return strings.Split(c.etcdURL, ",") }
 // startEtcd starts all members at once: none becomes ready before a majority runs.
 func (c *Cluster) startEtcd(ctx context.Context) (err error) {
 	defer try.Catch(&err)
-	path, ports := try.Get(c.cfg.tool(ctx, "etcd")), try.Get(freePorts(2*c.cfg.Members))
+	path, ports := try.Get(c.cfg.tool(ctx, "etcd")), try.Get(c.cfg.freePorts(2*c.cfg.Members))
 	var clients, peers []string
 	for i := range c.cfg.Members {
-		clients = append(clients, loopback("http", ports[2*i]))
-		peers = append(peers, numbered("etcd", i)+"="+loopback("http", ports[2*i+1]))
+		clients = append(clients, url("http", c.cfg.Loopback, ports[2*i]))
+		peers = append(peers, numbered("etcd", i)+"="+url("http", c.cfg.Loopback, ports[2*i+1]))
 	}
 	c.etcdURL = strings.Join(clients, ",")
 	c.Members = make([]*Part, len(clients))
 	g, ctx := errgroup.WithContext(ctx)
-	for i, url := range clients {
+	for i, client := range clients {
 		name, peer, _ := strings.Cut(peers[i], "=")
 		g.Go(func() (err error) {
 			c.Members[i], err = c.Run(ctx, Command{
 				Name: name, Path: path,
 				Args: append([]string{
 					"--name=" + name, "--data-dir=" + filepath.Join(c.dir, "data-"+name),
-					"--listen-client-urls=" + url, "--advertise-client-urls=" + url,
+					"--listen-client-urls=" + client, "--advertise-client-urls=" + client,
 					"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=" + strings.Join(peers, ","),
 					"--unsafe-no-fsync", // the data need not survive a power failure
 					"--log-level=warn",
 				}, c.cfg.EtcdArgs...),
-				Ready: Endpoint{URL: url}.Serves("/readyz", Credentials{}),
+				Ready: Endpoint{URL: client}.Serves("/readyz", Credentials{}),
 			})
 			return err
 		})

@@ -26,8 +26,8 @@ type Backend struct {
 	CAFile    string // the CA of its serving certificate
 
 	// Addresses are its endpoints, not on loopback. The Service is headless: kube-apiserver's own
-	// aggregator cannot dial it, so all that the backend receives comes from Fairlead. Nil:
-	// 127.0.0.1.
+	// aggregator cannot dial it, so all that the backend receives comes from Fairlead. All of
+	// one family. Nil: localhost.
 	Addresses []string
 
 	// GroupVersions have the form metrics.k8s.io/v1beta1, the preferred version first.
@@ -58,6 +58,9 @@ func (c *Cluster) Register(ctx context.Context, b Backend) (err error) {
 			Ports: []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(b.Port))}},
 		}
 		for _, a := range b.Addresses {
+			if strings.Contains(a, ":") {
+				slice.AddressType = discoveryv1.AddressTypeIPv6
+			}
 			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
 		}
 		try.Get(core.DiscoveryV1().EndpointSlices(b.Namespace).Create(ctx, slice, metav1.CreateOptions{}))
@@ -107,13 +110,13 @@ func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *
 func (c *Cluster) ExtensionArgs(b *Backend) (e Endpoint, args []string, err error) {
 	defer try.Catch(&err)
 	name := b.Service + "." + b.Namespace
-	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: b.Service, Names: []string{name + ".svc", "localhost", "127.0.0.1"}}))
+	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: b.Service, Names: []string{name + ".svc", "localhost", c.cfg.Loopback}}))
 	// It uses an identity of its own to ask kube-apiserver about callers (TokenReview,
 	// SubjectAccessReview, the request-header ConfigMap).
 	kubeconfig := try.Get(c.Kubeconfig(c.Endpoint(), name+"-client", Leaf{User: b.Service, Groups: []string{mastersGroup}}))
-	b.Port = try.Get(freePorts(1))[0]
-	return Endpoint{URL: loopback("https", b.Port), CAFile: c.PKI.Serving.CertFile}, []string{
-		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", b.Port),
+	b.Port = try.Get(c.cfg.freePorts(1))[0]
+	return Endpoint{URL: url("https", c.cfg.Loopback, b.Port), CAFile: c.PKI.Serving.CertFile}, []string{
+		"--bind-address=" + c.cfg.Loopback, fmt.Sprintf("--secure-port=%d", b.Port),
 		"--tls-cert-file=" + serving.CertFile, "--tls-private-key-file=" + serving.KeyFile,
 		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
 	}, nil

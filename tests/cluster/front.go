@@ -19,7 +19,7 @@ type Fairlead struct {
 	// Name is its name in errors and of its log file. Empty: fairlead.
 	Name string
 
-	// Address is the address that it listens on. Empty: 127.0.0.1.
+	// Address is the address that it listens on. Empty: Config.Loopback.
 	Address string
 
 	// Port is the front port. Zero: a free one.
@@ -46,11 +46,11 @@ type Front struct {
 // StartFairlead starts f with all files that it needs from the PKI, and waits until it is ready.
 func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (running *Front, err error) {
 	defer try.Catch(&err)
-	free := try.Get(freePorts(2))
-	f.Name, f.Address = cmp.Or(f.Name, "fairlead"), cmp.Or(f.Address, "127.0.0.1")
+	free := try.Get(c.cfg.freePorts(2))
+	f.Name, f.Address = cmp.Or(f.Name, "fairlead"), cmp.Or(f.Address, c.cfg.Loopback)
 	f.Port, f.AdminPort = cmp.Or(f.Port, free[0]), cmp.Or(f.AdminPort, free[1])
 	serving := try.Get(c.PKI.Serving.Issue(f.Name, Leaf{User: f.Name, Names: []string{
-		f.Address, "localhost", "kubernetes.default.svc", "10.96.0.1",
+		f.Address, "localhost", "kubernetes.default.svc", "10.96.0.1", "fd00:96::1",
 	}}))
 	from := "--registry=" + f.Registry
 	if f.Registry == "" {
@@ -73,8 +73,8 @@ func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (running *Front
 	}
 	ca := cmp.Or(f.CAFile, c.PKI.Serving.CertFile)
 	front := &Front{
-		Endpoint: Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.Port), CAFile: ca},
-		Admin:    Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.AdminPort), CAFile: ca},
+		Endpoint: Endpoint{URL: url("https", f.Address, f.Port), CAFile: ca},
+		Admin:    Endpoint{URL: url("https", f.Address, f.AdminPort), CAFile: ca},
 	}
 	front.Part, err = c.Run(ctx, Command{
 		Name: f.Name, Path: f.Path, Args: append(args, f.Args...), Ready: front.Admin.Serves("/readyz", Credentials{}),

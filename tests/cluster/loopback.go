@@ -14,14 +14,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/ask"
 )
 
-// freePorts returns n unused loopback ports below the range for outgoing connections (32768 and
-// up), so that none of those takes one before its server listens.
-func freePorts(n int) ([]int, error) {
+// freePorts returns n unused ports of Config.Loopback below the range for outgoing connections
+// (32768 and up), so that none of those takes one before its server listens.
+func (c Config) freePorts(n int) ([]int, error) {
 	const low, high = 11000, 32000
 	var ports []int
 	for range 100 * n { // most tries succeed: a machine listens on few of 21,000 ports
 		port := low + rand.IntN(high-low)
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
+		l, err := net.Listen("tcp", net.JoinHostPort(c.Loopback, strconv.Itoa(port)))
 		if err != nil {
 			continue
 		}
@@ -33,7 +33,9 @@ func freePorts(n int) ([]int, error) {
 	return nil, fmt.Errorf("finding %d free loopback ports: none between %d and %d", n, low, high)
 }
 
-func loopback(scheme string, port int) string { return fmt.Sprintf("%s://127.0.0.1:%d", scheme, port) }
+func url(scheme, host string, port int) string {
+	return scheme + "://" + net.JoinHostPort(host, strconv.Itoa(port))
+}
 
 // Serves returns a Command.Ready that checks for a 200 from a path of e.
 func (e Endpoint) Serves(path string, c Credentials) func(context.Context) error {

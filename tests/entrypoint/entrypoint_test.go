@@ -25,7 +25,7 @@ import (
 func TestEntrypoint(t *testing.T) {
 	const first, second = "10.79.0.1:8443", "10.79.0.2:8443"
 	w := newWorld(t)
-	w.serviceProxy(t)
+	w.serviceProxy(t, clusterIP)
 	one := w.start(t, "one", "10.79.0.1")
 	w.publishes(t, 5*time.Second, first)
 	two := w.start(t, "two", "10.79.0.2", "--shutdown-delay-duration=2s") // kube-proxies need time to notice

@@ -50,13 +50,18 @@ func newWorld(t *testing.T) *world {
 	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin"))}
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--endpoint-reconciler-type=none", "--advertise-address=10.79.0.9"}})
 	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
-	// The shipped manifests, combined as in docs/operations.md.
-	deploy := filepath.Join(dir, "deploy")
+	w.kubeconfig = must.Get(w.Account(t.Context(), w.Endpoint(), w.deploy(t), "entrypoint"))(t)
+	return w
+}
+
+// deploy returns a folder with the shipped manifests, combined as in docs/operations.md.
+func (w *world) deploy(t *testing.T) string {
+	t.Helper()
+	deploy := filepath.Join(w.Dir(), "deploy")
 	must.Do(t, os.CopyFS(deploy, os.DirFS("../../deploy")))
 	must.Do(t, os.Mkdir(filepath.Join(deploy, "overlays", "entrypoint"), 0o700))
 	suite.Put(t, filepath.Join(deploy, "overlays", "entrypoint", "kustomization.yaml"), "resources: [../control-plane]\ncomponents: [../../components/entrypoint]\n")
-	w.kubeconfig = must.Get(w.Account(t.Context(), w.Endpoint(), deploy, "entrypoint"))(t)
-	return w
+	return deploy
 }
 
 // start runs a Fairlead with the shipped ServiceAccount at an address.
@@ -105,9 +110,9 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 
 // serviceProxy acts as kube-proxy for one Service: each connection to the cluster address goes to
 // one of the current endpoints. Like kube-proxy, it reads them directly from an apiserver.
-func (w *world) serviceProxy(t *testing.T) {
+func (w *world) serviceProxy(t *testing.T, clusterIP string) {
 	t.Helper()
-	relay.Accept(t, must.Get(net.Listen("tcp", clusterIP+":443"))(t), func(ctx context.Context, client net.Conn) {
+	relay.Accept(t, must.Get(net.Listen("tcp", net.JoinHostPort(clusterIP, "443")))(t), func(ctx context.Context, client net.Conn) {
 		all, err := w.endpoints(ctx)
 		if err != nil || len(all) == 0 {
 			return

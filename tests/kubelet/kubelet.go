@@ -11,6 +11,7 @@ package kubelet
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -41,9 +42,12 @@ const (
 	containerName = "main"
 )
 
-// Config describes a kubelet. All fields are required.
+// Config describes a kubelet. All fields but Address are required.
 type Config struct {
-	// Certificate is the serving pair. It must be valid for 127.0.0.1.
+	// Address is where it listens, and its node's. Empty: 127.0.0.1.
+	Address string
+
+	// Certificate is the serving pair. It must be valid for Address.
 	Certificate tls.Certificate
 
 	// ClientCAs verify callers.
@@ -66,10 +70,11 @@ type Kubelet struct {
 	containers map[string]*Container
 }
 
-// New starts a kubelet on a free port of 127.0.0.1. The caller closes it.
+// New starts a kubelet on a free port. The caller closes it.
 func New(cfg Config) (*Kubelet, error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	cfg.Address = cmp.Or(cfg.Address, "127.0.0.1")
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(cfg.Address, "0"))
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("starting kubelet: %w", err)

@@ -30,7 +30,7 @@ func (k *Kubelet) Join(ctx context.Context, core kubernetes.Interface, name stri
 	now := metav1.Now()
 	node.Status = corev1.NodeStatus{
 		Capacity: size, Allocatable: size,
-		Addresses:       []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}, {Type: corev1.NodeHostName, Address: name}},
+		Addresses:       []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: k.cfg.Address}, {Type: corev1.NodeHostName, Address: name}},
 		DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(k.listen.Addr().(*net.TCPAddr).Port)}},
 		Conditions: []corev1.NodeCondition{{
 			Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: now, LastTransitionTime: now,
@@ -61,7 +61,7 @@ func (k *Kubelet) Run(ctx context.Context, core kubernetes.Interface, namespace,
 	}, metav1.CreateOptions{}))
 	now := metav1.Now()
 	pod.Status = corev1.PodStatus{
-		Phase: corev1.PodRunning, StartTime: &now, HostIP: "127.0.0.1",
+		Phase: corev1.PodRunning, StartTime: &now, HostIP: k.cfg.Address,
 		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: now}},
 		ContainerStatuses: []corev1.ContainerStatus{{
 			Name: containerName, Image: "none", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}},
