@@ -7,30 +7,41 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
-	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// desk has the queues for costly decisions: long heads and certificate chains. At most half of the
-// processors work on both, so that strangers cannot use all of them, and each source has its own
-// queues. Chains have a queue beside that of heads: every client behind a load balancer has its
-// address, and needs one turn; a stranger there may send long heads without end.
-type desk struct{ heads, chains *bound.Queue }
+// desk has the queues for costly decisions: long heads, certificate chains, and requests over
+// HTTP/2 that wait for a look-up. Who finds a queue full gets 429.
+//
+// At most half of the processors work on heads and chains, so that strangers cannot use all of
+// them, and each source has its own queues. Chains have a queue beside that of heads: every client
+// behind a load balancer has its address, and needs one turn; a stranger there may send long heads
+// without end.
+type desk struct{ heads, chains, parked *bound.Queue }
 
 func newDesk() desk {
 	heads := bound.NewQueue(max(1, runtime.GOMAXPROCS(0)/2), maxAtDesk)
-	return desk{heads: heads, chains: heads.Beside()}
+	return desk{heads: heads, chains: heads.Beside(), parked: bound.NewApart(parkedAtOnce, maxParked)}
 }
 
 const (
+	// parkedAtOnce: a source has a quarter of it decided at once, a connection of strangers a
+	// sixteenth, which is as many as a user's reviews. More would wait for those anyway, and
+	// thousands of goroutines that finish together would keep the loop from a processor.
+	parkedAtOnce = 256
+	// maxParked limits the bytes of parked requests. A source may use a quarter. A connection may
+	// use a sixteenth, twice the limit for the heads of its streams: a head still waits after its
+	// stream was reset or its connection has ended.
+	maxParked = 128 << 20
+	// parkedSize is charged for a parked request in addition to its head: a goroutine's stack.
+	parkedSize = 5 << 10
 	// maxAtDesk limits the waiting decisions of each kind. One connection may use a sixteenth: 64
 	// heads of 256 KB.
 	maxAtDesk = 1024
@@ -61,103 +72,11 @@ const fieldCost = 32
 
 // turn waits for a turn at the desk, in one of its queues.
 func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error) {
-	leave, err = q.Enter(ctx, bound.Stranger(h.Remote))
+	leave, err = q.Enter(ctx, bound.Stranger(h.Remote), 1)
 	if err != nil {
 		return nil, errBusy("the front door")
 	}
 	return leave, nil
-}
-
-const (
-	// parkedAtOnce limits how many requests of a source are decided at once on goroutines that may
-	// block: as many as one user's reviews. More would wait for those anyway, and thousands of
-	// goroutines that finish together would keep the loop from a processor.
-	parkedAtOnce = 16
-	// maxParked limits the bytes of the waiting requests: the ordinary requests of a hundred
-	// connections. A source may use a quarter. A connection may use a sixteenth, twice the limit
-	// for the heads of its streams: a head still waits after its stream was reset or its connection
-	// has ended.
-	maxParked = 128 << 20
-	// parkedSize is charged for a waiting request in addition to its head.
-	parkedSize = 1 << 10
-)
-
-// parking holds the parked requests.
-type parking struct {
-	held   bound.Places // the bytes of waiting requests
-	memory *hold.Bound  // counts them, too; nil means that nothing does
-
-	mu sync.Mutex // guards by
-	by map[bound.Source]*parkQueue
-}
-
-// parkQueue is the queue of a source. It exists only while the source has requests.
-type parkQueue struct {
-	deciding int // goroutines
-	waiting  []parked
-}
-
-// parked is a request in a queue.
-type parked struct {
-	decide func()
-	place  bound.Place
-	size   int64 // in memory
-}
-
-// park runs decide on a goroutine of its own, or after another request of its source. It reports
-// false if too many bytes wait. The goroutine ends with the look-ups' own timeouts.
-func (l *parking) park(s bound.Source, size int, decide func()) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	at := l.by[s]
-	switch {
-	case at == nil:
-		at = &parkQueue{deciding: 1}
-		if l.by == nil {
-			l.by = make(map[bound.Source]*parkQueue)
-		}
-		l.by[s] = at
-	case at.deciding < parkedAtOnce:
-		at.deciding++
-	default:
-		n := parkedSize + int64(size)
-		place, ok := l.held.Take(s, n, maxParked)
-		if ok && l.memory != nil && !l.memory.Hold(n) {
-			place.Leave()
-			return false
-		}
-		if ok {
-			at.waiting = append(at.waiting, parked{decide, place, n})
-		}
-		return ok
-	}
-	go func() {
-		for ; decide != nil; decide = l.next(s, at) {
-			decide()
-		}
-	}()
-	return true
-}
-
-// next returns the oldest waiting request of a queue, or nil.
-func (l *parking) next(s bound.Source, at *parkQueue) func() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(at.waiting) == 0 {
-		if at.waiting = nil; at.deciding == 1 {
-			delete(l.by, s)
-		}
-		at.deciding--
-		return nil
-	}
-	first := at.waiting[0]
-	at.waiting[0] = parked{}
-	at.waiting = at.waiting[1:]
-	first.place.Leave()
-	if l.memory != nil {
-		l.memory.Add(-first.size)
-	}
-	return first.decide
 }
 
 // parkSource returns the source in whose queue a request waits. An accepted token is a source of
@@ -169,11 +88,20 @@ func (r *frameRequest) parkSource() bound.Source {
 	return d.source(r.head)
 }
 
-// decideParked decides on a goroutine that may block. A panic there would end the process, for
-// example one caused by a stranger's certificate chain (CVE-2025-58188).
+// decideParked decides on a goroutine that may block, and ends with the look-ups' own timeouts. A
+// panic there would end the process, for example one caused by a stranger's certificate chain
+// (CVE-2025-58188).
 func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(parkTimeout))
 	defer cancel()
+	n := parkedSize + r.head.size()
+	leave, err := l.p.desk.parked.Enter(ctx, r.parkSource(), n)
+	if err != nil {
+		return r.refuseParking()
+	}
+	defer leave()
+	l.memory.Add(int64(n))
+	defer l.memory.Add(-int64(n))
 	defer func() {
 		if v := recover(); v != nil {
 			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))

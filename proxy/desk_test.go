@@ -135,73 +135,13 @@ func TestNoTurnForAChain(t *testing.T) {
 		return w.do(t, w.httpClient(t, "http/1.1", alice), r)
 	}
 	ask().want(t, http.StatusOK, "on the admin port, with a turn")
-	leave := must.Get(w.proxy.desk.chains.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
+	leave := must.Get(w.proxy.desk.chains.Enter(t.Context(), bound.Stranger("192.0.2.2:1"), 1))(t)
 	defer leave()
 	ask().want(t, http.StatusTooManyRequests, "on the admin port, without a turn")
 	d, known := w.proxy.decision(t.Context(), asBob("/api/v1/pods", ""), &authn.Conn{Peer: []*x509.Certificate{alice.Certificate}}, true)
 	if !known || d.Action != Refuse || fmt.Sprint(d.Err) != errBusy("the front door").Error() {
 		t.Errorf("known %v, %v (%v)", known, d.Action, d.Err)
 	}
-}
-
-// Of a source's requests that need reviews, sixteen are decided at once, and the others in turn.
-func TestParkedAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ann, bob := bound.Source{User: "ann"}, bound.Source{User: "bob"}
-		l, step, order := &parking{}, make(chan struct{}), make(chan int, 200)
-		for i := range 200 {
-			if !l.park(ann, 0, func() { order <- i; <-step }) {
-				t.Fatalf("request %d is refused", i)
-			}
-			synctest.Wait()
-		}
-		other := make(chan struct{}, 1)
-		l.park(bob, 0, func() { other <- struct{}{} })
-		synctest.Wait()
-		check.Same(t, 1, len(other), "decided requests of another source")
-		for done := range 200 {
-			if n := len(order); n != min(parkedAtOnce+done, 200) {
-				t.Fatalf("%d of 200 have started when %d are done", n, done)
-			}
-			step <- struct{}{}
-			synctest.Wait()
-		}
-		close(order)
-		for i := range 200 {
-			check.Same(t, i, <-order, "decided in turn")
-		}
-		check.Same(t, 0, len(l.by), "queues that are left")
-	})
-}
-
-// Parked requests are limited in bytes, also for an address that reconnects.
-func TestParkedIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const head = quickHead - parkedSize
-		l, gate := &parking{}, make(chan struct{})
-		fill := func(s bound.Source) (n int) {
-			for l.park(s, head, func() { <-gate }) {
-				n++
-			}
-			return n - parkedAtOnce
-		}
-		all := 0
-		for i := range 10 {
-			n := fill(bound.Stranger(fmt.Sprint("192.0.2.1:", i+1)))
-			if want := maxParked / 16 / quickHead; i == 0 && n != want {
-				t.Errorf("%d of a connection are parked, want %d", n, want)
-			}
-			all += n
-		}
-		if want := maxParked / 4 / quickHead; all != want || fill(bound.Source{User: "ann"}) != want {
-			t.Errorf("%d of an address are parked, want %d, and as many of a user", all, want)
-		}
-		close(gate)
-		synctest.Wait()
-		if n := l.held.Held(); n != 0 {
-			t.Errorf("nothing is parked, and %d bytes are counted", n)
-		}
-	})
 }
 
 // Invalid tokens whose reviews hang do not delay a valid one of the same connection.
@@ -226,7 +166,7 @@ func TestParkedBehindBadTokens(t *testing.T) {
 	conn := &h2.ConnInfo{Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}
 	<-w.ask(conn, "good")
 	generation.Add(1) // makes its next review necessary
-	for i := range parkedAtOnce {
+	for i := range parkedAtOnce / 16 {
 		w.ask(conn, fmt.Sprint("bad-", i))
 	}
 	select {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -27,7 +29,7 @@ type frames struct {
 	p        *Proxy
 	server   *h2.Server
 	requests sync.Pool // of *frameRequest
-	parked   parking
+	memory   *hold.Bound
 	// unauthorized is errUnauthorized for clients that accept JSON: a hundred such responses, each
 	// on a goroutine of its own, once kept the loop from a processor for 10 ms.
 	unauthorized *engine.Answer
@@ -36,8 +38,7 @@ type frames struct {
 
 // Frames returns a new engine. Its Run must run while it serves.
 func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
-	l := &frames{p: p, unauthorized: readyAnswer(errUnauthorized)}
-	l.parked.memory = cfg.Memory
+	l := &frames{p: p, unauthorized: readyAnswer(errUnauthorized), memory: cmp.Or(cfg.Memory, hold.New(0))}
 	l.requests.New = func() any {
 		r := &frameRequest{l: l, exchange: exchange{p: p, head: new(Head)}}
 		r.bind()
@@ -140,9 +141,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 	}
 	r.decision.Set = nil
 	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // valid only during this call
-	if !l.parked.park(r.parkSource(), r.head.size(), func() { resume(l.decideParked(r)) }) {
-		return r.refuseParking(), true
-	}
+	go func() { resume(l.decideParked(r)) }()
 	return engine.Plan{}, false
 }
 

@@ -76,7 +76,7 @@ func FuzzDecideImpersonating(f *testing.F) {
 func TestLongTokenWaitsItsTurn(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
 	w.proxy.desk.heads = bound.NewQueue(1, 1)
-	leave := must.Get(w.proxy.desk.heads.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
+	leave := must.Get(w.proxy.desk.heads.Enter(t.Context(), bound.Stranger("192.0.2.2:1"), 1))(t)
 	short, long := "jwt.of.dave", "jwt.of."+strings.Repeat("x", 3000)
 	ask := func(token string) (Action, authn.Kind) {
 		h := &Head{Head: wire.Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}}, Remote: "192.0.2.1:1"}

@@ -98,9 +98,7 @@ func TestRecordOfARequestThatMayNotWait(t *testing.T) {
 	access, seen, _ := newLog(t)
 	log, events, _ := newAudit(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", false)
 	w := newWorld(t, worldConfig{Config: Config{AccessLog: access, Audit: log}})
-	parked := &w.proxy.frames.parked
-	parked.by = map[bound.Source]*parkQueue{bound.Stranger("192.0.2.1:1"): {deciding: parkedAtOnce}}
-	parked.held.Take(bound.Source{}, maxParked, 0)
+	w.proxy.desk.parked = bound.NewApart(1, 1)
 	plan := w.planOf(t, &wire.Head{Method: "GET", Path: remoteGV + "/widgets", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}})
 	refused := httptest.NewRecorder()
 	plan.Serve.ServeHTTP(refused, w.as(t, "bob", "GET", remoteGV+"/widgets", nil))

@@ -184,7 +184,8 @@ var ErrFull = errors.New("too many are waiting")
 // Queue runs a limited number of callers at once; others wait. No source has more than a quarter of
 // either limit, so a source with many callers waits for itself.
 type Queue struct {
-	slots chan struct{} // one element for each running caller
+	slots chan struct{} // one element for each running caller; nil means that only sources are limited
+	share int64         // what the slots of sources are shares of
 	most  int64         // waiting and running
 
 	mu   sync.Mutex // guards the fields below
@@ -201,20 +202,26 @@ type sourceQueue struct {
 
 // NewQueue returns a Queue that runs slots callers at once; at most most may wait or run.
 func NewQueue(slots, most int) *Queue {
-	return &Queue{slots: make(chan struct{}, slots), most: int64(most), by: make(map[Source]*sourceQueue)}
+	return &Queue{slots: make(chan struct{}, slots), share: int64(slots), most: int64(most), by: make(map[Source]*sourceQueue)}
+}
+
+// NewApart returns a Queue in which sources wait only for themselves: each runs its share of slots,
+// whatever others do. It is for callers that mostly wait.
+func NewApart(slots, most int) *Queue {
+	return &Queue{share: int64(slots), most: int64(most), by: make(map[Source]*sourceQueue)}
 }
 
 // Beside returns a Queue with places of its own, whose callers use q's slots: those that wait in
 // one keep nobody out of the other.
 func (q *Queue) Beside() *Queue {
-	return &Queue{slots: q.slots, most: q.most, by: make(map[Source]*sourceQueue)}
+	return &Queue{slots: q.slots, share: q.share, most: q.most, by: make(map[Source]*sourceQueue)}
 }
 
 // Enter waits for s's turn; the caller must then call leave once. It returns ErrFull at once, or
-// ctx's error when ctx ends first.
-func (q *Queue) Enter(ctx context.Context, s Source) (leave func(), err error) {
+// ctx's error when ctx ends first. The caller counts as n.
+func (q *Queue) Enter(ctx context.Context, s Source, n int) (leave func(), err error) {
 	keys := s.shares()
-	queues, ok := q.join(&keys)
+	queues, ok := q.join(&keys, int64(n))
 	if !ok {
 		return nil, ErrFull
 	}
@@ -232,27 +239,31 @@ func (q *Queue) Enter(ctx context.Context, s Source) (leave func(), err error) {
 			<-slots
 		case <-ctx.Done():
 		}
-		q.leave(&keys, waits[:i])
+		q.leave(&keys, int64(n), waits[:i])
 		return nil, ctx.Err() //nolint:wrapcheck // the caller's ctx
 	}
-	return func() { q.leave(&keys, waits[:]) }, nil
+	return func() { q.leave(&keys, int64(n), waits[:]) }, nil
 }
 
 // join counts a caller in the queues of its keys, if each has room. The second queue is empty if
 // there is no second key.
-func (q *Queue) join(keys *[2]share) (queues [2]sourceQueue, ok bool) {
+func (q *Queue) join(keys *[2]share, n int64) (queues [2]sourceQueue, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.held >= q.most {
+	if q.held+n > q.most {
 		return queues, false
 	}
 	for i := range keys {
 		k := &keys[i]
-		if l := q.by[k.key]; k.parts > 0 && l != nil && l.held >= k.of(q.most) {
+		has := int64(0)
+		if l := q.by[k.key]; l != nil {
+			has = l.held
+		}
+		if k.parts > 0 && has+n > k.of(q.most) {
 			return queues, false
 		}
 	}
-	q.held++
+	q.held += n
 	for i := range keys {
 		k := &keys[i]
 		if k.parts == 0 {
@@ -260,17 +271,17 @@ func (q *Queue) join(keys *[2]share) (queues [2]sourceQueue, ok bool) {
 		}
 		l := q.by[k.key]
 		if l == nil {
-			l = &sourceQueue{slots: make(chan struct{}, k.of(int64(cap(q.slots))))}
+			l = &sourceQueue{slots: make(chan struct{}, k.of(q.share))}
 			q.by[k.key] = l
 		}
-		l.held++
+		l.held += n
 		queues[i] = *l
 	}
 	return queues, true
 }
 
 // leave gives back slots, and the caller's places in the queues.
-func (q *Queue) leave(keys *[2]share, slots []chan struct{}) {
+func (q *Queue) leave(keys *[2]share, n int64, slots []chan struct{}) {
 	for _, s := range slots {
 		if s != nil {
 			<-s
@@ -278,11 +289,11 @@ func (q *Queue) leave(keys *[2]share, slots []chan struct{}) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.held--
+	q.held -= n
 	for i := range keys {
 		k := &keys[i]
 		if l := q.by[k.key]; k.parts > 0 {
-			if l.held--; l.held == 0 {
+			if l.held -= n; l.held == 0 {
 				delete(q.by, k.key)
 			}
 		}

@@ -126,26 +126,34 @@ func TestPlacesAllocateNothing(t *testing.T) {
 }
 
 // TestQueueShares: a flood of one source is refused beyond its quarter, uses a quarter of the
-// slots, and delays no other source.
+// slots, and delays no other source. So is that of an address with many connections.
 func TestQueueShares(t *testing.T) {
+	user := func(int) Source { return Source{User: "flood"} }
+	connection := func(int) Source { return Stranger("10.0.0.1:1") }
+	address := func(i int) Source { return Stranger(fmt.Sprint("10.0.0.1:", i+1)) }
 	for _, tc := range []struct {
 		name          string
-		flood         Source
+		q             *Queue
+		flood         func(i int) Source
+		n             int // what each counts as
 		waits, active int
 	}{
-		{"a user", Source{User: "flood"}, 256, 16},
-		{"a connection", Stranger("10.0.0.1:1"), 64, 4},
+		{"a user", NewQueue(64, 1024), user, 1, 256, 16},
+		{"a connection", NewQueue(64, 1024), connection, 1, 64, 4},
+		{"an address", NewQueue(64, 1024), address, 1, 256, 16},
+		{"a user, in bytes", NewApart(64, 1024<<10), user, 1 << 10, 256, 16},
+		{"a connection, in bytes", NewApart(64, 1024<<10), connection, 1 << 10, 64, 4},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				q := NewQueue(64, 1024)
+				q := tc.q
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				results := make(chan error, 2000)
 				active := 0
-				for range 2000 {
+				for i := range 2000 {
 					go func() {
-						leave, err := q.Enter(ctx, tc.flood)
+						leave, err := q.Enter(ctx, tc.flood(i), tc.n)
 						if err == nil {
 							active++ // no race: synctest runs them one at a time
 							<-ctx.Done()
@@ -158,7 +166,7 @@ func TestQueueShares(t *testing.T) {
 				if len(results) != 2000-tc.waits || active != tc.active {
 					t.Errorf("%d refused and %d active, want %d and %d", len(results), active, 2000-tc.waits, tc.active)
 				}
-				other, err := q.Enter(ctx, Source{User: "other"})
+				other, err := q.Enter(ctx, Source{User: "other"}, tc.n)
 				if err != nil {
 					t.Fatalf("another's: %v", err)
 				}
@@ -187,34 +195,34 @@ func TestQueueCounts(t *testing.T) {
 		late, cancel := context.WithCancel(t.Context())
 		cancel()
 		for i := range 4 {
-			must.Get(q.Enter(t.Context(), nobody))(t)
-			leave := must.Get(q.Enter(t.Context(), ann))(t)
+			must.Get(q.Enter(t.Context(), nobody, 1))(t)
+			leave := must.Get(q.Enter(t.Context(), ann, 1))(t)
 			if i > 0 {
 				leave()
 			}
 		}
-		if _, err := q.Enter(t.Context(), nobody); !errors.Is(err, ErrFull) {
+		if _, err := q.Enter(t.Context(), nobody, 1); !errors.Is(err, ErrFull) {
 			t.Errorf("one source has five of sixteen places: %v", err)
 		}
 		for range 100 {
-			if _, err := q.Enter(late, ann); !errors.Is(err, context.Canceled) {
+			if _, err := q.Enter(late, ann, 1); !errors.Is(err, context.Canceled) {
 				t.Errorf("too late: %v", err)
 			}
 		}
-		must.Get(q.Enter(t.Context(), ann))(t) // would wait for ever
+		must.Get(q.Enter(t.Context(), ann, 1))(t) // would wait for ever
 
 		q = NewQueue(16, 16)
 		for i := range 16 {
-			must.Get(q.Enter(t.Context(), Source{User: fmt.Sprint(i / 4)}))(t)
+			must.Get(q.Enter(t.Context(), Source{User: fmt.Sprint(i / 4)}, 1))(t)
 		}
-		if _, err := q.Enter(t.Context(), ann); !errors.Is(err, ErrFull) {
+		if _, err := q.Enter(t.Context(), ann, 1); !errors.Is(err, ErrFull) {
 			t.Errorf("a fifth source, while four have all places: %v", err)
 		}
 
 		q = NewQueue(4, 16)
 		var leave func()
 		for i := range 4 {
-			leave = must.Get(q.Enter(t.Context(), Source{User: fmt.Sprint(i)}))(t)
+			leave = must.Get(q.Enter(t.Context(), Source{User: fmt.Sprint(i)}, 1))(t)
 		}
 		soon, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -222,9 +230,9 @@ func TestQueueCounts(t *testing.T) {
 		go func() {
 			defer close(turn)
 			time.Sleep(time.Second / 2) // after the one that will give up
-			must.Get(q.Enter(t.Context(), ann))(t)()
+			must.Get(q.Enter(t.Context(), ann, 1))(t)()
 		}()
-		if _, err := q.Enter(soon, ann); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := q.Enter(soon, ann, 1); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a fifth source, while four run: %v", err)
 		}
 		leave()
@@ -232,23 +240,31 @@ func TestQueueCounts(t *testing.T) {
 	})
 }
 
-// TestQueueTurns: a waiting request gets its turn when another leaves.
+// TestQueueTurns: waiting requests of a source get their turns in order, when others leave. In a
+// queue without a limit for all, another source does not wait, whoever runs.
 func TestQueueTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := NewQueue(4, 64)
-		first := must.Get(q.Enter(t.Context(), Source{User: "ann"}))(t)
-		turn := make(chan struct{})
-		go func() {
-			defer close(turn)
-			must.Get(q.Enter(t.Context(), Source{User: "ann"}))(t)()
-		}()
-		synctest.Wait()
-		select {
-		case <-turn:
-			t.Error("a source has two of four slots")
-		default:
+		ann, order := Source{User: "ann"}, make(chan int, 10)
+		for _, q := range []*Queue{NewQueue(4, 64), NewApart(4, 64)} {
+			first := must.Get(q.Enter(t.Context(), ann, 1))(t)
+			for i := range 10 {
+				go func() {
+					defer must.Get(q.Enter(t.Context(), ann, 1))(t)()
+					order <- i
+				}()
+				synctest.Wait()
+			}
+			check.Same(t, 0, len(order), "beside the one of four slots that a source has")
+			first()
+			for i := range 10 {
+				check.Same(t, i, <-order, "turn")
+			}
+			synctest.Wait()
+			check.Same(t, 0, len(q.by), "queues that are left")
 		}
-		first()
-		<-turn // would wait for ever
+		q := NewApart(4, 64)
+		for i := range 16 {
+			must.Get(q.Enter(t.Context(), Source{User: fmt.Sprint(i)}, 1))(t) // would wait for ever
+		}
 	})
 }

@@ -179,7 +179,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	// Not a caller's context: callers share the result, and the first of them may leave.
 	ctx, cancel := context.WithTimeout(context.Background(), reviewTimeout)
 	defer cancel()
-	leave, err := q.Enter(ctx, from)
+	leave, err := q.Enter(ctx, from, 1)
 	if err != nil {
 		a.reviews.WithLabelValues("busy").Inc()
 		return nil, fmt.Errorf("reviewing token: %w", bound.ErrFull)

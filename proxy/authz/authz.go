@@ -236,7 +236,7 @@ func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 func (z *Authorizer) ask(ctx context.Context, a authorizer.Attributes) (Decision, error) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	leave, err := z.queue.Enter(ctx, bound.Source{User: a.GetUser().GetName()})
+	leave, err := z.queue.Enter(ctx, bound.Source{User: a.GetUser().GetName()}, 1)
 	if err != nil {
 		z.reviews.WithLabelValues("busy").Inc()
 		return Decision{}, fmt.Errorf("authorizing: %w", bound.ErrFull)

@@ -28,7 +28,6 @@ var listed = []mutex{
 	{name: "proxy/h2.rawConn.mu", why: "appends output, or writes to a socket that does not block"},
 	{name: "proxy/h2.output.mu", leaf: true, why: "a free list"},
 	{name: "proxy/h2.resumptions.mu", leaf: true, why: "a list"},
-	{name: "proxy.parking.mu", why: "a queue, whose bytes Places counts"},
 	{name: "proxy.givenUp.mu", why: "charges a user"},
 	{name: "proxy.ended.mu", leaf: true, why: "a copy"},
 	{name: "proxy.entrySeries.mu", leaf: true, why: "makes series, once for a status"},
