@@ -278,7 +278,9 @@ func (p *Proxy) finish(d *Decision, h *Head) {
 		set, err := assert(d.Set, d.User)
 		if err != nil {
 			p.log.Warn("asserting an identity", "err", err) //fairlead:boundary rare, and one line
-			d.refuse(errUnauthorized)
+			if d.refuse(errUnauthorized); p.cfg.Authn.Unfit() != nil {
+				d.refuse(errUnfit)
+			}
 			return
 		}
 		d.Set = set
@@ -355,6 +357,10 @@ func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) 
 	c.Now = now
 	if h.invalid != nil {
 		return h.invalid
+	}
+	// Its CA may be in the ConfigMap. Forwarded, the request would be anonymous.
+	if d.Action != ToHealth && (c.Kind == authn.KindNone || c.Kind == authn.KindInvalid) && conn != nil && len(conn.Peer) > 0 && p.cfg.Authn.Unfit() != nil {
+		return errUnfit
 	}
 	issued, known := p.cfg.Authn.Issued(conn, c, d.issuer)
 	if !known {

@@ -58,6 +58,11 @@ func tooMany(message string, retryAfter int32) *apierrors.StatusError {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, message, retryAfter)
 }
 
+// errUnfit means that this process lacks what it needs for callers with certificates, wherever they
+// go. A 401 would make them renew a good certificate.
+var errUnfit = unavailable("the front door cannot authenticate callers by certificate: it lacks the cluster's ConfigMap "+
+	"kube-system/extension-apiserver-authentication; no credential of yours is at fault", retrySoon)
+
 var errUnauthorized = apierrors.NewUnauthorized("Unauthorized")
 
 // errNotImpersonated refuses a known user whom this process must not impersonate.

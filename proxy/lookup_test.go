@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/net/http2/hpack"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -163,4 +164,51 @@ func TestExplainFailedReview(t *testing.T) {
 	w := newWorld(t, worldConfig{reviewed: func() error { return errors.New("dial tcp 10.0.0.1:6443: connection refused") }})
 	_, denied := w.proxy.Explain(t.Context(), http.MethodGet, remoteGV+"/widgets", &user.DefaultInfo{Name: "jane"})
 	check.Same(t, "the request could not be authorized: authorizing: dial tcp 10.0.0.1:6443: connection refused", fmt.Sprint(denied), "denied")
+}
+
+// While the cluster's ConfigMap has not been read, a certificate is neither accepted nor refused: a
+// 401 would blame the caller. Tokens and requests without credentials are decided as ever.
+func TestUnreadNames(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	pair := w.client.Issue(pki.Leaf{CommonName: "alice"})
+	read := true
+	names := func() (*authn.HeaderNames, bool) { return nil, read }
+	verify := func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+		return peer[0].Verify(x509.VerifyOptions{Roots: w.client.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	}
+	for _, tt := range []struct {
+		name         string
+		verify       bool // the CA is in a file
+		cert         bool
+		path         string
+		fields       []hpack.HeaderField
+		unread, then int
+	}{
+		{"certificate, local, CA in the ConfigMap", false, true, "/api/v1/pods", nil, 503, 0},
+		{"certificate, local, CA in a file", true, true, "/api/v1/pods", nil, 503, 0},
+		{"certificate, remote", false, true, remoteGV + "/widgets", nil, 503, 401},
+		{"token, local", false, true, "/api/v1/pods", with("t"), 0, 0},
+		{"nothing, local", false, false, "/api/v1/pods", nil, 0, 0},
+		{"nothing, remote", false, false, remoteGV + "/widgets", nil, 401, 401},
+		{"health", false, true, "/readyz", nil, 0, 0},
+	} {
+		c := authn.Config{Target: names}
+		if tt.verify {
+			c.VerifyClient = verify
+		}
+		conn := &authn.Conn{}
+		if tt.cert {
+			conn.Peer = []*x509.Certificate{pair.Certificate}
+		}
+		w.proxy.cfg.Authn = must.Get(authn.New(c))(t)
+		for _, read = range []bool{false, true} {
+			want := tt.unread
+			if read {
+				want = tt.then
+			}
+			d := &Decision{}
+			w.proxy.decideOffLoop(t.Context(), d, of(http.MethodGet, tt.path, "", tt.fields), conn)
+			check.Same(t, want, statusOf(d.Err), "%s, read: %v: status", tt.name, read)
+		}
+	}
 }

@@ -64,6 +64,8 @@ type Certificate struct {
 	Fingerprint string `json:"fingerprint"`
 	// NotAfter is when it expires.
 	NotAfter time.Time `json:"notAfter"`
+	// NotBefore is when it becomes valid.
+	NotBefore time.Time `json:"-"`
 	// Live says of a CA that a chain presented in the last minutes ends in it.
 	Live bool `json:"live,omitempty"`
 	// Refused says of a leaf that it was not accepted when it was last presented.
@@ -73,7 +75,7 @@ type Certificate struct {
 // Describe returns a Certificate for c.
 func Describe(c *x509.Certificate) Certificate {
 	sum := sha256.Sum256(c.Raw)
-	return Certificate{Subject: subject(c), Fingerprint: hex.EncodeToString(sum[:16]), NotAfter: c.NotAfter}
+	return Certificate{Subject: subject(c), Fingerprint: hex.EncodeToString(sum[:16]), NotAfter: c.NotAfter, NotBefore: c.NotBefore}
 }
 
 // Status describes the local apiserver's trust and then the backends', by names of APIServices.

@@ -2,6 +2,7 @@ package answer
 
 import (
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -56,7 +57,11 @@ func (s *Status) Served() (line string, ok bool) {
 	}
 	switch c := failing[0]; c.rank() {
 	case 0:
-		return "This replica takes no requests: " + c.Name + ": " + c.Message, false
+		causes := make([]string, 0, len(failing)) // the others may say why
+		for _, c := range failing {
+			causes = append(causes, c.Name+": "+c.Message)
+		}
+		return "This replica takes no requests: " + strings.Join(causes, "; "), false
 	case 1:
 		return c.Users + ": " + c.Message, false
 	default:

@@ -1,26 +1,29 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"time"
 
 	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
 	"github.com/fairlead-proxy/fairlead/health"
-	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // checks say whether this process has what it needs.
 type checks struct {
 	needs       *needs.Needs
 	live, ready *health.Checks
+
+	tokens, requests needs.Outcome // of reviews
+	pairs            pairs
 }
 
 // makeChecks makes the checks of this process's own needs, /livez and /readyz, and the metrics of
@@ -33,7 +36,9 @@ func (s *server) makeChecks() error {
 		{Name: "authentication-configmap", Gate: s.namesReady},
 	}
 	if s.kube != nil {
-		own, err := authorizationv1.NewForConfig(s.kube.client)
+		clock, c := &needs.Clock{}, rest.CopyConfig(s.kube.client)
+		c.Wrap(clock.Wrap)
+		own, err := authorizationv1.NewForConfig(c)
 		if err != nil {
 			return fmt.Errorf("making client of the local apiserver: %w", err)
 		}
@@ -42,9 +47,29 @@ func (s *server) makeChecks() error {
 		all[len(all)-1].Look = func(time.Time) answer.Check { return may.Of(authConfigMap().Name) }
 		all = append(all,
 			needs.Check{Name: "local-apiserver", Gate: func(*http.Request) error { return s.kube.pools.Ready() }, Look: s.kube.lookServers},
-			needs.Check{Name: "kubeconfig", Look: func(time.Time) answer.Check { return may.Credential() }},
+			needs.Check{Name: "kubeconfig", Look: func(time.Time) answer.Check { return s.lookKubeconfig(may.Credential()) }},
 			needs.Check{Name: "rights", Look: may.Look},
+			needs.Check{Name: "reviews", Look: func(time.Time) answer.Check { return s.lookReviews(may.Passed()) }},
+			needs.Check{Name: "clock", Look: clock.Look},
 		)
+	}
+	if s.o.registry.etcd != nil {
+		look, err := s.askEtcd()
+		if err != nil {
+			return err
+		}
+		all = append(all, needs.Check{Name: "etcd", Look: look})
+	}
+	all = append(all,
+		needs.Check{Name: "certificates", Look: s.lookCertificates, Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) }},
+		needs.Check{Name: "registry", Look: s.lookRegistry},
+		needs.Check{Name: "descriptors", Look: lookDescriptors},
+		needs.Check{Name: "memory", Look: s.lookMemory},
+	)
+	if s.o.audit.path != "" {
+		all = append(all, needs.Check{Name: "audit-log", Look: func(time.Time) answer.Check {
+			return failed(s.auditWrites.Err(time.Time{}), "", "the audit log cannot be written: ", "check the disk with --audit-log-path: what could not be written is lost")
+		}})
 	}
 	s.live = &health.Checks{Name: "livez", Logger: s.log}
 	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log}
@@ -74,21 +99,4 @@ func (s *server) features() rights.Features {
 	slices.Sort(f.Bundles)
 	f.Bundles = slices.Compact(f.Bundles)
 	return f
-}
-
-// lookServers returns which local apiservers cannot be used.
-func (k *kube) lookServers(time.Time) answer.Check {
-	servers := k.list()
-	var bad int
-	var cause error
-	for _, e := range servers {
-		if e.Health == registry.Unhealthy {
-			bad++
-			cause = errors.New(e.Address + ": " + e.Message)
-		}
-	}
-	if bad == 0 {
-		return answer.Check{}
-	}
-	return answer.Check{Status: needs.Failed, Message: fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %v", bad, len(servers), cause)}
 }

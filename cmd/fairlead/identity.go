@@ -74,7 +74,7 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 		if err != nil {
 			return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 		}
-		c.Review = authn.TokenReview(client)
+		c.Review = noted(&s.tokens, authn.TokenReview(client))
 	}
 	s.impersonate(tokens, &c)
 	who, err := authn.New(c)
@@ -154,9 +154,11 @@ func (s *server) makeAuthz() (*authz.Authorizer, error) {
 		if err != nil {
 			return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 		}
-		if c.Review, err = authz.SubjectAccessReview(client); err != nil {
+		review, err := authz.SubjectAccessReview(client)
+		if err != nil {
 			return nil, err
 		}
+		c.Review = noted(&s.requests, review)
 		c.Ready = func() bool { return s.kube.pools.Ready() == nil }
 	}
 	may, err := authz.New(c)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/audit/policy"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 )
@@ -73,7 +74,7 @@ func (p *process) makeAudit() error {
 		w = &wholeLines{Writer: rotated}
 	}
 	p.audit = audit.New(audit.Config{
-		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: w, Format: o.format, Local: o.local,
+		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: &notedWriter{w, &p.auditWrites}, Format: o.format, Local: o.local,
 		Logger: p.log, Metrics: p.metrics,
 	})
 	p.loops["audit log"] = p.audit.Run
@@ -85,6 +86,8 @@ type records struct {
 	accessLog *accesslog.Log // nil means no access log
 	taps      accesslog.Taps
 	audit     *audit.Log // nil means no audit log
+	// auditWrites says whether it can be written.
+	auditWrites needs.Outcome
 	// closing ends what is recorded: the files, and the spans that are not sent yet.
 	closing []func() error
 }
@@ -123,6 +126,18 @@ func (p *process) makeAccessLog() error {
 	p.accessLog = accesslog.New(accesslog.Config{Writer: w, Skip: 1 - p.o.accessSample, Logger: p.log, Metrics: p.metrics})
 	p.loops["access log"] = p.accessLog.Run
 	return nil
+}
+
+// notedWriter notes how its writes end.
+type notedWriter struct {
+	io.Writer
+	ends *needs.Outcome
+}
+
+func (w *notedWriter) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	w.ends.Note(err)
+	return n, err //nolint:wrapcheck // this is the writer
 }
 
 // wholeLines starts a new line after a write that failed in the middle of a line, for example on a

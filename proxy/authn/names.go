@@ -100,6 +100,11 @@ func (a *Authenticator) nameSet() *nameSet {
 	return s
 }
 
+// Unfit returns why no user can be asserted to the target now, which is no caller's fault: its
+// names, and perhaps the CAs of callers, are not read yet or cannot be used. Nil means that all
+// can.
+func (a *Authenticator) Unfit() error { return a.nameSet().err }
+
 func newNameSet(target *HeaderNames, read HeaderNames) *nameSet {
 	n := HeaderNames{
 		Username: []string{remoteUser}, UID: []string{remoteUID}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra},

@@ -1,6 +1,7 @@
 package needs
 
 import (
+	"crypto/x509"
 	"errors"
 	"net/http"
 	"strings"
@@ -71,7 +72,7 @@ func TestChecks(t *testing.T) {
 		time.Sleep(Pace)
 		synctest.Wait()
 		line, ok := (&answer.Status{Checks: n.List()}).Served()
-		check.Same(t, "This replica takes no requests: gate: not read", line, "what comes first")
+		check.Same(t, "This replica takes no requests: gate: not read; seen: forbidden", line, "what comes first")
 		check.Same(t, false, ok, "served")
 		scrape("a gate fails, too", "0", "0", "0", "0")
 		seen, gate = answer.Check{Status: Failed, Message: "a full disk"}, nil
@@ -170,4 +171,69 @@ func TestNarrow(t *testing.T) {
 	if !strings.Contains(c.Message, "may not impersonate ") {
 		t.Errorf("message %q does not say so", c.Message)
 	}
+}
+
+// The last outcome counts. A fault is forgotten after a minute if something like it succeeded
+// since.
+func TestOutcome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, fault := &Outcome{}, errors.New("forbidden")
+		if err := o.Err(time.Time{}); err != nil {
+			t.Errorf("none was seen: %v", err)
+		}
+		o.Note(fault)
+		like := time.Now().Add(time.Second)
+		time.Sleep(fresh)
+		check.Same(t, true, o.Err(like) != nil, "a minute later")
+		time.Sleep(1)
+		check.Same(t, true, o.Err(time.Time{}) != nil, "later, and nothing like it succeeded")
+		check.Same(t, false, o.Err(like) != nil, "later, and something like it succeeded")
+		o.Note(fault)
+		check.Same(t, true, o.Err(like) != nil, "again")
+		o.Note(nil)
+		check.Same(t, false, o.Err(time.Time{}) != nil, "the next one succeeds")
+	})
+}
+
+// roundTripper answers with a Date, after some time, or fails.
+type roundTripper func() (date time.Time, err error)
+
+func (f roundTripper) RoundTrip(*http.Request) (*http.Response, error) {
+	date, err := f()
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{Body: http.NoBody, Header: http.Header{"Date": {date.UTC().Format(http.TimeFormat)}}}, nil
+}
+
+func TestClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(999 * time.Millisecond) // Date has no fractions
+		for _, tt := range []struct {
+			name string
+			by   time.Duration // the local apiserver's clock is ahead
+			took time.Duration
+			err  error
+			want string
+		}{
+			{"equal", 0, 0, nil, ""},
+			{"equal, a slow answer", 0, time.Minute, nil, ""},
+			{"a little behind", -30 * time.Second, 0, nil, ""},
+			{"behind", 24 * time.Hour, 0, nil, "this machine's clock is 23h59m59s behind the local apiserver's"},
+			{"ahead", -time.Hour, 0, nil, "this machine's clock is 59m59s ahead of the local apiserver's"},
+			{"expired", 0, 0, x509.CertificateInvalidError{Reason: x509.Expired, Detail: "current time is before"}, "the local apiserver's certificate is not valid at this machine's time: x509: certificate has expired or is not yet valid: current time is before"},
+			{"equal again", 0, 0, nil, ""},
+		} {
+			c := &Clock{}
+			trip := c.Wrap(roundTripper(func() (time.Time, error) {
+				time.Sleep(tt.took)
+				return time.Now().Add(tt.by), tt.err
+			}))
+			if res, err := trip.RoundTrip(&http.Request{}); err == nil {
+				_ = res.Body.Close()
+			}
+			check.Same(t, tt.want, c.Look(time.Now()).Message, "%s", tt.name)
+			check.Same(t, tt.want != "", c.Look(time.Now()).Status == Failed, "%s: failed", tt.name)
+		}
+	})
 }

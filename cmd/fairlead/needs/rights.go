@@ -39,6 +39,7 @@ type Rights struct {
 type asked struct {
 	missing []rights.Right
 	err     error // of a question; missing is incomplete then
+	passed  time.Time
 }
 
 // NewRights makes Rights. They are asked for by Run.
@@ -53,11 +54,12 @@ func (r *Rights) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		r.last.Store(a)
 		pause := rightsAgain
 		if len(a.missing) == 0 && a.err == nil {
+			a.passed = time.Now()
 			pause = rightsEvery + rand.N(rightsEvery/5) //nolint:gosec // no secret
 		}
+		r.last.Store(a)
 		if !latest.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
@@ -137,6 +139,15 @@ func (r *Rights) of(match func(*rights.Right) bool) answer.Check {
 		c.Command += " -n " + first.Namespace
 	}
 	return c
+}
+
+// Passed returns when the last question of all was answered, and every one with yes. Zero means
+// that they were not.
+func (r *Rights) Passed() time.Time {
+	if a := r.last.Load(); a != nil {
+		return a.passed
+	}
+	return time.Time{}
 }
 
 // Credential returns whether the local apiserver accepts this process's own credential.

@@ -111,10 +111,23 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 	case denied != nil:
 		x.Advice = "Fairlead must reach the local apiserver, and may create subjectaccessreviews there (ClusterRole system:fairlead)"
 	default:
+		p.blame(x, d.Err != nil && (d.Entry == nil || d.Entry.Local()))
 		return x
 	}
 	x.Destination, x.Identity, x.Cause = "refused", nil, denied.Error()
+	p.blame(x, !apierrors.IsForbidden(denied))
 	return x
+}
+
+// blame names the check of ours by which a request fails that we refuse for no other reason. With
+// an invalid certificate of ours, others refuse it.
+func (p *Pages) blame(x *answer.Explanation, refused bool) {
+	for _, c := range (&answer.Status{Checks: p.cfg.Checks()}).Failing() {
+		if (refused || x.Cause == "" && c.Name == "certificates") && (c.Gates || c.Users != "") {
+			x.Cause, x.Advice = c.Name+": "+c.Message, cmp.Or(c.Advice, x.Advice)
+			return
+		}
+	}
 }
 
 // explainLocal adds the local apiservers, and what is wrong with them. If none is healthy, the

@@ -14,6 +14,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -125,5 +126,64 @@ func TestBrief(t *testing.T) {
 		`service "x" in "y" is not present`: `service "x" in "y" is not present`,
 	} {
 		check.Same(t, want, brief(message), "%s", message)
+	}
+}
+
+// A request that fails by one of our own needs has that as its cause, with what to do. One that a
+// backend or a role fails does not.
+func TestBlame(t *testing.T) {
+	alice := &user.DefaultInfo{Name: "alice"}
+	rights := answer.Check{Name: "rights", Status: "failed", Message: "Fairlead may not create subjectaccessreviews", Users: "Users get 503", Advice: "grant it"}
+	disk := answer.Check{Name: "audit-log", Status: "failed", Message: "no space left"}
+	expired := answer.Check{Name: "certificates", Status: "failed", Message: "proxy-client has expired", Users: "Users with certificates are refused", Advice: "renew it"}
+	local, remote := &registry.Entry{Name: "v1."}, &registry.Entry{Name: "v1.x", Backend: &registry.Backend{}, Verdict: registry.Verdict{Status: corev1.ConditionFalse, Reason: "Lost", Message: "lost"}}
+	for _, e := range []*registry.Entry{local, remote} {
+		e.Object = &apiregistrationv1.APIService{}
+	}
+	unavailable := apierrors.NewServiceUnavailable("not now")
+	for _, tt := range []struct {
+		name   string
+		checks []answer.Check
+		d      proxy.Decision
+		denied error
+		want   string
+	}{
+		{"no review", []answer.Check{disk, rights}, proxy.Decision{Action: proxy.ToDocument, User: alice}, unavailable, "rights: Fairlead may not create subjectaccessreviews; grant it"},
+		{"no review, and no check fails", nil, proxy.Decision{Action: proxy.ToDocument, User: alice}, unavailable, "not now; "},
+		{"no review, and users notice no check", []answer.Check{disk}, proxy.Decision{Action: proxy.ToDocument, User: alice}, unavailable, "not now; "},
+		{"denied by a role", []answer.Check{rights}, proxy.Decision{Action: proxy.ToDocument, User: alice}, apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no")), "forbidden: no; "},
+		{"refused", []answer.Check{rights}, proxy.Decision{Err: unavailable, Entry: local}, nil, "rights: Fairlead may not create subjectaccessreviews; grant it"},
+		{"a backend", []answer.Check{rights}, proxy.Decision{Err: unavailable, Entry: remote}, nil, "lost; "},
+		{"forwarded", []answer.Check{rights}, proxy.Decision{Action: proxy.ToLocal, User: alice, Entry: local}, nil, "; "},
+		{"forwarded with an expired certificate", []answer.Check{expired}, proxy.Decision{Action: proxy.ToLocal, User: alice, Entry: local}, nil, "certificates: proxy-client has expired; renew it"},
+	} {
+		s := newStand(t)
+		s.cfg.Checks = func() []answer.Check { return tt.checks }
+		x := s.explanation(http.MethodGet, "/apis", alice, tt.d, tt.denied)
+		got := x.Cause + "; "
+		for _, c := range tt.checks {
+			if c.Advice != "" && x.Advice == c.Advice {
+				got += x.Advice
+			}
+		}
+		check.Same(t, tt.want, strings.TrimPrefix(got, "  "), "%s: cause and advice", tt.name)
+	}
+}
+
+// The page shows a check that fails, what users notice, and what to run.
+func TestPageShowsChecks(t *testing.T) {
+	s := newStand(t)
+	s.cfg.Checks = func() []answer.Check {
+		return []answer.Check{{Name: "table", Status: "passed"}, {Name: "rights", Status: "failed", Message: "may not <b>", Users: "Users get 503", Advice: "grant it", Command: "kubectl describe clusterrole x"}}
+	}
+	d := &document{}
+	d.summary(&view{Status: s.status()})
+	for _, want := range []string{"Users get 503. rights: may not &lt;b&gt;", "grant it", `<code class="copy">kubectl describe clusterrole x</code>`} {
+		if !strings.Contains(d.String(), want) {
+			t.Errorf("the summary lacks %q: %s", want, d.String())
+		}
+	}
+	if strings.Contains(d.String(), "table:") {
+		t.Errorf("the summary has a check that passes: %s", d.String())
 	}
 }

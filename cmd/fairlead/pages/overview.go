@@ -55,6 +55,12 @@ func (d *document) summary(v *view) {
 `, answer.Ago(v.Time, v.Started), answer.Rate(rate), inFlight, when(errors > 0, "bad"), answer.Rate(errors),
 		when(v.LocalHealthy() < len(v.LocalServers), "bad"), servers)
 	d.some(`<p class="note bad">This replica takes no requests: %s</p>`, v.Ready)
+	for _, c := range v.Failing() {
+		d.put(`<p class="note bad">%s%s: %s`, when(c.Users != "", c.Users+". "), c.Name, c.Message)
+		d.some(`<span class="sub">%s</span>`, c.Advice)
+		d.some(`<code class="copy">%s</code>`, c.Command)
+		d.put(`</p>`)
+	}
 	d.items("note bad", v.Problems)
 	d.put(`<p class="dim">Other replicas: <code class="copy">kubectl fairlead status --replicas</code></p>
 </section>`)

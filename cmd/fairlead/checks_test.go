@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+func TestFaultOf(t *testing.T) {
+	now := time.Now()
+	cert := func(from, to time.Duration) trust.Certificate {
+		return trust.Certificate{Subject: "x", NotBefore: now.Add(from), NotAfter: now.Add(to)}
+	}
+	for _, tt := range []struct {
+		name string
+		st   certs.Status
+		want string
+	}{
+		{"none", certs.Status{}, ""},
+		{"refused", certs.Status{Err: "no key", Certificates: []trust.Certificate{cert(-1, 1)}}, "no key"},
+		{"valid", certs.Status{Certificates: []trust.Certificate{cert(-1, 1)}}, ""},
+		{"expired", certs.Status{Certificates: []trust.Certificate{cert(-2, -1)}}, "x has expired"},
+		{"not yet valid", certs.Status{Certificates: []trust.Certificate{cert(1, 2)}}, "x is not valid before"},
+		{"one of a bundle", certs.Status{Certificates: []trust.Certificate{cert(-2, -1), cert(-1, 1)}}, ""},
+	} {
+		got := ""
+		if err := faultOf(&tt.st, now); err != nil {
+			got = err.Error()
+		}
+		if !strings.HasPrefix(got, tt.want) || (got == "") != (tt.want == "") {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// A refused token was reviewed; every other error counts, until the next review.
+func TestNoted(t *testing.T) {
+	var ends needs.Outcome
+	var fault error
+	review := noted(&ends, func(context.Context, string) (bool, string, error) { return true, "x", fault })
+	for _, tt := range []struct {
+		name  string
+		fault error
+		fails bool
+	}{
+		{"answered", nil, false}, {"failed", errors.New("403"), true}, {"refused", authn.ErrUnauthenticated, false},
+	} {
+		fault = tt.fault
+		if yes, x, err := review(t.Context(), ""); !yes || x != "x" || !errors.Is(err, fault) {
+			t.Errorf("%s: %v %q %v", tt.name, yes, x, err)
+		}
+		check.Same(t, tt.fails, ends.Err(time.Time{}) != nil, "%s: fails", tt.name)
+	}
+}
+
+// The checks of a real process: all pass on one that has what it needs; one whose limits are
+// reached says so; and a serving certificate that has expired ends readiness.
+func TestOwnChecks(t *testing.T) {
+	policy := writeFile(t, filepath.Join(t.TempDir(), "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
+	d := aloneDoor(t, "--audit-log-path="+filepath.Join(t.TempDir(), "audit.log"), "--audit-policy-file="+policy)
+	d.start(t)
+	at := func(name string) (found answer.Check) {
+		for _, c := range d.needs.List() {
+			if c.Name == name {
+				found = c
+			}
+		}
+		return found
+	}
+	must.Soon(t, 20*time.Second, "all checks pass", func() bool {
+		for _, c := range d.needs.List() {
+			if c.Status != needs.Passed {
+				return false
+			}
+		}
+		return true
+	})
+	for _, name := range []string{"table", "discovery", "authentication-configmap", "certificates", "registry", "descriptors", "memory", "audit-log"} {
+		check.Same(t, name, at(name).Name, "a check")
+	}
+	writeFile(t, filepath.Join(d.o.registry.dir, "bad.yaml"), "kind: Nonsense\n")
+	d.auditWrites.Note(errors.New("no space left on device"))
+	d.held.Add(d.held.Limit())
+	defer d.held.Add(-d.held.Limit())
+	must.Soon(t, 20*time.Second, "three checks fail", func() bool {
+		registry, audit, memory := at("registry"), at("audit-log"), at("memory")
+		return registry.Failed() && audit.Failed() && memory.Failed()
+	})
+	if err := d.ready.Err(nil); err != nil {
+		t.Errorf("they end readiness: %v", err)
+	}
+	late := d.lookCertificates(time.Now().AddDate(100, 0, 0))
+	check.Same(t, "Clients do not trust this replica", late.Users, "in a hundred years")
+	if err := d.ready.Err(nil); err == nil || !strings.Contains(err.Error(), "has expired") {
+		t.Errorf("readiness with an expired serving certificate: %v", err)
+	}
+}
+
+// A right that is missing is named, on a server that answers only questions about rights.
+func TestOwnRights(t *testing.T) {
+	var allowed atomic.Bool
+	at := serverAt(t, "127.0.0.1", func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews") {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{
+			"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": map[string]any{"allowed": allowed.Load()},
+		})
+	})
+	d := doorBefore(t, at.URL)
+	run, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { _ = d.loops["rights"](run) }()
+	must.Run(t, d.needs.Run)
+	first := func() string {
+		line, _ := (&answer.Status{Checks: d.needs.List()}).Served()
+		return line
+	}
+	must.Soon(t, 20*time.Second, "the ConfigMap's rule is named", func() bool {
+		return strings.Contains(first(), "Fairlead may not list configmaps extension-apiserver-authentication in namespace kube-system (deploy/base/rbac.yaml:26)")
+	})
+	allowed.Store(true)
+	must.Soon(t, 30*time.Second, "it is given back", func() bool {
+		return !strings.Contains(first(), "may not")
+	})
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// failed returns a check that fails with an error, or passes without one.
+func failed(err error, users, what, advice string) answer.Check {
+	if err == nil {
+		return answer.Check{}
+	}
+	return answer.Check{Status: needs.Failed, Users: users, Message: what + err.Error(), Advice: advice}
+}
+
+// lookServers returns which local apiservers cannot be used.
+func (k *kube) lookServers(time.Time) answer.Check {
+	servers := k.list()
+	var bad int
+	var cause error
+	for _, e := range servers {
+		if e.Health == registry.Unhealthy {
+			bad++
+			cause = errors.New(e.Address + ": " + e.Message)
+		}
+	}
+	if bad == 0 {
+		return answer.Check{}
+	}
+	return answer.Check{Status: needs.Failed, Message: fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %v", bad, len(servers), cause)}
+}
+
+// noted notes how reviews end. A refused token was reviewed.
+func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B, C, error)) func(context.Context, A) (B, C, error) {
+	return func(ctx context.Context, a A) (B, C, error) {
+		b, c, err := review(ctx, a)
+		if errors.Is(err, authn.ErrUnauthenticated) {
+			ends.Note(nil)
+		} else {
+			ends.Note(err)
+		}
+		return b, c, err
+	}
+}
+
+// lookReviews returns whether reviews are answered. passed is when the local apiserver last
+// answered questions about our rights.
+func (s *server) lookReviews(passed time.Time) answer.Check {
+	const do = "see the checks rights, kubeconfig and local-apiserver, and the local apiserver's own log"
+	if found := failed(s.requests.Err(passed), "Users without system:masters get 503 from extension servers and for discovery", "SubjectAccessReviews fail: ", do); found.Failed() {
+		return found
+	}
+	return failed(s.tokens.Err(passed), "Users with tokens get 503 from extension servers", "TokenReviews fail: ", do)
+}
+
+// faultOf returns what is wrong with a followed certificate, bundle or file. Nil means nothing.
+func faultOf(st *certs.Status, now time.Time) error {
+	lasts := func(c trust.Certificate) bool { return !now.After(c.NotAfter) }
+	begun := func(c trust.Certificate) bool { return !now.Before(c.NotBefore) }
+	switch {
+	case st.Err != "":
+		return errors.New(st.Err)
+	case len(st.Certificates) == 0:
+	case !slices.ContainsFunc(st.Certificates, lasts):
+		return fmt.Errorf("%s has expired (%s)", st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
+	case !slices.ContainsFunc(st.Certificates, begun):
+		return fmt.Errorf("%s is not valid before %s", st.Certificates[0].Subject, st.Certificates[0].NotBefore.Format(time.RFC3339))
+	}
+	return nil
+}
+
+// pairsEvery is how often certificates are looked at: the kubeconfig's may be in a file.
+const pairsEvery = 10 * time.Second
+
+// pairs are the faults of our own pairs and bundles. Only the goroutine of the checks writes it.
+type pairs struct {
+	all                 answer.Check
+	at                  time.Time
+	serving, kubeconfig atomic.Pointer[error]
+}
+
+// lookCertificates returns what is wrong with our own pairs and bundles. Without a valid serving
+// certificate nobody can be served.
+func (s *server) lookCertificates(now time.Time) answer.Check {
+	p := &s.pairs
+	if now.Sub(p.at) < pairsEvery {
+		return p.all
+	}
+	var serving, kubeconfig *error
+	found := answer.Check{}
+	for _, st := range s.certs.Status() {
+		fault := faultOf(&st, now)
+		if fault != nil && st.Use == "kubeconfig" {
+			kubeconfig = &fault
+			continue
+		}
+		if fault == nil || found.Users != "" {
+			continue
+		}
+		invalid, users := st.Err == "", ""
+		switch {
+		case invalid && st.Use == "serving":
+			serving = &fault
+			users = "Clients do not trust this replica"
+		case invalid && st.Use == "proxy-client":
+			users = "Users with certificates, and requests to extension servers, are refused"
+		case invalid && (st.Use == "client-ca" || st.Use == "local-apiserver-ca"):
+			users = "Users with certificates are refused"
+		}
+		found = failed(fault, users, st.Use+" ("+st.Source+"): ", "renew it: the file is followed. If a new one is refused, the last good one is used")
+	}
+	p.serving.Store(serving)
+	p.kubeconfig.Store(kubeconfig)
+	p.all, p.at = found, now
+	return found
+}
+
+// lookKubeconfig adds the kubeconfig itself to what is known about its credential.
+func (s *server) lookKubeconfig(found answer.Check) answer.Check {
+	switch fault := ptr.Deref(s.pairs.kubeconfig.Load(), nil); {
+	case fault == nil:
+	case found.Failed():
+		found.Message += ": " + fault.Error()
+	default:
+		found = failed(fault, "", s.o.kubeconfig+": ", "correct or renew it: the file is followed, and the last good one is used")
+	}
+	return found
+}
+
+// lookRegistry returns the faults of where APIServices come from.
+func (s *server) lookRegistry(time.Time) (found answer.Check) {
+	if all := s.registry.Table().Problems(); len(all) > 0 {
+		found = failed(errors.New(all[0].String()), "", "", "correct it: the last good state is used")
+	}
+	return found
+}
+
+// etcdEvery is how often etcd is read: a member that restarts is missed by one read at most.
+const etcdEvery, etcdTime = 10 * time.Second, 5 * time.Second
+
+// askEtcd reads the APIServices from etcd itself, again and again.
+func (s *server) askEtcd() (look func(time.Time) answer.Check, err error) {
+	client, err := apiregistrationv1.NewForConfig(ownClient(s.apiServices))
+	if err != nil {
+		return nil, fmt.Errorf("making client of APIServices: %w", err)
+	}
+	reads := &needs.Outcome{}
+	s.loops["etcd"] = func(ctx context.Context) error {
+		wait.UntilWithContext(ctx, func(ctx context.Context) {
+			ctx, cancel := context.WithTimeout(ctx, etcdTime)
+			defer cancel()
+			_, err := client.APIServices().List(ctx, metav1.ListOptions{Limit: 1})
+			reads.Note(err)
+		}, etcdEvery)
+		return ctx.Err()
+	}
+	return func(time.Time) answer.Check {
+		return failed(reads.Err(time.Time{}), "", "APIServices in etcd cannot be read, the last state is used: ", "check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
+	}, nil
+}
+
+// nearly is the share of a bound from which on it counts as reached: a tenth is left to find out
+// why.
+const nearly = .9
+
+// lookDescriptors uses that the kernel returns the lowest free descriptor: most below are in use.
+func lookDescriptors(time.Time) answer.Check {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return answer.Check{Status: needs.Unknown, Message: err.Error()}
+	}
+	const do = "raise the limit of open files (LimitNOFILE of systemd), or find out which clients hold so many connections: see fairlead_connections"
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		return failed(err, "New clients wait", "no file can be opened: ", do)
+	}
+	defer f.Close()
+	if float64(f.Fd()) > nearly*float64(limit.Cur) {
+		return failed(fmt.Errorf("of %d file descriptors more than nine tenths are in use", limit.Cur), "", "", do)
+	}
+	return answer.Check{}
+}
+
+// lookMemory compares the live heap, and what connections hold, with their limits.
+func (s *server) lookMemory(time.Time) answer.Check {
+	const do = "raise the container's memory limit, or find out which clients hold so much: see fairlead_memory_held_bytes and the access log"
+	if limit := s.held.Limit(); float64(s.held.Held()) > nearly*float64(limit) {
+		return failed(fmt.Errorf("connections hold more than nine tenths of the %d bytes that they may", limit), "", "", do)
+	}
+	if limit := debug.SetMemoryLimit(-1); float64(readHeap().live) > nearly*float64(limit) {
+		return failed(fmt.Errorf("more than nine tenths of the limit of %d bytes are in use", limit), "", "", do)
+	}
+	return answer.Check{}
+}
