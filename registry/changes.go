@@ -346,7 +346,7 @@ func (o *objects) faults() []directory.Fault {
 		default:
 			continue
 		}
-		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: whose + " has one, too, which is ignored: etcd's counts"})
+		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: whose + " has one, too, which is ignored: etcd's counts", Note: true})
 	}
 	slices.SortStableFunc(list[len(o.problems):], func(a, b directory.Fault) int { return strings.Compare(a.File, b.File) })
 	return list

@@ -66,7 +66,7 @@ func gauges(table func() *Table) metric.Gauges {
 	return metric.Gauges{All: []*prometheus.Desc{unavailable, info, entries, generation, problems, files}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
 		t := table()
 		counts := map[string]int{"local": 0, "remote": 0, "refused": 0}
-		faults := len(t.problems)
+		faults := 0
 		for _, e := range t.entries {
 			counts[e.Kind()]++
 			faults += len(e.Problems)
@@ -77,6 +77,10 @@ func gauges(table func() *Table) metric.Gauges {
 		}
 		faulty := make(map[string]int)
 		for _, p := range t.problems {
+			if p.Note {
+				continue
+			}
+			faults++
 			faulty[strings.ToValidUTF8(p.File, "\ufffd")]++ // no label may have other bytes
 		}
 		for file, n := range faulty {

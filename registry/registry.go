@@ -308,6 +308,12 @@ func (r *Registry) compareProblems(last, now []directory.Fault) {
 	}
 	known, bad := sets.New(last...), sets.New[string]() // bad files
 	for _, p := range now {
+		if p.Note {
+			if !known.Has(p) {
+				r.log.Info("two sources have an APIService", "file", p.File, "line", p.Line, "note", p.Message)
+			}
+			continue
+		}
 		bad.Insert(p.File)
 		if known.Has(p) {
 			continue
@@ -319,7 +325,7 @@ func (r *Registry) compareProblems(last, now []directory.Fault) {
 		}
 	}
 	for _, p := range last {
-		if bad.Has(p.File) {
+		if p.Note || bad.Has(p.File) {
 			continue
 		}
 		bad.Insert(p.File) // once, however many problems it had

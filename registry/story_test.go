@@ -320,7 +320,7 @@ func show(t *Table) string {
 		}
 	}
 	for _, p := range t.Problems() {
-		fmt.Fprintf(&b, "problem: %s\n", p)
+		fmt.Fprintf(&b, "%s: %s\n", map[bool]string{true: "note", false: "problem"}[p.Note], p)
 	}
 	b.WriteString("groups:")
 	for _, g := range t.Groups() {

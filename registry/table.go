@@ -82,8 +82,8 @@ func (t *Table) Group(name string) *Group {
 	return nil
 }
 
-// Problems returns the faults of the directory's files, ordered by file and line. The last valid
-// objects of a faulty file are still in the table. The caller must not change the slice.
+// Problems returns the faults and notes of the directory's files, ordered by file and line. The
+// last valid objects of a faulty file are still in the table. The caller must not change the slice.
 func (t *Table) Problems() []directory.Fault { return t.problems }
 
 // named returns the entry of an APIService by its name, version.group, nil if there is none.

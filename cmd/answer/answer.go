@@ -53,6 +53,8 @@ type Status struct {
 	Certificates []certs.Status `json:"certificates"`
 	// Problems are faults of the registry that belong to no APIService.
 	Problems []string `json:"problems,omitempty"`
+	// Notes say which of two sources of the registry counts, where both have an APIService.
+	Notes []string `json:"notes,omitempty"`
 	// Transitions are the last changes of verdicts, newest first.
 	Transitions []Transition `json:"transitions"`
 }

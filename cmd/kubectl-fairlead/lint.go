@@ -58,7 +58,8 @@ an administrator's kubeconfig, and with Fairlead's own the rights and the APISer
 
 FILE is a manifest, a directory of them, or - for standard input, such as helm template writes: each
 APIService in it is checked without a cluster, against the Services and ConfigMaps in the same
-files; objects that Fairlead does not read are ignored. With --kubeconfig the cluster's own
+files; objects that Fairlead does not read are ignored. Directories alone, without --kubeconfig, are
+checked as --registry=dir: reads them, which allows URLs (fairlead.dev/url) and loopback. With --kubeconfig the cluster's own
 APIServices are checked: their bundles against the certificates that their backends present now, and
 the certificates of the other flags (as for serve) against what the cluster trusts. With both, lint
 also reports APIServices that a file and the cluster send to different backends.

@@ -34,6 +34,9 @@ func (l *linter) files(paths []string) {
 		return
 	}
 	options := l.TableOptions()
+	if l.kubeconfig == "" && !slices.ContainsFunc(paths, func(path string) bool { return !isFolder(path) }) {
+		options.Directory, options.AllowURLs, options.Reach.AllowLoopback = true, true, true // as registry.New does
+	}
 	decoder := manifest.NewDecoder()
 	decoder.Namespace = l.namespace
 	s := &set{
@@ -55,7 +58,7 @@ func (l *linter) files(paths []string) {
 
 // expand returns a file itself, or the manifests below a directory.
 func (l *linter) expand(path string) []string {
-	if info, err := os.Stat(path); path == "-" || err != nil || !info.IsDir() {
+	if path == "-" || !isFolder(path) {
 		return []string{path}
 	}
 	files, faults := directory.Files(path)
@@ -66,6 +69,11 @@ func (l *linter) expand(path string) []string {
 		l.warn(path, "name the directory that holds the manifests", "there is no .yaml, .yml or .json file in it")
 	}
 	return files
+}
+
+func isFolder(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {

@@ -196,6 +196,9 @@ func (c *client) footer(s *answer.Status, local int) error {
 	for _, p := range s.Problems {
 		line(bad, p)
 	}
+	for _, n := range s.Notes {
+		line(dim, n)
+	}
 	for _, e := range s.LocalServers {
 		if e.Health != "healthy" {
 			line(bad, "local apiserver ", e.Address, " is ", e.Health, ": ", e.Error)

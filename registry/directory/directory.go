@@ -190,7 +190,13 @@ func (d *Directory) publish(to Publish, faults []Fault) {
 			if !now.take(o.Value) {
 				objects = append(objects, o.Value)
 			}
-			if a, ok := o.Value.(*apiregistrationv1.APIService); ok && d.serves(a) && d.cfg.Claimant(a) != "" {
+			a, _ := o.Value.(*apiregistrationv1.APIService)
+			switch theirs := d.serves(a); {
+			case theirs == nil || d.cfg.Claimant(a) == "":
+			case theirs.Labels[Automanaged] == "": // somebody has made both
+				faults = append(faults, claim(path, o, "the cluster has one, too, which is ignored: the directory's counts"))
+				faults[len(faults)-1].Note = true
+			default:
 				faults = append(faults, claim(path, o, "the local apiserver serves it too, and "+d.cfg.Claimant(a)+" claims it"))
 			}
 		}
@@ -210,12 +216,19 @@ func claim(path string, o manifest.Object, what string) Fault {
 	return Fault{File: path, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
 }
 
-// serves reports whether the local apiserver serves a group-version, built in or by a CRD.
-func (d *Directory) serves(a *apiregistrationv1.APIService) bool {
-	_, found := slices.BinarySearchFunc(d.served, a.Name, func(o *apiregistrationv1.APIService, name string) int {
+// serves returns the APIService of a group-version that the local apiserver serves, built in, by a
+// CRD or by its own aggregator. Nil means that it does not.
+func (d *Directory) serves(a *apiregistrationv1.APIService) *apiregistrationv1.APIService {
+	if a == nil {
+		return nil
+	}
+	i, found := slices.BinarySearchFunc(d.served, a.Name, func(o *apiregistrationv1.APIService, name string) int {
 		return strings.Compare(o.Name, name)
 	})
-	return found
+	if !found {
+		return nil
+	}
+	return d.served[i]
 }
 
 // identify sets what an API server would: a UID that is the same on every replica, and the file's

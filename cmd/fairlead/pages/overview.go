@@ -62,6 +62,7 @@ func (d *document) summary(v *view) {
 		d.put(`</p>`)
 	}
 	d.items("note bad", v.Problems)
+	d.items("note", v.Notes)
 	d.put(`<p class="dim">Other replicas: <code class="copy">kubectl fairlead status --replicas</code></p>
 </section>`)
 }

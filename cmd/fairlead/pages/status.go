@@ -171,7 +171,11 @@ func (p *Pages) status() *answer.Status {
 	p.details(s, byName)
 	s.Certificates = append([]certs.Status{}, p.cfg.Certificates()...)
 	for _, f := range t.Problems() {
-		s.Problems = append(s.Problems, f.String())
+		if f.Note {
+			s.Notes = append(s.Notes, f.String())
+		} else {
+			s.Problems = append(s.Problems, f.String())
+		}
 	}
 	return s
 }

@@ -52,6 +52,8 @@ type Fault struct {
 	Message string
 	// Foreign is the kind of an object that is not used here, but may be valid. Empty: a fault.
 	Foreign string
+	// Note says that it is no fault: two sources have the object, and Message says which counts.
+	Note bool
 }
 
 // String formats a fault as compilers do.
