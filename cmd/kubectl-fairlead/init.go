@@ -39,6 +39,7 @@ func initCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	*flags.Namespace = metav1.NamespaceSystem
 	var names []string
+	var extensions appender
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make Fairlead's own CA, and the certificates that identify Fairlead to extension servers and clients",
@@ -60,10 +61,18 @@ and the command ends with a conflict.`,
 				return fmt.Errorf("reading kubeconfig: %w", err)
 			}
 			i := &initiator{secrets: core.Secrets(*flags.Namespace), namespace: *flags.Namespace, out: cmd.OutOrStdout()}
-			return i.run(cmd.Context(), names)
+			if extensions.wanted && (extensions.remove || extensions.dryRun) { // makes no certificate
+				return extensions.run(cmd.Context(), core, i.namespace, i.out)
+			}
+			err = i.run(cmd.Context(), names)
+			if err == nil && extensions.wanted {
+				err = extensions.run(cmd.Context(), core, i.namespace, i.out)
+			}
+			return err
 		},
 	}
 	flags.AddFlags(cmd.Flags())
+	extensions.addFlags(cmd)
 	cmd.Flags().StringSliceVar(&names, "serving-names", nil, "Names and addresses that clients use for Fairlead. Empty: those in fairlead-serving, if this CA signed it.")
 	return cmd
 }

@@ -23,7 +23,7 @@ import (
 
 // TestManaged follows the steps of docs/managed.md in order and checks their results.
 func TestManaged(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, 1)
 	w.must(t, "kubectl create namespace wardle; kubectl create namespace managed; kubectl apply -f -", "<<'EOF'\n"+people+"\nEOF")
 	steps := suite.Cases[*world]{
 		{"preflight", testPreflight},
@@ -50,8 +50,6 @@ func TestManaged(t *testing.T) {
 // people are the accounts of the cases: the ServiceAccount robot, boss, who may impersonate, and
 // those who may use flunders.
 const people = `
-{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: managed, name: robot}}
----
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: impersonator}
@@ -73,6 +71,8 @@ kind: RoleBinding
 metadata: {namespace: managed, name: flunders}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: flunders}
 subjects: [{kind: Group, name: dev}, {kind: User, name: "oidc:jane"}, {kind: ServiceAccount, namespace: managed, name: robot}, {kind: User, name: carol}]
+---
+{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: managed, name: robot}}
 `
 
 // testPreflight looks at a cluster without Fairlead, and prints what the document shows.

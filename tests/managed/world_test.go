@@ -44,7 +44,7 @@ type world struct {
 
 const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}`
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, clouds int) *world {
 	t.Helper()
 	dir := suite.Folder(t, "managed")
 	w := &world{folder: filepath.Join(dir, "work"), kubeconfig: filepath.Join(dir, "admin.kubeconfig"), audit: filepath.Join(dir, "audit.log"), tokens: issuer.Start(t)}
@@ -55,7 +55,7 @@ func newWorld(t *testing.T) *world {
 	must.Do(t, os.Symlink(suite.Tool(t, "kubectl"), filepath.Join(w.folder, "kubectl")))
 	policy := filepath.Join(dir, "policy.yaml")
 	must.Do(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, Clouds: 1, APIServerArgs: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + w.audit}})
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, Clouds: clouds, APIServerArgs: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + w.audit}})
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.kubeconfig, w.StaticToken("admin")))
 	w.core = must.Get(kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin())))(t)
 	suite.Eventually(t, 30*time.Second, "namespace kube-system", func() (bool, string) {

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/retry"
+)
+
+// The keys of ConfigMap extension-apiserver-authentication that kube-apiserver and extension
+// servers agree on.
+const (
+	bundleKey = "requestheader-client-ca-file"
+	namesKey  = "requestheader-allowed-names"
+)
+
+// appender adds Fairlead's CA and name to the ConfigMap from which extension servers without flags
+// take the front proxies that they trust. kube-apiserver only ever adds to it
+// (docs/decisions/0043-appended-authentication.md says what loses an entry).
+type appender struct {
+	wanted, remove, dryRun bool
+}
+
+func (a *appender) addFlags(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&a.wanted, "append-authentication-configmap", false, "Then make all extension servers trust Fairlead's certificate: append its CA and name to ConfigMap kube-system/extension-apiserver-authentication.")
+	cmd.Flags().BoolVar(&a.remove, "remove", false, "With --append-authentication-configmap: remove what it has appended, also earlier CAs of Fairlead.")
+	cmd.Flags().BoolVar(&a.dryRun, "dry-run", false, "With --append-authentication-configmap: only say what would change.")
+}
+
+// run changes the ConfigMap unless another writer does so meanwhile; then it reads it again.
+func (a *appender) run(ctx context.Context, core corev1client.CoreV1Interface, namespace string, out io.Writer) error {
+	secret, err := core.Secrets(namespace).Get(ctx, "fairlead-front-proxy-client", metav1.GetOptions{})
+	if err != nil {
+		return err // it names the Secret
+	}
+	ca, err := certutil.ParseCertsPEM(secret.Data[corev1.ServiceAccountRootCAKey])
+	if err != nil {
+		return fmt.Errorf("reading ca.crt of Secret fairlead-front-proxy-client: %w", err)
+	}
+	leaf, err := certutil.ParseCertsPEM(secret.Data[corev1.TLSCertKey])
+	if err != nil {
+		return fmt.Errorf("reading tls.crt of Secret fairlead-front-proxy-client: %w", err)
+	}
+	maps := core.ConfigMaps(metav1.NamespaceSystem)
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		found, err := maps.Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
+		if err != nil {
+			return err // it names the ConfigMap
+		}
+		changes, err := a.change(found.Data, ca[0], leaf[0].Subject.CommonName)
+		if err != nil {
+			return fmt.Errorf("reading ConfigMap %s: %w", found.Name, err)
+		}
+		done := "written"
+		switch {
+		case len(changes) == 0:
+			done = "unchanged"
+		case a.dryRun:
+			done = "not written (--dry-run)"
+		default:
+			if _, err := maps.Update(ctx, found, metav1.UpdateOptions{FieldManager: "kubectl-fairlead"}); err != nil {
+				return err
+			}
+		}
+		_, err = fmt.Fprintf(out, "configmap/%s %s%s\n", found.Name, done, strings.Join(append([]string{""}, changes...), "\n  "))
+		return err
+	})
+}
+
+// change edits the ConfigMap's data, and returns what it has changed.
+func (a *appender) change(data map[string]string, ca *x509.Certificate, name string) (changes []string, err error) {
+	if data[bundleKey] == "" {
+		return nil, errors.New("it has no request-header CA: this kube-apiserver runs without --requestheader flags, so extension servers take no front proxy from it")
+	}
+	bundle, err := certutil.ParseCertsPEM([]byte(data[bundleKey]))
+	if err != nil {
+		return nil, fmt.Errorf("parsing %s: %w", bundleKey, err)
+	}
+	var names []string
+	if err := json.Unmarshal([]byte(data[namesKey]), &names); data[namesKey] != "" && err != nil {
+		return nil, fmt.Errorf("parsing %s: %w", namesKey, err)
+	}
+	before := len(names)
+	if a.remove {
+		kept := slices.DeleteFunc(slices.Clone(bundle), func(c *x509.Certificate) bool {
+			ours := bytes.Equal(c.Raw, ca.Raw) || strings.HasPrefix(c.Subject.CommonName, "fairlead-ca") // init and cert-manager name them so
+			if ours {
+				changes = append(changes, fmt.Sprintf("CA %q removed", c.Subject.CommonName))
+			}
+			return ours
+		})
+		bundle, names = kept, slices.DeleteFunc(names, func(n string) bool { return n == name })
+		if before > 0 && len(names) == 0 || len(bundle) == 0 { // no name would mean any name
+			return nil, fmt.Errorf("nothing but Fairlead's would be left: %q", name)
+		}
+	} else {
+		if !slices.ContainsFunc(bundle, ca.Equal) {
+			changes, bundle = append(changes, fmt.Sprintf("CA %q appended", ca.Subject.CommonName)), append(bundle, ca)
+		}
+		if before > 0 && !slices.Contains(names, name) { // without any, all names are allowed
+			names = append(names, name)
+		}
+	}
+	if len(names) != before {
+		changes = append(changes, fmt.Sprintf("allowed names %q", names))
+		text, err := json.Marshal(names)
+		if err != nil {
+			return nil, err
+		}
+		data[namesKey] = string(text)
+	}
+	text, err := certutil.EncodeCertificates(bundle...)
+	data[bundleKey] = string(text)
+	return changes, err
+}
