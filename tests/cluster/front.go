@@ -32,6 +32,9 @@ type Fairlead struct {
 	// CA.
 	CAFile string
 
+	// Ready is the path on the admin port that must pass. Empty: /readyz.
+	Ready string
+
 	// Args are appended to the arguments of fairlead serve; later ones override. Nil: none.
 	Args []string
 }
@@ -77,7 +80,7 @@ func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (running *Front
 		Admin:    Endpoint{URL: url("https", f.Address, f.AdminPort), CAFile: ca},
 	}
 	front.Part, err = c.Run(ctx, Command{
-		Name: f.Name, Path: f.Path, Args: append(args, f.Args...), Ready: front.Admin.Serves("/readyz", Credentials{}),
+		Name: f.Name, Path: f.Path, Args: append(args, f.Args...), Ready: front.Admin.Serves(cmp.Or(f.Ready, "/readyz"), Credentials{}),
 	})
 	return front, err
 }

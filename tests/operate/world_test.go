@@ -40,6 +40,7 @@ func TestOperate(t *testing.T) {
 		{"explain", testExplain},
 		{"alerts", testAlerts},
 		{"page", testPage},
+		{"needs", testNeeds},
 	}.Beside(t, w)
 }
 
