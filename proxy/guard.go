@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"net/http"
 	"strings"
 	"time"
@@ -58,13 +57,10 @@ const (
 )
 
 // scrapers remembers the callers that were lately allowed to read /metrics.
-type scrapers struct {
-	known *memo.Cache[scraper, struct{}]
-	seed  maphash.Seed
-}
+type scrapers struct{ *memo.Keyed[scraper, struct{}] }
 
 func newScrapers() scrapers {
-	return scrapers{memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers}), maphash.MakeSeed()}
+	return scrapers{memo.NewKeyed[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})}
 }
 
 // scraper identifies a caller by its credentials: another token, or a certificate of another user,
@@ -92,20 +88,17 @@ func scraperOf(d *Decision) (s scraper, ok bool) {
 	return s, false
 }
 
-func (s scraper) equal(other scraper) bool { return s == other }
-
 // remember records the caller of an authenticated and authorized scrape.
 func (k *scrapers) remember(d *Decision, now time.Time) {
 	if s, ok := scraperOf(d); ok {
-		hash := maphash.Comparable(k.seed, s)
-		k.known.Put(&memo.Entry[scraper, struct{}]{Hash: hash, Key: s, Size: 1, Until: now.Add(scraperMemory)}, s.equal)
+		k.Put(&memo.Entry[scraper, struct{}]{Key: s, Size: 1, Until: now.Add(scraperMemory)})
 	}
 }
 
 // knows reports whether the caller of a scrape was allowed within the last scraperMemory.
 func (k *scrapers) knows(d *Decision, now time.Time) bool {
 	s, ok := scraperOf(d)
-	return ok && k.known.Get(maphash.Comparable(k.seed, s), now, s.equal) != nil
+	return ok && k.Get(s, now) != nil
 }
 
 // Explain returns decide's decision for a user with a client certificate, and the reason if the

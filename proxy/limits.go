@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"net/http"
 	"os"
 	"sync"
@@ -266,8 +265,7 @@ func (x *exchange) noPlace(w http.ResponseWriter, r *http.Request, err error) {
 type givenUp struct {
 	burst int                            // requests that may be canceled at once
 	pause time.Duration                  // time after which one more may be canceled
-	debts *memo.Cache[account, struct{}] // each expires when its user's debt is zero
-	seed  maphash.Seed
+	debts *memo.Keyed[account, struct{}] // each expires when its user's debt is zero
 
 	mu sync.Mutex // orders charges
 	// until is when the last user will be below the limit again, in Unix nanoseconds. Zero means
@@ -300,8 +298,8 @@ const (
 
 func newGivenUp() *givenUp {
 	return &givenUp{
-		burst: givenUpBurst, pause: givenUpPause, seed: maphash.MakeSeed(), answer: readyAnswer(errGivenUp),
-		debts: memo.New[account, struct{}](memo.Config{Entries: maxAccounts, Bytes: maxAccounts}),
+		burst: givenUpBurst, pause: givenUpPause, answer: readyAnswer(errGivenUp),
+		debts: memo.NewKeyed[account, struct{}](memo.Config{Entries: maxAccounts, Bytes: maxAccounts}),
 		refused: metric.Count("fairlead_given_up_refused_total",
 			"Requests answered with 429 because their user had canceled too many others within a second."),
 	}
@@ -324,8 +322,7 @@ func (g *givenUp) charge(who account, n int) {
 	defer g.mu.Unlock()
 	now := time.Now()
 	at := now.Add(min(g.debt(who, now)+time.Duration(n)*g.pause, 2*full))
-	hash := maphash.Comparable(g.seed, who)
-	g.debts.Put(&memo.Entry[account, struct{}]{Hash: hash, Key: who, Size: 1, Until: at}, who.equal)
+	g.debts.Put(&memo.Entry[account, struct{}]{Key: who, Size: 1, Until: at})
 	if below := at.Add(-full); below.After(now) {
 		g.until.Store(max(g.until.Load(), below.UnixNano()))
 	}
@@ -333,7 +330,7 @@ func (g *givenUp) charge(who account, n int) {
 
 // debt returns the time until a user's debt will be zero.
 func (g *givenUp) debt(who account, now time.Time) time.Duration {
-	if e := g.debts.Get(maphash.Comparable(g.seed, who), now, who.equal); e != nil {
+	if e := g.debts.Get(who, now); e != nil {
 		return e.Until.Sub(now)
 	}
 	return 0
@@ -352,8 +349,6 @@ func (g *givenUp) overLimit(d *Decision, h *Head) bool {
 	}
 	return g.debt(accountOf(d, h), now) > time.Duration(g.burst)*g.pause
 }
-
-func (a account) equal(b account) bool { return a == b }
 
 func accountOf(d *Decision, h *Head) account {
 	from := d.source(h).AnyConn()

@@ -42,9 +42,7 @@ func haveImplementations(t *testing.T, all map[string]*types.Info) {
 			}
 		}
 	}
-	reasons := map[string]string{ // to have a single implementation
-		"proxy/authz.immutable": "users come from whoever authenticates; proxy/authn, a sibling, makes those that never change",
-	}
+	reasons := map[string]string{} // to have a single implementation
 	for name, n := range named {
 		i, ok := n.Underlying().(*types.Interface)
 		if !ok || !i.IsMethodSet() { // a constraint of type parameters

@@ -3,11 +3,12 @@
 // Reads take no lock and do not allocate. Writes take one mutex for a few sets of eight entries;
 // there is one write for each answer from elsewhere.
 //
-// The caller hashes and compares keys: a key that is passed to a func field would be allocated in
-// each request.
+// A Keyed cache has comparable keys. The caller of a Cache hashes and compares its keys itself: a
+// key that is passed to a func field would be allocated in each request.
 package memo
 
 import (
+	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,8 @@ type Config struct {
 	Entries int
 	// Bytes is the maximum size of all entries. Zero means that nothing is kept.
 	Bytes int
+	// Largest is the size up to which an entry is kept. Zero means any.
+	Largest int
 	// Generation returns the generation of the source of the values: entries of another generation
 	// are dropped. Nil means that it is always 0.
 	Generation func() uint64
@@ -99,6 +102,9 @@ func (c *Cache[K, V]) Get(hash uint64, now time.Time, same func(K) bool) *Entry[
 // Put caches an entry. It replaces the one with the same key. The cache owns the entry from then
 // on.
 func (c *Cache[K, V]) Put(e *Entry[K, V], same func(K) bool) {
+	if c.cfg.Largest > 0 && e.Size > c.cfg.Largest {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now, generation := time.Now(), c.cfg.Generation()
@@ -165,4 +171,31 @@ func (c *Cache[K, V]) setLocked(place *atomic.Pointer[Entry[K, V]], e *Entry[K, 
 	if e != nil {
 		c.bytes += e.Size
 	}
+}
+
+// Keyed is a Cache that hashes and compares its keys. Make one with NewKeyed.
+type Keyed[K comparable, V any] struct {
+	cache *Cache[K, V]
+	seed  maphash.Seed
+}
+
+// NewKeyed returns an empty cache.
+func NewKeyed[K comparable, V any](cfg Config) *Keyed[K, V] {
+	return &Keyed[K, V]{New[K, V](cfg), maphash.MakeSeed()}
+}
+
+// Get returns the entry of a key, or nil. The zero now means time.Now.
+func (c *Keyed[K, V]) Get(key K, now time.Time) *Entry[K, V] {
+	return c.cache.Get(maphash.Comparable(c.seed, key), now, func(k K) bool { return k == key })
+}
+
+// Put is Cache.Put; it sets the hash.
+func (c *Keyed[K, V]) Put(e *Entry[K, V]) {
+	e.Hash = maphash.Comparable(c.seed, e.Key)
+	c.cache.Put(e, func(k K) bool { return k == e.Key })
+}
+
+// Drop removes a key.
+func (c *Keyed[K, V]) Drop(key K) {
+	c.cache.Drop(maphash.Comparable(c.seed, key), func(k K) bool { return k == key })
 }

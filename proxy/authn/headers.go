@@ -20,13 +20,6 @@ type identity struct {
 	rendered [2]atomic.Pointer[rendering] // for Headers, and for Impersonation
 }
 
-// Is reports whether other is the same identity. Identities are immutable, so then no fields need
-// to be compared.
-func (id *identity) Is(other user.Info) bool {
-	o, ok := other.(*identity)
-	return ok && o == id
-}
-
 // rendering is an identity's fields for one set of names. It is immutable.
 type rendering struct {
 	names  *nameSet

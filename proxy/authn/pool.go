@@ -25,9 +25,8 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 		if !c.Provable() {
 			break
 		}
-		payer, _, ok := a.proven.get(c.Token, c.Now)
-		if ok {
-			c.Payer = payer
+		if e := a.proven.Get(c.Token, c.Now); e != nil {
+			c.Payer = e.Value
 			return PoolProven
 		}
 	}
@@ -39,10 +38,7 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 func (c *Credentials) Provable() bool { return c.Kind == KindToken && c.second.none() }
 
 // Proven reports whether the local apiserver recently accepted a token.
-func (a *Authenticator) Proven(t Token) bool {
-	_, _, ok := a.proven.get(t, time.Time{})
-	return ok
-}
+func (a *Authenticator) Proven(t Token) bool { return a.proven.Get(t, time.Time{}) != nil }
 
 // Seen records the local apiserver's status for a request with these credentials. A status that
 // only authenticated requests get proves the token. A 401 drops the token and its cached user.
@@ -52,13 +48,13 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 	}
 	switch {
 	case status == http.StatusUnauthorized:
-		a.proven.drop(c.Token)
-		a.known.drop(c.Token)
+		a.proven.Drop(c.Token)
+		a.known.Drop(c.Token)
 	case proves(status):
 		now := time.Now()
 		// A token in use is renewed once in half its TTL, not with every response.
-		if _, until, ok := a.proven.get(c.Token, now); !ok || until.Sub(now) < provenTTL/2 {
-			a.proven.put(c.Token, c.Token.payer(), now.Add(provenTTL), 0)
+		if e := a.proven.Get(c.Token, now); e == nil || e.Until.Sub(now) < provenTTL/2 {
+			keep(a.proven, c.Token, c.Token.payer(), now.Add(provenTTL), 0)
 		}
 	}
 }

@@ -150,10 +150,10 @@ func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Sour
 // remembered returns the cached result for a token: the identity or the error, if ok. The zero now
 // means time.Now.
 func (a *Authenticator) remembered(token Token, now time.Time) (id *identity, ok bool, err error) {
-	if id, _, ok := a.known.get(token, now); ok {
-		return id, true, nil
+	if e := a.known.Get(token, now); e != nil {
+		return e.Value, true, nil
 	}
-	if _, _, ok := a.refused.get(token, now); ok {
+	if a.refused.Get(token, now) != nil {
 		return nil, true, errBadToken
 	}
 	return nil, false, nil
@@ -202,19 +202,19 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	switch {
 	case errors.Is(err, ErrUnauthenticated):
 		a.reviews.WithLabelValues("refused").Inc()
-		a.proven.drop(token)
+		a.proven.Drop(token)
 		return nil, err
 	case err != nil:
 		a.reviews.WithLabelValues("error").Inc()
 		return nil, fmt.Errorf("reviewing token: %w", err)
 	case id == nil:
 		a.reviews.WithLabelValues("refused").Inc()
-		a.proven.drop(token)
-		a.refused.put(token, struct{}{}, until, generation)
+		a.proven.Drop(token)
+		keep(a.refused, token, struct{}{}, until, generation)
 		return nil, errBadToken
 	}
 	a.reviews.WithLabelValues("authenticated").Inc()
-	a.known.put(token, id, until, generation)
-	a.proven.put(token, token.payer(), time.Now().Add(provenTTL), 0) // the local apiserver has accepted it
+	keep(a.known, token, id, until, generation)
+	keep(a.proven, token, token.payer(), time.Now().Add(provenTTL), 0) // the local apiserver has accepted it
 	return id, nil
 }

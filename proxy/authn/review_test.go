@@ -163,7 +163,7 @@ func TestBadTokensPushNobodyOut(t *testing.T) {
 		}
 		n := 0
 		for i := range 6000 {
-			if _, _, ok := a.refused.get(newToken(fmt.Sprint("bad", i)), time.Time{}); ok {
+			if a.refused.Get(newToken(fmt.Sprint("bad", i)), time.Time{}) != nil {
 				n++
 			}
 		}
@@ -180,11 +180,11 @@ func TestCacheBytesAreBounded(t *testing.T) {
 	long := strings.Repeat("x", most/1000-4)
 	token := func(i int) Token { return newToken(fmt.Sprintf("%s%04d", long, i)) }
 	cached := func(token Token, want int) bool {
-		v, _, ok := c.get(token, time.Time{})
-		return ok && v == want
+		e := c.Get(token, time.Time{})
+		return e != nil && e.Value == want
 	}
 	for i := range n {
-		c.put(token(i), i, time.Now().Add(time.Hour), 0)
+		keep(c, token(i), i, time.Now().Add(time.Hour), 0)
 	}
 	size := 0
 	for i := range n {
@@ -192,8 +192,8 @@ func TestCacheBytesAreBounded(t *testing.T) {
 			size += most / 1000
 		}
 	}
-	c.drop(token(n - 1))
-	c.put(newToken(long+"12345"), 1, time.Now().Add(time.Hour), 0)
+	c.Drop(token(n - 1))
+	keep(c, newToken(long+"12345"), 1, time.Now().Add(time.Hour), 0)
 	if size > most || size < most/2 || cached(token(n-1), n-1) || cached(newToken(long+"12345"), 1) {
 		t.Errorf("%d bytes of tokens are cached, want at most %d; a dropped one %v, a huge one %v", size, most, cached(token(n-1), n-1), cached(newToken(long+"12345"), 1))
 	}

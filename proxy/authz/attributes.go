@@ -1,16 +1,15 @@
 package authz
 
 import (
-	"fmt"
+	"bytes"
+	"encoding/binary"
 	"hash/maphash"
-	"maps"
 	"slices"
-	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
@@ -34,102 +33,49 @@ func (a *Attributes) size() int {
 	return n
 }
 
-// userSize returns the size of a user. Users of certificates and tokens are shared by many results,
-// but each request of a front proxy has its own, of up to a whole head.
-func userSize(u user.Info) int {
-	const header = 16 // of a string
-	n := len(u.GetName()) + len(u.GetUID())
-	for _, g := range u.GetGroups() {
-		n += len(g) + header
+// appendKey appends what a review sends: two questions are the same if their keys are. Each text
+// has its length before it, because it may hold any byte.
+func (a *Attributes) appendKey(key []byte) []byte {
+	add := func(text string) {
+		key = append(binary.AppendUvarint(key, uint64(len(text))), text...)
 	}
-	for k, values := range u.GetExtra() {
-		n += len(k) + header
-		for _, v := range values {
-			n += len(v) + header
+	all := func(texts []string) {
+		key = binary.AppendUvarint(key, uint64(len(texts)))
+		for _, t := range texts {
+			add(t)
 		}
 	}
-	return n
-}
-
-// hash hashes what Equal compares, except the user's extra, which is rarely the only difference and
-// slow to hash.
-func (a *Attributes) hash(seed maphash.Seed) uint64 {
-	h := uint64(1) // which empty strings change, too
+	kind := byte(0)
+	if a.ResourceRequest {
+		kind = 1
+	}
+	key = append(key, kind)
 	for _, w := range a.words() {
-		h = mix(h, seed, w)
+		add(w)
 	}
-	h = mix(mix(h, seed, a.User.GetName()), seed, a.User.GetUID())
-	for _, g := range a.User.GetGroups() {
-		h = mix(h, seed, g)
+	add(a.User.GetName())
+	add(a.User.GetUID())
+	all(a.User.GetGroups())
+	extra := a.User.GetExtra()
+	names := make([]string, 0, usualExtra)
+	for name := range extra {
+		names = append(names, name)
 	}
-	return h ^ h>>32 // the low bits choose the set
+	slices.Sort(names)
+	for _, name := range names {
+		add(name)
+		all(extra[name])
+	}
+	return key
 }
 
-// mix adds a string to a hash; the order of strings matters. The factor is odd with well-spread
-// bits (2⁶⁴ divided by the golden ratio).
-func mix(h uint64, seed maphash.Seed, s string) uint64 {
-	if s != "" {
-		h ^= maphash.String(seed, s)
-	}
-	return (h ^ h>>29) * 0x9e3779b97f4a7c15
-}
+// usualExtra is how many fields of extra a user may have without an allocation: a ServiceAccount's
+// have five.
+const usualExtra = 8
 
 // Equal reports whether two questions are equal in every field that is sent.
 func (a *Attributes) Equal(b *Attributes) bool {
-	return a.ResourceRequest == b.ResourceRequest && a.words() == b.words() && sameUser(a.User, b.User)
-}
-
-func sameUser(a, b user.Info) bool {
-	if u, ok := a.(immutable); ok && u.Is(b) {
-		return true
-	}
-	return a.GetName() == b.GetName() && a.GetUID() == b.GetUID() && slices.Equal(a.GetGroups(), b.GetGroups()) &&
-		maps.EqualFunc(a.GetExtra(), b.GetExtra(), slices.Equal[[]string])
-}
-
-// immutable is a user that never changes and recognizes itself: it needs neither comparison by
-// field nor copying.
-type immutable interface{ Is(other user.Info) bool }
-
-// clone copies everything, including strings, which may share memory with a request's buffers.
-func (a *Attributes) clone() *Attributes {
-	c := *a
-	for _, s := range []*string{
-		&c.Verb, &c.APIGroup, &c.APIVersion, &c.Resource, &c.Subresource, &c.Namespace, &c.Name, &c.Path, &c.FieldSelector, &c.LabelSelector,
-	} {
-		*s = strings.Clone(*s)
-	}
-	if _, ok := a.User.(immutable); ok {
-		return &c
-	}
-	u := &user.DefaultInfo{Name: strings.Clone(a.User.GetName()), UID: strings.Clone(a.User.GetUID()), Groups: cloneAll(a.User.GetGroups())}
-	if extra := a.User.GetExtra(); extra != nil {
-		u.Extra = make(map[string][]string, len(extra))
-		for k, v := range extra {
-			u.Extra[strings.Clone(k)] = cloneAll(v)
-		}
-	}
-	c.User = u
-	return &c
-}
-
-func cloneAll(in []string) []string {
-	out := slices.Clone(in)
-	for i, s := range out {
-		out[i] = strings.Clone(s)
-	}
-	return out
-}
-
-// key returns a unique text of a question: maps are sorted, and every part is quoted, or has its
-// length: a path may be long, and quoted four times as long.
-func (a *Attributes) key() string {
-	words, lengths := a.words(), [9]int{}
-	for i, w := range words {
-		lengths[i] = len(w)
-	}
-	u := a.User
-	return fmt.Sprintf("%t%d%q%q%q%q%s", a.ResourceRequest, lengths, u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra(), strings.Join(words[:], ""))
+	return bytes.Equal(a.appendKey(nil), b.appendKey(nil))
 }
 
 // record returns the input of a review. It equals the result of upstream's authorization filter
@@ -163,45 +109,43 @@ const (
 	// 1 KB.
 	maxEntries = 1 << 18
 	// maxBytes limits their total size: a result may have up to maxCached bytes that its caller
-	// chose.
+	// chose, and a front proxy's user of up to a whole head.
 	maxBytes = 128 << 20
-	// overhead is the size of a result in addition to its strings, with an ordinary user.
-	overhead = 512
+	// overhead is the size of a result in addition to its texts.
+	overhead = 256
 )
 
-// cache caches results until they expire. Questions are compared field by field, so a hash
-// collision only costs a place.
+// cache caches results by key until they expire. Keys are compared as a whole, so a hash collision
+// only costs a place.
 type cache struct {
-	memo *memo.Cache[*Attributes, Decision]
+	memo *memo.Cache[string, Decision]
 	seed maphash.Seed
-	// narrow makes hashes collide, for tests; otherwise nil.
-	narrow func(uint64) uint64
+	room sync.Pool // of *[]byte, for keys
 }
 
 func newCache(generation func() uint64) *cache {
 	bounds := memo.Config{Entries: maxEntries, Bytes: maxBytes, Generation: generation}
-	return &cache{memo: memo.New[*Attributes, Decision](bounds), seed: maphash.MakeSeed()}
+	return &cache{memo: memo.New[string, Decision](bounds), seed: maphash.MakeSeed()}
 }
 
-func (c *cache) hash(q *Attributes) uint64 {
-	h := q.hash(c.seed)
-	if c.narrow != nil {
-		h = c.narrow(h)
+func (c *cache) get(a *Attributes) (Decision, bool) {
+	room, _ := c.room.Get().(*[]byte)
+	if room == nil {
+		room = new([]byte)
 	}
-	return h
-}
-
-func (c *cache) get(q *Attributes) (Decision, bool) {
-	e := c.memo.Get(c.hash(q), q.Now, q.Equal)
+	defer c.room.Put(room)
+	key := a.appendKey((*room)[:0])
+	*room = key
+	e := c.memo.Get(maphash.Bytes(c.seed, key), a.Now, func(k string) bool { return k == string(key) })
 	if e == nil {
 		return Decision{}, false
 	}
 	return e.Value, true
 }
 
-// put caches a result of a generation. The cache owns the question from then on.
-func (c *cache) put(q *Attributes, d Decision, until time.Time, generation uint64) {
-	c.memo.Put(&memo.Entry[*Attributes, Decision]{
-		Hash: c.hash(q), Key: q, Value: d, Size: q.size() + len(d.Reason) + max(overhead, userSize(q.User)), Until: until, Generation: generation,
-	}, q.Equal)
+// put caches a result of a generation.
+func (c *cache) put(key string, d Decision, until time.Time, generation uint64) {
+	c.memo.Put(&memo.Entry[string, Decision]{
+		Hash: maphash.String(c.seed, key), Key: key, Value: d, Size: overhead + len(key) + len(d.Reason), Until: until, Generation: generation,
+	}, func(k string) bool { return k == key })
 }

@@ -194,9 +194,9 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 	if err := ctx.Err(); err != nil {
 		return Decision{}, fmt.Errorf("authorizing: %w", err)
 	}
-	own := a.clone() // the review may outlive the request and its buffers
+	own, key := *a, string(a.appendKey(nil)) // the review may outlive the request
 	//nolint:contextcheck // callers share it: it must not end, nor use a recorder or a span, with the first of them
-	ch := z.flight.DoChan(own.key(), func() (any, error) { return z.review(own) })
+	ch := z.flight.DoChan(key, func() (any, error) { return z.review(&own, key) })
 	select {
 	case r := <-ch:
 		d, _ := r.Val.(Decision)
@@ -207,7 +207,7 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 }
 
 // review asks on a goroutine of singleflight's, where a panic would end the process.
-func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
+func (z *Authorizer) review(a *Attributes, key string) (d Decision, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			z.cfg.Logger.Error("authorizing panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
@@ -229,7 +229,7 @@ func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 	if d.Allowed {
 		ttl = z.cfg.AllowTTL
 	}
-	z.cache.put(a, d, asked.Add(ttl), generation)
+	z.cache.put(key, d, asked.Add(ttl), generation)
 	return d, nil
 }
 

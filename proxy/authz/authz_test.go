@@ -288,34 +288,6 @@ func TestBounds(t *testing.T) {
 	reviews.Bounds(t, asker(Config{}), func(source, i int) string { return fmt.Sprintf("user-%d/%d", source, i) }, maxWaiting, maxReviews)
 }
 
-// known recognizes itself.
-type known struct{ user.DefaultInfo }
-
-func (k *known) Is(other user.Info) bool { return k == other }
-
-// A user that recognizes itself is neither compared by field nor copied. Of others everything is
-// copied, with the strings, which may share memory with a request's buffers.
-func TestClone(t *testing.T) {
-	a := get("")
-	first, second := &known{user.DefaultInfo{Name: "first"}}, &known{user.DefaultInfo{Name: "second"}}
-	if a.User = first; a.clone().User != first || !sameUser(first, first) || sameUser(first, second) {
-		t.Error("a user that recognizes itself was copied, or taken for another one")
-	}
-	all := func(text string) *Attributes {
-		return &Attributes{AttributesRecord: authorizer.AttributesRecord{
-			User: &user.DefaultInfo{Name: text, UID: text, Groups: []string{text}, Extra: map[string][]string{"k": {text}}},
-			Verb: text, APIGroup: text, APIVersion: text, Resource: text, Subresource: text, Namespace: text, Name: text, Path: text,
-		}, FieldSelector: text, LabelSelector: text}
-	}
-	full, empty := all("alice"), all("")
-	copied := testing.AllocsPerRun(100, func() { full.clone() }) - testing.AllocsPerRun(100, func() { empty.clone() })
-	c := full.clone()
-	if copied != 4+10 || c.User == full.User || c.key() != full.key() || c.Path != full.Path {
-		t.Errorf("%v of 14 strings were copied, to %+v", copied, c)
-	}
-	check.Same(t, 5+5+(5+16)+(1+16)+(5+16), userSize(c.User), "its user's size")
-}
-
 // The number of answers is bounded, and their size. A front proxy asserts any groups, and each of
 // its requests has a user of its own.
 func TestCacheIsBounded(t *testing.T) {
@@ -341,7 +313,7 @@ func TestCacheIsBounded(t *testing.T) {
 			return a
 		}
 		for i := range tt.n {
-			c.put(ask(i), Decision{}, time.Now().Add(time.Hour), 0)
+			c.put(string(ask(i).appendKey(nil)), Decision{}, time.Now().Add(time.Hour), 0)
 		}
 		found := 0
 		for i := range tt.n {
@@ -360,5 +332,9 @@ func TestCachedAllocatesNothing(t *testing.T) {
 	must.Get(z.Authorize(t.Context(), get("alice")))(t)
 	a := get("alice")
 	a.User = &user.DefaultInfo{Name: "alice", Groups: []string{"g"}, Extra: map[string][]string{}}
-	check.Same(t, 0, testing.AllocsPerRun(100, func() { z.Cached(a) }), "allocations")
+	least := 100.0
+	for range 20 { // the race detector's sync.Pool drops every fourth item
+		least = min(least, testing.AllocsPerRun(1, func() { z.Cached(a) }))
+	}
+	check.Same(t, 0, least, "allocations")
 }

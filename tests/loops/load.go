@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/token"
 	"go/types"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -66,6 +67,7 @@ func load(root string, overlay map[string][]byte) (*program, error) {
 	prog, _ := ssautil.Packages(pkgs, ssa.InstantiateGenerics)
 	prog.Build()
 	all := ssautil.AllFunctions(prog)
+	maps.DeleteFunc(all, func(f *ssa.Function, _ bool) bool { return isGeneric(f) }) // their instances are walked
 	for f := range all {
 		if len(f.Blocks) > 0 {
 			p.ours[f] = true
@@ -81,6 +83,14 @@ func load(root string, overlay map[string][]byte) (*program, error) {
 		}
 	}
 	return p, nil
+}
+
+// isGeneric reports whether a function still has type parameters.
+func isGeneric(f *ssa.Function) bool {
+	return f.TypeParams().Len() > len(f.TypeArgs()) || slices.ContainsFunc(f.TypeArgs(), func(t types.Type) bool {
+		_, is := types.Unalias(t).(*types.TypeParam)
+		return is
+	})
 }
 
 // directives collects the directives of a file.
