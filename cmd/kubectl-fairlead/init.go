@@ -22,6 +22,8 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
 // leafLife is a year. A leaf is renewed when a third is left, before lint and the alerts warn.
@@ -40,10 +42,16 @@ func initCommand() *cobra.Command {
 	*flags.Namespace = metav1.NamespaceSystem
 	var names []string
 	var extensions appender
+	w := &installer{}
 	cmd := &cobra.Command{
 		Use:   "init",
-		Short: "Make Fairlead's own CA, and the certificates that identify Fairlead to extension servers and clients",
-		Long: `Make the Secrets that deploy/overlays/managed mounts, for clusters whose request-header CA is not
+		Short: "Write the manifests of an installation, or make Fairlead's own CA and certificates",
+		Long: `With --layout: make a preflight (as lint does), ask what it cannot know, if there is a terminal,
+and write a kustomization of the manifests that ship, for this cluster: free ports, all
+kube-apiservers. It changes nothing in the cluster. You can run it again at any time: it says what
+differs, and keeps what it replaces.
+
+Without: make the Secrets that deploy/overlays/managed mounts, for clusters whose request-header CA is not
 available: a CA in fairlead-ca, and two certificates that it signs. fairlead-front-proxy-client
 identifies Fairlead to extension servers (CN fairlead); fairlead-serving is for --serving-names.
 
@@ -55,6 +63,13 @@ and the command ends with a conflict.`,
 			rc, err := flags.ToRESTConfig()
 			if err != nil {
 				return fmt.Errorf("reading kubeconfig: %w", err)
+			}
+			if w.layout != "" {
+				w.in, w.print, w.names = cmd.InOrStdin(), cmd.OutOrStdout(), names
+				if err := w.validate(); err != nil {
+					return cli.Usage(err)
+				}
+				return w.run(cmd.Context(), rc)
 			}
 			core, err := corev1client.NewForConfig(rc)
 			if err != nil {
@@ -71,9 +86,19 @@ and the command ends with a conflict.`,
 			return err
 		},
 	}
-	flags.AddFlags(cmd.Flags())
+	fs := cmd.Flags()
+	fs.StringVar(&w.layout, "layout", "", "How Fairlead is to run: control-plane, static-pod, load-balancer, managed or etcd. Empty: make Secrets.")
+	fs.StringVar(&w.out, "out", "fairlead", "Folder that is written.")
+	fs.StringVar(&w.deploy, "deploy", "deploy", "Folder of the manifests that ship: of this repository, or of a release.")
+	fs.StringSliceVar(&w.components, "components", nil, "Folders of deploy/components to add, such as audit,events,monitoring.")
+	fs.Int32Var(&w.ports[0], "secure-port", 0, "Port on control-plane nodes. 0: 8443, or another one that is free.")
+	fs.Int32Var(&w.ports[1], "admin-secure-port", 0, "Admin port on control-plane nodes. 0: 8444, or another one that is free.")
+	fs.StringVar(&w.serversFrom, "local-apiservers-from", "", "How replicas on nodes find all kube-apiservers: endpointslice, lease, or nodes (each present node is named). Empty: lease with the component entrypoint, endpointslice if it names each node, or else nodes.")
+	fs.StringSliceVar(&w.etcd, "etcd-servers", nil, "URLs of the etcd for --layout=etcd.")
+	fs.BoolVar(&w.yes, "yes", false, "Ask nothing, go on after errors of the preflight, and replace files with other content.")
+	flags.AddFlags(fs)
 	extensions.addFlags(cmd)
-	cmd.Flags().StringSliceVar(&names, "serving-names", nil, "Names and addresses that clients use for Fairlead. Empty: those in fairlead-serving, if this CA signed it.")
+	fs.StringSliceVar(&names, "serving-names", nil, "Names and addresses that clients use for Fairlead. Empty: those in fairlead-serving, if this CA signed it.")
 	return cmd
 }
 

@@ -40,11 +40,21 @@ type linter struct {
 	proxy   *tls.Certificate           // of the flags. Nil means none, or an unreadable one
 
 	survey      *survey
+	listed      bool // the Service kubernetes has the address of each control-plane node, and no other
 	byClusterIP bool // kube-apiserver's own aggregator dials ClusterIPs
 }
 
+// newLinter makes one with the defaults of the flags in groups.
+func newLinter(groups *cliflag.NamedFlagSets) *linter {
+	l := &linter{foreign: map[string]int{}, claims: map[string]*registry.Entry{}, output: "text"}
+	l.AddFlags(groups.FlagSet)
+	return l
+}
+
 func lintCommand() *cobra.Command {
-	l := &linter{foreign: map[string]int{}, claims: map[string]*registry.Entry{}}
+	var groups cliflag.NamedFlagSets
+	fs := groups.FlagSet("lint")
+	l := newLinter(&groups)
 	cmd := &cobra.Command{
 		Use:   "lint [FILE…]",
 		Short: "Find what is wrong, or soon will be, or is to be done before Fairlead is installed",
@@ -84,14 +94,11 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 			return l.report(cmd.OutOrStdout())
 		},
 	}
-	var groups cliflag.NamedFlagSets
-	fs := groups.FlagSet("lint")
 	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked; but if nothing else is given to check, the one that kubectl would use.")
 	fs.StringVar(&l.account, "account", "", "User whose rights are asked for. Empty: the one that Fairlead's manifests use.")
 	fs.StringVarP(&l.namespace, "namespace", "n", "default", "Namespace of objects without one in files, as for kubectl apply.")
 	fs.StringVarP(&l.output, "output", "o", "text", "Output format: text (a line for each finding) or json (a list).")
 	fs.StringSliceVar(&l.names, "serving-names", nil, "Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
-	l.AddFlags(groups.FlagSet)
 	cli.Flags(cmd, groups)
 	return cmd
 }

@@ -48,6 +48,10 @@ func (l *linter) live(ctx context.Context) {
 		l.error("kubeconfig", "correct it", "--kubeconfig: %v", err)
 		return
 	}
+	l.inspect(ctx, cfg)
+}
+
+func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	cfg.UserAgent = "fairlead-lint/" + version
 	l.credentials(cfg)
 	cfg.QPS = -1 // no limit: requests are sequential

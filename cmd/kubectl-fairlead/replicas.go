@@ -45,7 +45,10 @@ func (c *client) replicas(ctx context.Context) error {
 	if err := c.get(ctx, "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices", query, list); err != nil {
 		return err
 	}
-	all := addresses(list)
+	var all []replica
+	for _, a := range addresses(list, "admin") {
+		all = append(all, replica{address: a})
+	}
 	if len(all) == 0 {
 		return errors.New("the Service kube-system/fairlead-admin, which lists the replicas, has no endpoints")
 	}
@@ -77,23 +80,23 @@ func (c *client) replicas(ctx context.Context) error {
 	return nil
 }
 
-// addresses returns the replicas with their admin addresses, sorted. Two slices may have the same
-// address while one replaces the other. The port is "admin", or the only one, without a name.
-func addresses(list *discoveryv1.EndpointSliceList) (all []replica) {
+// addresses returns address:port of all endpoints, sorted. Two slices may have the same address
+// while one replaces the other. The port has the name, or is the only one, without a name.
+func addresses(list *discoveryv1.EndpointSliceList, port string) (all []string) {
 	for _, s := range list.Items {
 		for _, p := range s.Ports {
-			if name := ptr.Deref(p.Name, ""); p.Port == nil || name != "" && name != "admin" {
+			if name := ptr.Deref(p.Name, ""); p.Port == nil || name != "" && name != port {
 				continue
 			}
 			for _, e := range s.Endpoints {
 				for _, a := range e.Addresses {
-					all = append(all, replica{address: net.JoinHostPort(a, strconv.Itoa(int(*p.Port)))})
+					all = append(all, net.JoinHostPort(a, strconv.Itoa(int(*p.Port))))
 				}
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b replica) int { return cmp.Compare(a.address, b.address) })
-	return slices.CompactFunc(all, func(a, b replica) bool { return a.address == b.address })
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // replicaClient has the kubeconfig's credential. All replicas have one name in their certificates.

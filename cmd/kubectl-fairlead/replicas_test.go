@@ -75,10 +75,8 @@ func TestReplicaAddresses(t *testing.T) {
 		return discoveryv1.EndpointSlice{Ports: ports, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.2"}}, {Addresses: []string{"10.0.0.1"}}}}
 	}
 	admin, https := discoveryv1.EndpointPort{Name: new("admin"), Port: new(int32(6444))}, discoveryv1.EndpointPort{Name: new("https"), Port: new(int32(6443))}
-	all := addresses(&discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{slice(https, admin), slice(admin)}})
-	if len(all) != 2 || all[0].address != "10.0.0.1:6444" || all[1].address != "10.0.0.2:6444" {
-		t.Errorf("replicas at %+v", all)
-	}
+	all := addresses(&discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{slice(https, admin), slice(admin)}}, "admin")
+	check.Same(t, []string{"10.0.0.1:6444", "10.0.0.2:6444"}, all, "replicas")
 }
 
 // A replica that does not prove the kubeconfig's server name gets no request and no credential.

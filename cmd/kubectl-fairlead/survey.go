@@ -3,13 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
-	"maps"
-	"net"
 	"net/url"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -74,46 +72,24 @@ func look(ctx context.Context, cfg *rest.Config, kube kubernetes.Interface) *sur
 	}
 	slicesOf := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"}
 	if list, err := kube.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, slicesOf); see(err, "the EndpointSlices of the Service kubernetes") {
-		s.published = endpointsOf(list.Items)
+		s.published = addresses(list, "https")
 	}
-	if !cfg.Insecure {
-		s.hosts = append(s.hosts, cmp.Or(cfg.ServerName, hostOf(cfg.Host)))
+	if base, _, err := rest.DefaultServerUrlFor(cfg); err == nil && !cfg.Insecure {
+		s.hosts = append(s.hosts, cmp.Or(cfg.ServerName, base.Hostname()))
 	}
 	info, err := core.ConfigMaps(metav1.NamespacePublic).Get(ctx, "cluster-info", metav1.GetOptions{})
 	if see(err, "the kubeconfig for nodes that join") {
 		if joins, err := clientcmd.Load([]byte(info.Data["kubeconfig"])); err == nil {
 			for _, c := range joins.Clusters {
-				s.hosts = append(s.hosts, hostOf(c.Server))
+				if u, err := url.Parse(c.Server); err == nil {
+					s.hosts = append(s.hosts, u.Hostname())
+				}
 			}
 		}
 	}
 	slices.Sort(s.hosts)
 	s.hosts = slices.Compact(s.hosts)
 	return s
-}
-
-func hostOf(server string) string {
-	u, err := url.Parse(server)
-	if err != nil || u.Hostname() == "" {
-		host, _, _ := net.SplitHostPort(server)
-		return host
-	}
-	return u.Hostname()
-}
-
-// endpointsOf returns address:port of each endpoint.
-func endpointsOf(list []discoveryv1.EndpointSlice) (all []string) {
-	for _, s := range list {
-		for _, e := range s.Endpoints {
-			for _, p := range s.Ports {
-				if p.Port != nil && len(e.Addresses) > 0 {
-					all = append(all, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*p.Port))))
-				}
-			}
-		}
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }
 
 // internal returns a node's addresses, the kubelet's own first: $(HOST_IP) of the manifests.
@@ -161,71 +137,18 @@ func (s *survey) servers() map[string]map[string]string {
 	return all
 }
 
-// inWords matches a port in an argument or a variable: --lb-port=8443, --listen=:8443, 8443.
-var inWords = regexp.MustCompile(`^(?:-.*(?:port|addr|listen|bind).*[=:]|:)?(\d{4,5})$`)
-
-// portsOf returns the ports of its node that a pod uses. Load balancers on control planes (HAProxy
-// of kubeadm's guide, kube-vip) declare none: their probes, arguments and variables count, too.
-func portsOf(p *corev1.Pod) map[int32]bool {
-	used := map[int32]bool{}
-	add := func(text string) {
-		if m := inWords.FindStringSubmatch(text); m != nil && p.Spec.HostNetwork {
-			n, _ := strconv.ParseInt(m[1], 10, 32) // five digits
-			used[int32(n)] = true
-		}
-	}
-	for _, c := range p.Spec.Containers {
-		for _, port := range c.Ports {
-			used[port.HostPort] = true
-			if p.Spec.HostNetwork {
-				used[port.ContainerPort] = true
-			}
-		}
-		for _, probe := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
-			if probe != nil && probe.HTTPGet != nil {
-				add(probe.HTTPGet.Port.String())
-			}
-			if probe != nil && probe.TCPSocket != nil {
-				add(probe.TCPSocket.Port.String())
-			}
-		}
-		for _, word := range slices.Concat(c.Command, c.Args) {
-			add(word)
-		}
-		for _, v := range c.Env {
-			add(v.Value)
-		}
-	}
-	return used
-}
-
-// taken returns the pods other than Fairlead's that use a port of a control-plane node.
+// taken returns the pods other than Fairlead's that use a port of a control-plane node. Load
+// balancers there (HAProxy of kubeadm's guide, kube-vip) declare none: in pods on the host network
+// probes, arguments and variables count, too.
 func (s *survey) taken(port int32) (by []string) {
+	declared := regexp.MustCompile(fmt.Sprintf(`"hostPort":%d\b`, port))
+	said := regexp.MustCompile(fmt.Sprintf(`"(\w*[pP]ort|value)":"?:?%[1]d\b|"-[^"]*(port|addr|listen|bind)[^"]*[=:]%[1]d"`, port))
 	for i := range s.pods {
-		if p := &s.pods[i]; p.Labels["app.kubernetes.io/name"] != "fairlead" && portsOf(p)[port] {
+		p := &s.pods[i]
+		spec, _ := json.Marshal(p.Spec) // it came as JSON
+		if p.Labels["app.kubernetes.io/name"] != "fairlead" && (declared.Match(spec) || p.Spec.HostNetwork && said.Match(spec)) {
 			by = append(by, fmt.Sprintf("%s/%s on %s", p.Namespace, p.Name, p.Spec.NodeName))
 		}
 	}
 	return by
-}
-
-// strangers returns the published addresses that are no control-plane node's, and the nodes that
-// none is of.
-func (s *survey) strangers() (addresses, nodes []string) {
-	at := map[string]string{} // :: address → node
-	missing := map[string]bool{}
-	for i := range s.nodes {
-		missing[s.nodes[i].Name] = true
-		for _, a := range internal(&s.nodes[i]) {
-			at[a] = s.nodes[i].Name
-		}
-	}
-	for _, p := range s.published {
-		host, _, _ := net.SplitHostPort(p)
-		if at[host] == "" {
-			addresses = append(addresses, host)
-		}
-		delete(missing, at[host])
-	}
-	return addresses, slices.Sorted(maps.Keys(missing))
 }

@@ -1,0 +1,301 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/term"
+	"k8s.io/client-go/rest"
+	cliflag "k8s.io/component-base/cli/flag"
+	"sigs.k8s.io/kustomize/api/types"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
+)
+
+// layout is a way to run Fairlead: init writes a kustomization of what ships in deploy/.
+type layout struct {
+	resource, kind, name string
+	next                 string // commands. OUT is the folder that was written
+}
+
+const (
+	pairs = "kubectl -n kube-system create secret tls fairlead-serving --cert=serving.crt --key=serving.key\n" +
+		"kubectl -n kube-system create secret tls fairlead-front-proxy-client --cert=front-proxy-client.crt --key=front-proxy-client.key\n"
+	apply = "kubectl apply -k OUT\n"
+	again = "kubectl fairlead lint"
+)
+
+func layouts() map[string]layout {
+	return map[string]layout{
+		"control-plane": {"overlays/control-plane", "DaemonSet", "fairlead", apply + "kubectl -n kube-system rollout status daemonset fairlead\n" + again},
+		// The pod itself is no object of the cluster: its manifest is a second kustomization.
+		"static-pod": {"base", "Pod", "fairlead", apply +
+			"# for each node, as root there:\numask 077 && kubeadm kubeconfig user --client-name=system:fairlead --validity-period=8760h > /etc/kubernetes/fairlead.conf\n" +
+			"# for each node, from here:\nkubectl kustomize --load-restrictor=LoadRestrictionsNone OUT/node | ssh root@NODE 'cat > fairlead.yaml && mv fairlead.yaml /etc/kubernetes/manifests/'\n" + again},
+		"load-balancer": {"overlays/load-balancer", "Deployment", "fairlead", pairs +
+			"kubectl -n kube-system create configmap fairlead-trust --from-file=client-ca.crt --from-file=requestheader-ca.crt\n" + apply + again},
+		"managed": {"overlays/managed", "Deployment", "fairlead", "kubectl fairlead init --serving-names=NAMES\n" + apply + again},
+		"etcd": {"overlays/etcd", "Deployment", "fairlead-etcd-front", pairs +
+			"kubectl -n kube-system create secret generic fairlead-etcd-client --from-file=tls.crt=etcd.crt --from-file=tls.key=etcd.key --from-file=ca.crt=etcd-ca.crt\n" +
+			"kubectl -n kube-system create configmap fairlead-trust --from-file=client-ca.crt\nkubectl -n kube-system create configmap fairlead-registry --from-file=roles.yaml\n" + apply},
+	}
+}
+
+// podFlags are what components that suit a static pod add to other workloads.
+func podFlags() map[string][]string {
+	return map[string][]string{
+		"entrypoint": {"--publish-kubernetes-endpoints", "--advertise-address=$(HOST_IP)"}, "events": {"--emit-events"}, "write-status": {"--write-status"}, "monitoring": nil,
+	}
+}
+
+// installer writes the kustomization of a layout.
+type installer struct {
+	layout, deploy, out, serversFrom string
+	components, etcd, names          []string
+	ports                            [2]int32 // secure and admin. 0: those of the manifests, or others that are free
+	yes                              bool
+
+	in    io.Reader
+	lines *bufio.Scanner // of a terminal. Nil: there is none
+	print io.Writer
+	found *linter  // what the preflight saw
+	args  []string // of Fairlead, after those that ship
+	wrote bool
+}
+
+func (i *installer) onNodes() bool { return i.layout == "control-plane" || i.layout == "static-pod" }
+
+func (i *installer) validate() error {
+	f := &cli.Faults{}
+	f.If(layouts()[i.layout].kind == "", "--layout %q is none of %s", i.layout, strings.Join(slices.Sorted(maps.Keys(layouts())), ", "))
+	for _, part := range append(under("components", i.components), "base") {
+		_, err := os.Stat(filepath.Join(i.deploy, part, "kustomization.yaml"))
+		f.If(err != nil, "--deploy, --components: %w", err)
+	}
+	f.If(!i.onNodes() && i.ports != [2]int32{}, "--secure-port and --admin-secure-port are for control-plane and static-pod: pods of other layouts have addresses of their own")
+	f.If(!slices.Contains([]string{"", "endpointslice", "lease", "nodes"}, i.serversFrom), "--local-apiservers-from %q is none of endpointslice, lease, nodes", i.serversFrom)
+	for _, c := range i.components {
+		_, ok := podFlags()[c]
+		f.If(i.layout == "static-pod" && !ok, "component %s is not for static pods", c)
+	}
+	return errors.Join(*f...)
+}
+
+// run makes a preflight, asks, and writes.
+func (i *installer) run(ctx context.Context, cfg *rest.Config) error {
+	if file, ok := i.in.(*os.File); ok && !i.yes && term.IsTerminal(int(file.Fd())) {
+		i.lines = bufio.NewScanner(file)
+	}
+	i.found = newLinter(&cliflag.NamedFlagSets{})
+	if i.layout == "managed" {
+		i.found.LocalIdentity = cli.Impersonate
+	}
+	if i.layout != "etcd" { // it uses nothing of the cluster that it runs in
+		i.found.inspect(ctx, cfg)
+	}
+	if err := i.found.report(i.print); err != nil && !i.sure("The preflight found "+err.Error()+". Write manifests nevertheless?") {
+		return fmt.Errorf("the preflight found %w: correct that first, or give --yes", err)
+	}
+	if err := i.choose(); err != nil {
+		return cli.Usage(err)
+	}
+	return i.write()
+}
+
+// sure asks a question whose answer is no unless somebody says yes.
+func (i *installer) sure(question string) bool {
+	return i.yes || strings.HasPrefix(strings.ToLower(i.ask(question, "no")), "y")
+}
+
+// ask returns what somebody answers on a terminal, and the proposal otherwise.
+func (i *installer) ask(question, proposal string) string {
+	if i.lines == nil {
+		return proposal
+	}
+	_, _ = fmt.Fprintf(i.print, "%s [%s] ", printable.Line(question), printable.Line(proposal)) // who does not see it does not answer
+	i.lines.Scan()
+	return cmp.Or(strings.TrimSpace(i.lines.Text()), proposal)
+}
+
+// choose decides what flags leave open.
+func (i *installer) choose() error {
+	switch s := i.found.survey; {
+	case i.layout == "etcd":
+		urls := cmp.Or(strings.Join(i.etcd, ","), i.ask("URLs of the etcd", ""))
+		if urls == "" {
+			return errors.New("--layout=etcd needs --etcd-servers")
+		}
+		i.args = append(i.args, "--registry=etcd:"+urls+",dir:/etc/fairlead/registry")
+	case i.layout == "managed" && len(i.names) == 0:
+		i.names = []string{i.ask("Names and addresses that clients will use", "fairlead.kube-system.svc")}
+	case i.onNodes() && (s == nil || len(s.nodes) == 0):
+		return fmt.Errorf("no node with the label node-role.kubernetes.io/control-plane was seen, on which --layout=%s would run", i.layout)
+	case i.onNodes():
+		i.servers(s)
+		return i.choosePorts(s)
+	}
+	return nil
+}
+
+// choosePorts finds ports that nothing else uses on the control plane's nodes.
+func (i *installer) choosePorts(s *survey) error {
+	for n, ships := range []int32{securePort, adminPort} {
+		flag := []string{"secure-port", "admin-secure-port"}[n]
+		port := cmp.Or(i.ports[n], ships)
+		if by := s.taken(port); by != nil && i.ports[n] == 0 {
+			const step = 1000 // 8443, 9443, 10443: people recognize them
+			for s.taken(port) != nil {
+				port += step
+			}
+			if _, err := fmt.Sscan(i.ask(fmt.Sprintf("Port %d is used by pod %s. Another one", ships, by[0]), fmt.Sprint(port)), &port); err != nil {
+				return fmt.Errorf("--%s: %w", flag, err)
+			}
+		}
+		if by := s.taken(port); by != nil {
+			return fmt.Errorf("--%s: port %d is used by pod %s", flag, port, by[0])
+		}
+		if i.ports[n] = port; port != ships {
+			i.args = append(i.args, fmt.Sprintf("--%s=%d", flag, port))
+		}
+	}
+	return nil
+}
+
+// servers says how replicas on nodes find all kube-apiservers, besides the node's own.
+func (i *installer) servers(s *survey) {
+	from := cmp.Or(i.serversFrom, "nodes")
+	if i.serversFrom == "" && slices.Contains(i.components, "entrypoint") {
+		from = "lease"
+	} else if i.serversFrom == "" && i.found.listed {
+		from = "endpointslice"
+	}
+	if from != "nodes" {
+		i.args = append(i.args, "--local-apiservers-from="+from)
+	}
+	for n := range s.nodes {
+		if own := internal(&s.nodes[n]); from == "nodes" && len(own) > 0 {
+			i.args = append(i.args, "--local-apiserver=https://"+net.JoinHostPort(own[0], "6443")) // kubeadm's port, as in the manifests
+		}
+	}
+}
+
+// write writes the kustomization and, for a static pod, another one.
+func (i *installer) write() error {
+	to, parts, prefix := layouts()[i.layout], i.components, "/spec/template/spec"
+	if i.layout == "static-pod" {
+		for _, c := range i.components {
+			i.args = append(i.args, podFlags()[c]...)
+		}
+		if err := i.put("node", types.Kustomization{Resources: []string{"static-pod/fairlead.yaml"}, Patches: i.patches(to, "/spec")}); err != nil {
+			return err
+		}
+		parts = append(slices.Clone(parts), "static-pod") // the last one
+	}
+	own := types.Kustomization{Resources: []string{to.resource}, Components: under("components", parts)}
+	if i.layout != "static-pod" {
+		own.Patches = i.patches(to, prefix)
+	}
+	if err := i.put("", own); err != nil {
+		return err
+	}
+	text := "nothing changed\n"
+	if i.wrote {
+		text = "\nNext:\n" + strings.NewReplacer("OUT", i.out, "NAMES", strings.Join(i.names, ",")).Replace(strings.TrimSpace(to.next)) + "\n"
+	}
+	_, err := io.WriteString(i.print, text)
+	return err
+}
+
+// patches add the arguments, and change the ports of a node. Of a flag that is given twice, the
+// last one counts.
+func (i *installer) patches(to layout, spec string) []types.Patch {
+	var ops []string
+	for _, a := range i.args {
+		ops = append(ops, fmt.Sprintf("- {op: add, path: %s/containers/0/args/-, value: %q}", spec, a))
+	}
+	for n, port := range i.ports {
+		if i.onNodes() && port != []int32{securePort, adminPort}[n] {
+			for _, field := range []string{"containerPort", "hostPort"} {
+				ops = append(ops, fmt.Sprintf("- {op: replace, path: %s/containers/0/ports/%d/%s, value: %d}", spec, n, field, port))
+			}
+		}
+	}
+	if ops == nil {
+		return nil
+	}
+	selector := &types.Selector{}
+	selector.Kind, selector.Name = to.kind, to.name
+	return []types.Patch{{Patch: strings.Join(ops, "\n"), Target: selector}}
+}
+
+func under(folder string, names []string) (all []string) {
+	for _, n := range names {
+		all = append(all, path.Join(filepath.ToSlash(folder), n))
+	}
+	return all
+}
+
+// put writes a kustomization into a folder below the one of --out. If its file has other content,
+// it says what differs, and keeps it beside the new one.
+func (i *installer) put(folder string, k types.Kustomization) error {
+	file := filepath.Join(i.out, folder, "kustomization.yaml")
+	from, err1 := filepath.Abs(filepath.Dir(file))
+	ships, err2 := filepath.Abs(i.deploy)
+	ships, err3 := filepath.Rel(from, ships) // kustomize takes no absolute paths
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return fmt.Errorf("finding %s from %s: %w", i.deploy, file, err)
+	}
+	k.Resources, k.Components = under(ships, k.Resources), under(ships, k.Components)
+	k.APIVersion, k.Kind = types.KustomizationVersion, types.KustomizationKind
+	body, err := yaml.Marshal(k)
+	if err != nil {
+		return err
+	}
+	text := "# Written by kubectl fairlead init --layout=" + i.layout + ".\n" + string(body)
+	before, err := os.ReadFile(file)
+	if string(before) == text {
+		_, err := fmt.Fprintf(i.print, "%s unchanged\n", file)
+		return err
+	}
+	if err == nil {
+		i.differs("- ", string(before), text)
+		i.differs("+ ", text, string(before))
+		if !i.sure(file + " has other content. Replace it, and keep it as " + file + "~?") {
+			return fmt.Errorf("%s has other content: --yes replaces it, and keeps it as %[1]s~", file)
+		}
+		err = os.Rename(file, file+"~")
+	} else if os.IsNotExist(err) {
+		err = os.MkdirAll(filepath.Dir(file), 0o777) // as mkdir
+	}
+	if err == nil {
+		err = os.WriteFile(file, []byte(text), 0o666) //nolint:gosec // it has no secret: the umask decides
+	}
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", file, err)
+	}
+	i.wrote = true
+	_, err = fmt.Fprintf(i.print, "%s written\n", file)
+	return err
+}
+
+// differs prints the lines of one text that the other one lacks.
+func (i *installer) differs(sign, one, other string) {
+	for line := range strings.Lines(one) {
+		if !strings.Contains("\n"+other, "\n"+line) {
+			_, _ = fmt.Fprintln(i.print, sign+printable.Line(strings.TrimSpace(line))) // the next output reports an error
+		}
+	}
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/api/types"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// install is init --layout after its preflight, with what somebody types on a terminal. Without
+// words there is none.
+func (c *land) install(t *testing.T, i *installer, words ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	kube := c.client()
+	i.print, i.deploy, i.found, i.wrote, i.args = &out, "../../deploy", &linter{survey: look(t.Context(), &rest.Config{Host: c.server}, kube)}, false, nil
+	i.found.published(i.found.survey)
+	if words != nil {
+		i.lines = bufio.NewScanner(strings.NewReader(strings.Join(words, "\n")))
+	}
+	err := i.validate()
+	if err == nil {
+		err = i.choose()
+	}
+	if err == nil {
+		err = i.write()
+	}
+	return strings.ReplaceAll(out.String(), i.out, "OUT"), err
+}
+
+// built returns what kustomize makes of the folders that an installer has written.
+func built(t *testing.T, i *installer) (all string) {
+	t.Helper()
+	for _, folder := range []string{"", "node"} {
+		folder = filepath.Join(i.out, folder)
+		if _, err := os.Stat(folder); err != nil {
+			continue
+		}
+		options := krusty.MakeDefaultOptions()
+		options.LoadRestrictions = types.LoadRestrictionsNone // as the command says for node
+		m := must.Get(krusty.MakeKustomizer(options).Run(filesys.MakeFsOnDisk(), folder))(t)
+		all += string(must.Get(m.AsYaml())(t))
+	}
+	return all
+}
+
+// Each layout refers to what ships, with what the cluster needs. Written again, nothing changes.
+func TestLayouts(t *testing.T) {
+	vip := func(c *land) {
+		p := static("cp2", "haproxy", "--listen=:8443", "--admin-port=9443")
+		c.pods = append(c.pods, p)
+	}
+	for _, tt := range []struct {
+		name      string
+		installer installer
+		change    func(c *land)
+		words     []string
+		args      string // that Fairlead gets besides those that ship, sorted
+		has       string // an expression for what kustomize makes of it
+		next      string // an expression for the last commands
+	}{
+		{"the plainest", installer{layout: "control-plane"}, nil, nil, "--local-apiservers-from=endpointslice", "kind: DaemonSet", `kubectl apply -k OUT\nkubectl -n kube-system rollout status`},
+		{"ports that are taken", installer{layout: "control-plane"}, vip, nil, "--local-apiservers-from=endpointslice --secure-port=10443", `containerPort: 10443\n +hostPort: 10443\n +name: https\n +- containerPort: 8444\n +hostPort: 8444`, "lint"},
+		{"ports of an answer", installer{layout: "control-plane"}, vip, []string{"7443"}, "--local-apiservers-from=endpointslice --secure-port=7443", `containerPort: 7443`, "lint"},
+		{"ports of flags", installer{layout: "static-pod", ports: [2]int32{12345, 12346}}, vip, nil, "--admin-secure-port=12346 --local-apiservers-from=endpointslice --secure-port=12345", `(?s)kind: Pod\n.*hostPort: 12345\n.*hostPort: 12346`, "OUT/node"},
+		{"a load balancer is published", installer{layout: "control-plane"}, func(c *land) {
+			c.slices.Endpoints[1].Addresses[0] = "127.0.0.9"
+			c.nodes[2].Status.Addresses[1].Address = "2001:db8::3"
+		}, nil, "--local-apiserver=https://127.0.0.1:6443 --local-apiserver=https://127.0.0.2:6443 --local-apiserver=https://[2001:db8::3]:6443", "kind: DaemonSet", "lint"},
+		{"components", installer{layout: "control-plane", components: []string{"entrypoint", "audit"}}, nil, nil,
+			"--advertise-address=$(HOST_IP) --audit-log-path=- --audit-policy-file=/etc/fairlead/audit/policy.yaml --local-apiservers-from=lease --publish-kubernetes-endpoints", "name: fairlead-audit", "lint"},
+		{"components of a static pod", installer{layout: "static-pod", components: []string{"entrypoint", "write-status", "events", "monitoring"}}, nil, nil,
+			"--advertise-address=$(HOST_IP) --emit-events --local-apiservers-from=lease --publish-kubernetes-endpoints --write-status", `(?s)name: system:fairlead-status\nsubjects:\n- kind: ServiceAccount\n.*?- apiGroup: rbac.authorization.k8s.io\n +kind: User\n +name: system:fairlead`, "kubeadm kubeconfig user"},
+		{"behind a load balancer", installer{layout: "load-balancer"}, nil, nil, "", "kind: Deployment", "create secret tls fairlead-front-proxy-client"},
+		{"managed", installer{layout: "managed", names: []string{"a.example.com", "b"}, components: []string{"renew"}}, nil, nil, "", "kind: CronJob", "init --serving-names=a.example.com,b\n"},
+		{"managed, with an answer", installer{layout: "managed"}, nil, []string{"front.example.com"}, "", "system:fairlead-impersonate", "init --serving-names=front.example.com\n"},
+		{"etcd", installer{layout: "etcd", etcd: []string{"https://e1:2379", "https://e2:2379"}}, nil, nil, "--registry=etcd:https://e1:2379,https://e2:2379,dir:/etc/fairlead/registry", "name: fairlead-etcd-front", "fairlead-etcd-client"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel() // kustomize is slow
+			c, i := newLand(t), &tt.installer
+			if tt.change != nil {
+				tt.change(c)
+			}
+			i.out = filepath.Join(t.TempDir(), "own")
+			out := must.Get(c.install(t, i, tt.words...))(t)
+			if !regexp.MustCompile(tt.next).MatchString(out) || strings.Contains(out, "unchanged") {
+				t.Errorf("it prints\n%s", out)
+			}
+			text := built(t, i)
+			if !regexp.MustCompile(tt.has).MatchString(text) {
+				t.Errorf("no %s in\n%s", tt.has, text)
+			}
+			shipped := flagsIn(built(t, shippedOnly(t, i.layout)))
+			got := slices.DeleteFunc(flagsIn(text), func(f string) bool { return slices.Contains(shipped, f) })
+			check.Same(t, tt.args, strings.Join(got, " "), "arguments")
+			chosen := i.ports
+			again := must.Get(c.install(t, i, tt.words...))(t)
+			if !strings.HasSuffix(again, "nothing changed\n") || strings.Contains(again, "written") || chosen != i.ports {
+				t.Errorf("again, it prints\n%s", again)
+			}
+		})
+	}
+}
+
+// flagsIn returns the sorted flags of Fairlead in manifests.
+func flagsIn(manifests string) (all []string) {
+	for _, m := range regexp.MustCompile(`(?m)^ +- (--\S+)$`).FindAllStringSubmatch(manifests, -1) {
+		all = append(all, m[1])
+	}
+	slices.Sort(all)
+	return all
+}
+
+// shippedOnly writes a layout's manifests as they ship.
+func shippedOnly(t *testing.T, layout string) *installer {
+	t.Helper()
+	i := &installer{layout: layout, deploy: "../../deploy", out: filepath.Join(t.TempDir(), "shipped"), print: &bytes.Buffer{}, ports: [2]int32{securePort, adminPort}}
+	must.Do(t, i.write())
+	return i
+}
+
+// A file with other content is replaced only if somebody says so, and stays beside the new one.
+func TestLayoutKeepsWhatItReplaces(t *testing.T) {
+	c, i := newLand(t), &installer{layout: "control-plane", out: t.TempDir()}
+	file := filepath.Join(i.out, "kustomization.yaml")
+	must.Get(c.install(t, i))(t)
+	ours := string(must.Get(os.ReadFile(file))(t))
+	theirs := strings.Replace(ours, "endpointslice", "lease", 1)
+	must.Do(t, os.WriteFile(file, []byte(theirs), 0o600))
+	for _, tt := range []struct {
+		name    string
+		words   []string
+		yes     bool
+		replace bool
+	}{{"nobody is there", nil, false, false}, {"no", []string{""}, false, false}, {"yes", []string{"Yes"}, false, true}, {"--yes", nil, true, true}} {
+		must.Do(t, os.WriteFile(file, []byte(theirs), 0o600))
+		i.yes, i.lines = tt.yes, nil
+		out, err := c.install(t, i, tt.words...)
+		if tt.replace != (err == nil) || strings.Count(out, "\n- ") != 0 || !strings.HasPrefix(out, "- - patch: ") || !strings.Contains(out, "\n+ - patch: ") {
+			t.Errorf("%s: %v, it prints\n%s", tt.name, err, out)
+		}
+		want := map[bool]string{true: ours, false: theirs}[tt.replace]
+		check.Same(t, want, string(must.Get(os.ReadFile(file))(t)), "%s: the file", tt.name)
+		if tt.replace {
+			check.Same(t, theirs, string(must.Get(os.ReadFile(file+"~"))(t)), "%s: what it replaced", tt.name)
+		}
+	}
+}
+
+// What cannot be answered by a proposal is an error without a terminal, and so is what cannot work.
+func TestLayoutErrors(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		installer installer
+		change    func(c *land)
+		words     []string
+		want      string
+	}{
+		{"no such layout", installer{layout: "sideways"}, nil, nil, `--layout "sideways" is none of control-plane, etcd, load-balancer, managed, static-pod`},
+		{"no such component", installer{layout: "control-plane", components: []string{"tea"}}, nil, nil, "components/tea/kustomization.yaml: no such file"},
+		{"a component of others", installer{layout: "static-pod", components: []string{"audit"}}, nil, nil, "component audit is not for static pods"},
+		{"ports of an address of its own", installer{layout: "managed", ports: [2]int32{1, 0}}, nil, nil, "are for control-plane and static-pod"},
+		{"no such way", installer{layout: "control-plane", serversFrom: "DNS"}, nil, nil, `"DNS" is none of endpointslice, lease, nodes`},
+		{"no etcd", installer{layout: "etcd"}, nil, nil, "--layout=etcd needs --etcd-servers"},
+		{"no nodes", installer{layout: "static-pod"}, func(c *land) { c.nodes = nil }, nil, "no node with the label node-role.kubernetes.io/control-plane was seen, on which --layout=static-pod would run"},
+		{"a port that is taken", installer{layout: "static-pod", ports: [2]int32{0, 7443}}, func(c *land) { c.pods = append(c.pods, static("cp1", "x", "--port=7443")) }, nil, "--admin-secure-port: port 7443 is used by pod kube-system/x-cp1 on cp1"},
+		{"an answer that is taken", installer{layout: "static-pod"}, func(c *land) { c.pods = append(c.pods, static("cp1", "x", "--port=8443", "--metrics-port=7443")) }, []string{"7443"}, "--secure-port: port 7443 is used by pod kube-system/x-cp1 on cp1"},
+		{"an answer that is none", installer{layout: "static-pod"}, func(c *land) { c.pods = append(c.pods, static("cp1", "x", "--port=8443")) }, []string{"any"}, "--secure-port: expected integer"},
+	} {
+		c, i := newLand(t), &tt.installer
+		i.out = filepath.Join(t.TempDir(), "own")
+		if tt.change != nil {
+			tt.change(c)
+		}
+		_, err := c.install(t, i, tt.words...)
+		if _, missing := os.Stat(i.out); err == nil || !strings.Contains(err.Error(), tt.want) || missing == nil {
+			t.Errorf("%s: %v, want %q and no folder", tt.name, err, tt.want)
+		}
+	}
+}
+
+// What static pods get for a component is what the component adds to other workloads.
+func TestPodFlags(t *testing.T) {
+	for component, flags := range podFlags() {
+		text := string(must.Get(os.ReadFile("../../deploy/components/" + component + "/kustomization.yaml"))(t))
+		var adds []string
+		for _, m := range regexp.MustCompile(`args/-, value: (--[^}]+)}`).FindAllStringSubmatch(text, -1) {
+			adds = append(adds, m[1])
+		}
+		check.Same(t, adds, flags, "component %s", component)
+	}
+}
