@@ -35,6 +35,7 @@ func TestOperate(t *testing.T) {
 	suite.Cases[*world]{                                         // in parallel, because most of them wait
 		{"manifests", testManifests},
 		{"documents", testDocuments},
+		{"layouts", testLayouts},
 		{"runbooks", testRunbooks},
 		{"roles", testRoles},
 		{"explain", testExplain},
