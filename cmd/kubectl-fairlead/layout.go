@@ -278,7 +278,7 @@ func (i *installer) put(folder string, k types.Kustomization) error {
 		}
 		err = os.Rename(file, file+"~")
 	} else if os.IsNotExist(err) {
-		err = os.MkdirAll(filepath.Dir(file), 0o777) // as mkdir
+		err = os.MkdirAll(filepath.Dir(file), 0o777) //nolint:gosec // the umask decides
 	}
 	if err == nil {
 		err = os.WriteFile(file, []byte(text), 0o666) //nolint:gosec // it has no secret: the umask decides

@@ -40,7 +40,7 @@ func (l *linter) proxyClient(authentication map[string][]byte) {
 			l.found = append(l.found, certs.CheckProxyClient(nil, authentication)...)
 			const name = "front-proxy-client" // of the manifests; a Fairlead that runs may have another certificate
 			if names := frontNames(authentication); l.survey.replicas == nil && len(names) > 0 && !slices.Contains(names, name) {
-				l.add(certs.SeverityToDo, "front proxies", "set --requestheader-allowed-names to the name of your certificate, as kubectl fairlead init --layout=… does",
+				l.add(certs.SeverityToDo, "front proxies", "set --requestheader-allowed-names to the name of your certificate",
 					"the cluster knows them by the names %q, and the manifests name %q", names, name)
 			}
 		}

@@ -227,7 +227,7 @@ func TestPreflightAuthentication(t *testing.T) {
 		{"kubeadm's", kubeadm, false, ""},
 		{"any name", with("requestheader-allowed-names", "[]"), false, ""},
 		{"k3s's", with("requestheader-allowed-names", `["system:auth-proxy"]`), false, `to do: front proxies: the cluster knows them by the names ["system:auth-proxy"], and the manifests name "front-proxy-client"; ` +
-			"set --requestheader-allowed-names to the name of your certificate, as kubectl fairlead init --layout=… does\n"},
+			"set --requestheader-allowed-names to the name of your certificate\n"},
 		{"k3s's, with a Fairlead that runs", with("requestheader-allowed-names", `["system:auth-proxy"]`), true, ""},
 		{"without UIDs", with("requestheader-uid-headers", ""), false, "warning: " + object + ": the cluster does not trust X-Remote-Uid, so that part of a user's identity is lost; start kube-apiserver with --requestheader-uid-headers=X-Remote-Uid\n"},
 		{"with another header for users", with("requestheader-username-headers", `["X-User"]`), false, "error: " + object + ": the cluster does not trust X-Remote-User, so that part of a user's identity is lost; start kube-apiserver with --requestheader-username-headers=X-Remote-User\n"},
