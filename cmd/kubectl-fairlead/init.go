@@ -22,8 +22,6 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
-
-	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
 // leafLife is a year. A leaf is renewed when a third is left, before lint and the alerts warn.
@@ -66,9 +64,6 @@ and the command ends with a conflict.`,
 			}
 			if w.layout != "" {
 				w.in, w.print, w.names = cmd.InOrStdin(), cmd.OutOrStdout(), names
-				if err := w.validate(); err != nil {
-					return cli.Usage(err)
-				}
 				return w.run(cmd.Context(), rc)
 			}
 			core, err := corev1client.NewForConfig(rc)
@@ -87,15 +82,7 @@ and the command ends with a conflict.`,
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&w.layout, "layout", "", "How Fairlead is to run: control-plane, static-pod, load-balancer, managed or etcd. Empty: make Secrets.")
-	fs.StringVar(&w.out, "out", "fairlead", "Folder that is written.")
-	fs.StringVar(&w.deploy, "deploy", "deploy", "Folder of the manifests that ship: of this repository, or of a release.")
-	fs.StringSliceVar(&w.components, "components", nil, "Folders of deploy/components to add, such as audit,events,monitoring.")
-	fs.Int32Var(&w.ports[0], "secure-port", 0, "Port on control-plane nodes. 0: 8443, or another one that is free.")
-	fs.Int32Var(&w.ports[1], "admin-secure-port", 0, "Admin port on control-plane nodes. 0: 8444, or another one that is free.")
-	fs.StringVar(&w.serversFrom, "local-apiservers-from", "", "How replicas on nodes find all kube-apiservers: endpointslice, lease, or nodes (each present node is named). Empty: lease with the component entrypoint, endpointslice if it names each node, or else nodes.")
-	fs.StringSliceVar(&w.etcd, "etcd-servers", nil, "URLs of the etcd for --layout=etcd.")
-	fs.BoolVar(&w.yes, "yes", false, "Ask nothing, go on after errors of the preflight, and replace files with other content.")
+	w.addFlags(fs)
 	flags.AddFlags(fs)
 	extensions.addFlags(cmd)
 	fs.StringSliceVar(&names, "serving-names", nil, "Names and addresses that clients use for Fairlead. Empty: those in fairlead-serving, if this CA signed it.")

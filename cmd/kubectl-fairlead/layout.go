@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"os"
 	"path"
@@ -15,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 	"k8s.io/client-go/rest"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -76,11 +76,23 @@ type installer struct {
 	wrote bool
 }
 
+func (i *installer) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&i.layout, "layout", "", "How Fairlead is to run: control-plane, static-pod, load-balancer, managed or etcd. Empty: make Secrets.")
+	fs.StringVar(&i.out, "out", "fairlead", "Folder that is written.")
+	fs.StringVar(&i.deploy, "deploy", "deploy", "Folder of the manifests that ship: of this repository, or of a release.")
+	fs.StringSliceVar(&i.components, "components", nil, "Folders of deploy/components to add, such as audit,events,monitoring.")
+	fs.Int32Var(&i.ports[0], "secure-port", 0, "Port on control-plane nodes. 0: 8443, or another one that is free.")
+	fs.Int32Var(&i.ports[1], "admin-secure-port", 0, "Admin port on control-plane nodes. 0: 8444, or another one that is free.")
+	fs.StringVar(&i.serversFrom, "local-apiservers-from", "", "How replicas on nodes find all kube-apiservers: endpointslice, lease, or nodes (each present node is named). Empty: lease with the component entrypoint, endpointslice if it names each node, or else nodes.")
+	fs.StringSliceVar(&i.etcd, "etcd-servers", nil, "URLs of the etcd for --layout=etcd.")
+	fs.BoolVar(&i.yes, "yes", false, "Ask nothing, go on after errors of the preflight, and replace files with other content.")
+}
+
 func (i *installer) onNodes() bool { return i.layout == "control-plane" || i.layout == "static-pod" }
 
 func (i *installer) validate() error {
 	f := &cli.Faults{}
-	f.If(layouts()[i.layout].kind == "", "--layout %q is none of %s", i.layout, strings.Join(slices.Sorted(maps.Keys(layouts())), ", "))
+	f.If(layouts()[i.layout].kind == "", "--layout %q is none of control-plane, static-pod, load-balancer, managed, etcd", i.layout)
 	for _, part := range append(under("components", i.components), "base") {
 		_, err := os.Stat(filepath.Join(i.deploy, part, "kustomization.yaml"))
 		f.If(err != nil, "--deploy, --components: %w", err)
@@ -96,6 +108,9 @@ func (i *installer) validate() error {
 
 // run makes a preflight, asks, and writes.
 func (i *installer) run(ctx context.Context, cfg *rest.Config) error {
+	if err := i.validate(); err != nil {
+		return cli.Usage(err)
+	}
 	if file, ok := i.in.(*os.File); ok && !i.yes && term.IsTerminal(int(file.Fd())) {
 		i.lines = bufio.NewScanner(file)
 	}

@@ -169,7 +169,7 @@ func TestLayoutErrors(t *testing.T) {
 		words     []string
 		want      string
 	}{
-		{"no such layout", installer{layout: "sideways"}, nil, nil, `--layout "sideways" is none of control-plane, etcd, load-balancer, managed, static-pod`},
+		{"no such layout", installer{layout: "sideways"}, nil, nil, `--layout "sideways" is none of control-plane, static-pod, load-balancer, managed, etcd`},
 		{"no such component", installer{layout: "control-plane", components: []string{"tea"}}, nil, nil, "components/tea/kustomization.yaml: no such file"},
 		{"a component of others", installer{layout: "static-pod", components: []string{"audit"}}, nil, nil, "component audit is not for static pods"},
 		{"ports of an address of its own", installer{layout: "managed", ports: [2]int32{1, 0}}, nil, nil, "are for control-plane and static-pod"},
