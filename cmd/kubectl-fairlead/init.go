@@ -86,6 +86,7 @@ and the command ends with a conflict.`,
 	flags.AddFlags(fs)
 	extensions.addFlags(cmd)
 	fs.StringSliceVar(&names, "serving-names", nil, "Names and addresses that clients use for Fairlead. Empty: those in fairlead-serving, if this CA signed it.")
+	cmd.MarkFlagsMutuallyExclusive("layout", "append-authentication-configmap")
 	return cmd
 }
 
