@@ -84,7 +84,7 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 	if x.head.Upgrade != "" || d.LongRunning && d.Action == ToRemote { // it has a connection to its backend for itself
 		session, ok := x.p.sessionPlaces.Take(from, 1, int64(x.p.cfg.MaxSessions))
 		if !ok {
-			x.upstream.Refuse(true)
+			x.upstream.Refuse(from, true)
 			x.noPlace(w, r, errBusy("the front door"))
 			return
 		}

@@ -121,6 +121,9 @@ func (p *Proxy) Explain(ctx context.Context, method, target string, u user.Info)
 	}
 	if d.Action != ToLocal {
 		p.dispatch(&d, h)
+		if from := d.source(h); denied == nil && d.Action == ToRemote && !p.room(&d, from) {
+			d.refuse(errBusy(d.name()))
+		}
 		return d, denied
 	}
 	d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}

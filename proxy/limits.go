@@ -104,7 +104,7 @@ func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.
 	var ok bool
 	if l := p.limits.of(d.Request.Verb); d.Action == ToRemote && !d.LongRunning && l.max > 0 {
 		if held.server, ok = l.places.Take(from, 1, l.max); !ok {
-			u.Refuse(false)
+			u.Refuse(from, false)
 			return errBusy("the front door")
 		}
 		if held.share, ok = u.AcquireShare(from, l.write, l.share); !ok {
@@ -118,6 +118,14 @@ func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.
 	}
 	held.begin(p, d)
 	return nil
+}
+
+// room reports whether enter would let a request of from to a remote in now.
+func (p *Proxy) room(d *Decision, from bound.Source) bool {
+	l, u := p.limits.of(d.Request.Verb), p.upstream(d, false)
+	server, ok := l.places.Take(from, 1, l.max)
+	server.Leave()
+	return (ok || d.LongRunning) && (u == nil || u.Room(from, d.LongRunning))
 }
 
 func (h *place) begin(p *Proxy, d *Decision) {

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -77,6 +78,7 @@ func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, 
 type meter struct {
 	connections atomic.Int64
 	rejected    [limits]atomic.Uint64
+	refused     [limits]bound.Tally // the same, lately, by source
 	exhausted   atomic.Uint64
 	retries     [retryReasons]atomic.Uint64
 	dials       [dialResults]atomic.Uint64
@@ -114,14 +116,69 @@ const (
 	limits
 )
 
+// limitName returns a limit's name in metrics.
+func limitName(limit int) string {
+	return [...]string{limitInFlight: "inflight", limitLongRunning: "longrunning", limitServer: "server", limitSessions: "sessions"}[limit]
+}
+
+func (m *meter) refuse(limit int, from bound.Source) {
+	m.rejected[limit].Add(1)
+	m.refused[limit].Add(from)
+}
+
 // Refuse counts a request that was refused at a limit of all backends together: of the sessions, or
 // of the requests in flight.
-func (u *Upstream) Refuse(session bool) {
+func (u *Upstream) Refuse(from bound.Source, session bool) {
 	limit := limitServer
 	if session {
 		limit = limitSessions
 	}
-	u.meter.rejected[limit].Add(1)
+	u.meter.refuse(limit, from)
+}
+
+// Limit describes a limit that is reached, or was lately.
+type Limit struct {
+	// Name is its name in metrics: inflight, longrunning, server or sessions.
+	Name string
+	// Held of Most places are taken. Both are zero for limits of all backends together.
+	Held, Most int64
+	// Holder holds most of those beyond the first quarter, which are not counted by source: Holds.
+	Holder bound.Source
+	Holds  int64
+	// Refused counts the requests refused in the last one or two minutes. By sent most of them:
+	// Times.
+	Refused int64
+	By      bound.Source
+	Times   int64
+
+	number int
+	places *bound.Places
+}
+
+// limit returns the limit of an APIService's policy for a request.
+func (u *Upstream) limit(longRunning bool) Limit {
+	v := u.view.Load()
+	if longRunning {
+		return Limit{number: limitLongRunning, places: &u.longRunning, Most: v.maxLongRunning}
+	}
+	return Limit{number: limitInFlight, places: &u.inFlight, Most: v.maxInFlight}
+}
+
+// Limits returns the limits at which requests are refused, or were lately, worst first.
+func (u *Upstream) Limits() (list []Limit) {
+	for _, l := range []Limit{u.limit(false), u.limit(true), {number: limitServer}, {number: limitSessions}} {
+		l.Name = limitName(l.number)
+		l.Refused, l.By, l.Times = u.meter.refused[l.number].Busiest()
+		if l.places != nil {
+			l.Held = l.places.Held()
+			l.Holder, l.Holds = l.places.Busiest()
+		}
+		if l.Refused > 0 || l.Most > 0 && l.Held >= l.Most-bound.Spare(l.Most) && l.Held > l.Most/2 {
+			list = append(list, l)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Limit) int { return cmp.Compare(b.Refused, a.Refused) })
+	return list
 }
 
 func (m *meter) dialled(err *dialError) {
@@ -194,10 +251,11 @@ func (m *meter) collect(ch chan<- prometheus.Metric, c *collector, u *Upstream) 
 	gauge(c.inFlight, u.inFlight.Held(), "request")
 	gauge(c.inFlight, u.longRunning.Held(), "longrunning")
 	gauge(c.connections, m.connections.Load())
-	counter(c.rejections, m.rejected[limitInFlight].Load(), "inflight")
-	counter(c.rejections, m.rejected[limitLongRunning].Load(), "longrunning")
-	moved(c.rejections, m.rejected[limitServer].Load(), "server")
-	moved(c.rejections, m.rejected[limitSessions].Load(), "sessions")
+	for limit := range limits {
+		if n := m.rejected[limit].Load(); n > 0 || limit == limitInFlight || limit == limitLongRunning {
+			counter(c.rejections, n, limitName(limit))
+		}
+	}
 	counter(c.rejections, m.exhausted.Load(), "retry_budget")
 	counter(c.dials, m.dials[dialOK].Load(), dialResult(dialOK))
 	for i := dialOK + 1; i < dialResults; i++ {

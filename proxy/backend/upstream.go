@@ -183,15 +183,19 @@ func (u *Upstream) Pick(by *Stay, avoid ...Lease) (Lease, bool) {
 // that is ready to be sent. It reports false at the limit of the APIService's policy, or at the
 // share of from. Otherwise the caller must give the place back when the request has ended.
 func (u *Upstream) Acquire(from bound.Source, longRunning bool) (place bound.Place, ok bool) {
-	v := u.view.Load()
-	places, most, limit := &u.inFlight, v.maxInFlight, limitInFlight
-	if longRunning {
-		places, most, limit = &u.longRunning, v.maxLongRunning, limitLongRunning
-	}
-	if place, ok = places.Take(from, 1, most); !ok {
-		u.meter.rejected[limit].Add(1)
+	l := u.limit(longRunning)
+	if place, ok = l.places.Take(from, 1, l.Most); !ok {
+		u.meter.refuse(l.number, from)
 	}
 	return place, ok
+}
+
+// Room reports whether Acquire would give from a place now. It counts nothing.
+func (u *Upstream) Room(from bound.Source, longRunning bool) bool {
+	l := u.limit(longRunning)
+	place, ok := l.places.Take(from, 1, l.Most)
+	place.Leave()
+	return ok
 }
 
 // AcquireShare takes a place among the reads or writes of this backend. limit is the backend's
@@ -203,7 +207,7 @@ func (u *Upstream) AcquireShare(from bound.Source, write bool, limit int64) (pla
 		places = &u.writes
 	}
 	if place, ok = places.Take(from, 1, limit); !ok {
-		u.Refuse(false)
+		u.Refuse(from, false)
 	}
 	return place, ok
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -215,4 +217,40 @@ func TestAcquire(t *testing.T) {
 			t.Error("refused without a limit")
 		}
 	}
+}
+
+// A limit that is reached, or was lately, is described: how much of it is held and refused, by whom.
+func TestLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		f.policy = registry.Policy{MaxInFlight: 20, MaxLongRunning: 20}
+		u := f.Upstream(f.set(healthy("10.0.0.1:443")))
+		jane, bob := bound.Source{User: "jane"}, bound.Source{User: "bob"}
+		check.Same(t, 0, len(u.Limits()), "limits at rest")
+		check.Same(t, true, u.Room(jane, false), "room at rest")
+		var held []bound.Place
+		for range 30 {
+			if place, ok := u.Acquire(jane, false); ok {
+				held = append(held, place)
+			}
+		}
+		describe := func() (text string) {
+			for _, l := range u.Limits() {
+				text += fmt.Sprintf("%s %d/%d %s %d, %d %s %d;", l.Name, l.Held, l.Most, l.Holder.User, l.Holds, l.Refused, l.By.User, l.Times)
+			}
+			return text
+		}
+		check.Same(t, "inflight 19/20 jane 14, 11 jane 11;", describe(), "one user has all but one place")
+		check.Same(t, [2]bool{false, true}, [2]bool{u.Room(jane, false), u.Room(bob, false)}, "room for the two")
+		check.Same(t, true, u.Room(jane, true), "room for a watch")
+		check.Same(t, 11, u.meter.rejected[limitInFlight].Load(), "refused, without the questions")
+		u.Refuse(bob, true)
+		check.Same(t, "inflight 19/20 jane 14, 11 jane 11;sessions 0/0  0, 1 bob 1;", describe(), "and a session")
+		time.Sleep(5 * time.Minute)
+		check.Same(t, "inflight 19/20 jane 14, 0  0;", describe(), "later, full")
+		for i := range held {
+			held[i].Leave()
+		}
+		check.Same(t, "", describe(), "later")
+	})
 }

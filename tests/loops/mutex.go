@@ -36,6 +36,7 @@ var listed = []mutex{
 	{name: "proxy/accesslog.tap.mu", leaf: true, why: "appends a line"},
 	{name: "internal/hold.Bound.mu", leaf: true, why: "a look-up"},
 	{name: "internal/bound.Places.mu", leaf: true, why: "a look-up"},
+	{name: "internal/bound.Tally.mu", leaf: true, why: "counts a refusal among a few"},
 }
 
 // mutexes is a set of listed mutexes, by their index.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,9 +16,11 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Every reason of the registry has its own advice, as have the different messages of probes.
@@ -185,5 +188,33 @@ func TestPageShowsChecks(t *testing.T) {
 	}
 	if strings.Contains(d.String(), "table:") {
 		t.Errorf("the summary has a check that passes: %s", d.String())
+	}
+}
+
+// Who has filled a limit is said to readers of the status, and to the user who would get 429.
+func TestOverload(t *testing.T) {
+	s := newStand(t)
+	s.write(t, "good", `fairlead.dev/max-inflight: "20"`)
+	must.Soon(t, 10*time.Second, "the limit", func() bool {
+		_, body := s.get(t, "/status")
+		return strings.Contains(body, `"maxInFlight": 20`)
+	})
+	for _, e := range s.registry.Table().Entries() {
+		for range 19 + 7 {
+			if e.Name == "v1.good.example.com" {
+				_, _ = s.cfg.Backends.Upstream(e).Acquire(bound.Source{User: "jane"}, false)
+			}
+		}
+	}
+	const cause = `limit inflight: 19 of 20 places are held, at least 14 by user \"jane\"; 7 requests got 429 in the last two minutes, 7 of them from user \"jane\"`
+	_, body := s.get(t, "/status")
+	says(t, body, `"cause": "`+cause, `"name": "inflight"`, "raise fairlead.dev/max-inflight", "FairleadSaturated.md")
+	_, body = s.get(t, "/")
+	says(t, body, "19 of 20 places are held, at least 14 by user")
+	for name, code := range map[string]int{"jane": 429, "alice": 0} {
+		x := s.explain(t.Context(), http.MethodGet, "/apis/good.example.com/v1/widgets", &user.DefaultInfo{Name: name, Groups: []string{user.SystemPrivilegedGroup}})
+		check.Same(t, code, x.Code, "the code for %s", name)
+		says(t, x.Cause, "at least 14 by user")
+		says(t, x.Advice, "raise fairlead.dev/max-inflight")
 	}
 }

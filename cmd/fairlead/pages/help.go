@@ -6,6 +6,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -16,6 +17,9 @@ const Runbooks = "https://github.com/fairlead-proxy/fairlead/blob/main/docs/runb
 // help adds what is wrong with an APIService and what to do, or nothing if all is well.
 func help(a *answer.APIService, e *registry.Entry) {
 	if e.Local() || e.Verdict.Available() && e.Policy.Maintenance == "" && len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
+		if len(a.Limits) > 0 {
+			a.Cause, a.Advice, a.Runbook = a.Limits[0].String(), limited(a.Limits[0].Name), Runbooks+"FairleadSaturated.md"
+		}
 		return
 	}
 	a.Cause, a.Advice = diagnoseEntry(e)
@@ -31,6 +35,29 @@ func help(a *answer.APIService, e *registry.Entry) {
 		page = "FairleadEndpointDown"
 	}
 	a.Runbook = Runbooks + page + ".md"
+}
+
+// limited returns what to do about a limit.
+func limited(limit string) string {
+	const theirs = "have who sends most send fewer at once (kubectl get --raw '/fairlead/tap?path=/apis/…' shows requests with their agents), or "
+	switch limit {
+	case "inflight", "longrunning":
+		return theirs + "scale the backend out and raise fairlead.dev/max-" + limit + " of the APIService"
+	case "server":
+		return theirs + "raise --max-requests-inflight or --max-mutating-requests-inflight"
+	}
+	return theirs + "raise the process's limit of file descriptors, of which sessions get an eighth"
+}
+
+// who names a source, empty if there is none.
+func who(s bound.Source) string {
+	switch {
+	case s.User != "":
+		return fmt.Sprintf("user %q", s.User)
+	case s.Address != "":
+		return "strangers at " + s.Address
+	}
+	return ""
 }
 
 // brief removes from a probe's message which address was probed, which precedes the finding.

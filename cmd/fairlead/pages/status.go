@@ -236,6 +236,9 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	var said map[string]string
 	if u := p.cfg.Backends.Upstream(e); u != nil {
 		a.InFlight, a.LongRunning, each, said = u.Load()
+		for _, l := range u.Limits() {
+			a.Limits = append(a.Limits, answer.Limit{Name: l.Name, Held: l.Held, Most: l.Most, Holder: who(l.Holder), Holds: l.Holds, Refused: l.Refused, By: who(l.By), Times: l.Times})
+		}
 	}
 	changes := p.history.of(e.Name)
 	for _, at := range e.Endpoints {
