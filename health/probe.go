@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -126,6 +128,7 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 	switch code := resp.StatusCode; {
 	case code >= http.StatusOK && code < http.StatusMultipleChoices:
 		c.accepted.Store(true)
+		c.read(resp.Body)
 		return nil
 	case !c.target.key.server:
 		return fmt.Errorf("bad status from %v: %d%s", c.url, code, sentence(resp.Body))
@@ -138,6 +141,24 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 		failing, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage)) // the names of the failing checks
 		return fmt.Errorf("bad status from %v: %d: %s", c.url, code, failing)
 	}
+}
+
+// read notes what a URL serves: whoever writes two may mean two servers.
+func (c *claim) read(document io.Reader) {
+	if c.target.key.server || c.target.key.backend.URLs == "" {
+		return
+	}
+	var list struct{ Resources []struct{ Name string } }
+	if json.NewDecoder(io.LimitReader(document, maxBody)).Decode(&list) != nil {
+		return
+	}
+	names := make([]string, 0, len(list.Resources))
+	for _, r := range list.Resources {
+		names = append(names, r.Name)
+	}
+	slices.Sort(names)
+	sum := sha256.Sum256([]byte(strings.Join(names, "\n")))
+	c.serves.Store(new(fmt.Sprintf("%d resources (%x)", len(names), sum[:4])))
 }
 
 // sentence returns what a server says in a Status, after a colon, or nothing.

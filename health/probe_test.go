@@ -122,3 +122,26 @@ func TestSentence(t *testing.T) {
 		check.Same(t, want, sentence(strings.NewReader(body)), "%.50s", body)
 	}
 }
+
+// What a URL serves is told apart by the names of its resources, in any order. Endpoints of a
+// Service are not compared.
+func TestServes(t *testing.T) {
+	serves := func(urls, document string) string {
+		c := &claim{target: &target{key: key{backend: &registry.Backend{URLs: urls}}}}
+		c.read(strings.NewReader(document))
+		if s := c.serves.Load(); s != nil {
+			return *s
+		}
+		return ""
+	}
+	const one, two = `{"resources":[{"name":"a"},{"name":"b"}]}`, `{"resources":[{"name":"b","kind":"B"},{"name":"a"}]}`
+	check.Same(t, serves("u", one), serves("u", two), "the same resources")
+	check.Same(t, true, strings.HasPrefix(serves("u", one), "2 resources ("), "%s", serves("u", one))
+	for _, other := range []string{`{"resources":[{"name":"a"},{"name":"c"}]}`, `{"resources":[{"name":"a"}]}`, `{}`} {
+		if serves("u", one) == serves("u", other) {
+			t.Errorf("%s is the same as %s", one, other)
+		}
+	}
+	check.Same(t, "", serves("u", "<html>"), "no document")
+	check.Same(t, "", serves("", one), "a Service")
+}

@@ -159,6 +159,18 @@ func (p *Prober) Last(apiService, address string) (ended time.Time, took time.Du
 	return time.Time{}, 0, ""
 }
 
+// Serves describes the resources that a URL serves of an APIService's group-version: how many, and
+// a hash of their names. It is empty if that is unknown, and for endpoints of a Service, which
+// may differ while they are rolled out.
+func (p *Prober) Serves(apiService, address string) string {
+	if c := p.index.Load().claims[apiService][address]; c != nil {
+		if s := c.serves.Load(); s != nil {
+			return *s
+		}
+	}
+	return ""
+}
+
 // Observe takes how long an endpoint took to send the first byte of its response to a request that
 // is not long-running. It never blocks and does not allocate.
 func (p *Prober) Observe(apiService, address string, d time.Duration) {

@@ -13,13 +13,11 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
-	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -161,13 +159,6 @@ func statusOf(err error) int {
 	return 0
 }
 
-// Explain says why a review failed, which the answer to the request does not.
-func TestExplainFailedReview(t *testing.T) {
-	w := newWorld(t, worldConfig{reviewed: func() error { return errors.New("dial tcp 10.0.0.1:6443: connection refused") }})
-	_, denied := w.proxy.Explain(t.Context(), http.MethodGet, remoteGV+"/widgets", &user.DefaultInfo{Name: "jane"})
-	check.Same(t, "the request could not be authorized: authorizing: dial tcp 10.0.0.1:6443: connection refused", fmt.Sprint(denied), "denied")
-}
-
 // While the cluster's ConfigMap has not been read, a certificate is neither accepted nor refused: a
 // 401 would blame the caller. Tokens and requests without credentials are decided as ever.
 func TestUnreadNames(t *testing.T) {
@@ -213,31 +204,4 @@ func TestUnreadNames(t *testing.T) {
 			check.Same(t, want, statusOf(d.Err), "%s, read: %v: status", tt.name, read)
 		}
 	}
-}
-
-// Explain says that the user's request would get 429 now, without counting one.
-func TestExplainAtTheLimit(t *testing.T) {
-	w := newWorld(t, worldConfig{Config: Config{MaxInFlight: 2}})
-	code := func(target string) int {
-		d, denied := w.proxy.Explain(t.Context(), http.MethodGet, target, &user.DefaultInfo{Name: "bob"})
-		if denied != nil {
-			t.Errorf("%s: %v", target, denied)
-		}
-		status, _ := errors.AsType[*apierrors.StatusError](d.Err)
-		if status == nil {
-			return 0
-		}
-		return int(status.ErrStatus.Code)
-	}
-	widgets := remoteGV + "/widgets"
-	check.Same(t, 0, code(widgets), "at rest")
-	ann, _ := w.proxy.limits.reads.places.Take(bound.Source{User: "ann"}, 1, 2)
-	carol, _ := w.proxy.limits.reads.places.Take(bound.Source{User: "carol"}, 1, 2)
-	check.Same(t, [2]int{429, 0}, [2]int{code(widgets), code(widgets + "?watch=1")}, "the server is full")
-	ann.Leave()
-	carol.Leave()
-	fillUp(t, w.upstream(), true)
-	before := w.upstream().Limits()
-	check.Same(t, [2]int{0, 429}, [2]int{code(widgets), code(widgets + "?watch=1")}, "the backend has no place for a watch")
-	check.Same(t, before[0].Refused, w.upstream().Limits()[0].Refused, "refused requests")
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
@@ -97,7 +98,7 @@ type APIService struct {
 	MaxLongRunning int   `json:"maxLongRunning,omitempty"`
 	// Limits are the limits at which requests are refused, or were in the last one or two minutes,
 	// worst first. Empty means none.
-	Limits []Limit `json:"limits,omitempty"`
+	Limits []bound.Limit `json:"limits,omitempty"`
 	// Traffic describes its latencies. Nil means that it had no requests lately.
 	Traffic *Traffic `json:"traffic,omitempty"`
 	// Maintenance is the message of the annotation. Empty means that it is not in maintenance.
@@ -137,42 +138,12 @@ type Endpoint struct {
 	Release string   `json:"release,omitempty"`
 	Clients int64    `json:"clients,omitempty"`
 	Only    []string `json:"only,omitempty"`
+	// Serves says of a URL how many resources it serves, and a hash of their names. Empty: unknown.
+	Serves string `json:"serves,omitempty"`
 	// InFlight counts the requests in flight, long-running ones included.
 	InFlight int64 `json:"inFlight"`
 	// Changes are the last ones of its health, oldest first. Empty means none in this process.
 	Changes []Change `json:"changes,omitempty"`
-}
-
-// Limit is a limit of concurrent requests that is reached, or was lately.
-type Limit struct {
-	// Name is that of label limit of fairlead_backend_rejections_total.
-	Name string `json:"name"`
-	// Held of Most places are taken. Holder holds at least Holds of them, more than any other. Zero
-	// and empty: not known for this limit.
-	Held   int64  `json:"held,omitempty"`
-	Most   int64  `json:"most,omitempty"`
-	Holder string `json:"holder,omitempty"`
-	Holds  int64  `json:"holds,omitempty"`
-	// Refused requests got 429 in the last one or two minutes, By as many of them as Times.
-	Refused int64  `json:"refused"`
-	By      string `json:"by,omitempty"`
-	Times   int64  `json:"times,omitempty"`
-}
-
-// String says in words how many requests a limit refuses, and whose.
-func (l Limit) String() string {
-	text := "limit " + l.Name
-	if l.Most > 0 {
-		text += fmt.Sprintf(": %d of %d places are held", l.Held, l.Most)
-	}
-	if l.Holds > 0 {
-		text += fmt.Sprintf(", at least %d by %s", l.Holds, l.Holder)
-	}
-	text += fmt.Sprintf("; %d requests got 429 in the last two minutes", l.Refused)
-	if l.Times > 0 {
-		text += fmt.Sprintf(", %d of them from %s", l.Times, l.By)
-	}
-	return text
 }
 
 // Change is a change of an endpoint's health.

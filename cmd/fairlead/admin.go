@@ -56,6 +56,7 @@ func (s *server) makePages() {
 		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.LocalIdentity,
 		Checks: s.needs.List, Ready: s.ready, Draining: &s.draining,
 		Version: version, Replica: host, Cluster: clusterName(s.o.kubeconfig),
+		Serves: func(apiService, address string) string { return s.prober.Serves(apiService, address) },
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
 			if apiService == localName {
 				return s.kube.prober.Last(apiService, address)

@@ -32,8 +32,8 @@ type Places struct {
 // spare is the fraction of a limit that is never lent.
 const spare = 32
 
-// Spare returns how many places of most are never lent.
-func Spare(most int64) int64 { return max(1, most/spare) }
+// spared returns how many places of most are never lent.
+func spared(most int64) int64 { return max(1, most/spare) }
 
 // Place is the result of Take. The zero Place holds nothing.
 type Place struct {
@@ -57,7 +57,7 @@ func (p *Places) Take(s Source, n, most int64) (Place, bool) {
 
 // count adds n for s, unless that exceeds its share. held is the total with them.
 func (p *Places) count(s Source, n, most, held int64) bool {
-	lends := p.Lend && most-held >= Spare(most)
+	lends := p.Lend && most-held >= spared(most)
 	keys := s.shares()
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -2,6 +2,7 @@ package bound
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -105,4 +106,61 @@ func (p *Places) Busiest() (most Source, n int64) {
 		}
 	}
 	return most, n
+}
+
+// Limit describes a limit that is reached, or was lately.
+type Limit struct {
+	// Name is that of label limit of fairlead_backend_rejections_total.
+	Name string `json:"name"`
+	// Held of Most places are taken. Holder holds at least Holds of them, more than any other. Zero
+	// and empty: not known for this limit.
+	Held   int64  `json:"held,omitempty"`
+	Most   int64  `json:"most,omitempty"`
+	Holder string `json:"holder,omitempty"`
+	Holds  int64  `json:"holds,omitempty"`
+	// Refused requests got 429 in the last one or two minutes, By as many of them as Times.
+	Refused int64  `json:"refused"`
+	By      string `json:"by,omitempty"`
+	Times   int64  `json:"times,omitempty"`
+}
+
+// Reached returns a limit of most places of p, which may be nil, and whether it is reached, or has
+// refused one of refused.
+func Reached(name string, p *Places, most int64, refused *Tally) (l Limit, reached bool) {
+	l = Limit{Name: name, Most: most}
+	var by, holder Source
+	l.Refused, by, l.Times = refused.Busiest()
+	if l.By = by.String(); p != nil {
+		l.Held = p.Held()
+		holder, l.Holds = p.Busiest()
+		l.Holder = holder.String()
+	}
+	return l, l.Refused > 0 || most > 0 && l.Held >= most-spared(most) && l.Held > most/2
+}
+
+// String says in words how many requests a limit refuses, and whose.
+func (l Limit) String() string {
+	text := "limit " + l.Name
+	if l.Most > 0 {
+		text += fmt.Sprintf(": %d of %d places are held", l.Held, l.Most)
+	}
+	if l.Holds > 0 {
+		text += fmt.Sprintf(", at least %d by %s", l.Holds, l.Holder)
+	}
+	text += fmt.Sprintf("; %d requests got 429 in the last two minutes", l.Refused)
+	if l.Times > 0 {
+		text += fmt.Sprintf(", %d of them from %s", l.Times, l.By)
+	}
+	return text
+}
+
+// String names a source, empty if there is none.
+func (s Source) String() string {
+	switch {
+	case s.User != "":
+		return fmt.Sprintf("user %q", s.User)
+	case s.Address != "":
+		return "strangers at " + s.Address
+	}
+	return ""
 }

@@ -136,48 +136,25 @@ func (u *Upstream) Refuse(from bound.Source, session bool) {
 	u.meter.refuse(limit, from)
 }
 
-// Limit describes a limit that is reached, or was lately.
-type Limit struct {
-	// Name is its name in metrics: inflight, longrunning, server or sessions.
-	Name string
-	// Held of Most places are taken. Both are zero for limits of all backends together.
-	Held, Most int64
-	// Holder holds most of those beyond the first quarter, which are not counted by source: Holds.
-	Holder bound.Source
-	Holds  int64
-	// Refused counts the requests refused in the last one or two minutes. By sent most of them:
-	// Times.
-	Refused int64
-	By      bound.Source
-	Times   int64
-
-	number int
-	places *bound.Places
-}
-
-// limit returns the limit of an APIService's policy for a request.
-func (u *Upstream) limit(longRunning bool) Limit {
+// limit returns the number, the places and the maximum of an APIService's limit for a request.
+func (u *Upstream) limit(longRunning bool) (limit int, places *bound.Places, most int64) {
 	v := u.view.Load()
 	if longRunning {
-		return Limit{number: limitLongRunning, places: &u.longRunning, Most: v.maxLongRunning}
+		return limitLongRunning, &u.longRunning, v.maxLongRunning
 	}
-	return Limit{number: limitInFlight, places: &u.inFlight, Most: v.maxInFlight}
+	return limitInFlight, &u.inFlight, v.maxInFlight
 }
 
 // Limits returns the limits at which requests are refused, or were lately, worst first.
-func (u *Upstream) Limits() (list []Limit) {
-	for _, l := range []Limit{u.limit(false), u.limit(true), {number: limitServer}, {number: limitSessions}} {
-		l.Name = limitName(l.number)
-		l.Refused, l.By, l.Times = u.meter.refused[l.number].Busiest()
-		if l.places != nil {
-			l.Held = l.places.Held()
-			l.Holder, l.Holds = l.places.Busiest()
-		}
-		if l.Refused > 0 || l.Most > 0 && l.Held >= l.Most-bound.Spare(l.Most) && l.Held > l.Most/2 {
+func (u *Upstream) Limits() (list []bound.Limit) {
+	v := u.view.Load()
+	places := [limits]*bound.Places{limitInFlight: &u.inFlight, limitLongRunning: &u.longRunning}
+	for i, most := range [limits]int64{limitInFlight: v.maxInFlight, limitLongRunning: v.maxLongRunning} {
+		if l, reached := bound.Reached(limitName(i), places[i], most, &u.meter.refused[i]); reached {
 			list = append(list, l)
 		}
 	}
-	slices.SortStableFunc(list, func(a, b Limit) int { return cmp.Compare(b.Refused, a.Refused) })
+	slices.SortStableFunc(list, func(a, b bound.Limit) int { return cmp.Compare(b.Refused, a.Refused) })
 	return list
 }
 

@@ -183,17 +183,17 @@ func (u *Upstream) Pick(by *Stay, avoid ...Lease) (Lease, bool) {
 // that is ready to be sent. It reports false at the limit of the APIService's policy, or at the
 // share of from. Otherwise the caller must give the place back when the request has ended.
 func (u *Upstream) Acquire(from bound.Source, longRunning bool) (place bound.Place, ok bool) {
-	l := u.limit(longRunning)
-	if place, ok = l.places.Take(from, 1, l.Most); !ok {
-		u.meter.refuse(l.number, from)
+	limit, places, most := u.limit(longRunning)
+	if place, ok = places.Take(from, 1, most); !ok {
+		u.meter.refuse(limit, from)
 	}
 	return place, ok
 }
 
 // Room reports whether Acquire would give from a place now. It counts nothing.
 func (u *Upstream) Room(from bound.Source, longRunning bool) bool {
-	l := u.limit(longRunning)
-	place, ok := l.places.Take(from, 1, l.Most)
+	_, places, most := u.limit(longRunning)
+	place, ok := places.Take(from, 1, most)
 	place.Leave()
 	return ok
 }

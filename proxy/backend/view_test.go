@@ -219,7 +219,7 @@ func TestAcquire(t *testing.T) {
 	}
 }
 
-// A limit that is reached, or was lately, is described: how much of it is held and refused, by whom.
+// A limit that is reached, or was lately, is described: how much is held and refused, by whom.
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
@@ -236,18 +236,18 @@ func TestLimits(t *testing.T) {
 		}
 		describe := func() (text string) {
 			for _, l := range u.Limits() {
-				text += fmt.Sprintf("%s %d/%d %s %d, %d %s %d;", l.Name, l.Held, l.Most, l.Holder.User, l.Holds, l.Refused, l.By.User, l.Times)
+				text += fmt.Sprintf("%s %d/%d %s %d, %d %s %d;", l.Name, l.Held, l.Most, l.Holder, l.Holds, l.Refused, l.By, l.Times)
 			}
 			return text
 		}
-		check.Same(t, "inflight 19/20 jane 14, 11 jane 11;", describe(), "one user has all but one place")
+		check.Same(t, "inflight 19/20 user \"jane\" 14, 11 user \"jane\" 11;", describe(), "one user has all but one place")
 		check.Same(t, [2]bool{false, true}, [2]bool{u.Room(jane, false), u.Room(bob, false)}, "room for the two")
 		check.Same(t, true, u.Room(jane, true), "room for a watch")
 		check.Same(t, 11, u.meter.rejected[limitInFlight].Load(), "refused, without the questions")
 		u.Refuse(bob, true)
-		check.Same(t, "inflight 19/20 jane 14, 11 jane 11;sessions 0/0  0, 1 bob 1;", describe(), "and a session")
+		check.Same(t, "inflight 19/20 user \"jane\" 14, 11 user \"jane\" 11;sessions 0/0  0, 1 user \"bob\" 1;", describe(), "and a session")
 		time.Sleep(5 * time.Minute)
-		check.Same(t, "inflight 19/20 jane 14, 0  0;", describe(), "later, full")
+		check.Same(t, "inflight 19/20 user \"jane\" 14, 0  0;", describe(), "later, full")
 		for i := range held {
 			held[i].Leave()
 		}

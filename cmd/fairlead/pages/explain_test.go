@@ -218,3 +218,21 @@ func TestOverload(t *testing.T) {
 		says(t, x.Advice, "raise fairlead.dev/max-inflight")
 	}
 }
+
+// URLs of different servers are reported, with what each serves.
+func TestDifferentServers(t *testing.T) {
+	at := func(serves ...string) *answer.APIService {
+		a := &answer.APIService{}
+		for i, s := range serves {
+			a.Endpoints = append(a.Endpoints, answer.Endpoint{Address: fmt.Sprintf("10.0.0.%d:443", i), Health: "healthy", Serves: s})
+		}
+		help(a, &registry.Entry{Backend: &registry.Backend{}, Verdict: registry.Verdict{Status: corev1.ConditionTrue}})
+		return a
+	}
+	for _, same := range [][]string{nil, {"2"}, {"2", "2"}, {"", "2"}, {"", ""}} {
+		check.Same(t, "", at(same...).Cause, "cause of %q", same)
+	}
+	a := at("2 resources (ab)", "", "3 resources (cd)")
+	check.Same(t, "its URLs lead to different servers, so that some requests get 404: 10.0.0.0:443 has 2 resources (ab), 10.0.0.2:443 has 3 resources (cd)", a.Cause, "cause")
+	says(t, a.Advice, "replicas of one server only")
+}

@@ -6,7 +6,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
-	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -17,7 +16,11 @@ const Runbooks = "https://github.com/fairlead-proxy/fairlead/blob/main/docs/runb
 // help adds what is wrong with an APIService and what to do, or nothing if all is well.
 func help(a *answer.APIService, e *registry.Entry) {
 	if e.Local() || e.Verdict.Available() && e.Policy.Maintenance == "" && len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
-		if len(a.Limits) > 0 {
+		switch serve := different(a.Endpoints); {
+		case serve != "":
+			a.Cause = "its URLs lead to different servers, so that some requests get 404: " + serve
+			a.Advice = "requests are spread over the URLs of fairlead.dev/url: name replicas of one server only"
+		case len(a.Limits) > 0:
 			a.Cause, a.Advice, a.Runbook = a.Limits[0].String(), limited(a.Limits[0].Name), Runbooks+"FairleadSaturated.md"
 		}
 		return
@@ -37,6 +40,23 @@ func help(a *answer.APIService, e *registry.Entry) {
 	a.Runbook = Runbooks + page + ".md"
 }
 
+// different returns what each endpoint serves, if it is not the same.
+func different(all []answer.Endpoint) string {
+	var each []string
+	differ, last := false, ""
+	for _, e := range all {
+		if e.Serves != "" {
+			each = append(each, e.Address+" has "+e.Serves)
+			differ = differ || last != "" && last != e.Serves
+			last = e.Serves
+		}
+	}
+	if !differ {
+		return ""
+	}
+	return strings.Join(each, ", ")
+}
+
 // limited returns what to do about a limit.
 func limited(limit string) string {
 	const theirs = "have who sends most send fewer at once (kubectl get --raw '/fairlead/tap?path=/apis/…' shows requests with their agents), or "
@@ -47,17 +67,6 @@ func limited(limit string) string {
 		return theirs + "raise --max-requests-inflight or --max-mutating-requests-inflight"
 	}
 	return theirs + "raise the process's limit of file descriptors, of which sessions get an eighth"
-}
-
-// who names a source, empty if there is none.
-func who(s bound.Source) string {
-	switch {
-	case s.User != "":
-		return fmt.Sprintf("user %q", s.User)
-	case s.Address != "":
-		return "strangers at " + s.Address
-	}
-	return ""
 }
 
 // brief removes from a probe's message which address was probed, which precedes the finding.

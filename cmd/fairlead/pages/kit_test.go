@@ -71,6 +71,7 @@ func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 			}
 			return time.Now().Add(-90 * time.Second), 2 * time.Millisecond, ""
 		},
+		Serves: func(string, string) string { return "" },
 		LocalServers: func() []registry.Endpoint {
 			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}
 		},

@@ -43,6 +43,8 @@ type Config struct {
 	// Probed returns the last probe of an APIService's endpoint, or of a local apiserver
 	// (LocalName): when it ended, how long it took and why it failed.
 	Probed func(apiService, address string) (ended time.Time, took time.Duration, fault string)
+	// Serves describes what a URL of an APIService serves, see health.Prober.Serves.
+	Serves func(apiService, address string) string
 	// LocalServers returns the local apiservers with their health. It may return none.
 	LocalServers func() []registry.Endpoint
 	// LocalServer returns a local apiserver's release, how many client connections stay with it,

@@ -236,15 +236,13 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	var said map[string]string
 	if u := p.cfg.Backends.Upstream(e); u != nil {
 		a.InFlight, a.LongRunning, each, said = u.Load()
-		for _, l := range u.Limits() {
-			a.Limits = append(a.Limits, answer.Limit{Name: l.Name, Held: l.Held, Most: l.Most, Holder: who(l.Holder), Holds: l.Holds, Refused: l.Refused, By: who(l.By), Times: l.Times})
-		}
+		a.Limits = u.Limits()
 	}
 	changes := p.history.of(e.Name)
 	for _, at := range e.Endpoints {
 		ep := p.endpoint(e.Name, at)
 		ep.Changes = changes[ep.Address]
-		ep.InFlight, ep.GoAway = each[ep.Address], said[ep.Address]
+		ep.InFlight, ep.GoAway, ep.Serves = each[ep.Address], said[ep.Address], p.cfg.Serves(e.Name, ep.Address)
 		a.Endpoints = append(a.Endpoints, ep)
 	}
 	help(&a, e)
