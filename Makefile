@@ -132,7 +132,7 @@ entrypoint: parts netns ## The cluster's own clients come through Fairlead (root
 .PHONY: operate releases
 operate: parts netns ## Manifests, roles, alerts, page and commands (root; otherwise idle)
 	$(TOOLS) -q helm kubeadm # before the tests: their network has no way out
-	@for tool in chromium promtool amtool curl openssl haproxy; do command -v $$tool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus prometheus-alertmanager curl openssl haproxy; break; }; done
+	@for tool in chromium promtool amtool curl openssl haproxy zsh nft ss; do command -v $$tool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus prometheus-alertmanager curl openssl haproxy zsh nftables iproute2; break; }; done
 	$(call suite,-parallel 32 -timeout 15m)
 releases: parts ## Test the files of make release, built twice (root)
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/release | $(call count,$@,-want tests/release/COUNT)

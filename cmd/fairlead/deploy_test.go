@@ -34,8 +34,8 @@ func TestEveryCombination(t *testing.T) {
 		}
 		return disk.WriteFile(strings.TrimPrefix(path, "../.."), data)
 	}))
-	components := []string{"entrypoint", "audit", "write-status", "events", "monitoring"}
-	flagOf := map[string]string{"entrypoint": "--publish-kubernetes-endpoints", "audit": "--audit-log-path=-", "write-status": "--write-status", "events": "--emit-events"}
+	components := []string{"entrypoint", "audit", "write-status", "events", "monitoring", "ports"}
+	flagOf := map[string]string{"entrypoint": "--publish-kubernetes-endpoints", "audit": "--audit-log-path=-", "write-status": "--write-status", "events": "--emit-events", "ports": "--admin-secure-port=9444"}
 	for _, base := range []string{"overlays/control-plane", "overlays/load-balancer", "base"} {
 		for set := range 1 << len(components) {
 			own := types.Kustomization{Resources: []string{"../deploy/" + base}}
@@ -52,8 +52,8 @@ func TestEveryCombination(t *testing.T) {
 			}
 			must.Do(t, disk.WriteFile("/own/kustomization.yaml", must.Get(yaml.Marshal(own))(t)))
 			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, "/own")
-			if strings.Contains(name, "load-balancer entrypoint") {
-				if err == nil || !strings.Contains(err.Error(), "the component entrypoint is for control-plane nodes") {
+			if base == "overlays/load-balancer" && (slices.Contains(flags, flagOf["entrypoint"]) || slices.Contains(flags, flagOf["ports"])) {
+				if err == nil || !strings.Contains(err.Error(), "for control-plane nodes, not for the overlay load-balancer") {
 					t.Errorf("%s: error %v", name, err)
 				}
 				continue
@@ -87,6 +87,11 @@ func wrongWith(text, base string, flags []string) (faults []string) {
 				}
 			}
 			faults = append(faults, turnedDown(c.Args)...)
+			for i, flag := range []string{"--secure-port=", "--admin-secure-port="} {
+				if p := c.Ports[i]; !slices.Contains(c.Args, fmt.Sprint(flag, p.ContainerPort)) || p.HostPort != 0 && p.HostPort != p.ContainerPort {
+					faults = append(faults, fmt.Sprintf("port %+v is not that of %s", p, flag))
+				}
+			}
 			for _, v := range o.Spec.Template.Spec.Volumes {
 				if v.HostPath != nil && *v.HostPath.Type != "File" {
 					faults = append(faults, v.HostPath.Path+" is mounted, which is more than a file")

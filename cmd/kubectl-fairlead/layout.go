@@ -191,14 +191,18 @@ func (i *installer) choosePorts(s *survey) error {
 
 // servers says how replicas on nodes find all kube-apiservers, besides the node's own.
 func (i *installer) servers(s *survey) {
-	from := cmp.Or(i.serversFrom, "nodes")
-	if i.serversFrom == "" && slices.Contains(i.components, "entrypoint") {
+	from, ships := cmp.Or(i.serversFrom, "nodes"), "endpointslice"
+	entrypoint := slices.Contains(i.components, "entrypoint")
+	if entrypoint && i.layout == "control-plane" {
+		ships = "lease" // the component has replaced it
+	}
+	if i.serversFrom == "" && entrypoint {
 		from = "lease"
 	} else if i.serversFrom == "" && i.found.listed {
 		from = "endpointslice"
 	}
-	if from != "nodes" {
-		i.args = append(i.args, "--local-apiservers-from="+from)
+	if from != ships {
+		i.args = append(i.args, "--local-apiservers-from="+strings.TrimPrefix(from, "nodes"))
 	}
 	for n := range s.nodes {
 		if own := internal(&s.nodes[n]); from == "nodes" && len(own) > 0 {

@@ -71,14 +71,14 @@ func TestLayouts(t *testing.T) {
 		has       string // an expression for what kustomize makes of it
 		next      string // an expression for the last commands
 	}{
-		{"the plainest", installer{layout: "control-plane"}, nil, nil, "--local-apiservers-from=endpointslice", "kind: DaemonSet", `kubectl apply -k OUT\nkubectl -n kube-system rollout status`},
-		{"ports that are taken", installer{layout: "control-plane"}, vip, nil, "--local-apiservers-from=endpointslice --secure-port=10443", `containerPort: 10443\n +hostPort: 10443\n +name: https\n +- containerPort: 8444\n +hostPort: 8444`, "lint"},
-		{"ports of an answer", installer{layout: "control-plane"}, vip, []string{"7443"}, "--local-apiservers-from=endpointslice --secure-port=7443", `containerPort: 7443`, "lint"},
-		{"ports of flags", installer{layout: "static-pod", ports: [2]int32{12345, 12346}}, vip, nil, "--admin-secure-port=12346 --local-apiservers-from=endpointslice --secure-port=12345", `(?s)kind: Pod\n.*hostPort: 12345\n.*hostPort: 12346`, "OUT/node"},
+		{"the plainest", installer{layout: "control-plane"}, nil, nil, "", "kind: DaemonSet", `kubectl apply -k OUT\nkubectl -n kube-system rollout status`},
+		{"ports that are taken", installer{layout: "control-plane"}, vip, nil, "--secure-port=10443", `containerPort: 10443\n +hostPort: 10443\n +name: https\n +- containerPort: 8444\n +hostPort: 8444`, "lint"},
+		{"ports of an answer", installer{layout: "control-plane"}, vip, []string{"7443"}, "--secure-port=7443", `containerPort: 7443`, "lint"},
+		{"ports of flags", installer{layout: "static-pod", ports: [2]int32{12345, 12346}}, vip, nil, "--admin-secure-port=12346 --secure-port=12345", `(?s)kind: Pod\n.*hostPort: 12345\n.*hostPort: 12346`, "OUT/node"},
 		{"a load balancer is published", installer{layout: "control-plane"}, func(c *land) {
 			c.slices.Endpoints[1].Addresses[0] = "127.0.0.9"
 			c.nodes[2].Status.Addresses[1].Address = "2001:db8::3"
-		}, nil, "--local-apiserver=https://127.0.0.1:6443 --local-apiserver=https://127.0.0.2:6443 --local-apiserver=https://[2001:db8::3]:6443", "kind: DaemonSet", "lint"},
+		}, nil, "--local-apiserver=https://127.0.0.1:6443 --local-apiserver=https://127.0.0.2:6443 --local-apiserver=https://[2001:db8::3]:6443 --local-apiservers-from=", "kind: DaemonSet", "lint"},
 		{"components", installer{layout: "control-plane", components: []string{"entrypoint", "audit"}}, nil, nil,
 			"--advertise-address=$(HOST_IP) --audit-log-path=- --audit-policy-file=/etc/fairlead/audit/policy.yaml --local-apiservers-from=lease --publish-kubernetes-endpoints", "name: fairlead-audit", "lint"},
 		{"components of a static pod", installer{layout: "static-pod", components: []string{"entrypoint", "write-status", "events", "monitoring"}}, nil, nil,

@@ -33,6 +33,7 @@ func shapes() []shape {
 		{"load-balancer", "load-balancer", nil, []string{"mode=load-balancer"}},
 		{"managed", "managed", nil, []string{"mode=load-balancer", "localIdentity=impersonate"}},
 		{"managed with monitoring", "managed", []string{"monitoring-own-ca"}, []string{"mode=load-balancer", "localIdentity=impersonate", "monitoring.enabled=true"}},
+		{"control-plane with other ports", "control-plane", []string{"ports"}, []string{"ports.https=9443", "ports.admin=9444"}},
 		{"control-plane with everything", "control-plane", []string{"entrypoint", "write-status", "events", "audit", "monitoring"}, []string{"entrypoint.enabled=true", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
 		{"load-balancer with everything", "load-balancer", []string{"write-status", "events", "audit", "monitoring"}, []string{"mode=load-balancer", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
 	}
@@ -133,6 +134,7 @@ func testValues(t *testing.T, w *world) {
 	for want, good := range map[string][]string{
 		"image: registry.example.com/fairlead@sha256:" + strings.Repeat("a", 64): {"image.repository=registry.example.com/fairlead", "image.digest=sha256:" + strings.Repeat("a", 64)},
 		"- --secure-port=7443":                                {"ports.https=7443"},
+		"[fd00::1]:6443\n            - --secure-port=8443":    {"localAPIServers={https://[fd00::1]:6443}"},
 		"- --tls-cert-file=/etc/kubernetes/pki/door.crt":      {"files.servingCert=/etc/kubernetes/pki/door.crt"},
 		"- --local-apiserver=https://10.0.0.2:6443":           {"mode=load-balancer", "localAPIServers={https://10.0.0.1:6443,https://10.0.0.2:6443}", "entrypoint.enabled=true"},
 		"- \"--goaway-chance=0.01\"":                          {"extraArgs={--goaway-chance=0.01}"},

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,14 +31,28 @@ const balancer, firstNode, laptop = "10.0.0.10", "10.0.0.11", "10.0.0.1"
 
 var nodes = []string{firstNode, "10.0.0.12", "10.0.0.13"}
 
-// controlPlane is three nodes made by kubeadm, and a machine with HAProxy in front of them, each
-// with its own network and /etc.
+// layout is a way to reach the kube-apiservers of three nodes.
+type layout struct {
+	section   string   // of docs/topologies.md, whose block changes the tutorial's first. Empty: none does
+	port      string   // of the balancers, and of the kubeconfigs: at the address balancer
+	balancers []string // the machines with HAProxy. Nil: the address is the first node's
+	fairlead  string   // its port
+}
+
+// tutorials is the layout of docs/tutorial.md.
+func tutorials() layout {
+	return layout{port: "6443", balancers: []string{balancer}, fairlead: "8443"}
+}
+
+// controlPlane is three nodes made by kubeadm, and HAProxy in front of them, each machine with its
+// own network and /etc.
 //
 // kubeadm (the phases that make a control plane), etcd, which is on the first node, the
 // kube-apiservers, HAProxy and Fairlead are real. ssh, systemctl, kube-proxy (cluster addresses
 // lead to the machine where commands and extension servers run) and the kubelet are simulated. The
 // kubelet runs only static pods, without kube-controller-manager and kube-scheduler.
 type controlPlane struct {
+	layout
 	w      *world
 	folder string            // the operator's working directory, with the repository's deploy
 	images map[string]string // :: image or command → program
@@ -53,7 +68,7 @@ localAPIEndpoint: {advertiseAddress: 10.0.0.1%[1]d}
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
 kubernetesVersion: v1.37.2
-controlPlaneEndpoint: 10.0.0.10:6443
+controlPlaneEndpoint: 10.0.0.10:%[3]s
 etcd: {%[2]s}
 `
 
@@ -73,7 +88,7 @@ defaults
     timeout client 35s
     timeout server 35s
 frontend apiserver
-    bind *:6443
+    bind *:%s
     default_backend apiservers
 backend apiservers
     balance roundrobin
@@ -89,17 +104,25 @@ backend apiservers
 // The commands that reach another machine, and systemctl on it.
 const (
 	sshScript       = "#!/bin/sh\nhost=${1#*@}\ncd %s/$host && HOME=$PWD exec ip netns exec $host bash -ec \"$2\"\n"
-	systemctlScript = "#!/bin/sh\ntest \"$*\" = 'reload haproxy' && haproxy -c -q -f /etc/haproxy/haproxy.cfg && kill -USR2 $(cat /etc/haproxy/pid)\n"
+	systemctlScript = `#!/bin/sh
+case "$*" in
+"reload haproxy") haproxy -c -q -f /etc/haproxy/haproxy.cfg && kill -USR2 $(cat /etc/haproxy/pid) ;;
+"start fairlead-kubeconfig.service") sed -n s/^ExecStart=//p /etc/systemd/system/fairlead-kubeconfig.service | sh -e ;;
+"enable --now fairlead-kubeconfig.timer") grep -q ^OnCalendar=weekly /etc/systemd/system/fairlead-kubeconfig.timer ;;
+*) false ;;
+esac
+`
 )
 
-// newControlPlane makes the nodes. images are the programs that kubelets run for images.
-func newControlPlane(t *testing.T, w *world, images map[string]string) *controlPlane {
+// newControlPlane makes the nodes of a layout, until the test ends. images are the programs that
+// kubelets run for images.
+func newControlPlane(t *testing.T, w *world, l layout, images map[string]string) *controlPlane {
 	t.Helper()
 	for _, folder := range []string{"/run/netns", "/etc/netns", "/etc/kubernetes", "/etc/haproxy"} {
 		netns.Hide(t, folder)
 	}
 	images["etcd"], images["kube-apiserver"] = suite.Tool(t, "etcd"), suite.Tool(t, "kube-apiserver")
-	c := &controlPlane{w: w, folder: t.TempDir(), images: images}
+	c := &controlPlane{layout: l, w: w, folder: t.TempDir(), images: images}
 	copyDeploy(t, c.folder)
 	plugin := filepath.Join(w.dir, "kubectl-fairlead")
 	for name, path := range map[string]string{"kubeadm": suite.Tool(t, "kubeadm"), "kubectl": w.kubectl, "fairlead": w.fairlead, "kubectl-fairlead": plugin} {
@@ -108,11 +131,19 @@ func newControlPlane(t *testing.T, w *world, images map[string]string) *controlP
 	for name, text := range map[string]string{"ssh": fmt.Sprintf(sshScript, c.folder), "systemctl": systemctlScript} {
 		must.Do(t, os.WriteFile(filepath.Join(c.folder, name), []byte(text), 0o700))
 	}
-	c.follow(t, "ip link add nodes type bridge && ip address add "+laptop+"/24 dev nodes && ip link set nodes up && ip route add local 10.96.0.0/12 dev lo")
-	c.machine(t, balancer)
-	suite.Put(t, "/etc/netns/"+balancer+"/haproxy/haproxy.cfg", haproxy)
+	c.follow(t, "ip link add nodes type bridge && ip address add "+laptop+"/24 dev nodes && ip link set nodes up && ip route replace local 10.96.0.0/12 dev lo")
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "nodes").Run() }) // for the next layout
+	if slices.Contains(l.balancers, balancer) {
+		c.machine(t, balancer)
+	}
 	for i, node := range nodes {
 		c.machine(t, node)
+		// As kube-proxy's rules, which keep the kernel tracking connections.
+		c.follow(t, "ip netns exec "+node+" nft 'table ip kube-proxy { chain services { type nat hook prerouting priority dstnat; }; chain firewall { type filter hook input priority 0; ct state invalid drop; }; }'")
+		suite.Put(t, "/etc/netns/"+node+"/hosts", "127.0.0.1 localhost\n10.0.0.11 cp1\n10.0.0.12 cp2\n10.0.0.13 cp3\n")
+		if i == 0 && !slices.Contains(l.balancers, balancer) { // as keepalived and kube-vip do
+			c.follow(t, "ip -n "+node+" address add "+balancer+"/32 dev eth0")
+		}
 		for _, pod := range []string{"etcd", "kube-apiserver", "fairlead"} {
 			go c.kubelet(t.Context(), node, pod)
 		}
@@ -123,7 +154,7 @@ func newControlPlane(t *testing.T, w *world, images map[string]string) *controlP
 
 func (c *controlPlane) machine(t *testing.T, address string) {
 	t.Helper()
-	c.follow(t, fmt.Sprintf(`mkdir -p /etc/netns/%[1]s/kubernetes /etc/netns/%[1]s/haproxy %[1]s
+	c.follow(t, fmt.Sprintf(`mkdir -p /etc/netns/%[1]s/kubernetes /etc/netns/%[1]s/haproxy /etc/netns/%[1]s/systemd/system %[1]s
 ip netns add %[1]s
 ip link add to-%[1]s type veth peer name eth0 netns %[1]s
 ip link set to-%[1]s master nodes up
@@ -131,9 +162,11 @@ ip -n %[1]s address add %[1]s/24 dev eth0
 ip -n %[1]s link set lo up
 ip -n %[1]s link set eth0 up
 ip -n %[1]s route add 10.96.0.0/12 via %[2]s`, address, laptop))
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "to-"+address).Run() })
+	suite.Put(t, "/etc/netns/"+address+"/haproxy/haproxy.cfg", fmt.Sprintf(haproxy, c.port))
 }
 
-// kubeadm makes node cp<i>. The first one gets HAProxy in front.
+// kubeadm makes node cp<i>.
 func (c *controlPlane) kubeadm(t *testing.T, i int, node string) {
 	t.Helper()
 	phases := func(names ...string) {
@@ -143,19 +176,30 @@ func (c *controlPlane) kubeadm(t *testing.T, i int, node string) {
 	}
 	file := filepath.Join(c.folder, node, "kubeadm.yaml")
 	if i > 1 {
-		suite.Put(t, file, fmt.Sprintf(kubeadmConfiguration, i, remoteEtcd))
+		suite.Put(t, file, fmt.Sprintf(kubeadmConfiguration, i, remoteEtcd, c.port))
 		c.follow(t, "cp -r /etc/netns/"+firstNode+"/kubernetes/pki /etc/netns/"+node+"/kubernetes/ && rm /etc/netns/"+node+"/kubernetes/pki/apiserver.*")
 		phases("certs apiserver", "kubeconfig admin", "control-plane apiserver")
 		c.eventually(t, "curl -fsk https://"+node+":6443/readyz")
+		if slices.Contains(c.balancers, node) {
+			c.balance(t, node)
+		}
 		return
 	}
-	suite.Put(t, file, fmt.Sprintf(kubeadmConfiguration, i, localEtcd))
+	suite.Put(t, file, fmt.Sprintf(kubeadmConfiguration, i, localEtcd, c.port))
 	phases("certs all", "kubeconfig admin", "kubeconfig super-admin", "etcd local", "control-plane apiserver")
 	c.eventually(t, "curl -fsk https://"+node+":6443/readyz")
-	must.Get(c.run(t.Context(), balancer, "haproxy", "haproxy", "-W", "-f", "/etc/haproxy/haproxy.cfg", "-p", "/etc/haproxy/pid"))(t)
-	c.eventually(t, "curl -fsk https://"+balancer+":6443/readyz")
+	if slices.ContainsFunc(c.balancers, func(b string) bool { return b == node || b == balancer }) {
+		c.balance(t, c.balancers[0])
+	}
+	c.eventually(t, "curl -fsk https://"+net.JoinHostPort(balancer, c.port)+"/readyz")
 	phases("upload-config all")
 	c.follow(t, "mkdir .kube && ln -s /etc/netns/"+node+"/kubernetes/admin.conf .kube/config")
+}
+
+// balance runs HAProxy on a machine.
+func (c *controlPlane) balance(t *testing.T, machine string) {
+	t.Helper()
+	must.Get(c.run(t.Context(), machine, "haproxy-"+machine, "haproxy", "-W", "-f", "/etc/haproxy/haproxy.cfg", "-p", "/etc/haproxy/pid"))(t)
 }
 
 // kubelet runs a static pod of a node until ctx ends, if it has a manifest. It restarts a pod that
@@ -202,7 +246,13 @@ func (c *controlPlane) container(ctx context.Context, node, name string, manifes
 }
 
 func (c *controlPlane) run(ctx context.Context, node, name string, line ...string) (*cluster.Part, error) {
-	return c.w.Run(ctx, cluster.Command{Name: name, Path: "ip", Args: append([]string{"netns", "exec", node}, line...)})
+	part, err := c.w.Run(ctx, cluster.Command{Name: c.section + name, Path: "ip", Args: append([]string{
+		"netns", "exec", node, "unshare", "--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`, "cp" + node[len(node)-1:], // the host's name
+	}, line...)})
+	if part != nil {
+		context.AfterFunc(ctx, part.Kill) // another layout has the same addresses
+	}
+	return part, err
 }
 
 // follow runs commands on the laptop, which is not a node.

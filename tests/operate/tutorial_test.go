@@ -5,7 +5,9 @@ package operate
 import (
 	"encoding/base64"
 	"fmt"
+	"net"
 	"net/http"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -22,29 +24,54 @@ import (
 // testTutorial runs docs/tutorial.md, block by block, and compares the output with what it shows.
 // Clients send requests through HAProxy from the first replica to the way back: none may fail.
 func testTutorial(t *testing.T, w *world) {
-	top := t
 	newer := filepath.Join(w.dir, "fairlead-newer")
-	succeed(t, "", "go", "build", "-ldflags=-X main.version=v0.2.0", "-o", newer, "github.com/fairlead-proxy/fairlead/cmd/fairlead")
-	const image = "ghcr.io/fairlead-proxy/fairlead:"
-	c := newControlPlane(t, w, map[string]string{image + "v0.1.0": w.fairlead, image + "v0.2.0": newer})
-	c.metricsServer(t)
+	must.Get(exec.CommandContext(t.Context(), "go", "build", "-ldflags=-X main.version=v0.2.0", "-o", newer, "github.com/fairlead-proxy/fairlead/cmd/fairlead").CombinedOutput())(t) // which may take minutes
+	c := newControlPlane(t, w, tutorials(), map[string]string{image + "v0.1.0": w.fairlead, image + "v0.2.0": newer})
+	c.walk(t, 1, 2, 3, 4, 5, 6, 7)
+	t.Run("kubeadm", func(t *testing.T) { testKubeadm(t, c) })
+}
 
+// image is the shipped manifests'.
+const image = "ghcr.io/fairlead-proxy/fairlead:"
+
+// testTopologies follows the tutorial to everything and back, changed by docs/topologies.md.
+func testTopologies(t *testing.T, w *world) {
+	for _, l := range []layout{
+		{section: "HAProxy and keepalived on the control planes", port: "8443", balancers: nodes, fairlead: "9443"},
+		{section: "kube-vip", port: "6443", fairlead: "8443"},
+	} {
+		t.Run(l.section, func(t *testing.T) {
+			newControlPlane(t, w, l, map[string]string{image + "v0.1.0": w.fairlead}).walk(t, 1, 2, 3, 4, 6)
+		})
+	}
+}
+
+// walk follows steps of the tutorial.
+func (c *controlPlane) walk(t *testing.T, steps ...int) {
+	t.Helper()
+	top := t
+	c.metricsServer(t)
 	titles := []string{"1. Look at what is there", "2. Install it on all three", "3. One node first", "4. Everything", "5. Upgrade", "6. Back in a minute", "7. Forward again, and the worst day"}
-	variables, _, _ := strings.Cut(documented(t, "tutorial.md", titles[0])[0].text, "\n") // the blocks share one terminal
-	var first, later *volley.Load
+	terminal := documented(t, "tutorial.md", titles[0])[0].text // the blocks share one
+	if c.section != "" {
+		terminal += documented(t, "topologies.md", c.section)[0].text
+	}
+	var loads []*volley.Load
 	var second *cluster.Part
-	for i, title := range titles {
-		done := t.Run(title, func(t *testing.T) {
-			blocks := documented(t, "tutorial.md", title)
+	for _, step := range steps {
+		done := t.Run(titles[step-1], func(t *testing.T) {
+			blocks := documented(t, "tutorial.md", titles[step-1])
 			begun, printed := time.Now(), ""
-			switch i + 1 {
+			switch step {
 			case 3: // until step 6
-				second = must.Get(w.Run(t.Context(), cluster.Command{Name: "second-terminal", Path: "bash", Args: []string{"-c", blocks[0].text}, Env: c.env()}))(t)
+				second = must.Get(c.w.Run(t.Context(), cluster.Command{Name: c.section + "second-terminal", Path: "bash", Args: []string{"-c", blocks[0].text}, Env: c.env()}))(t)
 				blocks = blocks[1:]
-				first = c.clients(top)
-			case 5: // HAProxy reloads asynchronously, and these clients must reach a Fairlead
+				loads = append(loads, c.clients(top))
+			case 5, 6: // HAProxy reloads asynchronously, and these clients must reach a Fairlead
 				c.eventually(t, "for i in 1 2 3 4 5 6; do kubectl get --raw /fairlead/status || exit 1; done")
-				later = c.clients(top)
+				if step == 5 {
+					loads = append(loads, c.clients(top))
+				}
 			case 7:
 				c.publishing(t)
 			}
@@ -53,12 +80,12 @@ func testTutorial(t *testing.T, w *world) {
 					compare(t, b.text, printed)
 					continue
 				}
-				printed = c.follow(t, variables+"\n"+b.text)
+				printed = c.follow(t, terminal+b.text)
 			}
-			switch i + 1 {
+			switch step {
 			case 6:
 				for _, node := range nodes {
-					c.eventually(t, "! "+running(node, "secure-port=8443"))
+					c.eventually(t, "! "+running(node, "secure-port="+c.fairlead))
 				}
 				took := time.Since(begun)
 				t.Logf("the way back took %s", took.Round(time.Second))
@@ -69,7 +96,7 @@ func testTutorial(t *testing.T, w *world) {
 				if out := read(t, second.LogFile()); out != "" {
 					t.Errorf("the second terminal printed:\n%s", out)
 				}
-				for _, load := range []*volley.Load{first, later} {
+				for _, load := range loads {
 					shots := load.Stop()
 					if volley.Judge(t, shots, 0, func(s *volley.Shot) bool { return s.Failed() || s.Cut() }); len(shots) < 400 {
 						t.Error("that is too few")
@@ -84,7 +111,6 @@ func testTutorial(t *testing.T, w *world) {
 			t.FailNow() // each step needs the earlier ones
 		}
 	}
-	t.Run("kubeadm", func(t *testing.T) { testKubeadm(t, c) })
 }
 
 // documented returns the blocks of a section of a document.
@@ -150,6 +176,7 @@ printf 'resources: [../base]\ncomponents: [../components/entrypoint, ../componen
 kubectl apply -k deploy/own`)
 	for _, node := range nodes {
 		edit(t, filepath.Join(c.folder, node, "fairlead.yaml"), "- --secure-port=8443", "- --secure-port=8443\n        - --publish-kubernetes-endpoints\n        - --advertise-address=$(HOST_IP)")
+		edit(t, filepath.Join(c.folder, node, "fairlead.yaml"), "from=endpointslice", "from=lease")
 		edit(t, "/etc/netns/"+node+"/kubernetes/manifests/kube-apiserver.yaml", "- --secure-port=6443", "- --secure-port=6443\n    - --endpoint-reconciler-type=none")
 	}
 	for _, node := range nodes {
@@ -167,7 +194,7 @@ func running(node, what string) string {
 func (c *controlPlane) clients(t *testing.T) *volley.Load {
 	t.Helper()
 	pki := "/etc/netns/" + firstNode + "/kubernetes/pki/"
-	front := cluster.Endpoint{URL: "https://" + balancer + ":6443", CAFile: pki + "ca.crt"}
+	front := cluster.Endpoint{URL: "https://" + net.JoinHostPort(balancer, c.port), CAFile: pki + "ca.crt"}
 	admin := cluster.Credentials{Pair: cluster.Pair{CertFile: pki + "apiserver-kubelet-client.crt", KeyFile: pki + "apiserver-kubelet-client.key"}}
 	kept, fresh := suite.Client(t, front, admin), suite.Client(t, front, admin)
 	// As client-go: HAProxy closes connections that are silent for longer.
@@ -188,7 +215,7 @@ func testKubeadm(t *testing.T, c *controlPlane) {
 	c.on(t, firstNode, blocks[0].text)
 	file := filepath.Join(c.folder, firstNode, "kubeadm.yaml")
 	edit(t, file, "apiServer: {}", "apiServer: {certSANs: [front.example.com]}")
-	own, _, _ := strings.Cut(fmt.Sprintf(kubeadmConfiguration, 1, ""), "---")
+	own, _, _ := strings.Cut(fmt.Sprintf(kubeadmConfiguration, 1, "", c.port), "---")
 	suite.Put(t, file, own+"---\n"+read(t, file))
 	c.on(t, firstNode, blocks[1].text)
 	names := c.on(t, firstNode, "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -ext subjectAltName")

@@ -32,7 +32,8 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 func TestOperate(t *testing.T) {
 	w := newWorld(t)
 	t.Run("tutorial", func(t *testing.T) { testTutorial(t, w) }) // before the others, because it measures an outage
-	suite.Cases[*world]{                                         // in parallel, because most of them wait
+	t.Run("topologies", func(t *testing.T) { testTopologies(t, w) })
+	suite.Cases[*world]{ // in parallel, because most of them wait
 		{"manifests", testManifests},
 		{"documents", testDocuments},
 		{"layouts", testLayouts},

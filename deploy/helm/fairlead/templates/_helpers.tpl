@@ -79,6 +79,9 @@ nodeAffinity:
 {{- range $s.localAPIServers }}
 - --local-apiserver={{ . }}
 {{- end }}
+{{- if and (eq .Values.mode "control-plane") (not .Values.localAPIServers) }}
+- --local-apiservers-from={{ .Values.entrypoint.enabled | ternary "lease" "endpointslice" }}
+{{- end }}
 {{- if ne .Values.localIdentity "front-proxy" }}
 - --local-identity={{ .Values.localIdentity }}
 {{- end }}
