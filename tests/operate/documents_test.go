@@ -100,7 +100,7 @@ func testDocumentedFlags(t *testing.T, w *world) {
 	others := []string{ // of kubectl, kubeadm, Helm and kube-apiserver
 		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reset-then-reuse-values",
 		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite", "--manifest", "--archive", "--now", "--version",
-		"--as", "--admin", "--node-ip", "--control-plane", "--certificate-authority", "--current", "--cluster", "--requestheader",
+		"--as", "--admin", "--server-side", "--node-ip", "--control-plane", "--certificate-authority", "--current", "--cluster", "--requestheader",
 		"--tail", "--prefix", "--bump-revision", "--mark-compacted", "--subresource", "--type",
 	}
 	n := 0

@@ -212,6 +212,11 @@ func testKubeadm(t *testing.T, c *controlPlane) {
 	if len(blocks) != 5 { // three for a node, and two that need none
 		t.Fatalf("%d blocks, want 5", len(blocks))
 	}
+	// The timer's renewal: Fairlead uses the new certificate.
+	const certificate = `kubectl --server=https://10.0.0.11:8444 get --raw /metrics | grep '^fairlead_certificate_expiration.*use="kubeconfig"'`
+	before := strings.TrimSpace(c.follow(t, certificate))
+	c.on(t, firstNode, "systemctl start fairlead-kubeconfig.service")
+	c.eventually(t, certificate+" | grep -vF '"+before+"'")
 	c.on(t, firstNode, blocks[0].text)
 	file := filepath.Join(c.folder, firstNode, "kubeadm.yaml")
 	edit(t, file, "apiServer: {}", "apiServer: {certSANs: [front.example.com]}")
