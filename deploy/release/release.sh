@@ -8,7 +8,7 @@ number=${version#v} # of packages and of the chart; a commit without a tag comes
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C SOURCE_DATE_EPOCH
-go build -C deploy/release -o "$work/release" .
+go build -C tests/tools/oci -o "$work/release" .
 
 pack() { tar --create --dereference --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" "$@"; }
 archive() { pack "${@:2}" | gzip -9n >"$out/$1"; }

@@ -1,4 +1,4 @@
-module github.com/fairlead-proxy/fairlead/deploy/release
+module github.com/fairlead-proxy/fairlead/tests/tools/oci
 
 go 1.26.0
 
