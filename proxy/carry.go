@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -115,27 +114,13 @@ func (b *uploaded) cut() {
 	}
 }
 
-// learn finds out whether the backend speaks HTTP/2, within the request's timeout.
-func (x *exchange) learn(r *http.Request) error {
-	ctx := r.Context()
-	if x.head.Upgrade != "" {
-		return nil // always over HTTP/1.1
-	}
-	if limit := x.decision.Timeout; limit > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, limit)
-		defer cancel()
-	}
-	return x.upstream.Learn(ctx) //nolint:wrapcheck // forwardError recognizes it
-}
-
 // Fetch sends a request of this process itself, by a Stay to the local apiserver. It counts against
 // no limit.
 func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by *backend.Stay) (*http.Response, error) {
 	if u == nil {
 		return nil, backend.Unreachable()
 	}
-	if err := u.Learn(r.Context()); err != nil {
+	if err := u.Learn(r.Context(), 0); err != nil {
 		return nil, err //nolint:wrapcheck // names the backend
 	}
 	if !u.HTTP2() {

@@ -42,9 +42,11 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x.reach()
-	if err := x.learn(r); err != nil {
-		x.forwardFailed(w, r, err)
-		return
+	if x.head.Upgrade == "" { // else always over HTTP/1.1
+		if err := x.upstream.Learn(r.Context(), d.Timeout); err != nil {
+			x.forwardFailed(w, r, err)
+			return
+		}
 	}
 	body, r := detachBody(w, r)
 	defer body.end()

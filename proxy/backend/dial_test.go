@@ -75,7 +75,7 @@ func TestChangesOfABackend(t *testing.T) {
 			f.backend = &tt.backend
 			f.policy.MaxInFlight = 10 + i // makes a new entry each time
 			e := f.set(healthy(place1))
-			if err := f.Upstream(e).Learn(t.Context()); err != nil || f.Upstream(e).HTTP2() == tt.backend.HTTP1 {
+			if err := f.Upstream(e).Learn(t.Context(), 0); err != nil || f.Upstream(e).HTTP2() == tt.backend.HTTP1 {
 				t.Errorf("%+v: HTTP/2 is %v, %v", tt.backend, f.Upstream(e).HTTP2(), err)
 			}
 			if _, got, err := f.do(e, http.MethodGet, ""); err != nil || got != "HTTP/1.1" {
@@ -121,7 +121,7 @@ func TestFrames(t *testing.T) {
 		var asking sync.WaitGroup
 		for range 10 {
 			asking.Go(func() {
-				if err := u.Learn(t.Context()); err != nil {
+				if err := u.Learn(t.Context(), 0); err != nil {
 					t.Error(err)
 				}
 			})

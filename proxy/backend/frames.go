@@ -98,10 +98,15 @@ func (l Lease) Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn
 }
 
 // Learn finds out whether the backend speaks HTTP/2, if that is not known: the first request makes
-// one extra handshake, and concurrent requests wait for it.
-func (u *Upstream) Learn(ctx context.Context) error {
+// one extra handshake, and concurrent requests wait for it, no longer than limit. Zero means none.
+func (u *Upstream) Learn(ctx context.Context, limit time.Duration) error {
 	if _, known := u.speaks(); known {
 		return nil
+	}
+	if limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
 	}
 	asked := u.learning.DoChan("", func() (any, error) {
 		c, f := u.dialAny(u.shared.ctx, nil, u.target.protocols()...)

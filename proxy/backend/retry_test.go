@@ -169,7 +169,7 @@ func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 // dials are what a dial may be for.
 func dials() map[string]func(*testing.T, *Upstream) error {
 	return map[string]func(*testing.T, *Upstream) error{
-		"learning": func(t *testing.T, u *Upstream) error { return u.Learn(t.Context()) },
+		"learning": func(t *testing.T, u *Upstream) error { return u.Learn(t.Context(), 0) },
 		"upgrade": func(t *testing.T, u *Upstream) error {
 			c, err := u.DialUpgrade(t.Context(), nil)
 			if err == nil {
