@@ -60,8 +60,8 @@ func tooMany(message string, retryAfter int32) *apierrors.StatusError {
 
 // errUnfit means that this process lacks what it needs for callers with certificates, wherever they
 // go. A 401 would make them renew a good certificate.
-var errUnfit = unavailable("the front door cannot authenticate callers by certificate: it lacks the cluster's ConfigMap "+
-	"kube-system/extension-apiserver-authentication; no credential of yours is at fault", retrySoon)
+var errUnfit = unavailable("the front door cannot read or use the cluster's ConfigMap kube-system/extension-apiserver-authentication, "+
+	"by which callers are authenticated and passed on; their credentials are not at fault", retrySoon)
 
 var errUnauthorized = apierrors.NewUnauthorized("Unauthorized")
 

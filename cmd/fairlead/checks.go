@@ -24,6 +24,7 @@ type checks struct {
 
 	tokens, requests needs.Outcome // of reviews
 	pairs            pairs
+	unfit            func() error // why no user can be asserted
 }
 
 // makeChecks makes the checks of this process's own needs, /livez and /readyz, and the metrics of
@@ -44,7 +45,7 @@ func (s *server) makeChecks() error {
 		}
 		may := needs.NewRights(own, func() []rights.Right { return rights.Needed(s.features()) })
 		s.loops["rights"] = may.Run
-		all[len(all)-1].Look = func(time.Time) answer.Check { return may.Of(authConfigMap().Name) }
+		all[len(all)-1].Look = func(time.Time) answer.Check { return s.lookConfigMap(may.Of(authConfigMap().Name)) }
 		all = append(all,
 			needs.Check{Name: "local-apiserver", Gate: func(*http.Request) error { return s.kube.pools.Ready() }, Look: s.kube.lookServers},
 			needs.Check{Name: "kubeconfig", Look: func(time.Time) answer.Check { return s.lookKubeconfig(may.Credential()) }},

@@ -88,6 +88,16 @@ func faultOf(st *certs.Status, now time.Time) error {
 	return nil
 }
 
+// lookConfigMap adds the content of the ConfigMap to what is known about the right to read it. That
+// it was never read is a gate's.
+func (s *server) lookConfigMap(found answer.Check) answer.Check {
+	if _, known := s.clusterNames(); found.Failed() || !known {
+		return found
+	}
+	return failed(s.unfit(), "Users with certificates get 503, and all users from extension servers", "ConfigMap "+authConfigMap().String()+": ",
+		"set --requestheader-username-headers=X-Remote-User and --requestheader-group-headers=X-Remote-Group of every kube-apiserver")
+}
+
 // pairsEvery is how often certificates are looked at: the kubeconfig's may be in a file.
 const pairsEvery = 10 * time.Second
 
@@ -182,6 +192,9 @@ func (s *server) askEtcd() (look func(time.Time) answer.Check, err error) {
 // why.
 const nearly = .9
 
+// fewFree is how many descriptors a few clients need.
+const fewFree = 16
+
 // lookDescriptors uses that the kernel returns the lowest free descriptor: most below are in use.
 func lookDescriptors(time.Time) answer.Check {
 	var limit syscall.Rlimit
@@ -194,8 +207,8 @@ func lookDescriptors(time.Time) answer.Check {
 		return failed(err, "New clients wait", "no file can be opened: ", do)
 	}
 	defer f.Close()
-	if float64(f.Fd()) > nearly*float64(limit.Cur) {
-		return failed(fmt.Errorf("of %d file descriptors more than nine tenths are in use", limit.Cur), "", "", do)
+	if used := float64(f.Fd()); used > min(nearly*float64(limit.Cur), float64(limit.Cur)-fewFree) {
+		return failed(fmt.Errorf("nearly all of %d file descriptors are in use", limit.Cur), "", "", do)
 	}
 	return answer.Check{}
 }

@@ -154,6 +154,7 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	if err != nil {
 		return err
 	}
+	s.unfit = who.Unfit
 	may, err := s.makeAuthz()
 	if err != nil {
 		return err
