@@ -134,11 +134,11 @@ func shippedOnly(t *testing.T, layout string) *installer {
 
 // A file with other content is replaced only if somebody says so, and stays beside the new one.
 func TestLayoutKeepsWhatItReplaces(t *testing.T) {
-	c, i := newLand(t), &installer{layout: "control-plane", out: t.TempDir()}
+	c, i := newLand(t), &installer{layout: "control-plane", serversFrom: "lease", out: t.TempDir()}
 	file := filepath.Join(i.out, "kustomization.yaml")
 	must.Get(c.install(t, i))(t)
 	ours := string(must.Get(os.ReadFile(file))(t))
-	theirs := strings.Replace(ours, "endpointslice", "lease", 1)
+	theirs := strings.Replace(ours, "lease", "endpointslice", 1)
 	must.Do(t, os.WriteFile(file, []byte(theirs), 0o600))
 	for _, tt := range []struct {
 		name    string
