@@ -1,4 +1,4 @@
-// Package budget bounds floods on an HTTP/2 connection.
+// Package budget bounds floods on an HTTP/2 connection, and retries at a backend.
 package budget
 
 import "time"

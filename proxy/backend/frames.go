@@ -26,10 +26,10 @@ func (u *Upstream) Plan(apart bool, by *Stay) engine.Plan {
 	if apart {
 		b = &u.budgetApart
 	}
-	b.deposit()
+	b.Deposit()
 	return engine.Plan{
 		Forward: &u.forEngine, Client: by, Stays: by != nil && u.pool != 0, Apart: apart,
-		Retries: maxRetries, Wait: u.target.waits(), Budget: b.allow,
+		Retries: maxRetries, Wait: u.target.waits(), Budget: b.Allow,
 	}
 }
 

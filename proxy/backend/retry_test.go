@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -299,4 +300,36 @@ func reasonOf(err error) engine.Reason {
 func retryIndex(after engine.Reason) int {
 	reasons := retried()
 	return slices.Index(reasons[:], after)
+}
+
+// Retries are limited to a share of requests: a backend that fails every request must not get three
+// times the load.
+func TestRetryBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		bad, worse := f.serve(place1, protoH1, closes), f.serve(place2, protoH1, closes)
+		e := f.set(healthy(place1), healthy(place2))
+		u := f.Upstream(e)
+		const stock, requests = 20, 200
+		for range budget.RetryBurst - stock {
+			if !u.budget.Allow() {
+				t.Fatal("the budget is smaller than budget.RetryBurst")
+			}
+		}
+		for range requests { // in no time, so that none are earned by it
+			if _, _, err := f.do(e, http.MethodGet, ""); reasonOf(err) != engine.ReasonLost {
+				t.Fatalf("got %v, want it lost", err)
+			}
+		}
+		check.Same(t, int64(stock+requests*budget.RetryShare), bad.hits.Load()+worse.hits.Load()-requests, "retries of %d requests", requests)
+		before := u.meter.exhausted.Load()
+		for u.budget.Allow() {
+		}
+		if n := u.meter.exhausted.Load() - before; before == 0 || n != 1 {
+			t.Errorf("the exhausted budget was counted %d times, and then %d times for one retry", before, n)
+		}
+		if u.Plan(false, nil).Budget() || !u.Plan(true, nil).Budget() {
+			t.Error("requests that are sent apart have no budget of their own")
+		}
+	})
 }

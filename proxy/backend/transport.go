@@ -48,7 +48,7 @@ const (
 // As in net/http, the body of req is closed, also on errors, and the caller must close the
 // response's.
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool, by *Stay) (*http.Response, error) {
-	u.budget.deposit()
+	u.budget.Deposit()
 	c := &call{u: u, by: by, req: req, long: longRunning}
 	if req.Body != nil && req.Body != http.NoBody {
 		c.body = &body{ReadCloser: req.Body}
@@ -115,7 +115,7 @@ func (c *call) again(ctx context.Context, l Lease, f *engine.Failure) bool {
 	case unsent && time.Now().Before(c.until):
 		c.tried = c.tried[:0]
 		return latest.Sleep(ctx, dialPause)
-	case unsent, !another, c.retries >= maxRetries, !c.u.budget.allow():
+	case unsent, !another, c.retries >= maxRetries, !c.u.budget.Allow():
 		return false
 	}
 	c.retries++
