@@ -64,8 +64,9 @@ func (w *world) pod(t *testing.T) {
 	suite.Put(t, account+"token", suite.Token(t, w.core, "kube-system", "fairlead"))
 }
 
-// daemon runs the container of a DaemonSet of an overlay on a node, as the kubelet does.
-func (w *world) daemon(t *testing.T, deploy, overlay, node string) (*cluster.Part, cluster.Endpoint) {
+// daemon runs the container of a DaemonSet of an overlay on a node, as the kubelet does, with more
+// arguments.
+func (w *world) daemon(t *testing.T, deploy, overlay, node string, more ...string) (*cluster.Part, cluster.Endpoint) {
 	t.Helper()
 	rendered := string(must.Get(exec.CommandContext(t.Context(), suite.Tool(t, "kubectl"), "kustomize", filepath.Join(deploy, "overlays", overlay)).Output())(t))
 	_, manifest, _ := strings.Cut(rendered, "kind: DaemonSet\n")
@@ -80,7 +81,7 @@ func (w *world) daemon(t *testing.T, deploy, overlay, node string) (*cluster.Par
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	part := must.Get(w.Run(ctx, cluster.Command{
-		Name: "daemon-" + overlay, Path: w.fairlead, Args: args, Env: []string{"KUBERNETES_SERVICE_HOST=" + clusterIP6, "KUBERNETES_SERVICE_PORT=443"},
+		Name: "daemon-" + overlay, Path: w.fairlead, Args: append(args, more...), Env: []string{"KUBERNETES_SERVICE_HOST=" + clusterIP6, "KUBERNETES_SERVICE_PORT=443"},
 		Ready: admin.Serves("/readyz", cluster.Credentials{}),
 	}))(t)
 	return part, cluster.Endpoint{URL: "https://[" + node + "]:8443", CAFile: admin.CAFile}

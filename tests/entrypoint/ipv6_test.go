@@ -78,7 +78,8 @@ func TestIPv6(t *testing.T) {
 	}
 	must.Do(t, w.AddAPIServer(t.Context(), w.EtcdURLs()[0], "--bind-address="+node2, "--advertise-address="+node2, "--endpoint-reconciler-type=none"))
 	w.core = must.Get(kubernetes.NewForConfig(w.EndpointOf(2).RESTConfig(w.Admin())))(t)
-	_, two := w.daemon(t, deploy, "entrypoint", node2)
+	// No host's name resolves here, by which it would find others: TestLeased has names.
+	_, two := w.daemon(t, deploy, "entrypoint", node2, "--local-apiservers-from=")
 	t.Run("entrypoint", func(t *testing.T) {
 		w.publishes(t, 15*time.Second, "["+node2+"]:8443")
 		if kind := kubectl.As(t, two, w.Admin()).Run(t, "get", "endpointslice", "kubernetes", "-o", "jsonpath={.addressType}"); kind != "IPv6" {
