@@ -212,7 +212,9 @@ func (c *client) footer(s *answer.Status, local int) error {
 			line(bad, f.Use, " (", f.Source, "): ", f.Err)
 		}
 	}
-	ill := append(s.Unavailable(), s.Those(func(a *answer.APIService) bool { return a.Cause != "" })...)
+	ill := append(s.Unavailable(), s.Those(func(a *answer.APIService) bool {
+		return a.Cause != "" || a.Healthy() < len(a.Endpoints)
+	})...)
 	if len(ill) > 0 { // one shows how
 		line(dim, "Cause and advice: ", called(os.Args[0]), " explain ", ill[0].Name)
 	}
