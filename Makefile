@@ -189,6 +189,11 @@ soak: ## Random faults of all parts under load, with every request checked, for 
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -timeout 0 -v ./tests/soak -args -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
 
+.PHONY: incidents
+incidents: parts netns ## Eighteen outages: what the first command says, which alerts fire, and that all is well again (6 min; root, otherwise idle)
+	@command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends prometheus; }
+	$(call suite,-parallel 6 -timeout 20m)
+
 .PHONY: recovery
 recovery: ## Real extension servers restart: how soon Fairlead serves them again (6 min; root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver sample-apiserver test-adapter
