@@ -113,16 +113,18 @@ func nameless(t *testing.T, shared *world) *incident {
 	}
 }
 
-// refused lets the certificate of Fairlead's kubeconfig expire.
+// refused lets the certificate of Fairlead's kubeconfig expire. Of this one, an alert warns a month
+// before.
 func refused(t *testing.T, w *world) *incident {
 	w.account(t, "expired")
 	issue := func(lasts time.Duration) cluster.Pair {
 		return must.Get(w.PKI.Client.Issue("kubeconfig-expired", cluster.Leaf{User: "system:serviceaccount:kube-system:fairlead-expired", NotAfter: time.Now().Add(lasts)}))(t)
 	}
+	const month = 40 * 24 * time.Hour
 	file := filepath.Join(w.Dir(), "account-expired.kubeconfig")
-	must.Do(t, w.Endpoint().WriteKubeconfig(file, cluster.Credentials{Pair: issue(long)}))
+	must.Do(t, w.Endpoint().WriteKubeconfig(file, cluster.Credentials{Pair: issue(month)}))
 	f := w.start(t, "expired", "--kubeconfig="+file)
-	return &incident{fronts: []*cluster.Front{f}, start: func(*testing.T) { issue(-time.Minute) }, mend: func(*testing.T) { issue(long) }}
+	return &incident{fronts: []*cluster.Front{f}, start: func(*testing.T) { issue(-time.Minute) }, mend: func(*testing.T) { issue(month) }}
 }
 
 // full is a full disk below the audit log.
