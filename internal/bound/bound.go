@@ -191,45 +191,36 @@ type Queue struct {
 	share int64         // what the slots of sources are shares of
 	most  int64         // waiting and running
 
-	mu   sync.Mutex // guards the fields below
-	held int64
-	// by :: the queue of each source with callers
-	by map[Source]*sourceQueue
-}
-
-// sourceQueue is the queue of one source.
-type sourceQueue struct {
-	held  int64
-	slots chan struct{}
+	callers Places
+	// by :: the slots of each source with callers. Guarded by callers.mu
+	by map[Source]chan struct{}
 }
 
 // NewQueue returns a Queue that runs slots callers at once; at most most may wait or run.
 func NewQueue(slots, most int) *Queue {
-	return &Queue{slots: make(chan struct{}, slots), share: int64(slots), most: int64(most), by: make(map[Source]*sourceQueue)}
+	return &Queue{slots: make(chan struct{}, slots), share: int64(slots), most: int64(most), by: make(map[Source]chan struct{})}
 }
 
 // NewApart returns a Queue in which sources wait only for themselves: each runs its share of slots,
 // whatever others do. It is for callers that mostly wait.
 func NewApart(slots, most int) *Queue {
-	return &Queue{share: int64(slots), most: int64(most), by: make(map[Source]*sourceQueue)}
+	return &Queue{share: int64(slots), most: int64(most), by: make(map[Source]chan struct{})}
 }
 
 // Beside returns a Queue with places of its own, whose callers use q's slots: those that wait in
 // one keep nobody out of the other.
 func (q *Queue) Beside() *Queue {
-	return &Queue{slots: q.slots, share: q.share, most: q.most, by: make(map[Source]*sourceQueue)}
+	return &Queue{slots: q.slots, share: q.share, most: q.most, by: make(map[Source]chan struct{})}
 }
 
 // Enter waits for s's turn; the caller must then call leave once. It returns ErrFull at once, or
 // ctx's error when ctx ends first. The caller counts as n.
 func (q *Queue) Enter(ctx context.Context, s Source, n int) (leave func(), err error) {
-	keys := s.shares()
-	queues, ok := q.join(&keys, int64(n))
+	place, ok := q.callers.Take(s, int64(n), q.most)
 	if !ok {
 		return nil, ErrFull
 	}
-	// The narrowest first: who waits for its connection's turn must not take its address's.
-	waits := [...]chan struct{}{queues[1].slots, queues[0].slots, q.slots}
+	waits := q.waits(s)
 	for i, slots := range waits {
 		if slots == nil {
 			continue
@@ -242,63 +233,44 @@ func (q *Queue) Enter(ctx context.Context, s Source, n int) (leave func(), err e
 			<-slots
 		case <-ctx.Done():
 		}
-		q.leave(&keys, int64(n), waits[:i])
+		q.leave(place, waits[:i])
 		return nil, ctx.Err() //nolint:wrapcheck // the caller's ctx
 	}
-	return func() { q.leave(&keys, int64(n), waits[:]) }, nil
+	return func() { q.leave(place, waits[:]) }, nil
 }
 
-// join counts a caller in the queues of its keys, if each has room. The second queue is empty if
-// there is no second key.
-func (q *Queue) join(keys *[2]share, n int64) (queues [2]sourceQueue, ok bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.held+n > q.most {
-		return queues, false
-	}
-	for i := range keys {
-		k := &keys[i]
-		has := int64(0)
-		if l := q.by[k.key]; l != nil {
-			has = l.held
-		}
-		if k.parts > 0 && has+n > k.of(q.most) {
-			return queues, false
-		}
-	}
-	q.held += n
-	for i := range keys {
-		k := &keys[i]
+// waits returns the slots that a caller of s needs, nil for none. The narrowest come first: who
+// waits for its connection's turn must not take its address's.
+func (q *Queue) waits(s Source) [3]chan struct{} {
+	waits := [3]chan struct{}{2: q.slots}
+	q.callers.mu.Lock()
+	defer q.callers.mu.Unlock()
+	for i, k := range s.shares() {
 		if k.parts == 0 {
 			continue
 		}
-		l := q.by[k.key]
-		if l == nil {
-			l = &sourceQueue{slots: make(chan struct{}, k.of(q.share))}
-			q.by[k.key] = l
+		if q.by[k.key] == nil {
+			q.by[k.key] = make(chan struct{}, k.of(q.share))
 		}
-		l.held += n
-		queues[i] = *l
+		waits[1-i] = q.by[k.key]
 	}
-	return queues, true
+	return waits
 }
 
-// leave gives back slots, and the caller's places in the queues.
-func (q *Queue) leave(keys *[2]share, n int64, slots []chan struct{}) {
+// leave gives back slots, and the caller's place.
+func (q *Queue) leave(place Place, slots []chan struct{}) {
 	for _, s := range slots {
 		if s != nil {
 			<-s
 		}
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.held -= n
-	for i := range keys {
-		k := &keys[i]
-		if l := q.by[k.key]; k.parts > 0 {
-			if l.held -= n; l.held == 0 {
-				delete(q.by, k.key)
-			}
+	keys := place.source.shares()
+	place.Leave()
+	q.callers.mu.Lock()
+	defer q.callers.mu.Unlock()
+	for _, k := range keys {
+		if q.callers.by[k.key] == 0 {
+			delete(q.by, k.key)
 		}
 	}
 }
