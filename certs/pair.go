@@ -97,8 +97,9 @@ func parsePair(certPEM, keyPEM []byte) (*tls.Certificate, error) {
 	return &cert, nil
 }
 
-// selfSigned makes a pair, so that a first start needs no preparation. No client trusts it.
-func selfSigned() (certPEM, keyPEM []byte) {
+// selfSigned makes a pair (certificate, key), so that a first start needs no preparation. No client
+// trusts it.
+func selfSigned() [][]byte {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // nothing here can fail
 	now := time.Now()
 	template := &x509.Certificate{
@@ -111,8 +112,8 @@ func selfSigned() (certPEM, keyPEM []byte) {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, _ := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	keyPEM, _ = keyutil.MarshalPrivateKeyToPEM(key)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), keyPEM
+	keyPEM, _ := keyutil.MarshalPrivateKeyToPEM(key)
+	return [][]byte{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), keyPEM}
 }
 
 // servingNames maps names to serving pairs. It is immutable.

@@ -32,9 +32,8 @@ type followed struct {
 	// source names the origin in logs, metrics and status, and distinguishes two of the same use.
 	source string
 	// files are the paths to read. Each may be a symlink, or below one, as in a Kubernetes volume.
+	// Nil means that it is read only once, by take, or delivered.
 	files []string
-	// given is the data itself, which never changes. Nil means that it is read, or delivered.
-	given [][]byte
 	// take parses the data, in the order of the files, and puts it in force, unless it is faulty.
 	take func(data [][]byte) error
 	// whole takes all of the ConfigMap instead. err wraps fs.ErrNotExist when there is none.
@@ -54,7 +53,7 @@ type followed struct {
 
 // load reads the files. changed tells whether the outcome is new.
 func (f *followed) load() (changed bool, err error) {
-	data := f.given
+	var data [][]byte
 	for _, file := range f.files {
 		part, err := readFile(file)
 		if err != nil {

@@ -142,10 +142,9 @@ func (s *Store) sources() {
 	c := s.cfg
 	s.follow("serving", c.Serving, s.pair, s.rebuild)
 	if c.Serving.Cert == "" && len(c.SNI) == 0 {
-		cert, key := selfSigned()
-		s.followed = append(s.followed, &followed{use: "serving", source: "inline", given: [][]byte{cert, key}, held: s.pair.leaf, take: func(data [][]byte) error {
+		s.followed = append(s.followed, &followed{use: "serving", source: "inline", held: s.pair.leaf, take: func([][]byte) error {
 			defer s.rebuild()
-			return s.pair.take(data)
+			return s.pair.take(selfSigned())
 		}})
 		s.logger.Warn("serving a self-signed certificate, because none was given")
 	}

@@ -34,7 +34,7 @@ const (
 // then it keeps that one.
 type backend struct {
 	name    string // the APIService's; empty means shared
-	hooks   *hooks
+	of      *Trust
 	current atomic.Pointer[view]
 
 	// mu guards the fields below and serializes changes of current. It is held for verification
@@ -68,8 +68,8 @@ type guarded struct {
 	lost  chan struct{} // closed once, by checkLocked or end; Conn.watch in proxy/backend waits for it
 }
 
-func newBackend(name string, h *hooks) *backend {
-	b := &backend{name: name, counted: name, hooks: h, guards: make(map[*guarded]struct{}), leaves: make(map[[sha256.Size]byte]leaf), users: make(map[string]struct{})}
+func (t *Trust) newBackend(name string) *backend {
+	b := &backend{name: name, counted: name, of: t, guards: make(map[*guarded]struct{}), leaves: make(map[[sha256.Size]byte]leaf), users: make(map[string]struct{})}
 	b.current.Store(&view{fault: refuse(reasonInvalidBundle, nil, "the CA bundle has not been read yet")})
 	return b
 }
@@ -129,7 +129,7 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	b.bundleLocked(data, err, now)
 	b.recheckLocked(now)
 	if b.current.Load() != before {
-		b.hooks.cfg.Renewed(b.name)
+		b.of.cfg.Renewed(b.name)
 	}
 }
 
@@ -153,14 +153,14 @@ func (b *backend) takeLocked(next *roots, fault *Error, now time.Time) {
 	default:
 		b.setLocked(v.with(next, fault, b.overlap, now))
 	}
-	b.hooks.reloaded(b.name, b.source, fault, next)
+	b.of.reloaded(b.name, b.source, fault, next)
 }
 
 func (b *backend) setLocked(v *view) {
 	b.inForce = false
 	b.current.Store(v)
 	for _, p := range v.previous {
-		b.hooks.ends(p.until)
+		b.of.ends(p.until)
 	}
 }
 
@@ -169,13 +169,13 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	now := time.Now()
 	v := b.current.Load()
 	got, old, err := v.verify(chain, now)
-	b.hooks.count(chain, err)
+	b.of.count(chain, err)
 	if err != nil {
 		b.mu.Lock()
 		counted := b.counted
 		b.remember(chain[:min(len(chain), 1)], leaf{seen: now, refused: true})
 		b.mu.Unlock()
-		b.hooks.refused(counted, err)
+		b.of.refused(counted, err)
 		return err
 	}
 	b.mu.Lock()
@@ -194,16 +194,22 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	switch v := b.current.Load(); {
 	case old && !b.inForce:
 		b.inForce = true
-		b.hooks.cfg.Logger.Warn("backend still needs the replaced bundle", "apiservice", b.name, "until", got.until)
+		b.of.cfg.Logger.Warn("backend still needs the replaced bundle", "apiservice", b.name, "until", got.until)
 	case !old && len(v.previous) > 0:
-		next := *v
-		next.previous = nil // an endpoint has shown a chain of the new roots
-		b.current.Store(&next)
-		b.inForce = false
-		b.hooks.settled(b.name)
+		b.keepLocked(*v, nil) // an endpoint has shown a chain of the new roots
 		b.recheckLocked(now)
 	}
 	return nil
+}
+
+// keepLocked ends the trust in all replaced roots but some.
+func (b *backend) keepLocked(v view, some []replaced) {
+	v.previous = some
+	b.current.Store(&v)
+	if len(some) == 0 {
+		b.inForce = false
+		b.of.cfg.Logger.Info("replaced bundle no longer trusted", "apiservice", b.name)
+	}
 }
 
 // remember keeps the leaf for status and metrics, and evicts the least recently seen one if there
@@ -259,7 +265,7 @@ func (b *backend) checkLocked(g *guarded, v *view, now time.Time) {
 		return
 	}
 	g.until = got.until
-	b.hooks.ends(g.until)
+	b.of.ends(g.until)
 }
 
 // join adds an APIService that has spec.
@@ -302,19 +308,13 @@ func (b *backend) tick(now time.Time) {
 	v := b.current.Load()
 	kept := live(v.previous, now)
 	for _, p := range kept {
-		b.hooks.ends(p.until)
+		b.of.ends(p.until)
 	}
 	if len(kept) < len(v.previous) {
-		next := *v
-		next.previous = kept
-		b.current.Store(&next)
-		if len(kept) == 0 {
-			b.inForce = false
-			b.hooks.settled(b.name)
-		}
+		b.keepLocked(*v, kept)
 	}
 	for g := range b.guards {
-		if b.hooks.ends(g.until); !g.until.IsZero() && !now.Before(g.until) {
+		if b.of.ends(g.until); !g.until.IsZero() && !now.Before(g.until) {
 			b.checkLocked(g, v, now)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -139,28 +138,20 @@ func (b *backend) seen() map[[sha256.Size]byte]leaf {
 // of every public CA would make 150 for each APIService.
 const maxSeries = 16
 
-// hooks are a backend's log and metrics. Events are made from Status.
-type hooks struct {
-	cfg        Config
-	missingSAN prometheus.Counter
-	sha1       prometheus.Counter
-	refusals   *prometheus.CounterVec
-	reloads    *prometheus.CounterVec
-	due        atomic.Int64 // Unix time of the next expiry: possibly too early, never too late
+// metrics are those of events. Gauges are made from Status.
+type metrics struct {
+	missingSAN, sha1  prometheus.Counter
+	refusals, reloads *prometheus.CounterVec
 }
 
 // ends notes when something expires. Zero means never.
-func (h *hooks) ends(at time.Time) {
-	for due := h.due.Load(); !at.IsZero() && at.Unix() < due && !h.due.CompareAndSwap(due, at.Unix()); due = h.due.Load() {
+func (t *Trust) ends(at time.Time) {
+	for due := t.due.Load(); !at.IsZero() && at.Unix() < due && !t.due.CompareAndSwap(due, at.Unix()); due = t.due.Load() {
 	}
 }
 
-func newHooks(cfg Config) *hooks {
-	if cfg.Renewed == nil {
-		cfg.Renewed = func(string) {}
-	}
-	return &hooks{
-		cfg: cfg,
+func newMetrics() metrics {
+	return metrics{
 		missingSAN: metric.Count("apiserver_kube_aggregator_x509_missing_san_total",
 			"Handshakes with backends whose certificate has no subject alternative name."),
 		sha1: metric.Count("apiserver_kube_aggregator_x509_insecure_sha1_total",
@@ -174,49 +165,45 @@ func newHooks(cfg Config) *hooks {
 
 // count updates upstream's two counters. Upstream counts requests, this counts handshakes: a
 // certificate is presented once per connection.
-func (h *hooks) count(chain []*x509.Certificate, err *Error) {
+func (t *Trust) count(chain []*x509.Certificate, err *Error) {
 	if len(chain) == 0 {
 		return
 	}
 	if !hasSAN(chain[0]) {
-		h.missingSAN.Inc()
+		t.metrics.missingSAN.Inc()
 	}
 	if (err != nil && err.Reason() == reasonInsecureSHA1) || usesSHA1(chain) {
-		h.sha1.Inc()
+		t.metrics.sha1.Inc()
 	}
 }
 
-func (h *hooks) refused(apiService string, err *Error) {
+func (t *Trust) refused(apiService string, err *Error) {
 	if apiService == "" { // no APIService has the Backend any more
 		return
 	}
-	h.refusals.WithLabelValues(apiService, err.Reason()).Inc()
+	t.metrics.refusals.WithLabelValues(apiService, err.Reason()).Inc()
 	// The prober logs the resulting verdict; here it would be logged for every dial.
-	h.cfg.Logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
+	t.cfg.Logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
 }
 
-func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
+func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	if apiService == "" { // each APIService that has the bundle reports the reload
 		return
 	}
 	if fault != nil {
-		h.reloads.WithLabelValues(apiService, "failure").Inc()
-		h.cfg.Logger.Warn("bundle not usable, keeping the last good one for the overlap", "apiservice", apiService, "source", source, "err", fault)
+		t.metrics.reloads.WithLabelValues(apiService, "failure").Inc()
+		t.cfg.Logger.Warn("bundle not usable, keeping the last good one for the overlap", "apiservice", apiService, "source", source, "err", fault)
 		return
 	}
-	h.reloads.WithLabelValues(apiService, "success").Inc()
-	h.cfg.Logger.Info("bundle loaded", "apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
-}
-
-func (h *hooks) settled(apiService string) {
-	h.cfg.Logger.Info("replaced bundle no longer trusted", "apiservice", apiService)
+	t.metrics.reloads.WithLabelValues(apiService, "success").Inc()
+	t.cfg.Logger.Info("bundle loaded", "apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
 // forget removes the series of an APIService that is gone.
-func (h *hooks) forget(apiService string) {
+func (t *Trust) forget(apiService string) {
 	of := prometheus.Labels{"apiservice": apiService}
-	h.refusals.DeletePartialMatch(of)
-	h.reloads.DeletePartialMatch(of)
+	t.metrics.refusals.DeletePartialMatch(of)
+	t.metrics.reloads.DeletePartialMatch(of)
 }
 
 // gauges makes gauges of the status.

@@ -65,9 +65,10 @@ type Config struct {
 // Trust verifies the backend of each APIService. It needs Run to follow the table and time. TLS
 // works before Run, for backends in the table.
 type Trust struct {
-	cfg   Config
-	hooks *hooks
-	local *backend
+	cfg     Config
+	metrics metrics
+	local   *backend
+	due     atomic.Int64 // Unix time of the next expiry: possibly too early, never too late
 
 	applied atomic.Uint64 // generation of the table that was applied last
 
@@ -88,15 +89,18 @@ type Trust struct {
 // New returns a Trust and registers its metrics.
 func New(cfg Config) *Trust {
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	if cfg.Renewed == nil {
+		cfg.Renewed = func(string) {}
+	}
 	t := &Trust{
 		cfg:      cfg,
+		metrics:  newMetrics(),
 		backends: make(map[string]*backend),
 		shared:   make(map[*registry.Backend]*backend),
 		unused:   make(map[*registry.Backend]struct{}),
 	}
-	t.hooks = newHooks(cfg)
 	// crypto/tls verifies the local apiserver's name: each of its addresses may have another.
-	t.local = newBackend(localName, t.hooks)
+	t.local = t.newBackend(localName)
 	t.local.source = "system"
 	t.local.current.Store(&view{anyName: true, current: &roots{}, changed: time.Now()})
 	// The system's roots are read from disk on first use: do that here, not under a lock. If there
@@ -104,8 +108,8 @@ func New(cfg Config) *Trust {
 	if _, err := x509.SystemCertPool(); err != nil {
 		cfg.Logger.Warn("reading system roots", "err", err)
 	}
-	h := t.hooks
-	metric.Register(cfg.Metrics, h.missingSAN, h.sha1, h.refusals, h.reloads, t.gauges())
+	m := &t.metrics
+	metric.Register(cfg.Metrics, m.missingSAN, m.sha1, m.refusals, m.reloads, t.gauges())
 	return t
 }
 
@@ -128,10 +132,10 @@ func (t *Trust) Run(ctx context.Context) error {
 
 // tick ends trust that has expired.
 func (t *Trust) tick(now time.Time) {
-	if now.Unix() < t.hooks.due.Load() {
+	if now.Unix() < t.due.Load() {
 		return
 	}
-	t.hooks.due.Store(now.Add(forgetEvery).Unix()) // first: an earlier end found below lowers it
+	t.due.Store(now.Add(forgetEvery).Unix()) // first: an earlier end found below lowers it
 	t.local.tick(now)
 	for _, b := range t.both() {
 		b.tick(now)
@@ -232,7 +236,7 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 func (t *Trust) take(e *registry.Entry) {
 	s := t.backends[e.Name]
 	if s == nil {
-		s = newBackend(e.Name, t.hooks)
+		s = t.newBackend(e.Name)
 		t.backends[e.Name] = s
 	}
 	if e.Backend.CAFrom != "" {
@@ -241,7 +245,7 @@ func (t *Trust) take(e *registry.Entry) {
 	if e.Backend.Owner == "" {
 		delete(t.unused, e.Backend)
 		if t.shared[e.Backend] == nil {
-			all := newBackend("", t.hooks)
+			all := t.newBackend("")
 			all.apply(e.Backend, 0, nil)
 			t.shared[e.Backend] = all
 		}
@@ -261,7 +265,7 @@ func (t *Trust) drop(e, now *registry.Entry) {
 	if now == nil || now.Backend == nil {
 		t.backends[e.Name].end()
 		delete(t.backends, e.Name)
-		t.hooks.forget(e.Name)
+		t.forget(e.Name)
 	}
 }
 
