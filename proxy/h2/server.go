@@ -67,12 +67,11 @@ type Config struct {
 // Server is the engines with their drivers. Run must be running while it serves: it moves bytes and
 // runs timers.
 type Server struct {
-	cfg     Config
-	shards  []*shard
-	hurried chan struct{} // one slot: a shard needs ticks sooner
-	next    atomic.Uint32
-	links   sync.WaitGroup
-	cancel  context.CancelFunc
+	cfg    Config
+	shards []*shard
+	next   atomic.Uint32
+	links  sync.WaitGroup
+	cancel context.CancelFunc
 }
 
 // New returns a Server. Give its Serve the connections that agreed on h2, as front.Port does, with
@@ -80,12 +79,12 @@ type Server struct {
 func New(cfg Config) *Server {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with Run
 	cfg.Memory, cfg.Logger = cmp.Or(cfg.Memory, hold.New(0)), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
-	s := &Server{cfg: cfg, cancel: cancel, hurried: make(chan struct{}, 1)}
+	s := &Server{cfg: cfg, cancel: cancel}
 	pool := &buffers{}
 	// Half of the processors are left to handshakes, handlers and the garbage collector. Fewer
 	// shards make larger batches: each has its own connections to every backend.
 	for range cmp.Or(cfg.Shards, max(1, runtime.GOMAXPROCS(0)/2)) {
-		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool, s.hurried))
+		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool))
 	}
 	if cfg.Metrics != nil {
 		cfg.Metrics.MustRegister(metrics(s.shards)...)
@@ -95,48 +94,26 @@ func New(cfg Config) *Server {
 
 // Run serves connections until ctx ends, then closes every connection at once and waits for
 // everything it started. If it cannot wait for input, it does the same and returns an error.
-func (s *Server) Run(ctx context.Context) error {
-	pace := engine.TickEvery
-	ticker := time.NewTicker(pace)
-	defer ticker.Stop()
+func (s *Server) Run(ctx context.Context) (err error) {
 	broken := make(chan error, len(s.shards))
-	var loops sync.WaitGroup
+	var running sync.WaitGroup
 	for _, sh := range s.shards {
+		running.Go(sh.runTimers)
 		if sh.loop != nil {
-			loops.Go(func() {
+			running.Go(func() {
 				if err := sh.loop.run(); err != nil {
 					broken <- err
 				}
 			})
 		}
 	}
-	defer loops.Wait()
-	defer s.end()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-broken:
-			return err
-		case <-s.hurried:
-			if pace > engine.TickEvery { // else the next tick comes early enough, and Reset would delay it
-				pace = engine.TickEvery
-				ticker.Reset(pace)
-			}
-		case <-ticker.C:
-			next := time.Hour
-			for _, sh := range s.shards {
-				if p := sh.tick(); p > 0 {
-					next = min(next, p)
-				}
-			}
-			if next != pace {
-				pace = next
-				ticker.Reset(pace)
-			}
-			s.cfg.Memory.Log(s.cfg.Logger)
-		}
+	select {
+	case <-ctx.Done():
+	case err = <-broken:
 	}
+	s.end()
+	running.Wait()
+	return err
 }
 
 // end closes all connections at once, accepts no more, and waits for everything.

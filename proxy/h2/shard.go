@@ -30,8 +30,8 @@ type shard struct {
 	links   *sync.WaitGroup // counts links and the goroutines they started
 	loop    *loop           // nil means that every link has a goroutine
 	ended   bool            // accepts no more connections; guarded by mu
-	pace    time.Duration   // the present interval of ticks; guarded by mu
-	hurried chan<- struct{} // one slot: the shard needs ticks sooner
+	pace    time.Duration   // the present interval of ticks; 0 means that none comes; guarded by mu
+	ticks   *time.Timer     // of the next tick
 	resumed resumptions
 }
 
@@ -39,8 +39,8 @@ type shard struct {
 // longer.
 const dialTimeout = 10 * time.Second
 
-func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers, hurried chan<- struct{}) *shard {
-	sh := &shard{log: cfg.Logger, hurried: hurried, pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, started: time.Now(), pool: bufs, links: links}
+func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
+	sh := &shard{log: cfg.Logger, ticks: time.NewTimer(engine.TickEvery), pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, started: time.Now(), pool: bufs, links: links}
 	sh.e = engine.New(engine.Config{
 		Decide: func(c *engine.Conn, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 			return cfg.Decide(linkOf(c).info, h, resume)
@@ -123,14 +123,23 @@ func (sh *shard) hurry() {
 		return
 	}
 	sh.pace = engine.TickEvery
-	select {
-	case sh.hurried <- struct{}{}:
-	default:
+	sh.ticks.Reset(sh.pace)
+}
+
+// runTimers runs the engine's timers until the server ends.
+func (sh *shard) runTimers() {
+	for {
+		select {
+		case <-sh.ctx.Done():
+			return
+		case <-sh.ticks.C:
+			sh.tick()
+		}
 	}
 }
 
-// tick runs the engine's timers, and returns the time until the next tick.
-func (sh *shard) tick() time.Duration {
+// tick runs the engine's timers once, and sets the time of the next tick.
+func (sh *shard) tick() {
 	now := time.Since(sh.started)
 	sh.mu.Lock()
 	sh.e.Overslept(now)
@@ -138,10 +147,11 @@ func (sh *shard) tick() time.Duration {
 	if sh.e.Rests() {
 		sh.pool.out.drop()
 	}
-	pace := sh.e.Pace()
-	sh.pace = pace
+	if sh.pace = sh.e.Pace(); sh.pace > 0 {
+		sh.ticks.Reset(sh.pace)
+	}
 	sh.settle()
-	return pace
+	sh.e.Memory.Log(sh.log)
 }
 
 // connect dials an endpoint and serves the connection until it ends.
