@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 
@@ -240,11 +239,9 @@ func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 	if c.told != nil {
 		err = c.told
 	}
-	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
-		if s := c.streams[id]; s != nil && id > last {
-			s.unlinkLeg(down)
-			s.failed(e.blame(c, s, failure{reason: ReasonRefused, err: err, unprocessed: true}))
-		}
+	for s := range c.ordered(func(s *stream) bool { return s.id[down] > last }) {
+		s.unlinkLeg(down)
+		s.failed(e.blame(c, s, failure{reason: ReasonRefused, err: err, unprocessed: true}))
 	}
 	return nil
 }

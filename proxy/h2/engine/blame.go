@@ -75,11 +75,9 @@ func (e *Engine) tells(c *Conn, p []byte) {
 	if f := c.pool.ep.Told; f != nil {
 		e.callLater(func() { f(told) })
 	}
-	for _, id := range c.ids(func(s *stream) bool { return e.blames(c, s) }) {
-		if s := c.streams[id]; s != nil {
-			s.unlinkLeg(down)
-			s.failed(e.blame(c, s, failure{}))
-		}
+	for s := range c.ordered(func(s *stream) bool { return e.blames(c, s) }) {
+		s.unlinkLeg(down)
+		s.failed(e.blame(c, s, failure{}))
 	}
 }
 

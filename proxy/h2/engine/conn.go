@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/binary"
+	"iter"
 	"slices"
 	"time"
 
@@ -94,6 +95,27 @@ type Conn struct {
 	cutAt        time.Duration // when its long-running streams are ended; 0 means never
 	at           int           // index in Engine.conns
 }
+
+// ordered returns the streams for which which returns true, in the order of their ids, so that the
+// engine stays deterministic. It leaves out those that end meanwhile.
+func (c *Conn) ordered(which func(*stream) bool) iter.Seq[*stream] {
+	return func(yield func(*stream) bool) {
+		var ids []uint32
+		for id, s := range c.streams {
+			if which(s) {
+				ids = append(ids, id)
+			}
+		}
+		slices.Sort(ids)
+		for _, id := range ids {
+			if s := c.streams[id]; s != nil && !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+func all(*stream) bool { return true }
 
 // dataFrame is the DATA frame that is being received.
 type dataFrame struct {

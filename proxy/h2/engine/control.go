@@ -3,8 +3,6 @@ package engine
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
-	"slices"
 
 	"golang.org/x/net/http2"
 
@@ -108,11 +106,8 @@ func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 	// window. And it ends the last frame of DATA, which must not grow beyond the new frame size.
 	c.frame(0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 	if c.peerWindow > window {
-		// In a fixed order, so that the engine stays deterministic.
-		for _, id := range slices.Sorted(maps.Keys(c.streams)) {
-			if s := c.streams[id]; s != nil {
-				s.advance(1 - c.side)
-			}
+		for s := range c.ordered(all) {
+			s.advance(1 - c.side)
 		}
 	}
 	if p := c.pool; p != nil { // other connections will probably have the same

@@ -61,24 +61,12 @@ func (s *stream) repickOther() bool {
 // retryUnanswered retries requests that wait for an answer and may be retried. Others may still be
 // answered.
 func (e *Engine) retryUnanswered(c *Conn, which func(*stream) bool) {
-	for _, id := range c.ids(func(s *stream) bool { return !s.half[down].head && s.sending.again && which(s) }) {
-		if s := c.streams[id]; s != nil && s.mayRetry(failure{reason: ReasonLost}) {
+	for s := range c.ordered(func(s *stream) bool { return !s.half[down].head && s.sending.again && which(s) }) {
+		if s.mayRetry(failure{reason: ReasonLost}) {
 			s.reset(down, http2.ErrCodeCancel)
 			e.retry(s, ReasonEjected)
 		}
 	}
-}
-
-// ids returns the ids of the streams for which which returns true, in order.
-func (c *Conn) ids(which func(*stream) bool) []uint32 {
-	var ids []uint32
-	for id, s := range c.streams {
-		if which(s) {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
 }
 
 // The rest is for upstreams whose endpoints share another's connections (Endpoint.Via).

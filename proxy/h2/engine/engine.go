@@ -9,7 +9,6 @@ package engine
 
 import (
 	"cmp"
-	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -249,10 +248,8 @@ func (e *Engine) close(c *Conn, err error) {
 	if c.pool != nil {
 		c.pool.drop(c, err) // before its streams look for another connection
 	}
-	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
-		if s := c.streams[id]; s != nil {
-			e.orphan(c, s, err)
-		}
+	for s := range c.ordered(all) {
+		e.orphan(c, s, err)
 	}
 	c.touch()
 }

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"errors"
-	"maps"
 	"net/http"
 	"runtime/debug"
 	"slices"
@@ -87,13 +86,10 @@ func (e *Engine) abandon(c *Conn) {
 	if c.pool != nil {
 		c.pool.conns = slices.DeleteFunc(c.pool.conns, func(o *Conn) bool { return o == c })
 	}
-	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
-		s := c.streams[id]
-		delete(c.streams, id)
-		if s != nil {
-			s.dropStream()
-		}
+	for s := range c.ordered(all) {
+		s.dropStream()
 	}
+	clear(c.streams)
 }
 
 // dropStream removes a stream from its connections and makes its outstanding callbacks.

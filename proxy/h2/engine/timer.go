@@ -327,10 +327,8 @@ func (c *Conn) sendPing() {
 
 // cutLongRunning ends long-running streams: those of one upstream, or all if of is nil.
 func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
-	for _, id := range c.ids(func(s *stream) bool { return s.plan.LongRunning && (of == nil || s.plan.Forward == of) }) {
-		if s := c.streams[id]; s != nil {
-			s.endLongRunning(r)
-		}
+	for s := range c.ordered(func(s *stream) bool { return s.plan.LongRunning && (of == nil || s.plan.Forward == of) }) {
+		s.endLongRunning(r)
 	}
 }
 
