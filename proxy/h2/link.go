@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/spare"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -20,7 +19,7 @@ type link struct {
 	c    *engine.Conn
 	tls  *tls.Conn
 	info *ConnInfo // of a client's connection
-	raw  *rawConn  // nil means that the connection was not wrapped: its records are not counted
+	raw  *rawConn  // below tls
 	room sync.Cond // on the shard's mutex: some output was written
 
 	loop   *loop         // reads and writes for the link; nil means that the link's own goroutines do
@@ -41,13 +40,9 @@ const plainBuffer = 64 << 10
 
 // newLink returns a link for a connection after its handshake.
 func (sh *shard) newLink(tc *tls.Conn) *link {
-	l := &link{sh: sh, tls: tc}
+	raw := tc.NetConn().(*rawConn) //nolint:forcetypeassert // see Wrap
+	l := &link{sh: sh, tls: tc, raw: raw, seen: raw.records}
 	l.room.L = &sh.mu
-	raw, ok := tc.NetConn().(*rawConn)
-	if !ok {
-		return l
-	}
-	l.raw, l.seen = raw, raw.records
 	if sh.loop != nil && sh.loop.own(raw) == nil {
 		l.loop, l.gone = sh.loop, make(chan struct{})
 	}
@@ -56,7 +51,7 @@ func (sh *shard) newLink(tc *tls.Conn) *link {
 
 // discard closes a connection that came too late.
 func (l *link) discard() {
-	_ = l.tls.NetConn().Close()
+	_ = l.raw.Close()
 	if l.loop != nil {
 		l.loop.disown(l.raw)
 	}
@@ -73,7 +68,7 @@ func (l *link) serve() {
 		return
 	}
 	err := l.read()
-	_ = l.tls.NetConn().Close()
+	_ = l.raw.Close()
 	l.sh.lock()
 	l.lose(err)
 }
@@ -107,7 +102,7 @@ const blockingBuffer = 16 << 10
 // countIdle counts the records before the one that has brought n bytes of application data: TLS
 // uses each record up before the next.
 func (l *link) countIdle(n int) {
-	if l.raw == nil || n == 0 || l.raw.records == l.seen {
+	if n == 0 || l.raw.records == l.seen {
 		return
 	}
 	l.idle += l.raw.records - l.seen - 1
@@ -243,21 +238,6 @@ func (l *link) finishWrite(buf []byte, err error) {
 	}
 }
 
-// taken returns how many bytes a connection's peer has acknowledged, whether all others are on
-// their way, and how long its kernel is silent.
-func taken(c *engine.Conn) (n uint64, sent bool, silence time.Duration) {
-	if l := linkOf(c); l.raw != nil {
-		return l.raw.taken()
-	}
-	return 0, true, 0
-}
-
-// unread reports whether input waits in a connection's socket.
-func unread(c *engine.Conn) bool {
-	l := linkOf(c)
-	return l.raw != nil && l.raw.unread()
-}
-
 // shut closes the connection: at once if it is broken, otherwise so that the peer can still read
 // our output. If a socket with unread input is closed, the kernel sends a reset, which can destroy
 // our GOAWAY in flight. So input is read until the peer closes or the engine cuts it.
@@ -266,7 +246,7 @@ func (l *link) shut() {
 	cut := l.c.Cut()
 	l.sh.mu.Unlock()
 	if cut {
-		_ = l.tls.NetConn().Close() //fairlead:boundary only shut down, see rawConn.Close
+		_ = l.raw.Close() //fairlead:boundary only shut down, see rawConn.Close
 		return
 	}
 	if l.loop == nil {
@@ -282,9 +262,7 @@ func (l *link) closeWrite() {
 	if l.loop != nil {
 		_ = l.raw.flushOwn()
 	}
-	if half, ok := l.tls.NetConn().(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() //fairlead:boundary shuts a socket down, which never waits
-	}
+	_ = l.raw.CloseWrite() //fairlead:boundary shuts a socket down, which never waits
 }
 
 // buffers are free lists that all links share.

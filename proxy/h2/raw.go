@@ -47,8 +47,7 @@ const earlyBuffer = 2 << 10
 
 const recordHeader = 5 // RFC 8446 §5.1
 
-// Wrap returns the connection to put below a client's TLS, so that writes never block the engine.
-// Without it each connection needs one more goroutine while it has output. A connection that wraps
+// Wrap returns the connection to put below TLS: a Server serves no other. A connection that wraps
 // another without changing its bytes should have a method Wraps() net.Conn: the engine then reads
 // and writes the socket itself, and calls the wrapper's Close after the socket's.
 func Wrap(c net.Conn) net.Conn {

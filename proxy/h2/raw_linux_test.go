@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -22,12 +21,11 @@ func TestUnread(t *testing.T) {
 	defer theirs.Close()
 	raw := Wrap(ours).(*rawConn)
 	must.Do(t, (&loop{sh: &shard{pool: &buffers{}}}).own(raw))
-	c := &engine.Conn{Value: &link{raw: raw}}
-	if unread(c) {
+	if raw.unread() {
 		t.Error("unread input before anything was sent")
 	}
 	must.Get(theirs.Write([]byte("x")))(t)
-	must.Soon(t, 10*time.Second, "what was sent is seen", func() bool { return unread(c) })
+	must.Soon(t, 10*time.Second, "what was sent is seen", raw.unread)
 }
 
 // wrapped is a connection that has a socket's methods by embedding.

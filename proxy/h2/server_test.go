@@ -143,7 +143,7 @@ func TestServeWhileRunEnds(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		running.Go(func() { s.Serve(t.Context(), tls.Server(ours, &tls.Config{})) })
+		running.Go(func() { s.Serve(t.Context(), tls.Server(Wrap(ours), &tls.Config{})) })
 		cancel()
 		running.Wait()
 		if _, err := theirs.Read(make([]byte, 1)); err == nil {

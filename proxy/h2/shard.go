@@ -45,7 +45,9 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 		Decide: func(c *engine.Conn, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 			return cfg.Decide(linkOf(c).info, h, resume)
 		},
-		Resume: sh.resume, Serve: sh.local, Taken: taken, Unread: unread, Clock: time.Now,
+		Resume: sh.resume, Serve: sh.local, Clock: time.Now,
+		Taken:  func(c *engine.Conn) (uint64, bool, time.Duration) { return linkOf(c).raw.taken() },
+		Unread: func(c *engine.Conn) bool { return linkOf(c).raw.unread() },
 		Dial: func(ep *engine.Endpoint, dialled func(error) *engine.Conn) { //nolint:contextcheck // dials end with the shard's own ctx
 			links.Go(func() { sh.connect(ep, dialled) })
 		},
