@@ -33,7 +33,9 @@ type local struct {
 	handler      http.Handler
 	ctx          context.Context
 
-	deadlines deadlines // guarded by the shard's mutex
+	// The following fields are guarded by the shard's mutex.
+	deadlines [2]deadline // by way
+	returned  bool        // the handler has: no further timer starts
 }
 
 // errStreamGone is a handler's error when it reads or writes after its stream has ended.
@@ -183,7 +185,7 @@ func (b *body) Read(p []byte) (int, error) {
 		l.sh.lock()
 	}
 	b.expects = false
-	for l.Waits() && !l.deadlines.late[reading] && !b.closed {
+	for l.Waits() && !l.deadlines[reading].late && !b.closed {
 		l.Changed.Wait()
 	}
 	if b.closed {
@@ -215,13 +217,13 @@ func (b *body) Close() error {
 	return nil
 }
 
-// deadlines are a handler's deadlines, set through http.ResponseController. As in net/http's
+// deadline is one of a handler's deadlines, set through http.ResponseController. As in net/http's
 // HTTP/2, a read deadline that has passed ends the body for good, and a passed write deadline
 // resets the stream.
-type deadlines struct {
-	timer [2]*time.Timer // nil means not set
-	late  [2]bool        // it has passed
-	over  bool           // the handler has returned: no further timer starts
+type deadline struct {
+	at    time.Time   // zero means none
+	timer *time.Timer // fires then; nil means never set
+	late  bool        // it has passed
 }
 
 // way is the direction of a deadline.
@@ -238,40 +240,35 @@ func (w *writer) SetReadDeadline(t time.Time) error { return w.l.setDeadline(rea
 // SetWriteDeadline implements http.ResponseController's method.
 func (w *writer) SetWriteDeadline(t time.Time) error { return w.l.setDeadline(writing, t) }
 
-// setDeadline starts the timer of one direction, or stops it for a zero t. The timer's goroutine
-// only takes the mutex and calls expire.
 func (l *local) setDeadline(d way, t time.Time) error {
 	l.sh.lock()
 	defer l.sh.leave(l)
-	x := &l.deadlines
-	if x.over {
+	if l.returned {
 		return errStreamGone
 	}
-	if old := x.timer[d]; old != nil {
-		old.Stop()
-		x.timer[d] = nil
-	}
-	switch {
-	case t.IsZero():
-	case !t.After(time.Now()):
-		l.expire(d)
-	default:
-		var timer *time.Timer
-		timer = time.AfterFunc(time.Until(t), func() {
-			l.sh.lock()
-			defer l.sh.leave(l)
-			if x.timer[d] == timer { // not replaced while it waited for the mutex
-				l.expire(d)
-			}
-		})
-		x.timer[d] = timer
-	}
+	l.deadlines[d].at = t
+	l.expireLocked(d)
 	return nil
 }
 
-// expire marks a direction late. The shard's mutex must be held.
-func (l *local) expire(d way) {
-	l.deadlines.late[d] = true
+// expireLocked marks a direction late if its deadline has passed, else it has its timer call again.
+func (l *local) expireLocked(d way) {
+	x := &l.deadlines[d]
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	if x.at.IsZero() || l.returned {
+		return
+	}
+	if left := time.Until(x.at); left > 0 {
+		x.timer = time.AfterFunc(left, func() {
+			l.sh.lock()
+			defer l.sh.leave(l)
+			l.expireLocked(d)
+		})
+		return
+	}
+	x.late = true
 	l.Changed.Broadcast()
 	if d == writing {
 		l.Abort(errWriteDeadline)
@@ -282,7 +279,7 @@ var errWriteDeadline = errors.New("handler's write deadline has passed")
 
 // gone returns the error for a handler that cannot continue.
 func (l *local) gone(d way) error {
-	if l.deadlines.late[d] {
+	if l.deadlines[d].late {
 		return fmt.Errorf("http2: %w", os.ErrDeadlineExceeded)
 	}
 	return errStreamGone
@@ -291,13 +288,8 @@ func (l *local) gone(d way) error {
 // stopDeadlines stops the timers when the handler has returned.
 func (l *local) stopDeadlines() {
 	l.sh.lock()
-	x := &l.deadlines
-	x.over = true
-	for d, timer := range x.timer {
-		if timer != nil {
-			timer.Stop()
-			x.timer[d] = nil
-		}
-	}
+	l.returned = true
+	l.expireLocked(reading)
+	l.expireLocked(writing)
 	l.sh.settle()
 }

@@ -190,7 +190,7 @@ func (l *link) take(p []byte) []byte {
 // goroutine or the loop then writes.
 func (l *link) write(p []byte) (bool, error) {
 	if l.loop == nil {
-		l.sh.links.Go(func() { l.writeOn(p) })
+		l.sh.links.Go(func() { l.writeWaiting(p) })
 		return true, nil
 	}
 	l.raw.reserve(len(p))
@@ -217,16 +217,12 @@ func (l *link) encrypt(p []byte) error {
 	return nil
 }
 
-// writeOn writes until there is no output left, without a loop. It ends then or with the
-// connection.
-func (l *link) writeOn(p []byte) {
-	for p != nil {
-		err := l.encrypt(p)
-		l.sh.lock()
-		l.finishWrite(p, err)
-		p = l.c.More()
-		l.sh.settle()
-	}
+// writeWaiting writes without a loop.
+func (l *link) writeWaiting(p []byte) {
+	err := l.encrypt(p)
+	l.sh.lock()
+	l.finishWrite(p, err)
+	l.sh.settle()
 }
 
 // finishWrite ends a write, and wakes those that waited for it. The shard's mutex must be held.

@@ -23,8 +23,8 @@ type rawConn struct {
 	early []byte // rest's buffer until then
 	rest  []byte // read from the socket, not yet by TLS
 	left  int    // remaining bytes of the current TLS record, if its header is complete
-	head  []byte // the beginning of a record's header, if it is incomplete
-	hold  [recordHeader]byte
+	head  [recordHeader]byte
+	seen  int       // bytes in head, the beginning of a record's header
 	in    *rawBytes // rest's buffer, if it is not the loop's
 
 	records int // number of records whose headers were passed to TLS
@@ -51,9 +51,7 @@ const recordHeader = 5 // RFC 8446 §5.1
 // another without changing its bytes should have a method Wraps() net.Conn: the engine then reads
 // and writes the socket itself, and calls the wrapper's Close after the socket's.
 func Wrap(c net.Conn) net.Conn {
-	r := &rawConn{Conn: c, fd: -1, sock: socketOf(c)}
-	r.head = r.hold[:0]
-	return r
+	return &rawConn{Conn: c, fd: -1, sock: socketOf(c)}
 }
 
 // socket is a connection with a descriptor: *net.TCPConn or *net.UnixConn.
@@ -125,12 +123,10 @@ func (r *rawConn) Read(p []byte) (int, error) {
 
 // begin parses a record's header at the start of rest.
 func (r *rawConn) begin() {
-	seen := len(r.head)
-	r.head = append(r.head, r.rest[:min(recordHeader-seen, len(r.rest))]...)
-	if len(r.head) == recordHeader {
-		r.left = recordHeader - seen + int(binary.BigEndian.Uint16(r.head[3:]))
+	n := copy(r.head[r.seen:], r.rest)
+	if r.seen += n; r.seen == recordHeader {
+		r.left, r.seen = n+int(binary.BigEndian.Uint16(r.head[3:])), 0
 		r.records++
-		r.head = r.hold[:0]
 	}
 }
 

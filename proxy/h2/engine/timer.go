@@ -154,8 +154,15 @@ func (e *Engine) check(c *Conn) {
 		c.giveCredit() // credit may have been withheld because others held much
 	}
 	e.checkKey(c)
+	switch {
+	case c.side == up && e.cutAt > 0 && e.now >= e.cutAt:
+		e.cutLongRunning(c, nil, ReasonDrain)
+	case c.cutAt > 0 && e.now >= c.cutAt:
+		e.cutLongRunning(c, nil, ReasonRetired)
+	}
 	var err error
 	switch {
+	case c.closing: // with the last stream that was ended
 	case e.stalled(c):
 		err = fmt.Errorf("peer accepted no output for %v", e.lim.stall)
 	case c.side == up:
@@ -233,13 +240,7 @@ func (e *Engine) checkClosing(c *Conn) {
 }
 
 func (e *Engine) checkClient(c *Conn) error {
-	if e.cutAt > 0 && e.now >= e.cutAt {
-		e.cutLongRunning(c, nil, ReasonDrain)
-	} else if c.cutAt > 0 && e.now >= c.cutAt {
-		e.cutLongRunning(c, nil, ReasonRetired)
-	}
 	switch {
-	case c.closing: // with the last stream that was ended
 	case (c.preface > 0 || !c.started || c.blockID != 0) && e.now-c.blockAt > headTime:
 		return fmt.Errorf("head not complete after %v", headTime)
 	case c.goAway == goAwaySoon && e.now-c.goAwayAt > e.lim.linger:
@@ -284,11 +285,7 @@ func (e *Engine) checkBackend(c *Conn) error {
 	if c.window <= 0 && c.chokedAt == 0 {
 		c.chokedAt = e.now
 	}
-	if c.cutAt > 0 && e.now >= c.cutAt {
-		e.cutLongRunning(c, nil, ReasonRetired)
-	}
 	switch {
-	case c.closing: // with the last stream that was ended
 	case len(c.streams) == 0 && e.now-c.idleSince > backendIdle:
 		c.drained = true
 		e.closeIfDone(c)

@@ -40,7 +40,7 @@ func (e *Engine) Collect(w *Work) bool {
 		case c.gone:
 		case c.cut:
 			w.Closes = append(w.Closes, c)
-		case c.flushing: // its writer calls More afterwards
+		case c.flushing: // until Wrote, which touches it again
 			c.weigh()
 		case len(c.out) > 0:
 			c.flushing = true
@@ -101,15 +101,6 @@ func (c *Conn) Wrote(buf []byte, err error) {
 	if len(c.out) > 0 || c.closing {
 		c.touch()
 	}
-}
-
-// More returns further output after a write. Nil means that there is none: the write is over.
-func (c *Conn) More() []byte {
-	if len(c.out) == 0 || c.cut || c.gone {
-		return nil
-	}
-	c.flushing = true
-	return c.take()
 }
 
 // Counters are the metrics of one engine. They are written under the mutex and may be read without.
