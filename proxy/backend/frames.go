@@ -65,8 +65,11 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 		}
 		lease := Lease{e}
 		next := &engine.Endpoint{
-			Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, Told: e.tell, PingTimeout: e.up.pingTimeout(),
-			Failed: func(err error) { e.up.target.signal(e.address, err) },
+			Name: e.address, Via: via, Value: lease, Release: lease.Release, Told: e.tell, PingTimeout: e.up.pingTimeout(),
+			Failed: func(err error) {
+				e.lost()
+				e.up.target.signal(e.address, err)
+			},
 		}
 		if e.inEngine.CompareAndSwap(was, next) {
 			return next

@@ -118,7 +118,7 @@ func (e *Engine) failedSharers(c *Conn, err error) {
 	for _, s := range c.streams {
 		if s.shared() && !notified[s.ep] {
 			notified[s.ep] = true
-			e.failedEndpoint(s.ep, err)
+			s.ep.failed(err)
 		}
 	}
 }

@@ -274,7 +274,7 @@ func (e *Engine) orphan(c *Conn, s *stream, err error) {
 func (e *Engine) lose(c *Conn, err error) {
 	defer e.rescue(c)
 	if c.pool != nil && !c.closing && (!c.drained || len(c.streams) > 0) {
-		e.failedEndpoint(c.pool.ep, err)
+		c.pool.ep.failed(err)
 		e.failedSharers(c, err)
 	}
 	e.close(c, err)
@@ -310,12 +310,9 @@ func (e *Engine) Ended(c *Conn, err error) {
 	e.remove(c)
 }
 
-func (e *Engine) failedEndpoint(ep *Endpoint, err error) {
-	if ep.Lost != nil {
-		ep.Lost()
-	}
+func (ep *Endpoint) failed(err error) {
 	if ep.Failed != nil {
-		e.callLater(func() { ep.Failed(err) })
+		ep.Failed(err)
 	}
 }
 

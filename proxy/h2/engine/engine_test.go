@@ -101,16 +101,15 @@ func (p *peer) received() (sum int) {
 
 var errRefused = errors.New("connection refused")
 
-// Lost is called at once, before the next Pick: the client's next request may already have arrived.
+// Failed is called at once, before the next Pick: the client's next request may already have
+// arrived.
 func TestLostIsToldAtOnce(t *testing.T) {
 	r := newRig(t)
-	lost := 0
-	r.ep.Lost = func() { lost++ }
 	c := r.client()
 	c.get(1)
 	r.e.lose(r.backend(0).c, errors.New("reset"))
-	if lost != 1 || r.failed != 0 {
-		t.Errorf("%d calls of Lost at once, and %d of Failed, which must wait for the mutex", lost, r.failed)
+	if r.failed != 1 {
+		t.Errorf("%d calls of Failed at once, want 1", r.failed)
 	}
 	r.run()
 }

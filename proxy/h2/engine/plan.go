@@ -132,7 +132,7 @@ type Upstream struct {
 type Endpoint struct {
 	Name string // for Outcome and logs
 	// Via is the endpoint whose connections carry the requests, together with those of others. With
-	// Via, only Name, Value, Release, Failed and Lost of this endpoint count. Nil means its own
+	// Via, only Name, Value, Release and Failed of this endpoint count. Nil means its own
 	// connections.
 	Via *Endpoint
 	// Value is free for the endpoint's owner. Endpoints with equal Values, other than nil, are the
@@ -142,16 +142,13 @@ type Endpoint struct {
 	// Release undoes Pick's count, once per Pick. It must not block. Nil means no callback.
 	Release func()
 	// Failed reports a failed dial, handshake or ping, or a broken connection: a hint, not a
-	// verdict. It must not block. Nil means no callback.
+	// verdict. It is called at once, under the shard's mutex, so the next Pick knows. It must not
+	// block. Nil means no callback.
 	Failed func(err error)
 
 	// Told reports a GOAWAY with an error code, the first one of a connection. It must not block.
 	// Nil means no callback.
 	Told func(*GoAway)
-
-	// Lost is called like Failed, but at once, under the shard's mutex, so the next Pick knows. Nil
-	// means no callback.
-	Lost func()
 
 	// PingTimeout is the silence after which a connection with a request that waits for its answer
 	// is closed, with a PING at a fifth; 0 means 5 s.

@@ -188,7 +188,7 @@ func (p *pool) dialled(err error) (c *Conn) {
 	p.dialing--
 	if err != nil {
 		defer e.rescue(nil)
-		e.failedEndpoint(p.ep, err)
+		p.ep.failed(err)
 		p.failed(err)
 		return nil
 	}
@@ -224,7 +224,7 @@ func (p *pool) failed(err error) {
 	for s := range p.waiting.drain { // streams that come back here for a retry have their own dial
 		if s.ep.Via != nil && !notified[s.ep] {
 			notified[s.ep] = true
-			e.failedEndpoint(s.ep, err)
+			s.ep.failed(err)
 		}
 		s.release()
 		s.failed(failure{reason: ReasonDial, err: err, unprocessed: true})
