@@ -43,7 +43,6 @@ var known = map[string]string{
 	"net/http.CanonicalHeaderKey":    "a text",
 	"(net/http.Header).Add":          "a look-up",
 	"(*net/http.Protocols).SetHTTP1": "sets a bit",
-	"(*crypto/tls.Conn).NetConn":     "reads a field",
 
 	"(*sync.Pool).Get":        "this processor's list",
 	"(*sync.Pool).Put":        "this processor's list",
