@@ -139,7 +139,7 @@ func (l *link) decrypt(buf []byte) error {
 }
 
 // hasInput reports whether there is input that was read and not handled.
-func (l *link) hasInput() bool { return l.raw.in != nil || len(l.rest) > 0 }
+func (l *link) hasInput() bool { return len(l.raw.rest) > 0 || len(l.rest) > 0 }
 
 // gather decrypts input, up to the last record of the turn or the end of buf.
 func (l *link) gather(buf []byte, last int) (n int, err error) {

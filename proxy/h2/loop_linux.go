@@ -264,12 +264,10 @@ func (lp *loop) own(r *rawConn) error {
 }
 
 // watch begins to serve a link whose connection is owned. If that is not possible it ends the link.
+// The first event, that the socket takes output, also has the loop handle input that came with the
+// handshake.
 func (lp *loop) watch(l *link) {
 	fd := l.raw.fd
-	if err := lp.greet(l); err != nil {
-		lp.end(l, err)
-		return
-	}
 	lp.mu.Lock()
 	if more := fd + 1 - len(lp.links); more > 0 {
 		lp.links = append(lp.links, make([]*link, more)...)
@@ -286,21 +284,6 @@ func (lp *loop) watch(l *link) {
 	if err != nil {
 		lp.end(l, err)
 	}
-}
-
-// greet handles input that came with the handshake. hpack's decoder keeps the last buffer that it
-// has read from: the pool's is not one for each connection.
-func (lp *loop) greet(l *link) error {
-	buf := lp.sh.pool.part.get()
-	defer lp.sh.pool.part.put(buf)
-	for len(l.raw.rest) > 0 || len(l.rest) > 0 {
-		if err := l.decrypt(buf[:]); err != nil {
-			return err
-		}
-		lp.sh.lock()
-		lp.sh.settle()
-	}
-	return nil
 }
 
 // unpause makes the loop read a paused connection again. The shard's mutex must be held.
