@@ -199,21 +199,27 @@ func appendInt(b []byte, first byte, n uint8, v uint64) []byte {
 	return append(b, byte(v))
 }
 
-// static is the static table (RFC 7541, Appendix A), staticNames the first index of each of its
-// names, by their lengths. There is no map, because it would cost as much as the encoder saves.
+// static is the static table (RFC 7541, Appendix A), staticNames its names by their lengths. There is
+// no map, because it would cost as much as the encoder saves.
 var static, staticNames = staticTable() //nolint:gochecknoglobals // nothing writes them
 
+// staticEntry is a name of the static table, with its first index.
+type staticEntry struct {
+	name  string
+	index uint8
+}
+
 // staticTable asks the decoder of x/net, which has the table.
-func staticTable() (fields [staticFields + 1]hpack.HeaderField, names [28][]uint8) {
+func staticTable() (fields [staticFields + 1]hpack.HeaderField, names [28][]staticEntry) {
 	dec := hpack.NewDecoder(0, nil)
-	for i := range uint8(staticFields) {
-		f, err := dec.DecodeFull([]byte{0x80 | (i + 1)}) // §6.1
+	for i := uint8(1); i <= staticFields; i++ {
+		f, err := dec.DecodeFull([]byte{0x80 | i}) // §6.1
 		if err != nil {
 			panic(err)
 		}
-		fields[i+1] = f[0]
-		if n := len(f[0].Name); f[0].Name != fields[i].Name {
-			names[n] = append(names[n], i+1)
+		fields[i] = f[0]
+		if name := f[0].Name; name != fields[i-1].Name {
+			names[len(name)] = append(names[len(name)], staticEntry{name, i})
 		}
 	}
 	return fields, names
@@ -226,7 +232,8 @@ func staticField(f *hpack.HeaderField) uint8 {
 	if f.Name == "" || f.Name[0] != ':' {
 		return 0
 	}
-	for i := staticName(f.Name); i != 0 && static[i].Name == f.Name; i++ {
+	first := staticName(f.Name)
+	for i := first; i != 0 && static[i].Name == static[first].Name; i++ {
 		if static[i].Value == f.Value {
 			return i
 		}
@@ -240,10 +247,11 @@ func staticName(name string) uint8 {
 	if len(name) >= len(staticNames) {
 		return 0
 	}
-	for _, i := range staticNames[len(name)] {
+	long := staticNames[len(name)]
+	for i := range long {
 		// The look at the first byte spares most comparisons.
-		if known := static[i].Name; known[0] == name[0] && known == name {
-			return i
+		if known := &long[i]; known.name[0] == name[0] && known.name == name {
+			return known.index
 		}
 	}
 	return 0
