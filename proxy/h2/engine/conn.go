@@ -2,7 +2,6 @@ package engine
 
 import (
 	"encoding/binary"
-	"iter"
 	"slices"
 	"time"
 
@@ -98,7 +97,7 @@ type Conn struct {
 
 // ordered returns the streams for which which returns true, in the order of their ids, so that the
 // engine stays deterministic. It leaves out those that end meanwhile.
-func (c *Conn) ordered(which func(*stream) bool) iter.Seq[*stream] {
+func (c *Conn) ordered(which func(*stream) bool) func(yield func(*stream) bool) {
 	return func(yield func(*stream) bool) {
 		var ids []uint32
 		for id, s := range c.streams {
