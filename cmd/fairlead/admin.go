@@ -3,7 +3,6 @@ package main
 import (
 	"net/http"
 	"net/http/pprof"
-	"os"
 	"runtime"
 	"time"
 
@@ -48,14 +47,13 @@ func (s *server) adminPages() http.Handler {
 
 // makePages makes the pages, on the admin port and below /fairlead/ on the front door.
 func (s *server) makePages() {
-	host, _ := os.Hostname() // pages work without it
 	s.pages = pages.New(pages.Config{
 		Registry: s.registry, Proxy: s.proxy, Backends: s.backends, Tap: &s.taps,
 		Certificates: s.certs.Status, Trust: s.trust.Status,
 		Discovery: s.discovery.Status, OpenAPI: s.openapi.Status,
 		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.LocalIdentity,
 		Checks: s.needs.List, Ready: s.ready, Draining: &s.draining,
-		Version: version, Replica: host, Cluster: clusterName(s.o.kubeconfig),
+		Version: version, Replica: s.host, Cluster: clusterName(s.o.kubeconfig),
 		Serves: func(apiService, address string) string { return s.prober.Serves(apiService, address) },
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
 			if apiService == localName {

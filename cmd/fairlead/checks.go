@@ -1,13 +1,10 @@
 package main
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
 	"time"
 
-	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
@@ -30,20 +27,14 @@ type checks struct {
 // makeChecks makes the checks of this process's own needs, /livez and /readyz, and the metrics of
 // the process itself. A check is a gate only if nobody is served without it: what all replicas lack
 // alike must not take all of them out of a load balancer (docs/decisions/0042).
-func (s *server) makeChecks() error {
+func (s *server) makeChecks() {
 	all := []needs.Check{
 		{Name: "table", Gate: tableReady(s.registry.Table)},
 		{Name: "discovery", Gate: func(*http.Request) error { return s.discovery.Ready() }},
 		{Name: "authentication-configmap", Gate: s.namesReady},
 	}
 	if s.kube != nil {
-		clock, c := &needs.Clock{}, rest.CopyConfig(s.kube.client)
-		c.Wrap(clock.Wrap)
-		own, err := authorizationv1.NewForConfig(c)
-		if err != nil {
-			return fmt.Errorf("making client of the local apiserver: %w", err)
-		}
-		may := needs.NewRights(own, func() []rights.Right { return rights.Needed(s.features()) })
+		may := needs.NewRights(s.kube.api.AuthorizationV1(), func() []rights.Right { return rights.Needed(s.features()) })
 		s.loops["rights"] = may.Run
 		all[len(all)-1].Look = func(time.Time) answer.Check { return s.lookConfigMap(may.Of(authConfigMap().Name)) }
 		all = append(all,
@@ -51,15 +42,11 @@ func (s *server) makeChecks() error {
 			needs.Check{Name: "kubeconfig", Look: func(time.Time) answer.Check { return s.lookKubeconfig(may.Credential()) }},
 			needs.Check{Name: "rights", Look: may.Look},
 			needs.Check{Name: "reviews", Look: func(time.Time) answer.Check { return s.lookReviews(may.Passed()) }},
-			needs.Check{Name: "clock", Look: clock.Look},
+			needs.Check{Name: "clock", Look: s.kube.clock.Look},
 		)
 	}
 	if s.o.registry.etcd != nil {
-		look, err := s.askEtcd()
-		if err != nil {
-			return err
-		}
-		all = append(all, needs.Check{Name: "etcd", Look: look})
+		all = append(all, needs.Check{Name: "etcd", Look: s.askEtcd()})
 	}
 	all = append(all,
 		needs.Check{Name: "certificates", Look: s.lookCertificates, Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) }},
@@ -80,7 +67,6 @@ func (s *server) makeChecks() error {
 	s.ready.List, s.ready.Others = s.needs.Gates()
 	s.loops["checks"] = s.needs.Run
 	s.countProcess()
-	return nil
 }
 
 // features are the parts of this process that need rights at the local apiserver.

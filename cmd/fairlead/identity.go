@@ -8,8 +8,6 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
-	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
@@ -70,11 +68,7 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 	if s.kube == nil {
 		c.Review, c.ReviewGeneration = tokens.Review, tokens.Generation
 	} else {
-		client, err := authenticationv1.NewForConfig(s.kube.client)
-		if err != nil {
-			return nil, fmt.Errorf("making client of the local apiserver: %w", err)
-		}
-		c.Review = noted(&s.tokens, authn.TokenReview(client))
+		c.Review = noted(&s.tokens, authn.TokenReview(s.kube.api.AuthenticationV1()))
 	}
 	s.impersonate(tokens, &c)
 	who, err := authn.New(c)
@@ -150,11 +144,7 @@ func (s *server) makeAuthz() (*authz.Authorizer, error) {
 		roles := &rbac.Authorizer{Roles: s.registry.Roles}
 		c.Review, c.Generation = roles.Authorize, roles.Generation
 	default:
-		client, err := authorizationv1.NewForConfig(s.kube.client)
-		if err != nil {
-			return nil, fmt.Errorf("making client of the local apiserver: %w", err)
-		}
-		review, err := authz.SubjectAccessReview(client)
+		review, err := authz.SubjectAccessReview(s.kube.api.AuthorizationV1())
 		if err != nil {
 			return nil, err
 		}

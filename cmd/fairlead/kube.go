@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
@@ -34,6 +35,8 @@ type kube struct {
 	// config is the kubeconfig's at the start. Our own clients use client, which follows the
 	// kubeconfig.
 	config, client *rest.Config
+	api            *kubernetes.Clientset // of client
+	clock          needs.Clock           // compared by what api is answered
 	servers        []string
 	own            *apiservers // used by Fairlead's own clients. Nil means the kubeconfig's server
 	follower       *follower   // nil means the pod's own configuration, whose files client-go follows
@@ -65,9 +68,17 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 		p.loops["credential"] = k.credential.Run
 	}
 	if p.o.kubeconfig != "" {
-		k.follower, k.client, err = follow(k.config, p.log)
+		if k.follower, k.client, err = follow(k.config, p.log); err != nil {
+			return nil, err
+		}
 	}
-	return k, err
+	c := rest.CopyConfig(k.client)
+	c.Wrap(k.clock.Wrap)
+	c.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated, but old clients read them
+	if k.api, err = kubernetes.NewForConfig(c); err != nil {
+		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
+	}
+	return k, nil
 }
 
 // refuseSelf returns an error if a local apiserver is this very process: every request would loop
@@ -213,13 +224,9 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	if k.o.serversFrom == "" {
 		return nil
 	}
-	core, err := kubernetes.NewForConfig(k.client)
-	if err != nil {
-		return fmt.Errorf("making a client of the local apiserver: %w", err)
-	}
-	find := sliced(core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault), rules.Self)
+	find := sliced(k.api.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault), rules.Self)
 	if k.o.serversFrom == fromLease {
-		find = k.leased(core.CoordinationV1().Leases(metav1.NamespaceSystem))
+		find = k.leased(k.api.CoordinationV1().Leases(metav1.NamespaceSystem))
 	}
 	k.loops["local apiservers"] = func(ctx context.Context) error {
 		wait.UntilWithContext(ctx, k.follows(find), followEvery)

@@ -13,7 +13,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -168,24 +167,20 @@ func (s *server) lookRegistry(time.Time) (found answer.Check) {
 const etcdEvery, etcdTime = 10 * time.Second, 5 * time.Second
 
 // askEtcd reads the APIServices from etcd itself, again and again.
-func (s *server) askEtcd() (look func(time.Time) answer.Check, err error) {
-	client, err := apiregistrationv1.NewForConfig(ownClient(s.apiServices))
-	if err != nil {
-		return nil, fmt.Errorf("making client of APIServices: %w", err)
-	}
+func (s *server) askEtcd() (look func(time.Time) answer.Check) {
 	reads := &needs.Outcome{}
 	s.loops["etcd"] = func(ctx context.Context) error {
 		wait.UntilWithContext(ctx, func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, etcdTime)
 			defer cancel()
-			_, err := client.APIServices().List(ctx, metav1.ListOptions{Limit: 1})
+			_, err := s.objects.List(ctx, metav1.ListOptions{Limit: 1})
 			reads.Note(err)
 		}, etcdEvery)
 		return ctx.Err()
 	}
 	return func(time.Time) answer.Check {
 		return failed(reads.Err(time.Time{}), "", "APIServices in etcd cannot be read, the last state is used: ", "check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
-	}, nil
+	}
 }
 
 // nearly is the share of a bound from which on it counts as reached: a tenth is left to find out

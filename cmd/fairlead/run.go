@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -25,11 +27,15 @@ type process struct {
 	loops   loops
 	records
 	draining atomic.Bool // the first step of a shutdown: not ready
+	// host is this machine's name, empty if it has none. identity is unique: two replicas may share
+	// a host, and a new process must not take over its predecessor's Lease.
+	host, identity string
 }
 
 func newProcess(o *options, log *slog.Logger) *process {
 	limitMemory(log) // first: hold.New(0) is a part of it
-	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(loops)}
+	host, _ := os.Hostname()
+	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(loops), host: host, identity: host + "_" + rand.Text()}
 }
 
 // loops are background components, by the names that errors show.

@@ -2,8 +2,6 @@ package main
 
 import (
 	"cmp"
-	"crypto/rand"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -11,9 +9,6 @@ import (
 	"os"
 
 	"github.com/coreos/go-systemd/v22/daemon"
-	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
@@ -25,15 +20,9 @@ import (
 // makeStatus makes the writer of fairlead.dev/Available, and the reporter of changed verdicts as
 // Events. kube-apiserver's own controllers own Available and cannot be switched off.
 func (s *server) makeStatus() error {
-	c := status.Config{Table: func() status.Table { return s.registry.Table() }, Faults: s.trust.Faults, Logger: s.log, Metrics: s.metrics}
-	if s.o.writeStatus || s.o.emitEvents {
-		events, err1 := corev1.NewForConfig(s.kube.client)
-		leases, err2 := coordinationv1.NewForConfig(s.kube.client)
-		identity, err3 := replicaName()
-		if err := errors.Join(err1, err2, err3); err != nil {
-			return fmt.Errorf("making clients of the local apiserver: %w", err)
-		}
-		c.Events, c.Leases, c.Identity = events, leases, identity
+	c := status.Config{Table: func() status.Table { return s.registry.Table() }, Identity: s.identity, Faults: s.trust.Faults, Logger: s.log, Metrics: s.metrics}
+	if s.kube != nil {
+		c.Events, c.Leases = s.kube.api.CoreV1(), s.kube.api.CoordinationV1()
 	}
 	if s.o.writeStatus || s.o.registry.etcd != nil {
 		var client *rest.Config
@@ -46,23 +35,14 @@ func (s *server) makeStatus() error {
 		if err != nil {
 			return fmt.Errorf("making client of APIServices: %w", err)
 		}
-		c.APIServices = objects.APIServices()
+		s.objects = objects.APIServices()
+		c.APIServices = s.objects
 		s.loops["status writer"] = status.New(c).Run
 	}
 	if s.o.emitEvents {
 		s.loops["events"] = status.NewEvents(c).Run
 	}
 	return nil
-}
-
-// replicaName returns a unique name of this process: two replicas may share a host, and a new
-// process must not take over its predecessor's Lease.
-func replicaName() (string, error) {
-	host, err := os.Hostname()
-	if err != nil {
-		return "", fmt.Errorf("naming this replica: %w", err)
-	}
-	return host + "_" + rand.Text(), nil
 }
 
 // advertised returns the address at which clients in the cluster reach this replica.
@@ -103,16 +83,8 @@ func (s *server) makeEntrypoint() error {
 	if err != nil {
 		return cli.Usage(err)
 	}
-	c := rest.CopyConfig(s.kube.client)
-	c.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated, but old clients read them
-	core, err1 := corev1.NewForConfig(c)
-	slices, err2 := discoveryv1.NewForConfig(c)
-	leases, err3 := coordinationv1.NewForConfig(c)
-	if err := errors.Join(err1, err2, err3); err != nil {
-		return fmt.Errorf("making clients of the local apiserver: %w", err)
-	}
 	s.entry, err = entrypoint.New(entrypoint.Config{
-		Endpoints: core, Slices: slices, Leases: leases, Logger: s.log, Metrics: s.metrics, Identity: rand.Text(),
+		Client: s.kube.api, Logger: s.log, Metrics: s.metrics, Identity: s.identity,
 		Address: netip.AddrPortFrom(address, s.ports.front.Addr().(*net.TCPAddr).AddrPort().Port()),
 		Ready:   func() error { return s.ready.Err(&http.Request{}) },
 	})

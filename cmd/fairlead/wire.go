@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
@@ -34,6 +35,7 @@ type server struct {
 	registry *registry.Registry
 	// apiServices serves apiregistration.k8s.io. Nil means the local apiserver does.
 	apiServices *apiservices.Server
+	objects     apiregistrationv1.APIServiceInterface // whose status is written. Nil means none
 	trust       *trust.Trust
 	certs       *certs.Store
 	prober      *health.Prober
@@ -147,9 +149,7 @@ func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 
 func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	s.makeDocuments()
-	if err := s.makeChecks(); err != nil {
-		return err
-	}
+	s.makeChecks()
 	who, err := s.makeAuthn(tokens)
 	if err != nil {
 		return err

@@ -15,9 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
-	corefake "k8s.io/client-go/kubernetes/typed/core/v1/fake"
-	discoveryfake "k8s.io/client-go/kubernetes/typed/discovery/v1/fake"
+	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -28,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // apiserver keeps objects in memory and refuses updates of an old resourceVersion, as an apiserver
 // does and client-go's tracker does not.
 type apiserver struct {
-	fake    clienttesting.Fake
+	client  fake.Clientset
 	tracker clienttesting.ObjectTracker
 	// down makes every call fail, full every write.
 	down, full      atomic.Bool
@@ -45,7 +43,7 @@ func newAPIServer(t *testing.T) *apiserver {
 		must.Do(t, add(scheme))
 	}
 	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())}
-	s.fake.AddReactor("*", "*", s.answer)
+	s.client.AddReactor("*", "*", s.answer)
 	return s
 }
 
@@ -115,23 +113,21 @@ func (s *apiserver) update(a clienttesting.Action, o runtime.Object) (runtime.Ob
 }
 
 func (s *apiserver) config() Config {
-	return Config{
-		Endpoints: &corefake.FakeCoreV1{Fake: &s.fake}, Slices: &discoveryfake.FakeDiscoveryV1{Fake: &s.fake}, Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake},
-	}
+	return Config{Client: &s.client}
 }
 
 // published returns the addresses in the Endpoints and the EndpointSlices, which must be equal.
 func (s *apiserver) published(t *testing.T) string {
 	t.Helper()
 	c := s.config()
-	e, err := c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	e, err := c.Client.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return "nothing"
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := must.Get(c.Slices.EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"}))(t)
+	list := must.Get(c.Client.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"}))(t)
 	var all corev1.Endpoints
 	for i := range list.Items {
 		for _, p := range list.Items[i].Ports {
@@ -156,7 +152,7 @@ func (s *apiserver) published(t *testing.T) string {
 func (s *apiserver) overwrite(t *testing.T, address string, annotated bool) {
 	t.Helper()
 	c := s.config()
-	e := must.Get(c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
+	e := must.Get(c.Client.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 	e.Subsets = nil
 	if !annotated {
 		e.Annotations = nil
@@ -166,9 +162,9 @@ func (s *apiserver) overwrite(t *testing.T, address string, annotated bool) {
 		g.addresses = []string{address}
 		e.Subsets = []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: address}}, Ports: []corev1.EndpointPort{{Name: "https", Port: 6443, Protocol: "TCP"}}}}
 	}
-	must.Get(c.Endpoints.Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}))(t)
-	have := must.Get(c.Slices.EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
+	must.Get(c.Client.CoreV1().Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}))(t)
+	have := must.Get(c.Client.DiscoveryV1().EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 	fresh := g.slice("kubernetes")
 	fresh.Annotations, fresh.Labels, fresh.ResourceVersion = nil, map[string]string{discoveryv1.LabelServiceName: "kubernetes"}, have.ResourceVersion
-	must.Get(c.Slices.EndpointSlices("default").Update(t.Context(), fresh, metav1.UpdateOptions{}))(t)
+	must.Get(c.Client.DiscoveryV1().EndpointSlices("default").Update(t.Context(), fresh, metav1.UpdateOptions{}))(t)
 }

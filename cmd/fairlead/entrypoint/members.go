@@ -87,7 +87,7 @@ func (m *members) observe(leases []coordinationv1.Lease, wrote bool, now time.Ti
 
 // liveAddresses renews our Lease if we are ready, or drops it, and returns those of live replicas.
 func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.AddrPort, error) {
-	list, err := p.config.Leases.Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: leaseLabel})
+	list, err := p.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: leaseLabel})
 	if err != nil {
 		return nil, fmt.Errorf("listing leases: %w", err)
 	}
@@ -130,7 +130,7 @@ func held(l *coordinationv1.Lease, identity string) bool {
 
 // renew extends our Lease. It takes the Lease over from an earlier process at our address.
 func (p *Publisher) renew(ctx context.Context, mine *coordinationv1.Lease) error {
-	leases := p.config.Leases.Leases(metav1.NamespaceSystem)
+	leases := p.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem)
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: leaseName(p.config.Address)}}
 	if mine != nil {
 		lease = mine.DeepCopy()
@@ -174,7 +174,7 @@ func (p *Publisher) present(now bool) {
 
 // remove deletes a Lease unless it has been renewed, or made anew, since it was read.
 func (p *Publisher) remove(ctx context.Context, l *coordinationv1.Lease) error {
-	err := p.config.Leases.Leases(metav1.NamespaceSystem).Delete(ctx, l.Name, metav1.DeleteOptions{
+	err := p.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, l.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion},
 	})
 	if apierrors.IsNotFound(err) {

@@ -29,14 +29,14 @@ const (
 
 // read returns the Endpoints, nil if there are none, and the EndpointSlices.
 func (p *Publisher) read(ctx context.Context) (*corev1.Endpoints, []discoveryv1.EndpointSlice, error) {
-	have, err := p.config.Endpoints.Endpoints(metav1.NamespaceDefault).Get(ctx, service, metav1.GetOptions{})
+	have, err := p.config.Client.CoreV1().Endpoints(metav1.NamespaceDefault).Get(ctx, service, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		have, err = nil, nil
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading endpoints: %w", err)
 	}
-	list, err := p.config.Slices.EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+	list, err := p.config.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
 	if err != nil {
 		return nil, nil, fmt.Errorf("listing endpointslices: %w", err)
 	}
@@ -114,9 +114,9 @@ func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, 
 	metav1.SetMetaDataLabel(&want.ObjectMeta, discoveryv1.LabelSkipMirror, "true") // the EndpointSlices are ours too
 	var err error
 	if have == nil {
-		_, err = p.config.Endpoints.Endpoints(metav1.NamespaceDefault).Create(ctx, want, metav1.CreateOptions{})
+		_, err = p.config.Client.CoreV1().Endpoints(metav1.NamespaceDefault).Create(ctx, want, metav1.CreateOptions{})
 	} else {
-		_, err = p.config.Endpoints.Endpoints(metav1.NamespaceDefault).Update(ctx, want, metav1.UpdateOptions{})
+		_, err = p.config.Client.CoreV1().Endpoints(metav1.NamespaceDefault).Update(ctx, want, metav1.UpdateOptions{})
 	}
 	if err != nil {
 		return fmt.Errorf("writing endpoints: %w", err)
@@ -232,7 +232,7 @@ func (p *Publisher) writeSlice(ctx context.Context, have, want *discoveryv1.Endp
 		}
 		have = nil
 	}
-	list := p.config.Slices.EndpointSlices(metav1.NamespaceDefault)
+	list := p.config.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault)
 	var err error
 	switch {
 	case have == nil:
@@ -248,7 +248,7 @@ func (p *Publisher) writeSlice(ctx context.Context, have, want *discoveryv1.Endp
 }
 
 func (p *Publisher) deleteSlice(ctx context.Context, s *discoveryv1.EndpointSlice) error {
-	err := p.config.Slices.EndpointSlices(metav1.NamespaceDefault).Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
+	err := p.config.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
 	if err != nil {
 		return fmt.Errorf("deleting endpointslice %s: %w", s.Name, err)
 	}

@@ -24,9 +24,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
@@ -34,12 +32,9 @@ import (
 
 // Config configures a Publisher. All fields but Logger and Metrics are required.
 type Config struct {
-	// Endpoints writes default/kubernetes; it needs the verbs get, create and update there.
-	Endpoints corev1.EndpointsGetter
-	// Slices writes the same as EndpointSlices; it needs list, create, update and delete there.
-	Slices discoveryv1.EndpointSlicesGetter
-	// Leases keeps Leases in kube-system; it needs list, create, update and delete there.
-	Leases coordinationv1.LeasesGetter
+	// Client writes default/kubernetes as Endpoints (it needs the verbs get, create and update) and
+	// EndpointSlices, and keeps Leases in kube-system (list, create, update and delete for both).
+	Client kubernetes.Interface
 	// Address is where clients reach this replica.
 	Address netip.AddrPort
 	// Identity names this process. It must be unique.

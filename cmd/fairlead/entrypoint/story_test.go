@@ -73,7 +73,7 @@ func (s *stage) publishes(at string, want []string) {
 
 // renew writes another's Lease. Its clock need not be right.
 func (s *stage) renew(name, address string, at time.Time) {
-	leases, renewed := s.config().Leases.Leases("kube-system"), metav1.NewMicroTime(at)
+	leases, renewed := s.config().Client.CoordinationV1().Leases("kube-system"), metav1.NewMicroTime(at)
 	if o := s.others[name]; o != nil {
 		o.Spec.RenewTime = &renewed
 		s.others[name] = must.Get(leases.Update(s.Context(), o, metav1.UpdateOptions{}))(s)
@@ -152,9 +152,9 @@ func (s *stage) do(at string, words ...string) {
 			s.publishes(at, words[3:])
 		}
 	case "leases", "slices":
-		n := len(must.Get(s.config().Leases.Leases("kube-system").List(s.Context(), metav1.ListOptions{}))(s).Items)
+		n := len(must.Get(s.config().Client.CoordinationV1().Leases("kube-system").List(s.Context(), metav1.ListOptions{}))(s).Items)
 		if words[0] == "slices" {
-			n = len(must.Get(s.config().Slices.EndpointSlices("default").List(s.Context(), metav1.ListOptions{}))(s).Items)
+			n = len(must.Get(s.config().Client.DiscoveryV1().EndpointSlices("default").List(s.Context(), metav1.ListOptions{}))(s).Items)
 		}
 		check.Same(s.T, number(), n, "%s: %s", at, words[0])
 	case "metric": // replica name value
