@@ -73,11 +73,10 @@ func (s *server) makeChecks() {
 func (s *server) features() rights.Features {
 	from, mode := &s.o.registry, s.o.authorization()
 	f := rights.Features{
-		APIServices: from.cluster || from.dir == "" && from.etcd == nil, Services: from.cluster || from.dir == "", Tokens: true, ConfigMap: true,
+		APIServices: from.cluster || from.dir == "" && from.etcd == nil, Services: from.cluster || from.dir == "",
 		Requests: mode == authzWebhook || mode == authzBackend, Impersonation: s.o.impersonates(),
 		Status: s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints, Servers: s.o.serversFrom,
 	}
-	f.Definitions = f.Services
 	for _, e := range s.registry.Table().Entries() {
 		if f.Services && e.Backend != nil && e.Backend.CAFrom != "" {
 			f.Bundles = append(f.Bundles, e.Backend.Namespace)

@@ -1,5 +1,7 @@
 package rights
 
+import "strings"
+
 // role is a role in a file of deploy/, or a binding to one of Kubernetes' own.
 type role struct {
 	name, file string
@@ -37,17 +39,17 @@ const (
 // roles returns all rules of the roles in deploy/ that are for Fairlead's own account. A test
 // compares them with the files.
 func roles(f Features) []role {
-	return append([]role{
+	return []role{
 		{"ClusterRole system:fairlead", "deploy/base/rbac.yaml", []rule{
 			{f.APIServices, 8, "list watch", aggregation, "apiservices", "", "", noTable, false},
 			{f.Services, 9, "list watch", "", "services", "", "", noBackends, false},
 			{f.Services || f.Servers == "endpointslice", 10, "list watch", discovery, "endpointslices", "", "", noBackends, false},
-			{f.Definitions, 12, "get list", extensions, "customresourcedefinitions", "", "", noShadows, false},
-			{f.Tokens, 14, "create", authentication, "tokenreviews", "", "", noTokens, false},
+			{f.Services, 12, "get list", extensions, "customresourcedefinitions", "", "", noShadows, false},
+			{true, 14, "create", authentication, "tokenreviews", "", "", noTokens, false},
 			{f.Requests, 15, "create", authorization, "subjectaccessreviews", "", "", noRequests, false},
 		}},
 		{"RoleBinding fairlead-authentication-reader", "deploy/base/rbac.yaml", []rule{
-			{f.ConfigMap, 26, "list watch", "", "configmaps", system, "extension-apiserver-authentication", noNames, false},
+			{true, 26, "list watch", "", "configmaps", system, "extension-apiserver-authentication", noNames, false},
 		}},
 		{"ClusterRole system:fairlead-impersonate", "deploy/overlays/managed/rbac.yaml", []rule{
 			{f.Impersonation, 8, "impersonate", "", "users groups", "", "", noUsers, true},
@@ -76,14 +78,8 @@ func roles(f Features) []role {
 			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, "kubernetes kubernetes-1 kubernetes-2 kubernetes-3", noEndpoints, false},
 			{f.Entrypoint, 23, "create", discovery, "endpointslices", fallback, "", noEndpoints, false},
 		}},
-	}, bundles(f.Bundles)...)
-}
-
-func bundles(namespaces []string) (all []role) {
-	for _, n := range namespaces {
-		all = append(all, role{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", []rule{
-			{true, 35, "list watch", "", "configmaps", n, "", noBundles, false},
-		}})
+		{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", []rule{
+			{len(f.Bundles) > 0, 35, "list watch", "", "configmaps", strings.Join(f.Bundles, " "), "", noBundles, false},
+		}},
 	}
-	return all
 }

@@ -50,16 +50,13 @@ func (r Right) Attributes() *authorizationv1.ResourceAttributes {
 	return &authorizationv1.ResourceAttributes{Verb: r.Verb, Group: r.Group, Version: "*", Resource: resource, Subresource: sub, Namespace: r.Namespace, Name: r.Name}
 }
 
-// Features are the parts of Fairlead that need rights. Zero means none.
+// Features are the parts of Fairlead that need rights. Zero means none but those that every one
+// needs with a local apiserver: tokens are reviewed there, and the header names, and perhaps the
+// CAs, are read from the ConfigMap kube-system/extension-apiserver-authentication.
 type Features struct {
-	// APIServices are read from the cluster, Services with their EndpointSlices, and the
-	// CustomResourceDefinitions that APIServices hide.
-	APIServices, Services, Definitions bool
-	// Tokens are reviewed by the cluster, and Requests are authorized by it.
-	Tokens, Requests bool
-	// ConfigMap: the header names, and perhaps the CAs, are read from the ConfigMap
-	// kube-system/extension-apiserver-authentication.
-	ConfigMap bool
+	// APIServices are read from the cluster, and Services with their EndpointSlices, together with
+	// the CustomResourceDefinitions that APIServices hide. Requests are authorized by it.
+	APIServices, Services, Requests bool
 	// Impersonation is --local-identity=impersonate, Status --write-status, Events --emit-events
 	// and Entrypoint --publish-kubernetes-endpoints.
 	Impersonation, Status, Events, Entrypoint bool
@@ -71,18 +68,17 @@ type Features struct {
 
 // Shipped are the features of a Fairlead without further flags: those of deploy/base.
 func Shipped() Features {
-	return Features{APIServices: true, Services: true, Definitions: true, Tokens: true, Requests: true, ConfigMap: true}
+	return Features{APIServices: true, Services: true, Requests: true}
 }
 
 // rule is a rule of a role: one line of a file in deploy/.
 type rule struct {
 	needed    bool
 	line      int
-	verbs     string // separated by spaces, as are resources and names
+	verbs     string // separated by spaces, as are resources, namespaces and names
 	group     string
 	resources string
-	namespace string
-	names     string
+	in, names string // empty means all
 	why       string
 	narrow    bool
 }
@@ -100,17 +96,15 @@ func Needed(f Features) (needed []Right) {
 }
 
 func (r *rule) rights(of role) (all []Right) {
-	names := strings.Fields(r.names)
-	if len(names) == 0 {
-		names = []string{""}
-	}
-	for resource := range strings.FieldsSeq(r.resources) {
-		for _, name := range names {
-			for verb := range strings.FieldsSeq(r.verbs) {
-				all = append(all, Right{
-					Verb: verb, Group: r.group, Resource: resource, Namespace: r.namespace, Name: name,
-					Role: of.name, Manifest: fmt.Sprintf("%s:%d", of.file, r.line), For: r.why, Narrow: r.narrow,
-				})
+	for resource := range strings.SplitSeq(r.resources, " ") {
+		for namespace := range strings.SplitSeq(r.in, " ") {
+			for name := range strings.SplitSeq(r.names, " ") {
+				for verb := range strings.SplitSeq(r.verbs, " ") {
+					all = append(all, Right{
+						Verb: verb, Group: r.group, Resource: resource, Namespace: namespace, Name: name,
+						Role: of.name, Manifest: fmt.Sprintf("%s:%d", of.file, r.line), For: r.why, Narrow: r.narrow,
+					})
+				}
 			}
 		}
 	}

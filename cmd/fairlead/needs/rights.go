@@ -2,6 +2,7 @@ package needs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -33,7 +34,7 @@ const (
 type Rights struct {
 	reviews authorizationv1client.SelfSubjectAccessReviewInterface
 	needed  func() []rights.Right
-	last    atomic.Pointer[asked] // nil: not asked yet
+	last    atomic.Pointer[asked]
 }
 
 type asked struct {
@@ -44,7 +45,9 @@ type asked struct {
 
 // NewRights makes Rights. They are asked for by Run.
 func NewRights(client authorizationv1client.SelfSubjectAccessReviewsGetter, needed func() []rights.Right) *Rights {
-	return &Rights{reviews: client.SelfSubjectAccessReviews(), needed: needed}
+	r := &Rights{reviews: client.SelfSubjectAccessReviews(), needed: needed}
+	r.last.Store(&asked{err: errors.New("not asked yet")})
+	return r
 }
 
 // Run asks until ctx ends.
@@ -74,7 +77,7 @@ func (r *Rights) ask(ctx context.Context) *asked {
 		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: right.Attributes()}}
 		done, err := r.reviews.Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
-			a.err = err
+			a.err = fmt.Errorf("asking the local apiserver: %w", err)
 			return a
 		}
 		if !done.Status.Allowed {
@@ -95,35 +98,27 @@ func users(r *rights.Right) string {
 }
 
 // Look is the check of all rights.
-func (r *Rights) Look(time.Time) answer.Check { return r.of(func(*rights.Right) bool { return true }) }
+func (r *Rights) Look(time.Time) answer.Check { return r.Of("") }
 
-// Of returns a check of the rights to the object with a name.
+// Of returns a check of the rights to the object with a name. Empty means all rights.
 func (r *Rights) Of(name string) answer.Check {
-	return r.of(func(right *rights.Right) bool { return right.Name == name })
-}
-
-func (r *Rights) of(match func(*rights.Right) bool) answer.Check {
 	a := r.last.Load()
-	if a == nil {
-		return answer.Check{Status: Unknown, Message: "not asked yet"}
-	}
 	var missing []rights.Right
 	narrow := ""
 	for _, m := range a.missing {
 		switch {
 		case m.Narrow: // last, as users do not notice it
 			narrow = "may not " + m.String() + " of every name (" + m.Manifest + "), which is right if only some are granted"
-		case match(&m):
+		case name == "" || m.Name == name:
 			missing = append(missing, m)
 		}
 	}
-	if len(missing) == 0 {
-		switch {
-		case a.err != nil:
-			return answer.Check{Status: Unknown, Message: "asking the local apiserver: " + a.err.Error()}
-		default:
-			return answer.Check{Message: narrow}
-		}
+	switch {
+	case len(missing) > 0:
+	case a.err != nil:
+		return answer.Check{Status: Unknown, Message: a.err.Error()}
+	default:
+		return answer.Check{Message: narrow}
 	}
 	first := missing[0]
 	c := answer.Check{
@@ -133,8 +128,8 @@ func (r *Rights) of(match func(*rights.Right) bool) answer.Check {
 	if more := len(missing) - 1; more > 0 {
 		c.Message += fmt.Sprintf(" and %d more", more)
 	}
-	kind, name, _ := strings.Cut(first.Role, " ")
-	c.Command = "kubectl describe " + strings.ToLower(kind) + " " + name
+	kind, role, _ := strings.Cut(first.Role, " ")
+	c.Command = "kubectl describe " + strings.ToLower(kind) + " " + role
 	if !strings.HasPrefix(kind, "Cluster") {
 		c.Command += " -n " + first.Namespace
 	}
@@ -143,24 +138,18 @@ func (r *Rights) of(match func(*rights.Right) bool) answer.Check {
 
 // Passed returns when the last question of all was answered, and every one with yes. Zero means
 // that they were not.
-func (r *Rights) Passed() time.Time {
-	if a := r.last.Load(); a != nil {
-		return a.passed
-	}
-	return time.Time{}
-}
+func (r *Rights) Passed() time.Time { return r.last.Load().passed }
 
 // Credential returns whether the local apiserver accepts this process's own credential.
 func (r *Rights) Credential() answer.Check {
-	a := r.last.Load()
-	switch {
-	case a == nil || a.err != nil && !apierrors.IsUnauthorized(a.err) && !apierrors.IsForbidden(a.err):
-		return answer.Check{Status: Unknown}
-	case apierrors.IsUnauthorized(a.err):
+	switch err := r.last.Load().err; {
+	case apierrors.IsUnauthorized(err):
 		return answer.Check{
 			Status: Failed, Message: "the local apiserver rejects Fairlead's own credential (401)", Users: "Users without system:masters get 503 for what is not in the caches",
 			Advice: "renew the certificate or the token of the kubeconfig: its file is followed",
 		}
+	case err != nil && !apierrors.IsForbidden(err):
+		return answer.Check{Status: Unknown}
 	}
 	return answer.Check{}
 }
