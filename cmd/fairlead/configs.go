@@ -83,27 +83,24 @@ func egressDialer(file string) (utilnet.DialFunc, error) {
 	}
 	config, err := egressselector.ReadEgressSelectorConfiguration(file)
 	if err != nil {
-		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
+		return nil, err
 	}
 	if faults := egressselector.ValidateEgressSelectorConfiguration(config); len(faults) > 0 {
-		return nil, fmt.Errorf("--egress-selector-config-file: %w", faults.ToAggregate())
+		return nil, faults.ToAggregate()
 	}
 	for _, s := range config.EgressSelections {
 		// Validation accepts this, but the library takes it for TLS and panics.
 		if t := s.Connection.Transport; t != nil && t.TCP != nil && t.TCP.TLSConfig == nil {
-			return nil, fmt.Errorf("--egress-selector-config-file: %s: a proxy over TCP needs an https URL and a tlsConfig", s.Name)
+			return nil, fmt.Errorf("%s: a proxy over TCP needs an https URL and a tlsConfig", s.Name)
 		}
 	}
 	selector, err := egressselector.NewEgressSelector(config)
 	if err != nil {
-		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
+		return nil, err
 	}
 	dial, err := selector.Lookup(egressselector.Cluster.AsNetworkContext())
-	if err != nil {
-		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
-	}
-	if dial == nil {
-		return nil, nil
+	if err != nil || dial == nil {
+		return nil, err
 	}
 	return prompt(dial), nil
 }

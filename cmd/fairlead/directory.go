@@ -99,14 +99,10 @@ func (o *options) validateAlone(f *cli.Faults) {
 // local apiserver it also serves what that would.
 func (s *server) makeAPIServices(o *registry.Options) (err error) {
 	c := apiservices.Config{
-		Etcd: s.o.etcdConfig(), Options: o, Version: kubernetesVersion(),
+		Tables: s, Etcd: s.o.etcdConfig(), Options: o, Version: kubernetesVersion(),
 		Authorizer: authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-			return s.may.Authorize(ctx, a) // set before the first request
+			return s.may.Authorize(ctx, a) // set before the first request, as is the table
 		}),
-	}
-	if c.Etcd == nil {
-		// The table is set before the first request, too.
-		c.Tables = s
 	}
 	if c.Etcd == nil && s.o.registry.dir == "" {
 		return nil

@@ -125,9 +125,7 @@ func (p *process) listen(ctx context.Context) (l ports, err error) {
 		return l, err
 	}
 	address.Port, address.Name, address.MaxConnections, address.Share = p.o.adminPort, "admin", 0, adminShare
-	if l.admin, err = front.Listen(ctx, address); err != nil {
-		l.close()
-	}
+	l.admin, err = front.Listen(ctx, address)
 	return l, err
 }
 

@@ -22,7 +22,7 @@ import (
 func (s *server) makeStatus() error {
 	c := status.Config{Table: func() status.Table { return s.registry.Table() }, Identity: s.identity, Faults: s.trust.Faults, Logger: s.log, Metrics: s.metrics}
 	if s.kube != nil {
-		c.Events, c.Leases = s.kube.api.CoreV1(), s.kube.api.CoordinationV1()
+		c.Client = s.kube.api
 	}
 	if s.o.writeStatus || s.o.registry.etcd != nil {
 		var client *rest.Config

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -101,7 +102,7 @@ func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err e
 		r.Self = append(r.Self, own...)
 	}
 	if r.Via, err = egressDialer(s.o.egress); err != nil {
-		return nil, nil, cli.Usage(err)
+		return nil, nil, cli.Usage(fmt.Errorf("--egress-selector-config-file: %w", err))
 	}
 	local = &reach.Rules{Operator: true, Self: r.Self}
 	if s.kube != nil {

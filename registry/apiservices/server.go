@@ -35,9 +35,9 @@ import (
 
 // Config configures New. Set either Table or Etcd.
 type Config struct {
-	// Tables has the current table, which is served read-only. Nil means Etcd.
+	// Tables has the current table, which is served read-only. It is not used with Etcd.
 	Tables latest.Tables[*registry.Table]
-	// Etcd says where the objects are stored. Nil means Table.
+	// Etcd says where the objects are stored. Nil means in Tables.
 	Etcd *etcd.Config
 	// Options say which groups no remote may claim. Required with Etcd.
 	Options *registry.Options

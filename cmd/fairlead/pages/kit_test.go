@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,6 +72,8 @@ func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 			}
 			return time.Now().Add(-90 * time.Second), 2 * time.Millisecond, ""
 		},
+		Checks: func() []answer.Check { return []answer.Check{} },
+		Tap:    http.NotFoundHandler(),
 		Serves: func(string, string) string { return "" },
 		LocalServers: func() []registry.Endpoint {
 			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}

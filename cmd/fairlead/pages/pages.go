@@ -59,13 +59,13 @@ type Config struct {
 	// Discovery and OpenAPI say how current each remote APIService's part of the documents is.
 	Discovery func() []discovery.Status
 	OpenAPI   func() []openapi.Status
-	// Checks are this process's own needs. Nil means none.
+	// Checks are this process's own needs.
 	Checks func() []answer.Check
 	// Ready says whether this replica accepts requests.
 	Ready *health.Checks
 	// Draining is true while the process is draining; then event streams end.
 	Draining *atomic.Bool
-	// Tap serves single users' requests to operators. Nil means it is not served.
+	// Tap serves single users' requests to operators.
 	Tap http.Handler
 	// Replica names this process, Cluster the cluster behind it. Empty means unknown.
 	Replica, Cluster string
@@ -85,16 +85,11 @@ type Pages struct {
 
 // New makes Pages.
 func New(cfg Config) *Pages {
-	if cfg.Checks == nil {
-		cfg.Checks = func() []answer.Check { return []answer.Check{} } // [] rather than null
-	}
 	p := &Pages{cfg: cfg, started: time.Now(), mux: http.NewServeMux()}
 	p.mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.status()) })
 	p.mux.HandleFunc("GET /explain", p.serveExplain)
 	p.mux.HandleFunc("GET /events", p.serveEvents)
-	if cfg.Tap != nil {
-		p.mux.Handle("GET /tap", cfg.Tap)
-	}
+	p.mux.Handle("GET /tap", cfg.Tap)
 	p.addHTML()
 	return p
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -27,7 +28,7 @@ import (
 // apiserver keeps Leases and APIServices in memory and implements server-side apply of our
 // condition, which client-go's tracker does not.
 type apiserver struct {
-	fake    clienttesting.Fake
+	client  fake.Clientset
 	tracker clienttesting.ObjectTracker
 	// down makes every call fail, denied the calls for one APIService.
 	down   atomic.Bool
@@ -58,16 +59,16 @@ func newAPIServer(t *testing.T) *apiserver {
 		must.Do(t, add(scheme))
 	}
 	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder()), uids: map[string]int{}, first: watch.NewFake()}
-	s.fake.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+	s.client.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return s.down.Load(), nil, errors.New("no route to host")
 	})
-	s.fake.AddReactor("patch", "apiservices", s.applyStatus)
-	s.fake.AddReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+	s.client.AddReactor("patch", "apiservices", s.applyStatus)
+	s.client.AddReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		lease := a.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease).DeepCopy()
 		return true, lease, s.updateLease(lease)
 	})
-	s.fake.AddReactor("*", "*", clienttesting.ObjectReaction(s.tracker))
-	s.fake.AddWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+	s.client.AddReactor("*", "*", clienttesting.ObjectReaction(s.tracker))
+	s.client.AddWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
 		if s.blind.Load() && !s.begun.Swap(true) {
 			return true, s.first, nil
 		}

@@ -45,7 +45,7 @@ func (e *Events) Run(ctx context.Context) error {
 		e.log.Info("reporting verdicts as events", "lease", eventsLease)
 		defer e.log.Info("no longer reporting verdicts as events", "lease", eventsLease)
 		broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-		broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: e.config.Events.Events("")})
+		broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: e.config.Client.CoreV1().Events("")})
 		defer broadcaster.Shutdown()
 		host := corev1.EventSource{Component: "fairlead", Host: e.config.Identity}
 		e.report(ctx, broadcaster.NewRecorder(runtime.NewScheme(), host))

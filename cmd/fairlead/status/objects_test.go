@@ -86,7 +86,7 @@ func (s *apiserver) overwrite(t *testing.T, name, reason string) {
 // events returns the received Events in short form.
 func (s *apiserver) events() []string {
 	var out []string
-	for _, a := range s.fake.Actions() {
+	for _, a := range s.client.Actions() {
 		if a.GetResource().Resource != "events" {
 			continue
 		}

@@ -11,8 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
-	corefake "k8s.io/client-go/kubernetes/typed/core/v1/fake"
 	apiregistrationfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1/fake"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -68,8 +66,8 @@ type stage struct {
 
 func (s *stage) config(r *replica) Config {
 	return Config{
-		Table: r.table, APIServices: (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices(),
-		Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake}, Identity: "one",
+		Table: r.table, APIServices: (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.client.Fake}).APIServices(),
+		Client: &s.client, Identity: "one",
 	}
 }
 
@@ -80,7 +78,7 @@ func (s *stage) start(name, kind string, entries []*registry.Entry) {
 	c := s.config(r)
 	c.Identity, c.Logger = name, slog.New(slog.NewTextHandler(&r.log, nil))
 	if kind == "etcd" {
-		c.Leases, c.Identity = nil, ""
+		c.Client, c.Identity = nil, ""
 		c.Elect = func(ctx context.Context, name string, lead func(context.Context)) error {
 			check.Same(s.T, lease, name, "elected for")
 			lead(ctx)
@@ -93,7 +91,7 @@ func (s *stage) start(name, kind string, entries []*registry.Entry) {
 			defer r.mu.Unlock()
 			return r.faults
 		}
-		e := NewEvents(Config{Table: c.Table, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: c.Leases, Identity: name, Faults: faults})
+		e := NewEvents(Config{Table: c.Table, Client: c.Client, Identity: name, Faults: faults})
 		r.stop = must.Run(s, e.Run)
 	} else {
 		r.writer = New(c)

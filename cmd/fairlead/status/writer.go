@@ -20,8 +20,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -32,21 +31,19 @@ import (
 )
 
 // Config configures a Writer or Events. Table is required, and for a Writer APIServices and either
-// Elect or Leases; for Events, Events, Leases and Faults.
+// Elect or Client; for Events, Client and Faults.
 type Config struct {
 	// Table returns the current table.
 	Table func() Table
 	// APIServices writes conditions; it needs list on apiservices and patch on apiservices/status.
 	APIServices typed.APIServiceInterface
-	// Events writes Events; it needs the verbs create and patch on events in namespace default,
-	// which holds the Events of cluster-scoped objects.
-	Events typedv1.EventsGetter
-	// Leases elects one replica; it needs the verbs get, create and update on leases. Identity is
-	// this replica's unique name in the Lease.
-	Leases   coordinationv1.LeasesGetter
+	// Client elects one replica by a Lease, where Identity is this replica's unique name; it needs
+	// the verbs get, create and update on leases. It also writes Events, for which it needs create
+	// and patch on events in namespace default, which holds those of cluster-scoped objects.
+	Client   kubernetes.Interface
 	Identity string
 	// Elect elects the writer otherwise: it calls lead while this replica leads, until ctx ends.
-	// Then the condition is Available, of Local APIServices too. Nil means that Leases elect.
+	// Then the condition is Available, of Local APIServices too. Nil means that a Lease elects.
 	Elect func(ctx context.Context, name string, lead func(context.Context)) error
 	// Faults returns other faults of APIServices by name, such as an unreadable bundle.
 	Faults func() map[string]string
@@ -121,7 +118,7 @@ func (c Config) elect(ctx context.Context, lease string, lead func(context.Conte
 			Name: lease,
 			Lock: &resourcelock.LeaseLock{
 				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: lease},
-				Client:     c.Leases,
+				Client:     c.Client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: c.Identity},
 			},
 			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
