@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
@@ -32,20 +32,15 @@ func failed(err error, users, what, advice string) answer.Check {
 }
 
 // lookServers returns which local apiservers cannot be used.
-func (k *kube) lookServers(time.Time) answer.Check {
-	servers := k.list()
-	var bad int
-	var cause error
+func (k *kube) lookServers(time.Time) (found answer.Check) {
+	servers, bad := k.list(), 0
 	for _, e := range servers {
 		if e.Health == registry.Unhealthy {
 			bad++
-			cause = errors.New(e.Address + ": " + e.Message)
+			found = answer.Check{Status: needs.Failed, Message: fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s: %s", bad, len(servers), e.Address, e.Message)}
 		}
 	}
-	if bad == 0 {
-		return answer.Check{}
-	}
-	return answer.Check{Status: needs.Failed, Message: fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %v", bad, len(servers), cause)}
+	return found
 }
 
 // noted notes how reviews end. A refused token was reviewed.
@@ -65,10 +60,9 @@ func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B,
 // answered questions about our rights.
 func (s *server) lookReviews(passed time.Time) answer.Check {
 	const do = "see the checks rights, kubeconfig and local-apiserver, and the local apiserver's own log"
-	if found := failed(s.requests.Err(passed), "Users without system:masters get 503 from extension servers and for discovery", "SubjectAccessReviews fail: ", do); found.Failed() {
-		return found
-	}
-	return failed(s.tokens.Err(passed), "Users with tokens get 503 from extension servers", "TokenReviews fail: ", do)
+	return cmp.Or(
+		failed(s.requests.Err(passed), "Users without system:masters get 503 from extension servers and for discovery", "SubjectAccessReviews fail: ", do),
+		failed(s.tokens.Err(passed), "Users with tokens get 503 from extension servers", "TokenReviews fail: ", do))
 }
 
 // faultOf returns what is wrong with a followed certificate, bundle or file. Nil means nothing.
@@ -102,9 +96,10 @@ const pairsEvery = 10 * time.Second
 
 // pairs are the faults of our own pairs and bundles. Only the goroutine of the checks writes it.
 type pairs struct {
-	all                 answer.Check
-	at                  time.Time
-	serving, kubeconfig atomic.Pointer[error]
+	all        answer.Check
+	at         time.Time
+	serving    atomic.Pointer[error]
+	kubeconfig error
 }
 
 // lookCertificates returns what is wrong with our own pairs and bundles. Without a valid serving
@@ -114,38 +109,36 @@ func (s *server) lookCertificates(now time.Time) answer.Check {
 	if now.Sub(p.at) < pairsEvery {
 		return p.all
 	}
-	var serving, kubeconfig *error
-	found := answer.Check{}
+	const refused = "Users with certificates are refused"
+	users := map[string]string{ // :: use → what they notice if it is not valid
+		"serving": "Clients do not trust this replica", "proxy-client": "Users with certificates, and requests to extension servers, are refused",
+		"client-ca": refused, "local-apiserver-ca": refused,
+	}
+	var serving *error
+	p.all, p.at, p.kubeconfig = answer.Check{}, now, nil
 	for _, st := range s.certs.Status() {
-		fault := faultOf(&st, now)
-		if fault != nil && st.Use == "kubeconfig" {
-			kubeconfig = &fault
-			continue
+		switch fault := faultOf(&st, now); {
+		case fault == nil:
+		case st.Use == "kubeconfig":
+			p.kubeconfig = fault
+		case p.all.Users == "":
+			notice := ""
+			if st.Err == "" { // otherwise the last good one is used
+				notice = users[st.Use]
+				if st.Use == "serving" {
+					serving = &fault
+				}
+			}
+			p.all = failed(fault, notice, st.Use+" ("+st.Source+"): ", "renew it: the file is followed. If a new one is refused, the last good one is used")
 		}
-		if fault == nil || found.Users != "" {
-			continue
-		}
-		invalid, users := st.Err == "", ""
-		switch {
-		case invalid && st.Use == "serving":
-			serving = &fault
-			users = "Clients do not trust this replica"
-		case invalid && st.Use == "proxy-client":
-			users = "Users with certificates, and requests to extension servers, are refused"
-		case invalid && (st.Use == "client-ca" || st.Use == "local-apiserver-ca"):
-			users = "Users with certificates are refused"
-		}
-		found = failed(fault, users, st.Use+" ("+st.Source+"): ", "renew it: the file is followed. If a new one is refused, the last good one is used")
 	}
 	p.serving.Store(serving)
-	p.kubeconfig.Store(kubeconfig)
-	p.all, p.at = found, now
-	return found
+	return p.all
 }
 
 // lookKubeconfig adds the kubeconfig itself to what is known about its credential.
 func (s *server) lookKubeconfig(found answer.Check) answer.Check {
-	switch fault := ptr.Deref(s.pairs.kubeconfig.Load(), nil); {
+	switch fault := s.pairs.kubeconfig; {
 	case fault == nil:
 	case found.Failed():
 		found.Message += ": " + fault.Error()
