@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
@@ -16,6 +17,7 @@ import (
 
 // checks say whether this process has what it needs.
 type checks struct {
+	objects     apiregistrationv1.APIServiceInterface // whose status is written. Nil means none
 	needs       *needs.Needs
 	live, ready *health.Checks
 

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -148,35 +146,6 @@ func (k *kube) files() []certs.File {
 		}})
 	}
 	return files
-}
-
-// caFile returns the file with the CA of a kubeconfig. Empty means that the CA is embedded, or that
-// there is none.
-func caFile(c *rest.Config) string {
-	if len(c.CAData) > 0 {
-		return ""
-	}
-	return c.CAFile
-}
-
-// takeCA takes the CA of a kubeconfig that has another source than before. Only the file that was
-// named at the start is followed.
-func (k *kube) takeCA(c *rest.Config, followed string) error {
-	file := caFile(c)
-	if file == "" {
-		return k.trust.LocalBundle(c.CAData)
-	}
-	if file != followed {
-		k.log.Warn("the kubeconfig names another CA file: restart to follow its changes", "kubeconfig", k.o.kubeconfig, "file", file)
-	}
-	bundle, err := os.ReadFile(file)
-	if err == nil && len(bundle) == 0 { // it would mean the system's roots
-		err = errors.New("it is empty")
-	}
-	if err != nil {
-		return fmt.Errorf("reading the local apiserver's CA from %s: %w", file, err)
-	}
-	return k.trust.LocalBundle(bundle)
 }
 
 // probed are the local apiservers as a health.Table.

@@ -4,16 +4,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
-	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/health"
@@ -36,7 +33,6 @@ type server struct {
 	registry *registry.Registry
 	// apiServices serves apiregistration.k8s.io. Nil means the local apiserver does.
 	apiServices *apiservices.Server
-	objects     apiregistrationv1.APIServiceInterface // whose status is written. Nil means none
 	trust       *trust.Trust
 	certs       *certs.Store
 	prober      *health.Prober
@@ -87,28 +83,6 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 	s.makePages()
 	s.makePorts() //nolint:contextcheck // connections outlive the start
 	return s, nil
-}
-
-// reach returns the only dialer of backends, and the rules for the local apiserver, which we chose.
-func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err error) {
-	// The operator of this process writes the directory, but not what is in etcd or in a cluster.
-	r, from := s.o.TableOptions().Reach, &s.o.registry
-	r.AllowLoopback = r.AllowLoopback || from.dir != "" && from.etcd == nil && !from.cluster
-	for _, l := range []*front.Listener{s.ports.front, s.ports.admin} {
-		own, err := l.Own()
-		if err != nil {
-			return nil, nil, err
-		}
-		r.Self = append(r.Self, own...)
-	}
-	if r.Via, err = egressDialer(s.o.egress); err != nil {
-		return nil, nil, cli.Usage(fmt.Errorf("--egress-selector-config-file: %w", err))
-	}
-	local = &reach.Rules{Operator: true, Self: r.Self}
-	if s.kube != nil {
-		err = s.kube.refuseSelf(ctx, local)
-	}
-	return &r, local, err
 }
 
 // Table implements latest.Tables for parts that are made before the registry.
