@@ -3,6 +3,7 @@
 package advice
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -16,28 +17,22 @@ func Of(e *registry.Entry) string {
 		return ""
 	}
 	service := "service " + e.Backend.Namespace + "/" + e.Backend.Service
-	switch e.Verdict.Reason {
-	case registry.ReasonServiceNotFound:
-		return service + " does not exist: create it, or correct spec.service of the APIService"
-	case registry.ReasonServicePortError:
-		return fmt.Sprintf("%s has no usable port %d: compare its ports with spec.service.port of the APIService", service, e.Backend.Port)
-	case registry.ReasonServiceAccessError, registry.ReasonEndpointsAccessError:
-		return service + " cannot be used as it is: see the message, and check that Fairlead may dial its addresses"
-	case registry.ReasonEndpointsNotFound:
-		return service + " has no EndpointSlice: does it have a selector, and do pods match it?"
-	case registry.ReasonMissingEndpoints:
-		if strings.HasPrefix(e.Verdict.Message, "ready endpointslices have no port") {
-			return fmt.Sprintf("the EndpointSlices of %s have ready endpoints, but no port with the name that the Service gives its port %d (or with none): correct what writes them", service, e.Backend.Port)
-		}
-		return service + " has no usable endpoint: are its pods ready, and do their addresses belong to the cluster?"
-	case registry.ReasonInvalidCABundle:
-		return "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable certificate: check what injects it"
-	case registry.ReasonInvalidURL:
-		return "correct the annotation fairlead.dev/url of the APIService; if it is intended, see --allow-url-backends and --allow-loopback-backends"
-	case registry.ReasonProtectedGroup:
-		return "only Kubernetes itself may serve this group; if this is intended, remove the group from --protected-groups"
+	unusable := service + " has no usable endpoint: are its pods ready, and do their addresses belong to the cluster?"
+	if strings.HasPrefix(e.Verdict.Message, "ready endpointslices have no port") {
+		unusable = fmt.Sprintf("the EndpointSlices of %s have ready endpoints, but no port with the name that the Service gives its port %d (or with none): correct what writes them", service, e.Backend.Port)
 	}
-	return For(e.Verdict.Message)
+	denied := service + " cannot be used as it is: see the message, and check that Fairlead may dial its addresses"
+	return cmp.Or(map[string]string{
+		registry.ReasonServiceNotFound:      service + " does not exist: create it, or correct spec.service of the APIService",
+		registry.ReasonServicePortError:     fmt.Sprintf("%s has no usable port %d: compare its ports with spec.service.port of the APIService", service, e.Backend.Port),
+		registry.ReasonServiceAccessError:   denied,
+		registry.ReasonEndpointsAccessError: denied,
+		registry.ReasonEndpointsNotFound:    service + " has no EndpointSlice: does it have a selector, and do pods match it?",
+		registry.ReasonMissingEndpoints:     unusable,
+		registry.ReasonInvalidCABundle:      "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable certificate: check what injects it",
+		registry.ReasonInvalidURL:           "correct the annotation fairlead.dev/url of the APIService; if it is intended, see --allow-url-backends and --allow-loopback-backends",
+		registry.ReasonProtectedGroup:       "only Kubernetes itself may serve this group; if this is intended, remove the group from --protected-groups",
+	}[e.Verdict.Reason], For(e.Verdict.Message))
 }
 
 const (

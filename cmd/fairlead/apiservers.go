@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/client-go/util/connrotation"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -27,19 +27,14 @@ const ownDialTimeout = 4 * time.Second
 type apiservers struct {
 	// order lists the addresses, preferred ones first. Never nil.
 	order atomic.Pointer[[]string]
-	first bool // the first named comes back to its place; else the last used one stays preferred
-
-	// mu guards open. It is never held during I/O.
-	mu   sync.Mutex
-	open map[*ownConn]struct{}
+	first bool     // the first named comes back to its place; else the last used one stays preferred
+	open  sync.Map // :: address → *connrotation.ConnectionTracker of the connections to it
 }
 
-// ownConn removes itself from the set when it is closed.
+// ownConn is a connection to a local apiserver, which may be left.
 type ownConn struct {
 	net.Conn
-	of      *apiservers
 	address string
-	left    atomic.Bool
 }
 
 func (c *ownConn) Read(b []byte) (int, error) {
@@ -55,17 +50,10 @@ func (c *ownConn) Write(b []byte) (int, error) {
 // reason reports a connection that was left as reset by its server: reviews, like other clients of
 // the API, ask again then. With net's own error, for a closed connection, they would fail.
 func (c *ownConn) reason(err error) error {
-	if err != nil && c.left.Load() {
+	if errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("leaving local apiserver %s: %w", c.address, syscall.ECONNRESET)
 	}
 	return err
-}
-
-func (c *ownConn) Close() error {
-	c.of.mu.Lock()
-	delete(c.of.open, c)
-	c.of.mu.Unlock()
-	return c.Conn.Close()
 }
 
 // dial connects to one of our addresses. It fits rest.Config.Dial.
@@ -74,11 +62,12 @@ func (s *apiservers) dial(ctx context.Context, network, address string) (net.Con
 	if err != nil {
 		return nil, err //nolint:wrapcheck // wrap looks for net's own error
 	}
-	c := &ownConn{Conn: conn, of: s, address: address}
-	s.mu.Lock()
-	s.open[c] = struct{}{}
-	s.mu.Unlock()
-	return c, nil
+	return s.opened(address).Track(&ownConn{conn, address}), nil
+}
+
+func (s *apiservers) opened(address string) *connrotation.ConnectionTracker {
+	all, _ := s.open.LoadOrStore(address, connrotation.NewConnectionTracker())
+	return all.(*connrotation.ConnectionTracker)
 }
 
 // wrap sends each request to the first server that accepts a connection, under that server's own
@@ -126,20 +115,14 @@ func (s *apiservers) prefer(servers []registry.Endpoint) {
 	if len(servers) == 0 || servers[0].Health != registry.Healthy {
 		return
 	}
-	var order, ill []string
+	order := make([]string, 0, len(servers))
 	for _, e := range servers {
-		if order = append(order, e.Address); e.Health == registry.Unhealthy {
-			ill = append(ill, e.Address)
-		}
+		order = append(order, e.Address)
 	}
-	s.order.Store(&order)
-	s.mu.Lock()
-	open := maps.Clone(s.open)
-	s.mu.Unlock()
-	for c := range open {
-		if slices.Contains(ill, c.address) {
-			c.left.Store(true)
-			_ = c.Close() // abandoned, so its error does not matter
+	s.order.Store(&order) // before closing: who asks again must come to another one
+	for _, e := range servers {
+		if e.Health == registry.Unhealthy {
+			s.opened(e.Address).CloseAll()
 		}
 	}
 }

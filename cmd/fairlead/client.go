@@ -63,7 +63,7 @@ func clientConfig(kubeconfig string, servers []string, follows bool) (c *rest.Co
 		return c, addresses, nil, nil
 	}
 	c.Host = "https://" + addresses[0]
-	own = &apiservers{open: make(map[*ownConn]struct{})}
+	own = &apiservers{}
 	own.order.Store(&addresses)
 	c.Dial = own.dial
 	c.Wrap(own.wrap)

@@ -2,16 +2,20 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
@@ -235,20 +239,22 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	must.Do(t, err)
 	check.Same(t, 3, len(addresses), "servers, of which one is named twice")
 	check.Same(t, -1, kube.QPS, "requests a second; negative is without a limit")
-	f, review := reviewer(t, kube)
 	one, two := first.Listener.Addr().String(), second.Listener.Addr().String()
-	known := func(a, b registry.Health, connections int) {
+	var open atomic.Int32 // connections to the first
+	dial := kube.Dial
+	kube.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil || address != one {
+			return conn, err
+		}
+		open.Add(1)
+		return &countedConn{conn, sync.OnceFunc(func() { open.Add(-1) })}, nil
+	}
+	f, review := reviewer(t, kube)
+	known := func(a, b registry.Health, connections int32) {
 		t.Helper()
 		own.prefer([]registry.Endpoint{{Address: one, Health: a}, {Address: two, Health: b}})
-		to := 0
-		own.mu.Lock()
-		defer own.mu.Unlock()
-		for c := range own.open {
-			if c.address == one {
-				to++
-			}
-		}
-		check.Same(t, connections, to, "connections to the first")
+		must.Soon(t, 10*time.Second, "connections to the first", func() bool { return open.Load() == connections })
 	}
 	check.Same(t, one, review(), "at first, with one dead that nobody knows of")
 	known(registry.Unhealthy, registry.Unhealthy, 1)
@@ -269,4 +275,15 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	known(registry.Unhealthy, registry.Healthy, 0)
 	must.Get(f.reload(path, must.Get(os.ReadFile(path))(t)))(t)
 	check.Same(t, two, review(), "after the kubeconfig has changed")
+}
+
+// countedConn calls closed when it is closed.
+type countedConn struct {
+	net.Conn
+	closed func()
+}
+
+func (c *countedConn) Close() error {
+	c.closed()
+	return c.Conn.Close()
 }

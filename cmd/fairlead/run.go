@@ -24,7 +24,7 @@ type process struct {
 	log     *slog.Logger
 	metrics *prometheus.Registry
 	held    *hold.Bound // bytes held by connections
-	loops   loops
+	loops   map[string]func(context.Context) error // in the background, by the names that errors show
 	records
 	draining atomic.Bool // the first step of a shutdown: not ready
 	// host is this machine's name, empty if it has none. identity is unique: two replicas may share
@@ -35,11 +35,8 @@ type process struct {
 func newProcess(o *options, log *slog.Logger) *process {
 	limitMemory(log) // first: hold.New(0) is a part of it
 	host, _ := os.Hostname()
-	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(loops), host: host, identity: host + "_" + rand.Text()}
+	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(map[string]func(context.Context) error), host: host, identity: host + "_" + rand.Text()}
 }
-
-// loops are background components, by the names that errors show.
-type loops map[string]func(context.Context) error
 
 // run builds all parts, serves until ctx ends, and drains.
 func run(ctx context.Context, o *options, log *slog.Logger) error {
