@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -77,7 +78,7 @@ func FuzzProbeAnswer(f *testing.F) {
 	pair := ca.Issue(pki.Leaf{Names: []string{serverName}}).TLS()
 	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}}))(f)
 	p := New(Config{
-		Table: func() Table { return snapshot{} }, Report: func(registry.Report) {}, Dial: new(net.Dialer).DialContext,
+		Table: func() latest.State[*registry.Entry] { return snapshot{} }, Report: func(registry.Report) {}, Dial: new(net.Dialer).DialContext,
 		TLS: func(string, *registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.Pool()}, nil },
 	})
 	target := newTarget(p, key{&registry.Backend{ServerName: serverName, HTTP1: true}, l.Addr().String(), defaultInterval, false})

@@ -44,8 +44,9 @@ import (
 // Config is what a Prober needs (makeBackends and kube.connect in cmd/fairlead). Table, Report, TLS
 // and Dial must be set.
 type Config struct {
-	// Table returns the current table.
-	Table func() Table
+	// Table returns the current table: of its entries the endpoints are probed, for the document of
+	// their group-version or, where they have none, for the server's readiness.
+	Table func() latest.State[*registry.Entry]
 	// Report takes what was found out about an endpoint. It is called only when something has
 	// changed and, for a server, after a Signal. It may be called by many goroutines.
 	Report func(registry.Report)
@@ -79,15 +80,6 @@ type Prober struct {
 	failing [troubles]weights // of targets, by the way in which they fail
 	index   atomic.Pointer[index]
 	indexed chan struct{} // one slot: the index has changed
-}
-
-// Table names what is probed: a *registry.Table, or a set that never changes: configured servers.
-type Table interface {
-	// Entries returns the entries whose endpoints are probed: for the document of their
-	// group-version or, where they have none, for the server's readiness.
-	Entries() []*registry.Entry
-	// Superseded returns a channel that is closed once a newer table is in place. Nil means never.
-	Superseded() <-chan struct{}
 }
 
 // index finds what is probed. It is immutable: apply stores a new one when the set changes.

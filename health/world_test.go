@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -155,7 +156,7 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-func (w *world) table() Table {
+func (w *world) table() latest.State[*registry.Entry] {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return snapshot{w.entries, w.superseded}

@@ -148,7 +148,7 @@ func (k *kube) files() []certs.File {
 	return files
 }
 
-// probed are the local apiservers as a health.Table.
+// probed are the local apiservers as a table.
 type probed struct {
 	entry      registry.Entry
 	superseded <-chan struct{}
@@ -178,7 +178,7 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	}
 	as := &registry.Backend{}
 	k.prober = health.New(health.Config{
-		Table: func() health.Table {
+		Table: func() latest.State[*registry.Entry] {
 			p := &probed{entry: registry.Entry{Name: localName, Backend: as}}
 			p.entry.Endpoints, p.superseded = k.pools.Servers()
 			return p

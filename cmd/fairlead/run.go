@@ -23,7 +23,7 @@ type process struct {
 	o       *options
 	log     *slog.Logger
 	metrics *prometheus.Registry
-	held    *hold.Bound // bytes held by connections
+	held    *hold.Bound                            // bytes held by connections
 	loops   map[string]func(context.Context) error // in the background, by the names that errors show
 	records
 	draining atomic.Bool // the first step of a shutdown: not ready

@@ -15,12 +15,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/status"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // makeStatus makes the writer of fairlead.dev/Available, and the reporter of changed verdicts as
 // Events. kube-apiserver's own controllers own Available and cannot be switched off.
 func (s *server) makeStatus() error {
-	c := status.Config{Table: func() status.Table { return s.registry.Table() }, Identity: s.identity, Faults: s.trust.Faults, Logger: s.log, Metrics: s.metrics}
+	c := status.Config{Table: func() latest.State[*registry.Entry] { return s.registry.Table() }, Identity: s.identity, Faults: s.trust.Faults, Logger: s.log, Metrics: s.metrics}
 	if s.kube != nil {
 		c.Client = s.kube.api
 	}

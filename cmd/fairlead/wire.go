@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
@@ -110,7 +111,7 @@ func (s *server) makeTable(reach *reach.Rules) (err error) {
 func zeroMeansNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 
 func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
-	s.prober = health.New(health.Config{Table: func() health.Table { return s.registry.Table() }, Report: s.registry.Report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})
+	s.prober = health.New(health.Config{Table: func() latest.State[*registry.Entry] { return s.registry.Table() }, Report: s.registry.Report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})
 	s.backends, err = backend.New(backend.Config{
 		Tables: s.registry, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed, Dial: rules.Dial,
 		Signal: s.prober.Signal, Observe: s.prober.Observe, Logger: s.log, Metrics: s.metrics,

@@ -80,12 +80,16 @@ func (c Change[E]) Key() string {
 	return cmp.Or(c.New, c.Old).Key()
 }
 
+// State is a state of elements, such as a *registry.Table.
+type State[E Element] interface {
+	Entries() []E
+	// Superseded returns a channel that is closed once a newer one is in place. Nil means never.
+	Superseded() <-chan struct{}
+}
+
 // Changes is like Of, and yields with each state its changes since the previously yielded one. The
 // first time, that is everything.
-func Changes[S interface {
-	Superseded() <-chan struct{}
-	Entries() []E
-}, E Element](ctx context.Context, load func() S, wake <-chan time.Time) iter.Seq2[S, []Change[E]] {
+func Changes[S State[E], E Element](ctx context.Context, load func() S, wake <-chan time.Time) iter.Seq2[S, []Change[E]] {
 	return func(yield func(S, []Change[E]) bool) {
 		var last []E
 		for now := range Of(ctx, load, wake) {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1/fake"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
@@ -40,7 +41,7 @@ type state struct {
 func (s state) Entries() []*registry.Entry  { return s.entries }
 func (s state) Superseded() <-chan struct{} { return s.superseded }
 
-func (r *replica) table() Table {
+func (r *replica) table() latest.State[*registry.Entry] {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return state{r.entries, r.superseded}

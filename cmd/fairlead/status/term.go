@@ -301,7 +301,7 @@ func (f *foreign) stop() {
 // compare finds conditions that other writers have changed, and has them replaced at once. After
 // each loss it waits longer, up to relist: a kube-apiserver's own aggregator over the same keys
 // would always write again.
-func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now Table) {
+func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest.State[*registry.Entry]) {
 	differ := map[string]bool{}
 	for name, o := range seen {
 		have := t.of(name)

@@ -26,6 +26,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -34,7 +35,7 @@ import (
 // Elect or Client; for Events, Client and Faults.
 type Config struct {
 	// Table returns the current table.
-	Table func() Table
+	Table func() latest.State[*registry.Entry]
 	// APIServices writes conditions; it needs list on apiservices and patch on apiservices/status.
 	APIServices typed.APIServiceInterface
 	// Client elects one replica by a Lease, where Identity is this replica's unique name; it needs
@@ -60,12 +61,6 @@ type Writer struct {
 	leading   prometheus.Gauge
 	writes    *prometheus.CounterVec                    // :: result
 	condition apiregistrationv1.APIServiceConditionType // that is written
-}
-
-// Table is the part of *registry.Table that is used.
-type Table interface {
-	Entries() []*registry.Entry
-	Superseded() <-chan struct{}
 }
 
 // New makes a Writer. It does nothing until Run.
