@@ -58,7 +58,7 @@ func (s *server) makeChecks() {
 	)
 	if s.o.audit.path != "" {
 		all = append(all, needs.Check{Name: "audit-log", Look: func(time.Time) answer.Check {
-			return failed(s.auditWrites.Err(time.Time{}), "", "the audit log cannot be written: ", "check the disk with --audit-log-path: what could not be written is lost")
+			return failed(s.auditLines.ends.Err(time.Time{}), "", "the audit log cannot be written: ", "check the disk with --audit-log-path: what could not be written is lost")
 		}})
 	}
 	s.live = &health.Checks{Name: "livez", Logger: s.log}

@@ -93,7 +93,7 @@ func TestOwnChecks(t *testing.T) {
 		check.Same(t, name, at(name).Name, "a check")
 	}
 	writeFile(t, filepath.Join(d.o.registry.dir, "bad.yaml"), "kind: Nonsense\n")
-	d.auditWrites.Note(errors.New("no space left on device"))
+	d.auditLines.ends.Note(errors.New("no space left on device"))
 	d.held.Add(d.held.Limit())
 	defer d.held.Add(-d.held.Limit())
 	must.Soon(t, 20*time.Second, "three checks fail", func() bool {

@@ -71,10 +71,11 @@ func (p *process) makeAudit() error {
 			Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize, Compress: o.compress,
 		}
 		p.closing = append(p.closing, rotated.Close)
-		w = &wholeLines{Writer: rotated}
+		w = rotated
 	}
+	p.auditLines = &wholeLines{Writer: w}
 	p.audit = audit.New(audit.Config{
-		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: &notedWriter{w, &p.auditWrites}, Format: o.format, Local: o.local,
+		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: p.auditLines, Format: o.format, Local: o.local,
 		Logger: p.log, Metrics: p.metrics,
 	})
 	p.loops["audit log"] = p.audit.Run
@@ -83,11 +84,10 @@ func (p *process) makeAudit() error {
 
 // records are the logs and traces to which requests are written.
 type records struct {
-	accessLog *accesslog.Log // nil means no access log
-	taps      accesslog.Taps
-	audit     *audit.Log // nil means no audit log
-	// auditWrites says whether it can be written.
-	auditWrites needs.Outcome
+	accessLog  *accesslog.Log // nil means no access log
+	taps       accesslog.Taps
+	audit      *audit.Log  // nil means no audit log
+	auditLines *wholeLines // what audit writes to
 	// closing ends what is recorded: the files, and the spans that are not sent yet.
 	closing []func() error
 }
@@ -112,7 +112,7 @@ func (r *records) open(what, path string) (io.Writer, error) {
 		return nil, fmt.Errorf("opening %s log: %w", what, err)
 	}
 	r.closing = append(r.closing, f.Close)
-	return &wholeLines{Writer: f}, nil
+	return f, nil
 }
 
 func (p *process) makeAccessLog() error {
@@ -123,38 +123,29 @@ func (p *process) makeAccessLog() error {
 	if err != nil {
 		return err
 	}
-	p.accessLog = accesslog.New(accesslog.Config{Writer: w, Skip: 1 - p.o.accessSample, Logger: p.log, Metrics: p.metrics})
+	p.accessLog = accesslog.New(accesslog.Config{Writer: &wholeLines{Writer: w}, Skip: 1 - p.o.accessSample, Logger: p.log, Metrics: p.metrics})
 	p.loops["access log"] = p.accessLog.Run
 	return nil
 }
 
-// notedWriter notes how its writes end.
-type notedWriter struct {
-	io.Writer
-	ends *needs.Outcome
-}
-
-func (w *notedWriter) Write(p []byte) (int, error) {
-	n, err := w.Writer.Write(p)
-	w.ends.Note(err)
-	return n, err //nolint:wrapcheck // this is the writer
-}
-
 // wholeLines starts a new line after a write that failed in the middle of a line, for example on a
-// full disk. Otherwise the next line would be lost together with the partial one.
+// full disk. Otherwise the next line would be lost together with the partial one. It notes how its
+// writes end.
 type wholeLines struct {
 	io.Writer
-	cut bool
+	cut  bool
+	ends needs.Outcome
 }
 
-func (w *wholeLines) Write(p []byte) (int, error) {
+func (w *wholeLines) Write(p []byte) (n int, err error) {
+	defer func() { w.ends.Note(err) }()
 	if w.cut {
 		if _, err := w.Writer.Write([]byte("\n")); err != nil {
 			return 0, err //nolint:wrapcheck // this is the writer
 		}
 		w.cut = false
 	}
-	n, err := w.Writer.Write(p)
+	n, err = w.Writer.Write(p)
 	w.cut = err != nil && n > 0 && n <= len(p) && p[n-1] != '\n'
 	return n, err //nolint:wrapcheck // this is the writer
 }

@@ -3,6 +3,7 @@ package entrypoint
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -77,11 +78,7 @@ func (m *members) observe(leases []coordinationv1.Lease, wrote bool, now time.Ti
 			alive = append(alive, l)
 		}
 	}
-	for name := range m.known {
-		if !names[name] {
-			delete(m.known, name)
-		}
-	}
+	maps.DeleteFunc(m.known, func(name string, _ *member) bool { return !names[name] })
 	return alive, dead
 }
 

@@ -28,7 +28,7 @@ const maxChanges = 32
 type history struct {
 	mu   sync.Mutex // guards what follows
 	list []answer.Transition
-	// endpoints are the changes of each endpoint in the table, :: APIService → address.
+	// endpoints are the changes of each endpoint in the table, :: APIService → address. Never nil.
 	endpoints map[string]map[string][]answer.Change
 }
 
@@ -53,9 +53,6 @@ func (h *history) changed(was, is *registry.Entry, now time.Time) {
 		if len(list) > 0 {
 			kept[e.Address] = list
 		}
-	}
-	if h.endpoints == nil {
-		h.endpoints = make(map[string]map[string][]answer.Change)
 	}
 	h.endpoints[is.Name] = kept
 }

@@ -170,7 +170,7 @@ func TestList(t *testing.T) {
 
 // The changes of an endpoint are kept while it exists, up to the number that is shown.
 func TestEndpointHistory(t *testing.T) {
-	var h history
+	h := history{endpoints: make(map[string]map[string][]answer.Change)}
 	entry := func(health ...registry.Health) *registry.Entry {
 		e := &registry.Entry{Name: "v1.x"}
 		for i, v := range health {
