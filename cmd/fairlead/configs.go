@@ -21,8 +21,6 @@ import (
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	"github.com/fairlead-proxy/fairlead/internal/reach"
-	"github.com/fairlead-proxy/fairlead/proxy/front"
 	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
@@ -74,28 +72,6 @@ func readTracing(file string) (*tracingapi.TracingConfiguration, error) {
 		return nil, faults.ToAggregate()
 	}
 	return &config.TracingConfiguration, nil
-}
-
-// reach returns the only dialer of backends, and the rules for the local apiserver, which we chose.
-func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err error) {
-	// The operator of this process writes the directory, but not what is in etcd or in a cluster.
-	r, from := s.o.TableOptions().Reach, &s.o.registry
-	r.AllowLoopback = r.AllowLoopback || from.dir != "" && from.etcd == nil && !from.cluster
-	for _, l := range []*front.Listener{s.ports.front, s.ports.admin} {
-		own, err := l.Own()
-		if err != nil {
-			return nil, nil, err
-		}
-		r.Self = append(r.Self, own...)
-	}
-	if r.Via, err = egressDialer(s.o.egress); err != nil {
-		return nil, nil, cli.Usage(fmt.Errorf("--egress-selector-config-file: %w", err))
-	}
-	local = &reach.Rules{Operator: true, Self: r.Self}
-	if s.kube != nil {
-		err = s.kube.refuseSelf(ctx, local)
-	}
-	return &r, local, err
 }
 
 // egressDialer returns the dialer of an egress selector configuration's entry "cluster", as

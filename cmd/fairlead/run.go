@@ -13,7 +13,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/internal/hold"
+	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/proxy/front"
 )
 
@@ -133,4 +135,26 @@ func (l ports) close() {
 			_ = l.Close()
 		}
 	}
+}
+
+// reach returns the only dialer of backends, and the rules for the local apiserver, which we chose.
+func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err error) {
+	// The operator of this process writes the directory, but not what is in etcd or in a cluster.
+	r, from := s.o.TableOptions().Reach, &s.o.registry
+	r.AllowLoopback = r.AllowLoopback || from.dir != "" && from.etcd == nil && !from.cluster
+	for _, l := range []*front.Listener{s.ports.front, s.ports.admin} {
+		own, err := l.Own()
+		if err != nil {
+			return nil, nil, err
+		}
+		r.Self = append(r.Self, own...)
+	}
+	if r.Via, err = egressDialer(s.o.egress); err != nil {
+		return nil, nil, cli.Usage(fmt.Errorf("--egress-selector-config-file: %w", err))
+	}
+	local = &reach.Rules{Operator: true, Self: r.Self}
+	if s.kube != nil {
+		err = s.kube.refuseSelf(ctx, local)
+	}
+	return &r, local, err
 }
