@@ -146,3 +146,18 @@ func TestServes(t *testing.T) {
 	check.Same(t, "", serves("u", "<html>"), "no document")
 	check.Same(t, "", serves("", one), "a Service")
 }
+
+func (w *world) table() latest.State[*registry.Entry] {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return snapshot{w.entries, w.superseded}
+}
+
+// snapshot is a table.
+type snapshot struct {
+	entries    []*registry.Entry
+	superseded <-chan struct{}
+}
+
+func (s snapshot) Entries() []*registry.Entry  { return s.entries }
+func (s snapshot) Superseded() <-chan struct{} { return s.superseded }

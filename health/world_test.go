@@ -18,7 +18,6 @@ import (
 	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -66,15 +65,6 @@ type note struct {
 	registry.Report
 	at time.Time
 }
-
-// snapshot is a table.
-type snapshot struct {
-	entries    []*registry.Entry
-	superseded <-chan struct{}
-}
-
-func (s snapshot) Entries() []*registry.Entry  { return s.entries }
-func (s snapshot) Superseded() <-chan struct{} { return s.superseded }
 
 func newWorld(t *testing.T, options ...string) *world {
 	t.Helper()
@@ -154,12 +144,6 @@ func (w *world) end() {
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
-}
-
-func (w *world) table() latest.State[*registry.Entry] {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return snapshot{w.entries, w.superseded}
 }
 
 func (w *world) set(entries ...*registry.Entry) {

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
+
+// Reviews and watches leave an apiserver that accepts connections and never answers, also those
+// that already wait for it, and each server is verified by its own name.
+func TestOwnClientsLeaveWhatHangs(t *testing.T) {
+	var hangs atomic.Bool
+	arrived, hang := make(chan struct{}), make(chan struct{})
+	first := serverAt(t, "127.0.0.1", func(w http.ResponseWriter, r *http.Request) {
+		if hangs.Load() {
+			close(arrived)
+			<-hang
+		}
+		allow(w, r)
+	})
+	defer close(hang)
+	second, dead := serverAt(t, "127.0.0.2", allow), serverAt(t, "127.0.0.3", allow)
+	dead.Close()
+	path := writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText("https://other.example:1", ca, ""))
+	for given, want := range map[string]string{ // a manifest cannot write brackets around $(HOST_IP)
+		"https://fd00::1:6443": "[fd00::1]:6443", "https://[fd00::1]:6443": "[fd00::1]:6443", "https://192.0.2.1:6443/": "192.0.2.1:6443",
+		"https://[fd00::1]": "[fd00::1]:443", "https://kube.example": "kube.example:443",
+		"http://127.0.0.1:1": "", "https://": "", "https://%": "", "10.0.0.1:6443": "", "https://user@10.0.0.1": "", "https://10.0.0.1/prefix": "",
+	} {
+		if _, addresses, _, err := clientConfig(path, []string{given}, false); strings.Join(addresses, "") != want || (err == nil) != (want != "") {
+			t.Errorf("--local-apiserver %s: %v %v, want %q", given, addresses, err, want)
+		}
+	}
+	kube, addresses, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL, first.URL + "/"}, false)
+	must.Do(t, err)
+	check.Same(t, 3, len(addresses), "servers, of which one is named twice")
+	check.Same(t, -1, kube.QPS, "requests a second; negative is without a limit")
+	one, two := first.Listener.Addr().String(), second.Listener.Addr().String()
+	var open atomic.Int32 // connections to the first
+	dial := kube.Dial
+	kube.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil || address != one {
+			return conn, err
+		}
+		open.Add(1)
+		return &countedConn{conn, sync.OnceFunc(func() { open.Add(-1) })}, nil
+	}
+	f, review := reviewer(t, kube)
+	known := func(a, b registry.Health, connections int32) {
+		t.Helper()
+		own.prefer([]registry.Endpoint{{Address: one, Health: a}, {Address: two, Health: b}})
+		must.Soon(t, 10*time.Second, "connections to the first", func() bool { return open.Load() == connections })
+	}
+	check.Same(t, one, review(), "at first, with one dead that nobody knows of")
+	known(registry.Unhealthy, registry.Unhealthy, 1)
+	hangs.Store(true)
+	waits := make(chan string, 1)
+	go func() { waits <- review() }()
+	<-arrived
+	known(registry.Unhealthy, registry.Healthy, 0)
+	check.Same(t, two, <-waits, "what waited when the first hung")
+	check.Same(t, two, review(), "when the first hangs")
+	hangs.Store(false)
+	known(registry.Healthy, registry.Healthy, 0)
+	check.Same(t, two, review(), "when the first is well again: no watch goes back in time")
+	own.first = true
+	known(registry.Healthy, registry.Unhealthy, 0)
+	known(registry.Healthy, registry.Healthy, 0)
+	check.Same(t, one, review(), "with --local-apiserver-preference=first")
+	known(registry.Unhealthy, registry.Healthy, 0)
+	must.Get(f.reload(path, must.Get(os.ReadFile(path))(t)))(t)
+	check.Same(t, two, review(), "after the kubeconfig has changed")
+}
+
+// countedConn calls closed when it is closed.
+type countedConn struct {
+	net.Conn
+	closed func()
+}
+
+func (c *countedConn) Close() error {
+	c.closed()
+	return c.Conn.Close()
+}
