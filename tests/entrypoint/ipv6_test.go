@@ -92,10 +92,10 @@ func TestIPv6(t *testing.T) {
 	t.Run("replicas", func(t *testing.T) {
 		admin := kubectl.As(t, two, w.Admin())
 		admin.Feed(t, fmt.Sprintf(adminSlice, node2), "create", "-f", "-")
-		a := suite.Run(t, exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(w.fairlead), "kubectl-fairlead"), "status", "--replicas", "--kubeconfig="+admin.Kubeconfig), "")
-		if a.Code != 0 || !strings.Contains(a.Out, "["+node2+"]:8444") {
-			t.Errorf("exit code %d:\n%s%s", a.Code, a.Out, a.Errs)
-		}
+		suite.Eventually(t, 20*time.Second, "all is well", func() (bool, string) { // checks are asked once a second
+			a := suite.Run(t, exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(w.fairlead), "kubectl-fairlead"), "status", "--replicas", "--kubeconfig="+admin.Kubeconfig), "")
+			return a.Code == 0 && strings.Contains(a.Out, "["+node2+"]:8444"), fmt.Sprintf("exit code %d:\n%s%s", a.Code, a.Out, a.Errs)
+		})
 	})
 }
 
