@@ -264,11 +264,6 @@ func describeEntry(line liner, a *answer.APIService, cause string) {
 		line("Foreign", strings.Join(o.Foreign, ", "))
 	}
 	for _, e := range a.Endpoints {
-		text := joined(": ", e.Address+" "+e.Health, other(e.Error), e.GoAway)
-		if e.Health == "unhealthy" {
-			line("Endpoint", text, bad)
-		} else {
-			line("Endpoint", text)
-		}
+		line("Endpoint", joined(": ", e.Address+" "+e.Health, other(e.Error), e.GoAway), map[string]string{"unhealthy": bad}[e.Health])
 	}
 }

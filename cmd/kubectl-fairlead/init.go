@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -180,13 +181,8 @@ func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	data := map[string][]byte{}
-	if data[corev1.TLSPrivateKeyKey], err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
-		return nil, err
-	}
-	if data[corev1.TLSCertKey], err = certutil.EncodeCertificates(cert); err != nil {
-		return nil, err
-	}
-	data[corev1.ServiceAccountRootCAKey], err = certutil.EncodeCertificates(cmp.Or(i.ca.Leaf, cert)) // ca.crt
-	return data, err
+	private, err1 := keyutil.MarshalPrivateKeyToPEM(key)
+	own, err2 := certutil.EncodeCertificates(cert)
+	ca, err3 := certutil.EncodeCertificates(cmp.Or(i.ca.Leaf, cert))
+	return map[string][]byte{corev1.TLSPrivateKeyKey: private, corev1.TLSCertKey: own, corev1.ServiceAccountRootCAKey: ca}, errors.Join(err1, err2, err3)
 }

@@ -33,11 +33,8 @@ func (l *linter) own() {
 		names := slices.DeleteFunc(pair.Names, func(name string) bool { return name == "" || strings.Contains(name, "*") })
 		l.serving("SNI certificate "+pair.Cert, pair, names)
 	}
-	// With a cluster, live checks more.
-	if l.Certs.ProxyClient.Cert != "" && l.kubeconfig == "" {
-		if chain := l.pair("proxy client certificate", l.Certs.ProxyClient); chain != nil {
-			l.found = append(l.found, certs.CheckProxyClient(chain, nil)...)
-		}
+	if l.Certs.ProxyClient.Cert != "" && l.kubeconfig == "" { // with a cluster, live checks more
+		l.proxyClient(nil)
 	}
 	before := len(l.found)
 	c := &l.Certs

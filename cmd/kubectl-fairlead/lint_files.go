@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"slices"
@@ -77,7 +77,11 @@ func isFolder(path string) bool {
 }
 
 func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
-	data, err := readManifest(file, l.stdin)
+	read := func() ([]byte, error) { return directory.Read(file) }
+	if file == "-" {
+		read = func() ([]byte, error) { return manifest.Read(l.stdin) }
+	}
+	data, err := read()
 	if err != nil {
 		l.error(file, "make it readable", "%v", err)
 		return
@@ -99,13 +103,6 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 		s.at[o.Name()] = at
 		s.add(o)
 	}
-}
-
-func readManifest(file string, stdin io.Reader) ([]byte, error) {
-	if file == "-" {
-		return manifest.Read(stdin)
-	}
-	return directory.Read(file)
 }
 
 func (s *set) add(o manifest.Object) {
@@ -134,17 +131,11 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	if s.in.Services[service] != nil && e.Verdict.Reason == registry.ReasonServicePortError {
 		l.error(at+"APIService "+e.Name, advice.Of(e), "%s", e.Verdict.Message)
 	}
-	bundle := []byte(b.CABundle)
-	if b.CAFrom != "" {
-		name, key, _ := strings.Cut(b.CAFrom, "/")
-		cm := s.maps[types.NamespacedName{Namespace: b.Namespace, Name: name}]
-		if cm == nil {
-			return // not in the files: only a live check can tell
-		}
-		var ok bool
-		if bundle, ok = l.referenced(at+"APIService "+e.Name, cm, key); !ok {
-			return
-		}
+	bundle, ok := l.bundleOf(at+"APIService "+e.Name, b, func(namespace, name string) (*corev1.ConfigMap, error) {
+		return s.maps[types.NamespacedName{Namespace: namespace, Name: name}], nil // nil: only a live check can tell
+	})
+	if !ok {
+		return
 	}
 	for _, f := range certs.CheckBackend(e.Name, b, bundle, nil) {
 		f.Object = at + f.Object
@@ -152,16 +143,24 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	}
 }
 
-// referenced returns the bundle in a ConfigMap.
-func (l *linter) referenced(object string, cm *corev1.ConfigMap, key string) ([]byte, bool) {
-	if text := cm.Data[key]; text != "" {
-		return []byte(text), true
+// bundleOf returns a backend's bundle: its own, or that of the ConfigMap which it names.
+func (l *linter) bundleOf(object string, b *registry.Backend, get func(namespace, name string) (*corev1.ConfigMap, error)) ([]byte, bool) {
+	if b.CAFrom == "" {
+		return []byte(b.CABundle), true
 	}
-	if data := cm.BinaryData[key]; len(data) > 0 {
-		return data, true
+	name, key, _ := strings.Cut(b.CAFrom, "/")
+	cm, err := get(b.Namespace, name)
+	if err != nil {
+		l.error(object, "make that ConfigMap, or correct the annotation fairlead.dev/ca-from", "reading its bundle: %v", err)
 	}
-	l.error(object, "put the bundle there, or correct the annotation fairlead.dev/ca-from", "ConfigMap %s/%s, which should contain its bundle, has no key %q", cm.Namespace, cm.Name, key)
-	return nil, false
+	if err != nil || cm == nil {
+		return nil, false
+	}
+	data := cmp.Or(cm.Data[key], string(cm.BinaryData[key]))
+	if data == "" {
+		l.error(object, "put the bundle there, or correct the annotation fairlead.dev/ca-from", "ConfigMap %s/%s, which should contain its bundle, has no key %q", cm.Namespace, cm.Name, key)
+	}
+	return []byte(data), data != ""
 }
 
 // problems reports what the table itself finds wrong with an entry, mostly annotations.

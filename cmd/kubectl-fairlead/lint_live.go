@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -144,20 +144,12 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 	default:
 		l.add(l.severity(e), object, cmp.Or(advice.Of(e), "check that its backend runs"), "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	}
-	bundle := []byte(b.CABundle)
-	if b.CAFrom != "" {
-		name, key, _ := strings.Cut(b.CAFrom, "/")
-		cm, err := client.ConfigMaps(b.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			l.error(object, "make that ConfigMap, or correct the annotation fairlead.dev/ca-from", "reading its bundle: %v", err)
-			return
-		}
-		var ok bool
-		if bundle, ok = l.referenced(object, cm, key); !ok {
-			return
-		}
+	bundle, ok := l.bundleOf(object, b, func(namespace, name string) (*corev1.ConfigMap, error) {
+		return client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	})
+	if ok {
+		l.found = append(l.found, certs.CheckBackend(e.Name, b, bundle, l.presented(e, answers))...)
 	}
-	l.found = append(l.found, certs.CheckBackend(e.Name, b, bundle, l.presented(e, answers))...)
 }
 
 // shadowed reports CustomResourceDefinitions of group-versions that a remote APIService claims:

@@ -159,26 +159,25 @@ func (l *linter) published(s *survey) {
 		return // managed by somebody else, or Fairlead's own
 	}
 	const object, do = "Service default/kubernetes", "name the kube-apiservers by --local-apiserver instead of --local-apiservers-from=endpointslice, or correct their --advertise-address"
-	missing, lacks, families := s.published, false, map[bool]string{}
+	missing, families, before := slices.Clone(s.published), map[bool]string{}, len(l.found)
 	for i := range s.nodes {
 		own := internal(&s.nodes[i])
 		if len(own) > 0 {
 			families[strings.Contains(own[0], ":")] = s.nodes[i].Name
 		}
-		others := slices.DeleteFunc(slices.Clone(missing), func(p string) bool {
+		all := len(missing)
+		missing = slices.DeleteFunc(missing, func(p string) bool {
 			host, _, _ := net.SplitHostPort(p)
 			return slices.Contains(own, host)
 		})
-		if len(others) == len(missing) {
-			lacks = true
+		if len(missing) == all {
 			l.add(s.pending(), object, do, "it has no endpoint of node %s", s.nodes[i].Name)
 		}
-		missing = others
 	}
 	for _, p := range missing {
 		l.add(s.pending(), object, do, "its endpoint %s is no control-plane node's: it may be a load balancer, which will lead to Fairlead itself", p)
 	}
-	l.listed = len(missing) == 0 && !lacks
+	l.listed = len(l.found) == before
 	if len(families) > 1 {
 		l.add(s.pending(), "nodes", "give all control-plane nodes the same family first (kubelet's --node-ip)", "the first address of %s is IPv4, and that of %s IPv6: no client reaches all replicas by one family", families[false], families[true])
 	}

@@ -35,7 +35,7 @@ func paletteFor(w io.Writer) palette {
 const good, bad, warn, plain, dim = "32", "31", "33", "39", "2"
 
 func (p palette) paint(code, text string) string {
-	if !p.on {
+	if !p.on || code == "" {
 		return text
 	}
 	return "\x1b[" + code + "m" + text + "\x1b[0m"

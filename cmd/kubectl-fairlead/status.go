@@ -178,11 +178,10 @@ func (c *client) footer(s *answer.Status, local int) error {
 	}
 	for _, k := range s.Failing() {
 		line(bad, "check ", k.Name, ": ", k.Message)
-		if k.Advice != "" {
-			line(dim, "  ", k.Advice)
-		}
-		if k.Command != "" {
-			line(dim, "  ", k.Command)
+		for _, text := range []string{k.Advice, k.Command} {
+			if text != "" {
+				line(dim, "  ", text)
+			}
 		}
 	}
 	for _, a := range s.APIServices {
