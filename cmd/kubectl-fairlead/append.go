@@ -115,10 +115,7 @@ func (a *appender) change(data map[string]string, ca *x509.Certificate, name str
 	}
 	if len(names) != before {
 		changes = append(changes, fmt.Sprintf("allowed names %q", names))
-		text, err := json.Marshal(names)
-		if err != nil {
-			return nil, err
-		}
+		text, _ := json.Marshal(names) // strings, which it encodes always
 		data[namesKey] = string(text)
 	}
 	text, err := certutil.EncodeCertificates(bundle...)

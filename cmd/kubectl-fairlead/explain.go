@@ -107,13 +107,10 @@ func (c *client) explain(ctx context.Context, subject string, query url.Values, 
 	} else {
 		_, err = io.WriteString(c.out, c.describe(x))
 	}
-	if err != nil {
-		return err
+	if err == nil && x.Code != 0 {
+		err = errUnavailable
 	}
-	if x.Code != 0 {
-		return errUnavailable
-	}
-	return nil
+	return err
 }
 
 // pathOf returns the path for an argument: a path, the name of an APIService, or a resource.

@@ -72,10 +72,9 @@ and the command ends with a conflict.`,
 				return fmt.Errorf("reading kubeconfig: %w", err)
 			}
 			i := &initiator{secrets: core.Secrets(*flags.Namespace), namespace: *flags.Namespace, out: cmd.OutOrStdout()}
-			if extensions.wanted && (extensions.remove || extensions.dryRun) { // makes no certificate
-				return extensions.run(cmd.Context(), core, i.namespace, i.out)
+			if !extensions.wanted || !extensions.remove && !extensions.dryRun { // the others make no certificate
+				err = i.run(cmd.Context(), names)
 			}
-			err = i.run(cmd.Context(), names)
 			if err == nil && extensions.wanted {
 				err = extensions.run(cmd.Context(), core, i.namespace, i.out)
 			}

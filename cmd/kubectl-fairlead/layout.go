@@ -213,7 +213,8 @@ func (i *installer) servers(s *survey) {
 
 // write writes the kustomization and, for a static pod, another one.
 func (i *installer) write() error {
-	to, parts, prefix := layouts()[i.layout], i.components, "/spec/template/spec"
+	to := layouts()[i.layout]
+	own := types.Kustomization{Resources: []string{to.resource}, Components: under("components", i.components)}
 	if i.layout == "static-pod" {
 		for _, c := range i.components {
 			i.args = append(i.args, podFlags()[c]...)
@@ -221,11 +222,9 @@ func (i *installer) write() error {
 		if err := i.put("node", types.Kustomization{Resources: []string{"static-pod/fairlead.yaml"}, Patches: i.patches(to, "/spec")}); err != nil {
 			return err
 		}
-		parts = append(slices.Clone(parts), "static-pod") // the last one
-	}
-	own := types.Kustomization{Resources: []string{to.resource}, Components: under("components", parts)}
-	if i.layout != "static-pod" {
-		own.Patches = i.patches(to, prefix)
+		own.Components = append(own.Components, "components/static-pod") // the last one
+	} else {
+		own.Patches = i.patches(to, "/spec/template/spec")
 	}
 	if err := i.put("", own); err != nil {
 		return err
