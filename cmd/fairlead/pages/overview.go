@@ -224,7 +224,7 @@ func (d *document) localServers(v *view) {
 		d.health(&e)
 		d.put(` <span class="dim">probed </span>`)
 		d.probe(v.Time, &e)
-		d.put(`, %s, %d client connections`, cmp.Or(e.Release, "release unknown"), e.Clients)
+		d.put(`, %s, %s client connections`, cmp.Or(e.Release, "release unknown"), e.Clients)
 		if len(e.Only) > 0 {
 			d.put(`; another one lacks %s`, strings.Join(e.Only, ", "))
 		}
