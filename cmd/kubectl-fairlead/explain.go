@@ -61,12 +61,7 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
 			query := url.Values{"method": {method}, "user": {user}, "uid": {uid}, "group": groups}
 			return c.explain(cmd.Context(), args[0], query, printer)
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return apiServiceNames(cmd.Context(), flags), cobra.ShellCompDirectiveNoFileComp
-		},
+		ValidArgsFunction: completion(flags, 1),
 	}
 	cmd.Flags().StringVar(&method, "method", "GET", "HTTP method of the request.")
 	form.addFlags(cmd)
@@ -74,21 +69,18 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
 	return cmd
 }
 
-// apiServiceNames returns names for shell completion, which cannot show errors.
-func apiServiceNames(ctx context.Context, flags *genericclioptions.ConfigFlags) []string {
-	c, err := connect(flags, io.Discard)
-	if err != nil {
-		return nil
+// completion completes at most so many names of APIServices. It cannot show errors.
+func completion(flags *genericclioptions.ConfigFlags, most int) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) (names []string, _ cobra.ShellCompDirective) {
+		c, err := connect(flags, io.Discard)
+		if err == nil && len(args) < most {
+			s, _ := c.status(cmd.Context())
+			for _, a := range s.APIServices {
+				names = append(names, printable.Line(a.Name))
+			}
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
 	}
-	s, err := c.status(ctx)
-	if err != nil {
-		return nil
-	}
-	var names []string
-	for _, a := range s.APIServices {
-		names = append(names, printable.Line(a.Name))
-	}
-	return names
 }
 
 func (c *client) explain(ctx context.Context, subject string, query url.Values, printer printers.ResourcePrinter) error {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -166,9 +165,11 @@ func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error)
 		return nil, err
 	}
 	var cert *x509.Certificate
+	ca := i.ca.Leaf
 	if template == nil {
 		// The time makes the name unique, so that this CA is not confused with the next one.
 		cert, err = certutil.NewSelfSignedCACert(certutil.Config{CommonName: fmt.Sprintf("fairlead-ca-%d", time.Now().Unix())}, key)
+		ca = cert
 	} else {
 		template.KeyUsage = x509.KeyUsageDigitalSignature
 		template.NotBefore, template.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(leafLife) // clocks differ
@@ -182,6 +183,6 @@ func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error)
 	}
 	private, err1 := keyutil.MarshalPrivateKeyToPEM(key)
 	own, err2 := certutil.EncodeCertificates(cert)
-	ca, err3 := certutil.EncodeCertificates(cmp.Or(i.ca.Leaf, cert))
-	return map[string][]byte{corev1.TLSPrivateKeyKey: private, corev1.TLSCertKey: own, corev1.ServiceAccountRootCAKey: ca}, errors.Join(err1, err2, err3)
+	signer, err3 := certutil.EncodeCertificates(ca)
+	return map[string][]byte{corev1.TLSPrivateKeyKey: private, corev1.TLSCertKey: own, corev1.ServiceAccountRootCAKey: signer}, errors.Join(err1, err2, err3)
 }

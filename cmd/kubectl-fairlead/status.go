@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -77,9 +78,7 @@ for any of them.`,
 			return cmp.Or(c.served(s), c.palette.table(c.out, c.rows(s, shown, o)), c.footer(s, len(s.APIServices)-len(shown)), sound(s))
 		},
 	}
-	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		return apiServiceNames(cmd.Context(), flags), cobra.ShellCompDirectiveNoFileComp
-	}
+	cmd.ValidArgsFunction = completion(flags, math.MaxInt)
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "Show what changes until interrupted.")
 	cmd.Flags().BoolVar(&o.replicas, "replicas", false, "Ask each replica of Fairlead, on its admin port, and show where they differ.")
 	cmd.Flags().BoolVarP(&o.all, "all", "a", false, "Show the Local APIServices too.")
