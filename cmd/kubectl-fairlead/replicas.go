@@ -61,7 +61,10 @@ func (c *client) replicas(ctx context.Context) error {
 	g.SetLimit(maxAsked)
 	for i := range all {
 		g.Go(func() error {
-			all[i].status, all[i].err = ask(ctx, hc, all[i].address)
+			ctx, cancel := context.WithTimeout(ctx, replicaTimeout)
+			defer cancel()
+			one := &client{base: &url.URL{Scheme: "https", Host: all[i].address}, http: hc}
+			all[i].status, all[i].err = one.status(ctx)
 			return nil
 		})
 	}
@@ -116,13 +119,6 @@ func (c *client) replicaClient() (*http.Client, error) {
 	}
 	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return hc, nil
-}
-
-// ask gets one replica's status.
-func ask(ctx context.Context, hc *http.Client, address string) (*answer.Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, replicaTimeout)
-	defer cancel()
-	return (&client{base: &url.URL{Scheme: "https", Host: address}, http: hc}).status(ctx)
 }
 
 func replicaRows(all []replica) [][]cell {

@@ -221,7 +221,12 @@ func (c *client) footer(s *answer.Status, local int) error {
 }
 
 // watch prints the table and then rows that change, as kubectl get --watch does, until interrupted.
-func (c *client) watch(ctx context.Context, o *statusOptions) error {
+func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
+	defer func() {
+		if ctx.Err() != nil {
+			err = nil // that is how a watch should end
+		}
+	}()
 	resp, err := c.open(ctx, answer.Below+"/events", nil)
 	if err != nil {
 		return err
@@ -234,25 +239,14 @@ func (c *client) watch(ctx context.Context, o *statusOptions) error {
 			continue
 		}
 		s, err := c.status(ctx)
-		if err != nil {
-			return interrupted(ctx, err)
+		if err == nil {
+			err = c.showChanged(s, known, o)
 		}
-		if err := c.showChanged(s, known, o); err != nil {
+		if err != nil {
 			return err
 		}
 	}
-	if err := events.Err(); err != nil {
-		return interrupted(ctx, fmt.Errorf("reading events: %w", err))
-	}
-	return interrupted(ctx, errors.New("reading events: the server has ended them"))
-}
-
-// interrupted returns nil if ctx has ended: that is how a watch should end.
-func interrupted(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return fmt.Errorf("reading events: %w", cmp.Or(events.Err(), errors.New("the server has ended them")))
 }
 
 func (c *client) showChanged(s *answer.Status, known map[string]string, o *statusOptions) error {
