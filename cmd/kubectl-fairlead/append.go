@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -94,14 +93,14 @@ func (a *appender) change(data map[string]string, ca *x509.Certificate, name str
 	}
 	before := len(names)
 	if a.remove {
-		kept := slices.DeleteFunc(slices.Clone(bundle), func(c *x509.Certificate) bool {
-			ours := bytes.Equal(c.Raw, ca.Raw) || strings.HasPrefix(c.Subject.CommonName, "fairlead-ca") // init and cert-manager name them so
+		bundle = slices.DeleteFunc(bundle, func(c *x509.Certificate) bool {
+			ours := c.Equal(ca) || strings.HasPrefix(c.Subject.CommonName, "fairlead-ca") // init and cert-manager name them so
 			if ours {
 				changes = append(changes, fmt.Sprintf("CA %q removed", c.Subject.CommonName))
 			}
 			return ours
 		})
-		bundle, names = kept, slices.DeleteFunc(names, func(n string) bool { return n == name })
+		names = slices.DeleteFunc(names, func(n string) bool { return n == name })
 		if before > 0 && len(names) == 0 || len(bundle) == 0 { // no name would mean any name
 			return nil, fmt.Errorf("nothing but Fairlead's would be left: %q", name)
 		}

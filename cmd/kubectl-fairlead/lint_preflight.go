@@ -38,10 +38,9 @@ func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Inter
 	if len(s.unseen) > 0 {
 		l.warn("preflight", "use an administrator's kubeconfig", "a part was not checked: %v", errors.Join(s.unseen...))
 	}
-	if v, err := utilversion.ParseGeneric(s.release); err == nil {
-		if v.LessThan(utilversion.MustParseGeneric(oldestRelease)) || utilversion.MustParseGeneric(newestRelease).LessThan(v.WithPatch(0)) {
-			l.warn("kube-apiserver", "try Fairlead with this release on a cluster that nobody needs", "its release %s is not among those that Fairlead is tested with, %s to %s", s.release, oldestRelease, newestRelease)
-		}
+	v, err := utilversion.ParseGeneric(s.release)
+	if err == nil && (v.LessThan(utilversion.MustParseGeneric(oldestRelease)) || utilversion.MustParseGeneric(newestRelease).LessThan(v.WithPatch(0))) {
+		l.warn("kube-apiserver", "try Fairlead with this release on a cluster that nobody needs", "its release %s is not among those that Fairlead is tested with, %s to %s", s.release, oldestRelease, newestRelease)
 	}
 	l.rights(ctx, s, kube)
 	l.ports(s)

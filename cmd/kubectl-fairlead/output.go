@@ -72,9 +72,7 @@ func (f *form) addFlags(cmd *cobra.Command) {
 	f.flags.AddFlags(cmd)
 	all := append(f.flags.AllowedFormats(), "wide")
 	cmd.Flag("output").Usage = "Output format: " + strings.Join(all, ", ") + "."
-	forms := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return all, cobra.ShellCompDirectiveNoFileComp
-	}
+	forms := cobra.FixedCompletions(all, cobra.ShellCompDirectiveNoFileComp)
 	_ = cmd.Flags().MarkHidden("show-managed-fields")   // this and the next line
 	_ = cmd.RegisterFlagCompletionFunc("output", forms) // fail only for a flag that does not exist
 }
