@@ -57,7 +57,7 @@ func own() []row {
 			},
 		},
 		{name: "authentication ConfigMap broken", want: "extension-apiserver-authentication", alerts: "FairleadReloadFailing", set: nameless},
-		{name: "kubeconfig's certificate expired", want: "kubeconfig", alerts: "FairleadCheckFailing", set: refused},
+		{name: "kubeconfig's certificate expired", want: "kubeconfig", alerts: "FairleadCertificateExpiring", lasts: 25 * time.Minute, set: refused},
 		{name: "clock a day behind", want: `clock`, alerts: "FairleadCheckFailing", set: yesterday},
 		{name: "audit log's disk full", want: "no space left on device", alerts: "FairleadAuditLost", set: full},
 		{name: "few descriptors", want: "descriptors", alerts: "FairleadCheckFailing", set: narrow},
