@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -183,19 +184,23 @@ const nearly = .9
 // fewFree is how many descriptors a few clients need.
 const fewFree = 16
 
-// lookDescriptors uses that the kernel returns the lowest free descriptor: most below are in use.
+// lookDescriptors counts those in use. Their highest number says nothing: there may be holes.
 func lookDescriptors(time.Time) answer.Check {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return answer.Check{Status: needs.Unknown, Message: err.Error()}
 	}
 	const do = "raise the limit of open files (LimitNOFILE of systemd), or find out which clients hold so many connections: see fairlead_connections"
-	f, err := os.Open(os.DevNull)
+	f, err := os.Open("/proc/self/fd")
+	if errors.Is(err, fs.ErrNotExist) {
+		return answer.Check{Status: needs.Unknown, Message: "only Linux tells how many file descriptors are in use"}
+	}
 	if err != nil {
 		return failed(err, "New clients wait", "no file can be opened: ", do)
 	}
 	defer f.Close()
-	if used := float64(f.Fd()); used > min(nearly*float64(limit.Cur), float64(limit.Cur)-fewFree) {
+	names, err := f.Readdirnames(-1) // 20 ms of a processor for 100,000
+	if used := float64(len(names)); err == nil && used > min(nearly*float64(limit.Cur), float64(limit.Cur)-fewFree) {
 		return failed(fmt.Errorf("nearly all of %d file descriptors are in use", limit.Cur), "", "", do)
 	}
 	return answer.Check{}
