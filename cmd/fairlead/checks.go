@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
@@ -13,6 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
 	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
 // checks say whether this process has what it needs.
@@ -81,10 +84,24 @@ func (s *server) features() rights.Features {
 	}
 	for _, e := range s.registry.Table().Entries() {
 		if f.Services && e.Backend != nil && e.Backend.CAFrom != "" {
-			f.Bundles = append(f.Bundles, e.Backend.Namespace)
+			name, _, _ := strings.Cut(e.Backend.CAFrom, "/")
+			f.Bundles = append(f.Bundles, e.Backend.Namespace+"/"+name)
 		}
 	}
 	slices.Sort(f.Bundles)
 	f.Bundles = slices.Compact(f.Bundles)
 	return f
+}
+
+// lookRegistry returns the faults of where APIServices come from.
+func (s *server) lookRegistry(time.Time) answer.Check { return problem(s.registry.Table().Problems()) }
+
+// problem returns the first fault that is no note.
+func problem(all []directory.Fault) answer.Check {
+	for _, f := range all {
+		if !f.Note {
+			return failed(errors.New(f.String()), "", "", "correct it: the last good state is used")
+		}
+	}
+	return answer.Check{}
 }

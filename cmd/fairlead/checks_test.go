@@ -11,11 +11,15 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -47,7 +51,8 @@ func TestFaultOf(t *testing.T) {
 	}
 }
 
-// A refused token was reviewed; every other error counts, until the next review.
+// A refused token was reviewed, and so was an invalid question; every other error counts, until the
+// next review.
 func TestNoted(t *testing.T) {
 	var ends needs.Outcome
 	var fault error
@@ -58,6 +63,7 @@ func TestNoted(t *testing.T) {
 		fails bool
 	}{
 		{"answered", nil, false}, {"failed", errors.New("403"), true}, {"refused", authn.ErrUnauthenticated, false},
+		{"failed again", errors.New("403"), true}, {"its question is invalid", apierrors.NewInvalid(schema.GroupKind{}, "", nil), false},
 	} {
 		fault = tt.fault
 		if yes, x, err := review(t.Context(), ""); !yes || x != "x" || !errors.Is(err, fault) {
@@ -65,6 +71,14 @@ func TestNoted(t *testing.T) {
 		}
 		check.Same(t, tt.fails, ends.Err(time.Time{}) != nil, "%s: fails", tt.name)
 	}
+}
+
+// An intended double is no fault of the registry; it hides none either.
+func TestNotesPass(t *testing.T) {
+	note, fault := directory.Fault{File: "a.yaml", Message: "the cluster has one, too", Note: true}, directory.Fault{File: "b.yaml", Message: "broken"}
+	check.Same(t, "", problem(nil).Message, "none")
+	check.Same(t, "", problem([]directory.Fault{note}).Status, "a note")
+	check.Same(t, fault.String(), problem([]directory.Fault{note, fault}).Message, "a note and a fault")
 }
 
 // The checks of a real process: all pass on one that has what it needs; one whose limits are

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -44,11 +45,12 @@ func (k *kube) lookServers(time.Time) (found answer.Check) {
 	return found
 }
 
-// noted notes how reviews end. A refused token was reviewed.
+// noted notes how reviews end. A refused token was reviewed. So was a question that the server
+// calls invalid: callers write its selectors (fieldSelector==x has an empty key).
 func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B, C, error)) func(context.Context, A) (B, C, error) {
 	return func(ctx context.Context, a A) (B, C, error) {
 		b, c, err := review(ctx, a)
-		if errors.Is(err, authn.ErrUnauthenticated) {
+		if errors.Is(err, authn.ErrUnauthenticated) || apierrors.IsInvalid(err) {
 			ends.Note(nil)
 		} else {
 			ends.Note(err)
@@ -145,14 +147,6 @@ func (s *server) lookKubeconfig(found answer.Check) answer.Check {
 		found.Message += ": " + fault.Error()
 	default:
 		found = failed(fault, "", s.o.kubeconfig+": ", "correct or renew it: the file is followed, and the last good one is used")
-	}
-	return found
-}
-
-// lookRegistry returns the faults of where APIServices come from.
-func (s *server) lookRegistry(time.Time) (found answer.Check) {
-	if all := s.registry.Table().Problems(); len(all) > 0 {
-		found = failed(errors.New(all[0].String()), "", "", "correct it: the last good state is used")
 	}
 	return found
 }

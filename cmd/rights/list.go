@@ -78,8 +78,14 @@ func roles(f Features) []role {
 			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, "kubernetes kubernetes-1 kubernetes-2 kubernetes-3", noEndpoints, false},
 			{f.Entrypoint, 23, "create", discovery, "endpointslices", fallback, "", noEndpoints, false},
 		}},
-		{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", []rule{
-			{len(f.Bundles) > 0, 35, "list watch", "", "configmaps", strings.Join(f.Bundles, " "), "", noBundles, false},
-		}},
+		{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", bundles(f.Bundles)},
 	}
+}
+
+func bundles(configMaps []string) (each []rule) {
+	for _, c := range configMaps {
+		namespace, name, _ := strings.Cut(c, "/")
+		each = append(each, rule{true, 35, "list watch", "", "configmaps", namespace, name, noBundles, false})
+	}
+	return each
 }

@@ -62,7 +62,8 @@ type Features struct {
 	Impersonation, Status, Events, Entrypoint bool
 	// Servers is --local-apiservers-from.
 	Servers string
-	// Bundles are the namespaces with ConfigMaps that the annotation fairlead.dev/ca-from names.
+	// Bundles are the ConfigMaps that the annotation fairlead.dev/ca-from names, with namespace: a
+	// role may be for one of them only.
 	Bundles []string
 }
 

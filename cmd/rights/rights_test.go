@@ -22,7 +22,7 @@ import (
 // everything needs every right.
 func everything() Features {
 	f := Shipped()
-	f.Impersonation, f.Status, f.Events, f.Entrypoint, f.Bundles = true, true, true, true, []string{"somewhere"}
+	f.Impersonation, f.Status, f.Events, f.Entrypoint, f.Bundles = true, true, true, true, []string{"somewhere/"}
 	return f
 }
 
@@ -109,8 +109,8 @@ func TestNeeded(t *testing.T) {
 		{"no more", Features{}, nil},
 		{"leases", Features{Servers: "lease"}, []string{"list leases.coordination.k8s.io in namespace kube-system"}},
 		{"endpointslices", Features{Servers: "endpointslice"}, []string{"list endpointslices.discovery.k8s.io", "watch endpointslices.discovery.k8s.io"}},
-		{"bundles", Features{Bundles: []string{"a", "b"}}, []string{
-			"list configmaps in namespace a", "watch configmaps in namespace a", "list configmaps in namespace b", "watch configmaps in namespace b",
+		{"bundles", Features{Bundles: []string{"a/x", "b/y"}}, []string{
+			"list configmaps x in namespace a", "watch configmaps x in namespace a", "list configmaps y in namespace b", "watch configmaps y in namespace b",
 		}},
 		{"requests", Features{Requests: true}, []string{"create subjectaccessreviews.authorization.k8s.io"}},
 	} {
