@@ -17,8 +17,7 @@ import (
 
 // Clients verifies the certificates that clients present. All methods are safe for concurrent use.
 type Clients struct {
-	allowed []string // from the flags
-	files   struct{ client, proxy bool }
+	cfg Config
 
 	// current is the generation in force.
 	current atomic.Pointer[clientTrust]
@@ -107,8 +106,8 @@ func (c *Clients) update(edit func(*clientTrust)) error {
 	defer c.mu.Unlock()
 	edit(&c.candidate)
 	next := c.candidate
-	if len(c.allowed) > 0 {
-		next.allowed = c.allowed
+	if len(c.cfg.AllowedNames) > 0 {
+		next.allowed = c.cfg.AllowedNames
 	}
 	if c.refusal = next.check(); c.refusal != nil {
 		return c.refusal
@@ -175,39 +174,37 @@ type requestHeaders struct {
 // takeConfigMap takes the cluster's authentication ConfigMap: its header names always, its CAs only
 // if trusted, and where no file gives one. Deleting the ConfigMap, or removing a CA from it, ends
 // that trust (kubernetes/kubernetes#140130 is about a server that went on).
-func (c *Clients) takeConfigMap(trusted bool) func(map[string][]byte, error) error {
-	return func(data map[string][]byte, err error) error {
-		var h requestHeaders
-		if err == nil { // it exists
-			if h, err = parseHeaders(data); err != nil {
-				return err
-			}
-			// The pointer changes only with the names: caches of identities use it as a key.
-			if old := c.headers.Load(); old == nil || !reflect.DeepEqual(*old, h) {
-				c.headers.Store(&h)
-			}
+func (c *Clients) takeConfigMap(data map[string][]byte, err error) error {
+	var h requestHeaders
+	if err == nil { // it exists
+		if h, err = parseHeaders(data); err != nil {
+			return err
 		}
-		c.known.Store(true)
-		if !trusted {
-			return nil
+		// The pointer changes only with the names: caches of identities use it as a key.
+		if old := c.headers.Load(); old == nil || !reflect.DeepEqual(*old, h) {
+			c.headers.Store(&h)
 		}
-		client, err := optionalBundle(data["client-ca-file"])
-		if err != nil {
-			return fmt.Errorf("parsing client-ca-file: %w", err)
-		}
-		proxy, err := optionalBundle(data["requestheader-client-ca-file"])
-		if err != nil {
-			return fmt.Errorf("parsing requestheader-client-ca-file: %w", err)
-		}
-		return c.update(func(t *clientTrust) {
-			if !c.files.client {
-				t.client = client
-			}
-			if !c.files.proxy {
-				t.proxy, t.allowed = proxy, h.allowedNames
-			}
-		})
 	}
+	c.known.Store(true)
+	if !c.cfg.TrustConfigMap {
+		return nil
+	}
+	client, err := optionalBundle(data["client-ca-file"])
+	if err != nil {
+		return fmt.Errorf("parsing client-ca-file: %w", err)
+	}
+	proxy, err := optionalBundle(data["requestheader-client-ca-file"])
+	if err != nil {
+		return fmt.Errorf("parsing requestheader-client-ca-file: %w", err)
+	}
+	return c.update(func(t *clientTrust) {
+		if c.cfg.ClientCA == "" {
+			t.client = client
+		}
+		if c.cfg.RequestHeaderCA == "" {
+			t.proxy, t.allowed = proxy, h.allowedNames
+		}
+	})
 }
 
 func optionalBundle(data []byte) ([]*x509.Certificate, error) {

@@ -68,9 +68,9 @@ func FuzzClientTrust(f *testing.F) {
 		return err == nil
 	}
 	f.Fuzz(func(t *testing.T, client, proxy, allowed []byte) {
-		c := newClients(Config{}, func() {})
+		c := newClients(Config{TrustConfigMap: true}, func() {})
 		data := map[string][]byte{"client-ca-file": client, "requestheader-client-ca-file": proxy, "requestheader-allowed-names": allowed}
-		err := c.takeConfigMap(true)(data, nil)
+		err := c.takeConfigMap(data, nil)
 		in := c.current.Load()
 		if err != nil && in.generation != 0 {
 			t.Fatalf("refused (%v) but in force", err)

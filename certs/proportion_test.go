@@ -33,8 +33,8 @@ func TestInProportion(t *testing.T) {
 				sent += len(b)
 			}
 			return sent, func() any {
-				c := newClients(Config{}, func() {})
-				return []any{c.takeConfigMap(true)(data, nil), c}
+				c := newClients(Config{TrustConfigMap: true}, func() {})
+				return []any{c.takeConfigMap(data, nil), c}
 			}
 		}}
 	}

@@ -202,10 +202,10 @@ func (s *Store) Status() []Status {
 // heldByConfigMap returns the certificates in force that come from the ConfigMap, not from a file.
 func (s *Store) heldByConfigMap() (held []*x509.Certificate) {
 	t := s.clients.current.Load()
-	if s.cfg.TrustConfigMap && !s.clients.files.client {
+	if s.cfg.TrustConfigMap && s.cfg.ClientCA == "" {
 		held = append(held, t.client...)
 	}
-	if s.cfg.TrustConfigMap && !s.clients.files.proxy {
+	if s.cfg.TrustConfigMap && s.cfg.RequestHeaderCA == "" {
 		held = append(held, t.proxy...)
 	}
 	return held

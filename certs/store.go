@@ -130,8 +130,7 @@ func New(cfg Config) (*Store, error) {
 }
 
 func newClients(cfg Config, changed func()) *Clients {
-	c := &Clients{allowed: cfg.AllowedNames, changed: changed}
-	c.files.client, c.files.proxy = cfg.ClientCA != "", cfg.RequestHeaderCA != ""
+	c := &Clients{cfg: cfg, changed: changed}
 	c.known.Store(cfg.ConfigMap == (types.NamespacedName{}))
 	c.current.Store(&clientTrust{})
 	return c
@@ -161,8 +160,7 @@ func (s *Store) sources() {
 	}
 	if c.ConfigMap != (types.NamespacedName{}) {
 		s.followed = append(s.followed, &followed{
-			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.String(), whole: s.clients.takeConfigMap(c.TrustConfigMap),
-			held: s.heldByConfigMap,
+			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.String(), whole: s.clients.takeConfigMap, held: s.heldByConfigMap,
 		})
 	}
 }

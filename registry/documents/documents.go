@@ -36,8 +36,8 @@ import (
 // Do sends a request to one server.
 type Do = func(ctx context.Context, r *http.Request) (*http.Response, error)
 
-// Config is common to all documents. Table and Fetch are required, and FetchLocal unless there is
-// no local apiserver.
+// Config is common to all documents. Tables and Fetch are required, and FetchLocal, Each and Only
+// unless there is no local apiserver.
 type Config struct {
 	// Tables has the current table. Required.
 	Tables latest.Tables[*registry.Table]
@@ -47,11 +47,10 @@ type Config struct {
 	// FetchLocal sends a request to a local apiserver, likewise. Nil means that there is none.
 	FetchLocal func(ctx context.Context, server string, r *http.Request) (*http.Response, error)
 	// Each calls f for each local apiserver, on a goroutine of its own with a context that lasts as
-	// long as the server is one, and returns when ctx has ended and all have returned. Nil means
-	// one server, without a name.
+	// long as the server is one, and returns when ctx has ended and all have returned.
 	Each func(ctx context.Context, f func(ctx context.Context, server string)) error
 	// Only is told, before a document lists it, what not all of the known servers serve, and by
-	// whom: a resource, a group-version without one, or a path as the resource. It may be nil.
+	// whom: a resource, a group-version without one, or a path as the resource.
 	Only func(document string, known []string, by map[schema.GroupVersionResource][]string)
 	// FetchOwn sends a request to this process for what it serves itself: apiregistration.k8s.io
 	// with the dir: registry, whatever the local apiserver has. Run uses it once. Nil means
@@ -116,9 +115,6 @@ type Sources[S, L any] struct {
 
 // New makes the Sources of a kind of document.
 func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
-	if cfg.Each == nil {
-		cfg.Each = func(ctx context.Context, f func(context.Context, string)) error { f(ctx, ""); return nil }
-	}
 	s := &Sources[S, L]{
 		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan time.Time, 1),
 		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",

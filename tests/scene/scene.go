@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -75,6 +76,8 @@ func (s *Scene) Config() documents.Config {
 		FetchLocal: func(_ context.Context, server string, r *http.Request) (*http.Response, error) {
 			return s.Answer(cmp.Or(server, Home), r)
 		},
+		Each: func(ctx context.Context, f func(context.Context, string)) error { f(ctx, ""); return nil },
+		Only: func(string, []string, map[schema.GroupVersionResource][]string) {},
 	}
 }
 

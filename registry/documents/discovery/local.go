@@ -202,13 +202,11 @@ func (d *Discovery) together(m *merge) *localState {
 		out.core = groups.core(out.core)
 		out.groups = groups
 	}
-	if d.cfg.Only != nil {
-		var known []string
-		for _, s := range all {
-			known = append(known, s.server)
-		}
-		d.cfg.Only("discovery", known, only) // first: what is listed is served
+	var known []string
+	for _, s := range all {
+		known = append(known, s.server)
 	}
+	d.cfg.Only("discovery", known, only) // first: what is listed is served
 	return &out
 }
 

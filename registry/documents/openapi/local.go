@@ -96,9 +96,7 @@ func (o *OpenAPI) together() (*localState, []input) {
 		}
 	}
 	maps.DeleteFunc(by, func(_ schema.GroupVersionResource, of []string) bool { return len(of) == len(all) })
-	if o.cfg.Only != nil {
-		o.cfg.Only("OpenAPI", known, by) // first: what is listed is served
-	}
+	o.cfg.Only("OpenAPI", known, by) // first: what is listed is served
 	return &out, parts
 }
 
