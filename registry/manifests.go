@@ -102,15 +102,15 @@ func (m *manifests) serviceListers(to *changes) []*lister {
 }
 
 // watch implements source.
-func (m *manifests) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
-	if m.cluster != nil && (!m.files || namespace == metav1.NamespaceSystem && name == "extension-apiserver-authentication") {
+func (m *manifests) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
+	if m.cluster != nil && (!m.files || ref == types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}) {
 		// Only the local apiserver can say which CAs its extension servers should trust.
-		return m.cluster.watch(ctx, namespace, name, f)
+		return m.cluster.watch(ctx, ref, f)
 	}
 	if !m.withCluster {
-		return m.Watch(ctx, namespace, name, f)
+		return m.Watch(ctx, ref, f)
 	}
-	return m.watchBoth(ctx, namespace, name, f)
+	return m.watchBoth(ctx, ref, f)
 }
 
 // Roles returns the ClusterRoles by name and the ClusterRoleBindings of the directory, and a number
@@ -168,7 +168,7 @@ func (c *cluster) follow(ctx context.Context, to chan<- []*apiregistrationv1.API
 }
 
 // watchBoth watches a ConfigMap of the directory or, if that does not have it, of the cluster.
-func (m *manifests) watchBoth(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
+func (m *manifests) watchBoth(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
 	var mu sync.Mutex // guards known and found, and serializes calls of f
 	var known [2]bool // :: the directory's, the cluster's
 	var found [2]*corev1.ConfigMap
@@ -182,7 +182,7 @@ func (m *manifests) watchBoth(ctx context.Context, namespace, name string, f fun
 		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return m.Watch(ctx, namespace, name, deliver(0)) })
-	g.Go(func() error { return m.cluster.watchOr(ctx, namespace, name, deliver(1), func() { deliver(1)(nil) }) })
+	g.Go(func() error { return m.Watch(ctx, ref, deliver(0)) })
+	g.Go(func() error { return m.cluster.watchOr(ctx, ref, deliver(1), func() { deliver(1)(nil) }) })
 	return g.Wait()
 }

@@ -20,6 +20,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"slices"
@@ -30,6 +32,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 
@@ -84,7 +87,7 @@ type source interface {
 	run(ctx context.Context, to *changes) error
 	// watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
 	// ConfigMap does not exist.
-	watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error
+	watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error
 }
 
 // New makes a registry. It reads nothing: see Run.
@@ -137,11 +140,22 @@ func newRegistry(c Config, from source) *Registry {
 // Table returns the current table. It is never nil.
 func (r *Registry) Table() *Table { return r.table.Load() }
 
-// Watch watches the named ConfigMap until ctx ends, and returns ctx's error. It calls f from one
-// goroutine with every state, including the first, and with nil if the ConfigMap does not exist. F
-// must not modify its argument.
-func (r *Registry) Watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
-	return r.source.watch(ctx, namespace, name, f)
+// Watch watches a ConfigMap until ctx ends, and returns ctx's error. It calls changed from one
+// goroutine with the data of every state, including the first, and with an error that wraps
+// fs.ErrNotExist if the ConfigMap does not exist.
+func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error)) error {
+	return r.source.watch(ctx, ref, func(cm *corev1.ConfigMap) {
+		if cm == nil {
+			changed(nil, fmt.Errorf("getting ConfigMap %s: %w", ref, fs.ErrNotExist))
+			return
+		}
+		data := make(map[string][]byte, len(cm.Data)+len(cm.BinaryData))
+		for k, v := range cm.Data {
+			data[k] = []byte(v)
+		}
+		maps.Copy(data, cm.BinaryData)
+		changed(data, nil)
+	})
 }
 
 // Report takes a result of the prober. It never blocks. It drops reports that change nothing, and

@@ -67,7 +67,7 @@ func (s script) run(ctx context.Context, to *changes) error {
 	return ctx.Err()
 }
 
-func (s script) watch(ctx context.Context, _, _ string, _ func(*corev1.ConfigMap)) error {
+func (s script) watch(ctx context.Context, _ types.NamespacedName, _ func(*corev1.ConfigMap)) error {
 	<-ctx.Done()
 	return ctx.Err()
 }

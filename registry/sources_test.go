@@ -3,7 +3,9 @@ package registry
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
@@ -272,10 +274,10 @@ func (l *live) trust(at, want, name string) {
 		l.trusted[name] = seen
 		watch := func(ctx context.Context) error {
 			last := ""
-			return l.registry.Watch(ctx, "kube-system", name, func(m *corev1.ConfigMap) {
+			return l.registry.Watch(ctx, types.NamespacedName{Namespace: "kube-system", Name: name}, func(data map[string][]byte, err error) {
 				now := "none"
-				if m != nil {
-					now = cmp.Or(m.Data["ca"], "empty")
+				if !errors.Is(err, fs.ErrNotExist) {
+					now = cmp.Or(string(data["ca"]), "empty")
 				}
 				if now == last {
 					return

@@ -69,29 +69,28 @@ func reflectAll(ctx context.Context, to *changes, lists []*lister) {
 }
 
 // watch implements source.
-func (c *cluster) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
-	return c.watchOr(ctx, namespace, name, f, nil)
+func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
+	return c.watchOr(ctx, ref, f, nil)
 }
 
 // watchOr is watch, and calls denied if reading the ConfigMap is forbidden and never succeeded.
-func (c *cluster) watchOr(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap), denied func()) error {
+func (c *cluster) watchOr(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
 	l := &lister{
 		example: &corev1.ConfigMap{}, log: c.log, denied: denied,
-		from: cache.NewListWatchFromClient(c.core.RESTClient(), "configmaps", namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, name)),
+		from: cache.NewListWatchFromClient(c.core.RESTClient(), "configmaps", ref.Namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)),
 	}
 	deliver := func(o runtime.Object) {
 		cm, _ := o.(*corev1.ConfigMap)
 		f(cm)
 	}
-	wanted := types.NamespacedName{Namespace: namespace, Name: name}
 	// The server may ignore the field selector, so the name is checked again.
 	l.reflect(ctx, &store{
 		set: func(name types.NamespacedName, o runtime.Object) {
-			if name == wanted {
+			if name == ref {
 				deliver(o)
 			}
 		},
-		replace: func(all map[types.NamespacedName]runtime.Object) { deliver(all[wanted]) },
+		replace: func(all map[types.NamespacedName]runtime.Object) { deliver(all[ref]) },
 	})
 	return ctx.Err()
 }

@@ -1,14 +1,9 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
-	"io/fs"
-	"maps"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	cliflag "k8s.io/component-base/cli/flag"
 
@@ -25,9 +20,8 @@ func authConfigMap() types.NamespacedName {
 // makeTrust makes the CAs by which backends and the local apiserver are verified, and then our own
 // certificates and the CAs of clients, which follow files of the parts before them, too.
 func (s *server) makeTrust(files []certs.File) (err error) {
-	watch := s.watchConfigMap
 	s.trust = trust.New(trust.Config{
-		Tables: s.registry, Watch: watch, Renewed: func(apiService string) { s.prober.Renew(apiService) }, Logger: s.log, Metrics: s.metrics,
+		Tables: s.registry, Watch: s.registry.Watch, Renewed: func(apiService string) { s.prober.Renew(apiService) }, Logger: s.log, Metrics: s.metrics,
 		ClientCertificate: func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return s.certs.ProxyClient().GetClientCertificate(r)
 		},
@@ -42,27 +36,11 @@ func (s *server) makeTrust(files []certs.File) (err error) {
 	}
 	c := s.o.Certs
 	c.SNI, c.MinVersion, c.CipherSuites, c.HTTP1 = s.o.SNI(), version, suites, !s.o.http2
-	c.ConfigMap, c.Files, c.Watch, c.Logger, c.Metrics = authConfigMap(), append(s.kube.files(), files...), watch, s.log, s.metrics
+	c.ConfigMap, c.Files, c.Watch, c.Logger, c.Metrics = authConfigMap(), append(s.kube.files(), files...), s.registry.Watch, s.log, s.metrics
 	s.certs, err = certs.New(c)
 	if err != nil {
 		return cli.Usage(err)
 	}
 	s.loops["certificates"], s.loops["backend trust"] = s.certs.Run, s.trust.Run
 	return nil
-}
-
-// watchConfigMap adapts the registry's watch to package certs.
-func (s *server) watchConfigMap(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error)) error {
-	return s.registry.Watch(ctx, ref.Namespace, ref.Name, func(cm *corev1.ConfigMap) {
-		if cm == nil {
-			changed(nil, fmt.Errorf("getting ConfigMap %s/%s: %w", ref.Namespace, ref.Name, fs.ErrNotExist))
-			return
-		}
-		data := make(map[string][]byte, len(cm.Data)+len(cm.BinaryData))
-		for k, v := range cm.Data {
-			data[k] = []byte(v)
-		}
-		maps.Copy(data, cm.BinaryData)
-		changed(data, nil)
-	})
 }
