@@ -91,6 +91,8 @@ type Kind[S, L any] struct {
 	Publish func(t *registry.Table) (again time.Time)
 	// Verdicts says that verdicts change the document.
 	Verdicts bool
+	// AskOwn reads by Config.FetchOwn what this process serves itself, once, before anything else.
+	AskOwn func(ctx context.Context) error
 	// Status calls show with the freshness of each APIService's part.
 	Status func(show func(Freshness))
 	// Sizes calls show with the size of each document; SizesHelp is the metric's help.
@@ -152,6 +154,11 @@ const mostRest = 200 * time.Millisecond
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
 func (s *Sources[S, L]) Run(ctx context.Context) error {
+	if s.cfg.FetchOwn != nil {
+		if err := s.kind.AskOwn(ctx); err != nil {
+			return fmt.Errorf("reading %s of this process itself: %w", s.kind.Name, err)
+		}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var local sync.WaitGroup
 	defer func() { cancel(); local.Wait(); s.set.running.Wait() }()

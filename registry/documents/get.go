@@ -208,6 +208,16 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	return Answer{}, err
 }
 
+// GetOK is Get for a caller that expects 200 or, to a conditional request, 304. Any other status is
+// an error.
+func GetOK(ctx context.Context, do Do, q Question) (Answer, error) {
+	a, err := Get(ctx, do, q)
+	if err == nil && a.Status != http.StatusOK && (a.Status != http.StatusNotModified || q.ETag == "") {
+		err = a.Unexpected()
+	}
+	return a, err
+}
+
 // readOn reads the rest of a body, of size bytes as it seems.
 func (a *Answer) readOn(from io.Reader, size, limit int64) error {
 	b := bytes.NewBuffer(append(make([]byte, 0, min(size, limit)+bytes.MinRead), a.Body...))

@@ -47,13 +47,15 @@ type Config struct {
 	MaxBody int64
 }
 
+type sources = documents.Sources[state, localState]
+
 // Discovery holds the merged documents. It is an http.Handler, safe for concurrent use. It responds
 // with 503 until Run has read the local apiserver's documents once.
 type Discovery struct {
+	*sources
 	cfg          Config
 	codecs       *codecs
 	aggregations prometheus.Counter
-	sources      *documents.Sources[state, localState]
 	turn         chan struct{}                                               // of large documents
 	own          map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
 
@@ -86,7 +88,7 @@ func New(cfg Config) *Discovery {
 	d.root = negotiator{codecs: d.codecs, supported: supported, aggregates: true}
 	d.legacy = negotiator{codecs: d.codecs, supported: supported}
 	d.sources = documents.New(cfg.Config, documents.Kind[state, localState]{
-		Name: "discovery", Ask: d.ask, Join: join, AskLocal: d.askLocal, Every: localEvery, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
+		Name: "discovery", Ask: d.ask, Join: join, AskLocal: d.askLocal, AskOwn: d.askOwn, Every: localEvery, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
 		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
 		Metrics: []prometheus.Collector{d.aggregations},
 	})
@@ -101,16 +103,9 @@ const settling = 2 * time.Second
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
 func (d *Discovery) Run(ctx context.Context) error {
-	if err := d.askOwn(ctx); err != nil {
-		return err
-	}
 	d.began = time.Now()
 	return d.sources.Run(ctx)
 }
-
-// LocalChanged hints that a local apiserver's documents may have changed, as after a change of a
-// CRD. It never blocks.
-func (d *Discovery) LocalChanged(server string) { d.sources.LocalChanged(server) }
 
 // publish merges and renders the current state. It returns when to do so again even without a
 // change. Zero means never.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"mime"
 	"net/http"
@@ -90,17 +89,13 @@ func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *boo
 	return nil
 }
 
-// askOwn reads the documents of what this process serves itself, if anything.
+// askOwn reads the documents of what this process serves itself.
 func (d *Discovery) askOwn(ctx context.Context) error {
-	if d.cfg.FetchOwn == nil {
-		return nil
-	}
 	list, _, err := d.list(ctx, d.cfg.FetchOwn, "/apis", "")
-	if err != nil {
-		return fmt.Errorf("reading discovery of this process itself: %w", err)
+	if err == nil {
+		d.own = byGroupVersion(list)
 	}
-	d.own = byGroupVersion(list)
-	return nil
+	return err
 }
 
 func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery {
@@ -130,14 +125,12 @@ const maxLocal = 256 << 20
 
 // list returns an aggregated document and its tag, or nil if it has not changed.
 func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
-	a, err := documents.Get(ctx, do, documents.Question{Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime})
+	a, err := documents.GetOK(ctx, do, documents.Question{Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime})
 	switch {
 	case err != nil:
 		return nil, "", err
-	case a.Status == http.StatusNotModified && tag != "":
+	case a.Status == http.StatusNotModified:
 		return nil, tag, nil
-	case a.Status != http.StatusOK:
-		return nil, "", a.Unexpected()
 	case !isAggregated(a.Header):
 		return nil, "", a.Invalid(errors.New("the local apiserver has no aggregated discovery v2: it must be Kubernetes 1.30 or later"))
 	}
@@ -153,12 +146,9 @@ func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string)
 }
 
 func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *bool) error {
-	a, err := documents.Get(ctx, d.cfg.Local(s.server), documents.Question{Path: "/api", Accept: runtime.ContentTypeJSON})
+	a, err := documents.GetOK(ctx, d.cfg.Local(s.server), documents.Question{Path: "/api", Accept: runtime.ContentTypeJSON})
 	if err != nil {
 		return err
-	}
-	if a.Status != http.StatusOK {
-		return a.Unexpected()
 	}
 	v := &metav1.APIVersions{}
 	if err := json.Unmarshal(a.Body, v); err != nil { // it has no apiVersion, which the codecs require

@@ -101,12 +101,9 @@ func (o *OpenAPI) together() (*localState, []input) {
 }
 
 func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
-	a, err := documents.Get(ctx, o.cfg.Local(s.server), documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout})
+	a, err := documents.GetOK(ctx, o.cfg.Local(s.server), documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout})
 	if err != nil {
 		return err
-	}
-	if a.Status != http.StatusOK {
-		return a.Unexpected()
 	}
 	hash := negotiate.Hash(a.Body)
 	if hash == s.indexHash {
@@ -121,17 +118,11 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 }
 
 func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
-	a, err := documents.Get(ctx, o.cfg.Local(s.server), documents.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout})
-	switch {
-	case err != nil:
-		return err
-	case a.Status == http.StatusNotModified && s.specTag != "":
-	case a.Status != http.StatusOK:
-		return a.Unexpected()
-	default:
+	a, err := documents.GetOK(ctx, o.cfg.Local(s.server), documents.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout})
+	if err == nil && a.Status == http.StatusOK {
 		s.spec, s.specTag = pack(a.Body), a.Header.Get("Etag")
 	}
-	return nil
+	return err
 }
 
 // ofOwn reports whether a path of the local apiserver's index belongs to the group that this
@@ -140,11 +131,8 @@ func ofOwn(path string) bool {
 	return strings.HasPrefix(path+"/", "apis/"+apiregistrationv1.GroupName+"/")
 }
 
-// askOwn reads the documents of what this process serves itself, if anything.
+// askOwn reads the documents of what this process serves itself. After an error Run ends.
 func (o *OpenAPI) askOwn(ctx context.Context) error {
-	if o.cfg.FetchOwn == nil {
-		return nil
-	}
 	q := o.question(o.cfg.FetchOwn, &state{}, apiregistrationv1.SchemeGroupVersion)
 	index, err := q.index(ctx)
 	if err == nil && index != nil {
@@ -157,9 +145,6 @@ func (o *OpenAPI) askOwn(ctx context.Context) error {
 	if err == nil && (own.v2 == nil || own.v3 == nil) {
 		err = fmt.Errorf("there is none of %s", apiregistrationv1.SchemeGroupVersion)
 	}
-	if err != nil {
-		return fmt.Errorf("reading OpenAPI of this process itself: %w", err)
-	}
 	o.own = own
-	return nil
+	return err
 }

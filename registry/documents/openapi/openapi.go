@@ -18,7 +18,6 @@ package openapi
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"iter"
 	"log/slog"
@@ -39,15 +38,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
+type sources = documents.Sources[state, localState]
+
 // OpenAPI holds the merged documents. It is an http.Handler, safe for concurrent use. It responds
 // with 503 until Run has read the local apiserver's documents once.
 type OpenAPI struct {
-	cfg     documents.Config
-	log     *slog.Logger
-	build   prometheus.Histogram
-	sources *documents.Sources[state, localState]
-	own     *version      // what this process serves itself; written once, by Run. Nil means nothing
-	heavy   chan struct{} // its capacity is how many documents may be decoded at a time
+	*sources
+	cfg   documents.Config
+	log   *slog.Logger
+	build prometheus.Histogram
+	own   *version      // what this process serves itself; written once, by Run. Nil means nothing
+	heavy chan struct{} // its capacity is how many documents may be decoded at a time
 
 	view    atomic.Pointer[view]
 	built   atomic.Pointer[built]
@@ -97,25 +98,13 @@ func New(cfg documents.Config) *OpenAPI {
 		}),
 	}
 	o.sources = documents.New(cfg, documents.Kind[state, localState]{
-		Name: "OpenAPI", Ask: o.ask, Join: join, AskLocal: o.askLocal, Every: localEvery, Publish: o.publish,
+		Name: "OpenAPI", Ask: o.ask, Join: join, AskLocal: o.askLocal, AskOwn: o.askOwn, Every: localEvery, Publish: o.publish,
 		Status: o.showStatus, Sizes: o.showSizes,
 		SizesHelp: "Size of the merged OpenAPI v2 document, once it was requested, and of the v3 index, uncompressed.",
 		Metrics:   []prometheus.Collector{o.build},
 	})
 	return o
 }
-
-// Run follows the table, the local apiserver and the backends until ctx ends.
-func (o *OpenAPI) Run(ctx context.Context) error {
-	if err := o.askOwn(ctx); err != nil {
-		return err
-	}
-	return o.sources.Run(ctx)
-}
-
-// LocalChanged hints that a local apiserver's documents may have changed, as after a change of a
-// CRD. It never blocks.
-func (o *OpenAPI) LocalChanged(server string) { o.sources.LocalChanged(server) }
 
 // publish makes a view of the current state. Without a change it need not be called again.
 func (o *OpenAPI) publish(t *registry.Table) time.Time {
