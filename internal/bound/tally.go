@@ -39,9 +39,6 @@ func (t *Tally) Add(s Source) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turnLocked()
-	if t.now == nil {
-		t.now = make(map[Source]int64)
-	}
 	n := t.now[s]
 	if n == 0 && len(t.now) == tallied {
 		var least Source
@@ -56,10 +53,8 @@ func (t *Tally) Busiest() (total int64, most Source, n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turnLocked()
-	all := maps.Clone(t.before)
-	if all == nil {
-		all = make(map[Source]int64)
-	}
+	all := make(map[Source]int64)
+	maps.Copy(all, t.before)
 	for s, n := range t.now {
 		all[s] += n
 	}
@@ -70,7 +65,7 @@ func (t *Tally) Busiest() (total int64, most Source, n int64) {
 	return total, most, n
 }
 
-// turnLocked begins the next period.
+// turnLocked begins the next period, or the first.
 func (t *Tally) turnLocked() {
 	now := time.Now()
 	switch age := now.Sub(t.began); {
@@ -81,7 +76,7 @@ func (t *Tally) turnLocked() {
 	default:
 		t.before = nil
 	}
-	t.now, t.began = nil, now
+	t.now, t.began = make(map[Source]int64), now
 }
 
 // extreme returns the source with the highest count, or the lowest if sign is negative.

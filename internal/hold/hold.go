@@ -69,7 +69,7 @@ func New(limit int64) *Bound {
 		}
 		limit /= fraction
 	}
-	return &Bound{limit: limit}
+	return &Bound{limit: limit, sources: make(map[string]*Source)}
 }
 
 // Add counts n more bytes that are already held; n may be negative.
@@ -173,9 +173,6 @@ func (b *Bound) Source(key string) *Source {
 	defer b.mu.Unlock()
 	s := b.sources[key]
 	if s == nil {
-		if b.sources == nil {
-			b.sources = make(map[string]*Source)
-		}
 		s = &Source{b: b, key: key}
 		b.sources[key] = s
 	}
