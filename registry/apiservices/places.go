@@ -35,10 +35,6 @@ const (
 	maxPatch = 512 << 10
 )
 
-func newPlaces() *places {
-	return &places{bodyTime: 30 * time.Second}
-}
-
 type ownKey struct{}
 
 // Own marks a request of this process itself. It needs no place.

@@ -27,7 +27,7 @@ import (
 // address, with any user name.
 func TestPlaces(t *testing.T) {
 	for verb, most := range map[string]int{"create": 16, "get": 32, "list": 4, "watch": 100} {
-		p := newPlaces()
+		p := &places{}
 		asks := func(name, address string) bool {
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil)
 			if r.RemoteAddr = address + ":1"; name != "" {
@@ -101,7 +101,7 @@ func TestBodiesAreReleased(t *testing.T) {
 
 // Requests of this process neither take nor need a place.
 func TestOwnPlaces(t *testing.T) {
-	p := newPlaces()
+	p := &places{}
 	own := httptest.NewRequestWithContext(Own(t.Context()), http.MethodGet, "/", nil)
 	for range 2 * maxWatches {
 		if _, ok := p.take(own, "watch"); !ok {
@@ -135,7 +135,7 @@ func TestCostlyPatches(t *testing.T) {
 // than the largest that is allowed.
 func TestDeclaredSize(t *testing.T) {
 	for _, declared := range []int64{-1, maxBody + 1, 1 << 40} {
-		p := newPlaces()
+		p := &places{}
 		r := httptest.NewRequest(http.MethodPost, "/", io.LimitReader(zeros{}, maxBody+1))
 		r.ContentLength = declared
 		if _, err := p.body(httptest.NewRecorder(), r); !apierrors.IsRequestEntityTooLargeError(err) || p.bodies.Held() != 0 {

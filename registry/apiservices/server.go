@@ -15,6 +15,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/emicklei/go-restful/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -66,7 +67,7 @@ func New(c Config) (*Server, error) {
 		cfg:    c,
 		codecs: serializer.NewCodecFactory(scheme),
 		paths:  mux.NewPathRecorderMux("apiservices"),
-		places: newPlaces(),
+		places: &places{bodyTime: 30 * time.Second},
 		info:   &request.RequestInfoFactory{APIPrefixes: sets.NewString("apis", "api"), GrouplessAPIPrefixes: sets.NewString("api")},
 	}
 	container := restful.NewContainer()
@@ -99,7 +100,12 @@ func (s *Server) Run(ctx context.Context) error {
 		return s.etcd.Run(ctx)
 	}
 	defer s.store.stop()
-	return s.follow(ctx)
+	for t, changes := range latest.Changes(ctx, s.cfg.Tables.Table, nil) {
+		if t.Complete() {
+			s.store.follow(changes)
+		}
+	}
+	return ctx.Err()
 }
 
 // Elect calls etcd.Store.Elect.

@@ -2,7 +2,6 @@ package apiservices
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,16 +70,6 @@ func (s *store) state() *state { return s.current.Load() }
 func (s *store) stop() {
 	close(s.ended)
 	s.rest.Destroy()
-}
-
-// follow follows the table until ctx ends.
-func (s *Server) follow(ctx context.Context) error {
-	for t, changes := range latest.Changes(ctx, s.cfg.Tables.Table, nil) {
-		if t.Complete() {
-			s.store.follow(changes)
-		}
-	}
-	return ctx.Err()
 }
 
 // follow publishes the changes of a table.
