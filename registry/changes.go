@@ -108,16 +108,16 @@ func (b *batch) empty(what kind) {
 }
 
 // replaceAll records the complete sets of several kinds at once, so that no table has a new
-// APIService without its new Service. The parameter as is the kind of the APIServices.
-func (c *changes) replaceAll(as kind, objects []runtime.Object, problems []directory.Fault) {
+// APIService without its new Service. The first of the kinds is that of the APIServices.
+func (c *changes) replaceAll(objects []runtime.Object, problems []directory.Fault, of ...kind) {
 	c.record(func(b *batch) {
-		for _, what := range []kind{as, kindService, kindSlice} {
+		for _, what := range of {
 			b.empty(what)
 		}
 		for _, o := range objects {
 			switch o := o.(type) {
 			case *apiregistrationv1.APIService:
-				b.objects[key{as, types.NamespacedName{Name: o.Name}}] = o
+				b.objects[key{of[0], types.NamespacedName{Name: o.Name}}] = o
 			case *corev1.Service:
 				b.objects[key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
 			case *discoveryv1.EndpointSlice:

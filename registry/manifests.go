@@ -68,21 +68,12 @@ func (m *manifests) run(ctx context.Context, to *changes) error {
 		reflectAll(ctx, to, lists)
 		return ctx.Err()
 	})
+	published := []kind{as} // only the group-versions of the local apiserver
+	if m.files || m.cluster == nil {
+		published = append(published, kindService, kindSlice)
+	}
 	g.Go(func() error {
-		return m.Run(ctx, func(objects []runtime.Object, faults []directory.Fault) {
-			if m.files || m.cluster == nil {
-				to.replaceAll(as, objects, faults)
-				return
-			}
-			// Only the group-versions of the local apiserver are published.
-			all := make(map[types.NamespacedName]runtime.Object, len(objects))
-			for _, o := range objects {
-				if a, ok := o.(*apiregistrationv1.APIService); ok {
-					all[types.NamespacedName{Name: a.Name}] = a
-				}
-			}
-			to.replace(as, all)
-		})
+		return m.Run(ctx, func(objects []runtime.Object, faults []directory.Fault) { to.replaceAll(objects, faults, published...) })
 	})
 	return g.Wait()
 }

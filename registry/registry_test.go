@@ -211,7 +211,7 @@ func TestMetrics(t *testing.T) {
 	remote.Annotations = map[string]string{prefix + "owner": "team-a", prefix + "http1": "perhaps"}
 	// A file's name that is not UTF-8 does not cost the scrape.
 	all := []runtime.Object{local, remote, clusterIP(service), slice(service, "10.0.0.1")}
-	c.replaceAll(kindAPIService, all, []directory.Fault{{File: "gr\xf6\xdfe.yaml"}})
+	c.replaceAll(all, []directory.Fault{{File: "gr\xf6\xdfe.yaml"}}, kindAPIService, kindService, kindSlice)
 	table := until(t, r, "an endpoint", func(t *Table) bool { e := t.named("v1.a.io"); return e != nil && len(e.Endpoints) == 1 })
 	e := table.named("v1.a.io")
 	value := func(reason string) float64 {
