@@ -27,7 +27,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
@@ -60,7 +59,7 @@ type Discovery struct {
 	own          map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
 
 	view         atomic.Pointer[view]
-	root, legacy negotiator
+	root, legacy *negotiator
 
 	// The fields below belong to Run's goroutine.
 	departed map[schema.GroupVersion]bool
@@ -84,9 +83,7 @@ func New(cfg Config) *Discovery {
 		aggregations: metric.Count("aggregator_discovery_aggregation_count_total",
 			"Counter of number of times discovery was aggregated"),
 	}
-	supported, _ := negotiation.MediaTypesForSerializer(d.codecs.legacy)
-	d.root = negotiator{codecs: d.codecs, supported: supported, aggregates: true}
-	d.legacy = negotiator{codecs: d.codecs, supported: supported}
+	d.root, d.legacy = newNegotiator(d.codecs, true), newNegotiator(d.codecs, false)
 	d.sources = documents.New(cfg.Config, documents.Kind[state, localState]{
 		Name: "discovery", Ask: d.ask, Join: join, AskLocal: d.askLocal, AskOwn: d.askOwn, Every: localEvery, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
 		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"bytes"
-	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -11,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/net/http2/hpack"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
+	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
@@ -178,9 +179,13 @@ type negotiator struct {
 	aggregates bool
 	// supported are the media types, by name.
 	supported []string
+	known     *memo.Keyed[string, choice]
+}
 
-	known atomic.Pointer[map[string]choice]
-	mu    sync.Mutex // guards the writing of known
+func newNegotiator(c *codecs, aggregates bool) *negotiator {
+	supported, _ := negotiation.MediaTypesForSerializer(c.legacy)
+	known := memo.NewKeyed[string, choice](memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept})
+	return &negotiator{codecs: c, aggregates: aggregates, supported: supported, known: known}
 }
 
 // of returns the chosen document.
@@ -191,30 +196,12 @@ func (c choice) of(aggregated, legacy *document) *document {
 	return legacy
 }
 
-// remembered returns the cached choice.
-func (n *negotiator) remembered(accept string) (c choice, ok bool) {
-	if known := n.known.Load(); known != nil {
-		c, ok = (*known)[accept]
-	}
-	return c, ok
-}
-
 func (n *negotiator) choose(accept string) choice {
-	c, ok := n.remembered(accept)
-	if ok {
-		return c
+	if e := n.known.Get(accept, time.Time{}); e != nil {
+		return e.Value
 	}
-	if c = n.negotiate(accept); len(accept) > maxAccept {
-		return c
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	next := map[string]choice{}
-	if known := n.known.Load(); known != nil && len(*known) < maxAccepts {
-		next = maps.Clone(*known)
-	} // else it begins anew: one client may have filled it with fields that nobody sends again
-	next[strings.Clone(accept)] = c
-	n.known.Store(&next)
+	c := n.negotiate(accept)
+	n.known.Put(&memo.Entry[string, choice]{Key: strings.Clone(accept), Value: c, Size: len(accept), Until: time.Now().AddDate(1, 0, 0)}) // it stays right
 	return c
 }
 

@@ -9,7 +9,6 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
@@ -90,8 +89,7 @@ func TestInProportion(t *testing.T) {
 			}
 		}})
 	}
-	n := &negotiator{codecs: d.codecs, aggregates: true}
-	n.supported, _ = negotiation.MediaTypesForSerializer(d.codecs.legacy)
+	n := newNegotiator(d.codecs, true)
 	for _, s := range proportion.Heads() {
 		if strings.HasPrefix(s.Name, "Accept") || s.Name == "If-None-Match" {
 			rows = append(rows, proportion.Row{Name: s.Name, N: s.Small, Of: func(size int) (int, func() any) {

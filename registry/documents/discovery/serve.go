@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/net/http2/hpack"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -82,9 +83,9 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch path := r.URL.Path; path {
 	case "/apis":
-		d.serve(w, r, &d.root, docs.groups, docs.legacy)
+		d.serve(w, r, d.root, docs.groups, docs.legacy)
 	case "/apis/":
-		d.serve(w, r, &d.legacy, nil, docs.legacy)
+		d.serve(w, r, d.legacy, nil, docs.legacy)
 	case "/api", "/api/":
 		d.serveCore(w, r, docs)
 	default:
@@ -94,7 +95,7 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			d.writeError(w, r, errNotFound())
 			return
 		}
-		d.serve(w, r, &d.legacy, nil, &document{cache: private, write: func(s *recorder, media string, pretty bool) {
+		d.serve(w, r, d.legacy, nil, &document{cache: private, write: func(s *recorder, media string, pretty bool) {
 			d.codecs.writeLegacy(s, legacyGroup(g), media, pretty)
 		}})
 	}
@@ -113,7 +114,7 @@ func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view
 		message := "406: Not Acceptable\n\nAvailable representations: " + strings.Join(d.root.supported, ", ")
 		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotAcceptable, "", schema.GroupResource{}, "", message, 0, false))
 	default:
-		d.serve(w, r, &d.root, docs.core, docs.versions)
+		d.serve(w, r, d.root, docs.core, docs.versions)
 	}
 }
 
@@ -168,10 +169,11 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 	default:
 		return nil
 	}
-	c, ok := d.root.remembered(asked.accept)
-	if !ok || c.refused {
+	known := d.root.known.Get(asked.accept, time.Time{})
+	if known == nil || known.Value.refused {
 		return nil
 	}
+	c := known.Value
 	doc := c.of(aggregated, legacy)
 	if doc == nil {
 		return nil

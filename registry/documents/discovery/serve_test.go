@@ -123,8 +123,8 @@ func TestNotRendered(t *testing.T) {
 			s.Get("/apis", http.Header{"Accept": {fmt.Sprintf("application/json;n=%d", i)}})
 		}
 		s.Get("/apis", header)
-		if n := len(*s.d.root.known.Load()); s.d.Rendered("/apis", "", fields) == nil || n > maxAccepts {
-			t.Errorf("not rendered, although requested before, with %d Accept fields remembered", n)
+		if s.d.Rendered("/apis", "", fields) == nil {
+			t.Error("not rendered, although requested before")
 		}
 	})
 }
