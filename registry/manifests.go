@@ -99,7 +99,7 @@ func (m *manifests) watch(ctx context.Context, ref types.NamespacedName, f func(
 		return m.cluster.watch(ctx, ref, f)
 	}
 	if !m.withCluster {
-		return m.Watch(ctx, ref, f)
+		return m.Watch(ctx, ref.Namespace, ref.Name, f)
 	}
 	return m.watchBoth(ctx, ref, f)
 }
@@ -173,7 +173,7 @@ func (m *manifests) watchBoth(ctx context.Context, ref types.NamespacedName, f f
 		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return m.Watch(ctx, ref, deliver(0)) })
+	g.Go(func() error { return m.Watch(ctx, ref.Namespace, ref.Name, deliver(0)) })
 	g.Go(func() error { return m.cluster.watchOr(ctx, ref, deliver(1), func() { deliver(1)(nil) }) })
 	return g.Wait()
 }

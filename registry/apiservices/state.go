@@ -1,7 +1,6 @@
 package apiservices
 
 import (
-	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,7 +27,7 @@ type state struct {
 	revision uint64
 	// objects in order of name.
 	objects []*apiregistration.APIService
-	// events are the latest changes, ascending, complete for watches from floor on.
+	// events are the latest changes, one for each revision after floor.
 	events []change
 	floor  uint64
 	// superseded is closed once a newer state is stored.
@@ -37,8 +36,7 @@ type state struct {
 
 // change is one event of the history.
 type change struct {
-	kind     watch.EventType
-	revision uint64
+	kind watch.EventType
 	// object is the new state, or the last one of a deleted object.
 	object *apiregistration.APIService
 }
@@ -94,7 +92,7 @@ func (s *store) follow(changes []latest.Change[*registry.Entry]) {
 		return // no served object has changed
 	}
 	if extra := len(next.events) - history; extra > 0 {
-		next.floor = next.events[extra-1].revision
+		next.floor += uint64(extra)
 		next.events = slices.Clone(next.events[extra:])
 	}
 	s.current.Store(next)
@@ -124,20 +122,16 @@ func (s *state) record(kind watch.EventType, object *apiregistration.APIService)
 	s.revision++
 	object.ResourceVersion = strconv.FormatUint(s.revision, 10)
 	// Older states share the array, but their slices end before the new event.
-	s.events = append(s.events, change{kind: kind, revision: s.revision, object: object})
+	s.events = append(s.events, change{kind: kind, object: object})
 }
 
 func compareName(o *apiregistration.APIService, name string) int {
 	return strings.Compare(o.Name, name)
 }
 
-// since returns the changes after a revision.
+// since returns the changes after a revision from floor on.
 func (s *state) since(revision uint64) []change {
-	at, found := slices.BinarySearchFunc(s.events, revision, func(c change, revision uint64) int { return cmp.Compare(c.revision, revision) })
-	if found {
-		at++
-	}
-	return s.events[at:]
+	return s.events[min(revision, s.revision)-s.floor:]
 }
 
 // conditions returns the verdict as kube-aggregator would write it: none until a check has ended.

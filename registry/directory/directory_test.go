@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -50,7 +49,7 @@ func tell(t *testing.T, script *story.Story) {
 	var published []runtime.Object
 	again, sent := false, ""
 	go func() { // ends with the test
-		_ = d.Watch(t.Context(), types.NamespacedName{Namespace: "x", Name: "ca"}, func(m *corev1.ConfigMap) {
+		_ = d.Watch(t.Context(), "x", "ca", func(m *corev1.ConfigMap) {
 			if m == nil {
 				m = &corev1.ConfigMap{Data: map[string]string{"a": "none"}}
 			}

@@ -72,11 +72,11 @@ func (s *shown) take(o runtime.Object) bool {
 
 // Watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
 // ConfigMap does not exist.
-func (d *Directory) Watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
+func (d *Directory) Watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
 	var last *corev1.ConfigMap
 	notified := false
 	for state := range latest.Of(ctx, d.shown.Load, nil) {
-		now := state.maps[ref]
+		now := state.maps[types.NamespacedName{Namespace: namespace, Name: name}]
 		if state.read && (!notified || now != last) {
 			f(now)
 			last, notified = now, true

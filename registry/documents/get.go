@@ -20,6 +20,8 @@ type Question struct {
 	Path, Query string
 	// Accept is the Accept field.
 	Accept string
+	// OK makes every status an error but 200 and, to a conditional request, 304.
+	OK bool
 	// ETag makes the request conditional (If-None-Match). Empty means that it is not.
 	ETag string
 	// Limit bounds the body. Zero means 8 MiB: a thousand custom resources make one.
@@ -201,21 +203,13 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 		err = tooLarge(q, int64(len(a.Body)), limit)
 	case err != nil:
 		err = broken(ctx, q, err)
+	case q.OK && a.Status != http.StatusOK && (a.Status != http.StatusNotModified || q.ETag == ""):
+		err = a.Unexpected()
 	default:
 		return a, nil
 	}
 	a.Done()
 	return Answer{}, err
-}
-
-// GetOK is Get for a caller that expects 200 or, to a conditional request, 304. Any other status is
-// an error.
-func GetOK(ctx context.Context, do Do, q Question) (Answer, error) {
-	a, err := Get(ctx, do, q)
-	if err == nil && a.Status != http.StatusOK && (a.Status != http.StatusNotModified || q.ETag == "") {
-		err = a.Unexpected()
-	}
-	return a, err
 }
 
 // readOn reads the rest of a body, of size bytes as it seems.

@@ -22,7 +22,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -68,7 +67,7 @@ func New(tb testing.TB) *Scene {
 
 // Config returns a configuration for documents of the scene's servers.
 func (s *Scene) Config() documents.Config {
-	return documents.Config{
+	c := documents.Config{
 		Tables: s, Logger: slog.New(slog.DiscardHandler),
 		Fetch: func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
 			return s.Answer(e.Backend.Service, r)
@@ -77,9 +76,13 @@ func (s *Scene) Config() documents.Config {
 			return s.Answer(cmp.Or(server, Home), r)
 		},
 		Each: func(ctx context.Context, f func(context.Context, string)) error { f(ctx, ""); return nil },
-		Only: func(string, []string, map[schema.GroupVersionResource][]string) {},
 	}
+	c.Only = untold
+	return c
 }
+
+// untold is for a Config.Only that nobody listens to.
+func untold[T any](string, []string, T) {}
 
 // Set makes h answer for server. Nil: its connections are refused.
 func (s *Scene) Set(server string, h http.HandlerFunc) {

@@ -125,7 +125,7 @@ const maxLocal = 256 << 20
 
 // list returns an aggregated document and its tag, or nil if it has not changed.
 func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
-	a, err := documents.GetOK(ctx, do, documents.Question{Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime})
+	a, err := documents.Get(ctx, do, documents.Question{OK: true, Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime})
 	switch {
 	case err != nil:
 		return nil, "", err
@@ -146,7 +146,7 @@ func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string)
 }
 
 func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *bool) error {
-	a, err := documents.GetOK(ctx, d.cfg.Local(s.server), documents.Question{Path: "/api", Accept: runtime.ContentTypeJSON})
+	a, err := documents.Get(ctx, d.cfg.Local(s.server), documents.Question{OK: true, Path: "/api", Accept: runtime.ContentTypeJSON})
 	if err != nil {
 		return err
 	}

@@ -289,7 +289,7 @@ func sameContent(a, b *state) bool {
 // legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator
 // does.
 func (d *Discovery) legacyVersion(ctx context.Context, old version, e *registry.Entry) *version {
-	a, err := documents.GetOK(ctx, d.cfg.From(e), documents.Question{Path: e.Path(), Accept: runtime.ContentTypeJSON, Limit: d.cfg.MaxBody, Turn: d.turn})
+	a, err := documents.Get(ctx, d.cfg.From(e), documents.Question{OK: true, Path: e.Path(), Accept: runtime.ContentTypeJSON, Limit: d.cfg.MaxBody, Turn: d.turn})
 	defer a.Done()
 	hash := negotiate.Hash(a.Body)
 	if err == nil && hash == old.hash {
