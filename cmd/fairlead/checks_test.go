@@ -36,6 +36,7 @@ func TestFaultOf(t *testing.T) {
 	}{
 		{"none", certs.Status{}, ""},
 		{"refused", certs.Status{Err: "no key", Certificates: []trust.Certificate{cert(-1, 1)}}, "no key"},
+		{"refused, and the last good one has expired", certs.Status{Err: "no key", Certificates: []trust.Certificate{cert(-2, -1)}}, "x has expired"},
 		{"valid", certs.Status{Certificates: []trust.Certificate{cert(-1, 1)}}, ""},
 		{"expired", certs.Status{Certificates: []trust.Certificate{cert(-2, -1)}}, "x has expired"},
 		{"not yet valid", certs.Status{Certificates: []trust.Certificate{cert(1, 2)}}, "x is not valid before"},

@@ -73,13 +73,14 @@ func faultOf(st *certs.Status, now time.Time) error {
 	lasts := func(c trust.Certificate) bool { return !now.After(c.NotAfter) }
 	begun := func(c trust.Certificate) bool { return !now.Before(c.NotBefore) }
 	switch {
-	case st.Err != "":
-		return errors.New(st.Err)
 	case len(st.Certificates) == 0:
 	case !slices.ContainsFunc(st.Certificates, lasts):
 		return fmt.Errorf("%s has expired (%s)", st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
 	case !slices.ContainsFunc(st.Certificates, begun):
 		return fmt.Errorf("%s is not valid before %s", st.Certificates[0].Subject, st.Certificates[0].NotBefore.Format(time.RFC3339))
+	}
+	if st.Err != "" { // the last good one is used
+		return errors.New(st.Err)
 	}
 	return nil
 }
@@ -126,7 +127,7 @@ func (s *server) lookCertificates(now time.Time) answer.Check {
 			p.kubeconfig = fault
 		case p.all.Users == "":
 			notice := ""
-			if st.Err == "" { // otherwise the last good one is used
+			if fault.Error() != st.Err { // otherwise the last good one is used
 				notice = users[st.Use]
 				if st.Use == "serving" {
 					serving = &fault
