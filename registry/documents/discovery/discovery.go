@@ -108,7 +108,7 @@ func (d *Discovery) Run(ctx context.Context) error {
 // change. Zero means never.
 func (d *Discovery) publish(t *registry.Table) time.Time {
 	d.depart(t)
-	m := &merge{table: t, sources: d.sources.Known, departed: d.departed, staleAfter: d.cfg.StaleAfter, now: time.Now()}
+	m := &merge{table: t, sources: d.Known, departed: d.departed, staleAfter: d.cfg.StaleAfter, now: time.Now()}
 	l := d.together(m)
 	if !t.Complete() || l == nil {
 		return time.Time{}
@@ -144,13 +144,13 @@ func (d *Discovery) depart(t *registry.Table) {
 
 // settled reports whether each local apiserver, and each backend that can be asked, has been asked.
 func (d *Discovery) settled(t *registry.Table) bool {
-	for _, s := range d.sources.Locals {
+	for _, s := range d.Locals {
 		if s == nil {
 			return false
 		}
 	}
 	return !slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool {
-		s := d.sources.Known(e.Backend)
+		s := d.Known(e.Backend)
 		return s != nil && !s.Load().tried && documents.Askable(e) && e.GroupVersion.Group != ""
 	})
 }

@@ -86,7 +86,7 @@ func (s *stage) make(cfg Config) {
 	from := http.NewServeMux()
 	from.Handle("/", s.d)
 	from.Handle("/metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
-	s.From, s.Built = from, s.d.sources.Touch
+	s.From, s.Built = from, s.d.Touch
 }
 
 // resources is a version with some resources.

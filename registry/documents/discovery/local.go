@@ -63,7 +63,7 @@ func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.P
 	}
 	known.Store(&next)
 	if changed || next.release != last.release || next.failed != last.failed {
-		d.sources.Touch()
+		d.Touch()
 	}
 	return err
 }
@@ -171,7 +171,7 @@ func (d *Discovery) together(m *merge) *localState {
 		return &localState{groups: d.own}
 	}
 	var all []*localState
-	for _, s := range d.sources.Locals {
+	for _, s := range d.Locals {
 		if s.complete() {
 			all = append(all, s)
 		}
@@ -202,7 +202,7 @@ func (d *Discovery) together(m *merge) *localState {
 
 // Release returns the release of a local apiserver. Empty means that it is not known.
 func (d *Discovery) Release(server string) string {
-	for name, s := range d.sources.Locals {
+	for name, s := range d.Locals {
 		if name == server && s != nil {
 			return s.release
 		}

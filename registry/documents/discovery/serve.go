@@ -68,7 +68,7 @@ func sameList(a, b *registry.Table) bool {
 // Ready returns why the documents cannot be served yet. Nil means that they can.
 func (d *Discovery) Ready() error {
 	if d.view.Load() == nil {
-		return d.sources.NotReady()
+		return d.NotReady()
 	}
 	return nil
 }
@@ -78,7 +78,7 @@ func (d *Discovery) Ready() error {
 func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	docs := d.view.Load()
 	if docs == nil {
-		d.writeError(w, r, d.sources.NotReady())
+		d.writeError(w, r, d.NotReady())
 		return
 	}
 	switch path := r.URL.Path; path {

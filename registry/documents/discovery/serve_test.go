@@ -45,7 +45,7 @@ func TestRenderedOnce(t *testing.T) {
 		if n := len(s.Questions(scene.Home)); n > 0 {
 			t.Errorf("100 requests asked the local apiserver %d times", n)
 		}
-		s.d.sources.Touch()
+		s.d.Touch()
 		s.Pass(time.Second)
 		if s.d.view.Load() == docs || s.d.view.Load().groups != docs.groups || testutil.ToFloat64(s.d.aggregations) != before {
 			t.Error("an unchanged document was rendered again")

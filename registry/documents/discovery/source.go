@@ -209,7 +209,7 @@ func (d *Discovery) accept(old version, gv schema.GroupVersion, doc *apidiscover
 func (d *Discovery) room(of schema.GroupVersion) int {
 	room := 2 * int(d.cfg.MaxBody)
 	for _, e := range d.cfg.Tables.Table().Entries() {
-		if s := d.sources.Known(e.Backend); s != nil && e.GroupVersion != of {
+		if s := d.Known(e.Backend); s != nil && e.GroupVersion != of {
 			if size := s.Load().version(e.GroupVersion).size; size > small {
 				room -= size
 			}

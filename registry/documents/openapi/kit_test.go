@@ -51,7 +51,7 @@ func newStage(tb testing.TB) *stage {
 func (s *stage) make() {
 	s.Helper()
 	s.o = New(s.cfg)
-	s.From, s.Built = s.o, s.o.sources.Touch
+	s.From, s.Built = s.o, s.o.Touch
 }
 
 // settle opens the stage and waits until every server was asked.

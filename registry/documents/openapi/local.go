@@ -44,7 +44,7 @@ func (o *OpenAPI) askLocal(ctx context.Context, server string, known *atomic.Poi
 			return err
 		}
 		if known.Store(&next); next.spec != last.spec || next.indexHash != last.indexHash || next.release != last.release {
-			o.sources.Touch()
+			o.Touch()
 		}
 	}
 	return nil
@@ -61,7 +61,7 @@ func (o *OpenAPI) localRelease(ctx context.Context, s *localState) (err error) {
 func (o *OpenAPI) together() (*localState, []input) {
 	var all []*localState
 	var known []string
-	for _, s := range o.sources.Locals {
+	for _, s := range o.Locals {
 		if s != nil && s.index != nil {
 			all, known = append(all, s), append(known, s.server)
 		}

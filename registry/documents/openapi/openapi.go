@@ -127,7 +127,7 @@ func (o *OpenAPI) publish(t *registry.Table) time.Time {
 func (o *OpenAPI) remotes(t *registry.Table) iter.Seq2[*registry.Entry, *source] {
 	return func(yield func(*registry.Entry, *source) bool) {
 		for _, e := range t.Entries() {
-			if s := o.sources.Known(e.Backend); s != nil && !yield(e, s) {
+			if s := o.Known(e.Backend); s != nil && !yield(e, s) {
 				return
 			}
 		}
@@ -143,7 +143,7 @@ func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
 	if e == nil || e.Verdict.Reason == registry.ReasonProtectedGroup {
 		return nil
 	}
-	if s := o.sources.Known(e.Backend); s != nil {
+	if s := o.Known(e.Backend); s != nil {
 		return s.Load().versions[gv].v3
 	}
 	return nil

@@ -38,7 +38,7 @@ func (o *OpenAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			index = v.index()
 		}
 		if index == nil {
-			writeError(w, o.sources.NotReady())
+			writeError(w, o.NotReady())
 			return
 		}
 		// kube-apiserver lets net/http guess the type, and this is the result.
@@ -55,7 +55,7 @@ func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
 	}
 	b, err := o.document(r.Context())
 	if err != nil {
-		writeError(w, o.sources.NotReady())
+		writeError(w, o.NotReady())
 		return
 	}
 	b.serve(w, r, form, subtypeProto2)
@@ -66,7 +66,7 @@ func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
 func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 	v := o.view.Load()
 	if v == nil {
-		writeError(w, o.sources.NotReady())
+		writeError(w, o.NotReady())
 		return
 	}
 	gv, _ := groupVersionOf(path)
