@@ -217,11 +217,7 @@ func (c *client) describe(x *answer.Explanation) string {
 			line("", h)
 		}
 	}
-	allowed := good
-	if x.Authorization != "allowed" {
-		allowed = bad
-	}
-	line("Authorization", x.Authorization, allowed)
+	line("Authorization", x.Authorization, map[bool]string{true: good, false: bad}[x.Authorization == "allowed"])
 	line("Timeout", x.Timeout)
 	line("Cause", x.Cause, bad)
 	line("Advice", x.Advice)

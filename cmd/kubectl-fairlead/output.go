@@ -49,13 +49,11 @@ func (p palette) table(w io.Writer, rows [][]cell) error {
 	const gap = 3 // kubectl's
 	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
 	for _, row := range rows {
-		for i, c := range row {
-			end := "\t"
-			if i == len(row)-1 {
-				end = "\n"
-			}
-			_, _ = io.WriteString(t, p.paint(cmp.Or(c.colour, plain), printable.Line(c.text))+end) // Flush returns the error
+		var words []string
+		for _, c := range row {
+			words = append(words, p.paint(cmp.Or(c.colour, plain), printable.Line(c.text)))
 		}
+		_, _ = fmt.Fprintln(t, strings.Join(words, "\t")) // Flush returns the error
 	}
 	return t.Flush()
 }

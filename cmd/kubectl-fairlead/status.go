@@ -93,11 +93,7 @@ func (c *client) served(s *answer.Status) error {
 		return nil
 	}
 	line, ok := s.Served()
-	colour := bad
-	if ok {
-		colour = good
-	}
-	_, err := fmt.Fprintln(c.out, c.palette.paint(colour, printable.Line(line)))
+	_, err := fmt.Fprintln(c.out, c.palette.paint(map[bool]string{true: good, false: bad}[ok], printable.Line(line)))
 	return err
 }
 

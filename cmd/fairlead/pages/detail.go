@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"slices"
@@ -83,12 +84,8 @@ func (d *document) endpoints(now time.Time, a *answer.APIService) {
 		d.put(`<tr><th scope="row">%s</th><td data-label="Health">`, e.Address)
 		d.health(&e)
 		d.some(` <span class="sub">last %s</span>`, e.GoAway)
-		if e.Slow {
-			d.put(` <span class="warn">slow</span>`)
-		}
-		if e.Terminating {
-			d.put(` <span class="warn">terminating</span>`)
-		}
+		d.some(` <span class="warn">%s</span>`, when(e.Slow, "slow"))
+		d.some(` <span class="warn">%s</span>`, when(e.Terminating, "terminating"))
 		d.put(`</td><td class="n" data-label="For">%s</td><td class="n" data-label="In flight">%s</td><td class="wide" data-label="Last hour">`, answer.Ago(now, e.Since), e.InFlight)
 		d.timeline(now, &e)
 		d.put(`</td><td class="wide" data-label="Last probe">`)
@@ -100,15 +97,11 @@ func (d *document) endpoints(now time.Time, a *answer.APIService) {
 
 // probe puts an endpoint's last probe: when, how long, and its result.
 func (d *document) probe(now time.Time, e *answer.Endpoint) {
-	result := "passed"
-	switch {
-	case e.Probed.IsZero():
+	if e.Probed.IsZero() {
 		d.put(`<span class="dim">none yet</span>`)
 		return
-	case e.ProbeError != "":
-		result = "failed"
 	}
-	d.put(`%s ago, took %s, %s`, answer.Ago(now, e.Probed), answer.Latency(e.ProbeSeconds), result)
+	d.put(`%s ago, took %s, %s`, answer.Ago(now, e.Probed), answer.Latency(e.ProbeSeconds), cmp.Or(when(e.ProbeError != "", "failed"), "passed"))
 	d.some(`<span class="sub">%s</span>`, brief(e.ProbeError))
 }
 
@@ -139,9 +132,7 @@ func (d *document) documents(now time.Time, a *answer.APIService) {
 <ul class="plain">`)
 	if s := a.Discovery; s != nil {
 		d.put(`<li><b>Discovery</b> %s resources`, s.Resources)
-		if s.Stale {
-			d.put(`, <span class="bad">stale</span>`)
-		}
+		d.some(`, <span class="bad">%s</span>`, when(s.Stale, "stale"))
 		d.confirmed(now, &s.Freshness)
 	} else {
 		d.put(`<li class="dim">no discovery of its own</li>`)
@@ -189,11 +180,7 @@ func (d *document) trust(now time.Time, a *answer.APIService) {
 
 func (d *document) certificate(now time.Time, kind string, c *trust.Certificate) {
 	d.put(`<li><b>%s</b> %s <span class="%s">%s</span>`, kind, c.Subject, answer.Urgency(now, c.NotAfter), answer.Left(now, c.NotAfter))
-	if c.Live {
-		d.put(`<span class="dim">, in use</span>`)
-	}
-	if c.Refused {
-		d.put(`<span class="bad">, refused</span>`)
-	}
+	d.some(`<span class="dim">, %s</span>`, when(c.Live, "in use"))
+	d.some(`<span class="bad">, %s</span>`, when(c.Refused, "refused"))
 	d.put(`</li>`)
 }

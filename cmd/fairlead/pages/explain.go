@@ -172,21 +172,19 @@ func (p *Pages) claims(d *proxy.Decision) []string {
 	if e == nil {
 		return []string{"no APIService claims it"}
 	}
-	t := p.cfg.Registry.Table()
 	claim := fmt.Sprintf("APIService %s claims it and is Local (spec.service is not set)", e.Name)
 	if !e.Local() {
 		claim = fmt.Sprintf("APIService %s claims it for %s", e.Name, cmp.Or(e.Backend.URLs, "service "+e.Backend.String()))
 	}
-	out := []string{claim}
-	groups := t.Groups()
+	groups := p.cfg.Registry.Table().Groups()
 	at := slices.IndexFunc(groups, func(g *registry.Group) bool { return g.Name == e.GroupVersion.Group })
 	if at < 0 {
-		return out
+		return []string{claim}
 	}
 	g := groups[at]
 	version := slices.IndexFunc(g.Entries, func(o *registry.Entry) bool { return o.Name == e.Name })
-	return append(out, fmt.Sprintf("in discovery its group is %d of %d (priority %d), and its version %d of %d (versionPriority %d)",
-		at+1, len(groups), g.Priority, version+1, len(g.Entries), e.Object.Spec.VersionPriority))
+	return []string{claim, fmt.Sprintf("in discovery its group is %d of %d (priority %d), and its version %d of %d (versionPriority %d)",
+		at+1, len(groups), g.Priority, version+1, len(g.Entries), e.Object.Spec.VersionPriority)}
 }
 
 func leads(d *proxy.Decision) string {

@@ -118,28 +118,21 @@ func diagnose(d *proxy.Decision) (cause, do string) {
 }
 
 func diagnoseEntry(e *registry.Entry) (cause, do string) {
+	usable := e.Verdict.Available() || e.Local()
+	bad, fault := unhealthy(e.Endpoints)
 	switch {
 	case e.Policy.Maintenance != "":
 		return "it is in maintenance: " + e.Policy.Maintenance, "remove the annotation fairlead.dev/maintenance from the APIService"
-	case e.Verdict.Available() || e.Local():
-		return workedAround(e)
-	}
-	if e.Verdict.Reason == "" {
+	case !usable && e.Verdict.Reason == "":
 		return "no probe of it has ended yet", "wait a few seconds"
-	}
-	return e.Verdict.Message, advice.Of(e)
-}
-
-// workedAround returns the faults of an entry that can be used nevertheless.
-func workedAround(e *registry.Entry) (cause, do string) {
-	if len(e.Problems) > 0 {
+	case !usable:
+		return e.Verdict.Message, advice.Of(e)
+	case len(e.Problems) > 0:
 		return strings.Join(e.Problems, "; "), "correct the APIService: its faulty parts are ignored"
+	case bad > 0:
+		return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s", bad, len(e.Endpoints), fault), advice.For(fault)
 	}
-	bad, cause := unhealthy(e.Endpoints)
-	if bad == 0 {
-		return "", ""
-	}
-	return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s", bad, len(e.Endpoints), cause), advice.For(cause)
+	return "", ""
 }
 
 // unhealthy returns how many endpoints are unhealthy, and what is wrong with the last of them.

@@ -31,28 +31,23 @@ func (d *document) overview(v *view) {
 }
 
 func (d *document) summary(v *view) {
-	d.put(`<section id="summary" data-live aria-label="Summary">
-<h1 class="%s">%s</h1>
-<dl class="facts">
-<div><dt>This replica</dt><dd>`, when(len(v.Unavailable()) > 0 || v.Ready != "", "bad"), v.Headline())
-	if v.Ready != "" {
-		d.put(`<span class="bad">not ready</span>`)
-	} else {
-		d.put(`<span class="ok">ready</span>`)
-	}
 	rate, errors, inFlight := v.Load()
 	servers := "none"
 	if n := len(v.LocalServers); n > 0 {
 		servers = fmt.Sprintf("%d of %d", v.LocalHealthy(), n)
 	}
-	d.put(`</dd></div>
+	ready := map[bool][2]string{true: {"ok", "ready"}, false: {"bad", "not ready"}}[v.Ready == ""]
+	d.put(`<section id="summary" data-live aria-label="Summary">
+<h1 class="%s">%s</h1>
+<dl class="facts">
+<div><dt>This replica</dt><dd><span class="%s">%s</span></dd></div>
 <div><dt>Up</dt><dd>%s</dd></div>
 <div><dt>Requests</dt><dd>%s</dd></div>
 <div><dt>In flight</dt><dd>%s</dd></div>
 <div><dt>Errors</dt><dd class="%s">%s</dd></div>
 <div><dt>Local apiservers</dt><dd class="%s">%s</dd></div>
 </dl>
-`, answer.Ago(v.Time, v.Started), answer.Rate(rate), inFlight, when(errors > 0, "bad"), answer.Rate(errors),
+`, when(len(v.Unavailable()) > 0 || v.Ready != "", "bad"), v.Headline(), ready[0], ready[1], answer.Ago(v.Time, v.Started), answer.Rate(rate), inFlight, when(errors > 0, "bad"), answer.Rate(errors),
 		when(v.LocalHealthy() < len(v.LocalServers), "bad"), servers)
 	d.some(`<p class="note bad">This replica takes no requests: %s</p>`, v.Ready)
 	for _, c := range v.Failing() {
@@ -83,16 +78,13 @@ func (d *document) question(v *view) {
 }
 
 func (d *document) explanation(x *answer.Explanation) {
-	class := "ok"
+	class, with := "ok", ""
 	if x.Code != 0 {
-		class = "bad"
+		class, with = "bad", fmt.Sprintf(" with %d", x.Code)
 	}
 	d.put(`<div class="card" id="explanation">
 <p><code>%s %s</code></p>
-<p class="answer %s">→ %s`, x.Method, x.Path, class, x.Outcome())
-	if x.Code != 0 {
-		d.put(` with %s`, x.Code)
-	}
+<p class="answer %s">→ %s%s`, x.Method, x.Path, class, x.Outcome(), with)
 	d.some(` <span class="dim">timeout %s</span>`, x.Timeout)
 	d.put(`</p>`)
 	d.some(`<p class="bad">%s</p>`, x.Message)
@@ -225,9 +217,7 @@ func (d *document) localServers(v *view) {
 		d.put(` <span class="dim">probed </span>`)
 		d.probe(v.Time, &e)
 		d.put(`, %s, %s client connections`, cmp.Or(e.Release, "release unknown"), e.Clients)
-		if len(e.Only) > 0 {
-			d.put(`; another one lacks %s`, strings.Join(e.Only, ", "))
-		}
+		d.some(`; another one lacks %s`, strings.Join(e.Only, ", "))
 		d.put(`</li>`)
 	}
 	if len(v.LocalServers) == 0 {

@@ -61,14 +61,8 @@ func fewer(a *answer.APIService) string {
 }
 
 func (d *document) health(e *answer.Endpoint) {
-	class, sign := "unknown", "?"
-	switch e.Health {
-	case "healthy":
-		class, sign = "ok", "✓"
-	case "unhealthy":
-		class, sign = "bad", "✗"
-	}
-	d.put(`<span class="state %s">%s %s</span>`, class, sign, e.Health)
+	shown := map[string][2]string{"unprobed": {"unknown", "?"}, "healthy": {"ok", "✓"}, "unhealthy": {"bad", "✗"}}[e.Health]
+	d.put(`<span class="state %s">%s %s</span>`, shown[0], shown[1], e.Health)
 }
 
 func (d *document) transitions(now time.Time, list []answer.Transition) {

@@ -74,7 +74,8 @@ func (t *term) run(ctx context.Context) {
 	timer := time.AfterFunc(relist, func() { latest.Wake(wake) }) // reset below
 	defer timer.Stop()
 	t.others = &foreign{writer: t.writer, wake: wake, end: func() {}, seen: map[string]*apiregistrationv1.APIService{}}
-	defer t.others.stop()
+	defer t.others.running.Wait()
+	defer func() { t.others.end() }() // of the last watch
 	for now, changes := range latest.Changes(ctx, t.writer.config.Table, wake) {
 		for _, c := range changes {
 			if c.New == nil {
@@ -253,7 +254,7 @@ const warnAfter = 3
 func (f *foreign) watch(ctx context.Context, after string) {
 	f.end()
 	ctx, f.end = context.WithCancel(ctx)
-	f.running.Go(func() { // ends with stop or the next list
+	f.running.Go(func() { // ends with run or the next list
 		f.receive(ctx, after)
 		select {
 		case <-ctx.Done():
@@ -291,11 +292,6 @@ func (f *foreign) take() (seen map[string]*apiregistrationv1.APIService, ended b
 	seen, ended = f.seen, f.ended
 	f.seen, f.ended = map[string]*apiregistrationv1.APIService{}, false
 	return seen, ended
-}
-
-func (f *foreign) stop() {
-	f.end()
-	f.running.Wait()
 }
 
 // compare finds conditions that other writers have changed, and has them replaced at once. After
