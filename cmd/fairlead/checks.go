@@ -56,7 +56,7 @@ func (s *server) makeChecks() {
 	all = append(all,
 		needs.Check{Name: "certificates", Look: s.lookCertificates, Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) }},
 		needs.Check{Name: "registry", Look: s.lookRegistry},
-		needs.Check{Name: "descriptors", Look: lookDescriptors},
+		needs.Check{Name: "descriptors", Look: lookDescriptors()},
 		needs.Check{Name: "memory", Look: s.lookMemory},
 	)
 	if s.o.audit.path != "" {

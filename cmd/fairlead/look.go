@@ -50,9 +50,11 @@ func (k *kube) lookServers(time.Time) (found answer.Check) {
 func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B, C, error)) func(context.Context, A) (B, C, error) {
 	return func(ctx context.Context, a A) (B, C, error) {
 		b, c, err := review(ctx, a)
-		if errors.Is(err, authn.ErrUnauthenticated) || apierrors.IsInvalid(err) {
+		switch {
+		case errors.Is(err, context.Canceled): // the caller has gone
+		case errors.Is(err, authn.ErrUnauthenticated) || apierrors.IsInvalid(err):
 			ends.Note(nil)
-		} else {
+		default:
 			ends.Note(err)
 		}
 		return b, c, err
@@ -179,8 +181,20 @@ const nearly = .9
 // fewFree is how many descriptors a few clients need.
 const fewFree = 16
 
-// lookDescriptors counts those in use. Their highest number says nothing: there may be holes.
-func lookDescriptors(time.Time) answer.Check {
+// lookDescriptors counts those in use, as seldom as certificates are looked at: it takes 20 ms for
+// 100,000. Their highest number says nothing: there may be holes.
+func lookDescriptors() func(time.Time) answer.Check {
+	var found answer.Check
+	var at time.Time
+	return func(now time.Time) answer.Check {
+		if now.Sub(at) >= pairsEvery {
+			found, at = countDescriptors(), now
+		}
+		return found
+	}
+}
+
+func countDescriptors() answer.Check {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return answer.Check{Status: needs.Unknown, Message: err.Error()}
@@ -194,7 +208,7 @@ func lookDescriptors(time.Time) answer.Check {
 		return failed(err, "New clients wait", "no file can be opened: ", do)
 	}
 	defer f.Close()
-	names, err := f.Readdirnames(-1) // 20 ms of a processor for 100,000
+	names, err := f.Readdirnames(-1)
 	if used := float64(len(names)); err == nil && used > min(nearly*float64(limit.Cur), float64(limit.Cur)-fewFree) {
 		return failed(fmt.Errorf("nearly all of %d file descriptors are in use", limit.Cur), "", "", do)
 	}
