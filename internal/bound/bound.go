@@ -58,34 +58,32 @@ func (p *Places) Take(s Source, n, most int64) (Place, bool) {
 // count adds n for s, unless that exceeds its share. held is the total with them.
 func (p *Places) count(s Source, n, most, held int64) bool {
 	lends := p.Lend && most-held >= spared(most)
-	keys := s.shares()
+	keys, k := s.shares()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !lends && !p.sharesLocked(&keys, n, most) {
+	if !lends && !p.sharesLocked(keys[:k], n, most) {
 		return false
 	}
 	if p.by == nil {
 		p.by = make(map[Source]int64)
 	}
-	for i := range keys {
-		if keys[i].parts > 0 {
-			p.by[keys[i].key] += n
-		}
+	for _, share := range keys[:k] {
+		p.by[share.key] += n
 	}
 	return true
 }
 
 // Shares reports whether the share of s has room for n more places of most, whoever holds the rest.
 func (p *Places) Shares(s Source, n, most int64) bool {
-	keys := s.shares()
+	keys, k := s.shares()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.sharesLocked(&keys, n, most)
+	return p.sharesLocked(keys[:k], n, most)
 }
 
-func (p *Places) sharesLocked(keys *[2]share, n, most int64) bool {
-	for i := range keys {
-		if k := &keys[i]; k.parts > 0 && p.by[k.key]+n > k.of(most) {
+func (p *Places) sharesLocked(keys []share, n, most int64) bool {
+	for _, k := range keys {
+		if p.by[k.key]+n > k.of(most) {
 			return false
 		}
 	}
@@ -102,13 +100,11 @@ func (h *Place) Leave() {
 		return
 	}
 	if h.counted {
-		keys := h.source.shares()
+		keys, n := h.source.shares()
 		p.mu.Lock()
-		for i := range keys {
-			if k := &keys[i]; k.parts > 0 {
-				if p.by[k.key] -= h.n; p.by[k.key] <= 0 {
-					delete(p.by, k.key)
-				}
+		for _, k := range keys[:n] {
+			if p.by[k.key] -= h.n; p.by[k.key] <= 0 {
+				delete(p.by, k.key)
 			}
 		}
 		p.mu.Unlock()
@@ -169,17 +165,18 @@ type share struct {
 // quarter is the number of shares of a limit: one source may hold one.
 const quarter = 4
 
-// shares returns the keys of s. The second is empty if there is only one.
-func (s Source) shares() [2]share {
-	list := [2]share{{Source{User: s.User, Address: s.Address}, quarter}}
-	if s.Conn != "" {
-		list[1] = share{Source{Conn: s.Conn}, quarter * quarter}
+// shares returns the keys of s, of which there are n.
+func (s Source) shares() (list [2]share, n int) {
+	list[0] = share{Source{User: s.User, Address: s.Address}, quarter}
+	if s.Conn == "" {
+		return list, 1
 	}
-	return list
+	list[1] = share{Source{Conn: s.Conn}, quarter * quarter}
+	return list, 2
 }
 
 // of returns how many of most one key may hold: at least one.
-func (p *share) of(most int64) int64 { return max(1, most/p.parts) }
+func (p share) of(most int64) int64 { return max(1, most/p.parts) }
 
 // ErrFull is returned to a source that has used up its share of a Queue, and to all if it is full.
 var ErrFull = errors.New("too many are waiting")
@@ -245,10 +242,8 @@ func (q *Queue) waits(s Source) [3]chan struct{} {
 	waits := [3]chan struct{}{2: q.slots}
 	q.callers.mu.Lock()
 	defer q.callers.mu.Unlock()
-	for i, k := range s.shares() {
-		if k.parts == 0 {
-			continue
-		}
+	keys, n := s.shares()
+	for i, k := range keys[:n] {
 		if q.by[k.key] == nil {
 			q.by[k.key] = make(chan struct{}, k.of(q.share))
 		}
@@ -264,11 +259,11 @@ func (q *Queue) leave(place Place, slots []chan struct{}) {
 			<-s
 		}
 	}
-	keys := place.source.shares()
+	keys, n := place.source.shares()
 	place.Leave()
 	q.callers.mu.Lock()
 	defer q.callers.mu.Unlock()
-	for _, k := range keys {
+	for _, k := range keys[:n] {
 		if q.callers.by[k.key] == 0 {
 			delete(q.by, k.key)
 		}

@@ -121,7 +121,7 @@ func (c *Cache[K, V]) Put(e *Entry[K, V], same func(K) bool) {
 // placeLocked chooses the place for an entry: that of its key, one without a live entry, one not
 // used lately, or any.
 func (c *Cache[K, V]) placeLocked(s *set[K, V], e *Entry[K, V], same func(K) bool, now time.Time, generation uint64) int {
-	free, unused := -1, -1
+	free, unused := -1, int(c.hand%Ways)
 	for i := range s {
 		switch old := s[i].Load(); {
 		case old != nil && old.Hash == e.Hash && same(old.Key):
@@ -132,13 +132,10 @@ func (c *Cache[K, V]) placeLocked(s *set[K, V], e *Entry[K, V], same func(K) boo
 			unused = i
 		}
 	}
-	switch {
-	case free >= 0:
+	if free >= 0 {
 		return free
-	case unused >= 0:
-		return unused
 	}
-	return int(c.hand % Ways)
+	return unused
 }
 
 // sweepLocked drops entries of the next set for which over returns true.
