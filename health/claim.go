@@ -121,10 +121,6 @@ func (c *claim) follow(ep *registry.Endpoint) {
 	}
 }
 
-func (c *claim) begin(now time.Time) {
-	c.asking, c.suspect, c.started, c.due = true, false, now, time.Time{}
-}
-
 // take updates the claim from the result of a probe. One that was due meanwhile is still due.
 func (c *claim) take(f finding) {
 	c.asking = false

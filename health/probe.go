@@ -170,17 +170,6 @@ func sentence(body io.Reader) string {
 	return ": " + printable.Line(bounded(status.Message))
 }
 
-// roundTrip sends a request on a connection.
-func roundTrip(conn *http.ClientConn, r *http.Request) (*http.Response, error) {
-	resp, err := conn.RoundTrip(r)
-	// http.Transport unwraps this error, as in kube-aggregator's message; http.ClientConn does not.
-	const wrapped = "net/http: Transport failed to read from server: "
-	if inner := errors.Unwrap(err); inner != nil && strings.HasPrefix(err.Error(), wrapped) {
-		err = inner
-	}
-	return resp, err
-}
-
 // dialler dials one connection. The connection outlives it.
 type dialler struct {
 	target  *target

@@ -35,6 +35,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
@@ -144,9 +145,8 @@ func (p *Prober) Renew(apiService string) {
 // why it failed. An empty fault means that it passed, a zero time that no probe has ended.
 func (p *Prober) Last(apiService, address string) (ended time.Time, took time.Duration, fault string) {
 	if c := p.index.Load().claims[apiService][address]; c != nil {
-		if l := c.last.Load(); l != nil {
-			return l.ended, l.took, l.fault
-		}
+		l := ptr.Deref(c.last.Load(), probe{})
+		return l.ended, l.took, l.fault
 	}
 	return time.Time{}, 0, ""
 }
@@ -156,9 +156,7 @@ func (p *Prober) Last(apiService, address string) (ended time.Time, took time.Du
 // may differ while they are rolled out.
 func (p *Prober) Serves(apiService, address string) string {
 	if c := p.index.Load().claims[apiService][address]; c != nil {
-		if s := c.serves.Load(); s != nil {
-			return *s
-		}
+		return ptr.Deref(c.serves.Load(), "")
 	}
 	return ""
 }

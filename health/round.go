@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,7 +53,12 @@ func (l *probeConn) RoundTrip(r *http.Request) (*http.Response, error) {
 	if l.err != nil {
 		return nil, l.err
 	}
-	resp, err := roundTrip(l.conn, r)
+	resp, err := l.conn.RoundTrip(r)
+	// http.Transport unwraps this error, as in kube-aggregator's message; http.ClientConn does not.
+	const wrapped = "net/http: Transport failed to read from server: "
+	if inner := errors.Unwrap(err); inner != nil && strings.HasPrefix(err.Error(), wrapped) {
+		err = inner
+	}
 	if err == nil {
 		if resp.Close {
 			l.ends.Store(true)

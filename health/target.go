@@ -42,10 +42,6 @@ type key struct {
 	server   bool // it is probed for readiness, not for group-versions
 }
 
-func interval(e *registry.Entry) time.Duration {
-	return cmp.Or(e.Policy.ProbeInterval, defaultInterval)
-}
-
 // target is one endpoint of a Backend: when it is dialled and which claims are probed there. The
 // fields below state belong to its goroutine.
 type target struct {
@@ -228,7 +224,7 @@ func (t *target) ask(ctx context.Context, now time.Time, claims []*claim) {
 			if c.suspect {
 				r.after = hedgeSuspicious
 			}
-			c.begin(now)
+			c.asking, c.suspect, c.started, c.due = true, false, now, time.Time{}
 		}
 	}
 	t.rounds.Go(func() { r.run(ctx, asked) })
