@@ -202,18 +202,17 @@ func (p *Pools) guardHeld(h heldConn, end func()) {
 func (p *Pools) awaitEnd(h heldConn) (cut bool) {
 	lost, release := h.u.target.guard(h.on.ConnectionState().PeerCertificates)
 	defer release()
-	select {
-	case <-lost:
-	case <-h.on.closed:
-		return false
-	case <-p.shared.ctx.Done():
-		return false
+	var grace <-chan time.Time
+	for {
+		select {
+		case <-lost:
+			lost, grace = nil, time.After(watchGrace)
+		case <-grace:
+			return true
+		case <-h.on.closed:
+			return false
+		case <-p.shared.ctx.Done():
+			return false
+		}
 	}
-	select {
-	case <-time.After(watchGrace):
-		return true
-	case <-h.on.closed:
-	case <-p.shared.ctx.Done():
-	}
-	return false
 }

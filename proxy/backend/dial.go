@@ -34,12 +34,11 @@ func (u *Upstream) dialTLS(ctx context.Context, address string, how *dialing) (*
 }
 
 func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing) (*tls.Conn, *dialError) {
-	protocols := how.protocols
 	cfg, err := u.target.tls()
 	if err != nil {
 		return nil, &dialError{dialTrust, err}
 	}
-	cfg.NextProtos = slices.Clone(protocols)
+	cfg.NextProtos = slices.Clone(how.protocols)
 	if cfg.ServerName == "" {
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {
@@ -51,7 +50,7 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 	if derr != nil {
 		return nil, derr
 	}
-	multiplexed := slices.Contains(protocols, "h2")
+	multiplexed := slices.Contains(how.protocols, "h2")
 	if multiplexed {
 		expire(raw, u.pingTimeout()) // the engine asks only rarely whether a quiet server still runs
 	}
@@ -64,14 +63,14 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 		_ = raw.Close()
 		return nil, &dialError{dialTLS, err}
 	}
-	u.dialMeter().phase(phaseTLS, time.Since(start))
+	u.dialMeter().histograms[phaseTLS].observe(time.Since(start))
 	agreed := c.ConnectionState().NegotiatedProtocol // one of them, or none
 	if multiplexed {
 		u.noteProtocol(agreed)
 	}
-	if agreed == "" && !slices.Contains(protocols, "http/1.1") {
+	if agreed == "" && !slices.Contains(how.protocols, "http/1.1") {
 		_ = raw.Close()
-		return nil, &dialError{dialTLS, fmt.Errorf("the server agreed to no protocol, want one of %q", protocols)}
+		return nil, &dialError{dialTLS, fmt.Errorf("the server agreed to no protocol, want one of %q", how.protocols)}
 	}
 	return c, nil
 }
@@ -101,10 +100,10 @@ func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dial
 		return nil, &dialError{dialConnect, err}
 	}
 	if !resolved.IsZero() {
-		u.dialMeter().phase(phaseResolve, resolved.Sub(start))
+		u.dialMeter().histograms[phaseResolve].observe(resolved.Sub(start))
 		start = resolved
 	}
-	u.dialMeter().phase(phaseConnect, time.Since(start))
+	u.dialMeter().histograms[phaseConnect].observe(time.Since(start))
 	return raw, nil
 }
 
@@ -248,36 +247,29 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 // watch drains and cuts the connection when its time has come, see dialing. It returns when the
 // connection is closed, or stop is.
 func (c *Conn) watch(changed, lost, stop <-chan struct{}) {
-	select {
-	case <-c.closed:
-		return
-	case <-changed:
-	case <-lost:
-		changed = nil
-	case <-stop:
-	}
-	if c.how.drain != nil {
-		c.how.drain()
-	}
-	if changed != nil { // still trusted
+	drain := sync.OnceFunc(func() {
+		if c.how.drain != nil {
+			c.how.drain()
+		}
+	})
+	var grace <-chan time.Time // set while the trust is lost, and watches continue
+	for ended := false; !ended; {
 		select {
 		case <-c.closed:
 			return
+		case <-changed:
+			changed = nil
+			drain()
+			continue
 		case <-lost:
+			drain()
+			changed, lost, grace = nil, nil, time.After(watchGrace)
+			continue
+		case <-grace:
 		case <-stop:
+			drain()
+			ended = true
 		}
-	}
-	select {
-	case <-c.closed:
-		return
-	case <-time.After(watchGrace):
-		c.isCut.Store(true)
-		c.how.cut(c)
-	case <-stop:
-	}
-	select {
-	case <-c.closed:
-	case <-stop:
 		c.isCut.Store(true)
 		c.how.cut(c)
 	}

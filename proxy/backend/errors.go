@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -46,15 +47,9 @@ var (
 
 // isConnectionError distinguishes a connection that ended from a malformed response.
 func isConnectionError(err error) bool {
-	for _, target := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded} {
-		if errors.Is(err, target) {
-			return true
-		}
-	}
-	if _, ok := errors.AsType[net.Error](err); ok {
-		return true
-	}
-	return err.Error() == "http: server closed idle connection" // net/http does not export it
+	ends := []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded}
+	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) }) || errors.As(err, new(net.Error)) ||
+		err.Error() == "http: server closed idle connection" // net/http does not export it
 }
 
 // dialError says in which phase (dialResolve to dialTrust) a dial failed.
@@ -87,27 +82,21 @@ func alertOf(err error) error {
 }
 
 func classOf(err error) int {
-	var (
-		authority x509.UnknownAuthorityError
-		hostname  x509.HostnameError
-		invalid   x509.CertificateInvalidError
-		record    tls.RecordHeaderError
-	)
+	var invalid x509.CertificateInvalidError
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return 1
-	case errors.As(err, &authority):
+	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return 2
-	case errors.As(err, &hostname):
+	case errors.As(err, new(x509.HostnameError)):
 		return 3
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return 4
 	case errors.As(err, &invalid):
-		if invalid.Reason == x509.Expired {
-			return 4
-		}
 		return 5
 	case alertOf(err) != nil:
 		return 6
-	case errors.As(err, &record):
+	case errors.As(err, new(tls.RecordHeaderError)):
 		return 7
 	case isConnectionError(err):
 		return 8

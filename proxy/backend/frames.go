@@ -176,7 +176,7 @@ func (u *Upstream) pingTimeout() time.Duration {
 // Observe reports to health how long an endpoint took to respond to a request that is not
 // long-running. It does not block or allocate.
 func (u *Upstream) Observe(address string, took time.Duration) {
-	u.meter.phase(phaseFirstByte, took)
+	u.meter.histograms[phaseFirstByte].observe(took)
 	u.target.observe(address, took)
 }
 

@@ -125,6 +125,9 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	if cfg.IdentityChanged == nil {
 		cfg.IdentityChanged = never
 	}
+	if cfg.Guard == nil {
+		cfg.Guard = noGuard
+	}
 	l := &Local{cfg: cfg, shared: newShared(cfg.Logger), told: make(map[string]told)}
 	l.shared.memory = cmp.Or(cfg.Memory, l.shared.memory)
 	l.only.Store(new(map[schema.GroupVersionResource][]*localServer))
@@ -141,14 +144,10 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 }
 
 func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Upstream {
-	guard := l.cfg.Guard
-	if guard == nil {
-		guard = noGuard
-	}
 	protocols := []string{protocol}
 	u := newUpstream(name, l.shared, target{
 		tls:       func() (*tls.Config, error) { return l.cfg.TLS(p == PoolCertificate) },
-		guard:     guard,
+		guard:     l.cfg.Guard,
 		dial:      l.cfg.Dial,
 		signal:    l.signal,
 		observe:   func(string, time.Duration) {}, // apiservers are not compared: all serve the same etcd

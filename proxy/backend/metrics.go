@@ -87,8 +87,6 @@ type meter struct {
 	latencies   latencies
 }
 
-func (m *meter) phase(p phase, d time.Duration) { m.histograms[p].observe(d) }
-
 // retried are the reasons after which a request is sent again.
 func retried() [retryReasons]engine.Reason {
 	return [...]engine.Reason{engine.ReasonDial, engine.ReasonRefused, engine.ReasonLost, engine.ReasonEjected}
@@ -295,16 +293,12 @@ func (l *Local) Which(s *Stay, what schema.GroupVersionResource) string {
 // requests that took more than two minutes.
 type latencies [28]atomic.Uint64
 
-func (l *latencies) observe(d time.Duration) {
-	us := uint64(max(d, 0) / time.Microsecond)
-	l[min(bits.Len64(us), len(l)-1)].Add(1)
-}
-
 // Finish records how long a request that is not long-running took, from its arrival to its last
 // byte, if an endpoint answered it. It does not block or allocate.
 func (u *Upstream) Finish(took time.Duration) {
-	u.meter.phase(phaseTotal, took)
-	u.meter.latencies.observe(took)
+	u.meter.histograms[phaseTotal].observe(took)
+	us, all := uint64(max(took, 0)/time.Microsecond), &u.meter.latencies
+	all[min(bits.Len64(us), len(all)-1)].Add(1)
 }
 
 // Latencies returns the number of requests by duration, since the Upstream was made: element i

@@ -340,24 +340,19 @@ func (c *plain) Read(p []byte) (int, error) {
 	}
 	c.all.waiting.Add(1)
 	defer c.all.waiting.Add(-1)
-	for ; ; <-time.After(lookEvery) {
-		if c.hold(c.head.Weight()) {
-			return n, err
-		}
+	for ; !c.hold(c.head.Weight()); <-time.After(lookEvery) {
 		if c.late() {
 			c.all.memory.Refuse(hold.Head)
 			return 0, c.refuse(http.StatusTooManyRequests)
 		}
 	}
+	return n, err
 }
 
 // readHead reads from the connection. While it holds more than its free part, it looks from time to
 // time whether others wait for what it holds.
 func (c *plain) readHead(p []byte) (int, error) {
-	for {
-		if c.head.Weight() <= freeHead {
-			return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
-		}
+	for c.head.Weight() > freeHead {
 		c.mu.Lock()
 		next := time.Now().Add(lookEvery)
 		if !c.deadline.IsZero() && c.deadline.Before(next) {
@@ -374,6 +369,7 @@ func (c *plain) readHead(p []byte) (int, error) {
 			return 0, c.refuse(http.StatusRequestTimeout)
 		}
 	}
+	return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
 }
 
 // late reports whether the time for the head is over. It is shorter while others wait for room, and
