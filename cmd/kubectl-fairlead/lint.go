@@ -86,7 +86,11 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 			l.files(args)
 			l.own()
 			if l.kubeconfig != "" || l.current {
-				l.live(cmd.Context())
+				if cfg, err := l.config(); err != nil {
+					l.error("kubeconfig", "correct it", "--kubeconfig: %v", err)
+				} else {
+					l.inspect(cmd.Context(), cfg)
+				}
 			}
 			for _, kind := range slices.Sorted(maps.Keys(l.foreign)) {
 				cmd.PrintErrf("ignored, because Fairlead does not read it: %s (%d)\n", printable.Line(kind), l.foreign[kind])

@@ -33,7 +33,7 @@ func (l *linter) own() {
 		names := slices.DeleteFunc(pair.Names, func(name string) bool { return name == "" || strings.Contains(name, "*") })
 		l.serving("SNI certificate "+pair.Cert, pair, names)
 	}
-	if l.Certs.ProxyClient.Cert != "" && l.kubeconfig == "" { // with a cluster, live checks more
+	if l.Certs.ProxyClient.Cert != "" && l.kubeconfig == "" { // with a cluster, inspect checks more
 		l.proxyClient(nil)
 	}
 	before := len(l.found)

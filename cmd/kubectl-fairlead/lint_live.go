@@ -41,16 +41,7 @@ func (l *linter) config() (*rest.Config, error) {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
 }
 
-// live checks the wiring of a cluster end to end.
-func (l *linter) live(ctx context.Context) {
-	cfg, err := l.config()
-	if err != nil {
-		l.error("kubeconfig", "correct it", "--kubeconfig: %v", err)
-		return
-	}
-	l.inspect(ctx, cfg)
-}
-
+// inspect checks the wiring of a cluster end to end.
 func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	cfg.UserAgent = "fairlead-lint/" + version
 	l.credentials(cfg)

@@ -130,12 +130,9 @@ func replicaRows(all []replica) [][]cell {
 			continue
 		}
 		up := s.Those(func(a *answer.APIService) bool { return a.Kind != "local" && a.Available() })
-		ready, colour := "True", good
-		if s.Ready != "" {
-			ready, colour = "False", bad
-		}
+		ready := map[bool]cell{true: {"True", good}, false: {"False", bad}}[s.Ready == ""]
 		rows = append(rows, []cell{
-			{text: cmp.Or(s.Replica, "-")}, {text: r.address}, {ready, colour}, {text: answer.Ago(s.Time, s.Started)}, {text: fmt.Sprintf("%d/%d", len(up), len(s.Remotes()))}, {text: s.Version},
+			{text: cmp.Or(s.Replica, "-")}, {text: r.address}, ready, {text: answer.Ago(s.Time, s.Started)}, {text: fmt.Sprintf("%d/%d", len(up), len(s.Remotes()))}, {text: s.Version},
 		})
 	}
 	return rows

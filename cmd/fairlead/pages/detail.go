@@ -31,7 +31,6 @@ func (d *document) detail(v *view) {
 		d.put(`</div>`)
 	}
 	d.transitions(v.Time, slices.DeleteFunc(slices.Clone(v.Transitions), func(t answer.Transition) bool { return t.APIService != a.Name }))
-	d.end()
 }
 
 // facts puts the verdict, the load, and the latencies.
@@ -44,7 +43,7 @@ func (d *document) facts(now time.Time, a *answer.APIService) {
 	if !a.Available() {
 		d.put(`<p class="bad">%s</p>`, a.Why())
 	}
-	d.items("note warn", a.Problems)
+	d.items("note warn", `<li>%s</li>`, a.Problems)
 	if a.Advice+a.Command+a.Runbook != "" {
 		d.put(`<div class="note">%s`, when(a.Available(), a.Cause))
 		d.help(a)
@@ -147,11 +146,7 @@ func (d *document) documents(now time.Time, a *answer.APIService) {
 
 // confirmed ends the line of a document.
 func (d *document) confirmed(now time.Time, f *documents.Freshness) {
-	if f.Confirmed.IsZero() {
-		d.put(`, never confirmed`)
-	} else {
-		d.put(`, confirmed %s ago`, answer.Ago(now, f.Confirmed))
-	}
+	d.put(`, %s`, cmp.Or(when(f.Confirmed.IsZero(), "never confirmed"), "confirmed "+answer.Ago(now, f.Confirmed)+" ago"))
 	d.some(` <span class="warn">%s</span>`, f.Reason)
 	d.put(` <span class="dim">%s</span></li>`, f.Message)
 }
@@ -164,9 +159,7 @@ func (d *document) trust(now time.Time, a *answer.APIService) {
 		d.put(`<li><b>Source</b> %s`, s.Source)
 		d.some(` <span class="bad">%s</span>`, s.Fault)
 		d.some(` <span class="warn">%s</span>`, s.Warning)
-		if s.OverlapInForce {
-			d.put(` <span class="warn">an endpoint still needs the replaced CA, which is trusted until %s</span>`, s.OverlapUntil.UTC().Format(time.TimeOnly))
-		}
+		d.some(` <span class="warn">an endpoint still needs the replaced CA, which is trusted until %s</span>`, when(s.OverlapInForce, s.OverlapUntil.UTC().Format(time.TimeOnly)))
 		d.put(`</li>`)
 		for _, c := range s.CAs {
 			d.certificate(now, "CA", &c)

@@ -94,6 +94,9 @@ func (v *view) Load() (rate, errors float64, inFlight int64) {
 func render(w http.ResponseWriter, v *view, page func(*document, *view)) {
 	var d document
 	page(&d, v)
+	d.put(`</main>
+</body>
+</html>`)
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", policy)

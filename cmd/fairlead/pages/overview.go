@@ -27,7 +27,6 @@ func (d *document) overview(v *view) {
 	d.localServers(v)
 	d.certificates(v)
 	d.put(`</div>`)
-	d.end()
 }
 
 func (d *document) summary(v *view) {
@@ -56,8 +55,8 @@ func (d *document) summary(v *view) {
 		d.some(`<code class="copy">%s</code>`, c.Command)
 		d.put(`</p>`)
 	}
-	d.items("note bad", v.Problems)
-	d.items("note", v.Notes)
+	d.items("note bad", `<li>%s</li>`, v.Problems)
+	d.items("note", `<li>%s</li>`, v.Notes)
 	d.put(`<p class="dim">Other replicas: <code class="copy">kubectl fairlead status --replicas</code></p>
 </section>`)
 }
@@ -97,13 +96,7 @@ func (d *document) explanation(x *answer.Explanation) {
 	d.put(`</ol>`)
 	if as := x.Identity; as != nil {
 		d.put(`<p class="dim">As %s, %s%s</p>`, as.User, as.How, when(len(as.Headers) > 0, ":"))
-		if len(as.Headers) > 0 {
-			d.put(`<ul class="plain">`)
-			for _, h := range as.Headers {
-				d.put(`<li><code>%s</code></li>`, h)
-			}
-			d.put(`</ul>`)
-		}
+		d.items("plain", `<li><code>%s</code></li>`, as.Headers)
 	}
 	d.put(`</div>`)
 }
@@ -147,9 +140,7 @@ func (d *document) row(v *view, a *answer.APIService) {
 	d.put(`</th>
 <td data-label="Verdict">`)
 	d.state(a)
-	if a.Flaps > 1 {
-		d.put(` <span class="warn">%s times in an hour</span>`, a.Flaps)
-	}
+	d.some(` <span class="warn">%s times in an hour</span>`, when(a.Flaps > 1, fmt.Sprint(a.Flaps)))
 	if a.Available() {
 		if a.Discovery != nil {
 			d.some(`<span class="sub warn">discovery: %s</span>`, a.Discovery.Reason)

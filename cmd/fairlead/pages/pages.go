@@ -98,10 +98,8 @@ func New(cfg Config) *Pages {
 func (p *Pages) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	look := func(context.Context) {
-		p.traffic.look(p.cfg.Registry.Table().Entries(), p.latencies, p.cfg.Proxy.Failed)
-	}
-	loops.Go(func() { wait.UntilWithContext(ctx, look, pace) })
+	look := func() { p.traffic.look(p.cfg.Registry.Table().Entries(), p.latencies, p.cfg.Proxy.Failed) }
+	loops.Go(func() { wait.Until(look, pace, ctx.Done()) })
 	return p.history.follow(ctx, p.cfg.Registry.Table)
 }
 

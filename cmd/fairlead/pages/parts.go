@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
-// begin puts everything above the body; up is the path to the overview.
+// begin puts everything above the body, which render ends; up is the path to the overview.
 func (d *document) begin(title, up string) {
 	d.put(`<!doctype html>
 <html lang="en">
@@ -27,12 +27,6 @@ func (d *document) begin(title, up string) {
 <script src="%spage.js" defer></script>
 </head>
 <body>`, title, up, up)
-}
-
-func (d *document) end() {
-	d.put(`</main>
-</body>
-</html>`)
 }
 
 // state puts an APIService's verdict in one word.
@@ -110,14 +104,14 @@ func (d *document) some(m markup, value string) {
 	}
 }
 
-// items puts a list, unless it is empty.
-func (d *document) items(class string, items []string) {
+// items puts a list, each item of it in markup, unless it is empty.
+func (d *document) items(class string, m markup, items []string) {
 	if len(items) == 0 {
 		return
 	}
 	d.put(`<ul class="%s">`, class)
 	for _, item := range items {
-		d.put(`<li>%s</li>`, item)
+		d.put(m, item)
 	}
 	d.put(`</ul>`)
 }
