@@ -25,20 +25,15 @@ type Retries struct {
 	saved  atomic.Int64 // thousandths of retries
 	filled atomic.Int64 // when the floor was last added, in nanoseconds
 	// Allow takes one retry. It reports false if the budget is used up, and counts that.
-	Allow func() bool
+	Allow     func() bool
+	exhausted *atomic.Uint64
 }
 
 // Init fills the budget. exhausted counts the retries that it refuses.
 func (b *Retries) Init(exhausted *atomic.Uint64) {
 	b.saved.Store(RetryBurst * oneRetry)
 	b.filled.Store(time.Now().UnixNano())
-	b.Allow = func() bool {
-		ok := b.withdraw()
-		if !ok {
-			exhausted.Add(1)
-		}
-		return ok
-	}
+	b.exhausted, b.Allow = exhausted, b.withdraw
 }
 
 // Deposit counts a request.
@@ -48,12 +43,13 @@ func (b *Retries) Deposit() {
 	}
 }
 
-// withdraw takes one retry if the balance allows.
+// withdraw is Allow, which is made once: a method value for each request would be allocated.
 func (b *Retries) withdraw() bool {
 	b.refill()
 	for {
 		n := b.saved.Load()
 		if n < oneRetry {
+			b.exhausted.Add(1)
 			return false
 		}
 		if b.saved.CompareAndSwap(n, n-oneRetry) {

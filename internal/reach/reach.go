@@ -95,19 +95,15 @@ func (r *Rules) refusalOf(addr netip.Addr, port int32) string {
 
 // clouds reports whether an address is a cloud's metadata or wire server, if not link-local.
 func clouds(addr netip.Addr) bool {
-	if addr.Is4() {
-		switch addr.As4() {
-		case [4]byte{168, 63, 129, 16}, // Azure's wire server
-			[4]byte{100, 100, 100, 200}, // Alibaba
-			[4]byte{192, 0, 0, 192}:     // Oracle, in its first form
-			return true
-		}
-		return false
+	switch addr.String() {
+	case "168.63.129.16", // Azure's wire server
+		"100.100.100.200", // Alibaba
+		"192.0.0.192",     // Oracle, in its first form
+		"fd20:ce::254":    // Google
+		return true
 	}
-	b := addr.As16()
 	// AWS uses fd00:ec2::/32: metadata at ::254, and others that return credentials (EKS, ::23).
-	return [4]byte(b[:]) == [4]byte{0xfd, 0x00, 0x0e, 0xc2} ||
-		b == [16]byte{0: 0xfd, 1: 0x20, 3: 0xce, 14: 0x02, 15: 0x54} // Google, fd20:ce::254
+	return netip.MustParsePrefix("fd00:ec2::/32").Contains(addr)
 }
 
 // embedded returns the IPv4 addresses that translators or tunnels may derive from an IPv6 address.

@@ -154,11 +154,9 @@ func (v *view) other(avoid []Lease) *endpoint {
 	if best != nil {
 		return best
 	}
-	for _, list := range [...][]*endpoint{v.slow, v.rest} {
-		for _, e := range list {
-			if !slices.Contains(avoid, Lease{e}) {
-				return e
-			}
+	for _, e := range slices.Concat(v.slow, v.rest) {
+		if !slices.Contains(avoid, Lease{e}) {
+			return e
 		}
 	}
 	return nil
