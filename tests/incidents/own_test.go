@@ -41,7 +41,7 @@ func own() []row {
 				return w.without(t, "tokens", "tokenreviews", w.serve(t, "tokens"))
 			},
 		},
-		{name: "one of two replicas has no apiserver", want: "^This replica takes no requests: local-apiserver", alerts: "FairleadBackendErrors|FairleadCheckFailing|FairleadLocalAPIServerDown", set: cutOff}, // the test sends it requests nevertheless,
+		{name: "one of two replicas has no apiserver", want: "^This replica takes no requests: local-apiserver", alerts: "FairleadLocalAPIServerDown", set: cutOff},
 		{
 			name: "authentication ConfigMap forbidden", want: "^This replica takes no requests: authentication-configmap.*extension-apiserver-authentication", alerts: "FairleadNotReady",
 			set: func(t *testing.T, w *world) *incident {
@@ -69,7 +69,8 @@ func cutOff(t *testing.T, w *world) *incident {
 	r := must.Get(relay.Start(t.Context(), strings.TrimPrefix(w.Endpoint().URL, "https://")))(t)
 	first := w.serve(t, "first")
 	second := w.serveAt(t, cluster.Endpoint{URL: "https://" + r.Address, CAFile: w.PKI.Serving.CertFile}, "second", "second")
-	return &incident{fronts: []*cluster.Front{second, first}, start: func(*testing.T) { r.Cut(true) }, mend: func(*testing.T) { r.Cut(false) }}
+	ask := []string{"/readyz"} // as a balancer, which sends users to the other one
+	return &incident{fronts: []*cluster.Front{second, first}, paths: ask, start: func(*testing.T) { r.Cut(true) }, mend: func(*testing.T) { r.Cut(false) }}
 }
 
 // without takes a right from an account.
