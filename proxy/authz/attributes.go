@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"hash/maphash"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -45,11 +46,7 @@ func (a *Attributes) appendKey(key []byte) []byte {
 			add(t)
 		}
 	}
-	kind := byte(0)
-	if a.ResourceRequest {
-		kind = 1
-	}
-	key = append(key, kind)
+	key = strconv.AppendBool(key, a.ResourceRequest)
 	for _, w := range a.words() {
 		add(w)
 	}

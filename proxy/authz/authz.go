@@ -23,13 +23,13 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/path"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
@@ -87,14 +87,13 @@ type Decision struct {
 
 // Authorizer authorizes requests. Make one with New.
 type Authorizer struct {
-	cfg      Config
-	paths    map[string]bool
-	prefixes []string
-	cache    *cache
-	flight   singleflight.Group
-	queue    *bound.Queue // of reviews, by user
-	hits     prometheus.Counter
-	reviews  *prometheus.CounterVec // by result
+	cfg     Config
+	open    func(path string) bool // open to all
+	cache   *cache
+	flight  singleflight.Group
+	queue   *bound.Queue // of reviews, by user
+	hits    prometheus.Counter
+	reviews *prometheus.CounterVec // by result
 }
 
 const (
@@ -128,26 +127,21 @@ func New(cfg Config) (*Authorizer, error) {
 	if cfg.Generation == nil {
 		cfg.Generation = func() uint64 { return 0 }
 	}
+	paths, err := path.NewAuthorizer(cfg.AllowPaths)
+	if err != nil {
+		return nil, fmt.Errorf("reading always-allow paths: %w", err)
+	}
 	z := &Authorizer{
-		cfg:   cfg,
-		paths: map[string]bool{},
+		cfg: cfg,
+		open: func(path string) bool {
+			d, _, _ := paths.Authorize(context.Background(), authorizer.AttributesRecord{Path: path}) // neither waits nor fails
+			return d == authorizer.DecisionAllow
+		},
 		cache: newCache(cfg.Generation),
 		queue: bound.NewQueue(maxReviews, maxWaiting),
 		hits:  metric.Count("fairlead_authorization_cache_hits_total", "Authorization decisions taken from the cache."),
 		reviews: metric.Counter("fairlead_authorization_reviews_total", "SubjectAccessReviews by result: allowed, denied, error, or busy (too many under way).",
 			"result", "allowed", "denied", "error", "busy"),
-	}
-	for _, p := range cfg.AllowPaths {
-		p = strings.TrimPrefix(p, "/")
-		prefix, wild := strings.CutSuffix(p, "*")
-		switch {
-		case strings.Contains(prefix, "*"):
-			return nil, fmt.Errorf("reading always-allow paths: only a trailing * is allowed in %q", p)
-		case wild:
-			z.prefixes = append(z.prefixes, prefix)
-		default:
-			z.paths[p] = true
-		}
 	}
 	metric.Register(cfg.Metrics, z.hits, z.reviews)
 	return z, nil
@@ -162,12 +156,6 @@ func (z *Authorizer) shortcut(a *Attributes) (d Decision, known bool) {
 		return Decision{Allowed: true}, true
 	}
 	return Decision{}, z.cfg.Review == nil
-}
-
-// open reports whether a path is open to all.
-func (z *Authorizer) open(path string) bool {
-	path = strings.TrimPrefix(path, "/")
-	return z.paths[path] || slices.ContainsFunc(z.prefixes, func(prefix string) bool { return strings.HasPrefix(path, prefix) })
 }
 
 // Cached decides without I/O, if possible. It keeps nothing of a.

@@ -40,13 +40,10 @@ func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 func (z *Authorizer) Upstream() authorizer.Authorizer {
 	return authorizer.AuthorizerFunc(func(ctx context.Context, attr authorizer.Attributes) (authorizer.Decision, string, error) {
 		d, err := z.authorizeParsed(ctx, attr)
-		switch {
-		case err != nil:
-			return authorizer.DecisionNoOpinion, d.Reason, err
-		case d.Allowed:
+		if err == nil && d.Allowed {
 			return authorizer.DecisionAllow, d.Reason, nil
 		}
-		return authorizer.DecisionNoOpinion, d.Reason, nil
+		return authorizer.DecisionNoOpinion, d.Reason, err
 	})
 }
 
