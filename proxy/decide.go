@@ -130,17 +130,14 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	switch {
 	case h.Method == http.MethodConnect:
 		d.refuse(errConnect)
-		return
 	case strings.Contains(h.list(loopHeader), p.instance):
 		d.refuse(errLoop)
-		return
-	}
-	switch m.Route {
-	case registry.RouteInvalid:
+	case m.Route == registry.RouteInvalid:
 		d.refuse(errInvalidPath(h.Path))
-		return
-	case registry.RouteRefused:
+	case m.Route == registry.RouteRefused:
 		d.refuse(errProtected(m.Entry))
+	}
+	if d.Err != nil {
 		return
 	}
 	if m.Route == registry.RouteLocal && p.cfg.Claimed != nil && p.cfg.Claimed(d.Request.Path) {

@@ -213,15 +213,10 @@ func targetURL(h *Head) *url.URL {
 
 // localPool returns the local apiserver's pool for credentials, and zero for a remote's.
 func localPool(p authn.Pool) backend.Pool {
-	switch p {
-	case authn.PoolCertificate, authn.PoolImpersonate: // only one of the two is in use
-		return backend.PoolCertificate
-	case authn.PoolProven:
-		return backend.PoolProven
-	case authn.PoolUnproven:
-		return backend.PoolUnproven
-	}
-	return 0
+	return [...]backend.Pool{
+		authn.PoolCertificate: backend.PoolCertificate, authn.PoolImpersonate: backend.PoolCertificate, // only one of the two is in use
+		authn.PoolProven: backend.PoolProven, authn.PoolUnproven: backend.PoolUnproven,
+	}[p]
 }
 
 func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
@@ -286,15 +281,13 @@ func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 		x.forwardFailed(w, r, err)
 		return
 	}
-	if x.decision.rejectsOwnCredential(res.StatusCode) {
-		x.forwardFailed(w, r, x.p.credentialRejected())
-		return
-	}
 	switched := res.StatusCode == http.StatusSwitchingProtocols
 	same := strings.EqualFold(res.Header.Get("Upgrade"), x.head.Upgrade) &&
 		httpguts.HeaderValuesContainsToken(res.Header["Connection"], "upgrade")
 	err = x.decision.clean(res.Header)
 	switch {
+	case x.decision.rejectsOwnCredential(res.StatusCode):
+		err = x.p.credentialRejected()
 	case err != nil:
 	case switched && !same:
 		err = errNoUpgrade

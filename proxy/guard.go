@@ -103,9 +103,8 @@ func (k *scrapers) knows(d *Decision, now time.Time) bool {
 
 // Explain returns decide's decision for a user with a client certificate, and the reason if the
 // user may not send the request, or why that is not known. ctx is that of a request over the same
-// connection. It uses the
-// same code without authentication, so an explanation cannot differ from the behavior. For the
-// local apiserver, denied predicts its answer.
+// connection. It uses the same code without authentication, so an explanation cannot differ from
+// the behavior. For the local apiserver, denied predicts its answer.
 func (p *Proxy) Explain(ctx context.Context, method, target string, u user.Info) (d Decision, denied error) {
 	h := &Head{Head: wire.Head{Method: method}}
 	h.SetTarget(target)

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 
@@ -138,16 +138,10 @@ const maxVia = 1024
 // newAuditID returns a version 4 UUID. It correlates logs and is no secret, so the runtime's
 // generator (ChaCha8) is good enough.
 func newAuditID() string {
-	var id [16]byte
+	var id uuid.UUID
 	binary.BigEndian.PutUint64(id[:], rand.Uint64()&^0xf000|0x4000)  //nolint:gosec // see above
 	binary.BigEndian.PutUint64(id[8:], rand.Uint64()&^(3<<62)|1<<63) //nolint:gosec // see above
-	text := [36]byte{8: '-', 13: '-', 18: '-', 23: '-'}
-	hex.Encode(text[:], id[:4])
-	hex.Encode(text[9:], id[4:6])
-	hex.Encode(text[14:], id[6:8])
-	hex.Encode(text[19:], id[8:10])
-	hex.Encode(text[24:], id[10:])
-	return string(text[:])
+	return id.String()
 }
 
 // Head is a request head of either protocol. decide reads nothing else of a request.

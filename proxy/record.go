@@ -53,9 +53,7 @@ func (rec *recorder) Write(b []byte) (int, error) {
 // Flush and Hijack are found by type assertion in net/http/httputil and k8s.io/apiserver; Unwrap is
 // for http.ResponseController.
 func (rec *recorder) Flush() {
-	if f, ok := rec.ResponseWriter.(http.Flusher); ok {
-		f.Flush()
-	}
+	_ = http.NewResponseController(rec.ResponseWriter).Flush() // as an http.Flusher, without its error
 }
 
 func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
@@ -220,15 +218,9 @@ func (x *exchange) finish(e *ending) {
 	}
 }
 
-// The end of a request in the access log, if the engine gives no reason.
-const (
-	endComplete = "complete"
-	endRefused  = "refused-here"
-	// maxCause bounds a backend's text: a GOAWAY's is shorter, names in a certificate may be
-	// longer. It bounds a User-Agent, too, of which kube-apiserver's components have 60 to 120
-	// bytes.
-	maxCause = 256
-)
+// maxCause bounds a backend's text: a GOAWAY's is shorter, names in a certificate may be longer. It
+// bounds a User-Agent, too, of which kube-apiserver's components have 60 to 120 bytes.
+const maxCause = 256
 
 // agent returns the beginning of the User-Agent, without keeping the rest in memory.
 func (h *Head) agent() string {
@@ -257,13 +249,13 @@ func (x *exchange) line(e *ending) accesslog.Line {
 		}
 	}
 	switch {
-	case line.End != "":
+	case line.End != "": // the engine gives a reason
 	case e.gaveUp:
 		line.End = string(engine.ReasonClientLost)
 	case x.own != nil:
-		line.End = endRefused
+		line.End = "refused-here"
 	default:
-		line.End = endComplete
+		line.End = "complete"
 	}
 	if d.User != nil {
 		line.User = d.User.GetName()

@@ -34,8 +34,14 @@ func parseRequest(method, path, rawQuery string) Request {
 	if !r.IsResourceRequest || viaPath || r.Name != "" {
 		return r
 	}
-	watch, ok := param(rawQuery, "watch")
-	r.refineVerb(ok && saysYes(watch))
+	switch watch, ok := param(rawQuery, "watch"); { // without a name, so of a collection
+	case r.Verb == "get" && ok && saysYes(watch):
+		r.Verb = "watch"
+	case r.Verb == "get":
+		r.Verb = "list"
+	case r.Verb == "delete":
+		r.Verb = "deletecollection"
+	}
 	plain := !strings.ContainsAny(rawQuery, "%+;") && !strings.Contains(rawQuery, "Selector") // surely without selectors
 	if plain || len(rawQuery) > maxSelectors {
 		return r
@@ -130,9 +136,10 @@ func segment(path string) (first, rest string) {
 
 // parsePath parses a decoded path. It reports whether the path names the verb (/api/v1/watch/pods).
 func parsePath(method, path string) (r Request, viaPath bool) {
-	nonResource := Request{Verb: lowerMethod(method), Path: path}
+	verb, lower := verbsOf(method)
+	nonResource := Request{Verb: lower, Path: path}
 	prefix, rest := segment(strings.Trim(path, "/"))
-	r = Request{IsResourceRequest: true, Path: path}
+	r = Request{IsResourceRequest: true, Verb: verb, Path: path}
 	switch prefix {
 	case "api":
 	case "apis":
@@ -151,8 +158,6 @@ func parsePath(method, path string) (r Request, viaPath bool) {
 			return nonResource, false
 		}
 		r.Verb, rest = first, after
-	} else {
-		r.Verb = resourceVerb(method)
 	}
 	r.parseObject(rest)
 	return r, viaPath
@@ -178,61 +183,29 @@ func (r *Request) parseObject(rest string) {
 	}
 }
 
-// refineVerb turns a get without a name into a list or watch, and a delete without a name into a
-// deletecollection.
-func (r *Request) refineVerb(watch bool) {
-	if r.Name != "" {
-		return
-	}
-	switch r.Verb {
-	case "get":
-		r.Verb = "list"
-		if watch {
-			r.Verb = "watch"
-		}
-	case "delete":
-		r.Verb = "deletecollection"
-	}
-}
-
 // saysYes reports whether a parameter's value is true for upstream's conversion.
 func saysYes(value string) bool { return value != "0" && !strings.EqualFold(value, "false") }
 
-func resourceVerb(method string) string {
-	switch method {
-	case http.MethodPost:
-		return "create"
-	case http.MethodGet, http.MethodHead:
-		return "get"
-	case http.MethodPut:
-		return "update"
-	case http.MethodPatch:
-		return "patch"
-	case http.MethodDelete:
-		return "delete"
-	}
-	return ""
-}
-
-// lowerMethod is strings.ToLower without an allocation for the usual methods.
-func lowerMethod(method string) string {
+// verbsOf returns a method's verb for resources, empty if it has none, and for other paths: the
+// method in lower case. It does not allocate for the usual methods.
+func verbsOf(method string) (resource, lower string) {
 	switch method {
 	case http.MethodGet:
-		return "get"
-	case http.MethodPost:
-		return "post"
-	case http.MethodPut:
-		return "put"
-	case http.MethodPatch:
-		return "patch"
-	case http.MethodDelete:
-		return "delete"
+		return "get", "get"
 	case http.MethodHead:
-		return "head"
+		return "get", "head"
+	case http.MethodPost:
+		return "create", "post"
+	case http.MethodPut:
+		return "update", "put"
+	case http.MethodPatch:
+		return "patch", "patch"
+	case http.MethodDelete:
+		return "delete", "delete"
 	case http.MethodOptions:
-		return "options"
+		return "", "options"
 	}
-	return strings.ToLower(method)
+	return "", strings.ToLower(method)
 }
 
 // proxied reports whether a pod, Service or node answers the request, through kube-apiserver.

@@ -133,17 +133,13 @@ func (t *Taps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	end := time.AfterFunc(length, func() { t.replace(one, false) })
 	defer func() { end.Stop(); t.replace(one, false) }()
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	one.stream(w, r, length, t.Draining)
-}
-
-func (t *tap) stream(w http.ResponseWriter, r *http.Request, length time.Duration, draining func() bool) {
 	tick := time.NewTicker(tapTurn)
 	defer tick.Stop()
 	rc, over := http.NewResponseController(w), time.After(length)
 	var buf []byte
 	for last := false; ; {
-		buf = t.take(buf)
-		if _, err := w.Write(buf); err != nil || rc.Flush() != nil || last || draining != nil && draining() {
+		buf = one.take(buf)
+		if _, err := w.Write(buf); err != nil || rc.Flush() != nil || last || t.Draining != nil && t.Draining() {
 			return
 		}
 		select {

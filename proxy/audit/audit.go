@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -264,10 +265,6 @@ func Mask(rawQuery string) string {
 // secret reports whether a name in lower case suggests a secret. The names are those of Kubernetes,
 // OAuth 2 and the signed URLs of object stores.
 func secret(name string) bool {
-	for _, word := range []string{"token", "passw", "secret", "credential", "authorization", "bearer", "signature", "apikey", "api_key", "api-key", "assertion", "jwt"} {
-		if strings.Contains(name, word) {
-			return true
-		}
-	}
-	return name == "sig" || name == "code" || name == "key"
+	words := []string{"token", "passw", "secret", "credential", "authorization", "bearer", "signature", "apikey", "api_key", "api-key", "assertion", "jwt"}
+	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(name, w) }) || name == "sig" || name == "code" || name == "key"
 }

@@ -296,17 +296,14 @@ func (c *captured) into(ev *auditinternal.Event, omitManagedFields bool, annotat
 // withoutBodies returns an event whose line was not written, without what made it long: nobody's
 // request must stay unrecorded because of its body.
 func withoutBodies(ev *auditinternal.Event) *auditinternal.Event {
-	short := *ev
-	short.RequestObject, short.ResponseObject, short.Annotations = nil, nil, maps.Clone(ev.Annotations)
-	if short.Annotations == nil {
-		short.Annotations = map[string]string{}
-	}
+	short := Event{ev: *ev}
+	short.ev.RequestObject, short.ev.ResponseObject, short.ev.Annotations = nil, nil, maps.Clone(ev.Annotations)
 	for key, object := range map[string]*runtime.Unknown{annotateRequest: ev.RequestObject, annotateResponse: ev.ResponseObject} {
 		if object != nil {
-			short.Annotations[key] = "not recorded: the line could not be written"
+			short.Annotate(key, "not recorded: the line could not be written")
 		}
 	}
-	return &short
+	return &short.ev
 }
 
 // object returns the body in the form of events, or the reason why there is none.

@@ -125,7 +125,7 @@ const (
 // without a name, because the request would run as this process.
 func (a *Authenticator) Impersonation(dst []hpack.HeaderField, u user.Info) ([]hpack.HeaderField, error) {
 	if a.cfg.Impersonate == nil {
-		return dst, errNoImpersonation
+		return dst, errors.New("asserting a user: there is no credential that may impersonate")
 	}
 	set, err := a.as.assert(dst, u, 1)
 	if err != nil {
@@ -136,8 +136,6 @@ func (a *Authenticator) Impersonation(dst []hpack.HeaderField, u user.Info) ([]h
 	}
 	return set, nil
 }
-
-var errNoImpersonation = errors.New("asserting a user: there is no credential that may impersonate")
 
 // implied reports whether kube-apiserver itself adds a user's group system:authenticated
 // (impersonationModeState.check in k8s.io/apiserver/pkg/endpoints/filters/impersonation), so that
@@ -167,10 +165,8 @@ func (a *Authenticator) Refuses(u user.Info, named bool) (name, group string) {
 }
 
 func listed(names []string, name string) bool {
-	for _, n := range names {
-		if prefix, wild := strings.CutSuffix(n, "*"); n == name || wild && strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(names, func(n string) bool {
+		prefix, wild := strings.CutSuffix(n, "*")
+		return n == name || wild && strings.HasPrefix(name, prefix)
+	})
 }

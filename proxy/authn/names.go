@@ -156,8 +156,7 @@ func (n *HeaderNames) user(h Head) *identity {
 	}
 	for _, prefix := range n.ExtraPrefix {
 		for _, f := range h {
-			if strings.HasPrefix(f.Name, prefix) {
-				key := f.Name[len(prefix):]
+			if key, ok := strings.CutPrefix(f.Name, prefix); ok {
 				if decoded, err := url.PathUnescape(key); err == nil { // else unchanged: an extra may be a restriction, and must not be lost
 					key = decoded
 				}

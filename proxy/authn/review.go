@@ -84,7 +84,6 @@ func (a *Authenticator) Cached(c *Credentials, path string) (u user.Info, known 
 		if a.cfg.Anonymous && (len(a.cfg.AnonymousPaths) == 0 || slices.Contains(a.cfg.AnonymousPaths, path)) {
 			return a.nobody, true
 		}
-		return nil, true
 	case KindToken:
 		return a.cachedTokens(c)
 	}
