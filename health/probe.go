@@ -187,7 +187,17 @@ func (d *dialler) transport(trust *tls.Config) *http.Transport {
 	}
 	protocols := new(http.Protocols)
 	if d.target.key.server { // requests with our certificate go there over HTTP/2 alone
-		trust.VerifyConnection = speaksHTTP2(trust.VerifyConnection)
+		verify := trust.VerifyConnection
+		// Without ALPN net/http speaks HTTP/1.1 even where Protocols does not contain it.
+		trust.VerifyConnection = func(c tls.ConnectionState) error {
+			if c.NegotiatedProtocol != "h2" {
+				return errNoHTTP2
+			}
+			if verify == nil {
+				return nil
+			}
+			return verify(c)
+		}
 	} else {
 		protocols.SetHTTP1(true)
 	}
@@ -202,20 +212,6 @@ func (d *dialler) transport(trust *tls.Config) *http.Transport {
 }
 
 var errNoHTTP2 = errors.New("the server does not speak HTTP/2")
-
-// speaksHTTP2 adds a check for HTTP/2 to verify. With a server without ALPN net/http speaks
-// HTTP/1.1 even where Protocols does not contain it.
-func speaksHTTP2(verify func(tls.ConnectionState) error) func(tls.ConnectionState) error {
-	return func(c tls.ConnectionState) error {
-		if c.NegotiatedProtocol != "h2" {
-			return errNoHTTP2
-		}
-		if verify == nil {
-			return nil
-		}
-		return verify(c)
-	}
-}
 
 func (d *dialler) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
