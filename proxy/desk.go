@@ -79,15 +79,6 @@ func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error
 	return leave, nil
 }
 
-// parkSource returns the source in whose queue a request waits. An accepted token is a source of
-// its own while its user is not known, wherever the request goes: bad tokens may come over the same
-// connection.
-func (r *frameRequest) parkSource() bound.Source {
-	d := &r.decision // decided again afterwards
-	d.Pool = r.l.p.cfg.Authn.Pool(&d.Credentials)
-	return d.source(r.head)
-}
-
 // decideParked decides on a goroutine that may block, and ends with the look-ups' own timeouts. A
 // panic there would end the process, for example one caused by a stranger's certificate chain
 // (CVE-2025-58188).
@@ -95,7 +86,10 @@ func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(parkTimeout))
 	defer cancel()
 	n := parkedSize + r.head.size()
-	leave, err := l.p.desk.parked.Enter(ctx, r.parkSource(), n)
+	// An accepted token is a source of its own while its user is not known, wherever the request
+	// goes: bad tokens may come over the same connection. The pool is decided again afterwards.
+	r.decision.Pool = l.p.cfg.Authn.Pool(&r.decision.Credentials)
+	leave, err := l.p.desk.parked.Enter(ctx, r.decision.source(r.head), n)
 	if err != nil {
 		return r.refuseParking()
 	}

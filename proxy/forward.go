@@ -180,7 +180,9 @@ func outgoing(r *http.Request, x *exchange, host string) *http.Request {
 	if _, ok := out.Header["User-Agent"]; !ok {
 		out.Header.Set("User-Agent", "") // else net/http sets its own
 	}
-	x.observer.propagate(out.Header)
+	if x.observer != nil && x.observer.span != nil {
+		x.observer.span.Header(out.Header)
+	}
 	return out
 }
 

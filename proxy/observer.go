@@ -101,13 +101,6 @@ func (f *observer) responded(status int) {
 	}
 }
 
-// propagate adds the trace context for the next hop, over HTTP/1.1.
-func (f *observer) propagate(h http.Header) {
-	if f != nil && f.span != nil {
-		f.span.Header(h)
-	}
-}
-
 // panicked records that a handler has panicked. It ignores http.ErrAbortHandler, with which a
 // handler ends when its client has gone.
 func (f *observer) panicked(cause any) {
@@ -118,23 +111,18 @@ func (f *observer) panicked(cause any) {
 	f.event = nil
 }
 
-// message says briefly what went wrong. Empty means nothing did.
-func message(own error, o *engine.Outcome) string {
-	switch {
-	case own != nil:
-		return own.Error()
-	case o.Status == statusClientGone:
-		return "the client went away before there was an answer"
-	}
-	return string(o.Reason)
-}
-
 // end emits the last stage and ends the span.
 func (f *observer) end(x *exchange, o *engine.Outcome) {
 	if f == nil {
 		return
 	}
-	d, wrong := &x.decision, message(x.own, o)
+	d, wrong := &x.decision, string(o.Reason) // briefly what went wrong; empty means nothing did
+	switch {
+	case x.own != nil:
+		wrong = x.own.Error()
+	case o.Status == statusClientGone:
+		wrong = "the client went away before there was an answer"
+	}
 	if f.span != nil {
 		apiService := ""
 		if d.Entry != nil {

@@ -80,10 +80,9 @@ func (rec *recorder) responded(status int) {
 	if x.decision.Action != ToLocal || x.own != nil {
 		x.p.browsers.sign(h, rec.request)
 	}
-	f := x.observer
-	f.responded(status)
+	x.observer.responded(status)
 	if rec.bodies {
-		f.event.ResponseHead(h.Get("Content-Type"), h.Get("Content-Encoding"))
+		x.observer.event.ResponseHead(h.Get("Content-Type"), h.Get("Content-Encoding"))
 	}
 }
 

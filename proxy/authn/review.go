@@ -31,10 +31,7 @@ const (
 	reviewTimeout = 10 * time.Second
 )
 
-var (
-	errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)
-	errPanicked = errors.New("reviewing token: it panicked")
-)
+var errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)
 
 // invalidToken is kube-apiserver's reason for a token that no authenticator knows. Any other reason
 // may mean that an authenticator was unable to decide.
@@ -164,7 +161,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 		if v := recover(); v != nil {
 			a.cfg.Logger.Error("reviewing a token panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			a.reviews.WithLabelValues("error").Inc()
-			id, err = nil, errPanicked
+			id, err = nil, errors.New("reviewing token: it panicked")
 		}
 	}()
 	// The previous review may have ended between our look-up and here.

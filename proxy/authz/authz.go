@@ -111,7 +111,6 @@ const (
 )
 
 var (
-	errNoUser   = errors.New("authorizing: there is no user")
 	errPanicked = errors.New("authorizing: the review panicked")
 	errNotReady = errors.New("authorizing: refused by a local apiserver that is not ready, which may not have read its rules yet")
 )
@@ -174,7 +173,7 @@ func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
 // failed, and the request must be refused.
 func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, error) {
 	if a.User == nil {
-		return Decision{}, errNoUser
+		return Decision{}, errors.New("authorizing: there is no user")
 	}
 	if d, ok := z.Cached(a); ok {
 		return d, nil
